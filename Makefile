@@ -1,0 +1,57 @@
+# Two commands are all that a new user needs: `make demo` and `make test`. `make help` lists the rest.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+CARGO ?= cargo
+SEEDS ?= 5000
+FUZZ_SECONDS ?= 60
+
+.PHONY: help install build demo test unit sim lint doc fuzz bench soak faults sweep clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1|/' | column -t -s '|'
+
+install: ## install what build, tests and demo need (Debian packages, QEMU 10.0, a guest kernel); says what; repeatable
+	@bash lab/install.sh
+
+build: install ## build the binaries
+	$(CARGO) build --release --locked -p linerate -p linerate-lab -p linerate-bench
+
+demo: build ## move a real QEMU guest between two hosts over two links, cut one on the way, show what happened
+	@./target/release/linerate-lab demo --linerate ./target/release/linerate
+
+test: build ## everything that must pass: unit, property, simulator and real-QEMU tests
+	$(CARGO) build --locked -p linerate -p linerate-lab -p linerate-memory
+	$(CARGO) test --workspace --locked --no-fail-fast
+
+unit: ## tests that need neither root nor QEMU
+	$(CARGO) test --locked -p linerate-wire -p linerate-core -p linerate-plan -p linerate-api
+
+sim: ## the simulator over many seeds: make sim SEEDS=100000
+	$(CARGO) run --release --locked -p linerate-plan --bin sim -- --seeds $(SEEDS)
+
+lint: ## formatting, clippy with warnings denied, docs, dependency direction
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked --document-private-items --quiet
+	$(CARGO) run --quiet --locked -p xtask -- check
+
+doc: ## the API documentation
+	$(CARGO) doc --workspace --no-deps --locked --document-private-items
+
+fuzz: ## fuzz the wire codec: make fuzz FUZZ_SECONDS=600
+	FUZZ_SECONDS=$(FUZZ_SECONDS) bash fuzz/run.sh
+
+bench: build ## interleaved comparison with QEMU's own migration; writes bench/out/
+	./target/release/linerate-bench run --linerate ./target/release/linerate --out bench/out
+
+soak: build ## 200 migrations back and forth, both QEMU versions, three cache modes
+	./target/release/linerate-bench soak --linerate ./target/release/linerate --out bench/out
+
+faults: build ## cut one of two links 50 times at a random instant, and kill everything at every step
+	./target/release/linerate-bench faults --linerate ./target/release/linerate --out bench/out
+
+sweep: ## remove what an interrupted run left behind (namespaces, mounts, processes of dead makers)
+	./target/release/linerate-lab sweep
+
+clean: ## remove build results and the cache of packages
+	rm -rf target .cache bench/out fuzz/target

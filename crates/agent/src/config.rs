@@ -1,0 +1,183 @@
+//! The agent's configuration file.
+//!
+//! TOML; unknown keys are refused. `linerate agent --check` reads it and says what is wrong. Every path has a default
+//! that suits a systemd service; `listen` has none, because it decides who can reach this host.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+/// Port that agents listen on unless the operator says otherwise.
+pub const DEFAULT_PORT: u16 = 7979;
+
+/// See the module.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Name of this host in displays and reports. Default: the kernel's host name.
+    #[serde(default = "host_name")]
+    pub name: String,
+    /// Addresses at which other agents are answered, `IP:PORT`. Each is one end of a link: name every address that a
+    /// migration may use, and no other. Traffic is not encrypted yet: name addresses of trusted networks only.
+    #[serde(default)]
+    pub listen: Vec<SocketAddr>,
+    /// UNIX socket of the local API. Whoever can open it can start and move guests.
+    #[serde(default = "default_socket")]
+    pub socket: PathBuf,
+    /// Journal. Must survive a reboot.
+    #[serde(default = "default_state_dir")]
+    pub state_dir: PathBuf,
+    /// Sockets, pid files and records of running guests. Must not survive a reboot.
+    #[serde(default = "default_run_dir")]
+    pub run_dir: PathBuf,
+    /// RAM files of guests: a tmpfs, best with huge pages (`mount -t tmpfs -o huge=advise`).
+    #[serde(default = "default_ram_dir")]
+    pub ram_dir: PathBuf,
+    /// QEMU binaries that this host may run; the first that is not older than the source's is taken.
+    #[serde(default = "default_qemu")]
+    pub qemu: Vec<Qemu>,
+    /// Memory that incoming guests must leave free, MiB. Default 512.
+    #[serde(default = "default_reserve_mib")]
+    pub memory_reserve_mib: u64,
+}
+
+/// A QEMU binary.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Qemu {
+    /// What specifications call it.
+    pub name: String,
+    /// The program.
+    pub binary: PathBuf,
+    /// Folders with its firmware (`-L`), if it is not installed in its usual place.
+    #[serde(default)]
+    pub data_dirs: Vec<PathBuf>,
+}
+
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+fn default_socket() -> PathBuf {
+    "/run/linerate/agent.sock".into()
+}
+
+fn default_state_dir() -> PathBuf {
+    "/var/lib/linerate".into()
+}
+
+fn default_run_dir() -> PathBuf {
+    "/run/linerate".into()
+}
+
+fn default_ram_dir() -> PathBuf {
+    "/dev/shm/linerate".into()
+}
+
+fn default_reserve_mib() -> u64 {
+    512
+}
+
+fn default_qemu() -> Vec<Qemu> {
+    vec![Qemu { name: "default".into(), binary: "/usr/bin/qemu-system-x86_64".into(), data_dirs: Vec::new() }]
+}
+
+/// Why a configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file could not be read.
+    #[error("cannot read the configuration {path}; create it (docs/operations.md has an example) or name another with --config")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// It is not TOML of this shape.
+    #[error("the configuration {path} is wrong: {source}")]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// Where and what.
+        #[source]
+        source: Box<toml::de::Error>,
+    },
+    /// A value cannot be used.
+    #[error("the configuration {path} is wrong: {what}")]
+    Value {
+        /// The file.
+        path: PathBuf,
+        /// What, and what to do.
+        what: String,
+    },
+}
+
+impl Config {
+    /// Reads and checks a file.
+    pub fn read(path: &Path) -> Result<Config, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let config: Config = toml::from_str(&text)
+            .map_err(|source| ConfigError::Parse { path: path.to_owned(), source: Box::new(source) })?;
+        match config.problem() {
+            Some(what) => Err(ConfigError::Value { path: path.to_owned(), what }),
+            None => Ok(config),
+        }
+    }
+
+    fn problem(&self) -> Option<String> {
+        if let Some(address) = self.listen.iter().find(|address| address.ip().is_unspecified()) {
+            return Some(format!(
+                "listen = \"{address}\" would answer on every address; name the addresses that migrations may use"
+            ));
+        }
+        if let Some(address) = self.listen.iter().find(|address| address.port() == 0) {
+            return Some(format!("listen = \"{address}\" has no port; the usual one is {DEFAULT_PORT}"));
+        }
+        if self.qemu.is_empty() {
+            return Some("no [[qemu]] is named".into());
+        }
+        let relative = [&self.socket, &self.state_dir, &self.run_dir, &self.ram_dir];
+        let relative = relative.into_iter().chain(self.qemu.iter().map(|qemu| &qemu.binary));
+        relative.into_iter().find(|path| path.is_relative()).map(|path| format!("{} is not absolute", path.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Config, ConfigError> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("agent.toml");
+        std::fs::write(&path, text).unwrap();
+        Config::read(&path)
+    }
+
+    #[test]
+    fn an_empty_file_gives_the_defaults() {
+        let config = read("").unwrap();
+        assert_eq!(config.socket, Path::new("/run/linerate/agent.sock"));
+        assert!(config.listen.is_empty());
+    }
+
+    #[test]
+    fn an_unknown_key_is_named_with_its_line() {
+        let error = read("name = \"a\"\nlistne = []\n").unwrap_err().to_string();
+        assert!(error.contains("listne") && error.contains("line 2"), "{error}");
+    }
+
+    #[test]
+    fn addresses_that_answer_everywhere_are_refused() {
+        for address in ["0.0.0.0:7979", "[::]:7979", "10.0.0.1:0"] {
+            assert!(read(&format!("listen = [\"{address}\"]")).is_err(), "{address}");
+        }
+    }
+
+    #[test]
+    fn relative_paths_are_refused() {
+        assert!(read("state_dir = \"state\"").unwrap_err().to_string().contains("not absolute"));
+    }
+}

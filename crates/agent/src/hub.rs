@@ -1,0 +1,130 @@
+//! Events of one migration, for everybody who watches it: what happened so far first, then what happens now.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use linerate_api::{Event, EventKind};
+use tokio::sync::watch;
+
+#[derive(Debug, Default)]
+struct Log {
+    /// Everything but progress, from the beginning.
+    history: Vec<Event>,
+    /// The latest progress, with its number.
+    progress: Option<(u64, Event)>,
+    finished: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Hub {
+    began: Instant,
+    log: Mutex<Log>,
+    changed: watch::Sender<u64>,
+}
+
+/// How far a watcher has read.
+#[derive(Debug)]
+pub struct Cursor {
+    history: usize,
+    progress: u64,
+    changed: watch::Receiver<u64>,
+}
+
+impl Default for Hub {
+    fn default() -> Hub {
+        Hub { began: Instant::now(), log: Mutex::default(), changed: watch::Sender::new(0) }
+    }
+}
+
+impl Hub {
+    fn lock(&self) -> MutexGuard<'_, Log> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Something happened. After [`EventKind::Finished`] nothing does.
+    pub fn publish(&self, kind: EventKind) {
+        let at_us = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let mut log = self.lock();
+        if log.finished {
+            return;
+        }
+        log.finished = matches!(kind, EventKind::Finished { .. });
+        let event = Event { at_us, kind };
+        if matches!(event.kind, EventKind::Progress(_)) {
+            let number = log.progress.as_ref().map_or(1, |(number, _)| number + 1);
+            log.progress = Some((number, event));
+        } else {
+            log.history.push(event);
+        }
+        drop(log);
+        self.changed.send_modify(|version| *version += 1);
+    }
+
+    /// Begins to watch, from the beginning.
+    pub fn watch(&self) -> Cursor {
+        Cursor { history: 0, progress: 0, changed: self.changed.subscribe() }
+    }
+
+    /// What is new since the last call, in order; and whether that was all for ever.
+    pub fn news(&self, cursor: &mut Cursor) -> (Vec<Event>, bool) {
+        cursor.changed.mark_unchanged();
+        let log = self.lock();
+        let mut events: Vec<Event> = log.history.iter().skip(cursor.history).cloned().collect();
+        cursor.history = log.history.len();
+        if let Some((number, event)) = &log.progress
+            && *number > cursor.progress
+        {
+            cursor.progress = *number;
+            let place = events.partition_point(|other| other.at_us <= event.at_us);
+            // Progress that was overtaken by the end is of no use to anybody.
+            if !log.finished || place < events.len() {
+                events.insert(place, event.clone());
+            }
+        }
+        (events, log.finished)
+    }
+
+    /// The final event, once it is there.
+    pub fn finished(&self) -> Option<EventKind> {
+        self.lock().history.last().map(|event| event.kind.clone()).filter(|kind| matches!(kind, EventKind::Finished { .. }))
+    }
+}
+
+impl Cursor {
+    /// Waits for news.
+    pub async fn changed(&mut self) {
+        // An error means that the hub is gone: then the next look says so.
+        let _ = self.changed.changed().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn warning(text: &str) -> EventKind {
+        EventKind::Warning { text: text.into() }
+    }
+
+    fn finished() -> EventKind {
+        EventKind::Finished { outcome: linerate_api::MigrationOutcome::Completed, error: None, report: None }
+    }
+
+    #[test]
+    fn a_late_watcher_gets_everything_and_each_thing_once() {
+        let hub = Hub::default();
+        hub.publish(warning("one"));
+        let mut cursor = hub.watch();
+        hub.publish(warning("two"));
+        let (events, over) = hub.news(&mut cursor);
+        assert_eq!(events.len(), 2);
+        assert!(!over);
+        assert!(hub.news(&mut cursor).0.is_empty());
+        hub.publish(finished());
+        hub.publish(warning("after the end"));
+        let (events, over) = hub.news(&mut cursor);
+        assert_eq!(events.len(), 1);
+        assert!(over && hub.finished().is_some());
+    }
+}

@@ -1,0 +1,126 @@
+//! The event stream of a migration, line by line.
+
+use std::time::Duration;
+
+use http_body_util::BodyExt;
+use hyper::Response;
+use hyper::body::{Bytes, Incoming};
+use tokio::time::Instant;
+
+use super::ClientError;
+use crate::{EVENT_BYTES_MAX, Event, EventKind, KEEP_ALIVE_S, MigrationId};
+
+/// The agent sends at least an empty line every [`KEEP_ALIVE_S`]; this much silence is a dead agent.
+const SILENCE_MAX: Duration = Duration::from_secs(6 * KEEP_ALIVE_S);
+
+/// Events of one migration.
+#[derive(Debug)]
+pub struct EventStream {
+    body: Incoming,
+    id: MigrationId,
+    lines: Lines,
+    finished: bool,
+    /// When the agent is given up; moves on with every byte, and not when [`EventStream::next`] is called anew.
+    deadline: Instant,
+}
+
+impl EventStream {
+    pub(super) fn new(answer: Response<Incoming>, id: MigrationId) -> EventStream {
+        let deadline = Instant::now() + SILENCE_MAX;
+        EventStream { body: answer.into_body(), id, lines: Lines::default(), finished: false, deadline }
+    }
+
+    /// The next event; none after [`EventKind::Finished`]. A stream that ends or breaks before it is
+    /// [`ClientError::Cut`]. May be dropped while it waits without losing an event.
+    pub async fn next(&mut self) -> Result<Option<Event>, ClientError> {
+        if self.finished {
+            return Ok(None);
+        }
+        loop {
+            if let Some(line) = self.lines.next()? {
+                let event: Event = serde_json::from_slice(&line).map_err(ClientError::Answer)?;
+                self.finished = matches!(event.kind, EventKind::Finished { .. });
+                return Ok(Some(event));
+            }
+            let bytes = self.read().await?;
+            self.lines.push(&bytes);
+        }
+    }
+
+    async fn read(&mut self) -> Result<Bytes, ClientError> {
+        let cut = || ClientError::Cut { id: self.id.clone() };
+        match tokio::time::timeout_at(self.deadline, self.body.frame()).await {
+            Ok(Some(Ok(frame))) => {
+                self.deadline = Instant::now() + SILENCE_MAX;
+                Ok(frame.into_data().unwrap_or_default())
+            }
+            Ok(Some(Err(_)) | None) | Err(_) => Err(cut()),
+        }
+    }
+}
+
+/// Bytes in, lines out; empty lines are passed over.
+#[derive(Debug, Default)]
+struct Lines {
+    bytes: Vec<u8>,
+    /// Everything before this is known to hold no line end.
+    searched: usize,
+}
+
+impl Lines {
+    fn push(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    fn next(&mut self) -> Result<Option<Vec<u8>>, ClientError> {
+        loop {
+            let end = self.bytes.iter().skip(self.searched).position(|byte| *byte == b'\n');
+            let Some(end) = end else {
+                self.searched = self.bytes.len();
+                return if self.searched > EVENT_BYTES_MAX { Err(too_long()) } else { Ok(None) };
+            };
+            let line: Vec<u8> = self.bytes.drain(..=self.searched + end).collect();
+            self.searched = 0;
+            if line.len() > EVENT_BYTES_MAX {
+                return Err(too_long());
+            }
+            if !line.trim_ascii().is_empty() {
+                return Ok(Some(line));
+            }
+        }
+    }
+}
+
+fn too_long() -> ClientError {
+    ClientError::AnswerTooLong { bytes_max: EVENT_BYTES_MAX }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(lines: &mut Lines) -> Vec<Vec<u8>> {
+        std::iter::from_fn(|| lines.next().unwrap()).collect()
+    }
+
+    #[test]
+    fn lines_come_whole_however_the_bytes_are_cut() {
+        let text = b"{\"a\":1}\n\n \n{\"b\":2}\n{\"c\"";
+        for size in 1..text.len() {
+            let mut lines = Lines::default();
+            let mut seen = Vec::new();
+            for piece in text.chunks(size) {
+                lines.push(piece);
+                seen.extend(all(&mut lines));
+            }
+            assert_eq!(seen, [b"{\"a\":1}\n".to_vec(), b"{\"b\":2}\n".to_vec()], "pieces of {size}");
+        }
+    }
+
+    #[test]
+    fn a_line_without_end_is_refused() {
+        let mut lines = Lines::default();
+        lines.push(&vec![b'x'; EVENT_BYTES_MAX + 1]);
+        assert!(matches!(lines.next(), Err(ClientError::AnswerTooLong { .. })));
+    }
+}

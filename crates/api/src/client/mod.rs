@@ -1,0 +1,126 @@
+//! Asks an agent over its UNIX socket: one connection for each request, every answer capped, every wait with a deadline.
+
+mod error;
+mod events;
+mod transport;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::{
+    AdoptGuest, AgentStatus, Decision, GuestDetail, GuestSummary, MigrateRequest, MigrationDetail, MigrationId,
+    MigrationStarted, MigrationSummary, ResolveRequest, StartGuest, StopGuest, paths,
+};
+
+pub use error::ClientError;
+pub use events::EventStream;
+
+/// How long an answer may take that only needs looking things up.
+const QUICK: Duration = Duration::from_secs(30);
+/// How long an answer may take that waits for a hypervisor.
+const SLOW: Duration = Duration::from_secs(180);
+
+/// A client of one agent. Cheap to make; connects anew for each request.
+#[derive(Clone, Debug)]
+pub struct Client {
+    socket: PathBuf,
+}
+
+impl Client {
+    /// A client of the agent that listens at `socket`. Does not connect yet.
+    pub fn new(socket: impl Into<PathBuf>) -> Client {
+        Client { socket: socket.into() }
+    }
+
+    /// Where the agent is expected.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// What the agent says of itself.
+    pub async fn status(&self) -> Result<AgentStatus, ClientError> {
+        self.get(paths::STATUS).await
+    }
+
+    /// All guests.
+    pub async fn guests(&self) -> Result<Vec<GuestSummary>, ClientError> {
+        self.get(paths::GUESTS).await
+    }
+
+    /// One guest.
+    pub async fn guest(&self, name: &str) -> Result<GuestDetail, ClientError> {
+        self.get(&paths::fill(paths::GUEST, name)).await
+    }
+
+    /// Starts a guest.
+    pub async fn start_guest(&self, request: &StartGuest) -> Result<GuestSummary, ClientError> {
+        self.post(paths::GUESTS, request).await
+    }
+
+    /// Takes over a running QEMU.
+    pub async fn adopt_guest(&self, request: &AdoptGuest) -> Result<GuestSummary, ClientError> {
+        self.post(paths::GUESTS_ADOPT, request).await
+    }
+
+    /// Stops a guest.
+    pub async fn stop_guest(&self, name: &str, request: StopGuest) -> Result<GuestSummary, ClientError> {
+        self.post(&paths::fill(paths::GUEST_STOP, name), &request).await
+    }
+
+    /// Begins a migration.
+    pub async fn migrate(&self, request: &MigrateRequest) -> Result<MigrationId, ClientError> {
+        let started: MigrationStarted = self.post(paths::MIGRATIONS, request).await?;
+        Ok(started.id)
+    }
+
+    /// All migrations, newest first.
+    pub async fn migrations(&self) -> Result<Vec<MigrationSummary>, ClientError> {
+        self.get(paths::MIGRATIONS).await
+    }
+
+    /// One migration.
+    pub async fn migration(&self, id: &MigrationId) -> Result<MigrationDetail, ClientError> {
+        self.get(&paths::fill(paths::MIGRATION, &id.0)).await
+    }
+
+    /// Asks a migration to stop. It has when its event stream says so.
+    pub async fn cancel(&self, id: &MigrationId) -> Result<MigrationSummary, ClientError> {
+        self.request("DELETE", &paths::fill(paths::MIGRATION, &id.0), None, QUICK).await
+    }
+
+    /// An operator's decision over an undecided session.
+    pub async fn resolve(&self, id: &MigrationId, decision: Decision) -> Result<MigrationSummary, ClientError> {
+        self.post(&paths::fill(paths::SESSION_RESOLVE, &id.0), &ResolveRequest { decision }).await
+    }
+
+    /// Follows a migration from its beginning to its end.
+    pub async fn events(&self, id: &MigrationId) -> Result<EventStream, ClientError> {
+        let path = paths::fill(paths::MIGRATION_EVENTS, &id.0);
+        let answer = transport::send(&self.socket, "GET", &path, None, QUICK).await?;
+        Ok(EventStream::new(answer, id.clone()))
+    }
+
+    async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+        self.request("GET", path, None, QUICK).await
+    }
+
+    async fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, ClientError> {
+        let body = serde_json::to_vec(body).map_err(ClientError::Request)?;
+        self.request("POST", path, Some(body), SLOW).await
+    }
+
+    async fn request<T: DeserializeOwned>(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<Vec<u8>>,
+        limit: Duration,
+    ) -> Result<T, ClientError> {
+        let answer = transport::send(&self.socket, method, path, body, limit).await?;
+        let bytes = transport::whole_body(answer, limit).await?;
+        serde_json::from_slice(&bytes).map_err(ClientError::Answer)
+    }
+}

@@ -1,0 +1,80 @@
+//! Why something was not done.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{GuestState, Side, Step};
+
+/// Codes of the API itself; all others are the names of the wire protocol's codes in snake_case.
+pub mod code {
+    /// The request could not be understood.
+    pub const BAD_REQUEST: &str = "bad_request";
+    /// There is no such path.
+    pub const NOT_FOUND: &str = "not_found";
+    /// No migration of that name.
+    pub const MIGRATION_UNKNOWN: &str = "migration_unknown";
+    /// The migration is over, or beyond commit, and cannot be cancelled any more; or the session is decided already.
+    pub const TOO_LATE: &str = "too_late";
+    /// The answer carried no error that could be read.
+    pub const UNREADABLE: &str = "unreadable";
+}
+
+/// Why something was not done, with all that an operator needs: what, where, the state of the guest, what to do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorBody {
+    /// For programs; see [`code`].
+    pub code: String,
+    /// In which step of a migration, if it was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<Step>,
+    /// On which host, if it was a migration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub side: Option<Side>,
+    /// The same request can succeed later without anything being changed by hand.
+    pub retry_can_help: bool,
+    /// What the guest does now, for programs; absent if no guest was touched.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guest_state: Option<GuestState>,
+    /// What happened, in words.
+    pub message: String,
+    /// What to do, in words; may be empty.
+    #[serde(default)]
+    pub hint: String,
+}
+
+impl ErrorBody {
+    /// An error that touched no guest.
+    pub fn new(code: impl Into<String>, message: impl Into<String>) -> ErrorBody {
+        ErrorBody {
+            code: code.into(),
+            step: None,
+            side: None,
+            retry_can_help: false,
+            guest_state: None,
+            message: message.into(),
+            hint: String::new(),
+        }
+    }
+
+    /// The same with a hint.
+    #[must_use]
+    pub fn with_hint(mut self, hint: impl Into<String>) -> ErrorBody {
+        self.hint = hint.into();
+        self
+    }
+
+    /// The HTTP status that it travels with.
+    pub fn http_status(&self) -> u16 {
+        match self.code.as_str() {
+            code::BAD_REQUEST => 400,
+            "not_authorised" => 403,
+            code::NOT_FOUND | code::MIGRATION_UNKNOWN | "guest_unknown" | "session_unknown" => 404,
+            "guest_exists" | "guest_busy" | "cancelled" | code::TOO_LATE => 409,
+            "guest_gone" => 410,
+            "not_migratable" | "resource_missing" | "guest_differs" => 422,
+            "version_mismatch" | "protocol_violation" | "peer_lost" | "no_link" => 502,
+            "memory_short" => 507,
+            "timed_out" => 504,
+            _ => 500,
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! What is seen while a migration runs.
+//!
+//! `GET /v1/migrations/{id}/events` answers one JSON document a line, from the beginning of the migration, whenever one
+//! attaches: finished steps and what happened to links first, then what happens now. The last is
+//! [`EventKind::Finished`]; a stream that ends without it was cut, and the migration goes on.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{ErrorBody, MigrationOutcome, Report, Step};
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Event {
+    /// When, in microseconds since the migration began.
+    pub at_us: u64,
+    /// What.
+    #[serde(flatten)]
+    pub kind: EventKind,
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum EventKind {
+    /// A step began or ended.
+    Step {
+        /// 1 to 10.
+        number: u8,
+        /// Which.
+        name: Step,
+        /// Began or ended.
+        state: StepState,
+        /// How long it took; only once it ended.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        duration_us: Option<u64>,
+    },
+    /// How far it is; several times a second while bytes move.
+    Progress(Box<Progress>),
+    /// A link carries nothing any more. What it had not delivered goes over the others.
+    LinkLost {
+        /// Number of the link.
+        link: u16,
+        /// Why.
+        reason: String,
+    },
+    /// A lost link carries again.
+    LinkBack {
+        /// Number of the link.
+        link: u16,
+    },
+    /// Something that the operator should know and that does not stop the migration.
+    Warning {
+        /// In words.
+        text: String,
+    },
+    /// It is over. Always the last event.
+    Finished {
+        /// How.
+        outcome: MigrationOutcome,
+        /// Why not, if not completed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        error: Option<Box<ErrorBody>>,
+        /// All figures, as far as it came.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        report: Option<Box<Report>>,
+    },
+    /// A kind that this client is too old to know. Never sent.
+    #[serde(other)]
+    Unknown,
+}
+
+impl EventKind {
+    /// A step begins.
+    pub fn step_started(step: Step) -> EventKind {
+        EventKind::Step { number: step.number(), name: step, state: StepState::Started, duration_us: None }
+    }
+
+    /// A step ended well.
+    pub fn step_done(step: Step, duration_us: u64) -> EventKind {
+        EventKind::Step {
+            number: step.number(),
+            name: step,
+            state: StepState::Done,
+            duration_us: Some(duration_us),
+        }
+    }
+}
+
+/// See [`EventKind::Step`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StepState {
+    /// It began.
+    Started,
+    /// It ended well.
+    Done,
+}
+
+/// How far a migration is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    /// The step under way.
+    pub step: Step,
+    /// 0 is the first pass.
+    pub round: u32,
+    /// Guest RAM that is in use and thus has to be moved at least once.
+    pub populated_bytes: u64,
+    /// What this round has to move.
+    pub round_bytes_total: u64,
+    /// What this round has moved.
+    pub round_bytes_done: u64,
+    /// What is known to be left: the rest of this round, and what was written meanwhile as far as it was scanned.
+    pub remaining_bytes: u64,
+    /// Bytes of guest RAM sent so far, over all rounds and links.
+    pub sent_bytes: u64,
+    /// Bytes that were zero and cost nothing on the wire.
+    pub zero_bytes: u64,
+    /// Over all links, the average of the last moments.
+    pub rate_bytes_per_s: u64,
+    /// How fast the guest writes to pages that were clean; unknown before the second scan.
+    pub dirty_rate_bytes_per_s: Option<u64>,
+    /// How long the guest would stand still if it were stopped now.
+    pub predicted_blackout_ms: Option<u32>,
+    /// How long until the destination runs it.
+    pub predicted_left_ms: Option<u64>,
+    /// Every link that was ever used.
+    pub links: Vec<LinkProgress>,
+}
+
+/// One link of a migration.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkProgress {
+    /// Number of the link in this migration.
+    pub id: u16,
+    /// Name of the source's interface.
+    pub name: String,
+    /// Address at the source.
+    pub local: String,
+    /// Address at the destination.
+    pub remote: String,
+    /// Whether it carries.
+    pub state: LinkState,
+    /// The average of the last moments.
+    pub rate_bytes_per_s: u64,
+    /// Since the migration began.
+    pub sent_bytes: u64,
+    /// Speed of the slower of the two ports; 0 if neither says.
+    pub speed_mbps: u32,
+    /// Connections in use on it.
+    pub channels: u32,
+    /// Segments that TCP sent again.
+    pub retransmits: u64,
+}
+
+/// Whether a link carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LinkState {
+    /// It does.
+    Up,
+    /// It was lost.
+    Lost,
+    /// It is being tried.
+    Probing,
+}

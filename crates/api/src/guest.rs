@@ -1,0 +1,141 @@
+//! Guests: what is known of them, and how they come and go.
+
+use serde::{Deserialize, Serialize};
+
+/// A guest, in a line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestSummary {
+    /// Its name; unique on its host.
+    pub name: String,
+    /// Its UUID, if its hypervisor has one for it.
+    pub uuid: Option<String>,
+    /// What it does.
+    pub state: GuestRunState,
+    /// RAM.
+    pub memory_bytes: u64,
+    /// Virtual CPUs.
+    pub vcpus: u32,
+    /// Version of its QEMU, such as `10.0.2`.
+    pub qemu_version: String,
+    /// Process of its QEMU; none if it is stopped.
+    pub pid: Option<u32>,
+    /// Whether direct mode can move it.
+    pub direct: Verdict,
+}
+
+/// What a guest does on this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GuestRunState {
+    /// It runs.
+    Running,
+    /// It is paused.
+    Paused,
+    /// It waits for a migration to fill it.
+    Incoming,
+    /// Its process ended.
+    Stopped,
+    /// It runs and is being moved away.
+    Migrating,
+}
+
+/// Whether something can be done, and if not, everything that stands against it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// It can.
+    pub possible: bool,
+    /// One sentence for each reason; empty if it can.
+    pub reasons: Vec<String>,
+}
+
+/// All that is known of a guest.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GuestDetail {
+    /// The line of it.
+    pub summary: GuestSummary,
+    /// Its disks.
+    pub disks: Vec<Disk>,
+    /// Its network cards.
+    pub nics: Vec<Nic>,
+    /// Its RAM, as its hypervisor divides it.
+    pub ram_blocks: Vec<RamBlock>,
+    /// The description that is sent to a destination, for programs.
+    pub description: serde_json::Value,
+}
+
+/// A disk of a guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Disk {
+    /// QEMU's name of the device or block node.
+    pub device: String,
+    /// Image file or block device on the host.
+    pub path: String,
+    /// Format, such as `raw` or `qcow2`.
+    pub format: String,
+    /// Opened with O_DIRECT (`cache=none`): it is drained for a moment whenever write protection is applied.
+    pub direct_io: bool,
+    /// The guest cannot write it.
+    pub read_only: bool,
+}
+
+/// A network card of a guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Nic {
+    /// QEMU's name of the device.
+    pub device: String,
+    /// MAC address.
+    pub mac: String,
+    /// What it is plugged into on the host, such as a tap interface.
+    pub backend: String,
+}
+
+/// A block of guest RAM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RamBlock {
+    /// QEMU's name of it.
+    pub name: String,
+    /// Size.
+    pub size_bytes: u64,
+    /// How much of it is in use; unknown if it is not backed by a file.
+    pub populated_bytes: Option<u64>,
+    /// The file behind it, if there is a named one.
+    pub path: Option<String>,
+    /// A shared mapping of that file.
+    pub shared: bool,
+}
+
+/// Starts a guest. Exactly one of the two is given.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StartGuest {
+    /// The guest specification itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spec_toml: Option<String>,
+    /// A file on the agent's host that holds it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spec_path: Option<String>,
+}
+
+/// Takes over a QEMU that something else started. At least one of `pid` and `qmp` is given.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AdoptGuest {
+    /// Its process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// Its QMP socket.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub qmp: Option<String>,
+    /// What to call it; QEMU's own name of it if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+}
+
+/// Stops a guest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StopGuest {
+    /// At once, as if its power were cut; otherwise the guest is asked to shut down.
+    #[serde(default)]
+    pub force: bool,
+}

@@ -1,0 +1,53 @@
+//! The agent's local API: what is asked, what is answered, and the client that asks.
+//!
+//! It is HTTP/1.1 with JSON over a UNIX socket. Sizes are in bytes and times carry their unit in the field's name. Requests
+//! refuse fields that they do not know, so that a misspelt option is an error and not a surprise; answers may grow
+//! fields, which older clients pass over.
+//!
+//! | room | what lives there |
+//! |---|---|
+//! | [`paths`] | the table of endpoints, used by both sides |
+//! | [`GuestSummary`], [`StartGuest`] … | guests |
+//! | [`MigrateRequest`], [`MigrationSummary`] … | migrations, and sessions that a crash left undecided |
+//! | [`Event`] | what is seen while one runs: one JSON document a line, the last is [`EventKind::Finished`] |
+//! | [`Report`] | what it was, once it is over |
+//! | [`ErrorBody`] | why not |
+//! | [`Client`] | asks an agent |
+
+mod client;
+mod error;
+mod event;
+mod guest;
+mod migration;
+pub mod paths;
+mod report;
+mod status;
+mod step;
+
+pub use client::{Client, ClientError, EventStream};
+pub use error::{ErrorBody, code};
+pub use event::{Event, EventKind, LinkProgress, LinkState, Progress, StepState};
+pub use guest::{AdoptGuest, Disk, GuestDetail, GuestRunState, GuestSummary, Nic, RamBlock, StartGuest, StopGuest, Verdict};
+pub use migration::{
+    Decision, Direction, MigrateRequest, MigrationDetail, MigrationId, MigrationOutcome, MigrationStarted, MigrationState,
+    MigrationSummary, ResolveRequest,
+};
+pub use report::{BlackoutSplit, CpuSeconds, LinkTotals, Mode, RamTotals, Report, RoundTotals, StepTime};
+pub use status::{AgentStatus, KernelFeature};
+pub use step::{GuestState, Side, Step};
+
+/// Where an agent listens if nothing else is said.
+pub const DEFAULT_SOCKET: &str = "/run/linerate/agent.sock";
+
+/// Media type of the event stream.
+pub const NDJSON: &str = "application/x-ndjson";
+
+/// The agent writes an empty line into an event stream after this much silence, so that a client can tell a slow step
+/// from a dead agent. Seconds.
+pub const KEEP_ALIVE_S: u64 = 10;
+
+/// Cap of a request's or an answer's body, in bytes.
+pub const BODY_BYTES_MAX: usize = 16 << 20;
+
+/// Cap of one line of an event stream, in bytes.
+pub const EVENT_BYTES_MAX: usize = 1 << 20;

@@ -1,0 +1,180 @@
+//! Migrations: asking for one, and seeing which there are.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{ErrorBody, Report, Step};
+
+/// Names a migration: its session number in hexadecimal, the same on both hosts.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct MigrationId(pub String);
+
+impl fmt::Display for MigrationId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+
+/// Moves a guest to another host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MigrateRequest {
+    /// Name of the guest.
+    pub guest: String,
+    /// The destination's agent: `HOST` or `HOST:PORT`.
+    pub to: String,
+    /// The longest that the guest may stand still, predicted before it is stopped.
+    /// [`MigrateRequest::DEFAULT_MAX_BLACKOUT_MS`] if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_blackout_ms: Option<u32>,
+    /// Cap over all links together; no cap if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth_bytes_per_s: Option<u64>,
+    /// Networks (`ADDRESS/PREFIX`) whose links may be used; all if empty.
+    #[serde(default)]
+    pub links: Vec<String>,
+    /// Compare all guest RAM on both sides while the guest is paused.
+    #[serde(default)]
+    pub verify: bool,
+    /// How long all links may be gone before the migration is given up.
+    #[serde(default = "default_link_timeout_s")]
+    pub link_timeout_s: u32,
+    /// Slow the guest's CPUs down if it writes faster than the links carry; otherwise such a migration is given up.
+    #[serde(default)]
+    pub throttle: bool,
+    /// Rounds after the first pass before a migration that does not converge is given up; the agent's own limit if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_rounds: Option<u32>,
+}
+
+fn default_link_timeout_s() -> u32 {
+    MigrateRequest::DEFAULT_LINK_TIMEOUT_S
+}
+
+impl MigrateRequest {
+    /// The blackout budget if none is given, in milliseconds.
+    pub const DEFAULT_MAX_BLACKOUT_MS: u32 = 300;
+    /// How long all links may be gone if nothing is said, in seconds.
+    pub const DEFAULT_LINK_TIMEOUT_S: u32 = 30;
+
+    /// A request with everything at its default.
+    pub fn new(guest: impl Into<String>, to: impl Into<String>) -> MigrateRequest {
+        MigrateRequest {
+            guest: guest.into(),
+            to: to.into(),
+            max_blackout_ms: None,
+            bandwidth_bytes_per_s: None,
+            links: Vec::new(),
+            verify: false,
+            link_timeout_s: Self::DEFAULT_LINK_TIMEOUT_S,
+            throttle: false,
+            max_rounds: None,
+        }
+    }
+
+    /// The blackout budget in force, in milliseconds.
+    pub fn blackout_budget_ms(&self) -> u32 {
+        self.max_blackout_ms.unwrap_or(Self::DEFAULT_MAX_BLACKOUT_MS)
+    }
+}
+
+/// Answer to a [`MigrateRequest`]: it has begun.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MigrationStarted {
+    /// Its name from now on.
+    pub id: MigrationId,
+}
+
+/// Which way a guest goes, seen from the agent that answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Direction {
+    /// Away from this host.
+    Outgoing,
+    /// To this host.
+    Incoming,
+}
+
+/// How a migration ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MigrationOutcome {
+    /// The guest runs at the destination.
+    Completed,
+    /// Somebody asked to stop it; the guest runs at the source.
+    Cancelled,
+    /// It did not work. The error says what the guest does now.
+    Failed,
+    /// Whether the destination took over is not known yet. The source is paused and goes on asking.
+    Undecided,
+}
+
+/// Where a migration stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MigrationState {
+    /// Under way.
+    Running,
+    /// Asked to stop and not stopped yet.
+    Cancelling,
+    /// The guest runs at the destination.
+    Completed,
+    /// Stopped on request; the guest runs at the source.
+    Cancelled,
+    /// It did not work.
+    Failed,
+    /// The source is paused and asks the destination whether it took over; an operator may decide.
+    Undecided,
+}
+
+/// A migration, in a line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MigrationSummary {
+    /// Its name.
+    pub id: MigrationId,
+    /// The guest.
+    pub guest: String,
+    /// Which way.
+    pub direction: Direction,
+    /// The other host, as it was named or as it calls itself.
+    pub peer: String,
+    /// Where it stands.
+    pub state: MigrationState,
+    /// The step it is in, or ended in.
+    pub step: Step,
+    /// When it began, milliseconds since 1970.
+    pub started_unix_ms: u64,
+    /// How much of the first pass and of the rounds so far is done.
+    pub sent_bytes: u64,
+}
+
+/// All that is known of a migration.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MigrationDetail {
+    /// The line of it.
+    pub summary: MigrationSummary,
+    /// The report, once it is over.
+    pub report: Option<Report>,
+    /// What went wrong, if something did.
+    pub error: Option<ErrorBody>,
+}
+
+/// An operator's decision over an undecided session, when the other host will never answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ResolveRequest {
+    /// What to do.
+    pub decision: Decision,
+}
+
+/// See [`ResolveRequest`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Decision {
+    /// The operator has made sure that the guest does not run on the other host: run it here.
+    ResumeHere,
+    /// The guest runs on the other host, or shall not run here: end it here.
+    GiveUp,
+}

@@ -1,0 +1,78 @@
+//! The endpoints. The agent routes by [`TABLE`]'s paths, the client fills them in.
+
+/// `GET`: [`AgentStatus`](crate::AgentStatus).
+pub const STATUS: &str = "/v1/status";
+/// `GET`: list of [`GuestSummary`](crate::GuestSummary). `POST` [`StartGuest`](crate::StartGuest): 201,
+/// [`GuestSummary`](crate::GuestSummary).
+pub const GUESTS: &str = "/v1/guests";
+/// `POST` [`AdoptGuest`](crate::AdoptGuest): 201, [`GuestSummary`](crate::GuestSummary). No guest can be called `adopt`.
+pub const GUESTS_ADOPT: &str = "/v1/guests/adopt";
+/// `GET`: [`GuestDetail`](crate::GuestDetail).
+pub const GUEST: &str = "/v1/guests/{name}";
+/// `POST` [`StopGuest`](crate::StopGuest): 200, [`GuestSummary`](crate::GuestSummary) as it is then.
+pub const GUEST_STOP: &str = "/v1/guests/{name}/stop";
+/// `GET`: list of [`MigrationSummary`](crate::MigrationSummary), newest first, with undecided sessions of earlier lives of
+/// the agent. `POST` [`MigrateRequest`](crate::MigrateRequest): 202, [`MigrationStarted`](crate::MigrationStarted).
+pub const MIGRATIONS: &str = "/v1/migrations";
+/// `GET`: [`MigrationDetail`](crate::MigrationDetail). `DELETE` cancels: 202,
+/// [`MigrationSummary`](crate::MigrationSummary); it is over once the event stream says so.
+pub const MIGRATION: &str = "/v1/migrations/{id}";
+/// `GET`: [`Event`](crate::Event)s, one a line.
+pub const MIGRATION_EVENTS: &str = "/v1/migrations/{id}/events";
+/// `POST` [`ResolveRequest`](crate::ResolveRequest): 200, [`MigrationSummary`](crate::MigrationSummary).
+pub const SESSION_RESOLVE: &str = "/v1/sessions/{id}/resolve";
+
+/// Every endpoint: method and path.
+pub const TABLE: [(&str, &str); 12] = [
+    ("GET", STATUS),
+    ("GET", GUESTS),
+    ("POST", GUESTS),
+    ("POST", GUESTS_ADOPT),
+    ("GET", GUEST),
+    ("POST", GUEST_STOP),
+    ("GET", MIGRATIONS),
+    ("POST", MIGRATIONS),
+    ("GET", MIGRATION),
+    ("DELETE", MIGRATION),
+    ("GET", MIGRATION_EVENTS),
+    ("POST", SESSION_RESOLVE),
+];
+
+/// The path with its one parameter filled in, percent-encoded.
+pub fn fill(path: &str, parameter: &str) -> String {
+    match (path.find('{'), path.find('}')) {
+        (Some(open), Some(close)) if open < close => {
+            let (before, after) = (path.get(..open), path.get(close + 1..));
+            format!("{}{}{}", before.unwrap_or_default(), encode(parameter), after.unwrap_or_default())
+        }
+        _ => path.to_owned(),
+    }
+}
+
+/// Percent-encodes everything but unreserved characters. A name made of dots is encoded too, since dots alone would be
+/// taken for a step up the path.
+fn encode(parameter: &str) -> String {
+    let only_dots = parameter.bytes().all(|byte| byte == b'.');
+    let mut out = String::with_capacity(parameter.len());
+    for byte in parameter.bytes() {
+        match byte {
+            b'.' if only_dots => out.push_str("%2E"),
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => out.push(char::from(byte)),
+            _ => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_parameter_cannot_leave_its_place_in_the_path() {
+        assert_eq!(fill(GUEST_STOP, "web"), "/v1/guests/web/stop");
+        assert_eq!(fill(GUEST, "a/../b c?d"), "/v1/guests/a%2F..%2Fb%20c%3Fd");
+        assert_eq!(fill(GUEST_STOP, ".."), "/v1/guests/%2E%2E/stop");
+        assert_eq!(fill(STATUS, "x"), STATUS);
+    }
+}

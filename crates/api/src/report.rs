@@ -1,0 +1,163 @@
+//! What a migration was, once it is over.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{MigrationId, MigrationOutcome, Step};
+
+/// All figures of a migration.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// Its name.
+    pub id: MigrationId,
+    /// The guest.
+    pub guest: String,
+    /// The host it left.
+    pub from: String,
+    /// The host it went to.
+    pub to: String,
+    /// How its RAM was moved.
+    pub mode: Mode,
+    /// How it ended.
+    pub outcome: MigrationOutcome,
+    /// From the request to the end of the last step.
+    pub total_us: u64,
+    /// The steps that were begun, in order.
+    pub steps: Vec<StepTime>,
+    /// The first pass and the rounds after it, while the guest ran. The last copy is part of the blackout.
+    pub rounds: Vec<RoundTotals>,
+    /// What became of the guest's RAM.
+    pub ram: RamTotals,
+    /// Guest RAM sent, over the time that the copy step took.
+    pub goodput_bytes_per_s: u64,
+    /// Every link that was used.
+    pub links: Vec<LinkTotals>,
+    /// What it cost.
+    pub cpu: CpuSeconds,
+    /// Where the time went while the guest stood still; absent if it never did.
+    pub blackout: Option<BlackoutSplit>,
+    /// How long the guest stood still *before* the blackout, so that its disks were drained while write protection was
+    /// applied. All such pauses together.
+    pub pauses_us: u64,
+    /// Size of the hypervisor's device state.
+    pub device_state_bytes: u64,
+    /// Whether guest RAM was the same on both sides; absent if it was not compared.
+    pub verified: Option<bool>,
+    /// Extents that arrived damaged and were sent again.
+    pub checksum_refusals: u64,
+}
+
+/// How a guest's RAM is moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// From RAM to RAM, past the hypervisor.
+    Direct,
+    /// The hypervisor's own migration stream.
+    Stream,
+}
+
+/// How long a step took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StepTime {
+    /// Which.
+    pub step: Step,
+    /// How long.
+    pub duration_us: u64,
+}
+
+/// A round, in figures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RoundTotals {
+    /// 0 is the first pass.
+    pub number: u32,
+    /// What it carried.
+    pub bytes: u64,
+    /// How long it took.
+    pub duration_us: u64,
+    /// What the guest had written by its end.
+    pub dirty_bytes_after: u64,
+}
+
+/// What became of the guest's RAM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RamTotals {
+    /// Its size.
+    pub total_bytes: u64,
+    /// Sent, over all rounds: a page that was written during the migration counts each time.
+    pub sent_bytes: u64,
+    /// Populated, but all zero: not sent.
+    pub zero_bytes: u64,
+    /// Never touched or given back: neither read nor sent.
+    pub hole_bytes: u64,
+}
+
+/// A link, in figures.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkTotals {
+    /// Name of the source's interface.
+    pub name: String,
+    /// Address at the source.
+    pub local: String,
+    /// Address at the destination.
+    pub remote: String,
+    /// Speed of the slower of the two ports; 0 if neither says.
+    pub speed_mbps: u32,
+    /// What it carried.
+    pub sent_bytes: u64,
+    /// What it carried over the time that it was there during the copy step.
+    pub rate_bytes_per_s: u64,
+    /// How often it was lost.
+    pub lost_count: u32,
+    /// Segments that TCP sent again.
+    pub retransmits: u64,
+}
+
+/// CPU time, user and system together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CpuSeconds {
+    /// Of the source's agent.
+    pub source_agent_s: f64,
+    /// Of the destination's agent.
+    pub destination_agent_s: f64,
+}
+
+/// Where the time went while the guest stood still, in order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlackoutSplit {
+    /// From the last instruction at the source to the first at the destination, as the source's clock saw it.
+    pub total_us: u64,
+    /// The hypervisor stops the guest.
+    pub stop_us: u64,
+    /// The last scan for written pages.
+    pub scan_us: u64,
+    /// The last copy.
+    pub last_copy_us: u64,
+    /// Holes are compared.
+    pub holes_us: u64,
+    /// Guest RAM is compared; 0 without `verify`.
+    pub verify_us: u64,
+    /// The device state is saved, carried and loaded.
+    pub device_state_us: u64,
+    /// Journals are written.
+    pub journal_us: u64,
+    /// The destination starts the guest.
+    pub resume_us: u64,
+    /// The down-time that QEMU itself reports.
+    pub qemu_downtime_ms: Option<u64>,
+}
+
+impl BlackoutSplit {
+    /// The parts in order, each with its name for reading.
+    pub fn parts(&self) -> [(&'static str, u64); 8] {
+        [
+            ("stop the guest", self.stop_us),
+            ("last scan", self.scan_us),
+            ("last copy", self.last_copy_us),
+            ("compare holes", self.holes_us),
+            ("verify", self.verify_us),
+            ("device state", self.device_state_us),
+            ("journal", self.journal_us),
+            ("resume", self.resume_us),
+        ]
+    }
+}

@@ -1,0 +1,133 @@
+//! How the command ends: one table for the program, `--help`, the man page and the user guide.
+
+use std::process::ExitCode;
+
+use linerate_api::{ClientError, ErrorBody, GuestState, MigrationOutcome};
+
+macro_rules! exits {
+    ($($(#[$doc:meta])* $name:ident = $number:literal, $meaning:literal;)*) => {
+        /// How the command ends.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(u8)]
+        pub enum Exit { $($(#[$doc])* $name = $number,)* }
+
+        /// Number and meaning of each exit code.
+        pub const TABLE: &[(u8, &str)] = &[$(($number, $meaning),)*];
+    };
+}
+
+exits! {
+    /// All went well.
+    Ok = 0, "done; for a migration: the guest runs at the destination";
+    /// Nothing was moved.
+    Failed = 1, "failed; a guest that was to be moved runs at the source as before";
+    /// What clap ends with as well.
+    Usage = 2, "the command line is wrong; nothing was done";
+    /// No agent.
+    Unreachable = 3, "the agent cannot be reached; nothing was done";
+    /// A no, not a failure.
+    Refused = 4, "refused, for a reason that trying again does not change; a guest that was to be moved runs at the source as before";
+    /// On request.
+    Cancelled = 5, "cancelled; the guest runs at the source as before";
+    /// The worst case of a lost connection.
+    Undecided = 6, "undecided: the guest is paused at the source, whose agent keeps asking the destination; see `linerate resolve`";
+    /// It is nowhere.
+    GuestGone = 7, "the guest ended by itself, or with its host";
+    /// The migration goes on.
+    NotWatched = 8, "the command stopped watching before the end; the migration goes on";
+    /// Failed between stop and commit, and resuming failed too.
+    PausedAtSource = 9, "failed; the guest is paused at the source and can be resumed there";
+    /// Failed after commit.
+    MovedWithFault = 10, "the guest runs at the destination, but something failed after that";
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> ExitCode {
+        ExitCode::from(exit as u8)
+    }
+}
+
+/// Codes of the agent that are a no.
+const REFUSALS: &[&str] = &[
+    "bad_request",
+    "version_mismatch",
+    "not_authorised",
+    "guest_unknown",
+    "session_unknown",
+    "migration_unknown",
+    "guest_exists",
+    "guest_busy",
+    "not_migratable",
+    "memory_short",
+    "resource_missing",
+    "guest_differs",
+    "too_late",
+];
+
+/// How to end when the agent said this. Where the guest is counts more than why.
+pub fn of_body(body: &ErrorBody) -> Exit {
+    match body.guest_state {
+        Some(GuestState::Gone) => Exit::GuestGone,
+        Some(GuestState::Undecided) => Exit::Undecided,
+        Some(GuestState::PausedAtSource) => Exit::PausedAtSource,
+        Some(GuestState::RunsAtDestination) => Exit::MovedWithFault,
+        Some(GuestState::RunsAtSource) | None => match body.code.as_str() {
+            "guest_gone" => Exit::GuestGone,
+            "cancelled" => Exit::Cancelled,
+            code if REFUSALS.contains(&code) => Exit::Refused,
+            _ => Exit::Failed,
+        },
+    }
+}
+
+/// How to end when a request had no good answer.
+pub fn of_client(error: &ClientError) -> Exit {
+    match error {
+        ClientError::Agent { body, .. } => of_body(body),
+        ClientError::Cut { .. } => Exit::NotWatched,
+        error if error.is_unreachable() => Exit::Unreachable,
+        _ => Exit::Failed,
+    }
+}
+
+/// How to end when a migration ended like this.
+pub fn of_outcome(outcome: MigrationOutcome, error: Option<&ErrorBody>) -> Exit {
+    match outcome {
+        MigrationOutcome::Completed => Exit::Ok,
+        MigrationOutcome::Cancelled => error.map_or(Exit::Cancelled, of_body),
+        MigrationOutcome::Undecided => Exit::Undecided,
+        MigrationOutcome::Failed => error.map_or(Exit::Failed, of_body),
+    }
+}
+
+/// The table for `--help`.
+pub fn help() -> String {
+    let lines: Vec<String> = TABLE.iter().map(|(number, meaning)| format!("  {number:>2}  {meaning}")).collect();
+    format!("Exit codes:\n{}", lines.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_user_guide_lists_every_exit_code_with_its_meaning() {
+        let guide = include_str!("../../../docs/user-guide.md");
+        for (number, meaning) in TABLE {
+            let row = format!("| {number} | {meaning} |");
+            assert!(guide.contains(&row), "the user guide lacks the row: {row}");
+        }
+    }
+
+    #[test]
+    fn where_the_guest_is_counts_more_than_why() {
+        let mut body = ErrorBody::new("not_authorised", "no");
+        assert_eq!(of_body(&body), Exit::Refused);
+        body.guest_state = Some(GuestState::PausedAtSource);
+        assert_eq!(of_body(&body), Exit::PausedAtSource);
+        body.guest_state = Some(GuestState::Undecided);
+        assert_eq!(of_outcome(MigrationOutcome::Failed, Some(&body)), Exit::Undecided);
+        assert_eq!(of_outcome(MigrationOutcome::Cancelled, None), Exit::Cancelled);
+        assert_eq!(of_outcome(MigrationOutcome::Failed, None), Exit::Failed);
+    }
+}

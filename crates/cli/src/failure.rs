@@ -1,0 +1,166 @@
+//! A command that did not do what it was asked: what happened, where, what the guest does, what to do.
+
+use linerate_api::{ClientError, ErrorBody, MigrationOutcome};
+use serde_json::json;
+
+use crate::exit::{self, Exit};
+use crate::render::format::clean;
+use crate::render::paint::Paint;
+use crate::render::table::wrap;
+
+/// Everything there is to say about it.
+#[derive(Debug)]
+pub struct Failure {
+    /// How the command ends.
+    pub exit: Exit,
+    message: String,
+    place: Option<String>,
+    guest: Option<String>,
+    hint: String,
+    body: Option<ErrorBody>,
+}
+
+impl Failure {
+    /// A failure of the command itself.
+    pub fn new(exit: Exit, message: impl Into<String>, hint: impl Into<String>) -> Failure {
+        Failure { exit, message: message.into(), place: None, guest: None, hint: hint.into(), body: None }
+    }
+
+    /// What an agent said.
+    pub fn of_body(exit: Exit, body: &ErrorBody) -> Failure {
+        Failure {
+            exit,
+            message: body.message.clone(),
+            place: place(body),
+            guest: body.guest_state.map(|state| state.text().to_owned()),
+            hint: hint(body),
+            body: Some(body.clone()),
+        }
+    }
+
+    /// A migration that ended like this.
+    pub fn of_outcome(outcome: MigrationOutcome, error: Option<&ErrorBody>) -> Failure {
+        let exit = exit::of_outcome(outcome, error);
+        match error {
+            Some(body) => Failure::of_body(exit, body),
+            None => Failure::new(exit, outcome_words(outcome), ""),
+        }
+    }
+
+    /// Standard output or a file could not be written.
+    pub fn output(error: &std::io::Error) -> Failure {
+        Failure::new(Exit::Failed, format!("the output cannot be written: {error}"), "")
+    }
+
+    /// For people.
+    pub fn render(&self, width: usize, paint: Paint) -> String {
+        let mut lines = entry(&paint.red("error:"), "error:", &self.message, width);
+        for (label, text) in [("where:", self.place.as_deref()), ("guest:", self.guest.as_deref())] {
+            lines.extend(text.map(|text| entry(&paint.bold(label), label, text, width)).unwrap_or_default());
+        }
+        if !self.hint.is_empty() {
+            lines.extend(entry(&paint.bold("do:"), "do:", &self.hint, width));
+        }
+        lines.join("\n") + "\n"
+    }
+
+    /// For programs: one line.
+    pub fn json(&self) -> String {
+        let body = self.body.clone().unwrap_or_else(|| {
+            ErrorBody::new(format!("{:?}", self.exit).to_lowercase(), &self.message).with_hint(&self.hint)
+        });
+        json!({"error": body, "exit_code": self.exit as u8}).to_string()
+    }
+}
+
+impl From<ClientError> for Failure {
+    fn from(error: ClientError) -> Failure {
+        let exit = exit::of_client(&error);
+        match &error {
+            ClientError::Agent { body, .. } => Failure::of_body(exit, body),
+            _ => Failure::new(exit, error.to_string(), error.hint()),
+        }
+    }
+}
+
+/// A label with its text beside it, broken into lines that stand below each other.
+fn entry(painted: &str, label: &str, text: &str, width: usize) -> Vec<String> {
+    const INDENT: usize = 7;
+    let space = " ".repeat(INDENT.saturating_sub(label.len()));
+    let lines = wrap(&clean(text), width.saturating_sub(INDENT).max(20));
+    let first = |line: String| format!("{painted}{space}{line}");
+    let next = |line: String| format!("{}{line}", " ".repeat(INDENT));
+    lines.into_iter().enumerate().map(|(at, line)| if at == 0 { first(line) } else { next(line) }).collect()
+}
+
+fn place(body: &ErrorBody) -> Option<String> {
+    let step = body.step.map(|step| format!("step {} ({step})", step.number()));
+    let side = body.side.map(|side| format!("the {side}"));
+    match (side, step) {
+        (Some(side), Some(step)) => Some(format!("{side}, {step}")),
+        (side, step) => side.or(step),
+    }
+}
+
+fn hint(body: &ErrorBody) -> String {
+    let retry = if body.retry_can_help { "the same command can succeed later" } else { "" };
+    match (body.hint.is_empty(), retry.is_empty()) {
+        (false, false) => format!("{}; {retry}", body.hint),
+        (false, true) => body.hint.clone(),
+        (true, _) => retry.to_owned(),
+    }
+}
+
+fn outcome_words(outcome: MigrationOutcome) -> &'static str {
+    match outcome {
+        MigrationOutcome::Completed => "the guest was moved",
+        MigrationOutcome::Cancelled => "the migration was cancelled; the guest runs at the source as before",
+        MigrationOutcome::Failed => "the migration failed; the guest runs at the source as before",
+        MigrationOutcome::Undecided => {
+            "the guest is paused at the source, which asks the destination whether it took over"
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use linerate_api::{GuestState, Side, Step};
+
+    use super::*;
+
+    fn short_of_memory() -> ErrorBody {
+        ErrorBody {
+            step: Some(Step::Admit),
+            side: Some(Side::Destination),
+            retry_can_help: true,
+            guest_state: Some(GuestState::RunsAtSource),
+            ..ErrorBody::new("memory_short", "the destination has too little free memory: 8.00 GiB needed, 3.20 GiB free")
+                .with_hint("free memory on beta, or choose another host")
+        }
+    }
+
+    #[test]
+    fn an_error_says_what_where_the_guest_and_what_to_do() {
+        let failure = Failure::of_body(exit::of_body(&short_of_memory()), &short_of_memory());
+        assert_eq!(failure.exit, Exit::Refused);
+        let expected = "\
+error: the destination has too little free memory: 8.00 GiB
+       needed, 3.20 GiB free
+where: the destination, step 3 (admit)
+guest: the guest runs at the source as before
+do:    free memory on beta, or choose another host; the same
+       command can succeed later
+";
+        assert_eq!(failure.render(60, Paint::PLAIN), expected);
+    }
+
+    #[test]
+    fn programs_get_the_code_and_the_exit_code() {
+        let failure = Failure::of_body(Exit::Refused, &short_of_memory());
+        let json: serde_json::Value = serde_json::from_str(&failure.json()).unwrap();
+        assert_eq!(json["error"]["code"], "memory_short");
+        assert_eq!(json["exit_code"], 4);
+        let json: serde_json::Value = serde_json::from_str(&Failure::new(Exit::Unreachable, "x", "y").json()).unwrap();
+        assert_eq!(json["error"]["code"], "unreachable");
+    }
+}

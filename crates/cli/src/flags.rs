@@ -1,0 +1,264 @@
+//! The command line. Parsing only: nothing here looks at the environment, files or the agent.
+
+use std::path::PathBuf;
+
+use clap::{ArgGroup, Args, Parser, Subcommand};
+use clap_complete::Shell;
+use linerate_api::{MigrateRequest, MigrationId};
+
+use crate::units;
+
+/// Moves running virtual machines between KVM hosts over every link they share.
+#[derive(Debug, Parser)]
+#[command(name = "linerate", version, arg_required_else_help = true, after_help = crate::exit::help())]
+pub struct Flags {
+    /// Socket of the agent [default: /run/linerate/agent.sock, or the variable LINERATE_SOCKET]
+    #[arg(long, global = true, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// Write JSON to standard output: one document, or one event a line where something is watched
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the agent of this host, in the foreground
+    Agent(AgentFlags),
+    /// Move a guest to another host and watch
+    Migrate(MigrateFlags),
+    /// See, watch or cancel migrations
+    #[command(subcommand)]
+    Migration(MigrationCommand),
+    /// See, start, stop or take over guests
+    #[command(subcommand)]
+    Vm(VmCommand),
+    /// Say how the agent is
+    Status,
+    /// Decide an undecided session by hand, when the other host will never answer
+    Resolve(ResolveFlags),
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+    /// Print the man page, or write one for every command
+    Man {
+        /// Write a page for every command into this folder
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
+    },
+}
+
+/// `linerate agent`
+#[derive(Debug, Args)]
+pub struct AgentFlags {
+    /// Configuration file
+    #[arg(long, value_name = "FILE", default_value = "/etc/linerate/agent.toml")]
+    pub config: PathBuf,
+    /// Check the configuration and end
+    #[arg(long)]
+    pub check: bool,
+}
+
+/// `linerate migrate`
+#[derive(Debug, Args)]
+pub struct MigrateFlags {
+    /// Name of the guest, as in `linerate vm list`
+    pub guest: String,
+    /// The destination's agent
+    #[arg(long, value_name = "HOST[:PORT]", value_parser = units::host)]
+    pub to: String,
+    /// The longest that the guest may stand still, such as 300ms; a bare number is milliseconds [default: 300ms]
+    #[arg(long, value_name = "TIME", value_parser = units::blackout_ms)]
+    pub max_blackout: Option<u32>,
+    /// Cap over all links together: 10G, 500M, 2.5Gbit are bits per second, 300MiB/s bytes [default: none]
+    #[arg(long, value_name = "RATE", value_parser = units::rate)]
+    pub bandwidth: Option<u64>,
+    /// Use only links in these networks, such as 10.0.1.0/24,10.0.2.0/24 [default: all]
+    #[arg(long, value_name = "CIDR,…", value_delimiter = ',', value_parser = units::network)]
+    pub links: Vec<String>,
+    /// How long all links may be gone before the migration is given up; a bare number is seconds
+    #[arg(long, value_name = "TIME", value_parser = units::timeout_s, default_value = "30s")]
+    pub link_timeout: u32,
+    /// Rounds after the first pass before a guest that writes too fast is given up [default: the agent's limit]
+    #[arg(long, value_name = "COUNT")]
+    pub max_rounds: Option<u32>,
+    /// Compare all guest RAM on both sides while the guest is paused; makes the blackout longer
+    #[arg(long)]
+    pub verify: bool,
+    /// Slow the guest down if it writes faster than the links carry
+    #[arg(long)]
+    pub throttle: bool,
+    /// Begin and do not watch; prints the migration's name
+    #[arg(long, conflicts_with = "quiet")]
+    pub detach: bool,
+    /// Print nothing but errors
+    #[arg(long, short, conflicts_with = "json")]
+    pub quiet: bool,
+}
+
+impl MigrateFlags {
+    /// What to ask of the agent.
+    pub fn request(&self) -> MigrateRequest {
+        MigrateRequest {
+            guest: self.guest.clone(),
+            to: self.to.clone(),
+            max_blackout_ms: self.max_blackout,
+            bandwidth_bytes_per_s: self.bandwidth,
+            links: self.links.clone(),
+            verify: self.verify,
+            link_timeout_s: self.link_timeout,
+            throttle: self.throttle,
+            max_rounds: self.max_rounds,
+        }
+    }
+}
+
+/// `linerate migration …`
+#[derive(Debug, Subcommand)]
+pub enum MigrationCommand {
+    /// List migrations, newest first, with sessions that wait for a decision
+    List,
+    /// Show one, with its report once it is over
+    Show(MigrationFlags),
+    /// Watch one from now on, with what it did before
+    Attach(MigrationFlags),
+    /// Stop one and wait until the guest runs at the source
+    Cancel(MigrationFlags),
+}
+
+/// Which migration.
+#[derive(Debug, Args)]
+pub struct MigrationFlags {
+    /// Name of the migration, or its first characters
+    pub id: String,
+}
+
+/// `linerate vm …`
+#[derive(Debug, Subcommand)]
+pub enum VmCommand {
+    /// Start a guest from a specification
+    Start {
+        /// The specification, a TOML file; - is standard input
+        spec: PathBuf,
+    },
+    /// List guests
+    List,
+    /// Show a guest: disks, network cards, RAM, and whether direct mode can move it
+    Show {
+        /// Name of the guest
+        name: String,
+    },
+    /// Stop a guest
+    Stop {
+        /// Name of the guest
+        name: String,
+        /// At once, as if its power were cut
+        #[arg(long)]
+        force: bool,
+    },
+    /// Take over a QEMU that something else started
+    Adopt(AdoptFlags),
+}
+
+/// `linerate vm adopt`
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("which").required(true).multiple(true).args(["pid", "qmp"]))]
+pub struct AdoptFlags {
+    /// Its process
+    #[arg(long)]
+    pub pid: Option<u32>,
+    /// Its QMP socket
+    #[arg(long, value_name = "PATH")]
+    pub qmp: Option<PathBuf>,
+    /// What to call it [default: QEMU's own name of it]
+    #[arg(long)]
+    pub name: Option<String>,
+}
+
+/// `linerate resolve`
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("decision").required(true).args(["resume_here", "give_up"]))]
+pub struct ResolveFlags {
+    /// Name of the session, as in `linerate migration list`
+    pub session: String,
+    /// Run the guest here. Make sure first that it does not run on the other host: two that run destroy its disks
+    #[arg(long)]
+    pub resume_here: bool,
+    /// End the guest here, since it runs on the other host or shall not run
+    #[arg(long)]
+    pub give_up: bool,
+}
+
+impl ResolveFlags {
+    /// The session as the API names it.
+    pub fn id(&self) -> MigrationId {
+        MigrationId(self.session.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn parse(line: &str) -> Result<Flags, clap::Error> {
+        Flags::try_parse_from(line.split_whitespace())
+    }
+
+    #[test]
+    fn clap_finds_nothing_wrong_with_the_definitions() {
+        Flags::command().debug_assert();
+    }
+
+    #[test]
+    fn a_migration_with_everything() {
+        let flags = parse(
+            "linerate migrate web --to beta:7474 --max-blackout 50ms --bandwidth 2.5Gbit --links 10.0.1.0/24,fd00::/64 \
+             --link-timeout 1min --verify --throttle --max-rounds 7 --json --socket /tmp/a.sock",
+        )
+        .unwrap();
+        assert!(flags.json);
+        assert_eq!(flags.socket, Some("/tmp/a.sock".into()));
+        let Command::Migrate(migrate) = flags.command else { panic!("{:?}", flags.command) };
+        let request = migrate.request();
+        assert_eq!((request.guest.as_str(), request.to.as_str()), ("web", "beta:7474"));
+        assert_eq!((request.max_blackout_ms, request.bandwidth_bytes_per_s), (Some(50), Some(312_500_000)));
+        assert_eq!(request.links, ["10.0.1.0/24", "fd00::/64"]);
+        assert_eq!((request.link_timeout_s, request.max_rounds), (60, Some(7)));
+        assert!(request.verify && request.throttle);
+    }
+
+    #[test]
+    fn a_migration_with_nothing_is_the_default_request() {
+        let Command::Migrate(migrate) = parse("linerate migrate web --to beta").unwrap().command else { panic!() };
+        assert_eq!(migrate.request(), MigrateRequest::new("web", "beta"));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_a_usage_error_that_says_why() {
+        for (line, words) in [
+            ("linerate migrate web", "--to"),
+            ("linerate migrate web --to beta --bandwidth 1000", "a unit is missing"),
+            ("linerate migrate web --to beta --links eth0", "ADDRESS/PREFIX"),
+            ("linerate migrate web --to beta --detach --quiet", "cannot be used with"),
+            ("linerate vm adopt --name x", "--pid"),
+            ("linerate resolve 3f9a", "--resume-here"),
+            ("linerate resolve 3f9a --resume-here --give-up", "cannot be used with"),
+        ] {
+            let error = parse(line).unwrap_err();
+            assert_eq!(error.exit_code(), crate::exit::Exit::Usage as i32, "{line}");
+            assert!(error.to_string().contains(words), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_socket_in_the_help_is_the_one_that_is_used() {
+        assert!(Flags::command().render_help().to_string().contains(linerate_api::DEFAULT_SOCKET));
+    }
+}

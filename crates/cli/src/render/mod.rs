@@ -1,0 +1,12 @@
+//! Pictures of things, as text. Everything here is pure: the same in, the same out.
+
+pub mod bar;
+pub mod format;
+pub mod frame;
+pub mod lists;
+pub mod paint;
+pub mod report;
+pub mod table;
+
+#[cfg(test)]
+mod golden;

@@ -1,0 +1,186 @@
+//! The report, once a migration is over: where the time went, what was carried over which link, what it cost.
+
+use linerate_api::{BlackoutSplit, LinkTotals, MigrationOutcome, Mode, Report, RoundTotals};
+
+use super::bar::mark;
+use super::format::{bit_rate, bytes, clean, percent, port_speed, time_us};
+use super::frame::host_of;
+use super::paint::Paint;
+use super::table::{Align, Table};
+
+/// The whole report, for a terminal of this width.
+pub fn report(report: &Report, width: usize, paint: Paint) -> String {
+    let room = width.saturating_sub(44).clamp(8, 40);
+    let mut lines = headline(report, paint);
+    lines.extend(steps(report, room, paint));
+    lines.extend(rounds(&report.rounds, paint));
+    lines.extend(links(&report.links, paint));
+    if let Some(split) = &report.blackout {
+        lines.extend(blackout(split, room, paint));
+    }
+    lines.extend(totals(report, paint));
+    lines.join("\n") + "\n"
+}
+
+fn headline(report: &Report, paint: Paint) -> Vec<String> {
+    let (guest, from, to) = (paint.bold(&clean(&report.guest)), clean(&report.from), paint.bold(&clean(&report.to)));
+    let total = time_us(report.total_us);
+    let mark = if report.outcome == MigrationOutcome::Completed { paint.green("✓") } else { paint.red("✗") };
+    let words = match (report.outcome, &report.blackout) {
+        (MigrationOutcome::Completed, Some(split)) => {
+            let still = paint.bold(&time_us(split.total_us));
+            format!("{guest} moved from {from} to {to} in {total}; it stood still for {still}")
+        }
+        (MigrationOutcome::Completed, None) => format!("{guest} moved from {from} to {to} in {total}"),
+        (MigrationOutcome::Cancelled, _) => format!("{guest} was not moved to {to}: cancelled after {total}"),
+        (MigrationOutcome::Failed, _) => format!("the migration of {guest} to {to} failed after {total}"),
+        (MigrationOutcome::Undecided, _) => {
+            format!("the migration of {guest} to {to} is undecided after {total}; it is paused at {from}")
+        }
+    };
+    vec![String::new(), format!("{mark} {words}")]
+}
+
+fn section(title: &str, paint: Paint) -> [String; 2] {
+    [String::new(), format!("  {}", paint.bold(title))]
+}
+
+fn steps(report: &Report, room: usize, paint: Paint) -> Vec<String> {
+    let whole: u64 = report.steps.iter().map(|step| step.duration_us).sum();
+    let mut table = Table::new(&[Align::Right, Align::Left, Align::Right, Align::Right, Align::Left]);
+    for step in &report.steps {
+        let share = percent(step.duration_us, whole);
+        table.row([
+            step.step.number().to_string(),
+            step.step.to_string(),
+            time_us(step.duration_us),
+            format!("{share:.1} %"),
+            mark(share / 100.0, room, paint),
+        ]);
+    }
+    with_title("Where the time went", table.lines(4), paint)
+}
+
+fn rounds(rounds: &[RoundTotals], paint: Paint) -> Vec<String> {
+    let mut table = Table::new(&[Align::Left, Align::Right, Align::Right, Align::Right, Align::Right]);
+    table.row(heads(["", "carried", "time", "rate", "written meanwhile"], paint));
+    for round in rounds {
+        let name = if round.number == 0 { "first pass".to_owned() } else { format!("round {}", round.number) };
+        table.row([
+            name,
+            bytes(round.bytes),
+            time_us(round.duration_us),
+            bit_rate(per_second(round.bytes, round.duration_us)),
+            bytes(round.dirty_bytes_after),
+        ]);
+    }
+    if rounds.is_empty() { Vec::new() } else { with_title("Rounds", table.lines(4), paint) }
+}
+
+fn links(links: &[LinkTotals], paint: Paint) -> Vec<String> {
+    let whole: u64 = links.iter().map(|link| link.sent_bytes).sum();
+    let mut table = Table::new(&[
+        Align::Left,
+        Align::Left,
+        Align::Right,
+        Align::Right,
+        Align::Right,
+        Align::Right,
+        Align::Right,
+        Align::Right,
+    ]);
+    table.row(heads(["", "", "port", "carried", "share", "average", "lost", "resent"], paint));
+    for link in links {
+        table.row([
+            paint.bold(&clean(&link.name)),
+            format!("{} → {}", host_of(&link.local), host_of(&link.remote)),
+            port_speed(link.speed_mbps),
+            bytes(link.sent_bytes),
+            format!("{:.0} %", percent(link.sent_bytes, whole)),
+            bit_rate(link.rate_bytes_per_s),
+            lost(link.lost_count, paint),
+            link.retransmits.to_string(),
+        ]);
+    }
+    if links.is_empty() { Vec::new() } else { with_title("Links", table.lines(4), paint) }
+}
+
+fn lost(count: u32, paint: Paint) -> String {
+    if count == 0 { "–".to_owned() } else { paint.red(&format!("{count}×")) }
+}
+
+fn blackout(split: &BlackoutSplit, room: usize, paint: Paint) -> Vec<String> {
+    let named: u64 = split.parts().iter().map(|(_, us)| us).sum();
+    let rest = split.total_us.saturating_sub(named);
+    let mut table = Table::new(&[Align::Left, Align::Right, Align::Right, Align::Left]);
+    for (name, us) in split.parts().into_iter().chain([("messages and the rest", rest)]) {
+        if us == 0 {
+            continue;
+        }
+        let share = percent(us, split.total_us.max(named));
+        table.row([name.to_owned(), time_us(us), format!("{share:.1} %"), mark(share / 100.0, room, paint)]);
+    }
+    let mut lines = with_title(&format!("Blackout {}", time_us(split.total_us)), table.lines(4), paint);
+    if let Some(ms) = split.qemu_downtime_ms {
+        lines.push(format!("    {}", paint.dim(&format!("QEMU reports a down-time of {ms} ms for its own part"))));
+    }
+    lines
+}
+
+fn totals(report: &Report, paint: Paint) -> Vec<String> {
+    let ram = &report.ram;
+    let mut table = Table::new(&[Align::Left, Align::Left]);
+    let mut row = |name: &str, text: String| table.row([paint.bold(name), text]);
+    row(
+        "Memory",
+        format!(
+            "{}: {} sent, {} zero, {} holes",
+            bytes(ram.total_bytes),
+            bytes(ram.sent_bytes),
+            bytes(ram.zero_bytes),
+            bytes(ram.hole_bytes)
+        ),
+    );
+    let mode = match report.mode {
+        Mode::Direct => "direct",
+        Mode::Stream => "stream",
+    };
+    row("Goodput", format!("{} during the copy, {mode} mode", bit_rate(report.goodput_bytes_per_s)));
+    row("CPU", cpu(report));
+    if report.device_state_bytes > 0 {
+        row("Devices", format!("{} of device state", bytes(report.device_state_bytes)));
+    }
+    if report.pauses_us > 0 {
+        row("Pauses", format!("{} before the blackout, to drain disks opened with O_DIRECT", time_us(report.pauses_us)));
+    }
+    if report.checksum_refusals > 0 {
+        row("Damaged", format!("{} extents arrived damaged and were sent again", report.checksum_refusals));
+    }
+    match report.verified {
+        Some(true) => row("Verified", paint.green("all guest RAM was the same on both sides")),
+        Some(false) => row("Verified", paint.red("guest RAM DIFFERED between the two sides")),
+        None => {}
+    }
+    let mut lines = vec![String::new()];
+    lines.extend(table.lines(2));
+    lines
+}
+
+fn cpu(report: &Report) -> String {
+    let (source, destination) = (report.cpu.source_agent_s, report.cpu.destination_agent_s);
+    let gib = report.ram.sent_bytes as f64 / (1u64 << 30) as f64;
+    let each = if gib >= 0.01 { format!(" ({:.2} s for each GiB sent)", (source + destination) / gib) } else { String::new() };
+    format!("source agent {source:.2} s, destination agent {destination:.2} s{each}")
+}
+
+fn heads<const N: usize>(names: [&str; N], paint: Paint) -> [String; N] {
+    names.map(|name| paint.dim(name))
+}
+
+fn with_title(title: &str, lines: Vec<String>, paint: Paint) -> Vec<String> {
+    section(title, paint).into_iter().chain(lines).collect()
+}
+
+fn per_second(bytes: u64, us: u64) -> u64 {
+    if us == 0 { 0 } else { (bytes as f64 * 1e6 / us as f64) as u64 }
+}

@@ -1,0 +1,198 @@
+//! Reads quantities as people write them: bit rates, durations, networks and hosts.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+/// Why a quantity cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UnitError {
+    /// It does not begin with a number.
+    NoNumber,
+    /// There is a number without unit where one is needed.
+    NoUnit(&'static str),
+    /// The unit is not known here.
+    UnknownUnit(String, &'static str),
+    /// Zero or too much.
+    OutOfRange(String),
+    /// Not a network.
+    NotANetwork,
+    /// Not `HOST` or `HOST:PORT`.
+    NotAHost,
+}
+
+impl std::error::Error for UnitError {}
+
+impl std::fmt::Display for UnitError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            UnitError::NoNumber => write!(f, "it has to begin with a number"),
+            UnitError::NoUnit(examples) => write!(f, "a unit is missing; write for example {examples}"),
+            UnitError::UnknownUnit(unit, examples) => {
+                write!(f, "`{unit}` is no unit known here; write for example {examples}")
+            }
+            UnitError::OutOfRange(range) => write!(f, "it has to be {range}"),
+            UnitError::NotANetwork => write!(f, "a network is written ADDRESS/PREFIX, such as 10.0.1.0/24 or fd00:1::/64"),
+            UnitError::NotAHost => {
+                write!(f, "a host is written HOST or HOST:PORT, such as beta, beta:7474 or [fd00:1::2]:7474")
+            }
+        }
+    }
+}
+
+const RATES: &str = "10G or 2.5Gbit (bits per second) or 300MiB/s (bytes per second)";
+const DURATIONS: &str = "300ms, 30s or 2min";
+
+/// Splits a number from its unit.
+fn number(text: &str) -> Result<(f64, &str), UnitError> {
+    let text = text.trim();
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (digits, unit) = text.split_at(end);
+    let value: f64 = digits.parse().map_err(|_| UnitError::NoNumber)?;
+    Ok((value, unit.trim()))
+}
+
+/// A rate in bytes per second. Like iperf3 and `tc`, a bare `K`, `M`, `G` or `T` means powers of ten of *bits* per second; so
+/// do `Gb`, `Gbit`, `Gbps`, `Gb/s`. Bytes are a capital `B`: `MB/s`, `MiB/s`. A number alone is refused.
+pub fn rate(text: &str) -> Result<u64, UnitError> {
+    let (value, unit) = number(text)?;
+    let unknown = || UnitError::UnknownUnit(unit.to_owned(), RATES);
+    let prefix = unit.chars().next().ok_or(UnitError::NoUnit(RATES))?;
+    let power = match prefix.to_ascii_uppercase() {
+        'K' => 1,
+        'M' => 2,
+        'G' => 3,
+        'T' => 4,
+        _ => return Err(unknown()),
+    };
+    let bytes_each = match unit.get(prefix.len_utf8()..).unwrap_or_default() {
+        "" | "b" | "bit" | "bit/s" | "bits" | "bits/s" | "b/s" | "bps" => 1000f64.powi(power) / 8.0,
+        "B" | "B/s" | "Bps" => 1000f64.powi(power),
+        "i" | "iB" | "iB/s" => 1024f64.powi(power),
+        _ => return Err(unknown()),
+    };
+    let bytes = value * bytes_each;
+    if !(1.0..=1e15).contains(&bytes) {
+        return Err(UnitError::OutOfRange("more than nothing and less than a petabyte per second".into()));
+    }
+    Ok(bytes as u64)
+}
+
+/// A duration; without a unit it is `bare` (milliseconds or seconds).
+fn duration(text: &str, bare: Duration) -> Result<Duration, UnitError> {
+    let (value, unit) = number(text)?;
+    let each = match unit {
+        "" => bare.as_secs_f64(),
+        "us" | "µs" => 1e-6,
+        "ms" => 1e-3,
+        "s" => 1.0,
+        "m" | "min" => 60.0,
+        "h" => 3600.0,
+        other => return Err(UnitError::UnknownUnit(other.to_owned(), DURATIONS)),
+    };
+    Duration::try_from_secs_f64(value * each)
+        .map_err(|_| UnitError::OutOfRange("a length of time that fits a lifetime".into()))
+}
+
+/// A blackout budget in milliseconds, 1 to 60 000; a bare number is milliseconds.
+pub fn blackout_ms(text: &str) -> Result<u32, UnitError> {
+    let duration = duration(text, Duration::from_millis(1))?;
+    match u32::try_from(duration.as_millis()) {
+        Ok(ms @ 1..=60_000) => Ok(ms),
+        _ => Err(UnitError::OutOfRange("between 1ms and 60s".into())),
+    }
+}
+
+/// A time-out in seconds, 1 to 86 400; a bare number is seconds.
+pub fn timeout_s(text: &str) -> Result<u32, UnitError> {
+    let duration = duration(text, Duration::from_secs(1))?;
+    match u32::try_from(duration.as_secs()) {
+        Ok(seconds @ 1..=86_400) => Ok(seconds),
+        _ => Err(UnitError::OutOfRange("between 1s and 24h".into())),
+    }
+}
+
+/// A network, as it was written.
+pub fn network(text: &str) -> Result<String, UnitError> {
+    let (address, prefix) = text.split_once('/').ok_or(UnitError::NotANetwork)?;
+    let address: IpAddr = address.parse().map_err(|_| UnitError::NotANetwork)?;
+    let prefix: u8 = prefix.parse().map_err(|_| UnitError::NotANetwork)?;
+    let bits = if address.is_ipv4() { 32 } else { 128 };
+    if prefix > bits {
+        return Err(UnitError::OutOfRange(format!("a prefix of at most {bits} bits")));
+    }
+    Ok(text.to_owned())
+}
+
+/// `HOST` or `HOST:PORT`, as it was written.
+pub fn host(text: &str) -> Result<String, UnitError> {
+    let is_address = text.trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
+    let (name, port) = match text.rsplit_once(':') {
+        Some((name, port)) if !is_address => (name, Some(port)),
+        _ => (text, None),
+    };
+    let port_is_good = port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port != 0));
+    let name_is_good = !name.is_empty() && !name.contains(|c: char| c.is_whitespace() || c.is_control() || c == '/');
+    if port_is_good && name_is_good { Ok(text.to_owned()) } else { Err(UnitError::NotAHost) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_bits_unless_they_say_bytes() {
+        for (text, bytes) in [
+            ("1G", 125_000_000),
+            ("1g", 125_000_000),
+            ("500M", 62_500_000),
+            ("2.5Gbit", 312_500_000),
+            ("25 Gb/s", 3_125_000_000),
+            ("10Gbps", 1_250_000_000),
+            ("100MB/s", 100_000_000),
+            ("300MiB/s", 314_572_800),
+            ("1GiB", 1 << 30),
+            ("8K", 1000),
+        ] {
+            assert_eq!(rate(text), Ok(bytes), "{text}");
+        }
+    }
+
+    #[test]
+    fn rates_that_could_mean_two_things_or_nothing_are_refused() {
+        assert_eq!(rate("1000"), Err(UnitError::NoUnit(RATES)));
+        assert_eq!(rate("fast"), Err(UnitError::NoNumber));
+        assert_eq!(rate(""), Err(UnitError::NoNumber));
+        assert_eq!(rate("1.2.3G"), Err(UnitError::NoNumber));
+        assert_eq!(rate("-1G"), Err(UnitError::NoNumber));
+        assert_eq!(rate("1Gbyte"), Err(UnitError::UnknownUnit("Gbyte".into(), RATES)));
+        assert_eq!(rate("1µ"), Err(UnitError::UnknownUnit("µ".into(), RATES)));
+        assert!(matches!(rate("0G"), Err(UnitError::OutOfRange(_))));
+        assert!(matches!(rate("99999999T"), Err(UnitError::OutOfRange(_))));
+    }
+
+    #[test]
+    fn durations_take_a_unit_or_the_usual_one() {
+        assert_eq!(blackout_ms("300"), Ok(300));
+        assert_eq!(blackout_ms("300ms"), Ok(300));
+        assert_eq!(blackout_ms("0.5s"), Ok(500));
+        assert!(matches!(blackout_ms("0"), Err(UnitError::OutOfRange(_))));
+        assert!(matches!(blackout_ms("2h"), Err(UnitError::OutOfRange(_))));
+        assert_eq!(timeout_s("30"), Ok(30));
+        assert_eq!(timeout_s("2min"), Ok(120));
+        assert!(matches!(timeout_s("1ms"), Err(UnitError::OutOfRange(_))));
+        assert_eq!(timeout_s("30 parsecs"), Err(UnitError::UnknownUnit("parsecs".into(), DURATIONS)));
+    }
+
+    #[test]
+    fn networks_and_hosts() {
+        assert!(network("10.0.1.0/24").is_ok() && network("fd00:1::/64").is_ok());
+        assert!(network("10.0.1.0").is_err() && network("eth0/24").is_err());
+        assert!(matches!(network("10.0.1.0/33"), Err(UnitError::OutOfRange(_))));
+        for good in ["beta", "beta.example:7474", "10.0.0.2", "10.0.0.2:7474", "fd00::2", "[fd00::2]:7474"] {
+            assert!(host(good).is_ok(), "{good}");
+        }
+        for bad in ["", ":7474", "beta:", "beta:x", "beta:0", "beta:70000", "be ta", "tcp://beta:1"] {
+            assert!(host(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,348 @@
+//! Control messages over several links: numbered, acknowledged, delivered once and in order.
+//!
+//! Every link has a control connection (a *path*). A message goes out on the path that last answered; small ones go out on
+//! all of them, because a copy costs nothing and a dead link must not cost a blackout its time-out. What is not
+//! acknowledged in time, or was sent on a path that is lost, goes out again on another. The receiver drops copies and
+//! puts what comes early in its place.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use crate::{Message, PathId, Time};
+
+/// First wait for an acknowledgement; doubles with each repetition up to [`RESEND_WAIT_MAX`].
+const RESEND_WAIT: Duration = Duration::from_millis(200);
+/// Longest wait between repetitions.
+const RESEND_WAIT_MAX: Duration = Duration::from_secs(2);
+/// Most messages held that came ahead of their turn; a peer that sends more is broken.
+const EARLY_MAX: u64 = 4096;
+
+/// What is to be sent on a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outgoing {
+    /// A numbered message.
+    Message {
+        /// Its number, from 1.
+        sequence: u64,
+        /// The message.
+        message: Message,
+    },
+    /// Everything up to `through` has arrived.
+    Acknowledgement {
+        /// Highest number of an unbroken sequence.
+        through: u64,
+    },
+}
+
+#[derive(Debug)]
+struct Unacknowledged {
+    sequence: u64,
+    message: Message,
+    /// Paths it was sent on that still live.
+    sent_on: Vec<PathId>,
+    resend_at: Time,
+    wait: Duration,
+}
+
+#[derive(Debug)]
+struct Path {
+    last_heard: Time,
+    acknowledge: bool,
+}
+
+/// See the module. Both sides hold one.
+#[derive(Debug, Default)]
+pub struct Control {
+    next_sequence: u64,
+    unacknowledged: VecDeque<Unacknowledged>,
+    paths: BTreeMap<PathId, Path>,
+    received_through: u64,
+    early: BTreeMap<u64, Message>,
+    delivered: VecDeque<Message>,
+    outgoing: VecDeque<(PathId, Outgoing)>,
+    last_path_lost: Option<Time>,
+}
+
+/// Small enough to be sent on every path at once. Streams of bytes and the long documents are not.
+fn is_small(message: &Message) -> bool {
+    !matches!(message, Message::DeviceState { .. } | Message::Offer { .. })
+}
+
+impl Control {
+    /// Queues a message.
+    pub fn send(&mut self, now: Time, message: Message) {
+        self.next_sequence += 1;
+        self.unacknowledged.push_back(Unacknowledged {
+            sequence: self.next_sequence,
+            message,
+            sent_on: Vec::new(),
+            resend_at: now,
+            wait: RESEND_WAIT,
+        });
+        self.transmit(now);
+    }
+
+    /// A control connection is up.
+    pub fn path_up(&mut self, now: Time, path: PathId) {
+        self.paths.insert(path, Path { last_heard: now, acknowledge: true });
+        self.last_path_lost = None;
+        self.transmit(now);
+    }
+
+    /// A control connection is gone; what was sent only on it goes out again.
+    pub fn path_lost(&mut self, now: Time, path: PathId) {
+        if self.paths.remove(&path).is_none() {
+            return;
+        }
+        if self.paths.is_empty() {
+            self.last_path_lost = Some(now);
+        }
+        self.outgoing.retain(|(to, _)| *to != path);
+        for unacknowledged in &mut self.unacknowledged {
+            unacknowledged.sent_on.retain(|sent| *sent != path);
+            if unacknowledged.sent_on.is_empty() {
+                unacknowledged.resend_at = now;
+            }
+        }
+        self.transmit(now);
+    }
+
+    /// Anything at all came in on the path.
+    pub fn heard(&mut self, now: Time, path: PathId) {
+        if let Some(path) = self.paths.get_mut(&path) {
+            path.last_heard = now;
+        }
+    }
+
+    /// A numbered message came in. Returns false if the peer runs further ahead than any sane one would.
+    #[must_use]
+    pub fn received(&mut self, now: Time, path: PathId, sequence: u64, message: Message) -> bool {
+        self.heard(now, path);
+        if let Some(path) = self.paths.get_mut(&path) {
+            path.acknowledge = true;
+        }
+        if sequence > self.received_through.saturating_add(EARLY_MAX) {
+            return false;
+        }
+        if sequence > self.received_through {
+            self.early.entry(sequence).or_insert(message);
+        }
+        while let Some(message) = self.early.remove(&(self.received_through + 1)) {
+            self.received_through += 1;
+            self.delivered.push_back(message);
+        }
+        true
+    }
+
+    /// The peer has everything up to `through`.
+    pub fn acknowledged(&mut self, now: Time, path: PathId, through: u64) {
+        self.heard(now, path);
+        while self.unacknowledged.front().is_some_and(|first| first.sequence <= through) {
+            self.unacknowledged.pop_front();
+        }
+    }
+
+    /// The next message in order, if it has arrived.
+    pub fn poll_delivered(&mut self) -> Option<Message> {
+        self.delivered.pop_front()
+    }
+
+    /// The next thing to put on a wire.
+    pub fn poll_outgoing(&mut self, now: Time) -> Option<(PathId, Outgoing)> {
+        self.transmit(now);
+        if let Some(outgoing) = self.outgoing.pop_front() {
+            return Some(outgoing);
+        }
+        let through = self.received_through;
+        let (&id, path) = self.paths.iter_mut().find(|(_, path)| path.acknowledge)?;
+        path.acknowledge = false;
+        Some((id, Outgoing::Acknowledgement { through }))
+    }
+
+    /// When something will have to be sent again.
+    pub fn timeout(&self) -> Option<Time> {
+        if self.paths.is_empty() {
+            return None;
+        }
+        self.unacknowledged.iter().map(|message| message.resend_at).min()
+    }
+
+    /// How long no path has been up; `None` while one is (or before the first).
+    pub fn unreachable_since(&self) -> Option<Time> {
+        self.last_path_lost
+    }
+
+    /// Number of living paths.
+    pub fn paths(&self) -> usize {
+        self.paths.len()
+    }
+
+    /// Messages that the peer has not acknowledged.
+    pub fn unacknowledged(&self) -> usize {
+        self.unacknowledged.len()
+    }
+
+    /// Highest number received without a gap.
+    pub fn received_through(&self) -> u64 {
+        self.received_through
+    }
+
+    fn transmit(&mut self, now: Time) {
+        if self.paths.is_empty() {
+            return;
+        }
+        for unacknowledged in &mut self.unacknowledged {
+            if unacknowledged.resend_at > now {
+                continue;
+            }
+            let targets = targets(&self.paths, &unacknowledged.sent_on, &unacknowledged.message);
+            for &path in &targets {
+                let (sequence, message) = (unacknowledged.sequence, unacknowledged.message.clone());
+                self.outgoing.push_back((path, Outgoing::Message { sequence, message }));
+            }
+            let again = !unacknowledged.sent_on.is_empty();
+            unacknowledged.sent_on.extend(targets);
+            unacknowledged.sent_on.sort_unstable();
+            unacknowledged.sent_on.dedup();
+            if again {
+                unacknowledged.wait = (unacknowledged.wait * 2).min(RESEND_WAIT_MAX);
+            }
+            unacknowledged.resend_at = now + unacknowledged.wait;
+        }
+    }
+}
+
+/// Small messages: all paths. Others: the freshest path not tried yet, or the freshest of all.
+fn targets(paths: &BTreeMap<PathId, Path>, tried: &[PathId], message: &Message) -> Vec<PathId> {
+    if is_small(message) {
+        return paths.keys().copied().collect();
+    }
+    let freshest = |filter: &dyn Fn(&PathId) -> bool| {
+        paths.iter().filter(|(id, _)| filter(id)).max_by_key(|(_, path)| path.last_heard).map(|(&id, _)| id)
+    };
+    freshest(&|id| !tried.contains(id)).or_else(|| freshest(&|_| true)).into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn ms(n: u64) -> Time {
+        Time(n * 1_000_000)
+    }
+
+    fn numbered(n: u64) -> Message {
+        Message::DeviceStateEnd { total: n }
+    }
+
+    fn chunk(n: u8) -> Message {
+        Message::DeviceState { bytes: vec![n] }
+    }
+
+    fn drain(control: &mut Control, now: Time) -> Vec<(PathId, Outgoing)> {
+        std::iter::from_fn(|| control.poll_outgoing(now)).collect()
+    }
+
+    #[test]
+    fn a_small_message_goes_out_on_every_path_and_is_delivered_once() {
+        let (mut a, mut b) = (Control::default(), Control::default());
+        for path in [0, 1] {
+            a.path_up(ms(0), path);
+            b.path_up(ms(0), path);
+        }
+        drain(&mut a, ms(0));
+        a.send(ms(1), Message::Commit);
+        let sent = drain(&mut a, ms(1));
+        assert_eq!(sent.len(), 2);
+        for (path, outgoing) in sent {
+            let Outgoing::Message { sequence, message } = outgoing else { panic!() };
+            assert!(b.received(ms(2), path, sequence, message));
+        }
+        assert_eq!(b.poll_delivered(), Some(Message::Commit));
+        assert_eq!(b.poll_delivered(), None);
+    }
+
+    #[test]
+    fn what_a_lost_path_carried_goes_out_again_at_once() {
+        let mut a = Control::default();
+        a.path_up(ms(0), 7);
+        drain(&mut a, ms(0));
+        a.send(ms(1), chunk(1));
+        assert_eq!(drain(&mut a, ms(1)).len(), 1);
+        a.path_lost(ms(2), 7);
+        assert_eq!(a.unreachable_since(), Some(ms(2)));
+        assert!(drain(&mut a, ms(3)).is_empty());
+        a.path_up(ms(4), 8);
+        assert_eq!(a.unreachable_since(), None);
+        let again = drain(&mut a, ms(4));
+        assert!(
+            again
+                .iter()
+                .any(|(path, out)| *path == 8 && matches!(out, Outgoing::Message { sequence: 1, .. }))
+        );
+    }
+
+    #[test]
+    fn an_unanswered_message_is_sent_again_on_another_path_and_less_and_less_often() {
+        let mut a = Control::default();
+        a.path_up(ms(0), 0);
+        a.path_up(ms(0), 1);
+        drain(&mut a, ms(0));
+        a.send(ms(0), chunk(1));
+        let first = drain(&mut a, ms(0))[0].0;
+        assert!(drain(&mut a, ms(150)).is_empty());
+        let second = drain(&mut a, ms(201))[0].0;
+        assert_ne!(first, second);
+        assert!(drain(&mut a, ms(450)).is_empty(), "waits twice as long");
+        assert_eq!(drain(&mut a, ms(700)).len(), 1);
+        a.acknowledged(ms(701), 0, 1);
+        assert_eq!(a.timeout(), None);
+    }
+
+    #[test]
+    fn a_peer_that_runs_far_ahead_is_refused() {
+        let mut a = Control::default();
+        assert!(!a.received(ms(0), 0, EARLY_MAX + 1, Message::Commit));
+    }
+
+    proptest! {
+        /// Whatever is dropped, copied or reordered: what arrives is a prefix of what was sent, and once the wires work, all.
+        #[test]
+        fn delivery_is_complete_ordered_and_single(seed in any::<u64>(), count in 1u64..30) {
+            let mut random = seed | 1;
+            let mut roll = |n: u64| { random ^= random << 13; random ^= random >> 7; random ^= random << 17; random % n };
+            let (mut a, mut b) = (Control::default(), Control::default());
+            for path in 0..3 { a.path_up(ms(0), path); b.path_up(ms(0), path); }
+            let mut wire: Vec<(bool, PathId, Outgoing)> = Vec::new();
+            let mut got = Vec::new();
+            for n in 1..=count {
+                a.send(ms(n), if n % 2 == 0 { numbered(n) } else { chunk(n as u8) });
+            }
+            for step in 0..600u64 {
+                let now = ms(100 + step * 50);
+                let broken = step < 100;
+                wire.extend(drain(&mut a, now).into_iter().map(|(p, o)| (true, p, o)));
+                wire.extend(drain(&mut b, now).into_iter().map(|(p, o)| (false, p, o)));
+                if broken && roll(20) == 0 { let p = roll(3) as PathId; a.path_lost(now, p); b.path_lost(now, p); }
+                if roll(10) == 0 { let p = roll(3) as PathId; a.path_up(now, p); b.path_up(now, p); }
+                let mut late = Vec::new();
+                for (to_b, path, outgoing) in wire.drain(..) {
+                    if broken && roll(3) == 0 { continue }
+                    if broken && roll(3) == 0 { late.push((to_b, path, outgoing)); continue }
+                    let receiver = if to_b { &mut b } else { &mut a };
+                    match outgoing {
+                        Outgoing::Message { sequence, message } => prop_assert!(receiver.received(now, path, sequence, message)),
+                        Outgoing::Acknowledgement { through } => receiver.acknowledged(now, path, through),
+                    }
+                }
+                late.reverse();
+                wire = late;
+                while let Some(message) = b.poll_delivered() { got.push(message); }
+            }
+            let want: Vec<Message> = (1..=count).map(|n| if n % 2 == 0 { numbered(n) } else { chunk(n as u8) }).collect();
+            prop_assert_eq!(got, want);
+            prop_assert_eq!(a.unacknowledged(), 0);
+        }
+    }
+}

@@ -1,0 +1,498 @@
+//! The destination's state machine.
+//!
+//! ```mermaid
+//! stateDiagram-v2
+//!   [*] --> Waiting
+//!   Waiting --> Admitting: Offer / check and reserve
+//!   Admitting --> Admitted: Admitted
+//!   Admitted --> Preparing: Prepare / start the waiting guest
+//!   Preparing --> Receiving: Prepared
+//!   Receiving --> Sealing: RamComplete / refuse further writes
+//!   Sealing --> Loading: Sealed, digests agree / RamSealed
+//!   Loading --> Loaded: the hypervisor loaded its state
+//!   Loaded --> Journaling: Commit / journal Committed
+//!   Journaling --> Resuming: Journaled / run
+//!   Resuming --> Running: Running
+//!   Running --> [*]: Finished
+//!   Waiting --> TearingDown: any fault before commit / journal Aborted, then end the guest
+//!   TearingDown --> [*]
+//! ```
+//!
+//! The guarantees: the guest runs only after [`DestinationPhase::Committed`] is on disk, and it never runs after
+//! [`DestinationPhase::Aborted`] is (rule 1). Writes are applied only in `Receiving` (rule 5).
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::control::{Control, Outgoing};
+use crate::journal::DestinationPhase;
+use crate::{ChannelId, Code, Endpoint, Fault, Message, Outcome, PathId, RegionInfo, Side, Step, Time};
+
+/// Time limits of a destination.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Without a control connection for this long, the session is given up (unless it is committed). Longer than the
+    /// source's own limit, so that the source decides first.
+    pub orphan_timeout: Duration,
+    /// The source's last word is waited for this long after the guest runs; then the session is forgotten in memory
+    /// (the journal keeps it).
+    pub finish_timeout: Duration,
+    /// The peer is told about a fault and its word waited for this long.
+    pub abort_timeout: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            orphan_timeout: Duration::from_secs(60),
+            finish_timeout: Duration::from_secs(60),
+            abort_timeout: Duration::from_secs(2),
+        }
+    }
+}
+
+/// What happened.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A control connection is up.
+    PathUp(PathId),
+    /// A control connection is gone.
+    PathLost(PathId),
+    /// Anything came in on a control connection.
+    Heard(PathId),
+    /// A numbered message came in.
+    Received {
+        /// The control connection.
+        path: PathId,
+        /// Its number.
+        sequence: u64,
+        /// The message.
+        message: Message,
+    },
+    /// The peer has our messages up to `through`.
+    ControlAcknowledged {
+        /// The control connection.
+        path: PathId,
+        /// Highest number received over there.
+        through: u64,
+    },
+    /// Checked and reserved.
+    Admitted(Vec<Endpoint>),
+    /// The waiting guest stands.
+    Prepared(Vec<RegionInfo>),
+    /// [`Action::Fence`] is done.
+    Fenced {
+        /// The channel.
+        channel: ChannelId,
+        /// Everything up to here was applied.
+        applied: u64,
+        /// Except these.
+        refused: Vec<u64>,
+    },
+    /// No write will be applied any more; the digest if one was asked for.
+    Sealed(Option<u64>),
+    /// The hypervisor has loaded all device state.
+    DeviceStateLoaded,
+    /// [`Action::Journal`] of this phase is on disk.
+    Journaled(DestinationPhase),
+    /// The guest runs; how long that took.
+    GuestRuns(Duration),
+    /// An action failed, or the hypervisor did.
+    Failed(Fault),
+    /// [`Action::TearDown`] is done: the waiting guest has ended and nothing is left of it.
+    TornDown,
+    /// The operator of this host wants it to end.
+    Cancel,
+    /// Time passed.
+    Tick,
+}
+
+/// What the body is to do, in this order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Put this on a control connection; if it is gone, drop it.
+    Transmit(PathId, Outgoing),
+    /// Check and reserve. Then [`Event::Admitted`].
+    Admit {
+        /// Name of the guest.
+        guest: String,
+        /// Its description.
+        description: String,
+        /// RAM blocks that placed writes will fill.
+        regions: Vec<RegionInfo>,
+    },
+    /// Start the waiting guest. Then [`Event::Prepared`].
+    Prepare,
+    /// Apply nothing more from the channel. Then [`Event::Fenced`].
+    Fence(ChannelId),
+    /// Refuse every further write; digest of all regions if `digest`. Then [`Event::Sealed`].
+    Seal {
+        /// Whether a digest is wanted.
+        digest: bool,
+    },
+    /// Give these bytes to the hypervisor.
+    LoadDeviceState(Vec<u8>),
+    /// The stream is complete. Then [`Event::DeviceStateLoaded`].
+    FinishDeviceState,
+    /// Put the phase on disk and flush. Then [`Event::Journaled`] or [`Event::Failed`].
+    Journal(DestinationPhase),
+    /// Let the guest run. Then [`Event::GuestRuns`].
+    Run,
+    /// End the waiting guest and remove what is left. Then [`Event::TornDown`].
+    TearDown,
+    /// It is over: `None` means that the guest is ours.
+    End(Option<Fault>),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum State {
+    Waiting,
+    Admitting,
+    Admitted,
+    Preparing,
+    Receiving,
+    Sealing { digest: Option<u64> },
+    Loading { ended: bool },
+    Loaded,
+    Journaling,
+    Resuming,
+    Running { until: Option<Time> },
+    TearingDown { fault: Fault },
+    Parting { fault: Fault, until: Time },
+    Ended,
+}
+
+impl State {
+    fn name(&self) -> &'static str {
+        match self {
+            State::Waiting => "waiting",
+            State::Admitting => "admitting",
+            State::Admitted => "admitted",
+            State::Preparing => "preparing",
+            State::Receiving => "receiving",
+            State::Sealing { .. } => "sealing",
+            State::Loading { .. } => "loading",
+            State::Loaded => "loaded",
+            State::Journaling => "journaling",
+            State::Resuming => "resuming",
+            State::Running { .. } => "running",
+            State::TearingDown { .. } => "tearing down",
+            State::Parting { .. } => "parting",
+            State::Ended => "ended",
+        }
+    }
+
+    fn step(&self) -> Step {
+        match self {
+            State::Waiting | State::Admitting | State::Admitted => Step::Admit,
+            State::Preparing => Step::Prepare,
+            State::Receiving => Step::Copy,
+            State::Sealing { .. } | State::Loading { .. } => Step::Blackout,
+            State::Loaded | State::Journaling | State::Resuming => Step::Commit,
+            State::Running { .. } | State::TearingDown { .. } | State::Parting { .. } | State::Ended => {
+                Step::CleanUp
+            }
+        }
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Destination {
+    config: Config,
+    state: State,
+    control: Control,
+    actions: VecDeque<Action>,
+    started: Time,
+    committed: bool,
+    /// Device state that came before RAM was sealed.
+    held_device_state: Vec<Vec<u8>>,
+    device_state_bytes: u64,
+}
+
+/// Most bytes of device state. A machine with a large display adapter has some tens of MiB.
+const DEVICE_STATE_BYTES_MAX: u64 = 512 << 20;
+
+impl Destination {
+    /// A destination that waits for an offer.
+    pub fn new(now: Time, config: Config) -> Destination {
+        Destination {
+            config,
+            state: State::Waiting,
+            control: Control::default(),
+            actions: VecDeque::new(),
+            started: now,
+            committed: false,
+            held_device_state: Vec::new(),
+            device_state_bytes: 0,
+        }
+    }
+
+    /// Takes an event.
+    pub fn handle(&mut self, now: Time, event: Event) {
+        match event {
+            Event::PathUp(path) => self.control.path_up(now, path),
+            Event::PathLost(path) => self.control.path_lost(now, path),
+            Event::Heard(path) => self.control.heard(now, path),
+            Event::ControlAcknowledged { path, through } => self.control.acknowledged(now, path, through),
+            Event::Received { path, sequence, message } => self.received(now, path, sequence, message),
+            Event::Fenced { channel, applied, refused } => {
+                self.control.send(now, Message::Fenced { channel, applied, refused });
+            }
+            Event::Failed(fault) => self.fail(fault),
+            Event::Cancel => self.fail(self.fault(Code::Cancelled, "by the destination's operator")),
+            Event::Tick => {}
+            event => self.body_event(now, event),
+        }
+        self.check_timers(now);
+    }
+
+    /// The next thing to do.
+    pub fn poll_action(&mut self, now: Time) -> Option<Action> {
+        if let Some(action) = self.actions.pop_front() {
+            return Some(action);
+        }
+        self.control.poll_outgoing(now).map(|(path, outgoing)| Action::Transmit(path, outgoing))
+    }
+
+    /// When [`Event::Tick`] is wanted at the latest.
+    pub fn timeout(&self, now: Time) -> Option<Time> {
+        if self.state == State::Ended {
+            return None;
+        }
+        let housekeeping = now + Duration::from_millis(100);
+        [self.control.timeout(), Some(housekeeping)].into_iter().flatten().min()
+    }
+
+    /// What a source that asks is told.
+    pub fn outcome(&self) -> Outcome {
+        match &self.state {
+            _ if self.committed => Outcome::Committed,
+            State::Parting { .. } | State::Ended => Outcome::Aborted,
+            _ => Outcome::Pending,
+        }
+    }
+
+    /// Whether it is over.
+    pub fn is_ended(&self) -> bool {
+        self.state == State::Ended
+    }
+
+    /// The step that is under way.
+    pub fn step(&self) -> Step {
+        self.state.step()
+    }
+
+    /// Living control connections.
+    pub fn paths(&self) -> usize {
+        self.control.paths()
+    }
+
+    /// Highest control message received without a gap.
+    pub fn received_through(&self) -> u64 {
+        self.control.received_through()
+    }
+
+    fn received(&mut self, now: Time, path: PathId, sequence: u64, message: Message) {
+        if !self.control.received(now, path, sequence, message) {
+            self.fail(self.fault(Code::ProtocolViolation, "a control message far ahead of its turn"));
+        }
+        while let Some(message) = self.control.poll_delivered() {
+            self.message(now, message);
+        }
+    }
+
+    fn message(&mut self, now: Time, message: Message) {
+        match (&mut self.state, message) {
+            (_, Message::Fence { channel }) => self.actions.push_back(Action::Fence(channel)),
+            (_, Message::RoundMark { .. }) => {}
+            (_, Message::Abort(fault)) => self.peer_aborted(now, fault),
+            (State::TearingDown { .. } | State::Parting { .. } | State::Ended, message) => {
+                self.message_after_abort(now, message);
+            }
+            (State::Waiting, Message::Offer { guest, description, regions }) => {
+                self.state = State::Admitting;
+                self.actions.push_back(Action::Journal(DestinationPhase::Started));
+                self.actions.push_back(Action::Admit { guest, description, regions });
+            }
+            (State::Admitted, Message::Prepare) => {
+                self.state = State::Preparing;
+                self.actions.push_back(Action::Prepare);
+            }
+            (State::Receiving, Message::RamComplete { digest }) => {
+                self.state = State::Sealing { digest };
+                self.actions.push_back(Action::Seal { digest: digest.is_some() });
+            }
+            (
+                State::Receiving | State::Sealing { .. } | State::Loading { ended: false },
+                Message::DeviceState { bytes },
+            ) => self.device_state(bytes),
+            (State::Loading { ended }, Message::DeviceStateEnd { total })
+                if self.device_state_bytes == total =>
+            {
+                *ended = true;
+                self.actions.push_back(Action::FinishDeviceState);
+            }
+            (State::Loaded, Message::Commit) => {
+                self.state = State::Journaling;
+                self.actions.push_back(Action::Journal(DestinationPhase::Committed));
+            }
+            (State::Running { .. }, Message::Finished) => self.finished(),
+            (_, message) => self.violation(&message),
+        }
+    }
+
+    /// Rule 5: what comes before RAM is sealed (QEMU's set-up and ROMs) is held until it is.
+    fn device_state(&mut self, bytes: Vec<u8>) {
+        self.device_state_bytes += bytes.len() as u64;
+        if self.device_state_bytes > DEVICE_STATE_BYTES_MAX {
+            let detail = format!("more than {} MiB of device state", DEVICE_STATE_BYTES_MAX >> 20);
+            self.fail(self.fault(Code::ProtocolViolation, &detail));
+        } else if matches!(self.state, State::Loading { .. }) {
+            self.actions.push_back(Action::LoadDeviceState(bytes));
+        } else {
+            self.held_device_state.push(bytes);
+        }
+    }
+
+    /// The source cannot know yet that we gave up; the abort is on its way or will be found by asking.
+    fn message_after_abort(&mut self, now: Time, message: Message) {
+        if let (State::Parting { until, .. }, Message::Aborted) = (&mut self.state, message) {
+            *until = now;
+        }
+    }
+
+    fn violation(&mut self, message: &Message) {
+        let what = format!("{message:?}");
+        let what = what.split([' ', '{', '(']).next().unwrap_or_default();
+        let detail = format!("the source sent {what} while the destination was {}", self.state.name());
+        self.fail(Fault::new(Code::ProtocolViolation, self.state.step(), Side::Source, detail));
+    }
+
+    fn body_event(&mut self, now: Time, event: Event) {
+        match (&mut self.state, event) {
+            (State::Admitting, Event::Admitted(endpoints)) => {
+                self.state = State::Admitted;
+                self.control.send(now, Message::Admitted { endpoints });
+            }
+            (State::Preparing, Event::Prepared(regions)) => {
+                self.state = State::Receiving;
+                self.control.send(now, Message::Prepared { regions });
+            }
+            (State::Sealing { digest }, Event::Sealed(ours)) => {
+                if *digest == ours {
+                    self.state = State::Loading { ended: false };
+                    self.control.send(now, Message::RamSealed);
+                    let held = std::mem::take(&mut self.held_device_state);
+                    self.actions.extend(held.into_iter().map(Action::LoadDeviceState));
+                } else {
+                    self.fail(self.fault(Code::VerifyMismatch, "the digests of guest RAM differ"));
+                }
+            }
+            (State::Loading { ended: true }, Event::DeviceStateLoaded) => {
+                self.state = State::Loaded;
+                self.control.send(now, Message::Loaded);
+            }
+            (State::Journaling, Event::Journaled(DestinationPhase::Committed)) => {
+                self.committed = true;
+                self.state = State::Resuming;
+                self.actions.push_back(Action::Run);
+            }
+            (State::Resuming, Event::GuestRuns(took)) => {
+                self.state = State::Running { until: None };
+                let resume_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+                self.control.send(now, Message::Running { resume_us });
+            }
+            (State::TearingDown { fault }, Event::TornDown) => {
+                let fault = fault.clone();
+                self.part(now, fault);
+            }
+            (_, Event::Journaled(_)) => {}
+            (State::TearingDown { .. } | State::Parting { .. } | State::Ended, _) => {}
+            (state, event) => {
+                let what = format!("{event:?}");
+                let what = what.split([' ', '{', '(']).next().unwrap_or_default();
+                let detail = format!("{what} while {}", state.name());
+                self.fail(self.fault(Code::Internal, &detail));
+            }
+        }
+    }
+
+    fn fault(&self, code: Code, detail: &str) -> Fault {
+        Fault::new(code, self.state.step(), Side::Destination, detail)
+    }
+
+    /// Any fault. Before commit: give up. After it the guest is ours and stays ours, whatever happens.
+    fn fail(&mut self, fault: Fault) {
+        match &self.state {
+            // Tearing down: if the journal did not take it, the guest is ended all the same before anybody is told, and
+            // after a crash the journal still says that nothing was committed, which is as good.
+            State::TearingDown { .. } | State::Parting { .. } | State::Ended => {}
+            _ if self.committed => {}
+            _ => self.give_up(fault),
+        }
+    }
+
+    /// First the journal, then the end of the guest, and only then the word to the source (which may resume on it).
+    fn give_up(&mut self, fault: Fault) {
+        self.actions.push_back(Action::Journal(DestinationPhase::Aborted));
+        self.actions.push_back(Action::TearDown);
+        self.state = State::TearingDown { fault };
+    }
+
+    fn part(&mut self, now: Time, fault: Fault) {
+        self.control.send(now, Message::Abort(fault.clone()));
+        self.state = State::Parting { fault, until: now + self.config.abort_timeout };
+    }
+
+    fn peer_aborted(&mut self, now: Time, fault: Fault) {
+        match &self.state {
+            State::TearingDown { .. } | State::Parting { .. } | State::Ended => {
+                self.message_after_abort(now, Message::Aborted)
+            }
+            _ if self.committed => {}
+            _ => self.give_up(fault),
+        }
+    }
+
+    fn finished(&mut self) {
+        self.actions.push_back(Action::Journal(DestinationPhase::Finished));
+        self.actions.push_back(Action::End(None));
+        self.state = State::Ended;
+    }
+
+    fn check_timers(&mut self, now: Time) {
+        match &mut self.state {
+            State::Parting { fault, until } if *until <= now || self.control.paths() == 0 => {
+                let fault = fault.clone();
+                self.state = State::Ended;
+                self.actions.push_back(Action::End(Some(fault)));
+            }
+            State::Running { until } => {
+                let until = *until.get_or_insert(now + self.config.finish_timeout);
+                if until <= now {
+                    self.state = State::Ended;
+                    self.actions.push_back(Action::End(None));
+                }
+            }
+            _ => self.check_orphaned(now),
+        }
+    }
+
+    /// Nobody asked for this guest for so long that the source must have given up; if it has not, it will ask.
+    fn check_orphaned(&mut self, now: Time) {
+        let alone_since = match self.control.unreachable_since() {
+            Some(since) => Some(since),
+            None if self.control.paths() == 0 => Some(self.started),
+            None => None,
+        };
+        if alone_since.is_some_and(|since| now - since >= self.config.orphan_timeout) {
+            let seconds = self.config.orphan_timeout.as_secs();
+            let detail = format!("no control connection from the source for {seconds} s");
+            self.fail(self.fault(Code::PeerLost, &detail));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

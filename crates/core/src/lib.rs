@@ -1,0 +1,37 @@
+//! The brain: every decision of a migration, without I/O, clock or threads.
+//!
+//! Events with the time in them go in, actions come out. The agent is one body, the simulator in `linerate-plan` the other.
+//!
+//! * [`source::Source`] and [`destination::Destination`]: the two state machines.
+//! * [`scheduler::Scheduler`]: which channel carries which extent next; what is in flight; fencing before requeue.
+//! * [`policy`]: another round, switch over, throttle or give up.
+//! * [`control::Control`]: control messages numbered, acknowledged and sent again over whichever link lives.
+//! * [`journal`]: what is on disk, and what to do with it after a crash.
+
+pub mod control;
+pub mod destination;
+pub mod extent;
+pub mod journal;
+pub mod policy;
+pub mod rate;
+pub mod scheduler;
+pub mod source;
+pub mod statistics;
+pub mod time;
+
+pub use extent::Extent;
+pub use linerate_wire::fault::{Code, Fault, GuestState, Side, Step};
+pub use linerate_wire::message::{Endpoint, Message, Outcome, RegionInfo, Run, SessionId, Token};
+pub use time::Time;
+
+/// Number of a channel within a session, from 0, never given twice.
+pub type ChannelId = u32;
+/// Number of a link within a session, from 0.
+pub type LinkId = u16;
+/// Number of a region within a session.
+pub type RegionId = u16;
+/// Number of a control connection within a session, never given twice.
+pub type PathId = u32;
+
+/// Bytes in a page of guest RAM as tracked.
+pub const PAGE_BYTES: u64 = 4096;

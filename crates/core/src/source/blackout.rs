@@ -1,0 +1,174 @@
+//! Steps 8 to 10: the guest stops, RAM is completed, device state goes over, commit, clean up.
+
+use std::time::Duration;
+
+use super::{Action, Source, State};
+use crate::extent::{normalise, total_bytes};
+use crate::journal::SourcePhase;
+use crate::{Code, Extent, Fault, Message, Side, Step, Time};
+
+/// Refused extents are sent again at most this often while the guest is stopped and nothing can tear them.
+const REPEATS_MAX: u32 = 8;
+/// Bytes of device state in one message.
+const DEVICE_STATE_PIECE: usize = 256 << 10;
+/// With verification, digests over all RAM are computed while the guest is stopped: the time-out grows by this.
+const VERIFY_ALLOWANCE: Duration = Duration::from_secs(120);
+/// Commit's answer is waited for this long before the destination's journal is asked, and between two questions.
+pub(super) const ASK_AFTER: Duration = Duration::from_secs(1);
+/// The last acknowledgement is waited for this long.
+const PARTING: Duration = Duration::from_secs(1);
+
+impl Source {
+    /// The last round's extents go out while QEMU sets up; the guest still runs.
+    pub(super) fn switch_over(&mut self, now: Time, extents: Vec<Extent>) {
+        self.statistics.blackout.asked = Some(now);
+        self.scheduler.add_work(extents);
+        self.last_progress = now;
+        self.step_deadline = Some(now + self.config.step_timeout);
+        self.state = State::Switching { holding: false };
+        self.actions.push_back(Action::SwitchOver);
+    }
+
+    pub(super) fn guest_stopped(&mut self, now: Time) {
+        self.statistics.end(now, Step::Copy);
+        self.statistics.blackout.stopped.get_or_insert(now);
+        let verify = if self.config.verify { VERIFY_ALLOWANCE } else { Duration::ZERO };
+        self.enter_step(now, Step::Blackout, self.config.blackout_timeout + verify);
+    }
+
+    /// The guest is stopped, so the scan can run while the last round is still in flight.
+    pub(super) fn holding(&mut self, now: Time) {
+        self.guest_stopped(now);
+        self.statistics.blackout.held = Some(now);
+        self.state = State::LastScan { dirty: None };
+        self.actions.push_back(Action::Scan { last: true });
+    }
+
+    pub(super) fn last_scanned(&mut self, now: Time, found: Vec<Extent>) {
+        self.statistics.blackout.scanned = Some(now);
+        self.state = State::LastScan { dirty: Some(found) };
+        self.last_copy_when_ready(now);
+    }
+
+    /// The last copy begins when the scan is done and nothing is in flight any more (rule 3).
+    pub(super) fn last_copy_when_ready(&mut self, now: Time) {
+        if !self.scheduler.is_drained() {
+            return;
+        }
+        let State::LastScan { dirty } = &mut self.state else { return };
+        let Some(mut extents) = dirty.take() else { return };
+        extents.extend(self.scheduler.take_refused());
+        let extents = normalise(extents);
+        self.statistics.blackout.last_copy_bytes = total_bytes(&extents);
+        self.state = State::LastCopy { repeats: 0 };
+        self.scheduler.add_work(extents);
+        self.last_copy_drained(now);
+    }
+
+    pub(super) fn last_copy_drained(&mut self, now: Time) {
+        let State::LastCopy { repeats } = &mut self.state else { return };
+        if !self.scheduler.is_drained() {
+            return;
+        }
+        if self.scheduler.has_refused() {
+            *repeats += 1;
+            if *repeats > REPEATS_MAX {
+                let detail = format!("a write was refused {REPEATS_MAX} times although the guest is stopped");
+                return self.fail(
+                    now,
+                    Fault::new(Code::ChecksumMismatch, Step::Blackout, Side::Destination, detail),
+                );
+            }
+            let again = normalise(self.scheduler.take_refused());
+            return self.scheduler.add_work(again);
+        }
+        self.statistics.blackout.copied = Some(now);
+        if self.config.verify {
+            self.state = State::Digesting;
+            self.actions.push_back(Action::Digest);
+        } else {
+            self.seal(now, None);
+        }
+    }
+
+    /// Rule 5: nothing is written after this, and device state is not let go before the destination confirms it.
+    pub(super) fn seal(&mut self, now: Time, digest: Option<u64>) {
+        self.statistics.blackout.digested = Some(now);
+        self.scheduler.stop();
+        self.state = State::Sealing;
+        self.control.send(now, Message::RamComplete { digest });
+    }
+
+    pub(super) fn sealed(&mut self, now: Time) {
+        self.statistics.blackout.sealed = Some(now);
+        self.state = State::Loading { written: false, loaded: false };
+        self.actions.push_back(Action::WriteDeviceState);
+    }
+
+    pub(super) fn device_state(&mut self, now: Time, bytes: Vec<u8>) {
+        self.statistics.blackout.device_state_bytes += bytes.len() as u64;
+        for piece in bytes.chunks(DEVICE_STATE_PIECE) {
+            self.control.send(now, Message::DeviceState { bytes: piece.to_vec() });
+        }
+    }
+
+    pub(super) fn device_state_done(&mut self, now: Time) {
+        self.statistics.blackout.state_written = Some(now);
+        self.control
+            .send(now, Message::DeviceStateEnd { total: self.statistics.blackout.device_state_bytes });
+        if let State::Loading { written, .. } = &mut self.state {
+            *written = true;
+        }
+        self.journal_when_loaded(now);
+    }
+
+    pub(super) fn loaded(&mut self, now: Time) {
+        self.statistics.blackout.loaded = Some(now);
+        if let State::Loading { loaded, .. } = &mut self.state {
+            *loaded = true;
+        }
+        self.journal_when_loaded(now);
+    }
+
+    fn journal_when_loaded(&mut self, now: Time) {
+        if self.state != (State::Loading { written: true, loaded: true }) {
+            return;
+        }
+        self.statistics.end(now, Step::Blackout);
+        self.enter_step(now, Step::Commit, self.config.step_timeout);
+        self.state = State::Journaling;
+        self.actions.push_back(Action::Journal(SourcePhase::CommitSent));
+    }
+
+    /// The point of no return: the journal has it, so it may be said.
+    pub(super) fn commit(&mut self, now: Time) {
+        self.statistics.blackout.journaled = Some(now);
+        self.step_deadline = None;
+        self.state = State::Committing { ask_at: now + ASK_AFTER, undecided: false };
+        self.control.send(now, Message::Commit);
+    }
+
+    pub(super) fn running(&mut self, now: Time) {
+        self.statistics.blackout.running.get_or_insert(now);
+        self.statistics.end(now, Step::Commit);
+        self.enter_step(now, Step::CleanUp, self.config.step_timeout);
+        self.step_deadline = None;
+        self.state = State::CleaningUp;
+        self.actions.push_back(Action::CleanUp);
+    }
+
+    pub(super) fn cleaned_up(&mut self, now: Time) {
+        self.statistics.end(now, Step::CleanUp);
+        self.actions.push_back(Action::Journal(SourcePhase::Finished));
+        self.control.send(now, Message::Finished);
+        self.state = State::Parting { until: now + PARTING };
+        self.part_when_heard(now);
+    }
+
+    pub(super) fn part_when_heard(&mut self, now: Time) {
+        let State::Parting { until } = self.state else { return };
+        if self.control.unacknowledged() == 0 || now >= until || self.control.paths() == 0 {
+            self.end(now, None, crate::GuestState::RunsAtDestination);
+        }
+    }
+}

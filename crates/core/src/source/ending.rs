@@ -1,0 +1,177 @@
+//! Faults, roll-back, time-outs, and the time after commit when the answer is missing.
+
+use std::time::Duration;
+
+use super::blackout::ASK_AFTER;
+use super::{Action, Ending, Source, State};
+use crate::journal::{SourcePhase, Verdict, verdict};
+use crate::{Code, Fault, GuestState, Message, Outcome, Side, Step, Time};
+
+/// The destination's word that it gave up too is waited for this long.
+const PEER_ABORTS_WITHIN: Duration = Duration::from_secs(2);
+/// After this long without an answer to commit, the operator is told that it is undecided.
+const UNDECIDED_AFTER: Duration = Duration::from_secs(3);
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct RollBack {
+    fault: Fault,
+    guest: Option<GuestState>,
+    peer_done: bool,
+    until: Time,
+}
+
+impl Source {
+    /// Any fault. Before commit: roll back. From the journal's CommitSent on, only the destination's word decides.
+    pub(super) fn fail(&mut self, now: Time, fault: Fault) {
+        match &self.state {
+            State::RollingBack(_) | State::Ended | State::Parting { .. } => {}
+            State::Committing { .. } | State::CleaningUp => {}
+            _ => self.roll_back(now, fault, true),
+        }
+    }
+
+    pub(super) fn cancel(&mut self, now: Time) {
+        // Once the commit is on its way to the journal it is too late; the report will say that the guest moved.
+        if self.state != State::Journaling {
+            self.cancelled = true;
+            self.fail(now, Fault::new(Code::Cancelled, self.step, Side::Source, ""));
+        }
+    }
+
+    fn roll_back(&mut self, now: Time, fault: Fault, tell_peer: bool) {
+        self.scheduler.stop();
+        self.step_deadline = None;
+        self.scan_at = None;
+        if tell_peer {
+            self.control.send(now, Message::Abort(fault.clone()));
+        }
+        self.actions.push_back(Action::RollBack);
+        self.state = State::RollingBack(RollBack {
+            fault,
+            guest: None,
+            peer_done: !tell_peer,
+            until: now + PEER_ABORTS_WITHIN,
+        });
+    }
+
+    pub(super) fn peer_aborted(&mut self, now: Time, fault: Fault) {
+        match self.state {
+            // It could not commit: it has ended its guest before it said so.
+            State::Committing { .. } => self.roll_back(now, fault, false),
+            State::CleaningUp | State::Parting { .. } => {}
+            _ => {
+                self.control.send(now, Message::Aborted);
+                self.roll_back(now, fault, false);
+            }
+        }
+    }
+
+    pub(super) fn message_while_ending(&mut self, now: Time, message: Message) {
+        if let (State::RollingBack(roll_back), Message::Aborted | Message::Abort(_)) =
+            (&mut self.state, message)
+        {
+            roll_back.peer_done = true;
+            self.end_when_rolled_back(now);
+        }
+    }
+
+    pub(super) fn rolled_back(&mut self, now: Time, guest: GuestState) {
+        if let State::RollingBack(roll_back) = &mut self.state {
+            roll_back.guest = Some(guest);
+            self.actions.push_back(Action::Journal(SourcePhase::RolledBack));
+            self.end_when_rolled_back(now);
+        }
+    }
+
+    fn end_when_rolled_back(&mut self, now: Time) {
+        let State::RollingBack(roll_back) = &self.state else { return };
+        let Some(guest) = roll_back.guest else { return };
+        if roll_back.peer_done || now >= roll_back.until || self.control.paths() == 0 {
+            let fault = roll_back.fault.clone();
+            self.end(now, Some(fault), guest);
+        }
+    }
+
+    pub(super) fn end(&mut self, now: Time, fault: Option<Fault>, guest: GuestState) {
+        self.statistics.ended = Some(now);
+        self.state = State::Ended;
+        self.actions.push_back(Action::End(Ending { fault, guest }));
+    }
+
+    pub(super) fn answered(&mut self, now: Time, outcome: Outcome) {
+        if !matches!(self.state, State::Committing { .. }) {
+            return;
+        }
+        match verdict(outcome) {
+            Verdict::GiveUpGuest => self.running(now),
+            Verdict::Resume => {
+                let detail = "the destination gave up before the commit reached it";
+                self.roll_back(
+                    now,
+                    Fault::new(Code::PeerLost, Step::Commit, Side::Destination, detail),
+                    false,
+                );
+            }
+            Verdict::AskAgain => {}
+        }
+    }
+
+    /// The operator knows better: the destination's host is gone for good, or the guest is known to run there.
+    pub(super) fn resolve(&mut self, now: Time, resume_here: bool) {
+        if !matches!(self.state, State::Committing { .. }) {
+            return;
+        }
+        if resume_here {
+            let detail = "the operator decided that the guest stays at the source";
+            self.roll_back(now, Fault::new(Code::Cancelled, Step::Commit, Side::Source, detail), false);
+        } else {
+            self.running(now);
+        }
+    }
+
+    pub(super) fn check_timers(&mut self, now: Time) {
+        self.scan_when_due(now);
+        self.check_step(now);
+        self.check_links(now);
+        self.ask_when_due(now);
+        self.end_when_rolled_back(now);
+        self.part_when_heard(now);
+    }
+
+    fn check_step(&mut self, now: Time) {
+        if self.step_deadline.is_some_and(|deadline| deadline <= now) {
+            self.step_deadline = None;
+            let detail = format!("while {}", self.state.name());
+            self.fail(now, Fault::new(Code::TimedOut, self.step, Side::Source, detail));
+        }
+    }
+
+    /// The guest runs on while links are away; when they stay away, the migration is given up.
+    fn check_links(&mut self, now: Time) {
+        let limit = self.config.link_timeout;
+        let over = |since: Option<Time>| since.is_some_and(|since| now - since >= limit);
+        let copying = matches!(self.state, State::Copying { .. } | State::LastCopy { .. });
+        let stuck = copying && !self.scheduler.is_drained() && now - self.last_progress >= limit;
+        let (code, what) = if over(self.control.unreachable_since()) {
+            (Code::PeerLost, "no control connection")
+        } else if over(self.no_channel_since) {
+            (Code::NoLink, "no data channel")
+        } else if stuck {
+            (Code::PeerLost, "nothing was acknowledged")
+        } else {
+            return;
+        };
+        let detail = format!("{what} for {} s", limit.as_secs());
+        self.fail(now, Fault::new(code, self.step, Side::Source, detail));
+    }
+
+    fn ask_when_due(&mut self, now: Time) {
+        let journaled = self.statistics.blackout.journaled;
+        let State::Committing { ask_at, undecided } = &mut self.state else { return };
+        if *ask_at <= now {
+            *ask_at = now + ASK_AFTER;
+            *undecided = journaled.is_some_and(|at| now - at >= UNDECIDED_AFTER);
+            self.actions.push_back(Action::Query);
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Steps 6 and 7: protection, first pass, rounds.
+
+use std::time::Duration;
+
+use super::{Action, Source, State};
+use crate::extent::{normalise, total_bytes};
+use crate::policy::{Decision, RoundEnd};
+use crate::statistics::Round;
+use crate::{Code, Extent, Fault, Message, Side, Step, Time};
+
+/// What stopping, holding, sealing and loading cost apart from scan and copy: the median of the prototype's blackouts.
+const SWITCH_COST: Duration = Duration::from_millis(5);
+
+impl Source {
+    pub(super) fn protected(&mut self, now: Time, populated: Vec<Extent>, paused: Duration) {
+        let populated = normalise(populated);
+        self.statistics.end(now, Step::Track);
+        self.statistics.populated_bytes = total_bytes(&populated);
+        self.statistics.pauses += paused;
+        self.enter_step(now, Step::Copy, self.config.step_timeout);
+        self.step_deadline = None; // Copying has its own: no progress, no link, too many rounds.
+        self.last_scan_at = now;
+        self.begin_round(now, populated);
+    }
+
+    fn begin_round(&mut self, now: Time, extents: Vec<Extent>) {
+        let bytes = total_bytes(&extents);
+        self.statistics.rounds.push(Round { number: self.round, bytes, ..Round::default() });
+        self.control.send(now, Message::RoundMark { round: self.round, bytes });
+        self.scheduler.add_work(extents);
+        self.last_progress = now;
+        self.state = State::Copying { began: now };
+        self.progress(now);
+    }
+
+    /// Called whenever something was settled: is the round over?
+    pub(super) fn progress(&mut self, now: Time) {
+        if !self.scheduler.is_drained() {
+            return;
+        }
+        match &mut self.state {
+            State::Copying { began } => {
+                let (began, at) = (*began, self.last_scan_at + self.config.round_interval_min);
+                if let Some(round) = self.statistics.rounds.last_mut().filter(|round| round.took.is_zero()) {
+                    round.took = now - began;
+                }
+                self.scan_at = Some(at);
+                self.scan_when_due(now);
+            }
+            State::Switching { .. } | State::LastScan { .. } => self.last_copy_when_ready(now),
+            State::LastCopy { .. } => self.last_copy_drained(now),
+            _ => {}
+        }
+    }
+
+    pub(super) fn scan_when_due(&mut self, now: Time) {
+        let due = self.scan_at.is_some_and(|at| at <= now);
+        if due && matches!(self.state, State::Copying { .. }) && self.scheduler.is_drained() {
+            self.scan_at = None;
+            self.state = State::Scanning;
+            self.actions.push_back(Action::Scan { last: false });
+        }
+    }
+
+    pub(super) fn scanned(&mut self, now: Time, dirty: Vec<Extent>, took: Duration, paused: Duration) {
+        let mut extents = dirty;
+        let found = total_bytes(&extents);
+        extents.extend(self.scheduler.take_refused());
+        let extents = normalise(extents);
+        let end = self.note_scan(now, found, total_bytes(&extents), took, paused);
+        match self.policy.decide(end) {
+            Decision::Round => self.next_round(now, extents),
+            Decision::Throttle(percent) => {
+                self.actions.push_back(Action::Throttle(percent));
+                self.next_round(now, extents);
+            }
+            Decision::SwitchOver => self.switch_over(now, extents),
+            Decision::GiveUp => self.give_up(now, end),
+        }
+    }
+
+    fn note_scan(&mut self, now: Time, found: u64, bytes: u64, took: Duration, paused: Duration) -> RoundEnd {
+        let span = (now - self.last_scan_at).as_secs_f64();
+        self.last_scan_at = now;
+        self.last_scan_took = took;
+        self.statistics.pauses += paused;
+        if span > 0.0 {
+            self.statistics.dirty_bytes_per_s = found as f64 / span;
+        }
+        if let Some(round) = self.statistics.rounds.last_mut() {
+            (round.dirty_bytes_after, round.scan) = (bytes, took);
+        }
+        let end = RoundEnd {
+            round: self.round,
+            dirty_bytes: bytes,
+            bytes_per_s: self.scheduler.bytes_per_s(),
+            fixed: SWITCH_COST + took,
+        };
+        self.statistics.predicted_blackout = end.predicted_blackout();
+        end
+    }
+
+    fn next_round(&mut self, now: Time, extents: Vec<Extent>) {
+        self.round += 1;
+        self.begin_round(now, extents);
+    }
+
+    fn give_up(&mut self, now: Time, end: RoundEnd) {
+        let predicted = end.predicted_blackout().unwrap_or_default().as_millis();
+        let detail = format!(
+            "after {} rounds {} MiB are written while {:.0} MiB/s are carried: the blackout would be {predicted} ms and \
+             may be {} ms. Allow a longer one (--max-blackout), let the guest be slowed down (--throttle), or add a link",
+            end.round + 1,
+            end.dirty_bytes >> 20,
+            end.bytes_per_s / f64::from(1 << 20),
+            self.policy.limits().max_blackout.as_millis(),
+        );
+        self.fail(now, Fault::new(Code::NotConverging, Step::Copy, Side::Source, detail));
+    }
+}

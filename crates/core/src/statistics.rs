@@ -1,0 +1,110 @@
+//! Where the time went: kept by the source's state machine, shown by displays and the report.
+
+use std::time::Duration;
+
+use crate::{Step, Time};
+
+/// One pass over RAM.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Round {
+    /// 0 is the first pass.
+    pub number: u32,
+    /// Bytes that it had to carry.
+    pub bytes: u64,
+    /// From its first write to its last acknowledgement.
+    pub took: Duration,
+    /// Bytes written by the guest meanwhile, as the scan behind it found.
+    pub dirty_bytes_after: u64,
+    /// Length of that scan.
+    pub scan: Duration,
+}
+
+/// Moments of the blackout. `None` where it was not reached.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Blackout {
+    /// QEMU was asked to switch; the guest still runs.
+    pub asked: Option<Time>,
+    /// The guest stopped.
+    pub stopped: Option<Time>,
+    /// QEMU holds at pre-switchover.
+    pub held: Option<Time>,
+    /// The last scan ended.
+    pub scanned: Option<Time>,
+    /// All RAM is acknowledged.
+    pub copied: Option<Time>,
+    /// The digest was computed (only with verification).
+    pub digested: Option<Time>,
+    /// The destination sealed its RAM.
+    pub sealed: Option<Time>,
+    /// QEMU wrote all device state.
+    pub state_written: Option<Time>,
+    /// The destination loaded it.
+    pub loaded: Option<Time>,
+    /// The commit is in the journal.
+    pub journaled: Option<Time>,
+    /// The destination says that the guest runs.
+    pub running: Option<Time>,
+    /// Bytes of RAM in the last copy.
+    pub last_copy_bytes: u64,
+    /// Bytes of device state.
+    pub device_state_bytes: u64,
+    /// From the reading of commit to the guest's resumption, as the destination saw it.
+    pub resume: Duration,
+}
+
+impl Blackout {
+    /// From the guest's stop to the word that it runs.
+    pub fn total(&self) -> Option<Duration> {
+        Some(self.running? - self.stopped?)
+    }
+}
+
+/// Begin and end of a step.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Span {
+    /// When it began.
+    pub began: Option<Time>,
+    /// When it ended.
+    pub ended: Option<Time>,
+}
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub struct Statistics {
+    /// When the migration was asked for.
+    pub started: Time,
+    /// When it ended.
+    pub ended: Option<Time>,
+    spans: [Span; 10],
+    /// The passes so far.
+    pub rounds: Vec<Round>,
+    /// The blackout.
+    pub blackout: Blackout,
+    /// Bytes that were populated when tracking began.
+    pub populated_bytes: u64,
+    /// How long the guest was stopped before the blackout, for drained write protection.
+    pub pauses: Duration,
+    /// Bytes per second that the guest last wrote.
+    pub dirty_bytes_per_s: f64,
+    /// Predicted length of the last copy if it began now.
+    pub predicted_blackout: Option<Duration>,
+}
+
+impl Statistics {
+    /// A step begins (the first time counts).
+    pub fn begin(&mut self, now: Time, step: Step) {
+        self.spans[step as usize - 1].began.get_or_insert(now);
+    }
+
+    /// A step ends (the first time counts).
+    pub fn end(&mut self, now: Time, step: Step) {
+        let span = &mut self.spans[step as usize - 1];
+        span.began.get_or_insert(now);
+        span.ended.get_or_insert(now);
+    }
+
+    /// Begin and end of a step.
+    pub fn span(&self, step: Step) -> Span {
+        self.spans[step as usize - 1]
+    }
+}

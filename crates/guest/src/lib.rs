@@ -1,0 +1,25 @@
+//! Hypervisors: QMP, reading a running QEMU, judging whether it can be moved in direct mode, building its twin, starting and
+//! ending guests, and the operations of a migration as QEMU sees it.
+//!
+//! - [`qmp`]: the control protocol. [`discover`] finds the socket, [`read`] makes a [`description::GuestDescription`] of what it
+//!   says, [`verdict`] judges it.
+//! - [`twin`] makes the destination's command line from a description that came from another host; [`host`] checks that the
+//!   host has what the twin needs.
+//! - [`spec`] makes a command line from an operator's file; [`process`] starts and ends QEMU; [`registry`] remembers guests.
+//! - [`migrate`] holds the operations of a migration on both sides, each of them small: who calls them in which order is
+//!   decided elsewhere.
+
+pub mod argv;
+pub mod description;
+pub mod discover;
+pub mod host;
+pub mod migrate;
+pub mod options;
+pub mod process;
+pub mod procfs;
+pub mod qmp;
+pub mod read;
+pub mod registry;
+pub mod spec;
+pub mod twin;
+pub mod verdict;

@@ -1,0 +1,224 @@
+//! What /proc says of a process: identity that survives the reuse of pids, command line, open files.
+
+use std::fs;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use rustix::process::{Pid, PidfdFlags, Signal};
+use serde::{Deserialize, Serialize};
+
+/// Longest command line read, in bytes.
+pub const CMDLINE_BYTES_MAX: u64 = 2 << 20;
+
+/// Why a process could not be looked at.
+#[derive(Debug, thiserror::Error)]
+pub enum ProcessError {
+    /// There is no such process (any more).
+    #[error("there is no process {pid}: the guest has ended")]
+    Gone {
+        /// Its number.
+        pid: i32,
+    },
+    /// A file of /proc could not be read.
+    #[error("cannot read {path}: linerate must run as root or as the user that QEMU runs as")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// A file of /proc has an unknown shape.
+    #[error("{path} has not the shape that is expected of it")]
+    Shape {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A signal could not be sent.
+    #[error("cannot send a signal to process {pid}")]
+    Signal {
+        /// Its number.
+        pid: i32,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A process that can be told from a later one with the same pid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProcessIdentity {
+    /// Its number.
+    pub pid: i32,
+    /// When it started, in clock ticks since boot.
+    pub start_ticks: u64,
+}
+
+struct Stat {
+    state: u8,
+    start_ticks: u64,
+}
+
+impl ProcessIdentity {
+    /// The process that has this pid now. A zombie has ended.
+    pub fn of(pid: i32) -> Result<ProcessIdentity, ProcessError> {
+        let stat = read_stat(pid)?;
+        if matches!(stat.state, b'Z' | b'X') {
+            return Err(ProcessError::Gone { pid });
+        }
+        Ok(ProcessIdentity { pid, start_ticks: stat.start_ticks })
+    }
+
+    /// Whether this very process still lives.
+    pub fn is_alive(self) -> bool {
+        ProcessIdentity::of(self.pid).is_ok_and(|now| now == self)
+    }
+
+    /// Sends a signal to this very process: a pid descriptor is taken before the identity is checked, so that the signal
+    /// cannot reach a later process with the same number.
+    pub fn signal(self, signal: Signal) -> Result<(), ProcessError> {
+        let gone = ProcessError::Gone { pid: self.pid };
+        let Some(pid) = Pid::from_raw(self.pid).filter(|_| self.pid > 0) else { return Err(gone) };
+        let failed = |source: rustix::io::Errno| match source {
+            rustix::io::Errno::SRCH => ProcessError::Gone { pid: self.pid },
+            other => ProcessError::Signal { pid: self.pid, source: other.into() },
+        };
+        let descriptor = rustix::process::pidfd_open(pid, PidfdFlags::empty()).map_err(failed)?;
+        if !self.is_alive() {
+            return Err(gone);
+        }
+        rustix::process::pidfd_send_signal(descriptor, signal).map_err(failed)
+    }
+
+    /// Waits until it has ended; false when the deadline passes first.
+    pub fn wait_end(self, deadline: Instant) -> bool {
+        while self.is_alive() {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        true
+    }
+}
+
+/// Names this boot of the host: pids and start times of another boot mean nothing.
+pub fn boot_id() -> Result<String, ProcessError> {
+    let path = PathBuf::from("/proc/sys/kernel/random/boot_id");
+    match fs::read_to_string(&path) {
+        Ok(text) => Ok(text.trim().to_owned()),
+        Err(source) => Err(ProcessError::Read { path, source }),
+    }
+}
+
+/// The arguments of a process, the program's name first.
+pub fn command_line(pid: i32) -> Result<Vec<String>, ProcessError> {
+    let path = proc_path(pid, "cmdline");
+    let mut bytes = Vec::new();
+    fs::File::open(&path)
+        .and_then(|file| file.take(CMDLINE_BYTES_MAX).read_to_end(&mut bytes))
+        .map_err(|source| read_error(pid, path.clone(), source))?;
+    if bytes.len() as u64 >= CMDLINE_BYTES_MAX {
+        return Err(ProcessError::Shape { path });
+    }
+    bytes.pop_if(|last| *last == 0);
+    let text = String::from_utf8(bytes).map_err(|_| ProcessError::Shape { path: path.clone() })?;
+    if text.is_empty() {
+        return Err(ProcessError::Gone { pid });
+    }
+    Ok(text.split('\0').map(str::to_owned).collect())
+}
+
+/// The program that a process runs.
+pub fn executable(pid: i32) -> Result<PathBuf, ProcessError> {
+    let path = proc_path(pid, "exe");
+    fs::read_link(&path).map_err(|source| read_error(pid, path, source))
+}
+
+/// Open descriptors and what they point to.
+pub fn open_files(pid: i32) -> Result<Vec<(i32, PathBuf)>, ProcessError> {
+    let path = proc_path(pid, "fd");
+    let entries = fs::read_dir(&path).map_err(|source| read_error(pid, path, source))?;
+    // One that vanishes while we look is not of interest.
+    Ok(entries
+        .flatten()
+        .filter_map(|entry| {
+            let number = entry.file_name().to_str()?.parse().ok()?;
+            Some((number, fs::read_link(entry.path()).ok()?))
+        })
+        .collect())
+}
+
+/// The interface behind a descriptor of /dev/net/tun.
+pub fn tap_of_descriptor(pid: i32, descriptor: i32) -> Option<String> {
+    let text = fs::read_to_string(proc_path(pid, &format!("fdinfo/{descriptor}"))).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("iff:")).map(|name| name.trim().to_owned())
+}
+
+/// Release of the running kernel as (major, minor).
+pub fn kernel_release() -> Option<(u32, u32)> {
+    let text = fs::read_to_string("/proc/sys/kernel/osrelease").ok()?;
+    let mut parts = text.split(|c: char| !c.is_ascii_digit());
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+/// A file of a process in /proc.
+pub fn proc_path(pid: i32, file: &str) -> PathBuf {
+    Path::new("/proc").join(pid.to_string()).join(file)
+}
+
+fn read_stat(pid: i32) -> Result<Stat, ProcessError> {
+    let path = proc_path(pid, "stat");
+    let text = fs::read_to_string(&path).map_err(|source| read_error(pid, path.clone(), source))?;
+    parse_stat(&text).ok_or(ProcessError::Shape { path })
+}
+
+// The name stands in parentheses and may hold anything, parentheses and spaces too: what counts begins behind the last one.
+fn parse_stat(text: &str) -> Option<Stat> {
+    let (_, rest) = text.rsplit_once(')')?;
+    let mut fields = rest.split_ascii_whitespace();
+    let state = *fields.next()?.as_bytes().first()?;
+    // Field 22 of the file; the state was field 3.
+    let start_ticks = fields.nth(18)?.parse().ok()?;
+    Some(Stat { state, start_ticks })
+}
+
+fn read_error(pid: i32, path: PathBuf, source: io::Error) -> ProcessError {
+    let gone = source.kind() == io::ErrorKind::NotFound || source.raw_os_error() == Some(3);
+    if gone { ProcessError::Gone { pid } } else { ProcessError::Read { path, source } }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stat_of_an_awkward_name_is_parsed() {
+        let text = "7 (a) b (c)) S 1 7 7 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 4242 9 9";
+        let stat = parse_stat(text).unwrap();
+        assert_eq!((stat.state, stat.start_ticks), (b'S', 4242));
+        assert!(parse_stat("7 (a) S 1 2").is_none());
+        assert!(parse_stat("").is_none());
+    }
+
+    #[test]
+    fn another_start_time_is_another_process() {
+        let me = ProcessIdentity::of(std::process::id() as i32).unwrap();
+        assert!(me.is_alive());
+        let other = ProcessIdentity { start_ticks: me.start_ticks + 1, ..me };
+        assert!(!other.is_alive());
+        assert!(matches!(other.signal(Signal::KILL), Err(ProcessError::Gone { .. })));
+        assert!(matches!(ProcessIdentity { pid: -1, start_ticks: 0 }.signal(Signal::KILL), Err(ProcessError::Gone { .. })));
+    }
+
+    #[test]
+    fn a_zombie_counts_as_dead() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let identity = ProcessIdentity::of(child.id() as i32).unwrap();
+        identity.signal(Signal::KILL).unwrap();
+        assert!(identity.wait_end(Instant::now() + std::time::Duration::from_secs(20)), "not reaped, yet dead");
+        child.wait().unwrap();
+    }
+}

@@ -1,0 +1,172 @@
+//! RAM blocks: sizes from `x-query-ramblock`, back ends from the object tree, descriptors from /proc.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use super::{Asker, ReadError, text};
+use crate::description::{Backend, RamBlock};
+use crate::qmp::QemuVersion;
+
+/// From this version on, `x-ignore-shared` leaves out named files only; before, any shared memory.
+const NAMED_FILES_ONLY: QemuVersion = QemuVersion { major: 8, minor: 1, micro: 0 };
+
+struct MemoryObject {
+    path: String,
+    backend: Backend,
+    share: bool,
+    size: u64,
+    file: Option<String>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Listed {
+    name: String,
+    page_bytes: u64,
+    used: u64,
+}
+
+pub(super) fn read(asker: &mut Asker<'_>, files: &[(i32, PathBuf)]) -> Result<Vec<RamBlock>, ReadError> {
+    let command = "x-query-ramblock";
+    let answer = asker.ask(command, json!({}))?;
+    let table = text(&answer, "human-readable-text").unwrap_or_default();
+    let listed = parse_table(&table);
+    if listed.is_empty() {
+        return Err(ReadError::Answer { command, what: "no block in the table" });
+    }
+    let objects = memory_objects(asker)?;
+    let version = asker.qmp.version();
+    let block = |listed: Listed| match object_of(&objects, &listed.name) {
+        None => internal(listed),
+        Some(object) => backed(listed, object, files, version),
+    };
+    Ok(listed.into_iter().map(block).collect())
+}
+
+fn internal(listed: Listed) -> RamBlock {
+    RamBlock {
+        id: listed.name,
+        size: listed.used,
+        page_bytes: listed.page_bytes,
+        backend: Backend::Internal,
+        share: false,
+        path: None,
+        descriptor: None,
+        ignored_when_shared: false,
+    }
+}
+
+fn backed(listed: Listed, object: &MemoryObject, files: &[(i32, PathBuf)], version: QemuVersion) -> RamBlock {
+    let named = object.backend == Backend::File;
+    let memfd = object.backend == Backend::Memfd && version < NAMED_FILES_ONLY;
+    RamBlock {
+        descriptor: descriptor_of(object, files),
+        id: listed.name,
+        size: listed.used,
+        page_bytes: listed.page_bytes,
+        backend: object.backend,
+        share: object.share,
+        path: object.file.clone(),
+        ignored_when_shared: object.share && (named || memfd),
+    }
+}
+
+fn memory_objects(asker: &mut Asker<'_>) -> Result<Vec<MemoryObject>, ReadError> {
+    let listed = asker.ask("qom-list", json!({ "path": "/objects" }))?;
+    let mut objects = Vec::new();
+    for member in listed.as_array().into_iter().flatten() {
+        let (Some(name), Some(kind)) = (text(member, "name"), text(member, "type")) else { continue };
+        let backend = match kind.as_str() {
+            "child<memory-backend-file>" => Backend::File,
+            "child<memory-backend-memfd>" => Backend::Memfd,
+            "child<memory-backend-ram>" => Backend::Anonymous,
+            _ => continue,
+        };
+        let path = format!("/objects/{name}");
+        let share = asker.property(&path, "share")?.and_then(|v| v.as_bool()).unwrap_or(false);
+        let size = asker.property(&path, "size")?.and_then(|v| v.as_u64()).unwrap_or(0);
+        let file = asker.property(&path, "mem-path")?.and_then(|v| Value::as_str(&v).map(str::to_owned));
+        objects.push(MemoryObject { path, backend, share, size, file });
+    }
+    Ok(objects)
+}
+
+// A block has the object's name, or its path in the tree under x-use-canonical-path-for-ramblock-id.
+fn object_of<'a>(objects: &'a [MemoryObject], block: &str) -> Option<&'a MemoryObject> {
+    objects.iter().find(|object| object.path == block || object.path.strip_prefix("/objects/") == Some(block))
+}
+
+fn descriptor_of(object: &MemoryObject, files: &[(i32, PathBuf)]) -> Option<i32> {
+    let name = object.path.strip_prefix("/objects/")?;
+    let matches = |target: &Path| match (object.backend, &object.file) {
+        (Backend::File, Some(file)) => {
+            let link = target.to_string_lossy();
+            let plain = link.trim_end_matches(" (deleted)");
+            // A folder as mem-path: QEMU makes a nameless file in it, called after the block.
+            plain == file || plain.starts_with(&format!("{}/qemu_back_mem.", file.trim_end_matches('/')))
+        }
+        (Backend::Memfd, _) => target.to_string_lossy().starts_with("/memfd:memory-backend-memfd"),
+        _ => false,
+    };
+    let mut found = files.iter().filter(|(_, target)| matches(target)).map(|(number, _)| *number);
+    let first = found.next()?;
+    // Several memfds carry one name: which is whose, only the mappings tell.
+    let ambiguous = object.backend == Backend::Memfd && found.next().is_some();
+    if ambiguous {
+        tracing::debug!(object = name, bytes = object.size, "several memfds, none is named");
+        return None;
+    }
+    Some(first)
+}
+
+// Name, page size with unit, offset, used, total. The name may hold spaces in theory: read from the right.
+fn parse_table(table: &str) -> Vec<Listed> {
+    table.lines().filter_map(parse_row).collect()
+}
+
+fn parse_row(row: &str) -> Option<Listed> {
+    let mut words = row.split_whitespace().rev();
+    let total = words.next()?;
+    // Newer versions add a column with the host's address.
+    let mut numbers = vec![hexadecimal(total)?];
+    let unit = loop {
+        let word = words.next()?;
+        match hexadecimal(word) {
+            Some(number) => numbers.push(number),
+            None if word == "rw" || word == "ro" => {}
+            None => break word,
+        }
+    };
+    numbers.reverse();
+    let scale = match unit {
+        "B" => 1,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1_u64 << 30,
+        _ => return None,
+    };
+    let page_bytes = words.next()?.parse::<u64>().ok()?.checked_mul(scale)?;
+    let mut name: Vec<&str> = words.collect();
+    name.reverse();
+    let used = *numbers.get(1)?;
+    Some(Listed { name: name.join(" "), page_bytes, used }).filter(|row| !row.name.is_empty())
+}
+
+fn hexadecimal(word: &str) -> Option<u64> {
+    u64::from_str_radix(word.strip_prefix("0x")?, 16).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_of_old_and_new_versions_are_read() {
+        let old = "  Block Name    PSize   Offset  Used  Total\n pc.ram    4 KiB  0x0000000000000000 0x0000000004000000 0x0000000004000000\n";
+        let new = "  Block Name  PSize Offset Used Total HVA RO\n /objects/ram 2 MiB 0x0 0x4000000 0x4000000 0x00007f0000000000 rw\n";
+        let page = |page_bytes, name: &str| Listed { name: name.into(), page_bytes, used: 0x400_0000 };
+        assert_eq!(parse_table(old), [page(4096, "pc.ram")]);
+        assert_eq!(parse_table(new), [page(2 << 20, "/objects/ram")]);
+        assert_eq!(parse_table("nonsense\n 0x1\n KiB 0x1 0x2 0x3\n"), []);
+    }
+}

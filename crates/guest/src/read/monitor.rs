@@ -1,0 +1,44 @@
+//! The device tree that `info qtree` prints: which devices there are, hot-plugged ones included.
+
+use crate::description::Traits;
+
+pub(super) fn traits_of_devices(tree: &str) -> Traits {
+    let mut traits = Traits::default();
+    for line in tree.lines() {
+        let line = line.trim_start();
+        if let Some(rest) = line.strip_prefix("dev: ") {
+            let (driver, id) = rest.split_once(", id ").unwrap_or((rest, ""));
+            sort_in(&mut traits, driver.trim(), id.trim_matches('"'));
+        }
+    }
+    traits
+}
+
+fn sort_in(traits: &mut Traits, driver: &str, id: &str) {
+    let label = if id.is_empty() { driver.to_owned() } else { format!("{driver} ({id})") };
+    if driver.starts_with("vhost-user-") {
+        traits.vhost_user.push(label);
+    } else if driver.starts_with("vfio-") || driver.starts_with("vhost-vdpa") || driver == "x-vfio-user-pci" {
+        traits.vfio.push(label);
+    } else if driver.starts_with("ivshmem-") || driver == "nvdimm" || driver.starts_with("virtio-pmem") {
+        traits.foreign_memory.push(label);
+    } else if driver.starts_with("virtio-balloon") || driver.starts_with("virtio-mem") {
+        traits.may_discard = true;
+    } else if driver.starts_with("tpm-") {
+        traits.tpm = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_sorted() {
+        let tree = "bus: x\n  dev: vfio-pci, id \"gpu\"\n    bus: y\n      dev: vhost-user-blk-pci, id \"\"\n dev: virtio-balloon-pci, id \"b\"\n";
+        let traits = traits_of_devices(tree);
+        assert_eq!(traits.vfio, ["vfio-pci (gpu)"]);
+        assert_eq!(traits.vhost_user, ["vhost-user-blk-pci"]);
+        assert!(traits.may_discard && !traits.tpm);
+    }
+}

@@ -1,0 +1,347 @@
+//! The twin: the command line of the waiting guest at the destination, made from the source's description.
+//!
+//! A description comes from another host and is not trusted. The program comes from the local configuration; every option must
+//! be in the table of [`crate::argv`], every key and driver in the lists beside the rules here, and every file that a guest
+//! may open must lie under one of the folders that the operator names. What listens, logs or is opened for the source's own
+//! use is put into the guest's own run-time folder, or replaced by nothing with a note.
+
+mod characters;
+mod devices;
+mod files;
+mod memory;
+mod network;
+mod plain;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use crate::argv::{Argument, ArgvError, Rule, known, split_strict};
+use crate::description::{DescriptionError, GuestDescription, check_name};
+use crate::options::{Options, OptionsError};
+
+/// A QEMU of this host, from the local configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QemuBinary {
+    /// The program.
+    pub path: PathBuf,
+    /// Folders with firmware, for `-L`; empty if it finds its own.
+    pub data_dirs: Vec<PathBuf>,
+}
+
+impl QemuBinary {
+    /// A program that finds its firmware by itself.
+    pub fn new(path: impl Into<PathBuf>) -> QemuBinary {
+        QemuBinary { path: path.into(), data_dirs: Vec::new() }
+    }
+
+    /// `-L` options.
+    pub fn data_arguments(&self) -> impl Iterator<Item = String> {
+        self.data_dirs.iter().flat_map(|dir| ["-L".to_owned(), dir.display().to_string()])
+    }
+}
+
+/// What the destination's own configuration says about twins.
+#[derive(Clone, Debug)]
+pub struct TwinOptions {
+    /// The guest's own run-time folder; sockets, pid file and logs go there.
+    pub runtime_dir: PathBuf,
+    /// Folder on a tmpfs for RAM files.
+    pub ram_dir: PathBuf,
+    /// Folder on a hugetlbfs, for guests whose RAM is in huge pages.
+    pub huge_ram_dir: Option<PathBuf>,
+    /// The program and its firmware.
+    pub qemu: QemuBinary,
+    /// Folders whose files and devices a guest may open as disk, kernel, initrd or flash.
+    pub file_roots: Vec<PathBuf>,
+    /// Source path to local path, where they differ. Local paths must lie under a root as well.
+    pub paths: BTreeMap<String, String>,
+    /// Source interface name to local interface name, where they differ.
+    pub taps: BTreeMap<String, String>,
+    /// Whether QEMU's user-mode network is allowed: with it the guest reaches services on the host's loopback.
+    pub allow_user_network: bool,
+    /// Leave the page cache alone when the guest arrives: saves some 35 ms of blackout, right only where the disk is not
+    /// cached here from before (or storage is coherent).
+    pub keep_page_cache: bool,
+}
+
+/// The waiting guest's command line and what it needs of the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Twin {
+    /// The guest's name.
+    pub name: String,
+    /// Arguments, without the program's name.
+    pub arguments: Vec<String>,
+    /// QMP socket.
+    pub qmp: PathBuf,
+    /// File that QEMU writes its pid to.
+    pub pid_file: PathBuf,
+    /// RAM files that QEMU will make.
+    pub ram_files: Vec<RamFile>,
+    /// Files and devices that must be there.
+    pub files: Vec<NeededFile>,
+    /// Interfaces and bridges that must be there.
+    pub networks: Vec<NeededNetwork>,
+    /// Firmware files that must be found in the data folders.
+    pub firmware: Vec<String>,
+    /// What was left out or replaced, for the operator.
+    pub notes: Vec<String>,
+}
+
+/// A RAM file of the twin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RamFile {
+    /// Name of QEMU's memory object; the block's name, or its last part.
+    pub object: String,
+    /// Where.
+    pub path: PathBuf,
+}
+
+/// A file that the twin opens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NeededFile {
+    /// Name at the source.
+    pub source: String,
+    /// Name here.
+    pub path: PathBuf,
+    /// Opened for writing.
+    pub writable: bool,
+}
+
+/// What a network port of the twin is connected to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NeededNetwork {
+    /// A tap interface, and the bridge that its counterpart was in.
+    Tap {
+        /// Interface here.
+        name: String,
+        /// Bridge at the source.
+        bridge: Option<String>,
+    },
+    /// A bridge that QEMU's bridge helper makes a tap in.
+    Bridge {
+        /// Bridge here.
+        name: String,
+    },
+}
+
+/// Why no twin can be made.
+#[derive(Debug, thiserror::Error)]
+pub enum TwinError {
+    /// The command line has something that is not taken over.
+    #[error("the guest's command line cannot be taken over from another host")]
+    Argv(#[from] ArgvError),
+    /// A name that cannot be used.
+    #[error("the guest cannot be taken over")]
+    Name(#[from] DescriptionError),
+    /// An option string that cannot be read.
+    #[error("the value of -{option} cannot be read")]
+    Value {
+        /// The option.
+        option: String,
+        /// Why.
+        #[source]
+        source: OptionsError,
+    },
+    /// Something that is not taken over from another host.
+    #[error("-{option} {what}: not taken over from another host, {why}")]
+    Refused {
+        /// The option.
+        option: String,
+        /// The part of it.
+        what: String,
+        /// Why.
+        why: &'static str,
+    },
+    /// A file outside of the folders that guests may use.
+    #[error("-{option} names {path}, which is in none of the folders that guests may open files in: add its folder to file_roots or map the path")]
+    OutsideRoots {
+        /// The option.
+        option: String,
+        /// The file.
+        path: String,
+    },
+    /// No hugetlbfs configured.
+    #[error("RAM block {block} is in huge pages and this host has no folder on a hugetlbfs configured")]
+    NoHugePages {
+        /// The block.
+        block: String,
+    },
+    /// User-mode network.
+    #[error("the guest uses QEMU's user-mode network, which this host does not allow for guests from elsewhere")]
+    UserNetwork,
+    /// Devices were plugged or unplugged since the start.
+    #[error("devices were plugged or unplugged since the guest started ({0}): its command line no longer describes it")]
+    HotPlugged(String),
+    /// A path that the kernel does not take for a socket.
+    #[error("the socket path {0} is too long (107 bytes at most): use a shorter run-time folder")]
+    SocketPath(PathBuf),
+}
+
+/// Makes the twin of a guest.
+pub fn twin(guest: &GuestDescription, options: &TwinOptions) -> Result<Twin, TwinError> {
+    check_name(&guest.name)?;
+    if !guest.traits.hot_plugged.is_empty() {
+        return Err(TwinError::HotPlugged(guest.traits.hot_plugged.join(", ")));
+    }
+    let arguments = split_strict(&guest.arguments)?;
+    let mut builder = Builder::new(guest, options)?;
+    builder.out.extend(options.qemu.data_arguments());
+    for argument in &arguments {
+        builder.take(argument)?;
+    }
+    builder.check_default_network(&arguments)?;
+    Ok(builder.finish())
+}
+
+struct Builder<'a> {
+    guest: &'a GuestDescription,
+    options: &'a TwinOptions,
+    out: Vec<String>,
+    twin: Twin,
+    machine_given: bool,
+    vnc: bool,
+    serials: u32,
+}
+
+impl<'a> Builder<'a> {
+    fn new(guest: &'a GuestDescription, options: &'a TwinOptions) -> Result<Builder<'a>, TwinError> {
+        let twin = Twin {
+            name: guest.name.clone(),
+            arguments: Vec::new(),
+            qmp: options.runtime_dir.join("qmp.sock"),
+            pid_file: options.runtime_dir.join("pid"),
+            ram_files: Vec::new(),
+            files: Vec::new(),
+            networks: Vec::new(),
+            firmware: Vec::new(),
+            notes: Vec::new(),
+        };
+        let builder =
+            Builder { guest, options, out: Vec::new(), twin, machine_given: false, vnc: false, serials: 0 };
+        builder.socket("qmp.sock")?;
+        builder.machine_type()?;
+        Ok(builder)
+    }
+
+    fn take(&mut self, argument: &Argument) -> Result<(), TwinError> {
+        let name = argument.name.as_str();
+        let value = argument.value.as_deref().unwrap_or_default();
+        let rule = known(name).map(|(_, rule)| rule).ok_or_else(|| ArgvError::Unknown(name.to_owned()))?;
+        match rule {
+            Rule::Drop => Ok(()),
+            Rule::Text => self.emit(name, value),
+            Rule::Keep if argument.value.is_none() => {
+                self.out.push(format!("-{name}"));
+                Ok(())
+            }
+            Rule::Keep => {
+                no_file_name(name, value, value)?;
+                self.emit(name, value)
+            }
+            Rule::Special => self.special(name, value),
+        }
+    }
+
+    fn special(&mut self, name: &str, value: &str) -> Result<(), TwinError> {
+        match name {
+            "machine" | "M" => self.machine(value),
+            "boot" | "icount" | "global" | "smbios" | "fw_cfg" | "usbdevice" | "audiodev" => self.plain(name, value),
+            "device" => self.device(value),
+            "object" => self.object(value),
+            "mem-path" => self.legacy_memory(),
+            "drive" => self.drive(value),
+            "blockdev" => self.blockdev(value),
+            "cdrom" | "hda" | "hdb" | "hdc" | "hdd" | "pflash" | "kernel" | "initrd" => self.bare_file(name, value),
+            "bios" => self.bios(value),
+            "netdev" | "nic" | "net" => self.network(name, value),
+            "chardev" => self.chardev(value),
+            "mon" => self.monitor_of_chardev(value),
+            "serial" | "parallel" | "debugcon" => self.serial(name, value),
+            "monitor" => self.emit("monitor", "none"),
+            "display" | "nographic" => {
+                self.vnc |= value.starts_with("vnc");
+                Ok(())
+            }
+            "vnc" => {
+                self.vnc |= value != "none";
+                Ok(())
+            }
+            other => Err(refused(other, "", "there is no rule for it")),
+        }
+    }
+
+    fn finish(mut self) -> Twin {
+        if !self.machine_given {
+            self.out.extend(["-machine".into(), self.guest.machine.clone()]);
+        }
+        self.out.extend(["-display".into(), "none".into()]);
+        if self.vnc {
+            let socket = self.options.runtime_dir.join("vnc.sock");
+            self.note(format!("the display is offered on {}", socket.display()));
+            let value = format!("unix:{}", crate::options::escape(&socket.display().to_string()));
+            self.out.extend(["-vnc".into(), value]);
+        }
+        self.out.extend(own_arguments(&self.twin.qmp, &self.twin.pid_file));
+        self.out.extend(["-S", "-incoming", "defer"].map(str::to_owned));
+        self.twin.arguments = self.out;
+        self.twin
+    }
+
+    fn parse(&self, option: &str, value: &str, implied: Option<&str>) -> Result<Options, TwinError> {
+        let option = option.to_owned();
+        Options::parse(value, implied).map_err(|source| TwinError::Value { option, source })
+    }
+
+    fn emit(&mut self, option: &str, value: &str) -> Result<(), TwinError> {
+        self.out.extend([format!("-{option}"), value.to_owned()]);
+        Ok(())
+    }
+
+    fn note(&mut self, note: String) {
+        self.twin.notes.push(note);
+    }
+
+    fn socket(&self, name: &str) -> Result<PathBuf, TwinError> {
+        let path = self.options.runtime_dir.join(name);
+        if path.as_os_str().len() > 107 { Err(TwinError::SocketPath(path)) } else { Ok(path) }
+    }
+}
+
+/// The options that every guest started by Linerate gets.
+pub(crate) fn own_arguments(qmp: &std::path::Path, pid_file: &std::path::Path) -> [String; 5] {
+    let qmp = crate::options::escape(&qmp.display().to_string());
+    [
+        "-qmp".into(),
+        format!("unix:{qmp},server=on,wait=off"),
+        "-pidfile".into(),
+        pid_file.display().to_string(),
+        "-daemonize".into(),
+    ]
+}
+
+fn refused(option: &str, what: &str, why: &'static str) -> TwinError {
+    TwinError::Refused { option: option.to_owned(), what: what.chars().take(120).collect(), why }
+}
+
+fn no_file_name(option: &str, what: &str, value: &str) -> Result<(), TwinError> {
+    if value.contains('/') { Err(refused(option, what, "it looks like a file name")) } else { Ok(()) }
+}
+
+fn only_keys(option: &str, options: &Options, allowed: &[&str]) -> Result<(), TwinError> {
+    for (key, value) in options.pairs() {
+        if !allowed.contains(&key) {
+            return Err(refused(option, key, "this key is not among the known ones"));
+        }
+        no_file_name(option, key, value)?;
+    }
+    Ok(())
+}
+
+fn check_id(option: &str, id: &str) -> Result<(), TwinError> {
+    let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if !id.is_empty() && id.len() <= 64 && id.chars().all(legal) && !id.starts_with('.') {
+        Ok(())
+    } else {
+        Err(refused(option, id, "the id is not a QEMU id"))
+    }
+}

@@ -1,0 +1,118 @@
+//! Options that open files: disks, CD images, kernels, flash. Every name must lie under a configured folder.
+
+use std::path::{Component, Path, PathBuf};
+
+use super::{Builder, NeededFile, TwinError, check_id, no_file_name, refused};
+use crate::options::Options;
+
+/// Block drivers taken over: local files and devices, and formats on top of them.
+const DRIVERS: &[&str] = &["file", "host_device", "raw", "qcow2", "throttle", "copy-on-read"];
+
+/// Last parts of keys of -drive and -blockdev that are settings.
+const KEYS: &[&str] = &[
+    "if", "id", "index", "bus", "unit", "media", "cache", "aio", "readonly", "read-only", "auto-read-only", "node-name",
+    "discard", "detect-zeroes", "werror", "rerror", "serial", "copy-on-read", "direct", "no-flush", "writeback",
+    "locking", "drop-cache", "force-share", "aio-max-batch", "size", "offset", "lazy-refcounts", "l2-cache-size",
+    "l2-cache-entry-size", "refcount-cache-size", "cache-size", "cache-clean-interval", "overlap-check",
+    "pass-discard-request", "pass-discard-snapshot", "pass-discard-other", "discard-no-unref", "iops", "iops_rd",
+    "iops_wr", "bps", "bps_rd", "bps_wr", "iops_max", "bps_max", "iops_size", "group", "throttle-group",
+];
+
+impl Builder<'_> {
+    /// `-drive`.
+    pub(super) fn drive(&mut self, value: &str) -> Result<(), TwinError> {
+        let mut options = self.parse("drive", value, None)?;
+        let writable = !(options.is_on("readonly") || options.is_on("read-only") || options.get("media") == Some("cdrom"));
+        self.block_options("drive", &mut options, "file", writable)?;
+        let plain = matches!(options.get("file.driver"), None | Some("file" | "host_device"));
+        if self.options.keep_page_cache && options.get("file").is_some() && plain {
+            options.set("file.drop-cache", "off");
+        }
+        self.emit("drive", &options.to_string())
+    }
+
+    /// `-blockdev`.
+    pub(super) fn blockdev(&mut self, value: &str) -> Result<(), TwinError> {
+        let mut options = self.parse("blockdev", value, Some("driver"))?;
+        let writable = !(options.is_on("read-only") || options.is_on("file.read-only"));
+        self.block_options("blockdev", &mut options, "filename", writable)?;
+        if self.options.keep_page_cache {
+            for (key, set) in [("driver", "drop-cache"), ("file.driver", "file.drop-cache")] {
+                if matches!(options.get(key), Some("file" | "host_device")) {
+                    options.set(set, "off");
+                }
+            }
+        }
+        self.emit("blockdev", &options.to_string())
+    }
+
+    /// `-cdrom`, `-hda`, `-kernel`, …: the value is the file.
+    pub(super) fn bare_file(&mut self, name: &str, value: &str) -> Result<(), TwinError> {
+        let writable = !matches!(name, "cdrom" | "kernel" | "initrd");
+        let path = self.host_file(name, value, writable)?;
+        self.emit(name, &path)
+    }
+
+    /// `-bios`: firmware comes from this host's QEMU, so only the file's own name counts.
+    pub(super) fn bios(&mut self, value: &str) -> Result<(), TwinError> {
+        let name = value.rsplit('/').next().unwrap_or_default();
+        check_id("bios", name)?;
+        if name != value {
+            self.note(format!("firmware {name} is taken from this host's QEMU instead of {value}"));
+        }
+        self.twin.firmware.push(name.to_owned());
+        self.emit("bios", name)
+    }
+
+    fn block_options(
+        &mut self,
+        option: &str,
+        options: &mut Options,
+        file_key: &str,
+        writable: bool,
+    ) -> Result<(), TwinError> {
+        let pairs: Vec<(String, String)> = options.pairs().map(|(k, v)| (k.to_owned(), v.to_owned())).collect();
+        for (key, value) in pairs {
+            let last = key.rsplit('.').next().unwrap_or_default();
+            let throttling = key.starts_with("throttling.") || key.starts_with("limits.");
+            if key == file_key || last == "filename" {
+                if !value.is_empty() {
+                    let path = self.host_file(option, &value, writable)?;
+                    options.set(&key, &path);
+                }
+            } else if matches!(last, "driver" | "format") {
+                if !DRIVERS.contains(&value.as_str()) {
+                    return Err(refused(option, &value, "only local files and devices, raw or qcow2, are"));
+                }
+            } else if matches!(last, "file" | "backing" | "data-file") {
+                node_name(option, &value)?;
+            } else if KEYS.contains(&last) || throttling {
+                no_file_name(option, &key, &value)?;
+            } else {
+                return Err(refused(option, &key, "this key is not among the known ones"));
+            }
+        }
+        Ok(())
+    }
+
+    fn host_file(&mut self, option: &str, source: &str, writable: bool) -> Result<String, TwinError> {
+        let path = self.options.paths.get(source).map_or(source, String::as_str);
+        let outside = || TwinError::OutsideRoots { option: option.to_owned(), path: path.to_owned() };
+        let plain = Path::new(path);
+        // A name without a leading slash may be a protocol (nbd:, json:, fat:); /dev/fdset is QEMU's own magic.
+        let straight = plain.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
+        if !path.starts_with('/') || !straight || path.starts_with("/dev/fdset") {
+            return Err(outside());
+        }
+        if !self.options.file_roots.iter().any(|root| plain.starts_with(root) && plain != root) {
+            return Err(outside());
+        }
+        self.twin.files.push(NeededFile { source: source.to_owned(), path: PathBuf::from(path), writable });
+        Ok(path.to_owned())
+    }
+}
+
+// A reference to another node, which has its own option. Empty: no backing file.
+fn node_name(option: &str, value: &str) -> Result<(), TwinError> {
+    if value.is_empty() { Ok(()) } else { check_id(option, value) }
+}

@@ -1,0 +1,116 @@
+//! `-object`: memory back ends, each turned into a named shared file of this host where its content is moved from outside;
+//! I/O threads, random numbers, throttling.
+
+use super::{Builder, RamFile, TwinError, check_id, only_keys, refused};
+use crate::options::Options;
+
+/// Keys that a memory back end may have; those that name places of the source (host-nodes, policy, mem-path) are left out.
+const MEMORY_KEYS: &[&str] = &[
+    "qom-type", "id", "size", "share", "merge", "dump", "reserve", "prealloc", "prealloc-threads", "mem-path",
+    "discard-data", "align", "pmem", "readonly", "hugetlb", "hugetlbsize", "seal", "policy", "host-nodes", "rom",
+    "x-use-canonical-path-for-ramblock-id",
+];
+/// Those taken over.
+const MEMORY_KEPT: &[&str] = &["size", "merge", "dump", "reserve", "x-use-canonical-path-for-ramblock-id"];
+
+impl Builder<'_> {
+    pub(super) fn object(&mut self, value: &str) -> Result<(), TwinError> {
+        let options = self.parse("object", value, Some("qom-type"))?;
+        let id = options.get("id").unwrap_or_default().to_owned();
+        check_id("object", &id)?;
+        match options.get("qom-type").unwrap_or_default() {
+            "memory-backend-file" | "memory-backend-memfd" => self.memory_in_file(&options, &id),
+            "memory-backend-ram" => self.memory_anonymous(&options),
+            "iothread" | "main-loop" => self.checked_object(
+                &options,
+                &["qom-type", "id", "poll-max-ns", "poll-grow", "poll-shrink", "aio-max-batch", "thread-pool-min", "thread-pool-max"],
+            ),
+            "rng-builtin" => self.checked_object(&options, &["qom-type", "id"]),
+            "throttle-group" => self.throttle(&options),
+            "rng-random" => self.random(&options),
+            // libvirt gives every guest a key for further secrets; without those it is of no use.
+            "secret" if id == "masterKey0" => Ok(()),
+            other => Err(refused("object", other, "this object is not among the known ones")),
+        }
+    }
+
+    /// `-mem-path`: RAM of the machine's default back end, in a file of ours.
+    pub(super) fn legacy_memory(&mut self) -> Result<(), TwinError> {
+        let path = self.options.ram_dir.join(format!("{}.ram", self.guest.name));
+        self.twin.ram_files.push(RamFile { object: "pc.ram".into(), path: path.clone() });
+        self.emit("mem-path", &path.display().to_string())
+    }
+
+    fn memory_in_file(&mut self, options: &Options, id: &str) -> Result<(), TwinError> {
+        check_memory_keys(options)?;
+        let huge = self.guest.ram.iter().any(|block| block.id.rsplit('/').next() == Some(id) && block.page_bytes > 4096);
+        let folder = match (huge, &self.options.huge_ram_dir) {
+            (false, _) => &self.options.ram_dir,
+            (true, Some(folder)) => folder,
+            (true, None) => return Err(TwinError::NoHugePages { block: id.to_owned() }),
+        };
+        let path = folder.join(format!("{}-{id}.ram", self.guest.name));
+        let share = if options.is_on("share") || options.get("qom-type") == Some("memory-backend-memfd") { "on" } else { "off" };
+        let mut made = Options::from_pairs(&[("qom-type", "memory-backend-file"), ("id", id)]);
+        keep(options, &mut made);
+        made.set("mem-path", &path.display().to_string());
+        made.set("share", share);
+        made.set("discard-data", "off");
+        self.twin.ram_files.push(RamFile { object: id.to_owned(), path });
+        self.emit("object", &made.to_string())
+    }
+
+    fn memory_anonymous(&mut self, options: &Options) -> Result<(), TwinError> {
+        check_memory_keys(options)?;
+        let mut made = Options::default();
+        for key in ["qom-type", "id", "share"] {
+            if let Some(value) = options.get(key) {
+                made.set(key, value);
+            }
+        }
+        keep(options, &mut made);
+        self.emit("object", &made.to_string())
+    }
+
+    fn checked_object(&mut self, options: &Options, keys: &[&str]) -> Result<(), TwinError> {
+        only_keys("object", options, keys)?;
+        self.emit("object", &options.to_string())
+    }
+
+    fn throttle(&mut self, options: &Options) -> Result<(), TwinError> {
+        for (key, value) in options.pairs() {
+            let known = matches!(key, "qom-type" | "id") || key.starts_with("limits.") || key.starts_with("x-");
+            if !known {
+                return Err(refused("object", key, "this key is not among the known ones"));
+            }
+            super::no_file_name("object", key, value)?;
+        }
+        self.emit("object", &options.to_string())
+    }
+
+    fn random(&mut self, options: &Options) -> Result<(), TwinError> {
+        match options.get("filename") {
+            None | Some("/dev/urandom" | "/dev/random" | "/dev/hwrng") => {}
+            Some(other) => return Err(refused("object", other, "it is not a source of random numbers")),
+        }
+        let mut rest = options.clone();
+        rest.remove("filename");
+        only_keys("object", &rest, &["qom-type", "id"])?;
+        self.emit("object", &options.to_string())
+    }
+}
+
+fn check_memory_keys(options: &Options) -> Result<(), TwinError> {
+    match options.pairs().find(|(key, _)| !MEMORY_KEYS.contains(key) && !key.starts_with("host-nodes.")) {
+        Some((key, _)) => Err(refused("object", key, "this key is not among the known ones")),
+        None => Ok(()),
+    }
+}
+
+fn keep(from: &Options, to: &mut Options) {
+    for key in MEMORY_KEPT {
+        if let Some(value) = from.get(key) {
+            to.set(key, value);
+        }
+    }
+}

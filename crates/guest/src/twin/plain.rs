@@ -1,0 +1,143 @@
+//! Options whose values are plain settings: machine, boot order, firmware tables, audio.
+
+use super::{Builder, TwinError, no_file_name, only_keys, refused};
+use crate::options::Options;
+
+/// Keys of -machine that set properties of the machine and name no file.
+const MACHINE_KEYS: &[&str] = &[
+    "type",
+    "accel",
+    "kernel_irqchip",
+    "kernel-irqchip",
+    "kvm-shadow-mem",
+    "vmport",
+    "dump-guest-core",
+    "mem-merge",
+    "usb",
+    "graphics",
+    "hpet",
+    "smm",
+    "pic",
+    "pit",
+    "rtc",
+    "sata",
+    "smbus",
+    "i8042",
+    "nvdimm",
+    "acpi",
+    "hmat",
+    "memory-backend",
+    "pflash0",
+    "pflash1",
+    "suppress-vmdesc",
+    "max-ram-below-4g",
+    "max-fw-size",
+    "smbios-entry-point-type",
+    "aux-ram-share",
+    "default-bus-bypass-iommu",
+    "default_bus_bypass_iommu",
+    "x-oem-id",
+    "x-oem-table-id",
+    "isa-serial",
+    "x-option-roms",
+    "x-kernel-cmdline",
+    "auto-kernel-cmdline",
+    "pcie",
+    "ioapic2",
+];
+
+impl Builder<'_> {
+    /// The machine type must be one word: it stands in a command line.
+    pub(super) fn machine_type(&self) -> Result<(), TwinError> {
+        let machine = &self.guest.machine;
+        let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+        if machine.is_empty() || !machine.chars().all(legal) {
+            return Err(refused("machine", machine, "it is not the name of a machine type"));
+        }
+        Ok(())
+    }
+
+    /// `-machine`: an alias (`pc`, `q35`) means another machine in another version, so the versioned type replaces it.
+    pub(super) fn machine(&mut self, value: &str) -> Result<(), TwinError> {
+        let mut options = self.parse("machine", value, Some("type"))?;
+        only_keys("machine", &options, MACHINE_KEYS)?;
+        options.remove("type");
+        let rest = if options.pairs().next().is_some() { format!(",{options}") } else { String::new() };
+        self.machine_given = true;
+        self.emit("machine", &format!("{}{rest}", self.guest.machine))
+    }
+
+    pub(super) fn plain(&mut self, name: &str, value: &str) -> Result<(), TwinError> {
+        match name {
+            "boot" => self.boot(value),
+            "icount" => self.checked(name, value, Some("shift"), &["shift", "align", "sleep"]),
+            "fw_cfg" => self.fw_cfg(value),
+            "smbios" => self.smbios(value),
+            "global" => self.global(value),
+            "usbdevice" => match value {
+                "tablet" | "mouse" | "keyboard" | "wacom-tablet" => self.emit(name, value),
+                _ => Err(refused(name, value, "only tablet, mouse and keyboard are")),
+            },
+            _ => self.audiodev(value),
+        }
+    }
+
+    fn checked(
+        &mut self,
+        name: &str,
+        value: &str,
+        implied: Option<&str>,
+        keys: &[&str],
+    ) -> Result<(), TwinError> {
+        let options = self.parse(name, value, implied)?;
+        only_keys(name, &options, keys)?;
+        self.emit(name, &options.to_string())
+    }
+
+    fn boot(&mut self, value: &str) -> Result<(), TwinError> {
+        let mut options = self.parse("boot", value, Some("order"))?;
+        if options.get("splash").is_some() {
+            options.remove("splash");
+            self.note("the boot splash picture is left out".into());
+        }
+        let keys = ["order", "once", "menu", "strict", "reboot-timeout", "splash-time"];
+        only_keys("boot", &options, &keys)?;
+        if options.pairs().next().is_some() { self.emit("boot", &options.to_string()) } else { Ok(()) }
+    }
+
+    // The text goes to the guest; only a file would be read from this host.
+    fn fw_cfg(&mut self, value: &str) -> Result<(), TwinError> {
+        let options = self.parse("fw_cfg", value, Some("name"))?;
+        match options.pairs().find(|(key, _)| !matches!(*key, "name" | "string")) {
+            Some((key, _)) => Err(refused("fw_cfg", key, "only name and string are")),
+            None => self.emit("fw_cfg", &options.to_string()),
+        }
+    }
+
+    fn smbios(&mut self, value: &str) -> Result<(), TwinError> {
+        let options = self.parse("smbios", value, None)?;
+        match options.pairs().find(|(key, _)| matches!(*key, "file" | "path")) {
+            Some((key, _)) => Err(refused("smbios", key, "it reads a file of this host")),
+            None => self.emit("smbios", &options.to_string()),
+        }
+    }
+
+    fn global(&mut self, value: &str) -> Result<(), TwinError> {
+        no_file_name("global", value, value)?;
+        let key = value.to_ascii_lowercase();
+        if ["file", "path", "dir", "script", "helper", "memory-backend", "tls", "chardev"].iter().any(|part| key.contains(part)) {
+            return Err(refused("global", value, "it may name a file or program"));
+        }
+        self.emit("global", value)
+    }
+
+    fn audiodev(&mut self, value: &str) -> Result<(), TwinError> {
+        let options = self.parse("audiodev", value, Some("driver"))?;
+        let id = options.get("id").unwrap_or_default().to_owned();
+        super::check_id("audiodev", &id)?;
+        if options.get("driver") != Some("none") {
+            self.note(format!("the sound of {id} is not played on this host"));
+        }
+        self.emit("audiodev", &Options::from_pairs(&[("driver", "none"), ("id", &id)]).to_string())
+    }
+}

@@ -1,0 +1,174 @@
+//! Whether a guest can be moved in direct mode, and if not, why, in words that say what to do.
+
+use std::fmt;
+
+use crate::description::{Backend, GuestDescription};
+
+/// First kernel with PAGEMAP_SCAN and asynchronous write protection.
+pub const KERNEL_NEEDED: (u32, u32) = (6, 7);
+
+/// The answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// Direct mode can be used.
+    pub direct: bool,
+    /// Why not; empty if it can.
+    pub reasons: Vec<Reason>,
+}
+
+/// One thing that stands against direct mode.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Reason {
+    /// RAM in anonymous memory.
+    #[error(
+        "RAM block {block} is anonymous memory: start the guest with -object memory-backend-file,id=ram,size=…,mem-path=/dev/shm/NAME.ram,share=on,discard-data=off and -machine …,memory-backend=ram"
+    )]
+    RamAnonymous {
+        /// The block.
+        block: String,
+    },
+    /// RAM in a file that is mapped privately.
+    #[error("RAM block {block} is a private mapping: give its memory-backend the option share=on")]
+    RamNotShared {
+        /// The block.
+        block: String,
+    },
+    /// RAM in a memfd under a QEMU that ignores named files only.
+    #[error(
+        "RAM block {block} is a memfd and QEMU {version} leaves only named files out of its stream: use memory-backend-file with a mem-path on a tmpfs or hugetlbfs"
+    )]
+    RamMemfd {
+        /// The block.
+        block: String,
+        /// The version.
+        version: String,
+    },
+    /// No descriptor of the memory found.
+    #[error("the file behind RAM block {block} cannot be told among the process's open files: give each guest one memory back end")]
+    RamNotFound {
+        /// The block.
+        block: String,
+    },
+    /// No RAM block would be moved.
+    #[error("no RAM block is shared memory")]
+    NoRegion,
+    /// Another process maps the RAM.
+    #[error("{device} is a vhost-user device, whose process writes RAM unseen: use kernel vhost or a device within QEMU")]
+    VhostUser {
+        /// The device.
+        device: String,
+    },
+    /// A device writes RAM by DMA.
+    #[error("{device} is a passed-through device, which writes RAM unseen: unplug it before the migration")]
+    Vfio {
+        /// The device.
+        device: String,
+    },
+    /// Memory that is not the guest's alone.
+    #[error("{device} is memory shared with others or kept on a medium: unplug it before the migration")]
+    ForeignMemory {
+        /// The device.
+        device: String,
+    },
+    /// A capability is missing.
+    #[error("this QEMU lacks the migration capability {capability}: QEMU 4.0 or later is needed")]
+    CapabilityMissing {
+        /// The capability.
+        capability: &'static str,
+    },
+    /// QEMU itself refuses to migrate.
+    #[error("QEMU refuses to migrate this guest: {why}")]
+    Blocked {
+        /// QEMU's sentence.
+        why: String,
+    },
+    /// Another migration runs.
+    #[error("another migration of this guest is under way (status {status}): wait for it or cancel it")]
+    Migrating {
+        /// Its status.
+        status: String,
+    },
+    /// The guest has been migrated away.
+    #[error("the guest has left this process in an earlier migration (run state {state})")]
+    Left {
+        /// The run state.
+        state: String,
+    },
+    /// The kernel is too old.
+    #[error("the kernel is {}.{}, direct mode needs {}.{} (PAGEMAP_SCAN): use stream mode or a newer kernel", found.0, found.1, KERNEL_NEEDED.0, KERNEL_NEEDED.1)]
+    KernelOld {
+        /// Major and minor.
+        found: (u32, u32),
+    },
+}
+
+/// Migration statuses in which nothing is under way.
+const AT_REST: &[&str] = &["none", "completed", "failed", "cancelled"];
+
+/// Judges a guest on a host with that kernel.
+pub fn judge(guest: &GuestDescription, kernel: (u32, u32)) -> Verdict {
+    let traits = &guest.traits;
+    let mut reasons = Vec::new();
+    if kernel < KERNEL_NEEDED {
+        reasons.push(Reason::KernelOld { found: kernel });
+    }
+    reasons.extend(memory_reasons(guest));
+    reasons.extend(traits.vhost_user.iter().map(|device| Reason::VhostUser { device: device.clone() }));
+    reasons.extend(traits.vfio.iter().map(|device| Reason::Vfio { device: device.clone() }));
+    reasons.extend(traits.foreign_memory.iter().map(|device| Reason::ForeignMemory { device: device.clone() }));
+    reasons.extend(
+        ["x-ignore-shared", "pause-before-switchover", "events"]
+            .into_iter()
+            .filter(|needed| !traits.capabilities.iter().any(|has| has == needed))
+            .map(|capability| Reason::CapabilityMissing { capability }),
+    );
+    reasons.extend(traits.blocked.iter().map(|why| Reason::Blocked { why: why.clone() }));
+    reasons.extend(state_reasons(guest));
+    Verdict { direct: reasons.is_empty(), reasons }
+}
+
+fn memory_reasons(guest: &GuestDescription) -> Vec<Reason> {
+    let mut reasons: Vec<Reason> = guest
+        .ram
+        .iter()
+        .filter_map(|block| {
+            let name = block.id.clone();
+            match block.backend {
+                Backend::Internal => None,
+                Backend::Anonymous => Some(Reason::RamAnonymous { block: name }),
+                _ if !block.share => Some(Reason::RamNotShared { block: name }),
+                _ if !block.ignored_when_shared => {
+                    Some(Reason::RamMemfd { block: name, version: guest.qemu.to_string() })
+                }
+                _ if block.descriptor.is_none() => Some(Reason::RamNotFound { block: name }),
+                _ => None,
+            }
+        })
+        .collect();
+    if reasons.is_empty() && guest.regions().next().is_none() {
+        reasons.push(Reason::NoRegion);
+    }
+    reasons
+}
+
+fn state_reasons(guest: &GuestDescription) -> Option<Reason> {
+    if matches!(guest.run_state.as_str(), "postmigrate" | "inmigrate") {
+        return Some(Reason::Left { state: guest.run_state.clone() });
+    }
+    let status = guest.traits.migration.as_deref()?;
+    (!AT_REST.contains(&status)).then(|| Reason::Migrating { status: status.to_owned() })
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.direct {
+            return f.write_str("direct: yes");
+        }
+        f.write_str("direct: no, because ")?;
+        for (index, reason) in self.reasons.iter().enumerate() {
+            let joint = if index == 0 { "" } else { "; " };
+            write!(f, "{joint}{reason}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,156 @@
+//! Walking the target's page tables, by several threads where there is much.
+
+use std::fs::File;
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use linerate_core::{PAGE_BYTES, Run};
+
+use crate::block::Segment;
+use crate::holes::push_run;
+use crate::sys::{PageRegion, Written, pagemap_scan};
+
+/// Entries that one call may report: 1.5 MiB of them, enough for a badly scattered 512 MiB.
+const REPORTED_MAX: usize = 1 << 16;
+/// Bytes of address space that one thread takes at a time. A multiple of every huge page size that is split.
+const JOB_BYTES: u64 = 1 << 30;
+/// Bytes of guest RAM for which another thread is worth its start.
+const BYTES_PER_THREAD: u64 = 2 << 30;
+/// More threads than this only wait for each other's locks.
+const THREADS_MAX: u64 = 8;
+
+/// A piece of one block's segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Job {
+    /// Index of the block.
+    pub(crate) block: usize,
+    /// The piece.
+    pub(crate) piece: Segment,
+}
+
+/// Cuts segments into jobs.
+pub(crate) fn jobs(blocks: impl Iterator<Item = (usize, Segment)>) -> Vec<Job> {
+    let cut = |(block, segment): (usize, Segment)| {
+        (0..segment.length).step_by(JOB_BYTES as usize).map(move |start| Job {
+            block,
+            piece: Segment {
+                address: segment.address + start,
+                length: JOB_BYTES.min(segment.length - start),
+                offset: segment.offset + start,
+            },
+        })
+    };
+    blocks.flat_map(cut).collect()
+}
+
+/// How many threads a guest of this size is scanned with, given the cores there are.
+pub(crate) fn threads_for(bytes: u64, cores: usize) -> usize {
+    (bytes / BYTES_PER_THREAD).clamp(1, THREADS_MAX).min(cores.max(1) as u64) as usize
+}
+
+/// Runs `work` on every job, each thread with one state made by `make`; results come in the order of the jobs. The first
+/// error ends it.
+pub(crate) fn in_parallel<S, R: Send>(
+    jobs: &[Job],
+    threads: usize,
+    make: impl Fn() -> S + Sync,
+    work: impl Fn(&mut S, &Job) -> io::Result<R> + Sync,
+) -> io::Result<Vec<R>> {
+    let next = AtomicUsize::new(0);
+    let run = || -> io::Result<Vec<(usize, R)>> {
+        let mut state = make();
+        let mut done = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(job) = jobs.get(index) else { return Ok(done) };
+            done.push((index, work(&mut state, job)?));
+        }
+    };
+    let others = threads.clamp(1, jobs.len().max(1)) - 1;
+    let mut done = std::thread::scope(|scope| {
+        let others: Vec<_> = (0..others).map(|_| scope.spawn(run)).collect();
+        let mut done = run()?;
+        for thread in others {
+            done.extend(thread.join().map_err(|_| io::Error::other("a scanning thread ended early"))??);
+        }
+        io::Result::Ok(done)
+    })?;
+    done.sort_unstable_by_key(|(index, _)| *index);
+    Ok(done.into_iter().map(|(_, result)| result).collect())
+}
+
+/// Room for what the kernel reports.
+pub(crate) fn report_buffer() -> Vec<PageRegion> {
+    vec![PageRegion { start: 0, end: 0, categories: 0 }; REPORTED_MAX]
+}
+
+/// The written pages of one job, as runs of the block.
+pub(crate) fn scan_job(
+    pagemap: &File,
+    buffer: &mut [PageRegion],
+    job: &Job,
+    written: Written,
+) -> io::Result<Vec<Run>> {
+    let piece = job.piece;
+    let end = piece.address + piece.length;
+    let mut runs = Vec::new();
+    let mut at = piece.address;
+    while at < end {
+        let (count, reached) = pagemap_scan(pagemap, at, end, written, buffer)?;
+        for found in buffer.iter().take(count) {
+            if found.start < piece.address || found.end > end || found.start >= found.end {
+                return Err(io::Error::other("the kernel reported pages outside the scanned range"));
+            }
+            let offset = found.start - piece.address + piece.offset;
+            push_run(&mut runs, Run { offset, length: found.end - found.start });
+        }
+        if reached <= at {
+            return Err(io::Error::other("the scan of the page tables came to a halt"));
+        }
+        at = reached;
+    }
+    Ok(runs)
+}
+
+/// Pages in the runs.
+pub(crate) fn pages(runs: &[Run]) -> u64 {
+    runs.iter().map(|run| run.length / PAGE_BYTES).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jobs_cover_every_segment_once() {
+        let segments = [
+            Segment { address: 0x1000, length: (5 << 30) + 4096, offset: 8192 },
+            Segment { address: 9 << 40, length: 4096, offset: 0 },
+        ];
+        let jobs = jobs(segments.into_iter().enumerate());
+        assert_eq!(jobs.len(), 7);
+        let total: u64 = jobs.iter().map(|job| job.piece.length).sum();
+        assert_eq!(total, (5 << 30) + 8192);
+        assert_eq!(jobs[5].piece.offset, 8192 + (5 << 30));
+        assert_eq!((jobs[6].block, jobs[6].piece.address), (1, 9 << 40));
+    }
+
+    #[test]
+    fn results_keep_the_order_of_jobs_and_errors_come_through() {
+        let jobs = jobs([(0, Segment { address: 0, length: 40 << 30, offset: 0 })].into_iter());
+        let offsets = in_parallel(&jobs, 4, || (), |(), job| Ok(job.piece.offset)).unwrap();
+        assert!(offsets.is_sorted() && offsets.len() == 40);
+        let failed = in_parallel(&jobs, 4, || (), |(), job| {
+            if job.piece.offset == 7 << 30 { Err(io::Error::other("x")) } else { Ok(()) }
+        });
+        assert!(failed.is_err());
+    }
+
+    #[test]
+    fn threads_follow_size_and_cores() {
+        assert_eq!(threads_for(512 << 20, 64), 1);
+        assert_eq!(threads_for(8 << 30, 64), 4);
+        assert_eq!(threads_for(1 << 40, 64), 8);
+        assert_eq!(threads_for(1 << 40, 2), 2);
+    }
+}

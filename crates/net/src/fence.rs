@@ -1,0 +1,183 @@
+//! Fences: how a destination makes sure that a channel writes nothing more.
+//!
+//! An extent may go to another channel only when the one that had it can no longer write it: otherwise an old page could
+//! land on a new one. [`Fence::close`] ends the connection *and waits until the thread that applied it is gone*; only the
+//! second makes it true.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use linerate_wire::frame::REFUSED_MAX;
+use thiserror::Error;
+
+use crate::channel::Closer;
+
+/// What a channel applied before it was fenced.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Fenced {
+    /// All frames up to this number were applied, but for those refused. Frames above it were not, or not in full.
+    pub applied: u64,
+    /// All frames up to `applied` that were refused, also those that an acknowledgement told of: it may have been lost
+    /// with the link. If there were more than a message can tell, `applied` is 0 and this empty, so that the source sends
+    /// everything again that it has no acknowledgement for.
+    pub refused: Vec<u64>,
+}
+
+/// The fence did not close in time.
+#[derive(Debug, Error)]
+pub enum FenceError {
+    /// The serving thread did not end; its channel's extents must not be given out.
+    #[error("the channel was shut, but its thread still applies a write after {} ms", waited.as_millis())]
+    StillServing {
+        /// How long was waited.
+        waited: Duration,
+    },
+}
+
+/// One per channel of the destination, shared by the serving thread and whoever closes it.
+#[derive(Debug)]
+pub struct Fence {
+    closer: Closer,
+    closing: AtomicBool,
+    state: Mutex<State>,
+    ended: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    serving: bool,
+    fenced: Fenced,
+}
+
+impl Fence {
+    /// A fence around the channel that the closer ends.
+    pub fn new(closer: Closer) -> Fence {
+        Fence { closer, closing: AtomicBool::new(false), state: Mutex::default(), ended: Condvar::new() }
+    }
+
+    /// Shuts the channel and waits until nothing is applied from it any more. May be called again.
+    pub fn close(&self, wait: Duration) -> Result<Fenced, FenceError> {
+        let state = {
+            // Under the lock, so that a thread that is about to serve sees it.
+            let state = self.lock();
+            self.closing.store(true, Ordering::SeqCst);
+            state
+        };
+        self.closer.close();
+        let waited = self.ended.wait_timeout_while(state, wait, |state| state.serving);
+        let (state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        if timeout.timed_out() && state.serving {
+            return Err(FenceError::StillServing { waited: wait });
+        }
+        Ok(state.fenced.clone())
+    }
+
+    /// Whether somebody wants the channel to end. The serving thread looks before each system call.
+    pub fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::SeqCst)
+    }
+
+    /// Begins serving; `None` if the fence was closed before, or somebody serves already.
+    pub fn enter(&self) -> Option<Serving<'_>> {
+        let mut state = self.lock();
+        if self.is_closing() || state.serving {
+            return None;
+        }
+        state.serving = true;
+        Some(Serving { fence: self, applied: 0, refused: Vec::new(), refused_too_many: false })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Held by the thread that applies a channel; dropping it, also by a panic, says that it applies no more.
+#[derive(Debug)]
+pub struct Serving<'a> {
+    fence: &'a Fence,
+    applied: u64,
+    refused: Vec<u64>,
+    refused_too_many: bool,
+}
+
+impl Serving<'_> {
+    /// Highest frame number dealt with.
+    pub fn applied(&self) -> u64 {
+        self.applied
+    }
+
+    /// The frame was applied in full.
+    pub fn apply(&mut self, sequence: u64) {
+        self.applied = sequence;
+    }
+
+    /// The frame was dealt with, but arrived damaged.
+    pub fn refuse(&mut self, sequence: u64) {
+        self.applied = sequence;
+        if self.refused.len() < REFUSED_MAX {
+            self.refused.push(sequence);
+        } else {
+            self.refused_too_many = true;
+        }
+    }
+}
+
+impl Drop for Serving<'_> {
+    fn drop(&mut self) {
+        let fenced = match self.refused_too_many {
+            false => Fenced { applied: self.applied, refused: std::mem::take(&mut self.refused) },
+            true => Fenced::default(),
+        };
+        let mut state = self.fence.lock();
+        *state = State { serving: false, fenced };
+        self.fence.ended.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fence() -> Fence {
+        Fence::new(Closer::new(|| {}))
+    }
+
+    #[test]
+    fn a_fence_closed_first_lets_nobody_in() {
+        let fence = fence();
+        assert_eq!(fence.close(Duration::ZERO).unwrap(), Fenced::default());
+        assert!(fence.enter().is_none());
+    }
+
+    #[test]
+    fn one_thread_serves_at_a_time() {
+        let fence = fence();
+        let serving = fence.enter().unwrap();
+        assert!(fence.enter().is_none());
+        assert!(matches!(fence.close(Duration::from_millis(1)), Err(FenceError::StillServing { .. })));
+        drop(serving);
+        assert_eq!(fence.close(Duration::ZERO).unwrap(), Fenced::default());
+    }
+
+    #[test]
+    fn it_tells_what_was_applied_and_refused() {
+        let fence = fence();
+        let mut serving = fence.enter().unwrap();
+        serving.apply(1);
+        serving.refuse(2);
+        serving.apply(3);
+        drop(serving);
+        assert_eq!(fence.close(Duration::ZERO).unwrap(), Fenced { applied: 3, refused: vec![2] });
+    }
+
+    #[test]
+    fn more_refused_than_can_be_told_means_that_nothing_is_claimed() {
+        let fence = fence();
+        let mut serving = fence.enter().unwrap();
+        (1..=REFUSED_MAX as u64 + 1).for_each(|sequence| serving.refuse(sequence));
+        drop(serving);
+        assert_eq!(fence.close(Duration::ZERO).unwrap(), Fenced::default());
+    }
+}

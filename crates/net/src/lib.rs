@@ -1,0 +1,23 @@
+//! Links between two hosts, and the carriers that move placed writes over them.
+//!
+//! * [`interfaces`], [`monitor`], [`links`]: which ports there are, when one dies, and how two hosts' ports pair.
+//! * [`channel`]: what a carrier gives to both sides; [`tcp`] and [`memory`] are carriers.
+//! * [`fence`], [`table`]: how a destination makes sure that nothing more is written.
+//! * [`pump`]: the source's data path; [`pacer`]: the bandwidth limit over all of it.
+//! * [`control`]: control connections.
+//! * [`region`]: what a carrier needs of the memory that it moves.
+
+pub mod channel;
+pub mod fence;
+pub mod interfaces;
+pub mod links;
+pub mod memory;
+pub mod monitor;
+pub mod netlink;
+pub mod network;
+pub mod pacer;
+pub mod region;
+mod socket;
+pub mod stats;
+pub mod table;
+pub mod tcp;

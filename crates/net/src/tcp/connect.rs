@@ -1,0 +1,170 @@
+//! Opening a connection from the source.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Instant;
+
+use linerate_core::{Fault, Outcome};
+use linerate_wire::frame::{Frame, Hello, Tag, Welcome};
+use socket2::{Domain, Protocol, Socket, Type};
+use thiserror::Error;
+
+use super::exchange::{self, ExchangeError};
+use super::options::TcpOptions;
+use super::Stream;
+use crate::links::Link;
+
+/// Where a connection goes, and through which port.
+#[derive(Clone, Debug)]
+pub struct Route {
+    /// Source address; `None` where routing chooses.
+    pub local: Option<IpAddr>,
+    /// Local interface; `None` where routing chooses.
+    pub device: Option<String>,
+    /// The destination.
+    pub remote: SocketAddr,
+}
+
+impl From<&Link> for Route {
+    fn from(link: &Link) -> Route {
+        Route { local: link.local, device: link.device.clone(), remote: link.remote }
+    }
+}
+
+/// Why there is no connection.
+#[derive(Debug, Error)]
+pub enum ConnectError {
+    /// No socket, or it did not take its options.
+    #[error("no socket to {remote}: {source}")]
+    Socket {
+        /// The destination.
+        remote: SocketAddr,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// The source address is not there.
+    #[error("cannot send from {local} to {remote}: {source}")]
+    Bind {
+        /// The source address.
+        local: IpAddr,
+        /// The destination.
+        remote: SocketAddr,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// Nobody answers there.
+    #[error("cannot connect to {remote}: {source}; check that an agent runs there and that no firewall is between")]
+    Connect {
+        /// The destination.
+        remote: SocketAddr,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// The handshake broke off.
+    #[error("no handshake with {remote}: {source}")]
+    Handshake {
+        /// The destination.
+        remote: SocketAddr,
+        /// Why.
+        #[source]
+        source: ExchangeError,
+    },
+    /// The destination refused.
+    #[error("{remote} refused the connection: {fault}")]
+    Refused {
+        /// The destination.
+        remote: SocketAddr,
+        /// What it said.
+        #[source]
+        fault: Fault,
+    },
+    /// The destination chose a version that was not offered.
+    #[error("{remote} chose protocol version {version}, which was not offered")]
+    Version {
+        /// The destination.
+        remote: SocketAddr,
+        /// What it chose.
+        version: u16,
+    },
+}
+
+/// Connects, says HELLO, and returns the connection with the destination's WELCOME.
+pub fn connect(route: &Route, hello: &Hello, options: &TcpOptions) -> Result<(Stream, Welcome), ConnectError> {
+    let remote = route.remote;
+    let (stream, answer) = open(route, hello, options, &[Tag::Welcome, Tag::Refuse])?;
+    match answer {
+        Frame::Welcome(welcome) if (hello.version_min..=hello.version_max).contains(&welcome.version) => {
+            Ok((stream, welcome))
+        }
+        Frame::Welcome(welcome) => Err(ConnectError::Version { remote, version: welcome.version }),
+        other => Err(not_taken(remote, other)),
+    }
+}
+
+/// Asks how a session ended; `hello` must have the role of a query.
+pub fn query(route: &Route, hello: &Hello, options: &TcpOptions) -> Result<Outcome, ConnectError> {
+    match open(route, hello, options, &[Tag::Outcome, Tag::Refuse])?.1 {
+        Frame::Outcome(outcome) => Ok(outcome),
+        other => Err(not_taken(route.remote, other)),
+    }
+}
+
+fn not_taken(remote: SocketAddr, answer: Frame) -> ConnectError {
+    match answer {
+        Frame::Refuse(fault) => ConnectError::Refused { remote, fault },
+        other => ConnectError::Handshake { remote, source: ExchangeError::Unexpected(other.tag()) },
+    }
+}
+
+fn open(
+    route: &Route,
+    hello: &Hello,
+    options: &TcpOptions,
+    answers: &[Tag],
+) -> Result<(Stream, Frame), ConnectError> {
+    let remote = route.remote;
+    let deadline = Instant::now() + options.connect_wait;
+    let stream = connect_stream(route, options)?;
+    exchange::send(&stream, &Frame::Hello(hello.clone()), deadline)
+        .and_then(|()| exchange::receive(&stream, answers, deadline))
+        .map(|answer| (stream, answer))
+        .map_err(|source| ConnectError::Handshake { remote, source })
+}
+
+fn connect_stream(route: &Route, options: &TcpOptions) -> Result<Stream, ConnectError> {
+    let remote = route.remote;
+    let failed = |source| ConnectError::Socket { remote, source };
+    // Protocol TCP and not MPTCP: it would move segments to other links behind our back.
+    let socket =
+        Socket::new(Domain::for_address(remote), Type::STREAM, Some(Protocol::TCP)).map_err(failed)?;
+    options.apply_before(&socket).map_err(failed)?;
+    bind(&socket, route)?;
+    socket
+        .connect_timeout(&remote.into(), options.connect_wait)
+        .map_err(|source| ConnectError::Connect { remote, source })?;
+    let stream = Stream::new(socket).map_err(failed)?;
+    options.apply(&stream).map_err(failed)?;
+    Ok(stream)
+}
+
+fn bind(socket: &Socket, route: &Route) -> Result<(), ConnectError> {
+    let remote = route.remote;
+    if let Some(device) = &route.device {
+        match socket.bind_device(Some(device.as_bytes())) {
+            // Without the privilege the source address and the routing table have to do.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                tracing::debug!(device, "not allowed to bind to the device; routing chooses it");
+            }
+            bound => bound.map_err(|source| ConnectError::Socket { remote, source })?,
+        }
+    }
+    if let Some(local) = route.local {
+        socket
+            .bind(&SocketAddr::new(local, 0).into())
+            .map_err(|source| ConnectError::Bind { local, remote, source })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,245 @@
+//! The destination's side of a channel: header, body, payload straight into the region, checksum over what landed.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use linerate_wire::frame::{HEADER_BYTES, Header, REFUSED_MAX, Tag, Write, encode_ack};
+use linerate_wire::PayloadChecksum;
+
+use super::Stream;
+use crate::channel::{ChannelEnd, ChannelError, Receiver, total};
+use crate::fence::{Fence, Serving};
+use crate::region::Region;
+use crate::socket::{is_transient, receive_now, send_all, wait_readable};
+use crate::stats::ChannelStats;
+use crate::table::RegionTable;
+
+/// The source pings a channel that has nothing to do, so one that says nothing for this long is dead.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+/// A source that takes no acknowledgement for this long is dead.
+const ACK_WAIT: Duration = Duration::from_secs(5);
+/// Frames after which an acknowledgement is sent although more are there to be read.
+const ACK_FRAMES: u32 = 8;
+/// Bytes after which it is.
+const ACK_BYTES: u64 = 2 << 20;
+/// Payload of a probe is read in pieces of this size and forgotten.
+const SCRATCH_BYTES: usize = 64 << 10;
+
+/// Receives placed writes from a stream socket.
+#[derive(Debug)]
+pub struct StreamReceiver {
+    stream: Stream,
+    stats: Arc<ChannelStats>,
+}
+
+impl StreamReceiver {
+    /// Receives on this connection.
+    pub fn new(stream: Stream) -> StreamReceiver {
+        StreamReceiver { stream, stats: Arc::default() }
+    }
+
+    /// Counters of what was applied.
+    pub fn stats(&self) -> Arc<ChannelStats> {
+        Arc::clone(&self.stats)
+    }
+}
+
+impl Receiver for StreamReceiver {
+    fn serve(self, regions: &RegionTable, fence: &Fence) -> ChannelEnd {
+        let Some(serving) = fence.enter() else { return ChannelEnd::Fenced };
+        let mut server = Server {
+            stream: &self.stream,
+            stats: &self.stats,
+            regions,
+            fence,
+            serving,
+            owed: Owed::default(),
+            write: Write::default(),
+            body: Vec::new(),
+            answer: Vec::new(),
+        };
+        let end = server.run();
+        // Also for the source, which would wait for acknowledgements otherwise.
+        self.stream.shut();
+        match end {
+            _ if fence.is_closing() => ChannelEnd::Fenced,
+            ChannelError::Closed => ChannelEnd::Closed,
+            error => ChannelEnd::Failed(error),
+        }
+    }
+}
+
+/// What was dealt with and not acknowledged yet.
+#[derive(Default)]
+struct Owed {
+    frames: u32,
+    bytes: u64,
+    refused: Vec<u64>,
+}
+
+struct Server<'a> {
+    stream: &'a Stream,
+    stats: &'a ChannelStats,
+    regions: &'a RegionTable,
+    fence: &'a Fence,
+    serving: Serving<'a>,
+    owed: Owed,
+    // Kept from frame to frame for their memory.
+    write: Write,
+    body: Vec<u8>,
+    answer: Vec<u8>,
+}
+
+impl Server<'_> {
+    fn run(&mut self) -> ChannelError {
+        loop {
+            if let Err(error) = self.frame() {
+                return error;
+            }
+        }
+    }
+
+    fn frame(&mut self) -> Result<(), ChannelError> {
+        let mut bytes = [0; HEADER_BYTES];
+        self.fill(&mut bytes, true)?;
+        let header = Header::decode(&bytes)?;
+        if !matches!(header.tag, Tag::Write | Tag::Probe) {
+            return Err(ChannelError::UnexpectedFrame { tag: header.tag });
+        }
+        let (sequence, after) = (header.sequence, self.serving.applied());
+        if sequence <= after {
+            return Err(ChannelError::SequenceOrder { sequence, after });
+        }
+        let mut body = std::mem::take(&mut self.body);
+        body.resize(header.body_length as usize, 0);
+        self.fill(&mut body, false)?;
+        let intact = match header.tag {
+            Tag::Write => self.apply(&header, &body)?,
+            _ => self.throw_away(&header)?,
+        };
+        self.body = body;
+        self.settle(&header, intact)
+    }
+
+    /// False if the payload was damaged. Its bytes stay in place then: the source sends the extent again.
+    fn apply(&mut self, header: &Header, body: &[u8]) -> Result<bool, ChannelError> {
+        let mut write = std::mem::take(&mut self.write);
+        write.decode_into(header, body)?;
+        let region = self.regions.checked(write.region, write.data.iter().chain(&write.zero))?;
+        let memory = |source| ChannelError::Memory { region: write.region, source };
+        let mut intact = true;
+        if !write.data.is_empty() {
+            self.land(region, &write, header.payload_length as usize)?;
+            intact = region.checksum(&write.data).map_err(memory)? == header.payload_checksum;
+        }
+        if intact {
+            for run in &write.zero {
+                let _permit = self.regions.permit()?;
+                region.clear(*run).map_err(memory)?;
+            }
+        }
+        let wire = HEADER_BYTES as u64 + body.len() as u64 + u64::from(header.payload_length);
+        self.stats.frame(header.payload_length.into(), total(&write.zero), wire);
+        self.write = write;
+        Ok(intact)
+    }
+
+    /// Receives the payload into the region. The permit covers single system calls that do not wait, so that a seal is
+    /// not held up by a source that stops in the middle.
+    fn land(&mut self, region: &dyn Region, write: &Write, length: usize) -> Result<(), ChannelError> {
+        {
+            let _permit = self.permit()?;
+            region
+                .populate(&write.data)
+                .map_err(|source| ChannelError::Memory { region: write.region, source })?;
+        }
+        let mut done = 0;
+        while done < length {
+            let permit = self.permit()?;
+            let received = region.receive(self.stream.as_fd(), &write.data, done);
+            drop(permit);
+            match received {
+                Ok(0) => return Err(ChannelError::ClosedInFrame),
+                Ok(bytes) => done += bytes,
+                Err(error) if is_transient(&error) => self.wait()?,
+                Err(error) => return Err(ChannelError::Socket(error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn permit(&self) -> Result<crate::table::WritePermit<'_>, ChannelError> {
+        if self.fence.is_closing() {
+            return Err(ChannelError::ClosedHere);
+        }
+        self.regions.permit()
+    }
+
+    fn throw_away(&mut self, header: &Header) -> Result<bool, ChannelError> {
+        let mut left = header.payload_length as usize;
+        let mut scratch = vec![0; left.min(SCRATCH_BYTES)];
+        let mut checksum = PayloadChecksum::new();
+        while left > 0 {
+            scratch.truncate(left);
+            self.fill(&mut scratch, false)?;
+            checksum.update(&scratch);
+            left -= scratch.len();
+        }
+        let wire = HEADER_BYTES as u64 + u64::from(header.payload_length);
+        self.stats.frame(0, 0, wire);
+        Ok(header.payload_length == 0 || checksum.finish() == header.payload_checksum)
+    }
+
+    /// Books the frame, and acknowledges if enough has come together.
+    fn settle(&mut self, header: &Header, intact: bool) -> Result<(), ChannelError> {
+        if intact {
+            self.serving.apply(header.sequence);
+        } else {
+            self.serving.refuse(header.sequence);
+            self.stats.refuse(1);
+            self.owed.refused.push(header.sequence);
+        }
+        self.owed.frames += 1;
+        self.owed.bytes += u64::from(header.payload_length);
+        let many = self.owed.frames >= ACK_FRAMES || self.owed.refused.len() >= REFUSED_MAX;
+        if many || self.owed.bytes >= ACK_BYTES { self.acknowledge() } else { Ok(()) }
+    }
+
+    fn acknowledge(&mut self) -> Result<(), ChannelError> {
+        if self.owed.frames == 0 {
+            return Ok(());
+        }
+        encode_ack(&mut self.answer, self.serving.applied(), &self.owed.refused)?;
+        send_all(self.stream.as_fd(), &self.answer, Instant::now() + ACK_WAIT).map_err(ChannelError::Socket)?;
+        self.owed = Owed::default();
+        Ok(())
+    }
+
+    /// Fills the buffer. At a frame's beginning the end of the stream is the end of the channel, elsewhere a break.
+    fn fill(&mut self, buffer: &mut [u8], at_beginning: bool) -> Result<(), ChannelError> {
+        let mut done = 0;
+        while let Some(rest) = buffer.get_mut(done..).filter(|rest| !rest.is_empty()) {
+            match receive_now(self.stream.as_fd(), rest) {
+                Ok(0) if at_beginning && done == 0 => return Err(ChannelError::Closed),
+                Ok(0) => return Err(ChannelError::ClosedInFrame),
+                Ok(bytes) => done += bytes,
+                Err(error) if is_transient(&error) => self.wait()?,
+                Err(error) => return Err(ChannelError::Socket(error)),
+            }
+            if self.fence.is_closing() {
+                return Err(ChannelError::ClosedHere);
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the source, but tells it first what has come.
+    fn wait(&mut self) -> Result<(), ChannelError> {
+        self.acknowledge()?;
+        match wait_readable(self.stream.as_fd(), SILENCE_MAX).map_err(ChannelError::Socket)? {
+            true => Ok(()),
+            false => Err(ChannelError::Stalled { waited: SILENCE_MAX }),
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! Why a frame or message was refused.
+
+use std::str::Utf8Error;
+
+use thiserror::Error;
+
+use crate::fault::Code;
+use crate::frame::Tag;
+
+/// Why bytes from the peer were refused. After any of these the connection is of no more use: close it, and say
+/// [`DecodeError::code`] over another one if there is one.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum DecodeError {
+    /// The header's own checksum is wrong.
+    #[error("header damaged: its checksum says {named:#010x}, its bytes give {computed:#010x}")]
+    HeaderChecksum {
+        /// As the header has it.
+        named: u32,
+        /// Over the bytes that came.
+        computed: u32,
+    },
+    /// The body's checksum is wrong.
+    #[error(
+        "body of a {tag} frame damaged: the header says checksum {named:#010x}, its bytes give {computed:#010x}"
+    )]
+    BodyChecksum {
+        /// Of the frame.
+        tag: Tag,
+        /// As the header has it.
+        named: u32,
+        /// Over the bytes that came.
+        computed: u32,
+    },
+    /// No frame has this tag, or one from a newer version.
+    #[error("unknown frame tag {number:#06x}")]
+    UnknownTag {
+        /// As it came.
+        number: u16,
+    },
+    /// A frame of one tag was to be read as one of another.
+    #[error("{got} frame where {expected} was to be read")]
+    OtherFrame {
+        /// What the reader takes.
+        expected: Tag,
+        /// What the header says.
+        got: Tag,
+    },
+    /// No message has this number.
+    #[error("unknown control message {number:#06x}")]
+    UnknownMessage {
+        /// As it came.
+        number: u16,
+    },
+    /// A number stands for nothing in its table.
+    #[error("{what} has no value {number}")]
+    UnknownNumber {
+        /// The field.
+        what: &'static str,
+        /// As it came.
+        number: u64,
+    },
+    /// Bits that must be zero are not.
+    #[error("reserved field {what} is {value:#x}; it must be 0")]
+    Reserved {
+        /// The field.
+        what: &'static str,
+        /// As it came.
+        value: u64,
+    },
+    /// The body's length is not one that a frame of this tag can have.
+    #[error("{tag} frame with a body of {length} bytes; it must be {min} to {max}")]
+    BodyLength {
+        /// Of the frame.
+        tag: Tag,
+        /// Bytes, as named.
+        length: u32,
+        /// Least bytes for this tag.
+        min: u32,
+        /// Most bytes for this tag.
+        max: u32,
+    },
+    /// The payload is longer than a frame of this tag can carry.
+    #[error("{tag} frame with a payload of {length} bytes; at most {max} are taken")]
+    PayloadLength {
+        /// Of the frame.
+        tag: Tag,
+        /// Bytes, as named.
+        length: u64,
+        /// Most bytes for this tag.
+        max: u32,
+    },
+    /// A checksum over no bytes is 0.
+    #[error("{part} is empty, but has checksum {checksum:#010x}; it must be 0")]
+    EmptyChecksum {
+        /// `body` or `payload`.
+        part: &'static str,
+        /// As it came.
+        checksum: u32,
+    },
+    /// The number of the frame is not one that this tag can have.
+    #[error("{tag} frame with sequence {sequence}, which this tag does not allow")]
+    Sequence {
+        /// Of the frame.
+        tag: Tag,
+        /// As it came.
+        sequence: u64,
+    },
+    /// The body handed in is not the one that the header announces.
+    #[error("body of {got} bytes for a header that names {named}")]
+    BodyMissing {
+        /// Bytes, as the header has it.
+        named: u32,
+        /// Bytes at hand.
+        got: usize,
+    },
+    /// A field reaches over the end.
+    #[error("{what} reaches over the end: {needed} bytes needed, {left} left")]
+    Truncated {
+        /// The field.
+        what: &'static str,
+        /// Bytes.
+        needed: usize,
+        /// Bytes.
+        left: usize,
+    },
+    /// Something follows the last field.
+    #[error("{left} bytes too many behind {what}")]
+    Trailing {
+        /// What was complete.
+        what: &'static str,
+        /// Bytes.
+        left: usize,
+    },
+    /// A text or byte string is over its cap.
+    #[error("{what} of {length} bytes; at most {max} are taken")]
+    TooLong {
+        /// The field.
+        what: &'static str,
+        /// Bytes, as named.
+        length: usize,
+        /// Most bytes.
+        max: usize,
+    },
+    /// A list is over its cap.
+    #[error("{count} {what}; at most {max} are taken")]
+    TooMany {
+        /// The list.
+        what: &'static str,
+        /// Items, as named.
+        count: usize,
+        /// Most items.
+        max: usize,
+    },
+    /// A text is not UTF-8.
+    #[error("{what} is not UTF-8")]
+    NotUtf8 {
+        /// The field.
+        what: &'static str,
+        /// Where it is not.
+        #[source]
+        source: Utf8Error,
+    },
+    /// The peer is no Linerate agent.
+    #[error("HELLO does not begin with LNRT: the peer is not a linerate agent")]
+    Magic,
+    /// No version lies in the range.
+    #[error("HELLO names versions {min} to {max}, which is no range")]
+    VersionRange {
+        /// Oldest.
+        min: u16,
+        /// Newest.
+        max: u16,
+    },
+    /// A write names nothing to write.
+    #[error("WRITE without runs")]
+    NoRuns,
+    /// A run of 0 bytes.
+    #[error("run of 0 bytes at offset {offset:#x}")]
+    EmptyRun {
+        /// In the region.
+        offset: u64,
+    },
+    /// A run's end is beyond 64 bits.
+    #[error("run of {length:#x} bytes at offset {offset:#x} ends beyond 64 bits")]
+    RunOverflow {
+        /// In the region.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// The data runs do not add up to the payload.
+    #[error("WRITE with {payload} bytes of payload for data runs of {runs} bytes")]
+    PayloadSum {
+        /// Bytes, as the header has it.
+        payload: u32,
+        /// Bytes, over the data runs; saturated at 64 bits.
+        runs: u64,
+    },
+    /// Refused frame numbers are not ascending, or not within what was acknowledged.
+    #[error("refused frame {sequence} is out of order, or not in 1 to {applied}")]
+    RefusedOrder {
+        /// The first that is wrong.
+        sequence: u64,
+        /// Highest acknowledged frame number.
+        applied: u64,
+    },
+}
+
+impl DecodeError {
+    /// The error code that tells the peer about it.
+    pub fn code(&self) -> Code {
+        match self {
+            DecodeError::HeaderChecksum { .. } | DecodeError::BodyChecksum { .. } => Code::ChecksumMismatch,
+            DecodeError::VersionRange { .. } => Code::VersionMismatch,
+            _ => Code::ProtocolViolation,
+        }
+    }
+}
+
+/// What we were about to send breaks a rule that the peer holds us to: a defect on this side. Nothing was encoded.
+///
+/// The same rules hold in both directions, so the cause is the one that the peer would have found.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("not sent, because the peer would refuse it")]
+pub struct EncodeError(#[from] pub DecodeError);

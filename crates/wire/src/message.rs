@@ -1,0 +1,190 @@
+//! Control messages of the ten steps. They travel in control frames, numbered, acknowledged and sent again on another link
+//! when one is lost (see `linerate-core`'s `control`), so each arrives once and in order.
+
+mod codec;
+mod parts;
+mod tag;
+
+pub use codec::{DESCRIPTION_BYTES_MAX, DEVICE_STATE_BYTES_MAX, GUEST_NAME_BYTES_MAX};
+pub use parts::{ENDPOINTS_MAX, INTERFACE_BYTES_MAX, REGION_NAME_BYTES_MAX, REGIONS_MAX};
+pub use tag::MessageTag;
+
+use crate::fault::Fault;
+
+/// Names one migration on both hosts; random.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SessionId(pub [u8; 16]);
+
+impl std::fmt::Display for SessionId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl std::fmt::Debug for SessionId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "SessionId({self})")
+    }
+}
+
+/// Shown by every connection of a session, so that nobody else's joins it; random, chosen by the source.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Token(pub [u8; 32]);
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Token(…)")
+    }
+}
+
+/// A run of bytes in a region. Page-aligned in guest RAM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Run {
+    /// Bytes from the region's start.
+    pub offset: u64,
+    /// Bytes; never 0.
+    pub length: u64,
+}
+
+impl Run {
+    /// First byte behind the run. Saturates; a decoded run never overflows (the codec checks).
+    pub fn end(self) -> u64 {
+        self.offset.saturating_add(self.length)
+    }
+}
+
+/// One block of guest RAM that is moved by placed writes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegionInfo {
+    /// Number of the region in this session.
+    pub id: u16,
+    /// QEMU's name of the RAM block.
+    pub name: String,
+    /// Bytes.
+    pub size: u64,
+}
+
+/// An address at which the destination takes connections, and what is known of the port behind it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Interface name at the destination.
+    pub interface: String,
+    /// Socket address.
+    pub address: std::net::SocketAddr,
+    /// Length of the address's network prefix, bits.
+    pub prefix: u8,
+    /// Megabits per second; 0 if the port does not say.
+    pub speed_mbps: u32,
+    /// Bytes.
+    pub mtu: u32,
+    /// NUMA node of the port; -1 if none is known.
+    pub numa: i32,
+    /// Carrier present and interface up.
+    pub up: bool,
+}
+
+/// How a commit ended, as the destination's journal has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Outcome {
+    /// The destination committed: the guest is its own, and it runs (or ran) there.
+    Committed = 1,
+    /// The destination gave up before commit and will never run it: the source may resume.
+    Aborted = 2,
+    /// The session is live and not decided yet.
+    Pending = 3,
+    /// The destination has no record of it: only the operator can decide.
+    Unknown = 4,
+}
+
+impl Outcome {
+    /// The outcome with this number.
+    pub fn from_number(number: u8) -> Option<Outcome> {
+        match number {
+            1 => Some(Outcome::Committed),
+            2 => Some(Outcome::Aborted),
+            3 => Some(Outcome::Pending),
+            4 => Some(Outcome::Unknown),
+            _ => None,
+        }
+    }
+}
+
+/// Control messages. `S>D` means source to destination.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// S>D steps 1 to 3: which guest, and what it needs.
+    Offer {
+        /// Name of the guest.
+        guest: String,
+        /// The guest description, a JSON document (`linerate-guest`'s `GuestDescription`). At most 1 MiB.
+        description: String,
+        /// RAM blocks that will be moved by placed writes.
+        regions: Vec<RegionInfo>,
+    },
+    /// D>S: reserved. Where connections are taken.
+    Admitted {
+        /// Addresses to pair with the source's own.
+        endpoints: Vec<Endpoint>,
+    },
+    /// S>D step 4: start the waiting guest.
+    Prepare,
+    /// D>S: the waiting guest stands, and these are its RAM blocks.
+    Prepared {
+        /// RAM blocks as the destination's hypervisor reports them.
+        regions: Vec<RegionInfo>,
+    },
+    /// S>D step 7: a round begins. Informs only.
+    RoundMark {
+        /// 0 is the first pass.
+        round: u32,
+        /// Bytes that the round will carry.
+        bytes: u64,
+    },
+    /// S>D: apply nothing more from this channel and say up to where it was applied.
+    Fence {
+        /// The channel.
+        channel: u32,
+    },
+    /// D>S: nothing more will be applied from the channel.
+    Fenced {
+        /// The channel.
+        channel: u32,
+        /// Highest frame number that was applied; all up to it were, except those refused.
+        applied: u64,
+        /// Frame numbers up to `applied` that were refused (checksum), not yet told by an acknowledgement.
+        refused: Vec<u64>,
+    },
+    /// S>D step 8: all RAM has been acknowledged; refuse any further write.
+    RamComplete {
+        /// Digest of all regions in order, if `--verify` asks for a comparison.
+        digest: Option<u64>,
+    },
+    /// D>S: no write will be applied any more. The digest agreed, if there was one.
+    RamSealed,
+    /// S>D: the next piece of the hypervisor's device-state stream. At most 256 KiB.
+    DeviceState {
+        /// Bytes in order.
+        bytes: Vec<u8>,
+    },
+    /// S>D: the stream ended.
+    DeviceStateEnd {
+        /// Bytes in all.
+        total: u64,
+    },
+    /// D>S: the device state is loaded, the guest could run.
+    Loaded,
+    /// S>D step 9: run. The source will not resume by itself any more.
+    Commit,
+    /// D>S: committed; the guest runs.
+    Running {
+        /// Microseconds from the reading of the commit to the guest's first instruction, as the destination saw it.
+        resume_us: u64,
+    },
+    /// S>D step 10: the source has cleaned up; the session can be forgotten.
+    Finished,
+    /// Either way, before commit: it is over.
+    Abort(Fault),
+    /// Either way: the abort is done on this side too.
+    Aborted,
+}

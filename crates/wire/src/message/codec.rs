@@ -1,0 +1,142 @@
+//! Control messages on the wire: u16 number, u16 reserved, then the fields in the order of `docs/protocol.md`.
+
+use super::parts::{read_endpoints, read_regions, write_endpoints, write_regions};
+use super::{Message, MessageTag};
+use crate::codec::{Reader, Writer};
+use crate::error::{DecodeError, EncodeError};
+use crate::fault::Fault;
+use crate::frame::{REFUSED_MAX, check_refused, read_refused};
+
+/// Most bytes of a guest's name.
+pub const GUEST_NAME_BYTES_MAX: usize = 255;
+/// Most bytes of a guest description.
+pub const DESCRIPTION_BYTES_MAX: usize = 1 << 20;
+/// Most bytes of device state in one message.
+pub const DEVICE_STATE_BYTES_MAX: usize = 256 << 10;
+
+impl Message {
+    /// Appends the message to `out`. What stands in `out` behind its old length after an error means nothing.
+    pub fn encode(&self, out: &mut Vec<u8>) -> Result<(), EncodeError> {
+        Ok(self.write(&mut Writer::new(out))?)
+    }
+
+    /// Reads a message that fills all of `bytes`.
+    pub fn decode(bytes: &[u8]) -> Result<Message, DecodeError> {
+        let mut reader = Reader::new(bytes);
+        let message = Message::read(&mut reader)?;
+        reader.finish(message.tag().name())?;
+        Ok(message)
+    }
+
+    pub(crate) fn read(reader: &mut Reader<'_>) -> Result<Message, DecodeError> {
+        let number = reader.u16("message number")?;
+        let tag = MessageTag::from_number(number).ok_or(DecodeError::UnknownMessage { number })?;
+        reader.reserved::<2>("message reserved")?;
+        Message::read_fields(tag, reader)
+    }
+
+    fn read_fields(tag: MessageTag, reader: &mut Reader<'_>) -> Result<Message, DecodeError> {
+        Ok(match tag {
+            MessageTag::Offer => read_offer(reader)?,
+            MessageTag::Admitted => Message::Admitted { endpoints: read_endpoints(reader)? },
+            MessageTag::Prepare => Message::Prepare,
+            MessageTag::Prepared => Message::Prepared { regions: read_regions(reader)? },
+            MessageTag::RoundMark => {
+                Message::RoundMark { round: reader.u32("round")?, bytes: reader.u64("round bytes")? }
+            }
+            MessageTag::Fence => Message::Fence { channel: reader.u32("channel")? },
+            MessageTag::Fenced => read_fenced(reader)?,
+            MessageTag::RamComplete => Message::RamComplete { digest: read_digest(reader)? },
+            MessageTag::RamSealed => Message::RamSealed,
+            MessageTag::DeviceState => {
+                Message::DeviceState { bytes: reader.long_bytes("device state", DEVICE_STATE_BYTES_MAX)? }
+            }
+            MessageTag::DeviceStateEnd => {
+                Message::DeviceStateEnd { total: reader.u64("device state total")? }
+            }
+            MessageTag::Loaded => Message::Loaded,
+            MessageTag::Commit => Message::Commit,
+            MessageTag::Running => Message::Running { resume_us: reader.u64("resume_us")? },
+            MessageTag::Finished => Message::Finished,
+            MessageTag::Abort => Message::Abort(Fault::read(reader)?),
+            MessageTag::Aborted => Message::Aborted,
+        })
+    }
+
+    pub(crate) fn write(&self, writer: &mut Writer<'_>) -> Result<(), DecodeError> {
+        writer.u16(self.tag() as u16);
+        writer.reserved::<2>();
+        match self {
+            Message::Offer { guest, description, regions } => {
+                writer.short_text("guest name", guest, GUEST_NAME_BYTES_MAX)?;
+                writer.long_bytes("guest description", description.as_bytes(), DESCRIPTION_BYTES_MAX)?;
+                write_regions(regions, writer)?;
+            }
+            Message::Admitted { endpoints } => write_endpoints(endpoints, writer)?,
+            Message::Prepared { regions } => write_regions(regions, writer)?,
+            Message::RoundMark { round, bytes } => {
+                writer.u32(*round);
+                writer.u64(*bytes);
+            }
+            Message::Fence { channel } => writer.u32(*channel),
+            Message::Fenced { channel, applied, refused } => {
+                write_fenced(*channel, *applied, refused, writer)?;
+            }
+            Message::RamComplete { digest } => write_digest(*digest, writer),
+            Message::DeviceState { bytes } => {
+                writer.long_bytes("device state", bytes, DEVICE_STATE_BYTES_MAX)?;
+            }
+            Message::DeviceStateEnd { total } => writer.u64(*total),
+            Message::Running { resume_us } => writer.u64(*resume_us),
+            Message::Abort(fault) => fault.write(writer)?,
+            Message::Prepare
+            | Message::RamSealed
+            | Message::Loaded
+            | Message::Commit
+            | Message::Finished
+            | Message::Aborted => {}
+        }
+        Ok(())
+    }
+}
+
+fn read_offer(reader: &mut Reader<'_>) -> Result<Message, DecodeError> {
+    let guest = reader.short_text("guest name", GUEST_NAME_BYTES_MAX)?;
+    let description = reader.long_text("guest description", DESCRIPTION_BYTES_MAX)?;
+    let regions = read_regions(reader)?;
+    Ok(Message::Offer { guest, description, regions })
+}
+
+fn read_fenced(reader: &mut Reader<'_>) -> Result<Message, DecodeError> {
+    let channel = reader.u32("channel")?;
+    let applied = reader.u64("applied")?;
+    let count = reader.u16("refused count")?;
+    let refused = read_refused(reader, count, applied)?;
+    Ok(Message::Fenced { channel, applied, refused })
+}
+
+fn write_fenced(
+    channel: u32,
+    applied: u64,
+    refused: &[u64],
+    writer: &mut Writer<'_>,
+) -> Result<(), DecodeError> {
+    check_refused(refused, applied)?;
+    writer.u32(channel);
+    writer.u64(applied);
+    writer.count("refused frames", refused.len(), REFUSED_MAX)?;
+    refused.iter().for_each(|sequence| writer.u64(*sequence));
+    Ok(())
+}
+
+fn read_digest(reader: &mut Reader<'_>) -> Result<Option<u64>, DecodeError> {
+    let present = reader.flag("digest present")?;
+    present.then(|| reader.u64("digest")).transpose()
+}
+
+fn write_digest(digest: Option<u64>, writer: &mut Writer<'_>) {
+    writer.u8(digest.is_some().into());
+    if let Some(digest) = digest {
+        writer.u64(digest);
+    }
+}

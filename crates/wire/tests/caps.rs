@@ -1,0 +1,103 @@
+//! Every text, list and byte string of a message: the longest one passes, one more is refused in both directions.
+
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "test code: it should fail where it stands"
+)]
+
+use linerate_wire::error::DecodeError;
+use linerate_wire::frame::CONTROL_BODY_MAX;
+use linerate_wire::message::{Endpoint, Message, MessageTag, RegionInfo};
+
+/// Encodes with `length` of something; the cap is the longest that passes.
+fn check(what: &str, cap: usize, message: impl Fn(usize) -> Message) {
+    let longest = message(cap);
+    let mut bytes = Vec::new();
+    longest.encode(&mut bytes).unwrap_or_else(|error| panic!("{what} of {cap}: {error:?}"));
+    assert_eq!(Message::decode(&bytes).as_ref(), Ok(&longest), "{what} of {cap}");
+    let refused = message(cap + 1).encode(&mut Vec::new()).expect_err(what).0;
+    assert!(
+        matches!(refused, DecodeError::TooLong { .. } | DecodeError::TooMany { .. }),
+        "{what}: {refused}"
+    );
+}
+
+fn offer(guest: usize, description: usize) -> Message {
+    Message::Offer { guest: "g".repeat(guest), description: "d".repeat(description), regions: vec![] }
+}
+
+fn regions(count: usize, name: usize) -> Vec<RegionInfo> {
+    vec![RegionInfo { id: 1, name: "n".repeat(name), size: 1 }; count]
+}
+
+fn endpoints(count: usize, interface: usize) -> Message {
+    let endpoint = Endpoint {
+        interface: "i".repeat(interface),
+        address: "[2001:db8::1]:1".parse().unwrap(),
+        prefix: 128,
+        speed_mbps: u32::MAX,
+        mtu: u32::MAX,
+        numa: i32::MIN,
+        up: true,
+    };
+    Message::Admitted { endpoints: vec![endpoint; count] }
+}
+
+#[test]
+fn the_longest_passes_and_one_more_does_not() {
+    check("guest name", 255, |length| offer(length, 0));
+    check("description", 1 << 20, |length| offer(0, length));
+    check("regions", 64, |count| Message::Prepared { regions: regions(count, 255) });
+    check("region name", 255, |length| Message::Prepared { regions: regions(1, length) });
+    check("endpoints", 256, |count| endpoints(count, 64));
+    check("interface", 64, |length| endpoints(1, length));
+    check("device state", 256 << 10, |length| Message::DeviceState { bytes: vec![7; length] });
+    check("refused", 512, |count| Message::Fenced {
+        channel: 0,
+        applied: 513,
+        refused: (1..=count as u64).collect(),
+    });
+}
+
+#[test]
+fn the_largest_offer_fits_into_a_frame() {
+    let largest = Message::Offer {
+        guest: "g".repeat(255),
+        description: "d".repeat(1 << 20),
+        regions: regions(64, 255),
+    };
+    let mut bytes = Vec::new();
+    linerate_wire::frame::encode_control(&mut bytes, 1, &largest).unwrap();
+    assert!(bytes.len() <= CONTROL_BODY_MAX as usize);
+}
+
+/// Message number and reserved, then the fields.
+fn named(tag: MessageTag, fields: &[u8]) -> DecodeError {
+    let bytes = [&(tag as u16).to_le_bytes()[..], &[0, 0], fields].concat();
+    Message::decode(&bytes).expect_err("must be refused")
+}
+
+#[test]
+fn counts_over_the_cap_are_refused_before_the_bytes_are_looked_for() {
+    let over = DecodeError::TooLong { what: "guest name", length: 256, max: 255 };
+    assert_eq!(named(MessageTag::Offer, &[0, 1]), over);
+    let over = DecodeError::TooLong { what: "guest description", length: u32::MAX as usize, max: 1 << 20 };
+    assert_eq!(named(MessageTag::Offer, &[0, 0, 0xff, 0xff, 0xff, 0xff]), over);
+    let over = DecodeError::TooMany { what: "regions", count: 65, max: 64 };
+    assert_eq!(named(MessageTag::Prepared, &[65, 0]), over);
+    let over = DecodeError::TooMany { what: "endpoints", count: 257, max: 256 };
+    assert_eq!(named(MessageTag::Admitted, &[1, 1]), over);
+    let over = DecodeError::TooLong { what: "device state", length: (256 << 10) + 1, max: 256 << 10 };
+    assert_eq!(named(MessageTag::DeviceState, &[1, 0, 4, 0]), over);
+    let over = DecodeError::TooLong { what: "fault detail", length: 1025, max: 1024 };
+    assert_eq!(named(MessageTag::Abort, &[1, 0, 1, 1, 1, 4]), over);
+}
+
+#[test]
+fn texts_that_are_not_utf8_are_refused() {
+    let refused = named(MessageTag::Offer, &[2, 0, b'a', 0xff]);
+    assert!(matches!(refused, DecodeError::NotUtf8 { what: "guest name", .. }), "{refused}");
+    assert!(std::error::Error::source(&refused).is_some());
+}

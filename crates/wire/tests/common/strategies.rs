@@ -1,0 +1,156 @@
+//! Any frame and any message that keeps the rules.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+
+use linerate_wire::fault::{Code, Fault, Side, Step};
+use linerate_wire::frame::{Ack, Frame, Hello, PAYLOAD_BYTES_MAX, Role, Welcome, Write};
+use linerate_wire::message::{Endpoint, Message, Outcome, RegionInfo, Run, SessionId, Token};
+use proptest::collection::{btree_set, vec};
+use proptest::prelude::*;
+use proptest::sample::select;
+
+use super::Sample;
+
+/// Any frame with a header that fits it.
+pub fn sample() -> impl Strategy<Value = Sample> {
+    prop_oneof![
+        unnumbered().prop_map(|frame| Sample::bare(frame, 0)),
+        (write(), 1u64.., any::<u32>()).prop_map(write_sample),
+        (0..=PAYLOAD_BYTES_MAX, 1u64.., any::<u32>()).prop_map(|(length, sequence, checksum)| {
+            with_payload(Frame::Probe, sequence, length, checksum)
+        }),
+        refused().prop_map(|(applied, refused)| Sample::bare(Frame::Ack(Ack { refused }), applied)),
+        (message(), 1u64..).prop_map(|(message, sequence)| Sample::bare(Frame::Control(message), sequence)),
+        any::<u64>().prop_map(|sequence| Sample::bare(Frame::ControlAck, sequence)),
+    ]
+}
+
+/// Any control message.
+pub fn message() -> impl Strategy<Value = Message> {
+    prop_oneof![
+        select(vec![
+            Message::Prepare,
+            Message::RamSealed,
+            Message::Loaded,
+            Message::Commit,
+            Message::Finished,
+            Message::Aborted,
+        ]),
+        (text(63), text(500), regions()).prop_map(|(guest, description, regions)| Message::Offer {
+            guest,
+            description,
+            regions
+        }),
+        vec(endpoint(), 0..20).prop_map(|endpoints| Message::Admitted { endpoints }),
+        regions().prop_map(|regions| Message::Prepared { regions }),
+        any::<(u32, u64)>().prop_map(|(round, bytes)| Message::RoundMark { round, bytes }),
+        any::<u32>().prop_map(|channel| Message::Fence { channel }),
+        (any::<u32>(), refused()).prop_map(|(channel, (applied, refused))| Message::Fenced {
+            channel,
+            applied,
+            refused
+        }),
+        any::<Option<u64>>().prop_map(|digest| Message::RamComplete { digest }),
+        vec(any::<u8>(), 0..5000).prop_map(|bytes| Message::DeviceState { bytes }),
+        any::<u64>().prop_map(|total| Message::DeviceStateEnd { total }),
+        any::<u64>().prop_map(|resume_us| Message::Running { resume_us }),
+        fault().prop_map(Message::Abort),
+    ]
+}
+
+/// Any fault whose detail is not cut.
+pub fn fault() -> impl Strategy<Value = Fault> {
+    let side = select(vec![Side::Source, Side::Destination]);
+    (select(Code::ALL), select(Step::ALL.to_vec()), side, text(256))
+        .prop_map(|(code, step, side, detail)| Fault { code, step, side, detail })
+}
+
+fn unnumbered() -> impl Strategy<Value = Frame> {
+    let outcomes = vec![Outcome::Committed, Outcome::Aborted, Outcome::Pending, Outcome::Unknown];
+    prop_oneof![
+        hello().prop_map(Frame::Hello),
+        any::<(u16, u64)>()
+            .prop_map(|(version, control_received)| Frame::Welcome(Welcome { version, control_received })),
+        fault().prop_map(Frame::Refuse),
+        select(outcomes).prop_map(Frame::Outcome),
+        Just(Frame::Keepalive),
+    ]
+}
+
+fn hello() -> impl Strategy<Value = Hello> {
+    let versions = (1u16..).prop_flat_map(|min| (Just(min), min..));
+    (versions, any::<[u8; 16]>(), select(Role::ALL.to_vec()), any::<(u16, u32)>(), any::<[u8; 32]>())
+        .prop_map(|((version_min, version_max), session, role, (link, channel), token)| Hello {
+            version_min,
+            version_max,
+            session: SessionId(session),
+            role,
+            link,
+            channel,
+            token: Token(token),
+        })
+}
+
+fn write() -> impl Strategy<Value = Write> {
+    let data = vec(run(1..=16_384), 0..=256);
+    let zero = vec(run(1..=u64::MAX), 0..=256);
+    (any::<u16>(), data, zero)
+        .prop_filter("a write names something", |(_, data, zero)| data.len() + zero.len() > 0)
+        .prop_map(|(region, data, zero)| Write { region, data, zero })
+}
+
+fn run(length: std::ops::RangeInclusive<u64>) -> impl Strategy<Value = Run> {
+    length.prop_flat_map(|length| (0..=u64::MAX - length).prop_map(move |offset| Run { offset, length }))
+}
+
+fn write_sample((write, sequence, checksum): (Write, u64, u32)) -> Sample {
+    let length: u64 = write.data.iter().map(|run| run.length).sum();
+    with_payload(Frame::Write(write), sequence, length as u32, checksum)
+}
+
+fn with_payload(frame: Frame, sequence: u64, payload_length: u32, checksum: u32) -> Sample {
+    let payload_checksum = if payload_length == 0 { 0 } else { checksum };
+    Sample { frame, sequence, payload_length, payload_checksum }
+}
+
+fn refused() -> impl Strategy<Value = (u64, Vec<u64>)> {
+    (btree_set(1u64.., 0..40), any::<u64>()).prop_map(|(refused, applied)| {
+        let last = refused.last().copied().unwrap_or(0);
+        (applied.max(last), refused.into_iter().collect())
+    })
+}
+
+fn regions() -> impl Strategy<Value = Vec<RegionInfo>> {
+    vec(
+        (any::<u16>(), text(63), any::<u64>()).prop_map(|(id, name, size)| RegionInfo { id, name, size }),
+        0..=64,
+    )
+}
+
+fn endpoint() -> impl Strategy<Value = Endpoint> {
+    (text(16), address(), 0u8..=32, any::<(u32, u32, i32, bool)>()).prop_map(
+        |(interface, address, prefix, (speed_mbps, mtu, numa, up))| Endpoint {
+            interface,
+            address,
+            prefix,
+            speed_mbps,
+            mtu,
+            numa,
+            up,
+        },
+    )
+}
+
+fn address() -> impl Strategy<Value = SocketAddr> {
+    prop_oneof![
+        any::<(u32, u16)>().prop_map(|(ip, port)| SocketAddr::new(IpAddr::V4(Ipv4Addr::from(ip)), port)),
+        any::<(u128, u16, u32, u32)>().prop_map(|(ip, port, flow, scope)| {
+            SocketAddrV6::new(Ipv6Addr::from(ip), port, flow, scope).into()
+        }),
+    ]
+}
+
+/// Any text of at most so many characters. One is at most 4 bytes, so callers name a quarter of the field's cap.
+fn text(characters: usize) -> impl Strategy<Value = String> {
+    vec(any::<char>(), 0..=characters).prop_map(String::from_iter)
+}

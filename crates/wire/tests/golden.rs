@@ -1,0 +1,152 @@
+//! Every frame and message against bytes that are written out here. If one of these fails, the protocol has changed: that
+//! needs a new version, not new bytes.
+
+mod common;
+
+use common::samples;
+use linerate_wire::frame::{Frame, Tag};
+use linerate_wire::message::{Message, MessageTag};
+
+fn unhex(text: &str) -> Vec<u8> {
+    let digits: Vec<u32> = text.chars().filter_map(|digit| digit.to_digit(16)).collect();
+    digits.chunks(2).map(|pair| (pair[0] * 16 + pair[1]) as u8).collect()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn frames_have_these_bytes() {
+    let samples = samples::frames();
+    assert_eq!(samples.len(), FRAMES.len());
+    for ((name, sample), (golden_name, golden)) in samples.into_iter().zip(FRAMES) {
+        assert_eq!(name, *golden_name);
+        assert_eq!(hex(&sample.encode()), hex(&unhex(golden)), "{name} is encoded differently");
+        assert_eq!(common::decode(&unhex(golden)), Ok(sample), "{name} is decoded differently");
+    }
+}
+
+#[test]
+fn messages_have_these_bytes() {
+    let samples = samples::messages();
+    assert_eq!(samples.len(), MESSAGES.len());
+    for ((name, message), (golden_name, golden)) in samples.into_iter().zip(MESSAGES) {
+        assert_eq!(name, *golden_name);
+        let mut bytes = Vec::new();
+        message.encode(&mut bytes).unwrap();
+        assert_eq!(hex(&bytes), hex(&unhex(golden)), "{name} is encoded differently");
+        assert_eq!(Message::decode(&unhex(golden)), Ok(message), "{name} is decoded differently");
+    }
+}
+
+#[test]
+fn every_tag_and_message_has_a_sample() {
+    let frames: Vec<Frame> = samples::frames().into_iter().map(|(_, sample)| sample.frame).collect();
+    for tag in Tag::ALL {
+        assert!(frames.iter().any(|frame| frame.tag() == *tag), "no sample of {tag}");
+    }
+    let messages = samples::messages();
+    for tag in MessageTag::ALL {
+        assert!(messages.iter().any(|(_, message)| message.tag() == *tag), "no sample of {tag}");
+    }
+}
+
+/// Header (tag, flags, body length, payload length, payload checksum, sequence, body checksum, header checksum), then body.
+const FRAMES: &[(&str, &str)] = &[
+    (
+        "hello",
+        "0100 0000 40000000 00000000 00000000 0000000000000000 48ca13cd 0f24b159
+         4c4e525401000300a0a1a2a3a4a5a6a7a8a9aaabacadaeaf0300020005000100
+         000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f",
+    ),
+    (
+        "welcome",
+        "0200 0000 10000000 00000000 00000000 0000000000000000 4eaff9ca 4e2083ee
+         01000000000000000403020100000000",
+    ),
+    (
+        "refuse",
+        "0300 0000 2b000000 00000000 00000000 0000000000000000 194b23e1 6bbcf69c
+         0a00030225003820476942206e65656465642c203520476942206672656520e2
+         809320c3bc626572616c6c",
+    ),
+    (
+        "outcome",
+        "0400 0000 04000000 00000000 00000000 0000000000000000 466800f7 82e297c0
+         02000000",
+    ),
+    (
+        "write",
+        "1000 0000 38000000 00300000 44332211 0700000000000000 34d46da1 975d46ae
+         0100000002000100001000000000000000200000000000000000000001000000
+         001000000000000000800000000000000000000000010000",
+    ),
+    (
+        "write of zeroes",
+        "1000 0000 18000000 00000000 00000000 ffffffffffffffff 8817dd4f 67f11954
+         00000000000001000000000000000000ffffffffffffffff",
+    ),
+    ("probe", "1100 0000 00000000 09000000 839206e3 0100000000000000 00000000 27baec74"),
+    ("ping", "1100 0000 00000000 00000000 00000000 0200000000000000 00000000 170ddc32"),
+    (
+        "ack",
+        "2000 0000 18000000 00000000 00000000 0900000000000000 0d0677ed f35c2b1e
+         020000000000000003000000000000000900000000000000",
+    ),
+    (
+        "ack of nothing",
+        "2000 0000 08000000 00000000 00000000 0000000000000000 8ab2288c e2522a5f
+         0000000000000000",
+    ),
+    (
+        "control",
+        "3000 0000 08000000 00000000 00000000 0c00000000000000 e2512a99 933b69de
+         0600000005000000",
+    ),
+    ("control ack", "3100 0000 00000000 00000000 00000000 0c00000000000000 00000000 92f05d10"),
+    ("keepalive", "3200 0000 00000000 00000000 00000000 0000000000000000 00000000 8e9c2ab8"),
+];
+
+/// Number, reserved, fields.
+const MESSAGES: &[(&str, &str)] = &[
+    (
+        "offer",
+        "0100 0000 040076c3a4620a0000007b2263707573223a347d0200000000000000
+         01000000060070632e72616d010000002000000000000000",
+    ),
+    (
+        "admitted",
+        "0200 0000 02000600656e73316630a8610000282300000100000001180400e81c
+         c0000207030062723000000000dc050000ffffffff00400600e81cfe80000000
+         00000000000000000000010000000003000000",
+    ),
+    ("prepare", "0300 0000"),
+    (
+        "prepared",
+        "0400 0000 020000000000000001000000060070632e72616d0100000020000000
+         00000000",
+    ),
+    ("round mark", "0500 0000 03000000ab89674523010000"),
+    ("fence", "0600 0000 05000000"),
+    (
+        "fenced",
+        "0700 0000 05000000e80300000000000003000100000000000000e70300000000
+         0000e803000000000000",
+    ),
+    ("ram complete", "0800 0000 00"),
+    ("ram complete with digest", "0800 0000 011032547698badcfe"),
+    ("ram sealed", "0900 0000"),
+    ("device state", "0a00 0000 080000005145564d00000003"),
+    ("device state end", "0b00 0000 0000010000000000"),
+    ("loaded", "0c00 0000"),
+    ("commit", "0d00 0000"),
+    ("running", "0e00 0000 d204000000000000"),
+    ("finished", "0f00 0000"),
+    (
+        "abort",
+        "1000 0000 0a00030225003820476942206e65656465642c203520476942206672
+         656520e2809320c3bc626572616c6c",
+    ),
+    ("aborted", "1100 0000"),
+];

@@ -1,0 +1,191 @@
+//! A `linerate agent` in a host.
+
+use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde::Serialize;
+
+use crate::error::io_error;
+use crate::{Cache, Host, LabError, Process, QemuVersion, wait};
+
+/// Port of agents in the lab, on every link address.
+pub const PORT: u16 = 7400;
+const START_LIMIT: Duration = Duration::from_secs(60);
+
+/// What may be chosen about an agent.
+#[derive(Debug, Clone, Default)]
+pub struct AgentOptions {
+    /// The `linerate` binary; found by itself when None (see [`binary`]).
+    pub binary: Option<PathBuf>,
+    /// More lines for the configuration file, put before the tables.
+    pub configuration: String,
+    /// More environment, for instance `RUST_LOG`.
+    pub environment: Vec<(String, String)>,
+}
+
+/// An agent in a host; killed when dropped.
+#[derive(Debug)]
+pub struct Agent {
+    host: Host,
+    binary: PathBuf,
+    options: AgentOptions,
+    process: Process,
+}
+
+#[derive(Serialize)]
+struct Configuration<'a> {
+    name: &'a str,
+    listen: Vec<SocketAddr>,
+    socket: &'a Path,
+    state_dir: PathBuf,
+    run_dir: PathBuf,
+    ram_dir: PathBuf,
+}
+
+#[derive(Serialize)]
+struct Hypervisors {
+    qemu: Vec<Hypervisor>,
+}
+
+#[derive(Serialize)]
+struct Hypervisor {
+    name: &'static str,
+    binary: PathBuf,
+    data_dirs: Vec<PathBuf>,
+}
+
+/// `$LINERATE_BIN`, or `linerate` beside the running program or its `deps` folder.
+pub fn binary() -> Result<PathBuf, LabError> {
+    if let Some(path) = std::env::var_os("LINERATE_BIN") {
+        return Ok(path.into());
+    }
+    let program = std::env::current_exe().map_err(io_error("find", "this program"))?;
+    let folders = program.ancestors().skip(1).take(2);
+    folders.map(|folder| folder.join("linerate")).find(|path| path.is_file()).ok_or(LabError::NoLinerate)
+}
+
+impl Agent {
+    /// Writes the configuration, starts the agent and waits until its local API answers.
+    pub fn start(host: &Host, options: AgentOptions) -> Result<Agent, LabError> {
+        let binary = options.binary.clone().map_or_else(binary, Ok)?;
+        write_configuration(host, &options.configuration)?;
+        let process = spawn(host, &binary, &options)?;
+        let mut agent = Agent { host: host.clone(), binary, options, process };
+        agent.wait_ready()?;
+        Ok(agent)
+    }
+
+    /// The host it runs in.
+    pub fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// Its local API.
+    pub fn socket(&self) -> PathBuf {
+        socket(&self.host)
+    }
+
+    /// Its control and data address on a link.
+    pub fn address(&self, link: usize) -> SocketAddr {
+        (self.host.address(link), PORT).into()
+    }
+
+    /// Its log, kept over restarts.
+    pub fn log(&self) -> &Path {
+        self.process.log()
+    }
+
+    /// Process id.
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// The process, to look at.
+    pub fn process(&mut self) -> &mut Process {
+        &mut self.process
+    }
+
+    /// SIGKILL: a crash.
+    pub fn kill(&mut self) -> Result<ExitStatus, LabError> {
+        self.process.kill()
+    }
+
+    /// SIGTERM: an orderly end.
+    pub fn stop(&mut self) -> Result<ExitStatus, LabError> {
+        self.process.terminate(Duration::from_secs(60))
+    }
+
+    /// SIGSTOP: a host that hangs.
+    pub fn freeze(&mut self) -> Result<(), LabError> {
+        self.process.signal(Signal::STOP)
+    }
+
+    /// SIGCONT.
+    pub fn thaw(&mut self) -> Result<(), LabError> {
+        self.process.signal(Signal::CONT)
+    }
+
+    /// Starts it again over the same directories; ends it first if it still runs.
+    pub fn restart(&mut self) -> Result<(), LabError> {
+        self.stop()?;
+        self.process = spawn(&self.host, &self.binary, &self.options)?;
+        self.wait_ready()
+    }
+
+    /// A `linerate` client command that talks to this agent (`LINERATE_SOCKET`).
+    pub fn client(&self) -> std::process::Command {
+        let mut command = self.host.command(&self.binary);
+        command.env("LINERATE_SOCKET", self.socket());
+        command
+    }
+
+    fn wait_ready(&mut self) -> Result<(), LabError> {
+        let (socket, log) = (self.socket(), self.process.log().to_owned());
+        let what = format!("an answer on {}", socket.display());
+        wait::until(&what, START_LIMIT, move || crate::process::tail(&log), || {
+            self.process.must_run()?;
+            Ok(UnixStream::connect(&socket).ok().map(drop))
+        })
+    }
+}
+
+fn socket(host: &Host) -> PathBuf {
+    host.run_directory().join("agent.sock")
+}
+
+fn spawn(host: &Host, binary: &Path, options: &AgentOptions) -> Result<Process, LabError> {
+    let mut command = host.command(binary);
+    command.arg("agent").arg("--config").arg(host.directory.join("agent.toml"));
+    command.envs(options.environment.iter().map(|(key, value)| (key, value)));
+    let log = host.directory.join("agent.log");
+    Process::start(&format!("agent {}", host.name()), command, &log)
+}
+
+fn write_configuration(host: &Host, more: &str) -> Result<(), LabError> {
+    let render = |source| LabError::Toml { what: "the agent's configuration", source };
+    let configuration = Configuration {
+        name: host.name(),
+        listen: host.addresses().into_iter().map(|address| (address, PORT).into()).collect(),
+        socket: &socket(host),
+        state_dir: host.state_directory(),
+        run_dir: host.run_directory(),
+        ram_dir: host.ram_directory(),
+    };
+    let head = toml::to_string(&configuration).map_err(render)?;
+    let tables = toml::to_string(&Hypervisors { qemu: hypervisors()? }).map_err(render)?;
+    let path = host.directory.join("agent.toml");
+    std::fs::write(&path, format!("{head}{more}\n{tables}")).map_err(io_error("write", &path))
+}
+
+fn hypervisors() -> Result<Vec<Hypervisor>, LabError> {
+    let cache = Cache::locate();
+    let describe = |version: QemuVersion| {
+        let (binary, data_dirs) = (cache.qemu(version)?, cache.qemu_data(version)?);
+        Ok(Hypervisor { name: version.name(), binary, data_dirs })
+    };
+    QemuVersion::ALL.into_iter().map(describe).collect()
+}

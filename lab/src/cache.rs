@@ -1,0 +1,87 @@
+//! What `lab/install.sh` put into the cache folder.
+
+use std::path::{Path, PathBuf};
+
+use crate::{LabError, tool};
+
+/// The cache folder: QEMU 10, the guest's kernel and initramfs.
+#[derive(Debug, Clone)]
+pub struct Cache {
+    directory: PathBuf,
+}
+
+/// Which QEMU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QemuVersion {
+    /// Debian 12's own, 7.2.
+    System,
+    /// 10.0 of bookworm-backports, from the cache folder.
+    Ten,
+}
+
+impl QemuVersion {
+    /// Both, for tests that go over all.
+    pub const ALL: [QemuVersion; 2] = [QemuVersion::System, QemuVersion::Ten];
+
+    /// Short name, as in agent configurations.
+    pub fn name(self) -> &'static str {
+        match self {
+            QemuVersion::System => "system",
+            QemuVersion::Ten => "ten",
+        }
+    }
+}
+
+impl Cache {
+    /// `$LINERATE_CACHE`, or `.cache` in the workspace.
+    pub fn locate() -> Cache {
+        let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../.cache");
+        let directory = std::env::var_os("LINERATE_CACHE").map_or_else(default, PathBuf::from);
+        Cache { directory: directory.canonicalize().unwrap_or(directory) }
+    }
+
+    /// Runs `lab/install.sh` with the given steps, all when none.
+    pub fn install(&self, steps: &[&str]) -> Result<String, LabError> {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("install.sh");
+        let folder = format!("LINERATE_CACHE={}", self.directory.display());
+        tool::run("env", &[&[folder.as_str(), &script.to_string_lossy()], steps].concat())
+    }
+
+    /// The guest's kernel.
+    pub fn kernel(&self) -> Result<PathBuf, LabError> {
+        self.file("kernel/vmlinuz")
+    }
+
+    /// The guest's initramfs, made from lab/guest.
+    pub fn initramfs(&self) -> Result<PathBuf, LabError> {
+        self.file("guest/initramfs.cpio")
+    }
+
+    /// QEMU's binary.
+    pub fn qemu(&self, version: QemuVersion) -> Result<PathBuf, LabError> {
+        match version {
+            QemuVersion::System => existing("/usr/bin/qemu-system-x86_64".into()),
+            QemuVersion::Ten => self.file("qemu10/usr/bin/qemu-system-x86_64"),
+        }
+    }
+
+    /// Folders for QEMU's `-L`, in search order; none for the system's, which knows its own.
+    pub fn qemu_data(&self, version: QemuVersion) -> Result<Vec<PathBuf>, LabError> {
+        match version {
+            QemuVersion::System => Ok(Vec::new()),
+            QemuVersion::Ten => Ok(vec![
+                self.file("qemu10/usr/share/seabios")?,
+                self.file("qemu10/usr/share/qemu")?,
+                existing("/usr/share/qemu".into())?,
+            ]),
+        }
+    }
+
+    fn file(&self, name: &str) -> Result<PathBuf, LabError> {
+        existing(self.directory.join(name))
+    }
+}
+
+fn existing(path: PathBuf) -> Result<PathBuf, LabError> {
+    if path.exists() { Ok(path) } else { Err(LabError::Missing { path }) }
+}

@@ -1,0 +1,216 @@
+//! What a self-checking guest is made of.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::error::io_error;
+use crate::{Cache, Host, Lab, LabError, QemuVersion};
+
+/// How the guest uses its disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DiskMode {
+    /// O_DIRECT in the guest, cache=none in QEMU.
+    Direct,
+    /// Page cache and fdatasync in the guest, QEMU's default cache.
+    Buffered,
+}
+
+/// What the guest does; the kernel command line's parameters. docs/lab.md describes each.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GuestParameters {
+    /// Memory that is filled and checked, MiB.
+    pub mem_mb: u64,
+    /// Writing rate in MiB/s; 0: idle, negative: as fast as it goes.
+    pub dirty_mbps: i64,
+    /// Part of the memory that is written, MiB; all when None.
+    pub dirty_ws_mb: Option<u64>,
+    /// Rate of checking what is not written, MiB/s; 0 for a guest that does nothing at all.
+    pub verify_mbps: u64,
+    /// Bytes through the disk, MiB/s, all threads together; 0: no limit.
+    pub disk_mbps: u64,
+    /// Threads on the disk.
+    pub disk_threads: u32,
+    /// Generation of all slots of a disk that the guest has not yet touched: 1 for a fresh [`crate::make_disk`] image.
+    /// None: the guest takes what it finds.
+    pub disk_generation: Option<u64>,
+    /// `net=` of the heartbeat (see [`heartbeat`]); None without network.
+    pub net: Option<String>,
+    /// TCP port of the echo service; needs `net`.
+    pub tcp: Option<u16>,
+    /// A thread that counts what it gets done.
+    pub work: bool,
+}
+
+impl Default for GuestParameters {
+    fn default() -> Self {
+        GuestParameters {
+            mem_mb: 64,
+            dirty_mbps: 0,
+            dirty_ws_mb: None,
+            verify_mbps: 64,
+            disk_mbps: 16,
+            disk_threads: 2,
+            disk_generation: None,
+            net: None,
+            tcp: None,
+            work: false,
+        }
+    }
+}
+
+/// `net=` for guest number `guest`: it sends a packet every 1/`hz` seconds to the lab's observer at `port`.
+pub fn heartbeat(lab: &Lab, guest: usize, port: u16, hz: u32) -> String {
+    format!("{}/24,{},{port},{hz}", lab.guest_address(guest), lab.observer_address())
+}
+
+/// A guest: the same on each host that it visits, apart from the paths under the host's directories.
+#[derive(Debug, Clone)]
+pub struct GuestSpec {
+    /// Name; also of its tap device's owner, RAM file and serial file.
+    pub name: String,
+    /// RAM size, MiB: at least `mem_mb` of the parameters and 80 more.
+    pub memory_mb: u64,
+    /// Virtual CPUs.
+    pub vcpus: u32,
+    /// What it does.
+    pub parameters: GuestParameters,
+    /// A raw image and how it is used.
+    pub disk: Option<(PathBuf, DiskMode)>,
+    /// A tap device (see [`Host::add_tap`]) that exists on each host under the same name.
+    pub tap: Option<String>,
+    /// Which QEMU.
+    pub qemu: QemuVersion,
+}
+
+// Quick to boot under emulation: no calibration, no mitigations, no address randomisation.
+const BASE: &str = "console=ttyS0 quiet panic=1 nokaslr mitigations=off tsc=reliable no_timer_check";
+
+impl GuestSpec {
+    /// A guest with 1 vCPU and RAM for its parameters.
+    pub fn new(name: &str, parameters: GuestParameters) -> GuestSpec {
+        GuestSpec {
+            name: name.to_owned(),
+            memory_mb: parameters.mem_mb + 128,
+            vcpus: 1,
+            parameters,
+            disk: None,
+            tap: None,
+            qemu: QemuVersion::System,
+        }
+    }
+
+    /// With this disk.
+    pub fn disk(mut self, image: &Path, mode: DiskMode) -> GuestSpec {
+        self.disk = Some((image.to_owned(), mode));
+        self
+    }
+
+    /// With a network card on this tap device.
+    pub fn tap(mut self, tap: &str) -> GuestSpec {
+        self.tap = Some(tap.to_owned());
+        self
+    }
+
+    /// With this QEMU.
+    pub fn qemu(mut self, version: QemuVersion) -> GuestSpec {
+        self.qemu = version;
+        self
+    }
+
+    /// Kernel command line.
+    pub fn command_line(&self) -> String {
+        let p = &self.parameters;
+        let mut words = vec![
+            BASE.to_owned(),
+            format!("mem_mb={} dirty_mbps={} verify_mbps={}", p.mem_mb, p.dirty_mbps, p.verify_mbps),
+        ];
+        words.extend(p.dirty_ws_mb.map(|mb| format!("dirty_ws_mb={mb}")));
+        if let Some((_, mode)) = &self.disk {
+            let mode = if *mode == DiskMode::Direct { "direct" } else { "buffered" };
+            words.push(format!("disk={mode} disk_mbps={} disk_threads={}", p.disk_mbps, p.disk_threads));
+            words.extend(p.disk_generation.map(|generation| format!("disk_gen={generation}")));
+        }
+        words.extend(p.net.as_ref().map(|net| format!("net={net}")));
+        words.extend(p.tcp.map(|port| format!("tcp={port}")));
+        words.extend(p.work.then(|| "work=1".to_owned()));
+        words.join(" ")
+    }
+
+    /// Where its console goes on a host.
+    pub fn serial(&self, host: &Host) -> PathBuf {
+        host.run_directory().join(format!("{}.serial", self.name))
+    }
+
+    /// Its RAM file on a host, when it has one.
+    pub fn ram_file(&self, host: &Host) -> PathBuf {
+        host.ram_directory().join(&self.name)
+    }
+
+    /// Hardware address of its network card, derived from its name so that both hosts give the same.
+    pub fn hardware_address(&self) -> String {
+        let sum = self.name.bytes().fold(0u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(u32::from(byte)));
+        let [_, b, c, d] = sum.to_be_bytes();
+        format!("52:54:00:{b:02x}:{c:02x}:{d:02x}")
+    }
+
+    /// Writes the file that `linerate vm start` takes and returns its path.
+    pub fn write_toml(&self, host: &Host) -> Result<PathBuf, LabError> {
+        let text = self.to_toml(host)?;
+        let path = host.run_directory().join(format!("{}.toml", self.name));
+        std::fs::write(&path, text).map_err(io_error("write", &path))?;
+        Ok(path)
+    }
+
+    fn to_toml(&self, host: &Host) -> Result<String, LabError> {
+        let cache = Cache::locate();
+        let disks = self.disk.iter().map(|(path, mode)| DiskToml {
+            path,
+            format: "raw",
+            cache: if *mode == DiskMode::Direct { "none" } else { "writeback" },
+        });
+        let nics = self.tap.iter().map(|tap| NicToml { tap, mac: self.hardware_address() });
+        let spec = SpecToml {
+            name: &self.name,
+            qemu: self.qemu.name(),
+            memory_mb: self.memory_mb,
+            vcpus: self.vcpus,
+            accel: "tcg",
+            kernel: cache.kernel()?,
+            initrd: cache.initramfs()?,
+            cmdline: self.command_line(),
+            serial: self.serial(host),
+            disks: disks.collect(),
+            nics: nics.collect(),
+        };
+        toml::to_string(&spec).map_err(|source| LabError::Toml { what: "the guest's specification", source })
+    }
+}
+
+#[derive(Serialize)]
+struct SpecToml<'a> {
+    name: &'a str,
+    qemu: &'a str,
+    memory_mb: u64,
+    vcpus: u32,
+    accel: &'a str,
+    kernel: PathBuf,
+    initrd: PathBuf,
+    cmdline: String,
+    serial: PathBuf,
+    disks: Vec<DiskToml<'a>>,
+    nics: Vec<NicToml<'a>>,
+}
+
+#[derive(Serialize)]
+struct DiskToml<'a> {
+    path: &'a Path,
+    format: &'a str,
+    cache: &'a str,
+}
+
+#[derive(Serialize)]
+struct NicToml<'a> {
+    tap: &'a str,
+    mac: String,
+}

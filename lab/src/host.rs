@@ -1,0 +1,111 @@
+//! One host of a lab.
+
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::error::io_error;
+use crate::{LabError, netns, tool};
+
+/// A host: a network namespace, directories, and a tmpfs for guest RAM.
+#[derive(Debug, Clone)]
+pub struct Host {
+    pub(crate) name: String,
+    pub(crate) index: usize,
+    pub(crate) namespace: String,
+    pub(crate) directory: PathBuf,
+    pub(crate) octet: u8,
+    pub(crate) links: usize,
+}
+
+impl Host {
+    /// Short name: `a`, `b`, …
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Position in the lab, from 0.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Name of the network namespace, for `ip netns exec`.
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// Sockets, logs and serial files.
+    pub fn run_directory(&self) -> PathBuf {
+        self.directory.join("run")
+    }
+
+    /// What survives a restart of the agent.
+    pub fn state_directory(&self) -> PathBuf {
+        self.directory.join("state")
+    }
+
+    /// A tmpfs of its own (huge pages on advice) for guest RAM files.
+    pub fn ram_directory(&self) -> PathBuf {
+        self.directory.join("ram")
+    }
+
+    /// Device of a link: the same name on every host.
+    pub fn device(&self, link: usize) -> String {
+        format!("l{link}")
+    }
+
+    /// Address on a link, in a /24 that all hosts of the link share.
+    pub fn address(&self, link: usize) -> Ipv4Addr {
+        address(self.octet, link, self.index)
+    }
+
+    /// Addresses on all links, in their order.
+    pub fn addresses(&self) -> Vec<Ipv4Addr> {
+        (0..self.links).map(|link| self.address(link)).collect()
+    }
+
+    /// A command that runs in the host. The child's process id is the program's own.
+    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.namespace]).arg(program);
+        command
+    }
+
+    /// Makes a tap device on the guest LAN for a guest's network card.
+    pub fn add_tap(&self, name: &str) -> Result<(), LabError> {
+        tool::ip(&self.namespace, &["tuntap", "add", "dev", name, "mode", "tap"])?;
+        tool::ip(&self.namespace, &["link", "set", name, "master", "br0", "up"]).map(drop)
+    }
+
+    /// Removes a tap device.
+    pub fn remove_tap(&self, name: &str) -> Result<(), LabError> {
+        tool::ip(&self.namespace, &["tuntap", "del", "dev", name, "mode", "tap"]).map(drop)
+    }
+
+    /// Runs `body` on a thread inside the host's network; sockets made there stay there.
+    pub fn inside<T: Send>(
+        &self,
+        body: impl FnOnce() -> Result<T, LabError> + Send,
+    ) -> Result<T, LabError> {
+        netns::inside(&self.namespace, body)
+    }
+
+    pub(crate) fn create(&self, ram_mb: u64) -> Result<(), LabError> {
+        netns::create(&self.namespace)?;
+        for directory in [self.run_directory(), self.state_directory(), self.ram_directory()] {
+            std::fs::create_dir_all(&directory).map_err(io_error("create", &directory))?;
+        }
+        mount_ram(&self.ram_directory(), ram_mb)
+    }
+}
+
+pub(crate) fn address(octet: u8, link: usize, host: usize) -> Ipv4Addr {
+    let byte = |value: usize| u8::try_from(value).unwrap_or(u8::MAX);
+    Ipv4Addr::new(10, octet, byte(link), byte(host + 1))
+}
+
+fn mount_ram(directory: &Path, ram_mb: u64) -> Result<(), LabError> {
+    let options = format!("huge=advise,mode=0700,size={ram_mb}m");
+    let path = directory.to_string_lossy();
+    tool::run("mount", &["-t", "tmpfs", "-o", &options, "linerate-lab", &path]).map(drop)
+}

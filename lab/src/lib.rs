@@ -1,0 +1,47 @@
+//! The lab: hosts in network namespaces, shaped links that can be cut, guests that check themselves.
+//!
+//! A [`Lab`] is some [`Host`]s joined by links, one veth pair per link, each direction shaped to a rate, plus an unshaped
+//! guest LAN where an [`Observer`] listens to what guests send. In a host run an [`Agent`], guests started through it
+//! ([`GuestSpec`]), or a bare [`Qemu`]. Everything a lab made goes away when it is dropped, and [`sweep`] removes what a
+//! killed run left behind.
+//!
+//! Needs root, and what `lab/install.sh` puts in place. Set-up goes through `ip`, `tc` and `nft`, so that each state of a
+//! lab is one that a person can look at and make by hand.
+//!
+//! Invariants: every namespace, directory and process of a lab carries the lab's name, which carries the maker's process
+//! id; nothing outside of its namespaces is changed except one directory under [`lab::root`] and the mounts in it.
+
+#![forbid(unsafe_code)]
+
+pub mod agent;
+pub mod cache;
+pub mod console;
+pub mod disk;
+pub mod error;
+pub mod guest;
+pub mod host;
+pub mod lab;
+pub mod link;
+pub mod netns;
+pub mod observer;
+pub mod process;
+pub mod qemu;
+pub mod qmp;
+pub mod sweep;
+mod tool;
+pub mod wait;
+
+pub use agent::{Agent, AgentOptions};
+pub use cache::{Cache, QemuVersion};
+pub use console::Console;
+pub use disk::make_disk;
+pub use error::LabError;
+pub use guest::{DiskMode, GuestParameters, GuestSpec};
+pub use host::Host;
+pub use lab::{Lab, LabBuilder};
+pub use link::LinkSpec;
+pub use observer::{Blackout, Observer};
+pub use process::Process;
+pub use qemu::{Qemu, QemuOptions, Ram};
+pub use qmp::Qmp;
+pub use sweep::sweep;

@@ -1,0 +1,81 @@
+//! Network namespaces: made, listed, emptied and removed.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use crate::error::io_error;
+use crate::{LabError, tool, wait};
+
+/// Where `ip netns` keeps its namespaces.
+pub fn path(name: &str) -> PathBuf {
+    PathBuf::from("/run/netns").join(name)
+}
+
+/// Makes a namespace with its loopback up.
+pub fn create(name: &str) -> Result<(), LabError> {
+    tool::run("ip", &["netns", "add", name])?;
+    tool::ip(name, &["link", "set", "lo", "up"]).map(drop)
+}
+
+/// All namespaces of this machine that `ip netns` knows.
+pub fn list() -> Vec<String> {
+    let entries = std::fs::read_dir("/run/netns").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+}
+
+/// Processes that run in the namespace.
+pub fn processes(name: &str) -> Vec<Pid> {
+    let text = tool::run("ip", &["netns", "pids", name]).unwrap_or_default();
+    text.lines().filter_map(|line| line.trim().parse().ok()).filter_map(Pid::from_raw).collect()
+}
+
+/// Kills what runs in the namespace and removes it. A namespace that is gone already is fine.
+/// Threads of this process inside of it do not count: they leave by themselves.
+pub fn remove(name: &str) -> Result<(), LabError> {
+    if !path(name).exists() {
+        return Ok(());
+    }
+    let own = rustix::process::getpid();
+    wait::until(
+        &format!("the end of all processes in {name}"),
+        Duration::from_secs(10),
+        String::new,
+        || {
+            let others: Vec<Pid> = processes(name).into_iter().filter(|pid| *pid != own).collect();
+            for pid in &others {
+                // It may have ended by itself since the listing.
+                let _ = kill_process(*pid, Signal::KILL);
+            }
+            Ok(others.iter().all(|pid| is_zombie(*pid)).then_some(()))
+        },
+    )?;
+    tool::run("ip", &["netns", "del", name]).map(drop)
+}
+
+// A killed process stays listed until its parent reaps it; it holds nothing any more.
+fn is_zombie(pid: Pid) -> bool {
+    std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()))
+        .map_or(true, |stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z')))
+}
+
+/// Runs `body` on a thread of its own inside the namespace. Sockets that it makes stay in that namespace for good.
+pub fn inside<T: Send>(
+    name: &str,
+    body: impl FnOnce() -> Result<T, LabError> + Send,
+) -> Result<T, LabError> {
+    let path = path(name);
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let file = File::open(&path).map_err(io_error("open", &path))?;
+            move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
+                .map_err(|error| io_error("enter", &path)(error.into()))?;
+            body()
+        });
+        thread.join().unwrap_or_else(|cause| std::panic::resume_unwind(cause))
+    })
+}

@@ -1,0 +1,101 @@
+//! Removing labs: one's own at the end, and those of runs that died.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use rustix::process::{Pid, test_kill_process};
+
+use crate::error::io_error;
+use crate::{LabError, lab, netns, tool};
+
+/// Removes all that is left of labs whose maker is dead, and returns their names.
+pub fn sweep() -> Result<Vec<String>, LabError> {
+    let dead: Vec<String> = all().into_iter().filter(|name| !maker_lives(name)).collect();
+    dead.iter().try_for_each(|name| remove(name))?;
+    Ok(dead)
+}
+
+/// Names of all labs of which anything is there: a namespace, a directory or an address claim.
+pub fn all() -> BTreeSet<String> {
+    let root = lab::root();
+    let directories = entries(&root).into_iter();
+    let claims = entries(&root.join("octets")).into_iter();
+    let claims = claims.filter_map(|octet| std::fs::read_to_string(root.join("octets").join(octet)).ok());
+    let namespaces = netns::list().into_iter();
+    let namespaces = namespaces.filter_map(|name| Some(name.rsplit_once('-')?.0.to_owned()));
+    directories.chain(claims).chain(namespaces).filter(|name| maker(name).is_some()).collect()
+}
+
+/// Kills what runs in a lab and removes all of it. What is gone already is fine.
+pub(crate) fn remove(name: &str) -> Result<(), LabError> {
+    let prefix = format!("{name}-");
+    let namespaces: Vec<String> = netns::list().into_iter().filter(|found| found.starts_with(&prefix)).collect();
+    namespaces.iter().try_for_each(|namespace| netns::remove(namespace))?;
+    let directory = lab::root().join(name);
+    unmount_below(&directory)?;
+    match std::fs::remove_dir_all(&directory) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(io_error("remove", &directory)(error));
+        }
+        _ => {}
+    }
+    release_octet(name);
+    Ok(())
+}
+
+/// The maker's process id, from a lab's name; None for names that are not a lab's.
+fn maker(name: &str) -> Option<i32> {
+    let (pid, number) = name.strip_prefix("lr")?.split_once('-')?;
+    number.parse::<u32>().ok()?;
+    pid.parse().ok()
+}
+
+fn maker_lives(name: &str) -> bool {
+    maker(name).and_then(Pid::from_raw).is_some_and(|pid| test_kill_process(pid).is_ok())
+}
+
+fn entries(directory: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+}
+
+fn unmount_below(directory: &Path) -> Result<(), LabError> {
+    let path = Path::new("/proc/self/mounts");
+    let mounts = std::fs::read_to_string(path).map_err(io_error("read", path))?;
+    let points = mounts.lines().filter_map(|line| line.split(' ').nth(1));
+    for point in points.filter(|point| Path::new(point).starts_with(directory)) {
+        tool::run("umount", &[point])?;
+    }
+    Ok(())
+}
+
+fn release_octet(name: &str) {
+    let directory = lab::root().join("octets");
+    for octet in entries(&directory) {
+        let path = directory.join(octet);
+        if std::fs::read_to_string(&path).is_ok_and(|owner| owner == name) {
+            // Another sweep may have been faster.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_of_labs_are_labs() {
+        assert_eq!(maker("lr12-0"), Some(12));
+        for name in ["lr12", "lrx-0", "lr12-a", "octets", "router1-0", ""] {
+            assert_eq!(maker(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn this_process_lives() {
+        assert!(maker_lives(&format!("lr{}-0", std::process::id())));
+        // Above the largest process id that Linux gives out.
+        assert!(!maker_lives("lr4194305-0"));
+    }
+}

@@ -1,0 +1,138 @@
+//! Project chores that are too long for make. `cargo run -p xtask -- check` runs the checks that clippy cannot:
+//! dependency direction between crates, the brain's dependency list, where `unsafe` may stand, links between documents.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, bail};
+
+/// Floor of every crate of the house: a crate may depend only on crates of lower floors. docs/architecture.md draws it.
+const FLOORS: &[(&str, u8)] = &[
+    ("linerate-wire", 1),
+    ("linerate-api", 1),
+    ("linerate-core", 2),
+    ("linerate-net", 3),
+    ("linerate-memory", 3),
+    ("linerate-guest", 4),
+    ("linerate-plan", 4),
+    ("linerate-agent", 5),
+    ("linerate", 6),
+    ("linerate-lab", 7),
+    ("linerate-bench", 8),
+    ("xtask", 9),
+];
+
+/// All that the brain and the wire format may be made of: nothing that touches the system.
+const PURE: &[(&str, &[&str])] = &[
+    ("linerate-wire", &["crc-fast", "thiserror"]),
+    ("linerate-core", &["linerate-wire", "thiserror"]),
+    ("linerate-plan", &["linerate-core", "linerate-wire"]),
+];
+
+/// Folders whose Rust may contain `unsafe`.
+const UNSAFE_ALLOWED: &[&str] = &["crates/memory/", "crates/net/src/rdma/"];
+
+fn main() -> ExitCode {
+    let result = match std::env::args().nth(1).as_deref() {
+        Some("check") => check(),
+        _ => Err(anyhow::anyhow!("usage: xtask check")),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn check() -> Result<()> {
+    let mut problems = Vec::new();
+    let dependencies = dependencies()?;
+    check_floors(&dependencies, &mut problems);
+    check_pure(&dependencies, &mut problems);
+    let files = tracked_files()?;
+    check_unsafe(&files, &mut problems)?;
+    check_links(&files, &mut problems)?;
+    if problems.is_empty() {
+        println!("xtask check: {} crates, {} files: in order", dependencies.len(), files.len());
+        return Ok(());
+    }
+    bail!("{} problems\n  {}", problems.len(), problems.join("\n  "))
+}
+
+/// Normal dependencies (not those of tests) of every crate of the workspace, by `cargo metadata`.
+fn dependencies() -> Result<BTreeMap<String, Vec<String>>> {
+    let output = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".into()))
+        .args(["metadata", "--no-deps", "--format-version", "1", "--locked"])
+        .output()
+        .context("cargo metadata")?;
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).context("cargo metadata's JSON")?;
+    let packages = metadata["packages"].as_array().context("no packages")?;
+    let name = |value: &serde_json::Value| value["name"].as_str().unwrap_or_default().to_owned();
+    let normal = |package: &serde_json::Value| {
+        let all = package["dependencies"].as_array().cloned().unwrap_or_default();
+        all.iter().filter(|dependency| dependency["kind"].is_null()).map(name).collect()
+    };
+    Ok(packages.iter().map(|package| (name(package), normal(package))).collect())
+}
+
+fn check_floors(dependencies: &BTreeMap<String, Vec<String>>, problems: &mut Vec<String>) {
+    let floors: BTreeMap<&str, u8> = FLOORS.iter().copied().collect();
+    for (package, needs) in dependencies {
+        let Some(&floor) = floors.get(package.as_str()) else {
+            problems.push(format!("{package} has no floor: add it to xtask and to docs/architecture.md"));
+            continue;
+        };
+        for need in needs {
+            if floors.get(need.as_str()).is_some_and(|&below| below >= floor) {
+                problems.push(format!("{package} (floor {floor}) depends on {need}, which is not below it"));
+            }
+        }
+    }
+}
+
+fn check_pure(dependencies: &BTreeMap<String, Vec<String>>, problems: &mut Vec<String>) {
+    for (package, allowed) in PURE {
+        for need in dependencies.get(*package).into_iter().flatten() {
+            if !allowed.contains(&need.as_str()) {
+                problems.push(format!("{package} may depend on {allowed:?} only, not on {need}"));
+            }
+        }
+    }
+}
+
+fn tracked_files() -> Result<Vec<PathBuf>> {
+    let output = Command::new("git").args(["ls-files", "-co", "--exclude-standard"]).output().context("git ls-files")?;
+    let list = String::from_utf8(output.stdout).context("file names")?;
+    Ok(list.lines().map(PathBuf::from).filter(|path| path.is_file()).collect())
+}
+
+fn check_unsafe(files: &[PathBuf], problems: &mut Vec<String>) -> Result<()> {
+    let rust = files.iter().filter(|path| path.extension().is_some_and(|ending| ending == "rs"));
+    for path in rust.filter(|path| !UNSAFE_ALLOWED.iter().any(|folder| path.starts_with(folder))) {
+        let text = std::fs::read_to_string(path)?;
+        let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+        if code.into_iter().any(|line| line.contains(concat!("unsafe", " {")) || line.contains(concat!("unsafe", " fn"))) {
+            problems.push(format!("{} contains unsafe code; it lives in {UNSAFE_ALLOWED:?} only", path.display()));
+        }
+    }
+    Ok(())
+}
+
+/// Every relative link in a Markdown file leads to something.
+fn check_links(files: &[PathBuf], problems: &mut Vec<String>) -> Result<()> {
+    for path in files.iter().filter(|path| path.extension().is_some_and(|ending| ending == "md")) {
+        let text = std::fs::read_to_string(path)?;
+        let folder = path.parent().unwrap_or(Path::new(""));
+        for target in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let file = target.split('#').next().unwrap_or_default();
+            let outside = file.is_empty() || file.contains("://") || file.contains(char::is_whitespace);
+            if !outside && !folder.join(file).exists() {
+                problems.push(format!("{}: link to {target} leads nowhere", path.display()));
+            }
+        }
+    }
+    Ok(())
+}
