@@ -10,7 +10,9 @@
 set -eu
 
 LAB=$(cd "$(dirname "$0")" && pwd)
-CACHE=${LINERATE_CACHE:-$(dirname "$LAB")/.cache}
+mkdir -p "${LINERATE_CACHE:-$(dirname "$LAB")/.cache}"
+CACHE=$(cd "${LINERATE_CACHE:-$(dirname "$LAB")/.cache}" && pwd)
+WORK=$CACHE/.work
 SUITE=bookworm
 # Raise when a step's recipe changes, so that caches made by older recipes are rebuilt.
 QEMU_RECIPE=1
@@ -49,13 +51,13 @@ UPDATED=no
 refresh_lists() {
     [ $UPDATED = no ] || return 0
     say "refreshing the package lists"
-    as_root apt-get -qq update
+    as_root apt-get -qq -o DPkg::Lock::Timeout=120 update
     UPDATED=yes
 }
 
 install_packages() {
     refresh_lists
-    as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends -y "$@" >/dev/null
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 install --no-install-recommends -y "$@" >/dev/null
 }
 
 step_packages() {
@@ -113,12 +115,12 @@ install_libraries() { # FOLDER DEB
 step_qemu10() {
     fresh "$CACHE/qemu10" "recipe $QEMU_RECIPE" && return 0
     say "fetching QEMU 10 from $SUITE-backports"
-    work=$(mktemp -d "$CACHE/.qemu10.XXXXXX")
+    work=$WORK/qemu10
     backports_source "$work"
     own_apt apt-get "$work" update
     mkdir "$work/debs" "$work/root"
     for package in qemu-system-x86 qemu-system-common qemu-system-data seabios; do
-        (cd "$work/debs" && own_apt apt-get "../../${work##*/}" download "$package") ||
+        (cd "$work/debs" && own_apt apt-get "$work" download "$package") ||
             die "cannot fetch $package from $SUITE-backports"
     done
     for deb in "$work"/debs/*.deb; do dpkg-deb -x "$deb" "$work/root"; done
@@ -126,7 +128,6 @@ step_qemu10() {
     version=$("$work/root/usr/bin/qemu-system-x86_64" --version | sed -n '1s/.*version \([^ ]*\).*/\1/p')
     echo "$version" >"$work/root/version"
     publish "$work/root" "$CACHE/qemu10" "recipe $QEMU_RECIPE"
-    rm -rf "$work"
     say "QEMU $version is in $CACHE/qemu10"
 }
 
@@ -137,7 +138,8 @@ step_kernel() {
     [ -n "$package" ] || die "apt knows no linux-image-cloud-amd64: the lab needs Debian 12"
     release=${package#linux-image-}
     say "fetching kernel $release"
-    work=$(mktemp -d "$CACHE/.kernel.XXXXXX")
+    work=$WORK/kernel
+    mkdir -p "$work"
     (cd "$work" && apt-get -qq -o APT::Sandbox::User=root download "$package") || die "cannot fetch $package"
     mkdir "$work/root" "$work/kernel" "$work/kernel/modules"
     dpkg-deb -x "$work"/*.deb "$work/root"
@@ -145,7 +147,6 @@ step_kernel() {
     copy_modules "$work/root" "$work/kernel/modules"
     echo "$release" >"$work/kernel/version"
     publish "$work/kernel" "$CACHE/kernel" "recipe $KERNEL_RECIPE $MODULES"
-    rm -rf "$work"
 }
 
 # Copies the modules that the guest loads, numbered in load order. One that is absent is built in.
@@ -170,7 +171,7 @@ step_guest() {
         sha256sum | cut -d' ' -f1)
     fresh "$CACHE/guest" "$stamp" && return 0
     say "building the guest"
-    work=$(mktemp -d "$CACHE/.guest.XXXXXX")
+    work=$WORK/guest
     mkdir -p "$work/root/bin" "$work/root/modules" "$work/root/proc" "$work/root/sys" "$work/root/dev" "$work/guest"
     make -s -C "$LAB/guest" OUT="$work/root/init"
     cp "$busybox" "$work/root/bin/busybox"
@@ -179,15 +180,17 @@ step_guest() {
     # Uncompressed: unpacking costs more boot time in an emulated guest than reading a larger file.
     (cd "$work/root" && find . | sort | cpio --quiet --reproducible -R 0:0 -o -H newc) >"$work/guest/initramfs.cpio"
     publish "$work/guest" "$CACHE/guest" "$stamp"
-    rm -rf "$work"
     say "the guest is in $CACHE/guest"
 }
 
-mkdir -p "$CACHE"
 # Test runs may start this beside each other: one at a time.
 if [ "${LINERATE_INSTALL_LOCKED:-}" != "$CACHE" ]; then
     LINERATE_INSTALL_LOCKED=$CACHE exec flock "$CACHE/.lock" "$0" "$@"
 fi
+# Under the lock, so what is there was left by a run that was killed.
+rm -rf "$WORK"
+mkdir "$WORK"
+trap 'rm -rf "$WORK"' EXIT
 [ $# -gt 0 ] || set -- packages qemu10 kernel guest
 for step in "$@"; do
     case $step in

@@ -13,7 +13,7 @@ use crate::error::io_error;
 use crate::{Cache, Host, LabError, Process, QemuVersion, wait};
 
 /// Port of agents in the lab, on every link address.
-pub const PORT: u16 = 7400;
+pub const PORT: u16 = 7979;
 const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// What may be chosen about an agent.
@@ -44,6 +44,7 @@ struct Configuration<'a> {
     state_dir: PathBuf,
     run_dir: PathBuf,
     ram_dir: PathBuf,
+    file_roots: Vec<PathBuf>,
 }
 
 #[derive(Serialize)]
@@ -146,10 +147,15 @@ impl Agent {
     fn wait_ready(&mut self) -> Result<(), LabError> {
         let (socket, log) = (self.socket(), self.process.log().to_owned());
         let what = format!("an answer on {}", socket.display());
-        wait::until(&what, START_LIMIT, move || crate::process::tail(&log), || {
-            self.process.must_run()?;
-            Ok(UnixStream::connect(&socket).ok().map(drop))
-        })
+        wait::until(
+            &what,
+            START_LIMIT,
+            move || crate::process::tail(&log),
+            || {
+                self.process.must_run()?;
+                Ok(UnixStream::connect(&socket).ok().map(drop))
+            },
+        )
     }
 }
 
@@ -174,11 +180,18 @@ fn write_configuration(host: &Host, more: &str) -> Result<(), LabError> {
         state_dir: host.state_directory(),
         run_dir: host.run_directory(),
         ram_dir: host.ram_directory(),
+        file_roots: file_roots(host),
     };
     let head = toml::to_string(&configuration).map_err(render)?;
     let tables = toml::to_string(&Hypervisors { qemu: hypervisors()? }).map_err(render)?;
     let path = host.directory.join("agent.toml");
     std::fs::write(&path, format!("{head}{more}\n{tables}")).map_err(io_error("write", &path))
+}
+
+// Where guests' files are: the lab's own directory (disks, consoles), and the kernel and initramfs of the cache.
+fn file_roots(host: &Host) -> Vec<PathBuf> {
+    let lab = host.directory.parent().map(Path::to_owned);
+    lab.into_iter().chain([Cache::locate().directory().to_owned()]).collect()
 }
 
 fn hypervisors() -> Result<Vec<Hypervisor>, LabError> {

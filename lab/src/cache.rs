@@ -40,6 +40,11 @@ impl Cache {
         Cache { directory: directory.canonicalize().unwrap_or(directory) }
     }
 
+    /// The folder itself.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
     /// Runs `lab/install.sh` with the given steps, all when none.
     pub fn install(&self, steps: &[&str]) -> Result<String, LabError> {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("install.sh");

@@ -27,7 +27,8 @@ impl Console {
 
     /// All that it said. The files are joined as they are: a line that a migration cut in two is whole again.
     pub fn text(&self) -> String {
-        let bytes: Vec<u8> = self.files.iter().flat_map(|file| std::fs::read(file).unwrap_or_default()).collect();
+        let bytes: Vec<u8> =
+            self.files.iter().flat_map(|file| std::fs::read(file).unwrap_or_default()).collect();
         String::from_utf8_lossy(&bytes).replace('\r', "")
     }
 
@@ -114,7 +115,8 @@ mod tests {
 
     #[test]
     fn a_line_cut_by_a_migration_is_one_line() {
-        let (_folder, console) = console(&["BOOTED up=1\r\nOK pass=1 bad=0\r\nOK pa", "ss=2 bad=0\r\nOK pass=3"]);
+        let (_folder, console) =
+            console(&["BOOTED up=1\r\nOK pass=1 bad=0\r\nOK pa", "ss=2 bad=0\r\nOK pass=3"]);
         assert_eq!(console.passes(), [1, 2]);
         assert!(console.passes_follow());
         assert_eq!(console.bad_lines(), Vec::<String>::new());

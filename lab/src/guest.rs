@@ -67,9 +67,9 @@ pub fn heartbeat(lab: &Lab, guest: usize, port: u16, hz: u32) -> String {
 /// A guest: the same on each host that it visits, apart from the paths under the host's directories.
 #[derive(Debug, Clone)]
 pub struct GuestSpec {
-    /// Name; also of its tap device's owner, RAM file and serial file.
+    /// Name; also of its RAM file and serial file.
     pub name: String,
-    /// RAM size, MiB: at least `mem_mb` of the parameters and 80 more.
+    /// RAM size, MiB: at least `mem_mb` of the parameters and 100 more, for the kernel.
     pub memory_mb: u64,
     /// Virtual CPUs.
     pub vcpus: u32,
@@ -142,14 +142,20 @@ impl GuestSpec {
         host.run_directory().join(format!("{}.serial", self.name))
     }
 
-    /// Its RAM file on a host, when it has one.
+    /// Where its console goes on a host that Linerate moved it to: the destination's agent chooses that file itself.
+    pub fn arrived_serial(&self, host: &Host) -> PathBuf {
+        host.run_directory().join("guests").join(&self.name).join("serial0.log")
+    }
+
+    /// Its RAM file on a host when the lab started it ([`crate::Qemu`]) with a shared file.
     pub fn ram_file(&self, host: &Host) -> PathBuf {
         host.ram_directory().join(&self.name)
     }
 
     /// Hardware address of its network card, derived from its name so that both hosts give the same.
     pub fn hardware_address(&self) -> String {
-        let sum = self.name.bytes().fold(0u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(u32::from(byte)));
+        let sum =
+            self.name.bytes().fold(0u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(u32::from(byte)));
         let [_, b, c, d] = sum.to_be_bytes();
         format!("52:54:00:{b:02x}:{c:02x}:{d:02x}")
     }
@@ -173,15 +179,15 @@ impl GuestSpec {
         let spec = SpecToml {
             name: &self.name,
             qemu: self.qemu.name(),
-            memory_mb: self.memory_mb,
+            memory: format!("{}M", self.memory_mb),
             vcpus: self.vcpus,
             accel: "tcg",
             kernel: cache.kernel()?,
             initrd: cache.initramfs()?,
             cmdline: self.command_line(),
             serial: self.serial(host),
-            disks: disks.collect(),
-            nics: nics.collect(),
+            disk: disks.collect(),
+            nic: nics.collect(),
         };
         toml::to_string(&spec).map_err(|source| LabError::Toml { what: "the guest's specification", source })
     }
@@ -191,15 +197,15 @@ impl GuestSpec {
 struct SpecToml<'a> {
     name: &'a str,
     qemu: &'a str,
-    memory_mb: u64,
+    memory: String,
     vcpus: u32,
     accel: &'a str,
     kernel: PathBuf,
     initrd: PathBuf,
     cmdline: String,
     serial: PathBuf,
-    disks: Vec<DiskToml<'a>>,
-    nics: Vec<NicToml<'a>>,
+    disk: Vec<DiskToml<'a>>,
+    nic: Vec<NicToml<'a>>,
 }
 
 #[derive(Serialize)]
@@ -213,4 +219,37 @@ struct DiskToml<'a> {
 struct NicToml<'a> {
     tap: &'a str,
     mac: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_says_what_the_guest_does() {
+        let net = Some("10.64.200.10/24,10.64.200.1,7000,500".to_owned());
+        let parameters = GuestParameters {
+            dirty_mbps: 50,
+            dirty_ws_mb: Some(16),
+            net,
+            work: true,
+            ..GuestParameters::default()
+        };
+        let plain = GuestSpec::new("g", parameters);
+        let line = plain.command_line();
+        assert!(
+            line.contains(" mem_mb=64 dirty_mbps=50 verify_mbps=64 dirty_ws_mb=16 net=10.64.200.10/24,"),
+            "{line}"
+        );
+        assert!(line.ends_with(" work=1") && !line.contains("disk"), "{line}");
+        let disk = plain.disk(Path::new("/d.img"), DiskMode::Buffered).command_line();
+        assert!(disk.contains(" disk=buffered disk_mbps=16 disk_threads=2 "), "{disk}");
+    }
+
+    #[test]
+    fn guests_have_different_hardware_addresses() {
+        let address = |name| GuestSpec::new(name, GuestParameters::default()).hardware_address();
+        assert_ne!(address("a"), address("b"));
+        assert_eq!(address("a").len(), 17);
+    }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::error::io_error;
-use crate::{LabError, netns, tool};
+use crate::{LabError, lab, netns, tool};
 
 /// A host: a network namespace, directories, and a tmpfs for guest RAM.
 #[derive(Debug, Clone)]
@@ -74,6 +74,7 @@ impl Host {
     /// Makes a tap device on the guest LAN for a guest's network card.
     pub fn add_tap(&self, name: &str) -> Result<(), LabError> {
         tool::ip(&self.namespace, &["tuntap", "add", "dev", name, "mode", "tap"])?;
+        lab::no_ipv6(&self.namespace, name)?;
         tool::ip(&self.namespace, &["link", "set", name, "master", "br0", "up"]).map(drop)
     }
 
@@ -83,10 +84,7 @@ impl Host {
     }
 
     /// Runs `body` on a thread inside the host's network; sockets made there stay there.
-    pub fn inside<T: Send>(
-        &self,
-        body: impl FnOnce() -> Result<T, LabError> + Send,
-    ) -> Result<T, LabError> {
+    pub fn inside<T: Send>(&self, body: impl FnOnce() -> Result<T, LabError> + Send) -> Result<T, LabError> {
         netns::inside(&self.namespace, body)
     }
 

@@ -1,21 +1,21 @@
 //! A whole lab: built, found again by name, harmed on purpose, and cleaned up.
 
-use std::fs::OpenOptions;
-use std::io::Write;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::io_error;
 use crate::host::{Host, address};
 use crate::link::{self, LinkSpec};
-use crate::{LabError, netns, sweep, tool};
+use crate::{LabError, sweep, tool};
+
+mod build;
+
+pub use build::LabBuilder;
+pub(crate) use build::no_ipv6;
 
 /// Third octet of the guest LAN; links are numbered from 0 and stay below.
 const GUEST_LAN: usize = 200;
-const OCTETS: std::ops::RangeInclusive<u8> = 64..=250;
 
 /// Directory that holds one directory per lab: `$LINERATE_LAB_DIR`, or /var/tmp/linerate-lab.
 pub fn root() -> PathBuf {
@@ -46,60 +46,10 @@ pub struct Lab {
     owned: bool,
 }
 
-/// How a lab is to be.
-#[derive(Debug, Clone)]
-pub struct LabBuilder {
-    hosts: usize,
-    links: Vec<LinkSpec>,
-    ram_mb: u64,
-}
-
-impl LabBuilder {
-    /// Number of hosts, 2 unless told.
-    pub fn hosts(mut self, hosts: usize) -> Self {
-        self.hosts = hosts;
-        self
-    }
-
-    /// Adds a link that joins all hosts. Two hosts are joined by a veth pair; more by a switch namespace,
-    /// where each port is shaped as the hosts are.
-    pub fn link(mut self, link: LinkSpec) -> Self {
-        self.links.push(link);
-        self
-    }
-
-    /// Adds several links.
-    pub fn links(mut self, links: impl IntoIterator<Item = LinkSpec>) -> Self {
-        self.links.extend(links);
-        self
-    }
-
-    /// Upper bound of guest RAM per host in MiB (a tmpfs: only what is used is taken). 8192 unless told.
-    pub fn ram_mb(mut self, ram_mb: u64) -> Self {
-        self.ram_mb = ram_mb;
-        self
-    }
-
-    /// Makes the lab. On failure nothing of it stays.
-    pub fn build(self) -> Result<Lab, LabError> {
-        if !(2..=20).contains(&self.hosts) || !(1..=100).contains(&self.links.len()) {
-            return Err(LabError::Size { hosts: self.hosts, links: self.links.len() });
-        }
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let pid = std::process::id();
-        let name = format!("lr{pid}-{}", NUMBER.fetch_add(1, Ordering::Relaxed));
-        let topology =
-            Topology { octet: claim_octet(&name)?, name, pid, hosts: self.hosts, links: self.links };
-        let lab = Lab::from_topology(topology, true);
-        lab.create(self.ram_mb)?;
-        Ok(lab)
-    }
-}
-
 impl Lab {
     /// Two hosts and no link yet.
     pub fn builder() -> LabBuilder {
-        LabBuilder { hosts: 2, links: Vec::new(), ram_mb: 8192 }
+        LabBuilder::new()
     }
 
     /// A lab that another process made and owns: nothing is removed when this handle is dropped.
@@ -160,13 +110,17 @@ impl Lab {
 
     /// Takes a link down on all hosts, as a pulled cable does: both sides lose the carrier.
     pub fn cut(&self, link: usize) -> Result<(), LabError> {
-        self.each_device(link, |namespace, device| tool::ip(namespace, &["link", "set", device, "down"]).map(drop))
+        self.each_device(link, |namespace, device| {
+            tool::ip(namespace, &["link", "set", device, "down"]).map(drop)
+        })
     }
 
     /// Takes back [`Lab::cut`], [`Lab::cut_one_way`], [`Lab::drop_silently`] and [`Lab::slow`].
     pub fn restore(&self, link: usize) -> Result<(), LabError> {
         let spec = *self.spec(link)?;
-        self.each_device(link, |namespace, device| tool::ip(namespace, &["link", "set", device, "up"]).map(drop))?;
+        self.each_device(link, |namespace, device| {
+            tool::ip(namespace, &["link", "set", device, "up"]).map(drop)
+        })?;
         for from in 0..self.hosts.len() {
             let (namespace, device) = self.receiver(link, from)?;
             link::pass_ingress(&namespace, &device)?;
@@ -234,67 +188,6 @@ impl Lab {
     fn switch_namespace(&self) -> String {
         format!("{}-sw", self.name())
     }
-
-    fn create(&self, ram_mb: u64) -> Result<(), LabError> {
-        std::fs::create_dir_all(&self.directory).map_err(io_error("create", &self.directory))?;
-        self.save()?;
-        self.hosts.iter().try_for_each(|host| host.create(ram_mb))?;
-        self.create_guest_lan()?;
-        if self.switched() {
-            netns::create(&self.switch_namespace())?;
-        }
-        self.topology.links.iter().enumerate().try_for_each(|(number, spec)| self.create_link(number, spec))
-    }
-
-    fn save(&self) -> Result<(), LabError> {
-        let path = self.directory.join("lab.json");
-        let text = serde_json::to_vec_pretty(&self.topology)
-            .map_err(|source| LabError::Json { what: path.display().to_string(), source })?;
-        std::fs::write(&path, text).map_err(io_error("write", &path))
-    }
-
-    fn create_link(&self, number: usize, spec: &LinkSpec) -> Result<(), LabError> {
-        if let [first, second] = self.hosts.as_slice() {
-            let device = first.device(number);
-            veth(first.namespace(), &device, second.namespace(), &device, spec.mtu)?;
-        } else {
-            self.create_switch(number, spec)?;
-        }
-        for host in &self.hosts {
-            let at = format!("{}/24", host.address(number));
-            tool::ip(host.namespace(), &["addr", "add", &at, "dev", &host.device(number)])?;
-            tool::ip(host.namespace(), &["link", "set", &host.device(number), "up"])?;
-        }
-        self.shape(number, spec)
-    }
-
-    fn create_switch(&self, number: usize, spec: &LinkSpec) -> Result<(), LabError> {
-        let (namespace, bridge) = (self.switch_namespace(), format!("sw{number}"));
-        create_bridge(&namespace, &bridge, spec.mtu)?;
-        for host in &self.hosts {
-            let port = switch_port(number, host);
-            veth(host.namespace(), &host.device(number), &namespace, &port, spec.mtu)?;
-            tool::ip(&namespace, &["link", "set", &port, "master", &bridge, "up"])?;
-        }
-        Ok(())
-    }
-
-    /// Guests' network: a bridge in every host, all joined to the observer's.
-    fn create_guest_lan(&self) -> Result<(), LabError> {
-        let observer = self.observer_namespace();
-        netns::create(&observer)?;
-        create_bridge(&observer, "lan", 1500)?;
-        let at = format!("{}/24", self.observer_address());
-        tool::ip(&observer, &["addr", "add", &at, "dev", "lan"])?;
-        for host in &self.hosts {
-            let port = format!("h{}", host.index());
-            create_bridge(host.namespace(), "br0", 1500)?;
-            veth(host.namespace(), "lan0", &observer, &port, 1500)?;
-            tool::ip(host.namespace(), &["link", "set", "lan0", "master", "br0", "up"])?;
-            tool::ip(&observer, &["link", "set", &port, "master", "lan", "up"])?;
-        }
-        Ok(())
-    }
 }
 
 impl Drop for Lab {
@@ -321,38 +214,4 @@ fn host(topology: &Topology, directory: &Path, index: usize) -> Host {
 
 fn switch_port(link: usize, host: &Host) -> String {
     format!("l{link}-{}", host.name())
-}
-
-fn veth(here: &str, device: &str, there: &str, peer: &str, mtu: u32) -> Result<(), LabError> {
-    let mtu = mtu.to_string();
-    let arguments = [
-        "link", "add", device, "mtu", &mtu, "type", "veth", "peer", "name", peer, "mtu", &mtu, "netns", there,
-    ];
-    tool::ip(here, &arguments).map(drop)
-}
-
-fn create_bridge(namespace: &str, name: &str, mtu: u32) -> Result<(), LabError> {
-    let mtu = mtu.to_string();
-    let arguments =
-        ["link", "add", name, "mtu", &mtu, "type", "bridge", "stp_state", "0", "forward_delay", "0"];
-    tool::ip(namespace, &arguments)?;
-    tool::ip(namespace, &["link", "set", name, "up"]).map(drop)
-}
-
-/// Takes an address range that no other lab has: the claim is a file that says whose it is.
-fn claim_octet(name: &str) -> Result<u8, LabError> {
-    let directory = root().join("octets");
-    std::fs::create_dir_all(&directory).map_err(io_error("create", &directory))?;
-    for octet in OCTETS {
-        let path = directory.join(octet.to_string());
-        match OpenOptions::new().write(true).create_new(true).open(&path) {
-            Ok(mut file) => {
-                file.write_all(name.as_bytes()).map_err(io_error("write", &path))?;
-                return Ok(octet);
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(io_error("create", &path)(error)),
-        }
-    }
-    Err(LabError::NoAddressRange)
 }

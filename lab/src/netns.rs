@@ -64,10 +64,7 @@ fn is_zombie(pid: Pid) -> bool {
 }
 
 /// Runs `body` on a thread of its own inside the namespace. Sockets that it makes stay in that namespace for good.
-pub fn inside<T: Send>(
-    name: &str,
-    body: impl FnOnce() -> Result<T, LabError> + Send,
-) -> Result<T, LabError> {
+pub fn inside<T: Send>(name: &str, body: impl FnOnce() -> Result<T, LabError> + Send) -> Result<T, LabError> {
     let path = path(name);
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {

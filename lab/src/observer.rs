@@ -143,7 +143,8 @@ fn listen(socket: &UdpSocket, began: Instant, beats: &Mutex<Vec<Beat>>, stop: &A
 fn parse(packet: &[u8], arrived: Duration, from: Ipv4Addr) -> Option<Beat> {
     let (words, rest) = packet.as_chunks::<8>();
     let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
-    let [magic, sequence, guest_ns, passes, mem_bad, disk_ops, disk_bad]: [u64; WORDS] = words.try_into().ok()?;
+    let [magic, sequence, guest_ns, passes, mem_bad, disk_ops, disk_bad]: [u64; WORDS] =
+        words.try_into().ok()?;
     let valid = magic == MAGIC && rest.is_empty();
     valid.then_some(Beat { arrived, from, sequence, guest_ns, passes, mem_bad, disk_ops, disk_bad })
 }
@@ -169,13 +170,18 @@ pub fn summarise(beats: &[Beat]) -> Blackout {
 
 fn longest_gap(beats: &[Beat]) -> Option<(Duration, Duration)> {
     let pairs = beats.iter().zip(beats.iter().skip(1));
-    pairs.map(|(one, next)| (next.arrived.saturating_sub(one.arrived), one.arrived)).max_by_key(|(gap, _)| *gap)
+    pairs
+        .map(|(one, next)| (next.arrived.saturating_sub(one.arrived), one.arrived))
+        .max_by_key(|(gap, _)| *gap)
 }
 
 fn count_out_of_order(beats: &[Beat]) -> u64 {
-    let mut newest = 0;
-    beats.iter().filter(|beat| std::mem::replace(&mut newest, newest.max(beat.sequence)) >= beat.sequence).count()
-        as u64
+    let (mut newest, mut count) = (0, 0);
+    for beat in beats {
+        count += u64::from(beat.sequence <= newest);
+        newest = newest.max(beat.sequence);
+    }
+    count
 }
 
 fn micros(time: Duration) -> u64 {

@@ -23,8 +23,7 @@ pub struct Process {
 impl Process {
     /// Starts the command with its output appended to `log`; `name` is for messages.
     pub fn start(name: &str, mut command: Command, log: &Path) -> Result<Process, LabError> {
-        let file =
-            File::options().create(true).append(true).open(log).map_err(io_error("open", log))?;
+        let file = File::options().create(true).append(true).open(log).map_err(io_error("open", log))?;
         let errors = file.try_clone().map_err(io_error("open", log))?;
         let child = command.stdin(Stdio::null()).stdout(file).stderr(errors).spawn().map_err(|source| {
             LabError::Spawn { program: command.get_program().to_string_lossy().into_owned(), source }
@@ -76,9 +75,10 @@ impl Process {
         self.wait(Duration::from_secs(30))
     }
 
-    /// SIGTERM, and the time to obey.
+    /// SIGTERM, and the time to obey. A stopped process is woken, or it could not.
     pub fn terminate(&mut self, limit: Duration) -> Result<ExitStatus, LabError> {
         self.signal(Signal::TERM)?;
+        self.signal(Signal::CONT)?;
         self.wait(limit)
     }
 

@@ -1,6 +1,6 @@
 //! QEMU started by the lab itself, without Linerate: what benchmarks of QEMU's own migration need.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -40,18 +40,23 @@ pub struct Qemu {
 }
 
 impl Qemu {
-    /// Starts QEMU in a host and waits for its control socket.
+    /// Starts QEMU in a host and waits until it answers.
     pub fn start(host: &Host, spec: &GuestSpec, options: &QemuOptions) -> Result<Qemu, LabError> {
         let socket = host.run_directory().join(format!("{}.qmp", spec.name));
         let log = host.run_directory().join(format!("{}.log", spec.name));
         let process = Process::start(&format!("QEMU {}", spec.name), command(host, spec, options)?, &log)?;
         let mut qemu = Qemu { process, socket };
-        let socket = qemu.socket.clone();
-        wait::until("QEMU's control socket", Duration::from_secs(60), move || crate::process::tail(&log), || {
-            qemu.process.must_run()?;
-            Ok(socket.exists().then_some(()))
-        })?;
+        qemu.wait_ready(&log)?;
         Ok(qemu)
+    }
+
+    // QEMU greets from its main loop, so an answer means that its devices are made and that it listens for a migration.
+    fn wait_ready(&mut self, log: &Path) -> Result<(), LabError> {
+        let tail = || crate::process::tail(log);
+        wait::until("QEMU's greeting", Duration::from_secs(60), tail, || {
+            self.process.must_run()?;
+            Ok(Qmp::connect(&self.socket).ok().map(drop))
+        })
     }
 
     /// A control connection; one at a time.
@@ -73,7 +78,14 @@ pub fn command(host: &Host, spec: &GuestSpec, options: &QemuOptions) -> Result<C
         command.arg("-L").arg(folder);
     }
     command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-accel", "tcg"]);
-    command.args(["-name", &spec.name, "-smp", &spec.vcpus.to_string(), "-m", &format!("{}M", spec.memory_mb)]);
+    command.args([
+        "-name",
+        &spec.name,
+        "-smp",
+        &spec.vcpus.to_string(),
+        "-m",
+        &format!("{}M", spec.memory_mb),
+    ]);
     command.args(memory(host, spec, options.ram));
     command.arg("-kernel").arg(cache.kernel()?).arg("-initrd").arg(cache.initramfs()?);
     command.arg("-append").arg(spec.command_line());
@@ -111,7 +123,8 @@ fn disk(spec: &GuestSpec) -> Vec<String> {
     let Some((image, mode)) = &spec.disk else { return Vec::new() };
     let cache = if *mode == DiskMode::Direct { "none" } else { "writeback" };
     // Source and destination have the image open at once during a migration.
-    let drive = format!("if=none,id=disk0,format=raw,cache={cache},file.locking=off,file={}", image.display());
+    let drive =
+        format!("if=none,id=disk0,format=raw,cache={cache},file.locking=off,file={}", image.display());
     vec!["-drive".into(), drive, "-device".into(), "virtio-blk-pci,drive=disk0".into()]
 }
 

@@ -29,7 +29,8 @@ pub fn all() -> BTreeSet<String> {
 /// Kills what runs in a lab and removes all of it. What is gone already is fine.
 pub(crate) fn remove(name: &str) -> Result<(), LabError> {
     let prefix = format!("{name}-");
-    let namespaces: Vec<String> = netns::list().into_iter().filter(|found| found.starts_with(&prefix)).collect();
+    let namespaces: Vec<String> =
+        netns::list().into_iter().filter(|found| found.starts_with(&prefix)).collect();
     namespaces.iter().try_for_each(|namespace| netns::remove(namespace))?;
     let directory = lab::root().join(name);
     unmount_below(&directory)?;

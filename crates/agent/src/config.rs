@@ -6,6 +6,7 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use linerate_guest::twin::QemuBinary;
 use serde::Deserialize;
 
 /// Port that agents listen on unless the operator says otherwise.
@@ -34,6 +35,20 @@ pub struct Config {
     /// RAM files of guests: a tmpfs, best with huge pages (`mount -t tmpfs -o huge=advise`).
     #[serde(default = "default_ram_dir")]
     pub ram_dir: PathBuf,
+    /// RAM files of guests whose RAM is in explicit huge pages: a hugetlbfs. None by default.
+    #[serde(default)]
+    pub huge_ram_dir: Option<PathBuf>,
+    /// Folders whose files and devices an arriving guest may open as disk, kernel or firmware. A guest's description
+    /// comes from another host: what is not under one of these is refused.
+    #[serde(default = "default_file_roots")]
+    pub file_roots: Vec<PathBuf>,
+    /// Whether an arriving guest may have QEMU's user-mode network, through which it reaches this host's loopback.
+    #[serde(default)]
+    pub allow_user_network: bool,
+    /// Leave the page cache of buffered disks alone when a guest arrives. Saves some 35 ms of blackout; right only where
+    /// storage is coherent or was never read on this host.
+    #[serde(default)]
+    pub keep_page_cache: bool,
     /// QEMU binaries that this host may run; the first that is not older than the source's is taken.
     #[serde(default = "default_qemu")]
     pub qemu: Vec<Qemu>,
@@ -55,6 +70,13 @@ pub struct Qemu {
     pub data_dirs: Vec<PathBuf>,
 }
 
+impl Qemu {
+    /// As `linerate-guest` wants it.
+    pub fn program(&self) -> QemuBinary {
+        QemuBinary { path: self.binary.clone(), data_dirs: self.data_dirs.clone() }
+    }
+}
+
 fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
@@ -73,6 +95,10 @@ fn default_run_dir() -> PathBuf {
 
 fn default_ram_dir() -> PathBuf {
     "/dev/shm/linerate".into()
+}
+
+fn default_file_roots() -> Vec<PathBuf> {
+    ["/var/lib/linerate", "/var/lib/libvirt/images", "/srv", "/mnt", "/dev/mapper", "/dev/disk"].map(PathBuf::from).to_vec()
 }
 
 fn default_reserve_mib() -> u64 {

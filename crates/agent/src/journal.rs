@@ -7,6 +7,7 @@ use std::path::Path;
 
 use linerate_core::SessionId;
 use linerate_core::journal::{DestinationPhase, SourcePhase};
+use linerate_guest::procfs::ProcessIdentity;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use serde::{Deserialize, Serialize};
 
@@ -64,6 +65,9 @@ pub enum Role {
         /// `started`, `committed`, `aborted` or `finished`.
         #[serde(with = "destination_phase")]
         phase: DestinationPhase,
+        /// The waiting guest's QEMU, once it was started: after a crash this very process and no other is ended.
+        #[serde(default)]
+        process: Option<ProcessIdentity>,
     },
 }
 
@@ -83,7 +87,7 @@ impl Record {
     fn is_over(&self) -> bool {
         match &self.role {
             Role::Source { phase, .. } => matches!(phase, SourcePhase::Finished | SourcePhase::RolledBack),
-            Role::Destination { phase } => !matches!(phase, DestinationPhase::Started),
+            Role::Destination { phase, .. } => !matches!(phase, DestinationPhase::Started),
         }
     }
 }
@@ -188,7 +192,7 @@ mod tests {
     use super::*;
 
     fn record(changed_unix_ms: u64, phase: DestinationPhase) -> Record {
-        Record { guest: "web".into(), changed_unix_ms, role: Role::Destination { phase } }
+        Record { guest: "web".into(), changed_unix_ms, role: Role::Destination { phase, process: None } }
     }
 
     #[test]

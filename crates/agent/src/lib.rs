@@ -1,1 +1,98 @@
-//! Under construction.
+//! The agent: the daemon that runs on every host.
+//!
+//! | room | what lives there |
+//! |---|---|
+//! | [`config`], [`journal`] | what the operator says, what must be known after a crash |
+//! | `agent` | what all parts share; who is told about a connection from another agent |
+//! | `outgoing`, `incoming` | the bodies of the brain's two state machines |
+//! | `recover`, `undecided` | after a crash |
+//! | `server` | the local API |
+//! | `hub`, `convert` | events of a migration, and the brain's words in the API's |
+//! | `ram`, `digest`, `device_state`, `clock`, `faults` | small things that both bodies use |
+
+mod agent;
+mod clock;
+pub mod config;
+mod convert;
+mod device_state;
+mod digest;
+mod faults;
+mod guests;
+mod hub;
+mod incoming;
+pub mod journal;
+mod outgoing;
+mod ram;
+mod recover;
+mod server;
+mod undecided;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use linerate_guest::registry::Registry;
+use linerate_net::tcp::listen::{ListenOptions, Listener};
+
+use crate::agent::Agent;
+use crate::config::Config;
+use crate::journal::Journal;
+
+/// Where the configuration is if nothing else is said.
+pub const DEFAULT_CONFIG: &str = "/etc/linerate/agent.toml";
+
+/// Runs the agent until it is told to end (SIGTERM, SIGINT). Guests and their QEMU live on. With `check` the
+/// configuration is read, and nothing else is done.
+pub fn run(config: &Path, check: bool) -> Result<()> {
+    let config = Config::read(config)?;
+    if check {
+        return Ok(());
+    }
+    start_log();
+    let runtime = tokio::runtime::Runtime::new().context("cannot start the runtime")?;
+    let agent = Arc::new(open(config)?);
+    recover::recover(&agent).context("cannot recover from the journal")?;
+    warm_up(&agent);
+    let accepting = agent.clone();
+    let _listener = if agent.config.listen.is_empty() {
+        tracing::warn!("`listen` names no address: guests can leave this host and none can come");
+        None
+    } else {
+        let options = ListenOptions::default();
+        Some(Listener::start(&agent.config.listen, options, move |accepted| accepting.accept(accepted))?)
+    };
+    runtime.block_on(server::serve(&agent))?;
+    tracing::info!("the agent ends; guests run on");
+    Ok(())
+}
+
+fn open(config: Config) -> Result<Agent> {
+    for folder in [&config.run_dir, &config.ram_dir] {
+        std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    }
+    let journal = Journal::open(&config.state_dir)
+        .with_context(|| format!("cannot open the journal in {}; is another agent running?", config.state_dir.display()))?;
+    let registry = Registry::open(&config.run_dir)?;
+    Ok(Agent::new(config, journal, registry))
+}
+
+/// Asks the configured QEMU programs what they can, so that the first guest that comes need not wait for it.
+fn warm_up(agent: &Arc<Agent>) {
+    let agent = agent.clone();
+    let asking = move || {
+        for qemu in &agent.config.qemu {
+            let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+            if let Err(error) = agent.qemu_cache.facts(&qemu.program(), deadline) {
+                tracing::warn!(qemu = qemu.name, error = faults::chain(&error), "cannot be used");
+            }
+        }
+    };
+    let _ = std::thread::Builder::new().name("warm-up".into()).spawn(asking);
+}
+
+/// Logs to standard error, which systemd keeps. `LINERATE_LOG` filters (`debug`, `linerate_net=trace`).
+fn start_log() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("LINERATE_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).try_init();
+}

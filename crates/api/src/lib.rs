@@ -27,10 +27,12 @@ mod step;
 pub use client::{Client, ClientError, EventStream};
 pub use error::{ErrorBody, code};
 pub use event::{Event, EventKind, LinkProgress, LinkState, Progress, StepState};
-pub use guest::{AdoptGuest, Disk, GuestDetail, GuestRunState, GuestSummary, Nic, RamBlock, StartGuest, StopGuest, Verdict};
+pub use guest::{
+    AdoptGuest, Disk, GuestDetail, GuestRunState, GuestSummary, Nic, RamBlock, StartGuest, StopGuest, Verdict,
+};
 pub use migration::{
-    Decision, Direction, MigrateRequest, MigrationDetail, MigrationId, MigrationOutcome, MigrationStarted, MigrationState,
-    MigrationSummary, ResolveRequest,
+    Decision, Direction, MigrateRequest, MigrationDetail, MigrationId, MigrationOutcome, MigrationStarted,
+    MigrationState, MigrationSummary, ResolveRequest,
 };
 pub use report::{BlackoutSplit, CpuSeconds, LinkTotals, Mode, RamTotals, Report, RoundTotals, StepTime};
 pub use status::{AgentStatus, KernelFeature};

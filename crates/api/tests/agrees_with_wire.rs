@@ -32,9 +32,22 @@ fn snake(name: &str) -> String {
 #[test]
 fn every_code_that_has_a_status_of_its_own_exists_on_the_wire() {
     let with_status = [
-        "not_authorised", "guest_unknown", "session_unknown", "guest_exists", "guest_busy", "cancelled", "guest_gone",
-        "not_migratable", "resource_missing", "guest_differs", "version_mismatch", "protocol_violation", "peer_lost",
-        "no_link", "memory_short", "timed_out",
+        "not_authorised",
+        "guest_unknown",
+        "session_unknown",
+        "guest_exists",
+        "guest_busy",
+        "cancelled",
+        "guest_gone",
+        "not_migratable",
+        "resource_missing",
+        "guest_differs",
+        "version_mismatch",
+        "protocol_violation",
+        "peer_lost",
+        "no_link",
+        "memory_short",
+        "timed_out",
     ];
     let wire: Vec<String> = Code::ALL.iter().map(|code| snake(&format!("{code:?}"))).collect();
     for code in with_status {

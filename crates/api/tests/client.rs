@@ -1,5 +1,7 @@
 //! The client against agents that are absent, deaf, or break off.
 
+#![allow(clippy::unwrap_used, reason = "tests say what they expect, their helpers too")]
+
 use std::path::PathBuf;
 
 use linerate_api::{Client, ClientError, EventKind, MigrationId};
@@ -41,7 +43,10 @@ async fn what_the_agent_refuses_comes_as_it_said_it() {
     );
     let error = Client::new(path).guest("web").await.unwrap_err();
     let ClientError::Agent { status, body } = &error else { panic!("{error}") };
-    assert_eq!((*status, body.code.as_str(), error.hint().as_str()), (404, "guest_unknown", "linerate vm list"));
+    assert_eq!(
+        (*status, body.code.as_str(), error.hint().as_str()),
+        (404, "guest_unknown", "linerate vm list")
+    );
 }
 
 #[tokio::test]

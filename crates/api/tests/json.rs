@@ -15,7 +15,8 @@ fn an_event_is_one_flat_object() {
 fn kinds_and_fields_of_a_newer_agent_are_passed_over() {
     let event: Event = serde_json::from_value(json!({"at_us": 1, "kind": "eclipse", "moon": "new"})).unwrap();
     assert_eq!(event.kind, EventKind::Unknown);
-    let event: Event = serde_json::from_value(json!({"at_us": 1, "kind": "link_back", "link": 3, "moon": 1})).unwrap();
+    let event: Event =
+        serde_json::from_value(json!({"at_us": 1, "kind": "link_back", "link": 3, "moon": 1})).unwrap();
     assert_eq!(event.kind, EventKind::LinkBack { link: 3 });
 }
 

@@ -102,7 +102,8 @@ pub fn of_outcome(outcome: MigrationOutcome, error: Option<&ErrorBody>) -> Exit 
 
 /// The table for `--help`.
 pub fn help() -> String {
-    let lines: Vec<String> = TABLE.iter().map(|(number, meaning)| format!("  {number:>2}  {meaning}")).collect();
+    let lines: Vec<String> =
+        TABLE.iter().map(|(number, meaning)| format!("  {number:>2}  {meaning}")).collect();
     format!("Exit codes:\n{}", lines.join("\n"))
 }
 

@@ -17,7 +17,7 @@ pub struct Failure {
     place: Option<String>,
     guest: Option<String>,
     hint: String,
-    body: Option<ErrorBody>,
+    body: Option<Box<ErrorBody>>,
 }
 
 impl Failure {
@@ -34,7 +34,7 @@ impl Failure {
             place: place(body),
             guest: body.guest_state.map(|state| state.text().to_owned()),
             hint: hint(body),
-            body: Some(body.clone()),
+            body: Some(Box::new(body.clone())),
         }
     }
 
@@ -52,6 +52,11 @@ impl Failure {
         Failure::new(Exit::Failed, format!("the output cannot be written: {error}"), "")
     }
 
+    /// The same, but the migration goes on.
+    pub fn while_watching(self) -> Failure {
+        Failure { exit: Exit::NotWatched, ..self }
+    }
+
     /// For people.
     pub fn render(&self, width: usize, paint: Paint) -> String {
         let mut lines = entry(&paint.red("error:"), "error:", &self.message, width);
@@ -67,7 +72,10 @@ impl Failure {
     /// For programs: one line.
     pub fn json(&self) -> String {
         let body = self.body.clone().unwrap_or_else(|| {
-            ErrorBody::new(format!("{:?}", self.exit).to_lowercase(), &self.message).with_hint(&self.hint)
+            Box::new(
+                ErrorBody::new(format!("{:?}", self.exit).to_lowercase(), &self.message)
+                    .with_hint(&self.hint),
+            )
         });
         json!({"error": body, "exit_code": self.exit as u8}).to_string()
     }
@@ -134,8 +142,11 @@ mod tests {
             side: Some(Side::Destination),
             retry_can_help: true,
             guest_state: Some(GuestState::RunsAtSource),
-            ..ErrorBody::new("memory_short", "the destination has too little free memory: 8.00 GiB needed, 3.20 GiB free")
-                .with_hint("free memory on beta, or choose another host")
+            ..ErrorBody::new(
+                "memory_short",
+                "the destination has too little free memory: 8.00 GiB needed, 3.20 GiB free",
+            )
+            .with_hint("free memory on beta, or choose another host")
         }
     }
 
@@ -160,7 +171,8 @@ do:    free memory on beta, or choose another host; the same
         let json: serde_json::Value = serde_json::from_str(&failure.json()).unwrap();
         assert_eq!(json["error"]["code"], "memory_short");
         assert_eq!(json["exit_code"], 4);
-        let json: serde_json::Value = serde_json::from_str(&Failure::new(Exit::Unreachable, "x", "y").json()).unwrap();
+        let json: serde_json::Value =
+            serde_json::from_str(&Failure::new(Exit::Unreachable, "x", "y").json()).unwrap();
         assert_eq!(json["error"]["code"], "unreachable");
     }
 }

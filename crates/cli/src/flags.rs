@@ -236,7 +236,9 @@ mod tests {
 
     #[test]
     fn a_migration_with_nothing_is_the_default_request() {
-        let Command::Migrate(migrate) = parse("linerate migrate web --to beta").unwrap().command else { panic!() };
+        let Command::Migrate(migrate) = parse("linerate migrate web --to beta").unwrap().command else {
+            panic!()
+        };
         assert_eq!(migrate.request(), MigrateRequest::new("web", "beta"));
     }
 

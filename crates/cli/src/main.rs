@@ -1,2 +1,40 @@
-//! Placeholder.
-fn main() {}
+//! The `linerate` binary: flags, displays, tables, exit codes. It talks to an agent and does nothing by itself; only
+//! `linerate agent` is the agent.
+
+mod commands;
+mod context;
+mod display;
+mod exit;
+mod failure;
+mod flags;
+mod render;
+mod units;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use context::Context;
+use failure::Failure;
+use flags::Flags;
+
+fn main() -> ExitCode {
+    let flags = Flags::parse();
+    let context = Context::from_environment(flags.socket, flags.json);
+    match commands::run(flags.command, &context) {
+        Ok(exit) => exit.into(),
+        Err(failure) => {
+            tell(&failure, &context);
+            failure.exit.into()
+        }
+    }
+}
+
+/// To programs on standard output, to people on standard error. If nobody reads it, the exit code has to do.
+fn tell(failure: &Failure, context: &Context) {
+    if context.json {
+        let _ = context.print(&(failure.json() + "\n"));
+    } else {
+        context.say(failure.render(context.err.width, context.err.paint).trim_end());
+    }
+}

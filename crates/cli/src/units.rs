@@ -31,7 +31,9 @@ impl std::fmt::Display for UnitError {
                 write!(f, "`{unit}` is no unit known here; write for example {examples}")
             }
             UnitError::OutOfRange(range) => write!(f, "it has to be {range}"),
-            UnitError::NotANetwork => write!(f, "a network is written ADDRESS/PREFIX, such as 10.0.1.0/24 or fd00:1::/64"),
+            UnitError::NotANetwork => {
+                write!(f, "a network is written ADDRESS/PREFIX, such as 10.0.1.0/24 or fd00:1::/64")
+            }
             UnitError::NotAHost => {
                 write!(f, "a host is written HOST or HOST:PORT, such as beta, beta:7474 or [fd00:1::2]:7474")
             }
@@ -131,7 +133,8 @@ pub fn host(text: &str) -> Result<String, UnitError> {
         _ => (text, None),
     };
     let port_is_good = port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port != 0));
-    let name_is_good = !name.is_empty() && !name.contains(|c: char| c.is_whitespace() || c.is_control() || c == '/');
+    let name_is_good =
+        !name.is_empty() && !name.contains(|c: char| c.is_whitespace() || c.is_control() || c == '/');
     if port_is_good && name_is_good { Ok(text.to_owned()) } else { Err(UnitError::NotAHost) }
 }
 

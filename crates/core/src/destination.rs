@@ -12,6 +12,7 @@
 //!   Loading --> Loaded: the hypervisor loaded its state
 //!   Loaded --> Journaling: Commit / journal Committed
 //!   Journaling --> Resuming: Journaled / run
+//!   Resuming --> Resuming: it failed / run again, for nobody else has the guest
 //!   Resuming --> Running: Running
 //!   Running --> [*]: Finished
 //!   Waiting --> TearingDown: any fault before commit / journal Aborted, then end the guest
@@ -27,6 +28,9 @@ use std::time::Duration;
 use crate::control::{Control, Outgoing};
 use crate::journal::DestinationPhase;
 use crate::{ChannelId, Code, Endpoint, Fault, Message, Outcome, PathId, RegionInfo, Side, Step, Time};
+
+/// A committed guest that could not be run is tried again after this long.
+const RUN_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// Time limits of a destination.
 #[derive(Clone, Debug)]
@@ -155,7 +159,8 @@ enum State {
     Loading { ended: bool },
     Loaded,
     Journaling,
-    Resuming,
+    /// `again`: running it failed and is tried again then. `finished`: the source, which asked the journal, is done already.
+    Resuming { again: Option<Time>, finished: bool },
     Running { until: Option<Time> },
     TearingDown { fault: Fault },
     Parting { fault: Fault, until: Time },
@@ -174,7 +179,7 @@ impl State {
             State::Loading { .. } => "loading",
             State::Loaded => "loaded",
             State::Journaling => "journaling",
-            State::Resuming => "resuming",
+            State::Resuming { .. } => "resuming",
             State::Running { .. } => "running",
             State::TearingDown { .. } => "tearing down",
             State::Parting { .. } => "parting",
@@ -188,7 +193,7 @@ impl State {
             State::Preparing => Step::Prepare,
             State::Receiving => Step::Copy,
             State::Sealing { .. } | State::Loading { .. } => Step::Blackout,
-            State::Loaded | State::Journaling | State::Resuming => Step::Commit,
+            State::Loaded | State::Journaling | State::Resuming { .. } => Step::Commit,
             State::Running { .. } | State::TearingDown { .. } | State::Parting { .. } | State::Ended => {
                 Step::CleanUp
             }
@@ -239,7 +244,7 @@ impl Destination {
             Event::Fenced { channel, applied, refused } => {
                 self.control.send(now, Message::Fenced { channel, applied, refused });
             }
-            Event::Failed(fault) => self.fail(fault),
+            Event::Failed(fault) => self.action_failed(now, fault),
             Event::Cancel => self.fail(self.fault(Code::Cancelled, "by the destination's operator")),
             Event::Tick => {}
             event => self.body_event(now, event),
@@ -337,6 +342,7 @@ impl Destination {
                 self.state = State::Journaling;
                 self.actions.push_back(Action::Journal(DestinationPhase::Committed));
             }
+            (State::Resuming { finished, .. }, Message::Finished) => *finished = true,
             (State::Running { .. }, Message::Finished) => self.finished(),
             (_, message) => self.violation(&message),
         }
@@ -395,13 +401,17 @@ impl Destination {
             }
             (State::Journaling, Event::Journaled(DestinationPhase::Committed)) => {
                 self.committed = true;
-                self.state = State::Resuming;
+                self.state = State::Resuming { again: None, finished: false };
                 self.actions.push_back(Action::Run);
             }
-            (State::Resuming, Event::GuestRuns(took)) => {
+            (State::Resuming { finished, .. }, Event::GuestRuns(took)) => {
+                let finished = *finished;
                 self.state = State::Running { until: None };
                 let resume_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
                 self.control.send(now, Message::Running { resume_us });
+                if finished {
+                    self.finished();
+                }
             }
             (State::TearingDown { fault }, Event::TornDown) => {
                 let fault = fault.clone();
@@ -422,6 +432,15 @@ impl Destination {
         Fault::new(code, self.state.step(), Side::Destination, detail)
     }
 
+    /// An action failed. A committed guest must run here, for nobody else has it: that is tried again.
+    fn action_failed(&mut self, now: Time, fault: Fault) {
+        if let State::Resuming { again, .. } = &mut self.state {
+            again.get_or_insert(now + RUN_AGAIN_AFTER);
+        } else {
+            self.fail(fault);
+        }
+    }
+
     /// Any fault. Before commit: give up. After it the guest is ours and stays ours, whatever happens.
     fn fail(&mut self, fault: Fault) {
         match &self.state {
@@ -429,12 +448,18 @@ impl Destination {
             // after a crash the journal still says that nothing was committed, which is as good.
             State::TearingDown { .. } | State::Parting { .. } | State::Ended => {}
             _ if self.committed => {}
+            // The body has the commit in its hands and it may be on disk: only its own failure can stop it.
+            State::Journaling
+                if fault.code != Code::JournalFailed
+                    && !self.actions.contains(&Action::Journal(DestinationPhase::Committed)) => {}
             _ => self.give_up(fault),
         }
     }
 
-    /// First the journal, then the end of the guest, and only then the word to the source (which may resume on it).
+    /// First the journal, then the end of the guest, and only then the word to the source (which may resume on it). What
+    /// was not begun is not begun any more, a commit not yet written least of all.
     fn give_up(&mut self, fault: Fault) {
+        self.actions.clear();
         self.actions.push_back(Action::Journal(DestinationPhase::Aborted));
         self.actions.push_back(Action::TearDown);
         self.state = State::TearingDown { fault };
@@ -450,8 +475,7 @@ impl Destination {
             State::TearingDown { .. } | State::Parting { .. } | State::Ended => {
                 self.message_after_abort(now, Message::Aborted)
             }
-            _ if self.committed => {}
-            _ => self.give_up(fault),
+            _ => self.fail(fault),
         }
     }
 
@@ -468,11 +492,14 @@ impl Destination {
                 self.state = State::Ended;
                 self.actions.push_back(Action::End(Some(fault)));
             }
+            State::Resuming { again, .. } if again.is_some_and(|at| at <= now) => {
+                *again = None;
+                self.actions.push_back(Action::Run);
+            }
             State::Running { until } => {
                 let until = *until.get_or_insert(now + self.config.finish_timeout);
                 if until <= now {
-                    self.state = State::Ended;
-                    self.actions.push_back(Action::End(None));
+                    self.finished();
                 }
             }
             _ => self.check_orphaned(now),

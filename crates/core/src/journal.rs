@@ -29,7 +29,8 @@ pub enum DestinationPhase {
     Committed,
     /// Given up; the guest will never run from this session.
     Aborted,
-    /// The source has cleaned up too.
+    /// The guest was the destination's and ran, and the source has cleaned up or was waited for long enough. From now on
+    /// what becomes of the guest is no business of this session: a restart must not touch it.
     Finished,
 }
 
@@ -47,7 +48,7 @@ pub enum SourceRecovery {
 /// What a destination does about a session that it finds in its journal when it starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DestinationRecovery {
-    /// End the waiting guest; write that it was given up.
+    /// End the waiting guest of this session, if there is one; write that it was given up.
     Discard,
     /// The guest is ours: see that it runs, go on answering the source.
     Keep,
@@ -67,9 +68,10 @@ pub fn recover_source(phase: SourcePhase) -> SourceRecovery {
 /// Recovery of a destination.
 pub fn recover_destination(phase: DestinationPhase) -> DestinationRecovery {
     match phase {
-        DestinationPhase::Started => DestinationRecovery::Discard,
+        // Aborted is written before the waiting guest is ended, so it may still be there.
+        DestinationPhase::Started | DestinationPhase::Aborted => DestinationRecovery::Discard,
         DestinationPhase::Committed => DestinationRecovery::Keep,
-        DestinationPhase::Aborted | DestinationPhase::Finished => DestinationRecovery::Nothing,
+        DestinationPhase::Finished => DestinationRecovery::Nothing,
     }
 }
 
@@ -113,6 +115,11 @@ mod tests {
             assert_ne!(verdict(outcome), Verdict::Resume, "{outcome:?}");
         }
         assert_eq!(verdict(Outcome::Aborted), Verdict::Resume);
+    }
+
+    #[test]
+    fn a_crash_between_the_abort_and_the_end_of_the_waiting_guest_leaves_none() {
+        assert_eq!(recover_destination(DestinationPhase::Aborted), DestinationRecovery::Discard);
     }
 
     #[test]

@@ -104,7 +104,10 @@ impl Policy {
     /// Decides after a round.
     pub fn decide(&mut self, end: RoundEnd) -> Decision {
         let improves = self.note(end.dirty_bytes);
-        let Some(predicted) = end.predicted_blackout() else { return Decision::Round };
+        let Some(predicted) = end.predicted_blackout() else {
+            let over = end.round >= self.limits.rounds_max;
+            return if over { Decision::GiveUp } else { Decision::Round };
+        };
         let copy = predicted.saturating_sub(end.fixed);
         let fits = predicted <= self.limits.max_blackout;
         if fits && (copy <= GOOD_ENOUGH || !improves) {
@@ -184,6 +187,12 @@ mod tests {
     fn without_a_rate_it_never_switches_blind() {
         let mut policy = Policy::new(Limits::default());
         assert_eq!(policy.decide(RoundEnd { bytes_per_s: 0.0, ..end(0, MIB) }), Decision::Round);
+    }
+
+    #[test]
+    fn without_a_rate_it_does_not_go_on_for_ever() {
+        let mut policy = Policy::new(Limits { rounds_max: 3, ..Limits::default() });
+        assert_eq!(policy.decide(RoundEnd { bytes_per_s: 0.0, ..end(3, MIB) }), Decision::GiveUp);
     }
 
     #[test]

@@ -10,35 +10,38 @@ const SAMPLE_SPAN_MIN: Duration = Duration::from_millis(20);
 const SAMPLE_WEIGHT: f64 = 0.3;
 
 /// Moving average of bytes per second over busy time.
+///
+/// Busy spans that are too short for a sample are added up, so that a channel with little to do at a time shows a rate
+/// too; the very first burst gives one whatever its length, because without any rate no blackout can be predicted.
 #[derive(Clone, Debug, Default)]
 pub struct Rate {
     bytes_per_s: f64,
     busy_since: Option<Time>,
+    /// Busy time before `busy_since` that has gone into no sample yet.
+    busy_before: Duration,
     bytes: u64,
 }
 
 impl Rate {
     /// The channel got its first work after having none.
     pub fn busy(&mut self, now: Time) {
-        if self.busy_since.is_none() {
-            self.busy_since = Some(now);
-            self.bytes = 0;
-        }
+        self.busy_since.get_or_insert(now);
     }
 
     /// `bytes` were acknowledged; `idle` says that nothing is left in flight.
     pub fn acknowledged(&mut self, now: Time, bytes: u64, idle: bool) {
-        self.bytes = self.bytes.saturating_add(bytes);
         let Some(since) = self.busy_since else { return };
-        let span = now - since;
-        if span >= SAMPLE_SPAN_MIN {
+        self.bytes = self.bytes.saturating_add(bytes);
+        let span = self.busy_before + (now - since);
+        let first = idle && self.bytes_per_s == 0.0 && self.bytes > 0 && !span.is_zero();
+        let sampled = span >= SAMPLE_SPAN_MIN || first;
+        if sampled {
             self.sample(self.bytes as f64 / span.as_secs_f64());
-            self.busy_since = Some(now);
-            self.bytes = 0;
+            (self.busy_before, self.bytes) = (Duration::ZERO, 0);
+        } else if idle {
+            self.busy_before = span;
         }
-        if idle {
-            self.busy_since = None;
-        }
+        self.busy_since = if idle { None } else { Some(if sampled { now } else { since }) };
     }
 
     fn sample(&mut self, bytes_per_s: f64) {
@@ -71,6 +74,19 @@ mod tests {
         rate.busy(ms(1_000));
         rate.acknowledged(ms(1_100), 1_000_000, true);
         assert!((rate.bytes_per_s() - 10_000_000.0).abs() < 1.0, "{}", rate.bytes_per_s());
+    }
+
+    #[test]
+    fn short_bursts_give_a_rate_too() {
+        let mut rate = Rate::default();
+        rate.busy(ms(0));
+        rate.acknowledged(ms(1), 10_000, true);
+        assert!((rate.bytes_per_s() - 10_000_000.0).abs() < 1.0, "the first: {}", rate.bytes_per_s());
+        for burst in 1..=20 {
+            rate.busy(ms(burst * 100));
+            rate.acknowledged(ms(burst * 100 + 1), 20_000, true);
+        }
+        assert!((rate.bytes_per_s() - 13_000_000.0).abs() < 1.0, "twenty more: {}", rate.bytes_per_s());
     }
 
     #[test]

@@ -19,7 +19,8 @@ use crate::{ChannelId, Extent, LinkId, PAGE_BYTES, RegionId, Run, Time};
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Most bytes in one placed write. Larger ones save headers and system calls; smaller ones stay in the CPU's cache
-    /// between checksum and send, and are less to repeat when a link is lost. Measured in docs/links.md.
+    /// between checksum and send, and are less to repeat when a link is lost. Measured in docs/links.md. At most 2 MiB:
+    /// page by page zero and content in turn must still fit the protocol's 512 runs.
     pub write_bytes_max: u64,
     /// Fewest bytes in one placed write near the end of a round.
     pub write_bytes_min: u64,
@@ -48,6 +49,10 @@ impl Default for Config {
         }
     }
 }
+
+/// Number of the first frame that the scheduler hands out on a channel. Number 1 is the probe's, by which a carrier shows
+/// that the link moves bytes before the channel is told of.
+pub const FIRST_SEQUENCE: u64 = 2;
 
 /// What a channel is to do next.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -107,7 +112,7 @@ impl Channel {
         Channel {
             link,
             lost: false,
-            next_sequence: 1,
+            next_sequence: FIRST_SEQUENCE,
             in_flight: VecDeque::new(),
             in_flight_wire_bytes: 0,
             rate: Rate::default(),
@@ -229,8 +234,11 @@ impl Scheduler {
     fn hand_out(&mut self, now: Time, channel_id: ChannelId, region: RegionId, runs: Vec<Run>) -> Next {
         let Some(channel) = self.channels.get_mut(&channel_id) else { return Next::Stop };
         let sequence = channel.take_sequence(now);
-        let bytes = runs.iter().map(|run| run.length).sum();
-        channel.rate.busy(now);
+        let bytes: u64 = runs.iter().map(|run| run.length).sum();
+        if bytes > 0 {
+            // A ping's round trip says nothing about the rate.
+            channel.rate.busy(now);
+        }
         channel.in_flight_wire_bytes += bytes;
         channel.in_flight.push_back(InFlight {
             sequence,
@@ -374,6 +382,12 @@ impl Scheduler {
     /// Bytes of memory settled since the start.
     pub fn acknowledged_bytes(&self) -> u64 {
         self.acknowledged_bytes
+    }
+
+    /// Living channels of a link.
+    pub fn channels_of(&self, link: LinkId) -> Vec<ChannelId> {
+        let living = self.channels.iter().filter(|(_, channel)| !channel.lost && channel.link == link);
+        living.map(|(&id, _)| id).collect()
     }
 
     /// Rate of all living channels together, bytes per second on the wire.

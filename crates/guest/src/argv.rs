@@ -205,7 +205,9 @@ mod tests {
             let double = format!("-{name}\t");
             let line = help
                 .lines()
-                .find(|line| line.starts_with(&plain) || line.starts_with(&double) || *line == format!("-{name}"))
+                .find(|line| {
+                    line.starts_with(&plain) || line.starts_with(&double) || *line == format!("-{name}")
+                })
                 .unwrap_or_else(|| panic!("{name} is not in the help"));
             let after = &line[name.len() + 1..];
             let takes_value = after.starts_with(' ') && !after.starts_with("  ");

@@ -105,7 +105,8 @@ pub fn qmp_sockets(arguments: &[String]) -> Vec<PathBuf> {
 
 // A chardev that was handed over as a descriptor has no path; a client has one that leads elsewhere.
 fn chardev_path(options: &[Argument], id: &str) -> Option<PathBuf> {
-    let chardev = parsed(options, "chardev", Some("backend")).find(|chardev| chardev.get("id") == Some(id))?;
+    let chardev =
+        parsed(options, "chardev", Some("backend")).find(|chardev| chardev.get("id") == Some(id))?;
     let serves = chardev.is_on("server") && chardev.get("backend") == Some("socket");
     chardev.get("path").filter(|_| serves).map(PathBuf::from)
 }

@@ -28,7 +28,9 @@ impl Options {
     pub fn parse(text: &str, implied: Option<&str>) -> Result<Options, OptionsError> {
         let mut options = Options::default();
         if text.starts_with('{') {
-            let Ok(value @ Value::Object(_)) = serde_json::from_str(text) else { return Err(OptionsError::Json) };
+            let Ok(value @ Value::Object(_)) = serde_json::from_str(text) else {
+                return Err(OptionsError::Json);
+            };
             options.add_json("", &value)?;
             return Ok(options);
         }

@@ -80,7 +80,8 @@ impl ProcessIdentity {
     /// cannot reach a later process with the same number.
     pub fn signal(self, signal: Signal) -> Result<(), ProcessError> {
         let gone = ProcessError::Gone { pid: self.pid };
-        let Some(pid) = Pid::from_raw(self.pid).filter(|_| self.pid > 0) else { return Err(gone) };
+        // The pid may come from a file: rustix takes no negative one.
+        let Some(pid) = (self.pid > 0).then(|| Pid::from_raw(self.pid)).flatten() else { return Err(gone) };
         let failed = |source: rustix::io::Errno| match source {
             rustix::io::Errno::SRCH => ProcessError::Gone { pid: self.pid },
             other => ProcessError::Signal { pid: self.pid, source: other.into() },
@@ -210,7 +211,10 @@ mod tests {
         let other = ProcessIdentity { start_ticks: me.start_ticks + 1, ..me };
         assert!(!other.is_alive());
         assert!(matches!(other.signal(Signal::KILL), Err(ProcessError::Gone { .. })));
-        assert!(matches!(ProcessIdentity { pid: -1, start_ticks: 0 }.signal(Signal::KILL), Err(ProcessError::Gone { .. })));
+        assert!(matches!(
+            ProcessIdentity { pid: -1, start_ticks: 0 }.signal(Signal::KILL),
+            Err(ProcessError::Gone { .. })
+        ));
     }
 
     #[test]
@@ -218,7 +222,10 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let identity = ProcessIdentity::of(child.id() as i32).unwrap();
         identity.signal(Signal::KILL).unwrap();
-        assert!(identity.wait_end(Instant::now() + std::time::Duration::from_secs(20)), "not reaped, yet dead");
+        assert!(
+            identity.wait_end(Instant::now() + std::time::Duration::from_secs(20)),
+            "not reaped, yet dead"
+        );
         child.wait().unwrap();
     }
 }

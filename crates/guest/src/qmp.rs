@@ -271,7 +271,9 @@ impl Qmp {
         let mut rest = line;
         while !rest.is_empty() {
             let result = remaining(deadline, doing)
-                .and_then(|left| self.stream.set_write_timeout(Some(left)).map_err(|e| socket_error(doing, e)))
+                .and_then(|left| {
+                    self.stream.set_write_timeout(Some(left)).map_err(|e| socket_error(doing, e))
+                })
                 .and_then(|()| self.stream.write(rest).map_err(|e| socket_error(doing, e)));
             match result {
                 Ok(0) => return Err(self.fail(QmpError::Closed { doing: doing.into() })),
@@ -353,7 +355,9 @@ fn socket_error(doing: &str, source: io::Error) -> QmpError {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted => {
             QmpError::TimedOut { doing: doing.into() }
         }
-        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => QmpError::Closed { doing: doing.into() },
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+            QmpError::Closed { doing: doing.into() }
+        }
         _ => QmpError::Socket { doing: doing.into(), source },
     }
 }
@@ -380,8 +384,8 @@ fn parse_line(line: &[u8]) -> Result<Line, QmpError> {
     let text = |value: Option<&Value>| value.and_then(Value::as_str).unwrap_or_default().to_owned();
     if let Some(name) = message.get("event").and_then(Value::as_str) {
         let part = |key| message.get("timestamp").and_then(|t| t.get(key)?.as_u64()).unwrap_or(0);
-        let emitted = Duration::from_secs(part("seconds"))
-            .saturating_add(Duration::from_micros(part("microseconds")));
+        let emitted =
+            Duration::from_secs(part("seconds")).saturating_add(Duration::from_micros(part("microseconds")));
         let name = name.to_owned();
         let data = message.remove("data").unwrap_or_else(|| json!({}));
         return Ok(Line::Event(Event { name, data, emitted, read_at: Instant::now() }));

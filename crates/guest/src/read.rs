@@ -5,6 +5,8 @@ mod memory;
 mod monitor;
 mod network;
 
+pub(crate) use network::bridge_of;
+
 use std::time::Instant;
 
 use serde_json::{Value, json};

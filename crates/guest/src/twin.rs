@@ -153,7 +153,9 @@ pub enum TwinError {
         why: &'static str,
     },
     /// A file outside of the folders that guests may use.
-    #[error("-{option} names {path}, which is in none of the folders that guests may open files in: add its folder to file_roots or map the path")]
+    #[error(
+        "-{option} names {path}, which is in none of the folders that guests may open files in: add its folder to file_roots or map the path"
+    )]
     OutsideRoots {
         /// The option.
         option: String,
@@ -167,10 +169,14 @@ pub enum TwinError {
         block: String,
     },
     /// User-mode network.
-    #[error("the guest uses QEMU's user-mode network, which this host does not allow for guests from elsewhere")]
+    #[error(
+        "the guest uses QEMU's user-mode network, which this host does not allow for guests from elsewhere"
+    )]
     UserNetwork,
     /// Devices were plugged or unplugged since the start.
-    #[error("devices were plugged or unplugged since the guest started ({0}): its command line no longer describes it")]
+    #[error(
+        "devices were plugged or unplugged since the guest started ({0}): its command line no longer describes it"
+    )]
     HotPlugged(String),
     /// A path that the kernel does not take for a socket.
     #[error("the socket path {0} is too long (107 bytes at most): use a shorter run-time folder")]
@@ -245,13 +251,17 @@ impl<'a> Builder<'a> {
     fn special(&mut self, name: &str, value: &str) -> Result<(), TwinError> {
         match name {
             "machine" | "M" => self.machine(value),
-            "boot" | "icount" | "global" | "smbios" | "fw_cfg" | "usbdevice" | "audiodev" => self.plain(name, value),
+            "boot" | "icount" | "global" | "smbios" | "fw_cfg" | "usbdevice" | "audiodev" => {
+                self.plain(name, value)
+            }
             "device" => self.device(value),
             "object" => self.object(value),
             "mem-path" => self.legacy_memory(),
             "drive" => self.drive(value),
             "blockdev" => self.blockdev(value),
-            "cdrom" | "hda" | "hdb" | "hdc" | "hdd" | "pflash" | "kernel" | "initrd" => self.bare_file(name, value),
+            "cdrom" | "hda" | "hdb" | "hdc" | "hdd" | "pflash" | "kernel" | "initrd" => {
+                self.bare_file(name, value)
+            }
             "bios" => self.bios(value),
             "netdev" | "nic" | "net" => self.network(name, value),
             "chardev" => self.chardev(value),

@@ -44,7 +44,9 @@ pub enum Reason {
         version: String,
     },
     /// No descriptor of the memory found.
-    #[error("the file behind RAM block {block} cannot be told among the process's open files: give each guest one memory back end")]
+    #[error(
+        "the file behind RAM block {block} cannot be told among the process's open files: give each guest one memory back end"
+    )]
     RamNotFound {
         /// The block.
         block: String,
@@ -53,7 +55,9 @@ pub enum Reason {
     #[error("no RAM block is shared memory")]
     NoRegion,
     /// Another process maps the RAM.
-    #[error("{device} is a vhost-user device, whose process writes RAM unseen: use kernel vhost or a device within QEMU")]
+    #[error(
+        "{device} is a vhost-user device, whose process writes RAM unseen: use kernel vhost or a device within QEMU"
+    )]
     VhostUser {
         /// The device.
         device: String,
@@ -88,8 +92,8 @@ pub enum Reason {
         /// Its status.
         status: String,
     },
-    /// The guest has been migrated away.
-    #[error("the guest has left this process in an earlier migration (run state {state})")]
+    /// The guest has been migrated away, or is still on its way here.
+    #[error("the guest does not live in this process: it has left it or not arrived yet (run state {state})")]
     Left {
         /// The run state.
         state: String,
@@ -115,7 +119,8 @@ pub fn judge(guest: &GuestDescription, kernel: (u32, u32)) -> Verdict {
     reasons.extend(memory_reasons(guest));
     reasons.extend(traits.vhost_user.iter().map(|device| Reason::VhostUser { device: device.clone() }));
     reasons.extend(traits.vfio.iter().map(|device| Reason::Vfio { device: device.clone() }));
-    reasons.extend(traits.foreign_memory.iter().map(|device| Reason::ForeignMemory { device: device.clone() }));
+    reasons
+        .extend(traits.foreign_memory.iter().map(|device| Reason::ForeignMemory { device: device.clone() }));
     reasons.extend(
         ["x-ignore-shared", "pause-before-switchover", "events"]
             .into_iter()
@@ -152,7 +157,9 @@ fn memory_reasons(guest: &GuestDescription) -> Vec<Reason> {
 }
 
 fn state_reasons(guest: &GuestDescription) -> Option<Reason> {
-    if matches!(guest.run_state.as_str(), "postmigrate" | "inmigrate") {
+    // After a cancelled migration a guest may stand in "postmigrate" too; only after a completed one it is elsewhere.
+    let completed = guest.traits.migration.as_deref() == Some("completed");
+    if guest.run_state == "inmigrate" || (guest.run_state == "postmigrate" && completed) {
         return Some(Reason::Left { state: guest.run_state.clone() });
     }
     let status = guest.traits.migration.as_deref()?;

@@ -5,7 +5,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use linerate_core::PAGE_BYTES;
 
@@ -39,7 +39,6 @@ pub enum Backing {
 pub struct RamBlock {
     pid: i32,
     name: String,
-    path: PathBuf,
     file: File,
     size: u64,
     backing: Backing,
@@ -66,7 +65,7 @@ impl RamBlock {
         }
         let backing = backing(&file, path)?;
         let segments = segments(&mapped);
-        Ok(RamBlock { pid, name: name.to_owned(), path: path.to_owned(), file, size, backing, segments })
+        Ok(RamBlock { pid, name: name.to_owned(), file, size, backing, segments })
     }
 
     /// The process.
@@ -114,7 +113,6 @@ impl RamBlock {
 pub(crate) struct Placement {
     pub(crate) pid: i32,
     pub(crate) name: String,
-    pub(crate) path: PathBuf,
     pub(crate) segments: Vec<Segment>,
     identity: Option<(u64, u64)>,
 }
@@ -122,13 +120,7 @@ pub(crate) struct Placement {
 impl Placement {
     fn of(block: &RamBlock) -> Placement {
         let identity = block.file.metadata().ok().map(|meta| (meta.dev(), meta.ino()));
-        Placement {
-            pid: block.pid,
-            name: block.name.clone(),
-            path: block.path.clone(),
-            segments: block.segments.clone(),
-            identity,
-        }
+        Placement { pid: block.pid, name: block.name.clone(), segments: block.segments.clone(), identity }
     }
 
     pub(crate) fn segments_now(&self) -> Result<Vec<Segment>, FindError> {

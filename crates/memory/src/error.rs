@@ -29,7 +29,9 @@ pub enum FindError {
         pid: i32,
     },
     /// The process maps no such file.
-    #[error("process {pid} maps no file {path:?}: give the guest memory-backend-file on a tmpfs or hugetlbfs, or a memfd")]
+    #[error(
+        "process {pid} maps no file {path:?}: give the guest memory-backend-file on a tmpfs or hugetlbfs, or a memfd"
+    )]
     NotMapped {
         /// The process.
         pid: i32,
@@ -37,7 +39,9 @@ pub enum FindError {
         path: PathBuf,
     },
     /// Several mapped files have the name, so that none can be chosen.
-    #[error("{files} different files mapped by the process are called {path:?}: give each RAM block a file of its own name")]
+    #[error(
+        "{files} different files mapped by the process are called {path:?}: give each RAM block a file of its own name"
+    )]
     Ambiguous {
         /// The file looked for.
         path: PathBuf,
@@ -128,7 +132,9 @@ pub enum AttachError {
         source: io::Error,
     },
     /// The vDSO has no system call instruction.
-    #[error("process {pid} has no system call instruction in its vDSO: it was started with vdso=0 or is not a 64-bit process")]
+    #[error(
+        "process {pid} has no system call instruction in its vDSO: it was started with vdso=0 or is not a 64-bit process"
+    )]
     NoSyscallInstruction {
         /// The process.
         pid: i32,
@@ -147,10 +153,14 @@ pub enum AttachError {
         source: io::Error,
     },
     /// The helper ended without a report.
-    #[error("the helper process that stops the guest's thread was killed: look at whether the guest still runs")]
+    #[error(
+        "the helper process that stops the guest's thread was killed: look at whether the guest still runs"
+    )]
     HelperLost,
     /// The helper gave no report in time; it goes on by itself until the thread is as it was.
-    #[error("the helper process has not reported within {seconds} s: thread {thread} of the guest hangs inside the kernel")]
+    #[error(
+        "the helper process has not reported within {seconds} s: thread {thread} of the guest hangs inside the kernel"
+    )]
     HelperSilent {
         /// The thread.
         thread: i32,
@@ -176,7 +186,9 @@ pub enum AttachError {
         thread: i32,
     },
     /// A system call filter of the process forbids userfaultfd.
-    #[error("the guest's sandbox (seccomp) forbids userfaultfd: give the agent CAP_SYS_ADMIN or relax the sandbox")]
+    #[error(
+        "the guest's sandbox (seccomp) forbids userfaultfd: give the agent CAP_SYS_ADMIN or relax the sandbox"
+    )]
     Sandboxed,
     /// The injected userfaultfd call failed.
     #[error("userfaultfd failed inside the guest's process")]
@@ -202,7 +214,9 @@ pub enum AttachError {
         source: io::Error,
     },
     /// Another userfaultfd watches the memory.
-    #[error("the memory of RAM block {block} is watched by another userfaultfd: end the guest's background snapshot, post-copy or memory introspection")]
+    #[error(
+        "the memory of RAM block {block} is watched by another userfaultfd: end the guest's background snapshot, post-copy or memory introspection"
+    )]
     OtherUserfaultfd {
         /// Name of the RAM block.
         block: String,

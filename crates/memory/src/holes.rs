@@ -55,11 +55,7 @@ impl Mapping {
     }
 
     /// Cuts `run` (inside the file) into parts that hold data and parts that do not.
-    pub(crate) fn walk(
-        &self,
-        run: Run,
-        mut part: impl FnMut(Run, bool) -> io::Result<()>,
-    ) -> io::Result<()> {
+    pub(crate) fn walk(&self, run: Run, mut part: impl FnMut(Run, bool) -> io::Result<()>) -> io::Result<()> {
         if self.backing() == Backing::Hugetlbfs {
             return part(run, true);
         }

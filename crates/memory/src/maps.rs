@@ -111,7 +111,9 @@ mod tests {
 
     #[test]
     fn refuses_what_the_kernel_never_writes() {
-        for line in ["x", "1-2 rw-s 0 0:0", "2-1 rw-s 0 00:00 0 ", "zz-1 rw-s 0 00:00 0 ", "1-2 rw-s 0 00:00 -1 "] {
+        for line in
+            ["x", "1-2 rw-s 0 0:0", "2-1 rw-s 0 00:00 0 ", "zz-1 rw-s 0 00:00 0 ", "1-2 rw-s 0 00:00 -1 "]
+        {
             assert_eq!(parse(line.as_bytes()), None, "{line}");
         }
     }

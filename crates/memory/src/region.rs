@@ -56,7 +56,8 @@ impl Mapping {
         if size == 0 || !size.is_multiple_of(PAGE_BYTES) {
             return Err(invalid("the file is not a positive number of pages"));
         }
-        let length = usize::try_from(size).map_err(|_| invalid("the file is larger than the address space"))?;
+        let length =
+            usize::try_from(size).map_err(|_| invalid("the file is larger than the address space"))?;
         // SAFETY: the kernel chooses a free range, so nothing that exists is mapped over.
         let base = unsafe {
             rustix::mm::mmap(
@@ -68,7 +69,8 @@ impl Mapping {
                 0,
             )
         }?;
-        let base = NonNull::new(base.cast()).ok_or_else(|| invalid("the kernel mapped the file at address 0"))?;
+        let base =
+            NonNull::new(base.cast()).ok_or_else(|| invalid("the kernel mapped the file at address 0"))?;
         let mapping = Mapping { base, size, backing, file };
         mapping.advise(0, length, Advice::LinuxDontFork)?;
         // Only a wish: a kernel without transparent huge pages refuses it.
@@ -83,7 +85,7 @@ impl Mapping {
 
     /// Payload checksum (crc32c) over the runs, one after the other, as they are in memory now.
     pub fn checksum(&self, runs: &[Run]) -> io::Result<u32> {
-        let mut sum = linerate_wire::frame::PayloadChecksum::new();
+        let mut sum = linerate_wire::PayloadChecksum::new();
         let mut bounce = [0u8; BOUNCE_BYTES];
         for run in runs {
             let (start, length) = self.check(*run)?;

@@ -140,9 +140,14 @@ mod tests {
         let jobs = jobs([(0, Segment { address: 0, length: 40 << 30, offset: 0 })].into_iter());
         let offsets = in_parallel(&jobs, 4, || (), |(), job| Ok(job.piece.offset)).unwrap();
         assert!(offsets.is_sorted() && offsets.len() == 40);
-        let failed = in_parallel(&jobs, 4, || (), |(), job| {
-            if job.piece.offset == 7 << 30 { Err(io::Error::other("x")) } else { Ok(()) }
-        });
+        let failed = in_parallel(
+            &jobs,
+            4,
+            || (),
+            |(), job| {
+                if job.piece.offset == 7 << 30 { Err(io::Error::other("x")) } else { Ok(()) }
+            },
+        );
         assert!(failed.is_err());
     }
 

@@ -26,7 +26,8 @@ pub(crate) struct Target {
 impl Target {
     pub(crate) fn open(pid: i32) -> Result<Target, AttachError> {
         let ended = AttachError::TargetEnded { pid };
-        let Some(number) = Pid::from_raw(pid).filter(|_| pid > 0) else { return Err(ended) };
+        // `from_raw` panics on a negative number.
+        let Some(number) = (pid > 0).then(|| Pid::from_raw(pid)).flatten() else { return Err(ended) };
         match pidfd_open(number, PidfdFlags::empty()) {
             Ok(pidfd) => Ok(Target { pid, pidfd }),
             Err(rustix::io::Errno::SRCH) => Err(ended),

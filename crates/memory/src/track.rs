@@ -184,9 +184,10 @@ impl Drop for Tracker {
 }
 
 fn numbered_segments(blocks: &[Placement]) -> impl Iterator<Item = (usize, Segment)> {
-    blocks.iter().enumerate().flat_map(|(index, block)| {
-        block.segments.iter().map(move |segment| (index, *segment))
-    })
+    blocks
+        .iter()
+        .enumerate()
+        .flat_map(|(index, block)| block.segments.iter().map(move |segment| (index, *segment)))
 }
 
 /// Asks the kernel on our own process whether it has what is needed, before any guest is touched.

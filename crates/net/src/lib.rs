@@ -8,6 +8,7 @@
 //! * [`region`]: what a carrier needs of the memory that it moves.
 
 pub mod channel;
+pub mod control;
 pub mod fence;
 pub mod interfaces;
 pub mod links;
@@ -16,6 +17,7 @@ pub mod monitor;
 pub mod netlink;
 pub mod network;
 pub mod pacer;
+pub mod pump;
 pub mod region;
 mod socket;
 pub mod stats;

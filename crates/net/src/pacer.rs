@@ -56,7 +56,8 @@ impl TokenBucket {
         if self.balance >= 0 {
             return Duration::ZERO;
         }
-        let nanoseconds = self.balance.unsigned_abs() * 1_000_000_000 / u128::from(self.bytes_per_second.get());
+        let nanoseconds =
+            self.balance.unsigned_abs() * 1_000_000_000 / u128::from(self.bytes_per_second.get());
         Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX))
     }
 }

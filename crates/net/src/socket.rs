@@ -62,7 +62,8 @@ pub(crate) fn receive_exact(fd: BorrowedFd<'_>, buffer: &mut [u8], deadline: Ins
 pub(crate) fn send_all(fd: BorrowedFd<'_>, bytes: &[u8], deadline: Instant) -> io::Result<()> {
     let mut rest = bytes;
     while !rest.is_empty() {
-        match rustix::net::send(fd, rest, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).map_err(io::Error::from) {
+        match rustix::net::send(fd, rest, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).map_err(io::Error::from)
+        {
             Ok(sent) => rest = rest.get(sent..).unwrap_or_default(),
             Err(error) if is_transient(&error) => wait_until(deadline, |left| wait_writable(fd, left))?,
             Err(error) => return Err(error),

@@ -156,6 +156,17 @@ fn a_checksum_over_nothing_must_be_zero() {
 }
 
 #[test]
+fn a_body_of_another_length_is_refused() {
+    let (_, ack) = samples::frames().remove(8);
+    let mut bytes = ack.encode();
+    let named = bytes.len() as u32 - 32;
+    bytes.push(0);
+    assert_eq!(error(&bytes), DecodeError::BodyMissing { named, got: 25 });
+    bytes.truncate(32 + 23);
+    assert_eq!(error(&bytes), DecodeError::BodyMissing { named, got: 23 });
+}
+
+#[test]
 fn strangers_and_odd_version_ranges_are_refused() {
     assert_eq!(error(&changed("hello", set(32, b'G'))), DecodeError::Magic);
     assert_eq!(

@@ -70,7 +70,9 @@ fn the_most_runs_and_bytes_pass_and_one_more_does_not() {
     assert!(encode_write(&mut out, 1, 0, &[run; RUNS_MAX], &[run], 7).is_err());
     let longer = Run { offset: 0, length: u64::from(PAYLOAD_BYTES_MAX) + 1 };
     assert!(encode_write(&mut out, 1, 0, &[longer], &[], 7).is_err());
+    out = b"of before".to_vec();
     assert!(encode_write(&mut out, 1, 0, &[Run { offset: 0, length: 1 << 40 }], &[], 7).is_err());
+    assert!(out.is_empty(), "a frame of before was left to be sent");
     assert!(encode_write(&mut out, 1, 0, &[], &[], 0).is_err());
     assert!(encode_write(&mut out, 0, 0, &[run], &[], 7).is_err(), "frames are numbered from 1");
 }

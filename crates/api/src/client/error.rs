@@ -80,8 +80,8 @@ impl ClientError {
     pub fn hint(&self) -> String {
         match self {
             ClientError::SocketAbsent { .. } | ClientError::NobodyListens { .. } => {
-                "start it with `systemctl start linerate` or `linerate agent`; if it listens elsewhere, say where with \
-                 --socket PATH or LINERATE_SOCKET"
+                "start it with `linerate agent` on this host; if it listens elsewhere, say where with --socket PATH or \
+                 LINERATE_SOCKET"
                     .to_owned()
             }
             ClientError::PermissionDenied { .. } => {

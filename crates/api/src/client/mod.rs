@@ -11,8 +11,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::{
-    AdoptGuest, AgentStatus, Decision, GuestDetail, GuestSummary, MigrateRequest, MigrationDetail, MigrationId,
-    MigrationStarted, MigrationSummary, ResolveRequest, StartGuest, StopGuest, paths,
+    AdoptGuest, AgentStatus, Decision, GuestDetail, GuestSummary, MigrateRequest, MigrationDetail,
+    MigrationId, MigrationStarted, MigrationSummary, ResolveRequest, StartGuest, StopGuest, paths,
 };
 
 pub use error::ClientError;
@@ -92,7 +92,11 @@ impl Client {
     }
 
     /// An operator's decision over an undecided session.
-    pub async fn resolve(&self, id: &MigrationId, decision: Decision) -> Result<MigrationSummary, ClientError> {
+    pub async fn resolve(
+        &self,
+        id: &MigrationId,
+        decision: Decision,
+    ) -> Result<MigrationSummary, ClientError> {
         self.post(&paths::fill(paths::SESSION_RESOLVE, &id.0), &ResolveRequest { decision }).await
     }
 

@@ -37,7 +37,8 @@ pub(super) async fn send(
 
 async fn exchange(socket: &Path, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, ClientError> {
     let stream = UnixStream::connect(socket).await.map_err(|source| connect_error(socket, source))?;
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(ClientError::Broken)?;
+    let (mut sender, connection) =
+        http1::handshake(TokioIo::new(stream)).await.map_err(ClientError::Broken)?;
     // The connection has to be driven while the answer is read; it ends with the answer or with the stream.
     tokio::spawn(connection);
     sender.send_request(request).await.map_err(ClientError::Broken)

@@ -92,7 +92,11 @@ impl View {
     /// The name of a link, or its number as long as no figures have named it.
     pub fn link_name(&self, id: u16) -> String {
         let links = self.progress.iter().flat_map(|progress| &progress.links);
-        links.filter(|link| link.id == id).map(|link| clean(&link.name)).next().unwrap_or_else(|| id.to_string())
+        links
+            .filter(|link| link.id == id)
+            .map(|link| clean(&link.name))
+            .next()
+            .unwrap_or_else(|| id.to_string())
     }
 
     fn set_step(&mut self, step: Step, view: StepView) {

@@ -43,7 +43,7 @@ pub fn port_speed(mbps: u32) -> String {
     match mbps {
         0 => String::new(),
         1..1000 => format!("{mbps}M"),
-        _ if mbps % 1000 == 0 => format!("{}G", mbps / 1000),
+        _ if mbps.is_multiple_of(1000) => format!("{}G", mbps / 1000),
         _ => format!("{:.1}G", f64::from(mbps) / 1000.0),
     }
 }

@@ -40,8 +40,11 @@ fn title(view: &View, now_us: u64, width: usize, paint: Paint) -> String {
 
 /// Two columns of five.
 fn steps(view: &View, now_us: u64, width: usize, paint: Paint) -> Vec<String> {
-    let cells: Vec<String> =
-        Step::ALL.iter().zip(&view.steps).map(|(step, state)| step_cell(*step, *state, now_us, paint)).collect();
+    let cells: Vec<String> = Step::ALL
+        .iter()
+        .zip(&view.steps)
+        .map(|(step, state)| step_cell(*step, *state, now_us, paint))
+        .collect();
     let column = (width.saturating_sub(2) / 2).min(40);
     let (left, right) = cells.split_at(cells.len() / 2);
     left.iter().zip(right).map(|(left, right)| format!("  {}{right}", pad(left, column))).collect()
@@ -50,7 +53,7 @@ fn steps(view: &View, now_us: u64, width: usize, paint: Paint) -> Vec<String> {
 fn step_cell(step: Step, state: StepView, now_us: u64, paint: Paint) -> String {
     let name = format!("{:>2} {:<10}", step.number(), step.text());
     match state {
-        StepView::Ahead => format!("{} {}", paint.dim("·"), paint.dim(&name)),
+        StepView::Ahead => format!("{} {}", paint.dim("·"), paint.dim(name.trim_end())),
         StepView::Running(since) => {
             let turn = usize::try_from(now_us / SPIN_US).unwrap_or(0) % SPINNER.len();
             let mark = SPINNER.get(turn).copied().unwrap_or("◐");
@@ -58,7 +61,7 @@ fn step_cell(step: Step, state: StepView, now_us: u64, paint: Paint) -> String {
             format!("{} {}{}", paint.cyan(mark), paint.bold(&name), paint.cyan(&time))
         }
         StepView::Done(us) => format!("{} {name}{:>10}", paint.green("✓"), time_us(us)),
-        StepView::Broken => format!("{} {}", paint.red("✗"), paint.red(&name)),
+        StepView::Broken => format!("{} {}", paint.red("✗"), paint.red(name.trim_end())),
     }
 }
 
@@ -82,37 +85,60 @@ fn total(progress: &Progress, width: usize, paint: Paint) -> String {
 const TOTAL_LABEL: usize = 6;
 
 fn links(progress: &Progress, width: usize, paint: Paint) -> Vec<String> {
+    let without_bars = link_table(progress, 0, true, paint);
+    let text = without_bars.iter().map(|line| measure_text_width(line)).max().unwrap_or(0) + 2;
+    if text + BAR_MIN <= width {
+        return link_table(progress, (width - text).min(BAR_MAX), true, paint);
+    }
+    // Long addresses on a narrow terminal: rather the figures than the addresses.
+    link_table(progress, BAR_MIN, false, paint)
+}
+
+/// Long enough for the word that stands in its place while a link is tried.
+const BAR_MIN: usize = 7;
+const BAR_MAX: usize = 24;
+
+fn link_table(progress: &Progress, room: usize, addresses: bool, paint: Paint) -> Vec<String> {
     let fastest = progress.links.iter().map(|link| link.rate_bytes_per_s).max().unwrap_or(0);
     let carried: u64 = progress.links.iter().map(|link| link.sent_bytes).sum();
-    let room = width.saturating_sub(LINK_TEXT).clamp(4, 24);
-    let mut table = Table::new(&[Align::Left, Align::Left, Align::Right, Align::Left, Align::Right, Align::Right]);
+    let mut table = Table::new(&[
+        Align::Left,
+        Align::Left,
+        Align::Right,
+        Align::Left,
+        Align::Right,
+        Align::Right,
+        Align::Right,
+    ]);
     for link in &progress.links {
-        table.row(link_row(link, fastest, carried, room, paint));
+        let (local, remote) = (host_of(&link.local), host_of(&link.remote));
+        table.row([
+            paint.bold(&clean(&link.name)),
+            if addresses { format!("{local} {} {remote}", paint.dim("→")) } else { String::new() },
+            paint.dim(&port_speed(link.speed_mbps)),
+            if room > 0 { link_bar(link, fastest, room, paint) } else { String::new() },
+            link_rate(link, paint),
+            bytes(link.sent_bytes),
+            format!("{:.0} %", percent(link.sent_bytes, carried)),
+        ]);
     }
     table.lines(2)
 }
 
-/// What a link's line needs beside its bar and with short IPv4 addresses.
-const LINK_TEXT: usize = 74;
-
-fn link_row(link: &LinkProgress, fastest: u64, carried: u64, room: usize, paint: Paint) -> [String; 6] {
-    let state = match link.state {
+fn link_bar(link: &LinkProgress, fastest: u64, room: usize, paint: Paint) -> String {
+    match link.state {
         LinkState::Up => bar(load(link, fastest), room, paint),
         LinkState::Lost => pad(&paint.red("LOST"), room),
         LinkState::Probing => pad(&paint.yellow("probing"), room),
-    };
-    let rate = match link.state {
-        LinkState::Up => paint.bold(&bit_rate(link.rate_bytes_per_s)),
-        LinkState::Lost | LinkState::Probing => paint.dim("–"),
-    };
-    [
-        paint.bold(&clean(&link.name)),
-        format!("{} {} {}", host_of(&link.local), paint.dim("→"), host_of(&link.remote)),
-        paint.dim(&port_speed(link.speed_mbps)),
-        state,
-        rate,
-        format!("{} {:>4.0} %", bytes(link.sent_bytes), percent(link.sent_bytes, carried)),
-    ]
+    }
+}
+
+/// As wide as the widest rate, so that the columns stand still.
+fn link_rate(link: &LinkProgress, paint: Paint) -> String {
+    match link.state {
+        LinkState::Up => paint.bold(&format!("{:>9}", bit_rate(link.rate_bytes_per_s))),
+        LinkState::Lost | LinkState::Probing => paint.dim(&format!("{:>9}", "–")),
+    }
 }
 
 /// How much of the port's speed is used; of the fastest link's rate, where the port does not say its speed.
@@ -139,7 +165,12 @@ fn figures(view: &View, progress: &Progress, paint: Paint) -> [String; 2] {
         round => format!("round {round}"),
     };
     let first = [
-        format!("{} {} of {}", paint.bold(&round), bytes(progress.round_bytes_done), bytes(progress.round_bytes_total)),
+        format!(
+            "{} {} of {}",
+            paint.bold(&round),
+            bytes(progress.round_bytes_done),
+            bytes(progress.round_bytes_total)
+        ),
         format!("remaining {}", paint.bold(&bytes(progress.remaining_bytes))),
         match progress.dirty_rate_bytes_per_s {
             Some(rate) => format!("guest writes {}", paint.bold(&bit_rate(rate))),
@@ -162,7 +193,7 @@ fn figures(view: &View, progress: &Progress, paint: Paint) -> [String; 2] {
 }
 
 fn blackout(ms: u32, budget_ms: Option<u32>, paint: Paint) -> String {
-    let text = time_us(u64::from(ms) * 1000);
+    let text = if ms < 1000 { format!("{ms} ms") } else { time_us(u64::from(ms) * 1000) };
     match budget_ms {
         Some(budget) if ms <= budget => paint.green(&text),
         Some(_) => paint.yellow(&text),

@@ -1,7 +1,8 @@
 //! Guests, migrations and the agent, in tables.
 
 use linerate_api::{
-    AgentStatus, Direction, GuestDetail, GuestRunState, GuestSummary, MigrationState, MigrationSummary, Verdict,
+    AgentStatus, Direction, GuestDetail, GuestRunState, GuestSummary, MigrationState, MigrationSummary,
+    Verdict,
 };
 
 use super::format::{bytes, clean, clock_us};
@@ -52,7 +53,9 @@ fn verdict(verdict: &Verdict, paint: Paint) -> String {
         (true, _) => paint.green("yes"),
         (false, []) => paint.yellow("no"),
         (false, [reason]) => format!("{}: {}", paint.yellow("no"), clean(reason)),
-        (false, [first, rest @ ..]) => format!("{}: {} (and {} more)", paint.yellow("no"), clean(first), rest.len()),
+        (false, [first, rest @ ..]) => {
+            format!("{}: {} (and {} more)", paint.yellow("no"), clean(first), rest.len())
+        }
     }
 }
 
@@ -115,8 +118,15 @@ pub fn migrations(migrations: &[MigrationSummary], now_unix_ms: u64, paint: Pain
     if migrations.is_empty() {
         return "no migrations; begin one with `linerate migrate GUEST --to HOST`\n".into();
     }
-    let mut table =
-        Table::new(&[Align::Left, Align::Left, Align::Left, Align::Left, Align::Left, Align::Right, Align::Right]);
+    let mut table = Table::new(&[
+        Align::Left,
+        Align::Left,
+        Align::Left,
+        Align::Left,
+        Align::Left,
+        Align::Right,
+        Align::Right,
+    ]);
     table.row(["ID", "GUEST", "PEER", "STATE", "STEP", "SENT", "BEGAN"].map(|head| paint.dim(head)));
     for one in migrations {
         let arrow = match one.direction {
@@ -137,7 +147,9 @@ pub fn migrations(migrations: &[MigrationSummary], now_unix_ms: u64, paint: Pain
     let mut lines = table.lines(0);
     if migrations.iter().any(|one| one.state == MigrationState::Undecided) {
         lines.push(String::new());
-        lines.push(paint.yellow("an undecided guest stays paused until the other host answers; see `linerate resolve --help`"));
+        lines.push(paint.yellow(
+            "an undecided guest stays paused until the other host answers; see `linerate resolve --help`",
+        ));
     }
     text(lines)
 }
@@ -159,7 +171,10 @@ pub fn status(status: &AgentStatus, paint: Paint) -> String {
     let mut table = Table::new(&[Align::Left, Align::Left]);
     let mut row = |name: &str, value: String| table.row([paint.dim(name), value]);
     row("Host", paint.bold(&clean(&status.name)));
-    row("Linerate", format!("{}, up for {}", clean(&status.version), clock_us(status.uptime_s.saturating_mul(1_000_000))));
+    row(
+        "Linerate",
+        format!("{}, up for {}", clean(&status.version), clock_us(status.uptime_s.saturating_mul(1_000_000))),
+    );
     row("Listens at", clean(&status.listen.join(", ")));
     row("Protocol", versions.join(", "));
     row("Guests", status.guests.to_string());

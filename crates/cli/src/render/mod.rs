@@ -10,3 +10,5 @@ pub mod table;
 
 #[cfg(test)]
 mod golden;
+#[cfg(test)]
+pub mod golden_data;

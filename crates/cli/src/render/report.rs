@@ -23,9 +23,11 @@ pub fn report(report: &Report, width: usize, paint: Paint) -> String {
 }
 
 fn headline(report: &Report, paint: Paint) -> Vec<String> {
-    let (guest, from, to) = (paint.bold(&clean(&report.guest)), clean(&report.from), paint.bold(&clean(&report.to)));
+    let (guest, from, to) =
+        (paint.bold(&clean(&report.guest)), clean(&report.from), paint.bold(&clean(&report.to)));
     let total = time_us(report.total_us);
-    let mark = if report.outcome == MigrationOutcome::Completed { paint.green("✓") } else { paint.red("✗") };
+    let mark =
+        if report.outcome == MigrationOutcome::Completed { paint.green("✓") } else { paint.red("✗") };
     let words = match (report.outcome, &report.blackout) {
         (MigrationOutcome::Completed, Some(split)) => {
             let still = paint.bold(&time_us(split.total_us));
@@ -65,7 +67,8 @@ fn rounds(rounds: &[RoundTotals], paint: Paint) -> Vec<String> {
     let mut table = Table::new(&[Align::Left, Align::Right, Align::Right, Align::Right, Align::Right]);
     table.row(heads(["", "carried", "time", "rate", "written meanwhile"], paint));
     for round in rounds {
-        let name = if round.number == 0 { "first pass".to_owned() } else { format!("round {}", round.number) };
+        let name =
+            if round.number == 0 { "first pass".to_owned() } else { format!("round {}", round.number) };
         table.row([
             name,
             bytes(round.bytes),
@@ -122,7 +125,10 @@ fn blackout(split: &BlackoutSplit, room: usize, paint: Paint) -> Vec<String> {
     }
     let mut lines = with_title(&format!("Blackout {}", time_us(split.total_us)), table.lines(4), paint);
     if let Some(ms) = split.qemu_downtime_ms {
-        lines.push(format!("    {}", paint.dim(&format!("QEMU reports a down-time of {ms} ms for its own part"))));
+        lines.push(format!(
+            "    {}",
+            paint.dim(&format!("QEMU reports a down-time of {ms} ms for its own part"))
+        ));
     }
     lines
 }
@@ -151,7 +157,10 @@ fn totals(report: &Report, paint: Paint) -> Vec<String> {
         row("Devices", format!("{} of device state", bytes(report.device_state_bytes)));
     }
     if report.pauses_us > 0 {
-        row("Pauses", format!("{} before the blackout, to drain disks opened with O_DIRECT", time_us(report.pauses_us)));
+        row(
+            "Pauses",
+            format!("{} before the blackout, to drain disks opened with O_DIRECT", time_us(report.pauses_us)),
+        );
     }
     if report.checksum_refusals > 0 {
         row("Damaged", format!("{} extents arrived damaged and were sent again", report.checksum_refusals));
@@ -169,8 +178,12 @@ fn totals(report: &Report, paint: Paint) -> Vec<String> {
 fn cpu(report: &Report) -> String {
     let (source, destination) = (report.cpu.source_agent_s, report.cpu.destination_agent_s);
     let gib = report.ram.sent_bytes as f64 / (1u64 << 30) as f64;
-    let each = if gib >= 0.01 { format!(" ({:.2} s for each GiB sent)", (source + destination) / gib) } else { String::new() };
-    format!("source agent {source:.2} s, destination agent {destination:.2} s{each}")
+    let each = if gib >= 0.01 {
+        format!("; {:.2} s for each GiB sent", (source + destination) / gib)
+    } else {
+        String::new()
+    };
+    format!("agents: source {source:.2} s, destination {destination:.2} s{each}")
 }
 
 fn heads<const N: usize>(names: [&str; N], paint: Paint) -> [String; N] {

@@ -36,7 +36,12 @@ impl Table {
     }
 
     fn width(&self, column: usize) -> usize {
-        self.rows.iter().filter_map(|row| row.get(column)).map(|cell| measure_text_width(cell)).max().unwrap_or(0)
+        self.rows
+            .iter()
+            .filter_map(|row| row.get(column))
+            .map(|cell| measure_text_width(cell))
+            .max()
+            .unwrap_or(0)
     }
 
     fn line(&self, row: &[String], widths: &[usize], indent: usize) -> String {

@@ -1,1 +1,323 @@
+//! Every message and event in every state; what a fault, a cancellation and a restart do in each.
 
+use super::*;
+
+const PATH: PathId = 0;
+
+fn ms(n: u64) -> Time {
+    Time(n * 1_000_000)
+}
+
+/// The states in the order in which a migration passes them, then those of an abort.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum At {
+    Waiting,
+    Admitting,
+    Admitted,
+    Preparing,
+    Receiving,
+    Sealing,
+    Loading,
+    Loaded,
+    Journaling,
+    Resuming,
+    Running,
+    TearingDown,
+    Parting,
+    Ended,
+}
+
+use At::*;
+
+const BEFORE_COMMIT: [At; 9] =
+    [Waiting, Admitting, Admitted, Preparing, Receiving, Sealing, Loading, Loaded, Journaling];
+const ALL: [At; 14] = [
+    Waiting, Admitting, Admitted, Preparing, Receiving, Sealing, Loading, Loaded, Journaling, Resuming, Running,
+    TearingDown, Parting, Ended,
+];
+
+struct Driver {
+    brain: Destination,
+    sequence: u64,
+    now: Time,
+}
+
+impl Driver {
+    fn new() -> Driver {
+        let mut brain = Destination::new(ms(0), Config::default());
+        brain.handle(ms(0), Event::PathUp(PATH));
+        Driver { brain, sequence: 0, now: ms(1) }
+    }
+
+    fn tell(&mut self, event: Event) -> Vec<Action> {
+        self.brain.handle(self.now, event);
+        self.actions()
+    }
+
+    fn receive(&mut self, message: Message) -> Vec<Action> {
+        self.sequence += 1;
+        self.tell(Event::Received { path: PATH, sequence: self.sequence, message })
+    }
+
+    fn actions(&mut self) -> Vec<Action> {
+        std::iter::from_fn(|| self.brain.poll_action(self.now)).collect()
+    }
+
+    /// A destination in the state.
+    fn at(state: At) -> Driver {
+        let mut driver = Driver::new();
+        let path: [(At, &dyn Fn(&mut Driver) -> Vec<Action>); 10] = [
+            (Admitting, &|d| d.receive(offer())),
+            (Admitted, &|d| d.tell(Event::Admitted(vec![]))),
+            (Preparing, &|d| d.receive(Message::Prepare)),
+            (Receiving, &|d| d.tell(Event::Prepared(vec![]))),
+            (Sealing, &|d| d.receive(Message::RamComplete { digest: None })),
+            (Loading, &|d| d.tell(Event::Sealed(None))),
+            (Loaded, &|d| {
+                d.receive(Message::DeviceStateEnd { total: 0 });
+                d.tell(Event::DeviceStateLoaded)
+            }),
+            (Journaling, &|d| d.receive(Message::Commit)),
+            (Resuming, &|d| d.tell(Event::Journaled(DestinationPhase::Committed))),
+            (Running, &|d| d.tell(Event::GuestRuns(Duration::ZERO))),
+        ];
+        if matches!(state, TearingDown | Parting | Ended) {
+            driver.tell(Event::Cancel);
+            if state != TearingDown {
+                driver.tell(Event::TornDown);
+            }
+            if state == Ended {
+                driver.receive(Message::Aborted);
+            }
+        } else if state != Waiting {
+            for (reached, step) in path {
+                step(&mut driver);
+                if reached == state {
+                    break;
+                }
+            }
+        }
+        assert_eq!(driver.brain.state.name().replace(' ', ""), format!("{state:?}").to_lowercase());
+        driver
+    }
+
+    fn fault(&self) -> Option<&Fault> {
+        match &self.brain.state {
+            State::TearingDown { fault } | State::Parting { fault, .. } => Some(fault),
+            _ => None,
+        }
+    }
+}
+
+fn offer() -> Message {
+    Message::Offer { guest: "g".into(), description: "{}".into(), regions: vec![] }
+}
+
+fn fault(code: Code) -> Fault {
+    Fault::new(code, Step::Copy, Side::Source, "a reason")
+}
+
+/// Each message and the states in which it is expected.
+fn messages() -> Vec<(Message, Vec<At>)> {
+    vec![
+        (offer(), vec![Waiting]),
+        (Message::Prepare, vec![Admitted]),
+        (Message::RoundMark { round: 0, bytes: 0 }, ALL.to_vec()),
+        (Message::Fence { channel: 3 }, ALL.to_vec()),
+        (Message::RamComplete { digest: None }, vec![Receiving]),
+        (Message::DeviceState { bytes: vec![1] }, vec![Receiving, Sealing, Loading]),
+        (Message::DeviceStateEnd { total: 0 }, vec![Loading]),
+        (Message::Commit, vec![Loaded]),
+        (Message::Finished, vec![Resuming, Running]),
+        (Message::Aborted, vec![]),
+        (Message::Admitted { endpoints: vec![] }, vec![]),
+        (Message::Prepared { regions: vec![] }, vec![]),
+        (Message::Fenced { channel: 3, applied: 0, refused: vec![] }, vec![]),
+        (Message::RamSealed, vec![]),
+        (Message::Loaded, vec![]),
+        (Message::Running { resume_us: 0 }, vec![]),
+    ]
+}
+
+/// Each event of the body and the states in which it is expected.
+fn events() -> Vec<(Event, Vec<At>)> {
+    vec![
+        (Event::Admitted(vec![]), vec![Admitting]),
+        (Event::Prepared(vec![]), vec![Preparing]),
+        (Event::Sealed(None), vec![Sealing]),
+        (Event::DeviceStateLoaded, vec![]), // Only once the stream has ended.
+        (Event::GuestRuns(Duration::ZERO), vec![Resuming]),
+        (Event::TornDown, vec![TearingDown]),
+        (Event::Journaled(DestinationPhase::Started), ALL.to_vec()),
+        (Event::Fenced { channel: 3, applied: 0, refused: vec![] }, ALL.to_vec()),
+        (Event::Tick, ALL.to_vec()),
+    ]
+}
+
+/// What a destination does about something unexpected.
+fn check_unexpected(mut driver: Driver, state: At, actions: &[Action], code: Code, what: &str) {
+    match state {
+        TearingDown | Parting | Ended | Resuming | Running => {
+            assert!(driver.fault().is_none_or(|fault| fault.code == Code::Cancelled), "{what} in {state:?}");
+            assert!(!actions.contains(&Action::TearDown), "{what} in {state:?}: {actions:?}");
+        }
+        // The commit is with the body and may be on disk.
+        Journaling => assert_eq!(driver.brain.state, State::Journaling, "{what}"),
+        _ => {
+            assert_eq!(driver.fault().map(|fault| fault.code), Some(code), "{what} in {state:?}");
+            let expected = [Action::Journal(DestinationPhase::Aborted), Action::TearDown];
+            assert!(actions.starts_with(&expected), "{what} in {state:?}: {actions:?}");
+            driver.tell(Event::TornDown);
+            assert_eq!(driver.brain.outcome(), Outcome::Aborted);
+        }
+    }
+}
+
+#[test]
+fn every_message_in_every_state() {
+    for state in ALL {
+        for (message, expected) in messages() {
+            let what = format!("{message:?}");
+            let mut driver = Driver::at(state);
+            let actions = driver.receive(message);
+            if expected.contains(&state) {
+                let before = Driver::at(state);
+                assert_eq!(driver.fault(), before.fault(), "{what} in {state:?}");
+                assert!(!actions.contains(&Action::TearDown), "{what} in {state:?}");
+            } else {
+                check_unexpected(driver, state, &actions, Code::ProtocolViolation, &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_event_in_every_state() {
+    for state in ALL {
+        for (event, expected) in events() {
+            let what = format!("{event:?}");
+            let mut driver = Driver::at(state);
+            let actions = driver.tell(event);
+            if expected.contains(&state) {
+                assert!(!actions.contains(&Action::TearDown), "{what} in {state:?}: {actions:?}");
+            } else {
+                check_unexpected(driver, state, &actions, Code::Internal, &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_failure_in_each_state_before_commit_is_told_after_the_guest_is_gone() {
+    for state in BEFORE_COMMIT {
+        let mut driver = Driver::at(state);
+        let actions = driver.tell(Event::Failed(fault(Code::JournalFailed)));
+        assert_eq!(actions, [Action::Journal(DestinationPhase::Aborted), Action::TearDown], "{state:?}");
+        assert_eq!(driver.brain.outcome(), Outcome::Pending, "{state:?}: not before the guest is gone");
+        let told = driver.tell(Event::TornDown);
+        let abort = |action: &Action| {
+            matches!(action, Action::Transmit(_, Outgoing::Message { message: Message::Abort(f), .. })
+                if *f == fault(Code::JournalFailed))
+        };
+        assert!(told.iter().any(abort), "{state:?}: {told:?}");
+        assert_eq!(driver.brain.outcome(), Outcome::Aborted, "{state:?}");
+    }
+}
+
+#[test]
+fn a_cancellation_names_the_step_and_the_side() {
+    let steps = [
+        (Waiting, Step::Admit),
+        (Preparing, Step::Prepare),
+        (Receiving, Step::Copy),
+        (Sealing, Step::Blackout),
+        (Loading, Step::Blackout),
+        (Loaded, Step::Commit),
+    ];
+    for (state, step) in steps {
+        let mut driver = Driver::at(state);
+        driver.tell(Event::Cancel);
+        let fault = driver.fault().expect("gives up");
+        assert_eq!((fault.code, fault.step, fault.side), (Code::Cancelled, step, Side::Destination), "{state:?}");
+    }
+}
+
+#[test]
+fn once_committed_nothing_ends_the_guest() {
+    for state in [Resuming, Running] {
+        let mut driver = Driver::at(state);
+        let mut actions = driver.tell(Event::Cancel);
+        actions.extend(driver.receive(Message::Abort(fault(Code::Cancelled))));
+        actions.extend(driver.tell(Event::Failed(fault(Code::HypervisorFailed))));
+        driver.now = ms(3_600_000);
+        actions.extend(driver.tell(Event::Tick));
+        assert!(!actions.contains(&Action::TearDown), "{state:?}: {actions:?}");
+        assert_eq!(driver.brain.outcome(), Outcome::Committed);
+    }
+}
+
+#[test]
+fn a_committed_guest_that_cannot_be_run_is_tried_again() {
+    let mut driver = Driver::at(Resuming);
+    assert!(!driver.tell(Event::Failed(fault(Code::HypervisorFailed))).contains(&Action::Run));
+    driver.now = driver.now + RUN_AGAIN_AFTER;
+    assert_eq!(driver.tell(Event::Tick).iter().filter(|action| **action == Action::Run).count(), 1);
+}
+
+#[test]
+fn a_source_that_finished_before_the_guest_ran_is_not_waited_for() {
+    let mut driver = Driver::at(Resuming);
+    driver.receive(Message::Finished);
+    let actions = driver.tell(Event::GuestRuns(Duration::ZERO));
+    assert!(actions.contains(&Action::Journal(DestinationPhase::Finished)), "{actions:?}");
+    assert!(driver.brain.is_ended());
+}
+
+#[test]
+fn without_the_sources_last_word_the_session_is_closed_all_the_same() {
+    let mut driver = Driver::at(Running);
+    driver.now = driver.now + Config::default().finish_timeout;
+    let actions = driver.tell(Event::Tick);
+    assert!(actions.contains(&Action::Journal(DestinationPhase::Finished)), "{actions:?}");
+    assert_eq!(driver.brain.outcome(), Outcome::Committed);
+}
+
+#[test]
+fn a_commit_not_yet_with_the_journal_can_be_taken_back_and_is_then_never_written() {
+    let mut driver = Driver::at(Loaded);
+    driver.sequence += 1;
+    let commit = Event::Received { path: PATH, sequence: driver.sequence, message: Message::Commit };
+    driver.brain.handle(driver.now, commit);
+    let actions = driver.tell(Event::Cancel);
+    assert!(!actions.contains(&Action::Journal(DestinationPhase::Committed)), "{actions:?}");
+    assert!(actions.contains(&Action::Journal(DestinationPhase::Aborted)), "{actions:?}");
+}
+
+#[test]
+fn an_orphan_gives_up_unless_it_is_committed() {
+    for state in ALL {
+        let mut driver = Driver::at(state);
+        driver.tell(Event::PathLost(PATH));
+        driver.now = driver.now + Config::default().orphan_timeout;
+        let actions = driver.tell(Event::Tick);
+        let gives_up = BEFORE_COMMIT.contains(&state) && state != Journaling;
+        assert_eq!(actions.contains(&Action::TearDown), gives_up, "{state:?}: {actions:?}");
+    }
+}
+
+#[test]
+fn digests_that_differ_end_it() {
+    let mut driver = Driver::at(Receiving);
+    driver.receive(Message::RamComplete { digest: Some(1) });
+    driver.tell(Event::Sealed(Some(2)));
+    assert_eq!(driver.fault().map(|fault| fault.code), Some(Code::VerifyMismatch));
+}
+
+#[test]
+fn device_state_that_comes_early_is_held_until_ram_is_sealed() {
+    let mut driver = Driver::at(Receiving);
+    let early = driver.receive(Message::DeviceState { bytes: vec![7] });
+    assert!(!early.contains(&Action::LoadDeviceState(vec![7])), "{early:?}");
+    driver.receive(Message::RamComplete { digest: None });
+    assert!(driver.tell(Event::Sealed(None)).contains(&Action::LoadDeviceState(vec![7])));
+}

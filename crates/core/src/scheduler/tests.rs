@@ -178,3 +178,20 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn pings_over_a_long_link_do_not_change_its_rate() {
+    let mut scheduler = with_channels(1);
+    scheduler.add_work(vec![Extent::new(0, 0, MIB)]);
+    while scheduler.pending_bytes() > 0 {
+        let write = work(scheduler.next(ms(0), 0));
+        scheduler.acknowledged(ms(40), 0, write.sequence, &[]);
+    }
+    let rate = scheduler.bytes_per_s();
+    assert!(rate > 0.0);
+    for turn in 1..=20 {
+        let Next::Ping { sequence } = scheduler.next(ms(turn * 1000), 0) else { panic!("no ping") };
+        scheduler.acknowledged(ms(turn * 1000 + 40), 0, sequence, &[]);
+    }
+    assert_eq!(scheduler.bytes_per_s(), rate);
+}

@@ -152,8 +152,7 @@ impl Source {
         self.statistics.blackout.running.get_or_insert(now);
         self.statistics.end(now, Step::Commit);
         self.enter_step(now, Step::CleanUp, self.config.step_timeout);
-        self.step_deadline = None;
-        self.state = State::CleaningUp;
+        self.state = State::CleaningUp { again: None };
         self.actions.push_back(Action::CleanUp);
     }
 
@@ -161,6 +160,7 @@ impl Source {
         self.statistics.end(now, Step::CleanUp);
         self.actions.push_back(Action::Journal(SourcePhase::Finished));
         self.control.send(now, Message::Finished);
+        self.step_deadline = None;
         self.state = State::Parting { until: now + PARTING };
         self.part_when_heard(now);
     }

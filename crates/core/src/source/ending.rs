@@ -9,6 +9,8 @@ use crate::{Code, Fault, GuestState, Message, Outcome, Side, Step, Time};
 
 /// The destination's word that it gave up too is waited for this long.
 const PEER_ABORTS_WITHIN: Duration = Duration::from_secs(2);
+/// A clean-up that failed is tried again after this long.
+const CLEAN_UP_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// After this long without an answer to commit, the operator is told that it is undecided.
 const UNDECIDED_AFTER: Duration = Duration::from_secs(3);
 
@@ -25,15 +27,31 @@ impl Source {
     pub(super) fn fail(&mut self, now: Time, fault: Fault) {
         match &self.state {
             State::RollingBack(_) | State::Ended | State::Parting { .. } => {}
-            State::Committing { .. } | State::CleaningUp => {}
+            State::Committing { .. } | State::CleaningUp { .. } => {}
             _ => self.roll_back(now, fault, true),
+        }
+    }
+
+    /// An action failed. The clean-up is tried again: the guest has moved, and its process here must go.
+    pub(super) fn action_failed(&mut self, now: Time, fault: Fault) {
+        if let State::CleaningUp { again } = &mut self.state {
+            again.get_or_insert(now + CLEAN_UP_AGAIN_AFTER);
+        } else {
+            self.fail(now, fault);
+        }
+    }
+
+    fn clean_up_when_due(&mut self, now: Time) {
+        let State::CleaningUp { again } = &mut self.state else { return };
+        if again.is_some_and(|at| at <= now) {
+            *again = None;
+            self.actions.push_back(Action::CleanUp);
         }
     }
 
     pub(super) fn cancel(&mut self, now: Time) {
         // Once the commit is on its way to the journal it is too late; the report will say that the guest moved.
         if self.state != State::Journaling {
-            self.cancelled = true;
             self.fail(now, Fault::new(Code::Cancelled, self.step, Side::Source, ""));
         }
     }
@@ -42,6 +60,8 @@ impl Source {
         self.scheduler.stop();
         self.step_deadline = None;
         self.scan_at = None;
+        // What was not begun is not begun any more, a journal entry that says commit least of all.
+        self.actions.clear();
         if tell_peer {
             self.control.send(now, Message::Abort(fault.clone()));
         }
@@ -58,7 +78,7 @@ impl Source {
         match self.state {
             // It could not commit: it has ended its guest before it said so.
             State::Committing { .. } => self.roll_back(now, fault, false),
-            State::CleaningUp | State::Parting { .. } => {}
+            State::CleaningUp { .. } | State::Parting { .. } => {}
             _ => {
                 self.control.send(now, Message::Aborted);
                 self.roll_back(now, fault, false);
@@ -134,6 +154,7 @@ impl Source {
         self.check_step(now);
         self.check_links(now);
         self.ask_when_due(now);
+        self.clean_up_when_due(now);
         self.end_when_rolled_back(now);
         self.part_when_heard(now);
     }
@@ -142,7 +163,13 @@ impl Source {
         if self.step_deadline.is_some_and(|deadline| deadline <= now) {
             self.step_deadline = None;
             let detail = format!("while {}", self.state.name());
-            self.fail(now, Fault::new(Code::TimedOut, self.step, Side::Source, detail));
+            let fault = Fault::new(Code::TimedOut, self.step, Side::Source, detail);
+            if matches!(self.state, State::CleaningUp { .. }) {
+                // The journal still says that commit was sent, so an agent that starts again will clean up.
+                self.end(now, Some(fault), GuestState::RunsAtDestination);
+            } else {
+                self.fail(now, fault);
+            }
         }
     }
 

@@ -16,6 +16,7 @@
 //!   Loading --> Journaling: Loaded + QEMU completed / journal CommitSent
 //!   Journaling --> Committing: Journaled / Send Commit
 //!   Committing --> CleaningUp: Running, or the journal over there says so
+//!   CleaningUp --> CleaningUp: it failed / again
 //!   CleaningUp --> [*]
 //!   Offered --> RollingBack: any fault before commit
 //!   RollingBack --> [*]: the guest runs at the source
@@ -232,7 +233,8 @@ enum State {
     Loading { written: bool, loaded: bool },
     Journaling,
     Committing { ask_at: Time, undecided: bool },
-    CleaningUp,
+    /// `again`: it failed and is tried again then.
+    CleaningUp { again: Option<Time> },
     Parting { until: Time },
     RollingBack(ending::RollBack),
     Ended,
@@ -255,7 +257,7 @@ impl State {
             State::Loading { .. } => "loading",
             State::Journaling => "journaling",
             State::Committing { .. } => "committing",
-            State::CleaningUp => "cleaning up",
+            State::CleaningUp { .. } => "cleaning up",
             State::Parting { .. } => "parting",
             State::RollingBack(_) => "rolling back",
             State::Ended => "ended",
@@ -281,7 +283,6 @@ pub struct Source {
     scan_at: Option<Time>,
     no_channel_since: Option<Time>,
     last_progress: Time,
-    cancelled: bool,
 }
 
 impl Source {
@@ -302,7 +303,6 @@ impl Source {
             scan_at: None,
             no_channel_since: None,
             last_progress: Time::ZERO,
-            cancelled: false,
             config,
         }
     }
@@ -318,7 +318,7 @@ impl Source {
             Event::Received { path, sequence, message } => self.received(now, path, sequence, message),
             Event::ChannelUp { channel, link } => self.channel_up(now, channel, link),
             Event::Cancel => self.cancel(now),
-            Event::Failed(fault) => self.fail(now, fault),
+            Event::Failed(fault) => self.action_failed(now, fault),
             Event::RolledBack(guest) => self.rolled_back(now, guest),
             Event::Answered(outcome) => self.answered(now, outcome),
             Event::Resolve(resume) => self.resolve(now, resume),
@@ -334,6 +334,11 @@ impl Source {
             return Some(action);
         }
         self.control.poll_outgoing(now).map(|(path, outgoing)| Action::Transmit(path, outgoing))
+    }
+
+    /// Whether a channel's call left something to do, so that the body should poll now and not at the next event.
+    pub fn wants_attention(&self) -> bool {
+        !self.actions.is_empty() || self.scan_at.is_some()
     }
 
     /// When [`Event::Tick`] is wanted at the latest.
@@ -397,7 +402,7 @@ impl Source {
                 self.statistics.blackout.resume = Duration::from_micros(resume_us);
                 self.running(now);
             }
-            (State::CleaningUp | State::Parting { .. }, Message::Running { .. }) => {}
+            (State::CleaningUp { .. } | State::Parting { .. }, Message::Running { .. }) => {}
             (_, message) => {
                 let what = format!("{message:?}");
                 self.violation(now, what.split([' ', '{', '(']).next().unwrap_or_default());
@@ -477,7 +482,7 @@ impl Source {
             (State::Loading { .. }, Event::DeviceStateDone) => self.device_state_done(now),
             (State::Journaling, Event::Journaled(SourcePhase::CommitSent)) => self.commit(now),
             (_, Event::Journaled(_)) => {}
-            (State::CleaningUp, Event::CleanedUp) => self.cleaned_up(now),
+            (State::CleaningUp { .. }, Event::CleanedUp) => self.cleaned_up(now),
             (state, event) => {
                 let what = format!("{event:?}");
                 let what = what.split([' ', '{', '(']).next().unwrap_or_default();
@@ -518,6 +523,13 @@ impl Source {
             self.no_channel_since.get_or_insert(now);
         }
         self.control.send(now, Message::Fence { channel });
+    }
+
+    /// All of a link is gone.
+    pub fn link_lost(&mut self, now: Time, link: LinkId) {
+        for channel in self.scheduler.channels_of(link) {
+            self.channel_lost(now, channel);
+        }
     }
 
     // ---- views ----
@@ -561,7 +573,7 @@ impl Source {
     pub fn can_resume(&self) -> bool {
         !matches!(
             self.state,
-            State::Committing { .. } | State::CleaningUp | State::Parting { .. } | State::Ended
+            State::Committing { .. } | State::CleaningUp { .. } | State::Parting { .. } | State::Ended
         )
     }
 

@@ -9,8 +9,26 @@ use crate::options::Options;
 
 /// Drivers that sit on top of another node and open nothing themselves.
 const FILTERS: &[&str] = &[
-    "raw", "qcow2", "qcow", "qed", "vdi", "vhdx", "vmdk", "vpc", "luks", "throttle", "copy-on-read", "dmg",
-    "bochs", "cloop", "parallels", "blkdebug", "quorum", "preallocate", "snapshot-access", "copy-before-write",
+    "raw",
+    "qcow2",
+    "qcow",
+    "qed",
+    "vdi",
+    "vhdx",
+    "vmdk",
+    "vpc",
+    "luks",
+    "throttle",
+    "copy-on-read",
+    "dmg",
+    "bochs",
+    "cloop",
+    "parallels",
+    "blkdebug",
+    "quorum",
+    "preallocate",
+    "snapshot-access",
+    "copy-before-write",
 ];
 
 struct Node {

@@ -126,9 +126,8 @@ fn parse_table(table: &str) -> Vec<Listed> {
 
 fn parse_row(row: &str) -> Option<Listed> {
     let mut words = row.split_whitespace().rev();
-    let total = words.next()?;
-    // Newer versions add a column with the host's address.
-    let mut numbers = vec![hexadecimal(total)?];
+    // Newer versions add columns: the host's address, and whether it is read-only.
+    let mut numbers = Vec::new();
     let unit = loop {
         let word = words.next()?;
         match hexadecimal(word) {

@@ -26,7 +26,11 @@ impl Builder<'_> {
                 Ok(Options::from_pairs(&[("backend", "file"), ("id", id), ("path", &path), ("append", "on")]))
             }
             "socket" => self.socket_chardev(options, id),
-            other => Err(refused("chardev", other, "only null, pty, vc, ringbuf, file, stdio and sockets that serve are")),
+            other => Err(refused(
+                "chardev",
+                other,
+                "only null, pty, vc, ringbuf, file, stdio and sockets that serve are",
+            )),
         }
     }
 
@@ -71,10 +75,16 @@ impl Builder<'_> {
                 self.emit(option, &format!("unix:{},server=on,wait=off", escape(&path)))
             }
             "tcp" | "telnet" | "websocket" | "udp" => {
-                self.note(format!("-{option} was a network port at the source and is connected to nothing here"));
+                self.note(format!(
+                    "-{option} was a network port at the source and is connected to nothing here"
+                ));
                 self.emit(option, "null")
             }
-            _ => Err(refused(option, value, "only none, null, pty, vc, stdio, file and sockets that serve are")),
+            _ => Err(refused(
+                option,
+                value,
+                "only none, null, pty, vc, stdio, file and sockets that serve are",
+            )),
         }
     }
 }

@@ -10,19 +10,64 @@ const DRIVERS: &[&str] = &["file", "host_device", "raw", "qcow2", "throttle", "c
 
 /// Last parts of keys of -drive and -blockdev that are settings.
 const KEYS: &[&str] = &[
-    "if", "id", "index", "bus", "unit", "media", "cache", "aio", "readonly", "read-only", "auto-read-only", "node-name",
-    "discard", "detect-zeroes", "werror", "rerror", "serial", "copy-on-read", "direct", "no-flush", "writeback",
-    "locking", "drop-cache", "force-share", "aio-max-batch", "size", "offset", "lazy-refcounts", "l2-cache-size",
-    "l2-cache-entry-size", "refcount-cache-size", "cache-size", "cache-clean-interval", "overlap-check",
-    "pass-discard-request", "pass-discard-snapshot", "pass-discard-other", "discard-no-unref", "iops", "iops_rd",
-    "iops_wr", "bps", "bps_rd", "bps_wr", "iops_max", "bps_max", "iops_size", "group", "throttle-group",
+    "if",
+    "id",
+    "index",
+    "bus",
+    "unit",
+    "media",
+    "cache",
+    "aio",
+    "readonly",
+    "read-only",
+    "auto-read-only",
+    "node-name",
+    "discard",
+    "detect-zeroes",
+    "werror",
+    "rerror",
+    "serial",
+    "copy-on-read",
+    "direct",
+    "no-flush",
+    "writeback",
+    "locking",
+    "drop-cache",
+    "force-share",
+    "aio-max-batch",
+    "size",
+    "offset",
+    "lazy-refcounts",
+    "l2-cache-size",
+    "l2-cache-entry-size",
+    "refcount-cache-size",
+    "cache-size",
+    "cache-clean-interval",
+    "overlap-check",
+    "pass-discard-request",
+    "pass-discard-snapshot",
+    "pass-discard-other",
+    "discard-no-unref",
+    "iops",
+    "iops_rd",
+    "iops_wr",
+    "bps",
+    "bps_rd",
+    "bps_wr",
+    "iops_max",
+    "bps_max",
+    "iops_size",
+    "group",
+    "throttle-group",
 ];
 
 impl Builder<'_> {
     /// `-drive`.
     pub(super) fn drive(&mut self, value: &str) -> Result<(), TwinError> {
         let mut options = self.parse("drive", value, None)?;
-        let writable = !(options.is_on("readonly") || options.is_on("read-only") || options.get("media") == Some("cdrom"));
+        let writable = !(options.is_on("readonly")
+            || options.is_on("read-only")
+            || options.get("media") == Some("cdrom"));
         self.block_options("drive", &mut options, "file", writable)?;
         let plain = matches!(options.get("file.driver"), None | Some("file" | "host_device"));
         if self.options.keep_page_cache && options.get("file").is_some() && plain {
@@ -71,7 +116,8 @@ impl Builder<'_> {
         file_key: &str,
         writable: bool,
     ) -> Result<(), TwinError> {
-        let pairs: Vec<(String, String)> = options.pairs().map(|(k, v)| (k.to_owned(), v.to_owned())).collect();
+        let pairs: Vec<(String, String)> =
+            options.pairs().map(|(k, v)| (k.to_owned(), v.to_owned())).collect();
         for (key, value) in pairs {
             let last = key.rsplit('.').next().unwrap_or_default();
             let throttling = key.starts_with("throttling.") || key.starts_with("limits.");
@@ -100,7 +146,8 @@ impl Builder<'_> {
         let outside = || TwinError::OutsideRoots { option: option.to_owned(), path: path.to_owned() };
         let plain = Path::new(path);
         // A name without a leading slash may be a protocol (nbd:, json:, fat:); /dev/fdset is QEMU's own magic.
-        let straight = plain.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
+        let straight =
+            plain.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
         if !path.starts_with('/') || !straight || path.starts_with("/dev/fdset") {
             return Err(outside());
         }

@@ -6,8 +6,26 @@ use crate::options::Options;
 
 /// Keys that a memory back end may have; those that name places of the source (host-nodes, policy, mem-path) are left out.
 const MEMORY_KEYS: &[&str] = &[
-    "qom-type", "id", "size", "share", "merge", "dump", "reserve", "prealloc", "prealloc-threads", "mem-path",
-    "discard-data", "align", "pmem", "readonly", "hugetlb", "hugetlbsize", "seal", "policy", "host-nodes", "rom",
+    "qom-type",
+    "id",
+    "size",
+    "share",
+    "merge",
+    "dump",
+    "reserve",
+    "prealloc",
+    "prealloc-threads",
+    "mem-path",
+    "discard-data",
+    "align",
+    "pmem",
+    "readonly",
+    "hugetlb",
+    "hugetlbsize",
+    "seal",
+    "policy",
+    "host-nodes",
+    "rom",
     "x-use-canonical-path-for-ramblock-id",
 ];
 /// Those taken over.
@@ -23,7 +41,16 @@ impl Builder<'_> {
             "memory-backend-ram" => self.memory_anonymous(&options),
             "iothread" | "main-loop" => self.checked_object(
                 &options,
-                &["qom-type", "id", "poll-max-ns", "poll-grow", "poll-shrink", "aio-max-batch", "thread-pool-min", "thread-pool-max"],
+                &[
+                    "qom-type",
+                    "id",
+                    "poll-max-ns",
+                    "poll-grow",
+                    "poll-shrink",
+                    "aio-max-batch",
+                    "thread-pool-min",
+                    "thread-pool-max",
+                ],
             ),
             "rng-builtin" => self.checked_object(&options, &["qom-type", "id"]),
             "throttle-group" => self.throttle(&options),
@@ -43,14 +70,22 @@ impl Builder<'_> {
 
     fn memory_in_file(&mut self, options: &Options, id: &str) -> Result<(), TwinError> {
         check_memory_keys(options)?;
-        let huge = self.guest.ram.iter().any(|block| block.id.rsplit('/').next() == Some(id) && block.page_bytes > 4096);
+        let huge = self
+            .guest
+            .ram
+            .iter()
+            .any(|block| block.id.rsplit('/').next() == Some(id) && block.page_bytes > 4096);
         let folder = match (huge, &self.options.huge_ram_dir) {
             (false, _) => &self.options.ram_dir,
             (true, Some(folder)) => folder,
             (true, None) => return Err(TwinError::NoHugePages { block: id.to_owned() }),
         };
         let path = folder.join(format!("{}-{id}.ram", self.guest.name));
-        let share = if options.is_on("share") || options.get("qom-type") == Some("memory-backend-memfd") { "on" } else { "off" };
+        let share = if options.is_on("share") || options.get("qom-type") == Some("memory-backend-memfd") {
+            "on"
+        } else {
+            "off"
+        };
         let mut made = Options::from_pairs(&[("qom-type", "memory-backend-file"), ("id", id)]);
         keep(options, &mut made);
         made.set("mem-path", &path.display().to_string());
@@ -79,7 +114,8 @@ impl Builder<'_> {
 
     fn throttle(&mut self, options: &Options) -> Result<(), TwinError> {
         for (key, value) in options.pairs() {
-            let known = matches!(key, "qom-type" | "id") || key.starts_with("limits.") || key.starts_with("x-");
+            let known =
+                matches!(key, "qom-type" | "id") || key.starts_with("limits.") || key.starts_with("x-");
             if !known {
                 return Err(refused("object", key, "this key is not among the known ones"));
             }

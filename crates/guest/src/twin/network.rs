@@ -5,13 +5,30 @@ use crate::argv::Argument;
 use crate::options::Options;
 
 /// Keys of a tap that mean the same on any host.
-const TAP_KEPT: &[&str] = &["type", "id", "model", "mac", "addr", "vectors", "name", "vhost", "queues", "sndbuf", "vnet_hdr", "poll-us"];
+const TAP_KEPT: &[&str] = &[
+    "type", "id", "model", "mac", "addr", "vectors", "name", "vhost", "queues", "sndbuf", "vnet_hdr",
+    "poll-us",
+];
 /// Keys of a tap that concern the source's host: replaced or left out.
 const TAP_REPLACED: &[&str] =
     &["ifname", "script", "downscript", "helper", "br", "fd", "fds", "vhostfd", "vhostfds", "vhostforce"];
 const USER_KEYS: &[&str] = &[
-    "type", "id", "model", "mac", "net", "host", "restrict", "ipv4", "ipv6", "dhcpstart", "dns", "domainname",
-    "hostname", "addr", "vectors", "name",
+    "type",
+    "id",
+    "model",
+    "mac",
+    "net",
+    "host",
+    "restrict",
+    "ipv4",
+    "ipv6",
+    "dhcpstart",
+    "dns",
+    "domainname",
+    "hostname",
+    "addr",
+    "vectors",
+    "name",
 ];
 
 impl Builder<'_> {
@@ -33,7 +50,9 @@ impl Builder<'_> {
 
     /// Without any network option QEMU makes a port with a user-mode network by itself.
     pub(super) fn check_default_network(&self, arguments: &[Argument]) -> Result<(), TwinError> {
-        let given = arguments.iter().any(|argument| matches!(argument.name.as_str(), "nodefaults" | "nic" | "net" | "netdev"));
+        let given = arguments
+            .iter()
+            .any(|argument| matches!(argument.name.as_str(), "nodefaults" | "nic" | "net" | "netdev"));
         if given || self.options.allow_user_network { Ok(()) } else { Err(TwinError::UserNetwork) }
     }
 
@@ -48,7 +67,8 @@ impl Builder<'_> {
             }
         }
         let (source, bridge) = self.source_tap(options);
-        let source = source.ok_or_else(|| refused(option, "tap", "the name of its interface is not known"))?;
+        let source =
+            source.ok_or_else(|| refused(option, "tap", "the name of its interface is not known"))?;
         let name = self.options.taps.get(&source).unwrap_or(&source).clone();
         check_interface(option, &name)?;
         made.set("ifname", &name);

@@ -125,7 +125,10 @@ impl Builder<'_> {
     fn global(&mut self, value: &str) -> Result<(), TwinError> {
         no_file_name("global", value, value)?;
         let key = value.to_ascii_lowercase();
-        if ["file", "path", "dir", "script", "helper", "memory-backend", "tls", "chardev"].iter().any(|part| key.contains(part)) {
+        if ["file", "path", "dir", "script", "helper", "memory-backend", "tls", "chardev"]
+            .iter()
+            .any(|part| key.contains(part))
+        {
             return Err(refused("global", value, "it may name a file or program"));
         }
         self.emit("global", value)

@@ -39,9 +39,11 @@ pub(super) fn run(plan: &Plan) -> ! {
 fn close_others(plan: &Plan) {
     let low = plan.pidfd.min(plan.socket) as u32;
     let high = plan.pidfd.max(plan.socket) as u32;
-    for (first, last) in
-        [(0, low.wrapping_sub(1)), (low.wrapping_add(1), high.wrapping_sub(1)), (high.wrapping_add(1), u32::MAX)]
-    {
+    for (first, last) in [
+        (0, low.wrapping_sub(1)),
+        (low.wrapping_add(1), high.wrapping_sub(1)),
+        (high.wrapping_add(1), u32::MAX),
+    ] {
         // Descriptor 0 wraps its (empty) range to u32::MAX, hence the second condition.
         if first <= last && !(first == 0 && low == 0) {
             // SAFETY: takes three numbers; the descriptors belong to this process's own copy of the table.

@@ -70,15 +70,10 @@ pub(crate) fn inject(target: &Target, avoid: &[i32]) -> Result<Injected, AttachE
 
 fn inject_into(target: &Target, thread: i32, instruction: u64) -> Result<Injected, AttachError> {
     let start = |source| AttachError::HelperStart { source };
-    let (ours, theirs) =
-        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-            .map_err(|errno| start(errno.into()))?;
-    let plan = helper::Plan {
-        thread,
-        instruction,
-        pidfd: target.pidfd.as_raw_fd(),
-        socket: theirs.as_raw_fd(),
-    };
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+        .map_err(|errno| start(errno.into()))?;
+    let plan =
+        helper::Plan { thread, instruction, pidfd: target.pidfd.as_raw_fd(), socket: theirs.as_raw_fd() };
     let child = fork_helper(&plan).map_err(start)?;
     drop(theirs);
     let received = receive(&ours, thread);
@@ -127,10 +122,8 @@ fn receive(socket: &OwnedFd, thread: i32) -> Result<(Report, Option<OwnedFd>), A
     let deadline = std::time::Instant::now() + HELPER_WAIT;
     loop {
         let left = deadline.saturating_duration_since(std::time::Instant::now());
-        let left = rustix::time::Timespec {
-            tv_sec: left.as_secs() as i64,
-            tv_nsec: i64::from(left.subsec_nanos()),
-        };
+        let left =
+            rustix::time::Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
         match poll(&mut fds, Some(&left)) {
             Ok(0) => return Err(AttachError::HelperSilent { thread, seconds: HELPER_WAIT.as_secs() }),
             Ok(_) => break,
@@ -171,9 +164,7 @@ fn explain(failure: Failure, errno: i32, target: &Target, thread: i32) -> Attach
         Failure::Ended => AttachError::ThreadEnded { thread },
         Failure::Not64Bit => AttachError::Not64Bit { thread },
         Failure::Sandboxed => AttachError::Sandboxed,
-        Failure::Userfaultfd if errno == libc::ENOSYS => {
-            AttachError::KernelTooOld { missing: "userfaultfd" }
-        }
+        Failure::Userfaultfd if errno == libc::ENOSYS => AttachError::KernelTooOld { missing: "userfaultfd" },
         Failure::Userfaultfd => AttachError::Userfaultfd { source },
         Failure::TakeOver => AttachError::TakeOver { source },
         Failure::Seize | Failure::Trace => AttachError::Trace { thread, source },

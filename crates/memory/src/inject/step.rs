@@ -10,7 +10,8 @@ compile_error!("direct mode knows the registers of x86-64 only");
 const USER_CODE_64: u64 = 0x33;
 /// Length of the `syscall` instruction.
 const INSTRUCTION_BYTES: u64 = 2;
-/// Stops that are no end of the step (group stops, stray signals) are passed over this often.
+/// Stops that are no end of the step (group stops, stray signals) are passed over this often before it is given up, if the
+/// instruction has not been executed by then. Only a storm of SIGSTOP and SIGCONT gets there.
 const STOPS_MAX: usize = 1000;
 /// Signals kept while the thread is stopped. The mask holds all others back.
 const KEPT_MAX: usize = 8;
@@ -36,6 +37,9 @@ pub(super) struct Stopped {
     info: Option<libc::siginfo_t>,
     kept: [i32; KEPT_MAX],
     kept_count: usize,
+    /// SIGSTOP cannot be held back or kept, since a SIGCONT that comes meanwhile must undo it: it is delivered with the
+    /// next step, which stops the whole process as it should and is repeated.
+    deliver: i32,
 }
 
 impl Stopped {
@@ -47,7 +51,8 @@ impl Stopped {
         };
         let registers = thread.registers().map_err(traced)?;
         let mask = thread.signal_mask().map_err(traced)?;
-        let mut stopped = Stopped { thread, registers, mask, info, kept: [0; KEPT_MAX], kept_count: 0 };
+        let mut stopped =
+            Stopped { thread, registers, mask, info, kept: [0; KEPT_MAX], kept_count: 0, deliver: 0 };
         if let Stop::Signal(signal) = stop {
             stopped.keep(signal);
         }
@@ -73,28 +78,38 @@ impl Stopped {
         registers.rdi = argument;
         (registers.rsi, registers.rdx, registers.r10, registers.r8, registers.r9) = (0, 0, 0, 0, 0);
         self.thread.set_registers(&registers).map_err(traced)?;
+        let after = instruction.wrapping_add(INSTRUCTION_BYTES);
         let mut filtered = false;
-        for _ in 0..STOPS_MAX {
-            self.thread.step().map_err(traced)?;
+        for stops in 0.. {
+            self.thread.step(std::mem::take(&mut self.deliver)).map_err(traced)?;
             // No limit from here on: to leave now would leave the thread with foreign registers.
             match self.thread.wait(None).map_err(traced)? {
                 Some(Stop::Signal(libc::SIGSYS)) => filtered = true,
                 // The step's trap may still be under way behind an event stop, so only the trap itself is the end.
                 Some(Stop::Signal(libc::SIGTRAP)) => {
                     let registers = self.thread.registers().map_err(traced)?;
-                    if registers.rip == instruction.wrapping_add(INSTRUCTION_BYTES) {
-                        return if filtered { Err((Failure::Sandboxed, 0)) } else { Ok(registers.rax as i64) };
+                    if registers.rip == after {
+                        return if filtered {
+                            Err((Failure::Sandboxed, 0))
+                        } else {
+                            Ok(registers.rax as i64)
+                        };
                     }
                 }
                 Some(Stop::Signal(signal)) => self.keep(signal),
                 Some(Stop::Event) | None => {}
             }
+            if stops >= STOPS_MAX && self.thread.registers().map_err(traced)?.rip == instruction {
+                break;
+            }
         }
-        Err((Failure::Trace, libc::ELOOP))
+        Err((Failure::Trace, libc::EBUSY))
     }
 
     fn keep(&mut self, signal: i32) {
-        if let Some(place) = self.kept.get_mut(self.kept_count) {
+        if signal == libc::SIGSTOP {
+            self.deliver = signal;
+        } else if let Some(place) = self.kept.get_mut(self.kept_count) {
             *place = signal;
             self.kept_count += 1;
         }
@@ -107,11 +122,11 @@ impl Stopped {
         let registers = thread.set_registers(&self.registers);
         let mask = thread.set_signal_mask(self.mask);
         let [first, others @ ..] = self.kept;
-        if let Some(info) = self.info {
+        if let Some(info) = self.info.filter(|info| info.si_signo == first) {
             // Fails only if the thread is gone; then so does the detach.
             let _ = thread.set_signal_info(&info);
         }
-        let detached = thread.detach(first);
+        let detached = thread.detach(if first == 0 { self.deliver } else { first });
         for signal in others.into_iter().filter(|signal| *signal != 0) {
             // SAFETY: `tkill` takes two numbers.
             unsafe { libc::syscall(libc::SYS_tkill, thread.0, signal) };

@@ -50,10 +50,10 @@ impl Tracee {
         unsafe { ptrace(libc::PTRACE_INTERRUPT, self.0, 0, 0) }
     }
 
-    /// Lets the thread execute one instruction; a signal that stopped it is swallowed.
-    pub(super) fn step(self) -> Result<(), Errno> {
+    /// Lets the thread execute one instruction. A signal that stopped it is swallowed; `signal` is delivered, 0 for none.
+    pub(super) fn step(self, signal: i32) -> Result<(), Errno> {
         // SAFETY: PTRACE_SINGLESTEP takes no address of ours.
-        unsafe { ptrace(libc::PTRACE_SINGLESTEP, self.0, 0, 0) }
+        unsafe { ptrace(libc::PTRACE_SINGLESTEP, self.0, 0, signal as usize) }
     }
 
     /// Releases the thread and delivers the signal, 0 for none.
@@ -130,7 +130,11 @@ fn stop_of(status: i32) -> Option<Stop> {
     if !libc::WIFSTOPPED(status) {
         return None;
     }
-    Some(if status >> 16 == libc::PTRACE_EVENT_STOP { Stop::Event } else { Stop::Signal(libc::WSTOPSIG(status)) })
+    Some(if status >> 16 == libc::PTRACE_EVENT_STOP {
+        Stop::Event
+    } else {
+        Stop::Signal(libc::WSTOPSIG(status))
+    })
 }
 
 /// A thread stops within microseconds as a rule: look often at first, then rarely.

@@ -48,8 +48,10 @@ fn expect(links: &[Link], wanted: &[(&str, &str)]) {
 
 #[test]
 fn ports_in_one_subnet_pair_and_others_do_not() {
-    let local = [interface(1, &["10.1.0.1/24"]), interface(2, &["10.2.0.1/24"]), interface(3, &["10.3.0.1/24"])];
-    let remote = [endpoint("p0", "10.2.0.2/24"), endpoint("p1", "10.1.0.2/24"), endpoint("p2", "10.9.0.2/24")];
+    let local =
+        [interface(1, &["10.1.0.1/24"]), interface(2, &["10.2.0.1/24"]), interface(3, &["10.3.0.1/24"])];
+    let remote =
+        [endpoint("p0", "10.2.0.2/24"), endpoint("p1", "10.1.0.2/24"), endpoint("p2", "10.9.0.2/24")];
     let links = pair(&local, &remote, &[]);
     expect(&links, &[("10.1.0.1", "10.1.0.2"), ("10.2.0.1", "10.2.0.2")]);
     assert_eq!(links.iter().map(|link| link.id).collect::<Vec<_>>(), [0, 1]);
@@ -166,7 +168,10 @@ fn channels_by_speed_and_cpus() {
 fn networks_are_parsed_with_a_word_on_what_is_wrong() {
     assert_eq!("10.1.0.0/16".parse::<Network>().unwrap().to_string(), "10.1.0.0/16");
     assert_eq!("fd00::1".parse::<Network>().unwrap().to_string(), "fd00::1/128");
-    assert_eq!(parse_networks("10.1.0.0/33").unwrap_err().to_string(), "a prefix of 33 bits is longer than the address 10.1.0.0");
+    assert_eq!(
+        parse_networks("10.1.0.0/33").unwrap_err().to_string(),
+        "a prefix of 33 bits is longer than the address 10.1.0.0"
+    );
     assert_eq!(parse_networks("ten/8").unwrap_err(), NetworkError::Address("ten".into()));
     assert_eq!(parse_networks("10.0.0.0/x").unwrap_err(), NetworkError::Prefix("x".into()));
     assert_eq!(parse_networks("").unwrap(), []);
@@ -181,8 +186,8 @@ fn any_ip() -> impl Strategy<Value = IpAddr> {
 }
 
 fn any_endpoint() -> impl Strategy<Value = Endpoint> {
-    (any_ip(), any::<u8>(), 0u8..3, any::<u32>(), any::<bool>()).prop_map(|(ip, prefix, name, speed_mbps, up)| {
-        Endpoint {
+    (any_ip(), any::<u8>(), 0u8..3, any::<u32>(), any::<bool>()).prop_map(
+        |(ip, prefix, name, speed_mbps, up)| Endpoint {
             interface: format!("p{name}"),
             address: SocketAddr::new(ip, 1),
             prefix,
@@ -190,8 +195,8 @@ fn any_endpoint() -> impl Strategy<Value = Endpoint> {
             mtu: 1500,
             numa: -1,
             up,
-        }
-    })
+        },
+    )
 }
 
 proptest! {

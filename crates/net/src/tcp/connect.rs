@@ -9,9 +9,9 @@ use linerate_wire::frame::{Frame, Hello, Tag, Welcome};
 use socket2::{Domain, Protocol, Socket, Type};
 use thiserror::Error;
 
+use super::Stream;
 use super::exchange::{self, ExchangeError};
 use super::options::TcpOptions;
-use super::Stream;
 use crate::links::Link;
 
 /// Where a connection goes, and through which port.
@@ -55,7 +55,9 @@ pub enum ConnectError {
         source: io::Error,
     },
     /// Nobody answers there.
-    #[error("cannot connect to {remote}: {source}; check that an agent runs there and that no firewall is between")]
+    #[error(
+        "cannot connect to {remote}: {source}; check that an agent runs there and that no firewall is between"
+    )]
     Connect {
         /// The destination.
         remote: SocketAddr,
@@ -92,7 +94,11 @@ pub enum ConnectError {
 }
 
 /// Connects, says HELLO, and returns the connection with the destination's WELCOME.
-pub fn connect(route: &Route, hello: &Hello, options: &TcpOptions) -> Result<(Stream, Welcome), ConnectError> {
+pub fn connect(
+    route: &Route,
+    hello: &Hello,
+    options: &TcpOptions,
+) -> Result<(Stream, Welcome), ConnectError> {
     let remote = route.remote;
     let (stream, answer) = open(route, hello, options, &[Tag::Welcome, Tag::Refuse])?;
     match answer {
@@ -162,9 +168,11 @@ fn bind(socket: &Socket, route: &Route) -> Result<(), ConnectError> {
         }
     }
     if let Some(local) = route.local {
-        socket
-            .bind(&SocketAddr::new(local, 0).into())
-            .map_err(|source| ConnectError::Bind { local, remote, source })?;
+        socket.bind(&SocketAddr::new(local, 0).into()).map_err(|source| ConnectError::Bind {
+            local,
+            remote,
+            source,
+        })?;
     }
     Ok(())
 }

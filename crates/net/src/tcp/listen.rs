@@ -18,9 +18,9 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use thiserror::Error;
 
+use super::Stream;
 use super::exchange::{self, ExchangeError};
 use super::options::TcpOptions;
-use super::Stream;
 
 /// Connections that wait for the accept thread, per address.
 const BACKLOG: i32 = 256;
@@ -111,7 +111,8 @@ impl Listener {
         handler: impl Fn(Accepted) + Send + Sync + 'static,
     ) -> Result<Listener, ListenError> {
         let listening = |address: &SocketAddr| {
-            listen(*address, &options.tcp).map_err(|source| ListenError::Address { address: *address, source })
+            listen(*address, &options.tcp)
+                .map_err(|source| ListenError::Address { address: *address, source })
         };
         let sockets = addresses.iter().map(listening).collect::<Result<Vec<_>, _>>()?;
         let bound = sockets.iter().filter_map(|socket| socket.local_addr().ok()?.as_socket()).collect();

@@ -4,8 +4,8 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use linerate_wire::frame::{HEADER_BYTES, Header, REFUSED_MAX, Tag, Write, encode_ack};
 use linerate_wire::PayloadChecksum;
+use linerate_wire::frame::{HEADER_BYTES, Header, REFUSED_MAX, Tag, Write, encode_ack};
 
 use super::Stream;
 use crate::channel::{ChannelEnd, ChannelError, Receiver, total};
@@ -211,7 +211,8 @@ impl Server<'_> {
             return Ok(());
         }
         encode_ack(&mut self.answer, self.serving.applied(), &self.owed.refused)?;
-        send_all(self.stream.as_fd(), &self.answer, Instant::now() + ACK_WAIT).map_err(ChannelError::Socket)?;
+        send_all(self.stream.as_fd(), &self.answer, Instant::now() + ACK_WAIT)
+            .map_err(ChannelError::Socket)?;
         self.owed = Owed::default();
         Ok(())
     }

@@ -80,7 +80,8 @@ impl Sender for StreamSender {
 
     fn probe(&mut self, sequence: u64, bytes: usize) -> Result<u64, ChannelError> {
         // Not all zero, so that nothing on the way can make less of it.
-        let payload: Vec<u8> = (0..bytes as u32).map(|number| (number.wrapping_mul(0x9e37_79b1) >> 24) as u8).collect();
+        let payload: Vec<u8> =
+            (0..bytes as u32).map(|number| (number.wrapping_mul(0x9e37_79b1) >> 24) as u8).collect();
         let length = u32::try_from(bytes).unwrap_or(u32::MAX);
         Frame::Probe.encode(sequence, length, payload_checksum(&payload), &mut self.head)?;
         self.head.extend_from_slice(&payload);

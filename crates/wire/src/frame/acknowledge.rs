@@ -52,7 +52,6 @@ pub(crate) fn read_refused(
     if count > REFUSED_MAX {
         return Err(DecodeError::TooMany { what: "refused frames", count, max: REFUSED_MAX });
     }
-    reader.check_left("refused frames", count * size_of::<u64>())?;
     let refused: Vec<u64> = (0..count).map(|_| reader.u64("refused frame")).collect::<Result<_, _>>()?;
     check_refused(&refused, applied)?;
     Ok(refused)

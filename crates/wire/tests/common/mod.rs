@@ -7,7 +7,7 @@ pub mod samples;
 pub mod strategies;
 
 use linerate_wire::DecodeError;
-use linerate_wire::frame::{Frame, HEADER_BYTES, Header};
+use linerate_wire::frame::{Frame, HEADER_BYTES, Header, Tag};
 use linerate_wire::payload_checksum;
 
 /// A frame with all that the header says of it.
@@ -41,12 +41,23 @@ pub fn decode(bytes: &[u8]) -> Result<Sample, DecodeError> {
         return Err(DecodeError::Truncated { what: "header", needed: HEADER_BYTES, left: bytes.len() });
     };
     let header = Header::decode(head)?;
+    let frame = Frame::decode(&header, body);
+    if header.tag == Tag::Write {
+        check_decode_into(&header, body, &frame);
+    }
     Ok(Sample {
-        frame: Frame::decode(&header, body)?,
+        frame: frame?,
         sequence: header.sequence,
         payload_length: header.payload_length,
         payload_checksum: header.payload_checksum,
     })
+}
+
+/// The way that reuses a WRITE takes and refuses exactly what the other does.
+fn check_decode_into(header: &Header, body: &[u8], expected: &Result<Frame, DecodeError>) {
+    let mut write = samples::write();
+    let reused = write.decode_into(header, body).map(|()| Frame::Write(write));
+    assert_eq!(&reused, expected);
 }
 
 /// Puts right both checksums and the body length after a test has changed something, so that what is refused is refused

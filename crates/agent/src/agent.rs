@@ -1,0 +1,260 @@
+//! The agent: what all its parts share, and who is told about a connection from another agent.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use linerate_api::MigrationSummary;
+use linerate_core::journal::{DestinationPhase, outcome};
+use linerate_core::{Code, Fault, Outcome, SessionId, Side, Step};
+use linerate_guest::host::QemuCache;
+use linerate_guest::procfs::ProcessIdentity;
+use linerate_guest::registry::Registry;
+use linerate_net::tcp::listen::Accepted;
+use linerate_wire::frame::{Role as Purpose, Welcome};
+use linerate_wire::negotiate;
+
+use crate::clock::unix_ms;
+use crate::config::Config;
+use crate::faults::{chain, fault};
+use crate::incoming::Incoming;
+use crate::journal::{Journal, Record, Role};
+use crate::outgoing::Outgoing;
+use crate::undecided::Undecided;
+
+/// Ended migrations that are shown.
+const ENDED_SHOWN: usize = 100;
+
+/// See the module.
+pub struct Agent {
+    /// The operator's configuration.
+    pub config: Config,
+    /// What must be known after a crash.
+    pub journal: Arc<Journal>,
+    /// Guests of this host.
+    pub registry: Registry,
+    /// What the configured QEMU programs say of themselves.
+    pub qemu_cache: QemuCache,
+    /// When the agent was started.
+    pub started: Instant,
+    /// Guests whose migration is just beginning.
+    starting: Mutex<BTreeSet<String>>,
+    outgoing: Mutex<BTreeMap<SessionId, Arc<Outgoing>>>,
+    incoming: Mutex<BTreeMap<SessionId, Arc<Incoming>>>,
+    past_incoming: Mutex<Vec<MigrationSummary>>,
+    undecided: Mutex<BTreeMap<SessionId, Arc<Undecided>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Agent {
+    /// An agent that knows no session yet.
+    pub fn new(config: Config, journal: Journal, registry: Registry) -> Agent {
+        Agent {
+            config,
+            journal: Arc::new(journal),
+            registry,
+            qemu_cache: QemuCache::default(),
+            started: Instant::now(),
+            starting: Mutex::default(),
+            outgoing: Mutex::default(),
+            incoming: Mutex::default(),
+            past_incoming: Mutex::default(),
+            undecided: Mutex::default(),
+        }
+    }
+
+    // ---- sessions ----
+
+    /// Begins a migration of a guest unless another has it. Two requests for one guest cannot both begin.
+    pub fn begin_outgoing(
+        &self,
+        guest: &str,
+        begin: impl FnOnce() -> Result<Arc<Outgoing>, Fault>,
+    ) -> Result<Arc<Outgoing>, Fault> {
+        self.claim(guest)?;
+        let begun = begin();
+        if let Ok(begun) = &begun {
+            let mut outgoing = lock(&self.outgoing);
+            let mut ended: Vec<_> = outgoing.values().filter(|one| one.is_over()).cloned().collect();
+            ended.sort_by_key(|one| one.started_unix_ms());
+            for old in ended.iter().take(ended.len().saturating_sub(ENDED_SHOWN)) {
+                outgoing.remove(&old.session);
+            }
+            outgoing.insert(begun.session, begun.clone());
+        }
+        lock(&self.starting).remove(guest);
+        begun
+    }
+
+    fn claim(&self, guest: &str) -> Result<(), Fault> {
+        let mut starting = lock(&self.starting);
+        let outgoing = self.outgoing().into_iter().find(|one| one.request.guest == guest && !one.is_over());
+        let coming = self.coming().into_iter().find(|one| one.guest() == guest && one.outcome() != Outcome::Committed);
+        let undecided = self.undecided().into_iter().find(|one| one.guest == guest);
+        let holder = outgoing.map(|one| one.session).or(coming.map(|one| one.session)).or(undecided.map(|one| one.session));
+        let detail = match holder {
+            Some(session) => format!("{guest}: migration {session}"),
+            None if starting.insert(guest.to_owned()) => return Ok(()),
+            None => format!("{guest}: a migration is just beginning"),
+        };
+        Err(Fault::new(Code::GuestBusy, Step::Resolve, Side::Source, detail))
+    }
+
+    /// Migrations that leave, ended ones too.
+    pub fn outgoing(&self) -> Vec<Arc<Outgoing>> {
+        lock(&self.outgoing).values().cloned().collect()
+    }
+
+    /// A migration that leaves.
+    pub fn outgoing_by_id(&self, id: &str) -> Option<Arc<Outgoing>> {
+        lock(&self.outgoing).values().find(|one| one.session.to_string() == id).cloned()
+    }
+
+    /// Migrations that come.
+    pub fn coming(&self) -> Vec<Arc<Incoming>> {
+        lock(&self.incoming).values().cloned().collect()
+    }
+
+    /// Migrations that came.
+    pub fn came(&self) -> Vec<MigrationSummary> {
+        lock(&self.past_incoming).clone()
+    }
+
+    /// A migration that comes has ended.
+    pub fn forget_incoming(&self, session: SessionId) {
+        if let Some(ended) = lock(&self.incoming).remove(&session) {
+            let mut past = lock(&self.past_incoming);
+            past.push(ended.summary());
+            let surplus = past.len().saturating_sub(ENDED_SHOWN);
+            past.drain(..surplus);
+        }
+    }
+
+    /// Whether another session brings this guest here.
+    pub fn comes_already(&self, guest: &str, session: SessionId) -> bool {
+        self.coming().iter().any(|incoming| incoming.session != session && incoming.guest() == guest)
+    }
+
+    /// Names and UUIDs of the guests that are here.
+    pub fn names_here(&self) -> Vec<(String, Option<String>)> {
+        let records = self.registry.list().unwrap_or_default();
+        records.into_iter().filter(|record| record.is_alive()).map(|record| (record.name, None)).collect()
+    }
+
+    /// Sessions that an earlier life of the agent left undecided.
+    pub fn undecided(&self) -> Vec<Arc<Undecided>> {
+        lock(&self.undecided).values().cloned().collect()
+    }
+
+    /// One more.
+    pub fn add_undecided(&self, undecided: Arc<Undecided>) {
+        lock(&self.undecided).insert(undecided.session, undecided);
+    }
+
+    /// It is decided.
+    pub fn decided(&self, session: SessionId) {
+        lock(&self.undecided).remove(&session);
+    }
+
+    /// The waiting guest's process goes into the journal, so that a later life of the agent ends it and no other.
+    pub fn note_process(
+        &self,
+        session: SessionId,
+        guest: &str,
+        process: &Mutex<Option<ProcessIdentity>>,
+    ) -> Result<(), Fault> {
+        let role = Role::Destination { phase: DestinationPhase::Started, process: *lock(process) };
+        let record = Record { guest: guest.to_owned(), changed_unix_ms: unix_ms(), role };
+        let failed = |error| fault(Code::JournalFailed, Step::Prepare, Side::Destination, &error);
+        self.journal.put(session, &record).map_err(failed)
+    }
+
+    // ---- connections ----
+
+    /// A connection from another agent: a new session, one more connection of a session, or a question.
+    pub fn accept(self: &Arc<Agent>, accepted: Accepted) {
+        let (peer, hello) = (accepted.peer, accepted.hello.clone());
+        let handled = match hello.role {
+            Purpose::Query => {
+                let outcome = self.outcome(hello.session);
+                tracing::info!(session = %hello.session, %peer, ?outcome, "asked how a session ended");
+                accepted.outcome(outcome).map_err(|error| chain(&error))
+            }
+            _ => self.join(accepted),
+        };
+        if let Err(error) = handled {
+            tracing::warn!(%peer, session = %hello.session, error, "a connection was not taken");
+        }
+    }
+
+    fn join(self: &Arc<Agent>, accepted: Accepted) -> Result<(), String> {
+        let hello = accepted.hello.clone();
+        let joined = self.session_for(&accepted).and_then(|session| {
+            let version = negotiate(hello.version_min, hello.version_max)
+                .ok_or_else(|| refusal(Code::VersionMismatch, "update the older agent"))?;
+            Ok((session, version))
+        });
+        let (session, version) = match joined {
+            Ok(joined) => joined,
+            Err(fault) => {
+                let said = fault.to_string();
+                accepted.refuse(fault).map_err(|error| chain(&error))?;
+                return Err(said);
+            }
+        };
+        let welcome = Welcome { version, control_received: session.received_through() };
+        let stream = accepted.welcome(welcome).map_err(|error| chain(&error))?;
+        let attached = match hello.role {
+            Purpose::Data => session.attach_channel(hello.channel, stream),
+            _ => session.attach_path(stream),
+        };
+        attached.map_err(|error| chain(&error))
+    }
+
+    /// The session that a connection belongs to; a new one for the first connection.
+    fn session_for(self: &Arc<Agent>, accepted: &Accepted) -> Result<Arc<Incoming>, Fault> {
+        let hello = &accepted.hello;
+        let mut incoming = lock(&self.incoming);
+        match (incoming.get(&hello.session), hello.role) {
+            (Some(session), _) if !session.knows(&hello.token) => Err(refusal(Code::NotAuthorised, "wrong token")),
+            (Some(session), Purpose::ControlJoin | Purpose::Data) => Ok(session.clone()),
+            (Some(_), _) => Err(refusal(Code::ProtocolViolation, "this session exists already")),
+            (None, Purpose::ControlNew) => {
+                let known = self.journal.get(hello.session);
+                let known = known.map_err(|error| fault(Code::JournalFailed, Step::Authorise, Side::Destination, &error))?;
+                if known.is_some() {
+                    return Err(refusal(Code::ProtocolViolation, "this session was here before"));
+                }
+                let session = Incoming::start(self, hello.session, hello.token, accepted.peer)
+                    .map_err(|error| fault(Code::Internal, Step::Authorise, Side::Destination, &error))?;
+                incoming.insert(hello.session, session.clone());
+                Ok(session)
+            }
+            (None, _) => Err(refusal(Code::SessionUnknown, "")),
+        }
+    }
+
+    /// What a source that asks is told: the live session knows best, then the journal.
+    fn outcome(&self, session: SessionId) -> Outcome {
+        if let Some(live) = lock(&self.incoming).get(&session) {
+            return live.outcome();
+        }
+        match self.journal.get(session) {
+            Ok(record) => outcome(record.and_then(|record| match record.role {
+                Role::Destination { phase, .. } => Some(phase),
+                Role::Source { .. } => None,
+            })),
+            Err(error) => {
+                tracing::error!(error = chain(&error), "the journal cannot be read");
+                Outcome::Pending
+            }
+        }
+    }
+}
+
+fn refusal(code: Code, detail: &str) -> Fault {
+    Fault::new(code, Step::Authorise, Side::Destination, detail)
+}

@@ -1,0 +1,99 @@
+//! The brain's words in the API's.
+
+use linerate_api as api;
+use linerate_core::{Code, Fault, GuestState, Side, Step};
+
+/// A step.
+pub fn step(step: Step) -> api::Step {
+    // The numbers are the same; a test in this module holds them together.
+    api::Step::from_number(step as u8).unwrap_or(api::Step::Resolve)
+}
+
+fn side(side: Side) -> api::Side {
+    api::Side::from_number(side as u8).unwrap_or(api::Side::Source)
+}
+
+fn guest_state(state: GuestState) -> api::GuestState {
+    api::GuestState::from_number(state as u8).unwrap_or(api::GuestState::Undecided)
+}
+
+/// `GuestUnknown` as `guest_unknown`.
+pub fn code_name(code: Code) -> String {
+    let camel = format!("{code:?}");
+    let mut snake = String::with_capacity(camel.len() + 4);
+    for (place, letter) in camel.char_indices() {
+        if place > 0 && letter.is_ascii_uppercase() {
+            snake.push('_');
+        }
+        snake.push(letter.to_ascii_lowercase());
+    }
+    snake
+}
+
+/// What to do about a fault.
+fn hint(code: Code) -> &'static str {
+    match code {
+        Code::VersionMismatch => "install the same version of linerate on both hosts",
+        Code::NotAuthorised => "check which agents may talk to that host",
+        Code::GuestUnknown => "`linerate vm list` shows the guests of this host",
+        Code::GuestExists => "stop or rename the guest of that name at the destination, or remove what a crash left of it",
+        Code::GuestBusy => "`linerate migration list` shows the migration that has it",
+        Code::NotMigratable => "docs/guests.md says how to start a guest so that direct mode can move it",
+        Code::MemoryShort => "free memory at the destination or choose another one",
+        Code::ResourceMissing | Code::GuestDiffers => "make the destination alike: disks on shared storage, the same taps and bridges, a QEMU that is not older",
+        Code::HypervisorFailed => "look into the log of that side's agent and of its QEMU, then try again",
+        Code::NoLink | Code::PeerLost => "check cables, switch ports and `listen` of both agents, then try again",
+        Code::NotConverging => "allow a longer blackout (--max-blackout), let the guest be slowed down (--throttle), or add a link",
+        Code::JournalFailed => "free space under state_dir on that side, then try again",
+        Code::TrackingFailed => "see whether another tool holds a userfaultfd or ptrace on this QEMU (a debugger, a background snapshot)",
+        Code::ChecksumMismatch | Code::VerifyMismatch => "suspect a network card or a cable; try again over other links (--links)",
+        Code::GuestGone => "start the guest again",
+        Code::ProtocolViolation | Code::Internal => "please report it with both agents' logs",
+        Code::SessionUnknown | Code::Cancelled | Code::MemoryFailed | Code::TimedOut | Code::AgentRestarted => {
+            if code.retry_can_help() { "try again" } else { "" }
+        }
+    }
+}
+
+/// A fault for the operator. `guest` is what the guest does now, if that is known.
+pub fn error(fault: &Fault, guest: Option<GuestState>) -> api::ErrorBody {
+    api::ErrorBody {
+        code: code_name(fault.code),
+        step: Some(step(fault.step)),
+        side: Some(side(fault.side)),
+        retry_can_help: fault.code.retry_can_help(),
+        guest_state: guest.map(guest_state),
+        message: if fault.detail.is_empty() {
+            fault.code.sentence().to_owned()
+        } else {
+            format!("{}: {}", fault.code.sentence(), fault.detail)
+        },
+        hint: hint(fault.code).to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_two_tables_of_numbers_agree() {
+        for ours in Step::ALL {
+            assert_eq!(step(ours).text(), ours.name());
+        }
+        for number in 0..=255u8 {
+            assert_eq!(api::Side::from_number(number).map(api::Side::text), Side::from_number(number).map(|s| match s {
+                Side::Source => "source",
+                Side::Destination => "destination",
+            }));
+            let sentence = GuestState::from_number(number).map(GuestState::sentence);
+            assert_eq!(api::GuestState::from_number(number).map(api::GuestState::text), sentence);
+        }
+    }
+
+    #[test]
+    fn every_code_has_a_name() {
+        assert_eq!(code_name(Code::GuestUnknown), "guest_unknown");
+        assert!(Code::ALL.iter().all(|code| code_name(*code).chars().all(|c| c.is_ascii_lowercase() || c == '_')));
+    }
+}

@@ -1,0 +1,223 @@
+//! Guests of this host, for the API: started, adopted, listed, shown, stopped.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use linerate_api as api;
+use linerate_api::{AdoptGuest, ErrorBody, GuestDetail, GuestRunState, GuestSummary, StartGuest, StopGuest, code};
+use linerate_guest::description::GuestDescription;
+use linerate_guest::discover;
+use linerate_guest::process::{self, StopHow};
+use linerate_guest::registry::{GuestRecord, Origin, RegistryError};
+use linerate_guest::spec::{GuestSpec, SpecPlaces};
+use linerate_guest::{procfs, read, verdict};
+use linerate_memory::{Mapping, RamBlock};
+
+use crate::agent::Agent;
+use crate::faults::chain;
+
+/// A QEMU answers.
+const QMP_WAIT: Duration = Duration::from_secs(10);
+/// A QEMU starts.
+const START_WAIT: Duration = Duration::from_secs(60);
+/// A guest shuts down by itself before it is killed.
+const STOP_WAIT: Duration = Duration::from_secs(30);
+
+type Answer<T> = Result<T, ErrorBody>;
+
+fn failed(code: &str, error: &(dyn std::error::Error + 'static)) -> ErrorBody {
+    ErrorBody::new(code, chain(error))
+}
+
+fn registry_error(error: &RegistryError) -> ErrorBody {
+    let code = match error {
+        RegistryError::Unknown(_) => "guest_unknown",
+        RegistryError::Exists(_) => "guest_exists",
+        RegistryError::Name(_) => code::BAD_REQUEST,
+        _ => "internal",
+    };
+    failed(code, error)
+}
+
+/// All guests of this host.
+pub fn list(agent: &Agent) -> Answer<Vec<GuestSummary>> {
+    let records = agent.registry.list().map_err(|error| registry_error(&error))?;
+    Ok(records.iter().map(|record| summary(agent, record).0).collect())
+}
+
+/// One guest.
+pub fn show(agent: &Agent, name: &str) -> Answer<GuestDetail> {
+    let record = agent.registry.get(name).map_err(|error| registry_error(&error))?;
+    let (summary, description) = summary(agent, &record);
+    let Some(description) = description else {
+        return Ok(GuestDetail {
+            summary,
+            disks: Vec::new(),
+            nics: Vec::new(),
+            ram_blocks: Vec::new(),
+            description: serde_json::Value::Null,
+        });
+    };
+    Ok(detail(&record, summary, &description))
+}
+
+/// What is known of a guest. A guest that is being migrated is not asked: its QMP socket is in use.
+fn summary(agent: &Agent, record: &GuestRecord) -> (GuestSummary, Option<GuestDescription>) {
+    let bare = |state, reason: String| GuestSummary {
+        name: record.name.clone(),
+        uuid: None,
+        state,
+        memory_bytes: 0,
+        vcpus: 0,
+        qemu_version: String::new(),
+        pid: u32::try_from(record.process.pid).ok(),
+        direct: api::Verdict { possible: false, reasons: vec![reason] },
+    };
+    if !record.is_alive() {
+        return (bare(GuestRunState::Stopped, "its QEMU has ended".into()), None);
+    }
+    if agent.outgoing().iter().any(|one| one.request.guest == record.name && !one.is_over()) {
+        return (bare(GuestRunState::Migrating, "it is being migrated".into()), None);
+    }
+    let coming = agent.coming().into_iter().find(|one| one.guest() == record.name);
+    if coming.is_some_and(|one| one.outcome() != linerate_core::Outcome::Committed) {
+        return (bare(GuestRunState::Incoming, "it is just coming".into()), None);
+    }
+    let deadline = Instant::now() + QMP_WAIT;
+    let read = process::connect(record, deadline)
+        .map_err(|error| chain(&error))
+        .and_then(|mut qmp| read::read(&mut qmp, record.process.pid, deadline).map_err(|error| chain(&error)));
+    match read {
+        Ok(description) => (described(record, &description), Some(description)),
+        Err(error) => (bare(GuestRunState::Paused, error), None),
+    }
+}
+
+fn described(record: &GuestRecord, description: &GuestDescription) -> GuestSummary {
+    let verdict = verdict::judge(description, procfs::kernel_release().unwrap_or((0, 0)));
+    let state = match description.run_state.as_str() {
+        "running" => GuestRunState::Running,
+        "inmigrate" => GuestRunState::Incoming,
+        _ => GuestRunState::Paused,
+    };
+    GuestSummary {
+        name: record.name.clone(),
+        uuid: description.uuid.clone(),
+        state,
+        memory_bytes: description.memory_bytes,
+        vcpus: description.vcpus,
+        qemu_version: description.qemu.to_string(),
+        pid: u32::try_from(record.process.pid).ok(),
+        direct: api::Verdict {
+            possible: verdict.direct,
+            reasons: verdict.reasons.iter().map(ToString::to_string).collect(),
+        },
+    }
+}
+
+fn detail(record: &GuestRecord, summary: GuestSummary, description: &GuestDescription) -> GuestDetail {
+    let disk = |disk: &linerate_guest::description::Disk| api::Disk {
+        device: disk.id.clone(),
+        path: disk.path.clone(),
+        format: disk.format.clone(),
+        direct_io: disk.direct,
+        read_only: disk.read_only,
+    };
+    let nic = |nic: &linerate_guest::description::Nic| api::Nic {
+        device: nic.model.clone(),
+        mac: nic.mac.clone(),
+        backend: nic.tap.clone().or(nic.kind.clone()).unwrap_or_default(),
+    };
+    let block = |block: &linerate_guest::description::RamBlock| api::RamBlock {
+        name: block.id.clone(),
+        size_bytes: block.size,
+        populated_bytes: populated(record.process.pid, block),
+        path: block.path.clone(),
+        shared: block.share,
+    };
+    GuestDetail {
+        summary,
+        disks: description.disks.iter().map(disk).collect(),
+        nics: description.nics.iter().map(nic).collect(),
+        ram_blocks: description.ram.iter().map(block).collect(),
+        description: serde_json::to_value(description).unwrap_or_default(),
+    }
+}
+
+fn populated(pid: i32, block: &linerate_guest::description::RamBlock) -> Option<u64> {
+    let path = PathBuf::from(block.path.as_ref()?);
+    let found = RamBlock::find(pid, &block.id, &path).ok()?;
+    Mapping::new(&found).ok()?.resident_bytes().ok()
+}
+
+/// Starts a guest by a specification.
+pub fn start(agent: &Agent, request: &StartGuest) -> Answer<GuestSummary> {
+    let (text, base) = match (&request.spec_toml, &request.spec_path) {
+        (Some(text), path) => (text.clone(), path.as_ref().and_then(|path| Path::new(path).parent()).map(Path::to_owned)),
+        (None, Some(path)) => {
+            let text = std::fs::read_to_string(path)
+                .map_err(|error| ErrorBody::new(code::BAD_REQUEST, format!("cannot read {path}: {error}")))?;
+            (text, Path::new(path).parent().map(Path::to_owned))
+        }
+        (None, None) => return Err(ErrorBody::new(code::BAD_REQUEST, "neither spec_toml nor spec_path is given")),
+    };
+    let base = base.unwrap_or_else(|| PathBuf::from("/"));
+    let spec = GuestSpec::parse(&text, &base).map_err(|error| failed(code::BAD_REQUEST, &error))?;
+    let wanted = spec.qemu.clone();
+    let qemu = agent.config.qemu.iter().find(|qemu| wanted.as_ref().is_none_or(|name| *name == qemu.name));
+    let qemu = qemu.ok_or_else(|| {
+        let known: Vec<&str> = agent.config.qemu.iter().map(|qemu| qemu.name.as_str()).collect();
+        ErrorBody::new(code::BAD_REQUEST, format!("no QEMU of that name is configured; there are {known:?}"))
+    })?;
+    let folder = agent.registry.reserve(&spec.name).map_err(|error| registry_error(&error))?;
+    let program = qemu.program();
+    let places = SpecPlaces { runtime_dir: folder.clone(), ram_dir: agent.config.ram_dir.clone() };
+    let guest = spec.launch(&program, &places);
+    let launch = guest.launch(&spec.name, &program, &folder);
+    let (record, qmp) = process::start(&agent.registry, &launch, Instant::now() + START_WAIT)
+        .map_err(|error| failed("hypervisor_failed", &error))?;
+    drop(qmp);
+    tracing::info!(guest = record.name, pid = record.process.pid, "started");
+    Ok(summary(agent, &record).0)
+}
+
+/// Takes a QEMU into the list that somebody else started.
+pub fn adopt(agent: &Agent, request: &AdoptGuest) -> Answer<GuestSummary> {
+    let deadline = Instant::now() + QMP_WAIT;
+    let found = match (request.pid, &request.qmp) {
+        (_, Some(socket)) => discover::by_socket(Path::new(socket), deadline),
+        (Some(pid), None) => discover::by_pid(i32::try_from(pid).unwrap_or(-1), deadline),
+        (None, None) => return Err(ErrorBody::new(code::BAD_REQUEST, "neither pid nor qmp is given")),
+    };
+    let mut found = found.map_err(|error| failed("hypervisor_failed", &error))?;
+    let description = read::read(&mut found.qmp, found.pid, deadline).map_err(|error| failed("hypervisor_failed", &error))?;
+    let name = request.name.clone().unwrap_or_else(|| description.name.clone());
+    if name != description.name {
+        let text = format!("the guest calls itself {}; it can only be adopted by that name", description.name);
+        return Err(ErrorBody::new(code::BAD_REQUEST, text));
+    }
+    if agent.registry.get(&name).is_ok_and(|known| known.is_alive()) {
+        return Err(registry_error(&RegistryError::Exists(name)));
+    }
+    let record = GuestRecord::new(&name, Origin::Adopted, found.pid, found.socket.clone(), Vec::new())
+        .map_err(|error| registry_error(&error))?;
+    drop(found);
+    agent.registry.put(&record).map_err(|error| registry_error(&error))?;
+    tracing::info!(guest = name, pid = record.process.pid, "adopted");
+    Ok(summary(agent, &record).0)
+}
+
+/// Stops a guest.
+pub fn stop(agent: &Agent, name: &str, request: StopGuest) -> Answer<GuestSummary> {
+    let record = agent.registry.get(name).map_err(|error| registry_error(&error))?;
+    let (mut before, _) = summary(agent, &record);
+    if matches!(before.state, GuestRunState::Migrating | GuestRunState::Incoming) {
+        return Err(ErrorBody::new("guest_busy", format!("{name} is being migrated"))
+            .with_hint("cancel the migration first (linerate migration cancel)"));
+    }
+    let (how, wait) = if request.force { (StopHow::Quit, QMP_WAIT) } else { (StopHow::PowerDown, STOP_WAIT) };
+    process::stop(&agent.registry, &record, None, how, Instant::now() + wait)
+        .map_err(|error| failed("hypervisor_failed", &error))?;
+    before.state = GuestRunState::Stopped;
+    Ok(before)
+}

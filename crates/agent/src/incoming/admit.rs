@@ -1,0 +1,157 @@
+//! Step 3: may the guest come here? Its description is another host's word, so the twin's command line is made from this
+//! host's configuration and an allow-list (`linerate-guest`), and the host is checked for all that it needs.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use linerate_core::{Code, Endpoint, Fault, RegionInfo, Side, Step};
+use linerate_guest::description::GuestDescription;
+use linerate_guest::host::{HostFacts, Problem, QemuFacts, check_host, memory_available};
+use linerate_guest::registry::RegistryError;
+use linerate_guest::twin::{QemuBinary, Twin, TwinOptions, twin};
+use linerate_net::interfaces;
+
+use crate::agent::Agent;
+use crate::faults::fault;
+
+const QEMU_ANSWERS_WITHIN: Duration = Duration::from_secs(20);
+
+/// What is reserved for a guest that may come.
+pub(super) struct Admitted {
+    pub description: GuestDescription,
+    pub regions: Vec<RegionInfo>,
+    pub qemu: QemuBinary,
+    pub twin: Twin,
+    pub folder: PathBuf,
+}
+
+fn refuse(code: Code, detail: impl Into<String>) -> Fault {
+    Fault::new(code, Step::Admit, Side::Destination, detail)
+}
+
+fn refuse_error(code: Code, error: &(dyn std::error::Error + 'static)) -> Fault {
+    fault(code, Step::Admit, Side::Destination, error)
+}
+
+/// Checks and reserves. On `Err` nothing of it is left here.
+pub(super) fn admit(agent: &Agent, guest: &str, json: &str, regions: Vec<RegionInfo>) -> Result<Admitted, Fault> {
+    let description =
+        GuestDescription::from_json(json).map_err(|error| refuse_error(Code::ProtocolViolation, &error))?;
+    check_offer(&description, guest, &regions)?;
+    let (qemu, facts) = choose_qemu(agent, &description)?;
+    let folder = reserve(agent, guest)?;
+    let checked = check(agent, &description, &qemu, facts, folder.clone());
+    match checked {
+        Ok(twin) => Ok(Admitted { description, regions, qemu, twin, folder }),
+        Err(fault) => {
+            let _ = std::fs::remove_dir_all(&folder);
+            Err(fault)
+        }
+    }
+}
+
+/// The offer must agree with the description in it.
+fn check_offer(description: &GuestDescription, guest: &str, regions: &[RegionInfo]) -> Result<(), Fault> {
+    let described: Vec<(&str, u64)> = description.regions().map(|block| (block.id.as_str(), block.size)).collect();
+    let offered: Vec<(&str, u64)> = regions.iter().map(|region| (region.name.as_str(), region.size)).collect();
+    let numbered = regions.iter().enumerate().all(|(index, region)| usize::from(region.id) == index);
+    if description.name != guest || described != offered || !numbered {
+        return Err(refuse(Code::ProtocolViolation, "the offer and the guest description in it disagree"));
+    }
+    Ok(())
+}
+
+fn reserve(agent: &Agent, guest: &str) -> Result<PathBuf, Fault> {
+    agent.registry.reserve(guest).map_err(|error| match error {
+        RegistryError::Exists(_) => refuse(Code::GuestExists, guest),
+        other => refuse_error(Code::ResourceMissing, &other),
+    })
+}
+
+/// The first configured QEMU that is not older than the source's and knows the machine; otherwise the first.
+fn choose_qemu(agent: &Agent, description: &GuestDescription) -> Result<(QemuBinary, QemuFacts), Fault> {
+    let mut best: Option<(QemuBinary, QemuFacts)> = None;
+    let mut failed = None;
+    for configured in &agent.config.qemu {
+        let qemu = configured.program();
+        match agent.qemu_cache.facts(&qemu, Instant::now() + QEMU_ANSWERS_WITHIN) {
+            Ok(facts) => {
+                let suits = facts.version >= description.qemu && facts.machines.contains(&description.machine);
+                // The version that it runs in now beats a later one: less can differ.
+                let same = facts.version == description.qemu && suits;
+                if same {
+                    return Ok((qemu, facts));
+                }
+                let better = best.as_ref().is_none_or(|(_, known)| suits && !known.machines.contains(&description.machine));
+                if better {
+                    best = Some((qemu, facts));
+                }
+            }
+            Err(error) => failed = Some(refuse_error(Code::ResourceMissing, &error)),
+        }
+    }
+    best.ok_or_else(|| failed.unwrap_or_else(|| refuse(Code::ResourceMissing, "no QEMU is configured")))
+}
+
+fn check(
+    agent: &Agent,
+    description: &GuestDescription,
+    qemu: &QemuBinary,
+    facts: QemuFacts,
+    folder: PathBuf,
+) -> Result<Twin, Fault> {
+    let options = TwinOptions {
+        runtime_dir: folder,
+        ram_dir: agent.config.ram_dir.clone(),
+        huge_ram_dir: agent.config.huge_ram_dir.clone(),
+        qemu: qemu.clone(),
+        file_roots: agent.config.file_roots.clone(),
+        paths: Default::default(),
+        taps: Default::default(),
+        allow_user_network: agent.config.allow_user_network,
+        keep_page_cache: agent.config.keep_page_cache,
+    };
+    let made = twin(description, &options).map_err(|error| refuse_error(Code::NotMigratable, &error))?;
+    for note in &made.notes {
+        tracing::info!(guest = description.name, note, "the twin differs");
+    }
+    let reserve = agent.config.memory_reserve_mib << 20;
+    let host = HostFacts {
+        qemu: facts,
+        memory_available: memory_available().unwrap_or(u64::MAX).saturating_sub(reserve),
+        guests: agent.names_here(),
+        kvm: std::fs::File::options().read(true).write(true).open("/dev/kvm").is_ok(),
+    };
+    let problems = check_host(description, &made, qemu, &agent.config.file_roots, &host);
+    for problem in problems.iter().filter(|problem| !problem.is_fatal()) {
+        tracing::warn!(guest = description.name, %problem, "admitted all the same");
+    }
+    let fatal: Vec<&Problem> = problems.iter().filter(|problem| problem.is_fatal()).collect();
+    let Some(first) = fatal.first() else { return Ok(made) };
+    let code = match first {
+        Problem::MemoryShort { .. } => Code::MemoryShort,
+        Problem::NameTaken { .. } | Problem::UuidTaken { .. } => Code::GuestExists,
+        _ => Code::ResourceMissing,
+    };
+    let words: Vec<String> = fatal.iter().map(ToString::to_string).collect();
+    Err(refuse(code, words.join("; ")))
+}
+
+/// Where connections are taken, and what is known of the ports behind the addresses.
+pub(super) fn endpoints(agent: &Agent) -> Result<Vec<Endpoint>, Fault> {
+    let interfaces = interfaces::list().map_err(|error| refuse_error(Code::NoLink, &error))?;
+    let endpoint = |address: &std::net::SocketAddr| {
+        let mut ports = interfaces.iter().flat_map(|port| port.addresses.iter().map(move |own| (port, own)));
+        let (port, own) = ports.find(|(_, own)| own.ip == address.ip())?;
+        Some(Endpoint {
+            interface: port.name.clone(),
+            address: *address,
+            prefix: own.prefix,
+            speed_mbps: port.speed_mbps,
+            mtu: port.mtu,
+            numa: port.numa,
+            up: port.usable(),
+        })
+    };
+    Ok(agent.config.listen.iter().filter_map(endpoint).collect())
+}

@@ -1,0 +1,169 @@
+//! The loop of a session: events to the brain, its actions to the hands.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::Duration;
+
+use linerate_core::control::Outgoing as Frame;
+use linerate_core::destination::{Action, Event};
+use linerate_core::journal::DestinationPhase;
+use linerate_core::{Code, PathId, Side};
+use linerate_net::control::{ControlError, ControlEvent, ControlOptions, ControlPath};
+use linerate_net::tcp::Stream;
+use linerate_wire::frame::encode_control;
+
+use super::worker::{Job, Worker};
+use super::{Incoming, Input, channels};
+use crate::agent::Agent;
+use crate::clock::{cpu_time, unix_ms};
+use crate::faults::{chain, fault};
+use crate::journal::{Record, Role};
+
+/// Everything that the loop has of its own.
+pub(super) struct Body {
+    agent: Arc<Agent>,
+    shared: Arc<Incoming>,
+    worker: Worker,
+    paths: HashMap<PathId, ControlPath>,
+    cpu_before: Duration,
+    over: bool,
+}
+
+impl Body {
+    pub fn new(agent: Arc<Agent>, shared: Arc<Incoming>) -> io::Result<Body> {
+        let worker = Worker::start(agent.clone(), shared.clone())?;
+        Ok(Body { agent, shared, worker, paths: HashMap::new(), cpu_before: cpu_time(), over: false })
+    }
+
+    /// Runs until the brain says that it is over.
+    pub fn run(mut self, inbox: &Receiver<Input>) {
+        while !self.over {
+            let now = self.shared.clock.now();
+            let until = self.shared.brain().timeout(now).unwrap_or(now);
+            match inbox.recv_timeout(until.since(now)) {
+                Ok(input) => self.take(input),
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => self.handle(Event::Tick),
+            }
+            while let Ok(input) = inbox.try_recv() {
+                self.take(input);
+            }
+            self.act();
+        }
+        self.shared.channels.close_all();
+        self.paths.clear();
+        self.worker.finish();
+        self.agent.forget_incoming(self.shared.session);
+    }
+
+    fn take(&mut self, input: Input) {
+        match input {
+            Input::Event(Event::PathLost(path)) => {
+                self.paths.remove(&path);
+                self.handle(Event::PathLost(path));
+            }
+            Input::Event(event) => self.handle(event),
+            Input::Path(path, connection) => {
+                self.paths.insert(path, connection);
+                self.handle(Event::PathUp(path));
+            }
+        }
+    }
+
+    fn handle(&mut self, event: Event) {
+        let now = self.shared.clock.now();
+        self.shared.brain().handle(now, event);
+    }
+
+    fn act(&mut self) {
+        loop {
+            let now = self.shared.clock.now();
+            let Some(action) = self.shared.brain().poll_action(now) else { return };
+            self.execute(action);
+        }
+    }
+
+    fn execute(&mut self, action: Action) {
+        match action {
+            Action::Transmit(path, frame) => self.transmit(path, frame),
+            Action::Admit { guest, description, regions } => {
+                *self.shared.guest.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = guest.clone();
+                tracing::info!(session = %self.shared.session, guest, peer = %self.shared.peer, "a guest is offered");
+                self.worker.ask(Job::Admit { guest, description, regions });
+            }
+            Action::Prepare => self.worker.ask(Job::Prepare),
+            Action::Fence(channel) => channels::fence(&self.shared, channel),
+            Action::Seal { digest } => self.worker.ask(Job::Seal { digest }),
+            Action::LoadDeviceState(bytes) => self.worker.ask(Job::LoadDeviceState(bytes)),
+            Action::FinishDeviceState => self.worker.ask(Job::FinishDeviceState),
+            Action::Journal(phase) => self.write_journal(phase),
+            Action::Run => self.worker.ask(Job::Run { cpu_before: self.cpu_before }),
+            Action::TearDown => self.worker.ask(Job::TearDown),
+            Action::End(fault) => {
+                match fault {
+                    None => tracing::info!(session = %self.shared.session, guest = self.shared.guest(), "the guest is here"),
+                    Some(fault) => tracing::warn!(session = %self.shared.session, %fault, "the guest did not come"),
+                }
+                self.over = true;
+            }
+        }
+    }
+
+    fn transmit(&mut self, path: PathId, frame: Frame) {
+        let Some(target) = self.paths.get(&path) else { return };
+        if let Err(error) = send(target, frame) {
+            tracing::debug!(path, %error, "a control connection takes nothing more");
+            self.take(Input::Event(Event::PathLost(path)));
+        }
+    }
+
+    fn write_journal(&mut self, phase: DestinationPhase) {
+        let record = Record {
+            guest: self.shared.guest(),
+            changed_unix_ms: unix_ms(),
+            role: Role::Destination { phase, process: self.worker.process() },
+        };
+        match self.agent.journal.put(self.shared.session, &record) {
+            Ok(()) => self.handle(Event::Journaled(phase)),
+            Err(error) => {
+                let step = self.shared.brain().step();
+                self.handle(Event::Failed(fault(Code::JournalFailed, step, Side::Destination, &error)));
+            }
+        }
+    }
+}
+
+/// Reads a control connection in threads of `linerate-net`. The path is given to the loop, which owns it from then on.
+pub(super) fn attach_path(shared: &Arc<Incoming>, stream: Stream) -> io::Result<()> {
+    let number = shared.next_path.fetch_add(1, Ordering::Relaxed);
+    let path = u16::try_from(number).map_err(io::Error::other)?;
+    let started = ControlPath::start(path, stream, ControlOptions::default(), shared.control.clone());
+    let _ = shared.inbox.send(Input::Path(number, started.map_err(io::Error::other)?));
+    Ok(())
+}
+
+/// What came over a control path, for the brain.
+pub(super) fn control_event(event: ControlEvent) -> Event {
+    match event {
+        ControlEvent::Message { path, sequence, message } => Event::Received { path: path.into(), sequence, message },
+        ControlEvent::Acknowledged { path, through } => Event::ControlAcknowledged { path: path.into(), through },
+        ControlEvent::Keepalive { path } => Event::Heard(path.into()),
+        ControlEvent::Lost { path, error } => {
+            tracing::debug!(path, error = chain(&error), "a control connection is gone");
+            Event::PathLost(path.into())
+        }
+    }
+}
+
+fn send(path: &ControlPath, frame: Frame) -> Result<(), ControlError> {
+    match frame {
+        Frame::Message { sequence, message } => {
+            let mut bytes = Vec::new();
+            encode_control(&mut bytes, sequence, &message)?;
+            path.sender().send(&bytes)
+        }
+        Frame::Acknowledgement { through } => path.sender().acknowledge(through),
+    }
+}

@@ -1,0 +1,158 @@
+//! Migrations that come to this host: the body of `linerate-core`'s destination.
+//!
+//! | room | what lives there |
+//! |---|---|
+//! | here | what all threads of a session share; who may join it |
+//! | `body` | the loop that feeds events to the brain and does what it says |
+//! | `worker` | the one thread that deals with the waiting guest |
+//! | `admit` | may it come here: memory, names, QEMU, disks, networks |
+//! | `channels` | threads that apply placed writes, and their fences |
+
+mod admit;
+mod body;
+mod channels;
+mod worker;
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use linerate_api::{Direction, MigrationId, MigrationState, MigrationSummary};
+use linerate_core::destination::{Config, Destination, Event};
+use linerate_core::{Outcome, PathId, SessionId, Token};
+use linerate_net::control::{ControlEvent, ControlPath};
+use linerate_net::table::RegionTable;
+use linerate_net::tcp::Stream;
+
+use crate::agent::Agent;
+use crate::clock::{Clock, unix_ms};
+use crate::convert;
+use channels::Channels;
+
+/// What the loop of a session receives.
+pub(crate) enum Input {
+    /// For the brain.
+    Event(Event),
+    /// A control connection is up.
+    Path(PathId, ControlPath),
+}
+
+/// A migration that comes to this host.
+pub struct Incoming {
+    /// Names it on both hosts.
+    pub session: SessionId,
+    token: Token,
+    peer: SocketAddr,
+    guest: Mutex<String>,
+    started_unix_ms: u64,
+    clock: Clock,
+    brain: Mutex<Destination>,
+    inbox: Sender<Input>,
+    /// Where control connections put what comes.
+    control: Sender<ControlEvent>,
+    regions: OnceLock<Arc<RegionTable>>,
+    channels: Channels,
+    received_bytes: AtomicU64,
+    next_path: AtomicU32,
+}
+
+impl Incoming {
+    /// A new session; its loop runs from now on.
+    pub fn start(agent: &Arc<Agent>, session: SessionId, token: Token, peer: SocketAddr) -> std::io::Result<Arc<Incoming>> {
+        let (inbox, receiver) = channel();
+        let (control, control_events) = channel();
+        let clock = Clock::start();
+        let shared = Arc::new(Incoming {
+            session,
+            token,
+            peer,
+            guest: Mutex::default(),
+            started_unix_ms: unix_ms(),
+            clock,
+            brain: Mutex::new(Destination::new(clock.now(), Config::default())),
+            inbox: inbox.clone(),
+            control,
+            regions: OnceLock::new(),
+            channels: Channels::default(),
+            received_bytes: AtomicU64::new(0),
+            next_path: AtomicU32::new(0),
+        });
+        std::thread::Builder::new().name("control-events".into()).spawn(move || {
+            for event in control_events {
+                let _ = inbox.send(Input::Event(body::control_event(event)));
+            }
+        })?;
+        let body = body::Body::new(agent.clone(), shared.clone())?;
+        std::thread::Builder::new().name(format!("in-{session}")).spawn(move || body.run(&receiver))?;
+        Ok(shared)
+    }
+
+    fn brain(&self) -> MutexGuard<'_, Destination> {
+        self.brain.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, event: Event) {
+        let _ = self.inbox.send(Input::Event(event));
+    }
+
+    /// Whether a connection that shows this token belongs here. Takes the same time whichever byte differs.
+    pub fn knows(&self, token: &Token) -> bool {
+        self.token.0.iter().zip(token.0).fold(0, |differs, (ours, theirs)| differs | (ours ^ theirs)) == 0
+    }
+
+    /// Name of the guest, once it is known.
+    pub fn guest(&self) -> String {
+        self.guest.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether it is over.
+    pub fn is_over(&self) -> bool {
+        self.brain().is_ended()
+    }
+
+    /// What a source that asks is told.
+    pub fn outcome(&self) -> Outcome {
+        self.brain().outcome()
+    }
+
+    /// Highest control message received; said in a WELCOME.
+    pub fn received_through(&self) -> u64 {
+        self.brain().received_through()
+    }
+
+    /// The operator of this host wants it to end.
+    pub fn cancel(&self) {
+        self.tell(Event::Cancel);
+    }
+
+    /// A line about it.
+    pub fn summary(&self) -> MigrationSummary {
+        let brain = self.brain();
+        let state = match (brain.is_ended(), brain.outcome()) {
+            (_, Outcome::Committed) => MigrationState::Completed,
+            (true, _) => MigrationState::Failed,
+            (false, _) => MigrationState::Running,
+        };
+        MigrationSummary {
+            id: MigrationId(self.session.to_string()),
+            guest: self.guest(),
+            direction: Direction::Incoming,
+            peer: self.peer.to_string(),
+            state,
+            step: convert::step(brain.step()),
+            started_unix_ms: self.started_unix_ms,
+            sent_bytes: self.received_bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    /// A data connection was welcomed: its writes are applied from now on.
+    pub fn attach_channel(self: &Arc<Incoming>, channel: u32, stream: Stream) -> std::io::Result<()> {
+        channels::attach(self, channel, stream)
+    }
+
+    /// A control connection was welcomed.
+    pub fn attach_path(self: &Arc<Incoming>, stream: Stream) -> std::io::Result<()> {
+        body::attach_path(self, stream)
+    }
+}

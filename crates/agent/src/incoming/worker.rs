@@ -1,0 +1,304 @@
+//! The one thread that deals with the waiting guest.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use linerate_core::destination::Event;
+use linerate_core::{Code, Fault, RegionInfo, Side, Step};
+use linerate_guest::migrate::{DestinationQemu, MigrateError};
+use linerate_guest::process::{self, Launch, StopHow};
+use linerate_guest::procfs::ProcessIdentity;
+use linerate_guest::qmp::QmpError;
+use linerate_guest::read;
+use linerate_guest::registry::{GuestRecord, Origin};
+use linerate_memory::{Mapping, RamBlock};
+use linerate_net::region::Region;
+use linerate_net::table::RegionTable;
+
+use super::Incoming;
+use super::admit::{Admitted, admit, endpoints};
+use crate::agent::Agent;
+use crate::clock::cpu_time;
+use crate::device_state::Writer;
+use crate::faults::{chain, fault};
+use crate::ram::Ram;
+
+/// A QMP command that does not wait for anything.
+const QMP_WAIT: Duration = Duration::from_secs(10);
+/// A QEMU starts.
+const START_WAIT: Duration = Duration::from_secs(60);
+/// A QEMU loads its state.
+const LOAD_WAIT: Duration = Duration::from_secs(60);
+/// Between two looks at the flag of a tear-down.
+const SLICE: Duration = Duration::from_millis(100);
+/// Tries to run a committed guest.
+const RUN_TRIES: u32 = 10;
+
+/// What the worker is asked to do; the brain's actions that deal with the guest.
+#[derive(Debug)]
+pub(super) enum Job {
+    Admit { guest: String, description: String, regions: Vec<RegionInfo> },
+    Prepare,
+    Seal { digest: bool },
+    LoadDeviceState(Vec<u8>),
+    FinishDeviceState,
+    Run { cpu_before: Duration },
+    TearDown,
+}
+
+/// The worker's handle.
+pub(super) struct Worker {
+    jobs: Sender<Job>,
+    abandon: Arc<AtomicBool>,
+    process: Arc<Mutex<Option<ProcessIdentity>>>,
+    thread: JoinHandle<()>,
+}
+
+impl Worker {
+    pub fn start(agent: Arc<Agent>, shared: Arc<Incoming>) -> std::io::Result<Worker> {
+        let (jobs, inbox) = channel();
+        let abandon = Arc::new(AtomicBool::new(false));
+        let process = Arc::new(Mutex::new(None));
+        let state = State {
+            agent,
+            shared,
+            admitted: None,
+            ram: Vec::new(),
+            guest: None,
+            writer: None,
+            abandon: abandon.clone(),
+            process: process.clone(),
+        };
+        let thread = std::thread::Builder::new().name("guest".into()).spawn(move || state.run(&inbox))?;
+        Ok(Worker { jobs, abandon, process, thread })
+    }
+
+    /// Queues a job. A tear-down ends the waits of the job under way.
+    pub fn ask(&self, job: Job) {
+        if matches!(job, Job::TearDown) {
+            self.abandon.store(true, Ordering::SeqCst);
+        }
+        let _ = self.jobs.send(job);
+    }
+
+    /// The waiting guest's process, for the journal.
+    pub fn process(&self) -> Option<ProcessIdentity> {
+        *self.process.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the thread's end, after the last job.
+    pub fn finish(self) {
+        drop(self.jobs);
+        if self.thread.join().is_err() {
+            tracing::error!("the guest's worker thread panicked");
+        }
+    }
+}
+
+struct State {
+    agent: Arc<Agent>,
+    shared: Arc<Incoming>,
+    admitted: Option<Admitted>,
+    ram: Vec<Arc<Ram>>,
+    guest: Option<(GuestRecord, DestinationQemu)>,
+    writer: Option<Writer>,
+    abandon: Arc<AtomicBool>,
+    process: Arc<Mutex<Option<ProcessIdentity>>>,
+}
+
+impl State {
+    fn run(mut self, inbox: &Receiver<Job>) {
+        while let Ok(job) = inbox.recv() {
+            if self.abandon.load(Ordering::SeqCst) && !matches!(job, Job::TearDown) {
+                continue;
+            }
+            let began = Instant::now();
+            let name = format!("{job:?}");
+            let name = name.split([' ', '{', '(']).next().unwrap_or_default().to_owned();
+            let done = self.work(job);
+            tracing::debug!(job = name, took = ?began.elapsed(), ok = done.is_ok(), "guest job");
+            if let Err(fault) = done {
+                self.shared.tell(Event::Failed(fault));
+            }
+        }
+    }
+
+    fn work(&mut self, job: Job) -> Result<(), Fault> {
+        match job {
+            Job::Admit { guest, description, regions } => self.admit(&guest, &description, regions),
+            Job::Prepare => self.prepare(),
+            Job::Seal { digest } => self.seal(digest),
+            Job::LoadDeviceState(bytes) => self.load(&bytes),
+            Job::FinishDeviceState => self.finish_device_state(),
+            Job::Run { cpu_before } => self.run_guest(cpu_before),
+            Job::TearDown => self.tear_down(),
+        }
+    }
+
+    fn admit(&mut self, guest: &str, description: &str, regions: Vec<RegionInfo>) -> Result<(), Fault> {
+        if self.agent.comes_already(guest, self.shared.session) {
+            let detail = format!("another migration brings {guest} here already");
+            return Err(Fault::new(Code::GuestBusy, Step::Admit, Side::Destination, detail));
+        }
+        let admitted = admit(&self.agent, guest, description, regions)?;
+        self.ram = admitted.regions.iter().map(|_| Arc::new(Ram::default())).collect();
+        let regions = admitted.regions.iter().zip(&self.ram);
+        let regions = regions.map(|(info, ram)| (info.id, ram.clone() as Arc<dyn Region>));
+        let _ = self.shared.regions.set(Arc::new(RegionTable::new(regions)));
+        self.admitted = Some(admitted);
+        self.shared.tell(Event::Admitted(endpoints(&self.agent)?));
+        Ok(())
+    }
+
+    fn prepare(&mut self) -> Result<(), Fault> {
+        let Some(admitted) = &self.admitted else { return Err(internal("nothing was admitted")) };
+        let launch = Launch {
+            name: &admitted.twin.name,
+            qemu: &admitted.qemu,
+            arguments: &admitted.twin.arguments,
+            folder: &admitted.folder,
+            qmp: &admitted.twin.qmp,
+            pid_file: &admitted.twin.pid_file,
+            ram_files: admitted.twin.ram_files.iter().map(|file| file.path.clone()).collect(),
+            origin: Origin::Arrived,
+        };
+        let deadline = Instant::now() + START_WAIT;
+        let (record, mut qmp) = process::start(&self.agent.registry, &launch, deadline)
+            .map_err(|error| here(Code::HypervisorFailed, Step::Prepare, &error))?;
+        *self.process.lock().unwrap_or_else(PoisonError::into_inner) = Some(record.process);
+        let pid = record.process.pid;
+        let found = read::read(&mut qmp, pid, deadline);
+        let guest = self.guest.insert((record, DestinationQemu::new(qmp)));
+        let found = found.map_err(|error| here(Code::HypervisorFailed, Step::Prepare, &error))?;
+        let failed = |error: MigrateError| here(Code::HypervisorFailed, Step::Prepare, &error);
+        guest.1.prepare(deadline).map_err(failed)?;
+        let socket = admitted.folder.join("state.sock");
+        guest.1.incoming(&socket, deadline).map_err(failed)?;
+        let writer = Writer::connect(&socket).map_err(|error| here(Code::HypervisorFailed, Step::Prepare, &error))?;
+        self.writer = Some(writer);
+        let regions = self.map_regions(pid, &found)?;
+        self.agent.note_process(self.shared.session, &self.shared.guest(), self.process.as_ref())?;
+        self.shared.tell(Event::Prepared(regions));
+        Ok(())
+    }
+
+    /// Maps what the waiting QEMU itself says that it will leave out of its stream.
+    fn map_regions(
+        &self,
+        pid: i32,
+        found: &linerate_guest::description::GuestDescription,
+    ) -> Result<Vec<RegionInfo>, Fault> {
+        let mut regions = Vec::new();
+        for (index, block) in found.regions().enumerate() {
+            let path = std::path::PathBuf::from(block.path.clone().unwrap_or_default());
+            let ram = RamBlock::find(pid, &block.id, &path)
+                .map_err(|error| here(Code::MemoryFailed, Step::Prepare, &error))?;
+            let mapping = Mapping::new(&ram).map_err(|error| here(Code::MemoryFailed, Step::Prepare, &error))?;
+            let id = u16::try_from(index).map_err(|error| here(Code::GuestDiffers, Step::Prepare, &error))?;
+            regions.push(RegionInfo { id, name: ram.name().to_owned(), size: ram.size() });
+            if let Some(slot) = self.ram.get(index) {
+                slot.set(mapping);
+            }
+        }
+        Ok(regions)
+    }
+
+    /// Rule 5: when this has returned, no write is applied any more.
+    fn seal(&mut self, digest: bool) -> Result<(), Fault> {
+        if let Some(regions) = self.shared.regions.get() {
+            regions.seal();
+        }
+        let digest = match digest {
+            true => Some(
+                crate::digest::of(&self.ram).map_err(|error| here(Code::MemoryFailed, Step::Blackout, &error))?,
+            ),
+            false => None,
+        };
+        self.shared.tell(Event::Sealed(digest));
+        Ok(())
+    }
+
+    fn load(&mut self, bytes: &[u8]) -> Result<(), Fault> {
+        let Some(writer) = &mut self.writer else { return Err(internal("no hypervisor waits for its state")) };
+        writer.write(bytes).map_err(|error| here(Code::HypervisorFailed, Step::Blackout, &error))
+    }
+
+    fn finish_device_state(&mut self) -> Result<(), Fault> {
+        let (Some(writer), Some((_, qemu))) = (&self.writer, &mut self.guest) else {
+            return Err(internal("no hypervisor waits for its state"));
+        };
+        writer.finish().map_err(|error| here(Code::HypervisorFailed, Step::Blackout, &error))?;
+        let end = Instant::now() + LOAD_WAIT;
+        loop {
+            match qemu.wait_loaded(end.min(Instant::now() + SLICE)) {
+                Ok(()) => break,
+                Err(MigrateError::Qmp(QmpError::TimedOut { .. })) if Instant::now() < end => {
+                    if self.abandon.load(Ordering::SeqCst) {
+                        return Err(Fault::new(Code::Cancelled, Step::Blackout, Side::Destination, "given up meanwhile"));
+                    }
+                }
+                Err(error) => return Err(here(Code::HypervisorFailed, Step::Blackout, &error)),
+            }
+        }
+        self.shared.tell(Event::DeviceStateLoaded);
+        Ok(())
+    }
+
+    /// The journal says that the guest is ours: it must run, and there is no way back.
+    fn run_guest(&mut self, cpu_before: Duration) -> Result<(), Fault> {
+        let Some((_, qemu)) = &mut self.guest else { return Err(internal("no hypervisor holds the guest")) };
+        let began = Instant::now();
+        let mut tries = 0;
+        while let Err(error) = qemu.resume(Instant::now() + QMP_WAIT) {
+            tries += 1;
+            tracing::error!(error = chain(&error), tries, "the guest is ours and cannot be started yet");
+            if tries >= RUN_TRIES {
+                return Err(here(Code::HypervisorFailed, Step::Commit, &error));
+            }
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        let took = began.elapsed();
+        let _ = cpu_before;
+        self.shared.tell(Event::GuestRuns(took));
+        qemu.settle(Instant::now() + QMP_WAIT);
+        self.writer = None;
+        if let Some(admitted) = &self.admitted {
+            let _ = std::fs::remove_file(admitted.folder.join("state.sock"));
+        }
+        Ok(())
+    }
+
+    /// Ends the waiting guest and removes everything of it. Nothing but this session's own is touched.
+    fn tear_down(&mut self) -> Result<(), Fault> {
+        self.writer = None;
+        self.shared.channels.close_all();
+        match (self.guest.take(), self.admitted.take()) {
+            (Some((record, mut qemu)), _) => {
+                let qmp = Some(qemu.qmp());
+                let deadline = Instant::now() + QMP_WAIT;
+                if let Err(error) = process::stop(&self.agent.registry, &record, qmp, StopHow::Quit, deadline) {
+                    tracing::error!(error = chain(&error), guest = record.name, "the waiting guest could not be ended");
+                    // It must not be said that it is gone while it may be there.
+                    return Err(here(Code::HypervisorFailed, Step::CleanUp, &error));
+                }
+            }
+            (None, Some(admitted)) => {
+                let _ = std::fs::remove_dir_all(&admitted.folder);
+            }
+            (None, None) => {}
+        }
+        self.shared.tell(Event::TornDown);
+        Ok(())
+    }
+}
+
+fn here(code: Code, step: Step, error: &(dyn std::error::Error + 'static)) -> Fault {
+    fault(code, step, Side::Destination, error)
+}
+
+fn internal(detail: &str) -> Fault {
+    Fault::new(Code::Internal, Step::Prepare, Side::Destination, detail)
+}

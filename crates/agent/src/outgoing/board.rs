@@ -1,0 +1,181 @@
+//! What is seen of a migration's links: state, counters, losses.
+
+use std::collections::HashMap;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use linerate_api::{LinkProgress, LinkState, LinkTotals};
+use linerate_core::{ChannelId, LinkId};
+use linerate_net::channel::ChannelError;
+use linerate_net::links::Link;
+use linerate_net::stats::{ChannelStats, Counters};
+use linerate_net::tcp::stats::Progress as TcpProgress;
+
+/// A channel as the board sees it.
+pub(super) struct ChannelView {
+    pub id: ChannelId,
+    pub stats: Arc<ChannelStats>,
+    pub tcp: Option<TcpProgress>,
+}
+
+struct Entry {
+    link: Link,
+    state: LinkState,
+    /// Tells the link's thread that something of it is gone.
+    lost: Sender<String>,
+    living: Vec<ChannelView>,
+    /// Of channels that are gone.
+    past: Counters,
+    past_retransmits: u64,
+    lost_count: u32,
+    up_since: Option<Instant>,
+    up_for: Duration,
+}
+
+#[derive(Default)]
+struct Inner {
+    links: Vec<Entry>,
+    owner: HashMap<ChannelId, LinkId>,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Board(Mutex<Inner>);
+
+impl Board {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A link is going to be used.
+    pub fn add(&self, link: Link, lost: Sender<String>) {
+        self.lock().links.push(Entry {
+            link,
+            state: LinkState::Probing,
+            lost,
+            living: Vec::new(),
+            past: Counters::default(),
+            past_retransmits: 0,
+            lost_count: 0,
+            up_since: None,
+            up_for: Duration::ZERO,
+        });
+    }
+
+    /// Its channels carry from now on. Says whether it had been lost before.
+    pub fn up(&self, link: LinkId, channels: Vec<ChannelView>) -> bool {
+        let mut inner = self.lock();
+        inner.owner.extend(channels.iter().map(|channel| (channel.id, link)));
+        let Some(entry) = inner.links.iter_mut().find(|entry| entry.link.id == link) else { return false };
+        entry.living = channels;
+        entry.state = LinkState::Up;
+        entry.up_since = Some(Instant::now());
+        entry.lost_count > 0
+    }
+
+    /// Everything on it is gone.
+    pub fn down(&self, link: LinkId) {
+        let mut inner = self.lock();
+        let Some(entry) = inner.links.iter_mut().find(|entry| entry.link.id == link) else { return };
+        let (counters, retransmits) = sums(&mut entry.living);
+        entry.past = entry.past + counters;
+        entry.past_retransmits += retransmits;
+        entry.living.clear();
+        entry.state = LinkState::Lost;
+        entry.lost_count += 1;
+        entry.up_for += entry.up_since.take().map(|since| since.elapsed()).unwrap_or_default();
+    }
+
+    /// One of its channels is gone: its thread is told.
+    pub fn channel_lost(&self, channel: ChannelId, error: &ChannelError) {
+        let inner = self.lock();
+        let owner = inner.owner.get(&channel);
+        if let Some(entry) = inner.links.iter().find(|entry| Some(&entry.link.id) == owner) {
+            let _ = entry.lost.send(error.to_string());
+        }
+    }
+
+    /// The link's control path is gone: its thread is told.
+    pub fn path_lost(&self, link: LinkId, reason: &str) {
+        if let Some(entry) = self.lock().links.iter().find(|entry| entry.link.id == link) {
+            let _ = entry.lost.send(reason.to_owned());
+        }
+    }
+
+    /// An interface of this host went down: the threads of its links are told.
+    pub fn interface_down(&self, name: &str) {
+        for entry in self.lock().links.iter().filter(|entry| entry.link.device.as_deref() == Some(name)) {
+            let _ = entry.lost.send(format!("{name} has no carrier"));
+        }
+    }
+
+    /// All links, for displays. `rate` gives bytes per second of a link.
+    pub fn progress(&self, rate: impl Fn(LinkId) -> u64) -> Vec<LinkProgress> {
+        let mut inner = self.lock();
+        let entry = |entry: &mut Entry| {
+            let (counters, retransmits) = sums(&mut entry.living);
+            let (local, remote) = ends(&entry.link);
+            LinkProgress {
+                id: entry.link.id,
+                name: name(&entry.link),
+                local,
+                remote,
+                state: entry.state,
+                rate_bytes_per_s: rate(entry.link.id),
+                sent_bytes: (entry.past + counters).wire_bytes,
+                speed_mbps: entry.link.speed_mbps,
+                channels: u32::try_from(entry.living.len()).unwrap_or(u32::MAX),
+                retransmits: entry.past_retransmits + retransmits,
+            }
+        };
+        inner.links.iter_mut().map(entry).collect()
+    }
+
+    /// All links, for the report.
+    pub fn totals(&self) -> Vec<LinkTotals> {
+        let mut inner = self.lock();
+        let entry = |entry: &mut Entry| {
+            let (counters, retransmits) = sums(&mut entry.living);
+            let (local, remote) = ends(&entry.link);
+            let sent_bytes = (entry.past + counters).wire_bytes;
+            let up = entry.up_for + entry.up_since.map(|since| since.elapsed()).unwrap_or_default();
+            LinkTotals {
+                name: name(&entry.link),
+                local,
+                remote,
+                speed_mbps: entry.link.speed_mbps,
+                sent_bytes,
+                rate_bytes_per_s: (sent_bytes as f64 / up.as_secs_f64().max(1e-6)) as u64,
+                lost_count: entry.lost_count,
+                retransmits: entry.past_retransmits + retransmits,
+            }
+        };
+        inner.links.iter_mut().map(entry).collect()
+    }
+
+    /// Where the destination can be reached.
+    pub fn remotes(&self) -> Vec<std::net::SocketAddr> {
+        self.lock().links.iter().map(|entry| entry.link.remote).collect()
+    }
+
+    /// Sum over all links.
+    pub fn counters(&self) -> Counters {
+        let mut inner = self.lock();
+        inner.links.iter_mut().map(|entry| entry.past + sums(&mut entry.living).0).sum()
+    }
+}
+
+fn sums(channels: &mut [ChannelView]) -> (Counters, u64) {
+    let counters = channels.iter().map(|channel| channel.stats.counters()).sum();
+    let tcp = channels.iter_mut().filter_map(|channel| channel.tcp.as_mut()?.read());
+    (counters, tcp.map(|info| u64::from(info.retransmits)).sum())
+}
+
+fn name(link: &Link) -> String {
+    link.device.clone().unwrap_or_else(|| link.remote_interface.clone())
+}
+
+fn ends(link: &Link) -> (String, String) {
+    (link.local.map_or_else(|| "(routed)".to_owned(), |ip| ip.to_string()), link.remote.ip().to_string())
+}

@@ -1,0 +1,215 @@
+//! The loop of a migration: events to the brain, its actions to the hands.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use linerate_api::CpuSeconds;
+use linerate_core::control::Outgoing as Frame;
+use linerate_core::journal::SourcePhase;
+use linerate_core::source::{Action, Ending, Event};
+use linerate_core::{Code, LinkId, PathId, Side};
+use linerate_net::control::{ControlError, ControlPath};
+use linerate_wire::frame::encode_control;
+
+use super::links::{self, Links};
+use super::progress::{self, Told};
+use super::worker::{Job, Worker};
+use super::{Input, Outgoing};
+use crate::clock::cpu_time;
+use crate::faults::fault;
+use crate::journal::{Journal, Record, Role};
+
+/// Progress is told this often.
+const PROGRESS_EVERY: Duration = Duration::from_millis(200);
+
+struct Path {
+    path: ControlPath,
+    link: Option<LinkId>,
+}
+
+/// Everything that the loop has of its own.
+pub(super) struct Body {
+    pub shared: Arc<Outgoing>,
+    pub worker: Worker,
+    pub journal: Arc<Journal>,
+    pub record: Record,
+    paths: HashMap<PathId, Path>,
+    links: Option<Links>,
+    told: Told,
+    progress_at: Instant,
+    cpu_before: Duration,
+    ending: Option<Ending>,
+}
+
+impl Body {
+    /// A body that has not begun.
+    pub fn new(shared: Arc<Outgoing>, worker: Worker, journal: Arc<Journal>, record: Record) -> Body {
+        Body {
+            shared,
+            worker,
+            journal,
+            record,
+            paths: HashMap::new(),
+            links: None,
+            told: Told::default(),
+            progress_at: Instant::now(),
+            cpu_before: cpu_time(),
+            ending: None,
+        }
+    }
+
+    /// Runs until the brain says that it is over.
+    pub fn run(mut self, inbox: &Receiver<Input>) {
+        while self.ending.is_none() {
+            self.wait(inbox);
+            self.act();
+            self.told.steps(&self.shared);
+            if self.progress_at.elapsed() >= PROGRESS_EVERY {
+                self.progress_at = Instant::now();
+                let progress = progress::progress(&self.shared);
+                self.shared.hub.publish(linerate_api::EventKind::Progress(Box::new(progress)));
+            }
+        }
+        self.end();
+    }
+
+    /// Takes what is in the inbox, or lets time pass.
+    fn wait(&mut self, inbox: &Receiver<Input>) {
+        let now = self.shared.clock.now();
+        let until = self.shared.brain().timeout(now).unwrap_or(now);
+        match inbox.recv_timeout(until.since(now)) {
+            Ok(input) => self.take(input),
+            Err(RecvTimeoutError::Timeout) => self.handle(Event::Tick),
+            // Cannot be: we hold a sender.
+            Err(RecvTimeoutError::Disconnected) => {}
+        }
+        while let Ok(input) = inbox.try_recv() {
+            self.take(input);
+        }
+    }
+
+    fn take(&mut self, input: Input) {
+        match input {
+            Input::Event(Event::PathLost(path)) => {
+                if let Some(path) = self.paths.remove(&path)
+                    && let Some(link) = path.link
+                {
+                    self.shared.board.path_lost(link, "its control connection is gone");
+                }
+                self.handle(Event::PathLost(path));
+            }
+            Input::Event(event) => self.handle(event),
+            Input::EventAt(at, event) => self.shared.brain().handle(at, event),
+            Input::Path(id, link, path) => {
+                self.paths.insert(id, Path { path, link });
+                self.handle(Event::PathUp(id));
+            }
+            Input::LinkLost(link) => {
+                let of_link = self.paths.iter().filter(|(_, path)| path.link == Some(link));
+                let gone: Vec<PathId> = of_link.map(|(&id, _)| id).collect();
+                for id in gone {
+                    self.paths.remove(&id);
+                    self.handle(Event::PathLost(id));
+                }
+            }
+            Input::Wake => self.handle(Event::Tick),
+        }
+    }
+
+    fn handle(&mut self, event: Event) {
+        let now = self.shared.clock.now();
+        self.shared.brain().handle(now, event);
+    }
+
+    fn act(&mut self) {
+        loop {
+            let now = self.shared.clock.now();
+            let Some(action) = self.shared.brain().poll_action(now) else { break };
+            if !matches!(action, Action::Transmit(..)) {
+                tracing::debug!(?action, "action");
+            }
+            self.execute(action);
+        }
+        // New work, a stop, or a fence that gave extents back: whoever waits looks.
+        self.shared.work.notify_all();
+    }
+
+    fn execute(&mut self, action: Action) {
+        match action {
+            Action::Transmit(path, frame) => self.transmit(path, frame),
+            Action::OpenLinks(endpoints) => self.links = Some(Links::open(&self.shared, &endpoints)),
+            Action::Attach => self.worker.ask(Job::Attach),
+            Action::Protect => self.worker.ask(Job::Protect),
+            Action::Scan { last } => self.worker.ask(Job::Scan { last }),
+            Action::Throttle(percent) => self.worker.ask(Job::Throttle(percent)),
+            Action::SwitchOver => self.worker.ask(Job::SwitchOver),
+            Action::Digest => self.worker.ask(Job::Digest),
+            Action::WriteDeviceState => self.worker.ask(Job::WriteDeviceState),
+            Action::RollBack => self.worker.ask(Job::RollBack),
+            Action::CleanUp => self.worker.ask(Job::CleanUp),
+            Action::Journal(phase) => self.write_journal(phase),
+            Action::Query => links::query(&self.shared, &self.record),
+            Action::End(ending) => self.ending = Some(ending),
+        }
+    }
+
+    fn transmit(&mut self, path: PathId, frame: Frame) {
+        let Some(target) = self.paths.get(&path) else { return };
+        if let Err(error) = send(&target.path, frame) {
+            tracing::debug!(path, %error, "a control connection takes nothing more");
+            self.take(Input::Event(Event::PathLost(path)));
+        }
+    }
+
+    fn write_journal(&mut self, new: SourcePhase) {
+        if let Role::Source { phase, .. } = &mut self.record.role {
+            *phase = new;
+        }
+        self.record.changed_unix_ms = crate::clock::unix_ms();
+        match self.journal.put(self.shared.session, &self.record) {
+            Ok(()) => self.handle(Event::Journaled(new)),
+            Err(error) => {
+                let step = self.shared.brain().step();
+                self.handle(Event::Failed(fault(Code::JournalFailed, step, Side::Source, &error)));
+            }
+        }
+    }
+
+    fn end(mut self) {
+        self.shared.work.notify_all();
+        self.act();
+        let Some(ending) = self.ending.take() else { return };
+        drop(self.links.take());
+        self.paths.clear();
+        let downtime = self.worker.qemu_downtime_ms.clone();
+        self.worker.finish();
+        let downtime_ms = *downtime.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let cpu = CpuSeconds {
+            source_agent_s: cpu_time().saturating_sub(self.cpu_before).as_secs_f64(),
+            destination_agent_s: 0.0,
+        };
+        match &ending.fault {
+            None => tracing::info!(session = %self.shared.session, guest = self.shared.request.guest, "moved"),
+            Some(fault) => {
+                let guest = ending.guest.sentence();
+                tracing::warn!(session = %self.shared.session, guest = self.shared.request.guest, %fault, guest_state = guest, "not moved");
+            }
+        }
+        self.told.steps(&self.shared);
+        self.shared.release();
+        self.shared.hub.publish(progress::finished(&self.shared, &ending, cpu, downtime_ms));
+    }
+}
+
+fn send(path: &ControlPath, frame: Frame) -> Result<(), ControlError> {
+    match frame {
+        Frame::Message { sequence, message } => {
+            let mut bytes = Vec::new();
+            encode_control(&mut bytes, sequence, &message)?;
+            path.sender().send(&bytes)
+        }
+        Frame::Acknowledgement { through } => path.sender().acknowledge(through),
+    }
+}

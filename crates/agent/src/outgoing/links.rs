@@ -1,0 +1,354 @@
+//! Links of a migration: one thread each, which opens the control path and the channels, moves a few bytes for a proof,
+//! and does so again whenever the link is lost. A link is one thing: if its path or one of its channels dies, all of it is
+//! closed and opened anew.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use linerate_api::EventKind;
+use linerate_core::source::Event;
+use linerate_core::{Code, Endpoint, Fault, LinkId, SessionId, Side, Step, Token};
+use linerate_net::channel::{Acks, ChannelError, Sender as _};
+use linerate_net::control::{ControlEvent, ControlOptions, ControlPath};
+use linerate_net::interfaces;
+use linerate_net::links::{Link, channels_for, pair, parse_networks};
+use linerate_net::monitor::{InterfaceEvent, Monitor};
+use linerate_net::pacer::Pacer;
+use linerate_net::pump::{Carrier, PumpHandle, PumpOptions};
+use linerate_net::region::Region;
+use linerate_net::table::RegionTable;
+use linerate_net::tcp::Stream;
+use linerate_net::tcp::connect::{ConnectError, Route, connect, query as ask};
+use linerate_net::tcp::options::TcpOptions;
+use linerate_net::tcp::send::{StreamAcks, StreamSender};
+use linerate_net::tcp::stats::Progress as TcpProgress;
+use linerate_wire::frame::{Hello, Role};
+use linerate_wire::{VERSION_MAX, VERSION_MIN};
+
+use super::board::ChannelView;
+use super::{Input, Outgoing};
+use crate::faults::{chain, fault};
+use crate::journal::{Record, Role as JournalRole};
+
+/// A lost link is tried again this often.
+const RETRY: Duration = Duration::from_millis(250);
+/// Connection, handshake and probe of a link must be done within this.
+const OPEN_WITHIN: Duration = Duration::from_secs(2);
+/// Bytes really moved before a link is trusted: more than a path with a broken MTU lets through, and little enough to
+/// take some milliseconds at 1 Gb/s.
+const PROBE_BYTES: usize = 512 << 10;
+/// Number of the frame that a probe is: the one before the scheduler's first.
+const PROBE_SEQUENCE: u64 = linerate_core::scheduler::FIRST_SEQUENCE - 1;
+
+fn hello(session: SessionId, token: Token, role: Role, link: LinkId, channel: u32) -> Hello {
+    Hello { version_min: VERSION_MIN, version_max: VERSION_MAX, session, role, link, channel, token }
+}
+
+fn tcp_options() -> TcpOptions {
+    TcpOptions { connect_wait: OPEN_WITHIN, ..TcpOptions::default() }
+}
+
+/// Reaches the destination's agent at one of its addresses and opens the session.
+pub(super) fn first_contact(peers: &[SocketAddr], session: SessionId, token: Token) -> Result<(Stream, SocketAddr), Fault> {
+    let mut last = None;
+    for &remote in peers {
+        let route = Route { local: None, device: None, remote };
+        match connect(&route, &hello(session, token, Role::ControlNew, 0, 0), &tcp_options()) {
+            Ok((stream, _)) => return Ok((stream, remote)),
+            Err(ConnectError::Refused { fault, .. }) => return Err(fault),
+            Err(error) => last = Some(fault(Code::NoLink, Step::Authorise, Side::Source, &error)),
+        }
+    }
+    Err(last.unwrap_or_else(|| Fault::new(Code::NoLink, Step::Authorise, Side::Source, "the host has no address")))
+}
+
+/// Asks the destination's journal, in a thread of its own; the answer goes to the brain if there is one.
+pub(super) fn query(shared: &Arc<Outgoing>, record: &Record) {
+    let JournalRole::Source { peers, .. } = &record.role else { return };
+    let (shared, mut peers) = (shared.clone(), peers.clone());
+    peers.extend(shared.board.remotes());
+    let asking = move || {
+        if let Some(outcome) = ask_any(&peers, shared.session, shared.token) {
+            shared.tell(Event::Answered(outcome));
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("query".into()).spawn(asking) {
+        tracing::error!(%error, "no thread to ask the destination");
+    }
+}
+
+/// The first answer from any of a host's addresses.
+pub(crate) fn ask_any(peers: &[SocketAddr], session: SessionId, token: Token) -> Option<linerate_core::Outcome> {
+    for &remote in peers {
+        let route = Route { local: None, device: None, remote };
+        match ask(&route, &hello(session, token, Role::Query, 0, 0), &tcp_options()) {
+            Ok(outcome) => return Some(outcome),
+            Err(error) => tracing::debug!(%remote, error = chain(&error), "no answer"),
+        }
+    }
+    None
+}
+
+/// Puts a welcomed control connection to use. The path is given to the loop, which owns it from then on.
+pub(super) fn attach_path(shared: &Arc<Outgoing>, stream: Stream, link: Option<LinkId>) -> io::Result<()> {
+    let number = shared.next_path.fetch_add(1, Ordering::Relaxed);
+    let path = u16::try_from(number).map_err(io::Error::other)?;
+    let events = shared.control.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
+    let events = events.ok_or_else(|| io::Error::other("the migration is over"))?;
+    let started = ControlPath::start(path, stream, ControlOptions::default(), events);
+    let _ = shared.inbox.send(Input::Path(number, link, started.map_err(io::Error::other)?));
+    Ok(())
+}
+
+/// What came over a control path, for the brain.
+pub(super) fn control_event(event: ControlEvent) -> Event {
+    match event {
+        ControlEvent::Message { path, sequence, message } => Event::Received { path: path.into(), sequence, message },
+        ControlEvent::Acknowledged { path, through } => Event::ControlAcknowledged { path: path.into(), through },
+        ControlEvent::Keepalive { path } => Event::Heard(path.into()),
+        ControlEvent::Lost { path, error } => {
+            tracing::debug!(path, error = chain(&error), "a control connection is gone");
+            Event::PathLost(path.into())
+        }
+    }
+}
+
+/// All links of a migration. Dropping it closes them.
+pub(super) struct Links {
+    stop: Arc<AtomicBool>,
+    wake: Vec<Sender<String>>,
+    threads: Vec<JoinHandle<()>>,
+    monitor: Option<Monitor>,
+}
+
+impl Links {
+    /// Pairs the destination's endpoints with this host's ports, and opens what pairs.
+    pub fn open(shared: &Arc<Outgoing>, endpoints: &[Endpoint]) -> Links {
+        let mut links = Links { stop: Arc::default(), wake: Vec::new(), threads: Vec::new(), monitor: None };
+        match paired(shared, endpoints) {
+            Ok(paired) if paired.is_empty() => shared.tell(Event::Failed(no_link(endpoints))),
+            Ok(paired) => {
+                for link in paired {
+                    links.start(shared, link);
+                }
+                links.watch(shared);
+            }
+            Err(fault) => shared.tell(Event::Failed(fault)),
+        }
+        links
+    }
+
+    fn start(&mut self, shared: &Arc<Outgoing>, link: Link) {
+        if link.mtu_differs {
+            let text = format!("{}: the two ports have different MTUs; large packets may be lost", describe(&link));
+            shared.hub.publish(EventKind::Warning { text });
+        }
+        let (lost, losses) = channel();
+        shared.board.add(link.clone(), lost.clone());
+        self.wake.push(lost);
+        let name = format!("link-{}", link.id);
+        let supervisor =
+            Supervisor { shared: shared.clone(), stop: self.stop.clone(), losses, pump: pump_options(shared), link };
+        match std::thread::Builder::new().name(name).spawn(move || supervisor.run()) {
+            Ok(thread) => self.threads.push(thread),
+            Err(error) => tracing::error!(%error, "no thread for a link"),
+        }
+    }
+
+    /// An interface that loses its carrier is known at once, without any time-out.
+    fn watch(&mut self, shared: &Arc<Outgoing>) {
+        let (events, changes) = channel::<InterfaceEvent>();
+        match Monitor::start(events) {
+            Ok(monitor) => self.monitor = Some(monitor),
+            Err(error) => {
+                tracing::warn!(error = chain(&error), "interfaces are not watched; lost links are found by time-outs");
+                return;
+            }
+        }
+        let shared = shared.clone();
+        let watching = move || {
+            for change in changes.iter().filter(|change| !change.usable) {
+                shared.board.interface_down(&change.name);
+            }
+        };
+        if let Ok(thread) = std::thread::Builder::new().name("carrier".into()).spawn(watching) {
+            self.threads.push(thread);
+        }
+    }
+}
+
+impl Drop for Links {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.monitor = None;
+        for wake in &self.wake {
+            let _ = wake.send("the migration is over".into());
+        }
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn paired(shared: &Outgoing, endpoints: &[Endpoint]) -> Result<Vec<Link>, Fault> {
+    let failed = |error: &(dyn std::error::Error + 'static)| fault(Code::NoLink, Step::Connect, Side::Source, error);
+    let ours = interfaces::list().map_err(|error| failed(&error))?;
+    let filter = parse_networks(&shared.request.links.join(",")).map_err(|error| failed(&error))?;
+    Ok(pair(&ours, endpoints, &filter))
+}
+
+fn no_link(endpoints: &[Endpoint]) -> Fault {
+    let offered: Vec<String> = endpoints.iter().map(|one| format!("{} ({})", one.address, one.interface)).collect();
+    let detail = format!("the destination listens on {}; none of it pairs with a port of this host", offered.join(", "));
+    Fault::new(Code::NoLink, Step::Connect, Side::Source, detail)
+}
+
+fn pump_options(shared: &Arc<Outgoing>) -> PumpOptions {
+    let regions = shared.ram().into_iter().enumerate();
+    let regions = regions.filter_map(|(id, ram)| Some((u16::try_from(id).ok()?, ram as Arc<dyn Region>)));
+    PumpOptions { pacer: shared.pacer.clone(), ..PumpOptions::new(Arc::new(RegionTable::new(regions))) }
+}
+
+/// The bandwidth limit that all channels share.
+pub(super) fn pacer(bytes_per_s: Option<u64>) -> Option<Arc<Pacer>> {
+    std::num::NonZeroU64::new(bytes_per_s?).map(|rate| Arc::new(Pacer::new(rate)))
+}
+
+fn describe(link: &Link) -> String {
+    let device = link.device.as_deref().unwrap_or("routed");
+    format!("{device} to {} ({})", link.remote.ip(), link.remote_interface)
+}
+
+struct Supervisor {
+    shared: Arc<Outgoing>,
+    stop: Arc<AtomicBool>,
+    losses: Receiver<String>,
+    pump: PumpOptions,
+    link: Link,
+}
+
+/// Why a link could not be opened.
+#[derive(Debug, thiserror::Error)]
+enum OpenError {
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error("small packets pass and a probe of {} KiB does not: {0}", PROBE_BYTES >> 10)]
+    Probe(#[source] ChannelError),
+    #[error("small packets pass and a probe of {} KiB was not answered in time; check that the MTU is the same along the way", PROBE_BYTES >> 10)]
+    ProbeSilent,
+    #[error(transparent)]
+    Channel(#[from] ChannelError),
+    #[error(transparent)]
+    Path(#[from] io::Error),
+}
+
+impl Supervisor {
+    fn run(self) {
+        let mut said = String::new();
+        while !self.stop.load(Ordering::SeqCst) {
+            // What was told of the last opening is of no interest any more.
+            while self.losses.try_recv().is_ok() {}
+            match self.open() {
+                Ok(pumps) => {
+                    said.clear();
+                    self.hold(pumps);
+                }
+                Err(error) => {
+                    // Part of it may have been opened and told.
+                    self.shared.link_lost(self.link.id);
+                    let error = chain(&error);
+                    if error != said {
+                        let link = describe(&self.link);
+                        tracing::warn!(link, error, "a link cannot be used");
+                        self.shared.hub.publish(EventKind::Warning { text: format!("{link}: {error}") });
+                        said = error;
+                    }
+                    let _ = self.losses.recv_timeout(RETRY);
+                }
+            }
+        }
+    }
+
+    /// Control path, channels, probe. The brain hears of the channels only once bytes have moved.
+    fn open(&self) -> Result<Vec<PumpHandle>, OpenError> {
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let route = Route::from(&self.link);
+        let join = hello(self.shared.session, self.shared.token, Role::ControlJoin, self.link.id, 0);
+        let (control, _) = connect(&route, &join, &tcp_options())?;
+        let mut opened = Vec::new();
+        for _ in 0..channels_for(self.link.speed_mbps, cpus) {
+            opened.push(self.open_channel(&route)?);
+        }
+        attach_path(&self.shared, control, Some(self.link.id))?;
+        let views = opened.iter_mut().map(|(number, carrier, stream)| ChannelView {
+            id: *number,
+            stats: carrier.sender.stats(),
+            tcp: TcpProgress::of(stream),
+        });
+        let again = self.shared.board.up(self.link.id, views.collect());
+        if again {
+            tracing::info!(link = describe(&self.link), "a lost link carries again");
+            self.shared.hub.publish(EventKind::LinkBack { link: self.link.id });
+        }
+        let mut pumps = Vec::new();
+        for (channel, carrier, _) in opened {
+            self.shared.tell_brain(Event::ChannelUp { channel, link: self.link.id });
+            let source = self.shared.clone();
+            pumps.push(PumpHandle::start(channel, carrier, source, self.pump.clone())?);
+        }
+        Ok(pumps)
+    }
+
+    fn open_channel(&self, route: &Route) -> Result<(u32, Carrier, Stream), OpenError> {
+        let channel = self.shared.next_channel.fetch_add(1, Ordering::Relaxed);
+        let data = hello(self.shared.session, self.shared.token, Role::Data, self.link.id, channel);
+        let (stream, _) = connect(route, &data, &tcp_options())?;
+        let mut carrier = Carrier {
+            sender: Box::new(StreamSender::new(stream.clone())),
+            acks: Box::new(StreamAcks::new(stream.clone())),
+            closer: stream.closer(),
+        };
+        probe(&mut carrier)?;
+        Ok((channel, carrier, stream))
+    }
+
+    /// Keeps the link until something of it is lost.
+    fn hold(&self, pumps: Vec<PumpHandle>) {
+        let reason = loop {
+            match self.losses.recv_timeout(Duration::from_secs(1)) {
+                Ok(reason) => break reason,
+                Err(RecvTimeoutError::Timeout) if !self.stop.load(Ordering::SeqCst) => {}
+                Err(_) => break "the migration is over".into(),
+            }
+        };
+        // Whoever waits for work must come back before its thread can end.
+        for pump in &pumps {
+            pump.stop();
+        }
+        self.shared.link_lost(self.link.id);
+        drop(pumps);
+        if !self.stop.load(Ordering::SeqCst) {
+            tracing::warn!(link = describe(&self.link), reason, "a link is lost");
+            self.shared.board.down(self.link.id);
+            self.shared.hub.publish(EventKind::LinkLost { link: self.link.id, reason });
+        }
+    }
+}
+
+/// Moves some bytes for a proof.
+fn probe(carrier: &mut Carrier) -> Result<(), OpenError> {
+    let end = Instant::now() + OPEN_WITHIN;
+    carrier.sender.probe(PROBE_SEQUENCE, PROBE_BYTES).map_err(OpenError::Probe)?;
+    while Instant::now() < end {
+        match carrier.acks.next(Duration::from_millis(50)).map_err(OpenError::Probe)? {
+            Some(told) if told.through >= PROBE_SEQUENCE => return Ok(()),
+            _ => {}
+        }
+    }
+    Err(OpenError::ProbeSilent)
+}

@@ -1,0 +1,168 @@
+//! Migrations that leave this host: the body of `linerate-core`'s source.
+//!
+//! | room | what lives there |
+//! |---|---|
+//! | here | what all threads of a migration share: the brain behind a lock, its inbox, its watchers |
+//! | `start` | steps 1 and 2: the guest is read and judged, the destination's agent is reached |
+//! | `body` | the loop that feeds events to the brain and does what it says |
+//! | `worker` | the one thread that deals with the guest: its memory and its QEMU |
+//! | `links` | one thread per link: control path and channels, opened again whenever they are lost |
+//! | `work` | what the channels ask the brain |
+//! | `board`, `progress` | what is seen of it |
+
+mod board;
+mod body;
+mod links;
+mod progress;
+mod start;
+mod work;
+mod worker;
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use linerate_api::{MigrateRequest, MigrationDetail, MigrationId, MigrationState, MigrationSummary};
+use linerate_core::source::{Event, Source};
+use linerate_core::{LinkId, PathId, SessionId, Time, Token};
+use linerate_net::control::{ControlEvent, ControlPath};
+use linerate_net::pacer::Pacer;
+
+use crate::clock::Clock;
+use crate::hub::Hub;
+use crate::ram::Ram;
+use board::Board;
+
+pub(crate) use links::ask_any;
+pub use start::start;
+
+/// What the loop of a migration receives.
+pub(crate) enum Input {
+    /// For the brain.
+    Event(Event),
+    /// For the brain, of a moment that has passed.
+    EventAt(Time, Event),
+    /// A control connection is up.
+    Path(PathId, Option<LinkId>, ControlPath),
+    /// A link is closed: its control connection goes with it.
+    LinkLost(LinkId),
+    /// The brain may have something to do: a channel changed it.
+    Wake,
+}
+
+/// A migration that leaves this host.
+pub struct Outgoing {
+    /// Names it on both hosts.
+    pub session: SessionId,
+    token: Token,
+    /// What was asked for.
+    pub request: MigrateRequest,
+    from: String,
+    started_unix_ms: u64,
+    /// Time from the request to the brain's start: steps 1 and 2.
+    before_brain: Duration,
+    ram_bytes: u64,
+    clock: Clock,
+    brain: Mutex<Source>,
+    /// Told when there may be work for a channel that found none.
+    work: Condvar,
+    inbox: Sender<Input>,
+    /// Where control connections put what comes; gone when it is over, which ends the thread behind it.
+    control: Mutex<Option<Sender<ControlEvent>>>,
+    pacer: Option<Arc<Pacer>>,
+    /// Who watches.
+    pub hub: Hub,
+    /// The source's RAM; given back when it is over.
+    ram: Mutex<Vec<Arc<Ram>>>,
+    board: Board,
+    cancelling: AtomicBool,
+    next_path: AtomicU32,
+    next_channel: AtomicU32,
+}
+
+impl Outgoing {
+    fn brain(&self) -> MutexGuard<'_, Source> {
+        self.brain.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts an event into the inbox. After the end nobody reads it, which is as well.
+    fn tell(&self, event: Event) {
+        let _ = self.inbox.send(Input::Event(event));
+    }
+
+    /// Gives the brain an event now, from a thread that must know that it has it.
+    fn tell_brain(&self, event: Event) {
+        self.brain().handle(self.clock.now(), event);
+        let _ = self.inbox.send(Input::Wake);
+        self.work.notify_all();
+    }
+
+    /// All of a link is gone: no more work for its channels, and the destination is asked to fence them.
+    fn link_lost(&self, link: LinkId) {
+        self.brain().link_lost(self.clock.now(), link);
+        self.work.notify_all();
+        let _ = self.inbox.send(Input::LinkLost(link));
+    }
+
+    fn ram(&self) -> Vec<Arc<Ram>> {
+        self.ram.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Gives back what a migration that is over need not hold.
+    fn release(&self) {
+        self.ram.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        *self.control.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// When it was asked for, milliseconds since 1970.
+    pub fn started_unix_ms(&self) -> u64 {
+        self.started_unix_ms
+    }
+
+    /// Asks for its end; before commit the guest stays here.
+    pub fn cancel(&self) {
+        self.cancelling.store(true, Ordering::Relaxed);
+        self.tell(Event::Cancel);
+    }
+
+    /// The operator decides an undecided session.
+    pub fn resolve(&self, resume_here: bool) {
+        self.tell(Event::Resolve(resume_here));
+    }
+
+    /// Whether it is over.
+    pub fn is_over(&self) -> bool {
+        self.hub.finished().is_some()
+    }
+
+    /// Whether it waits for the destination's word or the operator's.
+    pub fn is_undecided(&self) -> bool {
+        !self.is_over() && self.brain().is_undecided()
+    }
+
+    /// Its name in the API.
+    pub fn id(&self) -> MigrationId {
+        MigrationId(self.session.to_string())
+    }
+
+    /// All that is known of it.
+    pub fn detail(&self) -> MigrationDetail {
+        progress::detail(self)
+    }
+
+    /// A line about it.
+    pub fn summary(&self) -> MigrationSummary {
+        self.detail().summary
+    }
+
+    fn state(&self) -> MigrationState {
+        if self.is_undecided() {
+            MigrationState::Undecided
+        } else if self.cancelling.load(Ordering::Relaxed) {
+            MigrationState::Cancelling
+        } else {
+            MigrationState::Running
+        }
+    }
+}

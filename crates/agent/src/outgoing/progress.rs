@@ -1,0 +1,204 @@
+//! What is told of a migration: steps as they begin and end, progress a few times a second, the report in the end.
+
+use std::time::Duration;
+
+use linerate_api as api;
+use linerate_api::{
+    BlackoutSplit, CpuSeconds, EventKind, LinkState, MigrationDetail, MigrationOutcome, MigrationState,
+    MigrationSummary, Mode, Progress, RamTotals, Report, RoundTotals, StepTime,
+};
+use linerate_core::source::Ending;
+use linerate_core::statistics::{Blackout, Statistics};
+use linerate_core::{Code, GuestState, Step, Time};
+
+use super::Outgoing;
+use crate::convert;
+
+fn us(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+fn between(from: Option<Time>, to: Option<Time>) -> u64 {
+    from.zip(to).map_or(0, |(from, to)| us(to - from))
+}
+
+/// Which steps have been told of.
+#[derive(Default)]
+pub(super) struct Told {
+    began: [bool; 10],
+    ended: [bool; 10],
+}
+
+impl Told {
+    /// Publishes what has begun and ended since the last call.
+    pub fn steps(&mut self, shared: &Outgoing) {
+        let statistics = shared.brain().statistics().clone();
+        for (index, step) in Step::ALL.into_iter().enumerate() {
+            let span = statistics.span(step);
+            let (Some(began), Some(ended)) = (self.began.get_mut(index), self.ended.get_mut(index)) else { continue };
+            if span.began.is_some() && !std::mem::replace(began, span.began.is_some()) {
+                shared.hub.publish(EventKind::step_started(convert::step(step)));
+            }
+            if span.ended.is_some() && !std::mem::replace(ended, span.ended.is_some()) {
+                let duration = between(span.began, span.ended);
+                shared.hub.publish(EventKind::step_done(convert::step(step), duration));
+            }
+        }
+    }
+}
+
+/// How far it is now.
+pub(super) fn progress(shared: &Outgoing) -> Progress {
+    let counters = shared.board.counters();
+    let brain = shared.brain();
+    let statistics = brain.statistics();
+    let scheduler = brain.scheduler();
+    let round = statistics.rounds.last().copied().unwrap_or_default();
+    let remaining = scheduler.pending_bytes() + scheduler.in_flight_bytes();
+    let rate = scheduler.bytes_per_s();
+    let links = shared.board.progress(|link| scheduler.link_bytes_per_s(link) as u64);
+    let scanned = statistics.rounds.iter().any(|round| round.scan > Duration::ZERO);
+    Progress {
+        step: convert::step(brain.step()),
+        round: brain.round(),
+        populated_bytes: statistics.populated_bytes,
+        round_bytes_total: round.bytes,
+        round_bytes_done: round.bytes.saturating_sub(remaining),
+        remaining_bytes: remaining,
+        sent_bytes: counters.data_bytes,
+        zero_bytes: counters.zero_bytes,
+        rate_bytes_per_s: rate as u64,
+        dirty_rate_bytes_per_s: scanned.then_some(statistics.dirty_bytes_per_s as u64),
+        predicted_blackout_ms: statistics.predicted_blackout.and_then(|t| u32::try_from(t.as_millis()).ok()),
+        predicted_left_ms: (rate > 0.0).then(|| left_ms(remaining, rate, statistics.dirty_bytes_per_s)),
+        links,
+    }
+}
+
+/// The rest at this rate, and the geometric series of rounds behind it: each leaves dirty/rate of the one before.
+fn left_ms(remaining: u64, rate: f64, dirty: f64) -> u64 {
+    let shrink = (dirty / rate).min(0.95);
+    (remaining as f64 / rate / (1.0 - shrink) * 1e3) as u64
+}
+
+fn outcome(ending: &Ending) -> MigrationOutcome {
+    match &ending.fault {
+        None => MigrationOutcome::Completed,
+        Some(fault) if fault.code == Code::Cancelled && ending.guest != GuestState::Gone => MigrationOutcome::Cancelled,
+        Some(_) => MigrationOutcome::Failed,
+    }
+}
+
+/// The last event.
+pub(super) fn finished(shared: &Outgoing, ending: &Ending, cpu: CpuSeconds, downtime_ms: Option<u64>) -> EventKind {
+    let error = ending.fault.as_ref().map(|fault| Box::new(convert::error(fault, Some(ending.guest))));
+    let report = report(shared, outcome(ending), cpu, downtime_ms);
+    EventKind::Finished { outcome: outcome(ending), error, report: Some(Box::new(report)) }
+}
+
+fn report(shared: &Outgoing, outcome: MigrationOutcome, cpu: CpuSeconds, downtime_ms: Option<u64>) -> Report {
+    let counters = shared.board.counters();
+    let brain = shared.brain();
+    let statistics = brain.statistics().clone();
+    let refusals = brain.scheduler().refusals();
+    drop(brain);
+    let copy = statistics.span(Step::Copy);
+    let copy_s = copy.began.zip(copy.ended).map_or(0.0, |(began, ended)| (ended - began).as_secs_f64());
+    let carried: u64 = statistics.rounds.iter().map(|round| round.bytes).sum();
+    Report {
+        id: shared.id(),
+        guest: shared.request.guest.clone(),
+        from: shared.from.clone(),
+        to: shared.request.to.clone(),
+        mode: Mode::Direct,
+        outcome,
+        total_us: us(statistics.ended.unwrap_or(shared.clock.now()) - statistics.started) + us(shared.before_brain),
+        steps: steps(&statistics),
+        rounds: rounds(&statistics),
+        ram: RamTotals {
+            total_bytes: shared.ram_bytes,
+            sent_bytes: counters.data_bytes,
+            zero_bytes: counters.zero_bytes,
+            hole_bytes: shared.ram_bytes.saturating_sub(statistics.populated_bytes),
+        },
+        goodput_bytes_per_s: if copy_s > 0.0 { (carried as f64 / copy_s) as u64 } else { 0 },
+        links: shared.board.totals(),
+        cpu,
+        blackout: split(&statistics.blackout, downtime_ms),
+        pauses_us: us(statistics.pauses),
+        device_state_bytes: statistics.blackout.device_state_bytes,
+        verified: (shared.request.verify && statistics.blackout.sealed.is_some()).then_some(true),
+        checksum_refusals: refusals,
+    }
+}
+
+fn steps(statistics: &Statistics) -> Vec<StepTime> {
+    let time = |step: Step| {
+        let span = statistics.span(step);
+        span.began?;
+        let ended = span.ended.or(statistics.ended);
+        Some(StepTime { step: convert::step(step), duration_us: between(span.began, ended) })
+    };
+    Step::ALL.into_iter().filter_map(time).collect()
+}
+
+fn rounds(statistics: &Statistics) -> Vec<RoundTotals> {
+    let round = |round: &linerate_core::statistics::Round| RoundTotals {
+        number: round.number,
+        bytes: round.bytes,
+        duration_us: us(round.took),
+        dirty_bytes_after: round.dirty_bytes_after,
+    };
+    statistics.rounds.iter().map(round).collect()
+}
+
+fn split(blackout: &Blackout, qemu_downtime_ms: Option<u64>) -> Option<BlackoutSplit> {
+    let total = blackout.total()?;
+    let commit = between(blackout.journaled, blackout.running);
+    Some(BlackoutSplit {
+        total_us: us(total),
+        stop_us: between(blackout.stopped, blackout.held),
+        scan_us: between(blackout.held, blackout.scanned),
+        last_copy_us: between(blackout.scanned, blackout.copied),
+        holes_us: 0,
+        verify_us: between(blackout.copied, blackout.digested),
+        device_state_us: between(blackout.digested, blackout.loaded.max(blackout.state_written)),
+        journal_us: between(blackout.loaded.max(blackout.state_written), blackout.journaled),
+        resume_us: commit,
+        qemu_downtime_ms,
+    })
+}
+
+/// All that is known of it now.
+pub(super) fn detail(shared: &Outgoing) -> MigrationDetail {
+    let (state, report, error) = match shared.hub.finished() {
+        Some(EventKind::Finished { outcome, error, report }) => {
+            let state = match outcome {
+                MigrationOutcome::Completed => MigrationState::Completed,
+                MigrationOutcome::Cancelled => MigrationState::Cancelled,
+                MigrationOutcome::Failed => MigrationState::Failed,
+                MigrationOutcome::Undecided => MigrationState::Undecided,
+            };
+            (state, report.map(|report| *report), error.map(|error| *error))
+        }
+        _ => (shared.state(), None, None),
+    };
+    let step = shared.brain().step();
+    let summary = MigrationSummary {
+        id: shared.id(),
+        guest: shared.request.guest.clone(),
+        direction: api::Direction::Outgoing,
+        peer: shared.request.to.clone(),
+        state,
+        step: convert::step(step),
+        started_unix_ms: shared.started_unix_ms,
+        sent_bytes: shared.board.counters().data_bytes,
+    };
+    MigrationDetail { summary, report, error }
+}
+
+/// Links that are not up, for warnings.
+pub(super) fn all_lost(shared: &Outgoing) -> bool {
+    let links = shared.board.progress(|_| 0);
+    !links.is_empty() && links.iter().all(|link| link.state == LinkState::Lost)
+}

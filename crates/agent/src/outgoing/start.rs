@@ -1,0 +1,219 @@
+//! Steps 1 and 2: the guest is read and judged, the destination's agent is reached, and the loop is started.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use linerate_api::MigrateRequest;
+use linerate_core::policy::Limits;
+use linerate_core::source::{self, Event, Source};
+use linerate_core::{Code, Fault, RegionInfo, SessionId, Side, Step, Token};
+use linerate_core::journal::SourcePhase;
+use linerate_guest::description::GuestDescription;
+use linerate_guest::migrate::SourceQemu;
+use linerate_guest::registry::GuestRecord;
+use linerate_guest::{procfs, process, read, verdict};
+use linerate_memory::{Mapping, RamBlock};
+use linerate_net::links::parse_networks;
+use linerate_net::tcp::Stream;
+
+use super::body::Body;
+use super::worker::{Guest, Worker};
+use super::{Board, Input, Outgoing, links};
+use crate::agent::Agent;
+use crate::clock::{Clock, unix_ms};
+use crate::config::DEFAULT_PORT;
+use crate::faults::fault;
+use crate::hub::Hub;
+use crate::journal::{Record, Role};
+use crate::ram::Ram;
+
+const QMP_WAIT: Duration = Duration::from_secs(10);
+
+/// What a reading of the guest gives.
+struct Found {
+    record: GuestRecord,
+    description: GuestDescription,
+    qemu: SourceQemu,
+    blocks: Vec<RamBlock>,
+    ram: Vec<Arc<Ram>>,
+}
+
+/// Begins a migration. Returns when the destination's agent has answered; all else happens in threads of its own.
+/// On `Err` the guest was not touched.
+pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing>, Fault> {
+    let began = Instant::now();
+    check_request(&request)?;
+    let found = find(agent, &request.guest)?;
+    let session = SessionId(random()?);
+    let token = Token(random()?);
+    let peers = resolve(&request.to)?;
+    let (stream, peer) = links::first_contact(&peers, session, token)?;
+    let config = source_config(&request, &found)?;
+    let ran = found.qemu.ran();
+    let (inbox, receiver) = channel();
+    let (control, control_events) = channel();
+    let shared = Arc::new(Outgoing {
+        session,
+        token,
+        from: agent.config.name.clone(),
+        started_unix_ms: unix_ms(),
+        before_brain: began.elapsed(),
+        ram_bytes: found.ram.iter().map(|ram| ram.mapping().map_or(0, Mapping::size)).sum(),
+        clock: Clock::start(),
+        brain: Mutex::new(Source::new(config)),
+        work: Condvar::new(),
+        inbox,
+        control: Mutex::new(Some(control)),
+        pacer: links::pacer(request.bandwidth_bytes_per_s),
+        hub: Hub::default(),
+        ram: Mutex::new(found.ram.clone()),
+        board: Board::default(),
+        cancelling: AtomicBool::new(false),
+        next_path: AtomicU32::new(0),
+        next_channel: AtomicU32::new(0),
+        request,
+    });
+    let record = Record {
+        guest: shared.request.guest.clone(),
+        changed_unix_ms: unix_ms(),
+        role: Role::Source { phase: SourcePhase::Started, peers: first(peer, peers), ran, token: hex(&token.0) },
+    };
+    let inbox = shared.inbox.clone();
+    let forward = move || {
+        for event in control_events {
+            let _ = inbox.send(Input::Event(links::control_event(event)));
+        }
+    };
+    let thread = std::thread::Builder::new().name("control-events".into()).spawn(forward);
+    thread.map_err(|error| fault(Code::Internal, Step::Authorise, Side::Source, &error))?;
+    run(agent, &shared, found, stream, record, receiver)?;
+    tracing::info!(%session, guest = shared.request.guest, to = shared.request.to, "migration begins");
+    Ok(shared)
+}
+
+fn run(
+    agent: &Arc<Agent>,
+    shared: &Arc<Outgoing>,
+    found: Found,
+    stream: Stream,
+    record: Record,
+    receiver: std::sync::mpsc::Receiver<Input>,
+) -> Result<(), Fault> {
+    let failed = |error: std::io::Error| fault(Code::Internal, Step::Authorise, Side::Source, &error);
+    let guest = Guest {
+        state_socket: state_socket(agent, &found.record)?,
+        registry: agent.registry.clone(),
+        record: found.record,
+        description: found.description,
+        qemu: found.qemu,
+        blocks: found.blocks,
+        ram: found.ram,
+    };
+    let worker = Worker::start(shared.clone(), guest).map_err(failed)?;
+    let body = Body::new(shared.clone(), worker, agent.journal.clone(), record);
+    links::attach_path(shared, stream, None).map_err(failed)?;
+    shared.tell(Event::Start);
+    let name = format!("out-{}", shared.request.guest);
+    std::thread::Builder::new().name(name).spawn(move || body.run(&receiver)).map_err(failed)?;
+    Ok(())
+}
+
+fn check_request(request: &MigrateRequest) -> Result<(), Fault> {
+    let wrong = |detail: String| Fault::new(Code::NoLink, Step::Resolve, Side::Source, detail);
+    parse_networks(&request.links.join(",")).map_err(|error| wrong(error.to_string()))?;
+    Ok(())
+}
+
+/// Reads the guest and judges whether direct mode can move it.
+fn find(agent: &Agent, name: &str) -> Result<Found, Fault> {
+    let here = |code, error: &(dyn std::error::Error + 'static)| fault(code, Step::Resolve, Side::Source, error);
+    let record = agent.registry.get(name).map_err(|error| here(Code::GuestUnknown, &error))?;
+    if !record.is_alive() {
+        return Err(Fault::new(Code::GuestGone, Step::Resolve, Side::Source, format!("the QEMU of {name} has ended")));
+    }
+    let deadline = Instant::now() + QMP_WAIT;
+    let mut qmp = process::connect(&record, deadline).map_err(|error| here(Code::HypervisorFailed, &error))?;
+    let description = read::read(&mut qmp, record.process.pid, deadline)
+        .map_err(|error| here(Code::HypervisorFailed, &error))?;
+    let verdict = verdict::judge(&description, procfs::kernel_release().unwrap_or((0, 0)));
+    if !verdict.direct {
+        return Err(Fault::new(Code::NotMigratable, Step::Resolve, Side::Source, verdict.to_string()));
+    }
+    let qemu = SourceQemu::new(qmp, deadline).map_err(|error| here(Code::HypervisorFailed, &error))?;
+    let mut blocks = Vec::new();
+    let mut ram = Vec::new();
+    for region in description.regions() {
+        let path = PathBuf::from(region.path.clone().unwrap_or_default());
+        let block = RamBlock::find(record.process.pid, &region.id, &path)
+            .map_err(|error| here(Code::TrackingFailed, &error))?;
+        let mapping = Mapping::new(&block).map_err(|error| here(Code::MemoryFailed, &error))?;
+        ram.push(Arc::new(Ram::new(mapping)));
+        blocks.push(block);
+    }
+    Ok(Found { record, description, qemu, blocks, ram })
+}
+
+fn source_config(request: &MigrateRequest, found: &Found) -> Result<source::Config, Fault> {
+    let description = found
+        .description
+        .to_json()
+        .map_err(|error| fault(Code::Internal, Step::Resolve, Side::Source, &error))?;
+    let mut regions = Vec::new();
+    for (index, block) in found.blocks.iter().enumerate() {
+        let id = u16::try_from(index)
+            .map_err(|error| fault(Code::NotMigratable, Step::Resolve, Side::Source, &error))?;
+        regions.push(RegionInfo { id, name: block.name().to_owned(), size: block.size() });
+    }
+    let mut config = source::Config::new(request.guest.clone(), description, regions);
+    config.limits = Limits {
+        max_blackout: Duration::from_millis(u64::from(request.blackout_budget_ms())),
+        rounds_max: request.max_rounds.unwrap_or(Limits::default().rounds_max),
+        throttle: request.throttle,
+    };
+    config.verify = request.verify;
+    config.link_timeout = Duration::from_secs(u64::from(request.link_timeout_s));
+    Ok(config)
+}
+
+/// `HOST` or `HOST:PORT`, as addresses.
+fn resolve(to: &str) -> Result<Vec<SocketAddr>, Fault> {
+    let failed = |error: std::io::Error| {
+        let detail = format!("cannot find the host {to}: {error}");
+        Fault::new(Code::NoLink, Step::Resolve, Side::Source, detail)
+    };
+    let found = to.to_socket_addrs().or_else(|_| (to.trim_matches(['[', ']']), DEFAULT_PORT).to_socket_addrs());
+    let addresses: Vec<SocketAddr> = found.map_err(failed)?.collect();
+    if addresses.is_empty() {
+        return Err(failed(std::io::Error::other("the name has no address")));
+    }
+    Ok(addresses)
+}
+
+fn first(peer: SocketAddr, others: Vec<SocketAddr>) -> Vec<SocketAddr> {
+    std::iter::once(peer).chain(others.into_iter().filter(|other| *other != peer)).collect()
+}
+
+fn state_socket(agent: &Agent, record: &GuestRecord) -> Result<PathBuf, Fault> {
+    let folder = agent
+        .registry
+        .folder(&record.name)
+        .map_err(|error| fault(Code::Internal, Step::Resolve, Side::Source, &error))?;
+    Ok(folder.join("state.sock"))
+}
+
+fn random<const N: usize>() -> Result<[u8; N], Fault> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(|error| {
+        Fault::new(Code::Internal, Step::Authorise, Side::Source, format!("no random numbers: {error}"))
+    })?;
+    Ok(bytes)
+}
+
+/// Bytes as hexadecimal digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

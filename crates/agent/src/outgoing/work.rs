@@ -1,0 +1,54 @@
+//! What the channels ask the brain: the pump's work source.
+
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use linerate_core::ChannelId;
+use linerate_core::scheduler;
+use linerate_net::channel::ChannelError;
+use linerate_net::pump::{Next, WorkSource};
+
+use super::{Input, Outgoing};
+
+/// A channel without work looks again after this long even if nobody called: pings are due then.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+impl WorkSource for Outgoing {
+    fn next(&self, channel: ChannelId) -> Next {
+        let mut brain = self.brain();
+        loop {
+            match brain.next_work(self.clock.now(), channel) {
+                scheduler::Next::Work(work) => {
+                    return Next::Work { sequence: work.sequence, region: work.region, runs: work.runs };
+                }
+                scheduler::Next::Ping { sequence } => return Next::Ping { sequence },
+                scheduler::Next::Stop => return Next::Stop,
+                scheduler::Next::Wait => {
+                    let waited = self.work.wait_timeout(brain, LOOK_AGAIN);
+                    brain = waited.unwrap_or_else(PoisonError::into_inner).0;
+                }
+            }
+        }
+    }
+
+    fn sent(&self, channel: ChannelId, sequence: u64, _data_bytes: u64, _zero_bytes: u64, wire_bytes: u64) {
+        self.brain().work_sent(channel, sequence, wire_bytes);
+    }
+
+    fn acknowledged(&self, channel: ChannelId, through: u64, refused: &[u64]) {
+        let mut brain = self.brain();
+        brain.acknowledged(self.clock.now(), channel, through, refused);
+        let attention = brain.wants_attention();
+        drop(brain);
+        self.work.notify_all();
+        if attention {
+            let _ = self.inbox.send(Input::Wake);
+        }
+    }
+
+    fn lost(&self, channel: ChannelId, error: ChannelError) {
+        self.brain().channel_lost(self.clock.now(), channel);
+        self.board.channel_lost(channel, &error);
+        let _ = self.inbox.send(Input::Wake);
+    }
+}

@@ -1,0 +1,405 @@
+//! The one thread that deals with the guest: its memory and its QEMU. Jobs come in the order in which the brain wants them
+//! and answer by events. A roll-back does not wait for a job under way: it raises a flag that every wait looks at.
+
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use linerate_core::source::Event;
+use linerate_core::{Code, Extent, Fault, GuestState, RegionId, Run, Side, Step, Time};
+use linerate_guest::description::GuestDescription;
+use linerate_guest::migrate::{MigrateError, SourceQemu};
+use linerate_guest::qmp::QmpError;
+use linerate_guest::registry::{GuestRecord, Registry};
+use linerate_memory::{RamBlock, TrackError, Tracker};
+
+use super::{Input, Outgoing};
+use crate::device_state;
+use crate::faults::{chain, fault};
+use crate::ram::Ram;
+
+/// A QMP command that does not wait for anything.
+const QMP_WAIT: Duration = Duration::from_secs(10);
+/// QEMU sets up, stops the guest and holds.
+const HOLD_WAIT: Duration = Duration::from_secs(30);
+/// A throttled guest is stopped for a part of each of these: short enough for its clocks and network, long enough that
+/// stopping and resuming do not count.
+const THROTTLE_PERIOD: Duration = Duration::from_millis(100);
+/// Between two looks at the flag of a roll-back.
+const SLICE: Duration = Duration::from_millis(100);
+
+/// What the worker is asked to do; the brain's actions that deal with the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Job {
+    Attach,
+    Protect,
+    Scan { last: bool },
+    SwitchOver,
+    Digest,
+    WriteDeviceState,
+    Throttle(u8),
+    RollBack,
+    CleanUp,
+}
+
+/// The guest as the worker holds it.
+pub(super) struct Guest {
+    pub description: GuestDescription,
+    pub record: GuestRecord,
+    pub registry: Registry,
+    pub qemu: SourceQemu,
+    pub blocks: Vec<RamBlock>,
+    pub ram: Vec<Arc<Ram>>,
+    /// Where QEMU's device state is taken from.
+    pub state_socket: PathBuf,
+}
+
+/// The worker's handle.
+pub(super) struct Worker {
+    jobs: Sender<Job>,
+    abandon: Arc<AtomicBool>,
+    /// QEMU's own word on the blackout, once it has one.
+    pub qemu_downtime_ms: Arc<Mutex<Option<u64>>>,
+    thread: JoinHandle<()>,
+}
+
+impl Worker {
+    /// Starts the thread.
+    pub fn start(shared: Arc<Outgoing>, guest: Guest) -> std::io::Result<Worker> {
+        let (jobs, inbox) = channel();
+        let abandon = Arc::new(AtomicBool::new(false));
+        let qemu_downtime_ms = Arc::new(Mutex::new(None));
+        let state = State {
+            shared,
+            drained: guest.description.disks.iter().any(|disk| disk.direct && !disk.read_only),
+            may_discard: guest.description.traits.may_discard,
+            guest,
+            tracker: None,
+            seen: Vec::new(),
+            stream: None,
+            throttle_percent: 0,
+            abandon: abandon.clone(),
+            qemu_downtime_ms: qemu_downtime_ms.clone(),
+        };
+        let thread = std::thread::Builder::new().name("guest".into()).spawn(move || state.run(&inbox))?;
+        Ok(Worker { jobs, abandon, qemu_downtime_ms, thread })
+    }
+
+    /// Queues a job. A roll-back ends the waits of the job under way.
+    pub fn ask(&self, job: Job) {
+        if job == Job::RollBack {
+            self.abandon.store(true, Ordering::SeqCst);
+        }
+        let _ = self.jobs.send(job);
+    }
+
+    /// Waits for the thread's end, after the last job.
+    pub fn finish(self) {
+        drop(self.jobs);
+        if self.thread.join().is_err() {
+            tracing::error!("the guest's worker thread panicked");
+        }
+    }
+}
+
+struct State {
+    shared: Arc<Outgoing>,
+    guest: Guest,
+    tracker: Option<Tracker>,
+    /// Rule 6: some disk is written with O_DIRECT, so protection is applied only while block I/O is drained.
+    drained: bool,
+    /// Rule 7: the guest may give memory back, so holes are looked for in the end.
+    may_discard: bool,
+    /// All that was ever found populated, where holes have to be looked for.
+    seen: Vec<Extent>,
+    stream: Option<device_state::Reader>,
+    /// Part of the time, in percent, that the guest is stopped to slow it down.
+    throttle_percent: u8,
+    abandon: Arc<AtomicBool>,
+    qemu_downtime_ms: Arc<Mutex<Option<u64>>>,
+}
+
+impl State {
+    fn run(mut self, inbox: &Receiver<Job>) {
+        while let Some(job) = self.next_job(inbox) {
+            if self.abandon.load(Ordering::SeqCst) && job != Job::RollBack {
+                continue;
+            }
+            let began = Instant::now();
+            let done = match job {
+                Job::Attach => self.attach(),
+                Job::Protect => self.protect(),
+                Job::Scan { last } => self.scan(last),
+                Job::SwitchOver => self.switch_over(),
+                Job::Digest => self.digest(),
+                Job::WriteDeviceState => self.write_device_state(),
+                Job::Throttle(percent) => {
+                    self.throttle_percent = percent;
+                    Ok(())
+                }
+                Job::RollBack => self.roll_back(),
+                Job::CleanUp => self.clean_up(),
+            };
+            tracing::debug!(?job, took = ?began.elapsed(), ok = done.is_ok(), "guest job");
+            if let Err(fault) = done {
+                self.shared.tell(Event::Failed(fault));
+            }
+        }
+    }
+
+    /// The next job. While there is none, a guest that is to be slowed down is stopped for a part of each period.
+    fn next_job(&mut self, inbox: &Receiver<Job>) -> Option<Job> {
+        while self.throttle_percent > 0 {
+            let stopped = THROTTLE_PERIOD * u32::from(self.throttle_percent) / 100;
+            match inbox.recv_timeout(THROTTLE_PERIOD.saturating_sub(stopped)) {
+                Err(RecvTimeoutError::Timeout) => {}
+                other => return other.ok(),
+            }
+            let paused = self.guest.qemu.pause(Self::deadline());
+            let job = inbox.recv_timeout(stopped);
+            let resumed = self.guest.qemu.resume(Self::deadline());
+            if let Err(error) = paused.and(resumed) {
+                self.throttle_percent = 0;
+                tracing::warn!(error = chain(&error), "the guest can no longer be slowed down");
+            }
+            match job {
+                Err(RecvTimeoutError::Timeout) => {}
+                other => return other.ok(),
+            }
+        }
+        inbox.recv().ok()
+    }
+
+    fn deadline() -> Instant {
+        Instant::now() + QMP_WAIT
+    }
+
+    fn attach(&mut self) -> Result<(), Fault> {
+        let pid = self.guest.description.process.pid;
+        let avoid = &self.guest.description.process.vcpu_threads;
+        let (tracker, report) = Tracker::attach(pid, &self.guest.blocks, avoid)
+            .map_err(|error| fault(Code::TrackingFailed, Step::Track, Side::Source, &error))?;
+        tracing::debug!(pid, thread = report.thread, stopped = ?report.stopped, "attached");
+        self.tracker = Some(tracker);
+        self.guest.qemu.prepare(Self::deadline()).map_err(|error| qemu_fault(Step::Track, &error))?;
+        self.shared.tell(Event::Attached);
+        Ok(())
+    }
+
+    /// Runs `work` while no block I/O is under way, if rule 6 asks for it. Returns how long the guest was stopped.
+    fn while_drained<T>(
+        &mut self,
+        step: Step,
+        work: impl FnOnce(&mut Self) -> Result<T, Fault>,
+    ) -> Result<(T, Duration), Fault> {
+        if !self.drained || !self.guest.qemu.ran() {
+            return Ok((work(self)?, Duration::ZERO));
+        }
+        let began = Instant::now();
+        self.guest.qemu.pause(Self::deadline()).map_err(|error| qemu_fault(step, &error))?;
+        let done = work(self);
+        // Whatever came of the work, the guest goes on.
+        let resumed = self.guest.qemu.resume(Self::deadline()).map_err(|error| qemu_fault(step, &error));
+        let paused = began.elapsed();
+        let done = done?;
+        resumed?;
+        Ok((done, paused))
+    }
+
+    fn tracker(&self) -> Result<&Tracker, Fault> {
+        self.tracker
+            .as_ref()
+            .ok_or_else(|| Fault::new(Code::Internal, Step::Track, Side::Source, "memory is not attached to"))
+    }
+
+    fn protect(&mut self) -> Result<(), Fault> {
+        let ((), paused) = self.while_drained(Step::Track, |state| {
+            let took = state.tracker()?.protect().map_err(|error| track_fault(Step::Track, &error))?;
+            tracing::debug!(?took, "protected");
+            Ok(())
+        })?;
+        let mut populated = Vec::new();
+        for (region, ram) in self.guest.ram.iter().enumerate() {
+            let runs = ram.mapping().and_then(|mapping| mapping.populated());
+            let runs = runs.map_err(|error| fault(Code::MemoryFailed, Step::Track, Side::Source, &error))?;
+            populated.extend(extents(region, runs));
+        }
+        self.note_seen(&populated);
+        self.shared.tell(Event::Protected { populated, paused });
+        Ok(())
+    }
+
+    fn scan(&mut self, last: bool) -> Result<(), Fault> {
+        let step = if last { Step::Blackout } else { Step::Copy };
+        let began = Instant::now();
+        let look = |state: &mut Self| {
+            let mut found = Vec::new();
+            let tracker = state.tracker()?;
+            tracker.scan(true, &mut found).map_err(|error| track_fault(step, &error))?;
+            if last {
+                tracker.check_mapped().map_err(|error| track_fault(step, &error))?;
+            }
+            Ok(found)
+        };
+        let (found, paused) = if last { (look(self)?, Duration::ZERO) } else { self.while_drained(step, look)? };
+        let mut dirty: Vec<Extent> =
+            found.into_iter().flat_map(|(block, run)| extents(block, vec![run])).collect();
+        self.note_seen(&dirty);
+        if last {
+            dirty.extend(self.new_holes()?);
+        }
+        self.shared.tell(Event::Scanned { dirty, took: began.elapsed(), paused });
+        Ok(())
+    }
+
+    fn note_seen(&mut self, extents: &[Extent]) {
+        if self.may_discard {
+            self.seen.extend_from_slice(extents);
+        }
+    }
+
+    /// What was sent once and has been given back since: it goes again, as zero runs.
+    fn new_holes(&mut self) -> Result<Vec<Extent>, Fault> {
+        let seen = linerate_core::extent::normalise(std::mem::take(&mut self.seen));
+        let mut holes = Vec::new();
+        for (region, ram) in self.guest.ram.iter().enumerate() {
+            let runs: Vec<Run> =
+                seen.iter().filter(|extent| usize::from(extent.region) == region).map(|extent| extent.run).collect();
+            let found = ram.mapping().and_then(|mapping| mapping.holes_among(&runs));
+            let found = found.map_err(|error| fault(Code::MemoryFailed, Step::Blackout, Side::Source, &error))?;
+            holes.extend(extents(region, found));
+        }
+        Ok(holes)
+    }
+
+    /// QEMU's set-up happens while the guest runs; the listener must be there before.
+    fn switch_over(&mut self) -> Result<(), Fault> {
+        self.throttle_percent = 0;
+        let failed = |error: std::io::Error| fault(Code::HypervisorFailed, Step::Blackout, Side::Source, &error);
+        let _ = std::fs::remove_file(&self.guest.state_socket);
+        let listener = UnixListener::bind(&self.guest.state_socket).map_err(failed)?;
+        let shared = self.shared.clone();
+        let stream = device_state::Reader::start(listener, move |bytes| shared.tell(Event::DeviceState(bytes)));
+        self.stream = Some(stream.map_err(failed)?);
+        let qemu = &mut self.guest.qemu;
+        qemu.begin(&self.guest.state_socket, Self::deadline()).map_err(|error| qemu_fault(Step::Blackout, &error))?;
+        let held = self.wait(HOLD_WAIT, SourceQemu::wait_pre_switchover)?;
+        let stopped_at: Time = self.shared.clock.at(held.stopped_at);
+        let _ = self.shared.inbox.send(Input::EventAt(stopped_at, Event::GuestStopped));
+        self.shared.tell(Event::Holding);
+        Ok(())
+    }
+
+    /// Repeats a wait in slices until it is over, too long, or a roll-back wants the thread.
+    fn wait<T>(
+        &mut self,
+        limit: Duration,
+        mut step: impl FnMut(&mut SourceQemu, Instant) -> Result<T, MigrateError>,
+    ) -> Result<T, Fault> {
+        let end = Instant::now() + limit;
+        loop {
+            match step(&mut self.guest.qemu, end.min(Instant::now() + SLICE)) {
+                Err(MigrateError::Qmp(QmpError::TimedOut { .. })) if Instant::now() < end => {
+                    if self.abandon.load(Ordering::SeqCst) {
+                        return Err(Fault::new(Code::Cancelled, Step::Blackout, Side::Source, "given up meanwhile"));
+                    }
+                }
+                other => return other.map_err(|error| qemu_fault(Step::Blackout, &error)),
+            }
+        }
+    }
+
+    fn digest(&mut self) -> Result<(), Fault> {
+        let digest = crate::digest::of(&self.guest.ram)
+            .map_err(|error| fault(Code::MemoryFailed, Step::Blackout, Side::Source, &error))?;
+        self.shared.tell(Event::Digested(digest));
+        Ok(())
+    }
+
+    fn write_device_state(&mut self) -> Result<(), Fault> {
+        let failed = |error: MigrateError| qemu_fault(Step::Blackout, &error);
+        self.guest.qemu.cont_switchover(Self::deadline()).map_err(failed)?;
+        self.wait(HOLD_WAIT, SourceQemu::wait_completed)?;
+        if let Some(stream) = self.stream.take() {
+            stream
+                .finish()
+                .map_err(|error| fault(Code::HypervisorFailed, Step::Blackout, Side::Source, &error))?;
+        }
+        self.shared.tell(Event::DeviceStateDone);
+        Ok(())
+    }
+
+    /// Rule 2. Each part is tried whatever became of the others.
+    fn roll_back(&mut self) -> Result<(), Fault> {
+        self.throttle_percent = 0;
+        self.detach();
+        let guest = match self.guest.qemu.take_back(Self::deadline()) {
+            Ok(()) if self.guest.qemu.ran() => GuestState::RunsAtSource,
+            Ok(()) => GuestState::PausedAtSource,
+            Err(error) => self.after_failed_roll_back(&error),
+        };
+        self.drop_stream();
+        self.shared.tell(Event::RolledBack(guest));
+        Ok(())
+    }
+
+    fn after_failed_roll_back(&self, error: &MigrateError) -> GuestState {
+        let alive = self.guest.record.is_alive();
+        tracing::error!(error = chain(error), alive, "the guest could not be rolled back");
+        if alive { GuestState::PausedAtSource } else { GuestState::Gone }
+    }
+
+    fn detach(&mut self) {
+        if let Some(tracker) = self.tracker.take()
+            && let Err(error) = tracker.detach()
+        {
+            // Closing the descriptor has taken the protection off all the same.
+            tracing::warn!(error = chain(&error), "write protection was taken off by closing");
+        }
+    }
+
+    fn drop_stream(&mut self) {
+        if let Some(stream) = self.stream.take() {
+            stream.abandon();
+        }
+        let _ = std::fs::remove_file(&self.guest.state_socket);
+    }
+
+    fn clean_up(&mut self) -> Result<(), Fault> {
+        self.detach();
+        self.drop_stream();
+        let downtime = self.guest.qemu.downtime_ms(Self::deadline()).ok().flatten();
+        *self.qemu_downtime_ms.lock().unwrap_or_else(PoisonError::into_inner) = downtime;
+        let (registry, record) = (&self.guest.registry, &self.guest.record);
+        let how = linerate_guest::process::StopHow::Quit;
+        let qmp = Some(self.guest.qemu.qmp());
+        if let Err(error) = linerate_guest::process::stop(registry, record, qmp, how, Self::deadline()) {
+            tracing::error!(error = chain(&error), guest = record.name, "the source's QEMU could not be ended");
+        }
+        self.shared.tell(Event::CleanedUp);
+        Ok(())
+    }
+}
+
+/// Runs of the region with this index, as extents.
+fn extents(region: usize, runs: Vec<Run>) -> impl Iterator<Item = Extent> {
+    // There are at most 64 regions (the protocol's cap).
+    let region = RegionId::try_from(region).unwrap_or(RegionId::MAX);
+    runs.into_iter().map(move |run| Extent { region, run })
+}
+
+fn qemu_fault(step: Step, error: &MigrateError) -> Fault {
+    fault(Code::HypervisorFailed, step, Side::Source, error)
+}
+
+fn track_fault(step: Step, error: &TrackError) -> Fault {
+    let code = match error {
+        TrackError::TargetEnded { .. } => Code::GuestGone,
+        _ => Code::TrackingFailed,
+    };
+    fault(code, step, Side::Source, error)
+}

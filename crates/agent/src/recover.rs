@@ -1,0 +1,144 @@
+//! What the agent does about sessions that it finds in its journal when it starts. The decisions are `linerate-core`'s
+//! (`journal`); here they are carried out.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use linerate_core::SessionId;
+use linerate_core::journal::{
+    DestinationPhase, DestinationRecovery, SourcePhase, SourceRecovery, recover_destination, recover_source,
+};
+use linerate_guest::migrate::{DestinationQemu, SourceQemu};
+use linerate_guest::process::{self, StopHow};
+use linerate_guest::procfs::ProcessIdentity;
+use linerate_guest::registry::{GuestRecord, Origin};
+
+use crate::agent::Agent;
+use crate::clock::unix_ms;
+use crate::faults::chain;
+use crate::journal::{JournalError, Record, Role};
+use crate::undecided::Undecided;
+
+const QMP_WAIT: Duration = Duration::from_secs(10);
+/// A guest whose QEMU does not answer is tried again this often.
+const TRIES: u32 = 30;
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Looks at every session and does what follows. Done before other agents and clients are listened to, but for what has
+/// to wait for the other side.
+pub fn recover(agent: &Arc<Agent>) -> Result<(), JournalError> {
+    for (session, record) in agent.journal.all()? {
+        match &record.role {
+            Role::Source { phase, ran, .. } => match recover_source(*phase) {
+                SourceRecovery::RollBack => {
+                    tracing::warn!(%session, guest = record.guest, "the agent ended during this migration; rolling back");
+                    take_back(agent, &record.guest, *ran);
+                    put(agent, session, &record, Some(SourcePhase::RolledBack), None);
+                }
+                SourceRecovery::Ask => {
+                    if let Err(error) = Undecided::start(agent, session, record) {
+                        tracing::error!(%session, %error, "no thread to ask about an undecided session");
+                    }
+                }
+                SourceRecovery::Nothing => {}
+            },
+            Role::Destination { phase, process } => match recover_destination(*phase) {
+                DestinationRecovery::Discard => {
+                    tracing::warn!(%session, guest = record.guest, "the agent ended before this guest was committed; discarding it");
+                    if discard(agent, &record.guest, *process) {
+                        put(agent, session, &record, None, Some(DestinationPhase::Aborted));
+                    }
+                }
+                DestinationRecovery::Keep => keep(agent, &record.guest),
+                DestinationRecovery::Nothing => {}
+            },
+        }
+    }
+    let pruned = agent.journal.prune()?;
+    tracing::debug!(pruned, "old sessions forgotten");
+    Ok(())
+}
+
+fn put(
+    agent: &Agent,
+    session: SessionId,
+    record: &Record,
+    source: Option<SourcePhase>,
+    destination: Option<DestinationPhase>,
+) {
+    let mut record = record.clone();
+    match (&mut record.role, source, destination) {
+        (Role::Source { phase, .. }, Some(new), _) => *phase = new,
+        (Role::Destination { phase, .. }, _, Some(new)) => *phase = new,
+        _ => return,
+    }
+    record.changed_unix_ms = unix_ms();
+    if let Err(error) = agent.journal.put(session, &record) {
+        tracing::error!(%session, error = chain(&error), "the journal was not written; it will be tried at the next start");
+    }
+}
+
+/// Cancels what QEMU was told and lets the guest run if it ran.
+pub(crate) fn take_back(agent: &Agent, guest: &str, ran: bool) {
+    let Ok(record) = agent.registry.get(guest) else { return };
+    for _ in 0..TRIES {
+        if !record.is_alive() {
+            tracing::error!(guest, "its QEMU has ended");
+            return;
+        }
+        let deadline = Instant::now() + QMP_WAIT;
+        let done = process::connect(&record, deadline)
+            .map_err(|error| chain(&error))
+            .and_then(|qmp| SourceQemu::recovered(qmp, ran).take_back(deadline).map_err(|error| chain(&error)));
+        match done {
+            Ok(()) => return tracing::info!(guest, ran, "rolled back"),
+            Err(error) => tracing::error!(guest, error, "cannot be rolled back yet"),
+        }
+        std::thread::sleep(RETRY);
+    }
+}
+
+/// Ends a waiting guest that will never run. Only what this very session started: by its process, or, if the crash came
+/// before that was noted, a guest that arrived and still waits for its state. Says whether nothing of it is left.
+fn discard(agent: &Agent, guest: &str, process: Option<ProcessIdentity>) -> bool {
+    let Ok(record) = agent.registry.get(guest) else { return true };
+    let ours = match process {
+        Some(process) => record.process == process,
+        None => record.origin == Origin::Arrived && (!record.is_alive() || waits(&record)),
+    };
+    if !ours {
+        return true;
+    }
+    match process::stop(&agent.registry, &record, None, StopHow::Quit, Instant::now() + QMP_WAIT) {
+        Ok(()) => true,
+        Err(error) => {
+            tracing::error!(guest, error = chain(&error), "the waiting guest could not be ended");
+            false
+        }
+    }
+}
+
+fn waits(record: &GuestRecord) -> bool {
+    let deadline = Instant::now() + QMP_WAIT;
+    let Ok(qmp) = process::connect(record, deadline) else { return false };
+    DestinationQemu::new(qmp).status(deadline).is_ok_and(|status| status == "inmigrate")
+}
+
+/// A committed guest must run.
+fn keep(agent: &Agent, guest: &str) {
+    let Ok(record) = agent.registry.get(guest) else {
+        tracing::error!(guest, "was committed to this host and is not here any more");
+        return;
+    };
+    let deadline = Instant::now() + QMP_WAIT;
+    let done = process::connect(&record, deadline).map_err(|error| chain(&error)).and_then(|qmp| {
+        let mut qemu = DestinationQemu::new(qmp);
+        qemu.resume(deadline).map_err(|error| chain(&error))?;
+        qemu.settle(deadline);
+        Ok(())
+    });
+    match done {
+        Ok(()) => tracing::info!(guest, "is ours and runs"),
+        Err(error) => tracing::error!(guest, error, "is ours and cannot be made to run"),
+    }
+}

@@ -1,0 +1,253 @@
+//! The local API: HTTP over a UNIX socket that only root can open.
+
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use axum::Json;
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use linerate_api::{
+    AgentStatus, Decision, ErrorBody, KernelFeature, MigrateRequest, MigrationDetail, MigrationStarted, MigrationSummary,
+    NDJSON, ResolveRequest, code, paths,
+};
+use linerate_wire::{VERSION_MAX, VERSION_MIN};
+use tokio::net::UnixListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_stream::StreamExt as _;
+
+use crate::agent::Agent;
+use crate::hub::Cursor;
+use crate::outgoing::Outgoing;
+use crate::{convert, guests, outgoing};
+
+type Shared = State<Arc<Agent>>;
+
+struct Refusal(ErrorBody);
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.0.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        (status, Json(self.0)).into_response()
+    }
+}
+
+/// Serves until SIGTERM or SIGINT.
+pub async fn serve(agent: &Arc<Agent>) -> Result<()> {
+    let socket = &agent.config.socket;
+    if let Some(folder) = socket.parent() {
+        std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    }
+    // The journal's lock has shown that no other agent runs: a socket that is there is a dead one's.
+    let _ = std::fs::remove_file(socket);
+    let listener = UnixListener::bind(socket).with_context(|| format!("cannot listen on {}", socket.display()))?;
+    std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600))?;
+    tracing::info!(socket = %socket.display(), listen = ?agent.config.listen, name = agent.config.name, "the agent is ready");
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let served = axum::serve(listener, routes(agent.clone()));
+    tokio::select! {
+        done = served.into_future() => done?,
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    let _ = std::fs::remove_file(socket);
+    Ok(())
+}
+
+fn routes(agent: Arc<Agent>) -> Router {
+    Router::new()
+        .route(paths::STATUS, get(status))
+        .route(paths::GUESTS, get(list_guests).post(start_guest))
+        .route(paths::GUESTS_ADOPT, post(adopt_guest))
+        .route(paths::GUEST, get(show_guest))
+        .route(paths::GUEST_STOP, post(stop_guest))
+        .route(paths::MIGRATIONS, get(list_migrations).post(migrate))
+        .route(paths::MIGRATION, get(show_migration).delete(cancel))
+        .route(paths::MIGRATION_EVENTS, get(events))
+        .route(paths::SESSION_RESOLVE, post(resolve))
+        .fallback(async || Refusal(ErrorBody::new(code::NOT_FOUND, "there is nothing at this path")))
+        .with_state(agent)
+}
+
+/// A request's body; what is wrong with it is said in the API's own form.
+fn parse<T: serde::de::DeserializeOwned>(body: &Bytes) -> Result<T, Refusal> {
+    serde_json::from_slice(body).map_err(|error| Refusal(ErrorBody::new(code::BAD_REQUEST, error.to_string())))
+}
+
+/// Runs blocking work on a thread for it.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ErrorBody> + Send + 'static,
+) -> Result<T, Refusal> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done.map_err(Refusal),
+        Err(error) => Err(Refusal(ErrorBody::new("internal", format!("a defect in the agent: {error}")))),
+    }
+}
+
+async fn status(State(agent): Shared) -> Json<AgentStatus> {
+    let outgoing = agent.outgoing();
+    let running = outgoing.iter().filter(|one| !one.is_over()).count() + agent.coming().len();
+    let undecided = outgoing.iter().filter(|one| one.is_undecided()).count() + agent.undecided().len();
+    let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    Json(AgentStatus {
+        name: agent.config.name.clone(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        uptime_s: agent.started.elapsed().as_secs(),
+        listen: agent.config.listen.iter().map(ToString::to_string).collect(),
+        guests: count(agent.names_here().len()),
+        migrations: count(running),
+        undecided: count(undecided),
+        protocol_versions: (VERSION_MIN..=VERSION_MAX).collect(),
+        kernel_features: kernel_features(),
+    })
+}
+
+fn kernel_features() -> Vec<KernelFeature> {
+    let kernel = linerate_guest::procfs::kernel_release();
+    let direct = kernel.is_some_and(|kernel| kernel >= linerate_guest::verdict::KERNEL_NEEDED);
+    vec![KernelFeature {
+        name: "PAGEMAP_SCAN and asynchronous write protection (Linux 6.7)".into(),
+        present: direct,
+        needed_for: "direct mode, at the source".into(),
+    }]
+}
+
+async fn list_guests(State(agent): Shared) -> Result<Response, Refusal> {
+    Ok(Json(blocking(move || guests::list(&agent)).await?).into_response())
+}
+
+async fn show_guest(State(agent): Shared, Path(name): Path<String>) -> Result<Response, Refusal> {
+    Ok(Json(blocking(move || guests::show(&agent, &name)).await?).into_response())
+}
+
+async fn start_guest(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
+    let request = parse(&body)?;
+    let started = blocking(move || guests::start(&agent, &request)).await?;
+    Ok((StatusCode::CREATED, Json(started)).into_response())
+}
+
+async fn adopt_guest(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
+    let request = parse(&body)?;
+    let adopted = blocking(move || guests::adopt(&agent, &request)).await?;
+    Ok((StatusCode::CREATED, Json(adopted)).into_response())
+}
+
+async fn stop_guest(State(agent): Shared, Path(name): Path<String>, body: Bytes) -> Result<Response, Refusal> {
+    let request = if body.is_empty() { Default::default() } else { parse(&body)? };
+    Ok(Json(blocking(move || guests::stop(&agent, &name, request)).await?).into_response())
+}
+
+async fn migrate(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
+    let request: MigrateRequest = parse(&body)?;
+    let guest = request.guest.clone();
+    let begun = blocking(move || {
+        let starting = agent.clone();
+        agent
+            .begin_outgoing(&guest, move || outgoing::start(&starting, request))
+            .map_err(|fault| convert::error(&fault, None))
+    });
+    let id = begun.await?.id();
+    Ok((StatusCode::ACCEPTED, Json(MigrationStarted { id })).into_response())
+}
+
+async fn list_migrations(State(agent): Shared) -> Json<Vec<MigrationSummary>> {
+    let mut all: Vec<MigrationSummary> = agent.outgoing().iter().map(|one| one.summary()).collect();
+    all.extend(agent.coming().iter().map(|one| one.summary()));
+    all.extend(agent.came());
+    all.extend(agent.undecided().iter().map(|one| one.summary()));
+    all.sort_by_key(|one| std::cmp::Reverse(one.started_unix_ms));
+    Json(all)
+}
+
+fn unknown(id: &str) -> Refusal {
+    Refusal(ErrorBody::new(code::MIGRATION_UNKNOWN, format!("there is no migration {id} on this host"))
+        .with_hint("`linerate migration list` shows those there are"))
+}
+
+fn find(agent: &Agent, id: &str) -> Result<Arc<Outgoing>, Refusal> {
+    agent.outgoing_by_id(id).ok_or_else(|| unknown(id))
+}
+
+async fn show_migration(State(agent): Shared, Path(id): Path<String>) -> Result<Json<MigrationDetail>, Refusal> {
+    if let Some(outgoing) = agent.outgoing_by_id(&id) {
+        return Ok(Json(outgoing.detail()));
+    }
+    let coming = agent.coming().into_iter().map(|one| one.summary());
+    let undecided = agent.undecided().into_iter().map(|one| one.summary());
+    let found = coming.chain(agent.came()).chain(undecided).find(|one| one.id.0 == id);
+    let summary = found.ok_or_else(|| unknown(&id))?;
+    Ok(Json(MigrationDetail { summary, report: None, error: None }))
+}
+
+async fn cancel(State(agent): Shared, Path(id): Path<String>) -> Result<Response, Refusal> {
+    if let Some(coming) = agent.coming().into_iter().find(|one| one.session.to_string() == id) {
+        coming.cancel();
+        return Ok((StatusCode::ACCEPTED, Json(coming.summary())).into_response());
+    }
+    let outgoing = find(&agent, &id)?;
+    if outgoing.is_over() {
+        return Err(Refusal(ErrorBody::new(code::TOO_LATE, format!("migration {id} is over"))));
+    }
+    outgoing.cancel();
+    Ok((StatusCode::ACCEPTED, Json(outgoing.summary())).into_response())
+}
+
+async fn resolve(State(agent): Shared, Path(id): Path<String>, body: Bytes) -> Result<Json<MigrationSummary>, Refusal> {
+    let request: ResolveRequest = parse(&body)?;
+    let resume_here = request.decision == Decision::ResumeHere;
+    if let Some(undecided) = agent.undecided().into_iter().find(|one| one.session.to_string() == id) {
+        undecided.resolve(resume_here);
+        return Ok(Json(undecided.summary()));
+    }
+    let outgoing = find(&agent, &id)?;
+    if !outgoing.is_undecided() {
+        return Err(Refusal(ErrorBody::new(code::TOO_LATE, format!("migration {id} is not undecided"))));
+    }
+    outgoing.resolve(resume_here);
+    Ok(Json(outgoing.summary()))
+}
+
+/// The event stream: a line each; an empty line when nothing happens for a while.
+async fn events(State(agent): Shared, Path(id): Path<String>) -> Result<Response, Refusal> {
+    let outgoing = find(&agent, &id)?;
+    let cursor = outgoing.hub.watch();
+    let stream = futures(outgoing, cursor);
+    let headers = [(header::CONTENT_TYPE, NDJSON)];
+    Ok((headers, Body::from_stream(stream)).into_response())
+}
+
+fn futures(
+    outgoing: Arc<Outgoing>,
+    cursor: Cursor,
+) -> impl tokio_stream::Stream<Item = Result<Bytes, std::convert::Infallible>> {
+    let (lines, received) = tokio::sync::mpsc::channel(16);
+    tokio::spawn(feed(outgoing, cursor, lines));
+    tokio_stream::wrappers::ReceiverStream::new(received).map(Ok)
+}
+
+async fn feed(outgoing: Arc<Outgoing>, mut cursor: Cursor, lines: tokio::sync::mpsc::Sender<Bytes>) {
+    let silence = std::time::Duration::from_secs(linerate_api::KEEP_ALIVE_S);
+    loop {
+        let (events, over) = outgoing.hub.news(&mut cursor);
+        for event in events {
+            let Ok(mut line) = serde_json::to_vec(&event) else { continue };
+            line.push(b'\n');
+            if lines.send(line.into()).await.is_err() {
+                return;
+            }
+        }
+        if over {
+            return;
+        }
+        if tokio::time::timeout(silence, cursor.changed()).await.is_err()
+            && lines.send(Bytes::from_static(b"\n")).await.is_err()
+        {
+            return;
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! `linerate agent`
+
+use serde_json::json;
+
+use crate::context::Context;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::flags::AgentFlags;
+
+/// Runs the agent until it is told to end, or checks its configuration.
+pub fn run(flags: &AgentFlags, context: &Context) -> Result<Exit, Failure> {
+    linerate_agent::run(&flags.config, flags.check)
+        .map_err(|error| Failure::new(Exit::Failed, format!("{error:#}"), ""))?;
+    if flags.check {
+        let config = flags.config.display().to_string();
+        context.answer(&json!({"config": config, "good": true}), || format!("{config} is good\n"))?;
+    }
+    Ok(Exit::Ok)
+}

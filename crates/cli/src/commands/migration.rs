@@ -1,0 +1,104 @@
+//! `linerate migration list | show | attach | cancel`
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use linerate_api::{MigrationDetail, MigrationSummary};
+
+use crate::context::Context;
+use crate::display::view::View;
+use crate::display::{Start, watch};
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::flags::MigrationCommand;
+use crate::render::lists;
+use crate::render::report::report;
+
+/// Sees, watches or cancels.
+pub async fn run(command: MigrationCommand, context: &Context) -> Result<Exit, Failure> {
+    match command {
+        MigrationCommand::List => list(context).await,
+        MigrationCommand::Show(flags) => show(&flags.id, context).await,
+        MigrationCommand::Attach(flags) => attach(&flags.id, false, context).await,
+        MigrationCommand::Cancel(flags) => cancel(&flags.id, context).await,
+    }
+}
+
+async fn list(context: &Context) -> Result<Exit, Failure> {
+    let migrations = context.client.migrations().await?;
+    context.answer(&migrations, || lists::migrations(&migrations, now_unix_ms(), context.out.paint))?;
+    Ok(Exit::Ok)
+}
+
+async fn show(id: &str, context: &Context) -> Result<Exit, Failure> {
+    let detail = context.client.migration(&find(id, context).await?.id).await?;
+    context.answer(&detail, || picture(&detail, context))?;
+    Ok(Exit::Ok)
+}
+
+fn picture(detail: &MigrationDetail, context: &Context) -> String {
+    let (width, paint) = (context.out.width, context.out.paint);
+    let mut text = lists::migrations(std::slice::from_ref(&detail.summary), now_unix_ms(), paint);
+    text.extend(detail.report.iter().map(|figures| report(figures, width, paint)));
+    if let Some(error) = &detail.error {
+        text.push('\n');
+        text.push_str(&Failure::of_body(Exit::Failed, error).render(width, paint));
+    }
+    text
+}
+
+async fn attach(id: &str, cancel: bool, context: &Context) -> Result<Exit, Failure> {
+    let MigrationSummary { id, guest, peer, .. } = find(id, context).await?;
+    watch(context, Start { id, view: View::new(&guest, &peer, None), quiet: false, cancel }).await
+}
+
+/// Cancelled is what was asked for here, so it ends well.
+async fn cancel(id: &str, context: &Context) -> Result<Exit, Failure> {
+    match attach(id, true, context).await {
+        Ok(Exit::Cancelled) => Ok(Exit::Ok),
+        Err(failure) if failure.exit == Exit::Cancelled => Ok(Exit::Ok),
+        // It was faster than the wish to stop it.
+        Ok(Exit::Ok) => Err(too_late()),
+        other => other,
+    }
+}
+
+fn too_late() -> Failure {
+    Failure::new(
+        Exit::Refused,
+        "too late to cancel: the guest runs at the destination",
+        "move it back with `linerate migrate` there",
+    )
+}
+
+/// The one migration whose name begins so.
+async fn find(prefix: &str, context: &Context) -> Result<MigrationSummary, Failure> {
+    let found = context.client.migrations().await?.into_iter().filter(|one| one.id.0.starts_with(prefix));
+    choose(prefix, found.collect())
+}
+
+fn choose(prefix: &str, mut found: Vec<MigrationSummary>) -> Result<MigrationSummary, Failure> {
+    if let Some(exact) = found.iter().position(|one| one.id.0 == prefix) {
+        return Ok(found.swap_remove(exact));
+    }
+    match (found.pop(), found.len()) {
+        (Some(only), 0) => Ok(only),
+        (None, _) => Err(Failure::new(
+            Exit::Refused,
+            format!("no migration whose name begins with `{prefix}`"),
+            "see `linerate migration list`",
+        )),
+        (Some(_), others) => Err(Failure::new(
+            Exit::Refused,
+            format!("{} migrations have names that begin with `{prefix}`", others + 1),
+            "write more of the name; see `linerate migration list`",
+        )),
+    }
+}
+
+fn now_unix_ms() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .ok()
+        .and_then(|age| u64::try_from(age.as_millis()).ok())
+        .unwrap_or(0)
+}

@@ -1,0 +1,45 @@
+//! One module for each command.
+
+mod agent;
+mod completions;
+mod man;
+mod migrate;
+mod migration;
+mod resolve;
+mod status;
+mod vm;
+
+use crate::context::Context;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::flags::Command;
+
+/// Does what was asked.
+pub fn run(command: Command, context: &Context) -> Result<Exit, Failure> {
+    match command {
+        Command::Agent(flags) => agent::run(&flags, context),
+        Command::Completions { shell } => completions::run(shell, context),
+        Command::Man { dir } => man::run(dir.as_deref(), context),
+        command => runtime()?.block_on(ask(command, context)),
+    }
+}
+
+/// The commands that ask an agent.
+async fn ask(command: Command, context: &Context) -> Result<Exit, Failure> {
+    match command {
+        Command::Migrate(flags) => migrate::run(&flags, context).await,
+        Command::Migration(command) => migration::run(command, context).await,
+        Command::Vm(command) => vm::run(command, context).await,
+        Command::Resolve(flags) => resolve::run(&flags, context).await,
+        Command::Status | Command::Agent(_) | Command::Completions { .. } | Command::Man { .. } => {
+            status::run(context).await
+        }
+    }
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::new(Exit::Failed, format!("the command cannot start: {error}"), ""))
+}

@@ -1,0 +1,21 @@
+//! `linerate resolve`
+
+use linerate_api::Decision;
+
+use crate::context::Context;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::flags::ResolveFlags;
+use crate::render::format::clean;
+
+/// Hands the operator's decision to the agent. The whole name of the session is asked for: it must not be mistaken.
+pub async fn run(flags: &ResolveFlags, context: &Context) -> Result<Exit, Failure> {
+    let decision = if flags.resume_here { Decision::ResumeHere } else { Decision::GiveUp };
+    let summary = context.client.resolve(&flags.id(), decision).await?;
+    let guest = clean(&summary.guest);
+    context.answer(&summary, || match decision {
+        Decision::ResumeHere => format!("{guest} runs here\n"),
+        Decision::GiveUp => format!("{guest} was ended here\n"),
+    })?;
+    Ok(Exit::Ok)
+}

@@ -1,0 +1,13 @@
+//! `linerate status`
+
+use crate::context::Context;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::render::lists;
+
+/// Says how the agent is.
+pub async fn run(context: &Context) -> Result<Exit, Failure> {
+    let status = context.client.status().await?;
+    context.answer(&status, || lists::status(&status, context.out.paint))?;
+    Ok(Exit::Ok)
+}

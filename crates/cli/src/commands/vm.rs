@@ -1,0 +1,91 @@
+//! `linerate vm start | list | show | stop | adopt`
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use linerate_api::{AdoptGuest, GuestSummary, StartGuest, StopGuest};
+
+use crate::context::Context;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::flags::{AdoptFlags, VmCommand};
+use crate::render::format::clean;
+use crate::render::lists;
+
+/// No specification of a guest is longer.
+const SPEC_BYTES_MAX: u64 = 1 << 20;
+
+/// Sees, starts, stops or takes over.
+pub async fn run(command: VmCommand, context: &Context) -> Result<Exit, Failure> {
+    match command {
+        VmCommand::Start { spec } => start(&spec, context).await,
+        VmCommand::List => list(context).await,
+        VmCommand::Show { name } => show(&name, context).await,
+        VmCommand::Stop { name, force } => stop(&name, force, context).await,
+        VmCommand::Adopt(flags) => adopt(flags, context).await,
+    }
+}
+
+async fn start(spec: &Path, context: &Context) -> Result<Exit, Failure> {
+    let request = StartGuest { spec_toml: Some(read_spec(spec)?), spec_path: None };
+    let guest = context.client.start_guest(&request).await?;
+    done(&guest, "was started", context)
+}
+
+async fn list(context: &Context) -> Result<Exit, Failure> {
+    let guests = context.client.guests().await?;
+    context.answer(&guests, || lists::guests(&guests, context.out.paint))?;
+    Ok(Exit::Ok)
+}
+
+async fn show(name: &str, context: &Context) -> Result<Exit, Failure> {
+    let guest = context.client.guest(name).await?;
+    context.answer(&guest, || lists::guest(&guest, context.out.paint))?;
+    Ok(Exit::Ok)
+}
+
+async fn stop(name: &str, force: bool, context: &Context) -> Result<Exit, Failure> {
+    let guest = context.client.stop_guest(name, StopGuest { force }).await?;
+    done(&guest, if force { "was stopped" } else { "was asked to shut down" }, context)
+}
+
+async fn adopt(flags: AdoptFlags, context: &Context) -> Result<Exit, Failure> {
+    let qmp = flags.qmp.map(absolute).transpose()?;
+    let guest = context.client.adopt_guest(&AdoptGuest { pid: flags.pid, qmp, name: flags.name }).await?;
+    done(&guest, "was taken over", context)
+}
+
+fn done(guest: &GuestSummary, what: &str, context: &Context) -> Result<Exit, Failure> {
+    let table = || lists::guests(std::slice::from_ref(guest), context.out.paint);
+    context.answer(guest, || format!("{} {what}\n{}", clean(&guest.name), table()))?;
+    Ok(Exit::Ok)
+}
+
+/// The agent's working directory is another, so relative paths are made absolute here.
+fn absolute(path: PathBuf) -> Result<String, Failure> {
+    let bad = |why: String| Failure::new(Exit::Usage, format!("{}: {why}", path.display()), "");
+    let absolute = std::path::absolute(&path).map_err(|error| bad(error.to_string()))?;
+    absolute.into_os_string().into_string().map_err(|_| bad("the path is not valid UTF-8".to_owned()))
+}
+
+fn read_spec(path: &Path) -> Result<String, Failure> {
+    let read = if path == Path::new("-") {
+        read_capped(io::stdin().lock())
+    } else {
+        File::open(path).and_then(read_capped)
+    };
+    read.map_err(|error| {
+        let hint = "give a TOML file, or - for standard input; docs/user-guide.md has an example";
+        Failure::new(Exit::Usage, format!("{} cannot be read: {error}", path.display()), hint)
+    })
+}
+
+fn read_capped(source: impl Read) -> io::Result<String> {
+    let mut text = String::new();
+    source.take(SPEC_BYTES_MAX + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > SPEC_BYTES_MAX {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, "it is longer than 1 MiB"));
+    }
+    Ok(text)
+}

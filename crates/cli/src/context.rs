@@ -1,0 +1,92 @@
+//! What a command needs of its surroundings: the agent, and where and how to write.
+
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+
+use console::Term;
+use linerate_api::{Client, DEFAULT_SOCKET};
+use serde::Serialize;
+
+use crate::failure::Failure;
+use crate::render::paint::Paint;
+
+/// Wide enough for every table, narrow enough for the eye.
+const WIDTH_MAX: usize = 100;
+/// What a file or a pipe gets.
+const WIDTH_UNKNOWN: usize = 100;
+
+/// Where text goes.
+#[derive(Clone, Copy, Debug)]
+pub struct Screen {
+    /// Columns.
+    pub width: usize,
+    /// Colours.
+    pub paint: Paint,
+    /// Text can be redrawn in place.
+    pub live: bool,
+}
+
+/// The surroundings.
+#[derive(Debug)]
+pub struct Context {
+    /// The agent.
+    pub client: Client,
+    /// Write JSON.
+    pub json: bool,
+    /// Standard output.
+    pub out: Screen,
+    /// Standard error.
+    pub err: Screen,
+}
+
+impl Context {
+    /// Looks at the environment and the terminal.
+    pub fn from_environment(socket: Option<PathBuf>, json: bool) -> Context {
+        let from_variable =
+            || std::env::var_os("LINERATE_SOCKET").filter(|path| !path.is_empty()).map(PathBuf::from);
+        let socket = socket.or_else(from_variable).unwrap_or_else(|| PathBuf::from(DEFAULT_SOCKET));
+        Context {
+            client: Client::new(socket),
+            json,
+            out: screen(&Term::stdout(), std::io::stdout().is_terminal()),
+            err: screen(&Term::stderr(), std::io::stderr().is_terminal()),
+        }
+    }
+
+    /// Text on standard output.
+    pub fn print(&self, text: &str) -> Result<(), Failure> {
+        let mut out = std::io::stdout().lock();
+        out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| Failure::output(&error))
+    }
+
+    /// A document for programs, or the text for people.
+    pub fn answer<T: Serialize>(&self, value: &T, text: impl FnOnce() -> String) -> Result<(), Failure> {
+        if self.json { self.print_json(value) } else { self.print(&text()) }
+    }
+
+    /// A document on standard output.
+    fn print_json<T: Serialize>(&self, value: &T) -> Result<(), Failure> {
+        let text = serde_json::to_string_pretty(value).map_err(|error| Failure::output(&error.into()))?;
+        self.print(&(text + "\n"))
+    }
+
+    /// A document in one line, written at once.
+    pub fn print_json_line<T: Serialize>(&self, value: &T) -> Result<(), Failure> {
+        let text = serde_json::to_string(value).map_err(|error| Failure::output(&error.into()))?;
+        self.print(&(text + "\n"))
+    }
+
+    /// A line on standard error. If nobody reads it, nothing is to be done.
+    pub fn say(&self, line: &str) {
+        let _ = writeln!(std::io::stderr().lock(), "{line}");
+    }
+}
+
+fn screen(term: &Term, is_terminal: bool) -> Screen {
+    let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
+    let width = if is_terminal { usize::from(term.size().1).min(WIDTH_MAX) } else { WIDTH_UNKNOWN };
+    let colours = is_terminal && !dumb && !set("NO_COLOR");
+    let paint = if colours { Paint { colours } } else { Paint::PLAIN };
+    Screen { width, paint, live: is_terminal && !dumb }
+}

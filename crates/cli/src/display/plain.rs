@@ -1,0 +1,113 @@
+//! A migration in lines, for logs and pipes: each step, each round, and the figures about once a second.
+
+use linerate_api::{Event, EventKind, MigrationOutcome, Progress, StepState};
+
+use super::view::View;
+use crate::render::format::{bit_rate, bytes, clean, clock_us, percent, time_us};
+
+/// How far apart lines of figures stand.
+const EVERY_US: u64 = 1_000_000;
+
+/// What has been said so far.
+pub struct Plain {
+    view: View,
+    round: Option<u32>,
+    said_us: u64,
+}
+
+impl Plain {
+    /// Nothing has been said yet.
+    pub fn new(view: View) -> Plain {
+        Plain { view, round: None, said_us: 0 }
+    }
+
+    /// The lines for this event; most have none or one.
+    pub fn event(&mut self, event: &Event) -> Option<String> {
+        let text = self.text(event);
+        self.view.apply(event);
+        text.map(|text| format!("{:>8}  {text}", clock_us(event.at_us)))
+    }
+
+    fn text(&mut self, event: &Event) -> Option<String> {
+        match &event.kind {
+            EventKind::Step { number, name, state: StepState::Started, .. } => {
+                Some(format!("step {number} {name}"))
+            }
+            EventKind::Step { number, name, state: StepState::Done, duration_us } => {
+                Some(format!("step {number} {name} done in {}", time_us(duration_us.unwrap_or(0))))
+            }
+            EventKind::Progress(progress) => self.progress(event.at_us, progress),
+            EventKind::LinkLost { link, reason } => Some(format!(
+                "link {} LOST: {}; the others carry on",
+                self.view.link_name(*link),
+                clean(reason)
+            )),
+            EventKind::LinkBack { link } => Some(format!("link {} is back", self.view.link_name(*link))),
+            EventKind::Warning { text } => Some(format!("warning: {}", clean(text))),
+            EventKind::Finished { outcome, .. } => Some(ending(*outcome).to_owned()),
+            EventKind::Unknown => None,
+        }
+    }
+
+    fn progress(&mut self, at_us: u64, progress: &Progress) -> Option<String> {
+        let new_round = self.round != Some(progress.round);
+        if !new_round && at_us < self.said_us.saturating_add(EVERY_US) {
+            return None;
+        }
+        self.round = Some(progress.round);
+        self.said_us = at_us;
+        Some(figures(progress))
+    }
+}
+
+fn figures(progress: &Progress) -> String {
+    let round =
+        if progress.round == 0 { "first pass".to_owned() } else { format!("round {}", progress.round) };
+    let share = percent(progress.round_bytes_done, progress.round_bytes_total).floor();
+    let mut parts = vec![
+        format!("{round} {share:.0} %"),
+        bit_rate(progress.rate_bytes_per_s),
+        format!("remaining {}", bytes(progress.remaining_bytes)),
+    ];
+    parts.extend(progress.dirty_rate_bytes_per_s.map(|rate| format!("guest writes {}", bit_rate(rate))));
+    parts.extend(progress.predicted_blackout_ms.map(|ms| format!("blackout if stopped now {ms} ms")));
+    parts.join(", ")
+}
+
+fn ending(outcome: MigrationOutcome) -> &'static str {
+    match outcome {
+        MigrationOutcome::Completed => "completed: the guest runs at the destination",
+        MigrationOutcome::Cancelled => "cancelled: the guest runs at the source as before",
+        MigrationOutcome::Failed => "failed",
+        MigrationOutcome::Undecided => "undecided: the guest is paused at the source",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::golden_data::progress;
+
+    fn at(at_us: u64, kind: EventKind) -> Event {
+        Event { at_us, kind }
+    }
+
+    #[test]
+    fn figures_come_with_each_round_and_each_second_and_not_oftener() {
+        let mut plain = Plain::new(View::new("web", "beta", None));
+        let mut figures = progress();
+        let mut said = Vec::new();
+        for (at_us, round) in [(100_000, 0), (600_000, 0), (1_200_000, 0), (1_300_000, 1), (1_400_000, 1)] {
+            figures.round = round;
+            said.extend(plain.event(&at(at_us, EventKind::Progress(Box::new(figures.clone())))));
+        }
+        assert_eq!(said.len(), 3, "{said:#?}");
+        assert_eq!(
+            said[0],
+            "   0.1 s  first pass 62 %, 2.46 Gb/s, remaining 1.50 GiB, guest writes 1.01 Gb/s, blackout if stopped now 14 ms"
+        );
+        let lost =
+            plain.event(&at(2_000_000, EventKind::LinkLost { link: 1, reason: "no\x1bcarrier".into() }));
+        assert_eq!(lost.unwrap(), "   2.0 s  link eth2 LOST: no carrier; the others carry on");
+    }
+}

@@ -1,0 +1,171 @@
+//! Follows a migration to its end, and what Ctrl-C does meanwhile.
+
+use std::time::Duration;
+
+use linerate_api::{
+    Client, ClientError, ErrorBody, Event, EventKind, EventStream, MigrationId, MigrationOutcome,
+    MigrationSummary, Report,
+};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::task::JoinHandle;
+use tokio::time::{Interval, interval};
+
+use super::Display;
+use super::view::View;
+use crate::context::Context;
+use crate::exit::{self, Exit};
+use crate::failure::Failure;
+use crate::render::report::report;
+
+const REDRAW: Duration = Duration::from_millis(100);
+
+/// What to watch.
+pub struct Start {
+    /// The migration.
+    pub id: MigrationId,
+    /// What is known of it.
+    pub view: View,
+    /// Show nothing but errors.
+    pub quiet: bool,
+    /// Ask it to stop at once.
+    pub cancel: bool,
+}
+
+/// How it ended.
+struct End {
+    outcome: MigrationOutcome,
+    error: Option<Box<ErrorBody>>,
+    report: Option<Box<Report>>,
+}
+
+/// What may happen next.
+enum Next {
+    Event(Result<Option<Event>, ClientError>),
+    Interrupt,
+    CancelAnswered(Option<ClientError>),
+    Tick,
+}
+
+/// A migration being watched.
+struct Watch<'a> {
+    context: &'a Context,
+    id: MigrationId,
+    display: Display,
+    events: EventStream,
+    interrupts: Signal,
+    ticks: Interval,
+    cancel: Option<JoinHandle<Result<MigrationSummary, ClientError>>>,
+    cancelled: bool,
+}
+
+/// Follows a migration to its end and shows it. The first Ctrl-C cancels the migration, the second stops watching.
+pub async fn watch(context: &Context, start: Start) -> Result<Exit, Failure> {
+    let quiet = start.quiet;
+    let mut watch = Watch::new(context, start).await?;
+    match watch.run().await {
+        Ok(Some(end)) => finish(context, watch.display, quiet, end),
+        Ok(None) => {
+            watch.display.close(false);
+            let hint = format!("attach again with `linerate migration attach {}`", watch.id);
+            Err(Failure::new(Exit::NotWatched, "no longer watching; the agent goes on by itself", hint))
+        }
+        Err(failure) => {
+            watch.display.close(false);
+            Err(failure)
+        }
+    }
+}
+
+impl<'a> Watch<'a> {
+    async fn new(context: &'a Context, start: Start) -> Result<Watch<'a>, Failure> {
+        // Before anything else, so that a Ctrl-C in the meantime is not the end of the process.
+        let interrupts = signal(SignalKind::interrupt()).map_err(|error| {
+            Failure::new(
+                Exit::NotWatched,
+                format!("signals cannot be received: {error}"),
+                attach_hint(&start.id),
+            )
+        })?;
+        let events = context.client.events(&start.id).await?;
+        let mut watch = Watch {
+            context,
+            id: start.id,
+            display: Display::new(context, start.view, start.quiet),
+            events,
+            interrupts,
+            ticks: interval(REDRAW),
+            cancel: None,
+            cancelled: false,
+        };
+        if start.cancel {
+            watch.begin_cancel();
+        }
+        Ok(watch)
+    }
+
+    /// The end, or none if the operator stopped watching.
+    async fn run(&mut self) -> Result<Option<End>, Failure> {
+        loop {
+            match self.next().await {
+                Next::Event(Ok(Some(event))) => {
+                    self.display.event(&event, self.context).map_err(Failure::while_watching)?;
+                    if let EventKind::Finished { outcome, error, report } = event.kind {
+                        return Ok(Some(End { outcome, error, report }));
+                    }
+                }
+                Next::Event(Ok(None)) => return Err(ClientError::Cut { id: self.id.clone() }.into()),
+                Next::Event(Err(error)) => return Err(error.into()),
+                Next::Interrupt if self.cancelled => return Ok(None),
+                Next::Interrupt => self.begin_cancel(),
+                Next::CancelAnswered(Some(error)) => {
+                    self.display.say(&format!("it cannot be cancelled: {error}"), self.context);
+                }
+                Next::CancelAnswered(None) => {}
+                Next::Tick => self.display.tick(),
+            }
+        }
+    }
+
+    /// Every branch can be dropped while it waits without losing anything.
+    async fn next(&mut self) -> Next {
+        tokio::select! {
+            event = self.events.next() => Next::Event(event),
+            _ = self.interrupts.recv() => Next::Interrupt,
+            error = answer(&mut self.cancel) => Next::CancelAnswered(error),
+            _ = self.ticks.tick() => Next::Tick,
+        }
+    }
+
+    fn begin_cancel(&mut self) {
+        self.cancelled = true;
+        self.display.cancelling(self.context);
+        let (client, id): (Client, MigrationId) = (self.context.client.clone(), self.id.clone());
+        self.cancel = Some(tokio::spawn(async move { client.cancel(&id).await }));
+    }
+}
+
+/// The answer to a cancel that is under way, once; never, if none is.
+async fn answer(
+    cancel: &mut Option<JoinHandle<Result<MigrationSummary, ClientError>>>,
+) -> Option<ClientError> {
+    let Some(handle) = cancel else { return std::future::pending().await };
+    let answered = handle.await;
+    *cancel = None;
+    answered.ok().and_then(Result::err)
+}
+
+fn finish(context: &Context, display: Display, quiet: bool, end: End) -> Result<Exit, Failure> {
+    let exit = exit::of_outcome(end.outcome, end.error.as_deref());
+    display.close(exit == Exit::Ok && end.report.is_some());
+    if context.json {
+        return Ok(exit);
+    }
+    if let (Some(figures), false) = (&end.report, quiet) {
+        context.print(&report(figures, context.out.width, context.out.paint))?;
+    }
+    if exit == Exit::Ok { Ok(exit) } else { Err(Failure::of_outcome(end.outcome, end.error.as_deref())) }
+}
+
+fn attach_hint(id: &MigrationId) -> String {
+    format!("the migration goes on; attach with `linerate migration attach {id}`")
+}

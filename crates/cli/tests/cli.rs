@@ -1,0 +1,233 @@
+//! The binary against an agent that plays recorded migrations.
+
+#![allow(clippy::unwrap_used, reason = "tests say what they expect, their helpers too")]
+
+mod support;
+
+use std::process::{Output, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+use support::{ID, Seen};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+use tokio::task::JoinHandle;
+
+/// Nothing here takes this long; it only keeps a hang from lasting for ever.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+struct Lab {
+    folder: tempfile::TempDir,
+    serving: JoinHandle<std::io::Result<()>>,
+    seen: Seen,
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+impl Lab {
+    fn new(pace: f64) -> Lab {
+        let folder = tempfile::tempdir().unwrap();
+        let (serving, seen) = support::serve(&folder.path().join("agent.sock"), pace).unwrap();
+        Lab { folder, serving: tokio::spawn(serving), seen }
+    }
+
+    fn command(&self, line: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_linerate"));
+        command
+            .args(line.split_whitespace())
+            .env("LINERATE_SOCKET", self.folder.path().join("agent.sock"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true);
+        command
+    }
+
+    async fn run(&self, line: &str) -> Run {
+        Run::of(tokio::time::timeout(DEADLINE, self.command(line).output()).await.unwrap().unwrap())
+    }
+}
+
+#[derive(Debug)]
+struct Run {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+impl Run {
+    fn of(output: Output) -> Run {
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        Run { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    }
+
+    fn json_lines(&self) -> Vec<Value> {
+        self.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+}
+
+#[tokio::test]
+async fn a_migration_that_loses_a_link_is_told_in_plain_lines_and_reported() {
+    let run = Lab::new(0.0).run("migrate web --to beta").await;
+    assert_eq!(run.code, Some(0), "{run:?}");
+    for words in
+        ["step 7 copy", "link eth2 LOST: no carrier at eth2", "link eth2 is back", "round 1", "completed"]
+    {
+        assert!(run.err.contains(words), "{words} is missing:\n{}", run.err);
+    }
+    assert!(
+        run.out.contains("web moved from alpha to beta") && run.out.contains("Where the time went"),
+        "{}",
+        run.out
+    );
+    assert!(!run.err.contains('\x1b') && !run.out.contains('\x1b'), "control codes in a pipe");
+}
+
+#[tokio::test]
+async fn json_is_the_name_and_then_every_event() {
+    let run = Lab::new(0.0).run("migrate web --to beta --json").await;
+    assert_eq!((run.code, run.err.as_str()), (Some(0), ""));
+    let lines = run.json_lines();
+    assert_eq!(lines[0]["id"], format!("{ID}-web"));
+    assert_eq!((&lines[1]["kind"], &lines[1]["name"]), (&"step".into(), &"resolve".into()));
+    let last = lines.last().unwrap();
+    assert_eq!((&last["kind"], &last["outcome"]), (&"finished".into(), &"completed".into()));
+    assert_eq!(last["report"]["links"][1]["lost_count"], 1);
+    assert_eq!(lines.len(), support::script::of("web").len() + 1);
+}
+
+#[tokio::test]
+async fn what_the_flags_say_is_what_the_agent_is_asked() {
+    let lab = Lab::new(0.0);
+    let run = lab.run("migrate web --to beta:1 --bandwidth 1G --links 10.0.1.0/24 --verify --quiet").await;
+    assert_eq!((run.code, run.out.as_str(), run.err.as_str()), (Some(0), "", ""));
+    let asked = lab.seen.asked.borrow().clone().unwrap();
+    assert_eq!((asked.to.as_str(), asked.bandwidth_bytes_per_s), ("beta:1", Some(125_000_000)));
+    assert_eq!((asked.links, asked.verify, asked.throttle), (vec!["10.0.1.0/24".to_owned()], true, false));
+}
+
+#[tokio::test]
+async fn each_ending_has_its_exit_code_and_says_what_to_do() {
+    let lab = Lab::new(0.0);
+    for (guest, code, words) in [
+        ("full", 4, "where: the destination, step 3 (admit)"),
+        ("full", 4, "guest: the guest runs at the source as before"),
+        ("pinned", 4, "do:    take the device out"),
+        ("stuck", 6, "linerate resolve"),
+        ("cut", 8, "linerate migration attach"),
+    ] {
+        let run = lab.run(&format!("migrate {guest} --to beta")).await;
+        assert_eq!(run.code, Some(code), "{run:?}");
+        assert!(run.err.contains(words), "{guest}: {words} is missing:\n{}", run.err);
+    }
+}
+
+#[tokio::test]
+async fn without_an_agent_it_says_how_to_start_one() {
+    let lab = Lab::new(0.0);
+    let run = lab.run("status --socket /nonexistent/agent.sock").await;
+    assert_eq!(run.code, Some(3));
+    assert!(
+        run.err.contains("no socket at /nonexistent/agent.sock") && run.err.contains("linerate agent"),
+        "{}",
+        run.err
+    );
+    let run = lab.run("status --json --socket /nonexistent/agent.sock").await;
+    assert_eq!((run.code, run.json_lines()[0]["exit_code"].as_u64()), (Some(3), Some(3)));
+}
+
+/// Starts a migration that never ends by itself and waits until it is being watched.
+async fn watch(lab: &Lab, guest: &str) -> (Child, u32) {
+    let mut child = lab.command(&format!("migrate {guest} --to beta --json")).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    // The name, then the first event: the signal handler stands before the first event is asked for.
+    for _ in 0..2 {
+        tokio::time::timeout(DEADLINE, lines.next_line()).await.unwrap().unwrap().unwrap();
+    }
+    // Someone has to go on reading, or the pipe breaks.
+    tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+    let pid = child.id().unwrap();
+    (child, pid)
+}
+
+async fn interrupt(pid: u32) {
+    let done = Command::new("kill").args(["-INT", &pid.to_string()]).status().await.unwrap();
+    assert!(done.success());
+}
+
+async fn end(child: &mut Child) -> Option<i32> {
+    tokio::time::timeout(DEADLINE, child.wait()).await.unwrap().unwrap().code()
+}
+
+#[tokio::test]
+async fn ctrl_c_cancels_and_waits_for_the_end() {
+    let mut lab = Lab::new(0.05);
+    let (mut child, pid) = watch(&lab, "long").await;
+    interrupt(pid).await;
+    assert_eq!(end(&mut child).await, Some(5));
+    assert!(*lab.seen.cancelled.borrow_and_update());
+}
+
+#[tokio::test]
+async fn a_second_ctrl_c_stops_watching() {
+    let mut lab = Lab::new(0.05);
+    let (mut child, pid) = watch(&lab, "deaf").await;
+    interrupt(pid).await;
+    // Signals that come at once are one.
+    tokio::time::timeout(DEADLINE, lab.seen.cancelled.wait_for(|cancelled| *cancelled))
+        .await
+        .unwrap()
+        .unwrap();
+    interrupt(pid).await;
+    assert_eq!(end(&mut child).await, Some(8));
+}
+
+#[tokio::test]
+async fn cancelling_by_command_ends_well() {
+    let lab = Lab::new(0.05);
+    let run = lab.run(&format!("migration cancel {ID}-l")).await;
+    assert_eq!(run.code, Some(0), "{run:?}");
+    assert!(run.err.contains("the guest runs at the source as before"), "{}", run.err);
+}
+
+#[tokio::test]
+async fn a_name_that_fits_two_migrations_is_not_guessed() {
+    let run = Lab::new(0.0).run(&format!("migration attach {ID}")).await;
+    assert_eq!(run.code, Some(4));
+    assert!(run.err.contains("2 migrations have names"), "{}", run.err);
+}
+
+#[tokio::test]
+async fn detaching_prints_how_to_come_back() {
+    let run = Lab::new(0.0).run("migrate web --to beta --detach").await;
+    assert_eq!(run.code, Some(0));
+    assert_eq!(run.out, format!("{ID}-web\nwatch it with `linerate migration attach {ID}-web`\n"));
+}
+
+#[tokio::test]
+async fn lists_and_decisions() {
+    let lab = Lab::new(0.0);
+    let guests = lab.run("vm list").await;
+    assert!(guests.out.contains("no: a VFIO device writes to RAM unseen (and 1 more)"), "{}", guests.out);
+    let status = lab.run("status").await;
+    assert!(status.out.contains("26 h 03 min"), "{}", status.out);
+    let resolved = lab.run(&format!("resolve {ID}-web --resume-here")).await;
+    assert_eq!(resolved.out, "web runs here\n");
+    let listed = lab.run("migration list --json").await;
+    assert_eq!(serde_json::from_str::<Value>(&listed.out).unwrap()[0]["state"], "running");
+}
+
+#[tokio::test]
+async fn completions_man_and_help_need_no_agent() {
+    let lab = Lab::new(0.0);
+    assert!(lab.run("completions bash").await.out.contains("linerate"));
+    assert!(lab.run("man").await.out.contains(".TH linerate"));
+    let folder = lab.folder.path().join("man");
+    assert_eq!(lab.run(&format!("man --dir {}", folder.display())).await.code, Some(0));
+    assert!(folder.join("linerate-migrate.1").exists());
+    assert!(lab.run("--help").await.out.contains("Exit codes:"));
+}

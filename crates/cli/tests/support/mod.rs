@@ -1,0 +1,208 @@
+//! An agent that moves nothing: it plays recorded migrations over a UNIX socket.
+//!
+//! The guest's name says what happens: `web` is moved while a link is lost and comes back, `full` finds too little memory,
+//! `stuck` ends undecided, `cut` breaks the stream off, `long` goes on until it is cancelled, `deaf` even then, `pinned` is refused.
+
+pub mod script;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::extract::{Path as UrlPath, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use linerate_api::{
+    AgentStatus, Decision, Direction, ErrorBody, Event, EventKind, GuestRunState, GuestState, GuestSummary,
+    KernelFeature, MigrateRequest, MigrationId, MigrationOutcome, MigrationStarted, MigrationState,
+    MigrationSummary, NDJSON, ResolveRequest, Step, Verdict, paths,
+};
+use tokio::net::UnixListener;
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+
+/// Every migration has this name and the guest's behind it.
+pub const ID: &str = "3f9a01c2d4e5f607";
+
+/// What the agent knows.
+struct Agent {
+    /// Real time for each unit of played time.
+    pace: f64,
+    /// Set when a cancel was asked for.
+    cancelled: watch::Sender<bool>,
+    /// What was asked, for tests to look at.
+    asked: watch::Sender<Option<MigrateRequest>>,
+}
+
+/// What tests see of it.
+pub struct Seen {
+    /// The last migration asked for.
+    pub asked: watch::Receiver<Option<MigrateRequest>>,
+    /// Whether a cancel was asked for.
+    pub cancelled: watch::Receiver<bool>,
+}
+
+/// Serves at the socket until the future is dropped or its task aborted; ready as soon as this returns.
+pub fn serve(
+    socket: &Path,
+    pace: f64,
+) -> std::io::Result<(impl Future<Output = std::io::Result<()>> + Send + use<>, Seen)> {
+    let listener = UnixListener::bind(socket)?;
+    let (cancelled, cancelled_seen) = watch::channel(false);
+    let (asked, asked_seen) = watch::channel(None);
+    let agent = Arc::new(Agent { pace, cancelled, asked });
+    let router = Router::new()
+        .route(paths::STATUS, get(status))
+        .route(paths::GUESTS, get(guests))
+        .route(paths::MIGRATIONS, post(migrate).get(migrations))
+        .route(paths::MIGRATION, axum::routing::delete(cancel))
+        .route(paths::MIGRATION_EVENTS, get(events))
+        .route(paths::SESSION_RESOLVE, post(resolve))
+        .with_state(agent);
+    let seen = Seen { asked: asked_seen, cancelled: cancelled_seen };
+    Ok((async move { axum::serve(listener, router).await }, seen))
+}
+
+fn refuse(body: ErrorBody) -> Response {
+    let status = StatusCode::from_u16(body.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    (status, Json(body)).into_response()
+}
+
+async fn status() -> Json<AgentStatus> {
+    let feature = |name: &str, present, needed_for: &str| KernelFeature {
+        name: name.into(),
+        present,
+        needed_for: needed_for.into(),
+    };
+    Json(AgentStatus {
+        name: "alpha".into(),
+        version: "0.1.0".into(),
+        uptime_s: 93_784,
+        listen: vec!["0.0.0.0:7474".into()],
+        guests: 3,
+        migrations: 1,
+        undecided: 0,
+        protocol_versions: vec![1],
+        kernel_features: vec![
+            feature("pagemap_scan", true, "direct mode"),
+            feature("uffd_wp_async", false, "direct mode"),
+        ],
+    })
+}
+
+async fn guests() -> Json<Vec<GuestSummary>> {
+    let guest = |name: &str, state, reasons: &[&str]| GuestSummary {
+        name: name.into(),
+        uuid: None,
+        state,
+        memory_bytes: 8 << 30,
+        vcpus: 4,
+        qemu_version: "10.0.2".into(),
+        pid: Some(4211),
+        direct: Verdict {
+            possible: reasons.is_empty(),
+            reasons: reasons.iter().map(|&r| r.into()).collect(),
+        },
+    };
+    Json(vec![
+        guest("web", GuestRunState::Running, &[]),
+        guest("pinned", GuestRunState::Running, &["a VFIO device writes to RAM unseen", "RAM is not shared"]),
+    ])
+}
+
+async fn migrate(State(agent): State<Arc<Agent>>, Json(request): Json<MigrateRequest>) -> Response {
+    agent.asked.send_replace(Some(request.clone()));
+    if request.guest == "pinned" {
+        let body = ErrorBody {
+            step: Some(Step::Resolve),
+            guest_state: Some(GuestState::RunsAtSource),
+            ..ErrorBody::new(
+                "not_migratable",
+                "pinned cannot be moved in direct mode: a VFIO device writes to RAM unseen",
+            )
+            .with_hint("take the device out, or move the guest while it is shut down")
+        };
+        return refuse(body);
+    }
+    let id = MigrationId(format!("{ID}-{}", request.guest));
+    (StatusCode::ACCEPTED, Json(MigrationStarted { id })).into_response()
+}
+
+fn summary(guest: &str, state: MigrationState) -> MigrationSummary {
+    MigrationSummary {
+        id: MigrationId(format!("{ID}-{guest}")),
+        guest: guest.into(),
+        direction: Direction::Outgoing,
+        peer: "beta:7474".into(),
+        state,
+        step: Step::Copy,
+        started_unix_ms: 1_700_000_000_000,
+        sent_bytes: 3 << 30,
+    }
+}
+
+async fn migrations() -> Json<Vec<MigrationSummary>> {
+    Json(vec![summary("web", MigrationState::Running), summary("long", MigrationState::Running)])
+}
+
+async fn cancel(State(agent): State<Arc<Agent>>, UrlPath(id): UrlPath<String>) -> Response {
+    agent.cancelled.send_replace(true);
+    (StatusCode::ACCEPTED, Json(summary(guest_of(&id), MigrationState::Cancelling))).into_response()
+}
+
+async fn resolve(
+    UrlPath(id): UrlPath<String>,
+    Json(request): Json<ResolveRequest>,
+) -> Json<MigrationSummary> {
+    let state = match request.decision {
+        Decision::ResumeHere => MigrationState::Cancelled,
+        Decision::GiveUp => MigrationState::Completed,
+    };
+    Json(summary(guest_of(&id), state))
+}
+
+fn guest_of(id: &str) -> &str {
+    id.rsplit('-').next().unwrap_or(id)
+}
+
+async fn events(State(agent): State<Arc<Agent>>, UrlPath(id): UrlPath<String>) -> Response {
+    let guest = guest_of(&id).to_owned();
+    let (sender, receiver) = mpsc::channel::<Result<Bytes, std::io::Error>>(16);
+    tokio::spawn(async move { play(&agent, &guest, sender).await });
+    let body = Body::from_stream(ReceiverStream::new(receiver));
+    ([(header::CONTENT_TYPE, NDJSON)], body).into_response()
+}
+
+/// Sends the recorded events in their time; ends when nobody listens.
+async fn play(agent: &Agent, guest: &str, sender: mpsc::Sender<Result<Bytes, std::io::Error>>) {
+    let mut cancelled = agent.cancelled.subscribe();
+    let mut played_us = 0;
+    for event in script::of(guest) {
+        let wait = Duration::from_micros(event.at_us.saturating_sub(played_us)).mul_f64(agent.pace);
+        played_us = event.at_us;
+        tokio::select! {
+            () = asked_to_stop(&mut cancelled), if guest == "long" => {
+                let kind = EventKind::Finished { outcome: MigrationOutcome::Cancelled, error: None, report: None };
+                let _ = send(&sender, &Event { at_us: played_us, kind }).await;
+                return;
+            }
+            () = tokio::time::sleep(wait) => {}
+        }
+        if send(&sender, &event).await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn asked_to_stop(cancelled: &mut watch::Receiver<bool>) {
+    let _ = cancelled.wait_for(|cancelled| *cancelled).await;
+}
+
+async fn send(sender: &mpsc::Sender<Result<Bytes, std::io::Error>>, event: &Event) -> Result<(), ()> {
+    let mut line = serde_json::to_vec(event).map_err(|_| ())?;
+    line.push(b'\n');
+    sender.send(Ok(line.into())).await.map_err(|_| ())
+}

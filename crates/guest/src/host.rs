@@ -1,0 +1,369 @@
+//! Whether this host has what a twin needs: firmware, machine type, files, interfaces, memory, a free name.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::{self, Read};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::description::GuestDescription;
+use crate::qmp::QemuVersion;
+use crate::twin::{NeededFile, NeededNetwork, QemuBinary, Twin};
+
+/// Something that is missing or differs. `is_fatal` tells whether the guest can be taken all the same.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    /// The local QEMU is older.
+    #[error(
+        "QEMU here is {here}, the guest comes from {source_version}: an older QEMU may not understand the newer one's state"
+    )]
+    QemuOlder {
+        /// Version here.
+        here: QemuVersion,
+        /// Version there.
+        source_version: QemuVersion,
+    },
+    /// The machine type is unknown.
+    #[error("QEMU {here} here has no machine type {machine}: install the source's version of QEMU")]
+    MachineUnknown {
+        /// The type.
+        machine: String,
+        /// Version here.
+        here: QemuVersion,
+    },
+    /// KVM is missing.
+    #[error("the guest runs under KVM and this host has no usable /dev/kvm")]
+    KvmMissing,
+    /// A file is missing.
+    #[error("{path} is not here: share or copy the disk first, or map its path")]
+    FileMissing {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A file has another size.
+    #[error("{path} has {here} bytes here and {there} at the source: it is not the same disk")]
+    FileSize {
+        /// The file.
+        path: PathBuf,
+        /// Bytes here.
+        here: u64,
+        /// Bytes there.
+        there: u64,
+    },
+    /// A link leads out of the allowed folders.
+    #[error("{path} is a link to {target}, which is in none of the folders that guests may open files in")]
+    FileOutside {
+        /// The file.
+        path: PathBuf,
+        /// Where it leads.
+        target: PathBuf,
+    },
+    /// A file is neither a regular file nor a block device.
+    #[error("{path} is neither a file nor a block device")]
+    FileKind {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Firmware is missing.
+    #[error("the firmware {name} is in none of the data folders of this host's QEMU")]
+    FirmwareMissing {
+        /// Its name.
+        name: String,
+    },
+    /// A tap is missing.
+    #[error("the interface {name} is not here: create it (ip tuntap add {name} mode tap) or map its name")]
+    TapMissing {
+        /// The interface.
+        name: String,
+        /// The bridge of its counterpart, if a bridge of that name is here.
+        bridge: Option<String>,
+    },
+    /// A tap is here but not in the bridge that its counterpart is in.
+    #[error("the interface {name} is not in the bridge {bridge} as at the source")]
+    TapUnbridged {
+        /// The interface.
+        name: String,
+        /// The bridge.
+        bridge: String,
+    },
+    /// A bridge is missing.
+    #[error("the bridge {name} is not here")]
+    BridgeMissing {
+        /// The bridge.
+        name: String,
+    },
+    /// Memory is short.
+    #[error("the guest needs {needed} bytes of memory and {available} are available here")]
+    MemoryShort {
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes available.
+        available: u64,
+    },
+    /// The name is taken.
+    #[error("a guest named {name} is here already")]
+    NameTaken {
+        /// The name.
+        name: String,
+    },
+    /// The UUID is taken.
+    #[error("a guest with UUID {uuid} is here already")]
+    UuidTaken {
+        /// The UUID.
+        uuid: String,
+    },
+}
+
+impl Problem {
+    /// Whether the guest cannot be taken. The others are worth a warning.
+    pub fn is_fatal(&self) -> bool {
+        !matches!(self, Problem::QemuOlder { .. } | Problem::TapUnbridged { .. })
+    }
+}
+
+/// What a host offers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostFacts {
+    /// The local QEMU.
+    pub qemu: QemuFacts,
+    /// Bytes of memory available.
+    pub memory_available: u64,
+    /// Names and UUIDs of the guests that are here.
+    pub guests: Vec<(String, Option<String>)>,
+    /// /dev/kvm can be opened.
+    pub kvm: bool,
+}
+
+/// What a QEMU program says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QemuFacts {
+    /// Its version.
+    pub version: QemuVersion,
+    /// Machine types, versioned ones and aliases.
+    pub machines: Vec<String>,
+}
+
+/// Why a QEMU program cannot be asked.
+#[derive(Debug, thiserror::Error)]
+pub enum QemuFactsError {
+    /// It cannot be run.
+    #[error("cannot run {program}: check the path of this QEMU in the configuration")]
+    Run {
+        /// The program.
+        program: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// It failed or said something else than expected.
+    #[error("{program} {question} gave no usable answer: is it a QEMU system emulator?")]
+    Answer {
+        /// The program.
+        program: PathBuf,
+        /// What it was asked.
+        question: &'static str,
+    },
+    /// It did not end.
+    #[error("{program} {question} did not end in time")]
+    TimedOut {
+        /// The program.
+        program: PathBuf,
+        /// What it was asked.
+        question: &'static str,
+    },
+}
+
+/// Asks QEMU programs once each; a program that was replaced is asked again.
+#[derive(Debug, Default)]
+pub struct QemuCache {
+    known: Mutex<HashMap<PathBuf, (Option<SystemTime>, QemuFacts)>>,
+}
+
+impl QemuCache {
+    /// What the program says of itself.
+    pub fn facts(&self, qemu: &QemuBinary, deadline: Instant) -> Result<QemuFacts, QemuFactsError> {
+        let changed = fs::metadata(&qemu.path).and_then(|metadata| metadata.modified()).ok();
+        let mut known = self.known.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some((then, facts)) = known.get(&qemu.path)
+            && *then == changed
+        {
+            return Ok(facts.clone());
+        }
+        let facts = ask(qemu, deadline)?;
+        known.insert(qemu.path.clone(), (changed, facts.clone()));
+        Ok(facts)
+    }
+}
+
+fn ask(qemu: &QemuBinary, deadline: Instant) -> Result<QemuFacts, QemuFactsError> {
+    let answer = |question| QemuFactsError::Answer { program: qemu.path.clone(), question };
+    let version =
+        parse_version(&run(qemu, &["-version"], "-version", deadline)?).ok_or(answer("-version"))?;
+    let listing = run(qemu, &["-machine", "help"], "-machine help", deadline)?;
+    let lines = listing.lines().skip(1);
+    let machines: Vec<String> =
+        lines.filter_map(|line| Some(line.split_whitespace().next()?.to_owned())).collect();
+    if machines.is_empty() { Err(answer("-machine help")) } else { Ok(QemuFacts { version, machines }) }
+}
+
+fn run(
+    qemu: &QemuBinary,
+    arguments: &[&str],
+    question: &'static str,
+    deadline: Instant,
+) -> Result<String, QemuFactsError> {
+    let program = qemu.path.clone();
+    let failed = |source| QemuFactsError::Run { program: qemu.path.clone(), source };
+    let mut child = Command::new(&qemu.path)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(failed)?;
+    // The answers are shorter than a pipe holds, so it can end before it is read.
+    let status = loop {
+        match child.try_wait().map_err(failed)? {
+            Some(status) => break status,
+            None if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(5)),
+            None => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(QemuFactsError::TimedOut { program, question });
+            }
+        }
+    };
+    let mut text = String::new();
+    let read = child.stdout.take().map(|stdout| stdout.take(64 << 10).read_to_string(&mut text));
+    match read {
+        Some(Ok(_)) if status.success() => Ok(text),
+        _ => Err(QemuFactsError::Answer { program, question }),
+    }
+}
+
+fn parse_version(text: &str) -> Option<QemuVersion> {
+    let rest = text.split("version ").nth(1)?;
+    let mut numbers = rest.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    let mut next = || numbers.next()?.ok();
+    Some(QemuVersion { major: next()?, minor: next()?, micro: next()? })
+}
+
+/// Bytes of memory that new processes can have without swapping.
+pub fn memory_available() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().trim_end_matches(" kB").parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// Everything that stands against taking the guest, fatal or not.
+pub fn check_host(
+    guest: &GuestDescription,
+    twin: &Twin,
+    qemu: &QemuBinary,
+    roots: &[PathBuf],
+    host: &HostFacts,
+) -> Vec<Problem> {
+    let mut problems = machine_problems(guest, host);
+    problems.extend(twin.files.iter().filter_map(|file| file_problem(guest, file, roots)));
+    problems.extend(twin.networks.iter().filter_map(network_problem));
+    let found = |name: &&String| qemu.data_dirs.iter().any(|dir| dir.join(name).exists());
+    let missing = twin.firmware.iter().filter(|name| !qemu.data_dirs.is_empty() && !found(name));
+    problems.extend(missing.map(|name| Problem::FirmwareMissing { name: name.clone() }));
+    problems
+}
+
+fn machine_problems(guest: &GuestDescription, host: &HostFacts) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let here = host.qemu.version;
+    if (here.major, here.minor) < (guest.qemu.major, guest.qemu.minor) {
+        problems.push(Problem::QemuOlder { here, source_version: guest.qemu });
+    }
+    if !host.qemu.machines.contains(&guest.machine) {
+        problems.push(Problem::MachineUnknown { machine: guest.machine.clone(), here });
+    }
+    if guest.accelerator == "kvm" && !host.kvm {
+        problems.push(Problem::KvmMissing);
+    }
+    // What the blocks say counts: the number beside them may be of another guest.
+    let blocks = guest.ram.iter().fold(0_u64, |sum, block| sum.saturating_add(block.size));
+    let needed = guest.memory_bytes.max(blocks);
+    if needed > host.memory_available {
+        problems.push(Problem::MemoryShort { needed, available: host.memory_available });
+    }
+    if host.guests.iter().any(|(name, _)| *name == guest.name) {
+        problems.push(Problem::NameTaken { name: guest.name.clone() });
+    }
+    if let Some(uuid) = &guest.uuid
+        && host.guests.iter().any(|(_, other)| other.as_ref() == Some(uuid))
+    {
+        problems.push(Problem::UuidTaken { uuid: uuid.clone() });
+    }
+    problems
+}
+
+fn file_problem(guest: &GuestDescription, file: &NeededFile, roots: &[PathBuf]) -> Option<Problem> {
+    let path = file.path.clone();
+    let Ok(target) = fs::canonicalize(&path) else { return Some(Problem::FileMissing { path }) };
+    // Roots may be links themselves, and device names usually are: either end counts as long as it is under a root.
+    let inside = roots.iter().any(|root| {
+        target.starts_with(root) || fs::canonicalize(root).is_ok_and(|root| target.starts_with(root))
+    });
+    if !inside {
+        return Some(Problem::FileOutside { path, target });
+    }
+    let kind = fs::metadata(&target).ok()?.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        return Some(Problem::FileKind { path });
+    }
+    let here = size_of(&target)?;
+    let there = guest.disks.iter().find(|disk| disk.path == file.source)?.size;
+    (there != 0 && here != there).then_some(Problem::FileSize { path, here, there })
+}
+
+// The size of a block device is where its end is.
+fn size_of(path: &Path) -> Option<u64> {
+    use std::io::{Seek, SeekFrom};
+    fs::File::open(path).ok()?.seek(SeekFrom::End(0)).ok()
+}
+
+fn network_problem(network: &NeededNetwork) -> Option<Problem> {
+    match network {
+        NeededNetwork::Bridge { name } => {
+            (!is_bridge(name)).then(|| Problem::BridgeMissing { name: name.clone() })
+        }
+        NeededNetwork::Tap { name, bridge } if !interface(name).exists() => {
+            let bridge = bridge.clone().filter(|bridge| is_bridge(bridge));
+            Some(Problem::TapMissing { name: name.clone(), bridge })
+        }
+        NeededNetwork::Tap { name, bridge: Some(bridge) } => {
+            let unbridged = crate::read::bridge_of(name).is_none();
+            unbridged.then(|| Problem::TapUnbridged { name: name.clone(), bridge: bridge.clone() })
+        }
+        NeededNetwork::Tap { bridge: None, .. } => None,
+    }
+}
+
+// Names were checked by the twin; one with a slash would lead elsewhere.
+fn interface(name: &str) -> PathBuf {
+    Path::new("/sys/class/net").join(name.replace('/', "_"))
+}
+
+fn is_bridge(name: &str) -> bool {
+    interface(name).join("bridge").exists()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read() {
+        let text = "QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7)\nCopyright";
+        assert_eq!(parse_version(text), Some(QemuVersion { major: 7, minor: 2, micro: 22 }));
+        assert_eq!(parse_version("ls (GNU coreutils) 9.1"), None);
+        assert_eq!(parse_version("version x"), None);
+    }
+}

@@ -1,0 +1,86 @@
+//! The operations of a migration on QEMU's side, each of them small. Who calls which when is the brain's matter.
+//!
+//! ```mermaid
+//! stateDiagram-v2
+//!   [*] --> running
+//!   running --> prepared: prepare
+//!   prepared --> migrating: begin
+//!   migrating --> pre_switchover: wait_pre_switchover (the guest is stopped)
+//!   pre_switchover --> completed: cont_switchover, wait_completed
+//!   prepared --> running: cancel
+//!   migrating --> running: cancel
+//!   pre_switchover --> running: cancel
+//!   completed --> [*]: quit
+//! ```
+//!
+//! Capabilities and parameters that `prepare` changed are put back by `cancel` at the source and by `run` at the destination,
+//! so that the survivor is as it was.
+
+mod destination;
+mod settings;
+mod source;
+
+pub use destination::DestinationQemu;
+pub use source::{PreSwitchover, SourceQemu};
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::qmp::QmpError;
+
+/// Why an operation did not succeed.
+#[derive(Debug, thiserror::Error)]
+pub enum MigrateError {
+    /// QMP failed.
+    #[error("QEMU could not be told what to do")]
+    Qmp(#[from] QmpError),
+    /// A capability is missing.
+    #[error("this QEMU has no migration capability {0}: QEMU 4.0 or later is needed for direct mode")]
+    CapabilityMissing(&'static str),
+    /// Another migration runs.
+    #[error("another migration of this guest is under way (status {0}): wait for it or cancel it")]
+    Busy(String),
+    /// QEMU's migration failed.
+    #[error("QEMU's migration ended as {status}: {description}")]
+    Failed {
+        /// QEMU's status.
+        status: String,
+        /// QEMU's sentence, or a word that there was none.
+        description: String,
+    },
+    /// The migration was completed: the guest has left, it must not run here again.
+    #[error(
+        "the migration was completed already: the guest's state has left this process, it is not resumed here"
+    )]
+    AlreadyCompleted,
+    /// The process ended while it loaded the state.
+    #[error(
+        "the waiting QEMU ended while it loaded the guest's state: see its log for the device that differs"
+    )]
+    LoaderEnded(#[source] QmpError),
+    /// The run state is not what the operation needs.
+    #[error("the guest is {found}, {wanted} was expected")]
+    RunState {
+        /// As found.
+        found: String,
+        /// As needed.
+        wanted: &'static str,
+    },
+    /// A path that cannot be put into a QEMU address.
+    #[error("the socket path {0} cannot be used in a QEMU address")]
+    Path(String),
+}
+
+/// The address of a UNIX socket as QEMU writes it.
+fn unix_uri(path: &Path) -> Result<Value, MigrateError> {
+    match path.to_str() {
+        Some(text) if !text.is_empty() && text.len() <= 107 => Ok(json!({ "uri": format!("unix:{text}") })),
+        _ => Err(MigrateError::Path(path.display().to_string())),
+    }
+}
+
+// Sockets of others are worse than an error, so the two sides agree on what is at rest.
+fn at_rest(status: &str) -> bool {
+    matches!(status, "none" | "completed" | "failed" | "cancelled")
+}

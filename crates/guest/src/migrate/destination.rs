@@ -1,0 +1,147 @@
+//! The side that the guest comes to.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::settings::Settings;
+use super::source::{quit, run_state};
+use super::{MigrateError, unix_uri};
+use crate::qmp::{Qmp, QmpError};
+
+/// How long events are waited for before the status is asked for.
+const ASK_AFTER: Duration = Duration::from_millis(200);
+
+/// The destination's QEMU, started with `-incoming defer -S`.
+#[derive(Debug)]
+pub struct DestinationQemu {
+    qmp: Qmp,
+    settings: Option<Settings>,
+}
+
+impl DestinationQemu {
+    /// Takes a connection over.
+    pub fn new(qmp: Qmp) -> DestinationQemu {
+        DestinationQemu { qmp, settings: None }
+    }
+
+    /// The connection, for what is not of a migration.
+    pub fn qmp(&mut self) -> &mut Qmp {
+        &mut self.qmp
+    }
+
+    /// QEMU's run state (`inmigrate`, `paused`, `running`).
+    pub fn status(&mut self, deadline: Instant) -> Result<String, MigrateError> {
+        run_state(&mut self.qmp, deadline)
+    }
+
+    /// Sets capabilities for direct mode. The announcement that QEMU makes by itself when it has loaded is put off: switches
+    /// must not learn the new port before the guest is committed.
+    pub fn prepare(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+        let found = self.status(deadline)?;
+        if found != "inmigrate" {
+            return Err(MigrateError::RunState { found, wanted: "inmigrate" });
+        }
+        let wanted = ["x-ignore-shared", "events"];
+        let settings = Settings::apply(&mut self.qmp, &wanted, json!({ "announce-rounds": 0 }), deadline)?;
+        self.settings = Some(settings);
+        Ok(())
+    }
+
+    /// Listens on a UNIX socket for the source's state.
+    pub fn incoming(&mut self, socket: &Path, deadline: Instant) -> Result<(), MigrateError> {
+        self.qmp.execute("migrate-incoming", unix_uri(socket)?, deadline)?;
+        Ok(())
+    }
+
+    /// Waits until the state is loaded and the guest could run. A state that does not fit ends the process.
+    pub fn wait_loaded(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+        loop {
+            let slice = deadline.min(Instant::now() + ASK_AFTER);
+            let status = match self.qmp.wait_event(|event| event.name == "MIGRATION", slice) {
+                Ok(event) => event.migration_status().unwrap_or_default().to_owned(),
+                Err(QmpError::TimedOut { .. }) => self.asked_status(deadline)?,
+                Err(error) => return Err(ended(error)),
+            };
+            match status.as_str() {
+                "completed" => return self.wait_paused(deadline),
+                "failed" => return Err(self.failed(deadline)),
+                _ => {}
+            }
+        }
+    }
+
+    /// Commits: runs the guest, lets it and QEMU announce its addresses, and puts the settings back.
+    pub fn run(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+        let found = self.status(deadline)?;
+        if found != "running" {
+            self.qmp.execute("cont", json!({}), deadline)?;
+        }
+        let rounds = json!({ "initial": 50, "max": 550, "rounds": 5, "step": 100 });
+        // The guest runs: that its announcement fails must not be taken for a failed commit.
+        if let Err(error) = self.qmp.execute("announce-self", rounds, deadline) {
+            tracing::warn!(%error, "the guest's addresses could not be announced");
+        }
+        if let Err(error) = self.release(deadline) {
+            tracing::warn!(%error, "migration settings could not be put back");
+        }
+        Ok(())
+    }
+
+    /// Ends the process: the guest was given up here before it ran.
+    pub fn quit(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+        quit(&mut self.qmp, deadline)
+    }
+
+    /// Gives the connection back.
+    pub fn into_qmp(self) -> Qmp {
+        self.qmp
+    }
+
+    // The event comes a moment before the run state changes; "cont" in between would be undone.
+    fn wait_paused(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+        loop {
+            let found = self.status(deadline).map_err(|error| match error {
+                MigrateError::Qmp(error) => ended(error),
+                other => other,
+            })?;
+            match found.as_str() {
+                "inmigrate" => std::thread::sleep(Duration::from_micros(200)),
+                "paused" | "running" | "prelaunch" => return Ok(()),
+                _ => return Err(MigrateError::RunState { found, wanted: "paused" }),
+            }
+            if Instant::now() >= deadline {
+                return Err(QmpError::TimedOut { doing: "waiting for the loaded guest".into() }.into());
+            }
+        }
+    }
+
+    fn release(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+        let settings = self.settings.take().unwrap_or_else(Settings::ours_off);
+        settings.restore(&mut self.qmp, deadline)
+    }
+
+    fn asked_status(&mut self, deadline: Instant) -> Result<String, MigrateError> {
+        let answer = self.qmp.execute("query-migrate", json!({}), deadline).map_err(ended)?;
+        Ok(answer.get("status").and_then(Value::as_str).unwrap_or("none").to_owned())
+    }
+
+    fn failed(&mut self, deadline: Instant) -> MigrateError {
+        match self.qmp.execute("query-migrate", json!({}), deadline) {
+            Ok(answer) => {
+                let said = answer.get("error-desc").and_then(Value::as_str);
+                let description = said.unwrap_or("QEMU gives no reason, see its log").to_owned();
+                MigrateError::Failed { status: "failed".into(), description }
+            }
+            Err(error) => ended(error),
+        }
+    }
+}
+
+fn ended(error: QmpError) -> MigrateError {
+    match error {
+        QmpError::Closed { .. } | QmpError::Broken => MigrateError::LoaderEnded(error),
+        other => MigrateError::Qmp(other),
+    }
+}

@@ -1,0 +1,309 @@
+//! The side that the guest leaves.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::settings::Settings;
+use super::{MigrateError, at_rest, unix_uri};
+use crate::qmp::{Event, Qmp, QmpError};
+
+/// How long events are waited for before the status is asked for: an event can have been lost with an earlier connection.
+const ASK_AFTER: Duration = Duration::from_millis(200);
+/// How long a cancel may take before QEMU is nudged.
+const NUDGE_AFTER: Duration = Duration::from_millis(100);
+/// Pause between two questions where no event tells.
+const POLL: Duration = Duration::from_millis(2);
+
+/// The moment in which QEMU has stopped the guest and waits.
+#[derive(Clone, Copy, Debug)]
+pub struct PreSwitchover {
+    /// When QEMU stopped the guest (its wall clock); none if it was paused before.
+    pub stopped: Option<Duration>,
+    /// When QEMU began to wait (its wall clock); none if the event was not seen.
+    pub waiting: Option<Duration>,
+    /// When the stop was read here.
+    pub stopped_at: Instant,
+}
+
+/// The source's QEMU.
+#[derive(Debug)]
+pub struct SourceQemu {
+    qmp: Qmp,
+    settings: Option<Settings>,
+    /// The guest ran when this began and must run again if it comes to nothing.
+    ran: bool,
+}
+
+impl SourceQemu {
+    /// Takes a connection over; asks whether the guest runs.
+    pub fn new(mut qmp: Qmp, deadline: Instant) -> Result<SourceQemu, MigrateError> {
+        let ran = run_state(&mut qmp, deadline)? == "running";
+        Ok(SourceQemu { qmp, settings: None, ran })
+    }
+
+    /// For a guest that an earlier agent left in the middle: `ran` comes from the journal.
+    pub fn recovered(qmp: Qmp, ran: bool) -> SourceQemu {
+        SourceQemu { qmp, settings: None, ran }
+    }
+
+    /// The connection, for what is not of a migration.
+    pub fn qmp(&mut self) -> &mut Qmp {
+        &mut self.qmp
+    }
+
+    /// Whether the guest ran at the beginning.
+    pub fn ran(&self) -> bool {
+        self.ran
+    }
+
+    /// QEMU's run state (`running`, `paused`, …).
+    pub fn status(&mut self, deadline: Instant) -> Result<String, MigrateError> {
+        run_state(&mut self.qmp, deadline)
+    }
+
+    /// Sets capabilities and parameters for direct mode. Nothing moves yet.
+    pub fn prepare(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+        let status = self.migration_status(deadline)?;
+        if !at_rest(&status) {
+            return Err(MigrateError::Busy(status));
+        }
+        let wanted = ["x-ignore-shared", "events", "pause-before-switchover"];
+        // RAM is not QEMU's business: no limit of its own may delay the switch-over.
+        let parameters = json!({ "max-bandwidth": 1_u64 << 40, "downtime-limit": 300_000 });
+        let applied = Settings::apply(&mut self.qmp, &wanted, parameters, deadline);
+        // Even half applied settings are put back by `cancel`.
+        self.settings = Some(Settings::ours_off());
+        self.settings = Some(applied?);
+        Ok(())
+    }
+
+    /// Starts QEMU's migration to a UNIX socket on which somebody listens already.
+    pub fn begin(&mut self, socket: &Path, deadline: Instant) -> Result<(), MigrateError> {
+        self.qmp.clear_events()?;
+        self.qmp.execute("migrate", unix_uri(socket)?, deadline)?;
+        Ok(())
+    }
+
+    /// Waits until QEMU has stopped the guest and waits for us.
+    pub fn wait_pre_switchover(&mut self, deadline: Instant) -> Result<PreSwitchover, MigrateError> {
+        let mut stop: Option<Event> = None;
+        loop {
+            let slice = deadline.min(Instant::now() + ASK_AFTER);
+            let waited =
+                self.qmp.wait_event(|event| event.name == "STOP" || event.name == "MIGRATION", slice);
+            let status = match waited {
+                Ok(event) if event.name == "STOP" => {
+                    stop = Some(event);
+                    continue;
+                }
+                Ok(event) if event.is_migration("pre-switchover") => {
+                    return Ok(pre_switchover(stop, Some(event)));
+                }
+                Ok(event) => event.migration_status().unwrap_or_default().to_owned(),
+                Err(QmpError::TimedOut { .. }) => self.asked_status(deadline)?,
+                Err(error) => return Err(error.into()),
+            };
+            match status.as_str() {
+                "pre-switchover" => return Ok(pre_switchover(stop, None)),
+                "failed" | "cancelled" | "cancelling" | "completed" => {
+                    return Err(self.failed(&status, deadline));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Lets QEMU write its device state.
+    pub fn cont_switchover(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+        self.qmp.execute("migrate-continue", json!({ "state": "pre-switchover" }), deadline)?;
+        Ok(())
+    }
+
+    /// Waits until QEMU has written all of its state.
+    pub fn wait_completed(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+        loop {
+            let slice = deadline.min(Instant::now() + ASK_AFTER);
+            let status = match self.qmp.wait_event(|event| event.name == "MIGRATION", slice) {
+                Ok(event) => event.migration_status().unwrap_or_default().to_owned(),
+                Err(QmpError::TimedOut { .. }) => self.asked_status(deadline)?,
+                Err(error) => return Err(error.into()),
+            };
+            match status.as_str() {
+                "completed" => return Ok(()),
+                "failed" | "cancelled" | "cancelling" => return Err(self.failed(&status, deadline)),
+                _ => {}
+            }
+        }
+    }
+
+    /// The downtime that QEMU itself counted, in milliseconds; it lacks what the destination needs to load and run.
+    pub fn downtime_ms(&mut self, deadline: Instant) -> Result<Option<u64>, MigrateError> {
+        let answer = self.qmp.execute("query-migrate", json!({}), deadline)?;
+        Ok(answer.get("downtime").and_then(Value::as_u64))
+    }
+
+    /// Ends the migration in whatever phase it is and puts everything back: on `Ok` the guest does what it did before.
+    /// After completion it refuses: the guest's state is elsewhere.
+    pub fn cancel(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+        self.cancel_migration(deadline)?;
+        self.release(deadline)?;
+        if self.ran { self.resume_again(deadline) } else { Ok(()) }
+    }
+
+    fn cancel_migration(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+        let mut told = false;
+        let mut nudge_at = Instant::now() + NUDGE_AFTER;
+        loop {
+            let status = self.migration_status(deadline)?;
+            match status.as_str() {
+                "completed" if self.has_left(deadline)? => return Err(MigrateError::AlreadyCompleted),
+                status if at_rest(status) => return Ok(()),
+                "cancelling" if Instant::now() >= nudge_at => {
+                    self.nudge(deadline)?;
+                    nudge_at = Instant::now() + NUDGE_AFTER;
+                }
+                "cancelling" => {}
+                _ if told => {}
+                _ => {
+                    self.qmp.execute("migrate_cancel", json!({}), deadline)?;
+                    told = true;
+                }
+            }
+            self.pause_between(deadline, "waiting for the migration to be cancelled")?;
+        }
+    }
+
+    // A cancel that comes just before QEMU enters pre-switchover is overlooked by its migration thread, which then waits for a
+    // continue for ever. A continue in the state "cancelling" wakes it up, and it sees that it was cancelled.
+    fn nudge(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+        match self.qmp.execute("migrate-continue", json!({ "state": "cancelling" }), deadline) {
+            Ok(_) | Err(QmpError::Refused { .. }) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    // "completed" may be what an earlier migration left: of this one only if the guest is in the state after it.
+    fn has_left(&mut self, deadline: Instant) -> Result<bool, MigrateError> {
+        Ok(self.status(deadline)? == "postmigrate")
+    }
+
+    // QEMU resumes the guest by itself when its migration thread ends, a moment after the status says so.
+    fn resume_again(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+        loop {
+            let found = self.status(deadline)?;
+            match found.as_str() {
+                "running" => return Ok(()),
+                "finish-migrate" | "colo" => {}
+                state if self.can_continue(state, deadline)? => {
+                    match self.qmp.execute("cont", json!({}), deadline) {
+                        Ok(_) | Err(QmpError::Refused { .. }) => {}
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+                "postmigrate" => return Err(MigrateError::AlreadyCompleted),
+                _ => return Err(MigrateError::RunState { found, wanted: "running" }),
+            }
+            self.pause_between(deadline, "waiting for the guest to run again")?;
+        }
+    }
+
+    /// Puts capabilities and parameters back. `cancel` does it.
+    fn release(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+        let settings = self.settings.take().unwrap_or_else(Settings::ours_off);
+        settings.restore(&mut self.qmp, deadline)
+    }
+
+    /// Stops a running guest, block I/O drained: protection is applied while it stands.
+    pub fn pause(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+        let found = self.status(deadline)?;
+        match found.as_str() {
+            "running" => {
+                self.qmp.execute("stop", json!({}), deadline)?;
+                self.expect_status("paused", deadline)
+            }
+            state if self.can_continue(state, deadline)? => Ok(()),
+            _ => Err(MigrateError::RunState { found, wanted: "running" }),
+        }
+    }
+
+    /// Lets a guest run again that [`SourceQemu::pause`] stopped.
+    pub fn resume(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+        let found = self.status(deadline)?;
+        match found.as_str() {
+            "running" => Ok(()),
+            state if self.can_continue(state, deadline)? => {
+                self.qmp.execute("cont", json!({}), deadline)?;
+                self.expect_status("running", deadline)
+            }
+            _ => Err(MigrateError::RunState { found, wanted: "paused" }),
+        }
+    }
+
+    /// Ends the process. QEMU may close the connection before it answers.
+    pub fn quit(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+        quit(&mut self.qmp, deadline)
+    }
+
+    // Older QEMUs leave a guest that was paused in "postmigrate" even after a cancelled migration: its state is still here.
+    fn can_continue(&mut self, state: &str, deadline: Instant) -> Result<bool, MigrateError> {
+        match state {
+            "paused" => Ok(true),
+            "postmigrate" => Ok(matches!(self.migration_status(deadline)?.as_str(), "cancelled" | "failed")),
+            _ => Ok(false),
+        }
+    }
+
+    fn expect_status(&mut self, wanted: &'static str, deadline: Instant) -> Result<(), MigrateError> {
+        let found = self.status(deadline)?;
+        if found == wanted { Ok(()) } else { Err(MigrateError::RunState { found, wanted }) }
+    }
+
+    /// QEMU's migration status; `none` if there never was one.
+    pub fn migration_status(&mut self, deadline: Instant) -> Result<String, MigrateError> {
+        let answer = self.qmp.execute("query-migrate", json!({}), deadline)?;
+        Ok(answer.get("status").and_then(Value::as_str).unwrap_or("none").to_owned())
+    }
+
+    // After a slice without an event: past the deadline it is over, before it the status is asked for.
+    fn asked_status(&mut self, deadline: Instant) -> Result<String, MigrateError> {
+        self.migration_status(deadline)
+    }
+
+    fn failed(&mut self, status: &str, deadline: Instant) -> MigrateError {
+        let answer = self.qmp.execute("query-migrate", json!({}), deadline).unwrap_or_default();
+        let said = answer.get("error-desc").and_then(Value::as_str);
+        let description = said.unwrap_or("QEMU gives no reason, the other side's log may").to_owned();
+        MigrateError::Failed { status: status.to_owned(), description }
+    }
+
+    fn pause_between(&self, deadline: Instant, doing: &str) -> Result<(), MigrateError> {
+        if Instant::now() >= deadline {
+            return Err(QmpError::TimedOut { doing: doing.into() }.into());
+        }
+        std::thread::sleep(POLL);
+        Ok(())
+    }
+}
+
+fn pre_switchover(stop: Option<Event>, waiting: Option<Event>) -> PreSwitchover {
+    let stopped_at = stop.as_ref().or(waiting.as_ref()).map_or_else(Instant::now, |event| event.read_at);
+    PreSwitchover {
+        stopped: stop.map(|event| event.emitted),
+        waiting: waiting.map(|event| event.emitted),
+        stopped_at,
+    }
+}
+
+pub(super) fn run_state(qmp: &mut Qmp, deadline: Instant) -> Result<String, MigrateError> {
+    let answer = qmp.execute("query-status", json!({}), deadline)?;
+    Ok(answer.get("status").and_then(Value::as_str).unwrap_or("unknown").to_owned())
+}
+
+pub(super) fn quit(qmp: &mut Qmp, deadline: Instant) -> Result<(), MigrateError> {
+    match qmp.execute("quit", json!({}), deadline) {
+        Ok(_) | Err(QmpError::Closed { .. }) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}

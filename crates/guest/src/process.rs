@@ -1,0 +1,226 @@
+//! Starts QEMU detached from the agent, and ends it.
+
+use std::fs;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::procfs::{ProcessError, ProcessIdentity};
+use crate::qmp::{Qmp, QmpError};
+use crate::registry::{GuestRecord, Origin, Registry, RegistryError, remove_file};
+use crate::twin::QemuBinary;
+
+const POLL: Duration = Duration::from_millis(5);
+/// How much of what a failed QEMU wrote is kept.
+const LOG_BYTES_MAX: u64 = 8 << 10;
+
+/// Why a guest could not be started or ended.
+#[derive(Debug, thiserror::Error)]
+pub enum GuestError {
+    /// The registry refused.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// The program could not be run.
+    #[error("cannot run {program}: check the path of this QEMU in the configuration")]
+    Spawn {
+        /// The program.
+        program: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// A file of the guest's folder could not be used.
+    #[error("cannot use {path}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// QEMU refused to start.
+    #[error("QEMU did not start ({status}): {said}")]
+    Start {
+        /// How it ended.
+        status: ExitStatus,
+        /// What it wrote.
+        said: String,
+    },
+    /// QEMU took too long to start.
+    #[error("QEMU did not start in time: {said}")]
+    StartTime {
+        /// What it wrote so far.
+        said: String,
+    },
+    /// Its monitor did not answer.
+    #[error("the new QEMU does not answer on its QMP socket")]
+    Qmp(#[from] QmpError),
+    /// Its process could not be found.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+    /// It did not end.
+    #[error("process {0} did not end although it was killed: it hangs in the kernel, probably on a disk")]
+    Unkillable(i32),
+}
+
+/// What is to be started.
+#[derive(Clone, Debug)]
+pub struct Launch<'a> {
+    /// The guest's name.
+    pub name: &'a str,
+    /// The program.
+    pub qemu: &'a QemuBinary,
+    /// Its arguments, with `-daemonize`, `-pidfile` and `-qmp`.
+    pub arguments: &'a [String],
+    /// The guest's folder, reserved in the registry.
+    pub folder: &'a Path,
+    /// The QMP socket named in the arguments.
+    pub qmp: &'a Path,
+    /// The pid file named in the arguments.
+    pub pid_file: &'a Path,
+    /// RAM files named in the arguments: removed with the guest.
+    pub ram_files: Vec<PathBuf>,
+    /// How it came here.
+    pub origin: Origin,
+}
+
+/// Starts QEMU and waits until it answers. On `Err` nothing of it is left: no process, no RAM file, no folder.
+pub fn start(
+    registry: &Registry,
+    launch: &Launch<'_>,
+    deadline: Instant,
+) -> Result<(GuestRecord, Qmp), GuestError> {
+    let result = try_start(registry, launch, deadline);
+    if result.is_err() {
+        clean_up(launch);
+    }
+    result
+}
+
+fn try_start(
+    registry: &Registry,
+    launch: &Launch<'_>,
+    deadline: Instant,
+) -> Result<(GuestRecord, Qmp), GuestError> {
+    // A RAM file that a crash left behind must not give the new guest old memory.
+    launch.ram_files.iter().try_for_each(|path| remove_file(path))?;
+    run_until_detached(launch, deadline)?;
+    let pid = read_pid(launch.pid_file)?;
+    let record =
+        GuestRecord::new(launch.name, launch.origin, pid, launch.qmp.to_owned(), launch.ram_files.clone())?;
+    registry.put(&record)?;
+    let qmp = connect(&record, deadline)?;
+    Ok((record, qmp))
+}
+
+// With -daemonize the first process ends when the guest is set up, or with an error and a sentence.
+fn run_until_detached(launch: &Launch<'_>, deadline: Instant) -> Result<(), GuestError> {
+    let log = launch.folder.join("start.log");
+    let file = fs::File::create(&log).map_err(|source| GuestError::File { path: log.clone(), source })?;
+    let spawned = Command::new(&launch.qemu.path)
+        .args(launch.arguments)
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(file)
+        .spawn();
+    let mut child =
+        spawned.map_err(|source| GuestError::Spawn { program: launch.qemu.path.clone(), source })?;
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) if status.success() => return Ok(()),
+            Ok(Some(status)) => return Err(GuestError::Start { status, said: said(&log) }),
+            Ok(None) if Instant::now() < deadline => std::thread::sleep(POLL),
+            Ok(None) => {
+                // Its own child may be there already: the pid file names it, see `clean_up`.
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(GuestError::StartTime { said: said(&log) });
+            }
+            Err(source) => return Err(GuestError::Spawn { program: launch.qemu.path.clone(), source }),
+        }
+    }
+}
+
+/// Connects to a guest's QMP socket, and makes sure that its own process answers.
+pub fn connect(record: &GuestRecord, deadline: Instant) -> Result<Qmp, GuestError> {
+    let qmp = Qmp::connect(&record.qmp, deadline)?;
+    let found = qmp.peer_pid()?;
+    if found == record.process.pid {
+        Ok(qmp)
+    } else {
+        Err(ProcessError::Gone { pid: record.process.pid }.into())
+    }
+}
+
+/// How a guest is ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopHow {
+    /// The guest is asked to shut down (ACPI power button); what does not by the deadline is killed.
+    PowerDown,
+    /// QEMU is told to end at once.
+    Quit,
+}
+
+/// Ends a guest, by force after the deadline, and removes what was made for it. `qmp` is a connection, if one is open.
+pub fn stop(
+    registry: &Registry,
+    record: &GuestRecord,
+    qmp: Option<&mut Qmp>,
+    how: StopHow,
+    deadline: Instant,
+) -> Result<(), GuestError> {
+    if record.is_alive() {
+        let asked = match qmp {
+            Some(qmp) => ask_to_end(qmp, how, deadline),
+            None => connect(record, deadline).is_ok_and(|mut qmp| ask_to_end(&mut qmp, how, deadline)),
+        };
+        if !(asked && record.process.wait_end(deadline)) {
+            record.kill()?;
+        }
+        // A killed process ends as soon as the kernel lets it.
+        if !record.process.wait_end(Instant::now() + Duration::from_secs(30)) {
+            return Err(GuestError::Unkillable(record.process.pid));
+        }
+    }
+    registry.remove(record)?;
+    Ok(())
+}
+
+fn ask_to_end(qmp: &mut Qmp, how: StopHow, deadline: Instant) -> bool {
+    let command = match how {
+        StopHow::PowerDown => "system_powerdown",
+        StopHow::Quit => "quit",
+    };
+    matches!(qmp.execute(command, json!({}), deadline), Ok(_) | Err(QmpError::Closed { .. }))
+}
+
+fn clean_up(launch: &Launch<'_>) {
+    if let Ok(pid) = read_pid(launch.pid_file)
+        && let Ok(process) = ProcessIdentity::of(pid)
+    {
+        let killed = process.signal(rustix::process::Signal::KILL);
+        let ended = process.wait_end(Instant::now() + Duration::from_secs(10));
+        tracing::debug!(pid, ?killed, ended, "a QEMU that did not come up");
+    }
+    for path in &launch.ram_files {
+        let _ = remove_file(path);
+    }
+    let _ = fs::remove_dir_all(launch.folder);
+}
+
+fn read_pid(path: &Path) -> Result<i32, GuestError> {
+    let failed = |source| GuestError::File { path: path.to_owned(), source };
+    let text = fs::read_to_string(path).map_err(failed)?;
+    text.trim().parse().map_err(|_| failed(io::ErrorKind::InvalidData.into()))
+}
+
+fn said(log: &Path) -> String {
+    let mut bytes = Vec::new();
+    let read = fs::File::open(log).and_then(|file| file.take(LOG_BYTES_MAX).read_to_end(&mut bytes));
+    let text = String::from_utf8_lossy(&bytes).trim().to_owned();
+    if read.is_err() || text.is_empty() { "it wrote nothing".to_owned() } else { text }
+}

@@ -1,0 +1,330 @@
+//! The guests that this host knows: a folder for each, with a record that survives the agent.
+//!
+//! `RUN_DIR/guests/NAME/record.json`, beside it the guest's sockets, pid file and logs. Records are replaced atomically. A guest
+//! lives if its very process lives: pid, start time and boot must agree.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use rustix::process::Signal;
+use serde::{Deserialize, Serialize};
+
+use crate::description::{DescriptionError, check_name};
+use crate::procfs::{ProcessError, ProcessIdentity, boot_id};
+
+/// Version of the record's form.
+const SCHEMA: u32 = 1;
+/// Longest record read, in bytes.
+const RECORD_BYTES_MAX: u64 = 1 << 20;
+
+/// Why the registry could not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum RegistryError {
+    /// No such guest.
+    #[error("there is no guest {0} on this host: `linerate vm list` shows those there are")]
+    Unknown(String),
+    /// The name is taken.
+    #[error("there is a guest {0} on this host already: choose another name or stop it")]
+    Exists(String),
+    /// A name that cannot be used.
+    #[error(transparent)]
+    Name(#[from] DescriptionError),
+    /// A record that cannot be read.
+    #[error("the record {path} is damaged: remove its folder if the guest is gone")]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// A record of another version.
+    #[error("the record {path} is of another version of linerate")]
+    Schema {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A file could not be read or written.
+    #[error("cannot read or write {path}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The process could not be looked at.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+}
+
+/// How a guest came here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Origin {
+    /// Started by `linerate vm start`.
+    Started,
+    /// Started by somebody else and adopted: its files are not ours to remove.
+    Adopted,
+    /// Arrived by migration.
+    Arrived,
+}
+
+/// What is remembered of a guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GuestRecord {
+    /// Version of this form.
+    pub schema: u32,
+    /// Name.
+    pub name: String,
+    /// How it came here.
+    pub origin: Origin,
+    /// Its process.
+    pub process: ProcessIdentity,
+    /// The boot that the process belongs to.
+    pub boot: String,
+    /// QMP socket.
+    pub qmp: PathBuf,
+    /// RAM files that were made for it.
+    pub ram_files: Vec<PathBuf>,
+}
+
+impl GuestRecord {
+    /// A record of a process that lives now.
+    pub fn new(
+        name: &str,
+        origin: Origin,
+        pid: i32,
+        qmp: PathBuf,
+        ram_files: Vec<PathBuf>,
+    ) -> Result<GuestRecord, RegistryError> {
+        check_name(name)?;
+        let process = ProcessIdentity::of(pid)?;
+        Ok(GuestRecord {
+            schema: SCHEMA,
+            name: name.to_owned(),
+            origin,
+            process,
+            boot: boot_id()?,
+            qmp,
+            ram_files,
+        })
+    }
+
+    /// Whether its very process lives.
+    pub fn is_alive(&self) -> bool {
+        boot_id().is_ok_and(|boot| boot == self.boot) && self.process.is_alive()
+    }
+
+    /// Kills the process if it is still the same one.
+    pub fn kill(&self) -> Result<(), ProcessError> {
+        if !self.is_alive() {
+            return Ok(());
+        }
+        match self.process.signal(Signal::KILL) {
+            Err(ProcessError::Gone { .. }) => Ok(()),
+            other => other,
+        }
+    }
+}
+
+/// The records of this host.
+#[derive(Clone, Debug)]
+pub struct Registry {
+    guests: PathBuf,
+}
+
+impl Registry {
+    /// The registry under a run-time folder (made if missing, readable by its owner only).
+    pub fn open(run_dir: &Path) -> Result<Registry, RegistryError> {
+        let guests = run_dir.join("guests");
+        make_folder(&guests)?;
+        Ok(Registry { guests })
+    }
+
+    /// The folder of a guest, whether there is one or not.
+    pub fn folder(&self, name: &str) -> Result<PathBuf, RegistryError> {
+        check_name(name)?;
+        Ok(self.guests.join(name))
+    }
+
+    /// Makes the folder of a new guest. Leftovers of a dead one are removed, a living one is an error.
+    pub fn reserve(&self, name: &str) -> Result<PathBuf, RegistryError> {
+        let folder = self.folder(name)?;
+        match self.get(name) {
+            Ok(record) if record.is_alive() => return Err(RegistryError::Exists(name.to_owned())),
+            Ok(record) => self.remove(&record)?,
+            Err(RegistryError::Unknown(_)) if folder.exists() => remove_folder(&folder)?,
+            Err(RegistryError::Unknown(_)) => {}
+            Err(other) => return Err(other),
+        }
+        make_folder(&folder)?;
+        Ok(folder)
+    }
+
+    /// Writes a record: a new file beside the old one, made durable, then renamed over it.
+    pub fn put(&self, record: &GuestRecord) -> Result<(), RegistryError> {
+        let folder = self.folder(&record.name)?;
+        make_folder(&folder)?;
+        let path = folder.join("record.json");
+        let temporary = folder.join("record.json.new");
+        let text = serde_json::to_vec_pretty(record)
+            .map_err(|source| RegistryError::Damaged { path: path.clone(), source })?;
+        let write = || -> io::Result<()> {
+            let mut file = fs::File::create(&temporary)?;
+            file.write_all(&text)?;
+            file.sync_all()?;
+            fs::rename(&temporary, &path)?;
+            fs::File::open(&folder)?.sync_all()
+        };
+        write().map_err(|source| RegistryError::File { path: path.clone(), source })
+    }
+
+    /// The record of a guest.
+    pub fn get(&self, name: &str) -> Result<GuestRecord, RegistryError> {
+        let path = self.folder(name)?.join("record.json");
+        let text = match fs::metadata(&path) {
+            Ok(metadata) if metadata.len() > RECORD_BYTES_MAX => return Err(RegistryError::Schema { path }),
+            Ok(_) => fs::read(&path).map_err(|source| RegistryError::File { path: path.clone(), source })?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(RegistryError::Unknown(name.to_owned()));
+            }
+            Err(source) => return Err(RegistryError::File { path, source }),
+        };
+        let record: GuestRecord = serde_json::from_slice(&text)
+            .map_err(|source| RegistryError::Damaged { path: path.clone(), source })?;
+        if record.schema != SCHEMA || record.name != name {
+            return Err(RegistryError::Schema { path });
+        }
+        Ok(record)
+    }
+
+    /// All guests with a readable record, by name; the dead too.
+    pub fn list(&self) -> Result<Vec<GuestRecord>, RegistryError> {
+        let entries = fs::read_dir(&self.guests)
+            .map_err(|source| RegistryError::File { path: self.guests.clone(), source })?;
+        let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+        let mut records: Vec<GuestRecord> = names
+            .filter_map(|name| match self.get(&name) {
+                Ok(record) => Some(record),
+                Err(error) => {
+                    tracing::debug!(%error, guest = name, "a folder without a usable record");
+                    None
+                }
+            })
+            .collect();
+        records.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(records)
+    }
+
+    /// Forgets a guest and removes what was made for it: sockets, logs and RAM files. The files of an adopted one stay.
+    pub fn remove(&self, record: &GuestRecord) -> Result<(), RegistryError> {
+        if record.origin != Origin::Adopted {
+            for path in &record.ram_files {
+                remove_file(path)?;
+            }
+        }
+        remove_folder(&self.folder(&record.name)?)
+    }
+}
+
+/// Removes a file; that it is not there is fine.
+pub(crate) fn remove_file(path: &Path) -> Result<(), RegistryError> {
+    match fs::remove_file(path) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(RegistryError::File { path: path.to_owned(), source })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn remove_folder(path: &Path) -> Result<(), RegistryError> {
+    match fs::remove_dir_all(path) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(RegistryError::File { path: path.to_owned(), source })
+        }
+        _ => Ok(()),
+    }
+}
+
+// Monitors are in these folders: who may open them owns the guest.
+fn make_folder(path: &Path) -> Result<(), RegistryError> {
+    use std::os::unix::fs::DirBuilderExt;
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(|source| RegistryError::File { path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(name: &str) -> GuestRecord {
+        GuestRecord::new(name, Origin::Started, std::process::id() as i32, "/x/qmp.sock".into(), Vec::new())
+            .unwrap()
+    }
+
+    #[test]
+    fn records_come_back_and_the_living_are_protected() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = Registry::open(dir.path()).unwrap();
+        registry.put(&record("b")).unwrap();
+        registry.put(&record("a")).unwrap();
+        let names: Vec<String> = registry.list().unwrap().into_iter().map(|r| r.name).collect();
+        assert_eq!(names, ["a", "b"]);
+        assert_eq!(registry.get("a").unwrap(), record("a"));
+        assert!(matches!(registry.reserve("a"), Err(RegistryError::Exists(_))));
+        assert!(matches!(registry.get("c"), Err(RegistryError::Unknown(_))));
+        assert!(matches!(registry.get("../a"), Err(RegistryError::Name(_))));
+    }
+
+    #[test]
+    fn a_reused_pid_is_another_guest_and_is_not_killed() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = Registry::open(dir.path()).unwrap();
+        let ram = dir.path().join("ram");
+        fs::write(&ram, "x").unwrap();
+        // This test's own process stands for the one that got the pid later: were it taken for the guest, kill ended the test.
+        let mut stale = record("a");
+        stale.process.start_ticks -= 1;
+        stale.ram_files.push(ram.clone());
+        registry.put(&stale).unwrap();
+        assert!(!stale.is_alive());
+        stale.kill().unwrap();
+        registry.reserve("a").unwrap();
+        assert!(!ram.exists(), "leftovers of the dead are removed");
+
+        let mut other_boot = record("a");
+        other_boot.boot = "another".into();
+        assert!(!other_boot.is_alive());
+        other_boot.kill().unwrap();
+    }
+
+    #[test]
+    fn damaged_records_are_told_and_skipped() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = Registry::open(dir.path()).unwrap();
+        registry.put(&record("a")).unwrap();
+        fs::write(registry.folder("a").unwrap().join("record.json"), "{").unwrap();
+        assert!(matches!(registry.get("a"), Err(RegistryError::Damaged { .. })));
+        assert!(registry.list().unwrap().is_empty());
+        assert!(registry.reserve("a").is_err(), "it may still run: not silently overwritten");
+    }
+
+    #[test]
+    fn files_of_an_adopted_guest_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = Registry::open(dir.path()).unwrap();
+        let ram = dir.path().join("ram");
+        fs::write(&ram, "x").unwrap();
+        let mut adopted = record("a");
+        (adopted.origin, adopted.ram_files) = (Origin::Adopted, vec![ram.clone()]);
+        registry.put(&adopted).unwrap();
+        registry.remove(&adopted).unwrap();
+        assert!(ram.exists() && registry.list().unwrap().is_empty());
+    }
+}

@@ -1,0 +1,254 @@
+//! Descriptions from another host that try to reach into this one, and hosts that lack something.
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests, too, say what they expect
+
+mod common;
+
+use std::path::PathBuf;
+
+use common::*;
+use linerate_guest::description::{Disk, Nic};
+use linerate_guest::host::{HostFacts, Problem, QemuFacts, check_host};
+use linerate_guest::qmp::QemuVersion;
+use linerate_guest::twin::{QemuBinary, TwinError, TwinOptions, twin};
+
+fn options() -> TwinOptions {
+    TwinOptions {
+        runtime_dir: "/run/linerate/guests/web".into(),
+        ram_dir: "/dev/shm/linerate".into(),
+        huge_ram_dir: None,
+        qemu: QemuBinary::new("/usr/bin/qemu-system-x86_64"),
+        file_roots: vec!["/srv/disks".into()],
+        paths: Default::default(),
+        taps: [("tap1".to_owned(), "tap9".to_owned())].into(),
+        allow_user_network: false,
+        keep_page_cache: false,
+    }
+}
+
+#[test]
+fn what_could_run_programs_or_reach_files_is_refused_by_name() {
+    let lines = [
+        "-plugin /tmp/evil.so",
+        "-readconfig /etc/evil",
+        "-writeconfig /etc/passwd",
+        "-run-with chroot=/x",
+        "-runas nobody",
+        "-chroot /x",
+        "-set device.x.y=z",
+        "-add-fd fd=3,set=1",
+        "-fsdev local,id=f,path=/,security_model=none",
+        "-virtfs local,path=/,mount_tag=x,security_model=none",
+        "-tpmdev passthrough,id=t",
+        "-gdb tcp::1234",
+        "-s",
+        "-spice port=5900",
+        "-loadvm x",
+        "-dump-vmstate /etc/passwd",
+        "-trace file=/etc/passwd",
+        "-option-rom /etc/shadow",
+        "-acpitable file=/etc/shadow",
+        "-dtb /etc/shadow",
+        "/etc/shadow",
+        "-chardev pipe,id=a,path=/x",
+        "-chardev socket,id=a,path=/run/docker.sock",
+        "-chardev socket,id=a,host=10.0.0.1,port=1",
+        "-chardev serial,id=a,path=/dev/ttyS0",
+        "-chardev file,id=../../a,path=/x",
+        "-serial pipe:/x",
+        "-serial unix:/run/docker.sock",
+        "-serial /dev/ttyS0",
+        "-netdev tap,id=n,ifname=../../x",
+        "-netdev user,id=n",
+        "-netdev vhost-user,id=n,chardev=c",
+        "-netdev socket,id=n,listen=:1234",
+        "-netdev bridge,id=n,br=/x",
+        "-netdev tap,id=n,ifname=t,evil=1",
+        "-net user",
+        "-nic user,smb=/",
+        "-device vfio-pci,host=0000:00:1f.0",
+        "-device loader,file=/etc/shadow",
+        "-device usb-host,vendorid=1",
+        "-device virtio-net-pci,romfile=/etc/shadow",
+        "-device virtio-net-pci,romfile=vmlinuz",
+        "-device {\"driver\":\"virtio-net-pci\",\"romfile\":\"/etc/shadow\"}",
+        "-device vhost-user-blk-pci,chardev=c",
+        "-drive file=/etc/shadow,format=raw",
+        "-drive file=/srv/disks/../../etc/shadow",
+        "-drive file=/srv/disks",
+        "-drive file=/srv/disksx/a",
+        "-drive file=nbd:10.0.0.1:10809",
+        "-drive file=json:{}",
+        "-drive file.driver=ssh,file.host=x",
+        "-drive file.driver=file,file.filename=/etc/shadow",
+        "-drive file=/srv/disks/a,file=/etc/shadow",
+        "-drive if=none,file=/srv/disks/a,backing.file.filename=/etc/shadow",
+        "-drive file=/dev/fdset/1",
+        "-blockdev driver=nbd,node-name=a,server.type=unix",
+        "-blockdev {\"driver\":\"file\",\"node-name\":\"a\",\"filename\":\"/etc/shadow\"}",
+        "-blockdev {\"driver\":\"raw\",\"node-name\":\"a\",\"file\":{\"driver\":\"file\",\"filename\":\"/etc/shadow\"}}",
+        "-blockdev driver=file,node-name=a,filename=/srv/disks/a,pr-manager=p",
+        "-kernel /etc/shadow",
+        "-initrd shadow",
+        "-hda /etc/shadow",
+        "-pflash /etc/shadow",
+        "-fw_cfg name=opt/x,file=/etc/shadow",
+        "-smbios type=11,path=/etc/shadow",
+        "-smbios file=/etc/shadow",
+        "-machine pc,dumpdtb=/etc/x",
+        "-machine pc,kernel=vmlinuz",
+        "-machine pc,firmware=x",
+        "-global virtio-net-pci.romfile=x.rom",
+        "-global virtio-net-pci.x=/etc/shadow",
+        "-object filter-dump,id=f,netdev=n,file=/etc/x",
+        "-object input-linux,id=i,evdev=/dev/input/event0",
+        "-object rng-random,id=r,filename=/etc/shadow",
+        "-object secret,id=s,file=/etc/shadow",
+        "-object memory-backend-file,id=ram,size=64M,mem-path=/x,evil=1",
+        "-object memory-backend-file,id=../../x,size=64M",
+        "-usbdevice disk:/etc/shadow",
+        "-icount shift=1,rr=record,rrfile=/etc/x",
+        "-k ../../x",
+        "-boot order=c,evil=1",
+        "-name web,process=/x",
+        "-m",
+    ];
+    for line in lines {
+        let mut words = vec!["-nodefaults"];
+        // Only JSON values hold no blanks, so that a split at the first blank is right.
+        words.extend(line.splitn(2, ' '));
+        let made = twin(&description(&words), &options());
+        assert!(made.is_err(), "{line} was taken: {:?}", made.unwrap().arguments);
+    }
+}
+
+#[test]
+fn descriptions_that_are_not_what_they_say_are_refused() {
+    let mut guest = description(&["-nodefaults"]);
+    guest.name = "../../etc".into();
+    assert!(matches!(twin(&guest, &options()), Err(TwinError::Name(_))));
+    let mut guest = description(&["-nodefaults"]);
+    guest.machine = "pc,dumpdtb=/x".into();
+    assert!(matches!(twin(&guest, &options()), Err(TwinError::Refused { .. })));
+    let mut guest = description(&["-nodefaults"]);
+    guest.traits.hot_plugged.push("disk7 plugged".into());
+    assert!(matches!(twin(&guest, &options()), Err(TwinError::HotPlugged(_))));
+    assert!(matches!(twin(&description(&[]), &options()), Err(TwinError::UserNetwork)));
+    let mut long = options();
+    long.runtime_dir = format!("/run/{}", "x".repeat(100)).into();
+    assert!(matches!(twin(&description(&["-nodefaults"]), &long), Err(TwinError::SocketPath(_))));
+}
+
+#[test]
+fn a_typical_command_line_is_rewritten() {
+    let line = "-name guest=web,debug-threads=on -S -machine q35,usb=off,memory-backend=pc.ram -accel kvm -m size=65536k -object {\"qom-type\":\"memory-backend-memfd\",\"id\":\"pc.ram\",\"share\":true,\"x-use-canonical-path-for-ramblock-id\":false,\"size\":67108864} -nodefaults -chardev socket,id=charmonitor,fd=30,server=on,wait=off -mon chardev=charmonitor,id=monitor,mode=control -blockdev {\"driver\":\"file\",\"filename\":\"/srv/disks/a.qcow2\",\"node-name\":\"s\",\"cache\":{\"direct\":true}} -netdev {\"type\":\"tap\",\"fd\":\"32\",\"vhost\":true,\"vhostfd\":\"33\",\"id\":\"hostnet0\"} -chardev pty,id=charserial0 -vnc 127.0.0.1:0 -monitor stdio -qmp unix:/x,server -incoming exec:evil -D /etc/passwd -L /evil -bios /evil/bios.bin -serial mon:stdio -display gtk -daemonize -pidfile /etc/x";
+    let words: Vec<&str> = line.split(' ').collect();
+    let mut guest = description(&words);
+    guest.nics.push(Nic {
+        id: "net0".into(),
+        model: "virtio-net-pci".into(),
+        mac: "52:54:00:00:00:01".into(),
+        netdev: Some("hostnet0".into()),
+        kind: Some("tap".into()),
+        tap: Some("tap1".into()),
+        bridge: Some("br7".into()),
+    });
+    guest.machine = "pc-q35-7.2".into();
+    let mut local = options();
+    local.qemu.data_dirs = vec!["/opt/qemu/share".into()];
+    local.keep_page_cache = true;
+    let made = twin(&guest, &local).unwrap();
+    let text = made.arguments.join(" ");
+    for wanted in [
+        "-machine pc-q35-7.2,usb=off,memory-backend=pc.ram",
+        "mem-path=/dev/shm/linerate/web-pc.ram.ram,share=on,discard-data=off",
+        "x-use-canonical-path-for-ramblock-id=off",
+        "backend=socket,id=charmonitor,path=/run/linerate/guests/web/charmonitor.sock,server=on,wait=off",
+        "ifname=tap9,script=no,downscript=no",
+        "vhost=on",
+        "drop-cache=off",
+        "cache.direct=on",
+        "-L /opt/qemu/share",
+        "-bios bios.bin",
+        "-serial file:/run/linerate/guests/web/serial1.log",
+        "-vnc unix:/run/linerate/guests/web/vnc.sock",
+        "-monitor none",
+        "-qmp unix:/run/linerate/guests/web/qmp.sock,server=on,wait=off -pidfile /run/linerate/guests/web/pid -daemonize -S -incoming defer",
+    ] {
+        assert!(text.contains(wanted), "{wanted} is not in {text}");
+    }
+    for gone in ["evil", "/etc", "fd=", "gtk", "exec", "memfd"] {
+        assert!(!text.contains(gone), "{gone} is in {text}");
+    }
+    assert_eq!(text.matches("-incoming").count(), 1);
+    assert_eq!(made.ram_files.len(), 1);
+}
+
+fn facts(machine: &str) -> HostFacts {
+    let version = QemuVersion { major: 7, minor: 2, micro: 0 };
+    HostFacts {
+        qemu: QemuFacts { version, machines: vec![machine.into()] },
+        memory_available: 1 << 40,
+        guests: Vec::new(),
+        kvm: false,
+    }
+}
+
+#[test]
+fn what_the_host_lacks_is_listed() {
+    let place = Place::new();
+    let disk = place.disk("d.img", 4);
+    let outside = place.path("secret");
+    std::fs::write(&outside, "x").unwrap();
+    let link = place.path("disks").join("link.img");
+    std::os::unix::fs::symlink(&outside, &link).unwrap();
+    let missing = place.path("disks").join("missing.img");
+    let drive = |path: &PathBuf| format!("if=none,file={},format=raw", path.display());
+    let (a, b, c) = (drive(&disk), drive(&link), drive(&missing));
+    let mut guest = description(&[
+        "-nodefaults",
+        "-drive",
+        &a,
+        "-drive",
+        &b,
+        "-drive",
+        &c,
+        "-netdev",
+        "tap,id=n,ifname=lrnone0",
+        "-netdev",
+        "bridge,id=m,br=lrnone1",
+    ]);
+    guest.qemu.major = 10;
+    guest.accelerator = "kvm".into();
+    guest.uuid = Some("u".into());
+    guest.disks.push(Disk {
+        id: "d".into(),
+        path: disk.display().to_string(),
+        format: "raw".into(),
+        protocol: "file".into(),
+        read_only: false,
+        direct: false,
+        aio: None,
+        drop_cache: true,
+        size: 5 << 20,
+    });
+    let mut local = options();
+    local.file_roots = vec![place.path("disks")];
+    let made = twin(&guest, &local).unwrap();
+    let mut host = facts("pc-q35-7.2");
+    host.memory_available = 1;
+    host.guests.push(("web".into(), Some("u".into())));
+    let problems = check_host(&guest, &made, &local.qemu, &local.file_roots, &host);
+    let has = |wanted: fn(&Problem) -> bool| assert!(problems.iter().any(wanted), "{problems:?}");
+    has(|p| matches!(p, Problem::QemuOlder { .. }) && !p.is_fatal());
+    has(|p| matches!(p, Problem::MachineUnknown { .. }) && p.is_fatal());
+    has(|p| matches!(p, Problem::KvmMissing));
+    has(|p| matches!(p, Problem::MemoryShort { .. }));
+    has(|p| matches!(p, Problem::NameTaken { .. }));
+    has(|p| matches!(p, Problem::UuidTaken { .. }));
+    has(|p| matches!(p, Problem::FileSize { .. }));
+    has(|p| matches!(p, Problem::FileOutside { .. }));
+    has(|p| matches!(p, Problem::FileMissing { .. }));
+    has(|p| matches!(p, Problem::TapMissing { .. }));
+    has(|p| matches!(p, Problem::BridgeMissing { .. }));
+    assert_eq!(problems.len(), 11, "{problems:?}");
+}

@@ -1,0 +1,214 @@
+//! Whole migrations from a source to its twin, and their ends in each phase, with real QEMUs.
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests, too, say what they expect
+
+mod common;
+
+use std::fs::OpenOptions;
+use std::io;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+
+use common::*;
+use linerate_guest::host::{HostFacts, QemuCache, check_host};
+use linerate_guest::migrate::{DestinationQemu, MigrateError, SourceQemu};
+use linerate_guest::qmp::Qmp;
+use linerate_guest::read::read;
+use linerate_guest::twin::{QemuBinary, twin};
+use serde_json::{Value, json};
+
+const SPEC: &str = "name = 'web'\nmemory = '64M'\nmachine = 'pc'\naccel = 'tcg'\n[[disk]]\npath = 'd.img'\n";
+
+// In place: the twin has the file mapped.
+fn copy_ram(from: &Path, to: &Path) {
+    let mut source = std::fs::File::open(from).unwrap();
+    let mut target = OpenOptions::new().write(true).open(to).unwrap();
+    io::copy(&mut source, &mut target).unwrap();
+}
+
+fn ours_are_off(qmp: &mut Qmp) {
+    let listed = qmp.execute("query-migrate-capabilities", json!({}), soon()).unwrap();
+    for entry in listed.as_array().unwrap() {
+        let name = entry["capability"].as_str().unwrap();
+        if ["x-ignore-shared", "events", "pause-before-switchover"].contains(&name) {
+            assert_eq!(entry["state"], Value::Bool(false), "{name}");
+        }
+    }
+    let parameters = qmp.execute("query-migrate-parameters", json!({}), soon()).unwrap();
+    assert_eq!(parameters["announce-rounds"], 5);
+    assert_eq!(parameters["downtime-limit"], 300);
+}
+
+fn migrate(place: &Place, qemu: &QemuBinary) {
+    place.disk("d.img", 4);
+    let mut source = start_spec(place, qemu, SPEC);
+    let pid = source.record.process.pid;
+    let guest = read(source.qmp(), pid, soon()).unwrap();
+    let options = place.twin_options(qemu);
+    let made = twin(&guest, &options).unwrap();
+    let facts = HostFacts {
+        qemu: QemuCache::default().facts(qemu, soon()).unwrap(),
+        memory_available: 1 << 40,
+        guests: Vec::new(),
+        kvm: true,
+    };
+    assert_eq!(check_host(&guest, &made, qemu, &options.file_roots, &facts), []);
+    let mut waiting = start_twin(place, qemu, &made);
+    let mut from = SourceQemu::new(source.qmp.take().unwrap(), soon()).unwrap();
+    let mut to = DestinationQemu::new(waiting.qmp.take().unwrap());
+    let channel = place.path("m.sock");
+
+    to.prepare(soon()).unwrap();
+    to.incoming(&channel, soon()).unwrap();
+    from.prepare(soon()).unwrap();
+    from.begin(&channel, soon()).unwrap();
+    let stopped = from.wait_pre_switchover(soon()).unwrap();
+    assert!(stopped.stopped.is_some() && stopped.waiting.is_some());
+    let (there, here) = (&source.record.ram_files[0], &made.ram_files[0].path);
+    copy_ram(there, here);
+    from.cont_switchover(soon()).unwrap();
+    from.wait_completed(soon()).unwrap();
+    to.wait_loaded(soon()).unwrap();
+    assert!(from.downtime_ms(soon()).unwrap().is_some());
+    // Zero pages count too: the 16384 pages of RAM are not among those that QEMU sent.
+    let sent = from.qmp().execute("query-migrate", json!({}), soon()).unwrap();
+    let pages = |kind: &str| sent["ram"][kind].as_u64().unwrap();
+    assert!(pages("normal") + pages("duplicate") < 8192, "{sent}");
+    to.run(soon()).unwrap();
+    assert_eq!(to.status(soon()).unwrap(), "running");
+    ours_are_off(to.qmp());
+    assert_eq!(from.status(soon()).unwrap(), "postmigrate");
+    assert!(matches!(from.cancel(soon()), Err(MigrateError::AlreadyCompleted)));
+    assert_eq!(from.status(soon()).unwrap(), "postmigrate", "it must not run twice");
+    assert!(matches!(from.resume(soon()), Err(MigrateError::RunState { .. })));
+
+    // The arrived guest can be read, and moves on: its command line now has -incoming and -S.
+    let mut qmp = to.into_qmp();
+    let arrived = read(&mut qmp, waiting.record.process.pid, soon()).unwrap();
+    assert_eq!((&arrived.machine, arrived.memory_bytes), (&guest.machine, guest.memory_bytes));
+    let next = twin(&arrived, &options).unwrap();
+    assert_eq!(next.arguments, made.arguments, "a twin of a twin is the same");
+    from.quit(soon()).unwrap();
+    assert!(source.record.process.wait_end(soon()));
+}
+
+#[test]
+fn a_guest_moves_to_its_twin() {
+    for qemu in qemus() {
+        migrate(&Place::new(), &qemu);
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Phase {
+    Prepared,
+    Begun,
+    PreSwitchover,
+    PeerGone,
+}
+
+#[test]
+fn cancel_in_each_phase_leaves_the_source_running() {
+    for qemu in qemus() {
+        let place = Place::new();
+        place.disk("d.img", 4);
+        let mut source = start_spec(&place, &qemu, SPEC);
+        let mut from = SourceQemu::new(source.qmp.take().unwrap(), soon()).unwrap();
+        // Begun several times: cancel and pre-switchover meet at another moment each time.
+        let phases = [Phase::Prepared, Phase::Begun, Phase::PreSwitchover, Phase::PeerGone];
+        for phase in phases.into_iter().chain([Phase::Begun; 20]) {
+            cancel_in(&place, &mut from, phase);
+            assert_eq!(from.status(soon()).unwrap(), "running", "{phase:?}");
+            ours_are_off(from.qmp());
+        }
+        // An agent that died at pre-switchover: another connects and knows from the journal that the guest ran.
+        let channel = place.path("dead.sock");
+        let listener = UnixListener::bind(&channel).unwrap();
+        from.prepare(soon()).unwrap();
+        from.begin(&channel, soon()).unwrap();
+        from.wait_pre_switchover(soon()).unwrap();
+        drop(from);
+        let mut heir = SourceQemu::recovered(Qmp::connect(&source.record.qmp, soon()).unwrap(), true);
+        heir.cancel(soon()).unwrap();
+        assert_eq!(heir.status(soon()).unwrap(), "running");
+        drop(listener);
+    }
+}
+
+fn cancel_in(place: &Place, from: &mut SourceQemu, phase: Phase) {
+    let channel = place.path("c.sock");
+    let _ = std::fs::remove_file(&channel);
+    let listener = UnixListener::bind(&channel).unwrap();
+    from.prepare(soon()).unwrap();
+    if !matches!(phase, Phase::Prepared) {
+        from.begin(&channel, soon()).unwrap();
+        assert!(matches!(from.prepare(soon()), Err(MigrateError::Busy(_))));
+    }
+    if matches!(phase, Phase::PreSwitchover | Phase::PeerGone) {
+        from.wait_pre_switchover(soon()).unwrap();
+        assert_ne!(from.status(soon()).unwrap(), "running", "the guest is stopped at pre-switchover");
+    }
+    if matches!(phase, Phase::PeerGone) {
+        drop(listener.accept().unwrap());
+        drop(listener);
+        from.cont_switchover(soon()).unwrap();
+        assert!(matches!(from.wait_completed(soon()), Err(MigrateError::Failed { .. })));
+    }
+    from.cancel(soon()).unwrap();
+}
+
+#[test]
+fn a_paused_guest_stays_paused_after_cancel() {
+    for qemu in qemus() {
+        let place = Place::new();
+        place.disk("d.img", 4);
+        let mut source = start_spec(&place, &qemu, SPEC);
+        let mut from = SourceQemu::new(source.qmp.take().unwrap(), soon()).unwrap();
+        from.pause(soon()).unwrap();
+        from.pause(soon()).unwrap();
+        from.resume(soon()).unwrap();
+        assert_eq!(from.status(soon()).unwrap(), "running");
+        from.pause(soon()).unwrap();
+        let mut from =
+            SourceQemu::new(Qmp::connect(&source.record.qmp, reconnect(from)).unwrap(), soon()).unwrap();
+        assert!(!from.ran());
+        let channel = place.path("c.sock");
+        let _listener = UnixListener::bind(&channel).unwrap();
+        from.prepare(soon()).unwrap();
+        from.begin(&channel, soon()).unwrap();
+        assert!(from.wait_pre_switchover(soon()).unwrap().stopped.is_none());
+        from.cancel(soon()).unwrap();
+        let state = from.status(soon()).unwrap();
+        assert!(matches!(state.as_str(), "paused" | "postmigrate"), "{state}");
+        from.resume(soon()).unwrap();
+        assert_eq!(from.status(soon()).unwrap(), "running");
+    }
+}
+
+// One client at a time: the old connection goes before the new one comes.
+fn reconnect(old: SourceQemu) -> std::time::Instant {
+    drop(old);
+    soon()
+}
+
+#[test]
+fn a_destination_that_cannot_load_is_told() {
+    for qemu in qemus() {
+        let place = Place::new();
+        place.disk("d.img", 4);
+        let mut source = start_spec(&place, &qemu, SPEC);
+        let pid = source.record.process.pid;
+        let guest = read(source.qmp(), pid, soon()).unwrap();
+        let made = twin(&guest, &place.twin_options(&qemu)).unwrap();
+        let mut waiting = start_twin(&place, &qemu, &made);
+        let mut to = DestinationQemu::new(waiting.qmp.take().unwrap());
+        let channel = place.path("m.sock");
+        to.prepare(soon()).unwrap();
+        to.incoming(&channel, soon()).unwrap();
+        use std::io::Write;
+        let mut stream = std::os::unix::net::UnixStream::connect(&channel).unwrap();
+        stream.write_all(&[0xff; 64]).unwrap();
+        let _ = stream.shutdown(std::net::Shutdown::Both);
+        let error = to.wait_loaded(soon()).unwrap_err();
+        assert!(matches!(error, MigrateError::LoaderEnded(_) | MigrateError::Failed { .. }), "{error:?}");
+    }
+}

@@ -1,0 +1,172 @@
+//! What a tracker sees and what it leaves behind. Needs root.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::undocumented_unsafe_blocks,
+    reason = "a test program: its helpers fail by panic, and its unsafe calls are system calls on live locals"
+)]
+
+mod common;
+
+use std::path::Path;
+
+use common::{Guest, PAGE, in_pages, run};
+use linerate_memory::{AttachError, TrackError, Tracker};
+
+const SIZE: u64 = 64 << 20;
+
+fn scan(tracker: &Tracker) -> Vec<(u64, u64)> {
+    let mut found = Vec::new();
+    let report = tracker.scan(true, &mut found).unwrap();
+    let pages = in_pages(&found);
+    assert_eq!(report.pages, pages.iter().map(|(_, pages)| pages).sum::<u64>());
+    pages
+}
+
+#[test]
+fn sees_exactly_the_pages_that_were_written() {
+    let mut guest = Guest::start(SIZE, &[]);
+    guest.tell("write 0 100");
+    let (tracker, report) = Tracker::attach(guest.pid(), &[guest.block()], &[]).unwrap();
+    assert_ne!(report.thread, guest.pid(), "a thread that waits for work is to be preferred");
+    tracker.protect().unwrap();
+    assert_eq!(scan(&tracker), []);
+    // Written before and after, never touched, at both ends; loads are no writes.
+    guest.tell("write 10 3");
+    guest.tell("write 5000 1");
+    guest.tell(&format!("write {} 1", SIZE / PAGE - 1));
+    guest.tell("load 20 60");
+    guest.tell("load 7000 10");
+    let mut peeked = Vec::new();
+    tracker.scan(false, &mut peeked).unwrap();
+    let written = [(10, 3), (5000, 1), (SIZE / PAGE - 1, 1)];
+    assert_eq!(in_pages(&peeked), written);
+    assert_eq!(scan(&tracker), written, "peeking clears nothing");
+    assert_eq!(scan(&tracker), []);
+    guest.tell("write 10 1");
+    assert_eq!(scan(&tracker), [(10, 1)], "a cleared page is seen again");
+    guest.tell("verify");
+}
+
+#[test]
+fn sees_what_the_kernel_writes_for_the_guest() {
+    let mut guest = Guest::start(SIZE, &[]);
+    guest.tell("write 0 100");
+    let block = guest.block();
+    let address = block.segments()[0].address;
+    let (tracker, _) = Tracker::attach(guest.pid(), &[block], &[]).unwrap();
+    tracker.protect().unwrap();
+    guest.tell("pipe 7");
+    guest.tell("pipe 9000");
+    let bytes = [1u8; 16];
+    let local = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: 16 };
+    let remote = libc::iovec { iov_base: (address + 50 * PAGE - 8) as *mut libc::c_void, iov_len: 16 };
+    let moved = unsafe { libc::process_vm_writev(guest.pid(), &local, 1, &remote, 1, 0) };
+    assert_eq!(moved, 16);
+    assert_eq!(scan(&tracker), [(7, 1), (49, 2), (9000, 1)]);
+}
+
+#[test]
+fn several_threads_find_the_same_as_one() {
+    let mut guest = Guest::start(3 << 30, &[]);
+    let pages = (3 << 30) / PAGE;
+    let (mut tracker, _) = Tracker::attach(guest.pid(), &[guest.block()], &[]).unwrap();
+    for threads in [1, 3, 8] {
+        tracker.set_threads(threads);
+        tracker.protect().unwrap();
+        let border = (1 << 30) / PAGE;
+        let writes = [(3, 2), (border - 1, 2), (2 * border, 1), (pages - 1, 1)];
+        writes.iter().for_each(|(first, count)| guest.tell(&format!("write {first} {count}")));
+        let mut found: Vec<u64> = Vec::new();
+        scan(&tracker).iter().for_each(|(first, count)| found.extend(*first..first + count));
+        let expected: Vec<u64> = writes.iter().flat_map(|(first, count)| *first..first + count).collect();
+        assert_eq!(found, expected, "{threads} threads");
+    }
+}
+
+#[test]
+fn several_blocks_are_told_apart() {
+    let mut guest = Guest::start(SIZE, &[]);
+    let blocks = [guest.block(), guest.block()];
+    let (tracker, _) = Tracker::attach(guest.pid(), &blocks[1..], &[]).unwrap();
+    tracker.protect().unwrap();
+    guest.tell("write 1 1");
+    let mut found = Vec::new();
+    tracker.scan(true, &mut found).unwrap();
+    assert_eq!(found, [(0, run(1, 1))]);
+}
+
+#[test]
+fn a_memfd_works_like_a_file() {
+    let mut guest = Guest::start_at(Path::new("memfd:guest-ram"), SIZE, &[], None);
+    let (tracker, _) = Tracker::attach(guest.pid(), &[guest.block()], &[]).unwrap();
+    tracker.protect().unwrap();
+    guest.tell("write 77 2");
+    assert_eq!(scan(&tracker), [(77, 2)]);
+}
+
+#[test]
+fn detaching_and_dropping_leave_nothing() {
+    let mut guest = Guest::start(SIZE, &[]);
+    guest.tell("write 0 1000");
+    let descriptors = guest.descriptors();
+    for drops in [false, true, false, true] {
+        let (tracker, _) = Tracker::attach(guest.pid(), &[guest.block()], &[]).unwrap();
+        assert!(guest.is_watched());
+        assert_eq!(guest.descriptors(), descriptors, "the descriptor must not stay in the guest's process");
+        tracker.protect().unwrap();
+        if drops {
+            drop(tracker);
+        } else {
+            tracker.detach().unwrap();
+        }
+        assert!(!guest.is_watched());
+        guest.tell("write 0 2000");
+        guest.tell("pipe 3000");
+    }
+}
+
+#[test]
+fn a_paused_guest_can_be_attached_to_and_stays_paused() {
+    let mut guest = Guest::start(SIZE, &[]);
+    guest.pause();
+    let (tracker, _) = Tracker::attach(guest.pid(), &[guest.block()], &[]).unwrap();
+    tracker.protect().unwrap();
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", guest.pid())).unwrap();
+    assert!(stat.contains(") T "), "{stat}");
+    guest.resume();
+    guest.tell("write 5 1");
+    assert_eq!(scan(&tracker), [(5, 1)]);
+}
+
+#[test]
+fn the_end_of_the_guest_is_an_error_and_not_an_empty_scan() {
+    let mut guest = Guest::start(SIZE, &["--threads", "2"]);
+    let (tracker, _) = Tracker::attach(guest.pid(), &[guest.block()], &[]).unwrap();
+    tracker.protect().unwrap();
+    tracker.check_mapped().unwrap();
+    let block = guest.block();
+    guest.kill();
+    assert!(matches!(tracker.scan(true, &mut Vec::new()), Err(TrackError::TargetEnded { .. })));
+    assert!(matches!(tracker.protect(), Err(TrackError::TargetEnded { .. })));
+    assert!(tracker.check_mapped().is_err());
+    tracker.detach().unwrap();
+    let again = Tracker::attach(guest.pid(), &[block], &[]);
+    assert!(matches!(again, Err(AttachError::TargetEnded { .. })), "{again:?}");
+}
+
+#[test]
+fn a_guest_killed_at_any_moment_is_an_error_and_no_panic() {
+    for delay in 0..30u64 {
+        let mut guest = Guest::start(SIZE, &["--threads", "2"]);
+        let (pid, block) = (guest.pid(), guest.block());
+        let agent = std::thread::spawn(move || {
+            let Ok((tracker, _)) = Tracker::attach(pid, &[block], &[]) else { return };
+            while tracker.protect().is_ok() && tracker.scan(true, &mut Vec::new()).is_ok() {}
+            let _ = tracker.detach();
+        });
+        std::thread::sleep(std::time::Duration::from_micros(delay * 150));
+        guest.kill();
+        agent.join().unwrap();
+    }
+}

@@ -1,0 +1,312 @@
+//! Control connections: frames out, events in. Numbers, order and sending again belong to `linerate-core`.
+//!
+//! Each connection is a *path*. It has a thread that reads and one that says KEEPALIVE when nothing else was said; a path
+//! on which nothing was heard for the silence limit is lost, and told so once.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use linerate_core::{LinkId, Message};
+use linerate_wire::frame::{Frame, HEADER_BYTES, Header, Tag};
+use linerate_wire::{DecodeError, EncodeError};
+use thiserror::Error;
+
+use crate::socket::{is_transient, receive_now, send_all, wait_readable};
+use crate::tcp::Stream;
+
+/// Times of control paths.
+#[derive(Clone, Copy, Debug)]
+pub struct ControlOptions {
+    /// Something is said at least this often.
+    pub keepalive: Duration,
+    /// Nothing heard for this long: the path is lost. Shorter finds dead links earlier and loses paths to busy hosts.
+    pub silence_max: Duration,
+}
+
+impl Default for ControlOptions {
+    fn default() -> ControlOptions {
+        ControlOptions { keepalive: Duration::from_millis(100), silence_max: Duration::from_millis(500) }
+    }
+}
+
+/// Why a control path is of no more use.
+#[derive(Debug, Error)]
+pub enum ControlError {
+    /// The peer closed it.
+    #[error("the peer closed the control connection")]
+    Closed,
+    /// The connection failed.
+    #[error("the control connection failed: {0}")]
+    Socket(#[source] io::Error),
+    /// Bytes that are no frame or message.
+    #[error("the peer sent something that is no control frame: {0}")]
+    Decode(#[from] DecodeError),
+    /// A defect on this side.
+    #[error("a control frame could not be made: {0}")]
+    Encode(#[from] EncodeError),
+    /// A frame that has no business here.
+    #[error("a {tag} frame has no place on a control connection")]
+    UnexpectedFrame {
+        /// What came.
+        tag: Tag,
+    },
+    /// Nothing heard.
+    #[error("nothing was heard from the peer for {} ms", waited.as_millis())]
+    Silent {
+        /// How long.
+        waited: Duration,
+    },
+    /// A thread could not be started.
+    #[error("no thread for the control connection: {0}")]
+    Thread(#[source] io::Error),
+}
+
+/// What came over a path.
+#[derive(Debug)]
+pub enum ControlEvent {
+    /// A message with its number. It may have come before over another path.
+    Message {
+        /// Over which path.
+        path: LinkId,
+        /// Its number.
+        sequence: u64,
+        /// The message.
+        message: Message,
+    },
+    /// The peer has all messages up to this number.
+    Acknowledged {
+        /// Over which path.
+        path: LinkId,
+        /// The number.
+        through: u64,
+    },
+    /// The path lives.
+    Keepalive {
+        /// Which path.
+        path: LinkId,
+    },
+    /// The path is lost; nothing more comes from it.
+    Lost {
+        /// Which path.
+        path: LinkId,
+        /// Why.
+        error: ControlError,
+    },
+}
+
+/// Sends on a path, from any thread.
+#[derive(Clone, Debug)]
+pub struct ControlSender {
+    stream: Stream,
+    limit: Duration,
+    /// When something was said last. Held while a frame is sent, so that frames do not mix.
+    said: Arc<Mutex<Instant>>,
+}
+
+impl ControlSender {
+    /// Sends an encoded frame. After an error the path is closed, and its loss will be told.
+    pub fn send(&self, frame: &[u8]) -> Result<(), ControlError> {
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        self.send_locked(&mut said, frame)
+    }
+
+    /// Tells the peer that all messages up to this number have come.
+    pub fn acknowledge(&self, through: u64) -> Result<(), ControlError> {
+        let mut frame = Vec::new();
+        Frame::ControlAck.encode(through, 0, 0, &mut frame)?;
+        self.send(&frame)
+    }
+
+    fn send_locked(&self, said: &mut Instant, frame: &[u8]) -> Result<(), ControlError> {
+        let sent = send_all(self.stream.as_fd(), frame, Instant::now() + self.limit);
+        if sent.is_err() {
+            // Part of a frame may have gone: nothing that follows would be understood.
+            self.stream.shut();
+        }
+        *said = Instant::now();
+        sent.map_err(ControlError::Socket)
+    }
+
+    /// Says that the path lives if nothing was said since.
+    fn keep_alive(&self, frame: &[u8], every: Duration) -> Result<(), ControlError> {
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        if said.elapsed() < every { Ok(()) } else { self.send_locked(&mut said, frame) }
+    }
+}
+
+/// A control connection. Dropping it closes it, without telling a loss.
+#[derive(Debug)]
+pub struct ControlPath {
+    sender: ControlSender,
+    stop: Arc<Stop>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl ControlPath {
+    /// Takes over a connection whose handshake is done.
+    pub fn start(
+        path: LinkId,
+        stream: Stream,
+        options: ControlOptions,
+        events: mpsc::Sender<ControlEvent>,
+    ) -> Result<ControlPath, ControlError> {
+        let said = Arc::new(Mutex::new(Instant::now()));
+        let sender = ControlSender { stream: stream.clone(), limit: options.silence_max, said };
+        let stop = Arc::new(Stop::default());
+        let reader = Reader {
+            path,
+            stream,
+            events,
+            silence_max: options.silence_max,
+            stop: Arc::clone(&stop),
+            heard: Instant::now(),
+        };
+        let mut keepalive = Vec::new();
+        Frame::Keepalive.encode(0, 0, 0, &mut keepalive)?;
+        let mut this = ControlPath { sender: sender.clone(), stop: Arc::clone(&stop), threads: Vec::new() };
+        this.spawn("control", move || reader.run())?;
+        this.spawn("keepalive", move || {
+            // Looked at twice as often, so that a pause is never much longer than it should be.
+            while stop.sleep(options.keepalive / 2) {
+                if sender.keep_alive(&keepalive, options.keepalive).is_err() {
+                    return;
+                }
+            }
+        })?;
+        Ok(this)
+    }
+
+    fn spawn(&mut self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), ControlError> {
+        let thread = std::thread::Builder::new().name(name.into());
+        self.threads.push(thread.spawn(run).map_err(ControlError::Thread)?);
+        Ok(())
+    }
+
+    /// Sends on this path.
+    pub fn sender(&self) -> ControlSender {
+        self.sender.clone()
+    }
+}
+
+impl Drop for ControlPath {
+    fn drop(&mut self) {
+        self.stop.stop();
+        self.sender.stream.shut();
+        for thread in self.threads.drain(..) {
+            // A panic in it was reported by the panic hook; there is nothing to add.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Stop {
+    wanted: AtomicBool,
+    lock: Mutex<()>,
+    changed: Condvar,
+}
+
+impl Stop {
+    fn stop(&self) {
+        let _held = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.wanted.store(true, Ordering::SeqCst);
+        self.changed.notify_all();
+    }
+
+    fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::SeqCst)
+    }
+
+    /// False when it is time to stop.
+    fn sleep(&self, wait: Duration) -> bool {
+        let held = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.changed.wait_timeout_while(held, wait, |()| !self.is_wanted()));
+        !self.is_wanted()
+    }
+}
+
+struct Reader {
+    path: LinkId,
+    stream: Stream,
+    events: mpsc::Sender<ControlEvent>,
+    silence_max: Duration,
+    stop: Arc<Stop>,
+    /// When a byte came last.
+    heard: Instant,
+}
+
+impl Reader {
+    fn run(mut self) {
+        let error = loop {
+            match self.event() {
+                Ok(event) => {
+                    if self.events.send(event).is_err() {
+                        // Nobody listens: as good as dropped.
+                        self.stop.stop();
+                        break ControlError::Closed;
+                    }
+                }
+                Err(error) => break error,
+            }
+        };
+        self.stream.shut();
+        if !self.stop.is_wanted() {
+            // Nobody to tell is nobody to mind.
+            let _ = self.events.send(ControlEvent::Lost { path: self.path, error });
+        }
+        self.stop.stop();
+    }
+
+    fn event(&mut self) -> Result<ControlEvent, ControlError> {
+        let mut bytes = [0; HEADER_BYTES];
+        self.fill(&mut bytes)?;
+        let header = Header::decode(&bytes)?;
+        let tag = header.tag;
+        if !matches!(tag, Tag::Control | Tag::ControlAck | Tag::Keepalive) {
+            return Err(ControlError::UnexpectedFrame { tag });
+        }
+        let mut body = vec![0; header.body_length as usize];
+        self.fill(&mut body)?;
+        let (path, sequence) = (self.path, header.sequence);
+        match Frame::decode(&header, &body)? {
+            Frame::Control(message) => Ok(ControlEvent::Message { path, sequence, message }),
+            Frame::ControlAck => Ok(ControlEvent::Acknowledged { path, through: sequence }),
+            Frame::Keepalive => Ok(ControlEvent::Keepalive { path }),
+            other => Err(ControlError::UnexpectedFrame { tag: other.tag() }),
+        }
+    }
+
+    fn fill(&mut self, buffer: &mut [u8]) -> Result<(), ControlError> {
+        let mut done = 0;
+        while let Some(rest) = buffer.get_mut(done..).filter(|rest| !rest.is_empty()) {
+            match receive_now(self.stream.as_fd(), rest) {
+                Ok(0) => return Err(ControlError::Closed),
+                Ok(bytes) => {
+                    done += bytes;
+                    self.heard = Instant::now();
+                }
+                Err(error) if is_transient(&error) => self.wait()?,
+                Err(error) => return Err(ControlError::Socket(error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn wait(&self) -> Result<(), ControlError> {
+        let waited = self.heard.elapsed();
+        let left = self.silence_max.saturating_sub(waited);
+        if !left.is_zero() && wait_readable(self.stream.as_fd(), left).map_err(ControlError::Socket)? {
+            return Ok(());
+        }
+        // The clock may have run while this thread did not: only what is really not there counts as silence.
+        match wait_readable(self.stream.as_fd(), Duration::ZERO).map_err(ControlError::Socket)? {
+            true => Ok(()),
+            false => Err(ControlError::Silent { waited: self.heard.elapsed() }),
+        }
+    }
+}

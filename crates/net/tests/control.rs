@@ -1,0 +1,143 @@
+//! Control connections, and the handshake before any connection.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use std::io::{Read, Write as _};
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use common::*;
+use linerate_core::{Code, Fault, Message, Outcome, Side, Step};
+use linerate_net::control::{ControlError, ControlEvent, ControlOptions, ControlPath};
+use linerate_net::tcp::connect::{ConnectError, connect, query};
+use linerate_net::tcp::listen::{ListenOptions, Listener};
+use linerate_net::tcp::options::TcpOptions;
+use linerate_wire::frame::{Role, encode_control};
+
+fn patient() -> ControlOptions {
+    ControlOptions { silence_max: Duration::from_secs(5), ..ControlOptions::default() }
+}
+
+/// The next event that is not a sign of life.
+fn next(events: &mpsc::Receiver<ControlEvent>) -> ControlEvent {
+    loop {
+        match events.recv_timeout(WAIT).unwrap() {
+            ControlEvent::Keepalive { .. } => {}
+            event => return event,
+        }
+    }
+}
+
+#[test]
+fn messages_and_acknowledgements_arrive_with_their_path() {
+    let (one, other) = tcp_pair();
+    let (sent, events) = mpsc::channel();
+    let (back, answers) = mpsc::channel();
+    let source = ControlPath::start(4, one, patient(), back).unwrap();
+    let destination = ControlPath::start(5, other, patient(), sent).unwrap();
+    let mut frame = Vec::new();
+    let message = Message::RoundMark { round: 2, bytes: 77 };
+    encode_control(&mut frame, 9, &message).unwrap();
+    source.sender().send(&frame).unwrap();
+    match next(&events) {
+        ControlEvent::Message { path: 5, sequence: 9, message: got } => assert_eq!(got, message),
+        other => panic!("{other:?}"),
+    }
+    destination.sender().acknowledge(9).unwrap();
+    assert!(matches!(next(&answers), ControlEvent::Acknowledged { path: 4, through: 9 }));
+    drop(source);
+    assert!(matches!(next(&events), ControlEvent::Lost { path: 5, error: ControlError::Closed }));
+    drop(destination);
+    assert!(
+        answers.iter().all(|event| matches!(event, ControlEvent::Keepalive { .. })),
+        "own end is no loss"
+    );
+}
+
+#[test]
+fn an_idle_path_is_kept_alive() {
+    let (one, other) = tcp_pair();
+    let (sent, events) = mpsc::channel();
+    let (unheard, _own_events) = mpsc::channel();
+    let _source = ControlPath::start(0, one, patient(), unheard).unwrap();
+    let _destination = ControlPath::start(1, other, patient(), sent).unwrap();
+    for _ in 0..5 {
+        assert!(matches!(events.recv_timeout(WAIT).unwrap(), ControlEvent::Keepalive { path: 1 }));
+    }
+}
+
+#[test]
+fn silence_loses_a_path_once() {
+    let (one, _mute) = tcp_pair();
+    let (sent, events) = mpsc::channel();
+    let _path = ControlPath::start(3, one, ControlOptions::default(), sent).unwrap();
+    assert!(matches!(next(&events), ControlEvent::Lost { path: 3, error: ControlError::Silent { .. } }));
+    assert!(events.recv_timeout(Duration::from_millis(200)).is_err());
+}
+
+#[test]
+fn noise_loses_a_path() {
+    let (one, other) = tcp_pair();
+    let (sent, events) = mpsc::channel();
+    let _path = ControlPath::start(3, one, patient(), sent).unwrap();
+    rustix::net::send(other.as_fd(), &[0x5a; 64], rustix::net::SendFlags::empty()).unwrap();
+    assert!(matches!(next(&events), ControlEvent::Lost { error: ControlError::Decode(_), .. }));
+}
+
+#[test]
+fn a_refusal_and_an_outcome_reach_the_source() {
+    let fault = Fault::new(Code::SessionUnknown, Step::Connect, Side::Destination, "nobody here");
+    let refusal = fault.clone();
+    let listener =
+        Listener::start(&["127.0.0.1:0".parse().unwrap()], ListenOptions::default(), move |accepted| {
+            match accepted.hello.role {
+                Role::Query => accepted.outcome(Outcome::Committed),
+                _ => accepted.refuse(refusal.clone()),
+            }
+            .unwrap();
+        })
+        .unwrap();
+    let route = route(listener.addresses()[0]);
+    match connect(&route, &hello(Role::Data), &TcpOptions::default()) {
+        Err(ConnectError::Refused { fault: got, .. }) => assert_eq!(got, fault),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(query(&route, &hello(Role::Query), &TcpOptions::default()).unwrap(), Outcome::Committed);
+}
+
+#[test]
+fn slow_handshakes_end_and_do_not_keep_others_out() {
+    let options = ListenOptions {
+        handshake_wait: Duration::from_millis(300),
+        handshakes_max: 2,
+        ..ListenOptions::default()
+    };
+    let listener = Listener::start(&["127.0.0.1:0".parse().unwrap()], options, |accepted| {
+        drop(accepted.welcome(welcome()));
+    })
+    .unwrap();
+    let address = listener.addresses()[0];
+    let mut slow: Vec<TcpStream> = (0..2).map(|_| TcpStream::connect(address).unwrap()).collect();
+    slow.iter_mut().for_each(|stream| stream.write_all(&[1; 7]).unwrap());
+    let patient = TcpOptions { connect_wait: WAIT, ..TcpOptions::default() };
+    connect(&route(address), &hello(Role::Data), &patient).expect("a slot comes free");
+    for mut stream in slow {
+        stream.set_read_timeout(Some(WAIT)).unwrap();
+        // The end, or a reset because bytes of ours were never read.
+        assert_eq!(stream.read(&mut [0; 1]).unwrap_or(0), 0);
+    }
+}
+
+#[test]
+fn a_listener_that_is_dropped_lets_its_address_go() {
+    let (listener, _streams) = listener();
+    let address = listener.addresses()[0];
+    drop(listener);
+    assert!(matches!(
+        connect(&route(address), &hello(Role::Data), &TcpOptions::default()),
+        Err(ConnectError::Connect { .. })
+    ));
+}

@@ -1,0 +1,50 @@
+//! `sim --seeds 1000 [--from N]` runs seeds and prints what happened; `sim --seed N [--trace]` replays one.
+
+use std::process::ExitCode;
+
+use linerate_plan::{Options, Summary, simulate};
+
+const USAGE: &str = "usage: sim [--seeds COUNT] [--from SEED] | --seed SEED [--trace]   (also: --faultless)";
+
+struct Arguments {
+    from: u64,
+    count: u64,
+    options: Options,
+}
+
+fn parse(mut words: impl Iterator<Item = String>) -> Option<Arguments> {
+    let mut arguments = Arguments { from: 0, count: 1000, options: Options::default() };
+    while let Some(word) = words.next() {
+        match word.as_str() {
+            "--seeds" => arguments.count = words.next()?.parse().ok()?,
+            "--from" => arguments.from = words.next()?.parse().ok()?,
+            "--seed" => (arguments.from, arguments.count) = (words.next()?.parse().ok()?, 1),
+            "--trace" => arguments.options.trace = true,
+            "--faultless" => arguments.options.faultless = true,
+            _ => return None,
+        }
+    }
+    Some(arguments)
+}
+
+fn main() -> ExitCode {
+    let Some(arguments) = parse(std::env::args().skip(1)) else {
+        eprintln!("{USAGE}");
+        return ExitCode::from(2);
+    };
+    let mut summary = Summary::default();
+    for seed in arguments.from..arguments.from.saturating_add(arguments.count) {
+        match simulate(seed, arguments.options) {
+            Ok(report) => {
+                report.trace.iter().for_each(|line| println!("  {line}"));
+                summary.add(&report);
+            }
+            Err(violation) => {
+                eprintln!("{violation}");
+                return ExitCode::FAILURE;
+            }
+        }
+    }
+    println!("{summary}");
+    ExitCode::SUCCESS
+}

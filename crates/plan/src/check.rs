@@ -1,0 +1,120 @@
+//! The promises, and the record of the first one broken.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use linerate_core::Time;
+
+/// What every run is held to. The numbers are those of docs/simulator.md.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Property {
+    /// Never two running guests.
+    OneRuns,
+    /// A guest runs at the destination only with the RAM that it had at the source when it stopped.
+    SameRam,
+    /// The source survives everything before commit: as before, and unprotected.
+    SourceSurvives,
+    /// No extent is in flight twice, and no older page lands on a newer one.
+    NotTwice,
+    /// Nothing is applied after the destination said that a channel is fenced or RAM is sealed.
+    SealedAndFenced,
+    /// Every run ends, and is decided once the hosts can talk.
+    Ends,
+    /// After a failed run one without faults succeeds.
+    RetrySucceeds,
+    /// Holes cost nothing on the wire and stay holes.
+    HolesStay,
+    /// Without faults a guest that converges moves.
+    FaultlessSucceeds,
+    /// What the brain says at the end is so.
+    Truthful,
+}
+
+/// A broken promise.
+#[derive(Clone, Debug)]
+pub struct Violation {
+    /// The seed that shows it.
+    pub seed: u64,
+    /// Which promise.
+    pub property: Property,
+    /// How.
+    pub what: String,
+    /// When, in virtual time.
+    pub at: Time,
+    /// The last things that happened.
+    pub trace: Vec<String>,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for line in &self.trace {
+            writeln!(f, "  {line}")?;
+        }
+        writeln!(f, "seed {}: {:?} broken at {:.6} s", self.seed, self.property, self.at.0 as f64 / 1e9)?;
+        writeln!(f, "{}", self.what)?;
+        write!(f, "replay: cargo run -p linerate-plan --bin sim -- --seed {} --trace", self.seed)
+    }
+}
+
+/// A defect put into the bodies on purpose, to see that the checks notice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mutation {
+    /// The destination answers a fence and goes on applying (rule 3).
+    FenceWithoutStopping,
+    /// The destination tells with the fence only the refusals of writes that it has not acknowledged (rule 4).
+    FenceForgetsRefused,
+    /// A scan clears now and then a mark that it does not report (rule 4).
+    ScanForgets,
+    /// The source resumes when the answer to commit is late, or when its agent starts again (rule 1).
+    ResumeAfterCommit,
+    /// The source takes *not decided yet* for *given up* (rule 1).
+    ResumeOnPending,
+    /// The destination runs the guest before the journal has it (rule 1).
+    RunBeforeJournaled,
+    /// A late copy of a write is applied although RAM is sealed (rule 5).
+    WriteAfterSeal,
+    /// Holes are written as pages of zeros (rule 7).
+    FillHoles,
+    /// Roll-back leaves the guest as it is (rule 2).
+    RollBackForgetsGuest,
+    /// Roll-back leaves the write protection on (rule 2).
+    RollBackKeepsProtection,
+    /// Tearing down leaves the waiting guest.
+    TearDownLeavesGuest,
+}
+
+/// How a run is made.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// A defect in the bodies.
+    pub mutation: Option<Mutation>,
+    /// Hold the run to this promise alone.
+    pub only: Option<Property>,
+    /// No fault is injected.
+    pub faultless: bool,
+    /// Keep the last lines of what happened.
+    pub trace: bool,
+}
+
+/// The watcher: what it knows by its own eyes.
+#[derive(Debug, Default)]
+pub struct Check {
+    /// The first broken promise.
+    pub broken: Option<(Property, String)>,
+    /// Hold the run to this alone.
+    pub only: Option<Property>,
+    /// Channels of which the destination has said that they are fenced.
+    pub fenced_told: BTreeSet<u32>,
+    /// The destination has said that RAM is sealed.
+    pub sealed_told: bool,
+}
+
+impl Check {
+    /// A promise is kept if `holds`.
+    pub fn that(&mut self, holds: bool, property: Property, what: impl FnOnce() -> String) {
+        let counts = self.only.is_none_or(|only| only == property);
+        if !holds && counts && self.broken.is_none() {
+            self.broken = Some((property, what()));
+        }
+    }
+}

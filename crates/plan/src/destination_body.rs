@@ -1,0 +1,357 @@
+//! The destination's body: applies writes, fences, seals, loads and runs, with a journal.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use linerate_core::destination::{Action, Destination, Event};
+use linerate_core::journal::DestinationPhase;
+use linerate_core::{Code, Fault, PAGE_BYTES, Side, Time};
+
+use crate::check::{Mutation, Property};
+use crate::guest::{DEVICE, HOLE, Ram, TORN, content, digest, holes};
+use crate::source_body::short;
+use crate::wire::{Packet, Write};
+use crate::world::{Happening, World};
+
+/// Something that the body does and that takes time.
+#[derive(Debug)]
+pub enum DestinationWork {
+    /// Only to be told.
+    Told(Event),
+    /// The waiting guest stands now.
+    Prepares,
+    /// Nothing is applied from the channel from now on.
+    Fences(u32),
+    /// Nothing is applied at all from now on.
+    Seals(bool),
+    /// The hypervisor has loaded now.
+    Loads,
+    /// The guest runs now.
+    Runs,
+    /// The waiting guest is gone now.
+    TearsDown,
+    /// A restarted agent has done what its journal said.
+    Recovers,
+}
+
+/// The hypervisor at the destination.
+#[derive(Debug)]
+pub struct Waiting {
+    /// Its RAM.
+    pub ram: Ram,
+    /// It has all device state.
+    pub loaded: bool,
+    /// It was told to run.
+    pub owned: bool,
+}
+
+/// What came in on a channel.
+#[derive(Debug, Default)]
+struct Received {
+    applied: u64,
+    refused: Vec<u64>,
+    refused_told: usize,
+}
+
+/// The destination's agent, its disk, and its hypervisor.
+#[derive(Debug)]
+pub struct DestinationBody {
+    /// The process runs.
+    pub up: bool,
+    /// Its session, if it lives.
+    pub brain: Option<Destination>,
+    /// Counts what was begun; a roll-back or crash makes all that is under way void.
+    pub operations: u64,
+    /// On disk.
+    pub journal: Option<DestinationPhase>,
+    /// The next writes of the journal fail.
+    pub journal_fails: u64,
+    /// What is asked next of the hypervisor fails.
+    pub fails_next: bool,
+    /// The hypervisor.
+    pub guest: Option<Waiting>,
+    /// Actions begun.
+    pub actions: u64,
+    /// A restarted agent is still busy with what its journal said.
+    pub recovering: bool,
+    /// The guest was told to run, ever.
+    pub ran: bool,
+    shape: Vec<usize>,
+    sealed: bool,
+    fenced: BTreeSet<u32>,
+    received: BTreeMap<u32, Received>,
+    /// When what is in each page was read at the source.
+    read_at: Vec<Vec<Time>>,
+}
+
+impl DestinationBody {
+    /// An agent without a session.
+    pub fn new(shape: &[usize]) -> DestinationBody {
+        DestinationBody {
+            up: true,
+            brain: None,
+            operations: 0,
+            journal: None,
+            journal_fails: 0,
+            fails_next: false,
+            guest: None,
+            actions: 0,
+            recovering: false,
+            ran: false,
+            shape: shape.to_vec(),
+            sealed: false,
+            fenced: BTreeSet::new(),
+            received: BTreeMap::new(),
+            read_at: shape.iter().map(|&pages| vec![Time::ZERO; pages]).collect(),
+        }
+    }
+
+    /// A new session on the same host: what is left of a guest is still there.
+    pub fn renew(&mut self) {
+        let (operations, guest) = (self.operations + 1, self.guest.take());
+        *self = DestinationBody { operations, guest, ..DestinationBody::new(&self.shape.clone()) };
+    }
+
+    /// Nothing is under way.
+    pub fn is_idle(&self) -> bool {
+        self.brain.as_ref().is_none_or(Destination::is_ended) && !self.recovering
+    }
+
+    /// The guest is the destination's and alive.
+    pub fn owns(&self) -> bool {
+        self.guest.as_ref().is_some_and(|guest| guest.owned)
+    }
+}
+
+impl World {
+    /// Whether a connection of the session is taken. The first makes the session; later it must exist.
+    pub fn destination_accepts(&mut self) -> bool {
+        if !self.destination.up || self.destination.recovering {
+            return false;
+        }
+        if self.destination.brain.is_none() && self.destination.journal.is_none() && !self.source.greeted {
+            let config = self.scenario.destination();
+            self.destination.brain = Some(Destination::new(self.now, config));
+        }
+        self.destination.brain.as_ref().is_some_and(|brain| !brain.is_ended())
+    }
+
+    /// The brain gets an event, and what follows from it is done.
+    pub fn tell_destination(&mut self, event: Event) {
+        let now = self.now;
+        if self.destination.brain.is_some() && !matches!(event, Event::Heard(_)) {
+            self.note(|| format!("D <- {}", short(&event)));
+        }
+        if let Some(brain) = self.destination.brain.as_mut() {
+            brain.handle(now, event);
+        }
+        self.settle_destination();
+    }
+
+    /// Time passes at the destination.
+    pub fn destination_tick(&mut self) {
+        let now = self.now;
+        if let Some(brain) = self.destination.brain.as_mut() {
+            brain.handle(now, Event::Tick);
+        }
+        self.settle_destination();
+    }
+
+    fn settle_destination(&mut self) {
+        let now = self.now;
+        while let Some(action) = self.destination.brain.as_mut().and_then(|brain| brain.poll_action(now)) {
+            self.destination_action(action);
+        }
+    }
+
+    fn destination_action(&mut self, action: Action) {
+        if let Action::Transmit(path, outgoing) = action {
+            return self.send(path, Side::Destination, Packet::Control(outgoing));
+        }
+        self.note(|| format!("D -> {}", short(&action)));
+        self.destination.actions += 1;
+        self.action_faults(Side::Destination, self.destination.actions);
+        if self.destination.brain.is_none() || self.destination_action_fails(&action) {
+            return;
+        }
+        match action {
+            Action::Transmit(..) | Action::End(_) => {}
+            Action::Admit { .. } => self.admit(),
+            Action::Prepare => self.destination_will(3_000, 60_000, DestinationWork::Prepares),
+            Action::Fence(channel) => self.destination_will(0, 30_000, DestinationWork::Fences(channel)),
+            Action::Seal { digest } => self.destination_will(0, 4_000, DestinationWork::Seals(digest)),
+            Action::LoadDeviceState(_) => self.load_piece(),
+            Action::FinishDeviceState => self.destination_will(500, 15_000, DestinationWork::Loads),
+            Action::Journal(phase) => self.destination_journal(phase),
+            Action::Run => self.destination_will(50, 8_000, DestinationWork::Runs),
+            Action::TearDown => {
+                self.destination.operations += 1;
+                self.destination_will(500, 30_000, DestinationWork::TearsDown);
+            }
+        }
+    }
+
+    fn destination_action_fails(&mut self, action: &Action) -> bool {
+        let (code, fails) = match action {
+            Action::Admit { .. } => (Code::MemoryShort, true),
+            Action::Prepare | Action::Seal { .. } | Action::LoadDeviceState(_) | Action::Run => {
+                (Code::HypervisorFailed, true)
+            }
+            Action::FinishDeviceState => (Code::HypervisorFailed, true),
+            _ => (Code::Internal, false),
+        };
+        if !fails || !std::mem::take(&mut self.destination.fails_next) {
+            return false;
+        }
+        let step = self.destination.brain.as_ref().map_or(linerate_core::Step::Admit, Destination::step);
+        let fault = Fault::new(code, step, Side::Destination, "injected");
+        self.destination_will(10, 5_000, DestinationWork::Told(Event::Failed(fault)));
+        true
+    }
+
+    /// Will do something in `low` to `high` microseconds unless it becomes void.
+    pub fn destination_will(&mut self, low: u64, high: u64, work: DestinationWork) {
+        let span = self.micros(low, high);
+        let operations = self.destination.operations;
+        self.after(span, Happening::Destination { operations, work });
+    }
+
+    /// The body has done something.
+    pub fn destination_done(&mut self, operations: u64, work: DestinationWork) {
+        if operations != self.destination.operations || !self.destination.up {
+            return;
+        }
+        match work {
+            DestinationWork::Told(event) => self.tell_destination(event),
+            DestinationWork::Prepares => self.prepares(),
+            DestinationWork::Fences(channel) => self.fences(channel),
+            DestinationWork::Seals(wanted) => self.seals(wanted),
+            DestinationWork::Loads => {
+                if let Some(guest) = self.destination.guest.as_mut() {
+                    guest.loaded = true;
+                }
+                self.tell_destination(Event::DeviceStateLoaded);
+            }
+            DestinationWork::Runs => {
+                self.run_guest();
+                self.tell_destination(Event::GuestRuns(std::time::Duration::from_millis(1)));
+            }
+            DestinationWork::TearsDown => {
+                self.tear_down();
+                self.tell_destination(Event::TornDown);
+            }
+            DestinationWork::Recovers => self.destination_recovers(),
+        }
+    }
+
+    fn admit(&mut self) {
+        let event = if self.destination.guest.is_some() {
+            let fault = Fault::new(Code::GuestExists, linerate_core::Step::Admit, Side::Destination, "left over");
+            Event::Failed(fault)
+        } else {
+            Event::Admitted(Vec::new())
+        };
+        self.destination_will(500, 15_000, DestinationWork::Told(event));
+    }
+
+    fn prepares(&mut self) {
+        let ram = holes(&self.scenario.shape);
+        self.destination.guest = Some(Waiting { ram, loaded: false, owned: false });
+        self.tell_destination(Event::Prepared(self.scenario.regions()));
+    }
+
+    fn fences(&mut self, channel: u32) {
+        self.destination.fenced.insert(channel);
+        self.check.fenced_told.insert(channel);
+        let received = self.destination.received.entry(channel).or_default();
+        let told = if self.options.mutation == Some(Mutation::FenceForgetsRefused) {
+            received.refused_told
+        } else {
+            0
+        };
+        let refused = received.refused.get(told..).unwrap_or_default().to_vec();
+        let event = Event::Fenced { channel, applied: received.applied, refused };
+        self.tell_destination(event);
+    }
+
+    fn seals(&mut self, wanted: bool) {
+        self.destination.sealed = true;
+        self.check.sealed_told = true;
+        let digest = self.destination.guest.as_ref().filter(|_| wanted).map(|guest| digest(&guest.ram));
+        self.tell_destination(Event::Sealed(digest));
+    }
+
+    /// The hypervisor writes a page of RAM itself while it loads.
+    fn load_piece(&mut self) {
+        self.check.that(self.check.sealed_told, Property::SealedAndFenced, || {
+            String::from("device state is loaded before RAM is sealed")
+        });
+        if let Some(page) = self.destination.guest.as_mut().and_then(|guest| guest.ram.first_mut()?.first_mut()) {
+            *page = DEVICE;
+        }
+        if self.options.mutation == Some(Mutation::WriteAfterSeal)
+            && let Some((write, channel)) = self.source.take_stray()
+        {
+            self.land(channel, &write, false);
+        }
+    }
+
+    // ---- writes ----
+
+    /// A write, or its beginning, came in on a channel.
+    pub fn apply(&mut self, channel: u32, write: Write, partial: bool) {
+        if self.destination.brain.is_none() || self.destination.guest.is_none() || self.destination.sealed {
+            return;
+        }
+        let obeys = self.options.mutation != Some(Mutation::FenceWithoutStopping);
+        if obeys && self.destination.fenced.contains(&channel) {
+            return;
+        }
+        self.land(channel, &write, partial);
+        if partial {
+            return;
+        }
+        let received = self.destination.received.entry(channel).or_default();
+        received.applied = write.sequence;
+        let mut refused = Vec::new();
+        if write.torn {
+            received.refused.push(write.sequence);
+            refused.push(write.sequence);
+        }
+        received.refused_told = received.refused.len();
+        self.acknowledge(channel, write.sequence, refused);
+    }
+
+    /// Bytes land in RAM before anybody can look at their checksum.
+    fn land(&mut self, channel: u32, write: &Write, partial: bool) {
+        let told = self.check.fenced_told.contains(&channel) || self.check.sealed_told;
+        self.check.that(!told, Property::SealedAndFenced, || {
+            format!("write {} of channel {channel} is applied after fence or seal", write.sequence)
+        });
+        let Some(guest) = self.destination.guest.as_mut() else { return };
+        let pages = write.runs.iter().flat_map(|run| run.offset / PAGE_BYTES..run.end() / PAGE_BYTES);
+        let landed = if partial { write.pages.len() / 2 } else { write.pages.len() };
+        for (nth, (page, &value)) in pages.zip(&write.pages).take(landed).enumerate() {
+            let page = page as usize;
+            let damaged = (partial || write.torn) && nth + 1 == landed;
+            let fill = self.options.mutation == Some(Mutation::FillHoles);
+            let clear = if fill { 0 } else { HOLE };
+            let value = if damaged { TORN } else if content(value) == 0 { clear } else { value };
+            guest.ram[write.region][page] = value;
+            let read_at = &mut self.destination.read_at[write.region][page];
+            self.check.that(*read_at <= write.read_at, Property::NotTwice, || {
+                format!("page {page} of region {} is overwritten by an older copy", write.region)
+            });
+            *read_at = write.read_at;
+        }
+    }
+
+    /// Tells the source on the channel.
+    pub fn acknowledge(&mut self, channel: u32, through: u64, refused: Vec<u64>) {
+        if self.destination.brain.is_none() {
+            return;
+        }
+        let received = self.destination.received.entry(channel).or_default();
+        received.applied = received.applied.max(through);
+        self.send(channel, Side::Destination, Packet::Acknowledgement { through, refused });
+    }
+}

@@ -1,0 +1,162 @@
+//! What can go wrong, and when.
+
+use std::time::Duration;
+
+use linerate_core::Side;
+
+use crate::random::Random;
+
+/// What goes wrong.
+#[derive(Clone, Debug)]
+pub enum Mishap {
+    /// Both ends are told at once.
+    LinkReset(usize),
+    /// Nobody is told.
+    LinkSilent(usize),
+    /// Nothing goes in one direction, nobody is told.
+    LinkOneWay(usize, Side),
+    /// Every link goes silent.
+    AllSilent,
+    /// Nothing moves for a while, nothing is lost.
+    LinkStalls(usize, Duration),
+    /// Every link stalls.
+    AllStall(Duration),
+    /// It carries this many percent of its rate.
+    LinkSlows(usize, u64),
+    /// One control connection breaks, its link lives.
+    PathBreaks,
+    /// One channel breaks, its link lives.
+    ChannelBreaks,
+    /// The agent's process is gone; its hypervisor stays.
+    AgentCrashes(Side),
+    /// The whole host is gone.
+    HostCrashes(Side),
+    /// The next writes of the journal fail.
+    JournalFails(Side, u64),
+    /// What the hypervisor or tracker is asked next fails.
+    ActionFails(Side),
+    /// An operator has had enough.
+    Cancelled(Side),
+}
+
+impl Mishap {
+    /// Kinds in the order of [`Mishap::kind`].
+    pub const NAMES: [&'static str; 14] = [
+        "link reset",
+        "link silent",
+        "link one-way",
+        "all links silent",
+        "link stalls",
+        "link slows",
+        "path breaks",
+        "channel breaks",
+        "agent crashes",
+        "host crashes",
+        "journal fails",
+        "action fails",
+        "cancelled",
+        "all links stall",
+    ];
+
+    /// Index of its kind.
+    pub fn kind(&self) -> usize {
+        match self {
+            Mishap::LinkReset(_) => 0,
+            Mishap::LinkSilent(_) => 1,
+            Mishap::LinkOneWay(..) => 2,
+            Mishap::AllSilent => 3,
+            Mishap::LinkStalls(..) => 4,
+            Mishap::LinkSlows(..) => 5,
+            Mishap::PathBreaks => 6,
+            Mishap::ChannelBreaks => 7,
+            Mishap::AgentCrashes(_) => 8,
+            Mishap::HostCrashes(_) => 9,
+            Mishap::JournalFails(..) => 10,
+            Mishap::ActionFails(_) => 11,
+            Mishap::Cancelled(_) => 12,
+            Mishap::AllStall(_) => 13,
+        }
+    }
+}
+
+/// When it does.
+#[derive(Clone, Debug)]
+pub enum Trigger {
+    /// This long after the start.
+    At(Duration),
+    /// When a link has carried so many bytes.
+    Carried(usize, u64),
+    /// This long after a side began its n-th action (`Duration::ZERO`: before it is executed).
+    Action(Side, u64, Duration),
+    /// This long after the source asked its hypervisor to switch over.
+    Blackout(Duration),
+    /// This long after the source journaled that commit is sent (`Duration::ZERO`: at once, before it is sent).
+    Commit(Duration),
+}
+
+/// One entry of the script.
+#[derive(Clone, Debug)]
+pub struct Fault {
+    /// When.
+    pub trigger: Trigger,
+    /// What.
+    pub mishap: Mishap,
+    /// A link comes back, a crashed agent or host starts again, after this long.
+    pub back_after: Duration,
+    /// A link comes back at all.
+    pub comes_back: bool,
+}
+
+/// A script; empty for one run in eight.
+pub fn draw(random: &mut Random, links: usize) -> Vec<Fault> {
+    let count = [0, 1, 1, 1, 2, 2, 3, 5][random.below(8) as usize];
+    (0..count).map(|_| one(random, links)).collect()
+}
+
+fn one(random: &mut Random, links: usize) -> Fault {
+    let back_within = [100_000, 2_000_000, 20_000_000][random.below(3) as usize];
+    Fault {
+        trigger: trigger(random, links),
+        mishap: mishap(random, links),
+        back_after: random.micros(1_000, back_within),
+        comes_back: random.percent(70),
+    }
+}
+
+fn side(random: &mut Random) -> Side {
+    if random.percent(50) { Side::Source } else { Side::Destination }
+}
+
+fn soon(random: &mut Random) -> Duration {
+    if random.percent(30) { Duration::ZERO } else { random.micros(0, 30_000) }
+}
+
+fn trigger(random: &mut Random, links: usize) -> Trigger {
+    match random.below(12) {
+        0 => Trigger::At(random.micros(0, 600_000)),
+        1..=4 => Trigger::Carried(random.below(links as u64) as usize, random.below(400 << 10)),
+        5..=7 => Trigger::Action(side(random), random.below(30), soon(random)),
+        8 | 9 => Trigger::Blackout(random.micros(0, 150_000)),
+        _ => Trigger::Commit(soon(random)),
+    }
+}
+
+fn mishap(random: &mut Random, links: usize) -> Mishap {
+    let link = random.below(links as u64) as usize;
+    match random.below(21) {
+        20 => Mishap::AllStall(random.micros(500_000, 5_000_000)),
+        0 | 1 => Mishap::LinkReset(link),
+        2 | 3 => Mishap::LinkSilent(link),
+        4 | 5 => Mishap::LinkOneWay(link, side(random)),
+        6 => Mishap::AllSilent,
+        7 => Mishap::LinkStalls(link, random.micros(1_000, 3_000_000)),
+        8 => Mishap::LinkSlows(link, random.between(2, 50)),
+        9 => Mishap::PathBreaks,
+        10 | 11 => Mishap::ChannelBreaks,
+        12..=14 => Mishap::AgentCrashes(side(random)),
+        15 => Mishap::HostCrashes(side(random)),
+        16 => Mishap::JournalFails(side(random), random.between(1, 3)),
+        17 | 18 => Mishap::ActionFails(side(random)),
+        _ => Mishap::Cancelled(side(random)),
+    }
+}

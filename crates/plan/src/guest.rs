@@ -1,0 +1,243 @@
+//! A virtual guest: pages of RAM as version numbers, a process that holds them, and a tracker outside of it.
+//!
+//! A page is one number. A write gives it a number never used before, so two copies of RAM are the same only if every
+//! page was copied after its last write.
+
+use linerate_core::{Extent, PAGE_BYTES};
+
+use crate::random::Random;
+
+/// A page that has no memory behind it; it reads as zero.
+pub const HOLE: u64 = u64::MAX;
+/// What half a write leaves behind.
+pub const TORN: u64 = u64::MAX - 1;
+/// What loading device state writes into one page of RAM (an APIC page does that in QEMU).
+pub const DEVICE: u64 = u64::MAX - 2;
+
+/// Pages of each region.
+pub type Ram = Vec<Vec<u64>>;
+type Flags = Vec<Vec<bool>>;
+
+/// RAM of this shape without any memory behind it.
+pub fn holes(shape: &[usize]) -> Ram {
+    shape.iter().map(|&pages| vec![HOLE; pages]).collect()
+}
+
+/// What reading the page gives.
+pub fn content(page: u64) -> u64 {
+    if page == HOLE { 0 } else { page }
+}
+
+/// Digest of what all pages read as (FNV-1a over the numbers).
+pub fn digest(ram: &Ram) -> u64 {
+    let fold = |hash: u64, page: &u64| (hash ^ content(*page)).wrapping_mul(0x0000_0100_0000_01b3);
+    ram.iter().flatten().fold(0xcbf2_9ce4_8422_2325, fold)
+}
+
+/// How far the hypervisor is with sending the guest away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sending {
+    /// Nobody asked.
+    No,
+    /// Asked: it sets up while the guest runs.
+    SettingUp,
+    /// The guest is stopped, the hypervisor waits before device state.
+    Holding,
+    /// All device state is written.
+    Completed,
+}
+
+/// How busy the guest is.
+#[derive(Clone, Debug)]
+pub struct Habits {
+    /// Pages written per millisecond.
+    pub writes_per_ms: f64,
+    /// Pages at the start of each region that are written over and over.
+    pub working_set: usize,
+    /// Of a thousand writes, how many go anywhere.
+    pub stray_permille: u64,
+    /// Of a thousand writes, how many give a page back instead (balloon).
+    pub punch_permille: u64,
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Guest {
+    /// RAM.
+    pub ram: Ram,
+    /// vCPUs run.
+    pub running: bool,
+    /// The process is gone.
+    pub gone: bool,
+    /// The hypervisor's migration.
+    pub sending: Sending,
+    /// Percent by which it is slowed down.
+    pub throttle: u8,
+    /// Written to by the tracker since the last scan are noted.
+    pub protected: bool,
+    /// Pages that ever had memory behind them.
+    pub touched: Flags,
+    written: Flags,
+    /// Pages that the tracker ever named and that were no hole then.
+    named: Flags,
+    habits: Habits,
+    version: u64,
+    debt: f64,
+}
+
+impl Guest {
+    /// A guest with the pages populated where `populated` says so.
+    pub fn new(shape: &[usize], habits: Habits, running: bool, mut populated: impl FnMut() -> bool) -> Guest {
+        let none: Flags = shape.iter().map(|&pages| vec![false; pages]).collect();
+        let mut guest = Guest {
+            ram: holes(shape),
+            running,
+            gone: false,
+            sending: Sending::No,
+            throttle: 0,
+            protected: false,
+            touched: none.clone(),
+            written: none.clone(),
+            named: none,
+            habits,
+            version: 0,
+            debt: 0.0,
+        };
+        for (region, &pages) in shape.iter().enumerate() {
+            (0..pages).filter(|_| populated()).for_each(|page| guest.write(region, page));
+        }
+        guest
+    }
+
+    /// The guest lives for this many milliseconds.
+    pub fn live(&mut self, random: &mut Random, ms: f64) {
+        if !self.running || self.gone {
+            return;
+        }
+        self.debt += self.habits.writes_per_ms * ms * f64::from(100 - self.throttle) / 100.0;
+        while self.debt >= 1.0 {
+            self.debt -= 1.0;
+            self.act(random);
+        }
+    }
+
+    fn act(&mut self, random: &mut Random) {
+        let region = random.below(self.ram.len() as u64) as usize;
+        let all = self.ram[region].len();
+        let stray = random.below(1000) < self.habits.stray_permille;
+        let among = if stray { all } else { self.habits.working_set.min(all) };
+        let page = random.below(among as u64) as usize;
+        if random.below(1000) < self.habits.punch_permille {
+            self.punch(region, page);
+        } else {
+            self.write(region, page);
+        }
+    }
+
+    fn write(&mut self, region: usize, page: usize) {
+        self.version += 1;
+        // Now and then a page is written with zeros: it has memory behind it and reads as zero.
+        self.ram[region][page] = if self.version.is_multiple_of(11) { 0 } else { self.version };
+        self.touched[region][page] = true;
+        self.written[region][page] = self.protected;
+    }
+
+    /// The mark that the page was written goes with its memory: no scan will name it.
+    fn punch(&mut self, region: usize, page: usize) {
+        self.ram[region][page] = HOLE;
+        self.written[region][page] = false;
+    }
+
+    /// Write-protects everything; gives what is populated.
+    pub fn protect(&mut self) -> Vec<Extent> {
+        self.protected = true;
+        self.written.iter_mut().for_each(|region| region.fill(false));
+        self.named.iter_mut().for_each(|region| region.fill(false));
+        let mut found = Vec::new();
+        self.each_page(|guest, region, page| {
+            if guest.ram[region][page] != HOLE {
+                guest.named[region][page] = true;
+                found.push(extent(region, page));
+            }
+        });
+        found
+    }
+
+    /// Gives what was written since the scan before and protects it again. `last`: also what became a hole.
+    /// `forget` is asked for each written page whether the scan loses it (a broken tracker).
+    pub fn scan(&mut self, last: bool, mut forget: impl FnMut() -> bool) -> Vec<Extent> {
+        let mut found = Vec::new();
+        self.each_page(|guest, region, page| {
+            let hole = guest.ram[region][page] == HOLE;
+            let written = std::mem::take(&mut guest.written[region][page]);
+            if (written && !forget()) || (last && hole && guest.named[region][page]) {
+                guest.named[region][page] = !hole;
+                found.push(extent(region, page));
+            }
+        });
+        found
+    }
+
+    /// The tracker is gone, and with it all protection.
+    pub fn unprotect(&mut self) {
+        self.protected = false;
+        self.written.iter_mut().for_each(|region| region.fill(false));
+    }
+
+    fn each_page(&mut self, mut visit: impl FnMut(&mut Guest, usize, usize)) {
+        for region in 0..self.ram.len() {
+            for page in 0..self.ram[region].len() {
+                visit(self, region, page);
+            }
+        }
+    }
+}
+
+fn extent(region: usize, page: usize) -> Extent {
+    Extent::new(region as u16, page as u64 * PAGE_BYTES, PAGE_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn guest() -> Guest {
+        let habits = Habits { writes_per_ms: 1.0, working_set: 4, stray_permille: 0, punch_permille: 0 };
+        let mut odd = false;
+        Guest::new(&[8], habits, true, || {
+            odd = !odd;
+            odd
+        })
+    }
+
+    #[test]
+    fn a_scan_names_what_was_written_and_only_once() {
+        let mut guest = guest();
+        assert_eq!(guest.protect().len(), 4);
+        guest.write(0, 1);
+        assert_eq!(guest.scan(false, || false), [extent(0, 1)]);
+        assert!(guest.scan(false, || false).is_empty());
+    }
+
+    #[test]
+    fn a_hole_is_named_by_the_last_scan_only() {
+        let mut guest = guest();
+        guest.protect();
+        guest.write(0, 2);
+        guest.punch(0, 2);
+        assert!(guest.scan(false, || false).is_empty());
+        assert_eq!(guest.scan(true, || false), [extent(0, 2)]);
+    }
+
+    #[test]
+    fn a_throttled_guest_writes_less() {
+        let count = |throttle| {
+            let mut guest = guest();
+            let before = guest.version;
+            guest.throttle = throttle;
+            guest.live(&mut Random::new(1), 100.0);
+            guest.version - before
+        };
+        assert_eq!((count(0), count(80)), (100, 20));
+    }
+}

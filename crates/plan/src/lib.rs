@@ -1,0 +1,28 @@
+//! A simulator of migrations: the brain of `linerate-core` on virtual hosts, links, disks and time.
+//!
+//! One seed decides everything, so a run that breaks a promise can be replayed. What is modelled, what is not, and how to
+//! add a fault: docs/simulator.md.
+//!
+//! * [`world::World`]: what is going to happen, in order of virtual time.
+//! * [`scenario::Scenario`] and [`faults`]: what a seed decides, and the script of what goes wrong.
+//! * [`guest`], [`wire`]: RAM and tracker; links and the connections on them.
+//! * [`source_body`], [`destination_body`], [`recovery`]: the bodies of the two agents, and their restarts.
+//! * [`check`]: the promises. [`summary::simulate`] runs a seed and says how it went.
+
+pub mod check;
+pub mod destination_body;
+pub mod faults;
+pub mod guest;
+mod mishaps;
+mod network;
+pub mod random;
+mod recovery;
+mod running;
+pub mod scenario;
+pub mod source_body;
+pub mod summary;
+pub mod wire;
+pub mod world;
+
+pub use check::{Mutation, Options, Property, Violation};
+pub use summary::{Report, Summary, simulate};

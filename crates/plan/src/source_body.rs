@@ -1,0 +1,367 @@
+//! The source's body: does what the brain says with the virtual guest, tracker and journal.
+
+use std::time::Duration;
+
+use linerate_core::journal::SourcePhase;
+use linerate_core::scheduler::{Next, Work};
+use linerate_core::source::{Action, Config, Ending, Event, Source};
+use linerate_core::{Code, Extent, Fault, GuestState, PAGE_BYTES, Side, Step};
+
+use crate::check::Mutation;
+use crate::guest::{Sending, digest};
+use crate::wire::{Packet, Purpose, Write};
+use crate::world::{Happening, World};
+
+/// Something that the body does and that takes time.
+#[derive(Debug)]
+pub enum SourceWork {
+    /// Only to be told.
+    Told(Event),
+    /// All pages are protected now.
+    Protects,
+    /// The scan looks now.
+    Scans(bool),
+    /// The hypervisor writes device state; so many pieces are left.
+    Writes(u64),
+    /// Everything is undone now.
+    RollsBack,
+    /// The guest is ended now.
+    CleansUp,
+    /// A restarted agent is done with what its journal said.
+    Recovers(bool),
+    /// A restarted agent asks (again).
+    Asks,
+}
+
+/// The source's agent, and its disk.
+#[derive(Debug)]
+pub struct SourceBody {
+    /// The process runs.
+    pub up: bool,
+    /// Its session, if it lives.
+    pub brain: Option<Source>,
+    /// Counts the lives of the process.
+    pub life: u64,
+    /// Counts what was begun; a roll-back or crash makes all that is under way void.
+    pub operations: u64,
+    /// On disk.
+    pub journal: Option<SourcePhase>,
+    /// It once said that commit was sent.
+    pub commit_journaled: bool,
+    /// The next writes of the journal fail.
+    pub journal_fails: u64,
+    /// What is asked next of hypervisor or tracker fails.
+    pub fails_next: bool,
+    /// The destination's interfaces are known.
+    pub links_open: bool,
+    /// The destination knows the session.
+    pub greeted: bool,
+    /// Actions begun.
+    pub actions: u64,
+    /// A restarted agent asks the destination.
+    pub asking: bool,
+    /// How the session ended, if it ended alive.
+    pub ending: Option<Ending>,
+    /// It is known here where the guest is.
+    pub decided: Option<GuestState>,
+    switch_overs: u64,
+    /// With [`Mutation::WriteAfterSeal`]: a write that will come once more.
+    stray: Option<(Write, u32)>,
+}
+
+impl SourceBody {
+    /// An agent with a session that has not begun.
+    pub fn new(config: Config) -> SourceBody {
+        SourceBody {
+            up: true,
+            brain: Some(Source::new(config)),
+            life: 0,
+            operations: 0,
+            journal: None,
+            commit_journaled: false,
+            journal_fails: 0,
+            fails_next: false,
+            links_open: false,
+            greeted: false,
+            actions: 0,
+            asking: false,
+            ending: None,
+            decided: None,
+            switch_overs: 0,
+            stray: None,
+        }
+    }
+
+    /// The write that comes once more.
+    pub fn take_stray(&mut self) -> Option<(Write, u32)> {
+        self.stray.take()
+    }
+
+    /// A new session on the same host.
+    pub fn renew(&mut self, config: Config) {
+        let (life, operations) = (self.life + 1, self.operations + 1);
+        let switch_overs = self.switch_overs;
+        *self = SourceBody { life, operations, switch_overs, ..SourceBody::new(config) };
+    }
+}
+
+impl World {
+    /// The operator says go.
+    pub fn start_source(&mut self) {
+        self.will_connect(0, Purpose::Path, Duration::from_micros(300));
+        self.tell_source(Event::Start);
+    }
+
+    /// The brain gets an event, and what follows from it is done.
+    pub fn tell_source(&mut self, event: Event) {
+        let now = self.now;
+        if self.source.brain.is_some() && !matches!(event, Event::Heard(_)) {
+            self.note(|| format!("S <- {}", short(&event)));
+        }
+        if let Some(brain) = self.source.brain.as_mut() {
+            brain.handle(now, event);
+        }
+        self.settle_source();
+    }
+
+    /// Time passes at the source.
+    pub fn source_tick(&mut self) {
+        let now = self.now;
+        if let Some(brain) = self.source.brain.as_mut() {
+            brain.handle(now, Event::Tick);
+        }
+        self.settle_source();
+    }
+
+    /// Does everything that the brain wants done.
+    pub fn settle_source(&mut self) {
+        let now = self.now;
+        while let Some(action) = self.source.brain.as_mut().and_then(|brain| brain.poll_action(now)) {
+            self.source_action(action);
+        }
+        self.pump();
+        if self.source.brain.as_ref().is_some_and(Source::is_ended) {
+            self.source.brain = None;
+        }
+    }
+
+    fn source_action(&mut self, action: Action) {
+        if let Action::Transmit(path, outgoing) = action {
+            return self.send(path, Side::Source, Packet::Control(outgoing));
+        }
+        self.note(|| format!("S -> {}", short(&action)));
+        self.source.actions += 1;
+        self.action_faults(Side::Source, self.source.actions);
+        if self.source.brain.is_none() {
+            return;
+        }
+        if self.source_action_fails(&action) {
+            return;
+        }
+        match action {
+            Action::Transmit(..) => {}
+            Action::OpenLinks(_) => self.open_links(),
+            Action::Attach => self.source_will(1_000, 40_000, SourceWork::Told(Event::Attached)),
+            Action::Protect => self.source_will(100, 5_000, SourceWork::Protects),
+            Action::Scan { last } => self.source_will(50, 3_000, SourceWork::Scans(last)),
+            Action::Throttle(percent) => self.guest.throttle = percent,
+            Action::SwitchOver => self.switch_over(),
+            Action::Digest => {
+                let digest = digest(&self.guest.ram);
+                self.source_will(500, 10_000, SourceWork::Told(Event::Digested(digest)));
+            }
+            Action::WriteDeviceState => self.write_device_state(),
+            Action::Journal(phase) => self.source_journal(phase),
+            Action::RollBack => {
+                self.source.operations += 1;
+                self.source_will(100, 20_000, SourceWork::RollsBack);
+            }
+            Action::Query => self.ask(),
+            Action::CleanUp => self.source_will(500, 10_000, SourceWork::CleansUp),
+            Action::End(ending) => self.source_ended(ending),
+        }
+    }
+
+    fn source_action_fails(&mut self, action: &Action) -> bool {
+        let can = matches!(
+            action,
+            Action::Attach
+                | Action::Protect
+                | Action::Scan { .. }
+                | Action::SwitchOver
+                | Action::Digest
+                | Action::WriteDeviceState
+                | Action::CleanUp
+        );
+        if !can || !std::mem::take(&mut self.source.fails_next) {
+            return false;
+        }
+        let step = self.source.brain.as_ref().map_or(Step::Copy, Source::step);
+        let fault = Fault::new(Code::HypervisorFailed, step, Side::Source, "injected");
+        self.source_will(10, 5_000, SourceWork::Told(Event::Failed(fault)));
+        true
+    }
+
+    /// Will do something in `low` to `high` microseconds unless it becomes void.
+    pub fn source_will(&mut self, low: u64, high: u64, work: SourceWork) {
+        let span = self.micros(low, high);
+        let operations = self.source.operations;
+        self.after(span, Happening::Source { operations, work });
+    }
+
+    /// The body has done something.
+    pub fn source_done(&mut self, operations: u64, work: SourceWork) {
+        if operations != self.source.operations || !self.source.up {
+            return;
+        }
+        match work {
+            SourceWork::Told(event) => self.tell_source(event),
+            SourceWork::Protects => {
+                let populated = self.guest.protect();
+                let event = Event::Protected { populated, paused: Duration::ZERO };
+                self.source_will(0, 2_000, SourceWork::Told(event));
+            }
+            SourceWork::Scans(last) => self.scan(last),
+            SourceWork::Writes(left) => self.device_state_piece(left),
+            SourceWork::RollsBack => {
+                let guest = self.undo();
+                self.tell_source(Event::RolledBack(guest));
+            }
+            SourceWork::CleansUp => {
+                self.end_source_guest();
+                self.tell_source(Event::CleanedUp);
+            }
+            SourceWork::Recovers(resumes) => self.source_recovers(resumes),
+            SourceWork::Asks => self.ask_again(),
+        }
+    }
+
+    fn scan(&mut self, last: bool) {
+        let forgets = self.options.mutation == Some(Mutation::ScanForgets);
+        let (guest, random) = (&mut self.guest, &mut self.random);
+        let dirty: Vec<Extent> = guest.scan(last, || forgets && random.percent(10));
+        let took = self.micros(0, 2_000);
+        let event = Event::Scanned { dirty, took, paused: Duration::ZERO };
+        let operations = self.source.operations;
+        self.after(took, Happening::Source { operations, work: SourceWork::Told(event) });
+    }
+
+    fn open_links(&mut self) {
+        self.source.links_open = true;
+        for link in 0..self.links.len() {
+            let has_path = self.connections.values().any(|c| c.link == link && c.open[0]);
+            if !has_path {
+                let span = self.micros(500, 10_000);
+                self.will_connect(link, Purpose::Path, span);
+            }
+            for _ in 0..self.scenario.channels {
+                let span = self.micros(1_000, 40_000);
+                self.will_connect(link, Purpose::Channel, span);
+            }
+        }
+    }
+
+    // ---- hypervisor ----
+
+    /// It sets up while the guest runs, and may already write the beginning of its stream.
+    fn switch_over(&mut self) {
+        self.guest.sending = Sending::SettingUp;
+        self.source.switch_overs += 1;
+        let asked = self.source.switch_overs;
+        let span = self.micros(2_000, 60_000);
+        if self.random.percent(50) {
+            let before = span.as_micros() as u64 / 2;
+            self.source_will(10, before, SourceWork::Told(Event::DeviceState(vec![1; 100])));
+        }
+        self.after(span, Happening::HypervisorStops { asked });
+        self.blackout_faults();
+    }
+
+    /// It stops the guest whether or not an agent looks on.
+    pub fn hypervisor_stops(&mut self, asked: u64) {
+        if asked != self.source.switch_overs || self.guest.sending != Sending::SettingUp || self.guest.gone {
+            return;
+        }
+        let ran = std::mem::replace(&mut self.guest.running, false);
+        self.guest.sending = Sending::Holding;
+        self.note(|| String::from("the hypervisor stopped the guest at the source"));
+        if ran {
+            self.tell_source(Event::GuestStopped);
+        }
+        self.source_will(0, 2_000, SourceWork::Told(Event::Holding));
+    }
+
+    fn write_device_state(&mut self) {
+        let pieces = self.random.between(1, 4);
+        self.source_will(50, 4_000, SourceWork::Writes(pieces));
+    }
+
+    fn device_state_piece(&mut self, left: u64) {
+        if left == 0 {
+            self.guest.sending = Sending::Completed;
+            return self.tell_source(Event::DeviceStateDone);
+        }
+        let length = self.random.between(1, 5_000) as usize;
+        self.tell_source(Event::DeviceState(vec![2; length]));
+        self.source_will(10, 3_000, SourceWork::Writes(left - 1));
+    }
+
+    // ---- channels ----
+
+    /// Every channel takes what the brain gives it while its link is not busy far ahead.
+    fn pump(&mut self) {
+        let now = self.now;
+        for id in self.open(Side::Source, Purpose::Channel) {
+            loop {
+                let Some(brain) = self.source.brain.as_mut() else { return };
+                match brain.next_work(now, id) {
+                    Next::Work(work) => self.carry(id, work),
+                    Next::Ping { sequence } => self.send(id, Side::Source, Packet::Ping(sequence)),
+                    Next::Wait | Next::Stop => break,
+                }
+            }
+        }
+    }
+
+    fn carry(&mut self, id: u32, work: Work) {
+        self.check_in_flight();
+        let region = work.region as usize;
+        let pages = work
+            .runs
+            .iter()
+            .flat_map(|run| run.offset / PAGE_BYTES..run.end() / PAGE_BYTES)
+            .map(|page| self.guest.ram[region][page as usize])
+            .collect();
+        let torn = self.guest.running && self.random.percent(self.scenario.torn);
+        let write =
+            Write { sequence: work.sequence, region, runs: work.runs, pages, read_at: self.now, torn };
+        let first_page = region == 0 && write.runs.iter().any(|run| run.offset == 0);
+        if self.options.mutation == Some(Mutation::WriteAfterSeal) && first_page {
+            self.source.stray = Some((write.clone(), id));
+        }
+        let packet = Packet::Write(write);
+        if let Some(brain) = self.source.brain.as_mut() {
+            brain.work_sent(id, work.sequence, packet.bytes());
+        }
+        self.send(id, Side::Source, packet);
+        self.carried_faults();
+    }
+
+    fn source_ended(&mut self, ending: Ending) {
+        self.note(|| format!("the source ended: {ending:?}"));
+        self.source.decided = Some(ending.guest);
+        self.source.ending = Some(ending);
+        self.hang_up(Side::Source, false);
+    }
+}
+
+/// A line for the trace, cut where it gets long.
+pub fn short(thing: &impl std::fmt::Debug) -> String {
+    let mut line = format!("{thing:?}");
+    if line.len() > 150 {
+        let end = (0..=150).rev().find(|&at| line.is_char_boundary(at)).unwrap_or(0);
+        line.truncate(end);
+        line.push('…');
+    }
+    line
+}

@@ -1,0 +1,142 @@
+//! Running seeds and adding up what happened.
+
+use std::fmt;
+use std::time::Duration;
+
+use linerate_core::{Code, GuestState, Time};
+
+use crate::check::{Options, Violation};
+use crate::faults::Mishap;
+use crate::world::World;
+
+/// How the first session of a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The guest moved.
+    Moved,
+    /// It did not, and the guest is at the source; the fault's code if the agent lived to tell.
+    Stayed(Option<Code>),
+    /// A host crashed with it.
+    Died,
+}
+
+/// What happened in a run.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// How the first session ended.
+    pub end: End,
+    /// A second session was tried (and moved the guest, if it could).
+    pub retried: bool,
+    /// Faults that happened, by [`Mishap::kind`].
+    pub faults: [u64; Mishap::NAMES.len()],
+    /// Virtual time.
+    pub took: Duration,
+    /// Things that happened.
+    pub events: u64,
+    /// The last lines of the trace, if one was kept.
+    pub trace: Vec<String>,
+}
+
+/// Runs a seed. On a violation it is run once more with a trace.
+pub fn simulate(seed: u64, options: Options) -> Result<Report, Box<Violation>> {
+    run(seed, options).or_else(|violation| {
+        if options.trace {
+            return Err(violation);
+        }
+        Err(run(seed, Options { trace: true, ..options }).err().unwrap_or(violation))
+    })
+}
+
+fn run(seed: u64, options: Options) -> Result<Report, Box<Violation>> {
+    let mut world = World::new(seed, options);
+    world.run()?;
+    let end = end(&world);
+    let mut faults = [0; Mishap::NAMES.len()];
+    for (fault, _) in world.scenario.faults.iter().zip(&world.fired).filter(|(_, fired)| **fired) {
+        faults[fault.mishap.kind()] += 1;
+    }
+    let retried = matches!(end, End::Stayed(_)) && !world.guest.gone;
+    if retried {
+        world.retry()?;
+    }
+    let trace = world.trace().cloned().collect();
+    Ok(Report { end, retried, faults, took: world.now - Time::ZERO, events: world.events, trace })
+}
+
+fn end(world: &World) -> End {
+    let alive = !world.guest.gone || world.destination.owns();
+    match world.source.decided {
+        Some(GuestState::RunsAtDestination) if alive => End::Moved,
+        _ if !alive => End::Died,
+        _ => {
+            let fault = world.source.ending.as_ref().and_then(|ending| ending.fault.as_ref());
+            End::Stayed(fault.map(|fault| fault.code))
+        }
+    }
+}
+
+/// Many runs.
+#[derive(Clone, Debug, Default)]
+pub struct Summary {
+    runs: u64,
+    moved: u64,
+    died: u64,
+    retried: u64,
+    stayed: Vec<(Option<Code>, u64)>,
+    faults: [u64; Mishap::NAMES.len()],
+    took: Duration,
+    events: u64,
+}
+
+impl Summary {
+    /// Adds a run.
+    pub fn add(&mut self, report: &Report) {
+        self.runs += 1;
+        self.retried += u64::from(report.retried);
+        self.took += report.took;
+        self.events += report.events;
+        self.faults.iter_mut().zip(report.faults).for_each(|(sum, count)| *sum += count);
+        match report.end {
+            End::Moved => self.moved += 1,
+            End::Died => self.died += 1,
+            End::Stayed(code) => self.stay(code),
+        }
+    }
+
+    fn stay(&mut self, code: Option<Code>) {
+        match self.stayed.iter_mut().find(|(known, _)| *known == code) {
+            Some((_, count)) => *count += 1,
+            None => self.stayed.push((code, 1)),
+        }
+    }
+
+    /// Runs in which the guest moved.
+    pub fn moved(&self) -> u64 {
+        self.moved
+    }
+
+    /// Faults that happened, by [`Mishap::kind`].
+    pub fn faults(&self) -> &[u64] {
+        &self.faults
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{:>9}  runs, each promise kept", self.runs)?;
+        writeln!(f, "{:>9}  the guest moved", self.moved)?;
+        writeln!(f, "{:>9}  the guest died with its host", self.died)?;
+        let mut stayed = self.stayed.clone();
+        stayed.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+        for (code, count) in stayed {
+            let why = code.map_or("an agent was restarted", Code::sentence);
+            writeln!(f, "{count:>9}  the guest stayed: {why}")?;
+        }
+        writeln!(f, "{:>9}  retries without faults", self.retried)?;
+        for (name, count) in Mishap::NAMES.iter().zip(self.faults) {
+            writeln!(f, "{count:>9}  {name}")?;
+        }
+        let hours = self.took.as_secs_f64() / 3600.0;
+        write!(f, "{hours:>9.1}  hours of virtual time, {} events", self.events)
+    }
+}

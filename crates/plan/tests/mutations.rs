@@ -1,0 +1,76 @@
+//! Who watches the watcher: each defect put into the bodies is noticed by the promise that it breaks.
+
+use linerate_plan::{Mutation, Options, Property, simulate};
+
+/// Asserts that some seed breaks exactly this promise, and that the same seed keeps it without the defect.
+#[track_caller]
+fn noticed(mutation: Mutation, property: Property, seeds: u64) {
+    let options = Options { mutation: Some(mutation), only: Some(property), ..Options::default() };
+    let seed = (0..seeds).find(|&seed| simulate(seed, options).is_err());
+    let seed = seed.unwrap_or_else(|| panic!("{mutation:?} goes unnoticed by {property:?} in {seeds} seeds"));
+    println!("{mutation:?} breaks {property:?} at seed {seed}");
+    let sound = simulate(seed, Options::default());
+    assert!(sound.is_ok(), "seed {seed} breaks a promise without {mutation:?}: {}", sound.unwrap_err());
+}
+
+#[test]
+fn rule_1_resuming_although_commit_was_sent() {
+    noticed(Mutation::ResumeAfterCommit, Property::OneRuns, 3000);
+}
+
+#[test]
+fn rule_1_taking_undecided_for_given_up() {
+    noticed(Mutation::ResumeOnPending, Property::OneRuns, 6000);
+}
+
+#[test]
+fn rule_1_running_before_the_journal_has_it() {
+    noticed(Mutation::RunBeforeJournaled, Property::OneRuns, 3000);
+}
+
+#[test]
+fn rule_2_rolling_back_without_resuming() {
+    noticed(Mutation::RollBackForgetsGuest, Property::SourceSurvives, 1000);
+}
+
+#[test]
+fn rule_2_rolling_back_and_leaving_the_protection() {
+    noticed(Mutation::RollBackKeepsProtection, Property::SourceSurvives, 1000);
+}
+
+#[test]
+fn rule_3_answering_a_fence_without_stopping_is_seen_in_ram_alone() {
+    noticed(Mutation::FenceWithoutStopping, Property::SameRam, 6000);
+}
+
+#[test]
+fn rule_3_answering_a_fence_without_stopping_is_seen_by_its_own_check() {
+    noticed(Mutation::FenceWithoutStopping, Property::SealedAndFenced, 1000);
+    noticed(Mutation::FenceWithoutStopping, Property::NotTwice, 6000);
+}
+
+#[test]
+fn rule_4_a_scan_that_clears_without_reporting() {
+    noticed(Mutation::ScanForgets, Property::SameRam, 500);
+}
+
+#[test]
+fn rule_4_a_fence_that_does_not_repeat_refusals() {
+    noticed(Mutation::FenceForgetsRefused, Property::SameRam, 6000);
+}
+
+#[test]
+fn rule_5_a_write_after_ram_is_sealed() {
+    noticed(Mutation::WriteAfterSeal, Property::SameRam, 500);
+    noticed(Mutation::WriteAfterSeal, Property::SealedAndFenced, 500);
+}
+
+#[test]
+fn rule_7_holes_that_are_filled() {
+    noticed(Mutation::FillHoles, Property::HolesStay, 1000);
+}
+
+#[test]
+fn retry_a_waiting_guest_that_is_left() {
+    noticed(Mutation::TearDownLeavesGuest, Property::RetrySucceeds, 1000);
+}

@@ -1,0 +1,35 @@
+//! Every seed keeps every promise; a seed means the same run each time.
+
+use linerate_plan::{Options, Summary, Violation, simulate};
+
+fn all(seeds: std::ops::Range<u64>, options: Options) -> Result<Summary, Box<Violation>> {
+    let mut summary = Summary::default();
+    for seed in seeds {
+        summary.add(&simulate(seed, options)?);
+    }
+    Ok(summary)
+}
+
+#[test]
+fn with_faults() {
+    let summary = all(0..2000, Options::default()).unwrap_or_else(|violation| panic!("{violation}"));
+    assert!(summary.moved() > 500, "hardly any guest moves: the script is too harsh to test the end\n{summary}");
+    assert!(summary.faults().iter().all(|&count| count > 20), "a kind of fault hardly happens\n{summary}");
+}
+
+#[test]
+fn without_faults_every_guest_that_converges_moves() {
+    let options = Options { faultless: true, ..Options::default() };
+    all(0..500, options).unwrap_or_else(|violation| panic!("{violation}"));
+}
+
+#[test]
+fn a_seed_replays() {
+    let run = |seed| {
+        let options = Options { trace: true, ..Options::default() };
+        simulate(seed, options).map(|report| (report.trace, report.took, report.events))
+    };
+    for seed in [3, 14, 159] {
+        assert_eq!(run(seed).expect("keeps its promises"), run(seed).expect("keeps its promises"));
+    }
+}
