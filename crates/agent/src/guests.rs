@@ -7,7 +7,7 @@ use linerate_api as api;
 use linerate_api::{AdoptGuest, ErrorBody, GuestDetail, GuestRunState, GuestSummary, StartGuest, StopGuest, code};
 use linerate_guest::description::GuestDescription;
 use linerate_guest::discover;
-use linerate_guest::process::{self, StopHow};
+use linerate_guest::process::{self, Launch, StopHow};
 use linerate_guest::registry::{GuestRecord, Origin, RegistryError};
 use linerate_guest::spec::{GuestSpec, SpecPlaces};
 use linerate_guest::{procfs, read, verdict};
@@ -171,9 +171,18 @@ pub fn start(agent: &Agent, request: &StartGuest) -> Answer<GuestSummary> {
     })?;
     let folder = agent.registry.reserve(&spec.name).map_err(|error| registry_error(&error))?;
     let program = qemu.program();
-    let places = SpecPlaces { runtime_dir: folder.clone(), ram_dir: agent.config.ram_dir.clone() };
+    let places = SpecPlaces { folder: folder.clone(), ram_dir: agent.config.ram_dir.clone() };
     let guest = spec.launch(&program, &places);
-    let launch = guest.launch(&spec.name, &program, &folder);
+    let launch = Launch {
+        name: &spec.name,
+        qemu: &program,
+        arguments: &guest.arguments,
+        folder: &folder,
+        qmp: &guest.qmp,
+        pid_file: &guest.pid_file,
+        ram_files: vec![guest.ram_file.clone()],
+        origin: Origin::Started,
+    };
     let (record, qmp) = process::start(&agent.registry, &launch, Instant::now() + START_WAIT)
         .map_err(|error| failed("hypervisor_failed", &error))?;
     drop(qmp);

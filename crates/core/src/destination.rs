@@ -155,15 +155,29 @@ enum State {
     Admitted,
     Preparing,
     Receiving,
-    Sealing { digest: Option<u64> },
-    Loading { ended: bool },
+    Sealing {
+        digest: Option<u64>,
+    },
+    Loading {
+        ended: bool,
+    },
     Loaded,
     Journaling,
     /// `again`: running it failed and is tried again then. `finished`: the source, which asked the journal, is done already.
-    Resuming { again: Option<Time>, finished: bool },
-    Running { until: Option<Time> },
-    TearingDown { fault: Fault },
-    Parting { fault: Fault, until: Time },
+    Resuming {
+        again: Option<Time>,
+        finished: bool,
+    },
+    Running {
+        until: Option<Time>,
+    },
+    TearingDown {
+        fault: Fault,
+    },
+    Parting {
+        fault: Fault,
+        until: Time,
+    },
     Ended,
 }
 

@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use linerate_core::destination::{Action, Destination, Event};
 use linerate_core::journal::DestinationPhase;
-use linerate_core::{Code, Fault, PAGE_BYTES, Side, Time};
+use linerate_core::{Code, Fault, Side, Time};
 
 use crate::check::{Mutation, Property};
-use crate::guest::{DEVICE, HOLE, Ram, TORN, content, digest, holes};
+use crate::guest::{DEVICE, Ram, digest, holes};
 use crate::source_body::short;
-use crate::wire::{Packet, Write};
+use crate::wire::Packet;
 use crate::world::{Happening, World};
 
 /// Something that the body does and that takes time.
@@ -25,8 +25,6 @@ pub enum DestinationWork {
     Seals(bool),
     /// The hypervisor has loaded now.
     Loads,
-    /// The guest runs now.
-    Runs,
     /// The waiting guest is gone now.
     TearsDown,
     /// A restarted agent has done what its journal said.
@@ -46,10 +44,13 @@ pub struct Waiting {
 
 /// What came in on a channel.
 #[derive(Debug, Default)]
-struct Received {
-    applied: u64,
-    refused: Vec<u64>,
-    refused_told: usize,
+pub struct Received {
+    /// Everything up to here has landed.
+    pub applied: u64,
+    /// But for these, all that were ever refused: an acknowledgement that told of one may have been lost.
+    pub refused: Vec<u64>,
+    /// How many of them an acknowledgement told of.
+    pub refused_told: usize,
 }
 
 /// The destination's agent, its disk, and its hypervisor.
@@ -76,11 +77,14 @@ pub struct DestinationBody {
     /// The guest was told to run, ever.
     pub ran: bool,
     shape: Vec<usize>,
-    sealed: bool,
-    fenced: BTreeSet<u32>,
-    received: BTreeMap<u32, Received>,
+    /// Nothing is applied any more.
+    pub sealed: bool,
+    /// Nothing is applied from these any more.
+    pub fenced: BTreeSet<u32>,
+    /// What came in, by channel.
+    pub received: BTreeMap<u32, Received>,
     /// When what is in each page was read at the source.
-    read_at: Vec<Vec<Time>>,
+    pub read_at: Vec<Vec<Time>>,
 }
 
 impl DestinationBody {
@@ -182,7 +186,11 @@ impl World {
             Action::LoadDeviceState(_) => self.load_piece(),
             Action::FinishDeviceState => self.destination_will(500, 15_000, DestinationWork::Loads),
             Action::Journal(phase) => self.destination_journal(phase),
-            Action::Run => self.destination_will(50, 8_000, DestinationWork::Runs),
+            Action::Run => {
+                let span = self.micros(50, 8_000);
+                let operations = self.destination.operations;
+                self.after(span, Happening::HypervisorRuns { operations });
+            }
             Action::TearDown => {
                 self.destination.operations += 1;
                 self.destination_will(500, 30_000, DestinationWork::TearsDown);
@@ -231,10 +239,6 @@ impl World {
                 }
                 self.tell_destination(Event::DeviceStateLoaded);
             }
-            DestinationWork::Runs => {
-                self.run_guest();
-                self.tell_destination(Event::GuestRuns(std::time::Duration::from_millis(1)));
-            }
             DestinationWork::TearsDown => {
                 self.tear_down();
                 self.tell_destination(Event::TornDown);
@@ -243,9 +247,21 @@ impl World {
         }
     }
 
+    /// The hypervisor was told to run the guest, and does, whether or not the agent that told it still lives.
+    pub fn hypervisor_runs(&mut self, operations: u64) {
+        if self.destination.guest.is_none() {
+            return;
+        }
+        self.run_guest();
+        if operations == self.destination.operations && self.destination.up {
+            self.tell_destination(Event::GuestRuns(std::time::Duration::from_millis(1)));
+        }
+    }
+
     fn admit(&mut self) {
         let event = if self.destination.guest.is_some() {
-            let fault = Fault::new(Code::GuestExists, linerate_core::Step::Admit, Side::Destination, "left over");
+            let fault =
+                Fault::new(Code::GuestExists, linerate_core::Step::Admit, Side::Destination, "left over");
             Event::Failed(fault)
         } else {
             Event::Admitted(Vec::new())
@@ -285,7 +301,9 @@ impl World {
         self.check.that(self.check.sealed_told, Property::SealedAndFenced, || {
             String::from("device state is loaded before RAM is sealed")
         });
-        if let Some(page) = self.destination.guest.as_mut().and_then(|guest| guest.ram.first_mut()?.first_mut()) {
+        if let Some(page) =
+            self.destination.guest.as_mut().and_then(|guest| guest.ram.first_mut()?.first_mut())
+        {
             *page = DEVICE;
         }
         if self.options.mutation == Some(Mutation::WriteAfterSeal)
@@ -293,65 +311,5 @@ impl World {
         {
             self.land(channel, &write, false);
         }
-    }
-
-    // ---- writes ----
-
-    /// A write, or its beginning, came in on a channel.
-    pub fn apply(&mut self, channel: u32, write: Write, partial: bool) {
-        if self.destination.brain.is_none() || self.destination.guest.is_none() || self.destination.sealed {
-            return;
-        }
-        let obeys = self.options.mutation != Some(Mutation::FenceWithoutStopping);
-        if obeys && self.destination.fenced.contains(&channel) {
-            return;
-        }
-        self.land(channel, &write, partial);
-        if partial {
-            return;
-        }
-        let received = self.destination.received.entry(channel).or_default();
-        received.applied = write.sequence;
-        let mut refused = Vec::new();
-        if write.torn {
-            received.refused.push(write.sequence);
-            refused.push(write.sequence);
-        }
-        received.refused_told = received.refused.len();
-        self.acknowledge(channel, write.sequence, refused);
-    }
-
-    /// Bytes land in RAM before anybody can look at their checksum.
-    fn land(&mut self, channel: u32, write: &Write, partial: bool) {
-        let told = self.check.fenced_told.contains(&channel) || self.check.sealed_told;
-        self.check.that(!told, Property::SealedAndFenced, || {
-            format!("write {} of channel {channel} is applied after fence or seal", write.sequence)
-        });
-        let Some(guest) = self.destination.guest.as_mut() else { return };
-        let pages = write.runs.iter().flat_map(|run| run.offset / PAGE_BYTES..run.end() / PAGE_BYTES);
-        let landed = if partial { write.pages.len() / 2 } else { write.pages.len() };
-        for (nth, (page, &value)) in pages.zip(&write.pages).take(landed).enumerate() {
-            let page = page as usize;
-            let damaged = (partial || write.torn) && nth + 1 == landed;
-            let fill = self.options.mutation == Some(Mutation::FillHoles);
-            let clear = if fill { 0 } else { HOLE };
-            let value = if damaged { TORN } else if content(value) == 0 { clear } else { value };
-            guest.ram[write.region][page] = value;
-            let read_at = &mut self.destination.read_at[write.region][page];
-            self.check.that(*read_at <= write.read_at, Property::NotTwice, || {
-                format!("page {page} of region {} is overwritten by an older copy", write.region)
-            });
-            *read_at = write.read_at;
-        }
-    }
-
-    /// Tells the source on the channel.
-    pub fn acknowledge(&mut self, channel: u32, through: u64, refused: Vec<u64>) {
-        if self.destination.brain.is_none() {
-            return;
-        }
-        let received = self.destination.received.entry(channel).or_default();
-        received.applied = received.applied.max(through);
-        self.send(channel, Side::Destination, Packet::Acknowledgement { through, refused });
     }
 }

@@ -9,10 +9,13 @@
 //! * [`source_body`], [`destination_body`], [`recovery`]: the bodies of the two agents, and their restarts.
 //! * [`check`]: the promises. [`summary::simulate`] runs a seed and says how it went.
 
+mod apply;
+mod carry;
 pub mod check;
 pub mod destination_body;
 pub mod faults;
 pub mod guest;
+mod hypervisor;
 mod mishaps;
 mod network;
 pub mod random;

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use linerate_core::journal::{
-    DestinationPhase, DestinationRecovery, SourcePhase, SourceRecovery, Verdict, outcome, recover_destination,
-    recover_source, verdict,
+    DestinationPhase, DestinationRecovery, SourcePhase, SourceRecovery, Verdict, outcome,
+    recover_destination, recover_source, verdict,
 };
 use linerate_core::{Code, Fault, GuestState, Outcome, Side, Step, destination, source};
 
@@ -58,7 +58,8 @@ impl World {
 
     /// Done before the next action is looked at.
     pub fn destination_journal(&mut self, phase: DestinationPhase) {
-        if self.options.mutation == Some(Mutation::RunBeforeJournaled) && phase == DestinationPhase::Committed {
+        if self.options.mutation == Some(Mutation::RunBeforeJournaled) && phase == DestinationPhase::Committed
+        {
             self.run_guest();
         }
         let event = if self.destination_writes(phase) {
@@ -248,7 +249,8 @@ impl World {
                 self.destination_writes(DestinationPhase::Aborted)
             }
             Some(DestinationRecovery::Keep) => {
-                let loaded = self.destination.guest.as_ref().is_some_and(|guest| guest.loaded && !guest.owned);
+                let loaded =
+                    self.destination.guest.as_ref().is_some_and(|guest| guest.loaded && !guest.owned);
                 if loaded {
                     self.run_guest();
                 }

@@ -61,9 +61,7 @@ impl World {
             String::from("the destination runs the guest while it runs at the source")
         });
         let difference = self.ram_differs();
-        self.check.that(difference.is_none(), Property::SameRam, || {
-            difference.unwrap_or_default()
-        });
+        self.check.that(difference.is_none(), Property::SameRam, || difference.unwrap_or_default());
         self.check_holes();
         self.destination.ran = true;
         if let Some(guest) = self.destination.guest.as_mut() {
@@ -120,10 +118,9 @@ impl World {
         let Some(brain) = self.source.brain.as_ref() else { return };
         let mut flying: Vec<Extent> = brain.scheduler().in_flight().map(|(_, _, extent)| extent).collect();
         flying.sort_unstable();
-        let twice =
-            flying.windows(2).find(|pair| {
-                pair[0].region == pair[1].region && pair[0].run.end() > pair[1].run.offset
-            });
+        let twice = flying
+            .windows(2)
+            .find(|pair| pair[0].region == pair[1].region && pair[0].run.end() > pair[1].run.offset);
         self.check.that(twice.is_none(), Property::NotTwice, || format!("in flight twice: {twice:?}"));
         let touched = |extent: &&Extent| {
             let pages = extent.run.offset / PAGE_BYTES..extent.run.end() / PAGE_BYTES;
@@ -155,8 +152,11 @@ impl World {
         if !crashed[0] && !moved {
             self.check_survived();
         }
-        self.check.that(moved || !self.source.commit_journaled || fault.is_some() || self.source.life > 0,
-            Property::Truthful, || String::from("a session without fault left the guest"));
+        self.check.that(
+            moved || !self.source.commit_journaled || fault.is_some() || self.source.life > 0,
+            Property::Truthful,
+            || String::from("a session without fault left the guest"),
+        );
         let leftover = self.destination.guest.is_some() && !owned;
         self.check.that(!leftover, Property::RetrySucceeds, || {
             String::from("a waiting guest is left at the destination")

@@ -46,8 +46,7 @@ pub struct Scenario {
 impl Scenario {
     /// The scenario of a seed.
     pub fn draw(random: &mut Random) -> Scenario {
-        let shape: Vec<usize> =
-            (0..random.between(1, 3)).map(|_| random.between(8, 240) as usize).collect();
+        let shape: Vec<usize> = (0..random.between(1, 3)).map(|_| random.between(8, 240) as usize).collect();
         let links: Vec<Link> = (0..random.between(1, 4)).map(|_| link(random)).collect();
         let rate: f64 = links.iter().map(|link| link.rate).sum();
         let max_blackout = Duration::from_millis(random.between(15, 400));

@@ -3,12 +3,11 @@
 use std::time::Duration;
 
 use linerate_core::journal::SourcePhase;
-use linerate_core::scheduler::{Next, Work};
 use linerate_core::source::{Action, Config, Ending, Event, Source};
-use linerate_core::{Code, Extent, Fault, GuestState, PAGE_BYTES, Side, Step};
+use linerate_core::{Code, Extent, Fault, GuestState, Side, Step};
 
 use crate::check::Mutation;
-use crate::guest::{Sending, digest};
+use crate::guest::digest;
 use crate::wire::{Packet, Purpose, Write};
 use crate::world::{Happening, World};
 
@@ -64,9 +63,10 @@ pub struct SourceBody {
     pub ending: Option<Ending>,
     /// It is known here where the guest is.
     pub decided: Option<GuestState>,
-    switch_overs: u64,
+    /// Times that the hypervisor was asked to send the guest.
+    pub switch_overs: u64,
     /// With [`Mutation::WriteAfterSeal`]: a write that will come once more.
-    stray: Option<(Write, u32)>,
+    pub stray: Option<(Write, u32)>,
 }
 
 impl SourceBody {
@@ -259,92 +259,6 @@ impl World {
                 self.will_connect(link, Purpose::Channel, span);
             }
         }
-    }
-
-    // ---- hypervisor ----
-
-    /// It sets up while the guest runs, and may already write the beginning of its stream.
-    fn switch_over(&mut self) {
-        self.guest.sending = Sending::SettingUp;
-        self.source.switch_overs += 1;
-        let asked = self.source.switch_overs;
-        let span = self.micros(2_000, 60_000);
-        if self.random.percent(50) {
-            let before = span.as_micros() as u64 / 2;
-            self.source_will(10, before, SourceWork::Told(Event::DeviceState(vec![1; 100])));
-        }
-        self.after(span, Happening::HypervisorStops { asked });
-        self.blackout_faults();
-    }
-
-    /// It stops the guest whether or not an agent looks on.
-    pub fn hypervisor_stops(&mut self, asked: u64) {
-        if asked != self.source.switch_overs || self.guest.sending != Sending::SettingUp || self.guest.gone {
-            return;
-        }
-        let ran = std::mem::replace(&mut self.guest.running, false);
-        self.guest.sending = Sending::Holding;
-        self.note(|| String::from("the hypervisor stopped the guest at the source"));
-        if ran {
-            self.tell_source(Event::GuestStopped);
-        }
-        self.source_will(0, 2_000, SourceWork::Told(Event::Holding));
-    }
-
-    fn write_device_state(&mut self) {
-        let pieces = self.random.between(1, 4);
-        self.source_will(50, 4_000, SourceWork::Writes(pieces));
-    }
-
-    fn device_state_piece(&mut self, left: u64) {
-        if left == 0 {
-            self.guest.sending = Sending::Completed;
-            return self.tell_source(Event::DeviceStateDone);
-        }
-        let length = self.random.between(1, 5_000) as usize;
-        self.tell_source(Event::DeviceState(vec![2; length]));
-        self.source_will(10, 3_000, SourceWork::Writes(left - 1));
-    }
-
-    // ---- channels ----
-
-    /// Every channel takes what the brain gives it while its link is not busy far ahead.
-    fn pump(&mut self) {
-        let now = self.now;
-        for id in self.open(Side::Source, Purpose::Channel) {
-            loop {
-                let Some(brain) = self.source.brain.as_mut() else { return };
-                match brain.next_work(now, id) {
-                    Next::Work(work) => self.carry(id, work),
-                    Next::Ping { sequence } => self.send(id, Side::Source, Packet::Ping(sequence)),
-                    Next::Wait | Next::Stop => break,
-                }
-            }
-        }
-    }
-
-    fn carry(&mut self, id: u32, work: Work) {
-        self.check_in_flight();
-        let region = work.region as usize;
-        let pages = work
-            .runs
-            .iter()
-            .flat_map(|run| run.offset / PAGE_BYTES..run.end() / PAGE_BYTES)
-            .map(|page| self.guest.ram[region][page as usize])
-            .collect();
-        let torn = self.guest.running && self.random.percent(self.scenario.torn);
-        let write =
-            Write { sequence: work.sequence, region, runs: work.runs, pages, read_at: self.now, torn };
-        let first_page = region == 0 && write.runs.iter().any(|run| run.offset == 0);
-        if self.options.mutation == Some(Mutation::WriteAfterSeal) && first_page {
-            self.source.stray = Some((write.clone(), id));
-        }
-        let packet = Packet::Write(write);
-        if let Some(brain) = self.source.brain.as_mut() {
-            brain.work_sent(id, work.sequence, packet.bytes());
-        }
-        self.send(id, Side::Source, packet);
-        self.carried_faults();
     }
 
     fn source_ended(&mut self, ending: Ending) {

@@ -39,11 +39,9 @@ pub struct Report {
 
 /// Runs a seed. On a violation it is run once more with a trace.
 pub fn simulate(seed: u64, options: Options) -> Result<Report, Box<Violation>> {
-    run(seed, options).or_else(|violation| {
-        if options.trace {
-            return Err(violation);
-        }
-        Err(run(seed, Options { trace: true, ..options }).err().unwrap_or(violation))
+    run(seed, options).map_err(|violation| {
+        let traced = Options { trace: true, ..options };
+        if options.trace { violation } else { run(seed, traced).err().unwrap_or(violation) }
     })
 }
 

@@ -58,7 +58,8 @@ impl Packet {
     pub fn bytes(&self) -> u64 {
         match self {
             Packet::Write(write) | Packet::Partial(write) => {
-                64 + 4096 * write.pages.iter().filter(|&&page| crate::guest::content(page) != 0).count() as u64
+                64 + 4096
+                    * write.pages.iter().filter(|&&page| crate::guest::content(page) != 0).count() as u64
             }
             _ => 64,
         }

@@ -30,17 +30,52 @@ pub enum Happening {
     /// A side is told that its connection is gone.
     Lost(u32, Side),
     /// The source tries to connect; belongs to one life of its agent.
-    Connects { life: u64, link: usize, purpose: Purpose },
+    Connects {
+        /// Of the source's agent.
+        life: u64,
+        /// Index of the link.
+        link: usize,
+        /// What the connection will be for.
+        purpose: Purpose,
+    },
     /// The source's body has done something.
-    Source { operations: u64, work: SourceWork },
+    Source {
+        /// Void if the body counts another number by then.
+        operations: u64,
+        /// What it has done.
+        work: SourceWork,
+    },
     /// The destination's body has done something.
-    Destination { operations: u64, work: DestinationWork },
+    Destination {
+        /// Void if the body counts another number by then.
+        operations: u64,
+        /// What it has done.
+        work: DestinationWork,
+    },
     /// The source's hypervisor stops the guest that it was asked to send.
-    HypervisorStops { asked: u64 },
+    HypervisorStops {
+        /// Which time it was asked to.
+        asked: u64,
+    },
+    /// The destination's hypervisor runs the guest that it was told to run.
+    HypervisorRuns {
+        /// Nobody waits for the answer if the body counts another number by then.
+        operations: u64,
+    },
     /// A question about the outcome reaches the destination.
-    Asked { life: u64, link: usize },
+    Asked {
+        /// Of the source's agent.
+        life: u64,
+        /// Index of the link.
+        link: usize,
+    },
     /// The answer reaches the source.
-    Answered { life: u64, outcome: Outcome },
+    Answered {
+        /// Of the source's agent.
+        life: u64,
+        /// The answer.
+        outcome: Outcome,
+    },
     /// Timers and signs of life.
     Tick,
     /// The guest has lived for so many milliseconds.
@@ -104,9 +139,8 @@ impl World {
             scenario.faults.clear();
         }
         let populated = scenario.populated;
-        let guest = Guest::new(&scenario.shape, scenario.habits.clone(), scenario.runs, || {
-            random.percent(populated)
-        });
+        let guest =
+            Guest::new(&scenario.shape, scenario.habits.clone(), scenario.runs, || random.percent(populated));
         World {
             now: Time::ZERO,
             began: Time::ZERO,
@@ -221,6 +255,7 @@ impl World {
             Happening::Source { operations, work } => self.source_done(operations, work),
             Happening::Destination { operations, work } => self.destination_done(operations, work),
             Happening::HypervisorStops { asked } => self.hypervisor_stops(asked),
+            Happening::HypervisorRuns { operations } => self.hypervisor_runs(operations),
             Happening::Asked { life, link } => self.asked(life, link),
             Happening::Answered { life, outcome } => self.answered(life, outcome),
             Happening::Tick => self.tick(),
@@ -259,7 +294,8 @@ impl World {
 
     /// For the report of a run that does not end.
     fn describe(&self) -> String {
-        let source = self.source.brain.as_ref().map(|brain| (brain.step(), brain.can_resume(), brain.is_ended()));
+        let source =
+            self.source.brain.as_ref().map(|brain| (brain.step(), brain.can_resume(), brain.is_ended()));
         let destination = self.destination.brain.as_ref().map(|brain| (brain.step(), brain.outcome()));
         format!(
             "source {source:?}, journal {:?}, asking {}; destination {destination:?}, journal {:?}, idle {}",

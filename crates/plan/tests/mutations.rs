@@ -1,5 +1,7 @@
 //! Who watches the watcher: each defect put into the bodies is noticed by the promise that it breaks.
 
+#![allow(clippy::panic, clippy::expect_used, clippy::unwrap_used)] // Tests say what they expect.
+
 use linerate_plan::{Mutation, Options, Property, simulate};
 
 /// Asserts that some seed breaks exactly this promise, and that the same seed keeps it without the defect.

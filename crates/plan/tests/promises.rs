@@ -1,5 +1,7 @@
 //! Every seed keeps every promise; a seed means the same run each time.
 
+#![allow(clippy::panic, clippy::expect_used, clippy::unwrap_used)] // Tests say what they expect.
+
 use linerate_plan::{Options, Summary, Violation, simulate};
 
 fn all(seeds: std::ops::Range<u64>, options: Options) -> Result<Summary, Box<Violation>> {
@@ -13,7 +15,10 @@ fn all(seeds: std::ops::Range<u64>, options: Options) -> Result<Summary, Box<Vio
 #[test]
 fn with_faults() {
     let summary = all(0..2000, Options::default()).unwrap_or_else(|violation| panic!("{violation}"));
-    assert!(summary.moved() > 500, "hardly any guest moves: the script is too harsh to test the end\n{summary}");
+    assert!(
+        summary.moved() > 500,
+        "hardly any guest moves: the script is too harsh to test the end\n{summary}"
+    );
     assert!(summary.faults().iter().all(|&count| count > 20), "a kind of fault hardly happens\n{summary}");
 }
 

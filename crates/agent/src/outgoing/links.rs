@@ -41,7 +41,8 @@ const RETRY: Duration = Duration::from_millis(250);
 const OPEN_WITHIN: Duration = Duration::from_secs(2);
 /// Bytes really moved before a link is trusted: more than a path with a broken MTU lets through, and little enough to
 /// take some milliseconds at 1 Gb/s.
-const PROBE_BYTES: usize = 512 << 10;
+const PROBE_BYTES: usize = PROBE_KIB << 10;
+const PROBE_KIB: usize = 512;
 /// Number of the frame that a probe is: the one before the scheduler's first.
 const PROBE_SEQUENCE: u64 = linerate_core::scheduler::FIRST_SEQUENCE - 1;
 
@@ -237,9 +238,9 @@ struct Supervisor {
 enum OpenError {
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    #[error("small packets pass and a probe of {} KiB does not: {0}", PROBE_BYTES >> 10)]
+    #[error("small packets pass and a probe of {PROBE_KIB} KiB does not: {0}")]
     Probe(#[source] ChannelError),
-    #[error("small packets pass and a probe of {} KiB was not answered in time; check that the MTU is the same along the way", PROBE_BYTES >> 10)]
+    #[error("small packets pass and a probe of {PROBE_KIB} KiB was not answered in time; check that the MTU is the same along the way")]
     ProbeSilent,
     #[error(transparent)]
     Channel(#[from] ChannelError),

@@ -32,9 +32,24 @@ use At::*;
 const BEFORE_COMMIT: [At; 9] =
     [Waiting, Admitting, Admitted, Preparing, Receiving, Sealing, Loading, Loaded, Journaling];
 const ALL: [At; 14] = [
-    Waiting, Admitting, Admitted, Preparing, Receiving, Sealing, Loading, Loaded, Journaling, Resuming, Running,
-    TearingDown, Parting, Ended,
+    Waiting,
+    Admitting,
+    Admitted,
+    Preparing,
+    Receiving,
+    Sealing,
+    Loading,
+    Loaded,
+    Journaling,
+    Resuming,
+    Running,
+    TearingDown,
+    Parting,
+    Ended,
 ];
+
+/// What brings a destination from one state to the next.
+type Onward = fn(&mut Driver) -> Vec<Action>;
 
 struct Driver {
     brain: Destination,
@@ -66,20 +81,20 @@ impl Driver {
     /// A destination in the state.
     fn at(state: At) -> Driver {
         let mut driver = Driver::new();
-        let path: [(At, &dyn Fn(&mut Driver) -> Vec<Action>); 10] = [
-            (Admitting, &|d| d.receive(offer())),
-            (Admitted, &|d| d.tell(Event::Admitted(vec![]))),
-            (Preparing, &|d| d.receive(Message::Prepare)),
-            (Receiving, &|d| d.tell(Event::Prepared(vec![]))),
-            (Sealing, &|d| d.receive(Message::RamComplete { digest: None })),
-            (Loading, &|d| d.tell(Event::Sealed(None))),
-            (Loaded, &|d| {
+        let path: [(At, Onward); 10] = [
+            (Admitting, |d| d.receive(offer())),
+            (Admitted, |d| d.tell(Event::Admitted(vec![]))),
+            (Preparing, |d| d.receive(Message::Prepare)),
+            (Receiving, |d| d.tell(Event::Prepared(vec![]))),
+            (Sealing, |d| d.receive(Message::RamComplete { digest: None })),
+            (Loading, |d| d.tell(Event::Sealed(None))),
+            (Loaded, |d| {
                 d.receive(Message::DeviceStateEnd { total: 0 });
                 d.tell(Event::DeviceStateLoaded)
             }),
-            (Journaling, &|d| d.receive(Message::Commit)),
-            (Resuming, &|d| d.tell(Event::Journaled(DestinationPhase::Committed))),
-            (Running, &|d| d.tell(Event::GuestRuns(Duration::ZERO))),
+            (Journaling, |d| d.receive(Message::Commit)),
+            (Resuming, |d| d.tell(Event::Journaled(DestinationPhase::Committed))),
+            (Running, |d| d.tell(Event::GuestRuns(Duration::ZERO))),
         ];
         if matches!(state, TearingDown | Parting | Ended) {
             driver.tell(Event::Cancel);
@@ -212,7 +227,8 @@ fn a_failure_in_each_state_before_commit_is_told_after_the_guest_is_gone() {
     for state in BEFORE_COMMIT {
         let mut driver = Driver::at(state);
         let actions = driver.tell(Event::Failed(fault(Code::JournalFailed)));
-        assert_eq!(actions, [Action::Journal(DestinationPhase::Aborted), Action::TearDown], "{state:?}");
+        let expected = [Action::Journal(DestinationPhase::Aborted), Action::TearDown];
+        assert!(actions.starts_with(&expected), "{state:?}: {actions:?}");
         assert_eq!(driver.brain.outcome(), Outcome::Pending, "{state:?}: not before the guest is gone");
         let told = driver.tell(Event::TornDown);
         let abort = |action: &Action| {
@@ -238,7 +254,11 @@ fn a_cancellation_names_the_step_and_the_side() {
         let mut driver = Driver::at(state);
         driver.tell(Event::Cancel);
         let fault = driver.fault().expect("gives up");
-        assert_eq!((fault.code, fault.step, fault.side), (Code::Cancelled, step, Side::Destination), "{state:?}");
+        assert_eq!(
+            (fault.code, fault.step, fault.side),
+            (Code::Cancelled, step, Side::Destination),
+            "{state:?}"
+        );
     }
 }
 
@@ -320,4 +340,13 @@ fn device_state_that_comes_early_is_held_until_ram_is_sealed() {
     assert!(!early.contains(&Action::LoadDeviceState(vec![7])), "{early:?}");
     driver.receive(Message::RamComplete { digest: None });
     assert!(driver.tell(Event::Sealed(None)).contains(&Action::LoadDeviceState(vec![7])));
+}
+
+#[test]
+fn the_guest_runs_only_when_the_journal_has_it() {
+    let mut driver = Driver::at(Loaded);
+    let before = driver.receive(Message::Commit);
+    assert!(before.contains(&Action::Journal(DestinationPhase::Committed)), "{before:?}");
+    assert!(!before.contains(&Action::Run), "{before:?}");
+    assert!(driver.tell(Event::Journaled(DestinationPhase::Committed)).contains(&Action::Run));
 }

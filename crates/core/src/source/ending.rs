@@ -22,6 +22,13 @@ pub(super) struct RollBack {
     until: Time,
 }
 
+#[cfg(test)]
+impl RollBack {
+    pub(super) fn fault(&self) -> &Fault {
+        &self.fault
+    }
+}
+
 impl Source {
     /// Any fault. Before commit: roll back. From the journal's CommitSent on, only the destination's word decides.
     pub(super) fn fail(&mut self, now: Time, fault: Fault) {

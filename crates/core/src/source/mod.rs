@@ -221,21 +221,42 @@ pub struct Ending {
 enum State {
     Idle,
     Offered,
-    Preparing { prepared: bool, attached: bool },
+    Preparing {
+        prepared: bool,
+        attached: bool,
+    },
     Protecting,
-    Copying { began: Time },
+    Copying {
+        began: Time,
+    },
     Scanning,
-    Switching { holding: bool },
-    LastScan { dirty: Option<Vec<Extent>> },
-    LastCopy { repeats: u32 },
+    Switching {
+        holding: bool,
+    },
+    LastScan {
+        dirty: Option<Vec<Extent>>,
+    },
+    LastCopy {
+        repeats: u32,
+    },
     Digesting,
     Sealing,
-    Loading { written: bool, loaded: bool },
+    Loading {
+        written: bool,
+        loaded: bool,
+    },
     Journaling,
-    Committing { ask_at: Time, undecided: bool },
+    Committing {
+        ask_at: Time,
+        undecided: bool,
+    },
     /// `again`: it failed and is tried again then.
-    CleaningUp { again: Option<Time> },
-    Parting { until: Time },
+    CleaningUp {
+        again: Option<Time>,
+    },
+    Parting {
+        until: Time,
+    },
     RollingBack(ending::RollBack),
     Ended,
 }

@@ -1,1 +1,461 @@
+//! Every message and event in every state; what a fault and a cancellation do in each; and that nothing but the
+//! destination's word or the operator's leads back once commit was sent.
 
+use super::*;
+use crate::scheduler::Next;
+
+const PATH: PathId = 0;
+const CHANNEL: ChannelId = 0;
+const PAGE: u64 = crate::PAGE_BYTES;
+
+fn ms(n: u64) -> Time {
+    Time(n * 1_000_000)
+}
+
+/// The states in the order in which a migration passes them, then that of an abort.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum At {
+    Idle,
+    Offered,
+    Preparing,
+    Protecting,
+    Copying,
+    Scanning,
+    Switching,
+    LastScan,
+    LastCopy,
+    Digesting,
+    Sealing,
+    Loading,
+    Journaling,
+    Committing,
+    CleaningUp,
+    Parting,
+    Ended,
+    RollingBack,
+}
+
+use At::*;
+
+const BEFORE_COMMIT: [At; 13] = [
+    Idle, Offered, Preparing, Protecting, Copying, Scanning, Switching, LastScan, LastCopy, Digesting,
+    Sealing, Loading, Journaling,
+];
+const AFTER: [At; 4] = [Committing, CleaningUp, Parting, Ended];
+
+fn all() -> Vec<At> {
+    BEFORE_COMMIT.into_iter().chain(AFTER).chain([RollingBack]).collect()
+}
+
+fn regions() -> Vec<RegionInfo> {
+    vec![RegionInfo { id: 0, name: "ram".into(), size: 64 * PAGE }]
+}
+
+struct Driver {
+    brain: Source,
+    sequence: u64,
+    now: Time,
+}
+
+impl Driver {
+    fn new() -> Driver {
+        let config = Config { verify: true, ..Config::new("g", "{}".into(), regions()) };
+        let mut brain = Source::new(config);
+        brain.handle(ms(0), Event::PathUp(PATH));
+        Driver { brain, sequence: 0, now: ms(1) }
+    }
+
+    fn tell(&mut self, event: Event) -> Vec<Action> {
+        self.brain.handle(self.now, event);
+        self.actions()
+    }
+
+    fn receive(&mut self, message: Message) -> Vec<Action> {
+        self.sequence += 1;
+        self.tell(Event::Received { path: PATH, sequence: self.sequence, message })
+    }
+
+    fn actions(&mut self) -> Vec<Action> {
+        std::iter::from_fn(|| self.brain.poll_action(self.now)).collect()
+    }
+
+    /// Carries all there is; gives what follows.
+    fn carry(&mut self) -> Vec<Action> {
+        while let Next::Work(work) = self.brain.next_work(self.now, CHANNEL) {
+            self.now = self.now + Duration::from_millis(1);
+            self.brain.acknowledged(self.now, CHANNEL, work.sequence, &[]);
+        }
+        self.actions()
+    }
+
+    fn prepare(&mut self) {
+        self.receive(Message::Prepared { regions: regions() });
+        self.tell(Event::Attached);
+        self.tell(Event::ChannelUp { channel: CHANNEL, link: 0 });
+    }
+
+    fn step(&mut self, reached: At) {
+        match reached {
+            Idle | RollingBack => {}
+            Offered => drop(self.tell(Event::Start)),
+            Preparing => drop(self.receive(Message::Admitted { endpoints: vec![] })),
+            Protecting => self.prepare(),
+            Copying => drop(self.tell(Event::Protected { populated: page(0), paused: Duration::ZERO })),
+            Scanning => drop(self.carry()),
+            Switching => drop(self.tell(scanned(vec![]))),
+            LastScan => drop(self.tell(Event::Holding)),
+            LastCopy => drop(self.tell(scanned(page(1)))),
+            Digesting => drop(self.carry()),
+            Sealing => drop(self.tell(Event::Digested(5))),
+            Loading => drop(self.receive(Message::RamSealed)),
+            Journaling => {
+                self.tell(Event::DeviceStateDone);
+                self.receive(Message::Loaded);
+            }
+            Committing => drop(self.tell(Event::Journaled(SourcePhase::CommitSent))),
+            CleaningUp => drop(self.receive(Message::Running { resume_us: 1 })),
+            Parting => drop(self.tell(Event::CleanedUp)),
+            Ended => drop(self.tell(Event::ControlAcknowledged { path: PATH, through: u64::MAX })),
+        }
+    }
+
+    /// A source in the state.
+    fn at(state: At) -> Driver {
+        let mut driver = Driver::new();
+        let last = if state == RollingBack { Copying } else { state };
+        for reached in all().into_iter().take_while(|reached| *reached <= last) {
+            driver.step(reached);
+        }
+        if state == RollingBack {
+            driver.tell(Event::Cancel);
+        }
+        let name = driver.brain.state.name().replace(' ', "");
+        assert_eq!(name, format!("{state:?}").to_lowercase());
+        driver
+    }
+
+    fn fault(&self) -> Option<&Fault> {
+        if let State::RollingBack(roll_back) = &self.brain.state { Some(roll_back.fault()) } else { None }
+    }
+}
+
+fn page(nth: u64) -> Vec<Extent> {
+    vec![Extent::new(0, nth * PAGE, PAGE)]
+}
+
+fn scanned(dirty: Vec<Extent>) -> Event {
+    Event::Scanned { dirty, took: Duration::ZERO, paused: Duration::ZERO }
+}
+
+fn fault(code: Code) -> Fault {
+    Fault::new(code, Step::Copy, Side::Destination, "a reason")
+}
+
+fn says(actions: &[Action], wanted: impl Fn(&Message) -> bool) -> bool {
+    actions.iter().any(
+        |action| matches!(action, Action::Transmit(_, Outgoing::Message { message, .. }) if wanted(message)),
+    )
+}
+
+/// Each message and the states in which it is expected.
+fn messages() -> Vec<(Message, Vec<At>)> {
+    vec![
+        (Message::Admitted { endpoints: vec![] }, vec![Offered]),
+        (Message::Prepared { regions: regions() }, vec![Preparing]),
+        (Message::Fenced { channel: 9, applied: 0, refused: vec![] }, all()),
+        (Message::RamSealed, vec![Sealing]),
+        (Message::Loaded, vec![Loading]),
+        (Message::Running { resume_us: 0 }, vec![Committing, CleaningUp, Parting]),
+        (Message::Aborted, vec![]),
+        (Message::Prepare, vec![]),
+        (Message::RoundMark { round: 0, bytes: 0 }, vec![]),
+        (Message::Fence { channel: 0 }, vec![]),
+        (Message::RamComplete { digest: None }, vec![]),
+        (Message::DeviceState { bytes: vec![] }, vec![]),
+        (Message::DeviceStateEnd { total: 0 }, vec![]),
+        (Message::Commit, vec![]),
+        (Message::Finished, vec![]),
+    ]
+}
+
+/// Each event of the body and the states in which it is expected.
+fn events() -> Vec<(Event, Vec<At>)> {
+    let state_of_devices = vec![Switching, LastScan, LastCopy, Digesting, Sealing, Loading];
+    vec![
+        (Event::Attached, vec![Preparing]),
+        (Event::Protected { populated: vec![], paused: Duration::ZERO }, vec![Protecting]),
+        (scanned(vec![]), vec![Scanning, LastScan]),
+        (Event::GuestStopped, vec![Switching]),
+        (Event::Holding, vec![Switching]),
+        (Event::Digested(1), vec![Digesting]),
+        (Event::DeviceState(vec![1]), state_of_devices),
+        (Event::DeviceStateDone, vec![Loading]),
+        (Event::Journaled(SourcePhase::Started), all()),
+        (Event::CleanedUp, vec![CleaningUp]),
+        (Event::RolledBack(GuestState::RunsAtSource), all()),
+        (Event::Answered(Outcome::Aborted), all()),
+        (Event::Start, all()),
+        (Event::Tick, all()),
+    ]
+}
+
+/// What a source does about something unexpected.
+fn check_unexpected(driver: &Driver, state: At, actions: &[Action], code: Code, what: &str) {
+    if BEFORE_COMMIT.contains(&state) {
+        assert_eq!(driver.fault().map(|fault| fault.code), Some(code), "{what} in {state:?}");
+        assert_eq!(actions.first(), Some(&Action::RollBack), "{what} in {state:?}: {actions:?}");
+        assert!(says(actions, |message| matches!(message, Message::Abort(_))), "{what} in {state:?}");
+    } else {
+        assert!(!actions.contains(&Action::RollBack), "{what} in {state:?}: {actions:?}");
+    }
+}
+
+#[test]
+fn every_message_in_every_state() {
+    for state in all() {
+        for (message, expected) in messages() {
+            let what = format!("{message:?}");
+            let mut driver = Driver::at(state);
+            let actions = driver.receive(message);
+            if expected.contains(&state) {
+                assert!(!actions.contains(&Action::RollBack), "{what} in {state:?}: {actions:?}");
+            } else {
+                check_unexpected(&driver, state, &actions, Code::ProtocolViolation, &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_event_in_every_state() {
+    for state in all() {
+        for (event, expected) in events() {
+            let what = format!("{event:?}");
+            let mut driver = Driver::at(state);
+            let decides = state == Committing && matches!(event, Event::Answered(_));
+            let actions = driver.tell(event);
+            if expected.contains(&state) {
+                assert_eq!(actions.contains(&Action::RollBack), decides, "{what} in {state:?}: {actions:?}");
+            } else {
+                check_unexpected(&driver, state, &actions, Code::Internal, &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_failure_in_each_state_before_commit_rolls_back_and_names_step_and_side() {
+    for state in BEFORE_COMMIT {
+        let mut driver = Driver::at(state);
+        let wanted = Fault::new(Code::HypervisorFailed, driver.brain.step(), Side::Source, "injected");
+        let actions = driver.tell(Event::Failed(wanted.clone()));
+        assert_eq!(actions.first(), Some(&Action::RollBack), "{state:?}: {actions:?}");
+        assert!(
+            says(&actions, |message| *message == Message::Abort(wanted.clone())),
+            "{state:?}: {actions:?}"
+        );
+        assert!(driver.brain.can_resume());
+        let mut actions = driver.receive(Message::Aborted);
+        assert!(!driver.brain.is_ended(), "{state:?}: not before the guest is back");
+        actions.extend(driver.tell(Event::RolledBack(GuestState::RunsAtSource)));
+        let end = Action::End(Ending { fault: Some(wanted), guest: GuestState::RunsAtSource });
+        assert!(actions.contains(&Action::Journal(SourcePhase::RolledBack)), "{state:?}: {actions:?}");
+        assert!(actions.contains(&end), "{state:?}: {actions:?}");
+    }
+}
+
+#[test]
+fn a_cancellation_in_each_state() {
+    for state in all() {
+        let mut driver = Driver::at(state);
+        let step = driver.brain.step();
+        let actions = driver.tell(Event::Cancel);
+        let heeded = BEFORE_COMMIT.contains(&state) && state != Journaling;
+        assert_eq!(actions.contains(&Action::RollBack), heeded, "{state:?}: {actions:?}");
+        if heeded {
+            let fault = driver.fault().expect("rolls back");
+            assert_eq!(
+                (fault.code, fault.step, fault.side),
+                (Code::Cancelled, step, Side::Source),
+                "{state:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_peers_abort_rolls_back_in_each_state_until_the_guest_is_given_up() {
+    for state in all() {
+        let mut driver = Driver::at(state);
+        let actions = driver.receive(Message::Abort(fault(Code::MemoryShort)));
+        let heeded = BEFORE_COMMIT.contains(&state) || state == Committing;
+        assert_eq!(actions.contains(&Action::RollBack), heeded, "{state:?}: {actions:?}");
+        if heeded {
+            assert_eq!(driver.fault(), Some(&fault(Code::MemoryShort)), "the peer's own words");
+        }
+    }
+}
+
+/// Everything that may go wrong at once, and an hour without an answer.
+fn torment(driver: &mut Driver) -> Vec<Action> {
+    let mut actions = driver.tell(Event::Cancel);
+    actions.extend(driver.tell(Event::Failed(fault(Code::HypervisorFailed))));
+    for (message, _) in messages() {
+        if !matches!(message, Message::Running { .. }) {
+            actions.extend(driver.receive(message));
+        }
+    }
+    for outcome in [Outcome::Pending, Outcome::Unknown] {
+        actions.extend(driver.tell(Event::Answered(outcome)));
+    }
+    driver.brain.channel_lost(driver.now, CHANNEL);
+    actions.extend(driver.tell(Event::PathLost(PATH)));
+    for _ in 0..3600 {
+        driver.now = driver.now + Duration::from_secs(1);
+        actions.extend(driver.tell(Event::Tick));
+    }
+    actions
+}
+
+#[test]
+fn after_commit_it_never_resumes_by_itself() {
+    let mut driver = Driver::at(Committing);
+    let actions = torment(&mut driver);
+    assert!(!actions.contains(&Action::RollBack), "{actions:?}");
+    assert!(actions.iter().filter(|action| **action == Action::Query).count() > 3000, "it keeps asking");
+    assert!(driver.brain.is_undecided() && !driver.brain.can_resume());
+}
+
+#[test]
+fn after_commit_only_the_destination_or_the_operator_decides() {
+    let back: [fn(&mut Driver) -> Vec<Action>; 3] = [
+        |d| d.tell(Event::Answered(Outcome::Aborted)),
+        |d| d.receive(Message::Abort(fault(Code::Cancelled))),
+        |d| d.tell(Event::Resolve(true)),
+    ];
+    for word in back {
+        assert!(word(&mut Driver::at(Committing)).contains(&Action::RollBack));
+    }
+    let away: [fn(&mut Driver) -> Vec<Action>; 3] = [
+        |d| d.tell(Event::Answered(Outcome::Committed)),
+        |d| d.receive(Message::Running { resume_us: 1 }),
+        |d| d.tell(Event::Resolve(false)),
+    ];
+    for word in away {
+        assert!(word(&mut Driver::at(Committing)).contains(&Action::CleanUp));
+    }
+}
+
+#[test]
+fn commit_is_said_only_when_the_journal_has_it() {
+    let mut driver = Driver::at(Loading);
+    let mut before = driver.tell(Event::DeviceStateDone);
+    before.extend(driver.receive(Message::Loaded));
+    assert!(before.contains(&Action::Journal(SourcePhase::CommitSent)));
+    assert!(!says(&before, |message| *message == Message::Commit), "{before:?}");
+    let after = driver.tell(Event::Journaled(SourcePhase::CommitSent));
+    assert!(says(&after, |message| *message == Message::Commit), "{after:?}");
+}
+
+#[test]
+fn a_commit_not_yet_with_the_journal_is_not_written_if_the_peer_gave_up() {
+    let mut driver = Driver::at(Loading);
+    driver.tell(Event::DeviceStateDone);
+    for message in [Message::Loaded, Message::Abort(fault(Code::Cancelled))] {
+        driver.sequence += 1;
+        let received = Event::Received { path: PATH, sequence: driver.sequence, message };
+        driver.brain.handle(driver.now, received);
+    }
+    let actions = driver.actions();
+    assert!(actions.contains(&Action::RollBack));
+    assert!(!actions.contains(&Action::Journal(SourcePhase::CommitSent)), "{actions:?}");
+}
+
+#[test]
+fn a_clean_up_that_fails_is_tried_again_and_in_the_end_reported() {
+    let mut driver = Driver::at(CleaningUp);
+    let mut tries = 0;
+    for _ in 0..200 {
+        let mut actions = driver.tell(Event::Failed(fault(Code::HypervisorFailed)));
+        driver.now = driver.now + Duration::from_secs(1);
+        actions.extend(driver.tell(Event::Tick));
+        tries += actions.iter().filter(|action| **action == Action::CleanUp).count();
+        let end = actions
+            .into_iter()
+            .find_map(|action| if let Action::End(end) = action { Some(end) } else { None });
+        if let Some(end) = end {
+            assert_eq!(end.guest, GuestState::RunsAtDestination);
+            assert_eq!(
+                end.fault.map(|fault| (fault.code, fault.step)),
+                Some((Code::TimedOut, Step::CleanUp))
+            );
+            assert!(tries > 10);
+            return;
+        }
+    }
+    panic!("it never ends");
+}
+
+#[test]
+fn what_the_destination_refused_is_sent_again_before_ram_is_sealed() {
+    let mut driver = Driver::at(LastCopy);
+    let Next::Work(work) = driver.brain.next_work(driver.now, CHANNEL) else { panic!("no work") };
+    driver.brain.acknowledged(driver.now, CHANNEL, work.sequence, &[work.sequence]);
+    assert!(!driver.actions().contains(&Action::Digest));
+    let Next::Work(again) = driver.brain.next_work(driver.now, CHANNEL) else { panic!("not sent again") };
+    assert_eq!(again.runs, work.runs);
+    driver.brain.acknowledged(driver.now, CHANNEL, again.sequence, &[]);
+    assert!(driver.actions().contains(&Action::Digest));
+}
+
+#[test]
+fn ram_is_not_sealed_while_a_lost_channel_is_not_fenced() {
+    let mut driver = Driver::at(LastCopy);
+    let Next::Work(work) = driver.brain.next_work(driver.now, CHANNEL) else { panic!("no work") };
+    driver.brain.channel_lost(driver.now, CHANNEL);
+    driver.tell(Event::ChannelUp { channel: 1, link: 0 });
+    assert_eq!(driver.brain.next_work(driver.now, 1), Next::Wait, "it is in flight on the lost channel");
+    driver.receive(Message::Fenced { channel: CHANNEL, applied: 0, refused: vec![] });
+    let Next::Work(again) = driver.brain.next_work(driver.now, 1) else { panic!("not sent again") };
+    assert_eq!(again.runs, work.runs);
+}
+
+/// Carries the one write that there is; the destination refuses it.
+fn refuse(driver: &mut Driver) -> Vec<crate::Run> {
+    let Next::Work(work) = driver.brain.next_work(driver.now, CHANNEL) else { panic!("no work") };
+    driver.brain.acknowledged(driver.now, CHANNEL, work.sequence, &[work.sequence]);
+    work.runs
+}
+
+#[test]
+fn what_was_refused_in_a_round_goes_into_the_next() {
+    let mut driver = Driver::at(Copying);
+    let refused = refuse(&mut driver);
+    driver.actions();
+    driver.tell(scanned(vec![]));
+    let Next::Work(again) = driver.brain.next_work(driver.now, CHANNEL) else { panic!("not sent again") };
+    assert_eq!(again.runs, refused);
+}
+
+#[test]
+fn what_was_refused_in_the_last_round_goes_into_the_last_copy() {
+    let mut driver = Driver::at(Scanning);
+    driver.tell(scanned(page(2)));
+    let refused = refuse(&mut driver);
+    driver.tell(Event::Holding);
+    driver.tell(scanned(vec![]));
+    let Next::Work(again) = driver.brain.next_work(driver.now, CHANNEL) else { panic!("not sent again") };
+    assert_eq!(again.runs, refused);
+}
+
+#[test]
+fn the_last_copy_waits_until_nothing_is_in_flight() {
+    let mut driver = Driver::at(Scanning);
+    driver.tell(scanned(page(2)));
+    let Next::Work(last_round) = driver.brain.next_work(driver.now, CHANNEL) else { panic!("no work") };
+    driver.tell(Event::Holding);
+    driver.tell(scanned(page(2)));
+    assert_eq!(driver.brain.next_work(driver.now, CHANNEL), Next::Wait, "the page is in flight");
+    driver.brain.acknowledged(driver.now, CHANNEL, last_round.sequence, &[]);
+    assert!(matches!(driver.brain.next_work(driver.now, CHANNEL), Next::Work(_)));
+}

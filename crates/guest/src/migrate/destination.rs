@@ -72,21 +72,23 @@ impl DestinationQemu {
         }
     }
 
-    /// Commits: runs the guest, lets it and QEMU announce its addresses, and puts the settings back.
-    pub fn run(&mut self, deadline: Instant) -> Result<(), MigrateError> {
-        let found = self.status(deadline)?;
-        if found != "running" {
+    /// Commits: runs the guest. [`DestinationQemu::settle`] comes after it, when nobody waits any more.
+    pub fn resume(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+        if self.status(deadline)? != "running" {
             self.qmp.execute("cont", json!({}), deadline)?;
         }
+        Ok(())
+    }
+
+    /// Lets QEMU announce the guest's addresses and puts the settings back. The guest runs: what fails here is only told.
+    pub fn settle(&mut self, deadline: Instant) {
         let rounds = json!({ "initial": 50, "max": 550, "rounds": 5, "step": 100 });
-        // The guest runs: that its announcement fails must not be taken for a failed commit.
         if let Err(error) = self.qmp.execute("announce-self", rounds, deadline) {
             tracing::warn!(%error, "the guest's addresses could not be announced");
         }
         if let Err(error) = self.release(deadline) {
             tracing::warn!(%error, "migration settings could not be put back");
         }
-        Ok(())
     }
 
     /// Ends the process: the guest was given up here before it ran.

@@ -152,6 +152,27 @@ impl SourceQemu {
         if self.ran { self.resume_again(deadline) } else { Ok(()) }
     }
 
+    /// Undoes a migration that the destination will never complete, in whatever phase it is: also after QEMU has written all
+    /// of its state, as long as it is certain that the guest will not run elsewhere. On `Ok` the guest does what it did
+    /// before.
+    pub fn take_back(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+        match self.cancel_migration(deadline) {
+            Ok(()) => {}
+            Err(MigrateError::AlreadyCompleted) => {
+                self.release(deadline)?;
+                if self.ran {
+                    // QEMU takes its disks back before it lets the guest run.
+                    self.qmp.execute("cont", json!({}), deadline)?;
+                    self.expect_status("running", deadline)?;
+                }
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        }
+        self.release(deadline)?;
+        if self.ran { self.resume_again(deadline) } else { Ok(()) }
+    }
+
     fn cancel_migration(&mut self, deadline: Instant) -> Result<(), MigrateError> {
         let mut told = false;
         let mut nudge_at = Instant::now() + NUDGE_AFTER;
