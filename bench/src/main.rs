@@ -1,2 +1,90 @@
-//! Placeholder.
-fn main() {}
+//! `linerate-bench`: Linerate against QEMU's own migration on the same links in the same minutes; hundreds of moves back
+//! and forth that must not harm a guest; and every fault at every step.
+//!
+//! | room | what lives there |
+//! |---|---|
+//! | [`run`] | the comparison: cases, methods, figures, targets, tables, charts |
+//! | [`soak`] | back and forth, both QEMU versions, three cache modes |
+//! | [`faults`] | links cut at random instants; faults at each step on each side |
+//! | [`site`], [`moving`], [`transcript`] | two hosts with agents; one migration; a guest's console over all its moves |
+//! | [`cpu`], [`statistics`], [`random`], [`output`], [`interrupt`] | small tools |
+//!
+//! All of it needs root and what `lab/install.sh` installs. docs/benchmarks.md says how to read and repeat the results.
+
+#![forbid(unsafe_code)]
+
+mod cpu;
+mod faults;
+mod interrupt;
+mod moving;
+mod output;
+mod random;
+mod run;
+mod site;
+mod soak;
+mod statistics;
+mod transcript;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "linerate-bench", version, about = "Compares, soaks and harms Linerate on the lab's hosts")]
+struct Arguments {
+    /// Print all results as one JSON document on standard output
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Compare with QEMU's own migration, interleaved
+    Run(run::Flags),
+    /// Move guests back and forth and look for damage
+    Soak(soak::Flags),
+    /// Cut links and kill everything at every step
+    Faults(faults::Flags),
+}
+
+/// What every kind of run is given.
+#[derive(Debug, Clone, Args)]
+struct Common {
+    /// The linerate binary under test
+    #[arg(long, value_name = "BIN")]
+    linerate: PathBuf,
+    /// Folder for results; made if it is not there
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let ran = interrupt::listen().and_then(|()| match arguments.command {
+        Command::Run(flags) => run::run(flags, arguments.json),
+        Command::Soak(flags) => soak::run(flags, arguments.json),
+        Command::Faults(flags) => faults::run(flags, arguments.json),
+    });
+    match ran {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(_) if interrupt::asked() => ExitCode::from(130),
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+impl Common {
+    /// An absolute path of a binary that is there: agents are started from elsewhere.
+    fn binary(&self) -> anyhow::Result<PathBuf> {
+        use anyhow::Context;
+        self.linerate.canonicalize().with_context(|| {
+            format!("{} is not there; `make build` builds it", self.linerate.display())
+        })
+    }
+}

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod commands;
+mod demo;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -47,6 +48,8 @@ enum Command {
     Mkdisk(Mkdisk),
     /// Build the guest's initramfs; fetches the kernel first when it is not there.
     GuestImage,
+    /// Move a real guest between two hosts, pull a cable on the way, and show what became of it. About a minute.
+    Demo(demo::Options),
 }
 
 /// Which lab a command is about.

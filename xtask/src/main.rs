@@ -68,7 +68,8 @@ fn dependencies() -> Result<BTreeMap<String, Vec<String>>> {
         .args(["metadata", "--no-deps", "--format-version", "1", "--locked"])
         .output()
         .context("cargo metadata")?;
-    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).context("cargo metadata's JSON")?;
+    let metadata: serde_json::Value =
+        serde_json::from_slice(&output.stdout).context("cargo metadata's JSON")?;
     let packages = metadata["packages"].as_array().context("no packages")?;
     let name = |value: &serde_json::Value| value["name"].as_str().unwrap_or_default().to_owned();
     let normal = |package: &serde_json::Value| {
@@ -104,7 +105,10 @@ fn check_pure(dependencies: &BTreeMap<String, Vec<String>>, problems: &mut Vec<S
 }
 
 fn tracked_files() -> Result<Vec<PathBuf>> {
-    let output = Command::new("git").args(["ls-files", "-co", "--exclude-standard"]).output().context("git ls-files")?;
+    let output = Command::new("git")
+        .args(["ls-files", "-co", "--exclude-standard"])
+        .output()
+        .context("git ls-files")?;
     let list = String::from_utf8(output.stdout).context("file names")?;
     Ok(list.lines().map(PathBuf::from).filter(|path| path.is_file()).collect())
 }
@@ -114,8 +118,14 @@ fn check_unsafe(files: &[PathBuf], problems: &mut Vec<String>) -> Result<()> {
     for path in rust.filter(|path| !UNSAFE_ALLOWED.iter().any(|folder| path.starts_with(folder))) {
         let text = std::fs::read_to_string(path)?;
         let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
-        if code.into_iter().any(|line| line.contains(concat!("unsafe", " {")) || line.contains(concat!("unsafe", " fn"))) {
-            problems.push(format!("{} contains unsafe code; it lives in {UNSAFE_ALLOWED:?} only", path.display()));
+        if code
+            .into_iter()
+            .any(|line| line.contains(concat!("unsafe", " {")) || line.contains(concat!("unsafe", " fn")))
+        {
+            problems.push(format!(
+                "{} contains unsafe code; it lives in {UNSAFE_ALLOWED:?} only",
+                path.display()
+            ));
         }
     }
     Ok(())

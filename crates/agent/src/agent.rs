@@ -92,9 +92,13 @@ impl Agent {
     fn claim(&self, guest: &str) -> Result<(), Fault> {
         let mut starting = lock(&self.starting);
         let outgoing = self.outgoing().into_iter().find(|one| one.request.guest == guest && !one.is_over());
-        let coming = self.coming().into_iter().find(|one| one.guest() == guest && one.outcome() != Outcome::Committed);
+        let coming =
+            self.coming().into_iter().find(|one| one.guest() == guest && one.outcome() != Outcome::Committed);
         let undecided = self.undecided().into_iter().find(|one| one.guest == guest);
-        let holder = outgoing.map(|one| one.session).or(coming.map(|one| one.session)).or(undecided.map(|one| one.session));
+        let holder = outgoing
+            .map(|one| one.session)
+            .or(coming.map(|one| one.session))
+            .or(undecided.map(|one| one.session));
         let detail = match holder {
             Some(session) => format!("{guest}: migration {session}"),
             None if starting.insert(guest.to_owned()) => return Ok(()),
@@ -219,12 +223,16 @@ impl Agent {
         let hello = &accepted.hello;
         let mut incoming = lock(&self.incoming);
         match (incoming.get(&hello.session), hello.role) {
-            (Some(session), _) if !session.knows(&hello.token) => Err(refusal(Code::NotAuthorised, "wrong token")),
+            (Some(session), _) if !session.knows(&hello.token) => {
+                Err(refusal(Code::NotAuthorised, "wrong token"))
+            }
             (Some(session), Purpose::ControlJoin | Purpose::Data) => Ok(session.clone()),
             (Some(_), _) => Err(refusal(Code::ProtocolViolation, "this session exists already")),
             (None, Purpose::ControlNew) => {
                 let known = self.journal.get(hello.session);
-                let known = known.map_err(|error| fault(Code::JournalFailed, Step::Authorise, Side::Destination, &error))?;
+                let known = known.map_err(|error| {
+                    fault(Code::JournalFailed, Step::Authorise, Side::Destination, &error)
+                })?;
                 if known.is_some() {
                     return Err(refusal(Code::ProtocolViolation, "this session was here before"));
                 }

@@ -98,7 +98,9 @@ fn default_ram_dir() -> PathBuf {
 }
 
 fn default_file_roots() -> Vec<PathBuf> {
-    ["/var/lib/linerate", "/var/lib/libvirt/images", "/srv", "/mnt", "/dev/mapper", "/dev/disk"].map(PathBuf::from).to_vec()
+    ["/var/lib/linerate", "/var/lib/libvirt/images", "/srv", "/mnt", "/dev/mapper", "/dev/disk"]
+        .map(PathBuf::from)
+        .to_vec()
 }
 
 fn default_reserve_mib() -> u64 {
@@ -113,7 +115,9 @@ fn default_qemu() -> Vec<Qemu> {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file could not be read.
-    #[error("cannot read the configuration {path}; create it (docs/operations.md has an example) or name another with --config")]
+    #[error(
+        "cannot read the configuration {path}; create it (docs/operations.md has an example) or name another with --config"
+    )]
     Read {
         /// The file.
         path: PathBuf,
@@ -167,7 +171,10 @@ impl Config {
         }
         let relative = [&self.socket, &self.state_dir, &self.run_dir, &self.ram_dir];
         let relative = relative.into_iter().chain(self.qemu.iter().map(|qemu| &qemu.binary));
-        relative.into_iter().find(|path| path.is_relative()).map(|path| format!("{} is not absolute", path.display()))
+        relative
+            .into_iter()
+            .find(|path| path.is_relative())
+            .map(|path| format!("{} is not absolute", path.display()))
     }
 }
 

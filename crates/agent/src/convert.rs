@@ -36,21 +36,41 @@ fn hint(code: Code) -> &'static str {
         Code::VersionMismatch => "install the same version of linerate on both hosts",
         Code::NotAuthorised => "check which agents may talk to that host",
         Code::GuestUnknown => "`linerate vm list` shows the guests of this host",
-        Code::GuestExists => "stop or rename the guest of that name at the destination, or remove what a crash left of it",
+        Code::GuestExists => {
+            "stop or rename the guest of that name at the destination, or remove what a crash left of it"
+        }
         Code::GuestBusy => "`linerate migration list` shows the migration that has it",
         Code::NotMigratable => "docs/guests.md says how to start a guest so that direct mode can move it",
         Code::MemoryShort => "free memory at the destination or choose another one",
-        Code::ResourceMissing | Code::GuestDiffers => "make the destination alike: disks on shared storage, the same taps and bridges, a QEMU that is not older",
+        Code::ResourceMissing | Code::GuestDiffers => {
+            "make the destination alike: disks on shared storage, the same taps and bridges, a QEMU that is not older"
+        }
         Code::HypervisorFailed => "look into the log of that side's agent and of its QEMU, then try again",
-        Code::NoLink | Code::PeerLost => "check cables, switch ports and `listen` of both agents, then try again",
-        Code::NotConverging => "allow a longer blackout (--max-blackout), let the guest be slowed down (--throttle), or add a link",
+        Code::NoLink | Code::PeerLost => {
+            "check cables, switch ports and `listen` of both agents, then try again"
+        }
+        Code::NotConverging => {
+            "allow a longer blackout (--max-blackout), let the guest be slowed down (--throttle), or add a link"
+        }
         Code::JournalFailed => "free space under state_dir on that side, then try again",
-        Code::TrackingFailed => "see whether another tool holds a userfaultfd or ptrace on this QEMU (a debugger, a background snapshot)",
-        Code::ChecksumMismatch | Code::VerifyMismatch => "suspect a network card or a cable; try again over other links (--links)",
+        Code::TrackingFailed => {
+            "see whether another tool holds a userfaultfd or ptrace on this QEMU (a debugger, a background snapshot)"
+        }
+        Code::ChecksumMismatch | Code::VerifyMismatch => {
+            "suspect a network card or a cable; try again over other links (--links)"
+        }
         Code::GuestGone => "start the guest again",
         Code::ProtocolViolation | Code::Internal => "please report it with both agents' logs",
-        Code::SessionUnknown | Code::Cancelled | Code::MemoryFailed | Code::TimedOut | Code::AgentRestarted => {
-            if code.retry_can_help() { "try again" } else { "" }
+        Code::SessionUnknown
+        | Code::Cancelled
+        | Code::MemoryFailed
+        | Code::TimedOut
+        | Code::AgentRestarted => {
+            if code.retry_can_help() {
+                "try again"
+            } else {
+                ""
+            }
         }
     }
 }
@@ -82,10 +102,13 @@ mod tests {
             assert_eq!(step(ours).text(), ours.name());
         }
         for number in 0..=255u8 {
-            assert_eq!(api::Side::from_number(number).map(api::Side::text), Side::from_number(number).map(|s| match s {
-                Side::Source => "source",
-                Side::Destination => "destination",
-            }));
+            assert_eq!(
+                api::Side::from_number(number).map(api::Side::text),
+                Side::from_number(number).map(|s| match s {
+                    Side::Source => "source",
+                    Side::Destination => "destination",
+                })
+            );
             let sentence = GuestState::from_number(number).map(GuestState::sentence);
             assert_eq!(api::GuestState::from_number(number).map(api::GuestState::text), sentence);
         }
@@ -94,6 +117,8 @@ mod tests {
     #[test]
     fn every_code_has_a_name() {
         assert_eq!(code_name(Code::GuestUnknown), "guest_unknown");
-        assert!(Code::ALL.iter().all(|code| code_name(*code).chars().all(|c| c.is_ascii_lowercase() || c == '_')));
+        assert!(
+            Code::ALL.iter().all(|code| code_name(*code).chars().all(|c| c.is_ascii_lowercase() || c == '_'))
+        );
     }
 }

@@ -28,14 +28,17 @@ impl Reader {
     pub fn start(listener: UnixListener, piece: impl FnMut(Vec<u8>) + Send + 'static) -> io::Result<Reader> {
         let stop = Arc::new(AtomicBool::new(false));
         let flag = stop.clone();
-        let thread =
-            std::thread::Builder::new().name("device-state".into()).spawn(move || read(&listener, &flag, piece))?;
+        let thread = std::thread::Builder::new()
+            .name("device-state".into())
+            .spawn(move || read(&listener, &flag, piece))?;
         Ok(Reader { stop, thread })
     }
 
     /// Waits for the end of the stream; all pieces have been given on when this returns.
     pub fn finish(self) -> io::Result<()> {
-        self.thread.join().unwrap_or_else(|_| Err(io::Error::other("the reader of the device state panicked")))
+        self.thread
+            .join()
+            .unwrap_or_else(|_| Err(io::Error::other("the reader of the device state panicked")))
     }
 
     /// Ends it.

@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use linerate_api as api;
-use linerate_api::{AdoptGuest, ErrorBody, GuestDetail, GuestRunState, GuestSummary, StartGuest, StopGuest, code};
+use linerate_api::{
+    AdoptGuest, ErrorBody, GuestDetail, GuestRunState, GuestSummary, StartGuest, StopGuest, code,
+};
 use linerate_guest::description::GuestDescription;
 use linerate_guest::discover;
 use linerate_guest::process::{self, Launch, StopHow};
@@ -84,9 +86,9 @@ fn summary(agent: &Agent, record: &GuestRecord) -> (GuestSummary, Option<GuestDe
         return (bare(GuestRunState::Incoming, "it is just coming".into()), None);
     }
     let deadline = Instant::now() + QMP_WAIT;
-    let read = process::connect(record, deadline)
-        .map_err(|error| chain(&error))
-        .and_then(|mut qmp| read::read(&mut qmp, record.process.pid, deadline).map_err(|error| chain(&error)));
+    let read = process::connect(record, deadline).map_err(|error| chain(&error)).and_then(|mut qmp| {
+        read::read(&mut qmp, record.process.pid, deadline).map_err(|error| chain(&error))
+    });
     match read {
         Ok(description) => (described(record, &description), Some(description)),
         Err(error) => (bare(GuestRunState::Paused, error), None),
@@ -153,13 +155,17 @@ fn populated(pid: i32, block: &linerate_guest::description::RamBlock) -> Option<
 /// Starts a guest by a specification.
 pub fn start(agent: &Agent, request: &StartGuest) -> Answer<GuestSummary> {
     let (text, base) = match (&request.spec_toml, &request.spec_path) {
-        (Some(text), path) => (text.clone(), path.as_ref().and_then(|path| Path::new(path).parent()).map(Path::to_owned)),
+        (Some(text), path) => {
+            (text.clone(), path.as_ref().and_then(|path| Path::new(path).parent()).map(Path::to_owned))
+        }
         (None, Some(path)) => {
             let text = std::fs::read_to_string(path)
                 .map_err(|error| ErrorBody::new(code::BAD_REQUEST, format!("cannot read {path}: {error}")))?;
             (text, Path::new(path).parent().map(Path::to_owned))
         }
-        (None, None) => return Err(ErrorBody::new(code::BAD_REQUEST, "neither spec_toml nor spec_path is given")),
+        (None, None) => {
+            return Err(ErrorBody::new(code::BAD_REQUEST, "neither spec_toml nor spec_path is given"));
+        }
     };
     let base = base.unwrap_or_else(|| PathBuf::from("/"));
     let spec = GuestSpec::parse(&text, &base).map_err(|error| failed(code::BAD_REQUEST, &error))?;
@@ -199,10 +205,12 @@ pub fn adopt(agent: &Agent, request: &AdoptGuest) -> Answer<GuestSummary> {
         (None, None) => return Err(ErrorBody::new(code::BAD_REQUEST, "neither pid nor qmp is given")),
     };
     let mut found = found.map_err(|error| failed("hypervisor_failed", &error))?;
-    let description = read::read(&mut found.qmp, found.pid, deadline).map_err(|error| failed("hypervisor_failed", &error))?;
+    let description = read::read(&mut found.qmp, found.pid, deadline)
+        .map_err(|error| failed("hypervisor_failed", &error))?;
     let name = request.name.clone().unwrap_or_else(|| description.name.clone());
     if name != description.name {
-        let text = format!("the guest calls itself {}; it can only be adopted by that name", description.name);
+        let text =
+            format!("the guest calls itself {}; it can only be adopted by that name", description.name);
         return Err(ErrorBody::new(code::BAD_REQUEST, text));
     }
     if agent.registry.get(&name).is_ok_and(|known| known.is_alive()) {

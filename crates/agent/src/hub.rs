@@ -87,7 +87,11 @@ impl Hub {
 
     /// The final event, once it is there.
     pub fn finished(&self) -> Option<EventKind> {
-        self.lock().history.last().map(|event| event.kind.clone()).filter(|kind| matches!(kind, EventKind::Finished { .. }))
+        self.lock()
+            .history
+            .last()
+            .map(|event| event.kind.clone())
+            .filter(|kind| matches!(kind, EventKind::Finished { .. }))
     }
 }
 

@@ -111,8 +111,22 @@ macro_rules! phase_names {
         }
     };
 }
-phase_names!(source_phase, SourcePhase, Started = "started", CommitSent = "commit_sent", Finished = "finished", RolledBack = "rolled_back");
-phase_names!(destination_phase, DestinationPhase, Started = "started", Committed = "committed", Aborted = "aborted", Finished = "finished");
+phase_names!(
+    source_phase,
+    SourcePhase,
+    Started = "started",
+    CommitSent = "commit_sent",
+    Finished = "finished",
+    RolledBack = "rolled_back"
+);
+phase_names!(
+    destination_phase,
+    DestinationPhase,
+    Started = "started",
+    Committed = "committed",
+    Aborted = "aborted",
+    Finished = "finished"
+);
 
 /// See the module. Cheap to share; one writer at a time.
 #[derive(Debug)]
@@ -155,7 +169,9 @@ impl Journal {
             let Ok(id) = <[u8; 16]>::try_from(key.value()) else { continue };
             match serde_json::from_slice(value.value()) {
                 Ok(record) => sessions.push((SessionId(id), record)),
-                Err(error) => tracing::error!(session = %SessionId(id), %error, "a journal record cannot be read"),
+                Err(error) => {
+                    tracing::error!(session = %SessionId(id), %error, "a journal record cannot be read")
+                }
             }
         }
         Ok(sessions)

@@ -70,8 +70,9 @@ fn open(config: Config) -> Result<Agent> {
     for folder in [&config.run_dir, &config.ram_dir] {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     }
-    let journal = Journal::open(&config.state_dir)
-        .with_context(|| format!("cannot open the journal in {}; is another agent running?", config.state_dir.display()))?;
+    let journal = Journal::open(&config.state_dir).with_context(|| {
+        format!("cannot open the journal in {}; is another agent running?", config.state_dir.display())
+    })?;
     let registry = Registry::open(&config.run_dir)?;
     Ok(Agent::new(config, journal, registry))
 }
@@ -94,5 +95,9 @@ fn warm_up(agent: &Arc<Agent>) {
 fn start_log() {
     let filter = tracing_subscriber::EnvFilter::try_from_env("LINERATE_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).try_init();
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .try_init();
 }

@@ -26,7 +26,9 @@ impl Ram {
 
     /// The mapping.
     pub fn mapping(&self) -> io::Result<&Mapping> {
-        self.0.get().ok_or_else(|| io::Error::new(io::ErrorKind::NotConnected, "this RAM block is not mapped yet"))
+        self.0
+            .get()
+            .ok_or_else(|| io::Error::new(io::ErrorKind::NotConnected, "this RAM block is not mapped yet"))
     }
 }
 

@@ -27,7 +27,18 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Looks at every session and does what follows. Done before other agents and clients are listened to, but for what has
 /// to wait for the other side.
 pub fn recover(agent: &Arc<Agent>) -> Result<(), JournalError> {
-    for (session, record) in agent.journal.all()? {
+    let sessions = agent.journal.all()?;
+    // A guest that came here and has been leaving again since: what it does now is decided by the later session alone.
+    let leaves = |guest: &str, since: u64| {
+        sessions.iter().any(|(_, later)| {
+            let under_way = matches!(
+                later.role,
+                Role::Source { phase: SourcePhase::Started | SourcePhase::CommitSent, .. }
+            );
+            later.guest == guest && under_way && later.changed_unix_ms >= since
+        })
+    };
+    for (session, record) in sessions.iter().cloned() {
         match &record.role {
             Role::Source { phase, ran, .. } => match recover_source(*phase) {
                 SourceRecovery::RollBack => {
@@ -49,6 +60,7 @@ pub fn recover(agent: &Arc<Agent>) -> Result<(), JournalError> {
                         put(agent, session, &record, None, Some(DestinationPhase::Aborted));
                     }
                 }
+                DestinationRecovery::Keep if leaves(&record.guest, record.changed_unix_ms) => {}
                 DestinationRecovery::Keep => keep(agent, &record.guest),
                 DestinationRecovery::Nothing => {}
             },
@@ -87,9 +99,9 @@ pub(crate) fn take_back(agent: &Agent, guest: &str, ran: bool) {
             return;
         }
         let deadline = Instant::now() + QMP_WAIT;
-        let done = process::connect(&record, deadline)
-            .map_err(|error| chain(&error))
-            .and_then(|qmp| SourceQemu::recovered(qmp, ran).take_back(deadline).map_err(|error| chain(&error)));
+        let done = process::connect(&record, deadline).map_err(|error| chain(&error)).and_then(|qmp| {
+            SourceQemu::recovered(qmp, ran).take_back(deadline).map_err(|error| chain(&error))
+        });
         match done {
             Ok(()) => return tracing::info!(guest, ran, "rolled back"),
             Err(error) => tracing::error!(guest, error, "cannot be rolled back yet"),

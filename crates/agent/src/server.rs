@@ -12,8 +12,8 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use linerate_api::{
-    AgentStatus, Decision, ErrorBody, KernelFeature, MigrateRequest, MigrationDetail, MigrationStarted, MigrationSummary,
-    NDJSON, ResolveRequest, code, paths,
+    AgentStatus, Decision, ErrorBody, KernelFeature, MigrateRequest, MigrationDetail, MigrationStarted,
+    MigrationSummary, NDJSON, ResolveRequest, code, paths,
 };
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
 use tokio::net::UnixListener;
@@ -44,7 +44,8 @@ pub async fn serve(agent: &Arc<Agent>) -> Result<()> {
     }
     // The journal's lock has shown that no other agent runs: a socket that is there is a dead one's.
     let _ = std::fs::remove_file(socket);
-    let listener = UnixListener::bind(socket).with_context(|| format!("cannot listen on {}", socket.display()))?;
+    let listener =
+        UnixListener::bind(socket).with_context(|| format!("cannot listen on {}", socket.display()))?;
     std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600))?;
     tracing::info!(socket = %socket.display(), listen = ?agent.config.listen, name = agent.config.name, "the agent is ready");
     let mut terminate = signal(SignalKind::terminate())?;
@@ -76,7 +77,8 @@ fn routes(agent: Arc<Agent>) -> Router {
 
 /// A request's body; what is wrong with it is said in the API's own form.
 fn parse<T: serde::de::DeserializeOwned>(body: &Bytes) -> Result<T, Refusal> {
-    serde_json::from_slice(body).map_err(|error| Refusal(ErrorBody::new(code::BAD_REQUEST, error.to_string())))
+    serde_json::from_slice(body)
+        .map_err(|error| Refusal(ErrorBody::new(code::BAD_REQUEST, error.to_string())))
 }
 
 /// Runs blocking work on a thread for it.
@@ -137,7 +139,11 @@ async fn adopt_guest(State(agent): Shared, body: Bytes) -> Result<Response, Refu
     Ok((StatusCode::CREATED, Json(adopted)).into_response())
 }
 
-async fn stop_guest(State(agent): Shared, Path(name): Path<String>, body: Bytes) -> Result<Response, Refusal> {
+async fn stop_guest(
+    State(agent): Shared,
+    Path(name): Path<String>,
+    body: Bytes,
+) -> Result<Response, Refusal> {
     let request = if body.is_empty() { Default::default() } else { parse(&body)? };
     Ok(Json(blocking(move || guests::stop(&agent, &name, request)).await?).into_response())
 }
@@ -165,15 +171,20 @@ async fn list_migrations(State(agent): Shared) -> Json<Vec<MigrationSummary>> {
 }
 
 fn unknown(id: &str) -> Refusal {
-    Refusal(ErrorBody::new(code::MIGRATION_UNKNOWN, format!("there is no migration {id} on this host"))
-        .with_hint("`linerate migration list` shows those there are"))
+    Refusal(
+        ErrorBody::new(code::MIGRATION_UNKNOWN, format!("there is no migration {id} on this host"))
+            .with_hint("`linerate migration list` shows those there are"),
+    )
 }
 
 fn find(agent: &Agent, id: &str) -> Result<Arc<Outgoing>, Refusal> {
     agent.outgoing_by_id(id).ok_or_else(|| unknown(id))
 }
 
-async fn show_migration(State(agent): Shared, Path(id): Path<String>) -> Result<Json<MigrationDetail>, Refusal> {
+async fn show_migration(
+    State(agent): Shared,
+    Path(id): Path<String>,
+) -> Result<Json<MigrationDetail>, Refusal> {
     if let Some(outgoing) = agent.outgoing_by_id(&id) {
         return Ok(Json(outgoing.detail()));
     }
@@ -197,7 +208,11 @@ async fn cancel(State(agent): Shared, Path(id): Path<String>) -> Result<Response
     Ok((StatusCode::ACCEPTED, Json(outgoing.summary())).into_response())
 }
 
-async fn resolve(State(agent): Shared, Path(id): Path<String>, body: Bytes) -> Result<Json<MigrationSummary>, Refusal> {
+async fn resolve(
+    State(agent): Shared,
+    Path(id): Path<String>,
+    body: Bytes,
+) -> Result<Json<MigrationSummary>, Refusal> {
     let request: ResolveRequest = parse(&body)?;
     let resume_here = request.decision == Decision::ResumeHere;
     if let Some(undecided) = agent.undecided().into_iter().find(|one| one.session.to_string() == id) {

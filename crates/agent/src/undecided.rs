@@ -97,7 +97,10 @@ impl Undecided {
         }
         record.changed_unix_ms = unix_ms();
         if let Err(error) = agent.journal.put(self.session, &record) {
-            tracing::error!(error = chain(&error), "the journal was not written; the session will be asked about again");
+            tracing::error!(
+                error = chain(&error),
+                "the journal was not written; the session will be asked about again"
+            );
         }
         tracing::info!(session = %self.session, guest = self.guest, resumed_here = resume, "decided");
         agent.decided(self.session);
@@ -108,7 +111,11 @@ impl Undecided {
         let Ok(record) = agent.registry.get(&self.guest) else { return };
         let deadline = Instant::now() + Duration::from_secs(10);
         if let Err(error) = process::stop(&agent.registry, &record, None, StopHow::Quit, deadline) {
-            tracing::error!(error = chain(&error), guest = self.guest, "the source's QEMU could not be ended");
+            tracing::error!(
+                error = chain(&error),
+                guest = self.guest,
+                "the source's QEMU could not be ended"
+            );
         }
     }
 }

@@ -159,6 +159,11 @@ impl Control {
         Some((id, Outgoing::Acknowledgement { through }))
     }
 
+    /// Whether something waits to be put on a wire.
+    pub fn has_outgoing(&self) -> bool {
+        !self.outgoing.is_empty() || self.paths.values().any(|path| path.acknowledge)
+    }
+
     /// When something will have to be sent again.
     pub fn timeout(&self) -> Option<Time> {
         if self.paths.is_empty() {

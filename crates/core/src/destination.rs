@@ -99,8 +99,13 @@ pub enum Event {
     DeviceStateLoaded,
     /// [`Action::Journal`] of this phase is on disk.
     Journaled(DestinationPhase),
-    /// The guest runs; how long that took.
-    GuestRuns(Duration),
+    /// The guest runs.
+    GuestRuns {
+        /// How long that took.
+        took: Duration,
+        /// CPU time that the agent spent on the session so far.
+        cpu: Duration,
+    },
     /// An action failed, or the hypervisor did.
     Failed(Fault),
     /// [`Action::TearDown`] is done: the waiting guest has ended and nothing is left of it.
@@ -418,11 +423,11 @@ impl Destination {
                 self.state = State::Resuming { again: None, finished: false };
                 self.actions.push_back(Action::Run);
             }
-            (State::Resuming { finished, .. }, Event::GuestRuns(took)) => {
+            (State::Resuming { finished, .. }, Event::GuestRuns { took, cpu }) => {
                 let finished = *finished;
                 self.state = State::Running { until: None };
-                let resume_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-                self.control.send(now, Message::Running { resume_us });
+                let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+                self.control.send(now, Message::Running { resume_us: us(took), cpu_us: us(cpu) });
                 if finished {
                     self.finished();
                 }

@@ -84,6 +84,8 @@ pub struct Statistics {
     pub populated_bytes: u64,
     /// How long the guest was stopped before the blackout, for drained write protection.
     pub pauses: Duration,
+    /// CPU time of the destination's agent.
+    pub destination_cpu: Duration,
     /// Bytes per second that the guest last wrote.
     pub dirty_bytes_per_s: f64,
     /// Predicted length of the last copy if it began now.

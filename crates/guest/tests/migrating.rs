@@ -73,7 +73,8 @@ fn migrate(place: &Place, qemu: &QemuBinary) {
     let sent = from.qmp().execute("query-migrate", json!({}), soon()).unwrap();
     let pages = |kind: &str| sent["ram"][kind].as_u64().unwrap();
     assert!(pages("normal") + pages("duplicate") < 8192, "{sent}");
-    to.run(soon()).unwrap();
+    to.resume(soon()).unwrap();
+    to.settle(soon());
     assert_eq!(to.status(soon()).unwrap(), "running");
     ours_are_off(to.qmp());
     assert_eq!(from.status(soon()).unwrap(), "postmigrate");

@@ -254,7 +254,10 @@ impl World {
         }
         self.run_guest();
         if operations == self.destination.operations && self.destination.up {
-            self.tell_destination(Event::GuestRuns(std::time::Duration::from_millis(1)));
+            self.tell_destination(Event::GuestRuns {
+                took: std::time::Duration::from_millis(1),
+                cpu: std::time::Duration::ZERO,
+            });
         }
     }
 

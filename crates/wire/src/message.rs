@@ -152,7 +152,8 @@ pub enum Message {
         channel: u32,
         /// Highest frame number that was applied; all up to it were, except those refused.
         applied: u64,
-        /// Frame numbers up to `applied` that were refused (checksum), not yet told by an acknowledgement.
+        /// All frame numbers up to `applied` that were refused (checksum), told by an acknowledgement before or not: that
+        /// acknowledgement may have died with the link.
         refused: Vec<u64>,
     },
     /// S>D step 8: all RAM has been acknowledged; refuse any further write.
@@ -180,6 +181,8 @@ pub enum Message {
     Running {
         /// Microseconds from the reading of the commit to the guest's first instruction, as the destination saw it.
         resume_us: u64,
+        /// CPU time that the destination's agent spent on the session so far, microseconds.
+        cpu_us: u64,
     },
     /// S>D step 10: the source has cleaned up; the session can be forgotten.
     Finished,

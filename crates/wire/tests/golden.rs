@@ -141,7 +141,7 @@ const MESSAGES: &[(&str, &str)] = &[
     ("device state end", "0b00 0000 0000010000000000"),
     ("loaded", "0c00 0000"),
     ("commit", "0d00 0000"),
-    ("running", "0e00 0000 d204000000000000"),
+    ("running", "0e00 0000 d204000000000000 52aa080000000000"),
     ("finished", "0f00 0000"),
     (
         "abort",

@@ -18,7 +18,6 @@ const QEMU_ANSWERS_WITHIN: Duration = Duration::from_secs(20);
 
 /// What is reserved for a guest that may come.
 pub(super) struct Admitted {
-    pub description: GuestDescription,
     pub regions: Vec<RegionInfo>,
     pub qemu: QemuBinary,
     pub twin: Twin,
@@ -34,7 +33,12 @@ fn refuse_error(code: Code, error: &(dyn std::error::Error + 'static)) -> Fault 
 }
 
 /// Checks and reserves. On `Err` nothing of it is left here.
-pub(super) fn admit(agent: &Agent, guest: &str, json: &str, regions: Vec<RegionInfo>) -> Result<Admitted, Fault> {
+pub(super) fn admit(
+    agent: &Agent,
+    guest: &str,
+    json: &str,
+    regions: Vec<RegionInfo>,
+) -> Result<Admitted, Fault> {
     let description =
         GuestDescription::from_json(json).map_err(|error| refuse_error(Code::ProtocolViolation, &error))?;
     check_offer(&description, guest, &regions)?;
@@ -42,7 +46,7 @@ pub(super) fn admit(agent: &Agent, guest: &str, json: &str, regions: Vec<RegionI
     let folder = reserve(agent, guest)?;
     let checked = check(agent, &description, &qemu, facts, folder.clone());
     match checked {
-        Ok(twin) => Ok(Admitted { description, regions, qemu, twin, folder }),
+        Ok(twin) => Ok(Admitted { regions, qemu, twin, folder }),
         Err(fault) => {
             let _ = std::fs::remove_dir_all(&folder);
             Err(fault)
@@ -52,8 +56,10 @@ pub(super) fn admit(agent: &Agent, guest: &str, json: &str, regions: Vec<RegionI
 
 /// The offer must agree with the description in it.
 fn check_offer(description: &GuestDescription, guest: &str, regions: &[RegionInfo]) -> Result<(), Fault> {
-    let described: Vec<(&str, u64)> = description.regions().map(|block| (block.id.as_str(), block.size)).collect();
-    let offered: Vec<(&str, u64)> = regions.iter().map(|region| (region.name.as_str(), region.size)).collect();
+    let described: Vec<(&str, u64)> =
+        description.regions().map(|block| (block.id.as_str(), block.size)).collect();
+    let offered: Vec<(&str, u64)> =
+        regions.iter().map(|region| (region.name.as_str(), region.size)).collect();
     let numbered = regions.iter().enumerate().all(|(index, region)| usize::from(region.id) == index);
     if description.name != guest || described != offered || !numbered {
         return Err(refuse(Code::ProtocolViolation, "the offer and the guest description in it disagree"));
@@ -76,13 +82,16 @@ fn choose_qemu(agent: &Agent, description: &GuestDescription) -> Result<(QemuBin
         let qemu = configured.program();
         match agent.qemu_cache.facts(&qemu, Instant::now() + QEMU_ANSWERS_WITHIN) {
             Ok(facts) => {
-                let suits = facts.version >= description.qemu && facts.machines.contains(&description.machine);
+                let suits =
+                    facts.version >= description.qemu && facts.machines.contains(&description.machine);
                 // The version that it runs in now beats a later one: less can differ.
                 let same = facts.version == description.qemu && suits;
                 if same {
                     return Ok((qemu, facts));
                 }
-                let better = best.as_ref().is_none_or(|(_, known)| suits && !known.machines.contains(&description.machine));
+                let better = best
+                    .as_ref()
+                    .is_none_or(|(_, known)| suits && !known.machines.contains(&description.machine));
                 if better {
                     best = Some((qemu, facts));
                 }

@@ -64,7 +64,12 @@ impl Body {
                 self.paths.remove(&path);
                 self.handle(Event::PathLost(path));
             }
-            Input::Event(event) => self.handle(event),
+            Input::Event(event) => {
+                if let Event::Received { path, sequence, message } = &event {
+                    tracing::trace!(path, sequence, message = ?message.tag(), "received");
+                }
+                self.handle(event);
+            }
             Input::Path(path, connection) => {
                 self.paths.insert(path, connection);
                 self.handle(Event::PathUp(path));
@@ -103,8 +108,12 @@ impl Body {
             Action::TearDown => self.worker.ask(Job::TearDown),
             Action::End(fault) => {
                 match fault {
-                    None => tracing::info!(session = %self.shared.session, guest = self.shared.guest(), "the guest is here"),
-                    Some(fault) => tracing::warn!(session = %self.shared.session, %fault, "the guest did not come"),
+                    None => {
+                        tracing::info!(session = %self.shared.session, guest = self.shared.guest(), "the guest is here")
+                    }
+                    Some(fault) => {
+                        tracing::warn!(session = %self.shared.session, %fault, "the guest did not come")
+                    }
                 }
                 self.over = true;
             }
@@ -113,6 +122,7 @@ impl Body {
 
     fn transmit(&mut self, path: PathId, frame: Frame) {
         let Some(target) = self.paths.get(&path) else { return };
+        tracing::trace!(path, what = crate::faults::variant(&frame), "transmit");
         if let Err(error) = send(target, frame) {
             tracing::debug!(path, %error, "a control connection takes nothing more");
             self.take(Input::Event(Event::PathLost(path)));
@@ -147,8 +157,12 @@ pub(super) fn attach_path(shared: &Arc<Incoming>, stream: Stream) -> io::Result<
 /// What came over a control path, for the brain.
 pub(super) fn control_event(event: ControlEvent) -> Event {
     match event {
-        ControlEvent::Message { path, sequence, message } => Event::Received { path: path.into(), sequence, message },
-        ControlEvent::Acknowledged { path, through } => Event::ControlAcknowledged { path: path.into(), through },
+        ControlEvent::Message { path, sequence, message } => {
+            Event::Received { path: path.into(), sequence, message }
+        }
+        ControlEvent::Acknowledged { path, through } => {
+            Event::ControlAcknowledged { path: path.into(), through }
+        }
         ControlEvent::Keepalive { path } => Event::Heard(path.into()),
         ControlEvent::Lost { path, error } => {
             tracing::debug!(path, error = chain(&error), "a control connection is gone");

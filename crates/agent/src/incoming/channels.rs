@@ -38,7 +38,10 @@ impl Channels {
     fn open(&self, channel: ChannelId, fence: Arc<Fence>) -> io::Result<()> {
         let mut slots = self.lock();
         if slots.contains_key(&channel) {
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, format!("channel {channel} was used already")));
+            return Err(io::Error::new(
+                io::ErrorKind::AlreadyExists,
+                format!("channel {channel} was used already"),
+            ));
         }
         slots.insert(channel, Slot::Open(fence));
         Ok(())
@@ -73,11 +76,9 @@ impl Channels {
 
 /// Serves a connection in a thread of its own.
 pub(super) fn attach(shared: &Arc<Incoming>, channel: ChannelId, stream: Stream) -> io::Result<()> {
-    let regions = shared
-        .regions
-        .get()
-        .cloned()
-        .ok_or_else(|| io::Error::new(io::ErrorKind::NotConnected, "a data channel before the guest was admitted"))?;
+    let regions = shared.regions.get().cloned().ok_or_else(|| {
+        io::Error::new(io::ErrorKind::NotConnected, "a data channel before the guest was admitted")
+    })?;
     let fence = Arc::new(Fence::new(stream.closer()));
     shared.channels.open(channel, fence.clone())?;
     let receiver = StreamReceiver::new(stream);
@@ -97,7 +98,9 @@ pub(super) fn attach(shared: &Arc<Incoming>, channel: ChannelId, stream: Stream)
 pub(super) fn fence(shared: &Arc<Incoming>, channel: ChannelId) {
     let session = shared.clone();
     let fencing = move || match session.channels.fence(channel) {
-        Ok(fenced) => session.tell(Event::Fenced { channel, applied: fenced.applied, refused: fenced.refused }),
+        Ok(fenced) => {
+            session.tell(Event::Fenced { channel, applied: fenced.applied, refused: fenced.refused })
+        }
         // Without an answer the source must not send the extents again: it gives up in the end, and the guest is safe.
         Err(error) => tracing::error!(channel, error = chain(&error), "a channel could not be fenced"),
     };

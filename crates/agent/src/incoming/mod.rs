@@ -59,7 +59,12 @@ pub struct Incoming {
 
 impl Incoming {
     /// A new session; its loop runs from now on.
-    pub fn start(agent: &Arc<Agent>, session: SessionId, token: Token, peer: SocketAddr) -> std::io::Result<Arc<Incoming>> {
+    pub fn start(
+        agent: &Arc<Agent>,
+        session: SessionId,
+        token: Token,
+        peer: SocketAddr,
+    ) -> std::io::Result<Arc<Incoming>> {
         let (inbox, receiver) = channel();
         let (control, control_events) = channel();
         let clock = Clock::start();
@@ -104,11 +109,6 @@ impl Incoming {
     /// Name of the guest, once it is known.
     pub fn guest(&self) -> String {
         self.guest.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Whether it is over.
-    pub fn is_over(&self) -> bool {
-        self.brain().is_ended()
     }
 
     /// What a source that asks is told.

@@ -177,7 +177,8 @@ impl State {
         guest.1.prepare(deadline).map_err(failed)?;
         let socket = admitted.folder.join("state.sock");
         guest.1.incoming(&socket, deadline).map_err(failed)?;
-        let writer = Writer::connect(&socket).map_err(|error| here(Code::HypervisorFailed, Step::Prepare, &error))?;
+        let writer =
+            Writer::connect(&socket).map_err(|error| here(Code::HypervisorFailed, Step::Prepare, &error))?;
         self.writer = Some(writer);
         let regions = self.map_regions(pid, &found)?;
         self.agent.note_process(self.shared.session, &self.shared.guest(), self.process.as_ref())?;
@@ -196,7 +197,8 @@ impl State {
             let path = std::path::PathBuf::from(block.path.clone().unwrap_or_default());
             let ram = RamBlock::find(pid, &block.id, &path)
                 .map_err(|error| here(Code::MemoryFailed, Step::Prepare, &error))?;
-            let mapping = Mapping::new(&ram).map_err(|error| here(Code::MemoryFailed, Step::Prepare, &error))?;
+            let mapping =
+                Mapping::new(&ram).map_err(|error| here(Code::MemoryFailed, Step::Prepare, &error))?;
             let id = u16::try_from(index).map_err(|error| here(Code::GuestDiffers, Step::Prepare, &error))?;
             regions.push(RegionInfo { id, name: ram.name().to_owned(), size: ram.size() });
             if let Some(slot) = self.ram.get(index) {
@@ -213,7 +215,8 @@ impl State {
         }
         let digest = match digest {
             true => Some(
-                crate::digest::of(&self.ram).map_err(|error| here(Code::MemoryFailed, Step::Blackout, &error))?,
+                crate::digest::of(&self.ram)
+                    .map_err(|error| here(Code::MemoryFailed, Step::Blackout, &error))?,
             ),
             false => None,
         };
@@ -222,7 +225,9 @@ impl State {
     }
 
     fn load(&mut self, bytes: &[u8]) -> Result<(), Fault> {
-        let Some(writer) = &mut self.writer else { return Err(internal("no hypervisor waits for its state")) };
+        let Some(writer) = &mut self.writer else {
+            return Err(internal("no hypervisor waits for its state"));
+        };
         writer.write(bytes).map_err(|error| here(Code::HypervisorFailed, Step::Blackout, &error))
     }
 
@@ -237,7 +242,12 @@ impl State {
                 Ok(()) => break,
                 Err(MigrateError::Qmp(QmpError::TimedOut { .. })) if Instant::now() < end => {
                     if self.abandon.load(Ordering::SeqCst) {
-                        return Err(Fault::new(Code::Cancelled, Step::Blackout, Side::Destination, "given up meanwhile"));
+                        return Err(Fault::new(
+                            Code::Cancelled,
+                            Step::Blackout,
+                            Side::Destination,
+                            "given up meanwhile",
+                        ));
                     }
                 }
                 Err(error) => return Err(here(Code::HypervisorFailed, Step::Blackout, &error)),
@@ -261,8 +271,7 @@ impl State {
             std::thread::sleep(Duration::from_millis(200));
         }
         let took = began.elapsed();
-        let _ = cpu_before;
-        self.shared.tell(Event::GuestRuns(took));
+        self.shared.tell(Event::GuestRuns { took, cpu: cpu_time().saturating_sub(cpu_before) });
         qemu.settle(Instant::now() + QMP_WAIT);
         self.writer = None;
         if let Some(admitted) = &self.admitted {
@@ -277,12 +286,20 @@ impl State {
         self.shared.channels.close_all();
         match (self.guest.take(), self.admitted.take()) {
             (Some((record, mut qemu)), _) => {
-                let qmp = Some(qemu.qmp());
-                let deadline = Instant::now() + QMP_WAIT;
-                if let Err(error) = process::stop(&self.agent.registry, &record, qmp, StopHow::Quit, deadline) {
-                    tracing::error!(error = chain(&error), guest = record.name, "the waiting guest could not be ended");
-                    // It must not be said that it is gone while it may be there.
-                    return Err(here(Code::HypervisorFailed, Step::CleanUp, &error));
+                let end = |qmp| {
+                    let deadline = Instant::now() + QMP_WAIT;
+                    process::stop(&self.agent.registry, &record, qmp, StopHow::Quit, deadline)
+                };
+                let mut ended = end(Some(qemu.qmp()));
+                // It must not be said that it is gone while it may be there, so this does not end before it is.
+                while let Err(error) = ended {
+                    tracing::error!(
+                        error = chain(&error),
+                        guest = record.name,
+                        "the waiting guest could not be ended yet"
+                    );
+                    std::thread::sleep(Duration::from_secs(1));
+                    ended = end(None);
                 }
             }
             (None, Some(admitted)) => {

@@ -157,7 +157,13 @@ impl Body {
 
     fn transmit(&mut self, path: PathId, frame: Frame) {
         let Some(target) = self.paths.get(&path) else { return };
-        if let Err(error) = send(&target.path, frame) {
+        tracing::trace!(path, what = crate::faults::variant(&frame), "transmit");
+        let began = Instant::now();
+        let sent = send(&target.path, frame);
+        if began.elapsed() > Duration::from_millis(5) {
+            tracing::debug!(path, took = ?began.elapsed(), "a control connection was slow to take a frame");
+        }
+        if let Err(error) = sent {
             tracing::debug!(path, %error, "a control connection takes nothing more");
             self.take(Input::Event(Event::PathLost(path)));
         }
@@ -186,12 +192,15 @@ impl Body {
         let downtime = self.worker.qemu_downtime_ms.clone();
         self.worker.finish();
         let downtime_ms = *downtime.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let destination = self.shared.brain().statistics().destination_cpu;
         let cpu = CpuSeconds {
             source_agent_s: cpu_time().saturating_sub(self.cpu_before).as_secs_f64(),
-            destination_agent_s: 0.0,
+            destination_agent_s: destination.as_secs_f64(),
         };
         match &ending.fault {
-            None => tracing::info!(session = %self.shared.session, guest = self.shared.request.guest, "moved"),
+            None => {
+                tracing::info!(session = %self.shared.session, guest = self.shared.request.guest, "moved")
+            }
             Some(fault) => {
                 let guest = ending.guest.sentence();
                 tracing::warn!(session = %self.shared.session, guest = self.shared.request.guest, %fault, guest_state = guest, "not moved");

@@ -4,16 +4,16 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use linerate_api::EventKind;
 use linerate_core::source::Event;
 use linerate_core::{Code, Endpoint, Fault, LinkId, SessionId, Side, Step, Token};
-use linerate_net::channel::{Acks, ChannelError, Sender as _};
+use linerate_net::channel::ChannelError;
 use linerate_net::control::{ControlEvent, ControlOptions, ControlPath};
 use linerate_net::interfaces;
 use linerate_net::links::{Link, channels_for, pair, parse_networks};
@@ -55,7 +55,11 @@ fn tcp_options() -> TcpOptions {
 }
 
 /// Reaches the destination's agent at one of its addresses and opens the session.
-pub(super) fn first_contact(peers: &[SocketAddr], session: SessionId, token: Token) -> Result<(Stream, SocketAddr), Fault> {
+pub(super) fn first_contact(
+    peers: &[SocketAddr],
+    session: SessionId,
+    token: Token,
+) -> Result<(Stream, SocketAddr), Fault> {
     let mut last = None;
     for &remote in peers {
         let route = Route { local: None, device: None, remote };
@@ -65,7 +69,9 @@ pub(super) fn first_contact(peers: &[SocketAddr], session: SessionId, token: Tok
             Err(error) => last = Some(fault(Code::NoLink, Step::Authorise, Side::Source, &error)),
         }
     }
-    Err(last.unwrap_or_else(|| Fault::new(Code::NoLink, Step::Authorise, Side::Source, "the host has no address")))
+    Err(last.unwrap_or_else(|| {
+        Fault::new(Code::NoLink, Step::Authorise, Side::Source, "the host has no address")
+    }))
 }
 
 /// Asks the destination's journal, in a thread of its own; the answer goes to the brain if there is one.
@@ -84,7 +90,11 @@ pub(super) fn query(shared: &Arc<Outgoing>, record: &Record) {
 }
 
 /// The first answer from any of a host's addresses.
-pub(crate) fn ask_any(peers: &[SocketAddr], session: SessionId, token: Token) -> Option<linerate_core::Outcome> {
+pub(crate) fn ask_any(
+    peers: &[SocketAddr],
+    session: SessionId,
+    token: Token,
+) -> Option<linerate_core::Outcome> {
     for &remote in peers {
         let route = Route { local: None, device: None, remote };
         match ask(&route, &hello(session, token, Role::Query, 0, 0), &tcp_options()) {
@@ -109,8 +119,12 @@ pub(super) fn attach_path(shared: &Arc<Outgoing>, stream: Stream, link: Option<L
 /// What came over a control path, for the brain.
 pub(super) fn control_event(event: ControlEvent) -> Event {
     match event {
-        ControlEvent::Message { path, sequence, message } => Event::Received { path: path.into(), sequence, message },
-        ControlEvent::Acknowledged { path, through } => Event::ControlAcknowledged { path: path.into(), through },
+        ControlEvent::Message { path, sequence, message } => {
+            Event::Received { path: path.into(), sequence, message }
+        }
+        ControlEvent::Acknowledged { path, through } => {
+            Event::ControlAcknowledged { path: path.into(), through }
+        }
         ControlEvent::Keepalive { path } => Event::Heard(path.into()),
         ControlEvent::Lost { path, error } => {
             tracing::debug!(path, error = chain(&error), "a control connection is gone");
@@ -146,15 +160,21 @@ impl Links {
 
     fn start(&mut self, shared: &Arc<Outgoing>, link: Link) {
         if link.mtu_differs {
-            let text = format!("{}: the two ports have different MTUs; large packets may be lost", describe(&link));
+            let text =
+                format!("{}: the two ports have different MTUs; large packets may be lost", describe(&link));
             shared.hub.publish(EventKind::Warning { text });
         }
         let (lost, losses) = channel();
         shared.board.add(link.clone(), lost.clone());
         self.wake.push(lost);
         let name = format!("link-{}", link.id);
-        let supervisor =
-            Supervisor { shared: shared.clone(), stop: self.stop.clone(), losses, pump: pump_options(shared), link };
+        let supervisor = Supervisor {
+            shared: shared.clone(),
+            stop: self.stop.clone(),
+            losses,
+            pump: pump_options(shared),
+            link,
+        };
         match std::thread::Builder::new().name(name).spawn(move || supervisor.run()) {
             Ok(thread) => self.threads.push(thread),
             Err(error) => tracing::error!(%error, "no thread for a link"),
@@ -167,7 +187,10 @@ impl Links {
         match Monitor::start(events) {
             Ok(monitor) => self.monitor = Some(monitor),
             Err(error) => {
-                tracing::warn!(error = chain(&error), "interfaces are not watched; lost links are found by time-outs");
+                tracing::warn!(
+                    error = chain(&error),
+                    "interfaces are not watched; lost links are found by time-outs"
+                );
                 return;
             }
         }
@@ -197,15 +220,20 @@ impl Drop for Links {
 }
 
 fn paired(shared: &Outgoing, endpoints: &[Endpoint]) -> Result<Vec<Link>, Fault> {
-    let failed = |error: &(dyn std::error::Error + 'static)| fault(Code::NoLink, Step::Connect, Side::Source, error);
+    let failed =
+        |error: &(dyn std::error::Error + 'static)| fault(Code::NoLink, Step::Connect, Side::Source, error);
     let ours = interfaces::list().map_err(|error| failed(&error))?;
     let filter = parse_networks(&shared.request.links.join(",")).map_err(|error| failed(&error))?;
     Ok(pair(&ours, endpoints, &filter))
 }
 
 fn no_link(endpoints: &[Endpoint]) -> Fault {
-    let offered: Vec<String> = endpoints.iter().map(|one| format!("{} ({})", one.address, one.interface)).collect();
-    let detail = format!("the destination listens on {}; none of it pairs with a port of this host", offered.join(", "));
+    let offered: Vec<String> =
+        endpoints.iter().map(|one| format!("{} ({})", one.address, one.interface)).collect();
+    let detail = format!(
+        "the destination listens on {}; none of it pairs with a port of this host",
+        offered.join(", ")
+    );
     Fault::new(Code::NoLink, Step::Connect, Side::Source, detail)
 }
 
@@ -240,7 +268,9 @@ enum OpenError {
     Connect(#[from] ConnectError),
     #[error("small packets pass and a probe of {PROBE_KIB} KiB does not: {0}")]
     Probe(#[source] ChannelError),
-    #[error("small packets pass and a probe of {PROBE_KIB} KiB was not answered in time; check that the MTU is the same along the way")]
+    #[error(
+        "small packets pass and a probe of {PROBE_KIB} KiB was not answered in time; check that the MTU is the same along the way"
+    )]
     ProbeSilent,
     #[error(transparent)]
     Channel(#[from] ChannelError),

@@ -20,8 +20,8 @@ mod worker;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::Sender;
-use std::time::Duration;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use linerate_api::{MigrateRequest, MigrationDetail, MigrationId, MigrationState, MigrationSummary};
 use linerate_core::source::{Event, Source};

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use linerate_api as api;
 use linerate_api::{
-    BlackoutSplit, CpuSeconds, EventKind, LinkState, MigrationDetail, MigrationOutcome, MigrationState,
+    BlackoutSplit, CpuSeconds, EventKind, MigrationDetail, MigrationOutcome, MigrationState,
     MigrationSummary, Mode, Progress, RamTotals, Report, RoundTotals, StepTime,
 };
 use linerate_core::source::Ending;
@@ -35,7 +35,9 @@ impl Told {
         let statistics = shared.brain().statistics().clone();
         for (index, step) in Step::ALL.into_iter().enumerate() {
             let span = statistics.span(step);
-            let (Some(began), Some(ended)) = (self.began.get_mut(index), self.ended.get_mut(index)) else { continue };
+            let (Some(began), Some(ended)) = (self.began.get_mut(index), self.ended.get_mut(index)) else {
+                continue;
+            };
             if span.began.is_some() && !std::mem::replace(began, span.began.is_some()) {
                 shared.hub.publish(EventKind::step_started(convert::step(step)));
             }
@@ -84,13 +86,20 @@ fn left_ms(remaining: u64, rate: f64, dirty: f64) -> u64 {
 fn outcome(ending: &Ending) -> MigrationOutcome {
     match &ending.fault {
         None => MigrationOutcome::Completed,
-        Some(fault) if fault.code == Code::Cancelled && ending.guest != GuestState::Gone => MigrationOutcome::Cancelled,
+        Some(fault) if fault.code == Code::Cancelled && ending.guest != GuestState::Gone => {
+            MigrationOutcome::Cancelled
+        }
         Some(_) => MigrationOutcome::Failed,
     }
 }
 
 /// The last event.
-pub(super) fn finished(shared: &Outgoing, ending: &Ending, cpu: CpuSeconds, downtime_ms: Option<u64>) -> EventKind {
+pub(super) fn finished(
+    shared: &Outgoing,
+    ending: &Ending,
+    cpu: CpuSeconds,
+    downtime_ms: Option<u64>,
+) -> EventKind {
     let error = ending.fault.as_ref().map(|fault| Box::new(convert::error(fault, Some(ending.guest))));
     let report = report(shared, outcome(ending), cpu, downtime_ms);
     EventKind::Finished { outcome: outcome(ending), error, report: Some(Box::new(report)) }
@@ -112,7 +121,8 @@ fn report(shared: &Outgoing, outcome: MigrationOutcome, cpu: CpuSeconds, downtim
         to: shared.request.to.clone(),
         mode: Mode::Direct,
         outcome,
-        total_us: us(statistics.ended.unwrap_or(shared.clock.now()) - statistics.started) + us(shared.before_brain),
+        total_us: us(statistics.ended.unwrap_or(shared.clock.now()) - statistics.started)
+            + us(shared.before_brain),
         steps: steps(&statistics),
         rounds: rounds(&statistics),
         ram: RamTotals {
@@ -195,10 +205,4 @@ pub(super) fn detail(shared: &Outgoing) -> MigrationDetail {
         sent_bytes: shared.board.counters().data_bytes,
     };
     MigrationDetail { summary, report, error }
-}
-
-/// Links that are not up, for warnings.
-pub(super) fn all_lost(shared: &Outgoing) -> bool {
-    let links = shared.board.progress(|_| 0);
-    !links.is_empty() && links.iter().all(|link| link.state == LinkState::Lost)
 }

@@ -8,14 +8,14 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use linerate_api::MigrateRequest;
+use linerate_core::journal::SourcePhase;
 use linerate_core::policy::Limits;
 use linerate_core::source::{self, Event, Source};
 use linerate_core::{Code, Fault, RegionInfo, SessionId, Side, Step, Token};
-use linerate_core::journal::SourcePhase;
 use linerate_guest::description::GuestDescription;
 use linerate_guest::migrate::SourceQemu;
 use linerate_guest::registry::GuestRecord;
-use linerate_guest::{procfs, process, read, verdict};
+use linerate_guest::{process, procfs, read, verdict};
 use linerate_memory::{Mapping, RamBlock};
 use linerate_net::links::parse_networks;
 use linerate_net::tcp::Stream;
@@ -80,7 +80,12 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
     let record = Record {
         guest: shared.request.guest.clone(),
         changed_unix_ms: unix_ms(),
-        role: Role::Source { phase: SourcePhase::Started, peers: first(peer, peers), ran, token: hex(&token.0) },
+        role: Role::Source {
+            phase: SourcePhase::Started,
+            peers: first(peer, peers),
+            ran,
+            token: hex(&token.0),
+        },
     };
     let inbox = shared.inbox.clone();
     let forward = move || {
@@ -130,13 +135,20 @@ fn check_request(request: &MigrateRequest) -> Result<(), Fault> {
 
 /// Reads the guest and judges whether direct mode can move it.
 fn find(agent: &Agent, name: &str) -> Result<Found, Fault> {
-    let here = |code, error: &(dyn std::error::Error + 'static)| fault(code, Step::Resolve, Side::Source, error);
+    let here =
+        |code, error: &(dyn std::error::Error + 'static)| fault(code, Step::Resolve, Side::Source, error);
     let record = agent.registry.get(name).map_err(|error| here(Code::GuestUnknown, &error))?;
     if !record.is_alive() {
-        return Err(Fault::new(Code::GuestGone, Step::Resolve, Side::Source, format!("the QEMU of {name} has ended")));
+        return Err(Fault::new(
+            Code::GuestGone,
+            Step::Resolve,
+            Side::Source,
+            format!("the QEMU of {name} has ended"),
+        ));
     }
     let deadline = Instant::now() + QMP_WAIT;
-    let mut qmp = process::connect(&record, deadline).map_err(|error| here(Code::HypervisorFailed, &error))?;
+    let mut qmp =
+        process::connect(&record, deadline).map_err(|error| here(Code::HypervisorFailed, &error))?;
     let description = read::read(&mut qmp, record.process.pid, deadline)
         .map_err(|error| here(Code::HypervisorFailed, &error))?;
     let verdict = verdict::judge(&description, procfs::kernel_release().unwrap_or((0, 0)));
@@ -185,7 +197,8 @@ fn resolve(to: &str) -> Result<Vec<SocketAddr>, Fault> {
         let detail = format!("cannot find the host {to}: {error}");
         Fault::new(Code::NoLink, Step::Resolve, Side::Source, detail)
     };
-    let found = to.to_socket_addrs().or_else(|_| (to.trim_matches(['[', ']']), DEFAULT_PORT).to_socket_addrs());
+    let found =
+        to.to_socket_addrs().or_else(|_| (to.trim_matches(['[', ']']), DEFAULT_PORT).to_socket_addrs());
     let addresses: Vec<SocketAddr> = found.map_err(failed)?.collect();
     if addresses.is_empty() {
         return Err(failed(std::io::Error::other("the name has no address")));

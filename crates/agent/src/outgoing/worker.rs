@@ -13,6 +13,7 @@ use linerate_core::source::Event;
 use linerate_core::{Code, Extent, Fault, GuestState, RegionId, Run, Side, Step, Time};
 use linerate_guest::description::GuestDescription;
 use linerate_guest::migrate::{MigrateError, SourceQemu};
+use linerate_guest::process;
 use linerate_guest::qmp::QmpError;
 use linerate_guest::registry::{GuestRecord, Registry};
 use linerate_memory::{RamBlock, TrackError, Tracker};
@@ -31,6 +32,8 @@ const HOLD_WAIT: Duration = Duration::from_secs(30);
 const THROTTLE_PERIOD: Duration = Duration::from_millis(100);
 /// Between two looks at the flag of a roll-back.
 const SLICE: Duration = Duration::from_millis(100);
+/// Further tries to take a guest back whose QEMU did not do it at once.
+const TAKE_BACK_TRIES: u32 = 5;
 
 /// What the worker is asked to do; the brain's actions that deal with the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -245,7 +248,8 @@ impl State {
             }
             Ok(found)
         };
-        let (found, paused) = if last { (look(self)?, Duration::ZERO) } else { self.while_drained(step, look)? };
+        let (found, paused) =
+            if last { (look(self)?, Duration::ZERO) } else { self.while_drained(step, look)? };
         let mut dirty: Vec<Extent> =
             found.into_iter().flat_map(|(block, run)| extents(block, vec![run])).collect();
         self.note_seen(&dirty);
@@ -267,10 +271,14 @@ impl State {
         let seen = linerate_core::extent::normalise(std::mem::take(&mut self.seen));
         let mut holes = Vec::new();
         for (region, ram) in self.guest.ram.iter().enumerate() {
-            let runs: Vec<Run> =
-                seen.iter().filter(|extent| usize::from(extent.region) == region).map(|extent| extent.run).collect();
+            let runs: Vec<Run> = seen
+                .iter()
+                .filter(|extent| usize::from(extent.region) == region)
+                .map(|extent| extent.run)
+                .collect();
             let found = ram.mapping().and_then(|mapping| mapping.holes_among(&runs));
-            let found = found.map_err(|error| fault(Code::MemoryFailed, Step::Blackout, Side::Source, &error))?;
+            let found =
+                found.map_err(|error| fault(Code::MemoryFailed, Step::Blackout, Side::Source, &error))?;
             holes.extend(extents(region, found));
         }
         Ok(holes)
@@ -279,14 +287,17 @@ impl State {
     /// QEMU's set-up happens while the guest runs; the listener must be there before.
     fn switch_over(&mut self) -> Result<(), Fault> {
         self.throttle_percent = 0;
-        let failed = |error: std::io::Error| fault(Code::HypervisorFailed, Step::Blackout, Side::Source, &error);
+        let failed =
+            |error: std::io::Error| fault(Code::HypervisorFailed, Step::Blackout, Side::Source, &error);
         let _ = std::fs::remove_file(&self.guest.state_socket);
         let listener = UnixListener::bind(&self.guest.state_socket).map_err(failed)?;
         let shared = self.shared.clone();
-        let stream = device_state::Reader::start(listener, move |bytes| shared.tell(Event::DeviceState(bytes)));
+        let stream =
+            device_state::Reader::start(listener, move |bytes| shared.tell(Event::DeviceState(bytes)));
         self.stream = Some(stream.map_err(failed)?);
         let qemu = &mut self.guest.qemu;
-        qemu.begin(&self.guest.state_socket, Self::deadline()).map_err(|error| qemu_fault(Step::Blackout, &error))?;
+        qemu.begin(&self.guest.state_socket, Self::deadline())
+            .map_err(|error| qemu_fault(Step::Blackout, &error))?;
         let held = self.wait(HOLD_WAIT, SourceQemu::wait_pre_switchover)?;
         let stopped_at: Time = self.shared.clock.at(held.stopped_at);
         let _ = self.shared.inbox.send(Input::EventAt(stopped_at, Event::GuestStopped));
@@ -305,7 +316,12 @@ impl State {
             match step(&mut self.guest.qemu, end.min(Instant::now() + SLICE)) {
                 Err(MigrateError::Qmp(QmpError::TimedOut { .. })) if Instant::now() < end => {
                     if self.abandon.load(Ordering::SeqCst) {
-                        return Err(Fault::new(Code::Cancelled, Step::Blackout, Side::Source, "given up meanwhile"));
+                        return Err(Fault::new(
+                            Code::Cancelled,
+                            Step::Blackout,
+                            Side::Source,
+                            "given up meanwhile",
+                        ));
                     }
                 }
                 other => return other.map_err(|error| qemu_fault(Step::Blackout, &error)),
@@ -337,8 +353,24 @@ impl State {
     fn roll_back(&mut self) -> Result<(), Fault> {
         self.throttle_percent = 0;
         self.detach();
-        let guest = match self.guest.qemu.take_back(Self::deadline()) {
-            Ok(()) if self.guest.qemu.ran() => GuestState::RunsAtSource,
+        let ran = self.guest.qemu.ran();
+        let mut done = self.guest.qemu.take_back(Self::deadline());
+        // A connection that broke in the middle of a command is of no use: a fresh one may be.
+        for _ in 0..TAKE_BACK_TRIES {
+            let Err(error) = &done else { break };
+            tracing::warn!(error = chain(error), "the guest could not be taken back; trying again");
+            match process::connect(&self.guest.record, Self::deadline()) {
+                Ok(qmp) => self.guest.qemu = SourceQemu::recovered(qmp, ran),
+                Err(error) => {
+                    tracing::warn!(error = chain(&error), "its QEMU does not answer");
+                    std::thread::sleep(Duration::from_secs(1));
+                    continue;
+                }
+            }
+            done = self.guest.qemu.take_back(Self::deadline());
+        }
+        let guest = match done {
+            Ok(()) if ran => GuestState::RunsAtSource,
             Ok(()) => GuestState::PausedAtSource,
             Err(error) => self.after_failed_roll_back(&error),
         };
@@ -375,10 +407,14 @@ impl State {
         let downtime = self.guest.qemu.downtime_ms(Self::deadline()).ok().flatten();
         *self.qemu_downtime_ms.lock().unwrap_or_else(PoisonError::into_inner) = downtime;
         let (registry, record) = (&self.guest.registry, &self.guest.record);
-        let how = linerate_guest::process::StopHow::Quit;
+        let how = process::StopHow::Quit;
         let qmp = Some(self.guest.qemu.qmp());
-        if let Err(error) = linerate_guest::process::stop(registry, record, qmp, how, Self::deadline()) {
-            tracing::error!(error = chain(&error), guest = record.name, "the source's QEMU could not be ended");
+        if let Err(error) = process::stop(registry, record, qmp, how, Self::deadline()) {
+            tracing::error!(
+                error = chain(&error),
+                guest = record.name,
+                "the source's QEMU could not be ended"
+            );
         }
         self.shared.tell(Event::CleanedUp);
         Ok(())

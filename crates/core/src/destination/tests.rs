@@ -94,7 +94,7 @@ impl Driver {
             }),
             (Journaling, |d| d.receive(Message::Commit)),
             (Resuming, |d| d.tell(Event::Journaled(DestinationPhase::Committed))),
-            (Running, |d| d.tell(Event::GuestRuns(Duration::ZERO))),
+            (Running, |d| d.tell(Event::GuestRuns { took: Duration::ZERO, cpu: Duration::ZERO })),
         ];
         if matches!(state, TearingDown | Parting | Ended) {
             driver.tell(Event::Cancel);
@@ -150,7 +150,7 @@ fn messages() -> Vec<(Message, Vec<At>)> {
         (Message::Fenced { channel: 3, applied: 0, refused: vec![] }, vec![]),
         (Message::RamSealed, vec![]),
         (Message::Loaded, vec![]),
-        (Message::Running { resume_us: 0 }, vec![]),
+        (Message::Running { resume_us: 0, cpu_us: 0 }, vec![]),
     ]
 }
 
@@ -161,7 +161,7 @@ fn events() -> Vec<(Event, Vec<At>)> {
         (Event::Prepared(vec![]), vec![Preparing]),
         (Event::Sealed(None), vec![Sealing]),
         (Event::DeviceStateLoaded, vec![]), // Only once the stream has ended.
-        (Event::GuestRuns(Duration::ZERO), vec![Resuming]),
+        (Event::GuestRuns { took: Duration::ZERO, cpu: Duration::ZERO }, vec![Resuming]),
         (Event::TornDown, vec![TearingDown]),
         (Event::Journaled(DestinationPhase::Started), ALL.to_vec()),
         (Event::Fenced { channel: 3, applied: 0, refused: vec![] }, ALL.to_vec()),
@@ -288,7 +288,7 @@ fn a_committed_guest_that_cannot_be_run_is_tried_again() {
 fn a_source_that_finished_before_the_guest_ran_is_not_waited_for() {
     let mut driver = Driver::at(Resuming);
     driver.receive(Message::Finished);
-    let actions = driver.tell(Event::GuestRuns(Duration::ZERO));
+    let actions = driver.tell(Event::GuestRuns { took: Duration::ZERO, cpu: Duration::ZERO });
     assert!(actions.contains(&Action::Journal(DestinationPhase::Finished)), "{actions:?}");
     assert!(driver.brain.is_ended());
 }

@@ -359,7 +359,7 @@ impl Source {
 
     /// Whether a channel's call left something to do, so that the body should poll now and not at the next event.
     pub fn wants_attention(&self) -> bool {
-        !self.actions.is_empty() || self.scan_at.is_some()
+        !self.actions.is_empty() || self.control.has_outgoing() || self.scan_at.is_some()
     }
 
     /// When [`Event::Tick`] is wanted at the latest.
@@ -419,8 +419,9 @@ impl Source {
             (State::Preparing { .. }, Message::Prepared { regions }) => self.prepared(now, regions),
             (State::Sealing, Message::RamSealed) => self.sealed(now),
             (State::Loading { .. }, Message::Loaded) => self.loaded(now),
-            (State::Committing { .. }, Message::Running { resume_us }) => {
+            (State::Committing { .. }, Message::Running { resume_us, cpu_us }) => {
                 self.statistics.blackout.resume = Duration::from_micros(resume_us);
+                self.statistics.destination_cpu = Duration::from_micros(cpu_us);
                 self.running(now);
             }
             (State::CleaningUp { .. } | State::Parting { .. }, Message::Running { .. }) => {}

@@ -113,7 +113,7 @@ impl Driver {
                 self.receive(Message::Loaded);
             }
             Committing => drop(self.tell(Event::Journaled(SourcePhase::CommitSent))),
-            CleaningUp => drop(self.receive(Message::Running { resume_us: 1 })),
+            CleaningUp => drop(self.receive(Message::Running { resume_us: 1, cpu_us: 0 })),
             Parting => drop(self.tell(Event::CleanedUp)),
             Ended => drop(self.tell(Event::ControlAcknowledged { path: PATH, through: u64::MAX })),
         }
@@ -165,7 +165,7 @@ fn messages() -> Vec<(Message, Vec<At>)> {
         (Message::Fenced { channel: 9, applied: 0, refused: vec![] }, all()),
         (Message::RamSealed, vec![Sealing]),
         (Message::Loaded, vec![Loading]),
-        (Message::Running { resume_us: 0 }, vec![Committing, CleaningUp, Parting]),
+        (Message::Running { resume_us: 0, cpu_us: 0 }, vec![Committing, CleaningUp, Parting]),
         (Message::Aborted, vec![]),
         (Message::Prepare, vec![]),
         (Message::RoundMark { round: 0, bytes: 0 }, vec![]),
@@ -338,7 +338,7 @@ fn after_commit_only_the_destination_or_the_operator_decides() {
     }
     let away: [fn(&mut Driver) -> Vec<Action>; 3] = [
         |d| d.tell(Event::Answered(Outcome::Committed)),
-        |d| d.receive(Message::Running { resume_us: 1 }),
+        |d| d.receive(Message::Running { resume_us: 1, cpu_us: 0 }),
         |d| d.tell(Event::Resolve(false)),
     ];
     for word in away {
@@ -458,4 +458,17 @@ fn the_last_copy_waits_until_nothing_is_in_flight() {
     assert_eq!(driver.brain.next_work(driver.now, CHANNEL), Next::Wait, "the page is in flight");
     driver.brain.acknowledged(driver.now, CHANNEL, last_round.sequence, &[]);
     assert!(matches!(driver.brain.next_work(driver.now, CHANNEL), Next::Work(_)));
+}
+
+/// A body that polls only when it is told to must be told: otherwise the blackout waits for the next tick.
+#[test]
+fn what_a_channel_sets_off_wants_attention() {
+    let mut source = Source::new(Config::new("guest", String::new(), regions()));
+    assert!(!source.wants_attention());
+    source.handle(Time::ZERO, Event::PathUp(0));
+    while source.poll_action(Time::ZERO).is_some() {}
+    assert!(!source.wants_attention());
+    source.handle(Time::ZERO, Event::ChannelUp { channel: 3, link: 0 });
+    source.channel_lost(Time::ZERO, 3);
+    assert!(source.wants_attention(), "a fence has to be asked for");
 }

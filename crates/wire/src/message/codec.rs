@@ -56,7 +56,9 @@ impl Message {
             }
             MessageTag::Loaded => Message::Loaded,
             MessageTag::Commit => Message::Commit,
-            MessageTag::Running => Message::Running { resume_us: reader.u64("resume_us")? },
+            MessageTag::Running => {
+                Message::Running { resume_us: reader.u64("resume_us")?, cpu_us: reader.u64("cpu_us")? }
+            }
             MessageTag::Finished => Message::Finished,
             MessageTag::Abort => Message::Abort(Fault::read(reader)?),
             MessageTag::Aborted => Message::Aborted,
@@ -87,7 +89,10 @@ impl Message {
                 writer.long_bytes("device state", bytes, DEVICE_STATE_BYTES_MAX)?;
             }
             Message::DeviceStateEnd { total } => writer.u64(*total),
-            Message::Running { resume_us } => writer.u64(*resume_us),
+            Message::Running { resume_us, cpu_us } => {
+                writer.u64(*resume_us);
+                writer.u64(*cpu_us);
+            }
             Message::Abort(fault) => fault.write(writer)?,
             Message::Prepare
             | Message::RamSealed

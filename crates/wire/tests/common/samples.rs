@@ -53,7 +53,7 @@ pub fn messages() -> Vec<(&'static str, Message)> {
         ("device state end", Message::DeviceStateEnd { total: 65_536 }),
         ("loaded", Message::Loaded),
         ("commit", Message::Commit),
-        ("running", Message::Running { resume_us: 1234 }),
+        ("running", Message::Running { resume_us: 1234, cpu_us: 567_890 }),
         ("finished", Message::Finished),
         ("abort", Message::Abort(fault())),
         ("aborted", Message::Aborted),

@@ -53,7 +53,7 @@ pub fn message() -> impl Strategy<Value = Message> {
         any::<Option<u64>>().prop_map(|digest| Message::RamComplete { digest }),
         vec(any::<u8>(), 0..5000).prop_map(|bytes| Message::DeviceState { bytes }),
         any::<u64>().prop_map(|total| Message::DeviceStateEnd { total }),
-        any::<u64>().prop_map(|resume_us| Message::Running { resume_us }),
+        any::<(u64, u64)>().prop_map(|(resume_us, cpu_us)| Message::Running { resume_us, cpu_us }),
         fault().prop_map(Message::Abort),
     ]
 }

@@ -1,0 +1,130 @@
+//! One of two links is lost at a random instant of a migration, and comes back.
+
+use std::time::Duration;
+
+use linerate_lab::GuestSpec;
+
+use super::stage::{NAME, victim};
+use super::{Book, Outcome};
+use crate::interrupt;
+use crate::moving::{Ending, Moving};
+use crate::random::{Random, seed_for};
+use crate::site::{Site, SiteOptions, console_at};
+use crate::transcript::Transcript;
+
+/// The guest goes back and forth on one stage for as long as all is well.
+struct Stage {
+    site: Site,
+    spec: GuestSpec,
+    console: Transcript,
+    at: usize,
+    /// How long a migration takes here, with RAM compared as in those that follow.
+    usual: Duration,
+}
+
+pub(super) fn run(book: &mut Book<'_>, names: &[String]) -> anyhow::Result<()> {
+    let mut stage = None;
+    for name in names {
+        interrupt::check()?;
+        book.progress.doing(name);
+        let mut outcome = Outcome { name: name.clone(), seed: seed_for(book.seed, name), ..Outcome::default() };
+        match stage.take().map_or_else(|| Stage::new(book), Ok) {
+            Ok(mut fresh) => {
+                if let Err(error) = fresh.cut(&mut outcome) {
+                    interrupt::check()?;
+                    outcome.wrong.push(format!("{error:#}"));
+                }
+                if outcome.wrong.is_empty() {
+                    stage = Some(fresh);
+                } else {
+                    outcome.logs = fresh.site.logs();
+                }
+            }
+            Err(error) => outcome.wrong.push(format!("no stage: {error:#}")),
+        }
+        book.add(outcome)?;
+    }
+    Ok(())
+}
+
+impl Stage {
+    fn new(book: &Book<'_>) -> anyhow::Result<Stage> {
+        let site = Site::new(&SiteOptions {
+            links: "2x1000".to_owned(),
+            linerate: book.flags.common.binary()?,
+            ram_mb: 2048,
+            ..Default::default()
+        })?;
+        let spec = victim(&site);
+        let console = site.start_guest(0, &spec, None)?;
+        let mut stage = Stage { site, spec, console, at: 0, usual: Duration::ZERO };
+        stage.console.wait_passes(2, Duration::from_secs(120))?;
+        let ending = stage.go(|_| Ok(()))?;
+        anyhow::ensure!(ending.completed(), "a migration without any fault: {}", ending.text());
+        stage.usual = ending.total;
+        Ok(stage)
+    }
+
+    /// Moves the guest to the other host; `harm` is called once it has been asked for.
+    fn go(&mut self, harm: impl FnOnce(&Site) -> anyhow::Result<()>) -> anyhow::Result<Ending> {
+        let to = 1 - self.at;
+        let (path, skip) = console_at(self.site.host(to)?, &self.spec);
+        let flags = ["--verify", "--link-timeout", "20s"];
+        let moving = Moving::begin(self.site.agent(self.at)?, NAME, &self.site.to(to)?, &flags)?;
+        harm(&self.site)?;
+        let ending = moving.finish(Duration::from_secs(120));
+        if ending.completed() {
+            self.at = to;
+            self.console.arrived(path, skip);
+        }
+        Ok(ending)
+    }
+
+    fn cut(&mut self, outcome: &mut Outcome) -> anyhow::Result<()> {
+        let mut random = Random::new(outcome.seed);
+        // A little beyond the usual end as well: a link may be lost while the source cleans up.
+        let instant = random.part_of(self.usual.mul_f64(1.05));
+        let away = Duration::from_millis(100) + random.part_of(Duration::from_secs(3));
+        let link = usize::try_from(random.below(2)).unwrap_or(0);
+        let silent = random.below(2) == 1;
+        let kind = if silent { "packets lost" } else { "port down" };
+        outcome.fault = format!("l{link} {kind} for {:.1} s", away.as_secs_f64());
+        (outcome.step, outcome.side) = ("any".to_owned(), "both".to_owned());
+        outcome.at_ms = instant.as_secs_f64() * 1e3;
+        outcome.at_step = format!("{:.0} ms of {:.0}", outcome.at_ms, self.usual.as_secs_f64() * 1e3);
+        let ending = self.go(|site| {
+            interrupt::sleep(instant);
+            if silent { site.lab.drop_silently(link)? } else { site.lab.cut(link)? }
+            interrupt::sleep(away);
+            Ok(site.lab.restore(link)?)
+        })?;
+        outcome.migration = ending.text();
+        outcome.blackout_ms =
+            ending.report.as_ref().and_then(|report| Some(report.blackout?.total_us as f64 / 1e3));
+        outcome.retry = "–".to_owned();
+        self.judge(&ending, outcome);
+        Ok(())
+    }
+
+    fn judge(&mut self, ending: &Ending, outcome: &mut Outcome) {
+        if !ending.completed() {
+            outcome.wrong.push(format!("the migration did not succeed: {}", ending.text()));
+            return;
+        }
+        outcome.guest = format!("runs on host {}; {} links lost on the way", self.at, ending.links_lost);
+        if ending.report.as_ref().and_then(|report| report.verified) != Some(true) {
+            outcome.wrong.push("RAM was not found the same".to_owned());
+        }
+        if let Err(error) = self.console.wait_passes(2, Duration::from_secs(60)) {
+            outcome.wrong.push(format!("{error:#}"));
+        }
+        outcome.wrong.extend(self.console.bad());
+        if !self.console.passes_follow() {
+            outcome.wrong.push("passes do not follow one another".to_owned());
+        }
+        let seen = self.site.observer.blackout(self.site.lab.guest_address(0), Duration::ZERO);
+        if seen.out_of_order + seen.mem_bad > 0 {
+            outcome.wrong.push(format!("heartbeat: {} old packets, {} bad pages", seen.out_of_order, seen.mem_bad));
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! QEMU's own migration, as its users run it: RAM is memory of the process, the destination waits with `-incoming`.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use linerate_lab::{GuestSpec, Qemu, QemuOptions, Qmp, Ram};
+use serde_json::{Value, json};
+
+use super::cases::Method;
+use crate::interrupt;
+use crate::site::Site;
+use crate::transcript::Transcript;
+
+const PORT: u16 = 4444;
+const POLL: Duration = Duration::from_millis(5);
+/// 10^11 bytes a second: no limit.
+const BANDWIDTH: u64 = 100_000_000_000;
+const DOWNTIME_MS: u64 = 300;
+
+/// A guest of QEMU alone.
+#[derive(Debug)]
+pub struct Baseline {
+    spec: GuestSpec,
+    qemu: Qemu,
+    /// Where it is.
+    pub at: usize,
+    /// What it said.
+    pub console: Transcript,
+}
+
+/// What QEMU said of a migration.
+#[derive(Debug, Default)]
+pub struct Told {
+    /// It reached the destination.
+    pub completed: bool,
+    /// Why not.
+    pub note: String,
+    /// From `migrate` to running at the destination.
+    pub total: Duration,
+    /// Starting the destination.
+    pub start: Duration,
+    /// `query-migrate` at the end.
+    pub answer: Value,
+}
+
+impl Baseline {
+    /// Starts the guest on host 0.
+    pub fn start(site: &Site, spec: GuestSpec) -> anyhow::Result<Baseline> {
+        let options = QemuOptions { ram: Ram::Plain, ..Default::default() };
+        let qemu = Qemu::start(site.host(0)?, &spec, &options)?;
+        let console = Transcript::new(spec.serial(site.host(0)?));
+        Ok(Baseline { spec, qemu, at: 0, console })
+    }
+
+    /// Process of its QEMU.
+    pub fn pid(&mut self) -> u32 {
+        self.qemu.process().pid()
+    }
+
+    /// Moves it to the other host. `during` is called about every 5 ms with the time since the request.
+    /// `ready` is called with the destination's process once it waits.
+    pub fn go(
+        &mut self,
+        site: &Site,
+        method: Method,
+        channels: Option<u32>,
+        limit: Duration,
+        ready: impl FnOnce(u32),
+        mut during: impl FnMut(Duration) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Told> {
+        let to = 1 - self.at;
+        let mptcp = method == Method::Mptcp;
+        mptcp_endpoints(site, self.at, mptcp)?;
+        let uri = format!(
+            "tcp:{}:{PORT}{}",
+            site.host(to)?.address(0),
+            if mptcp { ",mptcp=on" } else { "" }
+        );
+        let began = Instant::now();
+        let options =
+            QemuOptions { ram: Ram::Plain, incoming: Some("defer".to_owned()), ..Default::default() };
+        let mut other = Qemu::start(site.host(to)?, &self.spec, &options)?;
+        let start = began.elapsed();
+        let (mut here, mut there) = (self.qemu.qmp()?, other.qmp()?);
+        set_up(&mut there, channels)?;
+        there.execute("migrate-incoming", json!({ "uri": uri }))?;
+        set_up(&mut here, channels)?;
+        here.execute("migrate-set-parameters", json!({ "max-bandwidth": BANDWIDTH, "downtime-limit": DOWNTIME_MS }))?;
+        ready(other.process().pid());
+        let began = Instant::now();
+        here.execute("migrate", json!({ "uri": uri }))?;
+        let mut told = Told { start, ..Told::default() };
+        told.answer = follow(&mut here, began, limit, &mut told.note, &mut during)?;
+        told.completed = told.answer["status"] == "completed";
+        if !told.completed {
+            told.note = format!("{} {}", told.note, told.answer["error-desc"].as_str().unwrap_or("")).trim().to_owned();
+            told.total = began.elapsed();
+            ensure!(runs(&mut here)?, "after a migration that failed ({}) QEMU's guest does not run", told.note);
+            return Ok(told);
+        }
+        while !runs(&mut there)? {
+            ensure!(began.elapsed() < limit + Duration::from_secs(30), "QEMU's destination does not run");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        told.total = began.elapsed();
+        self.console.arrived(self.spec.serial(site.host(to)?), 0);
+        drop((here, there));
+        self.qemu = other;
+        self.at = to;
+        Ok(told)
+    }
+}
+
+fn set_up(qmp: &mut Qmp, channels: Option<u32>) -> anyhow::Result<()> {
+    let capability = json!({ "capability": "multifd", "state": channels.is_some() });
+    qmp.execute("migrate-set-capabilities", json!({ "capabilities": [capability] }))?;
+    if let Some(channels) = channels {
+        qmp.execute("migrate-set-parameters", json!({ "multifd-channels": channels }))?;
+    }
+    Ok(())
+}
+
+fn follow(
+    qmp: &mut Qmp,
+    began: Instant,
+    limit: Duration,
+    note: &mut String,
+    during: &mut impl FnMut(Duration) -> anyhow::Result<()>,
+) -> anyhow::Result<Value> {
+    loop {
+        let answer = qmp.execute("query-migrate", Value::Null)?;
+        match answer["status"].as_str() {
+            Some("completed" | "failed" | "cancelled") => return Ok(answer),
+            _ if began.elapsed() > limit + Duration::from_secs(60) => bail!("QEMU's migration does not end: {answer}"),
+            _ => {}
+        }
+        interrupt::check()?;
+        if began.elapsed() > limit && note.is_empty() {
+            *note = format!("cancelled after {} s: it did not converge", limit.as_secs());
+            qmp.execute("migrate_cancel", Value::Null)?;
+        }
+        during(began.elapsed())?;
+        std::thread::sleep(POLL);
+    }
+}
+
+fn runs(qmp: &mut Qmp) -> anyhow::Result<bool> {
+    Ok(qmp.execute("query-status", Value::Null)?["status"] == "running")
+}
+
+/// The destination offers its other addresses, the source takes the offers: one more subflow for each link.
+fn mptcp_endpoints(site: &Site, from: usize, on: bool) -> anyhow::Result<()> {
+    for host in site.lab.hosts() {
+        mptcp(host.namespace(), &["endpoint", "flush"])?;
+        mptcp(host.namespace(), &["limits", "set", "subflows", "8", "add_addr_accepted", "8"])?;
+    }
+    let destination = site.host(1 - from)?;
+    for link in (1..destination.addresses().len()).filter(|_| on) {
+        let (address, device) = (destination.address(link).to_string(), destination.device(link));
+        mptcp(destination.namespace(), &["endpoint", "add", &address, "dev", &device, "signal"])?;
+    }
+    Ok(())
+}
+
+fn mptcp(namespace: &str, arguments: &[&str]) -> anyhow::Result<()> {
+    let mut command = Command::new("ip");
+    command.args(["-n", namespace, "mptcp"]).args(arguments);
+    let done = command.output().context("cannot start ip")?;
+    ensure!(done.status.success(), "{command:?}: {}", String::from_utf8_lossy(&done.stderr).trim());
+    Ok(())
+}

@@ -1,0 +1,356 @@
+//! One case with one QEMU: both guests on the same links, rounds of all methods.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use linerate_api::Step;
+use linerate_lab::{GuestParameters, GuestSpec, QemuVersion, guest};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::cases::{Case, Channels, Method};
+use super::figures::Figures;
+use super::qemu::{Baseline, Told};
+use super::{Book, Calibration, version_name, wire};
+use crate::cpu::{self, Meter};
+use crate::interrupt;
+use crate::moving::{Ending, Moving};
+use crate::site::{BEATS, PORT, Site, SiteOptions, console_at};
+use crate::transcript::Transcript;
+
+const NAME: &str = "direct";
+/// A migration that has not ended by then does not converge.
+const LIMIT: Duration = Duration::from_secs(40);
+const CHANNELS: [u32; 3] = [2, 4, 8];
+
+/// Fields go in this order: the guests before the site that they are on.
+struct Stage<'a> {
+    case: &'a Case,
+    baseline: Baseline,
+    site: Site,
+    spec: GuestSpec,
+    console: Transcript,
+    at: usize,
+    qemu: &'static str,
+    channels: Channels,
+    look: Duration,
+    populated: u64,
+    /// How long each method took without a cut, to know half of it.
+    usual: HashMap<&'static str, Duration>,
+}
+
+pub(super) fn run(book: &mut Book, case: &Case, version: QemuVersion) -> anyhow::Result<()> {
+    book.progress.doing(&format!("{} QEMU {}: guests start", case.name, version_name(version)));
+    let mut stage = Stage::new(book, case, version)?;
+    stage.calibrate(book)?;
+    for pair in 1..=book.flags.pairs {
+        interrupt::check()?;
+        let before = wire::measure(&stage.site.lab, 0)?;
+        let mut round = Vec::new();
+        for method in Method::ALL {
+            book.progress.doing(&format!("{} {} pair {pair} {}", case.name, stage.qemu, method.title()));
+            let mut figures = stage.figures(method, pair);
+            stage.measure(&mut figures)?;
+            round.push(figures);
+        }
+        let after = wire::measure(&stage.site.lab, 0)?;
+        for mut figures in round {
+            figures.derive(Some((before + after) / 2.0));
+            book.progress.done(&figures.text());
+            book.results.runs.push(figures);
+        }
+        book.save()?;
+    }
+    Ok(())
+}
+
+fn spec(site: &Site, case: &Case, number: usize, name: &str, version: QemuVersion) -> GuestSpec {
+    let parameters = GuestParameters {
+        mem_mb: case.filled_mb,
+        dirty_mbps: case.dirty_mbps,
+        dirty_ws_mb: (case.working_set_mb > 0).then_some(case.working_set_mb),
+        // Nothing but the heartbeat: checking memory would be taken for the cost of the migration.
+        verify_mbps: 0,
+        net: Some(guest::heartbeat(&site.lab, number, PORT, BEATS)),
+        work: case.work,
+        ..Default::default()
+    };
+    let mut spec = GuestSpec::new(name, parameters).tap(&format!("tap{number}")).qemu(version);
+    spec.memory_mb = case.memory_mb;
+    spec
+}
+
+impl Stage<'_> {
+    fn new<'a>(book: &Book, case: &'a Case, version: QemuVersion) -> anyhow::Result<Stage<'a>> {
+        let site = Site::new(&SiteOptions {
+            links: case.links.to_owned(),
+            linerate: book.flags.common.binary()?,
+            ram_mb: case.memory_mb + 2048,
+            ..Default::default()
+        })?;
+        let direct = spec(&site, case, 0, NAME, version);
+        let mut console = site.start_guest(0, &direct, None)?;
+        console.wait_for("FILLED", Duration::from_secs(180))?;
+        let mut baseline = Baseline::start(&site, spec(&site, case, 1, "plain", version))?;
+        baseline.console.wait_for("FILLED", Duration::from_secs(180))?;
+        Ok(Stage {
+            case,
+            baseline,
+            site,
+            spec: direct,
+            console,
+            at: 0,
+            qemu: version_name(version),
+            channels: Channels { multifd: 4, mptcp: 4 },
+            look: Duration::from_millis(if book.flags.quick { 500 } else { 2000 }),
+            populated: case.filled_mb << 20,
+            usual: HashMap::new(),
+        })
+    }
+
+    /// Tries 2, 4 and 8 channels and keeps the fastest of each method.
+    fn calibrate(&mut self, book: &mut Book) -> anyhow::Result<()> {
+        let mut tried = Vec::new();
+        let pid = self.site.pid(self.at, NAME)?;
+        let _frozen = Frozen::new(pid);
+        let counts: &[u32] = if book.flags.quick { &[] } else { &CHANNELS };
+        for method in [Method::Multifd, Method::Mptcp] {
+            for channels in counts {
+                book.progress.doing(&format!("{} {}: {} with {channels} channels", self.case.name, self.qemu, method.title()));
+                let told = self.baseline.go(&self.site, method, Some(*channels), LIMIT / 2, |_| {}, |_| Ok(()))?;
+                if told.completed {
+                    tried.push((method, *channels, told.total.as_secs_f64()));
+                }
+            }
+        }
+        let best = |method| {
+            let of = tried.iter().filter(|(one, _, _)| *one == method);
+            of.min_by(|a, b| a.2.total_cmp(&b.2)).map_or(4, |(_, channels, _)| *channels)
+        };
+        self.channels = Channels { multifd: best(Method::Multifd), mptcp: best(Method::Mptcp) };
+        for (method, channels, seconds) in &tried {
+            let usual = Duration::from_secs_f64(*seconds);
+            if self.channels.of(*method) == Some(*channels) {
+                self.usual.insert(method.title(), usual);
+            }
+        }
+        let (case, qemu, channels) = (self.case.name.clone(), self.qemu, self.channels);
+        book.results.calibrations.push(Calibration { case, qemu, channels, tried });
+        Ok(())
+    }
+
+    fn figures(&self, method: Method, pair: usize) -> Figures {
+        Figures {
+            case: self.case.name.clone(),
+            qemu: self.qemu,
+            pair,
+            method,
+            channels: self.channels.of(method),
+            completed: false,
+            note: String::new(),
+            total_s: None,
+            destination_start_s: None,
+            copy_s: None,
+            other_steps_ms: None,
+            populated_bytes: self.populated,
+            sent_bytes: None,
+            goodput_gbps: None,
+            wire_gbps: None,
+            wire_percent: None,
+            blackout_qemu_ms: None,
+            blackout_report_ms: None,
+            blackout_seen_ms: None,
+            cpu_s: None,
+            cpu_s_per_gb: None,
+            guest_cpu: 0.0,
+            guest_pace: None,
+            cpu_by_process: HashMap::new(),
+        }
+    }
+
+    fn measure(&mut self, figures: &mut Figures) -> anyhow::Result<()> {
+        let direct = self.site.pid(self.at, NAME)?;
+        let plain = self.baseline.pid();
+        let (mine, other) = if figures.method == Method::Linerate { (direct, plain) } else { (plain, direct) };
+        let _frozen = Frozen::new(other);
+        let (cpu, pace) = self.look_before(figures.method, mine);
+        figures.guest_cpu = cpu;
+        let lines = self.said(figures.method);
+        let since = self.site.observer.now();
+        if figures.method == Method::Linerate {
+            self.move_direct(figures)?;
+        } else {
+            self.move_plain(figures)?;
+        }
+        let during = self.pace(figures.method, lines);
+        figures.guest_pace = pace.zip(during).map(|(before, during)| during / before);
+        self.look_after(figures, since)
+    }
+
+    /// CPUs and pace of the guest when it is left alone.
+    fn look_before(&mut self, method: Method, pid: u32) -> (f64, Option<f64>) {
+        // A guest that was just woken has to catch up first.
+        interrupt::sleep(Duration::from_millis(500));
+        let (lines, began, before) = (self.said(method), Instant::now(), cpu::seconds(pid));
+        interrupt::sleep(self.look);
+        let used = cpu::seconds(pid).zip(before).map_or(0.0, |(after, before)| after - before);
+        (used / began.elapsed().as_secs_f64(), self.pace(method, lines))
+    }
+
+    fn transcript(&mut self, method: Method) -> &mut Transcript {
+        if method == Method::Linerate { &mut self.console } else { &mut self.baseline.console }
+    }
+
+    fn said(&mut self, method: Method) -> usize {
+        self.transcript(method).count()
+    }
+
+    fn pace(&mut self, method: Method, from: usize) -> Option<f64> {
+        let (start, key) = match (self.case.work, self.case.dirty_mbps > 0) {
+            (true, _) => ("WORK", "n"),
+            (false, true) => ("OK", "dirty_mbps"),
+            (false, false) => return None,
+        };
+        crate::statistics::median(self.transcript(method).rates(from, start, key))
+    }
+
+    fn look_after(&self, figures: &mut Figures, since: Duration) -> anyhow::Result<()> {
+        let number = usize::from(figures.method != Method::Linerate);
+        let address = self.site.lab.guest_address(number);
+        self.site.observer.wait_beats(address, 50, Duration::from_secs(30))?;
+        let seen = self.site.observer.blackout(address, since);
+        figures.blackout_seen_ms = Some(seen.longest_gap_us as f64 / 1e3);
+        if seen.mem_bad + seen.out_of_order > 0 {
+            figures.note = format!("DAMAGE: {seen:?} {}", figures.note);
+        }
+        Ok(())
+    }
+
+    fn move_direct(&mut self, figures: &mut Figures) -> anyhow::Result<()> {
+        let to = 1 - self.at;
+        let arrival = console_at(self.site.host(to)?, &self.spec);
+        let half = self.half(Method::Linerate);
+        let meter = Meter::start(self.site.lab.directory().to_owned(), &[]);
+        let flags = ["--link-timeout", "20s"];
+        let moving = Moving::begin(self.site.agent(self.at)?, NAME, &self.site.to(to)?, &flags)?;
+        if self.case.cut {
+            interrupt::sleep(half.saturating_sub(moving.began().elapsed()));
+            self.site.lab.cut(0)?;
+            interrupt::sleep(Duration::from_secs(1));
+            self.site.lab.restore(0)?;
+        }
+        let ending = moving.finish(LIMIT * 2);
+        let by_process = meter.stop();
+        interrupt::check()?;
+        figures.completed = ending.completed();
+        if ending.completed() {
+            self.at = to;
+            self.console.arrived(arrival.0, arrival.1);
+        } else {
+            figures.note = ending.text();
+            self.site.settle(Duration::from_secs(60))?;
+        }
+        self.take_report(figures, &ending);
+        self.take_cpu(figures, by_process, ending.total);
+        Ok(())
+    }
+
+    fn take_report(&mut self, figures: &mut Figures, ending: &Ending) {
+        let Some(report) = &ending.report else { return };
+        if let Some(first) = report.rounds.first().filter(|first| first.bytes > 0) {
+            self.populated = first.bytes;
+        }
+        figures.populated_bytes = self.populated;
+        figures.sent_bytes = Some(report.ram.sent_bytes);
+        figures.total_s = Some(ending.runs_after.unwrap_or(ending.total).as_secs_f64());
+        let took = |wanted: fn(Step) -> bool| {
+            let steps = report.steps.iter().filter(|one| wanted(one.step));
+            steps.map(|one| one.duration_us).sum::<u64>() as f64
+        };
+        figures.copy_s = Some(took(|step| step == Step::Copy) / 1e6);
+        figures.other_steps_ms = Some(took(|step| !matches!(step, Step::Copy | Step::Blackout)) / 1e3);
+        if let Some(blackout) = report.blackout {
+            figures.blackout_report_ms = Some(blackout.total_us as f64 / 1e3);
+            figures.blackout_qemu_ms = blackout.qemu_downtime_ms.map(|ms| ms as f64);
+        }
+        if !self.case.cut && ending.completed() {
+            self.usual.insert(Method::Linerate.title(), ending.total);
+        }
+    }
+
+    fn move_plain(&mut self, figures: &mut Figures) -> anyhow::Result<()> {
+        let half = self.half(figures.method);
+        let folder = self.site.lab.directory().to_owned();
+        let mut meter = None;
+        let (was_cut, was_restored) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (site, cut) = (&self.site, self.case.cut);
+        let during = |time: Duration| {
+            if cut && time >= half && !was_cut.swap(true, Ordering::Relaxed) {
+                site.lab.cut(0)?;
+            }
+            if cut && time >= half + Duration::from_secs(1) && !was_restored.swap(true, Ordering::Relaxed) {
+                site.lab.restore(0)?;
+            }
+            Ok(())
+        };
+        // The destination's whole life counts, as Linerate's does.
+        let ready = |destination| meter = Some(Meter::start(folder, &[destination]));
+        let told = self.baseline.go(site, figures.method, figures.channels, LIMIT, ready, during);
+        if was_cut.load(Ordering::Relaxed) && !was_restored.load(Ordering::Relaxed) {
+            interrupt::sleep(Duration::from_millis(300));
+            self.site.lab.restore(0)?;
+        }
+        let told = told?;
+        let by_process = meter.context("the migration did not begin")?.stop();
+        take_answer(figures, &told);
+        self.take_cpu(figures, by_process, told.total);
+        Ok(())
+    }
+
+    fn half(&self, method: Method) -> Duration {
+        let rate = if matches!(method, Method::Linerate | Method::Mptcp) { 5e9 } else { 2.5e9 };
+        let guess = Duration::from_secs_f64(self.populated as f64 * 8.0 / rate + 0.2);
+        self.usual.get(method.title()).copied().unwrap_or(guess) / 2
+    }
+
+    fn take_cpu(&self, figures: &mut Figures, by_process: HashMap<u32, f64>, total: Duration) {
+        let sum: f64 = by_process.values().sum();
+        // Never below nothing: a guest that got less CPU than before would otherwise count as a saving.
+        figures.cpu_s = Some((sum - figures.guest_cpu * total.as_secs_f64()).max(0.0));
+        figures.cpu_by_process = by_process;
+    }
+}
+
+fn take_answer(figures: &mut Figures, told: &Told) {
+    figures.completed = told.completed;
+    figures.note = told.note.clone();
+    figures.total_s = Some(told.total.as_secs_f64());
+    figures.destination_start_s = Some(told.start.as_secs_f64());
+    let number = |pointer: &str| told.answer.pointer(pointer).and_then(serde_json::Value::as_f64);
+    let (downtime, setup) = (number("/downtime").unwrap_or(0.0), number("/setup-time").unwrap_or(0.0));
+    figures.other_steps_ms = Some(setup);
+    if told.completed {
+        figures.blackout_qemu_ms = number("/downtime");
+        figures.copy_s = number("/total-time").map(|ms| (ms - downtime - setup) / 1e3);
+        figures.sent_bytes = number("/ram/transferred").map(|bytes| bytes as u64);
+    }
+}
+
+/// A guest that stands still while the other is measured, so that neither pays for the other.
+struct Frozen(Option<Pid>);
+
+impl Frozen {
+    fn new(pid: u32) -> Frozen {
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        // A process that is gone disturbs nobody.
+        let _ = pid.map(|pid| kill_process(pid, Signal::STOP));
+        Frozen(pid)
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        let _ = self.0.map(|pid| kill_process(pid, Signal::CONT));
+    }
+}

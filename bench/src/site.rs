@@ -1,0 +1,196 @@
+//! Two hosts with agents, the observer, and what is asked of them: the stage of all three kinds of run.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use linerate_api::{GuestRunState, GuestSummary, MigrationState, MigrationSummary};
+use linerate_lab::{Agent, AgentOptions, GuestSpec, Host, Lab, LinkSpec, Observer};
+use serde::de::DeserializeOwned;
+
+use crate::interrupt;
+use crate::transcript::Transcript;
+
+/// Where the observer listens.
+pub const PORT: u16 = 7000;
+/// Packets a second that a guest sends to it: gaps are seen to 2 ms.
+pub const BEATS: u32 = 500;
+
+/// Fields go in this order: processes before the namespaces that they run in.
+#[derive(Debug)]
+pub struct Site {
+    /// Of host 0 and host 1.
+    pub agents: Vec<Agent>,
+    /// Listens to the guests' heartbeats.
+    pub observer: Observer,
+    /// What they stand on.
+    pub lab: Lab,
+}
+
+/// What may be chosen about a site.
+#[derive(Debug, Clone, Default)]
+pub struct SiteOptions {
+    /// As `linerate-lab up --links`.
+    pub links: String,
+    /// The binary under test.
+    pub linerate: PathBuf,
+    /// More lines for the configuration of each agent.
+    pub configuration: [String; 2],
+    /// A small file system of its own for the journal of this host.
+    pub small_state: Option<usize>,
+    /// Upper bound of guest RAM per host, MiB.
+    pub ram_mb: u64,
+}
+
+impl Site {
+    /// Makes it: two taps (`tap0`, `tap1`) and an agent on each host.
+    pub fn new(options: &SiteOptions) -> anyhow::Result<Site> {
+        let links = LinkSpec::parse_list(&options.links, linerate_lab::link::DEFAULT_MTU)?;
+        let lab = Lab::builder().links(links).ram_mb(options.ram_mb.max(1024)).build()?;
+        let observer = Observer::start(&lab, PORT)?;
+        let mut site = Site { agents: Vec::new(), observer, lab };
+        for (index, host) in site.lab.hosts().iter().enumerate() {
+            host.add_tap("tap0")?;
+            host.add_tap("tap1")?;
+            if options.small_state == Some(index) {
+                mount_small(&host.state_directory())?;
+            }
+            let agent = AgentOptions {
+                binary: Some(options.linerate.clone()),
+                configuration: options.configuration.get(index).cloned().unwrap_or_default(),
+                environment: Vec::new(),
+            };
+            site.agents.push(Agent::start(host, agent)?);
+        }
+        Ok(site)
+    }
+
+    /// A host.
+    pub fn host(&self, index: usize) -> anyhow::Result<&Host> {
+        Ok(self.lab.host(index)?)
+    }
+
+    /// Its agent.
+    pub fn agent(&self, index: usize) -> anyhow::Result<&Agent> {
+        self.agents.get(index).context("no such agent")
+    }
+
+    /// The same, to harm it.
+    pub fn agent_mut(&mut self, index: usize) -> anyhow::Result<&mut Agent> {
+        self.agents.get_mut(index).context("no such agent")
+    }
+
+    /// Starts a guest through the agent; `aio` of its disk if it has one.
+    pub fn start_guest(&self, host: usize, spec: &GuestSpec, aio: Option<&str>) -> anyhow::Result<Transcript> {
+        let file = spec.write_toml(self.host(host)?)?;
+        if let Some(aio) = aio {
+            let text = std::fs::read_to_string(&file)?;
+            let cache = "cache = \"none\"";
+            ensure!(text.contains(cache), "the specification has no disk with {cache}");
+            std::fs::write(&file, text.replace(cache, &format!("{cache}\naio = \"{aio}\"")))?;
+        }
+        let mut start = self.agent(host)?.client();
+        start.args(["vm", "start", "--json"]).arg(&file);
+        answer::<GuestSummary>(start)?;
+        Ok(Transcript::new(spec.serial(self.host(host)?)))
+    }
+
+    /// Guests that a host's agent knows.
+    pub fn guests(&self, host: usize) -> anyhow::Result<Vec<GuestSummary>> {
+        let mut list = self.agent(host)?.client();
+        list.args(["vm", "list", "--json"]);
+        answer(list)
+    }
+
+    /// One of them.
+    pub fn guest(&self, host: usize, name: &str) -> anyhow::Result<Option<GuestSummary>> {
+        Ok(self.guests(host)?.into_iter().find(|guest| guest.name == name))
+    }
+
+    /// Process of a guest's QEMU.
+    pub fn pid(&self, host: usize, name: &str) -> anyhow::Result<u32> {
+        self.guest(host, name)?.and_then(|guest| guest.pid).with_context(|| format!("{name} is not on host {host}"))
+    }
+
+    /// Whether a host's agent says that the guest runs there.
+    pub fn runs(&self, host: usize, name: &str) -> anyhow::Result<bool> {
+        Ok(self.guest(host, name)?.is_some_and(|guest| guest.state == GuestRunState::Running))
+    }
+
+    /// Migrations that a host's agent knows.
+    pub fn migrations(&self, host: usize) -> anyhow::Result<Vec<MigrationSummary>> {
+        let mut list = self.agent(host)?.client();
+        list.args(["migration", "list", "--json"]);
+        answer(list)
+    }
+
+    /// Whether nothing is under way or undecided on a host.
+    pub fn quiet(&self, host: usize) -> anyhow::Result<bool> {
+        let busy = |migration: &MigrationSummary| {
+            matches!(
+                migration.state,
+                MigrationState::Running | MigrationState::Cancelling | MigrationState::Undecided
+            )
+        };
+        Ok(!self.migrations(host)?.iter().any(busy))
+    }
+
+    /// Waits until both agents answer and nothing is under way or undecided.
+    pub fn settle(&self, limit: Duration) -> anyhow::Result<()> {
+        let end = Instant::now() + limit;
+        loop {
+            interrupt::check()?;
+            let (a, b) = (self.quiet(0), self.quiet(1));
+            if matches!((&a, &b), (Ok(true), Ok(true))) {
+                return Ok(());
+            }
+            if Instant::now() >= end {
+                let list = |host| self.migrations(host);
+                bail!("not settled after {limit:?}: host a {:?}; host b {:?}", list(0), list(1));
+            }
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    /// Where a migration goes, as `--to` wants it.
+    pub fn to(&self, host: usize) -> anyhow::Result<String> {
+        Ok(self.agent(host)?.address(0).to_string())
+    }
+
+    /// The ends of both agents' logs.
+    pub fn logs(&self) -> String {
+        let tail = |agent: &Agent| {
+            let text = std::fs::read_to_string(agent.log()).unwrap_or_default();
+            let lines: Vec<&str> = text.lines().collect();
+            let last = lines.get(lines.len().saturating_sub(40)..).unwrap_or_default().join("\n");
+            format!("--- agent of host {}\n{last}\n", agent.host().name())
+        };
+        self.agents.iter().map(tail).collect()
+    }
+}
+
+fn mount_small(directory: &Path) -> anyhow::Result<()> {
+    let mut mount = Command::new("mount");
+    mount.args(["-t", "tmpfs", "-o", "size=4m", "linerate-bench"]).arg(directory);
+    let done = mount.output()?;
+    ensure!(done.status.success(), "cannot mount {}: {}", directory.display(), String::from_utf8_lossy(&done.stderr));
+    Ok(())
+}
+
+/// Runs a client command that answers with a document.
+pub fn answer<T: DeserializeOwned>(mut command: Command) -> anyhow::Result<T> {
+    let done = command.output().context("cannot start linerate")?;
+    if !done.status.success() {
+        let said = String::from_utf8_lossy(&done.stderr);
+        bail!("{command:?} failed ({}): {}{}", done.status, said.trim(), String::from_utf8_lossy(&done.stdout).trim());
+    }
+    serde_json::from_slice(&done.stdout).with_context(|| format!("unreadable answer of {command:?}"))
+}
+
+/// Its console file on the host that Linerate moves it to, and where its part of it will begin.
+pub fn console_at(host: &Host, spec: &GuestSpec) -> (PathBuf, u64) {
+    let path = spec.arrived_serial(host);
+    let skip = Transcript::length(&path);
+    (path, skip)
+}

@@ -1,0 +1,45 @@
+//! Medians with their spread.
+
+use serde::Serialize;
+
+/// Of some figures.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Spread {
+    /// How many.
+    pub count: usize,
+    /// Smallest.
+    pub min: f64,
+    /// The middle one, or the mean of the two in the middle.
+    pub median: f64,
+    /// Largest.
+    pub max: f64,
+}
+
+/// None of no figures.
+pub fn spread(figures: impl IntoIterator<Item = f64>) -> Option<Spread> {
+    let mut figures: Vec<f64> = figures.into_iter().filter(|figure| figure.is_finite()).collect();
+    figures.sort_by(f64::total_cmp);
+    let middle = figures.len() / 2;
+    let (min, max) = (*figures.first()?, *figures.last()?);
+    let high = *figures.get(middle)?;
+    let median = if figures.len() % 2 == 1 { high } else { (*figures.get(middle - 1)? + high) / 2.0 };
+    Some(Spread { count: figures.len(), min, median, max })
+}
+
+/// The median alone.
+pub fn median(figures: impl IntoIterator<Item = f64>) -> Option<f64> {
+    spread(figures).map(|spread| spread.median)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn odd_even_and_none() {
+        assert_eq!(median([3.0, 1.0, 2.0]), Some(2.0));
+        let even = spread([4.0, 1.0, 2.0, 3.0]).unwrap();
+        assert_eq!((even.count, even.min, even.median, even.max), (4, 1.0, 2.5, 4.0));
+        assert_eq!(spread([f64::NAN]), None);
+    }
+}
