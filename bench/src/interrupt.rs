@@ -19,7 +19,9 @@ pub fn listen() -> anyhow::Result<()> {
         for count in 1.. {
             tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
             ASKED.store(true, Ordering::Relaxed);
-            eprintln!("\nending: labs are being taken down (what stays behind, `linerate-lab sweep` removes)");
+            eprintln!(
+                "\nending: labs are being taken down (what stays behind, `linerate-lab sweep` removes)"
+            );
             if count == 3 {
                 std::process::exit(130);
             }

@@ -83,8 +83,8 @@ impl Common {
     /// An absolute path of a binary that is there: agents are started from elsewhere.
     fn binary(&self) -> anyhow::Result<PathBuf> {
         use anyhow::Context;
-        self.linerate.canonicalize().with_context(|| {
-            format!("{} is not there; `make build` builds it", self.linerate.display())
-        })
+        self.linerate
+            .canonicalize()
+            .with_context(|| format!("{} is not there; `make build` builds it", self.linerate.display()))
     }
 }

@@ -53,9 +53,10 @@ impl Ending {
 
     /// In a line.
     pub fn text(&self) -> String {
-        let why = self.error.as_ref().map_or_else(|| self.said.trim().to_owned(), |error| {
-            format!("{}: {}", error.code, error.message)
-        });
+        let why = self.error.as_ref().map_or_else(
+            || self.said.trim().to_owned(),
+            |error| format!("{}: {}", error.code, error.message),
+        );
         match self.outcome {
             Some(MigrationOutcome::Completed) => "completed".to_owned(),
             Some(outcome) => format!("{outcome:?} ({why})").to_lowercase(),
@@ -116,11 +117,6 @@ impl Moving {
     pub fn follow(&mut self, time: Duration) {
         let end = Instant::now() + time;
         while self.ending.outcome.is_none() && self.next(end) {}
-    }
-
-    /// Whether its end is known.
-    pub fn ended(&self) -> bool {
-        self.ending.outcome.is_some()
     }
 
     /// Follows it to the end; after `limit` the client is asked to stop watching, and killed at last.

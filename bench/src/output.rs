@@ -59,9 +59,8 @@ impl Progress {
 
     fn head(&self) -> String {
         let spent = self.began.elapsed();
-        let left = (self.done > 0).then(|| {
-            spent.mul_f64(self.total.saturating_sub(self.done) as f64 / self.done as f64)
-        });
+        let left = (self.done > 0)
+            .then(|| spent.mul_f64(self.total.saturating_sub(self.done) as f64 / self.done as f64));
         let left = left.map_or(String::new(), |left| format!(", {} left", minutes(left)));
         format!("[{}/{} {}{left}]", self.done, self.total, minutes(spent))
     }

@@ -50,7 +50,10 @@ mod tests {
 
     #[test]
     fn a_seed_repeats_and_parts_differ() {
-        let take = |seed| { let mut random = Random::new(seed); [random.number(), random.number()] };
+        let take = |seed| {
+            let mut random = Random::new(seed);
+            [random.number(), random.number()]
+        };
         assert_eq!(take(7), take(7));
         assert_ne!(take(7), take(8));
         assert_eq!(seed_for(1, "a"), seed_for(1, "a"));

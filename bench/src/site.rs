@@ -59,7 +59,7 @@ impl Site {
             let agent = AgentOptions {
                 binary: Some(options.linerate.clone()),
                 configuration: options.configuration.get(index).cloned().unwrap_or_default(),
-                environment: Vec::new(),
+                ..AgentOptions::default()
             };
             site.agents.push(Agent::start(host, agent)?);
         }
@@ -82,7 +82,12 @@ impl Site {
     }
 
     /// Starts a guest through the agent; `aio` of its disk if it has one.
-    pub fn start_guest(&self, host: usize, spec: &GuestSpec, aio: Option<&str>) -> anyhow::Result<Transcript> {
+    pub fn start_guest(
+        &self,
+        host: usize,
+        spec: &GuestSpec,
+        aio: Option<&str>,
+    ) -> anyhow::Result<Transcript> {
         let file = spec.write_toml(self.host(host)?)?;
         if let Some(aio) = aio {
             let text = std::fs::read_to_string(&file)?;
@@ -110,7 +115,9 @@ impl Site {
 
     /// Process of a guest's QEMU.
     pub fn pid(&self, host: usize, name: &str) -> anyhow::Result<u32> {
-        self.guest(host, name)?.and_then(|guest| guest.pid).with_context(|| format!("{name} is not on host {host}"))
+        self.guest(host, name)?
+            .and_then(|guest| guest.pid)
+            .with_context(|| format!("{name} is not on host {host}"))
     }
 
     /// Whether a host's agent says that the guest runs there.
@@ -158,23 +165,46 @@ impl Site {
         Ok(self.agent(host)?.address(0).to_string())
     }
 
-    /// The ends of both agents' logs.
+    /// The ends of both agents' logs, and of what their guests' QEMUs said.
     pub fn logs(&self) -> String {
-        let tail = |agent: &Agent| {
-            let text = std::fs::read_to_string(agent.log()).unwrap_or_default();
-            let lines: Vec<&str> = text.lines().collect();
-            let last = lines.get(lines.len().saturating_sub(40)..).unwrap_or_default().join("\n");
-            format!("--- agent of host {}\n{last}\n", agent.host().name())
+        let of = |agent: &Agent| {
+            let mut files = vec![agent.log().to_owned()];
+            for folder in entries(&agent.host().run_directory().join("guests")) {
+                let is_log = |path: &PathBuf| {
+                    let name =
+                        path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+                    name.ends_with(".log") && !name.starts_with("serial")
+                };
+                files.extend(entries(&folder).into_iter().filter(is_log));
+            }
+            files.iter().map(|file| tail(file)).collect::<String>()
         };
-        self.agents.iter().map(tail).collect()
+        self.agents.iter().map(of).collect()
     }
+}
+
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+}
+
+fn tail(file: &Path) -> String {
+    let bytes = std::fs::read(file).unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes);
+    let lines: Vec<&str> = text.lines().collect();
+    let last = lines.get(lines.len().saturating_sub(40)..).unwrap_or_default().join("\n");
+    format!("--- {}\n{last}\n", file.display())
 }
 
 fn mount_small(directory: &Path) -> anyhow::Result<()> {
     let mut mount = Command::new("mount");
     mount.args(["-t", "tmpfs", "-o", "size=4m", "linerate-bench"]).arg(directory);
     let done = mount.output()?;
-    ensure!(done.status.success(), "cannot mount {}: {}", directory.display(), String::from_utf8_lossy(&done.stderr));
+    ensure!(
+        done.status.success(),
+        "cannot mount {}: {}",
+        directory.display(),
+        String::from_utf8_lossy(&done.stderr)
+    );
     Ok(())
 }
 
@@ -183,7 +213,12 @@ pub fn answer<T: DeserializeOwned>(mut command: Command) -> anyhow::Result<T> {
     let done = command.output().context("cannot start linerate")?;
     if !done.status.success() {
         let said = String::from_utf8_lossy(&done.stderr);
-        bail!("{command:?} failed ({}): {}{}", done.status, said.trim(), String::from_utf8_lossy(&done.stdout).trim());
+        bail!(
+            "{command:?} failed ({}): {}{}",
+            done.status,
+            said.trim(),
+            String::from_utf8_lossy(&done.stdout).trim()
+        );
     }
     serde_json::from_slice(&done.stdout).with_context(|| format!("unreadable answer of {command:?}"))
 }

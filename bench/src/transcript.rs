@@ -111,13 +111,22 @@ impl Transcript {
         self.wait("more passes of the guest", limit, |transcript| transcript.passes().len() >= target)
     }
 
-    fn wait(&mut self, what: &str, limit: Duration, look: impl Fn(&mut Transcript) -> bool) -> anyhow::Result<()> {
+    fn wait(
+        &mut self,
+        what: &str,
+        limit: Duration,
+        look: impl Fn(&mut Transcript) -> bool,
+    ) -> anyhow::Result<()> {
         let end = Instant::now() + limit;
         while !look(self) {
             interrupt::check()?;
             if Instant::now() >= end {
-                let last: Vec<String> = self.lines().iter().rev().take(5).map(|line| (*line).to_owned()).collect();
-                bail!("{what} did not come within {limit:?}; {} ends (newest first): {last:?}", self.path.display());
+                let last: Vec<String> =
+                    self.lines().iter().rev().take(5).map(|line| (*line).to_owned()).collect();
+                bail!(
+                    "{what} did not come within {limit:?}; {} ends (newest first): {last:?}",
+                    self.path.display()
+                );
             }
             std::thread::sleep(Duration::from_millis(20));
         }

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::Duration;
@@ -33,6 +34,7 @@ pub struct Agent {
     host: Host,
     binary: PathBuf,
     options: AgentOptions,
+    own_group: bool,
     process: Process,
 }
 
@@ -72,10 +74,19 @@ pub fn binary() -> Result<PathBuf, LabError> {
 impl Agent {
     /// Writes the configuration, starts the agent and waits until its local API answers.
     pub fn start(host: &Host, options: AgentOptions) -> Result<Agent, LabError> {
+        Agent::start_in(host, options, false)
+    }
+
+    /// The same in a process group of its own, so that Ctrl-C on the terminal does not reach it.
+    pub fn start_apart(host: &Host, options: AgentOptions) -> Result<Agent, LabError> {
+        Agent::start_in(host, options, true)
+    }
+
+    fn start_in(host: &Host, options: AgentOptions, own_group: bool) -> Result<Agent, LabError> {
         let binary = options.binary.clone().map_or_else(binary, Ok)?;
         write_configuration(host, &options.configuration)?;
-        let process = spawn(host, &binary, &options)?;
-        let mut agent = Agent { host: host.clone(), binary, options, process };
+        let process = spawn(host, &binary, &options, own_group)?;
+        let mut agent = Agent { host: host.clone(), binary, options, own_group, process };
         agent.wait_ready()?;
         Ok(agent)
     }
@@ -133,7 +144,7 @@ impl Agent {
     /// Starts it again over the same directories; ends it first if it still runs.
     pub fn restart(&mut self) -> Result<(), LabError> {
         self.stop()?;
-        self.process = spawn(&self.host, &self.binary, &self.options)?;
+        self.process = spawn(&self.host, &self.binary, &self.options, self.own_group)?;
         self.wait_ready()
     }
 
@@ -163,10 +174,13 @@ fn socket(host: &Host) -> PathBuf {
     host.run_directory().join("agent.sock")
 }
 
-fn spawn(host: &Host, binary: &Path, options: &AgentOptions) -> Result<Process, LabError> {
+fn spawn(host: &Host, binary: &Path, options: &AgentOptions, own_group: bool) -> Result<Process, LabError> {
     let mut command = host.command(binary);
     command.arg("agent").arg("--config").arg(host.directory.join("agent.toml"));
     command.envs(options.environment.iter().map(|(key, value)| (key, value)));
+    if own_group {
+        command.process_group(0);
+    }
     let log = host.directory.join("agent.log");
     Process::start(&format!("agent {}", host.name()), command, &log)
 }

@@ -82,11 +82,17 @@ impl Case {
             .to_vec();
         for step in Step::ALL.iter().copied().filter(|step| *step >= Step::Admit) {
             for fault in ON_A_SIDE {
-                cases.extend(Side::ALL.iter().map(|side| Case { fault, step: Some(step), side: Some(*side) }));
+                cases.extend(Side::ALL.iter().map(|side| Case {
+                    fault,
+                    step: Some(step),
+                    side: Some(*side),
+                }));
             }
-            cases.extend(
-                [Fault::LinksShort, Fault::LinksLong].map(|fault| Case { fault, step: Some(step), side: None }),
-            );
+            cases.extend([Fault::LinksShort, Fault::LinksLong].map(|fault| Case {
+                fault,
+                step: Some(step),
+                side: None,
+            }));
         }
         cases
     }

@@ -27,7 +27,8 @@ pub(super) fn run(book: &mut Book<'_>, names: &[String]) -> anyhow::Result<()> {
     for name in names {
         interrupt::check()?;
         book.progress.doing(name);
-        let mut outcome = Outcome { name: name.clone(), seed: seed_for(book.seed, name), ..Outcome::default() };
+        let mut outcome =
+            Outcome { name: name.clone(), seed: seed_for(book.seed, name), ..Outcome::default() };
         match stage.take().map_or_else(|| Stage::new(book), Ok) {
             Ok(mut fresh) => {
                 if let Err(error) = fresh.cut(&mut outcome) {
@@ -94,7 +95,11 @@ impl Stage {
         outcome.at_step = format!("{:.0} ms of {:.0}", outcome.at_ms, self.usual.as_secs_f64() * 1e3);
         let ending = self.go(|site| {
             interrupt::sleep(instant);
-            if silent { site.lab.drop_silently(link)? } else { site.lab.cut(link)? }
+            if silent {
+                site.lab.drop_silently(link)?
+            } else {
+                site.lab.cut(link)?
+            }
             interrupt::sleep(away);
             Ok(site.lab.restore(link)?)
         })?;
@@ -124,7 +129,9 @@ impl Stage {
         }
         let seen = self.site.observer.blackout(self.site.lab.guest_address(0), Duration::ZERO);
         if seen.out_of_order + seen.mem_bad > 0 {
-            outcome.wrong.push(format!("heartbeat: {} old packets, {} bad pages", seen.out_of_order, seen.mem_bad));
+            outcome
+                .wrong
+                .push(format!("heartbeat: {} old packets, {} bad pages", seen.out_of_order, seen.mem_bad));
         }
     }
 }

@@ -76,7 +76,8 @@ struct Book<'a> {
 pub fn run(flags: Flags, json: bool) -> anyhow::Result<bool> {
     let seed = flags.seed.unwrap_or_else(random::fresh_seed);
     let wanted = |name: &str| flags.only.is_empty() || flags.only.iter().any(|part| matches(name, part));
-    let cuts: Vec<String> = (1..=flags.cuts).map(|number| format!("cut/{number}")).filter(|name| wanted(name)).collect();
+    let cuts: Vec<String> =
+        (1..=flags.cuts).map(|number| format!("cut/{number}")).filter(|name| wanted(name)).collect();
     let cases: Vec<Case> = Case::all().into_iter().filter(|case| wanted(&case.name())).collect();
     if flags.list {
         cuts.iter().cloned().chain(cases.iter().map(Case::name)).for_each(|name| println!("{name}"));
@@ -104,7 +105,8 @@ fn matches(name: &str, part: &str) -> bool {
 
 impl Book<'_> {
     fn add(&mut self, outcome: Outcome) -> anyhow::Result<()> {
-        let verdict = if outcome.wrong.is_empty() { "ok".to_owned() } else { format!("WRONG {:?}", outcome.wrong) };
+        let verdict =
+            if outcome.wrong.is_empty() { "ok".to_owned() } else { format!("WRONG {:?}", outcome.wrong) };
         self.progress.done(&format!(
             "{} at {:.0} ms ({}): {}; {}; retry {}: {verdict}",
             outcome.name, outcome.at_ms, outcome.at_step, outcome.migration, outcome.guest, outcome.retry
@@ -138,7 +140,14 @@ fn table(seed: u64, outcomes: &[Outcome]) -> String {
     for one in outcomes {
         let verdict = if one.wrong.is_empty() { "ok".to_owned() } else { one.wrong.join("; ") };
         let cells = [
-            &one.fault, &one.step, &one.side, &one.at_step, &one.migration, &one.guest, &one.retry, &verdict,
+            &one.fault,
+            &one.step,
+            &one.side,
+            &one.at_step,
+            &one.migration,
+            &one.guest,
+            &one.retry,
+            &verdict,
         ];
         let cells = cells.map(|cell| cell.replace('|', "/").replace('\n', " "));
         text.push_str(&format!("| {} |\n", cells.join(" | ")));
@@ -161,7 +170,8 @@ mod tests {
         let names: std::collections::BTreeSet<String> = Case::all().iter().map(Case::name).collect();
         assert_eq!(names.len(), Case::all().len(), "names are unique");
         for step in ["admit", "prepare", "connect", "track", "copy", "blackout", "commit", "clean-up"] {
-            for fault in ["agent-kill", "qemu-kill", "freeze-short", "freeze-long", "journal-full", "one-way"] {
+            for fault in ["agent-kill", "qemu-kill", "freeze-short", "freeze-long", "journal-full", "one-way"]
+            {
                 for side in ["source", "destination"] {
                     assert!(names.contains(&format!("{fault}/{step}/{side}")));
                 }

@@ -144,9 +144,13 @@ fn place(site: &Site, case: &Case, ending: &Ending, outcome: &mut Outcome) -> an
     };
     // A killed destination takes the guest with it only if it had it; a killed source, only if it still had it.
     if case.fault == Fault::QemuKill && case.side == Some(Side::Destination) && place.is_none() {
-        let after = outcome.at_step.contains("blackout") || outcome.at_step.contains("commit") || outcome.at_step.contains("clean up");
+        let after = outcome.at_step.contains("blackout")
+            || outcome.at_step.contains("commit")
+            || outcome.at_step.contains("clean up");
         if !after {
-            outcome.wrong.push("the guest was lost although only the waiting destination was killed".to_owned());
+            outcome
+                .wrong
+                .push("the guest was lost although only the waiting destination was killed".to_owned());
         }
     }
     if ending.completed() && place == Some(0) {
@@ -196,7 +200,9 @@ fn examine(
 /// Whether any memory of the process is registered for write protection (`uw` in its mappings' flags).
 fn protected(pid: u32) -> bool {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap_or_default();
-    maps.lines().filter_map(|line| line.strip_prefix("VmFlags:")).any(|flags| flags.split(' ').any(|flag| flag == "uw"))
+    maps.lines()
+        .filter_map(|line| line.strip_prefix("VmFlags:"))
+        .any(|flags| flags.split(' ').any(|flag| flag == "uw"))
 }
 
 fn retry(

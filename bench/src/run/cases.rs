@@ -65,16 +65,6 @@ impl Case {
         cases.push(Case { name: "cut-2x2500".into(), cut: true, ..base });
         cases
     }
-
-    /// Whether its links have a rate that could be reached.
-    pub fn shaped(&self) -> bool {
-        self.links != "2"
-    }
-
-    /// Whether the guest does nothing.
-    pub fn idle_guest(&self) -> bool {
-        self.dirty_mbps == 0 && !self.work && !self.cut
-    }
 }
 
 /// How a guest is moved.

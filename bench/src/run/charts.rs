@@ -22,9 +22,27 @@ struct Chart {
 }
 
 const CHARTS: [Chart; 3] = [
-    Chart { file: "goodput", title: "Goodput, of what iperf3 gets over all links", unit: "%", figure: |run| run.wire_percent, mark: Some(100.0) },
-    Chart { file: "blackout", title: "Blackout, by the mover's own word", unit: "ms", figure: blackout, mark: None },
-    Chart { file: "cpu", title: "CPU seconds per GB, both hosts together", unit: "s/GB", figure: |run| run.cpu_s_per_gb, mark: None },
+    Chart {
+        file: "goodput",
+        title: "Goodput, of what iperf3 gets over all links",
+        unit: "%",
+        figure: |run| run.wire_percent,
+        mark: Some(100.0),
+    },
+    Chart {
+        file: "blackout",
+        title: "Blackout, by the mover's own word",
+        unit: "ms",
+        figure: blackout,
+        mark: None,
+    },
+    Chart {
+        file: "cpu",
+        title: "CPU seconds per GB, both hosts together",
+        unit: "s/GB",
+        figure: |run| run.cpu_s_per_gb,
+        mark: None,
+    },
 ];
 
 /// File names and contents.
@@ -36,7 +54,10 @@ pub fn draw(runs: &[Figures]) -> Vec<(String, String)> {
     versions.dedup();
     let each = |version: &str| {
         let some: Vec<&Group<'_>> = all.iter().filter(|group| group.qemu == version).collect();
-        CHARTS.iter().map(|chart| (format!("{}-qemu{version}.svg", chart.file), chart.draw(&some, version))).collect::<Vec<_>>()
+        CHARTS
+            .iter()
+            .map(|chart| (format!("{}-qemu{version}.svg", chart.file), chart.draw(&some, version)))
+            .collect::<Vec<_>>()
     };
     versions.into_iter().flat_map(each).collect()
 }
@@ -53,7 +74,8 @@ fn colour(method: Method) -> &'static str {
 
 impl Chart {
     fn draw(&self, groups: &[&Group<'_>], version: &str) -> String {
-        let spreads = groups.iter().flat_map(|group| Method::ALL.map(|method| group.spread(method, self.figure)));
+        let spreads =
+            groups.iter().flat_map(|group| Method::ALL.map(|method| group.spread(method, self.figure)));
         let largest = spreads.flatten().map(|spread| spread.max).chain(self.mark).fold(0.0, f64::max);
         let scale = if largest > 0.0 { WIDTH / largest } else { 0.0 };
         let row = BAR * Method::ALL.len() as f64 + GAP;
@@ -97,7 +119,12 @@ impl Chart {
             colour(method),
             LEFT + min * scale,
             LEFT + max * scale,
-            text(LEFT + max * scale + 5.0, top + BAR - 4.0, "start", &format!("{median:.digits$} {}", self.unit))
+            text(
+                LEFT + max * scale + 5.0,
+                top + BAR - 4.0,
+                "start",
+                &format!("{median:.digits$} {}", self.unit)
+            )
         )
     }
 }
@@ -105,7 +132,11 @@ impl Chart {
 fn legend() -> String {
     let entry = |(index, method): (usize, Method)| {
         let x = 8.0 + 190.0 * index as f64;
-        format!("<rect x=\"{x}\" y=\"34\" width=\"12\" height=\"12\" fill=\"{}\"/>\n{}", colour(method), text(x + 17.0, 44.0, "start", method.title()))
+        format!(
+            "<rect x=\"{x}\" y=\"34\" width=\"12\" height=\"12\" fill=\"{}\"/>\n{}",
+            colour(method),
+            text(x + 17.0, 44.0, "start", method.title())
+        )
     };
     Method::ALL.into_iter().enumerate().map(entry).collect()
 }

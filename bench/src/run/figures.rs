@@ -28,7 +28,7 @@ pub struct Figures {
     pub total_s: Option<f64>,
     /// Time to start QEMU's destination; not part of `total_s`.
     pub destination_start_s: Option<f64>,
-    /// Copying while the guest runs.
+    /// Copying guest RAM: what is copied while the guest stands still counts too.
     pub copy_s: Option<f64>,
     /// All steps that are neither the copy nor the blackout.
     pub other_steps_ms: Option<f64>,
@@ -56,6 +56,8 @@ pub struct Figures {
     pub guest_cpu: f64,
     /// What the guest got done during the migration, of what it got done before.
     pub guest_pace: Option<f64>,
+    /// Bytes that left the source on each link, headers included: shows which links were used.
+    pub link_bytes: Vec<u64>,
     /// Seconds of each process, by process id.
     pub cpu_by_process: HashMap<u32, f64>,
 }

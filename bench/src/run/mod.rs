@@ -94,10 +94,13 @@ pub fn version_name(version: QemuVersion) -> &'static str {
 
 /// Runs it; false if anything could not be measured. Missed targets are results, not failures.
 pub fn run(flags: Flags, json: bool) -> anyhow::Result<bool> {
-    let wanted = |case: &Case| flags.cases.is_empty() || flags.cases.iter().any(|name| case.name.starts_with(name));
+    let wanted =
+        |case: &Case| flags.cases.is_empty() || flags.cases.iter().any(|name| case.name.starts_with(name));
     let cases: Vec<Case> = Case::all(&flags).into_iter().filter(wanted).collect();
     anyhow::ensure!(!cases.is_empty(), "no case has such a name; there are {:?}", names(&flags));
-    let versions = QemuVersion::ALL.into_iter().filter(|version| flags.qemu.iter().any(|name| name == version_name(*version)));
+    let versions = QemuVersion::ALL
+        .into_iter()
+        .filter(|version| flags.qemu.iter().any(|name| name == version_name(*version)));
     let versions: Vec<QemuVersion> = versions.collect();
     let mut book = Book {
         progress: Progress::new(cases.len() * versions.len() * flags.pairs * Method::ALL.len()),
@@ -160,9 +163,14 @@ impl Book {
 impl Machine {
     fn here() -> Machine {
         let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let kib = memory.lines().find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse::<f64>().ok());
+        let kib = memory
+            .lines()
+            .find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse::<f64>().ok());
         Machine {
-            kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned(),
+            kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease")
+                .unwrap_or_default()
+                .trim()
+                .to_owned(),
             cpus: std::thread::available_parallelism().map_or(0, usize::from),
             memory_gib: kib.unwrap_or(0.0) / f64::from(1 << 20),
         }

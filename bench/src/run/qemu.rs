@@ -72,11 +72,10 @@ impl Baseline {
         let to = 1 - self.at;
         let mptcp = method == Method::Mptcp;
         mptcp_endpoints(site, self.at, mptcp)?;
-        let uri = format!(
-            "tcp:{}:{PORT}{}",
-            site.host(to)?.address(0),
-            if mptcp { ",mptcp=on" } else { "" }
-        );
+        let options = if mptcp { ",mptcp=on" } else { "" };
+        let uri = format!("tcp:{}:{PORT}{options}", site.host(to)?.address(0));
+        // On every address: a subflow to an address that the destination signalled needs a listener there.
+        let listen = format!("tcp:0.0.0.0:{PORT}{options}");
         let began = Instant::now();
         let options =
             QemuOptions { ram: Ram::Plain, incoming: Some("defer".to_owned()), ..Default::default() };
@@ -84,9 +83,12 @@ impl Baseline {
         let start = began.elapsed();
         let (mut here, mut there) = (self.qemu.qmp()?, other.qmp()?);
         set_up(&mut there, channels)?;
-        there.execute("migrate-incoming", json!({ "uri": uri }))?;
+        there.execute("migrate-incoming", json!({ "uri": listen }))?;
         set_up(&mut here, channels)?;
-        here.execute("migrate-set-parameters", json!({ "max-bandwidth": BANDWIDTH, "downtime-limit": DOWNTIME_MS }))?;
+        here.execute(
+            "migrate-set-parameters",
+            json!({ "max-bandwidth": BANDWIDTH, "downtime-limit": DOWNTIME_MS }),
+        )?;
         ready(other.process().pid());
         let began = Instant::now();
         here.execute("migrate", json!({ "uri": uri }))?;
@@ -94,9 +96,15 @@ impl Baseline {
         told.answer = follow(&mut here, began, limit, &mut told.note, &mut during)?;
         told.completed = told.answer["status"] == "completed";
         if !told.completed {
-            told.note = format!("{} {}", told.note, told.answer["error-desc"].as_str().unwrap_or("")).trim().to_owned();
+            told.note = format!("{} {}", told.note, told.answer["error-desc"].as_str().unwrap_or(""))
+                .trim()
+                .to_owned();
             told.total = began.elapsed();
-            ensure!(runs(&mut here)?, "after a migration that failed ({}) QEMU's guest does not run", told.note);
+            ensure!(
+                runs(&mut here)?,
+                "after a migration that failed ({}) QEMU's guest does not run",
+                told.note
+            );
             return Ok(told);
         }
         while !runs(&mut there)? {
@@ -132,7 +140,9 @@ fn follow(
         let answer = qmp.execute("query-migrate", Value::Null)?;
         match answer["status"].as_str() {
             Some("completed" | "failed" | "cancelled") => return Ok(answer),
-            _ if began.elapsed() > limit + Duration::from_secs(60) => bail!("QEMU's migration does not end: {answer}"),
+            _ if began.elapsed() > limit + Duration::from_secs(60) => {
+                bail!("QEMU's migration does not end: {answer}")
+            }
             _ => {}
         }
         interrupt::check()?;

@@ -117,8 +117,14 @@ impl Stage<'_> {
         let counts: &[u32] = if book.flags.quick { &[] } else { &CHANNELS };
         for method in [Method::Multifd, Method::Mptcp] {
             for channels in counts {
-                book.progress.doing(&format!("{} {}: {} with {channels} channels", self.case.name, self.qemu, method.title()));
-                let told = self.baseline.go(&self.site, method, Some(*channels), LIMIT / 2, |_| {}, |_| Ok(()))?;
+                book.progress.doing(&format!(
+                    "{} {}: {} with {channels} channels",
+                    self.case.name,
+                    self.qemu,
+                    method.title()
+                ));
+                let told =
+                    self.baseline.go(&self.site, method, Some(*channels), LIMIT / 2, |_| {}, |_| Ok(()))?;
                 if told.completed {
                     tried.push((method, *channels, told.total.as_secs_f64()));
                 }
@@ -165,6 +171,7 @@ impl Stage<'_> {
             cpu_s_per_gb: None,
             guest_cpu: 0.0,
             guest_pace: None,
+            link_bytes: Vec::new(),
             cpu_by_process: HashMap::new(),
         }
     }
@@ -172,10 +179,13 @@ impl Stage<'_> {
     fn measure(&mut self, figures: &mut Figures) -> anyhow::Result<()> {
         let direct = self.site.pid(self.at, NAME)?;
         let plain = self.baseline.pid();
-        let (mine, other) = if figures.method == Method::Linerate { (direct, plain) } else { (plain, direct) };
+        let (mine, other) =
+            if figures.method == Method::Linerate { (direct, plain) } else { (plain, direct) };
         let _frozen = Frozen::new(other);
         let (cpu, pace) = self.look_before(figures.method, mine);
         figures.guest_cpu = cpu;
+        let from = if figures.method == Method::Linerate { self.at } else { self.baseline.at };
+        let before = wire::sent(&self.site.lab, from)?;
         let lines = self.said(figures.method);
         let since = self.site.observer.now();
         if figures.method == Method::Linerate {
@@ -183,6 +193,8 @@ impl Stage<'_> {
         } else {
             self.move_plain(figures)?;
         }
+        let sent = wire::sent(&self.site.lab, from)?.into_iter().zip(before);
+        figures.link_bytes = sent.map(|(after, before)| after.saturating_sub(before)).collect();
         let during = self.pace(figures.method, lines);
         figures.guest_pace = pace.zip(during).map(|(before, during)| during / before);
         self.look_after(figures, since)
@@ -268,7 +280,8 @@ impl Stage<'_> {
             let steps = report.steps.iter().filter(|one| wanted(one.step));
             steps.map(|one| one.duration_us).sum::<u64>() as f64
         };
-        figures.copy_s = Some(took(|step| step == Step::Copy) / 1e6);
+        let last_copy = report.blackout.map_or(0, |blackout| blackout.last_copy_us) as f64;
+        figures.copy_s = Some((took(|step| step == Step::Copy) + last_copy) / 1e6);
         figures.other_steps_ms = Some(took(|step| !matches!(step, Step::Copy | Step::Blackout)) / 1e3);
         if let Some(blackout) = report.blackout {
             figures.blackout_report_ms = Some(blackout.total_us as f64 / 1e3);
@@ -328,11 +341,12 @@ fn take_answer(figures: &mut Figures, told: &Told) {
     figures.total_s = Some(told.total.as_secs_f64());
     figures.destination_start_s = Some(told.start.as_secs_f64());
     let number = |pointer: &str| told.answer.pointer(pointer).and_then(serde_json::Value::as_f64);
-    let (downtime, setup) = (number("/downtime").unwrap_or(0.0), number("/setup-time").unwrap_or(0.0));
+    let setup = number("/setup-time").unwrap_or(0.0);
     figures.other_steps_ms = Some(setup);
     if told.completed {
         figures.blackout_qemu_ms = number("/downtime");
-        figures.copy_s = number("/total-time").map(|ms| (ms - downtime - setup) / 1e3);
+        // Up to downtime-limit's worth of RAM is copied within the downtime, so that belongs to the copy.
+        figures.copy_s = number("/total-time").map(|ms| (ms - setup) / 1e3);
         figures.sent_bytes = number("/ram/transferred").map(|bytes| bytes as u64);
     }
 }

@@ -8,7 +8,7 @@ use crate::statistics::Spread;
 
 type Column = (&'static str, fn(&Figures) -> Option<f64>, usize);
 
-const COLUMNS: [Column; 11] = [
+const COLUMNS: [Column; 12] = [
     ("whole, s", total, 2),
     ("copy, s", |run| run.copy_s.filter(|_| run.completed), 2),
     ("goodput, Gb/s", |run| run.goodput_gbps, 2),
@@ -19,8 +19,16 @@ const COLUMNS: [Column; 11] = [
     ("CPU s/GB", |run| run.cpu_s_per_gb, 2),
     ("other steps, ms", |run| run.other_steps_ms, 0),
     ("sent, MB", |run| Some(run.sent_bytes? as f64 / 1e6), 0),
+    ("on the first link, %", first_link, 0),
     ("guest's pace, %", |run| Some(run.guest_pace? * 100.0), 0),
 ];
+
+/// Share of the first link: half of two equal links if both are used in full, all if only one is.
+fn first_link(run: &Figures) -> Option<f64> {
+    let all: u64 = run.link_bytes.iter().sum();
+    let first = run.link_bytes.first().filter(|_| all > 0 && run.completed)?;
+    Some(*first as f64 / all as f64 * 100.0)
+}
 
 /// The whole page.
 pub fn render(results: &Results) -> String {
@@ -53,7 +61,8 @@ fn cell(spread: Option<Spread>, digits: usize) -> String {
 }
 
 fn targets(list: &[Target]) -> String {
-    let mut text = "\n### Targets\n\n| case | QEMU | target | found | met |\n|---|---|---|---|---|\n".to_owned();
+    let mut text =
+        "\n### Targets\n\n| case | QEMU | target | found | met |\n|---|---|---|---|---|\n".to_owned();
     for one in list {
         let met = match one.met {
             Some(true) => "yes",
@@ -108,7 +117,8 @@ fn ratios(group: &Group<'_>) -> String {
     let mut text = String::new();
     for method in [Method::OneStream, Method::Multifd, Method::Mptcp] {
         let whole = group.against(&[method], total, Best::Smallest, times_faster);
-        let goodput = group.against(&[method], |run| run.goodput_gbps, Best::Largest, |ours, theirs| ours / theirs);
+        let goodput =
+            group.against(&[method], |run| run.goodput_gbps, Best::Largest, |ours, theirs| ours / theirs);
         if whole.is_some() {
             text.push_str(&format!(
                 "- against {}, pair by pair: {} times as fast as a whole, {} times the goodput\n",
@@ -146,14 +156,24 @@ mod tests {
 
     #[test]
     fn a_page_has_targets_tables_and_ratios() {
-        let runs = vec![run("idle-2x2500", Method::Linerate, 1, 1.7), run("idle-2x2500", Method::OneStream, 1, 3.4)];
+        let runs =
+            vec![run("idle-2x2500", Method::Linerate, 1, 1.7), run("idle-2x2500", Method::OneStream, 1, 3.4)];
         let results = Results {
-            machine: crate::run::Machine::here(), quick: false, complete: true, calibrations: Vec::new(),
-            targets: judge(&runs), runs, errors: Vec::new(),
+            machine: crate::run::Machine::here(),
+            quick: false,
+            complete: true,
+            calibrations: Vec::new(),
+            targets: judge(&runs),
+            runs,
+            errors: Vec::new(),
         };
         let page = render(&results);
         assert!(page.contains("**no**") && page.contains("2.00 (2.00 – 2.00) times the goodput"), "{page}");
-        let widths: Vec<usize> = page.lines().filter(|line| line.starts_with("| linerate direct") || line.starts_with("| | completed")).map(|line| line.matches('|').count()).collect();
+        let widths: Vec<usize> = page
+            .lines()
+            .filter(|line| line.starts_with("| linerate direct") || line.starts_with("| | completed"))
+            .map(|line| line.matches('|').count())
+            .collect();
         assert_eq!(widths.len(), 2);
         assert_eq!(widths.first(), widths.last());
     }

@@ -56,7 +56,13 @@ impl<'a> Group<'a> {
     }
 
     /// For each pair, `join` of Linerate's figure and the best that one of the other methods had in that pair.
-    pub fn against(&self, others: &[Method], figure: Figure, best: Best, join: fn(f64, f64) -> f64) -> Option<Spread> {
+    pub fn against(
+        &self,
+        others: &[Method],
+        figure: Figure,
+        best: Best,
+        join: fn(f64, f64) -> f64,
+    ) -> Option<Spread> {
         let pairs = self.of(Method::Linerate).filter_map(|ours| {
             let rivals = self.runs.iter().filter(|run| run.pair == ours.pair && others.contains(&run.method));
             let rivals = rivals.filter_map(|run| figure(run));
@@ -107,12 +113,19 @@ fn judge_group(group: &Group<'_>) -> Vec<Target> {
     let mut list = Vec::new();
     let mut add = |promise: &str, found: Option<Spread>, keeps: fn(f64) -> bool| {
         let met = found.map(|found| keeps(found.median));
-        list.push(Target { case: case.to_owned(), qemu: group.qemu, promise: promise.to_owned(), found, met });
+        list.push(Target {
+            case: case.to_owned(),
+            qemu: group.qemu,
+            promise: promise.to_owned(),
+            found,
+            met,
+        });
     };
     let (shaped, idle) = (!case.contains("unshaped"), case.starts_with("idle"));
     if matches!(case, "idle-2x2500" | "idle-4x1000") {
         add("at least 97 % of what iperf3 gets over all links", percent(group), |found| found >= 97.0);
-        let times = group.against(&ONE_LINK, |run| run.goodput_gbps, Best::Largest, |ours, theirs| ours / theirs);
+        let times =
+            group.against(&ONE_LINK, |run| run.goodput_gbps, Best::Largest, |ours, theirs| ours / theirs);
         add("at least 1.9 times the goodput of QEMU's best over one link", times, |found| found >= 1.9);
     }
     if case == "idle-2500+1000" {
@@ -127,7 +140,12 @@ fn judge_group(group: &Group<'_>) -> Vec<Target> {
         add("at least as fast as QEMU's best (times, whole migration)", times, |found| found >= 1.0);
     }
     if idle {
-        let cost = group.against(&[Method::Multifd], |run| run.cpu_s_per_gb, Best::Smallest, |ours, theirs| ours / theirs);
+        let cost = group.against(
+            &[Method::Multifd],
+            |run| run.cpu_s_per_gb,
+            Best::Smallest,
+            |ours, theirs| ours / theirs,
+        );
         add("CPU seconds per GB at most QEMU multifd's (ratio)", cost, |found| found <= 1.0);
         let more = group.against(&QEMU, blackout, Best::Smallest, |ours, theirs| ours - theirs);
         add("blackout at most 10 ms over QEMU's shortest (ms more)", more, |found| found <= 10.0);
@@ -144,7 +162,9 @@ fn judge_group(group: &Group<'_>) -> Vec<Target> {
     }
     if case.starts_with("cut") {
         let share = |run: &Figures| Some(if run.completed { 1.0 } else { 0.0 });
-        add("every migration survives the cut (share)", group.spread(Method::Linerate, share), |found| found >= 1.0);
+        add("every migration survives the cut (share)", group.spread(Method::Linerate, share), |found| {
+            found >= 1.0
+        });
         // The median hides single failures, and not one is allowed.
         let lost = group.of(Method::Linerate).any(|run| !run.completed);
         if let Some(last) = list.last_mut().filter(|_| lost) {
@@ -158,7 +178,6 @@ fn percent(group: &Group<'_>) -> Option<Spread> {
     group.spread(Method::Linerate, |run| run.wire_percent)
 }
 
-
 #[cfg(test)]
 pub mod tests {
     use super::*;
@@ -166,11 +185,30 @@ pub mod tests {
     /// A run with round figures.
     pub fn run(case: &str, method: Method, pair: usize, total: f64) -> Figures {
         let mut run = Figures {
-            case: case.into(), qemu: "7.2", pair, method, channels: None, completed: true, note: String::new(),
-            total_s: Some(total), destination_start_s: None, copy_s: Some(total), other_steps_ms: Some(100.0),
-            populated_bytes: 1_000_000_000, sent_bytes: None, goodput_gbps: None, wire_gbps: None,
-            wire_percent: None, blackout_qemu_ms: None, blackout_report_ms: Some(total), blackout_seen_ms: None,
-            cpu_s: Some(1.0), cpu_s_per_gb: None, guest_cpu: 0.0, guest_pace: None,
+            case: case.into(),
+            qemu: "7.2",
+            pair,
+            method,
+            channels: None,
+            completed: true,
+            note: String::new(),
+            total_s: Some(total),
+            destination_start_s: None,
+            copy_s: Some(total),
+            other_steps_ms: Some(100.0),
+            populated_bytes: 1_000_000_000,
+            sent_bytes: None,
+            goodput_gbps: None,
+            wire_gbps: None,
+            wire_percent: None,
+            blackout_qemu_ms: None,
+            blackout_report_ms: Some(total),
+            blackout_seen_ms: None,
+            cpu_s: Some(1.0),
+            cpu_s_per_gb: None,
+            guest_cpu: 0.0,
+            guest_pace: None,
+            link_bytes: Vec::new(),
             cpu_by_process: std::collections::HashMap::new(),
         };
         run.derive(Some(5.0));
@@ -187,8 +225,10 @@ pub mod tests {
     #[test]
     fn pairs_are_compared_with_their_own() {
         let runs = [
-            run("idle-2x2500", Method::Linerate, 1, 1.0), run("idle-2x2500", Method::Mptcp, 1, 2.0),
-            run("idle-2x2500", Method::Linerate, 2, 4.0), run("idle-2x2500", Method::Mptcp, 2, 4.0),
+            run("idle-2x2500", Method::Linerate, 1, 1.0),
+            run("idle-2x2500", Method::Mptcp, 1, 2.0),
+            run("idle-2x2500", Method::Linerate, 2, 4.0),
+            run("idle-2x2500", Method::Mptcp, 2, 4.0),
         ];
         let all = groups(&runs);
         let found = all[0].against(&[Method::Mptcp], total, Best::Smallest, times_faster).unwrap();
@@ -197,7 +237,8 @@ pub mod tests {
 
     #[test]
     fn one_lost_migration_breaks_the_promise() {
-        let mut runs: Vec<Figures> = (1..=5).map(|pair| run("cut-2x2500", Method::Linerate, pair, 1.0)).collect();
+        let mut runs: Vec<Figures> =
+            (1..=5).map(|pair| run("cut-2x2500", Method::Linerate, pair, 1.0)).collect();
         assert_eq!(judge(&runs)[0].met, Some(true));
         runs[3].completed = false;
         assert_eq!(judge(&runs)[0].met, Some(false));

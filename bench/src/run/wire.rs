@@ -57,6 +57,18 @@ fn wait_listening(mut ss: Command, count: usize) -> anyhow::Result<()> {
     bail!("iperf3 does not listen")
 }
 
+/// Bytes that a host has sent on each link, headers included.
+pub fn sent(lab: &Lab, from: usize) -> anyhow::Result<Vec<u64>> {
+    let host = lab.host(from)?;
+    let output = Command::new("ip").args(["-n", host.namespace(), "-s", "-j", "link", "show"]).output()?;
+    let list: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).context("ip gave no JSON")?;
+    let of = |link| {
+        let device = list.iter().find(|one| one["ifname"] == host.device(link).as_str());
+        device.and_then(|one| one.pointer("/stats64/tx/bytes")?.as_u64()).context("a link has no counters")
+    };
+    (0..lab.topology().links.len()).map(of).collect()
+}
+
 struct Servers(Vec<Child>);
 
 impl Drop for Servers {

@@ -137,9 +137,12 @@ impl Agent {
         }
     }
 
-    /// Whether another session brings this guest here.
-    pub fn comes_already(&self, guest: &str, session: SessionId) -> bool {
-        self.coming().iter().any(|incoming| incoming.session != session && incoming.guest() == guest)
+    /// Another session that brings this guest here and is not done.
+    pub fn comes_already(&self, guest: &str, session: SessionId) -> Option<Arc<Incoming>> {
+        let other = |one: &Arc<Incoming>| {
+            one.session != session && one.guest() == guest && one.outcome() != Outcome::Committed
+        };
+        self.coming().into_iter().find(other)
     }
 
     /// Names and UUIDs of the guests that are here.

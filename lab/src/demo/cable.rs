@@ -55,8 +55,8 @@ impl Cable {
     /// What there is to do now that so much of the first pass is done.
     fn act(&mut self, lab: &Lab, done_percent: u64, say: &dyn Fn(&str)) -> Result<()> {
         if self.pulled.is_none() && (PULL_AT..100).contains(&done_percent) {
-            lab.cut(LINK)?;
             self.pulled = Some(Instant::now());
+            lab.cut(LINK)?;
             say("The cable of link l1 is pulled.");
         } else if self.pulled.is_some() && done_percent >= PUT_BACK_AT {
             self.put_back(lab, say)?;
@@ -66,8 +66,8 @@ impl Cable {
 
     fn put_back(&mut self, lab: &Lab, say: &dyn Fn(&str)) -> Result<()> {
         if self.put_back.is_none() {
-            lab.restore(LINK)?;
             self.put_back = Some(Instant::now());
+            lab.restore(LINK)?;
             say("The cable of link l1 is back.");
         }
         Ok(())

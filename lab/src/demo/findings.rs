@@ -43,10 +43,10 @@ impl Findings {
             1 => return "one thing is not as it should be:".to_owned(),
             count => return format!("{count} things are not as they should be:"),
         }
-        let cable = if self.cable_was_pulled { ", a cable pulled on the way" } else { "" };
+        let cable = if self.cable_was_pulled { ", one cable pulled" } else { "" };
         let moves = if self.journeys.len() == 1 { "moved once" } else { "moved there and back" };
         let still: Vec<String> = self.journeys.iter().map(|(_, blackout)| ms(*blackout)).collect();
-        format!("{moves}{cable}; stood still for {} ms; no byte lost", still.join(" and "))
+        format!("{moves}{cable}; stood still for {} ms; no harm found", still.join(" and "))
     }
 
     fn fact(&mut self, screen: &Screen, good: bool, who: &str, text: &str) {

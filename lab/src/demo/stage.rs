@@ -186,7 +186,7 @@ fn start_agents(lab: &Lab, options: &Options, screen: &mut Screen) -> Result<Vec
     screen.command("linerate agent --config agent.toml");
     let options = AgentOptions { binary: options.linerate.clone(), ..AgentOptions::default() };
     let agents: Result<Vec<_>, _> =
-        lab.hosts().iter().map(|host| Agent::start(host, options.clone())).collect();
+        lab.hosts().iter().map(|host| Agent::start_apart(host, options.clone())).collect();
     screen.note("They know nothing of links or of each other: links are found when a guest is to be moved.");
     Ok(agents?)
 }

@@ -121,6 +121,12 @@ impl Incoming {
         self.brain().received_through()
     }
 
+    /// Its source cannot be heard, and nothing was committed.
+    pub fn is_orphaned(&self) -> bool {
+        let brain = self.brain();
+        brain.paths() == 0 && brain.outcome() != Outcome::Committed
+    }
+
     /// The operator of this host wants it to end.
     pub fn cancel(&self) {
         self.tell(Event::Cancel);

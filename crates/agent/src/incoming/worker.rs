@@ -34,6 +34,10 @@ const START_WAIT: Duration = Duration::from_secs(60);
 const LOAD_WAIT: Duration = Duration::from_secs(60);
 /// Between two looks at the flag of a tear-down.
 const SLICE: Duration = Duration::from_millis(100);
+/// An orphaned session ends its guest and gives its place up.
+const ROOM_WAIT: Duration = Duration::from_secs(30);
+/// A session whose source is gone knows it by now: control connections are lost after half a second of silence.
+const ORPHANED_WITHIN: Duration = Duration::from_secs(2);
 /// Tries to run a committed guest.
 const RUN_TRIES: u32 = 10;
 
@@ -139,10 +143,7 @@ impl State {
     }
 
     fn admit(&mut self, guest: &str, description: &str, regions: Vec<RegionInfo>) -> Result<(), Fault> {
-        if self.agent.comes_already(guest, self.shared.session) {
-            let detail = format!("another migration brings {guest} here already");
-            return Err(Fault::new(Code::GuestBusy, Step::Admit, Side::Destination, detail));
-        }
+        self.make_room(guest)?;
         let admitted = admit(&self.agent, guest, description, regions)?;
         self.ram = admitted.regions.iter().map(|_| Arc::new(Ram::default())).collect();
         let regions = admitted.regions.iter().zip(&self.ram);
@@ -150,6 +151,26 @@ impl State {
         let _ = self.shared.regions.set(Arc::new(RegionTable::new(regions)));
         self.admitted = Some(admitted);
         self.shared.tell(Event::Admitted(endpoints(&self.agent)?));
+        Ok(())
+    }
+
+    /// An earlier session may hold this guest's place: one whose source is gone gives way (it was not committed, and the
+    /// guest is being offered again), one that lives does not.
+    fn make_room(&self, guest: &str) -> Result<(), Fault> {
+        let end = Instant::now() + ROOM_WAIT;
+        while let Some(other) = self.agent.comes_already(guest, self.shared.session) {
+            let orphaned = other.is_orphaned();
+            if orphaned {
+                tracing::info!(session = %other.session, guest, "its source is gone and the guest is offered again: giving it up");
+                other.cancel();
+            }
+            let patience = if orphaned { end } else { end - ROOM_WAIT + ORPHANED_WITHIN };
+            if Instant::now() >= patience {
+                let detail = format!("migration {} brings {guest} here already", other.session);
+                return Err(Fault::new(Code::GuestBusy, Step::Admit, Side::Destination, detail));
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
         Ok(())
     }
 

@@ -363,7 +363,8 @@ impl Supervisor {
         }
         self.shared.link_lost(self.link.id);
         drop(pumps);
-        if !self.stop.load(Ordering::SeqCst) {
+        // When all is done the destination closes first; that is no loss.
+        if !self.stop.load(Ordering::SeqCst) && !self.shared.brain().is_leaving() {
             tracing::warn!(link = describe(&self.link), reason, "a link is lost");
             self.shared.board.down(self.link.id);
             self.shared.hub.publish(EventKind::LinkLost { link: self.link.id, reason });

@@ -586,6 +586,11 @@ impl Source {
         matches!(self.state, State::Committing { undecided: true, .. })
     }
 
+    /// The guest is the destination's: links have nothing to carry any more but the last word.
+    pub fn is_leaving(&self) -> bool {
+        matches!(self.state, State::CleaningUp { .. } | State::Parting { .. } | State::Ended)
+    }
+
     /// Whether it is over.
     pub fn is_ended(&self) -> bool {
         self.state == State::Ended

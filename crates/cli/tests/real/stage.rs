@@ -1,0 +1,284 @@
+//! Two hosts, two agents, a guest.
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use linerate_lab::{
+    Agent, AgentOptions, Console, DiskMode, GuestParameters, GuestSpec, Lab, LinkSpec, QemuVersion, make_disk,
+};
+use serde_json::Value;
+
+const LONG: Duration = Duration::from_secs(180);
+const DISK_MB: u64 = 16;
+
+/// One stage at a time.
+static ONE: Mutex<()> = Mutex::new(());
+
+/// See the module. Everything of it goes away when it is dropped.
+pub struct Stage {
+    agents: Vec<Agent>,
+    /// Host that has the guest.
+    pub source: usize,
+    consoles: Vec<PathBuf>,
+    // Behind the agents: dropped after them.
+    pub lab: Lab,
+    _one: MutexGuard<'static, ()>,
+}
+
+impl Stage {
+    pub fn new(links_mbps: &[u64], parameters: GuestParameters) -> Stage {
+        Stage::build(links_mbps, parameters, QemuVersion::System, None)
+    }
+
+    pub fn with_disk(
+        links_mbps: &[u64],
+        parameters: GuestParameters,
+        qemu: QemuVersion,
+        disk: DiskMode,
+    ) -> Stage {
+        let parameters = GuestParameters { disk_generation: Some(1), disk_mbps: 4, ..parameters };
+        Stage::build(links_mbps, parameters, qemu, Some(disk))
+    }
+
+    fn build(links: &[u64], parameters: GuestParameters, qemu: QemuVersion, disk: Option<DiskMode>) -> Stage {
+        let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let builder =
+            links.iter().fold(Lab::builder(), |lab, &mbps| lab.link(LinkSpec::shaped(mbps).mtu(9000)));
+        let lab = builder.build().unwrap();
+        let agents = lab.hosts().iter().map(|host| Agent::start(host, options("")).unwrap()).collect();
+        let mut spec = GuestSpec::new("g", parameters).qemu(qemu);
+        if let Some(mode) = disk {
+            let image = lab.directory().join("disk.img");
+            make_disk(&image, DISK_MB).unwrap();
+            spec = spec.disk(&image, mode);
+        }
+        let host = &lab.hosts()[0];
+        let file = spec.write_toml(host).unwrap();
+        let consoles = vec![spec.serial(host)];
+        let stage = Stage { agents, source: 0, consoles, lab, _one: one };
+        let (exit, text) = stage.linerate_at_source(&["vm", "start", file.to_str().unwrap()]);
+        assert_eq!(exit, 0, "{text}");
+        stage.console().wait_passes(1, LONG).unwrap();
+        stage
+    }
+
+    pub fn source_agent(&mut self) -> &mut Agent {
+        &mut self.agents[self.source]
+    }
+
+    pub fn destination_agent(&mut self) -> &mut Agent {
+        &mut self.agents[1 - self.source]
+    }
+
+    pub fn source_address(&self) -> String {
+        self.agents[self.source].address(0).to_string()
+    }
+
+    pub fn destination_address(&self) -> String {
+        self.agents[1 - self.source].address(0).to_string()
+    }
+
+    pub fn restart_destination_with(&mut self, configuration: &str) {
+        let host = self.lab.hosts()[1 - self.source].clone();
+        let place = 1 - self.source;
+        self.agents[place].stop().unwrap();
+        self.agents[place] = Agent::start(&host, options(configuration)).unwrap();
+    }
+
+    /// Exit code and all output of a client command.
+    pub fn linerate_at_source(&self, arguments: &[&str]) -> (i32, String) {
+        run(&self.agents[self.source], arguments)
+    }
+
+    pub fn guests_at_destination(&self) -> usize {
+        let (exit, text) = run(&self.agents[1 - self.source], &["vm", "list", "--json"]);
+        assert_eq!(exit, 0, "{text}");
+        serde_json::from_str::<Value>(&text).unwrap().as_array().unwrap().len()
+    }
+
+    fn console(&self) -> Console {
+        Console::new(self.consoles.clone())
+    }
+
+    /// Begins to move the guest to the other host.
+    pub fn migrate(&self, arguments: &[&str]) -> Migration {
+        let to = self.destination_address();
+        let mut all = vec!["migrate", "g", "--to", &to, "--json"];
+        all.extend(arguments);
+        let logs = self.agents.iter().map(|agent| agent.log().to_owned()).collect();
+        Migration::start(&self.agents[self.source], &all, logs)
+    }
+
+    /// The guest is at the other host now.
+    pub fn arrived(&mut self) {
+        self.source = 1 - self.source;
+        let host = &self.lab.hosts()[self.source];
+        self.consoles.push(host.run_directory().join("guests/g/serial0.log"));
+    }
+
+    /// It passes over its memory again, and nothing is damaged.
+    pub fn guest_goes_on(&self) {
+        // Only its present console counts: the files of hosts that it left are removed with what was there.
+        let console = Console::new(self.consoles.last().cloned());
+        let before = console.last_pass();
+        console.wait_passes(before + 2, LONG).unwrap();
+        assert_eq!(console.bad_lines(), Vec::<String>::new());
+    }
+
+    /// No write protection is left on any memory of its QEMU.
+    pub fn is_unprotected(&self) {
+        let (_, text) = self.linerate_quietly(&["vm", "list", "--json"]);
+        let pid = serde_json::from_str::<Value>(&text).ok().and_then(|list| list[0]["pid"].as_u64());
+        // With its agent dead the pid is in the pid file all the same.
+        let pid = pid.unwrap_or_else(|| {
+            let file = self.lab.hosts()[self.source].run_directory().join("guests/g/record.json");
+            let record: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+            record["process"]["pid"].as_u64().unwrap()
+        });
+        let maps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
+        let protected: Vec<&str> =
+            maps.lines().filter(|line| line.starts_with("VmFlags:") && line.contains(" uw")).collect();
+        assert_eq!(protected, Vec::<&str>::new());
+    }
+
+    fn linerate_quietly(&self, arguments: &[&str]) -> (i32, String) {
+        run(&self.agents[self.source], arguments)
+    }
+
+    /// After whatever went wrong: the same migration succeeds.
+    pub fn retry(&mut self) {
+        let report = ended(&self.migrate(&["--verify"]).finish()).completed();
+        assert_eq!(report["verified"], true);
+        self.arrived();
+        self.guest_goes_on();
+    }
+}
+
+fn options(configuration: &str) -> AgentOptions {
+    AgentOptions {
+        binary: Some(env!("CARGO_BIN_EXE_linerate").into()),
+        configuration: configuration.into(),
+        environment: vec![("LINERATE_LOG".into(), "debug".into())],
+    }
+}
+
+fn run(agent: &Agent, arguments: &[&str]) -> (i32, String) {
+    let output = agent.client().args(arguments).output().unwrap();
+    let text =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    (output.status.code().unwrap_or(-1), text)
+}
+
+/// A `linerate migrate --json` under way.
+pub struct Migration {
+    child: Child,
+    lines: Receiver<Value>,
+    seen: Vec<Value>,
+    logs: Vec<PathBuf>,
+}
+
+impl Migration {
+    fn start(agent: &Agent, arguments: &[&str], logs: Vec<PathBuf>) -> Migration {
+        let mut command = agent.client();
+        command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::null()).stdin(Stdio::null());
+        let mut child = command.spawn().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                let _ = sender.send(serde_json::from_str(&line).unwrap_or(Value::Null));
+            }
+        });
+        Migration { child, lines, seen: Vec::new(), logs }
+    }
+
+    /// Waits for an event.
+    pub fn wait(&mut self, limit: Duration, wanted: impl Fn(&Value) -> bool) {
+        let end = Instant::now() + limit;
+        while !self.seen.iter().any(&wanted) {
+            match self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                Ok(event) => self.seen.push(event),
+                Err(error) => panic!("{error}: the event never came\n{}", self.told()),
+            }
+        }
+    }
+
+    /// As Ctrl-C.
+    pub fn interrupt(&self) {
+        let pid = self.child.id().to_string();
+        assert!(std::process::Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    }
+
+    /// All events; the last says how the process ended.
+    pub fn finish(mut self) -> Vec<Value> {
+        let end = Instant::now() + LONG;
+        while let Ok(event) = self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
+            self.seen.push(event);
+        }
+        let status = self.child.wait().unwrap();
+        let mut seen = std::mem::take(&mut self.seen);
+        seen.push(serde_json::json!({ "kind": "exit", "code": status.code(), "told": self.told() }));
+        seen
+    }
+
+    fn told(&self) -> String {
+        let tail = |log: &PathBuf| {
+            let text = std::fs::read_to_string(log).unwrap_or_default();
+            let lines: Vec<&str> = text.lines().collect();
+            format!("{}:\n{}\n", log.display(), lines[lines.len().saturating_sub(40)..].join("\n"))
+        };
+        self.logs.iter().map(tail).collect()
+    }
+}
+
+impl Drop for Migration {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// How a migration ended.
+pub struct End {
+    pub exit: Option<i64>,
+    finished: Value,
+    told: String,
+}
+
+/// The end of a list of events.
+pub fn ended(events: &[Value]) -> End {
+    let find =
+        |kind: &str| events.iter().rev().find(|event| event["kind"] == kind).cloned().unwrap_or(Value::Null);
+    let exit = find("exit");
+    let told = exit["told"].as_str().unwrap_or_default().to_owned();
+    End { exit: exit["code"].as_i64(), finished: find("finished"), told }
+}
+
+impl End {
+    /// The report of a migration that succeeded.
+    pub fn completed(&self) -> Value {
+        assert_eq!(self.exit, Some(0), "{:#}\n{}", self.finished["error"], self.told);
+        assert_eq!(self.finished["outcome"], "completed");
+        self.finished["report"].clone()
+    }
+
+    /// The error of one that did not.
+    pub fn failed(&self, exit: i64) -> Value {
+        assert_eq!(self.exit, Some(exit), "{:#}\n{}", self.finished, self.told);
+        self.finished["error"].clone()
+    }
+}
+
+/// Bytes are under way.
+pub fn round_began(event: &Value) -> bool {
+    event["kind"] == "progress" && event["sent_bytes"].as_u64().is_some_and(|bytes| bytes > 8 << 20)
+}
+
+/// A link was lost.
+pub fn lost(event: &Value) -> bool {
+    event["kind"] == "link_lost"
+}

@@ -1,0 +1,176 @@
+//! Real agents move a real guest between two hosts in namespaces, over real links. As root, with what lab/install.sh
+//! installs. One at a time: two emulated guests and two agents are enough for two cores.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Tests say what they expect.
+
+#[path = "real/stage.rs"]
+mod stage;
+
+use std::time::Duration;
+
+use linerate_lab::{DiskMode, GuestParameters, QemuVersion};
+use stage::{Stage, ended, lost, round_began};
+
+/// Long enough for a slow machine; only a hang meets it.
+const LONG: Duration = Duration::from_secs(120);
+
+fn busy() -> GuestParameters {
+    GuestParameters {
+        mem_mb: 160,
+        dirty_mbps: 10,
+        dirty_ws_mb: Some(8),
+        verify_mbps: 20,
+        ..GuestParameters::default()
+    }
+}
+
+/// There and back, whole RAM compared while paused, the guest's own checks of memory and disk.
+fn there_and_back(version: QemuVersion, disk: DiskMode) {
+    let mut stage = Stage::with_disk(&[2500, 2500], busy(), version, disk);
+    for leg in 0..2 {
+        let events = stage.migrate(&["--verify"]).finish();
+        let report = ended(&events).completed();
+        assert_eq!(report["verified"], true, "leg {leg}");
+        assert!(
+            report["links"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .all(|link| link["sent_bytes"].as_u64().unwrap() > 1 << 20)
+        );
+        stage.arrived();
+        stage.guest_goes_on();
+    }
+}
+
+#[test]
+fn qemu_7_with_a_buffered_disk() {
+    there_and_back(QemuVersion::System, DiskMode::Buffered);
+}
+
+#[test]
+fn qemu_10_with_a_direct_disk() {
+    there_and_back(QemuVersion::Ten, DiskMode::Direct);
+}
+
+#[test]
+fn a_link_is_cut_and_used_again() {
+    let mut stage = Stage::new(&[300, 300], busy());
+    let mut migration = stage.migrate(&["--verify"]);
+    migration.wait(LONG, round_began);
+    stage.lab.cut(1).unwrap();
+    migration.wait(LONG, lost);
+    stage.lab.restore(1).unwrap();
+    let events = migration.finish();
+    let report = ended(&events).completed();
+    assert_eq!(report["verified"], true);
+    assert_eq!(report["links"][1]["lost_count"], 1);
+    assert!(events.iter().any(|event| event["kind"] == "link_back"), "the link came back and is used again");
+    stage.arrived();
+    stage.guest_goes_on();
+}
+
+#[test]
+fn a_link_that_loses_silently_in_one_direction_is_noticed() {
+    let mut stage = Stage::new(&[300, 300], busy());
+    let mut migration = stage.migrate(&["--verify"]);
+    migration.wait(LONG, round_began);
+    // Nothing that the source sends arrives; no port goes down, nobody says a word.
+    stage.lab.cut_one_way(0, stage.source).unwrap();
+    migration.wait(LONG, lost);
+    let report = ended(&migration.finish()).completed();
+    assert_eq!(report["verified"], true);
+    stage.lab.restore(0).unwrap();
+    stage.arrived();
+    stage.guest_goes_on();
+}
+
+#[test]
+fn all_links_gone_for_a_while_is_waited_for() {
+    let mut stage = Stage::new(&[300, 300], busy());
+    let mut migration = stage.migrate(&["--verify"]);
+    migration.wait(LONG, round_began);
+    (0..2).for_each(|link| stage.lab.cut(link).unwrap());
+    migration.wait(LONG, lost);
+    stage.guest_goes_on();
+    (0..2).for_each(|link| stage.lab.restore(link).unwrap());
+    assert_eq!(ended(&migration.finish()).completed()["verified"], true);
+    stage.arrived();
+    stage.guest_goes_on();
+}
+
+#[test]
+fn all_links_gone_for_too_long_fails_cleanly_and_the_retry_succeeds() {
+    let mut stage = Stage::new(&[300, 300], busy());
+    let mut migration = stage.migrate(&["--link-timeout", "2s"]);
+    migration.wait(LONG, round_began);
+    (0..2).for_each(|link| stage.lab.drop_silently(link).unwrap());
+    let failure = ended(&migration.finish()).failed(1);
+    assert_eq!(failure["guest_state"], "runs_at_source", "{failure}");
+    stage.guest_goes_on();
+    stage.is_unprotected();
+    (0..2).for_each(|link| stage.lab.restore(link).unwrap());
+    stage.retry();
+}
+
+#[test]
+fn the_sources_agent_is_killed_in_the_middle() {
+    let mut stage = Stage::new(&[300, 300], busy());
+    let mut migration = stage.migrate(&[]);
+    migration.wait(LONG, round_began);
+    stage.source_agent().kill().unwrap();
+    stage.guest_goes_on();
+    stage.is_unprotected();
+    stage.source_agent().restart().unwrap();
+    stage.guest_goes_on();
+    stage.retry();
+}
+
+#[test]
+fn the_destinations_agent_is_killed_in_the_middle() {
+    let mut stage = Stage::new(&[300, 300], busy());
+    let mut migration = stage.migrate(&["--link-timeout", "2s"]);
+    migration.wait(LONG, round_began);
+    stage.destination_agent().kill().unwrap();
+    let failure = ended(&migration.finish()).failed(1);
+    assert_eq!(failure["guest_state"], "runs_at_source", "{failure}");
+    stage.guest_goes_on();
+    stage.destination_agent().restart().unwrap();
+    assert_eq!(stage.guests_at_destination(), 0, "what waited there has been removed");
+    stage.retry();
+}
+
+#[test]
+fn a_cancelled_migration_leaves_the_guest_as_it_was() {
+    let mut stage = Stage::new(&[300, 300], busy());
+    let mut migration = stage.migrate(&[]);
+    migration.wait(LONG, round_began);
+    migration.interrupt();
+    let events = migration.finish();
+    assert_eq!(ended(&events).exit, Some(5), "{events:?}");
+    stage.guest_goes_on();
+    stage.is_unprotected();
+    assert_eq!(stage.guests_at_destination(), 0);
+    stage.retry();
+}
+
+#[test]
+fn refusals_say_why_and_touch_nothing() {
+    let mut stage = Stage::new(&[1000], busy());
+    let refused = |stage: &Stage, guest: &str, to: &str, code: &str| {
+        let (exit, text) = stage.linerate_at_source(&["migrate", guest, "--to", to, "--json"]);
+        assert_ne!(exit, 0);
+        assert!(text.contains(code), "{code} not in: {text}");
+    };
+    let to = stage.destination_address();
+    refused(&stage, "nobody", &to, "guest_unknown");
+    // An address at which no agent listens, on the lab's own link.
+    refused(&stage, "g", &to.replace(":7979", ":7980"), "no_link");
+    let own = stage.source_address();
+    refused(&stage, "g", &own, "guest_exists");
+    stage.restart_destination_with("memory_reserve_mib = 1000000\n");
+    refused(&stage, "g", &to, "memory_short");
+    stage.restart_destination_with("");
+    stage.guest_goes_on();
+    stage.retry();
+}
