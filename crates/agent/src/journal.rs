@@ -3,7 +3,8 @@
 //! Each change of phase is one durable transaction (flushed before it returns). The phases and what follows from them
 //! are `linerate-core`'s; this room only keeps them, with what the body needs to find its guest again.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use linerate_core::SessionId;
 use linerate_core::journal::{DestinationPhase, SourcePhase};
@@ -128,20 +129,35 @@ phase_names!(
     Finished = "finished"
 );
 
-/// See the module. Cheap to share; one writer at a time.
+/// See the module. Cheap to share; one user at a time.
 #[derive(Debug)]
 pub struct Journal {
-    database: Database,
+    path: PathBuf,
+    /// `None` after a failure: redb refuses everything after an I/O error (a full disk) until it is opened anew.
+    database: Mutex<Option<Database>>,
 }
 
 impl Journal {
     /// Opens or makes the journal in a folder.
     pub fn open(folder: &Path) -> Result<Journal, JournalError> {
         std::fs::create_dir_all(folder).map_err(JournalError::Folder)?;
-        let database = Database::create(folder.join("journal.redb"))?;
-        let journal = Journal { database };
+        let journal = Journal { path: folder.join("journal.redb"), database: Mutex::new(None) };
         journal.write(|_| Ok(()))?;
         Ok(journal)
+    }
+
+    /// Uses the database, opening it first if it has to be; after any failure it is opened anew the next time.
+    fn with<T>(&self, work: impl FnOnce(&Database) -> Result<T, JournalError>) -> Result<T, JournalError> {
+        let mut slot = self.database.lock().unwrap_or_else(PoisonError::into_inner);
+        let database = match slot.take() {
+            Some(database) => database,
+            None => Database::create(&self.path)?,
+        };
+        let done = work(&database);
+        if done.is_ok() {
+            *slot = Some(database);
+        }
+        done
     }
 
     /// Puts a record on disk; returns when it is flushed.
@@ -155,26 +171,30 @@ impl Journal {
 
     /// The record of a session.
     pub fn get(&self, session: SessionId) -> Result<Option<Record>, JournalError> {
-        let table = self.database.begin_read()?.open_table(SESSIONS)?;
-        let found = table.get(session.0.as_slice())?;
-        Ok(found.and_then(|value| serde_json::from_slice(value.value()).ok()))
+        self.with(|database| {
+            let table = database.begin_read()?.open_table(SESSIONS)?;
+            let found = table.get(session.0.as_slice())?;
+            Ok(found.and_then(|value| serde_json::from_slice(value.value()).ok()))
+        })
     }
 
     /// All sessions. A record that cannot be read is reported in the log and left alone.
     pub fn all(&self) -> Result<Vec<(SessionId, Record)>, JournalError> {
-        let table = self.database.begin_read()?.open_table(SESSIONS)?;
-        let mut sessions = Vec::new();
-        for entry in table.iter()? {
-            let (key, value) = entry?;
-            let Ok(id) = <[u8; 16]>::try_from(key.value()) else { continue };
-            match serde_json::from_slice(value.value()) {
-                Ok(record) => sessions.push((SessionId(id), record)),
-                Err(error) => {
-                    tracing::error!(session = %SessionId(id), %error, "a journal record cannot be read")
+        self.with(|database| {
+            let table = database.begin_read()?.open_table(SESSIONS)?;
+            let mut sessions = Vec::new();
+            for entry in table.iter()? {
+                let (key, value) = entry?;
+                let Ok(id) = <[u8; 16]>::try_from(key.value()) else { continue };
+                match serde_json::from_slice(value.value()) {
+                    Ok(record) => sessions.push((SessionId(id), record)),
+                    Err(error) => {
+                        tracing::error!(session = %SessionId(id), %error, "a journal record cannot be read")
+                    }
                 }
             }
-        }
-        Ok(sessions)
+            Ok(sessions)
+        })
     }
 
     /// Forgets the oldest ended sessions beyond what is kept to answer late questions.
@@ -195,11 +215,13 @@ impl Journal {
         &self,
         change: impl FnOnce(&mut redb::Table<'_, &'static [u8], &'static [u8]>) -> Result<(), JournalError>,
     ) -> Result<(), JournalError> {
-        let mut transaction = self.database.begin_write()?;
-        transaction.set_durability(redb::Durability::Immediate)?;
-        change(&mut transaction.open_table(SESSIONS)?)?;
-        transaction.commit()?;
-        Ok(())
+        self.with(|database| {
+            let mut transaction = database.begin_write()?;
+            transaction.set_durability(redb::Durability::Immediate)?;
+            change(&mut transaction.open_table(SESSIONS)?)?;
+            transaction.commit()?;
+            Ok(())
+        })
     }
 }
 
@@ -250,6 +272,16 @@ mod tests {
     }
 
     #[test]
+    fn a_failure_is_not_for_ever() {
+        let dir = tempfile::tempdir().unwrap();
+        let journal = Journal::open(dir.path()).unwrap();
+        let full = || JournalError::Folder(std::io::ErrorKind::StorageFull.into());
+        assert!(journal.with(|_| Err::<(), _>(full())).is_err());
+        journal.put(SessionId([1; 16]), &record(1, DestinationPhase::Started)).unwrap();
+        assert!(journal.get(SessionId([1; 16])).unwrap().is_some());
+    }
+
+    #[test]
     fn a_second_agent_on_the_same_journal_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let _first = Journal::open(dir.path()).unwrap();
@@ -258,10 +290,14 @@ mod tests {
 
     impl Journal {
         fn write_for_test(&self, id: &[u8], json: &[u8]) {
-            let mut transaction = self.database.begin_write().unwrap();
-            transaction.set_durability(redb::Durability::None).unwrap();
-            transaction.open_table(SESSIONS).unwrap().insert(id, json).unwrap();
-            transaction.commit().unwrap();
+            self.with(|database| {
+                let mut transaction = database.begin_write()?;
+                transaction.set_durability(redb::Durability::None)?;
+                transaction.open_table(SESSIONS)?.insert(id, json)?;
+                transaction.commit()?;
+                Ok(())
+            })
+            .unwrap();
         }
     }
 }

@@ -42,7 +42,8 @@ pub struct Report {
     pub device_state_bytes: u64,
     /// Whether guest RAM was the same on both sides; absent if it was not compared.
     pub verified: Option<bool>,
-    /// Extents that arrived damaged and were sent again.
+    /// Writes whose checksum did not match at the destination and which were sent again. While the guest runs that is
+    /// nearly always the guest itself, which wrote a page between its checksum and its sending.
     pub checksum_refusals: u64,
 }
 

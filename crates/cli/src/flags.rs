@@ -219,7 +219,7 @@ mod tests {
     #[test]
     fn a_migration_with_everything() {
         let flags = parse(
-            "linerate migrate web --to beta:7474 --max-blackout 50ms --bandwidth 2.5Gbit --links 10.0.1.0/24,fd00::/64 \
+            "linerate migrate web --to beta:7979 --max-blackout 50ms --bandwidth 2.5Gbit --links 10.0.1.0/24,fd00::/64 \
              --link-timeout 1min --verify --throttle --max-rounds 7 --json --socket /tmp/a.sock",
         )
         .unwrap();
@@ -227,7 +227,7 @@ mod tests {
         assert_eq!(flags.socket, Some("/tmp/a.sock".into()));
         let Command::Migrate(migrate) = flags.command else { panic!("{:?}", flags.command) };
         let request = migrate.request();
-        assert_eq!((request.guest.as_str(), request.to.as_str()), ("web", "beta:7474"));
+        assert_eq!((request.guest.as_str(), request.to.as_str()), ("web", "beta:7979"));
         assert_eq!((request.max_blackout_ms, request.bandwidth_bytes_per_s), (Some(50), Some(312_500_000)));
         assert_eq!(request.links, ["10.0.1.0/24", "fd00::/64"]);
         assert_eq!((request.link_timeout_s, request.max_rounds), (60, Some(7)));

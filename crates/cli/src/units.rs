@@ -35,7 +35,7 @@ impl std::fmt::Display for UnitError {
                 write!(f, "a network is written ADDRESS/PREFIX, such as 10.0.1.0/24 or fd00:1::/64")
             }
             UnitError::NotAHost => {
-                write!(f, "a host is written HOST or HOST:PORT, such as beta, beta:7474 or [fd00:1::2]:7474")
+                write!(f, "a host is written HOST or HOST:PORT, such as beta, beta:7979 or [fd00:1::2]:7979")
             }
         }
     }
@@ -191,10 +191,10 @@ mod tests {
         assert!(network("10.0.1.0/24").is_ok() && network("fd00:1::/64").is_ok());
         assert!(network("10.0.1.0").is_err() && network("eth0/24").is_err());
         assert!(matches!(network("10.0.1.0/33"), Err(UnitError::OutOfRange(_))));
-        for good in ["beta", "beta.example:7474", "10.0.0.2", "10.0.0.2:7474", "fd00::2", "[fd00::2]:7474"] {
+        for good in ["beta", "beta.example:7979", "10.0.0.2", "10.0.0.2:7979", "fd00::2", "[fd00::2]:7979"] {
             assert!(host(good).is_ok(), "{good}");
         }
-        for bad in ["", ":7474", "beta:", "beta:x", "beta:0", "beta:70000", "be ta", "tcp://beta:1"] {
+        for bad in ["", ":7979", "beta:", "beta:x", "beta:0", "beta:70000", "be ta", "tcp://beta:1"] {
             assert!(host(bad).is_err(), "{bad}");
         }
     }

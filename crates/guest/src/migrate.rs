@@ -24,6 +24,7 @@ pub use destination::DestinationQemu;
 pub use source::{PreSwitchover, SourceQemu};
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -67,9 +68,35 @@ pub enum MigrateError {
         /// As needed.
         wanted: &'static str,
     },
+    /// A wait was ended by whoever asked for it.
+    #[error("given up meanwhile")]
+    GivenUp,
     /// A path that cannot be put into a QEMU address.
     #[error("the socket path {0} cannot be used in a QEMU address")]
     Path(String),
+}
+
+/// How long events are waited for before the status is asked for (an event can have been lost with an earlier connection)
+/// and before it is looked whether the wait is still wanted.
+const ASK_AFTER: Duration = Duration::from_millis(50);
+/// A command is answered within this, even by a QEMU that loads a large state meanwhile. It is no part of a wait's own
+/// limit: a command whose answer is not awaited makes the connection useless.
+const COMMAND_WAIT: Duration = Duration::from_secs(30);
+
+fn command_deadline() -> Instant {
+    Instant::now() + COMMAND_WAIT
+}
+
+/// Until when to wait for the next event, unless the wait as a whole is over.
+fn next_slice(deadline: Instant, give_up: &dyn Fn() -> bool) -> Result<Instant, MigrateError> {
+    let now = Instant::now();
+    if give_up() {
+        Err(MigrateError::GivenUp)
+    } else if now >= deadline {
+        Err(QmpError::TimedOut { doing: "waiting for the migration".into() }.into())
+    } else {
+        Ok(deadline.min(now + ASK_AFTER))
+    }
 }
 
 /// The address of a UNIX socket as QEMU writes it.

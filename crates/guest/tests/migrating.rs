@@ -61,13 +61,13 @@ fn migrate(place: &Place, qemu: &QemuBinary) {
     to.incoming(&channel, soon()).unwrap();
     from.prepare(soon()).unwrap();
     from.begin(&channel, soon()).unwrap();
-    let stopped = from.wait_pre_switchover(soon()).unwrap();
+    let stopped = from.wait_pre_switchover(soon(), &|| false).unwrap();
     assert!(stopped.stopped.is_some() && stopped.waiting.is_some());
     let (there, here) = (&source.record.ram_files[0], &made.ram_files[0].path);
     copy_ram(there, here);
     from.cont_switchover(soon()).unwrap();
-    from.wait_completed(soon()).unwrap();
-    to.wait_loaded(soon()).unwrap();
+    from.wait_completed(soon(), &|| false).unwrap();
+    to.wait_loaded(soon(), &|| false).unwrap();
     assert!(from.downtime_ms(soon()).unwrap().is_some());
     // Zero pages count too: the 16384 pages of RAM are not among those that QEMU sent.
     let sent = from.qmp().execute("query-migrate", json!({}), soon()).unwrap();
@@ -126,7 +126,7 @@ fn cancel_in_each_phase_leaves_the_source_running() {
         let listener = UnixListener::bind(&channel).unwrap();
         from.prepare(soon()).unwrap();
         from.begin(&channel, soon()).unwrap();
-        from.wait_pre_switchover(soon()).unwrap();
+        from.wait_pre_switchover(soon(), &|| false).unwrap();
         drop(from);
         let mut heir = SourceQemu::recovered(Qmp::connect(&source.record.qmp, soon()).unwrap(), true);
         heir.cancel(soon()).unwrap();
@@ -145,14 +145,14 @@ fn cancel_in(place: &Place, from: &mut SourceQemu, phase: Phase) {
         assert!(matches!(from.prepare(soon()), Err(MigrateError::Busy(_))));
     }
     if matches!(phase, Phase::PreSwitchover | Phase::PeerGone) {
-        from.wait_pre_switchover(soon()).unwrap();
+        from.wait_pre_switchover(soon(), &|| false).unwrap();
         assert_ne!(from.status(soon()).unwrap(), "running", "the guest is stopped at pre-switchover");
     }
     if matches!(phase, Phase::PeerGone) {
         drop(listener.accept().unwrap());
         drop(listener);
         from.cont_switchover(soon()).unwrap();
-        assert!(matches!(from.wait_completed(soon()), Err(MigrateError::Failed { .. })));
+        assert!(matches!(from.wait_completed(soon(), &|| false), Err(MigrateError::Failed { .. })));
     }
     from.cancel(soon()).unwrap();
 }
@@ -176,7 +176,7 @@ fn a_paused_guest_stays_paused_after_cancel() {
         let _listener = UnixListener::bind(&channel).unwrap();
         from.prepare(soon()).unwrap();
         from.begin(&channel, soon()).unwrap();
-        assert!(from.wait_pre_switchover(soon()).unwrap().stopped.is_none());
+        assert!(from.wait_pre_switchover(soon(), &|| false).unwrap().stopped.is_none());
         from.cancel(soon()).unwrap();
         let state = from.status(soon()).unwrap();
         assert!(matches!(state.as_str(), "paused" | "postmigrate"), "{state}");
@@ -209,7 +209,7 @@ fn a_destination_that_cannot_load_is_told() {
         let mut stream = std::os::unix::net::UnixStream::connect(&channel).unwrap();
         stream.write_all(&[0xff; 64]).unwrap();
         let _ = stream.shutdown(std::net::Shutdown::Both);
-        let error = to.wait_loaded(soon()).unwrap_err();
+        let error = to.wait_loaded(soon(), &|| false).unwrap_err();
         assert!(matches!(error, MigrateError::LoaderEnded(_) | MigrateError::Failed { .. }), "{error:?}");
     }
 }

@@ -30,7 +30,7 @@ pub struct ControlOptions {
 
 impl Default for ControlOptions {
     fn default() -> ControlOptions {
-        ControlOptions { keepalive: Duration::from_millis(100), silence_max: Duration::from_millis(500) }
+        ControlOptions { keepalive: Duration::from_millis(100), silence_max: Duration::from_millis(900) }
     }
 }
 

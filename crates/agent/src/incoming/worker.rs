@@ -11,7 +11,6 @@ use linerate_core::{Code, Fault, RegionInfo, Side, Step};
 use linerate_guest::migrate::{DestinationQemu, MigrateError};
 use linerate_guest::process::{self, Launch, StopHow};
 use linerate_guest::procfs::ProcessIdentity;
-use linerate_guest::qmp::QmpError;
 use linerate_guest::read;
 use linerate_guest::registry::{GuestRecord, Origin};
 use linerate_memory::{Mapping, RamBlock};
@@ -32,8 +31,6 @@ const QMP_WAIT: Duration = Duration::from_secs(10);
 const START_WAIT: Duration = Duration::from_secs(60);
 /// A QEMU loads its state.
 const LOAD_WAIT: Duration = Duration::from_secs(60);
-/// Between two looks at the flag of a tear-down.
-const SLICE: Duration = Duration::from_millis(100);
 /// An orphaned session ends its guest and gives its place up.
 const ROOM_WAIT: Duration = Duration::from_secs(30);
 /// A session whose source is gone knows it by now: control connections are lost after half a second of silence.
@@ -257,23 +254,9 @@ impl State {
             return Err(internal("no hypervisor waits for its state"));
         };
         writer.finish().map_err(|error| here(Code::HypervisorFailed, Step::Blackout, &error))?;
-        let end = Instant::now() + LOAD_WAIT;
-        loop {
-            match qemu.wait_loaded(end.min(Instant::now() + SLICE)) {
-                Ok(()) => break,
-                Err(MigrateError::Qmp(QmpError::TimedOut { .. })) if Instant::now() < end => {
-                    if self.abandon.load(Ordering::SeqCst) {
-                        return Err(Fault::new(
-                            Code::Cancelled,
-                            Step::Blackout,
-                            Side::Destination,
-                            "given up meanwhile",
-                        ));
-                    }
-                }
-                Err(error) => return Err(here(Code::HypervisorFailed, Step::Blackout, &error)),
-            }
-        }
+        let abandon = self.abandon.clone();
+        qemu.wait_loaded(Instant::now() + LOAD_WAIT, &|| abandon.load(Ordering::SeqCst))
+            .map_err(|error| here(Code::HypervisorFailed, Step::Blackout, &error))?;
         self.shared.tell(Event::DeviceStateLoaded);
         Ok(())
     }

@@ -281,12 +281,14 @@ enum OpenError {
 impl Supervisor {
     fn run(self) {
         let mut said = String::new();
+        let mut was_up = false;
         while !self.stop.load(Ordering::SeqCst) {
             // What was told of the last opening is of no interest any more.
             while self.losses.try_recv().is_ok() {}
             match self.open() {
                 Ok(pumps) => {
                     said.clear();
+                    was_up = true;
                     self.hold(pumps);
                 }
                 Err(error) => {
@@ -296,7 +298,10 @@ impl Supervisor {
                     if error != said {
                         let link = describe(&self.link);
                         tracing::warn!(link, error, "a link cannot be used");
-                        self.shared.hub.publish(EventKind::Warning { text: format!("{link}: {error}") });
+                        // Of a link that was lost the operator has been told already.
+                        if !was_up {
+                            self.shared.hub.publish(EventKind::Warning { text: format!("{link}: {error}") });
+                        }
                         said = error;
                     }
                     let _ = self.losses.recv_timeout(RETRY);

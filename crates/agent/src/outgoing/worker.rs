@@ -14,7 +14,6 @@ use linerate_core::{Code, Extent, Fault, GuestState, RegionId, Run, Side, Step, 
 use linerate_guest::description::GuestDescription;
 use linerate_guest::migrate::{MigrateError, SourceQemu};
 use linerate_guest::process;
-use linerate_guest::qmp::QmpError;
 use linerate_guest::registry::{GuestRecord, Registry};
 use linerate_memory::{RamBlock, TrackError, Tracker};
 
@@ -30,8 +29,6 @@ const HOLD_WAIT: Duration = Duration::from_secs(30);
 /// A throttled guest is stopped for a part of each of these: short enough for its clocks and network, long enough that
 /// stopping and resuming do not count.
 const THROTTLE_PERIOD: Duration = Duration::from_millis(100);
-/// Between two looks at the flag of a roll-back.
-const SLICE: Duration = Duration::from_millis(100);
 /// Further tries to take a guest back whose QEMU did not do it at once.
 const TAKE_BACK_TRIES: u32 = 5;
 
@@ -298,35 +295,14 @@ impl State {
         let qemu = &mut self.guest.qemu;
         qemu.begin(&self.guest.state_socket, Self::deadline())
             .map_err(|error| qemu_fault(Step::Blackout, &error))?;
-        let held = self.wait(HOLD_WAIT, SourceQemu::wait_pre_switchover)?;
+        let abandon = self.abandon.clone();
+        let held = qemu
+            .wait_pre_switchover(Instant::now() + HOLD_WAIT, &|| abandon.load(Ordering::SeqCst))
+            .map_err(|error| qemu_fault(Step::Blackout, &error))?;
         let stopped_at: Time = self.shared.clock.at(held.stopped_at);
         let _ = self.shared.inbox.send(Input::EventAt(stopped_at, Event::GuestStopped));
         self.shared.tell(Event::Holding);
         Ok(())
-    }
-
-    /// Repeats a wait in slices until it is over, too long, or a roll-back wants the thread.
-    fn wait<T>(
-        &mut self,
-        limit: Duration,
-        mut step: impl FnMut(&mut SourceQemu, Instant) -> Result<T, MigrateError>,
-    ) -> Result<T, Fault> {
-        let end = Instant::now() + limit;
-        loop {
-            match step(&mut self.guest.qemu, end.min(Instant::now() + SLICE)) {
-                Err(MigrateError::Qmp(QmpError::TimedOut { .. })) if Instant::now() < end => {
-                    if self.abandon.load(Ordering::SeqCst) {
-                        return Err(Fault::new(
-                            Code::Cancelled,
-                            Step::Blackout,
-                            Side::Source,
-                            "given up meanwhile",
-                        ));
-                    }
-                }
-                other => return other.map_err(|error| qemu_fault(Step::Blackout, &error)),
-            }
-        }
     }
 
     fn digest(&mut self) -> Result<(), Fault> {
@@ -339,7 +315,11 @@ impl State {
     fn write_device_state(&mut self) -> Result<(), Fault> {
         let failed = |error: MigrateError| qemu_fault(Step::Blackout, &error);
         self.guest.qemu.cont_switchover(Self::deadline()).map_err(failed)?;
-        self.wait(HOLD_WAIT, SourceQemu::wait_completed)?;
+        let abandon = self.abandon.clone();
+        self.guest
+            .qemu
+            .wait_completed(Instant::now() + HOLD_WAIT, &|| abandon.load(Ordering::SeqCst))
+            .map_err(failed)?;
         if let Some(stream) = self.stream.take() {
             stream
                 .finish()

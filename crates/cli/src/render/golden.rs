@@ -24,7 +24,7 @@ fn at(at_us: u64, kind: EventKind) -> Event {
 }
 
 fn copying() -> View {
-    let mut view = View::new("web", "beta:7474", Some(300));
+    let mut view = View::new("web", "beta:7979", Some(300));
     for (step, us) in Step::ALL.iter().zip([310, 1_240, 840, 312_000, 41_300, 4_120]) {
         view.apply(&at(us, EventKind::step_started(*step)));
         view.apply(&at(us, EventKind::step_done(*step, us)));

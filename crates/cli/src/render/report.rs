@@ -163,7 +163,10 @@ fn totals(report: &Report, paint: Paint) -> Vec<String> {
         );
     }
     if report.checksum_refusals > 0 {
-        row("Damaged", format!("{} extents arrived damaged and were sent again", report.checksum_refusals));
+        row(
+            "Torn",
+            format!("{} extents changed while they were sent, and went again", report.checksum_refusals),
+        );
     }
     match report.verified {
         Some(true) => row("Verified", paint.green("all guest RAM was the same on both sides")),

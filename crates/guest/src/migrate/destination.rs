@@ -7,11 +7,8 @@ use serde_json::{Value, json};
 
 use super::settings::Settings;
 use super::source::{quit, run_state};
-use super::{MigrateError, unix_uri};
+use super::{MigrateError, command_deadline, next_slice, unix_uri};
 use crate::qmp::{Qmp, QmpError};
-
-/// How long events are waited for before the status is asked for.
-const ASK_AFTER: Duration = Duration::from_millis(200);
 
 /// The destination's QEMU, started with `-incoming defer -S`.
 #[derive(Debug)]
@@ -56,17 +53,17 @@ impl DestinationQemu {
     }
 
     /// Waits until the state is loaded and the guest could run. A state that does not fit ends the process.
-    pub fn wait_loaded(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+    pub fn wait_loaded(&mut self, deadline: Instant, give_up: &dyn Fn() -> bool) -> Result<(), MigrateError> {
         loop {
-            let slice = deadline.min(Instant::now() + ASK_AFTER);
+            let slice = next_slice(deadline, give_up)?;
             let status = match self.qmp.wait_event(|event| event.name == "MIGRATION", slice) {
                 Ok(event) => event.migration_status().unwrap_or_default().to_owned(),
-                Err(QmpError::TimedOut { .. }) => self.asked_status(deadline)?,
+                Err(QmpError::TimedOut { .. }) => self.asked_status(command_deadline())?,
                 Err(error) => return Err(ended(error)),
             };
             match status.as_str() {
-                "completed" => return self.wait_paused(deadline),
-                "failed" => return Err(self.failed(deadline)),
+                "completed" => return self.wait_paused(command_deadline()),
+                "failed" => return Err(self.failed(command_deadline())),
                 _ => {}
             }
         }

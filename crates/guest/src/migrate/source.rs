@@ -6,11 +6,9 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::settings::Settings;
-use super::{MigrateError, at_rest, unix_uri};
+use super::{MigrateError, at_rest, command_deadline, next_slice, unix_uri};
 use crate::qmp::{Event, Qmp, QmpError};
 
-/// How long events are waited for before the status is asked for: an event can have been lost with an earlier connection.
-const ASK_AFTER: Duration = Duration::from_millis(200);
 /// How long a cancel may take before QEMU is nudged.
 const NUDGE_AFTER: Duration = Duration::from_millis(100);
 /// Pause between two questions where no event tells.
@@ -87,10 +85,14 @@ impl SourceQemu {
     }
 
     /// Waits until QEMU has stopped the guest and waits for us.
-    pub fn wait_pre_switchover(&mut self, deadline: Instant) -> Result<PreSwitchover, MigrateError> {
+    pub fn wait_pre_switchover(
+        &mut self,
+        deadline: Instant,
+        give_up: &dyn Fn() -> bool,
+    ) -> Result<PreSwitchover, MigrateError> {
         let mut stop: Option<Event> = None;
         loop {
-            let slice = deadline.min(Instant::now() + ASK_AFTER);
+            let slice = next_slice(deadline, give_up)?;
             let waited =
                 self.qmp.wait_event(|event| event.name == "STOP" || event.name == "MIGRATION", slice);
             let status = match waited {
@@ -102,13 +104,13 @@ impl SourceQemu {
                     return Ok(pre_switchover(stop, Some(event)));
                 }
                 Ok(event) => event.migration_status().unwrap_or_default().to_owned(),
-                Err(QmpError::TimedOut { .. }) => self.asked_status(deadline)?,
+                Err(QmpError::TimedOut { .. }) => self.migration_status(command_deadline())?,
                 Err(error) => return Err(error.into()),
             };
             match status.as_str() {
                 "pre-switchover" => return Ok(pre_switchover(stop, None)),
                 "failed" | "cancelled" | "cancelling" | "completed" => {
-                    return Err(self.failed(&status, deadline));
+                    return Err(self.failed(&status, command_deadline()));
                 }
                 _ => {}
             }
@@ -122,17 +124,21 @@ impl SourceQemu {
     }
 
     /// Waits until QEMU has written all of its state.
-    pub fn wait_completed(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+    pub fn wait_completed(
+        &mut self,
+        deadline: Instant,
+        give_up: &dyn Fn() -> bool,
+    ) -> Result<(), MigrateError> {
         loop {
-            let slice = deadline.min(Instant::now() + ASK_AFTER);
+            let slice = next_slice(deadline, give_up)?;
             let status = match self.qmp.wait_event(|event| event.name == "MIGRATION", slice) {
                 Ok(event) => event.migration_status().unwrap_or_default().to_owned(),
-                Err(QmpError::TimedOut { .. }) => self.asked_status(deadline)?,
+                Err(QmpError::TimedOut { .. }) => self.migration_status(command_deadline())?,
                 Err(error) => return Err(error.into()),
             };
             match status.as_str() {
                 "completed" => return Ok(()),
-                "failed" | "cancelled" | "cancelling" => return Err(self.failed(&status, deadline)),
+                "failed" | "cancelled" | "cancelling" => return Err(self.failed(&status, command_deadline())),
                 _ => {}
             }
         }
@@ -285,11 +291,6 @@ impl SourceQemu {
     pub fn migration_status(&mut self, deadline: Instant) -> Result<String, MigrateError> {
         let answer = self.qmp.execute("query-migrate", json!({}), deadline)?;
         Ok(answer.get("status").and_then(Value::as_str).unwrap_or("none").to_owned())
-    }
-
-    // After a slice without an event: past the deadline it is over, before it the status is asked for.
-    fn asked_status(&mut self, deadline: Instant) -> Result<String, MigrateError> {
-        self.migration_status(deadline)
     }
 
     fn failed(&mut self, status: &str, deadline: Instant) -> MigrateError {
