@@ -69,7 +69,7 @@ pub fn heartbeat(lab: &Lab, guest: usize, port: u16, hz: u32) -> String {
 pub struct GuestSpec {
     /// Name; also of its RAM file and serial file.
     pub name: String,
-    /// RAM size, MiB: at least `mem_mb` of the parameters and 100 more, for the kernel.
+    /// RAM size, MiB: `mem_mb` of the parameters, an eighth of it and 100 more, for the kernel.
     pub memory_mb: u64,
     /// Virtual CPUs.
     pub vcpus: u32,
@@ -91,7 +91,7 @@ impl GuestSpec {
     pub fn new(name: &str, parameters: GuestParameters) -> GuestSpec {
         GuestSpec {
             name: name.to_owned(),
-            memory_mb: parameters.mem_mb + 128,
+            memory_mb: parameters.mem_mb + 128 + parameters.mem_mb / 8,
             vcpus: 1,
             parameters,
             disk: None,

@@ -26,7 +26,7 @@ pub struct Figures {
     /// From the request to the guest running at the destination, as the client sees it. QEMU's destination is started
     /// before, Linerate's within this time.
     pub total_s: Option<f64>,
-    /// Time to start QEMU's destination; not part of `total_s`.
+    /// Time to start QEMU's destination; part of `total_s`, as Linerate's own start of it is.
     pub destination_start_s: Option<f64>,
     /// Copying guest RAM: what is copied while the guest stands still counts too.
     pub copy_s: Option<f64>,

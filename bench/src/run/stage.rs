@@ -338,7 +338,8 @@ impl Stage<'_> {
 fn take_answer(figures: &mut Figures, told: &Told) {
     figures.completed = told.completed;
     figures.note = told.note.clone();
-    figures.total_s = Some(told.total.as_secs_f64());
+    // Linerate starts the waiting guest itself, so its whole includes that; QEMU's must too.
+    figures.total_s = Some((told.start + told.total).as_secs_f64());
     figures.destination_start_s = Some(told.start.as_secs_f64());
     let number = |pointer: &str| told.answer.pointer(pointer).and_then(serde_json::Value::as_f64);
     let setup = number("/setup-time").unwrap_or(0.0);

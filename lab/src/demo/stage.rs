@@ -204,8 +204,5 @@ fn specify(lab: &Lab, options: &Options) -> Result<GuestSpec> {
         net: Some(guest::heartbeat(lab, 0, PORT, PACKETS_PER_S)),
         ..GuestParameters::default()
     };
-    let mut spec = GuestSpec::new(GUEST, parameters).disk(&disk, DiskMode::Direct).tap(TAP);
-    // The guest's kernel describes every page of its memory, so it needs more for more.
-    spec.memory_mb += 64 + options.memory_mb / 16;
-    Ok(spec)
+    Ok(GuestSpec::new(GUEST, parameters).disk(&disk, DiskMode::Direct).tap(TAP))
 }

@@ -441,7 +441,6 @@ impl Source {
         self.statistics.end(now, Step::Admit);
         self.enter_step(now, Step::Prepare, self.config.step_timeout);
         self.statistics.begin(now, Step::Connect);
-        self.statistics.begin(now, Step::Track);
         self.no_channel_since = Some(now);
         self.state = State::Preparing { prepared: false, attached: false };
         self.control.send(now, Message::Prepare);
@@ -454,6 +453,8 @@ impl Source {
                 .fail(now, Fault::new(Code::GuestDiffers, Step::Prepare, Side::Destination, difference));
         }
         self.statistics.end(now, Step::Prepare);
+        // Attaching went on beside it; what is left of it is waited for from here on.
+        self.statistics.begin(now, Step::Track);
         if let State::Preparing { prepared, .. } = &mut self.state {
             *prepared = true;
         }
