@@ -19,8 +19,8 @@ build: install ## build the binaries
 demo: build ## move a real QEMU guest between two hosts over two links, cut one on the way, show what happened
 	@./target/release/linerate-lab demo --linerate ./target/release/linerate
 
-test: build ## everything that must pass: unit, property, simulator and real-QEMU tests
-	$(CARGO) build --locked -p linerate -p linerate-lab -p linerate-memory
+test: install ## everything that must pass: unit, property, simulator and real-QEMU tests
+	$(CARGO) build --locked --workspace --bins
 	$(CARGO) test --workspace --locked --no-fail-fast
 
 unit: ## tests that need neither root nor QEMU
@@ -32,7 +32,7 @@ sim: ## the simulator over many seeds: make sim SEEDS=100000
 lint: ## formatting, clippy with warnings denied, docs, dependency direction
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked --document-private-items --quiet
+	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" $(CARGO) doc --workspace --no-deps --locked --document-private-items --quiet
 	$(CARGO) run --quiet --locked -p xtask -- check
 
 doc: ## the API documentation

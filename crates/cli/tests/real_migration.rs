@@ -54,6 +54,15 @@ fn qemu_10_with_a_direct_disk() {
 }
 
 #[test]
+fn a_guest_that_somebody_else_started_is_adopted_and_moved() {
+    let mut stage = Stage::adopted(busy());
+    let report = ended(&stage.migrate(&["--verify"]).finish()).completed();
+    assert_eq!(report["verified"], true);
+    stage.arrived();
+    stage.guest_goes_on();
+}
+
+#[test]
 fn a_link_is_cut_and_used_again() {
     let mut stage = Stage::new(&[300, 300], busy());
     let mut migration = stage.migrate(&["--verify"]);

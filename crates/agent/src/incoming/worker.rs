@@ -33,7 +33,7 @@ const START_WAIT: Duration = Duration::from_secs(60);
 const LOAD_WAIT: Duration = Duration::from_secs(60);
 /// An orphaned session ends its guest and gives its place up.
 const ROOM_WAIT: Duration = Duration::from_secs(30);
-/// A session whose source is gone knows it by now: control connections are lost after half a second of silence.
+/// A session whose source is gone knows it by now: control connections are lost after 900 ms of silence.
 const ORPHANED_WITHIN: Duration = Duration::from_secs(2);
 /// Tries to run a committed guest.
 const RUN_TRIES: u32 = 10;

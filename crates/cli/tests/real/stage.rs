@@ -8,7 +8,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use linerate_lab::{
-    Agent, AgentOptions, Console, DiskMode, GuestParameters, GuestSpec, Lab, LinkSpec, QemuVersion, make_disk,
+    Agent, AgentOptions, Console, DiskMode, GuestParameters, GuestSpec, Lab, LinkSpec, Qemu, QemuOptions,
+    QemuVersion, make_disk,
 };
 use serde_json::Value;
 
@@ -24,6 +25,8 @@ pub struct Stage {
     /// Host that has the guest.
     pub source: usize,
     consoles: Vec<PathBuf>,
+    /// A QEMU that no agent started.
+    _foreign: Option<Qemu>,
     // Behind the agents: dropped after them.
     pub lab: Lab,
     _one: MutexGuard<'static, ()>,
@@ -44,12 +47,23 @@ impl Stage {
         Stage::build(links_mbps, parameters, qemu, Some(disk))
     }
 
+    /// With a guest that somebody else started, and that the source's agent has adopted.
+    pub fn adopted(parameters: GuestParameters) -> Stage {
+        let (one, lab, agents) = hosts(&[1000, 1000]);
+        let spec = GuestSpec::new("g", parameters);
+        let host = &lab.hosts()[0];
+        let foreign = Qemu::start(host, &spec, &QemuOptions::default()).unwrap();
+        let consoles = vec![spec.serial(host)];
+        let stage = Stage { agents, source: 0, consoles, _foreign: Some(foreign), lab, _one: one };
+        stage.console().wait_passes(1, LONG).unwrap();
+        let socket = stage.lab.hosts()[0].run_directory().join("g.qmp");
+        let (exit, text) = stage.linerate_at_source(&["vm", "adopt", "--qmp", socket.to_str().unwrap()]);
+        assert_eq!(exit, 0, "{text}");
+        stage
+    }
+
     fn build(links: &[u64], parameters: GuestParameters, qemu: QemuVersion, disk: Option<DiskMode>) -> Stage {
-        let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let builder =
-            links.iter().fold(Lab::builder(), |lab, &mbps| lab.link(LinkSpec::shaped(mbps).mtu(9000)));
-        let lab = builder.build().unwrap();
-        let agents = lab.hosts().iter().map(|host| Agent::start(host, options("")).unwrap()).collect();
+        let (one, lab, agents) = hosts(links);
         let mut spec = GuestSpec::new("g", parameters).qemu(qemu);
         if let Some(mode) = disk {
             let image = lab.directory().join("disk.img");
@@ -59,7 +73,7 @@ impl Stage {
         let host = &lab.hosts()[0];
         let file = spec.write_toml(host).unwrap();
         let consoles = vec![spec.serial(host)];
-        let stage = Stage { agents, source: 0, consoles, lab, _one: one };
+        let stage = Stage { agents, source: 0, consoles, _foreign: None, lab, _one: one };
         let (exit, text) = stage.linerate_at_source(&["vm", "start", file.to_str().unwrap()]);
         assert_eq!(exit, 0, "{text}");
         stage.console().wait_passes(1, LONG).unwrap();
@@ -156,6 +170,14 @@ impl Stage {
         self.arrived();
         self.guest_goes_on();
     }
+}
+
+fn hosts(links: &[u64]) -> (MutexGuard<'static, ()>, Lab, Vec<Agent>) {
+    let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let builder = links.iter().fold(Lab::builder(), |lab, &mbps| lab.link(LinkSpec::shaped(mbps).mtu(9000)));
+    let lab = builder.build().unwrap();
+    let agents = lab.hosts().iter().map(|host| Agent::start(host, options("")).unwrap()).collect();
+    (one, lab, agents)
 }
 
 fn options(configuration: &str) -> AgentOptions {
