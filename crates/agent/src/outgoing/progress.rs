@@ -51,14 +51,18 @@ impl Told {
 
 /// How far it is now.
 pub(super) fn progress(shared: &Outgoing) -> Progress {
+    // The board asks the kernel about connections: not while the channels wait for the brain.
     let counters = shared.board.counters();
+    let mut links = shared.board.progress();
     let brain = shared.brain();
     let statistics = brain.statistics();
     let scheduler = brain.scheduler();
     let round = statistics.rounds.last().copied().unwrap_or_default();
     let remaining = scheduler.pending_bytes() + scheduler.in_flight_bytes();
     let rate = scheduler.bytes_per_s();
-    let links = shared.board.progress(|link| scheduler.link_bytes_per_s(link) as u64);
+    for link in &mut links {
+        link.rate_bytes_per_s = scheduler.link_bytes_per_s(link.id) as u64;
+    }
     let scanned = statistics.rounds.iter().any(|round| round.scan > Duration::ZERO);
     Progress {
         step: convert::step(brain.step()),
