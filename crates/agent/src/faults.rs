@@ -23,12 +23,3 @@ pub fn chain(error: &(dyn Error + 'static)) -> String {
 pub fn fault(code: Code, step: Step, side: Side, error: &(dyn Error + 'static)) -> Fault {
     Fault::new(code, step, side, chain(error))
 }
-
-/// What a control frame is, for traces.
-pub fn variant(frame: &linerate_core::control::Outgoing) -> String {
-    use linerate_core::control::Outgoing;
-    match frame {
-        Outgoing::Message { sequence, message } => format!("{:?} {sequence}", message.tag()),
-        Outgoing::Acknowledgement { through } => format!("acknowledge {through}"),
-    }
-}

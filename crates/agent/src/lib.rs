@@ -13,6 +13,7 @@
 mod agent;
 mod clock;
 pub mod config;
+mod control;
 mod convert;
 mod device_state;
 mod digest;

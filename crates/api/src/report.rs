@@ -129,12 +129,10 @@ pub struct BlackoutSplit {
     pub total_us: u64,
     /// The hypervisor stops the guest.
     pub stop_us: u64,
-    /// The last scan for written pages.
+    /// The last scan for written pages, and for what the guest gave back since it was sent.
     pub scan_us: u64,
     /// The last copy.
     pub last_copy_us: u64,
-    /// Holes are compared.
-    pub holes_us: u64,
     /// Guest RAM is compared; 0 without `verify`.
     pub verify_us: u64,
     /// The device state is saved, carried and loaded.
@@ -149,12 +147,11 @@ pub struct BlackoutSplit {
 
 impl BlackoutSplit {
     /// The parts in order, each with its name for reading.
-    pub fn parts(&self) -> [(&'static str, u64); 8] {
+    pub fn parts(&self) -> [(&'static str, u64); 7] {
         [
             ("stop the guest", self.stop_us),
             ("last scan", self.scan_us),
             ("last copy", self.last_copy_us),
-            ("compare holes", self.holes_us),
             ("verify", self.verify_us),
             ("device state", self.device_state_us),
             ("journal", self.journal_us),

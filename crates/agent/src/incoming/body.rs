@@ -11,14 +11,14 @@ use linerate_core::control::Outgoing as Frame;
 use linerate_core::destination::{Action, Event};
 use linerate_core::journal::DestinationPhase;
 use linerate_core::{Code, PathId, Side};
-use linerate_net::control::{ControlError, ControlEvent, ControlOptions, ControlPath};
+use linerate_net::control::{ControlEvent, ControlOptions, ControlPath};
 use linerate_net::tcp::Stream;
-use linerate_wire::frame::encode_control;
 
 use super::worker::{Job, Worker};
 use super::{Incoming, Input, channels};
 use crate::agent::Agent;
 use crate::clock::{cpu_time, unix_ms};
+use crate::control;
 use crate::faults::{chain, fault};
 use crate::journal::{Record, Role};
 
@@ -122,8 +122,8 @@ impl Body {
 
     fn transmit(&mut self, path: PathId, frame: Frame) {
         let Some(target) = self.paths.get(&path) else { return };
-        tracing::trace!(path, what = crate::faults::variant(&frame), "transmit");
-        if let Err(error) = send(target, frame) {
+        tracing::trace!(path, what = control::variant(&frame), "transmit");
+        if let Err(error) = control::send(target, frame) {
             tracing::debug!(path, %error, "a control connection takes nothing more");
             self.take(Input::Event(Event::PathLost(path)));
         }
@@ -168,16 +168,5 @@ pub(super) fn control_event(event: ControlEvent) -> Event {
             tracing::debug!(path, error = chain(&error), "a control connection is gone");
             Event::PathLost(path.into())
         }
-    }
-}
-
-fn send(path: &ControlPath, frame: Frame) -> Result<(), ControlError> {
-    match frame {
-        Frame::Message { sequence, message } => {
-            let mut bytes = Vec::new();
-            encode_control(&mut bytes, sequence, &message)?;
-            path.sender().send(&bytes)
-        }
-        Frame::Acknowledgement { through } => path.sender().acknowledge(through),
     }
 }

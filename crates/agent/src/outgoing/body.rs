@@ -10,14 +10,14 @@ use linerate_core::control::Outgoing as Frame;
 use linerate_core::journal::SourcePhase;
 use linerate_core::source::{Action, Ending, Event};
 use linerate_core::{Code, LinkId, PathId, Side};
-use linerate_net::control::{ControlError, ControlPath};
-use linerate_wire::frame::encode_control;
+use linerate_net::control::ControlPath;
 
 use super::links::{self, Links};
 use super::progress::{self, Told};
 use super::worker::{Job, Worker};
 use super::{Input, Outgoing};
 use crate::clock::cpu_time;
+use crate::control;
 use crate::faults::fault;
 use crate::journal::{Journal, Record, Role};
 
@@ -157,9 +157,9 @@ impl Body {
 
     fn transmit(&mut self, path: PathId, frame: Frame) {
         let Some(target) = self.paths.get(&path) else { return };
-        tracing::trace!(path, what = crate::faults::variant(&frame), "transmit");
+        tracing::trace!(path, what = control::variant(&frame), "transmit");
         let began = Instant::now();
-        let sent = send(&target.path, frame);
+        let sent = control::send(&target.path, frame);
         if began.elapsed() > Duration::from_millis(5) {
             tracing::debug!(path, took = ?began.elapsed(), "a control connection was slow to take a frame");
         }
@@ -209,16 +209,5 @@ impl Body {
         self.told.steps(&self.shared);
         self.shared.release();
         self.shared.hub.publish(progress::finished(&self.shared, &ending, cpu, downtime_ms));
-    }
-}
-
-fn send(path: &ControlPath, frame: Frame) -> Result<(), ControlError> {
-    match frame {
-        Frame::Message { sequence, message } => {
-            let mut bytes = Vec::new();
-            encode_control(&mut bytes, sequence, &message)?;
-            path.sender().send(&bytes)
-        }
-        Frame::Acknowledgement { through } => path.sender().acknowledge(through),
     }
 }

@@ -174,7 +174,6 @@ fn split(blackout: &Blackout, qemu_downtime_ms: Option<u64>) -> Option<BlackoutS
         stop_us: between(blackout.stopped, blackout.held),
         scan_us: between(blackout.held, blackout.scanned),
         last_copy_us: between(blackout.scanned, blackout.copied),
-        holes_us: 0,
         verify_us: between(blackout.copied, blackout.digested),
         device_state_us: between(blackout.digested, blackout.loaded.max(blackout.state_written)),
         journal_us: between(blackout.loaded.max(blackout.state_written), blackout.journaled),

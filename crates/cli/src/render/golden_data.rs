@@ -105,7 +105,6 @@ pub fn report() -> Report {
             stop_us: 610,
             scan_us: 1_480,
             last_copy_us: 2_310,
-            holes_us: 240,
             verify_us: 0,
             device_state_us: 2_870,
             journal_us: 390,
