@@ -3,10 +3,12 @@
 
 mod codec;
 mod parts;
+mod stream;
 mod tag;
 
 pub use codec::{DESCRIPTION_BYTES_MAX, DEVICE_STATE_BYTES_MAX, GUEST_NAME_BYTES_MAX};
 pub use parts::{ENDPOINTS_MAX, INTERFACE_BYTES_MAX, REGION_NAME_BYTES_MAX, REGIONS_MAX};
+pub use stream::{REASON_BYTES_MAX, SERVICE_BYTES_MAX, StreamNote, StreamNoteTag};
 pub use tag::MessageTag;
 
 use crate::fault::Fault;
@@ -190,4 +192,11 @@ pub enum Message {
     Abort(Fault),
     /// Either way: the abort is done on this side too.
     Aborted,
+    /// Either way: what a byte stream needs besides its bytes.
+    Stream {
+        /// Which stream of the session.
+        stream: u16,
+        /// What is said of it.
+        note: StreamNote,
+    },
 }

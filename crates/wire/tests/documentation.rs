@@ -2,7 +2,7 @@
 
 use linerate_wire::fault::{Code, Side, Step};
 use linerate_wire::frame::{Role, SequenceRule, Tag};
-use linerate_wire::message::{MessageTag, Outcome};
+use linerate_wire::message::{MessageTag, Outcome, StreamNoteTag};
 
 /// Rows of the one table that has this heading, as trimmed cells.
 fn table(heading: &str) -> Vec<Vec<String>> {
@@ -67,6 +67,8 @@ fn codes() {
 fn roles_and_outcomes() {
     let roles = Role::ALL.iter().map(|role| [(*role as u8).to_string(), format!("{role:?}")]);
     expect(&table("| number | role | what the connection is for |"), roles);
+    let notes = StreamNoteTag::ALL.iter().map(|tag| [(*tag as u8).to_string(), format!("{tag:?}")]);
+    expect(&table("| number | note | fields |"), notes);
     let outcomes = (0..=u8::MAX).filter_map(Outcome::from_number);
     let rows = outcomes.map(|outcome| [(outcome as u8).to_string(), format!("{outcome:?}")]);
     expect(&table("| number | outcome | what the source does |"), rows);

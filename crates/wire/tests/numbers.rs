@@ -2,7 +2,7 @@
 
 use linerate_wire::fault::{Code, GuestState, Side, Step};
 use linerate_wire::frame::{Role, Tag};
-use linerate_wire::message::{MessageTag, Outcome};
+use linerate_wire::message::{MessageTag, Outcome, StreamNoteTag};
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
 
 /// Number and name of everything that `from_number` knows.
@@ -65,6 +65,7 @@ fn messages() {
         (0x0f, "Finished"),
         (0x10, "Abort"),
         (0x11, "Aborted"),
+        (0x12, "Stream"),
     ];
     expect(table(MessageTag::from_number), &golden);
     assert_eq!(
@@ -139,7 +140,27 @@ fn steps_sides_states_roles_outcomes() {
     );
     expect(
         small_table(Role::from_number),
-        &[(1, "ControlNew"), (2, "ControlJoin"), (3, "Data"), (4, "Query")],
+        &[
+            (1, "ControlNew"),
+            (2, "ControlJoin"),
+            (3, "Data"),
+            (4, "Query"),
+            (5, "StreamsNew"),
+            (6, "DataBack"),
+        ],
+    );
+    expect(
+        small_table(StreamNoteTag::from_number),
+        &[
+            (1, "Open"),
+            (2, "Opened"),
+            (3, "Refused"),
+            (4, "Credit"),
+            (5, "End"),
+            (6, "Reset"),
+            (7, "Stop"),
+            (8, "Closed"),
+        ],
     );
     expect(
         small_table(Outcome::from_number),

@@ -50,7 +50,7 @@ fn every_reserved_bit_is_refused() {
 fn unknown_numbers_are_refused() {
     let table: &[(&str, usize, u8)] = &[
         ("hello", 32 + 24, 0),
-        ("hello", 32 + 24, 5),
+        ("hello", 32 + 24, 7),
         ("outcome", 32, 0),
         ("outcome", 32, 5),
         ("refuse", 32, 0),
@@ -60,6 +60,8 @@ fn unknown_numbers_are_refused() {
         ("refuse", 32 + 3, 0),
         ("refuse", 32 + 3, 3),
         ("ram complete", 32 + 4, 2),
+        ("stream open", 32 + 4 + 2, 0),
+        ("stream open", 32 + 4 + 2, 9),
         // First endpoint: carrier, prefix, family.
         ("admitted", 32 + 4 + 2 + 2 + 6 + 12, 2),
         ("admitted", 32 + 4 + 2 + 2 + 6 + 13, 33),
@@ -79,7 +81,7 @@ fn unknown_tags_and_messages_are_refused() {
             assert_eq!(error(&bytes), DecodeError::UnknownTag { number });
         }
     }
-    for number in [0, 0x12, 0xffff] {
+    for number in [0, 0x13, 0xffff] {
         assert_eq!(
             error(&changed("commit", put(32, u16::to_le_bytes(number)))),
             DecodeError::UnknownMessage { number }

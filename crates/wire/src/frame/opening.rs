@@ -19,11 +19,16 @@ pub enum Role {
     Data = 3,
     /// Asks how the session ended; answered by an OUTCOME and closed.
     Query = 4,
+    /// The first control connection of a new session that carries byte streams and moves no guest.
+    StreamsNew = 5,
+    /// A channel for placed writes of the destination to the source. The source connects all the same.
+    DataBack = 6,
 }
 
 impl Role {
     /// All roles, for tables and tests.
-    pub const ALL: [Role; 4] = [Role::ControlNew, Role::ControlJoin, Role::Data, Role::Query];
+    pub const ALL: [Role; 6] =
+        [Role::ControlNew, Role::ControlJoin, Role::Data, Role::Query, Role::StreamsNew, Role::DataBack];
 
     /// The role with this number.
     pub fn from_number(number: u8) -> Option<Role> {
@@ -44,9 +49,9 @@ pub struct Hello {
     pub role: Role,
     /// The link that the connection runs over.
     pub link: u16,
-    /// The channel, for [`Role::Data`]; 0 for the others.
+    /// The channel, for [`Role::Data`] and [`Role::DataBack`]; 0 for the others.
     pub channel: u32,
-    /// Shows that the peer belongs to the session. For [`Role::ControlNew`] it is the one to be shown from then on.
+    /// Shows that the peer belongs to the session. For the first connection of a session it is the one to be shown from then on.
     pub token: Token,
 }
 

@@ -1,7 +1,7 @@
 //! Control messages on the wire: u16 number, u16 reserved, then the fields in the order of `docs/protocol.md`.
 
 use super::parts::{read_endpoints, read_regions, write_endpoints, write_regions};
-use super::{Message, MessageTag};
+use super::{Message, MessageTag, StreamNote};
 use crate::codec::{Reader, Writer};
 use crate::error::{DecodeError, EncodeError};
 use crate::fault::Fault;
@@ -62,6 +62,9 @@ impl Message {
             MessageTag::Finished => Message::Finished,
             MessageTag::Abort => Message::Abort(Fault::read(reader)?),
             MessageTag::Aborted => Message::Aborted,
+            MessageTag::Stream => {
+                Message::Stream { stream: reader.u16("stream")?, note: StreamNote::read(reader)? }
+            }
         })
     }
 
@@ -94,6 +97,10 @@ impl Message {
                 writer.u64(*cpu_us);
             }
             Message::Abort(fault) => fault.write(writer)?,
+            Message::Stream { stream, note } => {
+                writer.u16(*stream);
+                note.write(writer)?;
+            }
             Message::Prepare
             | Message::RamSealed
             | Message::Loaded

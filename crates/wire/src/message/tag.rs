@@ -71,6 +71,8 @@ messages! {
     Abort = 0x10, "Abort";
     /// It is over on this side too.
     Aborted = 0x11, "Aborted";
+    /// What a byte stream needs besides its bytes.
+    Stream = 0x12, "Stream";
 }
 
 impl fmt::Display for MessageTag {

@@ -2,7 +2,7 @@
 
 use linerate_wire::fault::{Code, Fault, Side, Step};
 use linerate_wire::frame::{Ack, Frame, Hello, Role, Welcome, Write};
-use linerate_wire::message::{Endpoint, Message, Outcome, RegionInfo, Run, SessionId, Token};
+use linerate_wire::message::{Endpoint, Message, Outcome, RegionInfo, Run, SessionId, StreamNote, Token};
 
 use super::Sample;
 
@@ -57,7 +57,19 @@ pub fn messages() -> Vec<(&'static str, Message)> {
         ("finished", Message::Finished),
         ("abort", Message::Abort(fault())),
         ("aborted", Message::Aborted),
+        ("stream open", stream(StreamNote::Open { service: "nbd".into(), window: 8 << 20 })),
+        ("stream opened", stream(StreamNote::Opened { window: 1 << 20 })),
+        ("stream refused", stream(StreamNote::Refused { reason: "nobody listens".into() })),
+        ("stream credit", stream(StreamNote::Credit { limit: 0x0123_4567_89ab })),
+        ("stream end", stream(StreamNote::End { total: 4096 })),
+        ("stream reset", stream(StreamNote::Reset)),
+        ("stream stop", stream(StreamNote::Stop)),
+        ("stream closed", stream(StreamNote::Closed)),
     ]
+}
+
+fn stream(note: StreamNote) -> Message {
+    Message::Stream { stream: 0x0203, note }
 }
 
 /// Every sample as a frame: the frames, and each message in a CONTROL frame.

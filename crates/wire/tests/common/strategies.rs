@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use linerate_wire::fault::{Code, Fault, Side, Step};
 use linerate_wire::frame::{Ack, Frame, Hello, PAYLOAD_BYTES_MAX, Role, Welcome, Write};
-use linerate_wire::message::{Endpoint, Message, Outcome, RegionInfo, Run, SessionId, Token};
+use linerate_wire::message::{Endpoint, Message, Outcome, RegionInfo, Run, SessionId, StreamNote, Token};
 use proptest::collection::{btree_set, vec};
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -55,6 +55,18 @@ pub fn message() -> impl Strategy<Value = Message> {
         any::<u64>().prop_map(|total| Message::DeviceStateEnd { total }),
         any::<(u64, u64)>().prop_map(|(resume_us, cpu_us)| Message::Running { resume_us, cpu_us }),
         fault().prop_map(Message::Abort),
+        (any::<u16>(), note()).prop_map(|(stream, note)| Message::Stream { stream, note }),
+    ]
+}
+
+fn note() -> impl Strategy<Value = StreamNote> {
+    prop_oneof![
+        (text(63), any::<u64>()).prop_map(|(service, window)| StreamNote::Open { service, window }),
+        any::<u64>().prop_map(|window| StreamNote::Opened { window }),
+        text(63).prop_map(|reason| StreamNote::Refused { reason }),
+        any::<u64>().prop_map(|limit| StreamNote::Credit { limit }),
+        any::<u64>().prop_map(|total| StreamNote::End { total }),
+        select(vec![StreamNote::Reset, StreamNote::Stop, StreamNote::Closed]),
     ]
 }
 
