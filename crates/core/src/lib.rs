@@ -6,6 +6,7 @@
 //! * [`scheduler::Scheduler`]: which channel carries which extent next; what is in flight; fencing before requeue.
 //! * [`policy`]: another round, switch over, throttle or give up.
 //! * [`control::Control`]: control messages numbered, acknowledged and sent again over whichever link lives.
+//! * [`stream::Streams`]: byte streams over placed writes: order, credits, turns, sending again.
 //! * [`journal`]: what is on disk, and what to do with it after a crash.
 
 pub mod control;
@@ -17,11 +18,12 @@ pub mod rate;
 pub mod scheduler;
 pub mod source;
 pub mod statistics;
+pub mod stream;
 pub mod time;
 
 pub use extent::Extent;
 pub use linerate_wire::fault::{Code, Fault, GuestState, Side, Step};
-pub use linerate_wire::message::{Endpoint, Message, Outcome, RegionInfo, Run, SessionId, Token};
+pub use linerate_wire::message::{Endpoint, Message, Outcome, RegionInfo, Run, SessionId, StreamNote, Token};
 pub use time::Time;
 
 /// Number of a channel within a session, from 0, never given twice.

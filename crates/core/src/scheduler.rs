@@ -162,6 +162,8 @@ pub struct Scheduler {
     pending_bytes: u64,
     in_flight_bytes: u64,
     refused: Vec<Extent>,
+    /// What was settled since it was last taken; not kept unless somebody wants it.
+    settled: Option<Vec<Extent>>,
     refusals: u64,
     acknowledged_bytes: u64,
     stopped: bool,
@@ -177,6 +179,7 @@ impl Scheduler {
             pending_bytes: 0,
             in_flight_bytes: 0,
             refused: Vec::new(),
+            settled: None,
             refusals: 0,
             acknowledged_bytes: 0,
             stopped: false,
@@ -318,6 +321,9 @@ impl Scheduler {
                 self.refused.extend(write.runs.iter().map(|&run| Extent { region: write.region, run }));
             } else {
                 self.acknowledged_bytes += write.bytes;
+                if let Some(settled) = &mut self.settled {
+                    settled.extend(write.runs.iter().map(|&run| Extent { region: write.region, run }));
+                }
             }
         }
     }
@@ -352,6 +358,24 @@ impl Scheduler {
     /// Nothing pending and no memory in flight. Unanswered pings do not count: they carry nothing.
     pub fn is_drained(&self) -> bool {
         self.pending.is_empty() && self.in_flight_bytes == 0
+    }
+
+    /// From now on keeps what is settled for [`Scheduler::take_settled`].
+    pub fn keep_settled(&mut self) {
+        self.settled.get_or_insert_default();
+    }
+
+    /// Extents that were applied since the last call.
+    pub fn take_settled(&mut self) -> Vec<Extent> {
+        self.settled.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Takes back what is pending and begins in this range of a region; returns its bytes. What is in flight stays so.
+    pub fn discard(&mut self, region: RegionId, range: std::ops::Range<u64>) -> u64 {
+        let before = self.pending_bytes;
+        self.pending.retain(|extent| extent.region != region || !range.contains(&extent.run.offset));
+        self.pending_bytes = self.pending.iter().map(|extent| extent.run.length).sum();
+        before - self.pending_bytes
     }
 
     /// Extents that the destination refused since the last call; they must go into the next round.

@@ -1,0 +1,158 @@
+//! The direction of a stream that leaves this side.
+
+use std::collections::VecDeque;
+
+use super::spans::Spans;
+use super::{POSITION_MAX, Piece, StreamId};
+
+/// Unacknowledged pieces of a stream beyond which small ones wait for company.
+const SMALL_PIECES_MAX: usize = 64;
+
+/// What a reader of the local socket may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// Put up to so many bytes into the ring at this position.
+    Space {
+        /// Where they go.
+        position: u64,
+        /// How many fit.
+        bytes: u64,
+    },
+    /// The ring is full, or the stream is not open yet.
+    Wait,
+    /// Nobody takes more bytes: read no more.
+    Stopped,
+}
+
+/// How the direction ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    Open,
+    /// The local socket has no more; everything before is still to go.
+    Ended,
+    /// It broke off, here or there: nothing more goes.
+    Stopped,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct SendHalf {
+    ring_bytes: u64,
+    /// Bytes put into the ring since the beginning.
+    produced: u64,
+    /// Bytes given to the scheduler.
+    fed: u64,
+    /// The peer takes nothing from here on.
+    limit: u64,
+    settled: Spans,
+    /// Ends of the pieces that are not settled, for the rule of small pieces.
+    pieces: VecDeque<u64>,
+    /// Bytes pending or in flight.
+    outstanding: u64,
+    ending: Ending,
+}
+
+impl SendHalf {
+    pub fn new(ring_bytes: u64) -> SendHalf {
+        SendHalf {
+            ring_bytes,
+            produced: 0,
+            fed: 0,
+            limit: 0,
+            settled: Spans::default(),
+            pieces: VecDeque::new(),
+            outstanding: 0,
+            ending: Ending::Open,
+        }
+    }
+
+    pub fn room(&self) -> Room {
+        // Before the first credit the ring can be filled all the same.
+        let free = self.ring_bytes - (self.produced - self.settled.through());
+        let free = free.min(POSITION_MAX - self.produced);
+        match self.ending {
+            Ending::Open if free > 0 => Room::Space { position: self.produced, bytes: free },
+            Ending::Open => Room::Wait,
+            Ending::Ended | Ending::Stopped => Room::Stopped,
+        }
+    }
+
+    /// Bytes were put where [`Room::Space`] said.
+    pub fn produced(&mut self, bytes: u64) {
+        if let Room::Space { bytes: free, .. } = self.room() {
+            self.produced += bytes.min(free);
+        }
+    }
+
+    /// The local socket has no more. Returns how many bytes there were, if that is news.
+    pub fn end(&mut self) -> Option<u64> {
+        (self.ending == Ending::Open).then(|| {
+            self.ending = Ending::Ended;
+            self.produced
+        })
+    }
+
+    /// Nothing more goes. False if that is so already.
+    pub fn stop(&mut self) -> bool {
+        let news = self.ending != Ending::Stopped && !self.is_done();
+        self.ending = Ending::Stopped;
+        news
+    }
+
+    pub fn is_stopped(&self) -> bool {
+        self.ending == Ending::Stopped
+    }
+
+    /// The peer takes bytes up to here.
+    pub fn credit(&mut self, limit: u64) {
+        self.limit = self.limit.max(limit);
+    }
+
+    /// Bytes that may go now.
+    fn ready(&self) -> u64 {
+        let bytes = self.produced.min(self.limit).saturating_sub(self.fed);
+        if self.ending == Ending::Stopped { 0 } else { bytes }
+    }
+
+    /// Whether [`SendHalf::feed`] would give a piece.
+    pub fn is_ready(&self, piece_bytes: u64) -> bool {
+        let bytes = self.ready();
+        bytes > 0 && (bytes >= piece_bytes || self.pieces.len() < SMALL_PIECES_MAX)
+    }
+
+    /// The next piece for the scheduler.
+    pub fn feed(&mut self, stream: StreamId, piece_bytes: u64) -> Option<Piece> {
+        if !self.is_ready(piece_bytes) {
+            return None;
+        }
+        let bytes = self.ready().min(piece_bytes);
+        let piece = Piece { stream, position: self.fed, bytes };
+        self.fed += bytes;
+        self.outstanding += bytes;
+        self.pieces.push_back(self.fed);
+        Some(piece)
+    }
+
+    /// The peer has these bytes.
+    pub fn settled(&mut self, position: u64, bytes: u64) {
+        self.settled.insert(position, position + bytes);
+        self.dropped(bytes);
+        while self.pieces.front().is_some_and(|end| *end <= self.settled.through()) {
+            self.pieces.pop_front();
+        }
+    }
+
+    /// The scheduler has forgotten so many bytes.
+    pub fn dropped(&mut self, bytes: u64) {
+        self.outstanding = self.outstanding.saturating_sub(bytes);
+    }
+
+    /// It has ended, and nothing of it is pending or in flight.
+    pub fn is_done(&self) -> bool {
+        match self.ending {
+            Ending::Open => false,
+            Ending::Ended => self.settled.through() == self.produced,
+            Ending::Stopped => self.outstanding == 0,
+        }
+    }
+}

@@ -1,0 +1,429 @@
+//! All streams of a session.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::receive::{Readable, ReceiveHalf};
+use super::send::{Room, SendHalf};
+use super::{Config, End, OpenError, Piece, REGION, StreamId, StreamViolation, address};
+use crate::scheduler::{Next, Scheduler};
+use crate::{ChannelId, Extent, LinkId, StreamNote, Time};
+
+/// Something that the body must see to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The peer wants a stream to a service: [`Streams::accept`] or [`Streams::refuse`] it.
+    Asked {
+        /// Its number.
+        stream: StreamId,
+        /// The service's name.
+        service: String,
+    },
+    /// A stream that was opened here is there.
+    Opened(StreamId),
+    /// It is not. Its number is free again.
+    Refused {
+        /// Its number.
+        stream: StreamId,
+        /// Why, as the peer says.
+        reason: String,
+    },
+    /// Room or something readable may be there, or the end: look again.
+    Changed(StreamId),
+    /// Both sides are through with it: its rings can go.
+    Gone(StreamId),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Opened here, not answered.
+    Opening,
+    /// Opened there, not answered.
+    Asked,
+    Open,
+}
+
+#[derive(Debug)]
+struct Stream {
+    phase: Phase,
+    send: SendHalf,
+    receive: ReceiveHalf,
+    /// It stands in the queue of turns.
+    queued: bool,
+    said_closed: bool,
+    heard_closed: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Streams {
+    end: End,
+    config: Config,
+    scheduler: Scheduler,
+    streams: BTreeMap<StreamId, Stream>,
+    next_number: StreamId,
+    turns: VecDeque<StreamId>,
+    notes: VecDeque<(StreamId, StreamNote)>,
+    events: VecDeque<Event>,
+    over: bool,
+}
+
+impl Streams {
+    /// No stream yet.
+    pub fn new(end: End, config: Config) -> Streams {
+        let mut scheduler = Scheduler::new(config.scheduler.clone());
+        scheduler.keep_settled();
+        Streams {
+            end,
+            config,
+            scheduler,
+            streams: BTreeMap::new(),
+            next_number: StreamId::from(end == End::Destination),
+            turns: VecDeque::new(),
+            notes: VecDeque::new(),
+            events: VecDeque::new(),
+            over: false,
+        }
+    }
+
+    // ---- opening ----
+
+    /// Opens a stream to something that the peer knows by this name.
+    pub fn open(&mut self, service: &str) -> Result<StreamId, OpenError> {
+        if self.over {
+            return Err(OpenError::Over);
+        }
+        let too_many = OpenError::TooMany { max: self.config.streams_max };
+        if self.streams.len() >= self.config.streams_max {
+            return Err(too_many);
+        }
+        let stream = self.free_number().ok_or(too_many)?;
+        self.insert(stream, Phase::Opening);
+        let window = self.config.window_bytes;
+        self.notes.push_back((stream, StreamNote::Open { service: service.to_owned(), window }));
+        Ok(stream)
+    }
+
+    /// A number of this end that is free, later ones first, so that a number rests before it is given again.
+    fn free_number(&mut self) -> Option<StreamId> {
+        for _ in 0..=StreamId::MAX / 2 {
+            let number = self.next_number;
+            self.next_number = number.wrapping_add(2);
+            if !self.streams.contains_key(&number) {
+                return Some(number);
+            }
+        }
+        None
+    }
+
+    fn insert(&mut self, stream: StreamId, phase: Phase) {
+        let window = self.config.window_bytes;
+        let made = Stream {
+            phase,
+            send: SendHalf::new(window),
+            receive: ReceiveHalf::new(window),
+            queued: false,
+            said_closed: false,
+            heard_closed: false,
+        };
+        self.streams.insert(stream, made);
+    }
+
+    /// The service of [`Event::Asked`] is there, and rings for the stream.
+    pub fn accept(&mut self, stream: StreamId) {
+        if let Some(one) = self.streams.get_mut(&stream).filter(|one| one.phase == Phase::Asked) {
+            one.phase = Phase::Open;
+            self.notes.push_back((stream, StreamNote::Opened { window: self.config.window_bytes }));
+            self.look_at(stream);
+        }
+    }
+
+    /// It is not.
+    pub fn refuse(&mut self, stream: StreamId, reason: &str) {
+        if self.streams.get(&stream).is_some_and(|one| one.phase == Phase::Asked) {
+            self.streams.remove(&stream);
+            let mut reason = reason.to_owned();
+            let cut = reason.floor_char_boundary(linerate_wire::message::REASON_BYTES_MAX);
+            reason.truncate(cut);
+            self.notes.push_back((stream, StreamNote::Refused { reason }));
+        }
+    }
+
+    // ---- the local sockets ----
+
+    /// What the reader of the local socket may do.
+    pub fn room(&self, stream: StreamId) -> Room {
+        self.streams.get(&stream).map_or(Room::Stopped, |one| one.send.room())
+    }
+
+    /// Bytes were put into the ring where [`Room::Space`] said.
+    pub fn produced(&mut self, stream: StreamId, bytes: u64) {
+        if let Some(one) = self.streams.get_mut(&stream) {
+            one.send.produced(bytes);
+            self.queue(stream);
+        }
+    }
+
+    /// The local socket has no more to say.
+    pub fn ended(&mut self, stream: StreamId) {
+        if let Some(total) = self.streams.get_mut(&stream).and_then(|one| one.send.end()) {
+            self.notes.push_back((stream, StreamNote::End { total }));
+            self.look_at(stream);
+        }
+    }
+
+    /// The local socket broke off; what was not sent yet is thrown away.
+    pub fn broke_off(&mut self, stream: StreamId) {
+        if self.stop_sending(stream) {
+            self.notes.push_back((stream, StreamNote::Reset));
+            self.look_at(stream);
+        }
+    }
+
+    /// What the writer of the local socket may do.
+    pub fn readable(&self, stream: StreamId) -> Readable {
+        self.streams.get(&stream).map_or(Readable::Done, |one| match one.phase {
+            Phase::Open => one.receive.readable(),
+            Phase::Opening | Phase::Asked => Readable::Wait,
+        })
+    }
+
+    /// Bytes were written out of the ring.
+    pub fn consumed(&mut self, stream: StreamId, bytes: u64) {
+        if let Some(limit) = self.streams.get_mut(&stream).and_then(|one| one.receive.consumed(bytes)) {
+            self.notes.push_back((stream, StreamNote::Credit { limit }));
+        }
+    }
+
+    /// The local socket takes no more: after [`Readable::End`] or [`Readable::Broken`], or because it broke.
+    pub fn finished(&mut self, stream: StreamId) {
+        let Some(one) = self.streams.get_mut(&stream) else { return };
+        let ended = matches!(one.receive.readable(), Readable::End | Readable::Broken);
+        if one.receive.finish() && !ended && !one.heard_closed {
+            self.notes.push_back((stream, StreamNote::Stop));
+        }
+        self.look_at(stream);
+    }
+
+    /// Everything is over: no stream moves any more. Their sockets are to be reset.
+    pub fn fail_all(&mut self) {
+        self.over = true;
+        self.scheduler.stop();
+        for (&stream, one) in &mut self.streams {
+            one.phase = Phase::Open;
+            one.send.stop();
+            one.receive.break_off();
+            self.events.push_back(Event::Changed(stream));
+        }
+        self.notes.clear();
+    }
+
+    fn stop_sending(&mut self, stream: StreamId) -> bool {
+        let Some(one) = self.streams.get_mut(&stream) else { return false };
+        let news = one.send.stop();
+        self.discard(stream);
+        news
+    }
+
+    // ---- the peer ----
+
+    /// The peer said something of a stream.
+    pub fn note(&mut self, stream: StreamId, note: StreamNote) -> Result<(), StreamViolation> {
+        if let StreamNote::Open { service, window } = note {
+            return self.asked(stream, service, window);
+        }
+        let one = self.streams.get_mut(&stream).ok_or(StreamViolation::Unknown(stream))?;
+        let open = one.phase == Phase::Open && !one.heard_closed;
+        match (one.phase, note) {
+            (Phase::Opening, StreamNote::Opened { window }) => {
+                one.phase = Phase::Open;
+                one.send.credit(window);
+                self.events.push_back(Event::Opened(stream));
+                self.queue(stream);
+            }
+            (Phase::Opening, StreamNote::Refused { reason }) => {
+                self.streams.remove(&stream);
+                self.events.push_back(Event::Refused { stream, reason });
+                return Ok(());
+            }
+            (_, StreamNote::Credit { limit }) if open => {
+                one.send.credit(limit);
+                self.queue(stream);
+            }
+            (_, StreamNote::End { total }) if open => one.receive.end(stream, total)?,
+            (_, StreamNote::Reset) if open || one.phase == Phase::Asked => one.receive.break_off(),
+            (_, StreamNote::Stop) if open || one.phase == Phase::Asked => {
+                self.stop_sending(stream);
+            }
+            (_, StreamNote::Closed) if open && (one.receive.has_ended() || one.receive.is_done()) => {
+                one.heard_closed = true;
+            }
+            _ if self.over => {}
+            _ => return Err(StreamViolation::OutOfPlace(stream)),
+        }
+        self.look_at(stream);
+        Ok(())
+    }
+
+    fn asked(&mut self, stream: StreamId, service: String, window: u64) -> Result<(), StreamViolation> {
+        let theirs = (stream % 2 == 1) == (self.end == End::Source);
+        if !theirs || self.streams.contains_key(&stream) {
+            return Err(StreamViolation::NotYours(stream));
+        }
+        let full = self.streams.len() >= self.config.streams_max;
+        self.insert(stream, Phase::Asked);
+        if let Some(one) = self.streams.get_mut(&stream) {
+            one.send.credit(window);
+        }
+        if full || self.over {
+            self.refuse(stream, &OpenError::TooMany { max: self.config.streams_max }.to_string());
+        } else {
+            self.events.push_back(Event::Asked { stream, service });
+        }
+        Ok(())
+    }
+
+    /// Whether a write of these bytes may land. Asked before they are received.
+    pub fn check(&self, piece: Piece) -> Result<(), StreamViolation> {
+        let one =
+            self.streams.get(&piece.stream).filter(|one| one.phase != Phase::Asked && !one.heard_closed);
+        let one = one.ok_or(StreamViolation::Unknown(piece.stream))?;
+        one.receive.check(piece.stream, piece.position, piece.bytes)
+    }
+
+    /// A write has landed and fitted its checksum.
+    pub fn landed(&mut self, piece: Piece) -> Result<(), StreamViolation> {
+        let one = self.streams.get_mut(&piece.stream).ok_or(StreamViolation::Unknown(piece.stream))?;
+        let before = one.receive.readable();
+        one.receive.landed(piece.stream, piece.position, piece.bytes)?;
+        if one.receive.readable() != before {
+            self.events.push_back(Event::Changed(piece.stream));
+        }
+        Ok(())
+    }
+
+    // ---- channels ----
+
+    /// A channel can carry work.
+    pub fn channel_up(&mut self, now: Time, channel: ChannelId, link: LinkId) {
+        self.scheduler.add_channel(now, channel, link);
+    }
+
+    /// A channel is gone. Returns whether the peer must fence it, which is so the first time.
+    pub fn channel_lost(&mut self, channel: ChannelId) -> bool {
+        self.scheduler.lost(channel)
+    }
+
+    /// What the channel does next.
+    pub fn next(&mut self, now: Time, channel: ChannelId) -> Next {
+        let ahead = self.config.ahead_bytes * self.scheduler.living_channels().max(1) as u64;
+        while self.scheduler.pending_bytes() < ahead {
+            let Some(stream) = self.turns.pop_front() else { break };
+            let Some(one) = self.streams.get_mut(&stream) else { continue };
+            one.queued = false;
+            if let Some(piece) = one.send.feed(stream, self.config.piece_bytes) {
+                self.scheduler.add_work(vec![Extent { region: REGION, run: piece.run() }]);
+                self.queue(stream);
+            }
+        }
+        self.scheduler.next(now, channel)
+    }
+
+    /// The carrier took a frame of so many bytes.
+    pub fn sent(&mut self, channel: ChannelId, sequence: u64, wire_bytes: u64) {
+        self.scheduler.sent(channel, sequence, wire_bytes);
+    }
+
+    /// The peer has applied frames of the channel.
+    pub fn acknowledged(&mut self, now: Time, channel: ChannelId, through: u64, refused: &[u64]) {
+        self.scheduler.acknowledged(now, channel, through, refused);
+        self.settle();
+    }
+
+    /// The peer applies nothing more from a lost channel.
+    pub fn fenced(&mut self, now: Time, channel: ChannelId, applied: u64, refused: &[u64]) {
+        self.scheduler.fenced(now, channel, applied, refused);
+        // What a stopped stream had on it is pending again, and nobody wants it.
+        let stopped: Vec<StreamId> =
+            self.streams.iter().filter(|(_, one)| one.send.is_stopped()).map(|(id, _)| *id).collect();
+        for stream in stopped {
+            self.discard(stream);
+            self.look_at(stream);
+        }
+        self.settle();
+    }
+
+    fn settle(&mut self) {
+        for extent in self.scheduler.take_settled() {
+            let piece = Piece::of(extent.run);
+            let Some(one) = self.streams.get_mut(&piece.stream) else { continue };
+            one.send.settled(piece.position, piece.bytes);
+            self.events.push_back(Event::Changed(piece.stream));
+            self.queue(piece.stream);
+            self.look_at(piece.stream);
+        }
+        for extent in self.scheduler.take_refused() {
+            let piece = Piece::of(extent.run);
+            match self.streams.get_mut(&piece.stream) {
+                Some(one) if one.send.is_stopped() => {
+                    one.send.dropped(piece.bytes);
+                    self.look_at(piece.stream);
+                }
+                Some(_) => self.scheduler.add_work(vec![extent]),
+                None => {}
+            }
+        }
+    }
+
+    fn discard(&mut self, stream: StreamId) {
+        let range = address(stream, 0)..address(stream, super::POSITION_MAX);
+        let dropped = self.scheduler.discard(REGION, range);
+        if let Some(one) = self.streams.get_mut(&stream) {
+            one.send.dropped(dropped);
+        }
+    }
+
+    fn queue(&mut self, stream: StreamId) {
+        let Some(one) = self.streams.get_mut(&stream) else { return };
+        if one.phase == Phase::Open && !one.queued && one.send.is_ready(self.config.piece_bytes) {
+            one.queued = true;
+            self.turns.push_back(stream);
+        }
+    }
+
+    /// Says Closed when it is due, and lets the number go when both have.
+    fn look_at(&mut self, stream: StreamId) {
+        self.events.push_back(Event::Changed(stream));
+        let Some(one) = self.streams.get_mut(&stream) else { return };
+        let through = one.phase == Phase::Open && one.send.is_done() && one.receive.is_done();
+        if through && !one.said_closed {
+            one.said_closed = true;
+            self.notes.push_back((stream, StreamNote::Closed));
+        }
+        if one.said_closed && one.heard_closed || self.over && one.receive.is_done() {
+            self.streams.remove(&stream);
+            self.events.push_back(Event::Gone(stream));
+        }
+    }
+
+    // ---- outputs ----
+
+    /// The next note for the peer.
+    pub fn poll_note(&mut self) -> Option<(StreamId, StreamNote)> {
+        self.notes.pop_front()
+    }
+
+    /// The next thing for the body.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// Streams that are not gone.
+    pub fn count(&self) -> usize {
+        self.streams.len()
+    }
+
+    /// Channels, rates and what is in flight.
+    pub fn scheduler(&self) -> &Scheduler {
+        &self.scheduler
+    }
+}

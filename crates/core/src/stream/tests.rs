@@ -1,0 +1,254 @@
+use std::time::Duration;
+
+use super::*;
+use crate::scheduler::Next;
+use crate::{StreamNote, Time};
+
+const CHANNEL: u32 = 7;
+
+fn config() -> Config {
+    Config { window_bytes: 1000, streams_max: 3, piece_bytes: 100, ahead_bytes: 200, ..Config::default() }
+}
+
+fn source() -> Streams {
+    let mut streams = Streams::new(End::Source, config());
+    streams.channel_up(Time::ZERO, CHANNEL, 0);
+    streams
+}
+
+/// An open stream of the source whose peer takes `window` bytes.
+fn opened(streams: &mut Streams, window: u64) -> StreamId {
+    let stream = streams.open("x").unwrap();
+    streams.note(stream, StreamNote::Opened { window }).unwrap();
+    while streams.poll_note().is_some() {}
+    stream
+}
+
+fn notes(streams: &mut Streams) -> Vec<StreamNote> {
+    std::iter::from_fn(|| streams.poll_note()).map(|(_, note)| note).collect()
+}
+
+/// Pieces that the channel is given, until it waits.
+fn pulled(streams: &mut Streams) -> Vec<Piece> {
+    let mut pieces = Vec::new();
+    while let Next::Work(work) = streams.next(Time::ZERO, CHANNEL) {
+        pieces.extend(work.runs.into_iter().map(Piece::of));
+    }
+    pieces
+}
+
+fn piece(stream: StreamId, position: u64, bytes: u64) -> Piece {
+    Piece { stream, position, bytes }
+}
+
+#[test]
+fn an_address_is_the_stream_and_the_position() {
+    assert_eq!(place(address(0xfffe, POSITION_MAX)), (0xfffe, POSITION_MAX));
+    assert_eq!(piece(3, 17, 5).run().offset, (3 << 48) + 17);
+}
+
+#[test]
+fn nothing_goes_before_it_is_open_or_beyond_the_credit() {
+    let mut streams = source();
+    let stream = streams.open("x").unwrap();
+    streams.produced(stream, 900);
+    assert!(pulled(&mut streams).is_empty(), "not open yet");
+    streams.note(stream, StreamNote::Opened { window: 250 }).unwrap();
+    assert_eq!(pulled(&mut streams).iter().map(|piece| piece.bytes).sum::<u64>(), 250);
+    streams.note(stream, StreamNote::Credit { limit: 300 }).unwrap();
+    streams.note(stream, StreamNote::Credit { limit: 260 }).unwrap();
+    assert_eq!(pulled(&mut streams), [piece(stream, 250, 50)], "a lower credit takes nothing back");
+}
+
+#[test]
+fn the_ring_is_full_until_the_peer_has_it() {
+    let mut streams = source();
+    let stream = opened(&mut streams, 10_000);
+    streams.produced(stream, 1000);
+    assert_eq!(streams.room(stream), Room::Wait);
+    let pieces = pulled(&mut streams);
+    assert_eq!(streams.room(stream), Room::Wait, "sent is not acknowledged");
+    streams.acknowledged(Time::ZERO, CHANNEL, 1 + pieces.len() as u64, &[]);
+    assert_eq!(streams.room(stream), Room::Space { position: 1000, bytes: 1000 });
+}
+
+#[test]
+fn streams_take_turns() {
+    let mut streams = source();
+    let (one, two) = (opened(&mut streams, 10_000), opened(&mut streams, 10_000));
+    streams.produced(one, 1000);
+    streams.produced(two, 50);
+    let order: Vec<StreamId> = pulled(&mut streams).iter().map(|piece| piece.stream).collect();
+    let place = order.iter().position(|stream| *stream == two).unwrap();
+    assert!(place <= 2, "a small stream waits for a large one's backlog: {order:?}");
+}
+
+#[test]
+fn a_stream_that_nobody_reads_holds_up_no_other() {
+    let mut streams = source();
+    let (stuck, moving) = (opened(&mut streams, 0), opened(&mut streams, 10_000));
+    streams.produced(stuck, 1000);
+    streams.produced(moving, 300);
+    assert!(pulled(&mut streams).iter().all(|piece| piece.stream == moving));
+}
+
+#[test]
+fn an_idle_stream_has_nothing_to_do() {
+    let mut streams = source();
+    let stream = opened(&mut streams, 1000);
+    assert_eq!(streams.next(Time::ZERO, CHANNEL), Next::Wait);
+    assert!(notes(&mut streams).is_empty());
+    assert_eq!(streams.readable(stream), Readable::Wait);
+}
+
+#[test]
+fn many_small_writes_become_few_pieces() {
+    let mut streams = source();
+    let stream = opened(&mut streams, 1000);
+    let mut pieces = Vec::new();
+    for _ in 0..200 {
+        streams.produced(stream, 1);
+        pieces.extend(pulled(&mut streams));
+    }
+    assert_eq!(pieces.len(), 65);
+    assert_eq!(pieces.last(), Some(&piece(stream, 64, 100)), "a whole piece goes all the same");
+    streams.acknowledged(Time::ZERO, CHANNEL, 66, &[]);
+    assert_eq!(pulled(&mut streams), [piece(stream, 164, 36)]);
+}
+
+#[test]
+fn credit_is_told_by_the_quarter() {
+    let mut streams = source();
+    let stream = opened(&mut streams, 1000);
+    streams.landed(piece(stream, 0, 600)).unwrap();
+    streams.consumed(stream, 249);
+    assert!(notes(&mut streams).is_empty());
+    streams.consumed(stream, 1);
+    assert_eq!(notes(&mut streams), [StreamNote::Credit { limit: 1250 }]);
+}
+
+#[test]
+fn what_comes_early_waits_for_its_turn() {
+    let mut streams = source();
+    let stream = opened(&mut streams, 1000);
+    streams.landed(piece(stream, 100, 50)).unwrap();
+    assert_eq!(streams.readable(stream), Readable::Wait);
+    streams.landed(piece(stream, 0, 100)).unwrap();
+    assert_eq!(streams.readable(stream), Readable::Bytes { position: 0, bytes: 150 });
+}
+
+#[test]
+fn the_end_comes_after_the_last_byte_also_beyond_the_credit() {
+    let mut streams = source();
+    let stream = opened(&mut streams, 1000);
+    streams.note(stream, StreamNote::End { total: 1400 }).unwrap();
+    assert_eq!(streams.readable(stream), Readable::Wait);
+    streams.landed(piece(stream, 0, 1000)).unwrap();
+    streams.consumed(stream, 1000);
+    assert_eq!(notes(&mut streams), [StreamNote::Credit { limit: 2000 }]);
+    streams.landed(piece(stream, 1000, 400)).unwrap();
+    streams.consumed(stream, 400);
+    assert_eq!(streams.readable(stream), Readable::End);
+    streams.finished(stream);
+    assert!(notes(&mut streams).is_empty(), "the other direction is open");
+    streams.ended(stream);
+    assert_eq!(notes(&mut streams), [StreamNote::End { total: 0 }, StreamNote::Closed]);
+}
+
+#[test]
+fn a_stopped_stream_is_closed_only_when_nothing_is_in_flight() {
+    let mut streams = source();
+    let stream = opened(&mut streams, 1000);
+    streams.produced(stream, 1000);
+    let Next::Work(_) = streams.next(Time::ZERO, CHANNEL) else { panic!("nothing to do") };
+    streams.broke_off(stream);
+    streams.finished(stream);
+    assert_eq!(notes(&mut streams), [StreamNote::Reset, StreamNote::Stop]);
+    assert_eq!(streams.next(Time::ZERO, CHANNEL), Next::Wait, "what was pending is forgotten");
+    assert!(streams.channel_lost(CHANNEL));
+    assert!(notes(&mut streams).is_empty(), "a lost channel may still deliver");
+    streams.fenced(Time::ZERO, CHANNEL, 1, &[]);
+    assert_eq!(notes(&mut streams), [StreamNote::Closed]);
+    streams.note(stream, StreamNote::Reset).unwrap();
+    streams.note(stream, StreamNote::Closed).unwrap();
+    assert_eq!(streams.count(), 0);
+}
+
+#[test]
+fn a_refused_frame_is_sent_again_at_once() {
+    let mut streams = source();
+    let stream = opened(&mut streams, 1000);
+    streams.produced(stream, 80);
+    assert_eq!(pulled(&mut streams), [piece(stream, 0, 80)]);
+    streams.acknowledged(Time::ZERO, CHANNEL, 2, &[2]);
+    assert_eq!(pulled(&mut streams), [piece(stream, 0, 80)]);
+}
+
+#[test]
+fn limits_hold_on_both_sides() {
+    let mut streams = source();
+    for _ in 0..3 {
+        streams.open("x").unwrap();
+    }
+    assert_eq!(streams.open("x"), Err(OpenError::TooMany { max: 3 }));
+    while streams.poll_note().is_some() {}
+    streams.note(1, StreamNote::Open { service: "y".into(), window: 9 }).unwrap();
+    assert!(matches!(notes(&mut streams)[..], [StreamNote::Refused { .. }]));
+    assert_eq!(streams.count(), 3);
+}
+
+#[test]
+fn numbers_rest_before_they_are_given_again() {
+    let mut streams = source();
+    let first = streams.open("x").unwrap();
+    streams.note(first, StreamNote::Refused { reason: String::new() }).unwrap();
+    assert_ne!(streams.open("x").unwrap(), first);
+}
+
+#[test]
+fn a_failed_session_breaks_every_stream_and_lets_it_go() {
+    let mut streams = source();
+    let stream = opened(&mut streams, 1000);
+    streams.produced(stream, 500);
+    let Next::Work(_) = streams.next(Time::ZERO, CHANNEL) else { panic!("nothing to do") };
+    streams.fail_all();
+    assert_eq!((streams.room(stream), streams.readable(stream)), (Room::Stopped, Readable::Broken));
+    streams.finished(stream);
+    assert_eq!(streams.count(), 0);
+    assert_eq!(streams.open("x"), Err(OpenError::Over));
+    assert_eq!(streams.next(Time(1) + Duration::from_secs(9), CHANNEL), Next::Stop);
+}
+
+#[test]
+fn what_breaks_the_rules_is_a_violation() {
+    let mut streams = source();
+    let stream = opened(&mut streams, 1000);
+    streams.landed(piece(stream, 0, 400)).unwrap();
+    streams.consumed(stream, 400);
+    let open = |number| (number, StreamNote::Open { service: String::new(), window: 1 });
+    for (number, note) in [
+        (9, StreamNote::Reset),
+        open(2),
+        open(stream),
+        (stream, StreamNote::Opened { window: 1 }),
+        (stream, StreamNote::Refused { reason: String::new() }),
+        (stream, StreamNote::End { total: 399 }),
+        (stream, StreamNote::Closed),
+    ] {
+        assert!(streams.note(number, note.clone()).is_err(), "{number} {note:?}");
+    }
+    for bad in
+        [piece(stream, 399, 2), piece(stream, 1300, 101), piece(stream, POSITION_MAX, 9), piece(4, 0, 1)]
+    {
+        assert!(streams.check(bad).is_err(), "{bad:?}");
+    }
+    assert_eq!(streams.check(piece(stream, 400, 1000)), Ok(()));
+}
+
+#[test]
+fn a_peer_cannot_make_us_keep_gaps_without_bound() {
+    let mut streams = Streams::new(End::Source, Config { window_bytes: 1 << 20, ..config() });
+    let stream = opened(&mut streams, 1);
+    let failed = (0..10_000u64).find_map(|n| streams.landed(piece(stream, 1 + 2 * n, 1)).err());
+    assert_eq!(failed, Some(StreamViolation::TooManyGaps(stream)));
+}
