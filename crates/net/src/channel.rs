@@ -184,6 +184,9 @@ pub enum ChannelError {
         #[source]
         source: io::Error,
     },
+    /// Too much arrived damaged.
+    #[error("too many frames arrived damaged; look for a faulty port or cable on this link")]
+    Damaged,
     /// RAM is complete; nothing may be written any more.
     #[error("memory is sealed: the source said before that it was complete")]
     Sealed,

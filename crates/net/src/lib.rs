@@ -5,6 +5,7 @@
 //! * [`fence`], [`table`]: how a destination makes sure that nothing more is written.
 //! * [`pump`]: the source's data path; [`pacer`]: the bandwidth limit over all of it.
 //! * [`control`]: control connections.
+//! * [`stream`]: sockets in at one host and out at the other, over placed writes.
 //! * [`region`]: what a carrier needs of the memory that it moves.
 
 pub mod channel;
@@ -21,5 +22,6 @@ pub mod pump;
 pub mod region;
 mod socket;
 pub mod stats;
+pub mod stream;
 pub mod table;
 pub mod tcp;

@@ -35,6 +35,11 @@ pub trait Region: Send + Sync {
     /// Makes the run read as zero, and a hole where it can.
     fn clear(&self, run: Run) -> io::Result<()>;
 
-    /// Hint that data will land in these runs soon: populate them in the cheapest way.
+    /// Said before data lands in these runs: populate them in the cheapest way, or refuse them.
     fn populate(&self, runs: &[Run]) -> io::Result<()>;
+
+    /// Said when data has landed in these runs and fitted its checksum. Guest RAM does not care.
+    fn landed(&self, _runs: &[Run]) -> io::Result<()> {
+        Ok(())
+    }
 }

@@ -228,6 +228,10 @@ impl Streams {
 
     /// The peer said something of a stream.
     pub fn note(&mut self, stream: StreamId, note: StreamNote) -> Result<(), StreamViolation> {
+        if self.over {
+            // What the peer said before it knew.
+            return Ok(());
+        }
         if let StreamNote::Open { service, window } = note {
             return self.asked(stream, service, window);
         }
@@ -257,7 +261,6 @@ impl Streams {
             (_, StreamNote::Closed) if open && (one.receive.has_ended() || one.receive.is_done()) => {
                 one.heard_closed = true;
             }
-            _ if self.over => {}
             _ => return Err(StreamViolation::OutOfPlace(stream)),
         }
         self.look_at(stream);
@@ -274,7 +277,7 @@ impl Streams {
         if let Some(one) = self.streams.get_mut(&stream) {
             one.send.credit(window);
         }
-        if full || self.over {
+        if full {
             self.refuse(stream, &OpenError::TooMany { max: self.config.streams_max }.to_string());
         } else {
             self.events.push_back(Event::Asked { stream, service });
@@ -410,6 +413,11 @@ impl Streams {
     /// The next note for the peer.
     pub fn poll_note(&mut self) -> Option<(StreamId, StreamNote)> {
         self.notes.pop_front()
+    }
+
+    /// Whether there is one.
+    pub fn has_notes(&self) -> bool {
+        !self.notes.is_empty()
     }
 
     /// The next thing for the body.

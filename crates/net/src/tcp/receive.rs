@@ -30,13 +30,20 @@ const SCRATCH_BYTES: usize = 64 << 10;
 #[derive(Debug)]
 pub struct StreamReceiver {
     stream: Stream,
+    refusals_max: usize,
     stats: Arc<ChannelStats>,
 }
 
 impl StreamReceiver {
     /// Receives on this connection.
     pub fn new(stream: Stream) -> StreamReceiver {
-        StreamReceiver { stream, stats: Arc::default() }
+        StreamReceiver { stream, refusals_max: usize::MAX, stats: Arc::default() }
+    }
+
+    /// Ends the channel when so many frames arrived damaged. For memory that nobody writes but the channels, where each is
+    /// damage on the way, and where nothing that has landed may be sent again: a fence can name [`REFUSED_MAX`] of them.
+    pub fn refusals_max(self, refusals_max: usize) -> StreamReceiver {
+        StreamReceiver { refusals_max, ..self }
     }
 
     /// Counters of what was applied.
@@ -54,6 +61,7 @@ impl Receiver for StreamReceiver {
             regions,
             fence,
             serving,
+            refusals_left: self.refusals_max,
             owed: Owed::default(),
             write: Write::default(),
             body: Vec::new(),
@@ -84,6 +92,7 @@ struct Server<'a> {
     regions: &'a RegionTable,
     fence: &'a Fence,
     serving: Serving<'a>,
+    refusals_left: usize,
     owed: Owed,
     // Kept from frame to frame for their memory.
     write: Write,
@@ -132,6 +141,9 @@ impl Server<'_> {
         if !write.data.is_empty() {
             self.land(region, &write, header.payload_length as usize)?;
             intact = region.checksum(&write.data).map_err(memory)? == header.payload_checksum;
+            if intact {
+                region.landed(&write.data).map_err(memory)?;
+            }
         }
         if intact {
             for run in &write.zero {
@@ -199,6 +211,7 @@ impl Server<'_> {
             self.serving.refuse(header.sequence);
             self.stats.refuse(1);
             self.owed.refused.push(header.sequence);
+            self.refusals_left = self.refusals_left.checked_sub(1).ok_or(ChannelError::Damaged)?;
         }
         self.owed.frames += 1;
         self.owed.bytes += u64::from(header.payload_length);

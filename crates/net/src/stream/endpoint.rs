@@ -1,0 +1,132 @@
+//! The local end of a stream: one thread receives the socket into a ring, another writes the other ring out.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use linerate_core::stream::{Readable, Room, StreamId};
+use rustix::net::{AddressFamily, Shutdown};
+use socket2::SockRef;
+
+use super::rings::Ring;
+use super::session::{Local, StreamSession};
+use crate::socket::{is_transient, wait_readable, wait_writable};
+use crate::tcp::Stream;
+
+/// Most bytes received at a time, so that channels begin while more comes.
+const RECEIVE_BYTES_MAX: u64 = 512 << 10;
+/// Local sockets may be idle for ever; whoever ends a stream wakes its threads through the socket.
+const FOR_EVER: Duration = Duration::from_secs(86_400);
+
+/// A connected local socket, UNIX or TCP.
+#[derive(Debug)]
+pub struct Socket {
+    stream: Stream,
+    is_tcp: bool,
+}
+
+impl Socket {
+    /// Takes a connected stream socket.
+    pub fn new(socket: impl Into<OwnedFd>) -> io::Result<Socket> {
+        let socket = socket.into();
+        let family = rustix::net::getsockname(&socket)?.address_family();
+        let is_tcp = family == AddressFamily::INET || family == AddressFamily::INET6;
+        if is_tcp {
+            // What was written at the other host's end is written here as it comes.
+            SockRef::from(&socket).set_tcp_nodelay(true)?;
+        }
+        Ok(Socket { stream: Stream::new(socket)?, is_tcp })
+    }
+
+    /// Resets it: whoever is at the other end sees an error, where the kind of socket has one, and not an end.
+    pub fn abort(&self) {
+        // Dissolving a TCP association sends a reset at once, whoever still holds the descriptor. UNIX sockets have none.
+        if !self.is_tcp || rustix::net::connect_unspec(&self.stream).is_err() {
+            self.stream.shut();
+        }
+    }
+
+    /// Nobody reads it any more; wakes who waits for it.
+    pub fn stop_reading(&self) {
+        // It fails only if the connection has ended already.
+        let _ = rustix::net::shutdown(&self.stream, Shutdown::Read);
+    }
+
+    /// Says the end of the stream.
+    fn end(&self) {
+        let _ = rustix::net::shutdown(&self.stream, Shutdown::Write);
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+/// Moves bytes both ways until both directions have ended.
+pub(super) fn serve(
+    session: &StreamSession,
+    stream: StreamId,
+    local: &Local,
+    sending: &Ring,
+    receiving: &Ring,
+) {
+    std::thread::scope(|scope| {
+        let reader = std::thread::Builder::new().name(format!("stream-{stream}-in"));
+        if let Err(error) = reader.spawn_scoped(scope, || read(session, stream, local, sending)) {
+            tracing::error!(%error, stream, "no thread for a stream");
+            session.tell(|streams| streams.broke_off(stream));
+        }
+        write(session, stream, local, receiving);
+    });
+}
+
+fn read(session: &StreamSession, stream: StreamId, local: &Local, ring: &Ring) {
+    while let Room::Space { position, bytes } = session.wait_room(stream, local) {
+        match ring.fill(local.socket.fd(), position, bytes.min(RECEIVE_BYTES_MAX)) {
+            Ok(0) => session.tell(|streams| streams.ended(stream)),
+            Ok(bytes) => session.tell(|streams| streams.produced(stream, bytes as u64)),
+            Err(error) if is_transient(&error) => {
+                let _ = wait_readable(local.socket.fd(), FOR_EVER);
+            }
+            Err(error) => {
+                tracing::debug!(%error, stream, "a local socket broke off");
+                // An error of a socket ends both its directions.
+                session.tell(|streams| {
+                    streams.broke_off(stream);
+                    streams.finished(stream);
+                });
+                local.socket.abort();
+            }
+        }
+    }
+}
+
+fn write(session: &StreamSession, stream: StreamId, local: &Local, ring: &Ring) {
+    loop {
+        match session.wait_readable(stream, local) {
+            Readable::Bytes { position, bytes } => match ring.drain(local.socket.fd(), position, bytes) {
+                Ok(bytes) => session.tell(|streams| streams.consumed(stream, bytes as u64)),
+                Err(error) if is_transient(&error) => {
+                    let _ = wait_writable(local.socket.fd(), FOR_EVER);
+                }
+                Err(error) => {
+                    tracing::debug!(%error, stream, "a local socket takes no more");
+                    session.tell(|streams| streams.finished(stream));
+                }
+            },
+            Readable::End => {
+                local.socket.end();
+                session.tell(|streams| streams.finished(stream));
+            }
+            Readable::Broken => {
+                local.socket.abort();
+                session.tell(|streams| {
+                    streams.finished(stream);
+                    streams.broke_off(stream);
+                });
+            }
+            Readable::Wait => {}
+            Readable::Done => return,
+        }
+    }
+}

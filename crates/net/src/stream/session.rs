@@ -1,0 +1,408 @@
+//! All streams of a session, shared by its channels, its control stream and its local sockets.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use linerate_core::scheduler::Next as Order;
+use linerate_core::stream::{
+    Config, End, Event, OpenError, Piece, REGION, Readable, Room, StreamId, StreamViolation, Streams,
+};
+use linerate_core::{ChannelId, LinkId, Run, StreamNote, Time};
+use thiserror::Error;
+
+use super::endpoint::{self, Socket};
+use super::rings::{Receiving, Ring, RingMemory, Rings, Sending};
+use crate::channel::ChannelError;
+use crate::pump::{Next, WorkSource};
+use crate::region::Region;
+use crate::table::RegionTable;
+
+/// A channel without work looks again after this long even if nobody called: pings are due then.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+/// Who owns the session. Called without any lock held; must not wait.
+pub trait Owner: Send + Sync {
+    /// Notes wait for the peer: [`StreamSession::take_notes`].
+    fn attention(&self);
+    /// The peer wants a stream: [`StreamSession::accept`] or [`StreamSession::refuse`] it, from any thread.
+    fn asked(&self, stream: StreamId, service: String);
+    /// The peer did not take a stream; its socket was reset.
+    fn refused(&self, stream: StreamId, reason: String);
+    /// A channel is of no more use: close its link, and have it fenced.
+    fn channel_lost(&self, channel: ChannelId, error: ChannelError);
+}
+
+/// A socket cannot become a stream.
+#[derive(Debug, Error)]
+pub enum AttachError {
+    /// The session takes no more.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// No memory for its rings.
+    #[error("no memory for the rings of a stream: {0}")]
+    Ring(#[source] io::Error),
+    /// The socket is of no use.
+    #[error("the local socket cannot be used: {0}")]
+    Socket(#[source] io::Error),
+}
+
+/// See the module.
+pub struct StreamSession {
+    /// For threads that serve a stream.
+    this: Weak<StreamSession>,
+    began: Instant,
+    state: Mutex<State>,
+    /// Told when a channel may find work.
+    work: Condvar,
+    /// Told when a stream's threads have ended.
+    ended: Condvar,
+    memory: RingMemory,
+    window_bytes: u64,
+    sending: Arc<Rings>,
+    receiving: Arc<Rings>,
+    receiving_table: Arc<RegionTable>,
+    owner: Box<dyn Owner>,
+}
+
+pub(super) struct State {
+    streams: Streams,
+    sockets: HashMap<StreamId, Arc<Local>>,
+    /// Streams that were opened here and not answered: nobody serves their sockets yet.
+    unanswered: HashSet<StreamId>,
+    /// Streams whose threads run.
+    serving: usize,
+}
+
+/// A stream's local end.
+pub(super) struct Local {
+    pub socket: Socket,
+    pub changed: Condvar,
+}
+
+impl StreamSession {
+    /// A session without streams.
+    pub fn new(end: End, config: Config, memory: RingMemory, owner: Box<dyn Owner>) -> Arc<StreamSession> {
+        Arc::new_cyclic(|session| {
+            let receiving = Arc::new(Rings::default());
+            let region = Receiving { rings: receiving.clone(), session: session.clone() };
+            StreamSession {
+                this: session.clone(),
+                began: Instant::now(),
+                window_bytes: config.window_bytes,
+                state: Mutex::new(State {
+                    streams: Streams::new(end, config),
+                    sockets: HashMap::new(),
+                    unanswered: HashSet::new(),
+                    serving: 0,
+                }),
+                work: Condvar::new(),
+                ended: Condvar::new(),
+                memory,
+                sending: Arc::default(),
+                receiving,
+                receiving_table: Arc::new(RegionTable::new([(REGION, Arc::new(region) as Arc<dyn Region>)])),
+                owner,
+            }
+        })
+    }
+
+    /// What the pumps of this side's channels read from.
+    pub fn sending_table(&self) -> Arc<RegionTable> {
+        let region = Sending(self.sending.clone());
+        Arc::new(RegionTable::new([(REGION, Arc::new(region) as Arc<dyn Region>)]))
+    }
+
+    /// What the peer's channels write to.
+    pub fn receiving_table(&self) -> Arc<RegionTable> {
+        self.receiving_table.clone()
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> Time {
+        Time(u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    // ---- opening and closing ----
+
+    /// Makes a stream of a connected local socket, to what the peer knows by this name. If the peer refuses it, the socket is
+    /// reset.
+    pub fn open(&self, service: &str, socket: Socket) -> Result<StreamId, AttachError> {
+        let rings = self.new_rings().map_err(AttachError::Ring)?;
+        let mut state = self.lock();
+        let stream = state.streams.open(service)?;
+        // Before Open is said: the peer may write as soon as it has it.
+        self.insert_rings(stream, rings);
+        state.sockets.insert(stream, Arc::new(Local { socket, changed: Condvar::new() }));
+        state.unanswered.insert(stream);
+        self.settle(state);
+        Ok(stream)
+    }
+
+    /// The socket for a stream that the peer asked for.
+    pub fn accept(&self, stream: StreamId, socket: Socket) -> Result<(), AttachError> {
+        let rings = match self.new_rings() {
+            Ok(rings) => rings,
+            Err(error) => {
+                self.refuse(stream, "no memory for its rings");
+                return Err(AttachError::Ring(error));
+            }
+        };
+        self.insert_rings(stream, rings);
+        let mut state = self.lock();
+        state.streams.accept(stream);
+        let local = Arc::new(Local { socket, changed: Condvar::new() });
+        state.sockets.insert(stream, local.clone());
+        self.serve(&mut state, stream, local);
+        self.settle(state);
+        Ok(())
+    }
+
+    /// The service cannot be reached.
+    pub fn refuse(&self, stream: StreamId, reason: &str) {
+        let mut state = self.lock();
+        state.streams.refuse(stream, reason);
+        self.settle(state);
+    }
+
+    fn new_rings(&self) -> io::Result<(Arc<Ring>, Arc<Ring>)> {
+        Ok((self.memory.ring(self.window_bytes)?, self.memory.ring(self.window_bytes)?))
+    }
+
+    fn insert_rings(&self, stream: StreamId, (sending, receiving): (Arc<Ring>, Arc<Ring>)) {
+        self.sending.insert(stream, sending);
+        self.receiving.insert(stream, receiving);
+    }
+
+    fn drop_rings(&self, stream: StreamId) {
+        self.sending.remove(stream);
+        self.receiving.remove(stream);
+    }
+
+    fn serve(&self, state: &mut State, stream: StreamId, local: Arc<Local>) {
+        let (Ok(sending), Ok(receiving)) = (self.sending.get(stream), self.receiving.get(stream)) else {
+            return;
+        };
+        let Some(session) = self.this.upgrade() else { return };
+        let serving = move || {
+            endpoint::serve(&session, stream, &local, &sending, &receiving);
+            session.let_go(stream, local);
+        };
+        state.serving += 1;
+        if let Err(error) = std::thread::Builder::new().name(format!("stream-{stream}")).spawn(serving) {
+            tracing::error!(%error, stream, "no thread for a stream");
+            state.serving -= 1;
+            state.streams.broke_off(stream);
+            state.streams.finished(stream);
+        }
+    }
+
+    /// A stream's threads are through: its socket is closed before anybody who waits for that is told.
+    fn let_go(&self, stream: StreamId, local: Arc<Local>) {
+        let mut state = self.lock();
+        // The number may be another stream's by now.
+        if state.sockets.get(&stream).is_some_and(|other| Arc::ptr_eq(other, &local)) {
+            state.sockets.remove(&stream);
+        }
+        drop(local);
+        state.serving -= 1;
+        drop(state);
+        self.ended.notify_all();
+    }
+
+    /// Everything is over: every socket is reset, and no stream can be opened any more.
+    pub fn fail_all(&self) {
+        let mut state = self.lock();
+        state.streams.fail_all();
+        for stream in std::mem::take(&mut state.unanswered) {
+            if let Some(local) = state.sockets.remove(&stream) {
+                local.socket.abort();
+            }
+            state.streams.finished(stream);
+        }
+        self.settle(state);
+        self.work.notify_all();
+    }
+
+    /// Waits until no stream's thread runs any more. False if the time was too short.
+    pub fn wait_ended(&self, wait: Duration) -> bool {
+        let waited = self.ended.wait_timeout_while(self.lock(), wait, |state| state.serving > 0);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+
+    /// Streams that are not gone.
+    pub fn count(&self) -> usize {
+        self.lock().streams.count()
+    }
+
+    // ---- the control stream ----
+
+    /// What is to be said to the peer, in order.
+    pub fn take_notes(&self) -> Vec<(StreamId, StreamNote)> {
+        let mut state = self.lock();
+        std::iter::from_fn(|| state.streams.poll_note()).collect()
+    }
+
+    /// The peer said something. After an error the session is of no more use.
+    pub fn note(&self, stream: StreamId, note: StreamNote) -> Result<(), StreamViolation> {
+        let mut state = self.lock();
+        let heard = state.streams.note(stream, note);
+        self.settle(state);
+        heard
+    }
+
+    // ---- channels ----
+
+    /// A channel of this side can carry work.
+    pub fn channel_up(&self, channel: ChannelId, link: LinkId) {
+        self.lock().streams.channel_up(self.now(), channel, link);
+        self.work.notify_all();
+    }
+
+    /// A channel of this side is gone. True the first time: then the peer must fence it.
+    pub fn channel_gone(&self, channel: ChannelId) -> bool {
+        let news = self.lock().streams.channel_lost(channel);
+        self.work.notify_all();
+        news
+    }
+
+    /// The peer has fenced a channel of this side.
+    pub fn fenced(&self, channel: ChannelId, applied: u64, refused: &[u64]) {
+        let mut state = self.lock();
+        state.streams.fenced(self.now(), channel, applied, refused);
+        self.settle(state);
+        self.work.notify_all();
+    }
+
+    /// Bytes acknowledged by the peer so far.
+    pub fn acknowledged_bytes(&self) -> u64 {
+        self.lock().streams.scheduler().acknowledged_bytes()
+    }
+
+    pub(super) fn check(&self, runs: &[Run]) -> io::Result<()> {
+        let state = self.lock();
+        runs.iter().try_for_each(|run| state.streams.check(Piece::of(*run)).map_err(io::Error::other))
+    }
+
+    pub(super) fn landed(&self, runs: &[Run]) -> io::Result<()> {
+        let mut state = self.lock();
+        let landed =
+            runs.iter().try_for_each(|run| state.streams.landed(Piece::of(*run)).map_err(io::Error::other));
+        self.settle(state);
+        landed
+    }
+
+    // ---- local sockets ----
+
+    /// Waits until the reader of a local socket may do something, and says what; never [`Room::Wait`].
+    pub(super) fn wait_room(&self, stream: StreamId, local: &Local) -> Room {
+        let waited = local.changed.wait_while(self.lock(), |state| state.streams.room(stream) == Room::Wait);
+        waited.unwrap_or_else(PoisonError::into_inner).streams.room(stream)
+    }
+
+    /// Waits until the writer of a local socket may do something, and says what; never [`Readable::Wait`].
+    pub(super) fn wait_readable(&self, stream: StreamId, local: &Local) -> Readable {
+        let waited =
+            local.changed.wait_while(self.lock(), |state| state.streams.readable(stream) == Readable::Wait);
+        waited.unwrap_or_else(PoisonError::into_inner).streams.readable(stream)
+    }
+
+    /// Tells the state machine something of a local socket.
+    pub(super) fn tell(&self, tell: impl FnOnce(&mut Streams)) {
+        let mut state = self.lock();
+        tell(&mut state.streams);
+        self.settle(state);
+        self.work.notify_all();
+    }
+
+    /// Sees to what follows from a change, and lets the lock go.
+    fn settle(&self, mut state: MutexGuard<'_, State>) {
+        let mut asked = Vec::new();
+        let mut refused = Vec::new();
+        while let Some(event) = state.streams.poll_event() {
+            match event {
+                Event::Asked { stream, service } => asked.push((stream, service)),
+                Event::Opened(stream) => {
+                    state.unanswered.remove(&stream);
+                    if let Some(local) = state.sockets.get(&stream).cloned() {
+                        self.serve(&mut state, stream, local);
+                    }
+                }
+                Event::Refused { stream, reason } => {
+                    state.unanswered.remove(&stream);
+                    if let Some(local) = state.sockets.remove(&stream) {
+                        local.socket.abort();
+                    }
+                    self.drop_rings(stream);
+                    refused.push((stream, reason));
+                }
+                Event::Changed(stream) => {
+                    if let Some(local) = state.sockets.get(&stream) {
+                        wake(&state.streams, stream, local);
+                    }
+                }
+                Event::Gone(stream) => {
+                    if let Some(local) = state.sockets.get(&stream) {
+                        local.changed.notify_all();
+                    }
+                    self.drop_rings(stream);
+                }
+            }
+        }
+        let notes = state.streams.has_notes();
+        drop(state);
+        if notes {
+            self.owner.attention();
+        }
+        asked.into_iter().for_each(|(stream, service)| self.owner.asked(stream, service));
+        refused.into_iter().for_each(|(stream, reason)| self.owner.refused(stream, reason));
+    }
+}
+
+/// Threads that wait for the session look again; those that wait for the socket are let go if there is nothing to wait for.
+fn wake(streams: &Streams, stream: StreamId, local: &Local) {
+    match (streams.readable(stream), streams.room(stream)) {
+        (Readable::Broken, _) => local.socket.abort(),
+        (_, Room::Stopped) => local.socket.stop_reading(),
+        _ => {}
+    }
+    local.changed.notify_all();
+}
+
+impl WorkSource for StreamSession {
+    fn next(&self, channel: ChannelId) -> Next {
+        let mut state = self.lock();
+        loop {
+            match state.streams.next(self.now(), channel) {
+                Order::Work(work) => {
+                    return Next::Work { sequence: work.sequence, region: work.region, runs: work.runs };
+                }
+                Order::Ping { sequence } => return Next::Ping { sequence },
+                Order::Stop => return Next::Stop,
+                Order::Wait => {
+                    let waited = self.work.wait_timeout(state, LOOK_AGAIN);
+                    state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                }
+            }
+        }
+    }
+
+    fn sent(&self, channel: ChannelId, sequence: u64, _data_bytes: u64, _zero_bytes: u64, wire_bytes: u64) {
+        self.lock().streams.sent(channel, sequence, wire_bytes);
+    }
+
+    fn acknowledged(&self, channel: ChannelId, through: u64, refused: &[u64]) {
+        let mut state = self.lock();
+        state.streams.acknowledged(self.now(), channel, through, refused);
+        self.settle(state);
+        self.work.notify_all();
+    }
+
+    fn lost(&self, channel: ChannelId, error: ChannelError) {
+        self.owner.channel_lost(channel, error);
+    }
+}
