@@ -20,8 +20,11 @@ use crate::faults::{chain, fault};
 use crate::incoming::Incoming;
 use crate::journal::{Journal, Record, Role};
 use crate::outgoing::Outgoing;
+use crate::tunnel::{self, Tunnel};
 use crate::undecided::Undecided;
 
+/// Tunnels at a time: each has threads and connections.
+const TUNNELS_MAX: usize = 64;
 /// Ended migrations that are shown.
 const ENDED_SHOWN: usize = 100;
 
@@ -43,6 +46,7 @@ pub struct Agent {
     incoming: Mutex<BTreeMap<SessionId, Arc<Incoming>>>,
     past_incoming: Mutex<Vec<MigrationSummary>>,
     undecided: Mutex<BTreeMap<SessionId, Arc<Undecided>>>,
+    tunnels: Mutex<BTreeMap<SessionId, Arc<Tunnel>>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -63,6 +67,7 @@ impl Agent {
             incoming: Mutex::default(),
             past_incoming: Mutex::default(),
             undecided: Mutex::default(),
+            tunnels: Mutex::default(),
         }
     }
 
@@ -179,6 +184,16 @@ impl Agent {
         self.journal.put(session, &record).map_err(failed)
     }
 
+    /// A tunnel begins here.
+    pub fn add_tunnel(&self, tunnel: Arc<Tunnel>) {
+        lock(&self.tunnels).insert(tunnel.session, tunnel);
+    }
+
+    /// A tunnel is over.
+    pub fn forget_tunnel(&self, session: SessionId) {
+        lock(&self.tunnels).remove(&session);
+    }
+
     // ---- connections ----
 
     /// A connection from another agent: a new session, one more connection of a session, or a question.
@@ -190,10 +205,37 @@ impl Agent {
                 tracing::info!(session = %hello.session, %peer, ?outcome, "asked how a session ended");
                 accepted.outcome(outcome).map_err(|error| chain(&error))
             }
-            _ => self.join(accepted),
+            Purpose::StreamsNew => self.new_tunnel(accepted),
+            _ => match lock(&self.tunnels).get(&hello.session).cloned() {
+                Some(tunnel) => join_tunnel(&tunnel, accepted),
+                None => self.join(accepted),
+            },
         };
         if let Err(error) = handled {
             tracing::warn!(%peer, session = %hello.session, error, "a connection was not taken");
+        }
+    }
+
+    /// Another host wants streams to sockets here.
+    fn new_tunnel(self: &Arc<Agent>, accepted: Accepted) -> Result<(), String> {
+        let hello = accepted.hello.clone();
+        let begun = if lock(&self.tunnels).len() >= TUNNELS_MAX {
+            Err(refusal(Code::GuestBusy, "there are as many tunnels as there may be"))
+        } else if lock(&self.tunnels).contains_key(&hello.session) {
+            Err(refusal(Code::ProtocolViolation, "this session exists already"))
+        } else {
+            tunnel::accept(self, &hello, accepted.peer)
+        };
+        match begun {
+            Ok(tunnel) => {
+                self.add_tunnel(tunnel.clone());
+                join_tunnel(&tunnel, accepted)
+            }
+            Err(fault) => {
+                let said = fault.to_string();
+                accepted.refuse(fault).map_err(|error| chain(&error))?;
+                Err(said)
+            }
         }
     }
 
@@ -264,6 +306,26 @@ impl Agent {
             }
         }
     }
+}
+
+/// One more connection of a tunnel.
+fn join_tunnel(tunnel: &Tunnel, accepted: Accepted) -> Result<(), String> {
+    let hello = accepted.hello.clone();
+    let version = negotiate(hello.version_min, hello.version_max);
+    let refused = match version {
+        _ if !tunnel.knows(&hello.token) => Some(refusal(Code::NotAuthorised, "wrong token")),
+        _ if tunnel.is_over() => Some(refusal(Code::SessionUnknown, "the tunnel is over")),
+        None => Some(refusal(Code::VersionMismatch, "update the older agent")),
+        Some(_) => None,
+    };
+    if let Some(fault) = refused {
+        let said = fault.to_string();
+        accepted.refuse(fault).map_err(|error| chain(&error))?;
+        return Err(said);
+    }
+    let welcome = Welcome { version: version.unwrap_or_default(), control_received: 0 };
+    let stream = accepted.welcome(welcome).map_err(|error| chain(&error))?;
+    tunnel.attach(&hello, stream)
 }
 
 fn refusal(code: Code, detail: &str) -> Fault {

@@ -6,6 +6,7 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use linerate_api::TunnelAddress;
 use linerate_guest::twin::QemuBinary;
 use serde::Deserialize;
 
@@ -52,6 +53,17 @@ pub struct Config {
     /// QEMU binaries that this host may run; the first that is not older than the source's is taken.
     #[serde(default = "default_qemu")]
     pub qemu: Vec<Qemu>,
+    /// What a tunnel from another host may connect to here: `tcp:127.0.0.1:PORT`, `unix:/PATH`, or `unix:/FOLDER/` for all
+    /// sockets in a folder. Default none: whoever can reach `listen` could open what is named here.
+    #[serde(default)]
+    pub tunnel_targets: Vec<TunnelAddress>,
+    /// Streams of one tunnel at a time, here and there. Default 64.
+    #[serde(default = "default_tunnel_streams_max")]
+    pub tunnel_streams_max: usize,
+    /// Memory of one stream in each direction, MiB; taken while bytes are under way. A stream moves at most this much in a
+    /// round trip. Default 8.
+    #[serde(default = "default_tunnel_window_mib")]
+    pub tunnel_window_mib: u64,
     /// Memory that incoming guests must leave free, MiB. Default 512.
     #[serde(default = "default_reserve_mib")]
     pub memory_reserve_mib: u64,
@@ -105,6 +117,14 @@ fn default_file_roots() -> Vec<PathBuf> {
 
 fn default_reserve_mib() -> u64 {
     512
+}
+
+fn default_tunnel_streams_max() -> usize {
+    64
+}
+
+fn default_tunnel_window_mib() -> u64 {
+    8
 }
 
 fn default_qemu() -> Vec<Qemu> {
@@ -165,6 +185,9 @@ impl Config {
         }
         if let Some(address) = self.listen.iter().find(|address| address.port() == 0) {
             return Some(format!("listen = \"{address}\" has no port; the usual one is {DEFAULT_PORT}"));
+        }
+        if !(1..=1024).contains(&self.tunnel_window_mib) || !(1..=16_384).contains(&self.tunnel_streams_max) {
+            return Some("tunnel_window_mib must be 1 to 1024 and tunnel_streams_max 1 to 16384".into());
         }
         if self.qemu.is_empty() {
             return Some("no [[qemu]] is named".into());

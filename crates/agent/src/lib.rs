@@ -7,6 +7,7 @@
 //! | `outgoing`, `incoming` | the bodies of the brain's two state machines |
 //! | `recover`, `undecided` | after a crash |
 //! | `server` | the local API |
+//! | `tunnel` | sessions that carry byte streams between sockets of two hosts |
 //! | `hub`, `convert` | events of a migration, and the brain's words in the API's |
 //! | `ram`, `digest`, `device_state`, `clock`, `faults` | small things that both bodies use |
 
@@ -26,6 +27,7 @@ mod outgoing;
 mod ram;
 mod recover;
 mod server;
+mod tunnel;
 mod undecided;
 
 use std::path::Path;

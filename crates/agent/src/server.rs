@@ -13,7 +13,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use linerate_api::{
     AgentStatus, Decision, ErrorBody, KernelFeature, MigrateRequest, MigrationDetail, MigrationStarted,
-    MigrationSummary, NDJSON, ResolveRequest, code, paths,
+    MigrationSummary, NDJSON, ResolveRequest, TunnelRequest, code, paths,
 };
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
 use tokio::net::UnixListener;
@@ -23,7 +23,7 @@ use tokio_stream::StreamExt as _;
 use crate::agent::Agent;
 use crate::hub::Cursor;
 use crate::outgoing::Outgoing;
-use crate::{convert, guests, outgoing};
+use crate::{convert, guests, outgoing, tunnel};
 
 type Shared = State<Arc<Agent>>;
 
@@ -71,6 +71,7 @@ fn routes(agent: Arc<Agent>) -> Router {
         .route(paths::MIGRATION, get(show_migration).delete(cancel))
         .route(paths::MIGRATION_EVENTS, get(events))
         .route(paths::SESSION_RESOLVE, post(resolve))
+        .route(paths::TUNNELS, post(make_tunnel))
         .fallback(async || Refusal(ErrorBody::new(code::NOT_FOUND, "there is nothing at this path")))
         .with_state(agent)
 }
@@ -225,6 +226,44 @@ async fn resolve(
     }
     outgoing.resolve(resume_here);
     Ok(Json(outgoing.summary()))
+}
+
+/// Makes a tunnel that lives as long as its events are read.
+async fn make_tunnel(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
+    let request: TunnelRequest = parse(&body)?;
+    if request.pairs.is_empty() {
+        return Err(Refusal(ErrorBody::new(code::BAD_REQUEST, "a tunnel needs a pair of sockets")));
+    }
+    let begin = move || tunnel::begin(&agent, &request).map_err(|fault| convert::error(&fault, None));
+    let begun = blocking(begin).await?;
+    let (lines, received) = tokio::sync::mpsc::channel(16);
+    tokio::spawn(feed_tunnel(begun, lines));
+    let stream = tokio_stream::wrappers::ReceiverStream::new(received).map(Ok::<_, std::convert::Infallible>);
+    Ok(([(header::CONTENT_TYPE, NDJSON)], Body::from_stream(stream)).into_response())
+}
+
+/// Until the tunnel ends or nobody reads any more, which ends it.
+async fn feed_tunnel(mut begun: tunnel::Begun, lines: tokio::sync::mpsc::Sender<Bytes>) {
+    let silence = std::time::Duration::from_secs(linerate_api::KEEP_ALIVE_S);
+    loop {
+        let line = tokio::select! {
+            event = begun.events.recv() => match event.map(|event| serde_json::to_vec(&event)) {
+                Some(Ok(mut line)) => {
+                    line.push(b'\n');
+                    line
+                }
+                Some(Err(_)) => continue,
+                None => break,
+            },
+            () = tokio::time::sleep(silence) => b"\n".to_vec(),
+            () = lines.closed() => break,
+        };
+        if lines.send(line.into()).await.is_err() {
+            break;
+        }
+    }
+    // It waits for threads.
+    let _ = tokio::task::spawn_blocking(move || drop(begun)).await;
 }
 
 /// The event stream: a line each; an empty line when nothing happens for a while.

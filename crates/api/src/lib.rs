@@ -11,6 +11,7 @@
 //! | [`MigrateRequest`], [`MigrationSummary`] … | migrations, and sessions that a crash left undecided |
 //! | [`Event`] | what is seen while one runs: one JSON document a line, the last is [`EventKind::Finished`] |
 //! | [`Report`] | what it was, once it is over |
+//! | [`TunnelRequest`], [`TunnelEvent`] | sockets in here and out at another host |
 //! | [`ErrorBody`] | why not |
 //! | [`Client`] | asks an agent |
 
@@ -23,8 +24,9 @@ pub mod paths;
 mod report;
 mod status;
 mod step;
+mod tunnel;
 
-pub use client::{Client, ClientError, EventStream};
+pub use client::{Client, ClientError, EventStream, TunnelStream};
 pub use error::{ErrorBody, code};
 pub use event::{Event, EventKind, LinkProgress, LinkState, Progress, StepState};
 pub use guest::{
@@ -37,6 +39,7 @@ pub use migration::{
 pub use report::{BlackoutSplit, CpuSeconds, LinkTotals, Mode, RamTotals, Report, RoundTotals, StepTime};
 pub use status::{AgentStatus, KernelFeature};
 pub use step::{GuestState, Side, Step};
+pub use tunnel::{TunnelAddress, TunnelAddressError, TunnelEvent, TunnelPair, TunnelRequest};
 
 /// Where an agent listens if nothing else is said.
 pub const DEFAULT_SOCKET: &str = "/run/linerate/agent.sock";

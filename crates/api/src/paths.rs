@@ -22,8 +22,12 @@ pub const MIGRATION_EVENTS: &str = "/v1/migrations/{id}/events";
 /// `POST` [`ResolveRequest`](crate::ResolveRequest): 200, [`MigrationSummary`](crate::MigrationSummary).
 pub const SESSION_RESOLVE: &str = "/v1/sessions/{id}/resolve";
 
+/// `POST` [`TunnelRequest`](crate::TunnelRequest): 200, [`TunnelEvent`](crate::TunnelEvent)s, one a line. The tunnel ends
+/// when nobody reads them any more.
+pub const TUNNELS: &str = "/v1/tunnels";
+
 /// Every endpoint: method and path.
-pub const TABLE: [(&str, &str); 12] = [
+pub const TABLE: [(&str, &str); 13] = [
     ("GET", STATUS),
     ("GET", GUESTS),
     ("POST", GUESTS),
@@ -36,6 +40,7 @@ pub const TABLE: [(&str, &str); 12] = [
     ("DELETE", MIGRATION),
     ("GET", MIGRATION_EVENTS),
     ("POST", SESSION_RESOLVE),
+    ("POST", TUNNELS),
 ];
 
 /// The path with its one parameter filled in, percent-encoded.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, Parser, Subcommand};
 use clap_complete::Shell;
-use linerate_api::{MigrateRequest, MigrationId};
+use linerate_api::{MigrateRequest, MigrationId, TunnelPair, TunnelRequest};
 
 use crate::units;
 
@@ -36,6 +36,8 @@ pub enum Command {
     /// See, start, stop or take over guests
     #[command(subcommand)]
     Vm(VmCommand),
+    /// Connect sockets of this host with sockets of another over every link, until ended
+    Tunnel(TunnelFlags),
     /// Say how the agent is
     Status,
     /// Decide an undecided session by hand, when the other host will never answer
@@ -114,6 +116,36 @@ impl MigrateFlags {
             link_timeout_s: self.link_timeout,
             throttle: self.throttle,
             max_rounds: self.max_rounds,
+        }
+    }
+}
+
+/// `linerate tunnel`
+#[derive(Debug, Args)]
+pub struct TunnelFlags {
+    /// A socket here and one there, such as unix:/run/a.sock=unix:/run/b.sock or tcp:127.0.0.1:4444=tcp:127.0.0.1:4444: for each
+    /// connection to the first, the other host's agent connects to the second, which its `tunnel_targets` must allow
+    #[arg(required = true, value_name = "LISTEN=CONNECT", value_parser = units::tunnel_pair)]
+    pub pairs: Vec<TunnelPair>,
+    /// The other host's agent
+    #[arg(long, value_name = "HOST[:PORT]", value_parser = units::host)]
+    pub to: String,
+    /// Use only links in these networks, such as 10.0.1.0/24,10.0.2.0/24 [default: all]
+    #[arg(long, value_name = "CIDR,…", value_delimiter = ',', value_parser = units::network)]
+    pub links: Vec<String>,
+    /// How long all links may be gone before every connection is reset; a bare number is seconds
+    #[arg(long, value_name = "TIME", value_parser = units::timeout_s, default_value = "30s")]
+    pub link_timeout: u32,
+}
+
+impl TunnelFlags {
+    /// What to ask of the agent.
+    pub fn request(&self) -> TunnelRequest {
+        TunnelRequest {
+            to: self.to.clone(),
+            pairs: self.pairs.clone(),
+            links: self.links.clone(),
+            link_timeout_s: self.link_timeout,
         }
     }
 }
@@ -243,12 +275,24 @@ mod tests {
     }
 
     #[test]
+    fn a_tunnel_with_two_pairs() {
+        let line = "linerate tunnel --to beta unix:/a=b.sock=unix:/c tcp:127.0.0.1:1=unix:/d";
+        let Command::Tunnel(flags) = parse(line).unwrap().command else { panic!() };
+        let pairs: Vec<_> =
+            flags.request().pairs.iter().map(|pair| format!("{} {}", pair.listen, pair.connect)).collect();
+        assert_eq!(pairs, ["unix:/a=b.sock unix:/c", "tcp:127.0.0.1:1 unix:/d"]);
+    }
+
+    #[test]
     fn what_makes_no_sense_is_a_usage_error_that_says_why() {
         for (line, words) in [
             ("linerate migrate web", "--to"),
             ("linerate migrate web --to beta --bandwidth 1000", "a unit is missing"),
             ("linerate migrate web --to beta --links eth0", "ADDRESS/PREFIX"),
             ("linerate migrate web --to beta --detach --quiet", "cannot be used with"),
+            ("linerate tunnel --to beta", "LISTEN=CONNECT"),
+            ("linerate tunnel --to beta unix:/a", "LISTEN=CONNECT"),
+            ("linerate tunnel --to beta unix:/a=tcp:10.0.0.1:1", "only loopback"),
             ("linerate vm adopt --name x", "--pid"),
             ("linerate resolve 3f9a", "--resume-here"),
             ("linerate resolve 3f9a --resume-here --give-up", "cannot be used with"),

@@ -3,6 +3,8 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use linerate_api::{TunnelAddressError, TunnelPair};
+
 /// Why a quantity cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UnitError {
@@ -18,6 +20,10 @@ pub enum UnitError {
     NotANetwork,
     /// Not `HOST` or `HOST:PORT`.
     NotAHost,
+    /// Not `LISTEN=CONNECT`.
+    NotAPair,
+    /// One of the two is no socket.
+    NotASocket(TunnelAddressError),
 }
 
 impl std::error::Error for UnitError {}
@@ -34,6 +40,10 @@ impl std::fmt::Display for UnitError {
             UnitError::NotANetwork => {
                 write!(f, "a network is written ADDRESS/PREFIX, such as 10.0.1.0/24 or fd00:1::/64")
             }
+            UnitError::NotAPair => {
+                write!(f, "a pair is written LISTEN=CONNECT, such as unix:/run/a.sock=unix:/run/b.sock")
+            }
+            UnitError::NotASocket(error) => error.fmt(f),
             UnitError::NotAHost => {
                 write!(f, "a host is written HOST or HOST:PORT, such as beta, beta:7979 or [fd00:1::2]:7979")
             }
@@ -43,6 +53,15 @@ impl std::fmt::Display for UnitError {
 
 const RATES: &str = "10G or 2.5Gbit (bits per second) or 300MiB/s (bytes per second)";
 const DURATIONS: &str = "300ms, 30s or 2min";
+
+/// Two sockets of a tunnel.
+pub fn tunnel_pair(text: &str) -> Result<TunnelPair, UnitError> {
+    let places = text.match_indices("=unix:").chain(text.match_indices("=tcp:")).map(|(at, _)| at);
+    let at = places.max().ok_or(UnitError::NotAPair)?;
+    let (listen, connect) = text.split_at(at);
+    let socket = |text: &str| text.parse().map_err(UnitError::NotASocket);
+    Ok(TunnelPair { listen: socket(listen)?, connect: socket(connect.trim_start_matches('='))? })
+}
 
 /// Splits a number from its unit.
 fn number(text: &str) -> Result<(f64, &str), UnitError> {

@@ -147,7 +147,7 @@ fn check(
 }
 
 /// Where connections are taken, and what is known of the ports behind the addresses.
-pub(super) fn endpoints(agent: &Agent) -> Result<Vec<Endpoint>, Fault> {
+pub(crate) fn endpoints(agent: &Agent) -> Result<Vec<Endpoint>, Fault> {
     let interfaces = interfaces::list().map_err(|error| refuse_error(Code::NoLink, &error))?;
     let endpoint = |address: &std::net::SocketAddr| {
         let mut ports = interfaces.iter().flat_map(|port| port.addresses.iter().map(move |own| (port, own)));

@@ -27,7 +27,7 @@ enum Slot {
 
 /// The channels of a session by number.
 #[derive(Default)]
-pub(super) struct Channels(Mutex<HashMap<ChannelId, Slot>>);
+pub(crate) struct Channels(Mutex<HashMap<ChannelId, Slot>>);
 
 impl Channels {
     fn lock(&self) -> MutexGuard<'_, HashMap<ChannelId, Slot>> {
@@ -35,7 +35,7 @@ impl Channels {
     }
 
     /// Registers a new channel. A number that is taken or fenced already is refused.
-    fn open(&self, channel: ChannelId, fence: Arc<Fence>) -> io::Result<()> {
+    pub fn open(&self, channel: ChannelId, fence: Arc<Fence>) -> io::Result<()> {
         let mut slots = self.lock();
         if slots.contains_key(&channel) {
             return Err(io::Error::new(
@@ -48,7 +48,7 @@ impl Channels {
     }
 
     /// Rule 3: after this has returned, nothing more is applied from the channel.
-    fn fence(&self, channel: ChannelId) -> io::Result<Fenced> {
+    pub fn fence(&self, channel: ChannelId) -> io::Result<Fenced> {
         let fence = match self.lock().get(&channel) {
             Some(Slot::Closed(fenced)) => return Ok(fenced.clone()),
             Some(Slot::Open(fence)) => Some(fence.clone()),

@@ -8,9 +8,9 @@
 //! | `admit` | may it come here: memory, names, QEMU, disks, networks |
 //! | `channels` | threads that apply placed writes, and their fences |
 
-mod admit;
+pub(crate) mod admit;
 mod body;
-mod channels;
+pub(crate) mod channels;
 mod worker;
 
 use std::net::SocketAddr;

@@ -46,24 +46,25 @@ const PROBE_KIB: usize = 512;
 /// Number of the frame that a probe is: the one before the scheduler's first.
 const PROBE_SEQUENCE: u64 = linerate_core::scheduler::FIRST_SEQUENCE - 1;
 
-fn hello(session: SessionId, token: Token, role: Role, link: LinkId, channel: u32) -> Hello {
+pub(crate) fn hello(session: SessionId, token: Token, role: Role, link: LinkId, channel: u32) -> Hello {
     Hello { version_min: VERSION_MIN, version_max: VERSION_MAX, session, role, link, channel, token }
 }
 
-fn tcp_options() -> TcpOptions {
+pub(crate) fn tcp_options() -> TcpOptions {
     TcpOptions { connect_wait: OPEN_WITHIN, ..TcpOptions::default() }
 }
 
 /// Reaches the destination's agent at one of its addresses and opens the session.
-pub(super) fn first_contact(
+pub(crate) fn first_contact(
     peers: &[SocketAddr],
+    role: Role,
     session: SessionId,
     token: Token,
 ) -> Result<(Stream, SocketAddr), Fault> {
     let mut last = None;
     for &remote in peers {
         let route = Route { local: None, device: None, remote };
-        match connect(&route, &hello(session, token, Role::ControlNew, 0, 0), &tcp_options()) {
+        match connect(&route, &hello(session, token, role, 0, 0), &tcp_options()) {
             Ok((stream, _)) => return Ok((stream, remote)),
             Err(ConnectError::Refused { fault, .. }) => return Err(fault),
             Err(error) => last = Some(fault(Code::NoLink, Step::Authorise, Side::Source, &error)),
@@ -227,7 +228,7 @@ fn paired(shared: &Outgoing, endpoints: &[Endpoint]) -> Result<Vec<Link>, Fault>
     Ok(pair(&ours, endpoints, &filter))
 }
 
-fn no_link(endpoints: &[Endpoint]) -> Fault {
+pub(crate) fn no_link(endpoints: &[Endpoint]) -> Fault {
     let offered: Vec<String> =
         endpoints.iter().map(|one| format!("{} ({})", one.address, one.interface)).collect();
     let detail = format!(
@@ -248,7 +249,7 @@ pub(super) fn pacer(bytes_per_s: Option<u64>) -> Option<Arc<Pacer>> {
     std::num::NonZeroU64::new(bytes_per_s?).map(|rate| Arc::new(Pacer::new(rate)))
 }
 
-fn describe(link: &Link) -> String {
+pub(crate) fn describe(link: &Link) -> String {
     let device = link.device.as_deref().unwrap_or("routed");
     format!("{device} to {} ({})", link.remote.ip(), link.remote_interface)
 }
@@ -263,7 +264,7 @@ struct Supervisor {
 
 /// Why a link could not be opened.
 #[derive(Debug, thiserror::Error)]
-enum OpenError {
+pub(crate) enum OpenError {
     #[error(transparent)]
     Connect(#[from] ConnectError),
     #[error("small packets pass and a probe of {PROBE_KIB} KiB does not: {0}")]
@@ -378,7 +379,7 @@ impl Supervisor {
 }
 
 /// Moves some bytes for a proof.
-fn probe(carrier: &mut Carrier) -> Result<(), OpenError> {
+pub(crate) fn probe(carrier: &mut Carrier) -> Result<(), OpenError> {
     let end = Instant::now() + OPEN_WITHIN;
     carrier.sender.probe(PROBE_SEQUENCE, PROBE_BYTES).map_err(OpenError::Probe)?;
     while Instant::now() < end {

@@ -12,9 +12,9 @@
 
 mod board;
 mod body;
-mod links;
+pub(crate) mod links;
 mod progress;
-mod start;
+pub(crate) mod start;
 mod work;
 mod worker;
 

@@ -19,6 +19,7 @@ use linerate_guest::{process, procfs, read, verdict};
 use linerate_memory::{Mapping, RamBlock};
 use linerate_net::links::parse_networks;
 use linerate_net::tcp::Stream;
+use linerate_wire::frame::Role as Purpose;
 
 use super::body::Body;
 use super::worker::{Guest, Worker};
@@ -51,7 +52,7 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
     let session = SessionId(random()?);
     let token = Token(random()?);
     let peers = resolve(&request.to)?;
-    let (stream, peer) = links::first_contact(&peers, session, token)?;
+    let (stream, peer) = links::first_contact(&peers, Purpose::ControlNew, session, token)?;
     let config = source_config(&request, &found)?;
     let ran = found.qemu.ran();
     let (inbox, receiver) = channel();
@@ -192,7 +193,7 @@ fn source_config(request: &MigrateRequest, found: &Found) -> Result<source::Conf
 }
 
 /// `HOST` or `HOST:PORT`, as addresses.
-fn resolve(to: &str) -> Result<Vec<SocketAddr>, Fault> {
+pub(crate) fn resolve(to: &str) -> Result<Vec<SocketAddr>, Fault> {
     let failed = |error: std::io::Error| {
         let detail = format!("cannot find the host {to}: {error}");
         Fault::new(Code::NoLink, Step::Resolve, Side::Source, detail)
@@ -218,7 +219,7 @@ fn state_socket(agent: &Agent, record: &GuestRecord) -> Result<PathBuf, Fault> {
     Ok(folder.join("state.sock"))
 }
 
-fn random<const N: usize>() -> Result<[u8; N], Fault> {
+pub(crate) fn random<const N: usize>() -> Result<[u8; N], Fault> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes).map_err(|error| {
         Fault::new(Code::Internal, Step::Authorise, Side::Source, format!("no random numbers: {error}"))

@@ -1,33 +1,64 @@
-//! The event stream of a migration, line by line.
+//! Event streams, line by line.
 
 use std::time::Duration;
 
 use http_body_util::BodyExt;
 use hyper::Response;
-use hyper::body::{Bytes, Incoming};
+use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use super::ClientError;
-use crate::{EVENT_BYTES_MAX, Event, EventKind, KEEP_ALIVE_S, MigrationId};
+use crate::{EVENT_BYTES_MAX, Event, EventKind, KEEP_ALIVE_S, MigrationId, TunnelEvent};
 
 /// The agent sends at least an empty line every [`KEEP_ALIVE_S`]; this much silence is a dead agent.
 const SILENCE_MAX: Duration = Duration::from_secs(6 * KEEP_ALIVE_S);
 
+/// Lines of an answer that never ends by itself.
+#[derive(Debug)]
+struct LineStream {
+    body: Incoming,
+    lines: Lines,
+    /// When the agent is given up; moves on with every byte, and not when the next line is asked for anew.
+    deadline: Instant,
+}
+
+impl LineStream {
+    fn new(answer: Response<Incoming>) -> LineStream {
+        LineStream {
+            body: answer.into_body(),
+            lines: Lines::default(),
+            deadline: Instant::now() + SILENCE_MAX,
+        }
+    }
+
+    /// The next line; none if the stream broke. May be dropped while it waits without losing a line.
+    async fn next(&mut self) -> Result<Option<Vec<u8>>, ClientError> {
+        loop {
+            if let Some(line) = self.lines.next()? {
+                return Ok(Some(line));
+            }
+            match tokio::time::timeout_at(self.deadline, self.body.frame()).await {
+                Ok(Some(Ok(frame))) => {
+                    self.deadline = Instant::now() + SILENCE_MAX;
+                    self.lines.push(&frame.into_data().unwrap_or_default());
+                }
+                Ok(Some(Err(_)) | None) | Err(_) => return Ok(None),
+            }
+        }
+    }
+}
+
 /// Events of one migration.
 #[derive(Debug)]
 pub struct EventStream {
-    body: Incoming,
+    lines: LineStream,
     id: MigrationId,
-    lines: Lines,
     finished: bool,
-    /// When the agent is given up; moves on with every byte, and not when [`EventStream::next`] is called anew.
-    deadline: Instant,
 }
 
 impl EventStream {
     pub(super) fn new(answer: Response<Incoming>, id: MigrationId) -> EventStream {
-        let deadline = Instant::now() + SILENCE_MAX;
-        EventStream { body: answer.into_body(), id, lines: Lines::default(), finished: false, deadline }
+        EventStream { lines: LineStream::new(answer), id, finished: false }
     }
 
     /// The next event; none after [`EventKind::Finished`]. A stream that ends or breaks before it is
@@ -36,25 +67,28 @@ impl EventStream {
         if self.finished {
             return Ok(None);
         }
-        loop {
-            if let Some(line) = self.lines.next()? {
-                let event: Event = serde_json::from_slice(&line).map_err(ClientError::Answer)?;
-                self.finished = matches!(event.kind, EventKind::Finished { .. });
-                return Ok(Some(event));
-            }
-            let bytes = self.read().await?;
-            self.lines.push(&bytes);
-        }
+        let line = self.lines.next().await?;
+        let line = line.ok_or_else(|| ClientError::Cut { id: self.id.clone() })?;
+        let event: Event = serde_json::from_slice(&line).map_err(ClientError::Answer)?;
+        self.finished = matches!(event.kind, EventKind::Finished { .. });
+        Ok(Some(event))
+    }
+}
+
+/// Events of a tunnel. Dropping it ends the tunnel.
+#[derive(Debug)]
+pub struct TunnelStream(LineStream);
+
+impl TunnelStream {
+    pub(super) fn new(answer: Response<Incoming>) -> TunnelStream {
+        TunnelStream(LineStream::new(answer))
     }
 
-    async fn read(&mut self) -> Result<Bytes, ClientError> {
-        let cut = || ClientError::Cut { id: self.id.clone() };
-        match tokio::time::timeout_at(self.deadline, self.body.frame()).await {
-            Ok(Some(Ok(frame))) => {
-                self.deadline = Instant::now() + SILENCE_MAX;
-                Ok(frame.into_data().unwrap_or_default())
-            }
-            Ok(Some(Err(_)) | None) | Err(_) => Err(cut()),
+    /// The next event; none if the agent is gone, and the tunnel with it.
+    pub async fn next(&mut self) -> Result<Option<TunnelEvent>, ClientError> {
+        match self.0.next().await? {
+            Some(line) => serde_json::from_slice(&line).map(Some).map_err(ClientError::Answer),
+            None => Ok(None),
         }
     }
 }

@@ -12,11 +12,12 @@ use serde::de::DeserializeOwned;
 
 use crate::{
     AdoptGuest, AgentStatus, Decision, GuestDetail, GuestSummary, MigrateRequest, MigrationDetail,
-    MigrationId, MigrationStarted, MigrationSummary, ResolveRequest, StartGuest, StopGuest, paths,
+    MigrationId, MigrationStarted, MigrationSummary, ResolveRequest, StartGuest, StopGuest, TunnelRequest,
+    paths,
 };
 
 pub use error::ClientError;
-pub use events::EventStream;
+pub use events::{EventStream, TunnelStream};
 
 /// How long an answer may take that only needs looking things up.
 const QUICK: Duration = Duration::from_secs(30);
@@ -105,6 +106,13 @@ impl Client {
         let path = paths::fill(paths::MIGRATION_EVENTS, &id.0);
         let answer = transport::send(&self.socket, "GET", &path, None, QUICK).await?;
         Ok(EventStream::new(answer, id.clone()))
+    }
+
+    /// Makes a tunnel, which lives as long as what this returns.
+    pub async fn tunnel(&self, request: &TunnelRequest) -> Result<TunnelStream, ClientError> {
+        let body = serde_json::to_vec(request).map_err(ClientError::Request)?;
+        let answer = transport::send(&self.socket, "POST", paths::TUNNELS, Some(body), SLOW).await?;
+        Ok(TunnelStream::new(answer))
     }
 
     async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {

@@ -7,6 +7,7 @@ mod migrate;
 mod migration;
 mod resolve;
 mod status;
+mod tunnel;
 mod vm;
 
 use crate::context::Context;
@@ -30,6 +31,7 @@ async fn ask(command: Command, context: &Context) -> Result<Exit, Failure> {
         Command::Migrate(flags) => migrate::run(&flags, context).await,
         Command::Migration(command) => migration::run(command, context).await,
         Command::Vm(command) => vm::run(command, context).await,
+        Command::Tunnel(flags) => tunnel::run(&flags, context).await,
         Command::Resolve(flags) => resolve::run(&flags, context).await,
         Command::Status | Command::Agent(_) | Command::Completions { .. } | Command::Man { .. } => {
             status::run(context).await

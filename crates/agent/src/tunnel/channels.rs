@@ -1,0 +1,103 @@
+//! Channels of both directions.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use linerate_core::{ChannelId, LinkId};
+use linerate_net::channel::{ChannelEnd, Receiver};
+use linerate_net::fence::Fence;
+use linerate_net::pump::{Carrier, PumpHandle, PumpOptions};
+use linerate_net::tcp::Stream;
+use linerate_net::tcp::receive::StreamReceiver;
+use linerate_net::tcp::send::{StreamAcks, StreamSender};
+use linerate_wire::frame::REFUSED_MAX;
+
+use super::{Input, Tunnel};
+use crate::faults::chain;
+use crate::outgoing::links::{OpenError, probe};
+
+/// Pumps by channel.
+#[derive(Default)]
+pub(super) struct Pumps(Mutex<HashMap<ChannelId, PumpHandle>>);
+
+impl Pumps {
+    fn insert(&self, channel: ChannelId, pump: PumpHandle) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(channel, pump);
+    }
+
+    /// Ends a pump; waits for its threads.
+    pub fn remove(&self, channel: ChannelId) {
+        let pump = self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&channel);
+        drop(pump);
+    }
+
+    /// Ends all of them.
+    pub fn clear(&self) {
+        let pumps = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(pumps);
+    }
+}
+
+/// A connection that this side writes to, once bytes have moved over it for a proof.
+pub(super) fn proven(stream: &Stream) -> Result<Carrier, OpenError> {
+    let mut carrier = Carrier {
+        sender: Box::new(StreamSender::new(stream.clone())),
+        acks: Box::new(StreamAcks::new(stream.clone())),
+        closer: stream.closer(),
+    };
+    probe(&mut carrier)?;
+    Ok(carrier)
+}
+
+/// Puts a channel of this side to work.
+pub(super) fn pump(
+    tunnel: &Tunnel,
+    channel: ChannelId,
+    link: LinkId,
+    carrier: Carrier,
+) -> Result<PumpHandle, OpenError> {
+    tunnel.streams.channel_up(channel, link);
+    let options = PumpOptions::new(tunnel.streams.sending_table());
+    Ok(PumpHandle::start(channel, carrier, tunnel.streams.clone(), options)?)
+}
+
+/// The peer connected a channel for this side to write to.
+pub(super) fn attach_back(
+    tunnel: &Tunnel,
+    channel: ChannelId,
+    link: LinkId,
+    stream: &Stream,
+) -> Result<(), OpenError> {
+    let carrier = proven(stream)?;
+    let pump = pump(tunnel, channel, link, carrier)?;
+    tunnel.pumps.insert(channel, pump);
+    Ok(())
+}
+
+/// Applies what the peer writes, in a thread of its own.
+pub(super) fn serve(tunnel: &Tunnel, channel: ChannelId, stream: Stream) -> io::Result<()> {
+    let fence = Arc::new(Fence::new(stream.closer()));
+    tunnel.fences.open(channel, fence.clone())?;
+    let table = tunnel.streams.receiving_table();
+    let receiver = StreamReceiver::new(stream).refusals_max(REFUSED_MAX);
+    std::thread::Builder::new().name(format!("channel-{channel}")).spawn(move || {
+        if let ChannelEnd::Failed(error) = receiver.serve(&table, &fence) {
+            tracing::warn!(channel, error = chain(&error), "a channel broke off");
+        }
+    })?;
+    Ok(())
+}
+
+/// Fences a channel of the peer in a thread of its own, since it may have to wait for a write under way.
+pub(super) fn fence(tunnel: &Arc<Tunnel>, channel: ChannelId) {
+    let session = tunnel.clone();
+    let fencing = move || match session.fences.fence(channel) {
+        Ok(fenced) => session.tell(Input::Fenced(channel, fenced)),
+        // Without an answer nothing is sent again; the streams on it stand still until the session's end.
+        Err(error) => tracing::error!(channel, error = chain(&error), "a channel could not be fenced"),
+    };
+    if let Err(error) = std::thread::Builder::new().name(format!("fence-{channel}")).spawn(fencing) {
+        tracing::error!(channel, %error, "no thread to fence a channel");
+    }
+}

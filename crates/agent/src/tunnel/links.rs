@@ -1,0 +1,259 @@
+//! Links of a session at the host that asked for it: one thread each, which opens the control path and the channels of both
+//! directions, moves a few bytes for a proof, and does so again whenever any of it is lost.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use linerate_api::TunnelEvent;
+use linerate_core::{ChannelId, Code, Endpoint, Fault, LinkId, Side, Step};
+use linerate_net::interfaces;
+use linerate_net::links::{Link, channels_for, pair, parse_networks};
+use linerate_net::monitor::{InterfaceEvent, Monitor};
+use linerate_net::pump::PumpHandle;
+use linerate_net::tcp::Stream;
+use linerate_net::tcp::connect::{Route, connect};
+use linerate_wire::frame::Role;
+
+use super::{Input, Tunnel, channels};
+use crate::faults::{chain, fault};
+use crate::outgoing::links::{OpenError, describe, hello, no_link, tcp_options};
+
+/// A lost link is tried again this often.
+const RETRY: Duration = Duration::from_millis(250);
+/// Looks this often whether it shall end.
+const LOOK: Duration = Duration::from_secs(1);
+
+struct Handle {
+    link: Link,
+    lost: Sender<String>,
+    channels: Arc<Mutex<HashSet<ChannelId>>>,
+}
+
+/// All links of a session. Dropping it closes them.
+pub(super) struct Links {
+    stop: Arc<AtomicBool>,
+    handles: Vec<Handle>,
+    threads: Vec<JoinHandle<()>>,
+    monitor: Option<Monitor>,
+}
+
+impl Links {
+    /// Pairs the other host's endpoints with this host's ports, and opens what pairs.
+    pub fn open(tunnel: &Arc<Tunnel>, endpoints: &[Endpoint], filter: &[String]) -> Result<Links, Fault> {
+        let failed = |error: &(dyn std::error::Error + 'static)| {
+            fault(Code::NoLink, Step::Connect, Side::Source, error)
+        };
+        let ours = interfaces::list().map_err(|error| failed(&error))?;
+        let filter = parse_networks(&filter.join(",")).map_err(|error| failed(&error))?;
+        let paired = pair(&ours, endpoints, &filter);
+        if paired.is_empty() {
+            return Err(no_link(endpoints));
+        }
+        let mut links =
+            Links { stop: Arc::default(), handles: Vec::new(), threads: Vec::new(), monitor: None };
+        for link in paired {
+            links.start(tunnel, link);
+        }
+        links.watch();
+        Ok(links)
+    }
+
+    fn start(&mut self, tunnel: &Arc<Tunnel>, link: Link) {
+        if link.mtu_differs {
+            let text =
+                format!("{}: the two ports have different MTUs; large packets may be lost", describe(&link));
+            tunnel.publish(TunnelEvent::Warning { text });
+        }
+        let (lost, losses) = channel();
+        let channels = Arc::new(Mutex::new(HashSet::new()));
+        let supervisor = Supervisor {
+            tunnel: tunnel.clone(),
+            stop: self.stop.clone(),
+            losses,
+            channels: channels.clone(),
+            link: link.clone(),
+        };
+        let name = format!("link-{}", link.id);
+        match std::thread::Builder::new().name(name).spawn(move || supervisor.run()) {
+            Ok(thread) => self.threads.push(thread),
+            Err(error) => tracing::error!(%error, "no thread for a link"),
+        }
+        self.handles.push(Handle { link, lost, channels });
+    }
+
+    /// An interface that loses its carrier is known at once, without any time-out.
+    fn watch(&mut self) {
+        let (events, changes) = channel::<InterfaceEvent>();
+        match Monitor::start(events) {
+            Ok(monitor) => self.monitor = Some(monitor),
+            Err(error) => {
+                tracing::warn!(
+                    error = chain(&error),
+                    "interfaces are not watched; losses are found by time-outs"
+                );
+                return;
+            }
+        }
+        let ports: Vec<(Option<String>, Sender<String>)> =
+            self.handles.iter().map(|one| (one.link.device.clone(), one.lost.clone())).collect();
+        let watching = move || {
+            for change in changes.iter().filter(|change| !change.usable) {
+                for (_, lost) in ports.iter().filter(|(device, _)| device.as_ref() == Some(&change.name)) {
+                    let _ = lost.send(format!("{} is down", change.name));
+                }
+            }
+        };
+        if let Ok(thread) = std::thread::Builder::new().name("carrier".into()).spawn(watching) {
+            self.threads.push(thread);
+        }
+    }
+
+    /// Something of a link is lost, so all of it is.
+    pub fn lost(&self, link: LinkId, reason: &str) {
+        for handle in self.handles.iter().filter(|handle| handle.link.id == link) {
+            let _ = handle.lost.send(reason.to_owned());
+        }
+    }
+
+    /// The same of the link that has this channel.
+    pub fn channel_lost(&self, channel: ChannelId, reason: &str) {
+        let has = |handle: &&Handle| {
+            handle.channels.lock().unwrap_or_else(PoisonError::into_inner).contains(&channel)
+        };
+        for handle in self.handles.iter().filter(has) {
+            let _ = handle.lost.send(reason.to_owned());
+        }
+    }
+}
+
+impl Drop for Links {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.monitor = None;
+        for handle in &self.handles {
+            let _ = handle.lost.send("the tunnel ends".into());
+        }
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// An open link, or the part of it that is open.
+#[derive(Default)]
+struct Open {
+    pumps: Vec<(ChannelId, PumpHandle)>,
+    /// Connections that the peer writes to.
+    back: Vec<Stream>,
+}
+
+struct Supervisor {
+    tunnel: Arc<Tunnel>,
+    stop: Arc<AtomicBool>,
+    losses: Receiver<String>,
+    channels: Arc<Mutex<HashSet<ChannelId>>>,
+    link: Link,
+}
+
+impl Supervisor {
+    fn run(self) {
+        let mut said = String::new();
+        while !self.stop.load(Ordering::SeqCst) {
+            // What was told of the last opening is of no interest any more.
+            while self.losses.try_recv().is_ok() {}
+            match self.open() {
+                Ok(open) => {
+                    said.clear();
+                    self.hold(open);
+                }
+                Err(error) => {
+                    let error = chain(&error);
+                    if error != said {
+                        let text = format!("{}: {error}", describe(&self.link));
+                        tracing::warn!(text, "a link cannot be used");
+                        self.tunnel.publish(TunnelEvent::Warning { text });
+                        said = error;
+                    }
+                    let _ = self.losses.recv_timeout(RETRY);
+                }
+            }
+        }
+    }
+
+    /// All of the link, or nothing of it.
+    fn open(&self) -> Result<Open, OpenError> {
+        let mut open = Open::default();
+        match self.fill(&mut open) {
+            Ok(()) => Ok(open),
+            Err(error) => {
+                self.close(open);
+                Err(error)
+            }
+        }
+    }
+
+    fn fill(&self, open: &mut Open) -> Result<(), OpenError> {
+        let (tunnel, link) = (&self.tunnel, self.link.id);
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let route = Route::from(&self.link);
+        let join = hello(tunnel.session, tunnel.token, Role::ControlJoin, link, 0);
+        let (control, _) = connect(&route, &join, &tcp_options())?;
+        let mut proven = Vec::new();
+        for _ in 0..channels_for(self.link.speed_mbps, cpus) {
+            let (channel, stream) = self.connect(&route, Role::Data)?;
+            proven.push((channel, channels::proven(&stream)?));
+            let (channel, stream) = self.connect(&route, Role::DataBack)?;
+            channels::serve(tunnel, channel, stream.clone())?;
+            open.back.push(stream);
+        }
+        tunnel.attach_path(control, Some(link))?;
+        for (channel, carrier) in proven {
+            self.channels.lock().unwrap_or_else(PoisonError::into_inner).insert(channel);
+            open.pumps.push((channel, channels::pump(tunnel, channel, link, carrier)?));
+        }
+        tunnel.publish(TunnelEvent::LinkUp { link: describe(&self.link) });
+        Ok(())
+    }
+
+    fn close(&self, open: Open) {
+        for (channel, pump) in open.pumps {
+            // Who waits for work must come back before its thread can end.
+            if self.tunnel.streams.channel_gone(channel) {
+                self.tunnel.tell(Input::Fence(channel));
+            }
+            drop(pump);
+            self.channels.lock().unwrap_or_else(PoisonError::into_inner).remove(&channel);
+        }
+        for stream in &open.back {
+            stream.closer().close();
+        }
+        self.tunnel.tell(Input::LinkLost(self.link.id));
+    }
+
+    fn connect(&self, route: &Route, role: Role) -> Result<(ChannelId, Stream), OpenError> {
+        let channel = self.tunnel.next_channel.fetch_add(1, Ordering::Relaxed);
+        let hello = hello(self.tunnel.session, self.tunnel.token, role, self.link.id, channel);
+        Ok((channel, connect(route, &hello, &tcp_options())?.0))
+    }
+
+    /// Keeps the link until something of it is lost, and closes all of it.
+    fn hold(&self, open: Open) {
+        let reason = loop {
+            match self.losses.recv_timeout(LOOK) {
+                Ok(reason) => break reason,
+                Err(_) if self.stop.load(Ordering::SeqCst) => break String::new(),
+                Err(_) => {}
+            }
+        };
+        self.close(open);
+        if !self.stop.load(Ordering::SeqCst) && !self.tunnel.is_over() {
+            let link = describe(&self.link);
+            tracing::warn!(link, reason, "a link is lost");
+            self.tunnel.publish(TunnelEvent::LinkLost { link, reason });
+        }
+    }
+}

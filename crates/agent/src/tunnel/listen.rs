@@ -1,0 +1,193 @@
+//! Where streams come from: sockets that this host listens on.
+
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use linerate_api::{TunnelAddress, TunnelEvent, TunnelPair};
+use linerate_net::stream::endpoint::Socket;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::pipe::{PipeFlags, pipe_with};
+
+use super::Tunnel;
+use crate::faults::chain;
+
+/// Out of descriptors, most likely: the connection stays in the queue, so do not spin.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(20);
+
+/// A socket cannot be listened on.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen on {address}: {source}")]
+pub(super) struct ListenError {
+    address: TunnelAddress,
+    #[source]
+    source: io::Error,
+}
+
+enum Listener {
+    Tcp(TcpListener),
+    /// Removed from the file system when it is dropped.
+    Unix(UnixListener, PathBuf),
+}
+
+impl Listener {
+    fn open(address: &TunnelAddress) -> io::Result<Listener> {
+        let listener = match address {
+            TunnelAddress::Tcp(address) => Listener::Tcp(TcpListener::bind(address)?),
+            TunnelAddress::Unix(path) => {
+                clear_stale(path)?;
+                let listener = UnixListener::bind(path)?;
+                let listener = Listener::Unix(listener, path.clone());
+                std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+                listener
+            }
+        };
+        rustix::io::ioctl_fionbio(listener.as_fd(), true)?;
+        Ok(listener)
+    }
+
+    fn address(&self) -> io::Result<TunnelAddress> {
+        match self {
+            Listener::Tcp(listener) => listener.local_addr().map(TunnelAddress::Tcp),
+            Listener::Unix(_, path) => Ok(TunnelAddress::Unix(path.clone())),
+        }
+    }
+
+    fn accept(&self) -> io::Result<OwnedFd> {
+        match self {
+            Listener::Tcp(listener) => listener.accept().map(|(socket, _)| socket.into()),
+            Listener::Unix(listener, _) => listener.accept().map(|(socket, _)| socket.into()),
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Listener::Tcp(listener) => listener.as_fd(),
+            Listener::Unix(listener, _) => listener.as_fd(),
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Listener::Unix(_, path) = self {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Removes a socket on which nobody listens. Anything else in that place is left alone, and binding fails.
+fn clear_stale(path: &PathBuf) -> io::Result<()> {
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            use std::os::unix::fs::FileTypeExt;
+            if std::fs::symlink_metadata(path)?.file_type().is_socket() {
+                std::fs::remove_file(path)?;
+            }
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Listens until it is dropped.
+pub(super) struct Listeners {
+    listeners: Vec<(Listener, TunnelPair)>,
+}
+
+impl Listeners {
+    /// Listens on all of them or fails.
+    pub fn open(pairs: &[TunnelPair]) -> Result<Listeners, ListenError> {
+        let open = |pair: &TunnelPair| {
+            Listener::open(&pair.listen)
+                .map(|listener| (listener, pair.clone()))
+                .map_err(|source| ListenError { address: pair.listen.clone(), source })
+        };
+        Ok(Listeners { listeners: pairs.iter().map(open).collect::<Result<_, _>>()? })
+    }
+
+    /// With the ports that the system chose.
+    pub fn addresses(&self) -> Vec<TunnelAddress> {
+        let address = |(listener, pair): &(Listener, TunnelPair)| {
+            listener.address().unwrap_or_else(|_| pair.listen.clone())
+        };
+        self.listeners.iter().map(address).collect()
+    }
+
+    /// Makes a stream of each connection, in a thread of its own, until the returned handle is dropped.
+    pub fn start(self, tunnel: Arc<Tunnel>) -> io::Result<Accepting> {
+        let (stopped, stop) = pipe_with(PipeFlags::CLOEXEC)?;
+        let thread = std::thread::Builder::new()
+            .name("tunnel-accept".into())
+            .spawn(move || while self.turn(&stopped, &tunnel) {})?;
+        Ok(Accepting { stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// False when it shall end.
+    fn turn(&self, stopped: &OwnedFd, tunnel: &Tunnel) -> bool {
+        let mut fds = vec![PollFd::new(stopped, PollFlags::IN)];
+        fds.extend(self.listeners.iter().map(|(listener, _)| PollFd::new(listener, PollFlags::IN)));
+        match poll(&mut fds, None) {
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => return true,
+            Err(_) => return false,
+        }
+        let Some((stop, rest)) = fds.split_first() else { return false };
+        if !stop.revents().is_empty() {
+            return false;
+        }
+        let ready = self.listeners.iter().zip(rest).filter(|(_, fd)| !fd.revents().is_empty());
+        // In the order of the list, one of each: streams are opened in the order of their connections.
+        for ((listener, pair), _) in ready {
+            match listener.accept() {
+                Ok(socket) => take(tunnel, socket, pair),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => {
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    std::thread::sleep(ACCEPT_AGAIN);
+                }
+            }
+        }
+        true
+    }
+}
+
+fn take(tunnel: &Tunnel, socket: OwnedFd, pair: &TunnelPair) {
+    let opened = Socket::new(socket)
+        .map_err(|error| chain(&error))
+        .and_then(|socket| tunnel.open(&pair.connect, socket));
+    if let Err(reason) = opened {
+        tracing::warn!(listen = %pair.listen, reason, "a connection was not taken");
+        tunnel.publish(TunnelEvent::Refused { reason });
+    }
+}
+
+impl Tunnel {
+    /// If it cannot be opened, the socket is reset.
+    fn open(&self, to: &TunnelAddress, socket: Socket) -> Result<(), String> {
+        self.streams.open(&to.to_string(), socket).map(drop).map_err(|error| chain(&error))
+    }
+}
+
+/// Accepts until it is dropped.
+pub(super) struct Accepting {
+    stop: Option<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Accepting {
+    fn drop(&mut self) {
+        self.stop.take();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

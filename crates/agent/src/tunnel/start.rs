@@ -1,0 +1,153 @@
+//! Both ends of a session: a request becomes one here, a connection becomes one there.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use linerate_api::{TunnelEvent, TunnelRequest};
+use linerate_core::stream::{Config, End};
+use linerate_core::{Code, Fault, SessionId, Side, Step, Token};
+use linerate_net::links::parse_networks;
+use linerate_net::stream::StreamSession;
+use linerate_net::tcp::Stream;
+use linerate_wire::frame::{Hello, Role};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use super::body::{Body, Opening};
+use super::listen::{Accepting, Listeners};
+use super::{Input, Teller, ToLoop, Tunnel, channels, ring_memory};
+use crate::agent::Agent;
+use crate::clock::Clock;
+use crate::faults::{chain, fault};
+use crate::incoming::admit::endpoints;
+use crate::outgoing::links::first_contact;
+use crate::outgoing::start::{random, resolve};
+
+/// The other end waits for its links this long; the host that asked decides with its own limit, and tells.
+const LINK_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// A tunnel that was asked for here. Dropping it ends it.
+pub struct Begun {
+    tunnel: Arc<Tunnel>,
+    accepting: Option<Accepting>,
+    /// What happens to it.
+    pub events: UnboundedReceiver<TunnelEvent>,
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        self.accepting = None;
+        let detail = "whoever asked for the tunnel is gone";
+        self.tunnel.end(Fault::new(Code::Cancelled, Step::Copy, Side::Source, detail));
+    }
+}
+
+/// Makes a tunnel to another host.
+pub fn begin(agent: &Arc<Agent>, request: &TunnelRequest) -> Result<Begun, Fault> {
+    let here =
+        |code, error: &(dyn std::error::Error + 'static)| fault(code, Step::Resolve, Side::Source, error);
+    parse_networks(&request.links.join(",")).map_err(|error| here(Code::NoLink, &error))?;
+    let listeners = Listeners::open(&request.pairs).map_err(|error| here(Code::ResourceMissing, &error))?;
+    let (session, token) = (SessionId(random()?), Token(random()?));
+    let (stream, peer) = first_contact(&resolve(&request.to)?, Role::StreamsNew, session, token)?;
+    let (events_in, events) = unbounded_channel();
+    let timeout = Duration::from_secs(request.link_timeout_s.into());
+    let place = Place { session, token, peer, end: End::Source, timeout, events: Some(events_in) };
+    let filter = request.links.clone();
+    let failed = |error: std::io::Error| fault(Code::Internal, Step::Connect, Side::Source, &error);
+    let tunnel = run(agent, place, Opening::Ask, filter).map_err(failed)?;
+    agent.add_tunnel(tunnel.clone());
+    let mut begun = Begun { tunnel: tunnel.clone(), accepting: None, events };
+    tunnel.attach_path(stream, None).map_err(failed)?;
+    let listen = listeners.addresses();
+    begun.accepting = Some(listeners.start(tunnel.clone()).map_err(failed)?);
+    tunnel.publish(TunnelEvent::Ready { listen });
+    tracing::info!(%session, to = request.to, "a tunnel begins");
+    Ok(begun)
+}
+
+/// Another host asks for a session. Its first connection is not welcomed yet.
+pub fn accept(agent: &Arc<Agent>, hello: &Hello, peer: SocketAddr) -> Result<Arc<Tunnel>, Fault> {
+    let Hello { session, token, .. } = *hello;
+    if agent.config.tunnel_targets.is_empty() {
+        let detail =
+            format!("tunnel_targets of the agent at {} names nothing to connect to", agent.config.name);
+        return Err(Fault::new(Code::NotAuthorised, Step::Authorise, Side::Destination, detail));
+    }
+    let offered = endpoints(agent)?;
+    let place = Place { session, token, peer, end: End::Destination, timeout: LINK_TIMEOUT, events: None };
+    let failed = |error: std::io::Error| fault(Code::Internal, Step::Authorise, Side::Destination, &error);
+    let tunnel = run(agent, place, Opening::Offer(offered), Vec::new()).map_err(failed)?;
+    tracing::info!(%session, %peer, "a tunnel comes here");
+    Ok(tunnel)
+}
+
+/// What is different at both ends.
+struct Place {
+    session: SessionId,
+    token: Token,
+    peer: SocketAddr,
+    end: End,
+    timeout: Duration,
+    events: Option<UnboundedSender<TunnelEvent>>,
+}
+
+/// The session's loop, in a thread of its own.
+fn run(
+    agent: &Arc<Agent>,
+    place: Place,
+    opening: Opening,
+    filter: Vec<String>,
+) -> std::io::Result<Arc<Tunnel>> {
+    let (inbox, receiver) = channel();
+    let (control, control_events) = channel();
+    let config = Config {
+        window_bytes: agent.config.tunnel_window_mib << 20,
+        streams_max: agent.config.tunnel_streams_max,
+        ..Config::default()
+    };
+    let owner = ToLoop { inbox: Teller(Mutex::new(inbox.clone())), events: place.events.clone() };
+    let tunnel = Arc::new(Tunnel {
+        session: place.session,
+        token: place.token,
+        peer: place.peer,
+        clock: Clock::start(),
+        streams: StreamSession::new(place.end, config, ring_memory(), Box::new(owner)),
+        inbox: inbox.clone(),
+        control: Mutex::new(Some(control)),
+        fences: crate::incoming::channels::Channels::default(),
+        pumps: channels::Pumps::default(),
+        next_path: AtomicU32::new(0),
+        next_channel: AtomicU32::new(0),
+        link_timeout: place.timeout,
+        events: Mutex::new(place.events),
+        over: AtomicBool::new(false),
+    });
+    let forward = move || {
+        for event in control_events {
+            let _ = inbox.send(Input::Control(event));
+        }
+    };
+    std::thread::Builder::new().name("control-events".into()).spawn(forward)?;
+    let body = Body::new(agent.clone(), tunnel.clone(), opening, filter);
+    std::thread::Builder::new()
+        .name(format!("tunnel-{}", place.session))
+        .spawn(move || body.run(&receiver))?;
+    Ok(tunnel)
+}
+
+impl Tunnel {
+    /// A welcomed connection of the session, at the host that was asked.
+    pub fn attach(&self, hello: &Hello, stream: Stream) -> Result<(), String> {
+        match hello.role {
+            Role::Data => channels::serve(self, hello.channel, stream).map_err(|error| chain(&error)),
+            Role::DataBack => {
+                channels::attach_back(self, hello.channel, hello.link, &stream).map_err(|error| chain(&error))
+            }
+            Role::StreamsNew => self.attach_path(stream, None).map_err(|error| chain(&error)),
+            _ => self.attach_path(stream, Some(hello.link)).map_err(|error| chain(&error)),
+        }
+    }
+}
