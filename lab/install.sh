@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs what the lab stands on, on a Debian 12 machine that has Rust and gcc:
-#   packages   Debian's own QEMU, ip/tc, nft, iperf3, busybox, cpio and compilers, by apt
+#   packages   Debian's own QEMU, ip/tc, nft, iperf3, socat, busybox, cpio and compilers, by apt
 #   qemu10     QEMU 10 of bookworm-backports, unpacked beside the system's into the cache folder
 #   kernel     a Debian cloud kernel and the modules that the guest loads, unpacked, not installed
 #   guest      the self-checking guest: lab/guest/*.c and busybox as an initramfs
@@ -17,7 +17,7 @@ SUITE=bookworm
 # Raise when a step's recipe changes, so that caches made by older recipes are rebuilt.
 QEMU_RECIPE=1
 KERNEL_RECIPE=1
-PACKAGES="qemu-system-x86 iproute2 nftables iperf3 busybox-static cpio zstd xz-utils make gcc libc6-dev util-linux"
+PACKAGES="qemu-system-x86 iproute2 nftables iperf3 socat busybox-static cpio zstd xz-utils make gcc libc6-dev util-linux"
 MODULES="failover net_failover virtio_ring virtio virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci
 virtio_blk virtio_net virtio_balloon virtio_console virtio-rng dummy"
 

@@ -13,7 +13,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use linerate_api::{
     AgentStatus, Decision, ErrorBody, KernelFeature, MigrateRequest, MigrationDetail, MigrationStarted,
-    MigrationSummary, NDJSON, ResolveRequest, TunnelRequest, code, paths,
+    MigrationSummary, NDJSON, ResolveRequest, TunnelEvent, TunnelRequest, code, paths,
 };
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
 use tokio::net::UnixListener;
@@ -245,16 +245,14 @@ async fn make_tunnel(State(agent): Shared, body: Bytes) -> Result<Response, Refu
 /// Until the tunnel ends or nobody reads any more, which ends it.
 async fn feed_tunnel(mut begun: tunnel::Begun, lines: tokio::sync::mpsc::Sender<Bytes>) {
     let silence = std::time::Duration::from_secs(linerate_api::KEEP_ALIVE_S);
-    loop {
+    let mut over = false;
+    while !over {
         let line = tokio::select! {
-            event = begun.events.recv() => match event.map(|event| serde_json::to_vec(&event)) {
-                Some(Ok(mut line)) => {
-                    line.push(b'\n');
-                    line
-                }
-                Some(Err(_)) => continue,
-                None => break,
-            },
+            event = begun.events.recv() => {
+                over = matches!(event, None | Some(TunnelEvent::Ended { .. }));
+                let line = event.and_then(|event| serde_json::to_vec(&event).ok());
+                line.map(|mut line| { line.push(b'\n'); line }).unwrap_or_default()
+            }
             () = tokio::time::sleep(silence) => b"\n".to_vec(),
             () = lines.closed() => break,
         };

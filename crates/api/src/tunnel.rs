@@ -123,7 +123,7 @@ pub struct TunnelRequest {
     /// Networks that links may be in; empty: all.
     #[serde(default)]
     pub links: Vec<String>,
-    /// How long all links may be gone before the tunnel ends, seconds.
+    /// How long all links may be gone before the tunnel ends, seconds; at most 120.
     #[serde(default = "default_link_timeout_s")]
     pub link_timeout_s: u32,
 }

@@ -133,7 +133,7 @@ pub struct TunnelFlags {
     /// Use only links in these networks, such as 10.0.1.0/24,10.0.2.0/24 [default: all]
     #[arg(long, value_name = "CIDR,…", value_delimiter = ',', value_parser = units::network)]
     pub links: Vec<String>,
-    /// How long all links may be gone before every connection is reset; a bare number is seconds
+    /// How long all links may be gone before every connection is reset, at most 2min; a bare number is seconds
     #[arg(long, value_name = "TIME", value_parser = units::timeout_s, default_value = "30s")]
     pub link_timeout: u32,
 }

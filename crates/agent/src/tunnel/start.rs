@@ -25,8 +25,9 @@ use crate::incoming::admit::endpoints;
 use crate::outgoing::links::first_contact;
 use crate::outgoing::start::{random, resolve};
 
-/// The other end waits for its links this long; the host that asked decides with its own limit, and tells.
-const LINK_TIMEOUT: Duration = Duration::from_secs(120);
+/// The other end waits for links this long: the host that asked decides by its own limit, which is not longer, and tells.
+const LINK_TIMEOUT: Duration = Duration::from_secs(LINK_TIMEOUT_S as u64);
+const LINK_TIMEOUT_S: u32 = 120;
 
 /// A tunnel that was asked for here. Dropping it ends it.
 pub struct Begun {
@@ -49,6 +50,10 @@ pub fn begin(agent: &Arc<Agent>, request: &TunnelRequest) -> Result<Begun, Fault
     let here =
         |code, error: &(dyn std::error::Error + 'static)| fault(code, Step::Resolve, Side::Source, error);
     parse_networks(&request.links.join(",")).map_err(|error| here(Code::NoLink, &error))?;
+    if request.link_timeout_s > LINK_TIMEOUT_S {
+        let detail = format!("the other host waits for links for {LINK_TIMEOUT_S} s and no longer");
+        return Err(Fault::new(Code::ResourceMissing, Step::Resolve, Side::Source, detail));
+    }
     let listeners = Listeners::open(&request.pairs).map_err(|error| here(Code::ResourceMissing, &error))?;
     let (session, token) = (SessionId(random()?), Token(random()?));
     let (stream, peer) = first_contact(&resolve(&request.to)?, Role::StreamsNew, session, token)?;
