@@ -1,4 +1,4 @@
-//! How bytes of a ring get into a local socket at the least cost: docs/streams.md has the table. Not a test.
+//! How bytes of a ring get into a local socket at the least cost; docs/streams.md says why it is asked. Not a test.
 //!
 //! * `write`: from memory, which copies each byte.
 //! * `sendfile`, `splice`: the socket refers to the ring's own pages. The ring may then not be written before whoever is behind
