@@ -11,7 +11,7 @@ use linerate_core::journal::{
 use linerate_guest::migrate::{DestinationQemu, SourceQemu};
 use linerate_guest::process::{self, StopHow};
 use linerate_guest::procfs::ProcessIdentity;
-use linerate_guest::registry::{GuestRecord, Origin};
+use linerate_guest::registry::{GuestRecord, Origin, RegistryError};
 
 use crate::agent::Agent;
 use crate::clock::unix_ms;
@@ -113,7 +113,12 @@ pub(crate) fn take_back(agent: &Agent, guest: &str, ran: bool) {
 /// Ends a waiting guest that will never run. Only what this very session started: by its process, or, if the crash came
 /// before that was noted, a guest that arrived and still waits for its state. Says whether nothing of it is left.
 fn discard(agent: &Agent, guest: &str, process: Option<ProcessIdentity>) -> bool {
-    let Ok(record) = agent.registry.get(guest) else { return true };
+    let record = match agent.registry.get(guest) {
+        Ok(record) => record,
+        // RAM was made for it, but no hypervisor was started.
+        Err(RegistryError::Unknown(_)) => return agent.registry.give_up(guest).is_ok(),
+        Err(_) => return true,
+    };
     let ours = match process {
         Some(process) => record.process == process,
         None => record.origin == Origin::Arrived && (!record.is_alive() || waits(&record)),

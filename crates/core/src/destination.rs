@@ -20,14 +20,17 @@
 //! ```
 //!
 //! The guarantees: the guest runs only after [`DestinationPhase::Committed`] is on disk, and it never runs after
-//! [`DestinationPhase::Aborted`] is (rule 1). Writes are applied only in `Receiving` (rule 5).
+//! [`DestinationPhase::Aborted`] is (rule 1). Writes are applied from `Admitted` on, while the waiting guest still starts, and no
+//! more after `Sealing` (rule 5); what its hypervisor touched meanwhile is told to the source, which copies it again.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::control::{Control, Outgoing};
 use crate::journal::DestinationPhase;
-use crate::{ChannelId, Code, Endpoint, Fault, Message, Outcome, PathId, RegionInfo, Side, Step, Time};
+use crate::{
+    ChannelId, Code, Endpoint, Extent, Fault, Message, Outcome, PathId, RegionInfo, Side, Step, Time,
+};
 
 /// A committed guest that could not be run is tried again after this long.
 const RUN_AGAIN_AFTER: Duration = Duration::from_secs(1);
@@ -83,7 +86,12 @@ pub enum Event {
     /// Checked and reserved.
     Admitted(Vec<Endpoint>),
     /// The waiting guest stands.
-    Prepared(Vec<RegionInfo>),
+    Prepared {
+        /// Its RAM blocks.
+        regions: Vec<RegionInfo>,
+        /// What its hypervisor may have written while it started.
+        touched: Vec<Extent>,
+    },
     /// [`Action::Fence`] is done.
     Fenced {
         /// The channel.
@@ -400,9 +408,9 @@ impl Destination {
                 self.state = State::Admitted;
                 self.control.send(now, Message::Admitted { endpoints });
             }
-            (State::Preparing, Event::Prepared(regions)) => {
+            (State::Preparing, Event::Prepared { regions, touched }) => {
                 self.state = State::Receiving;
-                self.control.send(now, Message::Prepared { regions });
+                self.control.send(now, Message::Prepared { regions, touched });
             }
             (State::Sealing { digest }, Event::Sealed(ours)) => {
                 if *digest == ours {

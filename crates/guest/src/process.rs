@@ -83,6 +83,8 @@ pub struct Launch<'a> {
     pub pid_file: &'a Path,
     /// RAM files named in the arguments: removed with the guest.
     pub ram_files: Vec<PathBuf>,
+    /// The RAM files were made already, and may be filled while QEMU starts. Otherwise QEMU makes them.
+    pub ram_is_made: bool,
     /// How it came here.
     pub origin: Origin,
 }
@@ -105,8 +107,10 @@ fn try_start(
     launch: &Launch<'_>,
     deadline: Instant,
 ) -> Result<(GuestRecord, Qmp), GuestError> {
-    // A RAM file that a crash left behind must not give the new guest old memory.
-    launch.ram_files.iter().try_for_each(|path| remove_file(path))?;
+    if !launch.ram_is_made {
+        // A RAM file that a crash left behind must not give the new guest old memory.
+        launch.ram_files.iter().try_for_each(|path| remove_file(path))?;
+    }
     run_until_detached(launch, deadline)?;
     let pid = read_pid(launch.pid_file)?;
     let record =

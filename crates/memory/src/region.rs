@@ -3,7 +3,8 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
 use std::ptr::NonNull;
 
 use linerate_core::{PAGE_BYTES, Run};
@@ -43,6 +44,23 @@ impl Mapping {
     /// Maps the block.
     pub fn new(block: &RamBlock) -> io::Result<Mapping> {
         Mapping::of_file(block.file().try_clone()?)
+    }
+
+    /// Makes a new file of `size` bytes, all of it a hole, readable and writable by its owner only, and maps it. On `Err` there
+    /// is no such file, unless it was there before.
+    pub fn make(path: &Path, size: u64) -> io::Result<Mapping> {
+        let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(path)?;
+        let made = file.set_len(size).and_then(|()| Mapping::of_file(file));
+        if made.is_err() {
+            let _ = std::fs::remove_file(path);
+        }
+        made
+    }
+
+    /// Whether the block lies in this very file.
+    pub fn shows(&self, block: &RamBlock) -> io::Result<bool> {
+        let (ours, theirs) = (self.file.metadata()?, block.file().metadata()?);
+        Ok((ours.dev(), ours.ino()) == (theirs.dev(), theirs.ino()))
     }
 
     /// Maps a whole file on tmpfs or hugetlbfs.

@@ -22,7 +22,7 @@ fn rule_1_resuming_although_commit_was_sent() {
 
 #[test]
 fn rule_1_taking_undecided_for_given_up() {
-    noticed(Mutation::ResumeOnPending, Property::OneRuns, 6000);
+    noticed(Mutation::ResumeOnPending, Property::OneRuns, 30000);
 }
 
 #[test]
@@ -65,6 +65,11 @@ fn rule_4_a_fence_that_does_not_repeat_refusals() {
 fn rule_5_a_write_after_ram_is_sealed() {
     noticed(Mutation::WriteAfterSeal, Property::SameRam, 500);
     noticed(Mutation::WriteAfterSeal, Property::SealedAndFenced, 500);
+}
+
+#[test]
+fn what_the_hypervisor_touched_and_nobody_told_is_noticed() {
+    noticed(Mutation::TouchedForgotten, Property::SameRam, 500);
 }
 
 #[test]

@@ -19,6 +19,7 @@ pub(crate) use acknowledge::{check_refused, read_refused};
 pub use header::{HEADER_BYTES, Header};
 pub use opening::{HELLO_MAGIC, Hello, Role, Welcome};
 pub use tag::{CONTROL_BODY_MAX, PAYLOAD_BYTES_MAX, RUNS_MAX, SequenceRule, Tag};
+pub(crate) use write::check_run;
 pub use write::{Write, encode_write};
 
 use crate::codec::{Reader, Writer};

@@ -6,7 +6,7 @@ mod parts;
 mod tag;
 
 pub use codec::{DESCRIPTION_BYTES_MAX, DEVICE_STATE_BYTES_MAX, GUEST_NAME_BYTES_MAX};
-pub use parts::{ENDPOINTS_MAX, INTERFACE_BYTES_MAX, REGION_NAME_BYTES_MAX, REGIONS_MAX};
+pub use parts::{ENDPOINTS_MAX, INTERFACE_BYTES_MAX, REGION_NAME_BYTES_MAX, REGIONS_MAX, TOUCHED_MAX};
 pub use tag::MessageTag;
 
 use crate::fault::Fault;
@@ -50,6 +50,22 @@ impl Run {
     /// First byte behind the run. Saturates; a decoded run never overflows (the codec checks).
     pub fn end(self) -> u64 {
         self.offset.saturating_add(self.length)
+    }
+}
+
+/// A run of bytes in a region of guest RAM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Extent {
+    /// Number of the region in this session.
+    pub region: u16,
+    /// The run in it.
+    pub run: Run,
+}
+
+impl Extent {
+    /// An extent of `length` bytes at `offset`.
+    pub fn new(region: u16, offset: u64, length: u64) -> Extent {
+        Extent { region, run: Run { offset, length } }
     }
 }
 
@@ -133,6 +149,8 @@ pub enum Message {
     Prepared {
         /// RAM blocks as the destination's hypervisor reports them.
         regions: Vec<RegionInfo>,
+        /// What its hypervisor may have written while it started: to be copied, again if it was copied before.
+        touched: Vec<Extent>,
     },
     /// S>D step 7: a round begins. Informs only.
     RoundMark {

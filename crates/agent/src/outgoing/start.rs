@@ -62,7 +62,7 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
         from: agent.config.name.clone(),
         started_unix_ms: unix_ms(),
         before_brain: began.elapsed(),
-        ram_bytes: found.ram.iter().map(|ram| ram.mapping().map_or(0, Mapping::size)).sum(),
+        ram_bytes: found.ram.iter().map(|ram| ram.mapping().size()).sum(),
         clock: Clock::start(),
         brain: Mutex::new(Source::new(config)),
         work: Condvar::new(),

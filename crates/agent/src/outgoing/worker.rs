@@ -224,7 +224,7 @@ impl State {
         })?;
         let mut populated = Vec::new();
         for (region, ram) in self.guest.ram.iter().enumerate() {
-            let runs = ram.mapping().and_then(|mapping| mapping.populated());
+            let runs = ram.mapping().populated();
             let runs = runs.map_err(|error| fault(Code::MemoryFailed, Step::Track, Side::Source, &error))?;
             populated.extend(extents(region, runs));
         }
@@ -273,7 +273,7 @@ impl State {
                 .filter(|extent| usize::from(extent.region) == region)
                 .map(|extent| extent.run)
                 .collect();
-            let found = ram.mapping().and_then(|mapping| mapping.holes_among(&runs));
+            let found = ram.mapping().holes_among(&runs);
             let found =
                 found.map_err(|error| fault(Code::MemoryFailed, Step::Blackout, Side::Source, &error))?;
             holes.extend(extents(region, found));

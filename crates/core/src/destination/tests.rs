@@ -85,7 +85,7 @@ impl Driver {
             (Admitting, |d| d.receive(offer())),
             (Admitted, |d| d.tell(Event::Admitted(vec![]))),
             (Preparing, |d| d.receive(Message::Prepare)),
-            (Receiving, |d| d.tell(Event::Prepared(vec![]))),
+            (Receiving, |d| d.tell(Event::Prepared { regions: vec![], touched: vec![] })),
             (Sealing, |d| d.receive(Message::RamComplete { digest: None })),
             (Loading, |d| d.tell(Event::Sealed(None))),
             (Loaded, |d| {
@@ -146,7 +146,7 @@ fn messages() -> Vec<(Message, Vec<At>)> {
         (Message::Finished, vec![Resuming, Running]),
         (Message::Aborted, vec![]),
         (Message::Admitted { endpoints: vec![] }, vec![]),
-        (Message::Prepared { regions: vec![] }, vec![]),
+        (Message::Prepared { regions: vec![], touched: vec![] }, vec![]),
         (Message::Fenced { channel: 3, applied: 0, refused: vec![] }, vec![]),
         (Message::RamSealed, vec![]),
         (Message::Loaded, vec![]),
@@ -158,7 +158,7 @@ fn messages() -> Vec<(Message, Vec<At>)> {
 fn events() -> Vec<(Event, Vec<At>)> {
     vec![
         (Event::Admitted(vec![]), vec![Admitting]),
-        (Event::Prepared(vec![]), vec![Preparing]),
+        (Event::Prepared { regions: vec![], touched: vec![] }, vec![Preparing]),
         (Event::Sealed(None), vec![Sealing]),
         (Event::DeviceStateLoaded, vec![]), // Only once the stream has ended.
         (Event::GuestRuns { took: Duration::ZERO, cpu: Duration::ZERO }, vec![Resuming]),

@@ -89,7 +89,7 @@ impl Driver {
     }
 
     fn prepare(&mut self) {
-        self.receive(Message::Prepared { regions: regions() });
+        self.receive(prepared(vec![]));
         self.tell(Event::Attached);
         self.tell(Event::ChannelUp { channel: CHANNEL, link: 0 });
     }
@@ -139,6 +139,10 @@ impl Driver {
     }
 }
 
+fn prepared(touched: Vec<Extent>) -> Message {
+    Message::Prepared { regions: regions(), touched }
+}
+
 fn page(nth: u64) -> Vec<Extent> {
     vec![Extent::new(0, nth * PAGE, PAGE)]
 }
@@ -161,7 +165,7 @@ fn says(actions: &[Action], wanted: impl Fn(&Message) -> bool) -> bool {
 fn messages() -> Vec<(Message, Vec<At>)> {
     vec![
         (Message::Admitted { endpoints: vec![] }, vec![Offered]),
-        (Message::Prepared { regions: regions() }, vec![Preparing]),
+        (prepared(vec![]), vec![Preparing]),
         (Message::Fenced { channel: 9, applied: 0, refused: vec![] }, all()),
         (Message::RamSealed, vec![Sealing]),
         (Message::Loaded, vec![Loading]),
@@ -471,4 +475,65 @@ fn what_a_channel_sets_off_wants_attention() {
     source.handle(Time::ZERO, Event::ChannelUp { channel: 3, link: 0 });
     source.channel_lost(Time::ZERO, 3);
     assert!(source.wants_attention(), "a fence has to be asked for");
+}
+
+/// A source that copies while the waiting guest still starts.
+fn copying_early() -> Driver {
+    let mut driver = Driver::at(Preparing);
+    driver.tell(Event::Attached);
+    driver.tell(Event::ChannelUp { channel: CHANNEL, link: 0 });
+    driver.tell(Event::Protected { populated: page(0), paused: Duration::ZERO });
+    driver
+}
+
+#[test]
+fn the_first_pass_does_not_wait_for_the_waiting_guest_but_rounds_do() {
+    let mut driver = copying_early();
+    assert!(driver.carry().iter().all(|action| !matches!(action, Action::Scan { .. })));
+    assert!(driver.brain.timeout(driver.now).is_some_and(|at| at > driver.now), "the body would spin");
+    assert!(driver.receive(prepared(vec![])).contains(&Action::Scan { last: false }));
+}
+
+#[test]
+fn a_waiting_guest_that_stands_in_the_middle_of_the_first_pass_interrupts_nothing() {
+    let mut driver = copying_early();
+    assert!(!driver.receive(prepared(vec![])).contains(&Action::Scan { last: false }));
+    assert!(driver.carry().contains(&Action::Scan { last: false }));
+}
+
+#[test]
+fn what_was_touched_while_the_waiting_guest_started_is_copied_again() {
+    let mut driver = copying_early();
+    driver.carry();
+    driver.receive(prepared([page(0), page(7)].concat()));
+    driver.tell(scanned(page(3)));
+    let Next::Work(again) = driver.brain.next_work(driver.now, CHANNEL) else { panic!("not copied again") };
+    let offsets: Vec<u64> = again.runs.iter().map(|run| run.offset / PAGE).collect();
+    assert_eq!(offsets, [0, 3, 7]);
+}
+
+#[test]
+fn touched_memory_that_the_guest_does_not_have_is_refused() {
+    for wrong in [Extent::new(0, 63 * PAGE, 2 * PAGE), Extent::new(1, 0, PAGE), Extent::new(0, 8, PAGE)] {
+        let mut driver = copying_early();
+        driver.receive(prepared(vec![wrong]));
+        assert_eq!(driver.fault().map(|fault| fault.code), Some(Code::ProtocolViolation), "{wrong:?}");
+    }
+}
+
+#[test]
+fn a_waiting_guest_that_never_stands_ends_the_migration() {
+    let mut driver = copying_early();
+    driver.now = driver.now + driver.brain.config.step_timeout;
+    driver.tell(Event::Heard(PATH));
+    let fault = driver.fault().map(|fault| (fault.code, fault.step, fault.side));
+    assert_eq!(fault, Some((Code::TimedOut, Step::Prepare, Side::Destination)));
+}
+
+#[test]
+fn a_second_word_that_the_guest_stands_is_refused() {
+    let mut driver = copying_early();
+    driver.receive(prepared(vec![]));
+    driver.receive(prepared(vec![]));
+    assert_eq!(driver.fault().map(|fault| fault.code), Some(Code::ProtocolViolation));
 }

@@ -107,7 +107,7 @@ fn check_count(count: usize) -> Result<(), DecodeError> {
     }
 }
 
-fn check_run(run: Run) -> Result<(), DecodeError> {
+pub(crate) fn check_run(run: Run) -> Result<(), DecodeError> {
     let Run { offset, length } = run;
     if length == 0 {
         return Err(DecodeError::EmptyRun { offset });

@@ -2,9 +2,10 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
-use super::{Endpoint, RegionInfo};
+use super::{Endpoint, Extent, RegionInfo, Run};
 use crate::codec::{Reader, Writer};
 use crate::error::DecodeError;
+use crate::frame::check_run;
 
 /// Most regions in one message.
 pub const REGIONS_MAX: usize = 64;
@@ -15,6 +16,11 @@ pub const ENDPOINTS_MAX: usize = 256;
 /// Most bytes of an interface's name.
 pub const INTERFACE_BYTES_MAX: usize = 64;
 
+/// Most touched runs in one message; a destination with more joins neighbours.
+pub const TOUCHED_MAX: usize = 1024;
+
+/// A touched run: u16 region, u64 offset, u64 length.
+const TOUCHED_BYTES: usize = 18;
 /// A region without a name: u16 id, u64 size, u16 length.
 const REGION_BYTES_MIN: usize = 12;
 /// An IPv4 endpoint on an interface without a name.
@@ -41,6 +47,29 @@ pub(super) fn write_regions(regions: &[RegionInfo], writer: &mut Writer<'_>) -> 
         writer.u16(region.id);
         writer.u64(region.size);
         writer.short_text("region name", &region.name, REGION_NAME_BYTES_MAX)
+    })
+}
+
+pub(super) fn read_touched(reader: &mut Reader<'_>) -> Result<Vec<Extent>, DecodeError> {
+    let count = reader.count("touched runs", TOUCHED_MAX, TOUCHED_BYTES)?;
+    (0..count).map(|_| read_touched_run(reader)).collect()
+}
+
+fn read_touched_run(reader: &mut Reader<'_>) -> Result<Extent, DecodeError> {
+    let region = reader.u16("touched region")?;
+    let run = Run { offset: reader.u64("touched offset")?, length: reader.u64("touched length")? };
+    check_run(run)?;
+    Ok(Extent { region, run })
+}
+
+pub(super) fn write_touched(touched: &[Extent], writer: &mut Writer<'_>) -> Result<(), DecodeError> {
+    writer.count("touched runs", touched.len(), TOUCHED_MAX)?;
+    touched.iter().try_for_each(|touched| {
+        check_run(touched.run)?;
+        writer.u16(touched.region);
+        writer.u64(touched.run.offset);
+        writer.u64(touched.run.length);
+        Ok(())
     })
 }
 

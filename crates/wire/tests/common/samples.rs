@@ -2,7 +2,7 @@
 
 use linerate_wire::fault::{Code, Fault, Side, Step};
 use linerate_wire::frame::{Ack, Frame, Hello, Role, Welcome, Write};
-use linerate_wire::message::{Endpoint, Message, Outcome, RegionInfo, Run, SessionId, Token};
+use linerate_wire::message::{Endpoint, Extent, Message, Outcome, RegionInfo, Run, SessionId, Token};
 
 use super::Sample;
 
@@ -42,7 +42,7 @@ pub fn messages() -> Vec<(&'static str, Message)> {
         ("offer", offer()),
         ("admitted", Message::Admitted { endpoints: vec![endpoint_v4(), endpoint_v6()] }),
         ("prepare", Message::Prepare),
-        ("prepared", Message::Prepared { regions: regions() }),
+        ("prepared", Message::Prepared { regions: regions(), touched: vec![Extent::new(1, 0x3000, 0x2000)] }),
         ("round mark", Message::RoundMark { round: 3, bytes: 0x0123_4567_89ab }),
         ("fence", Message::Fence { channel: 5 }),
         ("fenced", Message::Fenced { channel: 5, applied: 1000, refused: vec![1, 999, 1000] }),

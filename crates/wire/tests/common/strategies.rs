@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use linerate_wire::fault::{Code, Fault, Side, Step};
 use linerate_wire::frame::{Ack, Frame, Hello, PAYLOAD_BYTES_MAX, Role, Welcome, Write};
-use linerate_wire::message::{Endpoint, Message, Outcome, RegionInfo, Run, SessionId, Token};
+use linerate_wire::message::{Endpoint, Extent, Message, Outcome, RegionInfo, Run, SessionId, Token};
 use proptest::collection::{btree_set, vec};
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -42,7 +42,8 @@ pub fn message() -> impl Strategy<Value = Message> {
             regions
         }),
         vec(endpoint(), 0..20).prop_map(|endpoints| Message::Admitted { endpoints }),
-        regions().prop_map(|regions| Message::Prepared { regions }),
+        (regions(), vec(extent(), 0..20))
+            .prop_map(|(regions, touched)| Message::Prepared { regions, touched }),
         any::<(u32, u64)>().prop_map(|(round, bytes)| Message::RoundMark { round, bytes }),
         any::<u32>().prop_map(|channel| Message::Fence { channel }),
         (any::<u32>(), refused()).prop_map(|(channel, (applied, refused))| Message::Fenced {
@@ -118,6 +119,11 @@ fn refused() -> impl Strategy<Value = (u64, Vec<u64>)> {
         let last = refused.last().copied().unwrap_or(0);
         (applied.max(last), refused.into_iter().collect())
     })
+}
+
+fn extent() -> impl Strategy<Value = Extent> {
+    (any::<u16>(), 0..=u64::MAX / 2, 1..=u64::MAX / 2)
+        .prop_map(|(region, offset, length)| Extent::new(region, offset, length))
 }
 
 fn regions() -> impl Strategy<Value = Vec<RegionInfo>> {
