@@ -25,6 +25,7 @@ mod inject;
 mod maps;
 mod region;
 mod scan;
+mod sum;
 mod sys;
 mod target;
 mod touched;

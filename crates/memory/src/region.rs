@@ -13,6 +13,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use crate::block::{Backing, RamBlock};
 use crate::gather::{self, Gather};
 use crate::holes::{next_data, push_run};
+use crate::sum;
 use crate::zero::{PAGE, page_is_zero, slice_is_zero};
 
 /// Size and alignment of a transparent huge page.
@@ -103,6 +104,18 @@ impl Mapping {
 
     /// Payload checksum (crc32c) over the runs, one after the other, as they are in memory now.
     pub fn checksum(&self, runs: &[Run]) -> io::Result<u32> {
+        if sum::available() { self.checksum_in_place(runs) } else { self.checksum_of_copy(runs) }
+    }
+
+    fn checksum_in_place(&self, runs: &[Run]) -> io::Result<u32> {
+        runs.iter().try_fold(0, |before, run| {
+            let (start, length) = self.check(*run)?;
+            // SAFETY: `check` vouches for `length` bytes at `start`, and the caller asked for the instruction.
+            Ok(unsafe { sum::crc32c(before, start, length) })
+        })
+    }
+
+    fn checksum_of_copy(&self, runs: &[Run]) -> io::Result<u32> {
         let mut sum = linerate_wire::PayloadChecksum::new();
         let mut bounce = [0u8; BOUNCE_BYTES];
         for run in runs {
