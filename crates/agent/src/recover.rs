@@ -17,7 +17,8 @@ use crate::agent::Agent;
 use crate::clock::unix_ms;
 use crate::faults::chain;
 use crate::journal::{JournalError, Record, Role};
-use crate::undecided::Undecided;
+use crate::outgoing::withdraw;
+use crate::undecided::{Undecided, parse_token};
 
 const QMP_WAIT: Duration = Duration::from_secs(10);
 /// A guest whose QEMU does not answer is tried again this often.
@@ -40,9 +41,11 @@ pub fn recover(agent: &Arc<Agent>) -> Result<(), JournalError> {
     };
     for (session, record) in sessions.iter().cloned() {
         match &record.role {
-            Role::Source { phase, ran, .. } => match recover_source(*phase) {
+            Role::Source { phase, ran, peers, token } => match recover_source(*phase) {
                 SourceRecovery::RollBack => {
                     tracing::warn!(%session, guest = record.guest, "the agent ended during this migration; rolling back");
+                    // In the background: a destination that is away must not hold this start.
+                    withdraw(peers.clone(), session, parse_token(token));
                     take_back(agent, &record.guest, *ran);
                     put(agent, session, &record, Some(SourcePhase::RolledBack), None);
                 }

@@ -15,7 +15,7 @@
 //!   Resuming --> Resuming: it failed / run again, for nobody else has the guest
 //!   Resuming --> Running: Running
 //!   Running --> [*]: Finished
-//!   Waiting --> TearingDown: any fault before commit / journal Aborted, then end the guest
+//!   Waiting --> TearingDown: any fault before commit, or withdrawn / journal Aborted, then end the guest
 //!   TearingDown --> [*]
 //! ```
 //!
@@ -112,6 +112,8 @@ pub enum Event {
     TornDown,
     /// The operator of this host wants it to end.
     Cancel,
+    /// The source has rolled back and says so on a connection of its own ([`crate::withdrawal`]).
+    Withdrawn,
     /// Time passed.
     Tick,
 }
@@ -265,6 +267,7 @@ impl Destination {
             }
             Event::Failed(fault) => self.action_failed(now, fault),
             Event::Cancel => self.fail(self.fault(Code::Cancelled, "by the destination's operator")),
+            Event::Withdrawn => self.withdrawn(),
             Event::Tick => {}
             event => self.body_event(now, event),
         }
@@ -496,6 +499,12 @@ impl Destination {
             }
             _ => self.fail(fault),
         }
+    }
+
+    /// As good as an abort: the source will not send commit any more, and if it has, the journal decides.
+    fn withdrawn(&mut self) {
+        let detail = "the source has rolled back and withdrawn the guest";
+        self.fail(Fault::new(Code::Cancelled, self.state.step(), Side::Source, detail));
     }
 
     fn finished(&mut self) {

@@ -151,6 +151,7 @@ impl Body {
             Action::CleanUp => self.worker.ask(Job::CleanUp),
             Action::Journal(phase) => self.write_journal(phase),
             Action::Query => links::query(&self.shared, &self.record),
+            Action::Withdraw => links::withdraw(&self.shared, &self.record),
             Action::End(ending) => self.ending = Some(ending),
         }
     }

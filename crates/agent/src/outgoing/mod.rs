@@ -8,6 +8,7 @@
 //! | `worker` | the one thread that deals with the guest: its memory and its QEMU |
 //! | `links` | one thread per link: control path and channels, opened again whenever they are lost |
 //! | `work` | what the channels ask the brain |
+//! | `withdraw` | a roll-back that no control connection could carry is told beside the session |
 //! | `board`, `progress` | what is seen of it |
 
 mod board;
@@ -15,6 +16,7 @@ mod body;
 mod links;
 mod progress;
 mod start;
+mod withdraw;
 mod work;
 mod worker;
 
@@ -36,6 +38,7 @@ use board::Board;
 
 pub(crate) use links::ask_any;
 pub use start::start;
+pub(crate) use withdraw::withdraw;
 
 /// What the loop of a migration receives.
 pub(crate) enum Input {
