@@ -26,8 +26,7 @@ pub enum Role {
 
 impl Role {
     /// All roles, for tables and tests.
-    pub const ALL: [Role; 5] =
-        [Role::ControlNew, Role::ControlJoin, Role::Data, Role::Query, Role::Withdraw];
+    pub const ALL: [Role; 5] = [Role::ControlNew, Role::ControlJoin, Role::Data, Role::Query, Role::Withdraw];
 
     /// The role with this number.
     pub fn from_number(number: u8) -> Option<Role> {
