@@ -6,6 +6,7 @@
 //! | `start` | steps 1 and 2: the guest is read and judged, the destination's agent is reached |
 //! | `body` | the loop that feeds events to the brain and does what it says |
 //! | `worker` | the one thread that deals with the guest: its memory and its QEMU |
+//! | `drain` | rule 6: protection is applied only while block I/O is drained |
 //! | `links` | one thread per link: control path and channels, opened again whenever they are lost |
 //! | `work` | what the channels ask the brain |
 //! | `withdraw` | a roll-back that no control connection could carry is told beside the session |
@@ -13,6 +14,7 @@
 
 mod board;
 mod body;
+mod drain;
 mod links;
 mod progress;
 mod start;
