@@ -12,6 +12,7 @@ use linerate_guest::migrate::{DestinationQemu, SourceQemu};
 use linerate_guest::process::{self, StopHow};
 use linerate_guest::procfs::ProcessIdentity;
 use linerate_guest::registry::{GuestRecord, Origin};
+use linerate_guest::remains::clear_unfinished;
 
 use crate::agent::Agent;
 use crate::clock::unix_ms;
@@ -28,6 +29,15 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Looks at every session and does what follows. Done before other agents and clients are listened to, but for what has
 /// to wait for the other side.
 pub fn recover(agent: &Arc<Agent>) -> Result<(), JournalError> {
+    match clear_unfinished(&agent.registry) {
+        Ok(cleared) if cleared.is_empty() => {}
+        Ok(cleared) => {
+            tracing::warn!(guests = ?cleared, "were being started when the agent ended; nothing is left of them")
+        }
+        Err(error) => {
+            tracing::error!(error = chain(&error), "a start that was not finished could not be cleared away")
+        }
+    }
     let sessions = agent.journal.all()?;
     // A guest that came here and has been leaving again since: what it does now is decided by the later session alone.
     let leaves = |guest: &str, since: u64| {

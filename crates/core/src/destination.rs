@@ -230,6 +230,7 @@ pub struct Destination {
     control: Control,
     actions: VecDeque<Action>,
     started: Time,
+    guest: String,
     committed: bool,
     /// Device state that came before RAM was sealed.
     held_device_state: Vec<Vec<u8>>,
@@ -248,6 +249,7 @@ impl Destination {
             control: Control::default(),
             actions: VecDeque::new(),
             started: now,
+            guest: String::new(),
             committed: false,
             held_device_state: Vec::new(),
             device_state_bytes: 0,
@@ -310,6 +312,12 @@ impl Destination {
         self.state.step()
     }
 
+    /// Name of the guest that was offered; empty before. Known before [`Action::Journal`] of the first phase is asked for: a
+    /// record without it cannot be recovered from.
+    pub fn guest(&self) -> &str {
+        &self.guest
+    }
+
     /// Living control connections.
     pub fn paths(&self) -> usize {
         self.control.paths()
@@ -339,6 +347,7 @@ impl Destination {
             }
             (State::Waiting, Message::Offer { guest, description, regions }) => {
                 self.state = State::Admitting;
+                self.guest.clone_from(&guest);
                 self.actions.push_back(Action::Journal(DestinationPhase::Started));
                 self.actions.push_back(Action::Admit { guest, description, regions });
             }

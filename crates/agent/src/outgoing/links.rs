@@ -74,6 +74,23 @@ pub(super) fn first_contact(
     }))
 }
 
+/// Joins the session again at the first of the addresses that takes it; otherwise what the last one said.
+pub(super) fn join_any(
+    peers: &[SocketAddr],
+    session: SessionId,
+    token: Token,
+) -> Result<Stream, Option<ConnectError>> {
+    let mut last = None;
+    for &remote in peers {
+        let route = Route { local: None, device: None, remote };
+        match connect(&route, &hello(session, token, Role::ControlJoin, 0, 0), &tcp_options()) {
+            Ok((stream, _)) => return Ok(stream),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last)
+}
+
 /// Asks the destination's journal, in a thread of its own; the answer goes to the brain if there is one.
 pub(super) fn query(shared: &Arc<Outgoing>, record: &Record) {
     let (shared, peers) = (shared.clone(), peers(shared, record));
@@ -93,7 +110,7 @@ pub(super) fn withdraw(shared: &Outgoing, record: &Record) {
 }
 
 /// Every address at which the destination may be reached.
-fn peers(shared: &Outgoing, record: &Record) -> Vec<SocketAddr> {
+pub(super) fn peers(shared: &Outgoing, record: &Record) -> Vec<SocketAddr> {
     let JournalRole::Source { peers, .. } = &record.role else { return Vec::new() };
     let mut peers = peers.clone();
     for remote in shared.board.remotes() {

@@ -9,6 +9,7 @@
 //! | `drain` | rule 6: protection is applied only while block I/O is drained |
 //! | `links` | one thread per link: control path and channels, opened again whenever they are lost |
 //! | `work` | what the channels ask the brain |
+//! | `rejoin` | the first control connection is opened again while links are not known yet |
 //! | `withdraw` | a roll-back that no control connection could carry is told beside the session |
 //! | `board`, `progress` | what is seen of it |
 
@@ -17,6 +18,7 @@ mod body;
 mod drain;
 mod links;
 mod progress;
+mod rejoin;
 mod start;
 mod withdraw;
 mod work;

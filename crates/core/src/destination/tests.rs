@@ -343,6 +343,16 @@ fn a_withdrawal_is_heeded_unless_it_is_committed() {
 }
 
 #[test]
+fn the_guests_name_is_known_when_the_journal_is_first_written() {
+    let mut driver = Driver::at(Waiting);
+    assert_eq!(driver.brain.guest(), "");
+    let actions = driver.receive(offer());
+    let first = actions.iter().find(|action| !matches!(action, Action::Transmit(..)));
+    assert_eq!(first, Some(&Action::Journal(DestinationPhase::Started)), "before anything is made for it");
+    assert_eq!(driver.brain.guest(), "g");
+}
+
+#[test]
 fn digests_that_differ_end_it() {
     let mut driver = Driver::at(Receiving);
     driver.receive(Message::RamComplete { digest: Some(1) });
