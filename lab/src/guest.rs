@@ -38,6 +38,8 @@ pub struct GuestParameters {
     pub net: Option<String>,
     /// TCP port of the echo service; needs `net`.
     pub tcp: Option<u16>,
+    /// With a display adapter of 16 MiB whose memory is filled and written at so many MiB/s; 0: no limit.
+    pub screen_mbps: Option<u64>,
     /// A thread that counts what it gets done.
     pub work: bool,
 }
@@ -54,6 +56,7 @@ impl Default for GuestParameters {
             disk_generation: None,
             net: None,
             tcp: None,
+            screen_mbps: None,
             work: false,
         }
     }
@@ -133,6 +136,7 @@ impl GuestSpec {
         }
         words.extend(p.net.as_ref().map(|net| format!("net={net}")));
         words.extend(p.tcp.map(|port| format!("tcp={port}")));
+        words.extend(p.screen_mbps.map(|mbps| format!("screen_mbps={mbps}")));
         words.extend(p.work.then(|| "work=1".to_owned()));
         words.join(" ")
     }
@@ -186,6 +190,7 @@ impl GuestSpec {
             initrd: cache.initramfs()?,
             cmdline: self.command_line(),
             serial: self.serial(host),
+            extra_args: self.parameters.screen_mbps.map_or(&[], |_| &["-device", "VGA"]),
             disk: disks.collect(),
             nic: nics.collect(),
         };
@@ -204,6 +209,7 @@ struct SpecToml<'a> {
     initrd: PathBuf,
     cmdline: String,
     serial: PathBuf,
+    extra_args: &'a [&'a str],
     disk: Vec<DiskToml<'a>>,
     nic: Vec<NicToml<'a>>,
 }

@@ -190,11 +190,29 @@ impl Agent {
                 tracing::info!(session = %hello.session, %peer, ?outcome, "asked how a session ended");
                 accepted.outcome(outcome).map_err(|error| chain(&error))
             }
+            Purpose::Withdraw => self.withdrawn(accepted),
             _ => self.join(accepted),
         };
         if let Err(error) = handled {
             tracing::warn!(%peer, session = %hello.session, error, "a connection was not taken");
         }
+    }
+
+    /// A source that rolled back says so. Whether it is heeded is the brain's to decide; what is over is the journal's word.
+    fn withdrawn(&self, accepted: Accepted) -> Result<(), String> {
+        let (peer, session) = (accepted.peer, accepted.hello.session);
+        let live = lock(&self.incoming).get(&session).cloned();
+        if let Some(live) = &live {
+            if !live.knows(&accepted.hello.token) {
+                let fault = refusal(Code::NotAuthorised, "wrong token");
+                accepted.refuse(fault).map_err(|error| chain(&error))?;
+                return Err("a session was withdrawn with a wrong token".into());
+            }
+            live.withdraw();
+        }
+        let outcome = self.outcome(session);
+        tracing::info!(%session, %peer, ?outcome, "withdrawn by its source");
+        accepted.outcome(outcome).map_err(|error| chain(&error))
     }
 
     fn join(self: &Arc<Agent>, accepted: Accepted) -> Result<(), String> {

@@ -71,12 +71,14 @@ pub struct StepTime {
 pub struct RoundTotals {
     /// 0 is the first pass.
     pub number: u32,
-    /// What it carried.
+    /// What it had to carry.
     pub bytes: u64,
-    /// How long it took.
-    pub duration_us: u64,
-    /// What the guest had written by its end.
-    pub dirty_bytes_after: u64,
+    /// How long it took; absent if the migration ended before the round did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub duration_us: Option<u64>,
+    /// What the guest had written by its end; absent if nobody looked any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dirty_bytes_after: Option<u64>,
 }
 
 /// What became of the guest's RAM.

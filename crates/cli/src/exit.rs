@@ -34,7 +34,7 @@ exits! {
     /// It is nowhere.
     GuestGone = 7, "the guest ended by itself, or with its host";
     /// The migration goes on.
-    NotWatched = 8, "the command stopped watching before the end; the migration goes on";
+    NotWatched = 8, "the command stopped watching or lost the agent before the end; the agent decides what follows";
     /// Failed between stop and commit, and resuming failed too.
     PausedAtSource = 9, "failed; the guest is paused at the source and can be resumed there";
     /// Failed after commit.

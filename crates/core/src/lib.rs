@@ -7,6 +7,7 @@
 //! * [`policy`]: another round, switch over, throttle or give up.
 //! * [`control::Control`]: control messages numbered, acknowledged and sent again over whichever link lives.
 //! * [`journal`]: what is on disk, and what to do with it after a crash.
+//! * [`withdrawal`]: telling a destination of a roll-back that an abort could not reach.
 
 pub mod control;
 pub mod destination;
@@ -18,6 +19,7 @@ pub mod scheduler;
 pub mod source;
 pub mod statistics;
 pub mod time;
+pub mod withdrawal;
 
 pub use extent::Extent;
 pub use linerate_wire::fault::{Code, Fault, GuestState, Side, Step};

@@ -71,9 +71,6 @@ pub enum Origin {
     Arrived,
 }
 
-/// In the folder of a guest without a record: the RAM files that were made for it.
-const RESERVED: &str = "reserved.json";
-
 /// What is remembered of a guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -159,32 +156,12 @@ impl Registry {
         match self.get(name) {
             Ok(record) if record.is_alive() => return Err(RegistryError::Exists(name.to_owned())),
             Ok(record) => self.remove(&record)?,
-            Err(RegistryError::Unknown(_)) => self.give_up(name)?,
+            Err(RegistryError::Unknown(_)) if folder.exists() => remove_folder(&folder)?,
+            Err(RegistryError::Unknown(_)) => {}
             Err(other) => return Err(other),
         }
         make_folder(&folder)?;
         Ok(folder)
-    }
-
-    /// Notes in the folder of a reserved guest which RAM files are about to be made for it, so that they can be removed after a
-    /// crash that comes before there is a record.
-    pub fn note_ram(&self, name: &str, ram_files: &[PathBuf]) -> Result<(), RegistryError> {
-        let path = self.folder(name)?.join(RESERVED);
-        let text = serde_json::to_vec(ram_files)
-            .map_err(|source| RegistryError::Damaged { path: path.clone(), source })?;
-        fs::write(&path, text).map_err(|source| RegistryError::File { path, source })
-    }
-
-    /// Removes what was made for a reserved guest that never came to have a record. One that has a record is left alone.
-    pub fn give_up(&self, name: &str) -> Result<(), RegistryError> {
-        let folder = self.folder(name)?;
-        if folder.join("record.json").exists() {
-            return Ok(());
-        }
-        let noted = fs::read(folder.join(RESERVED)).unwrap_or_default();
-        let ram_files: Vec<PathBuf> = serde_json::from_slice(&noted).unwrap_or_default();
-        ram_files.iter().try_for_each(|path| remove_file(path))?;
-        remove_folder(&folder)
     }
 
     /// Writes a record: a new file beside the old one, made durable, then renamed over it.
@@ -242,6 +219,15 @@ impl Registry {
         Ok(records)
     }
 
+    /// Names and folders in which there is no record: starts that were not finished, and what else is lying there.
+    pub(crate) fn without_record(&self) -> Result<Vec<(String, PathBuf)>, RegistryError> {
+        let entries = fs::read_dir(&self.guests)
+            .map_err(|source| RegistryError::File { path: self.guests.clone(), source })?;
+        let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+        let bare = names.filter(|name| matches!(self.get(name), Err(RegistryError::Unknown(_))));
+        Ok(bare.map(|name| (name.clone(), self.guests.join(name))).collect())
+    }
+
     /// Forgets a guest and removes what was made for it: sockets, logs and RAM files. The files of an adopted one stay.
     pub fn remove(&self, record: &GuestRecord) -> Result<(), RegistryError> {
         if record.origin != Origin::Adopted {
@@ -263,7 +249,8 @@ pub(crate) fn remove_file(path: &Path) -> Result<(), RegistryError> {
     }
 }
 
-fn remove_folder(path: &Path) -> Result<(), RegistryError> {
+/// Removes a folder with all in it; that it is not there is fine.
+pub(crate) fn remove_folder(path: &Path) -> Result<(), RegistryError> {
     match fs::remove_dir_all(path) {
         Err(source) if source.kind() != io::ErrorKind::NotFound => {
             Err(RegistryError::File { path: path.to_owned(), source })
@@ -336,25 +323,6 @@ mod tests {
         assert!(matches!(registry.get("a"), Err(RegistryError::Damaged { .. })));
         assert!(registry.list().unwrap().is_empty());
         assert!(registry.reserve("a").is_err(), "it may still run: not silently overwritten");
-    }
-
-    #[test]
-    fn ram_of_a_guest_that_never_came_to_be_is_removed() {
-        let dir = tempfile::tempdir().unwrap();
-        let registry = Registry::open(dir.path()).unwrap();
-        let ram = dir.path().join("ram");
-        for give_up in [|r: &Registry| r.give_up("a"), |r: &Registry| r.reserve("a").map(drop)] {
-            registry.reserve("a").unwrap();
-            registry.note_ram("a", std::slice::from_ref(&ram)).unwrap();
-            fs::write(&ram, "x").unwrap();
-            give_up(&registry).unwrap();
-            assert!(!ram.exists());
-        }
-        registry.note_ram("a", std::slice::from_ref(&ram)).unwrap();
-        fs::write(&ram, "x").unwrap();
-        registry.put(&record("a")).unwrap();
-        registry.give_up("a").unwrap();
-        assert!(ram.exists() && registry.get("a").is_ok(), "it came to be");
     }
 
     #[test]

@@ -81,3 +81,8 @@ fn rule_7_holes_that_are_filled() {
 fn retry_a_waiting_guest_that_is_left() {
     noticed(Mutation::TearDownLeavesGuest, Property::RetrySucceeds, 1000);
 }
+
+#[test]
+fn withdrawing_a_waiting_guest_that_is_left_although_the_destination_says_otherwise() {
+    noticed(Mutation::TearDownLeavesGuest, Property::Truthful, 1000);
+}

@@ -36,7 +36,7 @@ pub enum Frame {
     Welcome(Welcome),
     /// The destination does not; it closes the connection behind this.
     Refuse(Fault),
-    /// How a session ended, in answer to [`Role::Query`].
+    /// How a session ended, in answer to [`Role::Query`] and [`Role::Withdraw`].
     Outcome(Outcome),
     /// A placed write. The payload is the data runs' bytes, one after the other.
     Write(Write),

@@ -50,7 +50,7 @@ fn every_reserved_bit_is_refused() {
 fn unknown_numbers_are_refused() {
     let table: &[(&str, usize, u8)] = &[
         ("hello", 32 + 24, 0),
-        ("hello", 32 + 24, 5),
+        ("hello", 32 + 24, 6),
         ("outcome", 32, 0),
         ("outcome", 32, 5),
         ("refuse", 32, 0),

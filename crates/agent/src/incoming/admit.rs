@@ -1,13 +1,14 @@
 //! Step 3: may the guest come here? Its description is another host's word, so the twin's command line is made from this
 //! host's configuration and an allow-list (`linerate-guest`), and the host is checked for all that it needs.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use linerate_core::{Code, Endpoint, Fault, RegionInfo, Side, Step};
 use linerate_guest::description::GuestDescription;
 use linerate_guest::host::{HostFacts, Problem, QemuFacts, check_host, memory_available};
 use linerate_guest::registry::RegistryError;
+use linerate_guest::remains;
 use linerate_guest::twin::{QemuBinary, Twin, TwinOptions, twin};
 use linerate_memory::Mapping;
 use linerate_net::interfaces;
@@ -48,21 +49,21 @@ pub(super) fn admit(
     let (qemu, facts) = choose_qemu(agent, &description)?;
     let folder = reserve(agent, guest)?;
     let checked = check(agent, &description, &qemu, facts, folder.clone());
-    let made = checked.and_then(|twin| Ok((make_ram(agent, &regions, &twin)?, twin)));
+    let made = checked.and_then(|twin| Ok((make_ram(&folder, &regions, &twin)?, twin)));
     match made {
         Ok((ram, twin)) => Ok(Admitted { regions, qemu, twin, folder, ram }),
         Err(fault) => {
-            let _ = agent.registry.give_up(guest);
+            let _ = remains::give_up(&agent.registry, guest);
             Err(fault)
         }
     }
 }
 
 /// RAM is made here and not by the hypervisor, so that copying need not wait for it.
-fn make_ram(agent: &Agent, regions: &[RegionInfo], twin: &Twin) -> Result<Vec<Mapping>, Fault> {
+fn make_ram(folder: &Path, regions: &[RegionInfo], twin: &Twin) -> Result<Vec<Mapping>, Fault> {
     let files: Vec<PathBuf> = twin.ram_files.iter().map(|file| file.path.clone()).collect();
     let failed = |error: &(dyn std::error::Error + 'static)| refuse_error(Code::MemoryFailed, error);
-    agent.registry.note_ram(&twin.name, &files).map_err(|error| failed(&error))?;
+    remains::announce(folder, &twin.pid_file, &files).map_err(|error| failed(&error))?;
     // What a crash left behind must not give the new guest old memory.
     for file in files.iter().filter(|file| file.exists()) {
         std::fs::remove_file(file).map_err(|error| failed(&error))?;

@@ -132,6 +132,11 @@ impl Incoming {
         self.tell(Event::Cancel);
     }
 
+    /// Its source has rolled back.
+    pub fn withdraw(&self) {
+        self.tell(Event::Withdrawn);
+    }
+
     /// A line about it.
     pub fn summary(&self) -> MigrationSummary {
         let brain = self.brain();

@@ -14,6 +14,7 @@ use linerate_guest::process::{self, Launch, StopHow};
 use linerate_guest::procfs::ProcessIdentity;
 use linerate_guest::read;
 use linerate_guest::registry::{GuestRecord, Origin};
+use linerate_guest::remains;
 use linerate_memory::RamBlock;
 use linerate_net::region::Region;
 use linerate_net::table::RegionTable;
@@ -313,7 +314,7 @@ impl State {
                 }
             }
             (None, Some(admitted)) => {
-                if let Err(error) = self.agent.registry.give_up(&admitted.twin.name) {
+                if let Err(error) = remains::give_up(&self.agent.registry, &admitted.twin.name) {
                     tracing::error!(
                         error = chain(&error),
                         "what was made for the guest could not be removed"

@@ -74,11 +74,26 @@ pub(super) fn first_contact(
     }))
 }
 
+/// Joins the session again at the first of the addresses that takes it; otherwise what the last one said.
+pub(super) fn join_any(
+    peers: &[SocketAddr],
+    session: SessionId,
+    token: Token,
+) -> Result<Stream, Option<ConnectError>> {
+    let mut last = None;
+    for &remote in peers {
+        let route = Route { local: None, device: None, remote };
+        match connect(&route, &hello(session, token, Role::ControlJoin, 0, 0), &tcp_options()) {
+            Ok((stream, _)) => return Ok(stream),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last)
+}
+
 /// Asks the destination's journal, in a thread of its own; the answer goes to the brain if there is one.
 pub(super) fn query(shared: &Arc<Outgoing>, record: &Record) {
-    let JournalRole::Source { peers, .. } = &record.role else { return };
-    let (shared, mut peers) = (shared.clone(), peers.clone());
-    peers.extend(shared.board.remotes());
+    let (shared, peers) = (shared.clone(), peers(shared, record));
     let asking = move || {
         if let Some(outcome) = ask_any(&peers, shared.session, shared.token) {
             shared.tell(Event::Answered(outcome));
@@ -89,15 +104,50 @@ pub(super) fn query(shared: &Arc<Outgoing>, record: &Record) {
     }
 }
 
-/// The first answer from any of a host's addresses.
+/// Tells the destination of a roll-back beside the session.
+pub(super) fn withdraw(shared: &Outgoing, record: &Record) {
+    super::withdraw(peers(shared, record), shared.session, shared.token);
+}
+
+/// Every address at which the destination may be reached.
+pub(super) fn peers(shared: &Outgoing, record: &Record) -> Vec<SocketAddr> {
+    let JournalRole::Source { peers, .. } = &record.role else { return Vec::new() };
+    let mut peers = peers.clone();
+    for remote in shared.board.remotes() {
+        if !peers.contains(&remote) {
+            peers.push(remote);
+        }
+    }
+    peers
+}
+
+/// How the session ended: the first answer from any of a host's addresses.
 pub(crate) fn ask_any(
+    peers: &[SocketAddr],
+    session: SessionId,
+    token: Token,
+) -> Option<linerate_core::Outcome> {
+    ask_as(Role::Query, peers, session, token)
+}
+
+/// Tells any of a host's addresses that the session is rolled back; the answer is how it stands there.
+pub(super) fn withdraw_any(
+    peers: &[SocketAddr],
+    session: SessionId,
+    token: Token,
+) -> Option<linerate_core::Outcome> {
+    ask_as(Role::Withdraw, peers, session, token)
+}
+
+fn ask_as(
+    role: Role,
     peers: &[SocketAddr],
     session: SessionId,
     token: Token,
 ) -> Option<linerate_core::Outcome> {
     for &remote in peers {
         let route = Route { local: None, device: None, remote };
-        match ask(&route, &hello(session, token, Role::Query, 0, 0), &tcp_options()) {
+        match ask(&route, &hello(session, token, role, 0, 0), &tcp_options()) {
             Ok(outcome) => return Some(outcome),
             Err(error) => tracing::debug!(%remote, error = chain(&error), "no answer"),
         }
@@ -278,6 +328,13 @@ enum OpenError {
     Path(#[from] io::Error),
 }
 
+impl OpenError {
+    /// The destination's agent lives and does not know the session.
+    fn is_forgotten(&self) -> bool {
+        matches!(self, OpenError::Connect(ConnectError::Refused { fault, .. }) if fault.code == Code::SessionUnknown)
+    }
+}
+
 impl Supervisor {
     fn run(self) {
         let mut said = String::new();
@@ -294,6 +351,9 @@ impl Supervisor {
                 Err(error) => {
                     // Part of it may have been opened and told.
                     self.shared.link_lost(self.link.id);
+                    if error.is_forgotten() {
+                        self.shared.tell(Event::Forgotten);
+                    }
                     let error = chain(&error);
                     if error != said {
                         let link = describe(&self.link);

@@ -6,15 +6,21 @@
 //! | `start` | steps 1 and 2: the guest is read and judged, the destination's agent is reached |
 //! | `body` | the loop that feeds events to the brain and does what it says |
 //! | `worker` | the one thread that deals with the guest: its memory and its QEMU |
+//! | `drain` | rule 6: protection is applied only while block I/O is drained |
 //! | `links` | one thread per link: control path and channels, opened again whenever they are lost |
 //! | `work` | what the channels ask the brain |
+//! | `rejoin` | the first control connection is opened again while links are not known yet |
+//! | `withdraw` | a roll-back that no control connection could carry is told beside the session |
 //! | `board`, `progress` | what is seen of it |
 
 mod board;
 mod body;
+mod drain;
 mod links;
 mod progress;
+mod rejoin;
 mod start;
+mod withdraw;
 mod work;
 mod worker;
 
@@ -36,6 +42,7 @@ use board::Board;
 
 pub(crate) use links::ask_any;
 pub use start::start;
+pub(crate) use withdraw::withdraw;
 
 /// What the loop of a migration receives.
 pub(crate) enum Input {

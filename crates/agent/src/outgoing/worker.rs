@@ -17,6 +17,7 @@ use linerate_guest::process;
 use linerate_guest::registry::{GuestRecord, Registry};
 use linerate_memory::{RamBlock, TrackError, Tracker};
 
+use super::drain::{self, Guarded, Still, while_still};
 use super::{Input, Outgoing};
 use crate::device_state;
 use crate::faults::{chain, fault};
@@ -75,7 +76,7 @@ impl Worker {
         let qemu_downtime_ms = Arc::new(Mutex::new(None));
         let state = State {
             shared,
-            drained: guest.description.disks.iter().any(|disk| disk.direct && !disk.read_only),
+            drained: drain::reads_into_pinned_pages(&guest.description),
             may_discard: guest.description.traits.may_discard,
             guest,
             tracker: None,
@@ -109,8 +110,8 @@ impl Worker {
 struct State {
     shared: Arc<Outgoing>,
     guest: Guest,
-    tracker: Option<Tracker>,
-    /// Rule 6: some disk is written with O_DIRECT, so protection is applied only while block I/O is drained.
+    tracker: Option<Guarded>,
+    /// Rule 6: some disk is open with O_DIRECT, so protection is applied only while block I/O is drained.
     drained: bool,
     /// Rule 7: the guest may give memory back, so holes are looked for in the end.
     may_discard: bool,
@@ -184,41 +185,21 @@ impl State {
         let (tracker, report) = Tracker::attach(pid, &self.guest.blocks, avoid)
             .map_err(|error| fault(Code::TrackingFailed, Step::Track, Side::Source, &error))?;
         tracing::debug!(pid, thread = report.thread, stopped = ?report.stopped, "attached");
-        self.tracker = Some(tracker);
+        self.tracker = Some(Guarded::new(tracker));
         self.guest.qemu.prepare(Self::deadline()).map_err(|error| qemu_fault(Step::Track, &error))?;
         self.shared.tell(Event::Attached);
         Ok(())
     }
 
-    /// Runs `work` while no block I/O is under way, if rule 6 asks for it. Returns how long the guest was stopped.
-    fn while_drained<T>(
-        &mut self,
-        step: Step,
-        work: impl FnOnce(&mut Self) -> Result<T, Fault>,
-    ) -> Result<(T, Duration), Fault> {
-        if !self.drained || !self.guest.qemu.ran() {
-            return Ok((work(self)?, Duration::ZERO));
-        }
-        let began = Instant::now();
-        self.guest.qemu.pause(Self::deadline()).map_err(|error| qemu_fault(step, &error))?;
-        let done = work(self);
-        // Whatever came of the work, the guest goes on.
-        let resumed = self.guest.qemu.resume(Self::deadline()).map_err(|error| qemu_fault(step, &error));
-        let paused = began.elapsed();
-        let done = done?;
-        resumed?;
-        Ok((done, paused))
-    }
-
-    fn tracker(&self) -> Result<&Tracker, Fault> {
+    fn tracker(&self) -> Result<&Guarded, Fault> {
         self.tracker
             .as_ref()
             .ok_or_else(|| Fault::new(Code::Internal, Step::Track, Side::Source, "memory is not attached to"))
     }
 
     fn protect(&mut self) -> Result<(), Fault> {
-        let ((), paused) = self.while_drained(Step::Track, |state| {
-            let took = state.tracker()?.protect().map_err(|error| track_fault(Step::Track, &error))?;
+        let ((), paused) = while_still(self, |state, still| {
+            let took = state.tracker()?.protect(still).map_err(|error| track_fault(Step::Track, &error))?;
             tracing::debug!(?took, "protected");
             Ok(())
         })?;
@@ -236,17 +217,16 @@ impl State {
     fn scan(&mut self, last: bool) -> Result<(), Fault> {
         let step = if last { Step::Blackout } else { Step::Copy };
         let began = Instant::now();
-        let look = |state: &mut Self| {
-            let mut found = Vec::new();
+        let look = |state: &mut Self, still: &Still| {
             let tracker = state.tracker()?;
-            tracker.scan(true, &mut found).map_err(|error| track_fault(step, &error))?;
+            let found = tracker.scan(still).map_err(|error| track_fault(step, &error))?;
             if last {
                 tracker.check_mapped().map_err(|error| track_fault(step, &error))?;
             }
             Ok(found)
         };
         let (found, paused) =
-            if last { (look(self)?, Duration::ZERO) } else { self.while_drained(step, look)? };
+            if last { (look(self, &drain::held())?, Duration::ZERO) } else { while_still(self, look)? };
         let mut dirty: Vec<Extent> =
             found.into_iter().flat_map(|(block, run)| extents(block, vec![run])).collect();
         self.note_seen(&dirty);
@@ -398,6 +378,24 @@ impl State {
         }
         self.shared.tell(Event::CleanedUp);
         Ok(())
+    }
+}
+
+impl drain::Guest for State {
+    type Error = Fault;
+
+    fn must_stand(&self) -> bool {
+        self.drained && self.guest.qemu.ran()
+    }
+
+    fn stop(&mut self) -> Result<(), Fault> {
+        let step = self.shared.brain().step();
+        self.guest.qemu.pause(Self::deadline()).map_err(|error| qemu_fault(step, &error))
+    }
+
+    fn go_on(&mut self) -> Result<(), Fault> {
+        let step = self.shared.brain().step();
+        self.guest.qemu.resume(Self::deadline()).map_err(|error| qemu_fault(step, &error))
     }
 }
 

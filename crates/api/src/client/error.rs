@@ -96,7 +96,10 @@ impl ClientError {
                     .to_owned()
             }
             ClientError::Cut { id } => {
-                format!("the migration goes on; attach again with `linerate migration attach {id}`")
+                format!(
+                    "if the agent lives the migration goes on: attach again with `linerate migration attach {id}`; if it was \
+                     restarted, `linerate migration list` and `linerate vm list` on both hosts show what became of the guest"
+                )
             }
             ClientError::Agent { body, .. } => body.hint.clone(),
             ClientError::Unsendable(_) | ClientError::Request(_) | ClientError::AnswerTooLong { .. } => {

@@ -85,11 +85,21 @@ pub fn report() -> Report {
             RoundTotals {
                 number: 0,
                 bytes: 7 * GIB / 2,
-                duration_us: 7_520_000,
-                dirty_bytes_after: 210 * MIB,
+                duration_us: Some(7_520_000),
+                dirty_bytes_after: Some(210 * MIB),
             },
-            RoundTotals { number: 1, bytes: 210 * MIB, duration_us: 532_000, dirty_bytes_after: 18 * MIB },
-            RoundTotals { number: 2, bytes: 18 * MIB, duration_us: 48_000, dirty_bytes_after: 900 << 10 },
+            RoundTotals {
+                number: 1,
+                bytes: 210 * MIB,
+                duration_us: Some(532_000),
+                dirty_bytes_after: Some(18 * MIB),
+            },
+            RoundTotals {
+                number: 2,
+                bytes: 18 * MIB,
+                duration_us: Some(48_000),
+                dirty_bytes_after: Some(900 << 10),
+            },
         ],
         ram: RamTotals {
             total_bytes: 8 * GIB,

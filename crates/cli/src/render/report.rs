@@ -65,16 +65,16 @@ fn steps(report: &Report, room: usize, paint: Paint) -> Vec<String> {
 
 fn rounds(rounds: &[RoundTotals], paint: Paint) -> Vec<String> {
     let mut table = Table::new(&[Align::Left, Align::Right, Align::Right, Align::Right, Align::Right]);
-    table.row(heads(["", "carried", "time", "rate", "written meanwhile"], paint));
+    table.row(heads(["", "to carry", "time", "rate", "written meanwhile"], paint));
     for round in rounds {
         let name =
             if round.number == 0 { "first pass".to_owned() } else { format!("round {}", round.number) };
         table.row([
             name,
             bytes(round.bytes),
-            time_us(round.duration_us),
-            bit_rate(per_second(round.bytes, round.duration_us)),
-            bytes(round.dirty_bytes_after),
+            round.duration_us.map_or_else(|| "broken off".to_owned(), time_us),
+            round.duration_us.map_or_else(String::new, |time| bit_rate(per_second(round.bytes, time))),
+            round.dirty_bytes_after.map_or_else(String::new, bytes),
         ]);
     }
     if rounds.is_empty() { Vec::new() } else { with_title("Rounds", table.lines(4), paint) }

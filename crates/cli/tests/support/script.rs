@@ -161,14 +161,14 @@ impl Tape {
                 RoundTotals {
                     number: 0,
                     bytes: POPULATED,
-                    duration_us: first_pass_us,
-                    dirty_bytes_after: 240 * MIB,
+                    duration_us: Some(first_pass_us),
+                    dirty_bytes_after: Some(240 * MIB),
                 },
                 RoundTotals {
                     number: 1,
                     bytes: 240 * MIB,
-                    duration_us: copy_us - first_pass_us,
-                    dirty_bytes_after: 2 * MIB,
+                    duration_us: Some(copy_us - first_pass_us),
+                    dirty_bytes_after: Some(2 * MIB),
                 },
             ],
             ram: RamTotals {

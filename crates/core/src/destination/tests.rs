@@ -267,6 +267,7 @@ fn once_committed_nothing_ends_the_guest() {
     for state in [Resuming, Running] {
         let mut driver = Driver::at(state);
         let mut actions = driver.tell(Event::Cancel);
+        actions.extend(driver.tell(Event::Withdrawn));
         actions.extend(driver.receive(Message::Abort(fault(Code::Cancelled))));
         actions.extend(driver.tell(Event::Failed(fault(Code::HypervisorFailed))));
         driver.now = ms(3_600_000);
@@ -323,6 +324,32 @@ fn an_orphan_gives_up_unless_it_is_committed() {
         let gives_up = BEFORE_COMMIT.contains(&state) && state != Journaling;
         assert_eq!(actions.contains(&Action::TearDown), gives_up, "{state:?}: {actions:?}");
     }
+}
+
+#[test]
+fn a_withdrawal_is_heeded_unless_it_is_committed() {
+    for state in ALL {
+        let mut driver = Driver::at(state);
+        let actions = driver.tell(Event::Withdrawn);
+        let gives_up = BEFORE_COMMIT.contains(&state) && state != Journaling;
+        assert_eq!(actions.contains(&Action::TearDown), gives_up, "{state:?}: {actions:?}");
+        if gives_up {
+            let fault = driver.fault().expect("gives up");
+            assert_eq!((fault.code, fault.side), (Code::Cancelled, Side::Source), "{state:?}");
+            driver.tell(Event::TornDown);
+            assert_eq!(driver.brain.outcome(), Outcome::Aborted);
+        }
+    }
+}
+
+#[test]
+fn the_guests_name_is_known_when_the_journal_is_first_written() {
+    let mut driver = Driver::at(Waiting);
+    assert_eq!(driver.brain.guest(), "");
+    let actions = driver.receive(offer());
+    let first = actions.iter().find(|action| !matches!(action, Action::Transmit(..)));
+    assert_eq!(first, Some(&Action::Journal(DestinationPhase::Started)), "before anything is made for it");
+    assert_eq!(driver.brain.guest(), "g");
 }
 
 #[test]

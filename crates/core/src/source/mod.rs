@@ -165,6 +165,8 @@ pub enum Event {
     RolledBack(GuestState),
     /// Answer to [`Action::Query`].
     Answered(Outcome),
+    /// The destination's agent refuses connections of this session because it does not know it (any more).
+    Forgotten,
     /// [`Action::CleanUp`] is done.
     CleanedUp,
     /// The operator wants it to end.
@@ -206,6 +208,8 @@ pub enum Action {
     RollBack,
     /// Ask the destination's journal. Then perhaps [`Event::Answered`].
     Query,
+    /// The roll-back could not be told: tell it beside the session ([`crate::withdrawal`]). Nothing waits for it.
+    Withdraw,
     /// The guest is the destination's: end the source's QEMU and remove what is left. Then [`Event::CleanedUp`].
     CleanUp,
     /// It is over.
@@ -358,6 +362,7 @@ impl Source {
             Event::Failed(fault) => self.action_failed(now, fault),
             Event::RolledBack(guest) => self.rolled_back(now, guest),
             Event::Answered(outcome) => self.answered(now, outcome),
+            Event::Forgotten => self.forgotten(now),
             Event::Resolve(resume) => self.resolve(now, resume),
             Event::Tick => {}
             event => self.body_event(now, event),

@@ -41,8 +41,8 @@ impl Source {
         match &mut self.state {
             State::Copying { began } => {
                 let (began, at) = (*began, self.last_scan_at + self.config.round_interval_min);
-                if let Some(round) = self.statistics.rounds.last_mut().filter(|round| round.took.is_zero()) {
-                    round.took = now - began;
+                if let Some(round) = self.statistics.rounds.last_mut() {
+                    round.took.get_or_insert(now - began);
                 }
                 // Copying went on beside the start of the waiting guest; rounds, and what follows, do not.
                 if matches!(self.preparation, Preparation::Done { .. }) {
@@ -94,7 +94,7 @@ impl Source {
             self.statistics.dirty_bytes_per_s = found as f64 / span;
         }
         if let Some(round) = self.statistics.rounds.last_mut() {
-            (round.dirty_bytes_after, round.scan) = (bytes, took);
+            (round.dirty_bytes_after, round.scan) = (Some(bytes), took);
         }
         let end = RoundEnd {
             round: self.round,

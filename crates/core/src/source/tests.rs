@@ -300,9 +300,44 @@ fn the_peers_abort_rolls_back_in_each_state_until_the_guest_is_given_up() {
     }
 }
 
+#[test]
+fn a_destination_that_has_forgotten_the_session_rolls_it_back_before_commit() {
+    for state in all() {
+        let mut driver = Driver::at(state);
+        let actions = driver.tell(Event::Forgotten);
+        let heeded = BEFORE_COMMIT.contains(&state);
+        assert_eq!(actions.contains(&Action::RollBack), heeded, "{state:?}: {actions:?}");
+        if heeded {
+            let fault = driver.fault().expect("rolls back");
+            assert_eq!((fault.code, fault.side), (Code::AgentRestarted, Side::Destination), "{state:?}");
+            let ends = driver.tell(Event::RolledBack(GuestState::RunsAtSource));
+            assert!(!ends.contains(&Action::Withdraw), "{state:?}: there is nothing to withdraw");
+        }
+    }
+}
+
+#[test]
+fn a_roll_back_that_nobody_could_be_told_of_is_withdrawn_and_no_other() {
+    for state in BEFORE_COMMIT {
+        for told in [false, true] {
+            let mut driver = Driver::at(state);
+            driver.tell(Event::Failed(fault(Code::HypervisorFailed)));
+            if told {
+                driver.receive(Message::Aborted);
+            } else {
+                driver.tell(Event::PathLost(PATH));
+            }
+            let actions = driver.tell(Event::RolledBack(GuestState::RunsAtSource));
+            assert!(actions.iter().any(|action| matches!(action, Action::End(_))), "{state:?}: {actions:?}");
+            assert_eq!(actions.contains(&Action::Withdraw), !told, "{state:?}: {actions:?}");
+        }
+    }
+}
+
 /// Everything that may go wrong at once, and an hour without an answer.
 fn torment(driver: &mut Driver) -> Vec<Action> {
     let mut actions = driver.tell(Event::Cancel);
+    actions.extend(driver.tell(Event::Forgotten));
     actions.extend(driver.tell(Event::Failed(fault(Code::HypervisorFailed))));
     for (message, _) in messages() {
         if !matches!(message, Message::Running { .. }) {
@@ -326,6 +361,7 @@ fn after_commit_it_never_resumes_by_itself() {
     let mut driver = Driver::at(Committing);
     let actions = torment(&mut driver);
     assert!(!actions.contains(&Action::RollBack), "{actions:?}");
+    assert!(!actions.contains(&Action::Withdraw), "{actions:?}");
     assert!(actions.iter().filter(|action| **action == Action::Query).count() > 3000, "it keeps asking");
     assert!(driver.brain.is_undecided() && !driver.brain.can_resume());
 }

@@ -68,8 +68,8 @@ impl SourceQemu {
             return Err(MigrateError::Busy(status));
         }
         let wanted = ["x-ignore-shared", "events", "pause-before-switchover"];
-        // RAM is not QEMU's business: no limit of its own may delay the switch-over.
-        let parameters = json!({ "max-bandwidth": 1_u64 << 40, "downtime-limit": 300_000 });
+        let parameters =
+            json!({ "max-bandwidth": 1_u64 << 40, "downtime-limit": LIVE_LIMIT.as_millis() as u64 });
         let applied = Settings::apply(&mut self.qmp, &wanted, parameters, deadline);
         // Even half applied settings are put back by `cancel`.
         self.settings = Some(Settings::ours_off());

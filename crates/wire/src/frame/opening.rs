@@ -19,11 +19,14 @@ pub enum Role {
     Data = 3,
     /// Asks how the session ended; answered by an OUTCOME and closed.
     Query = 4,
+    /// The source has rolled back: whatever waits for the session is to be given up, unless it is committed. Answered by an
+    /// OUTCOME and closed.
+    Withdraw = 5,
 }
 
 impl Role {
     /// All roles, for tables and tests.
-    pub const ALL: [Role; 4] = [Role::ControlNew, Role::ControlJoin, Role::Data, Role::Query];
+    pub const ALL: [Role; 5] = [Role::ControlNew, Role::ControlJoin, Role::Data, Role::Query, Role::Withdraw];
 
     /// The role with this number.
     pub fn from_number(number: u8) -> Option<Role> {
