@@ -508,3 +508,21 @@ fn what_a_channel_sets_off_wants_attention() {
     source.channel_lost(Time::ZERO, 3);
     assert!(source.wants_attention(), "a fence has to be asked for");
 }
+
+#[test]
+fn the_hypervisors_stream_waits_for_the_destination_only_while_the_guest_runs() {
+    let mut driver = Driver::at(Switching);
+    while !driver.brain.holds_stream_back() {
+        driver.tell(Event::DeviceState(vec![1]));
+        assert!(driver.brain.control.unacknowledged() < 100, "it is never held back");
+    }
+    let through = driver.brain.control.unacknowledged() as u64 + driver.sequence;
+    driver.tell(Event::ControlAcknowledged { path: PATH, through: through + 100 });
+    assert!(!driver.brain.holds_stream_back(), "the destination has it");
+    for _ in 0..100 {
+        driver.tell(Event::DeviceState(vec![1]));
+    }
+    assert!(driver.brain.holds_stream_back());
+    driver.tell(Event::Holding);
+    assert!(!driver.brain.holds_stream_back(), "the guest stands: QEMU must not wait for anybody");
+}
