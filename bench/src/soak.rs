@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
+use linerate_api::BlackoutSplit;
 use linerate_lab::{DiskMode, GuestParameters, GuestSpec, QemuVersion, guest, make_disk};
 use serde::Serialize;
 
@@ -86,6 +87,9 @@ struct Move {
     completed: bool,
     total_s: f64,
     blackout_ms: Option<f64>,
+    /// Where it went.
+    blackout: Option<BlackoutSplit>,
+    device_state_bytes: u64,
     pauses_ms: Option<f64>,
     seen_gap_ms: f64,
     verified: Option<bool>,
@@ -273,6 +277,8 @@ fn back_or_forth(
         completed: ending.completed(),
         total_s: ending.total.as_secs_f64(),
         blackout_ms: report.and_then(|report| Some(report.blackout?.total_us as f64 / 1e3)),
+        blackout: report.and_then(|report| report.blackout),
+        device_state_bytes: report.map_or(0, |report| report.device_state_bytes),
         pauses_ms: report.map(|report| report.pauses_us as f64 / 1e3),
         seen_gap_ms: seen.longest_gap_us as f64 / 1e3,
         verified: report.and_then(|report| report.verified),

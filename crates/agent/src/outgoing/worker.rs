@@ -30,6 +30,8 @@ const HOLD_WAIT: Duration = Duration::from_secs(30);
 /// A throttled guest is stopped for a part of each of these: short enough for its clocks and network, long enough that
 /// stopping and resuming do not count.
 const THROTTLE_PERIOD: Duration = Duration::from_millis(100);
+/// Between two looks at whether the destination has taken what came of QEMU's stream while the guest runs.
+const LIVE_PAUSE: Duration = Duration::from_millis(1);
 /// Further tries to take a guest back whose QEMU did not do it at once.
 const TAKE_BACK_TRIES: u32 = 5;
 
@@ -268,9 +270,13 @@ impl State {
             |error: std::io::Error| fault(Code::HypervisorFailed, Step::Blackout, Side::Source, &error);
         let _ = std::fs::remove_file(&self.guest.state_socket);
         let listener = UnixListener::bind(&self.guest.state_socket).map_err(failed)?;
-        let shared = self.shared.clone();
-        let stream =
-            device_state::Reader::start(listener, move |bytes| shared.tell(Event::DeviceState(bytes)));
+        let (shared, abandon) = (self.shared.clone(), self.abandon.clone());
+        let stream = device_state::Reader::start(listener, move |bytes| {
+            shared.tell(Event::DeviceState(bytes));
+            while shared.brain().holds_stream_back() && !abandon.load(Ordering::SeqCst) {
+                std::thread::sleep(LIVE_PAUSE);
+            }
+        });
         self.stream = Some(stream.map_err(failed)?);
         let qemu = &mut self.guest.qemu;
         qemu.begin(&self.guest.state_socket, Self::deadline())

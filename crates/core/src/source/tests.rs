@@ -573,3 +573,21 @@ fn a_second_word_that_the_guest_stands_is_refused() {
     driver.receive(prepared(vec![]));
     assert_eq!(driver.fault().map(|fault| fault.code), Some(Code::ProtocolViolation));
 }
+
+#[test]
+fn the_hypervisors_stream_waits_for_the_destination_only_while_the_guest_runs() {
+    let mut driver = Driver::at(Switching);
+    while !driver.brain.holds_stream_back() {
+        driver.tell(Event::DeviceState(vec![1]));
+        assert!(driver.brain.control.unacknowledged() < 100, "it is never held back");
+    }
+    let through = driver.brain.control.unacknowledged() as u64 + driver.sequence;
+    driver.tell(Event::ControlAcknowledged { path: PATH, through: through + 100 });
+    assert!(!driver.brain.holds_stream_back(), "the destination has it");
+    for _ in 0..100 {
+        driver.tell(Event::DeviceState(vec![1]));
+    }
+    assert!(driver.brain.holds_stream_back());
+    driver.tell(Event::Holding);
+    assert!(!driver.brain.holds_stream_back(), "the guest stands: QEMU must not wait for anybody");
+}
