@@ -97,6 +97,10 @@ pub enum BenchEvent {
     Progress {
         /// From 0 to 1.
         fraction: f64,
+        /// Where it will be when what is measured now is done.
+        until: f64,
+        /// How long that may take, milliseconds, so that a bar can move meanwhile.
+        expected_ms: u32,
         /// What is measured now.
         doing: String,
     },
