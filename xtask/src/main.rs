@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail};
 const FLOORS: &[(&str, u8)] = &[
     ("linerate-wire", 1),
     ("linerate-api", 1),
+    ("linerate-chart", 1),
     ("linerate-core", 2),
     ("linerate-net", 3),
     ("linerate-memory", 3),
@@ -27,6 +28,7 @@ const FLOORS: &[(&str, u8)] = &[
 const PURE: &[(&str, &[&str])] = &[
     ("linerate-wire", &["crc-fast", "thiserror"]),
     ("linerate-core", &["linerate-wire", "thiserror"]),
+    ("linerate-chart", &[]),
     ("linerate-plan", &["linerate-core", "linerate-wire"]),
 ];
 

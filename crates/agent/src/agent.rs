@@ -14,6 +14,7 @@ use linerate_net::tcp::listen::Accepted;
 use linerate_wire::frame::{Role as Purpose, Welcome};
 use linerate_wire::negotiate;
 
+use crate::bench;
 use crate::clock::unix_ms;
 use crate::config::Config;
 use crate::faults::{chain, fault};
@@ -35,6 +36,8 @@ pub struct Agent {
     pub registry: Registry,
     /// What the configured QEMU programs say of themselves.
     pub qemu_cache: QemuCache,
+    /// Measurements of the wires.
+    pub bench: Arc<bench::Host>,
     /// When the agent was started.
     pub started: Instant,
     /// Guests whose migration is just beginning.
@@ -52,7 +55,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Agent {
     /// An agent that knows no session yet.
     pub fn new(config: Config, journal: Journal, registry: Registry) -> Agent {
+        let bench = Arc::new(bench::Host::new(config.name.clone(), config.listen.clone()));
         Agent {
+            bench,
             config,
             journal: Arc::new(journal),
             registry,
@@ -75,6 +80,7 @@ impl Agent {
         begin: impl FnOnce() -> Result<Arc<Outgoing>, Fault>,
     ) -> Result<Arc<Outgoing>, Fault> {
         self.claim(guest)?;
+        self.bench.give_way();
         let begun = begin();
         if let Ok(begun) = &begun {
             let mut outgoing = lock(&self.outgoing);
@@ -105,6 +111,11 @@ impl Agent {
             None => format!("{guest}: a migration is just beginning"),
         };
         Err(Fault::new(Code::GuestBusy, Step::Resolve, Side::Source, detail))
+    }
+
+    /// Guests are being moved from or to this host.
+    pub fn is_migrating(&self) -> bool {
+        self.outgoing().iter().any(|one| !one.is_over()) || !self.coming().is_empty()
     }
 
     /// Migrations that leave, ended ones too.
@@ -191,6 +202,10 @@ impl Agent {
                 accepted.outcome(outcome).map_err(|error| chain(&error))
             }
             Purpose::Withdraw => self.withdrawn(accepted),
+            Purpose::Bench | Purpose::BenchData => {
+                bench::accept(&self.bench, accepted, self.is_migrating());
+                Ok(())
+            }
             _ => self.join(accepted),
         };
         if let Err(error) = handled {
@@ -257,6 +272,7 @@ impl Agent {
                 if known.is_some() {
                     return Err(refusal(Code::ProtocolViolation, "this session was here before"));
                 }
+                self.bench.give_way();
                 let session = Incoming::start(self, hello.session, hello.token, accepted.peer)
                     .map_err(|error| fault(Code::Internal, Step::Authorise, Side::Destination, &error))?;
                 incoming.insert(hello.session, session.clone());

@@ -77,7 +77,7 @@ impl Qemu {
     }
 }
 
-fn host_name() -> String {
+pub(crate) fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 

@@ -5,12 +5,14 @@
 //! | [`config`], [`journal`] | what the operator says, what must be known after a crash |
 //! | `agent` | what all parts share; who is told about a connection from another agent |
 //! | `outgoing`, `incoming` | the bodies of the brain's two state machines |
+//! | [`bench`] | measuring the wires |
 //! | `recover`, `undecided` | after a crash |
 //! | `server` | the local API |
 //! | `hub`, `convert` | events of a migration, and the brain's words in the API's |
 //! | `ram`, `digest`, `device_state`, `clock`, `faults` | small things that both bodies use |
 
 mod agent;
+pub mod bench;
 mod clock;
 pub mod config;
 mod control;

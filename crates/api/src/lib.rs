@@ -10,10 +10,12 @@
 //! | [`GuestSummary`], [`StartGuest`] … | guests |
 //! | [`MigrateRequest`], [`MigrationSummary`] … | migrations, and sessions that a crash left undecided |
 //! | [`Event`] | what is seen while one runs: one JSON document a line, the last is [`EventKind::Finished`] |
+//! | [`BenchRequest`], [`BenchEvent`], [`BenchReport`] | measuring the wires |
 //! | [`Report`] | what it was, once it is over |
 //! | [`ErrorBody`] | why not |
 //! | [`Client`] | asks an agent |
 
+mod bench;
 mod client;
 mod error;
 mod event;
@@ -24,7 +26,11 @@ mod report;
 mod status;
 mod step;
 
-pub use client::{Client, ClientError, EventStream};
+pub use bench::{
+    Bandwidth, BenchCpu, BenchDirection, BenchEvent, BenchLink, BenchPort, BenchReport, BenchRequest,
+    BenchTest, BenchTransport, LinkBandwidth, PingPong, PingPongRow, Rates,
+};
+pub use client::{BenchStream, Client, ClientError, EventStream};
 pub use error::{ErrorBody, code};
 pub use event::{Event, EventKind, LinkProgress, LinkState, Progress, StepState};
 pub use guest::{

@@ -21,9 +21,12 @@ pub const MIGRATION: &str = "/v1/migrations/{id}";
 pub const MIGRATION_EVENTS: &str = "/v1/migrations/{id}/events";
 /// `POST` [`ResolveRequest`](crate::ResolveRequest): 200, [`MigrationSummary`](crate::MigrationSummary).
 pub const SESSION_RESOLVE: &str = "/v1/sessions/{id}/resolve";
+/// `POST` [`BenchRequest`](crate::BenchRequest): 200, [`BenchEvent`](crate::BenchEvent)s, one a line. Closing the connection
+/// stops the measurement.
+pub const BENCH: &str = "/v1/bench";
 
 /// Every endpoint: method and path.
-pub const TABLE: [(&str, &str); 12] = [
+pub const TABLE: [(&str, &str); 13] = [
     ("GET", STATUS),
     ("GET", GUESTS),
     ("POST", GUESTS),
@@ -36,6 +39,7 @@ pub const TABLE: [(&str, &str); 12] = [
     ("DELETE", MIGRATION),
     ("GET", MIGRATION_EVENTS),
     ("POST", SESSION_RESOLVE),
+    ("POST", BENCH),
 ];
 
 /// The path with its one parameter filled in, percent-encoded.

@@ -62,6 +62,8 @@ const REFUSALS: &[&str] = &[
     "resource_missing",
     "guest_differs",
     "too_late",
+    "bench_busy",
+    "migration_under_way",
 ];
 
 /// How to end when the agent said this. Where the guest is counts more than why.

@@ -8,6 +8,10 @@ use linerate_api::{MigrateRequest, MigrationId};
 
 use crate::units;
 
+mod bench;
+
+pub use bench::{BenchCommand, BenchFlags};
+
 /// Moves running virtual machines between KVM hosts over every link they share.
 #[derive(Debug, Parser)]
 #[command(name = "linerate", version, arg_required_else_help = true, after_help = crate::exit::help())]
@@ -36,6 +40,9 @@ pub enum Command {
     /// See, start, stop or take over guests
     #[command(subcommand)]
     Vm(VmCommand),
+    /// Measure the wires to another host
+    #[command(subcommand)]
+    Bench(BenchCommand),
     /// Say how the agent is
     Status,
     /// Decide an undecided session by hand, when the other host will never answer

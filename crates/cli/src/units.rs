@@ -113,6 +113,31 @@ pub fn timeout_s(text: &str) -> Result<u32, UnitError> {
     }
 }
 
+/// How long a measurement takes, in milliseconds, 1 ms to 300 s; a bare number is seconds.
+pub fn bench_ms(text: &str) -> Result<u32, UnitError> {
+    let duration = duration(text, Duration::from_secs(1))?;
+    match u32::try_from(duration.as_millis()) {
+        Ok(ms @ 1..=300_000) => Ok(ms),
+        _ => Err(UnitError::OutOfRange("between 1ms and 300s".into())),
+    }
+}
+
+/// Size of a message in bytes, at most 4 MiB; `K` and `M` are powers of 1024.
+pub fn size(text: &str) -> Result<u32, UnitError> {
+    let (value, unit) = number(text)?;
+    let each = match unit {
+        "" | "B" => 1.0,
+        "K" | "KiB" => 1024.0,
+        "M" | "MiB" => 1_048_576.0,
+        other => return Err(UnitError::UnknownUnit(other.to_owned(), "4, 64KiB or 4MiB")),
+    };
+    let bytes = value * each;
+    if bytes > 4_194_304.0 {
+        return Err(UnitError::OutOfRange("at most 4 MiB".into()));
+    }
+    Ok(bytes as u32)
+}
+
 /// A network, as it was written.
 pub fn network(text: &str) -> Result<String, UnitError> {
     let (address, prefix) = text.split_once('/').ok_or(UnitError::NotANetwork)?;
@@ -184,6 +209,21 @@ mod tests {
         assert_eq!(timeout_s("2min"), Ok(120));
         assert!(matches!(timeout_s("1ms"), Err(UnitError::OutOfRange(_))));
         assert_eq!(timeout_s("30 parsecs"), Err(UnitError::UnknownUnit("parsecs".into(), DURATIONS)));
+    }
+
+    #[test]
+    fn sizes_of_messages_and_times_of_measurements() {
+        assert_eq!(
+            [size("0"), size("4"), size("64KiB"), size("4M")],
+            [Ok(0), Ok(4), Ok(65_536), Ok(4 << 20)]
+        );
+        assert!(
+            matches!(size("5MiB"), Err(UnitError::OutOfRange(_)))
+                && size("4kb").is_err()
+                && size("-1").is_err()
+        );
+        assert_eq!([bench_ms("5"), bench_ms("250ms")], [Ok(5000), Ok(250)]);
+        assert!(bench_ms("0").is_err() && bench_ms("301").is_err());
     }
 
     #[test]

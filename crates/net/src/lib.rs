@@ -5,6 +5,7 @@
 //! * [`fence`], [`table`]: how a destination makes sure that nothing more is written.
 //! * [`pump`]: the source's data path; [`pacer`]: the bandwidth limit over all of it.
 //! * [`control`]: control connections.
+//! * [`wires`]: connections that are measured instead of used.
 //! * [`region`]: what a carrier needs of the memory that it moves.
 
 pub mod channel;
@@ -23,3 +24,4 @@ mod socket;
 pub mod stats;
 pub mod table;
 pub mod tcp;
+pub mod wires;

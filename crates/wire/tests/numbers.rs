@@ -139,7 +139,15 @@ fn steps_sides_states_roles_outcomes() {
     );
     expect(
         small_table(Role::from_number),
-        &[(1, "ControlNew"), (2, "ControlJoin"), (3, "Data"), (4, "Query"), (5, "Withdraw")],
+        &[
+            (1, "ControlNew"),
+            (2, "ControlJoin"),
+            (3, "Data"),
+            (4, "Query"),
+            (5, "Withdraw"),
+            (16, "Bench"),
+            (17, "BenchData"),
+        ],
     );
     expect(
         small_table(Outcome::from_number),

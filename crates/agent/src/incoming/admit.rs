@@ -175,18 +175,5 @@ fn check(
 /// Where connections are taken, and what is known of the ports behind the addresses.
 pub(super) fn endpoints(agent: &Agent) -> Result<Vec<Endpoint>, Fault> {
     let interfaces = interfaces::list().map_err(|error| refuse_error(Code::NoLink, &error))?;
-    let endpoint = |address: &std::net::SocketAddr| {
-        let mut ports = interfaces.iter().flat_map(|port| port.addresses.iter().map(move |own| (port, own)));
-        let (port, own) = ports.find(|(_, own)| own.ip == address.ip())?;
-        Some(Endpoint {
-            interface: port.name.clone(),
-            address: *address,
-            prefix: own.prefix,
-            speed_mbps: port.speed_mbps,
-            mtu: port.mtu,
-            numa: port.numa,
-            up: port.usable(),
-        })
-    };
-    Ok(agent.config.listen.iter().filter_map(endpoint).collect())
+    Ok(crate::bench::endpoints(&interfaces, &agent.config.listen))
 }

@@ -41,6 +41,7 @@ use crate::ram::Ram;
 use board::Board;
 
 pub(crate) use links::ask_any;
+pub(crate) use start::addresses;
 pub use start::start;
 pub(crate) use withdraw::withdraw;
 

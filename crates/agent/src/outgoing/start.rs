@@ -191,19 +191,19 @@ fn source_config(request: &MigrateRequest, found: &Found) -> Result<source::Conf
     Ok(config)
 }
 
-/// `HOST` or `HOST:PORT`, as addresses.
 fn resolve(to: &str) -> Result<Vec<SocketAddr>, Fault> {
-    let failed = |error: std::io::Error| {
+    addresses(to).map_err(|error| {
         let detail = format!("cannot find the host {to}: {error}");
         Fault::new(Code::NoLink, Step::Resolve, Side::Source, detail)
-    };
+    })
+}
+
+/// `HOST` or `HOST:PORT`, as addresses; at least one.
+pub(crate) fn addresses(to: &str) -> std::io::Result<Vec<SocketAddr>> {
     let found =
         to.to_socket_addrs().or_else(|_| (to.trim_matches(['[', ']']), DEFAULT_PORT).to_socket_addrs());
-    let addresses: Vec<SocketAddr> = found.map_err(failed)?.collect();
-    if addresses.is_empty() {
-        return Err(failed(std::io::Error::other("the name has no address")));
-    }
-    Ok(addresses)
+    let addresses: Vec<SocketAddr> = found?.collect();
+    if addresses.is_empty() { Err(std::io::Error::other("the name has no address")) } else { Ok(addresses) }
 }
 
 fn first(peer: SocketAddr, others: Vec<SocketAddr>) -> Vec<SocketAddr> {

@@ -73,6 +73,9 @@ pub enum ClientError {
         /// The migration.
         id: MigrationId,
     },
+    /// The event stream of a measurement ended before the measurement did.
+    #[error("the agent broke the measurement off without a word")]
+    BenchCut,
 }
 
 impl ClientError {
@@ -101,6 +104,7 @@ impl ClientError {
                      restarted, `linerate migration list` and `linerate vm list` on both hosts show what became of the guest"
                 )
             }
+            ClientError::BenchCut => "see whether the agent was stopped, and its log".to_owned(),
             ClientError::Agent { body, .. } => body.hint.clone(),
             ClientError::Unsendable(_) | ClientError::Request(_) | ClientError::AnswerTooLong { .. } => {
                 "this is a defect in linerate; please report it with the command that was run".to_owned()

@@ -1,5 +1,6 @@
 //! Asks an agent over its UNIX socket: one connection for each request, every answer capped, every wait with a deadline.
 
+mod bench;
 mod error;
 mod events;
 mod transport;
@@ -11,10 +12,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::{
-    AdoptGuest, AgentStatus, Decision, GuestDetail, GuestSummary, MigrateRequest, MigrationDetail,
-    MigrationId, MigrationStarted, MigrationSummary, ResolveRequest, StartGuest, StopGuest, paths,
+    AdoptGuest, AgentStatus, BenchRequest, Decision, GuestDetail, GuestSummary, MigrateRequest,
+    MigrationDetail, MigrationId, MigrationStarted, MigrationSummary, ResolveRequest, StartGuest, StopGuest,
+    paths,
 };
 
+pub use bench::BenchStream;
 pub use error::ClientError;
 pub use events::EventStream;
 
@@ -105,6 +108,13 @@ impl Client {
         let path = paths::fill(paths::MIGRATION_EVENTS, &id.0);
         let answer = transport::send(&self.socket, "GET", &path, None, QUICK).await?;
         Ok(EventStream::new(answer, id.clone()))
+    }
+
+    /// Measures the wires to another host. Dropping the stream stops it.
+    pub async fn bench(&self, request: &BenchRequest) -> Result<BenchStream, ClientError> {
+        let body = serde_json::to_vec(request).map_err(ClientError::Request)?;
+        let answer = transport::send(&self.socket, "POST", paths::BENCH, Some(body), QUICK).await?;
+        Ok(BenchStream::new(answer))
     }
 
     async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {

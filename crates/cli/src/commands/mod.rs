@@ -1,6 +1,7 @@
 //! One module for each command.
 
 mod agent;
+mod bench;
 mod completions;
 mod man;
 mod migrate;
@@ -24,11 +25,12 @@ pub fn run(command: Command, context: &Context) -> Result<Exit, Failure> {
     }
 }
 
-/// The commands that ask an agent.
+/// The commands that ask an agent, or wait for something else.
 async fn ask(command: Command, context: &Context) -> Result<Exit, Failure> {
     match command {
         Command::Migrate(flags) => migrate::run(&flags, context).await,
         Command::Migration(command) => migration::run(command, context).await,
+        Command::Bench(command) => bench::run(&command, context).await,
         Command::Vm(command) => vm::run(command, context).await,
         Command::Resolve(flags) => resolve::run(&flags, context).await,
         Command::Status | Command::Agent(_) | Command::Completions { .. } | Command::Man { .. } => {

@@ -33,6 +33,11 @@ impl Stream {
         Ok(Stream(Arc::new(socket)))
     }
 
+    /// Address of this end; `None` if it is not connected over IP.
+    pub fn own_address(&self) -> Option<std::net::SocketAddr> {
+        socket2::SockRef::from(self).local_addr().ok()?.as_socket()
+    }
+
     /// Ends the connection in both directions.
     pub fn closer(&self) -> Closer {
         let stream = self.clone();

@@ -22,11 +22,24 @@ pub enum Role {
     /// The source has rolled back: whatever waits for the session is to be given up, unless it is committed. Answered by an
     /// OUTCOME and closed.
     Withdraw = 5,
+    // Roles from 16 on have nothing to do with migrations.
+    /// A measurement of the wires: its conversation. Not a session of a migration; `linerate-agent` has the documents.
+    Bench = 16,
+    /// A connection that is measured; HELLO names link and channel.
+    BenchData = 17,
 }
 
 impl Role {
     /// All roles, for tables and tests.
-    pub const ALL: [Role; 5] = [Role::ControlNew, Role::ControlJoin, Role::Data, Role::Query, Role::Withdraw];
+    pub const ALL: [Role; 7] = [
+        Role::ControlNew,
+        Role::ControlJoin,
+        Role::Data,
+        Role::Query,
+        Role::Withdraw,
+        Role::Bench,
+        Role::BenchData,
+    ];
 
     /// The role with this number.
     pub fn from_number(number: u8) -> Option<Role> {
@@ -47,7 +60,7 @@ pub struct Hello {
     pub role: Role,
     /// The link that the connection runs over.
     pub link: u16,
-    /// The channel, for [`Role::Data`]; 0 for the others.
+    /// The channel, for [`Role::Data`] and [`Role::BenchData`]; 0 for the others.
     pub channel: u32,
     /// Shows that the peer belongs to the session. For [`Role::ControlNew`] it is the one to be shown from then on.
     pub token: Token,
