@@ -6,6 +6,7 @@
 //! | [`run`] | the comparison: cases, methods, figures, targets, tables, charts |
 //! | [`soak`] | back and forth, both QEMU versions, three cache modes |
 //! | [`faults`] | links cut at random instants; faults at each step on each side |
+//! | [`wires`] | the ping-pong against one in plain C |
 //! | [`site`], [`moving`], [`transcript`] | two hosts with agents; one migration; a guest's console over all its moves |
 //! | [`cpu`], [`statistics`], [`random`], [`output`], [`interrupt`] | small tools |
 //!
@@ -24,6 +25,7 @@ mod site;
 mod soak;
 mod statistics;
 mod transcript;
+mod wires;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -48,6 +50,8 @@ enum Command {
     Soak(soak::Flags),
     /// Cut links and kill everything at every step
     Faults(faults::Flags),
+    /// Hold `linerate bench pingpong` against a plain C ping-pong
+    Wires(wires::Flags),
 }
 
 /// What every kind of run is given.
@@ -67,6 +71,7 @@ fn main() -> ExitCode {
         Command::Run(flags) => run::run(flags, arguments.json),
         Command::Soak(flags) => soak::run(flags, arguments.json),
         Command::Faults(flags) => faults::run(flags, arguments.json),
+        Command::Wires(flags) => wires::run(flags, arguments.json),
     });
     match ran {
         Ok(true) => ExitCode::SUCCESS,

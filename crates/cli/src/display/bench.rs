@@ -15,7 +15,7 @@ pub enum BenchDisplay {
     /// Redrawn in place on standard error.
     Live(Box<Live>),
     /// Lines on standard error.
-    Plain(Paint),
+    Plain,
     /// Nothing.
     Quiet,
 }
@@ -37,7 +37,7 @@ impl BenchDisplay {
         let paint = context.err.paint;
         match (context.json || quiet, context.err.live) {
             (true, _) => BenchDisplay::Quiet,
-            (false, false) => BenchDisplay::Plain(paint),
+            (false, false) => BenchDisplay::Plain,
             (false, true) => BenchDisplay::Live(Box::new(Live {
                 canvas: Canvas::new(),
                 paint,
@@ -58,7 +58,7 @@ impl BenchDisplay {
                 (live.fraction, live.until, live.expected) = (fraction, until, expected);
                 (live.heard, live.doing) = (Instant::now(), doing);
             }
-            BenchDisplay::Plain(_) => {
+            BenchDisplay::Plain => {
                 eprintln_quietly(&format!("{:>3.0} %  {}", fraction * 100.0, clean(&doing)))
             }
             BenchDisplay::Quiet => {}
@@ -120,6 +120,6 @@ mod tests {
         assert_eq!(moved(0.3, 0.9, Duration::from_secs(9), Duration::ZERO), 0.3);
         let drawn = line(0.5, "eth1 → 10.0.1.2, 65536 bytes", 50, Paint::PLAIN);
         assert_eq!(drawn, "━━━━━━━━━━━━━━━───────────────   50 %  eth1 → 10.0");
-        assert_eq!(drawn.chars().count(), 49);
+        assert_eq!(drawn.chars().count(), 50);
     }
 }
