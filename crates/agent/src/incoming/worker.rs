@@ -39,7 +39,6 @@ const ORPHANED_WITHIN: Duration = Duration::from_secs(2);
 const RUN_TRIES: u32 = 10;
 
 /// What the worker is asked to do; the brain's actions that deal with the guest.
-#[derive(Debug)]
 pub(super) enum Job {
     Admit { guest: String, description: String, regions: Vec<RegionInfo> },
     Prepare,
@@ -48,6 +47,21 @@ pub(super) enum Job {
     FinishDeviceState,
     Run { cpu_before: Duration },
     TearDown,
+}
+
+impl Job {
+    /// For the log. Not by `Debug`: a piece of device state in digits costs more than loading it, in the blackout.
+    fn name(&self) -> &'static str {
+        match self {
+            Job::Admit { .. } => "admit",
+            Job::Prepare => "prepare",
+            Job::Seal { .. } => "seal",
+            Job::LoadDeviceState(_) => "load device state",
+            Job::FinishDeviceState => "finish device state",
+            Job::Run { .. } => "run",
+            Job::TearDown => "tear down",
+        }
+    }
 }
 
 /// The worker's handle.
@@ -117,8 +131,7 @@ impl State {
                 continue;
             }
             let began = Instant::now();
-            let name = format!("{job:?}");
-            let name = name.split([' ', '{', '(']).next().unwrap_or_default().to_owned();
+            let name = job.name();
             let done = self.work(job);
             tracing::debug!(job = name, took = ?began.elapsed(), ok = done.is_ok(), "guest job");
             if let Err(fault) = done {
