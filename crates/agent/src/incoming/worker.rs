@@ -290,6 +290,9 @@ impl State {
         let took = began.elapsed();
         self.shared.tell(Event::GuestRuns { took, cpu: cpu_time().saturating_sub(cpu_before) });
         qemu.settle(Instant::now() + QMP_WAIT);
+        // QEMU serves one QMP client at a time, and a session whose source died waits a minute for its last word: whoever wants
+        // to see or move the guest must not wait for that.
+        self.guest = None;
         self.writer = None;
         if let Some(admitted) = &self.admitted {
             let _ = std::fs::remove_file(admitted.folder.join("state.sock"));
