@@ -42,7 +42,6 @@ const ORPHANED_WITHIN: Duration = Duration::from_secs(2);
 const RUN_TRIES: u32 = 10;
 
 /// What the worker is asked to do; the brain's actions that deal with the guest.
-#[derive(Debug)]
 pub(super) enum Job {
     Admit { guest: String, description: String, regions: Vec<RegionInfo> },
     Prepare,
@@ -51,6 +50,21 @@ pub(super) enum Job {
     FinishDeviceState,
     Run { cpu_before: Duration },
     TearDown,
+}
+
+impl Job {
+    /// For the log. Not by `Debug`: a piece of device state in digits costs more than loading it, in the blackout.
+    fn name(&self) -> &'static str {
+        match self {
+            Job::Admit { .. } => "admit",
+            Job::Prepare => "prepare",
+            Job::Seal { .. } => "seal",
+            Job::LoadDeviceState(_) => "load device state",
+            Job::FinishDeviceState => "finish device state",
+            Job::Run { .. } => "run",
+            Job::TearDown => "tear down",
+        }
+    }
 }
 
 /// The worker's handle.
@@ -120,8 +134,7 @@ impl State {
                 continue;
             }
             let began = Instant::now();
-            let name = format!("{job:?}");
-            let name = name.split([' ', '{', '(']).next().unwrap_or_default().to_owned();
+            let name = job.name();
             let done = self.work(job);
             tracing::debug!(job = name, took = ?began.elapsed(), ok = done.is_ok(), "guest job");
             if let Err(fault) = done {
@@ -284,6 +297,9 @@ impl State {
         let took = began.elapsed();
         self.shared.tell(Event::GuestRuns { took, cpu: cpu_time().saturating_sub(cpu_before) });
         qemu.settle(Instant::now() + QMP_WAIT);
+        // QEMU serves one QMP client at a time, and a session whose source died waits a minute for its last word: whoever wants
+        // to see or move the guest must not wait for that.
+        self.guest = None;
         self.writer = None;
         if let Some(admitted) = &self.admitted {
             let _ = std::fs::remove_file(admitted.folder.join("state.sock"));
