@@ -168,13 +168,14 @@ copy_modules() { # ROOT FOLDER
 step_guest() {
     busybox=$(command -v busybox) || die "busybox is missing: run lab/install.sh packages"
     [ -e "$CACHE/kernel/version" ] || step_kernel
-    stamp=$(cat "$LAB"/guest/*.c "$LAB"/guest/*.h "$LAB"/guest/Makefile "$CACHE/kernel/.stamp" "$CACHE/kernel/version" "$busybox" |
+    stamp=$(cat "$LAB"/guest/*.c "$LAB"/guest/*.h "$LAB"/guest/Makefile "$LAB"/guest/bare/* "$CACHE/kernel/.stamp" "$CACHE/kernel/version" "$busybox" |
         sha256sum | cut -d' ' -f1)
     fresh "$CACHE/guest" "$stamp" && return 0
     say "building the guest"
     work=$WORK/guest
     mkdir -p "$work/root/bin" "$work/root/modules" "$work/root/proc" "$work/root/sys" "$work/root/dev" "$work/guest"
     make -s -C "$LAB/guest" OUT="$work/root/init"
+    make -s -C "$LAB/guest/bare" OUT="$work/guest/bare"
     cp "$busybox" "$work/root/bin/busybox"
     ln -s busybox "$work/root/bin/sh"
     cp "$CACHE"/kernel/modules/*.ko "$work/root/modules/"

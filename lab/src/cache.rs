@@ -62,6 +62,11 @@ impl Cache {
         self.file("guest/initramfs.cpio")
     }
 
+    /// The guest that needs no kernel, as a multiboot program.
+    pub fn bare_guest(&self) -> Result<PathBuf, LabError> {
+        self.file("guest/bare")
+    }
+
     /// A kernel of the RDMA lab's machine.
     pub fn machine_kernel(&self, kernel: MachineKernel) -> Result<PathBuf, LabError> {
         self.file(&format!("rdma-kernel-{}/vmlinuz", kernel.series()))
