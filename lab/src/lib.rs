@@ -41,7 +41,7 @@ pub use guest::{DiskMode, GuestParameters, GuestSpec};
 pub use host::Host;
 pub use lab::{Lab, LabBuilder};
 pub use link::LinkSpec;
-pub use machine::{Machine, MachineKernel, MachineOutput};
+pub use machine::{Machine, MachineKernel, MachineOutput, Side};
 pub use observer::{Blackout, Observer};
 pub use process::Process;
 pub use qemu::{Qemu, QemuOptions, Ram};

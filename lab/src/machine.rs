@@ -7,7 +7,7 @@
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ExitStatus, Stdio};
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::Duration;
 
@@ -15,10 +15,14 @@ use crate::error::io_error;
 use crate::process::tail;
 use crate::{Cache, LabError, wait};
 
+mod command_line;
 mod directory;
 mod script;
+mod wires;
 
 use directory::Directory;
+pub use wires::Side;
+use wires::Wires;
 
 /// Which kernel the machine runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +58,7 @@ pub struct Machine {
     memory_mb: u64,
     cpus: u32,
     links: u32,
+    wires: Option<Wires>,
     mtu: u32,
     deadline: Duration,
     shares: Vec<PathBuf>,
@@ -82,6 +87,7 @@ impl Machine {
             memory_mb: 1024,
             cpus: 2,
             links: 2,
+            wires: None,
             mtu: 9000,
             deadline: Duration::from_secs(600),
             shares: Vec::new(),
@@ -106,6 +112,13 @@ impl Machine {
     /// Links made before the command starts; with none, it finds a bare machine and may run `rdma-links` itself.
     pub fn links(mut self, links: u32) -> Machine {
         self.links = links;
+        self
+    }
+
+    /// One of two machines that the links join, by sockets in a folder that both are given: lN 10.9.N.1 with rxN on one side,
+    /// 10.9.N.2 on the other. Without it both ends of the links are in the one machine.
+    pub fn wires(mut self, folder: &Path, side: Side) -> Machine {
+        self.wires = Some(Wires { folder: folder.to_owned(), side });
         self
     }
 
@@ -191,60 +204,9 @@ impl Machine {
         };
         let shares = self.folders().map(|folder| script::share(&folder));
         write("shares", shares.collect::<Vec<_>>().concat())?;
-        write("command", script::command(self.links, self.mtu, &self.environment, &self.command))
+        let links = script::links(self.links, self.mtu, self.wires.as_ref().map(|wires| wires.side));
+        write("command", links + &script::command(&self.environment, &self.command))
     }
-
-    /// QEMU's whole command line. It dies with the thread that starts it, however that ends.
-    fn command(&self, directory: &Path) -> Result<Command, LabError> {
-        let cache = Cache::locate();
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL"]).arg(cache.qemu(crate::QemuVersion::System)?);
-        command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
-        // The plainest model with SSE4.2: features of newer ones cost boot time in the emulator.
-        command.args(["-accel", "tcg,thread=multi", "-cpu", "Nehalem"]);
-        command.args(["-smp", &self.cpus.to_string(), "-m", &format!("{}M", self.memory_mb)]);
-        command.arg("-kernel").arg(cache.machine_kernel(self.kernel)?);
-        command.arg("-initrd").arg(directory.join("initrd"));
-        command.args(["-append", "console=ttyS0 panic=-1 quiet mitigations=off"]);
-        let console = format!("file,id=console,path={}", directory.join("console.log").display());
-        command.args(["-chardev", &console, "-serial", "chardev:console", "-device", "virtio-serial-pci"]);
-        for (number, output) in [(1, "/dev/stdout"), (2, "/dev/stderr")] {
-            command.args(["-chardev", &format!("file,id=port{number},path={output}")]);
-            command.args(["-device", &format!("virtserialport,nr={number},chardev=port{number}")]);
-        }
-        folder(&mut command, "usr", Path::new("/usr"), true);
-        folder(&mut command, "run", directory, false);
-        for shared in self.folders() {
-            folder(&mut command, &shared.tag, &shared.path, shared.read_only);
-        }
-        Ok(command)
-    }
-
-    fn folders(&self) -> impl Iterator<Item = Shared> + '_ {
-        let read = self.shares.iter().map(|path| (path, true));
-        let write = self.results.iter().map(|path| (path, false));
-        let numbered = read.chain(write).enumerate();
-        numbered.map(|(number, (path, read_only))| Shared {
-            tag: format!("share{number}"),
-            path: path.clone(),
-            read_only,
-        })
-    }
-}
-
-/// A folder of the host inside of the machine.
-struct Shared {
-    tag: String,
-    path: PathBuf,
-    read_only: bool,
-}
-
-fn folder(command: &mut Command, tag: &str, path: &Path, read_only: bool) {
-    let read_only = if read_only { ",readonly=on" } else { "" };
-    // A comma would end the option's value; QEMU reads two as one.
-    let path = path.display().to_string().replace(',', ",,");
-    let fsdev = format!("local,id={tag},path={path},security_model=none,multidevs=remap{read_only}");
-    command.args(["-fsdev", &fsdev, "-device", &format!("virtio-9p-pci,fsdev={tag},mount_tag={tag}")]);
 }
 
 fn pump<'scope>(

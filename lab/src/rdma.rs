@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
-use linerate_lab::{Cache, Machine, MachineKernel};
+use linerate_lab::{Cache, Machine, MachineKernel, Side};
 
 #[derive(Subcommand)]
 pub enum Rdma {
@@ -30,6 +30,12 @@ pub struct Run {
     /// Links to make first, with soft-RoCE on both ends: lNa 10.9.N.1 rxNa, lNb 10.9.N.2 rxNb.
     #[arg(long, default_value_t = 2)]
     links: u32,
+    /// Join two machines: links end in sockets in this folder, which both are given. Device lN has rxN; --side tells the address.
+    #[arg(long, requires = "side")]
+    wires: Option<PathBuf>,
+    /// The end of the links that this machine has: a (10.9.N.1) or b (10.9.N.2).
+    #[arg(long, requires = "wires", value_parser = side)]
+    side: Option<Side>,
     /// Largest packet on the links, bytes: 9000 gives RoCE its 4096, 1500 gives 1024.
     #[arg(long, default_value_t = 9000)]
     mtu: u32,
@@ -54,6 +60,13 @@ fn kernel(series: &str) -> Result<MachineKernel, String> {
     MachineKernel::from_series(series).ok_or_else(|| "the kernels are 6.1 and 6.12".to_owned())
 }
 
+fn side(name: &str) -> Result<Side, String> {
+    [Side::A, Side::B]
+        .into_iter()
+        .find(|side| side.name() == name)
+        .ok_or_else(|| "the sides are a and b".to_owned())
+}
+
 pub fn run(command: &Rdma) -> Result<ExitCode> {
     match command {
         Rdma::Image => {
@@ -71,6 +84,9 @@ fn in_machine(options: &Run) -> Result<ExitCode> {
         .links(options.links)
         .mtu(options.mtu)
         .deadline(Duration::from_secs(options.deadline));
+    if let (Some(folder), Some(side)) = (&options.wires, options.side) {
+        machine = machine.wires(&absolute(folder)?, side);
+    }
     for folder in &options.share {
         machine = machine.share(&absolute(folder)?);
     }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use linerate_lab::{Cache, LabError, Machine, MachineKernel, MachineOutput};
+use linerate_lab::{Cache, LabError, Machine, MachineKernel, MachineOutput, Side};
 
 /// An emulated machine uses both cores: one at a time.
 static ONE: Mutex<()> = Mutex::new(());
@@ -87,6 +87,35 @@ fn soft_roce_moves_bytes_on_6_1() {
 #[test]
 fn soft_roce_moves_bytes_on_6_12() {
     soft_roce_moves_bytes(MachineKernel::Backports);
+}
+
+#[test]
+fn two_machines_are_joined_by_links_with_soft_roce() {
+    let _one = one();
+    let wires = tempfile::tempdir().unwrap();
+    let serves = "rping -s -a 10.9.1.2 -C 2";
+    let asks = "
+        rdma link
+        for step in $(seq 100); do
+            timeout 20 rping -c -a 10.9.1.2 -C 2 -v && exit
+            sleep 1
+        done
+        exit 1";
+    // Both run at once on the test machine's two cores, so one CPU each.
+    let machine = |script, side| {
+        let machine = shell(MachineKernel::Backports, script).wires(wires.path(), side);
+        machine.cpus(1).memory_mb(512).deadline(Duration::from_secs(300)).run()
+    };
+    let (a, b) = std::thread::scope(|scope| {
+        let b = scope.spawn(|| machine(serves, Side::B));
+        (machine(asks, Side::A).unwrap(), b.join().unwrap().unwrap())
+    });
+    succeeded(&a);
+    succeeded(&b);
+    assert!(
+        a.stdout.contains("link rx1/1 state ACTIVE") && a.stdout.contains("ping data: rdma-ping-1"),
+        "{a:?}"
+    );
 }
 
 #[test]
