@@ -81,7 +81,7 @@ pub struct GuestSpec {
     pub tap: Option<String>,
     /// Which QEMU.
     pub qemu: QemuVersion,
-    /// Without a kernel (lab/guest/bare): memory only, no pace, quick to start in a machine that is emulated itself.
+    /// Without a kernel (lab/guest/bare): memory only, quick to start in a machine that is emulated itself.
     pub bare: bool,
 }
 

@@ -1,6 +1,6 @@
 //! `linerate-lab rdma`: the RDMA lab by hand.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -101,6 +101,6 @@ fn in_machine(options: &Run) -> Result<ExitCode> {
     Ok(u8::try_from(code).map_or(ExitCode::FAILURE, ExitCode::from))
 }
 
-fn absolute(folder: &PathBuf) -> Result<PathBuf> {
+fn absolute(folder: &Path) -> Result<PathBuf> {
     folder.canonicalize().with_context(|| format!("cannot share {}", folder.display()))
 }

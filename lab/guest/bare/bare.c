@@ -1,8 +1,8 @@
-// The smallest guest that checks itself: no kernel, no interrupts, one program that the loader puts at 1 MiB. For hosts that
+// The smallest guest that checks itself: no kernel, no memory management, one program that the loader puts at 1 MiB. For hosts that
 // are emulated themselves, where booting Linux would take minutes. It fills `mem_mb` MiB with a pattern, then in pass p checks
 // and writes one word in each 64-byte line of the first `dirty_ws_mb` MiB, and checks all the rest once in eight passes; with `idle=1` it
 // only fills, and stops its CPU.
-// The console's lines are those of the other guest.
+// Between two passes it sleeps until the timer's next tick, 18.2 times a second. The console's lines are those of the other guest.
 typedef unsigned int u32;
 
 #define BASE 0x400000u // above the program; what firmware and loader use lies below
@@ -19,13 +19,33 @@ __asm__(".section .multiboot, \"a\"\n"
         ".globl _start\n"
         "_start:\n"
         "  mov $stack_top, %esp\n"
+        "  lgdt gdt_pointer\n" // the loader's own may be gone by now
+        "  ljmp $8, $1f\n"
+        "1: mov $16, %ax\n"
+        "  mov %ax, %ds\n"
+        "  mov %ax, %es\n"
+        "  mov %ax, %ss\n"
         "  push %ebx\n" // the loader's facts
         "  call run\n"
+        "tick:\n" // the timer's interrupt, 18.2 times a second as the firmware left it: it only ends a hlt
+        "  push %eax\n"
+        "  mov $0x20, %al\n"
+        "  out %al, $0x20\n"
+        "  pop %eax\n"
+        "  iret\n"
+        ".section .rodata\n"
+        ".align 8\n"
+        "gdt: .quad 0, 0x00cf9b000000ffff, 0x00cf93000000ffff\n" // flat code, flat data
+        "gdt_pointer: .word 23\n"
+        "  .long gdt\n"
         ".bss\n"
         ".align 16\n"
         "  .skip 16384\n"
         "stack_top:\n"
         ".text\n");
+
+extern const char tick[];
+static u32 interrupts[9][2]; // the table; only entry 8, the timer behind an unprogrammed controller, is ever used
 
 struct facts {
     u32 flags, memory[2], boot_device;
@@ -109,6 +129,19 @@ static void check(u32 page, u32 pass, u32 now) {
     say("\n");
 }
 
+static void start_timer(void) {
+    u32 address = (u32)tick;
+    interrupts[8][0] = 8u << 16 | (address & 0xffff);
+    interrupts[8][1] = (address & 0xffff0000u) | 0x8e00; // present, 32-bit interrupt gate
+    struct {
+        unsigned short limit;
+        u32 base;
+    } __attribute__((packed)) pointer = {sizeof interrupts - 1, (u32)interrupts};
+    out(0x21, 0xfe); // all lines but the timer's are masked
+    out(0xa1, 0xff);
+    __asm__ volatile("lidt %0; sti" ::"m"(pointer));
+}
+
 __attribute__((used)) void run(const struct facts *facts) {
     const char *line = facts->flags & 4 ? facts->command_line : "";
     u32 mb = parameter(line, "mem_mb", 16), hot = parameter(line, "dirty_ws_mb", mb) * 256, pages = mb * 256;
@@ -117,6 +150,7 @@ __attribute__((used)) void run(const struct facts *facts) {
     say_number("FILLED mb=", mb);
     say("\n");
     while (parameter(line, "idle", 0)) __asm__ volatile("cli; hlt");
+    start_timer();
     for (u32 pass = 1;; pass++) {
         for (u32 page = 0; page < hot; page++) {
             check(page, pass - 1, pass);
@@ -126,5 +160,6 @@ __attribute__((used)) void run(const struct facts *facts) {
         say_number("OK pass=", pass);
         say_number(" bad=", bad);
         say("\n");
+        __asm__ volatile("hlt");
     }
 }

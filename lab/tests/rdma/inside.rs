@@ -36,7 +36,8 @@ fn stage() -> Stage {
 fn migrate(stage: &Stage) -> (Option<i32>, Vec<Value>, String) {
     let to = stage.agents[1].address(0).to_string();
     let mut command = stage.agents[0].client();
-    command.args(["migrate", "g", "--to", &to, "--verify", "--json"]);
+    // Starting the destination's QEMU keeps a machine that is emulated busy for longer than real hosts may be silent.
+    command.args(["migrate", "g", "--to", &to, "--verify", "--json", "--link-timeout", "300s"]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut events = Vec::new();
     let mut cut = false;
