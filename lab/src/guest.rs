@@ -84,10 +84,15 @@ pub struct GuestSpec {
     pub tap: Option<String>,
     /// Which QEMU.
     pub qemu: QemuVersion,
+    /// Without a kernel (lab/guest/bare): memory only, quick to start in a machine that is emulated itself.
+    pub bare: bool,
 }
 
 // Quick to boot under emulation: no calibration, no mitigations, no address randomisation.
 const BASE: &str = "console=ttyS0 quiet panic=1 nokaslr mitigations=off tsc=reliable no_timer_check";
+
+/// What the guest without a kernel needs beside `mem_mb`: itself at 1 MiB, its memory from 4 MiB, firmware tables at the end.
+const BARE_MB: u64 = 8;
 
 impl GuestSpec {
     /// A guest with 1 vCPU and RAM for its parameters.
@@ -100,7 +105,14 @@ impl GuestSpec {
             disk: None,
             tap: None,
             qemu: QemuVersion::System,
+            bare: false,
         }
+    }
+
+    /// The guest without a kernel: `mem_mb` and `dirty_ws_mb` are its parameters.
+    pub fn bare(name: &str, parameters: GuestParameters) -> GuestSpec {
+        let memory_mb = parameters.mem_mb + BARE_MB;
+        GuestSpec { bare: true, memory_mb, ..GuestSpec::new(name, parameters) }
     }
 
     /// With this disk.
@@ -186,8 +198,8 @@ impl GuestSpec {
             memory: format!("{}M", self.memory_mb),
             vcpus: self.vcpus,
             accel: "tcg",
-            kernel: cache.kernel()?,
-            initrd: cache.initramfs()?,
+            kernel: if self.bare { cache.bare_guest()? } else { cache.kernel()? },
+            initrd: if self.bare { None } else { Some(cache.initramfs()?) },
             cmdline: self.command_line(),
             serial: self.serial(host),
             extra_args: self.parameters.screen_mbps.map_or(&[], |_| &["-device", "VGA"]),
@@ -206,7 +218,7 @@ struct SpecToml<'a> {
     vcpus: u32,
     accel: &'a str,
     kernel: PathBuf,
-    initrd: PathBuf,
+    initrd: Option<PathBuf>,
     cmdline: String,
     serial: PathBuf,
     extra_args: &'a [&'a str],
