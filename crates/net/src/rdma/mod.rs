@@ -1,0 +1,4 @@
+//! The RDMA carrier.
+
+pub mod abi;
+pub mod library;
