@@ -53,6 +53,8 @@ fn facts() -> Vec<(&'static str, u64)> {
         ("offsetof(struct rdma_cm_id, verbs)", offset_of!(CmId, verbs)),
         ("offsetof(struct rdma_cm_id, channel)", offset_of!(CmId, channel)),
         ("offsetof(struct rdma_cm_id, qp)", offset_of!(CmId, qp)),
+        ("offsetof(struct rdma_cm_id, route.addr.src_storage)", offset_of!(CmId, src_storage)),
+        ("offsetof(struct rdma_cm_id, route.addr.dst_storage)", offset_of!(CmId, dst_storage)),
         ("sizeof(struct rdma_conn_param)", size_of::<ConnParam>()),
         ("offsetof(struct rdma_conn_param, private_data_len)", offset_of!(ConnParam, private_data_len)),
         ("offsetof(struct rdma_conn_param, responder_resources)", offset_of!(ConnParam, responder_resources)),
@@ -95,6 +97,8 @@ fn numbers() -> Vec<(&'static str, usize)> {
         ("RDMA_CM_EVENT_UNREACHABLE", RDMA_CM_EVENT_UNREACHABLE as usize),
         ("RDMA_CM_EVENT_REJECTED", RDMA_CM_EVENT_REJECTED as usize),
         ("RDMA_CM_EVENT_ESTABLISHED", RDMA_CM_EVENT_ESTABLISHED as usize),
+        ("RDMA_CM_EVENT_DISCONNECTED", RDMA_CM_EVENT_DISCONNECTED as usize),
+        ("RDMA_CM_EVENT_DEVICE_REMOVAL", RDMA_CM_EVENT_DEVICE_REMOVAL as usize),
     ]
 }
 

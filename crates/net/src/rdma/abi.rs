@@ -29,6 +29,8 @@ pub const RDMA_CM_EVENT_CONNECT_REQUEST: c_uint = 4;
 pub const RDMA_CM_EVENT_UNREACHABLE: c_uint = 7;
 pub const RDMA_CM_EVENT_REJECTED: c_uint = 8;
 pub const RDMA_CM_EVENT_ESTABLISHED: c_uint = 9;
+pub const RDMA_CM_EVENT_DISCONNECTED: c_uint = 10;
+pub const RDMA_CM_EVENT_DEVICE_REMOVAL: c_uint = 11;
 
 /// `struct ibv_context_ops`: the fast calls are reached through it, since the headers have them as inline functions.
 #[repr(C)]
@@ -179,6 +181,9 @@ pub struct CmId {
     pub channel: *mut EventChannel,
     pub context: *mut c_void,
     pub qp: *mut Qp,
+    /// `route.addr`: our own address and the peer's, as `struct sockaddr_storage`.
+    pub src_storage: [u8; 128],
+    pub dst_storage: [u8; 128],
 }
 
 #[repr(C)]

@@ -14,7 +14,9 @@ use super::abi::{
 #[derive(Debug, Error)]
 pub enum LibraryError {
     /// Not installed, or not for this machine.
-    #[error("no RDMA: {name} cannot be loaded ({source}); install libibverbs1, librdmacm1 and ibverbs-providers")]
+    #[error(
+        "no RDMA: {name} cannot be loaded ({source}); install libibverbs1, librdmacm1 and ibverbs-providers"
+    )]
     Missing {
         /// Name of the library.
         name: &'static str,
