@@ -33,6 +33,8 @@ pub mod receive;
 pub mod send;
 mod source;
 mod staging;
+#[cfg(test)]
+mod tests;
 mod verbs;
 
 pub use connection::Connection;
