@@ -3,7 +3,7 @@
 //! * [`options`]: what connections are told. * [`connect`]: the source's side of opening, [`listen`] the destination's.
 //! * [`send`], [`receive`]: the two halves of a channel. * `source`, `staging`: what the source's threads share, and where
 //!   payloads are copied to that cannot be sent from where they lie.
-//! * [`memory`]: memory that adapters work on.
+//! * [`devices`], [`counters`]: what this host's adapters are and count. * [`memory`]: memory that adapters work on.
 //! * `connection`, `domain`, `verbs`, `cm`: queue pairs and what belongs to them, each released by its drop.
 //! * [`library`], [`abi`]: the system's libraries, loaded when needed. * [`error`]: what can go wrong.
 //!
@@ -23,6 +23,8 @@ pub mod abi;
 mod cm;
 pub mod connect;
 mod connection;
+pub mod counters;
+pub mod devices;
 mod domain;
 pub mod error;
 pub mod library;

@@ -273,7 +273,11 @@ fn a_damaged_payload_is_refused_and_can_be_sent_again() {
 }
 
 /// Sends ever new content to every page until it is told to stop or cannot.
-fn keep_sending(mut sender: RdmaSender, mut acks: RdmaAcks, stop: Arc<AtomicBool>) -> std::thread::JoinHandle<()> {
+fn keep_sending(
+    mut sender: RdmaSender,
+    mut acks: RdmaAcks,
+    stop: Arc<AtomicBool>,
+) -> std::thread::JoinHandle<()> {
     std::thread::spawn(move || {
         let source = FileRegion::new(64 * PAGE).unwrap();
         for sequence in 1.. {
@@ -304,10 +308,7 @@ fn nothing_changes_after(end: impl FnOnce(&Channel)) {
     channel.closer.close();
     sending.join().unwrap();
     let end = channel.end();
-    assert!(
-        matches!(end, ChannelEnd::Fenced | ChannelEnd::Failed(ChannelError::Sealed)),
-        "{end:?}"
-    );
+    assert!(matches!(end, ChannelEnd::Fenced | ChannelEnd::Failed(ChannelError::Sealed)), "{end:?}");
 }
 
 impl Channel {

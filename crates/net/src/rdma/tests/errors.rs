@@ -45,7 +45,10 @@ fn a_port_that_is_down() {
     let error = failure(SocketAddr::new(FAR, 4), Some(NEAR));
     restore_link();
     assert!(
-        matches!(error, ConnectError::Address { .. } | ConnectError::Unreachable { .. } | ConnectError::Here { .. }),
+        matches!(
+            error,
+            ConnectError::Address { .. } | ConnectError::Unreachable { .. } | ConnectError::Here { .. }
+        ),
         "{error:?}"
     );
     assert!(error.to_string().contains("10.9.0.2:4"), "{error}");
@@ -107,10 +110,7 @@ fn a_wrong_key_writes_nothing_and_ends_the_channel() {
     encode_write(&mut frame, 1, 0, &[run(0, PAGE)], &[], 1).unwrap();
     end.post(&[place], &frame, Some((1, PAGE)), Vec::new(), 0).unwrap();
     let error = end.wait_until("the refusal", WAIT, |_| Ok(false)).unwrap_err();
-    assert!(
-        matches!(error, ChannelError::Rdma(RdmaError::RemoteAccess) | ChannelError::Closed),
-        "{error:?}"
-    );
+    assert!(matches!(error, ChannelError::Rdma(RdmaError::RemoteAccess) | ChannelError::Closed), "{error:?}");
     let ended = serving.join().unwrap();
     assert!(!matches!(ended, ChannelEnd::Fenced), "{ended:?}");
     assert_eq!(fence.close(WAIT).unwrap().applied, 0);

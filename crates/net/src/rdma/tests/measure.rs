@@ -51,12 +51,15 @@ fn what_the_carrier_moves() {
         for (checksums, zero_copy) in [(true, true), (true, false), (false, true), (false, false)] {
             let ((source, _), (_, table)) = (region(size), region(size));
             source.store(0, &vec![0x5a; size as usize]).unwrap();
-            let mut channel = Channel::open(RdmaOptions { checksums, zero_copy, ..RdmaOptions::default() }, &table);
+            let mut channel =
+                Channel::open(RdmaOptions { checksums, zero_copy, ..RdmaOptions::default() }, &table);
             let begun = Instant::now();
             let frames = send_all(&mut channel, &source, 64 * PAGE);
             channel.acknowledged_or_done(frames);
             let gigabits = size as f64 * 8.0 / begun.elapsed().as_secs_f64() / 1e9;
-            println!("carrier round {round}: checksums {checksums}, zero copy {zero_copy}: {gigabits:.3} Gb/s");
+            println!(
+                "carrier round {round}: checksums {checksums}, zero copy {zero_copy}: {gigabits:.3} Gb/s"
+            );
         }
     }
 }
