@@ -16,7 +16,7 @@ use super::abi::{
 use super::cm::{Event, EventChannel, Identifier};
 use super::connection::Connection;
 use super::domain::Domains;
-use super::error::{RdmaError, check};
+use super::error::{RdmaError, check, errno};
 use super::library::Library;
 use super::options::RdmaOptions;
 use crate::tcp::connect::Route;
@@ -153,7 +153,7 @@ fn greet(
 
 /// The event that was waited for, or the sentence for what came instead.
 fn expect(event: &Event, wanted: u32, remote: SocketAddr) -> Result<(), ConnectError> {
-    let source = Errno::from_raw_os_error(event.status.abs());
+    let source = errno(event.status);
     match event.kind {
         kind if kind == wanted => Ok(()),
         RDMA_CM_EVENT_ADDR_ERROR | RDMA_CM_EVENT_ROUTE_ERROR => Err(ConnectError::Address { remote, source }),

@@ -16,7 +16,7 @@ use super::abi::{
 };
 use super::cm::{EventChannel, Identifier, poll};
 use super::domain::{Domain, Domains};
-use super::error::{RdmaError, check};
+use super::error::{RdmaError, check, errno};
 use super::library::Library;
 use super::memory::Buffer;
 use super::options::{MESSAGE_BYTES, MESSAGES, SEND_QUEUE};
@@ -173,7 +173,7 @@ impl Connection {
         let (true, Some(pair)) = (*alive, pair) else { return Err(RdmaError::ClosedHere) };
         match call(pair) {
             Some(0) => Ok(()),
-            Some(code) => Err(RdmaError::Call { what, source: Errno::from_raw_os_error(code.abs()) }),
+            Some(code) => Err(RdmaError::Call { what, source: errno(code) }),
             None => Err(RdmaError::Call { what, source: Errno::NOSYS }),
         }
     }

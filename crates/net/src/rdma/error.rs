@@ -89,8 +89,15 @@ pub enum RdmaError {
 
 /// The system's number for what just failed.
 pub(super) fn last_errno() -> Errno {
-    let number = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
-    Errno::from_raw_os_error(number)
+    errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
+}
+
+/// A library's number, whatever its sign. What is none of the system's becomes an input/output error.
+pub(super) fn errno(number: i32) -> Errno {
+    match number.unsigned_abs() {
+        known @ 1..4096 => Errno::from_raw_os_error(known as i32),
+        _ => Errno::IO,
+    }
 }
 
 /// A call that answers 0 or -1.
@@ -98,5 +105,16 @@ pub(super) fn check(what: &'static str, answer: i32) -> Result<(), RdmaError> {
     match answer {
         0 => Ok(()),
         _ => Err(RdmaError::Call { what, source: last_errno() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_number_of_a_library_is_an_error_of_the_system() {
+        assert_eq!((errno(-19), errno(19)), (Errno::NODEV, Errno::NODEV));
+        assert!([0, 4096, i32::MAX, i32::MIN].into_iter().all(|number| errno(number) == Errno::IO));
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 
 use super::abi::{CompChannel, Context, Cq, IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE, Mr, Pd, Wc};
-use super::error::{RdmaError, last_errno};
+use super::error::{RdmaError, errno, last_errno};
 use super::library::Library;
 
 /// Completions taken out of a queue at a time.
@@ -190,10 +190,7 @@ impl CompletionQueue {
         // SAFETY: the queue is alive.
         match unsafe { arm(self.cq.as_ptr(), 0) } {
             0 => Ok(()),
-            code => Err(RdmaError::Call {
-                what: "arming a completion queue",
-                source: Errno::from_raw_os_error(code.abs()),
-            }),
+            code => Err(RdmaError::Call { what: "arming a completion queue", source: errno(code) }),
         }
     }
 
