@@ -82,9 +82,8 @@ impl Receiver for RdmaReceiver {
         drop(server);
         match end {
             _ if fence.is_closing() => ChannelEnd::Fenced,
-            _ if regions.is_sealed() && !matches!(end, ChannelError::Closed) => {
-                ChannelEnd::Failed(ChannelError::Sealed)
-            }
+            // The seal ended it, as it ends every queue pair.
+            ChannelError::ClosedHere if regions.is_sealed() => ChannelEnd::Fenced,
             ChannelError::Closed => ChannelEnd::Closed,
             error => ChannelEnd::Failed(error),
         }
