@@ -18,7 +18,8 @@ SUITE=bookworm
 # Raise when a step's recipe changes, so that caches made by older recipes are rebuilt.
 QEMU_RECIPE=1
 KERNEL_RECIPE=1
-PACKAGES="qemu-system-x86 iproute2 nftables iperf3 busybox-static cpio zstd xz-utils make gcc libc6-dev util-linux kmod"
+PACKAGES="qemu-system-x86 iproute2 nftables iperf3 busybox-static cpio zstd xz-utils make gcc libc6-dev util-linux kmod
+libibverbs-dev librdmacm-dev ibverbs-providers"
 MODULES="failover net_failover virtio_ring virtio virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci
 virtio_blk virtio_net virtio_balloon virtio_console virtio-rng dummy"
 

@@ -1,7 +1,8 @@
 //! The agent: what all its parts share, and who is told about a connection from another agent.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use linerate_api::MigrationSummary;
@@ -10,8 +11,9 @@ use linerate_core::{Code, Fault, Outcome, SessionId, Side, Step};
 use linerate_guest::host::QemuCache;
 use linerate_guest::procfs::ProcessIdentity;
 use linerate_guest::registry::Registry;
+use linerate_net::rdma::listen::Accepted as RdmaAccepted;
 use linerate_net::tcp::listen::Accepted;
-use linerate_wire::frame::{Role as Purpose, Welcome};
+use linerate_wire::frame::{Hello, Role as Purpose, Welcome};
 use linerate_wire::negotiate;
 
 use crate::bench;
@@ -46,6 +48,7 @@ pub struct Agent {
     incoming: Mutex<BTreeMap<SessionId, Arc<Incoming>>>,
     past_incoming: Mutex<Vec<MigrationSummary>>,
     undecided: Mutex<BTreeMap<SessionId, Arc<Undecided>>>,
+    rdma_addresses: OnceLock<Vec<SocketAddr>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -68,6 +71,7 @@ impl Agent {
             incoming: Mutex::default(),
             past_incoming: Mutex::default(),
             undecided: Mutex::default(),
+            rdma_addresses: OnceLock::new(),
         }
     }
 
@@ -232,12 +236,7 @@ impl Agent {
 
     fn join(self: &Arc<Agent>, accepted: Accepted) -> Result<(), String> {
         let hello = accepted.hello.clone();
-        let joined = self.session_for(&accepted).and_then(|session| {
-            let version = negotiate(hello.version_min, hello.version_max)
-                .ok_or_else(|| refusal(Code::VersionMismatch, "update the older agent"))?;
-            Ok((session, version))
-        });
-        let (session, version) = match joined {
+        let (session, version) = match self.agreed(&hello, accepted.peer) {
             Ok(joined) => joined,
             Err(fault) => {
                 let said = fault.to_string();
@@ -254,9 +253,45 @@ impl Agent {
         attached.map_err(|error| chain(&error))
     }
 
+    /// A request for a queue pair: one more channel of a session.
+    pub fn accept_rdma(self: &Arc<Agent>, accepted: RdmaAccepted) {
+        let (hello, peer) = (accepted.hello.clone(), accepted.peer);
+        let handled = match self.agreed(&hello, peer) {
+            Ok((session, version)) => {
+                let welcome = Welcome { version, control_received: session.received_through() };
+                session.attach_rdma(accepted, welcome)
+            }
+            Err(fault) => {
+                let said = fault.to_string();
+                accepted.refuse(fault).map_err(|error| chain(&error)).and(Err(said))
+            }
+        };
+        if let Err(error) = handled {
+            tracing::warn!(%peer, session = %hello.session, error, "an RDMA connection was not taken");
+        }
+    }
+
+    /// Where RDMA connections are taken; told once, when that is known.
+    pub fn takes_rdma_at(&self, addresses: &[SocketAddr]) {
+        let _ = self.rdma_addresses.set(addresses.to_vec());
+    }
+
+    /// The port for RDMA connections at an address; 0 if there is none.
+    pub fn rdma_port(&self, ip: IpAddr) -> u16 {
+        let addresses = self.rdma_addresses.get().map_or(&[][..], Vec::as_slice);
+        addresses.iter().find(|address| address.ip() == ip).map_or(0, SocketAddr::port)
+    }
+
+    /// The session of a connection, and the version that both speak.
+    fn agreed(self: &Arc<Agent>, hello: &Hello, peer: SocketAddr) -> Result<(Arc<Incoming>, u16), Fault> {
+        let session = self.session_for(hello, peer)?;
+        let version = negotiate(hello.version_min, hello.version_max)
+            .ok_or_else(|| refusal(Code::VersionMismatch, "update the older agent"))?;
+        Ok((session, version))
+    }
+
     /// The session that a connection belongs to; a new one for the first connection.
-    fn session_for(self: &Arc<Agent>, accepted: &Accepted) -> Result<Arc<Incoming>, Fault> {
-        let hello = &accepted.hello;
+    fn session_for(self: &Arc<Agent>, hello: &Hello, peer: SocketAddr) -> Result<Arc<Incoming>, Fault> {
         let mut incoming = lock(&self.incoming);
         match (incoming.get(&hello.session), hello.role) {
             (Some(session), _) if !session.knows(&hello.token) => {
@@ -273,7 +308,7 @@ impl Agent {
                     return Err(refusal(Code::ProtocolViolation, "this session was here before"));
                 }
                 self.bench.give_way();
-                let session = Incoming::start(self, hello.session, hello.token, accepted.peer)
+                let session = Incoming::start(self, hello.session, hello.token, peer)
                     .map_err(|error| fault(Code::Internal, Step::Authorise, Side::Destination, &error))?;
                 incoming.insert(hello.session, session.clone());
                 Ok(session)

@@ -55,6 +55,10 @@ pub struct Config {
     /// Memory that incoming guests must leave free, MiB. Default 512.
     #[serde(default = "default_reserve_mib")]
     pub memory_reserve_mib: u64,
+    /// Type of service (DSCP and ECN bits) of RDMA connections, from which switches choose a lossless priority. The
+    /// system's own by default.
+    #[serde(default)]
+    pub rdma_type_of_service: Option<u8>,
 }
 
 /// A QEMU binary.

@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 
 use linerate_core::Run;
 use linerate_memory::Mapping;
-use linerate_net::region::Region;
+use linerate_net::region::{Mapped, Region};
 
 /// A RAM block.
 #[derive(Debug)]
@@ -50,5 +50,26 @@ impl Region for Ram {
 
     fn populate(&self, runs: &[Run]) -> io::Result<()> {
         self.0.populate(runs)
+    }
+
+    fn mapped(&self) -> Option<Mapped> {
+        Some(Mapped { base: self.0.base(), length: self.0.size() })
+    }
+
+    fn read(&self, run: Run, to: &mut [u8]) -> io::Result<()> {
+        self.0.read(run, to)
+    }
+
+    fn wipe(&self, run: Run) -> io::Result<()> {
+        self.0.wipe(run)
+    }
+
+    fn holes(&self, run: Run, holes: &mut Vec<Run>) -> io::Result<()> {
+        holes.extend(self.0.holes_among(&[run])?);
+        Ok(())
+    }
+
+    fn is_whole(&self, run: Run) -> io::Result<bool> {
+        self.0.is_whole(run)
     }
 }

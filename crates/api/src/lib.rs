@@ -38,9 +38,11 @@ pub use guest::{
 };
 pub use migration::{
     Decision, Direction, MigrateRequest, MigrationDetail, MigrationId, MigrationOutcome, MigrationStarted,
-    MigrationState, MigrationSummary, ResolveRequest,
+    MigrationState, MigrationSummary, ResolveRequest, Transport,
 };
-pub use report::{BlackoutSplit, CpuSeconds, LinkTotals, Mode, RamTotals, Report, RoundTotals, StepTime};
+pub use report::{
+    BlackoutSplit, CpuSeconds, LinkTotals, Mode, RamTotals, RdmaPortTotals, Report, RoundTotals, StepTime,
+};
 pub use status::{AgentStatus, KernelFeature};
 pub use step::{GuestState, Side, Step};
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, Parser, Subcommand};
 use clap_complete::Shell;
-use linerate_api::{MigrateRequest, MigrationId};
+use linerate_api::{MigrateRequest, MigrationId, Transport};
 
 use crate::units;
 
@@ -100,6 +100,9 @@ pub struct MigrateFlags {
     /// Slow the guest down if it writes faster than the links carry
     #[arg(long)]
     pub throttle: bool,
+    /// Carry guest RAM over RDMA where both ends have it and it works (auto), or over one of the two only: auto, tcp, rdma
+    #[arg(long, value_name = "WAY", value_parser = units::transport, default_value = "auto")]
+    pub transport: Transport,
     /// Begin and do not watch; prints the migration's name
     #[arg(long, conflicts_with = "quiet")]
     pub detach: bool,
@@ -121,6 +124,7 @@ impl MigrateFlags {
             link_timeout_s: self.link_timeout,
             throttle: self.throttle,
             max_rounds: self.max_rounds,
+            transport: self.transport,
         }
     }
 }
@@ -227,7 +231,7 @@ mod tests {
     fn a_migration_with_everything() {
         let flags = parse(
             "linerate migrate web --to beta:7979 --max-blackout 50ms --bandwidth 2.5Gbit --links 10.0.1.0/24,fd00::/64 \
-             --link-timeout 1min --verify --throttle --max-rounds 7 --json --socket /tmp/a.sock",
+             --link-timeout 1min --verify --throttle --max-rounds 7 --transport rdma --json --socket /tmp/a.sock",
         )
         .unwrap();
         assert!(flags.json);
@@ -239,6 +243,7 @@ mod tests {
         assert_eq!(request.links, ["10.0.1.0/24", "fd00::/64"]);
         assert_eq!((request.link_timeout_s, request.max_rounds), (60, Some(7)));
         assert!(request.verify && request.throttle);
+        assert_eq!(request.transport, Transport::Rdma);
     }
 
     #[test]
@@ -255,6 +260,7 @@ mod tests {
             ("linerate migrate web", "--to"),
             ("linerate migrate web --to beta --bandwidth 1000", "a unit is missing"),
             ("linerate migrate web --to beta --links eth0", "ADDRESS/PREFIX"),
+            ("linerate migrate web --to beta --transport smoke", "auto, tcp or rdma"),
             ("linerate migrate web --to beta --detach --quiet", "cannot be used with"),
             ("linerate vm adopt --name x", "--pid"),
             ("linerate resolve 3f9a", "--resume-here"),

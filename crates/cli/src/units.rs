@@ -163,6 +163,16 @@ pub fn host(text: &str) -> Result<String, UnitError> {
     if port_is_good && name_is_good { Ok(text.to_owned()) } else { Err(UnitError::NotAHost) }
 }
 
+/// A way to carry guest RAM.
+pub fn transport(text: &str) -> Result<linerate_api::Transport, String> {
+    match text {
+        "auto" => Ok(linerate_api::Transport::Auto),
+        "tcp" => Ok(linerate_api::Transport::Tcp),
+        "rdma" => Ok(linerate_api::Transport::Rdma),
+        _ => Err("it is auto, tcp or rdma".to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -222,6 +222,35 @@ impl Mapping {
         Ok(())
     }
 
+    /// Where the block is mapped, for those that work on it by themselves, as adapters do. It stays there as long as this.
+    pub fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Copies a run out; `to` must be as long. Holes are read as zero and are filled by it.
+    pub fn read(&self, run: Run, to: &mut [u8]) -> io::Result<()> {
+        let (start, length) = self.check(run)?;
+        if length != to.len() {
+            return Err(invalid("the place for a run is not as long as the run"));
+        }
+        // SAFETY: `check` vouches for `length` bytes at `start`, which is the length of `to`.
+        unsafe { copy_shared(start, to) };
+        Ok(())
+    }
+
+    /// Makes the run read as zero without taking its pages away: whoever knows them goes on knowing them.
+    pub fn wipe(&self, run: Run) -> io::Result<()> {
+        let (start, length) = self.check(run)?;
+        // SAFETY: `check` vouches for `length` bytes at `start`; the mapping is writable and never seen as a slice.
+        unsafe { std::ptr::write_bytes(start, 0, length) };
+        Ok(())
+    }
+
+    /// Whether every page of the run is known to be there. On hugetlbfs the kernel does not say, so never there.
+    pub fn is_whole(&self, run: Run) -> io::Result<bool> {
+        Ok(self.backing == Backing::Tmpfs && self.holes_among(&[run])?.is_empty())
+    }
+
     pub(crate) fn file(&self) -> &File {
         &self.file
     }

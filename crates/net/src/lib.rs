@@ -19,6 +19,7 @@ pub mod netlink;
 pub mod network;
 pub mod pacer;
 pub mod pump;
+pub mod rdma;
 pub mod region;
 mod socket;
 pub mod stats;

@@ -97,6 +97,8 @@ pub struct Endpoint {
     pub numa: i32,
     /// Carrier present and interface up.
     pub up: bool,
+    /// Port of the address at which RDMA connections are taken; 0 if none are.
+    pub rdma_port: u16,
 }
 
 /// How a commit ended, as the destination's journal has it.

@@ -41,6 +41,7 @@ fn endpoints(count: usize, interface: usize) -> Message {
         mtu: u32::MAX,
         numa: i32::MIN,
         up: true,
+        rdma_port: u16::MAX,
     };
     Message::Admitted { endpoints: vec![endpoint; count] }
 }

@@ -239,6 +239,7 @@ pub fn endpoints(ports: Vec<Port>) -> Vec<Endpoint> {
         mtu: port.mtu,
         numa: port.numa,
         up: port.up,
+        rdma_port: 0,
     };
     ports.into_iter().filter(fits).take(ENDPOINTS_MAX).map(endpoint).collect()
 }

@@ -24,6 +24,7 @@ pub fn endpoints(interfaces: &[Interface], listen: &[SocketAddr]) -> Vec<Endpoin
             mtu: port.mtu,
             numa: port.numa,
             up: port.usable(),
+            rdma_port: 0,
         })
     };
     listen.iter().filter_map(endpoint).collect()

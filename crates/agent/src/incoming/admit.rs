@@ -175,5 +175,9 @@ fn check(
 /// Where connections are taken, and what is known of the ports behind the addresses.
 pub(super) fn endpoints(agent: &Agent) -> Result<Vec<Endpoint>, Fault> {
     let interfaces = interfaces::list().map_err(|error| refuse_error(Code::NoLink, &error))?;
-    Ok(crate::bench::endpoints(&interfaces, &agent.config.listen))
+    let mut endpoints = crate::bench::endpoints(&interfaces, &agent.config.listen);
+    for endpoint in &mut endpoints {
+        endpoint.rdma_port = agent.rdma_port(endpoint.address.ip());
+    }
+    Ok(endpoints)
 }

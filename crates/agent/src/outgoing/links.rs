@@ -13,24 +13,21 @@ use std::time::{Duration, Instant};
 use linerate_api::EventKind;
 use linerate_core::source::Event;
 use linerate_core::{Code, Endpoint, Fault, LinkId, SessionId, Side, Step, Token};
-use linerate_net::channel::ChannelError;
 use linerate_net::control::{ControlEvent, ControlOptions, ControlPath};
 use linerate_net::interfaces;
-use linerate_net::links::{Link, channels_for, pair, parse_networks};
+use linerate_net::links::{Link, pair, parse_networks};
 use linerate_net::monitor::{InterfaceEvent, Monitor};
 use linerate_net::pacer::Pacer;
-use linerate_net::pump::{Carrier, PumpHandle, PumpOptions};
+use linerate_net::pump::{PumpHandle, PumpOptions};
 use linerate_net::region::Region;
 use linerate_net::table::RegionTable;
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::connect::{ConnectError, Route, connect, query as ask};
 use linerate_net::tcp::options::TcpOptions;
-use linerate_net::tcp::send::{StreamAcks, StreamSender};
-use linerate_net::tcp::stats::Progress as TcpProgress;
 use linerate_wire::frame::{Hello, Role};
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
 
-use super::board::ChannelView;
+use super::channels::{OpenError, Opened, Opener, rdma_port};
 use super::{Input, Outgoing};
 use crate::faults::{chain, fault};
 use crate::journal::{Record, Role as JournalRole};
@@ -38,19 +35,13 @@ use crate::journal::{Record, Role as JournalRole};
 /// A lost link is tried again this often.
 const RETRY: Duration = Duration::from_millis(250);
 /// Connection, handshake and probe of a link must be done within this.
-const OPEN_WITHIN: Duration = Duration::from_secs(2);
-/// Bytes really moved before a link is trusted: more than a path with a broken MTU lets through, and little enough to
-/// take some milliseconds at 1 Gb/s.
-const PROBE_BYTES: usize = PROBE_KIB << 10;
-const PROBE_KIB: usize = 512;
-/// Number of the frame that a probe is: the one before the scheduler's first.
-const PROBE_SEQUENCE: u64 = linerate_core::scheduler::FIRST_SEQUENCE - 1;
+pub(super) const OPEN_WITHIN: Duration = Duration::from_secs(2);
 
-fn hello(session: SessionId, token: Token, role: Role, link: LinkId, channel: u32) -> Hello {
+pub(super) fn hello(session: SessionId, token: Token, role: Role, link: LinkId, channel: u32) -> Hello {
     Hello { version_min: VERSION_MIN, version_max: VERSION_MAX, session, role, link, channel, token }
 }
 
-fn tcp_options() -> TcpOptions {
+pub(super) fn tcp_options() -> TcpOptions {
     TcpOptions { connect_wait: OPEN_WITHIN, ..TcpOptions::default() }
 }
 
@@ -215,7 +206,9 @@ impl Links {
             shared.hub.publish(EventKind::Warning { text });
         }
         let (lost, losses) = channel();
-        shared.board.add(link.clone(), lost.clone());
+        let rdma = rdma_port(&link);
+        let opener = Opener::new(shared, link.clone(), rdma.is_some());
+        shared.board.add(link.clone(), rdma, lost.clone());
         self.wake.push(lost);
         let name = format!("link-{}", link.id);
         let supervisor = Supervisor {
@@ -223,6 +216,7 @@ impl Links {
             stop: self.stop.clone(),
             losses,
             pump: pump_options(shared),
+            opener,
             link,
         };
         match std::thread::Builder::new().name(name).spawn(move || supervisor.run()) {
@@ -298,7 +292,7 @@ pub(super) fn pacer(bytes_per_s: Option<u64>) -> Option<Arc<Pacer>> {
     std::num::NonZeroU64::new(bytes_per_s?).map(|rate| Arc::new(Pacer::new(rate)))
 }
 
-fn describe(link: &Link) -> String {
+pub(super) fn describe(link: &Link) -> String {
     let device = link.device.as_deref().unwrap_or("routed");
     format!("{device} to {} ({})", link.remote.ip(), link.remote_interface)
 }
@@ -308,35 +302,12 @@ struct Supervisor {
     stop: Arc<AtomicBool>,
     losses: Receiver<String>,
     pump: PumpOptions,
+    opener: Opener,
     link: Link,
 }
 
-/// Why a link could not be opened.
-#[derive(Debug, thiserror::Error)]
-enum OpenError {
-    #[error(transparent)]
-    Connect(#[from] ConnectError),
-    #[error("small packets pass and a probe of {PROBE_KIB} KiB does not: {0}")]
-    Probe(#[source] ChannelError),
-    #[error(
-        "small packets pass and a probe of {PROBE_KIB} KiB was not answered in time; check that the MTU is the same along the way"
-    )]
-    ProbeSilent,
-    #[error(transparent)]
-    Channel(#[from] ChannelError),
-    #[error(transparent)]
-    Path(#[from] io::Error),
-}
-
-impl OpenError {
-    /// The destination's agent lives and does not know the session.
-    fn is_forgotten(&self) -> bool {
-        matches!(self, OpenError::Connect(ConnectError::Refused { fault, .. }) if fault.code == Code::SessionUnknown)
-    }
-}
-
 impl Supervisor {
-    fn run(self) {
+    fn run(mut self) {
         let mut said = String::new();
         let mut was_up = false;
         while !self.stop.load(Ordering::SeqCst) {
@@ -371,28 +342,26 @@ impl Supervisor {
     }
 
     /// Control path, channels, probe. The brain hears of the channels only once bytes have moved.
-    fn open(&self) -> Result<Vec<PumpHandle>, OpenError> {
-        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    fn open(&mut self) -> Result<Vec<PumpHandle>, OpenError> {
         let route = Route::from(&self.link);
         let join = hello(self.shared.session, self.shared.token, Role::ControlJoin, self.link.id, 0);
-        let (control, _) = connect(&route, &join, &tcp_options())?;
-        let mut opened = Vec::new();
-        for _ in 0..channels_for(self.link.speed_mbps, cpus) {
-            opened.push(self.open_channel(&route)?);
-        }
+        let (control, _) =
+            connect(&route, &join, &tcp_options()).inspect_err(|_| self.opener.unreachable())?;
+        let opened = self.opener.open(&self.shared)?;
         attach_path(&self.shared, control, Some(self.link.id))?;
-        let views = opened.iter_mut().map(|(number, carrier, stream)| ChannelView {
-            id: *number,
-            stats: carrier.sender.stats(),
-            tcp: TcpProgress::of(stream),
-        });
-        let again = self.shared.board.up(self.link.id, views.collect());
+        let mut carriers = Vec::new();
+        let mut views = Vec::new();
+        for Opened { view, carrier } in opened {
+            carriers.push((view.id, carrier));
+            views.push(view);
+        }
+        let again = self.shared.board.up(self.link.id, views, self.opener.carries_rdma());
         if again {
             tracing::info!(link = describe(&self.link), "a lost link carries again");
             self.shared.hub.publish(EventKind::LinkBack { link: self.link.id });
         }
         let mut pumps = Vec::new();
-        for (channel, carrier, _) in opened {
+        for (channel, carrier) in carriers {
             self.shared.tell_brain(Event::ChannelUp { channel, link: self.link.id });
             let source = self.shared.clone();
             pumps.push(PumpHandle::start(channel, carrier, source, self.pump.clone())?);
@@ -400,21 +369,8 @@ impl Supervisor {
         Ok(pumps)
     }
 
-    fn open_channel(&self, route: &Route) -> Result<(u32, Carrier, Stream), OpenError> {
-        let channel = self.shared.next_channel.fetch_add(1, Ordering::Relaxed);
-        let data = hello(self.shared.session, self.shared.token, Role::Data, self.link.id, channel);
-        let (stream, _) = connect(route, &data, &tcp_options())?;
-        let mut carrier = Carrier {
-            sender: Box::new(StreamSender::new(stream.clone())),
-            acks: Box::new(StreamAcks::new(stream.clone())),
-            closer: stream.closer(),
-        };
-        probe(&mut carrier)?;
-        Ok((channel, carrier, stream))
-    }
-
     /// Keeps the link until something of it is lost.
-    fn hold(&self, pumps: Vec<PumpHandle>) {
+    fn hold(&mut self, pumps: Vec<PumpHandle>) {
         let reason = loop {
             match self.losses.recv_timeout(Duration::from_secs(1)) {
                 Ok(reason) => break reason,
@@ -422,6 +378,7 @@ impl Supervisor {
                 Err(_) => break "the migration is over".into(),
             }
         };
+        self.opener.lost(&reason);
         // Whoever waits for work must come back before its thread can end.
         for pump in &pumps {
             pump.stop();
@@ -435,17 +392,4 @@ impl Supervisor {
             self.shared.hub.publish(EventKind::LinkLost { link: self.link.id, reason });
         }
     }
-}
-
-/// Moves some bytes for a proof.
-fn probe(carrier: &mut Carrier) -> Result<(), OpenError> {
-    let end = Instant::now() + OPEN_WITHIN;
-    carrier.sender.probe(PROBE_SEQUENCE, PROBE_BYTES).map_err(OpenError::Probe)?;
-    while Instant::now() < end {
-        match carrier.acks.next(Duration::from_millis(50)).map_err(OpenError::Probe)? {
-            Some(told) if told.through >= PROBE_SEQUENCE => return Ok(()),
-            _ => {}
-        }
-    }
-    Err(OpenError::ProbeSilent)
 }

@@ -7,6 +7,7 @@
 //! | `body` | the loop that feeds events to the brain and does what it says |
 //! | `worker` | the one thread that deals with the guest: its memory and its QEMU |
 //! | `drain` | rule 6: protection is applied only while block I/O is drained |
+//! | `channels` | opening of channels, over RDMA or TCP |
 //! | `links` | one thread per link: control path and channels, opened again whenever they are lost |
 //! | `work` | what the channels ask the brain |
 //! | `rejoin` | the first control connection is opened again while links are not known yet |
@@ -15,6 +16,7 @@
 
 mod board;
 mod body;
+mod channels;
 mod drain;
 mod links;
 mod progress;
@@ -34,6 +36,7 @@ use linerate_core::source::{Event, Source};
 use linerate_core::{LinkId, PathId, SessionId, Time, Token};
 use linerate_net::control::{ControlEvent, ControlPath};
 use linerate_net::pacer::Pacer;
+use linerate_net::rdma::Domains;
 
 use crate::clock::Clock;
 use crate::hub::Hub;
@@ -87,6 +90,11 @@ pub struct Outgoing {
     cancelling: AtomicBool,
     next_path: AtomicU32,
     next_channel: AtomicU32,
+    /// Keys and registered memory of this session on every RDMA device.
+    rdma_domains: Domains,
+    rdma_type_of_service: Option<u8>,
+    /// The guest may give memory back while it runs.
+    may_discard: bool,
 }
 
 impl Outgoing {

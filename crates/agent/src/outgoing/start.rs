@@ -75,6 +75,9 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
         cancelling: AtomicBool::new(false),
         next_path: AtomicU32::new(0),
         next_channel: AtomicU32::new(0),
+        rdma_domains: Default::default(),
+        rdma_type_of_service: agent.config.rdma_type_of_service,
+        may_discard: found.description.traits.may_discard,
         request,
     });
     let record = Record {

@@ -35,6 +35,7 @@ pub fn progress() -> Progress {
                 speed_mbps: 2500,
                 channels: 1,
                 retransmits: 0,
+                rdma: false,
             },
             LinkProgress {
                 id: 1,
@@ -47,6 +48,7 @@ pub fn progress() -> Progress {
                 speed_mbps: 2500,
                 channels: 0,
                 retransmits: 37,
+                rdma: false,
             },
         ],
     }
@@ -62,6 +64,9 @@ fn link(name: &str, network: u8, sent_bytes: u64, lost_count: u32, retransmits: 
         rate_bytes_per_s: 305_000_000 - 1_000_000 * u64::from(network),
         lost_count,
         retransmits,
+        rdma: false,
+        fallback: None,
+        rdma_port: None,
     }
 }
 

@@ -123,6 +123,7 @@ impl Tape {
             speed_mbps: 2500,
             channels: 1,
             retransmits: u64::from(id) * 37,
+            rdma: false,
         }
     }
 
@@ -209,6 +210,9 @@ impl Tape {
             rate_bytes_per_s: LINK_RATE,
             lost_count: u32::from(id),
             retransmits: link.retransmits,
+            rdma: false,
+            fallback: None,
+            rdma_port: None,
         }
     }
 

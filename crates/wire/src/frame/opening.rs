@@ -7,6 +7,9 @@ use crate::message::{Outcome, SessionId, Token};
 /// First bytes of a HELLO's body: tells an agent from whatever else may connect.
 pub const HELLO_MAGIC: [u8; 4] = *b"LNRT";
 
+/// Bytes of a HELLO in an RDMA connection request: what the connection manager leaves to its users.
+pub const REQUEST_BYTES: usize = 56;
+
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -97,6 +100,37 @@ impl Hello {
         writer.u32(self.channel);
         writer.bytes(&self.token.0);
         Ok(())
+    }
+}
+
+impl Hello {
+    /// The HELLO of a data channel in the bytes that an RDMA connection request has for it; `None` if it is for anything
+    /// else, or names a version that one byte does not hold.
+    pub fn to_request(&self) -> Option<[u8; REQUEST_BYTES]> {
+        let versions = [self.version_min.try_into().ok()?, self.version_max.try_into().ok()?];
+        if self.role != Role::Data {
+            return None;
+        }
+        let (channel, link) = (self.channel.to_le_bytes(), self.link.to_le_bytes());
+        let fields = [&self.session.0[..], &self.token.0, &channel, &link, &versions];
+        let mut bytes = [0; REQUEST_BYTES];
+        for (place, byte) in bytes.iter_mut().zip(fields.into_iter().flatten()) {
+            *place = *byte;
+        }
+        Some(bytes)
+    }
+
+    /// Reads what [`Hello::to_request`] made. Transports pad requests, so what is behind them is passed over.
+    pub fn from_request(bytes: &[u8]) -> Result<Hello, DecodeError> {
+        let mut reader = Reader::new(bytes);
+        let session = SessionId(reader.array("request session")?);
+        let token = Token(reader.array("request token")?);
+        let channel = reader.u32("request channel")?;
+        let link = reader.u16("request link")?;
+        let version_min = reader.u8("request version_min")?.into();
+        let version_max = reader.u8("request version_max")?.into();
+        check_versions(version_min, version_max)?;
+        Ok(Hello { version_min, version_max, session, role: Role::Data, link, channel, token })
     }
 }
 

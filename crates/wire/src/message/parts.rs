@@ -24,7 +24,7 @@ const TOUCHED_BYTES: usize = 18;
 /// A region without a name: u16 id, u64 size, u16 length.
 const REGION_BYTES_MIN: usize = 12;
 /// An IPv4 endpoint on an interface without a name.
-const ENDPOINT_BYTES_MIN: usize = 24;
+const ENDPOINT_BYTES_MIN: usize = 26;
 
 const FAMILY_V4: u8 = 4;
 const FAMILY_V6: u8 = 6;
@@ -85,9 +85,10 @@ fn read_endpoint(reader: &mut Reader<'_>) -> Result<Endpoint, DecodeError> {
     let numa = reader.i32("endpoint numa")?;
     let up = reader.flag("endpoint up")?;
     let prefix = reader.u8("endpoint prefix")?;
+    let rdma_port = reader.u16("endpoint rdma port")?;
     let address = read_address(reader)?;
     check_prefix(address.ip(), prefix)?;
-    Ok(Endpoint { interface, address, prefix, speed_mbps, mtu, numa, up })
+    Ok(Endpoint { interface, address, prefix, speed_mbps, mtu, numa, up, rdma_port })
 }
 
 pub(super) fn write_endpoints(endpoints: &[Endpoint], writer: &mut Writer<'_>) -> Result<(), DecodeError> {
@@ -103,6 +104,7 @@ fn write_endpoint(endpoint: &Endpoint, writer: &mut Writer<'_>) -> Result<(), De
     writer.i32(endpoint.numa);
     writer.u8(endpoint.up.into());
     writer.u8(endpoint.prefix);
+    writer.u16(endpoint.rdma_port);
     write_address(endpoint.address, writer);
     Ok(())
 }
