@@ -1,9 +1,11 @@
 //! The doctor: what hosts, ports, links and switches say of themselves, and what is wrong with it.
 //!
 //! * [`model`]: the inventory of a host, the matrix of probes, a finding, and the room that holds them all.
+//! * [`collect`]: how the inventory is read from the kernel.
 //! * [`checks`]: one file for each thing that can be wrong; pure functions of a room.
 
 pub mod checks;
+pub mod collect;
 pub mod model;
 #[cfg(test)]
 pub(crate) mod testing;
