@@ -19,11 +19,13 @@ pub enum Role {
     Data = 3,
     /// Asks how the session ended; answered by an OUTCOME and closed.
     Query = 4,
+    /// A question of the doctor's; session and token say nothing.
+    Doctor = 5,
 }
 
 impl Role {
     /// All roles, for tables and tests.
-    pub const ALL: [Role; 4] = [Role::ControlNew, Role::ControlJoin, Role::Data, Role::Query];
+    pub const ALL: [Role; 5] = [Role::ControlNew, Role::ControlJoin, Role::Data, Role::Query, Role::Doctor];
 
     /// The role with this number.
     pub fn from_number(number: u8) -> Option<Role> {
