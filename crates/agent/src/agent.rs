@@ -16,6 +16,7 @@ use linerate_wire::negotiate;
 
 use crate::clock::unix_ms;
 use crate::config::Config;
+use crate::doctor::{self, Doctor};
 use crate::faults::{chain, fault};
 use crate::incoming::Incoming;
 use crate::journal::{Journal, Record, Role};
@@ -35,6 +36,8 @@ pub struct Agent {
     pub registry: Registry,
     /// What the configured QEMU programs say of themselves.
     pub qemu_cache: QemuCache,
+    /// What the doctor keeps.
+    pub doctor: Doctor,
     /// When the agent was started.
     pub started: Instant,
     /// Guests whose migration is just beginning.
@@ -57,6 +60,7 @@ impl Agent {
             journal: Arc::new(journal),
             registry,
             qemu_cache: QemuCache::default(),
+            doctor: Doctor::default(),
             started: Instant::now(),
             starting: Mutex::default(),
             outgoing: Mutex::default(),
@@ -190,6 +194,7 @@ impl Agent {
                 tracing::info!(session = %hello.session, %peer, ?outcome, "asked how a session ended");
                 accepted.outcome(outcome).map_err(|error| chain(&error))
             }
+            Purpose::Doctor => doctor::serve::serve(self, accepted),
             _ => self.join(accepted),
         };
         if let Err(error) = handled {

@@ -6,6 +6,7 @@
 //! | `agent` | what all parts share; who is told about a connection from another agent |
 //! | `outgoing`, `incoming` | the bodies of the brain's two state machines |
 //! | `recover`, `undecided` | after a crash |
+//! | `doctor` | inventory and probes, for this host and for other agents |
 //! | `server` | the local API |
 //! | `hub`, `convert` | events of a migration, and the brain's words in the API's |
 //! | `ram`, `digest`, `device_state`, `clock`, `faults` | small things that both bodies use |
@@ -17,6 +18,7 @@ mod control;
 mod convert;
 mod device_state;
 mod digest;
+mod doctor;
 mod faults;
 mod guests;
 mod hub;
@@ -54,6 +56,7 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
     let agent = Arc::new(open(config)?);
     recover::recover(&agent).context("cannot recover from the journal")?;
     warm_up(&agent);
+    agent.doctor.begin_to_listen();
     let accepting = agent.clone();
     let _listener = if agent.config.listen.is_empty() {
         tracing::warn!("`listen` names no address: guests can leave this host and none can come");

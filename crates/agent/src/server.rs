@@ -12,8 +12,8 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use linerate_api::{
-    AgentStatus, Decision, ErrorBody, KernelFeature, MigrateRequest, MigrationDetail, MigrationStarted,
-    MigrationSummary, NDJSON, ResolveRequest, code, paths,
+    AgentStatus, Decision, DoctorRequest, ErrorBody, KernelFeature, MigrateRequest, MigrationDetail,
+    MigrationStarted, MigrationSummary, NDJSON, ResolveRequest, code, paths,
 };
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
 use tokio::net::UnixListener;
@@ -23,7 +23,7 @@ use tokio_stream::StreamExt as _;
 use crate::agent::Agent;
 use crate::hub::Cursor;
 use crate::outgoing::Outgoing;
-use crate::{convert, guests, outgoing};
+use crate::{convert, doctor, guests, outgoing};
 
 type Shared = State<Arc<Agent>>;
 
@@ -71,6 +71,7 @@ fn routes(agent: Arc<Agent>) -> Router {
         .route(paths::MIGRATION, get(show_migration).delete(cancel))
         .route(paths::MIGRATION_EVENTS, get(events))
         .route(paths::SESSION_RESOLVE, post(resolve))
+        .route(paths::DOCTOR, post(examine))
         .fallback(async || Refusal(ErrorBody::new(code::NOT_FOUND, "there is nothing at this path")))
         .with_state(agent)
 }
@@ -225,6 +226,11 @@ async fn resolve(
     }
     outgoing.resolve(resume_here);
     Ok(Json(outgoing.summary()))
+}
+
+async fn examine(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
+    let request: DoctorRequest = parse(&body)?;
+    Ok(Json(blocking(move || doctor::coordinate::examine(&agent, &request)).await?).into_response())
 }
 
 /// The event stream: a line each; an empty line when nothing happens for a while.

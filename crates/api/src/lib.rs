@@ -11,10 +11,12 @@
 //! | [`MigrateRequest`], [`MigrationSummary`] … | migrations, and sessions that a crash left undecided |
 //! | [`Event`] | what is seen while one runs: one JSON document a line, the last is [`EventKind::Finished`] |
 //! | [`Report`] | what it was, once it is over |
+//! | [`DoctorRequest`], [`DoctorAnswer`] | what hosts and links are like |
 //! | [`ErrorBody`] | why not |
 //! | [`Client`] | asks an agent |
 
 mod client;
+mod doctor;
 mod error;
 mod event;
 mod guest;
@@ -25,6 +27,7 @@ mod status;
 mod step;
 
 pub use client::{Client, ClientError, EventStream};
+pub use doctor::{DoctorAnswer, DoctorRequest, Probes, Unheard};
 pub use error::{ErrorBody, code};
 pub use event::{Event, EventKind, LinkProgress, LinkState, Progress, StepState};
 pub use guest::{

@@ -21,9 +21,11 @@ pub const MIGRATION: &str = "/v1/migrations/{id}";
 pub const MIGRATION_EVENTS: &str = "/v1/migrations/{id}/events";
 /// `POST` [`ResolveRequest`](crate::ResolveRequest): 200, [`MigrationSummary`](crate::MigrationSummary).
 pub const SESSION_RESOLVE: &str = "/v1/sessions/{id}/resolve";
+/// `POST` [`DoctorRequest`](crate::DoctorRequest): 200, [`DoctorAnswer`](crate::DoctorAnswer).
+pub const DOCTOR: &str = "/v1/doctor";
 
 /// Every endpoint: method and path.
-pub const TABLE: [(&str, &str); 12] = [
+pub const TABLE: [(&str, &str); 13] = [
     ("GET", STATUS),
     ("GET", GUESTS),
     ("POST", GUESTS),
@@ -36,6 +38,7 @@ pub const TABLE: [(&str, &str); 12] = [
     ("DELETE", MIGRATION),
     ("GET", MIGRATION_EVENTS),
     ("POST", SESSION_RESOLVE),
+    ("POST", DOCTOR),
 ];
 
 /// The path with its one parameter filled in, percent-encoded.

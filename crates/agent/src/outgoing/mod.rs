@@ -35,6 +35,7 @@ use crate::ram::Ram;
 use board::Board;
 
 pub(crate) use links::ask_any;
+pub(crate) use start::resolve as resolve_host;
 pub use start::start;
 
 /// What the loop of a migration receives.

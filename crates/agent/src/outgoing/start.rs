@@ -192,7 +192,7 @@ fn source_config(request: &MigrateRequest, found: &Found) -> Result<source::Conf
 }
 
 /// `HOST` or `HOST:PORT`, as addresses.
-fn resolve(to: &str) -> Result<Vec<SocketAddr>, Fault> {
+pub(crate) fn resolve(to: &str) -> Result<Vec<SocketAddr>, Fault> {
     let failed = |error: std::io::Error| {
         let detail = format!("cannot find the host {to}: {error}");
         Fault::new(Code::NoLink, Step::Resolve, Side::Source, detail)

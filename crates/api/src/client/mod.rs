@@ -11,8 +11,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::{
-    AdoptGuest, AgentStatus, Decision, GuestDetail, GuestSummary, MigrateRequest, MigrationDetail,
-    MigrationId, MigrationStarted, MigrationSummary, ResolveRequest, StartGuest, StopGuest, paths,
+    AdoptGuest, AgentStatus, Decision, DoctorAnswer, DoctorRequest, GuestDetail, GuestSummary,
+    MigrateRequest, MigrationDetail, MigrationId, MigrationStarted, MigrationSummary, ResolveRequest,
+    StartGuest, StopGuest, paths,
 };
 
 pub use error::ClientError;
@@ -98,6 +99,11 @@ impl Client {
         decision: Decision,
     ) -> Result<MigrationSummary, ClientError> {
         self.post(&paths::fill(paths::SESSION_RESOLVE, &id.0), &ResolveRequest { decision }).await
+    }
+
+    /// Looks at this host and others, and probes between them.
+    pub async fn doctor(&self, request: &DoctorRequest) -> Result<DoctorAnswer, ClientError> {
+        self.post(paths::DOCTOR, request).await
     }
 
     /// Follows a migration from its beginning to its end.

@@ -29,6 +29,8 @@ pub enum Depth {
     Short,
     /// TCP load too: half a second for each pair of ports and direction.
     Full,
+    /// TCP load only.
+    Load,
 }
 
 /// Where to send probes, and from where.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd;
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nix::sys::socket::sockopt::{Ipv4PacketInfo, Ipv6RecvPacketInfo};
@@ -42,26 +42,55 @@ pub enum EchoError {
     Thread(#[source] io::Error),
 }
 
-/// Answers at these addresses until the time is over. The port is that of each address if it is free, so that a rule of a
-/// firewall for the agent's port covers it; else any.
-pub fn start(addresses: &[SocketAddr], last: Duration) -> Result<(Echoing, Vec<JoinHandle<()>>), EchoError> {
-    let mut token = [0; 16];
-    getrandom::fill(&mut token).map_err(|_| EchoError::Random)?;
-    let until = Instant::now() + last.min(LONGEST);
-    let names = port_names();
-    let mut bound = Vec::new();
-    let mut threads = Vec::new();
-    for address in addresses {
-        let failed = |source| EchoError::Socket { address: address.ip(), source };
-        let socket = socket(*address).map_err(failed)?;
-        bound.extend(socket.local_addr().map_err(failed)?.as_socket());
-        let names = names.clone();
-        let serve = move || serve(&socket, &token, &names, until);
-        let thread =
+/// Datagrams are answered until the time is over.
+#[derive(Debug)]
+pub struct Echo {
+    /// Where, and what they must begin with.
+    pub echoing: Echoing,
+    until: Arc<Mutex<Instant>>,
+}
+
+impl Echo {
+    /// Answers at these addresses. The port is that of each address if it is free, so that a rule of a firewall for the
+    /// agent's port covers it; else any.
+    pub fn start(addresses: &[SocketAddr], last: Duration) -> Result<Echo, EchoError> {
+        let mut token = [0; 16];
+        getrandom::fill(&mut token).map_err(|_| EchoError::Random)?;
+        let until = Arc::new(Mutex::new(Instant::now() + last.min(LONGEST)));
+        let names = port_names();
+        let mut bound = Vec::new();
+        for address in addresses {
+            let failed = |source| EchoError::Socket { address: address.ip(), source };
+            let socket = socket(*address).map_err(failed)?;
+            bound.extend(socket.local_addr().map_err(failed)?.as_socket());
+            let (names, until) = (names.clone(), until.clone());
+            let serve = move || serve(&socket, &token, &names, &until);
             std::thread::Builder::new().name("echo".into()).spawn(serve).map_err(EchoError::Thread)?;
-        threads.push(thread);
+        }
+        Ok(Echo { echoing: Echoing { token, addresses: bound }, until })
     }
-    Ok((Echoing { token, addresses: bound }, threads))
+
+    /// Lets it live at least this much longer. False if it has ended already.
+    pub fn extend(&self, last: Duration) -> bool {
+        let mut until = lock(&self.until);
+        let now = Instant::now();
+        // The threads look every turn; one that is about to end may have looked already.
+        if *until < now + TURN * 2 {
+            return false;
+        }
+        *until = (*until).max(now + last.min(LONGEST));
+        true
+    }
+}
+
+impl Drop for Echo {
+    fn drop(&mut self) {
+        *lock(&self.until) = Instant::now();
+    }
+}
+
+fn lock(until: &Mutex<Instant>) -> MutexGuard<'_, Instant> {
+    until.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn socket(address: SocketAddr) -> io::Result<Socket> {
@@ -85,9 +114,9 @@ fn port_names() -> BTreeMap<u32, String> {
     links.into_iter().filter_map(|link| Some((link.port.index?, link.port.name))).collect()
 }
 
-fn serve(socket: &Socket, token: &[u8; 16], names: &BTreeMap<u32, String>, until: Instant) {
+fn serve(socket: &Socket, token: &[u8; 16], names: &BTreeMap<u32, String>, until: &Mutex<Instant>) {
     let mut buffer = vec![0; DATAGRAM_BYTES];
-    while Instant::now() < until {
+    while Instant::now() < *lock(until) {
         match receive(socket, &mut buffer) {
             Ok((bytes, index, from)) => {
                 let datagram = buffer.get(..bytes).unwrap_or_default();

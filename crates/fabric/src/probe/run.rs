@@ -30,12 +30,14 @@ pub fn probe(target: &Target, depth: Depth) -> Probe {
             return probe;
         }
     };
-    let reached = reach(&mut sender, target, &mut probe);
-    probe.reachable = Some(reached);
+    let reached = depth != Depth::Load && reach(&mut sender, target, &mut probe);
+    if depth != Depth::Load {
+        probe.reachable = Some(reached);
+    }
     if reached {
         probe.path_mtu = path_mtu(&mut sender, target.mtu);
     }
-    if depth == Depth::Full {
+    if depth != Depth::Short {
         load(&mut sender, target, reached, &mut probe);
     }
     probe
