@@ -21,6 +21,7 @@ use crate::faults::{chain, fault};
 use crate::incoming::Incoming;
 use crate::journal::{Journal, Record, Role};
 use crate::outgoing::Outgoing;
+use crate::trial::Trials;
 use crate::undecided::Undecided;
 
 /// Ended migrations that are shown.
@@ -38,6 +39,8 @@ pub struct Agent {
     pub qemu_cache: QemuCache,
     /// What the doctor keeps.
     pub doctor: Doctor,
+    /// Changes of ports that wait for confirmation.
+    pub trials: Trials,
     /// When the agent was started.
     pub started: Instant,
     /// Guests whose migration is just beginning.
@@ -61,6 +64,7 @@ impl Agent {
             registry,
             qemu_cache: QemuCache::default(),
             doctor: Doctor::default(),
+            trials: Trials::default(),
             started: Instant::now(),
             starting: Mutex::default(),
             outgoing: Mutex::default(),

@@ -7,6 +7,7 @@
 //! | `outgoing`, `incoming` | the bodies of the brain's two state machines |
 //! | `recover`, `undecided` | after a crash |
 //! | `doctor` | inventory and probes, for this host and for other agents |
+//! | `trial` | changes of ports that are put back unless confirmed |
 //! | `server` | the local API |
 //! | `hub`, `convert` | events of a migration, and the brain's words in the API's |
 //! | `ram`, `digest`, `device_state`, `clock`, `faults` | small things that both bodies use |
@@ -28,6 +29,7 @@ mod outgoing;
 mod ram;
 mod recover;
 mod server;
+mod trial;
 mod undecided;
 
 use std::path::Path;
@@ -55,6 +57,7 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
     let runtime = tokio::runtime::Runtime::new().context("cannot start the runtime")?;
     let agent = Arc::new(open(config)?);
     recover::recover(&agent).context("cannot recover from the journal")?;
+    trial::recover(&agent);
     warm_up(&agent);
     agent.doctor.begin_to_listen();
     let accepting = agent.clone();

@@ -12,8 +12,8 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use linerate_api::{
-    AgentStatus, Decision, DoctorRequest, ErrorBody, KernelFeature, MigrateRequest, MigrationDetail,
-    MigrationStarted, MigrationSummary, NDJSON, ResolveRequest, code, paths,
+    AgentStatus, Decision, DoctorRequest, ErrorBody, KernelFeature, LinkConfirm, LinkRequest, MigrateRequest,
+    MigrationDetail, MigrationStarted, MigrationSummary, NDJSON, ResolveRequest, code, paths,
 };
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
 use tokio::net::UnixListener;
@@ -23,7 +23,7 @@ use tokio_stream::StreamExt as _;
 use crate::agent::Agent;
 use crate::hub::Cursor;
 use crate::outgoing::Outgoing;
-use crate::{convert, doctor, guests, outgoing};
+use crate::{convert, doctor, guests, outgoing, trial};
 
 type Shared = State<Arc<Agent>>;
 
@@ -72,6 +72,8 @@ fn routes(agent: Arc<Agent>) -> Router {
         .route(paths::MIGRATION_EVENTS, get(events))
         .route(paths::SESSION_RESOLVE, post(resolve))
         .route(paths::DOCTOR, post(examine))
+        .route(paths::LINK_SET, post(set_link))
+        .route(paths::LINK_CONFIRM, post(confirm_link))
         .fallback(async || Refusal(ErrorBody::new(code::NOT_FOUND, "there is nothing at this path")))
         .with_state(agent)
 }
@@ -231,6 +233,16 @@ async fn resolve(
 async fn examine(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
     let request: DoctorRequest = parse(&body)?;
     Ok(Json(blocking(move || doctor::coordinate::examine(&agent, &request)).await?).into_response())
+}
+
+async fn set_link(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
+    let request: LinkRequest = parse(&body)?;
+    Ok(Json(blocking(move || trial::set(&agent, &request)).await?).into_response())
+}
+
+async fn confirm_link(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
+    let request: LinkConfirm = parse(&body)?;
+    Ok(Json(blocking(move || trial::confirm(&agent, &request.port).map(|()| request)).await?).into_response())
 }
 
 /// The event stream: a line each; an empty line when nothing happens for a while.

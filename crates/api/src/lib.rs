@@ -12,6 +12,7 @@
 //! | [`Event`] | what is seen while one runs: one JSON document a line, the last is [`EventKind::Finished`] |
 //! | [`Report`] | what it was, once it is over |
 //! | [`DoctorRequest`], [`DoctorAnswer`] | what hosts and links are like |
+//! | [`LinkRequest`], [`LinkAnswer`] | settings of ports |
 //! | [`ErrorBody`] | why not |
 //! | [`Client`] | asks an agent |
 
@@ -20,6 +21,7 @@ mod doctor;
 mod error;
 mod event;
 mod guest;
+mod link;
 mod migration;
 pub mod paths;
 mod report;
@@ -33,6 +35,7 @@ pub use event::{Event, EventKind, LinkProgress, LinkState, Progress, StepState};
 pub use guest::{
     AdoptGuest, Disk, GuestDetail, GuestRunState, GuestSummary, Nic, RamBlock, StartGuest, StopGuest, Verdict,
 };
+pub use link::{LinkAnswer, LinkConfirm, LinkRequest, LinkStep};
 pub use migration::{
     Decision, Direction, MigrateRequest, MigrationDetail, MigrationId, MigrationOutcome, MigrationStarted,
     MigrationState, MigrationSummary, ResolveRequest,

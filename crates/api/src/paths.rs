@@ -23,9 +23,13 @@ pub const MIGRATION_EVENTS: &str = "/v1/migrations/{id}/events";
 pub const SESSION_RESOLVE: &str = "/v1/sessions/{id}/resolve";
 /// `POST` [`DoctorRequest`](crate::DoctorRequest): 200, [`DoctorAnswer`](crate::DoctorAnswer).
 pub const DOCTOR: &str = "/v1/doctor";
+/// `POST` [`LinkRequest`](crate::LinkRequest): 200, [`LinkAnswer`](crate::LinkAnswer).
+pub const LINK_SET: &str = "/v1/link/set";
+/// `POST` [`LinkConfirm`](crate::LinkConfirm): 200, the same.
+pub const LINK_CONFIRM: &str = "/v1/link/confirm";
 
 /// Every endpoint: method and path.
-pub const TABLE: [(&str, &str); 13] = [
+pub const TABLE: [(&str, &str); 15] = [
     ("GET", STATUS),
     ("GET", GUESTS),
     ("POST", GUESTS),
@@ -39,6 +43,8 @@ pub const TABLE: [(&str, &str); 13] = [
     ("GET", MIGRATION_EVENTS),
     ("POST", SESSION_RESOLVE),
     ("POST", DOCTOR),
+    ("POST", LINK_SET),
+    ("POST", LINK_CONFIRM),
 ];
 
 /// The path with its one parameter filled in, percent-encoded.

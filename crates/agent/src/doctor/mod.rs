@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use linerate_fabric::collect::lldp::listen::Listener;
 use linerate_fabric::collect::{Options, inventory};
-use linerate_fabric::model::{Agent as AgentFacts, Inventory, Qemu};
+use linerate_fabric::model::{Agent as AgentFacts, Inventory, Neighbour, Qemu};
 use linerate_fabric::probe::Echoing;
 use linerate_fabric::probe::echo::{Echo, EchoError};
 
@@ -54,6 +54,12 @@ impl Doctor {
             }
             Err(error) => tracing::warn!(%error, "not listening for LLDP"),
         }
+    }
+
+    /// What was heard by LLDP on a port.
+    pub fn heard(&self, port: &str) -> Vec<Neighbour> {
+        let all = self.lldp.get().map(Listener::neighbours).unwrap_or_default();
+        all.into_iter().filter(|(name, _)| name == port).map(|(_, neighbour)| neighbour).collect()
     }
 
     /// Datagrams to these addresses are answered for this long; the sockets of an earlier question are used again.

@@ -1,6 +1,7 @@
 //! Pictures of things, as text. Everything here is pure: the same in, the same out.
 
 pub mod bar;
+pub mod doctor;
 pub mod format;
 pub mod frame;
 pub mod lists;
