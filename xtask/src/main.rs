@@ -16,6 +16,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("linerate-net", 3),
     ("linerate-memory", 3),
     ("linerate-guest", 4),
+    ("linerate-fabric", 4),
     ("linerate-plan", 4),
     ("linerate-agent", 5),
     ("linerate", 6),

@@ -19,10 +19,12 @@ use linerate_wire::negotiate;
 use crate::bench;
 use crate::clock::unix_ms;
 use crate::config::Config;
+use crate::doctor::{self, Doctor};
 use crate::faults::{chain, fault};
 use crate::incoming::Incoming;
 use crate::journal::{Journal, Record, Role};
 use crate::outgoing::Outgoing;
+use crate::trial::Trials;
 use crate::undecided::Undecided;
 
 /// Ended migrations that are shown.
@@ -40,6 +42,10 @@ pub struct Agent {
     pub qemu_cache: QemuCache,
     /// Measurements of the wires.
     pub bench: Arc<bench::Host>,
+    /// What the doctor keeps.
+    pub doctor: Doctor,
+    /// Changes of ports that wait for confirmation.
+    pub trials: Trials,
     /// When the agent was started.
     pub started: Instant,
     /// Guests whose migration is just beginning.
@@ -65,6 +71,8 @@ impl Agent {
             journal: Arc::new(journal),
             registry,
             qemu_cache: QemuCache::default(),
+            doctor: Doctor::default(),
+            trials: Trials::default(),
             started: Instant::now(),
             starting: Mutex::default(),
             outgoing: Mutex::default(),
@@ -210,6 +218,7 @@ impl Agent {
                 bench::accept(&self.bench, accepted, self.is_migrating());
                 Ok(())
             }
+            Purpose::Doctor => doctor::serve::serve(self, accepted),
             _ => self.join(accepted),
         };
         if let Err(error) = handled {

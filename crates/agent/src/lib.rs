@@ -7,6 +7,8 @@
 //! | `outgoing`, `incoming` | the bodies of the brain's two state machines |
 //! | [`bench`] | measuring the wires |
 //! | `recover`, `undecided` | after a crash |
+//! | `doctor` | inventory and probes, for this host and for other agents |
+//! | `trial` | changes of ports that are put back unless confirmed |
 //! | `server` | the local API |
 //! | `hub`, `convert` | events of a migration, and the brain's words in the API's |
 //! | `ram`, `digest`, `device_state`, `clock`, `faults` | small things that both bodies use |
@@ -19,6 +21,7 @@ mod control;
 mod convert;
 mod device_state;
 mod digest;
+mod doctor;
 mod faults;
 mod guests;
 mod hub;
@@ -28,6 +31,7 @@ mod outgoing;
 mod ram;
 mod recover;
 mod server;
+mod trial;
 mod undecided;
 
 use std::path::Path;
@@ -56,7 +60,9 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
     let runtime = tokio::runtime::Runtime::new().context("cannot start the runtime")?;
     let agent = Arc::new(open(config)?);
     recover::recover(&agent).context("cannot recover from the journal")?;
+    trial::recover(&agent);
     warm_up(&agent);
+    agent.doctor.begin_to_listen();
     let accepting = agent.clone();
     let _listener = if agent.config.listen.is_empty() {
         tracing::warn!("`listen` names no address: guests can leave this host and none can come");

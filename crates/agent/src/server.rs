@@ -12,8 +12,9 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use linerate_api::{
-    AgentStatus, BenchEvent, BenchRequest, Decision, ErrorBody, KernelFeature, MigrateRequest,
-    MigrationDetail, MigrationStarted, MigrationSummary, NDJSON, ResolveRequest, code, paths,
+    AgentStatus, BenchEvent, BenchRequest, Decision, DoctorRequest, ErrorBody, KernelFeature, LinkConfirm,
+    LinkRequest, MigrateRequest, MigrationDetail, MigrationStarted, MigrationSummary, NDJSON, ResolveRequest,
+    code, paths,
 };
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
 use tokio::net::UnixListener;
@@ -24,7 +25,7 @@ use crate::agent::Agent;
 use crate::bench;
 use crate::hub::Cursor;
 use crate::outgoing::Outgoing;
-use crate::{convert, guests, outgoing};
+use crate::{convert, doctor, guests, outgoing, trial};
 
 type Shared = State<Arc<Agent>>;
 
@@ -73,6 +74,9 @@ fn routes(agent: Arc<Agent>) -> Router {
         .route(paths::MIGRATION_EVENTS, get(events))
         .route(paths::SESSION_RESOLVE, post(resolve))
         .route(paths::BENCH, post(measure))
+        .route(paths::DOCTOR, post(examine))
+        .route(paths::LINK_SET, post(set_link))
+        .route(paths::LINK_CONFIRM, post(confirm_link))
         .fallback(async || Refusal(ErrorBody::new(code::NOT_FOUND, "there is nothing at this path")))
         .with_state(agent)
 }
@@ -227,6 +231,21 @@ async fn resolve(
     }
     outgoing.resolve(resume_here);
     Ok(Json(outgoing.summary()))
+}
+
+async fn examine(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
+    let request: DoctorRequest = parse(&body)?;
+    Ok(Json(blocking(move || doctor::coordinate::examine(&agent, &request)).await?).into_response())
+}
+
+async fn set_link(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
+    let request: LinkRequest = parse(&body)?;
+    Ok(Json(blocking(move || trial::set(&agent, &request)).await?).into_response())
+}
+
+async fn confirm_link(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
+    let request: LinkConfirm = parse(&body)?;
+    Ok(Json(blocking(move || trial::confirm(&agent, &request.port).map(|()| request)).await?).into_response())
 }
 
 /// The event stream: a line each; an empty line when nothing happens for a while.

@@ -12,14 +12,18 @@
 //! | [`Event`] | what is seen while one runs: one JSON document a line, the last is [`EventKind::Finished`] |
 //! | [`BenchRequest`], [`BenchEvent`], [`BenchReport`] | measuring the wires |
 //! | [`Report`] | what it was, once it is over |
+//! | [`DoctorRequest`], [`DoctorAnswer`] | what hosts and links are like |
+//! | [`LinkRequest`], [`LinkAnswer`] | settings of ports |
 //! | [`ErrorBody`] | why not |
 //! | [`Client`] | asks an agent |
 
 mod bench;
 mod client;
+mod doctor;
 mod error;
 mod event;
 mod guest;
+mod link;
 mod migration;
 pub mod paths;
 mod report;
@@ -31,11 +35,13 @@ pub use bench::{
     BenchTest, BenchTransport, LinkBandwidth, PingPong, PingPongRow, Rates,
 };
 pub use client::{BenchStream, Client, ClientError, EventStream};
+pub use doctor::{DoctorAnswer, DoctorRequest, Probes, Unheard};
 pub use error::{ErrorBody, code};
 pub use event::{Event, EventKind, LinkProgress, LinkState, Progress, StepState};
 pub use guest::{
     AdoptGuest, Disk, GuestDetail, GuestRunState, GuestSummary, Nic, RamBlock, StartGuest, StopGuest, Verdict,
 };
+pub use link::{LinkAnswer, LinkConfirm, LinkRequest, LinkStep};
 pub use migration::{
     Decision, Direction, MigrateRequest, MigrationDetail, MigrationId, MigrationOutcome, MigrationStarted,
     MigrationState, MigrationSummary, ResolveRequest, Transport,

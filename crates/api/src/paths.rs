@@ -25,8 +25,15 @@ pub const SESSION_RESOLVE: &str = "/v1/sessions/{id}/resolve";
 /// stops the measurement.
 pub const BENCH: &str = "/v1/bench";
 
+/// `POST` [`DoctorRequest`](crate::DoctorRequest): 200, [`DoctorAnswer`](crate::DoctorAnswer).
+pub const DOCTOR: &str = "/v1/doctor";
+/// `POST` [`LinkRequest`](crate::LinkRequest): 200, [`LinkAnswer`](crate::LinkAnswer).
+pub const LINK_SET: &str = "/v1/link/set";
+/// `POST` [`LinkConfirm`](crate::LinkConfirm): 200, the same.
+pub const LINK_CONFIRM: &str = "/v1/link/confirm";
+
 /// Every endpoint: method and path.
-pub const TABLE: [(&str, &str); 13] = [
+pub const TABLE: [(&str, &str); 16] = [
     ("GET", STATUS),
     ("GET", GUESTS),
     ("POST", GUESTS),
@@ -40,6 +47,9 @@ pub const TABLE: [(&str, &str); 13] = [
     ("GET", MIGRATION_EVENTS),
     ("POST", SESSION_RESOLVE),
     ("POST", BENCH),
+    ("POST", DOCTOR),
+    ("POST", LINK_SET),
+    ("POST", LINK_CONFIRM),
 ];
 
 /// The path with its one parameter filled in, percent-encoded.

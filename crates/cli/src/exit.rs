@@ -39,6 +39,10 @@ exits! {
     PausedAtSource = 9, "failed; the guest is paused at the source and can be resumed there";
     /// Failed after commit.
     MovedWithFault = 10, "the guest runs at the destination, but something failed after that";
+    /// The doctor found something.
+    DoctorWarnings = 11, "the doctor found what makes migrations slow, and nothing worse";
+    /// The doctor found something bad.
+    DoctorErrors = 12, "the doctor found what makes migrations fail, or could not ask a host";
 }
 
 impl From<Exit> for ExitCode {

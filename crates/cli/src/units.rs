@@ -18,6 +18,8 @@ pub enum UnitError {
     NotANetwork,
     /// Not `HOST` or `HOST:PORT`.
     NotAHost,
+    /// Neither `on` nor `off`.
+    NotAChoice,
 }
 
 impl std::error::Error for UnitError {}
@@ -34,6 +36,7 @@ impl std::fmt::Display for UnitError {
             UnitError::NotANetwork => {
                 write!(f, "a network is written ADDRESS/PREFIX, such as 10.0.1.0/24 or fd00:1::/64")
             }
+            UnitError::NotAChoice => write!(f, "it has to be on or off"),
             UnitError::NotAHost => {
                 write!(f, "a host is written HOST or HOST:PORT, such as beta, beta:7979 or [fd00:1::2]:7979")
             }
@@ -138,6 +141,35 @@ pub fn size(text: &str) -> Result<u32, UnitError> {
     Ok(bytes as u32)
 }
 
+/// Speed of a port in megabits per second, `auto` is 0: 10G, 25G, 2.5G, 1000M.
+pub fn port_speed_mbps(text: &str) -> Result<u32, UnitError> {
+    const SPEEDS: &str = "auto, 1000M, 2.5G, 10G, 25G";
+    if text == "auto" {
+        return Ok(0);
+    }
+    let (value, unit) = number(text)?;
+    let each = match unit {
+        "M" => 1.0,
+        "G" => 1000.0,
+        "" => return Err(UnitError::NoUnit(SPEEDS)),
+        other => return Err(UnitError::UnknownUnit(other.to_owned(), SPEEDS)),
+    };
+    let mbps = value * each;
+    if !(10.0..=1_600_000.0).contains(&mbps) {
+        return Err(UnitError::OutOfRange("between 10M and 1600G".into()));
+    }
+    Ok(mbps as u32)
+}
+
+/// `on` or `off`.
+pub fn on_off(text: &str) -> Result<bool, UnitError> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err(UnitError::NotAChoice),
+    }
+}
+
 /// A network, as it was written.
 pub fn network(text: &str) -> Result<String, UnitError> {
     let (address, prefix) = text.split_once('/').ok_or(UnitError::NotANetwork)?;
@@ -176,6 +208,18 @@ pub fn transport(text: &str) -> Result<linerate_api::Transport, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn speeds_of_ports() {
+        for (text, mbps) in [("auto", 0), ("1000M", 1000), ("2.5G", 2500), ("25G", 25_000)] {
+            assert_eq!(port_speed_mbps(text), Ok(mbps), "{text}");
+        }
+        for text in ["", "10", "10T", "1M", "fast"] {
+            assert!(port_speed_mbps(text).is_err(), "{text}");
+        }
+        assert_eq!((on_off("on"), on_off("off")), (Ok(true), Ok(false)));
+        assert!(on_off("yes").is_err());
+    }
 
     #[test]
     fn rates_are_bits_unless_they_say_bytes() {

@@ -149,6 +149,7 @@ fn steps_sides_states_roles_outcomes() {
             (5, "Withdraw"),
             (16, "Bench"),
             (17, "BenchData"),
+            (18, "Doctor"),
         ],
     );
     expect(

@@ -205,6 +205,7 @@ fn here(ports: &[linerate_core::Endpoint]) -> Vec<Link> {
         mtu: port.mtu,
         numa: port.numa,
         mtu_differs: false,
+        rdma: None,
     };
     ports.iter().enumerate().map(link).collect()
 }

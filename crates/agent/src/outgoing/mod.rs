@@ -45,6 +45,7 @@ use board::Board;
 
 pub(crate) use links::ask_any;
 pub(crate) use start::addresses;
+pub(crate) use start::resolve as resolve_host;
 pub use start::start;
 pub(crate) use withdraw::withdraw;
 

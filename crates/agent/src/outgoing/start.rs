@@ -194,7 +194,8 @@ fn source_config(request: &MigrateRequest, found: &Found) -> Result<source::Conf
     Ok(config)
 }
 
-fn resolve(to: &str) -> Result<Vec<SocketAddr>, Fault> {
+/// `HOST` or `HOST:PORT`, as addresses.
+pub(crate) fn resolve(to: &str) -> Result<Vec<SocketAddr>, Fault> {
     addresses(to).map_err(|error| {
         let detail = format!("cannot find the host {to}: {error}");
         Fault::new(Code::NoLink, Step::Resolve, Side::Source, detail)

@@ -12,9 +12,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::{
-    AdoptGuest, AgentStatus, BenchRequest, Decision, GuestDetail, GuestSummary, MigrateRequest,
-    MigrationDetail, MigrationId, MigrationStarted, MigrationSummary, ResolveRequest, StartGuest, StopGuest,
-    paths,
+    AdoptGuest, AgentStatus, BenchRequest, Decision, DoctorAnswer, DoctorRequest, GuestDetail, GuestSummary,
+    LinkAnswer, LinkConfirm, LinkRequest, MigrateRequest, MigrationDetail, MigrationId, MigrationStarted,
+    MigrationSummary, ResolveRequest, StartGuest, StopGuest, paths,
 };
 
 pub use bench::BenchStream;
@@ -101,6 +101,21 @@ impl Client {
         decision: Decision,
     ) -> Result<MigrationSummary, ClientError> {
         self.post(&paths::fill(paths::SESSION_RESOLVE, &id.0), &ResolveRequest { decision }).await
+    }
+
+    /// Looks at this host and others, and probes between them.
+    pub async fn doctor(&self, request: &DoctorRequest) -> Result<DoctorAnswer, ClientError> {
+        self.post(paths::DOCTOR, request).await
+    }
+
+    /// Sets a port, on trial.
+    pub async fn set_link(&self, request: &LinkRequest) -> Result<LinkAnswer, ClientError> {
+        self.post(paths::LINK_SET, request).await
+    }
+
+    /// What is on trial stays.
+    pub async fn confirm_link(&self, request: &LinkConfirm) -> Result<LinkConfirm, ClientError> {
+        self.post(paths::LINK_CONFIRM, request).await
     }
 
     /// Follows a migration from its beginning to its end.

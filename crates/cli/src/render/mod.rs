@@ -3,6 +3,7 @@
 pub mod bar;
 pub mod bench;
 pub mod bench_charts;
+pub mod doctor;
 pub mod format;
 pub mod frame;
 pub mod lists;

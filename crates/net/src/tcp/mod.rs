@@ -16,6 +16,7 @@ pub mod stats;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use rustix::net::Shutdown;
 
@@ -42,6 +43,16 @@ impl Stream {
     pub fn closer(&self) -> Closer {
         let stream = self.clone();
         Closer::new(move || stream.shut())
+    }
+
+    /// Sends all before the deadline.
+    pub fn send_all(&self, bytes: &[u8], deadline: Instant) -> io::Result<()> {
+        crate::socket::send_all(self.as_fd(), bytes, deadline)
+    }
+
+    /// Fills the buffer before the deadline.
+    pub fn receive_exact(&self, buffer: &mut [u8], deadline: Instant) -> io::Result<()> {
+        crate::socket::receive_exact(self.as_fd(), buffer, deadline)
     }
 
     pub(crate) fn shut(&self) {

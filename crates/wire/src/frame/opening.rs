@@ -30,11 +30,13 @@ pub enum Role {
     Bench = 16,
     /// A connection that is measured; HELLO names link and channel.
     BenchData = 17,
+    /// A question of the doctor's; session and token say nothing.
+    Doctor = 18,
 }
 
 impl Role {
     /// All roles, for tables and tests.
-    pub const ALL: [Role; 7] = [
+    pub const ALL: [Role; 8] = [
         Role::ControlNew,
         Role::ControlJoin,
         Role::Data,
@@ -42,6 +44,7 @@ impl Role {
         Role::Withdraw,
         Role::Bench,
         Role::BenchData,
+        Role::Doctor,
     ];
 
     /// The role with this number.
