@@ -335,6 +335,20 @@ impl Connection {
         if fds.first().is_none_or(|events| events.revents().is_empty()) {
             return Ok(());
         }
+        self.hear()
+    }
+
+    /// Whether the peer has closed, for those who do not wait for completions.
+    pub(super) fn is_gone(&self) -> Result<bool, RdmaError> {
+        let mut fds = [PollFd::from_borrowed_fd(self.events.descriptor(), PollFlags::IN)];
+        poll(&mut fds, Duration::ZERO)?;
+        if fds.iter().any(|events| !events.revents().is_empty()) {
+            self.hear()?;
+        }
+        Ok(self.gone.load(Ordering::SeqCst))
+    }
+
+    fn hear(&self) -> Result<(), RdmaError> {
         while let Some(event) = self.events.next()? {
             match event.kind {
                 RDMA_CM_EVENT_DEVICE_REMOVAL => return Err(RdmaError::DeviceGone),

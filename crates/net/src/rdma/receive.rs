@@ -24,6 +24,8 @@ use crate::table::{RegionTable, RemoteWriter};
 
 /// The source pings a channel that has nothing to do, so one that says nothing for this long is dead.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
+/// A last word to the source is out within this, or it is lost with the channel.
+const TELL_WAIT: Duration = Duration::from_secs(1);
 /// Frames after which an acknowledgement is sent although more are there.
 const ACK_FRAMES: u32 = 8;
 /// Bytes after which it is.
@@ -285,7 +287,7 @@ impl Server<'_> {
         if Frame::Refuse(fault).encode(0, 0, 0, &mut answer).is_ok() && self.send(&answer).is_ok() {
             // It must be out before the queue pair goes; the peer's adapter says so, or nobody does.
             let mut done = [Wc::EMPTY; POLL_BATCH];
-            let _ = self.connection.completions(&self.connection.sent, &mut done, Duration::from_millis(200));
+            let _ = self.connection.completions(&self.connection.sent, &mut done, TELL_WAIT);
         }
     }
 

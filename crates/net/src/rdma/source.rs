@@ -134,10 +134,15 @@ impl SourceEnd {
     ) -> Result<(), ChannelError> {
         let begun = Instant::now();
         loop {
+            // Looked at first, so that what came before the end is taken first.
+            let gone = self.connection.is_closed() || self.connection.is_gone()?;
             let mut inbox = self.take_in(&mut [Wc::EMPTY; POLL_BATCH], 0)?;
             inbox.released += self.reap()?;
             if ready(&mut inbox)? {
                 return Ok(());
+            }
+            if gone {
+                return Err(ChannelError::Closed);
             }
             if begun.elapsed() > limit {
                 let milliseconds = limit.as_millis() as u64;

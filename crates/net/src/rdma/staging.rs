@@ -37,8 +37,8 @@ impl Staging {
     pub(super) fn put(&mut self, bytes: &[u8]) -> Option<(u64, u64)> {
         let length = bytes.len() as u64;
         // A piece is never cut: what is left at the end of the ring is passed over, and released with it.
-        let skipped = if self.head + length > RING_BYTES { RING_BYTES - self.head } else { 0 };
-        let start = if skipped > 0 { 0 } else { self.head };
+        let fits = self.head + length <= RING_BYTES;
+        let (skipped, start) = if fits { (0, self.head) } else { (RING_BYTES - self.head, 0) };
         if self.used + skipped + length > RING_BYTES || !self.buffer.put(start as usize, bytes) {
             return None;
         }

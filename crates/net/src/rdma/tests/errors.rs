@@ -3,7 +3,7 @@
 use super::*;
 
 fn failure(remote: SocketAddr, local: Option<IpAddr>) -> ConnectError {
-    let options = RdmaOptions::default();
+    let options = patient();
     let route = Route { local, device: None, remote };
     connect(&route, &hello(), &options, &Domains::default()).expect_err("no connection")
 }
@@ -74,8 +74,8 @@ fn an_agent_that_refuses_says_why() {
 #[ignore = "needs an RDMA device; the lab runs it in its RDMA machine"]
 fn a_peer_that_goes_is_told_as_closed() {
     let _link = link();
-    let (source, destination) = connected(&RdmaOptions::default());
-    let (_sender, mut acks, _) = halves(source, RdmaOptions::default());
+    let (source, destination) = connected(&patient());
+    let (_sender, mut acks, _) = halves(source, patient());
     drop(destination);
     let error = acks.next(WAIT).unwrap_err();
     assert!(matches!(error, ChannelError::Closed), "{error:?}");
@@ -86,7 +86,7 @@ fn a_peer_that_goes_is_told_as_closed() {
 fn a_wrong_key_writes_nothing_and_ends_the_channel() {
     let _link = link();
     let (landed, table) = region(WINDOW_BYTES);
-    let (source, destination) = connected(&RdmaOptions::default());
+    let (source, destination) = connected(&patient());
     let fence = Arc::new(Fence::new(closer(&destination)));
     let (inner, serving_table) = (Arc::clone(&fence), Arc::clone(&table));
     let serving = std::thread::spawn(move || RdmaReceiver::new(destination).serve(&serving_table, &inner));
@@ -120,7 +120,7 @@ fn a_wrong_key_writes_nothing_and_ends_the_channel() {
 /// What the destination says of a frame that has no business there.
 fn hostile(frames: &[(u64, u16, Run)]) -> ChannelEnd {
     let (_, table) = region(WINDOW_BYTES);
-    let (source, destination) = connected(&RdmaOptions::default());
+    let (source, destination) = connected(&patient());
     let fence = Fence::new(closer(&destination));
     let serving = std::thread::spawn(move || RdmaReceiver::new(destination).serve(&table, &fence));
     let end = SourceEnd::new(source);
@@ -153,7 +153,7 @@ fn registration_that_is_refused_is_told_to_the_source_in_a_sentence() {
     let (source_region, _) = region(WINDOW_BYTES);
     source_region.store(0, &[1; PAGE as usize]).unwrap();
     let (_, table) = region(WINDOW_BYTES);
-    let options = RdmaOptions { zero_copy: false, ..RdmaOptions::default() };
+    let options = RdmaOptions { zero_copy: false, ..patient() };
     let (source, destination) = connected(&options);
     let fence = Fence::new(closer(&destination));
     // Only this thread loses the privilege to pass over the limit.
@@ -171,7 +171,7 @@ fn registration_that_is_refused_is_told_to_the_source_in_a_sentence() {
         ChannelError::Rdma(_) => error,
         _ => acks.next(WAIT).unwrap_err(),
     };
-    assert!(error.to_string().contains("LimitMEMLOCK"), "{error}");
     let end = serving.join().unwrap();
     assert!(matches!(end, ChannelEnd::Failed(ChannelError::Rdma(RdmaError::Register { .. }))), "{end:?}");
+    assert!(error.to_string().contains("LimitMEMLOCK"), "{error}");
 }

@@ -21,7 +21,7 @@ fn registering_by_size_of_the_window() {
         for window in [256 << 10, 1 << 20, 2 << 20, 4 << 20, 16 << 20, 64 << 20] {
             let mut took = Vec::new();
             for full in [false, true] {
-                let (source, _destination) = connected(&RdmaOptions::default());
+                let (source, _destination) = connected(&patient());
                 let region = FileRegion::new(size).unwrap();
                 if full {
                     region.store(0, &vec![1; size as usize]).unwrap();
@@ -51,8 +51,7 @@ fn what_the_carrier_moves() {
         for (checksums, zero_copy) in [(true, true), (true, false), (false, true), (false, false)] {
             let ((source, _), (_, table)) = (region(size), region(size));
             source.store(0, &vec![0x5a; size as usize]).unwrap();
-            let mut channel =
-                Channel::open(RdmaOptions { checksums, zero_copy, ..RdmaOptions::default() }, &table);
+            let mut channel = Channel::open(RdmaOptions { checksums, zero_copy, ..patient() }, &table);
             let begun = Instant::now();
             let frames = send_all(&mut channel, &source, 64 * PAGE);
             channel.acknowledged_or_done(frames);
