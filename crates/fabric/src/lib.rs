@@ -6,12 +6,14 @@
 //! * [`link`]: settings of a port are changed.
 //! * [`saved`]: inventories in files.
 //! * [`checks`]: one file for each thing that can be wrong; pure functions of a room.
+//! * [`report`]: findings as text, JSON and a page.
 
 pub mod checks;
 pub mod collect;
 pub mod link;
 pub mod model;
 pub mod probe;
+pub mod report;
 pub mod saved;
 #[cfg(test)]
 pub(crate) mod testing;

@@ -3,6 +3,7 @@
 use crate::model::{Finding, PortRef, Room, Segment, Severity};
 
 use super::Check;
+use super::common::segments;
 
 const WHY: &str = "The larger side sends packets that the smaller one, or the switch before it, throws away without a word. Small packets \
      pass, so everything looks well: the migration connects, then crawls or hangs with the first full packet.";
@@ -16,7 +17,7 @@ impl Check for MtuBetweenHosts {
     }
 
     fn run(&self, room: &Room) -> Vec<Finding> {
-        room.segments().iter().filter_map(|segment| self.segment(segment)).collect()
+        segments(room).iter().filter_map(|segment| self.segment(segment)).collect()
     }
 }
 

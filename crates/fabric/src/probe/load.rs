@@ -32,6 +32,13 @@ pub struct Moved {
     pub retransmits: Option<u64>,
 }
 
+/// What one connection moved.
+struct Share {
+    bytes: u64,
+    took_us: u64,
+    retransmits: Option<u64>,
+}
+
 /// Sends on all connections at once; `meanwhile` runs on this thread until the load ends.
 pub fn send_load<T>(
     target: &Target,
@@ -54,7 +61,7 @@ pub fn send_load<T>(
 
 fn all_connections(target: &Target, connections: usize) -> Result<Moved, AskError> {
     let streams = (0..connections).map(|_| begin(target)).collect::<Result<Vec<_>, _>>()?;
-    let results: Vec<Result<(u64, u64, Option<u64>), AskError>> = thread::scope(|scope| {
+    let results: Vec<Result<Share, AskError>> = thread::scope(|scope| {
         let running: Vec<_> =
             streams.iter().map(|stream| scope.spawn(move || one_connection(stream, target.agent))).collect();
         let joined = running.into_iter();
@@ -62,7 +69,7 @@ fn all_connections(target: &Target, connections: usize) -> Result<Moved, AskErro
     });
     let mut total = Moved::default();
     for result in results {
-        let (bytes, took_us, retransmits) = result?;
+        let Share { bytes, took_us, retransmits } = result?;
         // Bits per microsecond are megabits per second.
         total.throughput_mbps += (bytes * 8).checked_div(took_us).unwrap_or(0);
         total.retransmits = match (total.retransmits, retransmits) {
@@ -84,8 +91,8 @@ fn begin(target: &Target) -> Result<Stream, AskError> {
     }
 }
 
-/// Bytes that came, microseconds that they took, segments sent again.
-fn one_connection(stream: &Stream, peer: SocketAddr) -> Result<(u64, u64, Option<u64>), AskError> {
+/// Sends for [`LASTS`] and hears what came.
+fn one_connection(stream: &Stream, peer: SocketAddr) -> Result<Share, AskError> {
     let broken = |source| AskError::Broken { peer, source };
     let deadline = Instant::now() + ANSWER_WAIT;
     let until = Instant::now() + LASTS;
@@ -101,7 +108,7 @@ fn one_connection(stream: &Stream, peer: SocketAddr) -> Result<(u64, u64, Option
     let retransmits =
         Progress::of(stream).and_then(|mut progress| progress.read()).map(|info| u64::from(info.retransmits));
     match answer {
-        Answer::Sunk { bytes, took_us } => Ok((bytes, took_us, retransmits)),
+        Answer::Sunk { bytes, took_us } => Ok(Share { bytes, took_us, retransmits }),
         _ => Err(AskError::Unexpected { peer }),
     }
 }

@@ -134,9 +134,8 @@ fn load(sender: &mut Sender, target: &Target, reached: bool, probe: &mut Probe) 
             probe.retransmits = moved.retransmits;
             let (sent, times) = small;
             let lost = sent.saturating_sub(times.len());
-            if sent > 0 {
-                probe.loss_permille = u32::try_from(lost * 1000 / sent).ok();
-            }
+            let permille = (lost * 1000).checked_div(sent);
+            probe.loss_permille = permille.and_then(|permille| u32::try_from(permille).ok());
             probe.latency_loaded = latency(times);
         }
         Err(error) => {
