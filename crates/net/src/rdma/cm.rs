@@ -67,8 +67,8 @@ impl EventChannel {
         let length = usize::from(taken.conn.private_data_len);
         let data = match taken.conn.private_data.is_null() {
             true => Vec::new(),
-            // SAFETY: the library keeps so many bytes there as long as the event is not acknowledged.
             false => {
+                // SAFETY: the library keeps so many bytes there as long as the event is not acknowledged.
                 unsafe { std::slice::from_raw_parts(taken.conn.private_data.cast::<u8>(), length) }.to_vec()
             }
         };
