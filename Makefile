@@ -5,7 +5,7 @@ CARGO ?= cargo
 SEEDS ?= 5000
 FUZZ_SECONDS ?= 60
 
-.PHONY: help install build demo test unit sim lint doc fuzz bench soak faults sweep clean
+.PHONY: help install build demo test unit sim lint doc fuzz bench soak faults wires sweep clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1|/' | column -t -s '|'
@@ -49,6 +49,9 @@ soak: build ## 200 migrations back and forth, both QEMU versions, three cache mo
 
 faults: build ## cut one of two links 50 times at a random instant, and kill everything at every step
 	./target/release/linerate-bench faults --linerate ./target/release/linerate --out bench/out
+
+wires: build ## the ping-pong of `linerate bench` against a plain one in C on the same link; writes bench/out/
+	./target/release/linerate-bench wires --linerate ./target/release/linerate --out bench/out
 
 sweep: ## remove what an interrupted run left behind (namespaces, mounts, processes of dead makers)
 	./target/release/linerate-lab sweep

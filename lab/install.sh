@@ -4,6 +4,7 @@
 #   qemu10     QEMU 10 of bookworm-backports, unpacked beside the system's into the cache folder
 #   kernel     a Debian cloud kernel and the modules that the guest loads, unpacked, not installed
 #   guest      the self-checking guest: lab/guest/*.c and busybox as an initramfs
+#   rdma-kernel, rdma-image   the RDMA lab: two full Debian kernels and an image with soft-RoCE (install-rdma.sh)
 # Usage: lab/install.sh [STEP...]      (all steps, in this order, when none is named)
 # A step that is already done is skipped, so a second run costs nothing. The cache folder is
 # $LINERATE_CACHE, or .cache beside the workspace's Cargo.toml; remove it to start over.
@@ -17,7 +18,8 @@ SUITE=bookworm
 # Raise when a step's recipe changes, so that caches made by older recipes are rebuilt.
 QEMU_RECIPE=1
 KERNEL_RECIPE=1
-PACKAGES="qemu-system-x86 iproute2 nftables iperf3 socat busybox-static cpio zstd xz-utils make gcc libc6-dev util-linux"
+PACKAGES="qemu-system-x86 iproute2 nftables iperf3 socat busybox-static cpio zstd xz-utils make gcc libc6-dev util-linux kmod
+libibverbs-dev librdmacm-dev ibverbs-providers"
 MODULES="failover net_failover virtio_ring virtio virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci
 virtio_blk virtio_net virtio_balloon virtio_console virtio-rng dummy"
 
@@ -167,13 +169,14 @@ copy_modules() { # ROOT FOLDER
 step_guest() {
     busybox=$(command -v busybox) || die "busybox is missing: run lab/install.sh packages"
     [ -e "$CACHE/kernel/version" ] || step_kernel
-    stamp=$(cat "$LAB"/guest/*.c "$LAB"/guest/*.h "$LAB"/guest/Makefile "$CACHE/kernel/.stamp" "$CACHE/kernel/version" "$busybox" |
+    stamp=$(cat "$LAB"/guest/*.c "$LAB"/guest/*.h "$LAB"/guest/Makefile "$LAB"/guest/bare/* "$CACHE/kernel/.stamp" "$CACHE/kernel/version" "$busybox" |
         sha256sum | cut -d' ' -f1)
     fresh "$CACHE/guest" "$stamp" && return 0
     say "building the guest"
     work=$WORK/guest
     mkdir -p "$work/root/bin" "$work/root/modules" "$work/root/proc" "$work/root/sys" "$work/root/dev" "$work/guest"
     make -s -C "$LAB/guest" OUT="$work/root/init"
+    make -s -C "$LAB/guest/bare" OUT="$work/guest/bare"
     cp "$busybox" "$work/root/bin/busybox"
     ln -s busybox "$work/root/bin/sh"
     cp "$CACHE"/kernel/modules/*.ko "$work/root/modules/"
@@ -183,6 +186,8 @@ step_guest() {
     say "the guest is in $CACHE/guest"
 }
 
+. "$LAB/install-rdma.sh"
+
 # Test runs may start this beside each other: one at a time.
 if [ "${LINERATE_INSTALL_LOCKED:-}" != "$CACHE" ]; then
     LINERATE_INSTALL_LOCKED=$CACHE exec flock "$CACHE/.lock" "$0" "$@"
@@ -191,10 +196,12 @@ fi
 rm -rf "$WORK"
 mkdir "$WORK"
 trap 'rm -rf "$WORK"' EXIT
-[ $# -gt 0 ] || set -- packages qemu10 kernel guest
+[ $# -gt 0 ] || set -- packages qemu10 kernel guest rdma-kernel rdma-image
 for step in "$@"; do
     case $step in
     packages | qemu10 | kernel | guest) "step_$step" ;;
-    *) die "unknown step '$step': packages, qemu10, kernel or guest" ;;
+    rdma-kernel) step_rdma_kernel ;;
+    rdma-image) step_rdma_image ;;
+    *) die "unknown step '$step': packages, qemu10, kernel, guest, rdma-kernel or rdma-image" ;;
     esac
 done

@@ -7,6 +7,7 @@
 //! | [`soak`] | back and forth, both QEMU versions, three cache modes |
 //! | [`faults`] | links cut at random instants; faults at each step on each side |
 //! | [`tunnel`] | a tunnel against socat and plain TCP |
+//! | [`wires`] | the ping-pong against one in plain C |
 //! | [`site`], [`moving`], [`transcript`] | two hosts with agents; one migration; a guest's console over all its moves |
 //! | [`cpu`], [`statistics`], [`random`], [`output`], [`interrupt`] | small tools |
 //!
@@ -26,6 +27,7 @@ mod soak;
 mod statistics;
 mod transcript;
 mod tunnel;
+mod wires;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -52,6 +54,8 @@ enum Command {
     Faults(faults::Flags),
     /// Compare a tunnel with socat and plain TCP, interleaved
     Tunnel(tunnel::Flags),
+    /// Hold `linerate bench pingpong` against a plain C ping-pong
+    Wires(wires::Flags),
 }
 
 /// What every kind of run is given.
@@ -72,6 +76,7 @@ fn main() -> ExitCode {
         Command::Soak(flags) => soak::run(flags, arguments.json),
         Command::Faults(flags) => faults::run(flags, arguments.json),
         Command::Tunnel(flags) => tunnel::run(flags, arguments.json),
+        Command::Wires(flags) => wires::run(flags, arguments.json),
     });
     match ran {
         Ok(true) => ExitCode::SUCCESS,

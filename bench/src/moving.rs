@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use linerate_api::{ErrorBody, Event, EventKind, MigrationOutcome, Report, Step, StepState};
 use linerate_lab::Agent;
+use serde::Deserialize;
 
 use crate::interrupt;
 
@@ -33,6 +34,8 @@ pub struct Ending {
     pub report: Option<Box<Report>>,
     /// From the request until the destination had confirmed that it runs the guest.
     pub runs_after: Option<Duration>,
+    /// From the request until the client said how it ended.
+    pub answered: Option<Duration>,
     /// From the request until the client ended.
     pub total: Duration,
     /// The client's exit code.
@@ -63,6 +66,14 @@ impl Ending {
             None => format!("no outcome, exit {:?} ({why})", self.exit),
         }
     }
+}
+
+/// What the client says if it was refused, or lost the agent.
+#[derive(Debug, Deserialize)]
+struct Failure {
+    error: ErrorBody,
+    #[serde(rename = "exit_code")]
+    _exit_code: i32,
 }
 
 impl Moving {
@@ -155,7 +166,11 @@ impl Moving {
     }
 
     fn take(&mut self, at: Instant, line: &str) {
-        // The first line is the migration's name; others that are no events say why there is none.
+        // The first line is the migration's name; the client's own last word has no time in it.
+        if let Ok(last) = serde_json::from_str::<Failure>(line) {
+            self.ending.error = Some(last.error);
+            self.ending.answered = Some(at.duration_since(self.began));
+        }
         let Ok(event) = serde_json::from_str::<Event>(line) else { return };
         match event.kind {
             EventKind::Step { name, state: StepState::Started, .. } => self.ending.steps.push(name),
@@ -165,6 +180,7 @@ impl Moving {
             EventKind::LinkLost { .. } => self.ending.links_lost += 1,
             EventKind::Finished { outcome, error, report } => {
                 self.ending.outcome = Some(outcome);
+                self.ending.answered = Some(at.duration_since(self.began));
                 self.ending.error = error.map(|error| *error);
                 self.ending.report = report;
             }

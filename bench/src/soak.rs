@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
+use linerate_api::BlackoutSplit;
 use linerate_lab::{DiskMode, GuestParameters, GuestSpec, QemuVersion, guest, make_disk};
 use serde::Serialize;
 
@@ -28,6 +29,18 @@ pub struct Flags {
     /// Compare all guest RAM on both sides each time
     #[arg(long)]
     verify: bool,
+    /// Only combinations whose name (such as `10.0 none+io_uring`) contains one of these
+    #[arg(long, value_name = "PART,…", value_delimiter = ',')]
+    only: Vec<String>,
+    /// What each guest reads and writes on its disk, MiB/s; 0: as much as it can
+    #[arg(long, default_value_t = 16)]
+    disk_mbps: u64,
+    /// Its threads that do so
+    #[arg(long, default_value_t = 2)]
+    disk_threads: u32,
+    /// What each guest writes into the memory of a display adapter, MiB/s; without it, it has no display adapter
+    #[arg(long)]
+    screen_mbps: Option<u64>,
     /// Links, as for linerate-lab
     #[arg(long, default_value = "2x2500")]
     links: String,
@@ -74,6 +87,9 @@ struct Move {
     completed: bool,
     total_s: f64,
     blackout_ms: Option<f64>,
+    /// Where it went.
+    blackout: Option<BlackoutSplit>,
+    device_state_bytes: u64,
     pauses_ms: Option<f64>,
     seen_gap_ms: f64,
     verified: Option<bool>,
@@ -101,6 +117,11 @@ pub fn run(flags: Flags, json: bool) -> anyhow::Result<bool> {
     let mut progress = Progress::new(flags.migrations);
     let combinations: Vec<(QemuVersion, Cache)> =
         QemuVersion::ALL.into_iter().flat_map(|qemu| Cache::ALL.map(|cache| (qemu, cache))).collect();
+    let wanted = |(qemu, cache): &(QemuVersion, Cache)| {
+        let name = format!("{} {}", crate::run::version_name(*qemu), cache.name());
+        flags.only.is_empty() || flags.only.iter().any(|part| name.contains(part))
+    };
+    let combinations: Vec<_> = combinations.into_iter().filter(wanted).collect();
     let mut results: Vec<Combination> = Vec::new();
     for (index, (qemu, cache)) in combinations.iter().enumerate() {
         // The remainder goes to the first ones.
@@ -171,7 +192,9 @@ fn soak(
         mem_mb: 256,
         dirty_mbps: 60,
         dirty_ws_mb: Some(32),
-        disk_mbps: 16,
+        disk_mbps: flags.disk_mbps,
+        disk_threads: flags.disk_threads,
+        screen_mbps: flags.screen_mbps,
         disk_generation: Some(1),
         net: Some(guest::heartbeat(&site.lab, 0, PORT, BEATS)),
         ..Default::default()
@@ -254,6 +277,8 @@ fn back_or_forth(
         completed: ending.completed(),
         total_s: ending.total.as_secs_f64(),
         blackout_ms: report.and_then(|report| Some(report.blackout?.total_us as f64 / 1e3)),
+        blackout: report.and_then(|report| report.blackout),
+        device_state_bytes: report.map_or(0, |report| report.device_state_bytes),
         pauses_ms: report.map(|report| report.pauses_us as f64 / 1e3),
         seen_gap_ms: seen.longest_gap_us as f64 / 1e3,
         verified: report.and_then(|report| report.verified),

@@ -50,6 +50,7 @@ void disk_start(const struct disk_options *options);
 
 void heartbeat_start(const char *spec); // ADDRESS/PREFIX,PEER,PORT,HZ
 void echo_start(uint16_t port);
+void screen_start(uint64_t mib_s); // 0: no limit
 void work_start(void);
 
 static inline uint64_t mix(uint64_t x) {

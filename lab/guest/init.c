@@ -96,6 +96,7 @@ int main(void) {
     if (net) heartbeat_start(net);
     if (number("tcp", 0)) echo_start(number("tcp", 0));
     start_disk();
+    if (number("screen_mbps", -1) >= 0) screen_start(number("screen_mbps", 0));
     if (number("work", 0)) work_start();
     if (number("shell", 0)) start_thread(shell_thread, NULL);
 

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::{LabError, tool};
+use crate::{LabError, MachineKernel, tool};
 
 /// The cache folder: QEMU 10, the guest's kernel and initramfs.
 #[derive(Debug, Clone)]
@@ -60,6 +60,26 @@ impl Cache {
     /// The guest's initramfs, made from lab/guest.
     pub fn initramfs(&self) -> Result<PathBuf, LabError> {
         self.file("guest/initramfs.cpio")
+    }
+
+    /// The guest that needs no kernel, as a multiboot program.
+    pub fn bare_guest(&self) -> Result<PathBuf, LabError> {
+        self.file("guest/bare")
+    }
+
+    /// A kernel of the RDMA lab's machine.
+    pub fn machine_kernel(&self, kernel: MachineKernel) -> Result<PathBuf, LabError> {
+        self.file(&format!("rdma-kernel-{}/vmlinuz", kernel.series()))
+    }
+
+    /// Modules of that kernel, as a part of an initramfs.
+    pub fn machine_modules(&self, kernel: MachineKernel) -> Result<PathBuf, LabError> {
+        self.file(&format!("rdma-kernel-{}/modules.cpio", kernel.series()))
+    }
+
+    /// The machine's root, the other part of its initramfs.
+    pub fn machine_root(&self) -> Result<PathBuf, LabError> {
+        self.file("rdma-image/root.cpio")
     }
 
     /// QEMU's binary.

@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::{Arguments, Command, Cut, Exec, Link, Mkdisk, Observe, Slow, Up, Which, demo};
+use crate::{Arguments, Command, Cut, Exec, Link, Mkdisk, Observe, Slow, Up, Which, demo, rdma};
 
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let say = |text: String, facts: Value| {
@@ -34,6 +34,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         }
         Command::Exec(options) => return exec(options),
         Command::Demo(options) => return demo::run(options),
+        Command::Rdma(command) => return rdma::run(command),
         Command::Cut(options) => cut(options)?,
         Command::Restore(Link { which, link }) => which.lab()?.restore(*link)?,
         Command::Slow(Slow { link: Link { which, link }, mbps }) => which.lab()?.slow(*link, *mbps)?,

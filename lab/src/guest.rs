@@ -38,6 +38,8 @@ pub struct GuestParameters {
     pub net: Option<String>,
     /// TCP port of the echo service; needs `net`.
     pub tcp: Option<u16>,
+    /// With a display adapter of 16 MiB whose memory is filled and written at so many MiB/s; 0: no limit.
+    pub screen_mbps: Option<u64>,
     /// A thread that counts what it gets done.
     pub work: bool,
 }
@@ -54,6 +56,7 @@ impl Default for GuestParameters {
             disk_generation: None,
             net: None,
             tcp: None,
+            screen_mbps: None,
             work: false,
         }
     }
@@ -81,10 +84,15 @@ pub struct GuestSpec {
     pub tap: Option<String>,
     /// Which QEMU.
     pub qemu: QemuVersion,
+    /// Without a kernel (lab/guest/bare): memory only, quick to start in a machine that is emulated itself.
+    pub bare: bool,
 }
 
 // Quick to boot under emulation: no calibration, no mitigations, no address randomisation.
 const BASE: &str = "console=ttyS0 quiet panic=1 nokaslr mitigations=off tsc=reliable no_timer_check";
+
+/// What the guest without a kernel needs beside `mem_mb`: itself at 1 MiB, its memory from 4 MiB, firmware tables at the end.
+const BARE_MB: u64 = 8;
 
 impl GuestSpec {
     /// A guest with 1 vCPU and RAM for its parameters.
@@ -97,7 +105,14 @@ impl GuestSpec {
             disk: None,
             tap: None,
             qemu: QemuVersion::System,
+            bare: false,
         }
+    }
+
+    /// The guest without a kernel: `mem_mb` and `dirty_ws_mb` are its parameters.
+    pub fn bare(name: &str, parameters: GuestParameters) -> GuestSpec {
+        let memory_mb = parameters.mem_mb + BARE_MB;
+        GuestSpec { bare: true, memory_mb, ..GuestSpec::new(name, parameters) }
     }
 
     /// With this disk.
@@ -133,6 +148,7 @@ impl GuestSpec {
         }
         words.extend(p.net.as_ref().map(|net| format!("net={net}")));
         words.extend(p.tcp.map(|port| format!("tcp={port}")));
+        words.extend(p.screen_mbps.map(|mbps| format!("screen_mbps={mbps}")));
         words.extend(p.work.then(|| "work=1".to_owned()));
         words.join(" ")
     }
@@ -182,10 +198,11 @@ impl GuestSpec {
             memory: format!("{}M", self.memory_mb),
             vcpus: self.vcpus,
             accel: "tcg",
-            kernel: cache.kernel()?,
-            initrd: cache.initramfs()?,
+            kernel: if self.bare { cache.bare_guest()? } else { cache.kernel()? },
+            initrd: if self.bare { None } else { Some(cache.initramfs()?) },
             cmdline: self.command_line(),
             serial: self.serial(host),
+            extra_args: self.parameters.screen_mbps.map_or(&[], |_| &["-device", "VGA"]),
             disk: disks.collect(),
             nic: nics.collect(),
         };
@@ -201,9 +218,10 @@ struct SpecToml<'a> {
     vcpus: u32,
     accel: &'a str,
     kernel: PathBuf,
-    initrd: PathBuf,
+    initrd: Option<PathBuf>,
     cmdline: String,
     serial: PathBuf,
+    extra_args: &'a [&'a str],
     disk: Vec<DiskToml<'a>>,
     nic: Vec<NicToml<'a>>,
 }

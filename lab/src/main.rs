@@ -4,6 +4,7 @@
 
 mod commands;
 mod demo;
+mod rdma;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -50,6 +51,9 @@ enum Command {
     GuestImage,
     /// Move a real guest between two hosts, pull a cable on the way, and show what became of it. About a minute.
     Demo(demo::Options),
+    /// The RDMA lab: a virtual machine with soft-RoCE.
+    #[command(subcommand)]
+    Rdma(rdma::Rdma),
 }
 
 /// Which lab a command is about.

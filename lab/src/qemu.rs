@@ -87,7 +87,11 @@ pub fn command(host: &Host, spec: &GuestSpec, options: &QemuOptions) -> Result<C
         &format!("{}M", spec.memory_mb),
     ]);
     command.args(memory(host, spec, options.ram));
-    command.arg("-kernel").arg(cache.kernel()?).arg("-initrd").arg(cache.initramfs()?);
+    if spec.bare {
+        command.arg("-kernel").arg(cache.bare_guest()?);
+    } else {
+        command.arg("-kernel").arg(cache.kernel()?).arg("-initrd").arg(cache.initramfs()?);
+    }
     command.arg("-append").arg(spec.command_line());
     command.args(serial(host, spec)).args(disk(spec)).args(network(spec));
     let socket = host.run_directory().join(format!("{}.qmp", spec.name));

@@ -11,10 +11,12 @@ use anyhow::{Context, Result, bail};
 const FLOORS: &[(&str, u8)] = &[
     ("linerate-wire", 1),
     ("linerate-api", 1),
+    ("linerate-chart", 1),
     ("linerate-core", 2),
     ("linerate-net", 3),
     ("linerate-memory", 3),
     ("linerate-guest", 4),
+    ("linerate-fabric", 4),
     ("linerate-plan", 4),
     ("linerate-agent", 5),
     ("linerate", 6),
@@ -27,6 +29,7 @@ const FLOORS: &[(&str, u8)] = &[
 const PURE: &[(&str, &[&str])] = &[
     ("linerate-wire", &["crc-fast", "thiserror"]),
     ("linerate-core", &["linerate-wire", "thiserror"]),
+    ("linerate-chart", &[]),
     ("linerate-plan", &["linerate-core", "linerate-wire"]),
 ];
 

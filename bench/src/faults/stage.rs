@@ -1,6 +1,6 @@
 //! A case: its own site and guest, the migration with the fault, what became of the guest, and the migration after it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use linerate_api::Side;
@@ -88,10 +88,14 @@ fn act(site: &mut Site, case: &Case, outcome: &mut Outcome) -> anyhow::Result<()
     let arrival = console_at(site.host(1)?, &spec);
     let ending = with_fault(site, case, outcome)?;
     outcome.migration = ending.text();
+    outcome.exit = ending.exit;
+    outcome.answered_s = ending.answered.map(|time| (time.as_secs_f64() - outcome.at_ms / 1e3).max(0.0));
     outcome.blackout_ms =
         ending.report.as_ref().and_then(|report| Some(report.blackout?.total_us as f64 / 1e3));
+    let answered = Instant::now();
     inject::undo(site, case)?;
     site.settle(SETTLE)?;
+    outcome.settled_s = Some(answered.elapsed().as_secs_f64());
     let place = place(site, case, &ending, outcome)?;
     if place == Some(1) {
         console.arrived(arrival.0, arrival.1);

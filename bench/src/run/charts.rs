@@ -1,16 +1,10 @@
-//! Bar charts as SVG: a row for each case, a bar for each method, a thin line from the smallest to the largest run.
+//! The comparison's bar charts: a row for each case, a bar for each method.
+
+use linerate_chart::{Bar, Bars, Row, Series};
 
 use super::cases::Method;
 use super::figures::Figures;
 use super::targets::{Group, blackout, groups};
-use crate::statistics::Spread;
-
-const LEFT: f64 = 190.0;
-const WIDTH: f64 = 520.0;
-const RIGHT: f64 = 90.0;
-const BAR: f64 = 15.0;
-const GAP: f64 = 14.0;
-const TOP: f64 = 62.0;
 
 struct Chart {
     file: &'static str,
@@ -74,76 +68,26 @@ fn colour(method: Method) -> &'static str {
 
 impl Chart {
     fn draw(&self, groups: &[&Group<'_>], version: &str) -> String {
-        let spreads =
-            groups.iter().flat_map(|group| Method::ALL.map(|method| group.spread(method, self.figure)));
-        let largest = spreads.flatten().map(|spread| spread.max).chain(self.mark).fold(0.0, f64::max);
-        let scale = if largest > 0.0 { WIDTH / largest } else { 0.0 };
-        let row = BAR * Method::ALL.len() as f64 + GAP;
-        let (width, height) = (LEFT + WIDTH + RIGHT, TOP + row * groups.len() as f64 + 6.0);
-        let mut svg = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" \
-             role=\"img\" font-family=\"sans-serif\" font-size=\"12\">\n<title>{title}</title>\n\
-             <rect width=\"{width}\" height=\"{height}\" fill=\"#ffffff\"/>\n\
-             <text x=\"8\" y=\"20\" font-size=\"15\" font-weight=\"bold\">{title} (QEMU {version})</text>\n",
-            title = self.title
-        );
-        svg.push_str(&legend());
-        for (index, group) in groups.iter().enumerate() {
-            let top = TOP + row * index as f64;
-            svg.push_str(&text(LEFT - 8.0, top + row / 2.0 - 3.0, "end", group.case));
-            for (number, method) in Method::ALL.into_iter().enumerate() {
-                let spread = group.spread(method, self.figure);
-                svg.push_str(&self.bar(top + BAR * number as f64, method, spread, scale));
-            }
-        }
-        if let Some(mark) = self.mark {
-            let x = LEFT + mark * scale;
-            svg.push_str(&format!(
-                "<line x1=\"{x:.1}\" y1=\"{TOP}\" x2=\"{x:.1}\" y2=\"{:.1}\" stroke=\"#333\" stroke-dasharray=\"4 3\"/>\n",
-                height - 6.0
-            ));
-        }
-        svg.push_str("</svg>\n");
-        svg
-    }
-
-    fn bar(&self, top: f64, method: Method, spread: Option<Spread>, scale: f64) -> String {
-        let Some(Spread { min, median, max, .. }) = spread else {
-            return text(LEFT + 4.0, top + BAR - 4.0, "start", "–");
+        let series =
+            Method::ALL.map(|method| Series { title: method.title().into(), colour: colour(method) });
+        let bar = |group: &Group<'_>, method| {
+            let spread = group.spread(method, self.figure)?;
+            Some(Bar { min: spread.min, median: spread.median, max: spread.max })
         };
-        let (width, height, middle) = (median * scale, BAR - 2.0, top + BAR / 2.0 - 1.0);
-        let digits = if median >= 20.0 { 0 } else { 1 };
-        format!(
-            "<rect x=\"{LEFT}\" y=\"{top:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" fill=\"{}\"/>\n\
-             <line x1=\"{:.1}\" y1=\"{middle:.1}\" x2=\"{:.1}\" y2=\"{middle:.1}\" stroke=\"#d1495b\" stroke-width=\"1.5\"/>\n{}",
-            colour(method),
-            LEFT + min * scale,
-            LEFT + max * scale,
-            text(
-                LEFT + max * scale + 5.0,
-                top + BAR - 4.0,
-                "start",
-                &format!("{median:.digits$} {}", self.unit)
-            )
-        )
+        let row = |group: &&Group<'_>| Row {
+            label: group.case.to_owned(),
+            bars: Method::ALL.map(|method| bar(group, method)).to_vec(),
+        };
+        let chart = Bars {
+            title: format!("{} (QEMU {version})", self.title),
+            unit: self.unit,
+            series: &series,
+            rows: groups.iter().map(row).collect(),
+            mark: self.mark,
+            notes: Vec::new(),
+        };
+        chart.draw()
     }
-}
-
-fn legend() -> String {
-    let entry = |(index, method): (usize, Method)| {
-        let x = 8.0 + 190.0 * index as f64;
-        format!(
-            "<rect x=\"{x}\" y=\"34\" width=\"12\" height=\"12\" fill=\"{}\"/>\n{}",
-            colour(method),
-            text(x + 17.0, 44.0, "start", method.title())
-        )
-    };
-    Method::ALL.into_iter().enumerate().map(entry).collect()
-}
-
-fn text(x: f64, y: f64, anchor: &str, words: &str) -> String {
-    let words = words.replace('&', "&amp;").replace('<', "&lt;");
-    format!("<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{words}</text>\n")
 }
 
 #[cfg(test)]

@@ -276,13 +276,15 @@ impl Stage<'_> {
         figures.populated_bytes = self.populated;
         figures.sent_bytes = Some(report.ram.sent_bytes);
         figures.total_s = Some(ending.runs_after.unwrap_or(ending.total).as_secs_f64());
-        let took = |wanted: fn(Step) -> bool| {
-            let steps = report.steps.iter().filter(|one| wanted(one.step));
+        let took = |wanted: Step| {
+            let steps = report.steps.iter().filter(|one| one.step == wanted);
             steps.map(|one| one.duration_us).sum::<u64>() as f64
         };
         let last_copy = report.blackout.map_or(0, |blackout| blackout.last_copy_us) as f64;
-        figures.copy_s = Some((took(|step| step == Step::Copy) + last_copy) / 1e6);
-        figures.other_steps_ms = Some(took(|step| !matches!(step, Step::Copy | Step::Blackout)) / 1e3);
+        figures.copy_s = Some((took(Step::Copy) + last_copy) / 1e6);
+        // Steps overlap (a guest is prepared while others copy), so what is left of the whole counts, not their sum.
+        let rest = ending.total.as_secs_f64() * 1e3 - (took(Step::Copy) + took(Step::Blackout)) / 1e3;
+        figures.other_steps_ms = Some(rest.max(0.0));
         if let Some(blackout) = report.blackout {
             figures.blackout_report_ms = Some(blackout.total_us as f64 / 1e3);
             figures.blackout_qemu_ms = blackout.qemu_downtime_ms.map(|ms| ms as f64);

@@ -1,7 +1,8 @@
 //! The agent: what all its parts share, and who is told about a connection from another agent.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use linerate_api::MigrationSummary;
@@ -10,16 +11,20 @@ use linerate_core::{Code, Fault, Outcome, SessionId, Side, Step};
 use linerate_guest::host::QemuCache;
 use linerate_guest::procfs::ProcessIdentity;
 use linerate_guest::registry::Registry;
+use linerate_net::rdma::listen::Accepted as RdmaAccepted;
 use linerate_net::tcp::listen::Accepted;
-use linerate_wire::frame::{Role as Purpose, Welcome};
+use linerate_wire::frame::{Hello, Role as Purpose, Welcome};
 use linerate_wire::negotiate;
 
+use crate::bench;
 use crate::clock::unix_ms;
 use crate::config::Config;
+use crate::doctor::{self, Doctor};
 use crate::faults::{chain, fault};
 use crate::incoming::Incoming;
 use crate::journal::{Journal, Record, Role};
 use crate::outgoing::Outgoing;
+use crate::trial::Trials;
 use crate::tunnel::{self, Tunnel};
 use crate::undecided::Undecided;
 
@@ -38,6 +43,12 @@ pub struct Agent {
     pub registry: Registry,
     /// What the configured QEMU programs say of themselves.
     pub qemu_cache: QemuCache,
+    /// Measurements of the wires.
+    pub bench: Arc<bench::Host>,
+    /// What the doctor keeps.
+    pub doctor: Doctor,
+    /// Changes of ports that wait for confirmation.
+    pub trials: Trials,
     /// When the agent was started.
     pub started: Instant,
     /// Guests whose migration is just beginning.
@@ -47,6 +58,7 @@ pub struct Agent {
     past_incoming: Mutex<Vec<MigrationSummary>>,
     undecided: Mutex<BTreeMap<SessionId, Arc<Undecided>>>,
     tunnels: Mutex<BTreeMap<SessionId, Arc<Tunnel>>>,
+    rdma_addresses: OnceLock<Vec<SocketAddr>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -56,11 +68,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Agent {
     /// An agent that knows no session yet.
     pub fn new(config: Config, journal: Journal, registry: Registry) -> Agent {
+        let bench = Arc::new(bench::Host::new(config.name.clone(), config.listen.clone()));
         Agent {
+            bench,
             config,
             journal: Arc::new(journal),
             registry,
             qemu_cache: QemuCache::default(),
+            doctor: Doctor::default(),
+            trials: Trials::default(),
             started: Instant::now(),
             starting: Mutex::default(),
             outgoing: Mutex::default(),
@@ -68,6 +84,7 @@ impl Agent {
             past_incoming: Mutex::default(),
             undecided: Mutex::default(),
             tunnels: Mutex::default(),
+            rdma_addresses: OnceLock::new(),
         }
     }
 
@@ -80,6 +97,7 @@ impl Agent {
         begin: impl FnOnce() -> Result<Arc<Outgoing>, Fault>,
     ) -> Result<Arc<Outgoing>, Fault> {
         self.claim(guest)?;
+        self.bench.give_way();
         let begun = begin();
         if let Ok(begun) = &begun {
             let mut outgoing = lock(&self.outgoing);
@@ -110,6 +128,11 @@ impl Agent {
             None => format!("{guest}: a migration is just beginning"),
         };
         Err(Fault::new(Code::GuestBusy, Step::Resolve, Side::Source, detail))
+    }
+
+    /// Guests are being moved from or to this host.
+    pub fn is_migrating(&self) -> bool {
+        self.outgoing().iter().any(|one| !one.is_over()) || !self.coming().is_empty()
     }
 
     /// Migrations that leave, ended ones too.
@@ -205,6 +228,12 @@ impl Agent {
                 tracing::info!(session = %hello.session, %peer, ?outcome, "asked how a session ended");
                 accepted.outcome(outcome).map_err(|error| chain(&error))
             }
+            Purpose::Withdraw => self.withdrawn(accepted),
+            Purpose::Bench | Purpose::BenchData => {
+                bench::accept(&self.bench, accepted, self.is_migrating());
+                Ok(())
+            }
+            Purpose::Doctor => doctor::serve::serve(self, accepted),
             Purpose::StreamsNew => self.new_tunnel(accepted),
             _ => match lock(&self.tunnels).get(&hello.session).cloned() {
                 Some(tunnel) => join_tunnel(&tunnel, accepted),
@@ -239,14 +268,26 @@ impl Agent {
         }
     }
 
+    /// A source that rolled back says so. Whether it is heeded is the brain's to decide; what is over is the journal's word.
+    fn withdrawn(&self, accepted: Accepted) -> Result<(), String> {
+        let (peer, session) = (accepted.peer, accepted.hello.session);
+        let live = lock(&self.incoming).get(&session).cloned();
+        if let Some(live) = &live {
+            if !live.knows(&accepted.hello.token) {
+                let fault = refusal(Code::NotAuthorised, "wrong token");
+                accepted.refuse(fault).map_err(|error| chain(&error))?;
+                return Err("a session was withdrawn with a wrong token".into());
+            }
+            live.withdraw();
+        }
+        let outcome = self.outcome(session);
+        tracing::info!(%session, %peer, ?outcome, "withdrawn by its source");
+        accepted.outcome(outcome).map_err(|error| chain(&error))
+    }
+
     fn join(self: &Arc<Agent>, accepted: Accepted) -> Result<(), String> {
         let hello = accepted.hello.clone();
-        let joined = self.session_for(&accepted).and_then(|session| {
-            let version = negotiate(hello.version_min, hello.version_max)
-                .ok_or_else(|| refusal(Code::VersionMismatch, "update the older agent"))?;
-            Ok((session, version))
-        });
-        let (session, version) = match joined {
+        let (session, version) = match self.agreed(&hello, accepted.peer) {
             Ok(joined) => joined,
             Err(fault) => {
                 let said = fault.to_string();
@@ -263,9 +304,45 @@ impl Agent {
         attached.map_err(|error| chain(&error))
     }
 
+    /// A request for a queue pair: one more channel of a session.
+    pub fn accept_rdma(self: &Arc<Agent>, accepted: RdmaAccepted) {
+        let (hello, peer) = (accepted.hello.clone(), accepted.peer);
+        let handled = match self.agreed(&hello, peer) {
+            Ok((session, version)) => {
+                let welcome = Welcome { version, control_received: session.received_through() };
+                session.attach_rdma(accepted, welcome)
+            }
+            Err(fault) => {
+                let said = fault.to_string();
+                accepted.refuse(fault).map_err(|error| chain(&error)).and(Err(said))
+            }
+        };
+        if let Err(error) = handled {
+            tracing::warn!(%peer, session = %hello.session, error, "an RDMA connection was not taken");
+        }
+    }
+
+    /// Where RDMA connections are taken; told once, when that is known.
+    pub fn takes_rdma_at(&self, addresses: &[SocketAddr]) {
+        let _ = self.rdma_addresses.set(addresses.to_vec());
+    }
+
+    /// The port for RDMA connections at an address; 0 if there is none.
+    pub fn rdma_port(&self, ip: IpAddr) -> u16 {
+        let addresses = self.rdma_addresses.get().map_or(&[][..], Vec::as_slice);
+        addresses.iter().find(|address| address.ip() == ip).map_or(0, SocketAddr::port)
+    }
+
+    /// The session of a connection, and the version that both speak.
+    fn agreed(self: &Arc<Agent>, hello: &Hello, peer: SocketAddr) -> Result<(Arc<Incoming>, u16), Fault> {
+        let session = self.session_for(hello, peer)?;
+        let version = negotiate(hello.version_min, hello.version_max)
+            .ok_or_else(|| refusal(Code::VersionMismatch, "update the older agent"))?;
+        Ok((session, version))
+    }
+
     /// The session that a connection belongs to; a new one for the first connection.
-    fn session_for(self: &Arc<Agent>, accepted: &Accepted) -> Result<Arc<Incoming>, Fault> {
-        let hello = &accepted.hello;
+    fn session_for(self: &Arc<Agent>, hello: &Hello, peer: SocketAddr) -> Result<Arc<Incoming>, Fault> {
         let mut incoming = lock(&self.incoming);
         match (incoming.get(&hello.session), hello.role) {
             (Some(session), _) if !session.knows(&hello.token) => {
@@ -281,7 +358,8 @@ impl Agent {
                 if known.is_some() {
                     return Err(refusal(Code::ProtocolViolation, "this session was here before"));
                 }
-                let session = Incoming::start(self, hello.session, hello.token, accepted.peer)
+                self.bench.give_way();
+                let session = Incoming::start(self, hello.session, hello.token, peer)
                     .map_err(|error| fault(Code::Internal, Step::Authorise, Side::Destination, &error))?;
                 incoming.insert(hello.session, session.clone());
                 Ok(session)

@@ -67,6 +67,10 @@ pub struct Config {
     /// Memory that incoming guests must leave free, MiB. Default 512.
     #[serde(default = "default_reserve_mib")]
     pub memory_reserve_mib: u64,
+    /// Type of service (DSCP and ECN bits) of RDMA connections, from which switches choose a lossless priority. The
+    /// system's own by default.
+    #[serde(default)]
+    pub rdma_type_of_service: Option<u8>,
 }
 
 /// A QEMU binary.
@@ -89,7 +93,7 @@ impl Qemu {
     }
 }
 
-fn host_name() -> String {
+pub(crate) fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 

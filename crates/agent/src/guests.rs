@@ -187,6 +187,7 @@ pub fn start(agent: &Agent, request: &StartGuest) -> Answer<GuestSummary> {
         qmp: &guest.qmp,
         pid_file: &guest.pid_file,
         ram_files: vec![guest.ram_file.clone()],
+        ram_is_made: false,
         origin: Origin::Started,
     };
     let (record, qmp) = process::start(&agent.registry, &launch, Instant::now() + START_WAIT)

@@ -5,19 +5,24 @@
 //! | [`config`], [`journal`] | what the operator says, what must be known after a crash |
 //! | `agent` | what all parts share; who is told about a connection from another agent |
 //! | `outgoing`, `incoming` | the bodies of the brain's two state machines |
+//! | [`bench`] | measuring the wires |
 //! | `recover`, `undecided` | after a crash |
+//! | `doctor` | inventory and probes, for this host and for other agents |
+//! | `trial` | changes of ports that are put back unless confirmed |
 //! | `server` | the local API |
 //! | `tunnel` | sessions that carry byte streams between sockets of two hosts |
 //! | `hub`, `convert` | events of a migration, and the brain's words in the API's |
 //! | `ram`, `digest`, `device_state`, `clock`, `faults` | small things that both bodies use |
 
 mod agent;
+pub mod bench;
 mod clock;
 pub mod config;
 mod control;
 mod convert;
 mod device_state;
 mod digest;
+mod doctor;
 mod faults;
 mod guests;
 mod hub;
@@ -27,6 +32,7 @@ mod outgoing;
 mod ram;
 mod recover;
 mod server;
+mod trial;
 mod tunnel;
 mod undecided;
 
@@ -35,6 +41,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use linerate_guest::registry::Registry;
+use linerate_net::rdma::listen::Listener as RdmaListener;
 use linerate_net::tcp::listen::{ListenOptions, Listener};
 
 use crate::agent::Agent;
@@ -55,7 +62,9 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
     let runtime = tokio::runtime::Runtime::new().context("cannot start the runtime")?;
     let agent = Arc::new(open(config)?);
     recover::recover(&agent).context("cannot recover from the journal")?;
+    trial::recover(&agent);
     warm_up(&agent);
+    agent.doctor.begin_to_listen();
     let accepting = agent.clone();
     let _listener = if agent.config.listen.is_empty() {
         tracing::warn!("`listen` names no address: guests can leave this host and none can come");
@@ -64,9 +73,30 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
         let options = ListenOptions::default();
         Some(Listener::start(&agent.config.listen, options, move |accepted| accepting.accept(accepted))?)
     };
+    let _rdma = listen_rdma(&agent);
     runtime.block_on(server::serve(&agent))?;
     tracing::info!("the agent ends; guests run on");
     Ok(())
+}
+
+/// Takes RDMA connections at those listen addresses that belong to RDMA devices. A host without any does without.
+fn listen_rdma(agent: &Arc<Agent>) -> Option<RdmaListener> {
+    if agent.config.listen.is_empty() {
+        return None;
+    }
+    let accepting = agent.clone();
+    let started = RdmaListener::start(&agent.config.listen, move |accepted| accepting.accept_rdma(accepted));
+    match started {
+        Ok(listener) => {
+            tracing::info!(addresses = ?listener.addresses(), "RDMA connections are taken");
+            agent.takes_rdma_at(listener.addresses());
+            Some(listener)
+        }
+        Err(error) => {
+            tracing::info!("{error}");
+            None
+        }
+    }
 }
 
 fn open(config: Config) -> Result<Agent> {

@@ -2,62 +2,74 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::OnceLock;
 
 use linerate_core::Run;
 use linerate_memory::Mapping;
-use linerate_net::region::Region;
+use linerate_net::region::{Mapped, Region};
 
-/// A RAM block that is mapped now or, at a destination whose guest is still being started, later. Before that it has
-/// size 0, so that every write to it is refused as outside.
-#[derive(Debug, Default)]
-pub struct Ram(OnceLock<Mapping>);
+/// A RAM block.
+#[derive(Debug)]
+pub struct Ram(Mapping);
 
 impl Ram {
-    /// A block that is mapped already.
+    /// The block behind this mapping.
     pub fn new(mapping: Mapping) -> Ram {
-        Ram(OnceLock::from(mapping))
-    }
-
-    /// The mapping is there now. Only the first counts.
-    pub fn set(&self, mapping: Mapping) {
-        let _ = self.0.set(mapping);
+        Ram(mapping)
     }
 
     /// The mapping.
-    pub fn mapping(&self) -> io::Result<&Mapping> {
-        self.0
-            .get()
-            .ok_or_else(|| io::Error::new(io::ErrorKind::NotConnected, "this RAM block is not mapped yet"))
+    pub fn mapping(&self) -> &Mapping {
+        &self.0
     }
 }
 
 impl Region for Ram {
     fn size(&self) -> u64 {
-        self.0.get().map_or(0, Mapping::size)
+        self.0.size()
     }
 
     fn checksum(&self, runs: &[Run]) -> io::Result<u32> {
-        self.mapping()?.checksum(runs)
+        self.0.checksum(runs)
     }
 
     fn split_zero(&self, runs: &[Run], data: &mut Vec<Run>, zero: &mut Vec<Run>) -> io::Result<()> {
-        self.mapping()?.split_zero(runs, data, zero)
+        self.0.split_zero(runs, data, zero)
     }
 
     fn send(&self, socket: BorrowedFd<'_>, head: &[u8], runs: &[Run], done: usize) -> io::Result<usize> {
-        self.mapping()?.send(socket, head, runs, done)
+        self.0.send(socket, head, runs, done)
     }
 
     fn receive(&self, socket: BorrowedFd<'_>, runs: &[Run], done: usize) -> io::Result<usize> {
-        self.mapping()?.receive(socket, runs, done)
+        self.0.receive(socket, runs, done)
     }
 
     fn clear(&self, run: Run) -> io::Result<()> {
-        self.mapping()?.clear(run)
+        self.0.clear(run)
     }
 
     fn populate(&self, runs: &[Run]) -> io::Result<()> {
-        self.mapping()?.populate(runs)
+        self.0.populate(runs)
+    }
+
+    fn mapped(&self) -> Option<Mapped> {
+        Some(Mapped { base: self.0.base(), length: self.0.size() })
+    }
+
+    fn read(&self, run: Run, to: &mut [u8]) -> io::Result<()> {
+        self.0.read(run, to)
+    }
+
+    fn wipe(&self, run: Run) -> io::Result<()> {
+        self.0.wipe(run)
+    }
+
+    fn holes(&self, run: Run, holes: &mut Vec<Run>) -> io::Result<()> {
+        holes.extend(self.0.holes_among(&[run])?);
+        Ok(())
+    }
+
+    fn is_whole(&self, run: Run) -> io::Result<bool> {
+        self.0.is_whole(run)
     }
 }

@@ -12,12 +12,14 @@ use linerate_guest::migrate::{DestinationQemu, SourceQemu};
 use linerate_guest::process::{self, StopHow};
 use linerate_guest::procfs::ProcessIdentity;
 use linerate_guest::registry::{GuestRecord, Origin};
+use linerate_guest::remains::clear_unfinished;
 
 use crate::agent::Agent;
 use crate::clock::unix_ms;
 use crate::faults::chain;
 use crate::journal::{JournalError, Record, Role};
-use crate::undecided::Undecided;
+use crate::outgoing::withdraw;
+use crate::undecided::{Undecided, parse_token};
 
 const QMP_WAIT: Duration = Duration::from_secs(10);
 /// A guest whose QEMU does not answer is tried again this often.
@@ -27,6 +29,15 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Looks at every session and does what follows. Done before other agents and clients are listened to, but for what has
 /// to wait for the other side.
 pub fn recover(agent: &Arc<Agent>) -> Result<(), JournalError> {
+    match clear_unfinished(&agent.registry) {
+        Ok(cleared) if cleared.is_empty() => {}
+        Ok(cleared) => {
+            tracing::warn!(guests = ?cleared, "were being started when the agent ended; nothing is left of them")
+        }
+        Err(error) => {
+            tracing::error!(error = chain(&error), "a start that was not finished could not be cleared away")
+        }
+    }
     let sessions = agent.journal.all()?;
     // A guest that came here and has been leaving again since: what it does now is decided by the later session alone.
     let leaves = |guest: &str, since: u64| {
@@ -40,9 +51,11 @@ pub fn recover(agent: &Arc<Agent>) -> Result<(), JournalError> {
     };
     for (session, record) in sessions.iter().cloned() {
         match &record.role {
-            Role::Source { phase, ran, .. } => match recover_source(*phase) {
+            Role::Source { phase, ran, peers, token } => match recover_source(*phase) {
                 SourceRecovery::RollBack => {
                     tracing::warn!(%session, guest = record.guest, "the agent ended during this migration; rolling back");
+                    // In the background: a destination that is away must not hold this start.
+                    withdraw(peers.clone(), session, parse_token(token));
                     take_back(agent, &record.guest, *ran);
                     put(agent, session, &record, Some(SourcePhase::RolledBack), None);
                 }

@@ -12,8 +12,9 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use linerate_api::{
-    AgentStatus, Decision, ErrorBody, KernelFeature, MigrateRequest, MigrationDetail, MigrationStarted,
-    MigrationSummary, NDJSON, ResolveRequest, TunnelEvent, TunnelRequest, code, paths,
+    AgentStatus, BenchEvent, BenchRequest, Decision, DoctorRequest, ErrorBody, KernelFeature, LinkConfirm,
+    LinkRequest, MigrateRequest, MigrationDetail, MigrationStarted, MigrationSummary, NDJSON, ResolveRequest,
+    TunnelEvent, TunnelRequest, code, paths,
 };
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
 use tokio::net::UnixListener;
@@ -21,9 +22,10 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_stream::StreamExt as _;
 
 use crate::agent::Agent;
+use crate::bench;
 use crate::hub::Cursor;
 use crate::outgoing::Outgoing;
-use crate::{convert, guests, outgoing, tunnel};
+use crate::{convert, doctor, guests, outgoing, trial, tunnel};
 
 type Shared = State<Arc<Agent>>;
 
@@ -71,6 +73,10 @@ fn routes(agent: Arc<Agent>) -> Router {
         .route(paths::MIGRATION, get(show_migration).delete(cancel))
         .route(paths::MIGRATION_EVENTS, get(events))
         .route(paths::SESSION_RESOLVE, post(resolve))
+        .route(paths::BENCH, post(measure))
+        .route(paths::DOCTOR, post(examine))
+        .route(paths::LINK_SET, post(set_link))
+        .route(paths::LINK_CONFIRM, post(confirm_link))
         .route(paths::TUNNELS, post(make_tunnel))
         .fallback(async || Refusal(ErrorBody::new(code::NOT_FOUND, "there is nothing at this path")))
         .with_state(agent)
@@ -228,6 +234,21 @@ async fn resolve(
     Ok(Json(outgoing.summary()))
 }
 
+async fn examine(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
+    let request: DoctorRequest = parse(&body)?;
+    Ok(Json(blocking(move || doctor::coordinate::examine(&agent, &request)).await?).into_response())
+}
+
+async fn set_link(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
+    let request: LinkRequest = parse(&body)?;
+    Ok(Json(blocking(move || trial::set(&agent, &request)).await?).into_response())
+}
+
+async fn confirm_link(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
+    let request: LinkConfirm = parse(&body)?;
+    Ok(Json(blocking(move || trial::confirm(&agent, &request.port).map(|()| request)).await?).into_response())
+}
+
 /// Makes a tunnel that lives as long as its events are read.
 async fn make_tunnel(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
     let request: TunnelRequest = parse(&body)?;
@@ -300,6 +321,48 @@ async fn feed(outgoing: Arc<Outgoing>, mut cursor: Cursor, lines: tokio::sync::m
             && lines.send(Bytes::from_static(b"\n")).await.is_err()
         {
             return;
+        }
+    }
+}
+
+/// Measures, and streams what happens. When the client goes away, the measurement is stopped.
+async fn measure(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
+    let request: BenchRequest = parse(&body)?;
+    let (lines, received) = tokio::sync::mpsc::channel(16);
+    let (over, ended) = tokio::sync::oneshot::channel::<()>();
+    let stop = Arc::new(bench::Stop::default());
+    tokio::spawn(watch_client(lines.clone(), stop.clone(), ended));
+    tokio::task::spawn_blocking(move || {
+        let mut tell = |event: BenchEvent| send_line(&lines, &event);
+        let migrating = agent.is_migrating();
+        let last = bench::measure(&agent.bench, &request, migrating, &stop, &mut tell);
+        send_line(&lines, &last);
+        drop(over);
+    });
+    let stream = tokio_stream::wrappers::ReceiverStream::new(received).map(Ok::<_, std::convert::Infallible>);
+    Ok(([(header::CONTENT_TYPE, NDJSON)], Body::from_stream(stream)).into_response())
+}
+
+/// Nobody behind it: the client's going is noticed elsewhere.
+fn send_line(lines: &tokio::sync::mpsc::Sender<Bytes>, event: &BenchEvent) {
+    if let Ok(mut line) = serde_json::to_vec(event) {
+        line.push(b'\n');
+        let _ = lines.blocking_send(line.into());
+    }
+}
+
+/// Keeps the stream alive until the measurement is over, and stops it when the client is gone.
+async fn watch_client(
+    lines: tokio::sync::mpsc::Sender<Bytes>,
+    stop: Arc<bench::Stop>,
+    mut ended: tokio::sync::oneshot::Receiver<()>,
+) {
+    let silence = std::time::Duration::from_secs(linerate_api::KEEP_ALIVE_S);
+    loop {
+        tokio::select! {
+            _ = &mut ended => return,
+            () = lines.closed() => return stop.stop(bench::Reason::Cancelled),
+            () = tokio::time::sleep(silence) => drop(lines.send(Bytes::from_static(b"\n")).await),
         }
     }
 }

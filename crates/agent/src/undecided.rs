@@ -120,7 +120,8 @@ impl Undecided {
     }
 }
 
-fn parse_token(text: &str) -> Token {
+/// The session's token as the journal keeps it.
+pub(crate) fn parse_token(text: &str) -> Token {
     let mut token = Token([0; 32]);
     for (place, byte) in token.0.iter_mut().enumerate() {
         let digits = text.get(2 * place..2 * place + 2);

@@ -14,6 +14,12 @@ pub mod code {
     pub const MIGRATION_UNKNOWN: &str = "migration_unknown";
     /// The migration is over, or beyond commit, and cannot be cancelled any more; or the session is decided already.
     pub const TOO_LATE: &str = "too_late";
+    /// A measurement is under way, here or on the other host; there is one at a time.
+    pub const BENCH_BUSY: &str = "bench_busy";
+    /// A guest is being migrated from or to one of the hosts, which a measurement would slow down.
+    pub const MIGRATION_UNDER_WAY: &str = "migration_under_way";
+    /// A measurement broke off.
+    pub const BENCH_FAILED: &str = "bench_failed";
     /// The answer carried no error that could be read.
     pub const UNREADABLE: &str = "unreadable";
 }
@@ -68,7 +74,12 @@ impl ErrorBody {
             code::BAD_REQUEST => 400,
             "not_authorised" => 403,
             code::NOT_FOUND | code::MIGRATION_UNKNOWN | "guest_unknown" | "session_unknown" => 404,
-            "guest_exists" | "guest_busy" | "cancelled" | code::TOO_LATE => 409,
+            "guest_exists"
+            | "guest_busy"
+            | "cancelled"
+            | code::TOO_LATE
+            | code::BENCH_BUSY
+            | code::MIGRATION_UNDER_WAY => 409,
             "guest_gone" => 410,
             "not_migratable" | "resource_missing" | "guest_differs" => 422,
             "version_mismatch" | "protocol_violation" | "peer_lost" | "no_link" => 502,

@@ -148,8 +148,11 @@ pub struct LinkProgress {
     pub speed_mbps: u32,
     /// Connections in use on it.
     pub channels: u32,
-    /// Segments that TCP sent again.
+    /// Segments that TCP sent again, or packets that an RDMA adapter did, where it counts them.
     pub retransmits: u64,
+    /// It carries over RDMA now.
+    #[serde(default)]
+    pub rdma: bool,
 }
 
 /// Whether a link carries.

@@ -10,15 +10,21 @@
 //! | [`GuestSummary`], [`StartGuest`] … | guests |
 //! | [`MigrateRequest`], [`MigrationSummary`] … | migrations, and sessions that a crash left undecided |
 //! | [`Event`] | what is seen while one runs: one JSON document a line, the last is [`EventKind::Finished`] |
+//! | [`BenchRequest`], [`BenchEvent`], [`BenchReport`] | measuring the wires |
 //! | [`Report`] | what it was, once it is over |
+//! | [`DoctorRequest`], [`DoctorAnswer`] | what hosts and links are like |
+//! | [`LinkRequest`], [`LinkAnswer`] | settings of ports |
 //! | [`TunnelRequest`], [`TunnelEvent`] | sockets in here and out at another host |
 //! | [`ErrorBody`] | why not |
 //! | [`Client`] | asks an agent |
 
+mod bench;
 mod client;
+mod doctor;
 mod error;
 mod event;
 mod guest;
+mod link;
 mod migration;
 pub mod paths;
 mod report;
@@ -26,17 +32,25 @@ mod status;
 mod step;
 mod tunnel;
 
-pub use client::{Client, ClientError, EventStream, TunnelStream};
+pub use bench::{
+    Bandwidth, BenchCpu, BenchDirection, BenchEvent, BenchLink, BenchPort, BenchReport, BenchRequest,
+    BenchTest, BenchTransport, LinkBandwidth, PingPong, PingPongRow, Rates,
+};
+pub use client::{BenchStream, Client, ClientError, EventStream, TunnelStream};
+pub use doctor::{DoctorAnswer, DoctorRequest, Probes, Unheard};
 pub use error::{ErrorBody, code};
 pub use event::{Event, EventKind, LinkProgress, LinkState, Progress, StepState};
 pub use guest::{
     AdoptGuest, Disk, GuestDetail, GuestRunState, GuestSummary, Nic, RamBlock, StartGuest, StopGuest, Verdict,
 };
+pub use link::{LinkAnswer, LinkConfirm, LinkRequest, LinkStep};
 pub use migration::{
     Decision, Direction, MigrateRequest, MigrationDetail, MigrationId, MigrationOutcome, MigrationStarted,
-    MigrationState, MigrationSummary, ResolveRequest,
+    MigrationState, MigrationSummary, ResolveRequest, Transport,
 };
-pub use report::{BlackoutSplit, CpuSeconds, LinkTotals, Mode, RamTotals, Report, RoundTotals, StepTime};
+pub use report::{
+    BlackoutSplit, CpuSeconds, LinkTotals, Mode, RamTotals, RdmaPortTotals, Report, RoundTotals, StepTime,
+};
 pub use status::{AgentStatus, KernelFeature};
 pub use step::{GuestState, Side, Step};
 pub use tunnel::{TunnelAddress, TunnelAddressError, TunnelEvent, TunnelPair, TunnelRequest};

@@ -47,6 +47,22 @@ pub struct MigrateRequest {
     /// Rounds after the first pass before a migration that does not converge is given up; the agent's own limit if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_rounds: Option<u32>,
+    /// What links carry guest RAM over.
+    #[serde(default)]
+    pub transport: Transport,
+}
+
+/// What links carry guest RAM over. Control connections are always TCP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Transport {
+    /// RDMA where both ends of a link have it and it works, TCP elsewhere.
+    #[default]
+    Auto,
+    /// TCP only.
+    Tcp,
+    /// RDMA only: links without it are not used for guest RAM.
+    Rdma,
 }
 
 fn default_link_timeout_s() -> u32 {
@@ -71,6 +87,7 @@ impl MigrateRequest {
             link_timeout_s: Self::DEFAULT_LINK_TIMEOUT_S,
             throttle: false,
             max_rounds: None,
+            transport: Transport::Auto,
         }
     }
 

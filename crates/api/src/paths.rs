@@ -21,13 +21,23 @@ pub const MIGRATION: &str = "/v1/migrations/{id}";
 pub const MIGRATION_EVENTS: &str = "/v1/migrations/{id}/events";
 /// `POST` [`ResolveRequest`](crate::ResolveRequest): 200, [`MigrationSummary`](crate::MigrationSummary).
 pub const SESSION_RESOLVE: &str = "/v1/sessions/{id}/resolve";
+/// `POST` [`BenchRequest`](crate::BenchRequest): 200, [`BenchEvent`](crate::BenchEvent)s, one a line. Closing the connection
+/// stops the measurement.
+pub const BENCH: &str = "/v1/bench";
+
+/// `POST` [`DoctorRequest`](crate::DoctorRequest): 200, [`DoctorAnswer`](crate::DoctorAnswer).
+pub const DOCTOR: &str = "/v1/doctor";
+/// `POST` [`LinkRequest`](crate::LinkRequest): 200, [`LinkAnswer`](crate::LinkAnswer).
+pub const LINK_SET: &str = "/v1/link/set";
+/// `POST` [`LinkConfirm`](crate::LinkConfirm): 200, the same.
+pub const LINK_CONFIRM: &str = "/v1/link/confirm";
 
 /// `POST` [`TunnelRequest`](crate::TunnelRequest): 200, [`TunnelEvent`](crate::TunnelEvent)s, one a line. The tunnel ends
 /// when nobody reads them any more.
 pub const TUNNELS: &str = "/v1/tunnels";
 
 /// Every endpoint: method and path.
-pub const TABLE: [(&str, &str); 13] = [
+pub const TABLE: [(&str, &str); 17] = [
     ("GET", STATUS),
     ("GET", GUESTS),
     ("POST", GUESTS),
@@ -40,6 +50,10 @@ pub const TABLE: [(&str, &str); 13] = [
     ("DELETE", MIGRATION),
     ("GET", MIGRATION_EVENTS),
     ("POST", SESSION_RESOLVE),
+    ("POST", BENCH),
+    ("POST", DOCTOR),
+    ("POST", LINK_SET),
+    ("POST", LINK_CONFIRM),
     ("POST", TUNNELS),
 ];
 

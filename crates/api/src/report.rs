@@ -71,12 +71,14 @@ pub struct StepTime {
 pub struct RoundTotals {
     /// 0 is the first pass.
     pub number: u32,
-    /// What it carried.
+    /// What it had to carry.
     pub bytes: u64,
-    /// How long it took.
-    pub duration_us: u64,
-    /// What the guest had written by its end.
-    pub dirty_bytes_after: u64,
+    /// How long it took; absent if the migration ended before the round did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub duration_us: Option<u64>,
+    /// What the guest had written by its end; absent if nobody looked any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dirty_bytes_after: Option<u64>,
 }
 
 /// What became of the guest's RAM.
@@ -109,8 +111,34 @@ pub struct LinkTotals {
     pub rate_bytes_per_s: u64,
     /// How often it was lost.
     pub lost_count: u32,
-    /// Segments that TCP sent again.
+    /// Segments that TCP sent again, or packets that an RDMA adapter did, where it counts them.
     pub retransmits: u64,
+    /// It carried over RDMA, at least for a time.
+    #[serde(default)]
+    pub rdma: bool,
+    /// Why it carried over TCP although both ends have RDMA; absent if it did not come to that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fallback: Option<String>,
+    /// What the RDMA port counted meanwhile, that of other users of the port included; absent where it was not used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rdma_port: Option<RdmaPortTotals>,
+}
+
+/// What an RDMA port of the source counted during a migration. A counter that the driver does not have is absent.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RdmaPortTotals {
+    /// Device and number of the port, such as `mlx5_0/1`.
+    pub port: String,
+    /// Bytes sent, headers included.
+    pub sent_bytes: Option<u64>,
+    /// Packets sent.
+    pub sent_packets: Option<u64>,
+    /// Packets sent again.
+    pub retransmits: Option<u64>,
+    /// Packets marked as congested by switches, and notices of it.
+    pub congestion_marks: Option<u64>,
+    /// Pauses that the link's partner asked for.
+    pub pauses: Option<u64>,
 }
 
 /// CPU time, user and system together.

@@ -34,11 +34,15 @@ exits! {
     /// It is nowhere.
     GuestGone = 7, "the guest ended by itself, or with its host";
     /// The migration goes on.
-    NotWatched = 8, "the command stopped watching before the end; the migration goes on";
+    NotWatched = 8, "the command stopped watching or lost the agent before the end; the agent decides what follows";
     /// Failed between stop and commit, and resuming failed too.
     PausedAtSource = 9, "failed; the guest is paused at the source and can be resumed there";
     /// Failed after commit.
     MovedWithFault = 10, "the guest runs at the destination, but something failed after that";
+    /// The doctor found something.
+    DoctorWarnings = 11, "the doctor found what makes migrations slow, and nothing worse";
+    /// The doctor found something bad.
+    DoctorErrors = 12, "the doctor found what makes migrations fail, or could not ask a host";
 }
 
 impl From<Exit> for ExitCode {
@@ -62,6 +66,8 @@ const REFUSALS: &[&str] = &[
     "resource_missing",
     "guest_differs",
     "too_late",
+    "bench_busy",
+    "migration_under_way",
 ];
 
 /// How to end when the agent said this. Where the guest is counts more than why.

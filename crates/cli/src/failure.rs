@@ -69,7 +69,7 @@ impl Failure {
         lines.join("\n") + "\n"
     }
 
-    /// For programs: one line.
+    /// For programs: one line, the last one; `kind` tells it from the events of a migration.
     pub fn json(&self) -> String {
         let body = self.body.clone().unwrap_or_else(|| {
             Box::new(
@@ -77,7 +77,7 @@ impl Failure {
                     .with_hint(&self.hint),
             )
         });
-        json!({"error": body, "exit_code": self.exit as u8}).to_string()
+        json!({"kind": "error", "error": body, "exit_code": self.exit as u8}).to_string()
     }
 }
 

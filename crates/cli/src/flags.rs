@@ -4,9 +4,13 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, Parser, Subcommand};
 use clap_complete::Shell;
-use linerate_api::{MigrateRequest, MigrationId, TunnelPair, TunnelRequest};
+use linerate_api::{LinkRequest, MigrateRequest, MigrationId, Transport, TunnelPair, TunnelRequest};
 
 use crate::units;
+
+mod bench;
+
+pub use bench::{BenchCommand, BenchFlags};
 
 /// Moves running virtual machines between KVM hosts over every link they share.
 #[derive(Debug, Parser)]
@@ -38,6 +42,14 @@ pub enum Command {
     Vm(VmCommand),
     /// Connect sockets of this host with sockets of another over every link, until ended
     Tunnel(TunnelFlags),
+    /// Measure the wires to another host
+    #[command(subcommand)]
+    Bench(BenchCommand),
+    /// Find what makes migrations slow or fail: on this host, on others, on the links between them
+    Doctor(DoctorFlags),
+    /// See and set ports: MTU, speed, FEC, pause, queues; put back unless confirmed
+    #[command(subcommand)]
+    Link(LinkCommand),
     /// Say how the agent is
     Status,
     /// Decide an undecided session by hand, when the other host will never answer
@@ -95,6 +107,9 @@ pub struct MigrateFlags {
     /// Slow the guest down if it writes faster than the links carry
     #[arg(long)]
     pub throttle: bool,
+    /// Carry guest RAM over RDMA where both ends have it and it works (auto), or over one of the two only: auto, tcp, rdma
+    #[arg(long, value_name = "WAY", value_parser = units::transport, default_value = "auto")]
+    pub transport: Transport,
     /// Begin and do not watch; prints the migration's name
     #[arg(long, conflicts_with = "quiet")]
     pub detach: bool,
@@ -116,6 +131,92 @@ impl MigrateFlags {
             link_timeout_s: self.link_timeout,
             throttle: self.throttle,
             max_rounds: self.max_rounds,
+            transport: self.transport,
+        }
+    }
+}
+
+/// `linerate doctor`
+#[derive(Debug, Args)]
+pub struct DoctorFlags {
+    /// Other hosts to look at, by their agents; probes run between all of them
+    #[arg(value_name = "HOST[:PORT]", value_parser = units::host)]
+    pub hosts: Vec<String>,
+    /// Print this host's inventory as JSON, and look for nothing
+    #[arg(long, conflicts_with_all = ["hosts", "from", "quick", "details", "save"])]
+    pub inventory: bool,
+    /// Look at inventories in this folder (*.json) instead; needs no agent
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["hosts", "quick", "save"])]
+    pub from: Option<PathBuf>,
+    /// Quickly: probes without load, counters are not watched
+    #[arg(long)]
+    pub quick: bool,
+    /// Say of each finding what was seen, why it matters and how to put it right
+    #[arg(long, short)]
+    pub details: bool,
+    /// Write the inventory of each host to DIR/HOST.json, for --from
+    #[arg(long, value_name = "DIR")]
+    pub save: Option<PathBuf>,
+}
+
+/// `linerate link …`
+#[derive(Debug, Subcommand)]
+pub enum LinkCommand {
+    /// List ports with their settings
+    Show {
+        /// Only this one
+        port: Option<String>,
+    },
+    /// Set a port; all is put back unless it is confirmed in time
+    Set(LinkSetFlags),
+    /// Keep what was set
+    Confirm {
+        /// The port
+        port: String,
+    },
+}
+
+/// `linerate link set`
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("setting").required(true).multiple(true).args(["mtu", "speed", "fec", "pause", "queues"]))]
+pub struct LinkSetFlags {
+    /// The port
+    pub port: String,
+    /// Largest packet, bytes
+    #[arg(long, value_name = "BYTES")]
+    pub mtu: Option<u32>,
+    /// auto, or a speed to force: 10G, 25G, 1000M. The other side must be set too
+    #[arg(long, value_name = "auto|SPEED", value_parser = units::port_speed_mbps)]
+    pub speed: Option<u32>,
+    /// Forward error correction; must be the same on both ends
+    #[arg(long, value_parser = ["auto", "off", "rs", "baser", "llrs"])]
+    pub fec: Option<String>,
+    /// Pause frames, both directions
+    #[arg(long, value_name = "on|off", value_parser = units::on_off)]
+    pub pause: Option<bool>,
+    /// Number of queues
+    #[arg(long, value_name = "COUNT")]
+    pub queues: Option<u32>,
+    /// Say what would change and change nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Put all back unless confirmed within this time
+    #[arg(long, value_name = "TIME", value_parser = units::timeout_s, default_value = "60s")]
+    pub within: u32,
+}
+
+impl LinkSetFlags {
+    /// What to ask of the agent.
+    pub fn request(&self) -> LinkRequest {
+        LinkRequest {
+            port: self.port.clone(),
+            mtu: self.mtu,
+            speed_mbps: self.speed,
+            fec: self.fec.clone(),
+            pause: self.pause,
+            queues: self.queues,
+            dry_run: self.dry_run,
+            confirm_within_s: self.within,
         }
     }
 }
@@ -252,7 +353,7 @@ mod tests {
     fn a_migration_with_everything() {
         let flags = parse(
             "linerate migrate web --to beta:7979 --max-blackout 50ms --bandwidth 2.5Gbit --links 10.0.1.0/24,fd00::/64 \
-             --link-timeout 1min --verify --throttle --max-rounds 7 --json --socket /tmp/a.sock",
+             --link-timeout 1min --verify --throttle --max-rounds 7 --transport rdma --json --socket /tmp/a.sock",
         )
         .unwrap();
         assert!(flags.json);
@@ -264,6 +365,7 @@ mod tests {
         assert_eq!(request.links, ["10.0.1.0/24", "fd00::/64"]);
         assert_eq!((request.link_timeout_s, request.max_rounds), (60, Some(7)));
         assert!(request.verify && request.throttle);
+        assert_eq!(request.transport, Transport::Rdma);
     }
 
     #[test]
@@ -289,6 +391,7 @@ mod tests {
             ("linerate migrate web", "--to"),
             ("linerate migrate web --to beta --bandwidth 1000", "a unit is missing"),
             ("linerate migrate web --to beta --links eth0", "ADDRESS/PREFIX"),
+            ("linerate migrate web --to beta --transport smoke", "auto, tcp or rdma"),
             ("linerate migrate web --to beta --detach --quiet", "cannot be used with"),
             ("linerate tunnel --to beta", "LISTEN=CONNECT"),
             ("linerate tunnel --to beta unix:/a", "LISTEN=CONNECT"),

@@ -30,11 +30,10 @@ fn main() -> ExitCode {
     }
 }
 
-/// To programs on standard output, to people on standard error. If nobody reads it, the exit code has to do.
+/// To programs on standard output, to people and logs on standard error. If nobody reads it, the exit code has to do.
 fn tell(failure: &Failure, context: &Context) {
     if context.json {
         let _ = context.print(&(failure.json() + "\n"));
-    } else {
-        context.say(failure.render(context.err.width, context.err.paint).trim_end());
     }
+    context.say(failure.render(context.err.width, context.err.paint).trim_end());
 }

@@ -24,6 +24,8 @@ pub enum UnitError {
     NotAPair,
     /// One of the two is no socket.
     NotASocket(TunnelAddressError),
+    /// Neither `on` nor `off`.
+    NotAChoice,
 }
 
 impl std::error::Error for UnitError {}
@@ -44,6 +46,7 @@ impl std::fmt::Display for UnitError {
                 write!(f, "a pair is written LISTEN=CONNECT, such as unix:/run/a.sock=unix:/run/b.sock")
             }
             UnitError::NotASocket(error) => error.fmt(f),
+            UnitError::NotAChoice => write!(f, "it has to be on or off"),
             UnitError::NotAHost => {
                 write!(f, "a host is written HOST or HOST:PORT, such as beta, beta:7979 or [fd00:1::2]:7979")
             }
@@ -132,6 +135,60 @@ pub fn timeout_s(text: &str) -> Result<u32, UnitError> {
     }
 }
 
+/// How long a measurement takes, in milliseconds, 1 ms to 300 s; a bare number is seconds.
+pub fn bench_ms(text: &str) -> Result<u32, UnitError> {
+    let duration = duration(text, Duration::from_secs(1))?;
+    match u32::try_from(duration.as_millis()) {
+        Ok(ms @ 1..=300_000) => Ok(ms),
+        _ => Err(UnitError::OutOfRange("between 1ms and 300s".into())),
+    }
+}
+
+/// Size of a message in bytes, at most 4 MiB; `K` and `M` are powers of 1024.
+pub fn size(text: &str) -> Result<u32, UnitError> {
+    let (value, unit) = number(text)?;
+    let each = match unit {
+        "" | "B" => 1.0,
+        "K" | "KiB" => 1024.0,
+        "M" | "MiB" => 1_048_576.0,
+        other => return Err(UnitError::UnknownUnit(other.to_owned(), "4, 64KiB or 4MiB")),
+    };
+    let bytes = value * each;
+    if bytes > 4_194_304.0 {
+        return Err(UnitError::OutOfRange("at most 4 MiB".into()));
+    }
+    Ok(bytes as u32)
+}
+
+/// Speed of a port in megabits per second, `auto` is 0: 10G, 25G, 2.5G, 1000M.
+pub fn port_speed_mbps(text: &str) -> Result<u32, UnitError> {
+    const SPEEDS: &str = "auto, 1000M, 2.5G, 10G, 25G";
+    if text == "auto" {
+        return Ok(0);
+    }
+    let (value, unit) = number(text)?;
+    let each = match unit {
+        "M" => 1.0,
+        "G" => 1000.0,
+        "" => return Err(UnitError::NoUnit(SPEEDS)),
+        other => return Err(UnitError::UnknownUnit(other.to_owned(), SPEEDS)),
+    };
+    let mbps = value * each;
+    if !(10.0..=1_600_000.0).contains(&mbps) {
+        return Err(UnitError::OutOfRange("between 10M and 1600G".into()));
+    }
+    Ok(mbps as u32)
+}
+
+/// `on` or `off`.
+pub fn on_off(text: &str) -> Result<bool, UnitError> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err(UnitError::NotAChoice),
+    }
+}
+
 /// A network, as it was written.
 pub fn network(text: &str) -> Result<String, UnitError> {
     let (address, prefix) = text.split_once('/').ok_or(UnitError::NotANetwork)?;
@@ -157,9 +214,31 @@ pub fn host(text: &str) -> Result<String, UnitError> {
     if port_is_good && name_is_good { Ok(text.to_owned()) } else { Err(UnitError::NotAHost) }
 }
 
+/// A way to carry guest RAM.
+pub fn transport(text: &str) -> Result<linerate_api::Transport, String> {
+    match text {
+        "auto" => Ok(linerate_api::Transport::Auto),
+        "tcp" => Ok(linerate_api::Transport::Tcp),
+        "rdma" => Ok(linerate_api::Transport::Rdma),
+        _ => Err("it is auto, tcp or rdma".to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn speeds_of_ports() {
+        for (text, mbps) in [("auto", 0), ("1000M", 1000), ("2.5G", 2500), ("25G", 25_000)] {
+            assert_eq!(port_speed_mbps(text), Ok(mbps), "{text}");
+        }
+        for text in ["", "10", "10T", "1M", "fast"] {
+            assert!(port_speed_mbps(text).is_err(), "{text}");
+        }
+        assert_eq!((on_off("on"), on_off("off")), (Ok(true), Ok(false)));
+        assert!(on_off("yes").is_err());
+    }
 
     #[test]
     fn rates_are_bits_unless_they_say_bytes() {
@@ -203,6 +282,21 @@ mod tests {
         assert_eq!(timeout_s("2min"), Ok(120));
         assert!(matches!(timeout_s("1ms"), Err(UnitError::OutOfRange(_))));
         assert_eq!(timeout_s("30 parsecs"), Err(UnitError::UnknownUnit("parsecs".into(), DURATIONS)));
+    }
+
+    #[test]
+    fn sizes_of_messages_and_times_of_measurements() {
+        assert_eq!(
+            [size("0"), size("4"), size("64KiB"), size("4M")],
+            [Ok(0), Ok(4), Ok(65_536), Ok(4 << 20)]
+        );
+        assert!(
+            matches!(size("5MiB"), Err(UnitError::OutOfRange(_)))
+                && size("4kb").is_err()
+                && size("-1").is_err()
+        );
+        assert_eq!([bench_ms("5"), bench_ms("250ms")], [Ok(5000), Ok(250)]);
+        assert!(bench_ms("0").is_err() && bench_ms("301").is_err());
     }
 
     #[test]

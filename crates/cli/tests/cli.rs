@@ -127,6 +127,17 @@ async fn each_ending_has_its_exit_code_and_says_what_to_do() {
 }
 
 #[tokio::test]
+async fn an_agent_that_is_lost_on_the_way_is_the_last_word_to_programs_too() {
+    let lab = Lab::new(0.0);
+    let run = lab.run("migrate cut --to beta --json").await;
+    assert_eq!(run.code, Some(8), "{run:?}");
+    let last = run.json_lines().pop().unwrap();
+    assert_eq!((last["kind"].as_str(), last["exit_code"].as_u64()), (Some("error"), Some(8)), "{last}");
+    assert!(last["error"]["hint"].as_str().unwrap().contains("linerate migration attach"), "{last}");
+    assert!(run.err.contains("linerate migration attach"), "{}", run.err);
+}
+
+#[tokio::test]
 async fn without_an_agent_it_says_how_to_start_one() {
     let lab = Lab::new(0.0);
     let run = lab.run("status --socket /nonexistent/agent.sock").await;

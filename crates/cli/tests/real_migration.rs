@@ -26,7 +26,11 @@ fn busy() -> GuestParameters {
 
 /// There and back, whole RAM compared while paused, the guest's own checks of memory and disk.
 fn there_and_back(version: QemuVersion, disk: DiskMode) {
-    let mut stage = Stage::with_disk(&[2500, 2500], busy(), version, disk);
+    there_and_back_with(busy(), version, disk);
+}
+
+fn there_and_back_with(parameters: GuestParameters, version: QemuVersion, disk: DiskMode) {
+    let mut stage = Stage::with_disk(&[2500, 2500], parameters, version, disk);
     for leg in 0..2 {
         let events = stage.migrate(&["--verify"]).finish();
         let report = ended(&events).completed();
@@ -132,7 +136,37 @@ fn the_sources_agent_is_killed_in_the_middle() {
     stage.is_unprotected();
     stage.source_agent().restart().unwrap();
     stage.guest_goes_on();
+    // Long before the destination would have given up by itself (60 s).
+    stage.wait_guests_at_destination(0, Duration::from_secs(30));
     stage.retry();
+}
+
+#[test]
+fn a_restarted_destination_that_forgot_the_migration_ends_it() {
+    let mut stage = Stage::new(&[300, 300], busy());
+    // The time-out is longer than the test's patience: only the destination's own word can end it.
+    let mut migration = stage.migrate(&["--link-timeout", "3600s"]);
+    migration.wait(LONG, round_began);
+    stage.destination_agent().kill().unwrap();
+    stage.destination_agent().restart().unwrap();
+    let failure = ended(&migration.finish()).failed(1);
+    assert_eq!(
+        (failure["code"].as_str(), failure["side"].as_str()),
+        (Some("agent_restarted"), Some("destination"))
+    );
+    assert_eq!(failure["guest_state"], "runs_at_source", "{failure}");
+    stage.guest_goes_on();
+    assert_eq!(stage.guests_at_destination(), 0, "what waited there has been removed");
+    stage.retry();
+}
+
+#[test]
+fn a_display_adapters_memory_arrives_while_it_is_drawn_on() {
+    there_and_back_with(
+        GuestParameters { screen_mbps: Some(4), ..busy() },
+        QemuVersion::Ten,
+        DiskMode::Buffered,
+    );
 }
 
 #[test]

@@ -15,19 +15,22 @@
 //!   Resuming --> Resuming: it failed / run again, for nobody else has the guest
 //!   Resuming --> Running: Running
 //!   Running --> [*]: Finished
-//!   Waiting --> TearingDown: any fault before commit / journal Aborted, then end the guest
+//!   Waiting --> TearingDown: any fault before commit, or withdrawn / journal Aborted, then end the guest
 //!   TearingDown --> [*]
 //! ```
 //!
 //! The guarantees: the guest runs only after [`DestinationPhase::Committed`] is on disk, and it never runs after
-//! [`DestinationPhase::Aborted`] is (rule 1). Writes are applied only in `Receiving` (rule 5).
+//! [`DestinationPhase::Aborted`] is (rule 1). Writes are applied from `Admitted` on, while the waiting guest still starts, and no
+//! more after `Sealing` (rule 5); what its hypervisor touched meanwhile is told to the source, which copies it again.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::control::{Control, Outgoing};
 use crate::journal::DestinationPhase;
-use crate::{ChannelId, Code, Endpoint, Fault, Message, Outcome, PathId, RegionInfo, Side, Step, Time};
+use crate::{
+    ChannelId, Code, Endpoint, Extent, Fault, Message, Outcome, PathId, RegionInfo, Side, Step, Time,
+};
 
 /// A committed guest that could not be run is tried again after this long.
 const RUN_AGAIN_AFTER: Duration = Duration::from_secs(1);
@@ -83,7 +86,12 @@ pub enum Event {
     /// Checked and reserved.
     Admitted(Vec<Endpoint>),
     /// The waiting guest stands.
-    Prepared(Vec<RegionInfo>),
+    Prepared {
+        /// Its RAM blocks.
+        regions: Vec<RegionInfo>,
+        /// What its hypervisor may have written while it started.
+        touched: Vec<Extent>,
+    },
     /// [`Action::Fence`] is done.
     Fenced {
         /// The channel.
@@ -112,6 +120,8 @@ pub enum Event {
     TornDown,
     /// The operator of this host wants it to end.
     Cancel,
+    /// The source has rolled back and says so on a connection of its own ([`crate::withdrawal`]).
+    Withdrawn,
     /// Time passed.
     Tick,
 }
@@ -228,6 +238,7 @@ pub struct Destination {
     control: Control,
     actions: VecDeque<Action>,
     started: Time,
+    guest: String,
     committed: bool,
     /// Device state that came before RAM was sealed.
     held_device_state: Vec<Vec<u8>>,
@@ -246,6 +257,7 @@ impl Destination {
             control: Control::default(),
             actions: VecDeque::new(),
             started: now,
+            guest: String::new(),
             committed: false,
             held_device_state: Vec::new(),
             device_state_bytes: 0,
@@ -265,6 +277,7 @@ impl Destination {
             }
             Event::Failed(fault) => self.action_failed(now, fault),
             Event::Cancel => self.fail(self.fault(Code::Cancelled, "by the destination's operator")),
+            Event::Withdrawn => self.withdrawn(),
             Event::Tick => {}
             event => self.body_event(now, event),
         }
@@ -307,6 +320,12 @@ impl Destination {
         self.state.step()
     }
 
+    /// Name of the guest that was offered; empty before. Known before [`Action::Journal`] of the first phase is asked for: a
+    /// record without it cannot be recovered from.
+    pub fn guest(&self) -> &str {
+        &self.guest
+    }
+
     /// Living control connections.
     pub fn paths(&self) -> usize {
         self.control.paths()
@@ -336,6 +355,7 @@ impl Destination {
             }
             (State::Waiting, Message::Offer { guest, description, regions }) => {
                 self.state = State::Admitting;
+                self.guest.clone_from(&guest);
                 self.actions.push_back(Action::Journal(DestinationPhase::Started));
                 self.actions.push_back(Action::Admit { guest, description, regions });
             }
@@ -400,9 +420,9 @@ impl Destination {
                 self.state = State::Admitted;
                 self.control.send(now, Message::Admitted { endpoints });
             }
-            (State::Preparing, Event::Prepared(regions)) => {
+            (State::Preparing, Event::Prepared { regions, touched }) => {
                 self.state = State::Receiving;
-                self.control.send(now, Message::Prepared { regions });
+                self.control.send(now, Message::Prepared { regions, touched });
             }
             (State::Sealing { digest }, Event::Sealed(ours)) => {
                 if *digest == ours {
@@ -496,6 +516,12 @@ impl Destination {
             }
             _ => self.fail(fault),
         }
+    }
+
+    /// As good as an abort: the source will not send commit any more, and if it has, the journal decides.
+    fn withdrawn(&mut self) {
+        let detail = "the source has rolled back and withdrawn the guest";
+        self.fail(Fault::new(Code::Cancelled, self.state.step(), Side::Source, detail));
     }
 
     fn finished(&mut self) {

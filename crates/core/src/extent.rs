@@ -1,22 +1,6 @@
 //! Extents: runs of pages in a region, and sets of them.
 
-use crate::{RegionId, Run};
-
-/// A run of bytes in a region of guest RAM.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Extent {
-    /// The region.
-    pub region: RegionId,
-    /// The run in it.
-    pub run: Run,
-}
-
-impl Extent {
-    /// An extent of `length` bytes at `offset`.
-    pub fn new(region: RegionId, offset: u64, length: u64) -> Extent {
-        Extent { region, run: Run { offset, length } }
-    }
-}
+pub use linerate_wire::message::Extent;
 
 /// Bytes in all extents.
 pub fn total_bytes(extents: &[Extent]) -> u64 {
@@ -40,6 +24,29 @@ pub fn normalise(mut extents: Vec<Extent>) -> Vec<Extent> {
     joined
 }
 
+/// At most `max` extents that cover these: where there are more, those nearest to each other in a region become one with the
+/// gap between them. They must be in order, as [`normalise`] leaves them. More regions than `max` cannot be helped.
+pub fn join_nearest(extents: Vec<Extent>, max: usize) -> Vec<Extent> {
+    let gap = |pair: &[Extent]| match pair {
+        [a, b] if a.region == b.region => Some(b.run.offset - a.run.end()),
+        _ => None,
+    };
+    let mut gaps: Vec<u64> = extents.windows(2).filter_map(gap).collect();
+    let Some(over) = extents.len().checked_sub(max).filter(|over| *over > 0) else { return extents };
+    gaps.sort_unstable();
+    let Some(&widest) = gaps.get(over.min(gaps.len()).saturating_sub(1)) else { return extents };
+    let mut joined: Vec<Extent> = Vec::with_capacity(max);
+    for extent in extents {
+        match joined.last_mut() {
+            Some(last) if gap(&[*last, extent]).is_some_and(|gap| gap <= widest) => {
+                last.run.length = extent.run.end() - last.run.offset;
+            }
+            _ => joined.push(extent),
+        }
+    }
+    joined
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -51,6 +58,20 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn joining_the_nearest_covers_everything_with_few(
+            raw in prop::collection::vec((0u16..3, 0u64..300, 1u64..12), 0..60),
+            max in 3usize..20,
+        ) {
+            let extents = normalise(raw.iter().map(|&(r, o, l)| Extent::new(r, o, l)).collect());
+            let joined = join_nearest(extents.clone(), max);
+            prop_assert!(joined.len() <= max.max(3));
+            prop_assert!(pages(&joined).is_superset(&pages(&extents)));
+            if extents.len() <= max {
+                prop_assert_eq!(joined, extents);
+            }
+        }
+
         #[test]
         fn normalise_keeps_every_byte_once(raw in prop::collection::vec((0u16..3, 0u64..60, 0u64..12), 0..40)) {
             let extents: Vec<Extent> = raw.iter().map(|&(r, o, l)| Extent::new(r, o, l)).collect();

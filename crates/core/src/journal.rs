@@ -37,7 +37,8 @@ pub enum DestinationPhase {
 /// What a source does about a session that it finds in its journal when it starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceRecovery {
-    /// Commit was not sent: cancel what QEMU was told, remove what was left, let the guest run as before.
+    /// Commit was not sent: cancel what QEMU was told, remove what was left, let the guest run as before, and withdraw it from
+    /// the destination ([`crate::withdrawal`]).
     RollBack,
     /// Ask the destination until the outcome is known; leave the guest paused.
     Ask,

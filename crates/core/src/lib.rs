@@ -8,6 +8,7 @@
 //! * [`control::Control`]: control messages numbered, acknowledged and sent again over whichever link lives.
 //! * [`stream::Streams`]: byte streams over placed writes: order, credits, turns, sending again.
 //! * [`journal`]: what is on disk, and what to do with it after a crash.
+//! * [`withdrawal`]: telling a destination of a roll-back that an abort could not reach.
 
 pub mod control;
 pub mod destination;
@@ -20,6 +21,7 @@ pub mod source;
 pub mod statistics;
 pub mod stream;
 pub mod time;
+pub mod withdrawal;
 
 pub use extent::Extent;
 pub use linerate_wire::fault::{Code, Fault, GuestState, Side, Step};

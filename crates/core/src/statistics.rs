@@ -11,10 +11,10 @@ pub struct Round {
     pub number: u32,
     /// Bytes that it had to carry.
     pub bytes: u64,
-    /// From its first write to its last acknowledgement.
-    pub took: Duration,
-    /// Bytes written by the guest meanwhile, as the scan behind it found.
-    pub dirty_bytes_after: u64,
+    /// From its first write to its last acknowledgement; `None` if it was never done.
+    pub took: Option<Duration>,
+    /// Bytes written by the guest meanwhile, as the scan behind it found; `None` if there was no such scan.
+    pub dirty_bytes_after: Option<u64>,
     /// Length of that scan.
     pub scan: Duration,
 }

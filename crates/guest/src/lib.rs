@@ -20,6 +20,7 @@ pub mod procfs;
 pub mod qmp;
 pub mod read;
 pub mod registry;
+pub mod remains;
 pub mod spec;
 pub mod twin;
 pub mod verdict;

@@ -11,6 +11,7 @@ use serde_json::json;
 use crate::procfs::{ProcessError, ProcessIdentity};
 use crate::qmp::{Qmp, QmpError};
 use crate::registry::{GuestRecord, Origin, Registry, RegistryError, remove_file};
+use crate::remains::announce;
 use crate::twin::QemuBinary;
 
 const POLL: Duration = Duration::from_millis(5);
@@ -83,6 +84,8 @@ pub struct Launch<'a> {
     pub pid_file: &'a Path,
     /// RAM files named in the arguments: removed with the guest.
     pub ram_files: Vec<PathBuf>,
+    /// The RAM files were made already, and may be filled while QEMU starts. Otherwise QEMU makes them.
+    pub ram_is_made: bool,
     /// How it came here.
     pub origin: Origin,
 }
@@ -105,8 +108,12 @@ fn try_start(
     launch: &Launch<'_>,
     deadline: Instant,
 ) -> Result<(GuestRecord, Qmp), GuestError> {
-    // A RAM file that a crash left behind must not give the new guest old memory.
-    launch.ram_files.iter().try_for_each(|path| remove_file(path))?;
+    if !launch.ram_is_made {
+        // A RAM file that a crash left behind must not give the new guest old memory.
+        launch.ram_files.iter().try_for_each(|path| remove_file(path))?;
+    }
+    // From here to the record a crash leaves a process that only this tells of.
+    announce(launch.folder, launch.pid_file, &launch.ram_files)?;
     run_until_detached(launch, deadline)?;
     let pid = read_pid(launch.pid_file)?;
     let record =

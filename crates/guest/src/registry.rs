@@ -219,6 +219,15 @@ impl Registry {
         Ok(records)
     }
 
+    /// Names and folders in which there is no record: starts that were not finished, and what else is lying there.
+    pub(crate) fn without_record(&self) -> Result<Vec<(String, PathBuf)>, RegistryError> {
+        let entries = fs::read_dir(&self.guests)
+            .map_err(|source| RegistryError::File { path: self.guests.clone(), source })?;
+        let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+        let bare = names.filter(|name| matches!(self.get(name), Err(RegistryError::Unknown(_))));
+        Ok(bare.map(|name| (name.clone(), self.guests.join(name))).collect())
+    }
+
     /// Forgets a guest and removes what was made for it: sockets, logs and RAM files. The files of an adopted one stay.
     pub fn remove(&self, record: &GuestRecord) -> Result<(), RegistryError> {
         if record.origin != Origin::Adopted {
@@ -240,7 +249,8 @@ pub(crate) fn remove_file(path: &Path) -> Result<(), RegistryError> {
     }
 }
 
-fn remove_folder(path: &Path) -> Result<(), RegistryError> {
+/// Removes a folder with all in it; that it is not there is fine.
+pub(crate) fn remove_folder(path: &Path) -> Result<(), RegistryError> {
     match fs::remove_dir_all(path) {
         Err(source) if source.kind() != io::ErrorKind::NotFound => {
             Err(RegistryError::File { path: path.to_owned(), source })

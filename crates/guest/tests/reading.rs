@@ -93,6 +93,7 @@ fn a_start_that_fails_says_what_qemu_said_and_leaves_nothing() {
         qmp: &qmp,
         pid_file: &pid_file,
         ram_files: vec![ram.clone()],
+        ram_is_made: false,
         origin: Origin::Started,
     };
     match start(&place.registry, &launch, soon()) {

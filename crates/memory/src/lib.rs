@@ -2,6 +2,7 @@
 //!
 //! * [`RamBlock`]: a block of RAM that a process maps shared from a named file or a memfd, found through `/proc`.
 //! * [`Mapping`]: our own mapping of that file: gathered send, scattered receive, checksum, zero pages, holes, digest.
+//! * [`RamBlock::touched`]: which pages it has touched since it mapped the block.
 //! * [`Tracker`]: which pages the process has written since the last look, without its help.
 //!
 //! Invariants:
@@ -24,8 +25,10 @@ mod inject;
 mod maps;
 mod region;
 mod scan;
+mod sum;
 mod sys;
 mod target;
+mod touched;
 mod track;
 mod zero;
 

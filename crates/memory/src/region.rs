@@ -3,7 +3,8 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
 use std::ptr::NonNull;
 
 use linerate_core::{PAGE_BYTES, Run};
@@ -12,6 +13,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use crate::block::{Backing, RamBlock};
 use crate::gather::{self, Gather};
 use crate::holes::{next_data, push_run};
+use crate::sum;
 use crate::zero::{PAGE, page_is_zero, slice_is_zero};
 
 /// Size and alignment of a transparent huge page.
@@ -43,6 +45,23 @@ impl Mapping {
     /// Maps the block.
     pub fn new(block: &RamBlock) -> io::Result<Mapping> {
         Mapping::of_file(block.file().try_clone()?)
+    }
+
+    /// Makes a new file of `size` bytes, all of it a hole, readable and writable by its owner only, and maps it. On `Err` there
+    /// is no such file, unless it was there before.
+    pub fn make(path: &Path, size: u64) -> io::Result<Mapping> {
+        let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(path)?;
+        let made = file.set_len(size).and_then(|()| Mapping::of_file(file));
+        if made.is_err() {
+            let _ = std::fs::remove_file(path);
+        }
+        made
+    }
+
+    /// Whether the block lies in this very file.
+    pub fn shows(&self, block: &RamBlock) -> io::Result<bool> {
+        let (ours, theirs) = (self.file.metadata()?, block.file().metadata()?);
+        Ok((ours.dev(), ours.ino()) == (theirs.dev(), theirs.ino()))
     }
 
     /// Maps a whole file on tmpfs or hugetlbfs.
@@ -85,6 +104,18 @@ impl Mapping {
 
     /// Payload checksum (crc32c) over the runs, one after the other, as they are in memory now.
     pub fn checksum(&self, runs: &[Run]) -> io::Result<u32> {
+        if sum::available() { self.checksum_in_place(runs) } else { self.checksum_of_copy(runs) }
+    }
+
+    fn checksum_in_place(&self, runs: &[Run]) -> io::Result<u32> {
+        runs.iter().try_fold(0, |before, run| {
+            let (start, length) = self.check(*run)?;
+            // SAFETY: `check` vouches for `length` bytes at `start`, and the caller asked for the instruction.
+            Ok(unsafe { sum::crc32c(before, start, length) })
+        })
+    }
+
+    fn checksum_of_copy(&self, runs: &[Run]) -> io::Result<u32> {
         let mut sum = linerate_wire::PayloadChecksum::new();
         let mut bounce = [0u8; BOUNCE_BYTES];
         for run in runs {
@@ -189,6 +220,35 @@ impl Mapping {
             }
         }
         Ok(())
+    }
+
+    /// Where the block is mapped, for those that work on it by themselves, as adapters do. It stays there as long as this.
+    pub fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Copies a run out; `to` must be as long. Holes are read as zero and are filled by it.
+    pub fn read(&self, run: Run, to: &mut [u8]) -> io::Result<()> {
+        let (start, length) = self.check(run)?;
+        if length != to.len() {
+            return Err(invalid("the place for a run is not as long as the run"));
+        }
+        // SAFETY: `check` vouches for `length` bytes at `start`, which is the length of `to`.
+        unsafe { copy_shared(start, to) };
+        Ok(())
+    }
+
+    /// Makes the run read as zero without taking its pages away: whoever knows them goes on knowing them.
+    pub fn wipe(&self, run: Run) -> io::Result<()> {
+        let (start, length) = self.check(run)?;
+        // SAFETY: `check` vouches for `length` bytes at `start`; the mapping is writable and never seen as a slice.
+        unsafe { std::ptr::write_bytes(start, 0, length) };
+        Ok(())
+    }
+
+    /// Whether every page of the run is known to be there. On hugetlbfs the kernel does not say, so never there.
+    pub fn is_whole(&self, run: Run) -> io::Result<bool> {
+        Ok(self.backing == Backing::Tmpfs && self.holes_among(&[run])?.is_empty())
     }
 
     pub(crate) fn file(&self) -> &File {

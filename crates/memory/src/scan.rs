@@ -8,7 +8,7 @@ use linerate_core::{PAGE_BYTES, Run};
 
 use crate::block::Segment;
 use crate::holes::push_run;
-use crate::sys::{PageRegion, Written, pagemap_scan};
+use crate::sys::{Look, PageRegion, pagemap_scan};
 
 /// Entries that one call may report: 1.5 MiB of them, enough for a badly scattered 512 MiB.
 const REPORTED_MAX: usize = 1 << 16;
@@ -84,19 +84,19 @@ pub(crate) fn report_buffer() -> Vec<PageRegion> {
     vec![PageRegion { start: 0, end: 0, categories: 0 }; REPORTED_MAX]
 }
 
-/// The written pages of one job, as runs of the block.
+/// The pages of one job that are looked for, as runs of the block.
 pub(crate) fn scan_job(
     pagemap: &File,
     buffer: &mut [PageRegion],
     job: &Job,
-    written: Written,
+    look: Look,
 ) -> io::Result<Vec<Run>> {
     let piece = job.piece;
     let end = piece.address + piece.length;
     let mut runs = Vec::new();
     let mut at = piece.address;
     while at < end {
-        let (count, reached) = pagemap_scan(pagemap, at, end, written, buffer)?;
+        let (count, reached) = pagemap_scan(pagemap, at, end, look, buffer)?;
         for found in buffer.iter().take(count) {
             if found.start < piece.address || found.end > end || found.start >= found.end {
                 return Err(io::Error::other("the kernel reported pages outside the scanned range"));

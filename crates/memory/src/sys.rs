@@ -90,31 +90,46 @@ pub(crate) fn uffd_write_protect(uffd: impl AsFd, start: u64, length: u64) -> io
     }
 }
 
-/// What to do with the written pages that a scan meets.
+/// Which pages a scan looks for, and what it does with them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Written {
-    /// Report and leave as they are.
+pub(crate) enum Look {
+    /// Written pages: report and leave as they are.
     Peek,
-    /// Report and write-protect again, in one step for each page.
+    /// Written pages: report and write-protect again, in one step for each page.
     Clear,
+    /// Pages that have an entry in the page tables, because the process touched them or one near by.
+    Mapped,
 }
 
-/// One call of PAGEMAP_SCAN for written pages from `start` up to `end`, reported into `found`.
+impl Look {
+    fn flags(self) -> u32 {
+        match self {
+            Look::Peek => raw::PM_SCAN_CHECK_WPASYNC,
+            Look::Clear => raw::PM_SCAN_WP_MATCHING | raw::PM_SCAN_CHECK_WPASYNC,
+            Look::Mapped => 0,
+        }
+    }
+
+    fn categories(self) -> u64 {
+        match self {
+            Look::Peek | Look::Clear => u64::from(raw::PAGE_IS_WRITTEN),
+            Look::Mapped => u64::from(raw::PAGE_IS_PRESENT | raw::PAGE_IS_SWAPPED),
+        }
+    }
+}
+
+/// One call of PAGEMAP_SCAN for such pages from `start` up to `end`, reported into `found`.
 /// Returns how many entries were filled and up to which address the kernel came.
 pub(crate) fn pagemap_scan(
     pagemap: impl AsFd,
     start: u64,
     end: u64,
-    written: Written,
+    look: Look,
     found: &mut [PageRegion],
 ) -> io::Result<(usize, u64)> {
-    let flags = match written {
-        Written::Peek => raw::PM_SCAN_CHECK_WPASYNC,
-        Written::Clear => raw::PM_SCAN_WP_MATCHING | raw::PM_SCAN_CHECK_WPASYNC,
-    };
     let mut argument = raw::pm_scan_arg {
         size: size_of::<raw::pm_scan_arg>() as u64,
-        flags: u64::from(flags),
+        flags: u64::from(look.flags()),
         start,
         end,
         walk_end: 0,
@@ -122,9 +137,9 @@ pub(crate) fn pagemap_scan(
         vec_len: found.len() as u64,
         max_pages: 0,
         category_inverted: 0,
-        category_mask: u64::from(raw::PAGE_IS_WRITTEN),
-        category_anyof_mask: 0,
-        return_mask: u64::from(raw::PAGE_IS_WRITTEN),
+        category_mask: 0,
+        category_anyof_mask: look.categories(),
+        return_mask: look.categories(),
     };
     // SAFETY: PAGEMAP_SCAN takes a `pm_scan_arg`; the kernel writes at most `vec_len` entries to `vec`, which is `found`,
     // exclusively borrowed for the whole call, and `page_region` is plain numbers.

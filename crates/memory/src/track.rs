@@ -11,7 +11,7 @@ use crate::block::{Placement, RamBlock, Segment};
 use crate::error::{AttachError, TrackError};
 use crate::inject;
 use crate::scan::{Job, in_parallel, jobs, pages, report_buffer, scan_job, threads_for};
-use crate::sys::{self, Written};
+use crate::sys::{self, Look};
 use crate::target::Target;
 
 /// How an attachment went.
@@ -117,9 +117,9 @@ impl Tracker {
     /// everything anew.
     pub fn scan(&self, clear: bool, out: &mut Vec<(usize, Run)>) -> Result<ScanReport, TrackError> {
         let begun = Instant::now();
-        let written = if clear { Written::Clear } else { Written::Peek };
+        let look = if clear { Look::Clear } else { Look::Peek };
         let found = in_parallel(&self.jobs, self.threads, report_buffer, |buffer, job| {
-            scan_job(&self.pagemap, buffer, job, written)
+            scan_job(&self.pagemap, buffer, job, look)
         })
         .map_err(|source| self.failed(source, |source| TrackError::Scan { source }))?;
         // The page tables of a process that ended are empty, which would look like "nothing written".
@@ -196,7 +196,7 @@ fn check_kernel() -> Result<(), AttachError> {
     sys::uffd_api(&uffd).map_err(no_async_protection)?;
     let pid = std::process::id() as i32;
     let pagemap = Target::open(pid)?.open_proc("pagemap")?;
-    match sys::pagemap_scan(&pagemap, 0, 0, Written::Peek, &mut []) {
+    match sys::pagemap_scan(&pagemap, 0, 0, Look::Peek, &mut []) {
         Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => {
             Err(AttachError::KernelTooOld { missing: "PAGEMAP_SCAN" })
         }

@@ -8,10 +8,11 @@
 
 mod common;
 
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use common::{Guest, PAGE, in_pages, run};
-use linerate_memory::{AttachError, TrackError, Tracker};
+use common::{Guest, PAGE, Shm, in_pages, run};
+use linerate_memory::{AttachError, Mapping, TrackError, Tracker};
 
 const SIZE: u64 = 64 << 20;
 
@@ -46,6 +47,37 @@ fn sees_exactly_the_pages_that_were_written() {
     guest.tell("write 10 1");
     assert_eq!(scan(&tracker), [(10, 1)], "a cleared page is seen again");
     guest.tell("verify");
+}
+
+#[test]
+fn what_a_process_touched_is_told_from_what_others_filled() {
+    let mut guest = Guest::start(SIZE, &[]);
+    let block = guest.block();
+    assert_eq!(block.touched().unwrap(), []);
+    let data = vec![7; 300 * PAGE as usize];
+    block.file().write_all_at(&data, 1000 * PAGE).unwrap();
+    guest.tell("write 10 3");
+    guest.tell("write 1100 1");
+    let pages: Vec<(u64, u64)> =
+        block.touched().unwrap().iter().map(|run| (run.offset / PAGE, run.length / PAGE)).collect();
+    assert!(pages.iter().any(|&(at, count)| at <= 10 && at + count >= 13), "{pages:?}");
+    assert!(pages.iter().any(|&(at, count)| at <= 1100 && at + count > 1100), "{pages:?}");
+    assert!(
+        pages.iter().map(|(_, count)| count).sum::<u64>() < 100,
+        "filled by us, not by the guest: {pages:?}"
+    );
+}
+
+#[test]
+fn made_ram_is_new_and_its_own() {
+    let shm = Shm::new();
+    let made = Mapping::make(&shm.0, SIZE).unwrap();
+    assert_eq!((made.size(), made.resident_bytes().unwrap()), (SIZE, 0));
+    assert!(Mapping::make(&shm.0, SIZE).is_err(), "never over a file that is there");
+    let guest = Guest::start_at(&shm.0, SIZE, &[], None);
+    assert!(made.shows(&guest.block()).unwrap());
+    let other = Guest::start(SIZE, &[]);
+    assert!(!made.shows(&other.block()).unwrap());
 }
 
 #[test]

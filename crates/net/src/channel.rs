@@ -20,6 +20,7 @@ use linerate_wire::{DecodeError, EncodeError};
 use thiserror::Error;
 
 use crate::fence::Fence;
+use crate::rdma::error::RdmaError;
 use crate::region::Region;
 use crate::stats::ChannelStats;
 use crate::table::RegionTable;
@@ -202,4 +203,17 @@ pub enum ChannelError {
     /// A thread could not be started.
     #[error("no thread for the channel: {0}")]
     Thread(#[source] io::Error),
+    /// The adapter, or the peer's.
+    #[error("{0}")]
+    Rdma(#[source] RdmaError),
+}
+
+impl From<RdmaError> for ChannelError {
+    fn from(error: RdmaError) -> ChannelError {
+        match error {
+            RdmaError::PeerClosed => ChannelError::Closed,
+            RdmaError::ClosedHere => ChannelError::ClosedHere,
+            other => ChannelError::Rdma(other),
+        }
+    }
 }

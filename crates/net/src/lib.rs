@@ -6,6 +6,7 @@
 //! * [`pump`]: the source's data path; [`pacer`]: the bandwidth limit over all of it.
 //! * [`control`]: control connections.
 //! * [`stream`]: sockets in at one host and out at the other, over placed writes.
+//! * [`wires`]: connections that are measured instead of used.
 //! * [`region`]: what a carrier needs of the memory that it moves.
 
 pub mod channel;
@@ -19,9 +20,11 @@ pub mod netlink;
 pub mod network;
 pub mod pacer;
 pub mod pump;
+pub mod rdma;
 pub mod region;
 mod socket;
 pub mod stats;
 pub mod stream;
 pub mod table;
 pub mod tcp;
+pub mod wires;

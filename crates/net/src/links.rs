@@ -33,6 +33,8 @@ pub struct Link {
     pub mtu: u32,
     /// NUMA node of the local port; -1 if none is known.
     pub numa: i32,
+    /// Where the destination takes RDMA connections on this link, if it does.
+    pub rdma: Option<SocketAddr>,
     /// The two ports disagree, which loses large packets on a switched network.
     pub mtu_differs: bool,
 }
@@ -58,6 +60,12 @@ pub fn pair(interfaces: &[Interface], endpoints: &[Endpoint], filter: &[Network]
 pub fn channels_for(speed_mbps: u32, cpus: usize) -> usize {
     let wanted = if speed_mbps == 0 { 2 } else { (speed_mbps as usize * 8).div_ceil(100_000) };
     wanted.clamp(1, cpus.max(1))
+}
+
+/// Queue pairs for a link of this speed: 3 per 100 Gb/s, at least 1 and at most the CPUs that may be used for it. More than
+/// one because payloads are summed by a thread of each.
+pub fn queue_pairs_for(speed_mbps: u32, cpus: usize) -> usize {
+    (speed_mbps as usize * 3).div_ceil(100_000).clamp(1, cpus.max(1))
 }
 
 fn on_one_subnet(interfaces: &[Interface], endpoints: &[Endpoint], filter: &[Network]) -> Vec<Link> {
@@ -107,6 +115,7 @@ fn link_between(interface: &Interface, address: InterfaceAddress, endpoint: &End
         speed_mbps: slower(interface.speed_mbps, endpoint.speed_mbps),
         mtu: interface.mtu.min(endpoint.mtu),
         numa: interface.numa,
+        rdma: rdma_at(endpoint),
         mtu_differs: interface.mtu != endpoint.mtu,
     }
 }
@@ -137,8 +146,14 @@ fn routed_link(endpoint: &Endpoint) -> Link {
         speed_mbps: endpoint.speed_mbps,
         mtu: endpoint.mtu,
         numa: -1,
+        // Without a source address nothing says which adapter it would be.
+        rdma: None,
         mtu_differs: false,
     }
+}
+
+fn rdma_at(endpoint: &Endpoint) -> Option<SocketAddr> {
+    (endpoint.rdma_port != 0).then(|| SocketAddr::new(endpoint.address.ip(), endpoint.rdma_port))
 }
 
 fn allowed(filter: &[Network], ip: IpAddr) -> bool {

@@ -43,7 +43,7 @@ pub enum NetlinkError {
 }
 
 /// Opens a socket of the protocol, bound, non-blocking, subscribed to the multicast groups in the bit mask.
-pub(crate) fn open(protocol: isize, groups: u32) -> Result<Socket, NetlinkError> {
+pub fn open(protocol: isize, groups: u32) -> Result<Socket, NetlinkError> {
     let mut socket = Socket::new(protocol).map_err(NetlinkError::Open)?;
     socket.bind(&SocketAddr::new(0, groups)).map_err(NetlinkError::Open)?;
     socket.set_non_blocking(true).map_err(NetlinkError::Open)?;
@@ -51,7 +51,7 @@ pub(crate) fn open(protocol: isize, groups: u32) -> Result<Socket, NetlinkError>
 }
 
 /// Waits for one datagram. `Ok(None)` when the time is over.
-pub(crate) fn receive(socket: &Socket, wait: Duration) -> Result<Option<Vec<u8>>, NetlinkError> {
+pub fn receive(socket: &Socket, wait: Duration) -> Result<Option<Vec<u8>>, NetlinkError> {
     let deadline = Instant::now() + wait;
     loop {
         let mut buffer = vec![0; DATAGRAM_BYTES];
@@ -71,7 +71,7 @@ pub(crate) fn receive(socket: &Socket, wait: Duration) -> Result<Option<Vec<u8>>
 }
 
 /// Asks for a whole table and gives every entry to `each`.
-pub(crate) fn dump(
+pub fn dump(
     request: RouteNetlinkMessage,
     mut each: impl FnMut(RouteNetlinkMessage),
 ) -> Result<(), NetlinkError> {

@@ -1,14 +1,26 @@
 //! What a carrier needs of the memory that it reads from and writes to.
 //!
 //! Guest RAM changes while it is read, and is shared with other processes, so it is never seen as a slice: a carrier hands
-//! the region a socket and says which runs, and the region does the gathered or scattered system call itself.
+//! the region a socket and says which runs, and the region does the gathered or scattered system call itself. An RDMA
+//! adapter is told where the region is mapped, and reads and writes it without anybody's help.
 
 pub mod heap;
+pub mod held;
 
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
 
 use linerate_core::Run;
+
+/// Where a region is mapped in this process: shared memory of a file, which stays mapped as long as the region lives.
+#[derive(Clone, Copy, Debug)]
+pub struct Mapped {
+    /// Its first byte.
+    pub base: NonNull<u8>,
+    /// Bytes.
+    pub length: u64,
+}
 
 /// A region of memory that placed writes are read from or land in.
 ///
@@ -38,8 +50,58 @@ pub trait Region: Send + Sync {
     /// Said before data lands in these runs: populate them in the cheapest way, or refuse them.
     fn populate(&self, runs: &[Run]) -> io::Result<()>;
 
-    /// Said when data has landed in these runs and fitted its checksum. Guest RAM does not care.
-    fn landed(&self, _runs: &[Run]) -> io::Result<()> {
+    // ---- for adapters; a region that has no mapping needs none of them ----
+
+    /// Where it is mapped, for registration with an adapter; `None` if it is not in shared memory.
+    fn mapped(&self) -> Option<Mapped> {
+        None
+    }
+
+    /// Copies a run out; `to` is as long as the run. Holes are read as zero and may be filled by it.
+    fn read(&self, run: Run, to: &mut [u8]) -> io::Result<()> {
+        let _ = (run, to);
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Makes the run read as zero *in the pages that it has*, which an adapter may know.
+    fn wipe(&self, run: Run) -> io::Result<()> {
+        self.clear(run)
+    }
+
+    /// Appends the parts of the run that are known to be holes.
+    fn holes(&self, run: Run, holes: &mut Vec<Run>) -> io::Result<()> {
+        let _ = (run, holes);
+        Ok(())
+    }
+
+    /// Whether the run is known to have no hole, so that registering it costs no memory.
+    fn is_whole(&self, run: Run) -> io::Result<bool> {
+        let _ = run;
+        Ok(false)
+    }
+
+    /// From now on an adapter may write into this run at any time: its pages must stay the ones that they are. Told
+    /// *before* it is registered.
+    fn hold(&self, run: Run) -> io::Result<()> {
+        let _ = run;
+        Ok(())
+    }
+
+    /// An adapter has written these runs.
+    fn landed(&self, runs: &[Run]) {
+        let _ = runs;
+    }
+
+    /// No adapter writes any more: what was held can be as it should be.
+    fn settle(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    // ---- for byte streams ----
+
+    /// Said when data has come into these runs and fitted its checksum. Guest RAM does not care.
+    fn placed(&self, runs: &[Run]) -> io::Result<()> {
+        let _ = runs;
         Ok(())
     }
 }

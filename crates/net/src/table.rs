@@ -2,12 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, Weak};
 
 use linerate_core::{RegionId, Run};
 
 use crate::channel::ChannelError;
 use crate::region::Region;
+use crate::region::held::HeldRegion;
+
+/// Something that writes to regions without this process doing anything: an adapter with keys to them.
+pub trait RemoteWriter: Send + Sync {
+    /// When it returns, nothing is written any more. May be called again.
+    fn stop(&self);
+}
 
 /// The regions that a session's channels read from or write to, by number.
 pub struct RegionTable {
@@ -15,6 +22,7 @@ pub struct RegionTable {
     /// Held for reading during every single system call that writes, and never while waiting for the peer: so the seal,
     /// which takes it for writing, waits for calls under way but not for a payload that may never come.
     sealed: RwLock<bool>,
+    writers: Mutex<Vec<Weak<dyn RemoteWriter>>>,
 }
 
 /// Leave to write until it is dropped. Not to be held across a wait.
@@ -26,7 +34,12 @@ pub struct WritePermit<'a> {
 impl RegionTable {
     /// A table of these regions. Of two with the same number the later counts.
     pub fn new(regions: impl IntoIterator<Item = (RegionId, Arc<dyn Region>)>) -> RegionTable {
-        RegionTable { regions: regions.into_iter().collect(), sealed: RwLock::new(false) }
+        let held = |(id, region)| (id, Arc::new(HeldRegion::new(region)) as Arc<dyn Region>);
+        RegionTable {
+            regions: regions.into_iter().map(held).collect(),
+            sealed: RwLock::new(false),
+            writers: Mutex::default(),
+        }
     }
 
     /// The region of that number.
@@ -55,9 +68,28 @@ impl RegionTable {
         if *sealed { Err(ChannelError::Sealed) } else { Ok(WritePermit { _guard: sealed }) }
     }
 
-    /// Refuses every write from here on. When it returns, none is under way.
+    /// The seal will stop it. Refused if it was sealed already.
+    pub fn attach(&self, writer: &Arc<dyn RemoteWriter>) -> Result<(), ChannelError> {
+        // Under the permit: either the seal comes later and finds the writer, or this finds the seal.
+        let _permit = self.permit()?;
+        let mut writers = self.writers.lock().unwrap_or_else(PoisonError::into_inner);
+        writers.retain(|known| known.strong_count() > 0);
+        writers.push(Arc::downgrade(writer));
+        Ok(())
+    }
+
+    /// Refuses every write from here on. When it returns, none is under way, no adapter can write, and what was filled
+    /// only for adapters are holes again.
     pub fn seal(&self) {
         *self.sealed.write().unwrap_or_else(PoisonError::into_inner) = true;
+        let writers = std::mem::take(&mut *self.writers.lock().unwrap_or_else(PoisonError::into_inner));
+        writers.iter().filter_map(Weak::upgrade).for_each(|writer| writer.stop());
+        for (id, region) in &self.regions {
+            if let Err(error) = region.settle() {
+                // Memory is right and there is too much of it.
+                tracing::warn!(region = id, %error, "holes were not made holes again");
+            }
+        }
     }
 
     /// Whether it was sealed.

@@ -71,6 +71,8 @@ pub enum Mutation {
     ResumeOnPending,
     /// The destination runs the guest before the journal has it (rule 1).
     RunBeforeJournaled,
+    /// The destination does not tell what its hypervisor wrote while it started (rule 5).
+    TouchedForgotten,
     /// A late copy of a write is applied although RAM is sealed (rule 5).
     WriteAfterSeal,
     /// Holes are written as pages of zeros (rule 7).

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use linerate_core::destination::{Action, Destination, Event};
 use linerate_core::journal::DestinationPhase;
-use linerate_core::{Code, Fault, Side, Time};
+use linerate_core::{Code, Extent, Fault, PAGE_BYTES, Side, Time};
 
 use crate::check::{Mutation, Property};
-use crate::guest::{DEVICE, Ram, digest, holes};
+use crate::guest::{DEVICE, Ram, TOUCHED, digest, holes};
 use crate::source_body::short;
 use crate::wire::Packet;
 use crate::world::{Happening, World};
@@ -77,6 +77,8 @@ pub struct DestinationBody {
     /// The guest was told to run, ever.
     pub ran: bool,
     shape: Vec<usize>,
+    /// Pages (region, number) that the hypervisor wrote while it started.
+    pub touched: BTreeSet<(u16, u64)>,
     /// Nothing is applied any more.
     pub sealed: bool,
     /// Nothing is applied from these any more.
@@ -102,6 +104,7 @@ impl DestinationBody {
             recovering: false,
             ran: false,
             shape: shape.to_vec(),
+            touched: BTreeSet::new(),
             sealed: false,
             fenced: BTreeSet::new(),
             received: BTreeMap::new(),
@@ -267,15 +270,36 @@ impl World {
                 Fault::new(Code::GuestExists, linerate_core::Step::Admit, Side::Destination, "left over");
             Event::Failed(fault)
         } else {
+            // Its RAM is made now, so that it can be filled while the hypervisor still starts.
+            let ram = holes(&self.scenario.shape);
+            self.destination.guest = Some(Waiting { ram, loaded: false, owned: false });
             Event::Admitted(Vec::new())
         };
         self.destination_will(500, 15_000, DestinationWork::Told(event));
     }
 
     fn prepares(&mut self) {
-        let ram = holes(&self.scenario.shape);
-        self.destination.guest = Some(Waiting { ram, loaded: false, owned: false });
-        self.tell_destination(Event::Prepared(self.scenario.regions()));
+        let touched = self.hypervisor_touches();
+        let told =
+            if self.options.mutation == Some(Mutation::TouchedForgotten) { Vec::new() } else { touched };
+        let regions = self.scenario.regions();
+        self.tell_destination(Event::Prepared { regions, touched: told });
+    }
+
+    /// The hypervisor writes to some pages while it starts.
+    fn hypervisor_touches(&mut self) -> Vec<Extent> {
+        let mut touched = Vec::new();
+        for (region, pages) in (0..).zip(self.scenario.shape.clone()) {
+            let page = self.random.between(0, 2 * pages as u64);
+            let ram =
+                self.destination.guest.as_mut().and_then(|guest| guest.ram.get_mut(usize::from(region)));
+            if let Some(content) = ram.and_then(|ram| ram.get_mut(page as usize)) {
+                *content = TOUCHED;
+                self.destination.touched.insert((region, page));
+                touched.push(Extent::new(region, page * PAGE_BYTES, PAGE_BYTES));
+            }
+        }
+        touched
     }
 
     fn fences(&mut self, channel: u32) {

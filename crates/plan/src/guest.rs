@@ -14,6 +14,9 @@ pub const TORN: u64 = u64::MAX - 1;
 /// What loading device state writes into one page of RAM (an APIC page does that in QEMU).
 pub const DEVICE: u64 = u64::MAX - 2;
 
+/// What a hypervisor that starts leaves in a page of RAM.
+pub const TOUCHED: u64 = u64::MAX - 3;
+
 /// Pages of each region.
 pub type Ram = Vec<Vec<u64>>;
 type Flags = Vec<Vec<bool>>;

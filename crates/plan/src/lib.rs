@@ -25,6 +25,7 @@ pub mod scenario;
 pub mod source_body;
 pub mod summary;
 pub mod wire;
+mod withdrawal;
 pub mod world;
 
 pub use check::{Mutation, Options, Property, Violation};

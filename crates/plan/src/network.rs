@@ -37,6 +37,7 @@ impl World {
             return;
         }
         if !self.links[link].connects() || !self.destination_accepts() {
+            self.forgotten(link);
             // Before the links are known, the operator's address may be on any of them.
             let link = if self.source.links_open { link } else { (link + 1) % self.links.len() };
             let span = self.micros(40_000, 200_000);

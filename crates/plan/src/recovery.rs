@@ -168,6 +168,7 @@ impl World {
     fn source_crashes(&mut self, host: bool) {
         self.source.brain = None;
         self.source.asking = false;
+        self.source.withdrawal = None;
         self.source.life += 1;
         self.source.operations += 1;
         self.guest.unprotect();
@@ -212,7 +213,10 @@ impl World {
             return;
         };
         match recover_source(phase) {
-            SourceRecovery::RollBack => self.source_will(100, 50_000, SourceWork::Recovers(true)),
+            SourceRecovery::RollBack => {
+                self.source_will(100, 50_000, SourceWork::Recovers(true));
+                self.begin_withdrawal();
+            }
             SourceRecovery::Ask => {
                 self.source.asking = true;
                 self.ask_again();

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use linerate_core::journal::SourcePhase;
 use linerate_core::source::{Action, Config, Ending, Event, Source};
+use linerate_core::withdrawal::Withdrawal;
 use linerate_core::{Code, Extent, Fault, GuestState, Side, Step};
 
 use crate::check::Mutation;
@@ -30,6 +31,8 @@ pub enum SourceWork {
     Recovers(bool),
     /// A restarted agent asks (again).
     Asks,
+    /// A roll-back is told beside the session (again).
+    Withdraws,
 }
 
 /// The source's agent, and its disk.
@@ -59,6 +62,8 @@ pub struct SourceBody {
     pub actions: u64,
     /// A restarted agent asks the destination.
     pub asking: bool,
+    /// A roll-back that is told beside the session.
+    pub withdrawal: Option<Withdrawal>,
     /// How the session ended, if it ended alive.
     pub ending: Option<Ending>,
     /// It is known here where the guest is.
@@ -85,6 +90,7 @@ impl SourceBody {
             greeted: false,
             actions: 0,
             asking: false,
+            withdrawal: None,
             ending: None,
             decided: None,
             switch_overs: 0,
@@ -177,6 +183,7 @@ impl World {
                 self.source_will(100, 20_000, SourceWork::RollsBack);
             }
             Action::Query => self.ask(),
+            Action::Withdraw => self.begin_withdrawal(),
             Action::CleanUp => self.source_will(500, 10_000, SourceWork::CleansUp),
             Action::End(ending) => self.source_ended(ending),
         }
@@ -233,6 +240,7 @@ impl World {
             }
             SourceWork::Recovers(resumes) => self.source_recovers(resumes),
             SourceWork::Asks => self.ask_again(),
+            SourceWork::Withdraws => self.withdraw(),
         }
     }
 

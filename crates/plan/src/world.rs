@@ -76,6 +76,20 @@ pub enum Happening {
         /// The answer.
         outcome: Outcome,
     },
+    /// The word that the source rolled back reaches the destination.
+    Withdrawn {
+        /// Of the source's agent.
+        life: u64,
+        /// Index of the link.
+        link: usize,
+    },
+    /// The answer reaches the source; none if nobody was there.
+    WithdrawalAnswered {
+        /// Of the source's agent.
+        life: u64,
+        /// The answer.
+        outcome: Option<Outcome>,
+    },
     /// Timers and signs of life.
     Tick,
     /// The guest has lived for so many milliseconds.
@@ -258,6 +272,8 @@ impl World {
             Happening::HypervisorRuns { operations } => self.hypervisor_runs(operations),
             Happening::Asked { life, link } => self.asked(life, link),
             Happening::Answered { life, outcome } => self.answered(life, outcome),
+            Happening::Withdrawn { life, link } => self.withdrawn(life, link),
+            Happening::WithdrawalAnswered { life, outcome } => self.withdrawal_answered(life, outcome),
             Happening::Tick => self.tick(),
             Happening::GuestLives(ms) => self.guest_lives(ms),
             Happening::Fault(entry) => self.mishap(entry),

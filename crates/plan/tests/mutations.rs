@@ -22,7 +22,7 @@ fn rule_1_resuming_although_commit_was_sent() {
 
 #[test]
 fn rule_1_taking_undecided_for_given_up() {
-    noticed(Mutation::ResumeOnPending, Property::OneRuns, 6000);
+    noticed(Mutation::ResumeOnPending, Property::OneRuns, 30000);
 }
 
 #[test]
@@ -68,6 +68,11 @@ fn rule_5_a_write_after_ram_is_sealed() {
 }
 
 #[test]
+fn what_the_hypervisor_touched_and_nobody_told_is_noticed() {
+    noticed(Mutation::TouchedForgotten, Property::SameRam, 500);
+}
+
+#[test]
 fn rule_7_holes_that_are_filled() {
     noticed(Mutation::FillHoles, Property::HolesStay, 1000);
 }
@@ -75,4 +80,9 @@ fn rule_7_holes_that_are_filled() {
 #[test]
 fn retry_a_waiting_guest_that_is_left() {
     noticed(Mutation::TearDownLeavesGuest, Property::RetrySucceeds, 1000);
+}
+
+#[test]
+fn withdrawing_a_waiting_guest_that_is_left_although_the_destination_says_otherwise() {
+    noticed(Mutation::TearDownLeavesGuest, Property::Truthful, 1000);
 }

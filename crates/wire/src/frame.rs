@@ -12,14 +12,17 @@ mod acknowledge;
 mod header;
 mod opening;
 mod tag;
+mod window;
 mod write;
 
 pub use acknowledge::{Ack, REFUSED_MAX, encode_ack};
 pub(crate) use acknowledge::{check_refused, read_refused};
 pub use header::{HEADER_BYTES, Header};
-pub use opening::{HELLO_MAGIC, Hello, Role, Welcome};
+pub use opening::{HELLO_MAGIC, Hello, REQUEST_BYTES, Role, Welcome};
 pub use tag::{CONTROL_BODY_MAX, PAYLOAD_BYTES_MAX, RUNS_MAX, SequenceRule, Tag};
-pub use write::{Write, encode_write};
+pub use window::{Claim, Grant, SCRATCH_REGION};
+pub(crate) use write::check_run;
+pub use write::{Write, encode_unsummed_write, encode_write};
 
 use crate::codec::{Reader, Writer};
 use crate::error::{DecodeError, EncodeError};
@@ -35,14 +38,18 @@ pub enum Frame {
     Welcome(Welcome),
     /// The destination does not; it closes the connection behind this.
     Refuse(Fault),
-    /// How a session ended, in answer to [`Role::Query`].
+    /// How a session ended, in answer to [`Role::Query`] and [`Role::Withdraw`].
     Outcome(Outcome),
     /// A placed write. The payload is the data runs' bytes, one after the other.
     Write(Write),
     /// A payload to be thrown away, acknowledged like a write.
     Probe,
+    /// The source wants to write into a window by RDMA.
+    Claim(Claim),
     /// What was applied of a channel, up to and with the header's sequence.
     Ack(Ack),
+    /// The source may write into a window by RDMA.
+    Grant(Grant),
     /// The control message with the header's sequence as its number.
     Control(Message),
     /// Control messages up to and with the header's sequence have come.
@@ -61,7 +68,9 @@ impl Frame {
             Frame::Outcome(_) => Tag::Outcome,
             Frame::Write(_) => Tag::Write,
             Frame::Probe => Tag::Probe,
+            Frame::Claim(_) => Tag::Claim,
             Frame::Ack(_) => Tag::Ack,
+            Frame::Grant(_) => Tag::Grant,
             Frame::Control(_) => Tag::Control,
             Frame::ControlAck => Tag::ControlAck,
             Frame::Keepalive => Tag::Keepalive,
@@ -79,6 +88,8 @@ impl Frame {
             Tag::Outcome => Frame::Outcome(opening::read_outcome(&mut reader)?),
             Tag::Write => Frame::Write(Write::read(&mut reader, header.payload_length)?),
             Tag::Probe => Frame::Probe,
+            Tag::Claim => Frame::Claim(Claim::read(&mut reader)?),
+            Tag::Grant => Frame::Grant(Grant::read(&mut reader)?),
             Tag::Ack => Frame::Ack(Ack::read(&mut reader, header.sequence)?),
             Tag::Control => Frame::Control(Message::read(&mut reader)?),
             Tag::ControlAck => Frame::ControlAck,
@@ -105,6 +116,8 @@ impl Frame {
             Frame::Outcome(outcome) => opening::write_outcome(*outcome, writer),
             Frame::Write(write) => write.write(writer, payload_length),
             Frame::Ack(ack) => acknowledge::write_refused(&ack.refused, sequence, writer),
+            Frame::Claim(claim) => claim.write(writer),
+            Frame::Grant(grant) => grant.write(writer),
             Frame::Control(message) => message.write(writer),
             Frame::Probe | Frame::ControlAck | Frame::Keepalive => Ok(()),
         })

@@ -7,7 +7,7 @@ mod stream;
 mod tag;
 
 pub use codec::{DESCRIPTION_BYTES_MAX, DEVICE_STATE_BYTES_MAX, GUEST_NAME_BYTES_MAX};
-pub use parts::{ENDPOINTS_MAX, INTERFACE_BYTES_MAX, REGION_NAME_BYTES_MAX, REGIONS_MAX};
+pub use parts::{ENDPOINTS_MAX, INTERFACE_BYTES_MAX, REGION_NAME_BYTES_MAX, REGIONS_MAX, TOUCHED_MAX};
 pub use stream::{REASON_BYTES_MAX, SERVICE_BYTES_MAX, StreamNote, StreamNoteTag};
 pub use tag::MessageTag;
 
@@ -55,6 +55,22 @@ impl Run {
     }
 }
 
+/// A run of bytes in a region of guest RAM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Extent {
+    /// Number of the region in this session.
+    pub region: u16,
+    /// The run in it.
+    pub run: Run,
+}
+
+impl Extent {
+    /// An extent of `length` bytes at `offset`.
+    pub fn new(region: u16, offset: u64, length: u64) -> Extent {
+        Extent { region, run: Run { offset, length } }
+    }
+}
+
 /// One block of guest RAM that is moved by placed writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionInfo {
@@ -83,6 +99,8 @@ pub struct Endpoint {
     pub numa: i32,
     /// Carrier present and interface up.
     pub up: bool,
+    /// Port of the address at which RDMA connections are taken; 0 if none are.
+    pub rdma_port: u16,
 }
 
 /// How a commit ended, as the destination's journal has it.
@@ -135,6 +153,8 @@ pub enum Message {
     Prepared {
         /// RAM blocks as the destination's hypervisor reports them.
         regions: Vec<RegionInfo>,
+        /// What its hypervisor may have written while it started: to be copied, again if it was copied before.
+        touched: Vec<Extent>,
     },
     /// S>D step 7: a round begins. Informs only.
     RoundMark {

@@ -9,7 +9,7 @@
 
 use linerate_wire::error::DecodeError;
 use linerate_wire::frame::CONTROL_BODY_MAX;
-use linerate_wire::message::{Endpoint, Message, MessageTag, RegionInfo};
+use linerate_wire::message::{Endpoint, Extent, Message, MessageTag, RegionInfo};
 
 /// Encodes with `length` of something; the cap is the longest that passes.
 fn check(what: &str, cap: usize, message: impl Fn(usize) -> Message) {
@@ -41,16 +41,22 @@ fn endpoints(count: usize, interface: usize) -> Message {
         mtu: u32::MAX,
         numa: i32::MIN,
         up: true,
+        rdma_port: u16::MAX,
     };
     Message::Admitted { endpoints: vec![endpoint; count] }
+}
+
+fn prepared(regions: Vec<RegionInfo>, touched: usize) -> Message {
+    Message::Prepared { regions, touched: vec![Extent::new(0, 0, 4096); touched] }
 }
 
 #[test]
 fn the_longest_passes_and_one_more_does_not() {
     check("guest name", 255, |length| offer(length, 0));
     check("description", 1 << 20, |length| offer(0, length));
-    check("regions", 64, |count| Message::Prepared { regions: regions(count, 255) });
-    check("region name", 255, |length| Message::Prepared { regions: regions(1, length) });
+    check("regions", 64, |count| prepared(regions(count, 255), 0));
+    check("region name", 255, |length| prepared(regions(1, length), 0));
+    check("touched runs", 1024, |count| prepared(vec![], count));
     check("endpoints", 256, |count| endpoints(count, 64));
     check("interface", 64, |length| endpoints(1, length));
     check("device state", 256 << 10, |length| Message::DeviceState { bytes: vec![7; length] });
@@ -87,6 +93,8 @@ fn counts_over_the_cap_are_refused_before_the_bytes_are_looked_for() {
     assert_eq!(named(MessageTag::Offer, &[0, 0, 0xff, 0xff, 0xff, 0xff]), over);
     let over = DecodeError::TooMany { what: "regions", count: 65, max: 64 };
     assert_eq!(named(MessageTag::Prepared, &[65, 0]), over);
+    let over = DecodeError::TooMany { what: "touched runs", count: 1025, max: 1024 };
+    assert_eq!(named(MessageTag::Prepared, &[0, 0, 1, 4]), over);
     let over = DecodeError::TooMany { what: "endpoints", count: 257, max: 256 };
     assert_eq!(named(MessageTag::Admitted, &[1, 1]), over);
     let over = DecodeError::TooLong { what: "device state", length: (256 << 10) + 1, max: 256 << 10 };

@@ -36,7 +36,9 @@ fn tags() {
         (0x04, "Outcome"),
         (0x10, "Write"),
         (0x11, "Probe"),
+        (0x12, "Claim"),
         (0x20, "Ack"),
+        (0x21, "Grant"),
         (0x30, "Control"),
         (0x31, "ControlAck"),
         (0x32, "Keepalive"),
@@ -145,8 +147,12 @@ fn steps_sides_states_roles_outcomes() {
             (2, "ControlJoin"),
             (3, "Data"),
             (4, "Query"),
-            (5, "StreamsNew"),
-            (6, "DataBack"),
+            (5, "Withdraw"),
+            (6, "StreamsNew"),
+            (7, "DataBack"),
+            (16, "Bench"),
+            (17, "BenchData"),
+            (18, "Doctor"),
         ],
     );
     expect(
@@ -183,4 +189,30 @@ fn numbers_go_there_and_back() {
         assert!(Tag::from_number(number).is_none_or(|tag| tag as u16 == number));
         assert!(MessageTag::from_number(number).is_none_or(|tag| tag as u16 == number));
     }
+}
+
+#[test]
+fn a_data_hello_fits_an_rdma_connection_request() {
+    use linerate_wire::frame::{Hello, REQUEST_BYTES};
+    use linerate_wire::message::{SessionId, Token};
+    let hello = Hello {
+        version_min: 1,
+        version_max: 3,
+        session: SessionId([0xa5; 16]),
+        role: Role::Data,
+        link: 0x0102,
+        channel: 0x0304_0506,
+        token: Token([0x5a; 32]),
+    };
+    let bytes = hello.to_request().unwrap();
+    assert_eq!((&bytes[..16], &bytes[16..48]), (&[0xa5; 16][..], &[0x5a; 32][..]));
+    assert_eq!(bytes[48..], [0x06, 0x05, 0x04, 0x03, 0x02, 0x01, 1, 3]);
+    let mut padded = bytes.to_vec();
+    padded.resize(196, 0);
+    assert_eq!(Hello::from_request(&padded), Ok(hello.clone()));
+    for short in 0..REQUEST_BYTES {
+        assert!(Hello::from_request(&bytes[..short]).is_err());
+    }
+    assert_eq!(Hello { role: Role::ControlJoin, ..hello.clone() }.to_request(), None);
+    assert_eq!(Hello { version_max: 256, ..hello }.to_request(), None);
 }

@@ -4,7 +4,9 @@ mod common;
 
 use common::strategies;
 use linerate_wire::fault::{Code, Fault, Side, Step};
-use linerate_wire::frame::{Frame, HEADER_BYTES, Header, Write, encode_ack, encode_control, encode_write};
+use linerate_wire::frame::{
+    Frame, HEADER_BYTES, Header, Write, encode_ack, encode_control, encode_unsummed_write, encode_write,
+};
 use linerate_wire::message::Message;
 use proptest::prelude::*;
 
@@ -26,8 +28,12 @@ proptest! {
         let mut out = vec![0xee; 100];
         match &sample.frame {
             Frame::Write(write) => {
-                let Write { region, data, zero } = write;
-                encode_write(&mut out, sample.sequence, *region, data, zero, sample.payload_checksum).unwrap();
+                let Write { region, data, zero, unsummed } = write;
+                let (sequence, checksum) = (sample.sequence, sample.payload_checksum);
+                match unsummed {
+                    false => encode_write(&mut out, sequence, *region, data, zero, checksum).unwrap(),
+                    true => encode_unsummed_write(&mut out, sequence, *region, data, zero).unwrap(),
+                }
             }
             Frame::Ack(ack) => encode_ack(&mut out, sample.sequence, &ack.refused).unwrap(),
             Frame::Control(message) => encode_control(&mut out, sample.sequence, message).unwrap(),

@@ -27,11 +27,13 @@ fn every_reserved_bit_is_refused() {
         ("hello", 32 + 25..32 + 26),
         ("welcome", 32 + 2..32 + 8),
         ("outcome", 32 + 1..32 + 4),
-        ("write", 32 + 2..32 + 4),
+        ("write", 32 + 3..32 + 4),
+        ("claim", 32 + 2..32 + 8),
+        ("grant", 32 + 2..32 + 4),
         ("ack", 32 + 2..32 + 8),
         ("commit", 32 + 2..32 + 4),
-        // In the address of the first endpoint: name of 6 bytes, 14 bytes of numbers, the family.
-        ("admitted", 32 + 4 + 2 + 2 + 6 + 14 + 1..32 + 4 + 2 + 2 + 6 + 14 + 2),
+        // In the address of the first endpoint: name of 6 bytes, 16 bytes of numbers, the family.
+        ("admitted", 32 + 4 + 2 + 2 + 6 + 16 + 1..32 + 4 + 2 + 2 + 6 + 16 + 2),
     ];
     for (name, range) in reserved {
         for at in range.clone() {
@@ -50,7 +52,7 @@ fn every_reserved_bit_is_refused() {
 fn unknown_numbers_are_refused() {
     let table: &[(&str, usize, u8)] = &[
         ("hello", 32 + 24, 0),
-        ("hello", 32 + 24, 7),
+        ("hello", 32 + 24, 8),
         ("outcome", 32, 0),
         ("outcome", 32, 5),
         ("refuse", 32, 0),
@@ -65,7 +67,8 @@ fn unknown_numbers_are_refused() {
         // First endpoint: carrier, prefix, family.
         ("admitted", 32 + 4 + 2 + 2 + 6 + 12, 2),
         ("admitted", 32 + 4 + 2 + 2 + 6 + 13, 33),
-        ("admitted", 32 + 4 + 2 + 2 + 6 + 14, 5),
+        ("admitted", 32 + 4 + 2 + 2 + 6 + 16, 5),
+        ("write", 32 + 2, 2),
     ];
     for (name, at, value) in table {
         let refused = error(&changed(name, set(*at, *value)));
@@ -125,7 +128,9 @@ fn the_caps_are_these() {
             (4, 4, 0),
             (24, 8200, 4 << 20),
             (0, 0, 4 << 20),
+            (24, 24, 0),
             (8, 4104, 0),
+            (32, 32, 0),
             (4, 2 << 20, 0),
             (0, 0, 0),
             (0, 0, 0),
@@ -137,7 +142,13 @@ fn the_caps_are_these() {
 fn the_sequence_must_suit_the_tag() {
     for &tag in Tag::ALL {
         let sequence = match tag {
-            Tag::Hello | Tag::Welcome | Tag::Refuse | Tag::Outcome | Tag::Keepalive => 1,
+            Tag::Hello
+            | Tag::Welcome
+            | Tag::Refuse
+            | Tag::Outcome
+            | Tag::Claim
+            | Tag::Grant
+            | Tag::Keepalive => 1,
             Tag::Write | Tag::Probe | Tag::Control => 0,
             Tag::Ack | Tag::ControlAck => continue,
         };

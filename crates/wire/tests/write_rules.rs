@@ -80,7 +80,12 @@ fn the_most_runs_and_bytes_pass_and_one_more_does_not() {
 #[test]
 fn a_payload_goes_with_writes_and_probes_only() {
     let mut out = Vec::new();
-    let write = Frame::Write(Write { region: 0, data: vec![Run { offset: 0, length: 10 }], zero: vec![] });
+    let write = Frame::Write(Write {
+        region: 0,
+        data: vec![Run { offset: 0, length: 10 }],
+        zero: vec![],
+        unsummed: false,
+    });
     assert!(write.encode(1, 10, 3, &mut out).is_ok());
     assert!(write.encode(1, 11, 3, &mut out).is_err());
     assert!(Frame::Outcome(Outcome::Pending).encode(0, 1, 3, &mut out).is_err());

@@ -1,14 +1,16 @@
 //! Step 3: may the guest come here? Its description is another host's word, so the twin's command line is made from this
 //! host's configuration and an allow-list (`linerate-guest`), and the host is checked for all that it needs.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use linerate_core::{Code, Endpoint, Fault, RegionInfo, Side, Step};
 use linerate_guest::description::GuestDescription;
 use linerate_guest::host::{HostFacts, Problem, QemuFacts, check_host, memory_available};
 use linerate_guest::registry::RegistryError;
+use linerate_guest::remains;
 use linerate_guest::twin::{QemuBinary, Twin, TwinOptions, twin};
+use linerate_memory::Mapping;
 use linerate_net::interfaces;
 
 use crate::agent::Agent;
@@ -22,6 +24,8 @@ pub(super) struct Admitted {
     pub qemu: QemuBinary,
     pub twin: Twin,
     pub folder: PathBuf,
+    /// RAM of each region, made and mapped, before the hypervisor that will use it is started.
+    pub ram: Vec<Mapping>,
 }
 
 fn refuse(code: Code, detail: impl Into<String>) -> Fault {
@@ -45,13 +49,35 @@ pub(super) fn admit(
     let (qemu, facts) = choose_qemu(agent, &description)?;
     let folder = reserve(agent, guest)?;
     let checked = check(agent, &description, &qemu, facts, folder.clone());
-    match checked {
-        Ok(twin) => Ok(Admitted { regions, qemu, twin, folder }),
+    let made = checked.and_then(|twin| Ok((make_ram(&folder, &regions, &twin)?, twin)));
+    match made {
+        Ok((ram, twin)) => Ok(Admitted { regions, qemu, twin, folder, ram }),
         Err(fault) => {
-            let _ = std::fs::remove_dir_all(&folder);
+            let _ = remains::give_up(&agent.registry, guest);
             Err(fault)
         }
     }
+}
+
+/// RAM is made here and not by the hypervisor, so that copying need not wait for it.
+fn make_ram(folder: &Path, regions: &[RegionInfo], twin: &Twin) -> Result<Vec<Mapping>, Fault> {
+    let files: Vec<PathBuf> = twin.ram_files.iter().map(|file| file.path.clone()).collect();
+    let failed = |error: &(dyn std::error::Error + 'static)| refuse_error(Code::MemoryFailed, error);
+    remains::announce(folder, &twin.pid_file, &files).map_err(|error| failed(&error))?;
+    // What a crash left behind must not give the new guest old memory.
+    for file in files.iter().filter(|file| file.exists()) {
+        std::fs::remove_file(file).map_err(|error| failed(&error))?;
+    }
+    regions.iter().map(|region| make_region(region, twin)).collect()
+}
+
+fn make_region(region: &RegionInfo, twin: &Twin) -> Result<Mapping, Fault> {
+    let object = region.name.rsplit('/').next().unwrap_or_default();
+    let Some(file) = twin.ram_files.iter().find(|file| file.object == object) else {
+        let detail = format!("RAM block {} has no file of its own at the destination", region.name);
+        return Err(refuse(Code::NotMigratable, detail));
+    };
+    Mapping::make(&file.path, region.size).map_err(|error| refuse_error(Code::MemoryFailed, &error))
 }
 
 /// The offer must agree with the description in it.
@@ -149,18 +175,9 @@ fn check(
 /// Where connections are taken, and what is known of the ports behind the addresses.
 pub(crate) fn endpoints(agent: &Agent) -> Result<Vec<Endpoint>, Fault> {
     let interfaces = interfaces::list().map_err(|error| refuse_error(Code::NoLink, &error))?;
-    let endpoint = |address: &std::net::SocketAddr| {
-        let mut ports = interfaces.iter().flat_map(|port| port.addresses.iter().map(move |own| (port, own)));
-        let (port, own) = ports.find(|(_, own)| own.ip == address.ip())?;
-        Some(Endpoint {
-            interface: port.name.clone(),
-            address: *address,
-            prefix: own.prefix,
-            speed_mbps: port.speed_mbps,
-            mtu: port.mtu,
-            numa: port.numa,
-            up: port.usable(),
-        })
-    };
-    Ok(agent.config.listen.iter().filter_map(endpoint).collect())
+    let mut endpoints = crate::bench::endpoints(&interfaces, &agent.config.listen);
+    for endpoint in &mut endpoints {
+        endpoint.rdma_port = agent.rdma_port(endpoint.address.ip());
+    }
+    Ok(endpoints)
 }

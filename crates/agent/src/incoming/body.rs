@@ -94,7 +94,6 @@ impl Body {
         match action {
             Action::Transmit(path, frame) => self.transmit(path, frame),
             Action::Admit { guest, description, regions } => {
-                *self.shared.guest.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = guest.clone();
                 tracing::info!(session = %self.shared.session, guest, peer = %self.shared.peer, "a guest is offered");
                 self.worker.ask(Job::Admit { guest, description, regions });
             }
@@ -130,6 +129,8 @@ impl Body {
     }
 
     fn write_journal(&mut self, phase: DestinationPhase) {
+        let name = self.shared.brain().guest().to_owned();
+        *self.shared.guest.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = name;
         let record = Record {
             guest: self.shared.guest(),
             changed_unix_ms: unix_ms(),

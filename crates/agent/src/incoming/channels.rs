@@ -8,8 +8,10 @@ use std::time::Duration;
 
 use linerate_core::ChannelId;
 use linerate_core::destination::Event;
-use linerate_net::channel::{ChannelEnd, Receiver};
+use linerate_net::channel::{ChannelEnd, Closer, Receiver};
 use linerate_net::fence::{Fence, Fenced};
+use linerate_net::rdma::{self, receive::RdmaReceiver};
+use linerate_net::stats::ChannelStats;
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::receive::StreamReceiver;
 
@@ -74,17 +76,39 @@ impl Channels {
     }
 }
 
-/// Serves a connection in a thread of its own.
+/// Serves a TCP connection.
 pub(super) fn attach(shared: &Arc<Incoming>, channel: ChannelId, stream: Stream) -> io::Result<()> {
+    let (closer, receiver) = (stream.closer(), StreamReceiver::new(stream));
+    let stats = receiver.stats();
+    serve(shared, channel, closer, receiver, stats)
+}
+
+/// Serves a queue pair.
+pub(super) fn attach_rdma(
+    shared: &Arc<Incoming>,
+    channel: ChannelId,
+    connection: Arc<rdma::Connection>,
+) -> io::Result<()> {
+    let (closer, receiver) = (rdma::receive::closer(&connection), RdmaReceiver::new(connection));
+    let stats = receiver.stats();
+    serve(shared, channel, closer, receiver, stats)
+}
+
+/// Applies what comes, in a thread of its own.
+fn serve(
+    shared: &Arc<Incoming>,
+    channel: ChannelId,
+    closer: Closer,
+    receiver: impl Receiver + 'static,
+    stats: Arc<ChannelStats>,
+) -> io::Result<()> {
     let regions = shared.regions.get().cloned().ok_or_else(|| {
         io::Error::new(io::ErrorKind::NotConnected, "a data channel before the guest was admitted")
     })?;
-    let fence = Arc::new(Fence::new(stream.closer()));
+    let fence = Arc::new(Fence::new(closer));
     shared.channels.open(channel, fence.clone())?;
-    let receiver = StreamReceiver::new(stream);
     let session = shared.clone();
     std::thread::Builder::new().name(format!("channel-{channel}")).spawn(move || {
-        let stats = receiver.stats();
         let end = receiver.serve(&regions, &fence);
         session.received_bytes.fetch_add(stats.counters().data_bytes, Ordering::Relaxed);
         if let ChannelEnd::Failed(error) = end {

@@ -22,12 +22,15 @@ use linerate_api::{Direction, MigrationId, MigrationState, MigrationSummary};
 use linerate_core::destination::{Config, Destination, Event};
 use linerate_core::{Outcome, PathId, SessionId, Token};
 use linerate_net::control::{ControlEvent, ControlPath};
+use linerate_net::rdma::{self, listen::Accepted};
 use linerate_net::table::RegionTable;
 use linerate_net::tcp::Stream;
+use linerate_wire::frame::Welcome;
 
 use crate::agent::Agent;
 use crate::clock::{Clock, unix_ms};
 use crate::convert;
+use crate::faults::chain;
 use channels::Channels;
 
 /// What the loop of a session receives.
@@ -53,6 +56,8 @@ pub struct Incoming {
     control: Sender<ControlEvent>,
     regions: OnceLock<Arc<RegionTable>>,
     channels: Channels,
+    /// Keys and registered memory of this session on every RDMA device.
+    domains: rdma::Domains,
     received_bytes: AtomicU64,
     next_path: AtomicU32,
 }
@@ -80,6 +85,7 @@ impl Incoming {
             control,
             regions: OnceLock::new(),
             channels: Channels::default(),
+            domains: rdma::Domains::default(),
             received_bytes: AtomicU64::new(0),
             next_path: AtomicU32::new(0),
         });
@@ -132,6 +138,11 @@ impl Incoming {
         self.tell(Event::Cancel);
     }
 
+    /// Its source has rolled back.
+    pub fn withdraw(&self) {
+        self.tell(Event::Withdrawn);
+    }
+
     /// A line about it.
     pub fn summary(&self) -> MigrationSummary {
         let brain = self.brain();
@@ -155,6 +166,13 @@ impl Incoming {
     /// A data connection was welcomed: its writes are applied from now on.
     pub fn attach_channel(self: &Arc<Incoming>, channel: u32, stream: Stream) -> std::io::Result<()> {
         channels::attach(self, channel, stream)
+    }
+
+    /// A request for a queue pair is taken: its writes are applied from now on.
+    pub fn attach_rdma(self: &Arc<Incoming>, accepted: Accepted, welcome: Welcome) -> Result<(), String> {
+        let channel = accepted.hello.channel;
+        let connection = accepted.welcome(welcome, &self.domains).map_err(|error| chain(&error))?;
+        channels::attach_rdma(self, channel, connection).map_err(|error| chain(&error))
     }
 
     /// A control connection was welcomed.

@@ -7,15 +7,18 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use linerate_core::destination::Event;
-use linerate_core::{Code, Fault, RegionInfo, Side, Step};
+use linerate_core::extent::join_nearest;
+use linerate_core::{Code, Extent, Fault, RegionInfo, Side, Step};
 use linerate_guest::migrate::{DestinationQemu, MigrateError};
 use linerate_guest::process::{self, Launch, StopHow};
 use linerate_guest::procfs::ProcessIdentity;
 use linerate_guest::read;
 use linerate_guest::registry::{GuestRecord, Origin};
-use linerate_memory::{Mapping, RamBlock};
+use linerate_guest::remains;
+use linerate_memory::RamBlock;
 use linerate_net::region::Region;
 use linerate_net::table::RegionTable;
+use linerate_wire::message::TOUCHED_MAX;
 
 use super::Incoming;
 use super::admit::{Admitted, admit, endpoints};
@@ -39,7 +42,6 @@ const ORPHANED_WITHIN: Duration = Duration::from_secs(2);
 const RUN_TRIES: u32 = 10;
 
 /// What the worker is asked to do; the brain's actions that deal with the guest.
-#[derive(Debug)]
 pub(super) enum Job {
     Admit { guest: String, description: String, regions: Vec<RegionInfo> },
     Prepare,
@@ -48,6 +50,21 @@ pub(super) enum Job {
     FinishDeviceState,
     Run { cpu_before: Duration },
     TearDown,
+}
+
+impl Job {
+    /// For the log. Not by `Debug`: a piece of device state in digits costs more than loading it, in the blackout.
+    fn name(&self) -> &'static str {
+        match self {
+            Job::Admit { .. } => "admit",
+            Job::Prepare => "prepare",
+            Job::Seal { .. } => "seal",
+            Job::LoadDeviceState(_) => "load device state",
+            Job::FinishDeviceState => "finish device state",
+            Job::Run { .. } => "run",
+            Job::TearDown => "tear down",
+        }
+    }
 }
 
 /// The worker's handle.
@@ -117,8 +134,7 @@ impl State {
                 continue;
             }
             let began = Instant::now();
-            let name = format!("{job:?}");
-            let name = name.split([' ', '{', '(']).next().unwrap_or_default().to_owned();
+            let name = job.name();
             let done = self.work(job);
             tracing::debug!(job = name, took = ?began.elapsed(), ok = done.is_ok(), "guest job");
             if let Err(fault) = done {
@@ -141,8 +157,8 @@ impl State {
 
     fn admit(&mut self, guest: &str, description: &str, regions: Vec<RegionInfo>) -> Result<(), Fault> {
         self.make_room(guest)?;
-        let admitted = admit(&self.agent, guest, description, regions)?;
-        self.ram = admitted.regions.iter().map(|_| Arc::new(Ram::default())).collect();
+        let mut admitted = admit(&self.agent, guest, description, regions)?;
+        self.ram = admitted.ram.drain(..).map(|mapping| Arc::new(Ram::new(mapping))).collect();
         let regions = admitted.regions.iter().zip(&self.ram);
         let regions = regions.map(|(info, ram)| (info.id, ram.clone() as Arc<dyn Region>));
         let _ = self.shared.regions.set(Arc::new(RegionTable::new(regions)));
@@ -181,6 +197,7 @@ impl State {
             qmp: &admitted.twin.qmp,
             pid_file: &admitted.twin.pid_file,
             ram_files: admitted.twin.ram_files.iter().map(|file| file.path.clone()).collect(),
+            ram_is_made: true,
             origin: Origin::Arrived,
         };
         let deadline = Instant::now() + START_WAIT;
@@ -198,32 +215,35 @@ impl State {
         let writer =
             Writer::connect(&socket).map_err(|error| here(Code::HypervisorFailed, Step::Prepare, &error))?;
         self.writer = Some(writer);
-        let regions = self.map_regions(pid, &found)?;
+        let (regions, touched) = self.look_at_ram(pid, &found)?;
         self.agent.note_process(self.shared.session, &self.shared.guest(), self.process.as_ref())?;
-        self.shared.tell(Event::Prepared(regions));
+        self.shared.tell(Event::Prepared { regions, touched });
         Ok(())
     }
 
-    /// Maps what the waiting QEMU itself says that it will leave out of its stream.
-    fn map_regions(
+    /// What the waiting QEMU itself says that it will leave out of its stream, which must be the RAM that was made for it and is
+    /// being filled; and what it touched of it while it started.
+    fn look_at_ram(
         &self,
         pid: i32,
         found: &linerate_guest::description::GuestDescription,
-    ) -> Result<Vec<RegionInfo>, Fault> {
-        let mut regions = Vec::new();
-        for (index, block) in found.regions().enumerate() {
+    ) -> Result<(Vec<RegionInfo>, Vec<Extent>), Fault> {
+        let failed =
+            |error: &(dyn std::error::Error + 'static)| here(Code::MemoryFailed, Step::Prepare, error);
+        let (mut regions, mut touched) = (Vec::new(), Vec::new());
+        for (id, block) in (0..).zip(found.regions()) {
             let path = std::path::PathBuf::from(block.path.clone().unwrap_or_default());
-            let ram = RamBlock::find(pid, &block.id, &path)
-                .map_err(|error| here(Code::MemoryFailed, Step::Prepare, &error))?;
-            let mapping =
-                Mapping::new(&ram).map_err(|error| here(Code::MemoryFailed, Step::Prepare, &error))?;
-            let id = u16::try_from(index).map_err(|error| here(Code::GuestDiffers, Step::Prepare, &error))?;
-            regions.push(RegionInfo { id, name: ram.name().to_owned(), size: ram.size() });
-            if let Some(slot) = self.ram.get(index) {
-                slot.set(mapping);
+            let block = RamBlock::find(pid, &block.id, &path).map_err(|error| failed(&error))?;
+            let made = self.ram.get(usize::from(id)).map(|ram| ram.mapping().shows(&block));
+            if !made.transpose().map_err(|error| failed(&error))?.unwrap_or(false) {
+                let detail = format!("RAM block {} is not in the file made for it", block.name());
+                return Err(Fault::new(Code::GuestDiffers, Step::Prepare, Side::Destination, detail));
             }
+            let runs = block.touched().map_err(|error| failed(&error))?;
+            touched.extend(runs.into_iter().map(|run| Extent { region: id, run }));
+            regions.push(RegionInfo { id, name: block.name().to_owned(), size: block.size() });
         }
-        Ok(regions)
+        Ok((regions, join_nearest(touched, TOUCHED_MAX)))
     }
 
     /// Rule 5: when this has returned, no write is applied any more.
@@ -277,6 +297,9 @@ impl State {
         let took = began.elapsed();
         self.shared.tell(Event::GuestRuns { took, cpu: cpu_time().saturating_sub(cpu_before) });
         qemu.settle(Instant::now() + QMP_WAIT);
+        // QEMU serves one QMP client at a time, and a session whose source died waits a minute for its last word: whoever wants
+        // to see or move the guest must not wait for that.
+        self.guest = None;
         self.writer = None;
         if let Some(admitted) = &self.admitted {
             let _ = std::fs::remove_file(admitted.folder.join("state.sock"));
@@ -307,7 +330,12 @@ impl State {
                 }
             }
             (None, Some(admitted)) => {
-                let _ = std::fs::remove_dir_all(&admitted.folder);
+                if let Err(error) = remains::give_up(&self.agent.registry, &admitted.twin.name) {
+                    tracing::error!(
+                        error = chain(&error),
+                        "what was made for the guest could not be removed"
+                    );
+                }
             }
             (None, None) => {}
         }

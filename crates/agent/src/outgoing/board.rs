@@ -5,12 +5,15 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use linerate_api::{LinkProgress, LinkState, LinkTotals};
+use linerate_api::{LinkProgress, LinkState, LinkTotals, RdmaPortTotals};
 use linerate_core::{ChannelId, LinkId};
 use linerate_net::channel::ChannelError;
 use linerate_net::links::Link;
+use linerate_net::rdma::counters::{self, PortCounters};
 use linerate_net::stats::{ChannelStats, Counters};
 use linerate_net::tcp::stats::Progress as TcpProgress;
+
+use super::channels::RdmaPort;
 
 /// A channel as the board sees it.
 pub(super) struct ChannelView {
@@ -31,6 +34,28 @@ struct Entry {
     lost_count: u32,
     up_since: Option<Instant>,
     up_for: Duration,
+    /// The RDMA side of its port here, and what it had counted before.
+    rdma: Option<(RdmaPort, PortCounters)>,
+    /// Whether it carries over RDMA now, and whether it ever did.
+    carries_rdma: bool,
+    carried_rdma: bool,
+    fallback: Option<String>,
+}
+
+impl Entry {
+    /// What the RDMA port counted since the migration began, if the link ever used it.
+    fn rdma_port(&self) -> Option<RdmaPortTotals> {
+        let (port, before) = self.rdma.as_ref().filter(|_| self.carried_rdma)?;
+        let grown = counters::read(&port.folder).since(before);
+        Some(RdmaPortTotals {
+            port: port.name.clone(),
+            sent_bytes: grown.sent_bytes,
+            sent_packets: grown.sent_packets,
+            retransmits: grown.retransmits,
+            congestion_marks: grown.congestion_marks,
+            pauses: grown.pauses,
+        })
+    }
 }
 
 #[derive(Default)]
@@ -49,7 +74,8 @@ impl Board {
     }
 
     /// A link is going to be used.
-    pub fn add(&self, link: Link, lost: Sender<String>) {
+    pub fn add(&self, link: Link, rdma: Option<RdmaPort>, lost: Sender<String>) {
+        let rdma = rdma.map(|port| (counters::read(&port.folder), port)).map(|(before, port)| (port, before));
         self.lock().links.push(Entry {
             link,
             state: LinkState::Probing,
@@ -60,18 +86,31 @@ impl Board {
             lost_count: 0,
             up_since: None,
             up_for: Duration::ZERO,
+            rdma,
+            carries_rdma: false,
+            carried_rdma: false,
+            fallback: None,
         });
     }
 
     /// Its channels carry from now on. Says whether it had been lost before.
-    pub fn up(&self, link: LinkId, channels: Vec<ChannelView>) -> bool {
+    pub fn up(&self, link: LinkId, channels: Vec<ChannelView>, rdma: bool) -> bool {
         let mut inner = self.lock();
         inner.owner.extend(channels.iter().map(|channel| (channel.id, link)));
         let Some(entry) = inner.links.iter_mut().find(|entry| entry.link.id == link) else { return false };
         entry.living = channels;
+        entry.carries_rdma = rdma;
+        entry.carried_rdma |= rdma;
         entry.state = LinkState::Up;
         entry.up_since = Some(Instant::now());
         entry.lost_count > 0
+    }
+
+    /// It carries over TCP although both ends have RDMA.
+    pub fn fell_back(&self, link: LinkId, reason: &str) {
+        if let Some(entry) = self.lock().links.iter_mut().find(|entry| entry.link.id == link) {
+            entry.fallback = Some(reason.to_owned());
+        }
     }
 
     /// Everything on it is gone.
@@ -126,7 +165,8 @@ impl Board {
                 sent_bytes: (entry.past + counters).wire_bytes,
                 speed_mbps: entry.link.speed_mbps,
                 channels: u32::try_from(entry.living.len()).unwrap_or(u32::MAX),
-                retransmits: entry.past_retransmits + retransmits,
+                retransmits: entry.past_retransmits + retransmits + resent(entry),
+                rdma: entry.carries_rdma,
             }
         };
         inner.links.iter_mut().map(entry).collect()
@@ -148,7 +188,10 @@ impl Board {
                 sent_bytes,
                 rate_bytes_per_s: (sent_bytes as f64 / up.as_secs_f64().max(1e-6)) as u64,
                 lost_count: entry.lost_count,
-                retransmits: entry.past_retransmits + retransmits,
+                retransmits: entry.past_retransmits + retransmits + resent(entry),
+                rdma: entry.carried_rdma,
+                fallback: entry.fallback.clone(),
+                rdma_port: entry.rdma_port(),
             }
         };
         inner.links.iter_mut().map(entry).collect()
@@ -170,6 +213,11 @@ fn sums(channels: &mut [ChannelView]) -> (Counters, u64) {
     let counters = channels.iter().map(|channel| channel.stats.counters()).sum();
     let tcp = channels.iter_mut().filter_map(|channel| channel.tcp.as_mut()?.read());
     (counters, tcp.map(|info| u64::from(info.retransmits)).sum())
+}
+
+/// Packets that the RDMA port sent again.
+fn resent(entry: &Entry) -> u64 {
+    entry.rdma_port().and_then(|port| port.retransmits).unwrap_or(0)
 }
 
 fn name(link: &Link) -> String {

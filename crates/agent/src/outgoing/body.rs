@@ -14,6 +14,7 @@ use linerate_net::control::ControlPath;
 
 use super::links::{self, Links};
 use super::progress::{self, Told};
+use super::rejoin::rejoin;
 use super::worker::{Job, Worker};
 use super::{Input, Outgoing};
 use crate::clock::cpu_time;
@@ -93,12 +94,14 @@ impl Body {
     fn take(&mut self, input: Input) {
         match input {
             Input::Event(Event::PathLost(path)) => {
-                if let Some(path) = self.paths.remove(&path)
-                    && let Some(link) = path.link
-                {
+                let link = self.paths.remove(&path).and_then(|path| path.link);
+                if let Some(link) = link {
                     self.shared.board.path_lost(link, "its control connection is gone");
                 }
                 self.handle(Event::PathLost(path));
+                if self.links.is_none() {
+                    rejoin(&self.shared, links::peers(&self.shared, &self.record));
+                }
             }
             Input::Event(event) => self.handle(event),
             Input::EventAt(at, event) => self.shared.brain().handle(at, event),
@@ -151,6 +154,7 @@ impl Body {
             Action::CleanUp => self.worker.ask(Job::CleanUp),
             Action::Journal(phase) => self.write_journal(phase),
             Action::Query => links::query(&self.shared, &self.record),
+            Action::Withdraw => links::withdraw(&self.shared, &self.record),
             Action::End(ending) => self.ending = Some(ending),
         }
     }

@@ -8,29 +8,26 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use linerate_api::EventKind;
 use linerate_core::source::Event;
 use linerate_core::{Code, Endpoint, Fault, LinkId, SessionId, Side, Step, Token};
-use linerate_net::channel::ChannelError;
 use linerate_net::control::{ControlEvent, ControlOptions, ControlPath};
 use linerate_net::interfaces;
-use linerate_net::links::{Link, channels_for, pair, parse_networks};
+use linerate_net::links::{Link, pair, parse_networks};
 use linerate_net::monitor::{InterfaceEvent, Monitor};
 use linerate_net::pacer::Pacer;
-use linerate_net::pump::{Carrier, PumpHandle, PumpOptions};
+use linerate_net::pump::{PumpHandle, PumpOptions};
 use linerate_net::region::Region;
 use linerate_net::table::RegionTable;
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::connect::{ConnectError, Route, connect, query as ask};
 use linerate_net::tcp::options::TcpOptions;
-use linerate_net::tcp::send::{StreamAcks, StreamSender};
-use linerate_net::tcp::stats::Progress as TcpProgress;
 use linerate_wire::frame::{Hello, Role};
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
 
-use super::board::ChannelView;
+use super::channels::{OpenError, Opened, Opener, rdma_port};
 use super::{Input, Outgoing};
 use crate::faults::{chain, fault};
 use crate::journal::{Record, Role as JournalRole};
@@ -38,13 +35,7 @@ use crate::journal::{Record, Role as JournalRole};
 /// A lost link is tried again this often.
 const RETRY: Duration = Duration::from_millis(250);
 /// Connection, handshake and probe of a link must be done within this.
-const OPEN_WITHIN: Duration = Duration::from_secs(2);
-/// Bytes really moved before a link is trusted: more than a path with a broken MTU lets through, and little enough to
-/// take some milliseconds at 1 Gb/s.
-const PROBE_BYTES: usize = PROBE_KIB << 10;
-const PROBE_KIB: usize = 512;
-/// Number of the frame that a probe is: the one before the scheduler's first.
-const PROBE_SEQUENCE: u64 = linerate_core::scheduler::FIRST_SEQUENCE - 1;
+pub(super) const OPEN_WITHIN: Duration = Duration::from_secs(2);
 
 pub(crate) fn hello(session: SessionId, token: Token, role: Role, link: LinkId, channel: u32) -> Hello {
     Hello { version_min: VERSION_MIN, version_max: VERSION_MAX, session, role, link, channel, token }
@@ -75,11 +66,26 @@ pub(crate) fn first_contact(
     }))
 }
 
+/// Joins the session again at the first of the addresses that takes it; otherwise what the last one said.
+pub(super) fn join_any(
+    peers: &[SocketAddr],
+    session: SessionId,
+    token: Token,
+) -> Result<Stream, Option<ConnectError>> {
+    let mut last = None;
+    for &remote in peers {
+        let route = Route { local: None, device: None, remote };
+        match connect(&route, &hello(session, token, Role::ControlJoin, 0, 0), &tcp_options()) {
+            Ok((stream, _)) => return Ok(stream),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last)
+}
+
 /// Asks the destination's journal, in a thread of its own; the answer goes to the brain if there is one.
 pub(super) fn query(shared: &Arc<Outgoing>, record: &Record) {
-    let JournalRole::Source { peers, .. } = &record.role else { return };
-    let (shared, mut peers) = (shared.clone(), peers.clone());
-    peers.extend(shared.board.remotes());
+    let (shared, peers) = (shared.clone(), peers(shared, record));
     let asking = move || {
         if let Some(outcome) = ask_any(&peers, shared.session, shared.token) {
             shared.tell(Event::Answered(outcome));
@@ -90,15 +96,50 @@ pub(super) fn query(shared: &Arc<Outgoing>, record: &Record) {
     }
 }
 
-/// The first answer from any of a host's addresses.
+/// Tells the destination of a roll-back beside the session.
+pub(super) fn withdraw(shared: &Outgoing, record: &Record) {
+    super::withdraw(peers(shared, record), shared.session, shared.token);
+}
+
+/// Every address at which the destination may be reached.
+pub(super) fn peers(shared: &Outgoing, record: &Record) -> Vec<SocketAddr> {
+    let JournalRole::Source { peers, .. } = &record.role else { return Vec::new() };
+    let mut peers = peers.clone();
+    for remote in shared.board.remotes() {
+        if !peers.contains(&remote) {
+            peers.push(remote);
+        }
+    }
+    peers
+}
+
+/// How the session ended: the first answer from any of a host's addresses.
 pub(crate) fn ask_any(
+    peers: &[SocketAddr],
+    session: SessionId,
+    token: Token,
+) -> Option<linerate_core::Outcome> {
+    ask_as(Role::Query, peers, session, token)
+}
+
+/// Tells any of a host's addresses that the session is rolled back; the answer is how it stands there.
+pub(super) fn withdraw_any(
+    peers: &[SocketAddr],
+    session: SessionId,
+    token: Token,
+) -> Option<linerate_core::Outcome> {
+    ask_as(Role::Withdraw, peers, session, token)
+}
+
+fn ask_as(
+    role: Role,
     peers: &[SocketAddr],
     session: SessionId,
     token: Token,
 ) -> Option<linerate_core::Outcome> {
     for &remote in peers {
         let route = Route { local: None, device: None, remote };
-        match ask(&route, &hello(session, token, Role::Query, 0, 0), &tcp_options()) {
+        match ask(&route, &hello(session, token, role, 0, 0), &tcp_options()) {
             Ok(outcome) => return Some(outcome),
             Err(error) => tracing::debug!(%remote, error = chain(&error), "no answer"),
         }
@@ -166,7 +207,9 @@ impl Links {
             shared.hub.publish(EventKind::Warning { text });
         }
         let (lost, losses) = channel();
-        shared.board.add(link.clone(), lost.clone());
+        let rdma = rdma_port(&link);
+        let opener = Opener::new(shared, link.clone(), rdma.is_some());
+        shared.board.add(link.clone(), rdma, lost.clone());
         self.wake.push(lost);
         let name = format!("link-{}", link.id);
         let supervisor = Supervisor {
@@ -174,6 +217,7 @@ impl Links {
             stop: self.stop.clone(),
             losses,
             pump: pump_options(shared),
+            opener,
             link,
         };
         match std::thread::Builder::new().name(name).spawn(move || supervisor.run()) {
@@ -259,28 +303,12 @@ struct Supervisor {
     stop: Arc<AtomicBool>,
     losses: Receiver<String>,
     pump: PumpOptions,
+    opener: Opener,
     link: Link,
 }
 
-/// Why a link could not be opened.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum OpenError {
-    #[error(transparent)]
-    Connect(#[from] ConnectError),
-    #[error("small packets pass and a probe of {PROBE_KIB} KiB does not: {0}")]
-    Probe(#[source] ChannelError),
-    #[error(
-        "small packets pass and a probe of {PROBE_KIB} KiB was not answered in time; check that the MTU is the same along the way"
-    )]
-    ProbeSilent,
-    #[error(transparent)]
-    Channel(#[from] ChannelError),
-    #[error(transparent)]
-    Path(#[from] io::Error),
-}
-
 impl Supervisor {
-    fn run(self) {
+    fn run(mut self) {
         let mut said = String::new();
         let mut was_up = false;
         while !self.stop.load(Ordering::SeqCst) {
@@ -295,6 +323,9 @@ impl Supervisor {
                 Err(error) => {
                     // Part of it may have been opened and told.
                     self.shared.link_lost(self.link.id);
+                    if error.is_forgotten() {
+                        self.shared.tell(Event::Forgotten);
+                    }
                     let error = chain(&error);
                     if error != said {
                         let link = describe(&self.link);
@@ -312,28 +343,26 @@ impl Supervisor {
     }
 
     /// Control path, channels, probe. The brain hears of the channels only once bytes have moved.
-    fn open(&self) -> Result<Vec<PumpHandle>, OpenError> {
-        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    fn open(&mut self) -> Result<Vec<PumpHandle>, OpenError> {
         let route = Route::from(&self.link);
         let join = hello(self.shared.session, self.shared.token, Role::ControlJoin, self.link.id, 0);
-        let (control, _) = connect(&route, &join, &tcp_options())?;
-        let mut opened = Vec::new();
-        for _ in 0..channels_for(self.link.speed_mbps, cpus) {
-            opened.push(self.open_channel(&route)?);
-        }
+        let (control, _) =
+            connect(&route, &join, &tcp_options()).inspect_err(|_| self.opener.unreachable())?;
+        let opened = self.opener.open(&self.shared)?;
         attach_path(&self.shared, control, Some(self.link.id))?;
-        let views = opened.iter_mut().map(|(number, carrier, stream)| ChannelView {
-            id: *number,
-            stats: carrier.sender.stats(),
-            tcp: TcpProgress::of(stream),
-        });
-        let again = self.shared.board.up(self.link.id, views.collect());
+        let mut carriers = Vec::new();
+        let mut views = Vec::new();
+        for Opened { view, carrier } in opened {
+            carriers.push((view.id, carrier));
+            views.push(view);
+        }
+        let again = self.shared.board.up(self.link.id, views, self.opener.carries_rdma());
         if again {
             tracing::info!(link = describe(&self.link), "a lost link carries again");
             self.shared.hub.publish(EventKind::LinkBack { link: self.link.id });
         }
         let mut pumps = Vec::new();
-        for (channel, carrier, _) in opened {
+        for (channel, carrier) in carriers {
             self.shared.tell_brain(Event::ChannelUp { channel, link: self.link.id });
             let source = self.shared.clone();
             pumps.push(PumpHandle::start(channel, carrier, source, self.pump.clone())?);
@@ -341,21 +370,8 @@ impl Supervisor {
         Ok(pumps)
     }
 
-    fn open_channel(&self, route: &Route) -> Result<(u32, Carrier, Stream), OpenError> {
-        let channel = self.shared.next_channel.fetch_add(1, Ordering::Relaxed);
-        let data = hello(self.shared.session, self.shared.token, Role::Data, self.link.id, channel);
-        let (stream, _) = connect(route, &data, &tcp_options())?;
-        let mut carrier = Carrier {
-            sender: Box::new(StreamSender::new(stream.clone())),
-            acks: Box::new(StreamAcks::new(stream.clone())),
-            closer: stream.closer(),
-        };
-        probe(&mut carrier)?;
-        Ok((channel, carrier, stream))
-    }
-
     /// Keeps the link until something of it is lost.
-    fn hold(&self, pumps: Vec<PumpHandle>) {
+    fn hold(&mut self, pumps: Vec<PumpHandle>) {
         let reason = loop {
             match self.losses.recv_timeout(Duration::from_secs(1)) {
                 Ok(reason) => break reason,
@@ -363,6 +379,7 @@ impl Supervisor {
                 Err(_) => break "the migration is over".into(),
             }
         };
+        self.opener.lost(&reason);
         // Whoever waits for work must come back before its thread can end.
         for pump in &pumps {
             pump.stop();
@@ -376,17 +393,4 @@ impl Supervisor {
             self.shared.hub.publish(EventKind::LinkLost { link: self.link.id, reason });
         }
     }
-}
-
-/// Moves some bytes for a proof.
-pub(crate) fn probe(carrier: &mut Carrier) -> Result<(), OpenError> {
-    let end = Instant::now() + OPEN_WITHIN;
-    carrier.sender.probe(PROBE_SEQUENCE, PROBE_BYTES).map_err(OpenError::Probe)?;
-    while Instant::now() < end {
-        match carrier.acks.next(Duration::from_millis(50)).map_err(OpenError::Probe)? {
-            Some(told) if told.through >= PROBE_SEQUENCE => return Ok(()),
-            _ => {}
-        }
-    }
-    Err(OpenError::ProbeSilent)
 }

@@ -6,15 +6,23 @@
 //! | `start` | steps 1 and 2: the guest is read and judged, the destination's agent is reached |
 //! | `body` | the loop that feeds events to the brain and does what it says |
 //! | `worker` | the one thread that deals with the guest: its memory and its QEMU |
+//! | `drain` | rule 6: protection is applied only while block I/O is drained |
+//! | `channels` | opening of channels, over RDMA or TCP |
 //! | `links` | one thread per link: control path and channels, opened again whenever they are lost |
 //! | `work` | what the channels ask the brain |
+//! | `rejoin` | the first control connection is opened again while links are not known yet |
+//! | `withdraw` | a roll-back that no control connection could carry is told beside the session |
 //! | `board`, `progress` | what is seen of it |
 
 mod board;
 mod body;
+pub(crate) mod channels;
+mod drain;
 pub(crate) mod links;
 mod progress;
+mod rejoin;
 pub(crate) mod start;
+mod withdraw;
 mod work;
 mod worker;
 
@@ -28,6 +36,7 @@ use linerate_core::source::{Event, Source};
 use linerate_core::{LinkId, PathId, SessionId, Time, Token};
 use linerate_net::control::{ControlEvent, ControlPath};
 use linerate_net::pacer::Pacer;
+use linerate_net::rdma::Domains;
 
 use crate::clock::Clock;
 use crate::hub::Hub;
@@ -35,7 +44,10 @@ use crate::ram::Ram;
 use board::Board;
 
 pub(crate) use links::ask_any;
+pub(crate) use start::addresses;
+pub(crate) use start::resolve as resolve_host;
 pub use start::start;
+pub(crate) use withdraw::withdraw;
 
 /// What the loop of a migration receives.
 pub(crate) enum Input {
@@ -79,6 +91,11 @@ pub struct Outgoing {
     cancelling: AtomicBool,
     next_path: AtomicU32,
     next_channel: AtomicU32,
+    /// Keys and registered memory of this session on every RDMA device.
+    rdma_domains: Domains,
+    rdma_type_of_service: Option<u8>,
+    /// The guest may give memory back while it runs.
+    may_discard: bool,
 }
 
 impl Outgoing {

@@ -114,10 +114,12 @@ fn report(shared: &Outgoing, outcome: MigrationOutcome, cpu: CpuSeconds, downtim
     let brain = shared.brain();
     let statistics = brain.statistics().clone();
     let refusals = brain.scheduler().refusals();
+    let acknowledged = brain.scheduler().acknowledged_bytes();
     drop(brain);
     let copy = statistics.span(Step::Copy);
     let copy_s = copy.began.zip(copy.ended).map_or(0.0, |(began, ended)| (ended - began).as_secs_f64());
-    let carried: u64 = statistics.rounds.iter().map(|round| round.bytes).sum();
+    // Of a round that was broken off only a part was carried.
+    let carried: u64 = statistics.rounds.iter().map(|round| round.bytes).sum::<u64>().min(acknowledged);
     Report {
         id: shared.id(),
         guest: shared.request.guest.clone(),
@@ -160,7 +162,7 @@ fn rounds(statistics: &Statistics) -> Vec<RoundTotals> {
     let round = |round: &linerate_core::statistics::Round| RoundTotals {
         number: round.number,
         bytes: round.bytes,
-        duration_us: us(round.took),
+        duration_us: round.took.map(us),
         dirty_bytes_after: round.dirty_bytes_after,
     };
     statistics.rounds.iter().map(round).collect()

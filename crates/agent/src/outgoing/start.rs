@@ -63,7 +63,7 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
         from: agent.config.name.clone(),
         started_unix_ms: unix_ms(),
         before_brain: began.elapsed(),
-        ram_bytes: found.ram.iter().map(|ram| ram.mapping().map_or(0, Mapping::size)).sum(),
+        ram_bytes: found.ram.iter().map(|ram| ram.mapping().size()).sum(),
         clock: Clock::start(),
         brain: Mutex::new(Source::new(config)),
         work: Condvar::new(),
@@ -76,6 +76,9 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
         cancelling: AtomicBool::new(false),
         next_path: AtomicU32::new(0),
         next_channel: AtomicU32::new(0),
+        rdma_domains: Default::default(),
+        rdma_type_of_service: agent.config.rdma_type_of_service,
+        may_discard: found.description.traits.may_discard,
         request,
     });
     let record = Record {
@@ -194,17 +197,18 @@ fn source_config(request: &MigrateRequest, found: &Found) -> Result<source::Conf
 
 /// `HOST` or `HOST:PORT`, as addresses.
 pub(crate) fn resolve(to: &str) -> Result<Vec<SocketAddr>, Fault> {
-    let failed = |error: std::io::Error| {
+    addresses(to).map_err(|error| {
         let detail = format!("cannot find the host {to}: {error}");
         Fault::new(Code::NoLink, Step::Resolve, Side::Source, detail)
-    };
+    })
+}
+
+/// `HOST` or `HOST:PORT`, as addresses; at least one.
+pub(crate) fn addresses(to: &str) -> std::io::Result<Vec<SocketAddr>> {
     let found =
         to.to_socket_addrs().or_else(|_| (to.trim_matches(['[', ']']), DEFAULT_PORT).to_socket_addrs());
-    let addresses: Vec<SocketAddr> = found.map_err(failed)?.collect();
-    if addresses.is_empty() {
-        return Err(failed(std::io::Error::other("the name has no address")));
-    }
-    Ok(addresses)
+    let addresses: Vec<SocketAddr> = found?.collect();
+    if addresses.is_empty() { Err(std::io::Error::other("the name has no address")) } else { Ok(addresses) }
 }
 
 fn first(peer: SocketAddr, others: Vec<SocketAddr>) -> Vec<SocketAddr> {

@@ -47,7 +47,17 @@ impl WorkSource for Outgoing {
     }
 
     fn lost(&self, channel: ChannelId, error: ChannelError) {
-        self.brain().channel_lost(self.clock.now(), channel);
+        let complete = {
+            let mut brain = self.brain();
+            brain.channel_lost(self.clock.now(), channel);
+            brain.statistics().blackout.copied.is_some()
+        };
+        if complete {
+            // All RAM is over, and the destination's seal ends queue pairs: the link and its control path are sound.
+            tracing::debug!(channel, %error, "a channel ended after the last copy");
+            let _ = self.inbox.send(Input::Wake);
+            return;
+        }
         self.board.channel_lost(channel, &error);
         let _ = self.inbox.send(Input::Wake);
     }

@@ -17,6 +17,7 @@ use linerate_guest::process;
 use linerate_guest::registry::{GuestRecord, Registry};
 use linerate_memory::{RamBlock, TrackError, Tracker};
 
+use super::drain::{self, Guarded, Still, while_still};
 use super::{Input, Outgoing};
 use crate::device_state;
 use crate::faults::{chain, fault};
@@ -29,6 +30,8 @@ const HOLD_WAIT: Duration = Duration::from_secs(30);
 /// A throttled guest is stopped for a part of each of these: short enough for its clocks and network, long enough that
 /// stopping and resuming do not count.
 const THROTTLE_PERIOD: Duration = Duration::from_millis(100);
+/// Between two looks at whether the destination has taken what came of QEMU's stream while the guest runs.
+const LIVE_PAUSE: Duration = Duration::from_millis(1);
 /// Further tries to take a guest back whose QEMU did not do it at once.
 const TAKE_BACK_TRIES: u32 = 5;
 
@@ -75,7 +78,7 @@ impl Worker {
         let qemu_downtime_ms = Arc::new(Mutex::new(None));
         let state = State {
             shared,
-            drained: guest.description.disks.iter().any(|disk| disk.direct && !disk.read_only),
+            drained: drain::reads_into_pinned_pages(&guest.description),
             may_discard: guest.description.traits.may_discard,
             guest,
             tracker: None,
@@ -109,8 +112,8 @@ impl Worker {
 struct State {
     shared: Arc<Outgoing>,
     guest: Guest,
-    tracker: Option<Tracker>,
-    /// Rule 6: some disk is written with O_DIRECT, so protection is applied only while block I/O is drained.
+    tracker: Option<Guarded>,
+    /// Rule 6: some disk is open with O_DIRECT, so protection is applied only while block I/O is drained.
     drained: bool,
     /// Rule 7: the guest may give memory back, so holes are looked for in the end.
     may_discard: bool,
@@ -184,47 +187,27 @@ impl State {
         let (tracker, report) = Tracker::attach(pid, &self.guest.blocks, avoid)
             .map_err(|error| fault(Code::TrackingFailed, Step::Track, Side::Source, &error))?;
         tracing::debug!(pid, thread = report.thread, stopped = ?report.stopped, "attached");
-        self.tracker = Some(tracker);
+        self.tracker = Some(Guarded::new(tracker));
         self.guest.qemu.prepare(Self::deadline()).map_err(|error| qemu_fault(Step::Track, &error))?;
         self.shared.tell(Event::Attached);
         Ok(())
     }
 
-    /// Runs `work` while no block I/O is under way, if rule 6 asks for it. Returns how long the guest was stopped.
-    fn while_drained<T>(
-        &mut self,
-        step: Step,
-        work: impl FnOnce(&mut Self) -> Result<T, Fault>,
-    ) -> Result<(T, Duration), Fault> {
-        if !self.drained || !self.guest.qemu.ran() {
-            return Ok((work(self)?, Duration::ZERO));
-        }
-        let began = Instant::now();
-        self.guest.qemu.pause(Self::deadline()).map_err(|error| qemu_fault(step, &error))?;
-        let done = work(self);
-        // Whatever came of the work, the guest goes on.
-        let resumed = self.guest.qemu.resume(Self::deadline()).map_err(|error| qemu_fault(step, &error));
-        let paused = began.elapsed();
-        let done = done?;
-        resumed?;
-        Ok((done, paused))
-    }
-
-    fn tracker(&self) -> Result<&Tracker, Fault> {
+    fn tracker(&self) -> Result<&Guarded, Fault> {
         self.tracker
             .as_ref()
             .ok_or_else(|| Fault::new(Code::Internal, Step::Track, Side::Source, "memory is not attached to"))
     }
 
     fn protect(&mut self) -> Result<(), Fault> {
-        let ((), paused) = self.while_drained(Step::Track, |state| {
-            let took = state.tracker()?.protect().map_err(|error| track_fault(Step::Track, &error))?;
+        let ((), paused) = while_still(self, |state, still| {
+            let took = state.tracker()?.protect(still).map_err(|error| track_fault(Step::Track, &error))?;
             tracing::debug!(?took, "protected");
             Ok(())
         })?;
         let mut populated = Vec::new();
         for (region, ram) in self.guest.ram.iter().enumerate() {
-            let runs = ram.mapping().and_then(|mapping| mapping.populated());
+            let runs = ram.mapping().populated();
             let runs = runs.map_err(|error| fault(Code::MemoryFailed, Step::Track, Side::Source, &error))?;
             populated.extend(extents(region, runs));
         }
@@ -236,17 +219,16 @@ impl State {
     fn scan(&mut self, last: bool) -> Result<(), Fault> {
         let step = if last { Step::Blackout } else { Step::Copy };
         let began = Instant::now();
-        let look = |state: &mut Self| {
-            let mut found = Vec::new();
+        let look = |state: &mut Self, still: &Still| {
             let tracker = state.tracker()?;
-            tracker.scan(true, &mut found).map_err(|error| track_fault(step, &error))?;
+            let found = tracker.scan(still).map_err(|error| track_fault(step, &error))?;
             if last {
                 tracker.check_mapped().map_err(|error| track_fault(step, &error))?;
             }
             Ok(found)
         };
         let (found, paused) =
-            if last { (look(self)?, Duration::ZERO) } else { self.while_drained(step, look)? };
+            if last { (look(self, &drain::held())?, Duration::ZERO) } else { while_still(self, look)? };
         let mut dirty: Vec<Extent> =
             found.into_iter().flat_map(|(block, run)| extents(block, vec![run])).collect();
         self.note_seen(&dirty);
@@ -273,7 +255,7 @@ impl State {
                 .filter(|extent| usize::from(extent.region) == region)
                 .map(|extent| extent.run)
                 .collect();
-            let found = ram.mapping().and_then(|mapping| mapping.holes_among(&runs));
+            let found = ram.mapping().holes_among(&runs);
             let found =
                 found.map_err(|error| fault(Code::MemoryFailed, Step::Blackout, Side::Source, &error))?;
             holes.extend(extents(region, found));
@@ -288,9 +270,13 @@ impl State {
             |error: std::io::Error| fault(Code::HypervisorFailed, Step::Blackout, Side::Source, &error);
         let _ = std::fs::remove_file(&self.guest.state_socket);
         let listener = UnixListener::bind(&self.guest.state_socket).map_err(failed)?;
-        let shared = self.shared.clone();
-        let stream =
-            device_state::Reader::start(listener, move |bytes| shared.tell(Event::DeviceState(bytes)));
+        let (shared, abandon) = (self.shared.clone(), self.abandon.clone());
+        let stream = device_state::Reader::start(listener, move |bytes| {
+            shared.tell(Event::DeviceState(bytes));
+            while shared.brain().holds_stream_back() && !abandon.load(Ordering::SeqCst) {
+                std::thread::sleep(LIVE_PAUSE);
+            }
+        });
         self.stream = Some(stream.map_err(failed)?);
         let qemu = &mut self.guest.qemu;
         qemu.begin(&self.guest.state_socket, Self::deadline())
@@ -398,6 +384,24 @@ impl State {
         }
         self.shared.tell(Event::CleanedUp);
         Ok(())
+    }
+}
+
+impl drain::Guest for State {
+    type Error = Fault;
+
+    fn must_stand(&self) -> bool {
+        self.drained && self.guest.qemu.ran()
+    }
+
+    fn stop(&mut self) -> Result<(), Fault> {
+        let step = self.shared.brain().step();
+        self.guest.qemu.pause(Self::deadline()).map_err(|error| qemu_fault(step, &error))
+    }
+
+    fn go_on(&mut self) -> Result<(), Fault> {
+        let step = self.shared.brain().step();
+        self.guest.qemu.resume(Self::deadline()).map_err(|error| qemu_fault(step, &error))
     }
 }
 

@@ -15,7 +15,7 @@ use linerate_wire::frame::REFUSED_MAX;
 
 use super::{Input, Tunnel};
 use crate::faults::chain;
-use crate::outgoing::links::{OpenError, probe};
+use crate::outgoing::channels::{OpenError, probe};
 
 /// Pumps by channel.
 #[derive(Default)]

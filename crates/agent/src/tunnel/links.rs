@@ -20,7 +20,8 @@ use linerate_wire::frame::Role;
 
 use super::{Input, Tunnel, channels};
 use crate::faults::{chain, fault};
-use crate::outgoing::links::{OpenError, describe, hello, no_link, tcp_options};
+use crate::outgoing::channels::OpenError;
+use crate::outgoing::links::{describe, hello, no_link, tcp_options};
 
 /// A lost link is tried again this often.
 const RETRY: Duration = Duration::from_millis(250);

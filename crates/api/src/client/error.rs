@@ -73,6 +73,9 @@ pub enum ClientError {
         /// The migration.
         id: MigrationId,
     },
+    /// The event stream of a measurement ended before the measurement did.
+    #[error("the agent broke the measurement off without a word")]
+    BenchCut,
 }
 
 impl ClientError {
@@ -96,8 +99,12 @@ impl ClientError {
                     .to_owned()
             }
             ClientError::Cut { id } => {
-                format!("the migration goes on; attach again with `linerate migration attach {id}`")
+                format!(
+                    "if the agent lives the migration goes on: attach again with `linerate migration attach {id}`; if it was \
+                     restarted, `linerate migration list` and `linerate vm list` on both hosts show what became of the guest"
+                )
             }
+            ClientError::BenchCut => "see whether the agent was stopped, and its log".to_owned(),
             ClientError::Agent { body, .. } => body.hint.clone(),
             ClientError::Unsendable(_) | ClientError::Request(_) | ClientError::AnswerTooLong { .. } => {
                 "this is a defect in linerate; please report it with the command that was run".to_owned()

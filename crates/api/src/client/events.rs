@@ -95,18 +95,18 @@ impl TunnelStream {
 
 /// Bytes in, lines out; empty lines are passed over.
 #[derive(Debug, Default)]
-struct Lines {
+pub(super) struct Lines {
     bytes: Vec<u8>,
     /// Everything before this is known to hold no line end.
     searched: usize,
 }
 
 impl Lines {
-    fn push(&mut self, bytes: &[u8]) {
+    pub(super) fn push(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
 
-    fn next(&mut self) -> Result<Option<Vec<u8>>, ClientError> {
+    pub(super) fn next(&mut self) -> Result<Option<Vec<u8>>, ClientError> {
         loop {
             let end = self.bytes.iter().skip(self.searched).position(|byte| *byte == b'\n');
             let Some(end) = end else {

@@ -1,5 +1,6 @@
 //! Asks an agent over its UNIX socket: one connection for each request, every answer capped, every wait with a deadline.
 
+mod bench;
 mod error;
 mod events;
 mod transport;
@@ -11,11 +12,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::{
-    AdoptGuest, AgentStatus, Decision, GuestDetail, GuestSummary, MigrateRequest, MigrationDetail,
-    MigrationId, MigrationStarted, MigrationSummary, ResolveRequest, StartGuest, StopGuest, TunnelRequest,
-    paths,
+    AdoptGuest, AgentStatus, BenchRequest, Decision, DoctorAnswer, DoctorRequest, GuestDetail, GuestSummary,
+    LinkAnswer, LinkConfirm, LinkRequest, MigrateRequest, MigrationDetail, MigrationId, MigrationStarted,
+    MigrationSummary, ResolveRequest, StartGuest, StopGuest, TunnelRequest, paths,
 };
 
+pub use bench::BenchStream;
 pub use error::ClientError;
 pub use events::{EventStream, TunnelStream};
 
@@ -101,6 +103,21 @@ impl Client {
         self.post(&paths::fill(paths::SESSION_RESOLVE, &id.0), &ResolveRequest { decision }).await
     }
 
+    /// Looks at this host and others, and probes between them.
+    pub async fn doctor(&self, request: &DoctorRequest) -> Result<DoctorAnswer, ClientError> {
+        self.post(paths::DOCTOR, request).await
+    }
+
+    /// Sets a port, on trial.
+    pub async fn set_link(&self, request: &LinkRequest) -> Result<LinkAnswer, ClientError> {
+        self.post(paths::LINK_SET, request).await
+    }
+
+    /// What is on trial stays.
+    pub async fn confirm_link(&self, request: &LinkConfirm) -> Result<LinkConfirm, ClientError> {
+        self.post(paths::LINK_CONFIRM, request).await
+    }
+
     /// Follows a migration from its beginning to its end.
     pub async fn events(&self, id: &MigrationId) -> Result<EventStream, ClientError> {
         let path = paths::fill(paths::MIGRATION_EVENTS, &id.0);
@@ -113,6 +130,13 @@ impl Client {
         let body = serde_json::to_vec(request).map_err(ClientError::Request)?;
         let answer = transport::send(&self.socket, "POST", paths::TUNNELS, Some(body), SLOW).await?;
         Ok(TunnelStream::new(answer))
+    }
+
+    /// Measures the wires to another host. Dropping the stream stops it.
+    pub async fn bench(&self, request: &BenchRequest) -> Result<BenchStream, ClientError> {
+        let body = serde_json::to_vec(request).map_err(ClientError::Request)?;
+        let answer = transport::send(&self.socket, "POST", paths::BENCH, Some(body), QUICK).await?;
+        Ok(BenchStream::new(answer))
     }
 
     async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {

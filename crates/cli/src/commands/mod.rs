@@ -1,7 +1,10 @@
 //! One module for each command.
 
 mod agent;
+mod bench;
 mod completions;
+mod doctor;
+mod link;
 mod man;
 mod migrate;
 mod migration;
@@ -13,7 +16,7 @@ mod vm;
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::flags::Command;
+use crate::flags::{Command, DoctorFlags};
 
 /// Does what was asked.
 pub fn run(command: Command, context: &Context) -> Result<Exit, Failure> {
@@ -21,18 +24,24 @@ pub fn run(command: Command, context: &Context) -> Result<Exit, Failure> {
         Command::Agent(flags) => agent::run(&flags, context),
         Command::Completions { shell } => completions::run(shell, context),
         Command::Man { dir } => man::run(dir.as_deref(), context),
+        Command::Doctor(DoctorFlags { from: Some(folder), details, .. }) => {
+            doctor::saved(&folder, details, context)
+        }
         command => runtime()?.block_on(ask(command, context)),
     }
 }
 
-/// The commands that ask an agent.
+/// The commands that ask an agent, or wait for something else.
 async fn ask(command: Command, context: &Context) -> Result<Exit, Failure> {
     match command {
         Command::Migrate(flags) => migrate::run(&flags, context).await,
         Command::Migration(command) => migration::run(command, context).await,
+        Command::Bench(command) => bench::run(&command, context).await,
         Command::Vm(command) => vm::run(command, context).await,
         Command::Tunnel(flags) => tunnel::run(&flags, context).await,
         Command::Resolve(flags) => resolve::run(&flags, context).await,
+        Command::Link(command) => link::run(command, context).await,
+        Command::Doctor(flags) => doctor::run(&flags, context).await,
         Command::Status | Command::Agent(_) | Command::Completions { .. } | Command::Man { .. } => {
             status::run(context).await
         }

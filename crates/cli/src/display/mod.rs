@@ -1,5 +1,6 @@
 //! Watching a migration: on a terminal, in plain lines, or as JSON.
 
+pub mod bench;
 mod canvas;
 mod live;
 mod plain;

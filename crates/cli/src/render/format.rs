@@ -1,7 +1,7 @@
 //! Quantities for reading: three significant digits, the unit that fits.
 
 /// Three significant digits.
-fn three(value: f64) -> String {
+pub fn three(value: f64) -> String {
     if value < 9.995 {
         format!("{value:.2}")
     } else if value < 99.95 {

@@ -35,6 +35,7 @@ pub fn progress() -> Progress {
                 speed_mbps: 2500,
                 channels: 1,
                 retransmits: 0,
+                rdma: false,
             },
             LinkProgress {
                 id: 1,
@@ -47,6 +48,7 @@ pub fn progress() -> Progress {
                 speed_mbps: 2500,
                 channels: 0,
                 retransmits: 37,
+                rdma: false,
             },
         ],
     }
@@ -62,6 +64,9 @@ fn link(name: &str, network: u8, sent_bytes: u64, lost_count: u32, retransmits: 
         rate_bytes_per_s: 305_000_000 - 1_000_000 * u64::from(network),
         lost_count,
         retransmits,
+        rdma: false,
+        fallback: None,
+        rdma_port: None,
     }
 }
 
@@ -85,11 +90,21 @@ pub fn report() -> Report {
             RoundTotals {
                 number: 0,
                 bytes: 7 * GIB / 2,
-                duration_us: 7_520_000,
-                dirty_bytes_after: 210 * MIB,
+                duration_us: Some(7_520_000),
+                dirty_bytes_after: Some(210 * MIB),
             },
-            RoundTotals { number: 1, bytes: 210 * MIB, duration_us: 532_000, dirty_bytes_after: 18 * MIB },
-            RoundTotals { number: 2, bytes: 18 * MIB, duration_us: 48_000, dirty_bytes_after: 900 << 10 },
+            RoundTotals {
+                number: 1,
+                bytes: 210 * MIB,
+                duration_us: Some(532_000),
+                dirty_bytes_after: Some(18 * MIB),
+            },
+            RoundTotals {
+                number: 2,
+                bytes: 18 * MIB,
+                duration_us: Some(48_000),
+                dirty_bytes_after: Some(900 << 10),
+            },
         ],
         ram: RamTotals {
             total_bytes: 8 * GIB,

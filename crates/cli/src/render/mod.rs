@@ -1,6 +1,9 @@
 //! Pictures of things, as text. Everything here is pure: the same in, the same out.
 
 pub mod bar;
+pub mod bench;
+pub mod bench_charts;
+pub mod doctor;
 pub mod format;
 pub mod frame;
 pub mod lists;
@@ -8,6 +11,8 @@ pub mod paint;
 pub mod report;
 pub mod table;
 
+#[cfg(test)]
+mod bench_golden;
 #[cfg(test)]
 mod golden;
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The report, once a migration is over: where the time went, what was carried over which link, what it cost.
 
-use linerate_api::{BlackoutSplit, LinkTotals, MigrationOutcome, Mode, Report, RoundTotals};
+use linerate_api::{BlackoutSplit, LinkTotals, MigrationOutcome, Mode, RdmaPortTotals, Report, RoundTotals};
 
 use super::bar::mark;
 use super::format::{bit_rate, bytes, clean, percent, port_speed, time_us};
@@ -65,16 +65,16 @@ fn steps(report: &Report, room: usize, paint: Paint) -> Vec<String> {
 
 fn rounds(rounds: &[RoundTotals], paint: Paint) -> Vec<String> {
     let mut table = Table::new(&[Align::Left, Align::Right, Align::Right, Align::Right, Align::Right]);
-    table.row(heads(["", "carried", "time", "rate", "written meanwhile"], paint));
+    table.row(heads(["", "to carry", "time", "rate", "written meanwhile"], paint));
     for round in rounds {
         let name =
             if round.number == 0 { "first pass".to_owned() } else { format!("round {}", round.number) };
         table.row([
             name,
             bytes(round.bytes),
-            time_us(round.duration_us),
-            bit_rate(per_second(round.bytes, round.duration_us)),
-            bytes(round.dirty_bytes_after),
+            round.duration_us.map_or_else(|| "broken off".to_owned(), time_us),
+            round.duration_us.map_or_else(String::new, |time| bit_rate(per_second(round.bytes, time))),
+            round.dirty_bytes_after.map_or_else(String::new, bytes),
         ]);
     }
     if rounds.is_empty() { Vec::new() } else { with_title("Rounds", table.lines(4), paint) }
@@ -95,7 +95,7 @@ fn links(links: &[LinkTotals], paint: Paint) -> Vec<String> {
     table.row(heads(["", "", "port", "carried", "share", "average", "lost", "resent"], paint));
     for link in links {
         table.row([
-            paint.bold(&clean(&link.name)),
+            paint.bold(&(clean(&link.name) + if link.rdma { " (RDMA)" } else { "" })),
             format!("{} → {}", host_of(&link.local), host_of(&link.remote)),
             port_speed(link.speed_mbps),
             bytes(link.sent_bytes),
@@ -105,7 +105,28 @@ fn links(links: &[LinkTotals], paint: Paint) -> Vec<String> {
             link.retransmits.to_string(),
         ]);
     }
-    if links.is_empty() { Vec::new() } else { with_title("Links", table.lines(4), paint) }
+    let mut lines = if links.is_empty() { Vec::new() } else { with_title("Links", table.lines(4), paint) };
+    for link in links {
+        let name = clean(&link.name);
+        if let Some(reason) = &link.fallback {
+            lines.push(format!("    {name} fell back to TCP: {}", clean(reason)));
+        }
+        lines.extend(link.rdma_port.as_ref().map(|port| format!("    {name}: {}", rdma_port(port))));
+    }
+    lines
+}
+
+/// What an RDMA port counted; what it does not count is not said.
+fn rdma_port(port: &RdmaPortTotals) -> String {
+    let counted = [
+        ("bytes", port.sent_bytes),
+        ("packets", port.sent_packets),
+        ("resent", port.retransmits),
+        ("congestion marks", port.congestion_marks),
+        ("pauses", port.pauses),
+    ];
+    let words = counted.into_iter().filter_map(|(name, count)| Some(format!("{} {name}", count?)));
+    format!("RDMA port {} counted {}", clean(&port.port), words.collect::<Vec<_>>().join(", "))
 }
 
 fn lost(count: u32, paint: Paint) -> String {

@@ -108,6 +108,19 @@ impl Stage {
         run(&self.agents[self.source], arguments)
     }
 
+    /// Waits until so many guests, waiting ones too, are left there.
+    pub fn wait_guests_at_destination(&self, wanted: usize, limit: Duration) {
+        let end = Instant::now() + limit;
+        while self.guests_at_destination() != wanted {
+            assert!(
+                Instant::now() < end,
+                "{} guests are left at the destination",
+                self.guests_at_destination()
+            );
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+
     pub fn guests_at_destination(&self) -> usize {
         let (exit, text) = run(&self.agents[1 - self.source], &["vm", "list", "--json"]);
         assert_eq!(exit, 0, "{text}");

@@ -123,6 +123,7 @@ impl Tape {
             speed_mbps: 2500,
             channels: 1,
             retransmits: u64::from(id) * 37,
+            rdma: false,
         }
     }
 
@@ -161,14 +162,14 @@ impl Tape {
                 RoundTotals {
                     number: 0,
                     bytes: POPULATED,
-                    duration_us: first_pass_us,
-                    dirty_bytes_after: 240 * MIB,
+                    duration_us: Some(first_pass_us),
+                    dirty_bytes_after: Some(240 * MIB),
                 },
                 RoundTotals {
                     number: 1,
                     bytes: 240 * MIB,
-                    duration_us: copy_us - first_pass_us,
-                    dirty_bytes_after: 2 * MIB,
+                    duration_us: Some(copy_us - first_pass_us),
+                    dirty_bytes_after: Some(2 * MIB),
                 },
             ],
             ram: RamTotals {
@@ -209,6 +210,9 @@ impl Tape {
             rate_bytes_per_s: LINK_RATE,
             lost_count: u32::from(id),
             retransmits: link.retransmits,
+            rdma: false,
+            fallback: None,
+            rdma_port: None,
         }
     }
 

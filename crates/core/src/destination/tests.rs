@@ -85,7 +85,7 @@ impl Driver {
             (Admitting, |d| d.receive(offer())),
             (Admitted, |d| d.tell(Event::Admitted(vec![]))),
             (Preparing, |d| d.receive(Message::Prepare)),
-            (Receiving, |d| d.tell(Event::Prepared(vec![]))),
+            (Receiving, |d| d.tell(Event::Prepared { regions: vec![], touched: vec![] })),
             (Sealing, |d| d.receive(Message::RamComplete { digest: None })),
             (Loading, |d| d.tell(Event::Sealed(None))),
             (Loaded, |d| {
@@ -146,7 +146,7 @@ fn messages() -> Vec<(Message, Vec<At>)> {
         (Message::Finished, vec![Resuming, Running]),
         (Message::Aborted, vec![]),
         (Message::Admitted { endpoints: vec![] }, vec![]),
-        (Message::Prepared { regions: vec![] }, vec![]),
+        (Message::Prepared { regions: vec![], touched: vec![] }, vec![]),
         (Message::Fenced { channel: 3, applied: 0, refused: vec![] }, vec![]),
         (Message::RamSealed, vec![]),
         (Message::Loaded, vec![]),
@@ -158,7 +158,7 @@ fn messages() -> Vec<(Message, Vec<At>)> {
 fn events() -> Vec<(Event, Vec<At>)> {
     vec![
         (Event::Admitted(vec![]), vec![Admitting]),
-        (Event::Prepared(vec![]), vec![Preparing]),
+        (Event::Prepared { regions: vec![], touched: vec![] }, vec![Preparing]),
         (Event::Sealed(None), vec![Sealing]),
         (Event::DeviceStateLoaded, vec![]), // Only once the stream has ended.
         (Event::GuestRuns { took: Duration::ZERO, cpu: Duration::ZERO }, vec![Resuming]),
@@ -267,6 +267,7 @@ fn once_committed_nothing_ends_the_guest() {
     for state in [Resuming, Running] {
         let mut driver = Driver::at(state);
         let mut actions = driver.tell(Event::Cancel);
+        actions.extend(driver.tell(Event::Withdrawn));
         actions.extend(driver.receive(Message::Abort(fault(Code::Cancelled))));
         actions.extend(driver.tell(Event::Failed(fault(Code::HypervisorFailed))));
         driver.now = ms(3_600_000);
@@ -323,6 +324,32 @@ fn an_orphan_gives_up_unless_it_is_committed() {
         let gives_up = BEFORE_COMMIT.contains(&state) && state != Journaling;
         assert_eq!(actions.contains(&Action::TearDown), gives_up, "{state:?}: {actions:?}");
     }
+}
+
+#[test]
+fn a_withdrawal_is_heeded_unless_it_is_committed() {
+    for state in ALL {
+        let mut driver = Driver::at(state);
+        let actions = driver.tell(Event::Withdrawn);
+        let gives_up = BEFORE_COMMIT.contains(&state) && state != Journaling;
+        assert_eq!(actions.contains(&Action::TearDown), gives_up, "{state:?}: {actions:?}");
+        if gives_up {
+            let fault = driver.fault().expect("gives up");
+            assert_eq!((fault.code, fault.side), (Code::Cancelled, Side::Source), "{state:?}");
+            driver.tell(Event::TornDown);
+            assert_eq!(driver.brain.outcome(), Outcome::Aborted);
+        }
+    }
+}
+
+#[test]
+fn the_guests_name_is_known_when_the_journal_is_first_written() {
+    let mut driver = Driver::at(Waiting);
+    assert_eq!(driver.brain.guest(), "");
+    let actions = driver.receive(offer());
+    let first = actions.iter().find(|action| !matches!(action, Action::Transmit(..)));
+    assert_eq!(first, Some(&Action::Journal(DestinationPhase::Started)), "before anything is made for it");
+    assert_eq!(driver.brain.guest(), "g");
 }
 
 #[test]

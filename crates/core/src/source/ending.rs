@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::blackout::ASK_AFTER;
-use super::{Action, Ending, Source, State};
+use super::{Action, Ending, Preparation, Source, State};
 use crate::journal::{SourcePhase, Verdict, verdict};
 use crate::{Code, Fault, GuestState, Message, Outcome, Side, Step, Time};
 
@@ -93,6 +93,23 @@ impl Source {
         }
     }
 
+    /// The destination's agent was restarted, or gave up while no link could carry its word: it holds nothing of the guest.
+    /// After commit this is no answer: its journal is asked.
+    pub(super) fn forgotten(&mut self, now: Time) {
+        match &mut self.state {
+            State::RollingBack(roll_back) => {
+                roll_back.peer_done = true;
+                self.end_when_rolled_back(now);
+            }
+            State::Committing { .. } | State::CleaningUp { .. } | State::Parting { .. } | State::Ended => {}
+            _ => {
+                let detail = "it does not know this migration any more";
+                let fault = Fault::new(Code::AgentRestarted, self.step, Side::Destination, detail);
+                self.roll_back(now, fault, false);
+            }
+        }
+    }
+
     pub(super) fn message_while_ending(&mut self, now: Time, message: Message) {
         if let (State::RollingBack(roll_back), Message::Aborted | Message::Abort(_)) =
             (&mut self.state, message)
@@ -115,6 +132,9 @@ impl Source {
         let Some(guest) = roll_back.guest else { return };
         if roll_back.peer_done || now >= roll_back.until || self.control.paths() == 0 {
             let fault = roll_back.fault.clone();
+            if !roll_back.peer_done {
+                self.actions.push_back(Action::Withdraw);
+            }
             self.end(now, Some(fault), guest);
         }
     }
@@ -159,6 +179,7 @@ impl Source {
     pub(super) fn check_timers(&mut self, now: Time) {
         self.scan_when_due(now);
         self.check_step(now);
+        self.check_preparation(now);
         self.check_links(now);
         self.ask_when_due(now);
         self.clean_up_when_due(now);
@@ -177,6 +198,16 @@ impl Source {
             } else {
                 self.fail(now, fault);
             }
+        }
+    }
+
+    fn check_preparation(&mut self, now: Time) {
+        if let Preparation::Under { until } = self.preparation
+            && until <= now
+        {
+            self.preparation = Preparation::NotBegun;
+            let detail = "the waiting guest did not come up";
+            self.fail(now, Fault::new(Code::TimedOut, Step::Prepare, Side::Destination, detail));
         }
     }
 

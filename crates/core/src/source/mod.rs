@@ -4,9 +4,9 @@
 //! stateDiagram-v2
 //!   [*] --> Offered: Start / Send Offer
 //!   Offered --> Preparing: Admitted / Prepare, open links, attach
-//!   Preparing --> Protecting: Prepared + Attached + a channel
+//!   Preparing --> Protecting: Attached + a channel
 //!   Protecting --> Copying: Protected / round 0
-//!   Copying --> Scanning: drained
+//!   Copying --> Scanning: drained, and Prepared has come
 //!   Scanning --> Copying: Scanned, another round
 //!   Scanning --> Switching: Scanned, it fits / ask QEMU
 //!   Switching --> LastScan: QEMU holds, guest stopped
@@ -22,6 +22,10 @@
 //!   RollingBack --> [*]: the guest runs at the source
 //!   Committing --> RollingBack: only if the destination says that it gave up
 //! ```
+//!
+//! The first pass does not wait for the destination's hypervisor: it fills the RAM that was made when the guest was admitted
+//! while the waiting guest still starts. `Prepared` names what that hypervisor may have written meanwhile, which is copied
+//! again in the next round; nothing is scanned, and the guest not stopped, before it has come.
 //!
 //! The guarantee: if it ends with a fault, the guest runs at the source as before (or is still paused there if it was
 //! paused before), unless the fault says otherwise in words. From [`Action::Journal`] of
@@ -44,8 +48,8 @@ use crate::policy::{Limits, Policy};
 use crate::scheduler::{self, Next, Scheduler};
 use crate::statistics::Statistics;
 use crate::{
-    ChannelId, Code, Endpoint, Extent, Fault, GuestState, LinkId, Message, Outcome, PathId, RegionInfo, Side,
-    Step, Time,
+    ChannelId, Code, Endpoint, Extent, Fault, GuestState, LinkId, Message, Outcome, PathId, RegionInfo, Run,
+    Side, Step, Time,
 };
 
 /// What a migration is to be like, as the source needs it.
@@ -161,6 +165,8 @@ pub enum Event {
     RolledBack(GuestState),
     /// Answer to [`Action::Query`].
     Answered(Outcome),
+    /// The destination's agent refuses connections of this session because it does not know it (any more).
+    Forgotten,
     /// [`Action::CleanUp`] is done.
     CleanedUp,
     /// The operator wants it to end.
@@ -202,6 +208,8 @@ pub enum Action {
     RollBack,
     /// Ask the destination's journal. Then perhaps [`Event::Answered`].
     Query,
+    /// The roll-back could not be told: tell it beside the session ([`crate::withdrawal`]). Nothing waits for it.
+    Withdraw,
     /// The guest is the destination's: end the source's QEMU and remove what is left. Then [`Event::CleanedUp`].
     CleanUp,
     /// It is over.
@@ -222,7 +230,6 @@ enum State {
     Idle,
     Offered,
     Preparing {
-        prepared: bool,
         attached: bool,
     },
     Protecting,
@@ -286,6 +293,20 @@ impl State {
     }
 }
 
+/// How far the waiting guest is.
+#[derive(Debug)]
+enum Preparation {
+    /// Not asked for.
+    NotBegun,
+    /// It starts; it must stand by then.
+    Under { until: Time },
+    /// It stands. These were touched while it started and are copied again.
+    Done { touched: Vec<Extent> },
+}
+
+/// Pieces of the hypervisor's stream under way at a time while the guest runs: 1 MiB, some milliseconds at 1 Gb/s.
+const LIVE_PIECES_MAX: usize = 4;
+
 /// See the module.
 #[derive(Debug)]
 pub struct Source {
@@ -298,6 +319,7 @@ pub struct Source {
     actions: std::collections::VecDeque<Action>,
     step: Step,
     step_deadline: Option<Time>,
+    preparation: Preparation,
     round: u32,
     last_scan_at: Time,
     last_scan_took: Duration,
@@ -318,6 +340,7 @@ impl Source {
             actions: Default::default(),
             step: Step::Resolve,
             step_deadline: None,
+            preparation: Preparation::NotBegun,
             round: 0,
             last_scan_at: Time::ZERO,
             last_scan_took: Duration::ZERO,
@@ -342,6 +365,7 @@ impl Source {
             Event::Failed(fault) => self.action_failed(now, fault),
             Event::RolledBack(guest) => self.rolled_back(now, guest),
             Event::Answered(outcome) => self.answered(now, outcome),
+            Event::Forgotten => self.forgotten(now),
             Event::Resolve(resume) => self.resolve(now, resume),
             Event::Tick => {}
             event => self.body_event(now, event),
@@ -368,7 +392,11 @@ impl Source {
             return None;
         }
         let housekeeping = now + Duration::from_millis(100);
-        let timers = [self.control.timeout(), self.step_deadline, self.scan_at, Some(housekeeping)];
+        let prepare = match self.preparation {
+            Preparation::Under { until } => Some(until),
+            Preparation::NotBegun | Preparation::Done { .. } => None,
+        };
+        let timers = [self.control.timeout(), self.step_deadline, prepare, self.scan_at, Some(housekeeping)];
         timers.into_iter().flatten().min()
     }
 
@@ -416,7 +444,12 @@ impl Source {
             }
             (_, Message::Abort(fault)) => self.peer_aborted(now, fault),
             (State::Offered, Message::Admitted { endpoints }) => self.admitted(now, endpoints),
-            (State::Preparing { .. }, Message::Prepared { regions }) => self.prepared(now, regions),
+            (
+                State::Preparing { .. } | State::Protecting | State::Copying { .. },
+                Message::Prepared { regions, touched },
+            ) if matches!(self.preparation, Preparation::Under { .. }) => {
+                self.prepared(now, &regions, touched);
+            }
             (State::Sealing, Message::RamSealed) => self.sealed(now),
             (State::Loading { .. }, Message::Loaded) => self.loaded(now),
             (State::Committing { .. }, Message::Running { resume_us, cpu_us }) => {
@@ -442,23 +475,33 @@ impl Source {
         self.enter_step(now, Step::Prepare, self.config.step_timeout);
         self.statistics.begin(now, Step::Connect);
         self.no_channel_since = Some(now);
-        self.state = State::Preparing { prepared: false, attached: false };
+        self.preparation = Preparation::Under { until: now + self.config.step_timeout };
+        self.state = State::Preparing { attached: false };
         self.control.send(now, Message::Prepare);
         self.actions.extend([Action::OpenLinks(endpoints), Action::Attach]);
     }
 
-    fn prepared(&mut self, now: Time, regions: Vec<RegionInfo>) {
-        if let Some(difference) = difference(&self.config.regions, &regions) {
+    fn prepared(&mut self, now: Time, regions: &[RegionInfo], touched: Vec<Extent>) {
+        if let Some(difference) = difference(&self.config.regions, regions) {
             return self
                 .fail(now, Fault::new(Code::GuestDiffers, Step::Prepare, Side::Destination, difference));
         }
-        self.statistics.end(now, Step::Prepare);
-        // Attaching went on beside it; what is left of it is waited for from here on.
-        self.statistics.begin(now, Step::Track);
-        if let State::Preparing { prepared, .. } = &mut self.state {
-            *prepared = true;
+        if !touched.iter().all(|extent| self.names_pages(extent)) {
+            return self.violation(now, "Prepared with memory that the guest does not have");
         }
-        self.protect_when_ready(now);
+        self.statistics.end(now, Step::Prepare);
+        self.preparation = Preparation::Done { touched };
+        self.progress(now);
+    }
+
+    /// Whether the extent is whole pages inside its region.
+    fn names_pages(&self, extent: &Extent) -> bool {
+        let Run { offset, length } = extent.run;
+        let inside = |region: &RegionInfo| extent.run.end() <= region.size;
+        let region = self.config.regions.iter().find(|region| region.id == extent.region);
+        region.is_some_and(inside)
+            && offset.is_multiple_of(crate::PAGE_BYTES)
+            && length.is_multiple_of(crate::PAGE_BYTES)
     }
 
     fn channel_up(&mut self, now: Time, channel: ChannelId, link: LinkId) {
@@ -468,10 +511,9 @@ impl Source {
         self.protect_when_ready(now);
     }
 
-    /// Copying begins when the guest over there stands, its RAM here is held, and there is a channel.
+    /// Copying begins when the guest's RAM is held and there is a channel.
     fn protect_when_ready(&mut self, now: Time) {
-        let ready = State::Preparing { prepared: true, attached: true };
-        if self.state == ready && self.scheduler.living_channels() > 0 {
+        if self.state == (State::Preparing { attached: true }) && self.scheduler.living_channels() > 0 {
             self.enter_step(now, Step::Track, self.config.step_timeout);
             self.state = State::Protecting;
             self.actions.push_back(Action::Protect);
@@ -482,7 +524,7 @@ impl Source {
     fn body_event(&mut self, now: Time, event: Event) {
         match (&mut self.state, event) {
             (State::RollingBack(_) | State::Ended | State::Parting { .. }, _) => {}
-            (State::Preparing { attached, .. }, Event::Attached) => {
+            (State::Preparing { attached }, Event::Attached) => {
                 *attached = true;
                 self.protect_when_ready(now);
             }
@@ -610,9 +652,11 @@ impl Source {
         self.control.paths()
     }
 
-    /// Control messages that the destination has not acknowledged; the device-state stream is held back by it.
-    pub fn unacknowledged_messages(&self) -> usize {
-        self.control.unacknowledged()
+    /// Whether the hypervisor's stream is not to be read on for now. While the guest still runs it carries what the hypervisor has
+    /// of RAM itself, a display adapter's memory: read no faster than the destination takes it, it is over there when the guest
+    /// stops. Once the guest stands nothing is held back.
+    pub fn holds_stream_back(&self) -> bool {
+        matches!(self.state, State::Switching { .. }) && self.control.unacknowledged() >= LIVE_PIECES_MAX
     }
 }
 

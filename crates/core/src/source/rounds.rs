@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Action, Source, State};
+use super::{Action, Preparation, Source, State};
 use crate::extent::{normalise, total_bytes};
 use crate::policy::{Decision, RoundEnd};
 use crate::statistics::Round;
@@ -41,11 +41,14 @@ impl Source {
         match &mut self.state {
             State::Copying { began } => {
                 let (began, at) = (*began, self.last_scan_at + self.config.round_interval_min);
-                if let Some(round) = self.statistics.rounds.last_mut().filter(|round| round.took.is_zero()) {
-                    round.took = now - began;
+                if let Some(round) = self.statistics.rounds.last_mut() {
+                    round.took.get_or_insert(now - began);
                 }
-                self.scan_at = Some(at);
-                self.scan_when_due(now);
+                // Copying went on beside the start of the waiting guest; rounds, and what follows, do not.
+                if matches!(self.preparation, Preparation::Done { .. }) {
+                    self.scan_at = Some(at);
+                    self.scan_when_due(now);
+                }
             }
             State::Switching { .. } | State::LastScan { .. } => self.last_copy_when_ready(now),
             State::LastCopy { .. } => self.last_copy_drained(now),
@@ -66,6 +69,9 @@ impl Source {
         let mut extents = dirty;
         let found = total_bytes(&extents);
         extents.extend(self.scheduler.take_refused());
+        if let Preparation::Done { touched } = &mut self.preparation {
+            extents.append(touched);
+        }
         let extents = normalise(extents);
         let end = self.note_scan(now, found, total_bytes(&extents), took, paused);
         match self.policy.decide(end) {
@@ -88,7 +94,7 @@ impl Source {
             self.statistics.dirty_bytes_per_s = found as f64 / span;
         }
         if let Some(round) = self.statistics.rounds.last_mut() {
-            (round.dirty_bytes_after, round.scan) = (bytes, took);
+            (round.dirty_bytes_after, round.scan) = (Some(bytes), took);
         }
         let end = RoundEnd {
             round: self.round,

@@ -89,7 +89,7 @@ impl Driver {
     }
 
     fn prepare(&mut self) {
-        self.receive(Message::Prepared { regions: regions() });
+        self.receive(prepared(vec![]));
         self.tell(Event::Attached);
         self.tell(Event::ChannelUp { channel: CHANNEL, link: 0 });
     }
@@ -139,6 +139,10 @@ impl Driver {
     }
 }
 
+fn prepared(touched: Vec<Extent>) -> Message {
+    Message::Prepared { regions: regions(), touched }
+}
+
 fn page(nth: u64) -> Vec<Extent> {
     vec![Extent::new(0, nth * PAGE, PAGE)]
 }
@@ -161,7 +165,7 @@ fn says(actions: &[Action], wanted: impl Fn(&Message) -> bool) -> bool {
 fn messages() -> Vec<(Message, Vec<At>)> {
     vec![
         (Message::Admitted { endpoints: vec![] }, vec![Offered]),
-        (Message::Prepared { regions: regions() }, vec![Preparing]),
+        (prepared(vec![]), vec![Preparing]),
         (Message::Fenced { channel: 9, applied: 0, refused: vec![] }, all()),
         (Message::RamSealed, vec![Sealing]),
         (Message::Loaded, vec![Loading]),
@@ -296,9 +300,44 @@ fn the_peers_abort_rolls_back_in_each_state_until_the_guest_is_given_up() {
     }
 }
 
+#[test]
+fn a_destination_that_has_forgotten_the_session_rolls_it_back_before_commit() {
+    for state in all() {
+        let mut driver = Driver::at(state);
+        let actions = driver.tell(Event::Forgotten);
+        let heeded = BEFORE_COMMIT.contains(&state);
+        assert_eq!(actions.contains(&Action::RollBack), heeded, "{state:?}: {actions:?}");
+        if heeded {
+            let fault = driver.fault().expect("rolls back");
+            assert_eq!((fault.code, fault.side), (Code::AgentRestarted, Side::Destination), "{state:?}");
+            let ends = driver.tell(Event::RolledBack(GuestState::RunsAtSource));
+            assert!(!ends.contains(&Action::Withdraw), "{state:?}: there is nothing to withdraw");
+        }
+    }
+}
+
+#[test]
+fn a_roll_back_that_nobody_could_be_told_of_is_withdrawn_and_no_other() {
+    for state in BEFORE_COMMIT {
+        for told in [false, true] {
+            let mut driver = Driver::at(state);
+            driver.tell(Event::Failed(fault(Code::HypervisorFailed)));
+            if told {
+                driver.receive(Message::Aborted);
+            } else {
+                driver.tell(Event::PathLost(PATH));
+            }
+            let actions = driver.tell(Event::RolledBack(GuestState::RunsAtSource));
+            assert!(actions.iter().any(|action| matches!(action, Action::End(_))), "{state:?}: {actions:?}");
+            assert_eq!(actions.contains(&Action::Withdraw), !told, "{state:?}: {actions:?}");
+        }
+    }
+}
+
 /// Everything that may go wrong at once, and an hour without an answer.
 fn torment(driver: &mut Driver) -> Vec<Action> {
     let mut actions = driver.tell(Event::Cancel);
+    actions.extend(driver.tell(Event::Forgotten));
     actions.extend(driver.tell(Event::Failed(fault(Code::HypervisorFailed))));
     for (message, _) in messages() {
         if !matches!(message, Message::Running { .. }) {
@@ -322,6 +361,7 @@ fn after_commit_it_never_resumes_by_itself() {
     let mut driver = Driver::at(Committing);
     let actions = torment(&mut driver);
     assert!(!actions.contains(&Action::RollBack), "{actions:?}");
+    assert!(!actions.contains(&Action::Withdraw), "{actions:?}");
     assert!(actions.iter().filter(|action| **action == Action::Query).count() > 3000, "it keeps asking");
     assert!(driver.brain.is_undecided() && !driver.brain.can_resume());
 }
@@ -471,4 +511,83 @@ fn what_a_channel_sets_off_wants_attention() {
     source.handle(Time::ZERO, Event::ChannelUp { channel: 3, link: 0 });
     source.channel_lost(Time::ZERO, 3);
     assert!(source.wants_attention(), "a fence has to be asked for");
+}
+
+/// A source that copies while the waiting guest still starts.
+fn copying_early() -> Driver {
+    let mut driver = Driver::at(Preparing);
+    driver.tell(Event::Attached);
+    driver.tell(Event::ChannelUp { channel: CHANNEL, link: 0 });
+    driver.tell(Event::Protected { populated: page(0), paused: Duration::ZERO });
+    driver
+}
+
+#[test]
+fn the_first_pass_does_not_wait_for_the_waiting_guest_but_rounds_do() {
+    let mut driver = copying_early();
+    assert!(driver.carry().iter().all(|action| !matches!(action, Action::Scan { .. })));
+    assert!(driver.brain.timeout(driver.now).is_some_and(|at| at > driver.now), "the body would spin");
+    assert!(driver.receive(prepared(vec![])).contains(&Action::Scan { last: false }));
+}
+
+#[test]
+fn a_waiting_guest_that_stands_in_the_middle_of_the_first_pass_interrupts_nothing() {
+    let mut driver = copying_early();
+    assert!(!driver.receive(prepared(vec![])).contains(&Action::Scan { last: false }));
+    assert!(driver.carry().contains(&Action::Scan { last: false }));
+}
+
+#[test]
+fn what_was_touched_while_the_waiting_guest_started_is_copied_again() {
+    let mut driver = copying_early();
+    driver.carry();
+    driver.receive(prepared([page(0), page(7)].concat()));
+    driver.tell(scanned(page(3)));
+    let Next::Work(again) = driver.brain.next_work(driver.now, CHANNEL) else { panic!("not copied again") };
+    let offsets: Vec<u64> = again.runs.iter().map(|run| run.offset / PAGE).collect();
+    assert_eq!(offsets, [0, 3, 7]);
+}
+
+#[test]
+fn touched_memory_that_the_guest_does_not_have_is_refused() {
+    for wrong in [Extent::new(0, 63 * PAGE, 2 * PAGE), Extent::new(1, 0, PAGE), Extent::new(0, 8, PAGE)] {
+        let mut driver = copying_early();
+        driver.receive(prepared(vec![wrong]));
+        assert_eq!(driver.fault().map(|fault| fault.code), Some(Code::ProtocolViolation), "{wrong:?}");
+    }
+}
+
+#[test]
+fn a_waiting_guest_that_never_stands_ends_the_migration() {
+    let mut driver = copying_early();
+    driver.now = driver.now + driver.brain.config.step_timeout;
+    driver.tell(Event::Heard(PATH));
+    let fault = driver.fault().map(|fault| (fault.code, fault.step, fault.side));
+    assert_eq!(fault, Some((Code::TimedOut, Step::Prepare, Side::Destination)));
+}
+
+#[test]
+fn a_second_word_that_the_guest_stands_is_refused() {
+    let mut driver = copying_early();
+    driver.receive(prepared(vec![]));
+    driver.receive(prepared(vec![]));
+    assert_eq!(driver.fault().map(|fault| fault.code), Some(Code::ProtocolViolation));
+}
+
+#[test]
+fn the_hypervisors_stream_waits_for_the_destination_only_while_the_guest_runs() {
+    let mut driver = Driver::at(Switching);
+    while !driver.brain.holds_stream_back() {
+        driver.tell(Event::DeviceState(vec![1]));
+        assert!(driver.brain.control.unacknowledged() < 100, "it is never held back");
+    }
+    let through = driver.brain.control.unacknowledged() as u64 + driver.sequence;
+    driver.tell(Event::ControlAcknowledged { path: PATH, through: through + 100 });
+    assert!(!driver.brain.holds_stream_back(), "the destination has it");
+    for _ in 0..100 {
+        driver.tell(Event::DeviceState(vec![1]));
+    }
+    assert!(driver.brain.holds_stream_back());
+    driver.tell(Event::Holding);
+    assert!(!driver.brain.holds_stream_back(), "the guest stands: QEMU must not wait for anybody");
 }

@@ -11,6 +11,14 @@ use crate::qmp::{Event, Qmp, QmpError};
 
 /// How long a cancel may take before QEMU is nudged.
 const NUDGE_AFTER: Duration = Duration::from_millis(100);
+/// QEMU carries what it has of RAM itself (a display adapter's memory) while the guest runs, until the rest takes no longer
+/// than this at the rate that it measures. Without such RAM nothing is left from the beginning, and it stops the guest at once.
+const LIVE_LIMIT: Duration = Duration::from_millis(5);
+/// A display that is written faster than it can be carried never gets there: after this long QEMU is to stop the guest
+/// whatever is left.
+const LIVE_MAX: Duration = Duration::from_secs(1);
+/// Longest downtime limit that QEMU takes is 2000 s; this is more than anything left can need.
+const ANY_LIMIT: Duration = Duration::from_secs(300);
 /// Pause between two questions where no event tells.
 const POLL: Duration = Duration::from_millis(2);
 
@@ -68,8 +76,8 @@ impl SourceQemu {
             return Err(MigrateError::Busy(status));
         }
         let wanted = ["x-ignore-shared", "events", "pause-before-switchover"];
-        // RAM is not QEMU's business: no limit of its own may delay the switch-over.
-        let parameters = json!({ "max-bandwidth": 1_u64 << 40, "downtime-limit": 300_000 });
+        let parameters =
+            json!({ "max-bandwidth": 1_u64 << 40, "downtime-limit": LIVE_LIMIT.as_millis() as u64 });
         let applied = Settings::apply(&mut self.qmp, &wanted, parameters, deadline);
         // Even half applied settings are put back by `cancel`.
         self.settings = Some(Settings::ours_off());
@@ -91,7 +99,12 @@ impl SourceQemu {
         give_up: &dyn Fn() -> bool,
     ) -> Result<PreSwitchover, MigrateError> {
         let mut stop: Option<Event> = None;
+        let mut patience = Some(Instant::now() + LIVE_MAX);
         loop {
+            if patience.is_some_and(|end| Instant::now() >= end) {
+                patience = None;
+                self.set_downtime_limit(ANY_LIMIT, command_deadline())?;
+            }
             let slice = next_slice(deadline, give_up)?;
             let waited =
                 self.qmp.wait_event(|event| event.name == "STOP" || event.name == "MIGRATION", slice);
@@ -115,6 +128,12 @@ impl SourceQemu {
                 _ => {}
             }
         }
+    }
+
+    fn set_downtime_limit(&mut self, limit: Duration, deadline: Instant) -> Result<(), MigrateError> {
+        let parameters = json!({ "downtime-limit": limit.as_millis() as u64 });
+        self.qmp.execute("migrate-set-parameters", parameters, deadline)?;
+        Ok(())
     }
 
     /// Lets QEMU write its device state.

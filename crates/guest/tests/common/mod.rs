@@ -104,6 +104,7 @@ pub fn start_spec(place: &Place, qemu: &QemuBinary, text: &str) -> Running {
         qmp: &guest.qmp,
         pid_file: &guest.pid_file,
         ram_files: vec![guest.ram_file],
+        ram_is_made: false,
         origin: Origin::Started,
     };
     let (record, qmp) = start(&place.registry, &launch, soon()).unwrap();
@@ -124,6 +125,7 @@ pub fn start_twin(place: &Place, qemu: &QemuBinary, twin: &Twin) -> Running {
         qmp: &twin.qmp,
         pid_file: &twin.pid_file,
         ram_files: twin.ram_files.iter().map(|file| file.path.clone()).collect(),
+        ram_is_made: false,
         origin: Origin::Arrived,
     };
     let (record, qmp) = start(&registry, &launch, soon()).unwrap();

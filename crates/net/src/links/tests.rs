@@ -31,6 +31,7 @@ fn endpoint(name: &str, text: &str) -> Endpoint {
         mtu: 9000,
         numa: 0,
         up: true,
+        rdma_port: 7070,
     }
 }
 
@@ -195,6 +196,7 @@ fn any_endpoint() -> impl Strategy<Value = Endpoint> {
             mtu: 1500,
             numa: -1,
             up,
+            rdma_port: 0,
         },
     )
 }

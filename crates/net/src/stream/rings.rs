@@ -213,7 +213,7 @@ impl Region for Receiving {
         self.session()?.check(runs)
     }
 
-    fn landed(&self, runs: &[Run]) -> io::Result<()> {
+    fn placed(&self, runs: &[Run]) -> io::Result<()> {
         self.session()?.landed(runs)
     }
 }

@@ -16,6 +16,7 @@ pub mod stats;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use rustix::net::Shutdown;
 
@@ -33,10 +34,25 @@ impl Stream {
         Ok(Stream(Arc::new(socket)))
     }
 
+    /// Address of this end; `None` if it is not connected over IP.
+    pub fn own_address(&self) -> Option<std::net::SocketAddr> {
+        socket2::SockRef::from(self).local_addr().ok()?.as_socket()
+    }
+
     /// Ends the connection in both directions.
     pub fn closer(&self) -> Closer {
         let stream = self.clone();
         Closer::new(move || stream.shut())
+    }
+
+    /// Sends all before the deadline.
+    pub fn send_all(&self, bytes: &[u8], deadline: Instant) -> io::Result<()> {
+        crate::socket::send_all(self.as_fd(), bytes, deadline)
+    }
+
+    /// Fills the buffer before the deadline.
+    pub fn receive_exact(&self, buffer: &mut [u8], deadline: Instant) -> io::Result<()> {
+        crate::socket::receive_exact(self.as_fd(), buffer, deadline)
     }
 
     pub(crate) fn shut(&self) {

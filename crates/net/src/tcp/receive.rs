@@ -142,7 +142,7 @@ impl Server<'_> {
             self.land(region, &write, header.payload_length as usize)?;
             intact = region.checksum(&write.data).map_err(memory)? == header.payload_checksum;
             if intact {
-                region.landed(&write.data).map_err(memory)?;
+                region.placed(&write.data).map_err(memory)?;
             }
         }
         if intact {

@@ -7,6 +7,9 @@ use crate::message::{Outcome, SessionId, Token};
 /// First bytes of a HELLO's body: tells an agent from whatever else may connect.
 pub const HELLO_MAGIC: [u8; 4] = *b"LNRT";
 
+/// Bytes of a HELLO in an RDMA connection request: what the connection manager leaves to its users.
+pub const REQUEST_BYTES: usize = 56;
+
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -19,16 +22,36 @@ pub enum Role {
     Data = 3,
     /// Asks how the session ended; answered by an OUTCOME and closed.
     Query = 4,
+    /// The source has rolled back: whatever waits for the session is to be given up, unless it is committed. Answered by an
+    /// OUTCOME and closed.
+    Withdraw = 5,
     /// The first control connection of a new session that carries byte streams and moves no guest.
-    StreamsNew = 5,
+    StreamsNew = 6,
     /// A channel for placed writes of the destination to the source. The source connects all the same.
-    DataBack = 6,
+    DataBack = 7,
+    // Roles from 16 on have nothing to do with migrations.
+    /// A measurement of the wires: its conversation. Not a session of a migration; `linerate-agent` has the documents.
+    Bench = 16,
+    /// A connection that is measured; HELLO names link and channel.
+    BenchData = 17,
+    /// A question of the doctor's; session and token say nothing.
+    Doctor = 18,
 }
 
 impl Role {
     /// All roles, for tables and tests.
-    pub const ALL: [Role; 6] =
-        [Role::ControlNew, Role::ControlJoin, Role::Data, Role::Query, Role::StreamsNew, Role::DataBack];
+    pub const ALL: [Role; 10] = [
+        Role::ControlNew,
+        Role::ControlJoin,
+        Role::Data,
+        Role::Query,
+        Role::Withdraw,
+        Role::StreamsNew,
+        Role::DataBack,
+        Role::Bench,
+        Role::BenchData,
+        Role::Doctor,
+    ];
 
     /// The role with this number.
     pub fn from_number(number: u8) -> Option<Role> {
@@ -49,7 +72,7 @@ pub struct Hello {
     pub role: Role,
     /// The link that the connection runs over.
     pub link: u16,
-    /// The channel, for [`Role::Data`] and [`Role::DataBack`]; 0 for the others.
+    /// The channel, for [`Role::Data`], [`Role::DataBack`] and [`Role::BenchData`]; 0 for the others.
     pub channel: u32,
     /// Shows that the peer belongs to the session. For the first connection of a session it is the one to be shown from then on.
     pub token: Token,
@@ -86,6 +109,37 @@ impl Hello {
         writer.u32(self.channel);
         writer.bytes(&self.token.0);
         Ok(())
+    }
+}
+
+impl Hello {
+    /// The HELLO of a data channel in the bytes that an RDMA connection request has for it; `None` if it is for anything
+    /// else, or names a version that one byte does not hold.
+    pub fn to_request(&self) -> Option<[u8; REQUEST_BYTES]> {
+        let versions = [self.version_min.try_into().ok()?, self.version_max.try_into().ok()?];
+        if self.role != Role::Data {
+            return None;
+        }
+        let (channel, link) = (self.channel.to_le_bytes(), self.link.to_le_bytes());
+        let fields = [&self.session.0[..], &self.token.0, &channel, &link, &versions];
+        let mut bytes = [0; REQUEST_BYTES];
+        for (place, byte) in bytes.iter_mut().zip(fields.into_iter().flatten()) {
+            *place = *byte;
+        }
+        Some(bytes)
+    }
+
+    /// Reads what [`Hello::to_request`] made. Transports pad requests, so what is behind them is passed over.
+    pub fn from_request(bytes: &[u8]) -> Result<Hello, DecodeError> {
+        let mut reader = Reader::new(bytes);
+        let session = SessionId(reader.array("request session")?);
+        let token = Token(reader.array("request token")?);
+        let channel = reader.u32("request channel")?;
+        let link = reader.u16("request link")?;
+        let version_min = reader.u8("request version_min")?.into();
+        let version_max = reader.u8("request version_max")?.into();
+        check_versions(version_min, version_max)?;
+        Ok(Hello { version_min, version_max, session, role: Role::Data, link, channel, token })
     }
 }
 

@@ -19,6 +19,8 @@ const WRITE_BYTES_MIN: u32 = 8 + 16;
 const WRITE_BYTES_MAX: u32 = 8 + 16 * RUNS_MAX as u32;
 const ACK_BYTES_MIN: u32 = 8;
 const ACK_BYTES_MAX: u32 = ACK_BYTES_MIN + 8 * super::REFUSED_MAX as u32;
+const CLAIM_BYTES: u32 = 24;
+const GRANT_BYTES: u32 = 32;
 const CONTROL_BYTES_MIN: u32 = 4;
 
 /// What a tag's header may have as its sequence.
@@ -102,8 +104,12 @@ tags! {
     Write = 0x10, "WRITE", body WRITE_BYTES_MIN, WRITE_BYTES_MAX; payload PAYLOAD_BYTES_MAX; sequence FromOne;
     /// A payload to be thrown away.
     Probe = 0x11, "PROBE", body 0, 0; payload PAYLOAD_BYTES_MAX; sequence FromOne;
+    /// Asks for the key to a window of a region, on RDMA channels.
+    Claim = 0x12, "CLAIM", body CLAIM_BYTES, CLAIM_BYTES; payload 0; sequence Zero;
     /// What was applied of a channel.
     Ack = 0x20, "ACK", body ACK_BYTES_MIN, ACK_BYTES_MAX; payload 0; sequence Any;
+    /// The key to a window, on RDMA channels.
+    Grant = 0x21, "GRANT", body GRANT_BYTES, GRANT_BYTES; payload 0; sequence Zero;
     /// A control message.
     Control = 0x30, "CONTROL", body CONTROL_BYTES_MIN, CONTROL_BODY_MAX; payload 0; sequence FromOne;
     /// Control messages that have come.

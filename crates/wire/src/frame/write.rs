@@ -19,6 +19,8 @@ pub struct Write {
     pub data: Vec<Run>,
     /// Runs that become zero, and holes where they can. They cost nothing on the wire and may be of any length.
     pub zero: Vec<Run>,
+    /// The payload was not summed: the transport's own checks have to do. On RDMA channels only, where the operator chose it.
+    pub unsummed: bool,
 }
 
 impl Write {
@@ -44,7 +46,8 @@ impl Write {
         self.data.clear();
         self.zero.clear();
         self.region = reader.u16("WRITE region")?;
-        reader.reserved::<2>("WRITE reserved")?;
+        self.unsummed = reader.flag("WRITE unsummed")?;
+        reader.reserved::<1>("WRITE reserved")?;
         let data_runs = usize::from(reader.u16("WRITE data_runs")?);
         let zero_runs = usize::from(reader.u16("WRITE zero_runs")?);
         check_count(data_runs + zero_runs)?;
@@ -56,7 +59,7 @@ impl Write {
 
     pub(super) fn write(&self, writer: &mut Writer<'_>, payload_length: u32) -> Result<(), DecodeError> {
         check_sum(&self.data, payload_length)?;
-        put_body(writer, self.region, &self.data, &self.zero)
+        put_body(writer, self.region, &self.data, &self.zero, self.unsummed)
     }
 }
 
@@ -72,13 +75,33 @@ pub fn encode_write(
 ) -> Result<(), EncodeError> {
     let payload_length = payload_length(data).inspect_err(|_| out.clear())?;
     let envelope = Envelope { tag: Tag::Write, sequence, payload_length, payload_checksum };
-    envelope.fill(out, |writer| put_body(writer, region, data, zero))
+    envelope.fill(out, |writer| put_body(writer, region, data, zero, false))
 }
 
-fn put_body(writer: &mut Writer<'_>, region: u16, data: &[Run], zero: &[Run]) -> Result<(), DecodeError> {
+/// [`encode_write`] of a payload that nobody summed.
+pub fn encode_unsummed_write(
+    out: &mut Vec<u8>,
+    sequence: u64,
+    region: u16,
+    data: &[Run],
+    zero: &[Run],
+) -> Result<(), EncodeError> {
+    let payload_length = payload_length(data).inspect_err(|_| out.clear())?;
+    let envelope = Envelope { tag: Tag::Write, sequence, payload_length, payload_checksum: 0 };
+    envelope.fill(out, |writer| put_body(writer, region, data, zero, true))
+}
+
+fn put_body(
+    writer: &mut Writer<'_>,
+    region: u16,
+    data: &[Run],
+    zero: &[Run],
+    unsummed: bool,
+) -> Result<(), DecodeError> {
     check_count(data.len().saturating_add(zero.len()))?;
     writer.u16(region);
-    writer.reserved::<2>();
+    writer.u8(unsummed.into());
+    writer.reserved::<1>();
     writer.count("WRITE data runs", data.len(), RUNS_MAX)?;
     writer.count("WRITE zero runs", zero.len(), RUNS_MAX)?;
     for run in data.iter().chain(zero) {
@@ -107,7 +130,7 @@ fn check_count(count: usize) -> Result<(), DecodeError> {
     }
 }
 
-fn check_run(run: Run) -> Result<(), DecodeError> {
+pub(crate) fn check_run(run: Run) -> Result<(), DecodeError> {
     let Run { offset, length } = run;
     if length == 0 {
         return Err(DecodeError::EmptyRun { offset });

@@ -1,6 +1,8 @@
 //! Control messages on the wire: u16 number, u16 reserved, then the fields in the order of `docs/protocol.md`.
 
-use super::parts::{read_endpoints, read_regions, write_endpoints, write_regions};
+use super::parts::{
+    read_endpoints, read_regions, read_touched, write_endpoints, write_regions, write_touched,
+};
 use super::{Message, MessageTag, StreamNote};
 use crate::codec::{Reader, Writer};
 use crate::error::{DecodeError, EncodeError};
@@ -40,7 +42,9 @@ impl Message {
             MessageTag::Offer => read_offer(reader)?,
             MessageTag::Admitted => Message::Admitted { endpoints: read_endpoints(reader)? },
             MessageTag::Prepare => Message::Prepare,
-            MessageTag::Prepared => Message::Prepared { regions: read_regions(reader)? },
+            MessageTag::Prepared => {
+                Message::Prepared { regions: read_regions(reader)?, touched: read_touched(reader)? }
+            }
             MessageTag::RoundMark => {
                 Message::RoundMark { round: reader.u32("round")?, bytes: reader.u64("round bytes")? }
             }
@@ -78,7 +82,10 @@ impl Message {
                 write_regions(regions, writer)?;
             }
             Message::Admitted { endpoints } => write_endpoints(endpoints, writer)?,
-            Message::Prepared { regions } => write_regions(regions, writer)?,
+            Message::Prepared { regions, touched } => {
+                write_regions(regions, writer)?;
+                write_touched(touched, writer)?;
+            }
             Message::RoundMark { round, bytes } => {
                 writer.u32(*round);
                 writer.u64(*bytes);

@@ -2,9 +2,10 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
-use super::{Endpoint, RegionInfo};
+use super::{Endpoint, Extent, RegionInfo, Run};
 use crate::codec::{Reader, Writer};
 use crate::error::DecodeError;
+use crate::frame::check_run;
 
 /// Most regions in one message.
 pub const REGIONS_MAX: usize = 64;
@@ -15,10 +16,15 @@ pub const ENDPOINTS_MAX: usize = 256;
 /// Most bytes of an interface's name.
 pub const INTERFACE_BYTES_MAX: usize = 64;
 
+/// Most touched runs in one message; a destination with more joins neighbours.
+pub const TOUCHED_MAX: usize = 1024;
+
+/// A touched run: u16 region, u64 offset, u64 length.
+const TOUCHED_BYTES: usize = 18;
 /// A region without a name: u16 id, u64 size, u16 length.
 const REGION_BYTES_MIN: usize = 12;
 /// An IPv4 endpoint on an interface without a name.
-const ENDPOINT_BYTES_MIN: usize = 24;
+const ENDPOINT_BYTES_MIN: usize = 26;
 
 const FAMILY_V4: u8 = 4;
 const FAMILY_V6: u8 = 6;
@@ -44,6 +50,29 @@ pub(super) fn write_regions(regions: &[RegionInfo], writer: &mut Writer<'_>) -> 
     })
 }
 
+pub(super) fn read_touched(reader: &mut Reader<'_>) -> Result<Vec<Extent>, DecodeError> {
+    let count = reader.count("touched runs", TOUCHED_MAX, TOUCHED_BYTES)?;
+    (0..count).map(|_| read_touched_run(reader)).collect()
+}
+
+fn read_touched_run(reader: &mut Reader<'_>) -> Result<Extent, DecodeError> {
+    let region = reader.u16("touched region")?;
+    let run = Run { offset: reader.u64("touched offset")?, length: reader.u64("touched length")? };
+    check_run(run)?;
+    Ok(Extent { region, run })
+}
+
+pub(super) fn write_touched(touched: &[Extent], writer: &mut Writer<'_>) -> Result<(), DecodeError> {
+    writer.count("touched runs", touched.len(), TOUCHED_MAX)?;
+    touched.iter().try_for_each(|touched| {
+        check_run(touched.run)?;
+        writer.u16(touched.region);
+        writer.u64(touched.run.offset);
+        writer.u64(touched.run.length);
+        Ok(())
+    })
+}
+
 pub(super) fn read_endpoints(reader: &mut Reader<'_>) -> Result<Vec<Endpoint>, DecodeError> {
     let count = reader.count("endpoints", ENDPOINTS_MAX, ENDPOINT_BYTES_MIN)?;
     (0..count).map(|_| read_endpoint(reader)).collect()
@@ -56,9 +85,10 @@ fn read_endpoint(reader: &mut Reader<'_>) -> Result<Endpoint, DecodeError> {
     let numa = reader.i32("endpoint numa")?;
     let up = reader.flag("endpoint up")?;
     let prefix = reader.u8("endpoint prefix")?;
+    let rdma_port = reader.u16("endpoint rdma port")?;
     let address = read_address(reader)?;
     check_prefix(address.ip(), prefix)?;
-    Ok(Endpoint { interface, address, prefix, speed_mbps, mtu, numa, up })
+    Ok(Endpoint { interface, address, prefix, speed_mbps, mtu, numa, up, rdma_port })
 }
 
 pub(super) fn write_endpoints(endpoints: &[Endpoint], writer: &mut Writer<'_>) -> Result<(), DecodeError> {
@@ -74,6 +104,7 @@ fn write_endpoint(endpoint: &Endpoint, writer: &mut Writer<'_>) -> Result<(), De
     writer.i32(endpoint.numa);
     writer.u8(endpoint.up.into());
     writer.u8(endpoint.prefix);
+    writer.u16(endpoint.rdma_port);
     write_address(endpoint.address, writer);
     Ok(())
 }

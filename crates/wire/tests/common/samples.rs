@@ -1,8 +1,10 @@
 //! One or more frames of every tag, and one or more messages of every kind, with fixed content.
 
 use linerate_wire::fault::{Code, Fault, Side, Step};
-use linerate_wire::frame::{Ack, Frame, Hello, Role, Welcome, Write};
-use linerate_wire::message::{Endpoint, Message, Outcome, RegionInfo, Run, SessionId, StreamNote, Token};
+use linerate_wire::frame::{Ack, Claim, Frame, Grant, Hello, Role, Welcome, Write};
+use linerate_wire::message::{
+    Endpoint, Extent, Message, Outcome, RegionInfo, Run, SessionId, StreamNote, Token,
+};
 
 use super::Sample;
 
@@ -33,6 +35,12 @@ pub fn frames() -> Vec<(&'static str, Sample)> {
         ("control", Sample::bare(Frame::Control(Message::Fence { channel: 5 }), 12)),
         ("control ack", Sample::bare(Frame::ControlAck, 12)),
         ("keepalive", Sample::bare(Frame::Keepalive, 0)),
+        ("unsummed write", {
+            let write = Write { unsummed: true, zero: vec![], ..write() };
+            Sample { frame: Frame::Write(write), sequence: 8, payload_length: 0x3000, payload_checksum: 0 }
+        }),
+        ("claim", Sample::bare(Frame::Claim(Claim { region: 1, window: window() }), 0)),
+        ("grant", Sample::bare(Frame::Grant(grant()), 0)),
     ]
 }
 
@@ -42,7 +50,7 @@ pub fn messages() -> Vec<(&'static str, Message)> {
         ("offer", offer()),
         ("admitted", Message::Admitted { endpoints: vec![endpoint_v4(), endpoint_v6()] }),
         ("prepare", Message::Prepare),
-        ("prepared", Message::Prepared { regions: regions() }),
+        ("prepared", Message::Prepared { regions: regions(), touched: vec![Extent::new(1, 0x3000, 0x2000)] }),
         ("round mark", Message::RoundMark { round: 3, bytes: 0x0123_4567_89ab }),
         ("fence", Message::Fence { channel: 5 }),
         ("fenced", Message::Fenced { channel: 5, applied: 1000, refused: vec![1, 999, 1000] }),
@@ -95,16 +103,25 @@ pub fn fault() -> Fault {
     Fault::new(Code::MemoryShort, Step::Admit, Side::Destination, "8 GiB needed, 5 GiB free – überall")
 }
 
+fn window() -> Run {
+    Run { offset: 0x60_0000, length: 0x20_0000 }
+}
+
+fn grant() -> Grant {
+    Grant { region: 1, key: 0xa1b2_c3d4, window: window(), address: 0x7f12_3460_0000 }
+}
+
 pub fn write() -> Write {
     Write {
         region: 1,
         data: vec![Run { offset: 0x1000, length: 0x2000 }, Run { offset: 0x1_0000_0000, length: 0x1000 }],
         zero: vec![Run { offset: 0x8000, length: 1 << 40 }],
+        unsummed: false,
     }
 }
 
 fn write_of_zeroes() -> Write {
-    Write { region: 0, data: vec![], zero: vec![Run { offset: 0, length: u64::MAX }] }
+    Write { region: 0, data: vec![], zero: vec![Run { offset: 0, length: u64::MAX }], unsummed: false }
 }
 
 fn offer() -> Message {
@@ -127,6 +144,7 @@ fn endpoint_v4() -> Endpoint {
         mtu: 9000,
         numa: 1,
         up: true,
+        rdma_port: 7400,
     }
 }
 
@@ -139,5 +157,6 @@ fn endpoint_v6() -> Endpoint {
         mtu: 1500,
         numa: -1,
         up: false,
+        rdma_port: 0,
     }
 }

@@ -3,8 +3,10 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use linerate_wire::fault::{Code, Fault, Side, Step};
-use linerate_wire::frame::{Ack, Frame, Hello, PAYLOAD_BYTES_MAX, Role, Welcome, Write};
-use linerate_wire::message::{Endpoint, Message, Outcome, RegionInfo, Run, SessionId, StreamNote, Token};
+use linerate_wire::frame::{Ack, Claim, Frame, Grant, Hello, PAYLOAD_BYTES_MAX, Role, Welcome, Write};
+use linerate_wire::message::{
+    Endpoint, Extent, Message, Outcome, RegionInfo, Run, SessionId, StreamNote, Token,
+};
 use proptest::collection::{btree_set, vec};
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -42,7 +44,8 @@ pub fn message() -> impl Strategy<Value = Message> {
             regions
         }),
         vec(endpoint(), 0..20).prop_map(|endpoints| Message::Admitted { endpoints }),
-        regions().prop_map(|regions| Message::Prepared { regions }),
+        (regions(), vec(extent(), 0..20))
+            .prop_map(|(regions, touched)| Message::Prepared { regions, touched }),
         any::<(u32, u64)>().prop_map(|(round, bytes)| Message::RoundMark { round, bytes }),
         any::<u32>().prop_map(|channel| Message::Fence { channel }),
         (any::<u32>(), refused()).prop_map(|(channel, (applied, refused))| Message::Fenced {
@@ -85,8 +88,15 @@ fn unnumbered() -> impl Strategy<Value = Frame> {
             .prop_map(|(version, control_received)| Frame::Welcome(Welcome { version, control_received })),
         fault().prop_map(Frame::Refuse),
         select(outcomes).prop_map(Frame::Outcome),
+        (any::<u16>(), run(1..=u64::MAX)).prop_map(|(region, window)| Frame::Claim(Claim { region, window })),
+        (any::<(u16, u32)>(), run(1..=u64::MAX), run(0..=u64::MAX)).prop_map(grant),
         Just(Frame::Keepalive),
     ]
+}
+
+fn grant(((region, key), window, place): ((u16, u32), Run, Run)) -> Frame {
+    let address = place.offset.min(u64::MAX - window.length);
+    Frame::Grant(Grant { region, key, window, address })
 }
 
 fn hello() -> impl Strategy<Value = Hello> {
@@ -106,9 +116,9 @@ fn hello() -> impl Strategy<Value = Hello> {
 fn write() -> impl Strategy<Value = Write> {
     let data = vec(run(1..=16_384), 0..=256);
     let zero = vec(run(1..=u64::MAX), 0..=256);
-    (any::<u16>(), data, zero)
+    (any::<(u16, bool)>(), data, zero)
         .prop_filter("a write names something", |(_, data, zero)| data.len() + zero.len() > 0)
-        .prop_map(|(region, data, zero)| Write { region, data, zero })
+        .prop_map(|((region, unsummed), data, zero)| Write { region, data, zero, unsummed })
 }
 
 fn run(length: std::ops::RangeInclusive<u64>) -> impl Strategy<Value = Run> {
@@ -117,6 +127,7 @@ fn run(length: std::ops::RangeInclusive<u64>) -> impl Strategy<Value = Run> {
 
 fn write_sample((write, sequence, checksum): (Write, u64, u32)) -> Sample {
     let length: u64 = write.data.iter().map(|run| run.length).sum();
+    let checksum = if write.unsummed { 0 } else { checksum };
     with_payload(Frame::Write(write), sequence, length as u32, checksum)
 }
 
@@ -132,6 +143,11 @@ fn refused() -> impl Strategy<Value = (u64, Vec<u64>)> {
     })
 }
 
+fn extent() -> impl Strategy<Value = Extent> {
+    (any::<u16>(), 0..=u64::MAX / 2, 1..=u64::MAX / 2)
+        .prop_map(|(region, offset, length)| Extent::new(region, offset, length))
+}
+
 fn regions() -> impl Strategy<Value = Vec<RegionInfo>> {
     vec(
         (any::<u16>(), text(63), any::<u64>()).prop_map(|(id, name, size)| RegionInfo { id, name, size }),
@@ -140,8 +156,8 @@ fn regions() -> impl Strategy<Value = Vec<RegionInfo>> {
 }
 
 fn endpoint() -> impl Strategy<Value = Endpoint> {
-    (text(16), address(), 0u8..=32, any::<(u32, u32, i32, bool)>()).prop_map(
-        |(interface, address, prefix, (speed_mbps, mtu, numa, up))| Endpoint {
+    (text(16), address(), 0u8..=32, any::<(u32, u32, i32, bool, u16)>()).prop_map(
+        |(interface, address, prefix, (speed_mbps, mtu, numa, up, rdma_port))| Endpoint {
             interface,
             address,
             prefix,
@@ -149,6 +165,7 @@ fn endpoint() -> impl Strategy<Value = Endpoint> {
             mtu,
             numa,
             up,
+            rdma_port,
         },
     )
 }

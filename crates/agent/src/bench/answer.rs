@@ -1,0 +1,113 @@
+//! The answering side: does what it is told, within its caps.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use linerate_api::BenchCpu;
+use linerate_core::{SessionId, Token};
+use linerate_net::interfaces::{self, Interface};
+use linerate_net::wires::talk::{Talk, TalkError};
+use linerate_net::wires::team::{self, Player};
+
+use super::cpu::Cpus;
+use super::documents::{
+    ANSWER_WAIT, Answer, Ask, ChannelPart, LIMIT_MS_MAX, PeerPart, Port, check_team, hear, say,
+};
+use super::error::BenchError;
+use super::host::{Attached, Host, Measurement};
+use super::ports;
+use super::stop::{Reason, Stop};
+
+/// How long the asking side may think between two requests.
+const IDLE_MAX: Duration = Duration::from_secs(60);
+
+/// From the first document to the end.
+pub fn converse(
+    host: &Arc<Host>,
+    talk: &Talk,
+    names: (SessionId, Token),
+    migrating: bool,
+) -> Result<(), BenchError> {
+    let claimed = host.claim(names, &Arc::new(Stop::default()), true);
+    // Read before it is refused: closing with something unread would take the refusal back.
+    let force = match hear(talk, ANSWER_WAIT)? {
+        Ask::Open { force } => force,
+        Ask::Play { .. } => return Err(BenchError::Unexpected { asked: "nothing", got: "play" }),
+    };
+    let claim = claimed.and_then(|claim| {
+        claim.measurement.allow(force);
+        if migrating && !force { Err(BenchError::Migration { host: "this host".into() }) } else { Ok(claim) }
+    });
+    let claim = claim.map_err(|error| refuse(talk, error))?;
+    let ours = interfaces::list().map_err(|error| refuse(talk, error.into()))?;
+    let ports: Vec<Port> = ports::endpoints(&ours, &host.listens()).iter().map(Port::from).collect();
+    say(talk, &Answer::Ready { name: host.name.clone(), ports })?;
+    let serving = Serving { talk, measurement: &claim.measurement, interfaces: ours, cpus: Cpus::read() };
+    serving.serve().map_err(|error| refuse(talk, error))
+}
+
+/// Tells the other side, if it still listens.
+fn refuse(talk: &Talk, error: BenchError) -> BenchError {
+    let body = linerate_api::ErrorBody::from(&error);
+    let _ = say(talk, &Answer::Refused { code: body.code, message: body.message });
+    error
+}
+
+struct Serving<'a> {
+    talk: &'a Talk,
+    measurement: &'a Measurement,
+    interfaces: Vec<Interface>,
+    cpus: Cpus,
+}
+
+impl Serving<'_> {
+    fn serve(&self) -> Result<(), BenchError> {
+        loop {
+            match hear(self.talk, IDLE_MAX) {
+                Ok(Ask::Play { parts, cpu, limit_ms }) => self.play(&parts, cpu, limit_ms)?,
+                Ok(Ask::Open { .. }) => {
+                    return Err(BenchError::Unexpected { asked: "ready", got: "open" });
+                }
+                Err(BenchError::Talk(TalkError::Closed)) => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn play(&self, parts: &[ChannelPart], cpu: BenchCpu, limit_ms: u32) -> Result<(), BenchError> {
+        check_team(&parts.iter().map(|one| one.part).collect::<Vec<PeerPart>>())?;
+        let limit = Duration::from_millis(limit_ms.min(LIMIT_MS_MAX).into());
+        let mut notes = Vec::new();
+        let mut owners = Vec::new();
+        let mut players = Vec::new();
+        for (number, one) in parts.iter().enumerate() {
+            let part = one.part.checked()?;
+            let Some(attached) = self.measurement.take(one.channel, ANSWER_WAIT) else {
+                return Err(BenchError::Unexpected { asked: "a channel that is there", got: "another" });
+            };
+            let numa = attached.own.map_or(-1, |own| ports::own(&self.interfaces, own.ip()).numa);
+            let choice = self.cpus.choose(cpu, numa, number)?;
+            notes.extend(choice.note.map(str::to_owned));
+            owners.push((one.channel, attached.own));
+            players.push(Player { wire: attached.wire, part, cpu: choice.cpu });
+        }
+        notes.dedup();
+        say(self.talk, &Answer::Playing {})?;
+        let (wires, score) = team::run(players, limit).map_err(|source| self.failed(source))?;
+        for ((channel, own), wire) in owners.into_iter().zip(wires) {
+            self.measurement.put(channel, Attached { wire, own });
+        }
+        let cpu_us = u64::try_from(score.cpu.as_micros()).unwrap_or(u64::MAX);
+        say(
+            self.talk,
+            &Answer::Played { channels: score.played.iter().map(Into::into).collect(), cpu_us, notes },
+        )
+    }
+
+    fn failed(&self, source: linerate_net::wires::WireError) -> BenchError {
+        match self.measurement.stop.reason() {
+            Some(Reason::Migration) => BenchError::Migration { host: "this host".into() },
+            _ => BenchError::Wire { link: "a connection".into(), source },
+        }
+    }
+}

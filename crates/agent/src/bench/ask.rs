@@ -1,0 +1,370 @@
+//! The asking side: finds the links, opens the connections, has both sides play.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use linerate_api::{BenchCpu, BenchEvent, BenchLink, BenchReport, BenchRequest, BenchTest};
+use linerate_core::{LinkId, SessionId, Token};
+use linerate_net::interfaces;
+use linerate_net::links::{Link, channels_for, pair, parse_networks};
+use linerate_net::tcp::Stream;
+use linerate_net::tcp::connect::{Route, connect};
+use linerate_net::tcp::options::TcpOptions;
+use linerate_net::wires::play::{Part, Played};
+use linerate_net::wires::talk::Talk;
+use linerate_net::wires::team::{self, Player};
+use linerate_net::wires::{Wire, WireError};
+use linerate_wire::frame::{Hello, Role};
+use linerate_wire::{VERSION_MAX, VERSION_MIN};
+
+use super::cpu::Cpus;
+use super::documents::{
+    ANSWER_WAIT, Answer, Ask, CONNECTIONS_MAX, ChannelPart, LIMIT_MS_MAX, PeerPart, check_message,
+    check_time, endpoints, hear, say,
+};
+use super::error::BenchError;
+use super::host::{Claim, Host};
+use super::stop::{Reason, Stop};
+use super::{Place, bandwidth, pingpong, ports};
+use crate::clock::unix_ms;
+
+/// Most sizes of a ping-pong.
+const SIZES_MAX: usize = 64;
+/// How long the peer's own word about a connection that it closed is waited for.
+const WORD_WAIT: Duration = Duration::from_secs(2);
+
+/// What tells how far it is.
+pub type Tell<'a> = &'a mut dyn FnMut(BenchEvent);
+
+/// A connection that is measured.
+pub struct Channel {
+    /// Its number on both sides.
+    pub number: u32,
+    wire: Box<dyn Wire>,
+    cpu: Option<usize>,
+}
+
+/// A link with its connections.
+pub struct OpenLink {
+    /// What is known of it.
+    pub facts: BenchLink,
+    /// From here to there, or for ping-pongs.
+    pub forward: Vec<Channel>,
+    /// From there to here.
+    pub backward: Vec<Channel>,
+}
+
+impl OpenLink {
+    /// For people.
+    pub fn name(&self) -> String {
+        name(&self.facts)
+    }
+}
+
+/// For people.
+pub fn name(link: &BenchLink) -> String {
+    format!("{} → {}", link.source.interface, link.destination.address)
+}
+
+/// What both sides did.
+pub struct Turn {
+    /// The connections, in their order.
+    pub channels: Vec<Channel>,
+    /// On this side.
+    pub ours: Vec<Played>,
+    /// On the other.
+    pub theirs: Vec<Played>,
+    /// CPU time here.
+    pub our_cpu: Duration,
+    /// CPU time there.
+    pub their_cpu: Duration,
+}
+
+/// The other host during a measurement.
+pub struct Peer<'a> {
+    talk: Talk,
+    name: String,
+    stop: &'a Stop,
+    cpu: BenchCpu,
+    notes: BTreeSet<String>,
+    _claim: Claim,
+}
+
+/// All of it.
+pub fn measure(
+    host: &Arc<Host>,
+    request: &BenchRequest,
+    place: &Place,
+    migrating: bool,
+    stop: &Arc<Stop>,
+    tell: Tell<'_>,
+) -> Result<BenchReport, BenchError> {
+    check(request)?;
+    let started_unix_ms = unix_ms();
+    let names = (SessionId(random()?), Token(random()?));
+    let claim = host.claim(names, stop, false)?;
+    claim.measurement.allow(request.force);
+    if migrating && !request.force {
+        return Err(BenchError::Migration { host: "this host".into() });
+    }
+    let talk = Talk::new(contact(&request.to, names)?);
+    stop.add(talk.closer());
+    say(&talk, &Ask::Open { force: request.force })?;
+    let answer: Answer = hear(&talk, ANSWER_WAIT).map_err(|error| stopped(stop).unwrap_or(error))?;
+    let Answer::Ready { name, ports } = answer.or_refusal(&request.to)? else {
+        return Err(BenchError::Unexpected { asked: "open", got: "another document" });
+    };
+    let ports = endpoints(ports);
+    let mut peer = Peer { talk, name, stop, cpu: request.cpu, notes: BTreeSet::new(), _claim: claim };
+    let links = found(request, place, &ports)?;
+    let links = peer.open(request, &links, &ports, names)?;
+    let facts: Vec<BenchLink> = links.iter().map(|link| link.facts.clone()).collect();
+    let (pingpong, bandwidth) = match &request.test {
+        BenchTest::Pingpong { sizes, repetitions, time_per_size_ms } => {
+            let time = Duration::from_millis((*time_per_size_ms).into());
+            (pingpong::measure(&mut peer, links, sizes, *repetitions, time, tell)?, Vec::new())
+        }
+        BenchTest::Bandwidth { time_ms } => {
+            (Vec::new(), bandwidth::measure(&mut peer, links, *time_ms, tell)?)
+        }
+    };
+    peer.note_links(&facts);
+    Ok(BenchReport {
+        from: host.name.clone(),
+        to: peer.name,
+        transport: request.transport,
+        cpu: request.cpu,
+        started_unix_ms,
+        notes: peer.notes.into_iter().collect(),
+        links: facts,
+        pingpong,
+        bandwidth,
+    })
+}
+
+fn check(request: &BenchRequest) -> Result<(), BenchError> {
+    parse_networks(&request.links.join(","))?;
+    match &request.test {
+        BenchTest::Pingpong { sizes, repetitions, time_per_size_ms } => {
+            check_time(*time_per_size_ms)?;
+            if sizes.len() > SIZES_MAX {
+                return Err(BenchError::Size { bytes: sizes.iter().map(|size| u64::from(*size)).sum() });
+            }
+            let asked = sizes.iter().chain(&[0]).map(|size| check_message(*size, *repetitions));
+            asked.collect()
+        }
+        BenchTest::Bandwidth { time_ms } => check_time(*time_ms),
+    }
+}
+
+fn hello((session, token): (SessionId, Token), role: Role, link: LinkId, channel: u32) -> Hello {
+    Hello { version_min: VERSION_MIN, version_max: VERSION_MAX, session, role, link, channel, token }
+}
+
+fn contact(to: &str, names: (SessionId, Token)) -> Result<Stream, BenchError> {
+    let failed = |source| BenchError::Host { host: to.to_owned(), source };
+    let addresses = crate::outgoing::addresses(to).map_err(failed)?;
+    let mut last = failed(std::io::Error::other("the name has no address"));
+    for remote in addresses {
+        let route = Route { local: None, device: None, remote };
+        match connect(&route, &hello(names, Role::Bench, 0, 0), &TcpOptions::default()) {
+            Ok((stream, _)) => return Ok(stream),
+            Err(error) => last = error.into(),
+        }
+    }
+    Err(last)
+}
+
+fn found(
+    request: &BenchRequest,
+    place: &Place,
+    ports: &[linerate_core::Endpoint],
+) -> Result<Vec<Link>, BenchError> {
+    let links = match place {
+        Place::Agent => {
+            let filter = parse_networks(&request.links.join(","))?;
+            pair(&interfaces::list()?, ports, &filter)
+        }
+        Place::Here => here(ports),
+    };
+    let offered: Vec<String> =
+        ports.iter().map(|one| format!("{} ({})", one.address, one.interface)).collect();
+    if links.is_empty() { Err(BenchError::NoLink { offered: offered.join(", ") }) } else { Ok(links) }
+}
+
+/// Every address by itself, without a port to bind to: between two addresses of one host the kernel decides the way.
+fn here(ports: &[linerate_core::Endpoint]) -> Vec<Link> {
+    let link = |(number, port): (usize, &linerate_core::Endpoint)| Link {
+        id: number as LinkId,
+        local: None,
+        device: None,
+        remote_interface: port.interface.clone(),
+        remote: port.address,
+        speed_mbps: port.speed_mbps,
+        mtu: port.mtu,
+        numa: port.numa,
+        rdma: None,
+        mtu_differs: false,
+    };
+    ports.iter().enumerate().map(link).collect()
+}
+
+fn random<const N: usize>() -> Result<[u8; N], BenchError> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(BenchError::Random)?;
+    Ok(bytes)
+}
+
+fn stopped(stop: &Stop) -> Option<BenchError> {
+    match stop.reason()? {
+        Reason::Cancelled => Some(BenchError::Cancelled),
+        Reason::Migration => Some(BenchError::Migration { host: "this host".into() }),
+        Reason::Over => None,
+    }
+}
+
+impl Peer<'_> {
+    /// Connections of all links.
+    fn open(
+        &mut self,
+        request: &BenchRequest,
+        links: &[Link],
+        ports: &[linerate_core::Endpoint],
+        names: (SessionId, Token),
+    ) -> Result<Vec<OpenLink>, BenchError> {
+        let stream = matches!(request.test, BenchTest::Bandwidth { .. });
+        let each = connections(request, links, stream);
+        let directions = if stream { 2 } else { 1 };
+        let all: usize = each.iter().map(|count| count * directions).sum();
+        if all > CONNECTIONS_MAX {
+            return Err(BenchError::Channels { connections: all });
+        }
+        let (ours, cpus) = (interfaces::list()?, Cpus::read());
+        let mut numbers = 1..;
+        let mut opened = Vec::new();
+        for (link, count) in links.iter().zip(each) {
+            let mut source = None;
+            let mut channels = Vec::new();
+            for number in numbers.by_ref().take(count * directions) {
+                let route = Route::from(link);
+                let (stream, _) =
+                    connect(&route, &hello(names, Role::BenchData, link.id, number), &TcpOptions::default())?;
+                let own = stream.own_address().map(|own| own.ip()).or(link.local);
+                let port = ports::own(&ours, own.unwrap_or_else(|| link.remote.ip()));
+                let choice = cpus.choose(self.cpu, port.numa, number as usize - 1)?;
+                self.notes.extend(choice.note.map(|note| format!("here {note}")));
+                source.get_or_insert(port);
+                let wire =
+                    super::wire(stream).map_err(|error| self.wire_error(&link.remote.to_string(), error))?;
+                self.stop.add(wire.closer());
+                channels.push(Channel { number, wire, cpu: choice.cpu });
+            }
+            let destination = ports::other(ports, link.remote);
+            let source = source.unwrap_or_else(|| ports::own(&ours, link.remote.ip()));
+            let speed_mbps = request.speed_mbps.unwrap_or_else(|| ports::speed(&source, &destination));
+            let facts = BenchLink { source, destination, speed_mbps, channels: count as u16 };
+            let backward = channels.split_off(count);
+            opened.push(OpenLink { facts, forward: channels, backward });
+        }
+        Ok(opened)
+    }
+
+    fn note_links(&mut self, links: &[BenchLink]) {
+        for link in links {
+            if link.source.mtu != link.destination.mtu {
+                self.notes.insert(format!(
+                    "{}: MTU {} here and {} there; large packets may be lost",
+                    name(link),
+                    link.source.mtu,
+                    link.destination.mtu
+                ));
+            }
+            if link.speed_mbps == 0 {
+                self.notes.insert(format!(
+                    "{}: no port says what it carries; --speed tells, for the percentage",
+                    name(link)
+                ));
+            }
+        }
+    }
+
+    /// Has both sides play at once. `what` is for errors.
+    pub fn play(
+        &mut self,
+        what: &str,
+        jobs: Vec<(Channel, Part, PeerPart)>,
+        limit: Duration,
+    ) -> Result<Turn, BenchError> {
+        let limit = limit.min(Duration::from_millis(LIMIT_MS_MAX.into()));
+        let limit_ms = u32::try_from(limit.as_millis()).unwrap_or(LIMIT_MS_MAX);
+        let parts =
+            jobs.iter().map(|(channel, _, part)| ChannelPart { channel: channel.number, part: *part });
+        let ask = Ask::Play { parts: parts.collect(), cpu: self.cpu, limit_ms };
+        let said = say(&self.talk, &ask).and_then(|()| self.hear(&ask, ANSWER_WAIT * 2));
+        match said.map_err(|error| stopped(self.stop).unwrap_or(error))? {
+            Answer::Playing {} => {}
+            other => return Err(BenchError::Unexpected { asked: ask.name(), got: other.name() }),
+        }
+        let owners: Vec<(u32, Option<usize>)> = jobs.iter().map(|(one, ..)| (one.number, one.cpu)).collect();
+        let players = jobs.into_iter().map(|(one, part, _)| Player { wire: one.wire, part, cpu: one.cpu });
+        let (wires, score) =
+            team::run(players.collect(), limit).map_err(|error| self.wire_error(what, error))?;
+        let answer =
+            self.hear(&ask, limit + ANSWER_WAIT).map_err(|error| stopped(self.stop).unwrap_or(error))?;
+        let Answer::Played { channels: theirs, cpu_us, notes } = answer else {
+            return Err(BenchError::Unexpected { asked: ask.name(), got: answer.name() });
+        };
+        if theirs.len() != owners.len() {
+            return Err(BenchError::Unexpected { asked: ask.name(), got: "other channels" });
+        }
+        self.notes.extend(notes.iter().take(4).map(|note| format!("there {}", super::documents::cut(note))));
+        let channel = |((number, cpu), wire)| Channel { number, wire, cpu };
+        Ok(Turn {
+            channels: owners.into_iter().zip(wires).map(channel).collect(),
+            ours: score.played,
+            theirs: theirs.iter().map(Into::into).collect(),
+            our_cpu: score.cpu,
+            their_cpu: Duration::from_micros(cpu_us),
+        })
+    }
+
+    fn hear(&self, ask: &Ask, wait: Duration) -> Result<Answer, BenchError> {
+        let answer: Answer = hear(&self.talk, wait)?;
+        tracing::trace!(asked = ask.name(), got = answer.name(), "the peer answers");
+        answer.or_refusal(&self.name)
+    }
+
+    /// Why a wire is of no more use: what stopped it here, the peer's word if it closed, or what was seen of it.
+    fn wire_error(&self, what: &str, source: WireError) -> BenchError {
+        if let Some(error) = stopped(self.stop) {
+            return error;
+        }
+        if matches!(source, WireError::Closed)
+            && let Ok(Err(error)) =
+                hear::<Answer>(&self.talk, WORD_WAIT).map(|answer| answer.or_refusal(&self.name))
+        {
+            return error;
+        }
+        BenchError::Wire { link: format!("{what}, {}", self.name), source }
+    }
+}
+
+/// Connections for each link in one direction.
+fn connections(request: &BenchRequest, links: &[Link], stream: bool) -> Vec<usize> {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let count = |link: &Link| match (request.channels, stream) {
+        (0, false) => 1,
+        (0, true) => channels_for(link.speed_mbps, cpus),
+        (asked, _) => usize::from(asked),
+    };
+    links.iter().map(count).collect()
+}
+
+/// Both sides count the same bytes, or something is very wrong.
+pub fn same(what: &str, sent: &Played, received: &Played) -> Result<(), BenchError> {
+    if sent.sent_bytes == received.received_bytes {
+        return Ok(());
+    }
+    Err(BenchError::Lost { link: what.to_owned(), sent: sent.sent_bytes, received: received.received_bytes })
+}

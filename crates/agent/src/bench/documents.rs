@@ -1,0 +1,326 @@
+//! What the two sides of a measurement say to each other: JSON, unknown fields refused, every number within a cap.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use linerate_api::BenchCpu;
+use linerate_net::wires::play::{Part, Played};
+use linerate_net::wires::talk::Talk;
+use linerate_net::wires::{BLOCK_BYTES, MESSAGE_BYTES_MAX};
+use linerate_wire::message::{ENDPOINTS_MAX, Endpoint};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::BenchError;
+
+/// Connections of one measurement.
+pub const CONNECTIONS_MAX: usize = 128;
+/// Memory for messages of all connections that are used at a time: each needs one to send and one to receive.
+pub const MEMORY_BYTES_MAX: usize = 256 << 20;
+/// Repetitions of one size.
+pub const REPETITIONS_MAX: u32 = 100_000;
+/// A stream in one direction, milliseconds.
+pub const STREAM_MS_MAX: u32 = 300_000;
+/// All that is played at a time, milliseconds.
+pub const LIMIT_MS_MAX: u32 = 900_000;
+/// Most bytes of a peer's sentence that are shown.
+const MESSAGE_SHOWN_BYTES: usize = 1024;
+/// How long an answer may take that needs no measuring.
+pub const ANSWER_WAIT: Duration = Duration::from_secs(10);
+
+/// The asking side.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "say", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Ask {
+    /// First of all.
+    Open {
+        /// Also beside a migration.
+        force: bool,
+    },
+    /// All of these at once.
+    Play {
+        /// Parts of the answering side.
+        parts: Vec<ChannelPart>,
+        /// Where its threads run.
+        cpu: BenchCpu,
+        /// When it is to be given up, milliseconds.
+        limit_ms: u32,
+    },
+}
+
+/// What is to be done on a channel.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChannelPart {
+    /// Which.
+    pub channel: u32,
+    /// What.
+    pub part: PeerPart,
+}
+
+/// A part that can be asked of the answering side.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum PeerPart {
+    /// Answers each message with one of the same size.
+    Answer {
+        /// Of a message.
+        bytes: u32,
+        /// How often.
+        repetitions: u32,
+    },
+    /// Sends blocks.
+    Send {
+        /// For so many milliseconds.
+        ms: u32,
+    },
+    /// Takes blocks until the last.
+    Receive {},
+}
+
+/// The answering side.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "say", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Answer {
+    /// To [`Ask::Open`].
+    Ready {
+        /// Name of its host.
+        name: String,
+        /// Where it takes connections.
+        ports: Vec<Port>,
+    },
+    /// To [`Ask::Play`]: it begins.
+    Playing {},
+    /// It is done.
+    Played {
+        /// Of each channel, as asked.
+        channels: Vec<ChannelPlayed>,
+        /// CPU time of its threads.
+        cpu_us: u64,
+        /// What a reader of the figures must know.
+        notes: Vec<String>,
+    },
+    /// No, or not any more.
+    Refused {
+        /// For programs.
+        code: String,
+        /// In words.
+        message: String,
+    },
+}
+
+/// An [`Endpoint`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Port {
+    interface: String,
+    address: SocketAddr,
+    prefix: u8,
+    speed_mbps: u32,
+    mtu: u32,
+    numa: i32,
+    up: bool,
+}
+
+/// A [`Played`].
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChannelPlayed {
+    sent_bytes: u64,
+    received_bytes: u64,
+    timed_bytes: u64,
+    elapsed_ns: u64,
+}
+
+impl Ask {
+    pub fn name(&self) -> &'static str {
+        match self {
+            Ask::Open { .. } => "open",
+            Ask::Play { .. } => "play",
+        }
+    }
+}
+
+impl Answer {
+    pub fn name(&self) -> &'static str {
+        match self {
+            Answer::Ready { .. } => "ready",
+            Answer::Playing {} => "playing",
+            Answer::Played { .. } => "played",
+            Answer::Refused { .. } => "refused",
+        }
+    }
+
+    /// A refusal of the other side becomes an error of that host.
+    pub fn or_refusal(self, host: &str) -> Result<Answer, BenchError> {
+        let Answer::Refused { code, message } = self else { return Ok(self) };
+        let plain = code.len() <= 40 && code.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
+        let code = if plain { code } else { linerate_api::code::BENCH_FAILED.to_owned() };
+        let message = cut(&message).to_owned();
+        Err(BenchError::Peer { host: host.to_owned(), code, message })
+    }
+}
+
+/// At most so much as is shown, at a character's end.
+pub fn cut(text: &str) -> &str {
+    let end = (0..=MESSAGE_SHOWN_BYTES.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+    text.get(..end.unwrap_or(0)).unwrap_or_default()
+}
+
+impl PeerPart {
+    /// The part, if it is one that this side takes.
+    pub fn checked(self) -> Result<Part, BenchError> {
+        match self {
+            PeerPart::Answer { bytes, repetitions } => {
+                check_message(bytes, repetitions)?;
+                Ok(Part::Answer { bytes: bytes as usize, repetitions })
+            }
+            PeerPart::Send { ms } => {
+                check_time(ms)?;
+                Ok(Part::Send { time: Duration::from_millis(ms.into()) })
+            }
+            PeerPart::Receive {} => Ok(Part::Receive),
+        }
+    }
+}
+
+/// Whether all these may be played at a time.
+pub fn check_team(parts: &[PeerPart]) -> Result<(), BenchError> {
+    if parts.is_empty() || parts.len() > CONNECTIONS_MAX {
+        return Err(BenchError::Channels { connections: parts.len() });
+    }
+    let message = |part: &PeerPart| match part {
+        PeerPart::Answer { bytes, .. } => *bytes as usize,
+        PeerPart::Send { .. } | PeerPart::Receive {} => BLOCK_BYTES,
+    };
+    let bytes =
+        parts.iter().map(message).fold(0, |sum: usize, one| sum.saturating_add(one.saturating_mul(2)));
+    if bytes > MEMORY_BYTES_MAX { Err(BenchError::Memory { bytes }) } else { Ok(()) }
+}
+
+/// Whether a ping-pong of this size may be.
+pub fn check_message(bytes: u32, repetitions: u32) -> Result<(), BenchError> {
+    if bytes as usize > MESSAGE_BYTES_MAX {
+        return Err(BenchError::Size { bytes: bytes.into() });
+    }
+    if !(1..=REPETITIONS_MAX).contains(&repetitions) {
+        return Err(BenchError::Repetitions { count: repetitions });
+    }
+    Ok(())
+}
+
+/// Whether a stream may last so long.
+pub fn check_time(ms: u32) -> Result<(), BenchError> {
+    if (1..=STREAM_MS_MAX).contains(&ms) { Ok(()) } else { Err(BenchError::Time { ms }) }
+}
+
+impl From<&Endpoint> for Port {
+    fn from(endpoint: &Endpoint) -> Port {
+        Port {
+            interface: endpoint.interface.clone(),
+            address: endpoint.address,
+            prefix: endpoint.prefix,
+            speed_mbps: endpoint.speed_mbps,
+            mtu: endpoint.mtu,
+            numa: endpoint.numa,
+            up: endpoint.up,
+        }
+    }
+}
+
+/// The peer's ports as the pairing wants them; prefixes that no address has are left out with their port.
+pub fn endpoints(ports: Vec<Port>) -> Vec<Endpoint> {
+    let fits = |port: &Port| port.prefix <= if port.address.is_ipv4() { 32 } else { 128 };
+    let endpoint = |port: Port| Endpoint {
+        interface: cut(&port.interface).to_owned(),
+        address: port.address,
+        prefix: port.prefix,
+        speed_mbps: port.speed_mbps,
+        mtu: port.mtu,
+        numa: port.numa,
+        up: port.up,
+        rdma_port: 0,
+    };
+    ports.into_iter().filter(fits).take(ENDPOINTS_MAX).map(endpoint).collect()
+}
+
+impl From<&Played> for ChannelPlayed {
+    fn from(played: &Played) -> ChannelPlayed {
+        ChannelPlayed {
+            sent_bytes: played.sent_bytes,
+            received_bytes: played.received_bytes,
+            timed_bytes: played.timed_bytes,
+            elapsed_ns: u64::try_from(played.elapsed.as_nanos()).unwrap_or(u64::MAX),
+        }
+    }
+}
+
+impl From<&ChannelPlayed> for Played {
+    fn from(played: &ChannelPlayed) -> Played {
+        Played {
+            sent_bytes: played.sent_bytes,
+            received_bytes: played.received_bytes,
+            timed_bytes: played.timed_bytes,
+            elapsed: Duration::from_nanos(played.elapsed_ns),
+        }
+    }
+}
+
+/// Says a document.
+pub fn say(talk: &Talk, document: &impl Serialize) -> Result<(), BenchError> {
+    let bytes = serde_json::to_vec(document)?;
+    Ok(talk.send(&bytes, Instant::now() + ANSWER_WAIT)?)
+}
+
+/// Hears one.
+pub fn hear<T: DeserializeOwned>(talk: &Talk, wait: Duration) -> Result<T, BenchError> {
+    let bytes = talk.receive(Instant::now() + wait)?;
+    Ok(serde_json::from_slice(&bytes)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_document_is_what_the_protocol_page_says() {
+        let text = r#"{"say":"play","parts":[{"channel":3,"part":{"answer":{"bytes":4,"repetitions":10}}},
+            {"channel":4,"part":{"send":{"ms":500}}},{"channel":5,"part":{"receive":{}}}],"cpu":"near","limit_ms":30000}"#;
+        let Ask::Play { parts, cpu, limit_ms } = serde_json::from_str(text).unwrap() else { panic!() };
+        assert_eq!((parts.len(), cpu, limit_ms), (3, BenchCpu::Near, 30_000));
+        assert_eq!(parts[0].part, PeerPart::Answer { bytes: 4, repetitions: 10 });
+        for bad in [r#"{"say":"open"}"#, r#"{"say":"open","force":false,"fast":true}"#, r#"{"say":"jump"}"#] {
+            assert!(serde_json::from_str::<Ask>(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn absurd_parts_are_refused() {
+        let refused = |part: PeerPart| part.checked().is_err();
+        assert!(refused(PeerPart::Answer { bytes: (4 << 20) + 1, repetitions: 1 }));
+        assert!(refused(PeerPart::Answer { bytes: u32::MAX, repetitions: 1 }));
+        assert!(refused(PeerPart::Answer { bytes: 1, repetitions: 0 }));
+        assert!(refused(PeerPart::Answer { bytes: 1, repetitions: REPETITIONS_MAX + 1 }));
+        assert!(refused(PeerPart::Send { ms: 0 }));
+        assert!(refused(PeerPart::Send { ms: STREAM_MS_MAX + 1 }));
+        let largest = PeerPart::Answer { bytes: 4 << 20, repetitions: REPETITIONS_MAX };
+        assert!(!refused(largest));
+        assert!(check_team(&[largest; 32]).is_ok());
+        assert!(matches!(check_team(&[largest; 33]), Err(BenchError::Memory { .. })));
+        assert!(check_team(&[PeerPart::Receive {}; CONNECTIONS_MAX]).is_ok());
+        assert!(
+            check_team(&[PeerPart::Receive {}; CONNECTIONS_MAX + 1]).is_err() && check_team(&[]).is_err()
+        );
+    }
+
+    #[test]
+    fn a_refusal_keeps_to_what_can_be_shown() {
+        let refused =
+            |code: &str, message: &str| Answer::Refused { code: code.into(), message: message.into() };
+        let error = refused("bench_busy", "busy").or_refusal("beta").unwrap_err();
+        assert_eq!((error.code(), error.to_string().as_str()), ("bench_busy", "beta: busy"));
+        let error = refused("\x1b[2J", &"ü".repeat(5000)).or_refusal("beta").unwrap_err();
+        assert_eq!(error.code(), "bench_failed");
+        assert!(error.to_string().len() < 1100);
+    }
+}

@@ -1,0 +1,185 @@
+//! Why a measurement did not come to its end.
+
+use linerate_api::{ErrorBody, code};
+use linerate_net::links::NetworkError;
+use linerate_net::netlink::NetlinkError;
+use linerate_net::tcp::connect::ConnectError;
+use linerate_net::tcp::listen::ListenError;
+use linerate_net::wires::talk::TalkError;
+use linerate_net::wires::{MESSAGE_BYTES_MAX, WireError};
+
+use super::documents::{CONNECTIONS_MAX, MEMORY_BYTES_MAX, REPETITIONS_MAX, STREAM_MS_MAX};
+use crate::faults::chain;
+
+/// See the module.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// A message that is too long.
+    #[error("messages of {bytes} bytes; at most {MESSAGE_BYTES_MAX} are sent")]
+    Size {
+        /// As asked for.
+        bytes: u64,
+    },
+    /// No or too many repetitions.
+    #[error("{count} repetitions; between 1 and {REPETITIONS_MAX} can be asked for")]
+    Repetitions {
+        /// As asked for.
+        count: u32,
+    },
+    /// No or too much time.
+    #[error("{ms} ms; between 1 ms and {} s can be asked for", STREAM_MS_MAX / 1000)]
+    Time {
+        /// As asked for.
+        ms: u32,
+    },
+    /// No or too many connections.
+    #[error("{connections} connections; between 1 and {CONNECTIONS_MAX} can be used")]
+    Channels {
+        /// As asked for.
+        connections: usize,
+    },
+    /// Too many connections with messages so long.
+    #[error(
+        "messages of all channels need {} MiB; at most {} MiB are given to it: ask for fewer channels or shorter messages",
+        bytes >> 20, MEMORY_BYTES_MAX >> 20
+    )]
+    Memory {
+        /// In all.
+        bytes: usize,
+    },
+    /// `--links` cannot be read.
+    #[error(transparent)]
+    Networks(#[from] NetworkError),
+    /// The host's name leads nowhere.
+    #[error("cannot find the host {host}: {source}")]
+    Host {
+        /// As asked for.
+        host: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// One at a time.
+    #[error("a measurement is under way on {host}; there is one at a time")]
+    Busy {
+        /// Which host.
+        host: String,
+    },
+    /// It would slow a guest down.
+    #[error("a guest is being migrated from or to {host}, and a measurement would take its links")]
+    Migration {
+        /// Which host.
+        host: String,
+    },
+    /// The operator, or a client that went away.
+    #[error("the measurement was cancelled")]
+    Cancelled,
+    /// The other agent cannot be reached.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// An address of this host cannot be listened on.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// The conversation broke off.
+    #[error("the conversation with the other agent broke off: {0}")]
+    Talk(#[from] TalkError),
+    /// It says what cannot be understood.
+    #[error("the other agent said what cannot be understood; are both of the same version? {0}")]
+    Document(#[from] serde_json::Error),
+    /// It says what it may not, or not now.
+    #[error("the other agent answered {got} to {asked}")]
+    Unexpected {
+        /// What was asked.
+        asked: &'static str,
+        /// What came.
+        got: &'static str,
+    },
+    /// It says no, or that it failed.
+    #[error("{host}: {message}")]
+    Peer {
+        /// Its name, or its address.
+        host: String,
+        /// For programs.
+        code: String,
+        /// In words.
+        message: String,
+    },
+    /// The ports of this host cannot be listed.
+    #[error("the ports of this host cannot be listed: {0}")]
+    Ports(#[from] NetlinkError),
+    /// Nothing pairs.
+    #[error("no link: the other host listens on {offered}; none of it pairs with a port of this host")]
+    NoLink {
+        /// Where it listens.
+        offered: String,
+    },
+    /// A link failed.
+    #[error("{link}: {source}")]
+    Wire {
+        /// Which.
+        link: String,
+        /// Why.
+        source: WireError,
+    },
+    /// Both sides count.
+    #[error("{link}: {sent} bytes were sent and {received} arrived")]
+    Lost {
+        /// Which link.
+        link: String,
+        /// Bytes.
+        sent: u64,
+        /// Bytes.
+        received: u64,
+    },
+    /// No such CPU.
+    #[error("CPU {cpu} is not there, or not for this process to use")]
+    Cpu {
+        /// Which.
+        cpu: u32,
+    },
+    /// No session number.
+    #[error("no random numbers: {0}")]
+    Random(getrandom::Error),
+}
+
+impl BenchError {
+    /// For programs.
+    pub(super) fn code(&self) -> &str {
+        match self {
+            BenchError::Size { .. }
+            | BenchError::Repetitions { .. }
+            | BenchError::Time { .. }
+            | BenchError::Channels { .. }
+            | BenchError::Memory { .. }
+            | BenchError::Cpu { .. }
+            | BenchError::Networks(_) => code::BAD_REQUEST,
+            BenchError::Busy { .. } => code::BENCH_BUSY,
+            BenchError::Migration { .. } => code::MIGRATION_UNDER_WAY,
+            BenchError::Cancelled => "cancelled",
+            BenchError::Connect(_) | BenchError::Host { .. } | BenchError::NoLink { .. } => "no_link",
+            BenchError::Document(_) | BenchError::Unexpected { .. } => "protocol_violation",
+            BenchError::Peer { code, .. } => code,
+            BenchError::Random(_) => "internal",
+            BenchError::Listen(_)
+            | BenchError::Talk(_)
+            | BenchError::Ports(_)
+            | BenchError::Wire { .. }
+            | BenchError::Lost { .. } => code::BENCH_FAILED,
+        }
+    }
+}
+
+impl From<&BenchError> for ErrorBody {
+    fn from(error: &BenchError) -> ErrorBody {
+        let hint = match error.code() {
+            code::BENCH_BUSY => "wait until it is over",
+            code::MIGRATION_UNDER_WAY => "wait for the migration, or measure beside it with --force",
+            "no_link" => "check cables, switch ports and `listen` of both agents",
+            code::BENCH_FAILED => "look into the log of the other host's agent, then try again",
+            "protocol_violation" => "install the same version of linerate on both hosts",
+            _ => "",
+        };
+        let retry = matches!(error.code(), code::BENCH_BUSY | code::MIGRATION_UNDER_WAY | code::BENCH_FAILED);
+        let body = ErrorBody::new(error.code(), chain(error)).with_hint(hint);
+        ErrorBody { retry_can_help: retry, ..body }
+    }
+}

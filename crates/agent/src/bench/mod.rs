@@ -1,0 +1,105 @@
+//! Measuring the wires to another host: `linerate bench`.
+//!
+//! | room | what lives there |
+//! |---|---|
+//! | [`Host`] | one measurement at a time, whichever side of it this host is; gives way to migrations |
+//! | `ask` | the side that was asked by its operator: finds the links, opens the connections |
+//! | `pingpong`, `bandwidth` | the two measurements, seen from that side |
+//! | `answer` | the other side: does what it is told, within its caps |
+//! | `documents` | what the two sides say to each other |
+//! | `ports`, `cpu` | what is known of a connection's port; where its thread runs |
+//! | `stop`, `error` | the way to end it from outside; why it did not come to its end |
+//!
+//! It shares no state with migrations: [`local`] runs both sides in one process, without an agent.
+
+mod answer;
+mod ask;
+mod bandwidth;
+mod cpu;
+mod documents;
+mod error;
+mod host;
+mod pingpong;
+mod ports;
+mod stop;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use linerate_api::{BenchEvent, BenchReport, BenchRequest, ErrorBody};
+use linerate_net::tcp::Stream;
+use linerate_net::tcp::listen::{ListenOptions, Listener};
+use linerate_net::wires::tcp::StreamWire;
+use linerate_net::wires::{Wire, WireError};
+
+pub use error::BenchError;
+pub use host::Host;
+pub(crate) use host::accept;
+pub(crate) use ports::endpoints;
+pub use stop::{Reason, Stop};
+
+/// How long nothing may move on a connection that is measured.
+const SILENCE: Duration = Duration::from_secs(5);
+
+/// Where links come from.
+pub(crate) enum Place {
+    /// From pairing the other agent's ports with ours.
+    Agent,
+    /// Both ends are here: each address is a link.
+    Here,
+}
+
+/// Measures, and tells how far it is. Blocks; `stop` ends it.
+pub fn measure(
+    host: &Arc<Host>,
+    request: &BenchRequest,
+    migrating: bool,
+    stop: &Arc<Stop>,
+    tell: &mut dyn FnMut(BenchEvent),
+) -> BenchEvent {
+    finished(ask::measure(host, request, &Place::Agent, migrating, stop, tell))
+}
+
+/// Measures over addresses of this host, both sides in this process. `request.to` names nothing then.
+pub fn local(
+    addresses: &[SocketAddr],
+    request: &BenchRequest,
+    stop: &Arc<Stop>,
+    tell: &mut dyn FnMut(BenchEvent),
+) -> BenchEvent {
+    finished(both_sides(addresses, request, stop, tell))
+}
+
+fn both_sides(
+    addresses: &[SocketAddr],
+    request: &BenchRequest,
+    stop: &Arc<Stop>,
+    tell: &mut dyn FnMut(BenchEvent),
+) -> Result<BenchReport, BenchError> {
+    let name = crate::config::host_name();
+    let answering = Arc::new(Host::new(name.clone(), Vec::new()));
+    let other = Arc::clone(&answering);
+    let accept = move |accepted| host::accept(&other, accepted, false);
+    let listener = Listener::start(addresses, ListenOptions::default(), accept)?;
+    answering.listen_at(listener.addresses().to_vec());
+    let to = listener.addresses().first().map(ToString::to_string).unwrap_or_default();
+    let asking = Arc::new(Host::new(name, Vec::new()));
+    let request = BenchRequest { to, links: Vec::new(), ..request.clone() };
+    ask::measure(&asking, &request, &Place::Here, false, stop, tell)
+}
+
+fn finished(measured: Result<BenchReport, BenchError>) -> BenchEvent {
+    match measured {
+        Ok(report) => BenchEvent::Finished { error: None, report: Some(Box::new(report)) },
+        Err(error) => BenchEvent::failed(ErrorBody::from(&error)),
+    }
+}
+
+/// The one place where a connection becomes a wire, the same on both sides.
+fn wire(stream: Stream) -> Result<Box<dyn Wire>, WireError> {
+    Ok(Box::new(StreamWire::new(stream, SILENCE).map_err(WireError::Socket)?))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,254 @@
+//! Both sides in one process; what the other side refuses and survives.
+
+use std::sync::mpsc::channel;
+use std::time::Instant;
+
+use linerate_api::{BenchCpu, BenchTest, BenchTransport, code};
+use linerate_core::{SessionId, Token};
+use linerate_net::tcp::connect::{Route, connect};
+use linerate_net::tcp::options::TcpOptions;
+use linerate_net::wires::talk::{Talk, TalkError};
+use linerate_wire::frame::{Hello, Role};
+
+use super::documents::{Answer, hear};
+use super::*;
+
+const LONG: Duration = Duration::from_secs(60);
+
+fn request(test: BenchTest) -> BenchRequest {
+    BenchRequest {
+        to: String::new(),
+        links: Vec::new(),
+        transport: BenchTransport::Tcp,
+        channels: 0,
+        cpu: BenchCpu::Any,
+        speed_mbps: Some(10_000),
+        force: false,
+        test,
+    }
+}
+
+fn pingpong(sizes: &[u32]) -> BenchRequest {
+    request(BenchTest::Pingpong { sizes: sizes.to_vec(), repetitions: 20, time_per_size_ms: 10_000 })
+}
+
+fn bandwidth(time_ms: u32) -> BenchRequest {
+    request(BenchTest::Bandwidth { time_ms })
+}
+
+fn loopback() -> SocketAddr {
+    ([127, 0, 0, 1], 0).into()
+}
+
+fn run(request: &BenchRequest) -> Result<BenchReport, ErrorBody> {
+    match local(&[loopback()], request, &Arc::default(), &mut |_| {}) {
+        BenchEvent::Finished { report: Some(report), error: None } => Ok(*report),
+        BenchEvent::Finished { error: Some(error), .. } => Err(*error),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_ping_pong_in_one_process_counts_every_byte() {
+    let report = run(&BenchRequest { channels: 2, ..pingpong(&[0, 4, 100_000]) }).unwrap();
+    let rows = &report.pingpong[0].rows;
+    let counts: Vec<_> = rows.iter().map(|row| (row.bytes, row.repetitions, row.moved_bytes)).collect();
+    // Two channels of 20 each; a message of nothing is one byte on a stream.
+    assert_eq!(counts, [(0, 20, 40), (4, 20, 160), (100_000, 20, 4_000_000)]);
+    let last = &rows[2];
+    assert!((last.mb_per_s - 2.0 * 100_000.0 / last.latency_us).abs() < 1e-6 * last.mb_per_s);
+    assert!((last.gbit_per_s - last.mb_per_s * 8.0 / 1000.0).abs() < 1e-9 * last.mb_per_s);
+    assert!((last.link_percent.unwrap() - last.gbit_per_s * 10.0).abs() < 1e-6 * last.mb_per_s);
+    assert_eq!(rows[0].mb_per_s, 0.0);
+    let link = &report.links[0];
+    assert_eq!((link.source.interface.as_str(), link.channels), ("lo", 2));
+    assert_eq!(link.source.mtu, link.destination.mtu);
+}
+
+#[test]
+fn all_sizes_are_those_of_the_rules() {
+    let request = request(BenchTest::Pingpong { sizes: vec![], repetitions: 1, time_per_size_ms: 1000 });
+    let report = run(&request).unwrap();
+    let sizes: Vec<u32> = report.pingpong[0].rows.iter().map(|row| row.bytes).collect();
+    assert_eq!((sizes.len(), &sizes[..4], sizes[23]), (24, &[0, 1, 2, 4][..], 4 << 20));
+}
+
+#[test]
+fn a_stream_goes_there_back_and_both_ways() {
+    let report = run(&BenchRequest { channels: 1, ..bandwidth(50) }).unwrap();
+    let [out, back, both] = report.bandwidth.try_into().unwrap();
+    assert!(out.sum.out_gbit_per_s > 0.0 && out.sum.in_gbit_per_s == 0.0 && out.links[0].in_bytes == 0);
+    assert!(back.sum.in_gbit_per_s > 0.0 && back.links[0].out_bytes == 0);
+    assert!(both.links[0].out_bytes > 0 && both.links[0].in_bytes > 0 && both.cpu_per_gbit > 0.0);
+}
+
+#[test]
+fn absurd_requests_are_refused_before_anybody_is_asked() {
+    for bad in [
+        pingpong(&[(4 << 20) + 1]),
+        pingpong(&[0; 65]),
+        request(BenchTest::Pingpong { sizes: vec![], repetitions: 0, time_per_size_ms: 1 }),
+        bandwidth(0),
+        bandwidth(300_001),
+        BenchRequest { channels: 1000, ..bandwidth(50) },
+        BenchRequest { channels: 33, ..pingpong(&[4 << 20]) },
+        BenchRequest { cpu: BenchCpu::Number(100_000), ..pingpong(&[4]) },
+    ] {
+        assert_eq!(run(&bad).unwrap_err().code, code::BAD_REQUEST, "{bad:?}");
+    }
+}
+
+#[test]
+fn cpus_are_pinned_or_it_is_said_why_not() {
+    let report = run(&BenchRequest { cpu: BenchCpu::Far, ..pingpong(&[4]) }).unwrap();
+    // Loopback has no node: either there is one only, or it is not known which is near.
+    assert!(report.notes.iter().any(|note| note.contains("not pinned")), "{:?}", report.notes);
+    run(&BenchRequest { cpu: BenchCpu::Number(0), ..pingpong(&[4]) }).unwrap();
+}
+
+/// An answering host, and a conversation with it.
+fn answering(migrating: bool) -> (Arc<Host>, Listener) {
+    let host = Arc::new(Host::new("beta".into(), Vec::new()));
+    let other = Arc::clone(&host);
+    let accept = move |accepted| host::accept(&other, accepted, migrating);
+    let listener = Listener::start(&[loopback()], ListenOptions::default(), accept).unwrap();
+    host.listen_at(listener.addresses().to_vec());
+    (host, listener)
+}
+
+fn dial(listener: &Listener, number: u8, role: Role, channel: u32) -> Stream {
+    let hello = Hello {
+        version_min: 1,
+        version_max: 1,
+        session: SessionId([number; 16]),
+        role,
+        link: 0,
+        channel,
+        token: Token([number; 32]),
+    };
+    let route = Route { local: None, device: None, remote: listener.addresses()[0] };
+    connect(&route, &hello, &TcpOptions::default()).unwrap().0
+}
+
+fn opened(listener: &Listener, number: u8, force: bool) -> (Talk, Answer) {
+    let talk = Talk::new(dial(listener, number, Role::Bench, 0));
+    say(&talk, &format!(r#"{{"say":"open","force":{force}}}"#));
+    let answer = hear(&talk, LONG).unwrap();
+    (talk, answer)
+}
+
+fn say(talk: &Talk, text: &str) {
+    talk.send(text.as_bytes(), Instant::now() + LONG).unwrap();
+}
+
+fn refusal(answer: Answer) -> String {
+    match answer {
+        Answer::Refused { code, .. } => code,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn one_measurement_at_a_time_and_none_beside_a_migration_unless_forced() {
+    let (_host, listener) = answering(false);
+    let (first, ready) = opened(&listener, 1, false);
+    assert!(matches!(ready, Answer::Ready { .. }), "{ready:?}");
+    assert_eq!(refusal(opened(&listener, 2, true).1), code::BENCH_BUSY);
+    drop(first);
+    // The place is free as soon as the other side has seen the end.
+    let end = Instant::now() + LONG;
+    while !matches!(opened(&listener, 3, false).1, Answer::Ready { .. }) {
+        assert!(Instant::now() < end);
+    }
+    let (_host, listener) = answering(true);
+    assert_eq!(refusal(opened(&listener, 1, false).1), code::MIGRATION_UNDER_WAY);
+    let end = Instant::now() + LONG;
+    while !matches!(opened(&listener, 2, true).1, Answer::Ready { .. }) {
+        assert!(Instant::now() < end);
+    }
+}
+
+#[test]
+fn the_answering_side_refuses_what_is_absurd() {
+    for (part, words) in [
+        (r#"{"answer":{"bytes":4194305,"repetitions":1}}"#, "4194305 bytes"),
+        (r#"{"answer":{"bytes":1,"repetitions":100001}}"#, "100001 repetitions"),
+        (r#"{"send":{"ms":300001}}"#, "300001 ms"),
+    ] {
+        let (_host, listener) = answering(false);
+        let (talk, _) = opened(&listener, 1, false);
+        let _data = dial(&listener, 1, Role::BenchData, 7);
+        say(
+            &talk,
+            &format!(
+                r#"{{"say":"play","parts":[{{"channel":7,"part":{part}}}],"cpu":"any","limit_ms":1000}}"#
+            ),
+        );
+        let Answer::Refused { code, message } = hear(&talk, LONG).unwrap() else { panic!("{part}") };
+        assert!(code == code::BAD_REQUEST && message.contains(words), "{code}: {message}");
+        assert!(matches!(hear::<Answer>(&talk, LONG), Err(BenchError::Talk(TalkError::Closed))));
+    }
+}
+
+#[test]
+fn data_connections_without_the_token_are_refused() {
+    let (_host, listener) = answering(false);
+    let (_talk, _) = opened(&listener, 1, false);
+    let hello = Hello {
+        version_min: 1,
+        version_max: 1,
+        session: SessionId([1; 16]),
+        role: Role::BenchData,
+        link: 0,
+        channel: 1,
+        token: Token([9; 32]),
+    };
+    let route = Route { local: None, device: None, remote: listener.addresses()[0] };
+    let error = connect(&route, &hello, &TcpOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("refused who we are"), "{error}");
+}
+
+/// Begins a long stream and returns when it is under way.
+fn under_way(listener: &Listener) -> (Arc<Host>, Arc<Stop>, std::thread::JoinHandle<BenchEvent>) {
+    let stop = Arc::new(Stop::default());
+    let asking = Arc::new(Host::new("alpha".into(), Vec::new()));
+    let request = BenchRequest { to: listener.addresses()[0].to_string(), ..bandwidth(60_000) };
+    let (begun, beginning) = channel();
+    let (host, stopping) = (Arc::clone(&asking), Arc::clone(&stop));
+    let thread = std::thread::spawn(move || {
+        let mut tell = |_| begun.send(()).unwrap_or_default();
+        measure(&host, &request, false, &stopping, &mut tell)
+    });
+    beginning.recv_timeout(LONG).unwrap();
+    (asking, stop, thread)
+}
+
+fn error_of(event: BenchEvent) -> ErrorBody {
+    let BenchEvent::Finished { error: Some(error), report: None } = event else { panic!("{event:?}") };
+    *error
+}
+
+#[test]
+fn a_measurement_that_is_stopped_ends_at_once_on_both_sides() {
+    let (_host, listener) = answering(false);
+    let (_asking, stop, thread) = under_way(&listener);
+    stop.stop(Reason::Cancelled);
+    assert_eq!(error_of(thread.join().unwrap()).code, "cancelled");
+    let end = Instant::now() + LONG;
+    while !matches!(opened(&listener, 3, false).1, Answer::Ready { .. }) {
+        assert!(Instant::now() < end, "the other side goes on");
+    }
+}
+
+#[test]
+fn a_migration_that_begins_on_either_side_ends_it_and_is_named() {
+    let (host, listener) = answering(false);
+    let (_asking, _stop, thread) = under_way(&listener);
+    host.give_way();
+    let error = error_of(thread.join().unwrap());
+    assert!(error.code == code::MIGRATION_UNDER_WAY && error.message.starts_with("beta: "), "{error:?}");
+    let (_host, listener) = answering(false);
+    let (asking, _stop, thread) = under_way(&listener);
+    asking.give_way();
+    assert_eq!(error_of(thread.join().unwrap()).code, code::MIGRATION_UNDER_WAY);
+}

@@ -1,0 +1,179 @@
+//! A request of the local API: inventories of all hosts at the same time, then probes between every two of them, one pair
+//! after the other so that they do not measure each other.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use linerate_api::{DoctorAnswer, DoctorRequest, ErrorBody, Probes, Unheard};
+use linerate_fabric::model::{End, Incast, Inventory, Matrix, Probe, Room};
+use linerate_fabric::probe::{Answer, Depth, Echoing, Question, Target};
+
+use super::pairs::targets;
+use super::sides::{Side, find};
+use crate::agent::Agent;
+
+/// Hosts of one request.
+const HOSTS_MAX: usize = 64;
+/// How long an inventory may take beside the watching.
+const INVENTORY_WAIT: Duration = Duration::from_secs(15);
+/// How long the probes between two hosts may take: every link dead and black holes everywhere included.
+const PROBES_WAIT: Duration = Duration::from_secs(60);
+
+/// A host that answered.
+struct Heard {
+    side: Side,
+    inventory: Inventory,
+}
+
+/// Does what was asked.
+pub fn examine(agent: &Arc<Agent>, request: &DoctorRequest) -> Result<DoctorAnswer, ErrorBody> {
+    if request.hosts.len() >= HOSTS_MAX {
+        let message = format!("{} hosts are more than {HOSTS_MAX} at a time", request.hosts.len() + 1);
+        let hint = "collect inventories with `linerate doctor --inventory` and compare them with --from";
+        return Err(ErrorBody::new(linerate_api::code::BAD_REQUEST, message).with_hint(hint));
+    }
+    let (hosts, unheard) = inventories(agent, request);
+    let matrix = match request.probes {
+        Probes::None => Matrix::default(),
+        Probes::Short => Matrix { probes: probe_all(&hosts, Depth::Short), incasts: Vec::new() },
+        Probes::Full => {
+            let probes = probe_all(&hosts, Depth::Full);
+            Matrix { incasts: incasts(&hosts, &probes), probes }
+        }
+    };
+    let hosts = hosts.into_iter().map(|host| host.inventory).collect();
+    let room = Room { hosts, matrix, switches: Vec::new() };
+    let room = serde_json::to_value(&room)
+        .map_err(|error| ErrorBody::new("internal", format!("a defect in the agent: {error}")))?;
+    Ok(DoctorAnswer { room, unheard })
+}
+
+/// A host with its name, or why it could not be asked.
+type Found = Result<(Side, Answer), Unheard>;
+
+fn inventories(agent: &Arc<Agent>, request: &DoctorRequest) -> (Vec<Heard>, Vec<Unheard>) {
+    let question = Question::Inventory {
+        watch_ms: request.watch_ms,
+        names: request.hosts.iter().map(|host| host_part(host)).collect(),
+    };
+    let wait = INVENTORY_WAIT + Duration::from_millis(request.watch_ms);
+    let found: Vec<Found> = thread::scope(|scope| {
+        let here =
+            scope.spawn(|| Ok((Side::Here(agent.clone()), super::serve::answer(agent, question.clone()))));
+        let ask =
+            |name: &String| find(name, &question, wait).map_err(|why| Unheard { host: name.clone(), why });
+        let asking: Vec<_> = request.hosts.iter().map(|name| scope.spawn(move || ask(name))).collect();
+        let all = std::iter::once(here).chain(asking);
+        all.map(|one| one.join().unwrap_or_else(|cause| std::panic::resume_unwind(cause))).collect()
+    });
+    let (mut heard, mut unheard) = (Vec::<Heard>::new(), Vec::new());
+    for one in found {
+        match one {
+            Ok((side, Answer::Inventory(inventory))) => {
+                // A host that was named twice, or this one.
+                if !heard.iter().any(|known| known.inventory.host == inventory.host) {
+                    heard.push(Heard { side, inventory: *inventory });
+                }
+            }
+            Ok(_) => {}
+            Err(one) => unheard.push(one),
+        }
+    }
+    (heard, unheard)
+}
+
+/// `beta` of `beta:7979`; addresses have nothing to resolve but do no harm.
+fn host_part(name: &str) -> String {
+    let colons = name.matches(':').count();
+    let host = if colons == 1 { name.split(':').next().unwrap_or(name) } else { name };
+    host.trim_matches(['[', ']']).to_owned()
+}
+
+fn probe_all(hosts: &[Heard], depth: Depth) -> Vec<Probe> {
+    let mut probes = Vec::new();
+    for to in hosts {
+        let Some(echoing) = echo(to, hosts.len()) else { continue };
+        for from in hosts.iter().filter(|from| from.inventory.host != to.inventory.host) {
+            let targets = targets(&from.inventory, &to.inventory, &echoing);
+            probes.extend(probe(from, targets, depth));
+        }
+    }
+    probes
+}
+
+fn echo(host: &Heard, hosts: usize) -> Option<Echoing> {
+    let for_ms = u64::try_from(PROBES_WAIT.as_millis()).unwrap_or(u64::MAX).saturating_mul(hosts as u64);
+    match host.side.ask(Question::Echo { for_ms }, INVENTORY_WAIT) {
+        Ok(Answer::Echo(echoing)) => Some(echoing),
+        other => {
+            tracing::warn!(host = host.inventory.host, ?other, "does not answer datagrams");
+            None
+        }
+    }
+}
+
+/// Sends probes from a host. One that cannot send them says so in each.
+fn probe(from: &Heard, targets: Vec<Target>, depth: Depth) -> Vec<Probe> {
+    if targets.is_empty() {
+        return Vec::new();
+    }
+    match from.side.ask(Question::Probe { targets: targets.clone(), depth }, PROBES_WAIT) {
+        Ok(Answer::Probes { probes }) => probes,
+        other => {
+            let why = other.err().unwrap_or_else(|| "an answer to another question".into());
+            let failed = |target: &Target| {
+                let mut probe = Probe::new(target.from.clone(), target.to.clone());
+                probe.failure = Some(why.clone());
+                probe
+            };
+            targets.iter().map(failed).collect()
+        }
+    }
+}
+
+/// Everybody sends to one, on each network that at least two others share with it.
+fn incasts(hosts: &[Heard], probes: &[Probe]) -> Vec<Incast> {
+    let mut incasts = Vec::new();
+    for to in hosts {
+        let ends: Vec<_> = probes.iter().filter(|probe| probe.to.host == to.inventory.host).collect();
+        let mut addresses: Vec<_> = ends.iter().map(|probe| &probe.to).collect();
+        addresses.sort();
+        addresses.dedup();
+        for end in addresses {
+            let alone: Vec<&&Probe> =
+                ends.iter().filter(|probe| probe.to == *end && probe.throughput_mbps.is_some()).collect();
+            if alone.len() >= 2 {
+                incasts.push(incast(hosts, to, end, &alone));
+            }
+        }
+    }
+    incasts.retain(|incast: &Incast| !incast.throughput_mbps.is_empty());
+    incasts
+}
+
+fn incast(hosts: &[Heard], to: &Heard, end: &End, alone: &[&&Probe]) -> Incast {
+    let echoing = echo(to, 1).unwrap_or(Echoing { token: [0; 16], addresses: Vec::new() });
+    let fastest = alone.iter().filter_map(|probe| probe.throughput_mbps).max();
+    let results: Vec<Option<Probe>> = thread::scope(|scope| {
+        let load = |probe: &Probe| {
+            let from = hosts.iter().find(|host| host.inventory.host == probe.from.host)?;
+            let mut targets = targets(&from.inventory, &to.inventory, &echoing);
+            targets.retain(|target| target.from == probe.from && target.to == probe.to);
+            self::probe(from, targets, Depth::Load).into_iter().next()
+        };
+        let running: Vec<_> = alone.iter().map(|probe| scope.spawn(move || load(probe))).collect();
+        running
+            .into_iter()
+            .map(|one| one.join().unwrap_or_else(|cause| std::panic::resume_unwind(cause)))
+            .collect()
+    });
+    let loads: Vec<Probe> =
+        results.into_iter().flatten().filter(|probe| probe.throughput_mbps.is_some()).collect();
+    Incast {
+        to: end.clone(),
+        throughput_mbps: loads.iter().filter_map(|probe| probe.throughput_mbps).collect(),
+        from: loads.into_iter().map(|probe| probe.from).collect(),
+        alone_mbps: fastest,
+    }
+}

@@ -1,0 +1,106 @@
+//! The doctor's part of the agent: it knows this host, answers other agents, and coordinates probes between hosts.
+//!
+//! | room | what lives there |
+//! |---|---|
+//! | here | what is kept between questions; the inventory with what only the agent knows |
+//! | `serve` | one question of another agent |
+//! | `coordinate` | a request of the local API: inventories, then probes between every two hosts |
+//! | `pairs` | which ports probe which (pure) |
+//! | `sides` | a host by its agent: this one directly, others over the network |
+
+pub mod coordinate;
+mod pairs;
+pub mod serve;
+mod sides;
+
+use std::net::SocketAddr;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use linerate_fabric::collect::lldp::listen::Listener;
+use linerate_fabric::collect::{Options, inventory};
+use linerate_fabric::model::{Agent as AgentFacts, Inventory, Neighbour, Qemu};
+use linerate_fabric::probe::Echoing;
+use linerate_fabric::probe::echo::{Echo, EchoError};
+
+use crate::agent::Agent;
+
+/// Counters are watched no longer, whatever is asked.
+const WATCH_MAX: Duration = Duration::from_secs(10);
+/// QEMU programs were asked when the agent began; one that was replaced since is asked again.
+const QEMU_WAIT: Duration = Duration::from_secs(5);
+/// More names are not resolved at a time.
+const NAMES_MAX: usize = 256;
+
+/// What the doctor keeps.
+#[derive(Default)]
+pub struct Doctor {
+    /// Probes are sent for one question at a time: two would measure each other.
+    probing: Mutex<()>,
+    /// How many connections take load now.
+    sinks: AtomicUsize,
+    /// Answers datagrams, if somebody asked for it lately.
+    echo: Mutex<Option<Echo>>,
+    lldp: OnceLock<Listener>,
+}
+
+impl Doctor {
+    /// Hears what switches say from now on. Without the privilege that stays unknown.
+    pub fn begin_to_listen(&self) {
+        match Listener::start() {
+            Ok(listener) => {
+                let _ = self.lldp.set(listener);
+            }
+            Err(error) => tracing::warn!(%error, "not listening for LLDP"),
+        }
+    }
+
+    /// What was heard by LLDP on a port.
+    pub fn heard(&self, port: &str) -> Vec<Neighbour> {
+        let all = self.lldp.get().map(Listener::neighbours).unwrap_or_default();
+        all.into_iter().filter(|(name, _)| name == port).map(|(_, neighbour)| neighbour).collect()
+    }
+
+    /// Datagrams to these addresses are answered for this long; the sockets of an earlier question are used again.
+    fn echo(&self, addresses: &[SocketAddr], last: Duration) -> Result<Echoing, EchoError> {
+        let mut echo = self.echo.lock().unwrap_or_else(PoisonError::into_inner);
+        match echo.as_ref() {
+            Some(running) if running.extend(last) => Ok(running.echoing.clone()),
+            _ => Ok(echo.insert(Echo::start(addresses, last)?).echoing.clone()),
+        }
+    }
+}
+
+/// This host's inventory.
+fn inventory_here(agent: &Agent, watch: Duration, names: Vec<String>) -> Inventory {
+    let config = &agent.config;
+    inventory(&Options {
+        watch: watch.min(WATCH_MAX),
+        names: names.into_iter().take(NAMES_MAX).collect(),
+        qemu: qemu(agent),
+        agent: Some(AgentFacts {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            listen: config.listen.iter().map(ToString::to_string).collect(),
+            links: Vec::new(),
+        }),
+        neighbours: agent.doctor.lldp.get().map(Listener::neighbours).unwrap_or_default(),
+        ..Options::new(&config.name)
+    })
+}
+
+/// Versioned machine types only: an alias such as `pc` means another one in every QEMU.
+fn qemu(agent: &Agent) -> Vec<Qemu> {
+    let facts = |qemu: &crate::config::Qemu| {
+        let facts = agent.qemu_cache.facts(&qemu.program(), Instant::now() + QEMU_WAIT).ok();
+        let versioned = |machine: &String| machine.rsplit('-').next().is_some_and(|end| end.contains('.'));
+        Qemu {
+            path: qemu.binary.display().to_string(),
+            version: facts.as_ref().map(|facts| facts.version.to_string()),
+            machines: facts
+                .map(|facts| facts.machines.into_iter().filter(versioned).collect())
+                .unwrap_or_default(),
+        }
+    };
+    agent.config.qemu.iter().map(facts).collect()
+}

@@ -1,0 +1,106 @@
+//! One question of another agent, and its answer.
+//!
+//! Whoever reaches the agent's port may ask (there is no authentication between agents yet), so no answer may harm others:
+//! probes go only to addresses on a network that this host shares by one of its listening addresses, an echo never answers with
+//! more than it got and only to whoever knows its token, loads and their number are capped.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use linerate_fabric::model::Network;
+use linerate_fabric::probe::ask::{AskError, QUESTION_WAIT, receive, send};
+use linerate_fabric::probe::{Answer, Depth, Question, Target, load, run};
+use linerate_net::tcp::Stream;
+use linerate_net::tcp::listen::Accepted;
+use linerate_wire::frame::Welcome;
+use linerate_wire::{VERSION_MAX, VERSION_MIN, negotiate};
+
+use super::{Doctor, inventory_here};
+use crate::agent::Agent;
+use crate::faults::chain;
+
+/// Targets of one question.
+const TARGETS_MAX: usize = 1024;
+/// Loads that are taken at a time.
+const SINKS_MAX: usize = 64;
+const ANSWER_WAIT: Duration = Duration::from_secs(10);
+
+/// Takes the connection, answers its one question. What goes wrong is said in words, for the log.
+pub fn serve(agent: &Arc<Agent>, accepted: Accepted) -> Result<(), String> {
+    let hello = &accepted.hello;
+    let Some(version) = negotiate(hello.version_min, hello.version_max) else {
+        return Err(format!("no common version in {VERSION_MIN} to {VERSION_MAX}"));
+    };
+    let peer = accepted.peer;
+    let stream = accepted.welcome(Welcome { version, control_received: 0 }).map_err(|error| chain(&error))?;
+    converse(agent, &stream, peer).map_err(|error| chain(&error))
+}
+
+fn converse(agent: &Arc<Agent>, stream: &Stream, peer: std::net::SocketAddr) -> Result<(), AskError> {
+    let question = receive(stream, peer, Instant::now() + QUESTION_WAIT)?;
+    if question == Question::Sink {
+        return take_load(&agent.doctor, stream, peer);
+    }
+    let answer = answer(agent, question);
+    send(stream, &answer, peer, Instant::now() + ANSWER_WAIT)
+}
+
+/// The answer to any question but a load.
+pub(super) fn answer(agent: &Agent, question: Question) -> Answer {
+    match question {
+        Question::Inventory { watch_ms, names } => {
+            Answer::Inventory(Box::new(inventory_here(agent, Duration::from_millis(watch_ms), names)))
+        }
+        Question::Echo { for_ms } => {
+            match agent.doctor.echo(&agent.config.listen, Duration::from_millis(for_ms)) {
+                Ok(echoing) => Answer::Echo(echoing),
+                Err(error) => Answer::Refused { why: chain(&error) },
+            }
+        }
+        Question::Probe { targets, depth } => probe(agent, &targets, depth),
+        Question::Sink => Answer::Refused { why: "a load needs a connection of its own".into() },
+    }
+}
+
+fn probe(agent: &Agent, targets: &[Target], depth: Depth) -> Answer {
+    let Ok(_one_at_a_time) = agent.doctor.probing.try_lock() else {
+        return Answer::Refused {
+            why: "this host probes for somebody else; try again in some seconds".into(),
+        };
+    };
+    if targets.len() > TARGETS_MAX {
+        return Answer::Refused { why: format!("more than {TARGETS_MAX} targets") };
+    }
+    if let Some(stranger) = targets.iter().find(|target| !may_probe(agent, target)) {
+        return Answer::Refused {
+            why: format!("{} is on no network that this host listens on", stranger.echo),
+        };
+    }
+    Answer::Probes { probes: targets.iter().map(|target| run::probe(target, depth)).collect() }
+}
+
+/// From an address that the agent listens at, to one of the same network.
+fn may_probe(agent: &Agent, target: &Target) -> bool {
+    if !agent.config.listen.iter().any(|address| address.ip() == target.from.ip) {
+        return false;
+    }
+    let interfaces = linerate_net::interfaces::list().unwrap_or_default();
+    let own = interfaces.iter().flat_map(|one| &one.addresses).find(|address| address.ip == target.from.ip);
+    let network = own.map(|address| Network::of(address.ip, address.prefix));
+    network.is_some_and(|network| {
+        [target.echo.ip(), target.agent.ip(), target.to.ip].into_iter().all(|ip| network.contains(ip))
+    })
+}
+
+fn take_load(doctor: &Doctor, stream: &Stream, peer: std::net::SocketAddr) -> Result<(), AskError> {
+    let taken = doctor.sinks.fetch_add(1, Ordering::Relaxed);
+    let result = if taken < SINKS_MAX {
+        load::sink(stream, peer)
+    } else {
+        let why = format!("{SINKS_MAX} loads are taken already");
+        send(stream, &Answer::Refused { why }, peer, Instant::now() + ANSWER_WAIT)
+    };
+    doctor.sinks.fetch_sub(1, Ordering::Relaxed);
+    result
+}

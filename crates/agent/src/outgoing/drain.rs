@@ -1,0 +1,163 @@
+//! Rule 6: write protection is applied only while block I/O is drained where a disk is open with O_DIRECT.
+//!
+//! The kernel writes what such a disk reads into pages that it pinned when the read began; protection that is applied
+//! meanwhile does not see that write, and the page would be lost. QMP's `stop` answers when all block I/O is done. That
+//! nobody forgets it, [`Guarded`] lets nobody protect without a [`Still`], and only this room makes one.
+
+use std::time::{Duration, Instant};
+
+use linerate_core::Run;
+use linerate_guest::description::GuestDescription;
+use linerate_memory::{TrackError, Tracker};
+
+/// Shows that no read from a disk is under way that protection would not see.
+pub(super) struct Still(());
+
+/// What can be made to stand for a moment.
+pub(super) trait Guest {
+    /// Why it could not be stopped or did not go on.
+    type Error;
+
+    /// Whether it runs and has a disk that must be drained.
+    fn must_stand(&self) -> bool;
+    /// Stops it; returns when all block I/O is done.
+    fn stop(&mut self) -> Result<(), Self::Error>;
+    /// Lets it go on.
+    fn go_on(&mut self) -> Result<(), Self::Error>;
+}
+
+/// Whether any disk reads into pinned pages. A disk that is only read does so as well as one that is written.
+pub(super) fn reads_into_pinned_pages(guest: &GuestDescription) -> bool {
+    guest.disks.iter().any(|disk| disk.direct)
+}
+
+/// Runs `work` while no block I/O is under way. Returns how long the guest was stopped for it. Whatever comes of the work,
+/// the guest goes on.
+pub(super) fn while_still<G: Guest, T>(
+    guest: &mut G,
+    work: impl FnOnce(&mut G, &Still) -> Result<T, G::Error>,
+) -> Result<(T, Duration), G::Error> {
+    if !guest.must_stand() {
+        return Ok((work(guest, &Still(()))?, Duration::ZERO));
+    }
+    let began = Instant::now();
+    guest.stop()?;
+    let done = work(guest, &Still(()));
+    let gone_on = guest.go_on();
+    let stood = began.elapsed();
+    let done = done?;
+    gone_on?;
+    Ok((done, stood))
+}
+
+/// QEMU holds the guest before the switch-over: it stands, and its block I/O is drained.
+pub(super) fn held() -> Still {
+    Still(())
+}
+
+/// A tracker that protects only while block I/O is drained.
+pub(super) struct Guarded(Tracker);
+
+impl Guarded {
+    /// Nothing is protected yet.
+    pub fn new(tracker: Tracker) -> Guarded {
+        Guarded(tracker)
+    }
+
+    /// Protects everything.
+    pub fn protect(&self, _: &Still) -> Result<Duration, TrackError> {
+        self.0.protect()
+    }
+
+    /// What was written since; it is protected again.
+    pub fn scan(&self, _: &Still) -> Result<Vec<(usize, Run)>, TrackError> {
+        let mut found = Vec::new();
+        self.0.scan(true, &mut found)?;
+        Ok(found)
+    }
+
+    /// See [`Tracker::check_mapped`].
+    pub fn check_mapped(&self) -> Result<(), TrackError> {
+        self.0.check_mapped()
+    }
+
+    /// Takes the protection off.
+    pub fn detach(self) -> Result<(), TrackError> {
+        self.0.detach()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A guest whose disk reads until it is stopped.
+    struct Reading {
+        direct: bool,
+        under_way: bool,
+        refuses: bool,
+        seen: Vec<&'static str>,
+    }
+
+    impl Guest for Reading {
+        type Error = &'static str;
+
+        fn must_stand(&self) -> bool {
+            self.direct
+        }
+
+        fn stop(&mut self) -> Result<(), &'static str> {
+            if self.refuses {
+                return Err("QEMU does not answer");
+            }
+            self.under_way = false;
+            self.seen.push("stop");
+            Ok(())
+        }
+
+        fn go_on(&mut self) -> Result<(), &'static str> {
+            self.under_way = true;
+            self.seen.push("go on");
+            Ok(())
+        }
+    }
+
+    fn reading(direct: bool, refuses: bool) -> Reading {
+        Reading { direct, under_way: true, refuses, seen: Vec::new() }
+    }
+
+    fn protect(guest: &mut Reading, _: &Still) -> Result<bool, &'static str> {
+        guest.seen.push("protect");
+        Ok(guest.under_way)
+    }
+
+    #[test]
+    fn protection_is_applied_between_the_stop_and_the_going_on() {
+        let mut guest = reading(true, false);
+        let (lost, _) = while_still(&mut guest, protect).unwrap();
+        assert!(!lost, "a read was under way while protection was applied");
+        assert_eq!(guest.seen, ["stop", "protect", "go on"]);
+    }
+
+    #[test]
+    fn without_the_answer_to_stop_nothing_is_protected() {
+        let mut guest = reading(true, true);
+        assert!(while_still(&mut guest, protect).is_err());
+        assert!(guest.seen.is_empty(), "{:?}", guest.seen);
+    }
+
+    #[test]
+    fn a_guest_goes_on_although_protecting_failed() {
+        let mut guest = reading(true, false);
+        let failed: Result<((), Duration), _> = while_still(&mut guest, |_, _| Err("no memory"));
+        assert_eq!(failed.unwrap_err(), "no memory");
+        assert_eq!(guest.seen, ["stop", "go on"]);
+    }
+
+    #[test]
+    fn a_guest_whose_disks_need_it_not_is_not_stopped() {
+        let mut guest = reading(false, false);
+        while_still(&mut guest, protect).unwrap();
+        assert_eq!(guest.seen, ["protect"]);
+    }
+}

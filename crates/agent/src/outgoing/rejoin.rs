@@ -1,0 +1,44 @@
+//! The first control connection, before links are known: if it is lost, it is opened again at the addresses by which the
+//! destination was reached. Later each link looks after its own.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use linerate_core::source::Event;
+use linerate_core::{Code, SessionId, Token};
+use linerate_net::tcp::connect::ConnectError;
+
+use super::links::{attach_path, join_any};
+use super::{Input, Outgoing};
+
+/// Between two tries.
+const RETRY: Duration = Duration::from_millis(250);
+
+/// Tries in a thread of its own until it is joined, refused or over; the brain's link time-out bounds it.
+pub(super) fn rejoin(shared: &Arc<Outgoing>, peers: Vec<SocketAddr>) {
+    let outgoing = shared.clone();
+    let trying = move || {
+        while !outgoing.brain().is_ended() && outgoing.brain().paths() == 0 {
+            if try_once(&outgoing, &peers, outgoing.session, outgoing.token) {
+                return;
+            }
+            std::thread::sleep(RETRY);
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("rejoin".into()).spawn(trying) {
+        tracing::error!(%error, "no thread to reach the destination again");
+    }
+}
+
+/// Whether there is nothing more to try.
+fn try_once(shared: &Arc<Outgoing>, peers: &[SocketAddr], session: SessionId, token: Token) -> bool {
+    match join_any(peers, session, token) {
+        Ok(stream) => attach_path(shared, stream, None).is_ok(),
+        Err(Some(ConnectError::Refused { fault, .. })) if fault.code == Code::SessionUnknown => {
+            let _ = shared.inbox.send(Input::Event(Event::Forgotten));
+            true
+        }
+        Err(_) => false,
+    }
+}

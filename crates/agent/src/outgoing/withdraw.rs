@@ -1,0 +1,40 @@
+//! A roll-back that the destination could not be told of by an abort is told beside the session, in a thread of its own:
+//! nothing waits for it, and a destination that is away costs a connection attempt now and then for a minute. When to try
+//! is `linerate-core`'s (`withdrawal`).
+
+use std::net::SocketAddr;
+
+use linerate_core::withdrawal::{Next, Withdrawal};
+use linerate_core::{SessionId, Token};
+
+use super::links::withdraw_any;
+use crate::clock::Clock;
+
+/// Begins to tell the destination.
+pub(crate) fn withdraw(peers: Vec<SocketAddr>, session: SessionId, token: Token) {
+    let telling = move || tell(&peers, session, token);
+    if let Err(error) = std::thread::Builder::new().name("withdraw".into()).spawn(telling) {
+        tracing::warn!(%session, %error, "no thread to tell the destination of the roll-back; it gives up by itself");
+    }
+}
+
+fn tell(peers: &[SocketAddr], session: SessionId, token: Token) {
+    let clock = Clock::start();
+    let mut withdrawal = Withdrawal::new(clock.now());
+    loop {
+        let outcome = withdraw_any(peers, session, token);
+        let now = clock.now();
+        match withdrawal.answered(now, outcome) {
+            Next::Again(at) => std::thread::sleep(at.since(now)),
+            Next::GivenUp => {
+                return tracing::info!(%session, "the destination knows of the roll-back and holds nothing any more");
+            }
+            Next::Committed => {
+                return tracing::error!(%session, "rolled back here, and the destination says that it has committed: see that the guest does not run twice");
+            }
+            Next::Unheard => {
+                return tracing::warn!(%session, "the destination could not be told of the roll-back; by now it has given up by itself");
+            }
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! The doctor: what an agent is asked to look at.
+
+use serde::{Deserialize, Serialize};
+
+/// How much probes between hosts move.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Probes {
+    /// None: inventories only.
+    #[default]
+    None,
+    /// Datagrams: reachable, path MTU, latency, clock.
+    Short,
+    /// TCP load too.
+    Full,
+}
+
+/// What to look at.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DoctorRequest {
+    /// Other hosts, `HOST` or `HOST:PORT`; this one is always looked at.
+    #[serde(default)]
+    pub hosts: Vec<String>,
+    /// Probes between all of them.
+    #[serde(default)]
+    pub probes: Probes,
+    /// How long counters are watched, milliseconds; at most 10 000.
+    #[serde(default)]
+    pub watch_ms: u64,
+}
+
+/// A host that could not be asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unheard {
+    /// As it was named in the request.
+    pub host: String,
+    /// Why.
+    pub why: String,
+}
+
+/// What was found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DoctorAnswer {
+    /// Inventories and measurements, in the form of docs/inventory.md.
+    pub room: serde_json::Value,
+    /// Hosts that could not be asked.
+    pub unheard: Vec<Unheard>,
+}

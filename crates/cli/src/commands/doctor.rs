@@ -1,0 +1,100 @@
+//! `linerate doctor`
+
+use std::path::Path;
+
+use linerate_api::{DoctorAnswer, DoctorRequest, Probes, Unheard};
+use linerate_fabric::checks::run_all;
+use linerate_fabric::model::{Finding, Room, Severity};
+use linerate_fabric::saved;
+use serde::Serialize;
+
+use crate::context::Context;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::flags::DoctorFlags;
+use crate::render::doctor;
+
+/// Counters are watched this long, so that errors that rise are told from old ones.
+const WATCH_MS: u64 = 1000;
+
+/// For programs.
+#[derive(Serialize)]
+struct Document<'a> {
+    findings: &'a [Finding],
+    unheard: &'a [Unheard],
+    room: &'a Room,
+}
+
+/// Asks the agent, and others through it.
+pub async fn run(flags: &DoctorFlags, context: &Context) -> Result<Exit, Failure> {
+    let quick = flags.quick || flags.inventory;
+    let request = DoctorRequest {
+        hosts: flags.hosts.clone(),
+        probes: if quick { Probes::Short } else { Probes::Full },
+        watch_ms: if quick { 0 } else { WATCH_MS },
+    };
+    let DoctorAnswer { room, unheard } = context.client.doctor(&request).await?;
+    let room: Room = serde_json::from_value(room).map_err(|error| {
+        let message = format!("the agent's answer was not understood: {error}");
+        Failure::new(Exit::Failed, message, "use the client and the agent of one version")
+    })?;
+    if flags.inventory {
+        return inventory(&room, context);
+    }
+    if let Some(folder) = &flags.save {
+        saved::write(&room, folder).map_err(|error| Failure::new(Exit::Failed, error.to_string(), ""))?;
+    }
+    report(&room, &unheard, flags.details, context)
+}
+
+/// Looks at saved inventories.
+pub fn saved(folder: &Path, details: bool, context: &Context) -> Result<Exit, Failure> {
+    let room = saved::read(folder).map_err(|error| {
+        Failure::new(Exit::Failed, error.to_string(), "docs/inventory.md describes the files")
+    })?;
+    report(&room, &[], details, context)
+}
+
+fn inventory(room: &Room, context: &Context) -> Result<Exit, Failure> {
+    let host = room
+        .hosts
+        .first()
+        .ok_or_else(|| Failure::new(Exit::Failed, "the agent gave no inventory", "its log may say why"))?;
+    let text = host.to_json().map_err(|error| Failure::output(&error.into()))?;
+    context.print(&(text + "\n"))?;
+    Ok(Exit::Ok)
+}
+
+fn report(room: &Room, unheard: &[Unheard], details: bool, context: &Context) -> Result<Exit, Failure> {
+    let findings = run_all(room);
+    let document = Document { findings: &findings, unheard, room };
+    context.answer(&document, || doctor::report(room, &findings, unheard, details, context.out))?;
+    Ok(exit(&findings, unheard))
+}
+
+/// Hints are no reason to stop a script.
+fn exit(findings: &[Finding], unheard: &[Unheard]) -> Exit {
+    let worst = findings.iter().map(|finding| finding.severity).max();
+    match worst {
+        _ if !unheard.is_empty() => Exit::DoctorErrors,
+        Some(Severity::Error) => Exit::DoctorErrors,
+        Some(Severity::Warning) => Exit::DoctorWarnings,
+        Some(Severity::Hint) | None => Exit::Ok,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_worst_finding_decides_and_a_silent_host_is_an_error() {
+        let finding = |severity| Finding::new("x", severity, "");
+        assert_eq!(exit(&[], &[]), Exit::Ok);
+        assert_eq!(exit(&[finding(Severity::Hint)], &[]), Exit::Ok);
+        assert_eq!(exit(&[finding(Severity::Hint), finding(Severity::Warning)], &[]), Exit::DoctorWarnings);
+        assert_eq!(exit(&[finding(Severity::Error), finding(Severity::Warning)], &[]), Exit::DoctorErrors);
+        let silent = Unheard { host: "beta".into(), why: "no".into() };
+        assert_eq!(exit(&[], &[silent]), Exit::DoctorErrors);
+    }
+}

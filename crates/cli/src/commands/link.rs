@@ -1,0 +1,68 @@
+//! `linerate link show | set | confirm`
+
+use linerate_api::{DoctorRequest, LinkAnswer, LinkConfirm};
+use linerate_fabric::model::{Port, PortKind, Room};
+
+use crate::context::Context;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::flags::LinkCommand;
+use crate::render::doctor;
+
+/// Shows, sets on trial, confirms.
+pub async fn run(command: LinkCommand, context: &Context) -> Result<Exit, Failure> {
+    match command {
+        LinkCommand::Show { port } => show(port.as_deref(), context).await,
+        LinkCommand::Set(flags) => {
+            let answer = context.client.set_link(&flags.request()).await?;
+            context.answer(&answer, || said(&answer))?;
+            Ok(Exit::Ok)
+        }
+        LinkCommand::Confirm { port } => {
+            context.client.confirm_link(&LinkConfirm { port: port.clone() }).await?;
+            context.answer(&serde_json::json!({"port": port, "confirmed": true}), || {
+                format!("{port}: stays as it is now\n")
+            })?;
+            Ok(Exit::Ok)
+        }
+    }
+}
+
+async fn show(name: Option<&str>, context: &Context) -> Result<Exit, Failure> {
+    let answer = context.client.doctor(&DoctorRequest::default()).await?;
+    let room: Room = serde_json::from_value(answer.room).map_err(|error| {
+        Failure::new(Exit::Failed, format!("the agent's answer was not understood: {error}"), "")
+    })?;
+    let ports = room.hosts.into_iter().flat_map(|host| host.ports);
+    let ports: Vec<Port> =
+        ports.filter(|port| name.map_or(port.kind != PortKind::Loopback, |name| port.name == name)).collect();
+    if let (Some(name), true) = (name, ports.is_empty()) {
+        return Err(Failure::new(
+            Exit::Refused,
+            format!("there is no port {name} on this host"),
+            "`linerate link show` lists them",
+        ));
+    }
+    context.answer(&ports, || doctor::ports(&ports))?;
+    Ok(Exit::Ok)
+}
+
+fn said(answer: &LinkAnswer) -> String {
+    let port = &answer.port;
+    if answer.steps.is_empty() {
+        return format!("{port}: nothing to change\n");
+    }
+    let mut lines: Vec<String> = answer
+        .steps
+        .iter()
+        .map(|step| format!("{port}: {} {} → {}", step.what, step.from, step.to))
+        .collect();
+    lines.extend(answer.warnings.iter().map(|warning| format!("warning: {warning}")));
+    lines.push(match answer.confirm_within_s {
+        Some(seconds) => format!(
+            "done on trial; it is put back in {seconds} s unless you say: linerate link confirm {port}"
+        ),
+        None => "nothing was changed (dry run)".to_owned(),
+    });
+    lines.join("\n") + "\n"
+}

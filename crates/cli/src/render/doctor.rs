@@ -1,0 +1,266 @@
+//! What the doctor found, for a tired person: worst first, one line each; then the links with what they carry.
+
+use linerate_api::Unheard;
+use linerate_fabric::model::{Finding, Latency, Port, Probe, Room, Severity};
+
+use super::format::clean;
+use super::table::{Align, Table, wrap};
+use crate::context::Screen;
+use crate::render::paint::Paint;
+
+/// Everything.
+pub fn report(
+    room: &Room,
+    findings: &[Finding],
+    unheard: &[Unheard],
+    details: bool,
+    screen: Screen,
+) -> String {
+    let paint = screen.paint;
+    let mut lines = Vec::new();
+    for silent in unheard {
+        let text = format!("{} could not be asked: {}", clean(&silent.host), clean(&silent.why));
+        lines.extend(entry(&paint.red("error  "), &text, screen.width));
+    }
+    for finding in findings {
+        lines.extend(entry(&word(finding.severity, paint), &title(finding), screen.width));
+        if details {
+            lines.extend(more(finding, screen));
+        }
+    }
+    if !lines.is_empty() {
+        lines.push(String::new());
+    }
+    lines.extend(matrix(&room.matrix.probes));
+    lines.extend(incasts(room));
+    lines.push(summary(room, findings, unheard, paint));
+    if !details && !findings.is_empty() {
+        lines.push(paint.dim("what was seen, why it matters and how to put it right: --details"));
+    }
+    lines.join("\n") + "\n"
+}
+
+/// Ports with what can be set.
+pub fn ports(ports: &[Port]) -> String {
+    use Align::{Left, Right};
+    let mut table = Table::new(&[Left, Left, Right, Right, Left, Left, Left, Right, Left]);
+    let head = ["port", "kind", "MTU", "speed", "", "FEC", "pause", "queues", "other side"];
+    table.row(head.map(String::from));
+    for port in ports {
+        table.row(port_cells(port).map(|cell| clean(&cell)));
+    }
+    table.lines(0).join("\n") + "\n"
+}
+
+fn port_cells(port: &Port) -> [String; 9] {
+    let unknown = || "–".to_owned();
+    let kind = serde_json::to_value(port.kind).ok().and_then(|kind| Some(kind.as_str()?.to_owned()));
+    let flag = |on: Option<bool>, word: &str| if on == Some(true) { word.to_owned() } else { String::new() };
+    let pause = port.pause.map(|pause| [flag(pause.rx, "rx"), flag(pause.tx, "tx")].concat());
+    let negotiation = match (port.carrier, port.link.autonegotiation) {
+        (Some(false), _) => port.link.down_reason.clone().unwrap_or_else(|| "no link".into()),
+        (_, Some(true)) => "auto".into(),
+        (_, Some(false)) => "forced".into(),
+        (_, None) => String::new(),
+    };
+    let neighbour = port
+        .neighbours
+        .first()
+        .map(|one| [&one.system, &one.port].into_iter().flatten().cloned().collect::<Vec<_>>().join(" "));
+    [
+        port.name.clone(),
+        kind.unwrap_or_else(unknown),
+        port.mtu.map_or_else(unknown, |mtu| mtu.to_string()),
+        port.link.speed_mbps.map_or_else(unknown, |speed| format!("{speed} Mb/s")),
+        negotiation,
+        port.fec.as_ref().and_then(|fec| fec.active.clone()).unwrap_or_else(unknown),
+        pause.map_or_else(unknown, |pause| if pause.is_empty() { "off".into() } else { pause }),
+        port.queues
+            .map_or_else(unknown, |queues| format!("{}/{}", queues.receiving(), queues.receiving_max())),
+        neighbour.unwrap_or_default(),
+    ]
+}
+
+fn word(severity: Severity, paint: Paint) -> String {
+    match severity {
+        Severity::Error => paint.red("error  "),
+        Severity::Warning => paint.yellow("warning"),
+        Severity::Hint => paint.cyan("hint   "),
+    }
+}
+
+/// Where, what, and which finding it is.
+fn title(finding: &Finding) -> String {
+    let places: Vec<String> = finding.places.iter().map(ToString::to_string).collect();
+    let places = if places.is_empty() { String::new() } else { format!("{}: ", places.join(", ")) };
+    clean(&format!("{places}{} [{}]", finding.title, finding.id))
+}
+
+/// Behind a label of seven columns.
+fn entry(label: &str, text: &str, width: usize) -> Vec<String> {
+    let lines = wrap(text, width.saturating_sub(9).max(20));
+    let line = |(number, line): (usize, &String)| {
+        if number == 0 { format!("{label}  {line}") } else { format!("         {line}") }
+    };
+    lines.iter().enumerate().map(line).collect()
+}
+
+fn more(finding: &Finding, screen: Screen) -> Vec<String> {
+    let mut table = Table::new(&[Align::Left, Align::Left, Align::Left]);
+    for seen in &finding.seen {
+        table.row([seen.place.to_string(), seen.what.clone(), seen.value.clone()].map(|cell| clean(&cell)));
+    }
+    let mut lines = table.lines(11);
+    let mut add = |label: &str, text: &str| {
+        lines.extend(entry("       ", &format!("{label} {}", clean(text)), screen.width));
+    };
+    add("why:", &finding.why);
+    for fix in &finding.fixes {
+        let place = fix.place.as_ref().map(|place| format!("{}: ", place.host)).unwrap_or_default();
+        add("do:", &format!("{place}{}", fix.what));
+        if let Some(command) = &fix.command {
+            add("   ", &screen.paint.bold(&clean(command)));
+        }
+    }
+    add("more:", &finding.page);
+    lines.push(String::new());
+    lines
+}
+
+/// One line for each pair of ports and direction.
+fn matrix(probes: &[Probe]) -> Vec<String> {
+    if probes.is_empty() {
+        return Vec::new();
+    }
+    use Align::{Left, Right};
+    let mut table = Table::new(&[Left, Left, Right, Right, Right, Right, Left]);
+    table.row(["from", "to", "path MTU", "round trip", "throughput", "loaded", ""].map(String::from));
+    for probe in probes {
+        table.row(cells(probe).map(|cell| clean(&cell)));
+    }
+    let mut lines = table.lines(0);
+    lines.push(String::new());
+    lines
+}
+
+fn cells(probe: &Probe) -> [String; 7] {
+    let unknown = || "–".to_owned();
+    let mtu = probe.path_mtu.map_or_else(unknown, |mtu| match (mtu.passed < mtu.promised, mtu.black_hole) {
+        (false, _) => mtu.passed.to_string(),
+        (true, false) => format!("{} of {}", mtu.passed, mtu.promised),
+        (true, true) => format!("{} of {}, silently", mtu.passed, mtu.promised),
+    });
+    let time = |latency: Option<Latency>| {
+        latency.map_or_else(unknown, |latency| format!("{} µs", latency.median_ns / 1000))
+    };
+    let notes = [
+        (probe.reachable == Some(false)).then(|| "NOT REACHABLE".to_owned()),
+        probe.failure.clone(),
+        probe.leaves_by.as_ref().map(|port| format!("unbound packets leave by {port}")),
+        probe.arrives_at.as_ref().map(|port| format!("arrives at {port}")),
+        probe.loss_permille.filter(|loss| *loss > 0).map(|loss| format!("{loss} ‰ lost under load")),
+    ];
+    [
+        format!("{} {}", probe.from.host, probe.from.port),
+        format!("{} {}", probe.to.host, probe.to.port),
+        mtu,
+        time(probe.latency),
+        probe.throughput_mbps.map_or_else(unknown, |rate| format!("{rate} Mb/s")),
+        time(probe.latency_loaded),
+        notes.into_iter().flatten().collect::<Vec<_>>().join("; "),
+    ]
+}
+
+fn incasts(room: &Room) -> Vec<String> {
+    let line = |incast: &linerate_fabric::model::Incast| {
+        let sum: u64 = incast.throughput_mbps.iter().sum();
+        let alone = incast.alone_mbps.map(|alone| format!(", one alone {alone} Mb/s")).unwrap_or_default();
+        let count = incast.from.len();
+        clean(&format!(
+            "{count} hosts at once to {} {}: {sum} Mb/s together{alone}",
+            incast.to.host, incast.to.port
+        ))
+    };
+    let mut lines: Vec<String> = room.matrix.incasts.iter().map(line).collect();
+    if !lines.is_empty() {
+        lines.push(String::new());
+    }
+    lines
+}
+
+fn summary(room: &Room, findings: &[Finding], unheard: &[Unheard], paint: Paint) -> String {
+    let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
+    let errors = count(Severity::Error) + unheard.len();
+    let (warnings, hints) = (count(Severity::Warning), count(Severity::Hint));
+    let hosts = room.hosts.len();
+    let plural = if hosts == 1 { "host" } else { "hosts" };
+    if errors + warnings + hints == 0 {
+        return paint.green(&format!("{hosts} {plural}: nothing found"));
+    }
+    format!("{hosts} {plural}: errors {errors}, warnings {warnings}, hints {hints}")
+}
+
+#[cfg(test)]
+mod tests {
+    use linerate_fabric::model::{End, PathMtu, Place};
+
+    use super::*;
+
+    const SCREEN: Screen = Screen { width: 100, paint: Paint::PLAIN, live: false };
+
+    fn probe() -> Probe {
+        let end =
+            |host: &str, last: u8| End { host: host.into(), port: "l0".into(), ip: [10, 0, 0, last].into() };
+        Probe::new(end("a", 1), end("b", 2))
+    }
+
+    #[test]
+    fn one_line_each_and_more_on_demand() {
+        let place = Place::port("beta", "ens1f1");
+        let finding = Finding::new("mtu-between-hosts", Severity::Error, "MTU 1500 and 9000")
+            .at(place.clone())
+            .seen(place.clone(), "MTU", 1500)
+            .why("it hangs")
+            .command(place, "raise it", "ip link set dev ens1f1 mtu 9000");
+        let room = Room::default();
+        let short = report(&room, std::slice::from_ref(&finding), &[], false, SCREEN);
+        assert!(
+            short.starts_with("error    beta ens1f1: MTU 1500 and 9000 [mtu-between-hosts]\n\n"),
+            "{short}"
+        );
+        assert!(!short.contains("it hangs"));
+        let long = report(&room, &[finding], &[], true, SCREEN);
+        for words in [
+            "why: it hangs",
+            "do: beta: raise it",
+            "ip link set dev ens1f1 mtu 9000",
+            "docs/findings.md#mtu-between-hosts",
+        ] {
+            assert!(long.contains(words), "{words} is not in\n{long}");
+        }
+    }
+
+    #[test]
+    fn a_black_hole_can_be_seen_in_the_matrix() {
+        let mut one = probe();
+        one.path_mtu = Some(PathMtu { promised: 9000, passed: 1500, black_hole: true });
+        one.throughput_mbps = Some(2412);
+        let text = matrix(&[one]).join("\n");
+        assert!(text.contains("1500 of 9000, silently"), "{text}");
+        assert!(text.contains("2412 Mb/s"), "{text}");
+    }
+
+    #[test]
+    fn what_comes_from_other_hosts_cannot_steer_the_terminal() {
+        let mut one = probe();
+        one.failure = Some("\x1b[2Jgone".into());
+        let silent = Unheard { host: "b\x1b[2J".into(), why: "x".into() };
+        let text = report(&Room::default(), &[], &[silent], false, SCREEN) + &matrix(&[one]).join("\n");
+        assert!(!text.contains('\x1b'), "{text:?}");
+    }
+
+    #[test]
+    fn nothing_found_is_said_too() {
+        assert_eq!(report(&Room::default(), &[], &[], false, SCREEN), "0 hosts: nothing found\n");
+    }
+}

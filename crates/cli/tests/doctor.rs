@@ -1,0 +1,247 @@
+//! The doctor with real agents on hosts in namespaces. As root, with what lab/install.sh installs.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Tests say what they expect.
+
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use linerate_lab::{Agent, AgentOptions, Lab, LinkSpec};
+use serde_json::Value;
+
+/// One lab at a time: loads would measure each other.
+static ONE: Mutex<()> = Mutex::new(());
+
+struct Room {
+    agents: Vec<Agent>,
+    // Behind the agents: dropped after them.
+    lab: Lab,
+    _one: MutexGuard<'static, ()>,
+}
+
+impl Room {
+    fn new(hosts: usize, rates_mbps: &[u64]) -> Room {
+        let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut builder = Lab::builder().hosts(hosts);
+        for rate in rates_mbps {
+            builder = builder.link(LinkSpec::shaped(*rate));
+        }
+        let lab = builder.build().unwrap();
+        let options = || AgentOptions {
+            binary: Some(env!("CARGO_BIN_EXE_linerate").into()),
+            ..AgentOptions::default()
+        };
+        let agents = lab.hosts().iter().map(|host| Agent::start(host, options()).unwrap()).collect();
+        Room { agents, lab, _one: one }
+    }
+
+    fn linerate(&self, arguments: &[&str]) -> (i32, String) {
+        output(self.agents[0].client().args(arguments))
+    }
+
+    /// Exit code and document of `linerate doctor --json` about all hosts.
+    fn doctor(&self, more: &[&str]) -> (i32, Value) {
+        let others: Vec<String> = self.agents[1..].iter().map(|agent| agent.address(0).to_string()).collect();
+        let mut arguments = vec!["doctor", "--json"];
+        arguments.extend(others.iter().map(String::as_str));
+        arguments.extend(more);
+        let (exit, text) = self.linerate(&arguments);
+        (exit, serde_json::from_str(&text).unwrap_or_else(|_| panic!("{text}")))
+    }
+
+    /// A command on a host.
+    fn on(&self, host: usize, words: &[&str]) {
+        let done = self.lab.hosts()[host].command(words[0]).args(&words[1..]).output().unwrap();
+        assert!(done.status.success(), "{words:?}: {}", String::from_utf8_lossy(&done.stderr));
+    }
+}
+
+fn output(command: &mut Command) -> (i32, String) {
+    let done = command.output().unwrap();
+    let text = if done.stdout.is_empty() { done.stderr } else { done.stdout };
+    (done.status.code().unwrap(), String::from_utf8(text).unwrap())
+}
+
+fn ids(document: &Value) -> Vec<&str> {
+    document["findings"].as_array().unwrap().iter().map(|finding| finding["id"].as_str().unwrap()).collect()
+}
+
+/// The probe from a port of one host to another host.
+fn probe<'a>(document: &'a Value, from: &str, port: &str, to: &str) -> &'a Value {
+    let probes = document["room"]["matrix"]["probes"].as_array().unwrap();
+    let wanted = |probe: &&Value| {
+        probe["from"]["host"] == from && probe["from"]["port"] == port && probe["to"]["host"] == to
+    };
+    probes.iter().find(wanted).unwrap_or_else(|| panic!("no probe from {from} {port} to {to} in {probes:#?}"))
+}
+
+#[test]
+fn two_healthy_hosts_and_then_one_port_with_another_mtu() {
+    let room = Room::new(2, &[1000, 200]);
+    let (_, healthy) = room.doctor(&[]);
+    assert!(!ids(&healthy).contains(&"mtu-between-hosts"), "{:?}", ids(&healthy));
+    for (from, to) in [("a", "b"), ("b", "a")] {
+        for port in ["l0", "l1"] {
+            let probe = probe(&healthy, from, port, to);
+            assert_eq!(probe["reachable"], true, "{probe}");
+            assert_eq!(probe["path_mtu"]["passed"], 9000, "{probe}");
+            assert_eq!(probe["path_mtu"]["black_hole"], false, "{probe}");
+            assert!(probe["latency"]["min_ns"].as_u64().unwrap() > 0, "{probe}");
+            assert_eq!(probe["leaves_by"], Value::Null, "{probe}");
+            assert_eq!(probe["arrives_at"], Value::Null, "{probe}");
+            // Both hosts have one clock here.
+            assert!(probe["clock_ahead_us"].as_i64().unwrap().abs() < 1_000_000, "{probe}");
+        }
+        // Each load went over its own link: what the shaper lets through, and not what the other link would.
+        let slow = probe(&healthy, from, "l1", to)["throughput_mbps"].as_u64().unwrap();
+        let fast = probe(&healthy, from, "l0", to)["throughput_mbps"].as_u64().unwrap();
+        assert!(slow > 0 && slow < 300 && fast > slow, "{slow} and {fast} Mb/s");
+    }
+
+    room.on(1, &["ip", "link", "set", "dev", "l1", "mtu", "1500"]);
+    let (exit, faulty) = room.doctor(&["--quick"]);
+    assert_eq!(exit, 12, "{:?}", ids(&faulty));
+    assert!(ids(&faulty).contains(&"mtu-between-hosts"), "{:?}", ids(&faulty));
+    let there = probe(&faulty, "a", "l1", "b");
+    // A virtual cable leaves room for a VLAN tag.
+    let passed = there["path_mtu"]["passed"].as_u64().unwrap();
+    assert!((1500..=1504).contains(&passed), "{there}");
+    assert_eq!(there["path_mtu"]["black_hole"], true, "a cable says nothing: {there}");
+    assert_eq!(probe(&faulty, "b", "l1", "a")["path_mtu"]["passed"], 1500);
+    assert_eq!(probe(&faulty, "a", "l0", "b")["path_mtu"]["passed"], 9000);
+    let (_, text) = room.linerate(&["doctor", "--quick", &room.agents[1].address(0).to_string()]);
+    assert!(text.contains("b l1: MTU 1500 and 9000") && text.contains("of 9000, silently"), "{text}");
+}
+
+#[test]
+fn a_firewall_and_a_wrong_route_are_seen() {
+    let room = Room::new(2, &[1000, 1000]);
+    let rules = "add table inet t; add chain inet t in { type filter hook input priority 0; policy accept; }; \
+                 add rule inet t in iifname l1 udp dport 1-65535 drop";
+    room.on(1, &["nft", rules]);
+    let away = format!("{}/32", room.agents[1].address(0).ip());
+    room.on(0, &["ip", "route", "add", &away, "dev", "l1"]);
+    let (_, document) = room.doctor(&["--quick"]);
+    let dropped = probe(&document, "a", "l1", "b");
+    assert_eq!(dropped["reachable"], false, "{dropped}");
+    assert_eq!(dropped["path_mtu"], Value::Null, "unknown, and no black hole: {dropped}");
+    let routed = probe(&document, "a", "l0", "b");
+    assert_eq!(routed["leaves_by"], "l1", "{routed}");
+    assert_eq!(routed["reachable"], true, "bound to its port it goes the right way: {routed}");
+    let chains = document["room"]["hosts"][1]["firewall"]["input"].as_array().unwrap();
+    assert!(chains.iter().any(|chain| chain["table"] == "inet t" && chain["rules"] == 1), "{chains:?}");
+}
+
+#[test]
+fn three_hosts_on_a_switch_with_a_small_mtu_and_all_to_one() {
+    let room = Room::new(3, &[500]);
+    let (_, document) = room.doctor(&[]);
+    let probes = document["room"]["matrix"]["probes"].as_array().unwrap();
+    assert_eq!(probes.len(), 6);
+    let incasts = document["room"]["matrix"]["incasts"].as_array().unwrap();
+    assert_eq!(incasts.len(), 3, "each host was sent to by both others");
+    for incast in incasts {
+        let each: Vec<u64> =
+            incast["throughput_mbps"].as_array().unwrap().iter().map(|rate| rate.as_u64().unwrap()).collect();
+        assert_eq!(each.len(), 2, "{incast}");
+        assert!(
+            each.iter().sum::<u64>() < 1000,
+            "two senders cannot have more than the receiver's link: {incast}"
+        );
+    }
+
+    // The bridge passes what its port to c passes: 1500 bytes, while all hosts believe in 9000.
+    let switch = format!("{}-sw", room.lab.name());
+    let done = Command::new("ip")
+        .args(["-n", &switch, "link", "set", "dev", "l0-c", "mtu", "1500"])
+        .status()
+        .unwrap();
+    assert!(done.success());
+    let (_, document) = room.doctor(&["--quick"]);
+    let through = probe(&document, "a", "l0", "c");
+    assert_eq!(through["path_mtu"]["passed"], 1500, "{through}");
+    assert_eq!(through["path_mtu"]["black_hole"], true, "{through}");
+    assert_eq!(probe(&document, "a", "l0", "b")["path_mtu"]["passed"], 9000);
+}
+
+#[test]
+fn saved_inventories_need_no_agent_and_silent_hosts_are_said() {
+    let room = Room::new(2, &[1000]);
+    room.on(1, &["ip", "link", "set", "dev", "l0", "mtu", "1500"]);
+    let folder = tempfile::tempdir().unwrap();
+    let saved = folder.path().to_str().unwrap();
+    room.doctor(&["--quick", "--save", saved]);
+    let (_, text) = room.linerate(&["doctor", "--inventory"]);
+    let inventory: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(inventory["host"], "a");
+    assert_eq!(inventory["schema"]["major"], 1);
+    let port = inventory["ports"].as_array().unwrap().iter().find(|port| port["name"] == "l0").unwrap();
+    assert_eq!((port["kind"].as_str(), port["mtu"].as_u64()), (Some("veth"), Some(9000)), "{port}");
+
+    let nowhere = format!("{}:1", room.agents[1].address(0).ip());
+    let (exit, text) = room.linerate(&["doctor", "--quick", &nowhere]);
+    assert_eq!(exit, 12, "{text}");
+    assert!(text.contains("could not be asked"), "{text}");
+    drop(room);
+
+    let mut command = Command::new(env!("CARGO_BIN_EXE_linerate"));
+    let (exit, text) = output(command.args(["doctor", "--json", "--from", saved]));
+    let document: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(exit, 12, "{text}");
+    assert!(ids(&document).contains(&"mtu-between-hosts"), "{:?}", ids(&document));
+}
+
+/// What the kernel says of a port's MTU.
+fn mtu(room: &Room, host: usize, port: &str) -> String {
+    let done =
+        room.lab.hosts()[host].command("cat").arg(format!("/sys/class/net/{port}/mtu")).output().unwrap();
+    String::from_utf8(done.stdout).unwrap().trim().to_owned()
+}
+
+fn until(what: &str, mut reached: impl FnMut() -> bool) {
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while !reached() {
+        assert!(std::time::Instant::now() < deadline, "{what}");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_port_is_set_on_trial_and_put_back_unless_confirmed() {
+    let mut room = Room::new(2, &[1000]);
+    let (exit, text) = room.linerate(&["link", "set", "l0", "--mtu", "4000", "--dry-run"]);
+    assert!(exit == 0 && text.contains("l0: MTU 9000 → 4000"), "{text}");
+    assert_eq!(mtu(&room, 0, "l0"), "9000", "a dry run changes nothing");
+
+    let (exit, text) = room.linerate(&["link", "set", "l0", "--mtu", "4000", "--within", "2s"]);
+    assert!(exit == 0 && text.contains("on trial"), "{text}");
+    assert_eq!(mtu(&room, 0, "l0"), "4000");
+    until("put back without a word", || mtu(&room, 0, "l0") == "9000");
+
+    room.linerate(&["link", "set", "l0", "--mtu", "4000", "--within", "2s"]);
+    let (exit, text) = room.linerate(&["link", "confirm", "l0"]);
+    assert_eq!(exit, 0, "{text}");
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    assert_eq!(mtu(&room, 0, "l0"), "4000", "confirmed, it stays");
+    let (exit, text) = room.linerate(&["link", "confirm", "l0"]);
+    assert_ne!(exit, 0, "there is nothing to confirm any more: {text}");
+
+    room.linerate(&["link", "set", "l0", "--mtu", "3000", "--within", "1h"]);
+    assert_eq!(mtu(&room, 0, "l0"), "3000");
+    room.agents[0].kill().unwrap();
+    assert_eq!(mtu(&room, 0, "l0"), "3000", "a killed agent cannot put it back");
+    room.agents[0].restart().unwrap();
+    until("put back by the next agent", || mtu(&room, 0, "l0") == "4000");
+}
+
+#[test]
+fn what_a_port_cannot_do_is_refused_and_changes_nothing() {
+    let room = Room::new(2, &[1000]);
+    for wish in [["--mtu", "70000"], ["--speed", "10G"], ["--fec", "rs"], ["--queues", "99999"]] {
+        let (exit, text) = room.linerate(&["link", "set", "l0", wish[0], wish[1]]);
+        assert_eq!(exit, 4, "{wish:?}: {text}");
+    }
+    let (exit, text) = room.linerate(&["link", "set", "nowhere", "--mtu", "1500"]);
+    assert!(exit != 0 && text.contains("there is no port nowhere"), "{text}");
+    let (exit, text) = room.linerate(&["link", "show", "l0"]);
+    assert!(exit == 0 && text.contains("veth") && text.contains("9000"), "{text}");
+}

@@ -1,0 +1,17 @@
+//! What several checks need: which ports migrations use, what differs between places, what a switch says.
+
+mod differ;
+mod equals;
+mod ports;
+mod rdma;
+mod slots;
+mod switch;
+#[cfg(test)]
+pub(super) mod testing;
+
+pub(super) use differ::{Value, differ, join, odd};
+pub(super) use equals::equals;
+pub(super) use ports::{carriers, migration_ports, migration_segments, outward, segments, speed, teams};
+pub(super) use rdma::{has_infiniband, has_roce_v2, numbers, rdma_of, roce_of, roce_priority};
+pub(super) use slots::{Slot, link_text, slots};
+pub(super) use switch::switch_side;

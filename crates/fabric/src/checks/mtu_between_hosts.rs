@@ -1,0 +1,64 @@
+//! Ports on one network with different MTUs.
+
+use crate::model::{Finding, PortRef, Room, Segment, Severity};
+
+use super::Check;
+use super::common::segments;
+
+const WHY: &str = "The larger side sends packets that the smaller one, or the switch before it, throws away without a word. Small packets \
+     pass, so everything looks well: the migration connects, then crawls or hangs with the first full packet.";
+
+/// `mtu-between-hosts`
+pub(super) struct MtuBetweenHosts;
+
+impl Check for MtuBetweenHosts {
+    fn id(&self) -> &'static str {
+        "mtu-between-hosts"
+    }
+
+    fn run(&self, room: &Room) -> Vec<Finding> {
+        segments(room).iter().filter_map(|segment| self.segment(segment)).collect()
+    }
+}
+
+impl MtuBetweenHosts {
+    fn segment(&self, segment: &Segment<'_>) -> Option<Finding> {
+        let known: Vec<(PortRef<'_>, u32)> =
+            segment.members.iter().filter_map(|(at, _)| Some((*at, at.port.mtu?))).collect();
+        let least = known.iter().map(|(_, mtu)| *mtu).min()?;
+        let most = known.iter().map(|(_, mtu)| *mtu).max()?;
+        if least == most {
+            return None;
+        }
+        let title = format!("MTU {least} and {most} on the same network {}", segment.network);
+        let mut finding = Finding::new(self.id(), Severity::Error, title).why(WHY);
+        for (at, mtu) in &known {
+            finding = finding.seen(at.place(), "MTU", mtu);
+        }
+        for (at, _) in known.iter().filter(|(_, mtu)| *mtu == least) {
+            let command = format!("ip link set dev {} mtu {most}", at.port.name);
+            finding = finding.at(at.place()).command(
+                at.place(),
+                "raise it, if every switch on the way passes it",
+                command,
+            );
+        }
+        Some(finding)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::{healthy_room, only, port};
+
+    #[test]
+    fn named_with_host_port_and_value() {
+        let mut room = healthy_room();
+        port(&mut room, "beta", "ens1f1").mtu = Some(1500);
+        let finding = only(&room, "mtu-between-hosts");
+        assert_eq!(finding.title, "MTU 1500 and 9000 on the same network 10.1.1.0/24");
+        assert_eq!(finding.places.len(), 1);
+        assert_eq!(finding.places[0].to_string(), "beta ens1f1");
+        assert_eq!(finding.fixes[0].command.as_deref(), Some("ip link set dev ens1f1 mtu 9000"));
+    }
+}

@@ -1,0 +1,101 @@
+//! RoCE in a priority that is not lossless.
+
+use crate::model::{Finding, PortRef, Room, Severity};
+
+use super::Check;
+use super::common::{carriers, migration_ports, migration_segments, numbers, roce_of, roce_priority};
+use super::{pfc_differs, roce_priority_differs};
+
+const WHY: &str = "RoCE takes a lost packet badly: everything behind it is sent again. Under load, and with several hosts that send to one, \
+     throughput falls to a part of what TCP would have.";
+
+/// `roce-not-lossless`
+pub(super) struct RoceNotLossless;
+
+impl Check for RoceNotLossless {
+    fn id(&self) -> &'static str {
+        "roce-not-lossless"
+    }
+
+    fn run(&self, room: &Room) -> Vec<Finding> {
+        // What differs on a network has a finding of its own.
+        let told: Vec<PortRef<'_>> = migration_segments(room)
+            .iter()
+            .filter(|segment| {
+                pfc_differs::differs(room, segment) || roce_priority_differs::differs(room, segment)
+            })
+            .flat_map(|segment| carriers(room, segment))
+            .collect();
+        let mut ports = migration_ports(room);
+        ports.retain(|at| !told.iter().any(|one| std::ptr::eq(one.port, at.port)));
+        let faulty: Vec<(PortRef<'_>, String)> =
+            ports.into_iter().filter_map(|at| Some((at, seen(at)?))).collect();
+        self.finding(&faulty).into_iter().collect()
+    }
+}
+
+/// Priority and lossless priorities, if RoCE is not in one of them.
+fn seen(at: PortRef<'_>) -> Option<String> {
+    roce_of(at)?;
+    let lossless = &at.port.dcb.as_ref()?.pfc.as_ref()?.lossless;
+    let stops = at.port.pause.is_some_and(|pause| pause.rx == Some(true) && pause.tx == Some(true));
+    let priority = roce_priority(at.port).unwrap_or(0);
+    let text = || format!("RoCE in priority {priority}, lossless: {}", numbers(lossless));
+    (!lossless.contains(&priority) && !stops).then(text)
+}
+
+impl RoceNotLossless {
+    fn finding(&self, faulty: &[(PortRef<'_>, String)]) -> Option<Finding> {
+        let (_, first) = faulty.first()?;
+        let mut finding = Finding::new(self.id(), Severity::Warning, first).why(WHY);
+        for (at, seen) in faulty {
+            finding = finding.at(at.place()).seen(at.place(), "priorities", seen);
+        }
+        for (at, _) in faulty {
+            let port = &at.port.name;
+            let priority = roce_priority(at.port).unwrap_or(3);
+            let command = format!(
+                "dcb pfc set dev {port} prio-pfc {priority}:on && dcb app add dev {port} dgram-prio 4791:{priority}"
+            );
+            finding = finding.command(at.place(), "make it lossless", command);
+        }
+        Some(finding.step(None, "and the same on every switch port of the network"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::{healthy_room, only};
+
+    #[test]
+    fn nobody_stops_for_it() {
+        let mut room = healthy_room();
+        for host in &mut room.hosts {
+            for port in host.ports.iter_mut().filter(|port| port.name == "ens1f1") {
+                port.dcb.as_mut().unwrap().pfc.as_mut().unwrap().lossless = vec![5];
+                port.neighbours[0].pfc.as_mut().unwrap().lossless = vec![5];
+            }
+        }
+        let finding = only(&room, "roce-not-lossless");
+        assert_eq!(finding.title, "RoCE in priority 3, lossless: 5");
+        let places: Vec<String> = finding.places.iter().map(ToString::to_string).collect();
+        assert_eq!(places, ["alpha ens1f1", "beta ens1f1", "gamma ens1f1"]);
+    }
+
+    #[test]
+    fn pause_for_everything_is_lossless_too() {
+        let mut room = healthy_room();
+        for host in &mut room.hosts {
+            for port in host.ports.iter_mut().filter(|port| port.name == "ens1f1") {
+                port.dcb.as_mut().unwrap().pfc.as_mut().unwrap().lossless.clear();
+                port.neighbours[0].pfc = None;
+                port.pause = Some(crate::model::Pause {
+                    autonegotiation: Some(false),
+                    rx: Some(true),
+                    tx: Some(true),
+                });
+            }
+        }
+        assert_eq!(crate::checks::run_all(&room), Vec::new());
+    }
+}

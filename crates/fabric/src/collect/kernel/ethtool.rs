@@ -1,0 +1,251 @@
+//! Ethtool netlink: speed, negotiation, FEC, pause, rings, queues, offloads. One dump each for all ports.
+//!
+//! Numbers are those of `linux/ethtool_netlink.h`.
+
+use linerate_net::netlink::NetlinkError;
+use netlink_packet_core::NLM_F_DUMP;
+
+use super::ask::is_absent;
+use super::attributes::{Attributes, Writer};
+use super::bitset;
+use super::generic::Family;
+use crate::model::{Duplex, Fec, Note, Pause, Port, Queues, Rings};
+
+/// First attribute of every message: which port.
+const HEADER: u16 = 1;
+const HEADER_NAME: u16 = 2;
+
+/// A question, and how its answer goes into a port.
+struct Question {
+    command: u8,
+    about: &'static str,
+    apply: fn(Attributes<'_>, &mut Port),
+}
+
+const QUESTIONS: &[Question] = &[
+    Question { command: 2, about: "link info", apply: link_info },
+    Question { command: 4, about: "link modes", apply: link_modes },
+    Question { command: 6, about: "link state", apply: link_state },
+    Question { command: 11, about: "features", apply: features },
+    Question { command: 15, about: "rings", apply: rings },
+    Question { command: 17, about: "channels", apply: channels },
+    Question { command: 21, about: "pause", apply: pause },
+    Question { command: 29, about: "FEC", apply: fec },
+];
+
+/// Fills in what ethtool knows of the ports.
+pub fn read(ports: &mut [Port], notes: &mut Vec<Note>) -> Result<(), NetlinkError> {
+    let Some(mut family) = Family::find("ethtool")? else {
+        notes.push(Note {
+            about: "ethtool netlink".into(),
+            what: "this kernel has none (Linux 5.6 and later do)".into(),
+        });
+        return Ok(());
+    };
+    for question in QUESTIONS {
+        match family.ask(question.command, NLM_F_DUMP, Writer::new().nest(HEADER, Writer::new())) {
+            Ok(answers) => answers.iter().for_each(|answer| answer_of(question, answer, ports)),
+            Err(error) if is_absent(&error) => {}
+            Err(error) => {
+                notes.push(Note { about: format!("ethtool: {}", question.about), what: error.to_string() });
+            }
+        }
+    }
+    Ok(())
+}
+
+fn answer_of(question: &Question, answer: &[u8], ports: &mut [Port]) {
+    let attributes = Attributes::new(answer);
+    let name = attributes.nested(HEADER).and_then(|header| header.text(HEADER_NAME));
+    if let Some(port) = ports.iter_mut().find(|port| Some(&port.name) == name.as_ref()) {
+        (question.apply)(attributes, port);
+    }
+}
+
+fn link_info(answer: Attributes<'_>, port: &mut Port) {
+    let connector = match answer.u8(2) {
+        Some(0) => "twisted_pair",
+        Some(1) => "aui",
+        Some(2) => "mii",
+        Some(3) => "fibre",
+        Some(4) => "bnc",
+        Some(5) => "direct_attach",
+        Some(0xef) => "none",
+        _ => return,
+    };
+    port.link.connector = Some(connector.to_owned());
+}
+
+fn link_modes(answer: Attributes<'_>, port: &mut Port) {
+    const UNKNOWN_SPEED: u32 = u32::MAX;
+    let link = &mut port.link;
+    link.autonegotiation = answer.u8(2).map(|on| on == 1);
+    if let Some(ours) = answer.nested(3) {
+        let modes: Vec<(String, bool)> =
+            bitset::named(ours).into_iter().filter(|(name, _)| name.contains("base")).collect();
+        link.supported = modes.iter().map(|(name, _)| name.clone()).collect();
+        link.advertised = modes.into_iter().filter(|(_, offered)| *offered).map(|(name, _)| name).collect();
+    }
+    if let Some(peer) = answer.nested(4) {
+        link.peer = bitset::set(peer).into_iter().filter(|name| name.contains("base")).collect();
+    }
+    link.speed_mbps = answer.u32(5).filter(|speed| *speed != UNKNOWN_SPEED && *speed != 0);
+    link.duplex = match answer.u8(6) {
+        Some(0) => Some(Duplex::Half),
+        Some(1) => Some(Duplex::Full),
+        _ => None,
+    };
+}
+
+fn link_state(answer: Attributes<'_>, port: &mut Port) {
+    if answer.u8(2) == Some(1) {
+        return;
+    }
+    let reason = match answer.u8(5) {
+        Some(0) => "autonegotiation failed",
+        Some(1) => "link training failed",
+        Some(2) => "the two sides do not agree (coding, FEC, alignment)",
+        Some(3) => "bad signal",
+        Some(4) => "no cable",
+        Some(5) => "the cable is faulty or not supported",
+        Some(6) => "the transceiver cannot be read",
+        Some(7) => "calibration failed",
+        Some(8) => "the transceiver needs more power than the port gives",
+        Some(9) => "too hot",
+        Some(10) => "the transceiver is not ready",
+        _ => return,
+    };
+    port.link.down_reason = Some(reason.to_owned());
+}
+
+/// Features that the adapter can switch, and those that are on for good.
+fn features(answer: Attributes<'_>, port: &mut Port) {
+    const SWITCHABLE: u16 = 2;
+    const ACTIVE: u16 = 4;
+    for name in answer.nested(SWITCHABLE).map(bitset::set).unwrap_or_default() {
+        port.offloads.insert(name, false);
+    }
+    for name in answer.nested(ACTIVE).map(bitset::set).unwrap_or_default() {
+        port.offloads.insert(name, true);
+    }
+}
+
+fn rings(answer: Attributes<'_>, port: &mut Port) {
+    let rings = Rings { rx_max: answer.u32(2), tx_max: answer.u32(5), rx: answer.u32(6), tx: answer.u32(9) };
+    port.rings = (rings != Rings::default()).then_some(rings);
+}
+
+fn channels(answer: Attributes<'_>, port: &mut Port) {
+    let queues = Queues {
+        rx_max: answer.u32(2),
+        tx_max: answer.u32(3),
+        combined_max: answer.u32(5),
+        rx: answer.u32(6),
+        tx: answer.u32(7),
+        combined: answer.u32(9),
+    };
+    port.queues = (queues != Queues::default()).then_some(queues);
+}
+
+fn pause(answer: Attributes<'_>, port: &mut Port) {
+    let flag = |kind| answer.u8(kind).map(|on| on == 1);
+    let pause = Pause { autonegotiation: flag(2), rx: flag(3), tx: flag(4) };
+    port.pause = (pause != Pause::default()).then_some(pause);
+}
+
+fn fec(answer: Attributes<'_>, port: &mut Port) {
+    // The running one is said as the number of its link mode.
+    let active = match answer.u32(4) {
+        Some(49) => Some("none"),
+        Some(50) => Some("rs"),
+        Some(51) => Some("baser"),
+        Some(74) => Some("llrs"),
+        _ => None,
+    };
+    let configured = answer.nested(2).map(bitset::set).unwrap_or_default();
+    let fec = Fec {
+        active: active.map(str::to_owned),
+        configured: configured.into_iter().map(|name| name.to_ascii_lowercase()).collect(),
+        auto: answer.u8(3).map(|on| on == 1),
+    };
+    port.fec = (fec.active.is_some() || !fec.configured.is_empty()).then_some(fec);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bit(name: &str, set: bool) -> Writer {
+        let bit = Writer::new().u32(1, 0).text(2, name);
+        Writer::new().nest(1, if set { bit.bytes(3, &[]) } else { bit })
+    }
+
+    fn bits(all: &[(&str, bool)]) -> Writer {
+        let bytes = all.iter().flat_map(|(name, set)| bit(name, *set).finish()).collect::<Vec<u8>>();
+        Writer::new().bytes(3, &bytes)
+    }
+
+    /// Form: Documentation/networking/ethtool-netlink.rst of Linux.
+    fn ask(command: u8, attributes: Writer) -> Port {
+        let mut ports = vec![Port { name: "ens1f0".into(), ..Port::default() }];
+        let question = QUESTIONS.iter().find(|question| question.command == command).unwrap();
+        let header = Writer::new().nest(HEADER, Writer::new().u32(1, 3).text(2, "ens1f0"));
+        answer_of(question, &[header.finish(), attributes.finish()].concat(), &mut ports);
+        ports.remove(0)
+    }
+
+    #[test]
+    fn a_25g_port_that_negotiates_with_a_10g_switch() {
+        let ours = bits(&[
+            ("Autoneg", true),
+            ("10000baseCR/Full", true),
+            ("25000baseCR/Full", false),
+            ("FIBRE", true),
+        ]);
+        let peer = bits(&[("10000baseCR/Full", true)]);
+        let peer = Writer::new().bytes(1, &[]).bytes(3, Attributes::new(&peer.finish()).get(3).unwrap());
+        let answer = Writer::new().u8(2, 1).nest(3, ours).nest(4, peer).u32(5, 10_000).u8(6, 1);
+        let link = ask(4, answer).link;
+        assert_eq!(link.autonegotiation, Some(true));
+        assert_eq!(link.supported, ["10000baseCR/Full", "25000baseCR/Full"]);
+        assert_eq!(link.advertised, ["10000baseCR/Full"]);
+        assert_eq!(link.peer, ["10000baseCR/Full"]);
+        assert_eq!((link.speed_mbps, link.duplex), (Some(10_000), Some(Duplex::Full)));
+        assert_eq!((link.speed_max_mbps(), link.peer_speed_max_mbps()), (Some(25_000), Some(10_000)));
+    }
+
+    #[test]
+    fn a_port_without_link_has_no_speed_and_says_why() {
+        let link = ask(4, Writer::new().u32(5, u32::MAX).u8(6, 0xff)).link;
+        assert_eq!((link.speed_mbps, link.duplex), (None, None));
+        let link = ask(6, Writer::new().u8(2, 0).u8(5, 4)).link;
+        assert_eq!(link.down_reason.as_deref(), Some("no cable"));
+        assert_eq!(ask(6, Writer::new().u8(2, 1).u8(5, 4)).link.down_reason, None);
+    }
+
+    #[test]
+    fn fec_rings_queues_pause() {
+        let modes = bits(&[("RS", true), ("BASER", false)]);
+        let fec = ask(29, Writer::new().nest(2, modes).u8(3, 0).u32(4, 50)).fec.unwrap();
+        assert_eq!(fec, Fec { active: Some("rs".into()), configured: vec!["rs".into()], auto: Some(false) });
+        let rings = ask(15, Writer::new().u32(2, 8192).u32(5, 4096).u32(6, 1024).u32(9, 512)).rings.unwrap();
+        assert_eq!(
+            (rings.rx, rings.rx_max, rings.tx, rings.tx_max),
+            (Some(1024), Some(8192), Some(512), Some(4096))
+        );
+        let queues = ask(17, Writer::new().u32(5, 63).u32(9, 8)).queues.unwrap();
+        assert_eq!((queues.receiving(), queues.receiving_max()), (8, 63));
+        let pause = ask(21, Writer::new().u8(2, 0).u8(3, 1).u8(4, 0)).pause.unwrap();
+        assert_eq!(pause, Pause { autonegotiation: Some(false), rx: Some(true), tx: Some(false) });
+        assert_eq!(ask(21, Writer::new()).pause, None);
+    }
+
+    #[test]
+    fn offloads_that_are_off_are_told_too() {
+        let hardware = bits(&[("tx-tcp-segmentation", true), ("rx-gro", true)]);
+        let active = Writer::new().bytes(1, &[]).bytes(3, &bit("rx-gro", false).finish());
+        let port = ask(11, Writer::new().nest(2, hardware).nest(4, active));
+        assert_eq!(port.offloads.get("rx-gro"), Some(&true));
+        assert_eq!(port.offloads.get("tx-tcp-segmentation"), Some(&false));
+    }
+}

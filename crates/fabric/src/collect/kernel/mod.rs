@@ -1,0 +1,12 @@
+//! What the kernel says over netlink. Each file turns bytes or messages into the model; `ask` does the talking.
+
+pub mod ask;
+pub mod attributes;
+pub mod bitset;
+pub mod dcb;
+pub mod devlink;
+pub mod ethtool;
+pub mod generic;
+pub mod links;
+pub mod nftables;
+pub mod routes;

@@ -1,0 +1,139 @@
+//! Something that is wrong, said so that it can be put right.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// How bad it is. Worst last, so that `max` is the worst.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    /// Could be better; nothing fails.
+    Hint,
+    /// Migrations are slower than they could be, or fail sometimes.
+    Warning,
+    /// Migrations fail, hang, or go the wrong way.
+    Error,
+}
+
+/// Where: a host, or one of its ports.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Place {
+    /// Host.
+    pub host: String,
+    /// Port; `None` is the host as a whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port: Option<String>,
+}
+
+impl Place {
+    /// A host as a whole.
+    pub fn host(host: &str) -> Place {
+        Place { host: host.to_owned(), port: None }
+    }
+
+    /// A port of a host.
+    pub fn port(host: &str, port: &str) -> Place {
+        Place { host: host.to_owned(), port: Some(port.to_owned()) }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.port {
+            Some(port) => write!(f, "{} {port}", self.host),
+            None => write!(f, "{}", self.host),
+        }
+    }
+}
+
+/// A value that was seen at a place. A finding shows them side by side.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Seen {
+    /// Where.
+    pub place: Place,
+    /// What, such as `MTU`.
+    pub what: String,
+    /// Its value with its unit, as an operator writes it.
+    pub value: String,
+}
+
+/// One step that puts it right.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fix {
+    /// Where to do it; `None` is anywhere, or on the switch.
+    pub place: Option<Place>,
+    /// What to do, one sentence.
+    pub what: String,
+    /// The command, ready to be pasted; `None` if hands are needed.
+    pub command: Option<String>,
+}
+
+/// Something that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finding {
+    /// Id of the check, such as `mtu-between-hosts`.
+    pub id: String,
+    /// How bad it is.
+    pub severity: Severity,
+    /// One line with the values in it, for a tired person.
+    pub title: String,
+    /// Where, the culprits first.
+    pub places: Vec<Place>,
+    /// What was seen, side by side.
+    pub seen: Vec<Seen>,
+    /// Why it matters: what it does to a migration.
+    pub why: String,
+    /// How to put it right.
+    pub fixes: Vec<Fix>,
+    /// Page of the documentation, from the top of the repository.
+    pub page: String,
+}
+
+impl Finding {
+    /// A finding of the check `id`. Its page is the check's section in `docs/findings.md`.
+    pub fn new(id: &str, severity: Severity, title: impl Into<String>) -> Finding {
+        Finding {
+            id: id.to_owned(),
+            severity,
+            title: title.into(),
+            places: Vec::new(),
+            seen: Vec::new(),
+            why: String::new(),
+            fixes: Vec::new(),
+            page: format!("docs/findings.md#{id}"),
+        }
+    }
+
+    /// Names a place.
+    pub fn at(mut self, place: Place) -> Finding {
+        if !self.places.contains(&place) {
+            self.places.push(place);
+        }
+        self
+    }
+
+    /// Shows a value.
+    pub fn seen(mut self, place: Place, what: &str, value: impl ToString) -> Finding {
+        self.seen.push(Seen { place, what: what.to_owned(), value: value.to_string() });
+        self
+    }
+
+    /// Says why it matters.
+    pub fn why(mut self, why: impl Into<String>) -> Finding {
+        self.why = why.into();
+        self
+    }
+
+    /// Adds a command that puts it right.
+    pub fn command(mut self, place: Place, what: &str, command: impl Into<String>) -> Finding {
+        self.fixes.push(Fix { place: Some(place), what: what.to_owned(), command: Some(command.into()) });
+        self
+    }
+
+    /// Adds a step that needs hands or another system.
+    pub fn step(mut self, place: Option<Place>, what: impl Into<String>) -> Finding {
+        self.fixes.push(Fix { place, what: what.into(), command: None });
+        self
+    }
+}

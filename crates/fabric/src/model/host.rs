@@ -1,0 +1,231 @@
+//! What a host is beside its ports.
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+/// Operating system and firmware.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct System {
+    /// `linux` or `windows`.
+    pub os: Option<String>,
+    /// Such as `Debian GNU/Linux 12 (bookworm)`.
+    pub distribution: Option<String>,
+    /// Release of the kernel, such as `6.12.9-amd64`.
+    pub kernel: Option<String>,
+    /// Such as `x86_64`.
+    pub architecture: Option<String>,
+    /// Secure Boot is on: firmware tools cannot see adapters then.
+    pub secure_boot: Option<bool>,
+    /// What Linerate can use of the kernel.
+    pub features: Vec<KernelFeature>,
+}
+
+/// Something that Linerate can use of the kernel.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct KernelFeature {
+    /// Its name, such as `pagemap_scan`.
+    pub name: String,
+    /// It is there.
+    pub present: bool,
+    /// What cannot be done without it.
+    pub needed_for: String,
+}
+
+/// Processors and their power saving.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Cpu {
+    /// Model, as the processor says.
+    pub model: Option<String>,
+    /// Processors that the kernel runs on (hyper-threads count).
+    pub online: Option<u32>,
+    /// Physical cores.
+    pub cores: Option<u32>,
+    /// Instruction set extensions, as in /proc/cpuinfo.
+    pub flags: Vec<String>,
+    /// NUMA nodes.
+    pub nodes: Vec<NumaNode>,
+    /// Frequency governors in use, and by how many CPUs.
+    pub governors: Vec<Governor>,
+    /// Frequency driver, such as `intel_pstate`.
+    pub frequency_driver: Option<String>,
+    /// Idle states of the first CPU.
+    pub idle_states: Vec<IdleState>,
+}
+
+/// A NUMA node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NumaNode {
+    /// Its number.
+    pub number: u32,
+    /// Its CPUs.
+    pub cpus: Vec<u32>,
+}
+
+/// A frequency governor.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Governor {
+    /// Such as `performance` or `powersave`; on Windows the name of the power plan.
+    pub name: String,
+    /// How many CPUs have it.
+    pub cpus: u32,
+}
+
+/// An idle state.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct IdleState {
+    /// Such as `C6`.
+    pub name: String,
+    /// How long waking takes, microseconds.
+    pub latency_us: u32,
+    /// May be entered.
+    pub enabled: bool,
+}
+
+/// Memory and its limits.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Memory {
+    /// All of it.
+    pub total_bytes: Option<u64>,
+    /// What a new program could have.
+    pub available_bytes: Option<u64>,
+    /// Pools of huge pages.
+    pub huge_pages: Vec<HugePages>,
+    /// Transparent huge pages: `always`, `madvise`, `never`.
+    pub transparent_huge_pages: Option<String>,
+    /// The same for shared memory (tmpfs, memfd).
+    pub transparent_huge_pages_shared: Option<String>,
+    /// How much the collecting process (the agent) may lock.
+    pub memlock: Option<Limit>,
+}
+
+/// A limit of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Limit {
+    /// No limit.
+    Unlimited,
+    /// Bytes.
+    Bytes(u64),
+}
+
+/// Huge pages of one size.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct HugePages {
+    /// Size of a page, KiB.
+    pub size_kib: u64,
+    /// How many are reserved.
+    pub total: u64,
+    /// How many of them are not used.
+    pub free: u64,
+}
+
+/// KVM and the QEMU binaries.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Hypervisor {
+    /// /dev/kvm is there.
+    pub kvm: Option<bool>,
+    /// QEMU binaries.
+    pub qemu: Vec<Qemu>,
+    /// Models of guest processors that run here in full, as QEMU says; empty if not asked.
+    pub cpu_models: Vec<String>,
+}
+
+/// A QEMU binary.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Qemu {
+    /// Where it is.
+    pub path: String,
+    /// Its version, such as `10.0.2`.
+    pub version: Option<String>,
+    /// Versioned machine types, such as `pc-q35-10.0`.
+    pub machines: Vec<String>,
+}
+
+/// The host's clock.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Time {
+    /// The kernel's clock is steered by something that knows the time.
+    pub synchronised: Option<bool>,
+    /// How wrong the kernel believes that it can be, microseconds.
+    pub error_max_us: Option<u64>,
+}
+
+/// What a name resolves to on this host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Resolved {
+    /// The name: the host's own, and those of hosts that the doctor was asked about.
+    pub name: String,
+    /// Its addresses; empty if it does not resolve.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// A route of the main table.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Route {
+    /// Network; `None` is the default route.
+    #[serde(default)]
+    pub destination: Option<super::Network>,
+    /// Next router; `None` if the network is on the port.
+    #[serde(default)]
+    pub gateway: Option<IpAddr>,
+    /// Port.
+    pub port: String,
+    /// The address that packets leave with.
+    #[serde(default)]
+    pub source: Option<IpAddr>,
+    /// The lowest wins.
+    #[serde(default)]
+    pub metric: u32,
+    /// Largest packet of this route, bytes, if it is set.
+    #[serde(default)]
+    pub mtu: Option<u32>,
+}
+
+/// What filters incoming packets.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Firewall {
+    /// Chains of nftables that see incoming packets.
+    pub input: Vec<FirewallChain>,
+}
+
+/// A chain of nftables.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FirewallChain {
+    /// Family and table, such as `inet filter`.
+    pub table: String,
+    /// Name.
+    pub name: String,
+    /// Hook, such as `input` or `ingress`.
+    pub hook: String,
+    /// What is not accepted by a rule is dropped.
+    pub drops: bool,
+    /// How many rules it has.
+    pub rules: u32,
+}
+
+/// The Linerate agent of the host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Agent {
+    /// Version of Linerate.
+    pub version: String,
+    /// Addresses, with ports, at which it takes migrations; those of the migration network.
+    pub listen: Vec<String>,
+    /// Networks that an operator narrowed links to; empty is all.
+    pub links: Vec<super::Network>,
+}

@@ -1,0 +1,131 @@
+//! What probes between hosts measured.
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+/// One end of a probe.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct End {
+    /// Host.
+    pub host: String,
+    /// Its port.
+    pub port: String,
+    /// Its address.
+    pub ip: IpAddr,
+}
+
+/// How large packets pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PathMtu {
+    /// What the sending port's MTU promises, bytes.
+    pub promised: u32,
+    /// Largest packet that arrived, bytes, IP header counted.
+    pub passed: u32,
+    /// Larger packets vanish and nobody says so: connections hang.
+    pub black_hole: bool,
+}
+
+/// Time from sending to the echo, over a link without load.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Latency {
+    /// Least.
+    pub min_ns: u64,
+    /// Half are faster.
+    pub median_ns: u64,
+    /// Most.
+    pub max_ns: u64,
+}
+
+/// One direction between one port of one host and one port of another. What was not measured is left out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Probe {
+    /// Sending end.
+    pub from: End,
+    /// Receiving end.
+    pub to: End,
+    /// A packet that had to leave by the port arrived.
+    #[serde(default)]
+    pub reachable: Option<bool>,
+    /// Packets that were bound to the address only leave by this other port.
+    #[serde(default)]
+    pub leaves_by: Option<String>,
+    /// Packets arrive at this other port of the receiver.
+    #[serde(default)]
+    pub arrives_at: Option<String>,
+    /// How large packets pass.
+    #[serde(default)]
+    pub path_mtu: Option<PathMtu>,
+    /// Time from sending to the echo.
+    #[serde(default)]
+    pub latency: Option<Latency>,
+    /// The same under load.
+    #[serde(default)]
+    pub latency_loaded: Option<Latency>,
+    /// TCP throughput with as many connections as a migration would have, megabits per second.
+    #[serde(default)]
+    pub throughput_mbps: Option<u64>,
+    /// Packets of a thousand that were lost under load.
+    #[serde(default)]
+    pub loss_permille: Option<u32>,
+    /// TCP segments that had to be sent again during the throughput probe.
+    #[serde(default)]
+    pub retransmits: Option<u64>,
+    /// RDMA throughput, megabits per second.
+    #[serde(default)]
+    pub rdma_mbps: Option<u64>,
+    /// The receiver's clock minus the sender's, microseconds, by half the least round trip.
+    #[serde(default)]
+    pub clock_ahead_us: Option<i64>,
+    /// Why nothing more could be measured.
+    #[serde(default)]
+    pub failure: Option<String>,
+}
+
+impl Probe {
+    /// A probe in which nothing is measured yet.
+    pub fn new(from: End, to: End) -> Probe {
+        Probe {
+            from,
+            to,
+            reachable: None,
+            leaves_by: None,
+            arrives_at: None,
+            path_mtu: None,
+            latency: None,
+            latency_loaded: None,
+            throughput_mbps: None,
+            loss_permille: None,
+            retransmits: None,
+            rdma_mbps: None,
+            clock_ahead_us: None,
+            failure: None,
+        }
+    }
+}
+
+/// Several hosts that send to one at once.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Incast {
+    /// Who sends.
+    pub from: Vec<End>,
+    /// Who receives.
+    pub to: End,
+    /// What each got, megabits per second, in the order of `from`.
+    pub throughput_mbps: Vec<u64>,
+    /// What the fastest of them gets alone, megabits per second.
+    #[serde(default)]
+    pub alone_mbps: Option<u64>,
+}
+
+/// All that probes measured.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Matrix {
+    /// Between two ports.
+    pub probes: Vec<Probe>,
+    /// N to one.
+    pub incasts: Vec<Incast>,
+}

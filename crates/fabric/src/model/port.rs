@@ -1,0 +1,286 @@
+//! A network port and how it is set.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Dcb, Irq, Neighbour, Pcie};
+
+/// What sort of port it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PortKind {
+    /// A device of a bus: a real adapter, or a virtual machine's.
+    Physical,
+    /// A bond: several ports as one, in the kernel.
+    Bond,
+    /// A team: several ports as one, steered from outside the kernel (or by Windows).
+    Team,
+    /// A VLAN on another port.
+    Vlan,
+    /// A software switch.
+    Bridge,
+    /// One end of a virtual cable.
+    Veth,
+    /// Another address on a port.
+    Macvlan,
+    /// A program's port, such as a guest's.
+    Tun,
+    /// The host itself.
+    Loopback,
+    /// Any other, and what a newer version names.
+    #[default]
+    #[serde(other)]
+    Other,
+}
+
+/// Half or full duplex.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Duplex {
+    /// One direction at a time.
+    Half,
+    /// Both at once.
+    Full,
+}
+
+/// An address of a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Address {
+    /// The host's own address.
+    pub ip: IpAddr,
+    /// Length of the network prefix, bits.
+    pub prefix: u8,
+}
+
+/// A network port.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Port {
+    /// Name, such as `ens1f0`.
+    pub name: String,
+    /// The kernel's number of it.
+    pub index: Option<u32>,
+    /// What sort of port it is.
+    pub kind: PortKind,
+    /// Hardware address, `aa:bb:cc:dd:ee:ff`.
+    pub mac: Option<String>,
+    /// Brought up by the administrator.
+    pub up: Option<bool>,
+    /// The cable has a signal.
+    pub carrier: Option<bool>,
+    /// How often the carrier came or went since the port exists.
+    pub carrier_changes: Option<u32>,
+    /// Largest packet, bytes, as set.
+    pub mtu: Option<u32>,
+    /// Largest MTU that the driver takes, bytes.
+    pub mtu_max: Option<u32>,
+    /// Addresses, in the kernel's order.
+    pub addresses: Vec<Address>,
+    /// Speed, duplex and what is advertised.
+    pub link: LinkSettings,
+    /// Forward error correction.
+    pub fec: Option<Fec>,
+    /// Pause frames (IEEE 802.3x).
+    pub pause: Option<Pause>,
+    /// Name of the driver.
+    pub driver: Option<String>,
+    /// Version of the driver; for drivers of the kernel, the kernel's.
+    pub driver_version: Option<String>,
+    /// Version of the adapter's firmware.
+    pub firmware: Option<String>,
+    /// Queues.
+    pub queues: Option<Queues>,
+    /// Rings.
+    pub rings: Option<Rings>,
+    /// Interrupts of the port.
+    pub irqs: Vec<Irq>,
+    /// Offloads by the kernel's names, such as `tx-tcp-segmentation`, on or off.
+    pub offloads: BTreeMap<String, bool>,
+    /// Counters since the port exists.
+    pub counters: Option<Counters>,
+    /// What the counters gained while the inventory was collected.
+    pub counters_change: Option<CountersChange>,
+    /// The bond, team or bridge that it is a member of.
+    pub master: Option<String>,
+    /// The port below: of a VLAN or macvlan.
+    pub parent: Option<String>,
+    /// VLAN number of a VLAN port.
+    pub vlan: Option<u16>,
+    /// How a bond or team is set.
+    pub bond: Option<Bond>,
+    /// The slot of the adapter.
+    pub pcie: Option<Pcie>,
+    /// NUMA node that the adapter hangs on.
+    pub numa_node: Option<u32>,
+    /// Priorities and lossless classes.
+    pub dcb: Option<Dcb>,
+    /// What the other end of the cable says by LLDP.
+    pub neighbours: Vec<Neighbour>,
+    /// Reverse path filter: 0 off, 1 strict, 2 loose; the one that counts for the port.
+    pub reverse_path_filter: Option<u8>,
+    /// Queueing discipline at the root, such as `mq` or `tbf`.
+    pub qdisc: Option<String>,
+}
+
+/// Speed, duplex and negotiation. Link modes have the kernel's names, such as `25000baseCR/Full`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LinkSettings {
+    /// Megabits per second, as running.
+    pub speed_mbps: Option<u32>,
+    /// Half or full duplex, as running.
+    pub duplex: Option<Duplex>,
+    /// Speed is negotiated (else forced).
+    pub autonegotiation: Option<bool>,
+    /// Connector, such as `twisted_pair`, `fibre`, `direct_attach`.
+    pub connector: Option<String>,
+    /// Link modes that the adapter can do.
+    pub supported: Vec<String>,
+    /// Link modes that it offers to the other side.
+    pub advertised: Vec<String>,
+    /// Link modes that the other side offers.
+    pub peer: Vec<String>,
+    /// Why there is no link, if the adapter says so.
+    pub down_reason: Option<String>,
+}
+
+impl LinkSettings {
+    /// The fastest that the adapter can do, megabits per second.
+    pub fn speed_max_mbps(&self) -> Option<u32> {
+        self.supported.iter().filter_map(|mode| mode_speed_mbps(mode)).max()
+    }
+
+    /// The fastest that the other side offers, megabits per second.
+    pub fn peer_speed_max_mbps(&self) -> Option<u32> {
+        self.peer.iter().filter_map(|mode| mode_speed_mbps(mode)).max()
+    }
+}
+
+/// Speed of a link mode by its name: the number in front of `base`.
+fn mode_speed_mbps(mode: &str) -> Option<u32> {
+    mode.split_once("base").and_then(|(speed, _)| speed.parse().ok())
+}
+
+/// Forward error correction. Names: `none`, `rs`, `baser`, `llrs`, `auto`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Fec {
+    /// What runs now.
+    pub active: Option<String>,
+    /// What is allowed by the setting.
+    pub configured: Vec<String>,
+    /// The adapter chooses by itself.
+    pub auto: Option<bool>,
+}
+
+/// Pause frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Pause {
+    /// Negotiated.
+    pub autonegotiation: Option<bool>,
+    /// Obeys the other side's.
+    pub rx: Option<bool>,
+    /// Sends them.
+    pub tx: Option<bool>,
+}
+
+/// How many queues are set, and how many there could be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Queues {
+    /// Receive only.
+    pub rx: Option<u32>,
+    /// Send only.
+    pub tx: Option<u32>,
+    /// Both.
+    pub combined: Option<u32>,
+    /// Most receive-only queues.
+    pub rx_max: Option<u32>,
+    /// Most send-only queues.
+    pub tx_max: Option<u32>,
+    /// Most combined queues.
+    pub combined_max: Option<u32>,
+}
+
+impl Queues {
+    /// Queues that can receive.
+    pub fn receiving(&self) -> u32 {
+        self.rx.unwrap_or(0) + self.combined.unwrap_or(0)
+    }
+
+    /// Most queues that could receive.
+    pub fn receiving_max(&self) -> u32 {
+        self.rx_max.unwrap_or(0) + self.combined_max.unwrap_or(0)
+    }
+}
+
+/// Ring sizes, entries.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Rings {
+    /// Receive ring.
+    pub rx: Option<u32>,
+    /// Largest receive ring.
+    pub rx_max: Option<u32>,
+    /// Send ring.
+    pub tx: Option<u32>,
+    /// Largest send ring.
+    pub tx_max: Option<u32>,
+}
+
+/// Counters of a port.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Counters {
+    /// Bytes received.
+    pub rx_bytes: u64,
+    /// Bytes sent.
+    pub tx_bytes: u64,
+    /// Packets received.
+    pub rx_packets: u64,
+    /// Packets sent.
+    pub tx_packets: u64,
+    /// Packets received in error, of any sort.
+    pub rx_errors: u64,
+    /// Packets that could not be sent.
+    pub tx_errors: u64,
+    /// Received packets dropped for want of room.
+    pub rx_dropped: u64,
+    /// Packets to send that were dropped.
+    pub tx_dropped: u64,
+    /// Packets that the adapter had no buffer for.
+    pub rx_missed: u64,
+    /// Packets with a wrong check sum: a bad cable or transceiver, or FEC that differs.
+    pub rx_crc_errors: u64,
+    /// Half-duplex collisions.
+    pub collisions: u64,
+}
+
+/// What counters gained over a time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CountersChange {
+    /// Over how long, milliseconds.
+    pub over_ms: u64,
+    /// What each gained.
+    pub gained: Counters,
+}
+
+/// How a bond or team is set.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Bond {
+    /// Mode by the kernel's name, such as `802.3ad` or `active-backup`; on Windows `switch-independent` and so on.
+    pub mode: Option<String>,
+    /// What the sending member is chosen by, such as `layer2` or `layer3+4`.
+    pub hash: Option<String>,
+    /// The member in use, of an active-backup bond.
+    pub active: Option<String>,
+    /// How often the link is looked at, milliseconds; 0 is never.
+    pub monitor_interval_ms: Option<u32>,
+    /// LACP: how many members are aggregated with the switch.
+    pub aggregated: Option<u32>,
+}

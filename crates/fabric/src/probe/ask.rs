@@ -1,0 +1,271 @@
+//! What agents ask each other: a length in four bytes (little endian) and a JSON document, each way, then the connection ends.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use linerate_net::tcp::Stream;
+use linerate_net::tcp::connect::{ConnectError, Route, connect};
+use linerate_net::tcp::options::TcpOptions;
+use linerate_wire::frame::{Hello, Role};
+use linerate_wire::message::{SessionId, Token};
+use linerate_wire::{VERSION_MAX, VERSION_MIN};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::model::{End, Inventory, Probe};
+
+/// The largest question or answer. An inventory is the largest of them.
+pub const BYTES_MAX: usize = crate::model::INVENTORY_BYTES_MAX;
+/// A question must be complete within this after the connection was taken.
+pub const QUESTION_WAIT: Duration = Duration::from_secs(5);
+
+/// How much probes move.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Depth {
+    /// Datagrams only: reachable, path MTU, latency, clock. Some milliseconds for each pair of ports that is well.
+    #[default]
+    Short,
+    /// TCP load too: half a second for each pair of ports and direction.
+    Full,
+    /// TCP load only.
+    Load,
+}
+
+/// Where to send probes, and from where.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Target {
+    /// Own end.
+    pub from: End,
+    /// The other.
+    pub to: End,
+    /// MTU of the own port, bytes.
+    pub mtu: u32,
+    /// Speed of the own port, megabits per second; 0 if it does not say.
+    pub speed_mbps: u32,
+    /// Where datagrams are answered.
+    pub echo: SocketAddr,
+    /// What datagrams must begin with.
+    pub token: [u8; 16],
+    /// The other agent's TCP address on this link.
+    pub agent: SocketAddr,
+}
+
+/// A question to an agent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "ask", rename_all = "snake_case")]
+pub enum Question {
+    /// All about the host.
+    Inventory {
+        /// How long to watch counters, milliseconds.
+        watch_ms: u64,
+        /// Names to resolve there.
+        names: Vec<String>,
+    },
+    /// Answer datagrams for a while.
+    Echo {
+        /// How long, milliseconds.
+        for_ms: u64,
+    },
+    /// Send probes.
+    Probe {
+        /// Where to, one after the other.
+        targets: Vec<Target>,
+        /// How much.
+        depth: Depth,
+    },
+    /// Take bytes on this connection and count them.
+    Sink,
+}
+
+/// Datagrams are answered.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Echoing {
+    /// What they must begin with.
+    pub token: [u8; 16],
+    /// Where.
+    pub addresses: Vec<SocketAddr>,
+}
+
+/// What an agent answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "answer", rename_all = "snake_case")]
+pub enum Answer {
+    /// To [`Question::Inventory`].
+    Inventory(Box<Inventory>),
+    /// To [`Question::Echo`].
+    Echo(Echoing),
+    /// To [`Question::Probe`], in the order of targets.
+    Probes {
+        /// What was measured.
+        probes: Vec<Probe>,
+    },
+    /// To [`Question::Sink`], once before the bytes.
+    Ready,
+    /// After the last block of a sink.
+    Sunk {
+        /// Bytes that came.
+        bytes: u64,
+        /// From the first to the last, microseconds.
+        took_us: u64,
+    },
+    /// No.
+    Refused {
+        /// Why, and what to do.
+        why: String,
+    },
+}
+
+/// Why an agent was not heard.
+#[derive(Debug, Error)]
+pub enum AskError {
+    /// No connection.
+    #[error("{0}")]
+    Connect(#[from] ConnectError),
+    /// The connection broke, or the answer took too long.
+    #[error("no answer from {peer}: {source}")]
+    Broken {
+        /// The agent.
+        peer: SocketAddr,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// What came was no question or answer.
+    #[error("what came from the other agent was not understood: {0}; are both of the same version?")]
+    Form(#[source] serde_json::Error),
+    /// Longer than [`BYTES_MAX`].
+    #[error("the other agent announced {bytes} bytes, more than the {BYTES_MAX} that are taken")]
+    TooLong {
+        /// Announced.
+        bytes: usize,
+    },
+    /// The agent said no.
+    #[error("{peer} refused: {why}")]
+    Refused {
+        /// The agent.
+        peer: SocketAddr,
+        /// Why.
+        why: String,
+    },
+    /// An answer to something else.
+    #[error("{peer} gave an answer that does not belong to the question")]
+    Unexpected {
+        /// The agent.
+        peer: SocketAddr,
+    },
+}
+
+/// Connects and asks.
+pub fn open(route: &Route, question: &Question, wait: Duration) -> Result<Stream, AskError> {
+    let hello = Hello {
+        version_min: VERSION_MIN,
+        version_max: VERSION_MAX,
+        session: SessionId([0; 16]),
+        role: Role::Doctor,
+        link: 0,
+        channel: 0,
+        token: Token([0; 32]),
+    };
+    let options = TcpOptions { connect_wait: wait, ..TcpOptions::default() };
+    let (stream, _) = connect(route, &hello, &options)?;
+    send(&stream, question, route.remote, Instant::now() + wait)?;
+    Ok(stream)
+}
+
+/// Asks and waits for the answer.
+pub fn ask(
+    route: &Route,
+    question: &Question,
+    connect: Duration,
+    wait: Duration,
+) -> Result<Answer, AskError> {
+    let deadline = Instant::now() + wait;
+    let stream = open(route, question, connect)?;
+    match receive(&stream, route.remote, deadline)? {
+        Answer::Refused { why } => Err(AskError::Refused { peer: route.remote, why }),
+        answer => Ok(answer),
+    }
+}
+
+/// Sends a document.
+pub fn send(
+    stream: &Stream,
+    document: &impl Serialize,
+    peer: SocketAddr,
+    deadline: Instant,
+) -> Result<(), AskError> {
+    let body = serde_json::to_vec(document).map_err(AskError::Form)?;
+    let length = u32::try_from(body.len()).ok().filter(|bytes| *bytes as usize <= BYTES_MAX);
+    let length = length.ok_or(AskError::TooLong { bytes: body.len() })?;
+    let bytes = [&length.to_le_bytes()[..], &body].concat();
+    stream.send_all(&bytes, deadline).map_err(|source| AskError::Broken { peer, source })
+}
+
+/// Receives a document.
+pub fn receive<T: DeserializeOwned>(
+    stream: &Stream,
+    peer: SocketAddr,
+    deadline: Instant,
+) -> Result<T, AskError> {
+    let broken = |source| AskError::Broken { peer, source };
+    let mut length = [0; 4];
+    stream.receive_exact(&mut length, deadline).map_err(broken)?;
+    let bytes = u32::from_le_bytes(length) as usize;
+    if bytes > BYTES_MAX {
+        return Err(AskError::TooLong { bytes });
+    }
+    // Grown as it comes: an announcement alone costs nothing.
+    let mut body = Vec::new();
+    while body.len() < bytes {
+        let mut piece = vec![0; (bytes - body.len()).min(64 << 10)];
+        stream.receive_exact(&mut piece, deadline).map_err(broken)?;
+        body.append(&mut piece);
+    }
+    serde_json::from_slice(&body).map_err(AskError::Form)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    fn pair() -> (Stream, Stream, SocketAddr) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let ours = TcpStream::connect(address).unwrap();
+        let theirs = listener.accept().unwrap().0;
+        (Stream::new(ours).unwrap(), Stream::new(theirs).unwrap(), address)
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(20)
+    }
+
+    #[test]
+    fn a_question_arrives_as_it_was() {
+        let (ours, theirs, peer) = pair();
+        let question = Question::Inventory { watch_ms: 300, names: vec!["beta".into()] };
+        send(&ours, &question, peer, soon()).unwrap();
+        assert_eq!(receive::<Question>(&theirs, peer, soon()).unwrap(), question);
+    }
+
+    #[test]
+    fn a_length_beyond_the_cap_is_refused_before_anything_is_allocated() {
+        let (ours, theirs, peer) = pair();
+        ours.send_all(&u32::MAX.to_le_bytes(), soon()).unwrap();
+        let error = receive::<Question>(&theirs, peer, soon()).unwrap_err();
+        assert!(matches!(error, AskError::TooLong { .. }), "{error}");
+    }
+
+    #[test]
+    fn an_end_and_nonsense_are_errors() {
+        let (ours, theirs, peer) = pair();
+        ours.send_all(b"\x03\0\0\0abc", soon()).unwrap();
+        assert!(matches!(receive::<Question>(&theirs, peer, soon()).unwrap_err(), AskError::Form(_)));
+        drop(ours);
+        assert!(matches!(receive::<Question>(&theirs, peer, soon()).unwrap_err(), AskError::Broken { .. }));
+    }
+}

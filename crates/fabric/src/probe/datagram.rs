@@ -1,0 +1,100 @@
+//! Bytes of probe datagrams. A reply is never longer than its request, so that an echo cannot be used against others.
+
+use std::time::Duration;
+
+/// Smallest request, and size of every reply.
+pub const REPLY_BYTES: usize = 64;
+const TOKEN_BYTES: usize = 16;
+const NAME_BYTES_MAX: usize = 15;
+
+/// What a reply says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// Number of the request.
+    pub sequence: u32,
+    /// Bytes of the request that came.
+    pub bytes: u32,
+    /// The receiver's clock, since 1970.
+    pub clock: Duration,
+    /// The port that it came in by; empty if the receiver does not know.
+    pub port: String,
+}
+
+/// A request of this many bytes (at least [`REPLY_BYTES`]): token, number, zeros.
+pub fn request(token: &[u8; TOKEN_BYTES], sequence: u32, bytes: usize) -> Vec<u8> {
+    let mut datagram = Vec::with_capacity(bytes.max(REPLY_BYTES));
+    datagram.extend(token);
+    datagram.extend(sequence.to_le_bytes());
+    datagram.resize(bytes.max(REPLY_BYTES), 0);
+    datagram
+}
+
+/// The number of a request, if it is one and knows the token.
+pub fn read_request(datagram: &[u8], token: &[u8; TOKEN_BYTES]) -> Option<u32> {
+    if datagram.len() < REPLY_BYTES {
+        return None;
+    }
+    number(datagram.strip_prefix(token)?)
+}
+
+/// The reply: token, number, size of the request, clock in nanoseconds, length of the port's name, name.
+pub fn reply(token: &[u8; TOKEN_BYTES], reply: &Reply) -> Vec<u8> {
+    let name = reply.port.as_bytes().get(..reply.port.len().min(NAME_BYTES_MAX)).unwrap_or_default();
+    let clock_ns = u64::try_from(reply.clock.as_nanos()).unwrap_or(u64::MAX);
+    let mut datagram = Vec::with_capacity(REPLY_BYTES);
+    datagram.extend(token);
+    datagram.extend(reply.sequence.to_le_bytes());
+    datagram.extend(reply.bytes.to_le_bytes());
+    datagram.extend(clock_ns.to_le_bytes());
+    datagram.push(name.len() as u8);
+    datagram.extend(name);
+    datagram.resize(REPLY_BYTES, 0);
+    datagram
+}
+
+/// Reads a reply.
+pub fn read_reply(datagram: &[u8], token: &[u8; TOKEN_BYTES]) -> Option<Reply> {
+    let rest = datagram.strip_prefix(token)?;
+    let name_length = usize::from(*rest.get(16)?);
+    let name = rest.get(17..17 + name_length.min(NAME_BYTES_MAX))?;
+    Some(Reply {
+        sequence: number(rest)?,
+        bytes: number(rest.get(4..)?)?,
+        clock: Duration::from_nanos(u64::from_le_bytes(*rest.get(8..)?.first_chunk()?)),
+        port: String::from_utf8_lossy(name).chars().filter(|c| !c.is_control()).collect(),
+    })
+}
+
+fn number(bytes: &[u8]) -> Option<u32> {
+    bytes.first_chunk().map(|four| u32::from_le_bytes(*four))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOKEN: [u8; 16] = [7; 16];
+
+    #[test]
+    fn there_and_back() {
+        assert_eq!(read_request(&request(&TOKEN, 9, 1472), &TOKEN), Some(9));
+        let said =
+            Reply { sequence: 9, bytes: 1472, clock: Duration::from_nanos(12_345), port: "ens1f0".into() };
+        assert_eq!(read_reply(&reply(&TOKEN, &said), &TOKEN), Some(said));
+    }
+
+    #[test]
+    fn a_reply_is_never_longer_than_its_request() {
+        assert_eq!(request(&TOKEN, 1, 0).len(), REPLY_BYTES);
+        let long = Reply { sequence: 1, bytes: 1, clock: Duration::MAX, port: "x".repeat(300) };
+        assert_eq!(reply(&TOKEN, &long).len(), REPLY_BYTES);
+        assert_eq!(read_request(&request(&TOKEN, 1, 0)[..REPLY_BYTES - 1], &TOKEN), None);
+    }
+
+    #[test]
+    fn who_does_not_know_the_token_gets_nothing() {
+        assert_eq!(read_request(&request(&[8; 16], 1, 64), &TOKEN), None);
+        assert_eq!(read_reply(&[7; 20], &TOKEN), None);
+        assert_eq!(read_reply(b"", &TOKEN), None);
+    }
+}

@@ -1,0 +1,156 @@
+//! The receiving side of datagrams: for a while, to whoever knows the token.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use nix::sys::socket::sockopt::{Ipv4PacketInfo, Ipv6RecvPacketInfo};
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg, setsockopt};
+use socket2::{Domain, Protocol, Socket, Type};
+use thiserror::Error;
+
+use super::ask::Echoing;
+use super::datagram::{Reply, read_request, reply};
+use crate::collect::kernel::links;
+
+/// No echo lives longer, whatever it was asked for.
+pub const LONGEST: Duration = Duration::from_secs(120);
+const TURN: Duration = Duration::from_millis(100);
+/// The largest datagram that there can be.
+const DATAGRAM_BYTES: usize = 65_535;
+
+/// Datagrams cannot be answered.
+#[derive(Debug, Error)]
+pub enum EchoError {
+    /// No socket at an address.
+    #[error("no datagram socket at {address}: {source}")]
+    Socket {
+        /// The address.
+        address: IpAddr,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// No random numbers.
+    #[error("the kernel gave no random numbers for a token")]
+    Random,
+    /// No thread.
+    #[error("no thread to answer datagrams: {0}")]
+    Thread(#[source] io::Error),
+}
+
+/// Datagrams are answered until the time is over.
+#[derive(Debug)]
+pub struct Echo {
+    /// Where, and what they must begin with.
+    pub echoing: Echoing,
+    until: Arc<Mutex<Instant>>,
+}
+
+impl Echo {
+    /// Answers at these addresses. The port is that of each address if it is free, so that a rule of a firewall for the
+    /// agent's port covers it; else any.
+    pub fn start(addresses: &[SocketAddr], last: Duration) -> Result<Echo, EchoError> {
+        let mut token = [0; 16];
+        getrandom::fill(&mut token).map_err(|_| EchoError::Random)?;
+        let until = Arc::new(Mutex::new(Instant::now() + last.min(LONGEST)));
+        let names = port_names();
+        let mut bound = Vec::new();
+        for address in addresses {
+            let failed = |source| EchoError::Socket { address: address.ip(), source };
+            let socket = socket(*address).map_err(failed)?;
+            bound.extend(socket.local_addr().map_err(failed)?.as_socket());
+            let (names, until) = (names.clone(), until.clone());
+            let serve = move || serve(&socket, &token, &names, &until);
+            std::thread::Builder::new().name("echo".into()).spawn(serve).map_err(EchoError::Thread)?;
+        }
+        Ok(Echo { echoing: Echoing { token, addresses: bound }, until })
+    }
+
+    /// Lets it live at least this much longer. False if it has ended already.
+    pub fn extend(&self, last: Duration) -> bool {
+        let mut until = lock(&self.until);
+        let now = Instant::now();
+        // The threads look every turn; one that is about to end may have looked already.
+        if *until < now + TURN * 2 {
+            return false;
+        }
+        *until = (*until).max(now + last.min(LONGEST));
+        true
+    }
+}
+
+impl Drop for Echo {
+    fn drop(&mut self) {
+        *lock(&self.until) = Instant::now();
+    }
+}
+
+fn lock(until: &Mutex<Instant>) -> MutexGuard<'_, Instant> {
+    until.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn socket(address: SocketAddr) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+    if socket.bind(&address.into()).is_err() {
+        socket.bind(&SocketAddr::new(address.ip(), 0).into())?;
+    }
+    socket.set_read_timeout(Some(TURN))?;
+    // Room for what comes while this thread waits for a CPU under load.
+    socket.set_recv_buffer_size(1 << 20)?;
+    // Which port it comes in by is told if the kernel tells it.
+    let _ = match address {
+        SocketAddr::V4(_) => setsockopt(&socket, Ipv4PacketInfo, &true),
+        SocketAddr::V6(_) => setsockopt(&socket, Ipv6RecvPacketInfo, &true),
+    };
+    Ok(socket)
+}
+
+fn port_names() -> BTreeMap<u32, String> {
+    let links = links::read().unwrap_or_default();
+    links.into_iter().filter_map(|link| Some((link.port.index?, link.port.name))).collect()
+}
+
+fn serve(socket: &Socket, token: &[u8; 16], names: &BTreeMap<u32, String>, until: &Mutex<Instant>) {
+    let mut buffer = vec![0; DATAGRAM_BYTES];
+    while Instant::now() < *lock(until) {
+        match receive(socket, &mut buffer) {
+            Ok((bytes, index, from)) => {
+                let datagram = buffer.get(..bytes).unwrap_or_default();
+                let Some(sequence) = read_request(datagram, token) else { continue };
+                let port = index.and_then(|index| names.get(&index)).cloned().unwrap_or_default();
+                let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                let said = Reply { sequence, bytes: bytes as u32, clock, port };
+                // A reply that cannot be sent is a reply that is lost: the sender counts it.
+                let _ = socket.send_to(&reply(token, &said), &from.into());
+            }
+            Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EINTR) => {}
+            Err(_) => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+}
+
+/// Bytes, number of the port, sender.
+fn receive(socket: &Socket, buffer: &mut [u8]) -> nix::Result<(usize, Option<u32>, SocketAddr)> {
+    let mut space = nix::cmsg_space!(nix::libc::in6_pktinfo);
+    let mut pieces = [io::IoSliceMut::new(buffer)];
+    let message =
+        recvmsg::<SockaddrStorage>(socket.as_raw_fd(), &mut pieces, Some(&mut space), MsgFlags::empty())?;
+    let port = message.cmsgs().ok().into_iter().flatten().find_map(|control| match control {
+        ControlMessageOwned::Ipv4PacketInfo(info) => u32::try_from(info.ipi_ifindex).ok(),
+        ControlMessageOwned::Ipv6PacketInfo(info) => Some(info.ipi6_ifindex),
+        _ => None,
+    });
+    let from = message.address.as_ref().and_then(socket_address).ok_or(nix::errno::Errno::EINTR)?;
+    Ok((message.bytes, port, from))
+}
+
+fn socket_address(address: &SockaddrStorage) -> Option<SocketAddr> {
+    if let Some(v4) = address.as_sockaddr_in() {
+        return Some(SocketAddr::V4((*v4).into()));
+    }
+    address.as_sockaddr_in6().map(|v6| SocketAddr::V6((*v6).into()))
+}

@@ -1,0 +1,23 @@
+//! Probes that move bytes between two agents, and what agents ask each other for it.
+//!
+//! ```text
+//! coordinator            receiving host                 sending host
+//!   Echo        ──────▶  answers datagrams for a while
+//!   Probe       ───────────────────────────────────────▶  datagrams: reachable, path MTU, latency, clock
+//!                        ◀── Sink (TCP, agent's port) ──  load: throughput, loss and latency under load
+//! ```
+//!
+//! * [`ask`]: questions and answers, one of each on a connection. * [`echo`]: the receiving side of datagrams.
+//! * [`datagram`]: their bytes. * [`sender`]: the sending side. * [`mtu`]: which sizes to try. * [`load`]: TCP, both sides.
+//! * [`route`]: which port the kernel would choose. * [`run`]: all of it for one pair of ports.
+
+pub mod ask;
+pub mod datagram;
+pub mod echo;
+pub mod load;
+pub mod mtu;
+pub mod route;
+pub mod run;
+pub mod sender;
+
+pub use ask::{Answer, AskError, Depth, Echoing, Question, Target};

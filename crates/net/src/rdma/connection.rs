@@ -1,0 +1,391 @@
+//! A queue pair with everything that it needs, and the order in which all of it goes away.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
+use rustix::io::Errno;
+
+use super::abi::{
+    ConnParam, IBV_QPT_RC, IBV_SEND_SIGNALED, IBV_WC_REM_ACCESS_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WC_SUCCESS,
+    IBV_WC_WR_FLUSH_ERR, IBV_WR_RDMA_WRITE, IBV_WR_SEND, Qp, QpCap, QpInitAttr, RDMA_CM_EVENT_DEVICE_REMOVAL,
+    RDMA_CM_EVENT_DISCONNECTED, RecvWr, SendWr, Sge, Wc,
+};
+use super::cm::{EventChannel, Identifier, poll};
+use super::domain::{Domain, Domains};
+use super::error::{RdmaError, check, errno};
+use super::library::Library;
+use super::memory::Buffer;
+use super::options::{MESSAGE_BYTES, MESSAGES, SEND_QUEUE};
+use super::verbs::{Access, CompletionQueue, POLL_BATCH};
+use crate::table::RemoteWriter;
+
+/// Longest that a thread looks for a completion before it sleeps. Sleeping and waking costs some 10 µs, so that it is only
+/// worth while when completions come in about that time: looked for only if the last one came so soon.
+const SPIN: Duration = Duration::from_micros(30);
+
+/// An RDMA WRITE.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) from: u64,
+    pub(super) length: u32,
+    pub(super) local_key: u32,
+    pub(super) to: u64,
+    pub(super) remote_key: u32,
+}
+
+/// A connected queue pair.
+pub struct Connection {
+    library: &'static Library,
+    /// Whether the queue pair is there. Held during every call that uses it.
+    alive: Mutex<bool>,
+    // In the order in which they are dropped, after the queue pair: queues, memory, domain, and last the identifier, which
+    // keeps the device open.
+    pub(super) sent: CompletionQueue,
+    pub(super) received: CompletionQueue,
+    inbox: Buffer,
+    outbox: Buffer,
+    pub(super) domain: Arc<Domain>,
+    identifier: Identifier,
+    events: EventChannel,
+    wake: OwnedFd,
+    /// This side closed it.
+    closed: AtomicBool,
+    /// The peer did.
+    gone: AtomicBool,
+    /// The last wait was a short one.
+    brisk: AtomicBool,
+}
+
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("rdma::Connection")
+    }
+}
+
+impl Connection {
+    /// Makes the queue pair of an identifier whose device is known, with all its receives ready. The identifier's events
+    /// must come over this channel.
+    pub(super) fn prepare(
+        identifier: Identifier,
+        events: EventChannel,
+        domains: &Domains,
+    ) -> Result<Connection, RdmaError> {
+        let library = identifier.library();
+        let context = identifier.context().ok_or(RdmaError::NoDevice(Errno::NODEV))?;
+        // SAFETY: the identifier keeps the device open, and is dropped after all that is made here.
+        let (domain, sent, received) = unsafe {
+            (
+                domains.on(library, context)?,
+                CompletionQueue::new(library, context, SEND_QUEUE as i32)?,
+                CompletionQueue::new(library, context, MESSAGES as i32)?,
+            )
+        };
+        let bytes = MESSAGES * MESSAGE_BYTES;
+        let inbox = Buffer::new(&domain.protection, bytes, Access::Receive)?;
+        let outbox = Buffer::new(&domain.protection, bytes, Access::Send)?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|source| RdmaError::Call { what: "making an event descriptor", source })?;
+        let connection = Connection {
+            library,
+            alive: Mutex::new(false),
+            sent,
+            received,
+            inbox,
+            outbox,
+            domain,
+            identifier,
+            events,
+            wake,
+            closed: AtomicBool::new(false),
+            gone: AtomicBool::new(false),
+            brisk: AtomicBool::new(false),
+        };
+        connection.make_queue_pair()?;
+        (0..MESSAGES).try_for_each(|slot| connection.ready(slot))?;
+        Ok(connection)
+    }
+
+    fn make_queue_pair(&self) -> Result<(), RdmaError> {
+        let mut wanted = QpInitAttr {
+            qp_context: std::ptr::null_mut(),
+            send_cq: self.sent.pointer(),
+            recv_cq: self.received.pointer(),
+            srq: std::ptr::null_mut(),
+            cap: QpCap {
+                max_send_wr: SEND_QUEUE as u32,
+                max_recv_wr: MESSAGES as u32,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: 0,
+            },
+            qp_type: IBV_QPT_RC,
+            sq_sig_all: 0,
+        };
+        let mut alive = self.alive.lock().unwrap_or_else(PoisonError::into_inner);
+        let protection = self.domain.protection.pointer();
+        // SAFETY: identifier, domain and queues are alive and on one device; the attributes are read during the call.
+        check("making a queue pair", unsafe {
+            (self.library.cm.rdma_create_qp)(self.identifier.pointer(), protection, &mut wanted)
+        })?;
+        *alive = true;
+        Ok(())
+    }
+
+    pub(super) fn identifier(&self) -> &Identifier {
+        &self.identifier
+    }
+
+    pub(super) fn events(&self) -> &EventChannel {
+        &self.events
+    }
+
+    /// Parameters of a connection with this much to say in its request or answer.
+    pub(super) fn parameters(data: &[u8]) -> Result<ConnParam, RdmaError> {
+        let length = u8::try_from(data.len()).map_err(|_| RdmaError::Rules("a greeting is too long"))?;
+        Ok(ConnParam {
+            private_data: data.as_ptr().cast(),
+            private_data_len: length,
+            // Nothing is ever read by RDMA.
+            responder_resources: 0,
+            initiator_depth: 0,
+            flow_control: 1,
+            retry_count: 7,
+            // Each side has receives ready for all that the other may send, so that this never comes to pass.
+            rnr_retry_count: 7,
+            srq: 0,
+            qp_num: 0,
+        })
+    }
+
+    /// Calls the library with the queue pair, if it is still there.
+    fn with_queue_pair(
+        &self,
+        what: &'static str,
+        call: impl FnOnce(NonNull<Qp>) -> Option<i32>,
+    ) -> Result<(), RdmaError> {
+        let alive = self.alive.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the identifier is alive; its queue pair does not go while the lock is held.
+        let pair = NonNull::new(unsafe { (*self.identifier.pointer()).qp });
+        let (true, Some(pair)) = (*alive, pair) else { return Err(RdmaError::ClosedHere) };
+        match call(pair) {
+            Some(0) => Ok(()),
+            Some(code) => Err(RdmaError::Call { what, source: errno(code) }),
+            None => Err(RdmaError::Call { what, source: Errno::NOSYS }),
+        }
+    }
+
+    /// Makes a slot ready to receive a message.
+    pub(super) fn ready(&self, slot: usize) -> Result<(), RdmaError> {
+        let mut piece = Sge {
+            addr: self.inbox.address() + (slot * MESSAGE_BYTES) as u64,
+            length: MESSAGE_BYTES as u32,
+            lkey: self.inbox.local_key(),
+        };
+        let mut work =
+            RecvWr { wr_id: slot as u64, next: std::ptr::null_mut(), sg_list: &mut piece, num_sge: 1 };
+        let mut bad = std::ptr::null_mut();
+        self.with_queue_pair("making a message slot ready", |pair| {
+            // SAFETY: the pair is alive under the lock; the work and what it points to are read during the call; the slot
+            // lies in the inbox, which lives until the pair is gone.
+            unsafe {
+                (*(*pair.as_ptr()).context).ops.post_recv.map(|post| post(pair.as_ptr(), &mut work, &mut bad))
+            }
+        })
+    }
+
+    /// Begins RDMA WRITEs, and then the message in the slot. Only the message makes a completion, with this number; by then
+    /// the writes are done too.
+    pub(super) fn post(
+        &self,
+        places: &[Place],
+        slot: usize,
+        message: &[u8],
+        number: u64,
+    ) -> Result<(), RdmaError> {
+        if message.len() > MESSAGE_BYTES || !self.outbox.put(slot * MESSAGE_BYTES, message) {
+            return Err(RdmaError::Rules("a message is too long"));
+        }
+        for place in places {
+            let piece = Sge { addr: place.from, length: place.length, lkey: place.local_key };
+            self.post_one(piece, number, IBV_WR_RDMA_WRITE, 0, (place.to, place.remote_key))?;
+        }
+        let piece = Sge {
+            addr: self.outbox.address() + (slot * MESSAGE_BYTES) as u64,
+            length: message.len() as u32,
+            lkey: self.outbox.local_key(),
+        };
+        self.post_one(piece, number, IBV_WR_SEND, IBV_SEND_SIGNALED, (0, 0))
+    }
+
+    fn post_one(
+        &self,
+        mut piece: Sge,
+        number: u64,
+        opcode: u32,
+        send_flags: u32,
+        (remote_addr, rkey): (u64, u32),
+    ) -> Result<(), RdmaError> {
+        let mut work = SendWr {
+            wr_id: number,
+            next: std::ptr::null_mut(),
+            sg_list: &mut piece,
+            num_sge: 1,
+            opcode,
+            send_flags,
+            imm_data: 0,
+            remote_addr,
+            rkey,
+            unused: [0; 19],
+        };
+        let mut bad = std::ptr::null_mut();
+        self.with_queue_pair("sending", |pair| {
+            // SAFETY: the pair is alive under the lock; the work and what it points to are read during the call. The
+            // memory that it names is registered, and whoever posts keeps the registration until the completion.
+            unsafe {
+                (*(*pair.as_ptr()).context).ops.post_send.map(|post| post(pair.as_ptr(), &mut work, &mut bad))
+            }
+        })
+    }
+
+    /// Bytes of a message that came into a slot.
+    pub(super) fn message(&self, done: &Wc, bytes: &mut Vec<u8>) -> Result<(), RdmaError> {
+        let length = done.byte_len as usize;
+        bytes.resize(length.min(MESSAGE_BYTES), 0);
+        let slot = usize::try_from(done.wr_id).unwrap_or(usize::MAX);
+        match length <= MESSAGE_BYTES && self.inbox.get(slot.saturating_mul(MESSAGE_BYTES), bytes) {
+            true => Ok(()),
+            false => Err(RdmaError::Rules("a message is longer than its slot")),
+        }
+    }
+
+    /// What a completion says.
+    pub(super) fn judge(&self, what: &'static str, done: &Wc) -> Result<(), RdmaError> {
+        match done.status {
+            IBV_WC_SUCCESS => Ok(()),
+            IBV_WC_WR_FLUSH_ERR if self.is_closed() => Err(RdmaError::ClosedHere),
+            IBV_WC_WR_FLUSH_ERR => Err(RdmaError::PeerClosed),
+            IBV_WC_REM_ACCESS_ERR => Err(RdmaError::RemoteAccess),
+            IBV_WC_RETRY_EXC_ERR => Err(RdmaError::Silent { retries: self.library.status_text(done.status) }),
+            status => Err(RdmaError::Completion {
+                what,
+                status: self.library.status_text(status),
+                vendor: done.vendor_err,
+            }),
+        }
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    /// Takes completions, waiting for them if there are none. None after the wait is no error; the end of the connection
+    /// is one, but only when everything that came before it was taken.
+    pub(super) fn completions(
+        &self,
+        queue: &CompletionQueue,
+        out: &mut [Wc; POLL_BATCH],
+        wait: Duration,
+    ) -> Result<usize, RdmaError> {
+        let begun = Instant::now();
+        loop {
+            // Looked at before the queue, so that what came before the end is taken first.
+            let (gone, closed) = (self.gone.load(Ordering::SeqCst), self.is_closed());
+            let found = queue.poll(out)?;
+            if found > 0 {
+                self.brisk.store(begun.elapsed() < SPIN, Ordering::Relaxed);
+                return Ok(found);
+            }
+            if closed {
+                return Err(RdmaError::ClosedHere);
+            }
+            if gone {
+                return Err(RdmaError::PeerClosed);
+            }
+            let waited = begun.elapsed();
+            if self.brisk.load(Ordering::Relaxed) && waited < SPIN.min(wait) {
+                std::hint::spin_loop();
+                continue;
+            }
+            queue.arm()?;
+            // What came before it was armed makes no event.
+            let found = queue.poll(out)?;
+            if found > 0 {
+                return Ok(found);
+            }
+            self.sleep(queue, wait.saturating_sub(waited))?;
+            if begun.elapsed() >= wait {
+                return queue.poll(out);
+            }
+        }
+    }
+
+    /// Sleeps until something comes. Takes what the connection manager has to say.
+    fn sleep(&self, queue: &CompletionQueue, wait: Duration) -> Result<(), RdmaError> {
+        let mut fds = [
+            PollFd::from_borrowed_fd(self.events.descriptor(), PollFlags::IN),
+            PollFd::from_borrowed_fd(queue.descriptor(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN),
+        ];
+        poll(&mut fds, wait)?;
+        queue.take_events();
+        if fds.first().is_none_or(|events| events.revents().is_empty()) {
+            return Ok(());
+        }
+        self.hear()
+    }
+
+    /// Whether the peer has closed, for those who do not wait for completions.
+    pub(super) fn is_gone(&self) -> Result<bool, RdmaError> {
+        let mut fds = [PollFd::from_borrowed_fd(self.events.descriptor(), PollFlags::IN)];
+        poll(&mut fds, Duration::ZERO)?;
+        if fds.iter().any(|events| !events.revents().is_empty()) {
+            self.hear()?;
+        }
+        Ok(self.gone.load(Ordering::SeqCst))
+    }
+
+    fn hear(&self) -> Result<(), RdmaError> {
+        while let Some(event) = self.events.next()? {
+            match event.kind {
+                RDMA_CM_EVENT_DEVICE_REMOVAL => return Err(RdmaError::DeviceGone),
+                RDMA_CM_EVENT_DISCONNECTED => self.gone.store(true, Ordering::SeqCst),
+                other => tracing::trace!(other, "an event of a connection"),
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the connection from any thread. When it returns the queue pair is gone: nothing is written into this host's
+    /// memory over it any more, and nothing is read from it.
+    pub(super) fn end(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        {
+            let mut alive = self.alive.lock().unwrap_or_else(PoisonError::into_inner);
+            if std::mem::replace(&mut *alive, false) {
+                // SAFETY: identifier and pair are alive; the pair is destroyed once, under the lock that all its users
+                // take. Disconnecting tells the peer; it fails only where there is no connection.
+                unsafe {
+                    (self.library.cm.rdma_disconnect)(self.identifier.pointer());
+                    (self.library.cm.rdma_destroy_qp)(self.identifier.pointer());
+                }
+            }
+        }
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+}
+
+impl RemoteWriter for Connection {
+    fn stop(&self) {
+        self.end();
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

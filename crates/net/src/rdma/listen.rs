@@ -1,0 +1,192 @@
+//! Taking connections at the destination.
+//!
+//! One thread hears the requests for all addresses. A request has the HELLO in it, so that whoever says nothing costs
+//! nothing; the kernel bounds how many wait.
+
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use linerate_core::Fault;
+use linerate_wire::frame::{Frame, Hello, Welcome};
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, pipe_with};
+
+use super::cm::{EventChannel, Identifier, poll};
+use super::connection::Connection;
+use super::domain::Domains;
+use super::error::{RdmaError, check};
+use super::library::Library;
+
+/// Requests that wait in the kernel, per address.
+const BACKLOG: i32 = 128;
+/// Most bytes that a rejection can carry over InfiniBand and RoCE.
+const REJECTION_BYTES: usize = 148;
+
+/// A request with a HELLO that has no answer yet. Dropped without one, it is rejected.
+#[derive(Debug)]
+pub struct Accepted {
+    /// What it said.
+    pub hello: Hello,
+    /// Who it is.
+    pub peer: SocketAddr,
+    identifier: Identifier,
+}
+
+impl Accepted {
+    /// Takes the connection; its windows are those of the session that the domains belong to.
+    pub fn welcome(self, welcome: Welcome, domains: &Domains) -> Result<Arc<Connection>, RdmaError> {
+        let mut answer = Vec::new();
+        Frame::Welcome(welcome)
+            .encode(0, 0, 0, &mut answer)
+            .map_err(|_| RdmaError::Rules("a welcome could not be made"))?;
+        let events = EventChannel::new(self.identifier.library())?;
+        self.identifier.migrate(&events)?;
+        let connection = Connection::prepare(self.identifier, events, domains)?;
+        let mut parameters = Connection::parameters(&answer)?;
+        let identifier = connection.identifier();
+        // SAFETY: the identifier is that of a request, its queue pair is made and has its receives ready; the parameters
+        // and the answer that they point to are read during the call.
+        check("accepting a connection", unsafe {
+            (identifier.library().cm.rdma_accept)(identifier.pointer(), &mut parameters)
+        })?;
+        Ok(Arc::new(connection))
+    }
+
+    /// Does not take it and says why, as far as there is room.
+    pub fn refuse(self, mut fault: Fault) -> Result<(), RdmaError> {
+        let mut answer = Vec::new();
+        loop {
+            Frame::Refuse(fault.clone())
+                .encode(0, 0, 0, &mut answer)
+                .map_err(|_| RdmaError::Rules("a refusal could not be made"))?;
+            if answer.len() <= REJECTION_BYTES || fault.detail.pop().is_none() {
+                return self.identifier.reject(&answer);
+            }
+        }
+    }
+}
+
+/// Listens until it is dropped. Connections that were taken live on.
+#[derive(Debug)]
+pub struct Listener {
+    ports: Vec<SocketAddr>,
+    stop: Option<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Listener {
+    /// Listens on those of the addresses that belong to RDMA devices; an error if none does. A port that is taken (iWARP
+    /// shares them with TCP) is replaced by one of the system's choice. The handler is called in the listener's thread.
+    pub fn start(
+        addresses: &[SocketAddr],
+        handler: impl Fn(Accepted) + Send + 'static,
+    ) -> Result<Listener, RdmaError> {
+        let library = Library::get().map_err(RdmaError::Library)?;
+        let events = EventChannel::new(library)?;
+        let (mut ports, mut listening, mut last) = (Vec::new(), Vec::new(), None);
+        for &address in addresses {
+            match listen(library, &events, address) {
+                Ok((identifier, port)) => {
+                    ports.push(SocketAddr::new(address.ip(), port));
+                    listening.push(identifier);
+                }
+                Err(error) => {
+                    tracing::debug!(%address, %error, "no RDMA at this address");
+                    last = Some(error);
+                }
+            }
+        }
+        if listening.is_empty() {
+            return Err(match last {
+                Some(RdmaError::Call { source, .. }) => RdmaError::NoDevice(source),
+                Some(other) => other,
+                None => RdmaError::NoDevice(Errno::NODEV),
+            });
+        }
+        let failed = |source| RdmaError::Call { what: "starting the thread of RDMA connections", source };
+        let (stopped, stop) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
+        let run = move || {
+            hear(&events, &stopped, &handler);
+            // Before the channel that their events come over.
+            drop(listening);
+        };
+        let thread = std::thread::Builder::new()
+            .name("accept-rdma".into())
+            .spawn(run)
+            .map_err(|error| failed(Errno::from_io_error(&error).unwrap_or(Errno::AGAIN)))?;
+        Ok(Listener { ports, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// Where RDMA connections are taken.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.ports
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.stop.take();
+        if let Some(thread) = self.thread.take() {
+            // How it ended changes nothing any more.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn listen(
+    library: &'static Library,
+    events: &EventChannel,
+    address: SocketAddr,
+) -> Result<(Identifier, u16), RdmaError> {
+    let open = |address: SocketAddr| {
+        let identifier = Identifier::new(library, events)?;
+        identifier.bind(address)?;
+        let port = identifier.listen(BACKLOG)?;
+        Ok((identifier, port))
+    };
+    match open(address) {
+        Err(RdmaError::Call { source: Errno::ADDRINUSE, .. }) => open(SocketAddr::new(address.ip(), 0)),
+        opened => opened,
+    }
+}
+
+/// Until the other end of the pipe is closed.
+fn hear(events: &EventChannel, stopped: &OwnedFd, handler: &impl Fn(Accepted)) {
+    loop {
+        match events.next() {
+            Ok(Some(event)) => {
+                if let Some(identifier) = event.request {
+                    begin(identifier, &event.data, handler);
+                }
+                continue;
+            }
+            Ok(None) => {}
+            Err(error) => {
+                tracing::warn!(%error, "a request for an RDMA connection could not be read");
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+        let mut fds = [
+            PollFd::from_borrowed_fd(events.descriptor(), PollFlags::IN),
+            PollFd::new(stopped, PollFlags::IN),
+        ];
+        if poll(&mut fds, Duration::from_secs(3600)).is_err() {
+            return;
+        }
+        if fds.get(1).is_some_and(|stopped| !stopped.revents().is_empty()) {
+            return;
+        }
+    }
+}
+
+fn begin(identifier: Identifier, data: &[u8], handler: &impl Fn(Accepted)) {
+    let Some(peer) = identifier.peer() else { return };
+    match Hello::from_request(data) {
+        Ok(hello) => handler(Accepted { hello, peer, identifier }),
+        Err(error) => tracing::debug!(%peer, %error, "a request for an RDMA connection is not one of ours"),
+    }
+}

@@ -1,0 +1,43 @@
+//! The RDMA carrier: payloads are written by the adapters from guest RAM to guest RAM, frames are small messages behind them.
+//!
+//! * [`options`]: what connections are told. * [`connect`]: the source's side of opening, [`listen`] the destination's.
+//! * [`send`], [`receive`]: the two halves of a channel. * `source`, `staging`: what the source's threads share, and where
+//!   payloads are copied to that cannot be sent from where they lie.
+//! * [`devices`], [`counters`]: what this host's adapters are and count. * [`memory`]: memory that adapters work on.
+//! * `connection`, `domain`, `verbs`, `cm`: queue pairs and what belongs to them, each released by its drop.
+//! * [`library`], [`abi`]: the system's libraries, loaded when needed. * [`error`]: what can go wrong.
+//!
+//! ```text
+//! source                                             destination
+//! connect with HELLO in the request  -->             accept with WELCOME in the answer
+//! CLAIM window  -->                                  hold and register it
+//!               <-- GRANT key, address
+//! RDMA WRITE payload  ==================>            (the adapter places it; nobody here knows)
+//! WRITE frame  -->                                   bounds, checksum over what landed, zero runs
+//!               <-- ACK                              (before it would wait, or every 8 frames or 2 MiB)
+//! disconnect  -->                                    ChannelEnd::Closed
+//! ```
+//! A queue pair delivers in order, so a frame is read after its payload is in place. docs/rdma.md has the reasons.
+
+pub mod abi;
+mod cm;
+pub mod connect;
+mod connection;
+pub mod counters;
+pub mod devices;
+mod domain;
+pub mod error;
+pub mod library;
+pub mod listen;
+pub mod memory;
+pub mod options;
+pub mod receive;
+pub mod send;
+mod source;
+mod staging;
+#[cfg(test)]
+mod tests;
+mod verbs;
+
+pub use connection::Connection;
+pub use domain::Domains;

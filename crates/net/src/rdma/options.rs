@@ -1,0 +1,68 @@
+//! What RDMA connections are told.
+
+use std::time::Duration;
+
+use super::abi::{RDMA_OPTION_ID_ACK_TIMEOUT, RDMA_OPTION_ID_TOS};
+use super::cm::Identifier;
+use super::error::RdmaError;
+
+/// WRITEs and PROBEs that may be under way on a channel without acknowledgement.
+pub(super) const FRAMES_MAX: usize = 32;
+/// CLAIMs that may be under way on a channel without an answer.
+pub(super) const CLAIMS_MAX: usize = 16;
+/// Bytes of payload that may be under way on a channel: twice what 200 Gb/s carry in the 150 µs that an acknowledgement
+/// takes to come back.
+pub(super) const BYTES_MAX: u64 = 8 << 20;
+/// Windows that are claimed ahead of the one in use.
+pub(super) const CLAIM_AHEAD: u64 = 2;
+/// Bytes of a message: a WRITE with the most runs, rounded up to whole cache lines.
+pub(super) const MESSAGE_BYTES: usize = 8256;
+/// Messages that are ready to be received, and slots to send from, on either side.
+pub(super) const MESSAGES: usize = FRAMES_MAX + CLAIMS_MAX + 16;
+/// Operations in the send queue: a WRITE with the most runs, each of them over the border of a window, and claims.
+pub(super) const SEND_QUEUE: usize = 1024 + MESSAGES;
+
+/// Options of connections.
+#[derive(Clone, Debug)]
+pub struct RdmaOptions {
+    /// Limit for each step of connecting. Longer delays the fall-back to TCP, shorter loses slow peers.
+    pub connect_wait: Duration,
+    /// The adapter sends again what was not acknowledged within 4.096 µs times two to this power, seven times, before it
+    /// gives the connection up. 14 is 67 ms, half a second in all.
+    pub ack_timeout: u8,
+    /// Type of service (DSCP and ECN bits): the traffic class of RoCE v2 packets, from which switches choose the priority
+    /// that they treat as lossless, and the service level on InfiniBand. `None` for the system's.
+    pub type_of_service: Option<u8>,
+    /// Sum payloads at the source and compare at the destination. Off, the adapter's own checks have to do, which do not see
+    /// damage inside the hosts; docs/rdma.md says what it costs.
+    pub checksums: bool,
+    /// Let the adapter read guest RAM where it lies. Off, every payload is copied first: needed where the guest may give
+    /// pages back (balloon), for the adapter would go on reading the page that was there when the window was registered.
+    pub zero_copy: bool,
+}
+
+impl Default for RdmaOptions {
+    fn default() -> RdmaOptions {
+        RdmaOptions {
+            connect_wait: Duration::from_secs(2),
+            ack_timeout: 14,
+            type_of_service: None,
+            checksums: true,
+            zero_copy: true,
+        }
+    }
+}
+
+impl RdmaOptions {
+    /// Sets what must be set before the route is resolved.
+    pub(super) fn apply(&self, identifier: &Identifier) -> Result<(), RdmaError> {
+        if let Some(value) = self.type_of_service {
+            identifier.set(RDMA_OPTION_ID_TOS, value)?;
+        }
+        // Kernels before 5.2 do not know it; the default is some seconds there, and the pump's stall limit is shorter.
+        if let Err(error) = identifier.set(RDMA_OPTION_ID_ACK_TIMEOUT, self.ack_timeout) {
+            tracing::debug!(%error, "the adapter's own time-out stays as it is");
+        }
+        Ok(())
+    }
+}

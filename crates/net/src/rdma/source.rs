@@ -1,0 +1,309 @@
+//! What the two halves of a channel share at the source: what came from the destination, and what is under way to it.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use linerate_core::Run;
+use linerate_wire::frame::{Claim, Frame, Grant};
+
+use super::abi::Wc;
+use super::connection::{Connection, Place};
+use super::error::RdmaError;
+use super::options::{CLAIMS_MAX, MESSAGES, SEND_QUEUE};
+use super::receive::split;
+use super::verbs::{POLL_BATCH, Registration};
+use crate::channel::{Acknowledged, ChannelError};
+
+/// Whoever waits for something looks for it itself this often, in case that nobody else does.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// What came, and what is waited for.
+#[derive(Default)]
+pub(super) struct Inbox {
+    keys: HashMap<(u16, u64), Grant>,
+    claimed: HashSet<(u16, u64)>,
+    acknowledged: VecDeque<Acknowledged>,
+    /// Number and bytes of frames that are not acknowledged.
+    under_way: VecDeque<(u64, u64)>,
+    bytes: u64,
+    /// Staging memory that was sent.
+    released: u64,
+    failed: Option<RdmaError>,
+}
+
+impl Inbox {
+    pub(super) fn under_way(&self) -> (usize, u64) {
+        (self.under_way.len(), self.bytes)
+    }
+
+    pub(super) fn key(&self, region: u16, window: Run) -> Option<Grant> {
+        self.keys.get(&(region, window.offset)).copied()
+    }
+
+    pub(super) fn is_claimed(&self, region: u16, window: Run) -> bool {
+        self.claimed.contains(&(region, window.offset))
+    }
+
+    pub(super) fn take_released(&mut self) -> u64 {
+        std::mem::take(&mut self.released)
+    }
+
+    fn take(&mut self, frame: Frame, sequence: u64) -> Result<(), ChannelError> {
+        match frame {
+            Frame::Grant(grant) => {
+                let place = (grant.region, grant.window.offset);
+                if !self.claimed.remove(&place) {
+                    return Err(RdmaError::Rules("a key that nobody asked for").into());
+                }
+                self.keys.insert(place, grant);
+            }
+            Frame::Ack(ack) => {
+                while let Some((number, bytes)) =
+                    self.under_way.front().copied().filter(|(n, _)| *n <= sequence)
+                {
+                    let _ = number;
+                    self.bytes = self.bytes.saturating_sub(bytes);
+                    self.under_way.pop_front();
+                }
+                self.acknowledged.push_back(Acknowledged { through: sequence, refused: ack.refused });
+            }
+            Frame::Refuse(fault) => return Err(RdmaError::Refused(fault).into()),
+            other => return Err(ChannelError::UnexpectedFrame { tag: other.tag() }),
+        }
+        Ok(())
+    }
+}
+
+/// A message that was given to the adapter, with what must stay until it is out.
+struct Pending {
+    slot: usize,
+    operations: usize,
+    staged: u64,
+    bytes: u64,
+    _windows: Vec<Arc<Registration>>,
+}
+
+struct Outbox {
+    pending: VecDeque<Pending>,
+    slots: Vec<usize>,
+    operations: usize,
+}
+
+pub(super) struct SourceEnd {
+    pub(super) connection: Arc<Connection>,
+    // Locked in this order where both are.
+    inbox: Mutex<Inbox>,
+    outbox: Mutex<Outbox>,
+    changed: Condvar,
+    /// Bytes that the peer's adapter has taken.
+    moved: AtomicU64,
+}
+
+impl SourceEnd {
+    pub(super) fn new(connection: Arc<Connection>) -> SourceEnd {
+        let outbox = Outbox { pending: VecDeque::new(), slots: (0..MESSAGES).collect(), operations: 0 };
+        SourceEnd {
+            connection,
+            inbox: Mutex::default(),
+            outbox: Mutex::new(outbox),
+            changed: Condvar::new(),
+            moved: AtomicU64::new(0),
+        }
+    }
+
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn outbox(&self) -> MutexGuard<'_, Outbox> {
+        self.outbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn with_inbox<T>(&self, look: impl FnOnce(&mut Inbox) -> T) -> T {
+        look(&mut self.inbox())
+    }
+
+    /// Waits until it is so, taking in what comes meanwhile.
+    pub(super) fn wait_until(
+        &self,
+        what: &'static str,
+        limit: Duration,
+        mut ready: impl FnMut(&mut Inbox) -> Result<bool, ChannelError>,
+    ) -> Result<(), ChannelError> {
+        let begun = Instant::now();
+        loop {
+            // Looked at first, so that what came before the end is taken first.
+            let gone = self.connection.is_closed() || self.connection.is_gone()?;
+            let mut inbox = self.take_in(&mut [Wc::EMPTY; POLL_BATCH], 0)?;
+            inbox.released += self.reap()?;
+            if ready(&mut inbox)? {
+                return Ok(());
+            }
+            if gone {
+                return Err(ChannelError::Closed);
+            }
+            if begun.elapsed() > limit {
+                let milliseconds = limit.as_millis() as u64;
+                return Err(RdmaError::TimedOut { what, milliseconds }.into());
+            }
+            // The other thread of the channel wakes this one; if there is none, this one looks by itself.
+            drop(self.changed.wait_timeout(inbox, LOOK).unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+
+    /// Reads what is there, besides the first `found` of `done` that were taken before.
+    fn take_in(
+        &self,
+        done: &mut [Wc; POLL_BATCH],
+        found: usize,
+    ) -> Result<MutexGuard<'_, Inbox>, ChannelError> {
+        let mut inbox = self.inbox();
+        if let Some(failed) = &inbox.failed {
+            return Err(failed.clone().into());
+        }
+        let taken = self.read_all(&mut inbox, done, found);
+        if let Err(ChannelError::Rdma(error)) = &taken {
+            inbox.failed = Some(error.clone());
+        }
+        self.changed.notify_all();
+        taken.map(|()| inbox)
+    }
+
+    fn read_all(
+        &self,
+        inbox: &mut Inbox,
+        done: &mut [Wc; POLL_BATCH],
+        found: usize,
+    ) -> Result<(), ChannelError> {
+        let (mut found, mut message) = (found, Vec::new());
+        loop {
+            for done in done.iter().take(found) {
+                self.connection.judge("receiving", done)?;
+                self.connection.message(done, &mut message)?;
+                self.connection.ready(usize::try_from(done.wr_id).unwrap_or(usize::MAX))?;
+                let (header, body) = split(&message)?;
+                inbox.take(Frame::decode(&header, body)?, header.sequence)?;
+            }
+            found = self.connection.received.poll(done)?;
+            if found == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Takes the completions of what was sent. Returns the staging memory that is free again.
+    fn reap(&self) -> Result<u64, ChannelError> {
+        let mut outbox = self.outbox();
+        let mut done = [Wc::EMPTY; POLL_BATCH];
+        let mut released = 0;
+        loop {
+            let found = self.connection.sent.poll(&mut done)?;
+            for done in done.iter().take(found) {
+                self.connection.judge("writing into the destination's memory", done)?;
+                // Completions come in the order of what was sent.
+                let Some(pending) = outbox.pending.pop_front() else { continue };
+                outbox.operations = outbox.operations.saturating_sub(pending.operations);
+                outbox.slots.push(pending.slot);
+                released += pending.staged;
+                self.moved.fetch_add(pending.bytes, Ordering::Relaxed);
+            }
+            if found == 0 {
+                return Ok(released);
+            }
+        }
+    }
+
+    /// Asks for a window, if it was not asked for and not too much is asked for at a time.
+    pub(super) fn claim(&self, inbox: &mut Inbox, region: u16, window: Run) -> Result<(), ChannelError> {
+        let place = (region, window.offset);
+        if inbox.claimed.len() >= CLAIMS_MAX || inbox.claimed.contains(&place) {
+            return Ok(());
+        }
+        let mut frame = Vec::new();
+        Frame::Claim(Claim { region, window }).encode(0, 0, 0, &mut frame)?;
+        if self.try_post(&[], &frame, 0, Vec::new(), 0)? {
+            inbox.claimed.insert(place);
+        }
+        Ok(())
+    }
+
+    /// Sends a frame behind its payload, once there is room in the adapter's queue.
+    pub(super) fn post(
+        &self,
+        places: &[Place],
+        frame: &[u8],
+        numbered: Option<(u64, u64)>,
+        windows: Vec<Arc<Registration>>,
+        staged: u64,
+    ) -> Result<(), ChannelError> {
+        let bytes = numbered.map_or(0, |(_, bytes)| bytes);
+        let mut windows = Some(windows);
+        self.wait_until("room in the adapter's queue", Duration::from_secs(30), |inbox| {
+            if !self.has_room(places.len()) {
+                return Ok(false);
+            }
+            // Noted first: the acknowledgement may come before the call is back.
+            if let Some((sequence, bytes)) = numbered {
+                inbox.under_way.push_back((sequence, bytes));
+                inbox.bytes += bytes;
+            }
+            self.try_post(places, frame, bytes, windows.take().unwrap_or_default(), staged)
+        })
+    }
+
+    fn has_room(&self, places: usize) -> bool {
+        let outbox = self.outbox();
+        !outbox.slots.is_empty() && outbox.operations + places < SEND_QUEUE
+    }
+
+    /// False if there is no room.
+    fn try_post(
+        &self,
+        places: &[Place],
+        frame: &[u8],
+        bytes: u64,
+        windows: Vec<Arc<Registration>>,
+        staged: u64,
+    ) -> Result<bool, ChannelError> {
+        let mut outbox = self.outbox();
+        if outbox.operations + places.len() >= SEND_QUEUE {
+            return Ok(false);
+        }
+        let Some(slot) = outbox.slots.pop() else { return Ok(false) };
+        let operations = places.len() + 1;
+        outbox.operations += operations;
+        outbox.pending.push_back(Pending { slot, operations, staged, bytes, _windows: windows });
+        self.connection.post(places, slot, frame, slot as u64)?;
+        Ok(true)
+    }
+
+    pub(super) fn next_acknowledgement(&self, wait: Duration) -> Result<Option<Acknowledged>, ChannelError> {
+        let deadline = Instant::now() + wait;
+        let (mut done, mut found) = ([Wc::EMPTY; POLL_BATCH], 0);
+        loop {
+            let mut inbox = self.take_in(&mut done, found)?;
+            if let Some(acknowledged) = inbox.acknowledged.pop_front() {
+                return Ok(Some(acknowledged));
+            }
+            drop(inbox);
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            found = self.connection.completions(&self.connection.received, &mut done, left)?;
+        }
+    }
+
+    /// Bytes that the peer's adapter has taken so far.
+    pub(super) fn progress(&self) -> u64 {
+        // Locked only for as long as it is being looked at; a failure is the sender's to tell.
+        let mut inbox = self.inbox();
+        match self.reap() {
+            Ok(released) => inbox.released += released,
+            Err(error) => tracing::debug!(%error, "what was sent has failed"),
+        }
+        self.moved.load(Ordering::Relaxed)
+    }
+}

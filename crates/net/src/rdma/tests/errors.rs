@@ -1,0 +1,177 @@
+//! Everything that can be wrong, and the sentence for it.
+
+use super::*;
+
+fn failure(remote: SocketAddr, local: Option<IpAddr>) -> ConnectError {
+    let options = patient();
+    let route = Route { local, device: None, remote };
+    connect(&route, &hello(), &options, &Domains::default()).expect_err("no connection")
+}
+
+#[test]
+fn a_host_without_a_device_says_so() {
+    // Also where there is one: loopback belongs to none.
+    let error = Listener::start(&["127.0.0.1:0".parse().unwrap()], |_| {}).unwrap_err();
+    assert!(error.to_string().starts_with("no RDMA: this host has no device"), "{error}");
+    let error = failure("127.0.0.1:1".parse().unwrap(), None).to_string();
+    assert!(error.contains("127.0.0.1:1") && error.contains("`rdma link`"), "{error}");
+}
+
+#[test]
+#[ignore = "needs an RDMA device; the lab runs it in its RDMA machine"]
+fn nobody_listens() {
+    let _link = link();
+    let error = failure(SocketAddr::new(FAR, 4), Some(NEAR));
+    assert!(matches!(error, ConnectError::Rejected { .. }), "{error:?}");
+    assert!(error.to_string().contains("10.9.0.2:4 takes no RDMA connection"), "{error}");
+}
+
+#[test]
+#[ignore = "needs an RDMA device; the lab runs it in its RDMA machine"]
+fn an_address_that_is_no_gid_of_a_device() {
+    let _link = link();
+    for local in ["127.0.0.1", "10.9.0.77"] {
+        let error = failure(SocketAddr::new(FAR, 4), Some(local.parse().unwrap()));
+        assert!(matches!(error, ConnectError::Address { .. }), "{local}: {error:?}");
+        assert!(error.to_string().contains("GID"), "{error}");
+    }
+}
+
+#[test]
+#[ignore = "needs an RDMA device; the lab runs it in its RDMA machine"]
+fn a_port_that_is_down() {
+    let _link = link();
+    set_link("down");
+    let error = failure(SocketAddr::new(FAR, 4), Some(NEAR));
+    restore_link();
+    assert!(
+        matches!(
+            error,
+            ConnectError::Address { .. } | ConnectError::Unreachable { .. } | ConnectError::Here { .. }
+        ),
+        "{error:?}"
+    );
+    assert!(error.to_string().contains("10.9.0.2:4"), "{error}");
+}
+
+#[test]
+#[ignore = "needs an RDMA device; the lab runs it in its RDMA machine"]
+fn an_agent_that_refuses_says_why() {
+    let _link = link();
+    let detail = "a reason that is longer than a rejection has room for ".repeat(10);
+    let listener = Listener::start(&[SocketAddr::new(FAR, 0)], move |accepted: Accepted| {
+        let fault = Fault::new(Code::NotAuthorised, Step::Authorise, Side::Destination, detail.clone());
+        accepted.refuse(fault).unwrap();
+    })
+    .unwrap();
+    let error = failure(listener.addresses()[0], Some(NEAR));
+    let ConnectError::Refused { fault, .. } = &error else { panic!("{error:?}") };
+    assert_eq!(fault.code, Code::NotAuthorised);
+    assert!(fault.detail.starts_with("a reason that is longer than"), "{fault}");
+}
+
+#[test]
+#[ignore = "needs an RDMA device; the lab runs it in its RDMA machine"]
+fn a_peer_that_goes_is_told_as_closed() {
+    let _link = link();
+    let (source, destination) = connected(&patient());
+    let (_sender, mut acks, _) = halves(source, patient());
+    drop(destination);
+    let error = acks.next(WAIT).unwrap_err();
+    assert!(matches!(error, ChannelError::Closed), "{error:?}");
+}
+
+#[test]
+#[ignore = "needs an RDMA device; the lab runs it in its RDMA machine"]
+fn a_wrong_key_writes_nothing_and_ends_the_channel() {
+    let _link = link();
+    let (landed, table) = region(WINDOW_BYTES);
+    let (source, destination) = connected(&patient());
+    let fence = Arc::new(Fence::new(closer(&destination)));
+    let (inner, serving_table) = (Arc::clone(&fence), Arc::clone(&table));
+    let serving = std::thread::spawn(move || RdmaReceiver::new(destination).serve(&serving_table, &inner));
+    let end = SourceEnd::new(Arc::clone(&source));
+    let buffer = super::super::memory::Buffer::new(
+        &source.domain.protection,
+        PAGE as usize,
+        super::super::verbs::Access::Send,
+    )
+    .unwrap();
+    assert!(buffer.put(0, &[0x66; PAGE as usize]));
+    let to = landed.mapped().unwrap().base.as_ptr() as u64;
+    let place = Place {
+        from: buffer.address(),
+        length: PAGE as u32,
+        local_key: buffer.local_key(),
+        to,
+        remote_key: 0x1234_5678,
+    };
+    let mut frame = Vec::new();
+    encode_write(&mut frame, 1, 0, &[run(0, PAGE)], &[], 1).unwrap();
+    end.post(&[place], &frame, Some((1, PAGE)), Vec::new(), 0).unwrap();
+    let error = end.wait_until("the refusal", WAIT, |_| Ok(false)).unwrap_err();
+    assert!(matches!(error, ChannelError::Rdma(RdmaError::RemoteAccess) | ChannelError::Closed), "{error:?}");
+    let ended = serving.join().unwrap();
+    assert!(!matches!(ended, ChannelEnd::Fenced), "{ended:?}");
+    assert_eq!(fence.close(WAIT).unwrap().applied, 0);
+    assert!(landed.snapshot().unwrap().iter().all(|byte| *byte == 0));
+}
+
+/// What the destination says of a frame that has no business there.
+fn hostile(frames: &[(u64, u16, Run)]) -> ChannelEnd {
+    let (_, table) = region(WINDOW_BYTES);
+    let (source, destination) = connected(&patient());
+    let fence = Fence::new(closer(&destination));
+    let serving = std::thread::spawn(move || RdmaReceiver::new(destination).serve(&table, &fence));
+    let end = SourceEnd::new(source);
+    for (sequence, region, run) in frames {
+        let mut frame = Vec::new();
+        encode_write(&mut frame, *sequence, *region, &[], &[*run], 0).unwrap();
+        let _ = end.post(&[], &frame, Some((*sequence, 0)), Vec::new(), 0);
+    }
+    serving.join().unwrap()
+}
+
+#[test]
+#[ignore = "needs an RDMA device; the lab runs it in its RDMA machine"]
+fn a_peer_cannot_name_what_is_outside_or_go_back() {
+    let _link = link();
+    let outside = hostile(&[(1, 0, run(WINDOW_BYTES, PAGE))]);
+    assert!(matches!(outside, ChannelEnd::Failed(ChannelError::RunOutside { .. })), "{outside:?}");
+    let unknown = hostile(&[(1, 9, run(0, PAGE))]);
+    assert!(matches!(unknown, ChannelEnd::Failed(ChannelError::RegionUnknown { region: 9 })), "{unknown:?}");
+    let back = hostile(&[(2, 0, run(0, PAGE)), (2, 0, run(0, PAGE))]);
+    assert!(matches!(back, ChannelEnd::Failed(ChannelError::SequenceOrder { .. })), "{back:?}");
+}
+
+#[test]
+#[ignore = "needs an RDMA device; the lab runs it in its RDMA machine"]
+fn registration_that_is_refused_is_told_to_the_source_in_a_sentence() {
+    use rustix::process::{Resource, Rlimit, setrlimit};
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+    let _link = link();
+    let (source_region, _) = region(WINDOW_BYTES);
+    source_region.store(0, &[1; PAGE as usize]).unwrap();
+    let (_, table) = region(WINDOW_BYTES);
+    let options = RdmaOptions { zero_copy: false, ..patient() };
+    let (source, destination) = connected(&options);
+    let fence = Fence::new(closer(&destination));
+    // Only this thread loses the privilege to pass over the limit.
+    setrlimit(Resource::Memlock, Rlimit { current: Some(65_536), maximum: None }).unwrap();
+    let serving = std::thread::spawn(move || {
+        let mut set = capabilities(None).unwrap();
+        set.effective.remove(CapabilitySet::IPC_LOCK);
+        set_capabilities(None, set).unwrap();
+        RdmaReceiver::new(destination).serve(&table, &fence)
+    });
+    let (mut sender, mut acks, _) = halves(source, options);
+    let data = [run(0, PAGE)];
+    let error = sender.write(&order(1, source_region.as_ref(), &data, &[])).unwrap_err();
+    let error = match error {
+        ChannelError::Rdma(_) => error,
+        _ => acks.next(WAIT).unwrap_err(),
+    };
+    let end = serving.join().unwrap();
+    assert!(matches!(end, ChannelEnd::Failed(ChannelError::Rdma(RdmaError::Register { .. }))), "{end:?}");
+    assert!(error.to_string().contains("LimitMEMLOCK"), "{error}");
+}

@@ -1,0 +1,297 @@
+//! A destination's region that adapters write into: keeps holes holes although registered memory has none.
+//!
+//! Registering memory with an adapter fills its holes and nails its pages down: a page that is punched out later is no
+//! longer the one that the adapter writes to. So, for every *held* window (2 MiB, the unit of registration):
+//!
+//! * clearing a run writes zeroes instead of punching a hole;
+//! * a bit says of each page that nothing should be there: it was a hole when the window was first held, or was cleared, and
+//!   no data has come since;
+//! * when no adapter can write any more, and before anybody else does, pages with the bit are punched out.
+//!
+//! All channels of a session go through this, TCP too, because a page may come over either.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+
+use linerate_core::{PAGE_BYTES, Run};
+
+use super::{Mapped, Region};
+
+/// Bytes that are registered at a time. docs/rdma.md has the measurement that chose it.
+pub const WINDOW_BYTES: u64 = 2 << 20;
+const WORD_PAGES: u64 = 64;
+const WORDS: usize = (WINDOW_BYTES / PAGE_BYTES / WORD_PAGES) as usize;
+
+/// One bit for each page: nothing should be there.
+type Empty = [AtomicU64; WORDS];
+
+/// See the module.
+pub struct HeldRegion {
+    inner: Arc<dyn Region>,
+    /// By number of the window. Read during every call that writes, so that a window is not held in the middle of one.
+    windows: RwLock<BTreeMap<u64, Box<Empty>>>,
+}
+
+/// The window that an offset is in, cut off at the region's end; `None` outside.
+pub fn window_of(offset: u64, size: u64) -> Option<Run> {
+    let start = offset - offset % WINDOW_BYTES;
+    (offset < size).then(|| Run { offset: start, length: WINDOW_BYTES.min(size - start) })
+}
+
+/// Cuts a run at the borders of windows.
+pub fn pieces(run: Run) -> impl Iterator<Item = Run> {
+    let mut at = run.offset;
+    std::iter::from_fn(move || {
+        let end = run.end().min((at - at % WINDOW_BYTES).saturating_add(WINDOW_BYTES));
+        let piece = (at < end).then(|| Run { offset: at, length: end - at })?;
+        at = end;
+        Some(piece)
+    })
+}
+
+impl HeldRegion {
+    /// Nothing of it is held yet.
+    pub fn new(inner: Arc<dyn Region>) -> HeldRegion {
+        HeldRegion { inner, windows: RwLock::default() }
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, BTreeMap<u64, Box<Empty>>> {
+        self.windows.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn mark(windows: &BTreeMap<u64, Box<Empty>>, runs: &[Run], empty: bool) {
+        if windows.is_empty() {
+            return;
+        }
+        for piece in runs.iter().flat_map(|run| pieces(*run)) {
+            if let Some(bits) = windows.get(&(piece.offset / WINDOW_BYTES)) {
+                set(bits, piece, empty);
+            }
+        }
+    }
+}
+
+/// Sets or clears the bits of a piece inside one window.
+fn set(bits: &Empty, piece: Run, empty: bool) {
+    let first = piece.offset % WINDOW_BYTES / PAGE_BYTES;
+    let behind = (piece.offset % WINDOW_BYTES + piece.length).div_ceil(PAGE_BYTES);
+    for (word, bits) in bits.iter().enumerate() {
+        let base = word as u64 * WORD_PAGES;
+        let (from, to) = (first.clamp(base, base + WORD_PAGES), behind.clamp(base, base + WORD_PAGES));
+        if from == to {
+            continue;
+        }
+        let mask = (u64::MAX >> (WORD_PAGES - (to - from))) << (from - base);
+        match empty {
+            true => bits.fetch_or(mask, Ordering::SeqCst),
+            false => bits.fetch_and(!mask, Ordering::SeqCst),
+        };
+    }
+}
+
+/// Runs of pages whose bit is set, neighbours joined.
+fn empty_runs(window: u64, bits: &Empty) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    let words = bits.iter().enumerate().map(|(word, bits)| (word as u64, bits.load(Ordering::SeqCst)));
+    for (word, bits) in words.filter(|(_, bits)| *bits != 0) {
+        for page in (0..WORD_PAGES).filter(|page| bits >> page & 1 == 1) {
+            let offset = window * WINDOW_BYTES + (word * WORD_PAGES + page) * PAGE_BYTES;
+            match runs.last_mut() {
+                Some(last) if last.end() == offset => last.length += PAGE_BYTES,
+                _ => runs.push(Run { offset, length: PAGE_BYTES }),
+            }
+        }
+    }
+    runs
+}
+
+impl Region for HeldRegion {
+    fn size(&self) -> u64 {
+        self.inner.size()
+    }
+
+    fn checksum(&self, runs: &[Run]) -> io::Result<u32> {
+        self.inner.checksum(runs)
+    }
+
+    fn split_zero(&self, runs: &[Run], data: &mut Vec<Run>, zero: &mut Vec<Run>) -> io::Result<()> {
+        self.inner.split_zero(runs, data, zero)
+    }
+
+    fn send(&self, socket: BorrowedFd<'_>, head: &[u8], runs: &[Run], done: usize) -> io::Result<usize> {
+        self.inner.send(socket, head, runs, done)
+    }
+
+    fn receive(&self, socket: BorrowedFd<'_>, runs: &[Run], done: usize) -> io::Result<usize> {
+        // Held until the bytes are there: a window that is held in between would take their pages for holes.
+        let windows = self.read();
+        HeldRegion::mark(&windows, runs, false);
+        self.inner.receive(socket, runs, done)
+    }
+
+    fn clear(&self, run: Run) -> io::Result<()> {
+        let windows = self.read();
+        let mut free: Option<Run> = None;
+        for piece in pieces(run) {
+            match windows.get(&(piece.offset / WINDOW_BYTES)) {
+                Some(bits) => {
+                    self.inner.wipe(piece)?;
+                    set(bits, piece, true);
+                }
+                None => match &mut free {
+                    Some(last) if last.end() == piece.offset => last.length += piece.length,
+                    _ => {
+                        if let Some(done) = free.replace(piece) {
+                            self.inner.clear(done)?;
+                        }
+                    }
+                },
+            }
+        }
+        free.map_or(Ok(()), |last| self.inner.clear(last))
+    }
+
+    fn populate(&self, runs: &[Run]) -> io::Result<()> {
+        self.inner.populate(runs)
+    }
+
+    fn mapped(&self) -> Option<Mapped> {
+        self.inner.mapped()
+    }
+
+    fn read(&self, run: Run, to: &mut [u8]) -> io::Result<()> {
+        self.inner.read(run, to)
+    }
+
+    fn wipe(&self, run: Run) -> io::Result<()> {
+        self.inner.wipe(run)
+    }
+
+    fn holes(&self, run: Run, holes: &mut Vec<Run>) -> io::Result<()> {
+        self.inner.holes(run, holes)
+    }
+
+    fn is_whole(&self, run: Run) -> io::Result<bool> {
+        self.inner.is_whole(run)
+    }
+
+    fn hold(&self, run: Run) -> io::Result<()> {
+        let mut windows = self.windows.write().unwrap_or_else(PoisonError::into_inner);
+        for piece in pieces(run) {
+            let number = piece.offset / WINDOW_BYTES;
+            let Some(window) = window_of(piece.offset, self.size()) else {
+                return Err(io::ErrorKind::InvalidInput.into());
+            };
+            if windows.contains_key(&number) {
+                continue;
+            }
+            let (bits, mut holes) = (Box::new(Empty::default()), Vec::new());
+            self.inner.holes(window, &mut holes)?;
+            holes.iter().for_each(|hole| set(&bits, *hole, true));
+            windows.insert(number, bits);
+        }
+        Ok(())
+    }
+
+    fn landed(&self, runs: &[Run]) {
+        HeldRegion::mark(&self.read(), runs, false);
+    }
+
+    fn settle(&self) -> io::Result<()> {
+        let mut windows = self.windows.write().unwrap_or_else(PoisonError::into_inner);
+        for (number, bits) in std::mem::take(&mut *windows) {
+            for run in empty_runs(number, &bits) {
+                self.inner.clear(Run { length: run.length.min(self.size() - run.offset), ..run })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rdma::memory::FileRegion;
+
+    const PAGE: u64 = PAGE_BYTES;
+
+    fn run(page: u64, pages: u64) -> Run {
+        Run { offset: page * PAGE, length: pages * PAGE }
+    }
+
+    /// Fills all holes of a window, as registering it does.
+    fn register(inner: &FileRegion, window: Run) {
+        let bytes = inner.snapshot().unwrap();
+        let (from, to) = (window.offset as usize, window.end() as usize);
+        inner.store(window.offset, &bytes[from..to]).unwrap();
+    }
+
+    #[test]
+    fn runs_are_cut_at_windows() {
+        let cut: Vec<Run> = pieces(Run { offset: WINDOW_BYTES - 1, length: WINDOW_BYTES + 2 }).collect();
+        let lengths: Vec<u64> = cut.iter().map(|piece| piece.length).collect();
+        assert_eq!(lengths, [1, WINDOW_BYTES, 1]);
+        assert_eq!(window_of(WINDOW_BYTES + 5, WINDOW_BYTES + PAGE), Some(run(512, 1)));
+        assert_eq!(window_of(PAGE, PAGE), None);
+        assert_eq!(pieces(Run { offset: 7, length: 0 }).count(), 0);
+    }
+
+    #[test]
+    fn holes_of_a_held_window_are_holes_again_when_it_is_settled_and_data_stays() {
+        let inner = Arc::new(FileRegion::new(2 * WINDOW_BYTES).unwrap());
+        let held = HeldRegion::new(inner.clone());
+        inner.store(10 * PAGE, &[7; PAGE as usize]).unwrap();
+        held.hold(run(0, 1)).unwrap();
+        register(&inner, run(0, 512));
+        assert_eq!(inner.populated().unwrap(), WINDOW_BYTES);
+        // An adapter writes pages 20 to 22 and 100, then 21 and the page that was there before become zero.
+        inner.store(20 * PAGE, &[9; 3 * PAGE as usize]).unwrap();
+        inner.store(100 * PAGE, &[9; PAGE as usize]).unwrap();
+        held.landed(&[run(20, 3), run(100, 1)]);
+        held.clear(run(21, 1)).unwrap();
+        held.clear(run(10, 1)).unwrap();
+        assert_eq!(inner.populated().unwrap(), WINDOW_BYTES, "no page may be punched out under the adapter");
+        held.settle().unwrap();
+        assert_eq!(inner.populated().unwrap(), 3 * PAGE);
+        let bytes = inner.snapshot().unwrap();
+        let full: Vec<usize> = (0..512).filter(|page| bytes[page * PAGE as usize] != 0).collect();
+        assert_eq!(full, [20, 22, 100]);
+    }
+
+    #[test]
+    fn a_clear_over_held_and_free_windows_wipes_the_one_and_punches_the_others() {
+        let inner = Arc::new(FileRegion::new(4 * WINDOW_BYTES).unwrap());
+        inner.store(0, &vec![1; 4 * WINDOW_BYTES as usize]).unwrap();
+        let held = HeldRegion::new(inner.clone());
+        held.hold(run(512, 1)).unwrap();
+        held.clear(run(1, 4 * 512 - 2)).unwrap();
+        assert_eq!(inner.populated().unwrap(), WINDOW_BYTES + 2 * PAGE);
+        held.settle().unwrap();
+        assert_eq!(inner.populated().unwrap(), 2 * PAGE);
+        let left: usize = inner.snapshot().unwrap().iter().map(|byte| usize::from(*byte)).sum();
+        assert_eq!(left, 2 * PAGE as usize);
+    }
+
+    #[test]
+    fn what_tcp_brings_into_a_held_window_is_not_taken_for_a_hole() {
+        use std::os::fd::AsFd;
+        use std::os::unix::net::UnixStream;
+        let inner = Arc::new(FileRegion::new(WINDOW_BYTES).unwrap());
+        let held = HeldRegion::new(inner.clone());
+        held.hold(run(0, 1)).unwrap();
+        let (near, far) = UnixStream::pair().unwrap();
+        rustix::net::send(&near, &[5; 64], rustix::net::SendFlags::empty()).unwrap();
+        held.receive(far.as_fd(), &[run(3, 1)], 0).unwrap();
+        held.settle().unwrap();
+        assert_eq!(inner.snapshot().unwrap()[3 * PAGE as usize..][..64], [5; 64]);
+    }
+
+    #[test]
+    fn a_window_outside_is_refused() {
+        let held = HeldRegion::new(Arc::new(FileRegion::new(WINDOW_BYTES).unwrap()));
+        assert_eq!(held.hold(run(512, 1)).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    }
+}

@@ -1,0 +1,98 @@
+//! Connections as a measurement of the wires sees them: one that sends so many bytes and waits for so many bytes.
+//!
+//! * [`Wire`]: what a carrier gives; [`tcp`] is one.
+//! * [`rules`]: sizes and repetitions of a ping-pong.
+//! * [`play`]: the two sides of a ping-pong, and of a stream in one direction.
+//! * [`team`]: threads that play, with a limit over all of them and a way to stop them.
+//! * [`talk`]: documents between the two agents.
+//!
+//! No guest memory is near: a wire has buffers of its own, because an RDMA carrier needs them registered.
+
+pub mod play;
+pub mod rules;
+pub mod talk;
+pub mod tcp;
+pub mod team;
+
+use std::io;
+use std::time::Duration;
+
+use thiserror::Error;
+
+use crate::channel::Closer;
+
+/// Longest message, bytes: the longest of a ping-pong by IMB's rules.
+pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
+/// Bytes of a block of a stream: what an extent of a migration has.
+pub const BLOCK_BYTES: usize = 256 << 10;
+
+/// A connection that is measured. One thread at each end uses it.
+///
+/// Messages carry no content: both sides know before each which size comes next. A carrier that cannot send an empty message
+/// sends a byte instead ([`Wire::carried_bytes`]). Every wait ends: with an error when nothing moves for the carrier's
+/// silence limit, or when the [`Closer`] is used.
+pub trait Wire: Send {
+    /// Sends a message of so many bytes. Its buffer may be used again when this returns.
+    fn send(&mut self, bytes: usize) -> Result<(), WireError>;
+
+    /// Waits until a message of so many bytes is there whole.
+    fn receive(&mut self, bytes: usize) -> Result<(), WireError>;
+
+    /// Sends a block of [`BLOCK_BYTES`]; `last` tells the other side that it is the last of the stream.
+    fn send_block(&mut self, last: bool) -> Result<(), WireError>;
+
+    /// Waits for a block; true if it is the last.
+    fn receive_block(&mut self) -> Result<bool, WireError>;
+
+    /// Bytes that really travel as a message of so many bytes, headers of lower layers left out.
+    fn carried_bytes(&self, bytes: usize) -> usize;
+
+    /// Cuts it off from any thread: all waits end.
+    fn closer(&self) -> Closer;
+}
+
+/// Why a wire is of no more use.
+#[derive(Debug, Error)]
+pub enum WireError {
+    /// The other side ended, or was cut off.
+    #[error("the peer closed the connection")]
+    Closed,
+    /// Nothing moved for too long.
+    #[error("nothing moved for {} s", waited.as_secs())]
+    Silent {
+        /// How long.
+        waited: Duration,
+    },
+    /// The system says that the connection failed.
+    #[error("the connection failed: {0}")]
+    Socket(#[source] io::Error),
+    /// A size over [`MESSAGE_BYTES_MAX`].
+    #[error("a message of {bytes} bytes; at most {MESSAGE_BYTES_MAX} are taken")]
+    TooLarge {
+        /// The size.
+        bytes: usize,
+    },
+    /// A block that is neither the last nor another one.
+    #[error("a block begins with {mark:#04x}, which is no mark")]
+    Mark {
+        /// As it came.
+        mark: u8,
+    },
+    /// The threads' limit was reached.
+    #[error("it was not done within {} s", limit.as_secs())]
+    TimedOut {
+        /// The limit.
+        limit: Duration,
+    },
+    /// A thread could not be started.
+    #[error("no thread: {0}")]
+    Thread(#[source] io::Error),
+    /// A thread could not be put on its CPU.
+    #[error("CPU {cpu} cannot be used: {source}")]
+    Cpu {
+        /// Which.
+        cpu: usize,
+        /// Why.
+        source: io::Error,
+    },
+}

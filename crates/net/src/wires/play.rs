@@ -1,0 +1,102 @@
+//! The two sides of a ping-pong, and of a stream in one direction. Each is one thread's work.
+
+use std::time::{Duration, Instant};
+
+use super::{BLOCK_BYTES, Wire, WireError};
+
+/// What one thread has to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Sends a message and waits for the answer, again and again.
+    Ask {
+        /// Of a message.
+        bytes: usize,
+        /// How often.
+        repetitions: u32,
+    },
+    /// Waits for a message and answers.
+    Answer {
+        /// Of a message.
+        bytes: usize,
+        /// How often.
+        repetitions: u32,
+    },
+    /// Sends blocks for so long.
+    Send {
+        /// How long.
+        time: Duration,
+    },
+    /// Takes blocks until the last.
+    Receive,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Played {
+    /// Bytes sent, as the carrier really sent them.
+    pub sent_bytes: u64,
+    /// Bytes received.
+    pub received_bytes: u64,
+    /// Asking: over all repetitions. Receiving: from the first block to the last. Otherwise what it took.
+    pub elapsed: Duration,
+    /// Receiving: the bytes that came within `elapsed`, so all but the first block, with which the clock starts.
+    pub timed_bytes: u64,
+}
+
+/// Does a part.
+pub fn play(wire: &mut dyn Wire, part: Part) -> Result<Played, WireError> {
+    match part {
+        Part::Ask { bytes, repetitions } => ask(wire, bytes, repetitions),
+        Part::Answer { bytes, repetitions } => answer(wire, bytes, repetitions),
+        Part::Send { time } => send(wire, time),
+        Part::Receive => receive(wire),
+    }
+}
+
+fn ask(wire: &mut dyn Wire, bytes: usize, repetitions: u32) -> Result<Played, WireError> {
+    let began = Instant::now();
+    for _ in 0..repetitions {
+        wire.send(bytes)?;
+        wire.receive(bytes)?;
+    }
+    Ok(both_ways(wire, bytes, repetitions, began.elapsed()))
+}
+
+fn answer(wire: &mut dyn Wire, bytes: usize, repetitions: u32) -> Result<Played, WireError> {
+    let began = Instant::now();
+    for _ in 0..repetitions {
+        wire.receive(bytes)?;
+        wire.send(bytes)?;
+    }
+    Ok(both_ways(wire, bytes, repetitions, began.elapsed()))
+}
+
+fn both_ways(wire: &dyn Wire, bytes: usize, repetitions: u32, elapsed: Duration) -> Played {
+    let moved = wire.carried_bytes(bytes) as u64 * u64::from(repetitions);
+    Played { sent_bytes: moved, received_bytes: moved, elapsed, timed_bytes: moved }
+}
+
+fn send(wire: &mut dyn Wire, time: Duration) -> Result<Played, WireError> {
+    let began = Instant::now();
+    let mut blocks = 0u64;
+    // The first starts the receiver's clock and the last may come at once behind it.
+    while blocks == 0 || began.elapsed() < time {
+        wire.send_block(false)?;
+        blocks += 1;
+    }
+    wire.send_block(true)?;
+    let sent_bytes = (blocks + 1) * BLOCK_BYTES as u64;
+    Ok(Played { sent_bytes, elapsed: began.elapsed(), ..Played::default() })
+}
+
+fn receive(wire: &mut dyn Wire) -> Result<Played, WireError> {
+    let mut last = wire.receive_block()?;
+    let began = Instant::now();
+    let mut timed_bytes = 0;
+    while !last {
+        last = wire.receive_block()?;
+        timed_bytes += BLOCK_BYTES as u64;
+    }
+    let received_bytes = timed_bytes + BLOCK_BYTES as u64;
+    Ok(Played { received_bytes, elapsed: began.elapsed(), timed_bytes, ..Played::default() })
+}

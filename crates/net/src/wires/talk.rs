@@ -1,0 +1,110 @@
+//! Documents over a connection whose handshake is done: u32 length, then so many bytes, each within a cap and a deadline.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::time::Instant;
+
+use thiserror::Error;
+
+use crate::channel::Closer;
+use crate::socket::{receive_exact, send_all};
+use crate::tcp::Stream;
+
+/// Longest document, bytes.
+pub const DOCUMENT_BYTES_MAX: usize = 256 << 10;
+
+/// Why no document came or went.
+#[derive(Debug, Error)]
+pub enum TalkError {
+    /// The peer ended.
+    #[error("the peer closed the connection")]
+    Closed,
+    /// The peer said nothing in time.
+    #[error("the peer did not answer in time")]
+    Silent,
+    /// The system says that the connection failed.
+    #[error("the connection failed: {0}")]
+    Socket(#[source] io::Error),
+    /// Longer than any document is.
+    #[error("a document of {bytes} bytes; at most {DOCUMENT_BYTES_MAX} are taken")]
+    TooLong {
+        /// As named.
+        bytes: usize,
+    },
+}
+
+/// One end of the conversation.
+#[derive(Clone, Debug)]
+pub struct Talk(Stream);
+
+impl Talk {
+    /// Over this connection.
+    pub fn new(stream: Stream) -> Talk {
+        Talk(stream)
+    }
+
+    /// Ends it from any thread.
+    pub fn closer(&self) -> Closer {
+        self.0.closer()
+    }
+
+    /// Sends a document.
+    pub fn send(&self, document: &[u8], deadline: Instant) -> Result<(), TalkError> {
+        let bytes = document.len();
+        let too_long = TalkError::TooLong { bytes };
+        let length = u32::try_from(bytes).ok().filter(|_| bytes <= DOCUMENT_BYTES_MAX).ok_or(too_long)?;
+        let whole = [&length.to_le_bytes(), document].concat();
+        send_all(self.0.as_fd(), &whole, deadline).map_err(error)
+    }
+
+    /// Waits for a document.
+    pub fn receive(&self, deadline: Instant) -> Result<Vec<u8>, TalkError> {
+        let mut length = [0; 4];
+        receive_exact(self.0.as_fd(), &mut length, deadline).map_err(error)?;
+        let bytes = u32::from_le_bytes(length) as usize;
+        if bytes > DOCUMENT_BYTES_MAX {
+            return Err(TalkError::TooLong { bytes });
+        }
+        let mut document = vec![0; bytes];
+        receive_exact(self.0.as_fd(), &mut document, deadline).map_err(error)?;
+        Ok(document)
+    }
+}
+
+fn error(error: io::Error) -> TalkError {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, TimedOut, UnexpectedEof};
+    match error.kind() {
+        UnexpectedEof | ConnectionReset | BrokenPipe => TalkError::Closed,
+        TimedOut => TalkError::Silent,
+        _ => TalkError::Socket(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+    use std::time::Duration;
+
+    use super::*;
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(20)
+    }
+
+    #[test]
+    fn documents_come_as_they_went_and_absurd_lengths_are_refused() {
+        let (one, mut other) = UnixStream::pair().unwrap();
+        let talk = Talk::new(Stream::new(one).unwrap());
+        other.write_all(b"\x02\0\0\0{}\xff\xff\xff\xff").unwrap();
+        assert_eq!(talk.receive(soon()).unwrap(), b"{}");
+        assert!(matches!(talk.receive(soon()), Err(TalkError::TooLong { bytes: 0xffff_ffff })));
+        assert!(matches!(
+            talk.send(&vec![0; DOCUMENT_BYTES_MAX + 1], soon()),
+            Err(TalkError::TooLong { .. })
+        ));
+        assert!(matches!(talk.receive(Instant::now()), Err(TalkError::Silent)));
+        drop(other);
+        assert!(matches!(talk.receive(soon()), Err(TalkError::Closed)));
+    }
+}

@@ -1,0 +1,174 @@
+//! The RDMA lab: machines with both kernels, what they offer, and a whole migration inside of one.
+//! With what lab/install.sh installs. Tests named `inside_…` run in the machine: this program starts itself there.
+
+#![allow(clippy::unwrap_used, clippy::panic)] // Tests say what they expect.
+
+#[path = "rdma/inside.rs"]
+mod inside;
+
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use linerate_lab::{Cache, LabError, Machine, MachineKernel, MachineOutput, Side};
+
+/// An emulated machine uses both cores: one at a time.
+static ONE: Mutex<()> = Mutex::new(());
+
+fn one() -> MutexGuard<'static, ()> {
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn shell(kernel: MachineKernel, script: &str) -> Machine {
+    Machine::new(kernel, ["sh", "-ec", script])
+}
+
+/// A test of this program that runs inside of the machine.
+fn inside(kernel: MachineKernel, test: &str) -> Machine {
+    let program = std::env::current_exe().unwrap();
+    let cache = Cache::locate();
+    let target = program.ancestors().nth(2).unwrap();
+    let words = [program.to_str().unwrap(), "--ignored", "--exact", test, "--nocapture"];
+    Machine::new(kernel, words)
+        .links(0)
+        .memory_mb(2048)
+        .share(target)
+        .share(cache.directory())
+        .env("LINERATE_CACHE", cache.directory().to_str().unwrap())
+}
+
+fn succeeded(output: &MachineOutput) {
+    assert_eq!(output.code, 0, "stdout:\n{}\nstderr:\n{}", output.stdout, output.stderr);
+}
+
+/// Verbs and rdma_cm move bytes between the two ends of a link, and they cross that link.
+fn soft_roce_moves_bytes(kernel: MachineKernel) {
+    let _one = one();
+    let script = "
+        uname -r
+        rdma link
+        ibv_devinfo -d rx0a | grep active_mtu
+        before=$(cat /sys/class/net/l0b/statistics/rx_bytes)
+        rdma-perf bw rx0a rx0b 10.9.0.2 65536 100
+        after=$(cat /sys/class/net/l0b/statistics/rx_bytes)
+        echo crossed=$((after - before))
+        rping -s -a 10.9.1.2 -C 2 & server=$!
+        sleep 1
+        rping -c -a 10.9.1.2 -C 2 -v
+        wait $server
+        ip link set l0a down
+        for step in $(seq 50); do grep -q DOWN /sys/class/infiniband/rx0a/ports/1/state && break; sleep 0.1; done
+        echo state=$(cat /sys/class/infiniband/rx0a/ports/1/state)";
+    let output = shell(kernel, script).run().unwrap();
+    succeeded(&output);
+    let text = &output.stdout;
+    assert!(text.starts_with(&format!("{}.", kernel.series())), "{text}");
+    for device in ["rx0a", "rx0b", "rx1a", "rx1b"] {
+        assert!(text.contains(&format!("link {device}/1 state ACTIVE")), "{text}");
+    }
+    assert!(text.contains("4096 (5)"), "{text}");
+    let crossed: u64 = value(text, "crossed").parse().unwrap();
+    assert!(crossed > 100 * 65536, "{text}");
+    assert!(value(text, "bw_mb_s").parse::<f64>().unwrap() > 0.0, "{text}");
+    assert!(text.contains("ping data: rdma-ping-1"), "{text}");
+    assert!(text.contains("state=1: DOWN"), "{text}");
+}
+
+fn value<'a>(text: &'a str, key: &str) -> &'a str {
+    let found = text.split_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix('='));
+    found.unwrap_or_else(|| panic!("no {key}= in:\n{text}"))
+}
+
+#[test]
+fn soft_roce_moves_bytes_on_6_1() {
+    soft_roce_moves_bytes(MachineKernel::Debian12);
+}
+
+#[test]
+fn soft_roce_moves_bytes_on_6_12() {
+    soft_roce_moves_bytes(MachineKernel::Backports);
+}
+
+#[test]
+fn two_machines_are_joined_by_links_with_soft_roce() {
+    let _one = one();
+    let wires = tempfile::tempdir().unwrap();
+    let serves = "rping -s -a 10.9.1.2 -C 2";
+    let asks = "
+        rdma link
+        for step in $(seq 100); do
+            timeout 20 rping -c -a 10.9.1.2 -C 2 -v && exit
+            sleep 1
+        done
+        exit 1";
+    // Both run at once on the test machine's two cores, so one CPU each.
+    let machine = |script, side| {
+        let machine = shell(MachineKernel::Backports, script).wires(wires.path(), side);
+        machine.cpus(1).memory_mb(512).deadline(Duration::from_secs(300)).run()
+    };
+    let (a, b) = std::thread::scope(|scope| {
+        let b = scope.spawn(|| machine(serves, Side::B));
+        (machine(asks, Side::A).unwrap(), b.join().unwrap().unwrap())
+    });
+    succeeded(&a);
+    succeeded(&b);
+    assert!(
+        a.stdout.contains("link rx1/1 state ACTIVE") && a.stdout.contains("ping data: rdma-ping-1"),
+        "{a:?}"
+    );
+}
+
+#[test]
+fn output_and_exit_code_arrive_whole_and_apart() {
+    let _one = one();
+    let results = tempfile::tempdir().unwrap();
+    let script = "
+        seq 20000
+        echo complaint >/dev/stderr
+        echo \"$GREETING\" >\"$RESULTS/greeting\"
+        sleep 1000 &
+        exit 7";
+    let machine = shell(MachineKernel::Debian12, script).links(0).results(results.path());
+    let machine = machine.env("GREETING", "it's $here").env("RESULTS", results.path().to_str().unwrap());
+    let output = machine.run().unwrap();
+    assert_eq!(output.code, 7, "{}", output.stderr);
+    assert_eq!(output.stdout.lines().count(), 20_000);
+    assert!(output.stdout.ends_with("19999\n20000\n"));
+    assert_eq!(output.stderr, "complaint\n");
+    assert_eq!(std::fs::read_to_string(results.path().join("greeting")).unwrap(), "it's $here\n");
+}
+
+#[test]
+fn a_machine_that_hangs_or_dies_is_an_error_and_leaves_nothing() {
+    let _one = one();
+    let died = shell(MachineKernel::Debian12, "echo b >/proc/sysrq-trigger; sleep 1000").links(0).run();
+    assert!(matches!(died, Err(LabError::Ended { .. })), "{died:?}");
+    let hangs = shell(MachineKernel::Debian12, "sleep 1000").links(0).deadline(Duration::from_secs(5)).run();
+    assert!(matches!(hangs, Err(LabError::Deadline { .. })), "{hangs:?}");
+    assert_eq!(machines_of_this_process(), Vec::<PathBuf>::new());
+}
+
+fn machines_of_this_process() -> Vec<PathBuf> {
+    let prefix = format!("lr{}-", std::process::id());
+    let entries = std::fs::read_dir(linerate_lab::lab::root()).unwrap();
+    let paths = entries.map(|entry| entry.unwrap().path());
+    paths.filter(|path| starts_with(path, &prefix)).collect()
+}
+
+fn starts_with(path: &Path, prefix: &str) -> bool {
+    path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(prefix))
+}
+
+#[test]
+fn a_guest_moves_inside_of_a_machine_and_a_cut_link_is_survived() {
+    let _one = one();
+    let output = inside(MachineKernel::Backports, "inside::a_guest_moves_over_tcp").run().unwrap();
+    succeeded(&output);
+}
+
+#[test]
+fn a_kernel_without_pagemap_scan_refuses_direct_mode_and_says_so() {
+    let _one = one();
+    let output = inside(MachineKernel::Debian12, "inside::direct_mode_is_refused").run().unwrap();
+    succeeded(&output);
+}
