@@ -204,7 +204,6 @@ fn here(ports: &[linerate_core::Endpoint]) -> Vec<Link> {
         speed_mbps: port.speed_mbps,
         mtu: port.mtu,
         numa: port.numa,
-        rdma: None,
         mtu_differs: false,
         rdma: None,
     };
