@@ -24,7 +24,7 @@ impl Check for HugePagesMissing {
             *most = (*most).max(in_use(pool));
         }
         used.retain(|_, pages| *pages > 0);
-        used.into_iter().filter_map(|(size, _)| self.size(room, size)).collect()
+        used.into_keys().filter_map(|size| self.size(room, size)).collect()
     }
 }
 
