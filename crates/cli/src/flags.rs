@@ -152,6 +152,9 @@ pub struct DoctorFlags {
     /// Say of each finding what was seen, why it matters and how to put it right
     #[arg(long, short)]
     pub details: bool,
+    /// Write a page with findings, measurements and a picture to this file
+    #[arg(long, value_name = "FILE", conflicts_with = "inventory")]
+    pub html: Option<PathBuf>,
     /// Write the inventory of each host to DIR/HOST.json, for --from
     #[arg(long, value_name = "DIR")]
     pub save: Option<PathBuf>,

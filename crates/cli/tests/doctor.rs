@@ -184,7 +184,10 @@ fn saved_inventories_need_no_agent_and_silent_hosts_are_said() {
     drop(room);
 
     let mut command = Command::new(env!("CARGO_BIN_EXE_linerate"));
-    let (exit, text) = output(command.args(["doctor", "--json", "--from", saved]));
+    let page = folder.path().join("page.html");
+    let (exit, text) =
+        output(command.args(["doctor", "--json", "--from", saved, "--html", page.to_str().unwrap()]));
+    assert!(std::fs::read_to_string(&page).unwrap().contains("mtu-between-hosts"));
     let document: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(exit, 12, "{text}");
     assert!(ids(&document).contains(&"mtu-between-hosts"), "{:?}", ids(&document));

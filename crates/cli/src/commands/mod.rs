@@ -15,7 +15,7 @@ mod vm;
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::flags::{Command, DoctorFlags};
+use crate::flags::Command;
 
 /// Does what was asked.
 pub fn run(command: Command, context: &Context) -> Result<Exit, Failure> {
@@ -23,9 +23,7 @@ pub fn run(command: Command, context: &Context) -> Result<Exit, Failure> {
         Command::Agent(flags) => agent::run(&flags, context),
         Command::Completions { shell } => completions::run(shell, context),
         Command::Man { dir } => man::run(dir.as_deref(), context),
-        Command::Doctor(DoctorFlags { from: Some(folder), details, .. }) => {
-            doctor::saved(&folder, details, context)
-        }
+        Command::Doctor(flags) if flags.from.is_some() => doctor::saved(&flags, context),
         command => runtime()?.block_on(ask(command, context)),
     }
 }
