@@ -57,9 +57,9 @@ pub struct MigrateRequest {
 #[serde(rename_all = "snake_case")]
 pub enum Transport {
     /// RDMA where both ends of a link have it and it works, TCP elsewhere.
-    #[default]
     Auto,
     /// TCP only.
+    #[default]
     Tcp,
     /// RDMA only: links without it are not used for guest RAM.
     Rdma,

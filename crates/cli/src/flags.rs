@@ -106,7 +106,7 @@ pub struct MigrateFlags {
     #[arg(long)]
     pub throttle: bool,
     /// Carry guest RAM over RDMA where both ends have it and it works (auto), or over one of the two only: auto, tcp, rdma
-    #[arg(long, value_name = "WAY", value_parser = units::transport, default_value = "auto")]
+    #[arg(long, value_name = "WAY", value_parser = units::transport, default_value = "tcp")]
     pub transport: Transport,
     /// Begin and do not watch; prints the migration's name
     #[arg(long, conflicts_with = "quiet")]
