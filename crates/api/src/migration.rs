@@ -87,7 +87,7 @@ impl MigrateRequest {
             link_timeout_s: Self::DEFAULT_LINK_TIMEOUT_S,
             throttle: false,
             max_rounds: None,
-            transport: Transport::Auto,
+            transport: Transport::Tcp,
         }
     }
 
