@@ -5,7 +5,7 @@
 //! | [`config`], [`journal`] | what the operator says, what must be known after a crash |
 //! | `agent` | what all parts share; who is told about a connection from another agent |
 //! | `outgoing`, `incoming` | the bodies of the brain's two state machines |
-//! | [`bench`] | measuring the wires |
+//! | [mod@bench] | measuring the wires |
 //! | `recover`, `undecided` | after a crash |
 //! | `doctor` | inventory and probes, for this host and for other agents |
 //! | `trial` | changes of ports that are put back unless confirmed |
