@@ -81,6 +81,25 @@ fn what_a_process_touched_is_told_from_what_others_filled() {
 }
 
 #[test]
+fn what_a_block_holds_is_told_whoever_filled_it_and_protected_or_not() {
+    let mut guest = Guest::start(SIZE, &[]);
+    let block = guest.block();
+    let mapping = Mapping::new(&block).unwrap();
+    assert_eq!(block.populated(&mapping).unwrap(), []);
+    block.file().write_all_at(&vec![7; 300 * PAGE as usize], 1000 * PAGE).unwrap();
+    guest.tell("write 10 3");
+    guest.tell("write 1100 1");
+    guest.tell(&format!("write {} 1", SIZE / PAGE - 1));
+    let expected = mapping.populated().unwrap();
+    assert_eq!(expected.len(), 3, "{expected:?}");
+    assert_eq!(block.populated(&mapping).unwrap(), expected);
+    let tracker = attach_to_a_waiting_thread(&guest);
+    tracker.protect().unwrap();
+    assert_eq!(block.populated(&mapping).unwrap(), expected, "protection makes entries for holes too");
+    assert_eq!(mapping.populated().unwrap(), expected, "asking fills nothing");
+}
+
+#[test]
 fn made_ram_is_new_and_its_own() {
     let shm = Shm::new();
     let made = Mapping::make(&shm.0, SIZE).unwrap();

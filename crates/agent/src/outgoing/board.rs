@@ -43,6 +43,15 @@ struct Entry {
 }
 
 impl Entry {
+    /// What its channels counted stays when they go.
+    fn retire(&mut self) {
+        let (counters, retransmits) = sums(&mut self.living);
+        self.past = self.past + counters;
+        self.past_retransmits += retransmits;
+        self.living.clear();
+        self.up_for += self.up_since.take().map(|since| since.elapsed()).unwrap_or_default();
+    }
+
     /// What the RDMA port counted since the migration began, if the link ever used it.
     fn rdma_port(&self) -> Option<RdmaPortTotals> {
         let (port, before) = self.rdma.as_ref().filter(|_| self.carried_rdma)?;
@@ -98,6 +107,7 @@ impl Board {
         let mut inner = self.lock();
         inner.owner.extend(channels.iter().map(|channel| (channel.id, link)));
         let Some(entry) = inner.links.iter_mut().find(|entry| entry.link.id == link) else { return false };
+        entry.retire();
         entry.living = channels;
         entry.carries_rdma = rdma;
         entry.carried_rdma |= rdma;
@@ -117,13 +127,9 @@ impl Board {
     pub fn down(&self, link: LinkId) {
         let mut inner = self.lock();
         let Some(entry) = inner.links.iter_mut().find(|entry| entry.link.id == link) else { return };
-        let (counters, retransmits) = sums(&mut entry.living);
-        entry.past = entry.past + counters;
-        entry.past_retransmits += retransmits;
-        entry.living.clear();
+        entry.retire();
         entry.state = LinkState::Lost;
         entry.lost_count += 1;
-        entry.up_for += entry.up_since.take().map(|since| since.elapsed()).unwrap_or_default();
     }
 
     /// One of its channels is gone: its thread is told.
@@ -226,4 +232,40 @@ fn name(link: &Link) -> String {
 
 fn ends(link: &Link) -> (String, String) {
     (link.local.map_or_else(|| "(routed)".to_owned(), |ip| ip.to_string()), link.remote.ip().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn carried(id: ChannelId, bytes: u64) -> ChannelView {
+        let stats = Arc::<ChannelStats>::default();
+        stats.frame(bytes, 0, bytes + 64);
+        ChannelView { id, stats, tcp: None }
+    }
+
+    #[test]
+    fn what_gone_channels_carried_stays_counted_whether_their_loss_was_told_or_not() {
+        let board = Board::default();
+        let link = Link {
+            id: 1,
+            local: None,
+            device: None,
+            remote_interface: "eth0".into(),
+            remote: "192.0.2.1:7979".parse().unwrap(),
+            speed_mbps: 0,
+            mtu: 1500,
+            numa: -1,
+            rdma: None,
+            mtu_differs: false,
+        };
+        board.add(link, None, std::sync::mpsc::channel().0);
+        assert!(!board.up(1, vec![carried(0, 1000)], false));
+        // The destination closes first when all is done: the link is opened once more without having been lost.
+        assert!(!board.up(1, vec![carried(1, 20)], false));
+        board.down(1);
+        assert!(board.up(1, vec![carried(2, 3)], false), "it had been lost");
+        assert_eq!(board.counters().data_bytes, 1023);
+        assert_eq!(board.totals().first().map(|link| (link.sent_bytes, link.lost_count)), Some((1023 + 192, 1)));
+    }
 }
