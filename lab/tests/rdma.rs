@@ -1,10 +1,12 @@
 //! The RDMA lab: machines with both kernels, what they offer, and a whole migration inside of one.
 //! With what lab/install.sh installs. Tests named `inside_…` run in the machine: this program starts itself there.
 
-#![allow(clippy::unwrap_used, clippy::panic)] // Tests say what they expect.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Tests say what they expect.
 
 #[path = "rdma/inside.rs"]
 mod inside;
+#[path = "rdma/pair.rs"]
+mod pair;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -171,4 +173,82 @@ fn a_kernel_without_pagemap_scan_refuses_direct_mode_and_says_so() {
     let _one = one();
     let output = inside(MachineKernel::Debian12, "inside::direct_mode_is_refused").run().unwrap();
     succeeded(&output);
+}
+
+/// Two hosts with a kernel each: by RDMA alone with a cable pulled, and back with an adapter that gets nothing through any more.
+#[test]
+fn a_guest_moves_between_two_machines_by_rdma_survives_a_cut_and_falls_back_to_tcp() {
+    let _one = one();
+    let (wires, marks) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let machine = |test, side| {
+        let machine = inside(MachineKernel::Backports, test).links(2).wires(wires.path(), side);
+        let machine = machine.cpus(1).memory_mb(1024).deadline(Duration::from_secs(900));
+        machine.results(marks.path()).env("PAIR_FOLDER", marks.path().to_str().unwrap()).run()
+    };
+    let (a, b) = std::thread::scope(|scope| {
+        let b = scope.spawn(|| machine("pair::host_b", Side::B));
+        (machine("pair::host_a", Side::A).unwrap(), b.join().unwrap().unwrap())
+    });
+    assert_eq!((a.code, b.code), (0, 0), "{}\n{}\n{}\n{}", a.stdout, a.stderr, b.stdout, b.stderr);
+}
+
+/// The carrier's own tests, which need a device: `crates/net/src/rdma/tests.rs`.
+fn the_carrier(kernel: MachineKernel) {
+    let _one = one();
+    let program = unit_tests("linerate_net");
+    let script =
+        format!("sleep 4; exec {} --ignored --test-threads=1 rdma::tests --skip measure", program.display());
+    let machine = shell(kernel, &script).share(program.parent().unwrap());
+    let output = machine.run().unwrap();
+    succeeded(&output);
+}
+
+/// The newest program of a crate's unit tests beside this one; `cargo test --workspace` has just built it.
+fn unit_tests(of: &str) -> PathBuf {
+    let program = std::env::current_exe().unwrap();
+    let entries = std::fs::read_dir(program.parent().unwrap()).unwrap();
+    let is_program = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        name.strip_prefix(of).and_then(|rest| rest.strip_prefix('-')).is_some_and(|hash| !hash.contains('.'))
+    };
+    let found = entries.map(|entry| entry.unwrap().path()).filter(is_program);
+    found
+        .max_by_key(|path| path.metadata().and_then(|about| about.modified()).unwrap())
+        .expect("built by `cargo test --workspace`, or `cargo test -p linerate-net --lib --no-run`")
+}
+
+#[test]
+fn the_rdma_carrier_moves_fences_and_says_what_is_wrong_on_6_1() {
+    the_carrier(MachineKernel::Debian12);
+}
+
+#[test]
+fn the_rdma_carrier_moves_fences_and_says_what_is_wrong_on_6_12() {
+    the_carrier(MachineKernel::Backports);
+}
+
+/// `linerate bench` measures queue pairs too.
+#[test]
+fn a_ping_pong_goes_over_rdma() {
+    let _one = one();
+    let program = linerate_lab::agent::binary().unwrap();
+    let script = format!(
+        "sleep 4; for test in 'pingpong --sizes 4,64KiB --repetitions 50' 'bandwidth --time 2s'; do
+            {} bench $test --local 10.9.0.2 --transport rdma --json | tail -n 1
+        done",
+        program.display()
+    );
+    let output = shell(MachineKernel::Backports, &script).share(program.parent().unwrap()).run().unwrap();
+    succeeded(&output);
+    let documents: Vec<serde_json::Value> =
+        output.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let [pingpong, bandwidth] = &documents[..] else { panic!("{output:?}") };
+    let rows = pingpong["report"]["pingpong"][0]["rows"].as_array().unwrap();
+    assert_eq!(rows.iter().map(|row| row["bytes"].as_u64().unwrap()).collect::<Vec<_>>(), [4, 65536]);
+    assert!(rows.iter().all(|row| row["latency_us"].as_f64().unwrap() > 0.0), "{pingpong:#}");
+    assert_eq!(bandwidth["report"]["transport"], "rdma");
+    assert!(
+        bandwidth["report"]["bandwidth"][0]["links"][0]["out_bytes"].as_u64().unwrap() > 0,
+        "{bandwidth:#}"
+    );
 }

@@ -262,9 +262,12 @@ impl Agent {
         attached.map_err(|error| chain(&error))
     }
 
-    /// A request for a queue pair: one more channel of a session.
+    /// A request for a queue pair: one more channel of a session, or of a measurement.
     pub fn accept_rdma(self: &Arc<Agent>, accepted: RdmaAccepted) {
         let (hello, peer) = (accepted.hello.clone(), accepted.peer);
+        if self.bench.answers(hello.session) {
+            return bench::accept_rdma(&self.bench, accepted);
+        }
         let handled = match self.agreed(&hello, peer) {
             Ok((session, version)) => {
                 let welcome = Welcome { version, control_received: session.received_through() };
@@ -283,6 +286,7 @@ impl Agent {
     /// Where RDMA connections are taken; told once, when that is known.
     pub fn takes_rdma_at(&self, addresses: &[SocketAddr]) {
         let _ = self.rdma_addresses.set(addresses.to_vec());
+        self.bench.takes_rdma_at(addresses);
     }
 
     /// The port for RDMA connections at an address; 0 if there is none.

@@ -50,6 +50,13 @@ pub struct MigrateRequest {
     /// What links carry guest RAM over.
     #[serde(default)]
     pub transport: Transport,
+    /// Sum every payload at the source and compare at the destination over RDMA too. Over TCP that is always done.
+    #[serde(default = "yes")]
+    pub rdma_checksums: bool,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// What links carry guest RAM over. Control connections are always TCP.
@@ -88,6 +95,7 @@ impl MigrateRequest {
             throttle: false,
             max_rounds: None,
             transport: Transport::Tcp,
+            rdma_checksums: true,
         }
     }
 

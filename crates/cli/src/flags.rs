@@ -108,6 +108,12 @@ pub struct MigrateFlags {
     /// Carry guest RAM over RDMA where both ends have it and it works (auto), or over one of the two only: auto, tcp, rdma
     #[arg(long, value_name = "WAY", value_parser = units::transport, default_value = "tcp")]
     pub transport: Transport,
+    /// RDMA: leave out the checksum of every payload; the adapter's own check covers the wire, not the hosts
+    #[arg(long)]
+    pub no_rdma_checksums: bool,
+    /// Do not look for what would make it slow first (the short form of `linerate doctor`, a second at most)
+    #[arg(long)]
+    pub no_check: bool,
     /// Begin and do not watch; prints the migration's name
     #[arg(long, conflicts_with = "quiet")]
     pub detach: bool,
@@ -130,6 +136,7 @@ impl MigrateFlags {
             throttle: self.throttle,
             max_rounds: self.max_rounds,
             transport: self.transport,
+            rdma_checksums: !self.no_rdma_checksums,
         }
     }
 }
@@ -324,7 +331,7 @@ mod tests {
     fn a_migration_with_everything() {
         let flags = parse(
             "linerate migrate web --to beta:7979 --max-blackout 50ms --bandwidth 2.5Gbit --links 10.0.1.0/24,fd00::/64 \
-             --link-timeout 1min --verify --throttle --max-rounds 7 --transport rdma --json --socket /tmp/a.sock",
+             --link-timeout 1min --verify --throttle --max-rounds 7 --transport rdma --no-rdma-checksums --json --socket /tmp/a.sock",
         )
         .unwrap();
         assert!(flags.json);
@@ -336,7 +343,7 @@ mod tests {
         assert_eq!(request.links, ["10.0.1.0/24", "fd00::/64"]);
         assert_eq!((request.link_timeout_s, request.max_rounds), (60, Some(7)));
         assert!(request.verify && request.throttle);
-        assert_eq!(request.transport, Transport::Rdma);
+        assert_eq!((request.transport, request.rdma_checksums), (Transport::Rdma, false));
     }
 
     #[test]

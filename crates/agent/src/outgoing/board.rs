@@ -161,6 +161,7 @@ impl Board {
         let entry = |entry: &mut Entry| {
             let (counters, retransmits) = sums(&mut entry.living);
             let (local, remote) = ends(&entry.link);
+            let rdma_port = entry.rdma_port();
             LinkProgress {
                 id: entry.link.id,
                 name: name(&entry.link),
@@ -171,8 +172,9 @@ impl Board {
                 sent_bytes: (entry.past + counters).wire_bytes,
                 speed_mbps: entry.link.speed_mbps,
                 channels: u32::try_from(entry.living.len()).unwrap_or(u32::MAX),
-                retransmits: entry.past_retransmits + retransmits + resent(entry),
+                retransmits: entry.past_retransmits + retransmits + resent(rdma_port.as_ref()),
                 rdma: entry.carries_rdma,
+                rdma_port,
             }
         };
         inner.links.iter_mut().map(entry).collect()
@@ -186,6 +188,7 @@ impl Board {
             let (local, remote) = ends(&entry.link);
             let sent_bytes = (entry.past + counters).wire_bytes;
             let up = entry.up_for + entry.up_since.map(|since| since.elapsed()).unwrap_or_default();
+            let rdma_port = entry.rdma_port();
             LinkTotals {
                 name: name(&entry.link),
                 local,
@@ -194,10 +197,10 @@ impl Board {
                 sent_bytes,
                 rate_bytes_per_s: (sent_bytes as f64 / up.as_secs_f64().max(1e-6)) as u64,
                 lost_count: entry.lost_count,
-                retransmits: entry.past_retransmits + retransmits + resent(entry),
+                retransmits: entry.past_retransmits + retransmits + resent(rdma_port.as_ref()),
                 rdma: entry.carried_rdma,
                 fallback: entry.fallback.clone(),
-                rdma_port: entry.rdma_port(),
+                rdma_port,
             }
         };
         inner.links.iter_mut().map(entry).collect()
@@ -222,8 +225,8 @@ fn sums(channels: &mut [ChannelView]) -> (Counters, u64) {
 }
 
 /// Packets that the RDMA port sent again.
-fn resent(entry: &Entry) -> u64 {
-    entry.rdma_port().and_then(|port| port.retransmits).unwrap_or(0)
+fn resent(port: Option<&RdmaPortTotals>) -> u64 {
+    port.and_then(|port| port.retransmits).unwrap_or(0)
 }
 
 fn name(link: &Link) -> String {
@@ -266,6 +269,9 @@ mod tests {
         board.down(1);
         assert!(board.up(1, vec![carried(2, 3)], false), "it had been lost");
         assert_eq!(board.counters().data_bytes, 1023);
-        assert_eq!(board.totals().first().map(|link| (link.sent_bytes, link.lost_count)), Some((1023 + 192, 1)));
+        assert_eq!(
+            board.totals().first().map(|link| (link.sent_bytes, link.lost_count)),
+            Some((1023 + 192, 1))
+        );
     }
 }

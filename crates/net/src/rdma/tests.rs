@@ -28,6 +28,7 @@ use crate::tcp::connect::Route;
 
 mod errors;
 mod measure;
+mod wires;
 
 const PAGE: u64 = 4096;
 const WAIT: Duration = Duration::from_secs(60);
