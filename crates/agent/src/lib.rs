@@ -8,7 +8,7 @@
 //! | [mod@bench] | measuring the wires |
 //! | `recover`, `undecided` | after a crash |
 //! | `doctor` | inventory and probes, for this host and for other agents |
-//! | `trial` | changes of ports that are put back unless confirmed |
+//! | `trial`, `qos` | changes of ports that are put back unless confirmed; those of an intent |
 //! | `server` | the local API |
 //! | `hub`, `convert` | events of a migration, and the brain's words in the API's |
 //! | `ram`, `digest`, `device_state`, `clock`, `faults` | small things that both bodies use |
@@ -28,6 +28,7 @@ mod hub;
 mod incoming;
 pub mod journal;
 mod outgoing;
+mod qos;
 mod ram;
 mod recover;
 mod server;

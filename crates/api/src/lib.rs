@@ -14,6 +14,7 @@
 //! | [`Report`] | what it was, once it is over |
 //! | [`DoctorRequest`], [`DoctorAnswer`] | what hosts and links are like |
 //! | [`LinkRequest`], [`LinkAnswer`] | settings of ports |
+//! | [`QosRequest`], [`QosAnswer`] | priorities, shares and lossless traffic of ports |
 //! | [`ErrorBody`] | why not |
 //! | [`Client`] | asks an agent |
 
@@ -26,6 +27,7 @@ mod guest;
 mod link;
 mod migration;
 pub mod paths;
+mod qos;
 mod report;
 mod status;
 mod step;
@@ -46,6 +48,7 @@ pub use migration::{
     Decision, Direction, MigrateRequest, MigrationDetail, MigrationId, MigrationOutcome, MigrationStarted,
     MigrationState, MigrationSummary, ResolveRequest, Transport,
 };
+pub use qos::{QosAnswer, QosRequest};
 pub use report::{
     BlackoutSplit, CpuSeconds, LinkTotals, Mode, RamTotals, RdmaPortTotals, Report, RoundTotals, StepTime,
 };

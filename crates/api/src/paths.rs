@@ -31,9 +31,11 @@ pub const DOCTOR: &str = "/v1/doctor";
 pub const LINK_SET: &str = "/v1/link/set";
 /// `POST` [`LinkConfirm`](crate::LinkConfirm): 200, the same.
 pub const LINK_CONFIRM: &str = "/v1/link/confirm";
+/// `POST` [`QosRequest`](crate::QosRequest): 200, [`QosAnswer`](crate::QosAnswer).
+pub const QOS_APPLY: &str = "/v1/qos/apply";
 
 /// Every endpoint: method and path.
-pub const TABLE: [(&str, &str); 16] = [
+pub const TABLE: [(&str, &str); 17] = [
     ("GET", STATUS),
     ("GET", GUESTS),
     ("POST", GUESTS),
@@ -50,6 +52,7 @@ pub const TABLE: [(&str, &str); 16] = [
     ("POST", DOCTOR),
     ("POST", LINK_SET),
     ("POST", LINK_CONFIRM),
+    ("POST", QOS_APPLY),
 ];
 
 /// The path with its one parameter filled in, percent-encoded.

@@ -9,8 +9,10 @@ use linerate_api::{LinkRequest, MigrateRequest, MigrationId, Transport};
 use crate::units;
 
 mod bench;
+mod qos;
 
 pub use bench::{BenchCommand, BenchFlags};
+pub use qos::{QosApplyFlags, QosCommand, QosHostsFlags, QosSwitchFlags};
 
 /// Moves running virtual machines between KVM hosts over every link they share.
 #[derive(Debug, Parser)]
@@ -48,6 +50,9 @@ pub enum Command {
     /// See and set ports: MTU, speed, FEC, pause, queues; put back unless confirmed
     #[command(subcommand)]
     Link(LinkCommand),
+    /// Make priorities, shares and lossless traffic of hosts and switches as one file says
+    #[command(subcommand)]
+    Qos(QosCommand),
     /// Say how the agent is
     Status,
     /// Decide an undecided session by hand, when the other host will never answer

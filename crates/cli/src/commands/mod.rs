@@ -8,6 +8,7 @@ mod link;
 mod man;
 mod migrate;
 mod migration;
+mod qos;
 mod resolve;
 mod status;
 mod vm;
@@ -15,7 +16,7 @@ mod vm;
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::flags::Command;
+use crate::flags::{Command, QosCommand};
 
 /// Does what was asked.
 pub fn run(command: Command, context: &Context) -> Result<Exit, Failure> {
@@ -24,6 +25,8 @@ pub fn run(command: Command, context: &Context) -> Result<Exit, Failure> {
         Command::Completions { shell } => completions::run(shell, context),
         Command::Man { dir } => man::run(dir.as_deref(), context),
         Command::Doctor(flags) if flags.from.is_some() => doctor::saved(&flags, context),
+        Command::Qos(QosCommand::Switch(flags)) => qos::switch(&flags, context),
+        Command::Qos(QosCommand::Windows { file }) => qos::windows(&file, context),
         command => runtime()?.block_on(ask(command, context)),
     }
 }
@@ -37,6 +40,7 @@ async fn ask(command: Command, context: &Context) -> Result<Exit, Failure> {
         Command::Vm(command) => vm::run(command, context).await,
         Command::Resolve(flags) => resolve::run(&flags, context).await,
         Command::Link(command) => link::run(command, context).await,
+        Command::Qos(command) => qos::run(&command, context).await,
         Command::Doctor(flags) => doctor::run(&flags, context).await,
         Command::Status | Command::Agent(_) | Command::Completions { .. } | Command::Man { .. } => {
             status::run(context).await
