@@ -109,19 +109,27 @@ impl<'a> Setter<'a> {
     }
 
     fn ieee(&mut self, command: u8, inner: Writer) -> Result<(), DcbError> {
-        match self.send(command, Writer::new().nest(IEEE, inner), IEEE)? {
-            0 => Ok(()),
-            // The kernel puts a negative error number into the byte.
-            status => Err(DcbError::Driver(io::Error::from_raw_os_error(status.wrapping_neg().into()))),
-        }
+        done(self.send(command, Writer::new().nest(IEEE, inner), IEEE)?)
     }
 
     /// Sends, and gives back the status.
     fn send(&mut self, command: u8, attributes: Writer, status: u16) -> Result<u8, DcbError> {
         let request = request(self.port, command, attributes);
         let answers = self.asker.ask(SET_DCB, 0, &request).map_err(DcbError::Kernel)?;
-        let byte = |payload: &[u8]| Attributes::new(payload.get(HEADER_BYTES..)?).u8(status);
-        answers.iter().find_map(|answer| byte(&answer.payload)).ok_or(DcbError::Silent)
+        answers.iter().find_map(|answer| status_in(&answer.payload, status)).ok_or(DcbError::Silent)
+    }
+}
+
+/// The status in an answer.
+fn status_in(payload: &[u8], kind: u16) -> Option<u8> {
+    Attributes::new(payload.get(HEADER_BYTES..)?).u8(kind)
+}
+
+/// The kernel cuts a negative error number down to the byte.
+fn done(status: u8) -> Result<(), DcbError> {
+    match status {
+        0 => Ok(()),
+        _ => Err(DcbError::Driver(io::Error::from_raw_os_error(status.wrapping_neg().into()))),
     }
 }
 
@@ -255,6 +263,22 @@ mod tests {
         ]
         .concat();
         assert_eq!(bytes, expected);
+    }
+
+    #[test]
+    fn a_status_that_is_not_zero_is_a_refusal() {
+        let answer =
+            |kind, status| [vec![0, IEEE_SET, 0, 0], Writer::new().u8(kind, status).finish()].concat();
+        assert_eq!(status_in(&answer(IEEE, 0), IEEE), Some(0));
+        assert_eq!(status_in(&answer(DCBX, 0), IEEE), None);
+        assert_eq!(status_in(&[0, IEEE_SET], IEEE), None);
+        done(0).unwrap();
+        const INVALID: i32 = 22;
+        let refused = done(status_in(&answer(IEEE, INVALID.wrapping_neg() as u8), IEEE).unwrap());
+        assert!(
+            matches!(&refused, Err(DcbError::Driver(error)) if error.raw_os_error() == Some(INVALID)),
+            "{refused:?}"
+        );
     }
 
     #[test]
