@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use thiserror::Error;
 
 use super::{DcbSettings, RoceDefault};
-use crate::collect::kernel::dcb_write::{DcbError, Setter};
+use crate::collect::kernel::dcb_write::{DcbError, SetDcb, Setter};
 use crate::collect::root::Root;
 
 /// Settings that did not go in. Those before it did.
@@ -45,15 +45,24 @@ pub enum QosError {
     },
 }
 
-/// Sets what is there, in an order in which nothing is lossless before it has a class of its own.
+/// Sets what is there.
 pub fn apply(port: &str, settings: &DcbSettings, root: &Root) -> Result<(), QosError> {
+    let mut setter = Setter::open(port).map_err(|source| QosError::Setting {
+        what: "DCB",
+        port: port.to_owned(),
+        source,
+    })?;
+    set(&mut setter, port, settings, root)
+}
+
+/// In an order in which nothing is lossless before it has a class of its own.
+fn set(setter: &mut dyn SetDcb, port: &str, settings: &DcbSettings, root: &Root) -> Result<(), QosError> {
     let failed = |what| {
         move |source: DcbError| match source.is_absent() {
             true => QosError::NoDcb { port: port.to_owned() },
             false => QosError::Setting { what, port: port.to_owned(), source },
         }
     };
-    let mut setter = Setter::open(port).map_err(failed("DCB"))?;
     // The host takes over before it sets anything, and hands back after it.
     if let Some(mode) = settings.dcbx.filter(|mode| mode.host) {
         setter.dcbx(mode).map_err(failed("DCBX"))?;
@@ -103,8 +112,84 @@ fn write(path: &std::path::Path, value: &str) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::ErrorKind;
+
     use super::*;
     use crate::collect::fixture::files;
+    use crate::model::{Application, Dcbx, Ets, Selector};
+
+    /// Writes down what it was told; refuses shares if told so.
+    #[derive(Default)]
+    struct Told {
+        words: Vec<String>,
+        refuses_shares: bool,
+    }
+
+    impl Told {
+        fn note(&mut self, word: String) -> Result<(), DcbError> {
+            self.words.push(word);
+            Ok(())
+        }
+    }
+
+    impl SetDcb for Told {
+        fn dcbx(&mut self, mode: Dcbx) -> Result<(), DcbError> {
+            self.note(format!("host {}", mode.host))
+        }
+
+        fn ets(&mut self, _: &Ets) -> Result<(), DcbError> {
+            match self.refuses_shares {
+                true => Err(DcbError::Driver(ErrorKind::InvalidInput.into())),
+                false => self.note("shares".into()),
+            }
+        }
+
+        fn lossless(&mut self, priorities: &[u8]) -> Result<(), DcbError> {
+            self.note(format!("lossless {priorities:?}"))
+        }
+
+        fn add(&mut self, entries: &[Application]) -> Result<(), DcbError> {
+            self.note(format!("add {}", entries.len()))
+        }
+
+        fn remove(&mut self, entries: &[Application]) -> Result<(), DcbError> {
+            self.note(format!("remove {}", entries.len()))
+        }
+    }
+
+    fn everything(host: bool) -> DcbSettings {
+        let dscp = Application { selector: Selector::Dscp, protocol: 26, priority: 3 };
+        DcbSettings {
+            dcbx: Some(Dcbx { host, ..Dcbx::default() }),
+            ets: Some(Ets::default()),
+            lossless: Some(vec![3]),
+            remove: vec![dscp],
+            add: vec![dscp],
+            roce: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn the_host_takes_over_first_and_hands_back_last() {
+        let middle = ["shares", "lossless [3]", "remove 1", "add 1"];
+        let mut told = Told::default();
+        set(&mut told, "ens1f0", &everything(true), &Root::default()).unwrap();
+        assert_eq!((told.words[0].as_str(), &told.words[1..]), ("host true", &middle.map(String::from)[..]));
+        let mut told = Told::default();
+        set(&mut told, "ens1f0", &everything(false), &Root::default()).unwrap();
+        assert_eq!((&told.words[..4], told.words[4].as_str()), (&middle.map(String::from)[..], "host false"));
+        let mut told = Told::default();
+        set(&mut told, "ens1f0", &DcbSettings::default(), &Root::default()).unwrap();
+        assert_eq!(told.words, Vec::<String>::new());
+    }
+
+    #[test]
+    fn nothing_is_lossless_after_shares_were_refused() {
+        let mut told = Told { refuses_shares: true, ..Told::default() };
+        let error = set(&mut told, "ens1f0", &everything(true), &Root::default()).unwrap_err();
+        assert!(error.to_string().contains("the shares of ens1f0 could not be set"), "{error}");
+        assert_eq!(told.words, ["host true"]);
+    }
 
     #[test]
     fn a_port_without_dcb_is_refused_with_a_sentence() {

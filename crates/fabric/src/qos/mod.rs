@@ -1,10 +1,13 @@
 //! Quality of service from one intent: which traffic is lossless, and who gets which share of a port.
 //!
 //! * [`intent`]: the file, and what is wrong with it.
-//! * [`plan`]: intent and inventory make what changes on each port (pure). * [`apply`]: it goes to the kernel.
+//! * [`plan`]: intent and inventory make what changes on each port (pure), or what is [`impossible`] there.
+//! * [`apply`]: it goes to the kernel.
 //! * [`switch`]: the switch's side as text. * [`windows`]: a Windows host's side as PowerShell.
 
+mod able;
 pub mod apply;
+pub mod impossible;
 pub mod intent;
 pub mod plan;
 mod ports;

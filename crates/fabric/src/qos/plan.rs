@@ -1,163 +1,21 @@
 //! From an intent and an inventory: what changes on each port, what undoes it, what speaks against it. Pure.
 
 use serde::Serialize;
-use thiserror::Error;
 
+use super::able::{able, found};
+use super::impossible::Impossible;
 use super::intent::{Class, Intent, Roce};
 use super::{DcbSettings, RoceDefault, ports};
 use crate::link::Plan;
 use crate::link::plan::{pause, step};
 use crate::model::{Application, Dcb, Dcbx, Ets, Inventory, Pfc, Port, Selector};
 
-const PRIORITIES: u8 = 8;
+/// Priorities of Ethernet, and most traffic classes of an adapter.
+pub(super) const PRIORITIES: u8 = 8;
 /// UDP port of RoCE v2.
 const ROCE_V2: u16 = 4791;
 /// Ethernet type of RoCE v1.
 const ROCE_V1: u16 = 0x8915;
-
-/// What a port cannot have, with what to do about it.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum Impossible {
-    /// No such port.
-    #[error("{host} has no port {port}: `ports` must be as `linerate link show` names them on this host")]
-    NoPort {
-        /// The host.
-        host: String,
-        /// The port.
-        port: String,
-    },
-    /// No such port, and an adapter that could have it is in the other mode.
-    #[error(
-        "{host} has no port {port}, but {device} is in InfiniBand mode, where an adapter has no network port; on {host}: \
-         {command}, then restart the host"
-    )]
-    Infiniband {
-        /// The host.
-        host: String,
-        /// The port.
-        port: String,
-        /// The RDMA device.
-        device: String,
-        /// What changes it.
-        command: String,
-    },
-    /// Windows is not set from here.
-    #[error(
-        "{host} runs Windows, which is not set from here: `linerate qos windows FILE` writes the PowerShell for it"
-    )]
-    Windows {
-        /// The host.
-        host: String,
-    },
-    /// Nothing to set.
-    #[error(
-        "{port} of {host} ({kind}) has no DCB: no shares and no lossless priority can be set on it; migrations over TCP work \
-         without, lossless RoCE needs an adapter whose driver has DCB. Take it out of `ports`"
-    )]
-    NoDcb {
-        /// The host.
-        host: String,
-        /// The port.
-        port: String,
-        /// What it is.
-        kind: String,
-    },
-    /// DCB belongs to what is below.
-    #[error(
-        "{port} of {host} ({kind}) has no DCB of its own: put the ports below it into `ports` instead, {below}"
-    )]
-    Upper {
-        /// The host.
-        host: String,
-        /// The port.
-        port: String,
-        /// What it is.
-        kind: String,
-        /// The ports below it.
-        below: String,
-    },
-    /// A part of DCB is missing.
-    #[error(
-        "{port} of {host} says nothing of its {what}: its driver has DCB only in part, or an older protocol (CEE); a newer driver \
-         may help, else take it out of `ports`"
-    )]
-    Part {
-        /// The host.
-        host: String,
-        /// The port.
-        port: String,
-        /// What is missing.
-        what: &'static str,
-    },
-    /// The firmware would overwrite whatever is set.
-    #[error(
-        "DCBX of {port} of {host} is spoken by the adapter's firmware, which takes what the switch says and overwrites what is set \
-         here; on {host}: {command}"
-    )]
-    Firmware {
-        /// The host.
-        host: String,
-        /// The port.
-        port: String,
-        /// What frees it.
-        command: String,
-    },
-    /// The intent has more classes than the adapter.
-    #[error("{port} of {host} has {most} traffic classes, the intent needs {wanted}: leave [storage] away")]
-    Classes {
-        /// The host.
-        host: String,
-        /// The port.
-        port: String,
-        /// How many it has.
-        most: u8,
-        /// How many are wanted.
-        wanted: u8,
-    },
-    /// More lossless priorities than the adapter can hold buffers for.
-    #[error(
-        "{port} of {host} can have {most} lossless priorities, the intent has {wanted}: make fewer classes lossless"
-    )]
-    Lossless {
-        /// The host.
-        host: String,
-        /// The port.
-        port: String,
-        /// How many it can have.
-        most: u8,
-        /// How many are wanted.
-        wanted: u8,
-    },
-    /// RoCE without RDMA.
-    #[error(
-        "{port} of {host} has no RDMA device, but the intent has RoCE: load the RDMA driver of {kind}, or say roce = \"none\" and \
-         give [migration] a dscp"
-    )]
-    NoRdma {
-        /// The host.
-        host: String,
-        /// The port.
-        port: String,
-        /// What it is.
-        kind: String,
-    },
-    /// The other RDMA over Ethernet.
-    #[error(
-        "{device}, the RDMA device of {port} of {host}, speaks iWARP, not RoCE; adapters that do both (driver ice) are turned on {host} by: \
-         devlink dev param set pci/{address} name enable_iwarp value false cmode runtime && \
-         devlink dev param set pci/{address} name enable_roce value true cmode runtime"
-    )]
-    Iwarp {
-        /// The host.
-        host: String,
-        /// The port.
-        port: String,
-        /// The RDMA device.
-        device: String,
-        /// Its PCIe address.
-        address: String,
-    },
-}
 
 /// What an intent means for one port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -211,22 +69,6 @@ pub fn host(host: &Inventory, intent: &Intent) -> HostPlan {
     }
 }
 
-fn found<'a>(host: &'a Inventory, name: &str) -> Result<&'a Port, Impossible> {
-    let (at, port) = (host.host.clone(), name.to_owned());
-    if host.system.os.as_deref() == Some("windows") {
-        return Err(Impossible::Windows { host: at });
-    }
-    host.port(name).ok_or_else(|| match ports::infiniband(host) {
-        Some(device) => Impossible::Infiniband {
-            host: at,
-            port,
-            device: device.name.clone(),
-            command: ports::to_ethernet(device),
-        },
-        None => Impossible::NoPort { host: at, port },
-    })
-}
-
 /// One port.
 pub fn port_plan(host: &Inventory, port: &Port, intent: &Intent) -> Result<Plan, Impossible> {
     let (dcb, now, pfc) = able(host, port, intent)?;
@@ -244,68 +86,6 @@ pub fn port_plan(host: &Inventory, port: &Port, intent: &Intent) -> Result<Plan,
         (plan.settings.dcb, plan.undo.dcb) = (Some(set), Some(undo));
     }
     Ok(plan)
-}
-
-/// The port's DCB, if the intent can be had on it.
-fn able<'a>(
-    host: &Inventory,
-    port: &'a Port,
-    intent: &Intent,
-) -> Result<(&'a Dcb, &'a Ets, &'a Pfc), Impossible> {
-    let (at, name) = (host.host.clone(), port.name.clone());
-    let Some(dcb) = &port.dcb else { return Err(without_dcb(host, port)) };
-    if dcb.dcbx.is_some_and(|mode| mode.firmware && !mode.host) {
-        return Err(Impossible::Firmware { host: at, port: name, command: ports::free_from_firmware(port) });
-    }
-    let Some(ets) = dcb.ets.as_ref().filter(|ets| complete(ets)) else {
-        return Err(Impossible::Part { host: at, port: name, what: "shares (ETS)" });
-    };
-    let Some(pfc) = &dcb.pfc else {
-        return Err(Impossible::Part { host: at, port: name, what: "lossless priorities (PFC)" });
-    };
-    let wanted = u8::try_from(intent.classes().count() + 1).unwrap_or(u8::MAX);
-    if let Some(most) = ets.classes_max.filter(|most| *most > 0 && *most < wanted) {
-        return Err(Impossible::Classes { host: at, port: name, most, wanted });
-    }
-    let wanted = u8::try_from(intent.lossless().len()).unwrap_or(u8::MAX);
-    if let Some(most) = pfc.lossless_max.filter(|most| *most < wanted) {
-        return Err(Impossible::Lossless { host: at, port: name, most, wanted });
-    }
-    if intent.roce != Roce::None {
-        has_roce(host, port)?;
-    }
-    Ok((dcb, ets, pfc))
-}
-
-/// Saved inventories may say anything.
-fn complete(ets: &Ets) -> bool {
-    let eight = usize::from(PRIORITIES);
-    [ets.priority_class.len(), ets.share_percent.len(), ets.selection.len()] == [eight; 3]
-        && ets.priority_class.iter().all(|class| *class < PRIORITIES)
-}
-
-fn without_dcb(host: &Inventory, port: &Port) -> Impossible {
-    let (at, name, kind) = (host.host.clone(), port.name.clone(), ports::kind(port));
-    match ports::below(host, port).join(", ") {
-        below if below.is_empty() => Impossible::NoDcb { host: at, port: name, kind },
-        below => Impossible::Upper { host: at, port: name, kind, below },
-    }
-}
-
-fn has_roce(host: &Inventory, port: &Port) -> Result<(), Impossible> {
-    let (at, name) = (host.host.clone(), port.name.clone());
-    match ports::rdma(host, port) {
-        // Not known is not absent.
-        None if host.rdma.is_none() => Ok(()),
-        None => Err(Impossible::NoRdma { host: at, port: name, kind: ports::kind(port) }),
-        Some((device, _)) if device.node_type.as_deref() == Some("RNIC") => Err(Impossible::Iwarp {
-            host: at,
-            port: name,
-            device: device.name.clone(),
-            address: device.pcie_address.clone().unwrap_or_else(|| "ADDRESS".to_owned()),
-        }),
-        Some(_) => Ok(()),
-    }
 }
 
 /// The host decides, by the IEEE version.

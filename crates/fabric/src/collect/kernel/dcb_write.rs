@@ -57,6 +57,20 @@ impl DcbError {
     }
 }
 
+/// What sets DCB of one port. The kernel does, by [`Setter`]; tests write down what they were told.
+pub trait SetDcb {
+    /// Who decides. What is not the host is left to the adapter.
+    fn dcbx(&mut self, mode: Dcbx) -> Result<(), DcbError>;
+    /// Classes and shares. What the model does not know of stays.
+    fn ets(&mut self, ets: &Ets) -> Result<(), DcbError>;
+    /// Lossless priorities. Delay and everything else stays.
+    fn lossless(&mut self, priorities: &[u8]) -> Result<(), DcbError>;
+    /// Entries of the application table come.
+    fn add(&mut self, entries: &[Application]) -> Result<(), DcbError>;
+    /// Entries of the application table go.
+    fn remove(&mut self, entries: &[Application]) -> Result<(), DcbError>;
+}
+
 /// Sets DCB of one port.
 pub struct Setter<'a> {
     asker: Asker,
@@ -67,37 +81,6 @@ impl<'a> Setter<'a> {
     /// Opens a socket in the network namespace of this thread.
     pub fn open(port: &'a str) -> Result<Setter<'a>, DcbError> {
         Ok(Setter { asker: Asker::open(NETLINK_ROUTE).map_err(DcbError::Kernel)?, port })
-    }
-
-    /// Who decides. What is not the host is left to the adapter.
-    pub fn dcbx(&mut self, mode: Dcbx) -> Result<(), DcbError> {
-        let attribute = Writer::new().u8(DCBX, dcbx_bits(mode));
-        match self.send(DCBX_SET, attribute, DCBX)? {
-            0 => Ok(()),
-            _ => Err(DcbError::Mode),
-        }
-    }
-
-    /// Classes and shares. What the model does not know of stays.
-    pub fn ets(&mut self, ets: &Ets) -> Result<(), DcbError> {
-        let now = self.now(ETS)?;
-        self.ieee(IEEE_SET, Writer::new().bytes(ETS, &ets_bytes(&now, ets)))
-    }
-
-    /// Lossless priorities. Delay and everything else stays.
-    pub fn lossless(&mut self, priorities: &[u8]) -> Result<(), DcbError> {
-        let now = self.now(PFC)?;
-        self.ieee(IEEE_SET, Writer::new().bytes(PFC, &pfc_bytes(&now, priorities)))
-    }
-
-    /// Entries of the application table come.
-    pub fn add(&mut self, entries: &[Application]) -> Result<(), DcbError> {
-        self.ieee(IEEE_SET, application_table(entries))
-    }
-
-    /// Entries of the application table go.
-    pub fn remove(&mut self, entries: &[Application]) -> Result<(), DcbError> {
-        self.ieee(IEEE_DELETE, application_table(entries))
     }
 
     /// A structure as it is now; empty if the driver does not have it.
@@ -117,6 +100,34 @@ impl<'a> Setter<'a> {
         let request = request(self.port, command, attributes);
         let answers = self.asker.ask(SET_DCB, 0, &request).map_err(DcbError::Kernel)?;
         answers.iter().find_map(|answer| status_in(&answer.payload, status)).ok_or(DcbError::Silent)
+    }
+}
+
+impl SetDcb for Setter<'_> {
+    fn dcbx(&mut self, mode: Dcbx) -> Result<(), DcbError> {
+        let attribute = Writer::new().u8(DCBX, dcbx_bits(mode));
+        match self.send(DCBX_SET, attribute, DCBX)? {
+            0 => Ok(()),
+            _ => Err(DcbError::Mode),
+        }
+    }
+
+    fn ets(&mut self, ets: &Ets) -> Result<(), DcbError> {
+        let now = self.now(ETS)?;
+        self.ieee(IEEE_SET, Writer::new().bytes(ETS, &ets_bytes(&now, ets)))
+    }
+
+    fn lossless(&mut self, priorities: &[u8]) -> Result<(), DcbError> {
+        let now = self.now(PFC)?;
+        self.ieee(IEEE_SET, Writer::new().bytes(PFC, &pfc_bytes(&now, priorities)))
+    }
+
+    fn add(&mut self, entries: &[Application]) -> Result<(), DcbError> {
+        self.ieee(IEEE_SET, application_table(entries))
+    }
+
+    fn remove(&mut self, entries: &[Application]) -> Result<(), DcbError> {
+        self.ieee(IEEE_DELETE, application_table(entries))
     }
 }
 
