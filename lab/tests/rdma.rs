@@ -9,16 +9,33 @@ mod inside;
 mod pair;
 
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use linerate_lab::{Cache, LabError, Machine, MachineKernel, MachineOutput, Side};
 
-/// An emulated machine uses both cores: one at a time.
-static ONE: Mutex<()> = Mutex::new(());
+/// Machines at a time: each is emulated, and busy for a part of its time only.
+const MACHINES: usize = 2;
+static RUNNING: Mutex<usize> = Mutex::new(0);
+static ENDED: Condvar = Condvar::new();
 
-fn one() -> MutexGuard<'static, ()> {
-    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+/// Places for machines, given back when dropped.
+struct Places(usize);
+
+/// Waits until so many machines more may run.
+fn places(wanted: usize) -> Places {
+    let running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+    let full = |running: &mut usize| *running + wanted > MACHINES;
+    let mut running = ENDED.wait_while(running, full).unwrap_or_else(PoisonError::into_inner);
+    *running += wanted;
+    Places(wanted)
+}
+
+impl Drop for Places {
+    fn drop(&mut self) {
+        *RUNNING.lock().unwrap_or_else(PoisonError::into_inner) -= self.0;
+        ENDED.notify_all();
+    }
 }
 
 fn shell(kernel: MachineKernel, script: &str) -> Machine {
@@ -45,7 +62,7 @@ fn succeeded(output: &MachineOutput) {
 
 /// Verbs and rdma_cm move bytes between the two ends of a link, and they cross that link.
 fn soft_roce_moves_bytes(kernel: MachineKernel) {
-    let _one = one();
+    let _places = places(1);
     let script = "
         uname -r
         rdma link
@@ -93,7 +110,7 @@ fn soft_roce_moves_bytes_on_6_12() {
 
 #[test]
 fn two_machines_are_joined_by_links_with_soft_roce() {
-    let _one = one();
+    let _places = places(2);
     let wires = tempfile::tempdir().unwrap();
     let serves = "rping -s -a 10.9.1.2 -C 2";
     let asks = "
@@ -122,7 +139,7 @@ fn two_machines_are_joined_by_links_with_soft_roce() {
 
 #[test]
 fn output_and_exit_code_arrive_whole_and_apart() {
-    let _one = one();
+    let _places = places(1);
     let results = tempfile::tempdir().unwrap();
     let script = "
         seq 20000
@@ -142,7 +159,7 @@ fn output_and_exit_code_arrive_whole_and_apart() {
 
 #[test]
 fn a_machine_that_hangs_or_dies_is_an_error_and_leaves_nothing() {
-    let _one = one();
+    let _places = places(2);
     let died = shell(MachineKernel::Debian12, "echo b >/proc/sysrq-trigger; sleep 1000").links(0).run();
     assert!(matches!(died, Err(LabError::Ended { .. })), "{died:?}");
     let hangs = shell(MachineKernel::Debian12, "sleep 1000").links(0).deadline(Duration::from_secs(5)).run();
@@ -163,14 +180,14 @@ fn starts_with(path: &Path, prefix: &str) -> bool {
 
 #[test]
 fn a_guest_moves_inside_of_a_machine_and_a_cut_link_is_survived() {
-    let _one = one();
+    let _places = places(2);
     let output = inside(MachineKernel::Backports, "inside::a_guest_moves_over_tcp").run().unwrap();
     succeeded(&output);
 }
 
 #[test]
 fn a_kernel_without_pagemap_scan_refuses_direct_mode_and_says_so() {
-    let _one = one();
+    let _places = places(1);
     let output = inside(MachineKernel::Debian12, "inside::direct_mode_is_refused").run().unwrap();
     succeeded(&output);
 }
@@ -178,7 +195,7 @@ fn a_kernel_without_pagemap_scan_refuses_direct_mode_and_says_so() {
 /// Two hosts with a kernel each: by RDMA alone with a cable pulled, and back with an adapter that gets nothing through any more.
 #[test]
 fn a_guest_moves_between_two_machines_by_rdma_survives_a_cut_and_falls_back_to_tcp() {
-    let _one = one();
+    let _places = places(2);
     let (wires, marks) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let machine = |test, side| {
         let machine = inside(MachineKernel::Backports, test).links(2).wires(wires.path(), side);
@@ -194,7 +211,7 @@ fn a_guest_moves_between_two_machines_by_rdma_survives_a_cut_and_falls_back_to_t
 
 /// The carrier's own tests, which need a device: `crates/net/src/rdma/tests.rs`.
 fn the_carrier(kernel: MachineKernel) {
-    let _one = one();
+    let _places = places(1);
     let program = unit_tests("linerate_net");
     // The kernel resolves a neighbour for rdma_cm only slowly if nobody has asked for it before; agents have, by TCP. A link that
     // was cut has forgotten it; and privileges must not change in a process that has the device open.
@@ -238,7 +255,7 @@ fn the_rdma_carrier_moves_fences_and_says_what_is_wrong_on_6_12() {
 /// `linerate bench` measures queue pairs too.
 #[test]
 fn a_ping_pong_goes_over_rdma() {
-    let _one = one();
+    let _places = places(1);
     let program = linerate_lab::agent::binary().unwrap();
     let script = format!(
         "ping -c 1 -W 5 10.9.0.2 >/dev/null
