@@ -20,7 +20,6 @@ demo: build ## move a real QEMU guest between two hosts over two links, cut one 
 	@./target/release/linerate-lab demo --linerate ./target/release/linerate
 
 test: install ## everything that must pass: unit, property, simulator and real-QEMU tests
-	$(CARGO) build --locked --workspace --bins
 	$(CARGO) test --workspace --locked --no-fail-fast
 
 unit: ## tests that need neither root nor QEMU

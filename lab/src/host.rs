@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::error::io_error;
-use crate::{LabError, lab, netns, tool};
+use crate::{LabError, Side, lab, netns, tool};
 
 /// A host: a network namespace, directories, and a tmpfs for guest RAM.
 #[derive(Debug, Clone)]
@@ -19,6 +19,24 @@ pub struct Host {
 }
 
 impl Host {
+    /// This very machine as a host, for programs that run in one of two machines of the RDMA lab which links join
+    /// (`Machine::wires`): there devices and addresses are named as in a lab. It goes with the machine.
+    pub fn of_machine(side: Side, links: usize, ram_mb: u64) -> Result<Host, LabError> {
+        let namespace = "machine";
+        // The namespace of process 1 gets a name, so that all else is as for any host.
+        tool::run("ip", &["netns", "attach", namespace, "1"])?;
+        let host = Host {
+            name: side.name().to_owned(),
+            index: usize::from(side == Side::B),
+            namespace: namespace.to_owned(),
+            directory: lab::root().join(side.name()),
+            octet: crate::machine::OCTET,
+            links,
+        };
+        host.make_directories(ram_mb)?;
+        Ok(host)
+    }
+
     /// Short name: `a`, `b`, …
     pub fn name(&self) -> &str {
         &self.name
@@ -90,6 +108,10 @@ impl Host {
 
     pub(crate) fn create(&self, ram_mb: u64) -> Result<(), LabError> {
         netns::create(&self.namespace)?;
+        self.make_directories(ram_mb)
+    }
+
+    fn make_directories(&self, ram_mb: u64) -> Result<(), LabError> {
         for directory in [self.run_directory(), self.state_directory(), self.ram_directory()] {
             std::fs::create_dir_all(&directory).map_err(io_error("create", &directory))?;
         }

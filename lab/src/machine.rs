@@ -21,6 +21,7 @@ mod script;
 mod wires;
 
 use directory::Directory;
+pub(crate) use wires::OCTET;
 pub use wires::Side;
 use wires::Wires;
 

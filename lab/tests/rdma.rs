@@ -1,22 +1,41 @@
 //! The RDMA lab: machines with both kernels, what they offer, and a whole migration inside of one.
 //! With what lab/install.sh installs. Tests named `inside_…` run in the machine: this program starts itself there.
 
-#![allow(clippy::unwrap_used, clippy::panic)] // Tests say what they expect.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Tests say what they expect.
 
 #[path = "rdma/inside.rs"]
 mod inside;
+#[path = "rdma/pair.rs"]
+mod pair;
 
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use linerate_lab::{Cache, LabError, Machine, MachineKernel, MachineOutput, Side};
 
-/// An emulated machine uses both cores: one at a time.
-static ONE: Mutex<()> = Mutex::new(());
+/// Machines at a time: each is emulated, and busy for a part of its time only.
+const MACHINES: usize = 2;
+static RUNNING: Mutex<usize> = Mutex::new(0);
+static ENDED: Condvar = Condvar::new();
 
-fn one() -> MutexGuard<'static, ()> {
-    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+/// Places for machines, given back when dropped.
+struct Places(usize);
+
+/// Waits until so many machines more may run.
+fn places(wanted: usize) -> Places {
+    let running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+    let full = |running: &mut usize| *running + wanted > MACHINES;
+    let mut running = ENDED.wait_while(running, full).unwrap_or_else(PoisonError::into_inner);
+    *running += wanted;
+    Places(wanted)
+}
+
+impl Drop for Places {
+    fn drop(&mut self) {
+        *RUNNING.lock().unwrap_or_else(PoisonError::into_inner) -= self.0;
+        ENDED.notify_all();
+    }
 }
 
 fn shell(kernel: MachineKernel, script: &str) -> Machine {
@@ -43,7 +62,7 @@ fn succeeded(output: &MachineOutput) {
 
 /// Verbs and rdma_cm move bytes between the two ends of a link, and they cross that link.
 fn soft_roce_moves_bytes(kernel: MachineKernel) {
-    let _one = one();
+    let _places = places(1);
     let script = "
         uname -r
         rdma link
@@ -91,7 +110,7 @@ fn soft_roce_moves_bytes_on_6_12() {
 
 #[test]
 fn two_machines_are_joined_by_links_with_soft_roce() {
-    let _one = one();
+    let _places = places(2);
     let wires = tempfile::tempdir().unwrap();
     let serves = "rping -s -a 10.9.1.2 -C 2";
     let asks = "
@@ -120,7 +139,7 @@ fn two_machines_are_joined_by_links_with_soft_roce() {
 
 #[test]
 fn output_and_exit_code_arrive_whole_and_apart() {
-    let _one = one();
+    let _places = places(1);
     let results = tempfile::tempdir().unwrap();
     let script = "
         seq 20000
@@ -140,7 +159,7 @@ fn output_and_exit_code_arrive_whole_and_apart() {
 
 #[test]
 fn a_machine_that_hangs_or_dies_is_an_error_and_leaves_nothing() {
-    let _one = one();
+    let _places = places(2);
     let died = shell(MachineKernel::Debian12, "echo b >/proc/sysrq-trigger; sleep 1000").links(0).run();
     assert!(matches!(died, Err(LabError::Ended { .. })), "{died:?}");
     let hangs = shell(MachineKernel::Debian12, "sleep 1000").links(0).deadline(Duration::from_secs(5)).run();
@@ -161,14 +180,100 @@ fn starts_with(path: &Path, prefix: &str) -> bool {
 
 #[test]
 fn a_guest_moves_inside_of_a_machine_and_a_cut_link_is_survived() {
-    let _one = one();
+    let _places = places(2);
     let output = inside(MachineKernel::Backports, "inside::a_guest_moves_over_tcp").run().unwrap();
     succeeded(&output);
 }
 
 #[test]
 fn a_kernel_without_pagemap_scan_refuses_direct_mode_and_says_so() {
-    let _one = one();
+    let _places = places(1);
     let output = inside(MachineKernel::Debian12, "inside::direct_mode_is_refused").run().unwrap();
     succeeded(&output);
+}
+
+/// Two hosts with a kernel each: by RDMA alone with a cable pulled, and back with an adapter that gets nothing through any more.
+#[test]
+fn a_guest_moves_between_two_machines_by_rdma_survives_a_cut_and_falls_back_to_tcp() {
+    let _places = places(2);
+    let (wires, marks) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let machine = |test, side| {
+        let machine = inside(MachineKernel::Backports, test).links(2).wires(wires.path(), side);
+        let machine = machine.cpus(1).memory_mb(1024).deadline(Duration::from_secs(900));
+        machine.results(marks.path()).env("PAIR_FOLDER", marks.path().to_str().unwrap()).run()
+    };
+    let (a, b) = std::thread::scope(|scope| {
+        let b = scope.spawn(|| machine("pair::host_b", Side::B));
+        (machine("pair::host_a", Side::A).unwrap(), b.join().unwrap().unwrap())
+    });
+    assert_eq!((a.code, b.code), (0, 0), "{}\n{}\n{}\n{}", a.stdout, a.stderr, b.stdout, b.stderr);
+}
+
+/// The carrier's own tests, which need a device: `crates/net/src/rdma/tests.rs`.
+fn the_carrier(kernel: MachineKernel) {
+    let _places = places(1);
+    let program = unit_tests("linerate_net");
+    // The kernel resolves a neighbour for rdma_cm only slowly if nobody has asked for it before; agents have, by TCP. A link that
+    // was cut has forgotten it; and privileges must not change in a process that has the device open.
+    let script = format!(
+        "for to in 10.9.0.2 10.9.1.2; do ping -c 1 -W 5 $to; done
+        run='{} --ignored --test-threads=1'
+        $run rdma::tests --skip measure --skip in_the_middle --skip registration_that
+        setpriv --bounding-set -ipc_lock $run registration_that
+        $run in_the_middle",
+        program.display()
+    );
+    let machine = shell(kernel, &script).share(program.parent().unwrap());
+    let output = machine.run().unwrap();
+    succeeded(&output);
+}
+
+/// The newest program of a crate's unit tests beside this one; `cargo test --workspace` has just built it.
+fn unit_tests(of: &str) -> PathBuf {
+    let program = std::env::current_exe().unwrap();
+    let entries = std::fs::read_dir(program.parent().unwrap()).unwrap();
+    let is_program = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        name.strip_prefix(of).and_then(|rest| rest.strip_prefix('-')).is_some_and(|hash| !hash.contains('.'))
+    };
+    let found = entries.map(|entry| entry.unwrap().path()).filter(is_program);
+    found
+        .max_by_key(|path| path.metadata().and_then(|about| about.modified()).unwrap())
+        .expect("built by `cargo test --workspace`, or `cargo test -p linerate-net --lib --no-run`")
+}
+
+#[test]
+fn the_rdma_carrier_moves_fences_and_says_what_is_wrong_on_6_1() {
+    the_carrier(MachineKernel::Debian12);
+}
+
+#[test]
+fn the_rdma_carrier_moves_fences_and_says_what_is_wrong_on_6_12() {
+    the_carrier(MachineKernel::Backports);
+}
+
+/// `linerate bench` measures queue pairs too.
+#[test]
+fn a_ping_pong_goes_over_rdma() {
+    let _places = places(1);
+    let program = linerate_lab::agent::binary().unwrap();
+    let script = format!(
+        "ping -c 1 -W 5 10.9.0.2 >/dev/null
+        for test in 'pingpong --sizes 4,64KiB --repetitions 50' 'bandwidth --time 2s'; do
+            {} bench $test --local 10.9.0.2 --transport rdma --json
+            echo ====
+        done",
+        program.display()
+    );
+    let output = shell(MachineKernel::Backports, &script).share(program.parent().unwrap()).run().unwrap();
+    succeeded(&output);
+    let documents = output.stdout.split("====").map(str::trim).filter(|text| !text.is_empty());
+    let documents: Vec<serde_json::Value> =
+        documents.map(|text| serde_json::from_str(text).unwrap()).collect();
+    let [pingpong, bandwidth] = &documents[..] else { panic!("{output:?}") };
+    let rows = pingpong["pingpong"][0]["rows"].as_array().unwrap();
+    assert_eq!(rows.iter().map(|row| row["bytes"].as_u64().unwrap()).collect::<Vec<_>>(), [4, 65536]);
+    assert!(rows.iter().all(|row| row["latency_us"].as_f64().unwrap() > 0.0), "{pingpong:#}");
+    assert_eq!(bandwidth["transport"], "rdma");
+    assert!(bandwidth["bandwidth"][0]["links"][0]["out_bytes"].as_u64().unwrap() > 0, "{bandwidth:#}");
 }

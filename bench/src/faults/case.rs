@@ -122,7 +122,7 @@ impl Case {
         let ms = match self.step {
             Some(Step::Prepare) => 300,
             Some(Step::Connect) => 100,
-            Some(Step::Copy) => 3000,
+            Some(Step::Copy) => 1500,
             Some(Step::Blackout) => 25,
             Some(Step::CleanUp) => 20,
             _ => 5,

@@ -47,6 +47,8 @@ Written by `linerate-bench faults --markdown`; do not edit. What each fault is, 
 [benchmarks.md](benchmarks.md#faults). A row is one migration of a guest that writes memory all the time, over two
 links, with the fault at a random instant of the step; then the fault is taken away and the guest moves again with `--verify`.
 
+- **step**: the one that the fault was meant for; *met* is the one that the client knew of when it came, where it is another (steps overlap, and some are
+  over in milliseconds).
 - **guest**: where it ran after the fault, its memory as it wrote it, without write protection, and no QEMU of it left elsewhere.
 - **client**: exit code of `linerate migrate` ([user-guide.md](user-guide.md#exit-codes)), the error's code, and the time from the fault's beginning to
   that answer. Faults of 2 s and 10 s last that long whatever was answered meanwhile.
@@ -77,7 +79,7 @@ pub(super) fn page(seed: u64, outcomes: &[Outcome]) -> String {
             &mut text,
             &[
                 &one.fault,
-                &one.step,
+                &step(one),
                 &one.side,
                 &one.guest,
                 &client(one),
@@ -88,6 +90,13 @@ pub(super) fn page(seed: u64, outcomes: &[Outcome]) -> String {
         );
     }
     text
+}
+
+/// The step that the case is for, and the one that it met where a step was over sooner than thought.
+fn step(one: &Outcome) -> String {
+    let met = one.at_step.split(';').next().unwrap_or_default();
+    let same = met.is_empty() || met.replace(' ', "-") == one.step;
+    if same { one.step.clone() } else { format!("{} (met: {met})", one.step) }
 }
 
 fn client(one: &Outcome) -> String {
@@ -129,6 +138,14 @@ mod tests {
             ..Outcome::default()
         };
         assert_eq!(client(&one), "1, agent_restarted, 1.6 s");
+        let late = Outcome {
+            step: "copy".into(),
+            at_step: "clean up; there was no QEMU".into(),
+            ..Outcome::default()
+        };
+        assert_eq!(step(&late), "copy (met: clean up)");
+        let met = Outcome { step: "clean-up".into(), at_step: "clean up".into(), ..Outcome::default() };
+        assert_eq!(step(&met), "clean-up");
         let page = page(7, &[one]);
         assert!(page.contains("| agent-kill | 1 | 1 | 0 | 0 |"), "{page}");
         assert!(page.contains("1 as they must be, 0 not; seed 7"), "{page}");

@@ -235,10 +235,14 @@ impl Agent {
             }
             Purpose::Doctor => doctor::serve::serve(self, accepted),
             Purpose::StreamsNew => self.new_tunnel(accepted),
-            _ => match lock(&self.tunnels).get(&hello.session).cloned() {
-                Some(tunnel) => join_tunnel(&tunnel, accepted),
-                None => self.join(accepted),
-            },
+            _ => {
+                // Joining moves bytes: not under the lock.
+                let tunnel = lock(&self.tunnels).get(&hello.session).cloned();
+                match tunnel {
+                    Some(tunnel) => join_tunnel(&tunnel, accepted),
+                    None => self.join(accepted),
+                }
+            }
         };
         if let Err(error) = handled {
             tracing::warn!(%peer, session = %hello.session, error, "a connection was not taken");
@@ -304,9 +308,12 @@ impl Agent {
         attached.map_err(|error| chain(&error))
     }
 
-    /// A request for a queue pair: one more channel of a session.
+    /// A request for a queue pair: one more channel of a session, or of a measurement.
     pub fn accept_rdma(self: &Arc<Agent>, accepted: RdmaAccepted) {
         let (hello, peer) = (accepted.hello.clone(), accepted.peer);
+        if self.bench.answers(hello.session) {
+            return bench::accept_rdma(&self.bench, accepted);
+        }
         let handled = match self.agreed(&hello, peer) {
             Ok((session, version)) => {
                 let welcome = Welcome { version, control_received: session.received_through() };
@@ -325,6 +332,7 @@ impl Agent {
     /// Where RDMA connections are taken; told once, when that is known.
     pub fn takes_rdma_at(&self, addresses: &[SocketAddr]) {
         let _ = self.rdma_addresses.set(addresses.to_vec());
+        self.bench.takes_rdma_at(addresses);
     }
 
     /// The port for RDMA connections at an address; 0 if there is none.

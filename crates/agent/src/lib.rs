@@ -5,10 +5,10 @@
 //! | [`config`], [`journal`] | what the operator says, what must be known after a crash |
 //! | `agent` | what all parts share; who is told about a connection from another agent |
 //! | `outgoing`, `incoming` | the bodies of the brain's two state machines |
-//! | [`bench`] | measuring the wires |
+//! | [mod@bench] | measuring the wires |
 //! | `recover`, `undecided` | after a crash |
 //! | `doctor` | inventory and probes, for this host and for other agents |
-//! | `trial` | changes of ports that are put back unless confirmed |
+//! | `trial`, `qos` | changes of ports that are put back unless confirmed; those of an intent |
 //! | `server` | the local API |
 //! | `tunnel` | sessions that carry byte streams between sockets of two hosts |
 //! | `hub`, `convert` | events of a migration, and the brain's words in the API's |
@@ -29,6 +29,7 @@ mod hub;
 mod incoming;
 pub mod journal;
 mod outgoing;
+mod qos;
 mod ram;
 mod recover;
 mod server;

@@ -13,8 +13,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use linerate_api::{
     AgentStatus, BenchEvent, BenchRequest, Decision, DoctorRequest, ErrorBody, KernelFeature, LinkConfirm,
-    LinkRequest, MigrateRequest, MigrationDetail, MigrationStarted, MigrationSummary, NDJSON, ResolveRequest,
-    TunnelEvent, TunnelRequest, code, paths,
+    LinkRequest, MigrateRequest, MigrationDetail, MigrationStarted, MigrationSummary, NDJSON, QosRequest,
+    ResolveRequest, TunnelEvent, TunnelRequest, code, paths,
 };
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
 use tokio::net::UnixListener;
@@ -25,7 +25,7 @@ use crate::agent::Agent;
 use crate::bench;
 use crate::hub::Cursor;
 use crate::outgoing::Outgoing;
-use crate::{convert, doctor, guests, outgoing, trial, tunnel};
+use crate::{convert, doctor, guests, outgoing, qos, trial, tunnel};
 
 type Shared = State<Arc<Agent>>;
 
@@ -78,6 +78,7 @@ fn routes(agent: Arc<Agent>) -> Router {
         .route(paths::LINK_SET, post(set_link))
         .route(paths::LINK_CONFIRM, post(confirm_link))
         .route(paths::TUNNELS, post(make_tunnel))
+        .route(paths::QOS_APPLY, post(apply_qos))
         .fallback(async || Refusal(ErrorBody::new(code::NOT_FOUND, "there is nothing at this path")))
         .with_state(agent)
 }
@@ -247,6 +248,11 @@ async fn set_link(State(agent): Shared, body: Bytes) -> Result<Response, Refusal
 async fn confirm_link(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
     let request: LinkConfirm = parse(&body)?;
     Ok(Json(blocking(move || trial::confirm(&agent, &request.port).map(|()| request)).await?).into_response())
+}
+
+async fn apply_qos(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
+    let request: QosRequest = parse(&body)?;
+    Ok(Json(blocking(move || qos::apply(&agent, &request)).await?).into_response())
 }
 
 /// Makes a tunnel that lives as long as its events are read.

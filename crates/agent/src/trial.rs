@@ -42,9 +42,7 @@ impl Trials {
 
 /// Does what was asked, on trial.
 pub fn set(agent: &Arc<Agent>, request: &LinkRequest) -> Result<LinkAnswer, ErrorBody> {
-    if !(1..=WITHIN_S_MAX).contains(&request.confirm_within_s) {
-        return Err(refuse(format!("confirm_within_s must be 1 to {WITHIN_S_MAX}")));
-    }
+    within(request.confirm_within_s)?;
     let port = find(agent, &request.port)?;
     let wish = wish(request);
     let plan = plan(&port, &wish).map_err(|error| refuse(error.to_string()))?;
@@ -56,11 +54,24 @@ pub fn set(agent: &Arc<Agent>, request: &LinkRequest) -> Result<LinkAnswer, Erro
         confirm_within_s: None,
     };
     if !request.dry_run && !plan.steps.is_empty() {
-        try_it(agent, &port, &wish, &plan, request.confirm_within_s)?;
+        let look = || {
+            let now = find(agent, &port.name)?;
+            let left = self::plan(&now, &wish).map_or_else(|error| error.to_string(), |plan| words(&plan));
+            Ok((now, left))
+        };
+        try_it(agent, &port, &plan, request.confirm_within_s, &look)?;
         answer.applied = true;
         answer.confirm_within_s = Some(request.confirm_within_s);
     }
     Ok(answer)
+}
+
+/// A trial has an end.
+pub(crate) fn within(seconds: u32) -> Result<(), ErrorBody> {
+    match seconds {
+        1..=WITHIN_S_MAX => Ok(()),
+        _ => Err(refuse(format!("confirm_within_s must be 1 to {WITHIN_S_MAX}"))),
+    }
 }
 
 /// What is on trial stays.
@@ -87,11 +98,21 @@ pub fn recover(agent: &Agent) {
     let _ = std::fs::remove_file(file(agent));
 }
 
-fn try_it(agent: &Arc<Agent>, port: &Port, wish: &Wish, plan: &Plan, within_s: u32) -> Result<(), ErrorBody> {
+/// Looks at a port: as it is now, and in words what is still not as wished.
+pub(crate) type Look<'a> = &'a dyn Fn() -> Result<(Port, String), ErrorBody>;
+
+/// Does it, looks whether it was done, and waits for the confirmation. Gives back the number of the trial.
+pub(crate) fn try_it(
+    agent: &Arc<Agent>,
+    port: &Port,
+    plan: &Plan,
+    within_s: u32,
+    look: Look<'_>,
+) -> Result<u64, ErrorBody> {
     let number = begin(agent, &port.name, &plan.undo)?;
     let index = port.index.unwrap_or(0);
     let done = apply(&port.name, index, &plan.settings).map_err(|error| failed(chain(&error)));
-    if let Err(error) = done.and_then(|()| look_again(agent, port, wish)) {
+    if let Err(error) = done.and_then(|()| look_again(port, look)) {
         end(agent, &port.name, number);
         return Err(error);
     }
@@ -102,7 +123,7 @@ fn try_it(agent: &Arc<Agent>, port: &Port, wish: &Wish, plan: &Plan, within_s: u
         end(&agent, &name, number);
     };
     match std::thread::Builder::new().name("trial".into()).spawn(wait) {
-        Ok(_) => Ok(()),
+        Ok(_) => Ok(number),
         Err(error) => Err(failed(format!(
             "no thread to put it back: {error}; confirm it, or restart the agent to put it back"
         ))),
@@ -126,7 +147,7 @@ fn begin(agent: &Agent, port: &str, undo: &Settings) -> Result<u64, ErrorBody> {
 }
 
 /// Puts it back, if it is still this trial.
-fn end(agent: &Agent, port: &str, number: u64) {
+pub(crate) fn end(agent: &Agent, port: &str, number: u64) {
     let mut trials = agent.trials.lock();
     if trials.get(port).is_none_or(|trial| trial.number != number) {
         return;
@@ -150,11 +171,10 @@ fn put_back(agent: &Agent, name: &str, undo: &Settings) {
 }
 
 /// The settings must be as wished, and a link that was there must come back.
-fn look_again(agent: &Agent, before: &Port, wish: &Wish) -> Result<(), ErrorBody> {
+fn look_again(before: &Port, look: Look<'_>) -> Result<(), ErrorBody> {
     let deadline = Instant::now() + LINK_WAIT;
     loop {
-        let now = find(agent, &before.name)?;
-        let left = plan(&now, wish).map_or_else(|error| error.to_string(), |plan| words(&plan));
+        let (now, left) = look()?;
         let linked = now.carrier == Some(true) || before.carrier != Some(true);
         if left.is_empty() && linked {
             return Ok(());
@@ -171,7 +191,8 @@ fn look_again(agent: &Agent, before: &Port, wish: &Wish) -> Result<(), ErrorBody
     }
 }
 
-fn words(plan: &Plan) -> String {
+/// What a plan still has to change.
+pub(crate) fn words(plan: &Plan) -> String {
     let words: Vec<String> =
         plan.steps.iter().map(|step| format!("{} is {}, not {}", step.what, step.from, step.to)).collect();
     words.join(", ")
@@ -202,7 +223,8 @@ fn wish(request: &LinkRequest) -> Wish {
     }
 }
 
-fn step(step: &linerate_fabric::link::Step) -> LinkStep {
+/// A step as the API says it.
+pub(crate) fn step(step: &linerate_fabric::link::Step) -> LinkStep {
     LinkStep { what: step.what.clone(), from: step.from.clone(), to: step.to.clone() }
 }
 
@@ -228,7 +250,7 @@ fn save(agent: &Agent, trials: &BTreeMap<String, Trial>) -> Result<(), ErrorBody
     write().map_err(|error| failed(format!("{} cannot be written: {error}", path.display())))
 }
 
-fn refuse(message: String) -> ErrorBody {
+pub(crate) fn refuse(message: String) -> ErrorBody {
     ErrorBody::new(code::BAD_REQUEST, message)
 }
 

@@ -63,6 +63,8 @@ pub enum BenchTransport {
     /// TCP.
     #[default]
     Tcp,
+    /// RDMA: an RDMA WRITE, and a message of one byte behind it.
+    Rdma,
 }
 
 impl BenchTransport {
@@ -70,6 +72,7 @@ impl BenchTransport {
     pub fn text(self) -> &'static str {
         match self {
             BenchTransport::Tcp => "TCP",
+            BenchTransport::Rdma => "RDMA",
         }
     }
 }

@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ErrorBody, MigrationOutcome, Report, Step};
+use crate::{ErrorBody, MigrationOutcome, RdmaPortTotals, Report, Step};
 
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -153,6 +153,9 @@ pub struct LinkProgress {
     /// It carries over RDMA now.
     #[serde(default)]
     pub rdma: bool,
+    /// What its RDMA port has counted since the migration began, if the link ever carried over RDMA.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rdma_port: Option<RdmaPortTotals>,
 }
 
 /// Whether a link carries.

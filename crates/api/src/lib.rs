@@ -15,6 +15,7 @@
 //! | [`DoctorRequest`], [`DoctorAnswer`] | what hosts and links are like |
 //! | [`LinkRequest`], [`LinkAnswer`] | settings of ports |
 //! | [`TunnelRequest`], [`TunnelEvent`] | sockets in here and out at another host |
+//! | [`QosRequest`], [`QosAnswer`] | priorities, shares and lossless traffic of ports |
 //! | [`ErrorBody`] | why not |
 //! | [`Client`] | asks an agent |
 
@@ -27,6 +28,7 @@ mod guest;
 mod link;
 mod migration;
 pub mod paths;
+mod qos;
 mod report;
 mod status;
 mod step;
@@ -48,6 +50,7 @@ pub use migration::{
     Decision, Direction, MigrateRequest, MigrationDetail, MigrationId, MigrationOutcome, MigrationStarted,
     MigrationState, MigrationSummary, ResolveRequest, Transport,
 };
+pub use qos::{QosAnswer, QosRequest};
 pub use report::{
     BlackoutSplit, CpuSeconds, LinkTotals, Mode, RamTotals, RdmaPortTotals, Report, RoundTotals, StepTime,
 };

@@ -50,6 +50,13 @@ pub struct MigrateRequest {
     /// What links carry guest RAM over.
     #[serde(default)]
     pub transport: Transport,
+    /// Sum every payload at the source and compare at the destination over RDMA too. Over TCP that is always done.
+    #[serde(default = "yes")]
+    pub rdma_checksums: bool,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// What links carry guest RAM over. Control connections are always TCP.
@@ -57,9 +64,9 @@ pub struct MigrateRequest {
 #[serde(rename_all = "snake_case")]
 pub enum Transport {
     /// RDMA where both ends of a link have it and it works, TCP elsewhere.
-    #[default]
     Auto,
     /// TCP only.
+    #[default]
     Tcp,
     /// RDMA only: links without it are not used for guest RAM.
     Rdma,
@@ -87,7 +94,8 @@ impl MigrateRequest {
             link_timeout_s: Self::DEFAULT_LINK_TIMEOUT_S,
             throttle: false,
             max_rounds: None,
-            transport: Transport::Auto,
+            transport: Transport::Tcp,
+            rdma_checksums: true,
         }
     }
 

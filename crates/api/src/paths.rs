@@ -31,13 +31,15 @@ pub const DOCTOR: &str = "/v1/doctor";
 pub const LINK_SET: &str = "/v1/link/set";
 /// `POST` [`LinkConfirm`](crate::LinkConfirm): 200, the same.
 pub const LINK_CONFIRM: &str = "/v1/link/confirm";
+/// `POST` [`QosRequest`](crate::QosRequest): 200, [`QosAnswer`](crate::QosAnswer).
+pub const QOS_APPLY: &str = "/v1/qos/apply";
 
 /// `POST` [`TunnelRequest`](crate::TunnelRequest): 200, [`TunnelEvent`](crate::TunnelEvent)s, one a line. The tunnel ends
 /// when nobody reads them any more.
 pub const TUNNELS: &str = "/v1/tunnels";
 
 /// Every endpoint: method and path.
-pub const TABLE: [(&str, &str); 17] = [
+pub const TABLE: [(&str, &str); 18] = [
     ("GET", STATUS),
     ("GET", GUESTS),
     ("POST", GUESTS),
@@ -55,6 +57,7 @@ pub const TABLE: [(&str, &str); 17] = [
     ("POST", LINK_SET),
     ("POST", LINK_CONFIRM),
     ("POST", TUNNELS),
+    ("POST", QOS_APPLY),
 ];
 
 /// The path with its one parameter filled in, percent-encoded.

@@ -43,6 +43,8 @@ exits! {
     DoctorWarnings = 11, "the doctor found what makes migrations slow, and nothing worse";
     /// The doctor found something bad.
     DoctorErrors = 12, "the doctor found what makes migrations fail, or could not ask a host";
+    /// What `qos check` is for.
+    Differs = 13, "`linerate qos check`: something is not as the intent says, or cannot be, or a host could not be asked";
 }
 
 impl From<Exit> for ExitCode {

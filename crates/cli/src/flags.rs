@@ -9,8 +9,10 @@ use linerate_api::{LinkRequest, MigrateRequest, MigrationId, Transport, TunnelPa
 use crate::units;
 
 mod bench;
+mod qos;
 
 pub use bench::{BenchCommand, BenchFlags};
+pub use qos::{QosApplyFlags, QosCommand, QosHostsFlags, QosSwitchFlags};
 
 /// Moves running virtual machines between KVM hosts over every link they share.
 #[derive(Debug, Parser)]
@@ -50,6 +52,9 @@ pub enum Command {
     /// See and set ports: MTU, speed, FEC, pause, queues; put back unless confirmed
     #[command(subcommand)]
     Link(LinkCommand),
+    /// Make priorities, shares and lossless traffic of hosts and switches as one file says
+    #[command(subcommand)]
+    Qos(QosCommand),
     /// Say how the agent is
     Status,
     /// Decide an undecided session by hand, when the other host will never answer
@@ -108,8 +113,14 @@ pub struct MigrateFlags {
     #[arg(long)]
     pub throttle: bool,
     /// Carry guest RAM over RDMA where both ends have it and it works (auto), or over one of the two only: auto, tcp, rdma
-    #[arg(long, value_name = "WAY", value_parser = units::transport, default_value = "auto")]
+    #[arg(long, value_name = "WAY", value_parser = units::transport, default_value = "tcp")]
     pub transport: Transport,
+    /// RDMA: leave out the checksum of every payload; the adapter's own check covers the wire, not the hosts
+    #[arg(long)]
+    pub no_rdma_checksums: bool,
+    /// Do not look for what would make it slow first (the short form of `linerate doctor`, a second at most)
+    #[arg(long)]
+    pub no_check: bool,
     /// Begin and do not watch; prints the migration's name
     #[arg(long, conflicts_with = "quiet")]
     pub detach: bool,
@@ -132,6 +143,7 @@ impl MigrateFlags {
             throttle: self.throttle,
             max_rounds: self.max_rounds,
             transport: self.transport,
+            rdma_checksums: !self.no_rdma_checksums,
         }
     }
 }
@@ -154,6 +166,9 @@ pub struct DoctorFlags {
     /// Say of each finding what was seen, why it matters and how to put it right
     #[arg(long, short)]
     pub details: bool,
+    /// Write a page with findings, measurements and a picture to this file
+    #[arg(long, value_name = "FILE", conflicts_with = "inventory")]
+    pub html: Option<PathBuf>,
     /// Write the inventory of each host to DIR/HOST.json, for --from
     #[arg(long, value_name = "DIR")]
     pub save: Option<PathBuf>,
@@ -353,7 +368,7 @@ mod tests {
     fn a_migration_with_everything() {
         let flags = parse(
             "linerate migrate web --to beta:7979 --max-blackout 50ms --bandwidth 2.5Gbit --links 10.0.1.0/24,fd00::/64 \
-             --link-timeout 1min --verify --throttle --max-rounds 7 --transport rdma --json --socket /tmp/a.sock",
+             --link-timeout 1min --verify --throttle --max-rounds 7 --transport rdma --no-rdma-checksums --json --socket /tmp/a.sock",
         )
         .unwrap();
         assert!(flags.json);
@@ -365,7 +380,7 @@ mod tests {
         assert_eq!(request.links, ["10.0.1.0/24", "fd00::/64"]);
         assert_eq!((request.link_timeout_s, request.max_rounds), (60, Some(7)));
         assert!(request.verify && request.throttle);
-        assert_eq!(request.transport, Transport::Rdma);
+        assert_eq!((request.transport, request.rdma_checksums), (Transport::Rdma, false));
     }
 
     #[test]

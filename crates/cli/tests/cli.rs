@@ -242,3 +242,47 @@ async fn completions_man_and_help_need_no_agent() {
     assert!(folder.join("linerate-migrate.1").exists());
     assert!(lab.run("--help").await.out.contains("Exit codes:"));
 }
+
+/// Half of a saved host: what `linerate qos` needs of it.
+const SAVED: &str = r#"{"schema":{"major":1},"host":"alpha","ports":[{"name":"ens1f0","kind":"physical","link":{"speed_mbps":25000},
+"dcb":{"dcbx":{"host":true,"ieee":true},"applications":[{"selector":"dscp","protocol":26,"priority":3}],
+"pfc":{"lossless_max":8,"lossless":[3]},"ets":{"willing":false,"classes_max":8,"priority_class":[0,0,0,1,0,0,0,0],
+"share_percent":[50,50,0,0,0,0,0,0],"selection":["ets","ets","strict","strict","strict","strict","strict","strict"]}}}]}"#;
+
+#[tokio::test]
+async fn an_intent_is_compared_with_saved_hosts_and_written_for_switches_without_an_agent() {
+    let lab = Lab::new(0.0);
+    let folder = lab.folder.path();
+    let intent = "ports = [\"ens1f0\"]\nswitch_ports = [\"swp1\"]\nwindows_adapters = [\"Port 1\"]\n\
+                  [migration]\npriority = 3\nshare = 50\nlossless = true\ndscp = 26\n";
+    std::fs::create_dir(folder.join("room")).unwrap();
+    std::fs::write(folder.join("room/alpha.json"), SAVED).unwrap();
+    std::fs::write(folder.join("qos.toml"), intent).unwrap();
+    let (file, room) = (folder.join("qos.toml"), folder.join("room"));
+    let compared = |command: &str| format!("qos {command} {} --from {}", file.display(), room.display());
+
+    let run = lab.run(&compared("check")).await;
+    assert_eq!(run.code, Some(0), "{run:?}");
+    assert!(run.out.contains("alpha ens1f0: as the intent says"), "{}", run.out);
+    assert!(run.out.contains("--bandwidth 12500M"), "{}", run.out);
+
+    std::fs::write(folder.join("room/alpha.json"), SAVED.replace("\"lossless\":[3]", "\"lossless\":[5]"))
+        .unwrap();
+    let run = lab.run(&compared("check")).await;
+    assert_eq!(run.code, Some(13), "{run:?}");
+    assert!(run.out.contains("alpha ens1f0: lossless priorities 5 → 3"), "{}", run.out);
+    assert_eq!(lab.run(&compared("plan")).await.code, Some(0), "a plan that can be done is no failure");
+
+    for system in ["nxos", "eos", "cumulus", "sonic"] {
+        let run = lab.run(&format!("qos switch {} --system {system}", file.display())).await;
+        assert_eq!(run.code, Some(0), "{run:?}");
+        assert!(run.out.lines().nth(1).unwrap().contains("UNTESTED ON HARDWARE"), "{}", run.out);
+    }
+    let run = lab.run(&format!("qos windows {} --json", file.display())).await;
+    let document: Value = serde_json::from_str(&run.out).unwrap();
+    assert!(
+        document["text"].as_str().unwrap().contains("Enable-NetQosFlowControl -Priority 3"),
+        "{document}"
+    );
+    assert_eq!(lab.run(&format!("qos switch {} --system toaster", file.display())).await.code, Some(2));
+}

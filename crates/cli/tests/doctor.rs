@@ -184,7 +184,10 @@ fn saved_inventories_need_no_agent_and_silent_hosts_are_said() {
     drop(room);
 
     let mut command = Command::new(env!("CARGO_BIN_EXE_linerate"));
-    let (exit, text) = output(command.args(["doctor", "--json", "--from", saved]));
+    let page = folder.path().join("page.html");
+    let (exit, text) =
+        output(command.args(["doctor", "--json", "--from", saved, "--html", page.to_str().unwrap()]));
+    assert!(std::fs::read_to_string(&page).unwrap().contains("mtu-between-hosts"));
     let document: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(exit, 12, "{text}");
     assert!(ids(&document).contains(&"mtu-between-hosts"), "{:?}", ids(&document));
@@ -244,4 +247,37 @@ fn what_a_port_cannot_do_is_refused_and_changes_nothing() {
     assert!(exit != 0 && text.contains("there is no port nowhere"), "{text}");
     let (exit, text) = room.linerate(&["link", "show", "l0"]);
     assert!(exit == 0 && text.contains("veth") && text.contains("9000"), "{text}");
+}
+
+const INTENT: &str = "ports = [\"l0\"]\nswitch_ports = [\"Ethernet1\"]\n\
+                      [migration]\npriority = 3\nshare = 50\nlossless = true\ndscp = 26\n";
+
+#[test]
+fn quality_of_service_on_a_port_without_dcb_is_refused_with_a_sentence() {
+    let room = Room::new(2, &[1000]);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("qos.toml");
+    let file = file.to_str().unwrap();
+    std::fs::write(file, INTENT).unwrap();
+    let sentence = "l0 of a (a veth) has no DCB";
+    for (command, code) in [("plan", 4), ("check", 13), ("apply", 4)] {
+        let (exit, text) = room.linerate(&["qos", command, file]);
+        assert!(exit == code && text.contains(sentence), "{command}: {exit}\n{text}");
+    }
+    let (exit, text) = room.linerate(&["qos", "apply", file, "--dry-run", "--json"]);
+    let said: Value = serde_json::from_str(&text).unwrap();
+    assert!(exit == 4 && said["error"]["message"].as_str().unwrap().contains(sentence), "{text}");
+    let other = room.agents[1].address(0).to_string();
+    let (_, text) = room.linerate(&["qos", "check", file, &other, "--json"]);
+    let document: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(document["matches"], false);
+    let hosts: Vec<&str> =
+        document["hosts"].as_array().unwrap().iter().map(|host| host["host"].as_str().unwrap()).collect();
+    assert_eq!(hosts, ["a", "b"], "{text}");
+
+    std::fs::write(file, INTENT.replace("priority = 3", "priority = 9")).unwrap();
+    for command in ["plan", "apply"] {
+        let (exit, text) = room.linerate(&["qos", command, file]);
+        assert!(exit == 4 && text.contains("priority 9 of [migration]"), "{command}: {exit}\n{text}");
+    }
 }

@@ -97,8 +97,11 @@ pub(crate) enum Look {
     Peek,
     /// Written pages: report and write-protect again, in one step for each page.
     Clear,
-    /// Pages that have an entry in the page tables, because the process touched them or one near by.
+    /// Pages that have an entry in the page tables, because the process touched them or one near by. Write protection
+    /// makes entries of its own, also for pages that were never there.
     Mapped,
+    /// Pages that are there and in the page tables, protected or not.
+    Present,
 }
 
 impl Look {
@@ -106,7 +109,7 @@ impl Look {
         match self {
             Look::Peek => raw::PM_SCAN_CHECK_WPASYNC,
             Look::Clear => raw::PM_SCAN_WP_MATCHING | raw::PM_SCAN_CHECK_WPASYNC,
-            Look::Mapped => 0,
+            Look::Mapped | Look::Present => 0,
         }
     }
 
@@ -114,6 +117,7 @@ impl Look {
         match self {
             Look::Peek | Look::Clear => u64::from(raw::PAGE_IS_WRITTEN),
             Look::Mapped => u64::from(raw::PAGE_IS_PRESENT | raw::PAGE_IS_SWAPPED),
+            Look::Present => u64::from(raw::PAGE_IS_PRESENT),
         }
     }
 }

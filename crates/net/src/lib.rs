@@ -21,6 +21,7 @@ pub mod network;
 pub mod pacer;
 pub mod pump;
 pub mod rdma;
+mod receipts;
 pub mod region;
 mod socket;
 pub mod stats;

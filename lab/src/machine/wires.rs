@@ -4,6 +4,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// Second byte of the links' addresses.
+pub(crate) const OCTET: u8 = 9;
+
 /// Which end of the links a machine has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {

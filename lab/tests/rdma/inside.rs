@@ -8,7 +8,7 @@ use linerate_lab::{Agent, AgentOptions, Console, GuestParameters, GuestSpec, Lab
 use serde_json::Value;
 
 /// The machine is slow and its own deadline ends what hangs.
-const LONG: Duration = Duration::from_secs(400);
+pub(crate) const LONG: Duration = Duration::from_secs(400);
 const LINK_MBPS: u64 = 30;
 
 struct Stage {
@@ -22,59 +22,88 @@ fn stage() -> Stage {
     let lab = Lab::builder().links([LinkSpec::shaped(LINK_MBPS).mtu(9000); 2]).build().unwrap();
     let start = |host| Agent::start(host, AgentOptions::default()).unwrap();
     let agents: Vec<Agent> = lab.hosts().iter().map(start).collect();
-    let parameters = GuestParameters { mem_mb: 32, dirty_ws_mb: Some(1), ..GuestParameters::default() };
-    let spec = GuestSpec::bare("g", parameters);
-    let (a, b) = (&lab.hosts()[0], &lab.hosts()[1]);
-    let file = spec.write_toml(a).unwrap();
-    let output = agents[0].client().args(["vm", "start"]).arg(file).output().unwrap();
-    assert!(output.status.success(), "{output:?}");
-    Console::new([spec.serial(a)]).wait_passes(3, LONG).unwrap();
-    Stage { console: Console::new([spec.arrived_serial(b)]), agents, lab }
+    let spec = start_guest(&agents[0]);
+    Stage { console: Console::new([spec.arrived_serial(&lab.hosts()[1])]), agents, lab }
 }
 
-/// Moves the guest, cuts a link when a part has arrived, and returns exit code, events and what was said besides.
-fn migrate(stage: &Stage) -> (Option<i32>, Vec<Value>, String) {
-    let to = stage.agents[1].address(0).to_string();
-    let mut command = stage.agents[0].client();
+/// Starts the guest; returns when it has checked all of its memory some times.
+pub(crate) fn start_guest(agent: &Agent) -> GuestSpec {
+    let parameters = GuestParameters { mem_mb: 32, dirty_ws_mb: Some(1), ..GuestParameters::default() };
+    let spec = GuestSpec::bare("g", parameters);
+    let file = spec.write_toml(agent.host()).unwrap();
+    let output = agent.client().args(["vm", "start"]).arg(file).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    Console::new([spec.serial(agent.host())]).wait_passes(3, LONG).unwrap();
+    spec
+}
+
+/// How a migration went: exit code, events, and what was said besides.
+pub(crate) struct Moved {
+    pub(crate) code: Option<i32>,
+    pub(crate) events: Vec<Value>,
+    pub(crate) said: String,
+}
+
+impl Moved {
+    /// The report of a guest that arrived, compared byte by byte.
+    pub(crate) fn report(&self, agent: &Agent) -> &Value {
+        let log = || std::fs::read_to_string(agent.log()).unwrap_or_default();
+        assert_eq!(self.code, Some(0), "{}\n{:#?}\n{}", self.said, self.events, log());
+        let finished = self.events.iter().find(|event| event["kind"] == "finished").unwrap();
+        assert_eq!(finished["report"]["verified"], true, "{finished:#}");
+        &finished["report"]
+    }
+}
+
+/// Moves the guest, and does something when a part has arrived.
+pub(crate) fn migrate(agent: &Agent, to: &str, transport: &str, halfway: impl FnOnce()) -> Moved {
+    let mut command = agent.client();
     // Starting the destination's QEMU keeps a machine that is emulated busy for longer than real hosts may be silent.
-    command.args(["migrate", "g", "--to", &to, "--verify", "--json", "--link-timeout", "300s"]);
+    command.args(["migrate", "g", "--to", to, "--transport", transport, "--verify", "--json"]);
+    command.args(["--link-timeout", "300s"]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut events = Vec::new();
-    let mut cut = false;
+    let mut halfway = Some(halfway);
     for line in BufReader::new(child.stdout.take().unwrap()).lines() {
         let event: Value = serde_json::from_str(&line.unwrap()).unwrap();
-        if !cut && event["sent_bytes"].as_u64().is_some_and(|bytes| bytes > 4 << 20) {
-            stage.lab.cut(1).unwrap();
-            cut = true;
+        if event["sent_bytes"].as_u64().is_some_and(|bytes| bytes > 4 << 20)
+            && let Some(halfway) = halfway.take()
+        {
+            halfway();
         }
         events.push(event);
     }
     let output = child.wait_with_output().unwrap();
-    (output.status.code(), events, String::from_utf8_lossy(&output.stderr).into_owned())
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    Moved { code: output.status.code(), events, said }
+}
+
+/// It goes on where it is, and finds all of its memory as it left it.
+pub(crate) fn runs_unharmed(console: &Console) {
+    console.wait_passes(3, LONG).unwrap();
+    assert_eq!(console.bad_lines(), Vec::<String>::new());
 }
 
 #[test]
 #[ignore = "runs inside of the machine, started by the test next door"]
 fn a_guest_moves_over_tcp() {
     let stage = stage();
-    let (code, events, said) = migrate(&stage);
-    let log = || std::fs::read_to_string(stage.agents[0].log()).unwrap_or_default();
-    assert_eq!(code, Some(0), "{said}\n{events:#?}\n{}", log());
-    let finished = events.iter().find(|event| event["kind"] == "finished").unwrap();
-    assert_eq!(finished["report"]["verified"], true, "{finished:#}");
+    let to = stage.agents[1].address(0).to_string();
+    let moved = migrate(&stage.agents[0], &to, "tcp", || stage.lab.cut(1).unwrap());
+    let report = moved.report(&stage.agents[0]);
     // A machine this slow may lose a link more than once: its threads are late for the deadlines of real hosts.
-    assert!(finished["report"]["links"][1]["lost_count"].as_u64().unwrap() >= 1, "{finished:#}");
-    stage.console.wait_passes(3, LONG).unwrap();
-    assert_eq!(stage.console.bad_lines(), Vec::<String>::new());
+    assert!(report["links"][1]["lost_count"].as_u64().unwrap() >= 1, "{report:#}");
+    runs_unharmed(&stage.console);
 }
 
 #[test]
 #[ignore = "runs inside of the machine, started by the test next door"]
 fn direct_mode_is_refused() {
     let stage = stage();
-    let (code, events, said) = migrate(&stage);
-    let all = format!("{said}{}", Value::from(events));
-    assert_ne!(code, Some(0), "{all}");
+    let to = stage.agents[1].address(0).to_string();
+    let moved = migrate(&stage.agents[0], &to, "tcp", || {});
+    let all = format!("{}{}", moved.said, Value::from(moved.events));
+    assert_ne!(moved.code, Some(0), "{all}");
     assert!(all.to_lowercase().contains("pagemap_scan"), "{all}");
     let host = &stage.lab.hosts()[0];
     let console = Console::new([host.run_directory().join("g.serial")]);

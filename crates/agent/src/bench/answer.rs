@@ -40,7 +40,9 @@ pub fn converse(
     });
     let claim = claim.map_err(|error| refuse(talk, error))?;
     let ours = interfaces::list().map_err(|error| refuse(talk, error.into()))?;
-    let ports: Vec<Port> = ports::endpoints(&ours, &host.listens()).iter().map(Port::from).collect();
+    let mut endpoints = ports::endpoints(&ours, &host.listens());
+    endpoints.iter_mut().for_each(|endpoint| endpoint.rdma_port = host.rdma_port(endpoint.address.ip()));
+    let ports: Vec<Port> = endpoints.iter().map(Port::from).collect();
     say(talk, &Answer::Ready { name: host.name.clone(), ports })?;
     let serving = Serving { talk, measurement: &claim.measurement, interfaces: ours, cpus: Cpus::read() };
     serving.serve().map_err(|error| refuse(talk, error))

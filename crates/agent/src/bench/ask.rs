@@ -1,13 +1,15 @@
 //! The asking side: finds the links, opens the connections, has both sides play.
 
 use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use linerate_api::{BenchCpu, BenchEvent, BenchLink, BenchReport, BenchRequest, BenchTest};
+use linerate_api::{BenchCpu, BenchEvent, BenchLink, BenchReport, BenchRequest, BenchTest, BenchTransport};
 use linerate_core::{LinkId, SessionId, Token};
 use linerate_net::interfaces;
 use linerate_net::links::{Link, channels_for, pair, parse_networks};
+use linerate_net::rdma::{self, options::RdmaOptions};
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::connect::{Route, connect};
 use linerate_net::tcp::options::TcpOptions;
@@ -88,7 +90,7 @@ pub struct Peer<'a> {
     stop: &'a Stop,
     cpu: BenchCpu,
     notes: BTreeSet<String>,
-    _claim: Claim,
+    claim: Claim,
 }
 
 /// All of it.
@@ -116,7 +118,7 @@ pub fn measure(
         return Err(BenchError::Unexpected { asked: "open", got: "another document" });
     };
     let ports = endpoints(ports);
-    let mut peer = Peer { talk, name, stop, cpu: request.cpu, notes: BTreeSet::new(), _claim: claim };
+    let mut peer = Peer { talk, name, stop, cpu: request.cpu, notes: BTreeSet::new(), claim };
     let links = found(request, place, &ports)?;
     let links = peer.open(request, &links, &ports, names)?;
     let facts: Vec<BenchLink> = links.iter().map(|link| link.facts.clone()).collect();
@@ -204,8 +206,8 @@ fn here(ports: &[linerate_core::Endpoint]) -> Vec<Link> {
         speed_mbps: port.speed_mbps,
         mtu: port.mtu,
         numa: port.numa,
-        rdma: None,
         mtu_differs: false,
+        rdma: (port.rdma_port != 0).then(|| SocketAddr::new(port.address.ip(), port.rdma_port)),
     };
     ports.iter().enumerate().map(link).collect()
 }
@@ -247,16 +249,13 @@ impl Peer<'_> {
             let mut source = None;
             let mut channels = Vec::new();
             for number in numbers.by_ref().take(count * directions) {
-                let route = Route::from(link);
-                let (stream, _) =
-                    connect(&route, &hello(names, Role::BenchData, link.id, number), &TcpOptions::default())?;
-                let own = stream.own_address().map(|own| own.ip()).or(link.local);
+                let hello = hello(names, Role::BenchData, link.id, number);
+                let (wire, own) = self.connect(request.transport, link, &hello)?;
+                let own = own.or(link.local);
                 let port = ports::own(&ours, own.unwrap_or_else(|| link.remote.ip()));
                 let choice = cpus.choose(self.cpu, port.numa, number as usize - 1)?;
                 self.notes.extend(choice.note.map(|note| format!("here {note}")));
                 source.get_or_insert(port);
-                let wire =
-                    super::wire(stream).map_err(|error| self.wire_error(&link.remote.to_string(), error))?;
                 self.stop.add(wire.closer());
                 channels.push(Channel { number, wire, cpu: choice.cpu });
             }
@@ -268,6 +267,31 @@ impl Peer<'_> {
             opened.push(OpenLink { facts, forward: channels, backward });
         }
         Ok(opened)
+    }
+
+    /// A connection, and this end's address.
+    fn connect(
+        &self,
+        transport: BenchTransport,
+        link: &Link,
+        hello: &Hello,
+    ) -> Result<(Box<dyn Wire>, Option<IpAddr>), BenchError> {
+        let failed = |error| self.wire_error(&link.remote.to_string(), error);
+        match transport {
+            BenchTransport::Tcp => {
+                let (stream, _) = connect(&Route::from(link), hello, &TcpOptions::default())?;
+                let own = stream.own_address().map(|own| own.ip());
+                Ok((super::wire(stream).map_err(failed)?, own))
+            }
+            BenchTransport::Rdma => {
+                let remote = link.rdma.ok_or_else(|| BenchError::NoRdma { link: link.remote.to_string() })?;
+                let route = Route { remote, ..Route::from(link) };
+                let options = RdmaOptions::default();
+                let (connection, _) =
+                    rdma::connect::connect(&route, hello, &options, &self.claim.measurement.domains)?;
+                Ok((super::rdma_wire(connection).map_err(failed)?, None))
+            }
+        }
     }
 
     fn note_links(&mut self, links: &[BenchLink]) {

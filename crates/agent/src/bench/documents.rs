@@ -120,6 +120,9 @@ pub struct Port {
     mtu: u32,
     numa: i32,
     up: bool,
+    /// Where RDMA connections are taken at this address; 0 if they are not.
+    #[serde(default)]
+    rdma_port: u16,
 }
 
 /// A [`Played`].
@@ -224,6 +227,7 @@ impl From<&Endpoint> for Port {
             mtu: endpoint.mtu,
             numa: endpoint.numa,
             up: endpoint.up,
+            rdma_port: endpoint.rdma_port,
         }
     }
 }
@@ -239,7 +243,7 @@ pub fn endpoints(ports: Vec<Port>) -> Vec<Endpoint> {
         mtu: port.mtu,
         numa: port.numa,
         up: port.up,
-        rdma_port: 0,
+        rdma_port: port.rdma_port,
     };
     ports.into_iter().filter(fits).take(ENDPOINTS_MAX).map(endpoint).collect()
 }

@@ -3,6 +3,7 @@
 use linerate_api::{ErrorBody, code};
 use linerate_net::links::NetworkError;
 use linerate_net::netlink::NetlinkError;
+use linerate_net::rdma;
 use linerate_net::tcp::connect::ConnectError;
 use linerate_net::tcp::listen::ListenError;
 use linerate_net::wires::talk::TalkError;
@@ -112,6 +113,18 @@ pub enum BenchError {
         /// Where it listens.
         offered: String,
     },
+    /// RDMA was asked for.
+    #[error("{link}: RDMA was asked for, and the other host's port has none")]
+    NoRdma {
+        /// Which.
+        link: String,
+    },
+    /// RDMA was asked for and cannot be had here.
+    #[error(transparent)]
+    Rdma(rdma::error::RdmaError),
+    /// A link cannot be connected over by RDMA.
+    #[error(transparent)]
+    ConnectRdma(#[from] rdma::connect::ConnectError),
     /// A link failed.
     #[error("{link}: {source}")]
     Wire {
@@ -155,7 +168,12 @@ impl BenchError {
             BenchError::Busy { .. } => code::BENCH_BUSY,
             BenchError::Migration { .. } => code::MIGRATION_UNDER_WAY,
             BenchError::Cancelled => "cancelled",
-            BenchError::Connect(_) | BenchError::Host { .. } | BenchError::NoLink { .. } => "no_link",
+            BenchError::Connect(_)
+            | BenchError::ConnectRdma(_)
+            | BenchError::Host { .. }
+            | BenchError::NoLink { .. }
+            | BenchError::NoRdma { .. }
+            | BenchError::Rdma(_) => "no_link",
             BenchError::Document(_) | BenchError::Unexpected { .. } => "protocol_violation",
             BenchError::Peer { code, .. } => code,
             BenchError::Random(_) => "internal",

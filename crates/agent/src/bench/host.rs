@@ -1,16 +1,17 @@
 //! A host as measurements see it: one of them at a time, whichever side of it this host is.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use linerate_core::{Code, Fault, SessionId, Side, Step, Token};
+use linerate_net::rdma::{self, listen::Accepted as RdmaAccepted};
 use linerate_net::tcp::listen::Accepted;
 use linerate_net::wires::Wire;
 use linerate_net::wires::talk::Talk;
-use linerate_wire::frame::{Role, Welcome};
+use linerate_wire::frame::{Hello, Role, Welcome};
 use linerate_wire::negotiate;
 
 use super::documents::CONNECTIONS_MAX;
@@ -27,6 +28,7 @@ pub struct Host {
     /// Its name, for the other side.
     pub(super) name: String,
     listen: Mutex<Vec<SocketAddr>>,
+    listen_rdma: Mutex<Vec<SocketAddr>>,
     active: Mutex<Option<Arc<Measurement>>>,
     conversations: AtomicUsize,
 }
@@ -40,6 +42,8 @@ pub(super) struct Measurement {
     force: AtomicBool,
     /// Connections by channel that are not in use; `None` on the asking side, which takes none.
     wires: Option<Mutex<BTreeMap<u32, Attached>>>,
+    /// What its queue pairs share on one device.
+    pub domains: rdma::Domains,
     came: Condvar,
 }
 
@@ -80,6 +84,7 @@ impl Host {
         Host {
             name,
             listen: Mutex::new(listen),
+            listen_rdma: Mutex::default(),
             active: Mutex::default(),
             conversations: AtomicUsize::new(0),
         }
@@ -93,6 +98,21 @@ impl Host {
     /// Where it takes connections.
     pub(super) fn listens(&self) -> Vec<SocketAddr> {
         lock(&self.listen).clone()
+    }
+
+    /// Where RDMA connections are taken.
+    pub(crate) fn takes_rdma_at(&self, addresses: &[SocketAddr]) {
+        *lock(&self.listen_rdma) = addresses.to_vec();
+    }
+
+    /// The port for RDMA connections at an address; 0 if there is none.
+    pub(super) fn rdma_port(&self, ip: IpAddr) -> u16 {
+        lock(&self.listen_rdma).iter().find(|address| address.ip() == ip).map_or(0, SocketAddr::port)
+    }
+
+    /// Whether the measurement under way is of this session, and answered here.
+    pub(crate) fn answers(&self, session: SessionId) -> bool {
+        lock(&self.active).as_ref().is_some_and(|one| one.session == session && one.wires.is_some())
     }
 
     /// A migration begins: a measurement that was not forced ends.
@@ -121,6 +141,7 @@ impl Host {
             stop: Arc::clone(stop),
             force: AtomicBool::new(false),
             wires: answering.then(Mutex::default),
+            domains: rdma::Domains::default(),
             came: Condvar::new(),
         });
         *active = Some(Arc::clone(&measurement));
@@ -128,14 +149,14 @@ impl Host {
     }
 
     /// The measurement that a connection belongs to.
-    fn belongs(&self, accepted: &Accepted) -> Result<Arc<Measurement>, Fault> {
+    fn belongs(&self, hello: &Hello) -> Result<Arc<Measurement>, Fault> {
         let refusal = |code| Fault::new(code, Step::Connect, Side::Destination, "no such measurement");
-        let active = lock(&self.active).clone().filter(|one| one.session == accepted.hello.session);
+        let active = lock(&self.active).clone().filter(|one| one.session == hello.session);
         let measurement = active.ok_or_else(|| refusal(Code::SessionUnknown))?;
-        if !measurement.knows(&accepted.hello.token) {
+        if !measurement.knows(&hello.token) {
             return Err(refusal(Code::NotAuthorised));
         }
-        if !measurement.has_room(accepted.hello.channel) {
+        if !measurement.has_room(hello.channel) {
             return Err(refusal(Code::ProtocolViolation));
         }
         Ok(measurement)
@@ -211,7 +232,7 @@ fn converse(host: &Arc<Host>, accepted: Accepted, migrating: bool) -> Result<(),
 }
 
 fn attach(host: &Arc<Host>, accepted: Accepted) -> Result<(), String> {
-    let measurement = match host.belongs(&accepted) {
+    let measurement = match host.belongs(&accepted.hello) {
         Ok(measurement) => measurement,
         Err(fault) => {
             let said = fault.to_string();
@@ -224,6 +245,40 @@ fn attach(host: &Arc<Host>, accepted: Accepted) -> Result<(), String> {
     let stream = accepted.welcome(Welcome { version, control_received: 0 }).map_err(|error| chain(&error))?;
     let own = stream.own_address();
     let wire = super::wire(stream).map_err(|error| chain(&error))?;
+    measurement.stop.add(wire.closer());
+    measurement.put(hello.channel, Attached { wire, own });
+    Ok(())
+}
+
+/// Takes a queue pair of the measurement under way. The two ends tell each other where they can be written to, so that this
+/// waits for the peer: in a thread of its own.
+pub fn accept_rdma(host: &Arc<Host>, accepted: RdmaAccepted) {
+    let (host, peer) = (Arc::clone(host), accepted.peer);
+    let attaching = move || {
+        if let Err(error) = attach_rdma(&host, accepted) {
+            tracing::warn!(%peer, error, "an RDMA connection of a measurement was not taken");
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("bench-rdma".into()).spawn(attaching) {
+        tracing::error!(%error, "no thread for an RDMA connection");
+    }
+}
+
+fn attach_rdma(host: &Host, accepted: RdmaAccepted) -> Result<(), String> {
+    let hello = accepted.hello.clone();
+    let measurement = match host.belongs(&hello) {
+        Ok(measurement) => measurement,
+        Err(fault) => {
+            let said = fault.to_string();
+            accepted.refuse(fault).map_err(|error| chain(&error))?;
+            return Err(said);
+        }
+    };
+    let version = negotiate(hello.version_min, hello.version_max).ok_or("no common version")?;
+    let welcome = Welcome { version, control_received: 0 };
+    let own = accepted.own_address();
+    let connection = accepted.welcome(welcome, &measurement.domains).map_err(|error| chain(&error))?;
+    let wire = super::rdma_wire(connection).map_err(|error| chain(&error))?;
     measurement.stop.add(wire.closer());
     measurement.put(hello.channel, Attached { wire, own });
     Ok(())

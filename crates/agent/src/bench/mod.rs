@@ -27,7 +27,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use linerate_api::{BenchEvent, BenchReport, BenchRequest, ErrorBody};
+use linerate_api::{BenchEvent, BenchReport, BenchRequest, BenchTransport, ErrorBody};
+use linerate_net::rdma::{self, wire::RdmaWire};
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::listen::{ListenOptions, Listener};
 use linerate_net::wires::tcp::StreamWire;
@@ -35,7 +36,7 @@ use linerate_net::wires::{Wire, WireError};
 
 pub use error::BenchError;
 pub use host::Host;
-pub(crate) use host::accept;
+pub(crate) use host::{accept, accept_rdma};
 pub(crate) use ports::endpoints;
 pub use stop::{Reason, Stop};
 
@@ -83,10 +84,23 @@ fn both_sides(
     let accept = move |accepted| host::accept(&other, accepted, false);
     let listener = Listener::start(addresses, ListenOptions::default(), accept)?;
     answering.listen_at(listener.addresses().to_vec());
+    let _rdma = match request.transport {
+        BenchTransport::Rdma => Some(listen_rdma(&answering, listener.addresses())?),
+        BenchTransport::Tcp => None,
+    };
     let to = listener.addresses().first().map(ToString::to_string).unwrap_or_default();
     let asking = Arc::new(Host::new(name, Vec::new()));
     let request = BenchRequest { to, links: Vec::new(), ..request.clone() };
     ask::measure(&asking, &request, &Place::Here, false, stop, tell)
+}
+
+/// Takes RDMA connections for a measurement in this process.
+fn listen_rdma(host: &Arc<Host>, addresses: &[SocketAddr]) -> Result<rdma::listen::Listener, BenchError> {
+    let other = Arc::clone(host);
+    let listener = rdma::listen::Listener::start(addresses, move |accepted| accept_rdma(&other, accepted))
+        .map_err(BenchError::Rdma)?;
+    host.takes_rdma_at(listener.addresses());
+    Ok(listener)
 }
 
 fn finished(measured: Result<BenchReport, BenchError>) -> BenchEvent {
@@ -96,7 +110,11 @@ fn finished(measured: Result<BenchReport, BenchError>) -> BenchEvent {
     }
 }
 
-/// The one place where a connection becomes a wire, the same on both sides.
+/// The two places where a connection becomes a wire, the same on both sides.
+fn rdma_wire(connection: Arc<rdma::Connection>) -> Result<Box<dyn Wire>, WireError> {
+    Ok(Box::new(RdmaWire::new(connection, SILENCE)?))
+}
+
 fn wire(stream: Stream) -> Result<Box<dyn Wire>, WireError> {
     Ok(Box::new(StreamWire::new(stream, SILENCE).map_err(WireError::Socket)?))
 }

@@ -73,7 +73,7 @@ impl Doctor {
 }
 
 /// This host's inventory.
-fn inventory_here(agent: &Agent, watch: Duration, names: Vec<String>) -> Inventory {
+pub(crate) fn inventory_here(agent: &Agent, watch: Duration, names: Vec<String>) -> Inventory {
     let config = &agent.config;
     inventory(&Options {
         watch: watch.min(WATCH_MAX),

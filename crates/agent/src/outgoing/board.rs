@@ -43,6 +43,15 @@ struct Entry {
 }
 
 impl Entry {
+    /// What its channels counted stays when they go.
+    fn retire(&mut self) {
+        let (counters, retransmits) = sums(&mut self.living);
+        self.past = self.past + counters;
+        self.past_retransmits += retransmits;
+        self.living.clear();
+        self.up_for += self.up_since.take().map(|since| since.elapsed()).unwrap_or_default();
+    }
+
     /// What the RDMA port counted since the migration began, if the link ever used it.
     fn rdma_port(&self) -> Option<RdmaPortTotals> {
         let (port, before) = self.rdma.as_ref().filter(|_| self.carried_rdma)?;
@@ -98,6 +107,7 @@ impl Board {
         let mut inner = self.lock();
         inner.owner.extend(channels.iter().map(|channel| (channel.id, link)));
         let Some(entry) = inner.links.iter_mut().find(|entry| entry.link.id == link) else { return false };
+        entry.retire();
         entry.living = channels;
         entry.carries_rdma = rdma;
         entry.carried_rdma |= rdma;
@@ -117,13 +127,9 @@ impl Board {
     pub fn down(&self, link: LinkId) {
         let mut inner = self.lock();
         let Some(entry) = inner.links.iter_mut().find(|entry| entry.link.id == link) else { return };
-        let (counters, retransmits) = sums(&mut entry.living);
-        entry.past = entry.past + counters;
-        entry.past_retransmits += retransmits;
-        entry.living.clear();
+        entry.retire();
         entry.state = LinkState::Lost;
         entry.lost_count += 1;
-        entry.up_for += entry.up_since.take().map(|since| since.elapsed()).unwrap_or_default();
     }
 
     /// One of its channels is gone: its thread is told.
@@ -155,6 +161,7 @@ impl Board {
         let entry = |entry: &mut Entry| {
             let (counters, retransmits) = sums(&mut entry.living);
             let (local, remote) = ends(&entry.link);
+            let rdma_port = entry.rdma_port();
             LinkProgress {
                 id: entry.link.id,
                 name: name(&entry.link),
@@ -165,8 +172,9 @@ impl Board {
                 sent_bytes: (entry.past + counters).wire_bytes,
                 speed_mbps: entry.link.speed_mbps,
                 channels: u32::try_from(entry.living.len()).unwrap_or(u32::MAX),
-                retransmits: entry.past_retransmits + retransmits + resent(entry),
+                retransmits: entry.past_retransmits + retransmits + resent(rdma_port.as_ref()),
                 rdma: entry.carries_rdma,
+                rdma_port,
             }
         };
         inner.links.iter_mut().map(entry).collect()
@@ -180,6 +188,7 @@ impl Board {
             let (local, remote) = ends(&entry.link);
             let sent_bytes = (entry.past + counters).wire_bytes;
             let up = entry.up_for + entry.up_since.map(|since| since.elapsed()).unwrap_or_default();
+            let rdma_port = entry.rdma_port();
             LinkTotals {
                 name: name(&entry.link),
                 local,
@@ -188,10 +197,10 @@ impl Board {
                 sent_bytes,
                 rate_bytes_per_s: (sent_bytes as f64 / up.as_secs_f64().max(1e-6)) as u64,
                 lost_count: entry.lost_count,
-                retransmits: entry.past_retransmits + retransmits + resent(entry),
+                retransmits: entry.past_retransmits + retransmits + resent(rdma_port.as_ref()),
                 rdma: entry.carried_rdma,
                 fallback: entry.fallback.clone(),
-                rdma_port: entry.rdma_port(),
+                rdma_port,
             }
         };
         inner.links.iter_mut().map(entry).collect()
@@ -216,8 +225,8 @@ fn sums(channels: &mut [ChannelView]) -> (Counters, u64) {
 }
 
 /// Packets that the RDMA port sent again.
-fn resent(entry: &Entry) -> u64 {
-    entry.rdma_port().and_then(|port| port.retransmits).unwrap_or(0)
+fn resent(port: Option<&RdmaPortTotals>) -> u64 {
+    port.and_then(|port| port.retransmits).unwrap_or(0)
 }
 
 fn name(link: &Link) -> String {
@@ -226,4 +235,43 @@ fn name(link: &Link) -> String {
 
 fn ends(link: &Link) -> (String, String) {
     (link.local.map_or_else(|| "(routed)".to_owned(), |ip| ip.to_string()), link.remote.ip().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn carried(id: ChannelId, bytes: u64) -> ChannelView {
+        let stats = Arc::<ChannelStats>::default();
+        stats.frame(bytes, 0, bytes + 64);
+        ChannelView { id, stats, tcp: None }
+    }
+
+    #[test]
+    fn what_gone_channels_carried_stays_counted_whether_their_loss_was_told_or_not() {
+        let board = Board::default();
+        let link = Link {
+            id: 1,
+            local: None,
+            device: None,
+            remote_interface: "eth0".into(),
+            remote: "192.0.2.1:7979".parse().unwrap(),
+            speed_mbps: 0,
+            mtu: 1500,
+            numa: -1,
+            rdma: None,
+            mtu_differs: false,
+        };
+        board.add(link, None, std::sync::mpsc::channel().0);
+        assert!(!board.up(1, vec![carried(0, 1000)], false));
+        // The destination closes first when all is done: the link is opened once more without having been lost.
+        assert!(!board.up(1, vec![carried(1, 20)], false));
+        board.down(1);
+        assert!(board.up(1, vec![carried(2, 3)], false), "it had been lost");
+        assert_eq!(board.counters().data_bytes, 1023);
+        assert_eq!(
+            board.totals().first().map(|link| (link.sent_bytes, link.lost_count)),
+            Some((1023 + 192, 1))
+        );
+    }
 }

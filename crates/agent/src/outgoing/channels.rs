@@ -97,6 +97,7 @@ impl Opener {
         let options = rdma::options::RdmaOptions {
             connect_wait: OPEN_WITHIN,
             type_of_service: shared.rdma_type_of_service,
+            checksums: shared.request.rdma_checksums,
             // A guest that gives pages back gets other ones for them, which the adapter would not know of.
             zero_copy: !shared.may_discard,
             ..rdma::options::RdmaOptions::default()

@@ -128,8 +128,10 @@ impl Outgoing {
 
     /// Gives back what a migration that is over need not hold.
     fn release(&self) {
+        let began = std::time::Instant::now();
         self.ram.lock().unwrap_or_else(PoisonError::into_inner).clear();
         *self.control.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        tracing::debug!(took = ?began.elapsed(), "memory given back");
     }
 
     /// When it was asked for, milliseconds since 1970.

@@ -205,12 +205,14 @@ impl State {
             tracing::debug!(?took, "protected");
             Ok(())
         })?;
+        let began = Instant::now();
         let mut populated = Vec::new();
-        for (region, ram) in self.guest.ram.iter().enumerate() {
-            let runs = ram.mapping().populated();
+        for (region, (ram, block)) in self.guest.ram.iter().zip(&self.guest.blocks).enumerate() {
+            let runs = block.populated(ram.mapping());
             let runs = runs.map_err(|error| fault(Code::MemoryFailed, Step::Track, Side::Source, &error))?;
             populated.extend(extents(region, runs));
         }
+        tracing::debug!(took = ?began.elapsed(), runs = populated.len(), "found what is populated");
         self.note_seen(&populated);
         self.shared.tell(Event::Protected { populated, paused });
         Ok(())

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -41,6 +41,7 @@ pub(super) struct Body {
     tunnel: Arc<Tunnel>,
     side: Side,
     control: Control,
+    connector: Sender<connect::Asked>,
     paths: HashMap<PathId, (Option<LinkId>, ControlPath)>,
     /// Filters of links, at the host that asked.
     filter: Vec<String>,
@@ -52,7 +53,13 @@ pub(super) struct Body {
 }
 
 impl Body {
-    pub fn new(agent: Arc<Agent>, tunnel: Arc<Tunnel>, opening: Opening, filter: Vec<String>) -> Body {
+    pub fn new(
+        agent: Arc<Agent>,
+        tunnel: Arc<Tunnel>,
+        connector: Sender<connect::Asked>,
+        opening: Opening,
+        filter: Vec<String>,
+    ) -> Body {
         let mut control = Control::default();
         let side = match opening {
             Opening::Ask => Side::Source,
@@ -67,6 +74,7 @@ impl Body {
             tunnel,
             side,
             control,
+            connector,
             paths,
             filter,
             links: None,
@@ -170,7 +178,10 @@ impl Body {
                 let (applied, refused) = (fenced.applied, fenced.refused);
                 self.control.send(now, Message::Fenced { channel, applied, refused });
             }
-            Input::Asked(stream, service) => connect::connect(&self.agent, &self.tunnel, stream, service),
+            Input::Asked(stream, service) => {
+                // Its thread ends with this loop.
+                let _ = self.connector.send((stream, service));
+            }
             Input::End(fault) => self.part(fault),
         }
     }

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use linerate_api::TunnelAddress;
@@ -13,7 +14,7 @@ use super::Tunnel;
 use crate::agent::Agent;
 use crate::faults::chain;
 
-/// A local service answers within this.
+/// A local service answers within this. Those that were asked for behind it wait meanwhile.
 const CONNECT_WAIT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
@@ -35,22 +36,32 @@ enum ConnectError {
     },
 }
 
-/// Connects a stream that the peer asked for, in a thread of its own.
-pub(super) fn connect(agent: &Arc<Agent>, tunnel: &Arc<Tunnel>, stream: StreamId, service: String) {
-    let (agent, session) = (agent.clone(), tunnel.clone());
-    let connecting = move || match reach(&agent, service) {
+/// A stream that the peer asked for, and the service that it shall go to.
+pub(super) type Asked = (StreamId, String);
+
+/// Connects the streams that are told, one after the other, in a thread of its own: a hypervisor tells its connections apart
+/// by the order in which they come. Ends when nobody can tell of one any more.
+pub(super) fn start(agent: Arc<Agent>, tunnel: Arc<Tunnel>) -> io::Result<Sender<Asked>> {
+    let (told, queue) = channel::<Asked>();
+    std::thread::Builder::new().name("tunnel-connect".into()).spawn(move || {
+        for (stream, service) in queue {
+            connect(&agent, &tunnel, stream, service);
+        }
+    })?;
+    Ok(told)
+}
+
+fn connect(agent: &Agent, tunnel: &Tunnel, stream: StreamId, service: String) {
+    match reach(agent, service) {
         Ok(socket) => {
-            if let Err(error) = session.streams.accept(stream, socket) {
+            if let Err(error) = tunnel.streams.accept(stream, socket) {
                 tracing::error!(stream, error = chain(&error), "a stream cannot be taken");
             }
         }
         Err(error) => {
-            tracing::warn!(peer = %session.peer, %error, "a stream is refused");
-            session.streams.refuse(stream, &error.to_string());
+            tracing::warn!(peer = %tunnel.peer, %error, "a stream is refused");
+            tunnel.streams.refuse(stream, &error.to_string());
         }
-    };
-    if let Err(error) = std::thread::Builder::new().name(format!("connect-{stream}")).spawn(connecting) {
-        tunnel.streams.refuse(stream, &format!("no thread to connect: {error}"));
     }
 }
 

@@ -17,7 +17,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::body::{Body, Opening};
 use super::listen::{Accepting, Listeners};
-use super::{Input, Teller, ToLoop, Tunnel, channels, ring_memory};
+use super::{Input, Teller, ToLoop, Tunnel, channels, connect, ring_memory};
 use crate::agent::Agent;
 use crate::clock::Clock;
 use crate::faults::{chain, fault};
@@ -136,7 +136,8 @@ fn run(
         }
     };
     std::thread::Builder::new().name("control-events".into()).spawn(forward)?;
-    let body = Body::new(agent.clone(), tunnel.clone(), opening, filter);
+    let connector = connect::start(agent.clone(), tunnel.clone())?;
+    let body = Body::new(agent.clone(), tunnel.clone(), connector, opening, filter);
     std::thread::Builder::new()
         .name(format!("tunnel-{}", place.session))
         .spawn(move || body.run(&receiver))?;

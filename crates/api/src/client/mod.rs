@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use crate::{
     AdoptGuest, AgentStatus, BenchRequest, Decision, DoctorAnswer, DoctorRequest, GuestDetail, GuestSummary,
     LinkAnswer, LinkConfirm, LinkRequest, MigrateRequest, MigrationDetail, MigrationId, MigrationStarted,
-    MigrationSummary, ResolveRequest, StartGuest, StopGuest, TunnelRequest, paths,
+    MigrationSummary, QosAnswer, QosRequest, ResolveRequest, StartGuest, StopGuest, TunnelRequest, paths,
 };
 
 pub use bench::BenchStream;
@@ -116,6 +116,11 @@ impl Client {
     /// What is on trial stays.
     pub async fn confirm_link(&self, request: &LinkConfirm) -> Result<LinkConfirm, ClientError> {
         self.post(paths::LINK_CONFIRM, request).await
+    }
+
+    /// Sets ports as an intent says, on trial.
+    pub async fn apply_qos(&self, request: &QosRequest) -> Result<QosAnswer, ClientError> {
+        self.post(paths::QOS_APPLY, request).await
     }
 
     /// Follows a migration from its beginning to its end.

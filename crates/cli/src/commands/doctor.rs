@@ -1,10 +1,9 @@
 //! `linerate doctor`
 
-use std::path::Path;
-
 use linerate_api::{DoctorAnswer, DoctorRequest, Probes, Unheard};
 use linerate_fabric::checks::run_all;
-use linerate_fabric::model::{Finding, Room, Severity};
+use linerate_fabric::model::{Finding, Room};
+use linerate_fabric::report::{Verdict, html, verdict};
 use linerate_fabric::saved;
 use serde::Serialize;
 
@@ -44,15 +43,16 @@ pub async fn run(flags: &DoctorFlags, context: &Context) -> Result<Exit, Failure
     if let Some(folder) = &flags.save {
         saved::write(&room, folder).map_err(|error| Failure::new(Exit::Failed, error.to_string(), ""))?;
     }
-    report(&room, &unheard, flags.details, context)
+    report(&room, &unheard, flags, context)
 }
 
 /// Looks at saved inventories.
-pub fn saved(folder: &Path, details: bool, context: &Context) -> Result<Exit, Failure> {
-    let room = saved::read(folder).map_err(|error| {
+pub fn saved(flags: &DoctorFlags, context: &Context) -> Result<Exit, Failure> {
+    let folder = flags.from.clone().unwrap_or_default();
+    let room = saved::read(&folder).map_err(|error| {
         Failure::new(Exit::Failed, error.to_string(), "docs/inventory.md describes the files")
     })?;
-    report(&room, &[], details, context)
+    report(&room, &[], flags, context)
 }
 
 fn inventory(room: &Room, context: &Context) -> Result<Exit, Failure> {
@@ -65,26 +65,33 @@ fn inventory(room: &Room, context: &Context) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-fn report(room: &Room, unheard: &[Unheard], details: bool, context: &Context) -> Result<Exit, Failure> {
+fn report(room: &Room, unheard: &[Unheard], flags: &DoctorFlags, context: &Context) -> Result<Exit, Failure> {
     let findings = run_all(room);
+    if let Some(file) = &flags.html {
+        std::fs::write(file, html(room, &findings)).map_err(|error| {
+            let message = format!("{} cannot be written: {error}", file.display());
+            Failure::new(Exit::Failed, message, "")
+        })?;
+    }
     let document = Document { findings: &findings, unheard, room };
-    context.answer(&document, || doctor::report(room, &findings, unheard, details, context.out))?;
+    context.answer(&document, || doctor::report(room, &findings, unheard, flags.details, context.out))?;
     Ok(exit(&findings, unheard))
 }
 
 /// Hints are no reason to stop a script.
 fn exit(findings: &[Finding], unheard: &[Unheard]) -> Exit {
-    let worst = findings.iter().map(|finding| finding.severity).max();
-    match worst {
+    match verdict(findings) {
         _ if !unheard.is_empty() => Exit::DoctorErrors,
-        Some(Severity::Error) => Exit::DoctorErrors,
-        Some(Severity::Warning) => Exit::DoctorWarnings,
-        Some(Severity::Hint) | None => Exit::Ok,
+        Verdict::Errors => Exit::DoctorErrors,
+        Verdict::Warnings => Exit::DoctorWarnings,
+        Verdict::Clean => Exit::Ok,
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use linerate_fabric::model::Severity;
+
     use super::*;
 
     #[test]

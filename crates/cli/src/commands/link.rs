@@ -47,7 +47,8 @@ async fn show(name: Option<&str>, context: &Context) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-fn said(answer: &LinkAnswer) -> String {
+/// What was done to a port, for people.
+pub(super) fn said(answer: &LinkAnswer) -> String {
     let port = &answer.port;
     if answer.steps.is_empty() {
         return format!("{port}: nothing to change\n");

@@ -1,6 +1,10 @@
 //! `linerate migrate`
 
-use linerate_api::MigrationId;
+use std::time::Duration;
+
+use linerate_api::{DoctorRequest, MigrationId, Probes};
+use linerate_fabric::checks::run_all;
+use linerate_fabric::model::Room;
 use serde_json::json;
 
 use crate::context::Context;
@@ -9,10 +13,17 @@ use crate::display::{Start, watch};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::flags::MigrateFlags;
+use crate::render::doctor;
+
+/// Longer than this the look before a migration holds nothing up.
+const LOOK_MAX: Duration = Duration::from_secs(1);
 
 /// Begins a migration and watches it.
 pub async fn run(flags: &MigrateFlags, context: &Context) -> Result<Exit, Failure> {
     let request = flags.request();
+    if !(context.json || flags.quiet || flags.no_check) {
+        look_first(&request.to, context).await;
+    }
     let id = context.client.migrate(&request).await?;
     name(&id, flags.detach, context)?;
     if flags.detach {
@@ -20,6 +31,19 @@ pub async fn run(flags: &MigrateFlags, context: &Context) -> Result<Exit, Failur
     }
     let view = View::new(&request.guest, &request.to, Some(request.blackout_budget_ms()));
     watch(context, Start { id, view, quiet: flags.quiet, cancel: false }).await
+}
+
+/// What the short form of the doctor finds between the two hosts, on standard error. It refuses nothing: what cannot work is
+/// refused by the agents, who know better.
+async fn look_first(to: &str, context: &Context) {
+    let request = DoctorRequest { hosts: vec![to.to_owned()], probes: Probes::Short, watch_ms: 0 };
+    let Ok(Ok(answer)) = tokio::time::timeout(LOOK_MAX, context.client.doctor(&request)).await else {
+        return;
+    };
+    let Ok(room) = serde_json::from_value::<Room>(answer.room) else { return };
+    if let Some(text) = doctor::brief(&run_all(&room), to, context.err) {
+        context.say(&text);
+    }
 }
 
 /// Programs learn the name in the first line; people who detach, by how to come back.

@@ -8,6 +8,7 @@ mod link;
 mod man;
 mod migrate;
 mod migration;
+mod qos;
 mod resolve;
 mod status;
 mod tunnel;
@@ -16,7 +17,7 @@ mod vm;
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::flags::{Command, DoctorFlags};
+use crate::flags::{Command, QosCommand};
 
 /// Does what was asked.
 pub fn run(command: Command, context: &Context) -> Result<Exit, Failure> {
@@ -24,9 +25,9 @@ pub fn run(command: Command, context: &Context) -> Result<Exit, Failure> {
         Command::Agent(flags) => agent::run(&flags, context),
         Command::Completions { shell } => completions::run(shell, context),
         Command::Man { dir } => man::run(dir.as_deref(), context),
-        Command::Doctor(DoctorFlags { from: Some(folder), details, .. }) => {
-            doctor::saved(&folder, details, context)
-        }
+        Command::Doctor(flags) if flags.from.is_some() => doctor::saved(&flags, context),
+        Command::Qos(QosCommand::Switch(flags)) => qos::switch(&flags, context),
+        Command::Qos(QosCommand::Windows { file }) => qos::windows(&file, context),
         command => runtime()?.block_on(ask(command, context)),
     }
 }
@@ -41,6 +42,7 @@ async fn ask(command: Command, context: &Context) -> Result<Exit, Failure> {
         Command::Tunnel(flags) => tunnel::run(&flags, context).await,
         Command::Resolve(flags) => resolve::run(&flags, context).await,
         Command::Link(command) => link::run(command, context).await,
+        Command::Qos(command) => qos::run(&command, context).await,
         Command::Doctor(flags) => doctor::run(&flags, context).await,
         Command::Status | Command::Agent(_) | Command::Completions { .. } | Command::Man { .. } => {
             status::run(context).await

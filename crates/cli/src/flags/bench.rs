@@ -87,6 +87,8 @@ pub struct BandwidthFlags {
 pub enum Transport {
     /// TCP
     Tcp,
+    /// RDMA, on links whose two ports have it
+    Rdma,
 }
 
 fn cpu(text: &str) -> Result<BenchCpu, String> {
@@ -124,6 +126,7 @@ impl BenchCommand {
             links: flags.links.clone(),
             transport: match flags.transport {
                 Transport::Tcp => BenchTransport::Tcp,
+                Transport::Rdma => BenchTransport::Rdma,
             },
             channels: flags.channels.unwrap_or(0),
             cpu: flags.cpu.unwrap_or_default(),

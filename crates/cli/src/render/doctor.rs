@@ -40,6 +40,19 @@ pub fn report(
     lines.join("\n") + "\n"
 }
 
+/// Errors and warnings in a line each, and where to read on; `None` if there are none.
+pub fn brief(findings: &[Finding], to: &str, screen: Screen) -> Option<String> {
+    let grave = findings.iter().filter(|finding| finding.severity != Severity::Hint);
+    let mut lines: Vec<String> = grave
+        .flat_map(|finding| entry(&word(finding.severity, screen.paint), &title(finding), screen.width))
+        .collect();
+    if lines.is_empty() {
+        return None;
+    }
+    lines.push(screen.paint.dim(&format!("more: linerate doctor {} --details", clean(to))));
+    Some(lines.join("\n"))
+}
+
 /// Ports with what can be set.
 pub fn ports(ports: &[Port]) -> String {
     use Align::{Left, Right};
@@ -212,6 +225,19 @@ mod tests {
         let end =
             |host: &str, last: u8| End { host: host.into(), port: "l0".into(), ip: [10, 0, 0, last].into() };
         Probe::new(end("a", 1), end("b", 2))
+    }
+
+    #[test]
+    fn before_a_migration_only_what_is_grave_is_said() {
+        let finding = |severity, title: &str| {
+            Finding::new("mtu-between-hosts", severity, title).at(Place::port("beta", "ens1f1"))
+        };
+        assert_eq!(brief(&[finding(Severity::Hint, "a hint")], "beta", SCREEN), None);
+        let both = [finding(Severity::Warning, "MTU 1500 and 9000"), finding(Severity::Hint, "a hint")];
+        assert_eq!(
+            brief(&both, "beta", SCREEN).unwrap(),
+            "warning  beta ens1f1: MTU 1500 and 9000 [mtu-between-hosts]\nmore: linerate doctor beta --details"
+        );
     }
 
     #[test]

@@ -6,6 +6,7 @@ use linerate_api::{LinkProgress, LinkState, Progress, Step};
 use super::bar::bar;
 use super::format::{bit_rate, bytes, clean, clock_us, percent, port_speed, time_us};
 use super::paint::Paint;
+use super::report::rdma_port;
 use super::table::{Align, Table};
 use crate::display::view::{Note, StepView, View};
 
@@ -21,6 +22,7 @@ pub fn frame(view: &View, now_us: u64, width: usize, paint: Paint) -> Vec<String
         lines.push(String::new());
         lines.push(total(progress, width, paint));
         lines.extend(links(progress, width, paint));
+        lines.extend(rdma_ports(&progress.links, paint));
         lines.push(String::new());
         lines.extend(figures(view, progress, paint));
     }
@@ -92,6 +94,14 @@ fn links(progress: &Progress, width: usize, paint: Paint) -> Vec<String> {
     }
     // Long addresses on a narrow terminal: rather the figures than the addresses.
     link_table(progress, BAR_MIN, false, paint)
+}
+
+/// What no interface's counters show, because it goes past the kernel.
+fn rdma_ports(links: &[LinkProgress], paint: Paint) -> Vec<String> {
+    let line = |link: &LinkProgress| {
+        Some(format!("  {}: {}", clean(&link.name), rdma_port(link.rdma_port.as_ref()?)))
+    };
+    links.iter().filter_map(line).map(|line| paint.dim(&line)).collect()
 }
 
 /// Long enough for the word that stands in its place while a link is tried.

@@ -44,6 +44,24 @@ fn frames() {
 }
 
 #[test]
+fn what_an_rdma_port_counts_is_shown_while_it_runs() {
+    let mut rdma = progress();
+    rdma.links[1].rdma_port = Some(linerate_api::RdmaPortTotals {
+        port: "mlx5_1/1".into(),
+        sent_bytes: Some(1 << 30),
+        sent_packets: None,
+        retransmits: Some(0),
+        congestion_marks: Some(12),
+        pauses: None,
+    });
+    let mut view = copying();
+    view.apply(&at(5_100_000, EventKind::Progress(Box::new(rdma))));
+    let lines = frame(&view, 5_200_000, 99, Paint::PLAIN);
+    let line = "  eth2: RDMA port mlx5_1/1 counted 1073741824 bytes, 0 resent, 12 congestion marks";
+    assert!(lines.iter().any(|drawn| drawn == line), "{lines:#?}");
+}
+
+#[test]
 fn a_cancelled_frame_shows_where_it_stopped() {
     let mut view = copying();
     view.apply(&at(

@@ -36,6 +36,7 @@ pub fn progress() -> Progress {
                 channels: 1,
                 retransmits: 0,
                 rdma: false,
+                rdma_port: None,
             },
             LinkProgress {
                 id: 1,
@@ -49,6 +50,7 @@ pub fn progress() -> Progress {
                 channels: 0,
                 retransmits: 37,
                 rdma: false,
+                rdma_port: None,
             },
         ],
     }

@@ -8,6 +8,7 @@ pub mod format;
 pub mod frame;
 pub mod lists;
 pub mod paint;
+pub mod qos;
 pub mod report;
 pub mod table;
 

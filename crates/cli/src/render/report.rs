@@ -117,7 +117,7 @@ fn links(links: &[LinkTotals], paint: Paint) -> Vec<String> {
 }
 
 /// What an RDMA port counted; what it does not count is not said.
-fn rdma_port(port: &RdmaPortTotals) -> String {
+pub(super) fn rdma_port(port: &RdmaPortTotals) -> String {
     let counted = [
         ("bytes", port.sent_bytes),
         ("packets", port.sent_packets),

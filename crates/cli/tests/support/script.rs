@@ -124,6 +124,7 @@ impl Tape {
             channels: 1,
             retransmits: u64::from(id) * 37,
             rdma: false,
+            rdma_port: None,
         }
     }
 

@@ -8,7 +8,7 @@
 //! 2. A finding names the culprits first, shows the values of all sides with [`Finding::seen`], says what it does to a migration,
 //!    and how to put it right, with a command where there is one.
 //! 3. A line in [`ALL`]. The registry's tests then demand that the id is the file's name, that `docs/findings.md` has a section
-//!    with the id, and that the healthy room of [`crate::testing`] is silent.
+//!    with the id, and that the healthy room of `testing` is silent.
 //! 4. A test in the same file that makes one fault in the healthy room and calls `testing::only(&room, "id")`: the check speaks,
 //!    and **no other check does**. A fault has many effects; the check of an effect is silent where another one names the cause.
 //!

@@ -1,4 +1,4 @@
-//! Settings go to the kernel: MTU by rtnetlink, the rest by ethtool netlink.
+//! Settings go to the kernel: MTU by rtnetlink, DCB by dcbnl, the rest by ethtool netlink.
 
 use std::collections::BTreeMap;
 
@@ -10,6 +10,8 @@ use super::Settings;
 use crate::collect::kernel::ask::Asker;
 use crate::collect::kernel::attributes::Writer;
 use crate::collect::kernel::generic::Family;
+use crate::collect::root::Root;
+use crate::qos::apply::{self as qos, QosError};
 
 /// Settings that did not go in. Those before it did.
 #[derive(Debug, Error)]
@@ -33,6 +35,9 @@ pub enum ApplyError {
         /// The port.
         port: String,
     },
+    /// Priorities, shares or lossless traffic.
+    #[error(transparent)]
+    Qos(#[from] QosError),
 }
 
 /// Sets what is `Some`, one after the other.
@@ -45,6 +50,9 @@ pub fn apply(port: &str, index: u32, settings: &Settings) -> Result<(), ApplyErr
     }
     if let Some(mtu) = settings.mtu {
         set_mtu(index, mtu).map_err(failed("the MTU"))?;
+    }
+    if let Some(dcb) = &settings.dcb {
+        qos::apply(port, dcb, &Root::default())?;
     }
     Ok(())
 }

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::model::Pause;
+use crate::qos::DcbSettings;
 
 /// What an operator wants of a port. What is `None` stays as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,6 +63,8 @@ pub struct Settings {
     pub queues_rx: Option<u32>,
     /// Send queues.
     pub queues_tx: Option<u32>,
+    /// Priorities, shares, lossless traffic.
+    pub dcb: Option<DcbSettings>,
 }
 
 /// One setting that changes.

@@ -85,7 +85,7 @@ pub fn plan(port: &Port, wish: &Wish) -> Result<Plan, Impossible> {
     Ok(plan)
 }
 
-fn step(plan: &mut Plan, what: &str, from: Option<String>, to: impl ToString) -> bool {
+pub(crate) fn step(plan: &mut Plan, what: &str, from: Option<String>, to: impl ToString) -> bool {
     let (from, to) = (from.unwrap_or_else(|| "unknown".to_owned()), to.to_string());
     let changes = from != to;
     if changes {
@@ -197,7 +197,7 @@ fn kernel_name(name: &str) -> String {
     if name == "none" { "None".to_owned() } else { name.to_ascii_uppercase() }
 }
 
-fn pause(port: &Port, on: bool, plan: &mut Plan) -> Result<(), Impossible> {
+pub(crate) fn pause(port: &Port, on: bool, plan: &mut Plan) -> Result<(), Impossible> {
     let Some(now) = port.pause else {
         return Err(Impossible::Missing { port: port.name.clone(), what: "pause frames" });
     };

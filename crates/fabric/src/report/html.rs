@@ -3,8 +3,7 @@
 use crate::model::{Finding, Probe, Room};
 
 use super::picture::picture;
-use super::text::headline;
-use super::{clean, summary, word};
+use super::{clean, headline, summary, word};
 
 const STYLE: &str = "body{font:15px/1.45 sans-serif;margin:2em auto;max-width:75em;padding:0 1em;color:#222}\
 table{border-collapse:collapse;margin:.5em 0}td,th{border:1px solid #ccc;padding:.2em .6em;text-align:left}\

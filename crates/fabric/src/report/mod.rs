@@ -1,15 +1,14 @@
-//! What the doctor found, as text, as JSON and as a page: pure functions of a room and its findings.
+//! What the doctor found, as a verdict and as a page: pure functions of a room and its findings. Text for terminals is the
+//! client's.
 
 mod html;
 mod picture;
-mod text;
 
 use serde::Serialize;
 
 use crate::model::{Finding, Room, Severity};
 
 pub use html::html;
-pub use text::text;
 
 /// What it comes to; exit codes are made of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -32,16 +31,14 @@ pub fn verdict(findings: &[Finding]) -> Verdict {
     }
 }
 
-#[derive(Serialize)]
-struct Document<'a> {
-    verdict: Verdict,
-    findings: &'a [Finding],
-    room: &'a Room,
-}
-
-/// Verdict, findings and all that they were made of.
-pub fn json(room: &Room, findings: &[Finding]) -> Result<String, serde_json::Error> {
-    serde_json::to_string_pretty(&Document { verdict: verdict(findings), findings, room })
+/// Where, what, and which finding it is. Long lists of places are cut: the details have them all.
+fn headline(finding: &Finding) -> String {
+    let mut places: Vec<String> = finding.places.iter().take(3).map(ToString::to_string).collect();
+    if finding.places.len() > 3 {
+        places.push(format!("{} more", finding.places.len() - 3));
+    }
+    let places = if places.is_empty() { String::new() } else { format!("{}: ", places.join(", ")) };
+    format!("{places}{} [{}]", finding.title, finding.id)
 }
 
 /// Without characters that steer a terminal: names come from other hosts and from files.
@@ -80,18 +77,5 @@ mod tests {
         assert_eq!(verdict(&[finding(Severity::Hint)]), Verdict::Clean);
         assert_eq!(verdict(&[finding(Severity::Hint), finding(Severity::Warning)]), Verdict::Warnings);
         assert_eq!(verdict(&[finding(Severity::Error), finding(Severity::Warning)]), Verdict::Errors);
-    }
-
-    #[test]
-    fn the_document_can_be_read_again() {
-        let room = crate::testing::healthy_room();
-        let text = json(&room, &[Finding::new("x", Severity::Error, "t")]).unwrap();
-        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
-        assert_eq!(
-            (value["verdict"].as_str(), value["findings"][0]["id"].as_str()),
-            (Some("errors"), Some("x"))
-        );
-        let again: Room = serde_json::from_value(value["room"].clone()).unwrap();
-        assert_eq!(again, room);
     }
 }

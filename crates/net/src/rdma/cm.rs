@@ -172,6 +172,12 @@ impl Identifier {
         socket_address(unsafe { &(*self.id.as_ptr()).dst_storage })
     }
 
+    /// This end's address.
+    pub(super) fn own(&self) -> Option<SocketAddr> {
+        // SAFETY: as above; plain bytes.
+        socket_address(unsafe { &(*self.id.as_ptr()).src_storage })
+    }
+
     pub(super) fn bind(&self, address: SocketAddr) -> Result<(), RdmaError> {
         let address = Address::from(address);
         // SAFETY: identifier and address are alive during the call, which does not keep the address.

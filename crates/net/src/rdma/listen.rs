@@ -56,6 +56,11 @@ impl Accepted {
         Ok(Arc::new(connection))
     }
 
+    /// Address of this end.
+    pub fn own_address(&self) -> Option<SocketAddr> {
+        self.identifier.own()
+    }
+
     /// Does not take it and says why, as far as there is room.
     pub fn refuse(self, mut fault: Fault) -> Result<(), RdmaError> {
         let mut answer = Vec::new();

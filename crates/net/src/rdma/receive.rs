@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use linerate_core::{Code, Fault, Run, Side, Step};
 use linerate_wire::frame::{
-    Claim, Frame, Grant, HEADER_BYTES, Header, PAYLOAD_BYTES_MAX, REFUSED_MAX, SCRATCH_REGION, Tag, Write,
-    encode_ack,
+    Claim, Frame, Grant, HEADER_BYTES, Header, PAYLOAD_BYTES_MAX, SCRATCH_REGION, Tag, Write,
 };
 use linerate_wire::payload_checksum;
 
@@ -17,19 +16,14 @@ use super::memory::Buffer;
 use super::options::MESSAGES;
 use super::verbs::{Access, POLL_BATCH};
 use crate::channel::{ChannelEnd, ChannelError, Closer, Receiver, total};
-use crate::fence::{Fence, Serving};
+use crate::fence::Fence;
+use crate::receipts::{Receipts, SILENCE_MAX};
 use crate::region::held::window_of;
 use crate::stats::ChannelStats;
 use crate::table::{RegionTable, RemoteWriter};
 
-/// The source pings a channel that has nothing to do, so one that says nothing for this long is dead.
-const SILENCE_MAX: Duration = Duration::from_secs(30);
 /// A last word to the source is out within this, or it is lost with the channel.
 const TELL_WAIT: Duration = Duration::from_secs(1);
-/// Frames after which an acknowledgement is sent although more are there.
-const ACK_FRAMES: u32 = 8;
-/// Bytes after which it is.
-const ACK_BYTES: u64 = 2 << 20;
 
 /// Receives placed writes over a queue pair.
 #[derive(Debug)]
@@ -65,8 +59,7 @@ impl Receiver for RdmaReceiver {
             stats: &self.stats,
             regions,
             fence,
-            serving,
-            owed: Owed::default(),
+            receipts: Receipts::new(serving, &self.stats),
             scratch: None,
             slots: (0..MESSAGES).collect(),
             write: Write::default(),
@@ -92,21 +85,12 @@ impl Receiver for RdmaReceiver {
     }
 }
 
-/// What was dealt with and not acknowledged yet.
-#[derive(Default)]
-struct Owed {
-    frames: u32,
-    bytes: u64,
-    refused: Vec<u64>,
-}
-
 struct Server<'a> {
     connection: &'a Connection,
     stats: &'a ChannelStats,
     regions: &'a RegionTable,
     fence: &'a Fence,
-    serving: Serving<'a>,
-    owed: Owed,
+    receipts: Receipts<'a>,
     /// Where probes are written to.
     scratch: Option<Buffer>,
     /// Slots to send from that are free.
@@ -161,18 +145,15 @@ impl Server<'_> {
                 other => Err(ChannelError::UnexpectedFrame { tag: other.tag() }),
             };
         }
-        let (sequence, after) = (header.sequence, self.serving.applied());
         if !matches!(header.tag, Tag::Write | Tag::Probe) {
             return Err(ChannelError::UnexpectedFrame { tag: header.tag });
         }
-        if sequence <= after {
-            return Err(ChannelError::SequenceOrder { sequence, after });
-        }
+        self.receipts.check(header.sequence)?;
         let intact = match header.tag {
             Tag::Write => self.apply(&header, body)?,
             _ => self.probe(&header)?,
         };
-        self.settle(&header, intact)
+        if self.receipts.book(&header, intact)? { self.acknowledge() } else { Ok(()) }
     }
 
     /// False if the payload is not what was summed. Its bytes stay in place then: the source sends the extent again.
@@ -250,31 +231,14 @@ impl Server<'_> {
         Ok((made.remote_key(), address))
     }
 
-    /// Books the frame, and acknowledges if enough has come together.
-    fn settle(&mut self, header: &Header, intact: bool) -> Result<(), ChannelError> {
-        if intact {
-            self.serving.apply(header.sequence);
-        } else {
-            self.serving.refuse(header.sequence);
-            self.stats.refuse(1);
-            self.owed.refused.push(header.sequence);
-        }
-        self.owed.frames += 1;
-        self.owed.bytes += u64::from(header.payload_length);
-        let many = self.owed.frames >= ACK_FRAMES || self.owed.refused.len() >= REFUSED_MAX;
-        if many || self.owed.bytes >= ACK_BYTES { self.acknowledge() } else { Ok(()) }
-    }
-
     fn acknowledge(&mut self) -> Result<(), ChannelError> {
-        if self.owed.frames == 0 {
-            return Ok(());
-        }
         let mut answer = std::mem::take(&mut self.answer);
-        encode_ack(&mut answer, self.serving.applied(), &self.owed.refused)?;
-        let sent = self.send(&answer);
+        let told = match self.receipts.write(&mut answer)? {
+            true => self.send(&answer),
+            false => Ok(()),
+        };
         self.answer = answer;
-        self.owed = Owed::default();
-        sent
+        told
     }
 
     /// Says why this side ends the channel, if it is something that the source does not know.

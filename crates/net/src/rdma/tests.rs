@@ -1,5 +1,5 @@
 //! The carrier over real adapters. These need a device: the lab runs them in its RDMA machine, whose first link leads from
-//! 10.9.0.1 (device l0a) to 10.9.0.2 (l0b); everywhere else they are listed as ignored.
+//! 10.9.0.1 (device l0a) to 10.9.0.2 (l0b), its second from 10.9.1.1 to 10.9.1.2; everywhere else they are listed as ignored.
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
@@ -28,11 +28,16 @@ use crate::tcp::connect::Route;
 
 mod errors;
 mod measure;
+mod wires;
 
 const PAGE: u64 = 4096;
 const WAIT: Duration = Duration::from_secs(60);
 const NEAR: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 9, 0, 1));
 const FAR: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 9, 0, 2));
+
+/// The second link.
+const NEAR_2: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 9, 1, 1));
+const FAR_2: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 9, 1, 2));
 
 /// Some tests take the link down.
 static LINK: Mutex<()> = Mutex::new(());
@@ -62,23 +67,26 @@ fn patient() -> RdmaOptions {
     RdmaOptions { connect_wait: Duration::from_secs(30), ..RdmaOptions::default() }
 }
 
-fn route(port: u16) -> Route {
-    Route { local: Some(NEAR), device: None, remote: SocketAddr::new(FAR, port) }
+/// Both ends of a connection over the first link that has shaken hands.
+fn connected(options: &RdmaOptions) -> (Arc<Connection>, Arc<Connection>) {
+    connected_over((NEAR, FAR), options)
 }
 
-/// Both ends of a connection that has shaken hands.
-fn connected(options: &RdmaOptions) -> (Arc<Connection>, Arc<Connection>) {
+fn connected_over(
+    (near, far): (IpAddr, IpAddr),
+    options: &RdmaOptions,
+) -> (Arc<Connection>, Arc<Connection>) {
     let (taken, connections) = mpsc::channel();
     let domains = Domains::default();
-    let listener = Listener::start(&[SocketAddr::new(FAR, 0)], move |accepted: Accepted| {
+    let listener = Listener::start(&[SocketAddr::new(far, 0)], move |accepted: Accepted| {
         assert_eq!(accepted.hello, hello());
-        assert_eq!(accepted.peer.ip(), NEAR);
+        assert_eq!(accepted.peer.ip(), near);
         let welcome = Welcome { version: 1, control_received: 0 };
         let _ = taken.send(accepted.welcome(welcome, &domains).unwrap());
     })
     .unwrap();
-    let port = listener.addresses()[0].port();
-    let (source, welcome) = connect(&route(port), &hello(), options, &Domains::default()).unwrap();
+    let route = Route { local: Some(near), device: None, remote: listener.addresses()[0] };
+    let (source, welcome) = connect(&route, &hello(), options, &Domains::default()).unwrap();
     assert_eq!(welcome.version, 1);
     (source, connections.recv_timeout(WAIT).unwrap())
 }
@@ -95,7 +103,14 @@ struct Channel {
 
 impl Channel {
     fn open(options: RdmaOptions, regions: &Arc<RegionTable>) -> Channel {
-        let (source, destination) = connected(&options);
+        Channel::over(connected(&options), options, regions)
+    }
+
+    fn over(
+        (source, destination): (Arc<Connection>, Arc<Connection>),
+        options: RdmaOptions,
+        regions: &Arc<RegionTable>,
+    ) -> Channel {
         let fence = Arc::new(Fence::new(closer(&destination)));
         let (inner, table) = (Arc::clone(&fence), Arc::clone(regions));
         let serving = std::thread::spawn(move || RdmaReceiver::new(destination).serve(&table, &inner));
@@ -392,7 +407,7 @@ fn restore_link() {
 
 #[test]
 #[ignore = "needs an RDMA device; the lab runs it in its RDMA machine"]
-fn a_cut_in_the_middle_is_told_and_what_was_not_applied_goes_over_another_channel() {
+fn a_cut_in_the_middle_is_told_and_what_was_not_applied_goes_over_another_link() {
     let _link = link();
     let size = 16 * WINDOW_BYTES;
     let ((source, _), (landed, table)) = (region(size), region(size));
@@ -415,8 +430,7 @@ fn a_cut_in_the_middle_is_told_and_what_was_not_applied_goes_over_another_channe
     assert!(lost.is_some(), "a third of the frames cannot be under way without acknowledgement");
     let fenced = channel.fence.close(WAIT).unwrap();
     assert!(fenced.applied < frames && fenced.refused.is_empty(), "{fenced:?}");
-    restore_link();
-    let mut next = Channel::open(patient(), &table);
+    let mut next = Channel::over(connected_over((NEAR_2, FAR_2), &patient()), patient(), &table);
     for frame in fenced.applied..frames {
         let (mut data, mut zero) = (Vec::new(), Vec::new());
         source.split_zero(&[run(frame * step, step)], &mut data, &mut zero).unwrap();
@@ -424,4 +438,5 @@ fn a_cut_in_the_middle_is_told_and_what_was_not_applied_goes_over_another_channe
     }
     next.acknowledged_or_done(frames);
     assert!(landed.snapshot().unwrap() == source.snapshot().unwrap());
+    restore_link();
 }

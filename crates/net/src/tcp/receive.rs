@@ -5,24 +5,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use linerate_wire::PayloadChecksum;
-use linerate_wire::frame::{HEADER_BYTES, Header, REFUSED_MAX, Tag, Write, encode_ack};
+use linerate_wire::frame::{HEADER_BYTES, Header, Tag, Write};
 
 use super::Stream;
 use crate::channel::{ChannelEnd, ChannelError, Receiver, total};
-use crate::fence::{Fence, Serving};
+use crate::fence::Fence;
+use crate::receipts::{Receipts, SILENCE_MAX};
 use crate::region::Region;
 use crate::socket::{is_transient, receive_now, send_all, wait_readable};
 use crate::stats::ChannelStats;
 use crate::table::RegionTable;
 
-/// The source pings a channel that has nothing to do, so one that says nothing for this long is dead.
-const SILENCE_MAX: Duration = Duration::from_secs(30);
 /// A source that takes no acknowledgement for this long is dead.
 const ACK_WAIT: Duration = Duration::from_secs(5);
-/// Frames after which an acknowledgement is sent although more are there to be read.
-const ACK_FRAMES: u32 = 8;
-/// Bytes after which it is.
-const ACK_BYTES: u64 = 2 << 20;
 /// Payload of a probe is read in pieces of this size and forgotten.
 const SCRATCH_BYTES: usize = 64 << 10;
 
@@ -60,9 +55,7 @@ impl Receiver for StreamReceiver {
             stats: &self.stats,
             regions,
             fence,
-            serving,
-            refusals_left: self.refusals_max,
-            owed: Owed::default(),
+            receipts: Receipts::new(serving, &self.stats).refuse_at_most(self.refusals_max),
             write: Write::default(),
             body: Vec::new(),
             answer: Vec::new(),
@@ -78,22 +71,12 @@ impl Receiver for StreamReceiver {
     }
 }
 
-/// What was dealt with and not acknowledged yet.
-#[derive(Default)]
-struct Owed {
-    frames: u32,
-    bytes: u64,
-    refused: Vec<u64>,
-}
-
 struct Server<'a> {
     stream: &'a Stream,
     stats: &'a ChannelStats,
     regions: &'a RegionTable,
     fence: &'a Fence,
-    serving: Serving<'a>,
-    refusals_left: usize,
-    owed: Owed,
+    receipts: Receipts<'a>,
     // Kept from frame to frame for their memory.
     write: Write,
     body: Vec<u8>,
@@ -116,10 +99,7 @@ impl Server<'_> {
         if !matches!(header.tag, Tag::Write | Tag::Probe) {
             return Err(ChannelError::UnexpectedFrame { tag: header.tag });
         }
-        let (sequence, after) = (header.sequence, self.serving.applied());
-        if sequence <= after {
-            return Err(ChannelError::SequenceOrder { sequence, after });
-        }
+        self.receipts.check(header.sequence)?;
         let mut body = std::mem::take(&mut self.body);
         body.resize(header.body_length as usize, 0);
         self.fill(&mut body, false)?;
@@ -128,7 +108,7 @@ impl Server<'_> {
             _ => self.throw_away(&header)?,
         };
         self.body = body;
-        self.settle(&header, intact)
+        if self.receipts.book(&header, intact)? { self.acknowledge() } else { Ok(()) }
     }
 
     /// False if the payload was damaged. Its bytes stay in place then: the source sends the extent again.
@@ -203,31 +183,12 @@ impl Server<'_> {
         Ok(header.payload_length == 0 || checksum.finish() == header.payload_checksum)
     }
 
-    /// Books the frame, and acknowledges if enough has come together.
-    fn settle(&mut self, header: &Header, intact: bool) -> Result<(), ChannelError> {
-        if intact {
-            self.serving.apply(header.sequence);
-        } else {
-            self.serving.refuse(header.sequence);
-            self.stats.refuse(1);
-            self.owed.refused.push(header.sequence);
-            self.refusals_left = self.refusals_left.checked_sub(1).ok_or(ChannelError::Damaged)?;
-        }
-        self.owed.frames += 1;
-        self.owed.bytes += u64::from(header.payload_length);
-        let many = self.owed.frames >= ACK_FRAMES || self.owed.refused.len() >= REFUSED_MAX;
-        if many || self.owed.bytes >= ACK_BYTES { self.acknowledge() } else { Ok(()) }
-    }
-
     fn acknowledge(&mut self) -> Result<(), ChannelError> {
-        if self.owed.frames == 0 {
-            return Ok(());
+        match self.receipts.write(&mut self.answer)? {
+            true => send_all(self.stream.as_fd(), &self.answer, Instant::now() + ACK_WAIT)
+                .map_err(ChannelError::Socket),
+            false => Ok(()),
         }
-        encode_ack(&mut self.answer, self.serving.applied(), &self.owed.refused)?;
-        send_all(self.stream.as_fd(), &self.answer, Instant::now() + ACK_WAIT)
-            .map_err(ChannelError::Socket)?;
-        self.owed = Owed::default();
-        Ok(())
     }
 
     /// Fills the buffer. At a frame's beginning the end of the stream is the end of the channel, elsewhere a break.

@@ -1,6 +1,6 @@
 //! Connections as a measurement of the wires sees them: one that sends so many bytes and waits for so many bytes.
 //!
-//! * [`Wire`]: what a carrier gives; [`tcp`] is one.
+//! * [`Wire`]: what a carrier gives; [`tcp`] is one, [`crate::rdma::wire`] the other.
 //! * [`rules`]: sizes and repetitions of a ping-pong.
 //! * [`play`]: the two sides of a ping-pong, and of a stream in one direction.
 //! * [`team`]: threads that play, with a limit over all of them and a way to stop them.
@@ -20,6 +20,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use crate::channel::Closer;
+use crate::rdma::error::RdmaError;
 
 /// Longest message, bytes: the longest of a ping-pong by IMB's rules.
 pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
@@ -66,6 +67,9 @@ pub enum WireError {
     /// The system says that the connection failed.
     #[error("the connection failed: {0}")]
     Socket(#[source] io::Error),
+    /// The adapter or its connection failed.
+    #[error(transparent)]
+    Rdma(RdmaError),
     /// A size over [`MESSAGE_BYTES_MAX`].
     #[error("a message of {bytes} bytes; at most {MESSAGE_BYTES_MAX} are taken")]
     TooLarge {

@@ -113,11 +113,12 @@ impl Hello {
 }
 
 impl Hello {
-    /// The HELLO of a data channel in the bytes that an RDMA connection request has for it; `None` if it is for anything
-    /// else, or names a version that one byte does not hold.
+    /// The HELLO of a data channel, or of a connection that is measured, in the bytes that an RDMA connection request has for
+    /// it; `None` if it is for anything else, or names a version that one byte does not hold. There is no room for the role:
+    /// whose session it is decides.
     pub fn to_request(&self) -> Option<[u8; REQUEST_BYTES]> {
         let versions = [self.version_min.try_into().ok()?, self.version_max.try_into().ok()?];
-        if self.role != Role::Data {
+        if !matches!(self.role, Role::Data | Role::BenchData) {
             return None;
         }
         let (channel, link) = (self.channel.to_le_bytes(), self.link.to_le_bytes());
@@ -129,7 +130,7 @@ impl Hello {
         Some(bytes)
     }
 
-    /// Reads what [`Hello::to_request`] made. Transports pad requests, so what is behind them is passed over.
+    /// Reads what [`Hello::to_request`] made, as [`Role::Data`]. Transports pad requests, so what is behind them is passed over.
     pub fn from_request(bytes: &[u8]) -> Result<Hello, DecodeError> {
         let mut reader = Reader::new(bytes);
         let session = SessionId(reader.array("request session")?);

@@ -8,13 +8,13 @@ use super::attributes::{Attributes, Writer};
 use crate::model::{Application, Dcb, Dcbx, Ets, Note, Pfc, Port, Selector};
 
 const GET_DCB: u16 = 78;
-const IEEE_GET: u8 = 21;
+pub(super) const IEEE_GET: u8 = 21;
 const DCBX_GET: u8 = 22;
 /// Family, command, two reserved bytes.
-const HEADER_BYTES: usize = 4;
-const NAME: u16 = 1;
-const IEEE: u16 = 13;
-const DCBX: u16 = 14;
+pub(super) const HEADER_BYTES: usize = 4;
+pub(super) const NAME: u16 = 1;
+pub(super) const IEEE: u16 = 13;
+pub(super) const DCBX: u16 = 14;
 
 /// Fills in what dcbnl knows of physical ports.
 pub fn read(ports: &mut [Port], notes: &mut Vec<Note>) -> Result<(), NetlinkError> {
@@ -36,7 +36,7 @@ pub fn read(ports: &mut [Port], notes: &mut Vec<Note>) -> Result<(), NetlinkErro
     Ok(())
 }
 
-fn ask(asker: &mut Asker, port: &str, command: u8) -> Result<Option<Vec<u8>>, NetlinkError> {
+pub(super) fn ask(asker: &mut Asker, port: &str, command: u8) -> Result<Option<Vec<u8>>, NetlinkError> {
     let attributes = Writer::new().text(NAME, port).finish();
     let answers = asker.ask(GET_DCB, 0, &[vec![0, command, 0, 0], attributes].concat())?;
     Ok(answers.into_iter().next().map(|answer| answer.payload))

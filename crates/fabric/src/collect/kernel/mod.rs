@@ -4,6 +4,7 @@ pub mod ask;
 pub mod attributes;
 pub mod bitset;
 pub mod dcb;
+pub mod dcb_write;
 pub mod devlink;
 pub mod ethtool;
 pub mod generic;

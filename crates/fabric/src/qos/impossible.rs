@@ -1,0 +1,147 @@
+//! What a port cannot have: one variant for each cause, each with the way out.
+
+use thiserror::Error;
+
+/// What a port cannot have, with what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Impossible {
+    /// No such port.
+    #[error("{host} has no port {port}: `ports` must be as `linerate link show` names them on this host")]
+    NoPort {
+        /// The host.
+        host: String,
+        /// The port.
+        port: String,
+    },
+    /// No such port, and an adapter that could have it is in the other mode.
+    #[error(
+        "{host} has no port {port}, but {device} is in InfiniBand mode, where an adapter has no network port; on {host}: \
+         {command}, then restart the host"
+    )]
+    Infiniband {
+        /// The host.
+        host: String,
+        /// The port.
+        port: String,
+        /// The RDMA device.
+        device: String,
+        /// What changes it.
+        command: String,
+    },
+    /// Windows is not set from here.
+    #[error(
+        "{host} runs Windows, which is not set from here: `linerate qos windows FILE` writes the PowerShell for it"
+    )]
+    Windows {
+        /// The host.
+        host: String,
+    },
+    /// Nothing to set.
+    #[error(
+        "{port} of {host} ({kind}) has no DCB: no shares and no lossless priority can be set on it; migrations over TCP work \
+         without, lossless RoCE needs an adapter whose driver has DCB. Take it out of `ports`"
+    )]
+    NoDcb {
+        /// The host.
+        host: String,
+        /// The port.
+        port: String,
+        /// What it is.
+        kind: String,
+    },
+    /// DCB belongs to what is below.
+    #[error(
+        "{port} of {host} ({kind}) has no DCB of its own: put the ports below it into `ports` instead, {below}"
+    )]
+    Upper {
+        /// The host.
+        host: String,
+        /// The port.
+        port: String,
+        /// What it is.
+        kind: String,
+        /// The ports below it.
+        below: String,
+    },
+    /// A part of DCB is missing.
+    #[error(
+        "{port} of {host} says nothing of its {what}: its driver has DCB only in part, or an older protocol (CEE); a newer driver \
+         may help, else take it out of `ports`"
+    )]
+    Part {
+        /// The host.
+        host: String,
+        /// The port.
+        port: String,
+        /// What is missing.
+        what: &'static str,
+    },
+    /// The firmware would overwrite whatever is set.
+    #[error(
+        "DCBX of {port} of {host} is spoken by the adapter's firmware, which takes what the switch says and overwrites what is set \
+         here; on {host}: {command}"
+    )]
+    Firmware {
+        /// The host.
+        host: String,
+        /// The port.
+        port: String,
+        /// What frees it.
+        command: String,
+    },
+    /// The intent has more classes than the adapter.
+    #[error("{port} of {host} has {most} traffic classes, the intent needs {wanted}: leave [storage] away")]
+    Classes {
+        /// The host.
+        host: String,
+        /// The port.
+        port: String,
+        /// How many it has.
+        most: u8,
+        /// How many are wanted.
+        wanted: u8,
+    },
+    /// More lossless priorities than the adapter can hold buffers for.
+    #[error(
+        "{port} of {host} can have {most} lossless priorities, the intent has {wanted}: make fewer classes lossless"
+    )]
+    Lossless {
+        /// The host.
+        host: String,
+        /// The port.
+        port: String,
+        /// How many it can have.
+        most: u8,
+        /// How many are wanted.
+        wanted: u8,
+    },
+    /// RoCE without RDMA.
+    #[error(
+        "{port} of {host} has no RDMA device, but the intent has RoCE: load the RDMA driver of {kind}, or say roce = \"none\" and \
+         give [migration] a dscp"
+    )]
+    NoRdma {
+        /// The host.
+        host: String,
+        /// The port.
+        port: String,
+        /// What it is.
+        kind: String,
+    },
+    /// The other RDMA over Ethernet.
+    #[error(
+        "{device}, the RDMA device of {port} of {host}, speaks iWARP, not RoCE; adapters that do both (driver ice) are turned on {host} by: \
+         devlink dev param set pci/{address} name enable_iwarp value false cmode runtime && \
+         devlink dev param set pci/{address} name enable_roce value true cmode runtime"
+    )]
+    Iwarp {
+        /// The host.
+        host: String,
+        /// The port.
+        port: String,
+        /// The RDMA device.
+        device: String,
+        /// Its PCIe address.
+        address: String,
+    },
+}

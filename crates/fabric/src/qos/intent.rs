@@ -1,0 +1,213 @@
+//! The intent: one small TOML file, and one sentence for each thing that can be wrong with it.
+
+mod error;
+
+use serde::Deserialize;
+
+pub use error::IntentError;
+
+/// An intent has some twenty lines.
+pub const INTENT_BYTES_MAX: usize = 64 << 10;
+/// Of ports, in one list.
+const NAMES_MAX: usize = 256;
+const PRIORITY_MAX: i64 = 7;
+const DSCP_MAX: i64 = 63;
+
+/// What shall be on every host and switch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Intent {
+    /// Ports of Linux hosts.
+    pub ports: Vec<String>,
+    /// Ports of switches.
+    pub switch_ports: Vec<String>,
+    /// Adapters of Windows hosts.
+    pub windows_adapters: Vec<String>,
+    /// RoCE, if there is some.
+    pub roce: Roce,
+    /// Migrations.
+    pub migration: Class,
+    /// Storage, if it has a class of its own.
+    pub storage: Option<Class>,
+    /// Share of everything else, percent.
+    pub other_percent: u8,
+}
+
+impl Intent {
+    /// The classes but the one of everything else: migrations, then storage.
+    pub fn classes(&self) -> impl Iterator<Item = &Class> {
+        std::iter::once(&self.migration).chain(&self.storage)
+    }
+
+    /// Priorities that are lossless, sorted.
+    pub fn lossless(&self) -> Vec<u8> {
+        let mut all: Vec<u8> =
+            self.classes().filter(|class| class.lossless).map(|class| class.priority).collect();
+        all.sort_unstable();
+        all
+    }
+}
+
+/// A version of RoCE.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Roce {
+    /// No RDMA: migrations go over TCP.
+    #[default]
+    None,
+    /// An Ethernet type of its own; does not pass routers.
+    V1,
+    /// Over UDP.
+    V2,
+}
+
+/// A class of traffic.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Class {
+    /// `migration` or `storage`.
+    pub name: &'static str,
+    /// Priority, 1 to 7; 0 is that of everything else.
+    pub priority: u8,
+    /// Share of the port where all send at once, percent.
+    pub share_percent: u8,
+    /// No packet of it is dropped: who cannot take more says stop (PFC).
+    pub lossless: bool,
+    /// What tells its packets, 1 to 63; without it RoCE is told by its protocol, and switches look at the VLAN tag.
+    pub dscp: Option<u8>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    ports: Vec<String>,
+    #[serde(default)]
+    switch_ports: Vec<String>,
+    #[serde(default)]
+    windows_adapters: Vec<String>,
+    #[serde(default)]
+    roce: Roce,
+    #[serde(default = "one")]
+    lossless_classes: i64,
+    migration: ClassFile,
+    storage: Option<ClassFile>,
+    other: Option<OtherFile>,
+}
+
+fn one() -> i64 {
+    1
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ClassFile {
+    priority: i64,
+    share: i64,
+    #[serde(default)]
+    lossless: bool,
+    dscp: Option<i64>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OtherFile {
+    share: i64,
+}
+
+/// Reads an intent.
+pub fn parse(text: &str) -> Result<Intent, IntentError> {
+    if text.len() > INTENT_BYTES_MAX {
+        return Err(IntentError::TooLarge);
+    }
+    let file: File = toml::from_str(text).map_err(|error| IntentError::Form(Box::new(error)))?;
+    if file.ports.is_empty() {
+        return Err(IntentError::NoPorts);
+    }
+    let intent = Intent {
+        ports: names("ports", file.ports)?,
+        switch_ports: names("switch_ports", file.switch_ports)?,
+        windows_adapters: names("windows_adapters", file.windows_adapters)?,
+        roce: file.roce,
+        migration: class("migration", &file.migration)?,
+        storage: file.storage.as_ref().map(|file| class("storage", file)).transpose()?,
+        other_percent: 0,
+    };
+    let other_percent = rest(&intent, file.other.as_ref())?;
+    lossless(&intent, file.lossless_classes)?;
+    marks(&intent)?;
+    Ok(Intent { other_percent, ..intent })
+}
+
+/// Names go into configuration texts: what could end a line, a string or a command is no name.
+fn names(list: &'static str, names: Vec<String>) -> Result<Vec<String>, IntentError> {
+    if names.len() > NAMES_MAX {
+        return Err(IntentError::ManyPorts { list });
+    }
+    let taken = if list == "windows_adapters" { "-_.:/#() " } else { "-_.:/" };
+    let plain = |c: char| c.is_ascii_alphanumeric() || taken.contains(c);
+    for (at, name) in names.iter().enumerate() {
+        let edges = name.trim() != name || name.starts_with(['-', '#']);
+        if name.is_empty() || name.len() > 128 || edges || !name.chars().all(plain) {
+            return Err(IntentError::PortName { list, name: name.chars().take(128).collect(), taken });
+        }
+        if names.iter().take(at).any(|earlier| earlier == name) {
+            return Err(IntentError::PortTwice { list, name: name.clone() });
+        }
+    }
+    Ok(names)
+}
+
+fn class(name: &'static str, file: &ClassFile) -> Result<Class, IntentError> {
+    let within = |number: i64, most: i64| u8::try_from(number).ok().filter(|_| (1..=most).contains(&number));
+    let priority = within(file.priority, PRIORITY_MAX);
+    let share = within(file.share, 99);
+    let dscp = file.dscp.map(|dscp| within(dscp, DSCP_MAX).ok_or(IntentError::Dscp { class: name, dscp }));
+    Ok(Class {
+        name,
+        priority: priority.ok_or(IntentError::Priority { class: name, priority: file.priority })?,
+        share_percent: share.ok_or(IntentError::Share { class: name, share: file.share })?,
+        lossless: file.lossless,
+        dscp: dscp.transpose()?,
+    })
+}
+
+/// What is left for everything else.
+fn rest(intent: &Intent, other: Option<&OtherFile>) -> Result<u8, IntentError> {
+    let sum: i64 = intent.classes().map(|class| i64::from(class.share_percent)).sum();
+    let left = 100 - sum;
+    match other {
+        _ if left < 1 => Err(IntentError::Shares { sum }),
+        Some(other) if other.share != left => Err(IntentError::Other { said: other.share, left }),
+        _ => u8::try_from(left).map_err(|_| IntentError::Shares { sum }),
+    }
+}
+
+fn lossless(intent: &Intent, classes: i64) -> Result<(), IntentError> {
+    match (classes, intent.lossless().len()) {
+        (1, 2..) => Err(IntentError::TwoLossless),
+        (1 | 2, _) => Ok(()),
+        (said, _) => Err(IntentError::LosslessClasses { said }),
+    }
+}
+
+/// Each class must be told from the others, by priority and by mark.
+fn marks(intent: &Intent) -> Result<(), IntentError> {
+    let migration = &intent.migration;
+    if let Some(storage) = &intent.storage {
+        if storage.priority == migration.priority {
+            return Err(IntentError::SamePriority { priority: storage.priority });
+        }
+        if let Some(dscp) = storage.dscp.filter(|_| storage.dscp == migration.dscp) {
+            return Err(IntentError::SameDscp { dscp });
+        }
+    }
+    if intent.roce == Roce::V1 && migration.dscp.is_some() {
+        return Err(IntentError::DscpWithoutIp);
+    }
+    let told = |class: &Class| class.dscp.is_some() || class.name == "migration" && intent.roce != Roce::None;
+    match intent.classes().find(|class| !told(class)) {
+        Some(class) => Err(IntentError::NoMark { class: class.name }),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,273 @@
+//! Plans against the healthy room: silent where it matches, and one difference is named as that and nothing else.
+
+use super::super::intent::parse;
+use super::super::intent::tests::{FULL, HEALTHY};
+use super::*;
+use crate::link::Step;
+use crate::model::{LinkLayer, Pause, PortKind, Room};
+use crate::testing::{healthy_room, host_mut, port};
+
+fn of(room: &Room, text: &str) -> HostPlan {
+    host(&room.hosts[0], &parse(text).unwrap())
+}
+
+fn dcb_mut(room: &mut Room) -> &mut Dcb {
+    port(room, "alpha", "ens1f1").dcb.as_mut().unwrap()
+}
+
+fn steps(plan: &Plan) -> Vec<String> {
+    plan.steps.iter().map(|Step { what, from, to }| format!("{what}: {from} → {to}")).collect()
+}
+
+/// The plan of the one port that differs.
+fn only(room: &Room, text: &str) -> Plan {
+    let plan = of(room, text);
+    assert_eq!(plan.ports[0].plan, Plan::default(), "the other port is as it was");
+    assert_eq!(plan.ports[1].problem, None);
+    plan.ports[1].plan.clone()
+}
+
+/// Why the port cannot have it.
+fn problem(room: &Room) -> String {
+    let plan = of(room, HEALTHY);
+    assert_eq!(plan.ports[0].problem, None);
+    assert_eq!(plan.ports[1].plan, Plan::default(), "nothing changes where something cannot be");
+    plan.ports[1].problem.clone().expect("a problem")
+}
+
+#[test]
+fn a_room_that_matches_is_silent() {
+    let room = healthy_room();
+    for inventory in &room.hosts {
+        let plan = host(inventory, &parse(HEALTHY).unwrap());
+        assert!(plan.matches(), "{plan:#?}");
+        assert!(plan.ports.iter().all(|port| port.plan == Plan::default()), "{plan:#?}");
+    }
+}
+
+#[test]
+fn numbers_of_classes_do_not_matter() {
+    let mut room = healthy_room();
+    let ets = dcb_mut(&mut room).ets.as_mut().unwrap();
+    ets.priority_class = vec![0, 0, 0, 5, 0, 0, 0, 0];
+    ets.share_percent = vec![50, 0, 0, 0, 0, 50, 0, 0];
+    ets.selection[5] = "ets".into();
+    assert!(of(&room, HEALTHY).matches());
+}
+
+#[test]
+fn another_lossless_priority() {
+    let mut room = healthy_room();
+    dcb_mut(&mut room).pfc.as_mut().unwrap().lossless = vec![5];
+    let plan = only(&room, HEALTHY);
+    assert_eq!(steps(&plan), ["lossless priorities: 5 → 3"]);
+    let (set, undo) = (plan.settings.dcb.unwrap(), plan.undo.dcb.unwrap());
+    assert_eq!(set, DcbSettings { lossless: Some(vec![3]), ..DcbSettings::default() });
+    assert_eq!(undo, DcbSettings { lossless: Some(vec![5]), ..DcbSettings::default() });
+}
+
+#[test]
+fn another_share() {
+    let mut room = healthy_room();
+    let before = dcb_mut(&mut room).ets.clone().unwrap();
+    let ets = dcb_mut(&mut room).ets.as_mut().unwrap();
+    ets.share_percent = vec![70, 30, 0, 0, 0, 0, 0, 0];
+    let plan = only(&room, HEALTHY);
+    assert_eq!(steps(&plan), ["shares: 0-2,4-7 70 %; 3 30 % → 0-2,4-7 50 %; 3 50 %"]);
+    assert_eq!(plan.settings.dcb.unwrap().ets, Some(before));
+    assert_eq!(plan.undo.dcb.unwrap().ets.unwrap().share_percent, [70, 30, 0, 0, 0, 0, 0, 0]);
+}
+
+#[test]
+fn strict_classes_are_no_shares() {
+    let mut room = healthy_room();
+    dcb_mut(&mut room).ets.as_mut().unwrap().selection[1] = "strict".into();
+    assert_eq!(steps(&only(&room, HEALTHY)), ["shares: 0-2,4-7 50 %; 3 strict → 0-2,4-7 50 %; 3 50 %"]);
+}
+
+#[test]
+fn another_application_priority() {
+    let mut room = healthy_room();
+    dcb_mut(&mut room).applications[0].priority = 4;
+    let plan = only(&room, HEALTHY);
+    assert_eq!(steps(&plan), ["priority of RoCE v2: 4 → 3"]);
+    let (set, undo) = (plan.settings.dcb.unwrap(), plan.undo.dcb.unwrap());
+    assert_eq!((set.remove[0].priority, set.add[0].priority), (4, 3));
+    assert_eq!((undo.remove, undo.add), (set.add, set.remove));
+    assert!(plan.warnings[0].contains("by DSCP only"), "mlx5: {:?}", plan.warnings);
+}
+
+#[test]
+fn a_second_priority_for_the_same_traffic_goes() {
+    let mut room = healthy_room();
+    let second = Application { priority: 6, ..dcb_mut(&mut room).applications[0] };
+    dcb_mut(&mut room).applications.push(second);
+    let plan = only(&room, HEALTHY);
+    assert_eq!(steps(&plan), ["priority of RoCE v2: 3,6 → 3"]);
+    assert_eq!(plan.settings.dcb.unwrap().remove, [second]);
+}
+
+#[test]
+fn willing_and_nothing_else() {
+    let mut room = healthy_room();
+    dcb_mut(&mut room).ets.as_mut().unwrap().willing = Some(true);
+    let plan = only(&room, HEALTHY);
+    assert_eq!(steps(&plan), ["takes shares from the switch: yes → no"]);
+    assert_eq!(plan.settings.dcb.unwrap().ets.unwrap().willing, Some(false));
+}
+
+#[test]
+fn an_adapter_that_decides_by_itself_hands_over() {
+    let mut room = healthy_room();
+    dcb_mut(&mut room).dcbx = Some(Dcbx { ieee: true, cee: true, ..Dcbx::default() });
+    let plan = only(&room, HEALTHY);
+    assert_eq!(steps(&plan), ["DCBX: by the adapter → by the host, IEEE version"]);
+    assert!(plan.settings.dcb.unwrap().dcbx.unwrap().host);
+}
+
+#[test]
+fn pause_frames_give_way_to_lossless_priorities() {
+    let mut room = healthy_room();
+    port(&mut room, "alpha", "ens1f1").pause =
+        Some(Pause { autonegotiation: Some(false), rx: Some(true), tx: Some(true) });
+    let plan = only(&room, HEALTHY);
+    assert_eq!(steps(&plan), ["pause: receive on, send on → receive off, send off"]);
+    assert!(plan.settings.pause.is_some() && plan.settings.dcb.is_none());
+}
+
+#[test]
+fn roce_of_connections_that_say_none() {
+    let mut room = healthy_room();
+    host_mut(&mut room, "alpha").rdma.as_mut().unwrap()[1].ports[0].default_roce = Some("RoCE v1".into());
+    let plan = only(&room, HEALTHY);
+    assert_eq!(steps(&plan), ["RoCE of connections that say none: RoCE v1 → RoCE v2"]);
+    let default = plan.settings.dcb.unwrap().roce.remove(0);
+    assert_eq!((default.device.as_str(), default.traffic_class), ("mlx5_1", None));
+}
+
+#[test]
+fn what_the_switch_says_is_a_warning() {
+    let mut room = healthy_room();
+    port(&mut room, "alpha", "ens1f1").neighbours[0].pfc.as_mut().unwrap().lossless = vec![4];
+    let plan = only(&room, HEALTHY);
+    assert_eq!(plan.steps, []);
+    assert_eq!(
+        plan.warnings,
+        ["leaf1 says that lossless priorities of its port are 4: `linerate qos switch` writes its side"]
+    );
+}
+
+#[test]
+fn a_full_intent_on_ports_that_have_another() {
+    let plan = of(&healthy_room(), FULL);
+    for port in &plan.ports {
+        assert_eq!(
+            steps(&port.plan),
+            [
+                "shares: 0-2,4-7 50 %; 3 50 % → 0-2,5-7 20 %; 3 50 %; 4 30 %",
+                "priority of DSCP 26: none → 3",
+                "priority of DSCP 34: none → 4",
+            ]
+        );
+        let ets = port.plan.settings.dcb.clone().unwrap().ets.unwrap();
+        assert_eq!(ets.share_percent, [20, 50, 30, 0, 0, 0, 0, 0]);
+        assert_eq!(ets.priority_class, [0, 0, 0, 1, 2, 0, 0, 0]);
+    }
+    // Half of 2x25 Gb/s; DSCP 26 in the upper six bits.
+    assert_eq!((plan.migration_bytes_per_s, plan.type_of_service), (Some(3_125_000_000), Some(104)));
+}
+
+/// What was planned, done: the room then matches.
+#[test]
+fn a_plan_that_was_done_leaves_nothing() {
+    let mut room = healthy_room();
+    let intent = parse(FULL).unwrap();
+    for name in ["ens1f0", "ens1f1"] {
+        let inventory = room.hosts[0].clone();
+        let set =
+            port_plan(&inventory, inventory.port(name).unwrap(), &intent).unwrap().settings.dcb.unwrap();
+        let dcb = port(&mut room, "alpha", name).dcb.as_mut().unwrap();
+        dcb.ets = set.ets;
+        dcb.applications.extend(set.add);
+    }
+    assert!(host(&room.hosts[0], &intent).matches());
+}
+
+#[test]
+fn a_port_without_dcb() {
+    let mut room = healthy_room();
+    port(&mut room, "alpha", "ens1f1").dcb = None;
+    let said = problem(&room);
+    assert!(said.starts_with("ens1f1 of alpha (driver mlx5_core) has no DCB"), "{said}");
+    port(&mut room, "alpha", "ens1f1").kind = PortKind::Veth;
+    assert!(problem(&room).contains("(a veth)"));
+    // A bond of that name, with two members.
+    port(&mut room, "alpha", "ens1f1").kind = PortKind::Bond;
+    port(&mut room, "alpha", "eno1").master = Some("ens1f1".into());
+    let said = problem(&room);
+    assert!(said.contains("put the ports below it into `ports` instead, eno1"), "{said}");
+}
+
+#[test]
+fn firmware_that_speaks_dcbx() {
+    let mut room = healthy_room();
+    dcb_mut(&mut room).dcbx = Some(Dcbx { firmware: true, ieee: true, ..Dcbx::default() });
+    for (driver, command) in [
+        ("mlx5_core", "on alpha: mstconfig -d 0000:3b:00.1 set LLDP_NB_DCBX_P1=FALSE"),
+        ("ice", "on alpha: ethtool --set-priv-flags ens1f1 fw-lldp-agent off"),
+        ("i40e", "on alpha: ethtool --set-priv-flags ens1f1 disable-fw-lldp on"),
+        ("bnxt_en", "the tool of the adapter's maker"),
+    ] {
+        port(&mut room, "alpha", "ens1f1").driver = Some(driver.into());
+        let said = problem(&room);
+        assert!(said.contains(command), "{said}");
+    }
+}
+
+#[test]
+fn adapters_that_have_too_little() {
+    let mut room = healthy_room();
+    dcb_mut(&mut room).ets.as_mut().unwrap().classes_max = Some(1);
+    assert!(problem(&room).contains("has 1 traffic classes, the intent needs 2"));
+    let mut room = healthy_room();
+    dcb_mut(&mut room).pfc.as_mut().unwrap().lossless_max = Some(0);
+    assert!(problem(&room).contains("can have 0 lossless priorities, the intent has 1"));
+    let mut room = healthy_room();
+    dcb_mut(&mut room).pfc = None;
+    assert!(problem(&room).contains("says nothing of its lossless priorities (PFC)"));
+    let mut room = healthy_room();
+    dcb_mut(&mut room).ets.as_mut().unwrap().share_percent.pop();
+    assert!(problem(&room).contains("says nothing of its shares (ETS)"));
+}
+
+#[test]
+fn adapters_without_roce() {
+    let mut room = healthy_room();
+    host_mut(&mut room, "alpha").rdma.as_mut().unwrap()[1].node_type = Some("RNIC".into());
+    assert!(problem(&room).contains("devlink dev param set pci/0000:3b:00.1 name enable_roce value true"));
+    host_mut(&mut room, "alpha").rdma.as_mut().unwrap().pop();
+    assert!(problem(&room).contains("ens1f1 of alpha has no RDMA device"));
+    host_mut(&mut room, "alpha").rdma = None;
+    assert!(of(&room, HEALTHY).matches(), "not known is not absent");
+}
+
+#[test]
+fn an_adapter_in_infiniband_mode_has_no_port() {
+    let mut room = healthy_room();
+    host_mut(&mut room, "alpha").ports.pop();
+    assert!(problem(&room).contains("alpha has no port ens1f1: `ports` must be"));
+    let rdma = &mut host_mut(&mut room, "alpha").rdma.as_mut().unwrap()[1];
+    rdma.ports[0].link_layer = Some(LinkLayer::Infiniband);
+    let said = problem(&room);
+    assert!(said.contains("mlx5_1 is in InfiniBand mode"), "{said}");
+    assert!(said.contains("mstconfig -d 0000:3b:00.1 set LINK_TYPE_P1=2, then restart"), "{said}");
+}
+
+#[test]
+fn windows_is_set_elsewhere() {
+    let mut room = healthy_room();
+    host_mut(&mut room, "alpha").system.os = Some("windows".into());
+    let plan = of(&room, HEALTHY);
+    assert!(plan.ports[0].problem.as_ref().unwrap().contains("linerate qos windows"));
+    assert!(!plan.matches());
+}

@@ -1,0 +1,237 @@
+//! Every finding with the faulty set-up that provokes it: the doctor names it and nothing else.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Tests say what they expect.
+
+mod room;
+
+use linerate_fabric::checks::{ALL, run_all};
+use linerate_fabric::model::*;
+use room::{bonded, healthy, measured, tagged};
+
+type Fault = (&'static str, fn() -> Room, fn(&mut Room));
+
+fn beta(room: &mut Room) -> &mut Inventory {
+    &mut room.hosts[1]
+}
+
+/// The second link's port at beta.
+fn l1(room: &mut Room) -> &mut Port {
+    &mut beta(room).ports[1]
+}
+
+fn named<'a>(room: &'a mut Room, name: &str) -> &'a mut Port {
+    beta(room).ports.iter_mut().find(|port| port.name == name).unwrap()
+}
+
+fn dcb(room: &mut Room) -> &mut Dcb {
+    l1(room).dcb.as_mut().unwrap()
+}
+
+fn rdma(room: &mut Room) -> &mut RdmaPort {
+    &mut beta(room).rdma.as_mut().unwrap()[1].ports[0]
+}
+
+fn gained(room: &mut Room) -> &mut Counters {
+    &mut l1(room).counters_change.as_mut().unwrap().gained
+}
+
+/// The probe over the second link to beta.
+fn probe(room: &mut Room) -> &mut Probe {
+    &mut room.matrix.probes[2]
+}
+
+fn four_lanes(pcie: &mut Pcie) {
+    pcie.running = Some(PcieLink { speed_mts: 8000, width: 4 });
+}
+
+/// All ports of the second link.
+fn both(room: &mut Room, fault: fn(&mut Port)) {
+    room.hosts.iter_mut().for_each(|host| fault(&mut host.ports[1]));
+}
+
+fn pool(total: u64) -> Vec<HugePages> {
+    vec![HugePages { size_kib: 2048, total, free: 0 }]
+}
+
+const FAULTS: &[Fault] = &[
+    ("asymmetric-routing", measured, |room| probe(room).leaves_by = Some("eno1".into())),
+    ("autonegotiation-mismatch", healthy, |room| l1(room).neighbours[0].autonegotiation = Some(false)),
+    ("clock-not-steered", healthy, |room| beta(room).time.synchronised = Some(false)),
+    ("clock-skew", measured, |room| probe(room).clock_ahead_us = Some(-3_000_000)),
+    ("cpu-differs", healthy, |room| beta(room).cpu.flags.truncate(1)),
+    ("cpu-governor", healthy, |room| beta(room).cpu.governors[0].name = "powersave".into()),
+    ("cpu-idle-states", healthy, |room| {
+        beta(room).cpu.idle_states = vec![IdleState { name: "C6".into(), latency_us: 170, enabled: true }];
+    }),
+    ("dcb-willing", healthy, |room| dcb(room).ets.as_mut().unwrap().willing = Some(true)),
+    ("dcbx-differs", healthy, |room| dcb(room).dcbx.as_mut().unwrap().cee = true),
+    ("driver-differs", healthy, |room| l1(room).driver_version = Some("24.10-0.7.0".into())),
+    ("drops-rising", healthy, |room| gained(room).rx_missed = 40),
+    ("duplicate-address", healthy, |room| named(room, "eno1").addresses[0].ip = [192, 168, 0, 1].into()),
+    ("duplicate-mac", healthy, |room| l1(room).mac = Some("02:00:00:00:01:01".into())),
+    ("errors-rising", healthy, |room| gained(room).rx_crc_errors = 3),
+    ("ets-differs", healthy, |room| dcb(room).ets.as_mut().unwrap().share_percent = vec![90, 10]),
+    ("fec-against-switch", healthy, |room| {
+        let port =
+            SwitchPort { name: "Ethernet1/2".into(), fec: Some("baser".into()), ..SwitchPort::default() };
+        room.switches = vec![Switch { switch: "leaf1".into(), ports: vec![port] }];
+    }),
+    ("firewall-drops", measured, |room| {
+        let chain = FirewallChain {
+            table: "inet filter".into(),
+            name: "input".into(),
+            drops: true,
+            ..FirewallChain::default()
+        };
+        beta(room).firewall = Some(Firewall { input: vec![chain] });
+        probe(room).reachable = Some(false);
+    }),
+    ("firmware-differs", healthy, |room| l1(room).firmware = Some("14.20.1010".into())),
+    ("half-duplex", healthy, |room| l1(room).link.duplex = Some(Duplex::Half)),
+    ("huge-pages-denied", healthy, |room| {
+        beta(room).memory.transparent_huge_pages_shared = Some("deny".into())
+    }),
+    ("huge-pages-missing", healthy, |room| room.hosts[0].memory.huge_pages = pool(512)),
+    ("incast-collapse", measured, |room| {
+        let (from, to) = (probe(room).from.clone(), probe(room).to.clone());
+        room.matrix.incasts =
+            vec![Incast { from: vec![from], to, throughput_mbps: vec![900], alone_mbps: Some(22_000) }];
+    }),
+    ("infiniband-mode", healthy, |room| {
+        rdma(room).link_layer = Some(LinkLayer::Infiniband);
+        rdma(room).state = Some("DOWN".into());
+    }),
+    ("interrupts-far-node", healthy, |room| {
+        (8..).zip(&mut l1(room).irqs).for_each(|(cpu, irq)| irq.cpus = vec![cpu]);
+    }),
+    ("interrupts-on-one-cpu", healthy, |room| l1(room).irqs.iter_mut().for_each(|irq| irq.cpus = vec![9])),
+    ("kernel-too-old", healthy, |room| beta(room).system.features[0].present = false),
+    ("lacp-incomplete", bonded, |room| named(room, "bond0").bond.as_mut().unwrap().aggregated = Some(1)),
+    ("link-down", healthy, |room| l1(room).carrier = Some(false)),
+    ("link-flapping", healthy, |room| l1(room).carrier_changes = Some(300)),
+    ("memlock-limit", healthy, |room| beta(room).memory.memlock = Some(Limit::Bytes(8 << 20))),
+    ("migration-on-management", healthy, |room| {
+        for (number, host) in (1..).zip(&mut room.hosts) {
+            host.agent.as_mut().unwrap().listen.push(format!("192.168.0.{number}:7979"));
+        }
+    }),
+    ("mtu-against-switch", healthy, |room| l1(room).neighbours[0].frame_bytes_max = Some(1518)),
+    ("mtu-below-port", tagged, |room| named(room, "l0").mtu = Some(1500)),
+    ("mtu-between-hosts", healthy, |room| l1(room).mtu = Some(1500)),
+    ("mtu-in-team", bonded, |room| named(room, "l3").mtu = Some(1500)),
+    ("mtu-path", measured, |room| {
+        probe(room).path_mtu = Some(PathMtu { promised: 9000, passed: 1500, black_hole: true })
+    }),
+    ("mtu-small", healthy, |room| both(room, |port| port.mtu = Some(1500))),
+    ("no-second-link", healthy, |room| beta(room).agent.as_mut().unwrap().listen.truncate(1)),
+    ("pcie-below-card", healthy, |room| {
+        for port in &mut beta(room).ports[..2] {
+            four_lanes(port.pcie.as_mut().unwrap());
+        }
+    }),
+    ("pcie-below-ports", healthy, |room| {
+        for port in &mut beta(room).ports[..2] {
+            let pcie = port.pcie.as_mut().unwrap();
+            four_lanes(pcie);
+            pcie.able = pcie.running;
+        }
+    }),
+    ("pfc-differs", healthy, |room| dcb(room).pfc.as_mut().unwrap().lossless.clear()),
+    ("qemu-machine-types", healthy, |room| drop(beta(room).hypervisor.qemu[0].machines.remove(0))),
+    ("queues-few", healthy, |room| l1(room).queues.as_mut().unwrap().combined = Some(2)),
+    ("rdma-off", healthy, |room| {
+        room.hosts.iter_mut().for_each(|host| drop(host.rdma.as_mut().unwrap().remove(1)))
+    }),
+    ("rdma-one-sided", healthy, |room| drop(beta(room).rdma.as_mut().unwrap().remove(1))),
+    ("rdma-port-down", healthy, |room| rdma(room).state = Some("DOWN".into())),
+    ("roce-gid-missing", healthy, |room| rdma(room).gids.truncate(1)),
+    ("roce-not-lossless", healthy, |room| {
+        both(room, |port| {
+            port.dcb.as_mut().unwrap().pfc.as_mut().unwrap().lossless.clear();
+            port.neighbours[0].pfc = None;
+        });
+    }),
+    ("roce-priority-differs", healthy, |room| dcb(room).applications[0].priority = 5),
+    ("roce-version-differs", healthy, |room| rdma(room).default_roce = Some("IB/RoCE v1".into())),
+    ("speed-below-ability", healthy, |room| l1(room).link.speed_mbps = Some(1000)),
+    ("speed-between-hosts", healthy, |room| {
+        l1(room).link.speed_mbps = Some(10_000);
+        l1(room).link.supported = vec!["10000baseSR/Full".into()];
+    }),
+    ("switch-port-slower", healthy, |room| {
+        l1(room).link.speed_mbps = Some(10_000);
+        l1(room).link.peer = vec!["10000baseSR/Full".into()];
+    }),
+    ("team-cannot-spread", bonded, |room| {
+        named(room, "bond0").bond.as_mut().unwrap().hash = Some("layer2".into())
+    }),
+    ("team-without-monitoring", bonded, |room| {
+        named(room, "bond0").bond.as_mut().unwrap().monitor_interval_ms = Some(0)
+    }),
+    ("throughput-below-promise", measured, |room| probe(room).throughput_mbps = Some(2400)),
+    ("two-ports-one-network", healthy, |room| {
+        l1(room).addresses.push(Address { ip: [192, 168, 0, 77].into(), prefix: 24 });
+        room.hosts.iter_mut().for_each(|host| host.ports[1].neighbours.clear());
+        both(room, |port| port.mtu_max = None);
+        named(room, "eno1").mtu = Some(9000);
+        room.hosts[0].ports[4].mtu = Some(9000);
+    }),
+    ("unreachable", measured, |room| {
+        probe(room).reachable = Some(false);
+        probe(room).throughput_mbps = None;
+    }),
+    ("vlan-between-hosts", healthy, |room| l1(room).neighbours[0].vlan_untagged = Some(1)),
+    ("vlan-in-team", bonded, |room| named(room, "l3").neighbours[0].vlan_untagged = Some(1)),
+    ("vlan-not-on-switch", tagged, |room| named(room, "l0").neighbours[0].vlans = vec![200]),
+];
+
+fn ids(room: &Room) -> Vec<String> {
+    run_all(room).into_iter().map(|finding| finding.id).collect()
+}
+
+#[test]
+fn two_healthy_hosts_with_four_links_are_silent() {
+    for room in [healthy(), bonded(), tagged(), measured()] {
+        assert_eq!(run_all(&room), Vec::new());
+    }
+}
+
+#[test]
+fn each_host_alone_is_silent() {
+    for room in [healthy(), bonded(), tagged()] {
+        for host in room.hosts {
+            assert_eq!(run_all(&Room::of(vec![host])), Vec::new());
+        }
+    }
+}
+
+#[test]
+fn every_fault_is_named_and_nothing_else() {
+    let mut wrong = Vec::new();
+    for (id, healthy, fault) in FAULTS {
+        let mut room = healthy();
+        fault(&mut room);
+        if ids(&room) != [*id] {
+            wrong.push(format!("{id}: {:?}", ids(&room)));
+        }
+        for finding in run_all(&room) {
+            assert!(!finding.places.is_empty() && !finding.seen.is_empty(), "{id} names place and values");
+            assert!(!finding.why.is_empty() && !finding.fixes.is_empty(), "{id} says why and what to do");
+            assert_eq!(finding.page, format!("docs/findings.md#{id}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_table_holds_every_check() {
+    let table: Vec<&str> = FAULTS.iter().map(|(id, _, _)| *id).collect();
+    let all: Vec<&str> = ALL.iter().map(|check| check.id()).collect();
+    assert_eq!(table, all);
+}
+
+#[test]
+fn sixty_four_hosts_are_compared_pair_by_pair_without_a_finding() {
+    let hosts = (1..=64).map(|number| room::host(number, &format!("host{number}"))).collect();
+    assert_eq!(run_all(&Room::of(hosts)), Vec::new());
+}

@@ -1,0 +1,125 @@
+//! What the destination's side of a channel has dealt with, and what of it the source has not been told yet. The same for every
+//! carrier.
+
+use std::time::Duration;
+
+use linerate_wire::frame::{Header, REFUSED_MAX, encode_ack};
+
+use crate::channel::ChannelError;
+use crate::fence::Serving;
+use crate::stats::ChannelStats;
+
+/// The source pings a channel that has nothing to do, so one that says nothing for this long is dead.
+pub(crate) const SILENCE_MAX: Duration = Duration::from_secs(30);
+/// Frames after which the source is told although more are there to be read.
+const FRAMES: u32 = 8;
+/// Bytes after which it is.
+const BYTES: u64 = 2 << 20;
+
+/// See the module. Dropping it says that the channel applies no more.
+pub(crate) struct Receipts<'a> {
+    serving: Serving<'a>,
+    stats: &'a ChannelStats,
+    frames: u32,
+    bytes: u64,
+    refused: Vec<u64>,
+    refusals_left: usize,
+}
+
+impl<'a> Receipts<'a> {
+    pub(crate) fn new(serving: Serving<'a>, stats: &'a ChannelStats) -> Receipts<'a> {
+        Receipts { serving, stats, frames: 0, bytes: 0, refused: Vec::new(), refusals_left: usize::MAX }
+    }
+
+    /// More refused frames than these end the channel.
+    pub(crate) fn refuse_at_most(self, frames: usize) -> Receipts<'a> {
+        Receipts { refusals_left: frames, ..self }
+    }
+
+    /// An error if a frame with this number may not come now.
+    pub(crate) fn check(&self, sequence: u64) -> Result<(), ChannelError> {
+        match self.serving.applied() {
+            after if sequence <= after => Err(ChannelError::SequenceOrder { sequence, after }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Books a frame that was applied, or refused because its payload is not intact. True if the source should be told now.
+    pub(crate) fn book(&mut self, header: &Header, intact: bool) -> Result<bool, ChannelError> {
+        if intact {
+            self.serving.apply(header.sequence);
+        } else {
+            self.serving.refuse(header.sequence);
+            self.stats.refuse(1);
+            self.refused.push(header.sequence);
+            self.refusals_left = self.refusals_left.checked_sub(1).ok_or(ChannelError::Damaged)?;
+        }
+        self.frames += 1;
+        self.bytes += u64::from(header.payload_length);
+        Ok(self.frames >= FRAMES || self.bytes >= BYTES || self.refused.len() >= REFUSED_MAX)
+    }
+
+    /// Writes the acknowledgement of all that was booked since the one before. False if there is nothing to tell.
+    pub(crate) fn write(&mut self, answer: &mut Vec<u8>) -> Result<bool, ChannelError> {
+        if self.frames == 0 {
+            return Ok(false);
+        }
+        encode_ack(answer, self.serving.applied(), &self.refused)?;
+        (self.frames, self.bytes) = (0, 0);
+        self.refused.clear();
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use linerate_wire::frame::{Frame, HEADER_BYTES, Tag};
+
+    use super::*;
+    use crate::channel::Closer;
+    use crate::fence::Fence;
+
+    fn header(sequence: u64, payload_length: u32) -> Header {
+        let mut bytes = Vec::new();
+        Frame::Probe.encode(sequence, payload_length, 0, &mut bytes).unwrap();
+        let header = Header::decode(bytes.first_chunk().unwrap()).unwrap();
+        assert_eq!(header.tag, Tag::Probe);
+        header
+    }
+
+    #[test]
+    fn what_was_told_once_is_not_told_again_and_numbers_only_rise() {
+        let (fence, stats) = (Fence::new(Closer::new(|| {})), ChannelStats::default());
+        let mut receipts = Receipts::new(fence.enter().unwrap(), &stats);
+        let mut answer = Vec::new();
+        assert!(!receipts.write(&mut answer).unwrap());
+        receipts.book(&header(3, 0), true).unwrap();
+        receipts.book(&header(4, 0), false).unwrap();
+        assert!(matches!(receipts.check(4), Err(ChannelError::SequenceOrder { sequence: 4, after: 4 })));
+        assert!(receipts.check(5).is_ok());
+        assert!(receipts.write(&mut answer).unwrap());
+        let (head, body) = answer.split_first_chunk::<HEADER_BYTES>().unwrap();
+        let head = Header::decode(head).unwrap();
+        let Frame::Ack(ack) = Frame::decode(&head, body).unwrap() else { panic!("{head:?}") };
+        assert_eq!((head.sequence, ack.refused, stats.counters().refused), (4, vec![4], 1));
+        assert!(!receipts.write(&mut answer).unwrap());
+        drop(receipts);
+        assert_eq!(
+            fence.close(Duration::ZERO).unwrap().refused,
+            [4],
+            "a lost acknowledgement is told by the fence"
+        );
+    }
+
+    #[test]
+    fn the_source_is_told_after_enough_frames_or_bytes() {
+        let (fence, stats) = (Fence::new(Closer::new(|| {})), ChannelStats::default());
+        let mut receipts = Receipts::new(fence.enter().unwrap(), &stats);
+        let told: Vec<bool> =
+            (1..=8).map(|sequence| receipts.book(&header(sequence, 0), true).unwrap()).collect();
+        assert_eq!(told, [false, false, false, false, false, false, false, true]);
+        receipts.write(&mut Vec::new()).unwrap();
+        assert!(!receipts.book(&header(9, 1 << 20), true).unwrap());
+        assert!(receipts.book(&header(10, 1 << 20), true).unwrap());
+    }
+}

@@ -1,0 +1,117 @@
+//! What runs inside of two machines that links join: a host each, and a guest that goes there and back by RDMA. They wait for
+//! each other by files in a folder that both see.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use linerate_lab::{Agent, AgentOptions, Console, GuestParameters, GuestSpec, Host, Side};
+
+use super::inside::{LONG, migrate, runs_unharmed, start_guest};
+
+const LINKS: usize = 2;
+const RAM_MB: u64 = 128;
+
+fn mark(name: &str) -> PathBuf {
+    PathBuf::from(std::env::var_os("PAIR_FOLDER").unwrap()).join(name)
+}
+
+fn say(name: &str) {
+    fs::write(mark(name), "").unwrap();
+}
+
+fn wait_for(name: &str) {
+    for _ in 0..LONG.as_secs() * 10 {
+        if mark(name).exists() {
+            return;
+        }
+        assert!(!mark(FAILED).exists(), "the other machine failed; it says why");
+        thread::sleep(Duration::from_millis(100));
+    }
+    panic!("the other machine never said {name}");
+}
+
+fn tool(words: &[&str]) {
+    let output = Command::new(words[0]).args(&words[1..]).output().unwrap();
+    assert!(output.status.success(), "{words:?}: {output:?}");
+}
+
+const FAILED: &str = "failed";
+
+/// Tells the other machine of a panic, which would wait in vain.
+struct TellFailure;
+
+impl Drop for TellFailure {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let _ = fs::write(mark(FAILED), "");
+        }
+    }
+}
+
+fn host(side: Side) -> (Host, Agent) {
+    let host = Host::of_machine(side, LINKS, RAM_MB).unwrap();
+    let agent = Agent::start(&host, AgentOptions::default()).unwrap();
+    (host, agent)
+}
+
+fn arrived(host: &Host) -> Console {
+    Console::new([GuestSpec::bare("g", GuestParameters::default()).arrived_serial(host)])
+}
+
+/// The guest leaves by RDMA alone, and a cable is pulled on the way; later it comes back.
+#[test]
+#[ignore = "runs inside of a machine, started by the test next door"]
+fn host_a() {
+    let _failure = TellFailure;
+    let (host, agent) = host(Side::A);
+    start_guest(&agent);
+    wait_for("b-is-ready");
+    let moved = migrate(&agent, "10.9.0.2:7979", "rdma", || {
+        tool(&["ip", "link", "set", "l1", "down"]);
+        thread::sleep(Duration::from_secs(1));
+        tool(&["ip", "link", "set", "l1", "up"]);
+    });
+    let report = moved.report(&agent);
+    for link in report["links"].as_array().unwrap() {
+        assert_eq!(link["rdma"], true, "{report:#}");
+        assert_eq!(link["fallback"], serde_json::Value::Null, "{report:#}");
+    }
+    assert!(report["links"][1]["lost_count"].as_u64().unwrap() >= 1, "{report:#}");
+    let counted = report["links"][0]["rdma_port"]["sent_bytes"].as_u64();
+    println!("by RDMA: {report:#}\ncounted by the port: {counted:?}");
+    say("a-has-moved-it");
+    wait_for("b-has-moved-it");
+    runs_unharmed(&arrived(&host));
+    say("a-is-done");
+}
+
+/// The guest arrives, and goes back. On the way one link's adapter gets nothing through any more (the adapter itself cannot be
+/// taken away: soft-RoCE waits for its users first): that link goes on over TCP.
+#[test]
+#[ignore = "runs inside of a machine, started by the test next door"]
+fn host_b() {
+    let _failure = TellFailure;
+    let (host, agent) = host(Side::B);
+    say("b-is-ready");
+    wait_for("a-has-moved-it");
+    runs_unharmed(&arrived(&host));
+    let moved = migrate(&agent, "10.9.0.1:7979", "auto", || {
+        // UDP, by number: the machine has no names of protocols.
+        tool(&["ip", "rule", "add", "pref", "1", "to", "10.9.1.0/24", "ipproto", "17", "prohibit"]);
+    });
+    let report = moved.report(&agent);
+    assert_eq!(report["links"][0]["rdma"], true, "{report:#}");
+    assert!(report["links"][1]["fallback"].is_string(), "{report:#}");
+    assert!(
+        moved
+            .events
+            .iter()
+            .any(|event| event["text"].as_str().is_some_and(|text| text.contains("RDMA failed")))
+    );
+    println!("fallen back: {report:#}");
+    say("b-has-moved-it");
+    wait_for("a-is-done");
+}
