@@ -88,6 +88,23 @@ async fn a_migration_that_loses_a_link_is_told_in_plain_lines_and_reported() {
 }
 
 #[tokio::test]
+async fn what_would_make_it_slow_is_said_before_and_holds_nothing_up() {
+    let lab = Lab::new(0.0);
+    let half = "alpha ens1f1: half duplex";
+    let run = lab.run("migrate web --to beta").await;
+    assert!(run.err.contains(half) && run.err.contains("linerate doctor beta --details"), "{}", run.err);
+    assert!(!run.err.contains("not probed"), "{}", run.err);
+    let run = lab.run("migrate web --to lossy").await;
+    assert_eq!(run.code, Some(0), "{run:?}");
+    assert!(run.err.contains("the links to lossy were not probed within 1 s"), "{}", run.err);
+    assert!(run.err.contains(half), "what needs no probe is lost with them:\n{}", run.err);
+    for without in ["--no-check", "--quiet", "--json"] {
+        let run = lab.run(&format!("migrate web --to beta {without}")).await;
+        assert!(run.code == Some(0) && !run.err.contains(half), "{without}: {run:?}");
+    }
+}
+
+#[tokio::test]
 async fn json_is_the_name_and_then_every_event() {
     let run = Lab::new(0.0).run("migrate web --to beta --json").await;
     assert_eq!((run.code, run.err.as_str()), (Some(0), ""));

@@ -8,7 +8,7 @@ use linerate_lab::{Agent, AgentOptions, Console, GuestParameters, GuestSpec, Lab
 use serde_json::Value;
 
 /// The machine is slow and its own deadline ends what hangs.
-pub(crate) const LONG: Duration = Duration::from_secs(400);
+const LONG: Duration = Duration::from_secs(400);
 const LINK_MBPS: u64 = 30;
 
 struct Stage {

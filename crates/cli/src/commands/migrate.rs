@@ -36,14 +36,25 @@ pub async fn run(flags: &MigrateFlags, context: &Context) -> Result<Exit, Failur
 /// What the short form of the doctor finds between the two hosts, on standard error. It refuses nothing: what cannot work is
 /// refused by the agents, who know better.
 async fn look_first(to: &str, context: &Context) {
-    let request = DoctorRequest { hosts: vec![to.to_owned()], probes: Probes::Short, watch_ms: 0 };
-    let Ok(Ok(answer)) = tokio::time::timeout(LOOK_MAX, context.client.doctor(&request)).await else {
-        return;
-    };
-    let Ok(room) = serde_json::from_value::<Room>(answer.room) else { return };
-    if let Some(text) = doctor::brief(&run_all(&room), to, context.err) {
+    // Probes wait for what is lost on the way, and then there is most to say: what the hosts know of themselves comes without.
+    let (known, probed) = tokio::join!(look(to, Probes::None, context), look(to, Probes::Short, context));
+    let silent = probed.is_none().then(|| {
+        format!(
+            "the links to {to} were not probed within {} s: `linerate doctor {to}` tells why",
+            LOOK_MAX.as_secs()
+        )
+    });
+    let found = probed.or(known).flatten().and_then(|room| doctor::brief(&run_all(&room), to, context.err));
+    for text in found.into_iter().chain(silent) {
         context.say(&text);
     }
+}
+
+/// `None` if there was no answer in time, `Some(None)` if the agent could not look.
+async fn look(to: &str, probes: Probes, context: &Context) -> Option<Option<Room>> {
+    let request = DoctorRequest { hosts: vec![to.to_owned()], probes, watch_ms: 0 };
+    let answer = tokio::time::timeout(LOOK_MAX, context.client.doctor(&request)).await.ok()?;
+    Some(answer.ok().and_then(|answer| serde_json::from_value(answer.room).ok()))
 }
 
 /// Programs learn the name in the first line; people who detach, by how to come back.

@@ -16,10 +16,11 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use linerate_api::{
-    AgentStatus, Decision, Direction, ErrorBody, Event, EventKind, GuestRunState, GuestState, GuestSummary,
-    KernelFeature, MigrateRequest, MigrationId, MigrationOutcome, MigrationStarted, MigrationState,
-    MigrationSummary, NDJSON, ResolveRequest, Step, Verdict, paths,
+    AgentStatus, Decision, Direction, DoctorAnswer, DoctorRequest, ErrorBody, Event, EventKind,
+    GuestRunState, GuestState, GuestSummary, KernelFeature, MigrateRequest, MigrationId, MigrationOutcome,
+    MigrationStarted, MigrationState, MigrationSummary, NDJSON, Probes, ResolveRequest, Step, Verdict, paths,
 };
+use linerate_fabric::model::{Duplex, Inventory, Port, Room};
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
@@ -61,6 +62,7 @@ pub fn serve(
         .route(paths::MIGRATION, axum::routing::delete(cancel))
         .route(paths::MIGRATION_EVENTS, get(events))
         .route(paths::SESSION_RESOLVE, post(resolve))
+        .route(paths::DOCTOR, post(examine))
         .with_state(agent);
     let seen = Seen { asked: asked_seen, cancelled: cancelled_seen };
     Ok((async move { axum::serve(listener, router).await }, seen))
@@ -111,6 +113,18 @@ async fn guests() -> Json<Vec<GuestSummary>> {
         guest("web", GuestRunState::Running, &[]),
         guest("pinned", GuestRunState::Running, &["a VFIO device writes to RAM unseen", "RAM is not shared"]),
     ])
+}
+
+/// A port at half duplex; and probes to `lossy` do not come back.
+async fn examine(Json(request): Json<DoctorRequest>) -> Json<DoctorAnswer> {
+    if request.probes != Probes::None && request.hosts == ["lossy"] {
+        std::future::pending::<()>().await;
+    }
+    let mut port = Port { name: "ens1f1".into(), ..Port::default() };
+    port.link.duplex = Some(Duplex::Half);
+    let host = Inventory { host: "alpha".into(), ports: vec![port], ..Inventory::default() };
+    let room = Room { hosts: vec![host], ..Room::default() };
+    Json(DoctorAnswer { room: serde_json::to_value(room).unwrap(), unheard: Vec::new() })
 }
 
 async fn migrate(State(agent): State<Arc<Agent>>, Json(request): Json<MigrateRequest>) -> Response {
