@@ -410,14 +410,14 @@ impl Streams {
 
     // ---- outputs ----
 
-    /// The next note for the peer.
+    /// The next note for the peer. None after the end: what sockets do then is no news of the streams.
     pub fn poll_note(&mut self) -> Option<(StreamId, StreamNote)> {
-        self.notes.pop_front()
+        if self.over { None } else { self.notes.pop_front() }
     }
 
     /// Whether there is one.
     pub fn has_notes(&self) -> bool {
-        !self.notes.is_empty()
+        !self.over && !self.notes.is_empty()
     }
 
     /// The next thing for the body.

@@ -214,6 +214,7 @@ fn a_failed_session_breaks_every_stream_and_lets_it_go() {
     streams.fail_all();
     assert_eq!((streams.room(stream), streams.readable(stream)), (Room::Stopped, Readable::Broken));
     streams.finished(stream);
+    assert!(!streams.has_notes() && streams.poll_note().is_none(), "sockets that are reset are no news");
     assert_eq!(streams.count(), 0);
     assert_eq!(streams.open("x"), Err(OpenError::Over));
     assert_eq!(streams.next(Time(1) + Duration::from_secs(9), CHANNEL), Next::Stop);

@@ -166,6 +166,10 @@ impl Region for HeldRegion {
         self.inner.read(run, to)
     }
 
+    fn placed(&self, runs: &[Run]) -> io::Result<()> {
+        self.inner.placed(runs)
+    }
+
     fn wipe(&self, run: Run) -> io::Result<()> {
         self.inner.wipe(run)
     }

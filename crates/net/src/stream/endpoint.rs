@@ -10,11 +10,13 @@ use socket2::SockRef;
 
 use super::rings::Ring;
 use super::session::{Local, StreamSession};
-use crate::socket::{is_transient, wait_readable, wait_writable};
+use crate::socket::{is_transient, receive_now, wait_readable, wait_writable};
 use crate::tcp::Stream;
 
 /// Most bytes received at a time, so that channels begin while more comes.
 const RECEIVE_BYTES_MAX: u64 = 512 << 10;
+/// More than a UNIX socket holds unread.
+const DISCARD_BYTES_MAX: usize = 16 << 20;
 /// Local sockets may be idle for ever; whoever ends a stream wakes its threads through the socket.
 const FOR_EVER: Duration = Duration::from_secs(86_400);
 
@@ -50,6 +52,18 @@ impl Socket {
     pub fn stop_reading(&self) {
         // It fails only if the connection has ended already.
         let _ = rustix::net::shutdown(&self.stream, Shutdown::Read);
+    }
+
+    /// Throws away what came and nobody reads any more. A UNIX socket that is closed with bytes unread resets the other
+    /// direction too, which may have an end of its own.
+    fn discard(&self) {
+        let mut scratch = [0; 16 << 10];
+        for _ in 0..DISCARD_BYTES_MAX / scratch.len() {
+            match receive_now(self.fd(), &mut scratch) {
+                Ok(0) | Err(_) => return,
+                Ok(_) => {}
+            }
+        }
     }
 
     /// Says the end of the stream.
@@ -99,6 +113,7 @@ fn read(session: &StreamSession, stream: StreamId, local: &Local, ring: &Ring) {
             }
         }
     }
+    local.socket.discard();
 }
 
 fn write(session: &StreamSession, stream: StreamId, local: &Local, ring: &Ring) {
