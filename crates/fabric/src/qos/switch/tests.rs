@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::super::intent::tests::{FULL, HEALTHY};
+use super::super::intent::tests::{FULL, HEALTHY, UNMARKED};
 use super::super::intent::{Intent, parse};
 use super::super::windows;
 use super::*;
@@ -27,7 +27,7 @@ fn full() -> Intent {
 
 /// Told by the VLAN tag, one class.
 fn tagged() -> Intent {
-    parse(&HEALTHY.replace("roce", "switch_ports = [\"swp1\"]\n windows_adapters = [\"Ethernet 3\"]\n roce"))
+    parse(&UNMARKED.replace("roce", "switch_ports = [\"swp1\"]\n windows_adapters = [\"Ethernet 3\"]\n roce"))
         .unwrap()
 }
 
