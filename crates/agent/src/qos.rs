@@ -1,7 +1,6 @@
 //! `linerate qos apply`: this host's ports become as an intent says, each on trial like those of `linerate link set`.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use linerate_api::{ErrorBody, LinkAnswer, QosAnswer, QosRequest};
 use linerate_fabric::link::Plan;
@@ -10,8 +9,8 @@ use linerate_fabric::qos::intent::{self, Intent};
 use linerate_fabric::qos::plan::{HostPlan, PortPlan, host, port_plan};
 
 use crate::agent::Agent;
-use crate::doctor::inventory_here;
-use crate::trial;
+use crate::doctor::network_here;
+use crate::trial::{self, Begun};
 
 /// Does what the intent says; nothing at all if one port cannot have it.
 pub fn apply(agent: &Arc<Agent>, request: &QosRequest) -> Result<QosAnswer, ErrorBody> {
@@ -19,30 +18,31 @@ pub fn apply(agent: &Arc<Agent>, request: &QosRequest) -> Result<QosAnswer, Erro
     let intent = intent::parse(&request.intent).map_err(|error| {
         trial::refuse(error.to_string()).with_hint("docs/qos.md describes the file, with an example")
     })?;
-    let inventory = inventory(agent);
+    let inventory = network_here(agent);
     let plan = host(&inventory, &intent);
     possible(&plan)?;
-    let mut begun = Vec::new();
-    let mut ports = Vec::new();
-    for one in &plan.ports {
-        let applied = !request.dry_run && !one.plan.steps.is_empty();
-        if applied {
-            match change(agent, &inventory, one, &intent, request.confirm_within_s) {
-                Ok(number) => begun.push((one.port.as_str(), number)),
-                Err(error) => {
-                    // Half of an intent is none.
-                    begun.iter().for_each(|(port, number)| trial::end(agent, port, *number));
-                    return Err(error);
-                }
-            }
-        }
-        ports.push(answer(one, applied.then_some(request.confirm_within_s)));
-    }
-    Ok(QosAnswer { ports })
+    let changes = |one: &&PortPlan| !request.dry_run && !one.plan.steps.is_empty();
+    let changing: Vec<&PortPlan> = plan.ports.iter().filter(changes).collect();
+    all(agent, &changing, request.confirm_within_s, |one| change(agent, &inventory, one, &intent))?;
+    let within = |one: &PortPlan| changes(&one).then_some(request.confirm_within_s);
+    Ok(QosAnswer { ports: plan.ports.iter().map(|one| answer(one, within(one))).collect() })
 }
 
-fn inventory(agent: &Agent) -> Inventory {
-    inventory_here(agent, Duration::ZERO, Vec::new())
+/// All ports or none: half of an intent is none. The time to confirm begins when the last one is done.
+fn all(
+    agent: &Arc<Agent>,
+    ports: &[&PortPlan],
+    within_s: u32,
+    mut change: impl FnMut(&PortPlan) -> Result<Begun, ErrorBody>,
+) -> Result<(), ErrorBody> {
+    let mut begun = Vec::new();
+    for one in ports {
+        match change(one) {
+            Ok(one) => begun.push(one),
+            Err(error) => return Err(trial::give_up(agent, &begun, error)),
+        }
+    }
+    trial::start(agent, begun, within_s)
 }
 
 fn possible(plan: &HostPlan) -> Result<(), ErrorBody> {
@@ -53,22 +53,16 @@ fn possible(plan: &HostPlan) -> Result<(), ErrorBody> {
     }
 }
 
-fn change(
-    agent: &Arc<Agent>,
-    inventory: &Inventory,
-    one: &PortPlan,
-    intent: &Intent,
-    within_s: u32,
-) -> Result<u64, ErrorBody> {
+fn change(agent: &Agent, inventory: &Inventory, one: &PortPlan, intent: &Intent) -> Result<Begun, ErrorBody> {
     let missing = |name: &str| trial::refuse(format!("{name} is gone from {}", agent.config.name));
     let port = inventory.port(&one.port).ok_or_else(|| missing(&one.port))?;
     // What the driver passed over in silence is seen here.
     let look = || -> Result<(Port, String), ErrorBody> {
-        let now = self::inventory(agent);
+        let now = network_here(agent);
         let port = now.port(&one.port).ok_or_else(|| missing(&one.port))?;
         Ok((port.clone(), left(&now, port, intent)))
     };
-    trial::try_it(agent, port, &one.plan, within_s, &look)
+    trial::change(agent, port, &one.plan, &look)
 }
 
 fn left(now: &Inventory, port: &Port, intent: &Intent) -> String {
@@ -83,5 +77,45 @@ fn answer(one: &PortPlan, confirm_within_s: Option<u32>) -> LinkAnswer {
         warnings: warnings.clone(),
         applied: confirm_within_s.is_some(),
         confirm_within_s,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trial::tests::{agent, begin_nothing, under_way};
+
+    fn ports(names: [&str; 2]) -> [PortPlan; 2] {
+        names.map(|name| PortPlan { port: name.into(), plan: Plan::default(), problem: None })
+    }
+
+    #[test]
+    fn time_to_confirm_begins_with_the_last_port() {
+        let (_folder, agent) = agent();
+        let [first, second] = ports(["lo", "other"]);
+        all(&agent, &[&first, &second], 1, |one| {
+            if one.port == "other" {
+                std::thread::sleep(std::time::Duration::from_secs(3));
+                assert!(under_way(&agent, "lo"), "put back while the next port was being set");
+            }
+            Ok(begin_nothing(&agent, &one.port))
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn of_half_an_intent_it_is_said_what_became_of_each_port() {
+        let (_folder, agent) = agent();
+        let [first, second] = ports(["lo", "no-such-port"]);
+        let third = PortPlan { port: "third".into(), ..second.clone() };
+        let error = all(&agent, &[&first, &second, &third], 60, |one| match one.port.as_str() {
+            "third" => Err(trial::refuse("third does not take it".into())),
+            name => Ok(begin_nothing(&agent, name)),
+        })
+        .unwrap_err();
+        let said = error.message;
+        assert!(said.starts_with("third does not take it; lo was put back; "), "{said}");
+        assert!(said.contains("no-such-port could NOT be put back: there is no port no-such-port"), "{said}");
+        assert!(!under_way(&agent, "lo"));
     }
 }

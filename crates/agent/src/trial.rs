@@ -1,44 +1,28 @@
 //! Changes of ports on trial: everything is put back unless it is confirmed in time. What puts it back is on disk before anything
 //! changes, so that an agent that dies meanwhile puts it back when it begins again.
 
+mod kept;
+
 use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use linerate_api::{ErrorBody, LinkAnswer, LinkRequest, LinkStep, code};
 use linerate_fabric::collect::kernel::{ethtool, links};
-use linerate_fabric::link::apply::apply;
+use linerate_fabric::link::apply;
 use linerate_fabric::link::plan::plan;
 use linerate_fabric::link::{Plan, Settings, Speed, Wish};
 use linerate_fabric::model::Port;
-use serde::{Deserialize, Serialize};
 
 use crate::agent::Agent;
 use crate::faults::chain;
+pub use kept::Trials;
+use kept::{Trial, file, save};
 
 /// A port that had a link must have it again within this, or all is put back at once.
 const LINK_WAIT: Duration = Duration::from_secs(8);
 const LINK_LOOK: Duration = Duration::from_millis(200);
 const WITHIN_S_MAX: u32 = 3600;
-
-/// A change that waits for its confirmation.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct Trial {
-    /// Tells a later trial of the same port from this one.
-    number: u64,
-    undo: Settings,
-}
-
-/// Trials under way, by port.
-#[derive(Default)]
-pub struct Trials(Mutex<BTreeMap<String, Trial>>);
-
-impl Trials {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Trial>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// Does what was asked, on trial.
 pub fn set(agent: &Arc<Agent>, request: &LinkRequest) -> Result<LinkAnswer, ErrorBody> {
@@ -59,7 +43,8 @@ pub fn set(agent: &Arc<Agent>, request: &LinkRequest) -> Result<LinkAnswer, Erro
             let left = self::plan(&now, &wish).map_or_else(|error| error.to_string(), |plan| words(&plan));
             Ok((now, left))
         };
-        try_it(agent, &port, &plan, request.confirm_within_s, &look)?;
+        let begun = change(agent, &port, &plan, &look)?;
+        start(agent, vec![begun], request.confirm_within_s)?;
         answer.applied = true;
         answer.confirm_within_s = Some(request.confirm_within_s);
     }
@@ -74,14 +59,18 @@ pub(crate) fn within(seconds: u32) -> Result<(), ErrorBody> {
     }
 }
 
-/// What is on trial stays.
+/// What is on trial stays. What could not be put back stays too, and the agent forgets it.
 pub fn confirm(agent: &Agent, port: &str) -> Result<(), ErrorBody> {
     let mut trials = agent.trials.lock();
-    if trials.remove(port).is_none() {
+    let Some(trial) = trials.remove(port) else {
         let message = format!("{port} has no change that waits; it was put back, or confirmed before");
         return Err(ErrorBody::new(code::TOO_LATE, message));
-    }
-    save(agent, &trials)
+    };
+    save(agent, &trials)?;
+    let Some(why) = trial.stuck else { return Ok(()) };
+    let message = format!("{port} was not confirmed in time and could NOT be put back: {why}");
+    let hint = "it stays as it is now and the agent forgets it: look at it, and set by hand what is not as it should be";
+    Err(ErrorBody::new(code::TOO_LATE, message).with_hint(hint))
 }
 
 /// Puts back what an earlier life of the agent left on trial.
@@ -91,82 +80,149 @@ pub fn recover(agent: &Agent) {
         tracing::error!(file = %file(agent).display(), "what was on trial cannot be read; look at the ports by hand");
         return;
     };
-    for (port, trial) in left {
+    let mut trials = agent.trials.lock();
+    for (port, mut trial) in left {
         tracing::warn!(port, "a change was not confirmed before the agent ended: it is put back");
-        put_back(agent, &port, &trial.undo);
-    }
-    let _ = std::fs::remove_file(file(agent));
-}
-
-/// Looks at a port: as it is now, and in words what is still not as wished.
-pub(crate) type Look<'a> = &'a dyn Fn() -> Result<(Port, String), ErrorBody>;
-
-/// Does it, looks whether it was done, and waits for the confirmation. Gives back the number of the trial.
-pub(crate) fn try_it(
-    agent: &Arc<Agent>,
-    port: &Port,
-    plan: &Plan,
-    within_s: u32,
-    look: Look<'_>,
-) -> Result<u64, ErrorBody> {
-    let number = begin(agent, &port.name, &plan.undo)?;
-    let index = port.index.unwrap_or(0);
-    let done = apply(&port.name, index, &plan.settings).map_err(|error| failed(chain(&error)));
-    if let Err(error) = done.and_then(|()| look_again(port, look)) {
-        end(agent, &port.name, number);
-        return Err(error);
-    }
-    let (agent, name) = (agent.clone(), port.name.clone());
-    let deadline = Duration::from_secs(within_s.into());
-    let wait = move || {
-        std::thread::sleep(deadline);
-        end(&agent, &name, number);
-    };
-    match std::thread::Builder::new().name("trial".into()).spawn(wait) {
-        Ok(_) => Ok(number),
-        Err(error) => Err(failed(format!(
-            "no thread to put it back: {error}; confirm it, or restart the agent to put it back"
-        ))),
-    }
-}
-
-/// Writes down what puts it back. One trial for a port at a time.
-fn begin(agent: &Agent, port: &str, undo: &Settings) -> Result<u64, ErrorBody> {
-    let mut trials = agent.trials.lock();
-    if trials.contains_key(port) {
-        let message = format!("{port} is on trial already");
-        return Err(ErrorBody::new(code::TOO_LATE, message)
-            .with_hint(format!("`linerate link confirm {port}`, or wait")));
-    }
-    let number = crate::clock::unix_ms();
-    trials.insert(port.to_owned(), Trial { number, undo: undo.clone() });
-    save(agent, &trials).inspect_err(|_| {
-        trials.remove(port);
-    })?;
-    Ok(number)
-}
-
-/// Puts it back, if it is still this trial.
-pub(crate) fn end(agent: &Agent, port: &str, number: u64) {
-    let mut trials = agent.trials.lock();
-    if trials.get(port).is_none_or(|trial| trial.number != number) {
-        return;
-    }
-    if let Some(trial) = trials.remove(port) {
-        tracing::warn!(port, "its new settings were not confirmed or do not work: put back");
-        put_back(agent, port, &trial.undo);
+        if let Err(why) = put_back(&port, &trial.undo) {
+            tracing::error!("{}", Ended::Stuck(why.clone()).words(&port));
+            trial.stuck = Some(why);
+            trials.insert(port, trial);
+        }
     }
     if let Err(error) = save(agent, &trials) {
         tracing::error!(error = error.message, "the list of trials");
     }
 }
 
-fn put_back(agent: &Agent, name: &str, undo: &Settings) {
-    let done = find(agent, name)
-        .map_err(|error| error.message)
-        .and_then(|port| apply(name, port.index.unwrap_or(0), undo).map_err(|error| chain(&error)));
-    if let Err(error) = done {
-        tracing::error!(port = name, error, "could not be put back: set it by hand");
+/// Looks at a port: as it is now, and in words what is still not as wished.
+pub(crate) type Look<'a> = &'a dyn Fn() -> Result<(Port, String), ErrorBody>;
+
+/// A trial under way.
+#[derive(Debug)]
+pub(crate) struct Begun {
+    pub(crate) port: String,
+    number: u64,
+}
+
+/// How a trial ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// As before.
+    PutBack,
+    /// Not as before, and why.
+    Stuck(String),
+    /// Somebody confirmed it.
+    Confirmed,
+}
+
+impl Ended {
+    /// What the operator has to know of the port.
+    fn words(&self, port: &str) -> String {
+        match self {
+            Ended::PutBack => format!("{port} was put back"),
+            Ended::Stuck(why) => format!(
+                "{port} could NOT be put back: {why}; set that by hand, or restart the agent to try again; \
+                 `linerate link confirm {port}` makes the agent forget it"
+            ),
+            Ended::Confirmed => format!("{port} was confirmed meanwhile and stays"),
+        }
+    }
+}
+
+/// Does it, and looks whether it was done; if not it is put back. It goes on without an end until [`start`].
+pub(crate) fn change(agent: &Agent, port: &Port, plan: &Plan, look: Look<'_>) -> Result<Begun, ErrorBody> {
+    let begun = begin(agent, &port.name, &plan.undo)?;
+    let done = apply::apply(&port.name, port.index.unwrap_or(0), &plan.settings);
+    match done.map_err(|error| failed(chain(&error))).and_then(|()| look_again(port, look)) {
+        Ok(()) => Ok(begun),
+        Err(error) => Err(give_up(agent, &[begun], error)),
+    }
+}
+
+/// Puts back all of them: the error, and then what became of each port.
+pub(crate) fn give_up(agent: &Agent, begun: &[Begun], error: ErrorBody) -> ErrorBody {
+    let words = begun.iter().map(|one| end(agent, one).words(&one.port));
+    let message = std::iter::once(error.message).chain(words).collect::<Vec<_>>().join("; ");
+    ErrorBody { message, ..error }
+}
+
+/// The time to confirm begins, for all of them at once.
+pub(crate) fn start(agent: &Arc<Agent>, begun: Vec<Begun>, within_s: u32) -> Result<(), ErrorBody> {
+    if begun.is_empty() {
+        return Ok(());
+    }
+    let begun = Arc::new(begun);
+    let (waiting, all) = (agent.clone(), begun.clone());
+    let wait = move || {
+        std::thread::sleep(Duration::from_secs(within_s.into()));
+        for one in all.iter() {
+            end(&waiting, one);
+        }
+    };
+    match std::thread::Builder::new().name("trial".into()).spawn(wait) {
+        Ok(_) => Ok(()),
+        Err(error) => {
+            let error = failed(format!("there is no thread to wait for the confirmation: {error}"));
+            Err(give_up(agent, &begun, error))
+        }
+    }
+}
+
+/// Writes down what puts it back. One trial for a port at a time; one that could not be put back gives way.
+fn begin(agent: &Agent, port: &str, undo: &Settings) -> Result<Begun, ErrorBody> {
+    let mut trials = agent.trials.lock();
+    if trials.get(port).is_some_and(|trial| trial.stuck.is_none()) {
+        let message = format!("{port} is on trial already");
+        return Err(ErrorBody::new(code::TOO_LATE, message)
+            .with_hint(format!("`linerate link confirm {port}`, or wait")));
+    }
+    let number = crate::clock::unix_ms();
+    let stuck = trials.insert(port.to_owned(), Trial { number, undo: undo.clone(), stuck: None });
+    if let Err(error) = save(agent, &trials) {
+        trials.remove(port);
+        trials.extend(stuck.map(|stuck| (port.to_owned(), stuck)));
+        return Err(error);
+    }
+    Ok(Begun { port: port.to_owned(), number })
+}
+
+/// Puts it back, if it is still this trial.
+fn end(agent: &Agent, begun: &Begun) -> Ended {
+    let Begun { port, number } = begun;
+    let mut trials = agent.trials.lock();
+    let Some(trial) = trials.get_mut(port).filter(|trial| trial.number == *number) else {
+        return Ended::Confirmed;
+    };
+    let ended = match put_back(port, &trial.undo) {
+        Ok(()) => Ended::PutBack,
+        Err(why) => Ended::Stuck(why),
+    };
+    let words = ended.words(port);
+    match &ended {
+        Ended::Stuck(why) => {
+            trial.stuck = Some(why.clone());
+            tracing::error!("new settings were not confirmed or do not work: {words}");
+        }
+        _ => {
+            trials.remove(port);
+            tracing::warn!("new settings were not confirmed or do not work: {words}");
+        }
+    }
+    if let Err(error) = save(agent, &trials) {
+        tracing::error!(error = error.message, "the list of trials");
+    }
+    ended
+}
+
+/// Whatever is refused: the rest goes back. The error says what did not.
+fn put_back(name: &str, undo: &Settings) -> Result<(), String> {
+    let mut port = linked(name).map_err(|error| error.message)?;
+    // What ethtool cannot say now is put back without a look.
+    let _ = ethtool::read(std::slice::from_mut(&mut port), &mut Vec::new());
+    let errors = apply::put_back(&port, undo);
+    match errors.is_empty() {
+        true => Ok(()),
+        false => Err(errors.iter().map(|error| chain(error)).collect::<Vec<_>>().join("; ")),
     }
 }
 
@@ -185,7 +241,7 @@ fn look_again(before: &Port, look: Look<'_>) -> Result<(), ErrorBody> {
             } else {
                 format!("the adapter did not take it: {left}")
             };
-            return Err(failed(format!("{}: {why}; it was put back", before.name)));
+            return Err(failed(format!("{}: {why}", before.name)));
         }
         std::thread::sleep(LINK_LOOK);
     }
@@ -200,17 +256,20 @@ pub(crate) fn words(plan: &Plan) -> String {
 
 /// The port as it is now.
 fn find(agent: &Agent, name: &str) -> Result<Port, ErrorBody> {
-    let all = links::read().map_err(|error| failed(chain(&error)))?;
-    let mut ports: Vec<Port> =
-        all.into_iter().map(|link| link.port).filter(|port| port.name == name).collect();
+    let mut port = linked(name)?;
     // What ethtool does not say, the plan says is missing.
-    ethtool::read(&mut ports, &mut Vec::new()).map_err(|error| failed(chain(&error)))?;
-    let mut port = ports.pop().ok_or_else(|| {
-        ErrorBody::new(code::NOT_FOUND, format!("there is no port {name} on this host"))
-            .with_hint("`linerate link show` lists the ports")
-    })?;
+    ethtool::read(std::slice::from_mut(&mut port), &mut Vec::new()).map_err(|error| failed(chain(&error)))?;
     port.neighbours = agent.doctor.heard(name);
     Ok(port)
+}
+
+/// The port as rtnetlink has it.
+fn linked(name: &str) -> Result<Port, ErrorBody> {
+    let all = links::read().map_err(|error| failed(chain(&error)))?;
+    all.into_iter().map(|link| link.port).find(|port| port.name == name).ok_or_else(|| {
+        ErrorBody::new(code::NOT_FOUND, format!("there is no port {name} on this host"))
+            .with_hint("`linerate link show` lists the ports")
+    })
 }
 
 fn wish(request: &LinkRequest) -> Wish {
@@ -228,28 +287,6 @@ pub(crate) fn step(step: &linerate_fabric::link::Step) -> LinkStep {
     LinkStep { what: step.what.clone(), from: step.from.clone(), to: step.to.clone() }
 }
 
-fn file(agent: &Agent) -> PathBuf {
-    agent.config.state_dir.join("link-trials.json")
-}
-
-/// To a new file that takes the old one's place, on disk before anything changes.
-fn save(agent: &Agent, trials: &BTreeMap<String, Trial>) -> Result<(), ErrorBody> {
-    let path = file(agent);
-    let write = || -> std::io::Result<()> {
-        if trials.is_empty() {
-            return match std::fs::remove_file(&path) {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
-                _ => Ok(()),
-            };
-        }
-        let new = path.with_extension("new");
-        std::fs::write(&new, serde_json::to_vec(trials)?)?;
-        std::fs::File::open(&new)?.sync_all()?;
-        std::fs::rename(&new, &path)
-    };
-    write().map_err(|error| failed(format!("{} cannot be written: {error}", path.display())))
-}
-
 pub(crate) fn refuse(message: String) -> ErrorBody {
     ErrorBody::new(code::BAD_REQUEST, message)
 }
@@ -257,3 +294,6 @@ pub(crate) fn refuse(message: String) -> ErrorBody {
 fn failed(message: String) -> ErrorBody {
     ErrorBody::new("link_failed", message)
 }
+
+#[cfg(test)]
+pub(crate) mod tests;

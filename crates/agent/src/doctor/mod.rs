@@ -19,7 +19,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use linerate_fabric::collect::lldp::listen::Listener;
-use linerate_fabric::collect::{Options, inventory};
+use linerate_fabric::collect::{Options, inventory, network};
 use linerate_fabric::model::{Agent as AgentFacts, Inventory, Neighbour, Qemu};
 use linerate_fabric::probe::Echoing;
 use linerate_fabric::probe::echo::{Echo, EchoError};
@@ -74,19 +74,27 @@ impl Doctor {
 
 /// This host's inventory.
 pub(crate) fn inventory_here(agent: &Agent, watch: Duration, names: Vec<String>) -> Inventory {
-    let config = &agent.config;
     inventory(&Options {
         watch: watch.min(WATCH_MAX),
         names: names.into_iter().take(NAMES_MAX).collect(),
         qemu: qemu(agent),
         agent: Some(AgentFacts {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            listen: config.listen.iter().map(ToString::to_string).collect(),
+            listen: agent.config.listen.iter().map(ToString::to_string).collect(),
             links: Vec::new(),
         }),
-        neighbours: agent.doctor.lldp.get().map(Listener::neighbours).unwrap_or_default(),
-        ..Options::new(&config.name)
+        ..quick(agent)
     })
+}
+
+/// Ports and RDMA devices of this host: what can be looked at five times a second.
+pub(crate) fn network_here(agent: &Agent) -> Inventory {
+    network(&quick(agent))
+}
+
+fn quick(agent: &Agent) -> Options {
+    let neighbours = agent.doctor.lldp.get().map(Listener::neighbours).unwrap_or_default();
+    Options { neighbours, ..Options::new(&agent.config.name) }
 }
 
 /// Versioned machine types only: an alias such as `pc` means another one in every QEMU.

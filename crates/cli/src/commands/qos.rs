@@ -116,9 +116,7 @@ fn exit_of_plan(hosts: &[HostPlan], unheard: &[Unheard]) -> Exit {
 }
 
 fn intent(text: &str) -> Result<Intent, Failure> {
-    parse(text).map_err(|error| {
-        Failure::new(Exit::Refused, error.to_string(), "docs/qos.md describes the file, with an example")
-    })
+    parse(text).map_err(|error| refused(&error))
 }
 
 /// The file's text. A byte more than is allowed is read, so that a longer file is told from one that fits.

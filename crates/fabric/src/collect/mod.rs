@@ -59,24 +59,36 @@ impl Options {
 /// Reads everything.
 pub fn inventory(options: &Options) -> Inventory {
     let root = &options.root;
+    let (mut inventory, began) = begin(options);
+    inventory.cpu = cpu::read(root);
+    inventory.memory = memory::read(root);
+    inventory.time = system::time(root);
+    inventory.agent.clone_from(&options.agent);
+    inventory.hypervisor =
+        Hypervisor { kvm: Some(root.exists("dev/kvm")), qemu: options.qemu.clone(), cpu_models: Vec::new() };
+    resolve(&mut inventory, &options.names);
+    watch(&mut inventory, options.watch, began);
+    inventory
+}
+
+/// Reads ports with their settings, and RDMA devices. Nothing is resolved and nothing is watched, so that it can be looked at often.
+pub fn network(options: &Options) -> Inventory {
+    begin(options).0
+}
+
+/// The beginning of every inventory, and when its counters were read.
+fn begin(options: &Options) -> (Inventory, Instant) {
+    let root = &options.root;
     let mut inventory = Inventory::new(&options.host);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     inventory.collected_at_ms = u64::try_from(now.as_millis()).ok();
     inventory.collector = Some(concat!("linerate ", env!("CARGO_PKG_VERSION")).to_owned());
     inventory.system = system::read(root);
-    inventory.cpu = cpu::read(root);
-    inventory.memory = memory::read(root);
-    inventory.time = system::time(root);
     inventory.rdma = rdma::read(root);
-    inventory.agent.clone_from(&options.agent);
-    inventory.hypervisor =
-        Hypervisor { kvm: Some(root.exists("dev/kvm")), qemu: options.qemu.clone(), cpu_models: Vec::new() };
     let began = Instant::now();
     ports(&mut inventory, root);
     add_neighbours(&mut inventory.ports, options, root);
-    resolve(&mut inventory, &options.names);
-    watch(&mut inventory, options.watch, began);
-    inventory
+    (inventory, began)
 }
 
 fn ports(inventory: &mut Inventory, root: &Root) {
@@ -205,6 +217,9 @@ mod tests {
         assert!(inventory.cpu.online.is_some_and(|cpus| cpus > 0));
         assert!(inventory.system.kernel.is_some());
         assert_eq!(inventory.notes, Vec::new(), "something could not be read");
+        let quick = network(&Options::new("here"));
+        assert!(quick.port("lo").is_some() && quick.rdma.is_some());
+        assert_eq!(quick.names, [], "nothing is resolved");
         let text = inventory.to_json().unwrap();
         assert_eq!(Inventory::from_json(text.as_bytes()).unwrap(), inventory);
     }

@@ -1,4 +1,4 @@
-//! Settings go to the kernel: MTU by rtnetlink, DCB by dcbnl, the rest by ethtool netlink.
+//! Settings go to the kernel, and back: MTU by rtnetlink, DCB by dcbnl, the rest by ethtool netlink.
 
 use std::collections::BTreeMap;
 
@@ -11,9 +11,10 @@ use crate::collect::kernel::ask::Asker;
 use crate::collect::kernel::attributes::Writer;
 use crate::collect::kernel::generic::Family;
 use crate::collect::root::Root;
+use crate::model::Port;
 use crate::qos::apply::{self as qos, QosError};
 
-/// Settings that did not go in. Those before it did.
+/// A setting that did not go in.
 #[derive(Debug, Error)]
 pub enum ApplyError {
     /// The kernel or the driver refused.
@@ -40,16 +41,13 @@ pub enum ApplyError {
     Qos(#[from] QosError),
 }
 
-/// Sets what is `Some`, one after the other.
+/// Sets what is `Some`, one after the other, and stops where something is refused; what was before it is set then.
 pub fn apply(port: &str, index: u32, settings: &Settings) -> Result<(), ApplyError> {
-    let failed = |what| move |source| ApplyError::Setting { what, port: port.to_owned(), source };
-    for (what, command, attributes) in ethtool(port, settings) {
-        let family = Family::find("ethtool").map_err(failed(what))?;
-        let mut family = family.ok_or_else(|| ApplyError::NoEthtool { what, port: port.to_owned() })?;
-        family.ask(command, 0, attributes).map_err(failed(what))?;
+    for request in ethtool(port, settings) {
+        ask(port, request)?;
     }
     if let Some(mtu) = settings.mtu {
-        set_mtu(index, mtu).map_err(failed("the MTU"))?;
+        set_mtu(port, index, mtu)?;
     }
     if let Some(dcb) = &settings.dcb {
         qos::apply(port, dcb, &Root::default())?;
@@ -57,7 +55,66 @@ pub fn apply(port: &str, index: u32, settings: &Settings) -> Result<(), ApplyErr
     Ok(())
 }
 
-fn set_mtu(index: u32, mtu: u32) -> Result<(), NetlinkError> {
+/// Puts back what is `Some` and not so on the port as it is now: everything that can be, whatever is refused. Gives back what could
+/// not be.
+pub fn put_back(now: &Port, undo: &Settings) -> Vec<ApplyError> {
+    let (port, undo) = (now.name.as_str(), left(now, undo));
+    let mut errors = Vec::new();
+    // The other way round: drivers (ice, i40e, hns3) refuse pause frames as long as a priority is lossless.
+    if let Some(dcb) = &undo.dcb {
+        let refused = qos::put_back(port, dcb, &Root::default());
+        errors.extend(refused.into_iter().map(ApplyError::from));
+    }
+    let asked = ethtool(port, &undo).into_iter().map(|request| ask(port, request));
+    errors.extend(asked.filter_map(Result::err));
+    if let Some(mtu) = undo.mtu {
+        errors.extend(set_mtu(port, now.index.unwrap_or(0), mtu).err());
+    }
+    errors
+}
+
+/// What is not as it was. The rest never changed, so that it is no failure if the adapter does not take it now.
+fn left(now: &Port, undo: &Settings) -> Settings {
+    fn same_goes<T: PartialEq>(undo: &mut Option<T>, now: Option<T>) {
+        if *undo == now {
+            *undo = None;
+        }
+    }
+    let mut left = undo.clone();
+    let queues = now.queues.unwrap_or_default();
+    same_goes(&mut left.mtu, now.mtu);
+    same_goes(&mut left.pause, now.pause);
+    same_goes(&mut left.queues_combined, queues.combined);
+    same_goes(&mut left.queues_rx, queues.rx);
+    same_goes(&mut left.queues_tx, queues.tx);
+    let link = &now.link;
+    let same_speed = match undo.autonegotiation {
+        Some(true) => undo.modes.iter().all(|(mode, on)| link.advertised.contains(mode) == *on),
+        _ => undo.speed_mbps == link.speed_mbps,
+    };
+    if same_speed {
+        same_goes(&mut left.autonegotiation, link.autonegotiation);
+    }
+    if let Some(fec) = &now.fec {
+        let is_on = |name: &String| fec.configured.iter().any(|one| one.eq_ignore_ascii_case(name));
+        let as_many = |names: &Vec<String>| names.len() == fec.configured.len();
+        if undo.fec.as_ref().is_none_or(|names| names.iter().all(is_on) && as_many(names)) {
+            same_goes(&mut left.fec_auto, fec.auto);
+            left.fec = left.fec.filter(|_| left.fec_auto.is_some());
+        }
+    }
+    left
+}
+
+/// One request to ethtool netlink.
+fn ask(port: &str, (what, command, attributes): (&'static str, u8, Writer)) -> Result<(), ApplyError> {
+    let failed = |source| ApplyError::Setting { what, port: port.to_owned(), source };
+    let family = Family::find("ethtool").map_err(failed)?;
+    let mut family = family.ok_or_else(|| ApplyError::NoEthtool { what, port: port.to_owned() })?;
+    family.ask(command, 0, attributes).map_err(failed).map(drop)
+}
+
+fn set_mtu(port: &str, index: u32, mtu: u32) -> Result<(), ApplyError> {
     const NEW_LINK: u16 = 16;
     const MTU: u16 = 4;
     // struct ifinfomsg: family, type, index, flags, mask.
@@ -65,7 +122,8 @@ fn set_mtu(index: u32, mtu: u32) -> Result<(), NetlinkError> {
     message.extend(index.to_ne_bytes());
     message.extend([0; 8]);
     message.extend(Writer::new().u32(MTU, mtu).finish());
-    Asker::open(NETLINK_ROUTE)?.ask(NEW_LINK, 0, &message).map(drop)
+    let asked = Asker::open(NETLINK_ROUTE).and_then(|mut asker| asker.ask(NEW_LINK, 0, &message));
+    asked.map(drop).map_err(|source| ApplyError::Setting { what: "the MTU", port: port.to_owned(), source })
 }
 
 /// The requests: what they set, command, attributes.
@@ -133,6 +191,11 @@ mod tests {
     use super::*;
     use crate::collect::kernel::attributes::Attributes;
     use crate::collect::kernel::bitset;
+    use crate::link::plan::plan;
+    use crate::link::{Speed, Wish};
+    use crate::model::Pause;
+    use crate::qos::DcbSettings;
+    use crate::testing::healthy_room;
 
     #[test]
     fn a_forced_speed_is_one_request() {
@@ -162,5 +225,62 @@ mod tests {
     fn nothing_to_set_is_no_request() {
         assert!(ethtool("x", &Settings::default()).is_empty());
         apply("no-such-port", 0, &Settings::default()).unwrap();
+    }
+
+    /// A kernel that refuses everything, since the port is not there: each step is tried, lossless priorities before pause frames.
+    #[test]
+    fn every_step_back_is_tried_dcb_first() {
+        let on = Pause { autonegotiation: Some(false), rx: Some(true), tx: Some(true) };
+        let undo = Settings {
+            mtu: Some(1500),
+            pause: Some(on),
+            queues_combined: Some(8),
+            dcb: Some(DcbSettings { lossless: Some(vec![]), ..DcbSettings::default() }),
+            ..Settings::default()
+        };
+        let gone = Port { name: "no-such-port".into(), ..Port::default() };
+        let errors: Vec<String> = put_back(&gone, &undo).iter().map(ToString::to_string).collect();
+        let whats = ["the lossless priorities", "pause", "the number of queues", "the MTU"];
+        assert_eq!(errors.len(), whats.len(), "{errors:?}");
+        for (error, what) in errors.iter().zip(whats) {
+            assert!(error.starts_with(&format!("{what} of no-such-port could not be set")), "{errors:?}");
+        }
+    }
+
+    #[test]
+    fn what_never_changed_is_not_put_back() {
+        let room = healthy_room();
+        let before = room.hosts[0].port("ens1f1").unwrap();
+        let wish = Wish {
+            mtu: Some(1500),
+            speed: Some(Speed::Forced(10_000)),
+            fec: Some("off".into()),
+            pause: Some(true),
+            queues: Some(4),
+        };
+        let undo = plan(before, &wish).unwrap().undo;
+        assert_eq!(ethtool("x", &undo).len(), 4, "{undo:?}");
+        let nothing = left(before, &undo);
+        assert!(ethtool("x", &nothing).is_empty() && nothing.mtu.is_none(), "{nothing:?}");
+        // One after the other has changed: that one goes back.
+        let mut speed = before.clone();
+        (speed.link.autonegotiation, speed.link.speed_mbps) = (Some(false), Some(10_000));
+        let mut fec = before.clone();
+        fec.fec.as_mut().unwrap().auto = Some(false);
+        let mut pause = before.clone();
+        pause.pause.as_mut().unwrap().rx = Some(true);
+        let mut queues = before.clone();
+        queues.queues.as_mut().unwrap().combined = Some(4);
+        for (changed, what) in
+            [(speed, "the speed"), (fec, "the FEC"), (pause, "pause"), (queues, "the number of queues")]
+        {
+            let left = left(&changed, &undo);
+            let whats: Vec<&str> = ethtool("x", &left).into_iter().map(|(what, ..)| what).collect();
+            assert_eq!(whats, [what]);
+        }
+        assert_eq!(left(&Port { mtu: Some(1500), ..before.clone() }, &undo).mtu, before.mtu);
+        // What cannot be read is put back.
+        let unread = left(&Port::default(), &undo);
+        assert_eq!((ethtool("x", &unread).len(), unread.mtu), (4, before.mtu));
     }
 }

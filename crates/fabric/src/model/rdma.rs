@@ -58,7 +58,7 @@ pub struct RdmaPort {
     pub port: Option<String>,
     /// GIDs that are not empty.
     pub gids: Vec<Gid>,
-    /// RoCE version that connections get that do not say: `RoCE v1`, `RoCE v2`.
+    /// RoCE version that connections get that do not say: `IB/RoCE v1`, `RoCE v2`.
     pub default_roce: Option<String>,
     /// Traffic class that connections get that do not say.
     pub default_traffic_class: Option<u8>,

@@ -31,6 +31,7 @@ pub(super) fn able<'a>(
 ) -> Result<(&'a Dcb, &'a Ets, &'a Pfc), Impossible> {
     let (at, name) = (host.host.clone(), port.name.clone());
     let Some(dcb) = &port.dcb else { return Err(without_dcb(host, port)) };
+    takes_marks(host, port, intent)?;
     if dcb.dcbx.is_some_and(|mode| mode.firmware && !mode.host) {
         return Err(Impossible::Firmware { host: at, port: name, command: ports::free_from_firmware(port) });
     }
@@ -66,6 +67,20 @@ fn without_dcb(host: &Inventory, port: &Port) -> Impossible {
     match ports::below(host, port).join(", ") {
         below if below.is_empty() => Impossible::NoDcb { host: at, port: name, kind },
         below => Impossible::Upper { host: at, port: name, kind, below },
+    }
+}
+
+/// By the sources of the kernel's drivers. `ice` takes marks by DSCP only; with the first one it overwrites the shares, gives priority N
+/// to class N and keeps that map.
+fn takes_marks(host: &Inventory, port: &Port, intent: &Intent) -> Result<(), Impossible> {
+    let (at, name) = (host.host.clone(), port.name.clone());
+    match port.driver.as_deref() {
+        Some("ice") => Err(Impossible::FixedClasses { host: at, port: name }),
+        Some("mlx5_core") => match intent.classes().find(|class| class.dscp.is_none()) {
+            Some(class) => Err(Impossible::DscpOnly { host: at, port: name, class: class.name }),
+            None => Ok(()),
+        },
+        _ => Ok(()),
     }
 }
 

@@ -1,15 +1,16 @@
 //! DCB settings go to the kernel: DCBX, tables and classes by dcbnl, what RDMA connections get by configfs.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
 use super::{DcbSettings, RoceDefault};
 use crate::collect::kernel::dcb_write::{DcbError, SetDcb, Setter};
 use crate::collect::root::Root;
+use crate::model::{Application, Dcb, Dcbx, Ets};
 
-/// Settings that did not go in. Those before it did.
+/// A setting that did not go in.
 #[derive(Debug, Error)]
 pub enum QosError {
     /// There is nothing to set.
@@ -45,180 +46,135 @@ pub enum QosError {
     },
 }
 
-/// Sets what is there.
+/// Sets what is there, and stops where something is refused; what was before it is set then.
 pub fn apply(port: &str, settings: &DcbSettings, root: &Root) -> Result<(), QosError> {
-    let mut setter = Setter::open(port).map_err(|source| QosError::Setting {
-        what: "DCB",
-        port: port.to_owned(),
-        source,
-    })?;
+    let mut setter = open(port)?;
     set(&mut setter, port, settings, root)
 }
 
-/// In an order in which nothing is lossless before it has a class of its own.
-fn set(setter: &mut dyn SetDcb, port: &str, settings: &DcbSettings, root: &Root) -> Result<(), QosError> {
-    let failed = |what| {
-        move |source: DcbError| match source.is_absent() {
-            true => QosError::NoDcb { port: port.to_owned() },
-            false => QosError::Setting { what, port: port.to_owned(), source },
-        }
-    };
-    // The host takes over before it sets anything, and hands back after it.
-    if let Some(mode) = settings.dcbx.filter(|mode| mode.host) {
-        setter.dcbx(mode).map_err(failed("DCBX"))?;
-    }
-    if let Some(ets) = &settings.ets {
-        setter.ets(ets).map_err(failed("the shares"))?;
-    }
-    if let Some(priorities) = &settings.lossless {
-        setter.lossless(priorities).map_err(failed("the lossless priorities"))?;
-    }
-    if !settings.remove.is_empty() {
-        setter.remove(&settings.remove).map_err(failed("an old application priority"))?;
-    }
-    if !settings.add.is_empty() {
-        setter.add(&settings.add).map_err(failed("an application priority"))?;
-    }
-    for default in &settings.roce {
-        roce(default, root)?;
-    }
-    match settings.dcbx.filter(|mode| !mode.host) {
-        Some(mode) => setter.dcbx(mode).map_err(failed("DCBX")),
-        None => Ok(()),
+/// Puts back what is there: every step that can be done, whatever was refused before it. What is as it was is left alone, so that an
+/// application of which a part was refused can be undone. Gives back what could not be put back.
+pub fn put_back(port: &str, undo: &DcbSettings, root: &Root) -> Vec<QosError> {
+    match open(port) {
+        Ok(mut setter) => undo_with(&mut setter, port, undo, root),
+        Err(error) => vec![error],
     }
 }
 
-/// The folder is there: the plan has read it.
-fn roce(default: &RoceDefault, root: &Root) -> Result<(), QosError> {
-    let RoceDefault { device, port, version, traffic_class } = default;
-    let values = [
-        ("default_roce_mode", version.clone()),
-        ("default_roce_tos", traffic_class.map(|class| class.to_string())),
-    ];
-    for (file, value) in values {
-        let path = root.path(format!("sys/kernel/config/rdma_cm/{device}/ports/{port}/{file}"));
-        if let Some(value) = value {
-            write(&path, &value).map_err(|source| QosError::Roce { device: device.clone(), path, source })?;
-        }
+fn open(port: &str) -> Result<Setter<'_>, QosError> {
+    Setter::open(port).map_err(|source| QosError::Setting { what: "DCB", port: port.to_owned(), source })
+}
+
+fn set(setter: &mut dyn SetDcb, port: &str, settings: &DcbSettings, root: &Root) -> Result<(), QosError> {
+    for (at, step) in steps(settings, root).into_iter().enumerate() {
+        step.run(setter, port).map_err(|error| match error {
+            // Only the first one can say that there is nothing to set: later, something was set.
+            QosError::Setting { source, port, .. } if at == 0 && source.is_absent() => {
+                QosError::NoDcb { port }
+            }
+            error => error,
+        })?;
     }
     Ok(())
 }
 
+fn undo_with(setter: &mut dyn SetDcb, port: &str, undo: &DcbSettings, root: &Root) -> Vec<QosError> {
+    let mut errors = Vec::new();
+    for step in steps(undo, root) {
+        let now = setter.now();
+        if !step.is_so(now.as_ref()) {
+            errors.extend(step.run(setter, port).err());
+        }
+    }
+    errors
+}
+
+/// One thing that is set.
+enum Step<'a> {
+    Dcbx(Dcbx),
+    Ets(&'a Ets),
+    Lossless(&'a [u8]),
+    Remove(Application),
+    Add(Application),
+    Roce { device: &'a str, path: PathBuf, value: String },
+}
+
+/// In an order in which nothing is lossless before it has a class of its own. Drivers take the others only while the host decides by
+/// the IEEE version: it takes over before them, and any other mode comes after them.
+fn steps<'a>(settings: &'a DcbSettings, root: &Root) -> Vec<Step<'a>> {
+    let takes_over = |mode: &Dcbx| mode.host && mode.ieee;
+    let mut steps = Vec::new();
+    steps.extend(settings.dcbx.filter(takes_over).map(Step::Dcbx));
+    steps.extend(settings.ets.iter().map(Step::Ets));
+    steps.extend(settings.lossless.iter().map(|priorities| Step::Lossless(priorities)));
+    steps.extend(settings.remove.iter().copied().map(Step::Remove));
+    steps.extend(settings.add.iter().copied().map(Step::Add));
+    steps.extend(settings.roce.iter().flat_map(|default| roce(default, root)));
+    steps.extend(settings.dcbx.filter(|mode| !takes_over(mode)).map(Step::Dcbx));
+    steps
+}
+
+/// The folder is there: the plan has read it.
+fn roce<'a>(default: &'a RoceDefault, root: &Root) -> Vec<Step<'a>> {
+    let RoceDefault { device, port, version, traffic_class } = default;
+    let folder = root.path(format!("sys/kernel/config/rdma_cm/{device}/ports/{port}"));
+    let values = [
+        ("default_roce_mode", version.clone()),
+        ("default_roce_tos", traffic_class.map(|class| class.to_string())),
+    ];
+    let step = |(file, value): (&str, Option<String>)| {
+        Some(Step::Roce { device: device.as_str(), path: folder.join(file), value: value? })
+    };
+    values.into_iter().filter_map(step).collect()
+}
+
+impl Step<'_> {
+    fn run(&self, setter: &mut dyn SetDcb, port: &str) -> Result<(), QosError> {
+        let (what, done) = match self {
+            Step::Dcbx(mode) => ("DCBX", setter.dcbx(*mode)),
+            Step::Ets(ets) => ("the shares", setter.ets(ets)),
+            Step::Lossless(priorities) => ("the lossless priorities", setter.lossless(priorities)),
+            Step::Remove(one) => ("an old application priority", setter.remove(*one)),
+            Step::Add(one) => ("an application priority", setter.add(*one)),
+            Step::Roce { device, path, value } => {
+                return write(path, value).map_err(|source| QosError::Roce {
+                    device: (*device).to_owned(),
+                    path: path.clone(),
+                    source,
+                });
+            }
+        };
+        done.map_err(|source| QosError::Setting { what, port: port.to_owned(), source })
+    }
+
+    /// It is like that. What cannot be read is not.
+    fn is_so(&self, now: Option<&Dcb>) -> bool {
+        if let Step::Roce { path, value, .. } = self {
+            return std::fs::read_to_string(path).is_ok_and(|text| text.trim() == value);
+        }
+        let Some(now) = now else { return false };
+        match self {
+            Step::Dcbx(mode) => now.dcbx.is_some_and(|now| same_mode(now, *mode)),
+            Step::Ets(ets) => now.ets.as_ref() == Some(*ets),
+            Step::Lossless(priorities) => now.pfc.as_ref().is_some_and(|pfc| pfc.lossless == *priorities),
+            Step::Remove(one) => !now.applications.contains(one),
+            Step::Add(one) => now.applications.contains(one),
+            Step::Roce { .. } => false,
+        }
+    }
+}
+
+/// Versions count only while the host decides: what the adapter has of its own cannot be asked for.
+fn same_mode(one: Dcbx, other: Dcbx) -> bool {
+    let version = |mode: Dcbx| (mode.ieee, mode.cee, mode.fixed);
+    one.host == other.host && (!one.host || version(one) == version(other))
+}
+
 /// A file of the kernel is written in one piece and never created.
-fn write(path: &std::path::Path, value: &str) -> io::Result<()> {
+fn write(path: &Path, value: &str) -> io::Result<()> {
     use std::io::Write;
     std::fs::OpenOptions::new().write(true).truncate(true).open(path)?.write_all(value.as_bytes())
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io::ErrorKind;
-
-    use super::*;
-    use crate::collect::fixture::files;
-    use crate::model::{Application, Dcbx, Ets, Selector};
-
-    /// Writes down what it was told; refuses shares if told so.
-    #[derive(Default)]
-    struct Told {
-        words: Vec<String>,
-        refuses_shares: bool,
-    }
-
-    impl Told {
-        fn note(&mut self, word: String) -> Result<(), DcbError> {
-            self.words.push(word);
-            Ok(())
-        }
-    }
-
-    impl SetDcb for Told {
-        fn dcbx(&mut self, mode: Dcbx) -> Result<(), DcbError> {
-            self.note(format!("host {}", mode.host))
-        }
-
-        fn ets(&mut self, _: &Ets) -> Result<(), DcbError> {
-            match self.refuses_shares {
-                true => Err(DcbError::Driver(ErrorKind::InvalidInput.into())),
-                false => self.note("shares".into()),
-            }
-        }
-
-        fn lossless(&mut self, priorities: &[u8]) -> Result<(), DcbError> {
-            self.note(format!("lossless {priorities:?}"))
-        }
-
-        fn add(&mut self, entries: &[Application]) -> Result<(), DcbError> {
-            self.note(format!("add {}", entries.len()))
-        }
-
-        fn remove(&mut self, entries: &[Application]) -> Result<(), DcbError> {
-            self.note(format!("remove {}", entries.len()))
-        }
-    }
-
-    fn everything(host: bool) -> DcbSettings {
-        let dscp = Application { selector: Selector::Dscp, protocol: 26, priority: 3 };
-        DcbSettings {
-            dcbx: Some(Dcbx { host, ..Dcbx::default() }),
-            ets: Some(Ets::default()),
-            lossless: Some(vec![3]),
-            remove: vec![dscp],
-            add: vec![dscp],
-            roce: Vec::new(),
-        }
-    }
-
-    #[test]
-    fn the_host_takes_over_first_and_hands_back_last() {
-        let middle = ["shares", "lossless [3]", "remove 1", "add 1"];
-        let mut told = Told::default();
-        set(&mut told, "ens1f0", &everything(true), &Root::default()).unwrap();
-        assert_eq!((told.words[0].as_str(), &told.words[1..]), ("host true", &middle.map(String::from)[..]));
-        let mut told = Told::default();
-        set(&mut told, "ens1f0", &everything(false), &Root::default()).unwrap();
-        assert_eq!((&told.words[..4], told.words[4].as_str()), (&middle.map(String::from)[..], "host false"));
-        let mut told = Told::default();
-        set(&mut told, "ens1f0", &DcbSettings::default(), &Root::default()).unwrap();
-        assert_eq!(told.words, Vec::<String>::new());
-    }
-
-    #[test]
-    fn nothing_is_lossless_after_shares_were_refused() {
-        let mut told = Told { refuses_shares: true, ..Told::default() };
-        let error = set(&mut told, "ens1f0", &everything(true), &Root::default()).unwrap_err();
-        assert!(error.to_string().contains("the shares of ens1f0 could not be set"), "{error}");
-        assert_eq!(told.words, ["host true"]);
-    }
-
-    #[test]
-    fn a_port_without_dcb_is_refused_with_a_sentence() {
-        let settings = DcbSettings { lossless: Some(vec![3]), ..DcbSettings::default() };
-        let error = apply("lo", &settings, &Root::default()).unwrap_err();
-        assert!(matches!(&error, QosError::NoDcb { port } if port == "lo"), "{error}");
-        assert!(error.to_string().contains("lo has no DCB"), "{error}");
-    }
-
-    /// Files as configfs of rdma_cm has them (Documentation/ABI/testing/configfs-rdma_cm of Linux).
-    #[test]
-    fn what_rdma_connections_get() {
-        let folder = "sys/kernel/config/rdma_cm/mlx5_0/ports/1";
-        let (_folder, root) = files(&[
-            (format!("{folder}/default_roce_mode"), "RoCE v1\n"),
-            (format!("{folder}/default_roce_tos"), "0\n"),
-        ]);
-        let default = RoceDefault {
-            device: "mlx5_0".into(),
-            port: 1,
-            version: Some("RoCE v2".into()),
-            traffic_class: Some(104),
-        };
-        roce(&default, &root).unwrap();
-        let text = |file: &str| root.text(format!("{folder}/{file}"));
-        assert_eq!(text("default_roce_mode").as_deref(), Some("RoCE v2"));
-        assert_eq!(text("default_roce_tos").as_deref(), Some("104"));
-        let error = roce(&RoceDefault { device: "mlx5_9".into(), ..default }, &root).unwrap_err();
-        assert!(error.to_string().contains("mlx5_9"), "{error}");
-        assert!(!root.exists("sys/kernel/config/rdma_cm/mlx5_9"), "a device that is not there is not made");
-    }
-}
+mod tests;

@@ -15,8 +15,8 @@ pub enum Impossible {
     },
     /// No such port, and an adapter that could have it is in the other mode.
     #[error(
-        "{host} has no port {port}, but {device} is in InfiniBand mode, where an adapter has no network port; on {host}: \
-         {command}, then restart the host"
+        "{host} has no port {port}: check the name with `linerate link show`; if it is a port of {device}, which is in InfiniBand mode, \
+         where an adapter has no network port, on {host}: {command}, then restart the host"
     )]
     Infiniband {
         /// The host.
@@ -75,6 +75,30 @@ pub enum Impossible {
         port: String,
         /// What is missing.
         what: &'static str,
+    },
+    /// The driver gives priorities to classes in its own way.
+    #[error(
+        "{port} of {host} cannot have it: driver ice takes a priority by DSCP only, and with the first one it gives every priority a class \
+         of its own, where an intent has one for all that it does not name. Take it out of `ports`; migrations over TCP work without"
+    )]
+    FixedClasses {
+        /// The host.
+        host: String,
+        /// The port.
+        port: String,
+    },
+    /// The driver tells classes by nothing else.
+    #[error(
+        "{port} of {host} cannot have it: driver mlx5_core takes a priority by DSCP only, and [{class}] has none: give it a dscp (RoCE v2 \
+         has one, v1 has not)"
+    )]
+    DscpOnly {
+        /// The host.
+        host: String,
+        /// The port.
+        port: String,
+        /// The class.
+        class: &'static str,
     },
     /// The firmware would overwrite whatever is set.
     #[error(

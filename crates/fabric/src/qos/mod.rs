@@ -44,7 +44,7 @@ pub struct RoceDefault {
     pub device: String,
     /// Its port, from 1.
     pub port: u32,
-    /// `RoCE v1` or `RoCE v2`.
+    /// `IB/RoCE v1` or `RoCE v2`.
     pub version: Option<String>,
     /// Traffic class: the byte with the DSCP in its upper six bits.
     pub traffic_class: Option<u8>,

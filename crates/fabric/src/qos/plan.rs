@@ -80,7 +80,7 @@ pub fn port_plan(host: &Inventory, port: &Port, intent: &Intent) -> Result<Plan,
     if set.ets.is_some() || set.lossless.is_some() {
         plan.warnings.push("the link may go down for a moment while the adapter takes this".into());
     }
-    applications(port, dcb, intent, &mut plan, &mut set, &mut undo);
+    applications(dcb, intent, &mut plan, &mut set, &mut undo);
     roce(host, port, intent, &mut plan, &mut set, &mut undo);
     if set != DcbSettings::default() {
         (plan.settings.dcb, plan.undo.dcb) = (Some(set), Some(undo));
@@ -159,7 +159,7 @@ fn ranges(numbers: &[u8]) -> String {
     let mut runs: Vec<(u8, u8)> = Vec::new();
     for number in numbers {
         match runs.last_mut() {
-            Some((_, last)) if *last + 1 == *number => *last = *number,
+            Some((_, last)) if last.checked_add(1) == Some(*number) => *last = *number,
             _ => runs.push((*number, *number)),
         }
     }
@@ -211,14 +211,7 @@ fn mark(class: &Class, roce: Roce) -> Option<(Selector, u16, String)> {
     }
 }
 
-fn applications(
-    port: &Port,
-    dcb: &Dcb,
-    intent: &Intent,
-    plan: &mut Plan,
-    set: &mut DcbSettings,
-    undo: &mut DcbSettings,
-) {
+fn applications(dcb: &Dcb, intent: &Intent, plan: &mut Plan, set: &mut DcbSettings, undo: &mut DcbSettings) {
     for class in intent.classes() {
         let Some((selector, protocol, what)) = mark(class, intent.roce) else { continue };
         let same = |one: &&Application| (one.selector, one.protocol) == (selector, protocol);
@@ -236,12 +229,6 @@ fn applications(
             let new = Application { selector, protocol, priority: class.priority };
             set.add.push(new);
             undo.remove.push(new);
-            if selector != Selector::Dscp && port.driver.as_deref() == Some("mlx5_core") {
-                plan.warnings.push(format!(
-                    "mlx5 adapters take a priority by DSCP only and may refuse this: give [{}] a dscp",
-                    class.name
-                ));
-            }
         }
     }
 }
@@ -257,7 +244,8 @@ fn roce(
 ) {
     let version = match intent.roce {
         Roce::None => return,
-        Roce::V1 => "RoCE v1",
+        // As the kernel spells it.
+        Roce::V1 => "IB/RoCE v1",
         Roce::V2 => "RoCE v2",
     };
     let Some((device, rdma)) = ports::rdma(host, port) else { return };

@@ -61,12 +61,12 @@ pub(super) fn free_from_firmware(port: &Port) -> String {
     let name = &port.name;
     let address = port.pcie.as_ref().map_or("PCI-ADDRESS", |slot| slot.address.as_str());
     match port.driver.as_deref() {
-        Some("ice") => format!("ethtool --set-priv-flags {name} fw-lldp-agent off"),
         Some("i40e") => format!("ethtool --set-priv-flags {name} disable-fw-lldp on"),
         Some("mlx5_core") => {
-            // Each function of the card is its own port to the tool, or both are named at the first.
+            // The tool names both ports of a card whichever function it is given.
             format!(
-                "mstconfig -d {address} set LLDP_NB_DCBX_P1=FALSE LLDP_NB_RX_MODE_P1=0 LLDP_NB_TX_MODE_P1=0, then restart the host"
+                "mstconfig -d {address} set LLDP_NB_DCBX_P1=FALSE LLDP_NB_RX_MODE_P1=0 LLDP_NB_TX_MODE_P1=0 (and the same with _P2 on \
+                 an adapter with two ports), then restart the host"
             )
         }
         _ => "the tool of the adapter's maker, or its page in the firmware set-up: turn DCBX (LLDP of the adapter) off"

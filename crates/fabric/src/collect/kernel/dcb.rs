@@ -36,6 +36,17 @@ pub fn read(ports: &mut [Port], notes: &mut Vec<Note>) -> Result<(), NetlinkErro
     Ok(())
 }
 
+/// All of one port, or why it cannot be read.
+pub(super) fn of(asker: &mut Asker, port: &str) -> Result<Dcb, NetlinkError> {
+    let mut dcb = Dcb::default();
+    for command in [IEEE_GET, DCBX_GET] {
+        if let Some(answer) = ask(asker, port, command)? {
+            apply(&answer, &mut dcb);
+        }
+    }
+    Ok(dcb)
+}
+
 pub(super) fn ask(asker: &mut Asker, port: &str, command: u8) -> Result<Option<Vec<u8>>, NetlinkError> {
     let attributes = Writer::new().text(NAME, port).finish();
     let answers = asker.ask(GET_DCB, 0, &[vec![0, command, 0, 0], attributes].concat())?;

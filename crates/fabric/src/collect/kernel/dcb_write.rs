@@ -12,7 +12,7 @@ use thiserror::Error;
 use super::ask::Asker;
 use super::attributes::{Attributes, Writer};
 use super::dcb::{self, DCBX, HEADER_BYTES, IEEE, IEEE_GET, NAME};
-use crate::model::{Application, Dcbx, Ets, Selector};
+use crate::model::{Application, Dcb, Dcbx, Ets, Selector};
 
 const SET_DCB: u16 = 79;
 const IEEE_SET: u8 = 20;
@@ -59,16 +59,18 @@ impl DcbError {
 
 /// What sets DCB of one port. The kernel does, by [`Setter`]; tests write down what they were told.
 pub trait SetDcb {
+    /// All of it as it is now; `None` if that cannot be read.
+    fn now(&mut self) -> Option<Dcb>;
     /// Who decides. What is not the host is left to the adapter.
     fn dcbx(&mut self, mode: Dcbx) -> Result<(), DcbError>;
     /// Classes and shares. What the model does not know of stays.
     fn ets(&mut self, ets: &Ets) -> Result<(), DcbError>;
     /// Lossless priorities. Delay and everything else stays.
     fn lossless(&mut self, priorities: &[u8]) -> Result<(), DcbError>;
-    /// Entries of the application table come.
-    fn add(&mut self, entries: &[Application]) -> Result<(), DcbError>;
-    /// Entries of the application table go.
-    fn remove(&mut self, entries: &[Application]) -> Result<(), DcbError>;
+    /// An entry of the application table comes. One by one: the kernel stops in the middle of a list where one is refused.
+    fn add(&mut self, entry: Application) -> Result<(), DcbError>;
+    /// An entry of the application table goes.
+    fn remove(&mut self, entry: Application) -> Result<(), DcbError>;
 }
 
 /// Sets DCB of one port.
@@ -84,7 +86,7 @@ impl<'a> Setter<'a> {
     }
 
     /// A structure as it is now; empty if the driver does not have it.
-    fn now(&mut self, kind: u16) -> Result<Vec<u8>, DcbError> {
+    fn part(&mut self, kind: u16) -> Result<Vec<u8>, DcbError> {
         let answer = dcb::ask(&mut self.asker, self.port, IEEE_GET).map_err(DcbError::Kernel)?;
         let answer = answer.unwrap_or_default();
         let attributes = Attributes::new(answer.get(HEADER_BYTES..).unwrap_or_default());
@@ -104,6 +106,10 @@ impl<'a> Setter<'a> {
 }
 
 impl SetDcb for Setter<'_> {
+    fn now(&mut self) -> Option<Dcb> {
+        dcb::of(&mut self.asker, self.port).ok()
+    }
+
     fn dcbx(&mut self, mode: Dcbx) -> Result<(), DcbError> {
         let attribute = Writer::new().u8(DCBX, dcbx_bits(mode));
         match self.send(DCBX_SET, attribute, DCBX)? {
@@ -113,21 +119,21 @@ impl SetDcb for Setter<'_> {
     }
 
     fn ets(&mut self, ets: &Ets) -> Result<(), DcbError> {
-        let now = self.now(ETS)?;
+        let now = self.part(ETS)?;
         self.ieee(IEEE_SET, Writer::new().bytes(ETS, &ets_bytes(&now, ets)))
     }
 
     fn lossless(&mut self, priorities: &[u8]) -> Result<(), DcbError> {
-        let now = self.now(PFC)?;
+        let now = self.part(PFC)?;
         self.ieee(IEEE_SET, Writer::new().bytes(PFC, &pfc_bytes(&now, priorities)))
     }
 
-    fn add(&mut self, entries: &[Application]) -> Result<(), DcbError> {
-        self.ieee(IEEE_SET, application_table(entries))
+    fn add(&mut self, entry: Application) -> Result<(), DcbError> {
+        self.ieee(IEEE_SET, application_table(entry))
     }
 
-    fn remove(&mut self, entries: &[Application]) -> Result<(), DcbError> {
-        self.ieee(IEEE_DELETE, application_table(entries))
+    fn remove(&mut self, entry: Application) -> Result<(), DcbError> {
+        self.ieee(IEEE_DELETE, application_table(entry))
     }
 }
 
@@ -160,7 +166,7 @@ fn dcbx_bits(mode: Dcbx) -> u8 {
     }
 }
 
-/// `struct ieee_ets`: see the reading side. Receive shares and recommendations to the switch are the send shares.
+/// `struct ieee_ets`: see the reading side. Number of classes, credit shaper, receive shares and recommendations to the switch stay.
 fn ets_bytes(now: &[u8], ets: &Ets) -> Vec<u8> {
     let code = |name: &String| match name.as_str() {
         "ets" => 2,
@@ -170,13 +176,11 @@ fn ets_bytes(now: &[u8], ets: &Ets) -> Vec<u8> {
     };
     let selection: Vec<u8> = ets.selection.iter().map(code).collect();
     let (share, class) = (&ets.share_percent, &ets.priority_class);
-    let mut bytes = vec![
-        ets.willing.unwrap_or(false).into(),
-        now.get(1).copied().or(ets.classes_max).unwrap_or(8),
-        now.get(2).copied().unwrap_or(0),
-    ];
-    for eight in [share, share, &selection, class, share, &selection, class] {
-        bytes.extend(eight.iter().chain(std::iter::repeat(&0)).take(8));
+    let mut bytes = now.to_vec();
+    bytes.resize(ETS_BYTES, 0);
+    let own = [ets.willing.unwrap_or(false).into()];
+    for (at, new) in [(0, &own[..]), (3, share), (19, &selection), (27, class)] {
+        bytes.iter_mut().skip(at).zip(new.iter().take(8)).for_each(|(byte, new)| *byte = *new);
     }
     bytes
 }
@@ -193,21 +197,18 @@ fn pfc_bytes(now: &[u8], priorities: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// `struct dcb_app` for each: selector, priority, protocol.
-fn application_table(entries: &[Application]) -> Writer {
-    let table = entries.iter().filter_map(|one| {
-        let selector = match one.selector {
-            Selector::EtherType => 1,
-            Selector::Stream => 2,
-            Selector::Datagram => 3,
-            Selector::AnyPort => 4,
-            Selector::Dscp => 5,
-            Selector::Other => return None,
-        };
-        let [low, high] = one.protocol.to_ne_bytes();
-        Some([selector, one.priority, low, high])
-    });
-    let list = table.fold(Writer::new(), |list, bytes| list.bytes(APPLICATION, &bytes));
+/// `struct dcb_app`: selector, priority, protocol. A plan has no entries of other selectors.
+fn application_table(entry: Application) -> Writer {
+    let selector = match entry.selector {
+        Selector::EtherType => 1,
+        Selector::Stream => 2,
+        Selector::Datagram => 3,
+        Selector::AnyPort => 4,
+        Selector::Dscp => 5,
+        Selector::Other => return Writer::new(),
+    };
+    let [low, high] = entry.protocol.to_ne_bytes();
+    let list = Writer::new().bytes(APPLICATION, &[selector, entry.priority, low, high]);
     Writer::new().nest(APPLICATIONS, list)
 }
 
@@ -229,15 +230,24 @@ mod tests {
                 .map(String::from)
                 .to_vec(),
         };
-        let now = [1, 6, 1, 9, 9];
+        let now: Vec<u8> = [1, 6, 1].into_iter().chain(3..59).collect();
         let bytes = ets_bytes(&now, &ets);
         let share = [20, 50, 30, 0, 0, 0, 0, 0];
         let selection = [2, 2, 2, 0, 0, 0, 0, 255];
         let class = [0, 0, 0, 1, 2, 0, 0, 0];
-        // Not willing; the adapter's number of classes and its credit shaper stay.
-        let expected =
-            [&[0, 6, 1][..], &share, &share, &selection, &class, &share, &selection, &class].concat();
+        // Not willing; the adapter's number of classes, its credit shaper, receive shares and recommendations stay.
+        let expected = [&[0, 6, 1][..], &share, &now[11..19], &selection, &class, &now[35..]].concat();
         assert_eq!(bytes, expected);
+        // So that what was there is there again, to the byte.
+        let before = Ets {
+            willing: Some(true),
+            classes_max: Some(6),
+            priority_class: now[27..35].to_vec(),
+            share_percent: now[3..11].to_vec(),
+            selection: vec!["strict".into(); 8],
+        };
+        let now = [&now[..19], &[0; 8], &now[27..]].concat();
+        assert_eq!(ets_bytes(&ets_bytes(&now, &ets), &before), now);
         assert_eq!(bytes.len(), ETS_BYTES);
         assert_eq!(ets_bytes(&[], &Ets::default()).len(), ETS_BYTES);
     }
@@ -255,7 +265,7 @@ mod tests {
     #[test]
     fn a_whole_request_to_the_byte() {
         let dscp = Application { selector: Selector::Dscp, protocol: 26, priority: 3 };
-        let nested = Writer::new().nest(IEEE, application_table(&[dscp]));
+        let nested = Writer::new().nest(IEEE, application_table(dscp));
         let bytes = request("eth0", IEEE_SET, nested);
         let [low, high] = 26u16.to_ne_bytes();
         let ne = |number: u16| number.to_ne_bytes();
@@ -303,10 +313,12 @@ mod tests {
     #[test]
     fn a_port_without_dcb_is_told_from_other_refusals() {
         let mut setter = Setter::open("lo").unwrap();
-        for error in [setter.lossless(&[3]).unwrap_err(), setter.add(&[]).unwrap_err()] {
+        let dscp = Application { selector: Selector::Dscp, protocol: 26, priority: 3 };
+        for error in [setter.lossless(&[3]).unwrap_err(), setter.add(dscp).unwrap_err()] {
             assert!(error.is_absent(), "{error}");
         }
-        let error = Setter::open("no-such-port").unwrap().add(&[]).unwrap_err();
+        assert_eq!(setter.now(), None, "what cannot be read is not taken for empty");
+        let error = Setter::open("no-such-port").unwrap().add(dscp).unwrap_err();
         assert!(matches!(error, DcbError::Kernel(_)), "{error}");
     }
 }

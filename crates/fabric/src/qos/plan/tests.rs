@@ -1,11 +1,20 @@
 //! Plans against the healthy room: silent where it matches, and one difference is named as that and nothing else.
 
 use super::super::intent::parse;
-use super::super::intent::tests::{FULL, HEALTHY};
+use super::super::intent::tests::{FULL, HEALTHY, UNMARKED};
 use super::*;
 use crate::link::Step;
 use crate::model::{LinkLayer, Pause, PortKind, Room};
-use crate::testing::{healthy_room, host_mut, port};
+use crate::testing::{self, host_mut, port};
+
+/// The healthy room, whose adapters (mlx5) tell migrations by DSCP: they know nothing else.
+fn healthy_room() -> Room {
+    let mut room = testing::healthy_room();
+    for dcb in room.hosts.iter_mut().flat_map(|host| &mut host.ports).filter_map(|port| port.dcb.as_mut()) {
+        dcb.applications = vec![Application { selector: Selector::Dscp, protocol: 26, priority: 3 }];
+    }
+    room
+}
 
 fn of(room: &Room, text: &str) -> HostPlan {
     host(&room.hosts[0], &parse(text).unwrap())
@@ -90,11 +99,10 @@ fn another_application_priority() {
     let mut room = healthy_room();
     dcb_mut(&mut room).applications[0].priority = 4;
     let plan = only(&room, HEALTHY);
-    assert_eq!(steps(&plan), ["priority of RoCE v2: 4 → 3"]);
+    assert_eq!(steps(&plan), ["priority of DSCP 26: 4 → 3"]);
     let (set, undo) = (plan.settings.dcb.unwrap(), plan.undo.dcb.unwrap());
     assert_eq!((set.remove[0].priority, set.add[0].priority), (4, 3));
     assert_eq!((undo.remove, undo.add), (set.add, set.remove));
-    assert!(plan.warnings[0].contains("by DSCP only"), "mlx5: {:?}", plan.warnings);
 }
 
 #[test]
@@ -103,7 +111,7 @@ fn a_second_priority_for_the_same_traffic_goes() {
     let second = Application { priority: 6, ..dcb_mut(&mut room).applications[0] };
     dcb_mut(&mut room).applications.push(second);
     let plan = only(&room, HEALTHY);
-    assert_eq!(steps(&plan), ["priority of RoCE v2: 3,6 → 3"]);
+    assert_eq!(steps(&plan), ["priority of DSCP 26: 3,6 → 3"]);
     assert_eq!(plan.settings.dcb.unwrap().remove, [second]);
 }
 
@@ -138,11 +146,57 @@ fn pause_frames_give_way_to_lossless_priorities() {
 #[test]
 fn roce_of_connections_that_say_none() {
     let mut room = healthy_room();
-    host_mut(&mut room, "alpha").rdma.as_mut().unwrap()[1].ports[0].default_roce = Some("RoCE v1".into());
+    host_mut(&mut room, "alpha").rdma.as_mut().unwrap()[1].ports[0].default_roce = Some("IB/RoCE v1".into());
     let plan = only(&room, HEALTHY);
-    assert_eq!(steps(&plan), ["RoCE of connections that say none: RoCE v1 → RoCE v2"]);
+    assert_eq!(steps(&plan), ["RoCE of connections that say none: IB/RoCE v1 → RoCE v2"]);
     let default = plan.settings.dcb.unwrap().roce.remove(0);
     assert_eq!((default.device.as_str(), default.traffic_class), ("mlx5_1", None));
+}
+
+/// On an adapter whose driver takes more than DSCP: by the protocol, and by the kernel's name of the version.
+#[test]
+fn roce_without_a_mark() {
+    let mut room = healthy_room();
+    for name in ["ens1f0", "ens1f1"] {
+        let port = port(&mut room, "alpha", name);
+        port.driver = Some("bnxt_en".into());
+        port.dcb.as_mut().unwrap().applications.clear();
+    }
+    let plan = of(&room, UNMARKED);
+    assert_eq!(steps(&plan.ports[1].plan), ["priority of RoCE v2: none → 3"]);
+    let plan = of(&room, &UNMARKED.replace("v2", "v1"));
+    assert_eq!(
+        steps(&plan.ports[1].plan),
+        ["priority of RoCE v1: none → 3", "RoCE of connections that say none: RoCE v2 → IB/RoCE v1"]
+    );
+    for rdma in host_mut(&mut room, "alpha").rdma.as_mut().unwrap() {
+        rdma.ports[0].default_roce = Some("IB/RoCE v1".into());
+    }
+    let plan = of(&room, &UNMARKED.replace("v2", "v1"));
+    assert_eq!(steps(&plan.ports[1].plan), ["priority of RoCE v1: none → 3"]);
+}
+
+#[test]
+fn drivers_that_take_no_such_mark() {
+    let mut room = healthy_room();
+    for text in [UNMARKED, &UNMARKED.replace("v2", "v1")] {
+        let plan = of(&room, text);
+        let said = plan.ports[1].problem.as_ref().expect(text);
+        assert!(said.contains("mlx5_core takes a priority by DSCP only, and [migration] has none"), "{said}");
+        assert_eq!(plan.ports[1].plan, Plan::default());
+    }
+    // Whoever speaks DCBX: to free it from the firmware would not help.
+    port(&mut room, "alpha", "ens1f1").driver = Some("ice".into());
+    assert!(problem(&room).contains("driver ice takes a priority by DSCP only"));
+    dcb_mut(&mut room).dcbx = Some(Dcbx { firmware: true, ieee: true, ..Dcbx::default() });
+    assert!(problem(&room).contains("driver ice takes a priority by DSCP only"));
+}
+
+#[test]
+fn numbers_that_mean_nothing_are_shown_as_they_are() {
+    let mut room = healthy_room();
+    dcb_mut(&mut room).pfc.as_mut().unwrap().lossless = vec![255, 254, 255];
+    assert_eq!(steps(&only(&room, HEALTHY)), ["lossless priorities: 254-255,255 → 3"]);
 }
 
 #[test]
@@ -163,11 +217,7 @@ fn a_full_intent_on_ports_that_have_another() {
     for port in &plan.ports {
         assert_eq!(
             steps(&port.plan),
-            [
-                "shares: 0-2,4-7 50 %; 3 50 % → 0-2,5-7 20 %; 3 50 %; 4 30 %",
-                "priority of DSCP 26: none → 3",
-                "priority of DSCP 34: none → 4",
-            ]
+            ["shares: 0-2,4-7 50 %; 3 50 % → 0-2,5-7 20 %; 3 50 %; 4 30 %", "priority of DSCP 34: none → 4",]
         );
         let ets = port.plan.settings.dcb.clone().unwrap().ets.unwrap();
         assert_eq!(ets.share_percent, [20, 50, 30, 0, 0, 0, 0, 0]);
@@ -214,7 +264,7 @@ fn firmware_that_speaks_dcbx() {
     dcb_mut(&mut room).dcbx = Some(Dcbx { firmware: true, ieee: true, ..Dcbx::default() });
     for (driver, command) in [
         ("mlx5_core", "on alpha: mstconfig -d 0000:3b:00.1 set LLDP_NB_DCBX_P1=FALSE"),
-        ("ice", "on alpha: ethtool --set-priv-flags ens1f1 fw-lldp-agent off"),
+        ("mlx5_core", "(and the same with _P2 on an adapter with two ports), then restart"),
         ("i40e", "on alpha: ethtool --set-priv-flags ens1f1 disable-fw-lldp on"),
         ("bnxt_en", "the tool of the adapter's maker"),
     ] {
@@ -259,7 +309,9 @@ fn an_adapter_in_infiniband_mode_has_no_port() {
     let rdma = &mut host_mut(&mut room, "alpha").rdma.as_mut().unwrap()[1];
     rdma.ports[0].link_layer = Some(LinkLayer::Infiniband);
     let said = problem(&room);
-    assert!(said.contains("mlx5_1 is in InfiniBand mode"), "{said}");
+    // The name may be wrong as well.
+    assert!(said.contains("check the name with `linerate link show`"), "{said}");
+    assert!(said.contains("if it is a port of mlx5_1, which is in InfiniBand mode"), "{said}");
     assert!(said.contains("mstconfig -d 0000:3b:00.1 set LINK_TYPE_P1=2, then restart"), "{said}");
 }
 

@@ -13,17 +13,25 @@ pub(super) fn write(intent: &Intent) -> String {
         "Priorities are mapped to queues for the whole switch, the rest holds for the ports named.",
     ];
     let mut text = head("#", "NVIDIA Cumulus Linux 5 (NVUE)", &notes);
+    text += &begin();
     text += &told(intent);
     text += &shares(intent);
     text += &lossless(intent);
     for name in &intent.switch_ports {
         text += &format!("nv set interface {name} qos mapping profile {PROFILE}\n");
         text += &format!("nv set interface {name} qos egress-scheduler profile {PROFILE}\n");
-        if !intent.lossless().is_empty() {
-            text += &format!("nv set interface {name} qos pfc profile {PROFILE}\n");
-        }
+        text += &match intent.lossless().is_empty() {
+            true => format!("nv unset interface {name} qos pfc\n"),
+            false => format!("nv set interface {name} qos pfc profile {PROFILE}\n"),
+        };
     }
     text + "nv config diff\n# nv config apply\n"
+}
+
+/// What an earlier text made goes first: what is set is laid over what is there.
+fn begin() -> String {
+    let unset = |what| format!("nv unset qos {what} {PROFILE}\n");
+    ["mapping", "egress-scheduler", "pfc"].map(unset).concat()
 }
 
 fn told(intent: &Intent) -> String {

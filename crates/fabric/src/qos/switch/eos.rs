@@ -1,21 +1,19 @@
 //! Arista EOS: marks to traffic classes, then each port: trust, shares of its queues, lossless priorities.
 //!
-//! Traffic class N and queue N are those of priority N, as the system maps them by itself.
+//! Traffic class N and queue N are those of priority N. All marks are named: by itself the system gives DSCP 0 to 7 and CoS 0 to class 1,
+//! and DSCP 8 to 15 and CoS 1 to class 0.
 
 use super::super::intent::Intent;
-use super::{head, marked, queues};
+use super::{class_of_mark, class_of_tag, head, marked, queues};
 
 pub(super) fn write(intent: &Intent) -> String {
     let notes = [
         "Models with separate unicast queues name them uc-tx-queue instead of tx-queue.",
-        "DSCPs that are not named keep the class that the switch gives them, which may be one of these.",
         "Marks hold for the whole switch; queues, trust and lossless priorities for the ports named.",
     ];
     let mut text = head("!", "Arista EOS", &notes);
-    for (class, dscp) in marked(intent) {
-        text += &format!("qos map dscp {dscp} to traffic-class {}\n", class.priority);
-    }
     let trust = if marked(intent).next().is_some() { "dscp" } else { "cos" };
+    text += &map(intent, trust);
     for name in &intent.switch_ports {
         text += &format!("!\ninterface {name}\n   qos trust {trust}\n");
         text += &flow_control(intent);
@@ -25,6 +23,21 @@ pub(super) fn write(intent: &Intent) -> String {
         }
     }
     text
+}
+
+/// Each class with all that belongs to it, so that nothing is left where the system has it by itself.
+fn map(intent: &Intent, trust: &str) -> String {
+    let class_of = |number: u8| match trust {
+        "dscp" => class_of_mark(intent, number),
+        _ => class_of_tag(intent, number),
+    };
+    let numbers = 0..if trust == "dscp" { 64 } else { 8 };
+    let line = |(class, ..): (u8, &str, u8)| {
+        let own = numbers.clone().filter(|number| class_of(*number) == class);
+        let list: Vec<String> = own.map(|number| number.to_string()).collect();
+        format!("qos map {trust} {} to traffic-class {class}\n", list.join(" "))
+    };
+    queues(intent).into_iter().map(line).collect()
 }
 
 fn flow_control(intent: &Intent) -> String {

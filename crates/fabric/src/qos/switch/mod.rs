@@ -106,6 +106,16 @@ fn share(intent: &Intent, queue: u8) -> u8 {
     queues(intent).iter().find(|(one, ..)| *one == queue).map_or(0, |(_, _, share)| *share)
 }
 
+/// Priority of a DSCP; those of no class belong to everything else.
+fn class_of_mark(intent: &Intent, dscp: u8) -> u8 {
+    marked(intent).find(|(_, one)| *one == dscp).map_or(0, |(class, _)| class.priority)
+}
+
+/// Priority of a VLAN tag; those of no class belong to everything else.
+fn class_of_tag(intent: &Intent, tag: u8) -> u8 {
+    if intent.classes().any(|class| class.priority == tag) { tag } else { 0 }
+}
+
 /// Classes told by DSCP, with it.
 fn marked(intent: &Intent) -> impl Iterator<Item = (&Class, u8)> {
     intent.classes().filter_map(|class| Some((class, class.dscp?)))

@@ -6,7 +6,7 @@
 use serde_json::{Map, Value, json};
 
 use super::super::intent::Intent;
-use super::{SwitchError, head, marked, queues};
+use super::{SwitchError, class_of_mark, class_of_tag, head, marked, queues};
 
 const NAME: &str = "LINERATE";
 
@@ -42,10 +42,9 @@ fn tables(intent: &Intent) -> Value {
         for map in [by, "tc_to_queue_map", "tc_to_pg_map", "pfc_to_queue_map"] {
             maps.insert(map.into(), NAME.into());
         }
-        if !lossless.is_empty() {
-            let list: Vec<String> = lossless.iter().map(u8::to_string).collect();
-            maps.insert("pfc_enable".into(), list.join(",").into());
-        }
+        // Also where it is empty: what is loaded is laid over what is there.
+        let list: Vec<String> = lossless.iter().map(u8::to_string).collect();
+        maps.insert("pfc_enable".into(), list.join(",").into());
         ports.insert(port.clone(), Value::Object(maps));
         for (queue, name, _) in queues(intent) {
             port_queues.insert(format!("{port}|{queue}"), json!({"scheduler": scheduler(name)}));
@@ -76,15 +75,11 @@ fn eight(to: impl Fn(u8) -> u8) -> Map<String, Value> {
 
 /// All 64 marks: one that is left out would keep what it has.
 fn by_mark(intent: &Intent) -> Map<String, Value> {
-    let class =
-        |dscp: u8| marked(intent).find(|(_, one)| *one == dscp).map_or(0, |(class, _)| class.priority);
-    (0..64).map(|dscp| (dscp.to_string(), class(dscp).to_string().into())).collect()
+    (0..64).map(|dscp| (dscp.to_string(), class_of_mark(intent, dscp).to_string().into())).collect()
 }
 
-/// Tags of no class belong to everything else.
 fn by_tag(intent: &Intent) -> Map<String, Value> {
-    let known = |tag: u8| intent.classes().any(|class| class.priority == tag);
-    eight(|tag| if known(tag) { tag } else { 0 })
+    eight(|tag| class_of_tag(intent, tag))
 }
 
 fn schedulers(intent: &Intent) -> Value {

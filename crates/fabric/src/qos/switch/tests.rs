@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::super::intent::tests::{FULL, HEALTHY};
+use super::super::intent::tests::{FULL, HEALTHY, UNMARKED};
 use super::super::intent::{Intent, parse};
 use super::super::windows;
 use super::*;
@@ -27,7 +27,7 @@ fn full() -> Intent {
 
 /// Told by the VLAN tag, one class.
 fn tagged() -> Intent {
-    parse(&HEALTHY.replace("roce", "switch_ports = [\"swp1\"]\n windows_adapters = [\"Ethernet 3\"]\n roce"))
+    parse(&UNMARKED.replace("roce", "switch_ports = [\"swp1\"]\n windows_adapters = [\"Ethernet 3\"]\n roce"))
         .unwrap()
 }
 
@@ -49,13 +49,45 @@ fn classes_told_by_the_vlan_tag() {
 
 #[test]
 fn sonic_tables_are_json_and_add_up() {
-    let text = write(&full(), System::Sonic).unwrap();
-    let tables = text.split("<<'END'\n").nth(1).unwrap().split("\nEND\n").next().unwrap();
-    let tables: serde_json::Value = serde_json::from_str(tables).unwrap();
+    let tables = sonic(&full());
+    let weights = tables["SCHEDULER"].as_object().unwrap().values();
+    let sum: u32 = weights.map(|one| one["weight"].as_str().unwrap().parse::<u32>().unwrap()).sum();
+    assert_eq!(sum, 100);
+    for (queue, class) in [("0", "other"), ("3", "migration"), ("4", "storage")] {
+        let scheduler = &tables["QUEUE"][format!("Ethernet1/2|{queue}")]["scheduler"];
+        assert_eq!(*scheduler, format!("linerate.{class}"));
+    }
     assert_eq!(tables["PORT_QOS_MAP"]["Ethernet1/2"]["pfc_enable"], "3");
     assert_eq!(tables["DSCP_TO_TC_MAP"]["LINERATE"]["26"], "3");
     assert_eq!(tables["DSCP_TO_TC_MAP"]["LINERATE"]["63"], "0");
     assert_eq!(tables["TC_TO_PRIORITY_GROUP_MAP"]["LINERATE"]["4"], "0", "storage is not lossless");
+}
+
+/// The tables in the script.
+fn sonic(intent: &Intent) -> serde_json::Value {
+    let text = write(intent, System::Sonic).unwrap();
+    let tables = text.split("<<'END'\n").nth(1).unwrap().split("\nEND\n").next().unwrap();
+    serde_json::from_str(tables).unwrap()
+}
+
+/// What the system would do with an unnamed one is not what the intent says: everything else has queue 0.
+#[test]
+fn on_eos_every_mark_has_its_class() {
+    for (intent, trust, all) in [(full(), "dscp", 64), (tagged(), "cos", 8)] {
+        let text = write(&intent, System::Eos).unwrap();
+        let mut seen = Vec::new();
+        for line in text.lines().filter(|line| line.starts_with("qos map")) {
+            let (numbers, class) = line.rsplit_once(" to traffic-class ").unwrap();
+            let numbers = numbers.strip_prefix(&format!("qos map {trust} ")).unwrap();
+            let queue = format!("   tx-queue {class}");
+            assert!(text.lines().any(|line| line == queue), "class {class} has no share:\n{text}");
+            seen.extend(numbers.split(' ').map(|number| number.parse::<u8>().unwrap()));
+        }
+        seen.sort_unstable();
+        assert_eq!(seen, (0..all).collect::<Vec<u8>>(), "{text}");
+    }
+    let text = write(&full(), System::Eos).unwrap();
+    assert!(text.contains("qos map dscp 26 to traffic-class 3\n"), "{text}");
 }
 
 #[test]
@@ -81,12 +113,24 @@ fn without_lossless_classes_nothing_is_stopped() {
     for (system, word) in [
         (System::Nxos, "pause pfc-cos"),
         (System::Eos, "no-drop"),
-        (System::Cumulus, "qos pfc"),
-        (System::Sonic, "pfc_enable"),
+        (System::Cumulus, "nv set qos pfc"),
+        (System::Cumulus, "qos pfc profile"),
+        (System::Sonic, "\"pfc_enable\": \"3\""),
     ] {
         let text = write(&lossy, system).unwrap();
         assert!(!text.contains(word), "{text}");
         assert!(write(&full(), system).unwrap().contains(word));
+    }
+    // What an earlier, lossless intent left goes too.
+    assert_eq!(sonic(&lossy)["PORT_QOS_MAP"]["Ethernet1/2"]["pfc_enable"], "");
+    let off = [
+        (System::Nxos, "priority-flow-control mode off"),
+        (System::Eos, "no priority-flow-control"),
+        (System::Cumulus, "nv unset interface Ethernet1/2 qos pfc\n"),
+        (System::Cumulus, "nv unset qos pfc linerate\n"),
+    ];
+    for (system, word) in off {
+        assert!(write(&lossy, system).unwrap().contains(word), "{system:?}");
     }
     assert!(!windows::write(&lossy).unwrap().contains("Enable-NetQosFlowControl"));
 }

@@ -1,0 +1,115 @@
+//! Trials on ports of this machine that refuse: the loopback has no DCB, and one is not there.
+
+use linerate_fabric::qos::DcbSettings;
+use linerate_guest::registry::Registry;
+use tempfile::TempDir;
+
+use super::*;
+use crate::config::Config;
+use crate::journal::Journal;
+
+/// An agent with a state folder of its own.
+pub(crate) fn agent() -> (TempDir, Arc<Agent>) {
+    let folder = tempfile::tempdir().unwrap();
+    let agent = again(&folder);
+    (folder, agent)
+}
+
+/// The next life of an agent.
+fn again(folder: &TempDir) -> Arc<Agent> {
+    let path = folder.path();
+    let config = path.join("agent.toml");
+    let text = format!("name = \"here\"\nstate_dir = {path:?}\nrun_dir = {path:?}\n");
+    std::fs::write(&config, text).unwrap();
+    let config = Config::read(&config).unwrap();
+    Arc::new(Agent::new(config, Journal::open(path).unwrap(), Registry::open(path).unwrap()))
+}
+
+/// A trial that nothing has to put back.
+pub(crate) fn begin_nothing(agent: &Agent, port: &str) -> Begun {
+    begin(agent, port, &Settings::default()).unwrap()
+}
+
+pub(crate) fn under_way(agent: &Agent, port: &str) -> bool {
+    agent.trials.lock().contains_key(port)
+}
+
+/// What the loopback cannot have: neither before nor after.
+fn refused() -> Settings {
+    let dcb = DcbSettings { lossless: Some(vec![3]), ..DcbSettings::default() };
+    Settings { dcb: Some(dcb), ..Settings::default() }
+}
+
+fn loopback() -> Port {
+    linked("lo").unwrap()
+}
+
+fn tried(agent: &Agent, plan: &Plan, left: &str) -> String {
+    let look = || Ok((loopback(), left.to_owned()));
+    change(agent, &loopback(), plan, &look).unwrap_err().message
+}
+
+#[test]
+fn it_is_said_whether_it_was_put_back() {
+    let (_folder, agent) = agent();
+    let plan = Plan { settings: refused(), ..Plan::default() };
+    let said = tried(&agent, &plan, "");
+    assert!(said.starts_with("lo has no DCB") && said.ends_with("; lo was put back"), "{said}");
+    let plan = Plan { undo: refused(), ..plan };
+    let said = tried(&agent, &plan, "");
+    assert!(
+        said.contains("; lo could NOT be put back: the lossless priorities of lo could not be set"),
+        "{said}"
+    );
+    assert!(said.contains("`linerate link confirm lo`"), "{said}");
+}
+
+/// It also takes as long as a link may take.
+#[test]
+fn what_the_adapter_passed_over_is_put_back() {
+    let (_folder, agent) = agent();
+    let said = tried(&agent, &Plan::default(), "pause is receive on, not receive off");
+    assert_eq!(
+        said,
+        "lo: the adapter did not take it: pause is receive on, not receive off; lo was put back"
+    );
+    assert!(!file(&agent).exists());
+}
+
+#[test]
+fn what_could_not_be_put_back_is_kept_until_somebody_says() {
+    let (folder, first) = agent();
+    let undo = Settings { mtu: Some(1500), ..refused() };
+    let gone = begin(&first, "no-such-port", &undo).unwrap();
+    assert!(matches!(end(&first, &gone), Ended::Stuck(why) if why.contains("no port no-such-port")));
+    begin(&first, "lo", &refused()).unwrap();
+    drop(first);
+
+    // The next life tries again, and keeps what it cannot do either.
+    let second = again(&folder);
+    recover(&second);
+    for port in ["no-such-port", "lo"] {
+        let kept = second.trials.lock().get(port).cloned().expect(port);
+        assert!(kept.stuck.is_some() && file(&second).exists(), "{kept:?}");
+    }
+    assert_eq!(second.trials.lock().get("no-such-port").unwrap().undo, undo);
+
+    // Whoever confirms now is told that it is neither the new nor the old.
+    let error = confirm(&second, "no-such-port").unwrap_err();
+    assert!(error.message.contains("could NOT be put back: there is no port no-such-port"), "{error:?}");
+    assert!(!under_way(&second, "no-such-port"));
+    // A new change gives it another end.
+    begin_nothing(&second, "lo");
+    confirm(&second, "lo").unwrap();
+    assert!(!file(&second).exists());
+}
+
+#[test]
+fn a_port_is_on_trial_once() {
+    let (_folder, agent) = agent();
+    let begun = begin_nothing(&agent, "lo");
+    assert!(begin(&agent, "lo", &Settings::default()).unwrap_err().message.contains("on trial already"));
+    assert_eq!(end(&agent, &begun), Ended::PutBack);
+    assert_eq!(end(&agent, &begun), Ended::Confirmed, "another has the last word");
+    assert!(confirm(&agent, "lo").unwrap_err().message.contains("no change that waits"));
+}
