@@ -142,8 +142,9 @@ impl Streams {
         if self.streams.get(&stream).is_some_and(|one| one.phase == Phase::Asked) {
             self.streams.remove(&stream);
             let mut reason = reason.to_owned();
-            let cut = reason.floor_char_boundary(linerate_wire::message::REASON_BYTES_MAX);
-            reason.truncate(cut);
+            let cut =
+                (0..=linerate_wire::message::REASON_BYTES_MAX).rev().find(|at| reason.is_char_boundary(*at));
+            reason.truncate(cut.unwrap_or(0));
             self.notes.push_back((stream, StreamNote::Refused { reason }));
         }
     }
