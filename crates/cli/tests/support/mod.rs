@@ -116,7 +116,7 @@ async fn guests() -> Json<Vec<GuestSummary>> {
 }
 
 /// A port at half duplex; and probes to `lossy` do not come back.
-async fn examine(Json(request): Json<DoctorRequest>) -> Json<DoctorAnswer> {
+async fn examine(Json(request): Json<DoctorRequest>) -> Result<Json<DoctorAnswer>, StatusCode> {
     if request.probes != Probes::None && request.hosts == ["lossy"] {
         std::future::pending::<()>().await;
     }
@@ -124,7 +124,8 @@ async fn examine(Json(request): Json<DoctorRequest>) -> Json<DoctorAnswer> {
     port.link.duplex = Some(Duplex::Half);
     let host = Inventory { host: "alpha".into(), ports: vec![port], ..Inventory::default() };
     let room = Room { hosts: vec![host], ..Room::default() };
-    Json(DoctorAnswer { room: serde_json::to_value(room).unwrap(), unheard: Vec::new() })
+    let room = serde_json::to_value(room).map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;
+    Ok(Json(DoctorAnswer { room, unheard: Vec::new() }))
 }
 
 async fn migrate(State(agent): State<Arc<Agent>>, Json(request): Json<MigrateRequest>) -> Response {
