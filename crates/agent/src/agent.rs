@@ -1,8 +1,8 @@
 //! The agent: what all its parts share, and who is told about a connection from another agent.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use linerate_api::MigrationSummary;
@@ -45,6 +45,8 @@ pub struct Agent {
     pub qemu_cache: QemuCache,
     /// Measurements of the wires.
     pub bench: Arc<bench::Host>,
+    /// Where RDMA connections are taken, for migrations and measurements.
+    pub(crate) rdma: bench::RdmaPorts,
     /// What the doctor keeps.
     pub doctor: Doctor,
     /// Changes of ports that wait for confirmation.
@@ -58,7 +60,6 @@ pub struct Agent {
     past_incoming: Mutex<Vec<MigrationSummary>>,
     undecided: Mutex<BTreeMap<SessionId, Arc<Undecided>>>,
     tunnels: Mutex<BTreeMap<SessionId, Arc<Tunnel>>>,
-    rdma_addresses: OnceLock<Vec<SocketAddr>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -70,6 +71,7 @@ impl Agent {
     pub fn new(config: Config, journal: Journal, registry: Registry) -> Agent {
         let bench = Arc::new(bench::Host::new(config.name.clone(), config.listen.clone()));
         Agent {
+            rdma: bench.rdma.clone(),
             bench,
             config,
             journal: Arc::new(journal),
@@ -84,7 +86,6 @@ impl Agent {
             past_incoming: Mutex::default(),
             undecided: Mutex::default(),
             tunnels: Mutex::default(),
-            rdma_addresses: OnceLock::new(),
         }
     }
 
@@ -327,18 +328,6 @@ impl Agent {
         if let Err(error) = handled {
             tracing::warn!(%peer, session = %hello.session, error, "an RDMA connection was not taken");
         }
-    }
-
-    /// Where RDMA connections are taken; told once, when that is known.
-    pub fn takes_rdma_at(&self, addresses: &[SocketAddr]) {
-        let _ = self.rdma_addresses.set(addresses.to_vec());
-        self.bench.takes_rdma_at(addresses);
-    }
-
-    /// The port for RDMA connections at an address; 0 if there is none.
-    pub fn rdma_port(&self, ip: IpAddr) -> u16 {
-        let addresses = self.rdma_addresses.get().map_or(&[][..], Vec::as_slice);
-        addresses.iter().find(|address| address.ip() == ip).map_or(0, SocketAddr::port)
     }
 
     /// The session of a connection, and the version that both speak.

@@ -90,7 +90,7 @@ fn listen_rdma(agent: &Arc<Agent>) -> Option<RdmaListener> {
     match started {
         Ok(listener) => {
             tracing::info!(addresses = ?listener.addresses(), "RDMA connections are taken");
-            agent.takes_rdma_at(listener.addresses());
+            agent.rdma.tell(listener.addresses());
             Some(listener)
         }
         Err(error) => {

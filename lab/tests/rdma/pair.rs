@@ -8,6 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use linerate_lab::{Agent, AgentOptions, Console, GuestParameters, GuestSpec, Host, Side};
+use serde_json::Value;
 
 use super::inside::{migrate, runs_unharmed, start_guest};
 
@@ -65,6 +66,31 @@ fn arrived(host: &Host) -> Console {
     Console::new([GuestSpec::bare("g", GuestParameters::default()).arrived_serial(host)])
 }
 
+/// Both agents pair their ports, and each link is measured over queue pairs.
+fn links_are_measured(agent: &Agent) {
+    let words = "bench pingpong --to 10.9.0.2:7979 --transport rdma --sizes 4 --repetitions 50 --json";
+    let output = agent.client().args(words.split(' ')).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["transport"], "rdma", "{report:#}");
+    for (number, link) in (0..LINKS).zip(report["links"].as_array().unwrap()) {
+        assert_eq!(link["source"]["interface"], format!("l{number}"), "{report:#}");
+        assert_eq!(link["destination"]["address"], format!("10.9.{number}.2"), "{report:#}");
+        let row = &report["pingpong"][number]["rows"][0];
+        assert_eq!((row["bytes"].as_u64(), row["repetitions"].as_u64()), (Some(4), Some(50)), "{report:#}");
+        // What is measured and the byte behind it.
+        assert_eq!(row["moved_bytes"].as_u64(), Some(250), "{report:#}");
+        assert!(row["latency_us"].as_f64().unwrap() > 0.0, "{report:#}");
+    }
+    assert_eq!(report["links"].as_array().unwrap().len(), LINKS, "{report:#}");
+    println!("measured by RDMA: {report:#}");
+}
+
+/// Packets that the port of a link has sent, as a report or an event says.
+fn sent_packets(link: &Value) -> Option<u64> {
+    link["rdma_port"]["sent_packets"].as_u64()
+}
+
 /// The guest leaves by RDMA alone, and a cable is pulled on the way; later it comes back.
 #[test]
 #[ignore = "runs inside of a machine, started by the test next door"]
@@ -73,6 +99,7 @@ fn host_a() {
     let (host, agent) = host(Side::A);
     start_guest(&agent);
     wait_for("b-is-ready");
+    links_are_measured(&agent);
     let moved = migrate(&agent, "10.9.0.2:7979", "rdma", || {
         tool(&["ip", "link", "set", "l1", "down"]);
         thread::sleep(Duration::from_secs(1));
@@ -81,11 +108,13 @@ fn host_a() {
     let report = moved.report(&agent);
     for link in report["links"].as_array().unwrap() {
         assert_eq!(link["rdma"], true, "{report:#}");
-        assert_eq!(link["fallback"], serde_json::Value::Null, "{report:#}");
+        assert_eq!(link["fallback"], Value::Null, "{report:#}");
     }
     assert!(report["links"][1]["lost_count"].as_u64().unwrap() >= 1, "{report:#}");
-    let counted = report["links"][0]["rdma_port"]["sent_bytes"].as_u64();
-    println!("by RDMA: {report:#}\ncounted by the port: {counted:?}");
+    assert!(sent_packets(&report["links"][0]) > Some(0), "{report:#}");
+    let shown = |event: &Value| event["kind"] == "progress" && sent_packets(&event["links"][0]) > Some(0);
+    assert!(moved.events.iter().any(shown), "{:#?}", moved.events);
+    println!("by RDMA: {report:#}");
     say("a-has-moved-it");
     wait_for("b-has-moved-it");
     runs_unharmed(&arrived(&host));

@@ -14,7 +14,8 @@ use super::documents::{
     ANSWER_WAIT, Answer, Ask, ChannelPart, LIMIT_MS_MAX, PeerPart, Port, check_team, hear, say,
 };
 use super::error::BenchError;
-use super::host::{Attached, Host, Measurement};
+use super::host::{Host, Measurement};
+use super::places::{Attached, Places};
 use super::ports;
 use super::stop::{Reason, Stop};
 
@@ -40,11 +41,12 @@ pub fn converse(
     });
     let claim = claim.map_err(|error| refuse(talk, error))?;
     let ours = interfaces::list().map_err(|error| refuse(talk, error.into()))?;
-    let mut endpoints = ports::endpoints(&ours, &host.listens());
-    endpoints.iter_mut().for_each(|endpoint| endpoint.rdma_port = host.rdma_port(endpoint.address.ip()));
-    let ports: Vec<Port> = endpoints.iter().map(Port::from).collect();
+    let ports: Vec<Port> =
+        ports::endpoints(&ours, &host.listens(), &host.rdma).iter().map(Port::from).collect();
     say(talk, &Answer::Ready { name: host.name.clone(), ports })?;
-    let serving = Serving { talk, measurement: &claim.measurement, interfaces: ours, cpus: Cpus::read() };
+    let measurement = &claim.measurement;
+    let Some(places) = &measurement.places else { return Ok(()) };
+    let serving = Serving { talk, measurement, places, interfaces: ours, cpus: Cpus::read() };
     serving.serve().map_err(|error| refuse(talk, error))
 }
 
@@ -58,6 +60,7 @@ fn refuse(talk: &Talk, error: BenchError) -> BenchError {
 struct Serving<'a> {
     talk: &'a Talk,
     measurement: &'a Measurement,
+    places: &'a Places,
     interfaces: Vec<Interface>,
     cpus: Cpus,
 }
@@ -84,7 +87,7 @@ impl Serving<'_> {
         let mut players = Vec::new();
         for (number, one) in parts.iter().enumerate() {
             let part = one.part.checked()?;
-            let Some(attached) = self.measurement.take(one.channel, ANSWER_WAIT) else {
+            let Some(attached) = self.places.take(one.channel, ANSWER_WAIT) else {
                 return Err(BenchError::Unexpected { asked: "a channel that is there", got: "another" });
             };
             let numa = attached.own.map_or(-1, |own| ports::own(&self.interfaces, own.ip()).numa);
@@ -97,7 +100,7 @@ impl Serving<'_> {
         say(self.talk, &Answer::Playing {})?;
         let (wires, score) = team::run(players, limit).map_err(|source| self.failed(source))?;
         for ((channel, own), wire) in owners.into_iter().zip(wires) {
-            self.measurement.put(channel, Attached { wire, own });
+            self.places.put(channel, Attached { wire, own });
         }
         let cpu_us = u64::try_from(score.cpu.as_micros()).unwrap_or(u64::MAX);
         say(

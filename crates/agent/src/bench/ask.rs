@@ -8,7 +8,7 @@ use std::time::Duration;
 use linerate_api::{BenchCpu, BenchEvent, BenchLink, BenchReport, BenchRequest, BenchTest, BenchTransport};
 use linerate_core::{LinkId, SessionId, Token};
 use linerate_net::interfaces;
-use linerate_net::links::{Link, channels_for, pair, parse_networks};
+use linerate_net::links::{Link, channels_for, pair, parse_networks, queue_pairs_for};
 use linerate_net::rdma::{self, options::RdmaOptions};
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::connect::{Route, connect};
@@ -22,7 +22,7 @@ use linerate_wire::{VERSION_MAX, VERSION_MIN};
 
 use super::cpu::Cpus;
 use super::documents::{
-    ANSWER_WAIT, Answer, Ask, CONNECTIONS_MAX, ChannelPart, LIMIT_MS_MAX, PeerPart, check_message,
+    ANSWER_WAIT, Answer, Ask, ChannelPart, LIMIT_MS_MAX, PeerPart, check_connections, check_message,
     check_time, endpoints, hear, say,
 };
 use super::error::BenchError;
@@ -236,12 +236,11 @@ impl Peer<'_> {
         names: (SessionId, Token),
     ) -> Result<Vec<OpenLink>, BenchError> {
         let stream = matches!(request.test, BenchTest::Bandwidth { .. });
-        let each = connections(request, links, stream);
+        let allowed = std::thread::available_parallelism().map_or(1, usize::from);
+        let each = connections(request, links, stream, allowed);
         let directions = if stream { 2 } else { 1 };
         let all: usize = each.iter().map(|count| count * directions).sum();
-        if all > CONNECTIONS_MAX {
-            return Err(BenchError::Channels { connections: all });
-        }
+        check_connections(request.transport, all)?;
         let (ours, cpus) = (interfaces::list()?, Cpus::read());
         let mut numbers = 1..;
         let mut opened = Vec::new();
@@ -374,13 +373,13 @@ impl Peer<'_> {
     }
 }
 
-/// Connections for each link in one direction.
-fn connections(request: &BenchRequest, links: &[Link], stream: bool) -> Vec<usize> {
-    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    let count = |link: &Link| match (request.channels, stream) {
-        (0, false) => 1,
-        (0, true) => channels_for(link.speed_mbps, cpus),
-        (asked, _) => usize::from(asked),
+/// Connections for each link in one direction: as many as a migration would open, unless some are asked for.
+pub(super) fn connections(request: &BenchRequest, links: &[Link], stream: bool, cpus: usize) -> Vec<usize> {
+    let count = |link: &Link| match (request.channels, stream, request.transport) {
+        (0, false, _) => 1,
+        (0, true, BenchTransport::Tcp) => channels_for(link.speed_mbps, cpus),
+        (0, true, BenchTransport::Rdma) => queue_pairs_for(link.speed_mbps, cpus),
+        (asked, ..) => usize::from(asked),
     };
     links.iter().map(count).collect()
 }

@@ -3,7 +3,8 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use linerate_api::BenchCpu;
+use linerate_api::{BenchCpu, BenchTransport};
+use linerate_net::rdma::wire::MEMORY_BYTES;
 use linerate_net::wires::play::{Part, Played};
 use linerate_net::wires::talk::Talk;
 use linerate_net::wires::{BLOCK_BYTES, MESSAGE_BYTES_MAX};
@@ -17,6 +18,8 @@ use super::BenchError;
 pub const CONNECTIONS_MAX: usize = 128;
 /// Memory for messages of all connections that are used at a time: each needs one to send and one to receive.
 pub const MEMORY_BYTES_MAX: usize = 256 << 20;
+/// Connections of one measurement over RDMA: all that there is memory for.
+pub const QUEUE_PAIRS_MAX: usize = MEMORY_BYTES_MAX / MEMORY_BYTES;
 /// Repetitions of one size.
 pub const REPETITIONS_MAX: u32 = 100_000;
 /// A stream in one direction, milliseconds.
@@ -201,6 +204,15 @@ pub fn check_team(parts: &[PeerPart]) -> Result<(), BenchError> {
     if bytes > MEMORY_BYTES_MAX { Err(BenchError::Memory { bytes }) } else { Ok(()) }
 }
 
+/// Whether a measurement may have so many connections. A queue pair's messages have memory as long as it is there.
+pub fn check_connections(transport: BenchTransport, connections: usize) -> Result<(), BenchError> {
+    match transport {
+        _ if connections > CONNECTIONS_MAX => Err(BenchError::Channels { connections }),
+        BenchTransport::Rdma if connections > QUEUE_PAIRS_MAX => Err(BenchError::QueuePairs { connections }),
+        BenchTransport::Tcp | BenchTransport::Rdma => Ok(()),
+    }
+}
+
 /// Whether a ping-pong of this size may be.
 pub fn check_message(bytes: u32, repetitions: u32) -> Result<(), BenchError> {
     if bytes as usize > MESSAGE_BYTES_MAX {
@@ -315,6 +327,16 @@ mod tests {
         assert!(
             check_team(&[PeerPart::Receive {}; CONNECTIONS_MAX + 1]).is_err() && check_team(&[]).is_err()
         );
+    }
+
+    #[test]
+    fn queue_pairs_are_as_many_as_there_is_memory_for() {
+        let check = check_connections;
+        assert!(check(BenchTransport::Rdma, 32).is_ok() && check(BenchTransport::Tcp, 128).is_ok());
+        let error = check(BenchTransport::Rdma, 33).unwrap_err();
+        assert_eq!(error.code(), linerate_api::code::BAD_REQUEST);
+        assert!(error.to_string().starts_with("33 queue pairs, "), "{error}");
+        assert!(matches!(check(BenchTransport::Tcp, 129), Err(BenchError::Channels { .. })));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use linerate_net::tcp::listen::ListenError;
 use linerate_net::wires::talk::TalkError;
 use linerate_net::wires::{MESSAGE_BYTES_MAX, WireError};
 
-use super::documents::{CONNECTIONS_MAX, MEMORY_BYTES_MAX, REPETITIONS_MAX, STREAM_MS_MAX};
+use super::documents::{CONNECTIONS_MAX, MEMORY_BYTES_MAX, QUEUE_PAIRS_MAX, REPETITIONS_MAX, STREAM_MS_MAX};
 use crate::faults::chain;
 
 /// See the module.
@@ -47,6 +47,15 @@ pub enum BenchError {
     Memory {
         /// In all.
         bytes: usize,
+    },
+    /// Too many connections by RDMA.
+    #[error(
+        "{connections} queue pairs, each with {} MiB of memory: at most {QUEUE_PAIRS_MAX} can be used; ask for fewer channels",
+        rdma::wire::MEMORY_BYTES >> 20
+    )]
+    QueuePairs {
+        /// As asked for.
+        connections: usize,
     },
     /// `--links` cannot be read.
     #[error(transparent)]
@@ -163,6 +172,7 @@ impl BenchError {
             | BenchError::Time { .. }
             | BenchError::Channels { .. }
             | BenchError::Memory { .. }
+            | BenchError::QueuePairs { .. }
             | BenchError::Cpu { .. }
             | BenchError::Networks(_) => code::BAD_REQUEST,
             BenchError::Busy { .. } => code::BENCH_BUSY,

@@ -1,20 +1,18 @@
 //! A host as measurements see it: one of them at a time, whichever side of it this host is.
 
-use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use linerate_core::{Code, Fault, SessionId, Side, Step, Token};
 use linerate_net::rdma::{self, listen::Accepted as RdmaAccepted};
 use linerate_net::tcp::listen::Accepted;
-use linerate_net::wires::Wire;
 use linerate_net::wires::talk::Talk;
 use linerate_wire::frame::{Hello, Role, Welcome};
 use linerate_wire::negotiate;
 
-use super::documents::CONNECTIONS_MAX;
+use super::places::{Attached, Places, Reserved};
+use super::ports::RdmaPorts;
 use super::stop::{Reason, Stop};
 use super::{BenchError, answer};
 use crate::faults::chain;
@@ -28,7 +26,8 @@ pub struct Host {
     /// Its name, for the other side.
     pub(super) name: String,
     listen: Mutex<Vec<SocketAddr>>,
-    listen_rdma: Mutex<Vec<SocketAddr>>,
+    /// Where RDMA connections are taken.
+    pub(crate) rdma: RdmaPorts,
     active: Mutex<Option<Arc<Measurement>>>,
     conversations: AtomicUsize,
 }
@@ -40,18 +39,10 @@ pub(super) struct Measurement {
     /// Ends it.
     pub stop: Arc<Stop>,
     force: AtomicBool,
-    /// Connections by channel that are not in use; `None` on the asking side, which takes none.
-    wires: Option<Mutex<BTreeMap<u32, Attached>>>,
+    /// Of its connections; `None` on the asking side, which takes none.
+    pub places: Option<Places>,
     /// What its queue pairs share on one device.
     pub domains: rdma::Domains,
-    came: Condvar,
-}
-
-/// A connection that is measured, at the answering side.
-pub(super) struct Attached {
-    pub wire: Box<dyn Wire>,
-    /// Address of this end.
-    pub own: Option<SocketAddr>,
 }
 
 impl std::fmt::Debug for Measurement {
@@ -84,7 +75,7 @@ impl Host {
         Host {
             name,
             listen: Mutex::new(listen),
-            listen_rdma: Mutex::default(),
+            rdma: RdmaPorts::default(),
             active: Mutex::default(),
             conversations: AtomicUsize::new(0),
         }
@@ -100,19 +91,9 @@ impl Host {
         lock(&self.listen).clone()
     }
 
-    /// Where RDMA connections are taken.
-    pub(crate) fn takes_rdma_at(&self, addresses: &[SocketAddr]) {
-        *lock(&self.listen_rdma) = addresses.to_vec();
-    }
-
-    /// The port for RDMA connections at an address; 0 if there is none.
-    pub(super) fn rdma_port(&self, ip: IpAddr) -> u16 {
-        lock(&self.listen_rdma).iter().find(|address| address.ip() == ip).map_or(0, SocketAddr::port)
-    }
-
     /// Whether the measurement under way is of this session, and answered here.
     pub(crate) fn answers(&self, session: SessionId) -> bool {
-        lock(&self.active).as_ref().is_some_and(|one| one.session == session && one.wires.is_some())
+        lock(&self.active).as_ref().is_some_and(|one| one.session == session && one.places.is_some())
     }
 
     /// A migration begins: a measurement that was not forced ends.
@@ -140,26 +121,27 @@ impl Host {
             token,
             stop: Arc::clone(stop),
             force: AtomicBool::new(false),
-            wires: answering.then(Mutex::default),
+            places: answering.then(Places::default),
             domains: rdma::Domains::default(),
-            came: Condvar::new(),
         });
         *active = Some(Arc::clone(&measurement));
         Ok(Claim { host: Arc::clone(self), measurement })
     }
 
-    /// The measurement that a connection belongs to.
-    fn belongs(&self, hello: &Hello) -> Result<Arc<Measurement>, Fault> {
-        let refusal = |code| Fault::new(code, Step::Connect, Side::Destination, "no such measurement");
+    /// A place in the measurement under way for whoever knows it, and the version that both speak. `memory` is what the
+    /// connection will take for messages as long as it is there.
+    pub(super) fn admit(&self, hello: &Hello, memory: usize) -> Result<(Reserved, u16), Fault> {
+        let refusal = |code, detail: &str| Fault::new(code, Step::Connect, Side::Destination, detail);
         let active = lock(&self.active).clone().filter(|one| one.session == hello.session);
-        let measurement = active.ok_or_else(|| refusal(Code::SessionUnknown))?;
+        let measurement = active.ok_or_else(|| refusal(Code::SessionUnknown, "no such measurement"))?;
         if !measurement.knows(&hello.token) {
-            return Err(refusal(Code::NotAuthorised));
+            return Err(refusal(Code::NotAuthorised, "no such measurement"));
         }
-        if !measurement.has_room(hello.channel) {
-            return Err(refusal(Code::ProtocolViolation));
-        }
-        Ok(measurement)
+        let version = negotiate(hello.version_min, hello.version_max)
+            .ok_or_else(|| refusal(Code::VersionMismatch, "update the older agent"))?;
+        let place = Reserved::new(measurement, hello.channel, memory)
+            .map_err(|error| refusal(Code::ProtocolViolation, &error.to_string()))?;
+        Ok((place, version))
     }
 }
 
@@ -171,29 +153,6 @@ impl Measurement {
 
     fn knows(&self, token: &Token) -> bool {
         self.token.0.iter().zip(token.0).fold(0, |differs, (ours, theirs)| differs | (ours ^ theirs)) == 0
-    }
-
-    fn has_room(&self, channel: u32) -> bool {
-        let Some(wires) = &self.wires else { return false };
-        let wires = lock(wires);
-        wires.len() < CONNECTIONS_MAX && !wires.contains_key(&channel)
-    }
-
-    /// A connection is there, or free again.
-    pub fn put(&self, channel: u32, attached: Attached) {
-        if let Some(wires) = &self.wires {
-            lock(wires).insert(channel, attached);
-            self.came.notify_all();
-        }
-    }
-
-    /// A connection, to be used. It may come a moment later than the request to use it, over another connection.
-    pub fn take(&self, channel: u32, wait: Duration) -> Option<Attached> {
-        let wires = lock(self.wires.as_ref()?);
-        let absent = |wires: &mut BTreeMap<u32, Attached>| !wires.contains_key(&channel);
-        let (mut wires, _) =
-            self.came.wait_timeout_while(wires, wait, absent).unwrap_or_else(PoisonError::into_inner);
-        wires.remove(&channel)
     }
 }
 
@@ -231,55 +190,50 @@ fn converse(host: &Arc<Host>, accepted: Accepted, migrating: bool) -> Result<(),
         .map_err(|error| chain(&error))
 }
 
-fn attach(host: &Arc<Host>, accepted: Accepted) -> Result<(), String> {
-    let measurement = match host.belongs(&accepted.hello) {
-        Ok(measurement) => measurement,
-        Err(fault) => {
-            let said = fault.to_string();
-            accepted.refuse(fault).map_err(|error| chain(&error))?;
-            return Err(said);
-        }
+/// Tells the other side why it gets no place; the sentence for the log.
+fn refuse<E: std::error::Error + 'static>(fault: Fault, tell: impl FnOnce(Fault) -> Result<(), E>) -> String {
+    let said = fault.to_string();
+    tell(fault).map_or_else(|error| chain(&error), |()| said)
+}
+
+fn attach(host: &Host, accepted: Accepted) -> Result<(), String> {
+    // What it plays is counted when it does.
+    let (mut place, version) = match host.admit(&accepted.hello, 0) {
+        Ok(admitted) => admitted,
+        Err(fault) => return Err(refuse(fault, |fault| accepted.refuse(fault))),
     };
-    let hello = accepted.hello.clone();
-    let version = negotiate(hello.version_min, hello.version_max).ok_or("no common version")?;
     let stream = accepted.welcome(Welcome { version, control_received: 0 }).map_err(|error| chain(&error))?;
+    place.closes(stream.closer());
     let own = stream.own_address();
     let wire = super::wire(stream).map_err(|error| chain(&error))?;
-    measurement.stop.add(wire.closer());
-    measurement.put(hello.channel, Attached { wire, own });
+    place.fill(Attached { wire, own });
     Ok(())
 }
 
 /// Takes a queue pair of the measurement under way. The two ends tell each other where they can be written to, so that this
-/// waits for the peer: in a thread of its own.
-pub fn accept_rdma(host: &Arc<Host>, accepted: RdmaAccepted) {
-    let (host, peer) = (Arc::clone(host), accepted.peer);
-    let attaching = move || {
-        if let Err(error) = attach_rdma(&host, accepted) {
-            tracing::warn!(%peer, error, "an RDMA connection of a measurement was not taken");
-        }
+/// waits for the peer: in a thread of its own, once it has a place.
+pub fn accept_rdma(host: &Host, accepted: RdmaAccepted) {
+    let peer = accepted.peer;
+    let not_taken = move |error: String| {
+        tracing::warn!(%peer, error, "an RDMA connection of a measurement was not taken");
     };
+    let (place, version) = match host.admit(&accepted.hello, rdma::wire::MEMORY_BYTES) {
+        Ok(admitted) => admitted,
+        Err(fault) => return not_taken(refuse(fault, |fault| accepted.refuse(fault))),
+    };
+    let attaching = move || attach_rdma(place, version, accepted).unwrap_or_else(not_taken);
     if let Err(error) = std::thread::Builder::new().name("bench-rdma".into()).spawn(attaching) {
         tracing::error!(%error, "no thread for an RDMA connection");
     }
 }
 
-fn attach_rdma(host: &Host, accepted: RdmaAccepted) -> Result<(), String> {
-    let hello = accepted.hello.clone();
-    let measurement = match host.belongs(&hello) {
-        Ok(measurement) => measurement,
-        Err(fault) => {
-            let said = fault.to_string();
-            accepted.refuse(fault).map_err(|error| chain(&error))?;
-            return Err(said);
-        }
-    };
-    let version = negotiate(hello.version_min, hello.version_max).ok_or("no common version")?;
-    let welcome = Welcome { version, control_received: 0 };
+fn attach_rdma(mut place: Reserved, version: u16, accepted: RdmaAccepted) -> Result<(), String> {
     let own = accepted.own_address();
-    let connection = accepted.welcome(welcome, &measurement.domains).map_err(|error| chain(&error))?;
+    let welcome = Welcome { version, control_received: 0 };
+    let connection = accepted.welcome(welcome, &place.measurement.domains).map_err(|error| chain(&error))?;
+    // Before it waits for the peer: it does so no longer than there is a measurement.
+    place.closes(rdma::receive::closer(&connection));
     let wire = super::rdma_wire(connection).map_err(|error| chain(&error))?;
-    measurement.stop.add(wire.closer());
-    measurement.put(hello.channel, Attached { wire, own });
+    place.fill(Attached { wire, own });
     Ok(())
 }

@@ -6,6 +6,7 @@
 //! | `ask` | the side that was asked by its operator: finds the links, opens the connections |
 //! | `pingpong`, `bandwidth` | the two measurements, seen from that side |
 //! | `answer` | the other side: does what it is told, within its caps |
+//! | `places` | places for its connections, given before anything is spent on one |
 //! | `documents` | what the two sides say to each other |
 //! | `ports`, `cpu` | what is known of a connection's port; where its thread runs |
 //! | `stop`, `error` | the way to end it from outside; why it did not come to its end |
@@ -20,6 +21,7 @@ mod documents;
 mod error;
 mod host;
 mod pingpong;
+mod places;
 mod ports;
 mod stop;
 
@@ -37,7 +39,7 @@ use linerate_net::wires::{Wire, WireError};
 pub use error::BenchError;
 pub use host::Host;
 pub(crate) use host::{accept, accept_rdma};
-pub(crate) use ports::endpoints;
+pub(crate) use ports::{RdmaPorts, endpoints};
 pub use stop::{Reason, Stop};
 
 /// How long nothing may move on a connection that is measured.
@@ -99,7 +101,7 @@ fn listen_rdma(host: &Arc<Host>, addresses: &[SocketAddr]) -> Result<rdma::liste
     let other = Arc::clone(host);
     let listener = rdma::listen::Listener::start(addresses, move |accepted| accept_rdma(&other, accepted))
         .map_err(BenchError::Rdma)?;
-    host.takes_rdma_at(listener.addresses());
+    host.rdma.tell(listener.addresses());
     Ok(listener)
 }
 

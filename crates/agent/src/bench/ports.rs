@@ -1,10 +1,28 @@
 //! What is known of the ports behind addresses.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, OnceLock};
 
 use linerate_api::BenchPort;
 use linerate_net::interfaces::{Interface, InterfaceAddress};
 use linerate_wire::message::Endpoint;
+
+/// Where RDMA connections are taken: one list for all that offer them. It is known only when the listener has started.
+#[derive(Clone, Debug, Default)]
+pub struct RdmaPorts(Arc<OnceLock<Vec<SocketAddr>>>);
+
+impl RdmaPorts {
+    /// Told once; until then, and on a host that takes none, there is none.
+    pub fn tell(&self, addresses: &[SocketAddr]) {
+        let _ = self.0.set(addresses.to_vec());
+    }
+
+    /// The port at an address; 0 if there is none.
+    fn at(&self, ip: IpAddr) -> u16 {
+        let addresses = self.0.get().map_or(&[][..], Vec::as_slice);
+        addresses.iter().find(|address| address.ip() == ip).map_or(0, SocketAddr::port)
+    }
+}
 
 /// The interface that has an address.
 fn interface(interfaces: &[Interface], ip: IpAddr) -> Option<(&Interface, InterfaceAddress)> {
@@ -13,7 +31,7 @@ fn interface(interfaces: &[Interface], ip: IpAddr) -> Option<(&Interface, Interf
 }
 
 /// Addresses that are listened on, with what is known of their ports; those that no port has any more are left out.
-pub fn endpoints(interfaces: &[Interface], listen: &[SocketAddr]) -> Vec<Endpoint> {
+pub fn endpoints(interfaces: &[Interface], listen: &[SocketAddr], rdma: &RdmaPorts) -> Vec<Endpoint> {
     let endpoint = |address: &SocketAddr| {
         let (port, own) = interface(interfaces, address.ip())?;
         Some(Endpoint {
@@ -24,7 +42,7 @@ pub fn endpoints(interfaces: &[Interface], listen: &[SocketAddr]) -> Vec<Endpoin
             mtu: port.mtu,
             numa: port.numa,
             up: port.usable(),
-            rdma_port: 0,
+            rdma_port: rdma.at(address.ip()),
         })
     };
     listen.iter().filter_map(endpoint).collect()
@@ -59,5 +77,22 @@ pub fn speed(source: &BenchPort, destination: &BenchPort) -> u32 {
     match (source.speed_mbps, destination.speed_mbps) {
         (0, known) | (known, 0) => known,
         (one, other) => one.min(other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_offered_with_its_rdma_port_once_that_is_known() {
+        let interfaces = linerate_net::interfaces::list().unwrap();
+        let listen: [SocketAddr; 1] = [([127, 0, 0, 1], 7979).into()];
+        let rdma = RdmaPorts::default();
+        let offered = |rdma: &RdmaPorts| endpoints(&interfaces, &listen, rdma)[0].rdma_port;
+        let (bench, migrations) = (rdma.clone(), rdma.clone());
+        assert_eq!(offered(&migrations), 0);
+        rdma.tell(&[([127, 0, 0, 2], 1).into(), ([127, 0, 0, 1], 7400).into()]);
+        assert_eq!((offered(&bench), offered(&migrations)), (7400, 7400));
     }
 }

@@ -1,5 +1,6 @@
 //! Ending a measurement from outside: connections are cut, and whoever waits on one learns why.
 
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use linerate_net::channel::Closer;
@@ -22,8 +23,13 @@ pub struct Stop(Mutex<Inner>);
 #[derive(Debug, Default)]
 struct Inner {
     reason: Option<Reason>,
-    closers: Vec<Closer>,
+    closers: BTreeMap<Ticket, Closer>,
+    next: Ticket,
 }
+
+/// For what is to be cut off no more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Ticket(u64);
 
 impl Stop {
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -34,17 +40,27 @@ impl Stop {
     pub fn stop(&self, reason: Reason) {
         let mut inner = self.lock();
         inner.reason.get_or_insert(reason);
-        inner.closers.drain(..).for_each(|closer| closer.close());
+        std::mem::take(&mut inner.closers).into_values().for_each(|closer| closer.close());
     }
 
-    /// To be cut off too.
-    pub(super) fn add(&self, closer: Closer) {
+    /// To be cut off too. `None` if it was at once.
+    pub(super) fn add(&self, closer: Closer) -> Option<Ticket> {
         let mut inner = self.lock();
         if inner.reason.is_some() {
             closer.close();
-        } else {
-            inner.closers.push(closer);
+            return None;
         }
+        let ticket = inner.next;
+        inner.next = Ticket(ticket.0.wrapping_add(1));
+        inner.closers.insert(ticket, closer);
+        Some(ticket)
+    }
+
+    /// It is gone by itself.
+    pub(super) fn forget(&self, ticket: Ticket) {
+        let closer = self.lock().closers.remove(&ticket);
+        // Its connection may end here, which is not waited for under the lock.
+        drop(closer);
     }
 
     /// Why it was stopped, if it was.

@@ -1,16 +1,20 @@
 //! Both sides in one process; what the other side refuses and survives.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Instant;
 
 use linerate_api::{BenchCpu, BenchTest, BenchTransport, code};
 use linerate_core::{SessionId, Token};
-use linerate_net::tcp::connect::{Route, connect};
+use linerate_net::channel::Closer;
+use linerate_net::links::Link;
+use linerate_net::rdma::wire::MEMORY_BYTES;
+use linerate_net::tcp::connect::{ConnectError, Route, connect};
 use linerate_net::tcp::options::TcpOptions;
 use linerate_net::wires::talk::{Talk, TalkError};
 use linerate_wire::frame::{Hello, Role};
 
-use super::documents::{Answer, hear};
+use super::documents::{Answer, QUEUE_PAIRS_MAX, hear};
 use super::*;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -116,18 +120,18 @@ fn answering(migrating: bool) -> (Arc<Host>, Listener) {
     (host, listener)
 }
 
+fn hello(number: u8, role: Role, channel: u32) -> Hello {
+    let (session, token) = (SessionId([number; 16]), Token([number; 32]));
+    Hello { version_min: 1, version_max: 1, session, role, link: 0, channel, token }
+}
+
 fn dial(listener: &Listener, number: u8, role: Role, channel: u32) -> Stream {
-    let hello = Hello {
-        version_min: 1,
-        version_max: 1,
-        session: SessionId([number; 16]),
-        role,
-        link: 0,
-        channel,
-        token: Token([number; 32]),
-    };
+    try_dial(listener, number, role, channel).unwrap()
+}
+
+fn try_dial(listener: &Listener, number: u8, role: Role, channel: u32) -> Result<Stream, ConnectError> {
     let route = Route { local: None, device: None, remote: listener.addresses()[0] };
-    connect(&route, &hello, &TcpOptions::default()).unwrap().0
+    connect(&route, &hello(number, role, channel), &TcpOptions::default()).map(|(stream, _)| stream)
 }
 
 fn opened(listener: &Listener, number: u8, force: bool) -> (Talk, Answer) {
@@ -194,18 +198,91 @@ fn the_answering_side_refuses_what_is_absurd() {
 fn data_connections_without_the_token_are_refused() {
     let (_host, listener) = answering(false);
     let (_talk, _) = opened(&listener, 1, false);
-    let hello = Hello {
-        version_min: 1,
-        version_max: 1,
-        session: SessionId([1; 16]),
-        role: Role::BenchData,
-        link: 0,
-        channel: 1,
-        token: Token([9; 32]),
-    };
+    let hello = Hello { token: Token([9; 32]), ..hello(1, Role::BenchData, 1) };
     let route = Route { local: None, device: None, remote: listener.addresses()[0] };
     let error = connect(&route, &hello, &TcpOptions::default()).unwrap_err().to_string();
     assert!(error.contains("refused who we are"), "{error}");
+}
+
+/// The channel of a place is taken until the measurement is over, whether its connection is to come, idle or in use.
+#[test]
+fn a_channel_has_one_connection_also_while_that_is_in_use() {
+    let (_host, listener) = answering(false);
+    let (talk, _) = opened(&listener, 1, false);
+    let _data = dial(&listener, 1, Role::BenchData, 7);
+    let again = || try_dial(&listener, 1, Role::BenchData, 7).map(drop).map_err(|error| error.to_string());
+    assert!(again().unwrap_err().contains("a number twice"), "{:?}", again());
+    let part = r#"{"say":"play","parts":[{"channel":7,"part":{"receive":{}}}],"cpu":"any","limit_ms":60000}"#;
+    say(&talk, part);
+    assert!(matches!(hear(&talk, LONG).unwrap(), Answer::Playing {}));
+    assert!(again().unwrap_err().contains("a number twice"), "{:?}", again());
+}
+
+/// What a queue pair costs is given with a place only, and the place is there again when nothing came of it. Both carriers
+/// go by this way.
+#[test]
+fn a_flood_of_requests_gets_no_more_than_there_is_room_for() {
+    let (host, listener) = answering(false);
+    let (_talk, _) = opened(&listener, 1, false);
+    let ask = |channel| host.admit(&hello(1, Role::BenchData, channel), MEMORY_BYTES);
+    let refused = |channel| match ask(channel) {
+        Ok(_) => panic!("a place for {channel}"),
+        Err(fault) => fault.detail,
+    };
+    let first = ask(0).unwrap();
+    // None of them has come yet, and each waits for its peer in a thread of its own.
+    assert!((0..1000).all(|_| refused(0).contains("a number twice")));
+    let others: Vec<_> = (1..QUEUE_PAIRS_MAX as u32).map(|channel| ask(channel).unwrap()).collect();
+    assert!((1000..2000).all(|channel| refused(channel).contains("256 MiB")));
+    drop(first);
+    drop((ask(0).unwrap(), others));
+    assert!((0..QUEUE_PAIRS_MAX as u32).all(|channel| ask(channel).is_ok()));
+}
+
+/// A connection that is still being made is cut off with the measurement, and one of which nothing came is kept by nobody.
+#[test]
+fn a_connection_that_is_to_come_ends_with_the_measurement_and_is_let_go_if_it_fails() {
+    let (host, listener) = answering(false);
+    let (talk, _) = opened(&listener, 1, false);
+    let connection = Arc::new(AtomicBool::new(false));
+    let closer = || {
+        let closed = Arc::clone(&connection);
+        Closer::new(move || closed.store(true, Ordering::SeqCst))
+    };
+    let (mut failed, _) = host.admit(&hello(1, Role::BenchData, 1), MEMORY_BYTES).unwrap();
+    failed.closes(closer());
+    drop(failed);
+    assert_eq!(Arc::strong_count(&connection), 1);
+    let (mut coming, _) = host.admit(&hello(1, Role::BenchData, 1), MEMORY_BYTES).unwrap();
+    coming.closes(closer());
+    drop(talk);
+    let end = Instant::now() + LONG;
+    while !connection.load(Ordering::SeqCst) {
+        assert!(Instant::now() < end, "it waits on for its peer");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn queue_pairs_are_as_many_as_a_migration_would_open() {
+    let link = |speed_mbps| Link {
+        id: 0,
+        local: None,
+        device: None,
+        remote_interface: "e".into(),
+        remote: loopback(),
+        speed_mbps,
+        mtu: 9000,
+        numa: -1,
+        mtu_differs: false,
+        rdma: None,
+    };
+    let links = [link(10_000), link(200_000)];
+    let rdma = BenchRequest { transport: BenchTransport::Rdma, ..bandwidth(1) };
+    assert_eq!(ask::connections(&rdma, &links, true, 64), [1, 6]);
+    assert_eq!(ask::connections(&bandwidth(1), &links, true, 64), [1, 16]);
+    assert_eq!(ask::connections(&rdma, &links, false, 64), [1, 1]);
+    assert_eq!(ask::connections(&BenchRequest { channels: 4, ..rdma }, &links, true, 64), [4, 4]);
 }
 
 /// Begins a long stream and returns when it is under way.

@@ -175,9 +175,5 @@ fn check(
 /// Where connections are taken, and what is known of the ports behind the addresses.
 pub(crate) fn endpoints(agent: &Agent) -> Result<Vec<Endpoint>, Fault> {
     let interfaces = interfaces::list().map_err(|error| refuse_error(Code::NoLink, &error))?;
-    let mut endpoints = crate::bench::endpoints(&interfaces, &agent.config.listen);
-    for endpoint in &mut endpoints {
-        endpoint.rdma_port = agent.rdma_port(endpoint.address.ip());
-    }
-    Ok(endpoints)
+    Ok(crate::bench::endpoints(&interfaces, &agent.config.listen, &agent.rdma))
 }

@@ -1,7 +1,8 @@
 //! A queue pair as a wire that is measured: a message is written into the peer's memory by RDMA WRITE, and a message of one byte
 //! behind it says that it is there, as payloads and frames of a migration do.
 //!
-//! Both sides begin by telling where they can be written to.
+//! Both sides begin by telling where they can be written to. A stream's receiver gives credit: its adapter takes messages only
+//! while there are slots for them, and it is the receiving thread that makes them ready again, whatever the adapter has confirmed.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,12 +17,24 @@ use super::verbs::{Access, CompletionQueue, POLL_BATCH};
 use crate::channel::Closer;
 use crate::wires::{BLOCK_BYTES, MESSAGE_BYTES_MAX, Wire, WireError};
 
+/// Memory that a wire takes for messages, as many bytes to send from as to receive into, registered as long as it is there.
+pub const MEMORY_BYTES: usize = 2 * MESSAGE_BYTES_MAX;
+
 /// Blocks of a stream that may be under way: what a migration lets be under way on a channel, twice over.
 const BLOCKS_MAX: usize = MESSAGE_BYTES_MAX / BLOCK_BYTES;
+/// The receiver of a stream says each time that so many more blocks were taken, and once more behind the last.
+const CREDIT_BLOCKS: usize = 16;
+/// Blocks that may be sent without such a word.
+pub(super) const UNCREDITED_MAX: usize = 48;
+// There is a slot for each of them at the receiver, and for the place that it was told first. A sender that a slot is missing
+// for tries again after most of a second, within the time that is measured.
+const _: () = assert!(UNCREDITED_MAX < MESSAGES && CREDIT_BLOCKS <= UNCREDITED_MAX);
 /// Content of the byte behind a message or a block that others follow.
 const MORE: u8 = 1;
 /// Behind the last block.
 const LAST: u8 = 2;
+/// From the receiver of a stream.
+const CREDIT: u8 = 3;
 
 /// See the module.
 pub struct RdmaWire {
@@ -39,6 +52,8 @@ pub struct RdmaWire {
     came: VecDeque<Wc>,
     /// Which part of the buffers the next block goes through.
     turn: usize,
+    /// Blocks without credit: sent, or, if this is the receiving end, taken. None of them between two streams.
+    uncredited: usize,
 }
 
 impl RdmaWire {
@@ -58,6 +73,7 @@ impl RdmaWire {
             slots: (0..MESSAGES).collect(),
             came: VecDeque::new(),
             turn: 0,
+            uncredited: 0,
         };
         wire.post(&[], &place)?;
         let told = wire.message()?;
@@ -97,6 +113,17 @@ impl RdmaWire {
             [mark @ (MORE | LAST)] => Ok(*mark),
             other => Err(WireError::Mark { mark: other.first().copied().unwrap_or(0) }),
         }
+    }
+
+    /// Waits until at most so many blocks are without credit.
+    fn credited(&mut self, most: usize) -> Result<(), WireError> {
+        while self.uncredited > most {
+            match self.message()?.as_slice() {
+                [CREDIT] => self.uncredited = self.uncredited.saturating_sub(CREDIT_BLOCKS),
+                other => return Err(WireError::Credit { mark: other.first().copied().unwrap_or(0) }),
+            }
+        }
+        Ok(())
     }
 
     /// Sends a message behind what is written, once there is a slot for it.
@@ -158,13 +185,23 @@ impl Wire for RdmaWire {
 
     fn send_block(&mut self, last: bool) -> Result<(), WireError> {
         self.under_way(BLOCKS_MAX - 1)?;
+        self.credited(UNCREDITED_MAX - 1)?;
         let at = self.turn * BLOCK_BYTES;
         self.turn = (self.turn + 1) % BLOCKS_MAX;
-        self.write(at, BLOCK_BYTES, if last { LAST } else { MORE })
+        self.write(at, BLOCK_BYTES, if last { LAST } else { MORE })?;
+        self.uncredited += 1;
+        // Nothing of a stream is left to come when something else is played.
+        if last { self.credited(0) } else { Ok(()) }
     }
 
     fn receive_block(&mut self) -> Result<bool, WireError> {
-        Ok(self.mark()? == LAST)
+        let last = self.mark()? == LAST;
+        self.uncredited += 1;
+        if last || self.uncredited == CREDIT_BLOCKS {
+            self.uncredited = 0;
+            self.post(&[], &[CREDIT])?;
+        }
+        Ok(last)
     }
 
     fn carried_bytes(&self, bytes: usize) -> usize {

@@ -82,6 +82,12 @@ pub enum WireError {
         /// As it came.
         mark: u8,
     },
+    /// The receiver of a stream said something else.
+    #[error("the receiver of a stream says {mark:#04x}, which is no credit")]
+    Credit {
+        /// As it came.
+        mark: u8,
+    },
     /// The threads' limit was reached.
     #[error("it was not done within {} s", limit.as_secs())]
     TimedOut {

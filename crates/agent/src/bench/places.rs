@@ -1,0 +1,158 @@
+//! Places of the answering side's connections, by channel. A place is taken before anything is spent on a connection, a thread
+//! or memory, so that whoever asks for more than is given costs nothing.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use linerate_net::channel::Closer;
+use linerate_net::wires::Wire;
+
+use super::documents::{CONNECTIONS_MAX, MEMORY_BYTES_MAX};
+use super::host::Measurement;
+use super::stop::Ticket;
+
+/// A connection that is measured, at the answering side.
+pub struct Attached {
+    pub wire: Box<dyn Wire>,
+    /// Address of this end.
+    pub own: Option<SocketAddr>,
+}
+
+/// See the module.
+#[derive(Default)]
+pub struct Places {
+    /// Until the measurement is over: also while the connection is in use, or still to come.
+    taken: Mutex<BTreeMap<u32, Place>>,
+    came: Condvar,
+}
+
+struct Place {
+    /// What the connection takes for messages as long as it is there.
+    memory: usize,
+    /// It has come and is not in use.
+    attached: Option<Attached>,
+}
+
+/// Why there is no place.
+#[derive(Debug, PartialEq, thiserror::Error)]
+pub enum NoPlace {
+    #[error("this host is the one that asks")]
+    Asking,
+    #[error("a number twice")]
+    Taken,
+    #[error("more than {CONNECTIONS_MAX} connections")]
+    Connections,
+    #[error("more than {} MiB for messages", MEMORY_BYTES_MAX >> 20)]
+    Memory,
+    #[error("TCP and RDMA in one measurement")]
+    Mixed,
+}
+
+impl Places {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Place>> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn reserve(&self, channel: u32, memory: usize) -> Result<(), NoPlace> {
+        let mut taken = self.lock();
+        if taken.contains_key(&channel) {
+            return Err(NoPlace::Taken);
+        }
+        if taken.len() >= CONNECTIONS_MAX {
+            return Err(NoPlace::Connections);
+        }
+        // What is played over TCP has the same cap for itself.
+        if taken.values().any(|place| place.memory != memory) {
+            return Err(NoPlace::Mixed);
+        }
+        if memory.saturating_mul(taken.len() + 1) > MEMORY_BYTES_MAX {
+            return Err(NoPlace::Memory);
+        }
+        taken.insert(channel, Place { memory, attached: None });
+        Ok(())
+    }
+
+    /// A connection is there, or free again.
+    pub fn put(&self, channel: u32, attached: Attached) {
+        if let Some(place) = self.lock().get_mut(&channel) {
+            place.attached = Some(attached);
+        }
+        self.came.notify_all();
+    }
+
+    /// A connection, to be used. It may come a moment later than the request to use it, over another connection.
+    pub fn take(&self, channel: u32, wait: Duration) -> Option<Attached> {
+        let absent = |taken: &mut BTreeMap<u32, Place>| {
+            taken.get(&channel).is_none_or(|place| place.attached.is_none())
+        };
+        let waited = self.came.wait_timeout_while(self.lock(), wait, absent);
+        let (mut taken, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        taken.get_mut(&channel)?.attached.take()
+    }
+}
+
+/// A place for a connection that is being made. Dropped, it is free again.
+pub struct Reserved {
+    pub measurement: Arc<Measurement>,
+    channel: u32,
+    ticket: Option<Ticket>,
+    filled: bool,
+}
+
+impl Reserved {
+    /// Takes a place for a connection that takes so much memory for messages as long as it is there.
+    pub fn new(measurement: Arc<Measurement>, channel: u32, memory: usize) -> Result<Reserved, NoPlace> {
+        measurement.places.as_ref().ok_or(NoPlace::Asking)?.reserve(channel, memory)?;
+        Ok(Reserved { measurement, channel, ticket: None, filled: false })
+    }
+
+    /// How the connection is cut off when the measurement is over, from now on.
+    pub fn closes(&mut self, closer: Closer) {
+        self.ticket = self.measurement.stop.add(closer);
+    }
+
+    /// The connection is there.
+    pub fn fill(mut self, attached: Attached) {
+        self.filled = true;
+        if let Some(places) = &self.measurement.places {
+            places.put(self.channel, attached);
+        }
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        if self.filled {
+            return;
+        }
+        // First, since what closes a connection keeps it.
+        if let Some(ticket) = self.ticket.take() {
+            self.measurement.stop.forget(ticket);
+        }
+        if let Some(places) = &self.measurement.places {
+            places.lock().remove(&self.channel);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use linerate_net::rdma::wire::MEMORY_BYTES;
+
+    use super::*;
+
+    #[test]
+    fn a_place_is_taken_once_and_so_many_are_given_as_there_is_memory_for() {
+        let places = Places::default();
+        let pairs = (MEMORY_BYTES_MAX / MEMORY_BYTES) as u32;
+        assert!((0..pairs).all(|channel| places.reserve(channel, MEMORY_BYTES).is_ok()));
+        assert_eq!(places.reserve(0, MEMORY_BYTES), Err(NoPlace::Taken));
+        assert_eq!(places.reserve(pairs, MEMORY_BYTES), Err(NoPlace::Memory));
+        assert_eq!(places.reserve(pairs, 0), Err(NoPlace::Mixed));
+        let places = Places::default();
+        assert!((0..CONNECTIONS_MAX as u32).all(|channel| places.reserve(channel, 0).is_ok()));
+        assert_eq!(places.reserve(u32::MAX, 0), Err(NoPlace::Connections));
+    }
+}
