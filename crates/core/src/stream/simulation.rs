@@ -181,7 +181,7 @@ impl World {
     fn say(&mut self, at: usize) {
         let Some(stream) = self.some_stream(at) else { return };
         let abort = self.faults && self.random.chance(3);
-        let wanted = 1 + self.random.below(if self.random.0 % 3 == 0 { 3 } else { 900 });
+        let wanted = 1 + self.random.below(if self.random.0.is_multiple_of(3) { 3 } else { 900 });
         let side = &mut self.sides[at];
         let rings = side.rings.get_mut(&stream).expect("it has rings");
         match side.streams.room(stream) {
