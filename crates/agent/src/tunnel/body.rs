@@ -190,7 +190,7 @@ impl Body {
         if let Some((link, connection)) = self.paths.remove(&path) {
             drop(connection);
             if let (Some(links), Some(link)) = (&self.links, link) {
-                links.lost(link, "its control connection is lost");
+                links.lost(link, path, "its control connection is lost");
             }
         }
         self.control.path_lost(self.tunnel.clock.now(), path);

@@ -81,9 +81,16 @@ pub(super) fn serve(tunnel: &Tunnel, channel: ChannelId, stream: Stream) -> io::
     tunnel.fences.open(channel, fence.clone())?;
     let table = tunnel.streams.receiving_table();
     let receiver = StreamReceiver::new(stream).refusals_max(REFUSED_MAX);
+    let fences = tunnel.fences.clone();
     std::thread::Builder::new().name(format!("channel-{channel}")).spawn(move || {
         if let ChannelEnd::Failed(error) = receiver.serve(&table, &fence) {
             tracing::warn!(channel, error = chain(&error), "a channel broke off");
+        }
+        drop(fence);
+        // Nothing comes any more, whether the peer asks for the fence or has never used the channel: a tunnel that lives for
+        // months keeps no connection for that.
+        if let Err(error) = fences.fence(channel) {
+            tracing::error!(channel, error = chain(&error), "a channel could not be shut");
         }
     })?;
     Ok(())

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use linerate_api::TunnelEvent;
-use linerate_core::{ChannelId, Code, Endpoint, Fault, LinkId, Side, Step};
+use linerate_core::{ChannelId, Code, Endpoint, Fault, LinkId, PathId, Side, Step};
 use linerate_net::interfaces;
 use linerate_net::links::{Link, channels_for, pair, parse_networks};
 use linerate_net::monitor::{InterfaceEvent, Monitor};
@@ -28,9 +28,22 @@ const RETRY: Duration = Duration::from_millis(250);
 /// Looks this often whether it shall end.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// Why a link is to be closed.
+struct Loss {
+    /// The control connection that is lost; `None` if it is the link itself.
+    path: Option<PathId>,
+    reason: String,
+}
+
+impl Loss {
+    fn of_all(reason: &str) -> Loss {
+        Loss { path: None, reason: reason.to_owned() }
+    }
+}
+
 struct Handle {
     link: Link,
-    lost: Sender<String>,
+    lost: Sender<Loss>,
     channels: Arc<Mutex<HashSet<ChannelId>>>,
 }
 
@@ -99,12 +112,12 @@ impl Links {
                 return;
             }
         }
-        let ports: Vec<(Option<String>, Sender<String>)> =
+        let ports: Vec<(Option<String>, Sender<Loss>)> =
             self.handles.iter().map(|one| (one.link.device.clone(), one.lost.clone())).collect();
         let watching = move || {
             for change in changes.iter().filter(|change| !change.usable) {
                 for (_, lost) in ports.iter().filter(|(device, _)| device.as_ref() == Some(&change.name)) {
-                    let _ = lost.send(format!("{} is down", change.name));
+                    let _ = lost.send(Loss::of_all(&format!("{} is down", change.name)));
                 }
             }
         };
@@ -113,10 +126,10 @@ impl Links {
         }
     }
 
-    /// Something of a link is lost, so all of it is.
-    pub fn lost(&self, link: LinkId, reason: &str) {
+    /// A control connection of a link is lost, so all of the link is, if it is not open anew already.
+    pub fn lost(&self, link: LinkId, path: PathId, reason: &str) {
         for handle in self.handles.iter().filter(|handle| handle.link.id == link) {
-            let _ = handle.lost.send(reason.to_owned());
+            let _ = handle.lost.send(Loss { path: Some(path), reason: reason.to_owned() });
         }
     }
 
@@ -126,7 +139,7 @@ impl Links {
             handle.channels.lock().unwrap_or_else(PoisonError::into_inner).contains(&channel)
         };
         for handle in self.handles.iter().filter(has) {
-            let _ = handle.lost.send(reason.to_owned());
+            let _ = handle.lost.send(Loss::of_all(reason));
         }
     }
 }
@@ -136,7 +149,7 @@ impl Drop for Links {
         self.stop.store(true, Ordering::SeqCst);
         self.monitor = None;
         for handle in &self.handles {
-            let _ = handle.lost.send("the tunnel ends".into());
+            let _ = handle.lost.send(Loss::of_all("the tunnel ends"));
         }
         for thread in self.threads.drain(..) {
             let _ = thread.join();
@@ -150,12 +163,13 @@ struct Open {
     pumps: Vec<(ChannelId, PumpHandle)>,
     /// Connections that the peer writes to.
     back: Vec<Stream>,
+    path: Option<PathId>,
 }
 
 struct Supervisor {
     tunnel: Arc<Tunnel>,
     stop: Arc<AtomicBool>,
-    losses: Receiver<String>,
+    losses: Receiver<Loss>,
     channels: Arc<Mutex<HashSet<ChannelId>>>,
     link: Link,
 }
@@ -211,7 +225,7 @@ impl Supervisor {
             channels::serve(tunnel, channel, stream.clone())?;
             open.back.push(stream);
         }
-        tunnel.attach_path(control, Some(link))?;
+        open.path = Some(tunnel.attach_path(control, Some(link))?);
         for (channel, carrier) in proven {
             self.channels.lock().unwrap_or_else(PoisonError::into_inner).insert(channel);
             open.pumps.push((channel, channels::pump(tunnel, channel, link, carrier)?));
@@ -245,7 +259,9 @@ impl Supervisor {
     fn hold(&self, open: Open) {
         let reason = loop {
             match self.losses.recv_timeout(LOOK) {
-                Ok(reason) => break reason,
+                Ok(loss) if loss.path.is_none() || loss.path == open.path => break loss.reason,
+                // Of an opening before this one, which was told of late.
+                Ok(_) => {}
                 Err(_) if self.stop.load(Ordering::SeqCst) => break String::new(),
                 Err(_) => {}
             }

@@ -71,7 +71,7 @@ pub struct Tunnel {
     inbox: Sender<Input>,
     control: Mutex<Option<Sender<ControlEvent>>>,
     /// The peer's channels.
-    fences: Fences,
+    fences: Arc<Fences>,
     /// This side's channels, where the peer connected them.
     pumps: channels::Pumps,
     next_path: AtomicU32,
@@ -110,15 +110,15 @@ impl Tunnel {
         self.tell(Input::End(fault));
     }
 
-    /// A control connection that shook hands. The loop owns it from then on.
-    pub fn attach_path(&self, stream: Stream, link: Option<LinkId>) -> io::Result<()> {
+    /// A control connection that shook hands. The loop owns it from then on. Returns its number.
+    pub fn attach_path(&self, stream: Stream, link: Option<LinkId>) -> io::Result<PathId> {
         let number = self.next_path.fetch_add(1, Ordering::Relaxed);
         let path = u16::try_from(number).map_err(io::Error::other)?;
         let events = self.control.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let events = events.ok_or_else(|| io::Error::other("the session is over"))?;
         let started = ControlPath::start(path, stream, ControlOptions::default(), events);
         self.tell(Input::Path(number, link, started.map_err(io::Error::other)?));
-        Ok(())
+        Ok(number)
     }
 }
 

@@ -122,7 +122,7 @@ fn run(
         streams: StreamSession::new(place.end, config, ring_memory(), Box::new(owner)),
         inbox: inbox.clone(),
         control: Mutex::new(Some(control)),
-        fences: crate::incoming::channels::Channels::default(),
+        fences: Arc::default(),
         pumps: channels::Pumps::default(),
         next_path: AtomicU32::new(0),
         next_channel: AtomicU32::new(0),
@@ -152,8 +152,8 @@ impl Tunnel {
             Role::DataBack => {
                 channels::attach_back(self, hello.channel, hello.link, &stream).map_err(|error| chain(&error))
             }
-            Role::StreamsNew => self.attach_path(stream, None).map_err(|error| chain(&error)),
-            _ => self.attach_path(stream, Some(hello.link)).map_err(|error| chain(&error)),
+            Role::StreamsNew => self.attach_path(stream, None).map(drop).map_err(|error| chain(&error)),
+            _ => self.attach_path(stream, Some(hello.link)).map(drop).map_err(|error| chain(&error)),
         }
     }
 }
