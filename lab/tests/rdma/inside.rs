@@ -61,6 +61,10 @@ pub(crate) fn migrate(agent: &Agent, to: &str, transport: &str, halfway: impl Fn
     // Starting the destination's QEMU keeps a machine that is emulated busy for longer than real hosts may be silent.
     command.args(["migrate", "g", "--to", to, "--transport", transport, "--verify", "--json"]);
     command.args(["--link-timeout", "300s"]);
+    if transport != "tcp" {
+        // Slow enough for work to be left for both links when something is done to one: RDMA's are not shaped.
+        command.args(["--bandwidth", "40M"]);
+    }
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut events = Vec::new();
     let mut halfway = Some(halfway);
