@@ -95,14 +95,8 @@ impl Baseline {
         let began = Instant::now();
         here.execute("migrate", json!({ "uri": uri }))?;
         let mut told = Told { start, ..Told::default() };
-        told.answer = match follow(&mut here, began, limit, &mut told.note, &mut during) {
-            Ok(answer) => answer,
-            Err(error) => match self.qemu.process().ended()? {
-                // QEMU 7.2 can end so when a migration with multifd is cancelled. That is a result, and no reason to stop.
-                Some(status) => return self.start_again(site, began, &format!("{}; {status}", told.note)),
-                None => return Err(error),
-            },
-        };
+        told.answer = follow(&mut here, began, limit, &mut told.note, &mut during)
+            .map_err(|error| self.ended(error, &told.note))?;
         told.completed = told.answer["status"] == "completed";
         if !told.completed {
             told.note = format!("{} {}", told.note, told.answer["error-desc"].as_str().unwrap_or(""))
@@ -110,7 +104,7 @@ impl Baseline {
                 .to_owned();
             told.total = began.elapsed();
             ensure!(
-                runs(&mut here)?,
+                runs(&mut here).map_err(|error| self.ended(error, &told.note))?,
                 "after a migration that failed ({}) QEMU's guest does not run",
                 told.note
             );
@@ -127,16 +121,15 @@ impl Baseline {
         self.at = to;
         Ok(told)
     }
+}
 
-    /// A new guest in the place of one whose QEMU is gone.
-    fn start_again(&mut self, site: &Site, began: Instant, how: &str) -> anyhow::Result<Told> {
-        let total = began.elapsed();
-        *self = Baseline::start(site, self.spec.clone())?;
-        Ok(Told {
-            note: format!("QEMU's source ended and took the guest with it: {how}"),
-            total,
-            ..Told::default()
-        })
+impl Baseline {
+    /// An error of its control connection, and how its QEMU ended if that is why; with status 0 when its guest reboots.
+    fn ended(&mut self, error: anyhow::Error, note: &str) -> anyhow::Error {
+        match self.qemu.process().wait(Duration::from_secs(2)) {
+            Ok(status) => error.context(format!("QEMU's own source ended, {status} ({note})")),
+            Err(_) => error,
+        }
     }
 }
 
