@@ -253,18 +253,21 @@ impl Agent {
     /// Another host wants streams to sockets here.
     fn new_tunnel(self: &Arc<Agent>, accepted: Accepted) -> Result<(), String> {
         let hello = accepted.hello.clone();
-        let begun = if lock(&self.tunnels).len() >= TUNNELS_MAX {
-            Err(refusal(Code::GuestBusy, "there are as many tunnels as there may be"))
-        } else if lock(&self.tunnels).contains_key(&hello.session) {
-            Err(refusal(Code::ProtocolViolation, "this session exists already"))
-        } else {
-            tunnel::accept(self, &hello, accepted.peer)
+        let begun = {
+            // Held meanwhile: of two that come at once, one finds the other.
+            let mut tunnels = lock(&self.tunnels);
+            if tunnels.len() >= TUNNELS_MAX {
+                Err(refusal(Code::GuestBusy, "there are as many tunnels as there may be"))
+            } else if tunnels.contains_key(&hello.session) {
+                Err(refusal(Code::ProtocolViolation, "this session exists already"))
+            } else {
+                let begun = tunnel::accept(self, &hello, accepted.peer);
+                tunnels.extend(begun.as_ref().ok().map(|tunnel| (hello.session, tunnel.clone())));
+                begun
+            }
         };
         match begun {
-            Ok(tunnel) => {
-                self.add_tunnel(tunnel.clone());
-                join_tunnel(&tunnel, accepted)
-            }
+            Ok(tunnel) => join_tunnel(&tunnel, accepted),
             Err(fault) => {
                 let said = fault.to_string();
                 accepted.refuse(fault).map_err(|error| chain(&error))?;

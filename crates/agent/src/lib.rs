@@ -12,10 +12,11 @@
 //! | `server` | the local API |
 //! | `tunnel` | sessions that carry byte streams between sockets of two hosts |
 //! | `hub`, `convert` | events of a migration, and the brain's words in the API's |
-//! | `ram`, `digest`, `device_state`, `clock`, `faults` | small things that both bodies use |
+//! | `ram`, `digest`, `device_state`, `clock`, `carriers`, `faults` | small things that the bodies use |
 
 mod agent;
 pub mod bench;
+mod carriers;
 mod clock;
 pub mod config;
 mod control;

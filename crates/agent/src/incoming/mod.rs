@@ -55,7 +55,7 @@ pub struct Incoming {
     /// Where control connections put what comes.
     control: Sender<ControlEvent>,
     regions: OnceLock<Arc<RegionTable>>,
-    channels: Channels,
+    channels: Arc<Channels>,
     /// Keys and registered memory of this session on every RDMA device.
     domains: rdma::Domains,
     received_bytes: AtomicU64,
@@ -84,7 +84,7 @@ impl Incoming {
             inbox: inbox.clone(),
             control,
             regions: OnceLock::new(),
-            channels: Channels::default(),
+            channels: Arc::default(),
             domains: rdma::Domains::default(),
             received_bytes: AtomicU64::new(0),
             next_path: AtomicU32::new(0),

@@ -16,7 +16,6 @@ use linerate_core::{Code, Endpoint, Fault, LinkId, SessionId, Side, Step, Token}
 use linerate_net::control::{ControlEvent, ControlOptions, ControlPath};
 use linerate_net::interfaces;
 use linerate_net::links::{Link, pair, parse_networks};
-use linerate_net::monitor::{InterfaceEvent, Monitor};
 use linerate_net::pacer::Pacer;
 use linerate_net::pump::{PumpHandle, PumpOptions};
 use linerate_net::region::Region;
@@ -29,6 +28,7 @@ use linerate_wire::{VERSION_MAX, VERSION_MIN};
 
 use super::channels::{OpenError, Opened, Opener, rdma_port};
 use super::{Input, Outgoing};
+use crate::carriers::Carriers;
 use crate::faults::{chain, fault};
 use crate::journal::{Record, Role as JournalRole};
 
@@ -180,20 +180,21 @@ pub(super) struct Links {
     stop: Arc<AtomicBool>,
     wake: Vec<Sender<String>>,
     threads: Vec<JoinHandle<()>>,
-    monitor: Option<Monitor>,
+    carriers: Option<Carriers>,
 }
 
 impl Links {
     /// Pairs the destination's endpoints with this host's ports, and opens what pairs.
     pub fn open(shared: &Arc<Outgoing>, endpoints: &[Endpoint]) -> Links {
-        let mut links = Links { stop: Arc::default(), wake: Vec::new(), threads: Vec::new(), monitor: None };
+        let mut links = Links { stop: Arc::default(), wake: Vec::new(), threads: Vec::new(), carriers: None };
         match paired(shared, endpoints) {
             Ok(paired) if paired.is_empty() => shared.tell(Event::Failed(no_link(endpoints))),
             Ok(paired) => {
                 for link in paired {
                     links.start(shared, link);
                 }
-                links.watch(shared);
+                let board = shared.clone();
+                links.carriers = Some(Carriers::watch(move |name| board.board.interface_down(name)));
             }
             Err(fault) => shared.tell(Event::Failed(fault)),
         }
@@ -225,36 +226,12 @@ impl Links {
             Err(error) => tracing::error!(%error, "no thread for a link"),
         }
     }
-
-    /// An interface that loses its carrier is known at once, without any time-out.
-    fn watch(&mut self, shared: &Arc<Outgoing>) {
-        let (events, changes) = channel::<InterfaceEvent>();
-        match Monitor::start(events) {
-            Ok(monitor) => self.monitor = Some(monitor),
-            Err(error) => {
-                tracing::warn!(
-                    error = chain(&error),
-                    "interfaces are not watched; lost links are found by time-outs"
-                );
-                return;
-            }
-        }
-        let shared = shared.clone();
-        let watching = move || {
-            for change in changes.iter().filter(|change| !change.usable) {
-                shared.board.interface_down(&change.name);
-            }
-        };
-        if let Ok(thread) = std::thread::Builder::new().name("carrier".into()).spawn(watching) {
-            self.threads.push(thread);
-        }
-    }
 }
 
 impl Drop for Links {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
-        self.monitor = None;
+        self.carriers = None;
         for wake in &self.wake {
             let _ = wake.send("the migration is over".into());
         }

@@ -5,8 +5,6 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use linerate_core::{ChannelId, LinkId};
-use linerate_net::channel::{ChannelEnd, Receiver};
-use linerate_net::fence::Fence;
 use linerate_net::pump::{Carrier, PumpHandle, PumpOptions};
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::receive::StreamReceiver;
@@ -14,7 +12,6 @@ use linerate_net::tcp::send::{StreamAcks, StreamSender};
 use linerate_wire::frame::REFUSED_MAX;
 
 use super::{Input, Tunnel};
-use crate::faults::chain;
 use crate::outgoing::channels::{OpenError, probe};
 
 /// Pumps by channel.
@@ -75,36 +72,15 @@ pub(super) fn attach_back(
     Ok(())
 }
 
-/// Applies what the peer writes, in a thread of its own.
+/// Applies what the peer writes.
 pub(super) fn serve(tunnel: &Tunnel, channel: ChannelId, stream: Stream) -> io::Result<()> {
-    let fence = Arc::new(Fence::new(stream.closer()));
-    tunnel.fences.open(channel, fence.clone())?;
-    let table = tunnel.streams.receiving_table();
+    let (closer, regions) = (stream.closer(), tunnel.streams.receiving_table());
     let receiver = StreamReceiver::new(stream).refusals_max(REFUSED_MAX);
-    let fences = tunnel.fences.clone();
-    std::thread::Builder::new().name(format!("channel-{channel}")).spawn(move || {
-        if let ChannelEnd::Failed(error) = receiver.serve(&table, &fence) {
-            tracing::warn!(channel, error = chain(&error), "a channel broke off");
-        }
-        drop(fence);
-        // Nothing comes any more, whether the peer asks for the fence or has never used the channel: a tunnel that lives for
-        // months keeps no connection for that.
-        if let Err(error) = fences.fence(channel) {
-            tracing::error!(channel, error = chain(&error), "a channel could not be shut");
-        }
-    })?;
-    Ok(())
+    tunnel.fences.serve(channel, closer, receiver, regions, || {})
 }
 
-/// Fences a channel of the peer in a thread of its own, since it may have to wait for a write under way.
+/// Fences a channel of the peer, and tells the loop.
 pub(super) fn fence(tunnel: &Arc<Tunnel>, channel: ChannelId) {
     let session = tunnel.clone();
-    let fencing = move || match session.fences.fence(channel) {
-        Ok(fenced) => session.tell(Input::Fenced(channel, fenced)),
-        // Without an answer nothing is sent again; the streams on it stand still until the session's end.
-        Err(error) => tracing::error!(channel, error = chain(&error), "a channel could not be fenced"),
-    };
-    if let Err(error) = std::thread::Builder::new().name(format!("fence-{channel}")).spawn(fencing) {
-        tracing::error!(channel, %error, "no thread to fence a channel");
-    }
+    tunnel.fences.fence_apart(channel, move |fenced| session.tell(Input::Fenced(channel, fenced)));
 }

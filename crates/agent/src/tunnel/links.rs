@@ -12,13 +12,13 @@ use linerate_api::TunnelEvent;
 use linerate_core::{ChannelId, Code, Endpoint, Fault, LinkId, PathId, Side, Step};
 use linerate_net::interfaces;
 use linerate_net::links::{Link, channels_for, pair, parse_networks};
-use linerate_net::monitor::{InterfaceEvent, Monitor};
 use linerate_net::pump::PumpHandle;
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::connect::{Route, connect};
 use linerate_wire::frame::Role;
 
 use super::{Input, Tunnel, channels};
+use crate::carriers::Carriers;
 use crate::faults::{chain, fault};
 use crate::outgoing::channels::OpenError;
 use crate::outgoing::links::{describe, hello, no_link, tcp_options};
@@ -39,6 +39,11 @@ impl Loss {
     fn of_all(reason: &str) -> Loss {
         Loss { path: None, reason: reason.to_owned() }
     }
+
+    /// Whether it is of the opening with this control connection. That of an opening before it may be told of late.
+    fn concerns(&self, path: Option<PathId>) -> bool {
+        self.path.is_none() || self.path == path
+    }
 }
 
 struct Handle {
@@ -52,7 +57,7 @@ pub(super) struct Links {
     stop: Arc<AtomicBool>,
     handles: Vec<Handle>,
     threads: Vec<JoinHandle<()>>,
-    monitor: Option<Monitor>,
+    carriers: Option<Carriers>,
 }
 
 impl Links {
@@ -68,7 +73,7 @@ impl Links {
             return Err(no_link(endpoints));
         }
         let mut links =
-            Links { stop: Arc::default(), handles: Vec::new(), threads: Vec::new(), monitor: None };
+            Links { stop: Arc::default(), handles: Vec::new(), threads: Vec::new(), carriers: None };
         for link in paired {
             links.start(tunnel, link);
         }
@@ -99,31 +104,15 @@ impl Links {
         self.handles.push(Handle { link, lost, channels });
     }
 
-    /// An interface that loses its carrier is known at once, without any time-out.
+    /// An interface that loses its carrier takes its links with it.
     fn watch(&mut self) {
-        let (events, changes) = channel::<InterfaceEvent>();
-        match Monitor::start(events) {
-            Ok(monitor) => self.monitor = Some(monitor),
-            Err(error) => {
-                tracing::warn!(
-                    error = chain(&error),
-                    "interfaces are not watched; losses are found by time-outs"
-                );
-                return;
-            }
-        }
         let ports: Vec<(Option<String>, Sender<Loss>)> =
             self.handles.iter().map(|one| (one.link.device.clone(), one.lost.clone())).collect();
-        let watching = move || {
-            for change in changes.iter().filter(|change| !change.usable) {
-                for (_, lost) in ports.iter().filter(|(device, _)| device.as_ref() == Some(&change.name)) {
-                    let _ = lost.send(Loss::of_all(&format!("{} is down", change.name)));
-                }
+        self.carriers = Some(Carriers::watch(move |name| {
+            for (_, lost) in ports.iter().filter(|(device, _)| device.as_deref() == Some(name)) {
+                let _ = lost.send(Loss::of_all(&format!("{name} is down")));
             }
-        };
-        if let Ok(thread) = std::thread::Builder::new().name("carrier".into()).spawn(watching) {
-            self.threads.push(thread);
-        }
+        }));
     }
 
     /// A control connection of a link is lost, so all of the link is, if it is not open anew already.
@@ -147,7 +136,7 @@ impl Links {
 impl Drop for Links {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
-        self.monitor = None;
+        self.carriers = None;
         for handle in &self.handles {
             let _ = handle.lost.send(Loss::of_all("the tunnel ends"));
         }
@@ -259,8 +248,7 @@ impl Supervisor {
     fn hold(&self, open: Open) {
         let reason = loop {
             match self.losses.recv_timeout(LOOK) {
-                Ok(loss) if loss.path.is_none() || loss.path == open.path => break loss.reason,
-                // Of an opening before this one, which was told of late.
+                Ok(loss) if loss.concerns(open.path) => break loss.reason,
                 Ok(_) => {}
                 Err(_) if self.stop.load(Ordering::SeqCst) => break String::new(),
                 Err(_) => {}
@@ -272,5 +260,17 @@ impl Supervisor {
             tracing::warn!(link, reason, "a link is lost");
             self.tunnel.publish(TunnelEvent::LinkLost { link, reason });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_control_connection_of_an_opening_before_closes_nothing() {
+        let of = |path| Loss { path: Some(path), reason: String::new() };
+        assert!(of(7).concerns(Some(7)) && Loss::of_all("eth1 is down").concerns(Some(7)));
+        assert!(!of(6).concerns(Some(7)));
     }
 }

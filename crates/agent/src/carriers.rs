@@ -1,0 +1,44 @@
+//! Carriers of this host's ports, while links are used.
+
+use std::sync::mpsc::channel;
+use std::thread::JoinHandle;
+
+use linerate_net::monitor::{InterfaceEvent, Monitor};
+
+use crate::faults::chain;
+
+/// Watches until it is dropped.
+pub(crate) struct Carriers {
+    monitor: Option<Monitor>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Carriers {
+    /// Calls `down` with the name of an interface that loses its carrier: at once, without any time-out.
+    pub fn watch(down: impl Fn(&str) + Send + 'static) -> Carriers {
+        let (events, changes) = channel::<InterfaceEvent>();
+        let monitor = Monitor::start(events)
+            .inspect_err(|error| {
+                let error = chain(error);
+                tracing::warn!(error, "interfaces are not watched; lost links are found by time-outs");
+            })
+            .ok();
+        // Ends with the monitor.
+        let watching = move || {
+            for change in changes.iter().filter(|change| !change.usable) {
+                down(&change.name);
+            }
+        };
+        let thread = std::thread::Builder::new().name("carrier".into()).spawn(watching).ok();
+        Carriers { monitor, thread }
+    }
+}
+
+impl Drop for Carriers {
+    fn drop(&mut self) {
+        self.monitor = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
