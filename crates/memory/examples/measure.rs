@@ -1,5 +1,5 @@
 //! Measures what the choices in docs/memory.md rest on. Run as root, in release mode, on a quiet machine:
-//! `cargo run --release -p linerate-memory --example measure`. Every figure is the median of interleaved repetitions.
+//! `cargo run --release -p linerate-memory --example measure [checksums|first-touch|zero|scans|holes]`. Every figure is the median of interleaved repetitions.
 
 use std::error::Error;
 use std::fs::File;
@@ -21,33 +21,40 @@ type Case<'a> = (&'a str, Box<dyn FnMut() -> Outcome<f64> + 'a>);
 const MIB: u64 = 1 << 20;
 const CHUNK: usize = 256 << 10;
 const REPETITIONS: usize = 7;
+/// What the guest is told to write: every page.
+const ALL: &str = "write 0 131072";
 
 fn main() -> Outcome<()> {
     match std::env::args().nth(1).as_deref() {
         Some("inside") => {
             let huge = std::env::args().nth(2).ok_or("which directory?")?;
-            checksums()?;
-            first_touch(&huge)?;
-            zero_test()?;
-            scans(&huge)?;
-            holes()
+            let only = std::env::args().nth(3).unwrap_or_default();
+            let parts: [(&str, &dyn Fn() -> Outcome<()>); 5] = [
+                ("checksums", &checksums),
+                ("first-touch", &|| first_touch(&huge)),
+                ("zero", &zero_test),
+                ("scans", &|| scans(&huge)),
+                ("holes", &holes),
+            ];
+            parts.iter().filter(|(name, _)| name.contains(&only)).try_for_each(|(_, part)| part())
         }
-        _ => in_own_mounts(),
+        part => in_own_mounts(part.unwrap_or_default()),
     }
 }
 
 /// Starts itself again where a tmpfs with huge pages can be mounted without anybody else seeing it.
-fn in_own_mounts() -> Outcome<()> {
+fn in_own_mounts(part: &str) -> Outcome<()> {
     let directory = tempfile::tempdir()?;
     let status = Command::new("unshare")
         .args([
             "--mount",
             "sh",
             "-c",
-            "mount -t tmpfs -o huge=advise linerate \"$1\" && exec \"$0\" inside \"$1\"",
+            "mount -t tmpfs -o huge=advise linerate \"$1\" && exec \"$0\" inside \"$1\" \"$2\"",
         ])
         .arg(std::env::current_exe()?)
         .arg(directory.path())
+        .arg(part)
         .status()?;
     if status.success() { Ok(()) } else { Err("the measurement failed: is this root?".into()) }
 }
@@ -123,7 +130,7 @@ fn checksums() -> Outcome<()> {
                     }),
                 ),
                 (
-                    "crc32c through a 16 KiB bounce (Mapping::checksum)",
+                    "crc32c in place, three lanes (Mapping::checksum)",
                     Box::new(|| {
                         each(&mut |at| {
                             black_box(mapping.checksum(&[Run { offset: at, length: CHUNK as u64 }])?);
@@ -288,101 +295,85 @@ fn scans(huge: &str) -> Outcome<()> {
     Ok(())
 }
 
+/// A guest of 512 MiB, all of it written, and a tracker for it. Both are new for every figure, since whatever protects
+/// single pages of a huge one leaves page tables of single pages behind.
+fn attached(path: &str) -> Outcome<(Waiting, Tracker, f64)> {
+    let _ = std::fs::remove_file(path);
+    let mut guest = Waiting::start(path)?;
+    guest.tell(ALL)?;
+    let pid = guest.0.id() as i32;
+    let block = RamBlock::find(pid, "ram", path.as_ref())?;
+    let (tracker, report) = Tracker::attach(pid, &[block], &[])?;
+    Ok((guest, tracker, report.stopped.as_secs_f64() * 1e3))
+}
+
 fn scan_file(kind: &str, path: &str) -> Outcome<()> {
-    let guest = std::cell::RefCell::new(Waiting::start(path)?);
-    guest.borrow_mut().tell("write 0 131072")?;
-    let pid = guest.borrow().0.id() as i32;
-    let attach = || -> Outcome<(Tracker, f64)> {
-        let block = RamBlock::find(pid, "ram", path.as_ref())?;
-        let (tracker, report) = Tracker::attach(pid, &[block], &[])?;
-        Ok((tracker, report.stopped.as_secs_f64() * 1e3))
-    };
     let scan = |tracker: &Tracker| -> Outcome<f64> {
         Ok(tracker.scan(true, &mut Vec::new())?.duration.as_secs_f64() * 1e3)
     };
-    let written = |tracker: &Tracker, command: &str| -> Outcome<f64> {
-        guest.borrow_mut().tell(command)?;
-        scan(tracker)
-    };
-    let timed = |command: &str| -> Outcome<f64> {
+    let timed = |guest: &mut Waiting| -> Outcome<f64> {
         let begun = Instant::now();
-        guest.borrow_mut().tell(command)?;
+        guest.tell(ALL)?;
         Ok(begun.elapsed().as_secs_f64() * 1e3)
+    };
+    let found_after_one_write = |guest: &mut Waiting, tracker: &Tracker| -> Outcome<f64> {
+        guest.tell("write 5000 1")?;
+        Ok(tracker.scan(true, &mut Vec::new())?.pages as f64)
+    };
+    let protected = || -> Outcome<(Waiting, Tracker, f64)> {
+        let (guest, tracker, _) = attached(path)?;
+        let took = tracker.protect()?.as_secs_f64() * 1e3;
+        Ok((guest, tracker, took))
+    };
+    let scanned = || -> Outcome<(Waiting, Tracker, f64)> {
+        let (guest, tracker, _) = attached(path)?;
+        let took = scan(&tracker)?;
+        Ok((guest, tracker, took))
     };
     compare(
         &format!("tracking 512 MiB, {kind}"),
-        "ms",
+        "ms (or pages)",
         vec![
-            ("one thread stopped in attach", Box::new(|| Ok(attach()?.1))),
-            (
-                "protect: UFFDIO_WRITEPROTECT",
-                Box::new(|| {
-                    guest.borrow_mut().tell("write 0 131072")?;
-                    Ok(attach()?.0.protect()?.as_secs_f64() * 1e3)
-                }),
-            ),
-            (
-                "protect: PAGEMAP_SCAN of all",
-                Box::new(|| {
-                    guest.borrow_mut().tell("write 0 131072")?;
-                    scan(&attach()?.0)
-                }),
-            ),
+            ("one thread stopped in attach", Box::new(|| Ok(attached(path)?.2))),
+            ("protect: UFFDIO_WRITEPROTECT", Box::new(|| Ok(protected()?.2))),
+            ("protect: PAGEMAP_SCAN of all", Box::new(|| Ok(scanned()?.2))),
             (
                 "pages found after one write, UFFDIO_WRITEPROTECT",
                 Box::new(|| {
-                    guest.borrow_mut().tell("write 0 131072")?;
-                    let tracker = attach()?.0;
-                    tracker.protect()?;
-                    guest.borrow_mut().tell("write 5000 1")?;
-                    Ok(tracker.scan(true, &mut Vec::new())?.pages as f64)
+                    protected()
+                        .and_then(|(mut guest, tracker, _)| found_after_one_write(&mut guest, &tracker))
                 }),
             ),
             (
                 "pages found after one write, PAGEMAP_SCAN of all",
                 Box::new(|| {
-                    guest.borrow_mut().tell("write 0 131072")?;
-                    let tracker = attach()?.0;
-                    scan(&tracker)?;
-                    guest.borrow_mut().tell("write 5000 1")?;
-                    Ok(tracker.scan(true, &mut Vec::new())?.pages as f64)
+                    scanned().and_then(|(mut guest, tracker, _)| found_after_one_write(&mut guest, &tracker))
                 }),
             ),
-            (
-                "scan, nothing written",
-                Box::new(|| {
-                    let tracker = attach()?.0;
-                    tracker.protect()?;
-                    scan(&tracker)
-                }),
-            ),
+            ("scan, nothing written", Box::new(|| scan(&protected()?.1))),
             (
                 "scan, everything written",
                 Box::new(|| {
-                    let tracker = attach()?.0;
-                    tracker.protect()?;
-                    written(&tracker, "write 0 131072")
+                    let (mut guest, tracker, _) = protected()?;
+                    guest.tell(ALL)?;
+                    scan(&tracker)
                 }),
             ),
             (
                 "detach",
                 Box::new(|| {
-                    let tracker = attach()?.0;
-                    tracker.protect()?;
+                    let (_guest, tracker, _) = protected()?;
                     let begun = Instant::now();
                     tracker.detach()?;
                     Ok(begun.elapsed().as_secs_f64() * 1e3)
                 }),
             ),
-            ("guest writes every page, untracked", Box::new(|| timed("write 0 131072"))),
+            ("guest writes every page, untracked", Box::new(|| timed(&mut attached(path)?.0))),
             (
-                "guest writes every page, tracked",
-                Box::new(|| {
-                    let tracker = attach()?.0;
-                    tracker.protect()?;
-                    timed("write 0 131072")
-                }),
+                "guest writes every page, protected by UFFDIO_WRITEPROTECT",
+                Box::new(|| timed(&mut protected()?.0)),
             ),
+            ("guest writes every page, protected by PAGEMAP_SCAN", Box::new(|| timed(&mut scanned()?.0))),
         ],
     )
 }
