@@ -1,7 +1,8 @@
 #!/bin/sh
 # Installs what the lab stands on, on a Debian 12 machine that has Rust and gcc:
-#   packages   Debian's own QEMU, ip/tc, nft, iperf3, socat, busybox, cpio and compilers, by apt
+#   packages   Debian's own QEMU, libvirt (no daemon is started), ip/tc, nft, iperf3, socat, busybox, cpio and compilers, by apt
 #   qemu10     QEMU 10 of bookworm-backports, unpacked beside the system's into the cache folder
+#   libvirt11  libvirt 11 of bookworm-backports, unpacked in the same way
 #   kernel     a Debian cloud kernel and the modules that the guest loads, unpacked, not installed
 #   guest      the self-checking guest: lab/guest/*.c and busybox as an initramfs
 #   rdma-kernel, rdma-image   the RDMA lab: two full Debian kernels and an image with soft-RoCE (install-rdma.sh)
@@ -17,9 +18,10 @@ WORK=$CACHE/.work
 SUITE=bookworm
 # Raise when a step's recipe changes, so that caches made by older recipes are rebuilt.
 QEMU_RECIPE=1
+LIBVIRT_RECIPE=1
 KERNEL_RECIPE=1
 PACKAGES="qemu-system-x86 iproute2 nftables iperf3 socat busybox-static cpio zstd xz-utils make gcc libc6-dev util-linux kmod
-libibverbs-dev librdmacm-dev ibverbs-providers"
+libibverbs-dev librdmacm-dev ibverbs-providers libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients"
 MODULES="failover net_failover virtio_ring virtio virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci
 virtio_blk virtio_net virtio_balloon virtio_console virtio-rng dummy"
 
@@ -133,6 +135,21 @@ step_qemu10() {
     say "QEMU $version is in $CACHE/qemu10"
 }
 
+step_libvirt11() {
+    fresh "$CACHE/libvirt11" "recipe $LIBVIRT_RECIPE" && return 0
+    say "fetching libvirt 11 from $SUITE-backports"
+    work=$WORK/libvirt11
+    backports_source "$work"
+    own_apt apt-get "$work" update
+    mkdir "$work/debs" "$work/root"
+    for package in libvirt-common libvirt0 libvirt-daemon libvirt-daemon-common libvirt-daemon-driver-qemu libvirt-daemon-log libvirt-clients; do
+        (cd "$work/debs" && own_apt apt-get "$work" download "$package") ||
+            die "cannot fetch $package from $SUITE-backports"
+    done
+    for deb in "$work"/debs/*.deb; do dpkg-deb -x "$deb" "$work/root"; done
+    publish "$work/root" "$CACHE/libvirt11" "recipe $LIBVIRT_RECIPE"
+}
+
 step_kernel() {
     fresh "$CACHE/kernel" "recipe $KERNEL_RECIPE $MODULES" && return 0
     refresh_lists
@@ -196,12 +213,12 @@ fi
 rm -rf "$WORK"
 mkdir "$WORK"
 trap 'rm -rf "$WORK"' EXIT
-[ $# -gt 0 ] || set -- packages qemu10 kernel guest rdma-kernel rdma-image
+[ $# -gt 0 ] || set -- packages qemu10 libvirt11 kernel guest rdma-kernel rdma-image
 for step in "$@"; do
     case $step in
-    packages | qemu10 | kernel | guest) "step_$step" ;;
+    packages | qemu10 | libvirt11 | kernel | guest) "step_$step" ;;
     rdma-kernel) step_rdma_kernel ;;
     rdma-image) step_rdma_image ;;
-    *) die "unknown step '$step': packages, qemu10, kernel, guest, rdma-kernel or rdma-image" ;;
+    *) die "unknown step '$step': packages, qemu10, libvirt11, kernel, guest, rdma-kernel or rdma-image" ;;
     esac
 done

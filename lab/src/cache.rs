@@ -102,6 +102,16 @@ impl Cache {
         }
     }
 
+    /// What QEMU 10's packages were unpacked to.
+    pub fn qemu10(&self) -> Result<PathBuf, LabError> {
+        self.file("qemu10")
+    }
+
+    /// What libvirt 11's packages were unpacked to.
+    pub fn libvirt11(&self) -> Result<PathBuf, LabError> {
+        self.file("libvirt11")
+    }
+
     fn file(&self, name: &str) -> Result<PathBuf, LabError> {
         existing(self.directory.join(name))
     }

@@ -16,6 +16,7 @@ pub struct Host {
     pub(crate) directory: PathBuf,
     pub(crate) octet: u8,
     pub(crate) links: usize,
+    pub(crate) mounts: Option<PathBuf>,
 }
 
 impl Host {
@@ -32,6 +33,7 @@ impl Host {
             directory: lab::root().join(side.name()),
             octet: crate::machine::OCTET,
             links,
+            mounts: None,
         };
         host.make_directories(ram_mb)?;
         Ok(host)
@@ -82,9 +84,26 @@ impl Host {
         (0..self.links).map(|link| self.address(link)).collect()
     }
 
+    /// All that it has: the folders above, and the agent's configuration.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The same host, whose commands run in this mount namespace.
+    pub(crate) fn with_mounts(self, mounts: PathBuf) -> Host {
+        Host { mounts: Some(mounts), ..self }
+    }
+
     /// A command that runs in the host. The child's process id is the program's own.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
-        let mut command = Command::new("ip");
+        let mut command = match &self.mounts {
+            None => Command::new("ip"),
+            Some(mounts) => {
+                let mut command = Command::new("nsenter");
+                command.arg(format!("--mount={}", mounts.display())).arg("ip");
+                command
+            }
+        };
         command.args(["netns", "exec", &self.namespace]).arg(program);
         command
     }

@@ -209,6 +209,7 @@ fn host(topology: &Topology, directory: &Path, index: usize) -> Host {
         directory: directory.join(letter.to_string()),
         octet: topology.octet,
         links: topology.links.len(),
+        mounts: None,
     }
 }
 

@@ -288,6 +288,10 @@ impl Agent {
             }
             live.withdraw();
         }
+        let tunnel = lock(&self.tunnels).get(&session).cloned();
+        if let Some(tunnel) = tunnel.filter(|tunnel| tunnel.knows(&accepted.hello.token)) {
+            tunnel.end(refusal(Code::PeerLost, "the other host has ended it, and no link could say so"));
+        }
         let outcome = self.outcome(session);
         tracing::info!(%session, %peer, ?outcome, "withdrawn by its source");
         accepted.outcome(outcome).map_err(|error| chain(&error))

@@ -38,10 +38,13 @@ mod trial;
 mod tunnel;
 mod undecided;
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use linerate_api::TunnelAddress;
 use linerate_guest::registry::Registry;
 use linerate_net::rdma::listen::Listener as RdmaListener;
 use linerate_net::tcp::listen::{ListenOptions, Listener};
@@ -105,11 +108,28 @@ fn open(config: Config) -> Result<Agent> {
     for folder in [&config.run_dir, &config.ram_dir] {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     }
+    make_socket_folders(&config)?;
     let journal = Journal::open(&config.state_dir).with_context(|| {
         format!("cannot open the journal in {}; is another agent running?", config.state_dir.display())
     })?;
     let registry = Registry::open(&config.run_dir)?;
     Ok(Agent::new(config, journal, registry))
+}
+
+/// Folders that tunnels may connect into are there from the start. Hypervisors of any user may make sockets in them, and
+/// none can see those of others.
+fn make_socket_folders(config: &Config) -> Result<()> {
+    for folder in config.tunnel_targets.iter().filter_map(TunnelAddress::folder) {
+        let made = std::fs::create_dir_all(folder.parent().unwrap_or(folder)).and_then(|()| {
+            if folder.exists() {
+                return Ok(());
+            }
+            std::fs::create_dir(folder)?;
+            std::fs::set_permissions(folder, Permissions::from_mode(0o1733))
+        });
+        made.with_context(|| format!("cannot make {}", folder.display()))?;
+    }
+    Ok(())
 }
 
 /// Asks the configured QEMU programs what they can, so that the first guest that comes need not wait for it.

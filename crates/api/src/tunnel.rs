@@ -89,15 +89,21 @@ impl From<TunnelAddress> for String {
 }
 
 impl TunnelAddress {
+    /// The folder whose sockets an entry of a list names, if it does not name a single one.
+    pub fn folder(&self) -> Option<&Path> {
+        match self {
+            TunnelAddress::Unix(path) if path.as_os_str().as_encoded_bytes().ends_with(b"/") => Some(path),
+            _ => None,
+        }
+    }
+
     /// Whether this, as an entry of a list, allows connecting to `wanted`: the same socket, or one in the folder.
     pub fn allows(&self, wanted: &TunnelAddress) -> bool {
-        match (self, wanted) {
-            (TunnelAddress::Unix(folder), TunnelAddress::Unix(path))
-                if folder.as_os_str().as_encoded_bytes().ends_with(b"/") =>
-            {
-                path.parent() == Some(folder.as_path()) && path.file_name().is_some()
+        match (self.folder(), wanted) {
+            (Some(folder), TunnelAddress::Unix(path)) => {
+                path.parent() == Some(folder) && path.file_name().is_some()
             }
-            (one, other) => one == other,
+            _ => self == wanted,
         }
     }
 }

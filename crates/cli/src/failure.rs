@@ -47,6 +47,11 @@ impl Failure {
         }
     }
 
+    /// What happened, in words.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
     /// Standard output or a file could not be written.
     pub fn output(error: &std::io::Error) -> Failure {
         Failure::new(Exit::Failed, format!("the output cannot be written: {error}"), "")

@@ -9,9 +9,11 @@ use linerate_api::{LinkRequest, MigrateRequest, MigrationId, Transport, TunnelPa
 use crate::units;
 
 mod bench;
+mod domain;
 mod qos;
 
 pub use bench::{BenchCommand, BenchFlags};
+pub use domain::Domain;
 pub use qos::{QosApplyFlags, QosCommand, QosHostsFlags, QosSwitchFlags};
 
 /// Moves running virtual machines between KVM hosts over every link they share.
@@ -86,8 +88,12 @@ pub struct AgentFlags {
 /// `linerate migrate`
 #[derive(Debug, Args)]
 pub struct MigrateFlags {
-    /// Name of the guest, as in `linerate vm list`
-    pub guest: String,
+    /// Name of the guest, as in `linerate vm list`, or a domain of libvirt: qemu:///system/NAME
+    #[arg(required_unless_present = "domain")]
+    pub guest: Option<String>,
+    /// A domain of libvirt on this host, the same as qemu:///system/NAME
+    #[arg(long, value_name = "NAME", conflicts_with = "guest")]
+    pub domain: Option<String>,
     /// The destination's agent
     #[arg(long, value_name = "HOST[:PORT]", value_parser = units::host)]
     pub to: String,
@@ -121,6 +127,15 @@ pub struct MigrateFlags {
     /// Do not look for what would make it slow first (the short form of `linerate doctor`, a second at most)
     #[arg(long)]
     pub no_check: bool,
+    /// Move disks that are not shared along, the whole of them or what is above their backing files
+    #[arg(long, value_name = "all|inc", value_parser = ["all", "inc"], help_heading = DOMAINS)]
+    pub copy_storage: Option<String>,
+    /// Connections of QEMU side by side (multifd) [default: one, and no multifd]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=64), help_heading = DOMAINS)]
+    pub connections: Option<u32>,
+    /// Socket of the destination's libvirt
+    #[arg(long, value_name = "PATH", value_parser = units::socket_path, default_value = "/run/libvirt/libvirt-sock", help_heading = DOMAINS)]
+    pub libvirt_socket: String,
     /// Begin and do not watch; prints the migration's name
     #[arg(long, conflicts_with = "quiet")]
     pub detach: bool,
@@ -129,11 +144,20 @@ pub struct MigrateFlags {
     pub quiet: bool,
 }
 
+/// Heading of the flags that are for domains alone.
+const DOMAINS: &str = "Domains of libvirt";
+
 impl MigrateFlags {
+    /// The guest as a domain of libvirt, if it is named as one.
+    pub fn libvirt_domain(&self) -> Option<Domain> {
+        let name = self.domain.as_ref().map(|name| format!("{}{name}", Domain::SYSTEM));
+        Domain::parse(name.as_ref().or(self.guest.as_ref())?)
+    }
+
     /// What to ask of the agent.
     pub fn request(&self) -> MigrateRequest {
         MigrateRequest {
-            guest: self.guest.clone(),
+            guest: self.guest.clone().unwrap_or_default(),
             to: self.to.clone(),
             max_blackout_ms: self.max_blackout,
             bandwidth_bytes_per_s: self.bandwidth,

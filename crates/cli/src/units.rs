@@ -214,6 +214,12 @@ pub fn host(text: &str) -> Result<String, UnitError> {
     if port_is_good && name_is_good { Ok(text.to_owned()) } else { Err(UnitError::NotAHost) }
 }
 
+/// A path to a UNIX socket.
+pub fn socket_path(text: &str) -> Result<String, String> {
+    let address = format!("unix:{text}").parse::<linerate_api::TunnelAddress>();
+    address.map(|_| text.to_owned()).map_err(|error| error.to_string())
+}
+
 /// A way to carry guest RAM.
 pub fn transport(text: &str) -> Result<linerate_api::Transport, String> {
     match text {

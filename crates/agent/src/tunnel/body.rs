@@ -105,6 +105,7 @@ impl Body {
         };
         tracing::info!(session = %self.tunnel.session, %fault, "a tunnel ends");
         self.tunnel.over.store(true, Ordering::SeqCst);
+        self.withdraw();
         // First the links' threads, which would open again what is closed below.
         self.links = None;
         self.tunnel.streams.fail_all();
@@ -118,6 +119,17 @@ impl Body {
         self.agent.forget_tunnel(self.tunnel.session);
         self.tunnel.publish(TunnelEvent::Ended { error: convert::error(&fault, None) });
         *self.tunnel.events.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// The host that asked has ended it. If no link could say so, the other is told as soon as one works again, so that it does
+    /// not hold sockets, and whatever is behind them, until its own limit.
+    fn withdraw(&self) {
+        if self.side != Side::Source || self.control.unreachable_since().is_none() {
+            return;
+        }
+        let mut peers = vec![self.tunnel.peer];
+        peers.extend(self.links.iter().flat_map(Links::remotes).filter(|remote| *remote != self.tunnel.peer));
+        crate::outgoing::withdraw(peers, self.tunnel.session, self.tunnel.token);
     }
 
     fn turn(&mut self, inbox: &Receiver<Input>) {

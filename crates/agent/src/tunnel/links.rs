@@ -2,6 +2,7 @@
 //! directions, moves a few bytes for a proof, and does so again whenever any of it is lost.
 
 use std::collections::HashSet;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -113,6 +114,11 @@ impl Links {
                 let _ = lost.send(Loss::of_all(&format!("{name} is down")));
             }
         }));
+    }
+
+    /// Addresses of the other host.
+    pub fn remotes(&self) -> impl Iterator<Item = SocketAddr> {
+        self.handles.iter().map(|handle| handle.link.remote)
     }
 
     /// A control connection of a link is lost, so all of the link is, if it is not open anew already.

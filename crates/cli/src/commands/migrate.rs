@@ -7,6 +7,7 @@ use linerate_fabric::checks::run_all;
 use linerate_fabric::model::Room;
 use serde_json::json;
 
+use super::libvirt;
 use crate::context::Context;
 use crate::display::view::View;
 use crate::display::{Start, watch};
@@ -23,6 +24,9 @@ pub async fn run(flags: &MigrateFlags, context: &Context) -> Result<Exit, Failur
     let request = flags.request();
     if !(context.json || flags.quiet || flags.no_check) {
         look_first(&request.to, context).await;
+    }
+    if let Some(domain) = flags.libvirt_domain() {
+        return libvirt::run(&domain, flags, context).await;
     }
     let id = context.client.migrate(&request).await?;
     name(&id, flags.detach, context)?;

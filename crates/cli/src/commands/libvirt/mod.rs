@@ -1,0 +1,197 @@
+//! `linerate migrate qemu:///system/NAME`: libvirt moves its domain as it always does, and each of its sockets comes out at
+//! the other host through a tunnel over all links.
+//!
+//! | room | what lives there |
+//! |---|---|
+//! | here | from the first look to the end |
+//! | `virsh` | libvirt's client as a helper process |
+//! | `plan` | what is asked of libvirt and of the tunnel |
+//! | `progress` | what is shown on the way and at the end |
+
+mod plan;
+mod progress;
+mod virsh;
+
+use std::time::Duration;
+
+use linerate_api::{ErrorBody, GuestState, Side, Step, TunnelEvent, TunnelStream};
+use serde_json::json;
+use tokio::io::AsyncReadExt;
+use tokio::process::Child;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use self::plan::Plan;
+use self::progress::Progress;
+use self::virsh::{Virsh, words};
+use crate::context::Context;
+use crate::exit::{self, Exit};
+use crate::failure::Failure;
+use crate::flags::{Domain, MigrateFlags};
+
+/// How often libvirt is asked for the job's numbers.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Moves a domain.
+pub async fn run(domain: &Domain, flags: &MigrateFlags, context: &Context) -> Result<Exit, Failure> {
+    plan::check(flags)?;
+    let here = Virsh::new(&domain.uri);
+    let state = here.state(&domain.name).await?;
+    if state != "running" {
+        let text = format!("the domain {} is {state} and cannot be moved while it runs", domain.name);
+        return Err(Failure::new(Exit::Refused, text, "start or resume it first"));
+    }
+    let persistent = here.is_persistent(&domain.name).await?;
+    let plan = Plan::new(domain, flags, persistent)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(|error| signals(&error))?;
+    let mut terminate = signal(SignalKind::terminate()).map_err(|error| signals(&error))?;
+    let request = plan.tunnel(flags);
+    let mut events = context.client.tunnel(&request).await?;
+    let mut progress = Progress::new(context, flags.quiet);
+    loop {
+        match events.next().await?.ok_or_else(agent_gone)? {
+            TunnelEvent::Ready { .. } => break,
+            event => progress.tunnel(&event)?,
+        }
+    }
+    let mut moving = Moving {
+        here: &here,
+        domain,
+        child: here.start(&plan.arguments())?,
+        blackout: flags.max_blackout,
+        asked: false,
+    };
+    let ended = moving.watch(&mut events, [&mut interrupt, &mut terminate], &mut progress).await?;
+    progress.clear();
+    match ended {
+        Ended::Done => {
+            // The tunnel still stands: the destination's libvirt knows how it went, and where the domain is.
+            let there = Virsh::new(plan.destination());
+            let state = there.state(&domain.name).await.unwrap_or_else(|_| "unknown".into());
+            progress.completed(&domain.name, &flags.to, &state, there.job(&domain.name, true).await)?;
+            Ok(Exit::Ok)
+        }
+        Ended::Failed(said) => Err(moving.failure(&said, &progress).await),
+    }
+}
+
+/// How libvirt's migration ended.
+enum Ended {
+    Done,
+    /// What libvirt said.
+    Failed(String),
+}
+
+/// A migration under way.
+struct Moving<'a> {
+    here: &'a Virsh,
+    domain: &'a Domain,
+    child: Child,
+    /// Set once libvirt has a job to set it for.
+    blackout: Option<u32>,
+    /// Its end was asked for.
+    asked: bool,
+}
+
+impl Moving<'_> {
+    async fn watch(
+        &mut self,
+        events: &mut TunnelStream,
+        [interrupt, terminate]: [&mut Signal; 2],
+        progress: &mut Progress<'_>,
+    ) -> Result<Ended, Failure> {
+        let mut errors = self.child.stderr.take();
+        let mut said = Vec::new();
+        let mut tick = tokio::time::interval(LOOK);
+        let mut tunnel_is_there = true;
+        loop {
+            tokio::select! {
+                status = self.child.wait() => {
+                    let status = status.map_err(|error| Failure::output(&error))?;
+                    if let Some(errors) = &mut errors {
+                        // What was said up to its end is all that there is.
+                        let _ = errors.read_to_end(&mut said).await;
+                    }
+                    return Ok(if status.success() { Ended::Done } else { Ended::Failed(words(&said)) });
+                }
+                event = events.next(), if tunnel_is_there => match event? {
+                    Some(event) => {
+                        // After its end libvirt finds all sockets closed, and ends by itself.
+                        tunnel_is_there = !matches!(event, TunnelEvent::Ended { .. });
+                        progress.tunnel(&event)?;
+                    }
+                    None => tunnel_is_there = false,
+                },
+                _ = interrupt.recv() => self.abort(progress).await?,
+                _ = terminate.recv() => self.abort(progress).await?,
+                _ = tick.tick() => self.look(progress).await?,
+            }
+        }
+    }
+
+    async fn look(&mut self, progress: &mut Progress<'_>) -> Result<(), Failure> {
+        let Some(job) = self.here.job(&self.domain.name, false).await else { return Ok(()) };
+        if let Some(limit) = self.blackout.filter(|_| job.contains_key("memory_total")) {
+            self.blackout = None;
+            let limit = limit.to_string();
+            if let Err(refused) = self.here.run(&["migrate-setmaxdowntime", &self.domain.name, &limit]).await
+            {
+                progress.warn(&format!("the blackout's limit was not taken: {}", refused.message()))?;
+            }
+        }
+        progress.job(&job)
+    }
+
+    async fn abort(&mut self, progress: &mut Progress<'_>) -> Result<(), Failure> {
+        self.asked = true;
+        if let Err(refused) = self.here.run(&["domjobabort", &self.domain.name]).await {
+            progress.warn(&format!("not cancelled yet: {}", refused.message()))?;
+        }
+        Ok(())
+    }
+
+    /// What became of it, and of the domain.
+    async fn failure(&self, said: &str, progress: &Progress<'_>) -> Failure {
+        let state = self.here.state(&self.domain.name).await;
+        let guest = match state.as_deref() {
+            Ok("running") => Some(GuestState::RunsAtSource),
+            Ok("paused") => Some(GuestState::PausedAtSource),
+            _ => None,
+        };
+        let lost =
+            progress.lost().map(|reason| format!("; the tunnel had ended: {reason}")).unwrap_or_default();
+        let place = match &state {
+            Ok(state) => format!("; the domain is {state} here"),
+            Err(_) => {
+                "; this host's libvirt does not know the domain any more: look at the destination's".into()
+            }
+        };
+        let code = if self.asked { "cancelled" } else { "libvirt_failed" };
+        let body = ErrorBody {
+            step: Some(Step::Copy),
+            side: Some(Side::Source),
+            retry_can_help: true,
+            guest_state: guest,
+            ..ErrorBody::new(code, format!("libvirt says: {said}{lost}{place}"))
+                .with_hint("`virsh domstate` on both hosts; libvirt's own log says more")
+        };
+        let code = match (self.asked, &guest) {
+            (true, Some(GuestState::RunsAtSource)) => Exit::Cancelled,
+            (_, None) => Exit::Undecided,
+            _ => exit::of_body(&body),
+        };
+        Failure::of_body(code, &body)
+    }
+}
+
+fn signals(error: &std::io::Error) -> Failure {
+    Failure::new(Exit::Failed, format!("signals cannot be watched: {error}"), "")
+}
+
+fn agent_gone() -> Failure {
+    Failure::new(Exit::Unreachable, "the agent is gone; nothing was done", "")
+}
+
+/// The line of a completed move, for programs.
+fn completed(domain: &str, to: &str, state: &str, job: Option<&virsh::Job>) -> serde_json::Value {
+    json!({"event": "completed", "domain": domain, "to": to, "state": state, "job": job})
+}

@@ -1,0 +1,162 @@
+//! What is asked of libvirt and of the tunnel.
+
+use linerate_api::{Transport, TunnelAddress, TunnelPair, TunnelRequest};
+
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::flags::{Domain, MigrateFlags};
+
+/// Sockets of migrations, at the same path on both hosts, because libvirt has one name for both ends.
+const FOLDER: &str = "/run/linerate-libvirt";
+
+/// Refuses what libvirt's migration has no place for, instead of leaving it out in silence.
+pub fn check(flags: &MigrateFlags) -> Result<(), Failure> {
+    let given = [
+        (flags.verify, "--verify"),
+        (flags.throttle, "--throttle"),
+        (flags.detach, "--detach"),
+        (flags.max_rounds.is_some(), "--max-rounds"),
+        (flags.transport == Transport::Rdma, "--transport rdma"),
+    ];
+    match given.iter().find(|(is, _)| *is) {
+        None => Ok(()),
+        Some((_, flag)) => Err(Failure::new(
+            Exit::Usage,
+            format!("{flag} is not for domains of libvirt"),
+            "libvirt itself copies their memory; leave the flag out",
+        )),
+    }
+}
+
+/// Everything that is decided before it begins.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    domain: Domain,
+    /// Makes the names of this migration's sockets its own.
+    id: String,
+    to: String,
+    remote: String,
+    persistent: bool,
+    storage: Option<&'static str>,
+    mib_per_s: Option<u64>,
+    connections: Option<u32>,
+}
+
+impl Plan {
+    /// Decides.
+    pub fn new(domain: &Domain, flags: &MigrateFlags, persistent: bool) -> Result<Plan, Failure> {
+        let random = std::fs::read_to_string("/proc/sys/kernel/random/uuid")
+            .map_err(|error| Failure::new(Exit::Failed, format!("no random number: {error}"), ""))?;
+        Ok(Plan {
+            domain: domain.clone(),
+            id: random.trim().replace('-', ""),
+            to: flags.to.clone(),
+            remote: flags.libvirt_socket.clone(),
+            persistent,
+            storage: flags
+                .copy_storage
+                .as_deref()
+                .map(|how| if how == "inc" { "--copy-storage-inc" } else { "--copy-storage-all" }),
+            mib_per_s: flags.bandwidth.map(|bytes| bytes.div_ceil(1 << 20).max(1)),
+            connections: flags.connections,
+        })
+    }
+
+    fn socket(&self, kind: &str) -> String {
+        format!("{FOLDER}/{}-{kind}.sock", self.id)
+    }
+
+    /// The destination's libvirt, through the tunnel.
+    pub fn destination(&self) -> String {
+        format!("qemu+unix:///system?socket={}", self.socket("rpc"))
+    }
+
+    /// What virsh is to do. libvirt itself drives (`--p2p`): if this command dies, the tunnel goes with it, and libvirt
+    /// goes on at the source.
+    pub fn arguments(&self) -> Vec<String> {
+        let stream = format!("unix://{}", self.socket("mig"));
+        let mut words: Vec<String> =
+            ["migrate", "--live", "--p2p", &self.domain.name].map(str::to_owned).into();
+        words.extend(["--desturi".to_owned(), self.destination(), "--migrateuri".to_owned(), stream]);
+        if self.persistent {
+            words.extend(["--persistent", "--undefinesource"].map(str::to_owned));
+        }
+        if let Some(storage) = self.storage {
+            let disks = format!("unix://{}", self.socket("nbd"));
+            words.extend([storage.to_owned(), "--disks-uri".to_owned(), disks]);
+        }
+        if let Some(rate) = self.mib_per_s {
+            words.extend(["--bandwidth".to_owned(), rate.to_string()]);
+        }
+        if let Some(connections) = self.connections {
+            words.extend(["--parallel", "--parallel-connections"].map(str::to_owned));
+            words.push(connections.to_string());
+        }
+        words
+    }
+
+    /// libvirt's own protocol, the migration and the disks, each at the same path on both hosts but the first.
+    pub fn tunnel(&self, flags: &MigrateFlags) -> TunnelRequest {
+        let pair = |kind: &str, there: &str| TunnelPair {
+            listen: TunnelAddress::Unix(self.socket(kind).into()),
+            connect: TunnelAddress::Unix(there.into()),
+        };
+        let same = |kind: &str| pair(kind, &self.socket(kind));
+        let mut pairs = vec![pair("rpc", &self.remote), same("mig")];
+        pairs.extend(self.storage.map(|_| same("nbd")));
+        TunnelRequest {
+            to: self.to.clone(),
+            pairs,
+            links: flags.links.clone(),
+            link_timeout_s: flags.link_timeout,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flags(more: &[&str]) -> MigrateFlags {
+        use clap::Parser;
+        let words = [&["linerate", "migrate", "qemu:///system/web", "--to", "beta"], more].concat();
+        match crate::flags::Flags::parse_from(words).command {
+            crate::flags::Command::Migrate(flags) => flags,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn all_sockets_of_a_migration_go_through_the_tunnel() {
+        let flags = flags(&["--copy-storage", "all", "--bandwidth", "80M", "--connections", "4"]);
+        let domain = flags.libvirt_domain().unwrap();
+        let plan = Plan::new(&domain, &flags, true).unwrap();
+        let request = plan.tunnel(&flags);
+        let words = plan.arguments().join(" ");
+        assert_eq!(request.pairs.len(), 3);
+        for pair in &request.pairs {
+            let TunnelAddress::Unix(path) = &pair.listen else { panic!("{pair:?}") };
+            assert!(words.contains(path.to_str().unwrap()), "{words} lacks {path:?}");
+        }
+        assert_eq!(request.pairs[0].connect.to_string(), "unix:/run/libvirt/libvirt-sock");
+        assert_eq!(request.pairs[1].connect, request.pairs[1].listen);
+        for wanted in [
+            "--persistent --undefinesource",
+            "--copy-storage-all",
+            "--bandwidth 10",
+            "--parallel-connections 4",
+        ] {
+            assert!(words.contains(wanted), "{words} lacks {wanted}");
+        }
+        let transient = Plan::new(&domain, &flags, false).unwrap().arguments().join(" ");
+        assert!(!transient.contains("--persistent"), "{transient}");
+    }
+
+    #[test]
+    fn what_libvirt_has_no_place_for_is_refused() {
+        for flag in [&["--verify"][..], &["--throttle"], &["--detach"], &["--transport", "rdma"]] {
+            assert_eq!(check(&flags(flag)).unwrap_err().exit, Exit::Usage, "{flag:?}");
+        }
+        check(&flags(&["--bandwidth", "1G", "--links", "10.0.0.0/24"])).unwrap();
+    }
+}

@@ -1,0 +1,116 @@
+//! libvirt's own client as a helper process: a host without libvirt runs the same binary, and errors are libvirt's words.
+
+use std::collections::BTreeMap;
+use std::process::{Output, Stdio};
+
+use tokio::process::{Child, Command};
+
+use crate::exit::Exit;
+use crate::failure::Failure;
+
+/// Numbers of a job by libvirt's names for them: bytes, milliseconds, pages per second.
+pub type Job = BTreeMap<String, u64>;
+
+/// A connection to one libvirt, named by its URI.
+#[derive(Clone, Debug)]
+pub struct Virsh {
+    uri: String,
+}
+
+impl Virsh {
+    /// Nothing is connected yet.
+    pub fn new(uri: impl Into<String>) -> Virsh {
+        Virsh { uri: uri.into() }
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new("virsh");
+        // Its texts are read, so they must be the same everywhere.
+        command.env("LC_ALL", "C").args(["--quiet", "--connect", &self.uri]).args(arguments);
+        command.stdin(Stdio::null()).kill_on_drop(true);
+        command
+    }
+
+    /// What a command printed; if it failed, what libvirt said.
+    pub async fn run(&self, arguments: &[&str]) -> Result<String, Failure> {
+        let Output { status, stdout, stderr } =
+            self.command(arguments).output().await.map_err(|error| absent(&error))?;
+        if status.success() {
+            return Ok(String::from_utf8_lossy(&stdout).trim().to_owned());
+        }
+        Err(Failure::new(Exit::Refused, format!("libvirt says: {}", words(&stderr)), ""))
+    }
+
+    /// Starts a command that takes long; its errors can be read from the child.
+    pub fn start(&self, arguments: &[String]) -> Result<Child, Failure> {
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let mut command = self.command(&arguments);
+        // Ctrl-C on the terminal is for this command, which asks libvirt for the job's end.
+        command.process_group(0).stdout(Stdio::null()).stderr(Stdio::piped());
+        command.spawn().map_err(|error| absent(&error))
+    }
+
+    /// State of a domain, such as `running`.
+    pub async fn state(&self, domain: &str) -> Result<String, Failure> {
+        self.run(&["domstate", domain]).await
+    }
+
+    /// Whether the domain is defined on its host, and not only running there.
+    pub async fn is_persistent(&self, domain: &str) -> Result<bool, Failure> {
+        let text = self.run(&["dominfo", domain]).await?;
+        Ok(text
+            .lines()
+            .filter_map(|line| line.split_once(':'))
+            .any(|(key, value)| key.trim() == "Persistent" && value.trim() == "yes"))
+    }
+
+    /// Numbers of the domain's job, or of the last one that was completed. None without a job.
+    pub async fn job(&self, domain: &str, completed: bool) -> Option<Job> {
+        let mut arguments = vec!["domjobinfo", domain, "--rawstats"];
+        arguments.extend(completed.then_some("--completed"));
+        let numbers = numbers(&self.run(&arguments).await.ok()?);
+        (!numbers.is_empty()).then_some(numbers)
+    }
+}
+
+/// `key: number` lines; others are left out.
+fn numbers(text: &str) -> Job {
+    let pairs = text.lines().filter_map(|line| line.split_once(':'));
+    pairs.filter_map(|(key, value)| Some((key.trim().to_owned(), value.trim().parse().ok()?))).collect()
+}
+
+/// What virsh said, without its own prefix.
+pub fn words(stderr: &[u8]) -> String {
+    let text = String::from_utf8_lossy(stderr);
+    let lines =
+        text.lines().map(|line| line.trim().trim_start_matches("error: ")).filter(|line| !line.is_empty());
+    lines.collect::<Vec<_>>().join("; ")
+}
+
+fn absent(error: &std::io::Error) -> Failure {
+    Failure::new(
+        Exit::Refused,
+        format!("libvirt's client virsh cannot be started: {error}"),
+        "install it on this host (Debian: libvirt-clients), or name a guest of `linerate vm list`",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_read_and_words_are_left_out() {
+        let job = numbers("operation: 5\ntime_elapsed: 1021\nerrmsg: x\nmemory_total: 285736960\n");
+        assert_eq!(job.get("memory_total"), Some(&285_736_960));
+        assert_eq!(job.len(), 3);
+    }
+
+    #[test]
+    fn what_libvirt_said_is_one_sentence() {
+        assert_eq!(
+            words(b"error: operation failed: job aborted\n\nerror: late\n"),
+            "operation failed: job aborted; late"
+        );
+    }
+}

@@ -1,0 +1,37 @@
+//! Names of libvirt's domains.
+
+/// A domain and the libvirt that has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Domain {
+    /// libvirt's name for the connection, such as `qemu:///system`.
+    pub uri: String,
+    /// The domain's name or UUID.
+    pub name: String,
+}
+
+impl Domain {
+    /// What names of domains of the host's own libvirt begin with.
+    pub const SYSTEM: &str = "qemu:///system/";
+
+    /// A guest that is named as a domain: `qemu:///system/NAME`.
+    pub fn parse(guest: &str) -> Option<Domain> {
+        let name = guest.strip_prefix(Domain::SYSTEM)?;
+        let is_name = !name.is_empty() && !name.contains('/');
+        is_name
+            .then(|| Domain { uri: Domain::SYSTEM.trim_end_matches('/').to_owned(), name: name.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_domain_is_a_guest_that_names_its_libvirt() {
+        let domain = Domain::parse("qemu:///system/web").unwrap();
+        assert_eq!((domain.uri.as_str(), domain.name.as_str()), ("qemu:///system", "web"));
+        for other in ["web", "qemu:///system/", "qemu:///system", "qemu:///system/a/b", "xen:///system/web"] {
+            assert_eq!(Domain::parse(other), None, "{other}");
+        }
+    }
+}

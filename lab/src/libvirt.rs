@@ -1,0 +1,228 @@
+//! A libvirt daemon in a host: Debian's own, with its own folders, users' file and process namespace, so that two of them
+//! live on one machine as they do on two.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::error::io_error;
+use crate::{Cache, DiskMode, GuestSpec, Host, LabError, Process, tool, wait};
+
+const START_LIMIT: Duration = Duration::from_secs(60);
+
+/// What is different between two hosts, each a folder of the host: here, and what it covers.
+const FOLDERS: [(&str, &str); 7] = [
+    ("etc", "/etc/libvirt"),
+    ("run", "/run/libvirt"),
+    ("lib", "/var/lib/libvirt"),
+    ("cache", "/var/cache/libvirt"),
+    ("log", "/var/log/libvirt"),
+    ("images", IMAGES),
+    ("sockets", "/run/linerate-libvirt"),
+];
+
+/// Where a host's disks and consoles are: the same name on every host, and nothing that they share.
+pub const IMAGES: &str = "/mnt";
+
+/// The hypervisor's name on every host, whichever it is.
+const EMULATOR: &str = "/usr/bin/qemu-system-x86_64";
+
+/// Which libvirt, and the QEMU that goes with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LibvirtVersion {
+    /// Debian 12's own, 9.0, with its QEMU 7.2.
+    System,
+    /// 11.3 of backports with QEMU 10.0.
+    Eleven,
+}
+
+impl LibvirtVersion {
+    /// Folders that are laid over `/usr`, and the one with QEMU's modules, which covers that of the other QEMU: to load
+    /// modules of another QEMU ends it.
+    fn layers(self) -> Result<[String; 2], LabError> {
+        if self == LibvirtVersion::System {
+            return Ok([String::new(), String::new()]);
+        }
+        let cache = Cache::locate();
+        let (libvirt, qemu) = (cache.libvirt11()?, cache.qemu10()?);
+        let usr = |folder: &Path| folder.join("usr").display().to_string();
+        let modules = qemu.join("usr/lib/x86_64-linux-gnu/qemu").display().to_string();
+        Ok([format!("{}:{}", usr(&libvirt), usr(&qemu)), modules])
+    }
+}
+
+/// Covers the folders, and starts the daemon where `/proc` is that of its processes. The shell is their process 1: it takes
+/// the exit status of every QEMU that becomes a daemon, for which libvirt waits.
+const SCRIPT: &str = r#"
+set -eu
+here=$1; shift
+hostname "$1"; shift
+if [ -n "$1" ]; then
+    mount -t overlay -o "lowerdir=$1:/usr" linerate-lab /usr
+    mount --bind "$2" /usr/lib/x86_64-linux-gnu/qemu
+fi
+shift 2
+while [ $# -gt 0 ]; do mkdir -p "$2"; mount --bind "$here/$1" "$2"; shift 2; done
+mount --bind "$here/passwd" /etc/passwd
+mount --bind "$here/group" /etc/group
+touch "$here/mounted"
+export LIBVIRT_DRIVER_DIR="$here/drivers" LC_ALL=C
+set +e
+while :; do
+    unshare --mount --propagation private bash -c 'mount -t proc proc /proc && exec /usr/sbin/libvirtd --pid-file /run/libvirt/libvirtd.pid'
+    sleep 1
+done
+"#;
+
+const DAEMON: &str = r#"auth_unix_rw = "none"
+auth_unix_ro = "none"
+log_outputs = "2:stderr"
+"#;
+
+/// No security driver, no control groups (there is no systemd to make them), output of QEMU into files.
+const QEMU: &str = r#"security_driver = "none"
+user = "root"
+group = "root"
+dynamic_ownership = 0
+remember_owner = 0
+cgroup_controllers = [ ]
+namespaces = [ ]
+stdio_handler = "file"
+seccomp_sandbox = 0
+"#;
+
+/// A daemon that runs; it ends with all of its guests when dropped.
+#[derive(Debug)]
+pub struct Libvirt {
+    host: Host,
+    process: Process,
+}
+
+impl Libvirt {
+    /// Starts the daemon and waits until it answers.
+    pub fn start(host: &Host, version: LibvirtVersion) -> Result<Libvirt, LabError> {
+        let folder = host.directory().join("libvirt");
+        write_folders(&folder, host.index())?;
+        let mut command = host.command("unshare");
+        command.args(["--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child"]);
+        command
+            .args(["--propagation", "private", "bash", "-c", SCRIPT, "libvirt"])
+            .arg(&folder)
+            .arg(host.name());
+        command.args(version.layers()?).args(FOLDERS.iter().flat_map(|(here, there)| [*here, *there]));
+        let process =
+            Process::start(&format!("libvirt {}", host.name()), command, &folder.join("daemon.log"))?;
+        let mounts = PathBuf::from(format!("/proc/{}/ns/mnt", process.pid()));
+        let mut libvirt = Libvirt { host: host.clone().with_mounts(mounts), process };
+        libvirt.wait_ready(&folder)?;
+        Ok(libvirt)
+    }
+
+    /// The host as programs see it that run beside the daemon.
+    pub fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// Output of `virsh`; an error if it fails.
+    pub fn virsh(&self, arguments: &[&str]) -> Result<String, LabError> {
+        let mut command = self.host.command("virsh");
+        command.arg("--quiet").args(arguments);
+        tool::output(command)
+    }
+
+    /// The folder that guests see as [`IMAGES`].
+    pub fn images(&self) -> PathBuf {
+        self.host.directory().join("libvirt/images")
+    }
+
+    /// Defines a guest as a domain and starts it. Its disk, if it has one, and its console are under [`IMAGES`].
+    pub fn start_domain(&self, guest: &GuestSpec) -> Result<(), LabError> {
+        let file = self.host.directory().join(format!("libvirt/{}.xml", guest.name));
+        std::fs::write(&file, domain(guest)?).map_err(io_error("write", &file))?;
+        self.virsh(&["define", &file.to_string_lossy()])?;
+        self.virsh(&["start", &guest.name]).map(drop)
+    }
+
+    /// Where the console of a guest goes on this host.
+    pub fn console(&self, guest: &str) -> PathBuf {
+        self.images().join(format!("{guest}.serial"))
+    }
+
+    /// The daemon's log.
+    pub fn log(&self) -> &Path {
+        self.process.log()
+    }
+
+    fn wait_ready(&mut self, folder: &Path) -> Result<(), LabError> {
+        let (mounted, log) = (folder.join("mounted"), self.process.log().to_owned());
+        let host = self.host.clone();
+        wait::until(
+            &format!("libvirt in host {}", host.name()),
+            START_LIMIT,
+            move || crate::process::tail(&log),
+            || {
+                self.process.must_run()?;
+                if !mounted.exists() {
+                    return Ok(None);
+                }
+                let mut virsh = host.command("virsh");
+                virsh.args(["--quiet", "hostname"]);
+                Ok(tool::output(virsh).ok().map(drop))
+            },
+        )
+    }
+}
+
+/// The guest as libvirt wants it, without anything that two hosts share.
+fn domain(guest: &GuestSpec) -> Result<String, LabError> {
+    let cache = Cache::locate();
+    let disk = guest.disk.as_ref().map(|(image, mode)| {
+        let cache = if *mode == DiskMode::Direct { "none" } else { "writeback" };
+        format!(
+            "<disk type='file' device='disk'><driver name='qemu' type='raw' cache='{cache}'/><source file='{}'/>\
+             <target dev='vda' bus='virtio'/></disk>",
+            image.display()
+        )
+    });
+    Ok(format!(
+        "<domain type='qemu'><name>{name}</name><memory unit='MiB'>{memory}</memory><vcpu>{vcpus}</vcpu>\
+         <os><type arch='x86_64' machine='pc'>hvm</type><kernel>{kernel}</kernel><initrd>{initrd}</initrd>\
+         <cmdline>{line}</cmdline></os><features><acpi/></features><on_crash>destroy</on_crash><devices>\
+         <emulator>{emulator}</emulator>{disk}<controller type='usb' model='none'/><memballoon model='none'/>\
+         <serial type='file'><source path='{IMAGES}/{name}.serial' append='on'/></serial></devices></domain>",
+        name = guest.name,
+        memory = guest.memory_mb,
+        vcpus = guest.vcpus,
+        kernel = cache.kernel()?.display(),
+        initrd = cache.initramfs()?.display(),
+        line = guest.command_line(),
+        emulator = EMULATOR,
+        disk = disk.unwrap_or_default(),
+    ))
+}
+
+fn write_folders(folder: &Path, index: usize) -> Result<(), LabError> {
+    let make = |path: &Path| std::fs::create_dir_all(path).map_err(io_error("create", path));
+    FOLDERS.iter().try_for_each(|(here, _)| make(&folder.join(here)))?;
+    make(&folder.join("drivers"))?;
+    let driver = folder.join("drivers/libvirt_driver_qemu.so");
+    let of_debian = "/usr/lib/x86_64-linux-gnu/libvirt/connection-driver/libvirt_driver_qemu.so";
+    std::os::unix::fs::symlink(of_debian, &driver).map_err(io_error("create", &driver))?;
+    let uuid = format!("{0}{0}{0}{0}{0}{0}{0}{0}-1111-4111-8111-111111111111", index + 1);
+    let write = |name: &str, text: String| {
+        let path = folder.join(name);
+        std::fs::write(&path, text).map_err(io_error("write", &path))
+    };
+    write("etc/libvirtd.conf", format!("host_uuid = \"{uuid}\"\n{DAEMON}"))?;
+    write("etc/qemu.conf", QEMU.to_owned())?;
+    // The user that Debian's libvirt was built for must exist, also when another is configured.
+    for (name, line) in [
+        ("passwd", "libvirt-qemu:x:64055:64055::/var/lib/libvirt:/usr/sbin/nologin\n"),
+        ("group", "libvirt-qemu:x:64055:\n"),
+    ] {
+        let path = Path::new("/etc").join(name);
+        let known = std::fs::read_to_string(&path).map_err(io_error("read", &path))?;
+        let missing = if known.contains("libvirt-qemu:") { "" } else { line };
+        write(name, format!("{known}{missing}"))?;
+    }
+    Ok(())
+}
