@@ -193,7 +193,7 @@ step_guest() {
     work=$WORK/guest
     mkdir -p "$work/root/bin" "$work/root/modules" "$work/root/proc" "$work/root/sys" "$work/root/dev" "$work/guest"
     make -s -C "$LAB/guest" OUT="$work/root/init"
-    make -s -C "$LAB/guest/bare" OUT="$work/guest/bare"
+    make -s -C "$LAB/guest/bare" OUT="$work/guest"
     cp "$busybox" "$work/root/bin/busybox"
     ln -s busybox "$work/root/bin/sh"
     cp "$CACHE"/kernel/modules/*.ko "$work/root/modules/"

@@ -67,6 +67,11 @@ impl Cache {
         self.file("guest/bare")
     }
 
+    /// The same as a program for user mode under KVM.
+    pub fn user_mode_guest(&self) -> Result<PathBuf, LabError> {
+        self.file("guest/user")
+    }
+
     /// A kernel of the RDMA lab's machine.
     pub fn machine_kernel(&self, kernel: MachineKernel) -> Result<PathBuf, LabError> {
         self.file(&format!("rdma-kernel-{}/vmlinuz", kernel.series()))

@@ -16,6 +16,34 @@ pub enum DiskMode {
     Buffered,
 }
 
+/// What program the guest runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GuestProgram {
+    /// A Debian kernel and lab/guest, under emulation.
+    Linux,
+    /// No kernel (lab/guest/bare/bare.c), under emulation: memory only, quick to start in a machine that is emulated itself.
+    Bare,
+    /// No kernel, in user mode (lab/guest/bare/user.c), under KVM, also where KVM runs inside of a virtual machine.
+    UserMode,
+}
+
+impl GuestProgram {
+    /// What runs its instructions, as QEMU's `-accel` has it.
+    pub fn accelerator(self) -> &'static str {
+        if self == GuestProgram::UserMode { "kvm" } else { "tcg" }
+    }
+
+    /// The file that QEMU boots, and its initramfs.
+    pub(crate) fn files(self) -> Result<(PathBuf, Option<PathBuf>), LabError> {
+        let cache = Cache::locate();
+        match self {
+            GuestProgram::Linux => Ok((cache.kernel()?, Some(cache.initramfs()?))),
+            GuestProgram::Bare => Ok((cache.bare_guest()?, None)),
+            GuestProgram::UserMode => Ok((cache.user_mode_guest()?, None)),
+        }
+    }
+}
+
 /// What the guest does; the kernel command line's parameters. docs/lab.md describes each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuestParameters {
@@ -67,6 +95,11 @@ pub fn heartbeat(lab: &Lab, guest: usize, port: u16, hz: u32) -> String {
     format!("{}/24,{},{port},{hz}", lab.guest_address(guest), lab.observer_address())
 }
 
+/// Why no guest can run under KVM here, if so.
+pub fn kvm_is_missing() -> Option<std::io::Error> {
+    std::fs::File::options().read(true).write(true).open("/dev/kvm").err()
+}
+
 /// A guest: the same on each host that it visits, apart from the paths under the host's directories.
 #[derive(Debug, Clone)]
 pub struct GuestSpec {
@@ -84,8 +117,8 @@ pub struct GuestSpec {
     pub tap: Option<String>,
     /// Which QEMU.
     pub qemu: QemuVersion,
-    /// Without a kernel (lab/guest/bare): memory only, quick to start in a machine that is emulated itself.
-    pub bare: bool,
+    /// What it runs.
+    pub program: GuestProgram,
 }
 
 // Quick to boot under emulation: no calibration, no mitigations, no address randomisation.
@@ -105,14 +138,23 @@ impl GuestSpec {
             disk: None,
             tap: None,
             qemu: QemuVersion::System,
-            bare: false,
+            program: GuestProgram::Linux,
         }
     }
 
     /// The guest without a kernel: `mem_mb` and `dirty_ws_mb` are its parameters.
     pub fn bare(name: &str, parameters: GuestParameters) -> GuestSpec {
+        GuestSpec::without_kernel(name, parameters, GuestProgram::Bare)
+    }
+
+    /// The same under KVM, which must be there ([`kvm_is_missing`]).
+    pub fn user_mode(name: &str, parameters: GuestParameters) -> GuestSpec {
+        GuestSpec::without_kernel(name, parameters, GuestProgram::UserMode)
+    }
+
+    fn without_kernel(name: &str, parameters: GuestParameters, program: GuestProgram) -> GuestSpec {
         let memory_mb = parameters.mem_mb + BARE_MB;
-        GuestSpec { bare: true, memory_mb, ..GuestSpec::new(name, parameters) }
+        GuestSpec { program, memory_mb, ..GuestSpec::new(name, parameters) }
     }
 
     /// With this disk.
@@ -185,7 +227,7 @@ impl GuestSpec {
     }
 
     fn to_toml(&self, host: &Host) -> Result<String, LabError> {
-        let cache = Cache::locate();
+        let (kernel, initrd) = self.program.files()?;
         let disks = self.disk.iter().map(|(path, mode)| DiskToml {
             path,
             format: "raw",
@@ -197,9 +239,9 @@ impl GuestSpec {
             qemu: self.qemu.name(),
             memory: format!("{}M", self.memory_mb),
             vcpus: self.vcpus,
-            accel: "tcg",
-            kernel: if self.bare { cache.bare_guest()? } else { cache.kernel()? },
-            initrd: if self.bare { None } else { Some(cache.initramfs()?) },
+            accel: self.program.accelerator(),
+            kernel,
+            initrd,
             cmdline: self.command_line(),
             serial: self.serial(host),
             extra_args: self.parameters.screen_mbps.map_or(&[], |_| &["-device", "VGA"]),

@@ -38,7 +38,7 @@ pub use cache::{Cache, QemuVersion};
 pub use console::Console;
 pub use disk::make_disk;
 pub use error::LabError;
-pub use guest::{DiskMode, GuestParameters, GuestSpec};
+pub use guest::{DiskMode, GuestParameters, GuestProgram, GuestSpec};
 pub use host::Host;
 pub use lab::{Lab, LabBuilder};
 pub use libvirt::{Libvirt, LibvirtVersion};

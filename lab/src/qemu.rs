@@ -77,7 +77,8 @@ pub fn command(host: &Host, spec: &GuestSpec, options: &QemuOptions) -> Result<C
     for folder in cache.qemu_data(spec.qemu)? {
         command.arg("-L").arg(folder);
     }
-    command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-accel", "tcg"]);
+    command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
+    command.args(["-accel", spec.program.accelerator()]);
     command.args([
         "-name",
         &spec.name,
@@ -87,10 +88,10 @@ pub fn command(host: &Host, spec: &GuestSpec, options: &QemuOptions) -> Result<C
         &format!("{}M", spec.memory_mb),
     ]);
     command.args(memory(host, spec, options.ram));
-    if spec.bare {
-        command.arg("-kernel").arg(cache.bare_guest()?);
-    } else {
-        command.arg("-kernel").arg(cache.kernel()?).arg("-initrd").arg(cache.initramfs()?);
+    let (kernel, initrd) = spec.program.files()?;
+    command.arg("-kernel").arg(kernel);
+    if let Some(initrd) = initrd {
+        command.arg("-initrd").arg(initrd);
     }
     command.arg("-append").arg(spec.command_line());
     command.args(serial(host, spec)).args(disk(spec)).args(network(spec));

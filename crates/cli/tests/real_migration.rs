@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Tests say what they expect.
 
+#[path = "real/kvm.rs"]
+mod kvm;
 #[path = "real/stage.rs"]
 mod stage;
 
@@ -30,7 +32,11 @@ fn there_and_back(version: QemuVersion, disk: DiskMode) {
 }
 
 fn there_and_back_with(parameters: GuestParameters, version: QemuVersion, disk: DiskMode) {
-    let mut stage = Stage::with_disk(&[2500, 2500], parameters, version, disk);
+    goes_there_and_back(&mut Stage::with_disk(&[2500, 2500], parameters, version, disk));
+}
+
+/// Over both links each way, every byte of RAM compared while paused.
+fn goes_there_and_back(stage: &mut Stage) {
     for leg in 0..2 {
         let events = stage.migrate(&["--verify"]).finish();
         let report = ended(&events).completed();

@@ -63,13 +63,22 @@ impl Stage {
     }
 
     fn build(links: &[u64], parameters: GuestParameters, qemu: QemuVersion, disk: Option<DiskMode>) -> Stage {
-        let (one, lab, agents) = hosts(links);
-        let mut spec = GuestSpec::new("g", parameters).qemu(qemu);
-        if let Some(mode) = disk {
+        Stage::of(hosts(links), |lab| {
+            let spec = GuestSpec::new("g", parameters).qemu(qemu);
+            let Some(mode) = disk else { return spec };
             let image = lab.directory().join("disk.img");
             make_disk(&image, DISK_MB).unwrap();
-            spec = spec.disk(&image, mode);
-        }
+            spec.disk(&image, mode)
+        })
+    }
+
+    /// With a guest of any kind, called `g`.
+    pub fn with_guest(links_mbps: &[u64], guest: GuestSpec) -> Stage {
+        Stage::of(hosts(links_mbps), |_| guest)
+    }
+
+    fn of((one, lab, agents): Hosts, guest: impl FnOnce(&Lab) -> GuestSpec) -> Stage {
+        let spec = guest(&lab);
         let host = &lab.hosts()[0];
         let file = spec.write_toml(host).unwrap();
         let consoles = vec![spec.serial(host)];
@@ -125,6 +134,13 @@ impl Stage {
         let (exit, text) = run(&self.agents[1 - self.source], &["vm", "list", "--json"]);
         assert_eq!(exit, 0, "{text}");
         serde_json::from_str::<Value>(&text).unwrap().as_array().unwrap().len()
+    }
+
+    /// What its agent reads from the running guest.
+    pub fn description(&self) -> Value {
+        let (exit, text) = self.linerate_at_source(&["vm", "show", "g", "--json"]);
+        assert_eq!(exit, 0, "{text}");
+        serde_json::from_str::<Value>(&text).unwrap()["description"].take()
     }
 
     fn console(&self) -> Console {
@@ -185,7 +201,9 @@ impl Stage {
     }
 }
 
-fn hosts(links: &[u64]) -> (MutexGuard<'static, ()>, Lab, Vec<Agent>) {
+type Hosts = (MutexGuard<'static, ()>, Lab, Vec<Agent>);
+
+fn hosts(links: &[u64]) -> Hosts {
     let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let builder = links.iter().fold(Lab::builder(), |lab, &mbps| lab.link(LinkSpec::shaped(mbps).mtu(9000)));
     let lab = builder.build().unwrap();
