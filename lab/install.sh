@@ -66,10 +66,16 @@ install_packages() {
 
 step_packages() {
     missing=$(missing_packages | tr '\n' ' ')
-    [ -n "$missing" ] || return 0
-    say "installing $missing"
-    # shellcheck disable=SC2086 # a list of words
-    install_packages $missing
+    if [ -n "$missing" ]; then
+        say "installing $missing"
+        # shellcheck disable=SC2086 # a list of words
+        install_packages $missing
+    fi
+    # Each host of a lab lays its own permission for QEMU's bridge helper over this folder; the machine's stays empty.
+    if [ ! -d /etc/qemu ]; then
+        say "making the empty folder /etc/qemu"
+        as_root mkdir /etc/qemu
+    fi
 }
 
 # apt with its own sources, lists and cache: the machine's configuration stays as it is.

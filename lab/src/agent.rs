@@ -46,6 +46,8 @@ struct Configuration<'a> {
     state_dir: PathBuf,
     run_dir: PathBuf,
     ram_dir: PathBuf,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    huge_ram_dir: Option<PathBuf>,
     file_roots: Vec<PathBuf>,
 }
 
@@ -194,6 +196,7 @@ fn write_configuration(host: &Host, more: &str) -> Result<(), LabError> {
         state_dir: host.state_directory(),
         run_dir: host.run_directory(),
         ram_dir: host.ram_directory(),
+        huge_ram_dir: Some(host.huge_directory()).filter(|folder| folder.is_dir()),
         file_roots: file_roots(host),
     };
     let head = toml::to_string(&configuration).map_err(render)?;

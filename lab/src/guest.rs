@@ -115,6 +115,10 @@ pub struct GuestSpec {
     pub disk: Option<(PathBuf, DiskMode)>,
     /// A tap device (see [`Host::add_tap`]) that exists on each host under the same name.
     pub tap: Option<String>,
+    /// With a network card on a bridge that exists on each host, by QEMU's bridge helper.
+    pub bridge: Option<String>,
+    /// RAM in explicit huge pages (see [`crate::LabBuilder::huge_mb`]).
+    pub huge_pages: bool,
     /// Which QEMU.
     pub qemu: QemuVersion,
     /// What it runs.
@@ -137,6 +141,8 @@ impl GuestSpec {
             parameters,
             disk: None,
             tap: None,
+            bridge: None,
+            huge_pages: false,
             qemu: QemuVersion::System,
             program: GuestProgram::Linux,
         }
@@ -166,6 +172,19 @@ impl GuestSpec {
     /// With a network card on this tap device.
     pub fn tap(mut self, tap: &str) -> GuestSpec {
         self.tap = Some(tap.to_owned());
+        self
+    }
+
+    /// With a network card that QEMU's helper plugs into this bridge.
+    pub fn bridge(mut self, bridge: &str) -> GuestSpec {
+        self.bridge = Some(bridge.to_owned());
+        self
+    }
+
+    /// With RAM in explicit huge pages, of whose 2 MiB it has a whole number.
+    pub fn huge_pages(mut self) -> GuestSpec {
+        self.huge_pages = true;
+        self.memory_mb = self.memory_mb.next_multiple_of(2);
         self
     }
 
@@ -233,11 +252,13 @@ impl GuestSpec {
             format: "raw",
             cache: if *mode == DiskMode::Direct { "none" } else { "writeback" },
         });
-        let nics = self.tap.iter().map(|tap| NicToml { tap, mac: self.hardware_address() });
+        let (tap, bridge) = (self.tap.as_deref(), self.bridge.as_deref());
+        let nic = tap.or(bridge).map(|_| NicToml { tap, bridge, mac: self.hardware_address() });
         let spec = SpecToml {
             name: &self.name,
             qemu: self.qemu.name(),
             memory: format!("{}M", self.memory_mb),
+            huge_pages: self.huge_pages,
             vcpus: self.vcpus,
             accel: self.program.accelerator(),
             kernel,
@@ -246,7 +267,7 @@ impl GuestSpec {
             serial: self.serial(host),
             extra_args: self.parameters.screen_mbps.map_or(&[], |_| &["-device", "VGA"]),
             disk: disks.collect(),
-            nic: nics.collect(),
+            nic: nic.into_iter().collect(),
         };
         toml::to_string(&spec).map_err(|source| LabError::Toml { what: "the guest's specification", source })
     }
@@ -257,6 +278,7 @@ struct SpecToml<'a> {
     name: &'a str,
     qemu: &'a str,
     memory: String,
+    huge_pages: bool,
     vcpus: u32,
     accel: &'a str,
     kernel: PathBuf,
@@ -277,7 +299,10 @@ struct DiskToml<'a> {
 
 #[derive(Serialize)]
 struct NicToml<'a> {
-    tap: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tap: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bridge: Option<&'a str>,
     mac: String,
 }
 

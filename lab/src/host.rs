@@ -69,6 +69,11 @@ impl Host {
         self.directory.join("ram")
     }
 
+    /// A hugetlbfs for guest RAM files in explicit huge pages, where the lab was built with them.
+    pub fn huge_directory(&self) -> PathBuf {
+        self.directory.join("huge")
+    }
+
     /// Device of a link: the same name on every host.
     pub fn device(&self, link: usize) -> String {
         format!("l{link}")

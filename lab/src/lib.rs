@@ -20,6 +20,7 @@ pub mod disk;
 pub mod error;
 pub mod guest;
 pub mod host;
+mod huge;
 pub mod lab;
 pub mod libvirt;
 pub mod link;

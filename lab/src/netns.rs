@@ -22,6 +22,24 @@ pub fn create(name: &str) -> Result<(), LabError> {
     tool::ip(name, &["link", "set", "lo", "up"]).map(drop)
 }
 
+/// Files that programs in the namespace find in /etc instead of the machine's, by `ip netns exec`.
+fn own_etc(name: &str) -> PathBuf {
+    PathBuf::from("/etc/netns").join(name)
+}
+
+/// Lets QEMU's bridge helper, in programs started from now on, plug guests into this bridge. Needs a folder /etc/qemu, over
+/// which the namespace's own is laid.
+pub fn allow_bridge(name: &str, bridge: &str) -> Result<(), LabError> {
+    let machine = PathBuf::from("/etc/qemu");
+    if !machine.is_dir() {
+        return Err(LabError::Missing { path: machine });
+    }
+    let folder = own_etc(name).join("qemu");
+    std::fs::create_dir_all(&folder).map_err(io_error("create", &folder))?;
+    let path = folder.join("bridge.conf");
+    std::fs::write(&path, format!("allow {bridge}\n")).map_err(io_error("write", &path))
+}
+
 /// All namespaces of this machine that `ip netns` knows.
 pub fn list() -> Vec<String> {
     let entries = std::fs::read_dir("/run/netns").into_iter().flatten().flatten();
@@ -54,7 +72,12 @@ pub fn remove(name: &str) -> Result<(), LabError> {
             Ok(others.iter().all(|pid| is_zombie(*pid)).then_some(()))
         },
     )?;
-    tool::run("ip", &["netns", "del", name]).map(drop)
+    tool::run("ip", &["netns", "del", name])?;
+    let own = own_etc(name);
+    match std::fs::remove_dir_all(&own) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(io_error("remove", &own)(error)),
+        _ => Ok(()),
+    }
 }
 
 // A killed process stays listed until its parent reaps it; it holds nothing any more.

@@ -6,7 +6,7 @@ use std::path::Path;
 use rustix::process::{Pid, test_kill_process};
 
 use crate::error::io_error;
-use crate::{LabError, lab, netns, tool};
+use crate::{LabError, huge, lab, netns, tool};
 
 /// Removes all that is left of labs whose maker is dead, and returns their names.
 pub fn sweep() -> Result<Vec<String>, LabError> {
@@ -34,6 +34,7 @@ pub(crate) fn remove(name: &str) -> Result<(), LabError> {
     namespaces.iter().try_for_each(|namespace| netns::remove(namespace))?;
     let directory = lab::root().join(name);
     unmount_below(&directory)?;
+    huge::give_back(&directory)?;
     match std::fs::remove_dir_all(&directory) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             return Err(io_error("remove", &directory)(error));

@@ -197,7 +197,8 @@ impl Config {
             return Some("no [[qemu]] is named".into());
         }
         let relative = [&self.socket, &self.state_dir, &self.run_dir, &self.ram_dir];
-        let relative = relative.into_iter().chain(self.qemu.iter().map(|qemu| &qemu.binary));
+        let relative = relative.into_iter().chain(&self.huge_ram_dir);
+        let relative = relative.chain(self.qemu.iter().map(|qemu| &qemu.binary));
         relative
             .into_iter()
             .find(|path| path.is_relative())
@@ -238,6 +239,9 @@ mod tests {
 
     #[test]
     fn relative_paths_are_refused() {
-        assert!(read("state_dir = \"state\"").unwrap_err().to_string().contains("not absolute"));
+        for key in ["state_dir", "huge_ram_dir"] {
+            let error = read(&format!("{key} = \"there\"")).unwrap_err().to_string();
+            assert!(error.contains("not absolute"), "{key}: {error}");
+        }
     }
 }

@@ -175,9 +175,10 @@ pub fn start(agent: &Agent, request: &StartGuest) -> Answer<GuestSummary> {
         let known: Vec<&str> = agent.config.qemu.iter().map(|qemu| qemu.name.as_str()).collect();
         ErrorBody::new(code::BAD_REQUEST, format!("no QEMU of that name is configured; there are {known:?}"))
     })?;
+    let ram_dir = ram_dir(agent, &spec)?;
     let folder = agent.registry.reserve(&spec.name).map_err(|error| registry_error(&error))?;
     let program = qemu.program();
-    let places = SpecPlaces { folder: folder.clone(), ram_dir: agent.config.ram_dir.clone() };
+    let places = SpecPlaces { folder: folder.clone(), ram_dir };
     let guest = spec.launch(&program, &places);
     let launch = Launch {
         name: &spec.name,
@@ -195,6 +196,20 @@ pub fn start(agent: &Agent, request: &StartGuest) -> Answer<GuestSummary> {
     drop(qmp);
     tracing::info!(guest = record.name, pid = record.process.pid, "started");
     Ok(summary(agent, &record).0)
+}
+
+/// Where the RAM of a guest goes that is started here.
+fn ram_dir(agent: &Agent, spec: &GuestSpec) -> Answer<PathBuf> {
+    if !spec.huge_pages {
+        return Ok(agent.config.ram_dir.clone());
+    }
+    agent.config.huge_ram_dir.clone().ok_or_else(|| {
+        ErrorBody::new(
+            code::BAD_REQUEST,
+            "huge_pages is asked for, and this host's agent has no huge_ram_dir",
+        )
+        .with_hint("mount a hugetlbfs and name it in the agent's configuration (docs/operations.md)")
+    })
 }
 
 /// Takes a QEMU into the list that somebody else started.

@@ -3,6 +3,10 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Tests say what they expect.
 
+#[path = "real/bridge.rs"]
+mod bridge;
+#[path = "real/huge_pages.rs"]
+mod huge_pages;
 #[path = "real/kvm.rs"]
 mod kvm;
 #[path = "real/stage.rs"]

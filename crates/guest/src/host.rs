@@ -1,6 +1,6 @@
 //! Whether this host has what a twin needs: firmware, machine type, files, interfaces, memory, a free name.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io::{self, Read};
 use std::os::unix::fs::FileTypeExt;
@@ -12,6 +12,9 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::description::GuestDescription;
 use crate::qmp::QemuVersion;
 use crate::twin::{NeededFile, NeededNetwork, QemuBinary, Twin};
+
+/// Bytes of a page that is not huge.
+const SMALL_PAGE: u64 = 4096;
 
 /// Something that is missing or differs. `is_fatal` tells whether the guest can be taken all the same.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -103,6 +106,18 @@ pub enum Problem {
         /// Bytes available.
         available: u64,
     },
+    /// Huge pages are short.
+    #[error(
+        "the guest needs {needed} bytes in huge pages of {page_bytes} and {available} are free here: raise vm.nr_hugepages"
+    )]
+    HugePagesShort {
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes available.
+        available: u64,
+        /// Bytes of one page.
+        page_bytes: u64,
+    },
     /// The name is taken.
     #[error("a guest named {name} is here already")]
     NameTaken {
@@ -131,6 +146,8 @@ pub struct HostFacts {
     pub qemu: QemuFacts,
     /// Bytes of memory available.
     pub memory_available: u64,
+    /// Sizes of explicit huge pages, and how many bytes of each can be had.
+    pub huge_available: Vec<(u64, u64)>,
     /// Names and UUIDs of the guests that are here.
     pub guests: Vec<(String, Option<String>)>,
     /// /dev/kvm can be opened.
@@ -258,6 +275,22 @@ pub fn memory_available() -> Option<u64> {
     line.trim().trim_end_matches(" kB").parse::<u64>().ok()?.checked_mul(1024)
 }
 
+/// Sizes of explicit huge pages that the kernel has, and how many bytes of each new files can have: those that are free and not
+/// promised, and those that may be taken from other memory on demand.
+pub fn huge_available() -> Vec<(u64, u64)> {
+    let folders = fs::read_dir("/sys/kernel/mm/hugepages").into_iter().flatten().flatten();
+    folders.filter_map(|folder| huge_available_in(&folder.path())).collect()
+}
+
+fn huge_available_in(folder: &Path) -> Option<(u64, u64)> {
+    let size = folder.file_name()?.to_str()?.strip_prefix("hugepages-")?.strip_suffix("kB")?;
+    let page_bytes = size.parse::<u64>().ok()?.checked_mul(1024)?;
+    let count = |name: &str| fs::read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
+    let free = count("free_hugepages")?.saturating_sub(count("resv_hugepages")?);
+    let on_demand = count("nr_overcommit_hugepages")?.saturating_sub(count("surplus_hugepages")?);
+    Some((page_bytes, free.saturating_add(on_demand).saturating_mul(page_bytes)))
+}
+
 /// Everything that stands against taking the guest, fatal or not.
 pub fn check_host(
     guest: &GuestDescription,
@@ -287,12 +320,7 @@ fn machine_problems(guest: &GuestDescription, host: &HostFacts) -> Vec<Problem> 
     if guest.accelerator == "kvm" && !host.kvm {
         problems.push(Problem::KvmMissing);
     }
-    // What the blocks say counts: the number beside them may be of another guest.
-    let blocks = guest.ram.iter().fold(0_u64, |sum, block| sum.saturating_add(block.size));
-    let needed = guest.memory_bytes.max(blocks);
-    if needed > host.memory_available {
-        problems.push(Problem::MemoryShort { needed, available: host.memory_available });
-    }
+    problems.extend(memory_problems(guest, host));
     if host.guests.iter().any(|(name, _)| *name == guest.name) {
         problems.push(Problem::NameTaken { name: guest.name.clone() });
     }
@@ -300,6 +328,30 @@ fn machine_problems(guest: &GuestDescription, host: &HostFacts) -> Vec<Problem> 
         && host.guests.iter().any(|(_, other)| other.as_ref() == Some(uuid))
     {
         problems.push(Problem::UuidTaken { uuid: uuid.clone() });
+    }
+    problems
+}
+
+/// Huge pages are set aside beforehand, so they are counted apart from all other memory.
+fn memory_problems(guest: &GuestDescription, host: &HostFacts) -> Vec<Problem> {
+    let mut by_page = BTreeMap::<u64, u64>::new();
+    for block in &guest.ram {
+        let sum = by_page.entry(block.page_bytes.max(SMALL_PAGE)).or_default();
+        *sum = sum.saturating_add(block.size);
+    }
+    let huge: u64 = by_page.range(SMALL_PAGE + 1..).fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes));
+    // What the blocks say counts: the number beside them may be of another guest.
+    let blocks = by_page.get(&SMALL_PAGE).copied().unwrap_or(0);
+    let needed = guest.memory_bytes.saturating_sub(huge).max(blocks);
+    let short = |needed, available| Problem::MemoryShort { needed, available };
+    let mut problems = Vec::new();
+    problems.extend((needed > host.memory_available).then(|| short(needed, host.memory_available)));
+    for (&page_bytes, &needed) in by_page.range(SMALL_PAGE + 1..) {
+        let of_size = host.huge_available.iter().find(|(size, _)| *size == page_bytes);
+        let available = of_size.map_or(0, |(_, bytes)| *bytes);
+        if needed > available {
+            problems.push(Problem::HugePagesShort { needed, available, page_bytes });
+        }
     }
     problems
 }

@@ -47,6 +47,9 @@ pub struct GuestSpec {
     pub uuid: Option<String>,
     /// RAM.
     pub memory: ByteSize,
+    /// RAM in explicit huge pages, from the folder that the host has for them.
+    #[serde(default)]
+    pub huge_pages: bool,
     /// Number of virtual CPUs.
     #[serde(default = "one")]
     pub vcpus: u32,
@@ -229,6 +232,9 @@ impl GuestSpec {
         if self.memory.0 < 1 << 20 || !self.memory.0.is_multiple_of(1 << 20) {
             return wrong("memory", "at least 1M, in whole MiB");
         }
+        if self.huge_pages && !self.memory.0.is_multiple_of(2 << 20) {
+            return wrong("memory", "with huge_pages, in whole huge pages: a multiple of 2M");
+        }
         if self.vcpus == 0 || self.vcpus > 1024 {
             return wrong("vcpus", "1 to 1024");
         }
@@ -308,6 +314,7 @@ mod tests {
             ("name = 'a'\nmemory = '1G'\naccel = 'xen'", "line 3"),
             ("name = '../a'\nmemory = '1G'", "../a"),
             ("name = 'a'\nmemory = '1K'", "memory"),
+            ("name = 'a'\nmemory = '5M'\nhuge_pages = true", "whole huge pages"),
             ("name = 'a'\nmemory = '99999999T'", "too large"),
             ("name = 'a'\nmemory = '1G'\nmachine = 'pc,x=y'", "machine"),
             ("name = 'a'\nmemory = '1G'\ninitrd = 'i'", "kernel"),

@@ -163,7 +163,9 @@ pub enum TwinError {
         path: String,
     },
     /// No hugetlbfs configured.
-    #[error("RAM block {block} is in huge pages and this host has no folder on a hugetlbfs configured")]
+    #[error(
+        "RAM block {block} is in huge pages and this host has no folder on a hugetlbfs configured: set huge_ram_dir there"
+    )]
     NoHugePages {
         /// The block.
         block: String,

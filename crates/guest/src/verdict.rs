@@ -51,6 +51,18 @@ pub enum Reason {
         /// The block.
         block: String,
     },
+    /// RAM that ends inside of a huge page: the file is longer than the block, and no other host can make it so.
+    #[error(
+        "RAM block {block} has {size} bytes, which are not whole huge pages of {page_bytes}: give the guest a multiple of them"
+    )]
+    RamNotWholePages {
+        /// The block.
+        block: String,
+        /// Its bytes.
+        size: u64,
+        /// Bytes of its pages.
+        page_bytes: u64,
+    },
     /// No RAM block would be moved.
     #[error("no RAM block is shared memory")]
     NoRegion,
@@ -146,6 +158,10 @@ fn memory_reasons(guest: &GuestDescription) -> Vec<Reason> {
                     Some(Reason::RamMemfd { block: name, version: guest.qemu.to_string() })
                 }
                 _ if block.descriptor.is_none() => Some(Reason::RamNotFound { block: name }),
+                _ if block.page_bytes > 0 && !block.size.is_multiple_of(block.page_bytes) => {
+                    let (size, page_bytes) = (block.size, block.page_bytes);
+                    Some(Reason::RamNotWholePages { block: name, size, page_bytes })
+                }
                 _ => None,
             }
         })

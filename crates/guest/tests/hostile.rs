@@ -183,11 +183,31 @@ fn a_typical_command_line_is_rewritten() {
     assert_eq!(made.ram_files.len(), 1);
 }
 
+#[test]
+fn huge_pages_are_counted_apart_from_other_memory() {
+    let mut guest = description(&["-nodefaults"]);
+    guest.memory_bytes = 64 << 20;
+    guest.ram.iter_mut().for_each(|block| (block.size, block.page_bytes) = (0, 4096));
+    (guest.ram[0].size, guest.ram[0].page_bytes) = (64 << 20, 2 << 20);
+    let made = twin(&guest, &TwinOptions { huge_ram_dir: Some("/".into()), ..options() }).unwrap();
+    let mut host = facts(&guest.machine);
+    host.memory_available = 1 << 20;
+    let check = |host: &HostFacts| check_host(&guest, &made, &options().qemu, &[], host);
+    host.huge_available = vec![(1 << 30, 1 << 40), (2 << 20, 64 << 20)];
+    assert_eq!(check(&host), [], "the little other memory is not what it needs");
+    host.huge_available = vec![(1 << 30, 1 << 40), (2 << 20, 62 << 20)];
+    let (needed, available) = (64 << 20, 62 << 20);
+    assert_eq!(check(&host), [Problem::HugePagesShort { needed, available, page_bytes: 2 << 20 }]);
+    host.huge_available = Vec::new();
+    assert!(matches!(check(&host)[..], [Problem::HugePagesShort { available: 0, .. }]));
+}
+
 fn facts(machine: &str) -> HostFacts {
     let version = QemuVersion { major: 7, minor: 2, micro: 0 };
     HostFacts {
         qemu: QemuFacts { version, machines: vec![machine.into()] },
         memory_available: 1 << 40,
+        huge_available: Vec::new(),
         guests: Vec::new(),
         kvm: false,
     }

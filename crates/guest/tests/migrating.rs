@@ -48,6 +48,7 @@ fn migrate(place: &Place, qemu: &QemuBinary) {
     let facts = HostFacts {
         qemu: QemuCache::default().facts(qemu, soon()).unwrap(),
         memory_available: 1 << 40,
+        huge_available: Vec::new(),
         guests: Vec::new(),
         kvm: true,
     };

@@ -178,6 +178,11 @@ fn devices_and_states_that_stand_against_direct_mode() {
     let mut private = description(&[]);
     (private.ram[0].share, private.ram[0].ignored_when_shared) = (false, false);
     assert!(matches!(judge(&private, KERNEL).reasons[..], [Reason::RamNotShared { .. }]));
+    // In huge pages its file would be longer than the block.
+    let mut cut = description(&[]);
+    cut.ram[0].page_bytes = 3 << 20;
+    let verdict = judge(&cut, KERNEL);
+    assert!(matches!(verdict.reasons[..], [Reason::RamNotWholePages { .. }]), "{verdict}");
     let mut none = description(&[]);
     none.ram.clear();
     assert_eq!(judge(&none, KERNEL).reasons, [Reason::NoRegion]);

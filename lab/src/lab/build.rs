@@ -6,8 +6,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::{Lab, Topology, root, switch_port};
 use crate::error::io_error;
-use crate::{LabError, LinkSpec, netns, tool};
+use crate::{LabError, LinkSpec, huge, netns, tool};
 
+/// Where guests' network cards are plugged in, on every host.
+const BRIDGE: &str = "br0";
 const OCTETS: std::ops::RangeInclusive<u8> = 64..=250;
 
 /// How a lab is to be.
@@ -16,11 +18,13 @@ pub struct LabBuilder {
     hosts: usize,
     links: Vec<LinkSpec>,
     ram_mb: u64,
+    huge_mb: u64,
+    bridge_helper: bool,
 }
 
 impl LabBuilder {
     pub(super) fn new() -> Self {
-        LabBuilder { hosts: 2, links: Vec::new(), ram_mb: 8192 }
+        LabBuilder { hosts: 2, links: Vec::new(), ram_mb: 8192, huge_mb: 0, bridge_helper: false }
     }
 
     /// Number of hosts, 2 unless told.
@@ -48,6 +52,19 @@ impl LabBuilder {
         self
     }
 
+    /// Lets guests of all hosts together have so many MiB of RAM in explicit huge pages of 2 MiB, in
+    /// [`crate::Host::huge_directory`].
+    pub fn huge_mb(mut self, huge_mb: u64) -> Self {
+        self.huge_mb = huge_mb;
+        self
+    }
+
+    /// Allows QEMU's bridge helper to plug guests into `br0` of every host.
+    pub fn bridge_helper(mut self) -> Self {
+        self.bridge_helper = true;
+        self
+    }
+
     /// Makes the lab. On failure nothing of it stays.
     pub fn build(self) -> Result<Lab, LabError> {
         if !(2..=20).contains(&self.hosts) || !(1..=100).contains(&self.links.len()) {
@@ -57,18 +74,25 @@ impl LabBuilder {
         let pid = std::process::id();
         let name = format!("lr{pid}-{}", NUMBER.fetch_add(1, Ordering::Relaxed));
         let topology =
-            Topology { octet: claim_octet(&name)?, name, pid, hosts: self.hosts, links: self.links };
+            Topology { octet: claim_octet(&name)?, name, pid, hosts: self.hosts, links: self.links.clone() };
         let lab = Lab::from_topology(topology, true);
-        lab.create(self.ram_mb)?;
+        lab.create(&self)?;
         Ok(lab)
     }
 }
 
 impl Lab {
-    fn create(&self, ram_mb: u64) -> Result<(), LabError> {
+    fn create(&self, wanted: &LabBuilder) -> Result<(), LabError> {
         std::fs::create_dir_all(&self.directory).map_err(io_error("create", &self.directory))?;
         self.save()?;
-        self.hosts.iter().try_for_each(|host| host.create(ram_mb))?;
+        self.hosts.iter().try_for_each(|host| host.create(wanted.ram_mb))?;
+        if wanted.huge_mb > 0 {
+            huge::claim_pages(&self.directory, wanted.huge_mb)?;
+            self.hosts.iter().try_for_each(|host| huge::mount(&host.huge_directory()))?;
+        }
+        if wanted.bridge_helper {
+            self.hosts.iter().try_for_each(|host| netns::allow_bridge(host.namespace(), BRIDGE))?;
+        }
         self.create_guest_lan()?;
         if self.switched() {
             netns::create(&self.switch_namespace())?;
@@ -118,10 +142,10 @@ impl Lab {
         tool::ip(&observer, &["addr", "add", &at, "dev", "lan"])?;
         for host in &self.hosts {
             let port = format!("h{}", host.index());
-            create_bridge(host.namespace(), "br0", 1500)?;
+            create_bridge(host.namespace(), BRIDGE, 1500)?;
             veth(host.namespace(), "lan0", &observer, &port, 1500)?;
             no_ipv6(host.namespace(), "lan0")?;
-            tool::ip(host.namespace(), &["link", "set", "lan0", "master", "br0", "up"])?;
+            tool::ip(host.namespace(), &["link", "set", "lan0", "master", BRIDGE, "up"])?;
             tool::ip(&observer, &["link", "set", &port, "master", "lan", "up"])?;
         }
         Ok(())

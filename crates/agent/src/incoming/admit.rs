@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use linerate_core::{Code, Endpoint, Fault, RegionInfo, Side, Step};
 use linerate_guest::description::GuestDescription;
-use linerate_guest::host::{HostFacts, Problem, QemuFacts, check_host, memory_available};
+use linerate_guest::host::{HostFacts, Problem, QemuFacts, check_host, huge_available, memory_available};
 use linerate_guest::registry::RegistryError;
 use linerate_guest::remains;
 use linerate_guest::twin::{QemuBinary, Twin, TwinOptions, twin};
@@ -154,6 +154,7 @@ fn check(
     let host = HostFacts {
         qemu: facts,
         memory_available: memory_available().unwrap_or(u64::MAX).saturating_sub(reserve),
+        huge_available: huge_available(),
         guests: agent.names_here(),
         kvm: std::fs::File::options().read(true).write(true).open("/dev/kvm").is_ok(),
     };
@@ -164,7 +165,7 @@ fn check(
     let fatal: Vec<&Problem> = problems.iter().filter(|problem| problem.is_fatal()).collect();
     let Some(first) = fatal.first() else { return Ok(made) };
     let code = match first {
-        Problem::MemoryShort { .. } => Code::MemoryShort,
+        Problem::MemoryShort { .. } | Problem::HugePagesShort { .. } => Code::MemoryShort,
         Problem::NameTaken { .. } | Problem::UuidTaken { .. } => Code::GuestExists,
         _ => Code::ResourceMissing,
     };

@@ -8,8 +8,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use linerate_lab::{
-    Agent, AgentOptions, Console, DiskMode, GuestParameters, GuestSpec, Lab, LinkSpec, Qemu, QemuOptions,
-    QemuVersion, make_disk,
+    Agent, AgentOptions, Console, DiskMode, GuestParameters, GuestSpec, Lab, LabBuilder, LinkSpec, Qemu,
+    QemuOptions, QemuVersion, make_disk,
 };
 use serde_json::Value;
 
@@ -77,6 +77,11 @@ impl Stage {
         Stage::of(hosts(links_mbps), |_| guest)
     }
 
+    /// On hosts that have more than usual.
+    pub fn with_hosts(hosts: LabBuilder, links_mbps: &[u64], guest: impl FnOnce(&Lab) -> GuestSpec) -> Stage {
+        Stage::of(hosts_of(hosts, links_mbps), guest)
+    }
+
     fn of((one, lab, agents): Hosts, guest: impl FnOnce(&Lab) -> GuestSpec) -> Stage {
         let spec = guest(&lab);
         let host = &lab.hosts()[0];
@@ -112,6 +117,14 @@ impl Stage {
         self.agents[place] = Agent::start(&host, options(configuration)).unwrap();
     }
 
+    /// Restarts the destination's agent on a host that has no hugetlbfs any more.
+    pub fn restart_destination_without_huge_pages(&mut self) {
+        let folder = self.lab.hosts()[1 - self.source].huge_directory();
+        assert!(std::process::Command::new("umount").arg(&folder).status().unwrap().success());
+        std::fs::remove_dir(&folder).unwrap();
+        self.restart_destination_with("");
+    }
+
     /// Exit code and all output of a client command.
     pub fn linerate_at_source(&self, arguments: &[&str]) -> (i32, String) {
         run(&self.agents[self.source], arguments)
@@ -138,9 +151,14 @@ impl Stage {
 
     /// What its agent reads from the running guest.
     pub fn description(&self) -> Value {
+        self.shown()["description"].take()
+    }
+
+    /// `linerate vm show`.
+    pub fn shown(&self) -> Value {
         let (exit, text) = self.linerate_at_source(&["vm", "show", "g", "--json"]);
         assert_eq!(exit, 0, "{text}");
-        serde_json::from_str::<Value>(&text).unwrap()["description"].take()
+        serde_json::from_str(&text).unwrap()
     }
 
     fn console(&self) -> Console {
@@ -204,8 +222,12 @@ impl Stage {
 type Hosts = (MutexGuard<'static, ()>, Lab, Vec<Agent>);
 
 fn hosts(links: &[u64]) -> Hosts {
+    hosts_of(Lab::builder(), links)
+}
+
+fn hosts_of(builder: LabBuilder, links: &[u64]) -> Hosts {
     let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let builder = links.iter().fold(Lab::builder(), |lab, &mbps| lab.link(LinkSpec::shaped(mbps).mtu(9000)));
+    let builder = links.iter().fold(builder, |lab, &mbps| lab.link(LinkSpec::shaped(mbps).mtu(9000)));
     let lab = builder.build().unwrap();
     let agents = lab.hosts().iter().map(|host| Agent::start(host, options("")).unwrap()).collect();
     (one, lab, agents)

@@ -15,7 +15,8 @@ pub(super) fn read(asker: &mut Asker<'_>, pid: i32) -> Result<Vec<Nic>, ReadErro
         {
             port.nic.tap = procfs::tap_of_descriptor(pid, descriptor);
         }
-        port.nic.bridge = port.nic.tap.as_deref().and_then(bridge_of);
+        // A port whose tap QEMU's helper made says its bridge, and not the name of the tap.
+        port.nic.bridge = port.nic.tap.as_deref().and_then(bridge_of).or(port.helper_bridge.take());
     }
     Ok(ports.into_iter().map(|port| port.nic).collect())
 }
@@ -35,6 +36,7 @@ pub(crate) fn bridge_of(interface: &str) -> Option<String> {
 struct Port {
     nic: Nic,
     descriptor: Option<i32>,
+    helper_bridge: Option<String>,
 }
 
 fn parse(listing: &str) -> Vec<Port> {
@@ -44,13 +46,16 @@ fn parse(listing: &str) -> Vec<Port> {
         let peer = name.strip_prefix("\\ ");
         let kind = field(rest, "type");
         match (peer, kind, ports.last_mut()) {
-            (None, Some("nic"), _) => ports.push(Port { nic: nic(name, rest), descriptor: None }),
+            (None, Some("nic"), _) => {
+                ports.push(Port { nic: nic(name, rest), descriptor: None, helper_bridge: None });
+            }
             // The first peer counts: with several queues all are of one interface.
             (Some(peer), Some(kind), Some(port)) if port.nic.netdev.is_none() => {
                 port.nic.netdev = Some(peer.to_owned());
                 port.nic.kind = Some(kind.to_owned());
                 port.nic.tap = field(rest, "ifname").filter(|_| kind == "tap").map(str::to_owned);
                 port.descriptor = field(rest, "fd").and_then(|number| number.parse().ok());
+                port.helper_bridge = field(rest, "br").map(str::to_owned);
             }
             _ => {}
         }
@@ -83,6 +88,9 @@ mod tests {
         let listing = "net0: index=0,type=nic,model=virtio-net-pci,macaddr=52:54:00:11:22:33\n \\ hostnet0: index=0,type=tap,fd=34\n \\ hostnet0: index=1,type=tap,fd=35\ne1000.0: index=0,type=nic,model=e1000,macaddr=52:54:00:12:34:57\n \\ t0: index=0,type=tap,ifname=tap7,script=no,downscript=no\nx: index=0,type=vhost-user\n";
         let ports = parse(listing);
         assert_eq!(ports.len(), 2);
+        assert_eq!(ports.iter().filter_map(|port| port.helper_bridge.as_ref()).count(), 0);
+        let helped = " n: index=0,type=nic,model=virtio-net-pci,macaddr=52:54:00:12:34:58\n \\ net0: index=0,type=tap,helper=/usr/lib/qemu/qemu-bridge-helper,br=br0\n";
+        assert_eq!(parse(helped)[0].helper_bridge.as_deref(), Some("br0"));
         assert_eq!(ports[0].descriptor, Some(34));
         assert_eq!(ports[0].nic.netdev.as_deref(), Some("hostnet0"));
         assert_eq!(ports[1].nic.tap.as_deref(), Some("tap7"));

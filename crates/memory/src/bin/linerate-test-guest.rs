@@ -1,7 +1,7 @@
 //! A stand-in for a guest: maps a file in memory and writes pages that check themselves, and does on command what a
 //! hypervisor may do to its memory.
 //!
-//! `linerate-test-guest --path FILE|memfd:NAME --size BYTES [--threads N] [--pages-per-second R]`
+//! `linerate-test-guest --path FILE|memfd:NAME|memfd:hugetlb-NAME --size BYTES [--threads N] [--pages-per-second R]`
 //!
 //! Says `READY`, then `OK <writes>` ten times a second, or `BAD <page>` and ends with 1. Takes commands on standard input and
 //! answers each with `DONE`: `write FIRST COUNT`, `load FIRST COUNT`, `pipe PAGE` (read(2) into it), `verify`, `uffd`
@@ -83,7 +83,12 @@ impl Options {
 
 fn open(options: &Options) -> Outcome<File> {
     let file = match options.path.strip_prefix("memfd:") {
-        Some(name) => File::from(rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC)?),
+        Some(name) => {
+            use rustix::fs::{MemfdFlags, memfd_create};
+            // Explicit huge pages of the kernel's usual size.
+            let huge = if name.starts_with("hugetlb-") { MemfdFlags::HUGETLB } else { MemfdFlags::empty() };
+            File::from(memfd_create(name, MemfdFlags::CLOEXEC | huge)?)
+        }
         None => OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&options.path)?,
     };
     file.set_len(options.size as u64)?;
