@@ -5,7 +5,7 @@ CARGO ?= cargo
 SEEDS ?= 5000
 FUZZ_SECONDS ?= 60
 
-.PHONY: help install build demo test unit sim lint doc fuzz bench soak faults wires sweep clean
+.PHONY: help install build demo test unit sim lint doc fuzz bench soak faults wires rdma-check rdma-wires sweep clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1|/' | column -t -s '|'
@@ -51,6 +51,13 @@ faults: build ## cut one of two links 50 times at a random instant, and kill eve
 
 wires: build ## the ping-pong of `linerate bench` against a plain one in C on the same link; writes bench/out/
 	./target/release/linerate-bench wires --linerate ./target/release/linerate --out bench/out
+
+rdma-check: install ## the RDMA carrier's tests under valgrind, in the RDMA lab's machine; some minutes
+	$(CARGO) test --workspace --locked --lib --no-run
+	$(CARGO) test --workspace --locked --test rdma -- --ignored --exact the_rdma_carrier_under_valgrind --nocapture
+
+rdma-wires: build ## `linerate bench` over RDMA against perftest on the same soft-RoCE devices; writes bench/out/
+	./target/release/linerate-bench rdma-wires --linerate ./target/release/linerate --out bench/out
 
 sweep: ## remove what an interrupted run left behind (namespaces, mounts, processes of dead makers)
 	./target/release/linerate-lab sweep

@@ -7,7 +7,7 @@
 //! | [`soak`] | back and forth, both QEMU versions, three cache modes |
 //! | [`faults`] | links cut at random instants; faults at each step on each side |
 //! | [`tunnel`] | a tunnel against socat and plain TCP |
-//! | [`wires`] | the ping-pong against one in plain C |
+//! | [`wires`], [`rdma_wires`] | the ping-pong against one in plain C; RDMA against perftest |
 //! | [`site`], [`moving`], [`transcript`] | two hosts with agents; one migration; a guest's console over all its moves |
 //! | [`cpu`], [`statistics`], [`random`], [`output`], [`interrupt`] | small tools |
 //!
@@ -21,6 +21,7 @@ mod interrupt;
 mod moving;
 mod output;
 mod random;
+mod rdma_wires;
 mod run;
 mod site;
 mod soak;
@@ -56,6 +57,8 @@ enum Command {
     Tunnel(tunnel::Flags),
     /// Hold `linerate bench pingpong` against a plain C ping-pong
     Wires(wires::Flags),
+    /// Hold `linerate bench` over RDMA against perftest, in the RDMA lab's machine
+    RdmaWires(rdma_wires::Flags),
 }
 
 /// What every kind of run is given.
@@ -77,6 +80,7 @@ fn main() -> ExitCode {
         Command::Faults(flags) => faults::run(flags, arguments.json),
         Command::Tunnel(flags) => tunnel::run(flags, arguments.json),
         Command::Wires(flags) => wires::run(flags, arguments.json),
+        Command::RdmaWires(flags) => rdma_wires::run(flags, arguments.json),
     });
     match ran {
         Ok(true) => ExitCode::SUCCESS,

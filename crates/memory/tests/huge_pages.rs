@@ -1,5 +1,10 @@
 //! RAM in explicit huge pages: what a tracker sees of it, and how holes are treated. Needs root.
-#![allow(clippy::unwrap_used, reason = "a test program: its helpers fail by panic")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::undocumented_unsafe_blocks,
+    reason = "a test program: its helpers fail by panic, and its unsafe calls are system calls on live locals"
+)]
 
 mod common;
 
