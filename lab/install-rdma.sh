@@ -8,7 +8,7 @@ RDMA_PACKAGES="libibverbs1 librdmacm1 ibverbs-providers ibverbs-utils rdmacm-uti
 # What the machine may load, by name or on demand; a module that a kernel has built in is no error.
 RDMA_MODULES="virtio_pci virtio_console virtio_net virtio_blk virtio_rng 9p 9pnet_virtio overlay
 crc32_generic crc32c_generic ib_core ib_uverbs ib_umad rdma_rxe rdma_cm rdma_ucm
-dummy veth bridge tun macvlan vrf bonding 8021q sch_tbf sch_htb sch_netem sch_ingress sch_fq act_police
+dummy veth bridge tun macvlan vrf bonding 8021q sch_tbf sch_htb sch_netem sch_ingress sch_fq act_police e1000e
 nf_tables nft_ct nft_limit inet_diag tcp_diag udp_diag tls"
 
 step_rdma_kernel() {

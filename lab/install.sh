@@ -5,6 +5,7 @@
 #   libvirt11  libvirt 11 of bookworm-backports, unpacked in the same way
 #   kernel     a Debian cloud kernel and the modules that the guest loads, unpacked, not installed
 #   guest      the self-checking guest: lab/guest/*.c and busybox as an initramfs
+#   lldpd      the LLDP daemon, unpacked: installed, it would start to speak on the machine's own ports
 #   rdma-kernel, rdma-image   the RDMA lab: two full Debian kernels and an image with soft-RoCE (install-rdma.sh)
 # Usage: lab/install.sh [STEP...]      (all steps, in this order, when none is named)
 # A step that is already done is skipped, so a second run costs nothing. The cache folder is
@@ -20,6 +21,7 @@ SUITE=bookworm
 QEMU_RECIPE=1
 LIBVIRT_RECIPE=1
 KERNEL_RECIPE=1
+LLDPD_RECIPE=1
 PACKAGES="qemu-system-x86 iproute2 nftables iperf3 socat busybox-static cpio zstd xz-utils make gcc libc6-dev util-linux kmod
 libibverbs-dev librdmacm-dev ibverbs-providers libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients valgrind libc6-dbg"
 MODULES="failover net_failover virtio_ring virtio virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci
@@ -103,23 +105,23 @@ backports_source() { # FOLDER
     echo "deb $option$mirror $SUITE-backports main" >"$1/backports.list"
 }
 
-# Libraries that QEMU 10 needs and the base system lacks come from the base suite, where they exist.
-missing_libraries() {
-    ldd "$1/usr/bin/qemu-system-x86_64" | sed -n 's/^[[:space:]]*\([^ ]*\) => not found$/\1/p'
+# Libraries that an unpacked program needs and the base system lacks come from the base suite, where they exist.
+missing_libraries() { # PROGRAM
+    LD_LIBRARY_PATH=$(dirname "$1")/../lib/x86_64-linux-gnu ldd "$1" | sed -n 's/^[[:space:]]*\([^ ]*\) => not found$/\1/p'
 }
 
-install_libraries() { # FOLDER DEB
+install_libraries() { # PROGRAM DEB
     missing=$(missing_libraries "$1")
     [ -n "$missing" ] || return 0
     wanted=$(dpkg-deb -f "$2" Depends | tr ',' '\n' | sed -n 's/^ *\(lib[a-z0-9.+-]*\).*/\1/p' |
         while read -r package; do
             dpkg-query -W "$package" >/dev/null 2>&1 || echo "$package"
         done | tr '\n' ' ')
-    say "installing libraries of QEMU 10: $wanted"
+    say "installing libraries of $(basename "$1"): $wanted"
     # shellcheck disable=SC2086 # a list of words
     install_packages $wanted
     missing=$(missing_libraries "$1")
-    [ -z "$missing" ] || die "QEMU 10 still lacks: $missing"
+    [ -z "$missing" ] || die "$1 still lacks: $missing"
 }
 
 step_qemu10() {
@@ -134,7 +136,7 @@ step_qemu10() {
             die "cannot fetch $package from $SUITE-backports"
     done
     for deb in "$work"/debs/*.deb; do dpkg-deb -x "$deb" "$work/root"; done
-    install_libraries "$work/root" "$(echo "$work"/debs/qemu-system-x86_*.deb)"
+    install_libraries "$work/root/usr/bin/qemu-system-x86_64" "$(echo "$work"/debs/qemu-system-x86_*.deb)"
     version=$("$work/root/usr/bin/qemu-system-x86_64" --version | sed -n '1s/.*version \([^ ]*\).*/\1/p')
     echo "$version" >"$work/root/version"
     publish "$work/root" "$CACHE/qemu10" "recipe $QEMU_RECIPE"
@@ -154,6 +156,21 @@ step_libvirt11() {
     done
     for deb in "$work"/debs/*.deb; do dpkg-deb -x "$deb" "$work/root"; done
     publish "$work/root" "$CACHE/libvirt11" "recipe $LIBVIRT_RECIPE"
+}
+
+step_lldpd() {
+    fresh "$CACHE/lldpd" "recipe $LLDPD_RECIPE" && return 0
+    apt-cache show lldpd >/dev/null 2>&1 || refresh_lists
+    say "fetching lldpd"
+    work=$WORK/lldpd
+    mkdir -p "$work/root"
+    (cd "$work" && apt-get -qq -o APT::Sandbox::User=root download lldpd) || die "cannot fetch lldpd"
+    dpkg-deb -x "$work"/lldpd_*.deb "$work/root"
+    for program in lldpd lldpcli; do
+        install_libraries "$work/root/usr/sbin/$program" "$(echo "$work"/lldpd_*.deb)"
+    done
+    publish "$work/root" "$CACHE/lldpd" "recipe $LLDPD_RECIPE"
+    say "lldpd is in $CACHE/lldpd"
 }
 
 step_kernel() {
@@ -219,12 +236,12 @@ fi
 rm -rf "$WORK"
 mkdir "$WORK"
 trap 'rm -rf "$WORK"' EXIT
-[ $# -gt 0 ] || set -- packages qemu10 libvirt11 kernel guest rdma-kernel rdma-image
+[ $# -gt 0 ] || set -- packages qemu10 libvirt11 kernel guest lldpd rdma-kernel rdma-image
 for step in "$@"; do
     case $step in
-    packages | qemu10 | libvirt11 | kernel | guest) "step_$step" ;;
+    packages | qemu10 | libvirt11 | kernel | guest | lldpd) "step_$step" ;;
     rdma-kernel) step_rdma_kernel ;;
     rdma-image) step_rdma_image ;;
-    *) die "unknown step '$step': packages, qemu10, libvirt11, kernel, guest, rdma-kernel or rdma-image" ;;
+    *) die "unknown step '$step': packages, qemu10, libvirt11, kernel, guest, lldpd, rdma-kernel or rdma-image" ;;
     esac
 done

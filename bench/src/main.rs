@@ -7,6 +7,7 @@
 //! | [`soak`] | back and forth, both QEMU versions, three cache modes |
 //! | [`faults`] | links cut at random instants; faults at each step on each side |
 //! | [`tunnel`] | a tunnel against socat and plain TCP |
+//! | [`doctor`] | how long the doctor takes; migrations over a path that passes less than its ends |
 //! | [`wires`], [`rdma_wires`] | the ping-pong against one in plain C; RDMA against perftest |
 //! | [`site`], [`moving`], [`transcript`] | two hosts with agents; one migration; a guest's console over all its moves |
 //! | [`cpu`], [`statistics`], [`random`], [`output`], [`interrupt`] | small tools |
@@ -16,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 mod cpu;
+mod doctor;
 mod faults;
 mod interrupt;
 mod moving;
@@ -55,6 +57,8 @@ enum Command {
     Faults(faults::Flags),
     /// Compare a tunnel with socat and plain TCP, interleaved
     Tunnel(tunnel::Flags),
+    /// Time the doctor, and migrations without and with its advice
+    Doctor(doctor::Flags),
     /// Hold `linerate bench pingpong` against a plain C ping-pong
     Wires(wires::Flags),
     /// Hold `linerate bench` over RDMA against perftest, in the RDMA lab's machine
@@ -79,6 +83,7 @@ fn main() -> ExitCode {
         Command::Soak(flags) => soak::run(flags, arguments.json),
         Command::Faults(flags) => faults::run(flags, arguments.json),
         Command::Tunnel(flags) => tunnel::run(flags, arguments.json),
+        Command::Doctor(flags) => doctor::run(flags, arguments.json),
         Command::Wires(flags) => wires::run(flags, arguments.json),
         Command::RdmaWires(flags) => rdma_wires::run(flags, arguments.json),
     });

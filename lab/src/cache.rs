@@ -117,6 +117,16 @@ impl Cache {
         self.file("libvirt11")
     }
 
+    /// A program of lldpd's: `lldpd`, `lldpcli`.
+    pub fn lldpd(&self, program: &str) -> Result<PathBuf, LabError> {
+        self.file(&format!("lldpd/usr/sbin/{program}"))
+    }
+
+    /// Libraries that belong to them.
+    pub fn lldpd_libraries(&self) -> Result<PathBuf, LabError> {
+        self.file("lldpd/usr/lib/x86_64-linux-gnu")
+    }
+
     fn file(&self, name: &str) -> Result<PathBuf, LabError> {
         existing(self.directory.join(name))
     }

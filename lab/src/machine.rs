@@ -18,9 +18,11 @@ use crate::{Cache, LabError, wait};
 mod command_line;
 mod directory;
 mod script;
+mod slots;
 mod wires;
 
 use directory::Directory;
+pub use slots::Slot;
 pub(crate) use wires::OCTET;
 pub use wires::Side;
 use wires::Wires;
@@ -60,6 +62,7 @@ pub struct Machine {
     cpus: u32,
     links: u32,
     wires: Option<Wires>,
+    slots: Vec<Slot>,
     mtu: u32,
     deadline: Duration,
     shares: Vec<PathBuf>,
@@ -89,6 +92,7 @@ impl Machine {
             cpus: 2,
             links: 2,
             wires: None,
+            slots: Vec::new(),
             mtu: 9000,
             deadline: Duration::from_secs(600),
             shares: Vec::new(),
@@ -120,6 +124,12 @@ impl Machine {
     /// 10.9.N.2 on the other. Without it both ends of the links are in the one machine.
     pub fn wires(mut self, folder: &Path, side: Side) -> Machine {
         self.wires = Some(Wires { folder: folder.to_owned(), side });
+        self
+    }
+
+    /// A PCIe slot with a network card; its driver is `e1000e`, which the command loads.
+    pub fn slot(mut self, slot: Slot) -> Machine {
+        self.slots.push(slot);
         self
     }
 

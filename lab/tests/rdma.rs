@@ -1,5 +1,5 @@
 //! The RDMA lab: machines with both kernels, what they offer, and a whole migration inside of one.
-//! With what lab/install.sh installs. Those of `inside` and `pair` run in the machine: this program starts itself there.
+//! With what lab/install.sh installs. Those of `inside`, `pair` and `ports` run in the machine: this program starts itself there.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Tests say what they expect.
 
@@ -7,12 +7,14 @@
 mod inside;
 #[path = "rdma/pair.rs"]
 mod pair;
+#[path = "rdma/ports.rs"]
+mod ports;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use linerate_lab::{Cache, LabError, Machine, MachineKernel, MachineOutput, Side};
+use linerate_lab::{Cache, LabError, Machine, MachineKernel, MachineOutput, Side, Slot};
 
 /// Machines at a time: each is emulated, and busy for a part of its time only.
 const MACHINES: usize = 2;
@@ -198,6 +200,17 @@ fn a_guest_moves_inside_of_a_machine_and_a_cut_link_is_survived() {
 fn a_kernel_without_pagemap_scan_refuses_direct_mode_and_says_so() {
     let _places = places(1);
     let output = inside(MachineKernel::Debian12, "inside::direct_mode_is_refused").run().unwrap();
+    succeeded(&output);
+}
+
+/// What the tests' own machine has not: bonds and VLANs of the kernel, and cards in PCIe slots.
+#[test]
+fn the_doctor_finds_faults_of_bonds_vlans_and_pcie_slots() {
+    let _places = places(1);
+    let machine = inside(MachineKernel::Backports, "ports::bonds_vlans_and_slots");
+    let shared = Slot { speed: "2_5", width: 1, ports: 2 };
+    let wide = Slot { speed: "8", width: 4, ports: 1 };
+    let output = machine.slot(shared).slot(wide).memory_mb(1024).run().unwrap();
     succeeded(&output);
 }
 

@@ -64,6 +64,10 @@ pub struct Config {
     /// round trip. Default 8.
     #[serde(default = "default_tunnel_window_mib")]
     pub tunnel_window_mib: u64,
+    /// Whether other hosts' agents may set ports of this one (`linerate doctor --fix`, `linerate link set --host`), on trial. Agents do
+    /// not prove who they are yet: whoever reaches `listen` could. Default no.
+    #[serde(default)]
+    pub settings_from_agents: bool,
     /// Memory that incoming guests must leave free, MiB. Default 512.
     #[serde(default = "default_reserve_mib")]
     pub memory_reserve_mib: u64,

@@ -9,6 +9,7 @@
 //! | `recover`, `undecided` | after a crash |
 //! | `doctor` | inventory and probes, for this host and for other agents |
 //! | `trial`, `qos` | changes of ports that are put back unless confirmed; those of an intent |
+//! | `settings` | the same here or on another host, which must allow it |
 //! | `server` | the local API |
 //! | `tunnel` | sessions that carry byte streams between sockets of two hosts |
 //! | `hub`, `convert` | events of a migration, and the brain's words in the API's |
@@ -34,6 +35,7 @@ mod qos;
 mod ram;
 mod recover;
 mod server;
+mod settings;
 mod trial;
 mod tunnel;
 mod undecided;

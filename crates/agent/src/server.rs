@@ -25,7 +25,7 @@ use crate::agent::Agent;
 use crate::bench;
 use crate::hub::Cursor;
 use crate::outgoing::Outgoing;
-use crate::{convert, doctor, guests, outgoing, qos, trial, tunnel};
+use crate::{convert, doctor, guests, outgoing, settings, tunnel};
 
 type Shared = State<Arc<Agent>>;
 
@@ -77,6 +77,7 @@ fn routes(agent: Arc<Agent>) -> Router {
         .route(paths::DOCTOR, post(examine))
         .route(paths::LINK_SET, post(set_link))
         .route(paths::LINK_CONFIRM, post(confirm_link))
+        .route(paths::LINK_PUT_BACK, post(put_back_link))
         .route(paths::TUNNELS, post(make_tunnel))
         .route(paths::QOS_APPLY, post(apply_qos))
         .fallback(async || Refusal(ErrorBody::new(code::NOT_FOUND, "there is nothing at this path")))
@@ -242,17 +243,22 @@ async fn examine(State(agent): Shared, body: Bytes) -> Result<Response, Refusal>
 
 async fn set_link(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
     let request: LinkRequest = parse(&body)?;
-    Ok(Json(blocking(move || trial::set(&agent, &request)).await?).into_response())
+    Ok(Json(blocking(move || settings::set_link(&agent, &request)).await?).into_response())
 }
 
 async fn confirm_link(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
     let request: LinkConfirm = parse(&body)?;
-    Ok(Json(blocking(move || trial::confirm(&agent, &request.port).map(|()| request)).await?).into_response())
+    Ok(Json(blocking(move || settings::confirm(&agent, &request).map(|()| request)).await?).into_response())
+}
+
+async fn put_back_link(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
+    let request: LinkConfirm = parse(&body)?;
+    Ok(Json(blocking(move || settings::put_back(&agent, &request).map(|()| request)).await?).into_response())
 }
 
 async fn apply_qos(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
     let request: QosRequest = parse(&body)?;
-    Ok(Json(blocking(move || qos::apply(&agent, &request)).await?).into_response())
+    Ok(Json(blocking(move || settings::apply_qos(&agent, &request)).await?).into_response())
 }
 
 /// Makes a tunnel that lives as long as its events are read.

@@ -73,6 +73,21 @@ pub fn confirm(agent: &Agent, port: &str) -> Result<(), ErrorBody> {
     Err(ErrorBody::new(code::TOO_LATE, message).with_hint(hint))
 }
 
+/// What is on trial is put back before its time.
+pub fn put_back_now(agent: &Agent, port: &str) -> Result<(), ErrorBody> {
+    let number = agent.trials.lock().get(port).map(|trial| trial.number);
+    let gone = || {
+        let message = format!("{port} has no change that waits; it was put back, or confirmed before");
+        ErrorBody::new(code::TOO_LATE, message)
+    };
+    let begun = Begun { port: port.to_owned(), number: number.ok_or_else(gone)? };
+    match end(agent, &begun) {
+        Ended::PutBack => Ok(()),
+        Ended::Confirmed => Err(gone()),
+        stuck @ Ended::Stuck(_) => Err(failed(stuck.words(port))),
+    }
+}
+
 /// Puts back what an earlier life of the agent left on trial.
 pub fn recover(agent: &Agent) {
     let Ok(bytes) = std::fs::read(file(agent)) else { return };

@@ -39,11 +39,23 @@ pub struct Unheard {
     pub why: String,
 }
 
+/// A host that was asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Heard {
+    /// As it was named in the request.
+    pub named: String,
+    /// What it calls itself in its inventory.
+    pub host: String,
+}
+
 /// What was found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DoctorAnswer {
     /// Inventories and measurements, in the form of docs/inventory.md.
     pub room: serde_json::Value,
+    /// Other hosts that answered.
+    #[serde(default)]
+    pub heard: Vec<Heard>,
     /// Hosts that could not be asked.
     pub unheard: Vec<Unheard>,
 }

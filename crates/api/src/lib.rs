@@ -39,7 +39,7 @@ pub use bench::{
     BenchTest, BenchTransport, LinkBandwidth, PingPong, PingPongRow, Rates,
 };
 pub use client::{BenchStream, Client, ClientError, EventStream, TunnelStream};
-pub use doctor::{DoctorAnswer, DoctorRequest, Probes, Unheard};
+pub use doctor::{DoctorAnswer, DoctorRequest, Heard, Probes, Unheard};
 pub use error::{ErrorBody, code};
 pub use event::{Event, EventKind, LinkProgress, LinkState, Progress, StepState};
 pub use guest::{

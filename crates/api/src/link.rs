@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 pub struct LinkRequest {
     /// Name of the port.
     pub port: String,
+    /// The host, `HOST` or `HOST:PORT` of its agent; `None` is this one. Another host's agent must allow it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
     /// Largest packet, bytes.
     #[serde(default)]
     pub mtu: Option<u32>,
@@ -30,12 +33,15 @@ pub struct LinkRequest {
     pub confirm_within_s: u32,
 }
 
-/// Which port's new settings are to stay.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// Which port's new settings are to stay, or to be put back.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinkConfirm {
     /// Name of the port.
     pub port: String,
+    /// The host, as in [`LinkRequest`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
 }
 
 /// One setting that changes.

@@ -31,6 +31,8 @@ pub const DOCTOR: &str = "/v1/doctor";
 pub const LINK_SET: &str = "/v1/link/set";
 /// `POST` [`LinkConfirm`](crate::LinkConfirm): 200, the same.
 pub const LINK_CONFIRM: &str = "/v1/link/confirm";
+/// `POST` [`LinkConfirm`](crate::LinkConfirm): 200, the same.
+pub const LINK_PUT_BACK: &str = "/v1/link/put-back";
 /// `POST` [`QosRequest`](crate::QosRequest): 200, [`QosAnswer`](crate::QosAnswer).
 pub const QOS_APPLY: &str = "/v1/qos/apply";
 
@@ -39,7 +41,7 @@ pub const QOS_APPLY: &str = "/v1/qos/apply";
 pub const TUNNELS: &str = "/v1/tunnels";
 
 /// Every endpoint: method and path.
-pub const TABLE: [(&str, &str); 18] = [
+pub const TABLE: [(&str, &str); 19] = [
     ("GET", STATUS),
     ("GET", GUESTS),
     ("POST", GUESTS),
@@ -56,6 +58,7 @@ pub const TABLE: [(&str, &str); 18] = [
     ("POST", DOCTOR),
     ("POST", LINK_SET),
     ("POST", LINK_CONFIRM),
+    ("POST", LINK_PUT_BACK),
     ("POST", TUNNELS),
     ("POST", QOS_APPLY),
 ];

@@ -4,12 +4,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::LinkAnswer;
 
-/// Sets this host's ports as an intent says, on trial.
+/// Sets a host's ports as an intent says, on trial.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct QosRequest {
     /// The intent: the text of its TOML file.
     pub intent: String,
+    /// The host, `HOST` or `HOST:PORT` of its agent; `None` is this one. Another host's agent must allow it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
     /// Say what would change and change nothing.
     #[serde(default)]
     pub dry_run: bool,

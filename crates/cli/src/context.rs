@@ -1,6 +1,6 @@
 //! What a command needs of its surroundings: the agent, and where and how to write.
 
-use std::io::{IsTerminal, Write};
+use std::io::{BufRead, IsTerminal, Read, Write};
 use std::path::PathBuf;
 
 use console::Term;
@@ -14,6 +14,8 @@ use crate::render::paint::Paint;
 const WIDTH_MAX: usize = 100;
 /// What a file or a pipe gets.
 const WIDTH_UNKNOWN: usize = 100;
+/// More is no answer to a question.
+const ANSWER_BYTES_MAX: u64 = 1024;
 
 /// Where text goes.
 #[derive(Clone, Copy, Debug)]
@@ -62,6 +64,29 @@ impl Context {
     /// A document for programs, or the text for people.
     pub fn answer<T: Serialize>(&self, value: &T, text: impl FnOnce() -> String) -> Result<(), Failure> {
         if self.json { self.print_json(value) } else { self.print(&text()) }
+    }
+
+    /// The text, if people read it.
+    pub fn people(&self, text: impl FnOnce() -> String) -> Result<(), Failure> {
+        if self.json { Ok(()) } else { self.print(&text()) }
+    }
+
+    /// The document, if a program reads it.
+    pub fn programs<T: Serialize>(&self, value: &T) -> Result<(), Failure> {
+        if self.json { self.print_json(value) } else { Ok(()) }
+    }
+
+    /// A question that is answered with a line; anything but yes is no.
+    pub fn ask(&self, question: &str) -> Result<bool, Failure> {
+        self.print(&format!("{question} [y/N] "))?;
+        let mut line = String::new();
+        let read = std::io::stdin().lock().take(ANSWER_BYTES_MAX).read_line(&mut line);
+        let answer = read.map(|_| line.trim().to_ascii_lowercase()).unwrap_or_default();
+        // A terminal shows the end of the line that was typed, a pipe does not.
+        if !self.out.live {
+            self.print("\n")?;
+        }
+        Ok(matches!(answer.as_str(), "y" | "yes"))
     }
 
     /// A document on standard output.

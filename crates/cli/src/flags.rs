@@ -4,15 +4,17 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, Parser, Subcommand};
 use clap_complete::Shell;
-use linerate_api::{LinkRequest, MigrateRequest, MigrationId, Transport, TunnelPair, TunnelRequest};
+use linerate_api::{LinkConfirm, LinkRequest, MigrateRequest, MigrationId, Transport, TunnelPair, TunnelRequest};
 
 use crate::units;
 
 mod bench;
+mod doctor;
 mod domain;
 mod qos;
 
 pub use bench::{BenchCommand, BenchFlags};
+pub use doctor::DoctorFlags;
 pub use domain::Domain;
 pub use qos::{QosApplyFlags, QosCommand, QosHostsFlags, QosSwitchFlags};
 
@@ -172,32 +174,6 @@ impl MigrateFlags {
     }
 }
 
-/// `linerate doctor`
-#[derive(Debug, Args)]
-pub struct DoctorFlags {
-    /// Other hosts to look at, by their agents; probes run between all of them
-    #[arg(value_name = "HOST[:PORT]", value_parser = units::host)]
-    pub hosts: Vec<String>,
-    /// Print this host's inventory as JSON, and look for nothing
-    #[arg(long, conflicts_with_all = ["hosts", "from", "quick", "details", "save"])]
-    pub inventory: bool,
-    /// Look at inventories in this folder (*.json) instead; needs no agent
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["hosts", "quick", "save"])]
-    pub from: Option<PathBuf>,
-    /// Quickly: probes without load, counters are not watched
-    #[arg(long)]
-    pub quick: bool,
-    /// Say of each finding what was seen, why it matters and how to put it right
-    #[arg(long, short)]
-    pub details: bool,
-    /// Write a page with findings, measurements and a picture to this file
-    #[arg(long, value_name = "FILE", conflicts_with = "inventory")]
-    pub html: Option<PathBuf>,
-    /// Write the inventory of each host to DIR/HOST.json, for --from
-    #[arg(long, value_name = "DIR")]
-    pub save: Option<PathBuf>,
-}
-
 /// `linerate link …`
 #[derive(Debug, Subcommand)]
 pub enum LinkCommand {
@@ -209,10 +185,26 @@ pub enum LinkCommand {
     /// Set a port; all is put back unless it is confirmed in time
     Set(LinkSetFlags),
     /// Keep what was set
-    Confirm {
-        /// The port
-        port: String,
-    },
+    Confirm(LinkPortFlags),
+    /// Put back what was set, before its time
+    PutBack(LinkPortFlags),
+}
+
+/// `linerate link confirm | put-back`
+#[derive(Debug, Args)]
+pub struct LinkPortFlags {
+    /// The port
+    pub port: String,
+    /// The host, if it is not this one; its agent must allow it
+    #[arg(long, value_name = "HOST[:PORT]", value_parser = units::host)]
+    pub host: Option<String>,
+}
+
+impl LinkPortFlags {
+    /// What to ask of the agent.
+    pub fn request(&self) -> LinkConfirm {
+        LinkConfirm { port: self.port.clone(), host: self.host.clone() }
+    }
 }
 
 /// `linerate link set`
@@ -236,6 +228,9 @@ pub struct LinkSetFlags {
     /// Number of queues
     #[arg(long, value_name = "COUNT")]
     pub queues: Option<u32>,
+    /// The host, if it is not this one; its agent must allow it
+    #[arg(long, value_name = "HOST[:PORT]", value_parser = units::host)]
+    pub host: Option<String>,
     /// Say what would change and change nothing
     #[arg(long)]
     pub dry_run: bool,
@@ -249,6 +244,7 @@ impl LinkSetFlags {
     pub fn request(&self) -> LinkRequest {
         LinkRequest {
             port: self.port.clone(),
+            host: self.host.clone(),
             mtu: self.mtu,
             speed_mbps: self.speed,
             fec: self.fec.clone(),

@@ -5,7 +5,7 @@
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use linerate_lab::{Agent, AgentOptions, Lab, LinkSpec};
+use linerate_lab::{Agent, AgentOptions, Lab, LinkSpec, Lldpd, Switch};
 use serde_json::Value;
 
 /// One lab at a time: loads would measure each other.
@@ -20,6 +20,11 @@ struct Room {
 
 impl Room {
     fn new(hosts: usize, rates_mbps: &[u64]) -> Room {
+        Room::with(hosts, rates_mbps, "")
+    }
+
+    /// With lines in the agents' configuration.
+    fn with(hosts: usize, rates_mbps: &[u64], configuration: &str) -> Room {
         let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         let mut builder = Lab::builder().hosts(hosts);
         for rate in rates_mbps {
@@ -28,6 +33,7 @@ impl Room {
         let lab = builder.build().unwrap();
         let options = || AgentOptions {
             binary: Some(env!("CARGO_BIN_EXE_linerate").into()),
+            configuration: configuration.to_owned(),
             ..AgentOptions::default()
         };
         let agents = lab.hosts().iter().map(|host| Agent::start(host, options()).unwrap()).collect();
@@ -280,4 +286,178 @@ fn quality_of_service_on_a_port_without_dcb_is_refused_with_a_sentence() {
         let (exit, text) = room.linerate(&["qos", command, file]);
         assert!(exit == 4 && text.contains("priority 9 of [migration]"), "{command}: {exit}\n{text}");
     }
+}
+
+/// Other hosts may set ports.
+const SETTABLE: &str = "settings_from_agents = true\n";
+
+/// A command with words for its questions.
+fn answering(command: &mut Command, words: &str) -> (i32, String) {
+    use std::io::Write as _;
+    use std::process::Stdio;
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // It may end without a question.
+    let _ = child.stdin.take().unwrap().write_all(words.as_bytes());
+    let done = child.wait_with_output().unwrap();
+    let text = [done.stdout, done.stderr].concat();
+    (done.status.code().unwrap(), String::from_utf8(text).unwrap())
+}
+
+impl Room {
+    /// `linerate doctor OTHERS --quick --fix …` at the first host, with words for its questions.
+    fn fix(&self, more: &[&str], words: &str) -> (i32, String) {
+        let others: Vec<String> = self.agents[1..].iter().map(|agent| agent.address(0).to_string()).collect();
+        let mut command = self.agents[0].client();
+        command.args(["doctor", "--quick", "--fix"]).args(others).args(more);
+        answering(&mut command, words)
+    }
+
+    /// Of a port on all hosts.
+    fn mtus(&self, port: &str) -> String {
+        (0..self.agents.len()).map(|host| mtu(self, host, port)).collect::<Vec<_>>().join(" ")
+    }
+}
+
+#[test]
+fn unequal_mtus_are_mended_on_both_hosts_and_the_findings_are_gone() {
+    let room = Room::with(2, &[1000, 1000], SETTABLE);
+    // One fault at each host: each is the smaller one of a link.
+    room.on(0, &["ip", "link", "set", "dev", "l0", "mtu", "1500"]);
+    room.on(1, &["ip", "link", "set", "dev", "l1", "mtu", "1500"]);
+    let (_, text) = room.fix(&["--dry-run"], "");
+    for line in ["a l0: MTU 1500 → 9000  [mtu-between-hosts]", "b l1: MTU 1500 → 9000  [mtu-between-hosts]"] {
+        assert!(text.contains(line), "{text}");
+    }
+    assert_eq!([room.mtus("l0"), room.mtus("l1")], ["1500 9000", "9000 1500"]);
+
+    let (exit, text) = room.fix(&[], "no\n");
+    assert!(text.contains("nothing was changed"), "{exit}: {text}");
+    assert_eq!(mtu(&room, 1, "l1"), "1500", "a no changes nothing");
+
+    let (exit, text) = room.fix(&["--within", "5m"], "y\ny\n");
+    assert!(text.contains("looked again: mtu-between-hosts gone") && text.contains("it stays"), "{exit}: {text}");
+    assert_eq!([room.mtus("l0"), room.mtus("l1")], ["9000 9000", "9000 9000"]);
+    let (_, healthy) = room.doctor(&["--quick"]);
+    assert!(!ids(&healthy).contains(&"mtu-between-hosts"), "{:?}", ids(&healthy));
+    // Nothing waits for a word any more, on either host.
+    for more in [&["l0"][..], &["l1", "--host", &room.agents[1].address(0).to_string()]] {
+        let (exit, text) = room.linerate(&[&["link", "confirm"], more].concat());
+        assert!(exit != 0 && text.contains("no change that waits"), "{text}");
+    }
+}
+
+#[test]
+fn what_is_not_kept_is_put_back_at_once_or_by_the_agents_in_time() {
+    let room = Room::with(2, &[1000, 1000], SETTABLE);
+    room.on(1, &["ip", "link", "set", "dev", "l1", "mtu", "1500"]);
+    let (exit, text) = room.fix(&["--within", "1h"], "y\nn\n");
+    assert!(exit == 1 && text.contains("not kept") && text.contains("is as before"), "{exit}: {text}");
+    assert_eq!(mtu(&room, 1, "l1"), "1500");
+
+    // The command dies between its two questions, with the port on trial.
+    let mut command = room.agents[0].client();
+    command.args(["doctor", "--quick", "--fix", "--within", "20s", &room.agents[1].address(0).to_string()]);
+    let pipe = std::process::Stdio::piped;
+    let mut child = command.stdin(pipe()).stdout(pipe()).spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    std::io::Write::write_all(&mut stdin, b"y\n").unwrap();
+    until("on trial", || mtu(&room, 1, "l1") == "9000");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    until("put back by the agent of that host", || mtu(&room, 1, "l1") == "1500");
+}
+
+#[test]
+fn what_does_not_help_is_put_back_and_other_hosts_must_allow_it() {
+    let room = Room::with(3, &[1000, 1000], SETTABLE);
+    // The bridge passes 1500 to c, so that a port of c that is raised to 9000 loses its large packets.
+    let switch = format!("{}-sw", room.lab.name());
+    let small = ["-n", &switch, "link", "set", "dev", "l0-c", "mtu", "1500"];
+    assert!(Command::new("ip").args(small).status().unwrap().success());
+    room.on(2, &["ip", "link", "set", "dev", "l0", "mtu", "1500"]);
+    let (exit, text) = room.fix(&["--yes", "--within", "5m"], "");
+    assert!(exit == 1 && text.contains("it did not help") && text.contains("mtu-path"), "{exit}: {text}");
+    assert_eq!(room.mtus("l0"), "9000 9000 1500");
+    drop(room);
+
+    let room = Room::new(2, &[1000]);
+    room.on(1, &["ip", "link", "set", "dev", "l0", "mtu", "1500"]);
+    let (exit, text) = room.fix(&["--yes"], "");
+    assert!(exit == 4 && text.contains("b does not take settings from other hosts"), "{exit}: {text}");
+    assert!(text.contains("settings_from_agents = true"), "{text}");
+    assert_eq!(mtu(&room, 1, "l0"), "1500");
+    let there = room.agents[1].address(0).to_string();
+    let (exit, _) = room.linerate(&["link", "set", "l0", "--mtu", "9000", "--host", &there]);
+    assert_eq!((exit, mtu(&room, 1, "l0")), (4, "1500".into()));
+}
+
+/// What a program gets; and a path that nobody can raise is made to work by lowering both ends.
+#[test]
+fn a_path_through_a_small_bridge_is_mended_by_smaller_packets() {
+    let room = Room::with(3, &[1000, 1000], SETTABLE);
+    let switch = format!("{}-sw", room.lab.name());
+    for port in ["l1-a", "l1-b", "l1-c"] {
+        let small = ["-n", &switch, "link", "set", "dev", port, "mtu", "1500"];
+        assert!(Command::new("ip").args(small).status().unwrap().success());
+    }
+    let (exit, text) = room.fix(&["--json"], "");
+    assert!(exit == 2 && text.contains("a program cannot answer"), "{text}");
+    let (_, text) = room.fix(&["--json", "--yes", "--within", "5m"], "");
+    let document: Value = serde_json::from_str(&text).unwrap_or_else(|_| panic!("{text}"));
+    assert_eq!(document["outcome"], "kept", "{text}");
+    assert_eq!(document["fix"]["ports"].as_array().unwrap().len(), 3);
+    assert!(!ids(&document).contains(&"mtu-path"), "{:?}", ids(&document));
+    assert_eq!([room.mtus("l1"), room.mtus("l0")], ["1500 1500 1500", "9000 9000 9000"]);
+}
+
+impl Room {
+    /// lldpd at the other end of a host's port: between two hosts that is the other host's end of the cable.
+    fn switch(&self, at: usize, system: &str, frame_bytes_max: u16, vlan: u16) -> Lldpd {
+        let switch = Switch { system: system.into(), port: "Ethernet1/7".into(), frame_bytes_max, vlan };
+        Lldpd::start(&self.lab.hosts()[1 - at], "l0", &switch).unwrap()
+    }
+
+    /// What the first link's port of each host hears, as `SYSTEM PORT`.
+    fn heard(&self) -> Vec<String> {
+        let (_, document) = self.doctor(&["--quick"]);
+        let hosts = document["room"]["hosts"].as_array().unwrap();
+        let port = |host: &Value| host["ports"].as_array().unwrap().iter().find(|port| port["name"] == "l0").cloned();
+        let neighbour = |host: &Value| port(host).unwrap()["neighbours"][0].clone();
+        let word = |one: Value| Some(format!("{} {}", one["system"].as_str()?, one["port"].as_str()?));
+        hosts.iter().map(|host| word(neighbour(host)).unwrap_or_default()).collect()
+    }
+}
+
+/// A daemon that others wrote speaks at both ends of a cable, as two ports of switches that are set in different ways.
+#[test]
+fn what_lldpd_says_at_both_ends_is_heard_and_what_differs_is_found() {
+    let room = Room::new(2, &[1000]);
+    assert_eq!(room.heard(), ["", ""], "nobody speaks yet");
+    let (mut small, mut other) = (room.switch(0, "leaf0", 1518, 100), room.switch(1, "leaf1", 9234, 200));
+    until("both hosts hear their switch", || {
+        small.must_run().unwrap();
+        other.must_run().unwrap();
+        room.heard() == ["leaf0 Ethernet1/7", "leaf1 Ethernet1/7"]
+    });
+
+    let folder = tempfile::tempdir().unwrap();
+    let saved = folder.path().to_str().unwrap();
+    let (exit, document) = room.doctor(&["--quick", "--save", saved]);
+    let findings = document["findings"].as_array().unwrap();
+    let found = findings.iter().find(|finding| finding["id"] == "mtu-against-switch").unwrap();
+    assert_eq!(found["title"], "MTU 9000, but its switch port leaf0 Ethernet1/7 passes 1500", "{exit}");
+    assert_eq!(found["places"], serde_json::json!([{"host": "a", "port": "l0"}]));
+    assert_eq!(ids(&document).iter().filter(|id| **id == "mtu-against-switch").count(), 1, "leaf1 passes enough");
+    // Packets do arrive here, whatever the VLANs are called; files know nothing of that.
+    assert!(!ids(&document).contains(&"vlan-between-hosts"), "{:?}", ids(&document));
+    let (_, text) = room.linerate(&["doctor", "--json", "--from", saved]);
+    let from_files: Value = serde_json::from_str(&text).unwrap();
+    assert!(ids(&from_files).contains(&"vlan-between-hosts"), "{:?}", ids(&from_files));
+    let (_, text) = room.linerate(&["link", "set", "l0", "--mtu", "8000", "--dry-run"]);
+    assert!(text.contains("leaf0 passes packets of 1500 bytes only"), "{text}");
+
+    // One that goes says so, and is forgotten.
+    small.stop().unwrap();
+    until("a switch that went is forgotten", || room.heard() == ["", "leaf1 Ethernet1/7"]);
+    assert!(!ids(&room.doctor(&["--quick"]).1).contains(&"mtu-against-switch"));
 }

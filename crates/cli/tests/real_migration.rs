@@ -227,3 +227,42 @@ fn refusals_say_why_and_touch_nothing() {
     stage.guest_goes_on();
     stage.retry();
 }
+
+/// All hosts believe in 9000 and a bridge in the middle of the second link passes 1500. The doctor names host, port and value; without its
+/// advice the migration goes without that link, or not at all if it may use no other; with it both links carry.
+#[test]
+fn jumbo_frames_into_a_small_bridge_cost_a_link_until_the_doctor_has_mended_it() {
+    let mut stage = Stage::through_switches(&[300, 300], busy());
+    stage.switch_mtu(1, 1500);
+    let to = stage.destination_address();
+    let (exit, text) = stage.linerate_at_source(&["doctor", "--quick", &to]);
+    assert_eq!(exit, 12, "{text}");
+    let named = "a l1, b l1: of packets of 9000 bytes to b l1 only 1500 pass, silently [mtu-path]";
+    assert!(text.split_whitespace().collect::<Vec<_>>().join(" ").contains(named), "{text}");
+
+    let network = format!("{}/24", stage.lab.hosts()[0].address(1));
+    let error = ended(&stage.migrate(&["--links", &network, "--link-timeout", "5s"]).finish()).failed(1);
+    println!("only the small link: {error:#}");
+    stage.guest_goes_on();
+
+    let report = ended(&stage.migrate(&["--verify"]).finish()).completed();
+    println!("without the advice: {:#}", report["links"]);
+    assert!(carried(&report, "l0") > 1 << 20 && carried(&report, "l1") == 0, "{report:#}");
+    stage.arrived();
+    stage.guest_goes_on();
+
+    let to = stage.destination_address();
+    let (_, text) = stage.linerate_at_source(&["doctor", "--quick", "--fix", "--yes", "--within", "5m", &to]);
+    assert!(text.contains("l1: MTU 9000 → 1500") && text.contains("it stays"), "{text}");
+    let report = ended(&stage.migrate(&["--verify"]).finish()).completed();
+    assert_eq!(report["verified"], true);
+    assert!(carried(&report, "l0") > 1 << 20 && carried(&report, "l1") > 1 << 20, "{report:#}");
+    stage.arrived();
+    stage.guest_goes_on();
+}
+
+/// Bytes that the link of this port carried.
+fn carried(report: &serde_json::Value, port: &str) -> u64 {
+    let links = report["links"].as_array().unwrap().iter().filter(|link| link["name"] == port);
+    links.map(|link| link["sent_bytes"].as_u64().unwrap()).sum()
+}

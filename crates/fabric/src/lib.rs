@@ -4,6 +4,7 @@
 //! * [`collect`]: how the inventory is read from the kernel.
 //! * [`probe`]: bytes that are really moved between two hosts, and what agents ask each other for it.
 //! * [`link`]: settings of a port are changed.
+//! * [`mend`]: what `--fix` would do about findings.
 //! * [`qos`]: priorities, shares and lossless traffic from one intent: on hosts, switches, Windows.
 //! * [`saved`]: inventories in files.
 //! * [`checks`]: one file for each thing that can be wrong; pure functions of a room.
@@ -12,6 +13,7 @@
 pub mod checks;
 pub mod collect;
 pub mod link;
+pub mod mend;
 pub mod model;
 pub mod probe;
 pub mod qos;

@@ -74,6 +74,7 @@ fn host(number: u8, name: &str) -> Inventory {
         version: "0.1.0".into(),
         listen: (0..2).map(|link| format!("10.1.{link}.{number}:7979")).collect(),
         links: Vec::new(),
+        rdma_type_of_service: None,
     });
     host
 }

@@ -2,9 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Tests say what they expect.
 
+mod mended;
 mod room;
 
-use linerate_fabric::checks::{ALL, run_all};
+use linerate_fabric::checks::{ALL, Mending, run_all};
 use linerate_fabric::model::*;
 use room::{bonded, healthy, measured, tagged};
 
@@ -70,7 +71,7 @@ const FAULTS: &[Fault] = &[
     ("duplicate-address", healthy, |room| named(room, "eno1").addresses[0].ip = [192, 168, 0, 1].into()),
     ("duplicate-mac", healthy, |room| l1(room).mac = Some("02:00:00:00:01:01".into())),
     ("errors-rising", healthy, |room| gained(room).rx_crc_errors = 3),
-    ("ets-differs", healthy, |room| dcb(room).ets.as_mut().unwrap().share_percent = vec![90, 10]),
+    ("ets-differs", healthy, |room| dcb(room).ets.as_mut().unwrap().share_percent = vec![90, 10, 0, 0, 0, 0, 0, 0]),
     ("fec-against-switch", healthy, |room| {
         let port =
             SwitchPort { name: "Ethernet1/2".into(), fec: Some("baser".into()), ..SwitchPort::default() };
@@ -139,6 +140,7 @@ const FAULTS: &[Fault] = &[
     ("pfc-differs", healthy, |room| dcb(room).pfc.as_mut().unwrap().lossless.clear()),
     ("qemu-machine-types", healthy, |room| drop(beta(room).hypervisor.qemu[0].machines.remove(0))),
     ("queues-few", healthy, |room| l1(room).queues.as_mut().unwrap().combined = Some(2)),
+    ("rdma-blocked", measured, |room| probe(room).rdma_failure = Some("no answer".into())),
     ("rdma-off", healthy, |room| {
         room.hosts.iter_mut().for_each(|host| drop(host.rdma.as_mut().unwrap().remove(1)))
     }),
@@ -218,6 +220,33 @@ fn every_fault_is_named_and_nothing_else() {
             assert!(!finding.places.is_empty() && !finding.seen.is_empty(), "{id} names place and values");
             assert!(!finding.why.is_empty() && !finding.fixes.is_empty(), "{id} says why and what to do");
             assert_eq!(finding.page, format!("docs/findings.md#{id}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Each finding that `--fix` says it mends is gone when what it plans was done, and nothing else comes.
+#[test]
+fn what_fix_plans_mends_the_finding() {
+    let mut wrong = Vec::new();
+    for ((id, healthy, fault), check) in FAULTS.iter().zip(ALL) {
+        let mut room = healthy();
+        fault(&mut room);
+        for change in mended::CIRCUMSTANCES.iter().filter(|(of, _)| of == id) {
+            (change.1)(&mut room);
+        }
+        let before = run_all(&room);
+        assert_eq!(before.iter().map(|one| one.id.as_str()).collect::<Vec<_>>(), [*id]);
+        let offered = mended::offered(&before[0]);
+        if offered != check.mending() {
+            wrong.push(format!("{id}: declared {:?}, offered {offered:?}", check.mending()));
+        }
+        if offered == Mending::Hands {
+            continue;
+        }
+        let after = mended::done(&mut room, &before);
+        if !after.is_empty() {
+            wrong.push(format!("{id}: {after:#?}"));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

@@ -28,6 +28,11 @@ impl Machine {
         }
         folder(&mut command, "usr", Path::new("/usr"), true);
         folder(&mut command, "run", directory, false);
+        if !self.slots.is_empty() {
+            // The default machine has no PCIe.
+            command.args(["-machine", "q35"]);
+        }
+        self.slots.iter().enumerate().for_each(|(number, slot)| slot.add(&mut command, number));
         for link in 0..self.links {
             self.wires.iter().for_each(|wires| wires.add(&mut command, link, self.mtu));
         }

@@ -86,6 +86,19 @@ fn links_are_measured(agent: &Agent) {
     println!("measured by RDMA: {report:#}");
 }
 
+/// The doctor moves bytes by RDMA too, both ways over each link.
+fn the_doctor_measures_rdma(agent: &Agent) {
+    let output = agent.client().args(["doctor", "10.9.0.2:7979", "--json"]).output().unwrap();
+    let document: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+    let probes = document["room"]["matrix"]["probes"].as_array().unwrap();
+    assert_eq!(probes.len(), 2 * LINKS, "{document:#}");
+    for probe in probes {
+        assert!(probe["rdma_mbps"].as_u64() > Some(0), "{probe:#}");
+        assert_eq!(probe["rdma_failure"], Value::Null, "{probe:#}");
+    }
+    println!("probes: {probes:#?}");
+}
+
 /// Packets that the port of a link has sent, as a report or an event says.
 fn sent_packets(link: &Value) -> Option<u64> {
     link["rdma_port"]["sent_packets"].as_u64()
@@ -100,6 +113,7 @@ fn host_a() {
     start_guest(&agent);
     wait_for("b-is-ready");
     links_are_measured(&agent);
+    the_doctor_measures_rdma(&agent);
     let moved = migrate(&agent, "10.9.0.2:7979", "rdma", || {
         tool(&["ip", "link", "set", "l1", "down"]);
         thread::sleep(Duration::from_secs(1));

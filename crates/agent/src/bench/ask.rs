@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use linerate_api::{BenchCpu, BenchEvent, BenchLink, BenchReport, BenchRequest, BenchTest, BenchTransport};
+use linerate_api::{BenchCpu, BenchDirection, BenchEvent, BenchLink, BenchReport, BenchRequest, BenchTest, BenchTransport};
 use linerate_core::{LinkId, SessionId, Token};
 use linerate_net::interfaces;
 use linerate_net::links::{Link, channels_for, pair, parse_networks, queue_pairs_for};
@@ -100,6 +100,7 @@ pub fn measure(
     place: &Place,
     migrating: bool,
     stop: &Arc<Stop>,
+    directions: &[BenchDirection],
     tell: Tell<'_>,
 ) -> Result<BenchReport, BenchError> {
     check(request)?;
@@ -128,7 +129,7 @@ pub fn measure(
             (pingpong::measure(&mut peer, links, sizes, *repetitions, time, tell)?, Vec::new())
         }
         BenchTest::Bandwidth { time_ms } => {
-            (Vec::new(), bandwidth::measure(&mut peer, links, *time_ms, tell)?)
+            (Vec::new(), bandwidth::measure(&mut peer, links, directions, *time_ms, tell)?)
         }
     };
     peer.note_links(&facts);

@@ -11,7 +11,6 @@ use super::documents::{PeerPart, check_team};
 
 /// Allowed beyond what a measurement should take: what is under way when its time is over has to arrive.
 const MARGIN: Duration = Duration::from_secs(60);
-const DIRECTIONS: [BenchDirection; 3] = [BenchDirection::Out, BenchDirection::In, BenchDirection::Both];
 
 /// A connection, its link and its direction.
 struct Lane {
@@ -24,6 +23,7 @@ struct Lane {
 pub fn measure(
     peer: &mut Peer<'_>,
     links: Vec<OpenLink>,
+    directions: &[BenchDirection],
     time_ms: u32,
     tell: Tell<'_>,
 ) -> Result<Vec<Bandwidth>, BenchError> {
@@ -32,8 +32,8 @@ pub fn measure(
         links.into_iter().enumerate().flat_map(|(number, link)| of(number, link)).collect();
     check_team(&vec![PeerPart::Receive {}; lanes.len()])?;
     let mut found = Vec::new();
-    for (number, direction) in DIRECTIONS.into_iter().enumerate() {
-        let step = DIRECTIONS.len() as f64;
+    for (number, direction) in directions.iter().copied().enumerate() {
+        let step = directions.len() as f64;
         let (fraction, until) = (number as f64 / step, (number + 1) as f64 / step);
         tell(BenchEvent::Progress { fraction, until, expected_ms: time_ms, doing: doing(direction).into() });
         let wanted = |lane: &Lane| match direction {

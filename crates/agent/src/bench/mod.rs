@@ -29,7 +29,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use linerate_api::{BenchEvent, BenchReport, BenchRequest, BenchTransport, ErrorBody};
+use linerate_api::{BenchDirection, BenchEvent, BenchReport, BenchRequest, BenchTransport, ErrorBody};
 use linerate_net::rdma::{self, wire::RdmaWire};
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::listen::{ListenOptions, Listener};
@@ -44,6 +44,9 @@ pub use stop::{Reason, Stop};
 
 /// How long nothing may move on a connection that is measured.
 const SILENCE: Duration = Duration::from_secs(5);
+
+/// What a stream is measured in, one after the other.
+const DIRECTIONS: [BenchDirection; 3] = [BenchDirection::Out, BenchDirection::In, BenchDirection::Both];
 
 /// Where links come from.
 pub(crate) enum Place {
@@ -61,7 +64,12 @@ pub fn measure(
     stop: &Arc<Stop>,
     tell: &mut dyn FnMut(BenchEvent),
 ) -> BenchEvent {
-    finished(ask::measure(host, request, &Place::Agent, migrating, stop, tell))
+    finished(ask::measure(host, request, &Place::Agent, migrating, stop, &DIRECTIONS, tell))
+}
+
+/// A stream from here over all links that the request names, and nothing else. Blocks; `stop` ends it.
+pub(crate) fn send(host: &Arc<Host>, request: &BenchRequest, stop: &Arc<Stop>) -> Result<BenchReport, BenchError> {
+    ask::measure(host, request, &Place::Agent, false, stop, &[BenchDirection::Out], &mut |_| {})
 }
 
 /// Measures over addresses of this host, both sides in this process. `request.to` names nothing then.
@@ -93,7 +101,7 @@ fn both_sides(
     let to = listener.addresses().first().map(ToString::to_string).unwrap_or_default();
     let asking = Arc::new(Host::new(name, Vec::new()));
     let request = BenchRequest { to, links: Vec::new(), ..request.clone() };
-    ask::measure(&asking, &request, &Place::Here, false, stop, tell)
+    ask::measure(&asking, &request, &Place::Here, false, stop, &DIRECTIONS, tell)
 }
 
 /// Takes RDMA connections for a measurement in this process.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use linerate_api::{DoctorAnswer, DoctorRequest, ErrorBody, Probes, Unheard};
+use linerate_api::{DoctorAnswer, DoctorRequest, ErrorBody, Heard, Probes, Unheard};
 use linerate_fabric::model::{End, Incast, Inventory, Matrix, Probe, Room};
 use linerate_fabric::probe::{Answer, Depth, Echoing, Question, Target};
 
@@ -21,7 +21,7 @@ const INVENTORY_WAIT: Duration = Duration::from_secs(15);
 const PROBES_WAIT: Duration = Duration::from_secs(60);
 
 /// A host that answered.
-struct Heard {
+struct Host {
     side: Side,
     inventory: Inventory,
 }
@@ -33,7 +33,7 @@ pub fn examine(agent: &Arc<Agent>, request: &DoctorRequest) -> Result<DoctorAnsw
         let hint = "collect inventories with `linerate doctor --inventory` and compare them with --from";
         return Err(ErrorBody::new(linerate_api::code::BAD_REQUEST, message).with_hint(hint));
     }
-    let (hosts, unheard) = inventories(agent, request);
+    let (hosts, heard, unheard) = inventories(agent, request);
     let matrix = match request.probes {
         Probes::None => Matrix::default(),
         Probes::Short => Matrix { probes: probe_all(&hosts, Depth::Short), incasts: Vec::new() },
@@ -46,13 +46,16 @@ pub fn examine(agent: &Arc<Agent>, request: &DoctorRequest) -> Result<DoctorAnsw
     let room = Room { hosts, matrix, switches: Vec::new() };
     let room = serde_json::to_value(&room)
         .map_err(|error| ErrorBody::new("internal", format!("a defect in the agent: {error}")))?;
-    Ok(DoctorAnswer { room, unheard })
+    Ok(DoctorAnswer { room, heard, unheard })
 }
 
 /// A host with its name, or why it could not be asked.
 type Found = Result<(Side, Answer), Unheard>;
 
-fn inventories(agent: &Arc<Agent>, request: &DoctorRequest) -> (Vec<Heard>, Vec<Unheard>) {
+/// Hosts that answered, the others of them by the names that the operator gave, and those that did not.
+type Inventories = (Vec<Host>, Vec<Heard>, Vec<Unheard>);
+
+fn inventories(agent: &Arc<Agent>, request: &DoctorRequest) -> Inventories {
     let question = Question::Inventory {
         watch_ms: request.watch_ms,
         names: request.hosts.iter().map(|host| host_part(host)).collect(),
@@ -67,20 +70,23 @@ fn inventories(agent: &Arc<Agent>, request: &DoctorRequest) -> (Vec<Heard>, Vec<
         let all = std::iter::once(here).chain(asking);
         all.map(|one| one.join().unwrap_or_else(|cause| std::panic::resume_unwind(cause))).collect()
     });
-    let (mut heard, mut unheard) = (Vec::<Heard>::new(), Vec::new());
-    for one in found {
+    let (mut hosts, mut heard, mut unheard) = (Vec::<Host>::new(), Vec::new(), Vec::new());
+    let names = std::iter::once(None).chain(request.hosts.iter().map(Some));
+    for (one, named) in found.into_iter().zip(names) {
         match one {
             Ok((side, Answer::Inventory(inventory))) => {
                 // A host that was named twice, or this one.
-                if !heard.iter().any(|known| known.inventory.host == inventory.host) {
-                    heard.push(Heard { side, inventory: *inventory });
+                if !hosts.iter().any(|known| known.inventory.host == inventory.host) {
+                    let host = inventory.host.clone();
+                    heard.extend(named.map(|named| Heard { named: named.clone(), host }));
+                    hosts.push(Host { side, inventory: *inventory });
                 }
             }
             Ok(_) => {}
             Err(one) => unheard.push(one),
         }
     }
-    (heard, unheard)
+    (hosts, heard, unheard)
 }
 
 /// `beta` of `beta:7979`; addresses have nothing to resolve but do no harm.
@@ -90,7 +96,7 @@ fn host_part(name: &str) -> String {
     host.trim_matches(['[', ']']).to_owned()
 }
 
-fn probe_all(hosts: &[Heard], depth: Depth) -> Vec<Probe> {
+fn probe_all(hosts: &[Host], depth: Depth) -> Vec<Probe> {
     let mut probes = Vec::new();
     for to in hosts {
         let Some(echoing) = echo(to, hosts.len()) else { continue };
@@ -102,7 +108,7 @@ fn probe_all(hosts: &[Heard], depth: Depth) -> Vec<Probe> {
     probes
 }
 
-fn echo(host: &Heard, hosts: usize) -> Option<Echoing> {
+fn echo(host: &Host, hosts: usize) -> Option<Echoing> {
     let for_ms = u64::try_from(PROBES_WAIT.as_millis()).unwrap_or(u64::MAX).saturating_mul(hosts as u64);
     match host.side.ask(Question::Echo { for_ms }, INVENTORY_WAIT) {
         Ok(Answer::Echo(echoing)) => Some(echoing),
@@ -114,7 +120,7 @@ fn echo(host: &Heard, hosts: usize) -> Option<Echoing> {
 }
 
 /// Sends probes from a host. One that cannot send them says so in each.
-fn probe(from: &Heard, targets: Vec<Target>, depth: Depth) -> Vec<Probe> {
+fn probe(from: &Host, targets: Vec<Target>, depth: Depth) -> Vec<Probe> {
     if targets.is_empty() {
         return Vec::new();
     }
@@ -133,7 +139,7 @@ fn probe(from: &Heard, targets: Vec<Target>, depth: Depth) -> Vec<Probe> {
 }
 
 /// Everybody sends to one, on each network that at least two others share with it.
-fn incasts(hosts: &[Heard], probes: &[Probe]) -> Vec<Incast> {
+fn incasts(hosts: &[Host], probes: &[Probe]) -> Vec<Incast> {
     let mut incasts = Vec::new();
     for to in hosts {
         let ends: Vec<_> = probes.iter().filter(|probe| probe.to.host == to.inventory.host).collect();
@@ -152,7 +158,7 @@ fn incasts(hosts: &[Heard], probes: &[Probe]) -> Vec<Incast> {
     incasts
 }
 
-fn incast(hosts: &[Heard], to: &Heard, end: &End, alone: &[&&Probe]) -> Incast {
+fn incast(hosts: &[Host], to: &Host, end: &End, alone: &[&&Probe]) -> Incast {
     let echoing = echo(to, 1).unwrap_or(Echoing { token: [0; 16], addresses: Vec::new() });
     let fastest = alone.iter().filter_map(|probe| probe.throughput_mbps).max();
     let results: Vec<Option<Probe>> = thread::scope(|scope| {

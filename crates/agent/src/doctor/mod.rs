@@ -6,12 +6,14 @@
 //! | `serve` | one question of another agent |
 //! | `coordinate` | a request of the local API: inventories, then probes between every two hosts |
 //! | `pairs` | which ports probe which (pure) |
+//! | `rdma` | RDMA throughput of a link |
 //! | `sides` | a host by its agent: this one directly, others over the network |
 
 pub mod coordinate;
 mod pairs;
+mod rdma;
 pub mod serve;
-mod sides;
+pub(crate) mod sides;
 
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicUsize;
@@ -82,6 +84,7 @@ pub(crate) fn inventory_here(agent: &Agent, watch: Duration, names: Vec<String>)
             version: env!("CARGO_PKG_VERSION").to_owned(),
             listen: agent.config.listen.iter().map(ToString::to_string).collect(),
             links: Vec::new(),
+            rdma_type_of_service: Some(agent.config.rdma_type_of_service.unwrap_or(0)),
         }),
         ..quick(agent)
     })

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use linerate_fabric::model::{End, Inventory, Network, Port};
+use linerate_fabric::model::{End, Inventory, Network, Port, RdmaPort};
 use linerate_fabric::probe::{Echoing, Target};
 
 /// Targets from one host to another, one for each network that both agents listen on.
@@ -25,10 +25,17 @@ pub fn targets(from: &Inventory, to: &Inventory, echoing: &Echoing) -> Vec<Targe
                 echo: *echo,
                 token: echoing.token,
                 agent: far,
+                rdma: has_rdma(from, port) && has_rdma(to, far_port),
             });
         }
     }
     targets
+}
+
+fn has_rdma(host: &Inventory, port: &Port) -> bool {
+    let active = |rdma: &RdmaPort| rdma.state.as_deref().is_some_and(|state| state.contains("ACTIVE"));
+    let ours = |rdma: &RdmaPort| rdma.port.as_ref() == Some(&port.name) && active(rdma);
+    host.rdma.iter().flatten().flat_map(|device| &device.ports).any(ours)
 }
 
 fn end(host: &Inventory, port: &Port, ip: IpAddr) -> End {
@@ -49,7 +56,7 @@ fn listening(host: &Inventory) -> Vec<(&Port, SocketAddr, Network)> {
 
 #[cfg(test)]
 mod tests {
-    use linerate_fabric::model::{Address, Agent};
+    use linerate_fabric::model::{Address, Agent, RdmaDevice};
 
     use super::*;
 
@@ -83,6 +90,24 @@ mod tests {
         assert_eq!(ends, [("l0", "l1"), ("l1", "l0")]);
         assert_eq!(targets[0].agent, SocketAddr::from(([10, 0, 0, 2], 7979)));
         assert_eq!(targets[0].echo.port(), 9);
+    }
+
+    #[test]
+    fn rdma_is_measured_where_both_ends_have_it_active() {
+        let (mut alpha, mut beta) = (host("alpha", &[[10, 0, 0, 1]]), host("beta", &[[10, 0, 0, 2]]));
+        let device = |state: &str| {
+            let (port, state) = (Some("l0".to_owned()), Some(state.to_owned()));
+            let ports = vec![RdmaPort { port, state, ..RdmaPort::default() }];
+            Some(vec![RdmaDevice { ports, ..RdmaDevice::default() }])
+        };
+        let measured = |alpha: &Inventory, beta: &Inventory| {
+            targets(alpha, beta, &echoing(&[[10, 0, 0, 2]])).iter().map(|target| target.rdma).collect::<Vec<_>>()
+        };
+        assert_eq!(measured(&alpha, &beta), [false]);
+        (alpha.rdma, beta.rdma) = (device("ACTIVE"), device("ACTIVE"));
+        assert_eq!(measured(&alpha, &beta), [true]);
+        beta.rdma = device("DOWN");
+        assert_eq!(measured(&alpha, &beta), [false]);
     }
 
     #[test]

@@ -16,9 +16,10 @@ use linerate_net::tcp::listen::Accepted;
 use linerate_wire::frame::Welcome;
 use linerate_wire::{VERSION_MAX, VERSION_MIN, negotiate};
 
-use super::{Doctor, inventory_here};
+use super::{Doctor, inventory_here, rdma};
 use crate::agent::Agent;
 use crate::faults::chain;
+use crate::settings;
 
 /// Targets of one question.
 const TARGETS_MAX: usize = 1024;
@@ -47,7 +48,7 @@ fn converse(agent: &Arc<Agent>, stream: &Stream, peer: std::net::SocketAddr) -> 
 }
 
 /// The answer to any question but a load.
-pub(super) fn answer(agent: &Agent, question: Question) -> Answer {
+pub(super) fn answer(agent: &Arc<Agent>, question: Question) -> Answer {
     match question {
         Question::Inventory { watch_ms, names } => {
             Answer::Inventory(Box::new(inventory_here(agent, Duration::from_millis(watch_ms), names)))
@@ -59,6 +60,9 @@ pub(super) fn answer(agent: &Agent, question: Question) -> Answer {
             }
         }
         Question::Probe { targets, depth } => probe(agent, &targets, depth),
+        Question::Change { change } => {
+            Answer::Changed { changed: Box::new(settings::asked_by_another(agent, *change)) }
+        }
         Question::Sink => Answer::Refused { why: "a load needs a connection of its own".into() },
     }
 }
@@ -77,7 +81,12 @@ fn probe(agent: &Agent, targets: &[Target], depth: Depth) -> Answer {
             why: format!("{} is on no network that this host listens on", stranger.echo),
         };
     }
-    Answer::Probes { probes: targets.iter().map(|target| run::probe(target, depth)).collect() }
+    let one = |target: &Target| {
+        let mut probe = run::probe(target, depth);
+        rdma::probe(agent, target, depth, &mut probe);
+        probe
+    };
+    Answer::Probes { probes: targets.iter().map(one).collect() }
 }
 
 /// From an address that the agent listens at, to one of the same network.

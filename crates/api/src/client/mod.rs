@@ -118,6 +118,11 @@ impl Client {
         self.post(paths::LINK_CONFIRM, request).await
     }
 
+    /// What is on trial is put back at once.
+    pub async fn put_back_link(&self, request: &LinkConfirm) -> Result<LinkConfirm, ClientError> {
+        self.post(paths::LINK_PUT_BACK, request).await
+    }
+
     /// Sets ports as an intent says, on trial.
     pub async fn apply_qos(&self, request: &QosRequest) -> Result<QosAnswer, ClientError> {
         self.post(paths::QOS_APPLY, request).await

@@ -7,6 +7,7 @@ use linerate_fabric::report::{Verdict, html, verdict};
 use linerate_fabric::saved;
 use serde::Serialize;
 
+use super::fix;
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -16,14 +17,6 @@ use crate::render::doctor;
 /// Counters are watched this long, so that errors that rise are told from old ones.
 const WATCH_MS: u64 = 1000;
 
-/// For programs.
-#[derive(Serialize)]
-struct Document<'a> {
-    findings: &'a [Finding],
-    unheard: &'a [Unheard],
-    room: &'a Room,
-}
-
 /// Asks the agent, and others through it.
 pub async fn run(flags: &DoctorFlags, context: &Context) -> Result<Exit, Failure> {
     let quick = flags.quick || flags.inventory;
@@ -32,18 +25,35 @@ pub async fn run(flags: &DoctorFlags, context: &Context) -> Result<Exit, Failure
         probes: if quick { Probes::Short } else { Probes::Full },
         watch_ms: if quick { 0 } else { WATCH_MS },
     };
-    let DoctorAnswer { room, unheard } = context.client.doctor(&request).await?;
-    let room: Room = serde_json::from_value(room).map_err(|error| {
-        let message = format!("the agent's answer was not understood: {error}");
-        Failure::new(Exit::Failed, message, "use the client and the agent of one version")
-    })?;
+    let DoctorAnswer { room, heard, unheard } = context.client.doctor(&request).await?;
+    let room = understood(room)?;
     if flags.inventory {
         return inventory(&room, context);
     }
     if let Some(folder) = &flags.save {
         saved::write(&room, folder).map_err(|error| Failure::new(Exit::Failed, error.to_string(), ""))?;
     }
-    report(&room, &unheard, flags, context)
+    let look = Look { findings: run_all(&room), room, unheard };
+    match flags.fix {
+        false => report(&look, flags, context),
+        true => fix::run(&look, &heard, flags, context).await,
+    }
+}
+
+/// What the agent saw, and what is wrong with it.
+#[derive(Serialize)]
+pub(super) struct Look {
+    pub(super) findings: Vec<Finding>,
+    pub(super) unheard: Vec<Unheard>,
+    pub(super) room: Room,
+}
+
+/// The room of an answer.
+pub(super) fn understood(room: serde_json::Value) -> Result<Room, Failure> {
+    serde_json::from_value(room).map_err(|error| {
+        let message = format!("the agent's answer was not understood: {error}");
+        Failure::new(Exit::Failed, message, "use the client and the agent of one version")
+    })
 }
 
 /// Looks at saved inventories.
@@ -52,7 +62,15 @@ pub fn saved(flags: &DoctorFlags, context: &Context) -> Result<Exit, Failure> {
     let room = saved::read(&folder).map_err(|error| {
         Failure::new(Exit::Failed, error.to_string(), "docs/inventory.md describes the files")
     })?;
-    report(&room, &[], flags, context)
+    let look = Look { findings: run_all(&room), room, unheard: Vec::new() };
+    match (flags.fix, flags.dry_run) {
+        (false, _) => report(&look, flags, context),
+        (true, true) => fix::dry_run(&look, flags, context),
+        (true, false) => {
+            let message = "saved inventories cannot be changed";
+            Err(Failure::new(Exit::Usage, message, "--fix --dry-run shows what would be done"))
+        }
+    }
 }
 
 fn inventory(room: &Room, context: &Context) -> Result<Exit, Failure> {
@@ -65,21 +83,28 @@ fn inventory(room: &Room, context: &Context) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-fn report(room: &Room, unheard: &[Unheard], flags: &DoctorFlags, context: &Context) -> Result<Exit, Failure> {
-    let findings = run_all(room);
-    if let Some(file) = &flags.html {
-        std::fs::write(file, html(room, &findings)).map_err(|error| {
-            let message = format!("{} cannot be written: {error}", file.display());
-            Failure::new(Exit::Failed, message, "")
-        })?;
-    }
-    let document = Document { findings: &findings, unheard, room };
-    context.answer(&document, || doctor::report(room, &findings, unheard, flags.details, context.out))?;
-    Ok(exit(&findings, unheard))
+fn report(look: &Look, flags: &DoctorFlags, context: &Context) -> Result<Exit, Failure> {
+    page(look, flags)?;
+    context.answer(look, || text(look, flags, context))?;
+    Ok(exit(&look.findings, &look.unheard))
+}
+
+/// The page, if one is wanted.
+pub(super) fn page(look: &Look, flags: &DoctorFlags) -> Result<(), Failure> {
+    let Some(file) = &flags.html else { return Ok(()) };
+    std::fs::write(file, html(&look.room, &look.findings)).map_err(|error| {
+        let message = format!("{} cannot be written: {error}", file.display());
+        Failure::new(Exit::Failed, message, "")
+    })
+}
+
+/// For people.
+pub(super) fn text(look: &Look, flags: &DoctorFlags, context: &Context) -> String {
+    doctor::report(&look.room, &look.findings, &look.unheard, flags.details, context.out)
 }
 
 /// Hints are no reason to stop a script.
-fn exit(findings: &[Finding], unheard: &[Unheard]) -> Exit {
+pub(super) fn exit(findings: &[Finding], unheard: &[Unheard]) -> Exit {
     match verdict(findings) {
         _ if !unheard.is_empty() => Exit::DoctorErrors,
         Verdict::Errors => Exit::DoctorErrors,

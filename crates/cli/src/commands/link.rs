@@ -1,6 +1,6 @@
 //! `linerate link show | set | confirm`
 
-use linerate_api::{DoctorRequest, LinkAnswer, LinkConfirm};
+use linerate_api::{DoctorRequest, LinkAnswer};
 use linerate_fabric::model::{Port, PortKind, Room};
 
 use crate::context::Context;
@@ -15,13 +15,22 @@ pub async fn run(command: LinkCommand, context: &Context) -> Result<Exit, Failur
         LinkCommand::Show { port } => show(port.as_deref(), context).await,
         LinkCommand::Set(flags) => {
             let answer = context.client.set_link(&flags.request()).await?;
-            context.answer(&answer, || said(&answer))?;
+            context.answer(&answer, || said(&answer, flags.host.as_deref()))?;
             Ok(Exit::Ok)
         }
-        LinkCommand::Confirm { port } => {
-            context.client.confirm_link(&LinkConfirm { port: port.clone() }).await?;
+        LinkCommand::Confirm(flags) => {
+            context.client.confirm_link(&flags.request()).await?;
+            let port = &flags.port;
             context.answer(&serde_json::json!({"port": port, "confirmed": true}), || {
                 format!("{port}: stays as it is now\n")
+            })?;
+            Ok(Exit::Ok)
+        }
+        LinkCommand::PutBack(flags) => {
+            context.client.put_back_link(&flags.request()).await?;
+            let port = &flags.port;
+            context.answer(&serde_json::json!({"port": port, "put_back": true}), || {
+                format!("{port}: is as it was before\n")
             })?;
             Ok(Exit::Ok)
         }
@@ -48,8 +57,9 @@ async fn show(name: Option<&str>, context: &Context) -> Result<Exit, Failure> {
 }
 
 /// What was done to a port, for people.
-pub(super) fn said(answer: &LinkAnswer) -> String {
+pub(super) fn said(answer: &LinkAnswer, host: Option<&str>) -> String {
     let port = &answer.port;
+    let host = host.map(|host| format!(" --host {host}")).unwrap_or_default();
     if answer.steps.is_empty() {
         return format!("{port}: nothing to change\n");
     }
@@ -61,7 +71,7 @@ pub(super) fn said(answer: &LinkAnswer) -> String {
     lines.extend(answer.warnings.iter().map(|warning| format!("warning: {warning}")));
     lines.push(match answer.confirm_within_s {
         Some(seconds) => format!(
-            "done on trial; it is put back in {seconds} s unless you say: linerate link confirm {port}"
+            "done on trial; it is put back in {seconds} s unless you say: linerate link confirm {port}{host}"
         ),
         None => "nothing was changed (dry run)".to_owned(),
     });

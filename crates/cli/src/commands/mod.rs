@@ -4,6 +4,7 @@ mod agent;
 mod bench;
 mod completions;
 mod doctor;
+mod fix;
 mod libvirt;
 mod link;
 mod man;

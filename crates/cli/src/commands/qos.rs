@@ -65,9 +65,9 @@ pub fn windows(file: &Path, context: &Context) -> Result<Exit, Failure> {
 
 async fn apply(flags: &QosApplyFlags, context: &Context) -> Result<Exit, Failure> {
     let intent = text(&flags.file)?;
-    let request = QosRequest { intent, dry_run: flags.dry_run, confirm_within_s: flags.within };
+    let request = QosRequest { intent, host: None, dry_run: flags.dry_run, confirm_within_s: flags.within };
     let answer = context.client.apply_qos(&request).await?;
-    context.answer(&answer, || answer.ports.iter().map(said).collect::<String>())?;
+    context.answer(&answer, || answer.ports.iter().map(|port| said(port, None)).collect::<String>())?;
     Ok(Exit::Ok)
 }
 
@@ -89,7 +89,7 @@ fn saved(folder: &Path) -> Result<Room, Failure> {
 
 async fn asked(hosts: &[String], context: &Context) -> Result<(Room, Vec<Unheard>), Failure> {
     let request = DoctorRequest { hosts: hosts.to_vec(), ..DoctorRequest::default() };
-    let DoctorAnswer { room, unheard } = context.client.doctor(&request).await?;
+    let DoctorAnswer { room, unheard, .. } = context.client.doctor(&request).await?;
     let room = serde_json::from_value(room).map_err(|error| {
         let message = format!("the agent's answer was not understood: {error}");
         Failure::new(Exit::Failed, message, "use the client and the agent of one version")
@@ -115,12 +115,12 @@ fn exit_of_plan(hosts: &[HostPlan], unheard: &[Unheard]) -> Exit {
     }
 }
 
-fn intent(text: &str) -> Result<Intent, Failure> {
+pub(super) fn intent(text: &str) -> Result<Intent, Failure> {
     parse(text).map_err(|error| refused(&error))
 }
 
 /// The file's text. A byte more than is allowed is read, so that a longer file is told from one that fits.
-fn text(file: &Path) -> Result<String, Failure> {
+pub(super) fn text(file: &Path) -> Result<String, Failure> {
     let read = || -> io::Result<String> {
         let source: Box<dyn Read> =
             if file == Path::new("-") { Box::new(io::stdin().lock()) } else { Box::new(File::open(file)?) };

@@ -146,8 +146,9 @@ fn matrix(probes: &[Probe]) -> Vec<String> {
         return Vec::new();
     }
     use Align::{Left, Right};
-    let mut table = Table::new(&[Left, Left, Right, Right, Right, Right, Left]);
-    table.row(["from", "to", "path MTU", "round trip", "throughput", "loaded", ""].map(String::from));
+    let mut table = Table::new(&[Left, Left, Right, Right, Right, Right, Right, Left]);
+    let rdma = if probes.iter().any(has_rdma) { "RDMA" } else { "" };
+    table.row(["from", "to", "path MTU", "round trip", "throughput", rdma, "loaded", ""].map(String::from));
     for probe in probes {
         table.row(cells(probe).map(|cell| clean(&cell)));
     }
@@ -156,7 +157,11 @@ fn matrix(probes: &[Probe]) -> Vec<String> {
     lines
 }
 
-fn cells(probe: &Probe) -> [String; 7] {
+fn has_rdma(probe: &Probe) -> bool {
+    probe.rdma_mbps.is_some() || probe.rdma_failure.is_some()
+}
+
+fn cells(probe: &Probe) -> [String; 8] {
     let unknown = || "–".to_owned();
     let mtu = probe.path_mtu.map_or_else(unknown, |mtu| match (mtu.passed < mtu.promised, mtu.black_hole) {
         (false, _) => mtu.passed.to_string(),
@@ -171,6 +176,7 @@ fn cells(probe: &Probe) -> [String; 7] {
         probe.failure.clone(),
         probe.leaves_by.as_ref().map(|port| format!("unbound packets leave by {port}")),
         probe.arrives_at.as_ref().map(|port| format!("arrives at {port}")),
+        probe.rdma_failure.as_ref().map(|why| format!("RDMA: {why}")),
         probe.loss_permille.filter(|loss| *loss > 0).map(|loss| format!("{loss} ‰ lost under load")),
     ];
     [
@@ -179,6 +185,11 @@ fn cells(probe: &Probe) -> [String; 7] {
         mtu,
         time(probe.latency),
         probe.throughput_mbps.map_or_else(unknown, |rate| format!("{rate} Mb/s")),
+        match (probe.rdma_mbps, &probe.rdma_failure) {
+            (Some(rate), _) => format!("{rate} Mb/s"),
+            (None, Some(_)) => unknown(),
+            (None, None) => String::new(),
+        },
         time(probe.latency_loaded),
         notes.into_iter().flatten().collect::<Vec<_>>().join("; "),
     ]
@@ -273,7 +284,13 @@ mod tests {
         one.throughput_mbps = Some(2412);
         let text = matrix(&[one]).join("\n");
         assert!(text.contains("1500 of 9000, silently"), "{text}");
-        assert!(text.contains("2412 Mb/s"), "{text}");
+        assert!(text.contains("2412 Mb/s") && !text.contains("RDMA"), "{text}");
+        let mut fast = probe();
+        (fast.rdma_mbps, fast.throughput_mbps) = (Some(92_000), Some(80_000));
+        let mut broken = probe();
+        broken.rdma_failure = Some("no answer".into());
+        let text = matrix(&[fast, broken]).join("\n");
+        assert!(text.contains("RDMA") && text.contains("92000 Mb/s") && text.contains("RDMA: no answer"), "{text}");
     }
 
     #[test]

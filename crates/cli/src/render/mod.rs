@@ -4,6 +4,7 @@ pub mod bar;
 pub mod bench;
 pub mod bench_charts;
 pub mod doctor;
+pub mod fix;
 pub mod format;
 pub mod frame;
 pub mod lists;

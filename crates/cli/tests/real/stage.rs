@@ -47,6 +47,22 @@ impl Stage {
         Stage::build(links_mbps, parameters, qemu, Some(disk))
     }
 
+    /// Two hosts whose cables end in switches, bridges that can be set; their ports may be set from each other.
+    pub fn through_switches(links_mbps: &[u64], parameters: GuestParameters) -> Stage {
+        let hosts = hosts_of(3, links_mbps, "settings_from_agents = true\n");
+        Stage::build_on(hosts, parameters, QemuVersion::System, None)
+    }
+
+    /// The switch of a link passes no larger packets any more.
+    pub fn switch_mtu(&self, link: usize, mtu: u32) {
+        let namespace = format!("{}-sw", self.lab.name());
+        for host in self.lab.hosts() {
+            let (port, mtu) = (format!("l{link}-{}", host.name()), mtu.to_string());
+            let words = ["-n", &namespace, "link", "set", "dev", &port, "mtu", &mtu];
+            assert!(std::process::Command::new("ip").args(words).status().unwrap().success());
+        }
+    }
+
     /// With a guest that somebody else started, and that the source's agent has adopted.
     pub fn adopted(parameters: GuestParameters) -> Stage {
         let (one, lab, agents) = hosts(&[1000, 1000]);
@@ -63,7 +79,11 @@ impl Stage {
     }
 
     fn build(links: &[u64], parameters: GuestParameters, qemu: QemuVersion, disk: Option<DiskMode>) -> Stage {
-        Stage::of(hosts(links), |lab| {
+        Stage::build_on(hosts(links), parameters, qemu, disk)
+    }
+
+    fn build_on(hosts: Hosts, parameters: GuestParameters, qemu: QemuVersion, disk: Option<DiskMode>) -> Stage {
+        Stage::of(hosts, |lab| {
             let spec = GuestSpec::new("g", parameters).qemu(qemu);
             let Some(mode) = disk else { return spec };
             let image = lab.directory().join("disk.img");
@@ -79,7 +99,7 @@ impl Stage {
 
     /// On hosts that have more than usual.
     pub fn with_hosts(hosts: LabBuilder, links_mbps: &[u64], guest: impl FnOnce(&Lab) -> GuestSpec) -> Stage {
-        Stage::of(hosts_of(hosts, links_mbps), guest)
+        Stage::of(hosts_of(hosts, links_mbps, ""), guest)
     }
 
     fn of((one, lab, agents): Hosts, guest: impl FnOnce(&Lab) -> GuestSpec) -> Stage {
@@ -222,14 +242,16 @@ impl Stage {
 type Hosts = (MutexGuard<'static, ()>, Lab, Vec<Agent>);
 
 fn hosts(links: &[u64]) -> Hosts {
-    hosts_of(Lab::builder(), links)
+    hosts_of(Lab::builder(), links, "")
 }
 
-fn hosts_of(builder: LabBuilder, links: &[u64]) -> Hosts {
+/// The first two hosts have agents.
+fn hosts_of(builder: LabBuilder, links: &[u64], configuration: &str) -> Hosts {
     let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let builder = links.iter().fold(builder, |lab, &mbps| lab.link(LinkSpec::shaped(mbps).mtu(9000)));
     let lab = builder.build().unwrap();
-    let agents = lab.hosts().iter().map(|host| Agent::start(host, options("")).unwrap()).collect();
+    let hosts = lab.hosts().iter().take(2);
+    let agents = hosts.map(|host| Agent::start(host, options(configuration)).unwrap()).collect();
     (one, lab, agents)
 }
 

@@ -125,7 +125,7 @@ async fn examine(Json(request): Json<DoctorRequest>) -> Result<Json<DoctorAnswer
     let host = Inventory { host: "alpha".into(), ports: vec![port], ..Inventory::default() };
     let room = Room { hosts: vec![host], ..Room::default() };
     let room = serde_json::to_value(room).map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;
-    Ok(Json(DoctorAnswer { room, unheard: Vec::new() }))
+    Ok(Json(DoctorAnswer { room, heard: Vec::new(), unheard: Vec::new() }))
 }
 
 async fn migrate(State(agent): State<Arc<Agent>>, Json(request): Json<MigrateRequest>) -> Response {

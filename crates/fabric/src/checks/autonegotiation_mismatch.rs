@@ -1,8 +1,9 @@
 //! Speed forced on one side of a cable and negotiated on the other.
 
+use crate::link::{Speed, Wish};
 use crate::model::{Finding, Place, PortRef, Room, Severity};
 
-use super::Check;
+use super::{Check, Mending};
 use super::common::switch_side;
 
 const WHY: &str = "A side that negotiates with one that does not falls back to a slow or half-duplex mode, or finds no link: a 25G adapter came up at \
@@ -14,6 +15,10 @@ pub(super) struct AutonegotiationMismatch;
 impl Check for AutonegotiationMismatch {
     fn id(&self) -> &'static str {
         "autonegotiation-mismatch"
+    }
+
+    fn mending(&self) -> Mending {
+        Mending::Port
     }
 
     fn run(&self, room: &Room) -> Vec<Finding> {
@@ -46,11 +51,17 @@ impl AutonegotiationMismatch {
         let port = &at.port.name;
         let fastest =
             at.port.link.speed_max_mbps().or(speed).map_or("SPEED".to_owned(), |speed| speed.to_string());
-        let command = match ours {
-            true => format!("ethtool -s {port} speed {fastest} duplex full autoneg off"),
-            false => format!("ethtool -s {port} autoneg on"),
-        };
-        Some(finding.command(at.place(), "do as the switch port does (its speed, if it is forced)", command))
+        let (place, what) = (at.place(), "do as the switch port does (its speed, if it is forced)");
+        let negotiate = Wish { speed: Some(Speed::Auto), ..Wish::default() };
+        Some(match ours {
+            // Nobody says to which speed the switch is forced.
+            true => finding.command(
+                place,
+                what,
+                format!("ethtool -s {port} speed {fastest} duplex full autoneg off"),
+            ),
+            false => finding.mend(place, what, format!("ethtool -s {port} autoneg on"), negotiate),
+        })
     }
 }
 

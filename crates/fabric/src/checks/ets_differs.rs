@@ -2,8 +2,8 @@
 
 use crate::model::{Ets, Finding, Place, PortRef, Room, Segment, Severity};
 
-use super::Check;
-use super::common::{Value, carriers, differ, join, migration_segments, numbers, switch_side};
+use super::{Check, Mending};
+use super::common::{Value, advise_intent, carriers, differ, join, migration_segments, numbers, switch_side};
 
 const WHY: &str = "Each side gives traffic classes other shares: under load, migrations get less in one direction than was planned, or take from storage.";
 
@@ -13,6 +13,10 @@ pub(super) struct EtsDiffers;
 impl Check for EtsDiffers {
     fn id(&self) -> &'static str {
         "ets-differs"
+    }
+
+    fn mending(&self) -> Mending {
+        Mending::Intent
     }
 
     fn run(&self, room: &Room) -> Vec<Finding> {
@@ -52,7 +56,7 @@ impl EtsDiffers {
         values.extend(switches(room, &ports));
         let whereabouts = format!("on {}", segment.network);
         let finding = differ(self.id(), Severity::Warning, "shares (ETS)", &whereabouts, &values)?;
-        Some(finding.why(WHY).step(None, "set the same shares everywhere, for instance: dcb ets set dev PORT tc-tsa all:ets tc-bw 0:50 1:50 prio-tc 3:1"))
+        Some(advise_intent(finding.why(WHY), &ports))
     }
 }
 

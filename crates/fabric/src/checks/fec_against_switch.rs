@@ -1,8 +1,9 @@
 //! Forward error correction that is not the switch port's.
 
+use crate::link::Wish;
 use crate::model::{Finding, Place, PortRef, Room, Severity};
 
-use super::Check;
+use super::{Check, Mending};
 use super::common::switch_side;
 
 const WHY: &str = "Both sides must correct errors in the same way. Otherwise there is no link, or one whose packets are damaged now and then.";
@@ -15,9 +16,23 @@ impl Check for FecAgainstSwitch {
         "fec-against-switch"
     }
 
+    fn mending(&self) -> Mending {
+        Mending::Port
+    }
+
     fn run(&self, room: &Room) -> Vec<Finding> {
         room.ports().filter_map(|at| self.port(room, at)).collect()
     }
+}
+
+/// The switch's word, if it is one that a port can be set to.
+fn wish(theirs: &str) -> Option<Wish> {
+    let fec = match theirs {
+        "none" | "off" => "off",
+        "rs" | "baser" | "llrs" => theirs,
+        _ => return None,
+    };
+    Some(Wish { fec: Some(fec.to_owned()), ..Wish::default() })
 }
 
 impl FecAgainstSwitch {
@@ -34,9 +49,12 @@ impl FecAgainstSwitch {
             .at(at.place())
             .seen(at.place(), "FEC", ours)
             .seen(Place::host(&name), "FEC", theirs)
-            .why(WHY)
-            .command(at.place(), "do as the switch port does", command);
-        Some(finding)
+            .why(WHY);
+        let what = "do as the switch port does";
+        Some(match wish(theirs) {
+            Some(wish) => finding.mend(at.place(), what, command, wish),
+            None => finding.command(at.place(), what, command),
+        })
     }
 }
 

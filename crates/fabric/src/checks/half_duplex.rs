@@ -1,8 +1,9 @@
 //! A port that sends or receives, not both at once.
 
+use crate::link::{Speed, Wish};
 use crate::model::{Duplex, Finding, Room, Severity};
 
-use super::Check;
+use super::{Check, Mending};
 
 const WHY: &str = "One direction at a time, and collisions with the other side if that runs full duplex: a migration's data and its \
      acknowledgements stand in each other's way. It is what is left of a failed negotiation.";
@@ -13,6 +14,10 @@ pub(super) struct HalfDuplex;
 impl Check for HalfDuplex {
     fn id(&self) -> &'static str {
         "half-duplex"
+    }
+
+    fn mending(&self) -> Mending {
+        Mending::Port
     }
 
     fn run(&self, room: &Room) -> Vec<Finding> {
@@ -29,7 +34,14 @@ impl Check for HalfDuplex {
                     None,
                     "set the switch port to negotiate, or both sides to the same speed and full duplex",
                 )
-                .command(at.place(), "negotiate", format!("ethtool -s {} autoneg on", at.port.name))
+        };
+        let finding = |at: crate::model::PortRef<'_>| {
+            let (place, command) = (at.place(), format!("ethtool -s {} autoneg on", at.port.name));
+            let wish = Wish { speed: Some(Speed::Auto), ..Wish::default() };
+            match at.port.link.autonegotiation {
+                Some(false) => finding(at).mend(place, "negotiate", command, wish),
+                _ => finding(at).command(place, "negotiate", command),
+            }
         };
         half.map(finding).collect()
     }

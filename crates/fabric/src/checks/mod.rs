@@ -9,12 +9,16 @@
 //!    and how to put it right, with a command where there is one.
 //! 3. A line in [`ALL`]. The registry's tests then demand that the id is the file's name, that `docs/findings.md` has a section
 //!    with the id, and that the healthy room of `testing` is silent.
-//! 4. A test in the same file that makes one fault in the healthy room and calls `testing::only(&room, "id")`: the check speaks,
+//! 4. If `linerate doctor --fix` shall mend it: [`Check::mending`], the wish by [`Finding::mend`], and the section says so. The
+//!    tests then demand that a room in which the wish was done is silent.
+//! 5. A test in the same file that makes one fault in the healthy room and calls `testing::only(&room, "id")`: the check speaks,
 //!    and **no other check does**. A fault has many effects; the check of an effect is silent where another one names the cause.
 //!
 //! `common` has what several checks need: which ports migrations use, what differs between places, what a switch says.
 
 mod common;
+#[cfg(test)]
+pub(crate) use common::testing as testing_rooms;
 
 mod asymmetric_routing;
 mod autonegotiation_mismatch;
@@ -59,6 +63,7 @@ mod pcie_below_ports;
 mod pfc_differs;
 mod qemu_machine_types;
 mod queues_few;
+mod rdma_blocked;
 mod rdma_off;
 mod rdma_one_sided;
 mod rdma_port_down;
@@ -80,10 +85,26 @@ mod vlan_not_on_switch;
 
 use crate::model::{Finding, Room};
 
+/// What `linerate doctor --fix` can do about a finding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mending {
+    /// Nothing: hands, another system or another tool are needed.
+    Hands,
+    /// Settings of ports, where they are the reason.
+    Port,
+    /// What an intent says, if the operator gives one.
+    Intent,
+}
+
 /// Something that can be wrong.
 pub trait Check: Sync {
     /// Its id, as in findings and in the documentation.
     fn id(&self) -> &'static str;
+
+    /// What `linerate doctor --fix` can do about it.
+    fn mending(&self) -> Mending {
+        Mending::Hands
+    }
 
     /// Everything of its sort that is wrong in the room.
     fn run(&self, room: &Room) -> Vec<Finding>;
@@ -134,6 +155,7 @@ pub const ALL: &[&dyn Check] = &[
     &pfc_differs::PfcDiffers,
     &qemu_machine_types::QemuMachineTypes,
     &queues_few::QueuesFew,
+    &rdma_blocked::RdmaBlocked,
     &rdma_off::RdmaOff,
     &rdma_one_sided::RdmaOneSided,
     &rdma_port_down::RdmaPortDown,
@@ -192,6 +214,17 @@ mod tests {
             let file = format!("{folder}{}.rs", id.replace('-', "_"));
             assert!(std::path::Path::new(&file).is_file(), "{file}");
             assert!(page.contains(&format!("## {id}\n")), "docs/findings.md has no section {id}");
+        }
+        for check in ALL {
+            let section = page.split_once(&format!("## {}\n", check.id())).unwrap().1;
+            let section = section.split("\n## ").next().unwrap().trim_end();
+            let said = section.lines().last().unwrap().strip_prefix("`--fix`: ").expect(check.id());
+            let declared = match check.mending() {
+                Mending::Hands => said == "no.",
+                Mending::Port => said != "no." && !said.contains("--qos"),
+                Mending::Intent => said == "with `--qos FILE`.",
+            };
+            assert!(declared, "{}: {:?} is written as {said:?}", check.id(), check.mending());
         }
         let written = std::fs::read_dir(folder).unwrap().count();
         let sections = page.lines().filter_map(|line| line.strip_prefix("## "));

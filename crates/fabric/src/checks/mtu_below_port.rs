@@ -1,8 +1,9 @@
 //! A VLAN, macvlan or bridge with a larger MTU than the port that carries it.
 
+use crate::link::Wish;
 use crate::model::{Finding, PortKind, PortRef, Room, Severity};
 
-use super::Check;
+use super::{Check, Mending};
 use super::common::outward;
 
 const WHY: &str = "Packets are made for the upper port's MTU and do not fit through the one below. Full packets of a migration are lost, small \
@@ -14,6 +15,10 @@ pub(super) struct MtuBelowPort;
 impl Check for MtuBelowPort {
     fn id(&self) -> &'static str {
         "mtu-below-port"
+    }
+
+    fn mending(&self) -> Mending {
+        Mending::Port
     }
 
     fn run(&self, room: &Room) -> Vec<Finding> {
@@ -38,7 +43,12 @@ impl MtuBelowPort {
             .seen(upper.place(), "MTU", above)
             .seen(below.place(), "MTU", carried)
             .why(WHY)
-            .command(below.place(), "raise it", format!("ip link set dev {} mtu {above}", below.port.name));
+            .mend(
+                below.place(),
+                "raise it",
+                format!("ip link set dev {} mtu {above}", below.port.name),
+                Wish { mtu: Some(above), ..Wish::default() },
+            );
         Some(finding)
     }
 }

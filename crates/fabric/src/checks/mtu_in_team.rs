@@ -1,8 +1,9 @@
 //! Members of one team with different MTUs.
 
+use crate::link::Wish;
 use crate::model::{Finding, Room, Severity};
 
-use super::Check;
+use super::{Check, Mending};
 use super::common::{Value, differ, odd, teams};
 
 const WHY: &str = "Which member a connection takes is decided by a hash: those on the smaller member lose their full packets, the others \
@@ -16,6 +17,10 @@ impl Check for MtuInTeam {
         "mtu-in-team"
     }
 
+    fn mending(&self) -> Mending {
+        Mending::Port
+    }
+
     fn run(&self, room: &Room) -> Vec<Finding> {
         let mut findings = Vec::new();
         for (team, members) in teams(room) {
@@ -25,12 +30,12 @@ impl Check for MtuInTeam {
             let Some(mut finding) = differ(self.id(), Severity::Error, "MTU", &whereabouts, &values) else {
                 continue;
             };
-            let wanted = team.port.mtu.map(|mtu| mtu.to_string());
             for (place, seen) in odd(&values).unwrap_or_default() {
-                let Some(wanted) = wanted.as_ref().filter(|wanted| *wanted != seen) else { continue };
+                let Some(wanted) = team.port.mtu.filter(|wanted| wanted.to_string() != *seen) else { continue };
                 let command =
                     format!("ip link set dev {} mtu {wanted}", place.port.as_deref().unwrap_or("PORT"));
-                finding = finding.command(place.clone(), "give it the team's MTU", command);
+                let wish = Wish { mtu: Some(wanted), ..Wish::default() };
+                finding = finding.mend(place.clone(), "give it the team's MTU", command, wish);
             }
             findings.push(finding.why(WHY).step(None, "give the switch ports of all members the same MTU"));
         }

@@ -1,8 +1,9 @@
 //! A path that passes less than the ports at both its ends.
 
-use crate::model::{End, Finding, Place, PortRef, Probe, Room, Severity};
+use crate::link::Wish;
+use crate::model::{End, Finding, Place, PortRef, Probe, Room, Segment, Severity};
 
-use super::Check;
+use super::{Check, Mending};
 use super::common::switch_side;
 
 const WHY: &str = "Something on the way has a smaller MTU than both ends. If it says so, connections slow down until they have learnt it; if it \
@@ -14,6 +15,10 @@ pub(super) struct MtuPath;
 impl Check for MtuPath {
     fn id(&self) -> &'static str {
         "mtu-path"
+    }
+
+    fn mending(&self) -> Mending {
+        Mending::Port
     }
 
     fn run(&self, room: &Room) -> Vec<Finding> {
@@ -38,21 +43,30 @@ impl MtuPath {
         let (from, to) =
             (Place::port(&probe.from.host, &probe.from.port), Place::port(&probe.to.host, &probe.to.port));
         let title = format!("of packets of {} bytes to {to} only {} pass, {how}", path.promised, path.passed);
-        let command =
-            format!("ip link set dev {} mtu {}", from.port.as_deref().unwrap_or("PORT"), path.passed);
-        let finding = Finding::new(self.id(), severity, title)
+        let mut finding = Finding::new(self.id(), severity, title)
             .at(from.clone())
             .at(to.clone())
-            .seen(from.clone(), "MTU", path.promised)
+            .seen(from, "MTU", path.promised)
             .seen(to, "largest packet that arrived", path.passed)
             .why(WHY)
             .step(
                 None,
                 format!("raise the MTU of every switch, bridge and tunnel on the way to {}", path.promised),
-            )
-            .command(from, "or lower it on all hosts of the network", command);
+            );
+        for at in larger(room, probe, path.passed) {
+            let command = format!("ip link set dev {} mtu {}", at.port.name, path.passed);
+            let wish = Wish { mtu: Some(path.passed), ..Wish::default() };
+            finding = finding.mend(at.place(), "or lower it on all hosts of the network", command, wish);
+        }
         Some(finding)
     }
+}
+
+/// Ports of the probe's network that send larger packets than pass.
+fn larger<'a>(room: &'a Room, probe: &Probe, passed: u32) -> Vec<PortRef<'a>> {
+    let ours = |segment: &Segment<'_>| segment.members.iter().any(|(_, ip)| *ip == probe.from.ip);
+    let members = room.segments().into_iter().filter(ours).flat_map(|segment| segment.members);
+    members.map(|(at, _)| at).filter(|at| at.port.mtu.is_some_and(|mtu| mtu > passed)).collect()
 }
 
 fn end<'a>(room: &'a Room, end: &End) -> Option<PortRef<'a>> {

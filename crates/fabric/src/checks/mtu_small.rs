@@ -1,8 +1,9 @@
 //! A fast network on which every port could have a larger MTU.
 
+use crate::link::Wish;
 use crate::model::{Finding, PortKind, Room, Segment, Severity};
 
-use super::Check;
+use super::{Check, Mending};
 use super::common::{carriers, migration_segments, switch_side};
 
 /// Below it, packets are few enough.
@@ -20,6 +21,10 @@ pub(super) struct MtuSmall;
 impl Check for MtuSmall {
     fn id(&self) -> &'static str {
         "mtu-small"
+    }
+
+    fn mending(&self) -> Mending {
+        Mending::Port
     }
 
     fn run(&self, room: &Room) -> Vec<Finding> {
@@ -50,7 +55,8 @@ impl MtuSmall {
             finding.step(None, format!("first set every switch port on the way to MTU {LARGE} or more"));
         for at in &ports {
             let command = format!("ip link set dev {} mtu {LARGE}", at.port.name);
-            finding = finding.command(at.place(), "then raise it on all hosts", command);
+            let wish = Wish { mtu: Some(LARGE), ..Wish::default() };
+            finding = finding.mend(at.place(), "then raise it on all hosts", command, wish);
         }
         Some(finding)
     }

@@ -2,8 +2,8 @@
 
 use crate::model::{Finding, Place, PortRef, Room, Segment, Severity};
 
-use super::Check;
-use super::common::{Value, carriers, differ, migration_segments, numbers, odd, switch_side};
+use super::{Check, Mending};
+use super::common::{Value, advise_intent, carriers, differ, migration_segments, numbers, odd, switch_side};
 
 const WHY: &str = "A priority is lossless only if every port on the way stops for it. Where one does not, RDMA loses packets under load: throughput falls to a part, \
      and connections may break.";
@@ -14,6 +14,10 @@ pub(super) struct PfcDiffers;
 impl Check for PfcDiffers {
     fn id(&self) -> &'static str {
         "pfc-differs"
+    }
+
+    fn mending(&self) -> Mending {
+        Mending::Intent
     }
 
     fn run(&self, room: &Room) -> Vec<Finding> {
@@ -49,7 +53,7 @@ impl PfcDiffers {
         values.extend(switches(room, &ports));
         let whereabouts = format!("on {}", segment.network);
         let finding = differ(self.id(), Severity::Warning, "lossless priorities", &whereabouts, &values)?;
-        Some(finding.why(WHY).step(None, "make the same priorities lossless on all hosts and switch ports, for instance: dcb pfc set dev PORT prio-pfc all:off 3:on"))
+        Some(advise_intent(finding.why(WHY), &ports))
     }
 }
 

@@ -1,8 +1,9 @@
 //! A fast port with fewer queues than there are cores for it.
 
+use crate::link::Wish;
 use crate::model::{Finding, PortKind, PortRef, Room, Severity};
 
-use super::Check;
+use super::{Check, Mending};
 use super::common::migration_ports;
 
 /// Below it, one core fetches everything.
@@ -20,6 +21,10 @@ pub(super) struct QueuesFew;
 impl Check for QueuesFew {
     fn id(&self) -> &'static str {
         "queues-few"
+    }
+
+    fn mending(&self) -> Mending {
+        Mending::Port
     }
 
     fn run(&self, room: &Room) -> Vec<Finding> {
@@ -50,7 +55,12 @@ impl QueuesFew {
         .seen(at.place(), "most that the adapter can", queues.receiving_max())
         .seen(at.place(), "cores", cores)
         .why(WHY)
-        .command(at.place(), "more queues", format!("ethtool -L {} {kind} {wanted}", at.port.name));
+        .mend(
+            at.place(),
+            "more queues",
+            format!("ethtool -L {} {kind} {wanted}", at.port.name),
+            Wish { queues: Some(wanted), ..Wish::default() },
+        );
         Some(finding)
     }
 }

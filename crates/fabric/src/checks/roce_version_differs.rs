@@ -2,8 +2,8 @@
 
 use crate::model::{Finding, PortRef, Room, Segment, Severity};
 
-use super::Check;
-use super::common::{Value, carriers, differ, migration_segments, roce_of};
+use super::{Check, Mending};
+use super::common::{Value, advise_intent, carriers, differ, migration_segments, roce_of};
 
 const WHY: &str = "RoCE v1 and v2 do not understand each other: connections that do not name a version fail, and migrations fall back to TCP.";
 
@@ -13,6 +13,10 @@ pub(super) struct RoceVersionDiffers;
 impl Check for RoceVersionDiffers {
     fn id(&self) -> &'static str {
         "roce-version-differs"
+    }
+
+    fn mending(&self) -> Mending {
+        Mending::Intent
     }
 
     fn run(&self, room: &Room) -> Vec<Finding> {
@@ -31,7 +35,8 @@ impl RoceVersionDiffers {
         let values: Vec<Value> = ports.iter().filter_map(|at| Some((at.place(), value(*at)?))).collect();
         let whereabouts = format!("on {}", segment.network);
         let finding = differ(self.id(), Severity::Warning, "default RoCE version", &whereabouts, &values)?;
-        Some(finding.why(WHY).step(None, "set RoCE v2 everywhere: cma_roce_mode -d DEVICE -p PORT -m 2 (package rdma-core or the vendor's)"))
+        let step = "or by hand: cma_roce_mode -d DEVICE -p PORT -m 2 (package rdma-core or the vendor's)";
+        Some(advise_intent(finding.why(WHY), &ports).step(None, step))
     }
 }
 

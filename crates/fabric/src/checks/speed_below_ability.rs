@@ -1,8 +1,9 @@
 //! A port that runs slower than it could.
 
+use crate::link::{Speed, Wish};
 use crate::model::{Finding, PortRef, Room, Severity};
 
-use super::Check;
+use super::{Check, Mending};
 use super::autonegotiation_mismatch::mismatch;
 use super::common::migration_ports;
 
@@ -15,6 +16,10 @@ pub(super) struct SpeedBelowAbility;
 impl Check for SpeedBelowAbility {
     fn id(&self) -> &'static str {
         "speed-below-ability"
+    }
+
+    fn mending(&self) -> Mending {
+        Mending::Port
     }
 
     fn run(&self, room: &Room) -> Vec<Finding> {
@@ -48,7 +53,8 @@ impl SpeedBelowAbility {
             finding = finding.seen(at.place(), "fastest mode of the other side", format!("{peer} Mb/s"));
         }
         if forced {
-            finding = finding.command(at.place(), "negotiate", format!("ethtool -s {name} autoneg on"));
+            let wish = Wish { speed: Some(Speed::Auto), ..Wish::default() };
+            finding = finding.mend(at.place(), "negotiate", format!("ethtool -s {name} autoneg on"), wish);
         }
         let command = format!("ethtool -s {name} speed {able} duplex full autoneg off");
         Some(finding.step(None, "look at cable and transceiver: they bound the speed as well").command(
@@ -70,6 +76,17 @@ mod tests {
         let finding = only(&room, "speed-below-ability");
         assert_eq!(finding.title, "runs at 1000 Mb/s, could run at 25000 Mb/s");
         assert_eq!(finding.places[0].to_string(), "beta ens1f1");
+    }
+
+    #[test]
+    fn a_forced_port_can_be_told_to_negotiate() {
+        let mut room = healthy_room();
+        let link = &mut port(&mut room, "beta", "ens1f1").link;
+        (link.autonegotiation, link.speed_mbps) = (Some(false), Some(10_000));
+        port(&mut room, "beta", "ens1f1").neighbours[0].autonegotiation = None;
+        let fixes = only(&room, "speed-below-ability").fixes;
+        let wish = crate::link::Wish { speed: Some(crate::link::Speed::Auto), ..Default::default() };
+        assert_eq!(fixes[0].mend, Some(crate::model::Mend::Port(wish)));
     }
 
     #[test]

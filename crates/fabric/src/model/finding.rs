@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::link::Wish;
+
 /// How bad it is. Worst last, so that `max` is the worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -67,6 +69,19 @@ pub struct Fix {
     pub what: String,
     /// The command, ready to be pasted; `None` if hands are needed.
     pub command: Option<String>,
+    /// How `linerate doctor --fix` does it; `None` if it cannot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mend: Option<Mend>,
+}
+
+/// How Linerate itself puts it right.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mend {
+    /// Settings of the port, as `linerate link set` makes them.
+    Port(Wish),
+    /// The operator's intent, as `linerate qos apply` does.
+    Intent,
 }
 
 /// Something that is wrong.
@@ -127,13 +142,28 @@ impl Finding {
 
     /// Adds a command that puts it right.
     pub fn command(mut self, place: Place, what: &str, command: impl Into<String>) -> Finding {
-        self.fixes.push(Fix { place: Some(place), what: what.to_owned(), command: Some(command.into()) });
+        self.fixes.push(Fix { place: Some(place), what: what.to_owned(), command: Some(command.into()), mend: None });
+        self
+    }
+
+    /// Adds a command that puts a port right, and what `--fix` sets there.
+    pub fn mend(mut self, place: Place, what: &str, command: impl Into<String>, wish: Wish) -> Finding {
+        let (what, mend) = (what.to_owned(), Some(Mend::Port(wish)));
+        self.fixes.push(Fix { place: Some(place), what, command: Some(command.into()), mend });
+        self
+    }
+
+    /// Adds the command that makes a host as the operator's intent says.
+    pub fn by_intent(mut self, host: &str, what: &str) -> Finding {
+        let command = Some("linerate qos apply FILE".to_owned());
+        let place = Some(Place::host(host));
+        self.fixes.push(Fix { place, what: what.to_owned(), command, mend: Some(Mend::Intent) });
         self
     }
 
     /// Adds a step that needs hands or another system.
     pub fn step(mut self, place: Option<Place>, what: impl Into<String>) -> Finding {
-        self.fixes.push(Fix { place, what: what.into(), command: None });
+        self.fixes.push(Fix { place, what: what.into(), command: None, mend: None });
         self
     }
 }

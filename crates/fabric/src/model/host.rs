@@ -228,4 +228,6 @@ pub struct Agent {
     pub listen: Vec<String>,
     /// Networks that an operator narrowed links to; empty is all.
     pub links: Vec<super::Network>,
+    /// Type of service (DSCP and ECN bits) that it gives its RDMA connections; 0 is none of its own.
+    pub rdma_type_of_service: Option<u8>,
 }

@@ -6,7 +6,7 @@ use thiserror::Error;
 use super::{Agent, Cpu, Firewall, Hypervisor, Memory, Port, RdmaDevice, Resolved, Route, System, Time};
 
 /// The version that this doctor writes.
-pub const SCHEMA: Schema = Schema { major: 1, minor: 0 };
+pub const SCHEMA: Schema = Schema { major: 1, minor: 1 };
 
 /// A host with some hundred ports needs less than a megabyte.
 pub const INVENTORY_BYTES_MAX: usize = 16 << 20;

@@ -73,9 +73,12 @@ pub struct Probe {
     /// TCP segments that had to be sent again during the throughput probe.
     #[serde(default)]
     pub retransmits: Option<u64>,
-    /// RDMA throughput, megabits per second.
+    /// RDMA throughput with as many queue pairs as a migration would have, megabits per second; where both ends have RDMA.
     #[serde(default)]
     pub rdma_mbps: Option<u64>,
+    /// Why nothing was moved by RDMA although both ends have it.
+    #[serde(default)]
+    pub rdma_failure: Option<String>,
     /// The receiver's clock minus the sender's, microseconds, by half the least round trip.
     #[serde(default)]
     pub clock_ahead_us: Option<i64>,
@@ -100,6 +103,7 @@ impl Probe {
             loss_permille: None,
             retransmits: None,
             rdma_mbps: None,
+            rdma_failure: None,
             clock_ahead_us: None,
             failure: None,
         }

@@ -17,7 +17,7 @@ mod segment;
 mod switch;
 
 pub use dcb::{Application, Dcb, Dcbx, Ets, Pfc, Selector};
-pub use finding::{Finding, Fix, Place, Seen, Severity};
+pub use finding::{Finding, Fix, Mend, Place, Seen, Severity};
 pub use hardware::{Irq, Pcie, PcieLink};
 pub use host::{
     Agent, Cpu, Firewall, FirewallChain, Governor, HugePages, Hypervisor, IdleState, KernelFeature, Limit,

@@ -71,19 +71,18 @@ impl Room {
             }
             seen.push(&at.port.name);
             let before = wait.len();
-            wait.extend(
-                at.host
-                    .ports
-                    .iter()
-                    .filter(|port| carries(port, at.port))
-                    .map(|port| PortRef { host: at.host, port }),
-            );
+            wait.extend(self.directly_below(at));
             if wait.len() == before {
                 found.push(at);
             }
         }
         found.sort_by(|a, b| a.port.name.cmp(&b.port.name));
         found
+    }
+
+    /// Ports that a port stands on, one step down.
+    pub fn directly_below<'a>(&self, at: PortRef<'a>) -> impl Iterator<Item = PortRef<'a>> {
+        at.host.ports.iter().filter(move |port| carries(port, at.port)).map(move |port| PortRef { host: at.host, port })
     }
 
     /// Bonds and teams (not bridges) with their members.

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use linerate_api::{ErrorBody, LinkAnswer, LinkConfirm, LinkRequest, QosAnswer, QosRequest};
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::connect::{ConnectError, Route, connect};
 use linerate_net::tcp::options::TcpOptions;
@@ -50,6 +51,9 @@ pub struct Target {
     pub token: [u8; 16],
     /// The other agent's TCP address on this link.
     pub agent: SocketAddr,
+    /// Both ports have RDMA: bytes are moved by it too.
+    #[serde(default)]
+    pub rdma: bool,
 }
 
 /// A question to an agent.
@@ -77,6 +81,39 @@ pub enum Question {
     },
     /// Take bytes on this connection and count them.
     Sink,
+    /// Change settings of ports, if the host allows it.
+    Change {
+        /// What.
+        change: Box<Change>,
+    },
+}
+
+/// Settings of ports that an operator at another host wants; `host` in each is empty.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Change {
+    /// Like `linerate link set`.
+    Link(LinkRequest),
+    /// Like `linerate qos apply`.
+    Qos(QosRequest),
+    /// Like `linerate link confirm`.
+    Confirm(LinkConfirm),
+    /// Like `linerate link put-back`.
+    PutBack(LinkConfirm),
+}
+
+/// What became of a [`Change`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Changed {
+    /// To [`Change::Link`].
+    Link(LinkAnswer),
+    /// To [`Change::Qos`].
+    Qos(QosAnswer),
+    /// To the others.
+    Done,
+    /// It was not done.
+    Failed(ErrorBody),
 }
 
 /// Datagrams are answered.
@@ -109,6 +146,11 @@ pub enum Answer {
         bytes: u64,
         /// From the first to the last, microseconds.
         took_us: u64,
+    },
+    /// To [`Question::Change`].
+    Changed {
+        /// What became of it.
+        changed: Box<Changed>,
     },
     /// No.
     Refused {

@@ -20,4 +20,4 @@ pub mod route;
 pub mod run;
 pub mod sender;
 
-pub use ask::{Answer, AskError, Depth, Echoing, Question, Target};
+pub use ask::{Answer, AskError, Change, Changed, Depth, Echoing, Question, Target};

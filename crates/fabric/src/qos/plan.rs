@@ -81,6 +81,7 @@ pub fn port_plan(host: &Inventory, port: &Port, intent: &Intent) -> Result<Plan,
         plan.warnings.push("the link may go down for a moment while the adapter takes this".into());
     }
     applications(dcb, intent, &mut plan, &mut set, &mut undo);
+    contradictions(dcb, intent, &mut plan, &mut set, &mut undo);
     roce(host, port, intent, &mut plan, &mut set, &mut undo);
     if set != DcbSettings::default() {
         (plan.settings.dcb, plan.undo.dcb) = (Some(set), Some(undo));
@@ -230,6 +231,30 @@ fn applications(dcb: &Dcb, intent: &Intent, plan: &mut Plan, set: &mut DcbSettin
             set.add.push(new);
             undo.remove.push(new);
         }
+    }
+}
+
+/// An entry that gives RoCE by its own protocol another priority than the intent, which tells it by a mark.
+fn contradictions(
+    dcb: &Dcb,
+    intent: &Intent,
+    plan: &mut Plan,
+    set: &mut DcbSettings,
+    undo: &mut DcbSettings,
+) {
+    let migration = &intent.migration;
+    if migration.dscp.is_none() || intent.roce == Roce::None {
+        return;
+    }
+    let against = |one: &&Application| {
+        let roce = matches!(one.selector, Selector::Datagram | Selector::AnyPort) && one.protocol == ROCE_V2;
+        roce && one.priority != migration.priority
+    };
+    let found: Vec<Application> = dcb.applications.iter().filter(against).copied().collect();
+    let priorities: Vec<u8> = found.iter().map(|one| one.priority).collect();
+    if step(plan, "priority of RoCE v2 by its port", Some(ranges(&priorities)), "none") {
+        undo.add.extend(&found);
+        set.remove.extend(found);
     }
 }
 

@@ -74,13 +74,13 @@ fn matrix(probes: &[Probe]) -> String {
     if probes.is_empty() {
         return String::new();
     }
-    let head = ["from", "to", "path MTU", "round trip", "throughput", "loaded", "lost under load", ""]
+    let head = ["from", "to", "path MTU", "round trip", "throughput", "RDMA", "loaded", "lost under load", ""]
         .map(String::from);
     let rows: String = probes.iter().map(|probe| row("td", &cells(probe))).collect();
     format!("<h2>What was measured</h2>\n<table>\n{}{rows}</table>\n", row("th", &head))
 }
 
-fn cells(probe: &Probe) -> [String; 8] {
+fn cells(probe: &Probe) -> [String; 9] {
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "–".to_owned());
     let time = |latency: crate::model::Latency| format!("{} µs", latency.median_ns / 1000);
     let mtu = probe.path_mtu.map(|path| match (path.passed < path.promised, path.black_hole) {
@@ -93,6 +93,7 @@ fn cells(probe: &Probe) -> [String; 8] {
         probe.leaves_by.as_ref().map(|port| format!("leaves by {port}")),
         probe.arrives_at.as_ref().map(|port| format!("arrives at {port}")),
         probe.failure.clone(),
+        probe.rdma_failure.as_ref().map(|why| format!("RDMA: {why}")),
     ];
     [
         format!("{} {}", probe.from.host, probe.from.port),
@@ -100,6 +101,7 @@ fn cells(probe: &Probe) -> [String; 8] {
         or_dash(mtu),
         or_dash(probe.latency.map(time)),
         or_dash(probe.throughput_mbps.map(|rate| format!("{rate} Mb/s"))),
+        or_dash(probe.rdma_mbps.map(|rate| format!("{rate} Mb/s"))),
         or_dash(probe.latency_loaded.map(time)),
         or_dash(probe.loss_permille.map(|loss| format!("{loss} ‰"))),
         notes.into_iter().flatten().collect::<Vec<_>>().join("; "),

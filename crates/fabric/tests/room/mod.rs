@@ -54,6 +54,7 @@ pub fn host(number: u8, name: &str) -> Inventory {
         version: "0.1.0".into(),
         listen: (0..LINKS).map(|link| format!("10.2.{link}.{number}:7979")).collect(),
         links: Vec::new(),
+        rdma_type_of_service: None,
     });
     host
 }
@@ -123,8 +124,10 @@ fn port(number: u8, link: u8) -> Port {
         dcb: Some(Dcb {
             ets: Some(Ets {
                 willing: Some(false),
+                classes_max: Some(8),
+                priority_class: vec![0, 0, 0, 1, 0, 0, 0, 0],
                 share_percent: vec![50, 50, 0, 0, 0, 0, 0, 0],
-                ..Ets::default()
+                selection: (0..8).map(|class| if class < 2 { "ets" } else { "strict" }.to_owned()).collect(),
             }),
             pfc: Some(Pfc { willing: Some(false), lossless_max: Some(8), lossless: vec![3] }),
             applications: vec![Application { selector: Selector::Datagram, protocol: 4791, priority: 3 }],

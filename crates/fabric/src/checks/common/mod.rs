@@ -3,15 +3,19 @@
 mod differ;
 mod equals;
 mod ports;
+mod qos;
 mod rdma;
 mod slots;
 mod switch;
 #[cfg(test)]
-pub(super) mod testing;
+pub(crate) mod testing;
 
 pub(super) use differ::{Value, differ, join, odd};
 pub(super) use equals::equals;
 pub(super) use ports::{carriers, migration_ports, migration_segments, outward, segments, speed, teams};
-pub(super) use rdma::{has_infiniband, has_roce_v2, numbers, rdma_of, roce_of, roce_priority};
+pub(super) use qos::{advise_intent, suggest_intent};
+pub(super) use rdma::{
+    RocePriority, has_infiniband, has_roce_v2, numbers, rdma_of, roce_of, roce_priority, traffic_class,
+};
 pub(super) use slots::{Slot, link_text, slots};
 pub(super) use switch::switch_side;

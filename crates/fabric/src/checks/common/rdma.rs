@@ -31,15 +31,54 @@ pub(in crate::checks) fn has_roce_v2(port: &RdmaPort) -> Option<bool> {
     (!port.gids.is_empty()).then(|| port.gids.iter().any(|gid| gid.kind == GidKind::RoceV2))
 }
 
-/// Priority that RoCE has by the port's application table.
-pub(in crate::checks) fn roce_priority(port: &Port) -> Option<u8> {
-    let table = &port.dcb.as_ref()?.applications;
-    let roce = table.iter().find(|one| match one.selector {
+/// Which priority RoCE has on a port, and by what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::checks) enum RocePriority {
+    /// The application table names its protocol.
+    ByProtocol(u8),
+    /// The application table names the mark that its packets have.
+    ByDscp(u8),
+    /// Nothing names it: it has the priority of everything else.
+    Unmarked,
+}
+
+impl RocePriority {
+    /// Its number, if something names it.
+    pub(in crate::checks) fn named(self) -> Option<u8> {
+        match self {
+            RocePriority::ByProtocol(priority) | RocePriority::ByDscp(priority) => Some(priority),
+            RocePriority::Unmarked => None,
+        }
+    }
+}
+
+/// Priority that RoCE has by the port's application table; `None` if the table is not known, or gives priorities to marks and it is
+/// not known which mark RoCE has.
+pub(in crate::checks) fn roce_priority(at: PortRef<'_>, rdma: &RdmaPort) -> Option<RocePriority> {
+    let table = &at.port.dcb.as_ref()?.applications;
+    let protocol = table.iter().find(|one| match one.selector {
         Selector::Datagram | Selector::AnyPort => one.protocol == 4791,
         Selector::EtherType => one.protocol == 0x8915,
         _ => false,
     });
-    roce.map(|one| one.priority)
+    if let Some(one) = protocol {
+        return Some(RocePriority::ByProtocol(one.priority));
+    }
+    if !table.iter().any(|one| one.selector == Selector::Dscp) {
+        return Some(RocePriority::Unmarked);
+    }
+    let dscp = u16::from(traffic_class(at.host, rdma)? >> 2);
+    let mark = table.iter().find(|one| one.selector == Selector::Dscp && one.protocol == dscp);
+    Some(mark.map_or(RocePriority::Unmarked, |one| RocePriority::ByDscp(one.priority)))
+}
+
+/// Traffic class of the agent's RDMA connections: its own, else the system's for connections that say none.
+pub(in crate::checks) fn traffic_class(host: &Inventory, rdma: &RdmaPort) -> Option<u8> {
+    match host.agent.as_ref().and_then(|agent| agent.rdma_type_of_service) {
+        Some(0) => Some(rdma.default_traffic_class.unwrap_or(0)),
+        Some(own) => Some(own),
+        None => rdma.default_traffic_class,
+    }
 }
 
 /// `3, 4`, or `none`.

@@ -4,7 +4,7 @@ use crate::model::{Aggregation, Bond, Gid, Network, Port, PortKind, Room};
 use crate::testing::healthy_room;
 
 /// The two fast ports of each host are members of `bond0`, by LACP.
-pub(in crate::checks) fn team_room() -> Room {
+pub(crate) fn team_room() -> Room {
     let mut room = healthy_room();
     for host in &mut room.hosts {
         let mut addresses = Vec::new();
@@ -50,7 +50,7 @@ pub(in crate::checks) fn team_room() -> Room {
 }
 
 /// The first fast port of each host carries its address in VLAN 700.
-pub(in crate::checks) fn vlan_room() -> Room {
+pub(crate) fn vlan_room() -> Room {
     let mut room = healthy_room();
     for host in &mut room.hosts {
         let below = host.ports.iter_mut().find(|port| port.name == "ens1f0").unwrap();
@@ -76,7 +76,7 @@ pub(in crate::checks) fn vlan_room() -> Room {
 }
 
 /// A probe between the first fast ports of alpha and beta, as it should be.
-pub(in crate::checks) fn probe() -> crate::model::Probe {
+pub(crate) fn probe() -> crate::model::Probe {
     let end = |host: &str, last| crate::model::End {
         host: host.into(),
         port: "ens1f0".into(),
@@ -91,7 +91,7 @@ pub(in crate::checks) fn probe() -> crate::model::Probe {
 }
 
 /// Another kernel on a host, its drivers with it.
-pub(in crate::checks) fn kernel(room: &mut Room, host: &str, release: &str) {
+pub(crate) fn kernel(room: &mut Room, host: &str, release: &str) {
     let host = crate::testing::host_mut(room, host);
     host.system.kernel = Some(release.into());
     host.ports.iter_mut().filter(|port| port.driver_version.is_some()).for_each(|port| {

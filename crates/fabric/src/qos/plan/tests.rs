@@ -116,6 +116,19 @@ fn a_second_priority_for_the_same_traffic_goes() {
 }
 
 #[test]
+fn an_entry_for_the_protocol_that_says_otherwise_goes() {
+    let mut room = healthy_room();
+    let entry = |priority| Application { selector: Selector::Datagram, protocol: 4791, priority };
+    dcb_mut(&mut room).applications.push(entry(3));
+    assert!(of(&room, HEALTHY).matches(), "one that says the same may stay");
+    dcb_mut(&mut room).applications.push(entry(5));
+    let plan = only(&room, HEALTHY);
+    assert_eq!(steps(&plan), ["priority of RoCE v2 by its port: 5 → none"]);
+    assert_eq!(plan.settings.dcb.unwrap().remove, [entry(5)]);
+    assert_eq!(plan.undo.dcb.unwrap().add, [entry(5)]);
+}
+
+#[test]
 fn willing_and_nothing_else() {
     let mut room = healthy_room();
     dcb_mut(&mut room).ets.as_mut().unwrap().willing = Some(true);

@@ -1,0 +1,141 @@
+//! How long the doctor takes: two hosts with four links in full and in short form, 64 saved inventories compared. And what its
+//! advice is worth where a bridge in the middle passes less than the hosts send ([`jumbo`]). Reports; asserts no time.
+
+mod jumbo;
+mod room;
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, ensure};
+use linerate_lab::{Agent, AgentOptions, Lab, LinkSpec};
+use serde::Serialize;
+
+use crate::output::{Progress, replace_json};
+use crate::statistics::{Spread, spread};
+use crate::{Common, interrupt};
+
+/// What issue and documentation speak of.
+const LINKS: usize = 4;
+const SAVED: usize = 64;
+
+/// `linerate-bench doctor`
+#[derive(Debug, clap::Args)]
+pub struct Flags {
+    #[command(flatten)]
+    common: Common,
+    /// How often each is done
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Rate of each link, Mb/s
+    #[arg(long, default_value_t = 2500)]
+    mbps: u64,
+    /// Leave the migrations out
+    #[arg(long)]
+    no_migrations: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    what: &'static str,
+    target_s: Option<f64>,
+    seconds: Option<Spread>,
+}
+
+#[derive(Debug, Serialize)]
+struct Results {
+    doctor: Vec<Row>,
+    migrations: Vec<jumbo::Row>,
+}
+
+/// Does all of it, and prints medians. True: nothing is asserted here.
+pub fn run(flags: Flags, json: bool) -> anyhow::Result<bool> {
+    let binary = flags.common.binary()?;
+    let steps = 3 + if flags.no_migrations { 0 } else { jumbo::STATES };
+    let mut progress = Progress::new(flags.rounds * steps);
+    let doctor = timings(&flags, &binary, &mut progress)?;
+    let migrations = match flags.no_migrations {
+        true => Vec::new(),
+        false => jumbo::run(&binary, flags.rounds, &mut progress)?,
+    };
+    let results = Results { doctor, migrations };
+    replace_json(&flags.common.out.join("doctor.json"), &results)?;
+    if json {
+        println!("{}", serde_json::to_string_pretty(&results)?);
+    } else {
+        print!("{}\n{}", table(&results.doctor), jumbo::table(&results.migrations));
+    }
+    Ok(true)
+}
+
+fn timings(flags: &Flags, binary: &Path, progress: &mut Progress) -> anyhow::Result<Vec<Row>> {
+    let lab = Lab::builder().links([LinkSpec::shaped(flags.mbps); LINKS]).build()?;
+    let options = AgentOptions { binary: Some(binary.to_owned()), ..AgentOptions::default() };
+    let agents: Vec<Agent> =
+        lab.hosts().iter().map(|host| Agent::start(host, options.clone())).collect::<Result<_, _>>()?;
+    let (here, there) = (agents.first().context("no agent")?, agents.get(1).context("no second agent")?);
+    let other = there.address(0).to_string();
+    let saved = lab.directory().join("saved");
+    let many = lab.directory().join("many");
+    timed(here.client().args(["doctor", &other, "--quick", "--json", "--save"]).arg(&saved))?;
+    room::many(&saved, &many, SAVED).context("inventories of many hosts")?;
+
+    let whats = [
+        ("two hosts, four links, in full", Some(20.0)),
+        ("the same, `--quick`", Some(1.0)),
+        ("64 saved inventories", Some(1.0)),
+    ];
+    let mut figures = vec![Vec::new(); whats.len()];
+    for _ in 0..flags.rounds {
+        for ((place, (what, _)), figures) in whats.iter().enumerate().zip(&mut figures) {
+            ensure!(!interrupt::asked(), "interrupted");
+            progress.doing(what);
+            let mut command = match place {
+                2 => Command::new(binary),
+                _ => here.client(),
+            };
+            command.arg("doctor").arg("--json");
+            match place {
+                0 => command.arg(&other),
+                1 => command.args([other.as_str(), "--quick"]),
+                _ => command.arg("--from").arg(&many),
+            };
+            let (hosts, seconds) = timed(&mut command)?;
+            ensure!(hosts == if place == 2 { SAVED } else { 2 }, "{hosts} hosts were looked at");
+            progress.done(&format!("{what}: {seconds:.3} s"));
+            figures.push(seconds);
+        }
+    }
+    let row = |((what, target_s), figures): ((&'static str, Option<f64>), Vec<f64>)| Row {
+        what,
+        target_s,
+        seconds: spread(figures),
+    };
+    Ok(whats.into_iter().zip(figures).map(row).collect())
+}
+
+/// How many hosts were looked at, and how long it took.
+fn timed(command: &mut Command) -> anyhow::Result<(usize, f64)> {
+    let began = Instant::now();
+    let done = command.output().context("cannot start linerate doctor")?;
+    let seconds = began.elapsed().as_secs_f64();
+    let document: serde_json::Value = serde_json::from_slice(&done.stdout)
+        .with_context(|| format!("linerate doctor: {}", String::from_utf8_lossy(&done.stderr)))?;
+    let hosts = document.pointer("/room/hosts").and_then(serde_json::Value::as_array);
+    Ok((hosts.map_or(0, Vec::len), seconds))
+}
+
+fn table(rows: &[Row]) -> String {
+    let mut text = String::from("| | target | seconds, median (least to most) |\n|---|---|---|\n");
+    for row in rows {
+        let target = row.target_s.map_or_else(|| "–".to_owned(), |target| format!("{target} s"));
+        if let Some(time) = row.seconds {
+            text += &format!(
+                "| {} | {target} | {:.2} ({:.2} to {:.2}) |\n",
+                row.what, time.median, time.min, time.max
+            );
+        }
+    }
+    text
+}

@@ -1,0 +1,185 @@
+//! A bridge in the middle passes 1500 bytes while the hosts send 9000: migrations without the doctor's advice and with it, in turn.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use linerate_lab::{Agent, AgentOptions, Console, GuestParameters, GuestSpec, Lab, LinkSpec};
+use serde::Serialize;
+
+use crate::interrupt;
+use crate::moving::{Ending, Moving};
+use crate::output::Progress;
+use crate::statistics::{Spread, spread};
+
+/// How many states of the links are compared.
+pub const STATES: usize = 4;
+/// Rate of each link, Mb/s.
+const MBPS: u64 = 1000;
+const GUEST_MIB: u64 = 256;
+/// Only a hang meets it.
+const LONG: Duration = Duration::from_secs(120);
+
+/// What the links are like, and which of them the migration may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum State {
+    Healthy,
+    SmallBridge,
+    SmallBridgeOnly,
+    Mended,
+}
+
+const ALL: [(State, &str); STATES] = [
+    (State::Healthy, "both links pass 9000 bytes"),
+    (State::SmallBridge, "a bridge of the second link passes 1500, nobody says a word"),
+    (State::SmallBridgeOnly, "the same, and the migration may use this link only"),
+    (State::Mended, "the bridge as before, after `linerate doctor --fix`: its hosts send 1500"),
+];
+
+/// Migrations in one state.
+#[derive(Debug, Serialize)]
+pub struct Row {
+    state: State,
+    what: &'static str,
+    /// Of those that completed, from the request to the answer.
+    seconds: Option<Spread>,
+    /// Share of the second link in what was sent, percent.
+    second_link_percent: Option<Spread>,
+    /// Each different end, with how often.
+    ends: Vec<(String, usize)>,
+}
+
+/// All states in turn, `rounds` times.
+pub fn run(binary: &Path, rounds: usize, progress: &mut Progress) -> anyhow::Result<Vec<Row>> {
+    let mut stage = Stage::new(binary)?;
+    let mut endings: Vec<Vec<Ending>> = vec![Vec::new(); STATES];
+    for _ in 0..rounds {
+        for ((state, what), endings) in ALL.iter().zip(&mut endings) {
+            ensure!(!interrupt::asked(), "interrupted");
+            progress.doing(what);
+            stage.prepare(*state)?;
+            let ending = stage.migrate(*state)?;
+            progress.done(&format!("{what}: {} after {:.2} s", ending.text(), ending.total.as_secs_f64()));
+            endings.push(ending);
+        }
+    }
+    Ok(ALL.iter().zip(&endings).map(|((state, what), endings)| row(*state, what, endings)).collect())
+}
+
+fn row(state: State, what: &'static str, endings: &[Ending]) -> Row {
+    let done = || endings.iter().filter(|ending| ending.completed());
+    let mut ends: Vec<(String, usize)> = Vec::new();
+    for text in endings.iter().map(Ending::text) {
+        match ends.iter_mut().find(|(known, _)| *known == text) {
+            Some((_, count)) => *count += 1,
+            None => ends.push((text, 1)),
+        }
+    }
+    Row {
+        state,
+        what,
+        seconds: spread(done().map(|ending| ending.total.as_secs_f64())),
+        second_link_percent: spread(done().filter_map(second_link_percent)),
+        ends,
+    }
+}
+
+fn second_link_percent(ending: &Ending) -> Option<f64> {
+    let links = &ending.report.as_ref()?.links;
+    let all: u64 = links.iter().map(|link| link.sent_bytes).sum();
+    let second: u64 = links.iter().filter(|link| link.name.contains("l1")).map(|link| link.sent_bytes).sum();
+    (all > 0).then(|| second as f64 * 100.0 / all as f64)
+}
+
+/// Of all states.
+pub fn table(rows: &[Row]) -> String {
+    let head = "| links | ends | seconds, median (least to most) | over the second link |\n|---|---|---|---|\n";
+    let mut text = if rows.is_empty() { String::new() } else { head.to_owned() };
+    for row in rows {
+        let ends: Vec<String> = row.ends.iter().map(|(end, count)| format!("{count} x {end}")).collect();
+        let time = row.seconds.map_or_else(
+            || "–".to_owned(),
+            |time| format!("{:.2} ({:.2} to {:.2})", time.median, time.min, time.max),
+        );
+        let share = row.second_link_percent.map_or_else(|| "–".to_owned(), |share| format!("{:.0} %", share.median));
+        text += &format!("| {} | {} | {time} | {share} |\n", row.what, ends.join(", "));
+    }
+    text
+}
+
+/// Two hosts with agents and a third without, so that there are bridges in the middle.
+struct Stage {
+    agents: Vec<Agent>,
+    source: usize,
+    lab: Lab,
+}
+
+impl Stage {
+    fn new(binary: &Path) -> anyhow::Result<Stage> {
+        let lab = Lab::builder().hosts(3).links([LinkSpec::shaped(MBPS); 2]).build()?;
+        let options = AgentOptions {
+            binary: Some(binary.to_owned()),
+            configuration: "settings_from_agents = true\n".to_owned(),
+            ..AgentOptions::default()
+        };
+        let hosts = lab.hosts().iter().take(2);
+        let agents = hosts.map(|host| Agent::start(host, options.clone())).collect::<Result<_, _>>()?;
+        let stage = Stage { agents, source: 0, lab };
+        let guest = GuestSpec::new("g", GuestParameters { mem_mb: GUEST_MIB, ..GuestParameters::default() });
+        let host = stage.lab.host(0)?;
+        let file = guest.write_toml(host)?;
+        let done = stage.agent(0)?.client().args(["vm", "start"]).arg(file).output()?;
+        ensure!(done.status.success(), "the guest: {}", String::from_utf8_lossy(&done.stderr));
+        Console::new(vec![guest.serial(host)]).wait_passes(1, LONG)?;
+        Ok(stage)
+    }
+
+    fn agent(&self, host: usize) -> anyhow::Result<&Agent> {
+        self.agents.get(host).context("no such agent")
+    }
+
+    fn prepare(&self, state: State) -> anyhow::Result<()> {
+        let bridge = if state == State::Healthy { "9000" } else { "1500" };
+        let switch = format!("{}-sw", self.lab.name());
+        for host in self.lab.hosts() {
+            ip(&switch, &format!("l1-{}", host.name()), bridge)?;
+            ip(host.namespace(), &host.device(1), "9000")?;
+        }
+        if state == State::Mended {
+            self.mend()?;
+        }
+        Ok(())
+    }
+
+    /// As an operator would.
+    fn mend(&self) -> anyhow::Result<()> {
+        let other = self.agent(1 - self.source)?.address(0).to_string();
+        let mut doctor = self.agent(self.source)?.client();
+        let done = doctor.args(["doctor", "--quick", "--fix", "--yes", &other]).output()?;
+        let text = String::from_utf8_lossy(&done.stdout);
+        ensure!(text.contains("it stays"), "{text}{}", String::from_utf8_lossy(&done.stderr));
+        Ok(())
+    }
+
+    fn migrate(&mut self, state: State) -> anyhow::Result<Ending> {
+        let to = self.agent(1 - self.source)?.address(0).to_string();
+        let only = format!("{}/24", self.lab.host(self.source)?.address(1));
+        let mut flags = vec!["--no-check"];
+        if state == State::SmallBridgeOnly {
+            flags.extend(["--links", &only]);
+        }
+        let ending = Moving::begin(self.agent(self.source)?, "g", &to, &flags)?.finish(LONG);
+        if ending.completed() {
+            self.source = 1 - self.source;
+        }
+        Ok(ending)
+    }
+}
+
+fn ip(namespace: &str, device: &str, mtu: &str) -> anyhow::Result<()> {
+    let done = Command::new("ip").args(["-n", namespace, "link", "set", "dev", device, "mtu", mtu]).output()?;
+    ensure!(done.status.success(), "ip: {}", String::from_utf8_lossy(&done.stderr));
+    Ok(())
+}

@@ -1,0 +1,95 @@
+//! Settings of ports, here or on another host: the same requests, and the same trials.
+//!
+//! Agents do not prove to each other who they are yet, so a host takes settings from others only if its configuration says so
+//! (`settings_from_agents`).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use linerate_api::{ErrorBody, LinkAnswer, LinkConfirm, LinkRequest, QosAnswer, QosRequest};
+use linerate_fabric::probe::{Answer, Change, Changed, Question};
+
+use crate::agent::Agent;
+use crate::doctor::sides::find;
+use crate::{qos, trial};
+
+/// All ports of an intent, each with a link that may be slow to come back.
+const CHANGE_WAIT: Duration = Duration::from_secs(60);
+/// What belongs to an answer of another sort.
+const MISMATCH: &str = "the other agent gave an answer that does not belong to the question";
+
+/// `linerate link set`.
+pub fn set_link(agent: &Arc<Agent>, request: &LinkRequest) -> Result<LinkAnswer, ErrorBody> {
+    let Some(host) = &request.host else { return trial::set(agent, request) };
+    match ask(host, Change::Link(LinkRequest { host: None, ..request.clone() }))? {
+        Changed::Link(answer) => Ok(answer),
+        _ => Err(failed(host, MISMATCH)),
+    }
+}
+
+/// `linerate qos apply`.
+pub fn apply_qos(agent: &Arc<Agent>, request: &QosRequest) -> Result<QosAnswer, ErrorBody> {
+    let Some(host) = &request.host else { return qos::apply(agent, request) };
+    match ask(host, Change::Qos(QosRequest { host: None, ..request.clone() }))? {
+        Changed::Qos(answer) => Ok(answer),
+        _ => Err(failed(host, MISMATCH)),
+    }
+}
+
+/// `linerate link confirm`.
+pub fn confirm(agent: &Agent, request: &LinkConfirm) -> Result<(), ErrorBody> {
+    match &request.host {
+        None => trial::confirm(agent, &request.port),
+        Some(host) => done(host, Change::Confirm(LinkConfirm { host: None, ..request.clone() })),
+    }
+}
+
+/// `linerate link put-back`.
+pub fn put_back(agent: &Agent, request: &LinkConfirm) -> Result<(), ErrorBody> {
+    match &request.host {
+        None => trial::put_back_now(agent, &request.port),
+        Some(host) => done(host, Change::PutBack(LinkConfirm { host: None, ..request.clone() })),
+    }
+}
+
+/// What another host's operator asks of this one.
+pub fn asked_by_another(agent: &Arc<Agent>, change: Change) -> Changed {
+    if !agent.config.settings_from_agents {
+        let message = format!("{} does not take settings from other hosts", agent.config.name);
+        let hint = "`settings_from_agents = true` in its agent's configuration allows it; or run the command there";
+        return Changed::Failed(ErrorBody::new("not_authorised", message).with_hint(hint));
+    }
+    // Nothing goes on to a third host.
+    let changed = match change {
+        Change::Link(request) => trial::set(agent, &request).map(Changed::Link),
+        Change::Qos(request) => qos::apply(agent, &request).map(Changed::Qos),
+        Change::Confirm(request) => trial::confirm(agent, &request.port).map(|()| Changed::Done),
+        Change::PutBack(request) => trial::put_back_now(agent, &request.port).map(|()| Changed::Done),
+    };
+    changed.unwrap_or_else(Changed::Failed)
+}
+
+fn done(host: &str, change: Change) -> Result<(), ErrorBody> {
+    match ask(host, change)? {
+        Changed::Done => Ok(()),
+        _ => Err(failed(host, MISMATCH)),
+    }
+}
+
+fn ask(host: &str, change: Change) -> Result<Changed, ErrorBody> {
+    let question = Question::Change { change: Box::new(change) };
+    let (_, answer) = find(host, &question, CHANGE_WAIT).map_err(|why| failed(host, &why))?;
+    let Answer::Changed { changed } = answer else { return Err(failed(host, MISMATCH)) };
+    match *changed {
+        Changed::Failed(error) => {
+            let message = format!("{host}: {}", error.message);
+            Err(ErrorBody { message, ..error })
+        }
+        changed => Ok(changed),
+    }
+}
+
+fn failed(host: &str, why: &str) -> ErrorBody {
+    let hint = "what it may have changed is put back by its agent unless it is confirmed";
+    ErrorBody::new("link_failed", format!("{host}: {why}")).with_hint(hint)
+}

@@ -1,0 +1,48 @@
+//! The command line of `linerate doctor`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::units;
+
+/// `linerate doctor`
+#[derive(Debug, Args)]
+pub struct DoctorFlags {
+    /// Other hosts to look at, by their agents; probes run between all of them
+    #[arg(value_name = "HOST[:PORT]", value_parser = units::host)]
+    pub hosts: Vec<String>,
+    /// Print this host's inventory as JSON, and look for nothing
+    #[arg(long, conflicts_with_all = ["hosts", "from", "quick", "details", "save"])]
+    pub inventory: bool,
+    /// Look at inventories in this folder (*.json) instead; needs no agent
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["hosts", "quick", "save"])]
+    pub from: Option<PathBuf>,
+    /// Quickly: probes without load, counters are not watched
+    #[arg(long)]
+    pub quick: bool,
+    /// Say of each finding what was seen, why it matters and how to put it right
+    #[arg(long, short)]
+    pub details: bool,
+    /// Write a page with findings, measurements and a picture to this file
+    #[arg(long, value_name = "FILE", conflicts_with = "inventory")]
+    pub html: Option<PathBuf>,
+    /// Write the inventory of each host to DIR/HOST.json, for --from
+    #[arg(long, value_name = "DIR")]
+    pub save: Option<PathBuf>,
+    /// Put right what settings of ports can: shows the plan, asks, sets them on trial, looks again, asks whether they stay
+    #[arg(long, conflicts_with = "inventory")]
+    pub fix: bool,
+    /// Only show what --fix would do
+    #[arg(long, requires = "fix")]
+    pub dry_run: bool,
+    /// Do not ask: do it, and keep it if the findings are gone
+    #[arg(long, short, requires = "fix", conflicts_with = "dry_run")]
+    pub yes: bool,
+    /// The intent for findings of priorities and shares, as for `linerate qos apply`
+    #[arg(long, value_name = "FILE", requires = "fix")]
+    pub qos: Option<PathBuf>,
+    /// Every port is put back unless it is kept within this time
+    #[arg(long, value_name = "TIME", value_parser = units::timeout_s, default_value = "60s", requires = "fix")]
+    pub within: u32,
+}

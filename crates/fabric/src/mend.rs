@@ -1,0 +1,260 @@
+//! What `linerate doctor --fix` would do about findings: which settings of which ports, and in which order. Pure.
+//!
+//! A finding is mended as a whole or not at all: if one of its ports cannot be set, its other ports stay as they are.
+
+use std::cmp::Reverse;
+
+use serde::Serialize;
+
+use crate::link::plan::plan as port_plan;
+use crate::link::{Plan, Wish};
+use crate::model::{Finding, Fix, Inventory, Mend, Place, PortRef, Room, Severity};
+use crate::qos::intent::Intent;
+use crate::qos::plan::{HostPlan, host as host_plan};
+
+/// Stacks of ports (VLAN on bond on port) are no deeper; a file from outside may claim anything.
+const DEPTH_MAX: usize = 8;
+
+/// What can be done, and what cannot.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Mends {
+    /// Ports, in the order in which they are to be set.
+    pub ports: Vec<PortMend>,
+    /// Hosts that need an intent, in the room's order.
+    pub intents: Vec<HostMend>,
+    /// Findings that are not mended.
+    pub left: Vec<Left>,
+    /// Findings that shall be gone afterwards.
+    #[serde(skip)]
+    pub goals: Vec<Finding>,
+}
+
+impl Mends {
+    /// There is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.ports.is_empty() && self.intents.is_empty()
+    }
+}
+
+/// A port to be set.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PortMend {
+    /// Where.
+    pub place: Place,
+    /// Ids of the findings that it is for.
+    pub findings: Vec<String>,
+    /// What is wanted of it.
+    pub wish: Wish,
+    /// What changes.
+    #[serde(flatten)]
+    pub plan: Plan,
+}
+
+/// A host to be made as an intent says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct HostMend {
+    /// Ids of the findings that it is for.
+    pub findings: Vec<String>,
+    /// What changes.
+    #[serde(flatten)]
+    pub plan: HostPlan,
+}
+
+/// A finding that is not mended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Left {
+    /// Its id.
+    pub finding: String,
+    /// Its places.
+    pub places: Vec<Place>,
+    /// Why, in words.
+    pub why: String,
+}
+
+/// A wish for a port, and which of the findings have it.
+struct Wanted<'a> {
+    at: PortRef<'a>,
+    wish: Wish,
+    findings: Vec<usize>,
+}
+
+/// What to do about the findings; those of priorities and shares need the operator's intent.
+pub fn mends(room: &Room, findings: &[Finding], intent: Option<&Intent>) -> Mends {
+    let hosts = intents(room, findings, intent);
+    let mut left: Vec<Option<String>> = findings.iter().map(|one| why_not(one, intent, &hosts)).collect();
+    loop {
+        let wanted = wanted(room, findings, &left);
+        let planned: Vec<_> = wanted.iter().map(|one| port_plan(one.at.port, &one.wish)).collect();
+        let refused = planned.iter().zip(&wanted).find_map(|(plan, one)| Some((plan.as_ref().err()?, one)));
+        if let Some((why, one)) = refused {
+            // Without these findings others may be mended all the same.
+            let why = format!("{}: {why}", one.at.host.host);
+            for number in &one.findings {
+                left.get_mut(*number).into_iter().for_each(|left| *left = Some(why.clone()));
+            }
+            continue;
+        }
+        let plans = planned.into_iter().filter_map(Result::ok);
+        let ports = wanted.iter().zip(plans).filter(|(_, plan)| !plan.steps.is_empty());
+        let ports: Vec<PortMend> = ports.map(|(one, plan)| port_mend(findings, one, plan)).collect();
+        let intents = apart(hosts, &ports, findings, &mut left);
+        let goals = findings.iter().zip(&left).filter(|(_, why)| why.is_none());
+        return Mends {
+            goals: goals.map(|(finding, _)| finding.clone()).collect(),
+            left: findings.iter().zip(&left).filter_map(|(one, why)| Some(left_over(one, why.clone()?))).collect(),
+            ports,
+            intents,
+        };
+    }
+}
+
+/// Hosts whose ports are not on trial for another finding already: a port has one trial at a time.
+fn apart(
+    hosts: Vec<HostMend>,
+    ports: &[PortMend],
+    findings: &[Finding],
+    left: &mut [Option<String>],
+) -> Vec<HostMend> {
+    let changing = |host: &HostMend| host.plan.ports.iter().any(|port| !port.plan.steps.is_empty());
+    let twice = |host: &HostMend| {
+        let names: Vec<&str> = host.plan.ports.iter().map(|port| port.port.as_str()).collect();
+        let both = |one: &PortMend| one.place.port.as_deref().is_some_and(|port| names.contains(&port));
+        ports.iter().any(|one| one.place.host == host.plan.host && both(one))
+    };
+    if !hosts.iter().any(|host| changing(host) && twice(host)) {
+        return hosts.into_iter().filter(changing).collect();
+    }
+    let later = |finding: &Finding| finding.fixes.iter().any(|fix| fix.mend == Some(Mend::Intent));
+    for (_, why) in findings.iter().zip(left).filter(|(finding, why)| why.is_none() && later(finding)) {
+        *why = Some("its ports are set for other findings first: run it once more".to_owned());
+    }
+    Vec::new()
+}
+
+/// Why a finding is not for `--fix`.
+fn why_not(finding: &Finding, intent: Option<&Intent>, plans: &[HostMend]) -> Option<String> {
+    let ways: Vec<&Mend> = finding.fixes.iter().filter_map(|fix| fix.mend.as_ref()).collect();
+    let by_intent = ways.contains(&&Mend::Intent);
+    if ways.is_empty() {
+        return Some("it needs hands, or another tool".to_owned());
+    }
+    if by_intent && intent.is_none() {
+        return Some("it needs the intent for priorities and shares: --qos FILE".to_owned());
+    }
+    let ours = plans.iter().filter(|host| by_intent && host.findings.contains(&finding.id));
+    ours.flat_map(|host| &host.plan.ports).find_map(|port| port.problem.clone())
+}
+
+fn left_over(finding: &Finding, why: String) -> Left {
+    Left { finding: finding.id.clone(), places: finding.places.clone(), why }
+}
+
+fn port_mend(findings: &[Finding], one: &Wanted<'_>, plan: Plan) -> PortMend {
+    let mut ids: Vec<String> =
+        one.findings.iter().filter_map(|at| Some(findings.get(*at)?.id.clone())).collect();
+    ids.dedup();
+    PortMend { place: one.at.place(), findings: ids, wish: one.wish.clone(), plan }
+}
+
+/// One wish for each port, in the order in which they can be done.
+fn wanted<'a>(room: &'a Room, findings: &[Finding], left: &[Option<String>]) -> Vec<Wanted<'a>> {
+    let mut all = Vec::new();
+    for (number, finding) in findings.iter().enumerate() {
+        if left.get(number).is_some_and(Option::is_some) {
+            continue;
+        }
+        for fix in &finding.fixes {
+            if let (Some(place), Some(Mend::Port(wish))) = (&fix.place, &fix.mend)
+                && let Some(at) = find(room, place)
+            {
+                want(room, &mut all, at, wish, number, DEPTH_MAX);
+            }
+        }
+    }
+    all.sort_by_cached_key(|one| {
+        let (now, depth) = (one.at.port.mtu.unwrap_or(0), depth(room, one.at, DEPTH_MAX));
+        match one.wish.mtu {
+            // A port cannot be larger than the one that it stands on: from above when it gets smaller, from below else.
+            Some(mtu) if mtu < now => (1, Reverse(depth), 0),
+            _ => (0, Reverse(0), depth),
+        }
+    });
+    all
+}
+
+/// Adds a wish; a larger MTU needs one at least as large in all that is below. The worst finding's word counts.
+fn want<'a>(room: &'a Room, all: &mut Vec<Wanted<'a>>, at: PortRef<'a>, wish: &Wish, finding: usize, deep: usize) {
+    match all.iter_mut().find(|one| std::ptr::eq(one.at.port, at.port)) {
+        Some(one) => {
+            join(&mut one.wish, wish);
+            one.findings.push(finding);
+            one.findings.dedup();
+        }
+        None => all.push(Wanted { at, wish: wish.clone(), findings: vec![finding] }),
+    }
+    let Some(mtu) = wish.mtu.filter(|_| deep > 0) else { return };
+    for below in room.directly_below(at).filter(|below| below.port.mtu.is_some_and(|now| now < mtu)) {
+        let wish = Wish { mtu: Some(mtu), ..Wish::default() };
+        want(room, all, below, &wish, finding, deep - 1);
+    }
+}
+
+fn join(first: &mut Wish, other: &Wish) {
+    first.mtu = first.mtu.or(other.mtu);
+    first.speed = first.speed.or(other.speed);
+    first.fec = first.fec.take().or_else(|| other.fec.clone());
+    first.pause = first.pause.or(other.pause);
+    first.queues = first.queues.or(other.queues);
+}
+
+fn depth(room: &Room, at: PortRef<'_>, deep: usize) -> usize {
+    if deep == 0 {
+        return 0;
+    }
+    room.directly_below(at).map(|below| 1 + depth(room, below, deep - 1)).max().unwrap_or(0)
+}
+
+fn find<'a>(room: &'a Room, place: &Place) -> Option<PortRef<'a>> {
+    let host = room.host(&place.host)?;
+    Some(PortRef { host, port: host.port(place.port.as_deref()?)? })
+}
+
+/// Hosts that findings name, as the intent wants them.
+fn intents(room: &Room, findings: &[Finding], intent: Option<&Intent>) -> Vec<HostMend> {
+    let Some(intent) = intent else { return Vec::new() };
+    let of = |host: &str| -> Vec<String> {
+        let here = |fix: &Fix| {
+            fix.mend == Some(Mend::Intent) && fix.place.as_ref().is_some_and(|place| place.host == host)
+        };
+        let ids = findings.iter().filter(|finding| finding.fixes.iter().any(here));
+        let mut ids: Vec<String> = ids.map(|finding| finding.id.clone()).collect();
+        ids.dedup();
+        ids
+    };
+    let host = |host: &Inventory| HostMend { findings: of(&host.host), plan: host_plan(host, intent) };
+    room.hosts.iter().map(host).filter(|host| !host.findings.is_empty()).collect()
+}
+
+/// What the findings after a change say of it. `None`: the goals are gone, and nothing grave came.
+pub fn verdict(before: &[Finding], goals: &[Finding], after: &[Finding]) -> Option<String> {
+    let grave = |finding: &&Finding| finding.severity != Severity::Hint;
+    let same = |one: &Finding, other: &Finding| {
+        one.id == other.id && one.places.iter().any(|place| other.places.contains(place))
+    };
+    let still: Vec<&Finding> =
+        goals.iter().filter(|finding| after.iter().any(|other| same(finding, other))).collect();
+    let new: Vec<&Finding> =
+        after.iter().filter(grave).filter(|finding| !before.iter().any(|other| same(finding, other))).collect();
+    let words = |all: &[&Finding]| {
+        let one = |finding: &&Finding| format!("{} ({})", finding.title, finding.id);
+        all.iter().map(one).collect::<Vec<_>>().join("; ")
+    };
+    match (still.is_empty(), new.is_empty()) {
+        (true, true) => None,
+        (false, _) => Some(format!("it is still there: {}", words(&still))),
+        (true, false) => Some(format!("something else is wrong now: {}", words(&new))),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,114 @@
+//! What `--fix` plans, done to a room instead of a kernel.
+
+use linerate_fabric::checks::{Mending, run_all};
+use linerate_fabric::link::Settings;
+use linerate_fabric::mend::mends;
+use linerate_fabric::model::*;
+use linerate_fabric::qos::intent::parse;
+
+/// Faults that can be mended under more circumstances than they can be seen.
+pub const CIRCUMSTANCES: &[(&str, fn(&mut Room))] = &[
+    ("half-duplex", |room| room.hosts[1].ports[1].link.autonegotiation = Some(false)),
+    ("half-duplex", |room| room.hosts[1].ports[1].neighbours[0].autonegotiation = None),
+    ("autonegotiation-mismatch", |room| {
+        room.hosts[1].ports[1].link.autonegotiation = Some(false);
+        room.hosts[1].ports[1].neighbours[0].autonegotiation = Some(true);
+    }),
+    ("speed-below-ability", |room| {
+        room.hosts[1].ports[1].link.autonegotiation = Some(false);
+        room.hosts[1].ports[1].neighbours[0].autonegotiation = None;
+    }),
+];
+
+/// As the hosts of the healthy room are.
+const INTENT: &str = "ports = [\"l0\", \"l1\", \"l2\", \"l3\"]\nroce = \"v2\"\n\
+                      [migration]\npriority = 3\nshare = 50\nlossless = true\ndscp = 26\n";
+
+/// What the finding offers.
+pub fn offered(finding: &Finding) -> Mending {
+    let ways: Vec<&Mend> = finding.fixes.iter().filter_map(|fix| fix.mend.as_ref()).collect();
+    match ways.first() {
+        None => Mending::Hands,
+        Some(Mend::Port(_)) => Mending::Port,
+        Some(Mend::Intent) => Mending::Intent,
+    }
+}
+
+/// Does all that is planned, and gives back what is wrong then. Hints do not count unless they were to be mended: hosts that were lowered
+/// could have more by what they say themselves.
+pub fn done(room: &mut Room, findings: &[Finding]) -> Vec<Finding> {
+    let intent = parse(INTENT).unwrap();
+    let plan = mends(room, findings, Some(&intent));
+    assert_eq!(plan.goals.len(), findings.len(), "{:?}", plan.left);
+    assert!(!plan.is_empty());
+    for one in &plan.ports {
+        set(port(room, &one.place.host, one.place.port.as_deref().unwrap()), &one.plan.settings);
+    }
+    let by_intent = !plan.intents.is_empty();
+    for host in &plan.intents {
+        for one in &host.plan.ports {
+            set(port(room, &host.plan.host, &one.port), &one.plan.settings);
+            roce(room, &host.plan.host, &one.plan.settings);
+        }
+    }
+    // The switch's side and the agents' mark are the operator's.
+    for host in room.hosts.iter_mut().filter(|_| by_intent) {
+        host.agent.as_mut().unwrap().rdma_type_of_service = Some(104);
+        for neighbour in host.ports.iter_mut().flat_map(|port| &mut port.neighbours) {
+            neighbour.pfc.iter_mut().for_each(|pfc| pfc.lossless = vec![3]);
+        }
+    }
+    // Probes measure what is there now.
+    for probe in &mut room.matrix.probes {
+        let mtu = room.hosts.iter().find(|host| host.host == probe.from.host).unwrap().port(&probe.from.port);
+        let promised = mtu.unwrap().mtu.unwrap();
+        probe.path_mtu = probe.path_mtu.map(|path| PathMtu {
+            promised,
+            passed: path.passed.min(promised),
+            black_hole: path.passed < promised,
+        });
+    }
+    let mended = |id: &str| findings.iter().any(|finding| finding.id == id);
+    let after = run_all(room).into_iter();
+    after.filter(|finding| finding.severity != Severity::Hint || mended(&finding.id)).collect()
+}
+
+fn port<'a>(room: &'a mut Room, host: &str, port: &str) -> &'a mut Port {
+    let host = room.hosts.iter_mut().find(|one| one.host == host).unwrap();
+    host.ports.iter_mut().find(|one| one.name == port).unwrap()
+}
+
+fn set(port: &mut Port, settings: &Settings) {
+    port.mtu = settings.mtu.or(port.mtu);
+    if settings.autonegotiation == Some(true) {
+        port.link.autonegotiation = Some(true);
+        port.link.speed_mbps = port.link.speed_max_mbps();
+        port.link.duplex = Some(Duplex::Full);
+    }
+    if let Some(names) = &settings.fec {
+        let fec = port.fec.as_mut().unwrap();
+        fec.active = Some(names[0].to_lowercase());
+    }
+    if let Some(count) = settings.queues_combined {
+        port.queues.as_mut().unwrap().combined = Some(count);
+    }
+    port.pause = settings.pause.or(port.pause);
+    let (Some(set), Some(dcb)) = (&settings.dcb, &mut port.dcb) else { return };
+    dcb.ets = set.ets.clone().or(dcb.ets.take());
+    dcb.dcbx = set.dcbx.or(dcb.dcbx);
+    dcb.applications.retain(|one| !set.remove.contains(one));
+    dcb.applications.extend(&set.add);
+    if let (Some(lossless), Some(pfc)) = (&set.lossless, &mut dcb.pfc) {
+        pfc.lossless = lossless.clone();
+    }
+}
+
+fn roce(room: &mut Room, host: &str, settings: &Settings) {
+    let host = room.hosts.iter_mut().find(|one| one.host == host).unwrap();
+    for default in settings.dcb.iter().flat_map(|set| &set.roce) {
+        let devices = host.rdma.iter_mut().flatten().filter(|device| device.name == default.device);
+        for port in devices.flat_map(|device| &mut device.ports) {
+            port.default_roce = default.version.clone().or(port.default_roce.take());
+        }
+    }
+}
