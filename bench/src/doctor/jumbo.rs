@@ -144,8 +144,10 @@ impl Stage {
         let bridge = if state == State::Healthy { "9000" } else { "1500" };
         let switch = format!("{}-sw", self.lab.name());
         for host in self.lab.hosts() {
-            ip(&switch, &format!("l1-{}", host.name()), bridge)?;
-            ip(host.namespace(), &host.device(1), "9000")?;
+            ip(&switch, &format!("l1-{}", host.name()), ["mtu", bridge])?;
+            ip(host.namespace(), &host.device(1), ["mtu", "9000"])?;
+            // A veth hands over what an adapter would have cut into packets, and a bridge passes that whatever its length.
+            ip(host.namespace(), &host.device(1), ["gso_max_segs", "1"])?;
         }
         if state == State::Mended {
             self.mend()?;
@@ -178,8 +180,8 @@ impl Stage {
     }
 }
 
-fn ip(namespace: &str, device: &str, mtu: &str) -> anyhow::Result<()> {
-    let done = Command::new("ip").args(["-n", namespace, "link", "set", "dev", device, "mtu", mtu]).output()?;
+fn ip(namespace: &str, device: &str, setting: [&str; 2]) -> anyhow::Result<()> {
+    let done = Command::new("ip").args(["-n", namespace, "link", "set", "dev", device]).args(setting).output()?;
     ensure!(done.status.success(), "ip: {}", String::from_utf8_lossy(&done.stderr));
     Ok(())
 }

@@ -53,13 +53,17 @@ impl Stage {
         Stage::build_on(hosts, parameters, QemuVersion::System, None)
     }
 
-    /// The switch of a link passes no larger packets any more.
+    /// The switch of a link passes no larger packets any more. A veth hands over what an adapter would have cut into packets, and a
+    /// bridge passes that whatever its length: so the hosts cut for themselves.
     pub fn switch_mtu(&self, link: usize, mtu: u32) {
         let namespace = format!("{}-sw", self.lab.name());
-        for host in self.lab.hosts() {
-            let (port, mtu) = (format!("l{link}-{}", host.name()), mtu.to_string());
-            let words = ["-n", &namespace, "link", "set", "dev", &port, "mtu", &mtu];
+        let set = |namespace: &str, port: &str, what: &str, value: &str| {
+            let words = ["-n", namespace, "link", "set", "dev", port, what, value];
             assert!(std::process::Command::new("ip").args(words).status().unwrap().success());
+        };
+        for host in self.lab.hosts() {
+            set(&namespace, &format!("l{link}-{}", host.name()), "mtu", &mtu.to_string());
+            set(host.namespace(), &host.device(link), "gso_max_segs", "1");
         }
     }
 
