@@ -87,6 +87,9 @@ mod tests {
         let switch =
             Switch { system: "leaf0".into(), port: "Ethernet1/7".into(), frame_bytes_max: 1518, vlan: 100 };
         let text = configured("l0", &switch);
-        assert!(text.contains("subtype 4 oui-info 05,ee\n") && text.contains("subtype 1 oui-info 00,64\n"), "{text}");
+        assert!(
+            text.contains("subtype 4 oui-info 05,ee\n") && text.contains("subtype 1 oui-info 00,64\n"),
+            "{text}"
+        );
     }
 }

@@ -95,7 +95,8 @@ fn second_link_percent(ending: &Ending) -> Option<f64> {
 
 /// Of all states.
 pub fn table(rows: &[Row]) -> String {
-    let head = "| links | ends | seconds, median (least to most) | over the second link |\n|---|---|---|---|\n";
+    let head =
+        "| links | ends | seconds, median (least to most) | over the second link |\n|---|---|---|---|\n";
     let mut text = if rows.is_empty() { String::new() } else { head.to_owned() };
     for row in rows {
         let ends: Vec<String> = row.ends.iter().map(|(end, count)| format!("{count} x {end}")).collect();
@@ -103,7 +104,8 @@ pub fn table(rows: &[Row]) -> String {
             || "–".to_owned(),
             |time| format!("{:.2} ({:.2} to {:.2})", time.median, time.min, time.max),
         );
-        let share = row.second_link_percent.map_or_else(|| "–".to_owned(), |share| format!("{:.0} %", share.median));
+        let share =
+            row.second_link_percent.map_or_else(|| "–".to_owned(), |share| format!("{:.0} %", share.median));
         text += &format!("| {} | {} | {time} | {share} |\n", row.what, ends.join(", "));
     }
     text
@@ -181,7 +183,8 @@ impl Stage {
 }
 
 fn ip(namespace: &str, device: &str, setting: [&str; 2]) -> anyhow::Result<()> {
-    let done = Command::new("ip").args(["-n", namespace, "link", "set", "dev", device]).args(setting).output()?;
+    let done =
+        Command::new("ip").args(["-n", namespace, "link", "set", "dev", device]).args(setting).output()?;
     ensure!(done.status.success(), "ip: {}", String::from_utf8_lossy(&done.stderr));
     Ok(())
 }

@@ -47,7 +47,7 @@ fn hint(code: Code) -> &'static str {
         }
         Code::HypervisorFailed => "look into the log of that side's agent and of its QEMU, then try again",
         Code::NoLink | Code::PeerLost => {
-            "check cables, switch ports and `listen` of both agents, then try again"
+            "`linerate doctor` with the other host says what is wrong with the links; else check cables, switch ports and `listen` of both agents"
         }
         Code::NotConverging => {
             "allow a longer blackout (--max-blackout), let the guest be slowed down (--throttle), or add a link"

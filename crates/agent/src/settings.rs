@@ -56,7 +56,8 @@ pub fn put_back(agent: &Agent, request: &LinkConfirm) -> Result<(), ErrorBody> {
 pub fn asked_by_another(agent: &Arc<Agent>, change: Change) -> Changed {
     if !agent.config.settings_from_agents {
         let message = format!("{} does not take settings from other hosts", agent.config.name);
-        let hint = "`settings_from_agents = true` in its agent's configuration allows it; or run the command there";
+        let hint =
+            "`settings_from_agents = true` in its agent's configuration allows it; or run the command there";
         return Changed::Failed(ErrorBody::new("not_authorised", message).with_hint(hint));
     }
     // Nothing goes on to a third host.

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, Parser, Subcommand};
 use clap_complete::Shell;
-use linerate_api::{LinkConfirm, LinkRequest, MigrateRequest, MigrationId, Transport, TunnelPair, TunnelRequest};
+use linerate_api::{
+    LinkConfirm, LinkRequest, MigrateRequest, MigrationId, Transport, TunnelPair, TunnelRequest,
+};
 
 use crate::units;
 

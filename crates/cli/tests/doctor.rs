@@ -295,7 +295,8 @@ const SETTABLE: &str = "settings_from_agents = true\n";
 fn answering(command: &mut Command, words: &str) -> (i32, String) {
     use std::io::Write as _;
     use std::process::Stdio;
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     // It may end without a question.
     let _ = child.stdin.take().unwrap().write_all(words.as_bytes());
     let done = child.wait_with_output().unwrap();
@@ -325,7 +326,8 @@ fn unequal_mtus_are_mended_on_both_hosts_and_the_findings_are_gone() {
     room.on(0, &["ip", "link", "set", "dev", "l0", "mtu", "1500"]);
     room.on(1, &["ip", "link", "set", "dev", "l1", "mtu", "1500"]);
     let (_, text) = room.fix(&["--dry-run"], "");
-    for line in ["a l0: MTU 1500 → 9000  [mtu-between-hosts]", "b l1: MTU 1500 → 9000  [mtu-between-hosts]"] {
+    for line in ["a l0: MTU 1500 → 9000  [mtu-between-hosts]", "b l1: MTU 1500 → 9000  [mtu-between-hosts]"]
+    {
         assert!(text.contains(line), "{text}");
     }
     assert_eq!([room.mtus("l0"), room.mtus("l1")], ["1500 9000", "9000 1500"]);
@@ -335,7 +337,10 @@ fn unequal_mtus_are_mended_on_both_hosts_and_the_findings_are_gone() {
     assert_eq!(mtu(&room, 1, "l1"), "1500", "a no changes nothing");
 
     let (exit, text) = room.fix(&["--within", "5m"], "y\ny\n");
-    assert!(text.contains("looked again: mtu-between-hosts gone") && text.contains("it stays"), "{exit}: {text}");
+    assert!(
+        text.contains("looked again: mtu-between-hosts gone") && text.contains("it stays"),
+        "{exit}: {text}"
+    );
     assert_eq!([room.mtus("l0"), room.mtus("l1")], ["9000 9000", "9000 9000"]);
     let (_, healthy) = room.doctor(&["--quick"]);
     assert!(!ids(&healthy).contains(&"mtu-between-hosts"), "{:?}", ids(&healthy));
@@ -421,7 +426,9 @@ impl Room {
     fn heard(&self) -> Vec<String> {
         let (_, document) = self.doctor(&["--quick"]);
         let hosts = document["room"]["hosts"].as_array().unwrap();
-        let port = |host: &Value| host["ports"].as_array().unwrap().iter().find(|port| port["name"] == "l0").cloned();
+        let port = |host: &Value| {
+            host["ports"].as_array().unwrap().iter().find(|port| port["name"] == "l0").cloned()
+        };
         let neighbour = |host: &Value| port(host).unwrap()["neighbours"][0].clone();
         let word = |one: Value| Some(format!("{} {}", one["system"].as_str()?, one["port"].as_str()?));
         hosts.iter().map(|host| word(neighbour(host)).unwrap_or_default()).collect()
@@ -447,7 +454,11 @@ fn what_lldpd_says_at_both_ends_is_heard_and_what_differs_is_found() {
     let found = findings.iter().find(|finding| finding["id"] == "mtu-against-switch").unwrap();
     assert_eq!(found["title"], "MTU 9000, but its switch port leaf0 Ethernet1/7 passes 1500", "{exit}");
     assert_eq!(found["places"], serde_json::json!([{"host": "a", "port": "l0"}]));
-    assert_eq!(ids(&document).iter().filter(|id| **id == "mtu-against-switch").count(), 1, "leaf1 passes enough");
+    assert_eq!(
+        ids(&document).iter().filter(|id| **id == "mtu-against-switch").count(),
+        1,
+        "leaf1 passes enough"
+    );
     // Packets do arrive here, whatever the VLANs are called; files know nothing of that.
     assert!(!ids(&document).contains(&"vlan-between-hosts"), "{:?}", ids(&document));
     let (_, text) = room.linerate(&["doctor", "--json", "--from", saved]);

@@ -101,7 +101,11 @@ pub fn mends(room: &Room, findings: &[Finding], intent: Option<&Intent>) -> Mend
         let goals = findings.iter().zip(&left).filter(|(_, why)| why.is_none());
         return Mends {
             goals: goals.map(|(finding, _)| finding.clone()).collect(),
-            left: findings.iter().zip(&left).filter_map(|(one, why)| Some(left_over(one, why.clone()?))).collect(),
+            left: findings
+                .iter()
+                .zip(&left)
+                .filter_map(|(one, why)| Some(left_over(one, why.clone()?)))
+                .collect(),
             ports,
             intents,
         };
@@ -183,7 +187,14 @@ fn wanted<'a>(room: &'a Room, findings: &[Finding], left: &[Option<String>]) -> 
 }
 
 /// Adds a wish; a larger MTU needs one at least as large in all that is below. The worst finding's word counts.
-fn want<'a>(room: &'a Room, all: &mut Vec<Wanted<'a>>, at: PortRef<'a>, wish: &Wish, finding: usize, deep: usize) {
+fn want<'a>(
+    room: &'a Room,
+    all: &mut Vec<Wanted<'a>>,
+    at: PortRef<'a>,
+    wish: &Wish,
+    finding: usize,
+    deep: usize,
+) {
     match all.iter_mut().find(|one| std::ptr::eq(one.at.port, at.port)) {
         Some(one) => {
             join(&mut one.wish, wish);
@@ -243,8 +254,11 @@ pub fn verdict(before: &[Finding], goals: &[Finding], after: &[Finding]) -> Opti
     };
     let still: Vec<&Finding> =
         goals.iter().filter(|finding| after.iter().any(|other| same(finding, other))).collect();
-    let new: Vec<&Finding> =
-        after.iter().filter(grave).filter(|finding| !before.iter().any(|other| same(finding, other))).collect();
+    let new: Vec<&Finding> = after
+        .iter()
+        .filter(grave)
+        .filter(|finding| !before.iter().any(|other| same(finding, other)))
+        .collect();
     let words = |all: &[&Finding]| {
         let one = |finding: &&Finding| format!("{} ({})", finding.title, finding.id);
         all.iter().map(one).collect::<Vec<_>>().join("; ")

@@ -71,7 +71,9 @@ const FAULTS: &[Fault] = &[
     ("duplicate-address", healthy, |room| named(room, "eno1").addresses[0].ip = [192, 168, 0, 1].into()),
     ("duplicate-mac", healthy, |room| l1(room).mac = Some("02:00:00:00:01:01".into())),
     ("errors-rising", healthy, |room| gained(room).rx_crc_errors = 3),
-    ("ets-differs", healthy, |room| dcb(room).ets.as_mut().unwrap().share_percent = vec![90, 10, 0, 0, 0, 0, 0, 0]),
+    ("ets-differs", healthy, |room| {
+        dcb(room).ets.as_mut().unwrap().share_percent = vec![90, 10, 0, 0, 0, 0, 0, 0]
+    }),
     ("fec-against-switch", healthy, |room| {
         let port =
             SwitchPort { name: "Ethernet1/2".into(), fec: Some("baser".into()), ..SwitchPort::default() };

@@ -18,7 +18,8 @@ impl Slot {
     pub(super) fn add(self, command: &mut Command, number: usize) {
         let Slot { speed, width, ports } = self;
         let chassis = number + 1;
-        let slot = format!("pcie-root-port,id=slot{number},chassis={chassis},x-speed={speed},x-width={width}");
+        let slot =
+            format!("pcie-root-port,id=slot{number},chassis={chassis},x-speed={speed},x-width={width}");
         command.args(["-device", &slot]);
         for port in 0..ports {
             let id = format!("slot{number}p{port}");

@@ -116,12 +116,16 @@ fn bonds_vlans_and_slots() {
     assert_eq!(single["pcie"]["slot_able"], json!({"speed_mts": 8000, "width": 4}), "{single:#}");
     assert_eq!(single["pcie"]["running"], json!({"speed_mts": 2500, "width": 1}), "{single:#}");
     assert_eq!(single["link"]["speed_mbps"], 1000, "{single:#}");
-    assert_eq!((&single["link"]["duplex"], &single["link"]["autonegotiation"]), (&json!("full"), &json!(true)));
+    assert_eq!(
+        (&single["link"]["duplex"], &single["link"]["autonegotiation"]),
+        (&json!("full"), &json!(true))
+    );
     let supported = single["link"]["supported"].as_array().unwrap();
     assert!(supported.contains(&json!("1000baseT/Full")), "{single:#}");
 
     // The member's MTU is mended; what needs hands stays.
-    let allow = AgentOptions { configuration: "settings_from_agents = true\n".into(), ..AgentOptions::default() };
+    let allow =
+        AgentOptions { configuration: "settings_from_agents = true\n".into(), ..AgentOptions::default() };
     let mut agents = agents;
     agents.truncate(1);
     agents.push(Agent::start(b, allow).unwrap());

@@ -5,7 +5,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use linerate_api::{BenchCpu, BenchDirection, BenchEvent, BenchLink, BenchReport, BenchRequest, BenchTest, BenchTransport};
+use linerate_api::{
+    BenchCpu, BenchDirection, BenchEvent, BenchLink, BenchReport, BenchRequest, BenchTest, BenchTransport,
+};
 use linerate_core::{LinkId, SessionId, Token};
 use linerate_net::interfaces;
 use linerate_net::links::{Link, channels_for, pair, parse_networks, queue_pairs_for};

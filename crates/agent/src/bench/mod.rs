@@ -68,7 +68,11 @@ pub fn measure(
 }
 
 /// A stream from here over all links that the request names, and nothing else. Blocks; `stop` ends it.
-pub(crate) fn send(host: &Arc<Host>, request: &BenchRequest, stop: &Arc<Stop>) -> Result<BenchReport, BenchError> {
+pub(crate) fn send(
+    host: &Arc<Host>,
+    request: &BenchRequest,
+    stop: &Arc<Stop>,
+) -> Result<BenchReport, BenchError> {
     ask::measure(host, request, &Place::Agent, false, stop, &[BenchDirection::Out], &mut |_| {})
 }
 

@@ -101,7 +101,10 @@ mod tests {
             Some(vec![RdmaDevice { ports, ..RdmaDevice::default() }])
         };
         let measured = |alpha: &Inventory, beta: &Inventory| {
-            targets(alpha, beta, &echoing(&[[10, 0, 0, 2]])).iter().map(|target| target.rdma).collect::<Vec<_>>()
+            targets(alpha, beta, &echoing(&[[10, 0, 0, 2]]))
+                .iter()
+                .map(|target| target.rdma)
+                .collect::<Vec<_>>()
         };
         assert_eq!(measured(&alpha, &beta), [false]);
         (alpha.rdma, beta.rdma) = (device("ACTIVE"), device("ACTIVE"));

@@ -36,7 +36,8 @@ fn measure(agent: &Agent, target: &Target) -> Result<u64, String> {
         force: false,
         test: BenchTest::Bandwidth { time_ms: LASTS_MS },
     };
-    let report = bench::send(&agent.bench, &request, &Arc::new(Stop::default())).map_err(|error| chain(&error))?;
+    let report =
+        bench::send(&agent.bench, &request, &Arc::new(Stop::default())).map_err(|error| chain(&error))?;
     let rate = report.bandwidth.first().map(|one| one.sum.out_gbit_per_s);
     // From a rate that is no number comes 0.
     Ok((rate.unwrap_or_default() * 1000.0) as u64)

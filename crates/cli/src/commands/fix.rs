@@ -197,7 +197,8 @@ impl Job<'_> {
             match self.look().await {
                 Ok(after) => {
                     let silent = after.unheard.first().filter(|_| before.unheard.is_empty());
-                    let silent = silent.map(|host| format!("{} does not answer any more: {}", host.host, host.why));
+                    let silent =
+                        silent.map(|host| format!("{} does not answer any more: {}", host.host, host.why));
                     why = silent.or_else(|| verdict(&before.findings, &plan.goals, &after.findings));
                     if why.is_none() {
                         self.context.people(|| render::gone(&plan.goals))?;
@@ -229,7 +230,9 @@ impl Job<'_> {
                 Ok(_) => format!("{name} is as before"),
                 Err(error) => {
                     let within = self.flags.within;
-                    format!("{name}: {error}; its agent puts it back by itself within {within} s of the change")
+                    format!(
+                        "{name}: {error}; its agent puts it back by itself within {within} s of the change"
+                    )
                 }
             });
         }

@@ -290,7 +290,10 @@ mod tests {
         let mut broken = probe();
         broken.rdma_failure = Some("no answer".into());
         let text = matrix(&[fast, broken]).join("\n");
-        assert!(text.contains("RDMA") && text.contains("92000 Mb/s") && text.contains("RDMA: no answer"), "{text}");
+        assert!(
+            text.contains("RDMA") && text.contains("92000 Mb/s") && text.contains("RDMA: no answer"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -31,7 +31,8 @@ fn to_do(plan: &Mends) -> Vec<String> {
     let mut lines = Vec::new();
     for one in &plan.ports {
         let ids = one.findings.join(", ");
-        let step = |step: &Step| format!("  {}: {} {} → {}  [{ids}]", one.place, step.what, step.from, step.to);
+        let step =
+            |step: &Step| format!("  {}: {} {} → {}  [{ids}]", one.place, step.what, step.from, step.to);
         lines.extend(one.plan.steps.iter().map(step));
         lines.extend(one.plan.warnings.iter().map(|warning| format!("    warning: {warning}")));
     }

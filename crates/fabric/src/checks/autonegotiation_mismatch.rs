@@ -3,8 +3,8 @@
 use crate::link::{Speed, Wish};
 use crate::model::{Finding, Place, PortRef, Room, Severity};
 
-use super::{Check, Mending};
 use super::common::switch_side;
+use super::{Check, Mending};
 
 const WHY: &str = "A side that negotiates with one that does not falls back to a slow or half-duplex mode, or finds no link: a 25G adapter came up at \
      1 Gb/s at a 10G switch port, and not at all, until both sides were forced (field report on ConnectX-4 Lx).";

@@ -2,8 +2,8 @@
 
 use crate::model::{Ets, Finding, Place, PortRef, Room, Segment, Severity};
 
-use super::{Check, Mending};
 use super::common::{Value, advise_intent, carriers, differ, join, migration_segments, numbers, switch_side};
+use super::{Check, Mending};
 
 const WHY: &str = "Each side gives traffic classes other shares: under load, migrations get less in one direction than was planned, or take from storage.";
 

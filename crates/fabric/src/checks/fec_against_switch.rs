@@ -3,8 +3,8 @@
 use crate::link::Wish;
 use crate::model::{Finding, Place, PortRef, Room, Severity};
 
-use super::{Check, Mending};
 use super::common::switch_side;
+use super::{Check, Mending};
 
 const WHY: &str = "Both sides must correct errors in the same way. Otherwise there is no link, or one whose packets are damaged now and then.";
 

@@ -3,8 +3,8 @@
 use crate::link::Wish;
 use crate::model::{Finding, PortKind, PortRef, Room, Severity};
 
-use super::{Check, Mending};
 use super::common::outward;
+use super::{Check, Mending};
 
 const WHY: &str = "Packets are made for the upper port's MTU and do not fit through the one below. Full packets of a migration are lost, small \
      ones pass.";

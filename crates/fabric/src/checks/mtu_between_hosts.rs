@@ -3,8 +3,8 @@
 use crate::link::Wish;
 use crate::model::{Finding, PortRef, Room, Segment, Severity};
 
-use super::{Check, Mending};
 use super::common::{segments, switch_side};
+use super::{Check, Mending};
 
 const WHY: &str = "The larger side sends packets that the smaller one, or the switch before it, throws away without a word. Small packets \
      pass, so everything looks well: the migration connects, then crawls or hangs with the first full packet.";
@@ -51,8 +51,7 @@ impl MtuBetweenHosts {
         };
         for (at, _) in known.iter().filter(|(_, mtu)| *mtu != wanted) {
             let command = format!("ip link set dev {} mtu {wanted}", at.port.name);
-            finding =
-                finding.mend(at.place(), what, command, Wish { mtu: Some(wanted), ..Wish::default() });
+            finding = finding.mend(at.place(), what, command, Wish { mtu: Some(wanted), ..Wish::default() });
         }
         Some(finding)
     }

@@ -3,8 +3,8 @@
 use crate::link::Wish;
 use crate::model::{Finding, Room, Severity};
 
-use super::{Check, Mending};
 use super::common::{Value, differ, odd, teams};
+use super::{Check, Mending};
 
 const WHY: &str = "Which member a connection takes is decided by a hash: those on the smaller member lose their full packets, the others \
      work. Migrations hang or crawl at random, and between some hosts only.";
@@ -31,7 +31,9 @@ impl Check for MtuInTeam {
                 continue;
             };
             for (place, seen) in odd(&values).unwrap_or_default() {
-                let Some(wanted) = team.port.mtu.filter(|wanted| wanted.to_string() != *seen) else { continue };
+                let Some(wanted) = team.port.mtu.filter(|wanted| wanted.to_string() != *seen) else {
+                    continue;
+                };
                 let command =
                     format!("ip link set dev {} mtu {wanted}", place.port.as_deref().unwrap_or("PORT"));
                 let wish = Wish { mtu: Some(wanted), ..Wish::default() };

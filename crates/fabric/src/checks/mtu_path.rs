@@ -3,8 +3,8 @@
 use crate::link::Wish;
 use crate::model::{End, Finding, Place, PortRef, Probe, Room, Segment, Severity};
 
-use super::{Check, Mending};
 use super::common::switch_side;
+use super::{Check, Mending};
 
 const WHY: &str = "Something on the way has a smaller MTU than both ends. If it says so, connections slow down until they have learnt it; if it \
      is silent, they hang with their first full packet.";

@@ -3,8 +3,8 @@
 use crate::link::Wish;
 use crate::model::{Finding, PortKind, Room, Segment, Severity};
 
-use super::{Check, Mending};
 use super::common::{carriers, migration_segments, switch_side};
+use super::{Check, Mending};
 
 /// Below it, packets are few enough.
 const SPEED_MIN_MBPS: u32 = 10_000;

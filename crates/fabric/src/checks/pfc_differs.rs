@@ -2,8 +2,8 @@
 
 use crate::model::{Finding, Place, PortRef, Room, Segment, Severity};
 
-use super::{Check, Mending};
 use super::common::{Value, advise_intent, carriers, differ, migration_segments, numbers, odd, switch_side};
+use super::{Check, Mending};
 
 const WHY: &str = "A priority is lossless only if every port on the way stops for it. Where one does not, RDMA loses packets under load: throughput falls to a part, \
      and connections may break.";

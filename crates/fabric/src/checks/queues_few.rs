@@ -3,8 +3,8 @@
 use crate::link::Wish;
 use crate::model::{Finding, PortKind, PortRef, Room, Severity};
 
-use super::{Check, Mending};
 use super::common::migration_ports;
+use super::{Check, Mending};
 
 /// Below it, one core fetches everything.
 const SPEED_MIN_MBPS: u32 = 10_000;

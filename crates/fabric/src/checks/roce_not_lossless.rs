@@ -2,10 +2,10 @@
 
 use crate::model::{Finding, PortRef, Room, Severity};
 
-use super::{Check, Mending};
 use super::common::{
     carriers, migration_ports, migration_segments, numbers, roce_of, roce_priority, suggest_intent,
 };
+use super::{Check, Mending};
 use super::{pfc_differs, roce_priority_differs};
 
 const WHY: &str = "RoCE takes a lost packet badly: everything behind it is sent again. Under load, and with several hosts that send to one, \

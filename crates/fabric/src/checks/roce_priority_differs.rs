@@ -2,10 +2,11 @@
 
 use crate::model::{Finding, PortRef, Room, Segment, Severity};
 
-use super::{Check, Mending};
 use super::common::{
-    Value, carriers, differ, migration_segments, odd, RocePriority, roce_of, roce_priority, suggest_intent, traffic_class,
+    RocePriority, Value, carriers, differ, migration_segments, odd, roce_of, roce_priority, suggest_intent,
+    traffic_class,
 };
+use super::{Check, Mending};
 
 const WHY: &str = "Switches keep a priority lossless, not a protocol. Where one side sends RoCE in another priority, its packets are lost under load, and RDMA \
      takes loss far worse than TCP.";
@@ -126,7 +127,10 @@ mod tests {
         host_mut(&mut room, "beta").agent.as_mut().unwrap().rdma_type_of_service = Some(96);
         let found = run_all(&room);
         assert!(found.iter().all(|finding| finding.id == "roce-priority-differs"), "{found:#?}");
-        assert_eq!(found[0].title, "priority of RoCE traffic class 96 and priority 3, traffic class 104 on 10.1.0.0/24");
+        assert_eq!(
+            found[0].title,
+            "priority of RoCE traffic class 96 and priority 3, traffic class 104 on 10.1.0.0/24"
+        );
     }
 
     #[test]

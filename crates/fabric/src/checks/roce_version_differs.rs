@@ -2,8 +2,8 @@
 
 use crate::model::{Finding, PortRef, Room, Segment, Severity};
 
-use super::{Check, Mending};
 use super::common::{Value, advise_intent, carriers, differ, migration_segments, roce_of};
+use super::{Check, Mending};
 
 const WHY: &str = "RoCE v1 and v2 do not understand each other: connections that do not name a version fail, and migrations fall back to TCP.";
 

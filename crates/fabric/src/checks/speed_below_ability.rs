@@ -3,9 +3,9 @@
 use crate::link::{Speed, Wish};
 use crate::model::{Finding, PortRef, Room, Severity};
 
-use super::{Check, Mending};
 use super::autonegotiation_mismatch::mismatch;
 use super::common::migration_ports;
+use super::{Check, Mending};
 
 const WHY: &str = "The link works and moves a part of what was paid for; a migration takes as much longer. Ports that negotiate 1 Gb/s instead of 10 \
      are known of 25G adapters at 10G switch ports: there, both sides must be forced to 10 Gb/s.";

@@ -13,7 +13,8 @@ fn of(room: &Room) -> Mends {
 
 fn lines(mends: &Mends) -> Vec<String> {
     let steps = |one: &PortMend| {
-        let step = |step: &crate::link::Step| format!("{}: {} {} → {}", one.place, step.what, step.from, step.to);
+        let step =
+            |step: &crate::link::Step| format!("{}: {} {} → {}", one.place, step.what, step.from, step.to);
         one.plan.steps.iter().map(step).collect::<Vec<_>>().join(", ")
     };
     mends.ports.iter().map(steps).collect()
@@ -56,7 +57,8 @@ fn what_one_port_cannot_have_leaves_the_others_alone() {
     let told = findings(&room);
     port(&mut room, "beta", "ens1f0").mtu = Some(1500);
     let mut both = told.clone();
-    let mut other = findings(&room).into_iter().filter(|one| one.title.contains("10.1.0.0")).collect::<Vec<_>>();
+    let mut other =
+        findings(&room).into_iter().filter(|one| one.title.contains("10.1.0.0")).collect::<Vec<_>>();
     both.append(&mut other);
     // What the adapter says of itself has changed since.
     port(&mut room, "beta", "ens1f1").mtu_max = Some(1500);

@@ -142,7 +142,12 @@ impl Finding {
 
     /// Adds a command that puts it right.
     pub fn command(mut self, place: Place, what: &str, command: impl Into<String>) -> Finding {
-        self.fixes.push(Fix { place: Some(place), what: what.to_owned(), command: Some(command.into()), mend: None });
+        self.fixes.push(Fix {
+            place: Some(place),
+            what: what.to_owned(),
+            command: Some(command.into()),
+            mend: None,
+        });
         self
     }
 

@@ -82,7 +82,11 @@ impl Room {
 
     /// Ports that a port stands on, one step down.
     pub fn directly_below<'a>(&self, at: PortRef<'a>) -> impl Iterator<Item = PortRef<'a>> {
-        at.host.ports.iter().filter(move |port| carries(port, at.port)).map(move |port| PortRef { host: at.host, port })
+        at.host
+            .ports
+            .iter()
+            .filter(move |port| carries(port, at.port))
+            .map(move |port| PortRef { host: at.host, port })
     }
 
     /// Bonds and teams (not bridges) with their members.

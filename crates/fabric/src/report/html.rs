@@ -74,8 +74,9 @@ fn matrix(probes: &[Probe]) -> String {
     if probes.is_empty() {
         return String::new();
     }
-    let head = ["from", "to", "path MTU", "round trip", "throughput", "RDMA", "loaded", "lost under load", ""]
-        .map(String::from);
+    let head =
+        ["from", "to", "path MTU", "round trip", "throughput", "RDMA", "loaded", "lost under load", ""]
+            .map(String::from);
     let rows: String = probes.iter().map(|probe| row("td", &cells(probe))).collect();
     format!("<h2>What was measured</h2>\n<table>\n{}{rows}</table>\n", row("th", &head))
 }

@@ -44,7 +44,8 @@ pub(in crate::checks) fn suggest_intent(
     if !able.is_empty() {
         let words = text.replace('\n', "; ");
         let file = format!("a file for it, with the share that migrations shall have: {words}");
-        let marked = format!("`rdma_type_of_service = {}` for the agents, so that their RDMA has the mark", dscp << 2);
+        let marked =
+            format!("`rdma_type_of_service = {}` for the agents, so that their RDMA has the mark", dscp << 2);
         finding = advise_intent(finding.step(None, file), &able).step(None, marked);
     }
     unable.into_iter().fold(finding, |finding, (place, why)| finding.step(Some(place), why))
@@ -58,7 +59,8 @@ fn mark(ports: &[PortRef<'_>]) -> u8 {
     };
     let told = |at: &PortRef<'_>| {
         let table = &at.port.dcb.as_ref()?.applications;
-        let one = table.iter().find(|one| one.selector == Selector::Dscp && (1..64).contains(&one.protocol))?;
+        let one =
+            table.iter().find(|one| one.selector == Selector::Dscp && (1..64).contains(&one.protocol))?;
         u8::try_from(one.protocol).ok()
     };
     ports.iter().find_map(own).or_else(|| ports.iter().find_map(told)).unwrap_or(USUAL_DSCP)
