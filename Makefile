@@ -5,7 +5,7 @@ CARGO ?= cargo
 SEEDS ?= 5000
 FUZZ_SECONDS ?= 60
 
-.PHONY: help install build demo test unit sim lint doc fuzz bench soak faults wires rdma-check rdma-wires sweep clean
+.PHONY: help install build demo test unit sim lint doc fuzz bench soak faults wires rdma-check rdma-wires doctor sweep clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1|/' | column -t -s '|'
@@ -58,6 +58,9 @@ rdma-check: install ## the RDMA carrier's tests under valgrind, in the RDMA lab'
 
 rdma-wires: build ## `linerate bench` over RDMA against perftest on the same soft-RoCE devices; writes bench/out/
 	./target/release/linerate-bench rdma-wires --linerate ./target/release/linerate --out bench/out
+
+doctor: build ## how long the doctor takes, and migrations over a path that passes less than its ends; writes bench/out/
+	./target/release/linerate-bench doctor --linerate ./target/release/linerate --out bench/out
 
 sweep: ## remove what an interrupted run left behind (namespaces, mounts, processes of dead makers)
 	./target/release/linerate-lab sweep

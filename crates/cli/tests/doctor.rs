@@ -385,15 +385,17 @@ fn what_does_not_help_is_put_back_and_other_hosts_must_allow_it() {
     assert_eq!(room.mtus("l0"), "9000 9000 1500");
     drop(room);
 
-    let room = Room::new(2, &[1000]);
-    room.on(1, &["ip", "link", "set", "dev", "l0", "mtu", "1500"]);
+    // The first port is this host's own and is set, the second one's host refuses: the first is put back.
+    let room = Room::new(2, &[1000, 1000]);
+    room.on(0, &["ip", "link", "set", "dev", "l0", "mtu", "1500"]);
+    room.on(1, &["ip", "link", "set", "dev", "l1", "mtu", "1500"]);
     let (exit, text) = room.fix(&["--yes"], "");
     assert!(exit == 4 && text.contains("b does not take settings from other hosts"), "{exit}: {text}");
-    assert!(text.contains("settings_from_agents = true"), "{text}");
-    assert_eq!(mtu(&room, 1, "l0"), "1500");
+    assert!(text.contains("settings_from_agents = true") && text.contains("l0 is as before"), "{text}");
+    assert_eq!([room.mtus("l0"), room.mtus("l1")], ["1500 9000", "9000 1500"]);
     let there = room.agents[1].address(0).to_string();
-    let (exit, _) = room.linerate(&["link", "set", "l0", "--mtu", "9000", "--host", &there]);
-    assert_eq!((exit, mtu(&room, 1, "l0")), (4, "1500".into()));
+    let (exit, _) = room.linerate(&["link", "set", "l1", "--mtu", "9000", "--host", &there]);
+    assert_eq!((exit, mtu(&room, 1, "l1")), (4, "1500".into()));
 }
 
 /// What a program gets; and a path that nobody can raise is made to work by lowering both ends.

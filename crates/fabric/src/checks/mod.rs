@@ -218,7 +218,8 @@ mod tests {
         for check in ALL {
             let section = page.split_once(&format!("## {}\n", check.id())).unwrap().1;
             let section = section.split("\n## ").next().unwrap().trim_end();
-            let said = section.lines().last().unwrap().strip_prefix("`--fix`: ").expect(check.id());
+            let last = section.lines().last().unwrap();
+            let said = last.strip_prefix("`--fix`: ").unwrap_or_else(|| panic!("{}: {last}", check.id()));
             let declared = match check.mending() {
                 Mending::Hands => said == "no.",
                 Mending::Port => said != "no." && !said.contains("--qos"),

@@ -6,8 +6,11 @@ use linerate_fabric::mend::mends;
 use linerate_fabric::model::*;
 use linerate_fabric::qos::intent::parse;
 
+/// What else is so in a room with this fault.
+type Circumstance = (&'static str, fn(&mut Room));
+
 /// Faults that can be mended under more circumstances than they can be seen.
-pub const CIRCUMSTANCES: &[(&str, fn(&mut Room))] = &[
+pub const CIRCUMSTANCES: &[Circumstance] = &[
     ("half-duplex", |room| room.hosts[1].ports[1].link.autonegotiation = Some(false)),
     ("half-duplex", |room| room.hosts[1].ports[1].neighbours[0].autonegotiation = None),
     ("autonegotiation-mismatch", |room| {
