@@ -92,11 +92,13 @@ mod tests {
             let port = Port { name: "l0".into(), kind, mtu: Some(mtu), addresses, ..Port::default() };
             Inventory { ports: vec![port], ..Inventory::new(name) }
         };
-        let mut room = Room::of(vec![host("a\x1b[2J", 1, 9000), host("b", 2, 1500)]);
-        room.hosts[0].ports[0].carrier = Some(false);
+        let room = Room::of(vec![host("a\x1b[2J", 1, 9000), host("b", 2, 1500)]);
         let text = plan(&mends(&room, &run_all(&room), None), SCREEN);
         assert!(text.contains("  b l0: MTU 1500 → 9000  [mtu-between-hosts]"), "{text}");
-        assert!(text.contains("left as it is:") && text.contains("[link-down]: it needs hands"), "{text}");
+        assert!(
+            text.contains("left as it is:") && text.contains("[no-second-link]: it needs hands"),
+            "{text}"
+        );
         assert!(!text.contains('\x1b'), "{text:?}");
         assert!(plan(&Mends::default(), SCREEN).contains("nothing that Linerate can set"));
     }
