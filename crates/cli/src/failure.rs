@@ -62,11 +62,6 @@ impl Failure {
         Failure { exit: Exit::NotWatched, ..self }
     }
 
-    /// What happened, in one sentence.
-    pub fn message(&self) -> &str {
-        &self.message
-    }
-
     /// For people.
     pub fn render(&self, width: usize, paint: Paint) -> String {
         let mut lines = entry(&paint.red("error:"), "error:", &self.message, width);
