@@ -49,7 +49,7 @@ impl Stage {
 
     /// Two hosts whose cables end in switches, bridges that can be set; their ports may be set from each other.
     pub fn through_switches(links_mbps: &[u64], parameters: GuestParameters) -> Stage {
-        let hosts = hosts_of(3, links_mbps, "settings_from_agents = true\n");
+        let hosts = hosts_of(Lab::builder().hosts(3), links_mbps, "settings_from_agents = true\n");
         Stage::build_on(hosts, parameters, QemuVersion::System, None)
     }
 
