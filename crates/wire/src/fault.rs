@@ -193,7 +193,7 @@ codes! {
     /// Another migration of this guest is under way.
     GuestBusy = 8, retry: true, "the guest is being migrated already";
     /// Direct mode cannot be used on this guest.
-    NotMigratable = 9, retry: false, "this guest cannot be moved in direct mode";
+    NotMigratable = 9, retry: false, "this guest cannot be moved, or not in the way that was asked for";
     /// The destination lacks memory.
     MemoryShort = 10, retry: true, "the destination has too little free memory";
     /// A disk, bridge, device or QEMU version is missing at the destination.

@@ -6,7 +6,7 @@ mod parts;
 mod stream;
 mod tag;
 
-pub use codec::{DESCRIPTION_BYTES_MAX, DEVICE_STATE_BYTES_MAX, GUEST_NAME_BYTES_MAX};
+pub use codec::{DESCRIPTION_BYTES_MAX, DEVICE_STATE_BYTES_MAX, GUEST_NAME_BYTES_MAX, STREAM_CHANNELS_MAX};
 pub use parts::{ENDPOINTS_MAX, INTERFACE_BYTES_MAX, REGION_NAME_BYTES_MAX, REGIONS_MAX, TOUCHED_MAX};
 pub use stream::{REASON_BYTES_MAX, SERVICE_BYTES_MAX, StreamNote, StreamNoteTag};
 pub use tag::MessageTag;
@@ -130,6 +130,17 @@ impl Outcome {
     }
 }
 
+/// How two hypervisors talk to each other in streams of their own: what both were found to have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StreamSettings {
+    /// Parallel channels beside the main one; 0 for none.
+    pub channels: u16,
+    /// The destination's hypervisor answers the source's.
+    pub return_path: bool,
+    /// Pages of zeros are found by the threads of the parallel channels.
+    pub zero_pages_in_channels: bool,
+}
+
 /// Control messages. `S>D` means source to destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
@@ -156,6 +167,14 @@ pub enum Message {
         /// What its hypervisor may have written while it started: to be copied, again if it was copied before.
         touched: Vec<Extent>,
     },
+    /// S>D step 4, in place of Prepare if the offer named no region: start a guest whose RAM comes in the hypervisor's own
+    /// streams.
+    PrepareStreams {
+        /// Parallel channels that the source's hypervisor would use beside its main one; 0 for none.
+        channels: u16,
+    },
+    /// D>S: that guest stands and waits for its streams. Both hypervisors are set alike.
+    StreamsPrepared(StreamSettings),
     /// S>D step 7: a round begins. Informs only.
     RoundMark {
         /// 0 is the first pass.

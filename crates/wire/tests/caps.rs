@@ -60,6 +60,7 @@ fn the_longest_passes_and_one_more_does_not() {
     check("endpoints", 256, |count| endpoints(count, 64));
     check("interface", 64, |length| endpoints(1, length));
     check("device state", 256 << 10, |length| Message::DeviceState { bytes: vec![7; length] });
+    check("stream channels", 255, |channels| Message::PrepareStreams { channels: channels as u16 });
     check("refused", 512, |count| Message::Fenced {
         channel: 0,
         applied: 513,

@@ -173,4 +173,6 @@ const MESSAGES: &[(&str, &str)] = &[
     ("stream reset", "1200 0000 0302 06 00"),
     ("stream stop", "1200 0000 0302 07 00"),
     ("stream closed", "1200 0000 0302 08 00"),
+    ("prepare streams", "1300 0000 0400"),
+    ("streams prepared", "1400 0000 0400 01 00"),
 ];

@@ -68,6 +68,8 @@ fn messages() {
         (0x10, "Abort"),
         (0x11, "Aborted"),
         (0x12, "Stream"),
+        (0x13, "PrepareStreams"),
+        (0x14, "StreamsPrepared"),
     ];
     expect(table(MessageTag::from_number), &golden);
     assert_eq!(

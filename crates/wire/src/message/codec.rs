@@ -3,7 +3,7 @@
 use super::parts::{
     read_endpoints, read_regions, read_touched, write_endpoints, write_regions, write_touched,
 };
-use super::{Message, MessageTag, StreamNote};
+use super::{Message, MessageTag, StreamNote, StreamSettings};
 use crate::codec::{Reader, Writer};
 use crate::error::{DecodeError, EncodeError};
 use crate::fault::Fault;
@@ -13,6 +13,8 @@ use crate::frame::{REFUSED_MAX, check_refused, read_refused};
 pub const GUEST_NAME_BYTES_MAX: usize = 255;
 /// Most bytes of a guest description.
 pub const DESCRIPTION_BYTES_MAX: usize = 1 << 20;
+/// Most parallel channels of a hypervisor's stream; QEMU's own limit.
+pub const STREAM_CHANNELS_MAX: u16 = 255;
 /// Most bytes of device state in one message.
 pub const DEVICE_STATE_BYTES_MAX: usize = 256 << 10;
 
@@ -66,6 +68,8 @@ impl Message {
             MessageTag::Finished => Message::Finished,
             MessageTag::Abort => Message::Abort(Fault::read(reader)?),
             MessageTag::Aborted => Message::Aborted,
+            MessageTag::PrepareStreams => Message::PrepareStreams { channels: read_stream_channels(reader)? },
+            MessageTag::StreamsPrepared => Message::StreamsPrepared(read_stream_settings(reader)?),
             MessageTag::Stream => {
                 Message::Stream { stream: reader.u16("stream")?, note: StreamNote::read(reader)? }
             }
@@ -107,6 +111,12 @@ impl Message {
             Message::Stream { stream, note } => {
                 writer.u16(*stream);
                 note.write(writer)?;
+            }
+            Message::PrepareStreams { channels } => write_stream_channels(*channels, writer)?,
+            Message::StreamsPrepared(settings) => {
+                write_stream_channels(settings.channels, writer)?;
+                writer.u8(settings.return_path.into());
+                writer.u8(settings.zero_pages_in_channels.into());
             }
             Message::Prepare
             | Message::RamSealed
@@ -158,4 +168,32 @@ fn write_digest(digest: Option<u64>, writer: &mut Writer<'_>) {
     if let Some(digest) = digest {
         writer.u64(digest);
     }
+}
+
+fn read_stream_channels(reader: &mut Reader<'_>) -> Result<u16, DecodeError> {
+    let channels = reader.u16("stream channels")?;
+    check_stream_channels(channels)?;
+    Ok(channels)
+}
+
+fn write_stream_channels(channels: u16, writer: &mut Writer<'_>) -> Result<(), DecodeError> {
+    check_stream_channels(channels)?;
+    writer.u16(channels);
+    Ok(())
+}
+
+fn check_stream_channels(channels: u16) -> Result<(), DecodeError> {
+    if channels > STREAM_CHANNELS_MAX {
+        let (count, max) = (channels.into(), STREAM_CHANNELS_MAX.into());
+        return Err(DecodeError::TooMany { what: "stream channels", count, max });
+    }
+    Ok(())
+}
+
+fn read_stream_settings(reader: &mut Reader<'_>) -> Result<StreamSettings, DecodeError> {
+    Ok(StreamSettings {
+        channels: read_stream_channels(reader)?,
+        return_path: reader.flag("return path")?,
+        zero_pages_in_channels: reader.flag("zero pages in channels")?,
+    })
 }

@@ -3,7 +3,7 @@
 use linerate_wire::fault::{Code, Fault, Side, Step};
 use linerate_wire::frame::{Ack, Claim, Frame, Grant, Hello, Role, Welcome, Write};
 use linerate_wire::message::{
-    Endpoint, Extent, Message, Outcome, RegionInfo, Run, SessionId, StreamNote, Token,
+    Endpoint, Extent, Message, Outcome, RegionInfo, Run, SessionId, StreamNote, StreamSettings, Token,
 };
 
 use super::Sample;
@@ -73,11 +73,17 @@ pub fn messages() -> Vec<(&'static str, Message)> {
         ("stream reset", stream(StreamNote::Reset)),
         ("stream stop", stream(StreamNote::Stop)),
         ("stream closed", stream(StreamNote::Closed)),
+        ("prepare streams", Message::PrepareStreams { channels: 4 }),
+        ("streams prepared", Message::StreamsPrepared(settings(4, true, false))),
     ]
 }
 
 fn stream(note: StreamNote) -> Message {
     Message::Stream { stream: 0x0203, note }
+}
+
+fn settings(channels: u16, return_path: bool, zero_pages_in_channels: bool) -> StreamSettings {
+    StreamSettings { channels, return_path, zero_pages_in_channels }
 }
 
 /// Every sample as a frame: the frames, and each message in a CONTROL frame.

@@ -5,7 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use linerate_wire::fault::{Code, Fault, Side, Step};
 use linerate_wire::frame::{Ack, Claim, Frame, Grant, Hello, PAYLOAD_BYTES_MAX, Role, Welcome, Write};
 use linerate_wire::message::{
-    Endpoint, Extent, Message, Outcome, RegionInfo, Run, SessionId, StreamNote, Token,
+    Endpoint, Extent, Message, Outcome, RegionInfo, Run, STREAM_CHANNELS_MAX, SessionId, StreamNote,
+    StreamSettings, Token,
 };
 use proptest::collection::{btree_set, vec};
 use proptest::prelude::*;
@@ -58,8 +59,14 @@ pub fn message() -> impl Strategy<Value = Message> {
         any::<u64>().prop_map(|total| Message::DeviceStateEnd { total }),
         any::<(u64, u64)>().prop_map(|(resume_us, cpu_us)| Message::Running { resume_us, cpu_us }),
         fault().prop_map(Message::Abort),
+        (0..=STREAM_CHANNELS_MAX).prop_map(|channels| Message::PrepareStreams { channels }),
+        (0..=STREAM_CHANNELS_MAX, any::<(bool, bool)>()).prop_map(settings),
         (any::<u16>(), note()).prop_map(|(stream, note)| Message::Stream { stream, note }),
     ]
+}
+
+fn settings((channels, (return_path, zero_pages_in_channels)): (u16, (bool, bool))) -> Message {
+    Message::StreamsPrepared(StreamSettings { channels, return_path, zero_pages_in_channels })
 }
 
 fn note() -> impl Strategy<Value = StreamNote> {
