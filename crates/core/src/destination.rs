@@ -7,6 +7,8 @@
 //!   Admitting --> Admitted: Admitted
 //!   Admitted --> Preparing: Prepare / start the waiting guest
 //!   Preparing --> Receiving: Prepared
+//!   Preparing --> Streaming: StreamsPrepared
+//!   Streaming --> Loaded: the hypervisor has taken its streams
 //!   Receiving --> Sealing: RamComplete / refuse further writes
 //!   Sealing --> Loading: Sealed, digests agree / RamSealed
 //!   Loading --> Loaded: the hypervisor loaded its state
@@ -21,7 +23,7 @@
 //!
 //! The guarantees: the guest runs only after [`DestinationPhase::Committed`] is on disk, and it never runs after
 //! [`DestinationPhase::Aborted`] is (rule 1). Writes are applied from `Admitted` on, while the waiting guest still starts, and no
-//! more after `Sealing` (rule 5); what its hypervisor touched meanwhile is told to the source, which copies it again.
+//! more after `Sealing` (rule 5), and where an offer without regions says that RAM comes in the hypervisor's own streams, not at all; what its hypervisor touched meanwhile is told to the source, which copies it again.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -29,7 +31,8 @@ use std::time::Duration;
 use crate::control::{Control, Outgoing};
 use crate::journal::DestinationPhase;
 use crate::{
-    ChannelId, Code, Endpoint, Extent, Fault, Message, Outcome, PathId, RegionInfo, Side, Step, Time,
+    ChannelId, Code, Endpoint, Extent, Fault, Message, Outcome, PathId, RegionInfo, Side, Step,
+    StreamSettings, Time,
 };
 
 /// A committed guest that could not be run is tried again after this long.
@@ -92,6 +95,10 @@ pub enum Event {
         /// What its hypervisor may have written while it started.
         touched: Vec<Extent>,
     },
+    /// The guest stands that waits for the hypervisor's own streams, and how both hypervisors are to be set.
+    StreamsPrepared(StreamSettings),
+    /// The streams say this to the other side's: Stream or Fence.
+    Carriage(Message),
     /// [`Action::Fence`] is done.
     Fenced {
         /// The channel.
@@ -103,7 +110,7 @@ pub enum Event {
     },
     /// No write will be applied any more; the digest if one was asked for.
     Sealed(Option<u64>),
-    /// The hypervisor has loaded all device state.
+    /// The hypervisor has loaded all device state, or taken its own streams to their end.
     DeviceStateLoaded,
     /// [`Action::Journal`] of this phase is on disk.
     Journaled(DestinationPhase),
@@ -142,6 +149,11 @@ pub enum Action {
     },
     /// Start the waiting guest. Then [`Event::Prepared`].
     Prepare,
+    /// Start a guest that waits for the hypervisor's own streams, so many parallel ones at most. Then
+    /// [`Event::StreamsPrepared`], and when all of them were taken [`Event::DeviceStateLoaded`].
+    PrepareStreams(u16),
+    /// The other side's streams say this: Stream or Fenced.
+    Carriage(Message),
     /// Apply nothing more from the channel. Then [`Event::Fenced`].
     Fence(ChannelId),
     /// Refuse every further write; digest of all regions if `digest`. Then [`Event::Sealed`].
@@ -170,6 +182,8 @@ enum State {
     Admitted,
     Preparing,
     Receiving,
+    /// The hypervisor takes its own streams.
+    Streaming,
     Sealing {
         digest: Option<u64>,
     },
@@ -204,6 +218,7 @@ impl State {
             State::Admitted => "admitted",
             State::Preparing => "preparing",
             State::Receiving => "receiving",
+            State::Streaming => "streaming",
             State::Sealing { .. } => "sealing",
             State::Loading { .. } => "loading",
             State::Loaded => "loaded",
@@ -220,7 +235,7 @@ impl State {
         match self {
             State::Waiting | State::Admitting | State::Admitted => Step::Admit,
             State::Preparing => Step::Prepare,
-            State::Receiving => Step::Copy,
+            State::Receiving | State::Streaming => Step::Copy,
             State::Sealing { .. } | State::Loading { .. } => Step::Blackout,
             State::Loaded | State::Journaling | State::Resuming { .. } => Step::Commit,
             State::Running { .. } | State::TearingDown { .. } | State::Parting { .. } | State::Ended => {
@@ -240,6 +255,8 @@ pub struct Destination {
     started: Time,
     guest: String,
     committed: bool,
+    /// RAM comes in the hypervisor's own streams.
+    streams: bool,
     /// Device state that came before RAM was sealed.
     held_device_state: Vec<Vec<u8>>,
     device_state_bytes: u64,
@@ -259,6 +276,7 @@ impl Destination {
             started: now,
             guest: String::new(),
             committed: false,
+            streams: false,
             held_device_state: Vec::new(),
             device_state_bytes: 0,
         }
@@ -275,6 +293,7 @@ impl Destination {
             Event::Fenced { channel, applied, refused } => {
                 self.control.send(now, Message::Fenced { channel, applied, refused });
             }
+            Event::Carriage(message) => self.control.send(now, message),
             Event::Failed(fault) => self.action_failed(now, fault),
             Event::Cancel => self.fail(self.fault(Code::Cancelled, "by the destination's operator")),
             Event::Withdrawn => self.withdrawn(),
@@ -355,11 +374,19 @@ impl Destination {
             }
             (State::Waiting, Message::Offer { guest, description, regions }) => {
                 self.state = State::Admitting;
+                self.streams = regions.is_empty();
                 self.guest.clone_from(&guest);
                 self.actions.push_back(Action::Journal(DestinationPhase::Started));
                 self.actions.push_back(Action::Admit { guest, description, regions });
             }
-            (State::Admitted, Message::Prepare) => {
+            (State::Admitted, Message::PrepareStreams { channels }) if self.streams => {
+                self.state = State::Preparing;
+                self.actions.push_back(Action::PrepareStreams(channels));
+            }
+            (_, message @ (Message::Stream { .. } | Message::Fenced { .. })) if self.streams => {
+                self.actions.push_back(Action::Carriage(message));
+            }
+            (State::Admitted, Message::Prepare) if !self.streams => {
                 self.state = State::Preparing;
                 self.actions.push_back(Action::Prepare);
             }
@@ -420,9 +447,17 @@ impl Destination {
                 self.state = State::Admitted;
                 self.control.send(now, Message::Admitted { endpoints });
             }
-            (State::Preparing, Event::Prepared { regions, touched }) => {
+            (State::Preparing, Event::Prepared { regions, touched }) if !self.streams => {
                 self.state = State::Receiving;
                 self.control.send(now, Message::Prepared { regions, touched });
+            }
+            (State::Preparing, Event::StreamsPrepared(settings)) if self.streams => {
+                self.state = State::Streaming;
+                self.control.send(now, Message::StreamsPrepared(settings));
+            }
+            (State::Streaming, Event::DeviceStateLoaded) => {
+                self.state = State::Loaded;
+                self.control.send(now, Message::Loaded);
             }
             (State::Sealing { digest }, Event::Sealed(ours)) => {
                 if *digest == ours {
@@ -566,5 +601,7 @@ impl Destination {
     }
 }
 
+#[cfg(test)]
+mod stream_tests;
 #[cfg(test)]
 mod tests;

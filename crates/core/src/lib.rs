@@ -25,7 +25,9 @@ pub mod withdrawal;
 
 pub use extent::Extent;
 pub use linerate_wire::fault::{Code, Fault, GuestState, Side, Step};
-pub use linerate_wire::message::{Endpoint, Message, Outcome, RegionInfo, Run, SessionId, StreamNote, Token};
+pub use linerate_wire::message::{
+    Endpoint, Message, Outcome, RegionInfo, Run, SessionId, StreamNote, StreamSettings, Token,
+};
 pub use time::Time;
 
 /// Number of a channel within a session, from 0, never given twice.

@@ -59,6 +59,29 @@ impl Blackout {
     }
 }
 
+/// What a hypervisor says of copying RAM in its own streams.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Streamed {
+    /// Passes over what was written, 0 for the first one over all RAM.
+    pub round: u32,
+    /// Size of what is copied.
+    pub total_bytes: u64,
+    /// What is left of this pass.
+    pub remaining_bytes: u64,
+    /// Pages of zeros, which it did not send.
+    pub zero_bytes: u64,
+    /// How fast the guest writes.
+    pub dirty_bytes_per_s: f64,
+    /// How long the guest would stand still if it were stopped now.
+    pub expected_downtime: Option<Duration>,
+    /// Percent by which it slows the guest down.
+    pub throttle_percent: u8,
+    /// Bytes of all streams that the destination has.
+    pub carried_bytes: u64,
+    /// How fast the links carry them.
+    pub bytes_per_s: f64,
+}
+
 /// Begin and end of a step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Span {
@@ -90,6 +113,8 @@ pub struct Statistics {
     pub dirty_bytes_per_s: f64,
     /// Predicted length of the last copy if it began now.
     pub predicted_blackout: Option<Duration>,
+    /// The hypervisor's own last word, where RAM goes in its streams.
+    pub streamed: Streamed,
 }
 
 impl Statistics {

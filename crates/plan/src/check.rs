@@ -35,6 +35,8 @@ pub enum Property {
 pub struct Violation {
     /// The seed that shows it.
     pub seed: u64,
+    /// RAM went in the hypervisor's own streams.
+    pub streams: bool,
     /// Which promise.
     pub property: Property,
     /// How.
@@ -52,7 +54,8 @@ impl fmt::Display for Violation {
         }
         writeln!(f, "seed {}: {:?} broken at {:.6} s", self.seed, self.property, self.at.0 as f64 / 1e9)?;
         writeln!(f, "{}", self.what)?;
-        write!(f, "replay: cargo run -p linerate-plan --bin sim -- --seed {} --trace", self.seed)
+        let streams = if self.streams { " --streams" } else { "" };
+        write!(f, "replay: cargo run -p linerate-plan --bin sim -- --seed {} --trace{streams}", self.seed)
     }
 }
 
@@ -83,6 +86,8 @@ pub enum Mutation {
     RollBackKeepsProtection,
     /// Tearing down leaves the waiting guest.
     TearDownLeavesGuest,
+    /// The destination says that the hypervisor has taken its streams before it has.
+    LoadedTooEarly,
 }
 
 /// How a run is made.
@@ -94,6 +99,8 @@ pub struct Options {
     pub only: Option<Property>,
     /// No fault is injected.
     pub faultless: bool,
+    /// RAM goes in the hypervisor's own streams.
+    pub streams: bool,
     /// Keep the last lines of what happened.
     pub trace: bool,
 }

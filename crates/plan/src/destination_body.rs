@@ -19,6 +19,8 @@ pub enum DestinationWork {
     Told(Event),
     /// The waiting guest stands now.
     Prepares,
+    /// The waiting guest stands now, and listens for its streams.
+    PreparesStreams,
     /// Nothing is applied from the channel from now on.
     Fences(u32),
     /// Nothing is applied at all from now on.
@@ -184,6 +186,10 @@ impl World {
             Action::Transmit(..) | Action::End(_) => {}
             Action::Admit { .. } => self.admit(),
             Action::Prepare => self.destination_will(3_000, 60_000, DestinationWork::Prepares),
+            Action::PrepareStreams(_) => {
+                self.destination_will(3_000, 60_000, DestinationWork::PreparesStreams);
+            }
+            Action::Carriage(_) => {}
             Action::Fence(channel) => self.destination_will(0, 30_000, DestinationWork::Fences(channel)),
             Action::Seal { digest } => self.destination_will(0, 4_000, DestinationWork::Seals(digest)),
             Action::LoadDeviceState(_) => self.load_piece(),
@@ -204,9 +210,11 @@ impl World {
     fn destination_action_fails(&mut self, action: &Action) -> bool {
         let (code, fails) = match action {
             Action::Admit { .. } => (Code::MemoryShort, true),
-            Action::Prepare | Action::Seal { .. } | Action::LoadDeviceState(_) | Action::Run => {
-                (Code::HypervisorFailed, true)
-            }
+            Action::Prepare
+            | Action::PrepareStreams(_)
+            | Action::Seal { .. }
+            | Action::LoadDeviceState(_)
+            | Action::Run => (Code::HypervisorFailed, true),
             Action::FinishDeviceState => (Code::HypervisorFailed, true),
             _ => (Code::Internal, false),
         };
@@ -234,6 +242,7 @@ impl World {
         match work {
             DestinationWork::Told(event) => self.tell_destination(event),
             DestinationWork::Prepares => self.prepares(),
+            DestinationWork::PreparesStreams => self.prepares_streams(),
             DestinationWork::Fences(channel) => self.fences(channel),
             DestinationWork::Seals(wanted) => self.seals(wanted),
             DestinationWork::Loads => {

@@ -23,6 +23,7 @@ mod recovery;
 mod running;
 pub mod scenario;
 pub mod source_body;
+mod streams;
 pub mod summary;
 pub mod wire;
 mod withdrawal;

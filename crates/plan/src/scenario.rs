@@ -8,6 +8,7 @@ use linerate_core::{PAGE_BYTES, RegionInfo, destination, scheduler, source};
 use crate::faults::{self, Fault};
 use crate::guest::Habits;
 use crate::random::Random;
+use crate::streams::CHANNELS;
 use crate::wire::Link;
 
 /// See the module.
@@ -39,6 +40,8 @@ pub struct Scenario {
     pub late_max: Duration,
     /// Pause between rounds.
     pub round_interval: Duration,
+    /// RAM goes in the hypervisor's own streams.
+    pub streams: bool,
     /// What goes wrong.
     pub faults: Vec<Fault>,
 }
@@ -62,6 +65,7 @@ impl Scenario {
             silence: Duration::from_millis(random.between(300, 2_000)),
             late_max: Duration::from_millis([5, 300, 4_000][random.below(3) as usize]),
             round_interval: Duration::from_millis([0, 0, 50][random.below(3) as usize]),
+            streams: false,
             faults: faults::draw(random, links.len()),
             links,
             shape,
@@ -83,8 +87,12 @@ impl Scenario {
     /// The brain's configuration at the source.
     pub fn source(&self) -> source::Config {
         let mut config = source::Config::new("guest", String::from("{}"), self.regions());
+        if self.streams {
+            config.regions.clear();
+            config.stream_channels = Some(CHANNELS);
+        }
         config.limits = self.limits.clone();
-        config.verify = self.verify;
+        config.verify = self.verify && !self.streams;
         config.link_timeout = self.link_timeout;
         config.step_timeout = 2 * self.link_timeout + Duration::from_secs(2);
         config.round_interval_min = self.round_interval;

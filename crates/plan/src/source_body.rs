@@ -21,6 +21,13 @@ pub enum SourceWork {
     Protects,
     /// The scan looks now.
     Scans(bool),
+    /// The hypervisor copies in its own streams.
+    Streams {
+        /// So many pieces are left.
+        left: u64,
+        /// So many have been carried.
+        carried: u64,
+    },
     /// The hypervisor writes device state; so many pieces are left.
     Writes(u64),
     /// Everything is undone now.
@@ -172,6 +179,8 @@ impl World {
             Action::Scan { last } => self.source_will(50, 3_000, SourceWork::Scans(last)),
             Action::Throttle(percent) => self.guest.throttle = percent,
             Action::SwitchOver => self.switch_over(),
+            Action::BeginStreams(_) => self.begin_streams(),
+            Action::Carriage(_) => {}
             Action::Digest => {
                 let digest = digest(&self.guest.ram);
                 self.source_will(500, 10_000, SourceWork::Told(Event::Digested(digest)));
@@ -196,6 +205,7 @@ impl World {
                 | Action::Protect
                 | Action::Scan { .. }
                 | Action::SwitchOver
+                | Action::BeginStreams(_)
                 | Action::Digest
                 | Action::WriteDeviceState
                 | Action::CleanUp
@@ -229,6 +239,8 @@ impl World {
                 self.source_will(0, 2_000, SourceWork::Told(event));
             }
             SourceWork::Scans(last) => self.scan(last),
+            SourceWork::Streams { left, carried } => self.stream_piece(left, carried),
+            SourceWork::Writes(left) if self.scenario.streams => self.rest_of_streams(left),
             SourceWork::Writes(left) => self.device_state_piece(left),
             SourceWork::RollsBack => {
                 let guest = self.undo();

@@ -57,6 +57,11 @@ pub enum Happening {
         /// Which time it was asked to.
         asked: u64,
     },
+    /// The destination's hypervisor has taken its streams.
+    StreamsTaken {
+        /// Nobody waits for it if the body counts another number by then.
+        operations: u64,
+    },
     /// The destination's hypervisor runs the guest that it was told to run.
     HypervisorRuns {
         /// Nobody waits for the answer if the body counts another number by then.
@@ -152,6 +157,7 @@ impl World {
         if options.faultless {
             scenario.faults.clear();
         }
+        scenario.streams = options.streams;
         let populated = scenario.populated;
         let guest =
             Guest::new(&scenario.shape, scenario.habits.clone(), scenario.runs, || random.percent(populated));
@@ -203,7 +209,14 @@ impl World {
     fn verdict(&mut self) -> Result<(), Box<Violation>> {
         let Some((property, what)) = self.check.broken.take() else { return Ok(()) };
         let trace = std::mem::take(&mut self.trace).into();
-        Err(Box::new(Violation { seed: self.seed, property, what, at: self.now, trace }))
+        Err(Box::new(Violation {
+            seed: self.seed,
+            streams: self.options.streams,
+            property,
+            what,
+            at: self.now,
+            trace,
+        }))
     }
 
     fn begin(&mut self) {
@@ -269,6 +282,7 @@ impl World {
             Happening::Source { operations, work } => self.source_done(operations, work),
             Happening::Destination { operations, work } => self.destination_done(operations, work),
             Happening::HypervisorStops { asked } => self.hypervisor_stops(asked),
+            Happening::StreamsTaken { operations } => self.streams_taken(operations),
             Happening::HypervisorRuns { operations } => self.hypervisor_runs(operations),
             Happening::Asked { life, link } => self.asked(life, link),
             Happening::Answered { life, outcome } => self.answered(life, outcome),

@@ -15,6 +15,29 @@ fn noticed(mutation: Mutation, property: Property, seeds: u64) {
     assert!(sound.is_ok(), "seed {seed} breaks a promise without {mutation:?}: {}", sound.unwrap_err());
 }
 
+/// The same, where RAM goes in the hypervisor's own streams.
+#[track_caller]
+fn noticed_by_streams(mutation: Mutation, property: Property, seeds: u64) {
+    let sound = Options { streams: true, ..Options::default() };
+    let options = Options { mutation: Some(mutation), only: Some(property), ..sound };
+    let seed = (0..seeds).find(|&seed| simulate(seed, options).is_err());
+    let seed = seed.unwrap_or_else(|| panic!("{mutation:?} goes unnoticed by {property:?} in {seeds} seeds"));
+    assert!(simulate(seed, sound).is_ok(), "seed {seed} breaks a promise without {mutation:?}");
+}
+
+#[test]
+fn streams_that_are_said_to_be_taken_before_they_are() {
+    noticed_by_streams(Mutation::LoadedTooEarly, Property::SameRam, 500);
+}
+
+#[test]
+fn the_rules_of_commit_and_roll_back_are_watched_where_ram_goes_in_streams() {
+    noticed_by_streams(Mutation::ResumeAfterCommit, Property::OneRuns, 6000);
+    noticed_by_streams(Mutation::RunBeforeJournaled, Property::OneRuns, 6000);
+    noticed_by_streams(Mutation::RollBackForgetsGuest, Property::SourceSurvives, 1000);
+    noticed_by_streams(Mutation::TearDownLeavesGuest, Property::RetrySucceeds, 3000);
+}
+
 #[test]
 fn rule_1_resuming_although_commit_was_sent() {
     noticed(Mutation::ResumeAfterCommit, Property::OneRuns, 3000);

@@ -29,6 +29,20 @@ fn without_faults_every_guest_that_converges_moves() {
 }
 
 #[test]
+fn with_faults_where_ram_goes_in_the_hypervisors_own_streams() {
+    let options = Options { streams: true, ..Options::default() };
+    let summary = all(0..2000, options).unwrap_or_else(|violation| panic!("{violation}"));
+    assert!(summary.moved() > 500, "hardly any guest moves\n{summary}");
+}
+
+#[test]
+fn every_guest_moves_by_streams_without_faults() {
+    let options = Options { faultless: true, streams: true, ..Options::default() };
+    let summary = all(0..300, options).unwrap_or_else(|violation| panic!("{violation}"));
+    assert_eq!(summary.moved(), 300);
+}
+
+#[test]
 fn a_seed_replays() {
     let run = |seed| {
         let options = Options { trace: true, ..Options::default() };

@@ -125,7 +125,8 @@ impl Driver {
 }
 
 fn offer() -> Message {
-    Message::Offer { guest: "g".into(), description: "{}".into(), regions: vec![] }
+    let ram = RegionInfo { id: 0, name: "ram".into(), size: 1 << 20 };
+    Message::Offer { guest: "g".into(), description: "{}".into(), regions: vec![ram] }
 }
 
 fn fault(code: Code) -> Fault {
@@ -149,6 +150,9 @@ fn messages() -> Vec<(Message, Vec<At>)> {
         (Message::Prepared { regions: vec![], touched: vec![] }, vec![]),
         (Message::Fenced { channel: 3, applied: 0, refused: vec![] }, vec![]),
         (Message::RamSealed, vec![]),
+        (Message::PrepareStreams { channels: 1 }, vec![]),
+        (Message::StreamsPrepared(StreamSettings::default()), vec![]),
+        (Message::Stream { stream: 0, note: crate::StreamNote::Stop }, vec![]),
         (Message::Loaded, vec![]),
         (Message::Running { resume_us: 0, cpu_us: 0 }, vec![]),
     ]
@@ -159,6 +163,7 @@ fn events() -> Vec<(Event, Vec<At>)> {
     vec![
         (Event::Admitted(vec![]), vec![Admitting]),
         (Event::Prepared { regions: vec![], touched: vec![] }, vec![Preparing]),
+        (Event::StreamsPrepared(StreamSettings::default()), vec![]),
         (Event::Sealed(None), vec![Sealing]),
         (Event::DeviceStateLoaded, vec![]), // Only once the stream has ended.
         (Event::GuestRuns { took: Duration::ZERO, cpu: Duration::ZERO }, vec![Resuming]),

@@ -114,8 +114,10 @@ impl Source {
 
     pub(super) fn device_state_done(&mut self, now: Time) {
         self.statistics.blackout.state_written = Some(now);
-        self.control
-            .send(now, Message::DeviceStateEnd { total: self.statistics.blackout.device_state_bytes });
+        if !self.carries_streams() {
+            let total = self.statistics.blackout.device_state_bytes;
+            self.control.send(now, Message::DeviceStateEnd { total });
+        }
         if let State::Loading { written, .. } = &mut self.state {
             *written = true;
         }

@@ -216,13 +216,18 @@ impl Source {
         let limit = self.config.link_timeout;
         let over = |since: Option<Time>| since.is_some_and(|since| now - since >= limit);
         let copying = matches!(self.state, State::Copying { .. } | State::LastCopy { .. });
-        let stuck = copying && !self.scheduler.is_drained() && now - self.last_progress >= limit;
+        let streaming = matches!(self.state, State::Streaming { .. });
+        let moves = copying && !self.scheduler.is_drained() || streaming;
+        let stuck = moves && now - self.last_progress >= limit;
         let (code, what) = if over(self.control.unreachable_since()) {
             (Code::PeerLost, "no control connection")
         } else if over(self.no_channel_since) {
             (Code::NoLink, "no data channel")
         } else if stuck {
-            (Code::PeerLost, "nothing was acknowledged")
+            (
+                Code::PeerLost,
+                if streaming { "nothing of QEMU's streams was taken" } else { "nothing was acknowledged" },
+            )
         } else {
             return;
         };

@@ -7,6 +7,8 @@
 //!   Preparing --> Protecting: Attached + a channel
 //!   Protecting --> Copying: Protected / round 0
 //!   Copying --> Scanning: drained, and Prepared has come
+//!   Preparing --> Streaming: StreamsPrepared + a channel / begin the hypervisor's streams
+//!   Streaming --> Loading: the hypervisor holds, guest stopped / let it go on
 //!   Scanning --> Copying: Scanned, another round
 //!   Scanning --> Switching: Scanned, it fits / ask QEMU
 //!   Switching --> LastScan: QEMU holds, guest stopped
@@ -27,6 +29,10 @@
 //! while the waiting guest still starts. `Prepared` names what that hypervisor may have written meanwhile, which is copied
 //! again in the next round; nothing is scanned, and the guest not stopped, before it has come.
 //!
+//! Where RAM goes in the hypervisor's own streams ([`Config::stream_channels`]), the states from Protecting to Sealing are one,
+//! Streaming: the bytes are [`crate::stream::Streams`]' matter, whose messages go through this object's control stream
+//! ([`Event::Carriage`], [`Action::Carriage`]). Everything from the guest's stop on is the same.
+//!
 //! The guarantee: if it ends with a fault, the guest runs at the source as before (or is still paused there if it was
 //! paused before), unless the fault says otherwise in words. From [`Action::Journal`] of
 //! [`SourcePhase::CommitSent`] on it never resumes by itself (rule 1).
@@ -38,6 +44,9 @@ mod blackout;
 mod ending;
 mod rounds;
 #[cfg(test)]
+mod stream_tests;
+mod streams;
+#[cfg(test)]
 mod tests;
 
 use std::time::Duration;
@@ -46,10 +55,10 @@ use crate::control::{Control, Outgoing};
 use crate::journal::SourcePhase;
 use crate::policy::{Limits, Policy};
 use crate::scheduler::{self, Next, Scheduler};
-use crate::statistics::Statistics;
+use crate::statistics::{Statistics, Streamed};
 use crate::{
     ChannelId, Code, Endpoint, Extent, Fault, GuestState, LinkId, Message, Outcome, PathId, RegionInfo, Run,
-    Side, Step, Time,
+    Side, Step, StreamSettings, Time,
 };
 
 /// What a migration is to be like, as the source needs it.
@@ -61,6 +70,8 @@ pub struct Config {
     pub description: String,
     /// RAM blocks that are moved by placed writes.
     pub regions: Vec<RegionInfo>,
+    /// RAM goes in the hypervisor's own streams, of which it would use so many parallel ones; then there are no regions.
+    pub stream_channels: Option<u16>,
     /// Blackout budget, rounds, throttle.
     pub limits: Limits,
     /// The scheduler's knobs.
@@ -84,6 +95,7 @@ impl Config {
             guest: guest.into(),
             description,
             regions,
+            stream_channels: None,
             limits: Limits::default(),
             scheduler: scheduler::Config::default(),
             verify: false,
@@ -147,6 +159,10 @@ pub enum Event {
         /// How long the guest was stopped for it.
         paused: Duration,
     },
+    /// How far the hypervisor is with its own streams; several times a second, or the migration is taken for stuck.
+    Streamed(Streamed),
+    /// The streams say this to the other side's: Stream, Fence or Fenced.
+    Carriage(Message),
     /// QEMU stopped the guest.
     GuestStopped,
     /// QEMU waits, stopped, before it writes device state.
@@ -196,6 +212,11 @@ pub enum Action {
     },
     /// Slow the guest down.
     Throttle(u8),
+    /// Let the hypervisor begin its own streams, set like this. Then [`Event::Streamed`]…, [`Event::GuestStopped`] and
+    /// [`Event::Holding`].
+    BeginStreams(StreamSettings),
+    /// The other side's streams say this: Stream, Fence or Fenced.
+    Carriage(Message),
     /// Have QEMU stop the guest and hold. Then [`Event::GuestStopped`] and [`Event::Holding`].
     SwitchOver,
     /// Digest of all regions. Then [`Event::Digested`].
@@ -237,6 +258,10 @@ enum State {
         began: Time,
     },
     Scanning,
+    /// The hypervisor copies RAM in its own streams.
+    Streaming {
+        round_began: Time,
+    },
     Switching {
         holding: bool,
     },
@@ -277,6 +302,7 @@ impl State {
             State::Protecting => "protecting",
             State::Copying { .. } => "copying",
             State::Scanning => "scanning",
+            State::Streaming { .. } => "streaming",
             State::Switching { .. } => "switching",
             State::LastScan { .. } => "last scan",
             State::LastCopy { .. } => "last copy",
@@ -320,6 +346,8 @@ pub struct Source {
     step: Step,
     step_deadline: Option<Time>,
     preparation: Preparation,
+    /// How the hypervisors' streams are set, once that is known.
+    streams: Option<StreamSettings>,
     round: u32,
     last_scan_at: Time,
     last_scan_took: Duration,
@@ -341,6 +369,7 @@ impl Source {
             step: Step::Resolve,
             step_deadline: None,
             preparation: Preparation::NotBegun,
+            streams: None,
             round: 0,
             last_scan_at: Time::ZERO,
             last_scan_took: Duration::ZERO,
@@ -367,6 +396,8 @@ impl Source {
             Event::Answered(outcome) => self.answered(now, outcome),
             Event::Forgotten => self.forgotten(now),
             Event::Resolve(resume) => self.resolve(now, resume),
+            Event::Carriage(message) => self.say(now, message),
+            Event::Streamed(streamed) => self.streamed(now, streamed),
             Event::Tick => {}
             event => self.body_event(now, event),
         }
@@ -436,19 +467,29 @@ impl Source {
     }
 
     fn message(&mut self, now: Time, message: Message) {
-        match (&mut self.state, message) {
+        match (&self.state, message) {
             (State::RollingBack(_) | State::Ended, message) => self.message_while_ending(now, message),
             (_, Message::Fenced { channel, applied, refused }) => {
                 self.scheduler.fenced(now, channel, applied, &refused);
                 self.progress(now);
+                if self.carries_streams() {
+                    let fenced = Message::Fenced { channel, applied, refused };
+                    self.actions.push_back(Action::Carriage(fenced));
+                }
+            }
+            (_, message @ (Message::Stream { .. } | Message::Fence { .. })) if self.carries_streams() => {
+                self.actions.push_back(Action::Carriage(message));
             }
             (_, Message::Abort(fault)) => self.peer_aborted(now, fault),
             (State::Offered, Message::Admitted { endpoints }) => self.admitted(now, endpoints),
             (
                 State::Preparing { .. } | State::Protecting | State::Copying { .. },
                 Message::Prepared { regions, touched },
-            ) if matches!(self.preparation, Preparation::Under { .. }) => {
+            ) if matches!(self.preparation, Preparation::Under { .. }) && !self.carries_streams() => {
                 self.prepared(now, &regions, touched);
+            }
+            (State::Preparing { .. }, Message::StreamsPrepared(settings)) if self.may_be_set(settings) => {
+                self.streams_prepared(now, settings);
             }
             (State::Sealing, Message::RamSealed) => self.sealed(now),
             (State::Loading { .. }, Message::Loaded) => self.loaded(now),
@@ -477,8 +518,14 @@ impl Source {
         self.no_channel_since = Some(now);
         self.preparation = Preparation::Under { until: now + self.config.step_timeout };
         self.state = State::Preparing { attached: false };
-        self.control.send(now, Message::Prepare);
-        self.actions.extend([Action::OpenLinks(endpoints), Action::Attach]);
+        self.actions.push_back(Action::OpenLinks(endpoints));
+        match self.config.stream_channels {
+            Some(channels) => self.control.send(now, Message::PrepareStreams { channels }),
+            None => {
+                self.control.send(now, Message::Prepare);
+                self.actions.push_back(Action::Attach);
+            }
+        }
     }
 
     fn prepared(&mut self, now: Time, regions: &[RegionInfo], touched: Vec<Extent>) {
@@ -508,12 +555,17 @@ impl Source {
         self.scheduler.add_channel(now, channel, link);
         self.no_channel_since = None;
         self.statistics.end(now, Step::Connect);
-        self.protect_when_ready(now);
+        self.copy_when_ready(now);
     }
 
-    /// Copying begins when the guest's RAM is held and there is a channel.
-    fn protect_when_ready(&mut self, now: Time) {
-        if self.state == (State::Preparing { attached: true }) && self.scheduler.living_channels() > 0 {
+    /// Copying begins when the guest's RAM is held, or its streams are awaited, and there is a channel.
+    fn copy_when_ready(&mut self, now: Time) {
+        if self.state != (State::Preparing { attached: true }) || self.scheduler.living_channels() == 0 {
+            return;
+        }
+        if let Some(settings) = self.streams {
+            self.begin_streams(now, settings);
+        } else {
             self.enter_step(now, Step::Track, self.config.step_timeout);
             self.state = State::Protecting;
             self.actions.push_back(Action::Protect);
@@ -524,9 +576,9 @@ impl Source {
     fn body_event(&mut self, now: Time, event: Event) {
         match (&mut self.state, event) {
             (State::RollingBack(_) | State::Ended | State::Parting { .. }, _) => {}
-            (State::Preparing { attached }, Event::Attached) => {
+            (State::Preparing { attached }, Event::Attached) if self.config.stream_channels.is_none() => {
                 *attached = true;
-                self.protect_when_ready(now);
+                self.copy_when_ready(now);
             }
             (State::Protecting, Event::Protected { populated, paused }) => {
                 self.protected(now, populated, paused)
@@ -534,7 +586,10 @@ impl Source {
             (State::Scanning, Event::Scanned { dirty, took, paused }) => {
                 self.scanned(now, dirty, took, paused)
             }
-            (State::Switching { .. }, Event::GuestStopped) => self.guest_stopped(now),
+            (State::Streaming { .. } | State::Switching { .. }, Event::GuestStopped) => {
+                self.guest_stopped(now)
+            }
+            (State::Streaming { .. }, Event::Holding) => self.streams_holding(now),
             (State::Switching { .. }, Event::Holding) => self.holding(now),
             (State::LastScan { .. }, Event::Scanned { dirty, .. }) => self.last_scanned(now, dirty),
             (State::Digesting, Event::Digested(digest)) => self.seal(now, Some(digest)),
@@ -619,9 +674,14 @@ impl Source {
         self.round
     }
 
+    /// Parallel channels of the hypervisor's streams; none in direct mode and before that is known.
+    pub fn stream_channels(&self) -> Option<u16> {
+        self.streams.map(|settings| settings.channels)
+    }
+
     /// Percent by which the guest is slowed down.
     pub fn throttle_percent(&self) -> u8 {
-        self.policy.throttle_percent()
+        self.policy.throttle_percent().max(self.statistics.streamed.throttle_percent)
     }
 
     /// Commit was sent and the answer is missing for so long that the operator should know.

@@ -111,7 +111,7 @@ impl Source {
         self.begin_round(now, extents);
     }
 
-    fn give_up(&mut self, now: Time, end: RoundEnd) {
+    pub(super) fn give_up(&mut self, now: Time, end: RoundEnd) {
         let predicted = end.predicted_blackout().unwrap_or_default().as_millis();
         let detail = format!(
             "after {} rounds {} MiB are written while {:.0} MiB/s are carried: the blackout would be {predicted} ms and \

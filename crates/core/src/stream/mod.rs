@@ -21,6 +21,8 @@ mod send;
 mod spans;
 mod streams;
 
+use std::time::Duration;
+
 use crate::scheduler;
 use crate::{RegionId, Run};
 
@@ -93,6 +95,9 @@ pub struct Config {
     pub piece_bytes: u64,
     /// Given to the scheduler ahead of need, in bytes per living channel. Less is fairer, more keeps channels busier.
     pub ahead_bytes: u64,
+    /// How much of a stream may wait in its ring for the peer, as time at the rate that the links carry; all of the ring if
+    /// absent. For one whose writer guesses from its socket how fast it is being read, and what is left.
+    pub backlog: Option<Duration>,
     /// Channels and their windows.
     pub scheduler: scheduler::Config,
 }
@@ -104,6 +109,7 @@ impl Default for Config {
             streams_max: 256,
             piece_bytes: 256 << 10,
             ahead_bytes: 512 << 10,
+            backlog: None,
             scheduler: scheduler::Config { write_bytes_min: 64 << 10, ..scheduler::Config::default() },
         }
     }

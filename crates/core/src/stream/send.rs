@@ -77,6 +77,11 @@ impl SendHalf {
         }
     }
 
+    /// Bytes in the ring that the peer does not have.
+    pub fn waiting(&self) -> u64 {
+        self.produced - self.settled.through()
+    }
+
     /// Bytes were put where [`Room::Space`] said.
     pub fn produced(&mut self, bytes: u64) {
         if let Room::Space { bytes: free, .. } = self.room() {

@@ -53,6 +53,9 @@ struct Stream {
     heard_closed: bool,
 }
 
+/// However slow the links are, this much of a stream may wait: enough for a round trip of 10 ms at 100 MB/s.
+const BACKLOG_BYTES_MIN: u64 = 1 << 20;
+
 /// See the module.
 #[derive(Debug)]
 pub struct Streams {
@@ -153,7 +156,20 @@ impl Streams {
 
     /// What the reader of the local socket may do.
     pub fn room(&self, stream: StreamId) -> Room {
-        self.streams.get(&stream).map_or(Room::Stopped, |one| one.send.room())
+        let Some(one) = self.streams.get(&stream) else { return Room::Stopped };
+        let room = one.send.room();
+        let (Some(most), Room::Space { position, bytes }) = (self.backlog_bytes(), room) else { return room };
+        match most.saturating_sub(one.send.waiting()) {
+            0 => Room::Wait,
+            free => Room::Space { position, bytes: bytes.min(free) },
+        }
+    }
+
+    /// Most bytes of a stream that may wait for the peer; none if its ring alone limits it.
+    fn backlog_bytes(&self) -> Option<u64> {
+        let seconds = self.config.backlog?.as_secs_f64();
+        let all = self.scheduler.bytes_per_s() * seconds;
+        Some(((all / self.streams.len().max(1) as f64) as u64).max(BACKLOG_BYTES_MIN))
     }
 
     /// Bytes were put into the ring where [`Room::Space`] said.

@@ -73,6 +73,31 @@ fn the_ring_is_full_until_the_peer_has_it() {
 }
 
 #[test]
+fn no_more_waits_for_the_peer_than_the_time_allowed() {
+    let config =
+        Config { window_bytes: 8 << 20, backlog: Some(Duration::from_millis(50)), ..Config::default() };
+    let mut streams = Streams::new(End::Source, config);
+    streams.channel_up(Time::ZERO, CHANNEL, 0);
+    let stream = opened(&mut streams, 1 << 30);
+    assert_eq!(streams.room(stream), Room::Space { position: 0, bytes: 1 << 20 }, "no rate is known yet");
+    let (mut now, mut position) = (Time::ZERO, 0);
+    for _ in 0..100 {
+        // Every piece of 256 KiB takes 1 ms: 262 MB/s, of which 50 ms are 13 MB, more than the ring.
+        if let Room::Space { position: at, bytes } = streams.room(stream) {
+            assert_eq!(at, position);
+            streams.produced(stream, bytes);
+            position += bytes;
+        }
+        if let Next::Work(work) = streams.next(now, CHANNEL) {
+            now = now + Duration::from_millis(1);
+            streams.acknowledged(now, CHANNEL, work.sequence, &[]);
+        }
+    }
+    let waiting = position - streams.scheduler().acknowledged_bytes();
+    assert!(waiting > 7 << 20, "{waiting} bytes wait: the links are fast enough for the whole ring");
+}
+
+#[test]
 fn streams_take_turns() {
     let mut streams = source();
     let (one, two) = (opened(&mut streams, 10_000), opened(&mut streams, 10_000));

@@ -4,7 +4,8 @@ use std::process::ExitCode;
 
 use linerate_plan::{Options, Summary, simulate};
 
-const USAGE: &str = "usage: sim [--seeds COUNT] [--from SEED] | --seed SEED [--trace]   (also: --faultless)";
+const USAGE: &str =
+    "usage: sim [--seeds COUNT] [--from SEED] | --seed SEED [--trace]   (also: --faultless, --streams)";
 
 struct Arguments {
     from: u64,
@@ -20,6 +21,7 @@ fn parse(mut words: impl Iterator<Item = String>) -> Option<Arguments> {
             "--from" => arguments.from = words.next()?.parse().ok()?,
             "--seed" => (arguments.from, arguments.count) = (words.next()?.parse().ok()?, 1),
             "--trace" => arguments.options.trace = true,
+            "--streams" => arguments.options.streams = true,
             "--faultless" => arguments.options.faultless = true,
             _ => return None,
         }

@@ -1,0 +1,111 @@
+//! The way of a guest whose RAM comes in the hypervisor's own streams.
+
+use super::*;
+use crate::StreamNote;
+
+const PATH: PathId = 0;
+
+struct Driver {
+    brain: Destination,
+    sequence: u64,
+}
+
+impl Driver {
+    fn offered(regions: Vec<RegionInfo>) -> Driver {
+        let mut brain = Destination::new(Time::ZERO, Config::default());
+        brain.handle(Time::ZERO, Event::PathUp(PATH));
+        let mut driver = Driver { brain, sequence: 0 };
+        driver.receive(Message::Offer { guest: "g".into(), description: "{}".into(), regions });
+        driver.tell(Event::Admitted(Vec::new()));
+        driver
+    }
+
+    fn streaming() -> Driver {
+        let mut driver = Driver::offered(Vec::new());
+        let prepares = driver.receive(Message::PrepareStreams { channels: 3 });
+        assert!(prepares.contains(&Action::PrepareStreams(3)));
+        assert!(says(
+            &driver.tell(Event::StreamsPrepared(settings())),
+            &Message::StreamsPrepared(settings())
+        ));
+        driver
+    }
+
+    fn tell(&mut self, event: Event) -> Vec<Action> {
+        self.brain.handle(Time::ZERO, event);
+        std::iter::from_fn(|| self.brain.poll_action(Time::ZERO)).collect()
+    }
+
+    fn receive(&mut self, message: Message) -> Vec<Action> {
+        self.sequence += 1;
+        self.tell(Event::Received { path: PATH, sequence: self.sequence, message })
+    }
+
+    fn fault(&self) -> Option<Code> {
+        if let State::TearingDown { fault } = &self.brain.state { Some(fault.code) } else { None }
+    }
+}
+
+fn settings() -> StreamSettings {
+    StreamSettings { channels: 2, return_path: true, zero_pages_in_channels: true }
+}
+
+fn says(actions: &[Action], wanted: &Message) -> bool {
+    actions.iter().any(
+        |action| matches!(action, Action::Transmit(_, Outgoing::Message { message, .. }) if message == wanted),
+    )
+}
+
+#[test]
+fn a_guest_that_took_its_streams_runs_only_after_commit_is_in_the_journal() {
+    let mut driver = Driver::streaming();
+    let early = driver.receive(Message::Commit);
+    assert!(!early.contains(&Action::Journal(DestinationPhase::Committed)));
+    assert_eq!(driver.fault(), Some(Code::ProtocolViolation), "nothing is loaded yet");
+
+    let mut driver = Driver::streaming();
+    assert!(says(&driver.tell(Event::DeviceStateLoaded), &Message::Loaded));
+    let commits = driver.receive(Message::Commit);
+    assert!(commits.contains(&Action::Journal(DestinationPhase::Committed)), "{commits:?}");
+    assert!(!commits.contains(&Action::Run), "{commits:?}");
+    assert!(driver.tell(Event::Journaled(DestinationPhase::Committed)).contains(&Action::Run));
+}
+
+#[test]
+fn the_two_ways_are_not_mixed() {
+    let ram = vec![RegionInfo { id: 0, name: "ram".into(), size: 1 << 20 }];
+    for (regions, message) in [(ram, Message::PrepareStreams { channels: 1 }), (Vec::new(), Message::Prepare)]
+    {
+        let mut driver = Driver::offered(regions);
+        driver.receive(message.clone());
+        assert_eq!(driver.fault(), Some(Code::ProtocolViolation), "{message:?}");
+    }
+    for message in [Message::RamComplete { digest: None }, Message::DeviceState { bytes: vec![1] }] {
+        let mut driver = Driver::streaming();
+        driver.receive(message.clone());
+        assert_eq!(driver.fault(), Some(Code::ProtocolViolation), "{message:?}");
+    }
+}
+
+#[test]
+fn what_the_streams_say_passes_both_ways() {
+    let note = Message::Stream { stream: 2, note: StreamNote::Stop };
+    let fenced = Message::Fenced { channel: 5, applied: 0, refused: Vec::new() };
+    let mut driver = Driver::streaming();
+    for message in [note.clone(), fenced] {
+        assert!(driver.receive(message.clone()).contains(&Action::Carriage(message)));
+    }
+    let fence = Message::Fence { channel: 5 };
+    for message in [note, fence] {
+        assert!(says(&driver.tell(Event::Carriage(message.clone())), &message));
+    }
+}
+
+#[test]
+fn a_fault_while_streams_come_ends_the_waiting_guest() {
+    let mut driver = Driver::streaming();
+    let fault = Fault::new(Code::HypervisorFailed, Step::Copy, Side::Destination, "injected");
+    let actions = driver.tell(Event::Failed(fault.clone()));
+    assert_eq!(actions, [Action::Journal(DestinationPhase::Aborted), Action::TearDown]);
+    assert!(says(&driver.tell(Event::TornDown), &Message::Abort(fault)));
+}

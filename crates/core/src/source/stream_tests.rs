@@ -1,0 +1,275 @@
+//! The way of a guest whose RAM goes in the hypervisor's own streams: its states, what ends it, and that from the guest's stop
+//! on it is the way of every guest.
+
+use super::*;
+
+const PATH: PathId = 0;
+const OFFERED: u16 = 4;
+
+fn ms(n: u64) -> Time {
+    Time(n * 1_000_000)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum At {
+    Offered,
+    Preparing,
+    Streaming,
+    Loading,
+    Journaling,
+    Committing,
+    CleaningUp,
+}
+
+use At::*;
+
+const ALL: [At; 7] = [Offered, Preparing, Streaming, Loading, Journaling, Committing, CleaningUp];
+
+struct Driver {
+    brain: Source,
+    sequence: u64,
+    now: Time,
+}
+
+impl Driver {
+    fn new(limits: Limits) -> Driver {
+        let config =
+            Config { stream_channels: Some(OFFERED), limits, ..Config::new("g", "{}".into(), Vec::new()) };
+        let mut brain = Source::new(config);
+        brain.handle(ms(0), Event::PathUp(PATH));
+        Driver { brain, sequence: 0, now: ms(1) }
+    }
+
+    fn tell(&mut self, event: Event) -> Vec<Action> {
+        self.brain.handle(self.now, event);
+        std::iter::from_fn(|| self.brain.poll_action(self.now)).collect()
+    }
+
+    fn receive(&mut self, message: Message) -> Vec<Action> {
+        self.sequence += 1;
+        self.tell(Event::Received { path: PATH, sequence: self.sequence, message })
+    }
+
+    fn wait(&mut self, time: Duration) -> Vec<Action> {
+        self.now = self.now + time;
+        self.tell(Event::Heard(PATH))
+    }
+
+    fn step(&mut self, reached: At) -> Vec<Action> {
+        match reached {
+            Offered => self.tell(Event::Start),
+            Preparing => self.receive(Message::Admitted { endpoints: Vec::new() }),
+            Streaming => {
+                let mut actions = self.receive(Message::StreamsPrepared(settings(2)));
+                actions.extend(self.tell(Event::ChannelUp { channel: 0, link: 0 }));
+                actions
+            }
+            Loading => {
+                let mut actions = self.tell(Event::GuestStopped);
+                actions.extend(self.tell(Event::Holding));
+                actions
+            }
+            Journaling => {
+                let mut actions = self.tell(Event::DeviceStateDone);
+                actions.extend(self.receive(Message::Loaded));
+                actions
+            }
+            Committing => self.tell(Event::Journaled(SourcePhase::CommitSent)),
+            CleaningUp => self.receive(Message::Running { resume_us: 1, cpu_us: 0 }),
+        }
+    }
+
+    fn at(state: At) -> Driver {
+        let mut driver = Driver::new(Limits::default());
+        for reached in ALL.into_iter().take_while(|reached| *reached <= state) {
+            driver.step(reached);
+        }
+        let name = driver.brain.state.name().replace(' ', "");
+        assert_eq!(name, format!("{state:?}").to_lowercase());
+        driver
+    }
+
+    fn fault(&self) -> Option<&Fault> {
+        if let State::RollingBack(roll_back) = &self.brain.state { Some(roll_back.fault()) } else { None }
+    }
+}
+
+fn settings(channels: u16) -> StreamSettings {
+    StreamSettings { channels, return_path: true, zero_pages_in_channels: false }
+}
+
+fn streamed(round: u32, carried_bytes: u64) -> Event {
+    Event::Streamed(Streamed { round, carried_bytes, remaining_bytes: 1 << 20, ..Streamed::default() })
+}
+
+fn says(actions: &[Action], wanted: impl Fn(&Message) -> bool) -> bool {
+    actions.iter().any(
+        |action| matches!(action, Action::Transmit(_, Outgoing::Message { message, .. }) if wanted(message)),
+    )
+}
+
+#[test]
+fn each_state_asks_for_what_leads_to_the_next() {
+    let mut driver = Driver::new(Limits::default());
+    let offered = driver.step(Offered);
+    assert!(says(
+        &offered,
+        |message| matches!(message, Message::Offer { regions, .. } if regions.is_empty())
+    ));
+    let admitted = driver.step(Preparing);
+    assert!(says(&admitted, |message| *message == Message::PrepareStreams { channels: OFFERED }));
+    assert!(!admitted.contains(&Action::Attach), "nothing is done to the guest's memory");
+    assert!(driver.step(Streaming).contains(&Action::BeginStreams(settings(2))));
+    assert!(driver.step(Loading).contains(&Action::WriteDeviceState));
+    let written = driver.step(Journaling);
+    assert!(!says(&written, |message| matches!(message, Message::DeviceStateEnd { .. })), "{written:?}");
+    assert!(written.contains(&Action::Journal(SourcePhase::CommitSent)));
+    assert!(says(&driver.step(Committing), |message| *message == Message::Commit));
+    assert!(driver.step(CleaningUp).contains(&Action::CleanUp));
+}
+
+#[test]
+fn the_streams_wait_for_a_channel_and_for_the_waiting_guest() {
+    let begins = |actions: &[Action]| actions.contains(&Action::BeginStreams(settings(2)));
+    let mut driver = Driver::at(Preparing);
+    assert!(!begins(&driver.receive(Message::StreamsPrepared(settings(2)))));
+    assert!(begins(&driver.tell(Event::ChannelUp { channel: 0, link: 0 })));
+    let mut driver = Driver::at(Preparing);
+    assert!(!begins(&driver.tell(Event::ChannelUp { channel: 0, link: 0 })));
+    assert!(begins(&driver.receive(Message::StreamsPrepared(settings(2)))));
+}
+
+#[test]
+fn commit_needs_both_sides_words_in_whatever_order() {
+    let commits = |actions: &[Action]| actions.contains(&Action::Journal(SourcePhase::CommitSent));
+    let mut driver = Driver::at(Loading);
+    assert!(!commits(&driver.tell(Event::DeviceStateDone)), "the destination has not loaded it");
+    assert!(commits(&driver.receive(Message::Loaded)));
+    let mut driver = Driver::at(Loading);
+    assert!(!commits(&driver.receive(Message::Loaded)), "the hypervisor here may still take the guest back");
+    assert!(commits(&driver.tell(Event::DeviceStateDone)));
+}
+
+#[test]
+fn what_the_streams_say_passes_in_every_state_and_in_order() {
+    let note = |stream| Message::Stream { stream, note: crate::StreamNote::Stop };
+    for state in ALL {
+        let mut driver = Driver::at(state);
+        let fence = Message::Fence { channel: 7 };
+        for message in [note(2), fence] {
+            assert!(driver.receive(message.clone()).contains(&Action::Carriage(message)), "{state:?}");
+        }
+        let fenced = Message::Fenced { channel: 7, applied: 1, refused: Vec::new() };
+        assert!(driver.receive(fenced.clone()).contains(&Action::Carriage(fenced)), "{state:?}");
+        assert!(says(&driver.tell(Event::Carriage(note(4))), |message| *message == note(4)), "{state:?}");
+    }
+    let mut driver = Driver::at(Streaming);
+    driver.tell(Event::Cancel);
+    assert!(!says(&driver.tell(Event::Carriage(note(4))), |message| *message == note(4)), "it is over");
+}
+
+#[test]
+fn a_lost_channel_is_fenced() {
+    let mut driver = Driver::at(Streaming);
+    driver.brain.channel_lost(driver.now, 0);
+    assert!(says(&driver.tell(Event::Tick), |message| *message == Message::Fence { channel: 0 }));
+}
+
+#[test]
+fn answers_out_of_place_or_beyond_what_was_offered_break_the_protocol() {
+    let wrong = [
+        (Offered, Message::StreamsPrepared(settings(1))),
+        (Preparing, Message::StreamsPrepared(settings(OFFERED + 1))),
+        (Preparing, Message::Prepared { regions: Vec::new(), touched: Vec::new() }),
+        (Streaming, Message::StreamsPrepared(settings(1))),
+        (Streaming, Message::Loaded),
+        (Streaming, Message::RamSealed),
+    ];
+    for (state, message) in wrong {
+        let mut driver = Driver::at(state);
+        driver.receive(message.clone());
+        let code = driver.fault().map(|fault| fault.code);
+        assert_eq!(code, Some(Code::ProtocolViolation), "{message:?} in {state:?}");
+    }
+}
+
+#[test]
+fn every_failure_before_commit_rolls_back_and_none_after_it() {
+    for state in ALL {
+        for event in [
+            Event::Failed(Fault::new(Code::HypervisorFailed, Step::Copy, Side::Source, "injected")),
+            Event::Cancel,
+            Event::Forgotten,
+        ] {
+            let cancels = matches!(event, Event::Cancel);
+            let mut driver = Driver::at(state);
+            let rolls_back = driver.tell(event).contains(&Action::RollBack);
+            let before = state <= Journaling && !(cancels && state == Journaling);
+            assert_eq!(rolls_back, before, "{state:?}");
+            assert_eq!(driver.brain.can_resume(), state <= Journaling, "{state:?}");
+        }
+    }
+}
+
+#[test]
+fn streams_that_nobody_takes_are_given_up_after_the_limit_and_not_before() {
+    let limit = Config::new("g", "{}".into(), Vec::new()).link_timeout;
+    let mut driver = Driver::at(Streaming);
+    driver.tell(streamed(0, 1));
+    for nth in 0..100 {
+        // It moves slowly, for much longer than the limit.
+        driver.now = driver.now + limit / 2;
+        driver.tell(streamed(0, 2 + nth));
+        driver.tell(Event::Heard(PATH));
+    }
+    assert_eq!(driver.fault(), None);
+    driver.now = driver.now + limit / 2;
+    driver.tell(Event::Heard(PATH));
+    driver.tell(streamed(0, 101));
+    assert_eq!(driver.fault(), None);
+    driver.now = driver.now + limit / 2;
+    driver.tell(Event::Heard(PATH));
+    driver.tell(streamed(0, 101));
+    assert_eq!(driver.fault().map(|fault| fault.code), Some(Code::PeerLost), "it stands still");
+}
+
+#[test]
+fn a_guest_that_writes_too_fast_is_given_up_after_so_many_rounds() {
+    let mut driver = Driver::new(Limits { rounds_max: 3, ..Limits::default() });
+    ALL.into_iter().take_while(|at| *at <= Streaming).for_each(|at| drop(driver.step(at)));
+    for round in 0..=3 {
+        driver.tell(streamed(round, u64::from(round) + 1));
+        assert_eq!(driver.fault(), None, "round {round}");
+    }
+    driver.tell(streamed(4, 9));
+    assert_eq!(driver.fault().map(|fault| fault.code), Some(Code::NotConverging));
+}
+
+#[test]
+fn the_rounds_of_the_report_are_the_hypervisors() {
+    let mut driver = Driver::at(Streaming);
+    for (round, remaining_bytes) in [(0, 900), (0, 400), (1, 300), (1, 100), (2, 50)] {
+        driver.now = driver.now + Duration::from_millis(100);
+        driver.tell(Event::Streamed(Streamed { round, remaining_bytes, ..Streamed::default() }));
+    }
+    driver.tell(Event::Holding);
+    let rounds: Vec<(u32, u64, Option<u64>)> = driver
+        .brain
+        .statistics()
+        .rounds
+        .iter()
+        .map(|round| (round.number, round.bytes, round.dirty_bytes_after))
+        .collect();
+    assert_eq!(rounds, [(0, 900, Some(300)), (1, 300, Some(50)), (2, 50, None)]);
+    assert!(driver.brain.statistics().rounds.iter().all(|round| round.took.is_some()));
+}
+
+#[test]
+fn the_blackout_has_its_limit() {
+    let mut driver = Driver::at(Loading);
+    let limit = Config::new("g", "{}".into(), Vec::new()).blackout_timeout;
+    driver.wait(limit - Duration::from_millis(1));
+    assert_eq!(driver.fault(), None);
+    driver.wait(Duration::from_millis(1));
+    assert_eq!(driver.fault().map(|fault| fault.code), Some(Code::TimedOut));
+}

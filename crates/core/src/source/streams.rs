@@ -1,0 +1,97 @@
+//! Steps 4 to 8 where RAM goes in the hypervisor's own streams. It tracks, copies and decides when it can stop the guest; from
+//! the guest's stop on everything is as in direct mode: commit, recovery and clean-up exist once.
+
+use std::time::Duration;
+
+use super::{Action, Preparation, Source, State};
+use crate::policy::RoundEnd;
+use crate::statistics::{Round, Streamed};
+use crate::{Message, Step, StreamSettings, Time};
+
+impl Source {
+    /// Whether RAM goes in the hypervisor's streams.
+    pub(super) fn carries_streams(&self) -> bool {
+        self.config.stream_channels.is_some()
+    }
+
+    /// Whether the destination may answer so: it uses no more channels than it was offered.
+    pub(super) fn may_be_set(&self, settings: StreamSettings) -> bool {
+        let offered = self.config.stream_channels.is_some_and(|offered| settings.channels <= offered);
+        offered && matches!(self.preparation, Preparation::Under { .. })
+    }
+
+    pub(super) fn streams_prepared(&mut self, now: Time, settings: StreamSettings) {
+        self.statistics.end(now, Step::Prepare);
+        self.preparation = Preparation::Done { touched: Vec::new() };
+        self.streams = Some(settings);
+        self.state = State::Preparing { attached: true };
+        self.copy_when_ready(now);
+    }
+
+    pub(super) fn begin_streams(&mut self, now: Time, settings: StreamSettings) {
+        self.enter_step(now, Step::Copy, self.config.step_timeout);
+        self.step_deadline = None; // As in direct mode: no progress, no link, too many rounds.
+        self.last_progress = now;
+        self.state = State::Streaming { round_began: now };
+        self.actions.push_back(Action::BeginStreams(settings));
+    }
+
+    /// What the hypervisor says of its copying.
+    pub(super) fn streamed(&mut self, now: Time, streamed: Streamed) {
+        let State::Streaming { round_began } = &mut self.state else { return };
+        if streamed.carried_bytes != self.statistics.streamed.carried_bytes {
+            self.last_progress = now;
+        }
+        let new = self.statistics.rounds.is_empty() || streamed.round != self.round;
+        if new {
+            let took = now - *round_began;
+            *round_began = now;
+            if let Some(round) = self.statistics.rounds.last_mut() {
+                round.took = Some(took);
+                round.dirty_bytes_after = Some(streamed.remaining_bytes);
+            }
+            let bytes = streamed.remaining_bytes;
+            self.statistics.rounds.push(Round { number: streamed.round, bytes, ..Round::default() });
+        }
+        self.round = streamed.round;
+        self.statistics.populated_bytes = streamed.total_bytes;
+        self.statistics.dirty_bytes_per_s = streamed.dirty_bytes_per_s;
+        self.statistics.predicted_blackout = streamed.expected_downtime;
+        self.statistics.streamed = streamed;
+        if streamed.round > self.policy.limits().rounds_max {
+            let end = RoundEnd {
+                round: streamed.round,
+                dirty_bytes: streamed.remaining_bytes,
+                bytes_per_s: streamed.bytes_per_s,
+                fixed: Duration::ZERO,
+            };
+            self.give_up(now, end);
+        }
+    }
+
+    /// The hypervisor has stopped the guest. What is left of RAM goes with the device state, in its streams.
+    pub(super) fn streams_holding(&mut self, now: Time) {
+        let State::Streaming { round_began } = self.state else { return };
+        self.guest_stopped(now);
+        if let Some(round) = self.statistics.rounds.last_mut() {
+            round.took = Some(now - round_began);
+        }
+        let blackout = &mut self.statistics.blackout;
+        blackout.last_copy_bytes = self.statistics.streamed.remaining_bytes;
+        // There is no last scan and no last copy of ours: those parts have no length.
+        for moment in
+            [&mut blackout.held, &mut blackout.scanned, &mut blackout.copied, &mut blackout.digested]
+        {
+            *moment = Some(now);
+        }
+        self.state = State::Loading { written: false, loaded: false };
+        self.actions.push_back(Action::WriteDeviceState);
+    }
+
+    /// What the streams say to the other side's.
+    pub(super) fn say(&mut self, now: Time, message: Message) {
+        if !matches!(self.state, State::RollingBack(_) | State::Ended) {
+            self.control.send(now, message);
+        }
+    }
+}
