@@ -19,9 +19,11 @@
 mod destination;
 mod settings;
 mod source;
+mod streams;
 
 pub use destination::DestinationQemu;
 pub use source::{PreSwitchover, SourceQemu};
+pub use streams::{StreamLimits, StreamOptions, StreamProgress};
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -37,7 +39,7 @@ pub enum MigrateError {
     #[error("QEMU could not be told what to do")]
     Qmp(#[from] QmpError),
     /// A capability is missing.
-    #[error("this QEMU has no migration capability {0}: QEMU 4.0 or later is needed for direct mode")]
+    #[error("this QEMU has no migration capability {0}: QEMU 4.0 or later is needed")]
     CapabilityMissing(&'static str),
     /// Another migration runs.
     #[error("another migration of this guest is under way (status {0}): wait for it or cancel it")]

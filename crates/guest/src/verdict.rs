@@ -1,4 +1,4 @@
-//! Whether a guest can be moved in direct mode, and if not, why, in words that say what to do.
+//! Whether a guest can be moved in direct mode or by QEMU's own streams, and if not, why, in words that say what to do.
 
 use std::fmt;
 
@@ -133,15 +133,27 @@ pub fn judge(guest: &GuestDescription, kernel: (u32, u32)) -> Verdict {
     reasons.extend(traits.vfio.iter().map(|device| Reason::Vfio { device: device.clone() }));
     reasons
         .extend(traits.foreign_memory.iter().map(|device| Reason::ForeignMemory { device: device.clone() }));
-    reasons.extend(
-        ["x-ignore-shared", "pause-before-switchover", "events"]
-            .into_iter()
-            .filter(|needed| !traits.capabilities.iter().any(|has| has == needed))
-            .map(|capability| Reason::CapabilityMissing { capability }),
-    );
+    reasons.extend(lacking(guest, &["x-ignore-shared", "pause-before-switchover", "events"]));
     reasons.extend(traits.blocked.iter().map(|why| Reason::Blocked { why: why.clone() }));
     reasons.extend(state_reasons(guest));
     Verdict { direct: reasons.is_empty(), reasons }
+}
+
+/// What stands against moving a guest by QEMU's own streams; nothing, if it is empty.
+pub fn judge_streams(guest: &GuestDescription) -> Vec<Reason> {
+    let mut reasons = lacking(guest, &["pause-before-switchover", "events"]);
+    reasons.extend(guest.traits.blocked.iter().map(|why| Reason::Blocked { why: why.clone() }));
+    reasons.extend(state_reasons(guest));
+    reasons
+}
+
+fn lacking(guest: &GuestDescription, needed: &[&'static str]) -> Vec<Reason> {
+    let has = |needed: &&&'static str| guest.traits.capabilities.iter().any(|has| has == **needed);
+    needed
+        .iter()
+        .filter(|needed| !has(needed))
+        .map(|capability| Reason::CapabilityMissing { capability })
+        .collect()
 }
 
 fn memory_reasons(guest: &GuestDescription) -> Vec<Reason> {

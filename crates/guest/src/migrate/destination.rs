@@ -13,8 +13,8 @@ use crate::qmp::{Qmp, QmpError};
 /// The destination's QEMU, started with `-incoming defer -S`.
 #[derive(Debug)]
 pub struct DestinationQemu {
-    qmp: Qmp,
-    settings: Option<Settings>,
+    pub(super) qmp: Qmp,
+    pub(super) settings: Option<Settings>,
 }
 
 impl DestinationQemu {
@@ -99,7 +99,7 @@ impl DestinationQemu {
     }
 
     // The event comes a moment before the run state changes; "cont" in between would be undone.
-    fn wait_paused(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+    pub(super) fn wait_paused(&mut self, deadline: Instant) -> Result<(), MigrateError> {
         loop {
             let found = self.status(deadline).map_err(|error| match error {
                 MigrateError::Qmp(error) => ended(error),
@@ -126,7 +126,7 @@ impl DestinationQemu {
         Ok(answer.get("status").and_then(Value::as_str).unwrap_or("none").to_owned())
     }
 
-    fn failed(&mut self, deadline: Instant) -> MigrateError {
+    pub(super) fn failed(&mut self, deadline: Instant) -> MigrateError {
         match self.qmp.execute("query-migrate", json!({}), deadline) {
             Ok(answer) => {
                 let said = answer.get("error-desc").and_then(Value::as_str);
@@ -138,7 +138,7 @@ impl DestinationQemu {
     }
 }
 
-fn ended(error: QmpError) -> MigrateError {
+pub(super) fn ended(error: QmpError) -> MigrateError {
     match error {
         QmpError::Closed { .. } | QmpError::Broken => MigrateError::LoaderEnded(error),
         other => MigrateError::Qmp(other),

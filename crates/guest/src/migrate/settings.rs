@@ -1,4 +1,4 @@
-//! Migration capabilities and parameters: set for direct mode, and put back.
+//! Migration capabilities and parameters: set for a migration, and put back.
 
 use std::time::Instant;
 
@@ -7,8 +7,9 @@ use serde_json::{Map, Value, json};
 use super::MigrateError;
 use crate::qmp::Qmp;
 
-/// Capabilities that direct mode uses; after a migration they are off, whatever an earlier agent left behind.
-const OURS: &[&str] = &["x-ignore-shared", "events", "pause-before-switchover"];
+/// Capabilities that Linerate uses; after a migration they are off, whatever an earlier agent left behind.
+const OURS: &[&str] =
+    &["x-ignore-shared", "events", "pause-before-switchover", "multifd", "return-path", "auto-converge"];
 
 /// What was found before it was changed.
 #[derive(Debug, Default)]
@@ -53,7 +54,8 @@ impl Settings {
     /// Puts back what was.
     pub(super) fn restore(&self, qmp: &mut Qmp, deadline: Instant) -> Result<(), MigrateError> {
         let now = capabilities(qmp, deadline)?;
-        let change = self.capabilities.iter().filter(|before| !now.contains(before));
+        let known = |name: &str| now.iter().any(|(has, _)| has == name);
+        let change = self.capabilities.iter().filter(|before| !now.contains(before) && known(&before.0));
         let change: Vec<(&str, bool)> = change.map(|(name, on)| (name.as_str(), *on)).collect();
         set_capabilities(qmp, &change, deadline)?;
         if !self.parameters.is_empty() {
@@ -69,7 +71,7 @@ impl Settings {
     }
 }
 
-fn capabilities(qmp: &mut Qmp, deadline: Instant) -> Result<Vec<(String, bool)>, MigrateError> {
+pub(super) fn capabilities(qmp: &mut Qmp, deadline: Instant) -> Result<Vec<(String, bool)>, MigrateError> {
     let listed = qmp.execute("query-migrate-capabilities", json!({}), deadline)?;
     let pair =
         |entry: &Value| Some((entry.get("capability")?.as_str()?.to_owned(), entry.get("state")?.as_bool()?));

@@ -36,8 +36,8 @@ pub struct PreSwitchover {
 /// The source's QEMU.
 #[derive(Debug)]
 pub struct SourceQemu {
-    qmp: Qmp,
-    settings: Option<Settings>,
+    pub(super) qmp: Qmp,
+    pub(super) settings: Option<Settings>,
     /// The guest ran when this began and must run again if it comes to nothing.
     ran: bool,
 }
@@ -312,7 +312,7 @@ impl SourceQemu {
         Ok(answer.get("status").and_then(Value::as_str).unwrap_or("none").to_owned())
     }
 
-    fn failed(&mut self, status: &str, deadline: Instant) -> MigrateError {
+    pub(super) fn failed(&mut self, status: &str, deadline: Instant) -> MigrateError {
         let answer = self.qmp.execute("query-migrate", json!({}), deadline).unwrap_or_default();
         let said = answer.get("error-desc").and_then(Value::as_str);
         let description = said.unwrap_or("QEMU gives no reason, the other side's log may").to_owned();
@@ -328,7 +328,7 @@ impl SourceQemu {
     }
 }
 
-fn pre_switchover(stop: Option<Event>, waiting: Option<Event>) -> PreSwitchover {
+pub(super) fn pre_switchover(stop: Option<Event>, waiting: Option<Event>) -> PreSwitchover {
     let stopped_at = stop.as_ref().or(waiting.as_ref()).map_or_else(Instant::now, |event| event.read_at);
     PreSwitchover {
         stopped: stop.map(|event| event.emitted),

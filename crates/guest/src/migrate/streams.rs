@@ -1,0 +1,253 @@
+//! Guests that QEMU moves in its own streams: how both sides are set, and what QEMU says of its copying.
+//!
+//! The settings are chosen at the destination, where both QEMUs are known: the source's by its description, the waiting one by
+//! what it answers itself.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Map, Value, json};
+
+use super::settings::{Settings, capabilities};
+use super::source::{PreSwitchover, pre_switchover};
+use super::{DestinationQemu, MigrateError, SourceQemu, at_rest, command_deadline};
+use crate::description::GuestDescription;
+use crate::qmp::{Event, QemuVersion, QmpError};
+
+/// QEMU is asked how far it is this often.
+const LOOK: Duration = Duration::from_millis(100);
+/// More than any wire carries: the limit is the links', and the operator's for all of them together.
+const BANDWIDTH_UNLIMITED: u64 = 1 << 40;
+/// The longest downtime limit that QEMU takes, in milliseconds.
+const DOWNTIME_MS_MAX: u64 = 2_000_000;
+/// Where pages of zeros are looked for; QEMU 9.0 and later.
+const ZERO_PAGES: &str = "zero-page-detection";
+
+/// First version whose parallel channels are used. 7.2 ended the source's process when their connections broke
+/// (docs/stream-mode.md); versions between have not been tried.
+const PARALLEL_FROM: QemuVersion = QemuVersion { major: 10, minor: 0, micro: 0 };
+
+/// How the streams of two QEMUs are set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StreamOptions {
+    /// Parallel (multifd) channels beside the main one; 0 for none.
+    pub channels: u16,
+    /// The destination answers the source.
+    pub return_path: bool,
+    /// The destination understands pages of zeros in parallel channels.
+    pub zero_pages_in_channels: bool,
+}
+
+/// What the operator wants of the source's QEMU.
+#[derive(Clone, Copy, Debug)]
+pub struct StreamLimits {
+    /// The guest may stand still for so long.
+    pub downtime: Duration,
+    /// Slow the guest down (auto-converge) if it writes too fast.
+    pub throttle: bool,
+}
+
+/// What QEMU says of its copying.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StreamProgress {
+    /// Passes after the first one.
+    pub round: u32,
+    /// All that is copied.
+    pub total_bytes: u64,
+    /// What is left of it now.
+    pub remaining_bytes: u64,
+    /// Pages of zeros so far.
+    pub zero_bytes: u64,
+    /// How fast the guest writes.
+    pub dirty_bytes_per_s: u64,
+    /// How long the guest would stand still now.
+    pub expected_downtime: Option<Duration>,
+    /// Percent by which the guest is slowed down.
+    pub throttle_percent: u8,
+}
+
+impl StreamProgress {
+    /// Reads an answer to `query-migrate`; none before QEMU counts.
+    pub fn read(answer: &Value) -> Option<StreamProgress> {
+        let ram = answer.get("ram")?;
+        let number = |key: &str| ram.get(key).and_then(Value::as_u64).unwrap_or(0);
+        let page = number("page-size").max(1);
+        let syncs = u32::try_from(number("dirty-sync-count")).unwrap_or(u32::MAX);
+        let throttle = answer.get("cpu-throttle-percentage").and_then(Value::as_u64).unwrap_or(0);
+        Some(StreamProgress {
+            round: syncs.saturating_sub(1),
+            total_bytes: number("total"),
+            remaining_bytes: number("remaining"),
+            zero_bytes: number("duplicate").saturating_mul(page),
+            dirty_bytes_per_s: number("dirty-pages-rate").saturating_mul(page),
+            expected_downtime: answer
+                .get("expected-downtime")
+                .and_then(Value::as_u64)
+                .map(Duration::from_millis),
+            throttle_percent: u8::try_from(throttle).unwrap_or(u8::MAX),
+        })
+    }
+}
+
+impl SourceQemu {
+    /// Sets capabilities and parameters for QEMU's own streams. Nothing moves yet.
+    pub fn prepare_streams(
+        &mut self,
+        options: StreamOptions,
+        limits: StreamLimits,
+        deadline: Instant,
+    ) -> Result<(), MigrateError> {
+        let status = self.migration_status(deadline)?;
+        if !at_rest(&status) {
+            return Err(MigrateError::Busy(status));
+        }
+        let known = self.qmp.execute("query-migrate-parameters", json!({}), deadline)?;
+        let mut wanted = vec!["events", "pause-before-switchover"];
+        wanted.extend(shared_capabilities(options));
+        wanted.extend(limits.throttle.then_some("auto-converge"));
+        let mut parameters = shared_parameters(options);
+        let downtime = u64::try_from(limits.downtime.as_millis()).unwrap_or(DOWNTIME_MS_MAX);
+        parameters.insert("max-bandwidth".into(), BANDWIDTH_UNLIMITED.into());
+        parameters.insert("downtime-limit".into(), downtime.min(DOWNTIME_MS_MAX).into());
+        if options.channels > 0 && options.zero_pages_in_channels && known.get(ZERO_PAGES).is_some() {
+            parameters.insert(ZERO_PAGES.into(), "multifd".into());
+        }
+        let applied = Settings::apply(&mut self.qmp, &wanted, Value::Object(parameters), deadline);
+        // Even half applied settings are put back by `cancel`.
+        self.settings = Some(Settings::ours_off());
+        self.settings = Some(applied?);
+        Ok(())
+    }
+
+    /// Waits until QEMU has stopped the guest and waits for us. It copies until then, for as long as whoever gives up lets it.
+    pub fn wait_streams_held(
+        &mut self,
+        give_up: &dyn Fn() -> bool,
+        tell: &mut dyn FnMut(StreamProgress),
+    ) -> Result<PreSwitchover, MigrateError> {
+        let mut stop: Option<Event> = None;
+        let mut look_at = Instant::now();
+        loop {
+            if give_up() {
+                return Err(MigrateError::GivenUp);
+            }
+            let wanted = |event: &Event| event.name == "STOP" || event.name == "MIGRATION";
+            let status = match self.qmp.wait_event(wanted, look_at) {
+                Ok(event) if event.name == "STOP" => {
+                    stop = Some(event);
+                    continue;
+                }
+                Ok(event) if event.is_migration("pre-switchover") => {
+                    return Ok(pre_switchover(stop, Some(event)));
+                }
+                Ok(event) => event.migration_status().unwrap_or_default().to_owned(),
+                Err(QmpError::TimedOut { .. }) => {
+                    look_at = Instant::now() + LOOK;
+                    let answer = self.qmp.execute("query-migrate", json!({}), command_deadline())?;
+                    StreamProgress::read(&answer).into_iter().for_each(&mut *tell);
+                    answer.get("status").and_then(Value::as_str).unwrap_or("none").to_owned()
+                }
+                Err(error) => return Err(error.into()),
+            };
+            match status.as_str() {
+                "pre-switchover" => return Ok(pre_switchover(stop, None)),
+                "failed" | "cancelled" | "cancelling" | "completed" => {
+                    return Err(self.failed(&status, command_deadline()));
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+impl DestinationQemu {
+    /// Chooses how both QEMUs are set, from what both can, and sets this one. The announcement of the guest's addresses is put
+    /// off as in direct mode.
+    pub fn prepare_streams(
+        &mut self,
+        channels: u16,
+        source: &GuestDescription,
+        deadline: Instant,
+    ) -> Result<StreamOptions, MigrateError> {
+        let found = self.status(deadline)?;
+        if found != "inmigrate" {
+            return Err(MigrateError::RunState { found, wanted: "inmigrate" });
+        }
+        let ours = capabilities(&mut self.qmp, deadline)?;
+        let both = |name: &str| {
+            let theirs = &source.traits.capabilities;
+            ours.iter().any(|(has, _)| has == name) && theirs.iter().any(|has| has == name)
+        };
+        let parallel = both("multifd") && source.qemu.min(self.qmp.version()) >= PARALLEL_FROM;
+        let parameters = self.qmp.execute("query-migrate-parameters", json!({}), deadline)?;
+        let options = StreamOptions {
+            channels: if parallel { channels } else { 0 },
+            return_path: both("return-path"),
+            zero_pages_in_channels: parameters.get(ZERO_PAGES).is_some(),
+        };
+        let mut wanted = vec!["events"];
+        wanted.extend(shared_capabilities(options));
+        let mut parameters = shared_parameters(options);
+        parameters.insert("announce-rounds".into(), 0.into());
+        self.settings = Some(Settings::apply(&mut self.qmp, &wanted, Value::Object(parameters), deadline)?);
+        Ok(options)
+    }
+
+    /// Waits until all streams were taken and the guest could run, for as long as whoever gives up lets it. QEMU is not asked
+    /// meanwhile: older ones answer late while their main thread waits for parallel channels. A state that does not fit ends the
+    /// process.
+    pub fn wait_streams_taken(&mut self, give_up: &dyn Fn() -> bool) -> Result<(), MigrateError> {
+        loop {
+            if give_up() {
+                return Err(MigrateError::GivenUp);
+            }
+            match self.qmp.wait_event(|event| event.name == "MIGRATION", Instant::now() + LOOK) {
+                Ok(event) if event.is_migration("completed") => return self.wait_paused(command_deadline()),
+                Ok(event) if event.is_migration("failed") => return Err(self.failed(command_deadline())),
+                Ok(_) | Err(QmpError::TimedOut { .. }) => {}
+                Err(error) => return Err(super::destination::ended(error)),
+            }
+        }
+    }
+}
+
+/// Capabilities that both sides must agree in.
+fn shared_capabilities(options: StreamOptions) -> impl Iterator<Item = &'static str> {
+    let multifd = (options.channels > 0).then_some("multifd");
+    multifd.into_iter().chain(options.return_path.then_some("return-path"))
+}
+
+fn shared_parameters(options: StreamOptions) -> Map<String, Value> {
+    let mut parameters = Map::new();
+    if options.channels > 0 {
+        parameters.insert("multifd-channels".into(), options.channels.into());
+    }
+    parameters
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_is_read_in_bytes_and_rounds() {
+        let answer = json!({
+            "status": "active", "expected-downtime": 300, "cpu-throttle-percentage": 20,
+            "ram": {
+                "total": 1 << 20, "remaining": 8192, "duplicate": 3, "page-size": 4096,
+                "dirty-pages-rate": 2, "dirty-sync-count": 4
+            }
+        });
+        let wanted = StreamProgress {
+            round: 3,
+            total_bytes: 1 << 20,
+            remaining_bytes: 8192,
+            zero_bytes: 12288,
+            dirty_bytes_per_s: 8192,
+            expected_downtime: Some(Duration::from_millis(300)),
+            throttle_percent: 20,
+        };
+        assert_eq!(StreamProgress::read(&answer), Some(wanted));
+        assert_eq!(StreamProgress::read(&json!({ "status": "setup" })), None);
+        assert_eq!(StreamProgress::read(&json!({ "ram": {} })), Some(StreamProgress::default()));
+    }
+}
