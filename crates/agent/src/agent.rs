@@ -311,6 +311,7 @@ impl Agent {
         let stream = accepted.welcome(welcome).map_err(|error| chain(&error))?;
         let attached = match hello.role {
             Purpose::Data => session.attach_channel(hello.channel, stream),
+            Purpose::DataBack => return session.attach_back(hello.channel, hello.link, &stream),
             _ => session.attach_path(stream),
         };
         attached.map_err(|error| chain(&error))
@@ -352,7 +353,7 @@ impl Agent {
             (Some(session), _) if !session.knows(&hello.token) => {
                 Err(refusal(Code::NotAuthorised, "wrong token"))
             }
-            (Some(session), Purpose::ControlJoin | Purpose::Data) => Ok(session.clone()),
+            (Some(session), Purpose::ControlJoin | Purpose::Data | Purpose::DataBack) => Ok(session.clone()),
             (Some(_), _) => Err(refusal(Code::ProtocolViolation, "this session exists already")),
             (None, Purpose::ControlNew) => {
                 let known = self.journal.get(hello.session);

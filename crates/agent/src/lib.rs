@@ -17,6 +17,7 @@
 
 mod agent;
 pub mod bench;
+mod carriage;
 mod carriers;
 mod clock;
 pub mod config;

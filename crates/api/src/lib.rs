@@ -48,7 +48,7 @@ pub use guest::{
 pub use link::{LinkAnswer, LinkConfirm, LinkRequest, LinkStep};
 pub use migration::{
     Decision, Direction, MigrateRequest, MigrationDetail, MigrationId, MigrationOutcome, MigrationStarted,
-    MigrationState, MigrationSummary, ResolveRequest, Transport,
+    MigrationState, MigrationSummary, ModeChoice, ResolveRequest, Transport,
 };
 pub use qos::{QosAnswer, QosRequest};
 pub use report::{

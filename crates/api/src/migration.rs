@@ -47,12 +47,28 @@ pub struct MigrateRequest {
     /// Rounds after the first pass before a migration that does not converge is given up; the agent's own limit if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_rounds: Option<u32>,
+    /// How guest RAM is moved.
+    #[serde(default)]
+    pub mode: ModeChoice,
     /// What links carry guest RAM over.
     #[serde(default)]
     pub transport: Transport,
     /// Sum every payload at the source and compare at the destination over RDMA too. Over TCP that is always done.
     #[serde(default = "yes")]
     pub rdma_checksums: bool,
+}
+
+/// How guest RAM shall be moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ModeChoice {
+    /// Direct where the guest allows it, by the hypervisor's own streams elsewhere.
+    #[default]
+    Auto,
+    /// From RAM to RAM, or not at all.
+    Direct,
+    /// By the hypervisor's own streams.
+    Stream,
 }
 
 fn yes() -> bool {
@@ -94,6 +110,7 @@ impl MigrateRequest {
             link_timeout_s: Self::DEFAULT_LINK_TIMEOUT_S,
             throttle: false,
             max_rounds: None,
+            mode: ModeChoice::Auto,
             transport: Transport::Tcp,
             rdma_checksums: true,
         }

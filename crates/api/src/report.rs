@@ -17,6 +17,12 @@ pub struct Report {
     pub to: String,
     /// How its RAM was moved.
     pub mode: Mode,
+    /// Why it was not direct, where that was left to the agent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode_reason: Option<String>,
+    /// Parallel channels that the hypervisor used beside its main one; absent in direct mode.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stream_channels: Option<u16>,
     /// How it ended.
     pub outcome: MigrationOutcome,
     /// From the request to the end of the last step.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args, Parser, Subcommand};
 use clap_complete::Shell;
 use linerate_api::{
-    LinkConfirm, LinkRequest, MigrateRequest, MigrationId, Transport, TunnelPair, TunnelRequest,
+    LinkConfirm, LinkRequest, MigrateRequest, MigrationId, ModeChoice, Transport, TunnelPair, TunnelRequest,
 };
 
 use crate::units;
@@ -122,6 +122,9 @@ pub struct MigrateFlags {
     /// Slow the guest down if it writes faster than the links carry
     #[arg(long)]
     pub throttle: bool,
+    /// How guest RAM is moved: auto (direct where the guest allows it), direct, stream (QEMU's own streams)
+    #[arg(long, value_name = "MODE", value_parser = units::mode, default_value = "auto")]
+    pub mode: ModeChoice,
     /// Carry guest RAM over RDMA where both ends have it and it works (auto), or over one of the two only: auto, tcp, rdma
     #[arg(long, value_name = "WAY", value_parser = units::transport, default_value = "tcp")]
     pub transport: Transport,
@@ -170,6 +173,7 @@ impl MigrateFlags {
             link_timeout_s: self.link_timeout,
             throttle: self.throttle,
             max_rounds: self.max_rounds,
+            mode: self.mode,
             transport: self.transport,
             rdma_checksums: !self.no_rdma_checksums,
         }
@@ -390,7 +394,7 @@ mod tests {
     fn a_migration_with_everything() {
         let flags = parse(
             "linerate migrate web --to beta:7979 --max-blackout 50ms --bandwidth 2.5Gbit --links 10.0.1.0/24,fd00::/64 \
-             --link-timeout 1min --verify --throttle --max-rounds 7 --transport rdma --no-rdma-checksums --json --socket /tmp/a.sock",
+             --link-timeout 1min --verify --throttle --max-rounds 7 --mode stream --transport rdma --no-rdma-checksums --json --socket /tmp/a.sock",
         )
         .unwrap();
         assert!(flags.json);
@@ -402,6 +406,7 @@ mod tests {
         assert_eq!(request.links, ["10.0.1.0/24", "fd00::/64"]);
         assert_eq!((request.link_timeout_s, request.max_rounds), (60, Some(7)));
         assert!(request.verify && request.throttle);
+        assert_eq!(request.mode, ModeChoice::Stream);
         assert_eq!((request.transport, request.rdma_checksums), (Transport::Rdma, false));
     }
 

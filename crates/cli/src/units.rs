@@ -230,6 +230,16 @@ pub fn transport(text: &str) -> Result<linerate_api::Transport, String> {
     }
 }
 
+/// How guest RAM is moved.
+pub fn mode(text: &str) -> Result<linerate_api::ModeChoice, String> {
+    match text {
+        "auto" => Ok(linerate_api::ModeChoice::Auto),
+        "direct" => Ok(linerate_api::ModeChoice::Direct),
+        "stream" => Ok(linerate_api::ModeChoice::Stream),
+        _ => Err("it is auto, direct or stream".to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

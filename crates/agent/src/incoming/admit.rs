@@ -26,6 +26,8 @@ pub(super) struct Admitted {
     pub folder: PathBuf,
     /// RAM of each region, made and mapped, before the hypervisor that will use it is started.
     pub ram: Vec<Mapping>,
+    /// The guest at the source.
+    pub description: GuestDescription,
 }
 
 fn refuse(code: Code, detail: impl Into<String>) -> Fault {
@@ -51,7 +53,7 @@ pub(super) fn admit(
     let checked = check(agent, &description, &qemu, facts, folder.clone());
     let made = checked.and_then(|twin| Ok((make_ram(&folder, &regions, &twin)?, twin)));
     match made {
-        Ok((ram, twin)) => Ok(Admitted { regions, qemu, twin, folder, ram }),
+        Ok((ram, twin)) => Ok(Admitted { regions, qemu, twin, folder, ram, description }),
         Err(fault) => {
             let _ = remains::give_up(&agent.registry, guest);
             Err(fault)
@@ -87,7 +89,9 @@ fn check_offer(description: &GuestDescription, guest: &str, regions: &[RegionInf
     let offered: Vec<(&str, u64)> =
         regions.iter().map(|region| (region.name.as_str(), region.size)).collect();
     let numbered = regions.iter().enumerate().all(|(index, region)| usize::from(region.id) == index);
-    if description.name != guest || described != offered || !numbered {
+    // No region: RAM comes in the hypervisor's own streams.
+    let streams = regions.is_empty();
+    if description.name != guest || !(streams || described == offered) || !numbered {
         return Err(refuse(Code::ProtocolViolation, "the offer and the guest description in it disagree"));
     }
     Ok(())

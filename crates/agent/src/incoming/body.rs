@@ -10,7 +10,7 @@ use std::time::Duration;
 use linerate_core::control::Outgoing as Frame;
 use linerate_core::destination::{Action, Event};
 use linerate_core::journal::DestinationPhase;
-use linerate_core::{Code, PathId, Side};
+use linerate_core::{Code, Message, PathId, Side};
 use linerate_net::control::{ControlEvent, ControlOptions, ControlPath};
 use linerate_net::tcp::Stream;
 
@@ -21,6 +21,9 @@ use crate::clock::{cpu_time, unix_ms};
 use crate::control;
 use crate::faults::{chain, fault};
 use crate::journal::{Record, Role};
+
+/// Sockets of streams are closed within this.
+const STREAMS_END: Duration = Duration::from_secs(10);
 
 /// Everything that the loop has of its own.
 pub(super) struct Body {
@@ -52,6 +55,12 @@ impl Body {
             }
             self.act();
         }
+        if let Some(carriage) = self.shared.carriage.get() {
+            carriage.end();
+            if !carriage.streams.wait_ended(STREAMS_END) {
+                tracing::error!(session = %self.shared.session, "a stream of a migration does not end");
+            }
+        }
         self.shared.channels.close_all();
         self.paths.clear();
         self.worker.finish();
@@ -70,6 +79,23 @@ impl Body {
                 }
                 self.handle(event);
             }
+            Input::StreamsSpeak => {
+                let shared = self.shared.clone();
+                let notes = shared.carriage.get().map(|carriage| carriage.streams.take_notes());
+                for (stream, note) in notes.unwrap_or_default() {
+                    self.handle(Event::Carriage(Message::Stream { stream, note }));
+                }
+            }
+            Input::ChannelLost(channel, error) => {
+                tracing::debug!(channel, error = chain(&error), "a channel is lost");
+                let shared = self.shared.clone();
+                let Some(carriage) = shared.carriage.get() else { return };
+                if carriage.streams.channel_gone(channel) {
+                    self.handle(Event::Carriage(Message::Fence { channel }));
+                }
+                carriage.remove_pump(channel);
+            }
+            Input::Asked(stream, service) => self.shared.asked(stream, service),
             Input::Path(path, connection) => {
                 self.paths.insert(path, connection);
                 self.handle(Event::PathUp(path));
@@ -98,13 +124,21 @@ impl Body {
                 self.worker.ask(Job::Admit { guest, description, regions });
             }
             Action::Prepare => self.worker.ask(Job::Prepare),
+            Action::PrepareStreams(channels) => self.worker.ask(Job::PrepareStreams { channels }),
+            Action::Carriage(message) => self.shared.heard(message),
             Action::Fence(channel) => channels::fence(&self.shared, channel),
             Action::Seal { digest } => self.worker.ask(Job::Seal { digest }),
             Action::LoadDeviceState(bytes) => self.worker.ask(Job::LoadDeviceState(bytes)),
             Action::FinishDeviceState => self.worker.ask(Job::FinishDeviceState),
             Action::Journal(phase) => self.write_journal(phase),
             Action::Run => self.worker.ask(Job::Run { cpu_before: self.cpu_before }),
-            Action::TearDown => self.worker.ask(Job::TearDown),
+            Action::TearDown => {
+                // First: a QEMU that waits for its streams may not answer.
+                if let Some(carriage) = self.shared.carriage.get() {
+                    carriage.streams.fail_all();
+                }
+                self.worker.ask(Job::TearDown);
+            }
             Action::End(fault) => {
                 match fault {
                     None => {

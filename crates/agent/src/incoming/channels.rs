@@ -121,6 +121,12 @@ impl Channels {
 
 /// Serves a TCP connection.
 pub(super) fn attach(shared: &Arc<Incoming>, channel: ChannelId, stream: Stream) -> io::Result<()> {
+    if let Some(carriage) = shared.carriage.get() {
+        let session = shared.clone();
+        return carriage.serve(channel, stream, move |bytes| {
+            session.received_bytes.fetch_add(bytes, Ordering::Relaxed);
+        });
+    }
     let (closer, receiver) = (stream.closer(), StreamReceiver::new(stream));
     let stats = receiver.stats();
     serve(shared, channel, closer, receiver, stats)

@@ -6,11 +6,13 @@
 //! | `body` | the loop that feeds events to the brain and does what it says |
 //! | `worker` | the one thread that deals with the waiting guest |
 //! | `admit` | may it come here: memory, names, QEMU, disks, networks |
+//! | `streams` | streams of the session are connected to the waiting QEMU |
 //! | `channels` | threads that apply placed writes, and their fences |
 
 pub(crate) mod admit;
 mod body;
 pub(crate) mod channels;
+mod streams;
 mod worker;
 
 use std::net::SocketAddr;
@@ -20,7 +22,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use linerate_api::{Direction, MigrationId, MigrationState, MigrationSummary};
 use linerate_core::destination::{Config, Destination, Event};
-use linerate_core::{Outcome, PathId, SessionId, Token};
+use linerate_core::stream::StreamId;
+use linerate_core::{ChannelId, LinkId, Outcome, PathId, SessionId, Token};
+use linerate_net::channel::ChannelError;
 use linerate_net::control::{ControlEvent, ControlPath};
 use linerate_net::rdma::{self, listen::Accepted};
 use linerate_net::table::RegionTable;
@@ -28,6 +32,7 @@ use linerate_net::tcp::Stream;
 use linerate_wire::frame::Welcome;
 
 use crate::agent::Agent;
+use crate::carriage::Carriage;
 use crate::clock::{Clock, unix_ms};
 use crate::convert;
 use crate::faults::chain;
@@ -39,6 +44,12 @@ pub(crate) enum Input {
     Event(Event),
     /// A control connection is up.
     Path(PathId, ControlPath),
+    /// The streams have notes for the other side's.
+    StreamsSpeak,
+    /// A channel that this side writes to is of no more use.
+    ChannelLost(ChannelId, ChannelError),
+    /// The source wants a stream to this service.
+    Asked(StreamId, String),
 }
 
 /// A migration that comes to this host.
@@ -56,6 +67,10 @@ pub struct Incoming {
     control: Sender<ControlEvent>,
     regions: OnceLock<Arc<RegionTable>>,
     channels: Arc<Channels>,
+    /// The hypervisor's streams, if RAM comes in them.
+    carriage: OnceLock<Carriage>,
+    /// Who connects them to the waiting hypervisor, once it waits.
+    connector: OnceLock<Sender<(StreamId, String)>>,
     /// Keys and registered memory of this session on every RDMA device.
     domains: rdma::Domains,
     received_bytes: AtomicU64,
@@ -85,6 +100,8 @@ impl Incoming {
             control,
             regions: OnceLock::new(),
             channels: Arc::default(),
+            carriage: OnceLock::new(),
+            connector: OnceLock::new(),
             domains: rdma::Domains::default(),
             received_bytes: AtomicU64::new(0),
             next_path: AtomicU32::new(0),
@@ -168,8 +185,17 @@ impl Incoming {
         channels::attach(self, channel, stream)
     }
 
+    /// A data connection for this side to write to was welcomed.
+    pub fn attach_back(&self, channel: ChannelId, link: LinkId, stream: &Stream) -> Result<(), String> {
+        let carriage = self.carriage.get().ok_or("this session has no streams")?;
+        carriage.attach_back(channel, link, stream).map_err(|error| chain(&error))
+    }
+
     /// A request for a queue pair is taken: its writes are applied from now on.
     pub fn attach_rdma(self: &Arc<Incoming>, accepted: Accepted, welcome: Welcome) -> Result<(), String> {
+        if self.carriage.get().is_some() {
+            return Err("streams are carried over TCP only".into());
+        }
         let channel = accepted.hello.channel;
         let connection = accepted.welcome(welcome, &self.domains).map_err(|error| chain(&error))?;
         channels::attach_rdma(self, channel, connection).map_err(|error| chain(&error))

@@ -1,5 +1,6 @@
 //! The one thread that deals with the waiting guest.
 
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use linerate_core::destination::Event;
 use linerate_core::extent::join_nearest;
-use linerate_core::{Code, Extent, Fault, RegionInfo, Side, Step};
+use linerate_core::{Code, Extent, Fault, RegionInfo, Side, Step, StreamSettings};
+use linerate_guest::description::GuestDescription;
 use linerate_guest::migrate::{DestinationQemu, MigrateError};
 use linerate_guest::process::{self, Launch, StopHow};
 use linerate_guest::procfs::ProcessIdentity;
@@ -20,8 +22,8 @@ use linerate_net::region::Region;
 use linerate_net::table::RegionTable;
 use linerate_wire::message::TOUCHED_MAX;
 
-use super::Incoming;
 use super::admit::{Admitted, admit, endpoints};
+use super::{Incoming, streams};
 use crate::agent::Agent;
 use crate::clock::cpu_time;
 use crate::device_state::Writer;
@@ -45,6 +47,7 @@ const RUN_TRIES: u32 = 10;
 pub(super) enum Job {
     Admit { guest: String, description: String, regions: Vec<RegionInfo> },
     Prepare,
+    PrepareStreams { channels: u16 },
     Seal { digest: bool },
     LoadDeviceState(Vec<u8>),
     FinishDeviceState,
@@ -58,6 +61,7 @@ impl Job {
         match self {
             Job::Admit { .. } => "admit",
             Job::Prepare => "prepare",
+            Job::PrepareStreams { .. } => "prepare for streams and take them",
             Job::Seal { .. } => "seal",
             Job::LoadDeviceState(_) => "load device state",
             Job::FinishDeviceState => "finish device state",
@@ -116,6 +120,14 @@ impl Worker {
     }
 }
 
+/// A QEMU that was started and waits.
+struct Started {
+    pid: i32,
+    found: GuestDescription,
+    /// Where it is to listen.
+    socket: PathBuf,
+}
+
 struct State {
     agent: Arc<Agent>,
     shared: Arc<Incoming>,
@@ -147,6 +159,7 @@ impl State {
         match job {
             Job::Admit { guest, description, regions } => self.admit(&guest, &description, regions),
             Job::Prepare => self.prepare(),
+            Job::PrepareStreams { channels } => self.prepare_streams(channels),
             Job::Seal { digest } => self.seal(digest),
             Job::LoadDeviceState(bytes) => self.load(&bytes),
             Job::FinishDeviceState => self.finish_device_state(),
@@ -161,7 +174,10 @@ impl State {
         self.ram = admitted.ram.drain(..).map(|mapping| Arc::new(Ram::new(mapping))).collect();
         let regions = admitted.regions.iter().zip(&self.ram);
         let regions = regions.map(|(info, ram)| (info.id, ram.clone() as Arc<dyn Region>));
-        let _ = self.shared.regions.set(Arc::new(RegionTable::new(regions)));
+        let _ = match self.ram.is_empty() {
+            false => self.shared.regions.set(Arc::new(RegionTable::new(regions))).map_err(drop),
+            true => self.shared.carriage.set(streams::carriage(&self.shared)).map_err(drop),
+        };
         self.admitted = Some(admitted);
         self.shared.tell(Event::Admitted(endpoints(&self.agent)?));
         Ok(())
@@ -187,7 +203,8 @@ impl State {
         Ok(())
     }
 
-    fn prepare(&mut self) -> Result<(), Fault> {
+    /// Starts the waiting QEMU.
+    fn start_guest(&mut self, ram_is_made: bool, deadline: Instant) -> Result<Started, Fault> {
         let Some(admitted) = &self.admitted else { return Err(internal("nothing was admitted")) };
         let launch = Launch {
             name: &admitted.twin.name,
@@ -197,21 +214,32 @@ impl State {
             qmp: &admitted.twin.qmp,
             pid_file: &admitted.twin.pid_file,
             ram_files: admitted.twin.ram_files.iter().map(|file| file.path.clone()).collect(),
-            ram_is_made: true,
+            ram_is_made,
             origin: Origin::Arrived,
         };
-        let deadline = Instant::now() + START_WAIT;
         let (record, mut qmp) = process::start(&self.agent.registry, &launch, deadline)
             .map_err(|error| here(Code::HypervisorFailed, Step::Prepare, &error))?;
         *self.process.lock().unwrap_or_else(PoisonError::into_inner) = Some(record.process);
         let pid = record.process.pid;
-        let found = read::read(&mut qmp, pid, deadline);
-        let guest = self.guest.insert((record, DestinationQemu::new(qmp)));
-        let found = found.map_err(|error| here(Code::HypervisorFailed, Step::Prepare, &error))?;
-        let failed = |error: MigrateError| here(Code::HypervisorFailed, Step::Prepare, &error);
-        guest.1.prepare(deadline).map_err(failed)?;
         let socket = admitted.folder.join("state.sock");
-        guest.1.incoming(&socket, deadline).map_err(failed)?;
+        let found = read::read(&mut qmp, pid, deadline);
+        self.guest = Some((record, DestinationQemu::new(qmp)));
+        let found = found.map_err(|error| here(Code::HypervisorFailed, Step::Prepare, &error))?;
+        Ok(Started { pid, found, socket })
+    }
+
+    fn qemu(&mut self) -> Result<&mut DestinationQemu, Fault> {
+        let guest = self.guest.as_mut().ok_or_else(|| internal("no hypervisor waits"))?;
+        Ok(&mut guest.1)
+    }
+
+    fn prepare(&mut self) -> Result<(), Fault> {
+        let deadline = Instant::now() + START_WAIT;
+        let Started { pid, found, socket } = self.start_guest(true, deadline)?;
+        let failed = |error: MigrateError| here(Code::HypervisorFailed, Step::Prepare, &error);
+        let qemu = self.qemu()?;
+        qemu.prepare(deadline).map_err(failed)?;
+        qemu.incoming(&socket, deadline).map_err(failed)?;
         let writer =
             Writer::connect(&socket).map_err(|error| here(Code::HypervisorFailed, Step::Prepare, &error))?;
         self.writer = Some(writer);
@@ -221,12 +249,46 @@ impl State {
         Ok(())
     }
 
+    /// The waiting QEMU takes its own streams, for as long as they come: whoever tears down ends that wait.
+    fn prepare_streams(&mut self, channels: u16) -> Result<(), Fault> {
+        let deadline = Instant::now() + START_WAIT;
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let channels = channels.min(u16::try_from(cpus).unwrap_or(u16::MAX));
+        let Started { socket, .. } = self.start_guest(false, deadline)?;
+        let failed = |error: MigrateError| here(Code::HypervisorFailed, Step::Prepare, &error);
+        let (Some(admitted), Some((_, qemu))) = (&self.admitted, &mut self.guest) else {
+            return Err(internal("no hypervisor waits"));
+        };
+        let options = qemu.prepare_streams(channels, &admitted.description, deadline).map_err(failed)?;
+        qemu.incoming(&socket, deadline).map_err(failed)?;
+        self.connect_streams(socket)?;
+        self.agent.note_process(self.shared.session, &self.shared.guest(), self.process.as_ref())?;
+        self.shared.tell(Event::StreamsPrepared(StreamSettings {
+            channels: options.channels,
+            return_path: options.return_path,
+            zero_pages_in_channels: options.zero_pages_in_channels,
+        }));
+        let abandon = self.abandon.clone();
+        let taken = self.qemu()?.wait_streams_taken(&|| abandon.load(Ordering::SeqCst));
+        taken.map_err(|error| here(Code::HypervisorFailed, Step::Copy, &error))?;
+        self.shared.tell(Event::DeviceStateLoaded);
+        Ok(())
+    }
+
+    fn connect_streams(&self, socket: PathBuf) -> Result<(), Fault> {
+        let carriage = self.shared.carriage.get().ok_or_else(|| internal("the offer named regions"))?;
+        let connector = streams::connector(carriage.streams.clone(), socket)
+            .map_err(|error| here(Code::Internal, Step::Prepare, &error))?;
+        let _ = self.shared.connector.set(connector);
+        Ok(())
+    }
+
     /// What the waiting QEMU itself says that it will leave out of its stream, which must be the RAM that was made for it and is
     /// being filled; and what it touched of it while it started.
     fn look_at_ram(
         &self,
         pid: i32,
-        found: &linerate_guest::description::GuestDescription,
+        found: &GuestDescription,
     ) -> Result<(Vec<RegionInfo>, Vec<Extent>), Fault> {
         let failed =
             |error: &(dyn std::error::Error + 'static)| here(Code::MemoryFailed, Step::Prepare, error);
@@ -313,6 +375,16 @@ impl State {
         self.shared.channels.close_all();
         match (self.guest.take(), self.admitted.take()) {
             (Some((record, mut qemu)), _) => {
+                if self.shared.carriage.get().is_some()
+                    && let Err(error) = record.kill()
+                {
+                    // One whose streams broke off may not answer for long. It has never run; the rest is tried all the same.
+                    tracing::warn!(
+                        error = chain(&error),
+                        guest = record.name,
+                        "the waiting guest was not killed"
+                    );
+                }
                 let end = |qmp| {
                     let deadline = Instant::now() + QMP_WAIT;
                     process::stop(&self.agent.registry, &record, qmp, StopHow::Quit, deadline)

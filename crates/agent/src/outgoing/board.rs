@@ -206,6 +206,11 @@ impl Board {
         inner.links.iter_mut().map(entry).collect()
     }
 
+    /// It is over: what was counted stays, what it was asked of is given back.
+    pub fn close(&self) {
+        self.lock().links.iter_mut().for_each(Entry::retire);
+    }
+
     /// Where the destination can be reached.
     pub fn remotes(&self) -> Vec<std::net::SocketAddr> {
         self.lock().links.iter().map(|entry| entry.link.remote).collect()
@@ -269,6 +274,9 @@ mod tests {
         board.down(1);
         assert!(board.up(1, vec![carried(2, 3)], false), "it had been lost");
         assert_eq!(board.counters().data_bytes, 1023);
+        board.close();
+        assert_eq!(board.counters().data_bytes, 1023);
+        assert!(board.lock().links.iter().all(|link| link.living.is_empty()), "each holds a socket");
         assert_eq!(
             board.totals().first().map(|link| (link.sent_bytes, link.lost_count)),
             Some((1023 + 192, 1))

@@ -9,7 +9,7 @@ use linerate_api::CpuSeconds;
 use linerate_core::control::Outgoing as Frame;
 use linerate_core::journal::SourcePhase;
 use linerate_core::source::{Action, Ending, Event};
-use linerate_core::{Code, LinkId, PathId, Side};
+use linerate_core::{Code, LinkId, Message, PathId, Side};
 use linerate_net::control::ControlPath;
 
 use super::links::{self, Links};
@@ -24,6 +24,9 @@ use crate::journal::{Journal, Record, Role};
 
 /// Progress is told this often.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
+
+/// Sockets of streams are closed within this.
+const STREAMS_END: Duration = Duration::from_secs(10);
 
 struct Path {
     path: ControlPath,
@@ -118,6 +121,20 @@ impl Body {
                 }
             }
             Input::Wake => self.handle(Event::Tick),
+            Input::StreamsSpeak => {
+                let notes = self.shared.carriage().map(|carriage| carriage.streams.take_notes());
+                for (stream, note) in notes.unwrap_or_default() {
+                    self.handle(Event::Carriage(Message::Stream { stream, note }));
+                }
+            }
+            Input::ChannelLost(channel, error) => {
+                let now = self.shared.clock.now();
+                self.shared.brain().channel_lost(now, channel);
+                if let Some(carriage) = self.shared.carriage() {
+                    carriage.streams.channel_gone(channel);
+                }
+                self.shared.board.channel_lost(channel, &error);
+            }
         }
     }
 
@@ -150,7 +167,15 @@ impl Body {
             Action::SwitchOver => self.worker.ask(Job::SwitchOver),
             Action::Digest => self.worker.ask(Job::Digest),
             Action::WriteDeviceState => self.worker.ask(Job::WriteDeviceState),
-            Action::RollBack => self.worker.ask(Job::RollBack),
+            Action::BeginStreams(settings) => self.worker.ask(Job::BeginStreams(settings)),
+            Action::Carriage(message) => self.shared.heard(message),
+            Action::RollBack => {
+                // First: a QEMU whose connections nobody reads may not answer, and holds its guest.
+                if let Some(carriage) = self.shared.carriage() {
+                    carriage.streams.fail_all();
+                }
+                self.worker.ask(Job::RollBack);
+            }
             Action::CleanUp => self.worker.ask(Job::CleanUp),
             Action::Journal(phase) => self.write_journal(phase),
             Action::Query => links::query(&self.shared, &self.record),
@@ -192,6 +217,12 @@ impl Body {
         self.act();
         let Some(ending) = self.ending.take() else { return };
         drop(self.links.take());
+        if let Some(carriage) = self.shared.carriage() {
+            carriage.end();
+            if !carriage.streams.wait_ended(STREAMS_END) {
+                tracing::error!(session = %self.shared.session, "a stream of a migration does not end");
+            }
+        }
         self.paths.clear();
         let downtime = self.worker.qemu_downtime_ms.clone();
         self.worker.finish();
@@ -211,7 +242,8 @@ impl Body {
             }
         }
         self.told.steps(&self.shared);
+        let finished = progress::finished(&self.shared, &ending, cpu, downtime_ms);
         self.shared.release();
-        self.shared.hub.publish(progress::finished(&self.shared, &ending, cpu, downtime_ms));
+        self.shared.hub.publish(finished);
     }
 }

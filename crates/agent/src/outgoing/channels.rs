@@ -104,7 +104,8 @@ impl Opener {
         };
         Opener {
             link,
-            transport: shared.request.transport,
+            // Streams are received as they come, which RDMA channels do not do yet.
+            transport: if shared.carriage().is_some() { Transport::Tcp } else { shared.request.transport },
             rdma_here,
             options,
             fallen_back: false,

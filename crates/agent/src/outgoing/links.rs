@@ -275,6 +275,16 @@ pub(crate) fn describe(link: &Link) -> String {
     format!("{device} to {} ({})", link.remote.ip(), link.remote_interface)
 }
 
+/// Connections that the other side writes to. Dropping closes them.
+#[derive(Default)]
+struct Back(Vec<Stream>);
+
+impl Drop for Back {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|stream| stream.closer().close());
+    }
+}
+
 struct Supervisor {
     shared: Arc<Outgoing>,
     stop: Arc<AtomicBool>,
@@ -292,10 +302,10 @@ impl Supervisor {
             // What was told of the last opening is of no interest any more.
             while self.losses.try_recv().is_ok() {}
             match self.open() {
-                Ok(pumps) => {
+                Ok((pumps, back)) => {
                     said.clear();
                     was_up = true;
-                    self.hold(pumps);
+                    self.hold(pumps, back);
                 }
                 Err(error) => {
                     // Part of it may have been opened and told.
@@ -320,12 +330,13 @@ impl Supervisor {
     }
 
     /// Control path, channels, probe. The brain hears of the channels only once bytes have moved.
-    fn open(&mut self) -> Result<Vec<PumpHandle>, OpenError> {
+    fn open(&mut self) -> Result<(Vec<PumpHandle>, Back), OpenError> {
         let route = Route::from(&self.link);
         let join = hello(self.shared.session, self.shared.token, Role::ControlJoin, self.link.id, 0);
         let (control, _) =
             connect(&route, &join, &tcp_options()).inspect_err(|_| self.opener.unreachable())?;
         let opened = self.opener.open(&self.shared)?;
+        let back = self.open_back(&route, opened.len())?;
         attach_path(&self.shared, control, Some(self.link.id))?;
         let mut carriers = Vec::new();
         let mut views = Vec::new();
@@ -341,14 +352,30 @@ impl Supervisor {
         let mut pumps = Vec::new();
         for (channel, carrier) in carriers {
             self.shared.tell_brain(Event::ChannelUp { channel, link: self.link.id });
-            let source = self.shared.clone();
-            pumps.push(PumpHandle::start(channel, carrier, source, self.pump.clone())?);
+            pumps.push(match self.shared.carriage() {
+                Some(carriage) => carriage.pump(channel, self.link.id, carrier, self.shared.pacer.clone())?,
+                None => PumpHandle::start(channel, carrier, self.shared.clone(), self.pump.clone())?,
+            });
         }
-        Ok(pumps)
+        Ok((pumps, back))
+    }
+
+    /// As many channels for what the other side's hypervisor answers, if there are streams.
+    fn open_back(&self, route: &Route, count: usize) -> Result<Back, OpenError> {
+        let mut back = Back::default();
+        let Some(carriage) = self.shared.carriage() else { return Ok(back) };
+        for _ in 0..count {
+            let channel = self.shared.next_channel.fetch_add(1, Ordering::Relaxed);
+            let hello = hello(self.shared.session, self.shared.token, Role::DataBack, self.link.id, channel);
+            let (stream, _) = connect(route, &hello, &tcp_options())?;
+            back.0.push(stream.clone());
+            carriage.serve(channel, stream, |_| {})?;
+        }
+        Ok(back)
     }
 
     /// Keeps the link until something of it is lost.
-    fn hold(&mut self, pumps: Vec<PumpHandle>) {
+    fn hold(&mut self, pumps: Vec<PumpHandle>, back: Back) {
         let reason = loop {
             match self.losses.recv_timeout(Duration::from_secs(1)) {
                 Ok(reason) => break reason,
@@ -363,6 +390,7 @@ impl Supervisor {
         }
         self.shared.link_lost(self.link.id);
         drop(pumps);
+        drop(back);
         // When all is done the destination closes first; that is no loss.
         if !self.stop.load(Ordering::SeqCst) && !self.shared.brain().is_leaving() {
             tracing::warn!(link = describe(&self.link), reason, "a link is lost");

@@ -5,6 +5,8 @@
 //! | here | what all threads of a migration share: the brain behind a lock, its inbox, its watchers |
 //! | `start` | steps 1 and 2: the guest is read and judged, the destination's agent is reached |
 //! | `body` | the loop that feeds events to the brain and does what it says |
+//! | `mode` | direct, or by QEMU's own streams |
+//! | `streams` | QEMU's connections become streams of the session |
 //! | `worker` | the one thread that deals with the guest: its memory and its QEMU |
 //! | `drain` | rule 6: protection is applied only while block I/O is drained |
 //! | `channels` | opening of channels, over RDMA or TCP |
@@ -19,9 +21,11 @@ mod body;
 pub(crate) mod channels;
 mod drain;
 pub(crate) mod links;
+mod mode;
 mod progress;
 mod rejoin;
 pub(crate) mod start;
+mod streams;
 mod withdraw;
 mod work;
 mod worker;
@@ -33,11 +37,13 @@ use std::time::Duration;
 
 use linerate_api::{MigrateRequest, MigrationDetail, MigrationId, MigrationState, MigrationSummary};
 use linerate_core::source::{Event, Source};
-use linerate_core::{LinkId, PathId, SessionId, Time, Token};
+use linerate_core::{ChannelId, LinkId, PathId, SessionId, Time, Token};
+use linerate_net::channel::ChannelError;
 use linerate_net::control::{ControlEvent, ControlPath};
 use linerate_net::pacer::Pacer;
 use linerate_net::rdma::Domains;
 
+use crate::carriage::Carriage;
 use crate::clock::Clock;
 use crate::hub::Hub;
 use crate::ram::Ram;
@@ -61,6 +67,10 @@ pub(crate) enum Input {
     LinkLost(LinkId),
     /// The brain may have something to do: a channel changed it.
     Wake,
+    /// The streams have notes for the other side's.
+    StreamsSpeak,
+    /// A channel of the streams is of no more use.
+    ChannelLost(ChannelId, ChannelError),
 }
 
 /// A migration that leaves this host.
@@ -85,6 +95,10 @@ pub struct Outgoing {
     pacer: Option<Arc<Pacer>>,
     /// Who watches.
     pub hub: Hub,
+    /// How the guest's RAM goes, and why.
+    choice: mode::Choice,
+    /// The hypervisor's streams, if it goes in them; given back when it is over.
+    carriage: Mutex<Option<Arc<Carriage>>>,
     /// The source's RAM; given back when it is over.
     ram: Mutex<Vec<Arc<Ram>>>,
     board: Board,
@@ -117,9 +131,24 @@ impl Outgoing {
 
     /// All of a link is gone: no more work for its channels, and the destination is asked to fence them.
     fn link_lost(&self, link: LinkId) {
-        self.brain().link_lost(self.clock.now(), link);
+        let channels = {
+            let mut brain = self.brain();
+            let channels = brain.scheduler().channels_of(link);
+            brain.link_lost(self.clock.now(), link);
+            channels
+        };
+        if let Some(carriage) = self.carriage() {
+            for channel in channels {
+                // The brain has asked for its fence.
+                let _ = carriage.streams.channel_gone(channel);
+            }
+        }
         self.work.notify_all();
         let _ = self.inbox.send(Input::LinkLost(link));
+    }
+
+    fn carriage(&self) -> Option<Arc<Carriage>> {
+        self.carriage.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn ram(&self) -> Vec<Arc<Ram>> {
@@ -130,6 +159,8 @@ impl Outgoing {
     fn release(&self) {
         let began = std::time::Instant::now();
         self.ram.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        *self.carriage.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.board.close();
         *self.control.lock().unwrap_or_else(PoisonError::into_inner) = None;
         tracing::debug!(took = ?began.elapsed(), "memory given back");
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use linerate_api as api;
 use linerate_api::{
     BlackoutSplit, CpuSeconds, EventKind, MigrationDetail, MigrationOutcome, MigrationState,
-    MigrationSummary, Mode, Progress, RamTotals, Report, RoundTotals, StepTime,
+    MigrationSummary, Progress, RamTotals, Report, RoundTotals, StepTime,
 };
 use linerate_core::source::Ending;
 use linerate_core::statistics::{Blackout, Statistics};
@@ -58,12 +58,19 @@ pub(super) fn progress(shared: &Outgoing) -> Progress {
     let statistics = brain.statistics();
     let scheduler = brain.scheduler();
     let round = statistics.rounds.last().copied().unwrap_or_default();
-    let remaining = scheduler.pending_bytes() + scheduler.in_flight_bytes();
-    let rate = scheduler.bytes_per_s();
+    let streams = shared.carriage().map(|carriage| carriage.streams.clone());
+    let (remaining, rate) = match &streams {
+        Some(streams) => (statistics.streamed.remaining_bytes, streams.bytes_per_s(None)),
+        None => (scheduler.pending_bytes() + scheduler.in_flight_bytes(), scheduler.bytes_per_s()),
+    };
     for link in &mut links {
-        link.rate_bytes_per_s = scheduler.link_bytes_per_s(link.id) as u64;
+        let rate = match &streams {
+            Some(streams) => streams.bytes_per_s(Some(link.id)),
+            None => scheduler.link_bytes_per_s(link.id),
+        };
+        link.rate_bytes_per_s = rate as u64;
     }
-    let scanned = statistics.rounds.iter().any(|round| round.scan > Duration::ZERO);
+    let scanned = statistics.rounds.iter().any(|round| round.scan > Duration::ZERO) || brain.round() > 0;
     Progress {
         step: convert::step(brain.step()),
         round: brain.round(),
@@ -72,7 +79,7 @@ pub(super) fn progress(shared: &Outgoing) -> Progress {
         round_bytes_done: round.bytes.saturating_sub(remaining),
         remaining_bytes: remaining,
         sent_bytes: counters.data_bytes,
-        zero_bytes: counters.zero_bytes,
+        zero_bytes: counters.zero_bytes + statistics.streamed.zero_bytes,
         rate_bytes_per_s: rate as u64,
         dirty_rate_bytes_per_s: scanned.then_some(statistics.dirty_bytes_per_s as u64),
         predicted_blackout_ms: statistics.predicted_blackout.and_then(|t| u32::try_from(t.as_millis()).ok()),
@@ -113,8 +120,11 @@ fn report(shared: &Outgoing, outcome: MigrationOutcome, cpu: CpuSeconds, downtim
     let counters = shared.board.counters();
     let brain = shared.brain();
     let statistics = brain.statistics().clone();
-    let refusals = brain.scheduler().refusals();
-    let acknowledged = brain.scheduler().acknowledged_bytes();
+    let (refusals, acknowledged) = match shared.carriage() {
+        Some(carriage) => (carriage.streams.refusals(), carriage.streams.acknowledged_bytes()),
+        None => (brain.scheduler().refusals(), brain.scheduler().acknowledged_bytes()),
+    };
+    let stream_channels = brain.stream_channels();
     drop(brain);
     let copy = statistics.span(Step::Copy);
     let copy_s = copy.began.zip(copy.ended).map_or(0.0, |(began, ended)| (ended - began).as_secs_f64());
@@ -125,7 +135,9 @@ fn report(shared: &Outgoing, outcome: MigrationOutcome, cpu: CpuSeconds, downtim
         guest: shared.request.guest.clone(),
         from: shared.from.clone(),
         to: shared.request.to.clone(),
-        mode: Mode::Direct,
+        mode: shared.choice.mode,
+        mode_reason: shared.choice.reason.clone(),
+        stream_channels,
         outcome,
         total_us: us(statistics.ended.unwrap_or(shared.clock.now()) - statistics.started)
             + us(shared.before_brain),
@@ -134,7 +146,7 @@ fn report(shared: &Outgoing, outcome: MigrationOutcome, cpu: CpuSeconds, downtim
         ram: RamTotals {
             total_bytes: shared.ram_bytes,
             sent_bytes: counters.data_bytes,
-            zero_bytes: counters.zero_bytes,
+            zero_bytes: counters.zero_bytes + statistics.streamed.zero_bytes,
             hole_bytes: shared.ram_bytes.saturating_sub(statistics.populated_bytes),
         },
         goodput_bytes_per_s: if copy_s > 0.0 { (carried as f64 / copy_s) as u64 } else { 0 },

@@ -7,7 +7,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use linerate_api::MigrateRequest;
+use linerate_api::{MigrateRequest, Mode};
 use linerate_core::journal::SourcePhase;
 use linerate_core::policy::Limits;
 use linerate_core::source::{self, Event, Source};
@@ -15,15 +15,17 @@ use linerate_core::{Code, Fault, RegionInfo, SessionId, Side, Step, Token};
 use linerate_guest::description::GuestDescription;
 use linerate_guest::migrate::SourceQemu;
 use linerate_guest::registry::GuestRecord;
-use linerate_guest::{process, procfs, read, verdict};
+use linerate_guest::{process, procfs, read};
 use linerate_memory::{Mapping, RamBlock};
+use linerate_net::interfaces;
 use linerate_net::links::parse_networks;
 use linerate_net::tcp::Stream;
 use linerate_wire::frame::Role as Purpose;
 
 use super::body::Body;
+use super::mode::{self, Choice};
 use super::worker::{Guest, Worker};
-use super::{Board, Input, Outgoing, links};
+use super::{Board, Input, Outgoing, links, streams};
 use crate::agent::Agent;
 use crate::clock::{Clock, unix_ms};
 use crate::config::DEFAULT_PORT;
@@ -39,6 +41,7 @@ struct Found {
     record: GuestRecord,
     description: GuestDescription,
     qemu: SourceQemu,
+    choice: Choice,
     blocks: Vec<RamBlock>,
     ram: Vec<Arc<Ram>>,
 }
@@ -48,7 +51,7 @@ struct Found {
 pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing>, Fault> {
     let began = Instant::now();
     check_request(&request)?;
-    let found = find(agent, &request.guest)?;
+    let found = find(agent, &request)?;
     let session = SessionId(random()?);
     let token = Token(random()?);
     let peers = resolve(&request.to)?;
@@ -57,13 +60,19 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
     let ran = found.qemu.ran();
     let (inbox, receiver) = channel();
     let (control, control_events) = channel();
+    let carriage = (found.choice.mode == Mode::Stream).then(|| Arc::new(streams::carriage(inbox.clone())));
     let shared = Arc::new(Outgoing {
         session,
         token,
         from: agent.config.name.clone(),
         started_unix_ms: unix_ms(),
         before_brain: began.elapsed(),
-        ram_bytes: found.ram.iter().map(|ram| ram.mapping().size()).sum(),
+        ram_bytes: match found.choice.mode {
+            Mode::Direct => found.ram.iter().map(|ram| ram.mapping().size()).sum(),
+            Mode::Stream => found.description.memory_bytes,
+        },
+        choice: found.choice.clone(),
+        carriage: Mutex::new(carriage),
         clock: Clock::start(),
         brain: Mutex::new(Source::new(config)),
         work: Condvar::new(),
@@ -100,7 +109,8 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
     let thread = std::thread::Builder::new().name("control-events".into()).spawn(forward);
     thread.map_err(|error| fault(Code::Internal, Step::Authorise, Side::Source, &error))?;
     run(agent, &shared, found, stream, record, receiver)?;
-    tracing::info!(%session, guest = shared.request.guest, to = shared.request.to, "migration begins");
+    let mode = shared.choice.mode;
+    tracing::info!(%session, guest = shared.request.guest, to = shared.request.to, ?mode, "migration begins");
     Ok(shared)
 }
 
@@ -138,7 +148,8 @@ fn check_request(request: &MigrateRequest) -> Result<(), Fault> {
 }
 
 /// Reads the guest and judges whether direct mode can move it.
-fn find(agent: &Agent, name: &str) -> Result<Found, Fault> {
+fn find(agent: &Agent, request: &MigrateRequest) -> Result<Found, Fault> {
+    let name = &request.guest;
     let here =
         |code, error: &(dyn std::error::Error + 'static)| fault(code, Step::Resolve, Side::Source, error);
     let record = agent.registry.get(name).map_err(|error| here(Code::GuestUnknown, &error))?;
@@ -155,14 +166,11 @@ fn find(agent: &Agent, name: &str) -> Result<Found, Fault> {
         process::connect(&record, deadline).map_err(|error| here(Code::HypervisorFailed, &error))?;
     let description = read::read(&mut qmp, record.process.pid, deadline)
         .map_err(|error| here(Code::HypervisorFailed, &error))?;
-    let verdict = verdict::judge(&description, procfs::kernel_release().unwrap_or((0, 0)));
-    if !verdict.direct {
-        return Err(Fault::new(Code::NotMigratable, Step::Resolve, Side::Source, verdict.to_string()));
-    }
+    let choice = mode::choose(request, &description, procfs::kernel_release().unwrap_or((0, 0)))?;
     let qemu = SourceQemu::new(qmp, deadline).map_err(|error| here(Code::HypervisorFailed, &error))?;
     let mut blocks = Vec::new();
     let mut ram = Vec::new();
-    for region in description.regions() {
+    for region in description.regions().filter(|_| choice.mode == Mode::Direct) {
         let path = PathBuf::from(region.path.clone().unwrap_or_default());
         let block = RamBlock::find(record.process.pid, &region.id, &path)
             .map_err(|error| here(Code::TrackingFailed, &error))?;
@@ -170,7 +178,7 @@ fn find(agent: &Agent, name: &str) -> Result<Found, Fault> {
         ram.push(Arc::new(Ram::new(mapping)));
         blocks.push(block);
     }
-    Ok(Found { record, description, qemu, blocks, ram })
+    Ok(Found { record, description, qemu, choice, blocks, ram })
 }
 
 fn source_config(request: &MigrateRequest, found: &Found) -> Result<source::Config, Fault> {
@@ -185,6 +193,9 @@ fn source_config(request: &MigrateRequest, found: &Found) -> Result<source::Conf
         regions.push(RegionInfo { id, name: block.name().to_owned(), size: block.size() });
     }
     let mut config = source::Config::new(request.guest.clone(), description, regions);
+    if found.choice.mode == Mode::Stream {
+        config.stream_channels = Some(mode::stream_channels(port_speeds(), cpus()));
+    }
     config.limits = Limits {
         max_blackout: Duration::from_millis(u64::from(request.blackout_budget_ms())),
         rounds_max: request.max_rounds.unwrap_or(Limits::default().rounds_max),
@@ -193,6 +204,20 @@ fn source_config(request: &MigrateRequest, found: &Found) -> Result<source::Conf
     config.verify = request.verify;
     config.link_timeout = Duration::from_secs(u64::from(request.link_timeout_s));
     Ok(config)
+}
+
+/// What the ports of this host could carry together, in megabits per second.
+fn port_speeds() -> u64 {
+    let ports = interfaces::list().unwrap_or_default();
+    ports
+        .iter()
+        .filter(|port| port.up && port.carrier && !port.loopback)
+        .map(|port| u64::from(port.speed_mbps))
+        .sum()
+}
+
+fn cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// `HOST` or `HOST:PORT`, as addresses.

@@ -10,14 +10,15 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use linerate_core::source::Event;
-use linerate_core::{Code, Extent, Fault, GuestState, RegionId, Run, Side, Step, Time};
+use linerate_core::{Code, Extent, Fault, GuestState, RegionId, Run, Side, Step, StreamSettings, Time};
 use linerate_guest::description::GuestDescription;
-use linerate_guest::migrate::{MigrateError, SourceQemu};
+use linerate_guest::migrate::{MigrateError, SourceQemu, StreamLimits, StreamOptions};
 use linerate_guest::process;
 use linerate_guest::registry::{GuestRecord, Registry};
 use linerate_memory::{RamBlock, TrackError, Tracker};
 
 use super::drain::{self, Guarded, Still, while_still};
+use super::streams::Accepting;
 use super::{Input, Outgoing};
 use crate::device_state;
 use crate::faults::{chain, fault};
@@ -42,6 +43,7 @@ pub(super) enum Job {
     Protect,
     Scan { last: bool },
     SwitchOver,
+    BeginStreams(StreamSettings),
     Digest,
     WriteDeviceState,
     Throttle(u8),
@@ -84,6 +86,7 @@ impl Worker {
             tracker: None,
             seen: Vec::new(),
             stream: None,
+            accepting: None,
             throttle_percent: 0,
             abandon: abandon.clone(),
             qemu_downtime_ms: qemu_downtime_ms.clone(),
@@ -120,6 +123,8 @@ struct State {
     /// All that was ever found populated, where holes have to be looked for.
     seen: Vec<Extent>,
     stream: Option<device_state::Reader>,
+    /// Takes the connections of QEMU's own streams.
+    accepting: Option<Accepting>,
     /// Part of the time, in percent, that the guest is stopped to slow it down.
     throttle_percent: u8,
     abandon: Arc<AtomicBool>,
@@ -138,6 +143,7 @@ impl State {
                 Job::Protect => self.protect(),
                 Job::Scan { last } => self.scan(last),
                 Job::SwitchOver => self.switch_over(),
+                Job::BeginStreams(settings) => self.begin_streams(settings),
                 Job::Digest => self.digest(),
                 Job::WriteDeviceState => self.write_device_state(),
                 Job::Throttle(percent) => {
@@ -293,6 +299,35 @@ impl State {
         Ok(())
     }
 
+    /// QEMU copies in its own streams until little enough is left, and stops the guest; all of that is one job.
+    fn begin_streams(&mut self, settings: StreamSettings) -> Result<(), Fault> {
+        let failed = |error: MigrateError| qemu_fault(Step::Copy, &error);
+        let Guest { qemu, state_socket, .. } = &mut self.guest;
+        let connections = usize::from(settings.channels) + 1;
+        let accepting = Accepting::start(state_socket, self.shared.clone(), connections)
+            .map_err(|error| fault(Code::HypervisorFailed, Step::Copy, Side::Source, &error))?;
+        self.accepting = Some(accepting);
+        let request = &self.shared.request;
+        let limits = StreamLimits {
+            downtime: Duration::from_millis(request.blackout_budget_ms().into()),
+            throttle: request.throttle,
+        };
+        let options = StreamOptions {
+            channels: settings.channels,
+            return_path: settings.return_path,
+            zero_pages_in_channels: settings.zero_pages_in_channels,
+        };
+        qemu.prepare_streams(options, limits, Self::deadline()).map_err(failed)?;
+        qemu.begin(state_socket, Self::deadline()).map_err(failed)?;
+        let (shared, abandon) = (&self.shared, &self.abandon);
+        let mut tell = |progress| shared.tell(Event::Streamed(shared.streamed(progress)));
+        let held = qemu.wait_streams_held(&|| abandon.load(Ordering::SeqCst), &mut tell).map_err(failed)?;
+        let stopped_at: Time = self.shared.clock.at(held.stopped_at);
+        let _ = self.shared.inbox.send(Input::EventAt(stopped_at, Event::GuestStopped));
+        self.shared.tell(Event::Holding);
+        Ok(())
+    }
+
     fn digest(&mut self) -> Result<(), Fault> {
         let digest = crate::digest::of(&self.guest.ram)
             .map_err(|error| fault(Code::MemoryFailed, Step::Blackout, Side::Source, &error))?;
@@ -366,6 +401,7 @@ impl State {
         if let Some(stream) = self.stream.take() {
             stream.abandon();
         }
+        self.accepting = None;
         let _ = std::fs::remove_file(&self.guest.state_socket);
     }
 

@@ -12,7 +12,7 @@ use linerate_core::{Code, Endpoint, Fault, LinkId, Message, PathId, Side, Step, 
 use linerate_net::control::{ControlEvent, ControlPath};
 
 use super::links::Links;
-use super::{Input, Tunnel, channels, connect};
+use super::{Input, Tunnel, connect};
 use crate::agent::Agent;
 use crate::control;
 use crate::convert;
@@ -108,12 +108,10 @@ impl Body {
         self.withdraw();
         // First the links' threads, which would open again what is closed below.
         self.links = None;
-        self.tunnel.streams.fail_all();
-        self.tunnel.fences.close_all();
-        self.tunnel.pumps.clear();
+        self.tunnel.carriage.end();
         self.paths.clear();
         *self.tunnel.control.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        if !self.tunnel.streams.wait_ended(STREAMS_END) {
+        if !self.tunnel.carriage.streams.wait_ended(STREAMS_END) {
             tracing::error!(session = %self.tunnel.session, "a stream of a tunnel does not end");
         }
         self.agent.forget_tunnel(self.tunnel.session);
@@ -148,7 +146,7 @@ impl Body {
     /// Notes become messages, messages frames on paths.
     fn transmit(&mut self) {
         let now = self.tunnel.clock.now();
-        for (stream, note) in self.tunnel.streams.take_notes() {
+        for (stream, note) in self.tunnel.carriage.streams.take_notes() {
             self.control.send(now, Message::Stream { stream, note });
         }
         while let Some((path, frame)) = self.control.poll_outgoing(now) {
@@ -176,11 +174,11 @@ impl Body {
             }
             Input::Attention => {}
             Input::ChannelLost(channel, reason) => {
-                if self.tunnel.streams.channel_gone(channel) {
+                if self.tunnel.carriage.streams.channel_gone(channel) {
                     tracing::debug!(channel, reason, "a channel is lost");
                     self.control.send(now, Message::Fence { channel });
                 }
-                self.tunnel.pumps.remove(channel);
+                self.tunnel.carriage.remove_pump(channel);
                 if let Some(links) = &self.links {
                     links.channel_lost(channel, &reason);
                 }
@@ -236,13 +234,17 @@ impl Body {
             // Nothing else counts any more.
             _ if self.parting.is_some() => {}
             Message::Stream { stream, note } => {
-                if let Err(violation) = self.tunnel.streams.note(stream, note) {
+                if let Err(violation) = self.tunnel.carriage.streams.note(stream, note) {
                     self.violation(&violation.to_string());
                 }
             }
-            Message::Fence { channel } => channels::fence(&self.tunnel, channel),
+            Message::Fence { channel } => {
+                let session = self.tunnel.clone();
+                let told = move |fenced| session.tell(Input::Fenced(channel, fenced));
+                self.tunnel.carriage.fence(channel, told);
+            }
             Message::Fenced { channel, applied, refused } => {
-                self.tunnel.streams.fenced(channel, applied, &refused);
+                self.tunnel.carriage.streams.fenced(channel, applied, &refused);
             }
             Message::Admitted { endpoints } if self.side == Side::Source && self.links.is_none() => {
                 match Links::open(&self.tunnel, &endpoints, &self.filter) {

@@ -54,13 +54,13 @@ pub(super) fn start(agent: Arc<Agent>, tunnel: Arc<Tunnel>) -> io::Result<Sender
 fn connect(agent: &Agent, tunnel: &Tunnel, stream: StreamId, service: String) {
     match reach(agent, service) {
         Ok(socket) => {
-            if let Err(error) = tunnel.streams.accept(stream, socket) {
+            if let Err(error) = tunnel.carriage.streams.accept(stream, socket) {
                 tracing::error!(stream, error = chain(&error), "a stream cannot be taken");
             }
         }
         Err(error) => {
             tracing::warn!(peer = %tunnel.peer, %error, "a stream is refused");
-            tunnel.streams.refuse(stream, &error.to_string());
+            tunnel.carriage.streams.refuse(stream, &error.to_string());
         }
     }
 }

@@ -18,7 +18,8 @@ use linerate_net::tcp::Stream;
 use linerate_net::tcp::connect::{Route, connect};
 use linerate_wire::frame::Role;
 
-use super::{Input, Tunnel, channels};
+use super::{Input, Tunnel};
+use crate::carriage;
 use crate::carriers::Carriers;
 use crate::faults::{chain, fault};
 use crate::outgoing::channels::OpenError;
@@ -215,15 +216,15 @@ impl Supervisor {
         let mut proven = Vec::new();
         for _ in 0..channels_for(self.link.speed_mbps, cpus) {
             let (channel, stream) = self.connect(&route, Role::Data)?;
-            proven.push((channel, channels::proven(&stream)?));
+            proven.push((channel, carriage::proven(&stream)?));
             let (channel, stream) = self.connect(&route, Role::DataBack)?;
-            channels::serve(tunnel, channel, stream.clone())?;
+            tunnel.carriage.serve(channel, stream.clone(), |_| {})?;
             open.back.push(stream);
         }
         open.path = Some(tunnel.attach_path(control, Some(link))?);
         for (channel, carrier) in proven {
             self.channels.lock().unwrap_or_else(PoisonError::into_inner).insert(channel);
-            open.pumps.push((channel, channels::pump(tunnel, channel, link, carrier)?));
+            open.pumps.push((channel, tunnel.carriage.pump(channel, link, carrier, None)?));
         }
         tunnel.publish(TunnelEvent::LinkUp { link: describe(&self.link) });
         Ok(())
@@ -232,7 +233,7 @@ impl Supervisor {
     fn close(&self, open: Open) {
         for (channel, pump) in open.pumps {
             // Who waits for work must come back before its thread can end.
-            if self.tunnel.streams.channel_gone(channel) {
+            if self.tunnel.carriage.streams.channel_gone(channel) {
                 self.tunnel.tell(Input::Fence(channel));
             }
             drop(pump);

@@ -173,7 +173,7 @@ fn take(tunnel: &Tunnel, socket: OwnedFd, pair: &TunnelPair) {
 impl Tunnel {
     /// If it cannot be opened, the socket is reset.
     fn open(&self, to: &TunnelAddress, socket: Socket) -> Result<(), String> {
-        self.streams.open(&to.to_string(), socket).map(drop).map_err(|error| chain(&error))
+        self.carriage.streams.open(&to.to_string(), socket).map(drop).map_err(|error| chain(&error))
     }
 }
 

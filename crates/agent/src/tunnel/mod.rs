@@ -6,13 +6,11 @@
 //! | `start` | both ends: a request becomes a session, a connection becomes one |
 //! | `body` | the loop: control messages to the streams, notes of the streams to control messages |
 //! | `links` | at the host that asked: one thread per link, opened again whenever it is lost |
-//! | `channels` | pumps of this side and receivers of the other's channels |
 //! | `listen`, `connect` | local sockets: where streams come from, and where they go |
 //!
 //! Both ends are the same but for who connects, who listens and whose numbers are even.
 
 mod body;
-mod channels;
 mod connect;
 mod links;
 mod listen;
@@ -22,7 +20,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use linerate_api::TunnelEvent;
@@ -31,13 +29,11 @@ use linerate_core::{ChannelId, Fault, LinkId, PathId, SessionId, Token};
 use linerate_net::channel::ChannelError;
 use linerate_net::control::{ControlEvent, ControlOptions, ControlPath};
 use linerate_net::fence::Fenced;
-use linerate_net::region::Region;
-use linerate_net::stream::{Owner, RingMemory, StreamSession};
+use linerate_net::stream::Owner;
 use linerate_net::tcp::Stream;
 
+use crate::carriage::Carriage;
 use crate::clock::Clock;
-use crate::incoming::channels::Channels as Fences;
-use crate::ram::Ram;
 
 pub use start::{Begun, accept, begin};
 
@@ -67,13 +63,9 @@ pub struct Tunnel {
     /// The other host.
     pub peer: SocketAddr,
     clock: Clock,
-    streams: Arc<StreamSession>,
+    carriage: Carriage,
     inbox: Sender<Input>,
     control: Mutex<Option<Sender<ControlEvent>>>,
-    /// The peer's channels.
-    fences: Arc<Fences>,
-    /// This side's channels, where the peer connected them.
-    pumps: channels::Pumps,
     next_path: AtomicU32,
     next_channel: AtomicU32,
     /// All links may be gone for so long.
@@ -156,15 +148,4 @@ impl Owner for ToLoop {
     fn channel_lost(&self, channel: ChannelId, error: ChannelError) {
         self.inbox.tell(Input::ChannelLost(channel, crate::faults::chain(&error)));
     }
-}
-
-/// Rings in memory that the kernel can take back when a stream is gone.
-fn ring_memory() -> RingMemory {
-    RingMemory::new(|bytes| {
-        let flags = rustix::fs::MemfdFlags::CLOEXEC;
-        let file = std::fs::File::from(rustix::fs::memfd_create("linerate-ring", flags)?);
-        file.set_len(bytes)?;
-        let mapping = linerate_memory::Mapping::of_file(file)?;
-        Ok(Arc::new(Ram::new(mapping)) as Arc<dyn Region>)
-    })
 }

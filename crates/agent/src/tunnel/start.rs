@@ -10,15 +10,15 @@ use linerate_api::{TunnelEvent, TunnelRequest};
 use linerate_core::stream::{Config, End};
 use linerate_core::{Code, Fault, SessionId, Side, Step, Token};
 use linerate_net::links::parse_networks;
-use linerate_net::stream::StreamSession;
 use linerate_net::tcp::Stream;
 use linerate_wire::frame::{Hello, Role};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::body::{Body, Opening};
 use super::listen::{Accepting, Listeners};
-use super::{Input, Teller, ToLoop, Tunnel, channels, connect, ring_memory};
+use super::{Input, Teller, ToLoop, Tunnel, connect};
 use crate::agent::Agent;
+use crate::carriage::Carriage;
 use crate::clock::Clock;
 use crate::faults::{chain, fault};
 use crate::incoming::admit::endpoints;
@@ -119,11 +119,9 @@ fn run(
         token: place.token,
         peer: place.peer,
         clock: Clock::start(),
-        streams: StreamSession::new(place.end, config, ring_memory(), Box::new(owner)),
+        carriage: Carriage::new(place.end, config, Box::new(owner), Arc::default()),
         inbox: inbox.clone(),
         control: Mutex::new(Some(control)),
-        fences: Arc::default(),
-        pumps: channels::Pumps::default(),
         next_path: AtomicU32::new(0),
         next_channel: AtomicU32::new(0),
         link_timeout: place.timeout,
@@ -148,9 +146,9 @@ impl Tunnel {
     /// A welcomed connection of the session, at the host that was asked.
     pub fn attach(&self, hello: &Hello, stream: Stream) -> Result<(), String> {
         match hello.role {
-            Role::Data => channels::serve(self, hello.channel, stream).map_err(|error| chain(&error)),
+            Role::Data => self.carriage.serve(hello.channel, stream, |_| {}).map_err(|error| chain(&error)),
             Role::DataBack => {
-                channels::attach_back(self, hello.channel, hello.link, &stream).map_err(|error| chain(&error))
+                self.carriage.attach_back(hello.channel, hello.link, &stream).map_err(|error| chain(&error))
             }
             Role::StreamsNew => self.attach_path(stream, None).map(drop).map_err(|error| chain(&error)),
             _ => self.attach_path(stream, Some(hello.link)).map(drop).map_err(|error| chain(&error)),

@@ -72,6 +72,18 @@ fn a_cancelled_frame_shows_where_it_stopped() {
 }
 
 #[test]
+fn a_report_by_streams_says_so_and_why() {
+    let mut streams = data();
+    streams.mode = linerate_api::Mode::Stream;
+    streams.stream_channels = Some(2);
+    streams.mode_reason = Some("direct: no, because RAM is its own".into());
+    let drawn = report(&streams, 100, Paint::PLAIN);
+    for said in ["stream mode with 2 parallel channels", "rest of RAM, device state", "direct: no, because"] {
+        assert!(drawn.contains(said), "{said} is not in\n{drawn}");
+    }
+}
+
+#[test]
 fn reports() {
     for width in [80, 100] {
         check(&format!("report-{width}.txt"), &report(&data(), width, Paint::PLAIN));

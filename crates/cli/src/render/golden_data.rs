@@ -81,6 +81,8 @@ pub fn report() -> Report {
         from: "alpha".into(),
         to: "beta".into(),
         mode: Mode::Direct,
+        mode_reason: None,
+        stream_channels: None,
         outcome: MigrationOutcome::Completed,
         total_us: step_us.iter().sum(),
         steps: Step::ALL

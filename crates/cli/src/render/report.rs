@@ -16,7 +16,7 @@ pub fn report(report: &Report, width: usize, paint: Paint) -> String {
     lines.extend(rounds(&report.rounds, paint));
     lines.extend(links(&report.links, paint));
     if let Some(split) = &report.blackout {
-        lines.extend(blackout(split, room, paint));
+        lines.extend(blackout(split, report.mode, room, paint));
     }
     lines.extend(totals(report, paint));
     lines.join("\n") + "\n"
@@ -133,7 +133,7 @@ fn lost(count: u32, paint: Paint) -> String {
     if count == 0 { "–".to_owned() } else { paint.red(&format!("{count}×")) }
 }
 
-fn blackout(split: &BlackoutSplit, room: usize, paint: Paint) -> Vec<String> {
+fn blackout(split: &BlackoutSplit, mode: Mode, room: usize, paint: Paint) -> Vec<String> {
     let named: u64 = split.parts().iter().map(|(_, us)| us).sum();
     let rest = split.total_us.saturating_sub(named);
     let mut table = Table::new(&[Align::Left, Align::Right, Align::Right, Align::Left]);
@@ -141,6 +141,11 @@ fn blackout(split: &BlackoutSplit, room: usize, paint: Paint) -> Vec<String> {
         if us == 0 {
             continue;
         }
+        let name = match (mode, name) {
+            // They come in one stream there, and nobody sees where the one ends.
+            (Mode::Stream, "device state") => "rest of RAM, device state",
+            _ => name,
+        };
         let share = percent(us, split.total_us.max(named));
         table.row([name.to_owned(), time_us(us), format!("{share:.1} %"), mark(share / 100.0, room, paint)]);
     }
@@ -168,11 +173,15 @@ fn totals(report: &Report, paint: Paint) -> Vec<String> {
             bytes(ram.hole_bytes)
         ),
     );
-    let mode = match report.mode {
-        Mode::Direct => "direct",
-        Mode::Stream => "stream",
+    let mode = match (report.mode, report.stream_channels) {
+        (Mode::Direct, _) => "direct mode".to_owned(),
+        (Mode::Stream, None | Some(0)) => "stream mode".to_owned(),
+        (Mode::Stream, Some(channels)) => format!("stream mode with {channels} parallel channels"),
     };
-    row("Goodput", format!("{} during the copy, {mode} mode", bit_rate(report.goodput_bytes_per_s)));
+    row("Goodput", format!("{} during the copy, {mode}", bit_rate(report.goodput_bytes_per_s)));
+    if let Some(reason) = &report.mode_reason {
+        row("Why", clean(reason));
+    }
     row("CPU", cpu(report));
     if report.device_state_bytes > 0 {
         row("Devices", format!("{} of device state", bytes(report.device_state_bytes)));

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use linerate_lab::{
     Agent, AgentOptions, Console, DiskMode, GuestParameters, GuestSpec, Lab, LabBuilder, LinkSpec, Qemu,
-    QemuOptions, QemuVersion, make_disk,
+    QemuOptions, QemuVersion, Ram, make_disk,
 };
 use serde_json::Value;
 
@@ -69,10 +69,39 @@ impl Stage {
 
     /// With a guest that somebody else started, and that the source's agent has adopted.
     pub fn adopted(parameters: GuestParameters) -> Stage {
-        let (one, lab, agents) = hosts(&[1000, 1000]);
-        let spec = GuestSpec::new("g", parameters);
+        Stage::foreign(&[1000, 1000], parameters, QemuVersion::System, None, QemuOptions::default())
+    }
+
+    /// The same, with RAM that is its process's own.
+    #[allow(dead_code, reason = "not every test file has such guests")]
+    pub fn plain(
+        links_mbps: &[u64],
+        parameters: GuestParameters,
+        qemu: QemuVersion,
+        disk: Option<DiskMode>,
+    ) -> Stage {
+        let generation = disk.map(|_| 1);
+        let parameters = GuestParameters { disk_generation: generation, disk_mbps: 4, ..parameters };
+        let options = QemuOptions { ram: Ram::Plain, ..QemuOptions::default() };
+        Stage::foreign(links_mbps, parameters, qemu, disk, options)
+    }
+
+    fn foreign(
+        links: &[u64],
+        parameters: GuestParameters,
+        qemu: QemuVersion,
+        disk: Option<DiskMode>,
+        options: QemuOptions,
+    ) -> Stage {
+        let (one, lab, agents) = hosts(links);
+        let mut spec = GuestSpec::new("g", parameters).qemu(qemu);
+        if let Some(mode) = disk {
+            let image = lab.directory().join("disk.img");
+            make_disk(&image, DISK_MB).unwrap();
+            spec = spec.disk(&image, mode);
+        }
         let host = &lab.hosts()[0];
-        let foreign = Qemu::start(host, &spec, &QemuOptions::default()).unwrap();
+        let foreign = Qemu::start(host, &spec, &options).unwrap();
         let consoles = vec![spec.serial(host)];
         let stage = Stage { agents, source: 0, consoles, _foreign: Some(foreign), lab, _one: one };
         stage.console().wait_passes(1, LONG).unwrap();
@@ -168,9 +197,32 @@ impl Stage {
     }
 
     pub fn guests_at_destination(&self) -> usize {
-        let (exit, text) = run(&self.agents[1 - self.source], &["vm", "list", "--json"]);
+        self.guests_at(1 - self.source).len()
+    }
+
+    fn guests_at(&self, place: usize) -> Vec<Value> {
+        let (exit, text) = run(&self.agents[place], &["vm", "list", "--json"]);
         assert_eq!(exit, 0, "{text}");
-        serde_json::from_str::<Value>(&text).unwrap().as_array().unwrap().len()
+        serde_json::from_str::<Value>(&text).unwrap().as_array().unwrap().clone()
+    }
+
+    /// Process of the only QEMU at the source or at the destination.
+    #[allow(dead_code, reason = "not every test file needs it")]
+    pub fn qemu_pid(&self, at_destination: bool) -> u64 {
+        let place = if at_destination { 1 - self.source } else { self.source };
+        self.guests_at(place)[0]["pid"].as_u64().unwrap()
+    }
+
+    /// Open descriptors of both agents, by what they are: what a migration took must be given back.
+    #[allow(dead_code, reason = "not every test file looks at it")]
+    pub fn descriptors(&self) -> Vec<String> {
+        let of = |agent: &Agent| {
+            let folder = format!("/proc/{}/fd", agent.pid());
+            let links = std::fs::read_dir(folder).unwrap().flatten();
+            let names = links.filter_map(|link| std::fs::read_link(link.path()).ok());
+            names.map(|name| name.display().to_string()).collect::<Vec<_>>()
+        };
+        self.agents.iter().flat_map(of).collect()
     }
 
     /// What its agent reads from the running guest.

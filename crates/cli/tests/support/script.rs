@@ -156,6 +156,8 @@ impl Tape {
             from: "alpha".into(),
             to: "beta".into(),
             mode: Mode::Direct,
+            mode_reason: None,
+            stream_channels: None,
             outcome: MigrationOutcome::Completed,
             total_us: self.at_us,
             steps: self.steps.clone(),

@@ -283,6 +283,18 @@ impl StreamSession {
         self.lock().streams.scheduler().acknowledged_bytes()
     }
 
+    /// How fast streams are carried, in bytes per second: over all links, and over one.
+    pub fn bytes_per_s(&self, link: Option<LinkId>) -> f64 {
+        let state = self.lock();
+        let scheduler = state.streams.scheduler();
+        link.map_or_else(|| scheduler.bytes_per_s(), |link| scheduler.link_bytes_per_s(link))
+    }
+
+    /// Writes that arrived damaged and were sent again.
+    pub fn refusals(&self) -> u64 {
+        self.lock().streams.scheduler().refusals()
+    }
+
     pub(super) fn check(&self, runs: &[Run]) -> io::Result<()> {
         let state = self.lock();
         runs.iter().try_for_each(|run| state.streams.check(Piece::of(*run)).map_err(io::Error::other))

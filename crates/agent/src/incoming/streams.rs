@@ -1,0 +1,108 @@
+//! QEMU's own streams at the destination: what the source's QEMU connected is connected to the waiting one, one after the other
+//! in the order in which it was asked for.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use linerate_core::destination::Event;
+use linerate_core::stream::{End, StreamId};
+use linerate_core::{ChannelId, Code, Fault, Message, Side};
+use linerate_net::channel::ChannelError;
+use linerate_net::stream::endpoint::Socket;
+use linerate_net::stream::{Owner, StreamSession};
+
+use super::{Incoming, Input};
+use crate::carriage::{Carriage, QEMU_SERVICE, migration_streams};
+use crate::faults::chain;
+
+/// The streams of a session that brings a guest, at the destination.
+pub(super) fn carriage(session: &Incoming) -> Carriage {
+    let owner = ToLoop(Mutex::new(session.inbox.clone()));
+    Carriage::new(End::Destination, migration_streams(), Box::new(owner), session.channels.clone())
+}
+
+/// The streams' owner: everything goes to the loop.
+struct ToLoop(Mutex<Sender<Input>>);
+
+impl ToLoop {
+    fn tell(&self, input: Input) {
+        let _ = self.0.lock().unwrap_or_else(PoisonError::into_inner).send(input);
+    }
+}
+
+impl Owner for ToLoop {
+    fn attention(&self) {
+        self.tell(Input::StreamsSpeak);
+    }
+
+    fn asked(&self, stream: StreamId, service: String) {
+        self.tell(Input::Asked(stream, service));
+    }
+
+    fn refused(&self, stream: StreamId, _reason: String) {
+        tracing::error!(stream, "a stream was refused that this side never opened");
+    }
+
+    fn channel_lost(&self, channel: ChannelId, error: ChannelError) {
+        self.tell(Input::ChannelLost(channel, error));
+    }
+}
+
+/// Connects streams to the waiting QEMU, in a thread of its own that ends when nobody can ask any more.
+pub(super) fn connector(
+    streams: Arc<StreamSession>,
+    socket: PathBuf,
+) -> io::Result<Sender<(StreamId, String)>> {
+    let (ask, asked) = channel::<(StreamId, String)>();
+    std::thread::Builder::new().name("qemu-connect".into()).spawn(move || {
+        for (stream, service) in asked {
+            let connected = if service == QEMU_SERVICE {
+                UnixStream::connect(&socket).and_then(Socket::new).map_err(|error| chain(&error))
+            } else {
+                Err(format!("a migration has no service {service}"))
+            };
+            match connected {
+                Ok(socket) => {
+                    if let Err(error) = streams.accept(stream, socket) {
+                        tracing::error!(stream, error = chain(&error), "a stream cannot be taken");
+                    }
+                }
+                Err(reason) => streams.refuse(stream, &reason),
+            }
+        }
+    })?;
+    Ok(ask)
+}
+
+impl Incoming {
+    /// What the source's streams said.
+    pub(super) fn heard(&self, message: Message) {
+        let Some(carriage) = self.carriage.get() else { return };
+        match message {
+            Message::Stream { stream, note } => {
+                if let Err(violation) = carriage.streams.note(stream, note) {
+                    let step = self.brain().step();
+                    let detail = violation.to_string();
+                    self.tell(Event::Failed(Fault::new(Code::ProtocolViolation, step, Side::Source, detail)));
+                }
+            }
+            Message::Fenced { channel, applied, refused } => {
+                carriage.streams.fenced(channel, applied, &refused);
+            }
+            // The brain hands on nothing else.
+            _ => {}
+        }
+    }
+
+    /// A stream is asked for.
+    pub(super) fn asked(&self, stream: StreamId, service: String) {
+        let connector = self.connector.get();
+        let asked = connector.is_some_and(|connector| connector.send((stream, service)).is_ok());
+        if let Some(carriage) = self.carriage.get().filter(|_| !asked) {
+            carriage.streams.refuse(stream, "no hypervisor waits for it");
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Which way a guest's RAM goes.
+
+use linerate_api::{MigrateRequest, Mode, ModeChoice, Transport};
+use linerate_core::{Code, Fault, Side, Step};
+use linerate_guest::description::GuestDescription;
+use linerate_guest::verdict::{Reason, judge, judge_streams};
+
+/// The way, and where it was not the operator's choice, why it is not direct.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Choice {
+    pub mode: Mode,
+    pub reason: Option<String>,
+}
+
+/// Chooses, or says why the guest cannot go the way that was asked for.
+pub(super) fn choose(
+    request: &MigrateRequest,
+    guest: &GuestDescription,
+    kernel: (u32, u32),
+) -> Result<Choice, Fault> {
+    let direct = judge(guest, kernel);
+    match request.mode {
+        ModeChoice::Auto | ModeChoice::Direct if direct.direct => {
+            Ok(Choice { mode: Mode::Direct, reason: None })
+        }
+        ModeChoice::Direct => Err(refused(direct.to_string())),
+        ModeChoice::Auto => streams(request, guest, Some(direct.to_string())),
+        ModeChoice::Stream => streams(request, guest, None),
+    }
+}
+
+fn streams(
+    request: &MigrateRequest,
+    guest: &GuestDescription,
+    reason: Option<String>,
+) -> Result<Choice, Fault> {
+    let mut against: Vec<String> = judge_streams(guest).iter().map(Reason::to_string).collect();
+    if request.verify {
+        against.push("guest RAM can be compared (--verify) in direct mode only".into());
+    }
+    if request.transport == Transport::Rdma {
+        against.push("QEMU's streams are carried over TCP only (--transport)".into());
+    }
+    if against.is_empty() {
+        return Ok(Choice { mode: Mode::Stream, reason });
+    }
+    let direct = reason.map(|reason| format!("{reason}; ")).unwrap_or_default();
+    Err(refused(format!("{direct}stream: no, because {}", against.join("; "))))
+}
+
+fn refused(detail: String) -> Fault {
+    Fault::new(Code::NotMigratable, Step::Resolve, Side::Source, detail)
+}
+
+/// Parallel channels that QEMU's stream is to have: one thread of QEMU's for each 10 Gb/s of what the ports of this host could
+/// carry together, two at least so that finding zeros and sending go on side by side, and never more than there are CPUs.
+pub(super) fn stream_channels(mbps: u64, cpus: usize) -> u16 {
+    let cpus = u16::try_from(cpus).unwrap_or(CHANNELS_MAX);
+    let wires = u16::try_from(mbps.div_ceil(MBPS_PER_CHANNEL)).unwrap_or(CHANNELS_MAX);
+    wires.max(2).min(cpus.max(1)).min(CHANNELS_MAX)
+}
+
+const MBPS_PER_CHANNEL: u64 = 10_000;
+/// More than any pair of hosts can use.
+const CHANNELS_MAX: u16 = 32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn channels_follow_the_wires_and_the_cpus() {
+        for ((mbps, cpus), channels) in [
+            ((0, 8), 2),
+            ((10_000, 8), 2),
+            ((50_000, 8), 5),
+            ((200_000, 8), 8),
+            ((200_000, 1), 1),
+            ((u64::MAX, usize::MAX), 32),
+        ] {
+            assert_eq!(stream_channels(mbps, cpus), channels, "{mbps} Mb/s, {cpus} CPUs");
+        }
+    }
+}

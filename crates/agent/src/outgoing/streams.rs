@@ -1,0 +1,177 @@
+//! QEMU's own streams at the source: its connections become streams of the session, one after the other in the order in which
+//! they come, because QEMU tells its connections apart by it.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use linerate_core::source::Event;
+use linerate_core::statistics::Streamed;
+use linerate_core::stream::{End, StreamId};
+use linerate_core::{ChannelId, Code, Fault, Message, Side, Step};
+use linerate_guest::migrate::StreamProgress;
+use linerate_net::channel::ChannelError;
+use linerate_net::stream::Owner;
+use linerate_net::stream::endpoint::Socket;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::pipe::{PipeFlags, pipe_with};
+
+use super::{Input, Outgoing};
+use crate::carriage::{Carriage, QEMU_SERVICE, migration_streams};
+use crate::faults::chain;
+
+/// The streams of a session that moves a guest, at the source.
+pub(super) fn carriage(inbox: Sender<Input>) -> Carriage {
+    Carriage::new(End::Source, migration_streams(), Box::new(ToLoop(Mutex::new(inbox))), Arc::default())
+}
+
+/// The streams' owner: everything goes to the loop.
+struct ToLoop(Mutex<Sender<Input>>);
+
+impl ToLoop {
+    fn tell(&self, input: Input) {
+        let _ = self.0.lock().unwrap_or_else(PoisonError::into_inner).send(input);
+    }
+}
+
+impl Owner for ToLoop {
+    fn attention(&self) {
+        self.tell(Input::StreamsSpeak);
+    }
+
+    fn asked(&self, stream: StreamId, _service: String) {
+        let detail = format!("it opened stream {stream}; only the source's hypervisor connects");
+        let fault = Fault::new(Code::ProtocolViolation, Step::Copy, Side::Destination, detail);
+        self.tell(Input::Event(Event::Failed(fault)));
+    }
+
+    fn refused(&self, _stream: StreamId, reason: String) {
+        let detail = format!("a connection of QEMU's was not taken there: {reason}");
+        let fault = Fault::new(Code::HypervisorFailed, Step::Copy, Side::Destination, detail);
+        self.tell(Input::Event(Event::Failed(fault)));
+    }
+
+    fn channel_lost(&self, channel: ChannelId, error: ChannelError) {
+        self.tell(Input::ChannelLost(channel, error));
+    }
+}
+
+impl Outgoing {
+    /// What QEMU says of its copying, and what the links have carried of it.
+    pub(super) fn streamed(&self, progress: StreamProgress) -> Streamed {
+        let streams = self.carriage().map(|carriage| carriage.streams.clone());
+        Streamed {
+            round: progress.round,
+            total_bytes: progress.total_bytes,
+            remaining_bytes: progress.remaining_bytes,
+            zero_bytes: progress.zero_bytes,
+            dirty_bytes_per_s: progress.dirty_bytes_per_s as f64,
+            expected_downtime: progress.expected_downtime,
+            throttle_percent: progress.throttle_percent,
+            carried_bytes: streams.as_ref().map_or(0, |streams| streams.acknowledged_bytes()),
+            bytes_per_s: streams.as_ref().map_or(0.0, |streams| streams.bytes_per_s(None)),
+        }
+    }
+
+    /// What the destination's streams said.
+    pub(super) fn heard(self: &Arc<Outgoing>, message: Message) {
+        let Some(carriage) = self.carriage() else { return };
+        match message {
+            Message::Stream { stream, note } => {
+                if let Err(violation) = carriage.streams.note(stream, note) {
+                    let step = self.brain().step();
+                    let detail = violation.to_string();
+                    let fault = Fault::new(Code::ProtocolViolation, step, Side::Destination, detail);
+                    self.tell(Event::Failed(fault));
+                }
+            }
+            Message::Fenced { channel, applied, refused } => {
+                carriage.streams.fenced(channel, applied, &refused);
+            }
+            Message::Fence { channel } => {
+                let session = self.clone();
+                carriage.fence(channel, move |fenced| {
+                    let (applied, refused) = (fenced.applied, fenced.refused);
+                    session.tell(Event::Carriage(Message::Fenced { channel, applied, refused }));
+                });
+            }
+            // The brain hands on nothing else.
+            _ => {}
+        }
+    }
+}
+
+/// Takes QEMU's connections until it is dropped.
+pub(super) struct Accepting {
+    stop: Option<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Accepting {
+    /// Listens; `most` is how many connections QEMU makes, and more are not taken.
+    pub fn start(socket: &Path, shared: Arc<Outgoing>, most: usize) -> io::Result<Accepting> {
+        let _ = std::fs::remove_file(socket);
+        let listener = UnixListener::bind(socket)?;
+        listener.set_nonblocking(true)?;
+        let (stopped, stop) = pipe_with(PipeFlags::CLOEXEC)?;
+        let accept = move || {
+            for nth in 0.. {
+                let Some(connection) = next(&listener, &stopped) else { return };
+                if nth < most {
+                    take(&shared, connection);
+                } else {
+                    tracing::warn!(most, "QEMU makes more connections than it was set to; one is closed");
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("qemu-accept".into()).spawn(accept)?;
+        Ok(Accepting { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for Accepting {
+    fn drop(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The next connection; none when it is to end.
+fn next(listener: &UnixListener, stopped: &OwnedFd) -> Option<OwnedFd> {
+    loop {
+        let mut fds = [PollFd::new(stopped, PollFlags::IN), PollFd::new(listener, PollFlags::IN)];
+        match poll(&mut fds, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return None,
+        }
+        let [stop, _] = &fds;
+        if !stop.revents().is_empty() {
+            return None;
+        }
+        match listener.accept() {
+            Ok((connection, _)) => return Some(connection.into()),
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            Err(error) => {
+                tracing::warn!(%error, "a connection of QEMU's could not be accepted");
+                return None;
+            }
+        }
+    }
+}
+
+/// A connection that is not taken is closed, and QEMU's migration fails by it.
+fn take(shared: &Outgoing, connection: OwnedFd) {
+    let Some(carriage) = shared.carriage() else { return };
+    let opened = Socket::new(connection)
+        .map_err(|error| chain(&error))
+        .and_then(|socket| carriage.streams.open(QEMU_SERVICE, socket).map_err(|error| chain(&error)));
+    if let Err(reason) = opened {
+        tracing::warn!(reason, "a connection of QEMU's was not taken");
+    }
+}

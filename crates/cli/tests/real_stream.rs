@@ -1,0 +1,263 @@
+//! Real agents move real guests by QEMU's own streams, over real links in namespaces. As root, with what lab/install.sh
+//! installs. One at a time, as in `real_migration.rs`.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Tests say what they expect.
+
+#[path = "real/stage.rs"]
+#[allow(dead_code, reason = "shared with real_migration.rs")]
+mod stage;
+
+use std::time::{Duration, Instant};
+
+use linerate_lab::{DiskMode, GuestParameters, QemuVersion};
+use serde_json::Value;
+use stage::{Stage, ended, lost, round_began};
+
+/// Long enough for a slow machine; only a hang meets it.
+const LONG: Duration = Duration::from_secs(120);
+/// Slow enough that a migration takes some seconds.
+const SLOW: [u64; 2] = [300, 300];
+
+fn busy() -> GuestParameters {
+    GuestParameters {
+        mem_mb: 160,
+        dirty_mbps: 10,
+        dirty_ws_mb: Some(8),
+        verify_mbps: 20,
+        ..GuestParameters::default()
+    }
+}
+
+fn plain() -> Stage {
+    Stage::plain(&SLOW, busy(), QemuVersion::System, None)
+}
+
+/// Carried by the streams, by both links.
+fn by_streams(report: &Value) {
+    assert_eq!(report["mode"], "stream");
+    let links = report["links"].as_array().unwrap();
+    assert!(links.iter().all(|link| link["sent_bytes"].as_u64().unwrap() > 1 << 20), "{links:#?}");
+    assert!(!report["rounds"].as_array().unwrap().is_empty(), "QEMU's own rounds are in the report");
+}
+
+/// After whatever went wrong: the same migration succeeds.
+fn retry(stage: &mut Stage) {
+    let report = ended(&stage.migrate(&[]).finish()).completed();
+    assert_eq!(report["mode"], "stream");
+    stage.arrived();
+    stage.guest_goes_on();
+}
+
+/// There and back, one link cut on the way there; the guest checks its memory, and its disk if it has one.
+fn there_and_back(version: QemuVersion, disk: Option<DiskMode>) {
+    let mut stage = Stage::plain(&SLOW, busy(), version, disk);
+    let mut migration = stage.migrate(&[]);
+    migration.wait(LONG, round_began);
+    stage.lab.cut(1).unwrap();
+    migration.wait(LONG, lost);
+    stage.lab.restore(1).unwrap();
+    let report = ended(&migration.finish()).completed();
+    by_streams(&report);
+    let parallel = report["stream_channels"].as_u64().unwrap() > 0;
+    assert_eq!(parallel, version == QemuVersion::Ten, "parallel channels are for versions that can");
+    assert_eq!(report["links"][1]["lost_count"], 1);
+    let reason = report["mode_reason"].as_str().unwrap();
+    assert!(reason.contains("direct: no, because"), "{reason}");
+    stage.arrived();
+    stage.guest_goes_on();
+    let report = ended(&stage.migrate(&["--mode", "stream"]).finish()).completed();
+    by_streams(&report);
+    assert_eq!(report["mode_reason"], Value::Null, "it was asked for");
+    stage.arrived();
+    stage.guest_goes_on();
+}
+
+/// Without a disk: QEMU 7.2 loses pages of an emulated guest with a busy one, also when it migrates by itself
+/// (docs/stream-mode.md).
+#[test]
+fn qemu_7_with_private_ram() {
+    there_and_back(QemuVersion::System, None);
+}
+
+#[test]
+fn qemu_10_with_private_ram_and_a_buffered_disk() {
+    there_and_back(QemuVersion::Ten, Some(DiskMode::Buffered));
+}
+
+#[test]
+fn qemu_10_with_private_ram_and_a_direct_disk() {
+    there_and_back(QemuVersion::Ten, Some(DiskMode::Direct));
+}
+
+#[test]
+fn a_guest_that_direct_mode_could_move_goes_by_streams_where_that_is_asked_for() {
+    let mut stage = Stage::new(&[1000, 1000], busy());
+    let report = ended(&stage.migrate(&["--mode", "stream"]).finish()).completed();
+    by_streams(&report);
+    stage.arrived();
+    stage.guest_goes_on();
+    // And directly from there: what streams set in its QEMU has been put back.
+    let report = ended(&stage.migrate(&["--mode", "direct", "--verify"]).finish()).completed();
+    assert_eq!((&report["mode"], &report["verified"]), (&"direct".into(), &true.into()));
+    stage.arrived();
+    stage.guest_goes_on();
+}
+
+#[test]
+fn all_links_gone_for_a_while_is_waited_for() {
+    let mut stage = plain();
+    let mut migration = stage.migrate(&[]);
+    migration.wait(LONG, round_began);
+    (0..2).for_each(|link| stage.lab.cut(link).unwrap());
+    migration.wait(LONG, lost);
+    stage.guest_goes_on();
+    (0..2).for_each(|link| stage.lab.restore(link).unwrap());
+    by_streams(&ended(&migration.finish()).completed());
+    stage.arrived();
+    stage.guest_goes_on();
+}
+
+#[test]
+fn all_links_gone_for_too_long_fails_cleanly_and_the_retry_succeeds() {
+    all_links_gone_for_too_long(QemuVersion::System);
+}
+
+#[test]
+fn all_links_gone_for_too_long_fails_cleanly_with_parallel_channels() {
+    all_links_gone_for_too_long(QemuVersion::Ten);
+}
+
+fn all_links_gone_for_too_long(version: QemuVersion) {
+    let mut stage = Stage::plain(&SLOW, busy(), version, None);
+    let mut migration = stage.migrate(&["--link-timeout", "2s"]);
+    migration.wait(LONG, round_began);
+    (0..2).for_each(|link| stage.lab.drop_silently(link).unwrap());
+    let failure = ended(&migration.finish()).failed(1);
+    assert_eq!(failure["guest_state"], "runs_at_source", "{failure}");
+    stage.guest_goes_on();
+    (0..2).for_each(|link| stage.lab.restore(link).unwrap());
+    retry(&mut stage);
+}
+
+#[test]
+fn the_sources_agent_is_killed_in_the_middle() {
+    let mut stage = plain();
+    let mut migration = stage.migrate(&[]);
+    migration.wait(LONG, round_began);
+    stage.source_agent().kill().unwrap();
+    stage.guest_goes_on();
+    stage.source_agent().restart().unwrap();
+    stage.guest_goes_on();
+    stage.wait_guests_at_destination(0, Duration::from_secs(30));
+    retry(&mut stage);
+}
+
+#[test]
+fn the_destinations_agent_is_killed_in_the_middle() {
+    let mut stage = plain();
+    let mut migration = stage.migrate(&["--link-timeout", "2s"]);
+    migration.wait(LONG, round_began);
+    stage.destination_agent().kill().unwrap();
+    let failure = ended(&migration.finish()).failed(1);
+    assert_eq!(failure["guest_state"], "runs_at_source", "{failure}");
+    stage.guest_goes_on();
+    stage.destination_agent().restart().unwrap();
+    assert_eq!(stage.guests_at_destination(), 0, "what waited there has been removed");
+    retry(&mut stage);
+}
+
+/// A process of the destination, by its number.
+fn signal(pid: u64, signal: &str) {
+    let done = std::process::Command::new("kill").args([signal, &pid.to_string()]).status().unwrap();
+    assert!(done.success());
+}
+
+fn the_waiting_qemu_dies(version: QemuVersion) {
+    let mut stage = Stage::plain(&SLOW, busy(), version, None);
+    let before = stage.descriptors();
+    let mut migration = stage.migrate(&[]);
+    migration.wait(LONG, round_began);
+    signal(stage.qemu_pid(true), "-KILL");
+    let failure = ended(&migration.finish()).failed(1);
+    assert_eq!(failure["guest_state"], "runs_at_source", "{failure}");
+    stage.guest_goes_on();
+    stage.wait_guests_at_destination(0, Duration::from_secs(30));
+    nothing_is_left_open(&stage, before);
+    retry(&mut stage);
+}
+
+/// Connections of links that ended linger for a moment.
+fn nothing_is_left_open(stage: &Stage, before: Vec<String>) {
+    let end = Instant::now() + LONG;
+    while stage.descriptors().len() > before.len() {
+        assert!(Instant::now() < end, "before:\n{before:#?}\nnow:\n{:#?}", stage.descriptors());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn the_waiting_qemu_7_dies_in_the_middle() {
+    the_waiting_qemu_dies(QemuVersion::System);
+}
+
+#[test]
+fn the_waiting_qemu_10_dies_in_the_middle() {
+    the_waiting_qemu_dies(QemuVersion::Ten);
+}
+
+#[test]
+fn a_waiting_qemu_that_reads_no_more_is_given_up_after_the_limit() {
+    let mut stage = plain();
+    let mut migration = stage.migrate(&["--link-timeout", "3s"]);
+    migration.wait(LONG, round_began);
+    signal(stage.qemu_pid(true), "-STOP");
+    let failure = ended(&migration.finish()).failed(1);
+    assert_eq!(failure["guest_state"], "runs_at_source", "{failure}");
+    assert_eq!(failure["code"], "peer_lost", "{failure}");
+    stage.guest_goes_on();
+    stage.wait_guests_at_destination(0, Duration::from_secs(30));
+    retry(&mut stage);
+}
+
+#[test]
+fn a_cancelled_migration_leaves_the_guest_as_it_was() {
+    let mut stage = plain();
+    let before = stage.descriptors();
+    let mut migration = stage.migrate(&[]);
+    migration.wait(LONG, round_began);
+    migration.interrupt();
+    let events = migration.finish();
+    assert_eq!(ended(&events).exit, Some(5), "{events:?}");
+    stage.guest_goes_on();
+    stage.wait_guests_at_destination(0, Duration::from_secs(30));
+    nothing_is_left_open(&stage, before);
+    retry(&mut stage);
+}
+
+#[test]
+fn a_guest_that_writes_too_fast_is_given_up_and_runs_on() {
+    let fast = GuestParameters { dirty_mbps: -1, dirty_ws_mb: None, verify_mbps: 0, ..busy() };
+    let stage = Stage::plain(&[200], fast, QemuVersion::Ten, None);
+    let failure = ended(&stage.migrate(&["--max-rounds", "2"]).finish()).failed(1);
+    assert_eq!(failure["code"], "not_converging", "{failure}");
+    assert_eq!(failure["guest_state"], "runs_at_source", "{failure}");
+    stage.guest_goes_on();
+}
+
+#[test]
+fn what_streams_cannot_do_is_refused_and_touches_nothing() {
+    let stage = plain();
+    let to = stage.destination_address();
+    for (arguments, said) in [
+        (["--mode", "direct"].as_slice(), "direct: no, because"),
+        (&["--verify"], "in direct mode only"),
+        (&["--mode", "stream", "--transport", "rdma"], "over TCP only"),
+    ] {
+        let all = [&["migrate", "g", "--to", &to, "--json"], arguments].concat();
+        let (exit, text) = stage.linerate_at_source(&all);
+        assert_ne!(exit, 0);
+        assert!(text.contains("not_migratable") && text.contains(said), "{text}");
+    }
+    stage.guest_goes_on();
+    assert_eq!(stage.guests_at_destination(), 0);
+}
