@@ -115,7 +115,12 @@ impl Stage {
         Stage::build_on(hosts(links), parameters, qemu, disk)
     }
 
-    fn build_on(hosts: Hosts, parameters: GuestParameters, qemu: QemuVersion, disk: Option<DiskMode>) -> Stage {
+    fn build_on(
+        hosts: Hosts,
+        parameters: GuestParameters,
+        qemu: QemuVersion,
+        disk: Option<DiskMode>,
+    ) -> Stage {
         Stage::of(hosts, |lab| {
             let spec = GuestSpec::new("g", parameters).qemu(qemu);
             let Some(mode) = disk else { return spec };
