@@ -56,7 +56,12 @@ fn there_and_back(version: QemuVersion, disk: Option<DiskMode>) {
     stage.lab.cut(1).unwrap();
     migration.wait(LONG, lost);
     stage.lab.restore(1).unwrap();
-    let report = ended(&migration.finish()).completed();
+    let events = migration.finish();
+    let warned = events
+        .iter()
+        .any(|event| event["kind"] == "warning" && event["text"].as_str().unwrap().contains("tcg"));
+    assert_eq!(warned, version == QemuVersion::System, "an old QEMU is warned of");
+    let report = ended(&events).completed();
     by_streams(&report);
     let parallel = report["stream_channels"].as_u64().unwrap() > 0;
     assert_eq!(parallel, version == QemuVersion::Ten, "parallel channels are for versions that can");

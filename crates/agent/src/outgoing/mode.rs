@@ -3,6 +3,7 @@
 use linerate_api::{MigrateRequest, Mode, ModeChoice, Transport};
 use linerate_core::{Code, Fault, Side, Step};
 use linerate_guest::description::GuestDescription;
+use linerate_guest::qmp::QemuVersion;
 use linerate_guest::verdict::{Reason, judge, judge_streams};
 
 /// The way, and where it was not the operator's choice, why it is not direct.
@@ -51,6 +52,21 @@ fn streams(
 fn refused(detail: String) -> Fault {
     Fault::new(Code::NotMigratable, Step::Resolve, Side::Source, detail)
 }
+
+/// What the operator should know of a guest that goes by streams.
+pub(super) fn caution(choice: &Choice, guest: &GuestDescription) -> Option<String> {
+    let doubtful = guest.accelerator == "tcg" && guest.qemu < EMULATION_TRIED;
+    (choice.mode == Mode::Stream && doubtful).then(|| {
+        format!(
+            "QEMU {} may lose what an emulated guest (accel tcg) writes while QEMU migrates it, as 7.2 was seen to: \
+             use direct mode, KVM or QEMU 10",
+            guest.qemu
+        )
+    })
+}
+
+/// With this version emulated guests with busy disks arrived whole (docs/stream-mode.md).
+const EMULATION_TRIED: QemuVersion = QemuVersion { major: 10, minor: 0, micro: 0 };
 
 /// Parallel channels that QEMU's stream is to have: one thread of QEMU's for each 10 Gb/s of what the ports of this host could
 /// carry together, two at least so that finding zeros and sending go on side by side, and never more than there are CPUs.

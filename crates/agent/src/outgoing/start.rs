@@ -7,7 +7,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use linerate_api::{MigrateRequest, Mode};
+use linerate_api::{EventKind, MigrateRequest, Mode};
 use linerate_core::journal::SourcePhase;
 use linerate_core::policy::Limits;
 use linerate_core::source::{self, Event, Source};
@@ -90,6 +90,9 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
         may_discard: found.description.traits.may_discard,
         request,
     });
+    if let Some(text) = mode::caution(&shared.choice, &found.description) {
+        shared.hub.publish(EventKind::Warning { text });
+    }
     let record = Record {
         guest: shared.request.guest.clone(),
         changed_unix_ms: unix_ms(),

@@ -1,6 +1,6 @@
 //! What is asked of libvirt and of the tunnel.
 
-use linerate_api::{Transport, TunnelAddress, TunnelPair, TunnelRequest};
+use linerate_api::{ModeChoice, Transport, TunnelAddress, TunnelPair, TunnelRequest};
 
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -17,6 +17,7 @@ pub fn check(flags: &MigrateFlags) -> Result<(), Failure> {
         (flags.detach, "--detach"),
         (flags.max_rounds.is_some(), "--max-rounds"),
         (flags.transport == Transport::Rdma, "--transport rdma"),
+        (flags.mode == ModeChoice::Direct, "--mode direct"),
     ];
     match given.iter().find(|(is, _)| *is) {
         None => Ok(()),
@@ -154,7 +155,13 @@ mod tests {
 
     #[test]
     fn what_libvirt_has_no_place_for_is_refused() {
-        for flag in [&["--verify"][..], &["--throttle"], &["--detach"], &["--transport", "rdma"]] {
+        for flag in [
+            &["--verify"][..],
+            &["--throttle"],
+            &["--detach"],
+            &["--transport", "rdma"],
+            &["--mode", "direct"],
+        ] {
             assert_eq!(check(&flags(flag)).unwrap_err().exit, Exit::Usage, "{flag:?}");
         }
         check(&flags(&["--bandwidth", "1G", "--links", "10.0.0.0/24"])).unwrap();
