@@ -1,5 +1,8 @@
 //! Project chores that are too long for make. `cargo run -p xtask -- check` runs the checks that clippy cannot:
 //! dependency direction between crates, the brain's dependency list, where `unsafe` may stand, links between documents.
+//! `cargo run -p xtask -- test` runs all tests, two programs of them at a time.
+
+mod suite;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -39,7 +42,8 @@ const UNSAFE_ALLOWED: &[&str] = &["crates/memory/", "crates/net/src/rdma/"];
 fn main() -> ExitCode {
     let result = match std::env::args().nth(1).as_deref() {
         Some("check") => check(),
-        _ => Err(anyhow::anyhow!("usage: xtask check")),
+        Some("test") => suite::run(std::env::args().nth(2).as_deref()),
+        _ => Err(anyhow::anyhow!("usage: xtask check | test [AT A TIME]")),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,0 +1,153 @@
+//! `xtask test`: all tests of the workspace, some programs of them at a time. `cargo test` runs one program after the other,
+//! and those that move guests wait most of their time: for guests to boot, for losses to be noticed.
+
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+/// Those that take minutes, the longest first: begun first, so that none of them is alone at the end.
+const LONG: &[&str] = &["rdma", "real_stream", "real_migration", "doctor", "real_libvirt"];
+/// At a time, where nothing else is said. More would share two cores among more emulated machines.
+const JOBS: usize = 2;
+
+/// A program with tests in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Program {
+    name: String,
+    executable: PathBuf,
+    /// Where cargo would run it.
+    folder: PathBuf,
+}
+
+/// Builds and runs them all; an error names those that failed.
+pub fn run(jobs: Option<&str>) -> Result<()> {
+    let jobs = jobs.map_or(Ok(JOBS), str::parse).context("how many at a time?")?;
+    let waiting = Mutex::new(VecDeque::from(in_order(build()?)));
+    let failed = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..jobs.max(1) {
+            scope.spawn(|| {
+                while let Some(program) = next(&waiting) {
+                    if let Err(error) = run_one(&program) {
+                        failed.lock().unwrap_or_else(PoisonError::into_inner).push(format!("{error:#}"));
+                    }
+                }
+            });
+        }
+    });
+    let mut failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let examples =
+        Command::new(cargo()).args(["test", "--workspace", "--locked", "--quiet", "--doc"]).status();
+    if !examples.context("cannot run cargo")?.success() {
+        failed.push("examples in the documentation".into());
+    }
+    if failed.is_empty() { Ok(()) } else { bail!("failed: {}", failed.join("; ")) }
+}
+
+fn cargo() -> std::ffi::OsString {
+    std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
+}
+
+fn next(waiting: &Mutex<VecDeque<Program>>) -> Option<Program> {
+    waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+}
+
+fn build() -> Result<Vec<Program>> {
+    let mut child = Command::new(cargo())
+        .args(["test", "--workspace", "--locked", "--no-run", "--message-format=json-render-diagnostics"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot run cargo")?;
+    let output = child.stdout.take().context("cargo has no output")?;
+    let mut programs = Vec::new();
+    for line in BufReader::new(output).lines() {
+        programs.extend(program(&line.context("cargo's output breaks off")?));
+    }
+    if !child.wait()?.success() {
+        bail!("the tests could not be built");
+    }
+    if programs.is_empty() {
+        bail!("cargo named no test");
+    }
+    Ok(programs)
+}
+
+/// The program that a message of cargo's tells of, if it has tests.
+fn program(line: &str) -> Option<Program> {
+    let message: Value = serde_json::from_str(line).ok()?;
+    let is_test = message["reason"] == "compiler-artifact" && message["profile"]["test"] == true;
+    let folder = Path::new(message["manifest_path"].as_str()?).parent()?.to_owned();
+    let executable = message["executable"].as_str().filter(|_| is_test)?.into();
+    Some(Program { name: message["target"]["name"].as_str()?.to_owned(), executable, folder })
+}
+
+/// The long ones first; all others as cargo named them.
+fn in_order(mut programs: Vec<Program>) -> Vec<Program> {
+    programs.sort_by_key(|program| LONG.iter().position(|long| *long == program.name).unwrap_or(LONG.len()));
+    programs
+}
+
+/// Its output is shown when it has ended, so that those of two do not mix.
+fn run_one(program: &Program) -> Result<()> {
+    let begun = Instant::now();
+    say(&format!("begins: {}\n", program.name));
+    let output = Command::new(&program.executable)
+        .current_dir(&program.folder)
+        .env("CARGO_MANIFEST_DIR", &program.folder)
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("{} cannot be run", program.executable.display()))?;
+    let (text, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    say(&report(program, output.status, begun.elapsed(), &text, &errors));
+    if output.status.success() { Ok(()) } else { bail!("{} ({})", program.name, output.status) }
+}
+
+/// A line for each test, and all that was said if one failed.
+fn report(program: &Program, status: ExitStatus, took: Duration, text: &str, errors: &str) -> String {
+    let shown = if status.success() { "" } else { errors };
+    let folder = program.folder.file_name().unwrap_or_default().to_string_lossy();
+    format!("{text}{shown}ended: {folder}/{}, {:.0} s, {status}\n\n", program.name, took.as_secs_f64())
+}
+
+fn say(text: &str) {
+    // Whoever closed the output wants no more of it; the exit code still tells.
+    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // Tests say what they expect.
+
+    use super::*;
+
+    fn named(name: &str) -> Program {
+        Program { name: name.into(), executable: "/x".into(), folder: "/".into() }
+    }
+
+    #[test]
+    fn only_programs_with_tests_are_taken() {
+        let line = |test: bool, executable: &str| {
+            format!(
+                r#"{{"reason":"compiler-artifact","manifest_path":"/w/lab/Cargo.toml","target":{{"name":"rdma"}},"profile":{{"test":{test}}},"executable":{executable}}}"#
+            )
+        };
+        let found = program(&line(true, r#""/w/target/rdma-1""#)).unwrap();
+        assert_eq!((found.name.as_str(), found.folder.as_path()), ("rdma", Path::new("/w/lab")));
+        for other in [line(false, r#""/w/target/linerate""#), line(true, "null"), "warning: x".into()] {
+            assert_eq!(program(&other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn the_long_ones_begin_first_and_none_is_left_out() {
+        let ordered = in_order(vec![named("a"), named("doctor"), named("b"), named("rdma")]);
+        let names: Vec<&str> = ordered.iter().map(|program| program.name.as_str()).collect();
+        assert_eq!(names, ["rdma", "doctor", "a", "b"]);
+    }
+}
