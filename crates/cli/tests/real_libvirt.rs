@@ -214,8 +214,8 @@ fn a_domain_with_its_disk_moves_there_and_back_and_a_cut_link_is_survived() {
     stage.nothing_is_left();
 }
 
-/// Debian 12's own libvirt and QEMU. QEMU 7.2 under emulation loses writes of a guest when it moves it, with and without
-/// Linerate (docs/benchmarks.md), so that nothing is said here of what the guest remembers.
+/// Debian 12's own libvirt and QEMU. QEMU 7.2 under emulation damages such a guest when it moves it, with and without
+/// Linerate (docs/libvirt.md), so that nothing is said here of what the guest remembers.
 #[test]
 fn debian_12s_own_libvirt_moves_a_domain() {
     let stage = Stage::new(LibvirtVersion::System);
