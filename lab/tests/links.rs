@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // Tests say what they expect.
 
+use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -168,21 +169,18 @@ fn nothing_of_a_lab_stays() {
 #[test]
 fn a_killed_maker_is_swept_up_after() {
     let binary = env!("CARGO_BIN_EXE_linerate-lab");
-    let mut maker = Command::new(binary).args(["up", "--links", "1"]).stdout(Stdio::null()).spawn().unwrap();
+    let mut maker = Command::new(binary).args(["up", "--links", "1"]).stdout(Stdio::piped()).spawn().unwrap();
     let name = format!("lr{}-0", maker.id());
-    let made = wait::until("the lab", LONG, String::new, || {
-        let complete = Lab::attach(&name).is_ok_and(|lab| {
-            lab.hosts()[1].command("true").stderr(Stdio::null()).status().unwrap().success()
-                && traces(&name).len() >= 6
-        });
-        Ok(complete.then_some(()))
-    });
+    // It says so when all of it is made: what a killed maker had begun to make would be made after the sweep.
+    let mut output = BufReader::new(maker.stdout.take().unwrap());
+    let mut said = String::new();
+    output.read_line(&mut said).unwrap();
     let swept_alive = linerate_lab::sweep();
     let alive = traces(&name).len();
     maker.kill().unwrap();
     maker.wait().unwrap();
     let swept = linerate_lab::sweep();
-    made.unwrap();
+    assert!(said.contains(&name), "the lab was not made: {said}");
     assert!(!swept_alive.unwrap().contains(&name) && alive >= 6, "a living maker's lab stays");
     assert!(swept.unwrap().contains(&name));
     assert_eq!(traces(&name), Vec::<String>::new());

@@ -111,6 +111,12 @@ impl Moving<'_> {
                         // What was said up to its end is all that there is.
                         let _ = errors.read_to_end(&mut said).await;
                     }
+                    if !status.success() && tunnel_is_there {
+                        // Why a connection was refused may still be on its way here.
+                        while let Ok(Ok(Some(event))) = tokio::time::timeout(LOOK, events.next()).await {
+                            progress.tunnel(&event)?;
+                        }
+                    }
                     return Ok(if status.success() { Ended::Done } else { Ended::Failed(words(&said)) });
                 }
                 event = events.next(), if tunnel_is_there => match event? {
@@ -157,8 +163,7 @@ impl Moving<'_> {
             Ok("paused") => Some(GuestState::PausedAtSource),
             _ => None,
         };
-        let lost =
-            progress.lost().map(|reason| format!("; the tunnel had ended: {reason}")).unwrap_or_default();
+        let trouble = progress.trouble().map(|text| format!("; {text}")).unwrap_or_default();
         let place = match &state {
             Ok(state) => format!("; the domain is {state} here"),
             Err(_) => {
@@ -171,7 +176,7 @@ impl Moving<'_> {
             side: Some(Side::Source),
             retry_can_help: true,
             guest_state: guest,
-            ..ErrorBody::new(code, format!("libvirt says: {said}{lost}{place}"))
+            ..ErrorBody::new(code, format!("libvirt says: {said}{trouble}{place}"))
                 .with_hint("`virsh domstate` on both hosts; libvirt's own log says more")
         };
         let code = match (self.asked, &guest) {

@@ -22,19 +22,19 @@ pub struct Progress<'a> {
     last_line: Option<Instant>,
     /// Something stands in the line that is redrawn.
     drawn: bool,
-    /// Why the tunnel ended, if it did.
-    lost: Option<String>,
+    /// What went wrong with the tunnel first, if anything did.
+    trouble: Option<String>,
 }
 
 impl<'a> Progress<'a> {
     /// Nothing is shown yet.
     pub fn new(context: &'a Context, quiet: bool) -> Progress<'a> {
-        Progress { context, quiet, last_line: None, drawn: false, lost: None }
+        Progress { context, quiet, last_line: None, drawn: false, trouble: None }
     }
 
-    /// Why the tunnel ended, if it did.
-    pub fn lost(&self) -> Option<&str> {
-        self.lost.as_deref()
+    /// What went wrong with the tunnel first, if anything did.
+    pub fn trouble(&self) -> Option<&str> {
+        self.trouble.as_deref()
     }
 
     /// Something happened to the tunnel.
@@ -45,11 +45,16 @@ impl<'a> Progress<'a> {
         let text = match event {
             TunnelEvent::LinkUp { link } => format!("link up: {link}"),
             TunnelEvent::LinkLost { link, reason } => format!("link lost: {link}: {reason}"),
-            TunnelEvent::Refused { reason } => format!("a connection was refused: {reason}"),
+            TunnelEvent::Refused { reason } => {
+                let text = format!("a connection was refused: {reason}");
+                self.trouble.get_or_insert_with(|| text.clone());
+                text
+            }
             TunnelEvent::Warning { text } => format!("warning: {text}"),
             TunnelEvent::Ended { error } => {
-                self.lost = Some(error.message.clone());
-                format!("the tunnel ended: {}", error.message)
+                let text = format!("the tunnel ended: {}", error.message);
+                self.trouble.get_or_insert_with(|| text.clone());
+                text
             }
             _ => return Ok(()),
         };

@@ -69,7 +69,8 @@ impl Virsh {
         let mut arguments = vec!["domjobinfo", domain, "--rawstats"];
         arguments.extend(completed.then_some("--completed"));
         let numbers = numbers(&self.run(&arguments).await.ok()?);
-        (!numbers.is_empty()).then_some(numbers)
+        // Without a job there is a line that says so, and no times.
+        numbers.contains_key("time_elapsed").then_some(numbers)
     }
 }
 
