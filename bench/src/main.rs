@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`run`] | the comparison: cases, methods, figures, targets, tables, charts |
 //! | [`soak`] | back and forth, both QEMU versions, three cache modes |
+//! | [`alone`] | back and forth by QEMU's own migration: what harm is QEMU's |
 //! | [`faults`] | links cut at random instants; faults at each step on each side |
 //! | [`tunnel`] | a tunnel against socat and plain TCP |
 //! | [`doctor`] | how long the doctor takes; migrations over a path that passes less than its ends |
@@ -16,6 +17,7 @@
 
 #![forbid(unsafe_code)]
 
+mod alone;
 mod cpu;
 mod doctor;
 mod faults;
@@ -53,6 +55,8 @@ enum Command {
     Run(run::Flags),
     /// Move guests back and forth and look for damage
     Soak(soak::Flags),
+    /// Move guests by QEMU's own migration, without Linerate, and count those it harms
+    Alone(alone::Flags),
     /// Cut links and kill everything at every step
     Faults(faults::Flags),
     /// Compare a tunnel with socat and plain TCP, interleaved
@@ -81,6 +85,7 @@ fn main() -> ExitCode {
     let ran = interrupt::listen().and_then(|()| match arguments.command {
         Command::Run(flags) => run::run(flags, arguments.json),
         Command::Soak(flags) => soak::run(flags, arguments.json),
+        Command::Alone(flags) => alone::run(flags, arguments.json),
         Command::Faults(flags) => faults::run(flags, arguments.json),
         Command::Tunnel(flags) => tunnel::run(flags, arguments.json),
         Command::Doctor(flags) => doctor::run(flags, arguments.json),

@@ -69,32 +69,20 @@ impl Stage {
 
     /// With a guest that somebody else started, and that the source's agent has adopted.
     pub fn adopted(parameters: GuestParameters) -> Stage {
-        Stage::foreign(&[1000, 1000], parameters, QemuVersion::System, None, QemuOptions::default())
+        Stage::foreign(&[1000, 1000], GuestSpec::new("g", parameters), None, QemuOptions::default())
     }
 
-    /// The same, with RAM that is its process's own.
+    /// The same with any guest called `g`, and with RAM that is its process's own.
     #[allow(dead_code, reason = "not every test file has such guests")]
-    pub fn plain(
-        links_mbps: &[u64],
-        parameters: GuestParameters,
-        qemu: QemuVersion,
-        disk: Option<DiskMode>,
-    ) -> Stage {
-        let generation = disk.map(|_| 1);
-        let parameters = GuestParameters { disk_generation: generation, disk_mbps: 4, ..parameters };
+    pub fn plain(links_mbps: &[u64], mut guest: GuestSpec, disk: Option<DiskMode>) -> Stage {
+        guest.parameters.disk_generation = disk.map(|_| 1);
+        guest.parameters.disk_mbps = 4;
         let options = QemuOptions { ram: Ram::Plain, ..QemuOptions::default() };
-        Stage::foreign(links_mbps, parameters, qemu, disk, options)
+        Stage::foreign(links_mbps, guest, disk, options)
     }
 
-    fn foreign(
-        links: &[u64],
-        parameters: GuestParameters,
-        qemu: QemuVersion,
-        disk: Option<DiskMode>,
-        options: QemuOptions,
-    ) -> Stage {
+    fn foreign(links: &[u64], mut spec: GuestSpec, disk: Option<DiskMode>, options: QemuOptions) -> Stage {
         let (one, lab, agents) = hosts(links);
-        let mut spec = GuestSpec::new("g", parameters).qemu(qemu);
         if let Some(mode) = disk {
             let image = lab.directory().join("disk.img");
             make_disk(&image, DISK_MB).unwrap();

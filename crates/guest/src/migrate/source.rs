@@ -235,6 +235,19 @@ impl SourceQemu {
         Ok(self.status(deadline)? == "postmigrate")
     }
 
+    // The status says that a migration has failed as soon as one of its threads knows. The others still run by the settings, and a
+    // QEMU whose settings change under them dies with its guest. The last thing that a migration does when all of it is gone is to
+    // leave the list of what can be yanked (QEMU 6.0 and later; docs/stream-mode.md).
+    fn is_cleaning_up(&mut self, deadline: Instant) -> Result<bool, MigrateError> {
+        match self.qmp.execute("query-yank", json!({}), deadline) {
+            Ok(listed) => {
+                Ok(listed.as_array().into_iter().flatten().any(|entry| entry["type"] == "migration"))
+            }
+            Err(QmpError::Refused { class, .. }) if class == "CommandNotFound" => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     // QEMU resumes the guest by itself when its migration thread ends, a moment after the status says so.
     fn resume_again(&mut self, deadline: Instant) -> Result<(), MigrateError> {
         loop {
@@ -257,6 +270,9 @@ impl SourceQemu {
 
     /// Puts capabilities and parameters back. `cancel` does it.
     fn release(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+        while self.is_cleaning_up(deadline)? {
+            self.pause_between(deadline, "waiting for the migration to be cleaned up")?;
+        }
         let settings = self.settings.take().unwrap_or_else(Settings::ours_off);
         settings.restore(&mut self.qmp, deadline)
     }

@@ -22,8 +22,8 @@ const DOWNTIME_MS_MAX: u64 = 2_000_000;
 /// Where pages of zeros are looked for; QEMU 9.0 and later.
 const ZERO_PAGES: &str = "zero-page-detection";
 
-/// First version whose parallel channels are used. 7.2 ended the source's process when their connections broke
-/// (docs/stream-mode.md); versions between have not been tried.
+/// First version whose parallel channels are used. 7.2 lost guests that it moved with them (docs/stream-mode.md); versions between
+/// have not been tried.
 const PARALLEL_FROM: QemuVersion = QemuVersion { major: 10, minor: 0, micro: 0 };
 
 /// How the streams of two QEMUs are set.
