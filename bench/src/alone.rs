@@ -19,6 +19,8 @@ use crate::output::{Progress, replace, replace_json};
 use crate::transcript::Transcript;
 
 const DISK_MB: u64 = 128;
+/// QEMU's default.
+const DOWNTIME_MS: u64 = 300;
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// `linerate-bench alone`
@@ -39,6 +41,12 @@ pub struct Flags {
     /// What QEMU may send, MiB/s; a low one makes for many rounds; 0: no limit
     #[arg(long, default_value_t = 0)]
     bandwidth: u64,
+    /// For so long QEMU goes on copying, round after round, before it may stop the guest, s
+    #[arg(long, default_value_t = 0)]
+    copying: u64,
+    /// What a guest writes into its memory, MiB/s
+    #[arg(long, default_value_t = 10)]
+    dirty_mbps: i64,
     /// What a guest writes into the memory of its display adapter, MiB/s; 0: as much as it can
     #[arg(long, default_value_t = 4)]
     screen_mbps: u64,
@@ -144,7 +152,7 @@ fn guests(
     let lab = Lab::builder().links([LinkSpec::unshaped()]).ram_mb(1024).build()?;
     let parameters = GuestParameters {
         mem_mb: 128,
-        dirty_mbps: 10,
+        dirty_mbps: flags.dirty_mbps,
         dirty_ws_mb: Some(8),
         screen_mbps: (kind == Kind::Screen).then_some(flags.screen_mbps),
         disk_generation: (kind == Kind::Disk).then_some(1),
@@ -174,7 +182,7 @@ fn guests(
         let host = lab.host((number + 1) % 2)?;
         let other = Qemu::start(host, &spec, &options(Some("defer")))?;
         let socket = lab.directory().join("migration");
-        carry(&qemu, &other, &format!("unix:{}", socket.display()), flags.bandwidth)?;
+        let rounds = carry(&qemu, &other, &format!("unix:{}", socket.display()), flags)?;
         console.arrived(spec.serial(host), 0);
         qemu = other;
         moved.moves += 1;
@@ -182,7 +190,7 @@ fn guests(
         interrupt::check()?;
         let seen = console.bad().into_iter().next().or(goes_on.err().map(|error| format!("{error:#}")));
         progress.done(&format!(
-            "{} {}: {}",
+            "{} {}, {rounds} rounds: {}",
             moved.qemu,
             moved.guest,
             seen.as_deref().unwrap_or("arrived whole")
@@ -196,13 +204,17 @@ fn guests(
     Ok(())
 }
 
-/// QEMU's own migration over one connection, to its end; the guest runs at `there` then.
-fn carry(here: &Qemu, there: &Qemu, uri: &str, bandwidth: u64) -> anyhow::Result<()> {
+/// QEMU's own migration over one connection, to its end; the guest runs at `there` then. Gives how often QEMU looked for what was written.
+fn carry(here: &Qemu, there: &Qemu, uri: &str, flags: &Flags) -> anyhow::Result<u64> {
     let (mut here, mut there) = (here.qmp()?, there.qmp()?);
     there.execute("migrate-incoming", json!({ "uri": uri }))?;
-    let bandwidth = if bandwidth == 0 { 100_000_000_000 } else { bandwidth << 20 };
-    here.execute("migrate-set-parameters", json!({ "max-bandwidth": bandwidth }))?;
+    let bandwidth = if flags.bandwidth == 0 { 100_000_000_000 } else { flags.bandwidth << 20 };
+    let downtime = if flags.copying == 0 { DOWNTIME_MS } else { 1 };
+    let parameters = json!({ "max-bandwidth": bandwidth, "downtime-limit": downtime });
+    here.execute("migrate-set-parameters", parameters)?;
     here.execute("migrate", json!({ "uri": uri }))?;
+    interrupt::sleep(Duration::from_secs(flags.copying));
+    here.execute("migrate-set-parameters", json!({ "downtime-limit": DOWNTIME_MS }))?;
     let answer = here.wait_migrated(LIMIT)?;
     ensure!(answer["status"] == "completed", "QEMU did not migrate: {answer}");
     // It runs a moment after the source has finished.
@@ -212,7 +224,7 @@ fn carry(here: &Qemu, there: &Qemu, uri: &str, bandwidth: u64) -> anyhow::Result
         ensure!(std::time::Instant::now() < end, "the guest does not run at the destination");
         std::thread::sleep(Duration::from_millis(5));
     }
-    Ok(())
+    Ok(answer["ram"]["dirty-sync-count"].as_u64().unwrap_or(0))
 }
 
 fn table(results: &[Moved]) -> String {
