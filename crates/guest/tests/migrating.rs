@@ -100,6 +100,36 @@ fn a_guest_moves_to_its_twin() {
     }
 }
 
+/// Loaded, the links gone before the commit: the source has its disks back at once, though the other QEMU still waits there.
+#[test]
+fn a_guest_that_is_loaded_and_not_committed_leaves_its_disks_to_the_source() {
+    for qemu in qemus() {
+        let place = Place::new();
+        place.disk("d.img", 4);
+        let mut source = start_spec(&place, &qemu, SPEC);
+        let pid = source.record.process.pid;
+        let guest = read(source.qmp(), pid, soon()).unwrap();
+        let made = twin(&guest, &place.twin_options(&qemu)).unwrap();
+        let mut waiting = start_twin(&place, &qemu, &made);
+        let mut from = SourceQemu::new(source.qmp.take().unwrap(), soon()).unwrap();
+        let mut to = DestinationQemu::new(waiting.qmp.take().unwrap());
+        let channel = place.path("m.sock");
+        to.prepare(soon()).unwrap();
+        to.incoming(&channel, soon()).unwrap();
+        from.prepare(soon()).unwrap();
+        from.begin(&channel, soon()).unwrap();
+        from.wait_pre_switchover(soon(), &|| false).unwrap();
+        copy_ram(&source.record.ram_files[0], &made.ram_files[0].path);
+        from.cont_switchover(soon()).unwrap();
+        from.wait_completed(soon(), &|| false).unwrap();
+        to.wait_loaded(soon(), &|| false).unwrap();
+        from.take_back(soon()).unwrap();
+        assert_eq!(from.status(soon()).unwrap(), "running");
+        assert_ne!(to.status(soon()).unwrap(), "running");
+        ours_are_off(from.qmp());
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Phase {
     Prepared,

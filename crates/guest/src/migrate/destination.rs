@@ -34,13 +34,14 @@ impl DestinationQemu {
     }
 
     /// Sets capabilities for direct mode. The announcement that QEMU makes by itself when it has loaded is put off: switches
-    /// must not learn the new port before the guest is committed.
+    /// must not learn the new port before the guest is committed. So are its disks (QEMU 3.0 and later): whoever holds an image's
+    /// lock while it waits keeps the guest from running at the source again.
     pub fn prepare(&mut self, deadline: Instant) -> Result<(), MigrateError> {
         let found = self.status(deadline)?;
         if found != "inmigrate" {
             return Err(MigrateError::RunState { found, wanted: "inmigrate" });
         }
-        let wanted = ["x-ignore-shared", "events"];
+        let wanted = ["x-ignore-shared", "events", "late-block-activate"];
         let settings = Settings::apply(&mut self.qmp, &wanted, json!({ "announce-rounds": 0 }), deadline)?;
         self.settings = Some(settings);
         Ok(())

@@ -8,8 +8,15 @@ use super::MigrateError;
 use crate::qmp::Qmp;
 
 /// Capabilities that Linerate uses; after a migration they are off, whatever an earlier agent left behind.
-const OURS: &[&str] =
-    &["x-ignore-shared", "events", "pause-before-switchover", "multifd", "return-path", "auto-converge"];
+const OURS: &[&str] = &[
+    "x-ignore-shared",
+    "events",
+    "late-block-activate",
+    "pause-before-switchover",
+    "multifd",
+    "return-path",
+    "auto-converge",
+];
 
 /// What was found before it was changed.
 #[derive(Debug, Default)]

@@ -184,7 +184,7 @@ impl DestinationQemu {
             return_path: both("return-path"),
             zero_pages_in_channels: parameters.get(ZERO_PAGES).is_some(),
         };
-        let mut wanted = vec!["events"];
+        let mut wanted = vec!["events", "late-block-activate"];
         wanted.extend(shared_capabilities(options));
         let mut parameters = shared_parameters(options);
         parameters.insert("announce-rounds".into(), 0.into());
