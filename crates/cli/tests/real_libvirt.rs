@@ -253,6 +253,11 @@ fn what_goes_wrong_on_the_way_leaves_the_domain_at_the_source() {
     assert_eq!(ended.code, Some(1), "{ended:#?}");
     assert_eq!(ended.last()["error"]["code"], "libvirt_failed", "{ended:#?}");
     assert_eq!(ended.last()["error"]["guest_state"], "runs_at_source", "{ended:#?}");
+    assert_eq!(
+        ended.last()["error"]["retry_can_help"],
+        false,
+        "not before the other host was asked: {ended:#?}"
+    );
     stage.is_whole_at(0);
 
     // The command is killed: the tunnel goes with it, and libvirt gives up.

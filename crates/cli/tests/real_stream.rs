@@ -42,8 +42,13 @@ fn under_kvm(version: QemuVersion) -> Option<GuestSpec> {
     Some(GuestSpec::user_mode("g", GuestParameters { dirty_mbps: 0, ..busy() }).qemu(version))
 }
 
+/// Under KVM if there is one. QEMU 10.0 loses writes of emulated guests too, if rarely (docs/stream-mode.md).
+fn guest() -> GuestSpec {
+    under_kvm(QemuVersion::Ten).unwrap_or_else(|| emulated(QemuVersion::Ten))
+}
+
 fn plain() -> Stage {
-    Stage::plain(&SLOW, emulated(QemuVersion::Ten), None)
+    Stage::plain(&SLOW, guest(), None)
 }
 
 /// Carried by the streams, by both links.
@@ -130,7 +135,7 @@ fn an_emulated_guest_of_qemu_7_arrives_and_a_warning_was_given() {
 
 #[test]
 fn a_guest_that_direct_mode_could_move_goes_by_streams_where_that_is_asked_for() {
-    let mut stage = Stage::with_guest(&[1000, 1000], emulated(QemuVersion::Ten));
+    let mut stage = Stage::with_guest(&[1000, 1000], guest());
     let report = ended(&stage.migrate(&["--mode", "stream"]).finish()).completed();
     by_streams(&report);
     stage.arrived();
@@ -164,7 +169,7 @@ fn all_links_gone_for_too_long_fails_cleanly_and_the_retry_succeeds() {
 
 #[test]
 fn all_links_gone_for_too_long_fails_cleanly_with_parallel_channels() {
-    all_links_gone_for_too_long(emulated(QemuVersion::Ten));
+    all_links_gone_for_too_long(guest());
 }
 
 fn all_links_gone_for_too_long(guest: GuestSpec) {
@@ -243,7 +248,7 @@ fn the_waiting_qemu_7_dies_in_the_middle() {
 
 #[test]
 fn the_waiting_qemu_10_dies_in_the_middle() {
-    the_waiting_qemu_dies(emulated(QemuVersion::Ten));
+    the_waiting_qemu_dies(guest());
 }
 
 #[test]

@@ -142,6 +142,8 @@ pub fn judge(guest: &GuestDescription, kernel: (u32, u32)) -> Verdict {
 /// What stands against moving a guest by QEMU's own streams; nothing, if it is empty.
 pub fn judge_streams(guest: &GuestDescription) -> Vec<Reason> {
     let mut reasons = lacking(guest, &["pause-before-switchover", "events"]);
+    // QEMU could, but no twin is made of it: the socket of its back end is not taken over from another host.
+    reasons.extend(guest.traits.vhost_user.iter().map(|device| Reason::VhostUser { device: device.clone() }));
     reasons.extend(guest.traits.blocked.iter().map(|why| Reason::Blocked { why: why.clone() }));
     reasons.extend(state_reasons(guest));
     reasons

@@ -359,14 +359,16 @@ impl State {
         let ran = self.guest.qemu.ran();
         let mut done = self.guest.qemu.take_back(Self::deadline());
         // A connection that broke in the middle of a command is of no use: a fresh one may be.
-        for _ in 0..TAKE_BACK_TRIES {
+        for number in 0..TAKE_BACK_TRIES {
             let Err(error) = &done else { break };
             tracing::warn!(error = chain(error), "the guest could not be taken back; trying again");
+            if number > 0 {
+                std::thread::sleep(Duration::from_secs(1));
+            }
             match process::connect(&self.guest.record, Self::deadline()) {
                 Ok(qmp) => self.guest.qemu = SourceQemu::recovered(qmp, ran),
                 Err(error) => {
                     tracing::warn!(error = chain(&error), "its QEMU does not answer");
-                    std::thread::sleep(Duration::from_secs(1));
                     continue;
                 }
             }

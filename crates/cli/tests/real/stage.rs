@@ -8,8 +8,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use linerate_lab::{
-    Agent, AgentOptions, Console, DiskMode, GuestParameters, GuestSpec, Lab, LabBuilder, LinkSpec, Qemu,
-    QemuOptions, QemuVersion, Ram, make_disk,
+    Agent, AgentOptions, Console, DiskMode, GuestParameters, GuestProgram, GuestSpec, Lab, LabBuilder,
+    LinkSpec, Qemu, QemuOptions, QemuVersion, Ram, make_disk,
 };
 use serde_json::Value;
 
@@ -25,6 +25,8 @@ pub struct Stage {
     /// Host that has the guest.
     pub source: usize,
     consoles: Vec<PathBuf>,
+    /// Passes in which the guest has checked all of its memory, one that is half done included.
+    passes: u64,
     /// A QEMU that no agent started.
     _foreign: Option<Qemu>,
     // Behind the agents: dropped after them.
@@ -91,7 +93,8 @@ impl Stage {
         let host = &lab.hosts()[0];
         let foreign = Qemu::start(host, &spec, &options).unwrap();
         let consoles = vec![spec.serial(host)];
-        let stage = Stage { agents, source: 0, consoles, _foreign: Some(foreign), lab, _one: one };
+        let passes = passes_of(&spec);
+        let stage = Stage { agents, source: 0, consoles, passes, _foreign: Some(foreign), lab, _one: one };
         stage.console().wait_passes(1, LONG).unwrap();
         let socket = stage.lab.hosts()[0].run_directory().join("g.qmp");
         let (exit, text) = stage.linerate_at_source(&["vm", "adopt", "--qmp", socket.to_str().unwrap()]);
@@ -133,7 +136,8 @@ impl Stage {
         let host = &lab.hosts()[0];
         let file = spec.write_toml(host).unwrap();
         let consoles = vec![spec.serial(host)];
-        let stage = Stage { agents, source: 0, consoles, _foreign: None, lab, _one: one };
+        let passes = passes_of(&spec);
+        let stage = Stage { agents, source: 0, consoles, passes, _foreign: None, lab, _one: one };
         let (exit, text) = stage.linerate_at_source(&["vm", "start", file.to_str().unwrap()]);
         assert_eq!(exit, 0, "{text}");
         stage.console().wait_passes(1, LONG).unwrap();
@@ -255,7 +259,7 @@ impl Stage {
         // Only its present console counts: the files of hosts that it left are removed with what was there.
         let console = Console::new(self.consoles.last().cloned());
         let before = console.last_pass();
-        console.wait_passes(before + 2, LONG).unwrap();
+        console.wait_passes(before + self.passes, LONG).unwrap();
         assert_eq!(console.bad_lines(), Vec::<String>::new());
     }
 
@@ -386,6 +390,11 @@ impl Drop for Migration {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Guests without a kernel check what they do not write in every eighth pass only.
+fn passes_of(guest: &GuestSpec) -> u64 {
+    if guest.program == GuestProgram::Linux { 2 } else { 9 }
 }
 
 /// How a migration ended.

@@ -59,6 +59,7 @@ pub async fn run(domain: &Domain, flags: &MigrateFlags, context: &Context) -> Re
         child: here.start(&plan.arguments())?,
         blackout: flags.max_blackout,
         asked: false,
+        cut_off: false,
     };
     let ended = moving.watch(&mut events, [&mut interrupt, &mut terminate], &mut progress).await?;
     progress.clear();
@@ -90,6 +91,8 @@ struct Moving<'a> {
     blackout: Option<u32>,
     /// Its end was asked for.
     asked: bool,
+    /// The tunnel ended before libvirt did.
+    cut_off: bool,
 }
 
 impl Moving<'_> {
@@ -102,7 +105,6 @@ impl Moving<'_> {
         let mut errors = self.child.stderr.take();
         let mut said = Vec::new();
         let mut tick = tokio::time::interval(LOOK);
-        let mut tunnel_is_there = true;
         loop {
             tokio::select! {
                 status = self.child.wait() => {
@@ -111,21 +113,22 @@ impl Moving<'_> {
                         // What was said up to its end is all that there is.
                         let _ = errors.read_to_end(&mut said).await;
                     }
-                    if !status.success() && tunnel_is_there {
+                    if !status.success() && !self.cut_off {
                         // Why a connection was refused may still be on its way here.
                         while let Ok(Ok(Some(event))) = tokio::time::timeout(LOOK, events.next()).await {
+                            self.cut_off |= matches!(event, TunnelEvent::Ended { .. });
                             progress.tunnel(&event)?;
                         }
                     }
                     return Ok(if status.success() { Ended::Done } else { Ended::Failed(words(&said)) });
                 }
-                event = events.next(), if tunnel_is_there => match event? {
+                event = events.next(), if !self.cut_off => match event? {
                     Some(event) => {
                         // After its end libvirt finds all sockets closed, and ends by itself.
-                        tunnel_is_there = !matches!(event, TunnelEvent::Ended { .. });
+                        self.cut_off = matches!(event, TunnelEvent::Ended { .. });
                         progress.tunnel(&event)?;
                     }
-                    None => tunnel_is_there = false,
+                    None => self.cut_off = true,
                 },
                 _ = interrupt.recv() => self.abort(progress).await?,
                 _ = terminate.recv() => self.abort(progress).await?,
@@ -171,13 +174,17 @@ impl Moving<'_> {
             }
         };
         let code = if self.asked { "cancelled" } else { "libvirt_failed" };
+        let hint = if self.cut_off {
+            "this host's libvirt did not hear how it ended there: see that the destination's does not run the domain too (`virsh domstate`) before you try again"
+        } else {
+            "`virsh domstate` on both hosts; libvirt's own log says more"
+        };
         let body = ErrorBody {
             step: Some(Step::Copy),
             side: Some(Side::Source),
-            retry_can_help: true,
+            retry_can_help: !self.cut_off,
             guest_state: guest,
-            ..ErrorBody::new(code, format!("libvirt says: {said}{trouble}{place}"))
-                .with_hint("`virsh domstate` on both hosts; libvirt's own log says more")
+            ..ErrorBody::new(code, format!("libvirt says: {said}{trouble}{place}")).with_hint(hint)
         };
         let code = match (self.asked, &guest) {
             (true, Some(GuestState::RunsAtSource)) => Exit::Cancelled,

@@ -2,14 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::process::{Output, Stdio};
+use std::time::Duration;
 
 use tokio::process::{Child, Command};
+use tokio::time::timeout;
 
 use crate::exit::Exit;
 use crate::failure::Failure;
 
 /// Numbers of a job by libvirt's names for them: bytes, milliseconds, pages per second.
 pub type Job = BTreeMap<String, u64>;
+
+/// A daemon that answers nothing for so long hangs; the longest answers come while it migrates, within seconds.
+const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
 /// A connection to one libvirt, named by its URI.
 #[derive(Clone, Debug)]
@@ -33,8 +38,9 @@ impl Virsh {
 
     /// What a command printed; if it failed, what libvirt said.
     pub async fn run(&self, arguments: &[&str]) -> Result<String, Failure> {
+        let asked = timeout(ANSWER_LIMIT, self.command(arguments).output()).await;
         let Output { status, stdout, stderr } =
-            self.command(arguments).output().await.map_err(|error| absent(&error))?;
+            asked.map_err(|_| silent(&self.uri))?.map_err(|error| absent(&error))?;
         if status.success() {
             return Ok(String::from_utf8_lossy(&stdout).trim().to_owned());
         }
@@ -86,6 +92,15 @@ pub fn words(stderr: &[u8]) -> String {
     let lines =
         text.lines().map(|line| line.trim().trim_start_matches("error: ")).filter(|line| !line.is_empty());
     lines.collect::<Vec<_>>().join("; ")
+}
+
+fn silent(uri: &str) -> Failure {
+    let text = format!("libvirt at {uri} did not answer for {} s", ANSWER_LIMIT.as_secs());
+    Failure::new(
+        Exit::Unreachable,
+        text,
+        "`systemctl status libvirtd` (or virtqemud) there; `virsh list` says whether it answers",
+    )
 }
 
 fn absent(error: &std::io::Error) -> Failure {
