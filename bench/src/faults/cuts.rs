@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use linerate_lab::GuestSpec;
+use linerate_lab::{GuestSpec, QemuVersion};
 
 use super::stage::{NAME, victim};
 use super::{Book, Outcome};
@@ -18,6 +18,8 @@ struct Stage {
     spec: GuestSpec,
     console: Transcript,
     at: usize,
+    /// As QEMU's own streams: RAM is not compared.
+    by_streams: bool,
     /// How long a migration takes here, with RAM compared as in those that follow.
     usual: Duration,
 }
@@ -56,9 +58,14 @@ impl Stage {
             ram_mb: 2048,
             ..Default::default()
         })?;
-        let spec = victim(&site);
+        let by_streams = book.flags.cuts_by == "stream";
+        let mut spec = victim(&site);
+        if by_streams {
+            // QEMU 7.2 harms emulated guests that it moves (docs/stream-mode.md).
+            spec = spec.qemu(QemuVersion::Ten);
+        }
         let console = site.start_guest(0, &spec, None)?;
-        let mut stage = Stage { site, spec, console, at: 0, usual: Duration::ZERO };
+        let mut stage = Stage { site, spec, console, at: 0, by_streams, usual: Duration::ZERO };
         stage.console.wait_passes(2, Duration::from_secs(120))?;
         let ending = stage.go(|_| Ok(()))?;
         anyhow::ensure!(ending.completed(), "a migration without any fault: {}", ending.text());
@@ -70,7 +77,8 @@ impl Stage {
     fn go(&mut self, harm: impl FnOnce(&Site) -> anyhow::Result<()>) -> anyhow::Result<Ending> {
         let to = 1 - self.at;
         let (path, skip) = console_at(self.site.host(to)?, &self.spec);
-        let flags = ["--verify", "--link-timeout", "20s"];
+        let mut flags = vec!["--link-timeout", "20s"];
+        flags.extend(if self.by_streams { ["--mode", "stream"].as_slice() } else { &["--verify"] });
         let moving = Moving::begin(self.site.agent(self.at)?, NAME, &self.site.to(to)?, &flags)?;
         harm(&self.site)?;
         let ending = moving.finish(Duration::from_secs(120));
@@ -117,7 +125,8 @@ impl Stage {
             return;
         }
         outcome.guest = format!("runs on host {}; {} links lost on the way", self.at, ending.links_lost);
-        if ending.report.as_ref().and_then(|report| report.verified) != Some(true) {
+        let verified = ending.report.as_ref().and_then(|report| report.verified) == Some(true);
+        if !self.by_streams && !verified {
             outcome.wrong.push("RAM was not found the same".to_owned());
         }
         if let Err(error) = self.console.wait_passes(2, Duration::from_secs(60)) {

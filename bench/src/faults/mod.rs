@@ -25,6 +25,9 @@ pub struct Flags {
     /// Migrations during which one of two links is cut at a random instant
     #[arg(long, default_value_t = 50)]
     cuts: usize,
+    /// How the guests of these move: in stream mode their RAM cannot be compared as a whole, and they check it themselves
+    #[arg(long, default_value = "direct", value_parser = ["direct", "stream"])]
+    cuts_by: String,
     /// Repeats the random instants of an earlier run
     #[arg(long)]
     seed: Option<u64>,

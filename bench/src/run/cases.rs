@@ -51,6 +51,10 @@ impl Case {
         let base = Case::idle("2x2500", mb);
         let mut cases: Vec<Case> =
             ["2x2500", "2500,1000", "4x1000", "2"].map(|links| Case::idle(links, mb)).to_vec();
+        if flags.mode == "stream" {
+            // What carrying QEMU's streams costs where there is nothing to gain.
+            cases.insert(0, Case::idle("2500", mb));
+        }
         cases.push(Case { name: "empty-2x2500".into(), memory_mb: 8192, filled_mb: 32, ..base.clone() });
         // MiB/s of both links together.
         let wire = 5000.0 * 1e6 / 8.0 / f64::from(1 << 20);
@@ -72,7 +76,7 @@ impl Case {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Method {
-    /// Linerate's direct mode over all links.
+    /// Linerate over all links, in the mode that the run is of.
     Linerate,
     /// QEMU's default: one TCP stream over one link.
     OneStream,
@@ -89,7 +93,7 @@ impl Method {
     /// For tables.
     pub fn title(self) -> &'static str {
         match self {
-            Method::Linerate => "linerate direct",
+            Method::Linerate => "linerate",
             Method::OneStream => "QEMU one stream",
             Method::Multifd => "QEMU multifd",
             Method::Mptcp => "QEMU multifd, MPTCP",

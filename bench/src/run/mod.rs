@@ -30,6 +30,9 @@ pub struct Flags {
     /// Only cases whose names begin with one of these, such as idle or hot95
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     cases: Vec<String>,
+    /// How Linerate moves its guest; stream mode has one more case, over one link
+    #[arg(long, default_value = "direct", value_parser = ["direct", "stream"])]
+    mode: String,
     /// Versions of QEMU
     #[arg(long, value_name = "7.2,10.0", value_delimiter = ',', default_value = "7.2,10.0", value_parser = ["7.2", "10.0"])]
     qemu: Vec<String>,
@@ -49,6 +52,8 @@ pub struct Flags {
 pub struct Results {
     /// What it ran on.
     pub machine: Machine,
+    /// How Linerate moves its guest: `direct` or `stream`.
+    pub mode: String,
     /// Small guests: figures mean little.
     pub quick: bool,
     /// It ran to its end.
@@ -106,6 +111,7 @@ pub fn run(flags: Flags, json: bool) -> anyhow::Result<bool> {
         progress: Progress::new(cases.len() * versions.len() * flags.pairs * Method::ALL.len()),
         results: Results {
             machine: Machine::here(),
+            mode: flags.mode.clone(),
             quick: flags.quick,
             complete: false,
             calibrations: Vec::new(),

@@ -35,6 +35,7 @@ struct Stage<'a> {
     qemu: &'static str,
     channels: Channels,
     look: Duration,
+    mode: String,
     populated: u64,
     /// How long each method took without a cut, to know half of it.
     usual: HashMap<&'static str, Duration>,
@@ -103,6 +104,7 @@ impl Stage<'_> {
             qemu: version_name(version),
             channels: Channels { multifd: 4, mptcp: 4 },
             look: Duration::from_millis(if book.flags.quick { 500 } else { 2000 }),
+            mode: book.flags.mode.clone(),
             populated: case.filled_mb << 20,
             usual: HashMap::new(),
         })
@@ -243,7 +245,7 @@ impl Stage<'_> {
         let arrival = console_at(self.site.host(to)?, &self.spec);
         let half = self.half(Method::Linerate);
         let meter = Meter::start(self.site.lab.directory().to_owned(), &[]);
-        let flags = ["--link-timeout", "20s"];
+        let flags = ["--link-timeout", "20s", "--mode", &self.mode];
         let moving = Moving::begin(self.site.agent(self.at)?, NAME, &self.site.to(to)?, &flags)?;
         if self.case.cut {
             interrupt::sleep(half.saturating_sub(moving.began().elapsed()));

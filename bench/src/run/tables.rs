@@ -32,7 +32,8 @@ fn first_link(run: &Figures) -> Option<f64> {
 
 /// The whole page.
 pub fn render(results: &Results) -> String {
-    let mut page = format!("Measured on: {}.\n", results.machine.text());
+    let mut page =
+        format!("Measured on: {}. Linerate in {} mode.\n", results.machine.text(), results.mode);
     if results.quick {
         page.push_str("\n**A quick run with small guests: it shows that the harness works; its figures mean little.**\n");
     }
@@ -160,6 +161,7 @@ mod tests {
             vec![run("idle-2x2500", Method::Linerate, 1, 1.7), run("idle-2x2500", Method::OneStream, 1, 3.4)];
         let results = Results {
             machine: crate::run::Machine::here(),
+            mode: "direct".into(),
             quick: false,
             complete: true,
             calibrations: Vec::new(),
@@ -171,7 +173,7 @@ mod tests {
         assert!(page.contains("**no**") && page.contains("2.00 (2.00 – 2.00) times the goodput"), "{page}");
         let widths: Vec<usize> = page
             .lines()
-            .filter(|line| line.starts_with("| linerate direct") || line.starts_with("| | completed"))
+            .filter(|line| line.starts_with("| linerate ") || line.starts_with("| | completed"))
             .map(|line| line.matches('|').count())
             .collect();
         assert_eq!(widths.len(), 2);
