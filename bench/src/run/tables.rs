@@ -32,8 +32,7 @@ fn first_link(run: &Figures) -> Option<f64> {
 
 /// The whole page.
 pub fn render(results: &Results) -> String {
-    let mut page =
-        format!("Measured on: {}. Linerate in {} mode.\n", results.machine.text(), results.mode);
+    let mut page = format!("Measured on: {}. Linerate in {} mode.\n", results.machine.text(), results.mode);
     if results.quick {
         page.push_str("\n**A quick run with small guests: it shows that the harness works; its figures mean little.**\n");
     }
