@@ -62,10 +62,7 @@ pub(crate) fn within(seconds: u32) -> Result<(), ErrorBody> {
 /// What is on trial stays. What could not be put back stays too, and the agent forgets it.
 pub fn confirm(agent: &Agent, port: &str) -> Result<(), ErrorBody> {
     let mut trials = agent.trials.lock();
-    let Some(trial) = trials.remove(port) else {
-        let message = format!("{port} has no change that waits; it was put back, or confirmed before");
-        return Err(ErrorBody::new(code::TOO_LATE, message));
-    };
+    let Some(trial) = trials.remove(port) else { return Err(nothing_waits(port)) };
     save(agent, &trials)?;
     let Some(why) = trial.stuck else { return Ok(()) };
     let message = format!("{port} was not confirmed in time and could NOT be put back: {why}");
@@ -73,17 +70,19 @@ pub fn confirm(agent: &Agent, port: &str) -> Result<(), ErrorBody> {
     Err(ErrorBody::new(code::TOO_LATE, message).with_hint(hint))
 }
 
+fn nothing_waits(port: &str) -> ErrorBody {
+    let message = format!("{port} has no change that waits; it was put back, or confirmed before");
+    let hint = "`linerate link show` says how it is now; set it again, with a longer --within if the time was too short";
+    ErrorBody::new(code::TOO_LATE, message).with_hint(hint)
+}
+
 /// What is on trial is put back before its time.
 pub fn put_back_now(agent: &Agent, port: &str) -> Result<(), ErrorBody> {
     let number = agent.trials.lock().get(port).map(|trial| trial.number);
-    let gone = || {
-        let message = format!("{port} has no change that waits; it was put back, or confirmed before");
-        ErrorBody::new(code::TOO_LATE, message)
-    };
-    let begun = Begun { port: port.to_owned(), number: number.ok_or_else(gone)? };
+    let begun = Begun { port: port.to_owned(), number: number.ok_or_else(|| nothing_waits(port))? };
     match end(agent, &begun) {
         Ended::PutBack => Ok(()),
-        Ended::Confirmed => Err(gone()),
+        Ended::Confirmed => Err(nothing_waits(port)),
         stuck @ Ended::Stuck(_) => Err(failed(stuck.words(port))),
     }
 }

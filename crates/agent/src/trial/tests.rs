@@ -111,5 +111,6 @@ fn a_port_is_on_trial_once() {
     assert!(begin(&agent, "lo", &Settings::default()).unwrap_err().message.contains("on trial already"));
     assert_eq!(end(&agent, &begun), Ended::PutBack);
     assert_eq!(end(&agent, &begun), Ended::Confirmed, "another has the last word");
-    assert!(confirm(&agent, "lo").unwrap_err().message.contains("no change that waits"));
+    let late = confirm(&agent, "lo").unwrap_err();
+    assert!(late.message.contains("no change that waits") && late.hint.contains("--within"), "{late:?}");
 }
