@@ -6,24 +6,23 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use linerate_api::{ErrorBody, LinkAnswer, LinkConfirm, LinkRequest, QosAnswer, QosRequest};
+use linerate_api::{ErrorBody, LinkAnswer, LinkConfirm, LinkRequest, QosAnswer, QosRequest, code};
 use linerate_fabric::probe::{Answer, Change, Changed, Question};
 
 use crate::agent::Agent;
-use crate::doctor::sides::find;
+use crate::doctor::sides::{FindError, find};
+use crate::faults::chain;
 use crate::{qos, trial};
 
 /// All ports of an intent, each with a link that may be slow to come back.
 const CHANGE_WAIT: Duration = Duration::from_secs(60);
-/// What belongs to an answer of another sort.
-const MISMATCH: &str = "the other agent gave an answer that does not belong to the question";
 
 /// `linerate link set`.
 pub fn set_link(agent: &Arc<Agent>, request: &LinkRequest) -> Result<LinkAnswer, ErrorBody> {
     let Some(host) = &request.host else { return trial::set(agent, request) };
     match ask(host, Change::Link(LinkRequest { host: None, ..request.clone() }))? {
         Changed::Link(answer) => Ok(answer),
-        _ => Err(failed(host, MISMATCH)),
+        _ => Err(mismatch(host)),
     }
 }
 
@@ -32,7 +31,7 @@ pub fn apply_qos(agent: &Arc<Agent>, request: &QosRequest) -> Result<QosAnswer, 
     let Some(host) = &request.host else { return qos::apply(agent, request) };
     match ask(host, Change::Qos(QosRequest { host: None, ..request.clone() }))? {
         Changed::Qos(answer) => Ok(answer),
-        _ => Err(failed(host, MISMATCH)),
+        _ => Err(mismatch(host)),
     }
 }
 
@@ -73,14 +72,15 @@ pub fn asked_by_another(agent: &Arc<Agent>, change: Change) -> Changed {
 fn done(host: &str, change: Change) -> Result<(), ErrorBody> {
     match ask(host, change)? {
         Changed::Done => Ok(()),
-        _ => Err(failed(host, MISMATCH)),
+        _ => Err(mismatch(host)),
     }
 }
 
 fn ask(host: &str, change: Change) -> Result<Changed, ErrorBody> {
+    let confirms = matches!(change, Change::Confirm(_));
     let question = Question::Change { change: Box::new(change) };
-    let (_, answer) = find(host, &question, CHANGE_WAIT).map_err(|why| failed(host, &why))?;
-    let Answer::Changed { changed } = answer else { return Err(failed(host, MISMATCH)) };
+    let (_, answer) = find(host, &question, CHANGE_WAIT).map_err(|error| unheard(host, confirms, &error))?;
+    let Answer::Changed { changed } = answer else { return Err(mismatch(host)) };
     match *changed {
         Changed::Failed(error) => {
             let message = format!("{host}: {}", error.message);
@@ -90,7 +90,51 @@ fn ask(host: &str, change: Change) -> Result<Changed, ErrorBody> {
     }
 }
 
-fn failed(host: &str, why: &str) -> ErrorBody {
-    let hint = "what it may have changed is put back by its agent unless it is confirmed";
-    ErrorBody::new("link_failed", format!("{host}: {why}")).with_hint(hint)
+/// No answer: that nothing was done, or that it may have been.
+fn unheard(host: &str, confirms: bool, error: &FindError) -> ErrorBody {
+    let (code, hint) = match (error.nothing_done(), confirms) {
+        (true, false) => {
+            ("no_link", "nothing was changed there; check the name, and that an agent runs there")
+        }
+        (true, true) => {
+            ("no_link", "what waits there is put back by its agent unless it is confirmed in time")
+        }
+        (false, false) => {
+            (code::ANSWER_LOST, "what it may have changed is put back by its agent unless it is confirmed")
+        }
+        (false, true) => {
+            (code::ANSWER_LOST, "it may stay or be put back: `linerate link show` there says which")
+        }
+    };
+    ErrorBody::new(code, format!("{host}: {}", chain(error))).with_hint(hint)
+}
+
+fn mismatch(host: &str) -> ErrorBody {
+    let message = format!("{host}: the other agent gave an answer that does not belong to the question");
+    ErrorBody::new(code::ANSWER_LOST, message)
+        .with_hint("`linerate link show` there says how its ports are now")
+}
+
+#[cfg(test)]
+mod tests {
+    use linerate_fabric::probe::ask::AskError;
+
+    use super::*;
+
+    #[test]
+    fn what_is_said_of_no_answer_is_true() {
+        let broken = AskError::Broken {
+            peer: ([10, 0, 0, 2], 7979).into(),
+            source: std::io::ErrorKind::TimedOut.into(),
+        };
+        let (lost, nowhere) = (FindError::Ask(broken), FindError::NoAddress);
+        let said = |confirms, error| {
+            let body = unheard("beta", confirms, error);
+            format!("{}: {}", body.code, body.hint)
+        };
+        assert!(said(false, &nowhere).starts_with("no_link: nothing was changed there"));
+        assert!(said(false, &lost).starts_with("answer_lost: what it may have changed is put back"));
+        assert!(said(true, &lost).starts_with("answer_lost: it may stay or be put back"));
+        assert!(said(true, &nowhere).starts_with("no_link: what waits there is put back"));
+    }
 }

@@ -18,6 +18,8 @@ pub mod code {
     pub const BENCH_BUSY: &str = "bench_busy";
     /// A guest is being migrated from or to one of the hosts, which a measurement would slow down.
     pub const MIGRATION_UNDER_WAY: &str = "migration_under_way";
+    /// Another host's agent was asked and its answer did not come: it may have done what it was asked.
+    pub const ANSWER_LOST: &str = "answer_lost";
     /// A measurement broke off.
     pub const BENCH_FAILED: &str = "bench_failed";
     /// The answer carried no error that could be read.
@@ -82,7 +84,7 @@ impl ErrorBody {
             | code::MIGRATION_UNDER_WAY => 409,
             "guest_gone" => 410,
             "not_migratable" | "resource_missing" | "guest_differs" => 422,
-            "version_mismatch" | "protocol_violation" | "peer_lost" | "no_link" => 502,
+            "version_mismatch" | "protocol_violation" | "peer_lost" | "no_link" | code::ANSWER_LOST => 502,
             "memory_short" => 507,
             "timed_out" => 504,
             _ => 500,

@@ -12,6 +12,7 @@ use linerate_fabric::probe::{Answer, Depth, Echoing, Question, Target};
 use super::pairs::targets;
 use super::sides::{Side, find};
 use crate::agent::Agent;
+use crate::faults::chain;
 
 /// Hosts of one request.
 const HOSTS_MAX: usize = 64;
@@ -64,8 +65,9 @@ fn inventories(agent: &Arc<Agent>, request: &DoctorRequest) -> Inventories {
     let found: Vec<Found> = thread::scope(|scope| {
         let here =
             scope.spawn(|| Ok((Side::Here(agent.clone()), super::serve::answer(agent, question.clone()))));
-        let ask =
-            |name: &String| find(name, &question, wait).map_err(|why| Unheard { host: name.clone(), why });
+        let ask = |name: &String| {
+            find(name, &question, wait).map_err(|error| Unheard { host: name.clone(), why: chain(&error) })
+        };
         let asking: Vec<_> = request.hosts.iter().map(|name| scope.spawn(move || ask(name))).collect();
         let all = std::iter::once(here).chain(asking);
         all.map(|one| one.join().unwrap_or_else(|cause| std::panic::resume_unwind(cause))).collect()

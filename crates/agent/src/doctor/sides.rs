@@ -4,9 +4,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use linerate_core::Fault;
 use linerate_fabric::probe::ask::{AskError, ask};
 use linerate_fabric::probe::{Answer, Question};
 use linerate_net::tcp::connect::Route;
+use thiserror::Error;
 
 use crate::agent::Agent;
 use crate::faults::chain;
@@ -36,13 +38,44 @@ impl Side {
     }
 }
 
+/// Why no agent of a name answered.
+#[derive(Debug, Error)]
+pub enum FindError {
+    /// The name leads nowhere.
+    #[error("{0}")]
+    Name(Fault),
+    /// It leads to no address.
+    #[error("the name has no address")]
+    NoAddress,
+    /// An agent did not answer.
+    #[error(transparent)]
+    Ask(#[from] AskError),
+}
+
+impl FindError {
+    /// No agent took the question: nothing was done about it.
+    pub fn nothing_done(&self) -> bool {
+        match self {
+            FindError::Name(_) | FindError::NoAddress => true,
+            FindError::Ask(error) => matches!(error, AskError::Connect(_) | AskError::Refused { .. }),
+        }
+    }
+}
+
 /// Finds a host by the name that the operator gave: the first of its addresses that answers the question.
-pub fn find(name: &str, question: &Question, wait: Duration) -> Result<(Side, Answer), String> {
-    let mut last = "the name has no address".to_owned();
-    for address in resolve_host(name).map_err(|fault| fault.to_string())? {
-        match over(address, question, wait) {
-            Ok(answer) => return Ok((Side::There(address), answer)),
-            Err(error) => last = chain(&error),
+pub fn find(name: &str, question: &Question, wait: Duration) -> Result<(Side, Answer), FindError> {
+    first(&resolve_host(name).map_err(FindError::Name)?, question, wait)
+}
+
+fn first(addresses: &[SocketAddr], question: &Question, wait: Duration) -> Result<(Side, Answer), FindError> {
+    // What changes something is not asked twice: whoever was connected to may have done it.
+    let once = matches!(question, Question::Change { .. });
+    let mut last = FindError::NoAddress;
+    for address in addresses {
+        match over(*address, question, wait) {
+            Ok(answer) => return Ok((Side::There(*address), answer)),
+            Err(error) if once && !matches!(error, AskError::Connect(_)) => return Err(error.into()),
+            Err(error) => last = error.into(),
         }
     }
     Err(last)
@@ -50,4 +83,50 @@ pub fn find(name: &str, question: &Question, wait: Duration) -> Result<(Side, An
 
 fn over(address: SocketAddr, question: &Question, wait: Duration) -> Result<Answer, AskError> {
     ask(&Route { local: None, device: None, remote: address }, question, CONNECT_WAIT, wait)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Instant;
+
+    use linerate_api::LinkConfirm;
+    use linerate_fabric::probe::Change;
+    use linerate_fabric::probe::ask::receive;
+    use linerate_net::tcp::listen::{ListenOptions, Listener};
+    use linerate_wire::VERSION_MAX;
+    use linerate_wire::frame::Welcome;
+
+    use super::*;
+
+    /// An agent that takes questions and dies over them; how many it took.
+    fn dying() -> (Listener, Arc<AtomicUsize>) {
+        let taken = Arc::new(AtomicUsize::new(0));
+        let counted = taken.clone();
+        let listener =
+            Listener::start(&["127.0.0.1:0".parse().unwrap()], ListenOptions::default(), move |one| {
+                let peer = one.peer;
+                let stream = one.welcome(Welcome { version: VERSION_MAX, control_received: 0 }).unwrap();
+                receive::<Question>(&stream, peer, Instant::now() + Duration::from_secs(20)).unwrap();
+                counted.fetch_add(1, Ordering::SeqCst);
+            });
+        (listener.unwrap(), taken)
+    }
+
+    #[test]
+    fn a_change_is_asked_for_once_and_a_look_at_every_address() {
+        let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let ((one, first_took), (other, other_took)) = (dying(), dying());
+        let addresses = [nobody, one.addresses()[0], other.addresses()[0]];
+        let wait = Duration::from_secs(20);
+        let change = Change::Confirm(LinkConfirm { port: "l0".into(), host: None });
+        let asked = first(&addresses, &Question::Change { change: Box::new(change) }, wait);
+        let error = asked.err().expect("nobody answers");
+        assert!(!error.nothing_done(), "{error}");
+        let took = || (first_took.load(Ordering::SeqCst), other_took.load(Ordering::SeqCst));
+        assert_eq!(took(), (1, 0), "not connected: the next one; asked: no other");
+        assert!(first(&addresses, &Question::Echo { for_ms: 1 }, wait).is_err());
+        assert_eq!(took(), (2, 1));
+        assert!(first(&[nobody], &Question::Echo { for_ms: 1 }, wait).err().expect("nobody").nothing_done());
+    }
 }
