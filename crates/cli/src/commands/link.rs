@@ -1,13 +1,15 @@
 //! `linerate link show | set | confirm`
 
 use linerate_api::{DoctorRequest, LinkAnswer};
-use linerate_fabric::model::{Port, PortKind, Room};
+use linerate_fabric::model::{Port, PortKind};
 
+use super::doctor::understood;
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::flags::LinkCommand;
 use crate::render::doctor;
+use crate::render::format::clean;
 
 /// Shows, sets on trial, confirms.
 pub async fn run(command: LinkCommand, context: &Context) -> Result<Exit, Failure> {
@@ -39,10 +41,7 @@ pub async fn run(command: LinkCommand, context: &Context) -> Result<Exit, Failur
 
 async fn show(name: Option<&str>, context: &Context) -> Result<Exit, Failure> {
     let answer = context.client.doctor(&DoctorRequest::default()).await?;
-    let room: Room = serde_json::from_value(answer.room).map_err(|error| {
-        Failure::new(Exit::Failed, format!("the agent's answer was not understood: {error}"), "")
-    })?;
-    let ports = room.hosts.into_iter().flat_map(|host| host.ports);
+    let ports = understood(answer.room)?.hosts.into_iter().flat_map(|host| host.ports);
     let ports: Vec<Port> =
         ports.filter(|port| name.map_or(port.kind != PortKind::Loopback, |name| port.name == name)).collect();
     if let (Some(name), true) = (name, ports.is_empty()) {
@@ -56,9 +55,9 @@ async fn show(name: Option<&str>, context: &Context) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-/// What was done to a port, for people.
+/// What was done to a port, for people. Another host's agent may have said it.
 pub(super) fn said(answer: &LinkAnswer, host: Option<&str>) -> String {
-    let port = &answer.port;
+    let port = clean(&answer.port);
     let host = host.map(|host| format!(" --host {host}")).unwrap_or_default();
     if answer.steps.is_empty() {
         return format!("{port}: nothing to change\n");
@@ -66,9 +65,9 @@ pub(super) fn said(answer: &LinkAnswer, host: Option<&str>) -> String {
     let mut lines: Vec<String> = answer
         .steps
         .iter()
-        .map(|step| format!("{port}: {} {} → {}", step.what, step.from, step.to))
+        .map(|step| clean(&format!("{port}: {} {} → {}", step.what, step.from, step.to)))
         .collect();
-    lines.extend(answer.warnings.iter().map(|warning| format!("warning: {warning}")));
+    lines.extend(answer.warnings.iter().map(|warning| clean(&format!("warning: {warning}"))));
     lines.push(match answer.confirm_within_s {
         Some(seconds) => format!(
             "done on trial; it is put back in {seconds} s unless you say: linerate link confirm {port}{host}"
@@ -76,4 +75,27 @@ pub(super) fn said(answer: &LinkAnswer, host: Option<&str>) -> String {
         None => "nothing was changed (dry run)".to_owned(),
     });
     lines.join("\n") + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use linerate_api::LinkStep;
+
+    use super::*;
+
+    #[test]
+    fn what_another_host_says_does_not_steer_the_terminal() {
+        let evil = || "\x1b[2J\nl1: all is well".to_owned();
+        let answer = LinkAnswer {
+            port: evil(),
+            steps: vec![LinkStep { what: evil(), from: evil(), to: evil() }],
+            warnings: vec![evil()],
+            applied: true,
+            confirm_within_s: Some(60),
+        };
+        let text = said(&answer, Some("beta"));
+        assert!(!text.contains('\x1b') && text.lines().count() == 3, "{text:?}");
+        let nothing = said(&LinkAnswer { steps: Vec::new(), ..answer }, None);
+        assert!(!nothing.contains('\x1b') && nothing.lines().count() == 1, "{nothing:?}");
+    }
 }

@@ -13,6 +13,7 @@ use linerate_fabric::saved;
 use serde::Serialize;
 use serde_json::json;
 
+use super::doctor::understood;
 use super::link::said;
 use crate::context::Context;
 use crate::exit::Exit;
@@ -90,11 +91,7 @@ fn saved(folder: &Path) -> Result<Room, Failure> {
 async fn asked(hosts: &[String], context: &Context) -> Result<(Room, Vec<Unheard>), Failure> {
     let request = DoctorRequest { hosts: hosts.to_vec(), ..DoctorRequest::default() };
     let DoctorAnswer { room, unheard, .. } = context.client.doctor(&request).await?;
-    let room = serde_json::from_value(room).map_err(|error| {
-        let message = format!("the agent's answer was not understood: {error}");
-        Failure::new(Exit::Failed, message, "use the client and the agent of one version")
-    })?;
-    Ok((room, unheard))
+    Ok((understood(room)?, unheard))
 }
 
 fn tell(hosts: &[HostPlan], unheard: &[Unheard], context: &Context) -> Result<(), Failure> {
