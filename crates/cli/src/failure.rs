@@ -47,6 +47,16 @@ impl Failure {
         }
     }
 
+    /// The same, and what came of it.
+    #[must_use]
+    pub fn and(mut self, words: &str) -> Failure {
+        self.message = format!("{}; {words}", self.message);
+        if let Some(body) = &mut self.body {
+            body.message.clone_from(&self.message);
+        }
+        self
+    }
+
     /// What happened, in words.
     pub fn message(&self) -> &str {
         &self.message

@@ -398,6 +398,39 @@ fn what_does_not_help_is_put_back_and_other_hosts_must_allow_it() {
     assert_eq!((exit, mtu(&room, 1, "l1")), (4, "1500".into()));
 }
 
+/// Before it is kept everything goes back, also where nobody reads what is said; after that it is said, whatever else goes wrong.
+#[test]
+fn an_output_that_breaks_never_leaves_it_open_what_stays() {
+    use std::io::{Read as _, Write as _};
+    let room = Room::with(2, &[1000, 1000], SETTABLE);
+    room.on(1, &["ip", "link", "set", "dev", "l1", "mtu", "1500"]);
+    let mut command = room.agents[0].client();
+    command.args(["doctor", "--quick", "--fix", "--within", "1h", &room.agents[1].address(0).to_string()]);
+    let pipe = std::process::Stdio::piped;
+    let mut child = command.stdin(pipe()).stdout(pipe()).stderr(pipe()).spawn().unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    let mut said = Vec::new();
+    child.stdin.take().unwrap().write_all(b"y\ny\n").unwrap();
+    // The end of the line is the last that is written before the port is set.
+    while !said.ends_with(b"Set these on trial? [y/N] \n") {
+        let mut byte = [0];
+        stdout.read_exact(&mut byte).unwrap();
+        said.extend(byte);
+    }
+    drop(stdout);
+    let done = child.wait_with_output().unwrap();
+    let errors = String::from_utf8(done.stderr).unwrap();
+    assert!(errors.contains("output cannot be written") && errors.contains("is as before"), "{errors}");
+    assert_eq!((done.status.code(), mtu(&room, 1, "l1")), (Some(1), "1500".into()));
+
+    let page = room.lab.hosts()[0].directory().join("no-such-folder/page.html");
+    let (exit, text) = room.fix(&["--json", "--yes", "--within", "5m", "--html", page.to_str().unwrap()], "");
+    let document = serde_json::Deserializer::from_str(&text).into_iter::<Value>().next().unwrap().unwrap();
+    assert_eq!(document["outcome"], "kept", "{text}");
+    assert!(exit == 1 && text.contains("page.html cannot be written"), "{exit}: {text}");
+    assert_eq!(mtu(&room, 1, "l1"), "9000");
+}
+
 /// What a program gets; and a path that nobody can raise is made to work by lowering both ends.
 #[test]
 fn a_path_through_a_small_bridge_is_mended_by_smaller_packets() {

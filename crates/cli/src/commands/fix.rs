@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use linerate_api::{DoctorAnswer, DoctorRequest, Heard, LinkConfirm, LinkRequest, Probes, QosRequest};
+use linerate_api::{
+    ClientError, DoctorAnswer, DoctorRequest, Heard, LinkConfirm, LinkRequest, Probes, QosRequest, Unheard,
+    code,
+};
 use linerate_fabric::checks::run_all;
 use linerate_fabric::link::Speed;
 use linerate_fabric::mend::{Mends, PortMend, mends, verdict};
@@ -87,16 +90,16 @@ pub async fn run(
         return said_no(Outcome::Declined);
     }
     let job = Job { flags, context, heard, here: look.room.hosts.first().map(|host| host.host.as_str()) };
-    let trial = job.set_all(&plan, intent.as_deref()).await?;
-    let after = job.judge(look, &plan, &trial).await?;
-    if !flags.yes && !context.ask(&render::keep(flags.within))? {
-        let words = job.put_back(&trial).await;
-        return Err(Failure::new(Exit::Failed, format!("not kept; {words}"), ""));
-    }
+    let mut trial = Vec::new();
+    let after = match job.try_out(look, &plan, intent.as_deref(), &mut trial).await {
+        Ok(after) => after,
+        Err(failure) => return Err(job.take_back(failure, &trial).await),
+    };
     job.keep(&trial).await?;
-    page(&after, flags)?;
+    // It is kept, whatever becomes of the output.
     context.people(|| "it stays\n".to_owned())?;
     context.programs(&Document { look: &after, fix: &plan, outcome: Outcome::Kept })?;
+    page(&after, flags)?;
     Ok(exit(&after.findings, &after.unheard))
 }
 
@@ -117,23 +120,39 @@ struct Job<'a> {
 
 impl Job<'_> {
     /// A host as its agent is asked: by the name that the operator gave, or not at all if it is this one.
-    fn named(&self, host: &str) -> Option<String> {
-        let other = self.here != Some(host);
+    fn named(&self, host: &str) -> Result<Option<String>, Failure> {
+        if self.here == Some(host) {
+            return Ok(None);
+        }
+        // Without a name it would be this host's port of that name.
         let named = self.heard.iter().find(|one| one.host == host).map(|one| one.named.clone());
-        named.filter(|_| other)
+        named.map(Some).ok_or_else(|| {
+            let message = format!("the agent does not say by which name it asked {host}");
+            Failure::new(Exit::Failed, message, "use the client and the agent of one version")
+        })
     }
 
-    /// Everything on trial, or nothing.
-    async fn set_all(&self, plan: &Mends, intent: Option<&str>) -> Result<Vec<OnTrial>, Failure> {
-        let mut trial = Vec::new();
-        let done = self.set_ports(plan, intent, &mut trial).await;
-        match done {
-            Ok(()) => Ok(trial),
-            Err(failure) => {
-                let words = self.put_back(&trial).await;
-                self.context.say(&format!("what was set before that: {words}"));
-                Err(failure)
-            }
+    /// Everything on trial and looked at, and a yes to it. What was set until then is in `trial`, also after an error.
+    async fn try_out(
+        &self,
+        before: &Look,
+        plan: &Mends,
+        intent: Option<&str>,
+        trial: &mut Vec<OnTrial>,
+    ) -> Result<Look, Failure> {
+        self.set_ports(plan, intent, trial).await?;
+        let after = self.judge(before, plan).await?;
+        if self.flags.yes || self.context.ask(&render::keep(self.flags.within))? {
+            return Ok(after);
+        }
+        Err(Failure::new(Exit::Failed, "not kept", ""))
+    }
+
+    /// Puts back what is on trial: the failure, and what became of each port.
+    async fn take_back(&self, failure: Failure, trial: &[OnTrial]) -> Failure {
+        match trial {
+            [] => failure,
+            _ => failure.and(&self.put_back(trial).await),
         }
     }
 
@@ -144,16 +163,16 @@ impl Job<'_> {
         trial: &mut Vec<OnTrial>,
     ) -> Result<(), Failure> {
         for one in &plan.ports {
-            let request = self.request(one);
+            let request = self.request(one)?;
             let answer = self.context.client.set_link(&request).await?;
-            self.context.people(|| said(&answer, request.host.as_deref()))?;
             if answer.applied {
-                trial.push(OnTrial(LinkConfirm { port: request.port, host: request.host }));
+                trial.push(OnTrial(LinkConfirm { port: request.port, host: request.host.clone() }));
             }
+            self.context.people(|| said(&answer, request.host.as_deref()))?;
         }
         for host in &plan.intents {
             let Some(intent) = intent else { continue };
-            let named = self.named(&host.plan.host);
+            let named = self.named(&host.plan.host)?;
             let request = QosRequest {
                 intent: intent.to_owned(),
                 host: named.clone(),
@@ -161,19 +180,22 @@ impl Job<'_> {
                 confirm_within_s: self.flags.within,
             };
             let answer = self.context.client.apply_qos(&request).await?;
-            for port in answer.ports.iter().filter(|port| port.applied) {
+            let set = || answer.ports.iter().filter(|port| port.applied);
+            trial.extend(
+                set().map(|port| OnTrial(LinkConfirm { port: port.port.clone(), host: named.clone() })),
+            );
+            for port in set() {
                 self.context.people(|| said(port, named.as_deref()))?;
-                trial.push(OnTrial(LinkConfirm { port: port.port.clone(), host: named.clone() }));
             }
         }
         Ok(())
     }
 
-    fn request(&self, one: &PortMend) -> LinkRequest {
+    fn request(&self, one: &PortMend) -> Result<LinkRequest, Failure> {
         let wish = &one.wish;
-        LinkRequest {
+        Ok(LinkRequest {
             port: one.place.port.clone().unwrap_or_default(),
-            host: self.named(&one.place.host),
+            host: self.named(&one.place.host)?,
             mtu: wish.mtu,
             speed_mbps: wish.speed.map(|speed| match speed {
                 Speed::Auto => 0,
@@ -184,11 +206,11 @@ impl Job<'_> {
             queues: wish.queues,
             dry_run: false,
             confirm_within_s: self.flags.within,
-        }
+        })
     }
 
-    /// Looks again: the findings must be gone, and nothing grave may have come. Otherwise all is put back.
-    async fn judge(&self, before: &Look, plan: &Mends, trial: &[OnTrial]) -> Result<Look, Failure> {
+    /// Looks again: the findings must be gone, and nothing grave may have come.
+    async fn judge(&self, before: &Look, plan: &Mends) -> Result<Look, Failure> {
         let mut why = None;
         for look in 0..LOOKS {
             if look > 0 {
@@ -196,10 +218,8 @@ impl Job<'_> {
             }
             match self.look().await {
                 Ok(after) => {
-                    let silent = after.unheard.first().filter(|_| before.unheard.is_empty());
-                    let silent =
-                        silent.map(|host| format!("{} does not answer any more: {}", host.host, host.why));
-                    why = silent.or_else(|| verdict(&before.findings, &plan.goals, &after.findings));
+                    why = fell_silent(before, &after)
+                        .or_else(|| verdict(&before.findings, &plan.goals, &after.findings));
                     if why.is_none() {
                         self.context.people(|| render::gone(&plan.goals))?;
                         return Ok(after);
@@ -208,8 +228,7 @@ impl Job<'_> {
                 Err(failure) => why = Some(failure.message().to_owned()),
             }
         }
-        let words = self.put_back(trial).await;
-        let message = format!("it did not help: {}; {words}", why.unwrap_or_default());
+        let message = format!("it did not help: {}", why.unwrap_or_default());
         Err(Failure::new(Exit::Failed, message, "`--details` says how to put it right by hand"))
     }
 
@@ -221,13 +240,14 @@ impl Job<'_> {
         Ok(Look { findings: run_all(&room), unheard, room })
     }
 
-    /// All of it, the last one first; what became of each port, in words.
+    /// These ports, the last one first; what became of each, in words.
     async fn put_back(&self, trial: &[OnTrial]) -> String {
         let mut words = Vec::new();
         for OnTrial(port) in trial.iter().rev() {
             let name = render::place(port);
             words.push(match self.context.client.put_back_link(port).await {
                 Ok(_) => format!("{name} is as before"),
+                Err(error) if is_answer(&error) => format!("{name}: {error}"),
                 Err(error) => {
                     let within = self.flags.within;
                     format!(
@@ -236,21 +256,48 @@ impl Job<'_> {
                 }
             });
         }
-        if words.is_empty() { "nothing was changed".to_owned() } else { words.join(", ") }
+        words.join(", ")
     }
 
-    /// All of it stays. What was not kept in time is said.
+    /// All of it stays. At the first port that does not, the rest is put back: half of a mend may be worse than none.
     async fn keep(&self, trial: &[OnTrial]) -> Result<(), Failure> {
-        let mut lost = Vec::new();
-        for OnTrial(port) in trial {
-            if let Err(error) = self.context.client.confirm_link(port).await {
-                lost.push(format!("{}: {error}", render::place(port)));
-            }
+        for (at, OnTrial(port)) in trial.iter().enumerate() {
+            let Err(error) = self.context.client.confirm_link(port).await else { continue };
+            let (kept, left) = trial.split_at(at);
+            // One whose answer was lost may be on trial still.
+            let left = left.get(usize::from(is_answer(&error))..).unwrap_or_default();
+            let stays = match kept {
+                [] => "none of it stays".to_owned(),
+                _ => {
+                    let names: Vec<String> = kept.iter().map(|OnTrial(port)| render::place(port)).collect();
+                    format!("not all of it stays, only {}", names.join(", "))
+                }
+            };
+            let failure = Failure::new(
+                Exit::Failed,
+                format!("{stays}: {}: {error}", render::place(port)),
+                "run it again, with a longer --within",
+            );
+            return Err(self.take_back(failure, left).await);
         }
-        if lost.is_empty() {
-            return Ok(());
-        }
-        let message = format!("not all of it stays: {}", lost.join("; "));
-        Err(Failure::new(Exit::Failed, message, "run it again, with a longer --within"))
+        Ok(())
     }
 }
+
+/// The agent of the port itself said so. Without its word nobody knows what it did, but at the end of the trial it puts the port back.
+fn is_answer(error: &ClientError) -> bool {
+    match error {
+        ClientError::Agent { body, .. } => !matches!(body.code.as_str(), "no_link" | code::ANSWER_LOST),
+        _ => false,
+    }
+}
+
+/// A host that was heard before and is not heard now.
+fn fell_silent(before: &Look, after: &Look) -> Option<String> {
+    let known = |one: &&Unheard| before.unheard.iter().any(|before| before.host == one.host);
+    let lost = after.unheard.iter().find(|one| !known(one))?;
+    Some(format!("{} does not answer any more: {}", lost.host, lost.why))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,240 @@
+//! Against an agent that says what a test wants.
+
+use std::sync::{Arc, Mutex};
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use axum::{Json, Router};
+use linerate_api::{Client, ErrorBody, LinkAnswer, LinkStep, paths};
+use linerate_fabric::model::{Address, Inventory, Port, PortKind, Room};
+
+use super::*;
+use crate::context::Screen;
+use crate::render::paint::Paint;
+
+/// What the agent does.
+struct Script {
+    /// The rooms that it sees, one after the other, the last one again and again; and hosts that do not answer then.
+    looks: Vec<(Room, Vec<Unheard>)>,
+    /// What it says of a command instead of doing it, such as `confirm l1`.
+    refuses: fn(&str) -> Option<ErrorBody>,
+}
+
+/// It, its socket, and what it was asked.
+struct Agent {
+    folder: tempfile::TempDir,
+    asked: Arc<Mutex<Vec<String>>>,
+    serving: tokio::task::JoinHandle<std::io::Result<()>>,
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+type Shared = (Arc<Script>, Arc<Mutex<Vec<String>>>);
+
+fn done(
+    (script, asked): Shared,
+    verb: &str,
+    port: &str,
+    host: Option<&str>,
+    answer: impl IntoResponse,
+) -> Response {
+    let line = format!("{verb} {port}{}", host.map(|host| format!(" of {host}")).unwrap_or_default());
+    asked.lock().unwrap().push(line.clone());
+    match (script.refuses)(&line) {
+        Some(body) => (StatusCode::from_u16(body.http_status()).unwrap(), Json(body)).into_response(),
+        None => answer.into_response(),
+    }
+}
+
+async fn set(State(shared): State<Shared>, Json(request): Json<LinkRequest>) -> Response {
+    let steps = vec![LinkStep { what: "MTU".into(), from: "1500".into(), to: "9000".into() }];
+    let port = request.port.clone();
+    let answer = LinkAnswer { port, steps, warnings: vec![], applied: true, confirm_within_s: Some(60) };
+    done(shared, "set", &request.port, request.host.as_deref(), Json(answer))
+}
+
+async fn confirm(State(shared): State<Shared>, Json(request): Json<LinkConfirm>) -> Response {
+    done(shared, "confirm", &request.port, request.host.as_deref(), Json(request.clone()))
+}
+
+async fn put_back(State(shared): State<Shared>, Json(request): Json<LinkConfirm>) -> Response {
+    done(shared, "put back", &request.port, request.host.as_deref(), Json(request.clone()))
+}
+
+async fn look(State((script, asked)): State<Shared>) -> Response {
+    let mut asked = asked.lock().unwrap();
+    let before = asked.iter().filter(|line| *line == "look").count();
+    asked.push("look".into());
+    let (room, unheard) = script.looks[before.min(script.looks.len() - 1)].clone();
+    Json(DoctorAnswer { room: serde_json::to_value(room).unwrap(), heard: vec![], unheard }).into_response()
+}
+
+impl Agent {
+    fn new(script: Script) -> Agent {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = tokio::net::UnixListener::bind(folder.path().join("agent.sock")).unwrap();
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let router = Router::new()
+            .route(paths::LINK_SET, post(set))
+            .route(paths::LINK_CONFIRM, post(confirm))
+            .route(paths::LINK_PUT_BACK, post(put_back))
+            .route(paths::DOCTOR, post(look))
+            .with_state((Arc::new(script), asked.clone()));
+        let serving = tokio::spawn(async move { axum::serve(listener, router).await });
+        Agent { folder, asked, serving }
+    }
+
+    /// `linerate doctor --fix --yes --json`, begun with what the script sees first.
+    async fn fix(&self, begun: (Room, Vec<Unheard>), heard: &[Heard]) -> Result<Exit, Failure> {
+        let screen = Screen { width: 100, paint: Paint::PLAIN, live: false };
+        let client = Client::new(self.folder.path().join("agent.sock"));
+        let context = Context { client, json: true, out: screen, err: screen };
+        let flags = DoctorFlags {
+            hosts: vec!["beta.example".into()],
+            inventory: false,
+            from: None,
+            quick: true,
+            details: false,
+            html: None,
+            save: None,
+            fix: true,
+            dry_run: false,
+            yes: true,
+            qos: None,
+            within: 60,
+        };
+        let (room, unheard) = begun;
+        let look = Look { findings: run_all(&room), room, unheard };
+        run(&look, heard, &flags, &context).await
+    }
+
+    fn asked(&self) -> Vec<String> {
+        self.asked.lock().unwrap().clone()
+    }
+}
+
+/// alpha and beta on two networks, with these MTUs of alpha's and beta's ports.
+fn room(alpha: [u32; 2], beta: [u32; 2]) -> Room {
+    let host = |name: &str, last: u8, mtus: [u32; 2]| {
+        let port = |at: u8, mtu: u32| {
+            let addresses = vec![Address { ip: [10, 0, at, last].into(), prefix: 24 }];
+            let kind = PortKind::Physical;
+            Port { name: format!("l{at}"), kind, mtu: Some(mtu), addresses, ..Port::default() }
+        };
+        let ports = vec![port(0, mtus[0]), port(1, mtus[1])];
+        Inventory { ports, ..Inventory::new(name) }
+    };
+    Room::of(vec![host("alpha", 1, alpha), host("beta", 2, beta)])
+}
+
+/// A fault at each of beta's ports.
+fn faulty() -> Room {
+    room([9000; 2], [1500; 2])
+}
+
+fn mended() -> Room {
+    room([9000; 2], [9000; 2])
+}
+
+fn heard() -> Vec<Heard> {
+    vec![Heard { named: "beta.example".into(), host: "beta".into() }]
+}
+
+fn silent(host: &str) -> Unheard {
+    Unheard { host: host.into(), why: "no answer".into() }
+}
+
+const SETS: [&str; 3] = ["set l0 of beta.example", "set l1 of beta.example", "look"];
+const BOTH_BACK: [&str; 2] = ["put back l1 of beta.example", "put back l0 of beta.example"];
+
+#[tokio::test]
+async fn what_helps_is_kept() {
+    let agent = Agent::new(Script { looks: vec![(mended(), vec![])], refuses: |_| None });
+    agent.fix((faulty(), vec![]), &heard()).await.unwrap();
+    let kept = ["confirm l0 of beta.example", "confirm l1 of beta.example"];
+    assert_eq!(agent.asked(), [&SETS[..], &kept].concat());
+}
+
+#[tokio::test]
+async fn a_host_that_falls_silent_is_missed_also_where_another_was_silent_before() {
+    // With beta's inventory its findings go.
+    let alone = Room::of(faulty().hosts.into_iter().take(1).collect());
+    let after = vec![silent("gamma"), silent("beta.example")];
+    let agent = Agent::new(Script { looks: vec![(alone, after)], refuses: |_| None });
+    let failure = agent.fix((faulty(), vec![silent("gamma")]), &heard()).await.unwrap_err();
+    assert!(failure.message().contains("beta.example does not answer any more"), "{failure:?}");
+    assert!(failure.message().contains("l0 of beta.example is as before"), "{failure:?}");
+    assert_eq!(agent.asked()[5..], BOTH_BACK);
+    assert!(!agent.asked().iter().any(|line| line.starts_with("confirm")));
+}
+
+#[tokio::test]
+async fn a_host_without_a_name_is_not_taken_for_this_one() {
+    let agent = Agent::new(Script { looks: vec![(mended(), vec![])], refuses: |_| None });
+    let failure = agent.fix((faulty(), vec![]), &[]).await.unwrap_err();
+    assert!(failure.message().contains("by which name it asked beta"), "{failure:?}");
+    assert_eq!(agent.asked(), [""; 0]);
+}
+
+#[tokio::test]
+async fn where_the_first_port_came_too_late_the_rest_is_put_back() {
+    let late =
+        |line: &str| (line == "confirm l0 of beta.example").then(|| ErrorBody::new("too_late", "late"));
+    let agent = Agent::new(Script { looks: vec![(mended(), vec![])], refuses: late });
+    let failure = agent.fix((faulty(), vec![]), &heard()).await.unwrap_err();
+    let said = "none of it stays: l0 of beta.example: late; l1 of beta.example is as before";
+    assert_eq!(failure.message(), said);
+    let then = ["confirm l0 of beta.example", "put back l1 of beta.example"];
+    assert_eq!(agent.asked()[3..], then);
+}
+
+#[tokio::test]
+async fn what_stays_of_half_a_mend_is_named_and_a_lost_answer_is_put_back_too() {
+    let lost =
+        |line: &str| (line == "confirm l1 of beta.example").then(|| ErrorBody::new("answer_lost", "lost"));
+    let agent = Agent::new(Script { looks: vec![(mended(), vec![])], refuses: lost });
+    let failure = agent.fix((faulty(), vec![]), &heard()).await.unwrap_err();
+    let said = "not all of it stays, only l0 of beta.example: l1 of beta.example: lost; l1 of beta.example is as before";
+    assert_eq!(failure.message(), said);
+    assert_eq!(agent.asked()[5..], ["put back l1 of beta.example"]);
+}
+
+#[tokio::test]
+async fn a_second_port_that_is_refused_takes_the_first_one_back() {
+    let no = |line: &str| (line == "set l1 of beta.example").then(|| ErrorBody::new("link_failed", "no"));
+    let agent = Agent::new(Script { looks: vec![(mended(), vec![])], refuses: no });
+    let failure = agent.fix((faulty(), vec![]), &heard()).await.unwrap_err();
+    assert_eq!(failure.message(), "no; l0 of beta.example is as before");
+    let json: serde_json::Value = serde_json::from_str(&failure.json()).unwrap();
+    assert_eq!(json["error"]["message"], "no; l0 of beta.example is as before");
+}
+
+#[tokio::test]
+async fn that_the_agent_puts_it_back_by_itself_is_said_only_where_it_can_be_so() {
+    let failure_of = async |refuses: fn(&str) -> Option<ErrorBody>| {
+        let agent = Agent::new(Script { looks: vec![(faulty(), vec![])], refuses });
+        let failure = agent.fix((faulty(), vec![]), &heard()).await.unwrap_err();
+        failure.message().to_owned()
+    };
+    let stuck = |line: &str| line.starts_with("put back").then(|| ErrorBody::new("link_failed", "could NOT"));
+    let said = failure_of(stuck).await;
+    assert!(said.contains("could NOT") && !said.contains("by itself"), "{said}");
+    let gone = |line: &str| line.starts_with("put back").then(|| ErrorBody::new("no_link", "no way there"));
+    let said = failure_of(gone).await;
+    assert!(said.contains("no way there; its agent puts it back by itself within 60 s"), "{said}");
+}
+
+/// Nobody knows whether it was done: not said is that nothing was.
+#[tokio::test]
+async fn an_answer_that_was_lost_does_not_say_that_nothing_changed() {
+    let lost = |line: &str| line.starts_with("set").then(|| ErrorBody::new("answer_lost", "lost"));
+    let agent = Agent::new(Script { looks: vec![(faulty(), vec![])], refuses: lost });
+    let failure = agent.fix((faulty(), vec![]), &heard()).await.unwrap_err();
+    assert_eq!(failure.message(), "lost");
+}
