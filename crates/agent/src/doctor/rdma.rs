@@ -6,9 +6,13 @@ use std::sync::Arc;
 use linerate_api::{BenchCpu, BenchRequest, BenchTest, BenchTransport};
 use linerate_fabric::model::Probe;
 use linerate_fabric::probe::{Depth, Target};
+use linerate_net::rdma::connect::ConnectError;
+use linerate_net::rdma::error::RdmaError;
+use linerate_net::wires::WireError;
+use rustix::io::Errno;
 
 use crate::agent::Agent;
-use crate::bench::{self, Stop};
+use crate::bench::{self, BenchError, Stop};
 use crate::faults::chain;
 
 /// How long bytes flow. Queue pairs have no slow start.
@@ -21,11 +25,55 @@ pub fn probe(agent: &Agent, target: &Target, depth: Depth, probe: &mut Probe) {
     }
     match measure(agent, target) {
         Ok(rate) => probe.rdma_mbps = Some(rate),
-        Err(why) => probe.rdma_failure = Some(why),
+        Err(error) if is_blocked(&error) => probe.rdma_failure = Some(chain(&error)),
+        Err(error) => tracing::info!(to = %target.to.ip, error = chain(&error), "RDMA was not measured"),
     }
 }
 
-fn measure(agent: &Agent, target: &Target) -> Result<u64, String> {
+/// RDMA does not get through. Whatever else keeps a measurement from being made (a guest that moves, another measurement, too little
+/// memory that may be locked, a no of the other agent) says nothing of the way.
+fn is_blocked(error: &BenchError) -> bool {
+    match error {
+        BenchError::ConnectRdma(ConnectError::Here { source, .. }) => is_lost(source),
+        BenchError::ConnectRdma(error) => match error {
+            ConnectError::Address { .. }
+            | ConnectError::Unreachable { .. }
+            | ConnectError::Rejected { .. }
+            | ConnectError::NoWelcome { .. } => true,
+            // Its agent's no came by RDMA.
+            ConnectError::Here { .. } | ConnectError::Refused { .. } => false,
+        },
+        BenchError::Wire { source, .. } => match source {
+            WireError::Rdma(error) => is_lost(error),
+            WireError::Silent { .. } | WireError::TimedOut { .. } => true,
+            _ => false,
+        },
+        _ => false,
+    }
+}
+
+/// The adapters did not hear each other, or not understand.
+fn is_lost(error: &RdmaError) -> bool {
+    match error {
+        // The limit of locked memory, by another call.
+        RdmaError::Call { source, .. } => *source != Errno::NOMEM,
+        RdmaError::RemoteAccess
+        | RdmaError::Silent { .. }
+        | RdmaError::Completion { .. }
+        | RdmaError::DeviceGone
+        | RdmaError::TimedOut { .. } => true,
+        RdmaError::Library(_)
+        | RdmaError::NoDevice(_)
+        | RdmaError::Register { .. }
+        | RdmaError::NotMapped { .. }
+        | RdmaError::Refused(_)
+        | RdmaError::PeerClosed
+        | RdmaError::ClosedHere
+        | RdmaError::Rules(_) => false,
+    }
+}
+
+fn measure(agent: &Agent, target: &Target) -> Result<u64, BenchError> {
     let request = BenchRequest {
         to: target.agent.to_string(),
         links: [target.from.ip, target.to.ip].map(alone).to_vec(),
@@ -36,8 +84,7 @@ fn measure(agent: &Agent, target: &Target) -> Result<u64, String> {
         force: false,
         test: BenchTest::Bandwidth { time_ms: LASTS_MS },
     };
-    let report =
-        bench::send(&agent.bench, &request, &Arc::new(Stop::default())).map_err(|error| chain(&error))?;
+    let report = bench::send(&agent.bench, &request, &Arc::new(Stop::default()))?;
     let rate = report.bandwidth.first().map(|one| one.sum.out_gbit_per_s);
     // From a rate that is no number comes 0.
     Ok((rate.unwrap_or_default() * 1000.0) as u64)
@@ -46,4 +93,91 @@ fn measure(agent: &Agent, target: &Target) -> Result<u64, String> {
 /// The network of one address.
 fn alone(ip: IpAddr) -> String {
     format!("{ip}/{}", if ip.is_ipv4() { 32 } else { 128 })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+    use std::time::Duration;
+
+    use linerate_core::{Code, Fault, Side, Step};
+
+    use super::*;
+
+    fn remote() -> SocketAddr {
+        ([10, 0, 0, 2], 4791).into()
+    }
+
+    fn wire(source: WireError) -> BenchError {
+        BenchError::Wire { link: "l0".into(), source }
+    }
+
+    fn here(source: RdmaError) -> BenchError {
+        BenchError::ConnectRdma(ConnectError::Here { remote: remote(), source })
+    }
+
+    fn no() -> Fault {
+        Fault::new(Code::NotAuthorised, Step::Connect, Side::Destination, "no".to_owned())
+    }
+
+    #[test]
+    fn what_the_way_does_is_blocked() {
+        let (remote, source) = (remote(), Errno::TIMEDOUT);
+        let waited = Duration::from_secs(1);
+        let lost = || RdmaError::Silent { retries: "retry exceeded".into() };
+        let completion = RdmaError::Completion { what: "a write", status: "flushed".into(), vendor: 0 };
+        for error in [
+            ConnectError::Address { remote, source }.into(),
+            ConnectError::Unreachable { remote, source }.into(),
+            ConnectError::Rejected { remote, reason: 8 }.into(),
+            ConnectError::NoWelcome { remote }.into(),
+            here(lost()),
+            here(RdmaError::TimedOut { what: "the route", milliseconds: 1 }),
+            here(RdmaError::Call { what: "rdma_connect", source }),
+            wire(WireError::Rdma(lost())),
+            wire(WireError::Rdma(completion)),
+            wire(WireError::Rdma(RdmaError::RemoteAccess)),
+            wire(WireError::Rdma(RdmaError::DeviceGone)),
+            wire(WireError::Silent { waited }),
+            wire(WireError::TimedOut { limit: waited }),
+        ] {
+            assert!(is_blocked(&error), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn what_says_nothing_of_the_way_is_not() {
+        let link = || "l0".to_owned();
+        let denied = RdmaError::Register { bytes: 1, source: Errno::NOMEM };
+        let io = || std::io::ErrorKind::NotFound.into();
+        for error in [
+            BenchError::Migration { host: link() },
+            BenchError::Busy { host: link() },
+            BenchError::Cancelled,
+            BenchError::Peer { host: link(), code: "bench_failed".into(), message: String::new() },
+            BenchError::Unexpected { asked: "open", got: "close" },
+            BenchError::Host { host: link(), source: io() },
+            BenchError::NoLink { offered: link() },
+            BenchError::NoRdma { link: link() },
+            BenchError::Lost { link: link(), sent: 2, received: 1 },
+            BenchError::QueuePairs { connections: 100 },
+            BenchError::Memory { bytes: 1 },
+            BenchError::Rdma(denied.clone()),
+            ConnectError::Refused { remote: remote(), fault: no() }.into(),
+            here(denied),
+            here(RdmaError::Call { what: "ibv_create_cq", source: Errno::NOMEM }),
+            here(RdmaError::NoDevice(Errno::NODEV)),
+            here(RdmaError::Rules("too long")),
+            here(RdmaError::NotMapped { region: 0 }),
+            wire(WireError::Rdma(RdmaError::PeerClosed)),
+            wire(WireError::Rdma(RdmaError::ClosedHere)),
+            wire(WireError::Rdma(RdmaError::Refused(no()))),
+            wire(WireError::Closed),
+            wire(WireError::Socket(io())),
+            wire(WireError::Thread(io())),
+            wire(WireError::TooLarge { bytes: 1 }),
+        ] {
+            assert!(!is_blocked(&error), "{error:?}");
+        }
+    }
 }
