@@ -347,7 +347,11 @@ impl Agent {
     }
 
     /// The session that a connection belongs to; a new one for the first connection.
-    fn session_for(self: &Arc<Agent>, hello: &Hello, peer: SocketAddr) -> Result<Arc<Incoming>, Fault> {
+    pub(crate) fn session_for(
+        self: &Arc<Agent>,
+        hello: &Hello,
+        peer: SocketAddr,
+    ) -> Result<Arc<Incoming>, Fault> {
         let mut incoming = lock(&self.incoming);
         match (incoming.get(&hello.session), hello.role) {
             (Some(session), _) if !session.knows(&hello.token) => {

@@ -23,6 +23,8 @@ use kept::{Trial, file, save};
 const LINK_WAIT: Duration = Duration::from_secs(8);
 const LINK_LOOK: Duration = Duration::from_millis(200);
 const WITHIN_S_MAX: u32 = 3600;
+/// As many ports as an intent may name.
+const TRIALS_MAX: usize = 256;
 
 /// Does what was asked, on trial.
 pub fn set(agent: &Arc<Agent>, request: &LinkRequest) -> Result<LinkAnswer, ErrorBody> {
@@ -62,12 +64,28 @@ pub(crate) fn within(seconds: u32) -> Result<(), ErrorBody> {
 /// What is on trial stays. What could not be put back stays too, and the agent forgets it.
 pub fn confirm(agent: &Agent, port: &str) -> Result<(), ErrorBody> {
     let mut trials = agent.trials.lock();
-    let Some(trial) = trials.remove(port) else { return Err(nothing_waits(port)) };
+    let trial = trials.get(port).cloned().ok_or_else(|| nothing_waits(port))?;
+    done(port, &trial)?;
+    trials.remove(port);
+    agent.trials.tell_ended();
     save(agent, &trials)?;
     let Some(why) = trial.stuck else { return Ok(()) };
     let message = format!("{port} was not confirmed in time and could NOT be put back: {why}");
     let hint = "it stays as it is now and the agent forgets it: look at it, and set by hand what is not as it should be";
     Err(ErrorBody::new(code::TOO_LATE, message).with_hint(hint))
+}
+
+/// A change that is just being made is nobody's yet: it would go on after it was put back.
+fn done(port: &str, trial: &Trial) -> Result<(), ErrorBody> {
+    if trial.waits || trial.stuck.is_some() {
+        return Ok(());
+    }
+    let message = format!("the change of {port} is not done yet");
+    Err(busy(message).with_hint("ask again in some seconds"))
+}
+
+fn busy(message: String) -> ErrorBody {
+    ErrorBody { retry_can_help: true, ..ErrorBody::new(code::LINK_BUSY, message) }
 }
 
 fn nothing_waits(port: &str) -> ErrorBody {
@@ -78,8 +96,9 @@ fn nothing_waits(port: &str) -> ErrorBody {
 
 /// What is on trial is put back before its time.
 pub fn put_back_now(agent: &Agent, port: &str) -> Result<(), ErrorBody> {
-    let number = agent.trials.lock().get(port).map(|trial| trial.number);
-    let begun = Begun { port: port.to_owned(), number: number.ok_or_else(|| nothing_waits(port))? };
+    let trial = agent.trials.lock().get(port).cloned().ok_or_else(|| nothing_waits(port))?;
+    done(port, &trial)?;
+    let begun = Begun { port: port.to_owned(), number: trial.number };
     match end(agent, &begun) {
         Ended::PutBack => Ok(()),
         Ended::Confirmed => Err(nothing_waits(port)),
@@ -95,13 +114,15 @@ pub fn recover(agent: &Agent) {
         return;
     };
     let mut trials = agent.trials.lock();
-    for (port, mut trial) in left {
+    *trials = left;
+    for (port, trial) in trials.iter_mut() {
         tracing::warn!(port, "a change was not confirmed before the agent ended: it is put back");
-        if let Err(why) = put_back(&port, &trial.undo) {
-            tracing::error!("{}", Ended::Stuck(why.clone()).words(&port));
-            trial.stuck = Some(why);
-            trials.insert(port, trial);
-        }
+        trial.stuck.get_or_insert_default();
+    }
+    put_back_stuck(&mut trials);
+    for (port, trial) in trials.iter() {
+        let why = trial.stuck.clone().unwrap_or_default();
+        tracing::error!("{}", Ended::Stuck(why).words(port));
     }
     if let Err(error) = save(agent, &trials) {
         tracing::error!(error = error.message, "the list of trials");
@@ -155,9 +176,24 @@ pub(crate) fn change(agent: &Agent, port: &Port, plan: &Plan, look: Look<'_>) ->
 
 /// Puts back all of them: the error, and then what became of each port.
 pub(crate) fn give_up(agent: &Agent, begun: &[Begun], error: ErrorBody) -> ErrorBody {
-    let words = begun.iter().map(|one| end(agent, one).words(&one.port));
+    let ended = end_all(agent, begun);
+    let words = begun.iter().zip(ended).map(|(one, ended)| ended.words(&one.port));
     let message = std::iter::once(error.message).chain(words).collect::<Vec<_>>().join("; ");
     ErrorBody { message, ..error }
+}
+
+/// Puts back all of them that are still on trial, the last one first.
+fn end_all(agent: &Agent, begun: &[Begun]) -> Vec<Ended> {
+    let mut ended: Vec<Ended> = begun.iter().rev().map(|one| end(agent, one)).collect();
+    ended.reverse();
+    // What stood in the way of one may have been put back after it.
+    let trials = agent.trials.lock();
+    for (one, ended) in begun.iter().zip(&mut ended) {
+        if matches!(ended, Ended::Stuck(_)) && !trials.contains_key(&one.port) {
+            *ended = Ended::PutBack;
+        }
+    }
+    ended
 }
 
 /// The time to confirm begins, for all of them at once.
@@ -165,12 +201,17 @@ pub(crate) fn start(agent: &Arc<Agent>, begun: Vec<Begun>, within_s: u32) -> Res
     if begun.is_empty() {
         return Ok(());
     }
+    for one in &begun {
+        if let Some(trial) = agent.trials.lock().get_mut(&one.port) {
+            trial.waits = true;
+        }
+    }
     let begun = Arc::new(begun);
     let (waiting, all) = (agent.clone(), begun.clone());
+    let until = Instant::now() + Duration::from_secs(within_s.into());
     let wait = move || {
-        std::thread::sleep(Duration::from_secs(within_s.into()));
-        for one in all.iter() {
-            end(&waiting, one);
+        if waiting.trials.wait(&all, until) {
+            end_all(&waiting, &all);
         }
     };
     match std::thread::Builder::new().name("trial".into()).spawn(wait) {
@@ -182,16 +223,26 @@ pub(crate) fn start(agent: &Arc<Agent>, begun: Vec<Begun>, within_s: u32) -> Res
     }
 }
 
-/// Writes down what puts it back. One trial for a port at a time; one that could not be put back gives way.
+/// Writes down what puts it back, unless a guest is on its way. One trial for a port at a time; one that could not be put back gives way.
 fn begin(agent: &Agent, port: &str, undo: &Settings) -> Result<Begun, ErrorBody> {
+    if agent.is_migrating() {
+        let name = &agent.config.name;
+        let message =
+            format!("a guest is being migrated from or to {name}, and {port} may be one of its links");
+        let body = ErrorBody::new(code::MIGRATION_UNDER_WAY, message).with_hint("wait for the migration");
+        return Err(ErrorBody { retry_can_help: true, ..body });
+    }
     let mut trials = agent.trials.lock();
     if trials.get(port).is_some_and(|trial| trial.stuck.is_none()) {
         let message = format!("{port} is on trial already");
-        return Err(ErrorBody::new(code::TOO_LATE, message)
-            .with_hint(format!("`linerate link confirm {port}`, or wait")));
+        return Err(busy(message).with_hint(format!("`linerate link confirm {port}`, or wait")));
+    }
+    if trials.len() >= TRIALS_MAX {
+        let message = format!("{TRIALS_MAX} ports of {} are on trial already", agent.config.name);
+        return Err(busy(message).with_hint("confirm them, or wait"));
     }
     let number = crate::clock::unix_ms();
-    let stuck = trials.insert(port.to_owned(), Trial { number, undo: undo.clone(), stuck: None });
+    let stuck = trials.insert(port.to_owned(), Trial { number, undo: undo.clone(), ..Trial::default() });
     if let Err(error) = save(agent, &trials) {
         trials.remove(port);
         trials.extend(stuck.map(|stuck| (port.to_owned(), stuck)));
@@ -220,12 +271,36 @@ fn end(agent: &Agent, begun: &Begun) -> Ended {
         _ => {
             trials.remove(port);
             tracing::warn!("new settings were not confirmed or do not work: {words}");
+            put_back_stuck(&mut trials);
         }
     }
+    agent.trials.tell_ended();
     if let Err(error) = save(agent, &trials) {
         tracing::error!(error = error.message, "the list of trials");
     }
     ended
+}
+
+/// Tries once more what could not be put back, until nothing more can be: a port cannot be larger than the one that it stands on, and that
+/// one may have been put back only now.
+fn put_back_stuck(trials: &mut BTreeMap<String, Trial>) {
+    loop {
+        let before = trials.len();
+        trials.retain(|port, trial| {
+            if trial.stuck.is_none() {
+                return true;
+            }
+            let Err(why) = put_back(port, &trial.undo) else {
+                tracing::warn!("{}", Ended::PutBack.words(port));
+                return false;
+            };
+            trial.stuck = Some(why);
+            true
+        });
+        if trials.len() == before {
+            return;
+        }
+    }
 }
 
 /// Whatever is refused: the rest goes back. The error says what did not.

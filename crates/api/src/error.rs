@@ -18,6 +18,8 @@ pub mod code {
     pub const BENCH_BUSY: &str = "bench_busy";
     /// A guest is being migrated from or to one of the hosts, which a measurement would slow down.
     pub const MIGRATION_UNDER_WAY: &str = "migration_under_way";
+    /// The port is on trial already, its change is not done yet, or too many ports are on trial.
+    pub const LINK_BUSY: &str = "link_busy";
     /// Another host's agent was asked and its answer did not come: it may have done what it was asked.
     pub const ANSWER_LOST: &str = "answer_lost";
     /// A measurement broke off.
@@ -81,6 +83,7 @@ impl ErrorBody {
             | "cancelled"
             | code::TOO_LATE
             | code::BENCH_BUSY
+            | code::LINK_BUSY
             | code::MIGRATION_UNDER_WAY => 409,
             "guest_gone" => 410,
             "not_migratable" | "resource_missing" | "guest_differs" => 422,

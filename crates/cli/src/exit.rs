@@ -69,6 +69,7 @@ const REFUSALS: &[&str] = &[
     "guest_differs",
     "too_late",
     "bench_busy",
+    "link_busy",
     "migration_under_way",
 ];
 

@@ -242,6 +242,40 @@ fn a_port_is_set_on_trial_and_put_back_unless_confirmed() {
     until("put back by the next agent", || mtu(&room, 0, "l0") == "4000");
 }
 
+/// A port cannot be larger than the one that it stands on, and its time is over first.
+#[test]
+fn a_port_that_stands_on_another_is_put_back_when_that_one_is() {
+    let mut room = Room::new(2, &[1000]);
+    room.on(0, &["ip", "link", "add", "link", "l0", "name", "a7", "mtu", "9000", "type", "macvlan"]);
+    room.on(0, &["ip", "link", "set", "dev", "a7", "up"]);
+    let lower = |room: &Room, port: &str, within: &str| {
+        let (exit, text) = room.linerate(&["link", "set", port, "--mtu", "1500", "--within", within]);
+        assert_eq!(exit, 0, "{text}");
+    };
+    let lowered = |room: &Room| {
+        let both = [mtu(room, 0, "a7"), mtu(room, 0, "l0")];
+        assert_eq!(both, ["1500", "1500"]);
+    };
+    lower(&room, "a7", "5s");
+    lower(&room, "l0", "1h");
+    let list = room.lab.hosts()[0].state_directory().join("link-trials.json");
+    let stuck = "the MTU of a7 could not be set";
+    until("its time is over", || std::fs::read_to_string(&list).is_ok_and(|text| text.contains(stuck)));
+    lowered(&room);
+    let (exit, text) = room.linerate(&["link", "put-back", "l0"]);
+    assert_eq!(exit, 0, "{text}");
+    assert_eq!([mtu(&room, 0, "a7"), mtu(&room, 0, "l0")], ["9000", "9000"]);
+    assert!(!list.exists(), "nothing is left to put back");
+
+    // The same at the agent's next beginning, by names in the wrong order.
+    lower(&room, "a7", "1h");
+    lower(&room, "l0", "1h");
+    room.agents[0].kill().unwrap();
+    lowered(&room);
+    room.agents[0].restart().unwrap();
+    until("both put back", || [mtu(&room, 0, "a7"), mtu(&room, 0, "l0")] == ["9000", "9000"]);
+}
+
 #[test]
 fn what_a_port_cannot_do_is_refused_and_changes_nothing() {
     let room = Room::new(2, &[1000]);

@@ -2,17 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use linerate_api::ErrorBody;
 use linerate_fabric::link::Settings;
 use serde::{Deserialize, Serialize};
 
-use super::failed;
+use super::{Begun, failed};
 use crate::agent::Agent;
 
-/// A change that waits for its confirmation, or that could not be put back.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+/// A change under way, or that waits for its confirmation, or that could not be put back.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Trial {
     /// Tells a later trial of the same port from this one.
     pub(super) number: u64,
@@ -21,16 +22,43 @@ pub(super) struct Trial {
     /// Why it could not be put back, wholly or in part. It is kept: the next life of the agent tries again.
     #[serde(default)]
     pub(super) stuck: Option<String>,
+    /// It is done, and waits for its confirmation.
+    #[serde(skip)]
+    pub(super) waits: bool,
 }
 
 /// Trials under way, by port.
 #[derive(Default)]
-pub struct Trials(Mutex<BTreeMap<String, Trial>>);
+pub struct Trials {
+    all: Mutex<BTreeMap<String, Trial>>,
+    ended: Condvar,
+}
 
 impl Trials {
     /// Held while something is put back, so that nobody confirms it meanwhile.
     pub(super) fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Trial>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Some of them ended: whoever waits for their time need not wait longer.
+    pub(super) fn tell_ended(&self) {
+        self.ended.notify_all();
+    }
+
+    /// Waits until this time; false if all of these ended before.
+    pub(super) fn wait(&self, begun: &[Begun], until: Instant) -> bool {
+        let mut all = self.lock();
+        let under_way = |all: &BTreeMap<String, Trial>, one: &Begun| {
+            all.get(&one.port).is_some_and(|trial| trial.number == one.number && trial.stuck.is_none())
+        };
+        while begun.iter().any(|one| under_way(&all, one)) {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return true;
+            }
+            all = self.ended.wait_timeout(all, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        false
     }
 }
 

@@ -2,6 +2,9 @@
 
 use linerate_fabric::qos::DcbSettings;
 use linerate_guest::registry::Registry;
+use linerate_wire::frame::{Hello, Role};
+use linerate_wire::message::{SessionId, Token};
+use linerate_wire::{VERSION_MAX, VERSION_MIN};
 use tempfile::TempDir;
 
 use super::*;
@@ -28,6 +31,11 @@ fn again(folder: &TempDir) -> Arc<Agent> {
 /// A trial that nothing has to put back.
 pub(crate) fn begin_nothing(agent: &Agent, port: &str) -> Begun {
     begin(agent, port, &Settings::default()).unwrap()
+}
+
+/// The same, done, with much time to confirm it.
+fn nothing_waits_long(agent: &Arc<Agent>, port: &str) {
+    start(agent, vec![begin_nothing(agent, port)], WITHIN_S_MAX).unwrap();
 }
 
 pub(crate) fn under_way(agent: &Agent, port: &str) -> bool {
@@ -99,7 +107,7 @@ fn what_could_not_be_put_back_is_kept_until_somebody_says() {
     assert!(error.message.contains("could NOT be put back: there is no port no-such-port"), "{error:?}");
     assert!(!under_way(&second, "no-such-port"));
     // A new change gives it another end.
-    begin_nothing(&second, "lo");
+    nothing_waits_long(&second, "lo");
     confirm(&second, "lo").unwrap();
     assert!(!file(&second).exists());
 }
@@ -113,4 +121,70 @@ fn a_port_is_on_trial_once() {
     assert_eq!(end(&agent, &begun), Ended::Confirmed, "another has the last word");
     let late = confirm(&agent, "lo").unwrap_err();
     assert!(late.message.contains("no change that waits") && late.hint.contains("--within"), "{late:?}");
+}
+
+#[test]
+fn a_change_under_way_is_neither_confirmed_nor_put_back_by_others() {
+    let (_folder, agent) = agent();
+    let begun = begin_nothing(&agent, "lo");
+    for refused in [confirm(&agent, "lo"), put_back_now(&agent, "lo")] {
+        let error = refused.unwrap_err();
+        assert!(error.code == code::LINK_BUSY && error.message.contains("not done yet"), "{error:?}");
+    }
+    assert!(under_way(&agent, "lo"));
+    start(&agent, vec![begun], WITHIN_S_MAX).unwrap();
+    put_back_now(&agent, "lo").unwrap();
+    assert!(!under_way(&agent, "lo"));
+}
+
+#[test]
+fn nobody_waits_for_a_trial_that_ended() {
+    let (_folder, agent) = agent();
+    nothing_waits_long(&agent, "lo");
+    nothing_waits_long(&agent, "other");
+    assert_eq!(Arc::strong_count(&agent), 3, "whoever waits holds the agent");
+    confirm(&agent, "lo").unwrap();
+    put_back_now(&agent, "other").unwrap_err();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while Arc::strong_count(&agent) > 1 {
+        assert!(Instant::now() < deadline, "it waits still");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn trials_have_a_limit() {
+    let (_folder, agent) = agent();
+    for number in 0..TRIALS_MAX {
+        agent.trials.lock().insert(format!("p{number}"), Trial::default());
+    }
+    let error = begin(&agent, "lo", &Settings::default()).unwrap_err();
+    assert!(error.message.contains("256 ports of here are on trial already"), "{error:?}");
+    // Each of them may still end.
+    agent.trials.lock().remove("p0");
+    begin_nothing(&agent, "lo");
+}
+
+#[test]
+fn while_a_guest_moves_nothing_is_set_and_all_may_be_put_back() {
+    let (_folder, agent) = agent();
+    nothing_waits_long(&agent, "lo");
+    let hello = Hello {
+        version_min: VERSION_MIN,
+        version_max: VERSION_MAX,
+        session: SessionId([1; 16]),
+        role: Role::ControlNew,
+        link: 0,
+        channel: 0,
+        token: Token([0; 32]),
+    };
+    agent.session_for(&hello, ([127, 0, 0, 1], 7979).into()).unwrap();
+    let error = begin(&agent, "other", &Settings::default()).unwrap_err();
+    assert!(
+        error.code == code::MIGRATION_UNDER_WAY && error.message.contains("from or to here"),
+        "{error:?}"
+    );
+    assert!(!under_way(&agent, "other"));
+    put_back_now(&agent, "lo").unwrap();
+    assert!(!under_way(&agent, "lo"));
 }
