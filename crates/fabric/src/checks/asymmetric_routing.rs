@@ -3,6 +3,7 @@
 use crate::model::{Finding, Place, Probe, Room, Severity};
 
 use super::Check;
+use super::common::merged;
 use super::two_ports_one_network::shares;
 
 const WHY: &str = "The wrong network, silently: traffic meant for the fast link takes another, often the management network, and two links share one cable \
@@ -19,18 +20,9 @@ impl Check for AsymmetricRouting {
     fn run(&self, room: &Room) -> Vec<Finding> {
         // Two ports of a host in one network are the cause, and have a finding of their own.
         let own = |probe: &&Probe| !shares(room, &probe.from) && !shares(room, &probe.to);
-        let mut findings: Vec<Finding> = Vec::new();
-        for finding in room.matrix.probes.iter().filter(own).flat_map(|probe| self.probe(room, probe)) {
-            // The same port towards several hosts is one fault.
-            match findings
-                .iter_mut()
-                .find(|one| one.places.first() == finding.places.first() && one.title == finding.title)
-            {
-                Some(one) => one.seen.extend(finding.seen),
-                None => findings.push(finding),
-            }
-        }
-        findings
+        let findings = room.matrix.probes.iter().filter(own).flat_map(|probe| self.probe(room, probe));
+        // The same port towards several hosts is one fault.
+        merged(findings, |one, other| one.places.first() == other.places.first() && one.title == other.title)
     }
 }
 
@@ -77,8 +69,8 @@ impl AsymmetricRouting {
 
 /// The network of the far end, or its address.
 fn network(room: &Room, probe: &Probe) -> String {
-    let port = room.host(&probe.from.host).and_then(|host| host.port(&probe.from.port));
-    let mut networks = port.into_iter().flat_map(|port| &port.addresses).map(|address| address.network());
+    let from = room.port(&probe.from.host, &probe.from.port);
+    let mut networks = from.into_iter().flat_map(|at| &at.port.addresses).map(|address| address.network());
     networks
         .find(|network| network.contains(probe.to.ip))
         .map_or(probe.to.ip.to_string(), |network| network.to_string())

@@ -1,9 +1,9 @@
 //! Ports on one network with different MTUs.
 
-use crate::link::Wish;
 use crate::model::{Finding, PortRef, Room, Segment, Severity};
 
-use super::common::{segments, switch_side};
+use super::common::{segments, set_mtu, switch_side};
+use super::mtu_path::passes;
 use super::{Check, Mending};
 
 const WHY: &str = "The larger side sends packets that the smaller one, or the switch before it, throws away without a word. Small packets \
@@ -43,15 +43,15 @@ impl MtuBetweenHosts {
         for (at, _) in known.iter().filter(|(_, mtu)| *mtu == least) {
             finding = finding.at(at.place());
         }
-        let able = known.iter().filter_map(|(at, _)| able(room, *at)).min();
+        let says = known.iter().filter_map(|(at, _)| able(room, *at));
+        let able = says.chain(passes(room, segment)).min();
         let wanted = able.map_or(most, |able| able.clamp(least, most));
         let what = match wanted == most {
             true => "raise it, if every switch on the way passes it",
-            false => "make all alike: not every port or switch could have more",
+            false => "make all alike: not every port, switch or path could have more",
         };
         for (at, _) in known.iter().filter(|(_, mtu)| *mtu != wanted) {
-            let command = format!("ip link set dev {} mtu {wanted}", at.port.name);
-            finding = finding.mend(at.place(), what, command, Wish { mtu: Some(wanted), ..Wish::default() });
+            finding = set_mtu(finding, *at, what, wanted);
         }
         Some(finding)
     }

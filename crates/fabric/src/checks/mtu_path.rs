@@ -1,9 +1,8 @@
 //! A path that passes less than the ports at both its ends.
 
-use crate::link::Wish;
-use crate::model::{End, Finding, Place, PortRef, Probe, Room, Segment, Severity};
+use crate::model::{Finding, Place, PortRef, Probe, Room, Segment, Severity};
 
-use super::common::switch_side;
+use super::common::{set_mtu, switch_side};
 use super::{Check, Mending};
 
 const WHY: &str = "Something on the way has a smaller MTU than both ends. If it says so, connections slow down until they have learnt it; if it \
@@ -29,11 +28,7 @@ impl Check for MtuPath {
 impl MtuPath {
     fn probe(&self, room: &Room, probe: &Probe) -> Option<Finding> {
         let path = probe.path_mtu?;
-        let ends = [end(room, &probe.from), end(room, &probe.to)];
-        // Ports and switches that say a smaller MTU have a finding of their own.
-        let explained =
-            ends.iter().flatten().any(|at| smallest(room, *at).is_some_and(|mtu| mtu <= path.passed));
-        if path.passed >= path.promised || explained {
+        if !is_narrow(room, probe) {
             return None;
         }
         let (severity, how) = match path.black_hole {
@@ -53,25 +48,35 @@ impl MtuPath {
                 None,
                 format!("raise the MTU of every switch, bridge and tunnel on the way to {}", path.promised),
             );
-        for at in larger(room, probe, path.passed) {
-            let command = format!("ip link set dev {} mtu {}", at.port.name, path.passed);
-            let wish = Wish { mtu: Some(path.passed), ..Wish::default() };
-            finding = finding.mend(at.place(), "or lower it on all hosts of the network", command, wish);
+        let ours = |segment: &Segment<'_>| sends(segment, probe);
+        for segment in room.segments().iter().filter(|segment| ours(segment)) {
+            // One MTU for all of them, whichever path is the narrowest.
+            let passed = passes(room, segment).unwrap_or(path.passed);
+            let larger = |at: &PortRef<'_>| at.port.mtu.is_some_and(|mtu| mtu > passed);
+            for at in segment.members.iter().map(|(at, _)| *at).filter(larger) {
+                finding = set_mtu(finding, at, "or lower it on all hosts of the network", passed);
+            }
         }
         Some(finding)
     }
 }
 
-/// Ports of the probe's network that send larger packets than pass.
-fn larger<'a>(room: &'a Room, probe: &Probe, passed: u32) -> Vec<PortRef<'a>> {
-    let ours = |segment: &Segment<'_>| segment.members.iter().any(|(_, ip)| *ip == probe.from.ip);
-    let members = room.segments().into_iter().filter(ours).flat_map(|segment| segment.members);
-    members.map(|(at, _)| at).filter(|at| at.port.mtu.is_some_and(|mtu| mtu > passed)).collect()
+/// The largest packet that passes everywhere between the hosts of a network, where it is smaller than what the ends of a path say themselves.
+pub(super) fn passes(room: &Room, segment: &Segment<'_>) -> Option<u32> {
+    let ours = room.matrix.probes.iter().filter(|probe| sends(segment, probe));
+    ours.filter(|probe| is_narrow(room, probe)).filter_map(|probe| Some(probe.path_mtu?.passed)).min()
 }
 
-fn end<'a>(room: &'a Room, end: &End) -> Option<PortRef<'a>> {
-    let host = room.host(&end.host)?;
-    Some(PortRef { host, port: host.port(&end.port)? })
+fn sends(segment: &Segment<'_>, probe: &Probe) -> bool {
+    segment.members.iter().any(|(_, ip)| *ip == probe.from.ip)
+}
+
+/// Less passes than is promised, and neither end is the reason: ports and switches that say a smaller MTU have a finding of their own.
+fn is_narrow(room: &Room, probe: &Probe) -> bool {
+    let Some(path) = probe.path_mtu else { return false };
+    let ends = [&probe.from, &probe.to].map(|end| room.port(&end.host, &end.port));
+    let says = |at: PortRef<'_>| smallest(room, at).is_some_and(|mtu| mtu <= path.passed);
+    path.passed < path.promised && !ends.into_iter().flatten().any(says)
 }
 
 /// The smallest MTU that is known at this end.
@@ -99,6 +104,22 @@ mod tests {
             assert_eq!(finding.severity, severity);
             assert_eq!(finding.places[0].to_string(), "alpha ens1f0");
             assert!(finding.title.starts_with("of packets of 9000 bytes to beta ens1f0 only 1500 pass"));
+        }
+    }
+
+    /// IPv6 addresses that go with a small MTU do not come back.
+    #[test]
+    fn too_small_for_ipv6_is_for_hands() {
+        for (passed, by_fix) in [(1280, true), (1279, false)] {
+            let mut room = healthy_room();
+            let mut small = probe();
+            small.path_mtu = Some(PathMtu { promised: 9000, passed, black_hole: true });
+            room.matrix.probes = vec![small];
+            let finding = only(&room, "mtu-path");
+            let commands: Vec<_> = finding.fixes.iter().filter(|fix| fix.command.is_some()).collect();
+            assert_eq!(commands.len(), 3);
+            assert!(commands.iter().all(|fix| fix.mend.is_some() == by_fix), "{commands:#?}");
+            assert_eq!(commands[0].what.contains("IPv6"), !by_fix);
         }
     }
 

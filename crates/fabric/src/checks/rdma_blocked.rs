@@ -1,9 +1,9 @@
 //! RDMA that gets nothing through between ports that both have it.
 
-use crate::model::{End, Finding, Place, PortRef, Probe, Room, Severity};
+use crate::model::{End, Finding, Place, Probe, Room, Severity};
 
 use super::Check;
-use super::common::{has_roce_v2, roce_of};
+use super::common::{has_roce_v2, merged, roce_of};
 
 const WHY: &str = "TCP works and RDMA does not: each migration tries RDMA on this link, loses time with it, and falls back to TCP.";
 
@@ -16,18 +16,19 @@ impl Check for RdmaBlocked {
     }
 
     fn run(&self, room: &Room) -> Vec<Finding> {
-        room.matrix.probes.iter().filter_map(|probe| self.probe(room, probe)).collect()
+        let findings = room.matrix.probes.iter().filter_map(|probe| self.probe(room, probe));
+        // Both directions between two ports are one fault.
+        merged(findings, |one, other| one.places.iter().all(|place| other.places.contains(place)))
     }
 }
 
 /// Ports and GIDs that cannot work have findings of their own.
 fn explained(room: &Room, end: &End) -> bool {
-    let port = room.host(&end.host).and_then(|host| Some(PortRef { host, port: host.port(&end.port)? }));
     let faulty = |rdma: &crate::model::RdmaPort| {
         let active = rdma.state.as_deref().is_none_or(|state| state.contains("ACTIVE"));
         !active || has_roce_v2(rdma) == Some(false)
     };
-    port.and_then(roce_of).is_some_and(|(_, rdma)| faulty(rdma))
+    room.port(&end.host, &end.port).and_then(roce_of).is_some_and(|(_, rdma)| faulty(rdma))
 }
 
 impl RdmaBlocked {
@@ -68,5 +69,24 @@ mod tests {
         assert_eq!(finding.places[0].to_string(), "alpha ens1f0");
         room.matrix.probes[0].throughput_mbps = None;
         assert_eq!(run_all(&room), Vec::new());
+    }
+
+    #[test]
+    fn both_directions_are_one_fault() {
+        let mut room = healthy_room();
+        let mut there = probe();
+        there.rdma_failure = Some("no answer".into());
+        let mut back = there.clone();
+        (back.from, back.to) = (there.to.clone(), there.from.clone());
+        room.matrix.probes = vec![there, back];
+        let finding = only(&room, "rdma-blocked");
+        let seen: Vec<String> = finding.seen.iter().map(|seen| seen.place.to_string()).collect();
+        assert_eq!(seen, ["alpha ens1f0", "beta ens1f0"]);
+        let commands = finding.fixes.iter().filter(|fix| fix.command.is_some());
+        assert_eq!(
+            (commands.count(), finding.fixes.len()),
+            (2, 3),
+            "one for each direction, and what is alike once"
+        );
     }
 }

@@ -5,6 +5,9 @@ use thiserror::Error;
 use super::{Plan, Settings, Speed, Step, Wish};
 use crate::model::{Pause, Port};
 
+/// The least that IPv6 takes. Where a port gets less, the kernel takes its IPv6 addresses away and does not give them back.
+pub const IPV6_MTU_MIN: u32 = 1280;
+
 /// What the port cannot do.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Impossible {
@@ -102,6 +105,12 @@ fn mtu(port: &Port, wanted: u32, plan: &mut Plan) -> Result<(), Impossible> {
     if step(plan, "MTU", port.mtu.map(|mtu| mtu.to_string()), wanted) {
         plan.settings.mtu = Some(wanted);
         plan.undo.mtu = port.mtu;
+        if wanted < IPV6_MTU_MIN && port.mtu.is_none_or(|now| now >= IPV6_MTU_MIN) {
+            plan.warnings.push(format!(
+                "IPv6 needs {IPV6_MTU_MIN}: {} loses its IPv6 addresses, and the old MTU does not bring them back",
+                port.name
+            ));
+        }
         let small =
             port.neighbours.iter().filter_map(|one| Some((one, one.mtu().filter(|mtu| *mtu < wanted)?)));
         for (neighbour, passes) in small {
@@ -291,6 +300,17 @@ mod tests {
         let plan = plan(&port, &Wish { mtu: Some(9000), ..wish() }).unwrap();
         assert_eq!((plan.settings.mtu, plan.undo.mtu), (Some(9000), Some(1500)));
         assert!(plan.warnings[0].contains("leaf0 passes packets of 1500 bytes only"), "{:?}", plan.warnings);
+    }
+
+    #[test]
+    fn too_small_for_ipv6_is_a_warning() {
+        let warnings = |now: u32, wanted: u32| {
+            let port = Port { mtu: Some(now), ..fast_port() };
+            plan(&port, &Wish { mtu: Some(wanted), ..wish() }).unwrap().warnings
+        };
+        assert!(warnings(1500, 1279)[0].starts_with("IPv6 needs 1280: ens1f0 loses its IPv6 addresses"));
+        assert_eq!(warnings(1500, 1280), [""; 0]);
+        assert_eq!(warnings(1000, 1200), [""; 0], "it has none");
     }
 
     #[test]

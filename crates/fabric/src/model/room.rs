@@ -46,6 +46,12 @@ impl Room {
         self.hosts.iter().find(|host| host.host == name)
     }
 
+    /// A port of a host.
+    pub fn port(&self, host: &str, port: &str) -> Option<PortRef<'_>> {
+        let host = self.host(host)?;
+        Some(PortRef { host, port: host.port(port)? })
+    }
+
     /// Every port of every host.
     pub fn ports(&self) -> impl Iterator<Item = PortRef<'_>> {
         self.hosts.iter().flat_map(|host| host.ports.iter().map(move |port| PortRef { host, port }))

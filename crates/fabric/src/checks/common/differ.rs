@@ -47,6 +47,28 @@ pub(in crate::checks) fn differ(
     Some(finding)
 }
 
+/// Findings of which several are one fault, each once with all that was seen of it.
+pub(in crate::checks) fn merged(
+    findings: impl IntoIterator<Item = Finding>,
+    same: impl Fn(&Finding, &Finding) -> bool,
+) -> Vec<Finding> {
+    let mut merged: Vec<Finding> = Vec::new();
+    for finding in findings {
+        match merged.iter_mut().find(|one| same(one, &finding)) {
+            Some(one) => {
+                one.seen.extend(finding.seen);
+                for fix in finding.fixes {
+                    if !one.fixes.contains(&fix) {
+                        one.fixes.push(fix);
+                    }
+                }
+            }
+            None => merged.push(finding),
+        }
+    }
+    merged
+}
+
 /// Each word once, in the order in which it came first; at most six of them.
 pub(in crate::checks) fn join<'a>(words: impl IntoIterator<Item = &'a str>, between: &str) -> String {
     let mut unique: Vec<&str> = Vec::new();

@@ -2,6 +2,7 @@
 
 mod differ;
 mod equals;
+mod mtu;
 mod ports;
 mod qos;
 mod rdma;
@@ -10,8 +11,9 @@ mod switch;
 #[cfg(test)]
 pub(crate) mod testing;
 
-pub(super) use differ::{Value, differ, join, odd};
+pub(super) use differ::{Value, differ, join, merged, odd};
 pub(super) use equals::equals;
+pub(super) use mtu::set_mtu;
 pub(super) use ports::{carriers, migration_ports, migration_segments, outward, segments, speed, teams};
 pub(super) use qos::{advise_intent, suggest_intent};
 pub(super) use rdma::{
