@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::link::plan::plan as port_plan;
 use crate::link::{Plan, Wish};
-use crate::model::{Finding, Fix, Inventory, Mend, Place, PortRef, Room, Severity};
+use crate::model::{Finding, Fix, Inventory, Mend, Place, PortKind, PortRef, RdmaPort, Room, Severity};
 use crate::qos::intent::Intent;
 use crate::qos::plan::{HostPlan, host as host_plan};
 
@@ -81,7 +81,8 @@ struct Wanted<'a> {
 /// What to do about the findings; those of priorities and shares need the operator's intent.
 pub fn mends(room: &Room, findings: &[Finding], intent: Option<&Intent>) -> Mends {
     let hosts = intents(room, findings, intent);
-    let mut left: Vec<Option<String>> = findings.iter().map(|one| why_not(one, intent, &hosts)).collect();
+    let mut left: Vec<Option<String>> =
+        findings.iter().map(|one| why_not(room, one, intent, &hosts)).collect();
     loop {
         let wanted = wanted(room, findings, &left);
         let planned: Vec<_> = wanted.iter().map(|one| port_plan(one.at.port, &one.wish)).collect();
@@ -97,7 +98,10 @@ pub fn mends(room: &Room, findings: &[Finding], intent: Option<&Intent>) -> Mend
         let plans = planned.into_iter().filter_map(Result::ok);
         let ports = wanted.iter().zip(plans).filter(|(_, plan)| !plan.steps.is_empty());
         let ports: Vec<PortMend> = ports.map(|(one, plan)| port_mend(findings, one, plan)).collect();
-        let intents = apart(hosts, &ports, findings, &mut left);
+        let open: Vec<Finding> =
+            findings.iter().zip(&left).filter(|(_, why)| why.is_none()).map(|(one, _)| one.clone()).collect();
+        let intents = apart(self::intents(room, &open, intent), &ports, findings, &mut left);
+        without_a_step(&wanted, &intents, findings, &mut left);
         let goals = findings.iter().zip(&left).filter(|(_, why)| why.is_none());
         return Mends {
             goals: goals.map(|(finding, _)| finding.clone()).collect(),
@@ -135,8 +139,27 @@ fn apart(
     Vec::new()
 }
 
+/// A finding for which nothing changes would still be there afterwards, and everything else would be put back.
+fn without_a_step(
+    wanted: &[Wanted<'_>],
+    intents: &[HostMend],
+    findings: &[Finding],
+    left: &mut [Option<String>],
+) {
+    let changes =
+        |one: &&Wanted<'_>| port_plan(one.at.port, &one.wish).is_ok_and(|plan| !plan.steps.is_empty());
+    for (number, (finding, why)) in findings.iter().zip(left).enumerate() {
+        let by_port = wanted.iter().filter(changes).any(|one| one.findings.contains(&number));
+        let by_intent = intents.iter().any(|host| intended(finding, &host.plan.host));
+        if why.is_none() && !by_port && !by_intent {
+            *why =
+                Some("all that can be set for it is set already: see its other steps (--details)".to_owned());
+        }
+    }
+}
+
 /// Why a finding is not for `--fix`.
-fn why_not(finding: &Finding, intent: Option<&Intent>, plans: &[HostMend]) -> Option<String> {
+fn why_not(room: &Room, finding: &Finding, intent: Option<&Intent>, plans: &[HostMend]) -> Option<String> {
     let ways: Vec<&Mend> = finding.fixes.iter().filter_map(|fix| fix.mend.as_ref()).collect();
     let by_intent = ways.contains(&&Mend::Intent);
     if ways.is_empty() {
@@ -145,8 +168,38 @@ fn why_not(finding: &Finding, intent: Option<&Intent>, plans: &[HostMend]) -> Op
     if by_intent && intent.is_none() {
         return Some("it needs the intent for priorities and shares: --qos FILE".to_owned());
     }
-    let ours = plans.iter().filter(|host| by_intent && host.findings.contains(&finding.id));
-    ours.flat_map(|host| &host.plan.ports).find_map(|port| port.problem.clone())
+    let ours = || plans.iter().filter(|host| by_intent && intended(finding, &host.plan.host));
+    let problem = ours().flat_map(|host| &host.plan.ports).find_map(|port| port.problem.clone());
+    problem.or_else(|| ours().find_map(|host| marked_otherwise(room, &host.plan)))
+}
+
+/// The agent gives its RDMA connections another mark than the intent's class has: they would not be in it, and only the agent's
+/// configuration can change that.
+fn marked_otherwise(room: &Room, plan: &HostPlan) -> Option<String> {
+    let (host, wanted) = (room.host(&plan.host)?, plan.type_of_service?);
+    let own = host.agent.as_ref()?.rdma_type_of_service?;
+    let ours = |rdma: &&RdmaPort| plan.ports.iter().any(|one| rdma.port.as_ref() == Some(&one.port));
+    // Connections without a mark of the agent's get the system's, if it has one: that is in the plan.
+    let other = |rdma: &RdmaPort| match own {
+        0 => rdma.default_traffic_class.is_none(),
+        _ => own >> 2 != wanted >> 2,
+    };
+    let mut rdma = host.rdma.iter().flatten().flat_map(|device| &device.ports).filter(ours);
+    rdma.any(other).then(|| {
+        let name = &plan.host;
+        format!(
+            "the agent of {name} marks RDMA with the type of service {own}, the intent's is {wanted}: first \
+             `rdma_type_of_service = {wanted}` in its configuration"
+        )
+    })
+}
+
+/// The finding asks for the intent at this host.
+fn intended(finding: &Finding, host: &str) -> bool {
+    let here = |fix: &Fix| {
+        fix.mend == Some(Mend::Intent) && fix.place.as_ref().is_some_and(|place| place.host == host)
+    };
+    finding.fixes.iter().any(here)
 }
 
 fn left_over(finding: &Finding, why: String) -> Left {
@@ -169,7 +222,7 @@ fn wanted<'a>(room: &'a Room, findings: &[Finding], left: &[Option<String>]) -> 
         }
         for fix in &finding.fixes {
             if let (Some(place), Some(Mend::Port(wish))) = (&fix.place, &fix.mend)
-                && let Some(at) = find(room, place)
+                && let Some(at) = place.port.as_deref().and_then(|port| room.port(&place.host, port))
             {
                 want(room, &mut all, at, wish, number, DEPTH_MAX);
             }
@@ -204,7 +257,12 @@ fn want<'a>(
         None => all.push(Wanted { at, wish: wish.clone(), findings: vec![finding] }),
     }
     let Some(mtu) = wish.mtu.filter(|_| deep > 0) else { return };
-    for below in room.directly_below(at).filter(|below| below.port.mtu.is_some_and(|now| now < mtu)) {
+    // Below a bridge these lead to guests, which are not asked; packets for them keep their size.
+    let of_guest = |below: &PortRef<'_>| {
+        at.port.kind == PortKind::Bridge && matches!(below.port.kind, PortKind::Tun | PortKind::Veth)
+    };
+    let smaller = |below: &PortRef<'_>| below.port.mtu.is_some_and(|now| now < mtu);
+    for below in room.directly_below(at).filter(|below| smaller(below) && !of_guest(below)) {
         let wish = Wish { mtu: Some(mtu), ..Wish::default() };
         want(room, all, below, &wish, finding, deep - 1);
     }
@@ -225,19 +283,11 @@ fn depth(room: &Room, at: PortRef<'_>, deep: usize) -> usize {
     room.directly_below(at).map(|below| 1 + depth(room, below, deep - 1)).max().unwrap_or(0)
 }
 
-fn find<'a>(room: &'a Room, place: &Place) -> Option<PortRef<'a>> {
-    let host = room.host(&place.host)?;
-    Some(PortRef { host, port: host.port(place.port.as_deref()?)? })
-}
-
 /// Hosts that findings name, as the intent wants them.
 fn intents(room: &Room, findings: &[Finding], intent: Option<&Intent>) -> Vec<HostMend> {
     let Some(intent) = intent else { return Vec::new() };
     let of = |host: &str| -> Vec<String> {
-        let here = |fix: &Fix| {
-            fix.mend == Some(Mend::Intent) && fix.place.as_ref().is_some_and(|place| place.host == host)
-        };
-        let ids = findings.iter().filter(|finding| finding.fixes.iter().any(here));
+        let ids = findings.iter().filter(|finding| intended(finding, host));
         let mut ids: Vec<String> = ids.map(|finding| finding.id.clone()).collect();
         ids.dedup();
         ids

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::checks::run_all;
-use crate::model::{PathMtu, PortKind};
+use crate::model::{PathMtu, Port, PortKind};
 use crate::qos::intent::parse;
 use crate::qos::intent::tests::HEALTHY;
 use crate::testing::{healthy_room, port};
@@ -93,7 +93,104 @@ fn lossless_priorities_need_an_intent_on_each_host_that_differs() {
     port(&mut room, "gamma", "ens1f0").dcb = None;
     let refused = super::mends(&room, &run_all(&room), Some(&intent));
     assert!(refused.left.iter().any(|left| left.why.contains("ens1f0 of gamma")), "{:?}", refused.left);
-    assert_eq!(refused.goals.len(), 0);
+    assert_eq!((refused.goals.len(), refused.intents), (0, vec![]), "what is left is not set either");
+}
+
+/// What no intent can change: the mark that the agent's configuration has.
+#[test]
+fn connections_that_would_not_be_in_the_intents_class_are_left() {
+    let intent = parse(HEALTHY).unwrap();
+    let planned = |own: u8, systems: Option<u8>| {
+        let mut room = healthy_room();
+        port(&mut room, "beta", "ens1f1").dcb.as_mut().unwrap().pfc.as_mut().unwrap().lossless = vec![5];
+        for host in &mut room.hosts {
+            host.agent.as_mut().unwrap().rdma_type_of_service = Some(own);
+            let rdma = host.rdma.iter_mut().flatten().flat_map(|device| &mut device.ports);
+            rdma.for_each(|port| port.default_traffic_class = systems);
+        }
+        mends(&room, &run_all(&room), Some(&intent))
+    };
+    for own in [0, 96] {
+        let mends = planned(own, None);
+        assert!(mends.is_empty() && mends.goals.is_empty(), "{mends:?}");
+        let why = format!(
+            "the agent of alpha marks RDMA with the type of service {own}, the intent's is 104: first `rdma"
+        );
+        assert!(mends.left[0].why.starts_with(&why), "{:?}", mends.left);
+    }
+    // The same mark, whatever its ECN bits; and one that the intent sets for connections that say none.
+    for (own, systems) in [(104, None), (106, None), (0, Some(0))] {
+        let mends = planned(own, systems);
+        assert_eq!((mends.goals.len(), mends.intents.len()), (1, 3), "{own}: {:?}", mends.left);
+    }
+}
+
+#[test]
+fn a_finding_for_which_nothing_changes_is_left() {
+    let mut room = healthy_room();
+    port(&mut room, "beta", "ens1f1").mtu = Some(1500);
+    let mut findings = run_all(&room);
+    let as_it_is = Wish { mtu: Some(9000), ..Wish::default() };
+    for (id, at) in [("as-wished", "ens1f0"), ("gone", "no-such-port")] {
+        let place = Place::port("beta", at);
+        let finding = crate::model::Finding::new(id, Severity::Error, "x").at(place.clone());
+        findings.push(finding.mend(place, "set it", "ip link", as_it_is.clone()));
+    }
+    let mends = mends(&room, &findings, None);
+    assert_eq!(lines(&mends), ["beta ens1f1: MTU 1500 → 9000"]);
+    let goals: Vec<&str> = mends.goals.iter().map(|goal| goal.id.as_str()).collect();
+    let left: Vec<&str> = mends.left.iter().map(|left| left.finding.as_str()).collect();
+    assert_eq!((goals, left), (vec!["mtu-between-hosts"], vec!["as-wished", "gone"]));
+    assert!(mends.left[0].why.contains("is set already"), "{:?}", mends.left);
+}
+
+/// One host is small and so is the path between the others: all become as small, nobody is raised.
+#[test]
+fn a_small_path_and_a_small_host_ask_for_the_same() {
+    let mut room = healthy_room();
+    port(&mut room, "gamma", "ens1f0").mtu = Some(1500);
+    let probe = |from: (&str, u8), to: (&str, u8), promised| {
+        let mut probe = crate::checks::testing_rooms::probe();
+        for (end, (host, last)) in [(&mut probe.from, from), (&mut probe.to, to)] {
+            (end.host, end.ip) = (host.to_owned(), [10, 1, 0, last].into());
+        }
+        probe.path_mtu = Some(PathMtu { promised, passed: 1500, black_hole: promised > 1500 });
+        probe
+    };
+    let (alpha, beta, gamma) = (("alpha", 1), ("beta", 2), ("gamma", 3));
+    room.matrix.probes = vec![
+        probe(alpha, beta, 9000),
+        probe(beta, alpha, 9000),
+        probe(alpha, gamma, 9000),
+        probe(gamma, alpha, 1500),
+    ];
+    let mends = of(&room);
+    assert_eq!(lines(&mends), ["alpha ens1f0: MTU 9000 → 1500", "beta ens1f0: MTU 9000 → 1500"]);
+    assert_eq!(mends.goals.len(), 3, "two directions, and the hosts: {:?}", mends.left);
+
+    // Where only the small host's own path is small, the host is the reason: it is raised.
+    room.matrix.probes.drain(..2);
+    assert_eq!(lines(&of(&room)), ["gamma ens1f0: MTU 1500 → 9000"]);
+}
+
+#[test]
+fn below_a_bridge_the_guests_stay_as_they_are() {
+    let mut room = healthy_room();
+    let below = port(&mut room, "beta", "ens1f0");
+    let addresses = std::mem::take(&mut below.addresses);
+    (below.mtu, below.master) = (Some(1500), Some("br0".into()));
+    let beta = crate::testing::host_mut(&mut room, "beta");
+    let new = |name: &str, kind: PortKind, master: Option<&str>| Port {
+        name: name.into(),
+        kind,
+        mtu: Some(1500),
+        master: master.map(str::to_owned),
+        ..Port::default()
+    };
+    beta.ports.push(Port { addresses, ..new("br0", PortKind::Bridge, None) });
+    beta.ports.push(new("tap0", PortKind::Tun, Some("br0")));
+    beta.ports.push(new("veth0", PortKind::Veth, Some("br0")));
+    assert_eq!(lines(&of(&room)), ["beta ens1f0: MTU 1500 → 9000", "beta br0: MTU 1500 → 9000"]);
 }
 
 #[test]

@@ -54,9 +54,8 @@ pub fn done(room: &mut Room, findings: &[Finding]) -> Vec<Finding> {
             roce(room, &host.plan.host, &one.plan.settings);
         }
     }
-    // The switch's side and the agents' mark are the operator's.
+    // The switch's side is the operator's.
     for host in room.hosts.iter_mut().filter(|_| by_intent) {
-        host.agent.as_mut().unwrap().rdma_type_of_service = Some(104);
         for neighbour in host.ports.iter_mut().flat_map(|port| &mut port.neighbours) {
             neighbour.pfc.iter_mut().for_each(|pfc| pfc.lossless = vec![3]);
         }

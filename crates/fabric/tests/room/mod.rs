@@ -54,7 +54,7 @@ pub fn host(number: u8, name: &str) -> Inventory {
         version: "0.1.0".into(),
         listen: (0..LINKS).map(|link| format!("10.2.{link}.{number}:7979")).collect(),
         links: Vec::new(),
-        rdma_type_of_service: None,
+        rdma_type_of_service: Some(104),
     });
     host
 }
