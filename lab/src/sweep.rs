@@ -8,11 +8,24 @@ use rustix::process::{Pid, test_kill_process};
 use crate::error::io_error;
 use crate::{LabError, huge, lab, netns, tool};
 
-/// Removes all that is left of labs whose maker is dead, and returns their names.
+/// Removes all that is left of labs whose maker is dead, and returns their names. One that cannot be removed keeps none of the others.
 pub fn sweep() -> Result<Vec<String>, LabError> {
-    let dead: Vec<String> = all().into_iter().filter(|name| !maker_lives(name)).collect();
-    dead.iter().try_for_each(|name| remove(name))?;
-    Ok(dead)
+    each(all().into_iter().filter(|name| !maker_lives(name)), remove)
+}
+
+/// Those that were removed, or the first error when all were tried.
+fn each(
+    names: impl Iterator<Item = String>,
+    remove: impl Fn(&str) -> Result<(), LabError>,
+) -> Result<Vec<String>, LabError> {
+    let (mut removed, mut failed) = (Vec::new(), None);
+    for name in names {
+        match remove(&name) {
+            Ok(()) => removed.push(name),
+            Err(error) => failed = failed.or(Some(error)),
+        }
+    }
+    failed.map_or(Ok(removed), Err)
 }
 
 /// Names of all labs of which anything is there: a namespace, a directory or an address claim.
@@ -92,6 +105,20 @@ mod tests {
         for name in ["lr12", "lrx-0", "lr12-a", "octets", "router1-0", ""] {
             assert_eq!(maker(name), None, "{name}");
         }
+    }
+
+    #[test]
+    fn a_lab_that_cannot_be_removed_keeps_no_other() {
+        let tried = std::cell::RefCell::new(Vec::new());
+        let remove = |name: &str| {
+            tried.borrow_mut().push(name.to_owned());
+            let no = || LabError::Unknown { kind: "lab", name: name.to_owned() };
+            if name == "lr1-0" { Err(no()) } else { Ok(()) }
+        };
+        let names = || ["lr1-0", "lr2-0"].map(str::to_owned).into_iter();
+        assert!(each(names(), remove).is_err());
+        assert_eq!(tried.take(), ["lr1-0", "lr2-0"]);
+        assert_eq!(each(names().skip(1), remove).ok(), Some(vec!["lr2-0".to_owned()]));
     }
 
     #[test]

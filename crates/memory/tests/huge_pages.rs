@@ -8,7 +8,8 @@
 
 mod common;
 
-use std::path::Path;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 
 use common::{Guest, PAGE, in_pages, run};
 use linerate_memory::{Backing, Mapping, Tracker};
@@ -36,8 +37,19 @@ impl Drop for HugePages {
 }
 
 fn change(by: impl Fn(u64) -> u64) {
+    let _lock = lock();
     let limit: u64 = std::fs::read_to_string(LIMIT).unwrap().trim().parse().unwrap();
     std::fs::write(LIMIT, by(limit).to_string()).unwrap();
+}
+
+/// Labs of other test programs change the limit too: all of them hold this lock of theirs meanwhile.
+fn lock() -> File {
+    let folder =
+        std::env::var_os("LINERATE_LAB_DIR").map_or_else(|| "/var/tmp/linerate-lab".into(), PathBuf::from);
+    std::fs::create_dir_all(&folder).unwrap();
+    let file = File::create(folder.join("huge-pages.lock")).unwrap();
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    file
 }
 
 fn guest() -> Guest {
