@@ -29,13 +29,16 @@ struct Program {
 pub fn run(jobs: Option<&str>) -> Result<()> {
     let jobs = jobs.map_or(Ok(JOBS), str::parse).context("how many at a time?")?;
     let waiting = Mutex::new(VecDeque::from(in_order(build()?)));
-    let failed = Mutex::new(Vec::new());
+    let (failed, skipped) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
         for _ in 0..jobs.max(1) {
             scope.spawn(|| {
                 while let Some(program) = next(&waiting) {
-                    if let Err(error) = run_one(&program) {
-                        failed.lock().unwrap_or_else(PoisonError::into_inner).push(format!("{error:#}"));
+                    match run_one(&program) {
+                        Ok(lines) => skipped.lock().unwrap_or_else(PoisonError::into_inner).extend(lines),
+                        Err(error) => {
+                            failed.lock().unwrap_or_else(PoisonError::into_inner).push(format!("{error:#}"));
+                        }
                     }
                 }
             });
@@ -46,6 +49,9 @@ pub fn run(jobs: Option<&str>) -> Result<()> {
         Command::new(cargo()).args(["test", "--workspace", "--locked", "--quiet", "--doc"]).status();
     if !examples.context("cannot run cargo")?.success() {
         failed.push("examples in the documentation".into());
+    }
+    for line in skipped.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        say(&format!("{line}\n"));
     }
     if failed.is_empty() { Ok(()) } else { bail!("failed: {}", failed.join("; ")) }
 }
@@ -93,8 +99,8 @@ fn in_order(mut programs: Vec<Program>) -> Vec<Program> {
     programs
 }
 
-/// Its output is shown when it has ended, so that those of two do not mix.
-fn run_one(program: &Program) -> Result<()> {
+/// Its output is shown when it has ended, so that those of two do not mix. What it says of tests that did nothing is given back.
+fn run_one(program: &Program) -> Result<Vec<String>> {
     let begun = Instant::now();
     say(&format!("begins: {}\n", program.name));
     let output = Command::new(&program.executable)
@@ -105,7 +111,17 @@ fn run_one(program: &Program) -> Result<()> {
         .with_context(|| format!("{} cannot be run", program.executable.display()))?;
     let (text, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     say(&report(program, output.status, begun.elapsed(), &text, &errors));
-    if output.status.success() { Ok(()) } else { bail!("{} ({})", program.name, output.status) }
+    if output.status.success() {
+        Ok(not_run(program, &errors))
+    } else {
+        bail!("{} ({})", program.name, output.status)
+    }
+}
+
+/// Tests that passed without doing anything, since the machine lacks something: a lab's `not_run` writes these lines.
+fn not_run(program: &Program, errors: &str) -> Vec<String> {
+    let whys = errors.lines().filter_map(|line| line.strip_prefix("not run: "));
+    whys.map(|why| format!("not run: {}, {why}", program.name)).collect()
 }
 
 /// A line for each test, and all that was said if one failed.
@@ -142,6 +158,27 @@ mod tests {
         for other in [line(false, r#""/w/target/linerate""#), line(true, "null"), "warning: x".into()] {
             assert_eq!(program(&other), None, "{other}");
         }
+    }
+
+    #[test]
+    fn tests_that_did_nothing_are_named_at_the_end() {
+        let errors = "warning: x\nnot run: kvm::a: no /dev/kvm (gone)\nit was not run: y\n";
+        assert_eq!(
+            not_run(&named("real_migration"), errors),
+            ["not run: real_migration, kvm::a: no /dev/kvm (gone)"]
+        );
+    }
+
+    /// A program that passed and says so on its standard error.
+    #[test]
+    fn what_a_program_that_passed_says_is_heard() {
+        let folder = std::env::temp_dir();
+        let script = folder.join(format!("linerate-suite-{}", std::process::id()));
+        std::fs::write(&script, "#!/bin/sh\necho 'not run: a: b' >&2\n").unwrap();
+        std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let heard = run_one(&Program { executable: script.clone(), folder, ..named("x") });
+        std::fs::remove_file(&script).unwrap();
+        assert_eq!(heard.unwrap(), ["not run: x, a: b"]);
     }
 
     #[test]

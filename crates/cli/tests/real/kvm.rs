@@ -1,6 +1,6 @@
 //! Guests under KVM, whose writes reach RAM through KVM's own page tables. Where there is no /dev/kvm, each says so and does nothing.
 
-use linerate_lab::guest::kvm_is_missing;
+use linerate_lab::guest::{kvm_is_missing, not_run};
 use linerate_lab::{GuestParameters, GuestSpec, QemuVersion};
 
 use crate::goes_there_and_back;
@@ -13,8 +13,7 @@ fn writing() -> GuestParameters {
 
 fn there_and_back(version: QemuVersion) {
     if let Some(error) = kvm_is_missing() {
-        eprintln!("not run: no /dev/kvm ({error})");
-        return;
+        return not_run(&format!("no /dev/kvm ({error})"));
     }
     let mut stage = Stage::with_guest(&[2500, 2500], GuestSpec::user_mode("g", writing()).qemu(version));
     assert_eq!(stage.description()["accelerator"], "kvm");
