@@ -1,9 +1,9 @@
 //! Changes of ports on trial: everything is put back unless it is confirmed in time. What puts it back is on disk before anything
 //! changes, so that an agent that dies meanwhile puts it back when it begins again.
 
+mod end;
 mod kept;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,8 +16,11 @@ use linerate_fabric::model::Port;
 
 use crate::agent::Agent;
 use crate::faults::chain;
+pub(crate) use end::give_up;
+pub use end::recover;
+use end::{Ended, end, end_all};
 pub use kept::Trials;
-use kept::{Trial, file, save};
+use kept::{Trial, save};
 
 /// A port that had a link must have it again within this, or all is put back at once.
 const LINK_WAIT: Duration = Duration::from_secs(8);
@@ -106,29 +109,6 @@ pub fn put_back_now(agent: &Agent, port: &str) -> Result<(), ErrorBody> {
     }
 }
 
-/// Puts back what an earlier life of the agent left on trial.
-pub fn recover(agent: &Agent) {
-    let Ok(bytes) = std::fs::read(file(agent)) else { return };
-    let Ok(left) = serde_json::from_slice::<BTreeMap<String, Trial>>(&bytes) else {
-        tracing::error!(file = %file(agent).display(), "what was on trial cannot be read; look at the ports by hand");
-        return;
-    };
-    let mut trials = agent.trials.lock();
-    *trials = left;
-    for (port, trial) in trials.iter_mut() {
-        tracing::warn!(port, "a change was not confirmed before the agent ended: it is put back");
-        trial.stuck.get_or_insert_default();
-    }
-    put_back_stuck(&mut trials);
-    for (port, trial) in trials.iter() {
-        let why = trial.stuck.clone().unwrap_or_default();
-        tracing::error!("{}", Ended::Stuck(why).words(port));
-    }
-    if let Err(error) = save(agent, &trials) {
-        tracing::error!(error = error.message, "the list of trials");
-    }
-}
-
 /// Looks at a port: as it is now, and in words what is still not as wished.
 pub(crate) type Look<'a> = &'a dyn Fn() -> Result<(Port, String), ErrorBody>;
 
@@ -139,31 +119,6 @@ pub(crate) struct Begun {
     number: u64,
 }
 
-/// How a trial ended.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Ended {
-    /// As before.
-    PutBack,
-    /// Not as before, and why.
-    Stuck(String),
-    /// Somebody confirmed it.
-    Confirmed,
-}
-
-impl Ended {
-    /// What the operator has to know of the port.
-    fn words(&self, port: &str) -> String {
-        match self {
-            Ended::PutBack => format!("{port} was put back"),
-            Ended::Stuck(why) => format!(
-                "{port} could NOT be put back: {why}; set that by hand, or restart the agent to try again; \
-                 `linerate link confirm {port}` makes the agent forget it"
-            ),
-            Ended::Confirmed => format!("{port} was confirmed meanwhile and stays"),
-        }
-    }
-}
-
 /// Does it, and looks whether it was done; if not it is put back. It goes on without an end until [`start`].
 pub(crate) fn change(agent: &Agent, port: &Port, plan: &Plan, look: Look<'_>) -> Result<Begun, ErrorBody> {
     let begun = begin(agent, &port.name, &plan.undo)?;
@@ -172,28 +127,6 @@ pub(crate) fn change(agent: &Agent, port: &Port, plan: &Plan, look: Look<'_>) ->
         Ok(()) => Ok(begun),
         Err(error) => Err(give_up(agent, &[begun], error)),
     }
-}
-
-/// Puts back all of them: the error, and then what became of each port.
-pub(crate) fn give_up(agent: &Agent, begun: &[Begun], error: ErrorBody) -> ErrorBody {
-    let ended = end_all(agent, begun);
-    let words = begun.iter().zip(ended).map(|(one, ended)| ended.words(&one.port));
-    let message = std::iter::once(error.message).chain(words).collect::<Vec<_>>().join("; ");
-    ErrorBody { message, ..error }
-}
-
-/// Puts back all of them that are still on trial, the last one first.
-fn end_all(agent: &Agent, begun: &[Begun]) -> Vec<Ended> {
-    let mut ended: Vec<Ended> = begun.iter().rev().map(|one| end(agent, one)).collect();
-    ended.reverse();
-    // What stood in the way of one may have been put back after it.
-    let trials = agent.trials.lock();
-    for (one, ended) in begun.iter().zip(&mut ended) {
-        if matches!(ended, Ended::Stuck(_)) && !trials.contains_key(&one.port) {
-            *ended = Ended::PutBack;
-        }
-    }
-    ended
 }
 
 /// The time to confirm begins, for all of them at once.
@@ -249,70 +182,6 @@ fn begin(agent: &Agent, port: &str, undo: &Settings) -> Result<Begun, ErrorBody>
         return Err(error);
     }
     Ok(Begun { port: port.to_owned(), number })
-}
-
-/// Puts it back, if it is still this trial.
-fn end(agent: &Agent, begun: &Begun) -> Ended {
-    let Begun { port, number } = begun;
-    let mut trials = agent.trials.lock();
-    let Some(trial) = trials.get_mut(port).filter(|trial| trial.number == *number) else {
-        return Ended::Confirmed;
-    };
-    let ended = match put_back(port, &trial.undo) {
-        Ok(()) => Ended::PutBack,
-        Err(why) => Ended::Stuck(why),
-    };
-    let words = ended.words(port);
-    match &ended {
-        Ended::Stuck(why) => {
-            trial.stuck = Some(why.clone());
-            tracing::error!("new settings were not confirmed or do not work: {words}");
-        }
-        _ => {
-            trials.remove(port);
-            tracing::warn!("new settings were not confirmed or do not work: {words}");
-            put_back_stuck(&mut trials);
-        }
-    }
-    agent.trials.tell_ended();
-    if let Err(error) = save(agent, &trials) {
-        tracing::error!(error = error.message, "the list of trials");
-    }
-    ended
-}
-
-/// Tries once more what could not be put back, until nothing more can be: a port cannot be larger than the one that it stands on, and that
-/// one may have been put back only now.
-fn put_back_stuck(trials: &mut BTreeMap<String, Trial>) {
-    loop {
-        let before = trials.len();
-        trials.retain(|port, trial| {
-            if trial.stuck.is_none() {
-                return true;
-            }
-            let Err(why) = put_back(port, &trial.undo) else {
-                tracing::warn!("{}", Ended::PutBack.words(port));
-                return false;
-            };
-            trial.stuck = Some(why);
-            true
-        });
-        if trials.len() == before {
-            return;
-        }
-    }
-}
-
-/// Whatever is refused: the rest goes back. The error says what did not.
-fn put_back(name: &str, undo: &Settings) -> Result<(), String> {
-    let mut port = linked(name).map_err(|error| error.message)?;
-    // What ethtool cannot say now is put back without a look.
-    let _ = ethtool::read(std::slice::from_mut(&mut port), &mut Vec::new());
-    let errors = apply::put_back(&port, undo);
-    match errors.is_empty() {
-        true => Ok(()),
-        false => Err(errors.iter().map(|error| chain(error)).collect::<Vec<_>>().join("; ")),
-    }
 }
 
 /// The settings must be as wished, and a link that was there must come back.

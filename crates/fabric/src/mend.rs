@@ -2,15 +2,18 @@
 //!
 //! A finding is mended as a whole or not at all: if one of its ports cannot be set, its other ports stay as they are.
 
+mod intents;
+
 use std::cmp::Reverse;
 
 use serde::Serialize;
 
 use crate::link::plan::plan as port_plan;
 use crate::link::{Plan, Wish};
-use crate::model::{Finding, Fix, Inventory, Mend, Place, PortKind, PortRef, RdmaPort, Room, Severity};
+use crate::model::{Finding, Mend, Place, PortKind, PortRef, Room, Severity};
 use crate::qos::intent::Intent;
-use crate::qos::plan::{HostPlan, host as host_plan};
+use crate::qos::plan::HostPlan;
+use intents::{apart, intended, marked_otherwise};
 
 /// Stacks of ports (VLAN on bond on port) are no deeper; a file from outside may claim anything.
 const DEPTH_MAX: usize = 8;
@@ -80,7 +83,7 @@ struct Wanted<'a> {
 
 /// What to do about the findings; those of priorities and shares need the operator's intent.
 pub fn mends(room: &Room, findings: &[Finding], intent: Option<&Intent>) -> Mends {
-    let hosts = intents(room, findings, intent);
+    let hosts = intents::intents(room, findings, intent);
     let mut left: Vec<Option<String>> =
         findings.iter().map(|one| why_not(room, one, intent, &hosts)).collect();
     loop {
@@ -100,7 +103,7 @@ pub fn mends(room: &Room, findings: &[Finding], intent: Option<&Intent>) -> Mend
         let ports: Vec<PortMend> = ports.map(|(one, plan)| port_mend(findings, one, plan)).collect();
         let open: Vec<Finding> =
             findings.iter().zip(&left).filter(|(_, why)| why.is_none()).map(|(one, _)| one.clone()).collect();
-        let intents = apart(self::intents(room, &open, intent), &ports, findings, &mut left);
+        let intents = apart(intents::intents(room, &open, intent), &ports, findings, &mut left);
         without_a_step(&wanted, &intents, findings, &mut left);
         let goals = findings.iter().zip(&left).filter(|(_, why)| why.is_none());
         return Mends {
@@ -114,29 +117,6 @@ pub fn mends(room: &Room, findings: &[Finding], intent: Option<&Intent>) -> Mend
             intents,
         };
     }
-}
-
-/// Hosts whose ports are not on trial for another finding already: a port has one trial at a time.
-fn apart(
-    hosts: Vec<HostMend>,
-    ports: &[PortMend],
-    findings: &[Finding],
-    left: &mut [Option<String>],
-) -> Vec<HostMend> {
-    let changing = |host: &HostMend| host.plan.ports.iter().any(|port| !port.plan.steps.is_empty());
-    let twice = |host: &HostMend| {
-        let names: Vec<&str> = host.plan.ports.iter().map(|port| port.port.as_str()).collect();
-        let both = |one: &PortMend| one.place.port.as_deref().is_some_and(|port| names.contains(&port));
-        ports.iter().any(|one| one.place.host == host.plan.host && both(one))
-    };
-    if !hosts.iter().any(|host| changing(host) && twice(host)) {
-        return hosts.into_iter().filter(changing).collect();
-    }
-    let later = |finding: &Finding| finding.fixes.iter().any(|fix| fix.mend == Some(Mend::Intent));
-    for (_, why) in findings.iter().zip(left).filter(|(finding, why)| why.is_none() && later(finding)) {
-        *why = Some("its ports are set for other findings first: run it once more".to_owned());
-    }
-    Vec::new()
 }
 
 /// A finding for which nothing changes would still be there afterwards, and everything else would be put back.
@@ -171,35 +151,6 @@ fn why_not(room: &Room, finding: &Finding, intent: Option<&Intent>, plans: &[Hos
     let ours = || plans.iter().filter(|host| by_intent && intended(finding, &host.plan.host));
     let problem = ours().flat_map(|host| &host.plan.ports).find_map(|port| port.problem.clone());
     problem.or_else(|| ours().find_map(|host| marked_otherwise(room, &host.plan)))
-}
-
-/// The agent gives its RDMA connections another mark than the intent's class has: they would not be in it, and only the agent's
-/// configuration can change that.
-fn marked_otherwise(room: &Room, plan: &HostPlan) -> Option<String> {
-    let (host, wanted) = (room.host(&plan.host)?, plan.type_of_service?);
-    let own = host.agent.as_ref()?.rdma_type_of_service?;
-    let ours = |rdma: &&RdmaPort| plan.ports.iter().any(|one| rdma.port.as_ref() == Some(&one.port));
-    // Connections without a mark of the agent's get the system's, if it has one: that is in the plan.
-    let other = |rdma: &RdmaPort| match own {
-        0 => rdma.default_traffic_class.is_none(),
-        _ => own >> 2 != wanted >> 2,
-    };
-    let mut rdma = host.rdma.iter().flatten().flat_map(|device| &device.ports).filter(ours);
-    rdma.any(other).then(|| {
-        let name = &plan.host;
-        format!(
-            "the agent of {name} marks RDMA with the type of service {own}, the intent's is {wanted}: first \
-             `rdma_type_of_service = {wanted}` in its configuration"
-        )
-    })
-}
-
-/// The finding asks for the intent at this host.
-fn intended(finding: &Finding, host: &str) -> bool {
-    let here = |fix: &Fix| {
-        fix.mend == Some(Mend::Intent) && fix.place.as_ref().is_some_and(|place| place.host == host)
-    };
-    finding.fixes.iter().any(here)
 }
 
 fn left_over(finding: &Finding, why: String) -> Left {
@@ -281,19 +232,6 @@ fn depth(room: &Room, at: PortRef<'_>, deep: usize) -> usize {
         return 0;
     }
     room.directly_below(at).map(|below| 1 + depth(room, below, deep - 1)).max().unwrap_or(0)
-}
-
-/// Hosts that findings name, as the intent wants them.
-fn intents(room: &Room, findings: &[Finding], intent: Option<&Intent>) -> Vec<HostMend> {
-    let Some(intent) = intent else { return Vec::new() };
-    let of = |host: &str| -> Vec<String> {
-        let ids = findings.iter().filter(|finding| intended(finding, host));
-        let mut ids: Vec<String> = ids.map(|finding| finding.id.clone()).collect();
-        ids.dedup();
-        ids
-    };
-    let host = |host: &Inventory| HostMend { findings: of(&host.host), plan: host_plan(host, intent) };
-    room.hosts.iter().map(host).filter(|host| !host.findings.is_empty()).collect()
 }
 
 /// What the findings after a change say of it. `None`: the goals are gone, and nothing grave came.

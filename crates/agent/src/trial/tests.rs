@@ -7,6 +7,7 @@ use linerate_wire::message::{SessionId, Token};
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
 use tempfile::TempDir;
 
+use super::kept::file;
 use super::*;
 use crate::config::Config;
 use crate::journal::Journal;

@@ -1,0 +1,146 @@
+//! How trials end: put back by whoever asks for it, by their time, or by the agent's next life.
+
+use std::collections::BTreeMap;
+
+use linerate_api::ErrorBody;
+use linerate_fabric::collect::kernel::ethtool;
+use linerate_fabric::link::{Settings, apply};
+
+use super::kept::{Trial, file, save};
+use super::{Begun, linked};
+use crate::agent::Agent;
+use crate::faults::chain;
+
+/// Puts back what an earlier life of the agent left on trial.
+pub fn recover(agent: &Agent) {
+    let Ok(bytes) = std::fs::read(file(agent)) else { return };
+    let Ok(left) = serde_json::from_slice::<BTreeMap<String, Trial>>(&bytes) else {
+        tracing::error!(file = %file(agent).display(), "what was on trial cannot be read; look at the ports by hand");
+        return;
+    };
+    let mut trials = agent.trials.lock();
+    *trials = left;
+    for (port, trial) in trials.iter_mut() {
+        tracing::warn!(port, "a change was not confirmed before the agent ended: it is put back");
+        trial.stuck.get_or_insert_default();
+    }
+    put_back_stuck(&mut trials);
+    for (port, trial) in trials.iter() {
+        let why = trial.stuck.clone().unwrap_or_default();
+        tracing::error!("{}", Ended::Stuck(why).words(port));
+    }
+    if let Err(error) = save(agent, &trials) {
+        tracing::error!(error = error.message, "the list of trials");
+    }
+}
+
+/// How a trial ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// As before.
+    PutBack,
+    /// Not as before, and why.
+    Stuck(String),
+    /// Somebody confirmed it.
+    Confirmed,
+}
+
+impl Ended {
+    /// What the operator has to know of the port.
+    pub(super) fn words(&self, port: &str) -> String {
+        match self {
+            Ended::PutBack => format!("{port} was put back"),
+            Ended::Stuck(why) => format!(
+                "{port} could NOT be put back: {why}; set that by hand, or restart the agent to try again; \
+                 `linerate link confirm {port}` makes the agent forget it"
+            ),
+            Ended::Confirmed => format!("{port} was confirmed meanwhile and stays"),
+        }
+    }
+}
+
+/// Puts back all of them: the error, and then what became of each port.
+pub(crate) fn give_up(agent: &Agent, begun: &[Begun], error: ErrorBody) -> ErrorBody {
+    let ended = end_all(agent, begun);
+    let words = begun.iter().zip(ended).map(|(one, ended)| ended.words(&one.port));
+    let message = std::iter::once(error.message).chain(words).collect::<Vec<_>>().join("; ");
+    ErrorBody { message, ..error }
+}
+
+/// Puts back all of them that are still on trial, the last one first.
+pub(super) fn end_all(agent: &Agent, begun: &[Begun]) -> Vec<Ended> {
+    let mut ended: Vec<Ended> = begun.iter().rev().map(|one| end(agent, one)).collect();
+    ended.reverse();
+    // What stood in the way of one may have been put back after it.
+    let trials = agent.trials.lock();
+    for (one, ended) in begun.iter().zip(&mut ended) {
+        if matches!(ended, Ended::Stuck(_)) && !trials.contains_key(&one.port) {
+            *ended = Ended::PutBack;
+        }
+    }
+    ended
+}
+
+/// Puts it back, if it is still this trial.
+pub(super) fn end(agent: &Agent, begun: &Begun) -> Ended {
+    let Begun { port, number } = begun;
+    let mut trials = agent.trials.lock();
+    let Some(trial) = trials.get_mut(port).filter(|trial| trial.number == *number) else {
+        return Ended::Confirmed;
+    };
+    let ended = match put_back(port, &trial.undo) {
+        Ok(()) => Ended::PutBack,
+        Err(why) => Ended::Stuck(why),
+    };
+    let words = ended.words(port);
+    match &ended {
+        Ended::Stuck(why) => {
+            trial.stuck = Some(why.clone());
+            tracing::error!("new settings were not confirmed or do not work: {words}");
+        }
+        _ => {
+            trials.remove(port);
+            tracing::warn!("new settings were not confirmed or do not work: {words}");
+            put_back_stuck(&mut trials);
+        }
+    }
+    agent.trials.tell_ended();
+    if let Err(error) = save(agent, &trials) {
+        tracing::error!(error = error.message, "the list of trials");
+    }
+    ended
+}
+
+/// Tries once more what could not be put back, until nothing more can be: a port cannot be larger than the one that it stands on, and that
+/// one may have been put back only now.
+fn put_back_stuck(trials: &mut BTreeMap<String, Trial>) {
+    loop {
+        let before = trials.len();
+        trials.retain(|port, trial| {
+            if trial.stuck.is_none() {
+                return true;
+            }
+            let Err(why) = put_back(port, &trial.undo) else {
+                tracing::warn!("{}", Ended::PutBack.words(port));
+                return false;
+            };
+            trial.stuck = Some(why);
+            true
+        });
+        if trials.len() == before {
+            return;
+        }
+    }
+}
+
+/// Whatever is refused: the rest goes back. The error says what did not.
+fn put_back(name: &str, undo: &Settings) -> Result<(), String> {
+    let mut port = linked(name).map_err(|error| error.message)?;
+    // What ethtool cannot say now is put back without a look.
+    let _ = ethtool::read(std::slice::from_mut(&mut port), &mut Vec::new());
+    let errors = apply::put_back(&port, undo);
+    match errors.is_empty() {
+        true => Ok(()),
+        false => Err(errors.iter().map(|error| chain(error)).collect::<Vec<_>>().join("; ")),
+    }
+}
