@@ -144,6 +144,8 @@ fn nobody_waits_for_a_trial_that_ended() {
     nothing_waits_long(&agent, "lo");
     nothing_waits_long(&agent, "other");
     assert_eq!(Arc::strong_count(&agent), 3, "whoever waits holds the agent");
+    // Both wait by now.
+    std::thread::sleep(Duration::from_millis(300));
     confirm(&agent, "lo").unwrap();
     put_back_now(&agent, "other").unwrap_err();
     let deadline = Instant::now() + Duration::from_secs(60);
