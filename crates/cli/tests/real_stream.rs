@@ -9,7 +9,7 @@ mod stage;
 
 use std::time::{Duration, Instant};
 
-use linerate_lab::guest::kvm_is_missing;
+use linerate_lab::guest::{kvm_is_missing, not_run};
 use linerate_lab::{DiskMode, GuestParameters, GuestSpec, QemuVersion};
 use serde_json::Value;
 use stage::{Stage, ended, lost, round_began};
@@ -35,16 +35,18 @@ fn emulated(version: QemuVersion) -> GuestSpec {
 
 /// Under KVM: QEMU 7.2 harms emulated guests that it moves, also by itself (docs/stream-mode.md). None where there is no KVM.
 fn under_kvm(version: QemuVersion) -> Option<GuestSpec> {
-    if let Some(error) = kvm_is_missing() {
-        eprintln!("not run: no /dev/kvm ({error})");
-        return None;
-    }
-    Some(GuestSpec::user_mode("g", GuestParameters { dirty_mbps: 0, ..busy() }).qemu(version))
+    let missing = kvm_is_missing().map(|error| not_run(&format!("no /dev/kvm ({error})")));
+    missing.is_none().then(|| user_mode(version))
+}
+
+fn user_mode(version: QemuVersion) -> GuestSpec {
+    GuestSpec::user_mode("g", GuestParameters { dirty_mbps: 0, ..busy() }).qemu(version)
 }
 
 /// Under KVM if there is one. QEMU 10.0 loses writes of emulated guests too, if rarely (docs/stream-mode.md).
 fn guest() -> GuestSpec {
-    under_kvm(QemuVersion::Ten).unwrap_or_else(|| emulated(QemuVersion::Ten))
+    let make = if kvm_is_missing().is_none() { user_mode } else { emulated };
+    make(QemuVersion::Ten)
 }
 
 fn plain() -> Stage {
