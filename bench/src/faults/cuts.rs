@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use linerate_api::Step;
 use linerate_lab::{GuestSpec, QemuVersion};
 
 use super::stage::{NAME, victim};
@@ -79,7 +80,9 @@ impl Stage {
         let (path, skip) = console_at(self.site.host(to)?, &self.spec);
         let mut flags = vec!["--link-timeout", "20s"];
         flags.extend(if self.by_streams { ["--mode", "stream"].as_slice() } else { &["--verify"] });
-        let moving = Moving::begin(self.site.agent(self.at)?, NAME, &self.site.to(to)?, &flags)?;
+        let mut moving = Moving::begin(self.site.agent(self.at)?, NAME, &self.site.to(to)?, &flags)?;
+        // Before the hosts have talked, the only address that is known is the one in the command, and it is on one of the links.
+        anyhow::ensure!(moving.reach(Step::Admit, Duration::from_secs(30)), "the migration did not begin");
         harm(&self.site)?;
         let ending = moving.finish(Duration::from_secs(120));
         if ending.completed() {
