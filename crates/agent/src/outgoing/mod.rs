@@ -131,18 +131,13 @@ impl Outgoing {
 
     /// All of a link is gone: no more work for its channels, and the destination is asked to fence them.
     fn link_lost(&self, link: LinkId) {
-        let channels = {
-            let mut brain = self.brain();
-            let channels = brain.scheduler().channels_of(link);
-            brain.link_lost(self.clock.now(), link);
-            channels
-        };
-        if let Some(carriage) = self.carriage() {
-            for channel in channels {
-                // The brain has asked for its fence.
+        let carriage = self.carriage();
+        lose_link(&self.brain, self.clock.now(), link, |channel| {
+            if let Some(carriage) = &carriage {
+                // The brain asks for its fence.
                 let _ = carriage.streams.channel_gone(channel);
             }
-        }
+        });
         self.work.notify_all();
         let _ = self.inbox.send(Input::LinkLost(link));
     }
@@ -214,5 +209,36 @@ impl Outgoing {
         } else {
             MigrationState::Running
         }
+    }
+}
+
+/// Has the brain ask for the fences of a link's channels. The streams know each of them for `gone` before the brain's lock is let
+/// go: the answer to a fence may come at once, and is of no use to streams that hold the channel for living.
+fn lose_link(brain: &Mutex<Source>, now: Time, link: LinkId, mut gone: impl FnMut(ChannelId)) {
+    let mut brain = brain.lock().unwrap_or_else(PoisonError::into_inner);
+    brain.scheduler().channels_of(link).into_iter().for_each(&mut gone);
+    brain.link_lost(now, link);
+}
+
+#[cfg(test)]
+mod tests {
+    use linerate_core::source::Config;
+
+    use super::*;
+
+    #[test]
+    fn no_fence_of_a_lost_link_can_be_asked_for_before_the_streams_know_of_the_loss() {
+        let mut source = Source::new(Config::new("g", String::new(), Vec::new()));
+        for (channel, link) in [(0, 7), (1, 8), (2, 7)] {
+            source.handle(Time::ZERO, Event::ChannelUp { channel, link });
+        }
+        let brain = Mutex::new(source);
+        let mut told = Vec::new();
+        lose_link(&brain, Time::ZERO, 7, |channel| {
+            assert!(brain.try_lock().is_err(), "the loop can send the fence now, and hear its answer");
+            told.push(channel);
+        });
+        assert_eq!(told, [0, 2]);
+        assert_eq!(brain.into_inner().unwrap().scheduler().living_channels(), 1);
     }
 }
