@@ -111,12 +111,21 @@ impl Source {
     }
 
     pub(super) fn message_while_ending(&mut self, now: Time, message: Message) {
-        if let (State::RollingBack(roll_back), Message::Aborted | Message::Abort(_)) =
-            (&mut self.state, message)
-        {
-            roll_back.peer_done = true;
-            self.end_when_rolled_back(now);
+        let streams = self.carries_streams();
+        let State::RollingBack(roll_back) = &mut self.state else { return };
+        let told = match message {
+            Message::Aborted => None,
+            Message::Abort(fault) => Some(fault),
+            _ => return,
+        };
+        // The hypervisor here is often the first to see that the other one has gone, and all that it knows is a broken pipe.
+        let broken =
+            streams && (roll_back.fault.code, roll_back.fault.side) == (Code::HypervisorFailed, Side::Source);
+        if let Some(fault) = told.filter(|_| broken) {
+            roll_back.fault = fault;
         }
+        roll_back.peer_done = true;
+        self.end_when_rolled_back(now);
     }
 
     pub(super) fn rolled_back(&mut self, now: Time, guest: GuestState) {

@@ -273,3 +273,28 @@ fn the_blackout_has_its_limit() {
     driver.wait(Duration::from_millis(1));
     assert_eq!(driver.fault().map(|fault| fault.code), Some(Code::TimedOut));
 }
+
+#[test]
+fn the_cause_at_the_other_side_is_told_and_not_the_connection_that_broke_by_it() {
+    let broken = || Fault::new(Code::HypervisorFailed, Step::Copy, Side::Source, "broken pipe");
+    let cause = || Fault::new(Code::HypervisorFailed, Step::Copy, Side::Destination, "the device differs");
+    let ended = |driver: &mut Driver, abort: Fault| {
+        driver.receive(Message::Abort(abort));
+        let actions = driver.tell(Event::RolledBack(GuestState::RunsAtSource));
+        let ending = actions.into_iter().find_map(|action| match action {
+            Action::End(ending) => ending.fault,
+            _ => None,
+        });
+        ending.expect("it is over")
+    };
+    let mut driver = Driver::at(Streaming);
+    driver.tell(Event::Failed(broken()));
+    assert_eq!(ended(&mut driver, cause()), cause());
+    // What the source itself knows best stays.
+    let mut driver = Driver::at(Streaming);
+    driver.tell(Event::Cancel);
+    assert_eq!(ended(&mut driver, cause()).code, Code::Cancelled);
+    let mut driver = Driver::at(Streaming);
+    driver.tell(Event::Failed(Fault { code: Code::GuestGone, ..broken() }));
+    assert_eq!(ended(&mut driver, cause()).code, Code::GuestGone);
+}
