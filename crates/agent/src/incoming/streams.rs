@@ -86,7 +86,8 @@ impl Incoming {
                 if let Err(violation) = carriage.streams.note(stream, note) {
                     let step = self.brain().step();
                     let detail = violation.to_string();
-                    self.tell(Event::Failed(Fault::new(Code::ProtocolViolation, step, Side::Source, detail)));
+                    let fault = Fault::new(Code::ProtocolViolation, step, Side::Source, detail);
+                    self.tell(Event::StreamsFailed(fault));
                 }
             }
             Message::Fenced { channel, applied, refused } => {

@@ -46,13 +46,13 @@ impl Owner for ToLoop {
     fn asked(&self, stream: StreamId, _service: String) {
         let detail = format!("it opened stream {stream}; only the source's hypervisor connects");
         let fault = Fault::new(Code::ProtocolViolation, Step::Copy, Side::Destination, detail);
-        self.tell(Input::Event(Event::Failed(fault)));
+        self.tell(Input::Event(Event::StreamsFailed(fault)));
     }
 
     fn refused(&self, _stream: StreamId, reason: String) {
         let detail = format!("a connection of QEMU's was not taken there: {reason}");
         let fault = Fault::new(Code::HypervisorFailed, Step::Copy, Side::Destination, detail);
-        self.tell(Input::Event(Event::Failed(fault)));
+        self.tell(Input::Event(Event::StreamsFailed(fault)));
     }
 
     fn channel_lost(&self, channel: ChannelId, error: ChannelError) {
@@ -86,7 +86,7 @@ impl Outgoing {
                     let step = self.brain().step();
                     let detail = violation.to_string();
                     let fault = Fault::new(Code::ProtocolViolation, step, Side::Destination, detail);
-                    self.tell(Event::Failed(fault));
+                    self.tell(Event::StreamsFailed(fault));
                 }
             }
             Message::Fenced { channel, applied, refused } => {

@@ -109,3 +109,20 @@ fn a_fault_while_streams_come_ends_the_waiting_guest() {
     assert_eq!(actions, [Action::Journal(DestinationPhase::Aborted), Action::TearDown]);
     assert!(says(&driver.tell(Event::TornDown), &Message::Abort(fault)));
 }
+
+#[test]
+fn a_peer_that_breaks_the_rules_of_streams_makes_nothing_run_twice() {
+    let violation = || Fault::new(Code::ProtocolViolation, Step::Commit, Side::Source, "a note out of place");
+    let mut driver = Driver::streaming();
+    driver.tell(Event::StreamsFailed(violation()));
+    assert_eq!(driver.fault(), Some(Code::ProtocolViolation));
+
+    let mut driver = Driver::streaming();
+    driver.tell(Event::DeviceStateLoaded);
+    driver.receive(Message::Commit);
+    assert!(driver.tell(Event::Journaled(DestinationPhase::Committed)).contains(&Action::Run));
+    driver.tell(Event::StreamsFailed(violation()));
+    driver.brain.handle(Time::ZERO + RUN_AGAIN_AFTER, Event::Tick);
+    let later: Vec<Action> = std::iter::from_fn(|| driver.brain.poll_action(Time::ZERO)).collect();
+    assert!(!later.contains(&Action::Run), "the guest is being started already");
+}

@@ -177,6 +177,9 @@ pub enum Event {
     Journaled(SourcePhase),
     /// An action failed, or QEMU or the guest did.
     Failed(Fault),
+    /// The streams are of no more use, or the peer breaks their rules. Unlike [`Event::Failed`] it is of no action, and none is tried
+    /// again for it.
+    StreamsFailed(Fault),
     /// [`Action::RollBack`] is done; what the guest does now.
     RolledBack(GuestState),
     /// Answer to [`Action::Query`].
@@ -392,6 +395,7 @@ impl Source {
             Event::ChannelUp { channel, link } => self.channel_up(now, channel, link),
             Event::Cancel => self.cancel(now),
             Event::Failed(fault) => self.action_failed(now, fault),
+            Event::StreamsFailed(fault) => self.fail(now, fault),
             Event::RolledBack(guest) => self.rolled_back(now, guest),
             Event::Answered(outcome) => self.answered(now, outcome),
             Event::Forgotten => self.forgotten(now),

@@ -298,3 +298,16 @@ fn the_cause_at_the_other_side_is_told_and_not_the_connection_that_broke_by_it()
     driver.tell(Event::Failed(Fault { code: Code::GuestGone, ..broken() }));
     assert_eq!(ended(&mut driver, cause()).code, Code::GuestGone);
 }
+
+#[test]
+fn a_peer_that_breaks_the_rules_of_streams_makes_no_action_happen_twice() {
+    let violation =
+        || Fault::new(Code::ProtocolViolation, Step::Copy, Side::Destination, "a note out of place");
+    for state in ALL {
+        let mut driver = Driver::at(state);
+        let rolls_back = driver.tell(Event::StreamsFailed(violation())).contains(&Action::RollBack);
+        assert_eq!(rolls_back, state <= Journaling, "{state:?}");
+        let later = driver.wait(Duration::from_secs(2));
+        assert!(!later.contains(&Action::CleanUp), "{state:?}: the clean-up is under way already");
+    }
+}
