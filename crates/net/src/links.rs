@@ -68,6 +68,15 @@ pub fn queue_pairs_for(speed_mbps: u32, cpus: usize) -> usize {
     (speed_mbps as usize * 3).div_ceil(100_000).clamp(1, cpus.max(1))
 }
 
+/// What the ports that links may use could carry together, in megabits per second: those with an address in one of the networks
+/// of `filter`, or with any where it is empty. A bond's members, a bridge's ports and taps have none.
+pub fn speed_of_all(interfaces: &[Interface], filter: &[Network]) -> u64 {
+    let links = |port: &&Interface| {
+        port.usable() && !port.loopback && port.addresses.iter().any(|address| allowed(filter, address.ip))
+    };
+    interfaces.iter().filter(links).map(|port| u64::from(port.speed_mbps)).sum()
+}
+
 fn on_one_subnet(interfaces: &[Interface], endpoints: &[Endpoint], filter: &[Network]) -> Vec<Link> {
     let mut pairs: BTreeMap<(u32, &str), (usize, Link)> = BTreeMap::new();
     for interface in interfaces.iter().filter(|interface| interface.usable()) {

@@ -18,7 +18,7 @@ use linerate_guest::registry::GuestRecord;
 use linerate_guest::{process, procfs, read};
 use linerate_memory::{Mapping, RamBlock};
 use linerate_net::interfaces;
-use linerate_net::links::parse_networks;
+use linerate_net::links::{parse_networks, speed_of_all};
 use linerate_net::tcp::Stream;
 use linerate_wire::frame::Role as Purpose;
 
@@ -197,7 +197,7 @@ fn source_config(request: &MigrateRequest, found: &Found) -> Result<source::Conf
     }
     let mut config = source::Config::new(request.guest.clone(), description, regions);
     if found.choice.mode == Mode::Stream {
-        config.stream_channels = Some(mode::stream_channels(port_speeds(), cpus()));
+        config.stream_channels = Some(mode::stream_channels(port_speeds(request), cpus()));
     }
     config.limits = Limits {
         max_blackout: Duration::from_millis(u64::from(request.blackout_budget_ms())),
@@ -210,14 +210,11 @@ fn source_config(request: &MigrateRequest, found: &Found) -> Result<source::Conf
     Ok(config)
 }
 
-/// What the ports of this host could carry together, in megabits per second.
-fn port_speeds() -> u64 {
-    let ports = interfaces::list().unwrap_or_default();
-    ports
-        .iter()
-        .filter(|port| port.up && port.carrier && !port.loopback)
-        .map(|port| u64::from(port.speed_mbps))
-        .sum()
+/// What the ports of this host that the migration may use could carry together, in megabits per second.
+fn port_speeds(request: &MigrateRequest) -> u64 {
+    // A filter that cannot be read was refused before.
+    let filter = parse_networks(&request.links.join(",")).unwrap_or_default();
+    speed_of_all(&interfaces::list().unwrap_or_default(), &filter)
 }
 
 fn cpus() -> usize {

@@ -166,6 +166,22 @@ fn channels_by_speed_and_cpus() {
 }
 
 #[test]
+fn only_ports_that_links_may_use_count_as_wires() {
+    let ports = [
+        interface(1, &["10.0.1.1/24"]),
+        interface(2, &["10.0.2.1/24", "fe80::2/64"]),
+        // A bond's member, a tap, one that is down.
+        interface(3, &[]),
+        interface(4, &["fe80::4/64"]),
+        Interface { carrier: false, ..interface(5, &["10.0.5.1/24"]) },
+        Interface { loopback: true, ..interface(6, &["127.0.0.1/8"]) },
+    ];
+    assert_eq!(speed_of_all(&ports, &[]), 50_000);
+    assert_eq!(speed_of_all(&ports, &parse_networks("10.0.2.0/24").unwrap()), 25_000);
+    assert_eq!(speed_of_all(&ports, &parse_networks("10.9.0.0/16").unwrap()), 0);
+}
+
+#[test]
 fn networks_are_parsed_with_a_word_on_what_is_wrong() {
     assert_eq!("10.1.0.0/16".parse::<Network>().unwrap().to_string(), "10.1.0.0/16");
     assert_eq!("fd00::1".parse::<Network>().unwrap().to_string(), "fd00::1/128");
