@@ -13,7 +13,7 @@
 //! | `server` | the local API |
 //! | `tunnel` | sessions that carry byte streams between sockets of two hosts |
 //! | `hub`, `convert` | events of a migration, and the brain's words in the API's |
-//! | `ram`, `digest`, `device_state`, `clock`, `carriers`, `faults` | small things that the bodies use |
+//! | `ram`, `digest`, `device_state`, `clock`, `carriers`, `faults`, `local` | small things that the bodies use |
 
 mod agent;
 pub mod bench;
@@ -31,6 +31,7 @@ mod guests;
 mod hub;
 mod incoming;
 pub mod journal;
+mod local;
 mod outgoing;
 mod qos;
 mod ram;

@@ -2,7 +2,6 @@
 //! in the order in which it was asked for.
 
 use std::io;
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,6 +16,7 @@ use linerate_net::stream::{Owner, StreamSession};
 use super::{Incoming, Input};
 use crate::carriage::{Carriage, QEMU_SERVICE, migration_streams};
 use crate::faults::chain;
+use crate::local::{CONNECT_WAIT, connect_unix};
 
 /// The streams of a session that brings a guest, at the destination.
 pub(super) fn carriage(session: &Incoming) -> Carriage {
@@ -60,7 +60,7 @@ pub(super) fn connector(
     std::thread::Builder::new().name("qemu-connect".into()).spawn(move || {
         for (stream, service) in asked {
             let connected = if service == QEMU_SERVICE {
-                UnixStream::connect(&socket).and_then(Socket::new).map_err(|error| chain(&error))
+                connect_unix(&socket, CONNECT_WAIT).and_then(Socket::new).map_err(|error| chain(&error))
             } else {
                 Err(format!("a migration has no service {service}"))
             };

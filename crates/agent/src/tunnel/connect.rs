@@ -3,7 +3,6 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
-use std::time::Duration;
 
 use linerate_api::TunnelAddress;
 use linerate_core::stream::StreamId;
@@ -13,9 +12,7 @@ use socket2::{Domain, SockAddr, Type};
 use super::Tunnel;
 use crate::agent::Agent;
 use crate::faults::chain;
-
-/// A local service answers within this. Those that were asked for behind it wait meanwhile.
-const CONNECT_WAIT: Duration = Duration::from_secs(5);
+use crate::local::{CONNECT_WAIT, connect_unix};
 
 #[derive(Debug, thiserror::Error)]
 enum ConnectError {
@@ -76,11 +73,11 @@ fn reach(agent: &Agent, service: String) -> Result<Socket, ConnectError> {
 }
 
 fn open(address: &TunnelAddress) -> io::Result<Socket> {
-    let (domain, to) = match address {
-        TunnelAddress::Unix(path) => (Domain::UNIX, SockAddr::unix(path)?),
-        TunnelAddress::Tcp(address) => (Domain::for_address(*address), SockAddr::from(*address)),
+    let address = match address {
+        TunnelAddress::Unix(path) => return Socket::new(connect_unix(path, CONNECT_WAIT)?),
+        TunnelAddress::Tcp(address) => *address,
     };
-    let socket = socket2::Socket::new(domain, Type::STREAM, None)?;
-    socket.connect_timeout(&to, CONNECT_WAIT)?;
+    let socket = socket2::Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    socket.connect_timeout(&SockAddr::from(address), CONNECT_WAIT)?;
     Socket::new(socket)
 }
