@@ -128,12 +128,25 @@ fn make_socket_folders(config: &Config) -> Result<()> {
             if folder.exists() {
                 return Ok(());
             }
-            std::fs::create_dir(folder)?;
-            std::fs::set_permissions(folder, Permissions::from_mode(0o1733))
+            make_folder(folder, |made| std::fs::set_permissions(made, Permissions::from_mode(0o1733)))
         });
         made.with_context(|| format!("cannot make {}", folder.display()))?;
     }
     Ok(())
+}
+
+/// Makes a folder, and gives it its name when it is finished: one that a crash left half made would be taken for whole.
+fn make_folder(folder: &Path, finish: impl FnOnce(&Path) -> std::io::Result<()>) -> std::io::Result<()> {
+    let mut name = folder.file_name().unwrap_or_default().to_owned();
+    name.push(".new");
+    let unfinished = folder.with_file_name(name);
+    match std::fs::remove_dir(&unfinished) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    std::fs::create_dir(&unfinished)?;
+    finish(&unfinished)?;
+    std::fs::rename(unfinished, folder)
 }
 
 /// Asks the configured QEMU programs what they can, so that the first guest that comes need not wait for it.
@@ -159,4 +172,24 @@ fn start_log() {
         .with_writer(std::io::stderr)
         .with_ansi(false)
         .try_init();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_was_not_finished_is_not_there_and_is_made_the_next_time() {
+        let dir = tempfile::tempdir().unwrap();
+        // As the operator names it.
+        let folder = dir.path().join("sockets/");
+        let dies = |_: &Path| Err(std::io::ErrorKind::Interrupted.into());
+        assert!(make_folder(&folder, dies).is_err());
+        assert!(!folder.exists(), "the next start would take it for made");
+        let finish = |made: &Path| std::fs::set_permissions(made, Permissions::from_mode(0o1733));
+        make_folder(&folder, finish).unwrap();
+        assert_eq!(std::fs::metadata(&folder).unwrap().permissions().mode() & 0o7777, 0o1733);
+        let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().collect();
+        assert_eq!(left.len(), 1, "{left:?}");
+    }
 }
