@@ -86,9 +86,9 @@ impl Carriage {
         self.fences.serve(channel, closer, receiver, regions, move || ended(stats.counters().data_bytes))
     }
 
-    /// Fences a channel of the peer, in a thread of its own.
+    /// Fences a channel of the peer.
     pub fn fence(&self, channel: ChannelId, told: impl FnOnce(Fenced) + Send + 'static) {
-        self.fences.fence_apart(channel, told);
+        self.fences.fence(channel, told);
     }
 
     /// Ends a pump; waits for its threads.

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -91,6 +92,12 @@ impl Outgoing {
             }
             Message::Fenced { channel, applied, refused } => {
                 carriage.streams.fenced(channel, applied, &refused);
+            }
+            Message::Fence { channel } if channel >= self.next_channel.load(Ordering::Relaxed) => {
+                let detail = format!("it asks for a fence of channel {channel}, which nobody has opened");
+                let step = self.brain().step();
+                let fault = Fault::new(Code::ProtocolViolation, step, Side::Destination, detail);
+                self.tell(Event::StreamsFailed(fault));
             }
             Message::Fence { channel } => {
                 let session = self.clone();

@@ -238,6 +238,11 @@ impl Body {
                     self.violation(&violation.to_string());
                 }
             }
+            Message::Fence { channel } if self.side == Side::Source && !self.tunnel.has_opened(channel) => {
+                self.violation(&format!(
+                    "a fence is asked for of channel {channel}, which nobody has opened"
+                ));
+            }
             Message::Fence { channel } => {
                 let session = self.tunnel.clone();
                 let told = move |fenced| session.tell(Input::Fenced(channel, fenced));

@@ -99,6 +99,11 @@ impl Tunnel {
 
     /// Asks for its end.
     pub fn end(&self, fault: Fault) {
+    /// Whether this side, which asked for the session, has given a channel this number.
+    fn has_opened(&self, channel: ChannelId) -> bool {
+        channel < self.next_channel.load(Ordering::Relaxed)
+    }
+
         self.tell(Input::End(fault));
     }
 
