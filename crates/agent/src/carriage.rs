@@ -41,8 +41,8 @@ pub(crate) struct Carriage {
     pub streams: Arc<StreamSession>,
     /// The peer's channels.
     pub fences: Arc<Fences>,
-    /// This side's channels, where the peer connected them.
-    pumps: Mutex<HashMap<ChannelId, PumpHandle>>,
+    /// This side's channels, where the peer connected them; none in the place of one that has ended, whose number is used.
+    pumps: Mutex<HashMap<ChannelId, Option<PumpHandle>>>,
 }
 
 impl Carriage {
@@ -68,8 +68,21 @@ impl Carriage {
     /// The peer connected a channel for this side to write to.
     pub fn attach_back(&self, channel: ChannelId, link: LinkId, stream: &Stream) -> Result<(), OpenError> {
         let carrier = proven(stream)?;
-        let pump = self.pump(channel, link, carrier, None)?;
-        self.lock().insert(channel, pump);
+        self.keep(channel, || self.pump(channel, link, carrier, None))
+    }
+
+    /// Starts a pump and keeps it. The lock is held meanwhile: it may be lost at once, and whoever is told of that must find it.
+    fn keep(
+        &self,
+        channel: ChannelId,
+        start: impl FnOnce() -> Result<PumpHandle, OpenError>,
+    ) -> Result<(), OpenError> {
+        let mut pumps = self.lock();
+        if pumps.contains_key(&channel) {
+            let text = format!("channel {channel} was used already");
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, text).into());
+        }
+        pumps.insert(channel, Some(start()?));
         Ok(())
     }
 
@@ -93,7 +106,7 @@ impl Carriage {
 
     /// Ends a pump; waits for its threads.
     pub fn remove_pump(&self, channel: ChannelId) {
-        let pump = self.lock().remove(&channel);
+        let pump = self.lock().get_mut(&channel).and_then(Option::take);
         drop(pump);
     }
 
@@ -105,7 +118,7 @@ impl Carriage {
         drop(pumps);
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<ChannelId, PumpHandle>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<ChannelId, Option<PumpHandle>>> {
         self.pumps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -130,4 +143,101 @@ fn ring_memory() -> RingMemory {
         let mapping = linerate_memory::Mapping::of_file(file)?;
         Ok(Arc::new(Ram::new(mapping)) as Arc<dyn Region>)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::sync::mpsc::{Sender, channel};
+    use std::time::Instant;
+
+    use linerate_core::stream::StreamId;
+    use linerate_net::channel::{ChannelError, Receiver};
+    use linerate_net::fence::Fence;
+    use linerate_net::table::RegionTable;
+
+    use super::*;
+
+    /// Only a hang meets it.
+    const LONG: Duration = Duration::from_secs(60);
+
+    struct Losses(Mutex<Sender<ChannelId>>);
+
+    impl Owner for Losses {
+        fn attention(&self) {}
+        fn asked(&self, _stream: StreamId, _service: String) {}
+        fn refused(&self, _stream: StreamId, _reason: String) {}
+        fn channel_lost(&self, channel: ChannelId, _error: ChannelError) {
+            let _ = self.0.lock().unwrap().send(channel);
+        }
+    }
+
+    /// A destination's carriage that takes its losses as a session's loop does.
+    fn carriage() -> Arc<Carriage> {
+        let (lost, losses) = channel();
+        let owner = Box::new(Losses(Mutex::new(lost)));
+        let carriage = Arc::new(Carriage::new(End::Destination, Config::default(), owner, Arc::default()));
+        let weak = Arc::downgrade(&carriage);
+        std::thread::spawn(move || {
+            for channel in losses {
+                let Some(carriage) = weak.upgrade() else { return };
+                carriage.streams.channel_gone(channel);
+                carriage.remove_pump(channel);
+            }
+        });
+        carriage
+    }
+
+    /// A connection, and what closes its other end, which is read until then.
+    fn connection() -> (Stream, Arc<TcpStream>) {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let here = listener.accept().unwrap().0;
+        let (closes, reads) = (there.try_clone().unwrap(), Stream::new(there).unwrap());
+        std::thread::spawn(move || {
+            let fence = Fence::new(reads.closer());
+            let _ = StreamReceiver::new(reads).serve(&RegionTable::new([]), &fence);
+        });
+        (Stream::new(here).unwrap(), Arc::new(closes))
+    }
+
+    fn pumping(carriage: &Carriage) -> Vec<ChannelId> {
+        let pumps = carriage.lock();
+        pumps.iter().filter(|(_, pump)| pump.is_some()).map(|(channel, _)| *channel).collect()
+    }
+
+    fn until(what: &str, done: impl Fn() -> bool) {
+        let end = Instant::now() + LONG;
+        while !done() {
+            assert!(Instant::now() < end, "waited in vain for: {what}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    #[test]
+    fn a_channel_back_with_a_used_number_is_refused() {
+        let carriage = carriage();
+        let (first, closes) = connection();
+        carriage.attach_back(5, 0, &first).unwrap();
+        for _ in 0..2 {
+            let (again, _closes) = connection();
+            let error = carriage.attach_back(5, 0, &again).unwrap_err();
+            assert!(error.to_string().contains("was used already"), "{error}");
+            assert_eq!(pumping(&carriage), [5], "the first one goes on");
+        }
+        closes.shutdown(std::net::Shutdown::Both).unwrap();
+        until("the loss", || pumping(&carriage).is_empty());
+        assert!(carriage.attach_back(5, 0, &connection().0).is_err(), "the number stays used");
+        carriage.end();
+    }
+
+    #[test]
+    fn a_channel_back_that_is_lost_at_once_is_found_by_whoever_is_told() {
+        let carriage = carriage();
+        let started = carriage.keep(5, || {
+            assert!(carriage.pumps.try_lock().is_err(), "its loss can be dealt with before it is kept");
+            Err(io::Error::other("no threads").into())
+        });
+        assert!(started.is_err() && pumping(&carriage).is_empty());
+    }
 }
