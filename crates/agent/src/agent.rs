@@ -213,6 +213,12 @@ impl Agent {
         lock(&self.tunnels).insert(tunnel.session, tunnel);
     }
 
+    /// The tunnel of a session.
+    #[cfg(test)]
+    pub fn tunnel(&self, session: SessionId) -> Option<Arc<Tunnel>> {
+        lock(&self.tunnels).get(&session).cloned()
+    }
+
     /// A tunnel is over.
     pub fn forget_tunnel(&self, session: SessionId) {
         lock(&self.tunnels).remove(&session);

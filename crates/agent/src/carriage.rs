@@ -123,6 +123,40 @@ impl Carriage {
     }
 }
 
+/// Connections of a link that the other side writes to, at the host that opened them. Dropping closes them.
+pub(crate) struct Back {
+    streams: Vec<Stream>,
+    /// Told of one that ended; nobody once they are being closed here.
+    lost: Arc<Mutex<Option<Lost>>>,
+}
+
+type Lost = Box<dyn Fn(String) + Send>;
+
+impl Back {
+    /// None yet. `lost` is told when one has ended: the link has to be opened anew, or nothing comes back over it.
+    pub fn new(lost: impl Fn(String) + Send + 'static) -> Back {
+        Back { streams: Vec::new(), lost: Arc::new(Mutex::new(Some(Box::new(lost)))) }
+    }
+
+    /// One more.
+    pub fn serve(&mut self, carriage: &Carriage, channel: ChannelId, stream: Stream) -> io::Result<()> {
+        self.streams.push(stream.clone());
+        let lost = self.lost.clone();
+        carriage.serve(channel, stream, move |_| {
+            if let Some(tell) = &*lost.lock().unwrap_or_else(PoisonError::into_inner) {
+                tell(format!("channel {channel}, which the other side writes to, has ended"));
+            }
+        })
+    }
+}
+
+impl Drop for Back {
+    fn drop(&mut self) {
+        *self.lost.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.streams.iter().for_each(|stream| stream.closer().close());
+    }
+}
+
 /// A connection that this side writes to, once bytes have moved over it for a proof.
 pub(crate) fn proven(stream: &Stream) -> Result<Carrier, OpenError> {
     let mut carrier = Carrier {

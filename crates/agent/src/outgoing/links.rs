@@ -28,6 +28,7 @@ use linerate_wire::{VERSION_MAX, VERSION_MIN};
 
 use super::channels::{OpenError, Opened, Opener, rdma_port};
 use super::{Input, Outgoing};
+use crate::carriage::Back;
 use crate::carriers::Carriers;
 use crate::faults::{chain, fault};
 use crate::journal::{Record, Role as JournalRole};
@@ -211,11 +212,12 @@ impl Links {
         let rdma = rdma_port(&link);
         let opener = Opener::new(shared, link.clone(), rdma.is_some());
         shared.board.add(link.clone(), rdma, lost.clone());
-        self.wake.push(lost);
+        self.wake.push(lost.clone());
         let name = format!("link-{}", link.id);
         let supervisor = Supervisor {
             shared: shared.clone(),
             stop: self.stop.clone(),
+            lost,
             losses,
             pump: pump_options(shared),
             opener,
@@ -275,19 +277,10 @@ pub(crate) fn describe(link: &Link) -> String {
     format!("{device} to {} ({})", link.remote.ip(), link.remote_interface)
 }
 
-/// Connections that the other side writes to. Dropping closes them.
-#[derive(Default)]
-struct Back(Vec<Stream>);
-
-impl Drop for Back {
-    fn drop(&mut self) {
-        self.0.iter().for_each(|stream| stream.closer().close());
-    }
-}
-
 struct Supervisor {
     shared: Arc<Outgoing>,
     stop: Arc<AtomicBool>,
+    lost: Sender<String>,
     losses: Receiver<String>,
     pump: PumpOptions,
     opener: Opener,
@@ -362,14 +355,14 @@ impl Supervisor {
 
     /// As many channels for what the other side's hypervisor answers, if there are streams.
     fn open_back(&self, route: &Route, count: usize) -> Result<Back, OpenError> {
-        let mut back = Back::default();
+        let lost = self.lost.clone();
+        let mut back = Back::new(move |reason| drop(lost.send(reason)));
         let Some(carriage) = self.shared.carriage() else { return Ok(back) };
         for _ in 0..count {
             let channel = self.shared.next_channel.fetch_add(1, Ordering::Relaxed);
             let hello = hello(self.shared.session, self.shared.token, Role::DataBack, self.link.id, channel);
             let (stream, _) = connect(route, &hello, &tcp_options())?;
-            back.0.push(stream.clone());
-            carriage.serve(channel, stream, |_| {})?;
+            back.serve(&carriage, channel, stream)?;
         }
         Ok(back)
     }

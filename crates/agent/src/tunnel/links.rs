@@ -19,7 +19,7 @@ use linerate_net::tcp::connect::{Route, connect};
 use linerate_wire::frame::Role;
 
 use super::{Input, Tunnel};
-use crate::carriage;
+use crate::carriage::{self, Back};
 use crate::carriers::Carriers;
 use crate::faults::{chain, fault};
 use crate::outgoing::channels::OpenError;
@@ -90,10 +90,12 @@ impl Links {
             tunnel.publish(TunnelEvent::Warning { text });
         }
         let (lost, losses) = channel();
+        let told = lost.clone();
         let channels = Arc::new(Mutex::new(HashSet::new()));
         let supervisor = Supervisor {
             tunnel: tunnel.clone(),
             stop: self.stop.clone(),
+            lost: told,
             losses,
             channels: channels.clone(),
             link: link.clone(),
@@ -154,17 +156,16 @@ impl Drop for Links {
 }
 
 /// An open link, or the part of it that is open.
-#[derive(Default)]
 struct Open {
     pumps: Vec<(ChannelId, PumpHandle)>,
-    /// Connections that the peer writes to.
-    back: Vec<Stream>,
+    back: Back,
     path: Option<PathId>,
 }
 
 struct Supervisor {
     tunnel: Arc<Tunnel>,
     stop: Arc<AtomicBool>,
+    lost: Sender<Loss>,
     losses: Receiver<Loss>,
     channels: Arc<Mutex<HashSet<ChannelId>>>,
     link: Link,
@@ -197,7 +198,9 @@ impl Supervisor {
 
     /// All of the link, or nothing of it.
     fn open(&self) -> Result<Open, OpenError> {
-        let mut open = Open::default();
+        let lost = self.lost.clone();
+        let back = Back::new(move |reason| drop(lost.send(Loss::of_all(&reason))));
+        let mut open = Open { pumps: Vec::new(), back, path: None };
         match self.fill(&mut open) {
             Ok(()) => Ok(open),
             Err(error) => {
@@ -218,8 +221,7 @@ impl Supervisor {
             let (channel, stream) = self.connect(&route, Role::Data)?;
             proven.push((channel, carriage::proven(&stream)?));
             let (channel, stream) = self.connect(&route, Role::DataBack)?;
-            tunnel.carriage.serve(channel, stream.clone(), |_| {})?;
-            open.back.push(stream);
+            open.back.serve(&tunnel.carriage, channel, stream)?;
         }
         open.path = Some(tunnel.attach_path(control, Some(link))?);
         for (channel, carrier) in proven {
@@ -239,9 +241,7 @@ impl Supervisor {
             drop(pump);
             self.channels.lock().unwrap_or_else(PoisonError::into_inner).remove(&channel);
         }
-        for stream in &open.back {
-            stream.closer().close();
-        }
+        drop(open.back);
         self.tunnel.tell(Input::LinkLost(self.link.id));
     }
 

@@ -15,6 +15,8 @@ mod connect;
 mod links;
 mod listen;
 mod start;
+#[cfg(test)]
+mod tests;
 
 use std::io;
 use std::net::SocketAddr;
@@ -97,13 +99,13 @@ impl Tunnel {
         self.over.load(Ordering::SeqCst)
     }
 
-    /// Asks for its end.
-    pub fn end(&self, fault: Fault) {
     /// Whether this side, which asked for the session, has given a channel this number.
     fn has_opened(&self, channel: ChannelId) -> bool {
         channel < self.next_channel.load(Ordering::Relaxed)
     }
 
+    /// Asks for its end.
+    pub fn end(&self, fault: Fault) {
         self.tell(Input::End(fault));
     }
 

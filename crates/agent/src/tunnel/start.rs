@@ -31,7 +31,7 @@ const LINK_TIMEOUT_S: u32 = 120;
 
 /// A tunnel that was asked for here. Dropping it ends it.
 pub struct Begun {
-    tunnel: Arc<Tunnel>,
+    pub(super) tunnel: Arc<Tunnel>,
     accepting: Option<Accepting>,
     /// What happens to it.
     pub events: UnboundedReceiver<TunnelEvent>,
