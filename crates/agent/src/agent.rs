@@ -9,7 +9,6 @@ use linerate_api::MigrationSummary;
 use linerate_core::journal::{DestinationPhase, outcome};
 use linerate_core::{Code, Fault, Outcome, SessionId, Side, Step};
 use linerate_guest::host::QemuCache;
-use linerate_guest::procfs::ProcessIdentity;
 use linerate_guest::registry::Registry;
 use linerate_net::rdma::listen::Accepted as RdmaAccepted;
 use linerate_net::tcp::listen::Accepted;
@@ -22,7 +21,7 @@ use crate::config::Config;
 use crate::doctor::{self, Doctor};
 use crate::faults::{chain, fault};
 use crate::incoming::Incoming;
-use crate::journal::{Journal, Record, Role};
+use crate::journal::{Journal, Record, Role, Waiting};
 use crate::outgoing::Outgoing;
 use crate::trial::Trials;
 use crate::tunnel::{self, Tunnel};
@@ -196,13 +195,13 @@ impl Agent {
     }
 
     /// The waiting guest's process goes into the journal, so that a later life of the agent ends it and no other.
-    pub fn note_process(
+    pub fn note_waiting(
         &self,
         session: SessionId,
         guest: &str,
-        process: &Mutex<Option<ProcessIdentity>>,
+        waiting: &Mutex<Waiting>,
     ) -> Result<(), Fault> {
-        let role = Role::Destination { phase: DestinationPhase::Started, process: *lock(process) };
+        let role = lock(waiting).clone().role(DestinationPhase::Started);
         let record = Record { guest: guest.to_owned(), changed_unix_ms: unix_ms(), role };
         let failed = |error| fault(Code::JournalFailed, Step::Prepare, Side::Destination, &error);
         self.journal.put(session, &record).map_err(failed)

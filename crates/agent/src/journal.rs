@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use linerate_core::SessionId;
 use linerate_core::journal::{DestinationPhase, SourcePhase};
+use linerate_guest::migrate::Settings;
 use linerate_guest::procfs::ProcessIdentity;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use serde::{Deserialize, Serialize};
@@ -60,6 +61,9 @@ pub enum Role {
         ran: bool,
         /// Shown when asking.
         token: String,
+        /// How its QEMU was set before; none in records of older agents.
+        #[serde(default)]
+        settings: Option<Settings>,
     },
     /// The guest comes to this host.
     Destination {
@@ -69,7 +73,26 @@ pub enum Role {
         /// The waiting guest's QEMU, once it was started: after a crash this very process and no other is ended.
         #[serde(default)]
         process: Option<ProcessIdentity>,
+        /// How that QEMU was set before it was prepared; none in records of older agents.
+        #[serde(default)]
+        settings: Option<Settings>,
     },
+}
+
+/// What is known of a waiting guest, as the journal keeps it.
+#[derive(Clone, Debug, Default)]
+pub struct Waiting {
+    /// Its QEMU.
+    pub process: Option<ProcessIdentity>,
+    /// How that was set before.
+    pub settings: Option<Settings>,
+}
+
+impl Waiting {
+    /// The destination's part of a record.
+    pub fn role(self, phase: DestinationPhase) -> Role {
+        Role::Destination { phase, process: self.process, settings: self.settings }
+    }
 }
 
 /// A session.
@@ -230,7 +253,20 @@ mod tests {
     use super::*;
 
     fn record(changed_unix_ms: u64, phase: DestinationPhase) -> Record {
-        Record { guest: "web".into(), changed_unix_ms, role: Role::Destination { phase, process: None } }
+        Record { guest: "web".into(), changed_unix_ms, role: Waiting::default().role(phase) }
+    }
+
+    const SETTINGS: &str = r#"{"capabilities":["xbzrle"],"parameters":{"max-bandwidth":134217728}}"#;
+
+    #[test]
+    fn records_of_older_agents_are_read() {
+        let source = r#"{"guest":"db","changed_unix_ms":1,"role":"source","phase":"started","peers":[],
+            "ran":true,"token":"aa"}"#;
+        let record: Record = serde_json::from_str(source).unwrap();
+        assert!(matches!(record.role, Role::Source { settings: None, ran: true, .. }));
+        let destination = r#"{"guest":"db","changed_unix_ms":1,"role":"destination","phase":"committed"}"#;
+        let record: Record = serde_json::from_str(destination).unwrap();
+        assert!(matches!(record.role, Role::Destination { settings: None, process: None, .. }));
     }
 
     #[test]
@@ -245,6 +281,7 @@ mod tests {
                 peers: vec!["10.0.0.2:7979".parse().unwrap()],
                 ran: true,
                 token: "aa".into(),
+                settings: Some(serde_json::from_str(SETTINGS).unwrap()),
             },
         };
         Journal::open(dir.path()).unwrap().put(session, &source).unwrap();

@@ -8,7 +8,7 @@ use linerate_core::SessionId;
 use linerate_core::journal::{
     DestinationPhase, DestinationRecovery, SourcePhase, SourceRecovery, recover_destination, recover_source,
 };
-use linerate_guest::migrate::{DestinationQemu, SourceQemu};
+use linerate_guest::migrate::{DestinationQemu, Settings, SourceQemu};
 use linerate_guest::process::{self, StopHow};
 use linerate_guest::procfs::ProcessIdentity;
 use linerate_guest::registry::{GuestRecord, Origin};
@@ -51,12 +51,13 @@ pub fn recover(agent: &Arc<Agent>) -> Result<(), JournalError> {
     };
     for (session, record) in sessions.iter().cloned() {
         match &record.role {
-            Role::Source { phase, ran, peers, token } => match recover_source(*phase) {
+            Role::Source { phase, ran, peers, token, settings } => match recover_source(*phase) {
                 SourceRecovery::RollBack => {
                     tracing::warn!(%session, guest = record.guest, "the agent ended during this migration; rolling back");
                     // In the background: a destination that is away must not hold this start.
                     withdraw(peers.clone(), session, parse_token(token));
-                    take_back(agent, &record.guest, *ran);
+                    let before = Before { ran: *ran, settings: settings.clone() };
+                    take_back(agent, &record.guest, &before);
                     put(agent, session, &record, Some(SourcePhase::RolledBack), None);
                 }
                 SourceRecovery::Ask => {
@@ -66,7 +67,7 @@ pub fn recover(agent: &Arc<Agent>) -> Result<(), JournalError> {
                 }
                 SourceRecovery::Nothing => {}
             },
-            Role::Destination { phase, process } => match recover_destination(*phase) {
+            Role::Destination { phase, process, settings } => match recover_destination(*phase) {
                 DestinationRecovery::Discard => {
                     tracing::warn!(%session, guest = record.guest, "the agent ended before this guest was committed; discarding it");
                     if discard(agent, &record.guest, *process) {
@@ -74,7 +75,7 @@ pub fn recover(agent: &Arc<Agent>) -> Result<(), JournalError> {
                     }
                 }
                 DestinationRecovery::Keep if leaves(&record.guest, record.changed_unix_ms) => {}
-                DestinationRecovery::Keep => keep(agent, &record.guest),
+                DestinationRecovery::Keep => keep(agent, &record.guest, settings.as_ref()),
                 DestinationRecovery::Nothing => {}
             },
         }
@@ -103,8 +104,15 @@ fn put(
     }
 }
 
-/// Cancels what QEMU was told and lets the guest run if it ran.
-pub(crate) fn take_back(agent: &Agent, guest: &str, ran: bool) {
+/// How a guest was before a migration began.
+pub(crate) struct Before {
+    pub ran: bool,
+    pub settings: Option<Settings>,
+}
+
+/// Cancels what QEMU was told, puts its settings back and lets the guest run if it ran.
+pub(crate) fn take_back(agent: &Agent, guest: &str, before: &Before) {
+    let ran = before.ran;
     let Ok(record) = agent.registry.get(guest) else { return };
     for _ in 0..TRIES {
         if !record.is_alive() {
@@ -113,10 +121,14 @@ pub(crate) fn take_back(agent: &Agent, guest: &str, ran: bool) {
         }
         let deadline = Instant::now() + QMP_WAIT;
         let done = process::connect(&record, deadline).map_err(|error| chain(&error)).and_then(|qmp| {
-            SourceQemu::recovered(qmp, ran).take_back(deadline).map_err(|error| chain(&error))
+            let mut qemu = SourceQemu::recovered(qmp, ran, before.settings.clone());
+            qemu.take_back(deadline).map_err(|error| chain(&error))
         });
         match done {
-            Ok(()) => return tracing::info!(guest, ran, "rolled back"),
+            Ok(()) => {
+                remove_socket(agent, guest);
+                return tracing::info!(guest, ran, "rolled back");
+            }
             Err(error) => tracing::error!(guest, error, "cannot be rolled back yet"),
         }
         std::thread::sleep(RETRY);
@@ -149,17 +161,25 @@ fn waits(record: &GuestRecord) -> bool {
     DestinationQemu::new(qmp).status(deadline).is_ok_and(|status| status == "inmigrate")
 }
 
+/// Where the earlier life took QEMU's stream, or had it taken.
+fn remove_socket(agent: &Agent, guest: &str) {
+    if let Ok(folder) = agent.registry.folder(guest) {
+        let _ = std::fs::remove_file(folder.join("state.sock"));
+    }
+}
+
 /// A committed guest must run.
-fn keep(agent: &Agent, guest: &str) {
+fn keep(agent: &Agent, guest: &str, settings: Option<&Settings>) {
     let Ok(record) = agent.registry.get(guest) else {
         tracing::error!(guest, "was committed to this host and is not here any more");
         return;
     };
     let deadline = Instant::now() + QMP_WAIT;
     let done = process::connect(&record, deadline).map_err(|error| chain(&error)).and_then(|qmp| {
-        let mut qemu = DestinationQemu::new(qmp);
+        let mut qemu = DestinationQemu::recovered(qmp, settings.cloned());
         qemu.resume(deadline).map_err(|error| chain(&error))?;
         qemu.settle(deadline);
+        remove_socket(agent, guest);
         Ok(())
     });
     match done {

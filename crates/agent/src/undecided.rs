@@ -16,7 +16,7 @@ use crate::clock::unix_ms;
 use crate::faults::chain;
 use crate::journal::{Record, Role};
 use crate::outgoing::ask_any;
-use crate::recover::take_back;
+use crate::recover::{Before, take_back};
 
 /// Between two questions.
 const ASK_EVERY: Duration = Duration::from_secs(1);
@@ -35,7 +35,7 @@ pub struct Undecided {
 impl Undecided {
     /// Begins to ask.
     pub fn start(agent: &Arc<Agent>, session: SessionId, record: Record) -> std::io::Result<()> {
-        let Role::Source { peers, token, ran, .. } = record.role.clone() else { return Ok(()) };
+        let Role::Source { peers, token, ran, settings, .. } = record.role.clone() else { return Ok(()) };
         let (decision, decisions) = channel();
         let undecided = Arc::new(Undecided {
             session,
@@ -47,7 +47,8 @@ impl Undecided {
         agent.add_undecided(undecided.clone());
         let agent = agent.clone();
         let token = parse_token(&token);
-        let asking = move || undecided.ask(&agent, record, token, ran, &decisions);
+        let before = Before { ran, settings };
+        let asking = move || undecided.ask(&agent, record, token, &before, &decisions);
         std::thread::Builder::new().name("undecided".into()).spawn(asking)?;
         Ok(())
     }
@@ -71,7 +72,14 @@ impl Undecided {
         }
     }
 
-    fn ask(&self, agent: &Agent, mut record: Record, token: Token, ran: bool, decisions: &Receiver<bool>) {
+    fn ask(
+        &self,
+        agent: &Agent,
+        mut record: Record,
+        token: Token,
+        before: &Before,
+        decisions: &Receiver<bool>,
+    ) {
         tracing::warn!(session = %self.session, guest = self.guest, "commit was sent before the agent was restarted; asking the destination");
         let resume = loop {
             match ask_any(&self.peers, self.session, token).map(verdict) {
@@ -86,7 +94,7 @@ impl Undecided {
             }
         };
         let phase = if resume {
-            take_back(agent, &self.guest, ran);
+            take_back(agent, &self.guest, before);
             SourcePhase::RolledBack
         } else {
             self.give_up(agent);

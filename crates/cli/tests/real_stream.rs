@@ -7,6 +7,8 @@
 #[allow(dead_code, reason = "shared with real_migration.rs")]
 mod stage;
 
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use linerate_lab::guest::{kvm_is_missing, not_run};
@@ -227,6 +229,8 @@ fn the_waiting_qemu_dies(guest: GuestSpec) {
     signal(stage.qemu_pid(true), "-KILL");
     let failure = ended(&migration.finish()).failed(1);
     assert_eq!(failure["guest_state"], "runs_at_source", "{failure}");
+    let cause = (&failure["code"], &failure["side"]);
+    assert_eq!(cause, (&"hypervisor_failed".into(), &"destination".into()), "{failure}");
     stage.guest_goes_on();
     stage.wait_guests_at_destination(0, Duration::from_secs(30));
     nothing_is_left_open(&stage, before);
@@ -308,4 +312,47 @@ fn what_streams_cannot_do_is_refused_and_touches_nothing() {
     }
     stage.guest_goes_on();
     assert_eq!(stage.guests_at_destination(), 0);
+}
+
+/// How the guest's QEMU is set for migrations, as it says itself: every capability and every parameter.
+fn qemu_settings(stage: &Stage) -> [Value; 2] {
+    let folder = stage.lab.hosts()[stage.source].run_directory().join("guests/g");
+    let record: Value = serde_json::from_slice(&std::fs::read(folder.join("record.json")).unwrap()).unwrap();
+    assert!(!folder.join("state.sock").exists(), "what its stream was taken by is left");
+    let qmp = UnixStream::connect(record["qmp"].as_str().unwrap()).unwrap();
+    qmp.set_read_timeout(Some(LONG)).unwrap();
+    let mut lines = BufReader::new(qmp.try_clone().unwrap()).lines();
+    // It answers one client at a time, so what comes first is its greeting.
+    assert!(lines.next().unwrap().unwrap().contains("QMP"));
+    let mut ask = |command: &str| {
+        writeln!(&qmp, "{{\"execute\": \"{command}\"}}").unwrap();
+        let answers = lines.by_ref().map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
+        let answer = answers.map(|mut line| line["return"].take()).find(|answer| !answer.is_null());
+        answer.unwrap()
+    };
+    ask("qmp_capabilities");
+    [ask("query-migrate-capabilities"), ask("query-migrate-parameters")]
+}
+
+#[test]
+fn what_was_set_in_qemu_is_put_back_after_a_cancel_by_the_next_life_of_the_agent_and_at_the_destination() {
+    let mut stage = plain();
+    let before = qemu_settings(&stage);
+    let mut migration = stage.migrate(&[]);
+    migration.wait(LONG, round_began);
+    migration.interrupt();
+    assert_eq!(ended(&migration.finish()).exit, Some(5));
+    stage.guest_goes_on();
+    assert_eq!(qemu_settings(&stage), before, "after a cancel");
+
+    let mut migration = stage.migrate(&[]);
+    migration.wait(LONG, round_began);
+    stage.source_agent().kill().unwrap();
+    stage.source_agent().restart().unwrap();
+    stage.guest_goes_on();
+    assert_eq!(qemu_settings(&stage), before, "after the agent's restart");
+    stage.wait_guests_at_destination(0, Duration::from_secs(30));
+
+    retry(&mut stage);
+    assert_eq!(qemu_settings(&stage), before, "at the destination, of a QEMU of the same version");
 }

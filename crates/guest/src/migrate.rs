@@ -13,8 +13,8 @@
 //!   completed --> [*]: quit
 //! ```
 //!
-//! Capabilities and parameters that `prepare` changed are put back by `cancel` at the source and by `run` at the destination,
-//! so that the survivor is as it was.
+//! Capabilities and parameters that `prepare` changed are put back by `cancel` at the source and by `settle` at the destination,
+//! so that the survivor is as it was. How it was is read before anything is changed, and kept in the agent's journal.
 
 mod destination;
 mod settings;
@@ -22,6 +22,7 @@ mod source;
 mod streams;
 
 pub use destination::DestinationQemu;
+pub use settings::Settings;
 pub use source::{PreSwitchover, SourceQemu};
 pub use streams::{StreamLimits, StreamOptions, StreamProgress};
 

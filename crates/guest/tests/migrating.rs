@@ -25,6 +25,10 @@ fn copy_ram(from: &Path, to: &Path) {
     io::copy(&mut source, &mut target).unwrap();
 }
 
+fn parameters(qmp: &mut Qmp) -> Value {
+    qmp.execute("query-migrate-parameters", json!({}), soon()).unwrap()
+}
+
 fn ours_are_off(qmp: &mut Qmp) {
     let listed = qmp.execute("query-migrate-capabilities", json!({}), soon()).unwrap();
     for entry in listed.as_array().unwrap() {
@@ -33,9 +37,10 @@ fn ours_are_off(qmp: &mut Qmp) {
             assert_eq!(entry["state"], Value::Bool(false), "{name}");
         }
     }
-    let parameters = qmp.execute("query-migrate-parameters", json!({}), soon()).unwrap();
+    let parameters = parameters(qmp);
     assert_eq!(parameters["announce-rounds"], 5);
     assert_eq!(parameters["downtime-limit"], 300);
+    assert!(parameters["max-bandwidth"].as_u64().unwrap() < 1 << 40);
 }
 
 fn migrate(place: &Place, qemu: &QemuBinary) {
@@ -75,6 +80,12 @@ fn migrate(place: &Place, qemu: &QemuBinary) {
     let pages = |kind: &str| sent["ram"][kind].as_u64().unwrap();
     assert!(pages("normal") + pages("duplicate") < 8192, "{sent}");
     to.resume(soon()).unwrap();
+    // Its agent dies before it has put the settings back.
+    let journal = serde_json::to_string(&to.found()).unwrap();
+    drop(to);
+    let found = serde_json::from_str(&journal).unwrap();
+    let mut to = DestinationQemu::recovered(Qmp::connect(&waiting.record.qmp, soon()).unwrap(), found);
+    assert_eq!(parameters(to.qmp())["announce-rounds"], 0);
     to.settle(soon());
     assert_eq!(to.status(soon()).unwrap(), "running");
     ours_are_off(to.qmp());
@@ -152,14 +163,26 @@ fn cancel_in_each_phase_leaves_the_source_running() {
             assert_eq!(from.status(soon()).unwrap(), "running", "{phase:?}");
             ours_are_off(from.qmp());
         }
-        // An agent that died at pre-switchover: another connects and knows from the journal that the guest ran.
+        // An agent that died at pre-switchover: another connects and knows from the journal that the guest ran and how it was set.
+        let before = parameters(from.qmp());
         let channel = place.path("dead.sock");
         let listener = UnixListener::bind(&channel).unwrap();
         from.prepare(soon()).unwrap();
         from.begin(&channel, soon()).unwrap();
         from.wait_pre_switchover(soon(), &|| false).unwrap();
+        assert_ne!(parameters(from.qmp()), before);
+        let journal = serde_json::to_string(&from.found()).unwrap();
         drop(from);
-        let mut heir = SourceQemu::recovered(Qmp::connect(&source.record.qmp, soon()).unwrap(), true);
+        let found = serde_json::from_str(&journal).unwrap();
+        let mut heir = SourceQemu::recovered(Qmp::connect(&source.record.qmp, soon()).unwrap(), true, found);
+        heir.cancel(soon()).unwrap();
+        assert_eq!(heir.status(soon()).unwrap(), "running");
+        ours_are_off(heir.qmp());
+        assert_eq!(parameters(heir.qmp()), before);
+        // One whose journal is of an older agent, which did not keep it.
+        heir.prepare(soon()).unwrap();
+        drop(heir);
+        let mut heir = SourceQemu::recovered(Qmp::connect(&source.record.qmp, soon()).unwrap(), true, None);
         heir.cancel(soon()).unwrap();
         assert_eq!(heir.status(soon()).unwrap(), "running");
         drop(listener);

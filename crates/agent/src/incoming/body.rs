@@ -20,7 +20,7 @@ use crate::agent::Agent;
 use crate::clock::{cpu_time, unix_ms};
 use crate::control;
 use crate::faults::{chain, fault};
-use crate::journal::{Record, Role};
+use crate::journal::Record;
 
 /// Sockets of streams are closed within this.
 const STREAMS_END: Duration = Duration::from_secs(10);
@@ -168,7 +168,7 @@ impl Body {
         let record = Record {
             guest: self.shared.guest(),
             changed_unix_ms: unix_ms(),
-            role: Role::Destination { phase, process: self.worker.process() },
+            role: self.worker.waiting().role(phase),
         };
         match self.agent.journal.put(self.shared.session, &record) {
             Ok(()) => self.handle(Event::Journaled(phase)),

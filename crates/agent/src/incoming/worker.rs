@@ -13,7 +13,6 @@ use linerate_core::{Code, Extent, Fault, RegionInfo, Side, Step, StreamSettings}
 use linerate_guest::description::GuestDescription;
 use linerate_guest::migrate::{DestinationQemu, MigrateError};
 use linerate_guest::process::{self, Launch, StopHow};
-use linerate_guest::procfs::ProcessIdentity;
 use linerate_guest::read;
 use linerate_guest::registry::{GuestRecord, Origin};
 use linerate_guest::remains;
@@ -28,6 +27,7 @@ use crate::agent::Agent;
 use crate::clock::cpu_time;
 use crate::device_state::Writer;
 use crate::faults::{chain, fault};
+use crate::journal::Waiting;
 use crate::ram::Ram;
 
 /// A QMP command that does not wait for anything.
@@ -75,7 +75,7 @@ impl Job {
 pub(super) struct Worker {
     jobs: Sender<Job>,
     abandon: Arc<AtomicBool>,
-    process: Arc<Mutex<Option<ProcessIdentity>>>,
+    waiting: Arc<Mutex<Waiting>>,
     thread: JoinHandle<()>,
 }
 
@@ -83,7 +83,7 @@ impl Worker {
     pub fn start(agent: Arc<Agent>, shared: Arc<Incoming>) -> std::io::Result<Worker> {
         let (jobs, inbox) = channel();
         let abandon = Arc::new(AtomicBool::new(false));
-        let process = Arc::new(Mutex::new(None));
+        let waiting = Arc::<Mutex<Waiting>>::default();
         let state = State {
             agent,
             shared,
@@ -92,10 +92,10 @@ impl Worker {
             guest: None,
             writer: None,
             abandon: abandon.clone(),
-            process: process.clone(),
+            waiting: waiting.clone(),
         };
         let thread = std::thread::Builder::new().name("guest".into()).spawn(move || state.run(&inbox))?;
-        Ok(Worker { jobs, abandon, process, thread })
+        Ok(Worker { jobs, abandon, waiting, thread })
     }
 
     /// Queues a job. A tear-down ends the waits of the job under way.
@@ -106,9 +106,9 @@ impl Worker {
         let _ = self.jobs.send(job);
     }
 
-    /// The waiting guest's process, for the journal.
-    pub fn process(&self) -> Option<ProcessIdentity> {
-        *self.process.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The waiting guest, for the journal.
+    pub fn waiting(&self) -> Waiting {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Waits for the thread's end, after the last job.
@@ -136,7 +136,7 @@ struct State {
     guest: Option<(GuestRecord, DestinationQemu)>,
     writer: Option<Writer>,
     abandon: Arc<AtomicBool>,
-    process: Arc<Mutex<Option<ProcessIdentity>>>,
+    waiting: Arc<Mutex<Waiting>>,
 }
 
 impl State {
@@ -219,7 +219,7 @@ impl State {
         };
         let (record, mut qmp) = process::start(&self.agent.registry, &launch, deadline)
             .map_err(|error| here(Code::HypervisorFailed, Step::Prepare, &error))?;
-        *self.process.lock().unwrap_or_else(PoisonError::into_inner) = Some(record.process);
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).process = Some(record.process);
         let pid = record.process.pid;
         let socket = admitted.folder.join("state.sock");
         let found = read::read(&mut qmp, pid, deadline);
@@ -244,7 +244,7 @@ impl State {
             Writer::connect(&socket).map_err(|error| here(Code::HypervisorFailed, Step::Prepare, &error))?;
         self.writer = Some(writer);
         let (regions, touched) = self.look_at_ram(pid, &found)?;
-        self.agent.note_process(self.shared.session, &self.shared.guest(), self.process.as_ref())?;
+        self.note_waiting()?;
         self.shared.tell(Event::Prepared { regions, touched });
         Ok(())
     }
@@ -262,7 +262,7 @@ impl State {
         let options = qemu.prepare_streams(channels, &admitted.description, deadline).map_err(failed)?;
         qemu.incoming(&socket, deadline).map_err(failed)?;
         self.connect_streams(socket)?;
-        self.agent.note_process(self.shared.session, &self.shared.guest(), self.process.as_ref())?;
+        self.note_waiting()?;
         self.shared.tell(Event::StreamsPrepared(StreamSettings {
             channels: options.channels,
             return_path: options.return_path,
@@ -273,6 +273,13 @@ impl State {
         taken.map_err(|error| here(Code::HypervisorFailed, Step::Copy, &error))?;
         self.shared.tell(Event::DeviceStateLoaded);
         Ok(())
+    }
+
+    /// What the next life of this agent must know to end the waiting guest, or to put its settings back.
+    fn note_waiting(&self) -> Result<(), Fault> {
+        let settings = self.guest.as_ref().and_then(|(_, qemu)| qemu.found().cloned());
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).settings = settings;
+        self.agent.note_waiting(self.shared.session, &self.shared.guest(), &self.waiting)
     }
 
     fn connect_streams(&self, socket: PathBuf) -> Result<(), Fault> {

@@ -57,7 +57,7 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
     let peers = resolve(&request.to)?;
     let (stream, peer) = links::first_contact(&peers, Purpose::ControlNew, session, token)?;
     let config = source_config(&request, &found)?;
-    let ran = found.qemu.ran();
+    let (ran, settings) = (found.qemu.ran(), found.qemu.found().cloned());
     let (inbox, receiver) = channel();
     let (control, control_events) = channel();
     let carriage = (found.choice.mode == Mode::Stream).then(|| Arc::new(streams::carriage(inbox.clone())));
@@ -101,6 +101,7 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
             peers: first(peer, peers),
             ran,
             token: hex(&token.0),
+            settings,
         },
     };
     let inbox = shared.inbox.clone();

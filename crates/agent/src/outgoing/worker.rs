@@ -356,7 +356,7 @@ impl State {
     fn roll_back(&mut self) -> Result<(), Fault> {
         self.throttle_percent = 0;
         self.detach();
-        let ran = self.guest.qemu.ran();
+        let (ran, found) = (self.guest.qemu.ran(), self.guest.qemu.found().cloned());
         let mut done = self.guest.qemu.take_back(Self::deadline());
         // A connection that broke in the middle of a command is of no use: a fresh one may be.
         for number in 0..TAKE_BACK_TRIES {
@@ -366,7 +366,7 @@ impl State {
                 std::thread::sleep(Duration::from_secs(1));
             }
             match process::connect(&self.guest.record, Self::deadline()) {
-                Ok(qmp) => self.guest.qemu = SourceQemu::recovered(qmp, ran),
+                Ok(qmp) => self.guest.qemu = SourceQemu::recovered(qmp, ran, found.clone()),
                 Err(error) => {
                     tracing::warn!(error = chain(&error), "its QEMU does not answer");
                     continue;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::settings::Settings;
+use super::settings::{self, Settings};
 use super::source::{quit, run_state};
 use super::{MigrateError, command_deadline, next_slice, unix_uri};
 use crate::qmp::{Qmp, QmpError};
@@ -14,13 +14,24 @@ use crate::qmp::{Qmp, QmpError};
 #[derive(Debug)]
 pub struct DestinationQemu {
     pub(super) qmp: Qmp,
-    pub(super) settings: Option<Settings>,
+    /// How it was set at the beginning; none if that is not known.
+    pub(super) found: Option<Settings>,
 }
 
 impl DestinationQemu {
     /// Takes a connection over.
     pub fn new(qmp: Qmp) -> DestinationQemu {
-        DestinationQemu { qmp, settings: None }
+        DestinationQemu { qmp, found: None }
+    }
+
+    /// For a guest that an earlier agent left in the middle: how it was set comes from the journal.
+    pub fn recovered(qmp: Qmp, found: Option<Settings>) -> DestinationQemu {
+        DestinationQemu { qmp, found }
+    }
+
+    /// How QEMU was set before it was prepared.
+    pub fn found(&self) -> Option<&Settings> {
+        self.found.as_ref()
     }
 
     /// The connection, for what is not of a migration.
@@ -42,9 +53,8 @@ impl DestinationQemu {
             return Err(MigrateError::RunState { found, wanted: "inmigrate" });
         }
         let wanted = ["x-ignore-shared", "events", "late-block-activate"];
-        let settings = Settings::apply(&mut self.qmp, &wanted, json!({ "announce-rounds": 0 }), deadline)?;
-        self.settings = Some(settings);
-        Ok(())
+        self.found = Some(Settings::read(&mut self.qmp, deadline)?);
+        settings::set(&mut self.qmp, &wanted, json!({ "announce-rounds": 0 }), deadline)
     }
 
     /// Listens on a UNIX socket for the source's state.
@@ -118,8 +128,7 @@ impl DestinationQemu {
     }
 
     fn release(&mut self, deadline: Instant) -> Result<(), MigrateError> {
-        let settings = self.settings.take().unwrap_or_else(Settings::ours_off);
-        settings.restore(&mut self.qmp, deadline)
+        Settings::put_back(self.found.as_ref(), &mut self.qmp, deadline)
     }
 
     fn asked_status(&mut self, deadline: Instant) -> Result<String, MigrateError> {

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::MigrateError;
@@ -17,65 +18,76 @@ const OURS: &[&str] = &[
     "return-path",
     "auto-converge",
 ];
+/// Parameters that Linerate changes.
+const PARAMETERS: &[&str] =
+    &["announce-rounds", "downtime-limit", "max-bandwidth", "multifd-channels", "zero-page-detection"];
 
-/// What was found before it was changed.
-#[derive(Debug, Default)]
-pub(super) struct Settings {
-    capabilities: Vec<(String, bool)>,
+/// How a QEMU was set before a migration. The journal keeps it, so that the next life of an agent can put it back.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Capabilities that were on and are not ours.
+    capabilities: Vec<String>,
+    /// What a migration may change, as far as this QEMU knows it.
     parameters: Map<String, Value>,
 }
 
 impl Settings {
-    /// Switches the wanted capabilities on and all others off, sets the parameters, and remembers what was.
-    pub(super) fn apply(
-        qmp: &mut Qmp,
-        wanted: &[&'static str],
-        parameters: Value,
-        deadline: Instant,
-    ) -> Result<Settings, MigrateError> {
-        let found = capabilities(qmp, deadline)?;
-        for name in wanted {
-            if !found.iter().any(|(has, _)| has == name) {
-                return Err(MigrateError::CapabilityMissing(name));
-            }
-        }
+    /// How QEMU is set now.
+    pub(super) fn read(qmp: &mut Qmp, deadline: Instant) -> Result<Settings, MigrateError> {
+        let on = capabilities(qmp, deadline)?.into_iter().filter_map(|(name, on)| on.then_some(name));
         let before = qmp.execute("query-migrate-parameters", json!({}), deadline)?;
-        let kept = parameters.as_object().into_iter().flatten();
-        let parameters_before =
-            kept.filter_map(|(key, _)| Some((key.clone(), before.get(key)?.clone()))).collect();
-        let change = found.iter().map(|(name, on)| (name.as_str(), *on, wanted.contains(&name.as_str())));
-        let change: Vec<(&str, bool)> =
-            change.filter(|(_, on, wanted)| on != wanted).map(|(name, _, wanted)| (name, wanted)).collect();
-        set_capabilities(qmp, &change, deadline)?;
-        qmp.execute("migrate-set-parameters", parameters, deadline)?;
-        let capabilities = found
-            .into_iter()
-            .map(|(name, on)| {
-                let keep = on && !OURS.contains(&name.as_str());
-                (name, keep)
-            })
-            .collect();
-        Ok(Settings { capabilities, parameters: parameters_before })
+        let parameter = |name: &&str| Some(((*name).to_owned(), before.get(*name)?.clone()));
+        Ok(Settings {
+            capabilities: on.filter(|name| !OURS.contains(&name.as_str())).collect(),
+            parameters: PARAMETERS.iter().filter_map(parameter).collect(),
+        })
     }
 
-    /// Puts back what was.
-    pub(super) fn restore(&self, qmp: &mut Qmp, deadline: Instant) -> Result<(), MigrateError> {
+    /// Puts back what was, or where that is not known (the journal's record is of an older agent), switches our capabilities off.
+    pub(super) fn put_back(
+        found: Option<&Settings>,
+        qmp: &mut Qmp,
+        deadline: Instant,
+    ) -> Result<(), MigrateError> {
         let now = capabilities(qmp, deadline)?;
-        let known = |name: &str| now.iter().any(|(has, _)| has == name);
-        let change = self.capabilities.iter().filter(|before| !now.contains(before) && known(&before.0));
-        let change: Vec<(&str, bool)> = change.map(|(name, on)| (name.as_str(), *on)).collect();
+        let was = |name: &str, on: bool| match found {
+            Some(found) => found.capabilities.iter().any(|one| one == name),
+            None => on && !OURS.contains(&name),
+        };
+        let change = now.iter().map(|(name, on)| (name.as_str(), *on, was(name, *on)));
+        let change: Vec<(&str, bool)> =
+            change.filter(|(_, on, was)| on != was).map(|(name, _, was)| (name, was)).collect();
         set_capabilities(qmp, &change, deadline)?;
-        if !self.parameters.is_empty() {
-            qmp.execute("migrate-set-parameters", Value::Object(self.parameters.clone()), deadline)?;
+        if let Some(found) = found {
+            let parameters = Value::Object(found.parameters.clone());
+            qmp.execute("migrate-set-parameters", parameters, deadline)?;
         }
         Ok(())
     }
+}
 
-    /// For a guest whose settings an earlier agent changed: our capabilities off.
-    pub(super) fn ours_off() -> Settings {
-        let capabilities = OURS.iter().map(|name| ((*name).to_owned(), false)).collect();
-        Settings { capabilities, parameters: Map::new() }
+/// Switches the wanted capabilities on and all others off, and sets the parameters, which are of those that are put back.
+pub(super) fn set(
+    qmp: &mut Qmp,
+    wanted: &[&'static str],
+    parameters: Value,
+    deadline: Instant,
+) -> Result<(), MigrateError> {
+    debug_assert!(
+        parameters.as_object().is_some_and(|all| all.keys().all(|one| PARAMETERS.contains(&one.as_str())))
+    );
+    let found = capabilities(qmp, deadline)?;
+    for name in wanted {
+        if !found.iter().any(|(has, _)| has == name) {
+            return Err(MigrateError::CapabilityMissing(name));
+        }
     }
+    let change = found.iter().map(|(name, on)| (name.as_str(), *on, wanted.contains(&name.as_str())));
+    let change: Vec<(&str, bool)> =
+        change.filter(|(_, on, wanted)| on != wanted).map(|(name, _, wanted)| (name, wanted)).collect();
+    set_capabilities(qmp, &change, deadline)?;
+    qmp.execute("migrate-set-parameters", parameters, deadline)?;
+    Ok(())
 }
 
 pub(super) fn capabilities(qmp: &mut Qmp, deadline: Instant) -> Result<Vec<(String, bool)>, MigrateError> {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::settings::Settings;
+use super::settings::{self, Settings};
 use super::{MigrateError, at_rest, command_deadline, next_slice, unix_uri};
 use crate::qmp::{Event, Qmp, QmpError};
 
@@ -37,21 +37,29 @@ pub struct PreSwitchover {
 #[derive(Debug)]
 pub struct SourceQemu {
     pub(super) qmp: Qmp,
-    pub(super) settings: Option<Settings>,
+    /// How it was set at the beginning; none if that is not known.
+    found: Option<Settings>,
     /// The guest ran when this began and must run again if it comes to nothing.
     ran: bool,
 }
 
 impl SourceQemu {
-    /// Takes a connection over; asks whether the guest runs.
+    /// Takes a connection over; asks whether the guest runs and how it is set.
     pub fn new(mut qmp: Qmp, deadline: Instant) -> Result<SourceQemu, MigrateError> {
         let ran = run_state(&mut qmp, deadline)? == "running";
-        Ok(SourceQemu { qmp, settings: None, ran })
+        let found = Some(Settings::read(&mut qmp, deadline)?);
+        Ok(SourceQemu { qmp, found, ran })
     }
 
-    /// For a guest that an earlier agent left in the middle: `ran` comes from the journal.
-    pub fn recovered(qmp: Qmp, ran: bool) -> SourceQemu {
-        SourceQemu { qmp, settings: None, ran }
+    /// For a guest that was left in the middle, by an earlier agent or a broken connection: how it was at the beginning comes from
+    /// the journal, or from before.
+    pub fn recovered(qmp: Qmp, ran: bool, found: Option<Settings>) -> SourceQemu {
+        SourceQemu { qmp, found, ran }
+    }
+
+    /// How QEMU was set at the beginning.
+    pub fn found(&self) -> Option<&Settings> {
+        self.found.as_ref()
     }
 
     /// The connection, for what is not of a migration.
@@ -78,11 +86,7 @@ impl SourceQemu {
         let wanted = ["x-ignore-shared", "events", "pause-before-switchover"];
         let parameters =
             json!({ "max-bandwidth": 1_u64 << 40, "downtime-limit": LIVE_LIMIT.as_millis() as u64 });
-        let applied = Settings::apply(&mut self.qmp, &wanted, parameters, deadline);
-        // Even half applied settings are put back by `cancel`.
-        self.settings = Some(Settings::ours_off());
-        self.settings = Some(applied?);
-        Ok(())
+        settings::set(&mut self.qmp, &wanted, parameters, deadline)
     }
 
     /// Starts QEMU's migration to a UNIX socket on which somebody listens already.
@@ -273,8 +277,7 @@ impl SourceQemu {
         while self.is_cleaning_up(deadline)? {
             self.pause_between(deadline, "waiting for the migration to be cleaned up")?;
         }
-        let settings = self.settings.take().unwrap_or_else(Settings::ours_off);
-        settings.restore(&mut self.qmp, deadline)
+        Settings::put_back(self.found.as_ref(), &mut self.qmp, deadline)
     }
 
     /// Stops a running guest, block I/O drained: protection is applied while it stands.

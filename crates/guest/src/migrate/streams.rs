@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 
-use super::settings::{Settings, capabilities};
+use super::settings::{self, Settings, capabilities};
 use super::source::{PreSwitchover, pre_switchover};
 use super::{DestinationQemu, MigrateError, SourceQemu, at_rest, command_deadline};
 use crate::description::GuestDescription;
@@ -111,11 +111,7 @@ impl SourceQemu {
         if options.channels > 0 && options.zero_pages_in_channels && known.get(ZERO_PAGES).is_some() {
             parameters.insert(ZERO_PAGES.into(), "multifd".into());
         }
-        let applied = Settings::apply(&mut self.qmp, &wanted, Value::Object(parameters), deadline);
-        // Even half applied settings are put back by `cancel`.
-        self.settings = Some(Settings::ours_off());
-        self.settings = Some(applied?);
-        Ok(())
+        settings::set(&mut self.qmp, &wanted, Value::Object(parameters), deadline)
     }
 
     /// Waits until QEMU has stopped the guest and waits for us. It copies until then, for as long as whoever gives up lets it.
@@ -188,7 +184,8 @@ impl DestinationQemu {
         wanted.extend(shared_capabilities(options));
         let mut parameters = shared_parameters(options);
         parameters.insert("announce-rounds".into(), 0.into());
-        self.settings = Some(Settings::apply(&mut self.qmp, &wanted, Value::Object(parameters), deadline)?);
+        self.found = Some(Settings::read(&mut self.qmp, deadline)?);
+        settings::set(&mut self.qmp, &wanted, Value::Object(parameters), deadline)?;
         Ok(options)
     }
 
