@@ -253,8 +253,9 @@ pub struct Ending {
 enum State {
     Idle,
     Offered,
+    /// `ready`: the guest's memory is held, or the hypervisor that takes its streams waits.
     Preparing {
-        attached: bool,
+        ready: bool,
     },
     Protecting,
     Copying {
@@ -521,7 +522,7 @@ impl Source {
         self.statistics.begin(now, Step::Connect);
         self.no_channel_since = Some(now);
         self.preparation = Preparation::Under { until: now + self.config.step_timeout };
-        self.state = State::Preparing { attached: false };
+        self.state = State::Preparing { ready: false };
         self.actions.push_back(Action::OpenLinks(endpoints));
         match self.config.stream_channels {
             Some(channels) => self.control.send(now, Message::PrepareStreams { channels }),
@@ -564,7 +565,7 @@ impl Source {
 
     /// Copying begins when the guest's RAM is held, or its streams are awaited, and there is a channel.
     fn copy_when_ready(&mut self, now: Time) {
-        if self.state != (State::Preparing { attached: true }) || self.scheduler.living_channels() == 0 {
+        if self.state != (State::Preparing { ready: true }) || self.scheduler.living_channels() == 0 {
             return;
         }
         if let Some(settings) = self.streams {
@@ -580,8 +581,8 @@ impl Source {
     fn body_event(&mut self, now: Time, event: Event) {
         match (&mut self.state, event) {
             (State::RollingBack(_) | State::Ended | State::Parting { .. }, _) => {}
-            (State::Preparing { attached }, Event::Attached) if self.config.stream_channels.is_none() => {
-                *attached = true;
+            (State::Preparing { ready }, Event::Attached) if self.config.stream_channels.is_none() => {
+                *ready = true;
                 self.copy_when_ready(now);
             }
             (State::Protecting, Event::Protected { populated, paused }) => {

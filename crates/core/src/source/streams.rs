@@ -24,7 +24,7 @@ impl Source {
         self.statistics.end(now, Step::Prepare);
         self.preparation = Preparation::Done { touched: Vec::new() };
         self.streams = Some(settings);
-        self.state = State::Preparing { attached: true };
+        self.state = State::Preparing { ready: true };
         self.copy_when_ready(now);
     }
 
