@@ -6,8 +6,8 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use linerate_core::stream::{Config, End};
-use linerate_core::{ChannelId, LinkId};
+use linerate_core::stream::{Config, End, StreamViolation};
+use linerate_core::{ChannelId, LinkId, Message, SessionId};
 use linerate_net::fence::Fenced;
 use linerate_net::pacer::Pacer;
 use linerate_net::pump::{Carrier, PumpHandle, PumpOptions};
@@ -34,6 +34,9 @@ const MIGRATION_BACKLOG: Duration = Duration::from_millis(50);
 pub(crate) fn migration_streams() -> Config {
     Config { streams_max: MIGRATION_STREAMS_MAX, backlog: Some(MIGRATION_BACKLOG), ..Config::default() }
 }
+
+/// Sockets of streams are reset within this.
+const STREAMS_END: Duration = Duration::from_secs(10);
 
 /// See the module.
 pub(crate) struct Carriage {
@@ -110,12 +113,26 @@ impl Carriage {
         drop(pump);
     }
 
+    /// What the other side's streams said of a stream, or of a channel of this side that it has fenced.
+    pub fn heard(&self, message: Message) -> Result<(), StreamViolation> {
+        match message {
+            Message::Stream { stream, note } => self.streams.note(stream, note)?,
+            Message::Fenced { channel, applied, refused } => self.streams.fenced(channel, applied, &refused),
+            // Nothing else concerns them.
+            _ => {}
+        }
+        Ok(())
+    }
+
     /// Ends everything: sockets are reset, channels closed.
-    pub fn end(&self) {
+    pub fn end(&self, session: SessionId) {
         self.streams.fail_all();
         self.fences.close_all();
         let pumps = std::mem::take(&mut *self.lock());
         drop(pumps);
+        if !self.streams.wait_ended(STREAMS_END) {
+            tracing::error!(%session, "a stream does not end");
+        }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<ChannelId, Option<PumpHandle>>> {
@@ -262,7 +279,7 @@ mod tests {
         closes.shutdown(std::net::Shutdown::Both).unwrap();
         until("the loss", || pumping(&carriage).is_empty());
         assert!(carriage.attach_back(5, 0, &connection().0).is_err(), "the number stays used");
-        carriage.end();
+        carriage.end(SessionId([0; 16]));
     }
 
     #[test]

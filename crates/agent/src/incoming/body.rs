@@ -22,9 +22,6 @@ use crate::control;
 use crate::faults::{chain, fault};
 use crate::journal::Record;
 
-/// Sockets of streams are closed within this.
-const STREAMS_END: Duration = Duration::from_secs(10);
-
 /// Everything that the loop has of its own.
 pub(super) struct Body {
     agent: Arc<Agent>,
@@ -56,10 +53,7 @@ impl Body {
             self.act();
         }
         if let Some(carriage) = self.shared.carriage.get() {
-            carriage.end();
-            if !carriage.streams.wait_ended(STREAMS_END) {
-                tracing::error!(session = %self.shared.session, "a stream of a migration does not end");
-            }
+            carriage.end(self.shared.session);
         }
         self.shared.channels.close_all();
         self.paths.clear();

@@ -81,20 +81,10 @@ impl Incoming {
     /// What the source's streams said.
     pub(super) fn heard(&self, message: Message) {
         let Some(carriage) = self.carriage.get() else { return };
-        match message {
-            Message::Stream { stream, note } => {
-                if let Err(violation) = carriage.streams.note(stream, note) {
-                    let step = self.brain().step();
-                    let detail = violation.to_string();
-                    let fault = Fault::new(Code::ProtocolViolation, step, Side::Source, detail);
-                    self.tell(Event::StreamsFailed(fault));
-                }
-            }
-            Message::Fenced { channel, applied, refused } => {
-                carriage.streams.fenced(channel, applied, &refused);
-            }
-            // The brain hands on nothing else.
-            _ => {}
+        if let Err(violation) = carriage.heard(message) {
+            let step = self.brain().step();
+            let fault = Fault::new(Code::ProtocolViolation, step, Side::Source, violation.to_string());
+            self.tell(Event::StreamsFailed(fault));
         }
     }
 

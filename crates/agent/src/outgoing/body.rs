@@ -25,9 +25,6 @@ use crate::journal::{Journal, Record, Role};
 /// Progress is told this often.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
-/// Sockets of streams are closed within this.
-const STREAMS_END: Duration = Duration::from_secs(10);
-
 struct Path {
     path: ControlPath,
     link: Option<LinkId>,
@@ -218,10 +215,7 @@ impl Body {
         let Some(ending) = self.ending.take() else { return };
         drop(self.links.take());
         if let Some(carriage) = self.shared.carriage() {
-            carriage.end();
-            if !carriage.streams.wait_ended(STREAMS_END) {
-                tracing::error!(session = %self.shared.session, "a stream of a migration does not end");
-            }
+            carriage.end(self.shared.session);
         }
         self.paths.clear();
         let downtime = self.worker.qemu_downtime_ms.clone();

@@ -82,22 +82,8 @@ impl Outgoing {
     pub(super) fn heard(self: &Arc<Outgoing>, message: Message) {
         let Some(carriage) = self.carriage() else { return };
         match message {
-            Message::Stream { stream, note } => {
-                if let Err(violation) = carriage.streams.note(stream, note) {
-                    let step = self.brain().step();
-                    let detail = violation.to_string();
-                    let fault = Fault::new(Code::ProtocolViolation, step, Side::Destination, detail);
-                    self.tell(Event::StreamsFailed(fault));
-                }
-            }
-            Message::Fenced { channel, applied, refused } => {
-                carriage.streams.fenced(channel, applied, &refused);
-            }
             Message::Fence { channel } if channel >= self.next_channel.load(Ordering::Relaxed) => {
-                let detail = format!("it asks for a fence of channel {channel}, which nobody has opened");
-                let step = self.brain().step();
-                let fault = Fault::new(Code::ProtocolViolation, step, Side::Destination, detail);
-                self.tell(Event::StreamsFailed(fault));
+                self.violated(format!("it asks for a fence of channel {channel}, which nobody has opened"));
             }
             Message::Fence { channel } => {
                 let session = self.clone();
@@ -106,9 +92,18 @@ impl Outgoing {
                     session.tell(Event::Carriage(Message::Fenced { channel, applied, refused }));
                 });
             }
-            // The brain hands on nothing else.
-            _ => {}
+            message => {
+                if let Err(violation) = carriage.heard(message) {
+                    self.violated(violation.to_string());
+                }
+            }
         }
+    }
+
+    fn violated(&self, detail: String) {
+        let step = self.brain().step();
+        let fault = Fault::new(Code::ProtocolViolation, step, Side::Destination, detail);
+        self.tell(Event::StreamsFailed(fault));
     }
 }
 

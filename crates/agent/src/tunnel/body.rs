@@ -24,8 +24,6 @@ const TICK: Duration = Duration::from_millis(200);
 const PARTING: Duration = Duration::from_secs(2);
 /// The connection that opened the session is put to use within this.
 const FIRST_PATH: Duration = Duration::from_secs(10);
-/// Streams' sockets are reset within this.
-const STREAMS_END: Duration = Duration::from_secs(10);
 
 /// What is said first.
 pub(super) enum Opening {
@@ -108,12 +106,9 @@ impl Body {
         self.withdraw();
         // First the links' threads, which would open again what is closed below.
         self.links = None;
-        self.tunnel.carriage.end();
+        self.tunnel.carriage.end(self.tunnel.session);
         self.paths.clear();
         *self.tunnel.control.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        if !self.tunnel.carriage.streams.wait_ended(STREAMS_END) {
-            tracing::error!(session = %self.tunnel.session, "a stream of a tunnel does not end");
-        }
         self.agent.forget_tunnel(self.tunnel.session);
         self.tunnel.publish(TunnelEvent::Ended { error: convert::error(&fault, None) });
         *self.tunnel.events.lock().unwrap_or_else(PoisonError::into_inner) = None;
@@ -233,8 +228,8 @@ impl Body {
             Message::Abort(fault) => self.over = Some(fault),
             // Nothing else counts any more.
             _ if self.parting.is_some() => {}
-            Message::Stream { stream, note } => {
-                if let Err(violation) = self.tunnel.carriage.streams.note(stream, note) {
+            Message::Stream { .. } | Message::Fenced { .. } => {
+                if let Err(violation) = self.tunnel.carriage.heard(message) {
                     self.violation(&violation.to_string());
                 }
             }
@@ -247,9 +242,6 @@ impl Body {
                 let session = self.tunnel.clone();
                 let told = move |fenced| session.tell(Input::Fenced(channel, fenced));
                 self.tunnel.carriage.fence(channel, told);
-            }
-            Message::Fenced { channel, applied, refused } => {
-                self.tunnel.carriage.streams.fenced(channel, applied, &refused);
             }
             Message::Admitted { endpoints } if self.side == Side::Source && self.links.is_none() => {
                 match Links::open(&self.tunnel, &endpoints, &self.filter) {

@@ -102,17 +102,29 @@ impl SourceQemu {
         deadline: Instant,
         give_up: &dyn Fn() -> bool,
     ) -> Result<PreSwitchover, MigrateError> {
-        let mut stop: Option<Event> = None;
         let mut patience = Some(Instant::now() + LIVE_MAX);
-        loop {
+        let mut until = |qemu: &mut SourceQemu| {
             if patience.is_some_and(|end| Instant::now() >= end) {
                 patience = None;
-                self.set_downtime_limit(ANY_LIMIT, command_deadline())?;
+                qemu.set_downtime_limit(ANY_LIMIT, command_deadline())?;
             }
-            let slice = next_slice(deadline, give_up)?;
-            let waited =
-                self.qmp.wait_event(|event| event.name == "STOP" || event.name == "MIGRATION", slice);
-            let status = match waited {
+            next_slice(deadline, give_up)
+        };
+        self.wait_held(&mut until, &mut |qemu| qemu.migration_status(command_deadline()))
+    }
+
+    /// The same for any way of copying: `until` says how long to wait for the next event, and `asked` what QEMU's status is where
+    /// none came.
+    pub(super) fn wait_held(
+        &mut self,
+        until: &mut dyn FnMut(&mut SourceQemu) -> Result<Instant, MigrateError>,
+        asked: &mut dyn FnMut(&mut SourceQemu) -> Result<String, MigrateError>,
+    ) -> Result<PreSwitchover, MigrateError> {
+        let mut stop: Option<Event> = None;
+        loop {
+            let until = until(self)?;
+            let wanted = |event: &Event| event.name == "STOP" || event.name == "MIGRATION";
+            let status = match self.qmp.wait_event(wanted, until) {
                 Ok(event) if event.name == "STOP" => {
                     stop = Some(event);
                     continue;
@@ -121,7 +133,7 @@ impl SourceQemu {
                     return Ok(pre_switchover(stop, Some(event)));
                 }
                 Ok(event) => event.migration_status().unwrap_or_default().to_owned(),
-                Err(QmpError::TimedOut { .. }) => self.migration_status(command_deadline())?,
+                Err(QmpError::TimedOut { .. }) => asked(self)?,
                 Err(error) => return Err(error.into()),
             };
             match status.as_str() {
@@ -331,7 +343,7 @@ impl SourceQemu {
         Ok(answer.get("status").and_then(Value::as_str).unwrap_or("none").to_owned())
     }
 
-    pub(super) fn failed(&mut self, status: &str, deadline: Instant) -> MigrateError {
+    fn failed(&mut self, status: &str, deadline: Instant) -> MigrateError {
         let answer = self.qmp.execute("query-migrate", json!({}), deadline).unwrap_or_default();
         let said = answer.get("error-desc").and_then(Value::as_str);
         let description = said.unwrap_or("QEMU gives no reason, the other side's log may").to_owned();
@@ -347,7 +359,7 @@ impl SourceQemu {
     }
 }
 
-pub(super) fn pre_switchover(stop: Option<Event>, waiting: Option<Event>) -> PreSwitchover {
+fn pre_switchover(stop: Option<Event>, waiting: Option<Event>) -> PreSwitchover {
     let stopped_at = stop.as_ref().or(waiting.as_ref()).map_or_else(Instant::now, |event| event.read_at);
     PreSwitchover {
         stopped: stop.map(|event| event.emitted),

@@ -3,15 +3,16 @@
 //! The settings are chosen at the destination, where both QEMUs are known: the source's by its description, the waiting one by
 //! what it answers itself.
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 
 use super::settings::{self, Settings, capabilities};
-use super::source::{PreSwitchover, pre_switchover};
+use super::source::PreSwitchover;
 use super::{DestinationQemu, MigrateError, SourceQemu, at_rest, command_deadline};
 use crate::description::GuestDescription;
-use crate::qmp::{Event, QemuVersion, QmpError};
+use crate::qmp::{QemuVersion, QmpError};
 
 /// QEMU is asked how far it is this often.
 const LOOK: Duration = Duration::from_millis(100);
@@ -120,38 +121,16 @@ impl SourceQemu {
         give_up: &dyn Fn() -> bool,
         tell: &mut dyn FnMut(StreamProgress),
     ) -> Result<PreSwitchover, MigrateError> {
-        let mut stop: Option<Event> = None;
-        let mut look_at = Instant::now();
-        loop {
-            if give_up() {
-                return Err(MigrateError::GivenUp);
-            }
-            let wanted = |event: &Event| event.name == "STOP" || event.name == "MIGRATION";
-            let status = match self.qmp.wait_event(wanted, look_at) {
-                Ok(event) if event.name == "STOP" => {
-                    stop = Some(event);
-                    continue;
-                }
-                Ok(event) if event.is_migration("pre-switchover") => {
-                    return Ok(pre_switchover(stop, Some(event)));
-                }
-                Ok(event) => event.migration_status().unwrap_or_default().to_owned(),
-                Err(QmpError::TimedOut { .. }) => {
-                    look_at = Instant::now() + LOOK;
-                    let answer = self.qmp.execute("query-migrate", json!({}), command_deadline())?;
-                    StreamProgress::read(&answer).into_iter().for_each(&mut *tell);
-                    answer.get("status").and_then(Value::as_str).unwrap_or("none").to_owned()
-                }
-                Err(error) => return Err(error.into()),
-            };
-            match status.as_str() {
-                "pre-switchover" => return Ok(pre_switchover(stop, None)),
-                "failed" | "cancelled" | "cancelling" | "completed" => {
-                    return Err(self.failed(&status, command_deadline()));
-                }
-                _ => {}
-            }
-        }
+        let look_at = Cell::new(Instant::now());
+        let mut until =
+            |_: &mut SourceQemu| if give_up() { Err(MigrateError::GivenUp) } else { Ok(look_at.get()) };
+        let mut asked = |qemu: &mut SourceQemu| {
+            look_at.set(Instant::now() + LOOK);
+            let answer = qemu.qmp.execute("query-migrate", json!({}), command_deadline())?;
+            StreamProgress::read(&answer).into_iter().for_each(&mut *tell);
+            Ok(answer.get("status").and_then(Value::as_str).unwrap_or("none").to_owned())
+        };
+        self.wait_held(&mut until, &mut asked)
     }
 }
 
