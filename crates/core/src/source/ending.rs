@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::blackout::ASK_AFTER;
-use super::{Action, Ending, Preparation, Source, State};
+use super::{Action, Ending, Source, State};
 use crate::journal::{SourcePhase, Verdict, verdict};
 use crate::{Code, Fault, GuestState, Message, Outcome, Side, Step, Time};
 
@@ -207,16 +207,6 @@ impl Source {
             } else {
                 self.fail(now, fault);
             }
-        }
-    }
-
-    fn check_preparation(&mut self, now: Time) {
-        if let Preparation::Under { until } = self.preparation
-            && until <= now
-        {
-            self.preparation = Preparation::NotBegun;
-            let detail = "the waiting guest did not come up";
-            self.fail(now, Fault::new(Code::TimedOut, Step::Prepare, Side::Destination, detail));
         }
     }
 

@@ -42,6 +42,8 @@
 
 mod blackout;
 mod ending;
+mod interface;
+mod prepare;
 mod rounds;
 #[cfg(test)]
 mod stream_tests;
@@ -49,205 +51,17 @@ mod streams;
 #[cfg(test)]
 mod tests;
 
+pub use interface::{Action, Config, Ending, Event};
+
 use std::time::Duration;
 
-use crate::control::{Control, Outgoing};
+use crate::control::Control;
 use crate::journal::SourcePhase;
-use crate::policy::{Limits, Policy};
-use crate::scheduler::{self, Next, Scheduler};
-use crate::statistics::{Statistics, Streamed};
-use crate::{
-    ChannelId, Code, Endpoint, Extent, Fault, GuestState, LinkId, Message, Outcome, PathId, RegionInfo, Run,
-    Side, Step, StreamSettings, Time,
-};
-
-/// What a migration is to be like, as the source needs it.
-#[derive(Clone, Debug)]
-pub struct Config {
-    /// Name of the guest.
-    pub guest: String,
-    /// The guest description for the destination.
-    pub description: String,
-    /// RAM blocks that are moved by placed writes.
-    pub regions: Vec<RegionInfo>,
-    /// RAM goes in the hypervisor's own streams, of which it would use so many parallel ones; then there are no regions.
-    pub stream_channels: Option<u16>,
-    /// Blackout budget, rounds, throttle.
-    pub limits: Limits,
-    /// The scheduler's knobs.
-    pub scheduler: scheduler::Config,
-    /// Compare whole RAM while the guest is paused.
-    pub verify: bool,
-    /// All links may be gone this long while the guest runs.
-    pub link_timeout: Duration,
-    /// Any one step before the copy may take this long.
-    pub step_timeout: Duration,
-    /// From the guest's stop to commit; when it is over, the guest resumes at the source.
-    pub blackout_timeout: Duration,
-    /// A pause between rounds: scanning more often is felt by the guest.
-    pub round_interval_min: Duration,
-}
-
-impl Config {
-    /// A configuration with the defaults of everything but the guest.
-    pub fn new(guest: impl Into<String>, description: String, regions: Vec<RegionInfo>) -> Config {
-        Config {
-            guest: guest.into(),
-            description,
-            regions,
-            stream_channels: None,
-            limits: Limits::default(),
-            scheduler: scheduler::Config::default(),
-            verify: false,
-            link_timeout: Duration::from_secs(30),
-            step_timeout: Duration::from_secs(60),
-            blackout_timeout: Duration::from_secs(10),
-            round_interval_min: Duration::ZERO,
-        }
-    }
-}
-
-/// What happened.
-#[derive(Clone, Debug)]
-pub enum Event {
-    /// Begin.
-    Start,
-    /// A control connection is up.
-    PathUp(PathId),
-    /// A control connection is gone.
-    PathLost(PathId),
-    /// Anything came in on a control connection.
-    Heard(PathId),
-    /// A numbered message came in.
-    Received {
-        /// The control connection.
-        path: PathId,
-        /// Its number.
-        sequence: u64,
-        /// The message.
-        message: Message,
-    },
-    /// The peer has our messages up to `through`.
-    ControlAcknowledged {
-        /// The control connection.
-        path: PathId,
-        /// Highest number received over there.
-        through: u64,
-    },
-    /// A channel can carry work.
-    ChannelUp {
-        /// The channel; a number never used before.
-        channel: ChannelId,
-        /// Its link.
-        link: LinkId,
-    },
-    /// The guest's memory can be tracked now.
-    Attached,
-    /// Everything is write-protected.
-    Protected {
-        /// What was populated at that moment or later.
-        populated: Vec<Extent>,
-        /// How long the guest was stopped for it.
-        paused: Duration,
-    },
-    /// A scan ended; what it found is protected again.
-    Scanned {
-        /// What was written since the one before, and in the last scan what has become a hole.
-        dirty: Vec<Extent>,
-        /// How long it took.
-        took: Duration,
-        /// How long the guest was stopped for it.
-        paused: Duration,
-    },
-    /// How far the hypervisor is with its own streams; several times a second, or the migration is taken for stuck.
-    Streamed(Streamed),
-    /// The streams say this to the other side's: Stream, Fence or Fenced.
-    Carriage(Message),
-    /// QEMU stopped the guest.
-    GuestStopped,
-    /// QEMU waits, stopped, before it writes device state.
-    Holding,
-    /// The digest over all regions.
-    Digested(u64),
-    /// A piece of device state.
-    DeviceState(Vec<u8>),
-    /// QEMU has written all device state and the stream ended.
-    DeviceStateDone,
-    /// [`Action::Journal`] of this phase is on disk.
-    Journaled(SourcePhase),
-    /// An action failed, or QEMU or the guest did.
-    Failed(Fault),
-    /// The streams are of no more use, or the peer breaks their rules. Unlike [`Event::Failed`] it is of no action, and none is tried
-    /// again for it.
-    StreamsFailed(Fault),
-    /// [`Action::RollBack`] is done; what the guest does now.
-    RolledBack(GuestState),
-    /// Answer to [`Action::Query`].
-    Answered(Outcome),
-    /// The destination's agent refuses connections of this session because it does not know it (any more).
-    Forgotten,
-    /// [`Action::CleanUp`] is done.
-    CleanedUp,
-    /// The operator wants it to end.
-    Cancel,
-    /// The operator decides an undecided session: `true` resumes here, `false` gives the guest up.
-    Resolve(bool),
-    /// Time passed.
-    Tick,
-}
-
-/// What the body is to do, in this order.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Action {
-    /// Put this on a control connection; if it is gone, drop it (it is sent again).
-    Transmit(PathId, Outgoing),
-    /// Pair links with these endpoints, probe them, open channels and paths, and do so again whenever one is lost.
-    OpenLinks(Vec<Endpoint>),
-    /// Take hold of the guest's memory. Then [`Event::Attached`].
-    Attach,
-    /// Write-protect everything, block I/O drained where rule 6 asks for it. Then [`Event::Protected`].
-    Protect,
-    /// Find and protect again what was written. `last`: the guest is stopped; also find what became a hole.
-    /// Then [`Event::Scanned`].
-    Scan {
-        /// The guest is stopped and stays so.
-        last: bool,
-    },
-    /// Slow the guest down.
-    Throttle(u8),
-    /// Let the hypervisor begin its own streams, set like this. Then [`Event::Streamed`]…, [`Event::GuestStopped`] and
-    /// [`Event::Holding`].
-    BeginStreams(StreamSettings),
-    /// The other side's streams say this: Stream, Fence or Fenced.
-    Carriage(Message),
-    /// Have QEMU stop the guest and hold. Then [`Event::GuestStopped`] and [`Event::Holding`].
-    SwitchOver,
-    /// Digest of all regions. Then [`Event::Digested`].
-    Digest,
-    /// Let QEMU write device state. Then [`Event::DeviceState`]… and [`Event::DeviceStateDone`].
-    WriteDeviceState,
-    /// Put the phase on disk and flush. Then [`Event::Journaled`] or [`Event::Failed`].
-    Journal(SourcePhase),
-    /// Undo everything; the guest is to do what it did before. Then [`Event::RolledBack`].
-    RollBack,
-    /// Ask the destination's journal. Then perhaps [`Event::Answered`].
-    Query,
-    /// The roll-back could not be told: tell it beside the session ([`crate::withdrawal`]). Nothing waits for it.
-    Withdraw,
-    /// The guest is the destination's: end the source's QEMU and remove what is left. Then [`Event::CleanedUp`].
-    CleanUp,
-    /// It is over.
-    End(Ending),
-}
-
-/// How it ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ending {
-    /// `None`: the guest moved.
-    pub fault: Option<Fault>,
-    /// What the guest does.
-    pub guest: GuestState,
-}
+use crate::policy::Policy;
+use crate::scheduler::{Next, Scheduler};
+use crate::statistics::Statistics;
+use crate::{ChannelId, Code, Extent, Fault, LinkId, Message, PathId, Side, Step, StreamSettings, Time};
+use prepare::Preparation;
 
 #[derive(Clone, Debug, PartialEq)]
 enum State {
@@ -321,17 +135,6 @@ impl State {
             State::Ended => "ended",
         }
     }
-}
-
-/// How far the waiting guest is.
-#[derive(Debug)]
-enum Preparation {
-    /// Not asked for.
-    NotBegun,
-    /// It starts; it must stand by then.
-    Under { until: Time },
-    /// It stands. These were touched while it started and are copied again.
-    Done { touched: Vec<Extent> },
 }
 
 /// Pieces of the hypervisor's stream under way at a time while the guest runs: 1 MiB, some milliseconds at 1 Gb/s.
@@ -516,67 +319,6 @@ impl Source {
         self.fail(now, Fault::new(Code::ProtocolViolation, self.step, Side::Destination, detail));
     }
 
-    fn admitted(&mut self, now: Time, endpoints: Vec<Endpoint>) {
-        self.statistics.end(now, Step::Admit);
-        self.enter_step(now, Step::Prepare, self.config.step_timeout);
-        self.statistics.begin(now, Step::Connect);
-        self.no_channel_since = Some(now);
-        self.preparation = Preparation::Under { until: now + self.config.step_timeout };
-        self.state = State::Preparing { ready: false };
-        self.actions.push_back(Action::OpenLinks(endpoints));
-        match self.config.stream_channels {
-            Some(channels) => self.control.send(now, Message::PrepareStreams { channels }),
-            None => {
-                self.control.send(now, Message::Prepare);
-                self.actions.push_back(Action::Attach);
-            }
-        }
-    }
-
-    fn prepared(&mut self, now: Time, regions: &[RegionInfo], touched: Vec<Extent>) {
-        if let Some(difference) = difference(&self.config.regions, regions) {
-            return self
-                .fail(now, Fault::new(Code::GuestDiffers, Step::Prepare, Side::Destination, difference));
-        }
-        if !touched.iter().all(|extent| self.names_pages(extent)) {
-            return self.violation(now, "Prepared with memory that the guest does not have");
-        }
-        self.statistics.end(now, Step::Prepare);
-        self.preparation = Preparation::Done { touched };
-        self.progress(now);
-    }
-
-    /// Whether the extent is whole pages inside its region.
-    fn names_pages(&self, extent: &Extent) -> bool {
-        let Run { offset, length } = extent.run;
-        let inside = |region: &RegionInfo| extent.run.end() <= region.size;
-        let region = self.config.regions.iter().find(|region| region.id == extent.region);
-        region.is_some_and(inside)
-            && offset.is_multiple_of(crate::PAGE_BYTES)
-            && length.is_multiple_of(crate::PAGE_BYTES)
-    }
-
-    fn channel_up(&mut self, now: Time, channel: ChannelId, link: LinkId) {
-        self.scheduler.add_channel(now, channel, link);
-        self.no_channel_since = None;
-        self.statistics.end(now, Step::Connect);
-        self.copy_when_ready(now);
-    }
-
-    /// Copying begins when the guest's RAM is held, or its streams are awaited, and there is a channel.
-    fn copy_when_ready(&mut self, now: Time) {
-        if self.state != (State::Preparing { ready: true }) || self.scheduler.living_channels() == 0 {
-            return;
-        }
-        if let Some(settings) = self.streams {
-            self.begin_streams(now, settings);
-        } else {
-            self.enter_step(now, Step::Track, self.config.step_timeout);
-            self.state = State::Protecting;
-            self.actions.push_back(Action::Protect);
-        }
-    }
-
     /// Events that belong to one state; elsewhere they come late (a roll-back has begun) or are a defect of the body.
     fn body_event(&mut self, now: Time, event: Event) {
         match (&mut self.state, event) {
@@ -723,21 +465,4 @@ impl Source {
     pub fn holds_stream_back(&self) -> bool {
         matches!(self.state, State::Switching { .. }) && self.control.unacknowledged() >= LIVE_PIECES_MAX
     }
-}
-
-/// In words, how the destination's RAM blocks differ from ours.
-fn difference(ours: &[RegionInfo], theirs: &[RegionInfo]) -> Option<String> {
-    for region in ours {
-        match theirs.iter().find(|other| other.id == region.id) {
-            None => return Some(format!("RAM block {} is missing", region.name)),
-            Some(other) if other.name != region.name || other.size != region.size => {
-                return Some(format!(
-                    "RAM block {} has {} bytes at the source, {} has {} at the destination",
-                    region.name, region.size, other.name, other.size
-                ));
-            }
-            Some(_) => {}
-        }
-    }
-    (theirs.len() != ours.len()).then(|| format!("{} RAM blocks here, {} there", ours.len(), theirs.len()))
 }

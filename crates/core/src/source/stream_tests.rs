@@ -2,6 +2,10 @@
 //! on it is the way of every guest.
 
 use super::*;
+use crate::GuestState;
+use crate::control::Outgoing;
+use crate::policy::Limits;
+use crate::statistics::Streamed;
 
 const PATH: PathId = 0;
 const OFFERED: u16 = 4;

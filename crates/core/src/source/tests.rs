@@ -2,7 +2,9 @@
 //! destination's word or the operator's leads back once commit was sent.
 
 use super::*;
+use crate::control::Outgoing;
 use crate::scheduler::Next;
+use crate::{GuestState, Outcome, RegionInfo};
 
 const PATH: PathId = 0;
 const CHANNEL: ChannelId = 0;

@@ -1,0 +1,201 @@
+//! What goes into the source's state machine and what comes out of it.
+
+use std::time::Duration;
+
+use crate::control::Outgoing;
+use crate::journal::SourcePhase;
+use crate::policy::Limits;
+use crate::scheduler;
+use crate::statistics::Streamed;
+use crate::{
+    ChannelId, Endpoint, Extent, Fault, GuestState, LinkId, Message, Outcome, PathId, RegionInfo,
+    StreamSettings,
+};
+
+/// What a migration is to be like, as the source needs it.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Name of the guest.
+    pub guest: String,
+    /// The guest description for the destination.
+    pub description: String,
+    /// RAM blocks that are moved by placed writes.
+    pub regions: Vec<RegionInfo>,
+    /// RAM goes in the hypervisor's own streams, of which it would use so many parallel ones; then there are no regions.
+    pub stream_channels: Option<u16>,
+    /// Blackout budget, rounds, throttle.
+    pub limits: Limits,
+    /// The scheduler's knobs.
+    pub scheduler: scheduler::Config,
+    /// Compare whole RAM while the guest is paused.
+    pub verify: bool,
+    /// All links may be gone this long while the guest runs.
+    pub link_timeout: Duration,
+    /// Any one step before the copy may take this long.
+    pub step_timeout: Duration,
+    /// From the guest's stop to commit; when it is over, the guest resumes at the source.
+    pub blackout_timeout: Duration,
+    /// A pause between rounds: scanning more often is felt by the guest.
+    pub round_interval_min: Duration,
+}
+
+impl Config {
+    /// A configuration with the defaults of everything but the guest.
+    pub fn new(guest: impl Into<String>, description: String, regions: Vec<RegionInfo>) -> Config {
+        Config {
+            guest: guest.into(),
+            description,
+            regions,
+            stream_channels: None,
+            limits: Limits::default(),
+            scheduler: scheduler::Config::default(),
+            verify: false,
+            link_timeout: Duration::from_secs(30),
+            step_timeout: Duration::from_secs(60),
+            blackout_timeout: Duration::from_secs(10),
+            round_interval_min: Duration::ZERO,
+        }
+    }
+}
+
+/// What happened.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// Begin.
+    Start,
+    /// A control connection is up.
+    PathUp(PathId),
+    /// A control connection is gone.
+    PathLost(PathId),
+    /// Anything came in on a control connection.
+    Heard(PathId),
+    /// A numbered message came in.
+    Received {
+        /// The control connection.
+        path: PathId,
+        /// Its number.
+        sequence: u64,
+        /// The message.
+        message: Message,
+    },
+    /// The peer has our messages up to `through`.
+    ControlAcknowledged {
+        /// The control connection.
+        path: PathId,
+        /// Highest number received over there.
+        through: u64,
+    },
+    /// A channel can carry work.
+    ChannelUp {
+        /// The channel; a number never used before.
+        channel: ChannelId,
+        /// Its link.
+        link: LinkId,
+    },
+    /// The guest's memory can be tracked now.
+    Attached,
+    /// Everything is write-protected.
+    Protected {
+        /// What was populated at that moment or later.
+        populated: Vec<Extent>,
+        /// How long the guest was stopped for it.
+        paused: Duration,
+    },
+    /// A scan ended; what it found is protected again.
+    Scanned {
+        /// What was written since the one before, and in the last scan what has become a hole.
+        dirty: Vec<Extent>,
+        /// How long it took.
+        took: Duration,
+        /// How long the guest was stopped for it.
+        paused: Duration,
+    },
+    /// How far the hypervisor is with its own streams; several times a second, or the migration is taken for stuck.
+    Streamed(Streamed),
+    /// The streams say this to the other side's: Stream, Fence or Fenced.
+    Carriage(Message),
+    /// QEMU stopped the guest.
+    GuestStopped,
+    /// QEMU waits, stopped, before it writes device state.
+    Holding,
+    /// The digest over all regions.
+    Digested(u64),
+    /// A piece of device state.
+    DeviceState(Vec<u8>),
+    /// QEMU has written all device state and the stream ended.
+    DeviceStateDone,
+    /// [`Action::Journal`] of this phase is on disk.
+    Journaled(SourcePhase),
+    /// An action failed, or QEMU or the guest did.
+    Failed(Fault),
+    /// The streams are of no more use, or the peer breaks their rules. Unlike [`Event::Failed`] it is of no action, and none is tried
+    /// again for it.
+    StreamsFailed(Fault),
+    /// [`Action::RollBack`] is done; what the guest does now.
+    RolledBack(GuestState),
+    /// Answer to [`Action::Query`].
+    Answered(Outcome),
+    /// The destination's agent refuses connections of this session because it does not know it (any more).
+    Forgotten,
+    /// [`Action::CleanUp`] is done.
+    CleanedUp,
+    /// The operator wants it to end.
+    Cancel,
+    /// The operator decides an undecided session: `true` resumes here, `false` gives the guest up.
+    Resolve(bool),
+    /// Time passed.
+    Tick,
+}
+
+/// What the body is to do, in this order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Put this on a control connection; if it is gone, drop it (it is sent again).
+    Transmit(PathId, Outgoing),
+    /// Pair links with these endpoints, probe them, open channels and paths, and do so again whenever one is lost.
+    OpenLinks(Vec<Endpoint>),
+    /// Take hold of the guest's memory. Then [`Event::Attached`].
+    Attach,
+    /// Write-protect everything, block I/O drained where rule 6 asks for it. Then [`Event::Protected`].
+    Protect,
+    /// Find and protect again what was written. `last`: the guest is stopped; also find what became a hole.
+    /// Then [`Event::Scanned`].
+    Scan {
+        /// The guest is stopped and stays so.
+        last: bool,
+    },
+    /// Slow the guest down.
+    Throttle(u8),
+    /// Let the hypervisor begin its own streams, set like this. Then [`Event::Streamed`]…, [`Event::GuestStopped`] and
+    /// [`Event::Holding`].
+    BeginStreams(StreamSettings),
+    /// The other side's streams say this: Stream, Fence or Fenced.
+    Carriage(Message),
+    /// Have QEMU stop the guest and hold. Then [`Event::GuestStopped`] and [`Event::Holding`].
+    SwitchOver,
+    /// Digest of all regions. Then [`Event::Digested`].
+    Digest,
+    /// Let QEMU write device state. Then [`Event::DeviceState`]… and [`Event::DeviceStateDone`].
+    WriteDeviceState,
+    /// Put the phase on disk and flush. Then [`Event::Journaled`] or [`Event::Failed`].
+    Journal(SourcePhase),
+    /// Undo everything; the guest is to do what it did before. Then [`Event::RolledBack`].
+    RollBack,
+    /// Ask the destination's journal. Then perhaps [`Event::Answered`].
+    Query,
+    /// The roll-back could not be told: tell it beside the session ([`crate::withdrawal`]). Nothing waits for it.
+    Withdraw,
+    /// The guest is the destination's: end the source's QEMU and remove what is left. Then [`Event::CleanedUp`].
+    CleanUp,
+    /// It is over.
+    End(Ending),
+}
+
+/// How it ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ending {
+    /// `None`: the guest moved.
+    pub fault: Option<Fault>,
+    /// What the guest does.
+    pub guest: GuestState,
+}
