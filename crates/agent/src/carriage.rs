@@ -202,6 +202,7 @@ mod tests {
     use std::sync::mpsc::{Sender, channel};
     use std::time::Instant;
 
+    use linerate_core::StreamNote;
     use linerate_core::stream::StreamId;
     use linerate_net::channel::{ChannelError, Receiver};
     use linerate_net::fence::Fence;
@@ -290,5 +291,20 @@ mod tests {
             Err(io::Error::other("no threads").into())
         });
         assert!(started.is_err() && pumping(&carriage).is_empty());
+    }
+
+    #[test]
+    fn a_peer_cannot_open_more_streams_than_a_migration_has() {
+        let (lost, _losses) = channel();
+        let owner = Box::new(Losses(Mutex::new(lost)));
+        let carriage = Carriage::new(End::Destination, migration_streams(), owner, Arc::default());
+        for number in 0..100 {
+            let note = StreamNote::Open { service: QEMU_SERVICE.into(), window: 1 };
+            carriage.heard(Message::Stream { stream: 2 * number, note }).unwrap();
+        }
+        assert_eq!(carriage.streams.count(), MIGRATION_STREAMS_MAX);
+        let said = carriage.streams.take_notes();
+        let refused = |(_, note): &&(StreamId, StreamNote)| matches!(note, StreamNote::Refused { .. });
+        assert_eq!(said.iter().filter(refused).count(), 100 - MIGRATION_STREAMS_MAX);
     }
 }

@@ -38,6 +38,8 @@ mod ram;
 mod recover;
 mod server;
 mod settings;
+#[cfg(test)]
+mod testing;
 mod trial;
 mod tunnel;
 mod undecided;

@@ -13,6 +13,8 @@ pub(crate) mod admit;
 mod body;
 pub(crate) mod channels;
 mod streams;
+#[cfg(test)]
+mod tests;
 mod worker;
 
 use std::net::SocketAddr;
@@ -87,25 +89,7 @@ impl Incoming {
     ) -> std::io::Result<Arc<Incoming>> {
         let (inbox, receiver) = channel();
         let (control, control_events) = channel();
-        let clock = Clock::start();
-        let shared = Arc::new(Incoming {
-            session,
-            token,
-            peer,
-            guest: Mutex::default(),
-            started_unix_ms: unix_ms(),
-            clock,
-            brain: Mutex::new(Destination::new(clock.now(), Config::default())),
-            inbox: inbox.clone(),
-            control,
-            regions: OnceLock::new(),
-            channels: Arc::default(),
-            carriage: OnceLock::new(),
-            connector: OnceLock::new(),
-            domains: rdma::Domains::default(),
-            received_bytes: AtomicU64::new(0),
-            next_path: AtomicU32::new(0),
-        });
+        let shared = Arc::new(Incoming::new(session, token, peer, inbox.clone(), control));
         std::thread::Builder::new().name("control-events".into()).spawn(move || {
             for event in control_events {
                 let _ = inbox.send(Input::Event(body::control_event(event)));
@@ -114,6 +98,35 @@ impl Incoming {
         let body = body::Body::new(agent.clone(), shared.clone())?;
         std::thread::Builder::new().name(format!("in-{session}")).spawn(move || body.run(&receiver))?;
         Ok(shared)
+    }
+
+    /// A session whose loop does not run yet.
+    fn new(
+        session: SessionId,
+        token: Token,
+        peer: SocketAddr,
+        inbox: Sender<Input>,
+        control: Sender<ControlEvent>,
+    ) -> Incoming {
+        let clock = Clock::start();
+        Incoming {
+            session,
+            token,
+            peer,
+            guest: Mutex::default(),
+            started_unix_ms: unix_ms(),
+            clock,
+            brain: Mutex::new(Destination::new(clock.now(), Config::default())),
+            inbox,
+            control,
+            regions: OnceLock::new(),
+            channels: Arc::default(),
+            carriage: OnceLock::new(),
+            connector: OnceLock::new(),
+            domains: rdma::Domains::default(),
+            received_bytes: AtomicU64::new(0),
+            next_path: AtomicU32::new(0),
+        }
     }
 
     fn brain(&self) -> MutexGuard<'_, Destination> {

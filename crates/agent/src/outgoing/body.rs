@@ -153,7 +153,7 @@ impl Body {
         self.shared.work.notify_all();
     }
 
-    fn execute(&mut self, action: Action) {
+    pub(super) fn execute(&mut self, action: Action) {
         match action {
             Action::Transmit(path, frame) => self.transmit(path, frame),
             Action::OpenLinks(endpoints) => self.links = Some(Links::open(&self.shared, &endpoints)),

@@ -26,6 +26,8 @@ mod progress;
 mod rejoin;
 pub(crate) mod start;
 mod streams;
+#[cfg(test)]
+mod tests;
 mod withdraw;
 mod work;
 mod worker;
@@ -218,27 +220,4 @@ fn lose_link(brain: &Mutex<Source>, now: Time, link: LinkId, mut gone: impl FnMu
     let mut brain = brain.lock().unwrap_or_else(PoisonError::into_inner);
     brain.scheduler().channels_of(link).into_iter().for_each(&mut gone);
     brain.link_lost(now, link);
-}
-
-#[cfg(test)]
-mod tests {
-    use linerate_core::source::Config;
-
-    use super::*;
-
-    #[test]
-    fn no_fence_of_a_lost_link_can_be_asked_for_before_the_streams_know_of_the_loss() {
-        let mut source = Source::new(Config::new("g", String::new(), Vec::new()));
-        for (channel, link) in [(0, 7), (1, 8), (2, 7)] {
-            source.handle(Time::ZERO, Event::ChannelUp { channel, link });
-        }
-        let brain = Mutex::new(source);
-        let mut told = Vec::new();
-        lose_link(&brain, Time::ZERO, 7, |channel| {
-            assert!(brain.try_lock().is_err(), "the loop can send the fence now, and hear its answer");
-            told.push(channel);
-        });
-        assert_eq!(told, [0, 2]);
-        assert_eq!(brain.into_inner().unwrap().scheduler().living_channels(), 1);
-    }
 }

@@ -95,6 +95,14 @@ impl Worker {
         Ok(Worker { jobs, abandon, qemu_downtime_ms, thread })
     }
 
+    /// One that does nothing, and whoever looks at what it is asked.
+    #[cfg(test)]
+    pub fn for_test() -> (Worker, Receiver<Job>) {
+        let (jobs, inbox) = channel();
+        let thread = std::thread::spawn(|| {});
+        (Worker { jobs, abandon: Arc::default(), qemu_downtime_ms: Arc::default(), thread }, inbox)
+    }
+
     /// Queues a job. A roll-back ends the waits of the job under way.
     pub fn ask(&self, job: Job) {
         if job == Job::RollBack {

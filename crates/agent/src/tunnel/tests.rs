@@ -5,34 +5,16 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use linerate_api::{TunnelPair, TunnelRequest};
-use linerate_guest::registry::Registry;
 use linerate_net::tcp::listen::{Accepted, ListenOptions, Listener};
 use linerate_wire::frame::{Role, Welcome};
 use tempfile::TempDir;
 
 use super::*;
 use crate::agent::Agent;
-use crate::config::Config;
-use crate::journal::Journal;
+use crate::testing::agent;
 
 /// Only a hang meets it.
 const LONG: Duration = Duration::from_secs(60);
-
-fn agent(dir: &TempDir, listen: &[SocketAddr]) -> Arc<Agent> {
-    let path = |name: &str| dir.path().join(name);
-    let file = path("agent.toml");
-    let listen: Vec<String> = listen.iter().map(|one| format!("{one:?}")).collect();
-    let text = format!(
-        "listen = {listen:?}\nstate_dir = {:?}\nrun_dir = {:?}\ntunnel_targets = [\"tcp:127.0.0.1:9\"]\n",
-        path("state"),
-        path("run")
-    );
-    std::fs::write(&file, text).unwrap();
-    let config = Config::read(&file).unwrap();
-    let journal = Journal::open(&config.state_dir).unwrap();
-    let registry = Registry::open(&config.run_dir).unwrap();
-    Arc::new(Agent::new(config, journal, registry))
-}
 
 /// A tunnel from one agent to the other, whose connections go through the test's hands.
 struct Stage {

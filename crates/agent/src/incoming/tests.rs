@@ -1,0 +1,79 @@
+//! A source that lies, at the destination.
+
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use linerate_core::{Code, Message, Side, StreamNote};
+
+use super::*;
+
+/// Only a hang meets it.
+const LONG: Duration = Duration::from_secs(60);
+
+/// A session whose loop is the test.
+fn session() -> (Arc<Incoming>, Receiver<Input>) {
+    let (inbox, inputs) = channel();
+    let peer = ([127, 0, 0, 1], 1).into();
+    (Arc::new(Incoming::new(SessionId([1; 16]), Token([2; 32]), peer, inbox, channel().0)), inputs)
+}
+
+/// A session whose guest comes in streams, of which the source has opened the first.
+fn with_streams() -> (Arc<Incoming>, Receiver<Input>) {
+    let (session, inputs) = session();
+    session.carriage.set(streams::carriage(&session)).ok().unwrap();
+    let note = StreamNote::Open { service: "qemu".into(), window: 1 << 20 };
+    session.heard(Message::Stream { stream: 0, note });
+    (session, inputs)
+}
+
+/// Why the first stream was refused.
+fn refusal(session: &Incoming) -> String {
+    let end = Instant::now() + LONG;
+    loop {
+        let said = session.carriage.get().unwrap().streams.take_notes().into_iter().next();
+        if let Some((stream, note)) = said {
+            let StreamNote::Refused { reason } = note else { panic!("stream {stream}: {note:?}") };
+            return reason;
+        }
+        assert!(Instant::now() < end, "it is not refused");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn a_session_without_streams_takes_no_channel_back() {
+    let (here, _there) = UnixStream::pair().unwrap();
+    let error = session().0.attach_back(0, 0, &Stream::new(here).unwrap()).unwrap_err();
+    assert_eq!(error, "this session has no streams");
+}
+
+#[test]
+fn a_stream_that_is_asked_for_before_a_hypervisor_waits_is_refused() {
+    let (session, inputs) = with_streams();
+    let Input::Asked(stream, service) = inputs.recv().unwrap() else { panic!("something else comes first") };
+    session.asked(stream, service);
+    assert_eq!(refusal(&session), "no hypervisor waits for it");
+}
+
+#[test]
+fn a_migration_has_no_service_but_the_hypervisor() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("qemu");
+    let _qemu = UnixListener::bind(&socket).unwrap();
+    let (session, _inputs) = with_streams();
+    let streams = session.carriage.get().unwrap().streams.clone();
+    streams::connector(streams, socket).unwrap().send((0, "/run/other".into())).unwrap();
+    assert!(refusal(&session).contains("no service /run/other"));
+}
+
+#[test]
+fn a_source_that_breaks_the_rules_of_streams_is_no_failed_action() {
+    let (session, inputs) = with_streams();
+    session.heard(Message::Stream { stream: 40, note: StreamNote::Stop });
+    let told = inputs.try_iter().find_map(|input| match input {
+        Input::Event(Event::StreamsFailed(fault)) => Some((fault.code, fault.side)),
+        _ => None,
+    });
+    assert_eq!(told, Some((Code::ProtocolViolation, Side::Source)));
+}

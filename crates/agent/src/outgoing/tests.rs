@@ -1,0 +1,126 @@
+//! The source of a migration in streams, whose hypervisor or destination does what it should not.
+
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, channel};
+
+use linerate_api::Mode;
+use linerate_core::source::{Action, Config};
+use linerate_core::stream::StreamId;
+use linerate_core::{Code, Fault, Message, Side, StreamNote};
+use linerate_net::stream::endpoint::Socket;
+
+use super::streams::Accepting;
+use super::worker::{Job, Worker};
+use super::*;
+use crate::journal::{Journal, Record, Waiting};
+
+/// Only a hang meets it.
+const LONG: Duration = Duration::from_secs(60);
+
+/// A migration whose loop is the test.
+fn outgoing() -> (Arc<Outgoing>, Receiver<Input>) {
+    let (inbox, inputs) = channel();
+    let request = serde_json::from_value(serde_json::json!({ "guest": "g", "to": "beta" })).unwrap();
+    let config = Config { stream_channels: Some(2), ..Config::new("g", String::new(), Vec::new()) };
+    let outgoing = Outgoing {
+        session: SessionId([1; 16]),
+        token: Token([2; 32]),
+        request,
+        from: "alpha".into(),
+        started_unix_ms: 0,
+        before_brain: Duration::ZERO,
+        ram_bytes: 0,
+        clock: Clock::start(),
+        brain: Mutex::new(Source::new(config)),
+        work: Condvar::new(),
+        carriage: Mutex::new(Some(Arc::new(streams::carriage(inbox.clone())))),
+        inbox,
+        control: Mutex::new(None),
+        pacer: None,
+        hub: Hub::default(),
+        choice: mode::Choice { mode: Mode::Stream, reason: None },
+        ram: Mutex::default(),
+        board: Board::default(),
+        cancelling: AtomicBool::new(false),
+        next_path: AtomicU32::new(0),
+        next_channel: AtomicU32::new(4),
+        rdma_domains: Default::default(),
+        rdma_type_of_service: None,
+        may_discard: false,
+    };
+    (Arc::new(outgoing), inputs)
+}
+
+fn violation(inputs: &Receiver<Input>) -> Option<Fault> {
+    inputs.try_iter().find_map(|input| match input {
+        Input::Event(Event::StreamsFailed(fault)) => Some(fault),
+        _ => None,
+    })
+}
+
+#[test]
+fn a_destination_that_lies_ends_the_migration() {
+    let stop = |stream: StreamId| Message::Stream { stream, note: StreamNote::Stop };
+    let open = StreamNote::Open { service: "x".into(), window: 1 };
+    let lies = [stop(40), Message::Stream { stream: 1, note: open }, Message::Fence { channel: 4 }];
+    for lie in lies {
+        let (outgoing, inputs) = outgoing();
+        outgoing.heard(lie.clone());
+        let fault = violation(&inputs).unwrap_or_else(|| panic!("{lie:?} is taken"));
+        assert_eq!((fault.code, fault.side), (Code::ProtocolViolation, Side::Destination), "{lie:?}");
+    }
+    let (outgoing, inputs) = outgoing();
+    outgoing.heard(Message::Fence { channel: 3 });
+    assert_eq!(violation(&inputs), None, "that one may have been opened");
+}
+
+#[test]
+fn no_more_connections_of_the_hypervisor_are_taken_than_it_was_set_to_make() {
+    let dir = tempfile::tempdir().unwrap();
+    let (outgoing, _inputs) = outgoing();
+    let streams = outgoing.carriage().unwrap().streams.clone();
+    let socket = dir.path().join("state.sock");
+    let accepting = Accepting::start(&socket, outgoing, 2).unwrap();
+    let mut connections: Vec<UnixStream> = (0..3).map(|_| UnixStream::connect(&socket).unwrap()).collect();
+    // They are accepted in order, so with the last the others were, too.
+    connections[2].set_read_timeout(Some(LONG)).unwrap();
+    assert_eq!(connections[2].read(&mut [0]).unwrap(), 0, "it is closed");
+    assert_eq!(streams.count(), 2);
+    drop(accepting);
+}
+
+#[test]
+fn streams_are_reset_before_the_hypervisor_is_asked_to_roll_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let (outgoing, _inputs) = outgoing();
+    let (worker, jobs) = Worker::for_test();
+    let journal = Arc::new(Journal::open(dir.path()).unwrap());
+    let role = Waiting::default().role(linerate_core::journal::DestinationPhase::Started);
+    let record = Record { guest: "g".into(), changed_unix_ms: 0, role };
+    let mut body = body::Body::new(outgoing.clone(), worker, journal, record);
+    let open = || {
+        let (here, _there) = UnixStream::pair().unwrap();
+        outgoing.carriage().unwrap().streams.open("x", Socket::new(here).unwrap())
+    };
+    assert!(open().is_ok());
+    body.execute(Action::RollBack);
+    assert!(open().is_err(), "they go on");
+    assert_eq!(jobs.recv(), Ok(Job::RollBack));
+}
+
+#[test]
+fn no_fence_of_a_lost_link_can_be_asked_for_before_the_streams_know_of_the_loss() {
+    let mut source = Source::new(Config::new("g", String::new(), Vec::new()));
+    for (channel, link) in [(0, 7), (1, 8), (2, 7)] {
+        source.handle(Time::ZERO, Event::ChannelUp { channel, link });
+    }
+    let brain = Mutex::new(source);
+    let mut told = Vec::new();
+    lose_link(&brain, Time::ZERO, 7, |channel| {
+        assert!(brain.try_lock().is_err(), "the loop can send the fence now, and hear its answer");
+        told.push(channel);
+    });
+    assert_eq!(told, [0, 2]);
+    assert_eq!(brain.into_inner().unwrap().scheduler().living_channels(), 1);
+}
