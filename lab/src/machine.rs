@@ -9,7 +9,7 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus, Stdio};
 use std::thread::{Scope, ScopedJoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::error::io_error;
 use crate::process::tail;
@@ -26,6 +26,12 @@ pub use slots::Slot;
 pub(crate) use wires::OCTET;
 pub use wires::Side;
 use wires::Wires;
+
+/// A machine that has not come to its command by then hangs: on a busy host one of its CPUs may never leave the kernel's start (seen with 6.1,
+/// "soft lockup" of swapper for minutes). Nothing of the command has run, so it is started again.
+const BOOT_LIMIT: Duration = Duration::from_secs(90);
+/// Starts in all.
+const BOOTS: usize = 3;
 
 /// Which kernel the machine runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -177,6 +183,29 @@ impl Machine {
         stdout: &mut (dyn Write + Send),
         stderr: &mut (dyn Write + Send),
     ) -> Result<i32, LabError> {
+        for _ in 1..BOOTS {
+            if let Some(code) = self.boot(BOOT_LIMIT, stdout, stderr)? {
+                return Ok(code);
+            }
+            let note = format!("linerate-lab: the machine hung in its start for {BOOT_LIMIT:?}; again\n");
+            // Whoever does not listen misses a remark only.
+            let _ = stderr.write_all(note.as_bytes());
+        }
+        let last = self.boot(self.deadline, stdout, stderr)?;
+        last.ok_or_else(|| LabError::Deadline {
+            what: "the machine's start".to_owned(),
+            waited: self.deadline,
+            tail: String::new(),
+        })
+    }
+
+    /// The same with one start; none if it has not come to the command after `limit`, unless no more time than that was given anyway.
+    fn boot(
+        &self,
+        limit: Duration,
+        stdout: &mut (dyn Write + Send),
+        stderr: &mut (dyn Write + Send),
+    ) -> Result<Option<i32>, LabError> {
         let directory = Directory::create()?;
         self.prepare(directory.path())?;
         let mut command = self.command(directory.path())?;
@@ -189,7 +218,11 @@ impl Machine {
         let ended = std::thread::scope(|scope| {
             let out = pump(scope, guard.0.stdout.take(), stdout);
             let err = pump(scope, guard.0.stderr.take(), stderr);
-            let ended = guard.wait(self.deadline, &console);
+            let ended = if limit >= self.deadline || guard.comes_up(directory.path(), limit)? {
+                guard.wait(self.deadline, &console).map(Some)
+            } else {
+                Ok(None)
+            };
             // Only its end closes the pipes that the pumps read.
             drop(guard);
             for pump in [out, err] {
@@ -198,7 +231,7 @@ impl Machine {
             }
             ended
         })?;
-        status(directory.path(), ended, &console)
+        ended.map(|ended| status(directory.path(), ended, &console)).transpose()
     }
 
     fn prepare(&self, directory: &Path) -> Result<(), LabError> {
@@ -241,6 +274,21 @@ fn pump<'scope>(
 struct Guard(Child);
 
 impl Guard {
+    /// Whether its command begins in time, or it ends.
+    fn comes_up(&mut self, directory: &Path, limit: Duration) -> Result<bool, LabError> {
+        let end = Instant::now() + limit;
+        while !directory.join("up").exists() {
+            if self.0.try_wait().map_err(io_error("wait for", "QEMU"))?.is_some() {
+                return Ok(true);
+            }
+            if Instant::now() >= end {
+                return Ok(false);
+            }
+            std::thread::sleep(wait::STEP);
+        }
+        Ok(true)
+    }
+
     fn wait(&mut self, limit: Duration, console: &Path) -> Result<ExitStatus, LabError> {
         wait::until(
             "the end of the command in the machine",
@@ -266,4 +314,21 @@ fn status(directory: &Path, ended: ExitStatus, console: &Path) -> Result<i32, La
         status: ended,
         tail: tail(console),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_is_up_when_it_says_so_or_has_ended_and_not_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let start = |seconds: &str| Guard(std::process::Command::new("sleep").arg(seconds).spawn().unwrap());
+        let (short, long) = (Duration::from_millis(200), Duration::from_secs(60));
+        let mut machine = start("600");
+        assert!(!machine.comes_up(folder.path(), short).unwrap());
+        assert!(start("0").comes_up(folder.path(), long).unwrap());
+        std::fs::write(folder.path().join("up"), "").unwrap();
+        assert!(machine.comes_up(folder.path(), Duration::ZERO).unwrap());
+    }
 }

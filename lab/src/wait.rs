@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::LabError;
 
-const STEP: Duration = Duration::from_millis(20);
+pub(crate) const STEP: Duration = Duration::from_millis(20);
 
 /// Calls `look` until it gives a value or an error, at most for `limit`.
 /// `tail` is asked for the end of a log when the time is over.

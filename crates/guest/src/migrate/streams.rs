@@ -23,9 +23,9 @@ const DOWNTIME_MS_MAX: u64 = 2_000_000;
 /// Where pages of zeros are looked for; QEMU 9.0 and later.
 const ZERO_PAGES: &str = "zero-page-detection";
 
-/// First version whose parallel channels are used. 7.2 lost guests that it moved with them (docs/stream-mode.md); versions between
-/// have not been tried.
-const PARALLEL_FROM: QemuVersion = QemuVersion { major: 10, minor: 0, micro: 0 };
+/// First version whose parallel channels and return path are used (docs/stream-mode.md): 7.2 lost guests that it moved with the first, and with
+/// the second ended when its connection broke. Versions between have not been tried.
+const MORE_THAN_ONE_WAY_FROM: QemuVersion = QemuVersion { major: 10, minor: 0, micro: 0 };
 
 /// How the streams of two QEMUs are set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -152,11 +152,11 @@ impl DestinationQemu {
             let theirs = &source.traits.capabilities;
             ours.iter().any(|(has, _)| has == name) && theirs.iter().any(|has| has == name)
         };
-        let parallel = both("multifd") && source.qemu.min(self.qmp.version()) >= PARALLEL_FROM;
+        let more = source.qemu.min(self.qmp.version()) >= MORE_THAN_ONE_WAY_FROM;
         let parameters = self.qmp.execute("query-migrate-parameters", json!({}), deadline)?;
         let options = StreamOptions {
-            channels: if parallel { channels } else { 0 },
-            return_path: both("return-path"),
+            channels: if more && both("multifd") { channels } else { 0 },
+            return_path: more && both("return-path"),
             zero_pages_in_channels: parameters.get(ZERO_PAGES).is_some(),
         };
         let mut wanted = vec!["events", "late-block-activate"];
