@@ -26,7 +26,7 @@ fn busy() -> GuestParameters {
         mem_mb: 160,
         dirty_mbps: 10,
         dirty_ws_mb: Some(8),
-        verify_mbps: 20,
+        verify_mbps: 40,
         ..GuestParameters::default()
     }
 }
