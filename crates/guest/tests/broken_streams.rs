@@ -47,9 +47,9 @@ fn connections_break(channels: u16, times: usize) {
         let mut source = start_spec(&place, &qemu, SPEC);
         fill(&source.record.ram_files[0]);
         let mut from = SourceQemu::new(source.qmp.take().unwrap(), soon()).unwrap();
-        // As the destination chooses.
-        let return_path = from.qmp().version().major >= 10;
-        let options = StreamOptions { channels, return_path, zero_pages_in_channels: true };
+        // As the destination chooses, but for the number of channels.
+        let chosen = StreamOptions::between(from.qmp().version(), channels, |_| true);
+        let options = StreamOptions { channels, zero_pages_in_channels: true, ..chosen };
         let limits = StreamLimits { downtime: Duration::from_millis(1), throttle: false };
         for number in 0..times {
             let path = place.path("c.sock");

@@ -13,7 +13,7 @@ use linerate_guest::host::{HostFacts, QemuCache, check_host};
 use linerate_guest::migrate::{DestinationQemu, MigrateError, SourceQemu};
 use linerate_guest::qmp::Qmp;
 use linerate_guest::read::read;
-use linerate_guest::twin::{QemuBinary, twin};
+use linerate_guest::twin::{QemuBinary, Twin, twin};
 use serde_json::{Value, json};
 
 const SPEC: &str = "name = 'web'\nmemory = '64M'\nmachine = 'pc'\naccel = 'tcg'\n[[disk]]\npath = 'd.img'\n";
@@ -111,22 +111,28 @@ fn a_guest_moves_to_its_twin() {
     }
 }
 
+/// A guest, and its twin, which listens at `m.sock`.
+fn twin_listens(place: &Place, qemu: &QemuBinary) -> (Running, Twin, Running, DestinationQemu) {
+    place.disk("d.img", 4);
+    let mut source = start_spec(place, qemu, SPEC);
+    let pid = source.record.process.pid;
+    let guest = read(source.qmp(), pid, soon()).unwrap();
+    let made = twin(&guest, &place.twin_options(qemu)).unwrap();
+    let mut waiting = start_twin(place, qemu, &made);
+    let mut to = DestinationQemu::new(waiting.qmp.take().unwrap());
+    to.prepare(soon()).unwrap();
+    to.incoming(&place.path("m.sock"), soon()).unwrap();
+    (source, made, waiting, to)
+}
+
 /// Loaded, the links gone before the commit: the source has its disks back at once, though the other QEMU still waits there.
 #[test]
 fn a_guest_that_is_loaded_and_not_committed_leaves_its_disks_to_the_source() {
     for qemu in qemus() {
         let place = Place::new();
-        place.disk("d.img", 4);
-        let mut source = start_spec(&place, &qemu, SPEC);
-        let pid = source.record.process.pid;
-        let guest = read(source.qmp(), pid, soon()).unwrap();
-        let made = twin(&guest, &place.twin_options(&qemu)).unwrap();
-        let mut waiting = start_twin(&place, &qemu, &made);
+        let (mut source, made, _waiting, mut to) = twin_listens(&place, &qemu);
         let mut from = SourceQemu::new(source.qmp.take().unwrap(), soon()).unwrap();
-        let mut to = DestinationQemu::new(waiting.qmp.take().unwrap());
         let channel = place.path("m.sock");
-        to.prepare(soon()).unwrap();
-        to.incoming(&channel, soon()).unwrap();
         from.prepare(soon()).unwrap();
         from.begin(&channel, soon()).unwrap();
         from.wait_pre_switchover(soon(), &|| false).unwrap();
@@ -249,16 +255,8 @@ fn reconnect(old: SourceQemu) -> std::time::Instant {
 fn a_destination_that_cannot_load_is_told() {
     for qemu in qemus() {
         let place = Place::new();
-        place.disk("d.img", 4);
-        let mut source = start_spec(&place, &qemu, SPEC);
-        let pid = source.record.process.pid;
-        let guest = read(source.qmp(), pid, soon()).unwrap();
-        let made = twin(&guest, &place.twin_options(&qemu)).unwrap();
-        let mut waiting = start_twin(&place, &qemu, &made);
-        let mut to = DestinationQemu::new(waiting.qmp.take().unwrap());
+        let (_source, _made, _waiting, mut to) = twin_listens(&place, &qemu);
         let channel = place.path("m.sock");
-        to.prepare(soon()).unwrap();
-        to.incoming(&channel, soon()).unwrap();
         use std::io::Write;
         let mut stream = std::os::unix::net::UnixStream::connect(&channel).unwrap();
         stream.write_all(&[0xff; 64]).unwrap();

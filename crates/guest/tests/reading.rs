@@ -12,7 +12,7 @@ use linerate_guest::process::{GuestError, Launch, StopHow, start, stop};
 use linerate_guest::qmp::{QemuVersion, Qmp, QmpError};
 use linerate_guest::read::read;
 use linerate_guest::registry::Origin;
-use linerate_guest::verdict::{Reason, judge};
+use linerate_guest::verdict::{Reason, judge, judge_streams};
 
 const SPEC: &str = "name = 'web'\nmemory = '64M'\nvcpus = 2\nmachine = 'q35'\naccel = 'tcg'\nuuid = '01234567-89ab-cdef-0123-456789abcdef'\n[[disk]]\npath = 'a,b.img'\ncache = 'none'\naio = 'native'\n[[disk]]\npath = 'c.img'\ndrop_cache = false\n";
 
@@ -161,7 +161,9 @@ fn ordinary_guests_are_told_why_not() {
 fn devices_and_states_that_stand_against_direct_mode() {
     let mut guest = description(&[]);
     assert!(judge(&guest, KERNEL).direct);
+    assert_eq!(judge_streams(&guest), []);
     guest.traits.vhost_user.push("vhost-user-blk-pci".into());
+    assert!(matches!(judge_streams(&guest)[..], [Reason::VhostUser { .. }]), "no twin is made of it");
     guest.traits.vfio.push("vfio-pci (gpu)".into());
     guest.traits.foreign_memory.push("nvdimm".into());
     guest.traits.blocked.push("a disk of the old kind".into());

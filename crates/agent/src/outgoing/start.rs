@@ -205,7 +205,6 @@ fn source_config(request: &MigrateRequest, found: &Found) -> Result<source::Conf
         rounds_max: request.max_rounds.unwrap_or(Limits::default().rounds_max),
         throttle: request.throttle,
     };
-    config.blackout_timeout += config.limits.max_blackout;
     config.verify = request.verify;
     config.link_timeout = Duration::from_secs(u64::from(request.link_timeout_s));
     Ok(config)

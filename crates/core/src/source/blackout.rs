@@ -33,7 +33,8 @@ impl Source {
         self.statistics.end(now, Step::Copy);
         self.statistics.blackout.stopped.get_or_insert(now);
         let verify = if self.config.verify { VERIFY_ALLOWANCE } else { Duration::ZERO };
-        self.enter_step(now, Step::Blackout, self.config.blackout_timeout + verify);
+        let allowed = self.config.limits.max_blackout + self.config.blackout_timeout + verify;
+        self.enter_step(now, Step::Blackout, allowed);
     }
 
     /// The guest is stopped, so the scan can run while the last round is still in flight.

@@ -33,7 +33,7 @@ pub struct Config {
     pub link_timeout: Duration,
     /// Any one step before the copy may take this long.
     pub step_timeout: Duration,
-    /// From the guest's stop to commit; when it is over, the guest resumes at the source.
+    /// From the guest's stop to commit, beyond the blackout that was allowed; when it is over, the guest resumes at the source.
     pub blackout_timeout: Duration,
     /// A pause between rounds: scanning more often is felt by the guest.
     pub round_interval_min: Duration,

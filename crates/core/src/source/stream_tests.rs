@@ -271,7 +271,8 @@ fn the_rounds_of_the_report_are_the_hypervisors() {
 #[test]
 fn the_blackout_has_its_limit() {
     let mut driver = Driver::at(Loading);
-    let limit = Config::new("g", "{}".into(), Vec::new()).blackout_timeout;
+    let config = Config::new("g", "{}".into(), Vec::new());
+    let limit = config.limits.max_blackout + config.blackout_timeout;
     driver.wait(limit - Duration::from_millis(1));
     assert_eq!(driver.fault(), None);
     driver.wait(Duration::from_millis(1));

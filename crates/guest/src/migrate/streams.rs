@@ -38,6 +38,18 @@ pub struct StreamOptions {
     pub zero_pages_in_channels: bool,
 }
 
+impl StreamOptions {
+    /// What is used of up to `channels` and the return path, by the older of two versions and what `both` can.
+    pub fn between(older: QemuVersion, channels: u16, both: impl Fn(&str) -> bool) -> StreamOptions {
+        let more = older >= MORE_THAN_ONE_WAY_FROM;
+        StreamOptions {
+            channels: if more && both("multifd") { channels } else { 0 },
+            return_path: more && both("return-path"),
+            zero_pages_in_channels: false,
+        }
+    }
+}
+
 /// What the operator wants of the source's QEMU.
 #[derive(Clone, Copy, Debug)]
 pub struct StreamLimits {
@@ -152,12 +164,11 @@ impl DestinationQemu {
             let theirs = &source.traits.capabilities;
             ours.iter().any(|(has, _)| has == name) && theirs.iter().any(|has| has == name)
         };
-        let more = source.qemu.min(self.qmp.version()) >= MORE_THAN_ONE_WAY_FROM;
+        let older = source.qemu.min(self.qmp.version());
         let parameters = self.qmp.execute("query-migrate-parameters", json!({}), deadline)?;
         let options = StreamOptions {
-            channels: if more && both("multifd") { channels } else { 0 },
-            return_path: more && both("return-path"),
             zero_pages_in_channels: parameters.get(ZERO_PAGES).is_some(),
+            ..StreamOptions::between(older, channels, both)
         };
         let mut wanted = vec!["events", "late-block-activate"];
         wanted.extend(shared_capabilities(options));
@@ -203,6 +214,18 @@ fn shared_parameters(options: StreamOptions) -> Map<String, Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_older_qemu_gets_one_connection_and_nothing_back() {
+        let between = |major, can: fn(&str) -> bool| {
+            StreamOptions::between(QemuVersion { major, minor: 0, micro: 0 }, 4, can)
+        };
+        assert_eq!(between(7, |_| true), StreamOptions::default());
+        let all = StreamOptions { channels: 4, return_path: true, ..StreamOptions::default() };
+        assert_eq!(between(10, |_| true), all);
+        assert_eq!(between(10, |name| name == "multifd"), StreamOptions { return_path: false, ..all });
+        assert_eq!(between(10, |name| name == "return-path"), StreamOptions { channels: 0, ..all });
+    }
 
     #[test]
     fn progress_is_read_in_bytes_and_rounds() {
