@@ -195,8 +195,16 @@ fn a_paused_guest_can_be_attached_to_and_stays_paused() {
     guest.pause();
     let (tracker, _) = Tracker::attach(guest.pid(), &[guest.block()], &[]).unwrap();
     tracker.protect().unwrap();
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", guest.pid())).unwrap();
-    assert!(stat.contains(") T "), "{stat}");
+    // A thread that a tracer lets go while its process is stopped runs inside of the kernel for a moment, to stop again.
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    loop {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", guest.pid())).unwrap();
+        if stat.contains(") T ") {
+            break;
+        }
+        assert!(std::time::Instant::now() < end, "{stat}");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
     guest.resume();
     guest.tell("write 5 1");
     assert_eq!(scan(&tracker), [(5, 1)]);

@@ -9,6 +9,8 @@ use crate::{Code, Fault, GuestState, Message, Outcome, Side, Step, Time};
 
 /// The destination's word that it gave up too is waited for this long.
 const PEER_ABORTS_WITHIN: Duration = Duration::from_secs(2);
+/// A destination whose hypervisor hung up is given so long to say why.
+pub(super) const PEER_EXPLAINS_WITHIN: Duration = Duration::from_secs(1);
 /// A clean-up that failed is tried again after this long.
 const CLEAN_UP_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// After this long without an answer to commit, the operator is told that it is undecided.
@@ -19,6 +21,8 @@ pub(super) struct RollBack {
     fault: Fault,
     guest: Option<GuestState>,
     peer_done: bool,
+    /// The fault may only be what the destination's cause looks like from here: it is not told before then.
+    tell_at: Option<Time>,
     until: Time,
 }
 
@@ -69,7 +73,12 @@ impl Source {
         self.scan_at = None;
         // What was not begun is not begun any more, a journal entry that says commit least of all.
         self.actions.clear();
-        if tell_peer {
+        // All that a hypervisor knows whose peer hung up is a broken pipe.
+        let unexplained = tell_peer
+            && self.peer_hung_up
+            && (fault.code, fault.side) == (Code::HypervisorFailed, Side::Source);
+        let tell_at = unexplained.then(|| now + PEER_EXPLAINS_WITHIN);
+        if tell_peer && !unexplained {
             self.control.send(now, Message::Abort(fault.clone()));
         }
         self.actions.push_back(Action::RollBack);
@@ -77,8 +86,19 @@ impl Source {
             fault,
             guest: None,
             peer_done: !tell_peer,
-            until: now + PEER_ABORTS_WITHIN,
+            tell_at,
+            until: tell_at.unwrap_or(now) + PEER_ABORTS_WITHIN,
         });
+    }
+
+    /// The destination has not explained itself.
+    fn tell_when_due(&mut self, now: Time) {
+        if let State::RollingBack(roll_back) = &mut self.state
+            && !roll_back.peer_done
+            && roll_back.tell_at.take_if(|at| *at <= now).is_some()
+        {
+            self.control.send(now, Message::Abort(roll_back.fault.clone()));
+        }
     }
 
     pub(super) fn peer_aborted(&mut self, now: Time, fault: Fault) {
@@ -111,18 +131,16 @@ impl Source {
     }
 
     pub(super) fn message_while_ending(&mut self, now: Time, message: Message) {
-        let streams = self.carries_streams();
         let State::RollingBack(roll_back) = &mut self.state else { return };
-        let told = match message {
-            Message::Aborted => None,
-            Message::Abort(fault) => Some(fault),
+        match message {
+            Message::Aborted => {}
+            Message::Abort(fault) => {
+                if roll_back.tell_at.take().is_some() {
+                    roll_back.fault = fault;
+                    self.control.send(now, Message::Aborted);
+                }
+            }
             _ => return,
-        };
-        // The hypervisor here is often the first to see that the other one has gone, and all that it knows is a broken pipe.
-        let broken =
-            streams && (roll_back.fault.code, roll_back.fault.side) == (Code::HypervisorFailed, Side::Source);
-        if let Some(fault) = told.filter(|_| broken) {
-            roll_back.fault = fault;
         }
         roll_back.peer_done = true;
         self.end_when_rolled_back(now);
@@ -192,6 +210,7 @@ impl Source {
         self.check_links(now);
         self.ask_when_due(now);
         self.clean_up_when_due(now);
+        self.tell_when_due(now);
         self.end_when_rolled_back(now);
         self.part_when_heard(now);
     }

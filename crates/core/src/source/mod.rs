@@ -60,7 +60,9 @@ use crate::journal::SourcePhase;
 use crate::policy::Policy;
 use crate::scheduler::{Next, Scheduler};
 use crate::statistics::Statistics;
-use crate::{ChannelId, Code, Extent, Fault, LinkId, Message, PathId, Side, Step, StreamSettings, Time};
+use crate::{
+    ChannelId, Code, Extent, Fault, LinkId, Message, PathId, Side, Step, StreamNote, StreamSettings, Time,
+};
 use prepare::Preparation;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -155,6 +157,8 @@ pub struct Source {
     preparation: Preparation,
     /// How the hypervisors' streams are set, once that is known.
     streams: Option<StreamSettings>,
+    /// The destination's end of one of those streams has gone.
+    peer_hung_up: bool,
     round: u32,
     last_scan_at: Time,
     last_scan_took: Duration,
@@ -177,6 +181,7 @@ impl Source {
             step_deadline: None,
             preparation: Preparation::NotBegun,
             streams: None,
+            peer_hung_up: false,
             round: 0,
             last_scan_at: Time::ZERO,
             last_scan_took: Duration::ZERO,
@@ -286,6 +291,13 @@ impl Source {
                 }
             }
             (_, message @ (Message::Stream { .. } | Message::Fence { .. })) if self.carries_streams() => {
+                self.peer_hung_up |= matches!(
+                    message,
+                    Message::Stream {
+                        note: StreamNote::End { .. } | StreamNote::Reset | StreamNote::Stop,
+                        ..
+                    }
+                );
                 self.actions.push_back(Action::Carriage(message));
             }
             (_, Message::Abort(fault)) => self.peer_aborted(now, fault),

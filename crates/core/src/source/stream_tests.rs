@@ -1,6 +1,7 @@
 //! The way of a guest whose RAM goes in the hypervisor's own streams: its states, what ends it, and that from the guest's stop
 //! on it is the way of every guest.
 
+use super::ending::PEER_EXPLAINS_WITHIN;
 use super::*;
 use crate::GuestState;
 use crate::control::Outgoing;
@@ -279,29 +280,85 @@ fn the_blackout_has_its_limit() {
     assert_eq!(driver.fault().map(|fault| fault.code), Some(Code::TimedOut));
 }
 
+fn broken() -> Fault {
+    Fault::new(Code::HypervisorFailed, Step::Copy, Side::Source, "broken pipe")
+}
+
+fn cause() -> Fault {
+    Fault::new(Code::HypervisorFailed, Step::Copy, Side::Destination, "the device differs")
+}
+
+fn hung_up() -> [StreamNote; 3] {
+    [StreamNote::Stop, StreamNote::Reset, StreamNote::End { total: 0 }]
+}
+
+fn is_abort(message: &Message) -> bool {
+    matches!(message, Message::Abort(_))
+}
+
+/// A driver whose destination let go of a stream, and what it did when the hypervisor here failed then.
+fn failed_after(note: StreamNote, fault: Fault) -> (Driver, Vec<Action>) {
+    let mut driver = Driver::at(Streaming);
+    driver.receive(Message::Stream { stream: 0, note });
+    let actions = driver.tell(Event::Failed(fault));
+    assert!(actions.contains(&Action::RollBack), "the guest here waits for no explanation");
+    (driver, actions)
+}
+
+/// What is told in the end if the destination says this.
+fn told(driver: &mut Driver, abort: Fault) -> (Fault, Vec<Action>) {
+    let said = driver.receive(Message::Abort(abort));
+    let actions = driver.tell(Event::RolledBack(GuestState::RunsAtSource));
+    let ending = actions.into_iter().find_map(|action| match action {
+        Action::End(ending) => ending.fault,
+        _ => None,
+    });
+    (ending.expect("it is over"), said)
+}
+
 #[test]
-fn the_cause_at_the_other_side_is_told_and_not_the_connection_that_broke_by_it() {
-    let broken = || Fault::new(Code::HypervisorFailed, Step::Copy, Side::Source, "broken pipe");
-    let cause = || Fault::new(Code::HypervisorFailed, Step::Copy, Side::Destination, "the device differs");
-    let ended = |driver: &mut Driver, abort: Fault| {
-        driver.receive(Message::Abort(abort));
-        let actions = driver.tell(Event::RolledBack(GuestState::RunsAtSource));
-        let ending = actions.into_iter().find_map(|action| match action {
-            Action::End(ending) => ending.fault,
-            _ => None,
-        });
-        ending.expect("it is over")
-    };
+fn a_destination_that_hung_up_says_the_cause() {
+    for note in hung_up() {
+        let (mut driver, actions) = failed_after(note.clone(), broken());
+        assert!(!says(&actions, is_abort), "{note:?}: it is asked to explain itself, not to stop");
+        let (fault, said) = told(&mut driver, cause());
+        assert_eq!(fault, cause(), "{note:?}");
+        assert!(says(&said, |message| *message == Message::Aborted), "{note:?}: it waits for this word");
+    }
+}
+
+#[test]
+fn a_destination_that_explains_nothing_is_told_to_stop() {
+    for note in hung_up() {
+        let (mut driver, _) = failed_after(note, broken());
+        driver.tell(Event::RolledBack(GuestState::RunsAtSource));
+        assert_eq!(driver.fault(), Some(&broken()), "it may still explain itself");
+        let actions = driver.wait(PEER_EXPLAINS_WITHIN);
+        assert!(says(&actions, |message| *message == Message::Abort(broken())));
+        let actions = driver.receive(Message::Aborted);
+        let ended =
+            actions.iter().any(|action| matches!(action, Action::End(end) if end.fault == Some(broken())));
+        assert!(ended, "{actions:?}");
+    }
+}
+
+#[test]
+fn what_the_source_knows_best_is_told_at_once_and_stays() {
+    // The destination's streams broke by what happened here.
     let mut driver = Driver::at(Streaming);
-    driver.tell(Event::Failed(broken()));
-    assert_eq!(ended(&mut driver, cause()), cause());
-    // What the source itself knows best stays.
+    assert!(says(&driver.tell(Event::Failed(broken())), is_abort));
+    assert_eq!(told(&mut driver, cause()).0, broken());
+    let (mut driver, actions) = failed_after(StreamNote::Stop, Fault { code: Code::GuestGone, ..broken() });
+    assert!(says(&actions, is_abort));
+    assert_eq!(told(&mut driver, cause()).0.code, Code::GuestGone);
     let mut driver = Driver::at(Streaming);
-    driver.tell(Event::Cancel);
-    assert_eq!(ended(&mut driver, cause()).code, Code::Cancelled);
+    driver.receive(Message::Stream { stream: 0, note: StreamNote::Stop });
+    assert!(says(&driver.tell(Event::Cancel), is_abort));
+    assert_eq!(told(&mut driver, cause()).0.code, Code::Cancelled);
+    // Credit is an everyday word.
     let mut driver = Driver::at(Streaming);
-    driver.tell(Event::Failed(Fault { code: Code::GuestGone, ..broken() }));
-    assert_eq!(ended(&mut driver, cause()).code, Code::GuestGone);
+    driver.receive(Message::Stream { stream: 0, note: StreamNote::Credit { limit: 9 } });
+    assert!(says(&driver.tell(Event::Failed(broken())), is_abort));
 }
 
 #[test]
