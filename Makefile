@@ -5,7 +5,7 @@ CARGO ?= cargo
 SEEDS ?= 5000
 FUZZ_SECONDS ?= 60
 
-.PHONY: help install build demo test unit sim lint doc fuzz bench soak faults wires rdma-check rdma-wires doctor sweep clean
+.PHONY: help install build demo test unit sim lint doc fuzz bench soak faults libvirt-cuts wires rdma-check rdma-wires doctor sweep clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1|/' | column -t -s '|'
@@ -49,6 +49,9 @@ soak: build ## 200 migrations back and forth, both QEMU versions, three cache mo
 faults: build ## cut one of two links 50 times at a random instant, and kill everything at every step
 	./target/release/linerate-bench faults --linerate ./target/release/linerate --out bench/out
 
+libvirt-cuts: build ## 50 moves of libvirt's domains, a link lost at a random instant of each
+	./target/release/linerate-bench libvirt --linerate ./target/release/linerate --out bench/out
+
 wires: build ## the ping-pong of `linerate bench` against a plain one in C on the same link; writes bench/out/
 	./target/release/linerate-bench wires --linerate ./target/release/linerate --out bench/out
 
@@ -56,7 +59,10 @@ rdma-check: install ## the RDMA carrier's tests under valgrind, in the RDMA lab'
 	$(CARGO) test --workspace --locked --lib --no-run
 	$(CARGO) test --workspace --locked --test rdma -- --ignored --exact the_rdma_carrier_under_valgrind --nocapture
 
-rdma-wires: build ## `linerate bench` over RDMA against perftest on the same soft-RoCE devices; writes bench/out/
+rdma-libvirt-cuts: build ## 50 moves of libvirt's domains, a link lost at a random instant of each
+	./target/release/linerate-bench libvirt --linerate ./target/release/linerate --out bench/out
+
+wires: build ## `linerate bench` over RDMA against perftest on the same soft-RoCE devices; writes bench/out/
 	./target/release/linerate-bench rdma-wires --linerate ./target/release/linerate --out bench/out
 
 doctor: build ## how long the doctor takes, and migrations over a path that passes less than its ends; writes bench/out/

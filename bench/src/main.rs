@@ -7,6 +7,7 @@
 //! | [`soak`] | back and forth, both QEMU versions, three cache modes |
 //! | [`alone`] | back and forth by QEMU's own migration: what harm is QEMU's |
 //! | [`faults`] | links cut at random instants; faults at each step on each side |
+//! | [`libvirt`] | libvirt's domains back and forth, a link lost each time |
 //! | [`tunnel`] | a tunnel against socat and plain TCP |
 //! | [`doctor`] | how long the doctor takes; migrations over a path that passes less than its ends |
 //! | [`wires`], [`rdma_wires`] | the ping-pong against one in plain C; RDMA against perftest |
@@ -22,6 +23,7 @@ mod cpu;
 mod doctor;
 mod faults;
 mod interrupt;
+mod libvirt;
 mod moving;
 mod output;
 mod random;
@@ -59,6 +61,8 @@ enum Command {
     Alone(alone::Flags),
     /// Cut links and kill everything at every step
     Faults(faults::Flags),
+    /// Move libvirt's domains back and forth, a link lost at a random instant of each move
+    Libvirt(libvirt::Flags),
     /// Compare a tunnel with socat and plain TCP, interleaved
     Tunnel(tunnel::Flags),
     /// Time the doctor, and migrations without and with its advice
@@ -87,6 +91,7 @@ fn main() -> ExitCode {
         Command::Soak(flags) => soak::run(flags, arguments.json),
         Command::Alone(flags) => alone::run(flags, arguments.json),
         Command::Faults(flags) => faults::run(flags, arguments.json),
+        Command::Libvirt(flags) => libvirt::run(flags, arguments.json),
         Command::Tunnel(flags) => tunnel::run(flags, arguments.json),
         Command::Doctor(flags) => doctor::run(flags, arguments.json),
         Command::Wires(flags) => wires::run(flags, arguments.json),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use linerate_api::{GuestRunState, GuestSummary, MigrationState, MigrationSummary};
-use linerate_lab::{Agent, AgentOptions, GuestSpec, Host, Lab, LinkSpec, Observer};
+use linerate_lab::{Agent, AgentOptions, GuestSpec, Host, Lab, LinkSpec, Observer, Qemu, QemuOptions, Ram};
 use serde::de::DeserializeOwned;
 
 use crate::interrupt;
@@ -99,6 +99,17 @@ impl Site {
         start.args(["vm", "start", "--json"]).arg(&file);
         answer::<GuestSummary>(start)?;
         Ok(Transcript::new(spec.serial(self.host(host)?)))
+    }
+
+    /// Starts a guest as its users start it, with RAM that is its process's own, and has the host's agent adopt it.
+    pub fn adopt_guest(&self, host: usize, spec: &GuestSpec) -> anyhow::Result<(Qemu, Transcript)> {
+        let options = QemuOptions { ram: Ram::Plain, ..QemuOptions::default() };
+        let qemu = Qemu::start(self.host(host)?, spec, &options)?;
+        let socket = self.host(host)?.run_directory().join(format!("{}.qmp", spec.name));
+        let mut adopt = self.agent(host)?.client();
+        adopt.args(["vm", "adopt", "--json", "--qmp"]).arg(&socket);
+        answer::<GuestSummary>(adopt)?;
+        Ok((qemu, Transcript::new(spec.serial(self.host(host)?))))
     }
 
     /// Guests that a host's agent knows.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use linerate_api::Step;
-use linerate_lab::{GuestParameters, GuestSpec, QemuVersion, guest};
+use linerate_lab::{GuestParameters, GuestSpec, Qemu, QemuVersion, guest};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::cases::{Case, Channels, Method};
@@ -28,6 +28,8 @@ const CHANNELS: [u32; 3] = [2, 4, 8];
 struct Stage<'a> {
     case: &'a Case,
     baseline: Baseline,
+    /// In stream mode Linerate's guest has RAM of its own, as QEMU's has, and was started by nobody's agent.
+    _adopted: Option<Qemu>,
     site: Site,
     spec: GuestSpec,
     console: Transcript,
@@ -91,12 +93,16 @@ impl Stage<'_> {
             ..Default::default()
         })?;
         let direct = spec(&site, case, 0, NAME, version);
-        let mut console = site.start_guest(0, &direct, None)?;
+        let (adopted, mut console) = match book.flags.mode.as_str() {
+            "stream" => site.adopt_guest(0, &direct).map(|(qemu, console)| (Some(qemu), console))?,
+            _ => (None, site.start_guest(0, &direct, None)?),
+        };
         console.wait_for("FILLED", Duration::from_secs(180))?;
         let baseline = Baseline::start(&site, spec(&site, case, 1, "plain", version))?;
         Ok(Stage {
             case,
             baseline,
+            _adopted: adopted,
             site,
             spec: direct,
             console,
@@ -271,9 +277,15 @@ impl Stage<'_> {
 
     fn take_report(&mut self, figures: &mut Figures, ending: &Ending) {
         let Some(report) = &ending.report else { return };
-        if let Some(first) = report.rounds.first().filter(|first| first.bytes > 0) {
-            self.populated = first.bytes;
-        }
+        // QEMU's own first pass has pages of zeroes in it.
+        let first = match self.mode.as_str() {
+            "stream" => {
+                let content = report.ram.total_bytes.saturating_sub(report.ram.zero_bytes);
+                Some(content.min(report.ram.sent_bytes))
+            }
+            _ => report.rounds.first().map(|first| first.bytes),
+        };
+        self.populated = first.filter(|bytes| *bytes > 0).unwrap_or(self.populated);
         figures.populated_bytes = self.populated;
         figures.sent_bytes = Some(report.ram.sent_bytes);
         figures.total_s = Some(ending.runs_after.unwrap_or(ending.total).as_secs_f64());

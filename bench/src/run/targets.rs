@@ -128,7 +128,8 @@ fn judge_group(group: &Group<'_>) -> Vec<Target> {
             group.against(&ONE_LINK, |run| run.goodput_gbps, Best::Largest, |ours, theirs| ours / theirs);
         add("at least 1.9 times the goodput of QEMU's best over one link", times, |found| found >= 1.9);
     }
-    if case == "idle-2500" {
+    let one_link = matches!(case, "idle-1000" | "idle-2500");
+    if one_link {
         let times = group.against(&ONE_LINK, total, Best::Smallest, times_faster);
         add(
             "over one link at most 2 % slower than QEMU's best (times as fast, whole migration)",
@@ -139,7 +140,7 @@ fn judge_group(group: &Group<'_>) -> Vec<Target> {
     if case == "idle-2500+1000" {
         add("at least 95 % of what iperf3 gets over both links", percent(group), |found| found >= 95.0);
     }
-    if shaped && case != "idle-2500" && !case.starts_with("cut") {
+    if shaped && !one_link && !case.starts_with("cut") {
         let times = group.against(&[Method::Mptcp], total, Best::Smallest, times_faster);
         add("faster than QEMU multifd over MPTCP (times, whole migration)", times, |found| found > 1.0);
     }

@@ -28,8 +28,8 @@ impl Region for Ram {
         self.0.size()
     }
 
-    fn checksum(&self, runs: &[Run]) -> io::Result<u32> {
-        self.0.checksum(runs)
+    fn checksum_after(&self, before: u32, runs: &[Run]) -> io::Result<u32> {
+        self.0.checksum_after(before, runs)
     }
 
     fn split_zero(&self, runs: &[Run], data: &mut Vec<Run>, zero: &mut Vec<Run>) -> io::Result<()> {

@@ -104,19 +104,28 @@ impl Mapping {
 
     /// Payload checksum (crc32c) over the runs, one after the other, as they are in memory now.
     pub fn checksum(&self, runs: &[Run]) -> io::Result<u32> {
-        if sum::available() { self.checksum_in_place(runs) } else { self.checksum_of_copy(runs) }
+        self.checksum_after(0, runs)
     }
 
-    fn checksum_in_place(&self, runs: &[Run]) -> io::Result<u32> {
-        runs.iter().try_fold(0, |before, run| {
+    /// The same of what was summed before (`before`, 0 for nothing) and then the runs.
+    pub fn checksum_after(&self, before: u32, runs: &[Run]) -> io::Result<u32> {
+        if sum::available() {
+            self.checksum_in_place(before, runs)
+        } else {
+            self.checksum_of_copy(before, runs)
+        }
+    }
+
+    fn checksum_in_place(&self, before: u32, runs: &[Run]) -> io::Result<u32> {
+        runs.iter().try_fold(before, |before, run| {
             let (start, length) = self.check(*run)?;
             // SAFETY: `check` vouches for `length` bytes at `start`, and the caller asked for the instruction.
             Ok(unsafe { sum::crc32c(before, start, length) })
         })
     }
 
-    fn checksum_of_copy(&self, runs: &[Run]) -> io::Result<u32> {
-        let mut sum = linerate_wire::PayloadChecksum::new();
+    fn checksum_of_copy(&self, before: u32, runs: &[Run]) -> io::Result<u32> {
+        let mut sum = linerate_wire::PayloadChecksum::after(before);
         let mut bounce = [0u8; BOUNCE_BYTES];
         for run in runs {
             let (start, length) = self.check(*run)?;

@@ -139,6 +139,15 @@ fn head_and_runs_arrive_in_order_from_any_point_on() {
     move_runs(&source, &target, &runs);
     assert_eq!(source.checksum(&runs).unwrap(), target.checksum(&runs).unwrap());
     assert_eq!(source.checksum(&runs).unwrap(), linerate_wire::payload_checksum(&expected[10..]));
+    for cut in 0..=runs.len() {
+        let (first, rest) = runs.split_at(cut);
+        let before = source.checksum(first).unwrap();
+        assert_eq!(
+            source.checksum_after(before, rest).unwrap(),
+            source.checksum(&runs).unwrap(),
+            "after {cut}"
+        );
+    }
     let mut outside = [1; 1];
     copy.read_exact_at(&mut outside, 8).unwrap();
     assert_eq!(outside, [0], "nothing may land outside the runs");

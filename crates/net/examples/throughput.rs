@@ -32,7 +32,7 @@ impl Region for Unchecked {
     fn size(&self) -> u64 {
         self.0.size()
     }
-    fn checksum(&self, _runs: &[Run]) -> io::Result<u32> {
+    fn checksum_after(&self, _before: u32, _runs: &[Run]) -> io::Result<u32> {
         Ok(0)
     }
     fn split_zero(&self, runs: &[Run], data: &mut Vec<Run>, zero: &mut Vec<Run>) -> io::Result<()> {

@@ -29,8 +29,14 @@ pub trait Region: Send + Sync {
     /// Bytes.
     fn size(&self) -> u64;
 
-    /// Payload checksum (crc32c) over the runs, one after the other, as they are in memory now.
-    fn checksum(&self, runs: &[Run]) -> io::Result<u32>;
+    /// Payload checksum (crc32c) of what was summed before (`before`, 0 for nothing) and then the runs, one after the other, as
+    /// they are in memory now.
+    fn checksum_after(&self, before: u32, runs: &[Run]) -> io::Result<u32>;
+
+    /// Payload checksum of the runs alone.
+    fn checksum(&self, runs: &[Run]) -> io::Result<u32> {
+        self.checksum_after(0, runs)
+    }
 
     /// Splits runs into those with content and those that are zero or holes, page by page, without reading holes.
     /// Both outputs are appended to, in order, with neighbours joined.

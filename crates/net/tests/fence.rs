@@ -34,8 +34,8 @@ impl Region for SlowRegion {
     fn size(&self) -> u64 {
         self.inner.size()
     }
-    fn checksum(&self, runs: &[Run]) -> io::Result<u32> {
-        self.inner.checksum(runs)
+    fn checksum_after(&self, before: u32, runs: &[Run]) -> io::Result<u32> {
+        self.inner.checksum_after(before, runs)
     }
     fn split_zero(&self, runs: &[Run], data: &mut Vec<Run>, zero: &mut Vec<Run>) -> io::Result<()> {
         self.inner.split_zero(runs, data, zero)

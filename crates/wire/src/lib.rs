@@ -17,6 +17,6 @@ pub mod frame;
 pub mod message;
 pub mod version;
 
-pub use checksum::{PayloadChecksum, combine_checksums, payload_checksum};
+pub use checksum::{PayloadChecksum, payload_checksum};
 pub use error::{DecodeError, EncodeError};
 pub use version::{VERSION_MAX, VERSION_MIN, negotiate};

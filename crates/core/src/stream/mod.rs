@@ -95,8 +95,8 @@ pub struct Config {
     pub piece_bytes: u64,
     /// Given to the scheduler ahead of need, in bytes per living channel. Less is fairer, more keeps channels busier.
     pub ahead_bytes: u64,
-    /// How much of a stream may wait in its ring for the peer, as time at the rate that the links carry; all of the ring if
-    /// absent. For one whose writer guesses from its socket how fast it is being read, and what is left.
+    /// How much of all streams may wait in their rings for the peer, as time at the rate that the links carry; all of the rings
+    /// if absent. For writers that guess from their sockets how fast they are being read, and what is left.
     pub backlog: Option<Duration>,
     /// Channels and their windows.
     pub scheduler: scheduler::Config,

@@ -159,17 +159,18 @@ impl Streams {
         let Some(one) = self.streams.get(&stream) else { return Room::Stopped };
         let room = one.send.room();
         let (Some(most), Room::Space { position, bytes }) = (self.backlog_bytes(), room) else { return room };
-        match most.saturating_sub(one.send.waiting()) {
+        let waiting = one.send.waiting();
+        let others: u64 = self.streams.values().map(|one| one.send.waiting()).sum::<u64>() - waiting;
+        match most.saturating_sub(others).max(BACKLOG_BYTES_MIN).saturating_sub(waiting) {
             0 => Room::Wait,
             free => Room::Space { position, bytes: bytes.min(free) },
         }
     }
 
-    /// Most bytes of a stream that may wait for the peer; none if its ring alone limits it.
+    /// Most bytes of all streams that may wait for the peer; none if their rings alone limit them.
     fn backlog_bytes(&self) -> Option<u64> {
         let seconds = self.config.backlog?.as_secs_f64();
-        let all = self.scheduler.bytes_per_s() * seconds;
-        Some(((all / self.streams.len().max(1) as f64) as u64).max(BACKLOG_BYTES_MIN))
+        Some((self.scheduler.bytes_per_s() * seconds) as u64)
     }
 
     /// Bytes were put into the ring where [`Room::Space`] said.

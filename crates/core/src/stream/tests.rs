@@ -72,12 +72,15 @@ fn the_ring_is_full_until_the_peer_has_it() {
     assert_eq!(streams.room(stream), Room::Space { position: 1000, bytes: 1000 });
 }
 
-/// Most bytes that wait for the peer, once a rate is known, where every piece of 256 KiB takes `each`.
-fn most_that_wait(each: Duration) -> u64 {
+/// Most bytes that wait for the peer, once a rate is known, where every piece of 256 KiB takes `each` and another stream has
+/// so many bytes waiting that the peer does not read.
+fn most_that_wait(each: Duration, other: u64) -> u64 {
     let config =
         Config { window_bytes: 8 << 20, backlog: Some(Duration::from_millis(50)), ..Config::default() };
     let mut streams = Streams::new(End::Source, config);
     streams.channel_up(Time::ZERO, CHANNEL, 0);
+    let stuck = opened(&mut streams, 0);
+    streams.produced(stuck, other);
     let stream = opened(&mut streams, 1 << 30);
     assert_eq!(streams.room(stream), Room::Space { position: 0, bytes: 1 << 20 }, "no rate is known yet");
     let (mut now, mut position, mut most) = (Time::ZERO, 0, 0);
@@ -102,15 +105,19 @@ fn most_that_wait(each: Duration) -> u64 {
 fn no_more_waits_for_the_peer_than_the_time_allowed() {
     // 262 MB/s, of which 50 ms are 13 MB, more than the ring.
     assert_eq!(
-        most_that_wait(Duration::from_millis(1)),
+        most_that_wait(Duration::from_millis(1), 0),
         8 << 20,
         "the links are fast enough for the whole ring"
     );
     // 65.5 MB/s, of which 50 ms are 3.28 MB.
-    let most = most_that_wait(Duration::from_millis(4));
+    let most = most_that_wait(Duration::from_millis(4), 0);
     assert!((3_200_000..3_400_000).contains(&most), "{most} bytes wait");
+    // What others wait for is not for this one, but for the least, which everyone has.
+    let most = most_that_wait(Duration::from_millis(4), 1 << 20);
+    assert!((2_150_000..2_350_000).contains(&most), "{most} bytes wait");
+    assert_eq!(most_that_wait(Duration::from_millis(4), 8 << 20), 1 << 20);
     // 6.55 MB/s, of which 50 ms are a third of a MB: there the least counts.
-    assert_eq!(most_that_wait(Duration::from_millis(40)), 1 << 20);
+    assert_eq!(most_that_wait(Duration::from_millis(40), 0), 1 << 20);
 }
 
 #[test]

@@ -178,8 +178,8 @@ impl Region for FileRegion {
         self.map.length as u64
     }
 
-    fn checksum(&self, runs: &[Run]) -> io::Result<u32> {
-        let mut sum = PayloadChecksum::new();
+    fn checksum_after(&self, before: u32, runs: &[Run]) -> io::Result<u32> {
+        let mut sum = PayloadChecksum::after(before);
         for run in runs {
             sum.update(&self.bytes(*run)?);
         }

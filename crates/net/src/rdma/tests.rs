@@ -273,9 +273,9 @@ impl Region for Damaged {
     fn size(&self) -> u64 {
         self.inner.size()
     }
-    fn checksum(&self, runs: &[Run]) -> std::io::Result<u32> {
+    fn checksum_after(&self, before: u32, runs: &[Run]) -> std::io::Result<u32> {
         let first = self.sums.fetch_add(1, Ordering::SeqCst) == 0;
-        self.inner.checksum(runs).map(|sum| if first { !sum } else { sum })
+        self.inner.checksum_after(before, runs).map(|sum| if first { !sum } else { sum })
     }
     fn split_zero(&self, _: &[Run], _: &mut Vec<Run>, _: &mut Vec<Run>) -> std::io::Result<()> {
         Ok(())

@@ -54,9 +54,9 @@ impl Region for HeapRegion {
         self.read().len() as u64
     }
 
-    fn checksum(&self, runs: &[Run]) -> io::Result<u32> {
+    fn checksum_after(&self, before: u32, runs: &[Run]) -> io::Result<u32> {
         let bytes = self.read();
-        let mut checksum = PayloadChecksum::new();
+        let mut checksum = PayloadChecksum::after(before);
         for run in runs {
             checksum.update(slice(&bytes, *run)?);
         }

@@ -113,8 +113,8 @@ impl Region for HeldRegion {
         self.inner.size()
     }
 
-    fn checksum(&self, runs: &[Run]) -> io::Result<u32> {
-        self.inner.checksum(runs)
+    fn checksum_after(&self, before: u32, runs: &[Run]) -> io::Result<u32> {
+        self.inner.checksum_after(before, runs)
     }
 
     fn split_zero(&self, runs: &[Run], data: &mut Vec<Run>, zero: &mut Vec<Run>) -> io::Result<()> {

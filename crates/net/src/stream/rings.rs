@@ -8,7 +8,6 @@ use std::sync::{Arc, PoisonError, RwLock, Weak};
 
 use linerate_core::Run;
 use linerate_core::stream::{Piece, StreamId};
-use linerate_wire::combine_checksums;
 
 use super::session::StreamSession;
 use crate::region::Region;
@@ -95,13 +94,11 @@ impl Rings {
     }
 
     /// The checksum of all runs, which may lie in several rings.
-    fn checksum(&self, runs: &[Run]) -> io::Result<u32> {
-        let mut whole = 0;
-        for run in runs {
+    fn checksum_after(&self, before: u32, runs: &[Run]) -> io::Result<u32> {
+        runs.iter().try_fold(before, |before, run| {
             let (ring, places) = self.place(*run)?;
-            whole = combine_checksums(whole, ring.memory.checksum(&places)?, run.length);
-        }
-        Ok(whole)
+            ring.memory.checksum_after(before, &places)
+        })
     }
 
     /// One system call over the first run that is not done yet; the caller repeats it until all is.
@@ -141,8 +138,8 @@ impl Region for Sending {
         u64::MAX
     }
 
-    fn checksum(&self, runs: &[Run]) -> io::Result<u32> {
-        self.0.checksum(runs)
+    fn checksum_after(&self, before: u32, runs: &[Run]) -> io::Result<u32> {
+        self.0.checksum_after(before, runs)
     }
 
     /// Streams are not looked through for zeroes: who sends RAM through them has done that.
@@ -188,8 +185,8 @@ impl Region for Receiving {
         u64::MAX
     }
 
-    fn checksum(&self, runs: &[Run]) -> io::Result<u32> {
-        self.rings.checksum(runs)
+    fn checksum_after(&self, before: u32, runs: &[Run]) -> io::Result<u32> {
+        self.rings.checksum_after(before, runs)
     }
 
     fn split_zero(&self, _runs: &[Run], _data: &mut Vec<Run>, _zero: &mut Vec<Run>) -> io::Result<()> {
