@@ -30,7 +30,7 @@ pub struct Flags {
     /// Only cases whose names begin with one of these, such as idle or hot95
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     cases: Vec<String>,
-    /// How Linerate moves its guest; stream mode has two more cases, over one link
+    /// How Linerate moves its guest; stream mode has three more cases, two over one link
     #[arg(long, default_value = "direct", value_parser = ["direct", "stream"])]
     mode: String,
     /// Versions of QEMU

@@ -30,9 +30,9 @@ const MIGRATION_STREAMS_MAX: usize = 64;
 /// What QEMU has written counts for it as sent: it must not be much more than was, or the blackout is longer than QEMU predicts.
 const MIGRATION_BACKLOG: Duration = Duration::from_millis(50);
 
-/// Rings of a migration's streams: what [`MIGRATION_BACKLOG`] lets wait at 5 Gb/s, all of it in one stream, as QEMU uses the links
-/// before 10.0. A ring that is smaller than what all links have under way leaves the faster ones idle.
-const MIGRATION_WINDOW: u64 = 32 << 20;
+/// Rings of a migration's streams. One that is smaller than what all links have under way leaves the faster ones idle, above all
+/// with QEMUs before 10.0, which make one stream; in a larger one more waits for a destination that loads slowly, in the blackout.
+const MIGRATION_WINDOW: u64 = 16 << 20;
 
 /// Streams of a migration.
 pub(crate) fn migration_streams() -> Config {
