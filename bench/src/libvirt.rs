@@ -138,10 +138,13 @@ impl Stage {
         let console = Transcript::new(first.console(NAME));
         let mut stage = Stage { agents, libvirts, lab, console, at: 0, usual: Duration::ZERO };
         stage.console.wait_passes(2, LIMIT)?;
-        let (mut wrong, began) = (Vec::new(), Instant::now());
-        stage.carry(&mut wrong, |_| Ok(()))?;
+        let (mut wrong, mut began) = (Vec::new(), None);
+        let (_, ended) = stage.carry(&mut wrong, |_| {
+            began = Some(Instant::now());
+            Ok(())
+        })?;
         ensure!(wrong.is_empty(), "a move without a cut: {wrong:?}\n{}", stage.logs());
-        stage.usual = began.elapsed();
+        stage.usual = began.map_or(Duration::ZERO, |began| ended - began);
         Ok(stage)
     }
 
@@ -160,7 +163,7 @@ impl Stage {
         let cut =
             format!("l{link} {kind} after {:.1} s for {:.1} s", instant.as_secs_f64(), away.as_secs_f64());
         let (mut wrong, began) = (Vec::new(), Instant::now());
-        let links_lost = self.carry(&mut wrong, |lab| {
+        let (links_lost, ended) = self.carry(&mut wrong, |lab| {
             interrupt::sleep(instant);
             if silent {
                 lab.drop_silently(link)?
@@ -170,15 +173,16 @@ impl Stage {
             interrupt::sleep(away);
             Ok(lab.restore(link)?)
         })?;
-        Ok(Move { number, from, cut, links_lost, total_s: began.elapsed().as_secs_f64(), wrong })
+        Ok(Move { number, from, cut, links_lost, total_s: (ended - began).as_secs_f64(), wrong })
     }
 
-    /// Moves the domain to the other host; `harm` begins with libvirt's job. Gives how many links were lost.
+    /// Moves the domain to the other host; `harm` begins with libvirt's job. Gives how many links were lost, and when the command
+    /// ended.
     fn carry(
         &mut self,
         wrong: &mut Vec<String>,
         harm: impl FnOnce(&Lab) -> anyhow::Result<()>,
-    ) -> anyhow::Result<usize> {
+    ) -> anyhow::Result<(usize, Instant)> {
         let (from, to) = (self.at, 1 - self.at);
         let (there, other) = self.host(to)?;
         let (_, agent) = self.host(from)?;
@@ -191,6 +195,7 @@ impl Stage {
         let mut child = command.spawn().context("cannot start linerate migrate")?;
         let harmed = self.wait_moving(from, &mut child).and_then(|()| harm(&self.lab));
         let output = child.wait_with_output()?;
+        let ended = Instant::now();
         harmed?;
         let text = String::from_utf8_lossy(&output.stdout);
         let lines: Vec<Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
@@ -198,12 +203,13 @@ impl Stage {
             let errors = String::from_utf8_lossy(&output.stderr);
             let last = text.lines().last().unwrap_or_default();
             wrong.push(format!("exit {:?}: {last} {}", output.status.code(), errors.trim()));
-            return Ok(0);
+            return Ok((0, ended));
         }
         self.console.arrived(path, skip);
         self.at = to;
         self.look(to, wrong)?;
-        Ok(lines.iter().filter(|line| line.get("event").is_some_and(|event| event == "link_lost")).count())
+        let lost = |line: &&Value| line.get("event").is_some_and(|event| event == "link_lost");
+        Ok((lines.iter().filter(lost).count(), ended))
     }
 
     /// Waits until libvirt's job has begun to move something, or the command has ended.
