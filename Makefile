@@ -59,10 +59,7 @@ rdma-check: install ## the RDMA carrier's tests under valgrind, in the RDMA lab'
 	$(CARGO) test --workspace --locked --lib --no-run
 	$(CARGO) test --workspace --locked --test rdma -- --ignored --exact the_rdma_carrier_under_valgrind --nocapture
 
-rdma-libvirt-cuts: build ## 50 moves of libvirt's domains, a link lost at a random instant of each
-	./target/release/linerate-bench libvirt --linerate ./target/release/linerate --out bench/out
-
-wires: build ## `linerate bench` over RDMA against perftest on the same soft-RoCE devices; writes bench/out/
+rdma-wires: build ## `linerate bench` over RDMA against perftest on the same soft-RoCE devices; writes bench/out/
 	./target/release/linerate-bench rdma-wires --linerate ./target/release/linerate --out bench/out
 
 doctor: build ## how long the doctor takes, and migrations over a path that passes less than its ends; writes bench/out/

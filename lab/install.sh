@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs what the lab stands on, on a Debian 12 machine that has Rust and gcc:
-#   packages   Debian's own QEMU, libvirt (no daemon is started), ip/tc, nft, iperf3, socat, busybox, cpio and compilers, by apt
+#   packages   Debian's own QEMU with qemu-img, libvirt (no daemon is started), ip/tc, nft, iperf3, socat, busybox, cpio and compilers, by apt
 #   qemu10     QEMU 10 of bookworm-backports, unpacked beside the system's into the cache folder
 #   libvirt11  libvirt 11 of bookworm-backports, unpacked in the same way
 #   kernel     a Debian cloud kernel and the modules that the guest loads, unpacked, not installed
@@ -22,7 +22,7 @@ QEMU_RECIPE=1
 LIBVIRT_RECIPE=1
 KERNEL_RECIPE=1
 LLDPD_RECIPE=1
-PACKAGES="qemu-system-x86 iproute2 nftables iperf3 socat busybox-static cpio zstd xz-utils make gcc libc6-dev util-linux kmod
+PACKAGES="qemu-system-x86 qemu-utils iproute2 nftables iperf3 socat busybox-static cpio zstd xz-utils make gcc libc6-dev util-linux kmod
 libibverbs-dev librdmacm-dev ibverbs-providers libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients valgrind libc6-dbg"
 MODULES="failover net_failover virtio_ring virtio virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci
 virtio_blk virtio_net virtio_balloon virtio_console virtio-rng dummy"

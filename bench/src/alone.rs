@@ -169,6 +169,7 @@ fn guests(
         ram: Ram::Plain,
         incoming: incoming.map(str::to_owned),
         arguments: adapter.iter().map(|&word| word.to_owned()).collect(),
+        ..QemuOptions::default()
     };
     progress.doing(&format!("{} {}: a guest starts", moved.qemu, moved.guest));
     let mut qemu = Qemu::start(lab.host(0)?, &spec, &options(None))?;

@@ -22,13 +22,15 @@ pub struct QemuOptions {
     pub ram: Ram,
     /// `-incoming`: a destination, stopped until a migration comes; `defer` to say by QMP from where.
     pub incoming: Option<String>,
+    /// Images are locked, as QEMU does by itself. Two QEMUs of the lab's own that share one have it open at once.
+    pub locks: bool,
     /// More arguments.
     pub arguments: Vec<String>,
 }
 
 impl Default for QemuOptions {
     fn default() -> Self {
-        QemuOptions { ram: Ram::SharedFile, incoming: None, arguments: Vec::new() }
+        QemuOptions { ram: Ram::SharedFile, incoming: None, locks: false, arguments: Vec::new() }
     }
 }
 
@@ -94,7 +96,7 @@ pub fn command(host: &Host, spec: &GuestSpec, options: &QemuOptions) -> Result<C
         command.arg("-initrd").arg(initrd);
     }
     command.arg("-append").arg(spec.command_line());
-    command.args(serial(host, spec)).args(disk(spec)).args(network(spec));
+    command.args(serial(host, spec)).args(disk(spec, options.locks)).args(network(spec));
     let socket = host.run_directory().join(format!("{}.qmp", spec.name));
     command.arg("-qmp").arg(format!("unix:{},server=on,wait=off", socket.display()));
     if let Some(from) = &options.incoming {
@@ -124,12 +126,12 @@ fn serial(host: &Host, spec: &GuestSpec) -> [String; 4] {
     ["-chardev".into(), chardev, "-serial".into(), "chardev:serial0".into()]
 }
 
-fn disk(spec: &GuestSpec) -> Vec<String> {
+fn disk(spec: &GuestSpec, locks: bool) -> Vec<String> {
     let Some((image, mode)) = &spec.disk else { return Vec::new() };
     let cache = if *mode == DiskMode::Direct { "none" } else { "writeback" };
     // Source and destination have the image open at once during a migration.
-    let drive =
-        format!("if=none,id=disk0,format=raw,cache={cache},file.locking=off,file={}", image.display());
+    let locking = if locks { "" } else { "file.locking=off," };
+    let drive = format!("if=none,id=disk0,format=raw,cache={cache},{locking}file={}", image.display());
     vec!["-drive".into(), drive, "-device".into(), "virtio-blk-pci,drive=disk0".into()]
 }
 

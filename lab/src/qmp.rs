@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::error::io_error;
-use crate::{LabError, wait};
+use crate::{Host, LabError, wait};
 
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 const LONGEST_LINE: u64 = 4 << 20;
@@ -29,6 +29,16 @@ impl Qmp {
         qmp.line()?;
         qmp.execute("qmp_capabilities", Value::Null)?;
         Ok(qmp)
+    }
+
+    /// Connects to a guest of a host's agent, which serves nobody else at the time.
+    pub fn of_guest(host: &Host, guest: &str) -> Result<Qmp, LabError> {
+        let path = host.run_directory().join("guests").join(guest).join("record.json");
+        let text = std::fs::read(&path).map_err(io_error("read", &path))?;
+        let what = || path.display().to_string();
+        let record: Value =
+            serde_json::from_slice(&text).map_err(|source| LabError::Json { what: what(), source })?;
+        Qmp::connect(Path::new(record["qmp"].as_str().unwrap_or_default()))
     }
 
     /// Runs a command and gives what it returned. `Value::Null` for no arguments.

@@ -80,3 +80,17 @@ fn the_specification_cites_tests_that_exist() {
         assert!(source.contains(&format!("fn {name}(")), "{file}.rs has no test {name}");
     }
 }
+
+/// make runs the last of two recipes of one name, and says so only in passing.
+#[test]
+fn every_target_of_the_makefile_is_there_once() {
+    let makefile = text("Makefile");
+    let (_, phony) = makefile.split_once(".PHONY: ").unwrap();
+    let named: Vec<&str> = phony.lines().next().unwrap().split(' ').collect();
+    assert!(named.len() > 15, "{named:?}");
+    for target in named {
+        let recipe = format!("{target}:");
+        let found = makefile.lines().filter(|line| line.starts_with(&recipe)).count();
+        assert_eq!(found, 1, "recipes of {target}");
+    }
+}

@@ -9,6 +9,7 @@ use linerate_api::MigrationSummary;
 use linerate_core::journal::{DestinationPhase, outcome};
 use linerate_core::{Code, Fault, Outcome, SessionId, Side, Step};
 use linerate_guest::host::QemuCache;
+use linerate_guest::images::Claims;
 use linerate_guest::registry::Registry;
 use linerate_net::rdma::listen::Accepted as RdmaAccepted;
 use linerate_net::tcp::listen::Accepted;
@@ -40,6 +41,8 @@ pub struct Agent {
     pub journal: Arc<Journal>,
     /// Guests of this host.
     pub registry: Registry,
+    /// Images that guests which are arriving copy into.
+    pub image_claims: Claims,
     /// What the configured QEMU programs say of themselves.
     pub qemu_cache: QemuCache,
     /// Measurements of the wires.
@@ -75,6 +78,7 @@ impl Agent {
             config,
             journal: Arc::new(journal),
             registry,
+            image_claims: Claims::default(),
             qemu_cache: QemuCache::default(),
             doctor: Doctor::default(),
             trials: Trials::default(),

@@ -8,9 +8,12 @@ use std::time::Duration;
 
 use linerate_core::stream::{Config, End, StreamViolation};
 use linerate_core::{ChannelId, LinkId, Message, SessionId};
+use linerate_net::channel::{ChannelEnd, Closer, Receiver};
 use linerate_net::fence::Fenced;
 use linerate_net::pacer::Pacer;
 use linerate_net::pump::{Carrier, PumpHandle, PumpOptions};
+use linerate_net::rdma;
+use linerate_net::rdma::receive::RdmaReceiver;
 use linerate_net::region::Region;
 use linerate_net::stream::{Owner, RingMemory, StreamSession};
 use linerate_net::tcp::Stream;
@@ -24,7 +27,9 @@ use crate::ram::Ram;
 
 /// What a migration's streams are opened to: the other side's hypervisor.
 pub(crate) const QEMU_SERVICE: &str = "qemu";
-/// More than the connections of any hypervisor's migration.
+/// The images of disks that go along, which it offers over NBD.
+pub(crate) const DISKS_SERVICE: &str = "disks";
+/// More than the connections of any hypervisor's migration, and of as many disks as may go along.
 const MIGRATION_STREAMS_MAX: usize = 64;
 
 /// What QEMU has written counts for it as sent: it must not be much more than was, or the blackout is longer than QEMU predicts.
@@ -40,6 +45,8 @@ pub(crate) fn migration_streams() -> Config {
         window_bytes: MIGRATION_WINDOW,
         streams_max: MIGRATION_STREAMS_MAX,
         backlog: Some(MIGRATION_BACKLOG),
+        // Adapters know rings by their streams' numbers.
+        numbers_once: true,
         ..Config::default()
     }
 }
@@ -60,7 +67,9 @@ pub(crate) struct Carriage {
 impl Carriage {
     /// No stream and no channel yet.
     pub fn new(end: End, config: Config, owner: Box<dyn Owner>, fences: Arc<Fences>) -> Carriage {
-        let streams = StreamSession::new(end, config, ring_memory(), owner);
+        // What adapters may know stays where it is.
+        let memory = if config.numbers_once { ring_memory().keeping() } else { ring_memory() };
+        let streams = StreamSession::new(end, config, memory, owner);
         Carriage { streams, fences, pumps: Mutex::default() }
     }
 
@@ -98,17 +107,40 @@ impl Carriage {
         Ok(())
     }
 
-    /// Applies what the peer writes.
+    /// Applies what the peer writes over TCP.
     pub fn serve(
         &self,
         channel: ChannelId,
         stream: Stream,
         ended: impl FnOnce(u64) + Send + 'static,
     ) -> io::Result<()> {
-        let (closer, regions) = (stream.closer(), self.streams.receiving_table());
+        let closer = stream.closer();
         let receiver = StreamReceiver::new(stream).refusals_max(REFUSED_MAX);
         let stats = receiver.stats();
-        self.fences.serve(channel, closer, receiver, regions, move || ended(stats.counters().data_bytes))
+        self.receive(channel, closer, receiver, move |_| ended(stats.counters().data_bytes))
+    }
+
+    /// Applies what the peer writes by RDMA.
+    pub fn serve_rdma(
+        &self,
+        channel: ChannelId,
+        connection: Arc<rdma::Connection>,
+        ended: impl FnOnce(u64) + Send + 'static,
+    ) -> io::Result<()> {
+        let closer = rdma::receive::closer(&connection);
+        let receiver = RdmaReceiver::new(connection).refusals_max(REFUSED_MAX);
+        let stats = receiver.stats();
+        self.receive(channel, closer, receiver, move |_| ended(stats.counters().data_bytes))
+    }
+
+    fn receive(
+        &self,
+        channel: ChannelId,
+        closer: Closer,
+        receiver: impl Receiver + 'static,
+        ended: impl FnOnce(&ChannelEnd) + Send + 'static,
+    ) -> io::Result<()> {
+        self.fences.serve(channel, closer, receiver, self.streams.receiving_table(), ended)
     }
 
     /// Fences a channel of the peer.
@@ -215,6 +247,7 @@ mod tests {
     use linerate_core::stream::StreamId;
     use linerate_net::channel::{ChannelError, Receiver};
     use linerate_net::fence::Fence;
+    use linerate_net::region::held::WINDOW_BYTES;
     use linerate_net::table::RegionTable;
 
     use super::*;
@@ -273,6 +306,14 @@ mod tests {
             assert!(Instant::now() < end, "waited in vain for: {what}");
             std::thread::sleep(Duration::from_millis(2));
         }
+    }
+
+    /// An adapter that has a key to a ring writes by it for as long as the session lives.
+    #[test]
+    fn what_adapters_know_of_a_migrations_rings_stays_true() {
+        let config = migration_streams();
+        assert!(config.numbers_once, "a key is known by the stream's number");
+        assert!(config.window_bytes.is_multiple_of(WINDOW_BYTES), "windows would lie across a ring's end");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! TOML; unknown keys are refused. `linerate agent --check` reads it and says what is wrong. Every path has a default
 //! that suits a systemd service; `listen` has none, because it decides who can reach this host.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -43,6 +44,10 @@ pub struct Config {
     /// comes from another host: what is not under one of these is refused.
     #[serde(default = "default_file_roots")]
     pub file_roots: Vec<PathBuf>,
+    /// Path of a disk, kernel or flash file at the source to its path here, where they differ: `"/srv/a.img" = "/srv/b.img"`, or of
+    /// folders, both with a slash at the end. None by default.
+    #[serde(default)]
+    pub paths: BTreeMap<String, String>,
     /// Whether an arriving guest may have QEMU's user-mode network, through which it reaches this host's loopback.
     #[serde(default)]
     pub allow_user_network: bool,
@@ -197,6 +202,14 @@ impl Config {
         if !(1..=1024).contains(&self.tunnel_window_mib) || !(1..=16_384).contains(&self.tunnel_streams_max) {
             return Some("tunnel_window_mib must be 1 to 1024 and tunnel_streams_max 1 to 16384".into());
         }
+        let halves = |(from, to): &(&String, &String)| {
+            !(from.starts_with('/') && to.starts_with('/')) || from.ends_with('/') != to.ends_with('/')
+        };
+        if let Some((from, to)) = self.paths.iter().find(halves) {
+            return Some(format!(
+                "paths has \"{from}\" = \"{to}\": name two absolute paths, both of a file, or both of a folder with a slash at the end"
+            ));
+        }
         if self.qemu.is_empty() {
             return Some("no [[qemu]] is named".into());
         }
@@ -238,6 +251,15 @@ mod tests {
     fn addresses_that_answer_everywhere_are_refused() {
         for address in ["0.0.0.0:7979", "[::]:7979", "10.0.0.1:0"] {
             assert!(read(&format!("listen = [\"{address}\"]")).is_err(), "{address}");
+        }
+    }
+
+    #[test]
+    fn paths_lead_from_file_to_file_or_from_folder_to_folder() {
+        assert_eq!(read("paths = { '/a/' = '/b/', '/c' = '/d' }").unwrap().paths.len(), 2);
+        for wrong in ["'/a/' = '/b'", "'/a' = '/b/'", "'a' = '/b'", "'/a' = 'b'"] {
+            let error = read(&format!("paths = {{ {wrong} }}")).unwrap_err().to_string();
+            assert!(error.contains("two absolute paths"), "{error}");
         }
     }
 

@@ -8,6 +8,7 @@ use linerate_core::SessionId;
 use linerate_core::journal::{
     DestinationPhase, DestinationRecovery, SourcePhase, SourceRecovery, recover_destination, recover_source,
 };
+use linerate_guest::images;
 use linerate_guest::migrate::{DestinationQemu, Settings, SourceQemu};
 use linerate_guest::process::{self, StopHow};
 use linerate_guest::procfs::ProcessIdentity;
@@ -146,8 +147,12 @@ fn discard(agent: &Agent, guest: &str, process: Option<ProcessIdentity>) -> bool
     if !ours {
         return true;
     }
+    let made = agent.registry.folder(guest).map(|folder| images::made(&folder)).unwrap_or_default();
     match process::stop(&agent.registry, &record, None, StopHow::Quit, Instant::now() + QMP_WAIT) {
-        Ok(()) => true,
+        Ok(()) => {
+            images::discard(&made);
+            true
+        }
         Err(error) => {
             tracing::error!(guest, error = chain(&error), "the waiting guest could not be ended");
             false
@@ -161,10 +166,12 @@ fn waits(record: &GuestRecord) -> bool {
     DestinationQemu::new(qmp).status(deadline).is_ok_and(|status| status == "inmigrate")
 }
 
-/// Where the earlier life took QEMU's stream, or had it taken.
+/// Where the earlier life took QEMU's streams, or had them taken.
 fn remove_socket(agent: &Agent, guest: &str) {
     if let Ok(folder) = agent.registry.folder(guest) {
-        let _ = std::fs::remove_file(folder.join("state.sock"));
+        for name in ["state.sock", "disks.sock"] {
+            let _ = std::fs::remove_file(folder.join(name));
+        }
     }
 }
 
@@ -174,6 +181,10 @@ fn keep(agent: &Agent, guest: &str, settings: Option<&Settings>) {
         tracing::error!(guest, "was committed to this host and is not here any more");
         return;
     };
+    // Whatever becomes of it: its images are its own.
+    if let Ok(folder) = agent.registry.folder(guest) {
+        images::keep(&folder);
+    }
     let deadline = Instant::now() + QMP_WAIT;
     let done = process::connect(&record, deadline).map_err(|error| chain(&error)).and_then(|qmp| {
         let mut qemu = DestinationQemu::recovered(qmp, settings.cloned());

@@ -123,8 +123,20 @@ pub struct Progress {
     pub predicted_blackout_ms: Option<u32>,
     /// How long until the destination runs it.
     pub predicted_left_ms: Option<u64>,
+    /// Disks that go along; absent if none does. They are copied first, and beside RAM from then on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disks: Option<DiskProgress>,
     /// Every link that was ever used.
     pub links: Vec<LinkProgress>,
+}
+
+/// How far disks that go along are, all together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskProgress {
+    /// What has to be looked at: what they hold, and what the guest wrote meanwhile.
+    pub total_bytes: u64,
+    /// What is the same at the destination.
+    pub done_bytes: u64,
 }
 
 /// One link of a migration.

@@ -41,7 +41,7 @@ pub use bench::{
 pub use client::{BenchStream, Client, ClientError, EventStream, TunnelStream};
 pub use doctor::{DoctorAnswer, DoctorRequest, Heard, Probes, Unheard};
 pub use error::{ErrorBody, code};
-pub use event::{Event, EventKind, LinkProgress, LinkState, Progress, StepState};
+pub use event::{DiskProgress, Event, EventKind, LinkProgress, LinkState, Progress, StepState};
 pub use guest::{
     AdoptGuest, Disk, GuestDetail, GuestRunState, GuestSummary, Nic, RamBlock, StartGuest, StopGuest, Verdict,
 };
@@ -52,7 +52,8 @@ pub use migration::{
 };
 pub use qos::{QosAnswer, QosRequest};
 pub use report::{
-    BlackoutSplit, CpuSeconds, LinkTotals, Mode, RamTotals, RdmaPortTotals, Report, RoundTotals, StepTime,
+    BlackoutSplit, CpuSeconds, DiskTotals, LinkTotals, Mode, RamTotals, RdmaPortTotals, Report, RoundTotals,
+    StepTime,
 };
 pub use status::{AgentStatus, KernelFeature};
 pub use step::{GuestState, Side, Step};

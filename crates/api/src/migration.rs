@@ -56,6 +56,9 @@ pub struct MigrateRequest {
     /// Sum every payload at the source and compare at the destination over RDMA too. Over TCP that is always done.
     #[serde(default = "yes")]
     pub rdma_checksums: bool,
+    /// Copy the disks that the guest may write too: the hosts do not share them. In stream mode only.
+    #[serde(default)]
+    pub copy_storage: bool,
 }
 
 /// How guest RAM shall be moved.
@@ -113,6 +116,7 @@ impl MigrateRequest {
             mode: ModeChoice::Auto,
             transport: Transport::Tcp,
             rdma_checksums: true,
+            copy_storage: false,
         }
     }
 

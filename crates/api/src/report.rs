@@ -33,7 +33,10 @@ pub struct Report {
     pub rounds: Vec<RoundTotals>,
     /// What became of the guest's RAM.
     pub ram: RamTotals,
-    /// Guest RAM sent, over the time that the copy step took.
+    /// Disks that went along; absent if none did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disks: Option<DiskTotals>,
+    /// Guest RAM sent, over the time that the copy step took without that of the disks alone.
     pub goodput_bytes_per_s: u64,
     /// Every link that was used.
     pub links: Vec<LinkTotals>,
@@ -98,6 +101,19 @@ pub struct RamTotals {
     pub zero_bytes: u64,
     /// Never touched or given back: neither read nor sent.
     pub hole_bytes: u64,
+}
+
+/// What became of disks that went along, all together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskTotals {
+    /// How many.
+    pub count: u32,
+    /// Copied: what they held, and what the guest wrote meanwhile.
+    pub copied_bytes: u64,
+    /// What that cost on the links: zeros and holes cost next to nothing.
+    pub sent_bytes: u64,
+    /// How long they were copied before RAM was begun.
+    pub alone_us: u64,
 }
 
 /// A link, in figures.

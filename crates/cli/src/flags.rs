@@ -125,6 +125,9 @@ pub struct MigrateFlags {
     /// How guest RAM is moved: auto (direct where the guest allows it), direct, stream (QEMU's own streams)
     #[arg(long, value_name = "MODE", value_parser = units::mode, default_value = "auto")]
     pub mode: ModeChoice,
+    /// Copy disks that the hosts do not share too, the whole of them, or (domains of libvirt) what is above their backing files
+    #[arg(long, value_name = "all|inc", value_parser = ["all", "inc"])]
+    pub copy_storage: Option<String>,
     /// Carry guest RAM over RDMA where both ends have it and it works (auto), or over one of the two only: auto, tcp, rdma
     #[arg(long, value_name = "WAY", value_parser = units::transport, default_value = "tcp")]
     pub transport: Transport,
@@ -134,12 +137,15 @@ pub struct MigrateFlags {
     /// Do not look for what would make it slow first (the short form of `linerate doctor`, a second at most)
     #[arg(long)]
     pub no_check: bool,
-    /// Move disks that are not shared along, the whole of them or what is above their backing files
-    #[arg(long, value_name = "all|inc", value_parser = ["all", "inc"], help_heading = DOMAINS)]
-    pub copy_storage: Option<String>,
     /// Connections of QEMU side by side (multifd) [default: one, and no multifd]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=64), help_heading = DOMAINS)]
     pub connections: Option<u32>,
+    /// File with the domain as it shall run at the destination, where a path or a bridge has another name there (virsh's --xml)
+    #[arg(long, value_name = "FILE", help_heading = DOMAINS)]
+    pub xml: Option<PathBuf>,
+    /// File with the domain as it shall be defined at the destination (virsh's --persistent-xml)
+    #[arg(long, value_name = "FILE", help_heading = DOMAINS)]
+    pub persistent_xml: Option<PathBuf>,
     /// Socket of the destination's libvirt
     #[arg(long, value_name = "PATH", value_parser = units::socket_path, default_value = "/run/libvirt/libvirt-sock", help_heading = DOMAINS)]
     pub libvirt_socket: String,
@@ -161,6 +167,17 @@ impl MigrateFlags {
         Domain::parse(name.as_ref().or(self.guest.as_ref())?)
     }
 
+    /// The first flag given that means something for domains of libvirt only.
+    pub fn only_for_domains(&self) -> Option<&'static str> {
+        let given = [
+            (self.copy_storage.as_deref() == Some("inc"), "--copy-storage inc"),
+            (self.connections.is_some(), "--connections"),
+            (self.xml.is_some(), "--xml"),
+            (self.persistent_xml.is_some(), "--persistent-xml"),
+        ];
+        given.iter().find(|(is, _)| *is).map(|(_, flag)| *flag)
+    }
+
     /// What to ask of the agent.
     pub fn request(&self) -> MigrateRequest {
         MigrateRequest {
@@ -176,6 +193,7 @@ impl MigrateFlags {
             mode: self.mode,
             transport: self.transport,
             rdma_checksums: !self.no_rdma_checksums,
+            copy_storage: self.copy_storage.is_some(),
         }
     }
 }

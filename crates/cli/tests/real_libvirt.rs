@@ -53,8 +53,25 @@ impl Stage {
 
     /// A disk without content, for what comes to this host.
     fn empty_disk(&self, host: usize) {
-        let file = std::fs::File::create(self.libvirts[host].images().join("g.img")).unwrap();
+        self.empty_image(host, "g.img");
+    }
+
+    fn empty_image(&self, host: usize, name: &str) {
+        let file = std::fs::File::create(self.libvirts[host].images().join(name)).unwrap();
         file.set_len(DISK_MB << 20).unwrap();
+    }
+
+    /// Writes a file on a host, and names it as programs there do.
+    fn write(&self, host: usize, name: &str, text: &str) -> String {
+        std::fs::write(self.libvirts[host].images().join(name), text).unwrap();
+        format!("{IMAGES}/{name}")
+    }
+
+    /// What it said at the first host ends here; if it comes back it begins a new file there.
+    fn listen_at_second(&mut self) {
+        let said = self.libvirts[0].images().join("said");
+        std::fs::rename(self.libvirts[0].console("g"), &said).unwrap();
+        self.console = Console::new([said, self.libvirts[1].console("g")]);
     }
 
     fn command(&self, from: usize, more: &[&str]) -> Command {
@@ -196,10 +213,7 @@ fn a_domain_with_its_disk_moves_there_and_back_and_a_cut_link_is_survived() {
     assert_eq!(ended.last()["event"], "completed", "{ended:#?}");
     assert_eq!(ended.last()["state"], "running");
     assert!(ended.lines.iter().any(|line| line["event"] == "link_lost"), "{ended:#?}");
-    // What it said at the first host ends here; if it comes back it begins a new file there.
-    let said = stage.libvirts[0].images().join("said");
-    std::fs::rename(stage.libvirts[0].console("g"), &said).unwrap();
-    stage.console = Console::new([said, stage.libvirts[1].console("g")]);
+    stage.listen_at_second();
     stage.is_whole_at(1);
     stage.nothing_is_left();
     // A persistent domain is defined where it went, and nowhere else.
@@ -211,6 +225,49 @@ fn a_domain_with_its_disk_moves_there_and_back_and_a_cut_link_is_survived() {
     let back = stage.libvirts[0].console("g");
     stage.console.then(back);
     stage.is_whole_at(0);
+    stage.nothing_is_left();
+}
+
+#[test]
+fn a_disk_may_have_another_path_at_the_destination() {
+    let mut stage = Stage::new(LibvirtVersion::Eleven);
+    stage.empty_image(1, "there.img");
+    let changed = |which: &[&str]| {
+        let xml = stage.libvirts[0].virsh(&[&["dumpxml", "g"], which].concat()).unwrap();
+        assert!(xml.contains("/g.img'"), "{xml}");
+        xml.replace("/g.img'", "/there.img'")
+    };
+    let live = stage.write(0, "live.xml", &changed(&["--migratable"]));
+    let stays = stage.write(0, "stays.xml", &changed(&["--inactive", "--migratable"]));
+    let other = stage.write(0, "other.xml", "<network><name>g</name></network>");
+    let missing = format!("{IMAGES}/nobody.xml");
+
+    // Before anything of libvirt's migration begins: no file, a folder, what is no domain.
+    for (flag, file, code, words) in [
+        ("--xml", missing.as_str(), 2, "nobody.xml"),
+        ("--persistent-xml", IMAGES, 2, "not a file"),
+        ("--xml", &other, 4, "libvirt says"),
+        ("--persistent-xml", &other, 4, "does not take"),
+    ] {
+        let ended = stage.start(0, &[flag, file]).end();
+        assert_eq!(ended.code, Some(code), "{flag} {file}: {ended:#?}");
+        let said = ended.last()["error"]["message"].as_str().unwrap();
+        assert!(said.contains(words), "{flag} {file}: {said}");
+    }
+    // No QEMU was started at the destination for any of them.
+    let started = stage.libvirts[1].host().directory().join("libvirt/log/qemu/g.log");
+    assert!(!started.exists());
+    stage.is_whole_at(0);
+
+    let ended = stage.start(0, &["--xml", &live, "--persistent-xml", &stays]).end();
+    assert_eq!(ended.code, Some(0), "{ended:#?}");
+    assert!(started.exists(), "looked for in the wrong place");
+    stage.listen_at_second();
+    stage.is_whole_at(1);
+    for which in [&[][..], &["--inactive"]] {
+        let disks = stage.libvirts[1].virsh(&[&["domblklist", "g"], which].concat()).unwrap();
+        assert!(disks.contains("/mnt/there.img") && !disks.contains("g.img"), "{which:?}: {disks}");
+    }
     stage.nothing_is_left();
 }
 

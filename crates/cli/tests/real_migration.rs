@@ -207,6 +207,40 @@ fn a_cancelled_migration_leaves_the_guest_as_it_was() {
     stage.retry();
 }
 
+/// Gives the destination's folder for RAM so much more than is in it.
+fn leave_room_for_ram(stage: &Stage, bytes: u64) {
+    let folder = stage.lab.hosts()[1 - stage.source].ram_directory();
+    let resized = |_: &i32| {
+        let now = rustix::fs::statvfs(&folder).unwrap();
+        let size = (now.f_blocks - now.f_bfree) * now.f_frsize + bytes;
+        let options = format!("remount,size={size}");
+        std::process::Command::new("mount").args(["-o", &options]).arg(&folder).status().unwrap().success()
+    };
+    // What arrives meanwhile may have taken it.
+    assert!((0..50).any(|n| resized(&n)), "the folder for RAM keeps its size");
+}
+
+#[test]
+fn a_destination_without_room_for_ram_refuses_and_one_that_fills_on_the_way_says_so() {
+    let mut stage = Stage::new(&[300, 300], busy());
+    leave_room_for_ram(&stage, 8 << 20);
+    let refused = ended(&stage.migrate(&[]).finish()).failed(4);
+    assert_eq!(refused["code"], "memory_short", "{refused}");
+    assert!(refused.to_string().contains("enlarge that tmpfs"), "{refused}");
+
+    leave_room_for_ram(&stage, 1 << 30);
+    let mut migration = stage.migrate(&["--bandwidth", "10M"]);
+    migration.wait(LONG, round_began);
+    leave_room_for_ram(&stage, 4 << 20);
+    let failure = ended(&migration.finish()).failed(1);
+    assert_eq!(failure["code"], "memory_failed", "{failure}");
+    assert_eq!(failure["guest_state"], "runs_at_source", "{failure}");
+    stage.guest_goes_on();
+    assert_eq!(stage.guests_at_destination(), 0);
+    leave_room_for_ram(&stage, 1 << 30);
+    stage.retry();
+}
+
 #[test]
 fn refusals_say_why_and_touch_nothing() {
     let mut stage = Stage::new(&[1000], busy());

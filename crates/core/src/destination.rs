@@ -123,8 +123,9 @@ pub enum Event {
     },
     /// An action failed, or the hypervisor did.
     Failed(Fault),
-    /// The peer breaks the rules of the streams. Unlike [`Event::Failed`] it is of no action, and none is tried again for it.
-    StreamsFailed(Fault),
+    /// What comes is of no more use: memory here does not take it, or the peer breaks the rules of the streams. Unlike
+    /// [`Event::Failed`] it is of no action, and none is tried again for it.
+    ReceivingFailed(Fault),
     /// [`Action::TearDown`] is done: the waiting guest has ended and nothing is left of it.
     TornDown,
     /// The operator of this host wants it to end.
@@ -297,7 +298,7 @@ impl Destination {
             }
             Event::Carriage(message) => self.control.send(now, message),
             Event::Failed(fault) => self.action_failed(now, fault),
-            Event::StreamsFailed(fault) => self.fail(fault),
+            Event::ReceivingFailed(fault) => self.fail(fault),
             Event::Cancel => self.fail(self.fault(Code::Cancelled, "by the destination's operator")),
             Event::Withdrawn => self.withdrawn(),
             Event::Tick => {}

@@ -82,6 +82,15 @@ pub struct Streamed {
     pub bytes_per_s: f64,
 }
 
+/// What a hypervisor says of copying disks that go along.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Disks {
+    /// Bytes to look at, with what the guest wrote meanwhile.
+    pub total_bytes: u64,
+    /// Bytes that are the same over there, or were when they were looked at.
+    pub done_bytes: u64,
+}
+
 /// Begin and end of a step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Span {
@@ -115,6 +124,10 @@ pub struct Statistics {
     pub predicted_blackout: Option<Duration>,
     /// The hypervisor's own last word, where RAM goes in its streams.
     pub streamed: Streamed,
+    /// The same of disks that go along; none if none does.
+    pub disks: Option<Disks>,
+    /// How long those were copied before the RAM was begun.
+    pub disks_alone: Duration,
 }
 
 impl Statistics {

@@ -10,6 +10,8 @@ pub const SCHEMA: u32 = 1;
 pub const JSON_BYTES_MAX: usize = 1 << 20;
 /// Most arguments of a command line.
 pub const ARGUMENTS_MAX: usize = 2048;
+/// Most disks that go along: their connections and those of the memory share one session.
+pub const COPIED_MAX: usize = 24;
 /// Longest argument, in bytes: the kernel's own limit (MAX_ARG_STRLEN).
 pub const ARGUMENT_BYTES_MAX: usize = 128 << 10;
 
@@ -49,6 +51,51 @@ pub struct GuestDescription {
     pub run_state: String,
     /// Process and threads at the source.
     pub process: ProcessFacts,
+    /// Disks whose content goes along, because the hosts do not share them; empty where they do.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub copied: Vec<CopiedDisk>,
+}
+
+/// A disk that goes along: what the guest sees of it, whatever its image looks like.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CopiedDisk {
+    /// Name of the drive, or of the block node where the drive has none.
+    pub id: String,
+    /// The image at the source.
+    pub path: String,
+    /// Its format, the same at the destination.
+    pub format: ImageFormat,
+    /// Bytes that the guest sees.
+    pub size: u64,
+    /// What tells its image from all others on every host ([`crate::identity`]), where something does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<String>,
+}
+
+/// Formats of images that can be made at a destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ImageFormat {
+    /// The disk, byte for byte.
+    Raw,
+    /// QEMU's own.
+    Qcow2,
+}
+
+impl ImageFormat {
+    /// QEMU's name of its driver.
+    pub fn name(self) -> &'static str {
+        match self {
+            ImageFormat::Raw => "raw",
+            ImageFormat::Qcow2 => "qcow2",
+        }
+    }
+
+    /// The format of that name.
+    pub fn from_name(name: &str) -> Option<ImageFormat> {
+        [ImageFormat::Raw, ImageFormat::Qcow2].into_iter().find(|format| format.name() == name)
+    }
 }
 
 /// One RAM block.
@@ -182,6 +229,9 @@ pub enum DescriptionError {
     /// Too many or too long arguments, or one with a NUL.
     #[error("the guest description's command line is too long or not printable")]
     Arguments,
+    /// Too many disks to copy.
+    #[error("{0} disks are to be copied, at most {COPIED_MAX} can be")]
+    Copied(usize),
     /// The name cannot be a folder's name.
     #[error(
         "the guest name {0:?} cannot be used: 1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit"
@@ -214,12 +264,19 @@ impl GuestDescription {
             return Err(DescriptionError::Arguments);
         }
         check_name(&description.name)?;
+        description.check_copied()?;
         Ok(description)
     }
 
     /// The blocks that Linerate moves itself in direct mode.
     pub fn regions(&self) -> impl Iterator<Item = &RamBlock> {
         self.ram.iter().filter(|block| block.ignored_when_shared)
+    }
+
+    /// Whether no more disks go along than can.
+    pub fn check_copied(&self) -> Result<(), DescriptionError> {
+        let count = self.copied.len();
+        if count > COPIED_MAX { Err(DescriptionError::Copied(count)) } else { Ok(()) }
     }
 
     /// Whether the guest was running.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io::{self, Read};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
@@ -41,7 +41,7 @@ pub enum Problem {
     #[error("the guest runs under KVM and this host has no usable /dev/kvm")]
     KvmMissing,
     /// A file is missing.
-    #[error("{path} is not here: share or copy the disk first, or map its path")]
+    #[error("{path} is not here: share the disk, copy it along (--copy-storage all), or map its path")]
     FileMissing {
         /// The file.
         path: PathBuf,
@@ -106,6 +106,19 @@ pub enum Problem {
         /// Bytes available.
         available: u64,
     },
+    /// The folder for RAM is too small, or full.
+    #[error(
+        "the guest needs {needed} bytes of RAM in {} and {available} are free there: enlarge that tmpfs (`mount -o remount,size=…`) or empty it",
+        folder.display()
+    )]
+    RamFolderShort {
+        /// The folder.
+        folder: PathBuf,
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes free.
+        available: u64,
+    },
     /// Huge pages are short.
     #[error(
         "the guest needs {needed} bytes in huge pages of {page_bytes} and {available} are free here: raise vm.nr_hugepages"
@@ -146,6 +159,8 @@ pub struct HostFacts {
     pub qemu: QemuFacts,
     /// Bytes of memory available.
     pub memory_available: u64,
+    /// Bytes that files in the folder for RAM can still have; none if it has no limit of its own.
+    pub ram_folder_available: Option<u64>,
     /// Sizes of explicit huge pages, and how many bytes of each can be had.
     pub huge_available: Vec<(u64, u64)>,
     /// Names and UUIDs of the guests that are here.
@@ -275,6 +290,17 @@ pub fn memory_available() -> Option<u64> {
     line.trim().trim_end_matches(" kB").parse::<u64>().ok()?.checked_mul(1024)
 }
 
+/// Bytes that new files in a folder can have, with the holes of those that are there filled; none if its file system has no limit of its
+/// own, or does not say.
+pub fn folder_available(folder: &Path) -> Option<u64> {
+    let found = rustix::fs::statvfs(folder).ok()?;
+    let free = (found.f_blocks > 0).then(|| found.f_bavail.saturating_mul(found.f_frsize))?;
+    let facts = fs::read_dir(folder).ok()?.flatten().filter_map(|entry| entry.metadata().ok());
+    let holes =
+        facts.filter(fs::Metadata::is_file).map(|file| file.len().saturating_sub(file.blocks() * 512));
+    Some(holes.fold(free, u64::saturating_sub))
+}
+
 /// Sizes of explicit huge pages that the kernel has, and how many bytes of each new files can have: those that are free and not
 /// promised, and those that may be taken from other memory on demand.
 pub fn huge_available() -> Vec<(u64, u64)> {
@@ -300,6 +326,7 @@ pub fn check_host(
     host: &HostFacts,
 ) -> Vec<Problem> {
     let mut problems = machine_problems(guest, host);
+    problems.extend(ram_folder_problem(guest, twin, host));
     problems.extend(twin.files.iter().filter_map(|file| file_problem(guest, file, roots)));
     problems.extend(twin.networks.iter().filter_map(network_problem));
     let found = |name: &&String| qemu.data_dirs.iter().any(|dir| dir.join(name).exists());
@@ -332,6 +359,19 @@ fn machine_problems(guest: &GuestDescription, host: &HostFacts) -> Vec<Problem> 
     problems
 }
 
+/// The folder for RAM is a tmpfs, which may be smaller than what the host has free: half of its memory, unless it was told otherwise.
+fn ram_folder_problem(guest: &GuestDescription, twin: &Twin, host: &HostFacts) -> Option<Problem> {
+    let size = |object: &str| {
+        let small = guest.ram.iter().filter(|block| block.page_bytes <= SMALL_PAGE);
+        let of_file = small.filter(|block| block.id.rsplit('/').next() == Some(object));
+        of_file.map(|block| block.size).fold(0, u64::saturating_add)
+    };
+    let needed = twin.ram_files.iter().map(|file| size(&file.object)).fold(0, u64::saturating_add);
+    let available = host.ram_folder_available.filter(|available| needed > *available)?;
+    let folder = twin.ram_files.first()?.path.parent()?.to_path_buf();
+    Some(Problem::RamFolderShort { folder, needed, available })
+}
+
 /// Huge pages are set aside beforehand, so they are counted apart from all other memory.
 fn memory_problems(guest: &GuestDescription, host: &HostFacts) -> Vec<Problem> {
     let mut by_page = BTreeMap::<u64, u64>::new();
@@ -359,11 +399,7 @@ fn memory_problems(guest: &GuestDescription, host: &HostFacts) -> Vec<Problem> {
 fn file_problem(guest: &GuestDescription, file: &NeededFile, roots: &[PathBuf]) -> Option<Problem> {
     let path = file.path.clone();
     let Ok(target) = fs::canonicalize(&path) else { return Some(Problem::FileMissing { path }) };
-    // Roots may be links themselves, and device names usually are: either end counts as long as it is under a root.
-    let inside = roots.iter().any(|root| {
-        target.starts_with(root) || fs::canonicalize(root).is_ok_and(|root| target.starts_with(root))
-    });
-    if !inside {
+    if !is_inside(&target, roots) {
         return Some(Problem::FileOutside { path, target });
     }
     let kind = fs::metadata(&target).ok()?.file_type();
@@ -371,8 +407,20 @@ fn file_problem(guest: &GuestDescription, file: &NeededFile, roots: &[PathBuf]) 
         return Some(Problem::FileKind { path });
     }
     let here = size_of(&target)?;
+    // What is copied is looked at by whoever prepares its image: of an image that is not the disk itself the file may differ.
+    if guest.copied.iter().any(|disk| disk.path == file.source) {
+        return None;
+    }
     let there = guest.disks.iter().find(|disk| disk.path == file.source)?.size;
     (there != 0 && here != there).then_some(Problem::FileSize { path, here, there })
+}
+
+/// Whether a path without links lies under one of the folders. Those may be links themselves, and device names usually are: either
+/// end counts.
+pub(crate) fn is_inside(target: &Path, roots: &[PathBuf]) -> bool {
+    roots.iter().any(|root| {
+        target.starts_with(root) || fs::canonicalize(root).is_ok_and(|root| target.starts_with(root))
+    })
 }
 
 // The size of a block device is where its end is.
@@ -417,5 +465,15 @@ mod tests {
         assert_eq!(parse_version(text), Some(QemuVersion { major: 7, minor: 2, micro: 22 }));
         assert_eq!(parse_version("ls (GNU coreutils) 9.1"), None);
         assert_eq!(parse_version("version x"), None);
+    }
+
+    #[test]
+    fn memory_that_guests_may_still_fill_is_not_free() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let before = folder_available(dir.path()).unwrap();
+        let ram = fs::File::create(dir.path().join("g.ram")).unwrap();
+        // All of it a hole, and more than others could give back meanwhile.
+        ram.set_len(1 << 40).unwrap();
+        assert_eq!(folder_available(dir.path()), Some(0), "{before} before");
     }
 }

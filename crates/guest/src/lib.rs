@@ -5,6 +5,8 @@
 //!   says, [`verdict`] judges it.
 //! - [`twin`] makes the destination's command line from a description that came from another host; [`host`] checks that the
 //!   host has what the twin needs.
+//! - [`drives`] finds the disks that go along where hosts do not share them, [`images`] makes what they
+//!   go into, [`identity`] keeps a disk from being copied onto itself.
 //! - [`spec`] makes a command line from an operator's file; [`process`] starts and ends QEMU; [`registry`] remembers guests.
 //! - [`migrate`] holds the operations of a migration on both sides, each of them small: who calls them in which order is
 //!   decided elsewhere.
@@ -12,7 +14,10 @@
 pub mod argv;
 pub mod description;
 pub mod discover;
+pub mod drives;
 pub mod host;
+pub mod identity;
+pub mod images;
 pub mod migrate;
 pub mod options;
 pub mod process;

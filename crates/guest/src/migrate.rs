@@ -17,16 +17,18 @@
 //! so that the survivor is as it was. How it was is read before anything is changed, and kept in the agent's journal.
 
 mod destination;
+mod mirrors;
 mod settings;
 mod source;
 mod streams;
 
 pub use destination::DestinationQemu;
+pub use mirrors::{Export, MirrorProgress};
 pub use settings::Settings;
 pub use source::{PreSwitchover, SourceQemu};
 pub use streams::{StreamLimits, StreamOptions, StreamProgress};
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -74,6 +76,34 @@ pub enum MigrateError {
     /// A wait was ended by whoever asked for it.
     #[error("given up meanwhile")]
     GivenUp,
+    /// A disk cannot be copied any more.
+    #[error("the disk {disk} could not be copied: {description}")]
+    Mirror {
+        /// The drive.
+        disk: String,
+        /// QEMU's sentence, or what was seen.
+        description: String,
+    },
+    /// The image that a disk was to go into is another process's.
+    #[error(
+        "{path} is open for writing already: if it is the very image that the guest uses, both hosts see the same storage and the migration needs no copy of it; else end what has it open"
+    )]
+    ImageInUse {
+        /// The image.
+        path: PathBuf,
+        /// What QEMU said.
+        #[source]
+        source: QmpError,
+    },
+    /// The image that a disk was to go into cannot be used.
+    #[error("the waiting QEMU cannot write the image {path}")]
+    Image {
+        /// The image.
+        path: PathBuf,
+        /// What QEMU said.
+        #[source]
+        source: QmpError,
+    },
     /// A path that cannot be put into a QEMU address.
     #[error("the socket path {0} cannot be used in a QEMU address")]
     Path(String),

@@ -1,6 +1,6 @@
 //! Reads the description of a running QEMU: what QMP answers, completed by the process's command line and open files.
 
-mod disks;
+pub(crate) mod disks;
 mod memory;
 mod monitor;
 mod network;
@@ -68,6 +68,7 @@ pub fn read(qmp: &mut Qmp, pid: i32, deadline: Instant) -> Result<GuestDescripti
             executable: procfs::executable(pid)?.display().to_string(),
         },
         arguments,
+        copied: Vec::new(),
     })
 }
 

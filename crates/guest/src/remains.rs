@@ -1,4 +1,4 @@
-//! What an agent leaves that dies while it starts a QEMU: a process without a record, its RAM file, its folder.
+//! What an agent leaves that dies while it starts a QEMU: a process without a record, its RAM file, images, its folder.
 //!
 //! Before RAM is made and QEMU is started, `start.json` in the guest's folder says what will be made. A folder with that and without a
 //! record is a start that nobody will finish: the next life of the agent ends what it finds of it.
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
+use crate::images;
 use crate::process::GuestError;
 use crate::procfs::{ProcessError, ProcessIdentity, command_line};
 use crate::registry::{Registry, RegistryError, remove_file, remove_folder};
@@ -80,6 +81,7 @@ fn clear(folder: &Path) -> Result<bool, GuestError> {
     for path in &start.ram_files {
         remove_file(path)?;
     }
+    images::discard(&images::made(folder));
     remove_folder(folder)?;
     Ok(true)
 }

@@ -53,7 +53,8 @@ pub struct TwinOptions {
     pub qemu: QemuBinary,
     /// Folders whose files and devices a guest may open as disk, kernel, initrd or flash.
     pub file_roots: Vec<PathBuf>,
-    /// Source path to local path, where they differ. Local paths must lie under a root as well.
+    /// Source path to local path, where they differ: of a file, or of a folder if both end with a slash. Local paths must lie under a
+    /// root as well.
     pub paths: BTreeMap<String, String>,
     /// Source interface name to local interface name, where they differ.
     pub taps: BTreeMap<String, String>,

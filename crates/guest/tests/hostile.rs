@@ -6,8 +6,9 @@ mod common;
 use std::path::PathBuf;
 
 use common::*;
-use linerate_guest::description::{Disk, Nic};
+use linerate_guest::description::*;
 use linerate_guest::host::{HostFacts, Problem, QemuFacts, check_host};
+use linerate_guest::images::{self, Claims, ImageError};
 use linerate_guest::qmp::QemuVersion;
 use linerate_guest::twin::{QemuBinary, TwinError, TwinOptions, twin};
 
@@ -202,11 +203,33 @@ fn huge_pages_are_counted_apart_from_other_memory() {
     assert!(matches!(check(&host)[..], [Problem::HugePagesShort { available: 0, .. }]));
 }
 
+#[test]
+fn a_folder_for_ram_that_is_too_small_is_told_by_its_name() {
+    let memory = "memory-backend-file,id=ram,size=64M,mem-path=/dev/shm/x,share=on";
+    let guest = description(&["-nodefaults", "-object", memory]);
+    let made = twin(&guest, &options()).unwrap();
+    let needed = guest.ram.iter().map(|block| block.size).sum::<u64>();
+    assert!(needed > 0 && !made.ram_files.is_empty());
+    let check = |available| {
+        let host = HostFacts { ram_folder_available: available, ..facts(&guest.machine) };
+        check_host(&guest, &made, &options().qemu, &[], &host)
+    };
+    assert_eq!(check(Some(needed)), []);
+    assert_eq!(check(None), []);
+    let told = check(Some(needed - 1));
+    assert!(
+        matches!(told[..], [Problem::RamFolderShort { available, .. }] if available == needed - 1),
+        "{told:?}"
+    );
+    assert!(told[0].is_fatal() && told[0].to_string().contains("/dev/shm/linerate "), "{}", told[0]);
+}
+
 fn facts(machine: &str) -> HostFacts {
     let version = QemuVersion { major: 7, minor: 2, micro: 0 };
     HostFacts {
         qemu: QemuFacts { version, machines: vec![machine.into()] },
         memory_available: 1 << 40,
+        ram_folder_available: None,
         huge_available: Vec::new(),
         guests: Vec::new(),
         kvm: false,
@@ -271,4 +294,59 @@ fn what_the_host_lacks_is_listed() {
     has(|p| matches!(p, Problem::TapMissing { .. }));
     has(|p| matches!(p, Problem::BridgeMissing { .. }));
     assert_eq!(problems.len(), 11, "{problems:?}");
+}
+
+#[test]
+fn more_disks_than_there_are_streams_for_are_refused() {
+    let disk = || CopiedDisk {
+        id: "d".into(),
+        path: "/d".into(),
+        format: ImageFormat::Raw,
+        size: 512,
+        identity: None,
+    };
+    let mut guest = description(&[]);
+    guest.copied = std::iter::repeat_with(disk).take(COPIED_MAX).collect();
+    assert_eq!(GuestDescription::from_json(&guest.to_json().unwrap()).unwrap().copied.len(), COPIED_MAX);
+    guest.copied.push(disk());
+    let refused = GuestDescription::from_json(&guest.to_json().unwrap());
+    assert!(matches!(refused, Err(DescriptionError::Copied(_))), "{refused:?}");
+}
+
+/// A missing image that one guest makes is not another's to write, nor to be surprised by when it goes again.
+#[test]
+fn two_guests_that_arrive_never_copy_into_one_image() {
+    let place = Place::new();
+    std::fs::create_dir_all(place.path("disks")).unwrap();
+    let (image, link) = (place.path("disks/new.img"), place.path("disks/link.img"));
+    let arriving = |path: &PathBuf| {
+        let drive = format!("if=none,id=d,file={},format=raw", path.display());
+        let mut guest = description(&["-nodefaults", "-drive", &drive]);
+        let path = path.display().to_string();
+        guest.copied =
+            vec![CopiedDisk { id: "d".into(), path, format: ImageFormat::Raw, size: 512, identity: None }];
+        guest
+    };
+    let roots = vec![std::fs::canonicalize(place.path("disks")).unwrap()];
+    let (claims, folder) = (Claims::default(), place.path(""));
+    let prepare = |path: &PathBuf| {
+        let guest = arriving(path);
+        let made = twin(&guest, &TwinOptions { file_roots: roots.clone(), ..options() }).unwrap();
+        images::prepare(&guest, &made, &roots, &folder, &claims)
+    };
+    let first = prepare(&image).unwrap();
+    assert_eq!(images::made(&folder), std::slice::from_ref(&image));
+    std::fs::hard_link(&image, &link).unwrap();
+    for name in [&image, &link] {
+        let second = prepare(name);
+        assert!(matches!(second, Err(ImageError::Claimed(_))), "{second:?}");
+    }
+    assert!(image.exists(), "the second guest's failure takes nothing of the first's");
+    first.discard();
+    assert!(!image.exists() && link.exists(), "what was made goes");
+    // By its list it would go once more when the name is another guest's already.
+    assert_eq!(images::made(&folder), Vec::<PathBuf>::new());
+    drop(first);
+    drop(prepare(&link).unwrap());
+    assert!(link.exists(), "what was there stays");
 }

@@ -53,6 +53,7 @@ fn migrate(place: &Place, qemu: &QemuBinary) {
     let facts = HostFacts {
         qemu: QemuCache::default().facts(qemu, soon()).unwrap(),
         memory_available: 1 << 40,
+        ram_folder_available: None,
         huge_available: Vec::new(),
         guests: Vec::new(),
         kvm: true,

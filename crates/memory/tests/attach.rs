@@ -69,7 +69,9 @@ fn threads_to_avoid_are_avoided() {
 
 #[test]
 fn a_traced_thread_is_refused_with_its_tracer() {
-    let guest = Guest::start(SIZE, &[]);
+    let mut guest = Guest::start(SIZE, &["--threads", "1"]);
+    // The reporter is the last thread to start: one that comes after the debugger would not be traced.
+    guest.wait_writes(0);
     let pid = guest.pid();
     // ptrace binds to the thread that seizes; when that thread ends, the guest is free again.
     let (ready, tracer) = std::sync::mpsc::channel();

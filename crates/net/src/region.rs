@@ -13,7 +13,9 @@ use std::ptr::NonNull;
 
 use linerate_core::Run;
 
-/// Where a region is mapped in this process: shared memory of a file, which stays mapped as long as the region lives.
+use self::held::window_of;
+
+/// Where memory is mapped in this process: shared memory of a file, which stays mapped as long as the region lives.
 #[derive(Clone, Copy, Debug)]
 pub struct Mapped {
     /// Its first byte.
@@ -61,6 +63,16 @@ pub trait Region: Send + Sync {
     /// Where it is mapped, for registration with an adapter; `None` if it is not in shared memory.
     fn mapped(&self) -> Option<Mapped> {
         None
+    }
+
+    /// Where a run that lies in one window is: a mapping, and the run's place in it.
+    fn mapped_at(&self, run: Run) -> Option<(Mapped, Run)> {
+        Some((self.mapped()?, run))
+    }
+
+    /// The window that is claimed for what is, or lands, at this offset: named in the same way at both ends. `None` outside.
+    fn window(&self, offset: u64) -> Option<Run> {
+        window_of(offset, self.size())
     }
 
     /// Copies a run out; `to` is as long as the run. Holes are read as zero and may be filled by it.

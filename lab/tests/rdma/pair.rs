@@ -7,10 +7,10 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use linerate_lab::{Agent, AgentOptions, Console, GuestParameters, GuestSpec, Host, Side};
+use linerate_lab::{Agent, AgentOptions, Console, GuestParameters, GuestSpec, Host, Qmp, Side};
 use serde_json::Value;
 
-use super::inside::{migrate, runs_unharmed, start_guest};
+use super::inside::{migrate, migrate_with, runs_unharmed, start_guest};
 
 const LINKS: usize = 2;
 const RAM_MB: u64 = 128;
@@ -104,7 +104,7 @@ fn sent_packets(link: &Value) -> Option<u64> {
     link["rdma_port"]["sent_packets"].as_u64()
 }
 
-/// The guest leaves by RDMA alone, and a cable is pulled on the way; later it comes back.
+/// The guest leaves by RDMA alone, and a cable is pulled on the way; later it comes back, and leaves again by QEMU's own stream.
 #[test]
 #[ignore = "runs inside of a machine, started by the test next door"]
 fn host_a() {
@@ -132,7 +132,28 @@ fn host_a() {
     say("a-has-moved-it");
     wait_for("b-has-moved-it");
     runs_unharmed(&arrived(&host));
+    tell_qemu(&host, "stop");
+    leaves_by_streams(&agent);
     say("a-is-done");
+}
+
+fn tell_qemu(host: &Host, command: &str) {
+    Qmp::of_guest(host, "g").unwrap().execute(command, Value::Null).unwrap();
+}
+
+/// QEMU's own stream, carried by RDMA, of a guest that stands: what QEMU 7.2 misses of an emulated guest's writes is not what is
+/// looked for here (docs/stream-mode.md). A link whose queue pairs come too late for so little is no failure; the carrier's own tests
+/// lose one in the middle.
+fn leaves_by_streams(agent: &Agent) {
+    let moved = migrate_with(agent, "10.9.0.2:7979", "rdma", "--mode=stream", || {});
+    let report = moved.arrived(agent);
+    assert_eq!(report["mode"], "stream", "{report:#}");
+    let links = report["links"].as_array().unwrap();
+    assert!(links.iter().all(|link| link["fallback"].is_null()), "{report:#}");
+    let by_rdma = links.iter().filter(|link| link["rdma"] == true);
+    let sent: u64 = by_rdma.map(|link| link["sent_bytes"].as_u64().unwrap()).sum();
+    assert!(sent >= report["ram"]["sent_bytes"].as_u64().unwrap(), "{report:#}");
+    println!("by streams over RDMA: {report:#}");
 }
 
 /// The guest arrives, and goes back. On the way one link's adapter gets nothing through any more (the adapter itself cannot be
@@ -159,6 +180,9 @@ fn host_b() {
             .any(|event| event["text"].as_str().is_some_and(|text| text.contains("RDMA failed")))
     );
     println!("fallen back: {report:#}");
+    tool(&["ip", "rule", "del", "pref", "1"]);
     say("b-has-moved-it");
     wait_for("a-is-done");
+    tell_qemu(&host, "cont");
+    runs_unharmed(&arrived(&host));
 }

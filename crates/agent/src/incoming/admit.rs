@@ -6,7 +6,10 @@ use std::time::{Duration, Instant};
 
 use linerate_core::{Code, Endpoint, Fault, RegionInfo, Side, Step};
 use linerate_guest::description::GuestDescription;
-use linerate_guest::host::{HostFacts, Problem, QemuFacts, check_host, huge_available, memory_available};
+use linerate_guest::host::{
+    HostFacts, Problem, QemuFacts, check_host, folder_available, huge_available, memory_available,
+};
+use linerate_guest::images::{self, Prepared};
 use linerate_guest::registry::RegistryError;
 use linerate_guest::remains;
 use linerate_guest::twin::{QemuBinary, Twin, TwinOptions, twin};
@@ -28,6 +31,8 @@ pub(super) struct Admitted {
     pub ram: Vec<Mapping>,
     /// The guest at the source.
     pub description: GuestDescription,
+    /// Images that its disks are copied into, and the claim to them.
+    pub images: Prepared,
 }
 
 fn refuse(code: Code, detail: impl Into<String>) -> Fault {
@@ -51,9 +56,12 @@ pub(super) fn admit(
     let (qemu, facts) = choose_qemu(agent, &description)?;
     let folder = reserve(agent, guest)?;
     let checked = check(agent, &description, &qemu, facts, folder.clone());
-    let made = checked.and_then(|twin| Ok((make_ram(&folder, &regions, &twin)?, twin)));
+    let made = checked.and_then(|(twin, images)| match make_ram(&folder, &regions, &twin) {
+        Ok(ram) => Ok((ram, twin, images)),
+        Err(fault) => Err(undone(images, fault)),
+    });
     match made {
-        Ok((ram, twin)) => Ok(Admitted { regions, qemu, twin, folder, ram, description }),
+        Ok((ram, twin, images)) => Ok(Admitted { regions, qemu, twin, folder, ram, description, images }),
         Err(fault) => {
             let _ = remains::give_up(&agent.registry, guest);
             Err(fault)
@@ -138,14 +146,14 @@ fn check(
     qemu: &QemuBinary,
     facts: QemuFacts,
     folder: PathBuf,
-) -> Result<Twin, Fault> {
+) -> Result<(Twin, Prepared), Fault> {
     let options = TwinOptions {
-        runtime_dir: folder,
+        runtime_dir: folder.clone(),
         ram_dir: agent.config.ram_dir.clone(),
         huge_ram_dir: agent.config.huge_ram_dir.clone(),
         qemu: qemu.clone(),
         file_roots: agent.config.file_roots.clone(),
-        paths: Default::default(),
+        paths: agent.config.paths.clone(),
         taps: Default::default(),
         allow_user_network: agent.config.allow_user_network,
         keep_page_cache: agent.config.keep_page_cache,
@@ -154,10 +162,16 @@ fn check(
     for note in &made.notes {
         tracing::info!(guest = description.name, note, "the twin differs");
     }
+    // Before the host is looked at: what is missing is made, and is looked at with the rest.
+    remains::announce(&folder, &made.pid_file, &[])
+        .map_err(|error| refuse_error(Code::ResourceMissing, &error))?;
+    let images = images::prepare(description, &made, &agent.config.file_roots, &folder, &agent.image_claims)
+        .map_err(|error| refuse_error(Code::ResourceMissing, &error))?;
     let reserve = agent.config.memory_reserve_mib << 20;
     let host = HostFacts {
         qemu: facts,
         memory_available: memory_available().unwrap_or(u64::MAX).saturating_sub(reserve),
+        ram_folder_available: folder_available(&agent.config.ram_dir),
         huge_available: huge_available(),
         guests: agent.names_here(),
         kvm: std::fs::File::options().read(true).write(true).open("/dev/kvm").is_ok(),
@@ -167,14 +181,22 @@ fn check(
         tracing::warn!(guest = description.name, %problem, "admitted all the same");
     }
     let fatal: Vec<&Problem> = problems.iter().filter(|problem| problem.is_fatal()).collect();
-    let Some(first) = fatal.first() else { return Ok(made) };
+    let Some(first) = fatal.first() else { return Ok((made, images)) };
     let code = match first {
-        Problem::MemoryShort { .. } | Problem::HugePagesShort { .. } => Code::MemoryShort,
+        Problem::MemoryShort { .. } | Problem::RamFolderShort { .. } | Problem::HugePagesShort { .. } => {
+            Code::MemoryShort
+        }
         Problem::NameTaken { .. } | Problem::UuidTaken { .. } => Code::GuestExists,
         _ => Code::ResourceMissing,
     };
     let words: Vec<String> = fatal.iter().map(ToString::to_string).collect();
-    Err(refuse(code, words.join("; ")))
+    Err(undone(images, refuse(code, words.join("; "))))
+}
+
+/// Images that were made go before the claim to them does: another guest must not find one that is about to be removed.
+fn undone(images: Prepared, fault: Fault) -> Fault {
+    images.discard();
+    fault
 }
 
 /// Where connections are taken, and what is known of the ports behind the addresses.

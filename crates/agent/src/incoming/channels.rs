@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use linerate_core::ChannelId;
 use linerate_core::destination::Event;
-use linerate_net::channel::{ChannelEnd, Closer, Receiver};
+use linerate_core::{ChannelId, Code, Fault, Side};
+use linerate_net::channel::{ChannelEnd, ChannelError, Closer, Receiver};
 use linerate_net::fence::{Fence, Fenced};
 use linerate_net::rdma::{self, receive::RdmaReceiver};
 use linerate_net::stats::ChannelStats;
@@ -115,21 +115,21 @@ impl Channels {
         known.into_iter().for_each(|channel| self.shut(channel));
     }
 
-    /// Applies what comes over a new channel, in a thread of its own, and calls `ended` when nothing comes any more.
+    /// Applies what comes over a new channel, in a thread of its own, and tells `ended` when nothing comes any more, and how it came to that.
     pub fn serve(
         self: &Arc<Channels>,
         channel: ChannelId,
         closer: Closer,
         receiver: impl Receiver + 'static,
         regions: Arc<RegionTable>,
-        ended: impl FnOnce() + Send + 'static,
+        ended: impl FnOnce(&ChannelEnd) + Send + 'static,
     ) -> io::Result<()> {
         let fence = Arc::new(Fence::new(closer));
         self.open(channel, fence.clone())?;
         let channels = self.clone();
         std::thread::Builder::new().name(format!("channel-{channel}")).spawn(move || {
             let end = receiver.serve(&regions, &fence);
-            ended();
+            ended(&end);
             if let ChannelEnd::Failed(error) = end {
                 tracing::warn!(channel, error = chain(&error), "a channel broke off");
             }
@@ -205,6 +205,12 @@ pub(super) fn attach_rdma(
     channel: ChannelId,
     connection: Arc<rdma::Connection>,
 ) -> io::Result<()> {
+    if let Some(carriage) = shared.carriage.get() {
+        let session = shared.clone();
+        return carriage.serve_rdma(channel, connection, move |bytes| {
+            session.received_bytes.fetch_add(bytes, Ordering::Relaxed);
+        });
+    }
     let (closer, receiver) = (rdma::receive::closer(&connection), RdmaReceiver::new(connection));
     let stats = receiver.stats();
     serve(shared, channel, closer, receiver, stats)
@@ -222,7 +228,13 @@ fn serve(
         io::Error::new(io::ErrorKind::NotConnected, "a data channel before the guest was admitted")
     })?;
     let session = shared.clone();
-    let ended = move || {
+    let ended = move |end: &ChannelEnd| {
+        if let ChannelEnd::Failed(error @ ChannelError::Memory { .. }) = end {
+            // No other channel could do better, and a link that is opened again and again would hide it.
+            let fault =
+                Fault::new(Code::MemoryFailed, session.brain().step(), Side::Destination, chain(error));
+            session.tell(Event::ReceivingFailed(fault));
+        }
         session.received_bytes.fetch_add(stats.counters().data_bytes, Ordering::Relaxed);
     };
     shared.channels.serve(channel, closer, receiver, regions, ended)
@@ -278,7 +290,7 @@ mod tests {
         channel: ChannelId,
         receiver: impl Receiver + 'static,
     ) -> io::Result<()> {
-        channels.serve(channel, Closer::new(|| {}), receiver, Arc::new(RegionTable::new([])), || {})
+        channels.serve(channel, Closer::new(|| {}), receiver, Arc::new(RegionTable::new([])), |_| {})
     }
 
     #[test]
@@ -315,7 +327,7 @@ mod tests {
         let gone: Weak<()> = Arc::downgrade(&connection);
         let closer = Closer::new(move || drop(connection.clone()));
         let regions = Arc::new(RegionTable::new([]));
-        channels.serve(4, closer, Short, regions, || {}).unwrap();
+        channels.serve(4, closer, Short, regions, |_| {}).unwrap();
         let deadline = Instant::now() + Duration::from_secs(60);
         while gone.upgrade().is_some() {
             assert!(

@@ -206,9 +206,6 @@ impl Incoming {
 
     /// A request for a queue pair is taken: its writes are applied from now on.
     pub fn attach_rdma(self: &Arc<Incoming>, accepted: Accepted, welcome: Welcome) -> Result<(), String> {
-        if self.carriage.get().is_some() {
-            return Err("streams are carried over TCP only".into());
-        }
         let channel = accepted.hello.channel;
         let connection = accepted.welcome(welcome, &self.domains).map_err(|error| chain(&error))?;
         channels::attach_rdma(self, channel, connection).map_err(|error| chain(&error))

@@ -2,7 +2,7 @@
 //! in the order in which it was asked for.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -14,7 +14,7 @@ use linerate_net::stream::endpoint::Socket;
 use linerate_net::stream::{Owner, StreamSession};
 
 use super::{Incoming, Input};
-use crate::carriage::{Carriage, QEMU_SERVICE, migration_streams};
+use crate::carriage::{Carriage, DISKS_SERVICE, QEMU_SERVICE, migration_streams};
 use crate::faults::chain;
 use crate::local::{CONNECT_WAIT, connect_unix};
 
@@ -51,18 +51,37 @@ impl Owner for ToLoop {
     }
 }
 
+/// Where the waiting QEMU takes what comes for it.
+pub(super) struct Services {
+    /// Its migration.
+    pub state: PathBuf,
+    /// The images of disks that go along; none if none does.
+    pub disks: Option<PathBuf>,
+}
+
+impl Services {
+    fn socket(&self, service: &str) -> Option<&Path> {
+        match service {
+            QEMU_SERVICE => Some(&self.state),
+            DISKS_SERVICE => self.disks.as_deref(),
+            _ => None,
+        }
+    }
+}
+
 /// Connects streams to the waiting QEMU, in a thread of its own that ends when nobody can ask any more.
 pub(super) fn connector(
     streams: Arc<StreamSession>,
-    socket: PathBuf,
+    services: Services,
 ) -> io::Result<Sender<(StreamId, String)>> {
     let (ask, asked) = channel::<(StreamId, String)>();
     std::thread::Builder::new().name("qemu-connect".into()).spawn(move || {
         for (stream, service) in asked {
-            let connected = if service == QEMU_SERVICE {
-                connect_unix(&socket, CONNECT_WAIT).and_then(Socket::new).map_err(|error| chain(&error))
-            } else {
-                Err(format!("a migration has no service {service}"))
+            let connected = match services.socket(&service) {
+                Some(socket) => {
+                    connect_unix(socket, CONNECT_WAIT).and_then(Socket::new).map_err(|error| chain(&error))
+                }
+                None => Err(format!("this migration has no service {service}")),
             };
             match connected {
                 Ok(socket) => {
@@ -84,7 +103,7 @@ impl Incoming {
         if let Err(violation) = carriage.heard(message) {
             let step = self.brain().step();
             let fault = Fault::new(Code::ProtocolViolation, step, Side::Source, violation.to_string());
-            self.tell(Event::StreamsFailed(fault));
+            self.tell(Event::ReceivingFailed(fault));
         }
     }
 

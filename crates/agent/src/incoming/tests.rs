@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use linerate_core::{Code, Message, Side, StreamNote};
 
+use super::streams::Services;
 use super::*;
+use crate::carriage::DISKS_SERVICE;
 
 /// Only a hang meets it.
 const LONG: Duration = Duration::from_secs(60);
@@ -57,14 +59,19 @@ fn a_stream_that_is_asked_for_before_a_hypervisor_waits_is_refused() {
 }
 
 #[test]
-fn a_migration_has_no_service_but_the_hypervisor() {
+fn a_migration_has_no_service_but_the_hypervisor_and_its_images() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("qemu");
     let _qemu = UnixListener::bind(&socket).unwrap();
-    let (session, _inputs) = with_streams();
-    let streams = session.carriage.get().unwrap().streams.clone();
-    streams::connector(streams, socket).unwrap().send((0, "/run/other".into())).unwrap();
-    assert!(refusal(&session).contains("no service /run/other"));
+    for service in ["/run/other", DISKS_SERVICE] {
+        let (session, _inputs) = with_streams();
+        let streams = session.carriage.get().unwrap().streams.clone();
+        // No disk goes along with this guest.
+        let services = Services { state: socket.clone(), disks: None };
+        let connector = streams::connector(streams, services).unwrap();
+        connector.send((0, service.to_owned())).unwrap();
+        assert!(refusal(&session).contains(&format!("no service {service}")));
+    }
 }
 
 #[test]
@@ -72,7 +79,7 @@ fn a_source_that_breaks_the_rules_of_streams_is_no_failed_action() {
     let (session, inputs) = with_streams();
     session.heard(Message::Stream { stream: 40, note: StreamNote::Stop });
     let told = inputs.try_iter().find_map(|input| match input {
-        Input::Event(Event::StreamsFailed(fault)) => Some((fault.code, fault.side)),
+        Input::Event(Event::ReceivingFailed(fault)) => Some((fault.code, fault.side)),
         _ => None,
     });
     assert_eq!(told, Some((Code::ProtocolViolation, Side::Source)));

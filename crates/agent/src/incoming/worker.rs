@@ -11,6 +11,7 @@ use linerate_core::destination::Event;
 use linerate_core::extent::join_nearest;
 use linerate_core::{Code, Extent, Fault, RegionInfo, Side, Step, StreamSettings};
 use linerate_guest::description::GuestDescription;
+use linerate_guest::images;
 use linerate_guest::migrate::{DestinationQemu, MigrateError};
 use linerate_guest::process::{self, Launch, StopHow};
 use linerate_guest::read;
@@ -21,8 +22,9 @@ use linerate_net::region::Region;
 use linerate_net::table::RegionTable;
 use linerate_wire::message::TOUCHED_MAX;
 
+use super::Incoming;
 use super::admit::{Admitted, admit, endpoints};
-use super::{Incoming, streams};
+use super::streams::{self, Services};
 use crate::agent::Agent;
 use crate::clock::cpu_time;
 use crate::device_state::Writer;
@@ -255,13 +257,18 @@ impl State {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let channels = channels.min(u16::try_from(cpus).unwrap_or(u16::MAX));
         let Started { socket, .. } = self.start_guest(false, deadline)?;
-        let failed = |error: MigrateError| here(Code::HypervisorFailed, Step::Prepare, &error);
+        let failed = |error: MigrateError| here(code_of(&error), Step::Prepare, &error);
         let (Some(admitted), Some((_, qemu))) = (&self.admitted, &mut self.guest) else {
             return Err(internal("no hypervisor waits"));
         };
         let options = qemu.prepare_streams(channels, &admitted.description, deadline).map_err(failed)?;
+        let disks = admitted.folder.join("disks.sock");
+        let disks = (!admitted.images.exports.is_empty()).then_some(disks);
+        if let Some(disks) = &disks {
+            qemu.export_disks(&admitted.images.exports, disks, deadline).map_err(failed)?;
+        }
         qemu.incoming(&socket, deadline).map_err(failed)?;
-        self.connect_streams(socket)?;
+        self.connect_streams(Services { state: socket, disks })?;
         self.note_waiting()?;
         self.shared.tell(Event::StreamsPrepared(StreamSettings {
             channels: options.channels,
@@ -282,9 +289,9 @@ impl State {
         self.agent.note_waiting(self.shared.session, &self.shared.guest(), &self.waiting)
     }
 
-    fn connect_streams(&self, socket: PathBuf) -> Result<(), Fault> {
+    fn connect_streams(&self, services: Services) -> Result<(), Fault> {
         let carriage = self.shared.carriage.get().ok_or_else(|| internal("the offer named regions"))?;
-        let connector = streams::connector(carriage.streams.clone(), socket)
+        let connector = streams::connector(carriage.streams.clone(), services)
             .map_err(|error| here(Code::Internal, Step::Prepare, &error))?;
         let _ = self.shared.connector.set(connector);
         Ok(())
@@ -352,6 +359,10 @@ impl State {
 
     /// The journal says that the guest is ours: it must run, and there is no way back.
     fn run_guest(&mut self, cpu_before: Duration) -> Result<(), Fault> {
+        // Its images are its own before it can write to them: whatever becomes of it, nobody removes them any more.
+        if let Some(admitted) = &self.admitted {
+            images::keep(&admitted.folder);
+        }
         let Some((_, qemu)) = &mut self.guest else { return Err(internal("no hypervisor holds the guest")) };
         let began = Instant::now();
         let mut tries = 0;
@@ -380,7 +391,8 @@ impl State {
     fn tear_down(&mut self) -> Result<(), Fault> {
         self.writer = None;
         self.shared.channels.close_all();
-        match (self.guest.take(), self.admitted.take()) {
+        let admitted = self.admitted.take();
+        match (self.guest.take(), &admitted) {
             (Some((record, mut qemu)), _) => {
                 if self.shared.carriage.get().is_some()
                     && let Err(error) = record.kill()
@@ -418,6 +430,10 @@ impl State {
             }
             (None, None) => {}
         }
+        // By what was admitted, as the list in the guest's folder goes with a QEMU that did not come up; the claim goes behind it.
+        if let Some(admitted) = admitted {
+            admitted.images.discard();
+        }
         self.shared.tell(Event::TornDown);
         Ok(())
     }
@@ -425,6 +441,14 @@ impl State {
 
 fn here(code: Code, step: Step, error: &(dyn std::error::Error + 'static)) -> Fault {
     fault(code, step, Side::Destination, error)
+}
+
+/// An image that is another's is a matter of this host and not of its QEMU.
+fn code_of(error: &MigrateError) -> Code {
+    match error {
+        MigrateError::ImageInUse { .. } | MigrateError::Image { .. } => Code::ResourceMissing,
+        _ => Code::HypervisorFailed,
+    }
 }
 
 fn internal(detail: &str) -> Fault {

@@ -98,14 +98,14 @@ impl Opener {
             connect_wait: OPEN_WITHIN,
             type_of_service: shared.rdma_type_of_service,
             checksums: shared.request.rdma_checksums,
-            // A guest that gives pages back gets other ones for them, which the adapter would not know of.
-            zero_copy: !shared.may_discard,
+            // A guest that gives pages back gets other ones for them, which the adapter would not know of. Rings of streams keep
+            // theirs.
+            zero_copy: shared.carriage().is_some() || !shared.may_discard,
             ..rdma::options::RdmaOptions::default()
         };
         Opener {
             link,
-            // Streams are received as they come, which RDMA channels do not do yet.
-            transport: if shared.carriage().is_some() { Transport::Tcp } else { shared.request.transport },
+            transport: shared.request.transport,
             rdma_here,
             options,
             fallen_back: false,

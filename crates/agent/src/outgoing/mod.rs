@@ -32,7 +32,7 @@ mod withdraw;
 mod work;
 mod worker;
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -112,6 +112,10 @@ pub struct Outgoing {
     rdma_type_of_service: Option<u8>,
     /// The guest may give memory back while it runs.
     may_discard: bool,
+    /// Disks that go along.
+    disks: u32,
+    /// What their connections have carried.
+    disk_bytes: Arc<AtomicU64>,
 }
 
 impl Outgoing {

@@ -1,6 +1,6 @@
 //! Which way a guest's RAM goes.
 
-use linerate_api::{MigrateRequest, Mode, ModeChoice, Transport};
+use linerate_api::{MigrateRequest, Mode, ModeChoice};
 use linerate_core::{Code, Fault, Side, Step};
 use linerate_guest::description::GuestDescription;
 use linerate_guest::qmp::QemuVersion;
@@ -21,6 +21,12 @@ pub(super) fn choose(
 ) -> Result<Choice, Fault> {
     let direct = judge(guest, kernel);
     match request.mode {
+        ModeChoice::Direct if request.copy_storage => {
+            Err(refused("disks are copied along (--copy-storage) in stream mode only".into()))
+        }
+        ModeChoice::Auto if direct.direct && request.copy_storage => {
+            streams(request, guest, Some("disks go along (--copy-storage), by QEMU's own copying".into()))
+        }
         ModeChoice::Auto | ModeChoice::Direct if direct.direct => {
             Ok(Choice { mode: Mode::Direct, reason: None })
         }
@@ -38,9 +44,6 @@ fn streams(
     let mut against: Vec<String> = judge_streams(guest).iter().map(Reason::to_string).collect();
     if request.verify {
         against.push("guest RAM can be compared (--verify) in direct mode only".into());
-    }
-    if request.transport == Transport::Rdma {
-        against.push("QEMU's streams are carried over TCP only (--transport)".into());
     }
     if against.is_empty() {
         return Ok(Choice { mode: Mode::Stream, reason });

@@ -1,11 +1,12 @@
 //! What is told of a migration: steps as they begin and end, progress a few times a second, the report in the end.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use linerate_api as api;
 use linerate_api::{
-    BlackoutSplit, CpuSeconds, EventKind, MigrationDetail, MigrationOutcome, MigrationState,
-    MigrationSummary, Progress, RamTotals, Report, RoundTotals, StepTime,
+    BlackoutSplit, CpuSeconds, DiskProgress, DiskTotals, EventKind, MigrationDetail, MigrationOutcome,
+    MigrationState, MigrationSummary, Progress, RamTotals, Report, RoundTotals, StepTime,
 };
 use linerate_core::source::Ending;
 use linerate_core::statistics::{Blackout, Statistics};
@@ -78,12 +79,17 @@ pub(super) fn progress(shared: &Outgoing) -> Progress {
         round_bytes_total: round.bytes,
         round_bytes_done: round.bytes.saturating_sub(remaining),
         remaining_bytes: remaining,
-        sent_bytes: counters.data_bytes,
+        sent_bytes: shared.ram_sent(counters.data_bytes),
         zero_bytes: counters.zero_bytes + statistics.streamed.zero_bytes,
         rate_bytes_per_s: rate as u64,
         dirty_rate_bytes_per_s: scanned.then_some(statistics.dirty_bytes_per_s as u64),
         predicted_blackout_ms: statistics.predicted_blackout.and_then(|t| u32::try_from(t.as_millis()).ok()),
-        predicted_left_ms: (rate > 0.0).then(|| left_ms(remaining, rate, statistics.dirty_bytes_per_s)),
+        // While disks are copied alone it is not known how much of the memory will be sent.
+        predicted_left_ms: (rate > 0.0 && !(statistics.disks.is_some() && statistics.rounds.is_empty()))
+            .then(|| left_ms(remaining, rate, statistics.dirty_bytes_per_s)),
+        disks: statistics
+            .disks
+            .map(|disks| DiskProgress { total_bytes: disks.total_bytes, done_bytes: disks.done_bytes }),
         links,
     }
 }
@@ -127,7 +133,8 @@ fn report(shared: &Outgoing, outcome: MigrationOutcome, cpu: CpuSeconds, downtim
     let stream_channels = brain.stream_channels();
     drop(brain);
     let copy = statistics.span(Step::Copy);
-    let copy_s = copy.began.zip(copy.ended).map_or(0.0, |(began, ended)| (ended - began).as_secs_f64());
+    let copy_s = copy.began.zip(copy.ended).map_or(Duration::ZERO, |(began, ended)| ended - began);
+    let copy_s = copy_s.saturating_sub(statistics.disks_alone).as_secs_f64();
     // Of a round that was broken off only a part was carried.
     let carried: u64 = statistics.rounds.iter().map(|round| round.bytes).sum::<u64>().min(acknowledged);
     Report {
@@ -145,10 +152,16 @@ fn report(shared: &Outgoing, outcome: MigrationOutcome, cpu: CpuSeconds, downtim
         rounds: rounds(&statistics),
         ram: RamTotals {
             total_bytes: shared.ram_bytes,
-            sent_bytes: counters.data_bytes,
+            sent_bytes: shared.ram_sent(counters.data_bytes),
             zero_bytes: counters.zero_bytes + statistics.streamed.zero_bytes,
             hole_bytes: shared.ram_bytes.saturating_sub(statistics.populated_bytes),
         },
+        disks: statistics.disks.map(|disks| DiskTotals {
+            count: shared.disks,
+            copied_bytes: disks.done_bytes,
+            sent_bytes: shared.disk_bytes.load(Ordering::Relaxed),
+            alone_us: us(statistics.disks_alone),
+        }),
         goodput_bytes_per_s: if copy_s > 0.0 { (carried as f64 / copy_s) as u64 } else { 0 },
         links: shared.board.totals(),
         cpu,
@@ -157,6 +170,13 @@ fn report(shared: &Outgoing, outcome: MigrationOutcome, cpu: CpuSeconds, downtim
         device_state_bytes: statistics.blackout.device_state_bytes,
         verified: (shared.request.verify && statistics.blackout.sealed.is_some()).then_some(true),
         checksum_refusals: refusals,
+    }
+}
+
+impl Outgoing {
+    /// What the links carried of guest RAM.
+    fn ram_sent(&self, data_bytes: u64) -> u64 {
+        data_bytes.saturating_sub(self.disk_bytes.load(Ordering::Relaxed))
     }
 }
 

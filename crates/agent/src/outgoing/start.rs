@@ -13,6 +13,7 @@ use linerate_core::policy::Limits;
 use linerate_core::source::{self, Event, Source};
 use linerate_core::{Code, Fault, RegionInfo, SessionId, Side, Step, Token};
 use linerate_guest::description::GuestDescription;
+use linerate_guest::drives;
 use linerate_guest::migrate::SourceQemu;
 use linerate_guest::registry::GuestRecord;
 use linerate_guest::{process, procfs, read};
@@ -88,6 +89,8 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
         rdma_domains: Default::default(),
         rdma_type_of_service: agent.config.rdma_type_of_service,
         may_discard: found.description.traits.may_discard,
+        disks: u32::try_from(found.description.copied.len()).unwrap_or(u32::MAX),
+        disk_bytes: Arc::default(),
         request,
     });
     if let Some(text) = mode::caution(&shared.choice, &found.description) {
@@ -128,7 +131,8 @@ fn run(
 ) -> Result<(), Fault> {
     let failed = |error: std::io::Error| fault(Code::Internal, Step::Authorise, Side::Source, &error);
     let guest = Guest {
-        state_socket: state_socket(agent, &found.record)?,
+        state_socket: socket(agent, &found.record, "state.sock")?,
+        disks_socket: socket(agent, &found.record, "disks.sock")?,
         registry: agent.registry.clone(),
         record: found.record,
         description: found.description,
@@ -168,9 +172,14 @@ fn find(agent: &Agent, request: &MigrateRequest) -> Result<Found, Fault> {
     let deadline = Instant::now() + QMP_WAIT;
     let mut qmp =
         process::connect(&record, deadline).map_err(|error| here(Code::HypervisorFailed, &error))?;
-    let description = read::read(&mut qmp, record.process.pid, deadline)
+    let mut description = read::read(&mut qmp, record.process.pid, deadline)
         .map_err(|error| here(Code::HypervisorFailed, &error))?;
     let choice = mode::choose(request, &description, procfs::kernel_release().unwrap_or((0, 0)))?;
+    if request.copy_storage {
+        description.copied = drives::writable(&mut qmp, &description, deadline)
+            .and_then(|copied| Ok(description.check_copied().map(|()| copied)?))
+            .map_err(|error| here(Code::NotMigratable, &error))?;
+    }
     let qemu = SourceQemu::new(qmp, deadline).map_err(|error| here(Code::HypervisorFailed, &error))?;
     let mut blocks = Vec::new();
     let mut ram = Vec::new();
@@ -241,12 +250,12 @@ fn first(peer: SocketAddr, others: Vec<SocketAddr>) -> Vec<SocketAddr> {
     std::iter::once(peer).chain(others.into_iter().filter(|other| *other != peer)).collect()
 }
 
-fn state_socket(agent: &Agent, record: &GuestRecord) -> Result<PathBuf, Fault> {
+fn socket(agent: &Agent, record: &GuestRecord, name: &str) -> Result<PathBuf, Fault> {
     let folder = agent
         .registry
         .folder(&record.name)
         .map_err(|error| fault(Code::Internal, Step::Resolve, Side::Source, &error))?;
-    Ok(folder.join("state.sock"))
+    Ok(folder.join(name))
 }
 
 pub(crate) fn random<const N: usize>() -> Result<[u8; N], Fault> {

@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use linerate_core::source::Event;
-use linerate_core::statistics::Streamed;
+use linerate_core::statistics::{Disks, Streamed};
 use linerate_core::stream::{End, StreamId};
 use linerate_core::{ChannelId, Code, Fault, Message, Side, Step};
-use linerate_guest::migrate::StreamProgress;
+use linerate_guest::migrate::{MirrorProgress, StreamProgress};
 use linerate_net::channel::ChannelError;
 use linerate_net::stream::Owner;
 use linerate_net::stream::endpoint::Socket;
@@ -22,7 +22,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use super::{Input, Outgoing};
-use crate::carriage::{Carriage, QEMU_SERVICE, migration_streams};
+use crate::carriage::{Carriage, DISKS_SERVICE, QEMU_SERVICE, migration_streams};
 use crate::faults::chain;
 
 /// The streams of a session that moves a guest, at the source.
@@ -78,6 +78,13 @@ impl Outgoing {
         }
     }
 
+    /// The same of disks that go along.
+    pub(super) fn mirrored(&self, progress: MirrorProgress) -> Event {
+        let carried = self.carriage().map_or(0, |carriage| carriage.streams.acknowledged_bytes());
+        let disks = Disks { total_bytes: progress.total_bytes, done_bytes: progress.done_bytes };
+        Event::Disks { disks, carried_bytes: carried }
+    }
+
     /// What the destination's streams said.
     pub(super) fn heard(self: &Arc<Outgoing>, message: Message) {
         let Some(carriage) = self.carriage() else { return };
@@ -107,6 +114,15 @@ impl Outgoing {
     }
 }
 
+/// What QEMU's connections are to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Service {
+    /// The waiting QEMU's migration.
+    Migration,
+    /// The images that it offers.
+    Disks,
+}
+
 /// Takes QEMU's connections until it is dropped.
 pub(super) struct Accepting {
     stop: Option<OwnedFd>,
@@ -115,7 +131,12 @@ pub(super) struct Accepting {
 
 impl Accepting {
     /// Listens; `most` is how many connections QEMU makes, and more are not taken.
-    pub fn start(socket: &Path, shared: Arc<Outgoing>, most: usize) -> io::Result<Accepting> {
+    pub fn start(
+        socket: &Path,
+        shared: Arc<Outgoing>,
+        service: Service,
+        most: usize,
+    ) -> io::Result<Accepting> {
         let _ = std::fs::remove_file(socket);
         let listener = UnixListener::bind(socket)?;
         listener.set_nonblocking(true)?;
@@ -124,9 +145,13 @@ impl Accepting {
             for nth in 0.. {
                 let Some(connection) = next(&listener, &stopped) else { return };
                 if nth < most {
-                    take(&shared, connection);
+                    take(&shared, service, connection);
                 } else {
-                    tracing::warn!(most, "QEMU makes more connections than it was set to; one is closed");
+                    tracing::warn!(
+                        most,
+                        ?service,
+                        "QEMU makes more connections than it was set to; one is closed"
+                    );
                 }
             }
         };
@@ -168,11 +193,16 @@ fn next(listener: &UnixListener, stopped: &OwnedFd) -> Option<OwnedFd> {
 }
 
 /// A connection that is not taken is closed, and QEMU's migration fails by it.
-fn take(shared: &Outgoing, connection: OwnedFd) {
+fn take(shared: &Outgoing, service: Service, connection: OwnedFd) {
     let Some(carriage) = shared.carriage() else { return };
-    let opened = Socket::new(connection)
-        .map_err(|error| chain(&error))
-        .and_then(|socket| carriage.streams.open(QEMU_SERVICE, socket).map_err(|error| chain(&error)));
+    let socket = Socket::new(connection).map_err(|error| chain(&error));
+    let opened = socket.and_then(|socket| {
+        let (name, socket) = match service {
+            Service::Migration => (QEMU_SERVICE, socket),
+            Service::Disks => (DISKS_SERVICE, socket.counted(shared.disk_bytes.clone())),
+        };
+        carriage.streams.open(name, socket).map_err(|error| chain(&error))
+    });
     if let Err(reason) = opened {
         tracing::warn!(reason, "a connection of QEMU's was not taken");
     }

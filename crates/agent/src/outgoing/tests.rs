@@ -10,7 +10,7 @@ use linerate_core::stream::StreamId;
 use linerate_core::{Code, Fault, Message, Side, StreamNote};
 use linerate_net::stream::endpoint::Socket;
 
-use super::streams::Accepting;
+use super::streams::{Accepting, Service};
 use super::worker::{Job, Worker};
 use super::*;
 use crate::journal::{Journal, Record, Waiting};
@@ -48,6 +48,8 @@ fn outgoing() -> (Arc<Outgoing>, Receiver<Input>) {
         rdma_domains: Default::default(),
         rdma_type_of_service: None,
         may_discard: false,
+        disks: 0,
+        disk_bytes: Arc::default(),
     };
     (Arc::new(outgoing), inputs)
 }
@@ -81,7 +83,7 @@ fn no_more_connections_of_the_hypervisor_are_taken_than_it_was_set_to_make() {
     let (outgoing, _inputs) = outgoing();
     let streams = outgoing.carriage().unwrap().streams.clone();
     let socket = dir.path().join("state.sock");
-    let accepting = Accepting::start(&socket, outgoing, 2).unwrap();
+    let accepting = Accepting::start(&socket, outgoing, Service::Migration, 2).unwrap();
     let mut connections: Vec<UnixStream> = (0..3).map(|_| UnixStream::connect(&socket).unwrap()).collect();
     // They are accepted in order, so with the last the others were, too.
     connections[2].set_read_timeout(Some(LONG)).unwrap();

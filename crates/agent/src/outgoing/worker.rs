@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 use linerate_core::source::Event;
 use linerate_core::{Code, Extent, Fault, GuestState, RegionId, Run, Side, Step, StreamSettings, Time};
 use linerate_guest::description::GuestDescription;
-use linerate_guest::migrate::{MigrateError, SourceQemu, StreamLimits, StreamOptions};
+use linerate_guest::migrate::{MigrateError, SourceQemu, StreamLimits, StreamOptions, StreamProgress};
 use linerate_guest::process;
 use linerate_guest::registry::{GuestRecord, Registry};
 use linerate_memory::{RamBlock, TrackError, Tracker};
 
 use super::drain::{self, Guarded, Still, while_still};
-use super::streams::Accepting;
+use super::streams::{Accepting, Service};
 use super::{Input, Outgoing};
 use crate::device_state;
 use crate::faults::{chain, fault};
@@ -61,6 +61,8 @@ pub(super) struct Guest {
     pub ram: Vec<Arc<Ram>>,
     /// Where QEMU's device state is taken from.
     pub state_socket: PathBuf,
+    /// Where its connections to the destination's images are.
+    pub disks_socket: PathBuf,
 }
 
 /// The worker's handle.
@@ -86,7 +88,7 @@ impl Worker {
             tracker: None,
             seen: Vec::new(),
             stream: None,
-            accepting: None,
+            accepting: Vec::new(),
             throttle_percent: 0,
             abandon: abandon.clone(),
             qemu_downtime_ms: qemu_downtime_ms.clone(),
@@ -131,8 +133,8 @@ struct State {
     /// All that was ever found populated, where holes have to be looked for.
     seen: Vec<Extent>,
     stream: Option<device_state::Reader>,
-    /// Takes the connections of QEMU's own streams.
-    accepting: Option<Accepting>,
+    /// Take the connections of QEMU's own streams, and of disks that go along.
+    accepting: Vec<Accepting>,
     /// Part of the time, in percent, that the guest is stopped to slow it down.
     throttle_percent: u8,
     abandon: Arc<AtomicBool>,
@@ -307,14 +309,12 @@ impl State {
         Ok(())
     }
 
-    /// QEMU copies in its own streams until little enough is left, and stops the guest; all of that is one job.
+    /// QEMU copies disks and then RAM in its own streams until little enough is left, and stops the guest; all of that is one job.
     fn begin_streams(&mut self, settings: StreamSettings) -> Result<(), Fault> {
+        self.copy_disks()?;
+        self.accept(Service::Migration, usize::from(settings.channels) + 1)?;
         let failed = |error: MigrateError| qemu_fault(Step::Copy, &error);
         let Guest { qemu, state_socket, .. } = &mut self.guest;
-        let connections = usize::from(settings.channels) + 1;
-        let accepting = Accepting::start(state_socket, self.shared.clone(), connections)
-            .map_err(|error| fault(Code::HypervisorFailed, Step::Copy, Side::Source, &error))?;
-        self.accepting = Some(accepting);
         let request = &self.shared.request;
         let limits = StreamLimits {
             downtime: Duration::from_millis(request.blackout_budget_ms().into()),
@@ -328,11 +328,41 @@ impl State {
         qemu.prepare_streams(options, limits, Self::deadline()).map_err(failed)?;
         qemu.begin(state_socket, Self::deadline()).map_err(failed)?;
         let (shared, abandon) = (&self.shared, &self.abandon);
-        let mut tell = |progress| shared.tell(Event::Streamed(shared.streamed(progress)));
+        let mut tell = |progress: StreamProgress| {
+            progress.disks.into_iter().for_each(|disks| shared.tell(shared.mirrored(disks)));
+            shared.tell(Event::Streamed(shared.streamed(progress)));
+        };
         let held = qemu.wait_streams_held(&|| abandon.load(Ordering::SeqCst), &mut tell).map_err(failed)?;
         let stopped_at: Time = self.shared.clock.at(held.stopped_at);
         let _ = self.shared.inbox.send(Input::EventAt(stopped_at, Event::GuestStopped));
         self.shared.tell(Event::Holding);
+        Ok(())
+    }
+
+    /// Until they are the same over there but for what the guest is just writing. RAM is begun then, so that it is not copied again and
+    /// again meanwhile.
+    fn copy_disks(&mut self) -> Result<(), Fault> {
+        if self.guest.description.copied.is_empty() {
+            return Ok(());
+        }
+        self.accept(Service::Disks, self.guest.description.copied.len())?;
+        let failed = |error: MigrateError| qemu_fault(Step::Copy, &error);
+        let Guest { qemu, description, disks_socket, .. } = &mut self.guest;
+        qemu.begin_mirrors(&description.copied, disks_socket, Self::deadline()).map_err(failed)?;
+        let (shared, abandon) = (&self.shared, &self.abandon);
+        let mut tell = |progress| shared.tell(shared.mirrored(progress));
+        qemu.wait_mirrors_ready(&|| abandon.load(Ordering::SeqCst), &mut tell).map_err(failed)
+    }
+
+    /// Takes so many connections of QEMU's from now on.
+    fn accept(&mut self, service: Service, most: usize) -> Result<(), Fault> {
+        let socket = match service {
+            Service::Migration => &self.guest.state_socket,
+            Service::Disks => &self.guest.disks_socket,
+        };
+        let accepting = Accepting::start(socket, self.shared.clone(), service, most)
+            .map_err(|error| fault(Code::HypervisorFailed, Step::Copy, Side::Source, &error))?;
+        self.accepting.push(accepting);
         Ok(())
     }
 
@@ -345,8 +375,14 @@ impl State {
 
     fn write_device_state(&mut self) -> Result<(), Fault> {
         let failed = |error: MigrateError| qemu_fault(Step::Blackout, &error);
-        self.guest.qemu.cont_switchover(Self::deadline()).map_err(failed)?;
         let abandon = self.abandon.clone();
+        let completed = self
+            .guest
+            .qemu
+            .complete_mirrors(Instant::now() + HOLD_WAIT, &|| abandon.load(Ordering::SeqCst))
+            .map_err(failed)?;
+        completed.into_iter().for_each(|disks| self.shared.tell(self.shared.mirrored(disks)));
+        self.guest.qemu.cont_switchover(Self::deadline()).map_err(failed)?;
         self.guest
             .qemu
             .wait_completed(Instant::now() + HOLD_WAIT, &|| abandon.load(Ordering::SeqCst))
@@ -411,8 +447,10 @@ impl State {
         if let Some(stream) = self.stream.take() {
             stream.abandon();
         }
-        self.accepting = None;
-        let _ = std::fs::remove_file(&self.guest.state_socket);
+        self.accepting.clear();
+        for socket in [&self.guest.state_socket, &self.guest.disks_socket] {
+            let _ = std::fs::remove_file(socket);
+        }
     }
 
     fn clean_up(&mut self) -> Result<(), Fault> {

@@ -21,11 +21,16 @@ const LOOK_MAX: Duration = Duration::from_secs(1);
 
 /// Begins a migration and watches it.
 pub async fn run(flags: &MigrateFlags, context: &Context) -> Result<Exit, Failure> {
+    let domain = flags.libvirt_domain();
+    if let (None, Some(flag)) = (&domain, flags.only_for_domains()) {
+        let text = format!("{flag} is only for domains of libvirt");
+        return Err(Failure::new(Exit::Usage, text, "leave it out, or name a domain: qemu:///system/NAME"));
+    }
     let request = flags.request();
     if !(context.json || flags.quiet || flags.no_check) {
         look_first(&request.to, context).await;
     }
-    if let Some(domain) = flags.libvirt_domain() {
+    if let Some(domain) = domain {
         return libvirt::run(&domain, flags, context).await;
     }
     let id = context.client.migrate(&request).await?;

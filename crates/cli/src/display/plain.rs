@@ -64,11 +64,16 @@ fn figures(progress: &Progress) -> String {
     let round =
         if progress.round == 0 { "first pass".to_owned() } else { format!("round {}", progress.round) };
     let share = percent(progress.round_bytes_done, progress.round_bytes_total).floor();
-    let mut parts = vec![
-        format!("{round} {share:.0} %"),
-        bit_rate(progress.rate_bytes_per_s),
-        format!("remaining {}", bytes(progress.remaining_bytes)),
-    ];
+    let disks = progress.disks.map(|disks| {
+        let share = percent(disks.done_bytes, disks.total_bytes).floor();
+        format!("disks {share:.0} % of {}", bytes(disks.total_bytes))
+    });
+    // Disks are copied before the memory is begun.
+    let memory = progress.disks.is_none() || progress.populated_bytes > 0;
+    let mut parts: Vec<String> = disks.into_iter().collect();
+    parts.extend(memory.then(|| format!("{round} {share:.0} %")));
+    parts.push(bit_rate(progress.rate_bytes_per_s));
+    parts.extend(memory.then(|| format!("remaining {}", bytes(progress.remaining_bytes))));
     parts.extend(progress.dirty_rate_bytes_per_s.map(|rate| format!("guest writes {}", bit_rate(rate))));
     parts.extend(progress.predicted_blackout_ms.map(|ms| format!("blackout if stopped now {ms} ms")));
     parts.join(", ")
@@ -90,6 +95,20 @@ mod tests {
 
     fn at(at_us: u64, kind: EventKind) -> Event {
         Event { at_us, kind }
+    }
+
+    #[test]
+    fn disks_have_their_own_figures_and_the_memory_none_before_it_is_begun() {
+        let mut told = progress();
+        told.disks = Some(linerate_api::DiskProgress { total_bytes: 8 << 30, done_bytes: 2 << 30 });
+        assert!(
+            figures(&told).starts_with("disks 25 % of 8.00 GiB, first pass 62 %, "),
+            "{}",
+            figures(&told)
+        );
+        told.populated_bytes = 0;
+        let text = figures(&told);
+        assert!(text.starts_with("disks 25 % of 8.00 GiB, 2.46 Gb/s, guest writes"), "{text}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The live display: one picture of a running migration, as lines.
 
 use console::{measure_text_width, truncate_str};
-use linerate_api::{LinkProgress, LinkState, Progress, Step};
+use linerate_api::{DiskProgress, LinkProgress, LinkState, Progress, Step};
 
 use super::bar::bar;
 use super::format::{bit_rate, bytes, clean, clock_us, percent, port_speed, time_us};
@@ -21,6 +21,7 @@ pub fn frame(view: &View, now_us: u64, width: usize, paint: Paint) -> Vec<String
     if let Some(progress) = &view.progress {
         lines.push(String::new());
         lines.push(total(progress, width, paint));
+        lines.extend(progress.disks.map(|disks| disks_line(disks, width, paint)));
         lines.extend(links(progress, width, paint));
         lines.extend(rdma_ports(&progress.links, paint));
         lines.push(String::new());
@@ -84,7 +85,23 @@ fn total(progress: &Progress, width: usize, paint: Paint) -> String {
     format!("  {} {}  {text}", paint.bold(&label), bar(share / 100.0, room, paint))
 }
 
+/// Disks that go along: how far they are, apart from the memory.
+fn disks_line(disks: DiskProgress, width: usize, paint: Paint) -> String {
+    let share = percent(disks.done_bytes, disks.total_bytes);
+    let text = format!(
+        "{:>4.0} %  {:>10} of {:<10}",
+        share.floor(),
+        bytes(disks.done_bytes),
+        bytes(disks.total_bytes)
+    );
+    let room = width.saturating_sub(measure_text_width(&text) + RATE_WIDTH + 6 + TOTAL_LABEL).clamp(8, 44);
+    let label = pad("disks", TOTAL_LABEL);
+    format!("  {} {}  {}", paint.bold(&label), bar(share / 100.0, room, paint), text.trim_end())
+}
+
 const TOTAL_LABEL: usize = 6;
+/// The rate at the end of the line above, so that both bars are equally long.
+const RATE_WIDTH: usize = 11;
 
 fn links(progress: &Progress, width: usize, paint: Paint) -> Vec<String> {
     let without_bars = link_table(progress, 0, true, paint);

@@ -84,6 +84,24 @@ fn a_report_by_streams_says_so_and_why() {
 }
 
 #[test]
+fn disks_that_go_along_have_a_line_of_their_own() {
+    let mut view = copying();
+    if let Some(progress) = &mut view.progress {
+        progress.disks = Some(linerate_api::DiskProgress { total_bytes: 8 << 30, done_bytes: 2 << 30 });
+    }
+    check("frame-disks.txt", &(frame(&view, 5_200_000, 99, Paint::PLAIN).join("\n") + "\n"));
+    let mut report_of = data();
+    report_of.disks = Some(linerate_api::DiskTotals {
+        count: 2,
+        copied_bytes: 9 << 30,
+        sent_bytes: 3 << 30,
+        alone_us: 4_200_000,
+    });
+    let drawn = report(&report_of, 100, Paint::PLAIN);
+    assert!(drawn.contains("2: 9.00 GiB copied, 3.00 GiB sent; 4.20 s before the memory"), "{drawn}");
+}
+
+#[test]
 fn reports() {
     for width in [80, 100] {
         check(&format!("report-{width}.txt"), &report(&data(), width, Paint::PLAIN));

@@ -23,6 +23,7 @@ pub fn progress() -> Progress {
         dirty_rate_bytes_per_s: Some(126_000_000),
         predicted_blackout_ms: Some(14),
         predicted_left_ms: Some(5400),
+        disks: None,
         links: vec![
             LinkProgress {
                 id: 0,
@@ -116,6 +117,7 @@ pub fn report() -> Report {
             zero_bytes: GIB / 2,
             hole_bytes: 4 * GIB,
         },
+        disks: None,
         goodput_bytes_per_s: 492_000_000,
         links: vec![link("eth1", 1, 2260 * MIB, 0, 12), link("eth2", 2, 1553 * MIB, 1, 431)],
         cpu: CpuSeconds { source_agent_s: 2.41, destination_agent_s: 1.87 },

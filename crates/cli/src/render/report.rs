@@ -173,6 +173,18 @@ fn totals(report: &Report, paint: Paint) -> Vec<String> {
             bytes(ram.hole_bytes)
         ),
     );
+    if let Some(disks) = &report.disks {
+        row(
+            "Disks",
+            format!(
+                "{}: {} copied, {} sent; {} before the memory, then beside it",
+                disks.count,
+                bytes(disks.copied_bytes),
+                bytes(disks.sent_bytes),
+                time_us(disks.alone_us)
+            ),
+        );
+    }
     let mode = match (report.mode, report.stream_channels) {
         (Mode::Direct, _) => "direct mode".to_owned(),
         (Mode::Stream, None | Some(0)) => "stream mode".to_owned(),

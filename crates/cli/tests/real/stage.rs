@@ -1,7 +1,7 @@
 //! Two hosts, two agents, a guest.
 
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -51,7 +51,7 @@ impl Stage {
 
     /// Two hosts whose cables end in switches, bridges that can be set; their ports may be set from each other.
     pub fn through_switches(links_mbps: &[u64], parameters: GuestParameters) -> Stage {
-        let hosts = hosts_of(Lab::builder().hosts(3), links_mbps, "settings_from_agents = true\n");
+        let hosts = hosts_of(Lab::builder().hosts(3), links_mbps, |_| "settings_from_agents = true\n".into());
         Stage::build_on(hosts, parameters, QemuVersion::System, None)
     }
 
@@ -83,10 +83,54 @@ impl Stage {
         Stage::foreign(links_mbps, guest, disk, options)
     }
 
-    fn foreign(links: &[u64], mut spec: GuestSpec, disk: Option<DiskMode>, options: QemuOptions) -> Stage {
-        let (one, lab, agents) = hosts(links);
+    /// The same on hosts that do not share disks: what is in `here` on the one is in `there` on the other. `prepare` makes what else the
+    /// guest has in the first folder, and says what arguments that takes.
+    #[allow(dead_code, reason = "not every test file has such hosts")]
+    pub fn unshared(
+        links_mbps: &[u64],
+        mut guest: GuestSpec,
+        disk: Option<DiskMode>,
+        prepare: impl FnOnce(&Path) -> Vec<String>,
+    ) -> Stage {
+        guest.parameters.disk_generation = disk.map(|_| 1);
+        guest.parameters.disk_mbps = 4;
+        let hosts = hosts_of(Lab::builder(), links_mbps, |lab| {
+            let [here, there] = disk_folders(lab);
+            for folder in [&here, &there] {
+                std::fs::create_dir_all(folder).unwrap();
+            }
+            let (here, there) = (here.display(), there.display());
+            format!("paths = {{ \"{here}/\" = \"{there}/\", \"{there}/\" = \"{here}/\" }}\n")
+        });
+        let folder = disk_folders(&hosts.1).into_iter().next().unwrap();
+        let arguments = prepare(&folder);
+        let options = QemuOptions { ram: Ram::Plain, locks: true, arguments, ..QemuOptions::default() };
+        Stage::foreign_on(hosts, &folder, guest, disk, options)
+    }
+
+    /// Where the disks of hosts that do not share them are: of the host that has the guest, and of the other.
+    #[allow(dead_code, reason = "not every test file has such hosts")]
+    pub fn disks(&self) -> [PathBuf; 2] {
+        let mut folders = disk_folders(&self.lab);
+        folders.rotate_left(self.source);
+        folders
+    }
+
+    fn foreign(links: &[u64], spec: GuestSpec, disk: Option<DiskMode>, options: QemuOptions) -> Stage {
+        let hosts = hosts(links);
+        let folder = hosts.1.directory().to_owned();
+        Stage::foreign_on(hosts, &folder, spec, disk, options)
+    }
+
+    fn foreign_on(
+        (one, lab, agents): Hosts,
+        folder: &Path,
+        mut spec: GuestSpec,
+        disk: Option<DiskMode>,
+        options: QemuOptions,
+    ) -> Stage {
         if let Some(mode) = disk {
-            let image = lab.directory().join("disk.img");
+            let image = folder.join("disk.img");
             make_disk(&image, DISK_MB).unwrap();
             spec = spec.disk(&image, mode);
         }
@@ -128,7 +172,7 @@ impl Stage {
 
     /// On hosts that have more than usual.
     pub fn with_hosts(hosts: LabBuilder, links_mbps: &[u64], guest: impl FnOnce(&Lab) -> GuestSpec) -> Stage {
-        Stage::of(hosts_of(hosts, links_mbps, ""), guest)
+        Stage::of(hosts_of(hosts, links_mbps, |_| String::new()), guest)
     }
 
     fn of((one, lab, agents): Hosts, guest: impl FnOnce(&Lab) -> GuestSpec) -> Stage {
@@ -258,8 +302,7 @@ impl Stage {
     pub fn guest_goes_on(&self) {
         // Only its present console counts: the files of hosts that it left are removed with what was there.
         let console = Console::new(self.consoles.last().cloned());
-        let before = console.last_pass();
-        console.wait_passes(before + self.passes, LONG).unwrap();
+        console.wait_passes(self.passes, LONG).unwrap();
         assert_eq!(console.bad_lines(), Vec::<String>::new());
     }
 
@@ -292,19 +335,24 @@ impl Stage {
     }
 }
 
+fn disk_folders(lab: &Lab) -> [PathBuf; 2] {
+    ["here", "there"].map(|name| lab.directory().join("disks").join(name))
+}
+
 type Hosts = (MutexGuard<'static, ()>, Lab, Vec<Agent>);
 
 fn hosts(links: &[u64]) -> Hosts {
-    hosts_of(Lab::builder(), links, "")
+    hosts_of(Lab::builder(), links, |_| String::new())
 }
 
 /// The first two hosts have agents.
-fn hosts_of(builder: LabBuilder, links: &[u64], configuration: &str) -> Hosts {
+fn hosts_of(builder: LabBuilder, links: &[u64], configuration: impl FnOnce(&Lab) -> String) -> Hosts {
     let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let builder = links.iter().fold(builder, |lab, &mbps| lab.link(LinkSpec::shaped(mbps).mtu(9000)));
     let lab = builder.build().unwrap();
     let hosts = lab.hosts().iter().take(2);
-    let agents = hosts.map(|host| Agent::start(host, options(configuration)).unwrap()).collect();
+    let configuration = configuration(&lab);
+    let agents = hosts.map(|host| Agent::start(host, options(&configuration)).unwrap()).collect();
     (one, lab, agents)
 }
 

@@ -106,6 +106,7 @@ impl Tape {
             predicted_blackout_ms: (done > GIB / 2)
                 .then(|| u32::try_from(remaining / 614_000).unwrap_or(0) / 20 + 9),
             predicted_left_ms: Some(remaining * 1000 / rate.max(1)),
+            disks: None,
             links,
         })));
     }
@@ -181,6 +182,7 @@ impl Tape {
                 zero_bytes: 220 * MIB,
                 hole_bytes: 4 * GIB,
             },
+            disks: None,
             goodput_bytes_per_s: sent * 1_000_000 / copy_us.max(1),
             links: (0..2u16).map(|id| self.link_totals(id)).collect(),
             cpu: CpuSeconds { source_agent_s: 2.41, destination_agent_s: 1.87 },

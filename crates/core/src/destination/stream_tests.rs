@@ -114,14 +114,14 @@ fn a_fault_while_streams_come_ends_the_waiting_guest() {
 fn a_peer_that_breaks_the_rules_of_streams_makes_nothing_run_twice() {
     let violation = || Fault::new(Code::ProtocolViolation, Step::Commit, Side::Source, "a note out of place");
     let mut driver = Driver::streaming();
-    driver.tell(Event::StreamsFailed(violation()));
+    driver.tell(Event::ReceivingFailed(violation()));
     assert_eq!(driver.fault(), Some(Code::ProtocolViolation));
 
     let mut driver = Driver::streaming();
     driver.tell(Event::DeviceStateLoaded);
     driver.receive(Message::Commit);
     assert!(driver.tell(Event::Journaled(DestinationPhase::Committed)).contains(&Action::Run));
-    driver.tell(Event::StreamsFailed(violation()));
+    driver.tell(Event::ReceivingFailed(violation()));
     driver.brain.handle(Time::ZERO + RUN_AGAIN_AFTER, Event::Tick);
     let later: Vec<Action> = std::iter::from_fn(|| driver.brain.poll_action(Time::ZERO)).collect();
     assert!(!later.contains(&Action::Run), "the guest is being started already");

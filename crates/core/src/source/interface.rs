@@ -6,7 +6,7 @@ use crate::control::Outgoing;
 use crate::journal::SourcePhase;
 use crate::policy::Limits;
 use crate::scheduler;
-use crate::statistics::Streamed;
+use crate::statistics::{Disks, Streamed};
 use crate::{
     ChannelId, Endpoint, Extent, Fault, GuestState, LinkId, Message, Outcome, PathId, RegionInfo,
     StreamSettings,
@@ -112,6 +112,14 @@ pub enum Event {
     },
     /// How far the hypervisor is with its own streams; several times a second, or the migration is taken for stuck.
     Streamed(Streamed),
+    /// How far the hypervisor is with disks that go along, as often: before it copies RAM, beside that, and once more when all is over
+    /// there.
+    Disks {
+        /// What it says.
+        disks: Disks,
+        /// Bytes of all streams that the destination has.
+        carried_bytes: u64,
+    },
     /// The streams say this to the other side's: Stream, Fence or Fenced.
     Carriage(Message),
     /// QEMU stopped the guest.
@@ -166,8 +174,8 @@ pub enum Action {
     },
     /// Slow the guest down.
     Throttle(u8),
-    /// Let the hypervisor begin its own streams, set like this. Then [`Event::Streamed`]…, [`Event::GuestStopped`] and
-    /// [`Event::Holding`].
+    /// Let the hypervisor begin its own streams, set like this. Then [`Event::Disks`]… if disks go along, [`Event::Streamed`]…,
+    /// [`Event::GuestStopped`] and [`Event::Holding`].
     BeginStreams(StreamSettings),
     /// The other side's streams say this: Stream, Fence or Fenced.
     Carriage(Message),
@@ -175,7 +183,8 @@ pub enum Action {
     SwitchOver,
     /// Digest of all regions. Then [`Event::Digested`].
     Digest,
-    /// Let QEMU write device state. Then [`Event::DeviceState`]… and [`Event::DeviceStateDone`].
+    /// Have disks that go along completed, then let QEMU write device state. Then [`Event::DeviceState`]… and
+    /// [`Event::DeviceStateDone`].
     WriteDeviceState,
     /// Put the phase on disk and flush. Then [`Event::Journaled`] or [`Event::Failed`].
     Journal(SourcePhase),

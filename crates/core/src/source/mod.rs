@@ -211,6 +211,7 @@ impl Source {
             Event::Resolve(resume) => self.resolve(now, resume),
             Event::Carriage(message) => self.say(now, message),
             Event::Streamed(streamed) => self.streamed(now, streamed),
+            Event::Disks { disks, carried_bytes } => self.disks_copied(now, disks, carried_bytes),
             Event::Tick => {}
             event => self.body_event(now, event),
         }

@@ -6,7 +6,7 @@ use super::*;
 use crate::GuestState;
 use crate::control::Outgoing;
 use crate::policy::Limits;
-use crate::statistics::Streamed;
+use crate::statistics::{Disks, Streamed};
 
 const PATH: PathId = 0;
 const OFFERED: u16 = 4;
@@ -372,4 +372,44 @@ fn a_peer_that_breaks_the_rules_of_streams_makes_no_action_happen_twice() {
         let later = driver.wait(Duration::from_secs(2));
         assert!(!later.contains(&Action::CleanUp), "{state:?}: the clean-up is under way already");
     }
+}
+
+fn disks(done_bytes: u64, total_bytes: u64, carried_bytes: u64) -> Event {
+    Event::Disks { disks: Disks { total_bytes, done_bytes }, carried_bytes }
+}
+
+#[test]
+fn disks_that_are_copied_before_ram_are_no_round_and_their_time_is_not_the_first_passes() {
+    let mut driver = Driver::at(Streaming);
+    for done in [0, 5, 9] {
+        driver.wait(Duration::from_secs(1));
+        driver.tell(disks(done, 9, done));
+    }
+    assert!(driver.brain.statistics().rounds.is_empty());
+    driver.tell(Event::Streamed(Streamed { remaining_bytes: 100, ..Streamed::default() }));
+    driver.wait(Duration::from_secs(2));
+    driver.tell(disks(10, 10, 50));
+    driver.tell(Event::Streamed(Streamed { round: 1, carried_bytes: 60, ..Streamed::default() }));
+    let statistics = driver.brain.statistics();
+    assert_eq!(statistics.disks, Some(Disks { total_bytes: 10, done_bytes: 10 }));
+    assert_eq!(statistics.disks_alone, Duration::from_secs(3));
+    assert_eq!(statistics.rounds[0].took, Some(Duration::from_secs(2)));
+}
+
+#[test]
+fn disks_that_nobody_takes_are_given_up_after_the_limit_however_much_the_guest_writes() {
+    let mut driver = Driver::at(Streaming);
+    for second in 0..29 {
+        driver.wait(Duration::from_secs(1));
+        driver.tell(disks(1, 100 + second, 1));
+        assert_eq!(driver.fault(), None, "after {second} s");
+    }
+    driver.tell(disks(2, 200, 1));
+    for second in 0..29 {
+        driver.wait(Duration::from_secs(1));
+        driver.tell(disks(2, 200 + second, 1));
+        assert_eq!(driver.fault(), None, "after {second} s");
+    }
+    driver.wait(Duration::from_secs(2));
+    assert_eq!(driver.fault().map(|fault| fault.code), Some(Code::PeerLost));
 }

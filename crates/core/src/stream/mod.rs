@@ -98,6 +98,8 @@ pub struct Config {
     /// How much of all streams may wait in their rings for the peer, as time at the rate that the links carry; all of the rings
     /// if absent. For writers that guess from their sockets how fast they are being read, and what is left.
     pub backlog: Option<Duration>,
+    /// Never give a number twice in a session: for carriers that remember where a stream's ring is, by its number.
+    pub numbers_once: bool,
     /// Channels and their windows.
     pub scheduler: scheduler::Config,
 }
@@ -110,6 +112,7 @@ impl Default for Config {
             piece_bytes: 256 << 10,
             ahead_bytes: 512 << 10,
             backlog: None,
+            numbers_once: false,
             scheduler: scheduler::Config { write_bytes_min: 64 << 10, ..scheduler::Config::default() },
         }
     }

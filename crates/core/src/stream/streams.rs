@@ -47,6 +47,8 @@ struct Stream {
     phase: Phase,
     send: SendHalf,
     receive: ReceiveHalf,
+    /// Bytes of the peer's ring for it; 0 until the peer has said so.
+    peer_window: u64,
     /// It stands in the queue of turns.
     queued: bool,
     said_closed: bool,
@@ -63,7 +65,8 @@ pub struct Streams {
     config: Config,
     scheduler: Scheduler,
     streams: BTreeMap<StreamId, Stream>,
-    next_number: StreamId,
+    /// None when all were given.
+    next_number: Option<StreamId>,
     turns: VecDeque<StreamId>,
     notes: VecDeque<(StreamId, StreamNote)>,
     events: VecDeque<Event>,
@@ -80,7 +83,7 @@ impl Streams {
             config,
             scheduler,
             streams: BTreeMap::new(),
-            next_number: StreamId::from(end == End::Destination),
+            next_number: Some(StreamId::from(end == End::Destination)),
             turns: VecDeque::new(),
             notes: VecDeque::new(),
             events: VecDeque::new(),
@@ -109,8 +112,11 @@ impl Streams {
     /// A number of this end that is free, later ones first, so that a number rests before it is given again.
     fn free_number(&mut self) -> Option<StreamId> {
         for _ in 0..=StreamId::MAX / 2 {
-            let number = self.next_number;
-            self.next_number = number.wrapping_add(2);
+            let number = self.next_number?;
+            self.next_number = match self.config.numbers_once {
+                true => number.checked_add(2),
+                false => Some(number.wrapping_add(2)),
+            };
             if !self.streams.contains_key(&number) {
                 return Some(number);
             }
@@ -124,6 +130,7 @@ impl Streams {
             phase,
             send: SendHalf::new(window),
             receive: ReceiveHalf::new(window),
+            peer_window: 0,
             queued: false,
             said_closed: false,
             heard_closed: false,
@@ -171,6 +178,11 @@ impl Streams {
     fn backlog_bytes(&self) -> Option<u64> {
         let seconds = self.config.backlog?.as_secs_f64();
         Some((self.scheduler.bytes_per_s() * seconds) as u64)
+    }
+
+    /// Bytes of the peer's ring for a stream: a position lies there at the remainder of its division by them. None if that is not known.
+    pub fn peer_window(&self, stream: StreamId) -> Option<u64> {
+        self.streams.get(&stream).map(|one| one.peer_window).filter(|bytes| *bytes > 0)
     }
 
     /// Bytes were put into the ring where [`Room::Space`] said.
@@ -258,6 +270,7 @@ impl Streams {
         match (one.phase, note) {
             (Phase::Opening, StreamNote::Opened { window }) => {
                 one.phase = Phase::Open;
+                one.peer_window = window;
                 one.send.credit(window);
                 self.events.push_back(Event::Opened(stream));
                 self.queue(stream);
@@ -293,6 +306,7 @@ impl Streams {
         let full = self.streams.len() >= self.config.streams_max;
         self.insert(stream, Phase::Asked);
         if let Some(one) = self.streams.get_mut(&stream) {
+            one.peer_window = window;
             one.send.credit(window);
         }
         if full {

@@ -254,6 +254,31 @@ fn numbers_rest_before_they_are_given_again() {
 }
 
 #[test]
+fn where_numbers_are_given_once_none_comes_again() {
+    let mut streams = Streams::new(End::Destination, Config { numbers_once: true, ..config() });
+    let mut given = 0;
+    while let Ok(stream) = streams.open("x") {
+        assert_eq!(usize::from(stream), 2 * given + 1, "a number of this end that was not given before");
+        streams.note(stream, StreamNote::Refused { reason: String::new() }).unwrap();
+        given += 1;
+    }
+    assert_eq!(given, 1 << 15, "all of this end");
+    assert_eq!(streams.count(), 0, "it is not that there are too many at a time");
+}
+
+#[test]
+fn the_size_of_the_peers_ring_is_what_it_said_when_the_stream_was_opened() {
+    let mut streams = source();
+    let stream = streams.open("x").unwrap();
+    assert_eq!(streams.peer_window(stream), None);
+    streams.note(stream, StreamNote::Opened { window: 250 }).unwrap();
+    streams.note(stream, StreamNote::Credit { limit: 400 }).unwrap();
+    assert_eq!(streams.peer_window(stream), Some(250));
+    streams.note(1, StreamNote::Open { service: "y".into(), window: 9 }).unwrap();
+    assert_eq!(streams.peer_window(1), Some(9));
+}
+
+#[test]
 fn a_failed_session_breaks_every_stream_and_lets_it_go() {
     let mut streams = source();
     let stream = opened(&mut streams, 1000);

@@ -16,17 +16,19 @@ pub struct DestinationQemu {
     pub(super) qmp: Qmp,
     /// How it was set at the beginning; none if that is not known.
     pub(super) found: Option<Settings>,
+    /// Images that it offers for disks that go along.
+    pub(super) exports: usize,
 }
 
 impl DestinationQemu {
     /// Takes a connection over.
     pub fn new(qmp: Qmp) -> DestinationQemu {
-        DestinationQemu { qmp, found: None }
+        DestinationQemu { qmp, found: None, exports: 0 }
     }
 
     /// For a guest that an earlier agent left in the middle: how it was set comes from the journal.
     pub fn recovered(qmp: Qmp, found: Option<Settings>) -> DestinationQemu {
-        DestinationQemu { qmp, found }
+        DestinationQemu { qmp, found, exports: 0 }
     }
 
     /// How QEMU was set before it was prepared.

@@ -41,6 +41,8 @@ pub struct SourceQemu {
     found: Option<Settings>,
     /// The guest ran when this began and must run again if it comes to nothing.
     ran: bool,
+    /// Drives that are being mirrored to the destination, in order.
+    pub(super) copied: Vec<String>,
 }
 
 impl SourceQemu {
@@ -48,13 +50,13 @@ impl SourceQemu {
     pub fn new(mut qmp: Qmp, deadline: Instant) -> Result<SourceQemu, MigrateError> {
         let ran = run_state(&mut qmp, deadline)? == "running";
         let found = Some(Settings::read(&mut qmp, deadline)?);
-        Ok(SourceQemu { qmp, found, ran })
+        Ok(SourceQemu { qmp, found, ran, copied: Vec::new() })
     }
 
     /// For a guest that was left in the middle, by an earlier agent or a broken connection: how it was at the beginning comes from
     /// the journal, or from before.
     pub fn recovered(qmp: Qmp, ran: bool, found: Option<Settings>) -> SourceQemu {
-        SourceQemu { qmp, found, ran }
+        SourceQemu { qmp, found, ran, copied: Vec::new() }
     }
 
     /// How QEMU was set at the beginning.
@@ -189,6 +191,7 @@ impl SourceQemu {
     /// After completion it refuses: the guest's state is elsewhere.
     pub fn cancel(&mut self, deadline: Instant) -> Result<(), MigrateError> {
         self.cancel_migration(deadline)?;
+        self.drop_mirrors(deadline)?;
         self.release(deadline)?;
         if self.ran { self.resume_again(deadline) } else { Ok(()) }
     }
@@ -200,6 +203,7 @@ impl SourceQemu {
         match self.cancel_migration(deadline) {
             Ok(()) => {}
             Err(MigrateError::AlreadyCompleted) => {
+                self.drop_mirrors(deadline)?;
                 self.release(deadline)?;
                 if self.ran {
                     // QEMU takes its disks back before it lets the guest run.
@@ -210,6 +214,7 @@ impl SourceQemu {
             }
             Err(error) => return Err(error),
         }
+        self.drop_mirrors(deadline)?;
         self.release(deadline)?;
         if self.ran { self.resume_again(deadline) } else { Ok(()) }
     }

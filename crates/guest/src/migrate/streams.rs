@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 
+use super::mirrors::MirrorProgress;
 use super::settings::{self, Settings, capabilities};
 use super::source::PreSwitchover;
 use super::{DestinationQemu, MigrateError, SourceQemu, at_rest, command_deadline};
@@ -76,6 +77,8 @@ pub struct StreamProgress {
     pub expected_downtime: Option<Duration>,
     /// Percent by which the guest is slowed down.
     pub throttle_percent: u8,
+    /// Disks that go along.
+    pub disks: Option<MirrorProgress>,
 }
 
 impl StreamProgress {
@@ -97,6 +100,7 @@ impl StreamProgress {
                 .and_then(Value::as_u64)
                 .map(Duration::from_millis),
             throttle_percent: u8::try_from(throttle).unwrap_or(u8::MAX),
+            disks: None,
         })
     }
 }
@@ -139,7 +143,9 @@ impl SourceQemu {
         let mut asked = |qemu: &mut SourceQemu| {
             look_at.set(Instant::now() + LOOK);
             let answer = qemu.qmp.execute("query-migrate", json!({}), command_deadline())?;
-            StreamProgress::read(&answer).into_iter().for_each(&mut *tell);
+            let disks = qemu.look_at_mirrors()?;
+            let progress = StreamProgress::read(&answer).map(|told| StreamProgress { disks, ..told });
+            progress.into_iter().for_each(&mut *tell);
             Ok(answer.get("status").and_then(Value::as_str).unwrap_or("none").to_owned())
         };
         self.wait_held(&mut until, &mut asked)
@@ -188,7 +194,10 @@ impl DestinationQemu {
                 return Err(MigrateError::GivenUp);
             }
             match self.qmp.wait_event(|event| event.name == "MIGRATION", Instant::now() + LOOK) {
-                Ok(event) if event.is_migration("completed") => return self.wait_paused(command_deadline()),
+                Ok(event) if event.is_migration("completed") => {
+                    self.wait_paused(command_deadline())?;
+                    return self.close_exports(command_deadline());
+                }
                 Ok(event) if event.is_migration("failed") => return Err(self.failed(command_deadline())),
                 Ok(_) | Err(QmpError::TimedOut { .. }) => {}
                 Err(error) => return Err(super::destination::ended(error)),
@@ -244,6 +253,7 @@ mod tests {
             dirty_bytes_per_s: 8192,
             expected_downtime: Some(Duration::from_millis(300)),
             throttle_percent: 20,
+            disks: None,
         };
         assert_eq!(StreamProgress::read(&answer), Some(wanted));
         assert_eq!(StreamProgress::read(&json!({ "status": "setup" })), None);

@@ -90,7 +90,7 @@ fn node(value: &Value) -> Option<Node> {
 }
 
 // With unusual options QEMU shows a file as json:{…}: the file's name is inside.
-fn node_file(value: &Value) -> Option<String> {
+pub(crate) fn node_file(value: &Value) -> Option<String> {
     let shown = value.pointer("/image/filename").and_then(Value::as_str)?;
     let Some(json) = shown.strip_prefix("json:") else { return Some(shown.to_owned()) };
     let inner: Value = serde_json::from_str(json).ok()?;

@@ -1,5 +1,6 @@
 //! Options that open files: disks, CD images, kernels, flash. Every name must lie under a configured folder.
 
+use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 
 use super::{Builder, NeededFile, TwinError, check_id, no_file_name, refused};
@@ -142,7 +143,7 @@ impl Builder<'_> {
     }
 
     fn host_file(&mut self, option: &str, source: &str, writable: bool) -> Result<String, TwinError> {
-        let path = self.options.paths.get(source).map_or(source, String::as_str);
+        let path = &mapped(&self.options.paths, source);
         let outside = || TwinError::OutsideRoots { option: option.to_owned(), path: path.to_owned() };
         let plain = Path::new(path);
         // A name without a leading slash may be a protocol (nbd:, json:, fat:); /dev/fdset is QEMU's own magic.
@@ -154,12 +155,46 @@ impl Builder<'_> {
         if !self.options.file_roots.iter().any(|root| plain.starts_with(root) && plain != root) {
             return Err(outside());
         }
-        self.twin.files.push(NeededFile { source: source.to_owned(), path: PathBuf::from(path), writable });
+        self.twin.files.push(NeededFile {
+            source: source.to_owned(),
+            path: PathBuf::from(path.as_str()),
+            writable,
+        });
         Ok(path.to_owned())
+    }
+}
+
+/// The local name: that of the file itself, or else of the deepest folder above it that has one (both ends with a slash).
+fn mapped(paths: &BTreeMap<String, String>, source: &str) -> String {
+    let folders = paths.iter().filter(|(from, _)| from.ends_with('/') && source.starts_with(from.as_str()));
+    match (paths.get(source), folders.max_by_key(|(from, _)| from.len())) {
+        (Some(file), _) => file.clone(),
+        (None, Some((from, to))) => format!("{to}{}", source.get(from.len()..).unwrap_or_default()),
+        (None, None) => source.to_owned(),
     }
 }
 
 // A reference to another node, which has its own option. Empty: no backing file.
 fn node_name(option: &str, value: &str) -> Result<(), TwinError> {
     if value.is_empty() { Ok(()) } else { check_id(option, value) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_its_own_name_goes_before_the_deepest_folder() {
+        let pairs = [("/a/", "/x/"), ("/a/b/", "/y/"), ("/a/b/d.img", "/z.img"), ("/c", "/w")];
+        let paths = pairs.map(|(from, to)| (from.to_owned(), to.to_owned())).into();
+        for (source, local) in [
+            ("/a/d.img", "/x/d.img"),
+            ("/a/b/c/d.img", "/y/c/d.img"),
+            ("/a/b/d.img", "/z.img"),
+            ("/c/d.img", "/c/d.img"),
+            ("/ab/d.img", "/ab/d.img"),
+        ] {
+            assert_eq!(mapped(&paths, source), local, "{source}");
+        }
+    }
 }

@@ -209,44 +209,29 @@ impl Connection {
         if message.len() > MESSAGE_BYTES || !self.outbox.put(slot * MESSAGE_BYTES, message) {
             return Err(RdmaError::Rules("a message is too long"));
         }
-        for place in places {
-            let piece = Sge { addr: place.from, length: place.length, lkey: place.local_key };
-            self.post_one(piece, number, IBV_WR_RDMA_WRITE, 0, (place.to, place.remote_key))?;
-        }
-        let piece = Sge {
+        let piece = |place: &Place| Sge { addr: place.from, length: place.length, lkey: place.local_key };
+        let last = Sge {
             addr: self.outbox.address() + (slot * MESSAGE_BYTES) as u64,
             length: message.len() as u32,
             lkey: self.outbox.local_key(),
         };
-        self.post_one(piece, number, IBV_WR_SEND, IBV_SEND_SIGNALED, (0, 0))
-    }
-
-    fn post_one(
-        &self,
-        mut piece: Sge,
-        number: u64,
-        opcode: u32,
-        send_flags: u32,
-        (remote_addr, rkey): (u64, u32),
-    ) -> Result<(), RdmaError> {
-        let mut work = SendWr {
-            wr_id: number,
-            next: std::ptr::null_mut(),
-            sg_list: &mut piece,
-            num_sge: 1,
-            opcode,
-            send_flags,
-            imm_data: 0,
-            remote_addr,
-            rkey,
-            unused: [0; 19],
-        };
+        let mut pieces: Vec<Sge> = places.iter().map(piece).chain([last]).collect();
+        let write = |place: &Place| work(number, IBV_WR_RDMA_WRITE, 0, (place.to, place.remote_key));
+        let send = work(number, IBV_WR_SEND, IBV_SEND_SIGNALED, (0, 0));
+        let mut works: Vec<SendWr> = places.iter().map(write).chain([send]).collect();
+        // One list for all of them, from the last to the first: the adapter is called once.
+        let mut first = std::ptr::null_mut();
+        for (work, piece) in works.iter_mut().zip(&mut pieces).rev() {
+            (work.sg_list, work.next) = (piece, first);
+            first = work;
+        }
         let mut bad = std::ptr::null_mut();
         self.with_queue_pair("sending", |pair| {
-            // SAFETY: the pair is alive under the lock; the work and what it points to are read during the call. The
-            // memory that it names is registered, and whoever posts keeps the registration until the completion.
+            // SAFETY: the pair is alive under the lock; the works and pieces that the list goes through live until the end of
+            // this function, nobody else uses them, and they are read during the call. The memory that they name is
+            // registered, and whoever posts keeps the registration until the completion.
             unsafe {
-                (*(*pair.as_ptr()).context).ops.post_send.map(|post| post(pair.as_ptr(), &mut work, &mut bad))
+                (*(*pair.as_ptr()).context).ops.post_send.map(|post| post(pair.as_ptr(), first, &mut bad))
             }
         })
     }
@@ -375,6 +360,22 @@ impl Connection {
             }
         }
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+}
+
+/// A piece of work that names no memory of this side yet and stands alone.
+fn work(number: u64, opcode: u32, send_flags: u32, (remote_addr, rkey): (u64, u32)) -> SendWr {
+    SendWr {
+        wr_id: number,
+        next: std::ptr::null_mut(),
+        sg_list: std::ptr::null_mut(),
+        num_sge: 1,
+        opcode,
+        send_flags,
+        imm_data: 0,
+        remote_addr,
+        rkey,
+        unused: [0; 19],
     }
 }
 

@@ -18,7 +18,6 @@ use super::verbs::{Access, POLL_BATCH};
 use crate::channel::{ChannelEnd, ChannelError, Closer, Receiver, total};
 use crate::fence::Fence;
 use crate::receipts::{Receipts, SILENCE_MAX};
-use crate::region::held::window_of;
 use crate::stats::ChannelStats;
 use crate::table::{RegionTable, RemoteWriter};
 
@@ -29,13 +28,20 @@ const TELL_WAIT: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct RdmaReceiver {
     connection: Arc<Connection>,
+    refusals_max: usize,
     stats: Arc<ChannelStats>,
 }
 
 impl RdmaReceiver {
     /// Receives on this connection.
     pub fn new(connection: Arc<Connection>) -> RdmaReceiver {
-        RdmaReceiver { connection, stats: Arc::default() }
+        RdmaReceiver { connection, refusals_max: usize::MAX, stats: Arc::default() }
+    }
+
+    /// Ends the channel when so many frames arrived damaged, as
+    /// [`StreamReceiver::refusals_max`](crate::tcp::receive::StreamReceiver::refusals_max) does.
+    pub fn refusals_max(self, refusals_max: usize) -> RdmaReceiver {
+        RdmaReceiver { refusals_max, ..self }
     }
 
     /// Counters of what was applied.
@@ -59,7 +65,7 @@ impl Receiver for RdmaReceiver {
             stats: &self.stats,
             regions,
             fence,
-            receipts: Receipts::new(serving, &self.stats),
+            receipts: Receipts::new(serving, &self.stats).refuse_at_most(self.refusals_max),
             scratch: None,
             slots: (0..MESSAGES).collect(),
             write: Write::default(),
@@ -167,6 +173,7 @@ impl Server<'_> {
             || region.checksum(&write.data).map_err(memory)? == header.payload_checksum;
         if intact {
             region.landed(&write.data);
+            region.placed(&write.data).map_err(memory)?;
             for run in &write.zero {
                 let _permit = self.regions.permit()?;
                 region.clear(*run).map_err(memory)?;
@@ -218,16 +225,16 @@ impl Server<'_> {
 
     fn window(&self, id: u16, window: Run) -> Result<(u32, u64), ChannelError> {
         let region = self.regions.checked(id, [&window])?;
-        if window_of(window.offset, region.size()) != Some(window) {
+        if region.window(window.offset) != Some(window) {
             return Err(RdmaError::Rules("what is claimed is no window").into());
         }
-        let mapped = region.mapped().ok_or(RdmaError::NotMapped { region: id })?;
+        let (mapped, at) = region.mapped_at(window).ok_or(RdmaError::NotMapped { region: id })?;
         {
             let _permit = self.regions.permit()?;
             region.hold(window).map_err(|source| ChannelError::Memory { region: id, source })?;
         }
-        let made = self.connection.domain.register(mapped, window, Access::RemoteWrite)?;
-        let address = (mapped.base.as_ptr() as u64).wrapping_add(window.offset);
+        let made = self.connection.domain.register(mapped, at, Access::RemoteWrite)?;
+        let address = (mapped.base.as_ptr() as u64).wrapping_add(at.offset);
         Ok((made.remote_key(), address))
     }
 

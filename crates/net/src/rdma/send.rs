@@ -17,13 +17,15 @@ use super::staging::Staging;
 use super::verbs::{Access, Registration};
 use crate::channel::{Acknowledged, Acks, ChannelError, Closer, Sender, WriteOrder, total};
 use crate::region::Region;
-use crate::region::held::{pieces, window_of};
+use crate::region::held::{WINDOW_BYTES, pieces, window_of};
 use crate::stats::ChannelStats;
 
 /// Nothing moves for this long: the channel has failed. Who watches acknowledgements finds it far earlier.
 const SEND_WAIT: Duration = Duration::from_secs(30);
 /// A window is registered and its key comes back within this.
 const GRANT_WAIT: Duration = Duration::from_secs(5);
+// Streams are written by RDMA too, and have a region's number of their own.
+const _: () = assert!(SCRATCH_REGION != linerate_core::stream::REGION);
 const SCRATCH: Run = Run { offset: 0, length: PAYLOAD_BYTES_MAX as u64 };
 
 /// Sends placed writes over a queue pair.
@@ -78,10 +80,10 @@ impl RdmaSender {
 
     /// Waits until the keys of all windows are there that the runs lie in; claims those that are not, and some ahead.
     fn wait_for_windows(&self, order: &WriteOrder<'_>) -> Result<(), ChannelError> {
-        let size = order.region.size();
         let mut wanted: Vec<Run> = Vec::new();
         for piece in order.data.iter().flat_map(|run| pieces(*run)) {
-            let window = window_of(piece.offset, size).ok_or(RdmaError::Rules("a run outside its region"))?;
+            let window =
+                order.region.window(piece.offset).ok_or(RdmaError::Rules("a run outside its region"))?;
             if wanted.last() != Some(&window) {
                 wanted.push(window);
             }
@@ -106,7 +108,7 @@ impl RdmaSender {
     fn claim_ahead(&self, order: &WriteOrder<'_>, last: Run) -> Result<(), ChannelError> {
         let mut after = last.end();
         for _ in 0..CLAIM_AHEAD {
-            let Some(window) = window_of(after, order.region.size()) else { break };
+            let Some(window) = order.region.window(after) else { break };
             let (id, source) = (order.region_id, &self.source);
             let known =
                 source.with_inbox(|inbox| inbox.key(id, window).is_some() || inbox.is_claimed(id, window));
@@ -118,17 +120,22 @@ impl RdmaSender {
         Ok(())
     }
 
-    /// The registered windows that the runs lie in, if the adapter may read them where they are.
-    fn in_place(&self, order: &WriteOrder<'_>) -> Option<Vec<Arc<Registration>>> {
-        let mapped = order.region.mapped().filter(|_| self.options.zero_copy)?;
+    /// Where the pieces of the runs are, with the registered windows that they lie in, if the adapter may read them there.
+    fn in_place(&self, order: &WriteOrder<'_>) -> Option<Vec<(u64, Arc<Registration>)>> {
+        if !self.options.zero_copy {
+            return None;
+        }
         let domain = &self.source.connection.domain;
-        let window = |piece: Run| {
-            let window = window_of(piece.offset, order.region.size())?;
+        let found = |piece: Run| {
+            let (mapped, at) = order.region.mapped_at(piece)?;
+            let window = window_of(at.offset, mapped.length)?;
             // Registering a window fills its holes, and a source's holes are never touched.
-            let whole = order.region.is_whole(window).unwrap_or(false);
-            whole.then(|| domain.register(mapped, window, Access::Send).ok()).flatten()
+            let around = Run { offset: piece.offset - (at.offset - window.offset), length: window.length };
+            let whole = order.region.is_whole(around).unwrap_or(false);
+            let registered = whole.then(|| domain.register(mapped, window, Access::Send).ok()).flatten()?;
+            Some((mapped.base.as_ptr() as u64 + at.offset, registered))
         };
-        order.data.iter().flat_map(|run| pieces(*run)).map(window).collect()
+        order.data.iter().flat_map(|run| pieces(*run)).map(found).collect()
     }
 
     /// Makes the payload ready where it lies, or copies it, and plans the writes.
@@ -138,17 +145,16 @@ impl RdmaSender {
             return Ok(Payload::default());
         }
         let memory = |source| ChannelError::Memory { region: order.region_id, source };
-        let (Some(windows), Some(mapped)) = (self.in_place(order), order.region.mapped()) else {
-            return self.stage(order);
-        };
+        let Some(found) = self.in_place(order) else { return self.stage(order) };
         let checksum = match self.options.checksums {
             true => order.region.checksum(order.data).map_err(memory)?,
             false => 0,
         };
-        let base = mapped.base.as_ptr() as u64;
+        let mut windows = Vec::new();
         let all = order.data.iter().flat_map(|run| pieces(*run));
-        for (piece, window) in all.zip(&windows) {
-            self.plan(order.region_id, piece, base + piece.offset, window.local_key(), order.region)?;
+        for (piece, (from, window)) in all.zip(found) {
+            self.plan(order.region_id, piece, from, window.local_key(), order.region)?;
+            windows.push(window);
         }
         Ok(Payload { windows, staged: 0, checksum })
     }
@@ -199,10 +205,11 @@ impl RdmaSender {
         local_key: u32,
         region: &dyn Region,
     ) -> Result<(), ChannelError> {
-        let window = window_of(piece.offset, region.size());
+        let window = region.window(piece.offset);
         let key = window.and_then(|window| self.source.with_inbox(|inbox| inbox.key(id, window)));
         let grant = key.ok_or(RdmaError::Rules("a window without a key"))?;
-        let to = grant.address + (piece.offset - grant.window.offset);
+        // Windows begin at multiples of their size in every region, and in every ring that streams are folded into.
+        let to = grant.address + piece.offset % WINDOW_BYTES;
         let length = u32::try_from(piece.length).map_err(|_| RdmaError::Rules("a run is too long"))?;
         self.places.push(Place { from, length, local_key, to, remote_key: grant.key });
         Ok(())

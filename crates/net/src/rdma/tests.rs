@@ -28,6 +28,7 @@ use crate::tcp::connect::Route;
 
 mod errors;
 mod measure;
+mod streams;
 mod wires;
 
 const PAGE: u64 = 4096;
@@ -74,23 +75,33 @@ fn connected(options: &RdmaOptions) -> (Arc<Connection>, Arc<Connection>) {
     connected_over((NEAR, FAR), options)
 }
 
-fn connected_over(
+fn connected_over(ends: (IpAddr, IpAddr), options: &RdmaOptions) -> (Arc<Connection>, Arc<Connection>) {
+    connected_in(ends, options, &Default::default())
+}
+
+/// With the domains of the two ends.
+fn connected_in(
     (near, far): (IpAddr, IpAddr),
     options: &RdmaOptions,
+    [here, there]: &[Domains; 2],
 ) -> (Arc<Connection>, Arc<Connection>) {
     let (taken, connections) = mpsc::channel();
-    let domains = Domains::default();
     let listener = Listener::start(&[SocketAddr::new(far, 0)], move |accepted: Accepted| {
         assert_eq!(accepted.hello, hello());
         assert_eq!(accepted.peer.ip(), near);
-        let welcome = Welcome { version: 1, control_received: 0 };
-        let _ = taken.send(accepted.welcome(welcome, &domains).unwrap());
+        let _ = taken.send(accepted);
     })
     .unwrap();
     let route = Route { local: Some(near), device: None, remote: listener.addresses()[0] };
-    let (source, welcome) = connect(&route, &hello(), options, &Domains::default()).unwrap();
-    assert_eq!(welcome.version, 1);
-    (source, connections.recv_timeout(WAIT).unwrap())
+    std::thread::scope(|scope| {
+        let destination = scope.spawn(move || {
+            let welcome = Welcome { version: 1, control_received: 0 };
+            connections.recv_timeout(WAIT).unwrap().welcome(welcome, there).unwrap()
+        });
+        let (source, welcome) = connect(&route, &hello(), options, here).unwrap();
+        assert_eq!(welcome.version, 1);
+        (source, destination.join().unwrap())
+    })
 }
 
 /// A destination that serves one channel, and the source's halves of it.

@@ -162,6 +162,14 @@ impl Region for HeldRegion {
         self.inner.mapped()
     }
 
+    fn mapped_at(&self, run: Run) -> Option<(Mapped, Run)> {
+        self.inner.mapped_at(run)
+    }
+
+    fn window(&self, offset: u64) -> Option<Run> {
+        self.inner.window(offset)
+    }
+
     fn read(&self, run: Run, to: &mut [u8]) -> io::Result<()> {
         self.inner.read(run, to)
     }

@@ -2,6 +2,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use linerate_core::stream::{Readable, Room, StreamId};
@@ -25,6 +27,8 @@ const FOR_EVER: Duration = Duration::from_secs(86_400);
 pub struct Socket {
     stream: Stream,
     is_tcp: bool,
+    /// Bytes that came from it, if somebody wants to know.
+    received: Option<Arc<AtomicU64>>,
 }
 
 impl Socket {
@@ -37,7 +41,13 @@ impl Socket {
             // What was written at the other host's end is written here as it comes.
             SockRef::from(&socket).set_tcp_nodelay(true)?;
         }
-        Ok(Socket { stream: Stream::new(socket)?, is_tcp })
+        Ok(Socket { stream: Stream::new(socket)?, is_tcp, received: None })
+    }
+
+    /// Adds what comes from it to a count.
+    pub fn counted(mut self, received: Arc<AtomicU64>) -> Socket {
+        self.received = Some(received);
+        self
     }
 
     /// Resets it: whoever is at the other end sees an error, where the kind of socket has one, and not an end.
@@ -98,7 +108,12 @@ fn read(session: &StreamSession, stream: StreamId, local: &Local, ring: &Ring) {
     while let Room::Space { position, bytes } = session.wait_room(stream, local) {
         match ring.fill(local.socket.fd(), position, bytes.min(RECEIVE_BYTES_MAX)) {
             Ok(0) => session.tell(|streams| streams.ended(stream)),
-            Ok(bytes) => session.tell(|streams| streams.produced(stream, bytes as u64)),
+            Ok(bytes) => {
+                if let Some(received) = &local.socket.received {
+                    received.fetch_add(bytes as u64, Ordering::Relaxed);
+                }
+                session.tell(|streams| streams.produced(stream, bytes as u64));
+            }
             Err(error) if is_transient(&error) => {
                 let _ = wait_readable(local.socket.fd(), FOR_EVER);
             }

@@ -4,28 +4,48 @@ use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 use linerate_core::Run;
-use linerate_core::stream::{Piece, StreamId};
+use linerate_core::stream::{Piece, StreamId, address, place};
 
 use super::session::StreamSession;
-use crate::region::Region;
+use crate::region::held::{WINDOW_BYTES, window_of};
+use crate::region::{Mapped, Region};
+
+type Make = dyn Fn(u64) -> io::Result<Arc<dyn Region>> + Send + Sync;
+type Memory = Arc<dyn Region>;
 
 /// Makes memory for a ring of so many bytes.
 #[derive(Clone)]
-pub struct RingMemory(Arc<dyn Fn(u64) -> io::Result<Arc<dyn Region>> + Send + Sync>);
+pub struct RingMemory {
+    make: Arc<Make>,
+    /// Memory of rings that are gone, if it is used again.
+    kept: Option<Arc<Mutex<Vec<Memory>>>>,
+}
 
 impl RingMemory {
-    /// Wraps what makes it.
-    pub fn new(make: impl Fn(u64) -> io::Result<Arc<dyn Region>> + Send + Sync + 'static) -> RingMemory {
-        RingMemory(Arc::new(make))
+    /// Wraps what makes it. Memory of a ring goes with its stream.
+    pub fn new(make: impl Fn(u64) -> io::Result<Memory> + Send + Sync + 'static) -> RingMemory {
+        RingMemory { make: Arc::new(make), kept: None }
+    }
+
+    /// Memory of a ring is kept for the next stream, until the session ends: for sessions whose memory adapters may know, which
+    /// go on using the pages that they were told of, and are found by their address. All rings must be of one size.
+    pub fn keeping(self) -> RingMemory {
+        RingMemory { kept: Some(Arc::default()), ..self }
     }
 
     /// A new ring.
     pub(super) fn ring(&self, bytes: u64) -> io::Result<Arc<Ring>> {
-        let memory = (self.0)(bytes)?;
-        Ok(Arc::new(Ring { size: memory.size().min(bytes), memory }))
+        let mut kept = self.kept.as_ref().map(|kept| kept.lock().unwrap_or_else(PoisonError::into_inner));
+        let memory = match kept.as_mut().and_then(|kept| kept.pop()) {
+            Some(memory) => memory,
+            None => (self.make)(bytes)?,
+        };
+        let size = memory.size().min(bytes);
+        Ok(Arc::new(Ring { memory, size, peer_window: AtomicU64::new(0), back_to: self.kept.clone() }))
     }
 }
 
@@ -37,11 +57,27 @@ impl fmt::Debug for RingMemory {
 
 /// The bytes of a stream that are under way here.
 pub(super) struct Ring {
-    memory: Arc<dyn Region>,
+    memory: Memory,
     size: u64,
+    /// Bytes of the ring at the other side; 0 until they are known.
+    peer_window: AtomicU64,
+    back_to: Option<Arc<Mutex<Vec<Memory>>>>,
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        if let Some(kept) = &self.back_to {
+            kept.lock().unwrap_or_else(PoisonError::into_inner).push(self.memory.clone());
+        }
+    }
 }
 
 impl Ring {
+    /// The peer has said how large its ring for this stream is.
+    pub fn set_peer_window(&self, bytes: u64) {
+        self.peer_window.store(bytes, Ordering::SeqCst);
+    }
+
     /// Where these positions lie: one run, or two around the end.
     fn fold(&self, position: u64, bytes: u64) -> io::Result<Vec<Run>> {
         if bytes == 0 || bytes > self.size {
@@ -101,6 +137,15 @@ impl Rings {
         })
     }
 
+    /// Where a run is mapped that lies in one window.
+    fn mapped_at(&self, run: Run) -> Option<(Mapped, Run)> {
+        let (ring, places) = self.place(run).ok()?;
+        match places.as_slice() {
+            [one] => Some((ring.memory.mapped()?, *one)),
+            _ => None,
+        }
+    }
+
     /// One system call over the first run that is not done yet; the caller repeats it until all is.
     fn each<T>(
         &self,
@@ -118,6 +163,14 @@ impl Rings {
         }
         Err(io::Error::new(io::ErrorKind::InvalidInput, "nothing is left to be moved"))
     }
+}
+
+/// The window of a ring of so many bytes in which a position lies; none if windows do not divide it.
+fn folded(stream: StreamId, position: u64, ring: u64) -> Option<Run> {
+    let whole = ring > 0 && ring.is_multiple_of(WINDOW_BYTES);
+    let offset = position.checked_rem(ring).filter(|_| whole)?;
+    let window = window_of(offset, ring)?;
+    Some(Run { offset: address(stream, window.offset), length: window.length })
 }
 
 /// What channels read: the rings that local sockets are received into.
@@ -172,6 +225,35 @@ impl Region for Sending {
     fn populate(&self, _runs: &[Run]) -> io::Result<()> {
         Err(wrong_way())
     }
+
+    fn mapped_at(&self, run: Run) -> Option<(Mapped, Run)> {
+        self.0.mapped_at(run)
+    }
+
+    /// For an adapter that cannot register the ring.
+    fn read(&self, run: Run, to: &mut [u8]) -> io::Result<()> {
+        let (ring, places) = self.0.place(run)?;
+        let mut rest = to;
+        for place in places {
+            let length = usize::try_from(place.length).unwrap_or(usize::MAX);
+            let (piece, behind) = rest.split_at_mut_checked(length).ok_or(io::ErrorKind::InvalidInput)?;
+            ring.memory.read(place, piece)?;
+            rest = behind;
+        }
+        Ok(())
+    }
+
+    /// Where it lands in the peer's ring: so a window has the same name each time that the stream comes around.
+    fn window(&self, offset: u64) -> Option<Run> {
+        let (stream, position) = place(offset);
+        let ring = self.0.get(stream).ok()?;
+        folded(stream, position, ring.peer_window.load(Ordering::SeqCst))
+    }
+
+    /// Rings have no holes that are worth keeping.
+    fn is_whole(&self, _run: Run) -> io::Result<bool> {
+        Ok(true)
+    }
 }
 
 impl Receiving {
@@ -205,6 +287,17 @@ impl Region for Receiving {
         Err(wrong_way())
     }
 
+    fn mapped_at(&self, run: Run) -> Option<(Mapped, Run)> {
+        self.rings.mapped_at(run)
+    }
+
+    /// Only by the names that an honest peer uses, so that there are no more windows than rings have.
+    fn window(&self, offset: u64) -> Option<Run> {
+        let (stream, position) = place(offset);
+        let ring = self.rings.get(stream).ok()?;
+        folded(stream, position, ring.size).filter(|_| position < ring.size)
+    }
+
     /// Whether these bytes may come at all; every run, before any of it is received.
     fn populate(&self, runs: &[Run]) -> io::Result<()> {
         self.session()?.check(runs)
@@ -212,5 +305,79 @@ impl Region for Receiving {
 
     fn placed(&self, runs: &[Run]) -> io::Result<()> {
         self.session()?.landed(runs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rdma::memory::FileRegion;
+
+    const STREAM: StreamId = 6;
+
+    fn rings(bytes: u64) -> (Arc<Ring>, Arc<Rings>) {
+        let memory = RingMemory::new(|bytes| Ok(Arc::new(FileRegion::new(bytes)?) as Arc<dyn Region>));
+        let (ring, rings) = (memory.ring(bytes).unwrap(), Arc::new(Rings::default()));
+        rings.insert(STREAM, ring.clone());
+        (ring, rings)
+    }
+
+    fn run(position: u64, length: u64) -> Run {
+        Run { offset: address(STREAM, position), length }
+    }
+
+    #[test]
+    fn a_window_has_one_name_however_often_the_stream_comes_around() {
+        let (ring, rings) = rings(3 * WINDOW_BYTES);
+        let sending = Sending(rings);
+        assert_eq!(sending.window(address(STREAM, 5)), None, "the peer has not said how large its ring is");
+        ring.set_peer_window(2 * WINDOW_BYTES);
+        for (position, at) in
+            [(0, 0), (2 * WINDOW_BYTES + 7, 0), (9 * WINDOW_BYTES - 1, 0), (9 * WINDOW_BYTES, 1)]
+        {
+            let window = sending.window(address(STREAM, position));
+            assert_eq!(window, Some(run(at * WINDOW_BYTES, WINDOW_BYTES)), "{position}");
+        }
+        assert_eq!(sending.window(address(STREAM + 2, 0)), None);
+        ring.set_peer_window(WINDOW_BYTES + 4096);
+        assert_eq!(sending.window(address(STREAM, 0)), None, "windows would lie across the ring's end");
+    }
+
+    #[test]
+    fn what_an_adapter_cannot_read_is_copied_out_around_the_rings_end() {
+        let (ring, rings) = rings(8192);
+        let memory = ring.memory.clone();
+        let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
+        rustix::net::send(&near, b"end", rustix::net::SendFlags::empty()).unwrap();
+        memory.receive(std::os::fd::AsFd::as_fd(&far), &[Run { offset: 8189, length: 3 }], 0).unwrap();
+        rustix::net::send(&near, b"begin", rustix::net::SendFlags::empty()).unwrap();
+        memory.receive(std::os::fd::AsFd::as_fd(&far), &[Run { offset: 0, length: 5 }], 0).unwrap();
+        let mut bytes = [0; 8];
+        Sending(rings).read(run(3 * 8192 - 3, 8), &mut bytes).unwrap();
+        assert_eq!(&bytes, b"endbegin");
+    }
+
+    #[test]
+    fn a_peer_can_claim_the_windows_of_a_ring_and_no_others() {
+        let (_ring, rings) = rings(2 * WINDOW_BYTES);
+        let receiving = Receiving { rings, session: Weak::new() };
+        assert_eq!(receiving.window(address(STREAM, WINDOW_BYTES)), Some(run(WINDOW_BYTES, WINDOW_BYTES)));
+        assert_eq!(receiving.window(address(STREAM, 2 * WINDOW_BYTES)), None);
+        assert_eq!(receiving.window(address(STREAM + 2, 0)), None);
+        let (_, at) = receiving.mapped_at(run(5 * WINDOW_BYTES, 4096)).unwrap();
+        assert_eq!(at, Run { offset: WINDOW_BYTES, length: 4096 });
+        assert!(receiving.mapped_at(run(2 * WINDOW_BYTES - 1, 2)).is_none(), "around the ring's end");
+    }
+
+    #[test]
+    fn memory_that_is_kept_goes_from_ring_to_ring() {
+        let memory = RingMemory::new(|bytes| Ok(Arc::new(FileRegion::new(bytes)?) as Arc<dyn Region>));
+        let base = |ring: &Ring| ring.memory.mapped().unwrap().base;
+        let memory = memory.keeping();
+        let (one, two) = (memory.ring(4096).unwrap(), memory.ring(4096).unwrap());
+        let (first, second) = (base(&one), base(&two));
+        assert_ne!(first, second);
+        drop(one);
+        assert_eq!(base(&memory.ring(4096).unwrap()), first);
     }
 }

@@ -187,6 +187,7 @@ impl StreamSession {
         let (Ok(sending), Ok(receiving)) = (self.sending.get(stream), self.receiving.get(stream)) else {
             return;
         };
+        sending.set_peer_window(state.streams.peer_window(stream).unwrap_or(0));
         let Some(session) = self.this.upgrade() else { return };
         let serving = move || {
             endpoint::serve(&session, stream, &local, &sending, &receiving);

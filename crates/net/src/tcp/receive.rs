@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use linerate_wire::PayloadChecksum;
 use linerate_wire::frame::{HEADER_BYTES, Header, Tag, Write};
+use rustix::io::Errno;
 
 use super::Stream;
 use crate::channel::{ChannelEnd, ChannelError, Receiver, total};
@@ -155,6 +156,10 @@ impl Server<'_> {
                 Ok(0) => return Err(ChannelError::ClosedInFrame),
                 Ok(bytes) => done += bytes,
                 Err(error) if is_transient(&error) => self.wait()?,
+                // Not the socket's failure: there is no page for it, as in a tmpfs that is full.
+                Err(source) if Errno::from_io_error(&source) == Some(Errno::FAULT) => {
+                    return Err(ChannelError::Memory { region: write.region, source });
+                }
                 Err(error) => return Err(ChannelError::Socket(error)),
             }
         }

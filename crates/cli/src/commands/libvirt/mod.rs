@@ -6,11 +6,13 @@
 //! | here | from the first look to the end |
 //! | `virsh` | libvirt's client as a helper process |
 //! | `plan` | what is asked of libvirt and of the tunnel |
+//! | `xml` | the domain as it shall be at the destination, where that is different |
 //! | `progress` | what is shown on the way and at the end |
 
 mod plan;
 mod progress;
 mod virsh;
+mod xml;
 
 use std::time::Duration;
 
@@ -23,6 +25,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use self::plan::Plan;
 use self::progress::Progress;
 use self::virsh::{Virsh, words};
+use self::xml::Changes;
 use crate::context::Context;
 use crate::exit::{self, Exit};
 use crate::failure::Failure;
@@ -34,6 +37,7 @@ const LOOK: Duration = Duration::from_millis(500);
 /// Moves a domain.
 pub async fn run(domain: &Domain, flags: &MigrateFlags, context: &Context) -> Result<Exit, Failure> {
     plan::check(flags)?;
+    let changes = Changes::named(flags)?;
     let here = Virsh::new(&domain.uri);
     let state = here.state(&domain.name).await?;
     if state != "running" {
@@ -41,7 +45,7 @@ pub async fn run(domain: &Domain, flags: &MigrateFlags, context: &Context) -> Re
         return Err(Failure::new(Exit::Refused, text, "start or resume it first"));
     }
     let persistent = here.is_persistent(&domain.name).await?;
-    let plan = Plan::new(domain, flags, persistent)?;
+    let plan = Plan::new(domain, flags, changes.clone(), persistent)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(|error| signals(&error))?;
     let mut terminate = signal(SignalKind::terminate()).map_err(|error| signals(&error))?;
     let request = plan.tunnel(flags);
@@ -52,6 +56,11 @@ pub async fn run(domain: &Domain, flags: &MigrateFlags, context: &Context) -> Re
             TunnelEvent::Ready { .. } => break,
             event => progress.tunnel(&event)?,
         }
+    }
+    let there = Virsh::new(plan.destination());
+    changes.parse_at(&there).await?;
+    if persistent && changes.only_live() {
+        progress.warn("the definition that stays at the destination is as it is here: --persistent-xml changes that, too")?;
     }
     let mut moving = Moving {
         here: &here,
@@ -66,7 +75,6 @@ pub async fn run(domain: &Domain, flags: &MigrateFlags, context: &Context) -> Re
     match ended {
         Ended::Done => {
             // The tunnel still stands: the destination's libvirt knows how it went, and where the domain is.
-            let there = Virsh::new(plan.destination());
             let state = there.state(&domain.name).await.unwrap_or_else(|_| "unknown".into());
             progress.completed(&domain.name, &flags.to, &state, there.job(&domain.name, true).await)?;
             Ok(Exit::Ok)
@@ -206,4 +214,20 @@ fn agent_gone() -> Failure {
 /// The line of a completed move, for programs.
 fn completed(domain: &str, to: &str, state: &str, job: Option<&virsh::Job>) -> serde_json::Value {
     json!({"event": "completed", "domain": domain, "to": to, "state": state, "job": job})
+}
+
+#[cfg(test)]
+mod testing {
+    use clap::Parser;
+
+    use crate::flags::{Command, Flags, MigrateFlags};
+
+    /// Flags of a command that moves a domain.
+    pub fn flags(more: &[&str]) -> MigrateFlags {
+        let words = [&["linerate", "migrate", "qemu:///system/web", "--to", "beta"], more].concat();
+        match Flags::parse_from(words).command {
+            Command::Migrate(flags) => flags,
+            other => panic!("{other:?}"),
+        }
+    }
 }

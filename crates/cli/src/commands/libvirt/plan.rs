@@ -2,6 +2,7 @@
 
 use linerate_api::{ModeChoice, Transport, TunnelAddress, TunnelPair, TunnelRequest};
 
+use super::xml::Changes;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::flags::{Domain, MigrateFlags};
@@ -41,11 +42,24 @@ pub struct Plan {
     storage: Option<&'static str>,
     mib_per_s: Option<u64>,
     connections: Option<u32>,
+    changes: Changes,
 }
 
 impl Plan {
     /// Decides.
-    pub fn new(domain: &Domain, flags: &MigrateFlags, persistent: bool) -> Result<Plan, Failure> {
+    pub fn new(
+        domain: &Domain,
+        flags: &MigrateFlags,
+        changes: Changes,
+        persistent: bool,
+    ) -> Result<Plan, Failure> {
+        if changes.persistent() && !persistent {
+            let text = format!(
+                "the domain {} is transient, so that no definition of it stays anywhere: --persistent-xml changes nothing",
+                domain.name
+            );
+            return Err(Failure::new(Exit::Refused, text, "leave it out; --xml changes the running domain"));
+        }
         let random = std::fs::read_to_string("/proc/sys/kernel/random/uuid")
             .map_err(|error| Failure::new(Exit::Failed, format!("no random number: {error}"), ""))?;
         Ok(Plan {
@@ -60,6 +74,7 @@ impl Plan {
                 .map(|how| if how == "inc" { "--copy-storage-inc" } else { "--copy-storage-all" }),
             mib_per_s: flags.bandwidth.map(|bytes| bytes.div_ceil(1 << 20).max(1)),
             connections: flags.connections,
+            changes,
         })
     }
 
@@ -93,6 +108,7 @@ impl Plan {
             words.extend(["--parallel", "--parallel-connections"].map(str::to_owned));
             words.push(connections.to_string());
         }
+        words.extend(self.changes.arguments());
         words
     }
 
@@ -117,21 +133,13 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn flags(more: &[&str]) -> MigrateFlags {
-        use clap::Parser;
-        let words = [&["linerate", "migrate", "qemu:///system/web", "--to", "beta"], more].concat();
-        match crate::flags::Flags::parse_from(words).command {
-            crate::flags::Command::Migrate(flags) => flags,
-            other => panic!("{other:?}"),
-        }
-    }
+    use crate::commands::libvirt::testing::flags;
 
     #[test]
     fn all_sockets_of_a_migration_go_through_the_tunnel() {
         let flags = flags(&["--copy-storage", "all", "--bandwidth", "80M", "--connections", "4"]);
         let domain = flags.libvirt_domain().unwrap();
-        let plan = Plan::new(&domain, &flags, true).unwrap();
+        let plan = Plan::new(&domain, &flags, Changes::default(), true).unwrap();
         let request = plan.tunnel(&flags);
         let words = plan.arguments().join(" ");
         assert_eq!(request.pairs.len(), 3);
@@ -149,8 +157,20 @@ mod tests {
         ] {
             assert!(words.contains(wanted), "{words} lacks {wanted}");
         }
-        let transient = Plan::new(&domain, &flags, false).unwrap().arguments().join(" ");
+        let transient = Plan::new(&domain, &flags, Changes::default(), false).unwrap().arguments().join(" ");
         assert!(!transient.contains("--persistent"), "{transient}");
+    }
+
+    #[test]
+    fn a_transient_domain_has_no_definition_to_change() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let flags = flags(&["--persistent-xml", file.path().to_str().unwrap()]);
+        let domain = flags.libvirt_domain().unwrap();
+        let changes = Changes::named(&flags).unwrap();
+        let refused = Plan::new(&domain, &flags, changes.clone(), false).unwrap_err();
+        assert_eq!(refused.exit, Exit::Refused);
+        let words = Plan::new(&domain, &flags, changes, true).unwrap().arguments().join(" ");
+        assert!(words.contains("--persistent-xml /"), "{words}");
     }
 
     #[test]

@@ -1,0 +1,288 @@
+//! Guests of real agents take disks along that the hosts do not share: by QEMU's mirror, over every link. As root, with what
+//! lab/install.sh installs. One at a time, as in `real_stream.rs`.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Tests say what they expect.
+
+#[path = "real/stage.rs"]
+#[allow(dead_code, reason = "shared with real_migration.rs")]
+mod stage;
+
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use linerate_lab::guest::{kvm_is_missing, not_run};
+use linerate_lab::{DiskMode, GuestParameters, GuestSpec, QemuVersion, Qmp};
+use serde_json::Value;
+use stage::{Stage, ended, lost, round_began};
+
+/// Long enough for a slow machine; only a hang meets it.
+const LONG: Duration = Duration::from_secs(120);
+const SLOW: [u64; 2] = [300, 300];
+const COPY: [&str; 2] = ["--copy-storage", "all"];
+/// The same for a guest that is to arrive: on a busy machine less may be carried in 300 ms than it writes.
+const ARRIVE: [&str; 4] = ["--copy-storage", "all", "--max-blackout", "5s"];
+/// Exit code where a host cannot take the guest.
+const REFUSED: i64 = 4;
+const MIB: u64 = 1 << 20;
+/// What the disk that the guest leaves alone holds: bytes of no pattern, as many zeros that are written, and many times that of holes.
+const CONTENT: u64 = 24 * MIB;
+const DISK: u64 = 256 * MIB;
+
+fn parameters() -> GuestParameters {
+    GuestParameters {
+        mem_mb: 32,
+        dirty_mbps: 10,
+        dirty_ws_mb: Some(8),
+        verify_mbps: 400,
+        ..GuestParameters::default()
+    }
+}
+
+/// Without a kernel, under KVM: quick, and QEMU 7.2 harms emulated guests (docs/stream-mode.md). It leaves its disk alone.
+fn quick(version: QemuVersion) -> Option<GuestSpec> {
+    let missing = kvm_is_missing().map(|error| not_run(&format!("no /dev/kvm ({error})")));
+    let parameters = GuestParameters { dirty_mbps: 0, ..parameters() };
+    missing.is_none().then(|| GuestSpec::user_mode("g", parameters).qemu(version))
+}
+
+/// Under KVM if there is one.
+fn guest() -> GuestSpec {
+    let bare = GuestSpec::bare("g", GuestParameters { dirty_mbps: 0, ..parameters() });
+    if kvm_is_missing().is_none() { quick(QemuVersion::Ten).unwrap() } else { bare.qemu(QemuVersion::Ten) }
+}
+
+fn content() -> Vec<u8> {
+    let mut word = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut next = || {
+        word ^= word << 13;
+        word ^= word >> 7;
+        word ^= word << 17;
+        word.to_le_bytes()
+    };
+    (0..CONTENT / 8).flat_map(|_| next()).collect()
+}
+
+/// A disk with content, zeros and holes.
+fn fill(path: &Path) {
+    let disk = File::create(path).unwrap();
+    disk.set_len(DISK).unwrap();
+    disk.write_all_at(&content(), 32 * MIB).unwrap();
+    disk.write_all_at(&vec![0; CONTENT as usize], 128 * MIB).unwrap();
+    disk.sync_all().unwrap();
+}
+
+fn drive(path: &Path, format: &str) -> Vec<String> {
+    let drive = format!("if=none,id={format},format={format},file={}", path.display());
+    ["-drive", &drive, "-device", &format!("virtio-blk-pci,drive={format}")].map(str::to_owned).into()
+}
+
+fn raw(folder: &Path) -> Vec<String> {
+    let image = folder.join("raw.img");
+    fill(&image);
+    drive(&image, "raw")
+}
+
+fn qcow2(folder: &Path) -> Vec<String> {
+    let [from, to] = ["filled", "qcow2.img"].map(|name| folder.join(name));
+    fill(&from);
+    let mut convert = Command::new("qemu-img");
+    convert.args(["convert", "-f", "raw", "-O", "qcow2"]).args([&from, &to]);
+    assert!(convert.status().unwrap().success());
+    std::fs::remove_file(from).unwrap();
+    drive(&to, "qcow2")
+}
+
+fn both(folder: &Path) -> Vec<String> {
+    [raw(folder), qcow2(folder)].concat()
+}
+
+/// Both hosts' images hold the same disk, and that of the guest is no larger than what it holds.
+fn is_the_same(stage: &Stage, format: &str) {
+    let [image, left] = stage.disks().map(|folder| folder.join(format!("{format}.img")));
+    let mut compare = Command::new("qemu-img");
+    // The guest runs and holds the lock of its image.
+    compare.args(["compare", "-U", "-f", format, "-F", format]).args([&image, &left]);
+    let output = compare.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let used = std::fs::metadata(&image).unwrap().blocks() * 512;
+    assert!((CONTENT..CONTENT + 4 * MIB).contains(&used), "{used} bytes are used");
+}
+
+/// Some of the disk is over there, and some is not.
+fn disk_began(event: &Value) -> bool {
+    let bytes = |key: &str| event["disks"][key].as_u64().unwrap_or(0);
+    event["kind"] == "progress" && bytes("done_bytes") > MIB && bytes("done_bytes") < bytes("total_bytes")
+}
+
+/// All of the disk is over there, and memory is under way.
+fn memory_began(event: &Value) -> bool {
+    round_began(event) && event["disks"]["total_bytes"].as_u64().unwrap_or(0) > 0
+}
+
+/// What the source's QEMU says of jobs and of block nodes that are not the guest's.
+fn remains(stage: &Stage) -> Vec<String> {
+    let folder = stage.lab.hosts()[stage.source].run_directory().join("guests/g");
+    for socket in ["state.sock", "disks.sock"] {
+        assert!(!folder.join(socket).exists(), "{socket} is left");
+    }
+    let mut qemu = Qmp::of_guest(&stage.lab.hosts()[stage.source], "g").unwrap();
+    let mut ask = |command: &str| qemu.execute(command, Value::Null).unwrap().as_array().cloned().unwrap();
+    let jobs = ask("query-jobs").into_iter().map(|job| job["id"].to_string());
+    let jobs: Vec<String> = jobs.collect();
+    let nodes = ask("query-named-block-nodes").into_iter().map(|node| node["node-name"].to_string());
+    jobs.into_iter().chain(nodes.filter(|name| name.contains("linerate"))).collect()
+}
+
+/// The guest is as it was, and nothing of the try is left on either host.
+fn as_before(stage: &Stage) {
+    stage.guest_goes_on();
+    stage.wait_guests_at_destination(0, Duration::from_secs(30));
+    assert_eq!(remains(stage), Vec::<String>::new());
+    let [_, there] = stage.disks();
+    assert_eq!(std::fs::read_dir(there).unwrap().count(), 0, "an image that was made is left");
+}
+
+fn retry(stage: &mut Stage) {
+    ended(&stage.migrate(&ARRIVE).finish()).completed();
+    stage.arrived();
+    stage.guest_goes_on();
+    is_the_same(stage, "raw");
+}
+
+#[test]
+fn a_disk_that_the_guest_writes_goes_there_and_back_with_a_link_cut_on_the_way() {
+    let guest = GuestSpec::new("g", parameters()).qemu(QemuVersion::Ten);
+    let mut stage = Stage::unshared(&SLOW, guest, Some(DiskMode::Buffered), qcow2);
+    let mut migration = stage.migrate(&ARRIVE);
+    migration.wait(LONG, disk_began);
+    stage.lab.cut(1).unwrap();
+    migration.wait(LONG, lost);
+    stage.lab.restore(1).unwrap();
+    let report = ended(&migration.finish()).completed();
+    assert_eq!((&report["mode"], &report["disks"]["count"]), (&"stream".into(), &2.into()));
+    let copied = report["disks"]["copied_bytes"].as_u64().unwrap();
+    assert!(
+        copied >= CONTENT + 16 * MIB,
+        "{copied} bytes were copied, of which the guest's own disk has 16 MiB"
+    );
+    stage.arrived();
+    stage.guest_goes_on();
+    is_the_same(&stage, "qcow2");
+    // Onto the images that are there from before.
+    ended(&stage.migrate(&ARRIVE).finish()).completed();
+    stage.arrived();
+    stage.guest_goes_on();
+    is_the_same(&stage, "qcow2");
+}
+
+/// The images are made on the way there, and those from before are overwritten on the way back, whatever was done to them.
+#[test]
+fn idle_disks_of_both_formats_with_qemu_7() {
+    let Some(guest) = quick(QemuVersion::System) else { return };
+    let mut stage = Stage::unshared(&[1000, 1000], guest, None, both);
+    for _ in 0..2 {
+        let report = ended(&stage.migrate(&ARRIVE).finish()).completed();
+        let [count, copied, sent] =
+            ["count", "copied_bytes", "sent_bytes"].map(|key| report["disks"][key].as_u64().unwrap());
+        // What is written as zeros in the raw image is looked at and not sent; in the other it is none any more.
+        assert!(count == 2 && copied >= 3 * CONTENT, "{count} disks, {copied} bytes were copied");
+        assert!((2 * CONTENT..2 * CONTENT + 4 * MIB).contains(&sent), "{sent} bytes were sent");
+        stage.arrived();
+        stage.guest_goes_on();
+        ["raw", "qcow2"].into_iter().for_each(|format| is_the_same(&stage, format));
+        assert_eq!(remains(&stage), Vec::<String>::new());
+        let [_, left] = stage.disks();
+        let left = File::options().write(true).open(left.join("raw.img")).unwrap();
+        left.write_all_at(&vec![7; 16 * MIB as usize], 100 * MIB).unwrap();
+    }
+}
+
+fn cancelled(stage: &mut Stage, began: fn(&Value) -> bool) {
+    let mut migration = stage.migrate(&COPY);
+    migration.wait(LONG, began);
+    migration.interrupt();
+    assert_eq!(ended(&migration.finish()).exit, Some(5));
+}
+
+fn the_destinations_agent_is_killed(stage: &mut Stage) {
+    let mut migration = stage.migrate(&[&COPY[..], &["--link-timeout", "2s"]].concat());
+    migration.wait(LONG, disk_began);
+    stage.destination_agent().kill().unwrap();
+    let failure = ended(&migration.finish()).failed(1);
+    assert_eq!(failure["guest_state"], "runs_at_source", "{failure}");
+    stage.destination_agent().restart().unwrap();
+}
+
+fn the_sources_agent_is_killed(stage: &mut Stage) {
+    let mut migration = stage.migrate(&COPY);
+    migration.wait(LONG, disk_began);
+    stage.source_agent().kill().unwrap();
+    stage.guest_goes_on();
+    stage.source_agent().restart().unwrap();
+}
+
+fn links_are_silent(stage: &mut Stage) {
+    let mut migration = stage.migrate(&[&COPY[..], &["--link-timeout", "2s"]].concat());
+    migration.wait(LONG, disk_began);
+    (0..2).for_each(|link| stage.lab.drop_silently(link).unwrap());
+    let failure = ended(&migration.finish()).failed(1);
+    assert_eq!(failure["guest_state"], "runs_at_source", "{failure}");
+    stage.guest_goes_on();
+    (0..2).for_each(|link| stage.lab.restore(link).unwrap());
+}
+
+/// One after the other on one stage, because most of the time is a guest's start; in the end the same migration succeeds.
+#[test]
+fn whatever_goes_wrong_leaves_the_guest_and_its_disk_as_they_were() {
+    // Slow enough to be met in the middle of its disk.
+    let mut stage = Stage::unshared(&[100, 100], guest(), None, raw);
+    let mishaps: [fn(&mut Stage); 5] = [
+        |stage| cancelled(stage, disk_began),
+        |stage| cancelled(stage, memory_began),
+        the_destinations_agent_is_killed,
+        the_sources_agent_is_killed,
+        links_are_silent,
+    ];
+    for mishap in mishaps {
+        mishap(&mut stage);
+        as_before(&stage);
+    }
+    retry(&mut stage);
+}
+
+fn is_refused(stage: &Stage, arguments: &[&str], said: &str) {
+    let to = stage.destination_address();
+    let all = [&["migrate", "g", "--to", &to, "--json"], arguments].concat();
+    let (exit, text) = stage.linerate_at_source(&all);
+    assert_ne!(exit, 0);
+    assert!(text.contains(said), "{text}");
+}
+
+#[test]
+fn a_disk_is_never_copied_onto_itself_or_onto_another_of_its_name() {
+    let mut stage = Stage::unshared(&[1000, 1000], guest(), None, raw);
+    is_refused(&stage, &["--copy-storage", "all", "--mode", "direct"], "in stream mode only");
+    is_refused(&stage, &["--copy-storage", "inc"], "is only for domains of libvirt");
+    is_refused(&stage, &[], "is not here: share the disk, copy it along");
+    let [here, there] = stage.disks().map(|folder| folder.join("raw.img"));
+    let before = std::fs::read(&here).unwrap();
+    // As where both hosts see one storage: the same file under the other host's name.
+    std::fs::hard_link(&here, &there).unwrap();
+    let failure = ended(&stage.migrate(&COPY).finish()).failed(REFUSED);
+    assert_eq!(failure["code"], "resource_missing", "{failure}");
+    assert!(failure["message"].as_str().unwrap().contains("open for writing already"), "{failure}");
+    assert_eq!(failure["guest_state"], "runs_at_source", "{failure}");
+    stage.guest_goes_on();
+    assert!(std::fs::read(&here).unwrap() == before, "the guest's disk was touched");
+    std::fs::remove_file(&there).unwrap();
+    std::fs::write(&there, "not a disk of that size").unwrap();
+    let failure = ended(&stage.migrate(&COPY).finish()).failed(REFUSED);
+    assert!(failure["message"].as_str().unwrap().contains("is here already with a disk of"), "{failure}");
+    assert_eq!(std::fs::read(&there).unwrap(), b"not a disk of that size");
+    std::fs::remove_file(&there).unwrap();
+    as_before(&stage);
+    retry(&mut stage);
+}

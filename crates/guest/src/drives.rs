@@ -1,0 +1,159 @@
+//! Which disks of a guest go along where the hosts do not share them: every drive that the guest may write. Drives for reading
+//! only (CD images, backing files) must be at the destination already, as for `virsh migrate --copy-storage-all`.
+
+use std::path::Path;
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use crate::description::{CopiedDisk, DescriptionError, GuestDescription, ImageFormat};
+use crate::identity;
+use crate::qmp::{Qmp, QmpError};
+use crate::read::disks::node_file;
+
+/// Why the disks cannot go along. Nothing was touched.
+#[derive(Debug, thiserror::Error)]
+pub enum DrivesError {
+    /// QMP failed.
+    #[error("the guest's QEMU could not be asked for its drives")]
+    Qmp(#[from] QmpError),
+    /// More than can.
+    #[error(transparent)]
+    TooMany(#[from] DescriptionError),
+    /// A format that no image is made of at the destination.
+    #[error("the disk {id} is {found}: raw and qcow2 images can be copied")]
+    Format {
+        /// The drive.
+        id: String,
+        /// Its driver.
+        found: String,
+    },
+    /// QEMU does not say what the image is.
+    #[error("QEMU does not say which image is behind the drive {0}")]
+    Nameless(String),
+    /// The image is not locked.
+    #[error(
+        "a disk is opened with locking=off: only the lock of its image would keep it from being copied onto itself"
+    )]
+    Unlocked,
+    /// Others may write to the image beside the guest.
+    #[error(
+        "a disk is opened with share-rw: others may write to it, so that its lock does not keep it from being copied onto itself"
+    )]
+    Shared,
+    /// The backing files stand on the command line.
+    #[error(
+        "the command line names a disk's backing files itself: a copy holds all of a disk and may have none below it"
+    )]
+    Chain,
+}
+
+/// The disks that the guest may write, as they are now.
+pub fn writable(
+    qmp: &mut Qmp,
+    guest: &GuestDescription,
+    deadline: Instant,
+) -> Result<Vec<CopiedDisk>, DrivesError> {
+    check_arguments(&guest.arguments)?;
+    let drives = qmp.execute("query-block", json!({}), deadline)?;
+    let drives = drives.as_array().into_iter().flatten();
+    drives.filter_map(disk).collect()
+}
+
+/// None if there is no medium in it, or one for reading only.
+fn disk(drive: &Value) -> Option<Result<CopiedDisk, DrivesError>> {
+    let medium = drive.get("inserted")?;
+    if medium.get("ro").and_then(Value::as_bool).unwrap_or(false) {
+        return None;
+    }
+    let text = |value: &Value, key: &str| value.get(key).and_then(Value::as_str).map(str::to_owned);
+    let named = text(drive, "device").filter(|name| !name.is_empty());
+    let id = named.or_else(|| text(medium, "node-name")).unwrap_or_default();
+    let found = text(medium, "drv").unwrap_or_default();
+    let Some(format) = ImageFormat::from_name(&found) else {
+        return Some(Err(DrivesError::Format { id, found }));
+    };
+    let size = medium.pointer("/image/virtual-size").and_then(Value::as_u64).filter(|size| *size > 0);
+    Some(match (node_file(medium), size) {
+        (Some(path), Some(size)) => {
+            let identity = identity::of(Path::new(&path));
+            Ok(CopiedDisk { id, path, format, size, identity })
+        }
+        _ => Err(DrivesError::Nameless(id)),
+    })
+}
+
+fn check_arguments(arguments: &[String]) -> Result<(), DrivesError> {
+    // In QEMU's own notation and in JSON, which it takes too.
+    let names = |argument: &String, key: &str| {
+        argument.contains(&format!("{key}=")) || argument.contains(&format!("\"{key}\""))
+    };
+    let unlocked = |argument: &String| names(argument, "locking") && argument.contains("off");
+    let chained = |argument: &String| {
+        names(argument, "backing") && !argument.ends_with("backing=") && !argument.contains("backing=,")
+    };
+    let shared = |argument: &String| names(argument, "share-rw") && !argument.contains("share-rw=off");
+    if arguments.iter().any(shared) {
+        Err(DrivesError::Shared)
+    } else if arguments.iter().any(unlocked) {
+        Err(DrivesError::Unlocked)
+    } else if arguments.iter().any(chained) {
+        Err(DrivesError::Chain)
+    } else {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn drive(changed: Value) -> Value {
+        let mut medium = json!({
+            "drv": "qcow2", "ro": false, "node-name": "#block1",
+            "image": { "filename": "/srv/a.qcow2", "virtual-size": 1 << 30 }
+        });
+        medium.as_object_mut().unwrap().extend(changed.as_object().unwrap().clone());
+        json!({ "device": "virtio0", "inserted": medium })
+    }
+
+    #[test]
+    fn drives_that_the_guest_may_write_go_along_and_no_others() {
+        let disk_of = |changed| disk(&drive(changed));
+        let found = disk_of(json!({})).unwrap().unwrap();
+        let wanted = CopiedDisk {
+            id: "virtio0".into(),
+            path: "/srv/a.qcow2".into(),
+            format: ImageFormat::Qcow2,
+            size: 1 << 30,
+            identity: None,
+        };
+        assert_eq!(found, wanted);
+        assert!(disk_of(json!({ "ro": true })).is_none());
+        assert!(disk(&json!({ "device": "ide1-cd0" })).is_none(), "no medium");
+        let vmdk = disk_of(json!({ "drv": "vmdk" })).unwrap();
+        assert!(matches!(vmdk, Err(DrivesError::Format { .. })), "{vmdk:?}");
+        let nameless = disk_of(json!({ "image": {} })).unwrap();
+        assert!(matches!(nameless, Err(DrivesError::Nameless(_))), "{nameless:?}");
+    }
+
+    #[test]
+    fn without_a_name_of_its_own_a_drive_is_its_block_node() {
+        let mut drive = drive(json!({}));
+        drive["device"] = "".into();
+        assert_eq!(disk(&drive).unwrap().unwrap().id, "#block1");
+    }
+
+    #[test]
+    fn disks_without_locks_or_with_chains_on_the_command_line_stay() {
+        let check = |argument: &str| check_arguments(&[argument.to_owned()]);
+        assert!(check("if=none,id=d,file=/srv/locking/backing.img").is_ok());
+        assert!(check("driver=qcow2,file=f,backing=").is_ok());
+        assert!(matches!(check("virtio-blk-pci,drive=d,share-rw=on"), Err(DrivesError::Shared)));
+        assert!(check("virtio-blk-pci,drive=d,share-rw=off").is_ok());
+        assert!(matches!(check("id=d,file.locking=off,file=/a"), Err(DrivesError::Unlocked)));
+        assert!(matches!(check(r#"{"driver":"file","locking":"off"}"#), Err(DrivesError::Unlocked)));
+        assert!(matches!(check("driver=qcow2,file=f,backing=base"), Err(DrivesError::Chain)));
+        assert!(matches!(check(r#"{"driver":"qcow2","backing":"base"}"#), Err(DrivesError::Chain)));
+    }
+}

@@ -1,0 +1,472 @@
+//! Images at the destination that copied disks go into. One that is not there is made, empty and sparse; one that is there must hold a
+//! disk of the same size in the same format, and is overwritten. What was made is listed in the guest's folder, so that it goes again if
+//! the guest does not come, also by the next life of an agent that died.
+
+use std::collections::HashSet;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::description::{CopiedDisk, GuestDescription, ImageFormat};
+use crate::host::is_inside;
+use crate::identity::{self, Compared};
+use crate::migrate::Export;
+use crate::registry::remove_file;
+use crate::twin::Twin;
+
+/// Name of the list.
+const LIST: &str = "images.json";
+/// Longest list read, in bytes.
+const LIST_BYTES_MAX: u64 = 1 << 20;
+/// Where a qcow2 image says how large its disk is: after its first four bytes and version, big-endian.
+const QCOW2_MAGIC: [u8; 4] = *b"QFI\xfb";
+const QCOW2_SIZE_AT: usize = 24;
+/// qemu-img writes a few clusters.
+const QEMU_IMG_WAIT: Duration = Duration::from_secs(30);
+/// Disks are counted in these.
+const SECTOR: u64 = 512;
+
+/// Why an image cannot take a disk. What was made before stays listed: [`discard`] removes it.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// The disk is not one of the command line's.
+    #[error(
+        "the disk {disk} ({path}) is not among the files of the guest's command line, so it has no place here"
+    )]
+    Unknown {
+        /// The drive.
+        disk: String,
+        /// The image at the source.
+        path: String,
+    },
+    /// Its size cannot be a disk's.
+    #[error("the disk {disk} is said to have {size} bytes, which no disk has")]
+    Size {
+        /// The drive.
+        disk: String,
+        /// As said.
+        size: u64,
+    },
+    /// The folder is missing, or elsewhere than it seems.
+    #[error(
+        "the image {0} cannot be made: its folder is not here, or leads out of the folders that guests may open files in. Create it, or map the disk's path (paths in the configuration)"
+    )]
+    Folder(PathBuf),
+    /// The image cannot be made or looked at.
+    #[error("the image {path} cannot be used")]
+    File {
+        /// The image.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// qemu-img failed.
+    #[error(
+        "qemu-img could not make {path}: {said}. It makes qcow2 images (Debian: qemu-utils); an image that is there already needs none"
+    )]
+    QemuImg {
+        /// The image.
+        path: PathBuf,
+        /// What it wrote.
+        said: String,
+    },
+    /// What is there is what the source has.
+    #[error(
+        "{0} is the very disk that the guest uses: both hosts see the same storage, and the migration needs no copy of it (no --copy-storage)"
+    )]
+    Same(PathBuf),
+    /// Both are devices, and it cannot be told whether they are one.
+    #[error(
+        "{0} and the source's disk are block devices of which at least one has no name that tells it from all others (wwid, device mapper's UUID): they may be the same storage, and nothing is copied. Give the device a serial number, or use an image file"
+    )]
+    Nameless(PathBuf),
+    /// Another guest that arrives copies into it.
+    #[error("{0} is where another guest that is just arriving copies a disk to")]
+    Claimed(PathBuf),
+    /// What is there leads elsewhere, or is neither a file nor a block device.
+    #[error("{0} is no file or block device in the folders that guests may open files in")]
+    Outside(PathBuf),
+    /// What is there is not an image of that format.
+    #[error("{path} is here already and is no {} image as at the source: remove it, or map the disk's path", format.name())]
+    Format {
+        /// The image.
+        path: PathBuf,
+        /// As at the source.
+        format: ImageFormat,
+    },
+    /// What is there holds another disk.
+    #[error(
+        "{path} is here already with a disk of {here} bytes, the guest's has {there}: remove it, make it as large, or map the disk's path"
+    )]
+    Other {
+        /// The image.
+        path: PathBuf,
+        /// Bytes of the disk in it.
+        here: u64,
+        /// Bytes of the guest's disk.
+        there: u64,
+    },
+    /// The list of what was made cannot be kept.
+    #[error("the list of images {path} cannot be written")]
+    List {
+        /// The list.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// What an image is, whatever it is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Storage {
+    /// File system and number.
+    File(u64, u64),
+    /// Number of the device.
+    Device(u64),
+}
+
+impl Storage {
+    fn of(facts: &fs::Metadata) -> Storage {
+        match facts.file_type().is_block_device() {
+            true => Storage::Device(facts.rdev()),
+            false => Storage::File(facts.dev(), facts.ino()),
+        }
+    }
+}
+
+/// The images that guests which are arriving copy into. QEMU's own locks do not do: an image that is offered over NBD may be offered
+/// by another QEMU too.
+#[derive(Clone, Debug, Default)]
+pub struct Claims(Arc<Mutex<HashSet<Storage>>>);
+
+impl Claims {
+    fn lock(&self) -> MutexGuard<'_, HashSet<Storage>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Images of one guest, and the claim to them until it is dropped: to be kept until the guest runs, or its images are discarded.
+#[derive(Debug)]
+pub struct Prepared {
+    /// In the order of the guest's disks.
+    pub exports: Vec<Export>,
+    /// Those that were made for it.
+    made: Vec<PathBuf>,
+    /// Where they are listed.
+    folder: PathBuf,
+    claims: Claims,
+    claimed: Vec<Storage>,
+}
+
+impl Prepared {
+    /// The guest does not come: removes what was made for it, and the list of it too, by which it would be removed again when another
+    /// guest may have made an image of that name. Its process must have ended.
+    pub fn discard(&self) {
+        discard(&self.made);
+        keep(&self.folder);
+    }
+}
+
+impl Drop for Prepared {
+    fn drop(&mut self) {
+        let mut all = self.claims.lock();
+        all.retain(|one| !self.claimed.contains(one));
+    }
+}
+
+/// Makes what is missing, looks at what is there, and claims both. Nothing that was there is changed, and on `Err` nothing that was made
+/// is left.
+pub fn prepare(
+    guest: &GuestDescription,
+    twin: &Twin,
+    roots: &[PathBuf],
+    folder: &Path,
+    claims: &Claims,
+) -> Result<Prepared, ImageError> {
+    let mut prepared = Prepared {
+        exports: Vec::new(),
+        made: Vec::new(),
+        folder: folder.to_owned(),
+        claims: claims.clone(),
+        claimed: Vec::new(),
+    };
+    for disk in &guest.copied {
+        // While nobody else looks: what one guest makes and removes again must not be found by another in between.
+        let mut all = claims.lock();
+        let done = prepare_one(guest, disk, twin, roots, folder, &mut prepared.made).and_then(|export| {
+            let facts = fs::metadata(&export.path)
+                .map_err(|source| ImageError::File { path: export.path.clone(), source })?;
+            Ok((Storage::of(&facts), export))
+        });
+        match done {
+            Ok((storage, export)) if all.insert(storage) => {
+                prepared.claimed.push(storage);
+                prepared.exports.push(export);
+            }
+            done => {
+                prepared.discard();
+                drop(all);
+                return Err(done.map_or_else(|error| error, |(_, export)| ImageError::Claimed(export.path)));
+            }
+        }
+    }
+    Ok(prepared)
+}
+
+fn prepare_one(
+    guest: &GuestDescription,
+    disk: &CopiedDisk,
+    twin: &Twin,
+    roots: &[PathBuf],
+    folder: &Path,
+    made: &mut Vec<PathBuf>,
+) -> Result<Export, ImageError> {
+    let needed = twin.files.iter().find(|file| file.source == disk.path && file.writable);
+    let Some(needed) = needed else {
+        return Err(ImageError::Unknown { disk: disk.id.clone(), path: disk.path.clone() });
+    };
+    let path = needed.path.clone();
+    if disk.size == 0 || !disk.size.is_multiple_of(SECTOR) || i64::try_from(disk.size).is_err() {
+        return Err(ImageError::Size { disk: disk.id.clone(), size: disk.size });
+    }
+    let failed = |source: io::Error| ImageError::File { path: path.clone(), source };
+    let is_device = match fs::metadata(&path) {
+        Ok(facts) => check(&path, &facts, disk, roots).map(|()| facts.file_type().is_block_device())?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            make(&path, disk, roots, &mut || {
+                made.push(path.clone());
+                keep_list(folder, made)
+            })?;
+            false
+        }
+        Err(error) => return Err(failed(error)),
+    };
+    let direct = guest.disks.iter().any(|other| other.path == disk.path && other.direct);
+    Ok(Export { path, format: disk.format, is_device, direct })
+}
+
+/// What is there must hold such a disk.
+fn check(path: &Path, facts: &fs::Metadata, disk: &CopiedDisk, roots: &[PathBuf]) -> Result<(), ImageError> {
+    let kind = facts.file_type();
+    let inside = fs::canonicalize(path).is_ok_and(|path| is_inside(&path, roots));
+    if !inside || !(kind.is_file() || kind.is_block_device()) {
+        return Err(ImageError::Outside(path.to_owned()));
+    }
+    match identity::compare(disk.identity.as_deref(), identity::of(path).as_deref()) {
+        Compared::Same => return Err(ImageError::Same(path.to_owned())),
+        Compared::Unknown => return Err(ImageError::Nameless(path.to_owned())),
+        Compared::Different => {}
+    }
+    let failed = |source: io::Error| ImageError::File { path: path.to_owned(), source };
+    let mut image = File::open(path).map_err(failed)?;
+    let here = match disk.format {
+        // The size of a block device is where its end is.
+        ImageFormat::Raw => image.seek(SeekFrom::End(0)).map_err(failed)?,
+        ImageFormat::Qcow2 => {
+            let format = || ImageError::Format { path: path.to_owned(), format: disk.format };
+            qcow2_size(&mut image).map_err(failed)?.ok_or_else(format)?
+        }
+    };
+    if here == disk.size {
+        Ok(())
+    } else {
+        Err(ImageError::Other { path: path.to_owned(), here, there: disk.size })
+    }
+}
+
+/// Size of the disk in a qcow2 image; none if it is no such image.
+fn qcow2_size(image: &mut File) -> io::Result<Option<u64>> {
+    let mut head = Vec::new();
+    image.take(QCOW2_SIZE_AT as u64 + 8).read_to_end(&mut head)?;
+    let size = head.get(QCOW2_SIZE_AT..).and_then(|bytes| <[u8; 8]>::try_from(bytes).ok());
+    Ok(size.filter(|_| head.starts_with(&QCOW2_MAGIC)).map(u64::from_be_bytes))
+}
+
+/// `listed` is called before there is anything to remove.
+fn make(
+    path: &Path,
+    disk: &CopiedDisk,
+    roots: &[PathBuf],
+    listed: &mut dyn FnMut() -> Result<(), ImageError>,
+) -> Result<(), ImageError> {
+    let parent = path.parent().and_then(|parent| fs::canonicalize(parent).ok());
+    if !parent.is_some_and(|parent| is_inside(&parent, roots)) {
+        return Err(ImageError::Folder(path.to_owned()));
+    }
+    let failed = |source: io::Error| ImageError::File { path: path.to_owned(), source };
+    // Nobody else's file, and no link that leads elsewhere, is taken for ours.
+    let file = OpenOptions::new().write(true).create_new(true).open(path).map_err(failed)?;
+    if let Err(error) = listed() {
+        remove_file(path).ok();
+        return Err(error);
+    }
+    match disk.format {
+        ImageFormat::Raw => file.set_len(disk.size).map_err(failed),
+        ImageFormat::Qcow2 => make_qcow2(path, disk.size),
+    }
+}
+
+fn make_qcow2(path: &Path, size: u64) -> Result<(), ImageError> {
+    let failed = |said: String| ImageError::QemuImg { path: path.to_owned(), said };
+    let mut command = Command::new("qemu-img");
+    command.args(["create", "-q", "-f", "qcow2", "--"]).arg(path).arg(size.to_string());
+    let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
+    let end = Instant::now() + QEMU_IMG_WAIT;
+    let status = loop {
+        match child.try_wait().map_err(|error| failed(error.to_string()))? {
+            Some(status) => break status,
+            None if Instant::now() < end => std::thread::sleep(Duration::from_millis(5)),
+            None => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(failed("it did not end in time".into()));
+            }
+        }
+    };
+    if status.success() {
+        return Ok(());
+    }
+    let mut said = String::new();
+    let _ = child.stderr.take().map(|stderr| stderr.take(500).read_to_string(&mut said));
+    Err(failed(said.trim().to_owned()))
+}
+
+fn keep_list(folder: &Path, made: &[PathBuf]) -> Result<(), ImageError> {
+    let path = folder.join(LIST);
+    let written = serde_json::to_vec(made).map_err(io::Error::other);
+    written.and_then(|text| fs::write(&path, text)).map_err(|source| ImageError::List { path, source })
+}
+
+/// What was made for the guest with this folder, and is not the guest's yet.
+pub fn made(folder: &Path) -> Vec<PathBuf> {
+    let path = folder.join(LIST);
+    let known = fs::metadata(&path).is_ok_and(|facts| facts.len() <= LIST_BYTES_MAX);
+    let text = known.then(|| fs::read(path).ok()).flatten();
+    text.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
+}
+
+/// The guest does not come: removes what was made for it. Its process must have ended.
+pub fn discard(made: &[PathBuf]) {
+    for path in made {
+        if let Err(error) = remove_file(path) {
+            tracing::error!(path = %path.display(), %error, "an image that was made for a guest that did not come could not be removed");
+        }
+    }
+}
+
+/// Nothing of what was made for a guest is to be removed any more: it runs here, and its images are its own, or they are gone.
+pub fn keep(folder: &Path) {
+    if let Err(error) = remove_file(&folder.join(LIST)) {
+        tracing::error!(%error, "the list of images that were made for a guest could not be removed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    const MIB: u64 = 1 << 20;
+
+    fn disk(format: ImageFormat) -> CopiedDisk {
+        CopiedDisk { id: "d".into(), path: "/there/d.img".into(), format, size: 64 * MIB, identity: None }
+    }
+
+    /// As it is there, with its own folder for a root.
+    fn look(path: &Path, disk: &CopiedDisk) -> Result<(), ImageError> {
+        let root = fs::canonicalize(path.parent().unwrap()).unwrap();
+        check(path, &fs::metadata(path).unwrap(), disk, &[root])
+    }
+
+    #[test]
+    fn only_files_and_devices_in_the_folders_for_guests_are_looked_into() {
+        let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let secret = elsewhere.path().join("secret");
+        fs::write(&secret, vec![0; 64 << 20]).unwrap();
+        symlink(&secret, dir.path().join("link")).unwrap();
+        let pipe = dir.path().join("pipe");
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        for name in ["link", "pipe"] {
+            let refused = look(&dir.path().join(name), &disk(ImageFormat::Raw));
+            assert!(matches!(refused, Err(ImageError::Outside(_))), "{name}: {refused:?}");
+        }
+    }
+
+    fn make_in(
+        dir: &Path,
+        name: &str,
+        format: ImageFormat,
+        roots: &[PathBuf],
+    ) -> Result<PathBuf, ImageError> {
+        let path = dir.join(name);
+        let mut list = Vec::new();
+        make(&path, &disk(format), roots, &mut || {
+            list.push(path.clone());
+            keep_list(dir, &list)
+        })?;
+        Ok(path)
+    }
+
+    #[test]
+    fn an_image_that_is_missing_is_made_sparse_and_of_the_disks_size() {
+        let dir = tempfile::tempdir().unwrap();
+        let roots = [dir.path().to_owned()];
+        for format in [ImageFormat::Raw, ImageFormat::Qcow2] {
+            let path = make_in(dir.path(), format.name(), format, &roots).unwrap();
+            look(&path, &disk(format)).unwrap();
+            assert!(fs::metadata(&path).unwrap().blocks() * 512 < MIB, "{format:?} is not sparse");
+            let larger = CopiedDisk { size: 65 * MIB, ..disk(format) };
+            assert!(matches!(look(&path, &larger), Err(ImageError::Other { .. })), "{format:?}");
+            discard(&made(dir.path()));
+            assert!(!path.exists());
+        }
+        let raw = make_in(dir.path(), "again", ImageFormat::Raw, &roots).unwrap();
+        let qcow2 = look(&raw, &disk(ImageFormat::Qcow2));
+        assert!(matches!(qcow2, Err(ImageError::Format { .. })), "{qcow2:?}");
+    }
+
+    #[test]
+    fn what_was_there_is_never_taken_for_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let roots = [dir.path().to_owned()];
+        let elsewhere = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("old"), "x").unwrap();
+        symlink(elsewhere.path().join("target"), dir.path().join("link")).unwrap();
+        for name in ["old", "link"] {
+            assert!(matches!(
+                make_in(dir.path(), name, ImageFormat::Raw, &roots),
+                Err(ImageError::File { .. })
+            ));
+        }
+        assert!(made(dir.path()).is_empty() && !elsewhere.path().join("target").exists());
+    }
+
+    #[test]
+    fn nothing_is_made_outside_of_the_folders_for_guests() {
+        let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let roots = [dir.path().to_owned()];
+        symlink(elsewhere.path(), dir.path().join("out")).unwrap();
+        for name in ["out/d.img", "missing/d.img"] {
+            let refused = make_in(dir.path(), name, ImageFormat::Raw, &roots);
+            assert!(matches!(refused, Err(ImageError::Folder(_))), "{refused:?}");
+        }
+        assert_eq!(fs::read_dir(elsewhere.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_was_made_is_the_guests_once_it_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = make_in(dir.path(), "d", ImageFormat::Raw, &[dir.path().to_owned()]).unwrap();
+        assert_eq!(made(dir.path()), std::slice::from_ref(&path));
+        keep(dir.path());
+        discard(&made(dir.path()));
+        assert!(path.exists());
+    }
+}

@@ -1,0 +1,136 @@
+//! Disks that go along, between two real QEMUs: what is left when the guest stands is carried over before anything else happens, and
+//! whoever takes a guest back leaves nothing of the copy.
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests, too, say what they expect
+
+mod common;
+
+use std::path::{Path, PathBuf};
+
+use common::*;
+use linerate_guest::description::ImageFormat;
+use linerate_guest::drives::writable;
+use linerate_guest::migrate::{DestinationQemu, Export, MigrateError, SourceQemu};
+use linerate_guest::qmp::Qmp;
+use linerate_guest::read::read;
+use linerate_guest::twin::{QemuBinary, twin};
+use serde_json::{Value, json};
+
+const SPEC: &str = "name = 'web'\nmemory = '64M'\nmachine = 'pc'\naccel = 'tcg'\n[[disk]]\npath = 'd.img'\n";
+const MIB: u64 = 1 << 20;
+
+/// A guest whose disk is mirrored, and the QEMU that has the other image.
+struct Pair {
+    place: Place,
+    source: SourceQemu,
+    destination: DestinationQemu,
+    images: [PathBuf; 2],
+    _guest: Running,
+    _waiting: Running,
+}
+
+fn export(path: &Path) -> Export {
+    Export { path: path.to_owned(), format: ImageFormat::Raw, is_device: false, direct: false }
+}
+
+fn mirrored(qemu: &QemuBinary) -> Pair {
+    let place = Place::new();
+    let images = ["d.img", "copy.img"].map(|name| place.disk(name, 8));
+    let mut guest = start_spec(&place, qemu, SPEC);
+    let pid = guest.record.process.pid;
+    let mut description = read(guest.qmp(), pid, soon()).unwrap();
+    description.copied = writable(guest.qmp(), &description, soon()).unwrap();
+    let mut options = place.twin_options(qemu);
+    let [from, to] = images.each_ref().map(|path| path.to_str().unwrap().to_owned());
+    options.paths.insert(from, to);
+    let mut waiting = start_twin(&place, qemu, &twin(&description, &options).unwrap());
+    let mut source = SourceQemu::new(guest.qmp.take().unwrap(), soon()).unwrap();
+    let mut destination = DestinationQemu::new(waiting.qmp.take().unwrap());
+    let socket = place.path("disks.sock");
+    destination.export_disks(&[export(&images[1])], &socket, soon()).unwrap();
+    source.begin_mirrors(&description.copied, &socket, soon()).unwrap();
+    source.wait_mirrors_ready(&|| false, &mut |_| {}).unwrap();
+    Pair { place, source, destination, images, _guest: guest, _waiting: waiting }
+}
+
+fn ask(qmp: &mut Qmp, command: &str, arguments: Value) -> Vec<Value> {
+    qmp.execute(command, arguments, soon()).unwrap().as_array().cloned().unwrap_or_default()
+}
+
+/// Names of jobs, and of block nodes that are not the guest's.
+fn remains(qmp: &mut Qmp) -> Vec<String> {
+    let jobs: Vec<String> =
+        ask(qmp, "query-jobs", json!({})).iter().map(|job| job["id"].to_string()).collect();
+    let nodes = ask(qmp, "query-named-block-nodes", json!({}));
+    let nodes = nodes.iter().map(|node| node["node-name"].to_string());
+    jobs.into_iter().chain(nodes.filter(|name| name.contains("linerate"))).collect()
+}
+
+/// As the guest would, through its device.
+fn write(qmp: &mut Qmp, offset: u64, bytes: u64) {
+    let device = ask(qmp, "query-block", json!({}))[0]["qdev"].as_str().unwrap().to_owned();
+    let line = format!("qemu-io -d {device} \"write -P 7 {offset} {bytes}\"");
+    qmp.execute("human-monitor-command", json!({ "command-line": line }), soon()).unwrap();
+}
+
+#[test]
+fn what_is_left_when_the_guest_stands_is_carried_over_and_nothing_of_the_copy_stays() {
+    for qemu in qemus() {
+        let mut pair = mirrored(&qemu);
+        let qmp = pair.source.qmp();
+        qmp.execute("stop", json!({}), soon()).unwrap();
+        // So slow that much is left.
+        let slow = json!({ "device": "linerate-disk-0", "speed": MIB });
+        qmp.execute("block-job-set-speed", slow, soon()).unwrap();
+        write(qmp, MIB, 2 * MIB);
+        let progress = pair.source.complete_mirrors(soon(), &|| false).unwrap().unwrap();
+        assert!(
+            progress.done_bytes >= 2 * MIB && progress.done_bytes == progress.total_bytes,
+            "{progress:?}"
+        );
+        assert_eq!(remains(pair.source.qmp()), Vec::<String>::new());
+        let [ours, theirs] = pair.images.each_ref().map(|path| std::fs::read(path).unwrap());
+        assert_eq!(ours[MIB as usize], 7, "nothing was written");
+        assert!(ours == theirs, "the disks differ");
+        assert!(pair.place.path("disks.sock").exists());
+    }
+}
+
+#[test]
+fn a_guest_that_is_taken_back_has_no_job_and_no_node_of_the_copy() {
+    for qemu in qemus() {
+        let mut pair = mirrored(&qemu);
+        assert_eq!(remains(pair.source.qmp()).len(), 2, "a job and what it writes to");
+        pair.source.cancel(soon()).unwrap();
+        assert_eq!(remains(pair.source.qmp()), Vec::<String>::new());
+        assert_eq!(pair.source.status(soon()).unwrap(), "running");
+    }
+}
+
+#[test]
+fn a_mirror_whose_destination_dies_is_told_and_taken_back() {
+    for qemu in qemus() {
+        let mut pair = mirrored(&qemu);
+        pair.destination.quit(soon()).unwrap();
+        write(pair.source.qmp(), 0, MIB);
+        let failed = pair.source.complete_mirrors(soon(), &|| false);
+        assert!(matches!(failed, Err(MigrateError::Mirror { .. })), "{failed:?}");
+        pair.source.cancel(soon()).unwrap();
+        assert_eq!(remains(pair.source.qmp()), Vec::<String>::new());
+        assert_eq!(pair.source.status(soon()).unwrap(), "running");
+    }
+}
+
+#[test]
+fn an_image_that_the_guest_has_open_is_not_offered() {
+    for qemu in qemus() {
+        let place = Place::new();
+        let image = place.disk("d.img", 8);
+        let mut guest = start_spec(&place, &qemu, SPEC);
+        let pid = guest.record.process.pid;
+        let description = read(guest.qmp(), pid, soon()).unwrap();
+        let mut waiting = start_twin(&place, &qemu, &twin(&description, &place.twin_options(&qemu)).unwrap());
+        let mut destination = DestinationQemu::new(waiting.qmp.take().unwrap());
+        let refused = destination.export_disks(&[export(&image)], &place.path("disks.sock"), soon());
+        assert!(matches!(refused, Err(MigrateError::ImageInUse { .. })), "{refused:?}");
+    }
+}
