@@ -33,6 +33,12 @@ impl GuestProgram {
         if self == GuestProgram::UserMode { "kvm" } else { "tcg" }
     }
 
+    /// The processor's model, where the default of `linerate vm start` is not good enough: under KVM that is the host's own, and a KVM
+    /// that runs inside of a virtual machine may tell of registers that it then does not let QEMU set.
+    fn cpu(self) -> Option<&'static str> {
+        (self == GuestProgram::UserMode).then_some("qemu64")
+    }
+
     /// The file that QEMU boots, and its initramfs.
     pub(crate) fn files(self) -> Result<(PathBuf, Option<PathBuf>), LabError> {
         let cache = Cache::locate();
@@ -270,6 +276,7 @@ impl GuestSpec {
             huge_pages: self.huge_pages,
             vcpus: self.vcpus,
             accel: self.program.accelerator(),
+            cpu: self.program.cpu(),
             kernel,
             initrd,
             cmdline: self.command_line(),
@@ -290,6 +297,8 @@ struct SpecToml<'a> {
     huge_pages: bool,
     vcpus: u32,
     accel: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cpu: Option<&'a str>,
     kernel: PathBuf,
     initrd: Option<PathBuf>,
     cmdline: String,
