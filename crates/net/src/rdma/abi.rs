@@ -11,12 +11,16 @@ pub const IBV_ACCESS_LOCAL_WRITE: c_int = 1;
 pub const IBV_ACCESS_REMOTE_WRITE: c_int = 1 << 1;
 pub const IBV_QPT_RC: c_uint = 2;
 pub const IBV_WR_RDMA_WRITE: c_uint = 0;
+pub const IBV_WR_RDMA_WRITE_WITH_IMM: c_uint = 1;
 pub const IBV_WR_SEND: c_uint = 2;
 pub const IBV_SEND_SIGNALED: c_uint = 1 << 1;
+pub const IBV_SEND_INLINE: c_uint = 1 << 3;
 pub const IBV_WC_SUCCESS: c_uint = 0;
 pub const IBV_WC_WR_FLUSH_ERR: c_uint = 5;
 pub const IBV_WC_REM_ACCESS_ERR: c_uint = 10;
 pub const IBV_WC_RETRY_EXC_ERR: c_uint = 12;
+pub const IBV_WC_WITH_IMM: c_uint = 1 << 1;
+pub const IBV_TRANSPORT_IWARP: c_int = 1;
 pub const RDMA_PS_TCP: c_uint = 0x0106;
 pub const RDMA_OPTION_ID: c_int = 0;
 pub const RDMA_OPTION_ID_TOS: c_int = 0;
@@ -44,8 +48,15 @@ pub struct ContextOps {
 }
 
 #[repr(C)]
+pub struct Device {
+    _ops: [*mut c_void; 2],
+    pub node_type: c_int,
+    pub transport_type: c_int,
+}
+
+#[repr(C)]
 pub struct Context {
-    pub device: *mut c_void,
+    pub device: *mut Device,
     pub ops: ContextOps,
 }
 
@@ -134,6 +145,7 @@ pub struct SendWr {
     pub num_sge: c_int,
     pub opcode: c_uint,
     pub send_flags: c_uint,
+    /// In network order.
     pub imm_data: u32,
     /// `wr.rdma`, the only member of the union that is used.
     pub remote_addr: u64,

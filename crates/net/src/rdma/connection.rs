@@ -10,8 +10,9 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::io::Errno;
 
 use super::abi::{
-    ConnParam, IBV_QPT_RC, IBV_SEND_SIGNALED, IBV_WC_REM_ACCESS_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WC_SUCCESS,
-    IBV_WC_WR_FLUSH_ERR, IBV_WR_RDMA_WRITE, IBV_WR_SEND, Qp, QpCap, QpInitAttr, RDMA_CM_EVENT_DEVICE_REMOVAL,
+    ConnParam, IBV_QPT_RC, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_TRANSPORT_IWARP, IBV_WC_REM_ACCESS_ERR,
+    IBV_WC_RETRY_EXC_ERR, IBV_WC_SUCCESS, IBV_WC_WITH_IMM, IBV_WC_WR_FLUSH_ERR, IBV_WR_RDMA_WRITE,
+    IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, Qp, QpCap, QpInitAttr, RDMA_CM_EVENT_DEVICE_REMOVAL,
     RDMA_CM_EVENT_DISCONNECTED, RecvWr, SendWr, Sge, Wc,
 };
 use super::cm::{EventChannel, Identifier, poll};
@@ -19,7 +20,7 @@ use super::domain::{Domain, Domains};
 use super::error::{RdmaError, check, errno};
 use super::library::Library;
 use super::memory::Buffer;
-use super::options::{MESSAGE_BYTES, MESSAGES, SEND_QUEUE};
+use super::options::{INLINE_BYTES, MESSAGE_BYTES, MESSAGES, SEND_QUEUE};
 use super::verbs::{Access, CompletionQueue, POLL_BATCH};
 use crate::table::RemoteWriter;
 
@@ -52,6 +53,8 @@ pub struct Connection {
     identifier: Identifier,
     events: EventChannel,
     wake: OwnedFd,
+    /// Bytes that the adapter takes in the request itself.
+    inline_bytes: u32,
     /// This side closed it.
     closed: AtomicBool,
     /// The peer did.
@@ -89,7 +92,7 @@ impl Connection {
         let outbox = Buffer::new(&domain.protection, bytes, Access::Send)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|source| RdmaError::Call { what: "making an event descriptor", source })?;
-        let connection = Connection {
+        let mut connection = Connection {
             library,
             alive: Mutex::new(false),
             sent,
@@ -100,16 +103,21 @@ impl Connection {
             identifier,
             events,
             wake,
+            inline_bytes: 0,
             closed: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             brisk: AtomicBool::new(false),
         };
-        connection.make_queue_pair()?;
+        connection.inline_bytes = match connection.make_queue_pair(INLINE_BYTES) {
+            Ok(()) => INLINE_BYTES,
+            // An adapter that has no room for that in its requests has none at all.
+            Err(_) => connection.make_queue_pair(0).map(|()| 0)?,
+        };
         (0..MESSAGES).try_for_each(|slot| connection.ready(slot))?;
         Ok(connection)
     }
 
-    fn make_queue_pair(&self) -> Result<(), RdmaError> {
+    fn make_queue_pair(&self, inline_bytes: u32) -> Result<(), RdmaError> {
         let mut wanted = QpInitAttr {
             qp_context: std::ptr::null_mut(),
             send_cq: self.sent.pointer(),
@@ -120,7 +128,7 @@ impl Connection {
                 max_recv_wr: MESSAGES as u32,
                 max_send_sge: 1,
                 max_recv_sge: 1,
-                max_inline_data: 0,
+                max_inline_data: inline_bytes,
             },
             qp_type: IBV_QPT_RC,
             sq_sig_all: 0,
@@ -217,18 +225,49 @@ impl Connection {
         };
         let mut pieces: Vec<Sge> = places.iter().map(piece).chain([last]).collect();
         let write = |place: &Place| work(number, IBV_WR_RDMA_WRITE, 0, (place.to, place.remote_key));
-        let send = work(number, IBV_WR_SEND, IBV_SEND_SIGNALED, (0, 0));
+        let send = work(number, IBV_WR_SEND, IBV_SEND_SIGNALED | self.inline(last.length), (0, 0));
         let mut works: Vec<SendWr> = places.iter().map(write).chain([send]).collect();
+        self.post_all(&mut works, &mut pieces)
+    }
+
+    /// Begins one RDMA WRITE that the peer is told of: with `immediate` it makes a completion there, and takes a slot. It makes one
+    /// here, with this number. Not every adapter can ([`Connection::tells_of_writes`]).
+    pub(super) fn post_told(&self, place: &Place, immediate: u32, number: u64) -> Result<(), RdmaError> {
+        let flags = IBV_SEND_SIGNALED | self.inline(place.length);
+        let mut told = work(number, IBV_WR_RDMA_WRITE_WITH_IMM, flags, (place.to, place.remote_key));
+        told.imm_data = immediate.to_be();
+        let piece = Sge { addr: place.from, length: place.length, lkey: place.local_key };
+        self.post_all(&mut [told], &mut [piece])
+    }
+
+    /// iWARP's WRITEs tell the peer nothing; its adapters are never connected with others.
+    pub(super) fn tells_of_writes(&self) -> bool {
+        let Some(context) = self.identifier.context() else { return false };
+        // SAFETY: the identifier keeps the device open, and what it is never changes.
+        unsafe { (*(*context.as_ptr()).device).transport_type != IBV_TRANSPORT_IWARP }
+    }
+
+    /// What the peer was told by a WRITE that a completion is of; `None` if it is of a message.
+    pub(super) fn told(done: &Wc) -> Option<u32> {
+        (done.wc_flags & IBV_WC_WITH_IMM != 0).then(|| u32::from_be(done.imm_data))
+    }
+
+    fn inline(&self, length: u32) -> u32 {
+        if length <= self.inline_bytes { IBV_SEND_INLINE } else { 0 }
+    }
+
+    /// Gives works to the adapter, each with its piece of this side's memory.
+    fn post_all(&self, works: &mut [SendWr], pieces: &mut [Sge]) -> Result<(), RdmaError> {
         // One list for all of them, from the last to the first: the adapter is called once.
         let mut first = std::ptr::null_mut();
-        for (work, piece) in works.iter_mut().zip(&mut pieces).rev() {
+        for (work, piece) in works.iter_mut().zip(pieces).rev() {
             (work.sg_list, work.next) = (piece, first);
             first = work;
         }
         let mut bad = std::ptr::null_mut();
         self.with_queue_pair("sending", |pair| {
-            // SAFETY: the pair is alive under the lock; the works and pieces that the list goes through live until the end of
-            // this function, nobody else uses them, and they are read during the call. The memory that they name is
+            // SAFETY: the pair is alive under the lock; the works and pieces that the list goes through are borrowed until the
+            // end of this function, so nobody else uses them, and they are read during the call. The memory that they name is
             // registered, and whoever posts keeps the registration until the completion.
             unsafe {
                 (*(*pair.as_ptr()).context).ops.post_send.map(|post| post(pair.as_ptr(), first, &mut bad))
@@ -236,8 +275,11 @@ impl Connection {
         })
     }
 
-    /// Bytes of a message that came into a slot.
+    /// Bytes of a message that came into a slot. Of a WRITE there are none, and what lies in the slot is an older message.
     pub(super) fn message(&self, done: &Wc, bytes: &mut Vec<u8>) -> Result<(), RdmaError> {
+        if Self::told(done).is_some() {
+            return Err(RdmaError::Rules("a write where a message was to come"));
+        }
         let length = done.byte_len as usize;
         bytes.resize(length.min(MESSAGE_BYTES), 0);
         let slot = usize::try_from(done.wr_id).unwrap_or(usize::MAX);

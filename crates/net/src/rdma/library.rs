@@ -82,7 +82,6 @@ functions! { Verbs, "libibverbs":
     ibv_destroy_cq: fn(*mut Cq) -> c_int;
     ibv_get_cq_event: fn(*mut CompChannel, *mut *mut Cq, *mut *mut c_void) -> c_int;
     ibv_ack_cq_events: fn(*mut Cq, c_uint);
-    ibv_get_device_name: fn(*mut c_void) -> Text;
     ibv_wc_status_str: fn(c_uint) -> Text;
 }
 

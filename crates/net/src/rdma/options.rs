@@ -22,6 +22,10 @@ pub(super) const MESSAGES: usize = FRAMES_MAX + CLAIMS_MAX + 16;
 /// Operations in the send queue: a WRITE with the most runs, each of them over the border of a window, and claims.
 pub(super) const SEND_QUEUE: usize = 1024 + MESSAGES;
 
+/// Bytes of a message that travel in the request itself, which saves the adapter a read of this host's memory; where the adapter
+/// can do that. A cache line: acknowledgements, grants and short messages of a ping-pong.
+pub(super) const INLINE_BYTES: u32 = 64;
+
 /// Options of connections.
 #[derive(Clone, Debug)]
 pub struct RdmaOptions {

@@ -1,5 +1,6 @@
-//! A queue pair as a wire that is measured: a message is written into the peer's memory by RDMA WRITE, and a message of one byte
-//! behind it says that it is there, as payloads and frames of a migration do.
+//! A queue pair as a wire that is measured: a message is one RDMA WRITE into the peer's memory, which tells the peer that it is
+//! there (WRITE with immediate). On iWARP, which does not have that, a message of one byte behind the WRITE says so, as the frame
+//! behind payloads of a migration does.
 //!
 //! Both sides begin by telling where they can be written to. A stream's receiver gives credit: its adapter takes messages only
 //! while there are slots for them, and it is the receiving thread that makes them ready again, whatever the adapter has confirmed.
@@ -29,9 +30,9 @@ pub(super) const UNCREDITED_MAX: usize = 48;
 // There is a slot for each of them at the receiver, and for the place that it was told first. A sender that a slot is missing
 // for tries again after most of a second, within the time that is measured.
 const _: () = assert!(UNCREDITED_MAX < MESSAGES && CREDIT_BLOCKS <= UNCREDITED_MAX);
-/// Content of the byte behind a message or a block that others follow.
+/// Told with a message or a block that others follow.
 const MORE: u8 = 1;
-/// Behind the last block.
+/// With the last block.
 const LAST: u8 = 2;
 /// From the receiver of a stream.
 const CREDIT: u8 = 3;
@@ -47,6 +48,8 @@ pub struct RdmaWire {
     address: u64,
     key: u32,
     silence: Duration,
+    /// A WRITE can tell the peer of itself.
+    told: bool,
     slots: Vec<usize>,
     /// Messages that came and were not asked for yet.
     came: VecDeque<Wc>,
@@ -56,12 +59,23 @@ pub struct RdmaWire {
     uncredited: usize,
 }
 
+/// What a completion says that came.
+enum Came {
+    /// A WRITE of so many bytes, and what was told with it.
+    Write {
+        immediate: u32,
+        bytes: usize,
+    },
+    Message(Vec<u8>),
+}
+
 impl RdmaWire {
     /// Takes a connection on which nothing was sent yet; the peer must do the same. `silence` is how long nothing may move.
     pub fn new(connection: Arc<Connection>, silence: Duration) -> Result<RdmaWire, WireError> {
         let protection = &connection.domain.protection;
         let outgoing = Buffer::new(protection, MESSAGE_BYTES_MAX, Access::Send)?;
         let incoming = Buffer::new(protection, MESSAGE_BYTES_MAX, Access::RemoteWrite)?;
+        let told = connection.tells_of_writes();
         let place = [&incoming.address().to_le_bytes()[..], &incoming.remote_key().to_le_bytes()].concat();
         let mut wire = RdmaWire {
             outgoing,
@@ -70,6 +84,7 @@ impl RdmaWire {
             address: 0,
             key: 0,
             silence,
+            told,
             slots: (0..MESSAGES).collect(),
             came: VecDeque::new(),
             turn: 0,
@@ -93,25 +108,47 @@ impl RdmaWire {
         }
     }
 
-    /// The next message.
-    fn message(&mut self) -> Result<Vec<u8>, WireError> {
-        if self.came.is_empty() {
-            let came = self.wait(&self.connection.received)?;
-            self.came.extend(came);
-        }
-        let mut bytes = Vec::new();
-        if let Some(done) = self.came.pop_front() {
-            self.connection.judge("receiving", &done)?;
-            self.connection.message(&done, &mut bytes)?;
-            self.connection.ready(usize::try_from(done.wr_id).unwrap_or(usize::MAX))?;
-        }
-        Ok(bytes)
+    /// What comes next.
+    fn next(&mut self) -> Result<Came, WireError> {
+        let done = loop {
+            match self.came.pop_front() {
+                Some(done) => break done,
+                None => self.came.extend(self.wait(&self.connection.received)?),
+            }
+        };
+        self.connection.judge("receiving", &done)?;
+        let came = match Connection::told(&done) {
+            Some(immediate) => Came::Write { immediate, bytes: done.byte_len as usize },
+            None => {
+                let mut bytes = Vec::new();
+                self.connection.message(&done, &mut bytes)?;
+                Came::Message(bytes)
+            }
+        };
+        self.connection.ready(usize::try_from(done.wr_id).unwrap_or(usize::MAX))?;
+        Ok(came)
     }
 
-    fn mark(&mut self) -> Result<u8, WireError> {
-        match self.message()?.as_slice() {
-            [mark @ (MORE | LAST)] => Ok(*mark),
-            other => Err(WireError::Mark { mark: other.first().copied().unwrap_or(0) }),
+    /// The next message.
+    fn message(&mut self) -> Result<Vec<u8>, WireError> {
+        match self.next()? {
+            Came::Message(bytes) => Ok(bytes),
+            Came::Write { .. } => Err(RdmaError::Rules("a write where a message was to come").into()),
+        }
+    }
+
+    /// Waits for so many bytes, and says what was told with them.
+    fn mark(&mut self, expected: usize) -> Result<u8, WireError> {
+        let mark = match self.next()? {
+            Came::Write { bytes, .. } if bytes != expected => {
+                return Err(RdmaError::Rules("a write of another length than was agreed").into());
+            }
+            Came::Write { immediate, .. } => u8::try_from(immediate).unwrap_or(0),
+            Came::Message(bytes) => bytes.first().copied().filter(|_| bytes.len() == 1).unwrap_or(0),
+        };
+        match mark {
+            MORE | LAST => Ok(mark),
+            mark => Err(WireError::Mark { mark }),
         }
     }
 
@@ -126,12 +163,19 @@ impl RdmaWire {
         Ok(())
     }
 
-    /// Sends a message behind what is written, once there is a slot for it.
-    fn post(&mut self, places: &[Place], message: &[u8]) -> Result<(), WireError> {
-        while self.slots.is_empty() {
-            self.reap()?;
+    /// A slot that nothing is sent from.
+    fn slot(&mut self) -> Result<usize, WireError> {
+        loop {
+            match self.slots.pop() {
+                Some(slot) => return Ok(slot),
+                None => self.reap()?,
+            }
         }
-        let Some(slot) = self.slots.pop() else { return Ok(()) };
+    }
+
+    /// Sends a message behind what is written.
+    fn post(&mut self, places: &[Place], message: &[u8]) -> Result<(), WireError> {
+        let slot = self.slot()?;
         Ok(self.connection.post(places, slot, message, slot as u64)?)
     }
 
@@ -161,8 +205,15 @@ impl RdmaWire {
             to: self.address + at as u64,
             remote_key: self.key,
         };
-        let places = if bytes == 0 { &[][..] } else { std::slice::from_ref(&place) };
-        self.post(places, &[mark])
+        match bytes {
+            // There is nothing to write, and an empty message is one of one byte on every carrier.
+            0 => self.post(&[], &[mark]),
+            _ if self.told => {
+                let slot = self.slot()?;
+                Ok(self.connection.post_told(&place, mark.into(), slot as u64)?)
+            }
+            _ => self.post(&[place], &[mark]),
+        }
     }
 }
 
@@ -180,7 +231,7 @@ impl Wire for RdmaWire {
         if bytes > MESSAGE_BYTES_MAX {
             return Err(WireError::TooLarge { bytes });
         }
-        self.mark().map(drop)
+        self.mark(bytes).map(drop)
     }
 
     fn send_block(&mut self, last: bool) -> Result<(), WireError> {
@@ -195,7 +246,7 @@ impl Wire for RdmaWire {
     }
 
     fn receive_block(&mut self) -> Result<bool, WireError> {
-        let last = self.mark()? == LAST;
+        let last = self.mark(BLOCK_BYTES)? == LAST;
         self.uncredited += 1;
         if last || self.uncredited == CREDIT_BLOCKS {
             self.uncredited = 0;
@@ -205,8 +256,8 @@ impl Wire for RdmaWire {
     }
 
     fn carried_bytes(&self, bytes: usize) -> usize {
-        // The byte behind it.
-        bytes + 1
+        // The byte that an empty message is, and the one behind a WRITE that the peer is not told of.
+        if self.told { bytes.max(1) } else { bytes + 1 }
     }
 
     fn closer(&self) -> Closer {

@@ -144,6 +144,29 @@ fn a_peer_cannot_name_what_is_outside_or_go_back() {
     assert!(matches!(back, ChannelEnd::Failed(ChannelError::SequenceOrder { .. })), "{back:?}");
 }
 
+/// It makes a completion like a message, and what is in its slot is an older one.
+#[test]
+#[ignore = "needs an RDMA device; the lab runs it in its RDMA machine"]
+fn a_write_that_tells_of_itself_is_no_message() {
+    let _link = link();
+    let (landed, table) = region(WINDOW_BYTES);
+    let (source, destination) = connected(&patient());
+    let fence = Fence::new(closer(&destination));
+    let serving = std::thread::spawn(move || RdmaReceiver::new(destination).serve(&table, &fence));
+    assert!(source.tells_of_writes());
+    // Of nothing, for which no key is looked at.
+    let nothing = Place {
+        from: 0,
+        length: 0,
+        local_key: 0,
+        to: landed.mapped().unwrap().base.as_ptr() as u64,
+        remote_key: 0,
+    };
+    source.post_told(&nothing, 1, 0).unwrap();
+    let ended = serving.join().unwrap();
+    assert!(matches!(ended, ChannelEnd::Failed(ChannelError::Rdma(RdmaError::Rules(_)))), "{ended:?}");
+}
+
 /// In a process of its own that never had CAP_IPC_LOCK: the kernel takes nothing from a process whose privileges are others than
 /// when it opened the device.
 #[test]
