@@ -1,6 +1,7 @@
 //! How long the doctor takes: two hosts with four links in full and in short form, 64 saved inventories compared. And what its
-//! advice is worth where a bridge in the middle passes less than the hosts send ([`jumbo`]). Reports; asserts no time.
+//! advice is worth where a bridge in the middle passes less than the hosts send ([`jumbo`]), also to QEMU by itself ([`alone`]). Reports; asserts no time.
 
+mod alone;
 mod jumbo;
 mod room;
 
@@ -47,24 +48,32 @@ struct Row {
 struct Results {
     doctor: Vec<Row>,
     migrations: Vec<jumbo::Row>,
+    /// QEMU's own, over one link.
+    alone: Vec<alone::Row>,
 }
 
 /// Does all of it, and prints medians. True: nothing is asserted here.
 pub fn run(flags: Flags, json: bool) -> anyhow::Result<bool> {
     let binary = flags.common.binary()?;
-    let steps = 3 + if flags.no_migrations { 0 } else { jumbo::STATES };
+    let steps = 3 + if flags.no_migrations { 0 } else { jumbo::STATES + alone::COUNT };
     let mut progress = Progress::new(flags.rounds * steps);
     let doctor = timings(&flags, &binary, &mut progress)?;
     let migrations = match flags.no_migrations {
         true => Vec::new(),
         false => jumbo::run(&binary, flags.rounds, &mut progress)?,
     };
-    let results = Results { doctor, migrations };
+    let alone = match flags.no_migrations {
+        true => Vec::new(),
+        false => alone::run(flags.rounds, &mut progress)?,
+    };
+    let results = Results { doctor, migrations, alone };
     replace_json(&flags.common.out.join("doctor.json"), &results)?;
     if json {
         println!("{}", serde_json::to_string_pretty(&results)?);
     } else {
-        print!("{}\n{}", table(&results.doctor), jumbo::table(&results.migrations));
+        let tables =
+            [table(&results.doctor), jumbo::table(&results.migrations), alone::table(&results.alone)];
+        print!("{}", tables.join("\n"));
     }
     Ok(true)
 }

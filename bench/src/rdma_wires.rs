@@ -18,9 +18,9 @@ use crate::{Common, interrupt};
 const SHORT_BYTES: u32 = 4;
 /// Of a message whose bandwidth is measured.
 const LONG_BYTES: u32 = 4 << 20;
-/// perftest's repetitions: of a short message as many as Linerate's; of a long one some seconds of an emulated CPU.
-const SHORT_REPETITIONS: u32 = 1000;
-const LONG_REPETITIONS: u32 = 20;
+/// perftest's repetitions: of a short message as many as Linerate's; of a long one what takes about as long as Linerate's stream.
+const SHORT_REPETITIONS: u32 = 3000;
+const LONG_REPETITIONS: u32 = 50;
 /// Boot, and one pair on a machine that shares its CPUs with others.
 const BOOT: Duration = Duration::from_secs(120);
 const PAIR: Duration = Duration::from_secs(240);

@@ -257,7 +257,7 @@ fn the_carrier(kernel: MachineKernel) {
 }
 
 /// The same tests under a checker of memory: nothing is read or written that is not there, no kernel call and no library is given what
-/// nobody wrote. Takes minutes, because the checker emulates a CPU on an emulated one: `make rdma-check`.
+/// nobody wrote. A fault on purpose must be found first. Takes minutes, because the checker emulates a CPU on an emulated one: `make rdma-check`.
 #[test]
 #[ignore = "takes minutes: make rdma-check"]
 fn the_rdma_carrier_under_valgrind() {
@@ -267,8 +267,13 @@ fn the_rdma_carrier_under_valgrind() {
     // by then.
     let script = format!(
         "for to in 10.9.0.2 10.9.1.2; do ping -c 1 -W 5 $to >/dev/null; done
-        valgrind --fair-sched=yes --error-exitcode=99 --num-callers=25 --gen-suppressions=all --leak-check=full \
-            --errors-for-leak-kinds=definite {} --ignored --test-threads=1 rdma::tests \
+        checked() {{
+            valgrind --fair-sched=yes --error-exitcode=99 --num-callers=25 --gen-suppressions=all --leak-check=full \
+                --errors-for-leak-kinds=definite '{}' --ignored --test-threads=1 \"$@\"
+        }}
+        checked planted 2>/tmp/planted && {{ echo 'the planted fault was not found'; exit 1; }}
+        grep -q 'definitely lost: [1-9]' /tmp/planted || {{ cat /tmp/planted; exit 1; }}
+        checked rdma::tests --skip planted \
             --skip measure --skip in_the_middle --skip registration_that --skip without_a_slot --skip staging_memory",
         program.display()
     );

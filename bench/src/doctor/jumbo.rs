@@ -16,10 +16,10 @@ use crate::statistics::{Spread, spread};
 /// How many states of the links are compared.
 pub const STATES: usize = 4;
 /// Rate of each link, Mb/s.
-const MBPS: u64 = 1000;
-const GUEST_MIB: u64 = 256;
+pub(super) const MBPS: u64 = 1000;
+pub(super) const GUEST_MIB: u64 = 256;
 /// Only a hang meets it.
-const LONG: Duration = Duration::from_secs(120);
+pub(super) const LONG: Duration = Duration::from_secs(120);
 
 /// What the links are like, and which of them the migration may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -144,13 +144,7 @@ impl Stage {
 
     fn prepare(&self, state: State) -> anyhow::Result<()> {
         let bridge = if state == State::Healthy { "9000" } else { "1500" };
-        let switch = format!("{}-sw", self.lab.name());
-        for host in self.lab.hosts() {
-            ip(&switch, &format!("l1-{}", host.name()), ["mtu", bridge])?;
-            ip(host.namespace(), &host.device(1), ["mtu", "9000"])?;
-            // A veth hands over what an adapter would have cut into packets, and a bridge passes that whatever its length.
-            ip(host.namespace(), &host.device(1), ["gso_max_segs", "1"])?;
-        }
+        set_mtu(&self.lab, 1, "9000", bridge)?;
         if state == State::Mended {
             self.mend()?;
         }
@@ -180,6 +174,18 @@ impl Stage {
         }
         Ok(ending)
     }
+}
+
+/// What hosts send over a link, and what its bridge passes, bytes.
+pub(super) fn set_mtu(lab: &Lab, link: usize, hosts: &str, bridge: &str) -> anyhow::Result<()> {
+    let switch = format!("{}-sw", lab.name());
+    for host in lab.hosts() {
+        ip(&switch, &format!("l{link}-{}", host.name()), ["mtu", bridge])?;
+        ip(host.namespace(), &host.device(link), ["mtu", hosts])?;
+        // A veth hands over what an adapter would have cut into packets, and a bridge passes that whatever its length.
+        ip(host.namespace(), &host.device(link), ["gso_max_segs", "1"])?;
+    }
+    Ok(())
 }
 
 fn ip(namespace: &str, device: &str, setting: [&str; 2]) -> anyhow::Result<()> {

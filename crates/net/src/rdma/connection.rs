@@ -28,6 +28,9 @@ use crate::table::RemoteWriter;
 /// worth while when completions come in about that time: looked for only if the last one came so soon.
 const SPIN: Duration = Duration::from_micros(30);
 
+/// Looks between two looks at the clock: about a microsecond.
+const LOOKS: usize = 32;
+
 /// An RDMA WRITE.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
@@ -231,9 +234,16 @@ impl Connection {
     }
 
     /// Begins one RDMA WRITE that the peer is told of: with `immediate` it makes a completion there, and takes a slot. It makes one
-    /// here, with this number. Not every adapter can ([`Connection::tells_of_writes`]).
-    pub(super) fn post_told(&self, place: &Place, immediate: u32, number: u64) -> Result<(), RdmaError> {
-        let flags = IBV_SEND_SIGNALED | self.inline(place.length);
+    /// here too, with this number, if it is `signaled`; whatever was begun before it is done by then. Not every adapter can
+    /// ([`Connection::tells_of_writes`]).
+    pub(super) fn post_told(
+        &self,
+        place: &Place,
+        immediate: u32,
+        number: u64,
+        signaled: bool,
+    ) -> Result<(), RdmaError> {
+        let flags = self.inline(place.length) | if signaled { IBV_SEND_SIGNALED } else { 0 };
         let mut told = work(number, IBV_WR_RDMA_WRITE_WITH_IMM, flags, (place.to, place.remote_key));
         told.imm_data = immediate.to_be();
         let piece = Sge { addr: place.from, length: place.length, lkey: place.local_key };
@@ -317,13 +327,26 @@ impl Connection {
         out: &mut [Wc; POLL_BATCH],
         wait: Duration,
     ) -> Result<usize, RdmaError> {
-        let begun = Instant::now();
+        self.completions_looked_for(queue, out, wait, SPIN)
+    }
+
+    /// The same, with another limit for looking before it sleeps.
+    pub(super) fn completions_looked_for(
+        &self,
+        queue: &CompletionQueue,
+        out: &mut [Wc; POLL_BATCH],
+        wait: Duration,
+        spin: Duration,
+    ) -> Result<usize, RdmaError> {
+        // Not asked for what is there already: on some machines the clock is dear.
+        let mut begun = None;
         loop {
             // Looked at before the queue, so that what came before the end is taken first.
             let (gone, closed) = (self.gone.load(Ordering::SeqCst), self.is_closed());
             let found = queue.poll(out)?;
             if found > 0 {
-                self.brisk.store(begun.elapsed() < SPIN, Ordering::Relaxed);
+                let brisk = begun.is_none_or(|begun: Instant| begun.elapsed() < spin);
+                self.brisk.store(brisk, Ordering::Relaxed);
                 return Ok(found);
             }
             if closed {
@@ -332,9 +355,17 @@ impl Connection {
             if gone {
                 return Err(RdmaError::PeerClosed);
             }
+            let begun = *begun.get_or_insert_with(Instant::now);
             let waited = begun.elapsed();
-            if self.brisk.load(Ordering::Relaxed) && waited < SPIN.min(wait) {
-                std::hint::spin_loop();
+            if self.brisk.load(Ordering::Relaxed) && waited < spin.min(wait) {
+                let found = look(queue, out)?;
+                if found > 0 {
+                    return Ok(found);
+                }
+                // An adapter in software may need this CPU to bring what is looked for.
+                if waited >= SPIN {
+                    std::thread::yield_now();
+                }
                 continue;
             }
             queue.arm()?;
@@ -403,6 +434,17 @@ impl Connection {
         }
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
+}
+
+/// Looks for completions some times, without asking for the time.
+fn look(queue: &CompletionQueue, out: &mut [Wc; POLL_BATCH]) -> Result<usize, RdmaError> {
+    for _ in 0..LOOKS {
+        let found = queue.poll(out)?;
+        if found > 0 {
+            return Ok(found);
+        }
+    }
+    Ok(0)
 }
 
 /// A piece of work that names no memory of this side yet and stands alone.

@@ -28,6 +28,7 @@ use crate::tcp::connect::Route;
 
 mod errors;
 mod measure;
+mod planted;
 mod streams;
 mod wires;
 

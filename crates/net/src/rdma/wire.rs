@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::abi::Wc;
 use super::connection::{Connection, Place};
@@ -23,13 +23,19 @@ pub const MEMORY_BYTES: usize = 2 * MESSAGE_BYTES_MAX;
 
 /// Blocks of a stream that may be under way: what a migration lets be under way on a channel, twice over.
 const BLOCKS_MAX: usize = MESSAGE_BYTES_MAX / BLOCK_BYTES;
+/// Longest that an end of a ping-pong looks for the answer before it sleeps: what is measured is the wire, and not how soon this
+/// host wakes a thread, as perftest and MPI libraries have it. A stream waits as a migration does.
+const LOOK: Duration = Duration::from_millis(2);
+/// One block of so many wakes the thread that sends them. They divide [`BLOCKS_MAX`], and are fewer.
+const BLOCKS_SIGNALED: usize = 4;
+const _: () = assert!(BLOCKS_MAX.is_multiple_of(BLOCKS_SIGNALED) && BLOCKS_SIGNALED < BLOCKS_MAX);
 /// The receiver of a stream says each time that so many more blocks were taken, and once more behind the last.
 const CREDIT_BLOCKS: usize = 16;
 /// Blocks that may be sent without such a word.
 pub(super) const UNCREDITED_MAX: usize = 48;
-// There is a slot for each of them at the receiver, and for the place that it was told first. A sender that a slot is missing
+// There is a slot for each of them at the receiver, for the place that it was told first, and for what came last. A sender that a slot is missing
 // for tries again after most of a second, within the time that is measured.
-const _: () = assert!(UNCREDITED_MAX < MESSAGES && CREDIT_BLOCKS <= UNCREDITED_MAX);
+const _: () = assert!(UNCREDITED_MAX + 2 <= MESSAGES && CREDIT_BLOCKS <= UNCREDITED_MAX);
 /// Told with a message or a block that others follow.
 const MORE: u8 = 1;
 /// With the last block.
@@ -48,9 +54,15 @@ pub struct RdmaWire {
     address: u64,
     key: u32,
     silence: Duration,
+    /// Blocks of a stream are what goes over it now.
+    streaming: bool,
     /// A WRITE can tell the peer of itself.
     told: bool,
     slots: Vec<usize>,
+    /// Slots of what is under way, in the order in which it was begun.
+    begun: VecDeque<usize>,
+    /// The slot of what came last. It is made ready again when the next is waited for, and not between a question and its answer.
+    spent: Option<usize>,
     /// Messages that came and were not asked for yet.
     came: VecDeque<Wc>,
     /// Which part of the buffers the next block goes through.
@@ -84,8 +96,11 @@ impl RdmaWire {
             address: 0,
             key: 0,
             silence,
+            streaming: false,
             told,
             slots: (0..MESSAGES).collect(),
+            begun: VecDeque::new(),
+            spent: None,
             came: VecDeque::new(),
             turn: 0,
             uncredited: 0,
@@ -99,17 +114,23 @@ impl RdmaWire {
     }
 
     /// Takes completions of one queue until there is one.
-    fn wait(&self, queue: &CompletionQueue) -> Result<Vec<Wc>, WireError> {
+    fn wait(&self, queue: &CompletionQueue) -> Result<impl Iterator<Item = Wc> + use<>, WireError> {
         let mut done = [Wc::EMPTY; POLL_BATCH];
-        let began = Instant::now();
-        match self.connection.completions(queue, &mut done, self.silence)? {
-            0 => Err(WireError::Silent { waited: began.elapsed() }),
-            found => Ok(done.into_iter().take(found).collect()),
+        let found = match self.streaming {
+            true => self.connection.completions(queue, &mut done, self.silence)?,
+            false => self.connection.completions_looked_for(queue, &mut done, self.silence, LOOK)?,
+        };
+        match found {
+            0 => Err(WireError::Silent { waited: self.silence }),
+            found => Ok(done.into_iter().take(found)),
         }
     }
 
     /// What comes next.
     fn next(&mut self) -> Result<Came, WireError> {
+        if let Some(slot) = self.spent.take() {
+            self.connection.ready(slot)?;
+        }
         let done = loop {
             match self.came.pop_front() {
                 Some(done) => break done,
@@ -125,7 +146,7 @@ impl RdmaWire {
                 Came::Message(bytes)
             }
         };
-        self.connection.ready(usize::try_from(done.wr_id).unwrap_or(usize::MAX))?;
+        self.spent = usize::try_from(done.wr_id).ok();
         Ok(came)
     }
 
@@ -176,27 +197,34 @@ impl RdmaWire {
     /// Sends a message behind what is written.
     fn post(&mut self, places: &[Place], message: &[u8]) -> Result<(), WireError> {
         let slot = self.slot()?;
+        self.begun.push_back(slot);
         Ok(self.connection.post(places, slot, message, slot as u64)?)
     }
 
-    /// Waits until one more message is out.
+    /// Waits until more is out.
     fn reap(&mut self) -> Result<(), WireError> {
         for done in self.wait(&self.connection.sent)? {
             self.connection.judge("writing into the peer's memory", &done)?;
-            self.slots.extend(usize::try_from(done.wr_id));
+            // With it all that was begun before it.
+            while let Some(slot) = self.begun.pop_front() {
+                self.slots.push(slot);
+                if slot as u64 == done.wr_id {
+                    break;
+                }
+            }
         }
         Ok(())
     }
 
     /// Keeps at most so many under way.
     fn under_way(&mut self, most: usize) -> Result<(), WireError> {
-        while MESSAGES - self.slots.len() > most {
+        while self.begun.len() > most {
             self.reap()?;
         }
         Ok(())
     }
 
-    fn write(&mut self, at: usize, bytes: usize, mark: u8) -> Result<(), WireError> {
+    fn write(&mut self, at: usize, bytes: usize, mark: u8, signaled: bool) -> Result<(), WireError> {
         let length = u32::try_from(bytes).map_err(|_| WireError::TooLarge { bytes })?;
         let place = Place {
             from: self.outgoing.address() + at as u64,
@@ -210,7 +238,8 @@ impl RdmaWire {
             0 => self.post(&[], &[mark]),
             _ if self.told => {
                 let slot = self.slot()?;
-                Ok(self.connection.post_told(&place, mark.into(), slot as u64)?)
+                self.begun.push_back(slot);
+                Ok(self.connection.post_told(&place, mark.into(), slot as u64, signaled)?)
             }
             _ => self.post(&[place], &[mark]),
         }
@@ -222,30 +251,35 @@ impl Wire for RdmaWire {
         if bytes > MESSAGE_BYTES_MAX {
             return Err(WireError::TooLarge { bytes });
         }
+        self.streaming = false;
         // The one before is out long ago: its answer has come.
         self.under_way(0)?;
-        self.write(0, bytes, MORE)
+        self.write(0, bytes, MORE, true)
     }
 
     fn receive(&mut self, bytes: usize) -> Result<(), WireError> {
         if bytes > MESSAGE_BYTES_MAX {
             return Err(WireError::TooLarge { bytes });
         }
+        self.streaming = false;
         self.mark(bytes).map(drop)
     }
 
     fn send_block(&mut self, last: bool) -> Result<(), WireError> {
+        self.streaming = true;
         self.under_way(BLOCKS_MAX - 1)?;
         self.credited(UNCREDITED_MAX - 1)?;
         let at = self.turn * BLOCK_BYTES;
         self.turn = (self.turn + 1) % BLOCKS_MAX;
-        self.write(at, BLOCK_BYTES, if last { LAST } else { MORE })?;
+        let signaled = last || self.turn.is_multiple_of(BLOCKS_SIGNALED);
+        self.write(at, BLOCK_BYTES, if last { LAST } else { MORE }, signaled)?;
         self.uncredited += 1;
         // Nothing of a stream is left to come when something else is played.
         if last { self.credited(0) } else { Ok(()) }
     }
 
     fn receive_block(&mut self) -> Result<bool, WireError> {
+        self.streaming = true;
         let last = self.mark(BLOCK_BYTES)? == LAST;
         self.uncredited += 1;
         if last || self.uncredited == CREDIT_BLOCKS {

@@ -162,7 +162,7 @@ fn a_write_that_tells_of_itself_is_no_message() {
         to: landed.mapped().unwrap().base.as_ptr() as u64,
         remote_key: 0,
     };
-    source.post_told(&nothing, 1, 0).unwrap();
+    source.post_told(&nothing, 1, 0, true).unwrap();
     let ended = serving.join().unwrap();
     assert!(matches!(ended, ChannelEnd::Failed(ChannelError::Rdma(RdmaError::Rules(_)))), "{ended:?}");
 }
