@@ -137,6 +137,12 @@ pub struct DiskProgress {
     pub total_bytes: u64,
     /// What is the same at the destination.
     pub done_bytes: u64,
+    /// Passes over what the guest wrote to them meanwhile; 0 is the first one over all of them.
+    #[serde(default)]
+    pub pass: u32,
+    /// How fast the guest writes to what was the same already; unknown in the first second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub write_rate_bytes_per_s: Option<u64>,
 }
 
 /// One link of a migration.

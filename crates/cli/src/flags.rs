@@ -113,13 +113,13 @@ pub struct MigrateFlags {
     /// How long all links may be gone before the migration is given up; a bare number is seconds
     #[arg(long, value_name = "TIME", value_parser = units::timeout_s, default_value = "30s")]
     pub link_timeout: u32,
-    /// Rounds after the first pass before a guest that writes too fast is given up [default: the agent's limit]
+    /// Rounds after the first pass, or passes over disks, before a guest that writes too fast is given up [default: the agent's limit]
     #[arg(long, value_name = "COUNT")]
     pub max_rounds: Option<u32>,
     /// Compare all guest RAM on both sides while the guest is paused; makes the blackout longer
     #[arg(long)]
     pub verify: bool,
-    /// Slow the guest down if it writes faster than the links carry
+    /// Slow the guest down if it writes faster than the links carry; its writes to disks that go along wait for the copy
     #[arg(long)]
     pub throttle: bool,
     /// How guest RAM is moved: auto (direct where the guest allows it), direct, stream (QEMU's own streams)

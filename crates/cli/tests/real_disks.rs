@@ -200,6 +200,31 @@ fn idle_disks_of_both_formats_with_qemu_7() {
     }
 }
 
+/// The guest writes its disk as fast as it can, which the link cannot carry.
+fn writes_too_fast() -> Stage {
+    let guest = GuestSpec::new("g", GuestParameters { dirty_mbps: 0, ..parameters() }).qemu(QemuVersion::Ten);
+    Stage::unshared_busy(&[40], guest, Some((DiskMode::Direct, 0)), |_| Vec::new())
+}
+
+#[test]
+fn a_guest_that_writes_its_disk_too_fast_is_given_up_or_made_to_wait() {
+    let mut stage = writes_too_fast();
+    let events = stage.migrate(&[&COPY[..], &["--max-rounds", "2"]].concat()).finish();
+    let failure = ended(&events).failed(1);
+    assert_eq!((&failure["code"], &failure["step"]), (&"not_converging".into(), &"copy".into()), "{failure}");
+    assert_eq!(failure["guest_state"], "runs_at_source", "{failure}");
+    let message = failure["message"].as_str().unwrap();
+    assert!(message.contains("passes over its disks") && message.contains("--throttle"), "{failure}");
+    let shown = events.iter().filter(|event| event["kind"] == "progress").map(|event| &event["disks"]);
+    let number = |disks: &Value, key: &str| disks[key].as_u64().unwrap_or(0);
+    assert!(shown.clone().any(|disks| number(disks, "pass") >= 2), "no pass is shown");
+    assert!(shown.clone().any(|disks| number(disks, "write_rate_bytes_per_s") > MIB), "no rate is shown");
+    as_before(&stage);
+    ended(&stage.migrate(&[&ARRIVE[..], &["--throttle"]].concat()).finish()).completed();
+    stage.arrived();
+    stage.guest_goes_on();
+}
+
 fn cancelled(stage: &mut Stage, began: fn(&Value) -> bool) {
     let mut migration = stage.migrate(&COPY);
     migration.wait(LONG, began);

@@ -83,12 +83,23 @@ pub struct Streamed {
 }
 
 /// What a hypervisor says of copying disks that go along.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Disks {
     /// Bytes to look at, with what the guest wrote meanwhile.
     pub total_bytes: u64,
     /// Bytes that are the same over there, or were when they were looked at.
     pub done_bytes: u64,
+    /// Bytes of all streams that the destination has.
+    pub carried_bytes: u64,
+    /// How fast the links carry them.
+    pub bytes_per_s: f64,
+}
+
+impl Disks {
+    /// Bytes that are still to be looked at.
+    pub fn left_bytes(&self) -> u64 {
+        self.total_bytes.saturating_sub(self.done_bytes)
+    }
 }
 
 /// Begin and end of a step.
@@ -128,6 +139,10 @@ pub struct Statistics {
     pub disks: Option<Disks>,
     /// How long those were copied before the RAM was begun.
     pub disks_alone: Duration,
+    /// Passes over what the guest wrote to them meanwhile, 0 for the first one over all of them.
+    pub disk_pass: u32,
+    /// How fast it writes to what is the same over there; none before a second of a pass.
+    pub disk_write_bytes_per_s: Option<f64>,
 }
 
 impl Statistics {

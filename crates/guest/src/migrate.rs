@@ -23,7 +23,7 @@ mod source;
 mod streams;
 
 pub use destination::DestinationQemu;
-pub use mirrors::{Export, MirrorProgress};
+pub use mirrors::{Export, MirrorProgress, Writes};
 pub use settings::Settings;
 pub use source::{PreSwitchover, SourceQemu};
 pub use streams::{StreamLimits, StreamOptions, StreamProgress};

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use common::*;
 use linerate_guest::description::ImageFormat;
 use linerate_guest::drives::writable;
-use linerate_guest::migrate::{DestinationQemu, Export, MigrateError, SourceQemu};
+use linerate_guest::migrate::{DestinationQemu, Export, MigrateError, SourceQemu, Writes};
 use linerate_guest::qmp::Qmp;
 use linerate_guest::read::read;
 use linerate_guest::twin::{QemuBinary, twin};
@@ -25,7 +25,7 @@ struct Pair {
     destination: DestinationQemu,
     images: [PathBuf; 2],
     _guest: Running,
-    _waiting: Running,
+    waiting: Running,
 }
 
 fn export(path: &Path) -> Export {
@@ -33,6 +33,10 @@ fn export(path: &Path) -> Export {
 }
 
 fn mirrored(qemu: &QemuBinary) -> Pair {
+    mirrored_by(qemu, Writes::AreCopiedLater)
+}
+
+fn mirrored_by(qemu: &QemuBinary, writes: Writes) -> Pair {
     let place = Place::new();
     let images = ["d.img", "copy.img"].map(|name| place.disk(name, 8));
     let mut guest = start_spec(&place, qemu, SPEC);
@@ -47,9 +51,9 @@ fn mirrored(qemu: &QemuBinary) -> Pair {
     let mut destination = DestinationQemu::new(waiting.qmp.take().unwrap());
     let socket = place.path("disks.sock");
     destination.export_disks(&[export(&images[1])], &socket, soon()).unwrap();
-    source.begin_mirrors(&description.copied, &socket, soon()).unwrap();
+    source.begin_mirrors(&description.copied, &socket, writes, soon()).unwrap();
     source.wait_mirrors_ready(&|| false, &mut |_| {}).unwrap();
-    Pair { place, source, destination, images, _guest: guest, _waiting: waiting }
+    Pair { place, source, destination, images, _guest: guest, waiting }
 }
 
 fn ask(qmp: &mut Qmp, command: &str, arguments: Value) -> Vec<Value> {
@@ -92,6 +96,31 @@ fn what_is_left_when_the_guest_stands_is_carried_over_and_nothing_of_the_copy_st
         assert_eq!(ours[MIB as usize], 7, "nothing was written");
         assert!(ours == theirs, "the disks differ");
         assert!(pair.place.path("disks.sock").exists());
+    }
+}
+
+/// Whether the other image has what the guest wrote when the write is done for the guest; the QEMU that has that image does nothing
+/// until the guest has begun to write.
+fn is_there_when_it_is_written(qemu: &QemuBinary, writes: Writes) -> bool {
+    let mut pair = mirrored_by(qemu, writes);
+    let waiting = rustix::process::Pid::from_raw(pair.waiting.record.process.pid).unwrap();
+    let signal = |signal| rustix::process::kill_process(waiting, signal).unwrap();
+    signal(rustix::process::Signal::STOP);
+    let goes_on = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        let _ = rustix::process::kill_process(waiting, rustix::process::Signal::CONT);
+    });
+    write(pair.source.qmp(), MIB, MIB);
+    let there = std::fs::read(&pair.images[1]).unwrap()[MIB as usize..2 * MIB as usize] == [7; MIB as usize];
+    goes_on.join().unwrap();
+    there
+}
+
+#[test]
+fn a_guest_whose_writes_wait_is_never_ahead_of_the_copy() {
+    for qemu in qemus() {
+        assert!(is_there_when_it_is_written(&qemu, Writes::WaitForCopy));
+        assert!(!is_there_when_it_is_written(&qemu, Writes::AreCopiedLater));
     }
 }
 

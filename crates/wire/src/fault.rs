@@ -215,7 +215,7 @@ codes! {
     /// `--verify` found a difference.
     VerifyMismatch = 19, retry: true, "guest memory differs between the two sides";
     /// The guest writes faster than the links carry and the blackout budget allows.
-    NotConverging = 20, retry: true, "the guest writes memory faster than the links can carry it within the blackout budget";
+    NotConverging = 20, retry: true, "the guest writes memory or disks faster than the links can carry it within the blackout budget";
     /// A step took longer than its limit.
     TimedOut = 21, retry: true, "a step took too long";
     /// The journal could not be written.

@@ -87,9 +87,12 @@ pub(super) fn progress(shared: &Outgoing) -> Progress {
         // While disks are copied alone it is not known how much of the memory will be sent.
         predicted_left_ms: (rate > 0.0 && !(statistics.disks.is_some() && statistics.rounds.is_empty()))
             .then(|| left_ms(remaining, rate, statistics.dirty_bytes_per_s)),
-        disks: statistics
-            .disks
-            .map(|disks| DiskProgress { total_bytes: disks.total_bytes, done_bytes: disks.done_bytes }),
+        disks: statistics.disks.map(|disks| DiskProgress {
+            total_bytes: disks.total_bytes,
+            done_bytes: disks.done_bytes,
+            pass: statistics.disk_pass,
+            write_rate_bytes_per_s: statistics.disk_write_bytes_per_s.map(|rate| rate as u64),
+        }),
         links,
     }
 }

@@ -80,9 +80,13 @@ impl Outgoing {
 
     /// The same of disks that go along.
     pub(super) fn mirrored(&self, progress: MirrorProgress) -> Event {
-        let carried = self.carriage().map_or(0, |carriage| carriage.streams.acknowledged_bytes());
-        let disks = Disks { total_bytes: progress.total_bytes, done_bytes: progress.done_bytes };
-        Event::Disks { disks, carried_bytes: carried }
+        let streams = self.carriage().map(|carriage| carriage.streams.clone());
+        Event::Disks(Disks {
+            total_bytes: progress.total_bytes,
+            done_bytes: progress.done_bytes,
+            carried_bytes: streams.as_ref().map_or(0, |streams| streams.acknowledged_bytes()),
+            bytes_per_s: streams.as_ref().map_or(0.0, |streams| streams.bytes_per_s(None)),
+        })
     }
 
     /// What the destination's streams said.

@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 use linerate_core::source::Event;
 use linerate_core::{Code, Extent, Fault, GuestState, RegionId, Run, Side, Step, StreamSettings, Time};
 use linerate_guest::description::GuestDescription;
-use linerate_guest::migrate::{MigrateError, SourceQemu, StreamLimits, StreamOptions, StreamProgress};
+use linerate_guest::migrate::{
+    MigrateError, SourceQemu, StreamLimits, StreamOptions, StreamProgress, Writes,
+};
 use linerate_guest::process;
 use linerate_guest::registry::{GuestRecord, Registry};
 use linerate_memory::{RamBlock, TrackError, Tracker};
@@ -348,7 +350,8 @@ impl State {
         self.accept(Service::Disks, self.guest.description.copied.len())?;
         let failed = |error: MigrateError| qemu_fault(Step::Copy, &error);
         let Guest { qemu, description, disks_socket, .. } = &mut self.guest;
-        qemu.begin_mirrors(&description.copied, disks_socket, Self::deadline()).map_err(failed)?;
+        let writes = if self.shared.request.throttle { Writes::WaitForCopy } else { Writes::AreCopiedLater };
+        qemu.begin_mirrors(&description.copied, disks_socket, writes, Self::deadline()).map_err(failed)?;
         let (shared, abandon) = (&self.shared, &self.abandon);
         let mut tell = |progress| shared.tell(shared.mirrored(progress));
         qemu.wait_mirrors_ready(&|| abandon.load(Ordering::SeqCst), &mut tell).map_err(failed)

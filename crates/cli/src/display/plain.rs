@@ -66,7 +66,10 @@ fn figures(progress: &Progress) -> String {
     let share = percent(progress.round_bytes_done, progress.round_bytes_total).floor();
     let disks = progress.disks.map(|disks| {
         let share = percent(disks.done_bytes, disks.total_bytes).floor();
-        format!("disks {share:.0} % of {}", bytes(disks.total_bytes))
+        let pass = if disks.pass > 0 { format!(", pass {}", disks.pass) } else { String::new() };
+        let written = disks.write_rate_bytes_per_s.filter(|rate| *rate > 0);
+        let written = written.map(|rate| format!(", written at {}", bit_rate(rate))).unwrap_or_default();
+        format!("disks {share:.0} % of {}{pass}{written}", bytes(disks.total_bytes))
     });
     // Disks are copied before the memory is begun.
     let memory = progress.disks.is_none() || progress.populated_bytes > 0;
@@ -100,15 +103,24 @@ mod tests {
     #[test]
     fn disks_have_their_own_figures_and_the_memory_none_before_it_is_begun() {
         let mut told = progress();
-        told.disks = Some(linerate_api::DiskProgress { total_bytes: 8 << 30, done_bytes: 2 << 30 });
+        told.disks = Some(linerate_api::DiskProgress {
+            total_bytes: 8 << 30,
+            done_bytes: 2 << 30,
+            pass: 3,
+            write_rate_bytes_per_s: Some(250_000_000),
+        });
         assert!(
-            figures(&told).starts_with("disks 25 % of 8.00 GiB, first pass 62 %, "),
+            figures(&told)
+                .starts_with("disks 25 % of 8.00 GiB, pass 3, written at 2.00 Gb/s, first pass 62 %, "),
             "{}",
             figures(&told)
         );
         told.populated_bytes = 0;
         let text = figures(&told);
-        assert!(text.starts_with("disks 25 % of 8.00 GiB, 2.46 Gb/s, guest writes"), "{text}");
+        assert!(
+            text.starts_with("disks 25 % of 8.00 GiB, pass 3, written at 2.00 Gb/s, 2.46 Gb/s, guest writes"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -26,6 +26,7 @@ pub fn frame(view: &View, now_us: u64, width: usize, paint: Paint) -> Vec<String
         lines.extend(rdma_ports(&progress.links, paint));
         lines.push(String::new());
         lines.extend(figures(view, progress, paint));
+        lines.extend(progress.disks.map(|disks| disk_figures(disks, paint)));
     }
     lines.extend(view.notes.iter().map(|note| note_line(note, paint)));
     if view.cancelling {
@@ -217,6 +218,21 @@ fn figures(view: &View, progress: &Progress, paint: Paint) -> [String; 2] {
     ];
     let dot = paint.dim(" · ");
     [format!("  {}", first.join(&dot)), format!("  {}", second.join(&dot))]
+}
+
+/// Whether the copy of disks comes to an end.
+fn disk_figures(disks: DiskProgress, paint: Paint) -> String {
+    let pass = match disks.pass {
+        0 => "disks: first pass".to_owned(),
+        pass => format!("disks: pass {pass}"),
+    };
+    let written = disks.write_rate_bytes_per_s.map_or("–".to_owned(), bit_rate);
+    let parts = [
+        paint.bold(&pass),
+        format!("remaining {}", paint.bold(&bytes(disks.total_bytes.saturating_sub(disks.done_bytes)))),
+        format!("guest writes to them {}", paint.bold(&written)),
+    ];
+    format!("  {}", parts.join(&paint.dim(" · ")))
 }
 
 fn blackout(ms: u32, budget_ms: Option<u32>, paint: Paint) -> String {

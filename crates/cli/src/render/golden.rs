@@ -87,7 +87,12 @@ fn a_report_by_streams_says_so_and_why() {
 fn disks_that_go_along_have_a_line_of_their_own() {
     let mut view = copying();
     if let Some(progress) = &mut view.progress {
-        progress.disks = Some(linerate_api::DiskProgress { total_bytes: 8 << 30, done_bytes: 2 << 30 });
+        progress.disks = Some(linerate_api::DiskProgress {
+            total_bytes: 8 << 30,
+            done_bytes: 2 << 30,
+            pass: 3,
+            write_rate_bytes_per_s: Some(250_000_000),
+        });
     }
     check("frame-disks.txt", &(frame(&view, 5_200_000, 99, Paint::PLAIN).join("\n") + "\n"));
     let mut report_of = data();

@@ -88,12 +88,23 @@ impl Stage {
     #[allow(dead_code, reason = "not every test file has such hosts")]
     pub fn unshared(
         links_mbps: &[u64],
-        mut guest: GuestSpec,
+        guest: GuestSpec,
         disk: Option<DiskMode>,
         prepare: impl FnOnce(&Path) -> Vec<String>,
     ) -> Stage {
+        Stage::unshared_busy(links_mbps, guest, disk.map(|mode| (mode, 4)), prepare)
+    }
+
+    /// With a guest that writes its disk so fast, in MiB/s; 0: as fast as it goes.
+    #[allow(dead_code, reason = "not every test file has such hosts")]
+    pub fn unshared_busy(
+        links_mbps: &[u64],
+        mut guest: GuestSpec,
+        disk: Option<(DiskMode, u64)>,
+        prepare: impl FnOnce(&Path) -> Vec<String>,
+    ) -> Stage {
         guest.parameters.disk_generation = disk.map(|_| 1);
-        guest.parameters.disk_mbps = 4;
+        guest.parameters.disk_mbps = disk.map_or(0, |(_, mbps)| mbps);
         let hosts = hosts_of(Lab::builder(), links_mbps, |lab| {
             let [here, there] = disk_folders(lab);
             for folder in [&here, &there] {
@@ -105,7 +116,7 @@ impl Stage {
         let folder = disk_folders(&hosts.1).into_iter().next().unwrap();
         let arguments = prepare(&folder);
         let options = QemuOptions { ram: Ram::Plain, locks: true, arguments, ..QemuOptions::default() };
-        Stage::foreign_on(hosts, &folder, guest, disk, options)
+        Stage::foreign_on(hosts, &folder, guest, disk.map(|(mode, _)| mode), options)
     }
 
     /// Where the disks of hosts that do not share them are: of the host that has the guest, and of the other.

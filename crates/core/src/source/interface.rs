@@ -114,12 +114,7 @@ pub enum Event {
     Streamed(Streamed),
     /// How far the hypervisor is with disks that go along, as often: before it copies RAM, beside that, and once more when all is over
     /// there.
-    Disks {
-        /// What it says.
-        disks: Disks,
-        /// Bytes of all streams that the destination has.
-        carried_bytes: u64,
-    },
+    Disks(Disks),
     /// The streams say this to the other side's: Stream, Fence or Fenced.
     Carriage(Message),
     /// QEMU stopped the guest.

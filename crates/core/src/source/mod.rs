@@ -41,6 +41,9 @@
 //! [`Source::next_work`] and its fellows from the channels.
 
 mod blackout;
+#[cfg(test)]
+mod disk_tests;
+mod disks;
 mod ending;
 mod interface;
 mod prepare;
@@ -159,6 +162,8 @@ pub struct Source {
     streams: Option<StreamSettings>,
     /// The destination's end of one of those streams has gone.
     peer_hung_up: bool,
+    /// The pass over disks that go along that is under way.
+    disk_pass: Option<disks::DiskPass>,
     round: u32,
     last_scan_at: Time,
     last_scan_took: Duration,
@@ -182,6 +187,7 @@ impl Source {
             preparation: Preparation::NotBegun,
             streams: None,
             peer_hung_up: false,
+            disk_pass: None,
             round: 0,
             last_scan_at: Time::ZERO,
             last_scan_took: Duration::ZERO,
@@ -211,7 +217,7 @@ impl Source {
             Event::Resolve(resume) => self.resolve(now, resume),
             Event::Carriage(message) => self.say(now, message),
             Event::Streamed(streamed) => self.streamed(now, streamed),
-            Event::Disks { disks, carried_bytes } => self.disks_copied(now, disks, carried_bytes),
+            Event::Disks(disks) => self.disks_copied(now, disks),
             Event::Tick => {}
             event => self.body_event(now, event),
         }

@@ -6,17 +6,17 @@ use super::*;
 use crate::GuestState;
 use crate::control::Outgoing;
 use crate::policy::Limits;
-use crate::statistics::{Disks, Streamed};
+use crate::statistics::Streamed;
 
 const PATH: PathId = 0;
 const OFFERED: u16 = 4;
 
-fn ms(n: u64) -> Time {
+pub(super) fn ms(n: u64) -> Time {
     Time(n * 1_000_000)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum At {
+pub(super) enum At {
     Offered,
     Preparing,
     Streaming,
@@ -28,16 +28,16 @@ enum At {
 
 use At::*;
 
-const ALL: [At; 7] = [Offered, Preparing, Streaming, Loading, Journaling, Committing, CleaningUp];
+pub(super) const ALL: [At; 7] = [Offered, Preparing, Streaming, Loading, Journaling, Committing, CleaningUp];
 
-struct Driver {
-    brain: Source,
+pub(super) struct Driver {
+    pub(super) brain: Source,
     sequence: u64,
-    now: Time,
+    pub(super) now: Time,
 }
 
 impl Driver {
-    fn new(limits: Limits) -> Driver {
+    pub(super) fn new(limits: Limits) -> Driver {
         let config =
             Config { stream_channels: Some(OFFERED), limits, ..Config::new("g", "{}".into(), Vec::new()) };
         let mut brain = Source::new(config);
@@ -45,7 +45,7 @@ impl Driver {
         Driver { brain, sequence: 0, now: ms(1) }
     }
 
-    fn tell(&mut self, event: Event) -> Vec<Action> {
+    pub(super) fn tell(&mut self, event: Event) -> Vec<Action> {
         self.brain.handle(self.now, event);
         std::iter::from_fn(|| self.brain.poll_action(self.now)).collect()
     }
@@ -55,12 +55,12 @@ impl Driver {
         self.tell(Event::Received { path: PATH, sequence: self.sequence, message })
     }
 
-    fn wait(&mut self, time: Duration) -> Vec<Action> {
+    pub(super) fn wait(&mut self, time: Duration) -> Vec<Action> {
         self.now = self.now + time;
         self.tell(Event::Heard(PATH))
     }
 
-    fn step(&mut self, reached: At) -> Vec<Action> {
+    pub(super) fn step(&mut self, reached: At) -> Vec<Action> {
         match reached {
             Offered => self.tell(Event::Start),
             Preparing => self.receive(Message::Admitted { endpoints: Vec::new() }),
@@ -84,7 +84,7 @@ impl Driver {
         }
     }
 
-    fn at(state: At) -> Driver {
+    pub(super) fn at(state: At) -> Driver {
         let mut driver = Driver::new(Limits::default());
         for reached in ALL.into_iter().take_while(|reached| *reached <= state) {
             driver.step(reached);
@@ -94,7 +94,7 @@ impl Driver {
         driver
     }
 
-    fn fault(&self) -> Option<&Fault> {
+    pub(super) fn fault(&self) -> Option<&Fault> {
         if let State::RollingBack(roll_back) = &self.brain.state { Some(roll_back.fault()) } else { None }
     }
 }
@@ -372,44 +372,4 @@ fn a_peer_that_breaks_the_rules_of_streams_makes_no_action_happen_twice() {
         let later = driver.wait(Duration::from_secs(2));
         assert!(!later.contains(&Action::CleanUp), "{state:?}: the clean-up is under way already");
     }
-}
-
-fn disks(done_bytes: u64, total_bytes: u64, carried_bytes: u64) -> Event {
-    Event::Disks { disks: Disks { total_bytes, done_bytes }, carried_bytes }
-}
-
-#[test]
-fn disks_that_are_copied_before_ram_are_no_round_and_their_time_is_not_the_first_passes() {
-    let mut driver = Driver::at(Streaming);
-    for done in [0, 5, 9] {
-        driver.wait(Duration::from_secs(1));
-        driver.tell(disks(done, 9, done));
-    }
-    assert!(driver.brain.statistics().rounds.is_empty());
-    driver.tell(Event::Streamed(Streamed { remaining_bytes: 100, ..Streamed::default() }));
-    driver.wait(Duration::from_secs(2));
-    driver.tell(disks(10, 10, 50));
-    driver.tell(Event::Streamed(Streamed { round: 1, carried_bytes: 60, ..Streamed::default() }));
-    let statistics = driver.brain.statistics();
-    assert_eq!(statistics.disks, Some(Disks { total_bytes: 10, done_bytes: 10 }));
-    assert_eq!(statistics.disks_alone, Duration::from_secs(3));
-    assert_eq!(statistics.rounds[0].took, Some(Duration::from_secs(2)));
-}
-
-#[test]
-fn disks_that_nobody_takes_are_given_up_after_the_limit_however_much_the_guest_writes() {
-    let mut driver = Driver::at(Streaming);
-    for second in 0..29 {
-        driver.wait(Duration::from_secs(1));
-        driver.tell(disks(1, 100 + second, 1));
-        assert_eq!(driver.fault(), None, "after {second} s");
-    }
-    driver.tell(disks(2, 200, 1));
-    for second in 0..29 {
-        driver.wait(Duration::from_secs(1));
-        driver.tell(disks(2, 200 + second, 1));
-        assert_eq!(driver.fault(), None, "after {second} s");
-    }
-    driver.wait(Duration::from_secs(2));
-    assert_eq!(driver.fault().map(|fault| fault.code), Some(Code::PeerLost));
 }

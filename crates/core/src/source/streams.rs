@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{Action, Preparation, Source, State};
 use crate::policy::RoundEnd;
-use crate::statistics::{Disks, Round, Streamed};
+use crate::statistics::{Round, Streamed};
 use crate::{Message, Step, StreamSettings, Time};
 
 impl Source {
@@ -34,22 +34,6 @@ impl Source {
         self.last_progress = now;
         self.state = State::Streaming { round_began: now };
         self.actions.push_back(Action::BeginStreams(settings));
-    }
-
-    /// What the hypervisor says of disks that go along. Until RAM is begun they are all that moves.
-    pub(super) fn disks_copied(&mut self, now: Time, disks: Disks, carried_bytes: u64) {
-        let done = self.statistics.disks.map_or(0, |before| before.done_bytes);
-        if carried_bytes != self.statistics.streamed.carried_bytes || disks.done_bytes > done {
-            self.last_progress = now;
-        }
-        self.statistics.disks = Some(disks);
-        self.statistics.streamed.carried_bytes = carried_bytes;
-        if let State::Streaming { round_began } = &mut self.state
-            && self.statistics.rounds.is_empty()
-        {
-            self.statistics.disks_alone += now - *round_began;
-            *round_began = now;
-        }
     }
 
     /// What the hypervisor says of its copying.

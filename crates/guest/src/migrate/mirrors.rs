@@ -42,6 +42,25 @@ pub struct Export {
     pub direct: bool,
 }
 
+/// When what the guest writes to a disk that goes along is copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Writes {
+    /// In its turn. The guest does not notice; if it writes faster than the links carry, that has no end.
+    AreCopiedLater,
+    /// Before the write is done for the guest: it cannot write faster than the links carry, and waits while there is none.
+    WaitForCopy,
+}
+
+impl Writes {
+    /// QEMU's name for it.
+    fn copy_mode(self) -> &'static str {
+        match self {
+            Writes::AreCopiedLater => "background",
+            Writes::WaitForCopy => "write-blocking",
+        }
+    }
+}
+
 /// How far the disks are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MirrorProgress {
@@ -92,6 +111,7 @@ impl SourceQemu {
         &mut self,
         disks: &[CopiedDisk],
         socket: &Path,
+        writes: Writes,
         deadline: Instant,
     ) -> Result<(), MigrateError> {
         self.copied = disks.iter().map(|disk| disk.id.clone()).collect();
@@ -106,7 +126,7 @@ impl SourceQemu {
             // A job that is over stays listed until it is dismissed: how it ended cannot be missed.
             let mirror = json!({
                 "job-id": name(index), "device": disk.id, "target": name(index), "sync": "full",
-                "auto-dismiss": false,
+                "copy-mode": writes.copy_mode(), "auto-dismiss": false,
             });
             self.qmp.execute("blockdev-mirror", mirror, deadline)?;
         }

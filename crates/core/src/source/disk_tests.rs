@@ -1,0 +1,102 @@
+//! Disks that go along with a guest whose RAM goes in the hypervisor's own streams.
+
+use std::time::Duration;
+
+use super::stream_tests::{ALL, At::Streaming, Driver};
+use super::*;
+use crate::policy::Limits;
+use crate::statistics::{Disks, Streamed};
+
+fn disks(done_bytes: u64, total_bytes: u64, carried_bytes: u64) -> Event {
+    Event::Disks(Disks { total_bytes, done_bytes, carried_bytes, bytes_per_s: 1e6 })
+}
+
+#[test]
+fn disks_that_are_copied_before_ram_are_no_round_and_their_time_is_not_the_first_passes() {
+    let mut driver = Driver::at(Streaming);
+    for done in [0, 5, 9] {
+        driver.wait(Duration::from_secs(1));
+        driver.tell(disks(done, 9, done));
+    }
+    assert!(driver.brain.statistics().rounds.is_empty());
+    driver.tell(Event::Streamed(Streamed { remaining_bytes: 100, ..Streamed::default() }));
+    driver.wait(Duration::from_secs(2));
+    driver.tell(disks(10, 10, 50));
+    driver.tell(Event::Streamed(Streamed { round: 1, carried_bytes: 60, ..Streamed::default() }));
+    let statistics = driver.brain.statistics();
+    assert_eq!(statistics.disks.map(|disks| (disks.done_bytes, disks.left_bytes())), Some((10, 0)));
+    assert_eq!(statistics.disks_alone, Duration::from_secs(3));
+    assert_eq!(statistics.rounds[0].took, Some(Duration::from_secs(2)));
+}
+
+#[test]
+fn disks_that_nobody_takes_are_given_up_after_the_limit_however_much_the_guest_writes() {
+    let mut driver = Driver::at(Streaming);
+    for second in 0..29 {
+        driver.wait(Duration::from_secs(1));
+        driver.tell(disks(1, 100 + second, 1));
+        assert_eq!(driver.fault(), None, "after {second} s");
+    }
+    driver.tell(disks(2, 200, 1));
+    for second in 0..29 {
+        driver.wait(Duration::from_secs(1));
+        driver.tell(disks(2, 200 + second, 1));
+        assert_eq!(driver.fault(), None, "after {second} s");
+    }
+    driver.wait(Duration::from_secs(2));
+    assert_eq!(driver.fault().map(|fault| fault.code), Some(Code::PeerLost));
+}
+
+/// A driver whose guest has so many bytes of its disks written anew in each second, of which so many are carried: what is told, and
+/// after how many seconds it is given up.
+fn given_up_after(limits: Limits, written: u64, carried: u64, seconds: u64) -> (Driver, Option<u64>) {
+    let mut driver = Driver::new(limits);
+    ALL.into_iter().take_while(|at| *at <= Streaming).for_each(|at| drop(driver.step(at)));
+    let (mut done, mut total) = (0, 100);
+    for second in 0..seconds {
+        driver.wait(Duration::from_secs(1));
+        driver.tell(disks(done, total, done));
+        if driver.fault().is_some() {
+            return (driver, Some(second));
+        }
+        // What is written again before it is copied is no more to copy.
+        total = (total + written).min(done + 100);
+        done = (done + carried).min(total);
+    }
+    (driver, None)
+}
+
+#[test]
+fn disks_that_the_guest_writes_too_fast_are_given_up_after_so_many_passes() {
+    let limits = Limits { rounds_max: 3, ..Limits::default() };
+    let (driver, after) = given_up_after(limits.clone(), 60, 50, 1000);
+    let fault = driver.fault().unwrap();
+    assert_eq!((fault.code, fault.step, fault.side), (Code::NotConverging, Step::Copy, Side::Source));
+    assert!(fault.detail.contains("after 4 passes") && fault.detail.contains("--throttle"), "{fault}");
+    // One pass of 100 bytes and three of the 50 that are left, at 50 a second.
+    assert_eq!(after, Some(5));
+    assert_eq!(driver.brain.statistics().disk_pass, 4);
+    assert_eq!(driver.brain.statistics().disk_write_bytes_per_s.map(f64::round), Some(50.0));
+    let patient = Limits { rounds_max: 30, ..limits };
+    assert_eq!(given_up_after(patient.clone(), 60, 50, 1000).1, Some(32));
+    assert_eq!(given_up_after(patient, 60, 50, 32).1, None);
+}
+
+#[test]
+fn disks_are_not_given_up_for_what_the_guest_wrote_before_they_were_the_same_for_once() {
+    let mut driver = Driver::new(Limits { rounds_max: 1, ..Limits::default() });
+    ALL.into_iter().take_while(|at| *at <= Streaming).for_each(|at| drop(driver.step(at)));
+    let mut tell = |done, total| {
+        driver.wait(Duration::from_millis(100));
+        driver.tell(disks(done, total, done));
+    };
+    tell(0, 0);
+    // Many passes of moments, as they are when little is left.
+    (1..9).for_each(|n| tell(n, n + 1));
+    driver.tell(Event::Streamed(Streamed::default()));
+    for n in 1..100 {
+        driver.wait(Duration::from_secs(1));
+        driver.tell(disks(100 * n, 100 * n + 50, 100 * n));
+    }
+    assert_eq!(driver.fault(), None, "RAM has rounds of its own");
+}
