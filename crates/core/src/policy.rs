@@ -52,6 +52,25 @@ pub fn predict(bytes: u64, bytes_per_s: f64, fixed: Duration) -> Option<Duration
     (bytes_per_s > 0.0).then(|| fixed + Duration::from_secs_f64((bytes as f64 / bytes_per_s).min(1e6)))
 }
 
+/// RAM is nearly through when the rest of it takes no longer than the blackout may and this.
+const NEARLY: Duration = Duration::from_secs(1);
+
+/// How long the rest of RAM may take in the blackout where disks go along in the hypervisor's own streams: what those leave of it. `None`: the
+/// hypervisor must not stop the guest, because the disks would take more than half of the blackout, and RAM is nearly through.
+pub fn left_for_ram(
+    max_blackout: Duration,
+    disks_left: u64,
+    ram_left: u64,
+    bytes_per_s: f64,
+) -> Option<Duration> {
+    let time = |bytes| predict(bytes, bytes_per_s, Duration::ZERO);
+    match time(disks_left) {
+        Some(disks) if disks <= max_blackout / 2 => Some(max_blackout - disks),
+        _ if time(ram_left).is_some_and(|ram| ram > max_blackout + NEARLY) => Some(Duration::ZERO),
+        _ => None,
+    }
+}
+
 /// What to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
@@ -193,6 +212,20 @@ mod tests {
     fn without_a_rate_it_does_not_go_on_for_ever() {
         let mut policy = Policy::new(Limits { rounds_max: 3, ..Limits::default() });
         assert_eq!(policy.decide(RoundEnd { bytes_per_s: 0.0, ..end(3, MIB) }), Decision::GiveUp);
+    }
+
+    #[test]
+    fn disks_take_up_to_half_of_the_blackout_and_ram_what_they_leave() {
+        let ms = Duration::from_millis;
+        let left = |disks, ram| left_for_ram(ms(300), disks * MIB, ram * MIB, 100.0 * MIB as f64);
+        assert_eq!(left(0, 0), Some(ms(300)));
+        assert_eq!(left(10, 1000), Some(ms(200)));
+        assert_eq!(left(15, 0), Some(ms(150)));
+        assert_eq!(left(16, 0), None);
+        assert_eq!(left(16, 130), None, "RAM is through within 1.3 s");
+        assert_eq!(left(16, 131), Some(Duration::ZERO), "until then RAM is copied beside the disks");
+        assert_eq!(left_for_ram(ms(300), 1, 0, 0.0), None, "nobody knows how fast");
+        assert_eq!(left_for_ram(ms(300), 0, 1, 0.0), Some(ms(300)));
     }
 
     #[test]

@@ -61,7 +61,7 @@ fn connections_break(channels: u16, times: usize) {
             begun.unwrap_or_else(|error| panic!("{qemu:?}, {number}: {error:?}\n{}", said()));
             let accepted = (0..=channels).map(|_| listener.accept().unwrap().0).collect();
             break_off(accepted, (number % 8 + 1) << 18);
-            let held = from.wait_streams_held(&|| false, &mut |_| {});
+            let held = from.wait_streams_held(&|| false, &mut |_| None);
             assert!(matches!(held, Err(MigrateError::Failed { .. })), "{number}: {held:?}");
             let cancelled = from.cancel(soon());
             cancelled.unwrap_or_else(|error| panic!("{qemu:?}, {number}: {error:?}\n{}", said()));

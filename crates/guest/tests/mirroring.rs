@@ -4,12 +4,14 @@
 
 mod common;
 
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use common::*;
-use linerate_guest::description::ImageFormat;
+use linerate_guest::description::{GuestDescription, ImageFormat};
 use linerate_guest::drives::writable;
-use linerate_guest::migrate::{DestinationQemu, Export, MigrateError, SourceQemu, Writes};
+use linerate_guest::migrate::{DestinationQemu, Export, MigrateError, SourceQemu, StreamLimits, Writes};
 use linerate_guest::qmp::Qmp;
 use linerate_guest::read::read;
 use linerate_guest::twin::{QemuBinary, twin};
@@ -18,12 +20,27 @@ use serde_json::{Value, json};
 const SPEC: &str = "name = 'web'\nmemory = '64M'\nmachine = 'pc'\naccel = 'tcg'\n[[disk]]\npath = 'd.img'\n";
 const MIB: u64 = 1 << 20;
 
+/// A boot sector that writes the 64 KiB from 0x20000 on, for ever: xor di, di; mov ax, 0x2000; mov es, ax; stosw; jmp to the stosw.
+const WRITES_RAM: [u8; 10] = [0x31, 0xff, 0xb8, 0x00, 0x20, 0x8e, 0xc0, 0xab, 0xeb, 0xfd];
+
+fn boots(image: &Path) {
+    let file = std::fs::OpenOptions::new().write(true).open(image).unwrap();
+    file.write_all_at(&WRITES_RAM, 0).unwrap();
+    file.write_all_at(&[0x55, 0xaa], 510).unwrap();
+}
+
+fn has_booted(qmp: &mut Qmp) -> bool {
+    let line = json!({ "command-line": "xp /1wx 0x20000" });
+    qmp.execute("human-monitor-command", line, soon()).unwrap().to_string().contains("0x20002000")
+}
+
 /// A guest whose disk is mirrored, and the QEMU that has the other image.
 struct Pair {
     place: Place,
     source: SourceQemu,
     destination: DestinationQemu,
     images: [PathBuf; 2],
+    description: GuestDescription,
     _guest: Running,
     waiting: Running,
 }
@@ -39,6 +56,7 @@ fn mirrored(qemu: &QemuBinary) -> Pair {
 fn mirrored_by(qemu: &QemuBinary, writes: Writes) -> Pair {
     let place = Place::new();
     let images = ["d.img", "copy.img"].map(|name| place.disk(name, 8));
+    boots(&images[0]);
     let mut guest = start_spec(&place, qemu, SPEC);
     let pid = guest.record.process.pid;
     let mut description = read(guest.qmp(), pid, soon()).unwrap();
@@ -53,7 +71,7 @@ fn mirrored_by(qemu: &QemuBinary, writes: Writes) -> Pair {
     destination.export_disks(&[export(&images[1])], &socket, soon()).unwrap();
     source.begin_mirrors(&description.copied, &socket, writes, soon()).unwrap();
     source.wait_mirrors_ready(&|| false, &mut |_| {}).unwrap();
-    Pair { place, source, destination, images, _guest: guest, waiting }
+    Pair { place, source, destination, images, description, _guest: guest, waiting }
 }
 
 fn ask(qmp: &mut Qmp, command: &str, arguments: Value) -> Vec<Value> {
@@ -107,7 +125,7 @@ fn is_there_when_it_is_written(qemu: &QemuBinary, writes: Writes) -> bool {
     let signal = |signal| rustix::process::kill_process(waiting, signal).unwrap();
     signal(rustix::process::Signal::STOP);
     let goes_on = std::thread::spawn(move || {
-        std::thread::sleep(std::time::Duration::from_millis(500));
+        std::thread::sleep(Duration::from_millis(500));
         let _ = rustix::process::kill_process(waiting, rustix::process::Signal::CONT);
     });
     write(pair.source.qmp(), MIB, MIB);
@@ -121,6 +139,34 @@ fn a_guest_whose_writes_wait_is_never_ahead_of_the_copy() {
     for qemu in qemus() {
         assert!(is_there_when_it_is_written(&qemu, Writes::WaitForCopy));
         assert!(!is_there_when_it_is_written(&qemu, Writes::AreCopiedLater));
+    }
+}
+
+#[test]
+fn a_guest_is_not_stopped_before_its_disks_let_it() {
+    for qemu in qemus() {
+        let mut pair = mirrored(&qemu);
+        let end = soon();
+        while !has_booted(pair.source.qmp()) {
+            assert!(std::time::Instant::now() < end, "it does not boot");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let socket = pair.place.path("state.sock");
+        let options = pair.destination.prepare_streams(0, &pair.description, soon()).unwrap();
+        pair.destination.incoming(&socket, soon()).unwrap();
+        let limits = StreamLimits { downtime: Duration::from_millis(300), throttle: false };
+        pair.source.prepare_streams(options, limits, soon()).unwrap();
+        pair.source.begin(&socket, soon()).unwrap();
+        // Its RAM is over there within the first of them.
+        let mut told = 0;
+        let mut tell = |_| {
+            told += 1;
+            (told > 20).then_some(Duration::from_millis(300))
+        };
+        pair.source.wait_streams_held(&|| false, &mut tell).unwrap();
+        assert!(told > 20, "{qemu:?}: it was stopped when it was asked for the {told}th time");
+        pair.source.cancel(soon()).unwrap();
+        assert_eq!(pair.source.status(soon()).unwrap(), "running");
     }
 }
 

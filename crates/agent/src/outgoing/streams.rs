@@ -79,14 +79,14 @@ impl Outgoing {
     }
 
     /// The same of disks that go along.
-    pub(super) fn mirrored(&self, progress: MirrorProgress) -> Event {
+    pub(super) fn mirrored(&self, progress: MirrorProgress) -> Disks {
         let streams = self.carriage().map(|carriage| carriage.streams.clone());
-        Event::Disks(Disks {
+        Disks {
             total_bytes: progress.total_bytes,
             done_bytes: progress.done_bytes,
             carried_bytes: streams.as_ref().map_or(0, |streams| streams.acknowledged_bytes()),
             bytes_per_s: streams.as_ref().map_or(0.0, |streams| streams.bytes_per_s(None)),
-        })
+        }
     }
 
     /// What the destination's streams said.

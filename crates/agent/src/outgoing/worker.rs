@@ -1,6 +1,8 @@
 //! The one thread that deals with the guest: its memory and its QEMU. Jobs come in the order in which the brain wants them
 //! and answer by events. A roll-back does not wait for a job under way: it raises a flag that every wait looks at.
 
+mod streams;
+
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,15 +14,13 @@ use std::time::{Duration, Instant};
 use linerate_core::source::Event;
 use linerate_core::{Code, Extent, Fault, GuestState, RegionId, Run, Side, Step, StreamSettings, Time};
 use linerate_guest::description::GuestDescription;
-use linerate_guest::migrate::{
-    MigrateError, SourceQemu, StreamLimits, StreamOptions, StreamProgress, Writes,
-};
+use linerate_guest::migrate::{MigrateError, SourceQemu};
 use linerate_guest::process;
 use linerate_guest::registry::{GuestRecord, Registry};
 use linerate_memory::{RamBlock, TrackError, Tracker};
 
 use super::drain::{self, Guarded, Still, while_still};
-use super::streams::{Accepting, Service};
+use super::streams::Accepting;
 use super::{Input, Outgoing};
 use crate::device_state;
 use crate::faults::{chain, fault};
@@ -311,64 +311,6 @@ impl State {
         Ok(())
     }
 
-    /// QEMU copies disks and then RAM in its own streams until little enough is left, and stops the guest; all of that is one job.
-    fn begin_streams(&mut self, settings: StreamSettings) -> Result<(), Fault> {
-        self.copy_disks()?;
-        self.accept(Service::Migration, usize::from(settings.channels) + 1)?;
-        let failed = |error: MigrateError| qemu_fault(Step::Copy, &error);
-        let Guest { qemu, state_socket, .. } = &mut self.guest;
-        let request = &self.shared.request;
-        let limits = StreamLimits {
-            downtime: Duration::from_millis(request.blackout_budget_ms().into()),
-            throttle: request.throttle,
-        };
-        let options = StreamOptions {
-            channels: settings.channels,
-            return_path: settings.return_path,
-            zero_pages_in_channels: settings.zero_pages_in_channels,
-        };
-        qemu.prepare_streams(options, limits, Self::deadline()).map_err(failed)?;
-        qemu.begin(state_socket, Self::deadline()).map_err(failed)?;
-        let (shared, abandon) = (&self.shared, &self.abandon);
-        let mut tell = |progress: StreamProgress| {
-            progress.disks.into_iter().for_each(|disks| shared.tell(shared.mirrored(disks)));
-            shared.tell(Event::Streamed(shared.streamed(progress)));
-        };
-        let held = qemu.wait_streams_held(&|| abandon.load(Ordering::SeqCst), &mut tell).map_err(failed)?;
-        let stopped_at: Time = self.shared.clock.at(held.stopped_at);
-        let _ = self.shared.inbox.send(Input::EventAt(stopped_at, Event::GuestStopped));
-        self.shared.tell(Event::Holding);
-        Ok(())
-    }
-
-    /// Until they are the same over there but for what the guest is just writing. RAM is begun then, so that it is not copied again and
-    /// again meanwhile.
-    fn copy_disks(&mut self) -> Result<(), Fault> {
-        if self.guest.description.copied.is_empty() {
-            return Ok(());
-        }
-        self.accept(Service::Disks, self.guest.description.copied.len())?;
-        let failed = |error: MigrateError| qemu_fault(Step::Copy, &error);
-        let Guest { qemu, description, disks_socket, .. } = &mut self.guest;
-        let writes = if self.shared.request.throttle { Writes::WaitForCopy } else { Writes::AreCopiedLater };
-        qemu.begin_mirrors(&description.copied, disks_socket, writes, Self::deadline()).map_err(failed)?;
-        let (shared, abandon) = (&self.shared, &self.abandon);
-        let mut tell = |progress| shared.tell(shared.mirrored(progress));
-        qemu.wait_mirrors_ready(&|| abandon.load(Ordering::SeqCst), &mut tell).map_err(failed)
-    }
-
-    /// Takes so many connections of QEMU's from now on.
-    fn accept(&mut self, service: Service, most: usize) -> Result<(), Fault> {
-        let socket = match service {
-            Service::Migration => &self.guest.state_socket,
-            Service::Disks => &self.guest.disks_socket,
-        };
-        let accepting = Accepting::start(socket, self.shared.clone(), service, most)
-            .map_err(|error| fault(Code::HypervisorFailed, Step::Copy, Side::Source, &error))?;
-        self.accepting.push(accepting);
-        Ok(())
-    }
-
     fn digest(&mut self) -> Result<(), Fault> {
         let digest = crate::digest::of(&self.guest.ram)
             .map_err(|error| fault(Code::MemoryFailed, Step::Blackout, Side::Source, &error))?;
@@ -384,7 +326,7 @@ impl State {
             .qemu
             .complete_mirrors(Instant::now() + HOLD_WAIT, &|| abandon.load(Ordering::SeqCst))
             .map_err(failed)?;
-        completed.into_iter().for_each(|disks| self.shared.tell(self.shared.mirrored(disks)));
+        completed.into_iter().for_each(|disks| self.shared.tell(Event::Disks(self.shared.mirrored(disks))));
         self.guest.qemu.cont_switchover(Self::deadline()).map_err(failed)?;
         self.guest
             .qemu

@@ -100,3 +100,64 @@ fn disks_are_not_given_up_for_what_the_guest_wrote_before_they_were_the_same_for
     }
     assert_eq!(driver.fault(), None, "RAM has rounds of its own");
 }
+
+/// At a million bytes a second, of which the blackout may have 300 000 and disks half of that.
+fn beside_ram(limits: Limits) -> Driver {
+    let mut driver = Driver::new(limits);
+    ALL.into_iter().take_while(|at| *at <= Streaming).for_each(|at| drop(driver.step(at)));
+    driver.tell(disks(1, 1, 1));
+    driver
+}
+
+fn ram(round: u32, remaining_bytes: u64) -> Event {
+    let expected_downtime = Some(Duration::from_millis(40));
+    Event::Streamed(Streamed {
+        round,
+        remaining_bytes,
+        bytes_per_s: 1e6,
+        expected_downtime,
+        ..Streamed::default()
+    })
+}
+
+#[test]
+fn what_is_left_of_disks_is_in_the_predicted_blackout() {
+    let mut driver = beside_ram(Limits::default());
+    driver.tell(disks(100_000, 110_000, 1));
+    driver.tell(ram(0, 1));
+    assert_eq!(driver.brain.statistics().predicted_blackout, Some(Duration::from_millis(50)));
+    driver.tell(disks(100_000, 2_100_000, 1));
+    driver.tell(ram(0, 1));
+    assert_eq!(driver.brain.statistics().predicted_blackout, Some(Duration::from_millis(2040)));
+}
+
+#[test]
+fn rounds_in_which_only_disks_keep_ram_from_its_end_do_not_count() {
+    let limits = Limits { rounds_max: 3, ..Limits::default() };
+    for (left, given_up) in [(150_000, true), (150_001, false)] {
+        let mut driver = beside_ram(limits.clone());
+        for round in 0..9 {
+            driver.tell(disks(1, 1 + left, u64::from(round)));
+            driver.tell(ram(round, 1));
+        }
+        assert_eq!(driver.fault().is_some(), given_up, "{left}");
+    }
+}
+
+#[test]
+fn disks_that_keep_ram_from_its_end_are_given_up_after_so_many_passes() {
+    let passes = |ram_left: u64, disks_left: u64| {
+        let mut driver = beside_ram(Limits { rounds_max: 3, ..Limits::default() });
+        driver.tell(ram(0, ram_left));
+        let over = (1..100).find(|nth| {
+            driver.wait(Duration::from_secs(1));
+            driver.tell(disks(nth * disks_left, (nth + 1) * disks_left, *nth));
+            driver.tell(ram(0, ram_left));
+            driver.fault().is_some()
+        });
+        over.map(|_| driver.fault().map(|fault| fault.code))
+    };
+    assert_eq!(passes(1, 200_000), Some(Some(Code::NotConverging)));
+    assert_eq!(passes(1, 100_000), None, "it fits");
+    assert_eq!(passes(5_000_000, 200_000), None, "RAM has so much left that disks may still come down");
+}

@@ -8,7 +8,8 @@
 use std::time::Duration;
 
 use super::{Source, State};
-use crate::statistics::Disks;
+use crate::policy::{left_for_ram, predict};
+use crate::statistics::{Disks, Streamed};
 use crate::{Code, Fault, Side, Step, Time};
 
 /// A pass takes at least so long: what little is left of a guest that converges is done within moments, again and again.
@@ -20,11 +21,13 @@ pub(super) struct DiskPass {
     began: Time,
     /// What was to be looked at in all when it began: it is over when so much is done.
     total_bytes: u64,
+    /// At some moment of it the disks did not keep the guest from being stopped.
+    fitted: bool,
 }
 
 impl DiskPass {
     fn begin(now: Time, disks: Disks) -> DiskPass {
-        DiskPass { began: now, total_bytes: disks.total_bytes }
+        DiskPass { began: now, total_bytes: disks.total_bytes, fitted: false }
     }
 }
 
@@ -41,17 +44,35 @@ impl Source {
         if self.statistics.rounds.is_empty() {
             self.statistics.disks_alone += now - *round_began;
             *round_began = now;
-            self.judge_disks(now, disks);
         }
+        self.judge_disks(now, disks);
     }
 
-    /// Gives disks up that the guest writes faster than the links carry.
+    /// Whether the hypervisor is kept from stopping the guest, because so much of the disks is left.
+    pub(super) fn disks_hold(&self, streamed: Streamed) -> bool {
+        let max_blackout = self.policy.limits().max_blackout;
+        self.statistics.disks.is_some_and(|disks| {
+            left_for_ram(max_blackout, disks.left_bytes(), streamed.remaining_bytes, disks.bytes_per_s)
+                .is_none()
+        })
+    }
+
+    /// How long the rest of the disks would take if the guest were stopped now.
+    pub(super) fn disks_blackout(&self) -> Option<Duration> {
+        let disks = self.statistics.disks.unwrap_or_default();
+        predict(disks.left_bytes(), disks.bytes_per_s, Duration::ZERO)
+    }
+
+    /// Gives disks up that the guest writes faster than the links carry: before RAM is begun, or while they keep it from its end.
     fn judge_disks(&mut self, now: Time, disks: Disks) {
         // At first the hypervisor looks for what is in use.
         if disks.total_bytes == 0 {
             return;
         }
-        let pass = *self.disk_pass.get_or_insert(DiskPass::begin(now, disks));
+        let fits = !self.statistics.rounds.is_empty() && !self.disks_hold(self.statistics.streamed);
+        let pass = self.disk_pass.get_or_insert(DiskPass::begin(now, disks));
+        pass.fitted |= fits;
+        let pass = *pass;
         let took = now - pass.began;
         if took < PASS_MIN {
             return;
@@ -62,7 +83,7 @@ impl Source {
             return;
         }
         self.disk_pass = Some(DiskPass::begin(now, disks));
-        self.statistics.disk_pass += 1;
+        self.statistics.disk_pass = if pass.fitted { 0 } else { self.statistics.disk_pass + 1 };
         if self.statistics.disk_pass > self.policy.limits().rounds_max {
             self.give_disks_up(now, disks);
         }

@@ -164,6 +164,8 @@ pub struct Source {
     peer_hung_up: bool,
     /// The pass over disks that go along that is under way.
     disk_pass: Option<disks::DiskPass>,
+    /// Rounds of the hypervisor's streams that went by while disks kept it from its end.
+    rounds_held: u32,
     round: u32,
     last_scan_at: Time,
     last_scan_took: Duration,
@@ -188,6 +190,7 @@ impl Source {
             streams: None,
             peer_hung_up: false,
             disk_pass: None,
+            rounds_held: 0,
             round: 0,
             last_scan_at: Time::ZERO,
             last_scan_took: Duration::ZERO,

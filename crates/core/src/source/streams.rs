@@ -42,6 +42,9 @@ impl Source {
         if streamed.carried_bytes != self.statistics.streamed.carried_bytes {
             self.last_progress = now;
         }
+        if self.statistics.rounds.is_empty() {
+            (self.disk_pass, self.statistics.disk_pass) = (None, 0);
+        }
         let new = self.statistics.rounds.is_empty() || streamed.round != self.round;
         if new {
             let took = now - *round_began;
@@ -53,12 +56,17 @@ impl Source {
             let bytes = streamed.remaining_bytes;
             self.statistics.rounds.push(Round { number: streamed.round, bytes, ..Round::default() });
         }
+        // While disks keep it from its end, the hypervisor goes through what little is left of RAM again and again.
+        if self.disks_hold(streamed) {
+            self.rounds_held += streamed.round.saturating_sub(self.round);
+        }
         self.round = streamed.round;
         self.statistics.populated_bytes = streamed.total_bytes;
         self.statistics.dirty_bytes_per_s = streamed.dirty_bytes_per_s;
-        self.statistics.predicted_blackout = streamed.expected_downtime;
+        let predicted = streamed.expected_downtime.zip(self.disks_blackout());
+        self.statistics.predicted_blackout = predicted.map(|(ram, disks)| ram + disks);
         self.statistics.streamed = streamed;
-        if streamed.round > self.policy.limits().rounds_max {
+        if streamed.round.saturating_sub(self.rounds_held) > self.policy.limits().rounds_max {
             let end = RoundEnd {
                 round: streamed.round,
                 dirty_bytes: streamed.remaining_bytes,

@@ -21,6 +21,11 @@ const LOOK: Duration = Duration::from_millis(100);
 const BANDWIDTH_UNLIMITED: u64 = 1 << 40;
 /// The longest downtime limit that QEMU takes, in milliseconds.
 const DOWNTIME_MS_MAX: u64 = 2_000_000;
+/// Where QEMU must not come to an end: some pages a second. It decides ten times a second then, and what it has found written since the last
+/// time, however little, takes longer than the shortest limit.
+const BANDWIDTH_HELD: u64 = 64 << 10;
+/// A limit that differs by less is not set anew, in milliseconds.
+const DOWNTIME_MS_STEP: u64 = 10;
 /// Where pages of zeros are looked for; QEMU 9.0 and later.
 const ZERO_PAGES: &str = "zero-page-detection";
 
@@ -105,6 +110,27 @@ impl StreamProgress {
     }
 }
 
+/// How QEMU copies RAM beside disks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Pace {
+    downtime_ms: u64,
+    bytes_per_s: u64,
+}
+
+impl Pace {
+    fn of(left_for_ram: Option<Duration>) -> Pace {
+        let Some(left) = left_for_ram else { return Pace { downtime_ms: 1, bytes_per_s: BANDWIDTH_HELD } };
+        let left = u64::try_from(left.as_millis()).unwrap_or(DOWNTIME_MS_MAX).min(DOWNTIME_MS_MAX);
+        // Of 0 older QEMUs make no limit at all.
+        let downtime_ms = (left - left % DOWNTIME_MS_STEP).max(1);
+        Pace { downtime_ms, bytes_per_s: BANDWIDTH_UNLIMITED }
+    }
+
+    fn parameters(self) -> Value {
+        json!({ "downtime-limit": self.downtime_ms, "max-bandwidth": self.bytes_per_s })
+    }
+}
+
 impl SourceQemu {
     /// Sets capabilities and parameters for QEMU's own streams. Nothing moves yet.
     pub fn prepare_streams(
@@ -132,11 +158,15 @@ impl SourceQemu {
     }
 
     /// Waits until QEMU has stopped the guest and waits for us. It copies until then, for as long as whoever gives up lets it.
+    ///
+    /// Where disks go along, whoever is told answers how long the rest of RAM may take when the guest stands; none if QEMU must not stop it
+    /// yet. A guest that writes nothing at all to its RAM is stopped all the same once that is over there: QEMU asks nobody then.
     pub fn wait_streams_held(
         &mut self,
         give_up: &dyn Fn() -> bool,
-        tell: &mut dyn FnMut(StreamProgress),
+        tell: &mut dyn FnMut(StreamProgress) -> Option<Duration>,
     ) -> Result<PreSwitchover, MigrateError> {
+        let mut set = None;
         let look_at = Cell::new(Instant::now());
         let mut until =
             |_: &mut SourceQemu| if give_up() { Err(MigrateError::GivenUp) } else { Ok(look_at.get()) };
@@ -145,7 +175,14 @@ impl SourceQemu {
             let answer = qemu.qmp.execute("query-migrate", json!({}), command_deadline())?;
             let disks = qemu.look_at_mirrors()?;
             let progress = StreamProgress::read(&answer).map(|told| StreamProgress { disks, ..told });
-            progress.into_iter().for_each(&mut *tell);
+            if let Some(progress) = progress {
+                let left = tell(progress);
+                let pace = Pace::of(left);
+                if disks.is_some() && set != Some(pace) {
+                    qemu.qmp.execute("migrate-set-parameters", pace.parameters(), command_deadline())?;
+                    set = Some(pace);
+                }
+            }
             Ok(answer.get("status").and_then(Value::as_str).unwrap_or("none").to_owned())
         };
         self.wait_held(&mut until, &mut asked)
