@@ -6,7 +6,7 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use linerate_core::stream::{Config, End, StreamViolation};
+use linerate_core::stream::{Class, Config, End, StreamViolation};
 use linerate_core::{ChannelId, LinkId, Message, SessionId};
 use linerate_net::channel::{ChannelEnd, Closer, Receiver};
 use linerate_net::fence::Fenced;
@@ -29,6 +29,10 @@ use crate::ram::Ram;
 pub(crate) const QEMU_SERVICE: &str = "qemu";
 /// The images of disks that go along, which it offers over NBD.
 pub(crate) const DISKS_SERVICE: &str = "disks";
+/// Classes of a migration's streams.
+pub(crate) const MEMORY: Class = 0;
+/// Disks that go along.
+pub(crate) const STORAGE: Class = 1;
 /// More than the connections of any hypervisor's migration, and of as many disks as may go along.
 const MIGRATION_STREAMS_MAX: usize = 64;
 
@@ -39,9 +43,11 @@ const MIGRATION_BACKLOG: Duration = Duration::from_millis(50);
 /// with QEMUs before 10.0, which make one stream; in a larger one more waits for a destination that loads slowly, in the blackout.
 const MIGRATION_WINDOW: u64 = 16 << 20;
 
-/// Streams of a migration.
-pub(crate) fn migration_streams() -> Config {
+/// Streams of a migration, of which disks that go along have so many percent of the links where memory wants the rest.
+pub(crate) fn migration_streams(storage_percent: u8) -> Config {
+    let storage = u16::from(storage_percent.clamp(1, 99));
     Config {
+        weights: vec![100 - storage, storage],
         window_bytes: MIGRATION_WINDOW,
         streams_max: MIGRATION_STREAMS_MAX,
         backlog: Some(MIGRATION_BACKLOG),
@@ -243,6 +249,7 @@ mod tests {
     use std::sync::mpsc::{Sender, channel};
     use std::time::Instant;
 
+    use linerate_api::MigrateRequest;
     use linerate_core::StreamNote;
     use linerate_core::stream::StreamId;
     use linerate_net::channel::{ChannelError, Receiver};
@@ -311,7 +318,8 @@ mod tests {
     /// An adapter that has a key to a ring writes by it for as long as the session lives.
     #[test]
     fn what_adapters_know_of_a_migrations_rings_stays_true() {
-        let config = migration_streams();
+        let config = migration_streams(MigrateRequest::DEFAULT_STORAGE_SHARE_PERCENT);
+        assert_eq!(migration_streams(20).weights, [80, 20], "memory, storage");
         assert!(config.numbers_once, "a key is known by the stream's number");
         assert!(config.window_bytes.is_multiple_of(WINDOW_BYTES), "windows would lie across a ring's end");
     }
@@ -347,7 +355,12 @@ mod tests {
     fn a_peer_cannot_open_more_streams_than_a_migration_has() {
         let (lost, _losses) = channel();
         let owner = Box::new(Losses(Mutex::new(lost)));
-        let carriage = Carriage::new(End::Destination, migration_streams(), owner, Arc::default());
+        let carriage = Carriage::new(
+            End::Destination,
+            migration_streams(MigrateRequest::DEFAULT_STORAGE_SHARE_PERCENT),
+            owner,
+            Arc::default(),
+        );
         for number in 0..100 {
             let note = StreamNote::Open { service: QEMU_SERVICE.into(), window: 1 };
             carriage.heard(Message::Stream { stream: 2 * number, note }).unwrap();

@@ -60,6 +60,9 @@ pub struct MigrateRequest {
     /// Copy the disks that the guest may write too: the hosts do not share them. In stream mode only.
     #[serde(default)]
     pub copy_storage: bool,
+    /// What those disks have of the links while memory wants the rest, in percent, 1 to 99; half if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub storage_share_percent: Option<u8>,
 }
 
 /// How guest RAM shall be moved.
@@ -102,6 +105,9 @@ impl MigrateRequest {
     /// How long all links may be gone if nothing is said, in seconds.
     pub const DEFAULT_LINK_TIMEOUT_S: u32 = 30;
 
+    /// What disks have of the links beside memory if nothing is said, in percent.
+    pub const DEFAULT_STORAGE_SHARE_PERCENT: u8 = 50;
+
     /// A request with everything at its default.
     pub fn new(guest: impl Into<String>, to: impl Into<String>) -> MigrateRequest {
         MigrateRequest {
@@ -118,6 +124,7 @@ impl MigrateRequest {
             transport: Transport::Tcp,
             rdma_checksums: true,
             copy_storage: false,
+            storage_share_percent: None,
         }
     }
 

@@ -128,6 +128,9 @@ pub struct MigrateFlags {
     /// Copy disks that the hosts do not share too, the whole of them, or (domains of libvirt) what is above their backing files
     #[arg(long, value_name = "all|inc", value_parser = ["all", "inc"])]
     pub copy_storage: Option<String>,
+    /// What disks that go along have of the links while memory wants the rest, in percent; what either leaves the other gets [default: 50]
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=99), requires = "copy_storage")]
+    pub storage_share: Option<u8>,
     /// Carry guest RAM over RDMA where both ends have it and it works (auto), or over one of the two only: auto, tcp, rdma
     #[arg(long, value_name = "WAY", value_parser = units::transport, default_value = "tcp")]
     pub transport: Transport,
@@ -194,6 +197,7 @@ impl MigrateFlags {
             transport: self.transport,
             rdma_checksums: !self.no_rdma_checksums,
             copy_storage: self.copy_storage.is_some(),
+            storage_share_percent: self.storage_share,
         }
     }
 }
@@ -426,6 +430,24 @@ mod tests {
         assert!(request.verify && request.throttle);
         assert_eq!(request.mode, ModeChoice::Stream);
         assert_eq!((request.transport, request.rdma_checksums), (Transport::Rdma, false));
+    }
+
+    #[test]
+    fn a_share_is_for_disks_that_go_along() {
+        let share = |words: &str| {
+            let command = parse(&format!("linerate migrate web --to beta {words}")).ok()?.command;
+            let Command::Migrate(migrate) = command else { return None };
+            Some(migrate.request().storage_share_percent)
+        };
+        assert_eq!(share("--copy-storage all --storage-share 20"), Some(Some(20)));
+        assert_eq!(share("--copy-storage all"), Some(None));
+        for refused in [
+            "--storage-share 20",
+            "--copy-storage all --storage-share 0",
+            "--copy-storage all --storage-share 100",
+        ] {
+            assert_eq!(share(refused), None, "{refused}");
+        }
     }
 
     #[test]

@@ -172,7 +172,7 @@ fn a_disk_that_the_guest_writes_goes_there_and_back_with_a_link_cut_on_the_way()
     stage.guest_goes_on();
     is_the_same(&stage, "qcow2");
     // Onto the images that are there from before.
-    ended(&stage.migrate(&ARRIVE).finish()).completed();
+    ended(&stage.migrate(&[&ARRIVE[..], &["--storage-share", "20"]].concat()).finish()).completed();
     stage.arrived();
     stage.guest_goes_on();
     is_the_same(&stage, "qcow2");

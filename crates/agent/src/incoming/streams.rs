@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use linerate_api::MigrateRequest;
 use linerate_core::destination::Event;
 use linerate_core::stream::{End, StreamId};
 use linerate_core::{ChannelId, Code, Fault, Message, Side};
@@ -21,7 +22,12 @@ use crate::local::{CONNECT_WAIT, connect_unix};
 /// The streams of a session that brings a guest, at the destination.
 pub(super) fn carriage(session: &Incoming) -> Carriage {
     let owner = ToLoop(Mutex::new(session.inbox.clone()));
-    Carriage::new(End::Destination, migration_streams(), Box::new(owner), session.channels.clone())
+    Carriage::new(
+        End::Destination,
+        migration_streams(MigrateRequest::DEFAULT_STORAGE_SHARE_PERCENT),
+        Box::new(owner),
+        session.channels.clone(),
+    )
 }
 
 /// The streams' owner: everything goes to the loop.

@@ -61,7 +61,10 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
     let (ran, settings) = (found.qemu.ran(), found.qemu.found().cloned());
     let (inbox, receiver) = channel();
     let (control, control_events) = channel();
-    let carriage = (found.choice.mode == Mode::Stream).then(|| Arc::new(streams::carriage(inbox.clone())));
+    let carriage = (found.choice.mode == Mode::Stream).then(|| {
+        let percent = request.storage_share_percent.unwrap_or(MigrateRequest::DEFAULT_STORAGE_SHARE_PERCENT);
+        Arc::new(streams::carriage(inbox.clone(), percent))
+    });
     let shared = Arc::new(Outgoing {
         session,
         token,
@@ -152,6 +155,11 @@ fn run(
 fn check_request(request: &MigrateRequest) -> Result<(), Fault> {
     let wrong = |detail: String| Fault::new(Code::NoLink, Step::Resolve, Side::Source, detail);
     parse_networks(&request.links.join(",")).map_err(|error| wrong(error.to_string()))?;
+    let share = request.storage_share_percent;
+    if share.is_some_and(|percent| !(1..100).contains(&percent) || !request.copy_storage) {
+        let detail = "disks have a share of the links (--storage-share, 1 to 99 percent) where they are copied along (--copy-storage)";
+        return Err(Fault::new(Code::NotMigratable, Step::Resolve, Side::Source, detail));
+    }
     Ok(())
 }
 

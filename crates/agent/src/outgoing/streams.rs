@@ -22,12 +22,17 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use super::{Input, Outgoing};
-use crate::carriage::{Carriage, DISKS_SERVICE, QEMU_SERVICE, migration_streams};
+use crate::carriage::{Carriage, DISKS_SERVICE, MEMORY, QEMU_SERVICE, STORAGE, migration_streams};
 use crate::faults::chain;
 
 /// The streams of a session that moves a guest, at the source.
-pub(super) fn carriage(inbox: Sender<Input>) -> Carriage {
-    Carriage::new(End::Source, migration_streams(), Box::new(ToLoop(Mutex::new(inbox))), Arc::default())
+pub(super) fn carriage(inbox: Sender<Input>, storage_percent: u8) -> Carriage {
+    Carriage::new(
+        End::Source,
+        migration_streams(storage_percent),
+        Box::new(ToLoop(Mutex::new(inbox))),
+        Arc::default(),
+    )
 }
 
 /// The streams' owner: everything goes to the loop.
@@ -201,11 +206,11 @@ fn take(shared: &Outgoing, service: Service, connection: OwnedFd) {
     let Some(carriage) = shared.carriage() else { return };
     let socket = Socket::new(connection).map_err(|error| chain(&error));
     let opened = socket.and_then(|socket| {
-        let (name, socket) = match service {
-            Service::Migration => (QEMU_SERVICE, socket),
-            Service::Disks => (DISKS_SERVICE, socket.counted(shared.disk_bytes.clone())),
+        let (class, name, socket) = match service {
+            Service::Migration => (MEMORY, QEMU_SERVICE, socket),
+            Service::Disks => (STORAGE, DISKS_SERVICE, socket.counted(shared.disk_bytes.clone())),
         };
-        carriage.streams.open(name, socket).map_err(|error| chain(&error))
+        carriage.streams.open_in(class, name, socket).map_err(|error| chain(&error))
     });
     if let Err(reason) = opened {
         tracing::warn!(reason, "a connection of QEMU's was not taken");

@@ -34,7 +34,7 @@ fn outgoing() -> (Arc<Outgoing>, Receiver<Input>) {
         clock: Clock::start(),
         brain: Mutex::new(Source::new(config)),
         work: Condvar::new(),
-        carriage: Mutex::new(Some(Arc::new(streams::carriage(inbox.clone())))),
+        carriage: Mutex::new(Some(Arc::new(streams::carriage(inbox.clone(), 50)))),
         inbox,
         control: Mutex::new(None),
         pacer: None,

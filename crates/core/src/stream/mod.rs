@@ -10,6 +10,7 @@
 //!
 //! * [`Streams`]: all streams of a session, one object on each side; both directions of each stream.
 //! * `send`, `receive`: the two directions of one stream. * `spans`: what has come ahead of its turn.
+//! * `turns`: whose bytes go next.
 //!
 //! Invariants (tests and the simulation check them):
 //! * a byte is given out once, in order, and only after it has landed;
@@ -20,6 +21,7 @@ mod receive;
 mod send;
 mod spans;
 mod streams;
+mod turns;
 
 use std::time::Duration;
 
@@ -29,6 +31,7 @@ use crate::{RegionId, Run};
 pub use receive::Readable;
 pub use send::Room;
 pub use streams::{Event, Streams};
+pub use turns::Class;
 
 /// Number of a stream within a session.
 pub type StreamId = u16;
@@ -98,6 +101,9 @@ pub struct Config {
     /// How much of all streams may wait in their rings for the peer, as time at the rate that the links carry; all of the rings
     /// if absent. For writers that guess from their sockets how fast they are being read, and what is left.
     pub backlog: Option<Duration>,
+    /// Weights of classes of streams ([`Streams::open_in`]): where all have something to send, each is carried by its weight over the sum,
+    /// however many streams it has. One class if empty.
+    pub weights: Vec<u16>,
     /// Never give a number twice in a session: for carriers that remember where a stream's ring is, by its number.
     pub numbers_once: bool,
     /// Channels and their windows.
@@ -112,6 +118,7 @@ impl Default for Config {
             piece_bytes: 256 << 10,
             ahead_bytes: 512 << 10,
             backlog: None,
+            weights: Vec::new(),
             numbers_once: false,
             scheduler: scheduler::Config { write_bytes_min: 64 << 10, ..scheduler::Config::default() },
         }

@@ -80,8 +80,13 @@ struct World {
 
 impl World {
     fn new(seed: u64) -> World {
-        let config =
-            Config { window_bytes: WINDOW, piece_bytes: 512, ahead_bytes: 1024, ..Config::default() };
+        let config = Config {
+            window_bytes: WINDOW,
+            piece_bytes: 512,
+            ahead_bytes: 1024,
+            weights: vec![3, 1],
+            ..Config::default()
+        };
         let side = |end| Side {
             streams: Streams::new(end, config.clone()),
             rings: BTreeMap::new(),
@@ -106,7 +111,8 @@ impl World {
 
     fn open(&mut self, at: usize) {
         let rings = self.new_rings();
-        if let Ok(stream) = self.sides[at].streams.open("echo") {
+        let class = self.random.below(2) as usize;
+        if let Ok(stream) = self.sides[at].streams.open_in(class, "echo") {
             self.sides[at].rings.insert(stream, rings);
         }
     }

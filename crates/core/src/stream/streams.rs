@@ -1,10 +1,13 @@
 //! All streams of a session.
 
-use std::collections::{BTreeMap, VecDeque};
+mod opening;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::receive::{Readable, ReceiveHalf};
 use super::send::{Room, SendHalf};
-use super::{Config, End, OpenError, Piece, REGION, StreamId, StreamViolation, address};
+use super::turns::{Class, Turns};
+use super::{Config, End, Piece, REGION, StreamId, StreamViolation, address};
 use crate::scheduler::{Next, Scheduler};
 use crate::{ChannelId, Extent, LinkId, StreamNote, Time};
 
@@ -45,6 +48,7 @@ enum Phase {
 #[derive(Debug)]
 struct Stream {
     phase: Phase,
+    class: Class,
     send: SendHalf,
     receive: ReceiveHalf,
     /// Bytes of the peer's ring for it; 0 until the peer has said so.
@@ -67,7 +71,7 @@ pub struct Streams {
     streams: BTreeMap<StreamId, Stream>,
     /// None when all were given.
     next_number: Option<StreamId>,
-    turns: VecDeque<StreamId>,
+    turns: Turns,
     notes: VecDeque<(StreamId, StreamNote)>,
     events: VecDeque<Event>,
     over: bool,
@@ -80,82 +84,14 @@ impl Streams {
         scheduler.keep_settled();
         Streams {
             end,
+            turns: Turns::new(&config.weights),
             config,
             scheduler,
             streams: BTreeMap::new(),
             next_number: Some(StreamId::from(end == End::Destination)),
-            turns: VecDeque::new(),
             notes: VecDeque::new(),
             events: VecDeque::new(),
             over: false,
-        }
-    }
-
-    // ---- opening ----
-
-    /// Opens a stream to something that the peer knows by this name.
-    pub fn open(&mut self, service: &str) -> Result<StreamId, OpenError> {
-        if self.over {
-            return Err(OpenError::Over);
-        }
-        let too_many = OpenError::TooMany { max: self.config.streams_max };
-        if self.streams.len() >= self.config.streams_max {
-            return Err(too_many);
-        }
-        let stream = self.free_number().ok_or(too_many)?;
-        self.insert(stream, Phase::Opening);
-        let window = self.config.window_bytes;
-        self.notes.push_back((stream, StreamNote::Open { service: service.to_owned(), window }));
-        Ok(stream)
-    }
-
-    /// A number of this end that is free, later ones first, so that a number rests before it is given again.
-    fn free_number(&mut self) -> Option<StreamId> {
-        for _ in 0..=StreamId::MAX / 2 {
-            let number = self.next_number?;
-            self.next_number = match self.config.numbers_once {
-                true => number.checked_add(2),
-                false => Some(number.wrapping_add(2)),
-            };
-            if !self.streams.contains_key(&number) {
-                return Some(number);
-            }
-        }
-        None
-    }
-
-    fn insert(&mut self, stream: StreamId, phase: Phase) {
-        let window = self.config.window_bytes;
-        let made = Stream {
-            phase,
-            send: SendHalf::new(window),
-            receive: ReceiveHalf::new(window),
-            peer_window: 0,
-            queued: false,
-            said_closed: false,
-            heard_closed: false,
-        };
-        self.streams.insert(stream, made);
-    }
-
-    /// The service of [`Event::Asked`] is there, and rings for the stream.
-    pub fn accept(&mut self, stream: StreamId) {
-        if let Some(one) = self.streams.get_mut(&stream).filter(|one| one.phase == Phase::Asked) {
-            one.phase = Phase::Open;
-            self.notes.push_back((stream, StreamNote::Opened { window: self.config.window_bytes }));
-            self.look_at(stream);
-        }
-    }
-
-    /// It is not.
-    pub fn refuse(&mut self, stream: StreamId, reason: &str) {
-        if self.streams.get(&stream).is_some_and(|one| one.phase == Phase::Asked) {
-            self.streams.remove(&stream);
-            let mut reason = reason.to_owned();
-            let cut =
-                (0..=linerate_wire::message::REASON_BYTES_MAX).rev().find(|at| reason.is_char_boundary(*at));
-            reason.truncate(cut.unwrap_or(0));
-            self.notes.push_back((stream, StreamNote::Refused { reason }));
         }
     }
 
@@ -167,8 +103,14 @@ impl Streams {
         let room = one.send.room();
         let (Some(most), Room::Space { position, bytes }) = (self.backlog_bytes(), room) else { return room };
         let waiting = one.send.waiting();
-        let others: u64 = self.streams.values().map(|one| one.send.waiting()).sum::<u64>() - waiting;
-        match most.saturating_sub(others).max(BACKLOG_BYTES_MIN).saturating_sub(waiting) {
+        let sum = |streams: &mut dyn Iterator<Item = &Stream>| -> u64 {
+            streams.map(|one| one.send.waiting()).sum()
+        };
+        let left = most.saturating_sub(sum(&mut self.streams.values()) - waiting);
+        // Others may have filled it: what its class has a right to is kept for it.
+        let same_class = &mut self.streams.values().filter(|other| other.class == one.class);
+        let kept = self.share_of(one.class, most).saturating_sub(sum(same_class) - waiting);
+        match left.max(kept).max(BACKLOG_BYTES_MIN).saturating_sub(waiting) {
             0 => Room::Wait,
             free => Room::Space { position, bytes: bytes.min(free) },
         }
@@ -178,6 +120,14 @@ impl Streams {
     fn backlog_bytes(&self) -> Option<u64> {
         let seconds = self.config.backlog?.as_secs_f64();
         Some((self.scheduler.bytes_per_s() * seconds) as u64)
+    }
+
+    /// What a class has a right to of so many bytes, where all classes that have streams want theirs.
+    fn share_of(&self, class: Class, bytes: u64) -> u64 {
+        let classes: BTreeSet<Class> = self.streams.values().map(|one| one.class).collect();
+        let weights: u64 = classes.into_iter().map(|class| self.turns.weight(class)).sum();
+        let share = u128::from(bytes) * u128::from(self.turns.weight(class)) / u128::from(weights.max(1));
+        u64::try_from(share).unwrap_or(bytes)
     }
 
     /// Bytes of the peer's ring for a stream: a position lies there at the remainder of its division by them. None if that is not known.
@@ -298,25 +248,6 @@ impl Streams {
         Ok(())
     }
 
-    fn asked(&mut self, stream: StreamId, service: String, window: u64) -> Result<(), StreamViolation> {
-        let theirs = (stream % 2 == 1) == (self.end == End::Source);
-        if !theirs || self.streams.contains_key(&stream) {
-            return Err(StreamViolation::NotYours(stream));
-        }
-        let full = self.streams.len() >= self.config.streams_max;
-        self.insert(stream, Phase::Asked);
-        if let Some(one) = self.streams.get_mut(&stream) {
-            one.peer_window = window;
-            one.send.credit(window);
-        }
-        if full {
-            self.refuse(stream, &OpenError::TooMany { max: self.config.streams_max }.to_string());
-        } else {
-            self.events.push_back(Event::Asked { stream, service });
-        }
-        Ok(())
-    }
-
     /// Whether a write of these bytes may land. Asked before they are received.
     pub fn check(&self, piece: Piece) -> Result<(), StreamViolation> {
         let one =
@@ -352,10 +283,11 @@ impl Streams {
     pub fn next(&mut self, now: Time, channel: ChannelId) -> Next {
         let ahead = self.config.ahead_bytes * self.scheduler.living_channels().max(1) as u64;
         while self.scheduler.pending_bytes() < ahead {
-            let Some(stream) = self.turns.pop_front() else { break };
+            let Some(stream) = self.turns.pop() else { break };
             let Some(one) = self.streams.get_mut(&stream) else { continue };
             one.queued = false;
             if let Some(piece) = one.send.feed(stream, self.config.piece_bytes) {
+                self.turns.given(one.class, piece.bytes);
                 self.scheduler.add_work(vec![Extent { region: REGION, run: piece.run() }]);
                 self.queue(stream);
             }
@@ -421,7 +353,7 @@ impl Streams {
         let Some(one) = self.streams.get_mut(&stream) else { return };
         if one.phase == Phase::Open && !one.queued && one.send.is_ready(self.config.piece_bytes) {
             one.queued = true;
-            self.turns.push_back(stream);
+            self.turns.push(one.class, stream);
         }
     }
 

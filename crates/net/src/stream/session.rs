@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use linerate_core::scheduler::Next as Order;
 use linerate_core::stream::{
-    Config, End, Event, OpenError, Piece, REGION, Readable, Room, StreamId, StreamViolation, Streams,
+    Class, Config, End, Event, OpenError, Piece, REGION, Readable, Room, StreamId, StreamViolation, Streams,
 };
 use linerate_core::{ChannelId, LinkId, Run, StreamNote, Time};
 use thiserror::Error;
@@ -132,9 +132,14 @@ impl StreamSession {
     /// Makes a stream of a connected local socket, to what the peer knows by this name. If the peer refuses it, the socket is
     /// reset.
     pub fn open(&self, service: &str, socket: Socket) -> Result<StreamId, AttachError> {
+        self.open_in(0, service, socket)
+    }
+
+    /// The same with a class, by whose weight it shares the links with others.
+    pub fn open_in(&self, class: Class, service: &str, socket: Socket) -> Result<StreamId, AttachError> {
         let rings = self.new_rings().map_err(AttachError::Ring)?;
         let mut state = self.lock();
-        let stream = state.streams.open(service)?;
+        let stream = state.streams.open_in(class, service)?;
         // Before Open is said: the peer may write as soon as it has it.
         self.insert_rings(stream, rings);
         state.sockets.insert(stream, Arc::new(Local { socket, changed: Condvar::new() }));

@@ -17,6 +17,7 @@ pub fn check(flags: &MigrateFlags) -> Result<(), Failure> {
         (flags.throttle, "--throttle"),
         (flags.detach, "--detach"),
         (flags.max_rounds.is_some(), "--max-rounds"),
+        (flags.storage_share.is_some(), "--storage-share"),
         (flags.transport == Transport::Rdma, "--transport rdma"),
         (flags.mode == ModeChoice::Direct, "--mode direct"),
     ];
@@ -181,6 +182,7 @@ mod tests {
             &["--detach"],
             &["--transport", "rdma"],
             &["--mode", "direct"],
+            &["--copy-storage", "all", "--storage-share", "20"],
         ] {
             assert_eq!(check(&flags(flag)).unwrap_err().exit, Exit::Usage, "{flag:?}");
         }

@@ -1,0 +1,70 @@
+//! Whose turn it is: classes of streams share by weight, the streams of a class take turns.
+//!
+//! Each class has a clock that goes on by the bytes it was given over its weight, and the class whose clock is furthest behind is next
+//! (start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996). The clock of one that had nothing to send is set to the present: idle
+//! time is not saved up, and what one class leaves others get.
+
+use std::collections::VecDeque;
+
+use super::StreamId;
+
+/// A class of streams: an index of [`super::Config::weights`].
+pub type Class = usize;
+
+/// A clock's units for a byte at weight 1; also the heaviest weight at which every byte counts.
+const UNITS: u64 = 1 << 10;
+
+#[derive(Debug)]
+struct Line {
+    weight: u64,
+    streams: VecDeque<StreamId>,
+    clock: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Turns {
+    /// By class.
+    lines: Vec<Line>,
+    /// The clock of the class that was next.
+    now: u64,
+}
+
+impl Turns {
+    /// A class for each weight; one if there is none.
+    pub fn new(weights: &[u16]) -> Turns {
+        let line = |weight| Line { weight: u64::from(weight).max(1), streams: VecDeque::new(), clock: 0 };
+        let weights = if weights.is_empty() { &[1] } else { weights };
+        Turns { lines: weights.iter().map(|weight| line(*weight)).collect(), now: 0 }
+    }
+
+    /// Weight of a class.
+    pub fn weight(&self, class: Class) -> u64 {
+        self.lines.get(class).map_or(1, |line| line.weight)
+    }
+
+    /// A stream has something to send.
+    pub fn push(&mut self, class: Class, stream: StreamId) {
+        let now = self.now;
+        let Some(line) = self.lines.get_mut(class) else { return };
+        if line.streams.is_empty() {
+            line.clock = line.clock.max(now);
+        }
+        line.streams.push_back(stream);
+    }
+
+    /// The stream whose turn it is.
+    pub fn pop(&mut self) -> Option<StreamId> {
+        let waiting = self.lines.iter_mut().filter(|line| !line.streams.is_empty());
+        let line = waiting.min_by_key(|line| line.clock)?;
+        self.now = line.clock;
+        line.streams.pop_front()
+    }
+
+    /// A class was given so many bytes.
+    pub fn given(&mut self, class: Class, bytes: u64) {
+        if let Some(line) = self.lines.get_mut(class) {
+            line.clock = line.clock.saturating_add(bytes.saturating_mul(UNITS) / line.weight);
+        }
+    }
+}
