@@ -2,6 +2,8 @@
 //! disk of the same size in the same format, and is overwritten. What was made is listed in the guest's folder, so that it goes again if
 //! the guest does not come, also by the next life of an agent that died.
 
+mod error;
+
 use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -15,112 +17,20 @@ use crate::description::{CopiedDisk, GuestDescription, ImageFormat};
 use crate::host::is_inside;
 use crate::identity::{self, Compared};
 use crate::migrate::Export;
+use crate::qcow2;
 use crate::registry::remove_file;
 use crate::twin::Twin;
+
+pub use error::ImageError;
 
 /// Name of the list.
 const LIST: &str = "images.json";
 /// Longest list read, in bytes.
 const LIST_BYTES_MAX: u64 = 1 << 20;
-/// Where a qcow2 image says how large its disk is: after its first four bytes and version, big-endian.
-const QCOW2_MAGIC: [u8; 4] = *b"QFI\xfb";
-const QCOW2_SIZE_AT: usize = 24;
 /// qemu-img writes a few clusters.
 const QEMU_IMG_WAIT: Duration = Duration::from_secs(30);
 /// Disks are counted in these.
 const SECTOR: u64 = 512;
-
-/// Why an image cannot take a disk. What was made before stays listed: [`discard`] removes it.
-#[derive(Debug, thiserror::Error)]
-pub enum ImageError {
-    /// The disk is not one of the command line's.
-    #[error(
-        "the disk {disk} ({path}) is not among the files of the guest's command line, so it has no place here"
-    )]
-    Unknown {
-        /// The drive.
-        disk: String,
-        /// The image at the source.
-        path: String,
-    },
-    /// Its size cannot be a disk's.
-    #[error("the disk {disk} is said to have {size} bytes, which no disk has")]
-    Size {
-        /// The drive.
-        disk: String,
-        /// As said.
-        size: u64,
-    },
-    /// The folder is missing, or elsewhere than it seems.
-    #[error(
-        "the image {0} cannot be made: its folder is not here, or leads out of the folders that guests may open files in. Create it, or map the disk's path (paths in the configuration)"
-    )]
-    Folder(PathBuf),
-    /// The image cannot be made or looked at.
-    #[error("the image {path} cannot be used")]
-    File {
-        /// The image.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-    /// qemu-img failed.
-    #[error(
-        "qemu-img could not make {path}: {said}. It makes qcow2 images (Debian: qemu-utils); an image that is there already needs none"
-    )]
-    QemuImg {
-        /// The image.
-        path: PathBuf,
-        /// What it wrote.
-        said: String,
-    },
-    /// What is there is what the source has.
-    #[error(
-        "{0} is the very disk that the guest uses: both hosts see the same storage, and the migration needs no copy of it (no --copy-storage)"
-    )]
-    Same(PathBuf),
-    /// Both are devices, and it cannot be told whether they are one.
-    #[error(
-        "{0} and the source's disk are block devices of which at least one has no name that tells it from all others (wwid, device mapper's UUID): they may be the same storage, and nothing is copied. Give the device a serial number, or use an image file"
-    )]
-    Nameless(PathBuf),
-    /// Another guest that arrives copies into it.
-    #[error("{0} is where another guest that is just arriving copies a disk to")]
-    Claimed(PathBuf),
-    /// What is there leads elsewhere, or is neither a file nor a block device.
-    #[error("{0} is no file or block device in the folders that guests may open files in")]
-    Outside(PathBuf),
-    /// What is there is not an image of that format.
-    #[error("{path} is here already and is no {} image as at the source: remove it, or map the disk's path", format.name())]
-    Format {
-        /// The image.
-        path: PathBuf,
-        /// As at the source.
-        format: ImageFormat,
-    },
-    /// What is there holds another disk.
-    #[error(
-        "{path} is here already with a disk of {here} bytes, the guest's has {there}: remove it, make it as large, or map the disk's path"
-    )]
-    Other {
-        /// The image.
-        path: PathBuf,
-        /// Bytes of the disk in it.
-        here: u64,
-        /// Bytes of the guest's disk.
-        there: u64,
-    },
-    /// The list of what was made cannot be kept.
-    #[error("the list of images {path} cannot be written")]
-    List {
-        /// The list.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-}
 
 /// What an image is, whatever it is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -232,6 +142,10 @@ fn prepare_one(
         return Err(ImageError::Unknown { disk: disk.id.clone(), path: disk.path.clone() });
     };
     let path = needed.path.clone();
+    if needed.format != Some(disk.format) {
+        let (disk, copied) = (disk.id.clone(), disk.format);
+        return Err(ImageError::OpenedAs { disk, path, copied, opened: needed.format });
+    }
     if disk.size == 0 || !disk.size.is_multiple_of(SECTOR) || i64::try_from(disk.size).is_err() {
         return Err(ImageError::Size { disk: disk.id.clone(), size: disk.size });
     }
@@ -270,7 +184,7 @@ fn check(path: &Path, facts: &fs::Metadata, disk: &CopiedDisk, roots: &[PathBuf]
         ImageFormat::Raw => image.seek(SeekFrom::End(0)).map_err(failed)?,
         ImageFormat::Qcow2 => {
             let format = || ImageError::Format { path: path.to_owned(), format: disk.format };
-            qcow2_size(&mut image).map_err(failed)?.ok_or_else(format)?
+            qcow2::disk_size(&mut image).map_err(failed)?.ok_or_else(format)?
         }
     };
     if here == disk.size {
@@ -278,14 +192,6 @@ fn check(path: &Path, facts: &fs::Metadata, disk: &CopiedDisk, roots: &[PathBuf]
     } else {
         Err(ImageError::Other { path: path.to_owned(), here, there: disk.size })
     }
-}
-
-/// Size of the disk in a qcow2 image; none if it is no such image.
-fn qcow2_size(image: &mut File) -> io::Result<Option<u64>> {
-    let mut head = Vec::new();
-    image.take(QCOW2_SIZE_AT as u64 + 8).read_to_end(&mut head)?;
-    let size = head.get(QCOW2_SIZE_AT..).and_then(|bytes| <[u8; 8]>::try_from(bytes).ok());
-    Ok(size.filter(|_| head.starts_with(&QCOW2_MAGIC)).map(u64::from_be_bytes))
 }
 
 /// `listed` is called before there is anything to remove.

@@ -22,6 +22,7 @@ pub mod migrate;
 pub mod options;
 pub mod process;
 pub mod procfs;
+pub mod qcow2;
 pub mod qmp;
 pub mod read;
 pub mod registry;

@@ -8,6 +8,7 @@
 mod characters;
 mod devices;
 mod files;
+mod formats;
 mod memory;
 mod network;
 mod plain;
@@ -16,7 +17,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use crate::argv::{Argument, ArgvError, Rule, known, split_strict};
-use crate::description::{DescriptionError, GuestDescription, check_name};
+use crate::description::{DescriptionError, GuestDescription, ImageFormat, check_name};
 use crate::options::{Options, OptionsError};
 
 /// A QEMU of this host, from the local configuration.
@@ -106,6 +107,8 @@ pub struct NeededFile {
     pub path: PathBuf,
     /// Opened for writing.
     pub writable: bool,
+    /// Format in which it is opened; none if several, or if it cannot be told.
+    pub format: Option<ImageFormat>,
 }
 
 /// What a network port of the twin is connected to.
@@ -210,6 +213,7 @@ struct Builder<'a> {
     machine_given: bool,
     vnc: bool,
     serials: u32,
+    uses: formats::Uses,
 }
 
 impl<'a> Builder<'a> {
@@ -225,8 +229,16 @@ impl<'a> Builder<'a> {
             firmware: Vec::new(),
             notes: Vec::new(),
         };
-        let builder =
-            Builder { guest, options, out: Vec::new(), twin, machine_given: false, vnc: false, serials: 0 };
+        let builder = Builder {
+            guest,
+            options,
+            out: Vec::new(),
+            twin,
+            machine_given: false,
+            vnc: false,
+            serials: 0,
+            uses: formats::Uses::default(),
+        };
         builder.socket("qmp.sock")?;
         builder.machine_type()?;
         Ok(builder)
@@ -262,9 +274,8 @@ impl<'a> Builder<'a> {
             "mem-path" => self.legacy_memory(),
             "drive" => self.drive(value),
             "blockdev" => self.blockdev(value),
-            "cdrom" | "hda" | "hdb" | "hdc" | "hdd" | "pflash" | "kernel" | "initrd" => {
-                self.bare_file(name, value)
-            }
+            "cdrom" | "hda" | "hdb" | "hdc" | "hdd" | "pflash" => self.bare_drive(name, value),
+            "kernel" | "initrd" => self.bare_file(name, value),
             "bios" => self.bios(value),
             "netdev" | "nic" | "net" => self.network(name, value),
             "chardev" => self.chardev(value),
@@ -284,6 +295,7 @@ impl<'a> Builder<'a> {
     }
 
     fn finish(mut self) -> Twin {
+        self.settle_formats();
         if !self.machine_given {
             self.out.extend(["-machine".into(), self.guest.machine.clone()]);
         }

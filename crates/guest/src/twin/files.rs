@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 
 use super::{Builder, NeededFile, TwinError, check_id, no_file_name, refused};
+use crate::description::ImageFormat;
 use crate::options::Options;
 
 /// Block drivers taken over: local files and devices, and formats on top of them.
@@ -65,7 +66,25 @@ const KEYS: &[&str] = &[
 impl Builder<'_> {
     /// `-drive`.
     pub(super) fn drive(&mut self, value: &str) -> Result<(), TwinError> {
-        let mut options = self.parse("drive", value, None)?;
+        let options = self.parse("drive", value, None)?;
+        self.drive_of(options)
+    }
+
+    /// `-cdrom`, `-hda`, …: the value is the file, and its format would be guessed.
+    pub(super) fn bare_drive(&mut self, name: &str, value: &str) -> Result<(), TwinError> {
+        let place: &[(&str, &str)] = match name {
+            "cdrom" => &[("index", "2"), ("media", "cdrom")],
+            "hda" => &[("index", "0"), ("media", "disk")],
+            "hdb" => &[("index", "1"), ("media", "disk")],
+            "hdc" => &[("index", "2"), ("media", "disk")],
+            "hdd" => &[("index", "3"), ("media", "disk")],
+            _ => &[("if", "pflash")],
+        };
+        self.drive_of(Options::from_pairs(&[place, &[("file", value)]].concat()))
+    }
+
+    fn drive_of(&mut self, mut options: Options) -> Result<(), TwinError> {
+        self.name_format(&mut options)?;
         let writable = !(options.is_on("readonly")
             || options.is_on("read-only")
             || options.get("media") == Some("cdrom"));
@@ -81,7 +100,9 @@ impl Builder<'_> {
     pub(super) fn blockdev(&mut self, value: &str) -> Result<(), TwinError> {
         let mut options = self.parse("blockdev", value, Some("driver"))?;
         let writable = !(options.is_on("read-only") || options.is_on("file.read-only"));
+        let first = self.twin.files.len();
         self.block_options("blockdev", &mut options, "filename", writable)?;
+        self.note_node(&options, first..self.twin.files.len());
         if self.options.keep_page_cache {
             for (key, set) in [("driver", "drop-cache"), ("file.driver", "file.drop-cache")] {
                 if matches!(options.get(key), Some("file" | "host_device")) {
@@ -92,10 +113,9 @@ impl Builder<'_> {
         self.emit("blockdev", &options.to_string())
     }
 
-    /// `-cdrom`, `-hda`, `-kernel`, …: the value is the file.
+    /// `-kernel`, `-initrd`: the value is the file.
     pub(super) fn bare_file(&mut self, name: &str, value: &str) -> Result<(), TwinError> {
-        let writable = !matches!(name, "cdrom" | "kernel" | "initrd");
-        let path = self.host_file(name, value, writable)?;
+        let path = self.host_file(name, value, false, Some(ImageFormat::Raw))?;
         self.emit(name, &path)
     }
 
@@ -124,7 +144,8 @@ impl Builder<'_> {
             let throttling = key.starts_with("throttling.") || key.starts_with("limits.");
             if key == file_key || last == "filename" {
                 if !value.is_empty() {
-                    let path = self.host_file(option, &value, writable)?;
+                    let format = self.format_of(option, options, &key)?;
+                    let path = self.host_file(option, &value, writable, format)?;
                     options.set(&key, &path);
                 }
             } else if matches!(last, "driver" | "format") {
@@ -142,7 +163,13 @@ impl Builder<'_> {
         Ok(())
     }
 
-    fn host_file(&mut self, option: &str, source: &str, writable: bool) -> Result<String, TwinError> {
+    fn host_file(
+        &mut self,
+        option: &str,
+        source: &str,
+        writable: bool,
+        format: Option<ImageFormat>,
+    ) -> Result<String, TwinError> {
         let path = &mapped(&self.options.paths, source);
         let outside = || TwinError::OutsideRoots { option: option.to_owned(), path: path.to_owned() };
         let plain = Path::new(path);
@@ -159,6 +186,7 @@ impl Builder<'_> {
             source: source.to_owned(),
             path: PathBuf::from(path.as_str()),
             writable,
+            format,
         });
         Ok(path.to_owned())
     }

@@ -1,0 +1,150 @@
+//! What may stand against a guest.
+
+use std::path::PathBuf;
+
+use crate::qcow2::Reach;
+use crate::qmp::QemuVersion;
+
+/// Something that is missing or differs. `is_fatal` tells whether the guest can be taken all the same.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    /// The local QEMU is older.
+    #[error(
+        "QEMU here is {here}, the guest comes from {source_version}: an older QEMU may not understand the newer one's state"
+    )]
+    QemuOlder {
+        /// Version here.
+        here: QemuVersion,
+        /// Version there.
+        source_version: QemuVersion,
+    },
+    /// The machine type is unknown.
+    #[error("QEMU {here} here has no machine type {machine}: install the source's version of QEMU")]
+    MachineUnknown {
+        /// The type.
+        machine: String,
+        /// Version here.
+        here: QemuVersion,
+    },
+    /// KVM is missing.
+    #[error("the guest runs under KVM and this host has no usable /dev/kvm")]
+    KvmMissing,
+    /// A file is missing.
+    #[error("{path} is not here: share the disk, copy it along (--copy-storage all), or map its path")]
+    FileMissing {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A file has another size.
+    #[error("{path} has {here} bytes here and {there} at the source: it is not the same disk")]
+    FileSize {
+        /// The file.
+        path: PathBuf,
+        /// Bytes here.
+        here: u64,
+        /// Bytes there.
+        there: u64,
+    },
+    /// A link leads out of the allowed folders.
+    #[error("{path} is a link to {target}, which is in none of the folders that guests may open files in")]
+    FileOutside {
+        /// The file.
+        path: PathBuf,
+        /// Where it leads.
+        target: PathBuf,
+    },
+    /// A file is neither a regular file nor a block device.
+    #[error("{path} is neither a file nor a block device")]
+    FileKind {
+        /// The file.
+        path: PathBuf,
+    },
+    /// An image leads out of the allowed folders.
+    #[error("the image {path} {reach}")]
+    Image {
+        /// The image.
+        path: PathBuf,
+        /// Where to.
+        reach: Reach,
+    },
+    /// Firmware is missing.
+    #[error("the firmware {name} is in none of the data folders of this host's QEMU")]
+    FirmwareMissing {
+        /// Its name.
+        name: String,
+    },
+    /// A tap is missing.
+    #[error("the interface {name} is not here: create it (ip tuntap add {name} mode tap) or map its name")]
+    TapMissing {
+        /// The interface.
+        name: String,
+        /// The bridge of its counterpart, if a bridge of that name is here.
+        bridge: Option<String>,
+    },
+    /// A tap is here but not in the bridge that its counterpart is in.
+    #[error("the interface {name} is not in the bridge {bridge} as at the source")]
+    TapUnbridged {
+        /// The interface.
+        name: String,
+        /// The bridge.
+        bridge: String,
+    },
+    /// A bridge is missing.
+    #[error("the bridge {name} is not here")]
+    BridgeMissing {
+        /// The bridge.
+        name: String,
+    },
+    /// Memory is short.
+    #[error("the guest needs {needed} bytes of memory and {available} are available here")]
+    MemoryShort {
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes available.
+        available: u64,
+    },
+    /// The folder for RAM is too small, or full.
+    #[error(
+        "the guest needs {needed} bytes of RAM in {} and {available} are free there: enlarge that tmpfs (`mount -o remount,size=…`) or empty it",
+        folder.display()
+    )]
+    RamFolderShort {
+        /// The folder.
+        folder: PathBuf,
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes free.
+        available: u64,
+    },
+    /// Huge pages are short.
+    #[error(
+        "the guest needs {needed} bytes in huge pages of {page_bytes} and {available} are free here: raise vm.nr_hugepages"
+    )]
+    HugePagesShort {
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes available.
+        available: u64,
+        /// Bytes of one page.
+        page_bytes: u64,
+    },
+    /// The name is taken.
+    #[error("a guest named {name} is here already")]
+    NameTaken {
+        /// The name.
+        name: String,
+    },
+    /// The UUID is taken.
+    #[error("a guest with UUID {uuid} is here already")]
+    UuidTaken {
+        /// The UUID.
+        uuid: String,
+    },
+}
+
+impl Problem {
+    /// Whether the guest cannot be taken. The others are worth a warning.
+    pub fn is_fatal(&self) -> bool {
+        !matches!(self, Problem::QemuOlder { .. } | Problem::TapUnbridged { .. })
+    }
+}

@@ -1,0 +1,112 @@
+//! Why images cannot take what is to be copied into them.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::description::ImageFormat;
+
+/// Why an image cannot take a disk. What was made before stays listed: [`discard`] removes it.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// The disk is not one of the command line's.
+    #[error(
+        "the disk {disk} ({path}) is not among the files of the guest's command line, so it has no place here"
+    )]
+    Unknown {
+        /// The drive.
+        disk: String,
+        /// The image at the source.
+        path: String,
+    },
+    /// The guest would open it in another format than it is copied in.
+    #[error(
+        "the disk {disk} is copied as a {} image, and the guest's command line opens {path} as {}: what the guest wrote into it would be taken for an image's header", copied.name(), opened.map_or("something that cannot be told", ImageFormat::name)
+    )]
+    OpenedAs {
+        /// The drive.
+        disk: String,
+        /// The image.
+        path: PathBuf,
+        /// Format of the copy.
+        copied: ImageFormat,
+        /// Format on the command line, if it is one.
+        opened: Option<ImageFormat>,
+    },
+    /// Its size cannot be a disk's.
+    #[error("the disk {disk} is said to have {size} bytes, which no disk has")]
+    Size {
+        /// The drive.
+        disk: String,
+        /// As said.
+        size: u64,
+    },
+    /// The folder is missing, or elsewhere than it seems.
+    #[error(
+        "the image {0} cannot be made: its folder is not here, or leads out of the folders that guests may open files in. Create it, or map the disk's path (paths in the configuration)"
+    )]
+    Folder(PathBuf),
+    /// The image cannot be made or looked at.
+    #[error("the image {path} cannot be used")]
+    File {
+        /// The image.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// qemu-img failed.
+    #[error(
+        "qemu-img could not make {path}: {said}. It makes qcow2 images (Debian: qemu-utils); an image that is there already needs none"
+    )]
+    QemuImg {
+        /// The image.
+        path: PathBuf,
+        /// What it wrote.
+        said: String,
+    },
+    /// What is there is what the source has.
+    #[error(
+        "{0} is the very disk that the guest uses: both hosts see the same storage, and the migration needs no copy of it (no --copy-storage)"
+    )]
+    Same(PathBuf),
+    /// Both are devices, and it cannot be told whether they are one.
+    #[error(
+        "{0} and the source's disk are block devices of which at least one has no name that tells it from all others (wwid, device mapper's UUID): they may be the same storage, and nothing is copied. Give the device a serial number, or use an image file"
+    )]
+    Nameless(PathBuf),
+    /// Another guest that arrives copies into it.
+    #[error("{0} is where another guest that is just arriving copies a disk to")]
+    Claimed(PathBuf),
+    /// What is there leads elsewhere, or is neither a file nor a block device.
+    #[error("{0} is no file or block device in the folders that guests may open files in")]
+    Outside(PathBuf),
+    /// What is there is not an image of that format.
+    #[error("{path} is here already and is no {} image as at the source: remove it, or map the disk's path", format.name())]
+    Format {
+        /// The image.
+        path: PathBuf,
+        /// As at the source.
+        format: ImageFormat,
+    },
+    /// What is there holds another disk.
+    #[error(
+        "{path} is here already with a disk of {here} bytes, the guest's has {there}: remove it, make it as large, or map the disk's path"
+    )]
+    Other {
+        /// The image.
+        path: PathBuf,
+        /// Bytes of the disk in it.
+        here: u64,
+        /// Bytes of the guest's disk.
+        there: u64,
+    },
+    /// The list of what was made cannot be kept.
+    #[error("the list of images {path} cannot be written")]
+    List {
+        /// The list.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}

@@ -1,0 +1,185 @@
+//! What a qcow2 image names: its backing file, and the file that has its data. QEMU opens those like files of the command line, so they
+//! must lie where files of the command line may.
+//!
+//! Layout: docs/interop/qcow2.txt of QEMU (header, header extensions, external data file).
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use crate::description::ImageFormat;
+use crate::host::is_inside;
+
+/// First bytes of an image.
+pub(crate) const MAGIC: [u8; 4] = *b"QFI\xfb";
+/// Bytes of a header of version 2; those of version 3 say their length.
+const HEADER_BYTES: usize = 72;
+const HEADER_BYTES_3: usize = 104;
+/// More than any header and its extensions: they end with the first cluster, which has 2 MiB at the most; an honest one has some hundred bytes.
+const EXTENSIONS_BYTES_MAX: usize = 64 << 10;
+/// Longest name of a backing file that QEMU takes, in bytes.
+const NAME_BYTES_MAX: usize = 1023;
+/// Incompatible feature: the data is in a file of its own.
+const EXTERNAL_DATA: u64 = 1 << 2;
+const END: u32 = 0;
+const BACKING_FORMAT: u32 = 0xe279_2aca;
+const DATA_FILE: u32 = 0x4441_5441;
+/// Longest chain of images that is followed.
+const CHAIN_MAX: usize = 64;
+
+/// Why an image is not opened.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Reach {
+    /// The header cannot be understood.
+    #[error("has a qcow2 header that cannot be understood ({0})")]
+    Header(&'static str),
+    /// It cannot be read.
+    #[error("cannot be read: {0}")]
+    Unreadable(String),
+    /// A name that is not a file's, or not one that means the same everywhere.
+    #[error("names {0:?} as its backing or data file, which is no plain file name")]
+    Name(String),
+    /// A file outside of the folders for guests, or none.
+    #[error(
+        "names {0} as its backing or data file, which is missing, or in none of the folders that guests may open files in (file_roots)"
+    )]
+    Outside(PathBuf),
+    /// The backing file's format would be guessed.
+    #[error(
+        "names the backing file {0} without its format (raw or qcow2), which would be guessed from what is in it: `qemu-img rebase -u -F` says it"
+    )]
+    Guessed(String),
+    /// A chain without end.
+    #[error("is the first of a chain of more than {CHAIN_MAX} images")]
+    Endless,
+}
+
+/// What the header of an image says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Header {
+    backing: Option<String>,
+    backing_format: Option<String>,
+    data: Option<String>,
+}
+
+/// Size of the disk in a qcow2 image; none if it is no such image.
+pub(crate) fn disk_size(image: &mut File) -> io::Result<Option<u64>> {
+    let mut head = Vec::new();
+    image.take(HEADER_BYTES as u64).read_to_end(&mut head)?;
+    Ok(number::<8>(&head, 24).map(u64::from_be_bytes).filter(|_| head.starts_with(&MAGIC)))
+}
+
+/// Follows what an image names, if it is a qcow2 image: everything must lie under the roots, in a format that is said.
+pub fn check(image: &Path, roots: &[PathBuf]) -> Result<(), Reach> {
+    let mut image = image.to_owned();
+    for _ in 0..CHAIN_MAX {
+        let Some(header) = read(&image)? else { return Ok(()) };
+        if let Some(data) = &header.data {
+            // QEMU looks for a relative one in its own working directory.
+            let path = plain(data).filter(|path| path.is_absolute());
+            inside(path.ok_or_else(|| Reach::Name(data.clone()))?, roots)?;
+        }
+        let Some(backing) = header.backing else { return Ok(()) };
+        let path = plain(&backing).ok_or_else(|| Reach::Name(backing.clone()))?;
+        // A relative one begins at the image as it was named, not where a link leads.
+        let path = inside(image.parent().unwrap_or(Path::new("/")).join(path), roots)?;
+        match header.backing_format.as_deref().and_then(ImageFormat::from_name) {
+            Some(ImageFormat::Raw) => return Ok(()),
+            Some(ImageFormat::Qcow2) => image = path,
+            None => return Err(Reach::Guessed(backing)),
+        }
+    }
+    Err(Reach::Endless)
+}
+
+/// A file's name that QEMU takes for nothing else: `json:` and `nbd:` are protocols, as is any word with a colon before the first slash.
+fn plain(name: &str) -> Option<PathBuf> {
+    let protocol = name.split('/').next().is_some_and(|first| first.contains(':'));
+    let usable = !name.is_empty() && !name.contains('\0') && !protocol && !name.starts_with("/dev/fdset");
+    usable.then(|| PathBuf::from(name))
+}
+
+fn inside(path: PathBuf, roots: &[PathBuf]) -> Result<PathBuf, Reach> {
+    let target = fs::canonicalize(&path).ok().filter(|target| is_inside(target, roots));
+    let kind = target.and_then(|target| fs::metadata(target).ok()).map(|facts| facts.file_type());
+    let usable =
+        kind.is_some_and(|kind| kind.is_file() || std::os::unix::fs::FileTypeExt::is_block_device(&kind));
+    if usable { Ok(path) } else { Err(Reach::Outside(path)) }
+}
+
+/// None if it is no qcow2 image.
+fn read(image: &Path) -> Result<Option<Header>, Reach> {
+    let unreadable = |error: io::Error| Reach::Unreadable(error.to_string());
+    let mut file = File::open(image).map_err(unreadable)?;
+    let mut head = Vec::new();
+    file.by_ref().take(EXTENSIONS_BYTES_MAX as u64).read_to_end(&mut head).map_err(unreadable)?;
+    if !head.starts_with(&MAGIC) {
+        return Ok(None);
+    }
+    let mut header = parse(&head)?;
+    let (offset, length) = (long(&head, 8)?, word(&head, 16)? as usize);
+    if offset != 0 && length != 0 {
+        if length > NAME_BYTES_MAX {
+            return Err(Reach::Header("the backing file's name is too long"));
+        }
+        let mut name = vec![0; length];
+        file.read_exact_at(&mut name, offset).map_err(unreadable)?;
+        header.backing = Some(text(&name)?);
+    }
+    Ok(Some(header))
+}
+
+/// All but the backing file's name, which may lie anywhere.
+fn parse(head: &[u8]) -> Result<Header, Reach> {
+    let mut header = Header::default();
+    let (mut at, features) = match word(head, 4)? {
+        2 => (HEADER_BYTES, 0),
+        3 => (word(head, 100)? as usize, long(head, 72)?),
+        _ => return Err(Reach::Header("its version is neither 2 nor 3")),
+    };
+    if at != HEADER_BYTES && at < HEADER_BYTES_3 || !at.is_multiple_of(8) {
+        return Err(Reach::Header("its length"));
+    }
+    // As QEMU reads them: up to the backing file's name, or to the end of the first cluster.
+    let end = match (long(head, 8)?, word(head, 20)?) {
+        (0, cluster_bits @ 9..=21) => 1 << cluster_bits,
+        (0, _) => return Err(Reach::Header("its cluster size")),
+        (name, _) => name,
+    };
+    while (at as u64) < end {
+        let (kind, length) = (word(head, at)?, word(head, at + 4)? as usize);
+        let body = at.checked_add(8).and_then(|from| Some(from..from.checked_add(length)?));
+        let body = body.and_then(|range| head.get(range)).ok_or(Reach::Header("an extension's length"))?;
+        match kind {
+            END => break,
+            BACKING_FORMAT => header.backing_format = Some(text(body)?),
+            DATA_FILE => header.data = Some(text(body)?),
+            _ => {}
+        }
+        at = (at + 8 + length).next_multiple_of(8);
+    }
+    if features & EXTERNAL_DATA == 0 {
+        header.data = None;
+    } else if header.data.is_none() {
+        return Err(Reach::Header("its data is in a file without a name"));
+    }
+    Ok(header)
+}
+
+fn text(bytes: &[u8]) -> Result<String, Reach> {
+    let text = std::str::from_utf8(bytes).map_err(|_| Reach::Header("a name is no text"))?;
+    Ok(text.to_owned())
+}
+
+fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..at.checked_add(N)?)?.try_into().ok()
+}
+
+fn word(bytes: &[u8], at: usize) -> Result<u32, Reach> {
+    number::<4>(bytes, at).map(u32::from_be_bytes).ok_or(Reach::Header("it is cut off"))
+}
+
+fn long(bytes: &[u8], at: usize) -> Result<u64, Reach> {
+    number::<8>(bytes, at).map(u64::from_be_bytes).ok_or(Reach::Header("it is cut off"))
+}
