@@ -311,3 +311,25 @@ fn a_disk_is_never_copied_onto_itself_or_onto_another_of_its_name() {
     as_before(&stage);
     retry(&mut stage);
 }
+
+#[test]
+fn an_image_that_was_made_goes_again_if_the_waiting_qemu_does_not_start() {
+    let mut stage = Stage::unshared(&[1000, 1000], guest(), None, raw);
+    let found = stage.restart_destination_with_broken_qemu();
+    let failure = ended(&stage.migrate(&COPY).finish()).failed(1);
+    assert_eq!(
+        (&failure["code"], &failure["step"]),
+        (&"hypervisor_failed".into(), &"prepare".into()),
+        "{failure}"
+    );
+    assert_eq!(
+        (&failure["side"], &failure["guest_state"]),
+        (&"destination".into(), &"runs_at_source".into()),
+        "{failure}"
+    );
+    assert!(failure["message"].as_str().unwrap().contains("it does not start"), "{failure}");
+    assert_eq!(std::fs::read_to_string(found).unwrap().trim(), "raw.img", "it was made before");
+    as_before(&stage);
+    stage.restart_destination_whole();
+    retry(&mut stage);
+}

@@ -252,6 +252,7 @@ fn no_format_is_left_to_be_guessed() {
         &["-hda", "DIR/a"],
         &["-drive", "file=DIR/a,format=qcow2,backing.file.filename=DIR/b"],
         &["-blockdev", "driver=throttle,node-name=a,throttle-group=g,file.file.filename=DIR/a"],
+        &["-blockdev", "driver=throttle,node-name=a,throttle-group=g,file.filename=DIR/a"],
         &["-blockdev", "driver=copy-on-read,node-name=a,file.backing.filename=DIR/a"],
     ] {
         for format in ["vmdk", ""] {

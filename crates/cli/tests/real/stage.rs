@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use linerate_lab::{
-    Agent, AgentOptions, Console, DiskMode, GuestParameters, GuestProgram, GuestSpec, Lab, LabBuilder,
+    Agent, AgentOptions, Cache, Console, DiskMode, GuestParameters, GuestProgram, GuestSpec, Lab, LabBuilder,
     LinkSpec, Qemu, QemuOptions, QemuVersion, Ram, make_disk,
 };
 use serde_json::Value;
@@ -110,8 +110,7 @@ impl Stage {
             for folder in [&here, &there] {
                 std::fs::create_dir_all(folder).unwrap();
             }
-            let (here, there) = (here.display(), there.display());
-            format!("paths = {{ \"{here}/\" = \"{there}/\", \"{there}/\" = \"{here}/\" }}\n")
+            paths_between(&here, &there)
         });
         let folder = disk_folders(&hosts.1).into_iter().next().unwrap();
         let arguments = prepare(&folder);
@@ -125,6 +124,33 @@ impl Stage {
         let mut folders = disk_folders(&self.lab);
         folders.rotate_left(self.source);
         folders
+    }
+
+    /// A QEMU that says what the others say of themselves and never starts is the first choice of the destination's agent; it leaves in a
+    /// file what was in the folder of disks when it was to start.
+    #[allow(dead_code, reason = "not every test file has such hosts")]
+    pub fn restart_destination_with_broken_qemu(&mut self) -> PathBuf {
+        let [here, there] = self.disks();
+        let (program, found) = (self.lab.directory().join("broken-qemu"), self.lab.directory().join("found"));
+        let real = Cache::locate().qemu(QemuVersion::Ten).unwrap();
+        let (real, folder, list) = (real.display(), there.display(), found.display());
+        let script = format!(
+            "#!/bin/sh\ncase $1 in -version|-machine) exec {real} \"$@\";; esac\nls {folder} > {list}\necho it does not start >&2\nexit 1\n"
+        );
+        std::fs::write(&program, script).unwrap();
+        std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let paths = paths_between(&here, &there);
+        let broken =
+            format!("[[qemu]]\nname = \"broken\"\nbinary = \"{}\"\ndata_dirs = []\n", program.display());
+        self.restart_destination_with(&format!("{paths}{broken}"));
+        found
+    }
+
+    /// As it was at first.
+    #[allow(dead_code, reason = "not every test file has such hosts")]
+    pub fn restart_destination_whole(&mut self) {
+        let [here, there] = self.disks();
+        self.restart_destination_with(&paths_between(&here, &there));
     }
 
     fn foreign(links: &[u64], spec: GuestSpec, disk: Option<DiskMode>, options: QemuOptions) -> Stage {
@@ -348,6 +374,11 @@ impl Stage {
 
 fn disk_folders(lab: &Lab) -> [PathBuf; 2] {
     ["here", "there"].map(|name| lab.directory().join("disks").join(name))
+}
+
+fn paths_between(here: &Path, there: &Path) -> String {
+    let (here, there) = (here.display(), there.display());
+    format!("paths = {{ \"{here}/\" = \"{there}/\", \"{there}/\" = \"{here}/\" }}\n")
 }
 
 type Hosts = (MutexGuard<'static, ()>, Lab, Vec<Agent>);
