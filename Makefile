@@ -5,7 +5,7 @@ CARGO ?= cargo
 SEEDS ?= 5000
 FUZZ_SECONDS ?= 60
 
-.PHONY: help install build demo test unit sim lint doc fuzz bench soak faults libvirt-cuts wires rdma-check rdma-wires doctor sweep clean
+.PHONY: help install build demo test unit sim lint doc fuzz bench soak faults libvirt-cuts disk-cuts wires rdma-check rdma-wires doctor sweep clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1|/' | column -t -s '|'
@@ -51,6 +51,9 @@ faults: build ## cut one of two links 50 times at a random instant, and kill eve
 
 libvirt-cuts: build ## 50 moves of libvirt's domains, a link lost at a random instant of each
 	./target/release/linerate-bench libvirt --linerate ./target/release/linerate --out bench/out
+
+disk-cuts: build ## 50 moves of a guest with a disk that is not shared, a link lost at a random instant of each
+	./target/release/linerate-bench disks --linerate ./target/release/linerate --out bench/out
 
 wires: build ## the ping-pong of `linerate bench` against a plain one in C on the same link; writes bench/out/
 	./target/release/linerate-bench wires --linerate ./target/release/linerate --out bench/out

@@ -8,6 +8,7 @@
 //! | [`alone`] | back and forth by QEMU's own migration: what harm is QEMU's |
 //! | [`faults`] | links cut at random instants; faults at each step on each side |
 //! | [`libvirt`] | libvirt's domains back and forth, a link lost each time |
+//! | [`disks`] | guests with disks that are not shared back and forth, a link lost each time |
 //! | [`tunnel`] | a tunnel against socat and plain TCP |
 //! | [`doctor`] | how long the doctor takes; migrations over a path that passes less than its ends |
 //! | [`wires`], [`rdma_wires`] | the ping-pong against one in plain C; RDMA against perftest |
@@ -20,6 +21,7 @@
 
 mod alone;
 mod cpu;
+mod disks;
 mod doctor;
 mod faults;
 mod interrupt;
@@ -63,6 +65,8 @@ enum Command {
     Faults(faults::Flags),
     /// Move libvirt's domains back and forth, a link lost at a random instant of each move
     Libvirt(libvirt::Flags),
+    /// Move a guest with a disk that is not shared back and forth, a link lost at a random instant of each move
+    Disks(disks::Flags),
     /// Compare a tunnel with socat and plain TCP, interleaved
     Tunnel(tunnel::Flags),
     /// Time the doctor, and migrations without and with its advice
@@ -92,6 +96,7 @@ fn main() -> ExitCode {
         Command::Alone(flags) => alone::run(flags, arguments.json),
         Command::Faults(flags) => faults::run(flags, arguments.json),
         Command::Libvirt(flags) => libvirt::run(flags, arguments.json),
+        Command::Disks(flags) => disks::run(flags, arguments.json),
         Command::Tunnel(flags) => tunnel::run(flags, arguments.json),
         Command::Doctor(flags) => doctor::run(flags, arguments.json),
         Command::Wires(flags) => wires::run(flags, arguments.json),
