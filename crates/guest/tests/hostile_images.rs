@@ -296,16 +296,33 @@ fn it_is_known_in_which_format_a_file_is_opened() {
             ],
             None,
         ),
+        // A raw node may be under another one.
         (
             &[
                 "-blockdev",
-                file,
+                "driver=raw,node-name=a,file.driver=file,file.filename=DIR/a",
                 "-blockdev",
-                "driver=throttle,throttle-group=g,node-name=t,file=t2",
+                "driver=qcow2,node-name=b,file=a",
+            ],
+            None,
+        ),
+        (
+            &[
                 "-blockdev",
-                "driver=throttle,throttle-group=g,node-name=t2,file=t",
+                "driver=raw,node-name=a,file.driver=file,file.node-name=f,file.filename=DIR/a",
                 "-blockdev",
-                "driver=throttle,throttle-group=g,node-name=t2,file=f",
+                "driver=qcow2,node-name=b,file=f",
+            ],
+            None,
+        ),
+        (
+            &[
+                "-drive",
+                "if=none,id=d,format=raw,file=DIR/a",
+                "-blockdev",
+                "driver=throttle,throttle-group=g,node-name=t,file=d",
+                "-blockdev",
+                "driver=raw,node-name=r,file.driver=qcow2,file.file=t",
             ],
             None,
         ),
@@ -313,6 +330,18 @@ fn it_is_known_in_which_format_a_file_is_opened() {
         let made = guest_with(&f, arguments, &[]).1.unwrap();
         assert_eq!(made.files[0].format, wanted, "{arguments:?}");
     }
+}
+
+/// All of them name each other: a search that goes every way would take longer than the world has stood.
+#[test]
+fn nodes_that_stand_on_each_other_take_no_time() {
+    let f = folders();
+    let node =
+        |nth: usize| format!("driver=throttle,throttle-group=g,node-name=t{},file=t{}", nth % 30, nth / 30);
+    let file = "driver=file,node-name=t0,filename=DIR/a".to_owned();
+    let nodes: Vec<String> = std::iter::once(file).chain((0..900).map(node)).collect();
+    let arguments: Vec<&str> = nodes.iter().flat_map(|node| ["-blockdev", node.as_str()]).collect();
+    assert_eq!(guest_with(&f, &arguments, &[]).1.unwrap().files[0].format, Some(ImageFormat::Raw));
 }
 
 #[test]

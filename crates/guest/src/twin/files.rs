@@ -88,7 +88,9 @@ impl Builder<'_> {
         let writable = !(options.is_on("readonly")
             || options.is_on("read-only")
             || options.get("media") == Some("cdrom"));
+        let first = self.twin.files.len();
         self.block_options("drive", &mut options, "file", writable)?;
+        self.note_nodes(&options, "file", first..self.twin.files.len());
         let plain = matches!(options.get("file.driver"), None | Some("file" | "host_device"));
         if self.options.keep_page_cache && options.get("file").is_some() && plain {
             options.set("file.drop-cache", "off");
@@ -102,7 +104,7 @@ impl Builder<'_> {
         let writable = !(options.is_on("read-only") || options.is_on("file.read-only"));
         let first = self.twin.files.len();
         self.block_options("blockdev", &mut options, "filename", writable)?;
-        self.note_node(&options, first..self.twin.files.len());
+        self.note_nodes(&options, "filename", first..self.twin.files.len());
         if self.options.keep_page_cache {
             for (key, set) in [("driver", "drop-cache"), ("file.driver", "file.drop-cache")] {
                 if matches!(options.get(key), Some("file" | "host_device")) {

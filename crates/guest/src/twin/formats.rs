@@ -1,24 +1,26 @@
 //! In which format the twin opens an image. It is never left to QEMU to guess: what a guest wrote into a raw image could then name any
 //! file of the host as its backing file.
 
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+
 use super::{Builder, TwinError, refused};
 use crate::description::ImageFormat;
 use crate::options::Options;
 
-/// How the file of a `-blockdev` without a format of its own is used.
+/// What stands on what: an image that one option opens raw may be under a node of another that takes it for something else.
 #[derive(Debug, Default)]
-pub(super) struct Uses {
-    /// Number of the needed file, and the block node that has it open.
-    open: Vec<(usize, String)>,
-    /// A block node, and the node on top of it that names it.
-    on_top: Vec<(String, Top)>,
-}
+pub(super) struct Uses(Vec<Used>);
 
+/// A `-drive` or `-blockdev`.
 #[derive(Debug)]
-enum Top {
-    Format(ImageFormat),
-    /// A filter with this name.
-    Filter(String),
+struct Used {
+    /// What others may call its nodes: their names, and the drive's.
+    names: Vec<String>,
+    /// Nodes of others that it stands on, and in which format.
+    below: Vec<(String, Option<ImageFormat>)>,
+    /// Numbers of the needed files that it opens.
+    files: Range<usize>,
 }
 
 impl Builder<'_> {
@@ -74,40 +76,68 @@ impl Builder<'_> {
         }
     }
 
-    /// Remembers what a `-blockdev` is called and what it stands on; `files` are the numbers of those that it opens.
-    pub(super) fn note_node(&mut self, options: &Options, files: std::ops::Range<usize>) {
-        let name = options.get("node-name").unwrap_or_default().to_owned();
-        let driver = options.get("driver").unwrap_or_default();
-        for key in ["file", "backing"] {
-            let top = ImageFormat::from_name(driver).map_or(Top::Filter(name.clone()), Top::Format);
-            if let Some(below) = options.get(key) {
-                self.uses.on_top.push((below.to_owned(), top));
+    /// Remembers what the nodes of a `-drive` or `-blockdev` are called and what they stand on; `files` are the numbers of those that it opens.
+    pub(super) fn note_nodes(&mut self, options: &Options, file_key: &str, files: Range<usize>) {
+        let mut used = Used { names: Vec::new(), below: Vec::new(), files };
+        for (key, value) in options.pairs() {
+            let (node, last) = key.rsplit_once('.').unwrap_or(("", key));
+            match last {
+                "node-name" | "id" => used.names.push(value.to_owned()),
+                "file" | "backing" | "data-file" if key != file_key => {
+                    let driver = if node.is_empty() { "driver".to_owned() } else { format!("{node}.driver") };
+                    let driver =
+                        options.get(&driver).or_else(|| node.is_empty().then(|| options.get("format"))?);
+                    used.below.push((value.to_owned(), driver.and_then(ImageFormat::from_name)));
+                }
+                _ => {}
             }
         }
-        let open = files.filter(|file| self.twin.files.get(*file).is_some_and(|file| file.format.is_none()));
-        self.uses.open.extend(open.map(|file| (file, name.clone())));
+        self.uses.0.push(used);
     }
 
-    /// Says of the files of block nodes in which format they are opened, now that all nodes are known.
+    /// Says of each file in which format it is opened, now that all nodes are known.
     pub(super) fn settle_formats(&mut self) {
-        for (file, node) in std::mem::take(&mut self.uses.open) {
-            let format = self.uses.of(&node, 0);
-            if let Some(needed) = self.twin.files.get_mut(file) {
-                needed.format = format;
+        let uses = std::mem::take(&mut self.uses);
+        let on_top = uses.on_top();
+        for used in &uses.0 {
+            let above = Uses::formats_above(used, &on_top);
+            for file in self.twin.files.get_mut(used.files.clone()).unwrap_or_default() {
+                let mut formats = above.iter().copied().chain(file.format);
+                // What nothing of a format stands on is seen as it is.
+                let first = formats.next().unwrap_or(ImageFormat::Raw);
+                file.format = formats.all(|other| other == first).then_some(first);
             }
         }
     }
 }
 
+/// By the name of a node: the options that stand on it, and in which format.
+type OnTop<'a> = HashMap<&'a str, Vec<(&'a Used, Option<ImageFormat>)>>;
+
 impl Uses {
-    /// The only format of what stands on a node; a device on the node itself sees the file as it is.
-    fn of(&self, node: &str, depth: usize) -> Option<ImageFormat> {
-        let mut found = self.on_top.iter().filter(|(below, _)| below == node).map(|(_, top)| match top {
-            Top::Format(format) => Some(*format),
-            Top::Filter(name) if depth < self.on_top.len() => self.of(name, depth + 1),
-            Top::Filter(_) => None,
-        });
-        let Some(first) = found.next() else { return Some(ImageFormat::Raw) };
-        first.filter(|_| found.all(|other| other == first))
+    fn on_top(&self) -> OnTop<'_> {
+        let mut on_top = OnTop::new();
+        for used in &self.0 {
+            for (below, format) in &used.below {
+                on_top.entry(below).or_default().push((used, *format));
+            }
+        }
+        on_top
+    }
+
+    /// All formats of what stands on an option's nodes, at any height.
+    fn formats_above(used: &Used, on_top: &OnTop<'_>) -> Vec<ImageFormat> {
+        let mut names: Vec<&str> = used.names.iter().map(String::as_str).collect();
+        let (mut seen, mut formats) = (HashSet::new(), Vec::new());
+        while let Some(name) = names.pop() {
+            if !seen.insert(name) {
+                continue;
+            }
+            for (above, format) in on_top.get(name).into_iter().flatten() {
+                formats.extend(format.filter(|format| !formats.contains(format)));
+                names.extend(above.names.iter().map(String::as_str).filter(|name| !seen.contains(name)));
+            }
+        }
+        formats
     }
 }
