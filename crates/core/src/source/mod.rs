@@ -48,6 +48,7 @@ mod ending;
 mod interface;
 mod prepare;
 mod rounds;
+mod state;
 #[cfg(test)]
 mod stream_tests;
 mod streams;
@@ -63,84 +64,9 @@ use crate::journal::SourcePhase;
 use crate::policy::Policy;
 use crate::scheduler::{Next, Scheduler};
 use crate::statistics::Statistics;
-use crate::{
-    ChannelId, Code, Extent, Fault, LinkId, Message, PathId, Side, Step, StreamNote, StreamSettings, Time,
-};
+use crate::{ChannelId, Code, Fault, LinkId, Message, PathId, Side, Step, StreamNote, StreamSettings, Time};
 use prepare::Preparation;
-
-#[derive(Clone, Debug, PartialEq)]
-enum State {
-    Idle,
-    Offered,
-    /// `ready`: the guest's memory is held, or the hypervisor that takes its streams waits.
-    Preparing {
-        ready: bool,
-    },
-    Protecting,
-    Copying {
-        began: Time,
-    },
-    Scanning,
-    /// The hypervisor copies RAM in its own streams.
-    Streaming {
-        round_began: Time,
-    },
-    Switching {
-        holding: bool,
-    },
-    LastScan {
-        dirty: Option<Vec<Extent>>,
-    },
-    LastCopy {
-        repeats: u32,
-    },
-    Digesting,
-    Sealing,
-    Loading {
-        written: bool,
-        loaded: bool,
-    },
-    Journaling,
-    Committing {
-        ask_at: Time,
-        undecided: bool,
-    },
-    /// `again`: it failed and is tried again then.
-    CleaningUp {
-        again: Option<Time>,
-    },
-    Parting {
-        until: Time,
-    },
-    RollingBack(ending::RollBack),
-    Ended,
-}
-
-impl State {
-    fn name(&self) -> &'static str {
-        match self {
-            State::Idle => "idle",
-            State::Offered => "offered",
-            State::Preparing { .. } => "preparing",
-            State::Protecting => "protecting",
-            State::Copying { .. } => "copying",
-            State::Scanning => "scanning",
-            State::Streaming { .. } => "streaming",
-            State::Switching { .. } => "switching",
-            State::LastScan { .. } => "last scan",
-            State::LastCopy { .. } => "last copy",
-            State::Digesting => "digesting",
-            State::Sealing => "sealing",
-            State::Loading { .. } => "loading",
-            State::Journaling => "journaling",
-            State::Committing { .. } => "committing",
-            State::CleaningUp { .. } => "cleaning up",
-            State::Parting { .. } => "parting",
-            State::RollingBack(_) => "rolling back",
-            State::Ended => "ended",
-        }
-    }
-}
+use state::State;
 
 /// Pieces of the hypervisor's stream under way at a time while the guest runs: 1 MiB, some milliseconds at 1 Gb/s.
 const LIVE_PIECES_MAX: usize = 4;

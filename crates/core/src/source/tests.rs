@@ -2,6 +2,7 @@
 //! destination's word or the operator's leads back once commit was sent.
 
 use super::*;
+use crate::Extent;
 use crate::control::Outgoing;
 use crate::scheduler::Next;
 use crate::{GuestState, Outcome, RegionInfo};

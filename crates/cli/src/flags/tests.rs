@@ -1,0 +1,95 @@
+//! What the command line is read as.
+
+use clap::CommandFactory;
+
+use super::*;
+
+fn parse(line: &str) -> Result<Flags, clap::Error> {
+    Flags::try_parse_from(line.split_whitespace())
+}
+
+#[test]
+fn clap_finds_nothing_wrong_with_the_definitions() {
+    Flags::command().debug_assert();
+}
+
+#[test]
+fn a_migration_with_everything() {
+    let flags = parse(
+        "linerate migrate web --to beta:7979 --max-blackout 50ms --bandwidth 2.5Gbit --links 10.0.1.0/24,fd00::/64 \
+         --link-timeout 1min --verify --throttle --max-rounds 7 --mode stream --transport rdma --no-rdma-checksums --json --socket /tmp/a.sock",
+    )
+    .unwrap();
+    assert!(flags.json);
+    assert_eq!(flags.socket, Some("/tmp/a.sock".into()));
+    let Command::Migrate(migrate) = flags.command else { panic!("{:?}", flags.command) };
+    let request = migrate.request();
+    assert_eq!((request.guest.as_str(), request.to.as_str()), ("web", "beta:7979"));
+    assert_eq!((request.max_blackout_ms, request.bandwidth_bytes_per_s), (Some(50), Some(312_500_000)));
+    assert_eq!(request.links, ["10.0.1.0/24", "fd00::/64"]);
+    assert_eq!((request.link_timeout_s, request.max_rounds), (60, Some(7)));
+    assert!(request.verify && request.throttle);
+    assert_eq!(request.mode, ModeChoice::Stream);
+    assert_eq!((request.transport, request.rdma_checksums), (Transport::Rdma, false));
+}
+
+#[test]
+fn a_share_is_for_disks_that_go_along() {
+    let share = |words: &str| {
+        let command = parse(&format!("linerate migrate web --to beta {words}")).ok()?.command;
+        let Command::Migrate(migrate) = command else { return None };
+        Some(migrate.request().storage_share_percent)
+    };
+    assert_eq!(share("--copy-storage all --storage-share 20"), Some(Some(20)));
+    assert_eq!(share("--copy-storage all"), Some(None));
+    for refused in [
+        "--storage-share 20",
+        "--copy-storage all --storage-share 0",
+        "--copy-storage all --storage-share 100",
+    ] {
+        assert_eq!(share(refused), None, "{refused}");
+    }
+}
+
+#[test]
+fn a_migration_with_nothing_is_the_default_request() {
+    let Command::Migrate(migrate) = parse("linerate migrate web --to beta").unwrap().command else {
+        panic!()
+    };
+    assert_eq!(migrate.request(), MigrateRequest::new("web", "beta"));
+}
+
+#[test]
+fn a_tunnel_with_two_pairs() {
+    let line = "linerate tunnel --to beta unix:/a=b.sock=unix:/c tcp:127.0.0.1:1=unix:/d";
+    let Command::Tunnel(flags) = parse(line).unwrap().command else { panic!() };
+    let pairs: Vec<_> =
+        flags.request().pairs.iter().map(|pair| format!("{} {}", pair.listen, pair.connect)).collect();
+    assert_eq!(pairs, ["unix:/a=b.sock unix:/c", "tcp:127.0.0.1:1 unix:/d"]);
+}
+
+#[test]
+fn what_makes_no_sense_is_a_usage_error_that_says_why() {
+    for (line, words) in [
+        ("linerate migrate web", "--to"),
+        ("linerate migrate web --to beta --bandwidth 1000", "a unit is missing"),
+        ("linerate migrate web --to beta --links eth0", "ADDRESS/PREFIX"),
+        ("linerate migrate web --to beta --transport smoke", "auto, tcp or rdma"),
+        ("linerate migrate web --to beta --detach --quiet", "cannot be used with"),
+        ("linerate tunnel --to beta", "LISTEN=CONNECT"),
+        ("linerate tunnel --to beta unix:/a", "LISTEN=CONNECT"),
+        ("linerate tunnel --to beta unix:/a=tcp:10.0.0.1:1", "only loopback"),
+        ("linerate vm adopt --name x", "--pid"),
+        ("linerate resolve 3f9a", "--resume-here"),
+        ("linerate resolve 3f9a --resume-here --give-up", "cannot be used with"),
+    ] {
+        let error = parse(line).unwrap_err();
+        assert_eq!(error.exit_code(), crate::exit::Exit::Usage as i32, "{line}");
+        assert!(error.to_string().contains(words), "{line}: {error}");
+    }
+}
+
+#[test]
+fn the_socket_in_the_help_is_the_one_that_is_used() {
+    assert!(Flags::command().render_help().to_string().contains(linerate_api::DEFAULT_SOCKET));
+}

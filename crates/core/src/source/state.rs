@@ -1,0 +1,79 @@
+//! Where a migration is, as the source sees it.
+
+use super::ending::RollBack;
+use crate::{Extent, Time};
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum State {
+    Idle,
+    Offered,
+    /// `ready`: the guest's memory is held, or the hypervisor that takes its streams waits.
+    Preparing {
+        ready: bool,
+    },
+    Protecting,
+    Copying {
+        began: Time,
+    },
+    Scanning,
+    /// The hypervisor copies RAM in its own streams.
+    Streaming {
+        round_began: Time,
+    },
+    Switching {
+        holding: bool,
+    },
+    LastScan {
+        dirty: Option<Vec<Extent>>,
+    },
+    LastCopy {
+        repeats: u32,
+    },
+    Digesting,
+    Sealing,
+    Loading {
+        written: bool,
+        loaded: bool,
+    },
+    Journaling,
+    Committing {
+        ask_at: Time,
+        undecided: bool,
+    },
+    /// `again`: it failed and is tried again then.
+    CleaningUp {
+        again: Option<Time>,
+    },
+    Parting {
+        until: Time,
+    },
+    RollingBack(RollBack),
+    Ended,
+}
+
+impl State {
+    /// For messages.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            State::Idle => "idle",
+            State::Offered => "offered",
+            State::Preparing { .. } => "preparing",
+            State::Protecting => "protecting",
+            State::Copying { .. } => "copying",
+            State::Scanning => "scanning",
+            State::Streaming { .. } => "streaming",
+            State::Switching { .. } => "switching",
+            State::LastScan { .. } => "last scan",
+            State::LastCopy { .. } => "last copy",
+            State::Digesting => "digesting",
+            State::Sealing => "sealing",
+            State::Loading { .. } => "loading",
+            State::Journaling => "journaling",
+            State::Committing { .. } => "committing",
+            State::CleaningUp { .. } => "cleaning up",
+            State::Parting { .. } => "parting",
+            State::RollingBack(_) => "rolling back",
+            State::Ended => "ended",
+        }
+    }
+}
