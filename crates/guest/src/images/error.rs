@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use crate::description::ImageFormat;
 
-/// Why an image cannot take a disk. What was made before stays listed: [`discard`] removes it.
+/// Why an image cannot take a disk. What was made before stays listed: [`super::discard`] removes it.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
     /// The disk is not one of the command line's.
