@@ -10,7 +10,7 @@ use crate::{Cache, DiskMode, GuestSpec, Host, LabError, Process, tool, wait};
 const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// What is different between two hosts, each a folder of the host: here, and what it covers.
-const FOLDERS: [(&str, &str); 7] = [
+const FOLDERS: [(&str, &str); 8] = [
     ("etc", "/etc/libvirt"),
     ("run", "/run/libvirt"),
     ("lib", "/var/lib/libvirt"),
@@ -18,7 +18,11 @@ const FOLDERS: [(&str, &str); 7] = [
     ("log", "/var/log/libvirt"),
     ("images", IMAGES),
     ("sockets", "/run/linerate-libvirt"),
+    ("domains", DOMAINS),
 ];
+
+/// Where domains that direct mode can move have their second monitors.
+const DOMAINS: &str = "/run/linerate-domains";
 
 /// Where a host's disks and consoles are: the same name on every host, and nothing that they share.
 pub const IMAGES: &str = "/mnt";
@@ -101,7 +105,7 @@ impl Libvirt {
     /// Starts the daemon and waits until it answers.
     pub fn start(host: &Host, version: LibvirtVersion) -> Result<Libvirt, LabError> {
         let folder = host.directory().join("libvirt");
-        write_folders(&folder, host.index())?;
+        write_folders(&folder, host)?;
         let mut command = host.command("unshare");
         command.args(["--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child"]);
         command
@@ -136,8 +140,23 @@ impl Libvirt {
 
     /// Defines a guest as a domain and starts it. Its disk, if it has one, and its console are under [`IMAGES`].
     pub fn start_domain(&self, guest: &GuestSpec) -> Result<(), LabError> {
+        self.start_xml(guest, &domain(guest, "", "")?)
+    }
+
+    /// The same with RAM in a shared file and a second monitor, so that direct mode can move it.
+    pub fn start_shared_domain(&self, guest: &GuestSpec) -> Result<(), LabError> {
+        let memory = "<memoryBacking><source type='file'/><access mode='shared'/></memoryBacking>";
+        let monitor = format!(
+            "<qemu:commandline xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'><qemu:arg value='-qmp'/>\
+             <qemu:arg value='unix:{DOMAINS}/{}.sock,server=on,wait=off'/></qemu:commandline>",
+            guest.name
+        );
+        self.start_xml(guest, &domain(guest, memory, &monitor)?)
+    }
+
+    fn start_xml(&self, guest: &GuestSpec, xml: &str) -> Result<(), LabError> {
         let file = self.host.directory().join(format!("libvirt/{}.xml", guest.name));
-        std::fs::write(&file, domain(guest)?).map_err(io_error("write", &file))?;
+        std::fs::write(&file, xml).map_err(io_error("write", &file))?;
         self.virsh(&["define", &file.to_string_lossy()])?;
         self.virsh(&["start", &guest.name]).map(drop)
     }
@@ -173,7 +192,7 @@ impl Libvirt {
 }
 
 /// The guest as libvirt wants it, without anything that two hosts share.
-fn domain(guest: &GuestSpec) -> Result<String, LabError> {
+fn domain(guest: &GuestSpec, memory_backing: &str, monitor: &str) -> Result<String, LabError> {
     let cache = Cache::locate();
     let disk = guest.disk.as_ref().map(|(image, mode)| {
         let cache = if *mode == DiskMode::Direct { "none" } else { "writeback" };
@@ -184,11 +203,11 @@ fn domain(guest: &GuestSpec) -> Result<String, LabError> {
         )
     });
     Ok(format!(
-        "<domain type='qemu'><name>{name}</name><memory unit='MiB'>{memory}</memory><vcpu>{vcpus}</vcpu>\
+        "<domain type='qemu'><name>{name}</name><memory unit='MiB'>{memory}</memory>{memory_backing}<vcpu>{vcpus}</vcpu>\
          <os><type arch='x86_64' machine='pc'>hvm</type><kernel>{kernel}</kernel><initrd>{initrd}</initrd>\
          <cmdline>{line}</cmdline></os><features><acpi/></features><on_crash>destroy</on_crash><devices>\
          <emulator>{emulator}</emulator>{disk}<controller type='usb' model='none'/><memballoon model='none'/>\
-         <serial type='file'><source path='{IMAGES}/{name}.serial' append='on'/></serial></devices></domain>",
+         <serial type='file'><source path='{IMAGES}/{name}.serial' append='on'/></serial></devices>{monitor}</domain>",
         name = guest.name,
         memory = guest.memory_mb,
         vcpus = guest.vcpus,
@@ -200,7 +219,8 @@ fn domain(guest: &GuestSpec) -> Result<String, LabError> {
     ))
 }
 
-fn write_folders(folder: &Path, index: usize) -> Result<(), LabError> {
+fn write_folders(folder: &Path, host: &Host) -> Result<(), LabError> {
+    let index = host.index();
     let make = |path: &Path| std::fs::create_dir_all(path).map_err(io_error("create", path));
     FOLDERS.iter().try_for_each(|(here, _)| make(&folder.join(here)))?;
     make(&folder.join("drivers"))?;
@@ -213,7 +233,8 @@ fn write_folders(folder: &Path, index: usize) -> Result<(), LabError> {
         std::fs::write(&path, text).map_err(io_error("write", &path))
     };
     write("etc/libvirtd.conf", format!("host_uuid = \"{uuid}\"\n{DAEMON}"))?;
-    write("etc/qemu.conf", QEMU.to_owned())?;
+    let ram = host.ram_directory();
+    write("etc/qemu.conf", format!("{QEMU}memory_backing_dir = \"{}\"\n", ram.display()))?;
     // The user that Debian's libvirt was built for must exist, also when another is configured.
     for (name, line) in [
         ("passwd", "libvirt-qemu:x:64055:64055::/var/lib/libvirt:/usr/sbin/nologin\n"),

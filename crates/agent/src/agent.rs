@@ -21,6 +21,7 @@ use crate::clock::unix_ms;
 use crate::config::Config;
 use crate::doctor::{self, Doctor};
 use crate::faults::{chain, fault};
+use crate::gate::Gates;
 use crate::incoming::Incoming;
 use crate::journal::{Journal, Record, Role, Waiting};
 use crate::outgoing::Outgoing;
@@ -62,6 +63,8 @@ pub struct Agent {
     past_incoming: Mutex<Vec<MigrationSummary>>,
     undecided: Mutex<BTreeMap<SessionId, Arc<Undecided>>>,
     tunnels: Mutex<BTreeMap<SessionId, Arc<Tunnel>>>,
+    /// Where connections of tunnels wait.
+    pub(crate) gates: Arc<Gates>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -89,6 +92,7 @@ impl Agent {
             past_incoming: Mutex::default(),
             undecided: Mutex::default(),
             tunnels: Mutex::default(),
+            gates: Arc::default(),
         }
     }
 
@@ -394,7 +398,7 @@ impl Agent {
         match self.journal.get(session) {
             Ok(record) => outcome(record.and_then(|record| match record.role {
                 Role::Destination { phase, .. } => Some(phase),
-                Role::Source { .. } => None,
+                Role::Source { .. } | Role::Domain { .. } => None,
             })),
             Err(error) => {
                 tracing::error!(error = chain(&error), "the journal cannot be read");

@@ -62,6 +62,10 @@ pub struct Config {
     /// sockets in a folder. Default none: whoever can reach `listen` could open what is named here.
     #[serde(default)]
     pub tunnel_targets: Vec<TunnelAddress>,
+    /// Folder in which libvirt's domains have a QMP socket for the agent, `NAME.sock`; made at start. Tunnels must not lead there: who
+    /// reaches such a socket owns its guest. Default `/run/linerate-domains`.
+    #[serde(default = "default_domain_sockets")]
+    pub domain_sockets: PathBuf,
     /// Streams of one tunnel at a time, here and there. Default 64.
     #[serde(default = "default_tunnel_streams_max")]
     pub tunnel_streams_max: usize,
@@ -120,6 +124,10 @@ fn default_run_dir() -> PathBuf {
 
 fn default_ram_dir() -> PathBuf {
     "/dev/shm/linerate".into()
+}
+
+fn default_domain_sockets() -> PathBuf {
+    "/run/linerate-domains".into()
 }
 
 fn default_file_roots() -> Vec<PathBuf> {
@@ -210,10 +218,16 @@ impl Config {
                 "paths has \"{from}\" = \"{to}\": name two absolute paths, both of a file, or both of a folder with a slash at the end"
             ));
         }
+        let leads_to_monitors = |target: &&TunnelAddress| matches!(target, TunnelAddress::Unix(path) if path.starts_with(&self.domain_sockets));
+        if let Some(target) = self.tunnel_targets.iter().find(leads_to_monitors) {
+            return Some(format!(
+                "tunnel_targets names {target} in domain_sockets: another host that reaches a domain's QMP socket owns its guest"
+            ));
+        }
         if self.qemu.is_empty() {
             return Some("no [[qemu]] is named".into());
         }
-        let relative = [&self.socket, &self.state_dir, &self.run_dir, &self.ram_dir];
+        let relative = [&self.socket, &self.state_dir, &self.run_dir, &self.ram_dir, &self.domain_sockets];
         let relative = relative.into_iter().chain(&self.huge_ram_dir);
         let relative = relative.chain(self.qemu.iter().map(|qemu| &qemu.binary));
         relative
@@ -261,6 +275,15 @@ mod tests {
             let error = read(&format!("paths = {{ {wrong} }}")).unwrap_err().to_string();
             assert!(error.contains("two absolute paths"), "{error}");
         }
+    }
+
+    #[test]
+    fn tunnels_do_not_lead_to_the_monitors_of_domains() {
+        for target in ["unix:/run/linerate-domains/", "unix:/run/linerate-domains/web.sock"] {
+            let error = read(&format!("tunnel_targets = [\"{target}\"]")).unwrap_err().to_string();
+            assert!(error.contains("domain_sockets"), "{error}");
+        }
+        read("tunnel_targets = [\"unix:/run/linerate-domains2/\"]").unwrap();
     }
 
     #[test]

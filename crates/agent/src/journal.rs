@@ -10,6 +10,7 @@ use linerate_core::SessionId;
 use linerate_core::journal::{DestinationPhase, SourcePhase};
 use linerate_guest::migrate::Settings;
 use linerate_guest::procfs::ProcessIdentity;
+use linerate_guest::registry::GuestRecord;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use serde::{Deserialize, Serialize};
 
@@ -77,6 +78,13 @@ pub enum Role {
         #[serde(default)]
         settings: Option<Settings>,
     },
+    /// A domain of libvirt leaves this host or comes to it. All that was set in its QEMU is one capability, and nothing is ended.
+    Domain {
+        /// Its QEMU and the way to ask it; of no registry.
+        qemu: GuestRecord,
+        /// The capability is off again.
+        over: bool,
+    },
 }
 
 /// What is known of a waiting guest, as the journal keeps it.
@@ -86,12 +94,17 @@ pub struct Waiting {
     pub process: Option<ProcessIdentity>,
     /// How that was set before.
     pub settings: Option<Settings>,
+    /// It is libvirt's, and whether its capability is off again.
+    pub domain: Option<(GuestRecord, bool)>,
 }
 
 impl Waiting {
     /// The destination's part of a record.
     pub fn role(self, phase: DestinationPhase) -> Role {
-        Role::Destination { phase, process: self.process, settings: self.settings }
+        match self.domain {
+            Some((qemu, over)) => Role::Domain { qemu, over },
+            None => Role::Destination { phase, process: self.process, settings: self.settings },
+        }
     }
 }
 
@@ -112,6 +125,7 @@ impl Record {
         match &self.role {
             Role::Source { phase, .. } => matches!(phase, SourcePhase::Finished | SourcePhase::RolledBack),
             Role::Destination { phase, .. } => !matches!(phase, DestinationPhase::Started),
+            Role::Domain { over, .. } => *over,
         }
     }
 }
@@ -288,6 +302,20 @@ mod tests {
         let journal = Journal::open(dir.path()).unwrap();
         assert_eq!(journal.get(session).unwrap(), Some(source));
         assert_eq!(journal.get(SessionId([8; 16])).unwrap(), None);
+    }
+
+    #[test]
+    fn a_domain_is_kept_until_its_capability_is_off() {
+        let text = r#"{"guest":"db","changed_unix_ms":1,"role":"domain","over":false,"qemu":{"schema":1,"name":"db",
+            "origin":"adopted","process":{"pid":7,"start_ticks":9},"boot":"b","qmp":"/run/x/db.sock","ram_files":[]}}"#;
+        let record: Record = serde_json::from_str(text).unwrap();
+        assert!(!record.is_over());
+        let Role::Domain { qemu, .. } = record.role.clone() else { panic!("{record:?}") };
+        // Whatever phase the session is in.
+        let waiting = |over| Waiting { domain: Some((qemu.clone(), over)), ..Waiting::default() };
+        assert_eq!(waiting(false).role(DestinationPhase::Aborted), record.role);
+        let over = Record { role: waiting(true).role(DestinationPhase::Started), ..record };
+        assert!(over.is_over());
     }
 
     #[test]

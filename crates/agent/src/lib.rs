@@ -12,6 +12,7 @@
 //! | `settings` | the same here or on another host, which must allow it |
 //! | `server` | the local API |
 //! | `tunnel` | sessions that carry byte streams between sockets of two hosts |
+//! | `gate` | connections of such a session that wait, and bytes that are held back |
 //! | `hub`, `convert` | events of a migration, and the brain's words in the API's |
 //! | `ram`, `digest`, `device_state`, `clock`, `carriers`, `faults`, `local` | small things that the bodies use |
 
@@ -27,6 +28,7 @@ mod device_state;
 mod digest;
 mod doctor;
 mod faults;
+mod gate;
 mod guests;
 mod hub;
 mod incoming;
@@ -115,6 +117,7 @@ fn open(config: Config) -> Result<Agent> {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     }
     make_socket_folders(&config)?;
+    make_domain_folder(&config);
     let journal = Journal::open(&config.state_dir).with_context(|| {
         format!("cannot open the journal in {}; is another agent running?", config.state_dir.display())
     })?;
@@ -135,6 +138,20 @@ fn make_socket_folders(config: &Config) -> Result<()> {
         made.with_context(|| format!("cannot make {}", folder.display()))?;
     }
     Ok(())
+}
+
+/// Where domains have a QMP socket for us: hypervisors of any user may make theirs, and none can see or replace those of others. A host
+/// without it does without direct mode for domains.
+fn make_domain_folder(config: &Config) {
+    let folder = &config.domain_sockets;
+    if folder.exists() {
+        return;
+    }
+    if let Err(error) =
+        make_folder(folder, |made| std::fs::set_permissions(made, Permissions::from_mode(0o1733)))
+    {
+        tracing::warn!(%error, folder = %folder.display(), "libvirt's domains cannot have their QMP sockets there");
+    }
 }
 
 /// Makes a folder, and gives it its name when it is finished: one that a crash left half made would be taken for whole.

@@ -8,12 +8,12 @@ use linerate_core::SessionId;
 use linerate_core::journal::{
     DestinationPhase, DestinationRecovery, SourcePhase, SourceRecovery, recover_destination, recover_source,
 };
-use linerate_guest::images;
 use linerate_guest::migrate::{DestinationQemu, Settings, SourceQemu};
 use linerate_guest::process::{self, StopHow};
 use linerate_guest::procfs::ProcessIdentity;
 use linerate_guest::registry::{GuestRecord, Origin};
 use linerate_guest::remains::clear_unfinished;
+use linerate_guest::{domain, images};
 
 use crate::agent::Agent;
 use crate::clock::unix_ms;
@@ -26,6 +26,8 @@ const QMP_WAIT: Duration = Duration::from_secs(10);
 /// A guest whose QEMU does not answer is tried again this often.
 const TRIES: u32 = 30;
 const RETRY: Duration = Duration::from_secs(1);
+/// libvirt's migration fails and lets the domain's QEMU go.
+const DOMAIN_WAIT: Duration = Duration::from_secs(30);
 
 /// Looks at every session and does what follows. Done before other agents and clients are listened to, but for what has
 /// to wait for the other side.
@@ -79,6 +81,23 @@ pub fn recover(agent: &Arc<Agent>) -> Result<(), JournalError> {
                 DestinationRecovery::Keep => keep(agent, &record.guest, settings.as_ref()),
                 DestinationRecovery::Nothing => {}
             },
+            Role::Domain { over: true, .. } => {}
+            Role::Domain { qemu, over: false } => {
+                tracing::warn!(%session, guest = record.guest, "the agent ended while this domain was moved; putting its QEMU's setting back");
+                match domain::put_back(qemu, Instant::now() + DOMAIN_WAIT) {
+                    Ok(()) => {
+                        let role = Role::Domain { qemu: qemu.clone(), over: true };
+                        write(agent, session, &Record { role, ..record.clone() });
+                    }
+                    Err(error) => {
+                        tracing::error!(
+                            guest = record.guest,
+                            error = chain(&error),
+                            "x-ignore-shared may still be on: do not save this domain; the next start of the agent tries again"
+                        );
+                    }
+                }
+            }
         }
     }
     let pruned = agent.journal.prune()?;
@@ -99,7 +118,11 @@ fn put(
         (Role::Destination { phase, .. }, _, Some(new)) => *phase = new,
         _ => return,
     }
-    record.changed_unix_ms = unix_ms();
+    write(agent, session, &record);
+}
+
+fn write(agent: &Agent, session: SessionId, record: &Record) {
+    let record = Record { changed_unix_ms: unix_ms(), ..record.clone() };
     if let Err(error) = agent.journal.put(session, &record) {
         tracing::error!(%session, error = chain(&error), "the journal was not written; it will be tried at the next start");
     }

@@ -47,8 +47,8 @@ pub use guest::{
 };
 pub use link::{LinkAnswer, LinkConfirm, LinkRequest, LinkStep};
 pub use migration::{
-    Decision, Direction, MigrateRequest, MigrationDetail, MigrationId, MigrationOutcome, MigrationStarted,
-    MigrationState, MigrationSummary, ModeChoice, ResolveRequest, Transport,
+    Decision, Direction, DomainMove, MigrateRequest, MigrationDetail, MigrationId, MigrationOutcome,
+    MigrationStarted, MigrationState, MigrationSummary, ModeChoice, ResolveRequest, Transport,
 };
 pub use qos::{QosAnswer, QosRequest};
 pub use report::{

@@ -1,6 +1,7 @@
 //! Migrations: asking for one, and seeing which there are.
 
 use std::fmt;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
@@ -63,6 +64,18 @@ pub struct MigrateRequest {
     /// What those disks have of the links while memory wants the rest, in percent, 1 to 99; half if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub storage_share_percent: Option<u8>,
+    /// The guest is a domain of libvirt, which drives.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub domain: Option<DomainMove>,
+}
+
+/// What belongs to the move of a domain whose RAM Linerate copies while libvirt's own migration waits. The client makes the tunnel and
+/// asks libvirt for that migration after this one has begun.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DomainMove {
+    /// The socket here that libvirt's migration goes to: of a pair of a tunnel that waits.
+    pub stream: PathBuf,
 }
 
 /// How guest RAM shall be moved.
@@ -125,6 +138,7 @@ impl MigrateRequest {
             rdma_checksums: true,
             copy_storage: false,
             storage_share_percent: None,
+            domain: None,
         }
     }
 

@@ -116,6 +116,9 @@ pub struct TunnelPair {
     pub listen: TunnelAddress,
     /// Where the other host connects to, for each connection here.
     pub connect: TunnelAddress,
+    /// Connections wait here until the migration that names the socket lets them in ([`crate::DomainMove`]); a UNIX socket.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub waits: bool,
 }
 
 /// Makes a tunnel. It lives as long as its event stream is read.
@@ -143,7 +146,7 @@ fn default_link_timeout_s() -> u32 {
 #[serde(tag = "event", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum TunnelEvent {
-    /// Connections are taken from now on, at these sockets, in the order of the request.
+    /// Connections are taken from now on, at these sockets, in the order of the request, and wait at those that wait.
     Ready {
         /// With the ports that the system chose.
         listen: Vec<TunnelAddress>,

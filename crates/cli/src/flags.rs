@@ -198,6 +198,7 @@ impl MigrateFlags {
             rdma_checksums: !self.no_rdma_checksums,
             copy_storage: self.copy_storage.is_some(),
             storage_share_percent: self.storage_share,
+            domain: None,
         }
     }
 }

@@ -63,7 +63,11 @@ pub fn tunnel_pair(text: &str) -> Result<TunnelPair, UnitError> {
     let at = places.max().ok_or(UnitError::NotAPair)?;
     let (listen, connect) = text.split_at(at);
     let socket = |text: &str| text.parse().map_err(UnitError::NotASocket);
-    Ok(TunnelPair { listen: socket(listen)?, connect: socket(connect.trim_start_matches('='))? })
+    Ok(TunnelPair {
+        listen: socket(listen)?,
+        connect: socket(connect.trim_start_matches('='))?,
+        waits: false,
+    })
 }
 
 /// Splits a number from its unit.

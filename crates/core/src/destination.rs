@@ -12,6 +12,8 @@
 //!   Receiving --> Sealing: RamComplete / refuse further writes
 //!   Sealing --> Loading: Sealed, digests agree / RamSealed
 //!   Loading --> Loaded: the hypervisor loaded its state
+//!   Loading --> Releasing: Finished, and no device state has come / let the hypervisor go
+//!   Releasing --> [*]: Released
 //!   Loaded --> Journaling: Commit / journal Committed
 //!   Journaling --> Resuming: Journaled / run
 //!   Resuming --> Resuming: it failed / run again, for nobody else has the guest
@@ -24,6 +26,8 @@
 //! The guarantees: the guest runs only after [`DestinationPhase::Committed`] is on disk, and it never runs after
 //! [`DestinationPhase::Aborted`] is (rule 1). Writes are applied from `Admitted` on, while the waiting guest still starts, and no
 //! more after `Sealing` (rule 5), and where an offer without regions says that RAM comes in the hypervisor's own streams, not at all; what its hypervisor touched meanwhile is told to the source, which copies it again.
+
+mod ending;
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -114,6 +118,8 @@ pub enum Event {
     DeviceStateLoaded,
     /// [`Action::Journal`] of this phase is on disk.
     Journaled(DestinationPhase),
+    /// [`Action::Release`] is done.
+    Released,
     /// The guest runs.
     GuestRuns {
         /// How long that took.
@@ -172,6 +178,8 @@ pub enum Action {
     Journal(DestinationPhase),
     /// Let the guest run. Then [`Event::GuestRuns`].
     Run,
+    /// Somebody else's hypervisor has the guest: put back what was set for its RAM, and keep nothing. Then [`Event::Released`].
+    Release,
     /// End the waiting guest and remove what is left. Then [`Event::TornDown`].
     TearDown,
     /// It is over: `None` means that the guest is ours.
@@ -194,6 +202,8 @@ enum State {
         ended: bool,
     },
     Loaded,
+    /// Somebody else runs the guest.
+    Releasing,
     Journaling,
     /// `again`: running it failed and is tried again then. `finished`: the source, which asked the journal, is done already.
     Resuming {
@@ -225,6 +235,7 @@ impl State {
             State::Sealing { .. } => "sealing",
             State::Loading { .. } => "loading",
             State::Loaded => "loaded",
+            State::Releasing => "releasing",
             State::Journaling => "journaling",
             State::Resuming { .. } => "resuming",
             State::Running { .. } => "running",
@@ -241,9 +252,11 @@ impl State {
             State::Receiving | State::Streaming => Step::Copy,
             State::Sealing { .. } | State::Loading { .. } => Step::Blackout,
             State::Loaded | State::Journaling | State::Resuming { .. } => Step::Commit,
-            State::Running { .. } | State::TearingDown { .. } | State::Parting { .. } | State::Ended => {
-                Step::CleanUp
-            }
+            State::Running { .. }
+            | State::Releasing
+            | State::TearingDown { .. }
+            | State::Parting { .. }
+            | State::Ended => Step::CleanUp,
         }
     }
 }
@@ -408,6 +421,11 @@ impl Destination {
                 *ended = true;
                 self.actions.push_back(Action::FinishDeviceState);
             }
+            // Where somebody else's stream brings the device state, the session never sees any.
+            (State::Loading { ended: false }, Message::Finished) if self.device_state_bytes == 0 => {
+                self.state = State::Releasing;
+                self.actions.push_back(Action::Release);
+            }
             (State::Loaded, Message::Commit) => {
                 self.state = State::Journaling;
                 self.actions.push_back(Action::Journal(DestinationPhase::Committed));
@@ -491,6 +509,7 @@ impl Destination {
                     self.finished();
                 }
             }
+            (State::Releasing, Event::Released) => self.finished(),
             (State::TearingDown { fault }, Event::TornDown) => {
                 let fault = fault.clone();
                 self.part(now, fault);
@@ -508,100 +527,6 @@ impl Destination {
 
     fn fault(&self, code: Code, detail: &str) -> Fault {
         Fault::new(code, self.state.step(), Side::Destination, detail)
-    }
-
-    /// An action failed. A committed guest must run here, for nobody else has it: that is tried again.
-    fn action_failed(&mut self, now: Time, fault: Fault) {
-        if let State::Resuming { again, .. } = &mut self.state {
-            again.get_or_insert(now + RUN_AGAIN_AFTER);
-        } else {
-            self.fail(fault);
-        }
-    }
-
-    /// Any fault. Before commit: give up. After it the guest is ours and stays ours, whatever happens.
-    fn fail(&mut self, fault: Fault) {
-        match &self.state {
-            // Tearing down: if the journal did not take it, the guest is ended all the same before anybody is told, and
-            // after a crash the journal still says that nothing was committed, which is as good.
-            State::TearingDown { .. } | State::Parting { .. } | State::Ended => {}
-            _ if self.committed => {}
-            // The body has the commit in its hands and it may be on disk: only its own failure can stop it.
-            State::Journaling
-                if fault.code != Code::JournalFailed
-                    && !self.actions.contains(&Action::Journal(DestinationPhase::Committed)) => {}
-            _ => self.give_up(fault),
-        }
-    }
-
-    /// First the journal, then the end of the guest, and only then the word to the source (which may resume on it). What
-    /// was not begun is not begun any more, a commit not yet written least of all.
-    fn give_up(&mut self, fault: Fault) {
-        self.actions.clear();
-        self.actions.push_back(Action::Journal(DestinationPhase::Aborted));
-        self.actions.push_back(Action::TearDown);
-        self.state = State::TearingDown { fault };
-    }
-
-    fn part(&mut self, now: Time, fault: Fault) {
-        self.control.send(now, Message::Abort(fault.clone()));
-        self.state = State::Parting { fault, until: now + self.config.abort_timeout };
-    }
-
-    fn peer_aborted(&mut self, now: Time, fault: Fault) {
-        match &self.state {
-            State::TearingDown { .. } | State::Parting { .. } | State::Ended => {
-                self.message_after_abort(now, Message::Aborted)
-            }
-            _ => self.fail(fault),
-        }
-    }
-
-    /// As good as an abort: the source will not send commit any more, and if it has, the journal decides.
-    fn withdrawn(&mut self) {
-        let detail = "the source has rolled back and withdrawn the guest";
-        self.fail(Fault::new(Code::Cancelled, self.state.step(), Side::Source, detail));
-    }
-
-    fn finished(&mut self) {
-        self.actions.push_back(Action::Journal(DestinationPhase::Finished));
-        self.actions.push_back(Action::End(None));
-        self.state = State::Ended;
-    }
-
-    fn check_timers(&mut self, now: Time) {
-        match &mut self.state {
-            State::Parting { fault, until } if *until <= now || self.control.paths() == 0 => {
-                let fault = fault.clone();
-                self.state = State::Ended;
-                self.actions.push_back(Action::End(Some(fault)));
-            }
-            State::Resuming { again, .. } if again.is_some_and(|at| at <= now) => {
-                *again = None;
-                self.actions.push_back(Action::Run);
-            }
-            State::Running { until } => {
-                let until = *until.get_or_insert(now + self.config.finish_timeout);
-                if until <= now {
-                    self.finished();
-                }
-            }
-            _ => self.check_orphaned(now),
-        }
-    }
-
-    /// Nobody asked for this guest for so long that the source must have given up; if it has not, it will ask.
-    fn check_orphaned(&mut self, now: Time) {
-        let alone_since = match self.control.unreachable_since() {
-            Some(since) => Some(since),
-            None if self.control.paths() == 0 => Some(self.started),
-            None => None,
-        };
-        if alone_since.is_some_and(|since| now - since >= self.config.orphan_timeout) {
-            let seconds = self.config.orphan_timeout.as_secs();
-            let detail = format!("no control connection from the source for {seconds} s");
-            self.fail(self.fault(Code::PeerLost, &detail));
-        }
     }
 }
 

@@ -54,6 +54,14 @@ pub struct GuestDescription {
     /// Disks whose content goes along, because the hosts do not share them; empty where they do.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub copied: Vec<CopiedDisk>,
+    /// It is a domain of libvirt, which starts it at the destination and drives its migration: there it waits already, and is found
+    /// by its name.
+    #[serde(default, skip_serializing_if = "is_no")]
+    pub domain: bool,
+}
+
+fn is_no(it: &bool) -> bool {
+    !it
 }
 
 /// A disk that goes along: what the guest sees of it, whatever its image looks like.

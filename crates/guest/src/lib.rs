@@ -8,12 +8,14 @@
 //! - [`drives`] finds the disks that go along where hosts do not share them, [`images`] makes what they
 //!   go into, [`identity`] keeps a disk from being copied onto itself.
 //! - [`spec`] makes a command line from an operator's file; [`process`] starts and ends QEMU; [`registry`] remembers guests.
+//! - [`domain`] is for guests that libvirt drives and whose RAM Linerate copies.
 //! - [`migrate`] holds the operations of a migration on both sides, each of them small: who calls them in which order is
 //!   decided elsewhere.
 
 pub mod argv;
 pub mod description;
 pub mod discover;
+pub mod domain;
 pub mod drives;
 pub mod host;
 pub mod identity;

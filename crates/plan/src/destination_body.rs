@@ -189,7 +189,7 @@ impl World {
             Action::PrepareStreams(_) => {
                 self.destination_will(3_000, 60_000, DestinationWork::PreparesStreams);
             }
-            Action::Carriage(_) => {}
+            Action::Carriage(_) | Action::Release => {}
             Action::Fence(channel) => self.destination_will(0, 30_000, DestinationWork::Fences(channel)),
             Action::Seal { digest } => self.destination_will(0, 4_000, DestinationWork::Seals(digest)),
             Action::LoadDeviceState(_) => self.load_piece(),

@@ -180,7 +180,8 @@ impl World {
             Action::Throttle(percent) => self.guest.throttle = percent,
             Action::SwitchOver => self.switch_over(),
             Action::BeginStreams(_) => self.begin_streams(),
-            Action::Carriage(_) => {}
+            // Nobody else decides in the simulator.
+            Action::Carriage(_) | Action::LetThrough => {}
             Action::Digest => {
                 let digest = digest(&self.guest.ram);
                 self.source_will(500, 10_000, SourceWork::Told(Event::Digested(digest)));

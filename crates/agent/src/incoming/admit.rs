@@ -47,12 +47,9 @@ fn refuse_error(code: Code, error: &(dyn std::error::Error + 'static)) -> Fault 
 pub(super) fn admit(
     agent: &Agent,
     guest: &str,
-    json: &str,
+    description: GuestDescription,
     regions: Vec<RegionInfo>,
 ) -> Result<Admitted, Fault> {
-    let description =
-        GuestDescription::from_json(json).map_err(|error| refuse_error(Code::ProtocolViolation, &error))?;
-    check_offer(&description, guest, &regions)?;
     let (qemu, facts) = choose_qemu(agent, &description)?;
     let folder = reserve(agent, guest)?;
     let checked = check(agent, &description, &qemu, facts, folder.clone());
@@ -90,8 +87,14 @@ fn make_region(region: &RegionInfo, twin: &Twin) -> Result<Mapping, Fault> {
     Mapping::make(&file.path, region.size).map_err(|error| refuse_error(Code::MemoryFailed, &error))
 }
 
-/// The offer must agree with the description in it.
-fn check_offer(description: &GuestDescription, guest: &str, regions: &[RegionInfo]) -> Result<(), Fault> {
+/// The description in an offer, which must agree with the rest of it.
+pub(super) fn check_offer(
+    json: &str,
+    guest: &str,
+    regions: &[RegionInfo],
+) -> Result<GuestDescription, Fault> {
+    let description =
+        GuestDescription::from_json(json).map_err(|error| refuse_error(Code::ProtocolViolation, &error))?;
     let described: Vec<(&str, u64)> =
         description.regions().map(|block| (block.id.as_str(), block.size)).collect();
     let offered: Vec<(&str, u64)> =
@@ -102,7 +105,7 @@ fn check_offer(description: &GuestDescription, guest: &str, regions: &[RegionInf
     if description.name != guest || !(streams || described == offered) || !numbered {
         return Err(refuse(Code::ProtocolViolation, "the offer and the guest description in it disagree"));
     }
-    Ok(())
+    Ok(description)
 }
 
 fn reserve(agent: &Agent, guest: &str) -> Result<PathBuf, Fault> {

@@ -126,6 +126,7 @@ impl Body {
             Action::FinishDeviceState => self.worker.ask(Job::FinishDeviceState),
             Action::Journal(phase) => self.write_journal(phase),
             Action::Run => self.worker.ask(Job::Run { cpu_before: self.cpu_before }),
+            Action::Release => self.worker.ask(Job::Release),
             Action::TearDown => {
                 // First: a QEMU that waits for its streams may not answer.
                 if let Some(carriage) = self.shared.carriage.get() {

@@ -6,12 +6,14 @@
 //! | `body` | the loop that feeds events to the brain and does what it says |
 //! | `worker` | the one thread that deals with the waiting guest |
 //! | `admit` | may it come here: memory, names, QEMU, disks, networks |
+//! | `domain` | a guest that libvirt has started and drives |
 //! | `streams` | streams of the session are connected to the waiting QEMU |
 //! | `channels` | threads that apply placed writes, and their fences |
 
 pub(crate) mod admit;
 mod body;
 pub(crate) mod channels;
+mod domain;
 mod streams;
 #[cfg(test)]
 mod tests;

@@ -23,7 +23,8 @@ use linerate_net::table::RegionTable;
 use linerate_wire::message::TOUCHED_MAX;
 
 use super::Incoming;
-use super::admit::{Admitted, admit, endpoints};
+use super::admit::{Admitted, admit, check_offer, endpoints};
+use super::domain::Domain;
 use super::streams::{self, Services};
 use crate::agent::Agent;
 use crate::clock::cpu_time;
@@ -47,13 +48,25 @@ const RUN_TRIES: u32 = 10;
 
 /// What the worker is asked to do; the brain's actions that deal with the guest.
 pub(super) enum Job {
-    Admit { guest: String, description: String, regions: Vec<RegionInfo> },
+    Admit {
+        guest: String,
+        description: String,
+        regions: Vec<RegionInfo>,
+    },
     Prepare,
-    PrepareStreams { channels: u16 },
-    Seal { digest: bool },
+    PrepareStreams {
+        channels: u16,
+    },
+    Seal {
+        digest: bool,
+    },
     LoadDeviceState(Vec<u8>),
     FinishDeviceState,
-    Run { cpu_before: Duration },
+    Run {
+        cpu_before: Duration,
+    },
+    /// Of a domain: libvirt runs it.
+    Release,
     TearDown,
 }
 
@@ -68,6 +81,7 @@ impl Job {
             Job::LoadDeviceState(_) => "load device state",
             Job::FinishDeviceState => "finish device state",
             Job::Run { .. } => "run",
+            Job::Release => "release",
             Job::TearDown => "tear down",
         }
     }
@@ -90,6 +104,7 @@ impl Worker {
             agent,
             shared,
             admitted: None,
+            domain: None,
             ram: Vec::new(),
             guest: None,
             writer: None,
@@ -130,15 +145,17 @@ struct Started {
     socket: PathBuf,
 }
 
-struct State {
-    agent: Arc<Agent>,
-    shared: Arc<Incoming>,
+pub(super) struct State {
+    pub agent: Arc<Agent>,
+    pub shared: Arc<Incoming>,
     admitted: Option<Admitted>,
-    ram: Vec<Arc<Ram>>,
+    /// A guest that is libvirt's; then nothing was admitted that is ours.
+    pub domain: Option<Domain>,
+    pub ram: Vec<Arc<Ram>>,
     guest: Option<(GuestRecord, DestinationQemu)>,
     writer: Option<Writer>,
     abandon: Arc<AtomicBool>,
-    waiting: Arc<Mutex<Waiting>>,
+    pub waiting: Arc<Mutex<Waiting>>,
 }
 
 impl State {
@@ -160,19 +177,28 @@ impl State {
     fn work(&mut self, job: Job) -> Result<(), Fault> {
         match job {
             Job::Admit { guest, description, regions } => self.admit(&guest, &description, regions),
+            Job::Prepare if self.domain.is_some() => self.prepare_domain(),
             Job::Prepare => self.prepare(),
             Job::PrepareStreams { channels } => self.prepare_streams(channels),
             Job::Seal { digest } => self.seal(digest),
             Job::LoadDeviceState(bytes) => self.load(&bytes),
             Job::FinishDeviceState => self.finish_device_state(),
             Job::Run { cpu_before } => self.run_guest(cpu_before),
+            Job::Release => self.release(),
+            Job::TearDown if self.domain.is_some() => self.leave_domain(),
             Job::TearDown => self.tear_down(),
         }
     }
 
     fn admit(&mut self, guest: &str, description: &str, regions: Vec<RegionInfo>) -> Result<(), Fault> {
         self.make_room(guest)?;
-        let mut admitted = admit(&self.agent, guest, description, regions)?;
+        let described = check_offer(description, guest, &regions)?;
+        if described.domain {
+            self.admit_domain(&described, &regions)?;
+            self.shared.tell(Event::Admitted(endpoints(&self.agent)?));
+            return Ok(());
+        }
+        let mut admitted = admit(&self.agent, guest, described, regions)?;
         self.ram = admitted.ram.drain(..).map(|mapping| Arc::new(Ram::new(mapping))).collect();
         let regions = admitted.regions.iter().zip(&self.ram);
         let regions = regions.map(|(info, ram)| (info.id, ram.clone() as Arc<dyn Region>));
@@ -283,7 +309,7 @@ impl State {
     }
 
     /// What the next life of this agent must know to end the waiting guest, or to put its settings back.
-    fn note_waiting(&self) -> Result<(), Fault> {
+    pub fn note_waiting(&self) -> Result<(), Fault> {
         let settings = self.guest.as_ref().and_then(|(_, qemu)| qemu.found().cloned());
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).settings = settings;
         self.agent.note_waiting(self.shared.session, &self.shared.guest(), &self.waiting)
@@ -299,7 +325,7 @@ impl State {
 
     /// What the waiting QEMU itself says that it will leave out of its stream, which must be the RAM that was made for it and is
     /// being filled; and what it touched of it while it started.
-    fn look_at_ram(
+    pub fn look_at_ram(
         &self,
         pid: i32,
         found: &GuestDescription,
@@ -439,7 +465,7 @@ impl State {
     }
 }
 
-fn here(code: Code, step: Step, error: &(dyn std::error::Error + 'static)) -> Fault {
+pub(super) fn here(code: Code, step: Step, error: &(dyn std::error::Error + 'static)) -> Fault {
     fault(code, step, Side::Destination, error)
 }
 

@@ -12,6 +12,7 @@ use linerate_core::source::{Action, Ending, Event};
 use linerate_core::{Code, LinkId, Message, PathId, Side};
 use linerate_net::control::ControlPath;
 
+use super::domain::Leaving;
 use super::links::{self, Links};
 use super::progress::{self, Told};
 use super::rejoin::rejoin;
@@ -164,6 +165,7 @@ impl Body {
             Action::SwitchOver => self.worker.ask(Job::SwitchOver),
             Action::Digest => self.worker.ask(Job::Digest),
             Action::WriteDeviceState => self.worker.ask(Job::WriteDeviceState),
+            Action::LetThrough => self.worker.ask(Job::LetThrough),
             Action::BeginStreams(settings) => self.worker.ask(Job::BeginStreams(settings)),
             Action::Carriage(message) => self.shared.heard(message),
             Action::RollBack => {
@@ -196,8 +198,12 @@ impl Body {
     }
 
     fn write_journal(&mut self, new: SourcePhase) {
-        if let Role::Source { phase, .. } = &mut self.record.role {
-            *phase = new;
+        match &mut self.record.role {
+            Role::Source { phase, .. } => *phase = new,
+            Role::Domain { over, .. } => {
+                *over = self.shared.domain.as_ref().is_some_and(Leaving::is_put_back)
+            }
+            Role::Destination { .. } => {}
         }
         self.record.changed_unix_ms = crate::clock::unix_ms();
         match self.journal.put(self.shared.session, &self.record) {

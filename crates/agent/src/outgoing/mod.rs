@@ -8,6 +8,7 @@
 //! | `mode` | direct, or by QEMU's own streams |
 //! | `streams` | QEMU's connections become streams of the session |
 //! | `worker` | the one thread that deals with the guest: its memory and its QEMU |
+//! | `domain` | its part for libvirt's domains |
 //! | `drain` | rule 6: protection is applied only while block I/O is drained |
 //! | `channels` | opening of channels, over RDMA or TCP |
 //! | `links` | one thread per link: control path and channels, opened again whenever they are lost |
@@ -19,6 +20,7 @@
 mod board;
 mod body;
 pub(crate) mod channels;
+mod domain;
 mod drain;
 pub(crate) mod links;
 mod mode;
@@ -116,6 +118,8 @@ pub struct Outgoing {
     disks: u32,
     /// What their connections have carried.
     disk_bytes: Arc<AtomicU64>,
+    /// The guest is libvirt's.
+    domain: Option<domain::Leaving>,
 }
 
 impl Outgoing {

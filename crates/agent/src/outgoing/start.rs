@@ -15,6 +15,7 @@ use linerate_core::{Code, Fault, RegionInfo, SessionId, Side, Step, Token};
 use linerate_guest::description::GuestDescription;
 use linerate_guest::drives;
 use linerate_guest::migrate::SourceQemu;
+use linerate_guest::qmp::Qmp;
 use linerate_guest::registry::GuestRecord;
 use linerate_guest::{process, procfs, read};
 use linerate_memory::{Mapping, RamBlock};
@@ -24,8 +25,9 @@ use linerate_net::tcp::Stream;
 use linerate_wire::frame::Role as Purpose;
 
 use super::body::Body;
+use super::domain::{self, Leaving};
 use super::mode::{self, Choice};
-use super::worker::{Guest, Worker};
+use super::worker::{Guest, Job, Worker};
 use super::{Board, Input, Outgoing, links, streams};
 use crate::agent::Agent;
 use crate::clock::{Clock, unix_ms};
@@ -52,7 +54,7 @@ struct Found {
 pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing>, Fault> {
     let began = Instant::now();
     check_request(&request)?;
-    let found = find(agent, &request)?;
+    let mut found = find(agent, &request)?;
     let session = SessionId(random()?);
     let token = Token(random()?);
     let peers = resolve(&request.to)?;
@@ -94,15 +96,15 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
         may_discard: found.description.traits.may_discard,
         disks: u32::try_from(found.description.copied.len()).unwrap_or(u32::MAX),
         disk_bytes: Arc::default(),
+        domain: request.domain.as_ref().map(|domain| Leaving::new(domain, agent.gates.clone())),
         request,
     });
     if let Some(text) = mode::caution(&shared.choice, &found.description) {
         shared.hub.publish(EventKind::Warning { text });
     }
-    let record = Record {
-        guest: shared.request.guest.clone(),
-        changed_unix_ms: unix_ms(),
-        role: Role::Source {
+    let role = match shared.domain {
+        Some(_) => Role::Domain { qemu: found.record.clone(), over: false },
+        None => Role::Source {
             phase: SourcePhase::Started,
             peers: first(peer, peers),
             ran,
@@ -110,6 +112,10 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
             settings,
         },
     };
+    let record = Record { guest: shared.request.guest.clone(), changed_unix_ms: unix_ms(), role };
+    if shared.domain.is_some() {
+        domain::set(agent, session, &record, found.qemu.qmp())?;
+    }
     let inbox = shared.inbox.clone();
     let forward = move || {
         for event in control_events {
@@ -144,9 +150,14 @@ fn run(
         ram: found.ram,
     };
     let worker = Worker::start(shared.clone(), guest).map_err(failed)?;
+    if shared.domain.is_some() {
+        worker.ask(Job::AwaitStream);
+    }
     let body = Body::new(shared.clone(), worker, agent.journal.clone(), record);
     links::attach_path(shared, stream, None).map_err(failed)?;
-    shared.tell(Event::Start);
+    if shared.domain.is_none() {
+        shared.tell(Event::Start);
+    }
     let name = format!("out-{}", shared.request.guest);
     std::thread::Builder::new().name(name).spawn(move || body.run(&receiver)).map_err(failed)?;
     Ok(())
@@ -168,27 +179,27 @@ fn find(agent: &Agent, request: &MigrateRequest) -> Result<Found, Fault> {
     let name = &request.guest;
     let here =
         |code, error: &(dyn std::error::Error + 'static)| fault(code, Step::Resolve, Side::Source, error);
-    let record = agent.registry.get(name).map_err(|error| here(Code::GuestUnknown, &error))?;
-    if !record.is_alive() {
-        return Err(Fault::new(
-            Code::GuestGone,
-            Step::Resolve,
-            Side::Source,
-            format!("the QEMU of {name} has ended"),
-        ));
-    }
     let deadline = Instant::now() + QMP_WAIT;
-    let mut qmp =
-        process::connect(&record, deadline).map_err(|error| here(Code::HypervisorFailed, &error))?;
+    let (record, mut qmp) = match &request.domain {
+        Some(_) => domain::open(agent, name, deadline)?,
+        None => connect(agent, name, deadline)?,
+    };
     let mut description = read::read(&mut qmp, record.process.pid, deadline)
         .map_err(|error| here(Code::HypervisorFailed, &error))?;
+    if request.domain.is_some() {
+        domain::check(request, &mut description)?;
+    }
     let choice = mode::choose(request, &description, procfs::kernel_release().unwrap_or((0, 0)))?;
     if request.copy_storage {
         description.copied = drives::writable(&mut qmp, &description, deadline)
             .and_then(|copied| Ok(description.check_copied().map(|()| copied)?))
             .map_err(|error| here(Code::NotMigratable, &error))?;
     }
-    let qemu = SourceQemu::new(qmp, deadline).map_err(|error| here(Code::HypervisorFailed, &error))?;
+    let qemu = match &request.domain {
+        // What libvirt sets is libvirt's to put back.
+        Some(_) => SourceQemu::recovered(qmp, true, None),
+        None => SourceQemu::new(qmp, deadline).map_err(|error| here(Code::HypervisorFailed, &error))?,
+    };
     let mut blocks = Vec::new();
     let mut ram = Vec::new();
     for region in description.regions().filter(|_| choice.mode == Mode::Direct) {
@@ -200,6 +211,19 @@ fn find(agent: &Agent, request: &MigrateRequest) -> Result<Found, Fault> {
         blocks.push(block);
     }
     Ok(Found { record, description, qemu, choice, blocks, ram })
+}
+
+/// The monitor of a guest of this host's registry.
+fn connect(agent: &Agent, name: &str, deadline: Instant) -> Result<(GuestRecord, Qmp), Fault> {
+    let here =
+        |code, error: &(dyn std::error::Error + 'static)| fault(code, Step::Resolve, Side::Source, error);
+    let record = agent.registry.get(name).map_err(|error| here(Code::GuestUnknown, &error))?;
+    if !record.is_alive() {
+        let detail = format!("the QEMU of {name} has ended");
+        return Err(Fault::new(Code::GuestGone, Step::Resolve, Side::Source, detail));
+    }
+    let qmp = process::connect(&record, deadline).map_err(|error| here(Code::HypervisorFailed, &error))?;
+    Ok((record, qmp))
 }
 
 fn source_config(request: &MigrateRequest, found: &Found) -> Result<source::Config, Fault> {
@@ -223,6 +247,7 @@ fn source_config(request: &MigrateRequest, found: &Found) -> Result<source::Conf
         throttle: request.throttle,
     };
     config.verify = request.verify;
+    config.handed_over = request.domain.is_some();
     config.link_timeout = Duration::from_secs(u64::from(request.link_timeout_s));
     Ok(config)
 }

@@ -50,6 +50,7 @@ fn outgoing() -> (Arc<Outgoing>, Receiver<Input>) {
         may_discard: false,
         disks: 0,
         disk_bytes: Arc::default(),
+        domain: None,
     };
     (Arc::new(outgoing), inputs)
 }

@@ -29,7 +29,7 @@ use crate::ram::Ram;
 /// A QMP command that does not wait for anything.
 const QMP_WAIT: Duration = Duration::from_secs(10);
 /// QEMU sets up, stops the guest and holds.
-const HOLD_WAIT: Duration = Duration::from_secs(30);
+pub(super) const HOLD_WAIT: Duration = Duration::from_secs(30);
 /// A throttled guest is stopped for a part of each of these: short enough for its clocks and network, long enough that
 /// stopping and resuming do not count.
 const THROTTLE_PERIOD: Duration = Duration::from_millis(100);
@@ -43,11 +43,17 @@ const TAKE_BACK_TRIES: u32 = 5;
 pub(super) enum Job {
     Attach,
     Protect,
-    Scan { last: bool },
+    Scan {
+        last: bool,
+    },
     SwitchOver,
     BeginStreams(StreamSettings),
     Digest,
     WriteDeviceState,
+    /// Of a domain: libvirt's migration has come.
+    AwaitStream,
+    /// Of a domain: its stream may go.
+    LetThrough,
     Throttle(u8),
     RollBack,
     CleanUp,
@@ -124,9 +130,9 @@ impl Worker {
     }
 }
 
-struct State {
-    shared: Arc<Outgoing>,
-    guest: Guest,
+pub(super) struct State {
+    pub shared: Arc<Outgoing>,
+    pub guest: Guest,
     tracker: Option<Guarded>,
     /// Rule 6: some disk is open with O_DIRECT, so protection is applied only while block I/O is drained.
     drained: bool,
@@ -136,10 +142,10 @@ struct State {
     seen: Vec<Extent>,
     stream: Option<device_state::Reader>,
     /// Take the connections of QEMU's own streams, and of disks that go along.
-    accepting: Vec<Accepting>,
+    pub accepting: Vec<Accepting>,
     /// Part of the time, in percent, that the guest is stopped to slow it down.
-    throttle_percent: u8,
-    abandon: Arc<AtomicBool>,
+    pub throttle_percent: u8,
+    pub abandon: Arc<AtomicBool>,
     qemu_downtime_ms: Arc<Mutex<Option<u64>>>,
 }
 
@@ -154,15 +160,20 @@ impl State {
                 Job::Attach => self.attach(),
                 Job::Protect => self.protect(),
                 Job::Scan { last } => self.scan(last),
+                Job::SwitchOver if self.shared.domain.is_some() => self.stop_domain(),
                 Job::SwitchOver => self.switch_over(),
                 Job::BeginStreams(settings) => self.begin_streams(settings),
                 Job::Digest => self.digest(),
                 Job::WriteDeviceState => self.write_device_state(),
+                Job::AwaitStream => self.await_stream(),
+                Job::LetThrough => self.let_through(),
                 Job::Throttle(percent) => {
                     self.throttle_percent = percent;
                     Ok(())
                 }
+                Job::RollBack if self.shared.domain.is_some() => self.roll_back_domain(),
                 Job::RollBack => self.roll_back(),
+                Job::CleanUp if self.shared.domain.is_some() => self.forget_domain(),
                 Job::CleanUp => self.clean_up(),
             };
             tracing::debug!(?job, took = ?began.elapsed(), ok = done.is_ok(), "guest job");
@@ -192,10 +203,10 @@ impl State {
                 other => return other.ok(),
             }
         }
-        inbox.recv().ok()
+        self.next_of_domain(inbox).or_else(|| inbox.recv().ok())
     }
 
-    fn deadline() -> Instant {
+    pub fn deadline() -> Instant {
         Instant::now() + QMP_WAIT
     }
 
@@ -206,9 +217,15 @@ impl State {
             .map_err(|error| fault(Code::TrackingFailed, Step::Track, Side::Source, &error))?;
         tracing::debug!(pid, thread = report.thread, stopped = ?report.stopped, "attached");
         self.tracker = Some(Guarded::new(tracker));
-        self.guest.qemu.prepare(Self::deadline()).map_err(|error| qemu_fault(Step::Track, &error))?;
+        if self.shared.domain.is_none() {
+            self.guest.qemu.prepare(Self::deadline()).map_err(|error| qemu_fault(Step::Track, &error))?;
+        }
         self.shared.tell(Event::Attached);
         Ok(())
+    }
+
+    pub fn is_attached(&self) -> bool {
+        self.tracker.is_some()
     }
 
     fn tracker(&self) -> Result<&Guarded, Fault> {
@@ -238,6 +255,7 @@ impl State {
 
     fn scan(&mut self, last: bool) -> Result<(), Fault> {
         let step = if last { Step::Blackout } else { Step::Copy };
+        self.check_domain(step)?;
         let began = Instant::now();
         let look = |state: &mut Self, still: &Still| {
             let tracker = state.tracker()?;
@@ -379,7 +397,7 @@ impl State {
         if alive { GuestState::PausedAtSource } else { GuestState::Gone }
     }
 
-    fn detach(&mut self) {
+    pub fn detach(&mut self) {
         if let Some(tracker) = self.tracker.take()
             && let Err(error) = tracker.detach()
         {
@@ -443,7 +461,7 @@ fn extents(region: usize, runs: Vec<Run>) -> impl Iterator<Item = Extent> {
     runs.into_iter().map(move |run| Extent { region, run })
 }
 
-fn qemu_fault(step: Step, error: &MigrateError) -> Fault {
+pub(super) fn qemu_fault(step: Step, error: &MigrateError) -> Fault {
     fault(Code::HypervisorFailed, step, Side::Source, error)
 }
 

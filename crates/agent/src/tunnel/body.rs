@@ -104,6 +104,7 @@ impl Body {
         tracing::info!(session = %self.tunnel.session, %fault, "a tunnel ends");
         self.tunnel.over.store(true, Ordering::SeqCst);
         self.withdraw();
+        self.tunnel.shut_gates(&self.agent, &fault.to_string());
         // First the links' threads, which would open again what is closed below.
         self.links = None;
         self.tunnel.carriage.end(self.tunnel.session);

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -16,7 +16,9 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use super::Tunnel;
+use crate::agent::Agent;
 use crate::faults::chain;
+use crate::gate::Gate;
 
 /// Out of descriptors, most likely: the connection stays in the queue, so do not spin.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(20);
@@ -111,7 +113,8 @@ impl Listeners {
                 .map(|listener| (listener, pair.clone()))
                 .map_err(|source| ListenError { address: pair.listen.clone(), source })
         };
-        Ok(Listeners { listeners: pairs.iter().map(open).collect::<Result<_, _>>()? })
+        let listeners = pairs.iter().filter(|pair| !pair.waits).map(open);
+        Ok(Listeners { listeners: listeners.collect::<Result<_, _>>()? })
     }
 
     /// With the ports that the system chose.
@@ -171,6 +174,42 @@ fn take(tunnel: &Tunnel, socket: OwnedFd, pair: &TunnelPair) {
 }
 
 impl Tunnel {
+    /// Opens those pairs whose connections wait.
+    pub(super) fn open_gates(
+        self: &Arc<Tunnel>,
+        agent: &Agent,
+        pairs: &[TunnelPair],
+    ) -> Result<(), ListenError> {
+        for pair in pairs.iter().filter(|pair| pair.waits) {
+            let (tunnel, connect) = (self.clone(), pair.connect.clone());
+            let failed = |source| ListenError { address: pair.listen.clone(), source };
+            let TunnelAddress::Unix(path) = &pair.listen else {
+                return Err(failed(io::Error::other("only connections to a UNIX socket can wait")));
+            };
+            let made = Gate::new(
+                path,
+                Box::new(move |socket| {
+                    Socket::new(socket)
+                        .map_err(|error| chain(&error))
+                        .and_then(|socket| tunnel.open(&connect, socket))
+                }),
+            );
+            let gate = Arc::new(made.map_err(failed)?);
+            agent.gates.add(gate.clone());
+            self.gates.lock().unwrap_or_else(PoisonError::into_inner).push(gate);
+        }
+        Ok(())
+    }
+
+    /// The tunnel is over.
+    pub(super) fn shut_gates(&self, agent: &Agent, why: &str) {
+        let gates = std::mem::take(&mut *self.gates.lock().unwrap_or_else(PoisonError::into_inner));
+        for gate in gates {
+            gate.shut(&format!("the tunnel ended: {why}"));
+            agent.gates.forget(&gate);
+        }
+    }
+
     /// If it cannot be opened, the socket is reset.
     fn open(&self, to: &TunnelAddress, socket: Socket) -> Result<(), String> {
         self.carriage.streams.open(&to.to_string(), socket).map(drop).map_err(|error| chain(&error))

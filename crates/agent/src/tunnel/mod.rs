@@ -22,7 +22,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use linerate_api::TunnelEvent;
@@ -36,6 +36,7 @@ use linerate_net::tcp::Stream;
 
 use crate::carriage::Carriage;
 use crate::clock::Clock;
+use crate::gate::Gate;
 
 pub use start::{Begun, accept, begin};
 
@@ -75,6 +76,8 @@ pub struct Tunnel {
     /// Who watches, at the host that asked.
     events: Mutex<Option<tokio::sync::mpsc::UnboundedSender<TunnelEvent>>>,
     over: AtomicBool,
+    /// Where connections wait, at the host that asked.
+    gates: Mutex<Vec<Arc<Gate>>>,
 }
 
 impl Tunnel {

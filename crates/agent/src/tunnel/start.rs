@@ -68,6 +68,7 @@ pub fn begin(agent: &Arc<Agent>, request: &TunnelRequest) -> Result<Begun, Fault
     tunnel.attach_path(stream, None).map_err(failed)?;
     let listen = listeners.addresses();
     begun.accepting = Some(listeners.start(tunnel.clone()).map_err(failed)?);
+    tunnel.open_gates(agent, &request.pairs).map_err(|error| here(Code::ResourceMissing, &error))?;
     tunnel.publish(TunnelEvent::Ready { listen });
     tracing::info!(%session, to = request.to, "a tunnel begins");
     Ok(begun)
@@ -127,6 +128,7 @@ fn run(
         link_timeout: place.timeout,
         events: Mutex::new(place.events),
         over: AtomicBool::new(false),
+        gates: Mutex::default(),
     });
     let forward = move || {
         for event in control_events {

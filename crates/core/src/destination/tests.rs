@@ -1,5 +1,7 @@
 //! Every message and event in every state; what a fault, a cancellation and a restart do in each.
 
+mod handed_over;
+
 use super::*;
 
 const PATH: PathId = 0;
@@ -144,7 +146,8 @@ fn messages() -> Vec<(Message, Vec<At>)> {
         (Message::DeviceState { bytes: vec![1] }, vec![Receiving, Sealing, Loading]),
         (Message::DeviceStateEnd { total: 0 }, vec![Loading]),
         (Message::Commit, vec![Loaded]),
-        (Message::Finished, vec![Resuming, Running]),
+        // Loading: another's hypervisor has it, as no device state has come.
+        (Message::Finished, vec![Loading, Resuming, Running]),
         (Message::Aborted, vec![]),
         (Message::Admitted { endpoints: vec![] }, vec![]),
         (Message::Prepared { regions: vec![], touched: vec![] }, vec![]),

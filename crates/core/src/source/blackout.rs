@@ -102,8 +102,21 @@ impl Source {
 
     pub(super) fn sealed(&mut self, now: Time) {
         self.statistics.blackout.sealed = Some(now);
+        if self.config.handed_over {
+            self.statistics.end(now, Step::Blackout);
+            self.enter_step(now, Step::Commit, self.config.step_timeout);
+            self.state = State::HandingOver;
+            return self.actions.push_back(Action::LetThrough);
+        }
         self.state = State::Loading { written: false, loaded: false };
         self.actions.push_back(Action::WriteDeviceState);
+    }
+
+    /// Somebody else has run it at the destination and ended it here.
+    pub(super) fn left(&mut self, now: Time) {
+        self.statistics.blackout.loaded = Some(now);
+        self.statistics.blackout.journaled = Some(now);
+        self.running(now);
     }
 
     pub(super) fn device_state(&mut self, now: Time, bytes: Vec<u8>) {

@@ -61,8 +61,9 @@ impl Source {
     }
 
     pub(super) fn cancel(&mut self, now: Time) {
-        // Once the commit is on its way to the journal it is too late; the report will say that the guest moved.
-        if self.state != State::Journaling {
+        // Once the commit is on its way to the journal it is too late; the report will say that the guest moved. So it is where
+        // somebody else decides.
+        if !matches!(self.state, State::Journaling | State::HandingOver) {
             self.fail(now, Fault::new(Code::Cancelled, self.step, Side::Source, ""));
         }
     }

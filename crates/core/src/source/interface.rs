@@ -29,6 +29,9 @@ pub struct Config {
     pub scheduler: scheduler::Config,
     /// Compare whole RAM while the guest is paused.
     pub verify: bool,
+    /// Somebody else decides which of the two hypervisors runs the guest, by a stream that is held back until RAM is sealed.
+    /// There is no commit, and no device state goes through the session.
+    pub handed_over: bool,
     /// All links may be gone this long while the guest runs.
     pub link_timeout: Duration,
     /// Any one step before the copy may take this long.
@@ -50,6 +53,7 @@ impl Config {
             limits: Limits::default(),
             scheduler: scheduler::Config::default(),
             verify: false,
+            handed_over: false,
             link_timeout: Duration::from_secs(30),
             step_timeout: Duration::from_secs(60),
             blackout_timeout: Duration::from_secs(10),
@@ -127,6 +131,8 @@ pub enum Event {
     DeviceState(Vec<u8>),
     /// QEMU has written all device state and the stream ended.
     DeviceStateDone,
+    /// What was let through by [`Action::LetThrough`] has come to its end: the guest has left this host.
+    Left,
     /// [`Action::Journal`] of this phase is on disk.
     Journaled(SourcePhase),
     /// An action failed, or QEMU or the guest did.
@@ -181,6 +187,9 @@ pub enum Action {
     /// Have disks that go along completed, then let QEMU write device state. Then [`Event::DeviceState`]… and
     /// [`Event::DeviceStateDone`].
     WriteDeviceState,
+    /// Let through what was held back of the hypervisor's stream, once, and see what becomes of the guest. Then [`Event::Left`], or
+    /// [`Event::Failed`] if it did not leave.
+    LetThrough,
     /// Put the phase on disk and flush. Then [`Event::Journaled`] or [`Event::Failed`].
     Journal(SourcePhase),
     /// Undo everything; the guest is to do what it did before. Then [`Event::RolledBack`].

@@ -15,6 +15,8 @@
 //!   LastScan --> LastCopy: Scanned
 //!   LastCopy --> Sealing: drained / RamComplete (after the digest, with verification)
 //!   Sealing --> Loading: RamSealed / let QEMU go on
+//!   Sealing --> HandingOver: RamSealed, and somebody else decides who runs the guest / let his stream through
+//!   HandingOver --> CleaningUp: the guest has left
 //!   Loading --> Journaling: Loaded + QEMU completed / journal CommitSent
 //!   Journaling --> Committing: Journaled / Send Commit
 //!   Committing --> CleaningUp: Running, or the journal over there says so
@@ -32,6 +34,10 @@
 //! Where RAM goes in the hypervisor's own streams ([`Config::stream_channels`]), the states from Protecting to Sealing are one,
 //! Streaming: the bytes are [`crate::stream::Streams`]' matter, whose messages go through this object's control stream
 //! ([`Event::Carriage`], [`Action::Carriage`]). Everything from the guest's stop on is the same.
+//!
+//! Where somebody else decides which hypervisor runs the guest ([`Config::handed_over`]: libvirt), there is no commit. Until RAM is
+//! sealed nothing differs, and his stream is held back; then it is let through, and his word is the end. A fault in
+//! HandingOver rolls back what is ours: it neither stops the guest nor lets it run.
 //!
 //! The guarantee: if it ends with a fault, the guest runs at the source as before (or is still paused there if it was
 //! paused before), unless the fault says otherwise in words. From [`Action::Journal`] of
@@ -295,6 +301,7 @@ impl Source {
             )
             | (State::Digesting | State::Sealing, Event::DeviceState(bytes)) => self.device_state(now, bytes),
             (State::Loading { .. }, Event::DeviceStateDone) => self.device_state_done(now),
+            (State::HandingOver, Event::Left) => self.left(now),
             (State::Journaling, Event::Journaled(SourcePhase::CommitSent)) => self.commit(now),
             (_, Event::Journaled(_)) => {}
             (State::CleaningUp { .. }, Event::CleanedUp) => self.cleaned_up(now),

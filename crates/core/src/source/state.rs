@@ -35,6 +35,7 @@ pub(super) enum State {
         written: bool,
         loaded: bool,
     },
+    HandingOver,
     Journaling,
     Committing {
         ask_at: Time,
@@ -68,6 +69,7 @@ impl State {
             State::Digesting => "digesting",
             State::Sealing => "sealing",
             State::Loading { .. } => "loading",
+            State::HandingOver => "handing over",
             State::Journaling => "journaling",
             State::Committing { .. } => "committing",
             State::CleaningUp { .. } => "cleaning up",

@@ -1,6 +1,8 @@
 //! Every message and event in every state; what a fault and a cancellation do in each; and that nothing but the
 //! destination's word or the operator's leads back once commit was sent.
 
+mod handed_over;
+
 use super::*;
 use crate::Extent;
 use crate::control::Outgoing;

@@ -4,11 +4,13 @@
 //! | room | what lives there |
 //! |---|---|
 //! | here | from the first look to the end |
+//! | `direct` | from RAM to RAM, while libvirt's migration waits |
 //! | `virsh` | libvirt's client as a helper process |
 //! | `plan` | what is asked of libvirt and of the tunnel |
 //! | `xml` | the domain as it shall be at the destination, where that is different |
 //! | `progress` | what is shown on the way and at the end |
 
+mod direct;
 mod plan;
 mod progress;
 mod virsh;
@@ -22,6 +24,7 @@ use tokio::io::AsyncReadExt;
 use tokio::process::Child;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use self::direct::{Direct, Way};
 use self::plan::Plan;
 use self::progress::Progress;
 use self::virsh::{Virsh, words};
@@ -46,11 +49,25 @@ pub async fn run(domain: &Domain, flags: &MigrateFlags, context: &Context) -> Re
     }
     let persistent = here.is_persistent(&domain.name).await?;
     let plan = Plan::new(domain, flags, changes.clone(), persistent)?;
+    let mut progress = Progress::new(context, flags.quiet);
+    if persistent && changes.only_live() {
+        progress.warn("the definition that stays at the destination is as it is here: --persistent-xml changes that, too")?;
+    }
+    match direct::choose(domain, &plan, flags, context).await? {
+        Way::Direct(id) => {
+            progress.mode(true, None)?;
+            let plan = &plan.waiting();
+            return Direct { id, domain, plan, changes: &changes, flags, context }.run(progress).await;
+        }
+        Way::Own(reason) => {
+            plan::check_own(flags, reason.as_deref())?;
+            progress.mode(false, reason.as_deref())?;
+        }
+    }
     let mut interrupt = signal(SignalKind::interrupt()).map_err(|error| signals(&error))?;
     let mut terminate = signal(SignalKind::terminate()).map_err(|error| signals(&error))?;
     let request = plan.tunnel(flags);
     let mut events = context.client.tunnel(&request).await?;
-    let mut progress = Progress::new(context, flags.quiet);
     loop {
         match events.next().await?.ok_or_else(agent_gone)? {
             TunnelEvent::Ready { .. } => break,
@@ -59,9 +76,6 @@ pub async fn run(domain: &Domain, flags: &MigrateFlags, context: &Context) -> Re
     }
     let there = Virsh::new(plan.destination());
     changes.parse_at(&there).await?;
-    if persistent && changes.only_live() {
-        progress.warn("the definition that stays at the destination is as it is here: --persistent-xml changes that, too")?;
-    }
     let mut moving = Moving {
         here: &here,
         domain,
@@ -79,7 +93,10 @@ pub async fn run(domain: &Domain, flags: &MigrateFlags, context: &Context) -> Re
             progress.completed(&domain.name, &flags.to, &state, there.job(&domain.name, true).await)?;
             Ok(Exit::Ok)
         }
-        Ended::Failed(said) => Err(moving.failure(&said, &progress).await),
+        Ended::Failed(said) => {
+            let trouble = progress.trouble().map(|text| format!("; {text}")).unwrap_or_default();
+            Err(failed(&here, domain, &said, &trouble, moving.asked, moving.cut_off).await)
+        }
     }
 }
 
@@ -165,42 +182,46 @@ impl Moving<'_> {
         }
         Ok(())
     }
+}
 
-    /// What became of it, and of the domain.
-    async fn failure(&self, said: &str, progress: &Progress<'_>) -> Failure {
-        let state = self.here.state(&self.domain.name).await;
-        let guest = match state.as_deref() {
-            Ok("running") => Some(GuestState::RunsAtSource),
-            Ok("paused") => Some(GuestState::PausedAtSource),
-            _ => None,
-        };
-        let trouble = progress.trouble().map(|text| format!("; {text}")).unwrap_or_default();
-        let place = match &state {
-            Ok(state) => format!("; the domain is {state} here"),
-            Err(_) => {
-                "; this host's libvirt does not know the domain any more: look at the destination's".into()
-            }
-        };
-        let code = if self.asked { "cancelled" } else { "libvirt_failed" };
-        let hint = if self.cut_off {
-            "this host's libvirt did not hear how it ended there: see that the destination's does not run the domain too (`virsh domstate`) before you try again"
-        } else {
-            "`virsh domstate` on both hosts; libvirt's own log says more"
-        };
-        let body = ErrorBody {
-            step: Some(Step::Copy),
-            side: Some(Side::Source),
-            retry_can_help: !self.cut_off,
-            guest_state: guest,
-            ..ErrorBody::new(code, format!("libvirt says: {said}{trouble}{place}")).with_hint(hint)
-        };
-        let code = match (self.asked, &guest) {
-            (true, Some(GuestState::RunsAtSource)) => Exit::Cancelled,
-            (_, None) => Exit::Undecided,
-            _ => exit::of_body(&body),
-        };
-        Failure::of_body(code, &body)
-    }
+/// What became of it, and of the domain: `said` by libvirt, `asked` for by the operator, or `cut_off` from the other host.
+async fn failed(
+    here: &Virsh,
+    domain: &Domain,
+    said: &str,
+    trouble: &str,
+    asked: bool,
+    cut_off: bool,
+) -> Failure {
+    let state = here.state(&domain.name).await;
+    let guest = match state.as_deref() {
+        Ok("running") => Some(GuestState::RunsAtSource),
+        Ok("paused") => Some(GuestState::PausedAtSource),
+        _ => None,
+    };
+    let place = match &state {
+        Ok(state) => format!("; the domain is {state} here"),
+        Err(_) => "; this host's libvirt does not know the domain any more: look at the destination's".into(),
+    };
+    let code = if asked { "cancelled" } else { "libvirt_failed" };
+    let hint = if cut_off {
+        "this host's libvirt did not hear how it ended there: see that the destination's does not run the domain too (`virsh domstate`) before you try again"
+    } else {
+        "`virsh domstate` on both hosts; libvirt's own log says more"
+    };
+    let body = ErrorBody {
+        step: Some(Step::Copy),
+        side: Some(Side::Source),
+        retry_can_help: !cut_off,
+        guest_state: guest,
+        ..ErrorBody::new(code, format!("libvirt says: {said}{trouble}{place}")).with_hint(hint)
+    };
+    let code = match (asked, &guest) {
+        (true, Some(GuestState::RunsAtSource)) => Exit::Cancelled,
+        (_, None) => Exit::Undecided,
+        _ => exit::of_body(&body),
+    };
+    Failure::of_body(code, &body)
 }
 
 fn signals(error: &std::io::Error) -> Failure {

@@ -1,5 +1,7 @@
 //! What is asked of libvirt and of the tunnel.
 
+use std::path::PathBuf;
+
 use linerate_api::{ModeChoice, Transport, TunnelAddress, TunnelPair, TunnelRequest};
 
 use super::xml::Changes;
@@ -10,24 +12,40 @@ use crate::flags::{Domain, MigrateFlags};
 /// Sockets of migrations, at the same path on both hosts, because libvirt has one name for both ends.
 const FOLDER: &str = "/run/linerate-libvirt";
 
-/// Refuses what libvirt's migration has no place for, instead of leaving it out in silence.
+/// Refuses what there is no place for, whichever way the domain goes, instead of leaving it out in silence.
 pub fn check(flags: &MigrateFlags) -> Result<(), Failure> {
-    let given = [
-        (flags.verify, "--verify"),
-        (flags.throttle, "--throttle"),
-        (flags.detach, "--detach"),
-        (flags.max_rounds.is_some(), "--max-rounds"),
-        (flags.storage_share.is_some(), "--storage-share"),
-        (flags.transport == Transport::Rdma, "--transport rdma"),
-        (flags.mode == ModeChoice::Direct, "--mode direct"),
-    ];
+    let direct = flags.mode == ModeChoice::Direct;
+    refuse(
+        &[
+            (flags.throttle, "--throttle"),
+            (flags.detach, "--detach"),
+            (flags.storage_share.is_some(), "--storage-share"),
+            (direct && flags.copy_storage.is_some(), "--copy-storage with --mode direct"),
+            (direct && flags.connections.is_some(), "--connections with --mode direct"),
+        ],
+        "for domains of libvirt",
+        "leave the flag out",
+    )
+}
+
+/// Refuses what libvirt's own migration has no place for.
+pub fn check_own(flags: &MigrateFlags, reason: Option<&str>) -> Result<(), Failure> {
+    let why = reason.map(|reason| format!("; this one is moved so because: {reason}")).unwrap_or_default();
+    refuse(
+        &[
+            (flags.verify, "--verify"),
+            (flags.max_rounds.is_some(), "--max-rounds"),
+            (flags.transport == Transport::Rdma, "--transport rdma"),
+        ],
+        &format!("for domains of libvirt that go by its own migration{why}"),
+        "libvirt itself copies their memory; leave the flag out",
+    )
+}
+
+fn refuse(given: &[(bool, &str)], what: &str, hint: &str) -> Result<(), Failure> {
     match given.iter().find(|(is, _)| *is) {
         None => Ok(()),
-        Some((_, flag)) => Err(Failure::new(
-            Exit::Usage,
-            format!("{flag} is not for domains of libvirt"),
-            "libvirt itself copies their memory; leave the flag out",
-        )),
+        Some((_, flag)) => Err(Failure::new(Exit::Usage, format!("{flag} is not {what}"), hint)),
     }
 }
 
@@ -44,6 +62,8 @@ pub struct Plan {
     mib_per_s: Option<u64>,
     connections: Option<u32>,
     changes: Changes,
+    /// Its stream waits while the agents copy its memory.
+    waits: bool,
 }
 
 impl Plan {
@@ -76,7 +96,20 @@ impl Plan {
             mib_per_s: flags.bandwidth.map(|bytes| bytes.div_ceil(1 << 20).max(1)),
             connections: flags.connections,
             changes,
+            waits: false,
         })
+    }
+
+    /// The agents copy the domain's memory meanwhile: QEMU makes the connection and not libvirt, which would hold the domain's
+    /// monitor; and what bounds the bandwidth is not libvirt's.
+    #[must_use]
+    pub fn waiting(self) -> Plan {
+        Plan { waits: true, connections: Some(1), mib_per_s: None, ..self }
+    }
+
+    /// The socket here that libvirt's migration goes to.
+    pub fn stream(&self) -> PathBuf {
+        self.socket("mig").into()
     }
 
     fn socket(&self, kind: &str) -> String {
@@ -118,6 +151,7 @@ impl Plan {
         let pair = |kind: &str, there: &str| TunnelPair {
             listen: TunnelAddress::Unix(self.socket(kind).into()),
             connect: TunnelAddress::Unix(there.into()),
+            waits: self.waits && kind == "mig",
         };
         let same = |kind: &str| pair(kind, &self.socket(kind));
         let mut pairs = vec![pair("rpc", &self.remote), same("mig")];
@@ -175,17 +209,39 @@ mod tests {
     }
 
     #[test]
-    fn what_libvirt_has_no_place_for_is_refused() {
-        for flag in [
-            &["--verify"][..],
-            &["--throttle"],
-            &["--detach"],
-            &["--transport", "rdma"],
-            &["--mode", "direct"],
-            &["--copy-storage", "all", "--storage-share", "20"],
-        ] {
-            assert_eq!(check(&flags(flag)).unwrap_err().exit, Exit::Usage, "{flag:?}");
+    fn what_there_is_no_place_for_is_refused() {
+        let direct = ["--mode", "direct"];
+        let usage = |refused: Result<(), Failure>, what: &[&str]| {
+            assert_eq!(refused.unwrap_err().exit, Exit::Usage, "{what:?}");
+        };
+        for flag in [&["--throttle"][..], &["--detach"], &["--copy-storage", "all", "--storage-share", "20"]]
+        {
+            usage(check(&flags(flag)), flag);
         }
-        check(&flags(&["--bandwidth", "1G", "--links", "10.0.0.0/24"])).unwrap();
+        for flag in [&["--copy-storage", "all"][..], &["--connections", "2"]] {
+            check(&flags(flag)).unwrap();
+            usage(check(&flags(&[&direct, flag].concat())), flag);
+        }
+        for flag in [&["--verify"][..], &["--max-rounds", "3"], &["--transport", "rdma"]] {
+            check(&flags(&[&direct, flag].concat())).unwrap();
+            usage(check_own(&flags(flag), None), flag);
+            let said = check_own(&flags(flag), Some("it has none")).unwrap_err();
+            assert!(said.message().contains("it has none"), "{}", said.message());
+        }
+        check_own(&flags(&["--bandwidth", "1G", "--links", "10.0.0.0/24"]), None).unwrap();
+    }
+
+    #[test]
+    fn only_the_migration_of_a_domain_whose_memory_the_agents_copy_waits() {
+        let flags = flags(&["--bandwidth", "80M"]);
+        let domain = flags.libvirt_domain().unwrap();
+        let plan = Plan::new(&domain, &flags, Changes::default(), true).unwrap();
+        assert!(plan.tunnel(&flags).pairs.iter().all(|pair| !pair.waits));
+        let plan = plan.waiting();
+        let pairs = plan.tunnel(&flags).pairs;
+        assert_eq!(pairs.iter().map(|pair| pair.waits).collect::<Vec<_>>(), [false, true]);
+        assert_eq!(pairs[1].listen, TunnelAddress::Unix(plan.stream()));
+        let words = plan.arguments().join(" ");
+        assert!(words.contains("--parallel-connections 1") && !words.contains("--bandwidth"), "{words}");
     }
 }

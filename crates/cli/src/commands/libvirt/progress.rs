@@ -62,6 +62,18 @@ impl<'a> Progress<'a> {
         Ok(())
     }
 
+    /// Which way the domain goes, and why not the other.
+    pub fn mode(&mut self, direct: bool, reason: Option<&str>) -> Result<(), Failure> {
+        let mode = if direct { "direct" } else { "stream" };
+        if self.context.json {
+            return self.context.print_json_line(&json!({"event": "mode", "mode": mode, "reason": reason}));
+        }
+        if let Some(reason) = reason {
+            self.say(&format!("by libvirt's own migration: {reason}"));
+        }
+        Ok(())
+    }
+
     /// Something that the operator should know.
     pub fn warn(&mut self, text: &str) -> Result<(), Failure> {
         if self.context.json {

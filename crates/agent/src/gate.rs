@@ -1,0 +1,300 @@
+//! Connections of a hypervisor that wait until they are let in, and whose bytes wait until they are let through.
+//!
+//! A hypervisor that is told to migrate to a socket connects, and sleeps in the kernel: the socket has a queue of one, which a
+//! connection of ours fills. When it is let in it stops its guest soon. From then on what it writes is always read (a
+//! hypervisor may write with its big lock held) and kept here, but for what came while the guest still ran; until it is
+//! let through, once, or never. What comes back from the other side always passes.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use socket2::{Domain, SockAddr, Type};
+
+use crate::faults::chain;
+
+/// Bytes read at a time.
+const PIECE_BYTES: usize = 256 << 10;
+/// Most bytes that are kept, as for device state elsewhere.
+const HELD_BYTES_MAX: u64 = 512 << 20;
+/// A migration has a main connection and one parallel one.
+const CONNECTIONS_MAX: usize = 8;
+/// Between two looks at whether it was shut.
+const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+
+/// Gates of this host, by their sockets.
+#[derive(Default)]
+pub struct Gates(Mutex<BTreeMap<PathBuf, Arc<Gate>>>);
+
+impl Gates {
+    /// One more.
+    pub fn add(&self, gate: Arc<Gate>) {
+        lock(&self.0).insert(gate.path.clone(), gate);
+    }
+
+    /// The one with this socket.
+    pub fn get(&self, path: &Path) -> Option<Arc<Gate>> {
+        lock(&self.0).get(path).cloned()
+    }
+
+    /// It is of no more use.
+    pub fn forget(&self, gate: &Gate) {
+        lock(&self.0).remove(&gate.path);
+    }
+}
+
+/// Where a connection goes on: the other end of a pair of sockets.
+type Connect = Box<dyn Fn(UnixStream) -> Result<(), String> + Send + Sync>;
+
+/// See the module.
+pub struct Gate {
+    path: PathBuf,
+    /// Until it is opened: the socket, and what fills its queue.
+    waiting: Mutex<Option<(UnixListener, UnixStream)>>,
+    connect: Connect,
+    state: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    connections: Vec<Connection>,
+    released: bool,
+    /// Why nothing goes on any more.
+    shut: Option<String>,
+}
+
+/// One of the hypervisor's, and what was read from it and not given on.
+struct Connection {
+    hypervisor: UnixStream,
+    onward: UnixStream,
+    read: u64,
+    given: u64,
+    /// So much of it may be given on.
+    allowed: u64,
+    pieces: VecDeque<Vec<u8>>,
+    ended: bool,
+}
+
+impl Connection {
+    /// The next bytes that may be given on.
+    fn take(&mut self) -> Option<Vec<u8>> {
+        let allowed = usize::try_from(self.allowed.saturating_sub(self.given)).unwrap_or(usize::MAX);
+        if allowed == 0 {
+            return None;
+        }
+        let mut piece = self.pieces.pop_front()?;
+        if piece.len() > allowed {
+            self.pieces.push_front(piece.split_off(allowed));
+        }
+        self.given += piece.len() as u64;
+        Some(piece)
+    }
+
+    fn cut(&self) {
+        for socket in [&self.hypervisor, &self.onward] {
+            // It fails only if it has ended already.
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Gate {
+    /// A socket at which connections wait. Each goes on by `connect` once it was let in.
+    pub fn new(path: &Path, connect: Connect) -> io::Result<Gate> {
+        let socket = socket2::Socket::new(Domain::UNIX, Type::STREAM, None)?;
+        socket.bind(&SockAddr::unix(path)?)?;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+        socket.listen(0)?;
+        let ours = UnixStream::connect(path)?;
+        let waiting = Mutex::new(Some((UnixListener::from(socket), ours)));
+        Ok(Gate { path: path.to_owned(), waiting, connect, state: Arc::default() })
+    }
+
+    /// Lets connections in. What they write is kept.
+    pub fn admit(self: &Arc<Gate>) -> io::Result<()> {
+        let waiting = lock(&self.waiting).take();
+        let (listener, ours) = waiting.ok_or_else(|| io::Error::other("it was opened or shut before"))?;
+        // The first in the queue is ours.
+        drop(listener.accept()?);
+        drop(ours);
+        listener.set_nonblocking(true)?;
+        let gate = self.clone();
+        std::thread::Builder::new().name("gate".into()).spawn(move || gate.accept(&listener)).map(drop)
+    }
+
+    fn accept(&self, listener: &UnixListener) {
+        while !self.is_shut() {
+            let mut fds = [PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN)];
+            let _ = poll(&mut fds, Some(&LOOK));
+            match listener.accept() {
+                Ok((socket, _)) => {
+                    if let Err(error) = self.take(socket) {
+                        self.shut(&format!("a connection could not be taken: {error}"));
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => self.shut(&format!("no connection can be taken: {error}")),
+            }
+        }
+    }
+
+    fn take(&self, hypervisor: UnixStream) -> Result<(), String> {
+        hypervisor.set_nonblocking(false).map_err(|error| chain(&error))?;
+        let (onward, other) = UnixStream::pair().map_err(|error| chain(&error))?;
+        let clone = |socket: &UnixStream| socket.try_clone().map_err(|error| chain(&error));
+        let (mut from, mut back_to) = (clone(&hypervisor)?, clone(&hypervisor)?);
+        let (mut to, mut back_from) = (clone(&onward)?, clone(&onward)?);
+        let index = {
+            let mut state = lock(&self.state.state);
+            if state.connections.len() >= CONNECTIONS_MAX {
+                return Err(format!("more than {CONNECTIONS_MAX} connections"));
+            }
+            let allowed = if state.released { u64::MAX } else { 0 };
+            let pieces = VecDeque::new();
+            let connection =
+                Connection { hypervisor, onward, read: 0, given: 0, allowed, pieces, ended: false };
+            state.connections.push(connection);
+            state.connections.len() - 1
+        };
+        (self.connect)(other)?;
+        let start = |name: &str, work: Box<dyn FnOnce() + Send>| {
+            std::thread::Builder::new().name(name.into()).spawn(work).map(drop).map_err(|error| chain(&error))
+        };
+        let shared = self.state.clone();
+        start("gate-read", Box::new(move || shared.read(index, &mut from)))?;
+        let shared = self.state.clone();
+        start("gate-write", Box::new(move || shared.write(index, &mut to)))?;
+        start("gate-back", Box::new(move || back(&mut back_from, &mut back_to)))
+    }
+
+    /// How much of each connection has come so far.
+    pub fn mark(&self) -> Vec<u64> {
+        lock(&self.state.state).connections.iter().map(|connection| connection.read).collect()
+    }
+
+    /// Lets through what had come at the mark: the guest ran after that.
+    pub fn pass(&self, mark: &[u64]) {
+        let mut state = lock(&self.state.state);
+        for (connection, mark) in state.connections.iter_mut().zip(mark) {
+            connection.allowed = connection.allowed.max(*mark);
+        }
+        self.state.changed.notify_all();
+    }
+
+    /// Lets everything through, for good.
+    pub fn release(&self) {
+        let mut state = lock(&self.state.state);
+        state.released = true;
+        state.connections.iter_mut().for_each(|connection| connection.allowed = u64::MAX);
+        self.state.changed.notify_all();
+    }
+
+    /// Nothing goes through any more, and who waits is refused.
+    pub fn shut(&self, why: &str) {
+        drop(lock(&self.waiting).take());
+        let _ = std::fs::remove_file(&self.path);
+        self.state.shut(why);
+    }
+
+    fn is_shut(&self) -> bool {
+        lock(&self.state.state).shut.is_some()
+    }
+
+    /// Why nothing goes through any more, if so.
+    pub fn why_shut(&self) -> Option<String> {
+        lock(&self.state.state).shut.clone()
+    }
+}
+
+impl Shared {
+    fn shut(&self, why: &str) {
+        let mut state = lock(&self.state);
+        state.shut.get_or_insert_with(|| why.to_owned());
+        state.connections.iter().for_each(Connection::cut);
+        self.changed.notify_all();
+    }
+
+    /// Reads always, until the end.
+    fn read(&self, index: usize, from: &mut UnixStream) {
+        let mut buffer = vec![0; PIECE_BYTES];
+        loop {
+            let came = from.read(&mut buffer);
+            let mut state = lock(&self.state);
+            let Some(connection) = state.connections.get_mut(index) else { return };
+            match came {
+                Ok(0) | Err(_) => {
+                    connection.ended = true;
+                    return self.changed.notify_all();
+                }
+                Ok(n) => {
+                    connection.read += n as u64;
+                    connection.pieces.push_back(buffer.iter().take(n).copied().collect());
+                    if connection.read - connection.given > HELD_BYTES_MAX {
+                        drop(state);
+                        return self.shut("more than 512 MiB came of a guest that stands");
+                    }
+                    self.changed.notify_all();
+                }
+            }
+        }
+    }
+
+    /// Gives on what may be given on.
+    fn write(&self, index: usize, to: &mut UnixStream) {
+        let mut state = lock(&self.state);
+        loop {
+            if state.shut.is_some() {
+                return;
+            }
+            let Some(connection) = state.connections.get_mut(index) else { return };
+            let Some(piece) = connection.take() else {
+                if connection.ended && connection.pieces.is_empty() {
+                    let _ = to.shutdown(Shutdown::Write);
+                    return;
+                }
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            drop(state);
+            let gone = to.write_all(&piece).is_err();
+            state = lock(&self.state);
+            if gone {
+                state.connections.get(index).into_iter().for_each(Connection::cut);
+                return;
+            }
+        }
+    }
+}
+
+/// What comes from the other side passes at once.
+fn back(from: &mut UnixStream, to: &mut UnixStream) {
+    if io::copy(from, to).is_err() {
+        let _ = from.shutdown(Shutdown::Both);
+    }
+    let _ = to.shutdown(Shutdown::Write);
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        self.shut("nobody uses it any more");
+    }
+}
+
+#[cfg(test)]
+mod tests;

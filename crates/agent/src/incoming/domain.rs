@@ -1,0 +1,157 @@
+//! A domain that comes to this host: libvirt has started its QEMU, which waits for a stream that the source holds back. It is found by
+//! the domain's name, its RAM is filled, and it is let go: never run and never ended here.
+
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use linerate_core::destination::Event;
+use linerate_core::{Code, Fault, RegionInfo, Side, Step};
+use linerate_guest::description::GuestDescription;
+use linerate_guest::domain::{self, DomainError};
+use linerate_guest::qmp::Qmp;
+use linerate_guest::read;
+use linerate_guest::registry::GuestRecord;
+use linerate_memory::{Mapping, RamBlock};
+use linerate_net::region::Region;
+use linerate_net::table::RegionTable;
+
+use super::worker::{State, here};
+use crate::faults::chain;
+use crate::ram::Ram;
+
+const QMP_WAIT: Duration = Duration::from_secs(10);
+/// QEMU loads its state, or libvirt ends it.
+const PUT_BACK_WAIT: Duration = Duration::from_secs(30);
+
+/// A QEMU of libvirt's that waits.
+pub(super) struct Domain {
+    record: GuestRecord,
+    /// None once it was let go.
+    qmp: Option<Qmp>,
+    found: GuestDescription,
+}
+
+fn refuse(code: Code, detail: impl Into<String>) -> Fault {
+    Fault::new(code, Step::Admit, Side::Destination, detail)
+}
+
+impl State {
+    /// Finds the waiting QEMU and maps its RAM. Nothing is set yet.
+    pub(super) fn admit_domain(
+        &mut self,
+        offered: &GuestDescription,
+        regions: &[RegionInfo],
+    ) -> Result<(), Fault> {
+        let deadline = Instant::now() + QMP_WAIT;
+        let failed = |code, error: &(dyn std::error::Error + 'static)| here(code, Step::Admit, error);
+        let opened = domain::open(&self.agent.config.domain_sockets, &offered.name, deadline);
+        let (record, mut qmp) = opened.map_err(|error| match &error {
+            DomainError::NoSocket { .. } => failed(Code::ResourceMissing, &error),
+            _ => failed(Code::HypervisorFailed, &error),
+        })?;
+        let found = read::read(&mut qmp, record.process.pid, deadline);
+        let found = found.map_err(|error| failed(Code::HypervisorFailed, &error))?;
+        check(offered, &found)?;
+        for (block, region) in found.regions().zip(regions) {
+            let path = PathBuf::from(block.path.clone().unwrap_or_default());
+            let block = RamBlock::find(record.process.pid, &block.id, &path);
+            let block = block.map_err(|error| failed(Code::MemoryFailed, &error))?;
+            let mapping = Mapping::new(&block).map_err(|error| failed(Code::MemoryFailed, &error))?;
+            if mapping.size() != region.size {
+                let detail = format!("the file of RAM block {} has {} bytes", region.name, mapping.size());
+                return Err(refuse(Code::GuestDiffers, detail));
+            }
+            self.ram.push(Arc::new(Ram::new(mapping)));
+        }
+        let table = regions.iter().zip(&self.ram);
+        let table = table.map(|(info, ram)| (info.id, ram.clone() as Arc<dyn Region>));
+        let _ = self.shared.regions.set(Arc::new(RegionTable::new(table)));
+        self.domain = Some(Domain { record, qmp: Some(qmp), found });
+        Ok(())
+    }
+
+    /// Has the waiting QEMU expect a stream without RAM; first the journal.
+    pub(super) fn prepare_domain(&mut self) -> Result<(), Fault> {
+        let Some(Domain { record, found, .. }) = &self.domain else { return Err(no_domain()) };
+        let (pid, found) = (record.process.pid, found.clone());
+        self.note_domain(false)?;
+        let qmp = self.domain.as_mut().and_then(|domain| domain.qmp.as_mut()).ok_or_else(no_domain)?;
+        domain::ignore_shared(qmp, true, Instant::now() + QMP_WAIT)
+            .map_err(|error| here(Code::HypervisorFailed, Step::Prepare, &error))?;
+        let (regions, touched) = self.look_at_ram(pid, &found)?;
+        self.shared.tell(Event::Prepared { regions, touched });
+        Ok(())
+    }
+
+    /// What the next life of this agent must know, to put the capability back.
+    fn note_domain(&self, over: bool) -> Result<(), Fault> {
+        let Some(domain) = &self.domain else { return Err(no_domain()) };
+        let noted = Some((domain.record.clone(), over));
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).domain = noted;
+        self.note_waiting()
+    }
+
+    /// Puts the capability back, if it was set. On `Err` the journal still says so.
+    fn let_go(&mut self) -> Result<(), Fault> {
+        let Some(domain) = &mut self.domain else { return Err(no_domain()) };
+        // QEMU serves one at a time.
+        domain.qmp = None;
+        let is_noted = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).domain.is_some();
+        if !is_noted {
+            return Ok(());
+        }
+        domain::put_back(&domain.record, Instant::now() + PUT_BACK_WAIT)
+            .map_err(|error| here(Code::HypervisorFailed, Step::CleanUp, &error))?;
+        self.note_domain(true)
+    }
+
+    /// libvirt runs the guest.
+    pub(super) fn release(&mut self) -> Result<(), Fault> {
+        self.let_go()?;
+        self.shared.tell(Event::Released);
+        Ok(())
+    }
+
+    /// Nothing came of it: what becomes of the QEMU is libvirt's to say.
+    pub(super) fn leave_domain(&mut self) -> Result<(), Fault> {
+        self.shared.channels.close_all();
+        if let Err(fault) = self.let_go() {
+            tracing::error!(
+                error = chain(&fault),
+                "x-ignore-shared may still be on: do not save this domain; the next start of the agent tries again"
+            );
+        }
+        self.shared.tell(Event::TornDown);
+        Ok(())
+    }
+}
+
+/// Whether the QEMU that was found waits for this very guest.
+fn check(offered: &GuestDescription, found: &GuestDescription) -> Result<(), Fault> {
+    if found.run_state != "inmigrate" {
+        let detail = format!("the domain {} is {} here, and does not wait", offered.name, found.run_state);
+        return Err(refuse(Code::GuestExists, detail));
+    }
+    let facts = |guest: &GuestDescription| (guest.name.clone(), guest.uuid.clone(), guest.machine.clone());
+    if facts(offered) != facts(found) {
+        let detail = format!("the QEMU that waits is {:?}, not {:?}", facts(found), facts(offered));
+        return Err(refuse(Code::GuestDiffers, detail));
+    }
+    let blocks = |guest: &GuestDescription| -> Vec<(String, u64)> {
+        guest.regions().map(|block| (block.id.clone(), block.size)).collect()
+    };
+    if blocks(offered) != blocks(found) {
+        let detail = format!(
+            "RAM in shared files is {:?} in the QEMU that waits, and {:?} at the source",
+            blocks(found),
+            blocks(offered)
+        );
+        return Err(refuse(Code::GuestDiffers, detail));
+    }
+    Ok(())
+}
+
+fn no_domain() -> Fault {
+    Fault::new(Code::Internal, Step::Prepare, Side::Destination, "this session brings no domain")
+}

@@ -1,0 +1,346 @@
+//! Domains of libvirt that leave this host: libvirt drives, QEMU's connection waits in a gate while RAM is copied, and is let through
+//! when all of it is sealed at the destination. Nothing is set in QEMU but one capability; the guest is neither run nor ended here.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use linerate_api::{DomainMove, MigrateRequest, ModeChoice};
+use linerate_core::source::Event;
+use linerate_core::{Code, Fault, GuestState, SessionId, Side, Step, Time};
+use linerate_guest::description::GuestDescription;
+use linerate_guest::domain::{self, DomainError};
+use linerate_guest::migrate::SourceQemu;
+use linerate_guest::process;
+use linerate_guest::qmp::Qmp;
+use linerate_guest::registry::GuestRecord;
+
+use super::Input;
+use super::worker::{HOLD_WAIT, Job, State, qemu_fault};
+use crate::agent::Agent;
+use crate::faults::{chain, fault};
+use crate::gate::{Gate, Gates};
+use crate::journal::{Record, Role};
+
+/// From the session's begin to libvirt's own migration: it starts the QEMU at the destination meanwhile.
+const STREAM_WAIT: Duration = Duration::from_secs(300);
+/// Whoever asked for the session makes the tunnel at once.
+const TUNNEL_WAIT: Duration = Duration::from_secs(30);
+/// QEMU ends a migration whose connections are shut, and libvirt lets the guest run again.
+const LET_GO_WAIT: Duration = Duration::from_secs(30);
+/// Between two looks at QEMU where nothing is in a hurry.
+const LOOK: Duration = Duration::from_millis(20);
+/// Between two looks at whether libvirt's migration was given up while RAM is copied.
+const WATCH: Duration = Duration::from_millis(200);
+/// Between two looks while the guest stops, and while its stream goes through.
+const POLL: Duration = Duration::from_millis(1);
+
+/// What is known of a domain that leaves.
+pub(super) struct Leaving {
+    stream: PathBuf,
+    gates: Arc<Gates>,
+    put_back: AtomicBool,
+}
+
+impl Leaving {
+    pub fn new(domain: &DomainMove, gates: Arc<Gates>) -> Leaving {
+        Leaving { stream: domain.stream.clone(), gates, put_back: AtomicBool::new(false) }
+    }
+
+    /// Whether the capability is off again.
+    pub fn is_put_back(&self) -> bool {
+        self.put_back.load(Ordering::SeqCst)
+    }
+
+    fn gate(&self) -> Option<Arc<Gate>> {
+        self.gates.get(&self.stream)
+    }
+
+    /// Nothing goes through any more.
+    fn shut(&self, why: &str) {
+        if let Some(gate) = self.gate() {
+            gate.shut(why);
+        }
+    }
+}
+
+fn here(code: Code, detail: impl Into<String>) -> Fault {
+    Fault::new(code, Step::Resolve, Side::Source, detail)
+}
+
+/// The domain's second monitor.
+pub(super) fn open(agent: &Agent, name: &str, deadline: Instant) -> Result<(GuestRecord, Qmp), Fault> {
+    domain::open(&agent.config.domain_sockets, name, deadline).map_err(|error| {
+        let code = match &error {
+            DomainError::Silent { .. } | DomainError::Process(_) => Code::HypervisorFailed,
+            DomainError::Name(_) | DomainError::NoSocket { .. } => Code::NotMigratable,
+        };
+        fault(code, Step::Resolve, Side::Source, &error)
+    })
+}
+
+/// Whether it can go this way, apart from its memory and devices.
+pub(super) fn check(request: &MigrateRequest, description: &mut GuestDescription) -> Result<(), Fault> {
+    description.domain = true;
+    let name = &request.guest;
+    if description.name != *name {
+        let detail = format!("the QEMU behind the socket of {name} calls itself {}", description.name);
+        return Err(here(Code::NotMigratable, detail));
+    }
+    if !description.is_running() {
+        return Err(here(Code::NotMigratable, format!("{name} is {}, and must run", description.run_state)));
+    }
+    if request.mode != ModeChoice::Direct || request.throttle {
+        let detail =
+            "a domain is asked for in direct mode, and is not slowed down: libvirt would see it stop";
+        return Err(here(Code::NotMigratable, detail));
+    }
+    Ok(())
+}
+
+/// Sets the capability before libvirt begins; first the journal. On `Err` it is not set.
+pub(super) fn set(agent: &Agent, session: SessionId, record: &Record, qmp: &mut Qmp) -> Result<(), Fault> {
+    let failed =
+        |code, error: &(dyn std::error::Error + 'static)| fault(code, Step::Resolve, Side::Source, error);
+    agent.journal.put(session, record).map_err(|error| failed(Code::JournalFailed, &error))?;
+    let Err(error) = domain::ignore_shared(qmp, true, State::deadline()) else { return Ok(()) };
+    // It may have been set all the same.
+    if domain::ignore_shared(qmp, false, State::deadline()).is_ok()
+        && let Role::Domain { qemu, .. } = &record.role
+    {
+        let role = Role::Domain { qemu: qemu.clone(), over: true };
+        if let Err(error) = agent.journal.put(session, &Record { role, ..record.clone() }) {
+            tracing::error!(%session, error = chain(&error), "the journal was not written; the next start looks at it again");
+        }
+    }
+    Err(failed(Code::HypervisorFailed, &error))
+}
+
+impl State {
+    fn gate(&self, step: Step) -> Result<Arc<Gate>, Fault> {
+        let gone = || {
+            Fault::new(
+                Code::HypervisorFailed,
+                step,
+                Side::Source,
+                "the tunnel of libvirt's migration is gone",
+            )
+        };
+        let gate = self.shared.domain.as_ref().and_then(Leaving::gate).ok_or_else(gone)?;
+        match gate.why_shut() {
+            Some(why) => Err(Fault::new(Code::HypervisorFailed, step, Side::Source, why)),
+            None => Ok(gate),
+        }
+    }
+
+    fn is_abandoned(&self) -> bool {
+        self.abandon.load(Ordering::SeqCst)
+    }
+
+    /// Waits until QEMU was told to migrate: then the one at the destination waits, and nothing is sent yet.
+    pub(super) fn await_stream(&mut self) -> Result<(), Fault> {
+        let began = Instant::now();
+        let mut has_tunnel = false;
+        while !self.is_abandoned() {
+            has_tunnel |= self.shared.domain.as_ref().and_then(Leaving::gate).is_some();
+            if has_tunnel || began.elapsed() > TUNNEL_WAIT {
+                self.gate(Step::Resolve)?;
+            }
+            let status = self.guest.qemu.migration_status(Self::deadline());
+            // One that has ended is of before.
+            if status.map_err(|error| qemu_fault(Step::Resolve, &error))? == "setup" {
+                self.gate(Step::Resolve)?;
+                self.shared.tell(Event::Start);
+                return Ok(());
+            }
+            if began.elapsed() > STREAM_WAIT {
+                let detail =
+                    format!("libvirt's own migration did not come within {} s", STREAM_WAIT.as_secs());
+                return Err(here(Code::TimedOut, detail));
+            }
+            std::thread::sleep(LOOK);
+        }
+        Ok(())
+    }
+
+    /// The next job, while libvirt's migration waits and can be given up by others; none if it is, or does not wait.
+    pub(super) fn next_of_domain(&mut self, inbox: &Receiver<Job>) -> Option<Job> {
+        while self.shared.domain.is_some() && self.is_attached() {
+            match inbox.recv_timeout(WATCH) {
+                Ok(job) => return Some(job),
+                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            let step = self.shared.brain().step();
+            if let Err(fault) = self.check_domain(step) {
+                self.shared.tell(Event::Failed(fault));
+                return None;
+            }
+        }
+        None
+    }
+
+    /// Whether libvirt's migration still waits, where there is one.
+    pub(super) fn check_domain(&mut self, step: Step) -> Result<(), Fault> {
+        if self.shared.domain.is_none() {
+            return Ok(());
+        }
+        self.gate(step)?;
+        let status = self.guest.qemu.migration_status(Self::deadline());
+        let status = status.map_err(|error| qemu_fault(step, &error))?;
+        if matches!(status.as_str(), "failed" | "cancelling" | "cancelled" | "none") {
+            let detail = format!("libvirt's own migration is {status}: see what libvirt says");
+            return Err(Fault::new(Code::HypervisorFailed, step, Side::Source, detail));
+        }
+        Ok(())
+    }
+
+    /// Lets QEMU's connections in. It stops the guest within milliseconds, as it has no RAM to send. What it wrote while the guest ran
+    /// goes through, because newer ones wait for an answer to it before they stop; all else is held.
+    pub(super) fn stop_domain(&mut self) -> Result<(), Fault> {
+        self.throttle_percent = 0;
+        let step = Step::Blackout;
+        let gate = self.gate(step)?;
+        gate.admit().map_err(|error| fault(Code::HypervisorFailed, step, Side::Source, &error))?;
+        let deadline = Instant::now() + HOLD_WAIT;
+        let mut ran_at = Instant::now();
+        while !self.is_abandoned() {
+            // Before the question: what came until now was written by a guest that runs, if the answer says so.
+            let mark = gate.mark();
+            let asked_at = Instant::now();
+            let status =
+                self.guest.qemu.status(Self::deadline()).map_err(|error| qemu_fault(step, &error))?;
+            let runs = status == "running";
+            // A guest that somebody has suspended stands too, and not for good.
+            if !runs && self.has_stopped_for_good()? {
+                // Not later than it stopped.
+                let stopped_at: Time = self.shared.clock.at(ran_at);
+                let _ = self.shared.inbox.send(Input::EventAt(stopped_at, Event::GuestStopped));
+                self.check_domain(step)?;
+                self.shared.tell(Event::Holding);
+                return Ok(());
+            }
+            if runs {
+                ran_at = asked_at;
+                gate.pass(&mark);
+            }
+            self.check_domain(step)?;
+            if Instant::now() > deadline {
+                let detail = format!("QEMU did not stop the guest within {} s", HOLD_WAIT.as_secs());
+                return Err(Fault::new(Code::TimedOut, step, Side::Source, detail));
+            }
+            std::thread::sleep(POLL);
+        }
+        Ok(())
+    }
+
+    /// Whether QEMU itself has stopped the guest to hand it over. libvirt has it pause before that (`pause-before-switchover`), which is
+    /// a status of its own.
+    fn has_stopped_for_good(&mut self) -> Result<bool, Fault> {
+        let status = self.guest.qemu.migration_status(Self::deadline());
+        let status = status.map_err(|error| qemu_fault(Step::Blackout, &error))?;
+        Ok(matches!(status.as_str(), "pre-switchover" | "device" | "completed"))
+    }
+
+    /// RAM is sealed: the stream goes. libvirt runs the guest there and ends it here, or lets it run here again.
+    pub(super) fn let_through(&mut self) -> Result<(), Fault> {
+        let step = Step::Commit;
+        self.gate(step)?.release();
+        let mut completed = false;
+        while !self.is_abandoned() {
+            let status = self.guest.qemu.migration_status(Self::deadline());
+            completed |= status.as_ref().is_ok_and(|status| status == "completed");
+            let runs = self.guest.qemu.status(Self::deadline());
+            match (status, runs) {
+                (Ok(status), Ok(state)) if state == "running" => {
+                    let detail = format!("libvirt runs the guest here again; its migration is {status}");
+                    return Err(Fault::new(Code::HypervisorFailed, step, Side::Source, detail));
+                }
+                (Ok(_), Ok(_)) => std::thread::sleep(POLL),
+                (Err(error), _) | (_, Err(error)) => {
+                    if !self.guest.record.process.wait_end(Self::deadline()) {
+                        return Err(qemu_fault(step, &error));
+                    }
+                    if !completed {
+                        let detail = "its QEMU has ended, and had not sent everything when it was last asked";
+                        return Err(Fault::new(Code::GuestGone, step, Side::Source, detail));
+                    }
+                    self.shared.tell(Event::Left);
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// QEMU's migration fails when its connections are shut, and libvirt sees to the guest. Each part is tried whatever became of the
+    /// others.
+    pub(super) fn roll_back_domain(&mut self) -> Result<(), Fault> {
+        self.throttle_percent = 0;
+        self.detach();
+        let let_through = matches!(self.shared.brain().step(), Step::Commit);
+        if let Some(domain) = &self.shared.domain {
+            domain.shut("the migration was given up");
+        }
+        let deadline = Instant::now() + LET_GO_WAIT;
+        let mut done = self.put_back_domain();
+        while done.is_err() && self.guest.record.is_alive() && Instant::now() < deadline {
+            std::thread::sleep(LOOK);
+            done = self.put_back_domain();
+        }
+        let guest = match (done, self.guest.record.is_alive()) {
+            (_, false) if let_through => GuestState::Undecided,
+            (_, false) => GuestState::Gone,
+            (Ok(()), true) => self.guest_again(deadline),
+            (Err(error), true) => {
+                tracing::error!(
+                    error,
+                    "x-ignore-shared may still be on: do not save this domain; the next start of the agent tries again"
+                );
+                self.guest_again(deadline)
+            }
+        };
+        self.shared.tell(Event::RolledBack(guest));
+        Ok(())
+    }
+
+    /// Switches the capability off; refused as long as QEMU migrates.
+    fn put_back_domain(&mut self) -> Result<(), String> {
+        let off = domain::ignore_shared(self.guest.qemu.qmp(), false, Self::deadline());
+        if let Err(error) = &off
+            && !matches!(error, linerate_guest::qmp::QmpError::Refused { .. })
+            && let Ok(qmp) = process::connect(&self.guest.record, Self::deadline())
+        {
+            self.guest.qemu = SourceQemu::recovered(qmp, true, None);
+        }
+        off.map_err(|error| chain(&error))?;
+        if let Some(domain) = &self.shared.domain {
+            domain.put_back.store(true, Ordering::SeqCst);
+        }
+        Ok(())
+    }
+
+    /// What the guest does, once libvirt has had its time to let it run.
+    fn guest_again(&mut self, deadline: Instant) -> GuestState {
+        loop {
+            match self.guest.qemu.status(Self::deadline()) {
+                Ok(state) if state == "running" => return GuestState::RunsAtSource,
+                _ if !self.guest.record.is_alive() => return GuestState::Gone,
+                _ if Instant::now() >= deadline => return GuestState::PausedAtSource,
+                _ => std::thread::sleep(LOOK),
+            }
+        }
+    }
+
+    /// It has left: its process here has ended, and with it what was set in it.
+    pub(super) fn forget_domain(&mut self) -> Result<(), Fault> {
+        self.detach();
+        if let Some(domain) = &self.shared.domain {
+            domain.put_back.store(true, Ordering::SeqCst);
+        }
+        self.shared.tell(Event::CleanedUp);
+        Ok(())
+    }
+}

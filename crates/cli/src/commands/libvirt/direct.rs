@@ -1,0 +1,172 @@
+//! RAM from RAM to RAM, while libvirt's own migration waits: the agents copy and let its stream through when all of it is there.
+
+use std::time::Duration;
+
+use linerate_api::{DomainMove, MigrateRequest, MigrationId, ModeChoice, TunnelEvent, TunnelStream};
+use tokio::io::AsyncReadExt;
+use tokio::sync::Notify;
+use tokio::time::timeout;
+
+use super::plan::Plan;
+use super::progress::Progress;
+use super::virsh::{Virsh, words};
+use super::xml::Changes;
+use super::{agent_gone, failed};
+use crate::context::Context;
+use crate::display::view::View;
+use crate::display::{Start, watch};
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::flags::{Domain, MigrateFlags};
+
+/// What the agent says of a domain that cannot go this way, and has not touched.
+const NOT_THIS_WAY: [&str; 4] = ["not_migratable", "hypervisor_failed", "tracking_failed", "memory_failed"];
+/// The agents see by themselves that libvirt gave up, and why the domain's move ended.
+const VERDICT_WAIT: Duration = Duration::from_secs(5);
+
+/// Which way it goes.
+pub enum Way {
+    /// The agents copy, in a migration that has begun and waits for libvirt's.
+    Direct(MigrationId),
+    /// By libvirt's own, and why.
+    Own(Option<String>),
+}
+
+/// Chooses. Where it can go from RAM to RAM, that has begun: the agent has looked at it.
+pub async fn choose(
+    domain: &Domain,
+    plan: &Plan,
+    flags: &MigrateFlags,
+    context: &Context,
+) -> Result<Way, Failure> {
+    let own = match flags.mode {
+        ModeChoice::Stream => Some(None),
+        _ if flags.copy_storage.is_some() => Some(Some("disks go along (--copy-storage)".to_owned())),
+        _ if flags.connections.is_some() => Some(Some("--connections is given".to_owned())),
+        _ => None,
+    };
+    if let Some(reason) = own {
+        return Ok(Way::Own(reason));
+    }
+    let stream = DomainMove { stream: plan.stream() };
+    let request = MigrateRequest {
+        guest: domain.name.clone(),
+        mode: ModeChoice::Direct,
+        domain: Some(stream),
+        ..flags.request()
+    };
+    match context.client.migrate(&request).await.map_err(Failure::from) {
+        Ok(id) => Ok(Way::Direct(id)),
+        Err(refused) if flags.mode == ModeChoice::Auto && refused.has_code(&NOT_THIS_WAY) => {
+            Ok(Way::Own(Some(refused.message().to_owned())))
+        }
+        Err(refused) => Err(refused),
+    }
+}
+
+/// A domain whose migration has begun at the agents.
+pub struct Direct<'a> {
+    pub id: MigrationId,
+    pub domain: &'a Domain,
+    pub plan: &'a Plan,
+    pub changes: &'a Changes,
+    pub flags: &'a MigrateFlags,
+    pub context: &'a Context,
+}
+
+/// How libvirt's part ended. The tunnel stands as long as this lives.
+struct Driven {
+    _tunnel: TunnelStream,
+    /// What libvirt said, if it failed.
+    said: Option<String>,
+    /// The agents had not ended theirs by themselves.
+    first: bool,
+}
+
+impl Direct<'_> {
+    /// Drives libvirt and watches the agents.
+    pub async fn run(self, mut progress: Progress<'_>) -> Result<Exit, Failure> {
+        let over = Notify::new();
+        let budget = self.flags.request().blackout_budget_ms();
+        let view = View::new(&self.domain.name, &self.flags.to, Some(budget));
+        let start = Start { id: self.id.clone(), view, quiet: self.flags.quiet, cancel: false };
+        let watching = async {
+            let watched = watch(self.context, start).await;
+            over.notify_one();
+            watched
+        };
+        let (watched, driven) = tokio::join!(watching, self.drive(&over));
+        let driven = driven?;
+        let here = Virsh::new(&self.domain.uri);
+        let Some(said) = &driven.said else {
+            let there = Virsh::new(self.plan.destination());
+            let state = there.state(&self.domain.name).await.unwrap_or_else(|_| "unknown".into());
+            let fault = match &watched {
+                Ok(Exit::Ok) => None,
+                Ok(_) => Some("see the migration's last event".to_owned()),
+                Err(failure) => Some(failure.message().to_owned()),
+            };
+            if let Some(fault) = &fault {
+                progress.warn(&format!("libvirt has moved the domain, and then: {fault}"))?;
+            }
+            progress.completed(&self.domain.name, &self.flags.to, &state, None)?;
+            return Ok(if fault.is_none() { Exit::Ok } else { Exit::MovedWithFault });
+        };
+        match watched {
+            Err(failure) if !driven.first => Err(failure.and(&format!("libvirt says: {said}"))),
+            Ok(exit) if !driven.first && exit != Exit::Ok => {
+                // Its last event was printed; libvirt's words are not in it.
+                progress.warn(&format!("libvirt says: {said}"))?;
+                Ok(exit)
+            }
+            _ => Err(failed(&here, self.domain, said, "", false, false).await),
+        }
+    }
+
+    async fn drive(&self, over: &Notify) -> Result<Driven, Failure> {
+        let driven = self.drive_libvirt(over).await;
+        let ours = driven.as_ref().map_or(true, |driven| driven.first);
+        if ours {
+            // If it is over already, all the better.
+            let _ = self.context.client.cancel(&self.id).await;
+        }
+        driven
+    }
+
+    async fn drive_libvirt(&self, over: &Notify) -> Result<Driven, Failure> {
+        let mut tunnel = self.context.client.tunnel(&self.plan.tunnel(self.flags)).await?;
+        while !matches!(tunnel.next().await?.ok_or_else(agent_gone)?, TunnelEvent::Ready { .. }) {}
+        self.changes.parse_at(&Virsh::new(self.plan.destination())).await?;
+        let here = Virsh::new(&self.domain.uri);
+        let mut child = here.start(&self.plan.arguments())?;
+        let mut errors = child.stderr.take();
+        let (mut is_over, mut tunnel_ended, mut trouble) = (false, false, None);
+        let status = loop {
+            tokio::select! {
+                status = child.wait() => break status.map_err(|error| Failure::output(&error))?,
+                event = tunnel.next(), if !tunnel_ended => match event? {
+                    Some(TunnelEvent::Refused { reason }) => { trouble.get_or_insert(reason); }
+                    Some(TunnelEvent::Ended { error }) => { trouble.get_or_insert(error.message); }
+                    Some(_) => {}
+                    None => tunnel_ended = true,
+                },
+                () = over.notified(), if !is_over => {
+                    is_over = true;
+                    // Where it has moved, libvirt has no job any more; where it has not, its job need not end by itself at once.
+                    let _ = here.run(&["domjobabort", &self.domain.name]).await;
+                }
+            }
+        };
+        if status.success() {
+            return Ok(Driven { _tunnel: tunnel, said: None, first: false });
+        }
+        let mut said = Vec::new();
+        if let Some(errors) = &mut errors {
+            // What was said up to its end is all that there is.
+            let _ = errors.read_to_end(&mut said).await;
+        }
+        let said = words(&said) + &trouble.map(|text| format!("; {text}")).unwrap_or_default();
+        let first = !is_over && timeout(VERDICT_WAIT, over.notified()).await.is_err();
+        Ok(Driven { _tunnel: tunnel, said: Some(said), first })
+    }
+}

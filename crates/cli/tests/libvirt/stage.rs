@@ -1,0 +1,242 @@
+//! Two hosts with libvirt and agents, and a domain.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use linerate_lab::libvirt::IMAGES;
+use linerate_lab::{
+    Agent, AgentOptions, Console, DiskMode, GuestParameters, GuestSpec, Lab, Libvirt, LibvirtVersion,
+    LinkSpec, make_disk,
+};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// Long enough for a slow machine; only a hang meets it.
+pub const LONG: Duration = Duration::from_secs(240);
+const DISK_MB: u64 = 24;
+
+/// One stage at a time.
+static ONE: Mutex<()> = Mutex::new(());
+
+/// Two hosts with libvirt and agents, and a domain that runs at the first, with a disk that they do not share.
+pub struct Stage {
+    pub agents: Vec<Agent>,
+    pub libvirts: Vec<Libvirt>,
+    pub console: Console,
+    pub lab: Lab,
+    _one: MutexGuard<'static, ()>,
+}
+
+impl Stage {
+    pub fn new(version: LibvirtVersion) -> Stage {
+        let stage = Stage::empty(version);
+        let disk = PathBuf::from(IMAGES).join("g.img");
+        let parameters = GuestParameters { mem_mb: 32, dirty_mbps: 16, ..GuestParameters::default() };
+        let guest = GuestSpec::new("g", parameters).disk(&disk, DiskMode::Direct);
+        make_disk(&stage.libvirts[0].images().join("g.img"), DISK_MB).unwrap();
+        stage.empty_disk(1);
+        stage.libvirts[0].start_domain(&guest).unwrap();
+        stage.console.wait_passes(2, LONG).unwrap();
+        stage
+    }
+
+    /// With a domain that has no disk, whose RAM is a shared file and that has a second monitor.
+    pub fn shared(version: LibvirtVersion) -> Stage {
+        let stage = Stage::empty(version);
+        let parameters = GuestParameters { mem_mb: 48, dirty_mbps: 16, ..GuestParameters::default() };
+        stage.libvirts[0].start_shared_domain(&GuestSpec::new("g", parameters)).unwrap();
+        stage.console.wait_passes(2, LONG).unwrap();
+        stage
+    }
+
+    /// Without a domain.
+    pub fn empty(version: LibvirtVersion) -> Stage {
+        let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let lab = Lab::builder().links([LinkSpec::shaped(300); 2]).build().unwrap();
+        let libvirts: Vec<Libvirt> =
+            lab.hosts().iter().map(|host| Libvirt::start(host, version).unwrap()).collect();
+        let allowed =
+            "tunnel_targets = [\"unix:/run/libvirt/libvirt-sock\", \"unix:/run/linerate-libvirt/\"]";
+        let agents =
+            libvirts.iter().map(|libvirt| Agent::start(libvirt.host(), options(allowed)).unwrap()).collect();
+        let console = Console::new([libvirts[0].console("g")]);
+        Stage { agents, libvirts, console, lab, _one: one }
+    }
+
+    /// A disk without content, for what comes to this host.
+    pub fn empty_disk(&self, host: usize) {
+        self.empty_image(host, "g.img");
+    }
+
+    pub fn empty_image(&self, host: usize, name: &str) {
+        let file = std::fs::File::create(self.libvirts[host].images().join(name)).unwrap();
+        file.set_len(DISK_MB << 20).unwrap();
+    }
+
+    /// Writes a file on a host, and names it as programs there do.
+    pub fn write(&self, host: usize, name: &str, text: &str) -> String {
+        std::fs::write(self.libvirts[host].images().join(name), text).unwrap();
+        format!("{IMAGES}/{name}")
+    }
+
+    /// What it said at the first host ends here; if it comes back it begins a new file there.
+    pub fn listen_at_second(&mut self) {
+        let said = self.libvirts[0].images().join("said");
+        std::fs::rename(self.libvirts[0].console("g"), &said).unwrap();
+        self.console = Console::new([said, self.libvirts[1].console("g")]);
+    }
+
+    fn command(&self, from: usize, more: &[&str]) -> Command {
+        let mut command = self.agents[from].client();
+        let to = self.agents[1 - from].address(0).to_string();
+        command.args(["migrate", "qemu:///system/g", "--json", "--no-check", "--to", &to]);
+        command.args(more).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    /// Begins a move with its disk.
+    pub fn start(&self, from: usize, more: &[&str]) -> Moving {
+        self.start_bare(from, &[&["--copy-storage", "all"], more].concat())
+    }
+
+    /// Begins a move with these flags and no others.
+    pub fn start_bare(&self, from: usize, more: &[&str]) -> Moving {
+        Moving::new(self.command(from, more).spawn().unwrap())
+    }
+
+    pub fn state(&self, host: usize) -> Option<String> {
+        self.libvirts[host].virsh(&["domstate", "g"]).ok().map(|text| text.trim().to_owned())
+    }
+
+    /// It runs there and nowhere else, and goes on with whole memory and disk.
+    pub fn is_whole_at(&self, host: usize) {
+        assert_eq!(self.state(host).as_deref(), Some("running"), "at host {host}");
+        let deadline = Instant::now() + LONG;
+        while let Some(state) = self.state(1 - host) {
+            assert_ne!(state, "running", "there are two");
+            assert!(Instant::now() < deadline, "it stays at the other host and is {state}");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        self.console.wait_passes(2, LONG).unwrap();
+        assert!(self.console.bad_lines().is_empty(), "{}", self.console.text());
+        assert!(self.console.passes_follow(), "{:?}", self.console.passes());
+    }
+
+    /// No socket of a migration is left, and no tunnel.
+    pub fn nothing_is_left(&self) {
+        for libvirt in &self.libvirts {
+            let folder = libvirt.host().directory().join("libvirt/sockets");
+            let deadline = Instant::now() + LONG;
+            loop {
+                // What QEMU made at the destination it also removes, but not after a failure.
+                let left = std::fs::read_dir(&folder).unwrap().flatten();
+                let left: Vec<_> =
+                    left.map(|entry| entry.file_name()).filter(|name| !is_of_qemu(name)).collect();
+                if left.is_empty() {
+                    break;
+                }
+                assert!(Instant::now() < deadline, "left behind: {left:?}");
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        }
+    }
+}
+
+fn is_of_qemu(name: &std::ffi::OsStr) -> bool {
+    name.to_string_lossy().ends_with("-mig.sock") || name.to_string_lossy().ends_with("-nbd.sock")
+}
+
+fn options(configuration: &str) -> AgentOptions {
+    AgentOptions {
+        binary: Some(env!("CARGO_BIN_EXE_linerate").into()),
+        configuration: configuration.into(),
+        environment: vec![("LINERATE_LOG".into(), "debug".into())],
+    }
+}
+
+/// A `linerate migrate` under way; killed when dropped.
+pub struct Moving {
+    child: Child,
+    lines: Arc<Mutex<Vec<Value>>>,
+    readers: Vec<JoinHandle<String>>,
+}
+
+impl Moving {
+    fn new(mut child: Child) -> Moving {
+        let lines = Arc::<Mutex<Vec<Value>>>::default();
+        let (stdout, mut stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+        let told = lines.clone();
+        let out = std::thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                told.lock().unwrap().push(serde_json::from_str(&line).unwrap());
+            }
+            String::new()
+        });
+        let errors = std::thread::spawn(move || {
+            let mut text = String::new();
+            let _ = stderr.read_to_string(&mut text);
+            text
+        });
+        Moving { child, lines, readers: vec![out, errors] }
+    }
+
+    /// Waits for a line like this.
+    pub fn wait(&self, what: &str, is: impl Fn(&Value) -> bool) {
+        let deadline = Instant::now() + LONG;
+        while !self.lines.lock().unwrap().iter().any(&is) {
+            assert!(Instant::now() < deadline, "{what} never came: {:#?}", self.lines.lock().unwrap());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits until libvirt's job has begun to move something.
+    pub fn moves(&self, stage: &Stage, from: usize) {
+        let deadline = Instant::now() + LONG;
+        loop {
+            let job = stage.libvirts[from].virsh(&["domjobinfo", "g", "--rawstats"]).unwrap_or_default();
+            let moved = job
+                .lines()
+                .any(|line| line.strip_prefix("data_processed: ").is_some_and(|bytes| bytes.trim() != "0"));
+            if moved {
+                return;
+            }
+            assert!(Instant::now() < deadline, "nothing moves; {job}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    pub fn end(mut self) -> Ended {
+        let status = self.child.wait().unwrap();
+        let errors = self.readers.drain(..).map(|reader| reader.join().unwrap()).collect();
+        Ended { code: status.code(), lines: std::mem::take(&mut *self.lines.lock().unwrap()), errors }
+    }
+}
+
+impl Drop for Moving {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[derive(Debug)]
+pub struct Ended {
+    pub code: Option<i32>,
+    pub lines: Vec<Value>,
+    /// Shown when a test fails.
+    pub errors: String,
+}
+
+impl Ended {
+    pub fn last(&self) -> &Value {
+        self.lines.last().expect("a line")
+    }
+}

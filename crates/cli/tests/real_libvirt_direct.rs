@@ -1,0 +1,232 @@
+//! Domains of two real libvirts go from RAM to RAM while libvirt's own migration waits, over two links. The guest checks its memory. As
+//! root.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Tests say what they expect.
+
+#[path = "libvirt/stage.rs"]
+#[allow(dead_code, reason = "shared with real_libvirt.rs")]
+mod stage;
+
+use std::time::{Duration, Instant};
+
+use linerate_lab::libvirt::IMAGES;
+use linerate_lab::{GuestParameters, GuestSpec, LibvirtVersion};
+use rustix::process::Signal;
+use serde_json::Value;
+use stage::{LONG, Moving, Stage};
+
+/// Slower than the guest writes, so that it is under way for long.
+const SLOW: [&str; 6] = ["--mode", "direct", "--bandwidth", "40M", "--link-timeout", "3s"];
+
+/// The capability with which a domain is saved without its RAM.
+fn ignores_shared(stage: &Stage, host: usize) -> bool {
+    let ask = "{\"execute\":\"query-migrate-capabilities\"}";
+    let answer = stage.libvirts[host].virsh(&["qemu-monitor-command", "g", ask]).unwrap();
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    let all = answer["return"].as_array().unwrap();
+    all.iter().find(|one| one["capability"] == "x-ignore-shared").unwrap()["state"].as_bool().unwrap()
+}
+
+/// It is put back soon after the end of whatever set it.
+fn wait_put_back(stage: &Stage, host: usize) {
+    let deadline = Instant::now() + LONG;
+    while ignores_shared(stage, host) {
+        assert!(Instant::now() < deadline, "the capability stays on at host {host}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// The domain was never touched, as far as anybody can see.
+fn stayed(stage: &Stage) {
+    stage.is_whole_at(0);
+    wait_put_back(stage, 0);
+    // A libvirt that all links were lost to hears of it when one is back.
+    let deadline = Instant::now() + LONG;
+    while stage.state(1).is_some() {
+        assert!(Instant::now() < deadline, "it stays at the destination");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+fn copies(moving: &Moving) {
+    moving.wait("the copy", |line| line["kind"] == "progress" && line["sent_bytes"].as_u64() > Some(4 << 20));
+}
+
+fn finished(lines: &[Value]) -> &Value {
+    lines.iter().find(|line| line["kind"] == "finished").expect("its end")
+}
+
+/// There with a link that is lost on the way, saved and restored, and back with all RAM compared.
+fn moves_there_and_back(version: LibvirtVersion) {
+    let mut stage = Stage::shared(version);
+    let moving = stage.start_bare(0, &["--mode", "direct", "--max-blackout", "100ms"]);
+    copies(&moving);
+    stage.lab.cut(0).unwrap();
+    let ended = moving.end();
+    stage.lab.restore(0).unwrap();
+    assert_eq!(ended.code, Some(0), "{ended:#?}");
+    assert_eq!((&ended.last()["event"], &ended.last()["state"]), (&"completed".into(), &"running".into()));
+    assert!(ended.lines.iter().any(|line| line["kind"] == "link_lost"), "{ended:#?}");
+    let report = &finished(&ended.lines)["report"];
+    assert_eq!((&report["mode"], &report["outcome"]), (&"direct".into(), &"completed".into()), "{report:#}");
+    assert!(report["rounds"].as_array().unwrap().len() > 1, "nothing was written meanwhile: {report:#}");
+    wait_put_back(&stage, 1);
+    stage.listen_at_second();
+    stage.is_whole_at(1);
+    stage.nothing_is_left();
+    assert!(stage.state(0).is_none(), "it is still defined at the source");
+
+    // With the capability left on, a domain is saved without its RAM.
+    let saved = format!("{IMAGES}/g.saved");
+    stage.libvirts[1].virsh(&["save", "g", &saved]).unwrap();
+    stage.libvirts[1].virsh(&["restore", &saved]).unwrap();
+    stage.is_whole_at(1);
+
+    let ended = stage.start_bare(1, &["--verify"]).end();
+    assert_eq!(ended.code, Some(0), "{ended:#?}");
+    let mode = ended.lines.iter().find(|line| line["event"] == "mode").unwrap();
+    assert_eq!((&mode["mode"], &mode["reason"]), (&"direct".into(), &Value::Null));
+    assert_eq!(finished(&ended.lines)["report"]["verified"], true);
+    let back = stage.libvirts[0].console("g");
+    stage.console.then(back);
+    stage.is_whole_at(0);
+    wait_put_back(&stage, 0);
+    stage.nothing_is_left();
+}
+
+#[test]
+fn a_domain_of_libvirt_11_arrives_whole_and_a_lost_link_is_survived() {
+    moves_there_and_back(LibvirtVersion::Eleven);
+}
+
+#[test]
+fn a_domain_of_debian_12s_libvirt_arrives_whole_and_a_lost_link_is_survived() {
+    moves_there_and_back(LibvirtVersion::System);
+}
+
+/// Each of them while QEMU's connection waits and RAM is copied.
+fn whatever_ends_leaves_it_at_the_source(version: LibvirtVersion) {
+    let mut stage = Stage::shared(version);
+    let moving = stage.start_bare(0, &SLOW);
+    copies(&moving);
+    assert!(ignores_shared(&stage, 0), "it is looked for in the wrong place");
+    moving.signal(Signal::INT);
+    let ended = moving.end();
+    assert_eq!(ended.code, Some(5), "Ctrl-C: {ended:#?}");
+    assert_eq!(finished(&ended.lines)["error"]["guest_state"], "runs_at_source", "{ended:#?}");
+    assert!(!ignores_shared(&stage, 0), "the command says that it is over");
+    stayed(&stage);
+    stage.nothing_is_left();
+
+    // libvirt's own operator.
+    let moving = stage.start_bare(0, &SLOW);
+    copies(&moving);
+    stage.libvirts[0].virsh(&["domjobabort", "g"]).unwrap();
+    let ended = moving.end();
+    assert_eq!(ended.code, Some(1), "domjobabort: {ended:#?}");
+    stayed(&stage);
+
+    let moving = stage.start_bare(0, &SLOW);
+    copies(&moving);
+    moving.signal(Signal::KILL);
+    drop(moving.end());
+    stayed(&stage);
+
+    let moving = stage.start_bare(0, &SLOW);
+    copies(&moving);
+    for link in [0, 1] {
+        stage.lab.drop_silently(link).unwrap();
+    }
+    let ended = moving.end();
+    for link in [0, 1] {
+        stage.lab.restore(link).unwrap();
+    }
+    assert_eq!(ended.code, Some(1), "all links: {ended:#?}");
+    stayed(&stage);
+    stage.nothing_is_left();
+
+    for host in [1, 0] {
+        let moving = stage.start_bare(0, &SLOW);
+        copies(&moving);
+        stage.agents[host].kill().unwrap();
+        let ended = moving.end();
+        assert!(ended.code.is_some_and(|code| code != 0), "the agent of host {host}: {ended:#?}");
+        stage.agents[host].restart().unwrap();
+        stayed(&stage);
+    }
+
+    let ended = stage.start_bare(0, &["--mode", "direct"]).end();
+    assert_eq!(ended.code, Some(0), "after all of that: {ended:#?}");
+    stage.listen_at_second();
+    stage.is_whole_at(1);
+    wait_put_back(&stage, 1);
+}
+
+#[test]
+fn whatever_ends_while_libvirt_11_waits_leaves_the_domain_at_the_source() {
+    whatever_ends_leaves_it_at_the_source(LibvirtVersion::Eleven);
+}
+
+#[test]
+fn whatever_ends_while_debian_12s_libvirt_waits_leaves_the_domain_at_the_source() {
+    whatever_ends_leaves_it_at_the_source(LibvirtVersion::System);
+}
+
+/// Where it runs once libvirt has decided, which it does by itself.
+fn decided(stage: &Stage) -> usize {
+    let deadline = Instant::now() + LONG;
+    loop {
+        match [stage.state(0), stage.state(1)] {
+            [Some(here), None] if here == "running" => return 0,
+            [None, Some(there)] if there == "running" => return 1,
+            states => assert!(Instant::now() < deadline, "not decided: {states:?}"),
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+#[test]
+fn an_agent_that_dies_after_the_stream_was_let_through_leaves_no_capability_behind() {
+    let mut stage = Stage::shared(LibvirtVersion::Eleven);
+    let mut at = 0;
+    for dies in [0, 1, 0, 1] {
+        let moving = stage.start_bare(at, &["--mode", "direct"]);
+        let handed_over = |line: &Value| line["name"] == "commit" && line["state"] == "started";
+        moving.wait("the hand-over", handed_over);
+        stage.agents[dies].kill().unwrap();
+        drop(moving.end());
+        stage.agents[dies].restart().unwrap();
+        let now = decided(&stage);
+        if now != at {
+            let console = stage.libvirts[now].console("g");
+            stage.console.then(console);
+        }
+        at = now;
+        stage.is_whole_at(at);
+        wait_put_back(&stage, at);
+    }
+}
+
+#[test]
+fn a_domain_that_cannot_go_this_way_is_told_why_and_goes_by_libvirts_own() {
+    let mut stage = Stage::empty(LibvirtVersion::Eleven);
+    let parameters = GuestParameters { mem_mb: 32, dirty_mbps: 4, ..GuestParameters::default() };
+    stage.libvirts[0].start_domain(&GuestSpec::new("g", parameters)).unwrap();
+    stage.console.wait_passes(1, LONG).unwrap();
+    for (flags, code, words) in [
+        (&["--mode", "direct"][..], 4, "g.sock"),
+        (&["--verify"], 2, "g.sock"),
+        (&["--mode", "direct", "--copy-storage", "all"], 2, "--copy-storage"),
+    ] {
+        let ended = stage.start_bare(0, flags).end();
+        assert_eq!(ended.code, Some(code), "{flags:?}: {ended:#?}");
+        let said = ended.last()["error"]["message"].as_str().unwrap();
+        assert!(said.contains(words), "{flags:?}: {said}");
+    }
+    let ended = stage.start_bare(0, &[]).end();
+    assert_eq!(ended.code, Some(0), "{ended:#?}");
+    let mode = ended.lines.iter().find(|line| line["event"] == "mode").unwrap();
+    assert_eq!(mode["mode"], "stream");
+    assert!(mode["reason"].as_str().unwrap().contains("libvirt-direct.md"), "{mode}");
+    stage.listen_at_second();
+    stage.is_whole_at(1);
+}

@@ -1,0 +1,60 @@
+//! Somebody else decides which hypervisor runs the guest.
+
+use super::*;
+
+fn handed_over(state: At) -> Driver {
+    let mut driver = Driver::new();
+    driver.brain.config.handed_over = true;
+    for reached in all().into_iter().filter(|reached| *reached <= state) {
+        driver.step(reached);
+    }
+    driver
+}
+
+#[test]
+fn the_stream_is_let_through_only_after_ram_is_sealed_and_nothing_is_committed() {
+    for state in all().into_iter().filter(|state| *state < Sealing) {
+        let mut driver = handed_over(state);
+        let actions = driver.receive(Message::RamSealed);
+        assert!(!actions.contains(&Action::LetThrough), "{state:?}: {actions:?}");
+    }
+    let mut driver = handed_over(Sealing);
+    let actions = driver.receive(Message::RamSealed);
+    assert_eq!(actions.first(), Some(&Action::LetThrough));
+    assert!(!actions.contains(&Action::WriteDeviceState), "{actions:?}");
+    assert_eq!(driver.brain.step(), Step::Commit);
+    assert_eq!(driver.tell(Event::Left).first(), Some(&Action::CleanUp));
+    let actions = driver.tell(Event::CleanedUp);
+    assert!(actions.contains(&Action::Journal(SourcePhase::Finished)), "{actions:?}");
+    assert!(says(&actions, |message| *message == Message::Finished), "{actions:?}");
+    let ends = driver.tell(Event::ControlAcknowledged { path: PATH, through: u64::MAX });
+    let ending = Ending { fault: None, guest: GuestState::RunsAtDestination };
+    assert!(ends.contains(&Action::End(ending)), "{ends:?}");
+}
+
+#[test]
+fn what_fails_after_that_rolls_back_and_the_operator_is_too_late() {
+    let mut driver = handed_over(Loading);
+    assert!(!driver.tell(Event::Cancel).contains(&Action::RollBack), "somebody else decides");
+    let actions = driver.tell(Event::Failed(fault(Code::HypervisorFailed)));
+    assert!(actions.contains(&Action::RollBack), "{actions:?}");
+    assert!(says(&actions, |message| matches!(message, Message::Abort(_))), "{actions:?}");
+    let actions = driver.tell(Event::RolledBack(GuestState::RunsAtSource));
+    assert!(actions.contains(&Action::Journal(SourcePhase::RolledBack)), "{actions:?}");
+
+    // It is not waited for without end.
+    let mut driver = handed_over(Loading);
+    driver.now = driver.now + driver.brain.config.step_timeout;
+    driver.tell(Event::Heard(PATH));
+    let State::RollingBack(roll_back) = &driver.brain.state else { panic!("{:?}", driver.brain.state) };
+    assert_eq!(roll_back.fault().code, Code::TimedOut);
+}
+
+#[test]
+fn that_the_guest_has_left_is_no_news_before_it_was_let_go() {
+    for state in [Copying, Sealing] {
+        let mut driver = handed_over(state);
+        let actions = driver.tell(Event::Left);
+        assert!(actions.contains(&Action::RollBack), "{state:?}: {actions:?}");
+    }
+}

@@ -1,0 +1,130 @@
+//! Guests that libvirt drives and whose RAM Linerate copies. A second QMP socket, which libvirt does not use, tells what they are and how
+//! far libvirt's migration is. Nothing is set there but one capability, and nothing is ever ended.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::description::{DescriptionError, check_name};
+use crate::discover::{self, DiscoverError};
+use crate::migrate::MigrateError;
+use crate::process::{self, GuestError};
+use crate::qmp::{Qmp, QmpError};
+use crate::registry::{GuestRecord, Origin, RegistryError};
+
+/// QEMU leaves RAM in shared files out of its stream. libvirt does not know it, and never puts it back.
+const IGNORE_SHARED: &str = "x-ignore-shared";
+/// Between two tries to put it back.
+const AGAIN_AFTER: Duration = Duration::from_millis(100);
+/// One try.
+const TRY: Duration = Duration::from_secs(5);
+
+/// Why a domain's QEMU cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DomainError {
+    /// The name cannot be a socket's.
+    #[error(transparent)]
+    Name(#[from] DescriptionError),
+    /// It has no second monitor.
+    #[error(
+        "the domain has no QMP socket of its own for Linerate: there is no {path} (docs/libvirt-direct.md says what to put into its XML)"
+    )]
+    NoSocket {
+        /// Where it was looked for.
+        path: PathBuf,
+    },
+    /// Nobody answers there.
+    #[error("the QEMU behind {path} does not answer")]
+    Silent {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: DiscoverError,
+    },
+    /// Its process cannot be looked at.
+    #[error(transparent)]
+    Process(#[from] RegistryError),
+}
+
+/// The capability may still be on in a process that lives.
+#[derive(Debug, thiserror::Error)]
+pub enum PutBackError {
+    /// QEMU does not answer.
+    #[error("its QEMU does not answer")]
+    Silent(#[source] GuestError),
+    /// QEMU does not take it.
+    #[error("its QEMU does not take it")]
+    Refused(#[source] MigrateError),
+}
+
+/// Connects to a domain's second monitor, `FOLDER/NAME.sock`. The record is of no registry.
+pub fn open(folder: &Path, name: &str, deadline: Instant) -> Result<(GuestRecord, Qmp), DomainError> {
+    check_name(name)?;
+    let path = folder.join(format!("{name}.sock"));
+    if !path.exists() {
+        return Err(DomainError::NoSocket { path });
+    }
+    let found = discover::by_socket(&path, deadline);
+    let found = found.map_err(|source| DomainError::Silent { path: path.clone(), source })?;
+    let record = GuestRecord::new(name, Origin::Adopted, found.pid, path, Vec::new())?;
+    Ok((record, found.qmp))
+}
+
+/// Has RAM in shared files left out of QEMU's stream, or not. Refused while a migration is under way at the source.
+pub fn ignore_shared(qmp: &mut Qmp, on: bool, deadline: Instant) -> Result<(), QmpError> {
+    let change = json!({ "capabilities": [{ "capability": IGNORE_SHARED, "state": on }] });
+    qmp.execute("migrate-set-capabilities", change, deadline).map(drop)
+}
+
+/// Has all RAM go in QEMU's stream again, once QEMU allows it: as long as the capability is on, a domain is saved without its RAM.
+/// Nobody else may be connected to its monitor. On `Ok` it is off, or the process has ended.
+pub fn put_back(record: &GuestRecord, deadline: Instant) -> Result<(), PutBackError> {
+    loop {
+        if !record.is_alive() {
+            return Ok(());
+        }
+        let slice = deadline.min(Instant::now() + TRY);
+        let done = process::connect(record, slice).map_err(PutBackError::Silent).and_then(|mut qmp| {
+            ignore_shared(&mut qmp, false, slice).map_err(|error| PutBackError::Refused(error.into()))
+        });
+        match done {
+            Ok(()) => return Ok(()),
+            Err(_) if !record.is_alive() => return Ok(()),
+            Err(error) if Instant::now() >= deadline => return Err(error),
+            Err(error) => tracing::debug!(guest = record.name, %error, "not put back yet"),
+        }
+        std::thread::sleep(AGAIN_AFTER);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_domain_without_a_socket_of_its_own_is_told_what_is_missing() {
+        let dir = tempfile::tempdir().unwrap();
+        let soon = Instant::now() + Duration::from_secs(1);
+        let missing = open(dir.path(), "web", soon).unwrap_err();
+        assert!(
+            matches!(&missing, DomainError::NoSocket { path } if path.ends_with("web.sock")),
+            "{missing}"
+        );
+        assert!(matches!(open(dir.path(), "../web", soon), Err(DomainError::Name(_))));
+        std::fs::write(dir.path().join("web.sock"), "").unwrap();
+        assert!(matches!(open(dir.path(), "web", soon), Err(DomainError::Silent { .. })));
+    }
+
+    #[test]
+    fn in_a_process_that_has_ended_there_is_nothing_to_put_back() {
+        let mut record =
+            GuestRecord::new("a", Origin::Adopted, std::process::id() as i32, "/nowhere".into(), Vec::new())
+                .unwrap();
+        let soon = || Instant::now() + Duration::from_millis(1);
+        assert!(matches!(put_back(&record, soon()), Err(PutBackError::Silent(_))));
+        record.process.start_ticks -= 1;
+        put_back(&record, soon()).unwrap();
+    }
+}
