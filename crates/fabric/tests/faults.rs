@@ -261,6 +261,32 @@ fn the_table_holds_every_check() {
     assert_eq!(table, all);
 }
 
+/// `UPDATE_GOLDEN=1` writes it anew.
+#[test]
+fn the_documentation_has_what_is_said_of_every_fault() {
+    let mut table = String::from(
+        "| finding | severity | what is said, with the fault in a healthy room |\n|---|---|---|\n",
+    );
+    for (id, healthy, fault) in FAULTS {
+        let mut room = healthy();
+        fault(&mut room);
+        let finding = run_all(&room).remove(0);
+        let places: Vec<String> = finding.places.iter().map(Place::to_string).collect();
+        let severity = format!("{:?}", finding.severity).to_lowercase();
+        table += &format!("| [{id}](#{id}) | {severity} | {}: {} |\n", places.join(", "), finding.title);
+    }
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/findings.md");
+    let text = std::fs::read_to_string(page).unwrap();
+    let (head, rest) = text.split_once("<!-- table -->\n").unwrap();
+    let (shown, tail) = rest.split_once("<!-- end of the table -->\n").unwrap();
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(page, format!("{head}<!-- table -->\n{table}<!-- end of the table -->\n{tail}"))
+            .unwrap();
+        return;
+    }
+    assert_eq!(shown, table, "run it with UPDATE_GOLDEN=1 and look at what changed");
+}
+
 #[test]
 fn sixty_four_hosts_are_compared_pair_by_pair_without_a_finding() {
     let hosts = (1..=64).map(|number| room::host(number, &format!("host{number}"))).collect();
