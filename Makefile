@@ -58,9 +58,10 @@ disk-cuts: build ## 50 moves of a guest with a disk that is not shared, a link l
 wires: build ## the ping-pong of `linerate bench` against a plain one in C on the same link; writes bench/out/
 	./target/release/linerate-bench wires --linerate ./target/release/linerate --out bench/out
 
-rdma-check: install ## the RDMA carrier's tests under valgrind, in the RDMA lab's machine; some minutes
+rdma-check: install ## the RDMA carrier's tests under valgrind, and a guest by RDMA between two kernels, in the RDMA lab; some minutes
 	$(CARGO) test --workspace --locked --lib --no-run
 	$(CARGO) test --workspace --locked --test rdma -- --ignored --exact the_rdma_carrier_under_valgrind --nocapture
+	$(CARGO) test --workspace --locked --test rdma -- --ignored --exact a_guest_goes_by_rdma_to_debian_12s_kernel_and_back
 
 rdma-wires: build ## `linerate bench` over RDMA against perftest on the same soft-RoCE devices; writes bench/out/
 	./target/release/linerate-bench rdma-wires --linerate ./target/release/linerate --out bench/out
