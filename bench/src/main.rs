@@ -9,6 +9,7 @@
 //! | [`faults`] | links cut at random instants; faults at each step on each side |
 //! | [`libvirt`] | libvirt's domains back and forth, a link lost each time |
 //! | [`disks`] | guests with disks that are not shared back and forth, a link lost each time |
+//! | [`shuttle`] | what these two share |
 //! | [`tunnel`] | a tunnel against socat and plain TCP |
 //! | [`doctor`] | how long the doctor takes; migrations over a path that passes less than its ends |
 //! | [`wires`], [`rdma_wires`] | the ping-pong against one in plain C; RDMA against perftest |
@@ -31,6 +32,7 @@ mod output;
 mod random;
 mod rdma_wires;
 mod run;
+mod shuttle;
 mod site;
 mod soak;
 mod statistics;
@@ -64,9 +66,9 @@ enum Command {
     /// Cut links and kill everything at every step
     Faults(faults::Flags),
     /// Move libvirt's domains back and forth, a link lost at a random instant of each move
-    Libvirt(libvirt::Flags),
+    Libvirt(shuttle::Flags),
     /// Move a guest with a disk that is not shared back and forth, a link lost at a random instant of each move
-    Disks(disks::Flags),
+    Disks(shuttle::Flags),
     /// Compare a tunnel with socat and plain TCP, interleaved
     Tunnel(tunnel::Flags),
     /// Time the doctor, and migrations without and with its advice
@@ -95,8 +97,8 @@ fn main() -> ExitCode {
         Command::Soak(flags) => soak::run(flags, arguments.json),
         Command::Alone(flags) => alone::run(flags, arguments.json),
         Command::Faults(flags) => faults::run(flags, arguments.json),
-        Command::Libvirt(flags) => libvirt::run(flags, arguments.json),
-        Command::Disks(flags) => disks::run(flags, arguments.json),
+        Command::Libvirt(flags) => shuttle::run::<libvirt::Domains>(flags, arguments.json),
+        Command::Disks(flags) => shuttle::run::<disks::Disks>(flags, arguments.json),
         Command::Tunnel(flags) => tunnel::run(flags, arguments.json),
         Command::Doctor(flags) => doctor::run(flags, arguments.json),
         Command::Wires(flags) => wires::run(flags, arguments.json),

@@ -256,10 +256,7 @@ fn back_or_forth(
         disk_goes_on(site, &mut differences);
     }
     let seen = site.observer.blackout(site.lab.guest_address(0), since);
-    differences.extend(console.bad());
-    if !console.passes_follow() {
-        differences.push("passes do not follow one another".to_owned());
-    }
+    differences.extend(console.damage());
     if seen.mem_bad + seen.disk_bad > 0 {
         differences.push(format!("heartbeat: {} bad pages, {} bad slots", seen.mem_bad, seen.disk_bad));
     }

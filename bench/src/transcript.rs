@@ -85,6 +85,21 @@ impl Transcript {
         self.passes().iter().zip(1..).all(|(pass, expected)| *pass == expected)
     }
 
+    /// Everything that is not as it must be.
+    pub fn damage(&mut self) -> Vec<String> {
+        let mut damage = self.bad();
+        if !self.passes_follow() {
+            damage.push("passes do not follow one another".to_owned());
+        }
+        damage
+    }
+
+    /// The same of a guest that shall go on: a page or a slot that was harmed is only seen when it comes to it again.
+    pub fn damage_in_two_passes(&mut self, limit: Duration) -> Vec<String> {
+        let goes_on = self.wait_passes(2, limit);
+        goes_on.err().map(|error| format!("{error:#}")).into_iter().chain(self.damage()).collect()
+    }
+
     /// Rates on lines that begin with `start`, from line number `from` on: of `WORK n= ms=` the first over the second,
     /// of anything else the value of `key`.
     pub fn rates(&mut self, from: usize, start: &str, key: &str) -> Vec<f64> {

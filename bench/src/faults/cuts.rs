@@ -10,6 +10,7 @@ use super::{Book, Outcome};
 use crate::interrupt;
 use crate::moving::{Ending, Moving};
 use crate::random::{Random, seed_for};
+use crate::shuttle::Cut;
 use crate::site::{Site, SiteOptions, console_at};
 use crate::transcript::Transcript;
 
@@ -95,25 +96,12 @@ impl Stage {
     fn cut(&mut self, outcome: &mut Outcome) -> anyhow::Result<()> {
         let mut random = Random::new(outcome.seed);
         // A little beyond the usual end as well: a link may be lost while the source cleans up.
-        let instant = random.part_of(self.usual.mul_f64(1.05));
-        let away = Duration::from_millis(100) + random.part_of(Duration::from_secs(3));
-        let link = usize::try_from(random.below(2)).unwrap_or(0);
-        let silent = random.below(2) == 1;
-        let kind = if silent { "packets lost" } else { "port down" };
-        outcome.fault = format!("l{link} {kind} for {:.1} s", away.as_secs_f64());
+        let cut = Cut::random(&mut random, self.usual.mul_f64(1.05));
+        outcome.fault = cut.to_string();
         (outcome.step, outcome.side) = ("any".to_owned(), "both".to_owned());
-        outcome.at_ms = instant.as_secs_f64() * 1e3;
+        outcome.at_ms = cut.instant().as_secs_f64() * 1e3;
         outcome.at_step = format!("{:.0} ms of {:.0}", outcome.at_ms, self.usual.as_secs_f64() * 1e3);
-        let ending = self.go(|site| {
-            interrupt::sleep(instant);
-            if silent {
-                site.lab.drop_silently(link)?
-            } else {
-                site.lab.cut(link)?
-            }
-            interrupt::sleep(away);
-            Ok(site.lab.restore(link)?)
-        })?;
+        let ending = self.go(|site| cut.make(&site.lab))?;
         outcome.migration = ending.text();
         outcome.blackout_ms =
             ending.report.as_ref().and_then(|report| Some(report.blackout?.total_us as f64 / 1e3));
@@ -132,13 +120,7 @@ impl Stage {
         if !self.by_streams && !verified {
             outcome.wrong.push("RAM was not found the same".to_owned());
         }
-        if let Err(error) = self.console.wait_passes(2, Duration::from_secs(60)) {
-            outcome.wrong.push(format!("{error:#}"));
-        }
-        outcome.wrong.extend(self.console.bad());
-        if !self.console.passes_follow() {
-            outcome.wrong.push("passes do not follow one another".to_owned());
-        }
+        outcome.wrong.extend(self.console.damage_in_two_passes(Duration::from_secs(60)));
         let seen = self.site.observer.blackout(self.site.lab.guest_address(0), Duration::ZERO);
         if seen.out_of_order + seen.mem_bad > 0 {
             outcome

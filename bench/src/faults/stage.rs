@@ -188,10 +188,7 @@ fn examine(
     } else if site.observer.wait_beats(address, 1, Duration::from_secs(1)).is_ok() {
         outcome.wrong.push("the guest is said to be gone, but sends packets".to_owned());
     }
-    outcome.wrong.extend(console.bad());
-    if !console.passes_follow() {
-        outcome.wrong.push("passes do not follow one another".to_owned());
-    }
+    outcome.wrong.extend(console.damage());
     for host in [0, 1].into_iter().filter(|host| Some(*host) != place) {
         let left = crate::cpu::hypervisors(&site.host(host)?.run_directory());
         if !left.is_empty() {
