@@ -61,10 +61,11 @@ pub struct Gate {
     state: Arc<Shared>,
 }
 
-#[derive(Default)]
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
+    /// Most bytes that are kept of one connection.
+    held_max: u64,
 }
 
 #[derive(Default)]
@@ -117,13 +118,18 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Gate {
     /// A socket at which connections wait. Each goes on by `connect` once it was let in.
     pub fn new(path: &Path, connect: Connect) -> io::Result<Gate> {
+        Gate::with_room(path, connect, HELD_BYTES_MAX)
+    }
+
+    fn with_room(path: &Path, connect: Connect, held_max: u64) -> io::Result<Gate> {
         let socket = socket2::Socket::new(Domain::UNIX, Type::STREAM, None)?;
         socket.bind(&SockAddr::unix(path)?)?;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
         socket.listen(0)?;
         let ours = UnixStream::connect(path)?;
         let waiting = Mutex::new(Some((UnixListener::from(socket), ours)));
-        Ok(Gate { path: path.to_owned(), waiting, connect, state: Arc::default() })
+        let state = Shared { state: Mutex::default(), changed: Condvar::new(), held_max };
+        Ok(Gate { path: path.to_owned(), waiting, connect, state: Arc::new(state) })
     }
 
     /// Lets connections in. What they write is kept.
@@ -162,6 +168,10 @@ impl Gate {
         let (mut to, mut back_from) = (clone(&onward)?, clone(&onward)?);
         let index = {
             let mut state = lock(&self.state.state);
+            // Nobody would end one that came while it was shut.
+            if let Some(why) = &state.shut {
+                return Err(why.clone());
+            }
             if state.connections.len() >= CONNECTIONS_MAX {
                 return Err(format!("more than {CONNECTIONS_MAX} connections"));
             }
@@ -245,9 +255,10 @@ impl Shared {
                 Ok(n) => {
                     connection.read += n as u64;
                     connection.pieces.push_back(buffer.iter().take(n).copied().collect());
-                    if connection.read - connection.given > HELD_BYTES_MAX {
+                    if connection.read - connection.given > self.held_max {
                         drop(state);
-                        return self.shut("more than 512 MiB came of a guest that stands");
+                        let most = self.held_max;
+                        return self.shut(&format!("more than {most} bytes came of a guest that stands"));
                     }
                     self.changed.notify_all();
                 }

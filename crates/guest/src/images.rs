@@ -151,7 +151,8 @@ fn prepare_one(
     }
     let failed = |source: io::Error| ImageError::File { path: path.clone(), source };
     let is_device = match fs::metadata(&path) {
-        Ok(facts) => check(&path, &facts, disk, roots).map(|()| facts.file_type().is_block_device())?,
+        Ok(facts) => check(&path, &facts, identity::of(&path).as_deref(), disk, roots)
+            .map(|()| facts.file_type().is_block_device())?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             make(&path, disk, roots, &mut || {
                 made.push(path.clone());
@@ -165,14 +166,20 @@ fn prepare_one(
     Ok(Export { path, format: disk.format, is_device, direct })
 }
 
-/// What is there must hold such a disk.
-fn check(path: &Path, facts: &fs::Metadata, disk: &CopiedDisk, roots: &[PathBuf]) -> Result<(), ImageError> {
+/// What is there, with this identity, must hold such a disk, and not be the very one that is copied.
+fn check(
+    path: &Path,
+    facts: &fs::Metadata,
+    identity: Option<&str>,
+    disk: &CopiedDisk,
+    roots: &[PathBuf],
+) -> Result<(), ImageError> {
     let kind = facts.file_type();
     let inside = fs::canonicalize(path).is_ok_and(|path| is_inside(&path, roots));
     if !inside || !(kind.is_file() || kind.is_block_device()) {
         return Err(ImageError::Outside(path.to_owned()));
     }
-    match identity::compare(disk.identity.as_deref(), identity::of(path).as_deref()) {
+    match identity::compare(disk.identity.as_deref(), identity) {
         Compared::Same => return Err(ImageError::Same(path.to_owned())),
         Compared::Unknown => return Err(ImageError::Nameless(path.to_owned())),
         Compared::Different => {}
@@ -288,7 +295,21 @@ mod tests {
     /// As it is there, with its own folder for a root.
     fn look(path: &Path, disk: &CopiedDisk) -> Result<(), ImageError> {
         let root = fs::canonicalize(path.parent().unwrap()).unwrap();
-        check(path, &fs::metadata(path).unwrap(), disk, &[root])
+        check(path, &fs::metadata(path).unwrap(), None, disk, &[root])
+    }
+
+    #[test]
+    fn what_is_or_may_be_the_disk_itself_is_not_copied_into() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("d");
+        File::create(&path).unwrap().set_len(64 * MIB).unwrap();
+        let (facts, root) = (fs::metadata(&path).unwrap(), fs::canonicalize(dir.path()).unwrap());
+        let from = CopiedDisk { identity: Some("naa.5".into()), ..disk(ImageFormat::Raw) };
+        let to = |identity| check(&path, &facts, Some(identity), &from, std::slice::from_ref(&root));
+        assert!(matches!(to("naa.5"), Err(ImageError::Same(_))));
+        // One of them is known by multipath's name.
+        assert!(matches!(to("mpath-5"), Err(ImageError::Nameless(_))));
+        to("naa.6").unwrap();
     }
 
     #[test]

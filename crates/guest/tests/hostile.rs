@@ -342,6 +342,17 @@ fn two_guests_that_arrive_never_copy_into_one_image() {
         assert!(matches!(second, Err(ImageError::Claimed(_))), "{second:?}");
     }
     assert!(image.exists(), "the second guest's failure takes nothing of the first's");
+    // Nor does it leave what was made for the disks before.
+    let mut two = arriving(&place.path("disks/one.img"));
+    let other = arriving(&image);
+    two.arguments.extend(other.arguments.into_iter().map(|word| word.replace("id=d", "id=e")));
+    two.disks.extend(other.disks);
+    two.copied.extend(other.copied.into_iter().map(|disk| CopiedDisk { id: "e".into(), ..disk }));
+    let made = twin(&two, &TwinOptions { file_roots: roots.clone(), ..options() }).unwrap();
+    let folder_of_two = tempfile::tempdir().unwrap();
+    let refused = images::prepare(&two, &made, &roots, folder_of_two.path(), &claims);
+    assert!(matches!(refused, Err(ImageError::Claimed(_))), "{refused:?}");
+    assert!(!place.path("disks/one.img").exists() && images::made(folder_of_two.path()).is_empty());
     first.discard();
     assert!(!image.exists() && link.exists(), "what was made goes");
     // By its list it would go once more when the name is another guest's already.

@@ -12,6 +12,10 @@ const SHORT: Duration = Duration::from_millis(200);
 
 /// A gate whose connections come out here.
 fn gate(dir: &tempfile::TempDir) -> (Arc<Gate>, Receiver<UnixStream>) {
+    gate_with_room(dir, HELD_BYTES_MAX)
+}
+
+fn gate_with_room(dir: &tempfile::TempDir, held_max: u64) -> (Arc<Gate>, Receiver<UnixStream>) {
     let (out, outs) = channel();
     let out = Mutex::new(out);
     let connect = move |socket: UnixStream| {
@@ -19,7 +23,8 @@ fn gate(dir: &tempfile::TempDir) -> (Arc<Gate>, Receiver<UnixStream>) {
         let _ = lock(&out).send(socket);
         Ok(())
     };
-    (Arc::new(Gate::new(&dir.path().join("gate.sock"), Box::new(connect)).unwrap()), outs)
+    let path = dir.path().join("gate.sock");
+    (Arc::new(Gate::with_room(&path, Box::new(connect), held_max).unwrap()), outs)
 }
 
 /// A hypervisor that connects, in a thread because it waits.
@@ -112,4 +117,33 @@ fn what_is_held_when_the_gate_is_shut_never_goes_through() {
     gate.release();
     assert_eq!(out.read(&mut [0; 64]).unwrap(), 0, "only the end");
     assert_eq!(hypervisor.read(&mut [0]).unwrap_or(0), 0);
+}
+
+#[test]
+fn a_hypervisor_that_writes_without_end_is_cut_off_and_nothing_of_it_goes_through() {
+    let dir = tempfile::tempdir().unwrap();
+    let (gate, outs) = gate_with_room(&dir, 1 << 20);
+    let waits = hypervisor(&gate);
+    gate.admit().unwrap();
+    let mut hypervisor = waits.join().unwrap().unwrap();
+    let mut out = outs.recv_timeout(LONG).unwrap();
+    // Only a gate that keeps it all takes so much.
+    let piece = vec![7; 1 << 20];
+    let broken = (0..64).find_map(|_| hypervisor.write_all(&piece).err());
+    assert!(broken.is_some(), "64 MiB were kept");
+    assert!(gate.why_shut().is_some_and(|why| why.contains("more than 1048576 bytes")));
+    gate.release();
+    assert_eq!(out.read(&mut [0; 64]).unwrap(), 0, "only the end");
+}
+
+#[test]
+fn a_connection_that_comes_while_the_gate_is_shut_is_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let (gate, outs) = gate(&dir);
+    gate.shut("rolled back");
+    let (hypervisor, mut other) = UnixStream::pair().unwrap();
+    other.set_read_timeout(Some(LONG)).unwrap();
+    assert_eq!(gate.take(hypervisor).unwrap_err(), "rolled back");
+    assert_eq!(other.read(&mut [0]).unwrap(), 0);
+    assert!(outs.try_recv().is_err(), "nothing goes on");
 }

@@ -155,3 +155,65 @@ fn check(offered: &GuestDescription, found: &GuestDescription) -> Result<(), Fau
 fn no_domain() -> Fault {
     Fault::new(Code::Internal, Step::Prepare, Side::Destination, "this session brings no domain")
 }
+
+#[cfg(test)]
+mod tests {
+    use linerate_guest::description::{Backend, ProcessFacts, SCHEMA, Traits};
+
+    use super::*;
+
+    fn waits() -> GuestDescription {
+        let ram = linerate_guest::description::RamBlock {
+            id: "pc.ram".into(),
+            size: 256 << 20,
+            page_bytes: 4096,
+            backend: Backend::File,
+            share: true,
+            path: Some("/dev/shm/libvirt/web/pc.ram".into()),
+            descriptor: Some(9),
+            ignored_when_shared: true,
+        };
+        GuestDescription {
+            schema: SCHEMA,
+            name: "web".into(),
+            uuid: Some("0f0e8c9a-0000-4000-8000-000000000001".into()),
+            machine: "pc-q35-7.2".into(),
+            cpu: "qemu64".into(),
+            accelerator: "tcg".into(),
+            memory_bytes: 256 << 20,
+            vcpus: 1,
+            qemu: linerate_guest::qmp::QemuVersion { major: 7, minor: 2, micro: 22 },
+            arguments: Vec::new(),
+            ram: vec![ram],
+            disks: Vec::new(),
+            nics: Vec::new(),
+            traits: Traits::default(),
+            run_state: "inmigrate".into(),
+            process: ProcessFacts { pid: 1, vcpu_threads: Vec::new(), executable: "/usr/bin/qemu".into() },
+            copied: Vec::new(),
+            domain: true,
+        }
+    }
+
+    #[test]
+    fn only_a_qemu_that_waits_for_this_very_guest_is_written_to() {
+        let runs = GuestDescription { run_state: "running".into(), ..waits() };
+        check(&runs, &waits()).unwrap();
+        let others: [(Code, fn(&mut GuestDescription)); 6] = [
+            // Its memory is in use.
+            (Code::GuestExists, |found| found.run_state = "running".into()),
+            (Code::GuestExists, |found| found.run_state = "paused".into()),
+            (Code::GuestDiffers, |found| found.uuid = None),
+            (Code::GuestDiffers, |found| found.machine = "pc-q35-6.2".into()),
+            (Code::GuestDiffers, |found| found.ram.iter_mut().for_each(|block| block.size += 4096)),
+            (Code::GuestDiffers, |found| {
+                found.ram.iter_mut().for_each(|block| block.ignored_when_shared = false)
+            }),
+        ];
+        for (n, (code, other)) in others.into_iter().enumerate() {
+            let mut found = waits();
+            other(&mut found);
+            assert_eq!(check(&runs, &found).map_err(|fault| fault.code), Err(code), "{n}");
+        }
+    }
+}
