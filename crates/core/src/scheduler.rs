@@ -297,6 +297,11 @@ impl Scheduler {
             return false;
         }
         let living = self.channels.values().filter(|channel| !channel.lost);
+        // Who has shown no rate gets a first piece before another gets a second: else a slow channel that asks first could take
+        // every small round, and nobody would ever know that the others are fast.
+        if living.clone().any(|other| other.rate.bytes_per_s() <= 0.0 && other.in_flight.is_empty()) {
+            return true;
+        }
         let left: u64 = self.pending_bytes + living.map(|channel| channel.in_flight_wire_bytes).sum::<u64>();
         channel.in_flight_wire_bytes as f64 / own_rate > left as f64 / total_rate
     }

@@ -28,6 +28,8 @@ pub enum Property {
     FaultlessSucceeds,
     /// What the brain says at the end is so.
     Truthful,
+    /// What was set in a hypervisor that is somebody else's is put back.
+    PutBack,
 }
 
 /// A broken promise.
@@ -35,8 +37,8 @@ pub enum Property {
 pub struct Violation {
     /// The seed that shows it.
     pub seed: u64,
-    /// RAM went in the hypervisor's own streams.
-    pub streams: bool,
+    /// How the guest went.
+    pub way: Way,
     /// Which promise.
     pub property: Property,
     /// How.
@@ -54,8 +56,12 @@ impl fmt::Display for Violation {
         }
         writeln!(f, "seed {}: {:?} broken at {:.6} s", self.seed, self.property, self.at.0 as f64 / 1e9)?;
         writeln!(f, "{}", self.what)?;
-        let streams = if self.streams { " --streams" } else { "" };
-        write!(f, "replay: cargo run -p linerate-plan --bin sim -- --seed {} --trace{streams}", self.seed)
+        let way = match self.way {
+            Way::Direct => "",
+            Way::Streams => " --streams",
+            Way::HandedOver => " --handed-over",
+        };
+        write!(f, "replay: cargo run -p linerate-plan --bin sim -- --seed {} --trace{way}", self.seed)
     }
 }
 
@@ -88,6 +94,26 @@ pub enum Mutation {
     TearDownLeavesGuest,
     /// The destination says that the hypervisor has taken its streams before it has.
     LoadedTooEarly,
+    /// The stream of somebody else's hypervisor is not held (rule 5).
+    GateOpen,
+    /// The source lets a guest of somebody else's run when it rolls back (rule 1).
+    RunsAnothersGuest,
+    /// The source leaves what it set in somebody else's hypervisor.
+    SourceKeepsSetting,
+    /// The destination does.
+    DestinationKeepsSetting,
+}
+
+/// How a guest goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Way {
+    /// RAM is copied by the agents, which decide who runs the guest.
+    #[default]
+    Direct,
+    /// RAM goes in the hypervisor's own streams.
+    Streams,
+    /// RAM is copied by the agents, and somebody else (libvirt) decides who runs the guest.
+    HandedOver,
 }
 
 /// How a run is made.
@@ -99,8 +125,8 @@ pub struct Options {
     pub only: Option<Property>,
     /// No fault is injected.
     pub faultless: bool,
-    /// RAM goes in the hypervisor's own streams.
-    pub streams: bool,
+    /// How the guest goes.
+    pub way: Way,
     /// Keep the last lines of what happened.
     pub trace: bool,
 }

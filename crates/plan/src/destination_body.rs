@@ -6,7 +6,7 @@ use linerate_core::destination::{Action, Destination, Event};
 use linerate_core::journal::DestinationPhase;
 use linerate_core::{Code, Extent, Fault, PAGE_BYTES, Side, Time};
 
-use crate::check::{Mutation, Property};
+use crate::check::{Mutation, Property, Way};
 use crate::guest::{DEVICE, Ram, TOUCHED, digest, holes};
 use crate::source_body::short;
 use crate::wire::Packet;
@@ -29,6 +29,8 @@ pub enum DestinationWork {
     Loads,
     /// The waiting guest is gone now.
     TearsDown,
+    /// What was set for somebody else's stream is put back now.
+    Releases,
     /// A restarted agent has done what its journal said.
     Recovers,
 }
@@ -38,6 +40,8 @@ pub enum DestinationWork {
 pub struct Waiting {
     /// Its RAM.
     pub ram: Ram,
+    /// A piece of device state was not taken: it will never have all of it.
+    pub broken: bool,
     /// It has all device state.
     pub loaded: bool,
     /// It was told to run.
@@ -189,7 +193,8 @@ impl World {
             Action::PrepareStreams(_) => {
                 self.destination_will(3_000, 60_000, DestinationWork::PreparesStreams);
             }
-            Action::Carriage(_) | Action::Release => {}
+            Action::Carriage(_) => {}
+            Action::Release => self.destination_will(100, 10_000, DestinationWork::Releases),
             Action::Fence(channel) => self.destination_will(0, 30_000, DestinationWork::Fences(channel)),
             Action::Seal { digest } => self.destination_will(0, 4_000, DestinationWork::Seals(digest)),
             Action::LoadDeviceState(_) => self.load_piece(),
@@ -214,12 +219,16 @@ impl World {
             | Action::PrepareStreams(_)
             | Action::Seal { .. }
             | Action::LoadDeviceState(_)
-            | Action::Run => (Code::HypervisorFailed, true),
+            | Action::Run
+            | Action::Release => (Code::HypervisorFailed, true),
             Action::FinishDeviceState => (Code::HypervisorFailed, true),
             _ => (Code::Internal, false),
         };
         if !fails || !std::mem::take(&mut self.destination.fails_next) {
             return false;
+        }
+        if let (Action::LoadDeviceState(_), Some(guest)) = (action, self.destination.guest.as_mut()) {
+            guest.broken = true;
         }
         let step = self.destination.brain.as_ref().map_or(linerate_core::Step::Admit, Destination::step);
         let fault = Fault::new(code, step, Side::Destination, "injected");
@@ -245,11 +254,20 @@ impl World {
             DestinationWork::PreparesStreams => self.prepares_streams(),
             DestinationWork::Fences(channel) => self.fences(channel),
             DestinationWork::Seals(wanted) => self.seals(wanted),
+            // The failure was told when it came.
+            DestinationWork::Loads if self.destination.guest.as_ref().is_some_and(|guest| guest.broken) => {}
             DestinationWork::Loads => {
                 if let Some(guest) = self.destination.guest.as_mut() {
                     guest.loaded = true;
                 }
                 self.tell_destination(Event::DeviceStateLoaded);
+            }
+            DestinationWork::TearsDown | DestinationWork::Releases if !self.owner_is_settled() => {
+                self.destination_will(1_000, 5_000, work);
+            }
+            DestinationWork::Releases => {
+                self.owner.put_back(Side::Destination, self.options.mutation);
+                self.tell_destination(Event::Released);
             }
             DestinationWork::TearsDown => {
                 self.tear_down();
@@ -274,14 +292,16 @@ impl World {
     }
 
     fn admit(&mut self) {
-        let event = if self.destination.guest.is_some() {
+        let event = if self.scenario.way == Way::HandedOver {
+            self.find_waiting()
+        } else if self.destination.guest.is_some() {
             let fault =
                 Fault::new(Code::GuestExists, linerate_core::Step::Admit, Side::Destination, "left over");
             Event::Failed(fault)
         } else {
             // Its RAM is made now, so that it can be filled while the hypervisor still starts.
             let ram = holes(&self.scenario.shape);
-            self.destination.guest = Some(Waiting { ram, loaded: false, owned: false });
+            self.destination.guest = Some(Waiting { ram, broken: false, loaded: false, owned: false });
             Event::Admitted(Vec::new())
         };
         self.destination_will(500, 15_000, DestinationWork::Told(event));
@@ -289,6 +309,7 @@ impl World {
 
     fn prepares(&mut self) {
         let touched = self.hypervisor_touches();
+        self.owner.set(Side::Destination);
         let told =
             if self.options.mutation == Some(Mutation::TouchedForgotten) { Vec::new() } else { touched };
         let regions = self.scenario.regions();

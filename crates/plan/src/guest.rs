@@ -181,6 +181,16 @@ impl Guest {
         found
     }
 
+    /// These are sent although no scan named them.
+    pub fn name(&mut self, extents: &[Extent]) {
+        for extent in extents {
+            let pages = extent.run.offset / PAGE_BYTES..extent.run.end() / PAGE_BYTES;
+            let region = self.named.get_mut(usize::from(extent.region));
+            let pages = region.and_then(|region| region.get_mut(pages.start as usize..pages.end as usize));
+            pages.into_iter().for_each(|pages| pages.fill(true));
+        }
+    }
+
     /// The tracker is gone, and with it all protection.
     pub fn unprotect(&mut self) {
         self.protected = false;

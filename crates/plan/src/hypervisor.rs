@@ -2,6 +2,7 @@
 
 use linerate_core::source::Event;
 
+use crate::check::Way;
 use crate::guest::Sending;
 use crate::source_body::SourceWork;
 use crate::world::{Happening, World};
@@ -9,11 +10,14 @@ use crate::world::{Happening, World};
 impl World {
     /// It sets up while the guest runs, and may already write the beginning of its stream.
     pub fn switch_over(&mut self) {
+        if !self.lets_in() {
+            return;
+        }
         self.guest.sending = Sending::SettingUp;
         self.source.switch_overs += 1;
         let asked = self.source.switch_overs;
         let span = self.micros(2_000, 60_000);
-        if self.random.percent(50) {
+        if self.scenario.way == Way::Direct && self.random.percent(50) {
             let before = span.as_micros() as u64 / 2;
             self.source_will(10, before, SourceWork::Told(Event::DeviceState(vec![1; 100])));
         }
@@ -32,6 +36,7 @@ impl World {
         if ran {
             self.tell_source(Event::GuestStopped);
         }
+        self.owner_has_stopped();
         self.source_will(0, 2_000, SourceWork::Told(Event::Holding));
     }
 

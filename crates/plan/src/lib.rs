@@ -7,6 +7,7 @@
 //! * [`scenario::Scenario`] and [`faults`]: what a seed decides, and the script of what goes wrong.
 //! * [`guest`], [`wire`]: RAM and tracker; links and the connections on them.
 //! * [`source_body`], [`destination_body`], [`recovery`]: the bodies of the two agents, and their restarts.
+//! * `owner`: somebody else, whose guest it is, and who decides where it runs.
 //! * [`check`]: the promises. [`summary::simulate`] runs a seed and says how it went.
 
 mod apply;
@@ -18,6 +19,7 @@ pub mod guest;
 mod hypervisor;
 mod mishaps;
 mod network;
+mod owner;
 pub mod random;
 mod recovery;
 mod running;
@@ -29,5 +31,5 @@ pub mod wire;
 mod withdrawal;
 pub mod world;
 
-pub use check::{Mutation, Options, Property, Violation};
+pub use check::{Mutation, Options, Property, Violation, Way};
 pub use summary::{Report, Summary, simulate};

@@ -8,7 +8,7 @@ use linerate_core::journal::{
 };
 use linerate_core::{Code, Fault, GuestState, Outcome, Side, Step, destination, source};
 
-use crate::check::Mutation;
+use crate::check::{Mutation, Way};
 use crate::destination_body::DestinationWork;
 use crate::guest::Sending;
 use crate::source_body::SourceWork;
@@ -167,6 +167,7 @@ impl World {
 
     fn source_crashes(&mut self, host: bool) {
         self.source.brain = None;
+        self.shut_gate();
         self.source.asking = false;
         self.source.withdrawal = None;
         self.source.life += 1;
@@ -178,6 +179,9 @@ impl World {
         }
         // Its stream broken, the hypervisor may give up by itself, and then resumes the guest.
         let sends = matches!(self.guest.sending, Sending::SettingUp | Sending::Holding);
+        if self.scenario.way == Way::HandedOver {
+            return;
+        }
         if !host && sends && self.random.percent(50) {
             self.resume_source_guest();
         }
@@ -186,6 +190,8 @@ impl World {
     fn destination_crashes(&mut self, host: bool) {
         self.destination.brain = None;
         self.destination.operations += 1;
+        // His stream came by this agent.
+        self.shut_gate();
         if host {
             self.destination.guest = None;
         }
@@ -208,6 +214,9 @@ impl World {
     }
 
     fn source_restarts(&mut self) {
+        if self.scenario.way == Way::HandedOver {
+            return self.source_will(100, 50_000, SourceWork::Recovers(true));
+        }
         let Some(phase) = self.source.journal else {
             self.source.decided = Some(self.state_at_source());
             return;
@@ -230,6 +239,9 @@ impl World {
 
     /// The guest stays, or goes; the journal is written until it takes it.
     pub fn source_recovers(&mut self, stays: bool) {
+        if self.scenario.way == Way::HandedOver {
+            return self.owner_outlived(stays);
+        }
         let (phase, state) = if stays {
             (SourcePhase::RolledBack, self.undo())
         } else {
@@ -246,12 +258,16 @@ impl World {
 
     /// A restarted destination does what its journal says; an abort is written until the journal takes it.
     pub fn destination_recovers(&mut self) {
+        if !self.owner_is_settled() {
+            return self.destination_will(1_000, 5_000, DestinationWork::Recovers);
+        }
         let action = self.destination.journal.map(recover_destination);
         let written = match action {
             Some(DestinationRecovery::Discard) => {
                 self.tear_down();
                 self.destination_writes(DestinationPhase::Aborted)
             }
+            Some(DestinationRecovery::Keep) if self.scenario.way == Way::HandedOver => true,
             Some(DestinationRecovery::Keep) => {
                 let loaded =
                     self.destination.guest.as_ref().is_some_and(|guest| guest.loaded && !guest.owned);

@@ -1,8 +1,8 @@
 //! Where the guest runs: resuming, running and ending it, with the checks that belong to these moments and to the end.
 
-use linerate_core::{Extent, GuestState, PAGE_BYTES};
+use linerate_core::{Extent, GuestState, PAGE_BYTES, Side};
 
-use crate::check::{Mutation, Property};
+use crate::check::{Mutation, Property, Way};
 use crate::guest::{DEVICE, HOLE, Sending, content};
 use crate::world::World;
 
@@ -24,6 +24,9 @@ impl World {
             self.guest.unprotect();
         }
         self.guest.throttle = 0;
+        if self.scenario.way == Way::HandedOver {
+            return self.owner_undone();
+        }
         if self.options.mutation != Some(Mutation::RollBackForgetsGuest) {
             self.resume_source_guest();
         }
@@ -71,6 +74,10 @@ impl World {
 
     /// The waiting guest ends.
     pub fn tear_down(&mut self) {
+        if self.scenario.way == Way::HandedOver {
+            // What becomes of it is not ours to say.
+            return self.owner.put_back(Side::Destination, self.options.mutation);
+        }
         let owned = self.destination.owns();
         self.check.that(!owned, Property::OneRuns, || {
             String::from("the destination ends a guest that it was told to run")
@@ -147,13 +154,17 @@ impl World {
         self.check.that(!moved || self.destination.ran || crashed[1], Property::Truthful, || {
             String::from("the source says that the guest moved, and it never ran at the destination")
         });
-        self.check.that(moved || !owned, Property::OneRuns, || {
+        // Somebody else may have decided while the source gave up.
+        let unsure = decided == GuestState::Undecided && self.scenario.way == Way::HandedOver;
+        self.check.that(moved || unsure || !owned, Property::OneRuns, || {
             format!("the source says {decided:?}, and the destination has the guest")
         });
-        self.check.that(moved || crashed[0] || decided == self.state_at_source(), Property::Truthful, || {
+        let true_here = decided == self.state_at_source() || unsure && owned;
+        self.check.that(moved || crashed[0] || true_here, Property::Truthful, || {
             format!("the source says {decided:?}")
         });
-        if !crashed[0] && !moved {
+        self.check_put_back();
+        if !crashed[0] && !moved && !owned {
             self.check_survived();
         }
         self.check.that(

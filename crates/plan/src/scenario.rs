@@ -5,6 +5,7 @@ use std::time::Duration;
 use linerate_core::policy::Limits;
 use linerate_core::{PAGE_BYTES, RegionInfo, destination, scheduler, source};
 
+use crate::check::Way;
 use crate::faults::{self, Fault};
 use crate::guest::Habits;
 use crate::random::Random;
@@ -40,8 +41,8 @@ pub struct Scenario {
     pub late_max: Duration,
     /// Pause between rounds.
     pub round_interval: Duration,
-    /// RAM goes in the hypervisor's own streams.
-    pub streams: bool,
+    /// How the guest goes.
+    pub way: Way,
     /// What goes wrong.
     pub faults: Vec<Fault>,
 }
@@ -65,7 +66,7 @@ impl Scenario {
             silence: Duration::from_millis(random.between(300, 2_000)),
             late_max: Duration::from_millis([5, 300, 4_000][random.below(3) as usize]),
             round_interval: Duration::from_millis([0, 0, 50][random.below(3) as usize]),
-            streams: false,
+            way: Way::Direct,
             faults: faults::draw(random, links.len()),
             links,
             shape,
@@ -87,12 +88,13 @@ impl Scenario {
     /// The brain's configuration at the source.
     pub fn source(&self) -> source::Config {
         let mut config = source::Config::new("guest", String::from("{}"), self.regions());
-        if self.streams {
+        if self.way == Way::Streams {
             config.regions.clear();
             config.stream_channels = Some(CHANNELS);
         }
         config.limits = self.limits.clone();
-        config.verify = self.verify && !self.streams;
+        config.handed_over = self.way == Way::HandedOver;
+        config.verify = self.verify && self.way != Way::Streams;
         config.link_timeout = self.link_timeout;
         config.step_timeout = 2 * self.link_timeout + Duration::from_secs(2);
         config.round_interval_min = self.round_interval;

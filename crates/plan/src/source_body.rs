@@ -7,7 +7,7 @@ use linerate_core::source::{Action, Config, Ending, Event, Source};
 use linerate_core::withdrawal::Withdrawal;
 use linerate_core::{Code, Extent, Fault, GuestState, Side, Step};
 
-use crate::check::Mutation;
+use crate::check::{Mutation, Way};
 use crate::guest::digest;
 use crate::wire::{Packet, Purpose, Write};
 use crate::world::{Happening, World};
@@ -176,12 +176,15 @@ impl World {
             Action::OpenLinks(_) => self.open_links(),
             Action::Attach => self.source_will(1_000, 40_000, SourceWork::Told(Event::Attached)),
             Action::Protect => self.source_will(100, 5_000, SourceWork::Protects),
-            Action::Scan { last } => self.source_will(50, 3_000, SourceWork::Scans(last)),
+            Action::Scan { last, also } => {
+                self.guest.name(&also);
+                self.source_will(50, 3_000, SourceWork::Scans(last));
+            }
             Action::Throttle(percent) => self.guest.throttle = percent,
             Action::SwitchOver => self.switch_over(),
             Action::BeginStreams(_) => self.begin_streams(),
-            // Nobody else decides in the simulator.
-            Action::Carriage(_) | Action::LetThrough => {}
+            Action::Carriage(_) => {}
+            Action::LetThrough => self.let_through(),
             Action::Digest => {
                 let digest = digest(&self.guest.ram);
                 self.source_will(500, 10_000, SourceWork::Told(Event::Digested(digest)));
@@ -190,6 +193,7 @@ impl World {
             Action::Journal(phase) => self.source_journal(phase),
             Action::RollBack => {
                 self.source.operations += 1;
+                self.shut_gate();
                 self.source_will(100, 20_000, SourceWork::RollsBack);
             }
             Action::Query => self.ask(),
@@ -209,6 +213,7 @@ impl World {
                 | Action::BeginStreams(_)
                 | Action::Digest
                 | Action::WriteDeviceState
+                | Action::LetThrough
                 | Action::CleanUp
         );
         if !can || !std::mem::take(&mut self.source.fails_next) {
@@ -241,8 +246,11 @@ impl World {
             }
             SourceWork::Scans(last) => self.scan(last),
             SourceWork::Streams { left, carried } => self.stream_piece(left, carried),
-            SourceWork::Writes(left) if self.scenario.streams => self.rest_of_streams(left),
+            SourceWork::Writes(left) if self.scenario.way == Way::Streams => self.rest_of_streams(left),
             SourceWork::Writes(left) => self.device_state_piece(left),
+            SourceWork::RollsBack if !self.owner_is_settled() => {
+                self.source_will(1_000, 5_000, SourceWork::RollsBack);
+            }
             SourceWork::RollsBack => {
                 let guest = self.undo();
                 self.tell_source(Event::RolledBack(guest));

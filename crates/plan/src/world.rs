@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use linerate_core::{Outcome, Side, Time};
 
-use crate::check::{Check, Options, Property, Violation};
+use crate::check::{Check, Options, Property, Violation, Way};
 use crate::destination_body::{DestinationBody, DestinationWork};
 use crate::guest::Guest;
+use crate::owner::Owner;
 use crate::random::Random;
 use crate::scenario::Scenario;
 use crate::source_body::{SourceBody, SourceWork};
@@ -67,6 +68,13 @@ pub enum Happening {
         /// Nobody waits for the answer if the body counts another number by then.
         operations: u64,
     },
+    /// Somebody else's stream has gone through, if it could.
+    OwnerLoads {
+        /// In vain since then.
+        since: Option<Time>,
+    },
+    /// Somebody else gives up his migration.
+    OwnerGivesUp,
     /// A question about the outcome reaches the destination.
     Asked {
         /// Of the source's agent.
@@ -124,6 +132,8 @@ pub struct World {
     pub source: SourceBody,
     /// The destination's agent.
     pub destination: DestinationBody,
+    /// Whose guest it is, where it is not the agents'.
+    pub owner: Owner,
     /// The links.
     pub links: Vec<Link>,
     /// Every connection of the session, dead ones too.
@@ -157,7 +167,10 @@ impl World {
         if options.faultless {
             scenario.faults.clear();
         }
-        scenario.streams = options.streams;
+        scenario.way = options.way;
+        // A domain that does not run is not taken, and none is slowed down.
+        scenario.runs |= options.way == Way::HandedOver;
+        scenario.limits.throttle &= options.way != Way::HandedOver;
         let populated = scenario.populated;
         let guest =
             Guest::new(&scenario.shape, scenario.habits.clone(), scenario.runs, || random.percent(populated));
@@ -167,6 +180,7 @@ impl World {
             guest,
             source: SourceBody::new(scenario.source()),
             destination: DestinationBody::new(&scenario.shape),
+            owner: Owner::default(),
             links: scenario.links.clone(),
             connections: BTreeMap::new(),
             next_connection: 0,
@@ -211,7 +225,7 @@ impl World {
         let trace = std::mem::take(&mut self.trace).into();
         Err(Box::new(Violation {
             seed: self.seed,
-            streams: self.options.streams,
+            way: self.options.way,
             property,
             what,
             at: self.now,
@@ -224,6 +238,7 @@ impl World {
         self.after(Duration::ZERO, Happening::Tick);
         self.after(Duration::ZERO, Happening::GuestLives(0.0));
         self.schedule_faults();
+        self.owner_begins();
         self.start_source();
     }
 
@@ -284,6 +299,8 @@ impl World {
             Happening::HypervisorStops { asked } => self.hypervisor_stops(asked),
             Happening::StreamsTaken { operations } => self.streams_taken(operations),
             Happening::HypervisorRuns { operations } => self.hypervisor_runs(operations),
+            Happening::OwnerLoads { since } => self.owner_loads(since),
+            Happening::OwnerGivesUp => self.owner_gives_up(),
             Happening::Asked { life, link } => self.asked(life, link),
             Happening::Answered { life, outcome } => self.answered(life, outcome),
             Happening::Withdrawn { life, link } => self.withdrawn(life, link),
@@ -319,7 +336,11 @@ impl World {
     }
 
     fn is_over(&self) -> bool {
-        self.source.up && self.destination.up && self.source.decided.is_some() && self.destination.is_idle()
+        self.source.up
+            && self.destination.up
+            && self.source.decided.is_some()
+            && self.destination.is_idle()
+            && self.owner_is_settled()
     }
 
     /// For the report of a run that does not end.

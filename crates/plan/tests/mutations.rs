@@ -2,7 +2,7 @@
 
 #![allow(clippy::panic, clippy::expect_used, clippy::unwrap_used)] // Tests say what they expect.
 
-use linerate_plan::{Mutation, Options, Property, simulate};
+use linerate_plan::{Mutation, Options, Property, Way, simulate};
 
 /// Asserts that some seed breaks exactly this promise, and that the same seed keeps it without the defect.
 #[track_caller]
@@ -18,7 +18,12 @@ fn noticed(mutation: Mutation, property: Property, seeds: u64) {
 /// The same, where RAM goes in the hypervisor's own streams.
 #[track_caller]
 fn noticed_by_streams(mutation: Mutation, property: Property, seeds: u64) {
-    let sound = Options { streams: true, ..Options::default() };
+    noticed_on_way(Way::Streams, mutation, property, seeds);
+}
+
+#[track_caller]
+fn noticed_on_way(way: Way, mutation: Mutation, property: Property, seeds: u64) {
+    let sound = Options { way, ..Options::default() };
     let options = Options { mutation: Some(mutation), only: Some(property), ..sound };
     let seed = (0..seeds).find(|&seed| simulate(seed, options).is_err());
     let seed = seed.unwrap_or_else(|| panic!("{mutation:?} goes unnoticed by {property:?} in {seeds} seeds"));
@@ -36,6 +41,31 @@ fn the_rules_of_commit_and_roll_back_are_watched_where_ram_goes_in_streams() {
     noticed_by_streams(Mutation::RunBeforeJournaled, Property::OneRuns, 6000);
     noticed_by_streams(Mutation::RollBackForgetsGuest, Property::SourceSurvives, 1000);
     noticed_by_streams(Mutation::TearDownLeavesGuest, Property::RetrySucceeds, 3000);
+}
+
+#[test]
+fn handed_over_a_stream_that_is_not_held() {
+    noticed_on_way(Way::HandedOver, Mutation::GateOpen, Property::SealedAndFenced, 100);
+    noticed_on_way(Way::HandedOver, Mutation::GateOpen, Property::SameRam, 100);
+}
+
+#[test]
+fn handed_over_a_scan_that_forgets_and_a_fence_that_does_not_stop() {
+    noticed_on_way(Way::HandedOver, Mutation::ScanForgets, Property::SameRam, 500);
+    noticed_on_way(Way::HandedOver, Mutation::FenceWithoutStopping, Property::SealedAndFenced, 1000);
+    noticed_on_way(Way::HandedOver, Mutation::TouchedForgotten, Property::SameRam, 500);
+}
+
+#[test]
+fn handed_over_a_guest_that_is_let_run_by_who_does_not_own_it() {
+    noticed_on_way(Way::HandedOver, Mutation::RunsAnothersGuest, Property::OneRuns, 6000);
+}
+
+#[test]
+fn handed_over_what_is_left_set() {
+    noticed_on_way(Way::HandedOver, Mutation::SourceKeepsSetting, Property::PutBack, 100);
+    noticed_on_way(Way::HandedOver, Mutation::DestinationKeepsSetting, Property::PutBack, 100);
+    noticed_on_way(Way::HandedOver, Mutation::RollBackKeepsProtection, Property::SourceSurvives, 1000);
 }
 
 #[test]

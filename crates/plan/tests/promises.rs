@@ -2,7 +2,7 @@
 
 #![allow(clippy::panic, clippy::expect_used, clippy::unwrap_used)] // Tests say what they expect.
 
-use linerate_plan::{Options, Summary, Violation, simulate};
+use linerate_plan::{Options, Summary, Violation, Way, simulate};
 
 fn all(seeds: std::ops::Range<u64>, options: Options) -> Result<Summary, Box<Violation>> {
     let mut summary = Summary::default();
@@ -30,16 +30,29 @@ fn without_faults_every_guest_that_converges_moves() {
 
 #[test]
 fn with_faults_where_ram_goes_in_the_hypervisors_own_streams() {
-    let options = Options { streams: true, ..Options::default() };
+    let options = Options { way: Way::Streams, ..Options::default() };
     let summary = all(0..2000, options).unwrap_or_else(|violation| panic!("{violation}"));
     assert!(summary.moved() > 500, "hardly any guest moves\n{summary}");
 }
 
 #[test]
 fn every_guest_moves_by_streams_without_faults() {
-    let options = Options { faultless: true, streams: true, ..Options::default() };
+    let options = Options { faultless: true, way: Way::Streams, ..Options::default() };
     let summary = all(0..300, options).unwrap_or_else(|violation| panic!("{violation}"));
     assert_eq!(summary.moved(), 300);
+}
+
+#[test]
+fn with_faults_where_somebody_else_decides_who_runs_the_guest() {
+    let options = Options { way: Way::HandedOver, ..Options::default() };
+    let summary = all(0..2000, options).unwrap_or_else(|violation| panic!("{violation}"));
+    assert!(summary.moved() > 500, "hardly any guest moves\n{summary}");
+}
+
+#[test]
+fn every_guest_that_converges_is_handed_over_without_faults() {
+    let options = Options { faultless: true, way: Way::HandedOver, ..Options::default() };
+    all(0..300, options).unwrap_or_else(|violation| panic!("{violation}"));
 }
 
 #[test]

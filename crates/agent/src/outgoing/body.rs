@@ -160,7 +160,7 @@ impl Body {
             Action::OpenLinks(endpoints) => self.links = Some(Links::open(&self.shared, &endpoints)),
             Action::Attach => self.worker.ask(Job::Attach),
             Action::Protect => self.worker.ask(Job::Protect),
-            Action::Scan { last } => self.worker.ask(Job::Scan { last }),
+            Action::Scan { last, also } => self.worker.ask(Job::Scan { last, also }),
             Action::Throttle(percent) => self.worker.ask(Job::Throttle(percent)),
             Action::SwitchOver => self.worker.ask(Job::SwitchOver),
             Action::Digest => self.worker.ask(Job::Digest),

@@ -39,12 +39,13 @@ const LIVE_PAUSE: Duration = Duration::from_millis(1);
 const TAKE_BACK_TRIES: u32 = 5;
 
 /// What the worker is asked to do; the brain's actions that deal with the guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Job {
     Attach,
     Protect,
     Scan {
         last: bool,
+        also: Vec<Extent>,
     },
     SwitchOver,
     BeginStreams(StreamSettings),
@@ -156,19 +157,19 @@ impl State {
                 continue;
             }
             let began = Instant::now();
-            let done = match job {
+            let done = match &job {
                 Job::Attach => self.attach(),
                 Job::Protect => self.protect(),
-                Job::Scan { last } => self.scan(last),
+                Job::Scan { last, also } => self.scan(*last, also),
                 Job::SwitchOver if self.shared.domain.is_some() => self.stop_domain(),
                 Job::SwitchOver => self.switch_over(),
-                Job::BeginStreams(settings) => self.begin_streams(settings),
+                Job::BeginStreams(settings) => self.begin_streams(*settings),
                 Job::Digest => self.digest(),
                 Job::WriteDeviceState => self.write_device_state(),
                 Job::AwaitStream => self.await_stream(),
                 Job::LetThrough => self.let_through(),
                 Job::Throttle(percent) => {
-                    self.throttle_percent = percent;
+                    self.throttle_percent = *percent;
                     Ok(())
                 }
                 Job::RollBack if self.shared.domain.is_some() => self.roll_back_domain(),
@@ -253,7 +254,7 @@ impl State {
         Ok(())
     }
 
-    fn scan(&mut self, last: bool) -> Result<(), Fault> {
+    fn scan(&mut self, last: bool, also: &[Extent]) -> Result<(), Fault> {
         let step = if last { Step::Blackout } else { Step::Copy };
         self.check_domain(step)?;
         let began = Instant::now();
@@ -270,6 +271,7 @@ impl State {
         let mut dirty: Vec<Extent> =
             found.into_iter().flat_map(|(block, run)| extents(block, vec![run])).collect();
         self.note_seen(&dirty);
+        self.note_seen(also);
         if last {
             dirty.extend(self.new_holes()?);
         }

@@ -195,3 +195,21 @@ fn pings_over_a_long_link_do_not_change_its_rate() {
     }
     assert_eq!(scheduler.bytes_per_s(), rate);
 }
+
+/// Rounds of a few pages, whose first piece the slow channel takes each time.
+#[test]
+fn a_slow_channel_that_asks_first_does_not_keep_small_rounds_for_itself() {
+    let mut scheduler = with_channels(1);
+    scheduler.add_work(vec![Extent::new(0, 0, MIB)]);
+    while let Next::Work(work) = scheduler.next(ms(0), 0) {
+        scheduler.acknowledged(ms(500), 0, work.sequence, &[]);
+    }
+    scheduler.add_channel(ms(500), 1, 1);
+    scheduler.add_work(vec![Extent::new(0, 0, 24 * PAGE_BYTES)]);
+    let first = work(scheduler.next(ms(500), 0));
+    assert_eq!(scheduler.next(ms(500), 0), Next::Wait, "the other has not shown what it can do");
+    work(scheduler.next(ms(500), 1));
+    // Alone it takes the rest: nobody is waited for who has a piece.
+    scheduler.acknowledged(ms(501), 0, first.sequence, &[]);
+    work(scheduler.next(ms(501), 0));
+}

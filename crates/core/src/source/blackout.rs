@@ -42,7 +42,7 @@ impl Source {
         self.guest_stopped(now);
         self.statistics.blackout.held = Some(now);
         self.state = State::LastScan { dirty: None };
-        self.actions.push_back(Action::Scan { last: true });
+        self.actions.push_back(Action::Scan { last: true, also: Vec::new() });
     }
 
     pub(super) fn last_scanned(&mut self, now: Time, found: Vec<Extent>) {

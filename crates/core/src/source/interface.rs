@@ -172,6 +172,8 @@ pub enum Action {
     Scan {
         /// The guest is stopped and stays so.
         last: bool,
+        /// Sent although no scan names them: the last scan names what of them has become a hole.
+        also: Vec<Extent>,
     },
     /// Slow the guest down.
     Throttle(u8),

@@ -61,7 +61,11 @@ impl Source {
         if due && matches!(self.state, State::Copying { .. }) && self.scheduler.is_drained() {
             self.scan_at = None;
             self.state = State::Scanning;
-            self.actions.push_back(Action::Scan { last: false });
+            let also = match &self.preparation {
+                Preparation::Done { touched } => touched.clone(),
+                _ => Vec::new(),
+            };
+            self.actions.push_back(Action::Scan { last: false, also });
         }
     }
 

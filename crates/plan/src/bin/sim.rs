@@ -2,10 +2,9 @@
 
 use std::process::ExitCode;
 
-use linerate_plan::{Options, Summary, simulate};
+use linerate_plan::{Options, Summary, Way, simulate};
 
-const USAGE: &str =
-    "usage: sim [--seeds COUNT] [--from SEED] | --seed SEED [--trace]   (also: --faultless, --streams)";
+const USAGE: &str = "usage: sim [--seeds COUNT] [--from SEED] | --seed SEED [--trace]   (also: --faultless, --streams, --handed-over)";
 
 struct Arguments {
     from: u64,
@@ -21,7 +20,8 @@ fn parse(mut words: impl Iterator<Item = String>) -> Option<Arguments> {
             "--from" => arguments.from = words.next()?.parse().ok()?,
             "--seed" => (arguments.from, arguments.count) = (words.next()?.parse().ok()?, 1),
             "--trace" => arguments.options.trace = true,
-            "--streams" => arguments.options.streams = true,
+            "--streams" => arguments.options.way = Way::Streams,
+            "--handed-over" => arguments.options.way = Way::HandedOver,
             "--faultless" => arguments.options.faultless = true,
             _ => return None,
         }

@@ -1,0 +1,205 @@
+//! Guests that are somebody else's ([`crate::Way::HandedOver`]: libvirt's domains). He has started the hypervisor at the destination; his
+//! stream waits in a gate of the source's agent until RAM is sealed, and goes by both agents. He alone says who runs the guest. What he
+//! is told to wait for, and what is set in his hypervisors and put back, is the agents' part.
+
+use std::time::Duration;
+
+use linerate_core::source::Event;
+use linerate_core::{Code, Fault, GuestState, Side, Step, Time, destination};
+
+use crate::check::{Mutation, Property, Way};
+use crate::destination_body::Waiting;
+use crate::guest::{DEVICE, Sending, holes};
+use crate::source_body::SourceWork;
+use crate::wire::index;
+use crate::world::{Happening, World};
+
+/// How far his migration is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Course {
+    /// There is none.
+    #[default]
+    No,
+    /// His stream waits, or is held.
+    Held,
+    /// It was let through.
+    Passes,
+    /// It came to its end: his guest runs at the destination.
+    Arrived,
+    /// He gave it up: his guest is at the source.
+    Back,
+}
+
+/// See the module.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Owner {
+    course: Course,
+    /// His stream was let through once, whatever came of it.
+    let_through: bool,
+    /// What has the hypervisor leave RAM out, by side.
+    set: [bool; 2],
+}
+
+impl Owner {
+    /// An agent sets his hypervisor, where there is one.
+    pub fn set(&mut self, side: Side) {
+        self.set[index(side)] = self.course != Course::No;
+    }
+
+    /// And puts it back.
+    pub fn put_back(&mut self, side: Side, mutation: Option<Mutation>) {
+        let kept = match side {
+            Side::Source => Mutation::SourceKeepsSetting,
+            Side::Destination => Mutation::DestinationKeepsSetting,
+        };
+        self.set[index(side)] &= mutation == Some(kept);
+    }
+}
+
+impl World {
+    /// His hypervisor waits at the destination, and his stream in the gate.
+    pub fn owner_begins(&mut self) {
+        if self.scenario.way == Way::HandedOver {
+            self.owner = Owner { course: Course::Held, ..Owner::default() };
+            self.owner.set(Side::Source);
+            let ram = holes(&self.scenario.shape);
+            self.destination.guest = Some(Waiting { ram, broken: false, loaded: false, owned: false });
+        }
+    }
+
+    /// It is decided where his guest is. Until then nothing can be set in his hypervisors.
+    pub fn owner_is_settled(&self) -> bool {
+        !matches!(self.owner.course, Course::Held | Course::Passes)
+    }
+
+    /// What the destination finds of him.
+    pub fn find_waiting(&self) -> destination::Event {
+        match self.destination.guest.as_ref().is_some_and(|guest| !guest.loaded) {
+            true => destination::Event::Admitted(Vec::new()),
+            false => {
+                let detail = "no hypervisor waits";
+                destination::Event::Failed(Fault::new(
+                    Code::ResourceMissing,
+                    Step::Admit,
+                    Side::Destination,
+                    detail,
+                ))
+            }
+        }
+    }
+
+    /// His stream is let in, and his hypervisor stops the guest; not if he has given up.
+    pub fn lets_in(&mut self) -> bool {
+        let waits = self.scenario.way != Way::HandedOver || self.owner.course == Course::Held;
+        if !waits {
+            self.tell_given_up();
+        }
+        waits
+    }
+
+    /// His hypervisor has stopped the guest, and writes.
+    pub fn owner_has_stopped(&mut self) {
+        if self.options.mutation == Some(Mutation::GateOpen) {
+            self.let_through();
+        }
+    }
+
+    /// What was held goes through.
+    pub fn let_through(&mut self) {
+        if self.owner.course != Course::Held || self.guest.sending != Sending::Holding {
+            return self.tell_given_up();
+        }
+        self.owner.course = Course::Passes;
+        self.owner.let_through = true;
+        let span = self.micros(500, 20_000);
+        self.after(span, Happening::OwnerLoads { since: None });
+    }
+
+    fn tell_given_up(&mut self) {
+        let detail = "he has given up his migration";
+        let step = self.source.brain.as_ref().map_or(Step::Commit, |brain| brain.step());
+        let fault = Fault::new(Code::HypervisorFailed, step, Side::Source, detail);
+        self.source_will(10, 5_000, SourceWork::Told(Event::Failed(fault)));
+    }
+
+    /// His stream has come to its end if a link carries it: he runs his guest there and ends it here, both or none.
+    pub fn owner_loads(&mut self, since: Option<Time>) {
+        if self.owner.course != Course::Passes {
+            return;
+        }
+        if !self.links.iter().any(|link| link.connects()) {
+            let since = since.unwrap_or(self.now);
+            if self.now - since >= self.scenario.link_timeout {
+                return self.owner_gives_up();
+            }
+            return self.after(Duration::from_millis(5), Happening::OwnerLoads { since: Some(since) });
+        }
+        self.check.that(self.check.sealed_told, Property::SealedAndFenced, || {
+            String::from("device state is loaded before RAM is sealed")
+        });
+        let Some(guest) = self.destination.guest.as_mut() else { return self.owner_gives_up() };
+        if let Some(page) = guest.ram.first_mut().and_then(|region| region.first_mut()) {
+            *page = DEVICE;
+        }
+        guest.loaded = true;
+        self.run_guest();
+        self.owner.course = Course::Arrived;
+        self.guest.sending = Sending::Completed;
+        self.guest.gone = true;
+        self.source_will(0, 20_000, SourceWork::Told(Event::Left));
+    }
+
+    /// Nothing goes through any more: he notices, sooner or later.
+    pub fn shut_gate(&mut self) {
+        if !self.owner_is_settled() {
+            let span = self.micros(0, 30_000);
+            self.after(span, Happening::OwnerGivesUp);
+        }
+    }
+
+    /// His guest goes on at the source, and what waited for it ends.
+    pub fn owner_gives_up(&mut self) {
+        if self.owner_is_settled() {
+            return;
+        }
+        let passed = self.owner.course == Course::Passes;
+        self.owner.course = Course::Back;
+        self.destination.guest = None;
+        self.resume_source_guest();
+        if passed {
+            self.tell_given_up();
+        }
+    }
+
+    /// The source's part is undone, and he has decided.
+    pub fn owner_undone(&mut self) -> GuestState {
+        self.owner.put_back(Side::Source, self.options.mutation);
+        if self.options.mutation == Some(Mutation::RunsAnothersGuest) {
+            self.guest.gone = false;
+            self.resume_source_guest();
+        }
+        match (self.guest.gone, self.owner.let_through) {
+            (true, true) => GuestState::Undecided,
+            _ => self.state_at_source(),
+        }
+    }
+
+    /// A restarted source puts back what its journal says, and asks nobody: who runs the guest is not its to say.
+    pub fn owner_outlived(&mut self, stays: bool) {
+        if !self.owner_is_settled() {
+            return self.source_will(1_000, 5_000, SourceWork::Recovers(stays));
+        }
+        let state = self.owner_undone();
+        let arrived = self.owner.course == Course::Arrived;
+        self.source.decided = Some(if arrived { GuestState::RunsAtDestination } else { state });
+    }
+
+    /// A hypervisor that still leaves RAM out is one whose guest cannot be saved.
+    pub fn check_put_back(&mut self) {
+        let here = self.owner.set[0] && !self.guest.gone;
+        let there = self.owner.set[1] && self.destination.guest.is_some();
+        self.check.that(!here && !there, Property::PutBack, || {
+            format!("left set at the source, at the destination: {:?}", [here, there])
+        });
+    }
+}
