@@ -43,9 +43,10 @@ impl Gates {
         lock(&self.0).get(path).cloned()
     }
 
-    /// It is of no more use.
+    /// It is of no more use, and nobody may connect to its socket any more.
     pub fn forget(&self, gate: &Gate) {
         lock(&self.0).remove(&gate.path);
+        gate.remove();
     }
 }
 
@@ -215,11 +216,15 @@ impl Gate {
         self.state.changed.notify_all();
     }
 
-    /// Nothing goes through any more, and who waits is refused.
+    /// Nothing goes through any more, and who waits is refused. The socket's name stays as long as a hypervisor may still be told to
+    /// connect to it: whoever made one of that name would be sent the guest.
     pub fn shut(&self, why: &str) {
         drop(lock(&self.waiting).take());
-        let _ = std::fs::remove_file(&self.path);
         self.state.shut(why);
+    }
+
+    fn remove(&self) {
+        let _ = std::fs::remove_file(&self.path);
     }
 
     fn is_shut(&self) -> bool {
@@ -304,6 +309,7 @@ fn back(from: &mut UnixStream, to: &mut UnixStream) {
 impl Drop for Gate {
     fn drop(&mut self) {
         self.shut("nobody uses it any more");
+        self.remove();
     }
 }
 

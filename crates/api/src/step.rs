@@ -90,5 +90,7 @@ numbered! {
         Undecided = 4, "the guest is paused at the source, which asks the destination whether it took over";
         /// Its process ended by itself or with its host.
         Gone = 5, "the guest runs nowhere";
+        /// libvirt was let decide, and has not said where it runs.
+        Unknown = 6, "libvirt was let decide where the guest runs: see `virsh domstate` on both hosts before anything is resumed";
     }
 }

@@ -30,7 +30,7 @@ exits! {
     /// On request.
     Cancelled = 5, "cancelled; the guest runs at the source as before";
     /// The worst case of a lost connection.
-    Undecided = 6, "undecided: the guest is paused at the source, whose agent keeps asking the destination; see `linerate resolve`";
+    Undecided = 6, "undecided: the guest is paused at the source, whose agent keeps asking the destination, see `linerate resolve`; of a domain: see `virsh domstate` on both hosts before anything is resumed";
     /// It is nowhere.
     GuestGone = 7, "the guest ended by itself, or with its host";
     /// The migration goes on.
@@ -77,7 +77,7 @@ const REFUSALS: &[&str] = &[
 pub fn of_body(body: &ErrorBody) -> Exit {
     match body.guest_state {
         Some(GuestState::Gone) => Exit::GuestGone,
-        Some(GuestState::Undecided) => Exit::Undecided,
+        Some(GuestState::Undecided | GuestState::Unknown) => Exit::Undecided,
         Some(GuestState::PausedAtSource) => Exit::PausedAtSource,
         Some(GuestState::RunsAtDestination) => Exit::MovedWithFault,
         Some(GuestState::RunsAtSource) | None => match body.code.as_str() {

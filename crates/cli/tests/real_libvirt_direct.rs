@@ -150,6 +150,12 @@ fn whatever_ends_leaves_it_at_the_source(version: LibvirtVersion) {
         stage.agents[host].kill().unwrap();
         let ended = moving.end();
         assert!(ended.code.is_some_and(|code| code != 0), "the agent of host {host}: {ended:#?}");
+        if host == 0 {
+            let said = format!("{ended:?}");
+            for words in ["the domain is running here", "Do not save this domain"] {
+                assert!(said.contains(words), "{words}: {ended:#?}");
+            }
+        }
         stage.agents[host].restart().unwrap();
         stayed(&stage);
     }

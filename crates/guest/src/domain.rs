@@ -8,7 +8,8 @@ use serde_json::json;
 
 use crate::description::{DescriptionError, check_name};
 use crate::discover::{self, DiscoverError};
-use crate::migrate::MigrateError;
+use crate::migrate::{MigrateError, run_state};
+
 use crate::process::{self, GuestError};
 use crate::qmp::{Qmp, QmpError};
 use crate::registry::{GuestRecord, Origin, RegistryError};
@@ -76,6 +77,11 @@ pub fn open(folder: &Path, name: &str, deadline: Instant) -> Result<(GuestRecord
 pub fn ignore_shared(qmp: &mut Qmp, on: bool, deadline: Instant) -> Result<(), QmpError> {
     let change = json!({ "capabilities": [{ "capability": IGNORE_SHARED, "state": on }] });
     qmp.execute("migrate-set-capabilities", change, deadline).map(drop)
+}
+
+/// Whether the QEMU that waited at the destination has taken its stream: nothing more comes that the capability is for.
+pub fn has_arrived(qmp: &mut Qmp, deadline: Instant) -> Result<bool, MigrateError> {
+    Ok(run_state(qmp, deadline)? != "inmigrate")
 }
 
 /// Has all RAM go in QEMU's stream again, once QEMU allows it: as long as the capability is on, a domain is saved without its RAM.

@@ -25,6 +25,7 @@ mod streams;
 pub use destination::DestinationQemu;
 pub use mirrors::{Export, MirrorProgress, Writes};
 pub use settings::Settings;
+pub(crate) use source::run_state;
 pub use source::{PreSwitchover, SourceQemu};
 pub use streams::{StreamLimits, StreamOptions, StreamProgress};
 

@@ -179,7 +179,7 @@ impl World {
             self.resume_source_guest();
         }
         match (self.guest.gone, self.owner.let_through) {
-            (true, true) => GuestState::Undecided,
+            (true, true) => GuestState::Unknown,
             _ => self.state_at_source(),
         }
     }

@@ -155,7 +155,7 @@ impl World {
             String::from("the source says that the guest moved, and it never ran at the destination")
         });
         // Somebody else may have decided while the source gave up.
-        let unsure = decided == GuestState::Undecided && self.scenario.way == Way::HandedOver;
+        let unsure = decided == GuestState::Unknown && self.scenario.way == Way::HandedOver;
         self.check.that(moved || unsure || !owned, Property::OneRuns, || {
             format!("the source says {decided:?}, and the destination has the guest")
         });

@@ -120,6 +120,8 @@ pub enum GuestState {
     Undecided = 4,
     /// It runs nowhere: its process ended by itself or with its host.
     Gone = 5,
+    /// Somebody else (libvirt) was let decide, and has not said where it runs.
+    Unknown = 6,
 }
 
 impl GuestState {
@@ -131,6 +133,7 @@ impl GuestState {
             3 => Some(GuestState::RunsAtDestination),
             4 => Some(GuestState::Undecided),
             5 => Some(GuestState::Gone),
+            6 => Some(GuestState::Unknown),
             _ => None,
         }
     }
@@ -145,6 +148,9 @@ impl GuestState {
                 "the guest is paused at the source, which asks the destination whether it took over"
             }
             GuestState::Gone => "the guest runs nowhere",
+            GuestState::Unknown => {
+                "libvirt was let decide where the guest runs: see `virsh domstate` on both hosts before anything is resumed"
+            }
         }
     }
 }

@@ -140,6 +140,7 @@ fn steps_sides_states_roles_outcomes() {
             (3, "RunsAtDestination"),
             (4, "Undecided"),
             (5, "Gone"),
+            (6, "Unknown"),
         ],
     );
     expect(

@@ -63,7 +63,8 @@ fn a_connection_waits_until_it_is_let_in_and_is_refused_when_the_gate_is_shut() 
     outs.recv_timeout(LONG).unwrap();
     assert!(gate.admit().is_err(), "it is opened once");
 
-    let (gate, outs) = self::gate(&tempfile::tempdir().unwrap());
+    let dir = tempfile::tempdir().unwrap();
+    let (gate, outs) = self::gate(&dir);
     let waits = hypervisor(&gate);
     std::thread::sleep(SHORT);
     gate.shut("enough");
@@ -71,7 +72,11 @@ fn a_connection_waits_until_it_is_let_in_and_is_refused_when_the_gate_is_shut() 
     assert!(gate.admit().is_err());
     assert!(outs.try_recv().is_err());
     assert_eq!(gate.why_shut().as_deref(), Some("enough"));
-    assert!(!gate.path.exists());
+    let refused = UnixStream::connect(&gate.path).unwrap_err();
+    assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused, "its name is nobody else's to take");
+    let path = gate.path.clone();
+    Gates::default().forget(&gate);
+    assert!(!path.exists());
 }
 
 #[test]

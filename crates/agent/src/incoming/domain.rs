@@ -2,6 +2,7 @@
 //! the domain's name, its RAM is filled, and it is let go: never run and never ended here.
 
 use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -16,11 +17,13 @@ use linerate_memory::{Mapping, RamBlock};
 use linerate_net::region::Region;
 use linerate_net::table::RegionTable;
 
-use super::worker::{State, here};
+use super::worker::{Job, State, here};
 use crate::faults::chain;
 use crate::ram::Ram;
 
 const QMP_WAIT: Duration = Duration::from_secs(10);
+/// Between two looks at whether QEMU has taken its stream.
+const WATCH: Duration = Duration::from_millis(50);
 /// QEMU loads its state, or libvirt ends it.
 const PUT_BACK_WAIT: Duration = Duration::from_secs(30);
 
@@ -84,6 +87,47 @@ impl State {
         Ok(())
     }
 
+    /// The next job. While there is none, the capability goes off as soon as QEMU has taken its stream, whatever becomes of the source:
+    /// libvirt runs the guest by then, and saves it without its RAM as long as it is on.
+    pub(super) fn next_job(&mut self, inbox: &Receiver<Job>) -> Option<Job> {
+        while self.domain.as_ref().is_some_and(|domain| domain.qmp.is_some()) {
+            match inbox.recv_timeout(WATCH) {
+                Err(RecvTimeoutError::Timeout) => self.look_after_domain(),
+                other => return other.ok(),
+            }
+        }
+        inbox.recv().ok()
+    }
+
+    fn look_after_domain(&mut self) {
+        if !self.is_set() {
+            return;
+        }
+        let Some(qmp) = self.domain.as_mut().and_then(|domain| domain.qmp.as_mut()) else { return };
+        let deadline = Instant::now() + QMP_WAIT;
+        let done = match domain::has_arrived(qmp, deadline) {
+            Ok(false) => return,
+            Ok(true) => domain::ignore_shared(qmp, false, deadline).map_err(|error| chain(&error)),
+            Err(error) => Err(chain(&error)),
+        };
+        let noted = match done {
+            Ok(()) => self.note_domain(true).map_err(|fault| chain(&fault)),
+            // It is tried again when the session ends.
+            Err(error) => Err(error),
+        };
+        if let Err(error) = noted {
+            tracing::debug!(error, "the capability is not off yet");
+        }
+        if let Some(domain) = &mut self.domain {
+            domain.qmp = None;
+        }
+    }
+
+    /// Whether the capability was set, and not put back.
+    fn is_set(&self) -> bool {
+        matches!(self.waiting.lock().unwrap_or_else(PoisonError::into_inner).domain, Some((_, false)))
+    }
+
     /// What the next life of this agent must know, to put the capability back.
     fn note_domain(&self, over: bool) -> Result<(), Fault> {
         let Some(domain) = &self.domain else { return Err(no_domain()) };
@@ -97,10 +141,10 @@ impl State {
         let Some(domain) = &mut self.domain else { return Err(no_domain()) };
         // QEMU serves one at a time.
         domain.qmp = None;
-        let is_noted = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).domain.is_some();
-        if !is_noted {
+        if !self.is_set() {
             return Ok(());
         }
+        let Some(domain) = &self.domain else { return Err(no_domain()) };
         domain::put_back(&domain.record, Instant::now() + PUT_BACK_WAIT)
             .map_err(|error| here(Code::HypervisorFailed, Step::CleanUp, &error))?;
         self.note_domain(true)

@@ -160,7 +160,7 @@ pub(super) struct State {
 
 impl State {
     fn run(mut self, inbox: &Receiver<Job>) {
-        while let Ok(job) = inbox.recv() {
+        while let Some(job) = self.next_job(inbox) {
             if self.abandon.load(Ordering::SeqCst) && !matches!(job, Job::TearDown) {
                 continue;
             }

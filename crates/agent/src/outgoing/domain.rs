@@ -22,7 +22,7 @@ use super::worker::{HOLD_WAIT, Job, State, qemu_fault};
 use crate::agent::Agent;
 use crate::faults::{chain, fault};
 use crate::gate::{Gate, Gates};
-use crate::journal::{Record, Role};
+use crate::journal::Record;
 
 /// From the session's begin to libvirt's own migration: it starts the QEMU at the destination meanwhile.
 const STREAM_WAIT: Duration = Duration::from_secs(300);
@@ -42,11 +42,17 @@ pub(super) struct Leaving {
     stream: PathBuf,
     gates: Arc<Gates>,
     put_back: AtomicBool,
+    let_through: AtomicBool,
 }
 
 impl Leaving {
     pub fn new(domain: &DomainMove, gates: Arc<Gates>) -> Leaving {
-        Leaving { stream: domain.stream.clone(), gates, put_back: AtomicBool::new(false) }
+        Leaving {
+            stream: domain.stream.clone(),
+            gates,
+            put_back: AtomicBool::new(false),
+            let_through: AtomicBool::new(false),
+        }
     }
 
     /// Whether the capability is off again.
@@ -100,22 +106,15 @@ pub(super) fn check(request: &MigrateRequest, description: &mut GuestDescription
     Ok(())
 }
 
-/// Sets the capability before libvirt begins; first the journal. On `Err` it is not set.
-pub(super) fn set(agent: &Agent, session: SessionId, record: &Record, qmp: &mut Qmp) -> Result<(), Fault> {
-    let failed =
-        |code, error: &(dyn std::error::Error + 'static)| fault(code, Step::Resolve, Side::Source, error);
-    agent.journal.put(session, record).map_err(|error| failed(Code::JournalFailed, &error))?;
-    let Err(error) = domain::ignore_shared(qmp, true, State::deadline()) else { return Ok(()) };
-    // It may have been set all the same.
-    if domain::ignore_shared(qmp, false, State::deadline()).is_ok()
-        && let Role::Domain { qemu, .. } = &record.role
-    {
-        let role = Role::Domain { qemu: qemu.clone(), over: true };
-        if let Err(error) = agent.journal.put(session, &Record { role, ..record.clone() }) {
-            tracing::error!(%session, error = chain(&error), "the journal was not written; the next start looks at it again");
-        }
-    }
-    Err(failed(Code::HypervisorFailed, &error))
+/// In the journal, before the capability is set.
+pub(super) fn note(agent: &Agent, session: SessionId, record: &Record) -> Result<(), Fault> {
+    let put = agent.journal.put(session, record);
+    put.map_err(|error| fault(Code::JournalFailed, Step::Resolve, Side::Source, &error))
+}
+
+/// The guest's process has ended here, and not because we knew why.
+fn ended(let_through: bool) -> GuestState {
+    if let_through { GuestState::Unknown } else { GuestState::Gone }
 }
 
 impl State {
@@ -139,12 +138,18 @@ impl State {
         self.abandon.load(Ordering::SeqCst)
     }
 
-    /// Waits until QEMU was told to migrate: then the one at the destination waits, and nothing is sent yet.
+    /// Has QEMU leave RAM out, when the tunnel stands through which libvirt will move it, and not before: until libvirt begins, nothing
+    /// keeps the domain from being saved without its RAM. Waits until QEMU was told to migrate: then the one at the destination waits, and
+    /// nothing is sent yet.
     pub(super) fn await_stream(&mut self) -> Result<(), Fault> {
         let began = Instant::now();
         let mut has_tunnel = false;
         while !self.is_abandoned() {
-            has_tunnel |= self.shared.domain.as_ref().and_then(Leaving::gate).is_some();
+            if !has_tunnel && self.shared.domain.as_ref().and_then(Leaving::gate).is_some() {
+                has_tunnel = true;
+                domain::ignore_shared(self.guest.qemu.qmp(), true, Self::deadline())
+                    .map_err(|error| fault(Code::HypervisorFailed, Step::Resolve, Side::Source, &error))?;
+            }
             if has_tunnel || began.elapsed() > TUNNEL_WAIT {
                 self.gate(Step::Resolve)?;
             }
@@ -247,7 +252,17 @@ impl State {
     /// RAM is sealed: the stream goes. libvirt runs the guest there and ends it here, or lets it run here again.
     pub(super) fn let_through(&mut self) -> Result<(), Fault> {
         let step = Step::Commit;
-        self.gate(step)?.release();
+        let gate = self.gate(step)?;
+        // QEMU may have completed long ago, as all that it writes is taken: libvirt may have given up since, and let the guest run.
+        let status = self.guest.qemu.status(Self::deadline()).map_err(|error| qemu_fault(step, &error))?;
+        if status == "running" || !self.has_stopped_for_good()? {
+            let detail = "libvirt has given up its migration, and the guest does not stand any more";
+            return Err(Fault::new(Code::HypervisorFailed, step, Side::Source, detail));
+        }
+        if let Some(domain) = &self.shared.domain {
+            domain.let_through.store(true, Ordering::SeqCst);
+        }
+        gate.release();
         let mut completed = false;
         while !self.is_abandoned() {
             let status = self.guest.qemu.migration_status(Self::deadline());
@@ -255,7 +270,10 @@ impl State {
             let runs = self.guest.qemu.status(Self::deadline());
             match (status, runs) {
                 (Ok(status), Ok(state)) if state == "running" => {
-                    let detail = format!("libvirt runs the guest here again; its migration is {status}");
+                    let detail = format!(
+                        "libvirt runs the guest here again (its migration is {status}): see that the destination's does not run it \
+                         too (`virsh domstate`) before you try again"
+                    );
                     return Err(Fault::new(Code::HypervisorFailed, step, Side::Source, detail));
                 }
                 (Ok(_), Ok(_)) => std::thread::sleep(POLL),
@@ -280,7 +298,8 @@ impl State {
     pub(super) fn roll_back_domain(&mut self) -> Result<(), Fault> {
         self.throttle_percent = 0;
         self.detach();
-        let let_through = matches!(self.shared.brain().step(), Step::Commit);
+        let let_through =
+            self.shared.domain.as_ref().is_some_and(|domain| domain.let_through.load(Ordering::SeqCst));
         if let Some(domain) = &self.shared.domain {
             domain.shut("the migration was given up");
         }
@@ -291,15 +310,14 @@ impl State {
             done = self.put_back_domain();
         }
         let guest = match (done, self.guest.record.is_alive()) {
-            (_, false) if let_through => GuestState::Undecided,
-            (_, false) => GuestState::Gone,
-            (Ok(()), true) => self.guest_again(deadline),
+            (_, false) => ended(let_through),
+            (Ok(()), true) => self.guest_again(deadline, let_through),
             (Err(error), true) => {
                 tracing::error!(
                     error,
                     "x-ignore-shared may still be on: do not save this domain; the next start of the agent tries again"
                 );
-                self.guest_again(deadline)
+                self.guest_again(deadline, let_through)
             }
         };
         self.shared.tell(Event::RolledBack(guest));
@@ -322,12 +340,14 @@ impl State {
         Ok(())
     }
 
-    /// What the guest does, once libvirt has had its time to let it run.
-    fn guest_again(&mut self, deadline: Instant) -> GuestState {
+    /// What the guest does, once libvirt has had its time to let it run. One that stands here after its stream was let through may run at
+    /// the destination.
+    fn guest_again(&mut self, deadline: Instant, let_through: bool) -> GuestState {
         loop {
             match self.guest.qemu.status(Self::deadline()) {
                 Ok(state) if state == "running" => return GuestState::RunsAtSource,
-                _ if !self.guest.record.is_alive() => return GuestState::Gone,
+                _ if !self.guest.record.is_alive() => return ended(let_through),
+                _ if Instant::now() >= deadline && let_through => return GuestState::Unknown,
                 _ if Instant::now() >= deadline => return GuestState::PausedAtSource,
                 _ => std::thread::sleep(LOOK),
             }

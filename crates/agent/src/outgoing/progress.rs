@@ -106,7 +106,10 @@ fn left_ms(remaining: u64, rate: f64, dirty: f64) -> u64 {
 fn outcome(ending: &Ending) -> MigrationOutcome {
     match &ending.fault {
         None => MigrationOutcome::Completed,
-        Some(fault) if fault.code == Code::Cancelled && ending.guest != GuestState::Gone => {
+        Some(fault)
+            if fault.code == Code::Cancelled
+                && !matches!(ending.guest, GuestState::Gone | GuestState::Unknown) =>
+        {
             MigrationOutcome::Cancelled
         }
         Some(_) => MigrationOutcome::Failed,

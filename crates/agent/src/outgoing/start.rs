@@ -54,7 +54,7 @@ struct Found {
 pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing>, Fault> {
     let began = Instant::now();
     check_request(&request)?;
-    let mut found = find(agent, &request)?;
+    let found = find(agent, &request)?;
     let session = SessionId(random()?);
     let token = Token(random()?);
     let peers = resolve(&request.to)?;
@@ -114,7 +114,7 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
     };
     let record = Record { guest: shared.request.guest.clone(), changed_unix_ms: unix_ms(), role };
     if shared.domain.is_some() {
-        domain::set(agent, session, &record, found.qemu.qmp())?;
+        domain::note(agent, session, &record)?;
     }
     let inbox = shared.inbox.clone();
     let forward = move || {

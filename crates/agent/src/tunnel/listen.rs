@@ -197,6 +197,10 @@ impl Tunnel {
             let gate = Arc::new(made.map_err(failed)?);
             agent.gates.add(gate.clone());
             self.gates.lock().unwrap_or_else(PoisonError::into_inner).push(gate);
+            if self.is_over() {
+                // It ended before it knew of this one.
+                self.shut_gates(agent, "its other end is gone");
+            }
         }
         Ok(())
     }

@@ -13,6 +13,9 @@ const REPEATS_MAX: u32 = 8;
 const DEVICE_STATE_PIECE: usize = 256 << 10;
 /// With verification, digests over all RAM are computed while the guest is stopped: the time-out grows by this.
 const VERIFY_ALLOWANCE: Duration = Duration::from_secs(120);
+/// Somebody else (libvirt) is given so long to decide where the guest runs. Its keepalive gives up a dead peer after 30 s
+/// (`keepalive_interval` 5 s, `keepalive_count` 5).
+pub(super) const DECIDES_WITHIN: Duration = Duration::from_secs(300);
 /// Commit's answer is waited for this long before the destination's journal is asked, and between two questions.
 pub(super) const ASK_AFTER: Duration = Duration::from_secs(1);
 /// The last acknowledgement is waited for this long.
@@ -104,7 +107,7 @@ impl Source {
         self.statistics.blackout.sealed = Some(now);
         if self.config.handed_over {
             self.statistics.end(now, Step::Blackout);
-            self.enter_step(now, Step::Commit, self.config.step_timeout);
+            self.enter_step(now, Step::Commit, DECIDES_WITHIN);
             self.state = State::HandingOver;
             return self.actions.push_back(Action::LetThrough);
         }

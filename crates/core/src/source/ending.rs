@@ -39,16 +39,21 @@ impl Source {
         match &self.state {
             State::RollingBack(_) | State::Ended | State::Parting { .. } => {}
             State::Committing { .. } | State::CleaningUp { .. } => {}
+            // What was let through goes on whatever becomes of this session.
+            State::HandingOver => {}
             _ => self.roll_back(now, fault, true),
         }
     }
 
     /// An action failed. The clean-up is tried again: the guest has moved, and its process here must go.
     pub(super) fn action_failed(&mut self, now: Time, fault: Fault) {
-        if let State::CleaningUp { again } = &mut self.state {
-            again.get_or_insert(now + CLEAN_UP_AGAIN_AFTER);
-        } else {
-            self.fail(now, fault);
+        match &mut self.state {
+            State::CleaningUp { again } => {
+                again.get_or_insert(now + CLEAN_UP_AGAIN_AFTER);
+            }
+            // Letting through, of which it is the end.
+            State::HandingOver => self.roll_back(now, fault, true),
+            _ => self.fail(now, fault),
         }
     }
 
@@ -107,6 +112,8 @@ impl Source {
             // It could not commit: it has ended its guest before it said so.
             State::Committing { .. } => self.roll_back(now, fault, false),
             State::CleaningUp { .. } | State::Parting { .. } => {}
+            // It has let go of its part, and decides nothing.
+            State::HandingOver => self.control.send(now, Message::Aborted),
             _ => {
                 self.control.send(now, Message::Aborted);
                 self.roll_back(now, fault, false);
@@ -123,6 +130,7 @@ impl Source {
                 self.end_when_rolled_back(now);
             }
             State::Committing { .. } | State::CleaningUp { .. } | State::Parting { .. } | State::Ended => {}
+            State::HandingOver => {}
             _ => {
                 let detail = "it does not know this migration any more";
                 let fault = Fault::new(Code::AgentRestarted, self.step, Side::Destination, detail);
@@ -224,6 +232,8 @@ impl Source {
             if matches!(self.state, State::CleaningUp { .. }) {
                 // The journal still says that commit was sent, so an agent that starts again will clean up.
                 self.end(now, Some(fault), GuestState::RunsAtDestination);
+            } else if self.state == State::HandingOver {
+                self.roll_back(now, fault, true);
             } else {
                 self.fail(now, fault);
             }

@@ -36,8 +36,9 @@
 //! ([`Event::Carriage`], [`Action::Carriage`]). Everything from the guest's stop on is the same.
 //!
 //! Where somebody else decides which hypervisor runs the guest ([`Config::handed_over`]: libvirt), there is no commit. Until RAM is
-//! sealed nothing differs, and his stream is held back; then it is let through, and his word is the end. A fault in
-//! HandingOver rolls back what is ours: it neither stops the guest nor lets it run.
+//! sealed nothing differs, and his stream is held back; then it is let through, and his word is the end: neither a lost link nor the
+//! other agent's fault nor an operator changes anything in HandingOver. If he lets the guest run here again, or never decides, what is
+//! ours is rolled back; that neither stops the guest nor lets it run.
 //!
 //! The guarantee: if it ends with a fault, the guest runs at the source as before (or is still paused there if it was
 //! paused before), unless the fault says otherwise in words. From [`Action::Journal`] of

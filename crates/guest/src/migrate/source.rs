@@ -373,7 +373,7 @@ fn pre_switchover(stop: Option<Event>, waiting: Option<Event>) -> PreSwitchover 
     }
 }
 
-pub(super) fn run_state(qmp: &mut Qmp, deadline: Instant) -> Result<String, MigrateError> {
+pub(crate) fn run_state(qmp: &mut Qmp, deadline: Instant) -> Result<String, MigrateError> {
     let answer = qmp.execute("query-status", json!({}), deadline)?;
     Ok(answer.get("status").and_then(Value::as_str).unwrap_or("unknown").to_owned())
 }

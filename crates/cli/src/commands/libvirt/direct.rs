@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use linerate_api::{DomainMove, MigrateRequest, MigrationId, ModeChoice, TunnelEvent, TunnelStream};
 use tokio::io::AsyncReadExt;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
@@ -11,7 +12,7 @@ use super::plan::Plan;
 use super::progress::Progress;
 use super::virsh::{Virsh, words};
 use super::xml::Changes;
-use super::{agent_gone, failed};
+use super::{LOOK, SEE_THERE, failed, ready, signals};
 use crate::context::Context;
 use crate::display::view::View;
 use crate::display::{Start, watch};
@@ -23,6 +24,10 @@ use crate::flags::{Domain, MigrateFlags};
 const NOT_THIS_WAY: [&str; 4] = ["not_migratable", "hypervisor_failed", "tracking_failed", "memory_failed"];
 /// The agents see by themselves that libvirt gave up, and why the domain's move ended.
 const VERDICT_WAIT: Duration = Duration::from_secs(5);
+
+/// Where an agent is gone, what it set in QEMU may still be on.
+const DO_NOT_SAVE: &str =
+    "Do not save this domain before the agent was started again: it would be saved without its RAM";
 
 /// Which way it goes.
 pub enum Way {
@@ -81,6 +86,8 @@ struct Driven {
     said: Option<String>,
     /// The agents had not ended theirs by themselves.
     first: bool,
+    /// The tunnel ended before libvirt did.
+    cut_off: bool,
 }
 
 impl Direct<'_> {
@@ -112,14 +119,23 @@ impl Direct<'_> {
             progress.completed(&self.domain.name, &self.flags.to, &state, None)?;
             return Ok(if fault.is_none() { Exit::Ok } else { Exit::MovedWithFault });
         };
+        let lost = |failure: &Failure| matches!(failure.exit, Exit::NotWatched | Exit::Unreachable);
         match watched {
+            // libvirt, which is still there, knows what became of the domain.
+            Err(failure) if lost(&failure) => {
+                let trouble = format!("; {}. {}", failure.message(), DO_NOT_SAVE);
+                Err(failed(&here, self.domain, said, &trouble, false, driven.cut_off).await)
+            }
             Err(failure) if !driven.first => Err(failure.and(&format!("libvirt says: {said}"))),
             Ok(exit) if !driven.first && exit != Exit::Ok => {
                 // Its last event was printed; libvirt's words are not in it.
                 progress.warn(&format!("libvirt says: {said}"))?;
+                if driven.cut_off {
+                    progress.warn(SEE_THERE)?;
+                }
                 Ok(exit)
             }
-            _ => Err(failed(&here, self.domain, said, "", false, false).await),
+            _ => Err(failed(&here, self.domain, said, "", false, driven.cut_off).await),
         }
     }
 
@@ -135,30 +151,43 @@ impl Direct<'_> {
 
     async fn drive_libvirt(&self, over: &Notify) -> Result<Driven, Failure> {
         let mut tunnel = self.context.client.tunnel(&self.plan.tunnel(self.flags)).await?;
-        while !matches!(tunnel.next().await?.ok_or_else(agent_gone)?, TunnelEvent::Ready { .. }) {}
+        ready(&mut tunnel, |_| Ok(())).await?;
         self.changes.parse_at(&Virsh::new(self.plan.destination())).await?;
         let here = Virsh::new(&self.domain.uri);
         let mut child = here.start(&self.plan.arguments())?;
         let mut errors = child.stderr.take();
-        let (mut is_over, mut tunnel_ended, mut trouble) = (false, false, None);
+        let mut interrupt = signal(SignalKind::interrupt()).map_err(|error| signals(&error))?;
+        let (mut is_over, mut cut_off, mut asked, mut trouble) = (false, false, false, None);
         let status = loop {
             tokio::select! {
                 status = child.wait() => break status.map_err(|error| Failure::output(&error))?,
-                event = tunnel.next(), if !tunnel_ended => match event? {
-                    Some(TunnelEvent::Refused { reason }) => { trouble.get_or_insert(reason); }
-                    Some(TunnelEvent::Ended { error }) => { trouble.get_or_insert(error.message); }
-                    Some(_) => {}
-                    None => tunnel_ended = true,
+                event = tunnel.next(), if !cut_off => match event {
+                    Ok(Some(TunnelEvent::Refused { reason })) => { trouble.get_or_insert(reason); }
+                    Ok(Some(TunnelEvent::Ended { error })) => {
+                        trouble.get_or_insert(error.message);
+                        cut_off = true;
+                    }
+                    Ok(Some(_)) => {}
+                    // libvirt finds its sockets closed, and ends by itself.
+                    Ok(None) | Err(_) => cut_off = true,
                 },
                 () = over.notified(), if !is_over => {
                     is_over = true;
                     // Where it has moved, libvirt has no job any more; where it has not, its job need not end by itself at once.
                     let _ = here.run(&["domjobabort", &self.domain.name]).await;
                 }
+                // Nobody else takes it once the agents' part has ended. A libvirt that does not answer is left by the second.
+                _ = interrupt.recv(), if is_over => {
+                    if std::mem::replace(&mut asked, true) {
+                        child.start_kill().map_err(|error| Failure::output(&error))?;
+                    } else {
+                        let _ = timeout(VERDICT_WAIT, here.run(&["domjobabort", &self.domain.name])).await;
+                    }
+                }
             }
         };
         if status.success() {
-            return Ok(Driven { _tunnel: tunnel, said: None, first: false });
+            return Ok(Driven { _tunnel: tunnel, said: None, first: false, cut_off });
         }
         let mut said = Vec::new();
         if let Some(errors) = &mut errors {
@@ -167,6 +196,10 @@ impl Direct<'_> {
         }
         let said = words(&said) + &trouble.map(|text| format!("; {text}")).unwrap_or_default();
         let first = !is_over && timeout(VERDICT_WAIT, over.notified()).await.is_err();
-        Ok(Driven { _tunnel: tunnel, said: Some(said), first })
+        // The agent's word of the tunnel's end may still be on its way here.
+        while let (false, Ok(Ok(Some(event)))) = (cut_off, timeout(LOOK, tunnel.next()).await) {
+            cut_off = matches!(event, TunnelEvent::Ended { .. });
+        }
+        Ok(Driven { _tunnel: tunnel, said: Some(said), first, cut_off })
     }
 }

@@ -34,6 +34,8 @@ use crate::exit::{self, Exit};
 use crate::failure::Failure;
 use crate::flags::{Domain, MigrateFlags};
 
+/// Where the way to the other libvirt was lost.
+const SEE_THERE: &str = "this host's libvirt did not hear how it ended there: see that the destination's does not run the domain too (`virsh domstate`) before you try again";
 /// How often libvirt is asked for the job's numbers.
 const LOOK: Duration = Duration::from_millis(500);
 
@@ -68,12 +70,7 @@ pub async fn run(domain: &Domain, flags: &MigrateFlags, context: &Context) -> Re
     let mut terminate = signal(SignalKind::terminate()).map_err(|error| signals(&error))?;
     let request = plan.tunnel(flags);
     let mut events = context.client.tunnel(&request).await?;
-    loop {
-        match events.next().await?.ok_or_else(agent_gone)? {
-            TunnelEvent::Ready { .. } => break,
-            event => progress.tunnel(&event)?,
-        }
-    }
+    ready(&mut events, |event| progress.tunnel(event)).await?;
     let there = Virsh::new(plan.destination());
     changes.parse_at(&there).await?;
     let mut moving = Moving {
@@ -96,6 +93,20 @@ pub async fn run(domain: &Domain, flags: &MigrateFlags, context: &Context) -> Re
         Ended::Failed(said) => {
             let trouble = progress.trouble().map(|text| format!("; {text}")).unwrap_or_default();
             Err(failed(&here, domain, &said, &trouble, moving.asked, moving.cut_off).await)
+        }
+    }
+}
+
+/// Until the tunnel stands. What comes before that is shown.
+async fn ready(
+    events: &mut TunnelStream,
+    mut show: impl FnMut(&TunnelEvent) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    loop {
+        match events.next().await?.ok_or_else(agent_gone)? {
+            TunnelEvent::Ready { .. } => return Ok(()),
+            TunnelEvent::Ended { error } => return Err(Failure::of_body(exit::of_body(&error), &error)),
+            event => show(&event)?,
         }
     }
 }
@@ -147,13 +158,14 @@ impl Moving<'_> {
                     }
                     return Ok(if status.success() { Ended::Done } else { Ended::Failed(words(&said)) });
                 }
-                event = events.next(), if !self.cut_off => match event? {
-                    Some(event) => {
+                event = events.next(), if !self.cut_off => match event {
+                    Ok(Some(event)) => {
                         // After its end libvirt finds all sockets closed, and ends by itself.
                         self.cut_off = matches!(event, TunnelEvent::Ended { .. });
                         progress.tunnel(&event)?;
                     }
-                    None => self.cut_off = true,
+                    // Without the agent they are closed as well.
+                    Ok(None) | Err(_) => self.cut_off = true,
                 },
                 _ = interrupt.recv() => self.abort(progress).await?,
                 _ = terminate.recv() => self.abort(progress).await?,
@@ -204,11 +216,8 @@ async fn failed(
         Err(_) => "; this host's libvirt does not know the domain any more: look at the destination's".into(),
     };
     let code = if asked { "cancelled" } else { "libvirt_failed" };
-    let hint = if cut_off {
-        "this host's libvirt did not hear how it ended there: see that the destination's does not run the domain too (`virsh domstate`) before you try again"
-    } else {
-        "`virsh domstate` on both hosts; libvirt's own log says more"
-    };
+    let hint =
+        if cut_off { SEE_THERE } else { "`virsh domstate` on both hosts; libvirt's own log says more" };
     let body = ErrorBody {
         step: Some(Step::Copy),
         side: Some(Side::Source),

@@ -1,5 +1,6 @@
 //! Somebody else decides which hypervisor runs the guest.
 
+use super::super::blackout::DECIDES_WITHIN;
 use super::*;
 
 fn handed_over(state: At) -> Driver {
@@ -33,9 +34,25 @@ fn the_stream_is_let_through_only_after_ram_is_sealed_and_nothing_is_committed()
 }
 
 #[test]
-fn what_fails_after_that_rolls_back_and_the_operator_is_too_late() {
+fn only_his_word_or_that_he_has_none_ends_what_was_let_through() {
     let mut driver = handed_over(Loading);
-    assert!(!driver.tell(Event::Cancel).contains(&Action::RollBack), "somebody else decides");
+    let others: [fn(&mut Driver) -> Vec<Action>; 4] = [
+        |driver| driver.tell(Event::Cancel),
+        |driver| driver.receive(Message::Abort(fault(Code::Cancelled))),
+        |driver| driver.tell(Event::Forgotten),
+        |driver| {
+            driver.tell(Event::PathLost(PATH));
+            driver.now = driver.now + 2 * driver.brain.config.link_timeout;
+            driver.tell(Event::Tick)
+        },
+    ];
+    for (n, other) in others.into_iter().enumerate() {
+        assert!(!other(&mut driver).contains(&Action::RollBack), "{n}: somebody else decides");
+    }
+    driver.tell(Event::PathUp(PATH + 1));
+    assert_eq!(driver.tell(Event::Left).first(), Some(&Action::CleanUp));
+
+    let mut driver = handed_over(Loading);
     let actions = driver.tell(Event::Failed(fault(Code::HypervisorFailed)));
     assert!(actions.contains(&Action::RollBack), "{actions:?}");
     assert!(says(&actions, |message| matches!(message, Message::Abort(_))), "{actions:?}");
@@ -44,7 +61,7 @@ fn what_fails_after_that_rolls_back_and_the_operator_is_too_late() {
 
     // It is not waited for without end.
     let mut driver = handed_over(Loading);
-    driver.now = driver.now + driver.brain.config.step_timeout;
+    driver.now = driver.now + DECIDES_WITHIN;
     driver.tell(Event::Heard(PATH));
     let State::RollingBack(roll_back) = &driver.brain.state else { panic!("{:?}", driver.brain.state) };
     assert_eq!(roll_back.fault().code, Code::TimedOut);
