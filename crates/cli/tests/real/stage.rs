@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use linerate_lab::{
     Agent, AgentOptions, Cache, Console, DiskMode, GuestParameters, GuestProgram, GuestSpec, Lab, LabBuilder,
-    LinkSpec, Qemu, QemuOptions, QemuVersion, Ram, make_disk,
+    LinkSpec, Qemu, QemuOptions, QemuVersion, Ram, disk::SLOT_BYTES, make_disk,
 };
 use serde_json::Value;
 
@@ -27,6 +27,8 @@ pub struct Stage {
     consoles: Vec<PathBuf>,
     /// Passes in which the guest has checked all of its memory, one that is half done included.
     passes: u64,
+    /// Operations in which it has come to every slot of its disk, where that is certain.
+    disk_operations: u64,
     /// A QEMU that no agent started.
     _foreign: Option<Qemu>,
     // Behind the agents: dropped after them.
@@ -78,7 +80,7 @@ impl Stage {
     #[allow(dead_code, reason = "not every test file has such guests")]
     pub fn plain(links_mbps: &[u64], mut guest: GuestSpec, disk: Option<DiskMode>) -> Stage {
         guest.parameters.disk_generation = disk.map(|_| 1);
-        guest.parameters.disk_mbps = 4;
+        guest.parameters.disk_mbps = plain_disk_mbps(guest.program);
         let options = QemuOptions { ram: Ram::Plain, ..QemuOptions::default() };
         Stage::foreign(links_mbps, guest, disk, options)
     }
@@ -92,7 +94,8 @@ impl Stage {
         disk: Option<DiskMode>,
         prepare: impl FnOnce(&Path) -> Vec<String>,
     ) -> Stage {
-        Stage::unshared_busy(links_mbps, guest, disk.map(|mode| (mode, 4)), prepare)
+        let mbps = plain_disk_mbps(guest.program);
+        Stage::unshared_busy(links_mbps, guest, disk.map(|mode| (mode, mbps)), prepare)
     }
 
     /// With a guest that writes its disk so fast, in MiB/s; 0: as fast as it goes.
@@ -174,8 +177,10 @@ impl Stage {
         let host = &lab.hosts()[0];
         let foreign = Qemu::start(host, &spec, &options).unwrap();
         let consoles = vec![spec.serial(host)];
-        let passes = passes_of(&spec);
-        let stage = Stage { agents, source: 0, consoles, passes, _foreign: Some(foreign), lab, _one: one };
+        let (passes, disk_operations) = rounds_of(&spec);
+        let foreign = Some(foreign);
+        let stage =
+            Stage { agents, source: 0, consoles, passes, disk_operations, _foreign: foreign, lab, _one: one };
         stage.console().wait_passes(1, LONG).unwrap();
         let socket = stage.lab.hosts()[0].run_directory().join("g.qmp");
         let (exit, text) = stage.linerate_at_source(&["vm", "adopt", "--qmp", socket.to_str().unwrap()]);
@@ -217,8 +222,9 @@ impl Stage {
         let host = &lab.hosts()[0];
         let file = spec.write_toml(host).unwrap();
         let consoles = vec![spec.serial(host)];
-        let passes = passes_of(&spec);
-        let stage = Stage { agents, source: 0, consoles, passes, _foreign: None, lab, _one: one };
+        let (passes, disk_operations) = rounds_of(&spec);
+        let stage =
+            Stage { agents, source: 0, consoles, passes, disk_operations, _foreign: None, lab, _one: one };
         let (exit, text) = stage.linerate_at_source(&["vm", "start", file.to_str().unwrap()]);
         assert_eq!(exit, 0, "{text}");
         stage.console().wait_passes(1, LONG).unwrap();
@@ -335,11 +341,14 @@ impl Stage {
         self.consoles.push(host.run_directory().join("guests/g/serial0.log"));
     }
 
-    /// It passes over its memory again, and nothing is damaged.
+    /// It passes over its memory, and its disk if that has an order, again, and nothing is damaged.
     pub fn guest_goes_on(&self) {
         // Only its present console counts: the files of hosts that it left are removed with what was there.
         let console = Console::new(self.consoles.last().cloned());
         console.wait_passes(self.passes, LONG).unwrap();
+        if self.disk_operations > 0 {
+            console.wait_disk(self.disk_operations, LONG).unwrap();
+        }
         assert_eq!(console.bad_lines(), Vec::<String>::new());
     }
 
@@ -482,9 +491,19 @@ impl Drop for Migration {
     }
 }
 
-/// Guests without a kernel check what they do not write in every eighth pass only.
-fn passes_of(guest: &GuestSpec) -> u64 {
-    if guest.program == GuestProgram::Linux { 2 } else { 9 }
+/// Passes and operations on its disk in which a guest has come to all that it has. Those without a kernel check what they do not write in
+/// every eighth pass only, and go over their disk in order, at most two operations on each slot.
+fn rounds_of(guest: &GuestSpec) -> (u64, u64) {
+    let slots = (DISK_MB << 20) / SLOT_BYTES as u64;
+    match guest.program {
+        GuestProgram::Linux => (2, 0),
+        _ => (9, guest.disk.as_ref().map_or(0, |_| 2 * slots)),
+    }
+}
+
+/// Fast enough that going over the disk in order takes some seconds only.
+fn plain_disk_mbps(program: GuestProgram) -> u64 {
+    if program == GuestProgram::UserMode { 11 } else { 4 }
 }
 
 /// How a migration ended.
