@@ -68,7 +68,7 @@ enum Command {
     /// Move libvirt's domains back and forth, a link lost at a random instant of each move
     Libvirt(shuttle::Flags),
     /// Move a guest with a disk that is not shared back and forth, a link lost at a random instant of each move
-    Disks(shuttle::Flags),
+    Disks(disks::Flags),
     /// Compare a tunnel with socat and plain TCP, interleaved
     Tunnel(tunnel::Flags),
     /// Time the doctor, and migrations without and with its advice
@@ -97,8 +97,8 @@ fn main() -> ExitCode {
         Command::Soak(flags) => soak::run(flags, arguments.json),
         Command::Alone(flags) => alone::run(flags, arguments.json),
         Command::Faults(flags) => faults::run(flags, arguments.json),
-        Command::Libvirt(flags) => shuttle::run::<libvirt::Domains>(flags, arguments.json),
-        Command::Disks(flags) => shuttle::run::<disks::Disks>(flags, arguments.json),
+        Command::Libvirt(flags) => shuttle::run(&flags, "libvirt", libvirt::Domains::new, arguments.json),
+        Command::Disks(flags) => disks::run(&flags, arguments.json),
         Command::Tunnel(flags) => tunnel::run(flags, arguments.json),
         Command::Doctor(flags) => doctor::run(flags, arguments.json),
         Command::Wires(flags) => wires::run(flags, arguments.json),
