@@ -7,6 +7,9 @@
 #[allow(dead_code, reason = "shared with real_migration.rs")]
 mod stage;
 
+#[path = "real/devices.rs"]
+mod devices;
+
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
