@@ -52,8 +52,10 @@ faults: build ## cut one of two links 50 times at a random instant, and kill eve
 libvirt-cuts: build ## 50 moves of libvirt's domains, a link lost at a random instant of each
 	./target/release/linerate-bench libvirt --linerate ./target/release/linerate --out bench/out
 
-disk-cuts: build ## 50 moves of a guest with a disk that is not shared, a link lost at a random instant of each
+disk-cuts: build ## 50 moves of a guest with a disk that is not shared, a link lost at a random instant of each: QEMU 10.0, and 7.2 under KVM
 	./target/release/linerate-bench disks --linerate ./target/release/linerate --out bench/out
+	@[ -w /dev/kvm ] || echo "not run: 50 moves with QEMU 7.2, as there is no /dev/kvm here"
+	@[ ! -w /dev/kvm ] || ./target/release/linerate-bench disks --qemu 7.2 --kvm --linerate ./target/release/linerate --out bench/out
 
 wires: build ## the ping-pong of `linerate bench` against a plain one in C on the same link; writes bench/out/
 	./target/release/linerate-bench wires --linerate ./target/release/linerate --out bench/out

@@ -36,9 +36,28 @@ pub struct Domains {
 }
 
 impl Stage for Domains {
-    const FILE: &'static str = "libvirt";
+    fn at(&self) -> usize {
+        self.at
+    }
 
-    fn new(common: &Common) -> anyhow::Result<Domains> {
+    fn usual(&self) -> Duration {
+        self.usual
+    }
+
+    fn go(&mut self, cut: &Cut, _: &mut Random) -> anyhow::Result<Moved> {
+        let (mut wrong, began) = (Vec::new(), Instant::now());
+        let (links_lost, ended) = self.carry(&mut wrong, |lab| cut.make(lab))?;
+        Ok(Moved { links_lost, total_s: (ended - began).as_secs_f64(), wrong, ..Moved::default() })
+    }
+
+    fn logs(&self) -> String {
+        tails(self.agents.iter().map(Agent::log).chain(self.libvirts.iter().map(Libvirt::log)))
+    }
+}
+
+impl Domains {
+    /// Makes them; the domain has gone there once.
+    pub fn new(common: &Common) -> anyhow::Result<Domains> {
         let lab = Lab::builder().links([LinkSpec::shaped(300); 2]).build()?;
         let start = |host| Libvirt::start(host, LibvirtVersion::Eleven);
         let libvirts = lab.hosts().iter().map(start).collect::<Result<Vec<_>, _>>()?;
@@ -70,26 +89,6 @@ impl Stage for Domains {
         Ok(stage)
     }
 
-    fn at(&self) -> usize {
-        self.at
-    }
-
-    fn usual(&self) -> Duration {
-        self.usual
-    }
-
-    fn go(&mut self, cut: &Cut, _: &mut Random) -> anyhow::Result<Moved> {
-        let (mut wrong, began) = (Vec::new(), Instant::now());
-        let (links_lost, ended) = self.carry(&mut wrong, |lab| cut.make(lab))?;
-        Ok(Moved { links_lost, total_s: (ended - began).as_secs_f64(), wrong, ..Moved::default() })
-    }
-
-    fn logs(&self) -> String {
-        tails(self.agents.iter().map(Agent::log).chain(self.libvirts.iter().map(Libvirt::log)))
-    }
-}
-
-impl Domains {
     fn host(&self, index: usize) -> anyhow::Result<(&Libvirt, &Agent)> {
         self.libvirts.get(index).zip(self.agents.get(index)).context("no such host")
     }

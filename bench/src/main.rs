@@ -10,6 +10,7 @@
 //! | [`libvirt`] | libvirt's domains back and forth, a link lost each time |
 //! | [`disks`] | guests with disks that are not shared back and forth, a link lost each time |
 //! | [`shuttle`] | what these two share |
+//! | [`storage_share`] | how memory and disks share the links |
 //! | [`tunnel`] | a tunnel against socat and plain TCP |
 //! | [`doctor`] | how long the doctor takes; migrations over a path that passes less than its ends |
 //! | [`wires`], [`rdma_wires`] | the ping-pong against one in plain C; RDMA against perftest |
@@ -36,6 +37,7 @@ mod shuttle;
 mod site;
 mod soak;
 mod statistics;
+mod storage_share;
 mod transcript;
 mod tunnel;
 mod wires;
@@ -68,7 +70,9 @@ enum Command {
     /// Move libvirt's domains back and forth, a link lost at a random instant of each move
     Libvirt(shuttle::Flags),
     /// Move a guest with a disk that is not shared back and forth, a link lost at a random instant of each move
-    Disks(shuttle::Flags),
+    Disks(disks::Flags),
+    /// Hold what links carry of memory and of a disk against the share that was asked for
+    StorageShare(storage_share::Flags),
     /// Compare a tunnel with socat and plain TCP, interleaved
     Tunnel(tunnel::Flags),
     /// Time the doctor, and migrations without and with its advice
@@ -97,8 +101,9 @@ fn main() -> ExitCode {
         Command::Soak(flags) => soak::run(flags, arguments.json),
         Command::Alone(flags) => alone::run(flags, arguments.json),
         Command::Faults(flags) => faults::run(flags, arguments.json),
-        Command::Libvirt(flags) => shuttle::run::<libvirt::Domains>(flags, arguments.json),
-        Command::Disks(flags) => shuttle::run::<disks::Disks>(flags, arguments.json),
+        Command::Libvirt(flags) => shuttle::run(&flags, "libvirt", libvirt::Domains::new, arguments.json),
+        Command::Disks(flags) => disks::run(&flags, arguments.json),
+        Command::StorageShare(flags) => storage_share::run(&flags, arguments.json),
         Command::Tunnel(flags) => tunnel::run(flags, arguments.json),
         Command::Doctor(flags) => doctor::run(flags, arguments.json),
         Command::Wires(flags) => wires::run(flags, arguments.json),

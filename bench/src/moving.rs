@@ -7,8 +7,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use linerate_api::{ErrorBody, Event, EventKind, MigrationOutcome, Report, Step, StepState};
+use linerate_api::{ErrorBody, Event, EventKind, MigrationOutcome, Progress, Report, Step, StepState};
 use linerate_lab::Agent;
+use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
 
 use crate::interrupt;
@@ -21,6 +22,8 @@ pub struct Moving {
     lines: Receiver<(Instant, String)>,
     errors: Option<JoinHandle<String>>,
     ending: Ending,
+    /// The last line, if that was progress.
+    told: Option<(u64, Progress)>,
 }
 
 /// How it ended, as its client saw it.
@@ -100,7 +103,7 @@ impl Moving {
             let _ = err.read_to_string(&mut text);
             text
         });
-        Ok(Moving { child, began, lines, errors: Some(errors), ending: Ending::default() })
+        Ok(Moving { child, began, lines, errors: Some(errors), ending: Ending::default(), told: None })
     }
 
     /// When it was asked for.
@@ -122,6 +125,25 @@ impl Moving {
             }
         }
         true
+    }
+
+    /// The next progress that it tells, and when since it began, µs; none if it ended before, or told nothing so long.
+    pub fn progress(&mut self, end: Instant) -> Option<(u64, Progress)> {
+        while self.ending.outcome.is_none() {
+            self.told = None;
+            if !self.next(end) {
+                break;
+            }
+            if let Some(told) = self.told.take() {
+                return Some(told);
+            }
+        }
+        None
+    }
+
+    /// Takes the guest back, as Ctrl-C does.
+    pub fn cancel(&self) -> anyhow::Result<()> {
+        Ok(kill_process(Pid::from_child(&self.child), Signal::INT)?)
     }
 
     /// Follows it for a while, or to its end.
@@ -177,6 +199,7 @@ impl Moving {
             EventKind::Step { name: Step::Commit, state: StepState::Done, .. } => {
                 self.ending.runs_after = Some(at.duration_since(self.began));
             }
+            EventKind::Progress(progress) => self.told = Some((event.at_us, *progress)),
             EventKind::LinkLost { .. } => self.ending.links_lost += 1,
             EventKind::Finished { outcome, error, report } => {
                 self.ending.outcome = Some(outcome);

@@ -75,14 +75,8 @@ impl fmt::Display for Cut {
     }
 }
 
-/// Two hosts and the guest that goes back and forth between them.
-pub trait Stage: Sized {
-    /// Of the files with results.
-    const FILE: &'static str;
-
-    /// Makes it; the guest has gone there once without a cut.
-    fn new(common: &Common) -> anyhow::Result<Self>;
-
+/// Two hosts and the guest that goes back and forth between them, once when it is made without a cut.
+pub trait Stage {
     /// The host that the guest is on.
     fn at(&self) -> usize;
 
@@ -132,11 +126,16 @@ struct Results {
     moves: Vec<Move>,
 }
 
-/// Runs it; false if anything went wrong.
-pub fn run<S: Stage>(flags: Flags, json: bool) -> anyhow::Result<bool> {
+/// Runs it on what `make` makes, with results in files of that name; false if anything went wrong.
+pub fn run<S: Stage>(
+    flags: &Flags,
+    file: &str,
+    make: impl Fn(&Common) -> anyhow::Result<S>,
+    json: bool,
+) -> anyhow::Result<bool> {
     let seed = flags.seed.unwrap_or_else(fresh_seed);
     eprintln!("seed {seed}");
-    let out = |extension| flags.common.out.join(S::FILE).with_extension(extension);
+    let out = |extension| flags.common.out.join(format!("{file}.{extension}"));
     let mut progress = Progress::new(flags.moves);
     let mut results = Results { seed, planned: flags.moves, guests: 0, moves: Vec::new() };
     let mut stage: Option<S> = None;
@@ -149,7 +148,7 @@ pub fn run<S: Stage>(flags: Flags, json: bool) -> anyhow::Result<bool> {
             Some(stage) => stage,
             None => {
                 results.guests += 1;
-                S::new(&flags.common)?
+                make(&flags.common)?
             }
         };
         let mut random = Random::new(seed_for(seed, &format!("move/{number}")));

@@ -126,6 +126,20 @@ impl Transcript {
         self.wait("more passes of the guest", limit, |transcript| transcript.passes().len() >= target)
     }
 
+    /// Waits until so many more slots of the disk have been read or written.
+    pub fn wait_disk(&mut self, count: u64, limit: Duration) -> anyhow::Result<()> {
+        let target = self.disk_operations() + count;
+        self.wait("more operations of the guest on its disk", limit, |transcript| {
+            transcript.disk_operations() >= target
+        })
+    }
+
+    fn disk_operations(&mut self) -> u64 {
+        let lines = self.lines();
+        let last = lines.iter().rev().find(|line| line.starts_with("DISK "));
+        last.and_then(|line| value(line, "ops")?.parse().ok()).unwrap_or(0)
+    }
+
     fn wait(
         &mut self,
         what: &str,

@@ -4,6 +4,7 @@
 // that were read or written by DMA stay in a pool of buffers and are checked again later, so a RAM page that a device wrote
 // and a migration missed is seen too.
 #define _GNU_SOURCE
+#include "guest.h"
 #include "slot.h"
 
 #include <errno.h>
@@ -16,13 +17,12 @@
 #include <unistd.h>
 
 #define BUFFERS 128
-#define UNKNOWN (~0ull)
 #define MOST_LINES 50
 
 struct buffer {
     pthread_mutex_t lock;
     uint64_t *words;
-    uint64_t slot, generation; // slot is UNKNOWN while the buffer was never used
+    uint64_t slot, generation; // slot is SLOT_UNKNOWN while the buffer was never used
 };
 
 static struct disk_options options;
@@ -38,54 +38,28 @@ static void bad(const char *what, uint64_t slot, uint64_t expected, uint64_t fou
                (unsigned long long)slot, (long long)expected, (long long)found, magic == SLOT_MAGIC ? "ok" : "wrong", uptime());
 }
 
-static void slot_write(uint64_t *words, uint64_t slot, uint64_t generation) {
-    uint64_t x = slot_seed(slot, generation), sum = 0;
-    for (int i = SLOT_AT_BODY; i < SLOT_WORDS; i++) sum += words[i] = x = xorshift(x);
-    words[SLOT_AT_MAGIC] = SLOT_MAGIC;
-    words[SLOT_AT_NUMBER] = slot;
-    words[SLOT_AT_GENERATION] = generation;
-    words[SLOT_AT_CHECKSUM] = sum;
-}
-
-// The generation that a valid slot says, or UNKNOWN.
-static uint64_t slot_read(const uint64_t *words, uint64_t slot) {
-    uint64_t generation = words[SLOT_AT_GENERATION], sum = 0;
-    if (words[SLOT_AT_MAGIC] == 0) {
-        for (int i = 0; i < SLOT_WORDS; i++) if (words[i]) return UNKNOWN;
-        return 0;
-    }
-    if (words[SLOT_AT_MAGIC] != SLOT_MAGIC || words[SLOT_AT_NUMBER] != slot) return UNKNOWN;
-    uint64_t x = slot_seed(slot, generation);
-    for (int i = SLOT_AT_BODY; i < SLOT_WORDS; i++) {
-        x = xorshift(x);
-        if (words[i] != x) return UNKNOWN;
-        sum += x;
-    }
-    return sum == words[SLOT_AT_CHECKSUM] ? generation : UNKNOWN;
-}
-
 static void check_buffer(struct buffer *buffer) {
-    if (buffer->slot == UNKNOWN) return;
+    if (buffer->slot == SLOT_UNKNOWN) return;
     uint64_t found = slot_read(buffer->words, buffer->slot);
     if (found == buffer->generation) return;
     bad("in memory", buffer->slot, buffer->generation, found, buffer->words[SLOT_AT_MAGIC]);
-    buffer->slot = UNKNOWN;
+    buffer->slot = SLOT_UNKNOWN;
 }
 
 static void read_slot(struct buffer *buffer, uint64_t slot) {
     if (pread(disk, buffer->words, SLOT_BYTES, slot * SLOT_BYTES) != SLOT_BYTES) {
         COUNT(disk_bad);
         report("DISKERR read slot=%llu errno=%d", (unsigned long long)slot, errno);
-        buffer->slot = UNKNOWN;
+        buffer->slot = SLOT_UNKNOWN;
         return;
     }
     uint64_t found = slot_read(buffer->words, slot);
-    if (generations[slot] == UNKNOWN && found != UNKNOWN) generations[slot] = found;
-    if (found != generations[slot] || found == UNKNOWN)
+    if (generations[slot] == SLOT_UNKNOWN && found != SLOT_UNKNOWN) generations[slot] = found;
+    if (found != generations[slot] || found == SLOT_UNKNOWN)
         bad("on disk", slot, generations[slot], found, buffer->words[SLOT_AT_MAGIC]);
     // From here on the slot is what it is: one report for one loss.
-    if (found != UNKNOWN) generations[slot] = found;
-    buffer->slot = found == UNKNOWN ? UNKNOWN : slot;
+    if (found != SLOT_UNKNOWN) generations[slot] = found;
+    buffer->slot = found == SLOT_UNKNOWN ? SLOT_UNKNOWN : slot;
     buffer->generation = found;
 }
 
@@ -98,7 +72,7 @@ static int settle(uint64_t slot) {
 }
 
 static void write_slot(struct buffer *buffer, uint64_t slot) {
-    uint64_t next = generations[slot] == UNKNOWN ? 1 : generations[slot] + 1;
+    uint64_t next = generations[slot] == SLOT_UNKNOWN ? 1 : generations[slot] + 1;
     buffer->slot = slot;
     buffer->generation = next;
     slot_write(buffer->words, slot, next);
@@ -108,7 +82,7 @@ static void write_slot(struct buffer *buffer, uint64_t slot) {
     }
     COUNT(disk_bad);
     report("DISKERR write slot=%llu errno=%d", (unsigned long long)slot, errno);
-    generations[slot] = UNKNOWN;
+    generations[slot] = SLOT_UNKNOWN;
 }
 
 static void *disk_thread(void *argument) {
@@ -122,7 +96,7 @@ static void *disk_thread(void *argument) {
         check_buffer(buffer);
         pthread_mutex_lock(&locks[slot % 64]);
         // A slot is read before its first write: what another host or a copy left there is checked too.
-        if (random >> 63 && generations[slot] != UNKNOWN) {
+        if (random >> 63 && generations[slot] != SLOT_UNKNOWN) {
             read_slot(buffer, slot);
             write_slot(buffer, slot);
         } else {
@@ -171,11 +145,11 @@ void disk_start(const struct disk_options *wanted) {
     options = *wanted;
     open_disk();
     generations = zeroed(slots * sizeof *generations);
-    for (uint64_t i = 0; i < slots; i++) generations[i] = options.generation < 0 ? UNKNOWN : (uint64_t)options.generation;
+    for (uint64_t i = 0; i < slots; i++) generations[i] = options.generation < 0 ? SLOT_UNKNOWN : (uint64_t)options.generation;
     uint64_t *words = zeroed((uint64_t)BUFFERS * SLOT_BYTES);
     for (int i = 0; i < BUFFERS; i++) {
         buffers[i].words = words + (uint64_t)i * SLOT_WORDS;
-        buffers[i].slot = UNKNOWN;
+        buffers[i].slot = SLOT_UNKNOWN;
         pthread_mutex_init(&buffers[i].lock, NULL);
     }
     for (int i = 0; i < 64; i++) pthread_mutex_init(&locks[i], NULL);

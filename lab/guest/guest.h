@@ -2,7 +2,8 @@
 #ifndef LAB_GUEST_H
 #define LAB_GUEST_H
 
-#include <stdint.h>
+#include "sequence.h"
+
 #include <time.h>
 
 #define PAGE 4096
@@ -52,17 +53,5 @@ void heartbeat_start(const char *spec); // ADDRESS/PREFIX,PEER,PORT,HZ
 void echo_start(uint16_t port);
 void screen_start(uint64_t mib_s); // 0: no limit
 void work_start(void);
-
-static inline uint64_t mix(uint64_t x) {
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-    return x ^ (x >> 31);
-}
-
-static inline uint64_t xorshift(uint64_t x) {
-    x ^= x << 13;
-    x ^= x >> 7;
-    return x ^ (x << 17);
-}
 
 #endif

@@ -11,7 +11,7 @@ use rustix::process::Signal;
 use serde::Serialize;
 
 use crate::error::io_error;
-use crate::{Cache, Host, LabError, Process, QemuVersion, wait};
+use crate::{Cache, Host, LabError, Process, QemuVersion, device, wait};
 
 /// Port of agents in the lab, on every link address.
 pub const PORT: u16 = 7979;
@@ -205,10 +205,10 @@ fn write_configuration(host: &Host, more: &str) -> Result<(), LabError> {
     std::fs::write(&path, format!("{head}{more}\n{tables}")).map_err(io_error("write", &path))
 }
 
-// Where guests' files are: the lab's own directory (disks, consoles), and the kernel and initramfs of the cache.
+// Where guests' files are: the lab's own directory (disks, consoles), the kernel and initramfs of the cache, and block devices.
 fn file_roots(host: &Host) -> Vec<PathBuf> {
     let lab = host.directory.parent().map(Path::to_owned);
-    lab.into_iter().chain([Cache::locate().directory().to_owned()]).collect()
+    lab.into_iter().chain([Cache::locate().directory().to_owned(), device::FOLDER.into()]).collect()
 }
 
 fn hypervisors() -> Result<Vec<Hypervisor>, LabError> {

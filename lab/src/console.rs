@@ -74,11 +74,22 @@ impl Console {
         })
     }
 
-    /// Waits until `count` more passes are done than now.
+    /// Waits for the lines of `count` more passes than now, and gives the last one's number.
     pub fn wait_passes(&self, count: u64, limit: Duration) -> Result<u64, LabError> {
-        let target = self.last_pass() + count;
-        self.wait(&format!("pass {target} of the guest"), limit, || {
-            Some(self.last_pass()).filter(|pass| *pass >= target)
+        // By lines: a guest that has just arrived begins an empty file with whatever pass it is in.
+        let target = self.passes().len() + usize::try_from(count).unwrap_or(usize::MAX);
+        self.wait(&format!("{count} more passes of the guest"), limit, || {
+            Some(self.passes()).filter(|passes| passes.len() >= target)?.pop()
+        })
+    }
+
+    /// Waits until so many more slots of its disk have been read or written than the next line about it says.
+    pub fn wait_disk(&self, count: u64, limit: Duration) -> Result<(), LabError> {
+        let before = self.values("DISK ", "ops").len();
+        self.wait(&format!("{count} more operations of the guest on its disk"), limit, || {
+            let since = self.values("DISK ", "ops");
+            let (first, last) = (since.get(before)?, since.last()?);
+            (last.saturating_sub(*first) >= count).then_some(())
         })
     }
 
@@ -100,6 +111,8 @@ pub fn value<'a>(line: &'a str, key: &str) -> Option<&'a str> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+
     use super::*;
 
     fn console(texts: &[&str]) -> (tempfile::TempDir, Console) {
@@ -128,6 +141,30 @@ mod tests {
         assert!(!older.passes_follow());
         let (_folder, gap) = console(&["OK pass=1 bad=0\n", "OK pass=3 bad=0\n"]);
         assert!(!gap.passes_follow());
+    }
+
+    #[test]
+    fn what_a_guest_says_first_where_it_has_arrived_is_where_counting_begins() {
+        let (folder, console) = console(&[""]);
+        let done = std::sync::atomic::AtomicBool::new(false);
+        let writes = || {
+            let mut file = std::fs::File::options().append(true).open(folder.path().join("0")).unwrap();
+            for number in 70.. {
+                std::thread::sleep(Duration::from_millis(40));
+                writeln!(file, "OK pass={number} bad=0\nDISK ops={number} bad=0").unwrap();
+                if done.load(std::sync::atomic::Ordering::Relaxed) {
+                    break;
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(writes);
+            assert!(console.wait_passes(2, Duration::from_secs(60)).unwrap() > 70);
+            let before = console.values("DISK ", "ops").len() as u64;
+            console.wait_disk(5, Duration::from_secs(60)).unwrap();
+            assert!(*console.values("DISK ", "ops").last().unwrap() >= 70 + before + 5);
+            done.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
     }
 
     #[test]

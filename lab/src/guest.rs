@@ -23,7 +23,7 @@ pub enum GuestProgram {
     Linux,
     /// No kernel (lab/guest/bare/bare.c), under emulation: memory only, quick to start in a machine that is emulated itself.
     Bare,
-    /// No kernel, in user mode (lab/guest/bare/user.c), under KVM, also where KVM runs inside of a virtual machine.
+    /// No kernel, in user mode (lab/guest/bare/user.c), under KVM, also where KVM runs inside of a virtual machine: memory, and a disk.
     UserMode,
 }
 

@@ -9,13 +9,15 @@
 //! lab is one that a person can look at and make by hand.
 //!
 //! Invariants: every namespace, directory and process of a lab carries the lab's name, which carries the maker's process
-//! id; nothing outside of its namespaces is changed except one directory under [`lab::root`] and the mounts in it.
+//! id; nothing outside of its namespaces is changed except one directory under [`lab::root`] and the mounts in it, and block devices that
+//! a test asks for ([`BlockDevice`]).
 
 #![forbid(unsafe_code)]
 
 pub mod agent;
 pub mod cache;
 pub mod console;
+pub mod device;
 pub mod disk;
 pub mod error;
 pub mod guest;
@@ -38,6 +40,7 @@ pub mod wait;
 pub use agent::{Agent, AgentOptions};
 pub use cache::{Cache, QemuVersion};
 pub use console::Console;
+pub use device::BlockDevice;
 pub use disk::make_disk;
 pub use error::LabError;
 pub use guest::{DiskMode, GuestParameters, GuestProgram, GuestSpec};

@@ -6,11 +6,14 @@ use std::path::Path;
 use rustix::process::{Pid, test_kill_process};
 
 use crate::error::io_error;
-use crate::{LabError, huge, lab, netns, tool};
+use crate::{LabError, device, huge, lab, netns, tool};
 
 /// Removes all that is left of labs whose maker is dead, and returns their names. One that cannot be removed keeps none of the others.
 pub fn sweep() -> Result<Vec<String>, LabError> {
-    each(all().into_iter().filter(|name| !maker_lives(name)), remove)
+    let removed = each(all().into_iter().filter(|name| !maker_lives(name)), remove);
+    // When nothing of a lab has them open any more.
+    device::sweep(lives)?;
+    removed
 }
 
 /// Those that were removed, or the first error when all were tried.
@@ -66,7 +69,11 @@ fn maker(name: &str) -> Option<i32> {
 }
 
 fn maker_lives(name: &str) -> bool {
-    maker(name).and_then(Pid::from_raw).is_some_and(|pid| test_kill_process(pid).is_ok())
+    maker(name).is_some_and(lives)
+}
+
+fn lives(pid: i32) -> bool {
+    Pid::from_raw(pid).is_some_and(|pid| test_kill_process(pid).is_ok())
 }
 
 fn entries(directory: &Path) -> Vec<String> {

@@ -171,15 +171,27 @@ fn bring_back_a_page(file: &Path, older: &[u8]) -> bool {
 
 #[test]
 fn a_damaged_disk_is_reported() {
+    notices_a_damaged_disk(GuestSpec::new);
+}
+
+#[test]
+fn a_damaged_disk_is_reported_under_kvm() {
+    match guest::kvm_is_missing() {
+        Some(error) => guest::not_run(&format!("no /dev/kvm ({error})")),
+        None => notices_a_damaged_disk(GuestSpec::user_mode),
+    }
+}
+
+fn notices_a_damaged_disk(make: fn(&str, GuestParameters) -> GuestSpec) {
     let lab = lab();
     let image = disk(&lab);
     let parameters =
-        GuestParameters { disk_generation: Some(1), disk_mbps: 32, ..GuestParameters::default() };
-    let spec = GuestSpec::new("g", parameters).disk(&image, DiskMode::Direct);
+        GuestParameters { mem_mb: 32, disk_generation: Some(1), disk_mbps: 32, ..GuestParameters::default() };
+    let spec = make("g", parameters).disk(&image, DiskMode::Direct);
     let host = &lab.hosts()[0];
     let _qemu = Qemu::start(host, &spec, &QemuOptions::default()).unwrap();
     let console = Console::new([spec.serial(host)]);
-    console.wait_for("DISK ops=", LONG).unwrap();
+    console.wait_disk(32, LONG).unwrap();
     assert_eq!(console.bad_lines(), Vec::<String>::new());
     // Every slot goes back to a generation that no slot ever had: whole and valid, but not what the guest wrote.
     let file = std::fs::File::options().write(true).open(&image).unwrap();

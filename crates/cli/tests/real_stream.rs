@@ -101,15 +101,15 @@ fn there_and_back(guest: GuestSpec, disk: Option<DiskMode>) {
 }
 
 #[test]
-fn qemu_7_with_private_ram_under_kvm() {
+fn qemu_7_with_private_ram_and_a_direct_disk_under_kvm() {
     let Some(guest) = under_kvm(QemuVersion::System) else { return };
-    there_and_back(guest, None);
+    there_and_back(guest, Some(DiskMode::Direct));
 }
 
 #[test]
-fn qemu_10_with_private_ram_under_kvm() {
+fn qemu_10_with_private_ram_and_a_buffered_disk_under_kvm() {
     let Some(guest) = under_kvm(QemuVersion::Ten) else { return };
-    there_and_back(guest, None);
+    there_and_back(guest, Some(DiskMode::Buffered));
 }
 
 #[test]

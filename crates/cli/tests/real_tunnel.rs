@@ -6,11 +6,13 @@ mod stage;
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
-use std::os::unix::net::UnixDatagram;
-use std::time::Duration;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use stage::{LONG, Stage, gone, hear, say};
+use stage::{Bytes, LONG, Stage, gone, hear, say};
 
 /// Many streams in both directions, each half-closed by both of its ends, while something is done to the links.
 fn streams_while(stage: &Stage, streams: u64, blocks: usize, meanwhile: impl FnOnce() + Send) {
@@ -157,4 +159,100 @@ fn systemd_is_told_when_connections_are_taken() {
     child.wait().unwrap();
     assert_eq!(&said[..heard.unwrap()], b"READY=1");
     connected.unwrap();
+}
+
+/// `qemu-nbd` at the other host; ended when dropped.
+struct Export(std::process::Child);
+
+impl Export {
+    fn start(stage: &Stage, image: &Path, socket: &Path) -> Export {
+        let mut nbd = stage.lab.hosts()[1].command("qemu-nbd");
+        nbd.args(["--persistent", "--shared=4", "--format=raw", "--socket"]).arg(socket).arg(image);
+        // When a connection ends before its export, it says so.
+        let export = Export(nbd.stderr(std::process::Stdio::null()).spawn().unwrap());
+        let deadline = Instant::now() + LONG;
+        while UnixStream::connect(socket).is_err() {
+            assert!(Instant::now() < deadline, "qemu-nbd does not listen at {}", socket.display());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        export
+    }
+}
+
+impl Drop for Export {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Begins to copy a disk; QEMU's own tool waits as long as its NBD connection does.
+fn copy(stage: &Stage, arguments: &[&str], from: &str, to: &str) -> std::process::Child {
+    let mut convert = stage.lab.hosts()[0].command("qemu-img");
+    convert.args(["convert", "-f", "raw", "-O", "raw", "-W"]).args(arguments).args([from, to]);
+    convert.spawn().unwrap()
+}
+
+/// What is written by one connection and read by two others, all at once, goes over both links, one of which is lost on the way.
+#[test]
+fn nbd_exports_are_read_and_written_while_a_link_is_lost() {
+    const BYTES: usize = 32 << 20;
+    let stage = Stage::new();
+    // Slow enough for a link to be lost in the middle.
+    (0..2).for_each(|link| stage.lab.slow(link, 200).unwrap());
+    let targets = stage.target_path.parent().unwrap();
+    let file = |name: &str| targets.join(name);
+    let disk = |name: &str, seed: u64| {
+        let mut content = vec![0; BYTES];
+        Bytes(seed).fill(&mut content);
+        std::fs::write(file(name), &content).unwrap();
+        content
+    };
+    let (read, written) = (disk("read.img", 1), disk("source.img", 2));
+    disk("written.img", 3);
+    let exports = ["read", "written"]
+        .map(|name| Export::start(&stage, &file(&format!("{name}.img")), &file(&format!("{name}.nbd"))));
+    let here = |name: &str| stage.lab.directory().join(format!("{name}.here"));
+    let pair =
+        |name: &str| format!("unix:{}=unix:{}", here(name).display(), file(&format!("{name}.nbd")).display());
+    let tunnel = stage.tunnel(&[&pair("read"), &pair("written")]);
+    let address = |name: &str| format!("nbd+unix:///?socket={}", here(name).display());
+    let path = |name: &str| file(name).display().to_string();
+    let mut copies = [
+        copy(&stage, &[], &address("read"), &path("first.img")),
+        copy(&stage, &["-m", "16"], &address("read"), &path("second.img")),
+        copy(&stage, &["-n"], &path("source.img"), &address("written")),
+    ];
+    let deadline = Instant::now() + LONG;
+    let arrived = |name: &str| file(name).metadata().map_or(0, |file| file.blocks() * 512);
+    while arrived("first.img") < BYTES as u64 / 8 {
+        assert!(Instant::now() < deadline, "nothing comes");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    stage.lab.cut(0).unwrap();
+    tunnel.wait("link_lost");
+    assert!(copies[0].try_wait().unwrap().is_none(), "it was over before the link was lost");
+    stage.lab.restore(0).unwrap();
+    tunnel.wait("link_up");
+    for copy in &mut copies {
+        assert!(copy.wait().unwrap().success());
+    }
+    for (name, content) in [("first.img", &read), ("second.img", &read), ("written.img", &written)] {
+        assert!(std::fs::read(file(name)).unwrap() == *content, "{name} differs");
+    }
+    // Written, made durable and read again by connections that come one after the other.
+    for commands in [["write -P 90 1M 3M", "flush"], ["read -P 90 1M 3M", "write -z 2M 1M"]] {
+        let mut io = stage.lab.hosts()[0].command("qemu-io");
+        io.args(["-f", "raw", "-c", commands[0], "-c", commands[1]]).arg(address("written"));
+        let output = io.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && !said.contains("failed"), "{output:?}");
+    }
+    let now = std::fs::read(file("written.img")).unwrap();
+    let part = |from: usize, to: usize| now.get(from << 20..to << 20).unwrap();
+    assert!(part(1, 2).iter().chain(part(3, 4)).all(|&byte| byte == 90));
+    assert!(part(2, 3).iter().all(|&byte| byte == 0));
+    assert!(part(0, 1) == &written[..1 << 20] && part(4, 32) == &written[4 << 20..]);
+    drop(tunnel);
+    drop(exports);
 }

@@ -5,7 +5,7 @@ mod problem;
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io::{self, Read};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
@@ -14,6 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::description::{GuestDescription, ImageFormat};
 use crate::qcow2;
 use crate::qmp::QemuVersion;
+use crate::roots::is_allowed;
 use crate::twin::{NeededFile, NeededNetwork, QemuBinary, Twin};
 
 pub use problem::Problem;
@@ -268,12 +269,15 @@ fn memory_problems(guest: &GuestDescription, host: &HostFacts) -> Vec<Problem> {
 fn file_problem(guest: &GuestDescription, file: &NeededFile, roots: &[PathBuf]) -> Option<Problem> {
     let path = file.path.clone();
     let Ok(target) = fs::canonicalize(&path) else { return Some(Problem::FileMissing { path }) };
-    if !is_inside(&target, roots) {
+    if !is_allowed(&path, &target, roots) {
         return Some(Problem::FileOutside { path, target });
     }
     let kind = fs::metadata(&target).ok()?.file_type();
     if !kind.is_file() && !kind.is_block_device() {
         return Some(Problem::FileKind { path });
+    }
+    if let Some(as_device) = file.as_device.filter(|as_device| *as_device != kind.is_block_device()) {
+        return Some(Problem::FileDriver { path, as_device });
     }
     // What is opened as a raw image may begin like any other.
     if file.format != Some(ImageFormat::Raw)
@@ -281,21 +285,25 @@ fn file_problem(guest: &GuestDescription, file: &NeededFile, roots: &[PathBuf]) 
     {
         return Some(Problem::Image { path, reach });
     }
+    let disk = guest.disks.iter().find(|disk| disk.path == file.source);
+    if disk.is_some_and(|disk| disk.direct) && !opens_directly(&target) {
+        return Some(Problem::FileBuffered { path });
+    }
     let here = size_of(&target)?;
     // What is copied is looked at by whoever prepares its image: of an image that is not the disk itself the file may differ.
     if guest.copied.iter().any(|disk| disk.path == file.source) {
         return None;
     }
-    let there = guest.disks.iter().find(|disk| disk.path == file.source)?.size;
+    let there = disk?.size;
     (there != 0 && here != there).then_some(Problem::FileSize { path, here, there })
 }
 
-/// Whether a path without links lies under one of the folders. Those may be links themselves, and device names usually are: either
-/// end counts.
-pub(crate) fn is_inside(target: &Path, roots: &[PathBuf]) -> bool {
-    roots.iter().any(|root| {
-        target.starts_with(root) || fs::canonicalize(root).is_ok_and(|root| target.starts_with(root))
-    })
+/// False if the file system says that it has no such thing; what else is wrong is found elsewhere.
+fn opens_directly(path: &Path) -> bool {
+    let direct = rustix::fs::OFlags::DIRECT.bits().cast_signed();
+    let opened = fs::OpenOptions::new().read(true).custom_flags(direct).open(path);
+    let refused = rustix::io::Errno::INVAL.raw_os_error();
+    !opened.is_err_and(|error| error.raw_os_error() == Some(refused))
 }
 
 // The size of a block device is where its end is.

@@ -7,18 +7,18 @@ mod error;
 use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::description::{CopiedDisk, GuestDescription, ImageFormat};
-use crate::host::is_inside;
 use crate::identity::{self, Compared};
 use crate::migrate::Export;
 use crate::qcow2;
 use crate::registry::remove_file;
+use crate::roots::{is_allowed, is_inside};
 use crate::twin::Twin;
 
 pub use error::ImageError;
@@ -66,6 +66,8 @@ impl Claims {
 pub struct Prepared {
     /// In the order of the guest's disks.
     pub exports: Vec<Export>,
+    /// Devices among them, held so that nothing else takes them for its own meanwhile: no mount, volume group or RAID.
+    held: Vec<File>,
     /// Those that were made for it.
     made: Vec<PathBuf>,
     /// Where they are listed.
@@ -101,6 +103,7 @@ pub fn prepare(
 ) -> Result<Prepared, ImageError> {
     let mut prepared = Prepared {
         exports: Vec::new(),
+        held: Vec::new(),
         made: Vec::new(),
         folder: folder.to_owned(),
         claims: claims.clone(),
@@ -110,6 +113,9 @@ pub fn prepare(
         // While nobody else looks: what one guest makes and removes again must not be found by another in between.
         let mut all = claims.lock();
         let done = prepare_one(guest, disk, twin, roots, folder, &mut prepared.made).and_then(|export| {
+            if export.is_device {
+                prepared.held.push(hold(&export.path)?);
+            }
             let facts = fs::metadata(&export.path)
                 .map_err(|source| ImageError::File { path: export.path.clone(), source })?;
             Ok((Storage::of(&facts), export))
@@ -166,6 +172,18 @@ fn prepare_one(
     Ok(Export { path, format: disk.format, is_device, direct })
 }
 
+/// Takes a block device for this process alone, as mounts do; those that ask for no such thing, QEMU among them, may open it all the same.
+fn hold(device: &Path) -> Result<File, ImageError> {
+    let exclusive = rustix::fs::OFlags::EXCL.bits().cast_signed();
+    OpenOptions::new().read(true).custom_flags(exclusive).open(device).map_err(|source| {
+        let path = device.to_owned();
+        match source.raw_os_error().map(rustix::io::Errno::from_raw_os_error) {
+            Some(rustix::io::Errno::BUSY) => ImageError::Held(path),
+            _ => ImageError::File { path, source },
+        }
+    })
+}
+
 /// What is there, with this identity, must hold such a disk, and not be the very one that is copied.
 fn check(
     path: &Path,
@@ -175,7 +193,7 @@ fn check(
     roots: &[PathBuf],
 ) -> Result<(), ImageError> {
     let kind = facts.file_type();
-    let inside = fs::canonicalize(path).is_ok_and(|path| is_inside(&path, roots));
+    let inside = fs::canonicalize(path).is_ok_and(|target| is_allowed(path, &target, roots));
     if !inside || !(kind.is_file() || kind.is_block_device()) {
         return Err(ImageError::Outside(path.to_owned()));
     }

@@ -29,6 +29,7 @@ pub mod qmp;
 pub mod read;
 pub mod registry;
 pub mod remains;
+mod roots;
 pub mod spec;
 pub mod twin;
 pub mod verdict;

@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use crate::description::ImageFormat;
-use crate::host::is_inside;
+use crate::roots::is_allowed;
 
 /// First bytes of an image.
 pub(crate) const MAGIC: [u8; 4] = *b"QFI\xfb";
@@ -101,7 +101,7 @@ fn plain(name: &str) -> Option<PathBuf> {
 }
 
 fn inside(path: PathBuf, roots: &[PathBuf]) -> Result<PathBuf, Reach> {
-    let target = fs::canonicalize(&path).ok().filter(|target| is_inside(target, roots));
+    let target = fs::canonicalize(&path).ok().filter(|target| is_allowed(&path, target, roots));
     let kind = target.and_then(|target| fs::metadata(target).ok()).map(|facts| facts.file_type());
     let usable =
         kind.is_some_and(|kind| kind.is_file() || std::os::unix::fs::FileTypeExt::is_block_device(&kind));

@@ -109,6 +109,8 @@ pub struct NeededFile {
     pub writable: bool,
     /// Format in which it is opened; none if several, or if it cannot be told.
     pub format: Option<ImageFormat>,
+    /// It must be a block device, or must not be one; none where QEMU takes either.
+    pub as_device: Option<bool>,
 }
 
 /// What a network port of the twin is connected to.

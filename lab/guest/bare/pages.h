@@ -53,14 +53,14 @@ static u32 parameter(const char *line, const char *name, u32 otherwise) {
     return otherwise;
 }
 
-static u32 mix(u32 x) {
+static u32 mix_word(u32 x) {
     x = (x ^ (x >> 16)) * 0x7feb352du;
     x = (x ^ (x >> 15)) * 0x846ca68bu;
     return x ^ (x >> 16);
 }
 
 static volatile u32 *page_at(u32 page) { return (volatile u32 *)(unsigned long)(BASE + page * PAGE); }
-static u32 seed(u32 pass, u32 page) { return mix(pass * 0x9e3779b9u ^ mix(page + 1)); }
+static u32 seed(u32 pass, u32 page) { return mix_word(pass * 0x9e3779b9u ^ mix_word(page + 1)); }
 
 static void fill(u32 page) {
     volatile u32 *word = page_at(page);

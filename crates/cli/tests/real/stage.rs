@@ -8,10 +8,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use linerate_lab::{
-    Agent, AgentOptions, Cache, Console, DiskMode, GuestParameters, GuestProgram, GuestSpec, Lab, LabBuilder,
-    LinkSpec, Qemu, QemuOptions, QemuVersion, Ram, make_disk,
+    Agent, AgentOptions, Console, DiskMode, GuestParameters, GuestProgram, GuestSpec, Lab, LabBuilder,
+    LinkSpec, Qemu, QemuOptions, QemuVersion, Ram, disk::SLOT_BYTES, make_disk,
 };
 use serde_json::Value;
+
+#[allow(dead_code, reason = "not every test file has such hosts")]
+mod unshared;
 
 const LONG: Duration = Duration::from_secs(180);
 const DISK_MB: u64 = 16;
@@ -27,6 +30,8 @@ pub struct Stage {
     consoles: Vec<PathBuf>,
     /// Passes in which the guest has checked all of its memory, one that is half done included.
     passes: u64,
+    /// Operations in which it has come to every slot of its disk, where that is certain.
+    disk_operations: u64,
     /// A QEMU that no agent started.
     _foreign: Option<Qemu>,
     // Behind the agents: dropped after them.
@@ -78,79 +83,9 @@ impl Stage {
     #[allow(dead_code, reason = "not every test file has such guests")]
     pub fn plain(links_mbps: &[u64], mut guest: GuestSpec, disk: Option<DiskMode>) -> Stage {
         guest.parameters.disk_generation = disk.map(|_| 1);
-        guest.parameters.disk_mbps = 4;
+        guest.parameters.disk_mbps = plain_disk_mbps(guest.program);
         let options = QemuOptions { ram: Ram::Plain, ..QemuOptions::default() };
         Stage::foreign(links_mbps, guest, disk, options)
-    }
-
-    /// The same on hosts that do not share disks: what is in `here` on the one is in `there` on the other. `prepare` makes what else the
-    /// guest has in the first folder, and says what arguments that takes.
-    #[allow(dead_code, reason = "not every test file has such hosts")]
-    pub fn unshared(
-        links_mbps: &[u64],
-        guest: GuestSpec,
-        disk: Option<DiskMode>,
-        prepare: impl FnOnce(&Path) -> Vec<String>,
-    ) -> Stage {
-        Stage::unshared_busy(links_mbps, guest, disk.map(|mode| (mode, 4)), prepare)
-    }
-
-    /// With a guest that writes its disk so fast, in MiB/s; 0: as fast as it goes.
-    #[allow(dead_code, reason = "not every test file has such hosts")]
-    pub fn unshared_busy(
-        links_mbps: &[u64],
-        mut guest: GuestSpec,
-        disk: Option<(DiskMode, u64)>,
-        prepare: impl FnOnce(&Path) -> Vec<String>,
-    ) -> Stage {
-        guest.parameters.disk_generation = disk.map(|_| 1);
-        guest.parameters.disk_mbps = disk.map_or(0, |(_, mbps)| mbps);
-        let hosts = hosts_of(Lab::builder(), links_mbps, |lab| {
-            let [here, there] = disk_folders(lab);
-            for folder in [&here, &there] {
-                std::fs::create_dir_all(folder).unwrap();
-            }
-            paths_between(&here, &there)
-        });
-        let folder = disk_folders(&hosts.1).into_iter().next().unwrap();
-        let arguments = prepare(&folder);
-        let options = QemuOptions { ram: Ram::Plain, locks: true, arguments, ..QemuOptions::default() };
-        Stage::foreign_on(hosts, &folder, guest, disk.map(|(mode, _)| mode), options)
-    }
-
-    /// Where the disks of hosts that do not share them are: of the host that has the guest, and of the other.
-    #[allow(dead_code, reason = "not every test file has such hosts")]
-    pub fn disks(&self) -> [PathBuf; 2] {
-        let mut folders = disk_folders(&self.lab);
-        folders.rotate_left(self.source);
-        folders
-    }
-
-    /// A QEMU that says what the others say of themselves and never starts is the first choice of the destination's agent; it leaves in a
-    /// file what was in the folder of disks when it was to start.
-    #[allow(dead_code, reason = "not every test file has such hosts")]
-    pub fn restart_destination_with_broken_qemu(&mut self) -> PathBuf {
-        let [here, there] = self.disks();
-        let (program, found) = (self.lab.directory().join("broken-qemu"), self.lab.directory().join("found"));
-        let real = Cache::locate().qemu(QemuVersion::Ten).unwrap();
-        let (real, folder, list) = (real.display(), there.display(), found.display());
-        let script = format!(
-            "#!/bin/sh\ncase $1 in -version|-machine) exec {real} \"$@\";; esac\nls {folder} > {list}\necho it does not start >&2\nexit 1\n"
-        );
-        std::fs::write(&program, script).unwrap();
-        std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-        let paths = paths_between(&here, &there);
-        let broken =
-            format!("[[qemu]]\nname = \"broken\"\nbinary = \"{}\"\ndata_dirs = []\n", program.display());
-        self.restart_destination_with(&format!("{paths}{broken}"));
-        found
-    }
-
-    /// As it was at first.
-    #[allow(dead_code, reason = "not every test file has such hosts")]
-    pub fn restart_destination_whole(&mut self) {
-        let [here, there] = self.disks();
-        self.restart_destination_with(&paths_between(&here, &there));
     }
 
     fn foreign(links: &[u64], spec: GuestSpec, disk: Option<DiskMode>, options: QemuOptions) -> Stage {
@@ -174,8 +109,10 @@ impl Stage {
         let host = &lab.hosts()[0];
         let foreign = Qemu::start(host, &spec, &options).unwrap();
         let consoles = vec![spec.serial(host)];
-        let passes = passes_of(&spec);
-        let stage = Stage { agents, source: 0, consoles, passes, _foreign: Some(foreign), lab, _one: one };
+        let (passes, disk_operations) = rounds_of(&spec);
+        let foreign = Some(foreign);
+        let stage =
+            Stage { agents, source: 0, consoles, passes, disk_operations, _foreign: foreign, lab, _one: one };
         stage.console().wait_passes(1, LONG).unwrap();
         let socket = stage.lab.hosts()[0].run_directory().join("g.qmp");
         let (exit, text) = stage.linerate_at_source(&["vm", "adopt", "--qmp", socket.to_str().unwrap()]);
@@ -217,8 +154,9 @@ impl Stage {
         let host = &lab.hosts()[0];
         let file = spec.write_toml(host).unwrap();
         let consoles = vec![spec.serial(host)];
-        let passes = passes_of(&spec);
-        let stage = Stage { agents, source: 0, consoles, passes, _foreign: None, lab, _one: one };
+        let (passes, disk_operations) = rounds_of(&spec);
+        let stage =
+            Stage { agents, source: 0, consoles, passes, disk_operations, _foreign: None, lab, _one: one };
         let (exit, text) = stage.linerate_at_source(&["vm", "start", file.to_str().unwrap()]);
         assert_eq!(exit, 0, "{text}");
         stage.console().wait_passes(1, LONG).unwrap();
@@ -335,11 +273,14 @@ impl Stage {
         self.consoles.push(host.run_directory().join("guests/g/serial0.log"));
     }
 
-    /// It passes over its memory again, and nothing is damaged.
+    /// It passes over its memory, and its disk if that has an order, again, and nothing is damaged.
     pub fn guest_goes_on(&self) {
         // Only its present console counts: the files of hosts that it left are removed with what was there.
         let console = Console::new(self.consoles.last().cloned());
         console.wait_passes(self.passes, LONG).unwrap();
+        if self.disk_operations > 0 {
+            console.wait_disk(self.disk_operations, LONG).unwrap();
+        }
         assert_eq!(console.bad_lines(), Vec::<String>::new());
     }
 
@@ -370,15 +311,6 @@ impl Stage {
         self.arrived();
         self.guest_goes_on();
     }
-}
-
-fn disk_folders(lab: &Lab) -> [PathBuf; 2] {
-    ["here", "there"].map(|name| lab.directory().join("disks").join(name))
-}
-
-fn paths_between(here: &Path, there: &Path) -> String {
-    let (here, there) = (here.display(), there.display());
-    format!("paths = {{ \"{here}/\" = \"{there}/\", \"{there}/\" = \"{here}/\" }}\n")
 }
 
 type Hosts = (MutexGuard<'static, ()>, Lab, Vec<Agent>);
@@ -482,9 +414,19 @@ impl Drop for Migration {
     }
 }
 
-/// Guests without a kernel check what they do not write in every eighth pass only.
-fn passes_of(guest: &GuestSpec) -> u64 {
-    if guest.program == GuestProgram::Linux { 2 } else { 9 }
+/// Passes and operations on its disk in which a guest has come to all that it has. Those without a kernel check what they do not write in
+/// every eighth pass only, and go over their disk in order, at most two operations on each slot.
+fn rounds_of(guest: &GuestSpec) -> (u64, u64) {
+    let slots = (DISK_MB << 20) / SLOT_BYTES as u64;
+    match guest.program {
+        GuestProgram::Linux => (2, 0),
+        _ => (9, guest.disk.as_ref().map_or(0, |_| 2 * slots)),
+    }
+}
+
+/// Fast enough that going over the disk in order takes some seconds only.
+fn plain_disk_mbps(program: GuestProgram) -> u64 {
+    if program == GuestProgram::UserMode { 11 } else { 4 }
 }
 
 /// How a migration ended.

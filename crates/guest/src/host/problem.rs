@@ -59,6 +59,25 @@ pub enum Problem {
         /// The file.
         path: PathBuf,
     },
+    /// A device where the command line wants a file, or a file where it wants a device.
+    #[error(
+        "{path} is {} here, and the guest's command line opens it as {} (driver=): have the same here, or start the guest with -drive file=, which takes either",
+        if *as_device { "a file" } else { "a block device" }, if *as_device { "a block device" } else { "a file" }
+    )]
+    FileDriver {
+        /// The file.
+        path: PathBuf,
+        /// What the command line wants.
+        as_device: bool,
+    },
+    /// The file system has no O_DIRECT.
+    #[error(
+        "{path} is on a file system without O_DIRECT, with which the guest opens it (cache=none): put it elsewhere, map its path, or start the guest with cache=writeback"
+    )]
+    FileBuffered {
+        /// The file.
+        path: PathBuf,
+    },
     /// An image leads out of the allowed folders.
     #[error("the image {path} {reach}")]
     Image {

@@ -74,6 +74,11 @@ pub enum ImageError {
         "{0} and the source's disk are block devices of which at least one has no name that tells it from all others (wwid, device mapper's UUID): they may be the same storage, and nothing is copied. Give the device a serial number, or use an image file"
     )]
     Nameless(PathBuf),
+    /// Something on this host has the device for its own.
+    #[error(
+        "the block device {0} is in use on this host: it, or a part of it, is mounted, swap, or belongs to LVM, RAID or multipath. Nothing was written to it. Free it, or map the disk's path (paths in the configuration)"
+    )]
+    Held(PathBuf),
     /// Another guest that arrives copies into it.
     #[error("{0} is where another guest that is just arriving copies a disk to")]
     Claimed(PathBuf),

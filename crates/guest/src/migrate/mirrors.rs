@@ -23,7 +23,7 @@ const LOOK: Duration = Duration::from_millis(100);
 /// The same while it stands.
 const SHORT_LOOK: Duration = Duration::from_millis(1);
 /// What QEMU says where another process has the image open for writing: a raw one, and a qcow2 one.
-const LOCKED: [&str; 2] = ["lock", "read-only"];
+const LOCKED: [&str; 2] = ["\" lock", "read-only"];
 
 fn name(index: usize) -> String {
     format!("{PREFIX}{index}")
@@ -280,8 +280,11 @@ impl DestinationQemu {
 }
 
 fn not_offered(error: QmpError, path: &Path) -> MigrateError {
+    // The name may hold any words.
+    let said = |description: &str| description.replace(&*path.to_string_lossy(), "");
+    let locked = |description: &str| LOCKED.iter().any(|words| said(description).contains(words));
     match &error {
-        QmpError::Refused { description, .. } if LOCKED.iter().any(|word| description.contains(word)) => {
+        QmpError::Refused { description, .. } if locked(description) => {
             MigrateError::ImageInUse { path: path.to_owned(), source: error }
         }
         _ => MigrateError::Image { path: path.to_owned(), source: error },

@@ -148,6 +148,9 @@ impl Builder<'_> {
                 if !value.is_empty() {
                     let format = self.format_of(option, options, &key)?;
                     let path = self.host_file(option, &value, writable, format)?;
+                    if let Some(file) = self.twin.files.last_mut() {
+                        file.as_device = as_device(options, &key);
+                    }
                     options.set(&key, &path);
                 }
             } else if matches!(last, "driver" | "format") {
@@ -189,6 +192,7 @@ impl Builder<'_> {
             path: PathBuf::from(path.as_str()),
             writable,
             format,
+            as_device: None,
         });
         Ok(path.to_owned())
     }
@@ -204,6 +208,20 @@ fn mapped(paths: &BTreeMap<String, String>, source: &str) -> String {
     }
 }
 
+/// What the driver that opens the file of this key takes: devices, files, or either where QEMU finds the driver.
+fn as_device(options: &Options, key: &str) -> Option<bool> {
+    let driver = match key.rsplit_once('.') {
+        Some((node, _)) => format!("{node}.driver"),
+        None if key == "file" => "file.driver".to_owned(),
+        None => "driver".to_owned(),
+    };
+    match options.get(&driver) {
+        Some("host_device") => Some(true),
+        Some("file") => Some(false),
+        _ => None,
+    }
+}
+
 // A reference to another node, which has its own option. Empty: no backing file.
 fn node_name(option: &str, value: &str) -> Result<(), TwinError> {
     if value.is_empty() { Ok(()) } else { check_id(option, value) }
@@ -212,6 +230,20 @@ fn node_name(option: &str, value: &str) -> Result<(), TwinError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_driver_takes_is_known_where_it_is_named() {
+        for (pairs, key, taken) in [
+            (&[("driver", "host_device")][..], "filename", Some(true)),
+            (&[("driver", "file")], "filename", Some(false)),
+            (&[("driver", "raw"), ("file.driver", "host_device")], "file.filename", Some(true)),
+            (&[("format", "raw")], "file", None),
+            (&[("driver", "raw")], "file", None),
+            (&[("driver", "raw"), ("file.driver", "file")], "file", Some(false)),
+        ] {
+            assert_eq!(as_device(&Options::from_pairs(pairs), key), taken, "{pairs:?} {key}");
+        }
+    }
 
     #[test]
     fn a_file_of_its_own_name_goes_before_the_deepest_folder() {
