@@ -93,6 +93,8 @@ pub struct Disks {
     pub carried_bytes: u64,
     /// How fast the links carry them.
     pub bytes_per_s: f64,
+    /// Of some disk the hypervisor still looks for what is in use, in which nothing moves.
+    pub searching: bool,
 }
 
 impl Disks {

@@ -89,8 +89,12 @@ fn check_arguments(arguments: &[String]) -> Result<(), DrivesError> {
         argument.contains(&format!("{key}=")) || argument.contains(&format!("\"{key}\""))
     };
     let unlocked = |argument: &String| names(argument, "locking") && argument.contains("off");
+    // As one option, or as the options of one (`backing.file.filename=`). An empty one says that there is none.
+    let is_backing =
+        |(key, value): (&str, &str)| key.split('.').any(|part| part == "backing") && !value.is_empty();
     let chained = |argument: &String| {
-        names(argument, "backing") && !argument.ends_with("backing=") && !argument.contains("backing=,")
+        argument.contains("\"backing\"")
+            || argument.split(',').filter_map(|word| word.split_once('=')).any(is_backing)
     };
     let shared = |argument: &String| names(argument, "share-rw") && !argument.contains("share-rw=off");
     if arguments.iter().any(shared) {
@@ -153,7 +157,12 @@ mod tests {
         assert!(check("virtio-blk-pci,drive=d,share-rw=off").is_ok());
         assert!(matches!(check("id=d,file.locking=off,file=/a"), Err(DrivesError::Unlocked)));
         assert!(matches!(check(r#"{"driver":"file","locking":"off"}"#), Err(DrivesError::Unlocked)));
-        assert!(matches!(check("driver=qcow2,file=f,backing=base"), Err(DrivesError::Chain)));
+        for chained in
+            ["backing=base", "backing.driver=qcow2,backing.file.filename=b", "file.backing.driver=raw"]
+        {
+            let argument = format!("driver=qcow2,file=f,{chained}");
+            assert!(matches!(check(&argument), Err(DrivesError::Chain)), "{chained}");
+        }
         assert!(matches!(check(r#"{"driver":"qcow2","backing":"base"}"#), Err(DrivesError::Chain)));
     }
 }

@@ -5,23 +5,24 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// File systems whose files have the same number on every host (linux/magic.h; Lustre and OCFS2 from their own headers, GFS2
-/// from gfs2_ondisk.h): NFS, Ceph, SMB, SMB2, 9p, FUSE (GlusterFS, and others), Lustre, OCFS2, GFS2.
-const SHARED: &[u64] = &[
-    0x6969,
-    0x00c3_6400,
-    0x517b,
-    0xfe53_4d42,
-    0xff53_4d42,
-    0x0102_1997,
-    0x6573_5546,
-    0x0bd0_0bd0,
-    0x7461_636f,
-    0x0116_1970,
+/// File systems that one host alone sees (linux/magic.h; XFS, ZFS and bcachefs from their own headers): ext2 to ext4, XFS, Btrfs, ZFS,
+/// bcachefs, F2FS, tmpfs, ramfs, overlayfs. Every other may be one that hosts share, where a file has the same number on each.
+const LOCAL: &[u64] = &[
+    0xef53,
+    0x5846_5342,
+    0x9123_683e,
+    0x2fc1_2fc1,
+    0xca45_1a4e,
+    0xf2f5_2010,
+    0x0102_1994,
+    0x8584_58f6,
+    0x794c_7630,
 ];
 
 /// A device of which nothing says what it is.
 const NAMELESS: &str = "device without a name";
+/// What is said of a file begins so.
+const FILE: &str = "file system ";
 
 /// What two identities say of their storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,25 +31,41 @@ pub enum Compared {
     Same,
     /// It is not.
     Different,
-    /// Both are devices, and one has no name, or their names are of different kinds.
+    /// Both are devices, and one has no name, or their names are of different kinds; or both are files of one number, and of different
+    /// file systems of which not both are local.
     Unknown,
+}
+
+/// File system and number of a file.
+fn file(identity: &str) -> Option<(u64, &str)> {
+    let (system, number) = identity.strip_prefix(FILE)?.split_once(", file ")?;
+    Some((u64::from_str_radix(system, 16).ok()?, number))
 }
 
 /// Compares what [`of`] says of two images, on two hosts.
 pub fn compare(there: Option<&str>, here: Option<&str>) -> Compared {
     let (Some(there), Some(here)) = (there, here) else { return Compared::Different };
-    let is_file = |identity: &str| identity.starts_with("file system ");
-    match there == here && there != NAMELESS {
-        true => Compared::Same,
-        false if is_file(there) || is_file(here) => Compared::Different,
+    match (file(there), file(here)) {
+        (Some(there), Some(here)) => compare_files(there, here),
+        (None, None) if there == NAMELESS || here == NAMELESS => Compared::Unknown,
+        (None, None) if there == here => Compared::Same,
         // A LUN has a name of multipath's on one host and of its maker's on another; those that are known to be alike are made alike.
-        false if there == NAMELESS || here == NAMELESS => Compared::Unknown,
-        false if there.contains("mpath-") != here.contains("mpath-") => Compared::Unknown,
-        false => Compared::Different,
+        (None, None) if there.contains("mpath-") != here.contains("mpath-") => Compared::Unknown,
+        _ => Compared::Different,
     }
 }
 
-/// What tells a file or device from all others on every host; none for a file on a host's own file system.
+/// A server's own file system is local to it, and shared for its clients: the numbers of its files are the same for both.
+fn compare_files(there: (u64, &str), here: (u64, &str)) -> Compared {
+    let both_local = LOCAL.contains(&there.0) && LOCAL.contains(&here.0);
+    match there.1 == here.1 && !both_local {
+        false => Compared::Different,
+        true if there.0 == here.0 => Compared::Same,
+        true => Compared::Unknown,
+    }
+}
+
+/// What tells a device from all others on every host, or a file from all others of its file system.
 pub fn of(path: &Path) -> Option<String> {
     let facts = fs::metadata(path).ok()?;
     if facts.file_type().is_block_device() {
@@ -60,7 +77,7 @@ pub fn of(path: &Path) -> Option<String> {
     let system = rustix::fs::statfs(path).ok()?.f_type;
     // The kernel's numbers have 32 bits, whatever the type's width and sign.
     let system = u64::try_from(i128::from(system) & 0xffff_ffff).ok()?;
-    SHARED.contains(&system).then(|| format!("file system {system:x}, file {}", facts.ino()))
+    Some(format!("{FILE}{system:x}, file {}", facts.ino()))
 }
 
 /// By what is in the device's folder in sysfs: device mapper's name for it (LVM, multipath), or the name that a disk has of its maker.
@@ -121,16 +138,26 @@ mod tests {
             (Some("naa.5"), Some(NAMELESS), Compared::Unknown),
             (Some("file system 6969, file 7"), Some("file system 6969, file 7"), Compared::Same),
             (Some("file system 6969, file 7"), Some(NAMELESS), Compared::Different),
+            (Some("file system 6969, file 7"), Some("file system 6969, file 8"), Compared::Different),
+            // A server and its client, and a file system that is not known.
+            (Some("file system ef53, file 7"), Some("file system 6969, file 7"), Compared::Unknown),
+            (Some("file system 19830326, file 7"), Some("file system 19830326, file 7"), Compared::Same),
+            (Some("file system ef53, file 7"), Some("file system ef53, file 7"), Compared::Different),
         ] {
             assert_eq!(compare(there, here), compared, "{there:?} {here:?}");
         }
     }
 
     #[test]
-    fn files_of_a_hosts_own_file_system_are_not_known_elsewhere() {
+    fn a_file_is_known_by_its_number_also_by_another_name() {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
-        let file = dir.path().join("a");
+        let (file, link) = (dir.path().join("a"), dir.path().join("b"));
         fs::write(&file, "x").unwrap();
-        assert_eq!(of(&file), None);
+        fs::hard_link(&file, &link).unwrap();
+        let said = of(&file).unwrap();
+        assert!(said.starts_with("file system 1021994, file "), "{said}");
+        assert_eq!(of(&link), Some(said.clone()));
+        // tmpfs is nobody else's: the same number elsewhere is another file.
+        assert_eq!(compare(Some(&said), Some(&said)), Compared::Different);
     }
 }

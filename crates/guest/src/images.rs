@@ -18,7 +18,7 @@ use crate::identity::{self, Compared};
 use crate::migrate::Export;
 use crate::qcow2;
 use crate::registry::remove_file;
-use crate::roots::{is_allowed, is_inside};
+use crate::roots::{is_allowed, is_inside, is_of_devices};
 use crate::twin::Twin;
 
 pub use error::ImageError;
@@ -124,6 +124,13 @@ pub fn prepare(
             Ok((storage, export)) if all.insert(storage) => {
                 prepared.claimed.push(storage);
                 prepared.exports.push(export);
+                drop(all);
+                // Claimed, it is nobody else's to look at: others need not wait for qemu-img.
+                let is_new = prepared.made.last() == prepared.exports.last().map(|export| &export.path);
+                if is_new && let Err(error) = format_new(disk, prepared.made.last()) {
+                    prepared.discard();
+                    return Err(error);
+                }
             }
             done => {
                 prepared.discard();
@@ -230,6 +237,10 @@ fn make(
     if !parent.is_some_and(|parent| is_inside(&parent, roots)) {
         return Err(ImageError::Folder(path.to_owned()));
     }
+    // A file of that name would do for QEMU, and would be in memory.
+    if path.parent().is_some_and(is_of_devices) {
+        return Err(ImageError::NoDevice(path.to_owned()));
+    }
     let failed = |source: io::Error| ImageError::File { path: path.to_owned(), source };
     // Nobody else's file, and no link that leads elsewhere, is taken for ours.
     let file = OpenOptions::new().write(true).create_new(true).open(path).map_err(failed)?;
@@ -239,7 +250,15 @@ fn make(
     }
     match disk.format {
         ImageFormat::Raw => file.set_len(disk.size).map_err(failed),
-        ImageFormat::Qcow2 => make_qcow2(path, disk.size),
+        ImageFormat::Qcow2 => Ok(()),
+    }
+}
+
+/// The rest of making an image, which may take a while.
+fn format_new(disk: &CopiedDisk, path: Option<&PathBuf>) -> Result<(), ImageError> {
+    match (disk.format, path) {
+        (ImageFormat::Qcow2, Some(path)) => make_qcow2(path, disk.size),
+        _ => Ok(()),
     }
 }
 
@@ -317,6 +336,14 @@ mod tests {
     }
 
     #[test]
+    fn no_file_is_made_where_devices_are() {
+        let path = Path::new("/dev/linerate-test-volume");
+        let refused = make(path, &disk(ImageFormat::Raw), &["/dev".into()], &mut || panic!("it is made"));
+        assert!(matches!(refused, Err(ImageError::NoDevice(_))), "{refused:?}");
+        assert!(!path.exists());
+    }
+
+    #[test]
     fn what_is_or_may_be_the_disk_itself_is_not_copied_into() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("d");
@@ -356,6 +383,7 @@ mod tests {
             list.push(path.clone());
             keep_list(dir, &list)
         })?;
+        format_new(&disk(format), Some(&path))?;
         Ok(path)
     }
 

@@ -20,10 +20,14 @@ pub(crate) fn is_allowed(name: &Path, target: &Path, roots: &[PathBuf]) -> bool 
 /// /dev/disk, are links to the likes of /dev/dm-0; only the system makes names there, so whoever allows their folder means them.
 fn device_name(name: &Path) -> Option<PathBuf> {
     let folder = fs::canonicalize(name.parent()?).ok()?;
-    // What is mounted below it is not the system's: anybody makes links in /dev/shm.
-    let is_the_systems = fs::metadata(&folder).ok()?.dev() == fs::metadata("/dev").ok()?.dev();
     let is_device = fs::metadata(name).ok()?.file_type().is_block_device();
-    (is_the_systems && is_device).then(|| folder.join(name.file_name().unwrap_or_default()))
+    (is_of_devices(&folder) && is_device).then(|| folder.join(name.file_name().unwrap_or_default()))
+}
+
+/// Whether the folder is in the system's own file system of devices. What is mounted below /dev is not: anybody makes links in /dev/shm.
+pub(crate) fn is_of_devices(folder: &Path) -> bool {
+    let device = |path: &Path| fs::metadata(path).ok().map(|facts| facts.dev());
+    device(folder).is_some() && device(folder) == device(Path::new("/dev"))
 }
 
 #[cfg(test)]
@@ -43,6 +47,7 @@ mod tests {
             assert!(!is_allowed(&link, Path::new("/dev/loop0"), &[folder.to_owned()]));
         }
         assert_eq!(name(Path::new("/dev/null")), None, "no block device");
+        assert!(is_of_devices(Path::new("/dev")) && !is_of_devices(shared.path()));
         // Where there is one, as nearly everywhere.
         if Path::new("/dev/loop0").exists() {
             let roundabout = folder.path().join("devices");

@@ -102,7 +102,8 @@ pub(super) fn check_offer(
     let numbered = regions.iter().enumerate().all(|(index, region)| usize::from(region.id) == index);
     // No region: RAM comes in the hypervisor's own streams.
     let streams = regions.is_empty();
-    if description.name != guest || !(streams || described == offered) || !numbered {
+    let copied = !streams && !description.copied.is_empty();
+    if description.name != guest || !(streams || described == offered) || !numbered || copied {
         return Err(refuse(Code::ProtocolViolation, "the offer and the guest description in it disagree"));
     }
     Ok(description)

@@ -89,6 +89,7 @@ impl Outgoing {
         Disks {
             total_bytes: progress.total_bytes,
             done_bytes: progress.done_bytes,
+            searching: progress.searching,
             carried_bytes: streams.as_ref().map_or(0, |streams| streams.acknowledged_bytes()),
             bytes_per_s: streams.as_ref().map_or(0.0, |streams| streams.bytes_per_s(None)),
         }

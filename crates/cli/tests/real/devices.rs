@@ -227,7 +227,7 @@ fn unnamed_or_wrong_devices_are_refused(devices: &Devices, stage: &mut Stage) {
     let [busy, idle] = &devices.here;
     let [busy_there, idle_there] = &devices.there;
     // Without another name both hosts have the same devices, as with shared storage.
-    is_refused(stage, "they may be the same storage", &idle.file);
+    is_refused(stage, "may be the same storage", &idle.file);
     devices.name_all(stage);
     is_refused(stage, "is the very disk that the guest uses", &idle.file);
     stage.restart_destination_with_paths(&[(busy.name(), devices.small.name())]);

@@ -8,7 +8,38 @@ use crate::policy::Limits;
 use crate::statistics::{Disks, Streamed};
 
 fn disks(done_bytes: u64, total_bytes: u64, carried_bytes: u64) -> Event {
-    Event::Disks(Disks { total_bytes, done_bytes, carried_bytes, bytes_per_s: 1e6 })
+    Event::Disks(Disks { total_bytes, done_bytes, carried_bytes, bytes_per_s: 1e6, searching: false })
+}
+
+#[test]
+fn a_large_disk_whose_use_is_looked_for_is_no_stall_but_not_without_end() {
+    let mut driver = Driver::at(Streaming);
+    let searches = |carried| {
+        let disks = Disks {
+            total_bytes: 7,
+            done_bytes: 7,
+            carried_bytes: carried,
+            bytes_per_s: 1e6,
+            searching: true,
+        };
+        Event::Disks(disks)
+    };
+    for _ in 0..2 * 599 {
+        driver.wait(Duration::from_millis(500));
+        driver.tell(searches(1));
+        assert_eq!(driver.fault(), None);
+    }
+    // Zeros are written, and it is looked for again.
+    for second in 0..600 {
+        assert_eq!(driver.fault(), None, "after {second} s");
+        driver.wait(Duration::from_secs(1));
+        driver.tell(searches(2));
+    }
+    for _ in 0..31 {
+        driver.wait(Duration::from_secs(1));
+        driver.tell(searches(2));
+    }
+    assert_eq!(driver.fault().map(|fault| fault.code), Some(Code::PeerLost));
 }
 
 #[test]

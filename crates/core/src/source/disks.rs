@@ -15,6 +15,10 @@ use crate::{Code, Fault, Side, Step, Time};
 /// A pass takes at least so long: what little is left of a guest that converges is done within moments, again and again.
 const PASS_MIN: Duration = Duration::from_secs(1);
 
+/// So long a hypervisor may look for what of a disk is in use: each 32 MiB of a qcow2 image take a read of 4 KiB, which makes 9 minutes for
+/// 2 TiB at 8 ms.
+const SEARCH_MAX: Duration = Duration::from_secs(600);
+
 /// A pass over what was left of the disks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DiskPass {
@@ -35,7 +39,12 @@ impl Source {
     /// What the hypervisor says of disks that go along. Until RAM is begun they are all that moves.
     pub(super) fn disks_copied(&mut self, now: Time, disks: Disks) {
         let done = self.statistics.disks.map_or(0, |before| before.done_bytes);
-        if disks.carried_bytes != self.statistics.streamed.carried_bytes || disks.done_bytes > done {
+        let moved = disks.carried_bytes != self.statistics.streamed.carried_bytes || disks.done_bytes > done;
+        let since = *self.disks_searched_since.get_or_insert(now);
+        if moved || !disks.searching {
+            self.disks_searched_since = None;
+        }
+        if moved || disks.searching && now - since < SEARCH_MAX {
             self.last_progress = now;
         }
         self.statistics.disks = Some(disks);
@@ -66,7 +75,7 @@ impl Source {
     /// Gives disks up that the guest writes faster than the links carry: before RAM is begun, or while they keep it from its end.
     fn judge_disks(&mut self, now: Time, disks: Disks) {
         // At first the hypervisor looks for what is in use.
-        if disks.total_bytes == 0 {
+        if disks.total_bytes == 0 || disks.searching {
             return;
         }
         let fits = !self.statistics.rounds.is_empty() && !self.disks_hold(self.statistics.streamed);

@@ -97,6 +97,8 @@ pub struct Source {
     peer_hung_up: bool,
     /// The pass over disks that go along that is under way.
     disk_pass: Option<disks::DiskPass>,
+    /// Nothing of the disks has moved since then, as what is in use of them is looked for.
+    disks_searched_since: Option<Time>,
     /// Rounds of the hypervisor's streams that went by while disks kept it from its end.
     rounds_held: u32,
     round: u32,
@@ -123,6 +125,7 @@ impl Source {
             streams: None,
             peer_hung_up: false,
             disk_pass: None,
+            disks_searched_since: None,
             rounds_held: 0,
             round: 0,
             last_scan_at: Time::ZERO,

@@ -69,11 +69,16 @@ pub enum ImageError {
         "{0} is the very disk that the guest uses: both hosts see the same storage, and the migration needs no copy of it (no --copy-storage)"
     )]
     Same(PathBuf),
-    /// Both are devices, and it cannot be told whether they are one.
+    /// It cannot be told whether they are one.
     #[error(
-        "{0} and the source's disk are block devices of which at least one has no name that tells it from all others (wwid, device mapper's UUID): they may be the same storage, and nothing is copied. Give the device a serial number, or use an image file"
+        "{0} and the source's disk may be the same storage, and nothing is copied: they are block devices of which at least one has no name that tells it from all others (wwid, device mapper's UUID), or files of one inode number of which at least one is on a file system that hosts can share. Give the device a serial number, or have the image made under another name (paths in the configuration)"
     )]
     Nameless(PathBuf),
+    /// Block devices are not made.
+    #[error(
+        "the block device {0} is not here, and devices are not made: make it (for LVM: lvcreate), as large as at the source, or map the disk's path to an image file (paths in the configuration)"
+    )]
+    NoDevice(PathBuf),
     /// Something on this host has the device for its own.
     #[error(
         "the block device {0} is in use on this host: it, or a part of it, is mounted, swap, or belongs to LVM, RAID or multipath. Nothing was written to it. Free it, or map the disk's path (paths in the configuration)"

@@ -68,6 +68,8 @@ pub struct MirrorProgress {
     pub total_bytes: u64,
     /// Bytes that are the same over there, or were when they were looked at.
     pub done_bytes: u64,
+    /// Of some disk QEMU still looks for what is in use: nothing moves, and nothing is counted.
+    pub searching: bool,
 }
 
 /// A mirror as QEMU lists it.
@@ -82,10 +84,11 @@ impl Job {
     fn read(listed: &Value) -> Option<Job> {
         let text = |key: &str| listed.get(key).and_then(Value::as_str).map(str::to_owned);
         let number = |key: &str| listed.get(key).and_then(Value::as_u64).unwrap_or(0);
-        let progress =
-            MirrorProgress { total_bytes: number("total-progress"), done_bytes: number("current-progress") };
+        let (total_bytes, status) = (number("total-progress"), text("status")?);
+        let searching = total_bytes == 0 && matches!(status.as_str(), "created" | "running");
+        let progress = MirrorProgress { total_bytes, done_bytes: number("current-progress"), searching };
         let id = text("id").filter(|id| id.starts_with(PREFIX))?;
-        Some(Job { id, status: text("status")?, progress, error: text("error") })
+        Some(Job { id, status, progress, error: text("error") })
     }
 
     fn is_over(&self) -> bool {
@@ -102,6 +105,7 @@ fn sum(jobs: &[Job]) -> MirrorProgress {
     jobs.iter().fold(MirrorProgress::default(), |sum, job| MirrorProgress {
         total_bytes: sum.total_bytes.saturating_add(job.progress.total_bytes),
         done_bytes: sum.done_bytes.saturating_add(job.progress.done_bytes),
+        searching: sum.searching || job.progress.searching,
     })
 }
 
@@ -296,7 +300,8 @@ fn forget(qmp: &mut Qmp, over: &[Job]) -> Result<(), MigrateError> {
     for job in over {
         qmp.execute("job-dismiss", json!({ "id": job.id }), command_deadline())?;
     }
-    let nodes = qmp.execute("query-named-block-nodes", json!({}), command_deadline())?;
+    // Flat: without each node's backing files once more (QEMU 5.0).
+    let nodes = qmp.execute("query-named-block-nodes", json!({ "flat": true }), command_deadline())?;
     let names = nodes.as_array().into_iter().flatten();
     let names = names.filter_map(|node| node.get("node-name").and_then(Value::as_str));
     for node in names.filter(|name| name.starts_with(PREFIX)) {

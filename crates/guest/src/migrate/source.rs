@@ -191,7 +191,7 @@ impl SourceQemu {
     /// After completion it refuses: the guest's state is elsewhere.
     pub fn cancel(&mut self, deadline: Instant) -> Result<(), MigrateError> {
         self.cancel_migration(deadline)?;
-        self.drop_mirrors(deadline)?;
+        self.tidy_mirrors(deadline);
         self.release(deadline)?;
         if self.ran { self.resume_again(deadline) } else { Ok(()) }
     }
@@ -203,7 +203,7 @@ impl SourceQemu {
         match self.cancel_migration(deadline) {
             Ok(()) => {}
             Err(MigrateError::AlreadyCompleted) => {
-                self.drop_mirrors(deadline)?;
+                self.tidy_mirrors(deadline);
                 self.release(deadline)?;
                 if self.ran {
                     // QEMU takes its disks back before it lets the guest run.
@@ -214,9 +214,16 @@ impl SourceQemu {
             }
             Err(error) => return Err(error),
         }
-        self.drop_mirrors(deadline)?;
+        self.tidy_mirrors(deadline);
         self.release(deadline)?;
         if self.ran { self.resume_again(deadline) } else { Ok(()) }
+    }
+
+    /// What of it cannot be tidied away does not keep the guest from running.
+    fn tidy_mirrors(&mut self, deadline: Instant) {
+        if let Err(error) = self.drop_mirrors(deadline) {
+            tracing::warn!(%error, "what copied the guest's disks could not be removed from its QEMU: query-jobs and query-named-block-nodes list it as linerate-disk-N");
+        }
     }
 
     fn cancel_migration(&mut self, deadline: Instant) -> Result<(), MigrateError> {
