@@ -6,7 +6,7 @@
 //! - [`twin`] makes the destination's command line from a description that came from another host; [`host`] checks that the
 //!   host has what the twin needs.
 //! - [`drives`] finds the disks that go along where hosts do not share them, [`images`] makes what they
-//!   go into, [`identity`] keeps a disk from being copied onto itself.
+//!   go into, [`identity`] keeps a disk from being copied onto itself; `roots` says which files guests may open.
 //! - [`spec`] makes a command line from an operator's file; [`process`] starts and ends QEMU; [`registry`] remembers guests.
 //! - [`domain`] is for guests that libvirt drives and whose RAM Linerate copies.
 //! - [`migrate`] holds the operations of a migration on both sides, each of them small: who calls them in which order is

@@ -59,7 +59,8 @@ struct Stream {
     heard_closed: bool,
 }
 
-/// However slow the links are, this much of a stream may wait: enough for a round trip of 10 ms at 100 MB/s.
+/// However slow the links are, this much of a stream may wait: enough for a round trip of 10 ms at 100 MB/s. As much for each class where there
+/// are several.
 const BACKLOG_BYTES_MIN: u64 = 1 << 20;
 
 /// See the module.
@@ -110,7 +111,7 @@ impl Streams {
         // Others may have filled it: what its class has a right to is kept for it.
         let same_class = &mut self.streams.values().filter(|other| other.class == one.class);
         let kept = self.share_of(one.class, most).saturating_sub(sum(same_class) - waiting);
-        match left.max(kept).max(BACKLOG_BYTES_MIN).saturating_sub(waiting) {
+        match left.max(kept).max(self.least(one.class)).saturating_sub(waiting) {
             0 => Room::Wait,
             free => Room::Space { position, bytes: bytes.min(free) },
         }
@@ -122,10 +123,30 @@ impl Streams {
         Some((self.scheduler.bytes_per_s() * seconds) as u64)
     }
 
+    /// What of a stream may wait however slow the links are. All that waits on slow links is under way, and nothing is left to take turns: classes
+    /// then have of the links what they have waiting. So where there are several it goes by weight too, in equal parts to the streams of a class
+    /// that use at least half of theirs.
+    fn least(&self, class: Class) -> u64 {
+        let classes = self.classes().len() as u64;
+        if classes < 2 {
+            return BACKLOG_BYTES_MIN;
+        }
+        let of_class = self.share_of(class, classes * BACKLOG_BYTES_MIN);
+        let waiting = || self.streams.values().filter(|one| one.class == class).map(|one| one.send.waiting());
+        // One that seldom has anything, as QEMU's main connection, leaves its part to the others.
+        let half = of_class / (2 * waiting().count().max(1) as u64);
+        let at_work = waiting().filter(|waiting| *waiting > half).count();
+        (of_class / at_work.max(1) as u64).max(self.config.scheduler.write_bytes_min)
+    }
+
+    /// Those that have streams.
+    fn classes(&self) -> BTreeSet<Class> {
+        self.streams.values().map(|one| one.class).collect()
+    }
+
     /// What a class has a right to of so many bytes, where all classes that have streams want theirs.
     fn share_of(&self, class: Class, bytes: u64) -> u64 {
-        let classes: BTreeSet<Class> = self.streams.values().map(|one| one.class).collect();
-        let weights: u64 = classes.into_iter().map(|class| self.turns.weight(class)).sum();
+        let weights: u64 = self.classes().into_iter().map(|class| self.turns.weight(class)).sum();
         let share = u128::from(bytes) * u128::from(self.turns.weight(class)) / u128::from(weights.max(1));
         u64::try_from(share).unwrap_or(bytes)
     }
