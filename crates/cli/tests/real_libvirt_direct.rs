@@ -51,6 +51,12 @@ fn copies(moving: &Moving) {
     moving.wait("the copy", |line| line["kind"] == "progress" && line["sent_bytes"].as_u64() > Some(4 << 20));
 }
 
+fn suspends(stage: &Stage, moving: &Moving) {
+    copies(moving);
+    stage.libvirts[0].virsh(&["suspend", "g"]).unwrap();
+    assert_eq!(stage.state(0).as_deref(), Some("paused"));
+}
+
 fn finished(lines: &[Value]) -> &Value {
     lines.iter().find(|line| line["kind"] == "finished").expect("its end")
 }
@@ -117,6 +123,14 @@ fn whatever_ends_leaves_it_at_the_source(version: LibvirtVersion) {
     stayed(&stage);
     stage.nothing_is_left();
 
+    // Suspended meanwhile: libvirt lets it run again, as it does after a migration of its own that was cancelled.
+    let moving = stage.start_bare(0, &SLOW);
+    suspends(&stage, &moving);
+    moving.signal(Signal::INT);
+    let ended = moving.end();
+    assert_eq!(ended.code, Some(5), "suspended: {ended:#?}");
+    stayed(&stage);
+
     // libvirt's own operator.
     let moving = stage.start_bare(0, &SLOW);
     copies(&moving);
@@ -154,7 +168,10 @@ fn whatever_ends_leaves_it_at_the_source(version: LibvirtVersion) {
         stayed(&stage);
     }
 
-    let ended = stage.start_bare(0, &["--mode", "direct"]).end();
+    // After all of that it moves, suspended on the way: libvirt lets it run there.
+    let moving = stage.start_bare(0, &["--mode", "direct", "--bandwidth", "200M"]);
+    suspends(&stage, &moving);
+    let ended = moving.end();
     assert_eq!(ended.code, Some(0), "after all of that: {ended:#?}");
     stage.listen_at_second();
     stage.is_whole_at(1);

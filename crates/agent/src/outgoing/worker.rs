@@ -193,8 +193,15 @@ impl State {
             }
             let paused = self.guest.qemu.pause(Self::deadline());
             let job = inbox.recv_timeout(stopped);
-            let resumed = self.guest.qemu.resume(Self::deadline());
-            if let Err(error) = paused.and(resumed) {
+            let resumed = match paused {
+                Ok(false) => Ok(()),
+                // What could not be stopped may stand all the same.
+                paused => {
+                    let resumed = self.guest.qemu.resume(Self::deadline());
+                    paused.and(resumed)
+                }
+            };
+            if let Err(error) = resumed {
                 self.throttle_percent = 0;
                 tracing::warn!(error = chain(&error), "the guest can no longer be slowed down");
             }
@@ -443,7 +450,7 @@ impl drain::Guest for State {
         self.drained && self.guest.qemu.ran()
     }
 
-    fn stop(&mut self) -> Result<(), Fault> {
+    fn stop(&mut self) -> Result<bool, Fault> {
         let step = self.shared.brain().step();
         self.guest.qemu.pause(Self::deadline()).map_err(|error| qemu_fault(step, &error))
     }
