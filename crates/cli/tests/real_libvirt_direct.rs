@@ -40,6 +40,10 @@ fn wait_put_back(stage: &Stage, host: usize) {
 fn stayed(stage: &Stage) {
     stage.is_whole_at(0);
     wait_put_back(stage, 0);
+    gone_there(stage);
+}
+
+fn gone_there(stage: &Stage) {
     // A libvirt that all links were lost to hears of it when one is back.
     let deadline = Instant::now() + LONG;
     while stage.state(1).is_some() {
@@ -192,10 +196,11 @@ fn whatever_ends_leaves_it_at_the_source(version: LibvirtVersion) {
         stage.agents[host].kill().unwrap();
         let ended = moving.end();
         assert!(ended.code.is_some_and(|code| code != 0), "the agent of host {host}: {ended:#?}");
-        eprintln!("{host} left: {:?} {:?}", stage.sockets(0), stage.sockets(1));
+        gone_there(&stage);
+        assert!(!stage.sockets(host).is_empty(), "nothing of it is left behind at host {host}");
         stage.agents[host].restart().unwrap();
+        assert_eq!(stage.sockets(host), [""; 0], "left behind at host {host} by its agent or QEMU");
         stayed(&stage);
-        eprintln!("{host} left: {:?} {:?}", stage.sockets(0), stage.sockets(1));
     }
 
     // After all of that it moves, suspended on the way: libvirt lets it run there.

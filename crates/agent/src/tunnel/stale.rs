@@ -1,5 +1,6 @@
 //! Sockets in the file system on which nobody listens any more: an agent or a hypervisor that was killed leaves them.
 
+use std::ffi::OsStr;
 use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
@@ -29,44 +30,44 @@ pub fn clear_folders(config: &Config) {
 }
 
 fn clear_folder(folder: &Path) -> io::Result<u32> {
+    let bound = std::fs::read(BOUND)?;
+    // Names are of one migration each, and others may have bound them by another way to the same folder: the last part tells.
+    let is_bound = |name: &OsStr| {
+        let last = |line: &[u8]| line.rsplit(|byte| *byte == b'/').next() == Some(name.as_encoded_bytes());
+        bound.split(|byte| *byte == b'\n').any(last)
+    };
     let mut removed = 0;
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;
-        if entry.file_name().to_str().is_some_and(is_domain_socket) && clear(&entry.path())? {
+        let name = entry.file_name();
+        // A hypervisor takes the first connection for the guest that it waits for: where the kernel knows that somebody listens, nobody
+        // is asked. What it does not know may be of another network namespace.
+        if name.to_str().is_some_and(is_domain_socket) && !is_bound(&name) && clear(&entry.path())? {
             removed += 1;
         }
     }
     Ok(removed)
 }
 
-/// Removes a socket on which nobody listens, and nothing else. Says whether it did.
+/// Removes a socket on which nobody listens, and nothing else. Says whether it did. Whoever listens sees a connection that ends.
 pub fn clear(path: &Path) -> io::Result<bool> {
-    match is_stale(path)
-        .and_then(|stale| if stale { std::fs::remove_file(path).map(|()| true) } else { Ok(false) })
-    {
+    let removed = is_refused(path)
+        .and_then(|refused| if refused { std::fs::remove_file(path).map(|()| true) } else { Ok(false) });
+    match removed {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         other => other,
     }
 }
 
-/// A hypervisor takes the first connection for the guest that it waits for: none is made where the kernel knows that somebody listens.
-/// What it does not know may be of another network namespace, and is asked.
-fn is_stale(path: &Path) -> io::Result<bool> {
-    if !std::fs::symlink_metadata(path)?.file_type().is_socket() || is_bound(path)? {
+fn is_refused(path: &Path) -> io::Result<bool> {
+    if !std::fs::symlink_metadata(path)?.file_type().is_socket() {
         return Ok(false);
     }
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     // A full queue would hold us.
     socket.set_nonblocking(true)?;
-    let refused = socket.connect(&SockAddr::unix(path)?);
-    Ok(refused.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused))
-}
-
-/// By its last part: others may have bound it by another way to the same folder.
-fn is_bound(path: &Path) -> io::Result<bool> {
-    let name = path.file_name().unwrap_or_default().as_encoded_bytes();
-    let bound = std::fs::read(BOUND)?;
-    Ok(bound.split(|byte| *byte == b'\n').any(|line| line.rsplit(|byte| *byte == b'/').next() == Some(name)))
+    let asked = socket.connect(&SockAddr::unix(path)?);
+    Ok(asked.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused))
 }
 
 #[cfg(test)]
@@ -101,6 +102,19 @@ mod tests {
         assert!(std::fs::symlink_metadata(&link).is_ok());
         let asked = listener.accept().map(drop).map_err(|error| error.kind());
         assert_eq!(asked, Err(io::ErrorKind::WouldBlock), "who listens was disturbed");
-        assert!(!clear(&dir.path().join("missing")).unwrap());
+    }
+
+    #[test]
+    fn a_socket_by_its_name_goes_if_nobody_listens_and_a_full_queue_is_somebody() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.sock");
+        assert!(!clear(&path).unwrap(), "there is none");
+        let listener = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+        listener.bind(&SockAddr::unix(&path).unwrap()).unwrap();
+        listener.listen(0).unwrap();
+        let _fills = std::os::unix::net::UnixStream::connect(&path).unwrap();
+        assert!(!clear(&path).unwrap() && path.exists());
+        drop(listener);
+        assert!(clear(&path).unwrap() && !path.exists());
     }
 }
