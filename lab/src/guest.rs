@@ -35,7 +35,7 @@ impl GuestProgram {
 
     /// The processor's model, where the default of `linerate vm start` is not good enough: under KVM that is the host's own, and a KVM
     /// that runs inside of a virtual machine may tell of registers that it then does not let QEMU set.
-    fn cpu(self) -> Option<&'static str> {
+    pub(crate) fn cpu(self) -> Option<&'static str> {
         (self == GuestProgram::UserMode).then_some("qemu64")
     }
 

@@ -149,7 +149,7 @@ pub(crate) fn address(octet: u8, link: usize, host: usize) -> Ipv4Addr {
 }
 
 fn mount_ram(directory: &Path, ram_mb: u64) -> Result<(), LabError> {
-    let options = format!("huge=advise,mode=0700,size={ram_mb}m");
+    let options = format!("huge=advise,mode=0711,size={ram_mb}m");
     let path = directory.to_string_lossy();
     tool::run("mount", &["-t", "tmpfs", "-o", &options, "linerate-lab", &path]).map(drop)
 }

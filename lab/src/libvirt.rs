@@ -1,31 +1,45 @@
 //! A libvirt daemon in a host: Debian's own, with its own folders, users' file and process namespace, so that two of them
 //! live on one machine as they do on two.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::error::io_error;
-use crate::{Cache, DiskMode, GuestSpec, Host, LabError, Process, tool, wait};
+use crate::guest::kvm_is_missing;
+use crate::{Cache, DiskMode, GuestProgram, GuestSpec, Host, LabError, Process, tool, wait};
 
 const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// What is different between two hosts, each a folder of the host: here, and what it covers.
-const FOLDERS: [(&str, &str); 8] = [
+const FOLDERS: [(&str, &str); 9] = [
     ("etc", "/etc/libvirt"),
     ("run", "/run/libvirt"),
     ("lib", "/var/lib/libvirt"),
     ("cache", "/var/cache/libvirt"),
     ("log", "/var/log/libvirt"),
     ("images", IMAGES),
-    ("sockets", "/run/linerate-libvirt"),
-    ("domains", DOMAINS),
+    ("../../shared", SHARED),
+    (SOCKETS, "/run/linerate-libvirt"),
+    (MONITORS, DOMAINS),
 ];
+
+/// Where hypervisors of any user make sockets.
+const SOCKETS: &str = "sockets";
+const MONITORS: &str = "domains";
 
 /// Where domains that direct mode can move have their second monitors.
 const DOMAINS: &str = "/run/linerate-domains";
 
 /// Where a host's disks and consoles are: the same name on every host, and nothing that they share.
 pub const IMAGES: &str = "/mnt";
+
+/// A folder that all hosts of a lab share, as libvirt 11 is told; older ones know shared file systems by their kind only.
+pub const SHARED: &str = "/srv";
+
+/// Kernels and programs that guests boot. They become the hypervisor's user's, so each host has its own.
+const BOOT: &str = "boot";
 
 /// The hypervisor's name on every host, whichever it is.
 const EMULATOR: &str = "/usr/bin/qemu-system-x86_64";
@@ -66,6 +80,7 @@ if [ -n "$1" ]; then
 fi
 shift 2
 while [ $# -gt 0 ]; do mkdir -p "$2"; mount --bind "$here/$1" "$2"; shift 2; done
+[ ! -e "$here/kvm" ] || mount --bind "$here/kvm" /dev/kvm
 mount --bind "$here/passwd" /etc/passwd
 mount --bind "$here/group" /etc/group
 touch "$here/mounted"
@@ -82,16 +97,15 @@ auth_unix_ro = "none"
 log_outputs = "2:stderr"
 "#;
 
-/// No security driver, no control groups (there is no systemd to make them), output of QEMU into files.
+/// QEMU is a user of its own, as Debian has it, in libvirt's sandbox. No other security driver, no control groups (there is no systemd to
+/// make them), output of QEMU into files.
 const QEMU: &str = r#"security_driver = "none"
-user = "root"
-group = "root"
-dynamic_ownership = 0
+user = "libvirt-qemu"
+group = "libvirt-qemu"
 remember_owner = 0
 cgroup_controllers = [ ]
 namespaces = [ ]
 stdio_handler = "file"
-seccomp_sandbox = 0
 "#;
 
 /// A daemon that runs; it ends with all of its guests when dropped.
@@ -136,6 +150,11 @@ impl Libvirt {
     /// The folder that guests see as [`IMAGES`].
     pub fn images(&self) -> PathBuf {
         self.host.directory().join("libvirt/images")
+    }
+
+    /// The folder that all guests see as [`SHARED`].
+    pub fn shared(&self) -> PathBuf {
+        self.host.directory().join("libvirt/../../shared")
     }
 
     /// Defines a guest as a domain and starts it. Its disk, if it has one, and its console are under [`IMAGES`].
@@ -191,9 +210,15 @@ impl Libvirt {
     }
 }
 
-/// The guest as libvirt wants it, without anything that two hosts share.
+/// The guest as libvirt wants it.
 fn domain(guest: &GuestSpec, memory_backing: &str, monitor: &str) -> Result<String, LabError> {
-    let cache = Cache::locate();
+    let (kernel, initrd) = guest.program.files()?;
+    let booted = |path: PathBuf| Path::new(IMAGES).join(BOOT).join(path.file_name().unwrap_or_default());
+    let initrd = initrd.map(|path| format!("<initrd>{}</initrd>", booted(path).display()));
+    let (kind, cpu) = match guest.program.cpu() {
+        Some(model) => ("kvm", format!("<cpu mode='custom' check='none'><model>{model}</model></cpu>")),
+        None => ("qemu", String::new()),
+    };
     let disk = guest.disk.as_ref().map(|(image, mode)| {
         let cache = if *mode == DiskMode::Direct { "none" } else { "writeback" };
         format!(
@@ -203,16 +228,16 @@ fn domain(guest: &GuestSpec, memory_backing: &str, monitor: &str) -> Result<Stri
         )
     });
     Ok(format!(
-        "<domain type='qemu'><name>{name}</name><memory unit='MiB'>{memory}</memory>{memory_backing}<vcpu>{vcpus}</vcpu>\
-         <os><type arch='x86_64' machine='pc'>hvm</type><kernel>{kernel}</kernel><initrd>{initrd}</initrd>\
-         <cmdline>{line}</cmdline></os><features><acpi/></features><on_crash>destroy</on_crash><devices>\
+        "<domain type='{kind}'><name>{name}</name><memory unit='MiB'>{memory}</memory>{memory_backing}<vcpu>{vcpus}</vcpu>\
+         <os><type arch='x86_64' machine='pc'>hvm</type><kernel>{kernel}</kernel>{initrd}\
+         <cmdline>{line}</cmdline></os>{cpu}<features><acpi/></features><on_crash>destroy</on_crash><devices>\
          <emulator>{emulator}</emulator>{disk}<controller type='usb' model='none'/><memballoon model='none'/>\
          <serial type='file'><source path='{IMAGES}/{name}.serial' append='on'/></serial></devices>{monitor}</domain>",
         name = guest.name,
         memory = guest.memory_mb,
         vcpus = guest.vcpus,
-        kernel = cache.kernel()?.display(),
-        initrd = cache.initramfs()?.display(),
+        kernel = booted(kernel).display(),
+        initrd = initrd.unwrap_or_default(),
         line = guest.command_line(),
         emulator = EMULATOR,
         disk = disk.unwrap_or_default(),
@@ -224,6 +249,23 @@ fn write_folders(folder: &Path, host: &Host) -> Result<(), LabError> {
     let make = |path: &Path| std::fs::create_dir_all(path).map_err(io_error("create", path));
     FOLDERS.iter().try_for_each(|(here, _)| make(&folder.join(here)))?;
     make(&folder.join("drivers"))?;
+    for open in [SOCKETS, MONITORS] {
+        let path = folder.join(open);
+        std::fs::set_permissions(&path, Permissions::from_mode(0o1733)).map_err(io_error("open", &path))?;
+    }
+    let boot = folder.join("images").join(BOOT);
+    make(&boot)?;
+    for program in [GuestProgram::Linux, GuestProgram::Bare, GuestProgram::UserMode] {
+        let (kernel, initrd) = program.files()?;
+        for from in std::iter::once(kernel).chain(initrd) {
+            let to = boot.join(from.file_name().unwrap_or_default());
+            std::fs::copy(&from, &to).map_err(io_error("make", &to))?;
+        }
+    }
+    if kvm_is_missing().is_none() {
+        let node = folder.join("kvm");
+        tool::run("mknod", &["--mode=666", &node.to_string_lossy(), "c", "10", "232"])?;
+    }
     let driver = folder.join("drivers/libvirt_driver_qemu.so");
     let of_debian = "/usr/lib/x86_64-linux-gnu/libvirt/connection-driver/libvirt_driver_qemu.so";
     std::os::unix::fs::symlink(of_debian, &driver).map_err(io_error("create", &driver))?;
@@ -234,7 +276,10 @@ fn write_folders(folder: &Path, host: &Host) -> Result<(), LabError> {
     };
     write("etc/libvirtd.conf", format!("host_uuid = \"{uuid}\"\n{DAEMON}"))?;
     let ram = host.ram_directory();
-    write("etc/qemu.conf", format!("{QEMU}memory_backing_dir = \"{}\"\n", ram.display()))?;
+    write(
+        "etc/qemu.conf",
+        format!("{QEMU}memory_backing_dir = \"{}\"\nshared_filesystems = [ \"{SHARED}\" ]\n", ram.display()),
+    )?;
     // The user that Debian's libvirt was built for must exist, also when another is configured.
     for (name, line) in [
         ("passwd", "libvirt-qemu:x:64055:64055::/var/lib/libvirt:/usr/sbin/nologin\n"),

@@ -76,6 +76,7 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
     let agent = Arc::new(open(config)?);
     recover::recover(&agent).context("cannot recover from the journal")?;
     trial::recover(&agent);
+    tunnel::clear_folders(&agent.config);
     warm_up(&agent);
     agent.doctor.begin_to_listen();
     let accepting = agent.clone();

@@ -22,6 +22,7 @@
 mod bench;
 mod client;
 mod doctor;
+mod domain;
 mod error;
 mod event;
 mod guest;
@@ -40,6 +41,7 @@ pub use bench::{
 };
 pub use client::{BenchStream, Client, ClientError, EventStream, TunnelStream};
 pub use doctor::{DoctorAnswer, DoctorRequest, Heard, Probes, Unheard};
+pub use domain::{domain_socket, is_domain_socket};
 pub use error::{ErrorBody, code};
 pub use event::{DiskProgress, Event, EventKind, LinkProgress, LinkState, Progress, StepState};
 pub use guest::{

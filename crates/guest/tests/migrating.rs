@@ -225,8 +225,8 @@ fn a_paused_guest_stays_paused_after_cancel() {
         place.disk("d.img", 4);
         let mut source = start_spec(&place, &qemu, SPEC);
         let mut from = SourceQemu::new(source.qmp.take().unwrap(), soon()).unwrap();
-        from.pause(soon()).unwrap();
-        from.pause(soon()).unwrap();
+        assert!(from.pause(soon()).unwrap(), "it ran");
+        assert!(!from.pause(soon()).unwrap(), "it stood already");
         from.resume(soon()).unwrap();
         assert_eq!(from.status(soon()).unwrap(), "running");
         from.pause(soon()).unwrap();

@@ -32,6 +32,8 @@ pub(super) struct Domain {
     record: GuestRecord,
     /// None once it was let go.
     qmp: Option<Qmp>,
+    /// Its RAM is: the source lets its stream through.
+    pub sealed: bool,
     found: GuestDescription,
 }
 
@@ -70,7 +72,7 @@ impl State {
         let table = regions.iter().zip(&self.ram);
         let table = table.map(|(info, ram)| (info.id, ram.clone() as Arc<dyn Region>));
         let _ = self.shared.regions.set(Arc::new(RegionTable::new(table)));
-        self.domain = Some(Domain { record, qmp: Some(qmp), found });
+        self.domain = Some(Domain { record, qmp: Some(qmp), sealed: false, found });
         Ok(())
     }
 
@@ -88,9 +90,10 @@ impl State {
     }
 
     /// The next job. While there is none, the capability goes off as soon as QEMU has taken its stream, whatever becomes of the source:
-    /// libvirt runs the guest by then, and saves it without its RAM as long as it is on.
+    /// libvirt runs the guest by then, and saves it without its RAM as long as it is on. Not before RAM is sealed: a QEMU that reads a
+    /// stream which is held may answer nothing (7.2 does not).
     pub(super) fn next_job(&mut self, inbox: &Receiver<Job>) -> Option<Job> {
-        while self.domain.as_ref().is_some_and(|domain| domain.qmp.is_some()) {
+        while self.domain.as_ref().is_some_and(|domain| domain.sealed && domain.qmp.is_some()) {
             match inbox.recv_timeout(WATCH) {
                 Err(RecvTimeoutError::Timeout) => self.look_after_domain(),
                 other => return other.ok(),

@@ -360,6 +360,9 @@ impl State {
             ),
             false => None,
         };
+        if let Some(domain) = &mut self.domain {
+            domain.sealed = true;
+        }
         self.shared.tell(Event::Sealed(digest));
         Ok(())
     }

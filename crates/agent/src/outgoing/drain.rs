@@ -20,8 +20,8 @@ pub(super) trait Guest {
 
     /// Whether it runs and has a disk that must be drained.
     fn must_stand(&self) -> bool;
-    /// Stops it; returns when all block I/O is done.
-    fn stop(&mut self) -> Result<(), Self::Error>;
+    /// Stops it; returns when all block I/O is done. False if it stood already: it is not ours to let it go on then.
+    fn stop(&mut self) -> Result<bool, Self::Error>;
     /// Lets it go on.
     fn go_on(&mut self) -> Result<(), Self::Error>;
 }
@@ -32,7 +32,7 @@ pub(super) fn reads_into_pinned_pages(guest: &GuestDescription) -> bool {
 }
 
 /// Runs `work` while no block I/O is under way. Returns how long the guest was stopped for it. Whatever comes of the work,
-/// the guest goes on.
+/// the guest goes on, if it ran before.
 pub(super) fn while_still<G: Guest, T>(
     guest: &mut G,
     work: impl FnOnce(&mut G, &Still) -> Result<T, G::Error>,
@@ -41,9 +41,9 @@ pub(super) fn while_still<G: Guest, T>(
         return Ok((work(guest, &Still(()))?, Duration::ZERO));
     }
     let began = Instant::now();
-    guest.stop()?;
+    let ran = guest.stop()?;
     let done = work(guest, &Still(()));
-    let gone_on = guest.go_on();
+    let gone_on = if ran { guest.go_on() } else { Ok(()) };
     let stood = began.elapsed();
     let done = done?;
     gone_on?;
@@ -94,6 +94,7 @@ mod tests {
     /// A guest whose disk reads until it is stopped.
     struct Reading {
         direct: bool,
+        suspended: bool,
         under_way: bool,
         refuses: bool,
         seen: Vec<&'static str>,
@@ -106,13 +107,13 @@ mod tests {
             self.direct
         }
 
-        fn stop(&mut self) -> Result<(), &'static str> {
+        fn stop(&mut self) -> Result<bool, &'static str> {
             if self.refuses {
                 return Err("QEMU does not answer");
             }
             self.under_way = false;
             self.seen.push("stop");
-            Ok(())
+            Ok(!self.suspended)
         }
 
         fn go_on(&mut self) -> Result<(), &'static str> {
@@ -123,7 +124,7 @@ mod tests {
     }
 
     fn reading(direct: bool, refuses: bool) -> Reading {
-        Reading { direct, under_way: true, refuses, seen: Vec::new() }
+        Reading { direct, suspended: false, under_way: true, refuses, seen: Vec::new() }
     }
 
     fn protect(guest: &mut Reading, _: &Still) -> Result<bool, &'static str> {
@@ -152,6 +153,13 @@ mod tests {
         let failed: Result<((), Duration), _> = while_still(&mut guest, |_, _| Err("no memory"));
         assert_eq!(failed.unwrap_err(), "no memory");
         assert_eq!(guest.seen, ["stop", "go on"]);
+    }
+
+    #[test]
+    fn a_guest_that_somebody_suspended_does_not_go_on() {
+        let mut guest = Reading { suspended: true, ..reading(true, false) };
+        while_still(&mut guest, protect).unwrap();
+        assert_eq!(guest.seen, ["stop", "protect"]);
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! The source of a migration in streams, whose hypervisor or destination does what it should not.
 
+mod domain;
+
 use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, channel};
@@ -10,6 +12,7 @@ use linerate_core::stream::StreamId;
 use linerate_core::{Code, Fault, Message, Side, StreamNote};
 use linerate_net::stream::endpoint::Socket;
 
+use super::domain::Leaving;
 use super::streams::{Accepting, Service};
 use super::worker::{Job, Worker};
 use super::*;
@@ -20,6 +23,10 @@ const LONG: Duration = Duration::from_secs(60);
 
 /// A migration whose loop is the test.
 fn outgoing() -> (Arc<Outgoing>, Receiver<Input>) {
+    outgoing_of(None)
+}
+
+fn outgoing_of(domain: Option<Leaving>) -> (Arc<Outgoing>, Receiver<Input>) {
     let (inbox, inputs) = channel();
     let request = serde_json::from_value(serde_json::json!({ "guest": "g", "to": "beta" })).unwrap();
     let config = Config { stream_channels: Some(2), ..Config::new("g", String::new(), Vec::new()) };
@@ -50,7 +57,7 @@ fn outgoing() -> (Arc<Outgoing>, Receiver<Input>) {
         may_discard: false,
         disks: 0,
         disk_bytes: Arc::default(),
-        domain: None,
+        domain,
     };
     (Arc::new(outgoing), inputs)
 }

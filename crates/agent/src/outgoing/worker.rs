@@ -2,11 +2,12 @@
 //! and answer by events. A roll-back does not wait for a job under way: it raises a flag that every wait looks at.
 
 mod streams;
+mod throttle;
 
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -30,9 +31,6 @@ use crate::ram::Ram;
 const QMP_WAIT: Duration = Duration::from_secs(10);
 /// QEMU sets up, stops the guest and holds.
 pub(super) const HOLD_WAIT: Duration = Duration::from_secs(30);
-/// A throttled guest is stopped for a part of each of these: short enough for its clocks and network, long enough that
-/// stopping and resuming do not count.
-const THROTTLE_PERIOD: Duration = Duration::from_millis(100);
 /// Between two looks at whether the destination has taken what came of QEMU's stream while the guest runs.
 const LIVE_PAUSE: Duration = Duration::from_millis(1);
 /// Further tries to take a guest back whose QEMU did not do it at once.
@@ -182,29 +180,6 @@ impl State {
                 self.shared.tell(Event::Failed(fault));
             }
         }
-    }
-
-    /// The next job. While there is none, a guest that is to be slowed down is stopped for a part of each period.
-    fn next_job(&mut self, inbox: &Receiver<Job>) -> Option<Job> {
-        while self.throttle_percent > 0 {
-            let stopped = THROTTLE_PERIOD * u32::from(self.throttle_percent) / 100;
-            match inbox.recv_timeout(THROTTLE_PERIOD.saturating_sub(stopped)) {
-                Err(RecvTimeoutError::Timeout) => {}
-                other => return other.ok(),
-            }
-            let paused = self.guest.qemu.pause(Self::deadline());
-            let job = inbox.recv_timeout(stopped);
-            let resumed = self.guest.qemu.resume(Self::deadline());
-            if let Err(error) = paused.and(resumed) {
-                self.throttle_percent = 0;
-                tracing::warn!(error = chain(&error), "the guest can no longer be slowed down");
-            }
-            match job {
-                Err(RecvTimeoutError::Timeout) => {}
-                other => return other.ok(),
-            }
-        }
-        self.next_of_domain(inbox).or_else(|| inbox.recv().ok())
     }
 
     pub fn deadline() -> Instant {
@@ -445,7 +420,7 @@ impl drain::Guest for State {
         self.drained && self.guest.qemu.ran()
     }
 
-    fn stop(&mut self) -> Result<(), Fault> {
+    fn stop(&mut self) -> Result<bool, Fault> {
         let step = self.shared.brain().step();
         self.guest.qemu.pause(Self::deadline()).map_err(|error| qemu_fault(step, &error))
     }

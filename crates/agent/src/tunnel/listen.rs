@@ -4,7 +4,7 @@ use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
@@ -15,7 +15,7 @@ use linerate_net::stream::endpoint::Socket;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
 
-use super::Tunnel;
+use super::{Tunnel, stale};
 use crate::agent::Agent;
 use crate::faults::chain;
 use crate::gate::Gate;
@@ -43,7 +43,8 @@ impl Listener {
         let listener = match address {
             TunnelAddress::Tcp(address) => Listener::Tcp(TcpListener::bind(address)?),
             TunnelAddress::Unix(path) => {
-                clear_stale(path)?;
+                // Anything else in that place is left alone, and binding fails.
+                stale::clear(path)?;
                 let listener = UnixListener::bind(path)?;
                 let listener = Listener::Unix(listener, path.clone());
                 std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
@@ -83,20 +84,6 @@ impl Drop for Listener {
         if let Listener::Unix(_, path) = self {
             let _ = std::fs::remove_file(path);
         }
-    }
-}
-
-/// Removes a socket on which nobody listens. Anything else in that place is left alone, and binding fails.
-fn clear_stale(path: &PathBuf) -> io::Result<()> {
-    match UnixStream::connect(path) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            use std::os::unix::fs::FileTypeExt;
-            if std::fs::symlink_metadata(path)?.file_type().is_socket() {
-                std::fs::remove_file(path)?;
-            }
-            Ok(())
-        }
-        _ => Ok(()),
     }
 }
 

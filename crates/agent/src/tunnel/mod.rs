@@ -6,6 +6,7 @@
 //! | `start` | both ends: a request becomes a session, a connection becomes one |
 //! | `body` | the loop: control messages to the streams, notes of the streams to control messages |
 //! | `links` | at the host that asked: one thread per link, opened again whenever it is lost |
+//! | `stale` | sockets that a killed agent or hypervisor left in the file system |
 //! | `listen`, `connect` | local sockets: where streams come from, and where they go |
 //!
 //! Both ends are the same but for who connects, who listens and whose numbers are even.
@@ -14,6 +15,7 @@ mod body;
 mod connect;
 mod links;
 mod listen;
+mod stale;
 mod start;
 #[cfg(test)]
 mod tests;
@@ -38,6 +40,7 @@ use crate::carriage::Carriage;
 use crate::clock::Clock;
 use crate::gate::Gate;
 
+pub use stale::clear_folders;
 pub use start::{Begun, accept, begin};
 
 /// What the loop of a session receives.

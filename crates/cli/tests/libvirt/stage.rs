@@ -1,5 +1,6 @@
 //! Two hosts with libvirt and agents, and a domain.
 
+use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -7,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use linerate_lab::libvirt::IMAGES;
+use linerate_lab::libvirt::{IMAGES, SHARED};
 use linerate_lab::{
     Agent, AgentOptions, Console, DiskMode, GuestParameters, GuestSpec, Lab, Libvirt, LibvirtVersion,
     LinkSpec, make_disk,
@@ -27,6 +28,8 @@ pub struct Stage {
     pub agents: Vec<Agent>,
     pub libvirts: Vec<Libvirt>,
     pub console: Console,
+    /// What it said at hosts that it has left, in order.
+    said: Vec<PathBuf>,
     pub lab: Lab,
     _one: MutexGuard<'static, ()>,
 }
@@ -44,13 +47,35 @@ impl Stage {
         stage
     }
 
-    /// With a domain that has no disk, whose RAM is a shared file and that has a second monitor.
-    pub fn shared(version: LibvirtVersion) -> Stage {
-        let stage = Stage::empty(version);
-        let parameters = GuestParameters { mem_mb: 48, dirty_mbps: 16, ..GuestParameters::default() };
-        stage.libvirts[0].start_shared_domain(&GuestSpec::new("g", parameters)).unwrap();
-        stage.console.wait_passes(2, LONG).unwrap();
+    /// With a domain whose RAM is a shared file and that has a second monitor, and a disk that both hosts see, if one is given.
+    pub fn shared(version: LibvirtVersion, disk: Option<DiskMode>) -> Stage {
+        let mut stage = Stage::empty(version);
+        let parameters =
+            GuestParameters { mem_mb: 48, dirty_mbps: 16, disk_mbps: 4, ..GuestParameters::default() };
+        let mut guest = GuestSpec::new("g", parameters);
+        if let Some(mode) = disk {
+            make_disk(&stage.libvirts[0].shared().join("g.img"), DISK_MB).unwrap();
+            guest = guest.disk(&PathBuf::from(SHARED).join("g.img"), mode);
+        }
+        stage.begin(&guest);
         stage
+    }
+
+    /// Starts a domain that direct mode can move, at the first host.
+    pub fn begin(&mut self, guest: &GuestSpec) {
+        self.said.clear();
+        for libvirt in &self.libvirts {
+            let _ = std::fs::remove_file(libvirt.console("g"));
+        }
+        self.console = Console::new([self.libvirts[0].console("g")]);
+        self.libvirts[0].start_shared_domain(guest).unwrap();
+        self.console.wait_passes(2, LONG).unwrap();
+    }
+
+    /// Ends the domain at the first host, for another one.
+    pub fn ends(&self) {
+        self.libvirts[0].virsh(&["destroy", "g"]).unwrap();
+        self.libvirts[0].virsh(&["undefine", "g"]).unwrap();
     }
 
     /// Without a domain.
@@ -64,7 +89,7 @@ impl Stage {
         let agents =
             libvirts.iter().map(|libvirt| Agent::start(libvirt.host(), options(allowed)).unwrap()).collect();
         let console = Console::new([libvirts[0].console("g")]);
-        Stage { agents, libvirts, console, lab, _one: one }
+        Stage { agents, libvirts, console, said: Vec::new(), lab, _one: one }
     }
 
     /// A disk without content, for what comes to this host.
@@ -83,11 +108,13 @@ impl Stage {
         format!("{IMAGES}/{name}")
     }
 
-    /// What it said at the first host ends here; if it comes back it begins a new file there.
-    pub fn listen_at_second(&mut self) {
-        let said = self.libvirts[0].images().join("said");
-        std::fs::rename(self.libvirts[0].console("g"), &said).unwrap();
-        self.console = Console::new([said, self.libvirts[1].console("g")]);
+    /// What it said at the other host ends here; if it comes back it begins a new file there.
+    pub fn arrived(&mut self, host: usize) {
+        let left = &self.libvirts[1 - host];
+        let said = left.images().join(format!("said{}", self.said.len()));
+        std::fs::rename(left.console("g"), &said).unwrap();
+        self.said.push(said);
+        self.console = Console::new(self.said.iter().cloned().chain([self.libvirts[host].console("g")]));
     }
 
     fn command(&self, from: usize, more: &[&str]) -> Command {
@@ -126,16 +153,20 @@ impl Stage {
         assert!(self.console.passes_follow(), "{:?}", self.console.passes());
     }
 
+    /// Sockets of migrations that are in a host's folder.
+    pub fn sockets(&self, host: usize) -> Vec<OsString> {
+        let folder = self.libvirts[host].host().directory().join("libvirt/sockets");
+        std::fs::read_dir(&folder).unwrap().flatten().map(|entry| entry.file_name()).collect()
+    }
+
     /// No socket of a migration is left, and no tunnel.
     pub fn nothing_is_left(&self) {
-        for libvirt in &self.libvirts {
-            let folder = libvirt.host().directory().join("libvirt/sockets");
+        for host in 0..self.libvirts.len() {
             let deadline = Instant::now() + LONG;
             loop {
                 // What QEMU made at the destination it also removes, but not after a failure.
-                let left = std::fs::read_dir(&folder).unwrap().flatten();
-                let left: Vec<_> =
-                    left.map(|entry| entry.file_name()).filter(|name| !is_of_qemu(name)).collect();
+                let mut left = self.sockets(host);
+                left.retain(|name| !is_of_qemu(name));
                 if left.is_empty() {
                     break;
                 }
@@ -146,7 +177,7 @@ impl Stage {
     }
 }
 
-fn is_of_qemu(name: &std::ffi::OsStr) -> bool {
+fn is_of_qemu(name: &OsStr) -> bool {
     name.to_string_lossy().ends_with("-mig.sock") || name.to_string_lossy().ends_with("-nbd.sock")
 }
 

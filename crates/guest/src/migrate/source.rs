@@ -304,15 +304,16 @@ impl SourceQemu {
         Settings::put_back(self.found.as_ref(), &mut self.qmp, deadline)
     }
 
-    /// Stops a running guest, block I/O drained: protection is applied while it stands.
-    pub fn pause(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+    /// Stops a running guest, block I/O drained: protection is applied while it stands. False if somebody else has stopped it before,
+    /// whose business it is to let it run again.
+    pub fn pause(&mut self, deadline: Instant) -> Result<bool, MigrateError> {
         let found = self.status(deadline)?;
         match found.as_str() {
             "running" => {
                 self.qmp.execute("stop", json!({}), deadline)?;
-                self.expect_status("paused", deadline)
+                self.expect_status("paused", deadline).map(|()| true)
             }
-            state if self.can_continue(state, deadline)? => Ok(()),
+            state if self.can_continue(state, deadline)? => Ok(false),
             _ => Err(MigrateError::RunState { found, wanted: "running" }),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use linerate_api::{ModeChoice, Transport, TunnelAddress, TunnelPair, TunnelRequest};
+use linerate_api::{ModeChoice, Transport, TunnelAddress, TunnelPair, TunnelRequest, domain_socket};
 
 use super::xml::Changes;
 use crate::exit::Exit;
@@ -113,7 +113,7 @@ impl Plan {
     }
 
     fn socket(&self, kind: &str) -> String {
-        format!("{FOLDER}/{}-{kind}.sock", self.id)
+        format!("{FOLDER}/{}", domain_socket(&self.id, kind))
     }
 
     /// The destination's libvirt, through the tunnel.
@@ -239,6 +239,8 @@ mod tests {
         assert!(plan.tunnel(&flags).pairs.iter().all(|pair| !pair.waits));
         let plan = plan.waiting();
         let pairs = plan.tunnel(&flags).pairs;
+        let name = plan.stream();
+        assert!(linerate_api::is_domain_socket(name.file_name().unwrap().to_str().unwrap()), "{name:?}");
         assert_eq!(pairs.iter().map(|pair| pair.waits).collect::<Vec<_>>(), [false, true]);
         assert_eq!(pairs[1].listen, TunnelAddress::Unix(plan.stream()));
         let words = plan.arguments().join(" ");

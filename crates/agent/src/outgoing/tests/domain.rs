@@ -1,0 +1,149 @@
+//! When a domain whose stream was let in counts as stopped for good, with a hypervisor that says what the test wants.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Instant;
+
+use linerate_api::DomainMove;
+use linerate_core::source::Event;
+use linerate_guest::migrate::SourceQemu;
+use linerate_guest::qmp::Qmp;
+use linerate_guest::registry::{GuestRecord, Origin, Registry};
+use serde_json::{Value, json};
+
+use super::super::domain::Leaving;
+use super::super::worker::{Guest, Job, Worker};
+use super::super::{Input, Outgoing};
+use super::{LONG, outgoing_of};
+use crate::gate::{Gate, Gates};
+
+/// What it answers, and how often it was asked for the run state.
+#[derive(Default)]
+struct Answers {
+    run_state: &'static str,
+    migration: &'static str,
+    asked: u32,
+}
+
+/// A hypervisor that is told what to say.
+#[derive(Clone, Default)]
+struct Fake(Arc<(Mutex<Answers>, Condvar)>);
+
+impl Fake {
+    fn says(&self, run_state: &'static str, migration: &'static str) {
+        *self.0.0.lock().unwrap() = Answers { run_state, migration, asked: 0 };
+    }
+
+    /// Waits until this answer has been looked at as a whole: the third question comes after all that followed from the first.
+    fn wait_seen(&self) {
+        let answers = self.0.0.lock().unwrap();
+        let (answers, late) =
+            self.0.1.wait_timeout_while(answers, LONG, |answers| answers.asked < 3).unwrap();
+        assert!(!late.timed_out(), "asked {} times", answers.asked);
+    }
+
+    fn serve(&self, path: &Path) {
+        let (fake, listener) = (self.clone(), UnixListener::bind(path).unwrap());
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let version = json!({"qemu": {"major": 10, "minor": 0, "micro": 2}, "package": ""});
+            let mut say = |value: Value| writeln!(stream, "{value}");
+            let _ = say(json!({"QMP": {"version": version, "capabilities": []}}));
+            let lines = BufReader::new(UnixStream::try_clone(&stream).unwrap()).lines();
+            for line in lines.map_while(Result::ok) {
+                let question: Value = serde_json::from_str(&line).unwrap();
+                let answer = fake.answer(&question["execute"]);
+                if writeln!(stream, "{}", json!({"return": answer, "id": question["id"]})).is_err() {
+                    return;
+                }
+            }
+        });
+    }
+
+    fn answer(&self, question: &Value) -> Value {
+        let mut answers = self.0.0.lock().unwrap();
+        match question.as_str() {
+            Some("query-status") => {
+                answers.asked += 1;
+                self.0.1.notify_all();
+                json!({"status": answers.run_state})
+            }
+            Some("query-migrate") => json!({"status": answers.migration}),
+            _ => json!({}),
+        }
+    }
+}
+
+/// A domain of this hypervisor that is about to be handed over.
+fn leaving(dir: &Path, fake: &Fake) -> (Arc<Outgoing>, Receiver<Input>, Worker) {
+    let stream = dir.join("mig.sock");
+    let gates = Arc::new(Gates::default());
+    gates.add(Arc::new(Gate::new(&stream, Box::new(|_| Ok(()))).unwrap()));
+    let (outgoing, inputs) = outgoing_of(Some(Leaving::new(&DomainMove { stream }, gates)));
+    let monitor = dir.join("qmp.sock");
+    fake.serve(&monitor);
+    let qmp = Qmp::connect(&monitor, Instant::now() + LONG).unwrap();
+    let pid = i32::try_from(std::process::id()).unwrap();
+    let description = json!({
+        "schema": 1, "name": "g", "uuid": null, "machine": "pc", "cpu": "qemu64", "accelerator": "tcg", "memory_bytes": 0,
+        "vcpus": 1, "qemu": {"major": 10, "minor": 0, "micro": 2}, "arguments": [], "ram": [], "disks": [], "nics": [],
+        "traits": {
+            "vhost_user": [], "vfio": [], "foreign_memory": [], "may_discard": false, "tpm": false, "hot_plugged": [],
+            "capabilities": [], "blocked": [], "migration": null
+        },
+        "run_state": "running", "process": {"pid": pid, "vcpu_threads": [], "executable": "qemu"}, "domain": true
+    });
+    let guest = Guest {
+        description: serde_json::from_value(description).unwrap(),
+        record: GuestRecord::new("g", Origin::Adopted, pid, monitor, Vec::new()).unwrap(),
+        registry: Registry::open(dir).unwrap(),
+        qemu: SourceQemu::recovered(qmp, true, None),
+        blocks: Vec::new(),
+        ram: Vec::new(),
+        state_socket: dir.join("state.sock"),
+        disks_socket: dir.join("disks.sock"),
+    };
+    let worker = Worker::start(outgoing.clone(), guest).unwrap();
+    (outgoing, inputs, worker)
+}
+
+fn is_held(inputs: &Receiver<Input>) -> bool {
+    inputs.try_iter().any(|input| matches!(input, Input::Event(Event::Holding)))
+}
+
+#[test]
+fn a_domain_that_somebody_suspended_is_not_taken_for_one_that_is_handed_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let fake = Fake::default();
+    fake.says("paused", "setup");
+    let (_outgoing, inputs, worker) = leaving(dir.path(), &fake);
+    worker.ask(Job::SwitchOver);
+    for (run_state, migration) in
+        [("paused", "setup"), ("paused", "active"), ("running", "active"), ("finish-migrate", "active")]
+    {
+        fake.says(run_state, migration);
+        fake.wait_seen();
+        assert!(!is_held(&inputs), "{run_state}, {migration}: it may run again, and write its RAM");
+    }
+    fake.says("finish-migrate", "pre-switchover");
+    while !matches!(inputs.recv_timeout(LONG).expect("it is handed over"), Input::Event(Event::Holding)) {}
+    worker.finish();
+}
+
+#[test]
+fn each_state_in_which_qemu_hands_a_domain_over_is_known() {
+    for (run_state, migration) in
+        [("finish-migrate", "pre-switchover"), ("finish-migrate", "device"), ("postmigrate", "completed")]
+    {
+        let dir = tempfile::tempdir().unwrap();
+        let fake = Fake::default();
+        fake.says(run_state, migration);
+        let (_outgoing, inputs, worker) = leaving(dir.path(), &fake);
+        worker.ask(Job::SwitchOver);
+        worker.finish();
+        assert!(is_held(&inputs), "{run_state}, {migration}");
+    }
+}
