@@ -246,7 +246,8 @@ mod tests {
     fn only_a_qemu_that_waits_for_this_very_guest_is_written_to() {
         let runs = GuestDescription { run_state: "running".into(), ..waits() };
         check(&runs, &waits()).unwrap();
-        let others: [(Code, fn(&mut GuestDescription)); 6] = [
+        type Change = fn(&mut GuestDescription);
+        let others: [(Code, Change); 6] = [
             // Its memory is in use.
             (Code::GuestExists, |found| found.run_state = "running".into()),
             (Code::GuestExists, |found| found.run_state = "paused".into()),
