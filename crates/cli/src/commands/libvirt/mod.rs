@@ -206,11 +206,7 @@ async fn failed(
     cut_off: bool,
 ) -> Failure {
     let state = here.state(&domain.name).await;
-    let guest = match state.as_deref() {
-        Ok("running") => Some(GuestState::RunsAtSource),
-        Ok("paused") => Some(GuestState::PausedAtSource),
-        _ => None,
-    };
+    let guest = guest_state(state.as_ref().ok().map(String::as_str), cut_off);
     let place = match &state {
         Ok(state) => format!("; the domain is {state} here"),
         Err(_) => "; this host's libvirt does not know the domain any more: look at the destination's".into(),
@@ -231,6 +227,17 @@ async fn failed(
         _ => exit::of_body(&body),
     };
     Failure::of_body(code, &body)
+}
+
+/// What the domain does, whose state this host's libvirt says is this. It leaves one paused of which it did not hear that it runs at the
+/// destination.
+fn guest_state(state: Option<&str>, cut_off: bool) -> Option<GuestState> {
+    match state {
+        Some("running") => Some(GuestState::RunsAtSource),
+        Some("paused") if cut_off => Some(GuestState::Unknown),
+        Some("paused") => Some(GuestState::PausedAtSource),
+        _ => None,
+    }
 }
 
 fn signals(error: &std::io::Error) -> Failure {
@@ -258,6 +265,23 @@ mod testing {
         match Flags::parse_from(words).command {
             Command::Migrate(flags) => flags,
             other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_paused_domain_may_run_at_the_destination_where_the_way_there_was_lost() {
+        for (state, cut_off, said) in [
+            (Some("running"), true, Some(GuestState::RunsAtSource)),
+            (Some("paused"), false, Some(GuestState::PausedAtSource)),
+            (Some("paused"), true, Some(GuestState::Unknown)),
+            (None, true, None),
+        ] {
+            assert_eq!(guest_state(state, cut_off), said, "{state:?} {cut_off}");
         }
     }
 }
