@@ -10,15 +10,14 @@ use linerate_api::{GuestRunState, GuestSummary, Step};
 use linerate_lab::disk::SLOT_BYTES;
 use linerate_lab::guest::kvm_is_missing;
 use linerate_lab::{
-    Agent, AgentOptions, DiskMode, GuestParameters, GuestProgram, GuestSpec, Lab, LinkSpec, QemuVersion,
-    make_disk,
+    Agent, DiskMode, GuestParameters, GuestProgram, GuestSpec, Lab, LinkSpec, QemuVersion, make_disk,
 };
 
 use crate::moving::{Ending, Moving};
 use crate::random::Random;
 use crate::run::version_name;
 use crate::shuttle::{Cut, LIMIT, Moved, Stage, tails};
-use crate::site::{answer, console_at};
+use crate::site::{agents, answer, console_at};
 use crate::transcript::Transcript;
 use crate::{Common, shuttle};
 
@@ -140,13 +139,7 @@ impl Disks {
         let [here, there] = folders.map(|folder| folder.display().to_string());
         let paths = format!("paths = {{ \"{here}/\" = \"{there}/\", \"{there}/\" = \"{here}/\" }}\n");
         let binary = common.binary()?;
-        let options = || AgentOptions {
-            binary: Some(binary.clone()),
-            configuration: paths.clone(),
-            ..AgentOptions::default()
-        };
-        let agents = lab.hosts().iter().map(|host| Agent::start(host, options()));
-        let agents = agents.collect::<Result<Vec<_>, _>>()?;
+        let agents = agents(&lab, &binary, &paths)?;
         let image = folder(&lab, 0).join(IMAGE);
         make_disk(&image, DISK_MB)?;
         let spec = kind.guest().disk(&image, DiskMode::Direct);

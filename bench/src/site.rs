@@ -240,3 +240,13 @@ pub fn console_at(host: &Host, spec: &GuestSpec) -> (PathBuf, u64) {
     let skip = Transcript::length(&path);
     (path, skip)
 }
+
+/// An agent at each host of a lab, all with this configuration beside the lab's.
+pub fn agents(lab: &Lab, binary: &Path, configuration: &str) -> anyhow::Result<Vec<Agent>> {
+    let options = || AgentOptions {
+        binary: Some(binary.to_owned()),
+        configuration: configuration.to_owned(),
+        ..AgentOptions::default()
+    };
+    Ok(lab.hosts().iter().map(|host| Agent::start(host, options())).collect::<Result<_, _>>()?)
+}

@@ -8,15 +8,15 @@ use anyhow::{Context, bail, ensure};
 use linerate_api::{GuestSummary, Progress};
 use linerate_lab::guest::kvm_is_missing;
 use linerate_lab::{
-    Agent, AgentOptions, DiskMode, GuestParameters, GuestSpec, Lab, LinkSpec, Qemu, QemuOptions, QemuVersion,
-    Qmp, Ram, make_disk,
+    Agent, DiskMode, GuestParameters, GuestSpec, Lab, LinkSpec, Qemu, QemuOptions, QemuVersion, Qmp, Ram,
+    make_disk,
 };
 use serde::Serialize;
 use serde_json::json;
 
 use crate::moving::Moving;
 use crate::output::{self, replace, replace_json};
-use crate::site::answer;
+use crate::site::{agents, answer};
 use crate::statistics::{Spread, spread};
 use crate::transcript::Transcript;
 use crate::{Common, interrupt};
@@ -145,13 +145,7 @@ impl Stage {
         }
         let binary = flags.common.binary()?;
         let paths = format!("paths = {{ \"{}/\" = \"{}/\" }}\n", here.display(), there.display());
-        let options = || AgentOptions {
-            binary: Some(binary.clone()),
-            configuration: paths.clone(),
-            ..AgentOptions::default()
-        };
-        let agents = lab.hosts().iter().map(|host| Agent::start(host, options()));
-        let agents = agents.collect::<Result<Vec<_>, _>>()?;
+        let agents = agents(&lab, &binary, &paths)?;
         let image = here.join("g.img");
         make_disk(&image, DISK_MB)?;
         // More memory than the links carry for as long as is looked.
