@@ -141,13 +141,13 @@ impl State {
 
     /// Puts the capability back, if it was set. On `Err` the journal still says so.
     fn let_go(&mut self) -> Result<(), Fault> {
+        let is_set = self.is_set();
         let Some(domain) = &mut self.domain else { return Err(no_domain()) };
         // QEMU serves one at a time.
         domain.qmp = None;
-        if !self.is_set() {
+        if !is_set {
             return Ok(());
         }
-        let Some(domain) = &self.domain else { return Err(no_domain()) };
         domain::put_back(&domain.record, Instant::now() + PUT_BACK_WAIT)
             .map_err(|error| here(Code::HypervisorFailed, Step::CleanUp, &error))?;
         self.note_domain(true)
@@ -204,12 +204,12 @@ fn no_domain() -> Fault {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use linerate_guest::description::{Backend, ProcessFacts, SCHEMA, Traits};
 
     use super::*;
 
-    fn waits() -> GuestDescription {
+    pub(in crate::incoming) fn waits() -> GuestDescription {
         let ram = linerate_guest::description::RamBlock {
             id: "pc.ram".into(),
             size: 256 << 20,

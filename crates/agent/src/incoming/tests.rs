@@ -4,7 +4,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use linerate_core::{Code, Message, Side, StreamNote};
+use linerate_core::{Code, Message, RegionInfo, Side, StreamNote};
+use linerate_guest::description::{CopiedDisk, GuestDescription, ImageFormat};
 
 use super::streams::Services;
 use super::*;
@@ -72,6 +73,21 @@ fn a_migration_has_no_service_but_the_hypervisor_and_its_images() {
         connector.send((0, service.to_owned())).unwrap();
         assert!(refusal(&session).contains(&format!("no service {service}")));
     }
+}
+
+#[test]
+fn an_offer_of_ram_with_disks_that_go_along_is_refused() {
+    let offer = |copied: Vec<CopiedDisk>| {
+        let guest = GuestDescription { copied, ..domain::tests::waits() };
+        let block = &guest.ram[0];
+        let region = RegionInfo { id: 0, name: block.id.clone(), size: block.size };
+        admit::check_offer(&guest.to_json().unwrap(), &guest.name, &[region])
+    };
+    offer(Vec::new()).unwrap();
+    let (id, path, format) = ("d".into(), "/srv/d".into(), ImageFormat::Raw);
+    // Nobody would copy it, and the guest would run on an empty one.
+    let refused = offer(vec![CopiedDisk { id, path, format, size: 512, identity: None }]);
+    assert_eq!(refused.map_err(|fault| fault.code).unwrap_err(), Code::ProtocolViolation);
 }
 
 #[test]

@@ -134,6 +134,21 @@ fn a_domain_that_somebody_suspended_is_not_taken_for_one_that_is_handed_over() {
 }
 
 #[test]
+fn what_is_held_of_a_domain_that_libvirt_lets_run_again_is_not_let_through() {
+    for (run_state, migration) in [("running", "completed"), ("paused", "failed")] {
+        let dir = tempfile::tempdir().unwrap();
+        let fake = Fake::default();
+        fake.says(run_state, migration);
+        let (_outgoing, inputs, worker) = leaving(dir.path(), &fake);
+        worker.ask(Job::LetThrough);
+        let told = inputs.recv_timeout(LONG).expect("it is given up");
+        let Input::Event(Event::Failed(fault)) = told else { panic!("{run_state}, {migration}") };
+        assert!(fault.detail.contains("does not stand any more"), "{run_state}, {migration}: {fault}");
+        worker.finish();
+    }
+}
+
+#[test]
 fn each_state_in_which_qemu_hands_a_domain_over_is_known() {
     for (run_state, migration) in
         [("finish-migrate", "pre-switchover"), ("finish-migrate", "device"), ("postmigrate", "completed")]
