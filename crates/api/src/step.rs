@@ -92,5 +92,7 @@ numbered! {
         Gone = 5, "the guest runs nowhere";
         /// libvirt was let decide, and has not said where it runs.
         Unknown = 6, "libvirt was let decide where the guest runs: see `virsh domstate` on both hosts before anything is resumed";
+        /// The destination has taken it over and does not run it, as it did not run at the source.
+        PausedAtDestination = 7, "the guest is at the destination and does not run, as it did not run at the source";
     }
 }

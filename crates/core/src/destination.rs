@@ -8,24 +8,31 @@
 //!   Admitted --> Preparing: Prepare / start the waiting guest
 //!   Preparing --> Receiving: Prepared
 //!   Preparing --> Streaming: StreamsPrepared
-//!   Streaming --> Loaded: the hypervisor has taken its streams
 //!   Receiving --> Sealing: RamComplete / refuse further writes
 //!   Sealing --> Loading: Sealed, digests agree / RamSealed
-//!   Loading --> Loaded: the hypervisor loaded its state
+//!   Loading --> Noting: the hypervisor loaded its state, and the disks are those of Stopped / journal Loaded
+//!   Streaming --> Noting
+//!   Noting --> Loaded: Journaled / Loaded
 //!   Loading --> Releasing: Finished, and no device state has come / let the hypervisor go
 //!   Releasing --> [*]: Released
 //!   Loaded --> Journaling: Commit / journal Committed
 //!   Journaling --> Resuming: Journaled / run
-//!   Resuming --> Resuming: it failed / run again, for nobody else has the guest
-//!   Resuming --> Running: Running
+//!   Resuming --> Running: the guest runs / journal Running, Running
+//!   Resuming --> TearingDown: it cannot be run and never ran / journal Returned, then end the guest
+//!   Resuming --> [*]: its hypervisor has ended
 //!   Running --> [*]: Finished
-//!   Waiting --> TearingDown: any fault before commit, or withdrawn / journal Aborted, then end the guest
+//!   Waiting --> TearingDown: any fault before Loaded / journal Aborted, then end the guest
+//!   Loaded --> TearingDown: the source's word or an operator's
 //!   TearingDown --> [*]
 //! ```
 //!
 //! The guarantees: the guest runs only after [`DestinationPhase::Committed`] is on disk, and it never runs after
-//! [`DestinationPhase::Aborted`] is (rule 1). Writes are applied from `Admitted` on, while the waiting guest still starts, and no
-//! more after `Sealing` (rule 5), and where an offer without regions says that RAM comes in the hypervisor's own streams, not at all; what its hypervisor touched meanwhile is told to the source, which copies it again.
+//! [`DestinationPhase::Aborted`] or [`DestinationPhase::Returned`] is (rule 1). From [`DestinationPhase::Loaded`] on the source
+//! may have committed, and its host may be lost: the guest is kept, however long nobody is heard (rule 12).
+//!
+//! Writes are applied from `Admitted` to `Sealing` (rule 5), while the waiting guest still starts. What its hypervisor touched
+//! meanwhile is told to the source, which copies it again. With an offer without regions no write is applied at all: RAM
+//! comes in the hypervisor's own streams.
 
 mod ending;
 
@@ -39,14 +46,11 @@ use crate::{
     StreamSettings, Time,
 };
 
-/// A committed guest that could not be run is tried again after this long.
-const RUN_AGAIN_AFTER: Duration = Duration::from_secs(1);
-
 /// Time limits of a destination.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Without a control connection for this long, the session is given up (unless it is committed). Longer than the
-    /// source's own limit, so that the source decides first.
+    /// Without a control connection for this long, the session is given up, unless the guest is loaded: then the source may
+    /// have committed. Longer than the source's own limit, so that the source decides first.
     pub orphan_timeout: Duration,
     /// The source's last word is waited for this long after the guest runs; then the session is forgotten in memory
     /// (the journal keeps it).
@@ -116,6 +120,8 @@ pub enum Event {
     Sealed(Option<u64>),
     /// The hypervisor has loaded all device state, or taken its own streams to their end.
     DeviceStateLoaded,
+    /// [`Action::CheckDisks`] found the disks of the waiting guest to be those of the source.
+    DisksChecked,
     /// [`Action::Journal`] of this phase is on disk.
     Journaled(DestinationPhase),
     /// [`Action::Release`] is done.
@@ -127,6 +133,10 @@ pub enum Event {
         /// CPU time that the agent spent on the session so far.
         cpu: Duration,
     },
+    /// [`Action::Run`] came to nothing: the hypervisor refused for as long as was waited, and the guest has not run.
+    CannotRun(Fault),
+    /// The hypervisor of a committed guest has ended; whether the guest ran is not known.
+    GuestEnded(Fault),
     /// An action failed, or the hypervisor did.
     Failed(Fault),
     /// What comes is of no more use: memory here does not take it, or the peer breaks the rules of the streams. Unlike
@@ -138,6 +148,10 @@ pub enum Event {
     Cancel,
     /// The source has rolled back and says so on a connection of its own ([`crate::withdrawal`]).
     Withdrawn,
+    /// The source has committed, its own hypervisor has ended, and it says so on a connection of its own.
+    CommitAgain,
+    /// The operator of this host decides over a loaded guest whose source is not heard: `true` runs it here.
+    Resolve(bool),
     /// Time passed.
     Tick,
 }
@@ -174,10 +188,17 @@ pub enum Action {
     LoadDeviceState(Vec<u8>),
     /// The stream is complete. Then [`Event::DeviceStateLoaded`].
     FinishDeviceState,
-    /// Put the phase on disk and flush. Then [`Event::Journaled`] or [`Event::Failed`].
+    /// Compare the disks that the source's guest uses with those of the waiting guest. Then [`Event::DisksChecked`].
+    CheckDisks(String),
+    /// Put the phase on disk and flush. Then [`Event::Journaled`] or [`Event::Failed`]. An end of the session (Running,
+    /// Finished, Aborted, Returned) is written until the disk takes it, after the session if need be.
     Journal(DestinationPhase),
-    /// Let the guest run. Then [`Event::GuestRuns`].
-    Run,
+    /// Take the guest over: let it run, or only take its disks over if it did not run at the source. Then
+    /// [`Event::GuestRuns`], [`Event::CannotRun`] or [`Event::GuestEnded`].
+    Run {
+        /// The guest ran at the source until it was stopped.
+        ran: bool,
+    },
     /// Somebody else's hypervisor has the guest: put back what was set for its RAM, and keep nothing. Then [`Event::Released`].
     Release,
     /// End the waiting guest and remove what is left. Then [`Event::TornDown`].
@@ -198,18 +219,14 @@ enum State {
     Sealing {
         digest: Option<u64>,
     },
-    Loading {
-        ended: bool,
-    },
+    Loading,
+    /// Loaded and checked; the journal does not have it yet.
+    Noting,
     Loaded,
     /// Somebody else runs the guest.
     Releasing,
     Journaling,
-    /// `again`: running it failed and is tried again then. `finished`: the source, which asked the journal, is done already.
-    Resuming {
-        again: Option<Time>,
-        finished: bool,
-    },
+    Resuming,
     Running {
         until: Option<Time>,
     },
@@ -233,11 +250,12 @@ impl State {
             State::Receiving => "receiving",
             State::Streaming => "streaming",
             State::Sealing { .. } => "sealing",
-            State::Loading { .. } => "loading",
+            State::Loading => "loading",
+            State::Noting => "noting",
             State::Loaded => "loaded",
             State::Releasing => "releasing",
             State::Journaling => "journaling",
-            State::Resuming { .. } => "resuming",
+            State::Resuming => "resuming",
             State::Running { .. } => "running",
             State::TearingDown { .. } => "tearing down",
             State::Parting { .. } => "parting",
@@ -250,8 +268,8 @@ impl State {
             State::Waiting | State::Admitting | State::Admitted => Step::Admit,
             State::Preparing => Step::Prepare,
             State::Receiving | State::Streaming => Step::Copy,
-            State::Sealing { .. } | State::Loading { .. } => Step::Blackout,
-            State::Loaded | State::Journaling | State::Resuming { .. } => Step::Commit,
+            State::Sealing { .. } | State::Loading | State::Noting => Step::Blackout,
+            State::Loaded | State::Journaling | State::Resuming => Step::Commit,
             State::Running { .. }
             | State::Releasing
             | State::TearingDown { .. }
@@ -271,11 +289,21 @@ pub struct Destination {
     started: Time,
     guest: String,
     committed: bool,
+    /// Committed, and it could not be run.
+    returned: bool,
+    /// Committed, and its hypervisor has ended.
+    gone: bool,
+    /// The source's word that its guest has stopped; whether it ran until then.
+    stopped: Option<bool>,
+    disks_checked: bool,
+    state_loaded: bool,
     /// RAM comes in the hypervisor's own streams.
     streams: bool,
     /// Device state that came before RAM was sealed.
     held_device_state: Vec<Vec<u8>>,
     device_state_bytes: u64,
+    /// All device state has come.
+    device_state_complete: bool,
 }
 
 /// Most bytes of device state. A machine with a large display adapter has some tens of MiB.
@@ -292,9 +320,15 @@ impl Destination {
             started: now,
             guest: String::new(),
             committed: false,
+            returned: false,
+            gone: false,
+            stopped: None,
+            disks_checked: false,
+            state_loaded: false,
             streams: false,
             held_device_state: Vec::new(),
             device_state_bytes: 0,
+            device_state_complete: false,
         }
     }
 
@@ -310,10 +344,14 @@ impl Destination {
                 self.control.send(now, Message::Fenced { channel, applied, refused });
             }
             Event::Carriage(message) => self.control.send(now, message),
-            Event::Failed(fault) => self.action_failed(now, fault),
+            Event::Failed(fault) => self.fail(fault),
             Event::ReceivingFailed(fault) => self.fail(fault),
             Event::Cancel => self.fail(self.fault(Code::Cancelled, "by the destination's operator")),
             Event::Withdrawn => self.withdrawn(),
+            Event::CommitAgain => self.commit(),
+            Event::Resolve(run) => self.resolve(run),
+            Event::CannotRun(fault) => self.return_guest(fault),
+            Event::GuestEnded(fault) => self.guest_ended(fault),
             Event::Tick => {}
             event => self.body_event(now, event),
         }
@@ -340,10 +378,28 @@ impl Destination {
     /// What a source that asks is told.
     pub fn outcome(&self) -> Outcome {
         match &self.state {
-            _ if self.committed => Outcome::Committed,
+            _ if self.gone => Outcome::Gone,
+            State::Running { .. } => Outcome::Committed,
+            State::Ended if self.committed => Outcome::Committed,
+            State::Parting { .. } | State::Ended if self.returned => Outcome::Returned,
             State::Parting { .. } | State::Ended => Outcome::Aborted,
             _ => Outcome::Pending,
         }
+    }
+
+    /// The guest may have been told to run: it is not given up by itself any more.
+    pub fn is_committed(&self) -> bool {
+        self.committed || matches!(self.state, State::Journaling)
+    }
+
+    /// The guest is complete and the source, which may have committed, is not heard: an operator may decide.
+    pub fn is_held(&self) -> bool {
+        matches!(self.state, State::Loaded) && self.control.paths() == 0
+    }
+
+    /// Whether the guest ran at the source when it was stopped, once the source has said it.
+    pub fn ran(&self) -> Option<bool> {
+        self.stopped
     }
 
     /// Whether it is over.
@@ -411,26 +467,32 @@ impl Destination {
                 self.state = State::Sealing { digest };
                 self.actions.push_back(Action::Seal { digest: digest.is_some() });
             }
-            (
-                State::Receiving | State::Sealing { .. } | State::Loading { ended: false },
-                Message::DeviceState { bytes },
-            ) => self.device_state(bytes),
-            (State::Loading { ended }, Message::DeviceStateEnd { total })
-                if self.device_state_bytes == total =>
+            (State::Receiving | State::Sealing { .. } | State::Loading, Message::DeviceState { bytes })
+                if !self.device_state_complete =>
             {
-                *ended = true;
-                self.actions.push_back(Action::FinishDeviceState);
+                self.device_state(bytes)
+            }
+            (
+                State::Receiving | State::Sealing { .. } | State::Loading,
+                Message::DeviceStateEnd { total },
+            ) if self.device_state_bytes == total && !self.device_state_complete => {
+                self.device_state_complete = true;
+                self.finish_device_state();
+            }
+            (State::Receiving | State::Streaming, Message::Stopped { ran, disks })
+                if self.stopped.is_none() =>
+            {
+                self.stopped = Some(ran);
+                self.actions.push_back(Action::CheckDisks(disks));
             }
             // Where somebody else's stream brings the device state, the session never sees any.
-            (State::Loading { ended: false }, Message::Finished) if self.device_state_bytes == 0 => {
+            (State::Loading, Message::Finished) if self.device_state_bytes == 0 => {
                 self.state = State::Releasing;
                 self.actions.push_back(Action::Release);
             }
-            (State::Loaded, Message::Commit) => {
-                self.state = State::Journaling;
-                self.actions.push_back(Action::Journal(DestinationPhase::Committed));
-            }
-            (State::Resuming { finished, .. }, Message::Finished) => *finished = true,
+            (State::Loaded, Message::Commit) => self.commit(),
+            // It was said on a connection of its own before.
+            (State::Journaling | State::Resuming | State::Running { .. }, Message::Commit) => {}
             (State::Running { .. }, Message::Finished) => self.finished(),
             (_, message) => self.violation(&message),
         }
@@ -442,10 +504,32 @@ impl Destination {
         if self.device_state_bytes > DEVICE_STATE_BYTES_MAX {
             let detail = format!("more than {} MiB of device state", DEVICE_STATE_BYTES_MAX >> 20);
             self.fail(self.fault(Code::ProtocolViolation, &detail));
-        } else if matches!(self.state, State::Loading { .. }) {
+        } else if self.state == State::Loading {
             self.actions.push_back(Action::LoadDeviceState(bytes));
         } else {
             self.held_device_state.push(bytes);
+        }
+    }
+
+    fn finish_device_state(&mut self) {
+        if self.device_state_complete && self.state == State::Loading {
+            self.actions.push_back(Action::FinishDeviceState);
+        }
+    }
+
+    /// The source waits for Loaded; it must be on disk first, for from then on the source may commit.
+    fn note_when_loaded(&mut self) {
+        let loads = matches!(self.state, State::Loading | State::Streaming);
+        if loads && self.state_loaded && self.disks_checked {
+            self.state = State::Noting;
+            self.actions.push_back(Action::Journal(DestinationPhase::Loaded));
+        }
+    }
+
+    fn commit(&mut self) {
+        if self.state == State::Loaded {
+            self.state = State::Journaling;
+            self.actions.push_back(Action::Journal(DestinationPhase::Committed));
         }
     }
 
@@ -477,37 +561,43 @@ impl Destination {
                 self.state = State::Streaming;
                 self.control.send(now, Message::StreamsPrepared(settings));
             }
-            (State::Streaming, Event::DeviceStateLoaded) => {
-                self.state = State::Loaded;
-                self.control.send(now, Message::Loaded);
-            }
             (State::Sealing { digest }, Event::Sealed(ours)) => {
                 if *digest == ours {
-                    self.state = State::Loading { ended: false };
+                    self.state = State::Loading;
                     self.control.send(now, Message::RamSealed);
                     let held = std::mem::take(&mut self.held_device_state);
                     self.actions.extend(held.into_iter().map(Action::LoadDeviceState));
+                    self.finish_device_state();
                 } else {
                     self.fail(self.fault(Code::VerifyMismatch, "the digests of guest RAM differ"));
                 }
             }
-            (State::Loading { ended: true }, Event::DeviceStateLoaded) => {
+            (State::Loading, Event::DeviceStateLoaded) if self.device_state_complete => {
+                self.state_loaded = true;
+                self.note_when_loaded();
+            }
+            (State::Streaming, Event::DeviceStateLoaded) => {
+                self.state_loaded = true;
+                self.note_when_loaded();
+            }
+            (_, Event::DisksChecked) if self.stopped.is_some() => {
+                self.disks_checked = true;
+                self.note_when_loaded();
+            }
+            (State::Noting, Event::Journaled(DestinationPhase::Loaded)) => {
                 self.state = State::Loaded;
                 self.control.send(now, Message::Loaded);
             }
             (State::Journaling, Event::Journaled(DestinationPhase::Committed)) => {
                 self.committed = true;
-                self.state = State::Resuming { again: None, finished: false };
-                self.actions.push_back(Action::Run);
+                self.state = State::Resuming;
+                self.actions.push_back(Action::Run { ran: self.stopped.unwrap_or(true) });
             }
-            (State::Resuming { finished, .. }, Event::GuestRuns { took, cpu }) => {
-                let finished = *finished;
+            (State::Resuming, Event::GuestRuns { took, cpu }) => {
                 self.state = State::Running { until: None };
                 let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
                 self.control.send(now, Message::Running { resume_us: us(took), cpu_us: us(cpu) });
-                if finished {
-                    self.finished();
-                }
+                self.actions.push_back(Action::Journal(DestinationPhase::Running));
             }
             (State::Releasing, Event::Released) => self.finished(),
             (State::TearingDown { fault }, Event::TornDown) => {

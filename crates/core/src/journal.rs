@@ -1,9 +1,14 @@
-//! What each side writes to disk before it acts, and what it does with that after a crash.
+//! What each side writes to disk before it acts, and what another host is answered from it.
 //!
 //! The source is the coordinator of a two-phase commit, the destination its one participant:
+//! * the destination writes [`DestinationPhase::Loaded`] before it says that the guest is loaded. Until then it may give
+//!   the guest up by itself; from then on only the source's word or an operator's lets it;
 //! * the source writes [`SourcePhase::CommitSent`] before it sends commit; from then on it never resumes by itself;
-//! * the destination writes [`DestinationPhase::Committed`] before it runs the guest, and [`DestinationPhase::Aborted`]
-//!   before it says that it gave up; the first of the two to be written decides for ever.
+//! * the destination writes [`DestinationPhase::Committed`] before it tells its hypervisor to run the guest;
+//! * it writes [`DestinationPhase::Running`] once the guest runs, or [`DestinationPhase::Returned`] if the hypervisor could
+//!   not run it and never did.
+//!
+//! A phase that ends a session is written until the disk takes it. [`crate::recovery`] has what follows after a crash.
 
 use crate::Outcome;
 
@@ -14,95 +19,74 @@ pub enum SourcePhase {
     Started,
     /// Commit may have reached the destination.
     CommitSent,
-    /// The guest is the destination's and the source has cleaned up.
+    /// The guest is the destination's and the source has ended its own copy.
     Finished,
-    /// The guest stayed.
+    /// The guest stayed, and does again what it did before.
     RolledBack,
 }
 
 /// Phase of a session at the destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DestinationPhase {
-    /// Reserved or waiting for RAM; may be given up at any time.
+    /// Reserved, or waiting for RAM and device state: may be given up at any time.
     Started,
-    /// The guest is the destination's.
+    /// The guest is complete here, and the source may have committed.
+    Loaded,
+    /// The hypervisor may have been told to run the guest.
     Committed,
-    /// Given up; the guest will never run from this session.
-    Aborted,
-    /// The guest was the destination's and ran, and the source has cleaned up or was waited for long enough. From now on
-    /// what becomes of the guest is no business of this session: a restart must not touch it.
+    /// The hypervisor has confirmed that it has taken the guest over.
+    Running,
+    /// The source has ended its copy, or was waited for long enough. What becomes of the guest is no business of this
+    /// session any more.
     Finished,
+    /// Given up before commit; the guest will never run from this session.
+    Aborted,
+    /// Committed, could not be run and never ran; the guest will never run from this session.
+    Returned,
 }
 
-/// What a source does about a session that it finds in its journal when it starts.
+/// What became of the process that a destination's record names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SourceRecovery {
-    /// Commit was not sent: cancel what QEMU was told, remove what was left, let the guest run as before, and withdraw it from
-    /// the destination ([`crate::withdrawal`]).
-    RollBack,
-    /// Ask the destination until the outcome is known; leave the guest paused.
-    Ask,
-    /// Nothing.
-    Nothing,
+pub enum Fate {
+    /// It lives here.
+    Lives,
+    /// It ended, and a newer record says that its guest moved on to another host.
+    MovedOn,
+    /// It ended, and no record says why.
+    Ended,
 }
 
-/// What a destination does about a session that it finds in its journal when it starts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DestinationRecovery {
-    /// End the waiting guest of this session, if there is one; write that it was given up.
-    Discard,
-    /// The guest is ours: see that it runs, go on answering the source.
-    Keep,
-    /// Nothing.
-    Nothing,
-}
-
-/// Recovery of a source.
-pub fn recover_source(phase: SourcePhase) -> SourceRecovery {
-    match phase {
-        SourcePhase::Started => SourceRecovery::RollBack,
-        SourcePhase::CommitSent => SourceRecovery::Ask,
-        SourcePhase::Finished | SourcePhase::RolledBack => SourceRecovery::Nothing,
-    }
-}
-
-/// Recovery of a destination.
-pub fn recover_destination(phase: DestinationPhase) -> DestinationRecovery {
-    match phase {
-        // Aborted is written before the waiting guest is ended, so it may still be there.
-        DestinationPhase::Started | DestinationPhase::Aborted => DestinationRecovery::Discard,
-        DestinationPhase::Committed => DestinationRecovery::Keep,
-        DestinationPhase::Finished => DestinationRecovery::Nothing,
-    }
-}
-
-/// What a destination answers to a source that asks, from its journal alone.
-pub fn outcome(phase: Option<DestinationPhase>) -> Outcome {
-    match phase {
-        None => Outcome::Unknown,
-        Some(DestinationPhase::Started) => Outcome::Pending,
-        Some(DestinationPhase::Aborted) => Outcome::Aborted,
-        Some(DestinationPhase::Committed | DestinationPhase::Finished) => Outcome::Committed,
+/// What a destination without a live session answers to a source that asks.
+pub fn outcome(phase: Option<DestinationPhase>, fate: Fate) -> Outcome {
+    match (phase, fate) {
+        (None, _) => Outcome::Unknown,
+        (Some(DestinationPhase::Started | DestinationPhase::Loaded), _) => Outcome::Pending,
+        (Some(DestinationPhase::Aborted), _) => Outcome::Aborted,
+        (Some(DestinationPhase::Returned), _) => Outcome::Returned,
+        (Some(_), Fate::MovedOn) => Outcome::Committed,
+        (Some(_), Fate::Ended) => Outcome::Gone,
+        (Some(DestinationPhase::Committed), Fate::Lives) => Outcome::Pending,
+        (Some(DestinationPhase::Running | DestinationPhase::Finished), Fate::Lives) => Outcome::Committed,
     }
 }
 
 /// What a source that asked does with the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The guest is the destination's: clean up.
+    /// The guest runs at the destination: end the copy here.
     GiveUpGuest,
-    /// The destination will never run it: resume.
+    /// The destination never ran it and never will: resume.
     Resume,
-    /// Not decided: ask again.
+    /// Not decided, or not known: keep the guest paused and ask again.
     AskAgain,
 }
 
-/// The only rule by which a source resumes after it sent commit: the destination said that it never will run the guest.
+/// The only rule by which a source resumes or gives up a guest after it sent commit.
 pub fn verdict(outcome: Outcome) -> Verdict {
     match outcome {
         Outcome::Committed => Verdict::GiveUpGuest,
-        Outcome::Aborted => Verdict::Resume,
-        Outcome::Pending | Outcome::Unknown => Verdict::AskAgain,
+        Outcome::Aborted | Outcome::Returned => Verdict::Resume,
+        Outcome::Pending | Outcome::Unknown | Outcome::Gone => Verdict::AskAgain,
     }
 }
 
@@ -110,21 +94,39 @@ pub fn verdict(outcome: Outcome) -> Verdict {
 mod tests {
     use super::*;
 
+    const FATES: [Fate; 3] = [Fate::Lives, Fate::MovedOn, Fate::Ended];
+
     #[test]
-    fn only_an_abort_lets_the_source_resume_after_commit() {
-        for outcome in [Outcome::Committed, Outcome::Pending, Outcome::Unknown] {
+    fn only_a_guest_that_never_runs_elsewhere_lets_the_source_resume_after_commit() {
+        for outcome in [Outcome::Committed, Outcome::Pending, Outcome::Unknown, Outcome::Gone] {
             assert_ne!(verdict(outcome), Verdict::Resume, "{outcome:?}");
         }
         assert_eq!(verdict(Outcome::Aborted), Verdict::Resume);
+        assert_eq!(verdict(Outcome::Returned), Verdict::Resume);
     }
 
     #[test]
-    fn a_crash_between_the_abort_and_the_end_of_the_waiting_guest_leaves_none() {
-        assert_eq!(recover_destination(DestinationPhase::Aborted), DestinationRecovery::Discard);
+    fn only_a_guest_that_was_taken_over_lets_the_source_give_up_its_copy() {
+        for phase in [DestinationPhase::Running, DestinationPhase::Finished] {
+            assert_eq!(outcome(Some(phase), Fate::Lives), Outcome::Committed);
+            assert_eq!(outcome(Some(phase), Fate::MovedOn), Outcome::Committed);
+            assert_eq!(outcome(Some(phase), Fate::Ended), Outcome::Gone);
+        }
+        assert_eq!(outcome(Some(DestinationPhase::Committed), Fate::Lives), Outcome::Pending);
+        assert_eq!(outcome(Some(DestinationPhase::Committed), Fate::Ended), Outcome::Gone);
     }
 
     #[test]
     fn a_missing_record_is_not_an_abort() {
-        assert_eq!(outcome(None), Outcome::Unknown);
+        for fate in FATES {
+            assert_eq!(outcome(None, fate), Outcome::Unknown);
+        }
+    }
+
+    #[test]
+    fn what_may_still_be_committed_is_pending_whatever_became_of_the_process() {
+        for fate in FATES {
+            assert_eq!(outcome(Some(DestinationPhase::Loaded), fate), Outcome::Pending);
+        }
     }
 }

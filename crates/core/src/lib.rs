@@ -7,7 +7,8 @@
 //! * [`policy`]: another round, switch over, throttle or give up.
 //! * [`control::Control`]: control messages numbered, acknowledged and sent again over whichever link lives.
 //! * [`stream::Streams`]: byte streams over placed writes: order, credits, turns, sending again.
-//! * [`journal`]: what is on disk, and what to do with it after a crash.
+//! * [`journal`]: what is on disk, and what another host is answered from it.
+//! * [`recovery`]: sessions that were not brought to their end: after a crash, or where a hypervisor does not answer.
 //! * [`withdrawal`]: telling a destination of a roll-back that an abort could not reach.
 
 pub mod control;
@@ -16,6 +17,7 @@ pub mod extent;
 pub mod journal;
 pub mod policy;
 pub mod rate;
+pub mod recovery;
 pub mod scheduler;
 pub mod source;
 pub mod statistics;

@@ -1,9 +1,9 @@
 //! The word of a source that rolled back to a destination that could not be told by an abort: the source's agent was killed
 //! and found the session in its journal, or no control connection was left.
 //!
-//! Without it the destination keeps memory and a waiting guest for its orphan time-out. It is a courtesy: a source that
-//! rolls back has not sent commit, so nothing that the destination does or leaves can put the guest into danger. So it is
-//! tried for as long as the destination would wait by itself, and no longer.
+//! A destination that is not told keeps memory and a waiting guest. Before the guest is loaded it gives them up by itself
+//! after its orphan time-out, so that the source need not try for longer. A loaded guest it keeps until it is told, for all
+//! it knows the source has committed and is lost: then the source tries until it is heard.
 
 use std::time::Duration;
 
@@ -12,8 +12,10 @@ use crate::{Outcome, Time};
 
 /// Wait after the first try that nobody answered; doubles up to [`WAIT_MAX`].
 const WAIT: Duration = Duration::from_millis(250);
-/// Longest wait between two tries.
+/// Longest wait between two tries while the destination would give up by itself.
 const WAIT_MAX: Duration = Duration::from_secs(4);
+/// Longest wait between two tries without an end.
+const WAIT_HELD_MAX: Duration = Duration::from_secs(30);
 
 /// What follows from a try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,26 +34,29 @@ pub enum Next {
 #[derive(Clone, Debug)]
 pub struct Withdrawal {
     until: Time,
+    /// The destination keeps the guest until it is told.
+    held: bool,
     wait: Duration,
 }
 
 impl Withdrawal {
-    /// Begins now; the first try is due at once.
-    pub fn new(now: Time) -> Withdrawal {
-        Withdrawal { until: now + Config::default().orphan_timeout, wait: WAIT }
+    /// Begins now; the first try is due at once. `held`: the destination may have the guest complete.
+    pub fn new(now: Time, held: bool) -> Withdrawal {
+        Withdrawal { until: now + Config::default().orphan_timeout, held, wait: WAIT }
     }
 
     /// A try came to its end; `None` if nobody answered.
     pub fn answered(&mut self, now: Time, outcome: Option<Outcome>) -> Next {
         match outcome {
-            Some(Outcome::Aborted | Outcome::Unknown) => Next::GivenUp,
-            Some(Outcome::Committed) => Next::Committed,
-            Some(Outcome::Pending) | None if now >= self.until => Next::Unheard,
+            Some(Outcome::Aborted | Outcome::Returned | Outcome::Unknown) => Next::GivenUp,
+            Some(Outcome::Committed | Outcome::Gone) => Next::Committed,
+            Some(Outcome::Pending) | None if now >= self.until && !self.held => Next::Unheard,
             // It has heard and is ending its guest, which does not take long.
             Some(Outcome::Pending) => Next::Again(now + WAIT),
             None => {
                 let wait = self.wait;
-                self.wait = (wait * 2).min(WAIT_MAX);
+                let longest = if now >= self.until { WAIT_HELD_MAX } else { WAIT_MAX };
+                self.wait = (wait * 2).min(longest);
                 Next::Again(now + wait)
             }
         }
@@ -64,17 +69,20 @@ mod tests {
 
     #[test]
     fn it_ends_when_the_destination_has_given_up_or_committed() {
-        let mut withdrawal = Withdrawal::new(Time::ZERO);
+        let mut withdrawal = Withdrawal::new(Time::ZERO, false);
         assert!(matches!(withdrawal.answered(Time::ZERO, Some(Outcome::Pending)), Next::Again(_)));
-        assert_eq!(withdrawal.answered(Time::ZERO, Some(Outcome::Aborted)), Next::GivenUp);
-        assert_eq!(withdrawal.answered(Time::ZERO, Some(Outcome::Unknown)), Next::GivenUp);
-        assert_eq!(withdrawal.answered(Time::ZERO, Some(Outcome::Committed)), Next::Committed);
+        for outcome in [Outcome::Aborted, Outcome::Returned, Outcome::Unknown] {
+            assert_eq!(withdrawal.answered(Time::ZERO, Some(outcome)), Next::GivenUp);
+        }
+        for outcome in [Outcome::Committed, Outcome::Gone] {
+            assert_eq!(withdrawal.answered(Time::ZERO, Some(outcome)), Next::Committed);
+        }
     }
 
     #[test]
-    fn tries_are_bounded_whatever_is_answered() {
+    fn tries_are_bounded_whatever_is_answered_while_the_destination_gives_up_by_itself() {
         for outcome in [None, Some(Outcome::Pending)] {
-            let mut withdrawal = Withdrawal::new(Time::ZERO);
+            let mut withdrawal = Withdrawal::new(Time::ZERO, false);
             let (mut now, mut tries) = (Time::ZERO, 1);
             while let Next::Again(at) = withdrawal.answered(now, outcome) {
                 assert!(at > now && at - now <= WAIT_MAX);
@@ -84,5 +92,17 @@ mod tests {
             assert_eq!(withdrawal.answered(now, outcome), Next::Unheard);
             assert!(now - Time::ZERO >= Config::default().orphan_timeout, "{outcome:?}");
         }
+    }
+
+    #[test]
+    fn a_destination_that_keeps_a_loaded_guest_is_told_however_late_it_comes_back() {
+        let mut withdrawal = Withdrawal::new(Time::ZERO, true);
+        let (mut now, day) = (Time::ZERO, Time::ZERO + Duration::from_secs(86_400));
+        while now < day {
+            let Next::Again(at) = withdrawal.answered(now, None) else { panic!("given up at {now:?}") };
+            assert!(at > now && at - now <= WAIT_HELD_MAX);
+            now = at;
+        }
+        assert_eq!(withdrawal.answered(now, Some(Outcome::Aborted)), Next::GivenUp);
     }
 }

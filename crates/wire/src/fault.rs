@@ -122,6 +122,8 @@ pub enum GuestState {
     Gone = 5,
     /// Somebody else (libvirt) was let decide, and has not said where it runs.
     Unknown = 6,
+    /// It has been taken over by the destination and does not run there, as it did not run at the source.
+    PausedAtDestination = 7,
 }
 
 impl GuestState {
@@ -134,6 +136,7 @@ impl GuestState {
             4 => Some(GuestState::Undecided),
             5 => Some(GuestState::Gone),
             6 => Some(GuestState::Unknown),
+            7 => Some(GuestState::PausedAtDestination),
             _ => None,
         }
     }
@@ -144,6 +147,9 @@ impl GuestState {
             GuestState::RunsAtSource => "the guest runs at the source as before",
             GuestState::PausedAtSource => "the guest is paused at the source",
             GuestState::RunsAtDestination => "the guest runs at the destination",
+            GuestState::PausedAtDestination => {
+                "the guest is at the destination and does not run, as it did not run at the source"
+            }
             GuestState::Undecided => {
                 "the guest is paused at the source, which asks the destination whether it took over"
             }

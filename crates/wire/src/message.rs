@@ -6,7 +6,9 @@ mod parts;
 mod stream;
 mod tag;
 
-pub use codec::{DESCRIPTION_BYTES_MAX, DEVICE_STATE_BYTES_MAX, GUEST_NAME_BYTES_MAX, STREAM_CHANNELS_MAX};
+pub use codec::{
+    DESCRIPTION_BYTES_MAX, DEVICE_STATE_BYTES_MAX, DISKS_BYTES_MAX, GUEST_NAME_BYTES_MAX, STREAM_CHANNELS_MAX,
+};
 pub use parts::{ENDPOINTS_MAX, INTERFACE_BYTES_MAX, REGION_NAME_BYTES_MAX, REGIONS_MAX, TOUCHED_MAX};
 pub use stream::{REASON_BYTES_MAX, SERVICE_BYTES_MAX, StreamNote, StreamNoteTag};
 pub use tag::MessageTag;
@@ -107,14 +109,19 @@ pub struct Endpoint {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Outcome {
-    /// The destination committed: the guest is its own, and it runs (or ran) there.
+    /// The guest runs at the destination, or ran there and moved on: the source gives its copy up.
     Committed = 1,
     /// The destination gave up before commit and will never run it: the source may resume.
     Aborted = 2,
-    /// The session is live and not decided yet.
+    /// Not decided yet, or the destination has not yet confirmed that the guest runs.
     Pending = 3,
     /// The destination has no record of it: only the operator can decide.
     Unknown = 4,
+    /// The destination committed and could not run the guest. It never ran there and never will: the source may resume.
+    Returned = 5,
+    /// The destination committed and its hypervisor has ended. The guest may have run there: only the operator can
+    /// decide what the source's copy is still good for.
+    Gone = 6,
 }
 
 impl Outcome {
@@ -125,6 +132,8 @@ impl Outcome {
             2 => Some(Outcome::Aborted),
             3 => Some(Outcome::Pending),
             4 => Some(Outcome::Unknown),
+            5 => Some(Outcome::Returned),
+            6 => Some(Outcome::Gone),
             _ => None,
         }
     }
@@ -197,6 +206,14 @@ pub enum Message {
         /// acknowledgement may have died with the link.
         refused: Vec<u64>,
     },
+    /// S>D step 8: the source's hypervisor has stopped the guest and holds.
+    Stopped {
+        /// The guest ran until then. One that did not (paused, I/O error) is not run at the destination either.
+        ran: bool,
+        /// The disks that the guest uses now, a JSON document (`linerate-guest`'s `DiskGraph`); empty if there is
+        /// nothing to compare. At most 1 MiB.
+        disks: String,
+    },
     /// S>D step 8: all RAM has been acknowledged; refuse any further write.
     RamComplete {
         /// Digest of all regions in order, if `--verify` asks for a comparison.
@@ -214,11 +231,12 @@ pub enum Message {
         /// Bytes in all.
         total: u64,
     },
-    /// D>S: the device state is loaded, the guest could run.
+    /// D>S: the device state is loaded, the disks are those of the source, and the journal says so: the guest could run.
+    /// From here on the destination gives the guest up only on the source's word or an operator's.
     Loaded,
-    /// S>D step 9: run. The source will not resume by itself any more.
+    /// S>D step 9: take the guest over. The source will not resume by itself any more.
     Commit,
-    /// D>S: committed; the guest runs.
+    /// D>S: the guest runs, or has been taken over in the state in which it stopped, if it did not run at the source.
     Running {
         /// Microseconds from the reading of the commit to the guest's first instruction, as the destination saw it.
         resume_us: u64,

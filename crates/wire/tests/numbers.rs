@@ -70,6 +70,7 @@ fn messages() {
         (0x12, "Stream"),
         (0x13, "PrepareStreams"),
         (0x14, "StreamsPrepared"),
+        (0x15, "Stopped"),
     ];
     expect(table(MessageTag::from_number), &golden);
     assert_eq!(
@@ -141,6 +142,7 @@ fn steps_sides_states_roles_outcomes() {
             (4, "Undecided"),
             (5, "Gone"),
             (6, "Unknown"),
+            (7, "PausedAtDestination"),
         ],
     );
     expect(
@@ -153,6 +155,7 @@ fn steps_sides_states_roles_outcomes() {
             (5, "Withdraw"),
             (6, "StreamsNew"),
             (7, "DataBack"),
+            (8, "CommitAgain"),
             (16, "Bench"),
             (17, "BenchData"),
             (18, "Doctor"),
@@ -173,7 +176,7 @@ fn steps_sides_states_roles_outcomes() {
     );
     expect(
         small_table(Outcome::from_number),
-        &[(1, "Committed"), (2, "Aborted"), (3, "Pending"), (4, "Unknown")],
+        &[(1, "Committed"), (2, "Aborted"), (3, "Pending"), (4, "Unknown"), (5, "Returned"), (6, "Gone")],
     );
 }
 

@@ -1,16 +1,38 @@
 //! Faults, the end of the waiting guest, and what happens when the source is gone.
 
-use super::{Action, Destination, RUN_AGAIN_AFTER, State};
+use super::{Action, Destination, State};
 use crate::journal::DestinationPhase;
 use crate::{Code, Fault, Message, Side, Time};
 
 impl Destination {
-    /// An action failed. A committed guest must run here, for nobody else has it: that is tried again.
-    pub(super) fn action_failed(&mut self, now: Time, fault: Fault) {
-        if let State::Resuming { again, .. } = &mut self.state {
-            again.get_or_insert(now + RUN_AGAIN_AFTER);
+    /// The hypervisor cannot run the committed guest and never did: the source is to have it back. The order is that of
+    /// [`Destination::give_up`].
+    pub(super) fn return_guest(&mut self, fault: Fault) {
+        if self.state == State::Resuming {
+            (self.committed, self.returned) = (false, true);
+            self.end_guest(DestinationPhase::Returned, fault);
+        }
+    }
+
+    /// Whether the guest ran is not known: nobody may resume it by himself, so the source is told by its next question.
+    pub(super) fn guest_ended(&mut self, fault: Fault) {
+        if self.state == State::Resuming {
+            self.gone = true;
+            self.state = State::Ended;
+            self.actions.push_back(Action::End(Some(fault)));
+        }
+    }
+
+    /// The operator's decision over a loaded guest whose source is not heard.
+    pub(super) fn resolve(&mut self, run: bool) {
+        if !self.is_held() {
+            return;
+        }
+        if run {
+            self.commit();
         } else {
-            self.fail(fault);
+            let detail = "the operator of the destination gave the guest up";
+            self.give_up(Fault::new(Code::Cancelled, self.state.step(), Side::Destination, detail));
         }
     }
 
@@ -32,8 +54,12 @@ impl Destination {
     /// First the journal, then the end of the guest, and only then the word to the source (which may resume on it). What
     /// was not begun is not begun any more, a commit not yet written least of all.
     pub(super) fn give_up(&mut self, fault: Fault) {
+        self.end_guest(DestinationPhase::Aborted, fault);
+    }
+
+    fn end_guest(&mut self, phase: DestinationPhase, fault: Fault) {
         self.actions.clear();
-        self.actions.push_back(Action::Journal(DestinationPhase::Aborted));
+        self.actions.push_back(Action::Journal(phase));
         self.actions.push_back(Action::TearDown);
         self.state = State::TearingDown { fault };
     }
@@ -71,10 +97,6 @@ impl Destination {
                 self.state = State::Ended;
                 self.actions.push_back(Action::End(Some(fault)));
             }
-            State::Resuming { again, .. } if again.is_some_and(|at| at <= now) => {
-                *again = None;
-                self.actions.push_back(Action::Run);
-            }
             State::Running { until } => {
                 let until = *until.get_or_insert(now + self.config.finish_timeout);
                 if until <= now {
@@ -85,8 +107,12 @@ impl Destination {
         }
     }
 
-    /// Nobody asked for this guest for so long that the source must have given up; if it has not, it will ask.
+    /// Nobody was heard for so long that the source must have given up; if it has not, it will ask. A loaded guest is kept:
+    /// the source may have committed, and its host may be lost with its own copy.
     pub(super) fn check_orphaned(&mut self, now: Time) {
+        if matches!(self.state, State::Noting | State::Loaded) {
+            return;
+        }
         let alone_since = match self.control.unreachable_since() {
             Some(since) => Some(since),
             None if self.control.paths() == 0 => Some(self.started),

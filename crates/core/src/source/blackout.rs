@@ -41,16 +41,21 @@ impl Source {
     }
 
     /// The guest is stopped, so the scan can run while the last round is still in flight.
-    pub(super) fn holding(&mut self, now: Time) {
+    pub(super) fn holding(&mut self, now: Time, ran: bool, disks: String) {
         self.guest_stopped(now);
         self.statistics.blackout.held = Some(now);
-        self.state = State::LastScan { dirty: None };
+        if !self.config.handed_over {
+            self.control.send(now, Message::Stopped { ran, disks });
+        }
+        self.ran = ran;
+        self.state = State::LastScan { dirty: None, written: false };
         self.actions.push_back(Action::Scan { last: true, also: Vec::new() });
     }
 
     pub(super) fn last_scanned(&mut self, now: Time, found: Vec<Extent>) {
-        self.statistics.blackout.scanned = Some(now);
-        self.state = State::LastScan { dirty: Some(found) };
+        let State::LastScan { written, .. } = self.state else { return };
+        self.statistics.blackout.scanned.get_or_insert(now);
+        self.state = State::LastScan { dirty: Some(found), written };
         self.last_copy_when_ready(now);
     }
 
@@ -59,18 +64,20 @@ impl Source {
         if !self.scheduler.is_drained() {
             return;
         }
-        let State::LastScan { dirty } = &mut self.state else { return };
+        let State::LastScan { dirty, written } = &mut self.state else { return };
+        let written = *written;
         let Some(mut extents) = dirty.take() else { return };
         extents.extend(self.scheduler.take_refused());
         let extents = normalise(extents);
-        self.statistics.blackout.last_copy_bytes = total_bytes(&extents);
-        self.state = State::LastCopy { repeats: 0 };
+        self.statistics.blackout.last_copy_bytes += total_bytes(&extents);
+        self.state = State::LastCopy { repeats: 0, written };
         self.scheduler.add_work(extents);
         self.last_copy_drained(now);
     }
 
     pub(super) fn last_copy_drained(&mut self, now: Time) {
-        let State::LastCopy { repeats } = &mut self.state else { return };
+        let State::LastCopy { repeats, written } = &mut self.state else { return };
+        let written = *written;
         if !self.scheduler.is_drained() {
             return;
         }
@@ -86,7 +93,11 @@ impl Source {
             let again = normalise(self.scheduler.take_refused());
             return self.scheduler.add_work(again);
         }
-        self.statistics.blackout.copied = Some(now);
+        self.statistics.blackout.copied.get_or_insert(now);
+        if !written && !self.config.handed_over {
+            self.state = State::Writing;
+            return self.actions.push_back(Action::WriteDeviceState);
+        }
         if self.config.verify {
             self.state = State::Digesting;
             self.actions.push_back(Action::Digest);
@@ -95,10 +106,12 @@ impl Source {
         }
     }
 
-    /// Rule 5: nothing is written after this, and device state is not let go before the destination confirms it.
+    /// Rule 5: nothing is written after this. The destination loads device state after it, and another's stream is let through
+    /// only when the destination has confirmed it.
     pub(super) fn seal(&mut self, now: Time, digest: Option<u64>) {
         self.statistics.blackout.digested = Some(now);
         self.scheduler.stop();
+        self.may_be_held = true;
         self.state = State::Sealing;
         self.control.send(now, Message::RamComplete { digest });
     }
@@ -111,8 +124,7 @@ impl Source {
             self.state = State::HandingOver;
             return self.actions.push_back(Action::LetThrough);
         }
-        self.state = State::Loading { written: false, loaded: false };
-        self.actions.push_back(Action::WriteDeviceState);
+        self.state = State::Loading { written: true, loaded: false };
     }
 
     /// Somebody else has run it at the destination and ended it here.
@@ -131,9 +143,12 @@ impl Source {
 
     pub(super) fn device_state_done(&mut self, now: Time) {
         self.statistics.blackout.state_written = Some(now);
-        if !self.carries_streams() {
+        if self.state == State::Writing {
             let total = self.statistics.blackout.device_state_bytes;
             self.control.send(now, Message::DeviceStateEnd { total });
+            // QEMU's main loop ran until its state was written: input to a console may have gone to guest RAM.
+            self.state = State::LastScan { dirty: None, written: true };
+            return self.actions.push_back(Action::Scan { last: true, also: Vec::new() });
         }
         if let State::Loading { written, .. } = &mut self.state {
             *written = true;
@@ -163,7 +178,7 @@ impl Source {
     pub(super) fn commit(&mut self, now: Time) {
         self.statistics.blackout.journaled = Some(now);
         self.step_deadline = None;
-        self.state = State::Committing { ask_at: now + ASK_AFTER, undecided: false };
+        self.state = State::Committing { ask_at: now + ASK_AFTER, undecided: false, gone: false };
         self.control.send(now, Message::Commit);
     }
 
@@ -187,7 +202,7 @@ impl Source {
     pub(super) fn part_when_heard(&mut self, now: Time) {
         let State::Parting { until } = self.state else { return };
         if self.control.unacknowledged() == 0 || now >= until || self.control.paths() == 0 {
-            self.end(now, None, crate::GuestState::RunsAtDestination);
+            self.end(now, None, self.arrived());
         }
     }
 }

@@ -155,10 +155,13 @@ impl Source {
         self.end_when_rolled_back(now);
     }
 
-    pub(super) fn rolled_back(&mut self, now: Time, guest: GuestState) {
+    pub(super) fn rolled_back(&mut self, now: Time, guest: GuestState, complete: bool) {
         if let State::RollingBack(roll_back) = &mut self.state {
             roll_back.guest = Some(guest);
-            self.actions.push_back(Action::Journal(SourcePhase::RolledBack));
+            if complete {
+                self.actions.push_back(Action::Journal(SourcePhase::RolledBack));
+            }
+            self.unfinished = !complete;
             self.end_when_rolled_back(now);
         }
     }
@@ -169,7 +172,7 @@ impl Source {
         if roll_back.peer_done || now >= roll_back.until || self.control.paths() == 0 {
             let fault = roll_back.fault.clone();
             if !roll_back.peer_done {
-                self.actions.push_back(Action::Withdraw);
+                self.actions.push_back(Action::Withdraw { held: self.may_be_held });
             }
             self.end(now, Some(fault), guest);
         }
@@ -178,7 +181,12 @@ impl Source {
     pub(super) fn end(&mut self, now: Time, fault: Option<Fault>, guest: GuestState) {
         self.statistics.ended = Some(now);
         self.state = State::Ended;
-        self.actions.push_back(Action::End(Ending { fault, guest }));
+        self.actions.push_back(Action::End(Ending { fault, guest, unfinished: self.unfinished }));
+    }
+
+    /// What the guest does at the destination, once that has taken it over.
+    pub(super) fn arrived(&self) -> GuestState {
+        if self.ran { GuestState::RunsAtDestination } else { GuestState::PausedAtDestination }
     }
 
     pub(super) fn answered(&mut self, now: Time, outcome: Outcome) {
@@ -188,14 +196,19 @@ impl Source {
         match verdict(outcome) {
             Verdict::GiveUpGuest => self.running(now),
             Verdict::Resume => {
-                let detail = "the destination gave up before the commit reached it";
-                self.roll_back(
-                    now,
-                    Fault::new(Code::PeerLost, Step::Commit, Side::Destination, detail),
-                    false,
-                );
+                let (code, detail) = match outcome {
+                    Outcome::Returned => (Code::HypervisorFailed, "the destination could not run the guest"),
+                    _ => (Code::PeerLost, "the destination gave up before the commit reached it"),
+                };
+                self.roll_back(now, Fault::new(code, Step::Commit, Side::Destination, detail), false);
             }
-            Verdict::AskAgain => {}
+            Verdict::AskAgain => {
+                if let State::Committing { undecided, gone, .. } = &mut self.state {
+                    *gone = outcome == Outcome::Gone;
+                    // The destination has answered: no later answer will be another.
+                    *undecided |= matches!(outcome, Outcome::Gone | Outcome::Unknown);
+                }
+            }
         }
     }
 
@@ -230,8 +243,9 @@ impl Source {
             let detail = format!("while {}", self.state.name());
             let fault = Fault::new(Code::TimedOut, self.step, Side::Source, detail);
             if matches!(self.state, State::CleaningUp { .. }) {
-                // The journal still says that commit was sent, so an agent that starts again will clean up.
-                self.end(now, Some(fault), GuestState::RunsAtDestination);
+                // The journal still says that commit was sent: recovery asks once more and cleans up.
+                self.unfinished = true;
+                self.end(now, Some(fault), self.arrived());
             } else if self.state == State::HandingOver {
                 self.roll_back(now, fault, true);
             } else {
@@ -266,10 +280,10 @@ impl Source {
 
     fn ask_when_due(&mut self, now: Time) {
         let journaled = self.statistics.blackout.journaled;
-        let State::Committing { ask_at, undecided } = &mut self.state else { return };
+        let State::Committing { ask_at, undecided, .. } = &mut self.state else { return };
         if *ask_at <= now {
             *ask_at = now + ASK_AFTER;
-            *undecided = journaled.is_some_and(|at| now - at >= UNDECIDED_AFTER);
+            *undecided |= journaled.is_some_and(|at| now - at >= UNDECIDED_AFTER);
             self.actions.push_back(Action::Query);
         }
     }

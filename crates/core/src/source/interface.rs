@@ -124,7 +124,12 @@ pub enum Event {
     /// QEMU stopped the guest.
     GuestStopped,
     /// QEMU waits, stopped, before it writes device state.
-    Holding,
+    Holding {
+        /// The guest ran until QEMU stopped it.
+        ran: bool,
+        /// The disks that it uses now, for the destination to compare.
+        disks: String,
+    },
     /// The digest over all regions.
     Digested(u64),
     /// A piece of device state.
@@ -140,8 +145,14 @@ pub enum Event {
     /// The streams are of no more use, or the peer breaks their rules. Unlike [`Event::Failed`] it is of no action, and none is tried
     /// again for it.
     StreamsFailed(Fault),
-    /// [`Action::RollBack`] is done; what the guest does now.
-    RolledBack(GuestState),
+    /// [`Action::RollBack`] came to its end; what the guest does now.
+    RolledBack {
+        /// What the guest does.
+        guest: GuestState,
+        /// It is as it was before. Otherwise the body goes on trying after the session ([`crate::recovery`]), and the journal
+        /// keeps saying that it has to.
+        complete: bool,
+    },
     /// Answer to [`Action::Query`].
     Answered(Outcome),
     /// The destination's agent refuses connections of this session because it does not know it (any more).
@@ -199,7 +210,10 @@ pub enum Action {
     /// Ask the destination's journal. Then perhaps [`Event::Answered`].
     Query,
     /// The roll-back could not be told: tell it beside the session ([`crate::withdrawal`]). Nothing waits for it.
-    Withdraw,
+    Withdraw {
+        /// The destination may have the guest complete and keeps it until it is told.
+        held: bool,
+    },
     /// The guest is the destination's: end the source's QEMU and remove what is left. Then [`Event::CleanedUp`].
     CleanUp,
     /// It is over.
@@ -213,4 +227,6 @@ pub struct Ending {
     pub fault: Option<Fault>,
     /// What the guest does.
     pub guest: GuestState,
+    /// Something is left to do that the session could not do: [`crate::recovery`] goes on with it.
+    pub unfinished: bool,
 }

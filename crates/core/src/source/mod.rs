@@ -13,8 +13,10 @@
 //!   Scanning --> Switching: Scanned, it fits / ask QEMU
 //!   Switching --> LastScan: QEMU holds, guest stopped
 //!   LastScan --> LastCopy: Scanned
-//!   LastCopy --> Sealing: drained / RamComplete (after the digest, with verification)
-//!   Sealing --> Loading: RamSealed / let QEMU go on
+//!   LastCopy --> Writing: drained / let QEMU write its device state
+//!   Writing --> LastScan: written / scan for what QEMU itself wrote to RAM meanwhile
+//!   LastCopy --> Sealing: drained, device state written / RamComplete (after the digest, with verification)
+//!   Sealing --> Loading: RamSealed
 //!   Sealing --> HandingOver: RamSealed, and somebody else decides who runs the guest / let his stream through
 //!   HandingOver --> CleaningUp: the guest has left
 //!   Loading --> Journaling: Loaded + QEMU completed / journal CommitSent
@@ -24,7 +26,7 @@
 //!   CleaningUp --> [*]
 //!   Offered --> RollingBack: any fault before commit
 //!   RollingBack --> [*]: the guest runs at the source
-//!   Committing --> RollingBack: only if the destination says that it gave up
+//!   Committing --> RollingBack: only if the destination says that it never ran the guest and never will
 //! ```
 //!
 //! The first pass does not wait for the destination's hypervisor: it fills the RAM that was made when the guest was admitted
@@ -107,6 +109,12 @@ pub struct Source {
     scan_at: Option<Time>,
     no_channel_since: Option<Time>,
     last_progress: Time,
+    /// The guest ran until QEMU stopped it.
+    ran: bool,
+    /// The destination may have the guest complete; then it keeps it until it is told that it is not wanted.
+    may_be_held: bool,
+    /// What has to be done is not, and is left to recovery.
+    unfinished: bool,
 }
 
 impl Source {
@@ -133,6 +141,9 @@ impl Source {
             scan_at: None,
             no_channel_since: None,
             last_progress: Time::ZERO,
+            ran: true,
+            may_be_held: false,
+            unfinished: false,
             config,
         }
     }
@@ -150,7 +161,7 @@ impl Source {
             Event::Cancel => self.cancel(now),
             Event::Failed(fault) => self.action_failed(now, fault),
             Event::StreamsFailed(fault) => self.fail(now, fault),
-            Event::RolledBack(guest) => self.rolled_back(now, guest),
+            Event::RolledBack { guest, complete } => self.rolled_back(now, guest, complete),
             Event::Answered(outcome) => self.answered(now, outcome),
             Event::Forgotten => self.forgotten(now),
             Event::Resolve(resume) => self.resolve(now, resume),
@@ -294,17 +305,18 @@ impl Source {
             (State::Streaming { .. } | State::Switching { .. }, Event::GuestStopped) => {
                 self.guest_stopped(now)
             }
-            (State::Streaming { .. }, Event::Holding) => self.streams_holding(now),
-            (State::Switching { .. }, Event::Holding) => self.holding(now),
+            (State::Streaming { .. }, Event::Holding { ran, disks }) => self.streams_holding(now, ran, disks),
+            (State::Switching { .. }, Event::Holding { ran, disks }) => self.holding(now, ran, disks),
             (State::LastScan { .. }, Event::Scanned { dirty, .. }) => self.last_scanned(now, dirty),
             (State::Digesting, Event::Digested(digest)) => self.seal(now, Some(digest)),
-            (State::Loading { .. }, Event::DeviceState(bytes)) => self.device_state(now, bytes),
             (
-                State::Switching { .. } | State::LastScan { .. } | State::LastCopy { .. },
+                State::Switching { .. }
+                | State::LastScan { written: false, .. }
+                | State::LastCopy { written: false, .. }
+                | State::Writing,
                 Event::DeviceState(bytes),
-            )
-            | (State::Digesting | State::Sealing, Event::DeviceState(bytes)) => self.device_state(now, bytes),
-            (State::Loading { .. }, Event::DeviceStateDone) => self.device_state_done(now),
+            ) => self.device_state(now, bytes),
+            (State::Writing | State::Loading { .. }, Event::DeviceStateDone) => self.device_state_done(now),
             (State::HandingOver, Event::Left) => self.left(now),
             (State::Journaling, Event::Journaled(SourcePhase::CommitSent)) => self.commit(now),
             (_, Event::Journaled(_)) => {}
@@ -393,6 +405,11 @@ impl Source {
     /// Commit was sent and the answer is missing for so long that the operator should know.
     pub fn is_undecided(&self) -> bool {
         matches!(self.state, State::Committing { undecided: true, .. })
+    }
+
+    /// The destination has said that it committed the guest and that its hypervisor has ended since.
+    pub fn destination_is_gone(&self) -> bool {
+        matches!(self.state, State::Committing { gone: true, .. })
     }
 
     /// The guest is the destination's: links have nothing to carry any more but the last word.

@@ -23,12 +23,17 @@ pub(super) enum State {
     Switching {
         holding: bool,
     },
+    /// `written`: QEMU has written its device state, and this scan is for what it wrote to RAM meanwhile.
     LastScan {
         dirty: Option<Vec<Extent>>,
+        written: bool,
     },
     LastCopy {
         repeats: u32,
+        written: bool,
     },
+    /// QEMU writes its device state. The destination keeps it until RAM is sealed.
+    Writing,
     Digesting,
     Sealing,
     Loading {
@@ -37,9 +42,11 @@ pub(super) enum State {
     },
     HandingOver,
     Journaling,
+    /// `gone`: the destination has said that it committed and that its hypervisor has ended.
     Committing {
         ask_at: Time,
         undecided: bool,
+        gone: bool,
     },
     /// `again`: it failed and is tried again then.
     CleaningUp {
@@ -66,6 +73,7 @@ impl State {
             State::Switching { .. } => "switching",
             State::LastScan { .. } => "last scan",
             State::LastCopy { .. } => "last copy",
+            State::Writing => "writing",
             State::Digesting => "digesting",
             State::Sealing => "sealing",
             State::Loading { .. } => "loading",

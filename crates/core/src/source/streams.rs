@@ -78,9 +78,11 @@ impl Source {
     }
 
     /// The hypervisor has stopped the guest. What is left of RAM goes with the device state, in its streams.
-    pub(super) fn streams_holding(&mut self, now: Time) {
+    pub(super) fn streams_holding(&mut self, now: Time, ran: bool, disks: String) {
         let State::Streaming { round_began } = self.state else { return };
         self.guest_stopped(now);
+        self.control.send(now, Message::Stopped { ran, disks });
+        (self.ran, self.may_be_held) = (ran, true);
         if let Some(round) = self.statistics.rounds.last_mut() {
             round.took = Some(now - round_began);
         }

@@ -29,6 +29,9 @@ pub enum Role {
     StreamsNew = 6,
     /// A channel for placed writes of the destination to the source. The source connects all the same.
     DataBack = 7,
+    /// Commit of a source whose own hypervisor has ended: a destination that has the whole guest takes it over. Answered
+    /// by an OUTCOME and closed.
+    CommitAgain = 8,
     // Roles from 16 on have nothing to do with migrations.
     /// A measurement of the wires: its conversation. Not a session of a migration; `linerate-agent` has the documents.
     Bench = 16,
@@ -40,7 +43,7 @@ pub enum Role {
 
 impl Role {
     /// All roles, for tables and tests.
-    pub const ALL: [Role; 10] = [
+    pub const ALL: [Role; 11] = [
         Role::ControlNew,
         Role::ControlJoin,
         Role::Data,
@@ -48,6 +51,7 @@ impl Role {
         Role::Withdraw,
         Role::StreamsNew,
         Role::DataBack,
+        Role::CommitAgain,
         Role::Bench,
         Role::BenchData,
         Role::Doctor,

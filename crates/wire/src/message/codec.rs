@@ -13,6 +13,8 @@ use crate::frame::{REFUSED_MAX, check_refused, read_refused};
 pub const GUEST_NAME_BYTES_MAX: usize = 255;
 /// Most bytes of a guest description.
 pub const DESCRIPTION_BYTES_MAX: usize = 1 << 20;
+/// Most bytes of the description of a guest's disks.
+pub const DISKS_BYTES_MAX: usize = 1 << 20;
 /// Most parallel channels of a hypervisor's stream; QEMU's own limit.
 pub const STREAM_CHANNELS_MAX: u16 = 255;
 /// Most bytes of device state in one message.
@@ -52,6 +54,10 @@ impl Message {
             }
             MessageTag::Fence => Message::Fence { channel: reader.u32("channel")? },
             MessageTag::Fenced => read_fenced(reader)?,
+            MessageTag::Stopped => Message::Stopped {
+                ran: reader.flag("ran")?,
+                disks: reader.long_text("disks", DISKS_BYTES_MAX)?,
+            },
             MessageTag::RamComplete => Message::RamComplete { digest: read_digest(reader)? },
             MessageTag::RamSealed => Message::RamSealed,
             MessageTag::DeviceState => {
@@ -97,6 +103,10 @@ impl Message {
             Message::Fence { channel } => writer.u32(*channel),
             Message::Fenced { channel, applied, refused } => {
                 write_fenced(*channel, *applied, refused, writer)?;
+            }
+            Message::Stopped { ran, disks } => {
+                writer.u8((*ran).into());
+                writer.long_bytes("disks", disks.as_bytes(), DISKS_BYTES_MAX)?;
             }
             Message::RamComplete { digest } => write_digest(*digest, writer),
             Message::DeviceState { bytes } => {

@@ -77,6 +77,8 @@ messages! {
     PrepareStreams = 0x13, "PrepareStreams";
     /// It stands, and how both hypervisors are set.
     StreamsPrepared = 0x14, "StreamsPrepared";
+    /// The guest has stopped; whether it ran, and its disks.
+    Stopped = 0x15, "Stopped";
 }
 
 impl fmt::Display for MessageTag {

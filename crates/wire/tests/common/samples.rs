@@ -54,6 +54,7 @@ pub fn messages() -> Vec<(&'static str, Message)> {
         ("round mark", Message::RoundMark { round: 3, bytes: 0x0123_4567_89ab }),
         ("fence", Message::Fence { channel: 5 }),
         ("fenced", Message::Fenced { channel: 5, applied: 1000, refused: vec![1, 999, 1000] }),
+        ("stopped", Message::Stopped { ran: true, disks: "{}".into() }),
         ("ram complete", Message::RamComplete { digest: None }),
         ("ram complete with digest", Message::RamComplete { digest: Some(0xfedc_ba98_7654_3210) }),
         ("ram sealed", Message::RamSealed),

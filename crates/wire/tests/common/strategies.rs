@@ -54,6 +54,7 @@ pub fn message() -> impl Strategy<Value = Message> {
             applied,
             refused
         }),
+        (any::<bool>(), text(500)).prop_map(|(ran, disks)| Message::Stopped { ran, disks }),
         any::<Option<u64>>().prop_map(|digest| Message::RamComplete { digest }),
         vec(any::<u8>(), 0..5000).prop_map(|bytes| Message::DeviceState { bytes }),
         any::<u64>().prop_map(|total| Message::DeviceStateEnd { total }),

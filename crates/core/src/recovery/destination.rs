@@ -1,0 +1,231 @@
+//! A session at the destination that is to be brought to its end.
+
+use std::time::Duration;
+
+use super::RETRY_AFTER;
+use crate::journal::DestinationPhase;
+use crate::{Outcome, Time};
+
+/// A committed guest that the hypervisor refuses to run is tried for so long, then returned. A lock that the source still
+/// holds for a moment, or a server that comes back, is waited for.
+pub const RUN_FOR: Duration = Duration::from_secs(2);
+/// Between two tries to run it.
+pub const RUN_AGAIN_AFTER: Duration = Duration::from_millis(200);
+
+/// What was found of a committed guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inspection {
+    /// It runs.
+    Runs,
+    /// It stands, and no virtual CPU has executed anything since it was loaded.
+    NeverRan,
+    /// It stands, and may have run before: somebody may have paused it.
+    MayHaveRun,
+    /// Its process has ended.
+    Ended,
+    /// Its hypervisor does not answer.
+    Unknown,
+}
+
+/// What became of the command to run the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunResult {
+    /// The hypervisor confirms it.
+    Runs,
+    /// The hypervisor refused, and the guest has not run.
+    Refused,
+    /// Its process has ended.
+    Ended,
+    /// The hypervisor does not answer.
+    Unknown,
+}
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DestinationEvent {
+    /// [`DestinationAction::Discard`] came to an end: whether nothing is left of the guest.
+    Discarded(bool),
+    /// [`DestinationAction::Inspect`] came to an end.
+    Inspected(Inspection),
+    /// [`DestinationAction::Run`] came to an end.
+    Ran(RunResult),
+    /// [`DestinationAction::Write`] came to an end: whether it is on disk.
+    Written(bool),
+    /// The source, whose own process has ended, says commit.
+    CommitAgain,
+    /// The source has rolled back.
+    Withdrawn,
+    /// The operator decides: `true` runs the guest here, `false` gives it up.
+    Resolve(bool),
+    /// Time passed.
+    Tick,
+}
+
+/// What the body is to do; each is answered by one event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DestinationAction {
+    /// End the guest's process and remove what was made for it.
+    Discard,
+    /// Find out whether the guest runs, or ever ran.
+    Inspect,
+    /// Let the guest run (or take its disks over, if it did not run at the source).
+    Run,
+    /// Put the phase on disk.
+    Write(DestinationPhase),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// It is complete here; the source or an operator decides.
+    Waiting,
+    Inspecting,
+    Committing,
+    Running {
+        since: Time,
+    },
+    /// It may have run: an operator decides.
+    Holding,
+    /// It will never run here; this is written first.
+    Returning,
+    Discarding(DestinationPhase),
+    Writing(DestinationPhase),
+    Over(DestinationPhase),
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct DestinationRecovery {
+    state: State,
+    due: Option<Time>,
+}
+
+impl DestinationRecovery {
+    /// The guest was not complete, or was given up: nothing may be left of it.
+    pub fn discard(now: Time, phase: DestinationPhase) -> DestinationRecovery {
+        let end = match phase {
+            DestinationPhase::Returned => DestinationPhase::Returned,
+            _ => DestinationPhase::Aborted,
+        };
+        DestinationRecovery { state: State::Discarding(end), due: Some(now) }
+    }
+
+    /// The guest is complete and the source may have committed.
+    pub fn wait() -> DestinationRecovery {
+        DestinationRecovery { state: State::Waiting, due: None }
+    }
+
+    /// The guest is committed.
+    pub fn see(now: Time) -> DestinationRecovery {
+        DestinationRecovery { state: State::Inspecting, due: Some(now) }
+    }
+
+    /// An end that a live session could not write.
+    pub fn write(now: Time, phase: DestinationPhase) -> DestinationRecovery {
+        DestinationRecovery { state: State::Writing(phase), due: Some(now) }
+    }
+
+    /// The phase once all is done and written.
+    pub fn is_over(&self) -> Option<DestinationPhase> {
+        if let State::Over(phase) = self.state { Some(phase) } else { None }
+    }
+
+    /// It is complete, and waits for the source or an operator.
+    pub fn is_waiting(&self) -> bool {
+        self.state == State::Waiting
+    }
+
+    /// It was committed and may have run: only an operator decides.
+    pub fn is_held(&self) -> bool {
+        self.state == State::Holding
+    }
+
+    /// What the source is told meanwhile; none if the journal knows.
+    pub fn outcome(&self) -> Option<Outcome> {
+        match self.state {
+            State::Over(_) => None,
+            // It runs; only the record is missing.
+            State::Writing(DestinationPhase::Running | DestinationPhase::Finished) => {
+                Some(Outcome::Committed)
+            }
+            // Nothing is left of it; only the record is missing.
+            State::Writing(DestinationPhase::Aborted) => Some(Outcome::Aborted),
+            State::Writing(DestinationPhase::Returned) => Some(Outcome::Returned),
+            _ => Some(Outcome::Pending),
+        }
+    }
+
+    /// When to look again at the latest; none if an action is under way, somebody else decides, or all is over.
+    pub fn timeout(&self) -> Option<Time> {
+        self.due
+    }
+
+    /// The next thing to do.
+    pub fn poll_action(&mut self, now: Time) -> Option<DestinationAction> {
+        self.due.take_if(|due| *due <= now)?;
+        match self.state {
+            State::Waiting | State::Holding | State::Over(_) => None,
+            State::Inspecting => Some(DestinationAction::Inspect),
+            State::Committing => Some(DestinationAction::Write(DestinationPhase::Committed)),
+            State::Running { .. } => Some(DestinationAction::Run),
+            State::Returning => Some(DestinationAction::Write(DestinationPhase::Returned)),
+            State::Discarding(_) => Some(DestinationAction::Discard),
+            State::Writing(phase) => Some(DestinationAction::Write(phase)),
+        }
+    }
+
+    /// Takes an event.
+    pub fn handle(&mut self, now: Time, event: DestinationEvent) {
+        use DestinationEvent as E;
+        match (self.state, event) {
+            (State::Waiting, E::CommitAgain | E::Resolve(true)) => self.enter(now, State::Committing),
+            (State::Waiting, E::Withdrawn | E::Resolve(false)) => {
+                self.enter(now, State::Discarding(DestinationPhase::Aborted));
+            }
+            (State::Holding, E::Resolve(true)) => self.enter(now, State::Running { since: now }),
+            (State::Holding, E::Resolve(false)) => self.enter(now, State::Returning),
+            (State::Committing, E::Written(true)) => self.enter(now, State::Running { since: now }),
+            (State::Inspecting, E::Inspected(found)) => self.inspected(now, found),
+            (State::Running { since }, E::Ran(result)) => self.ran(now, since, result),
+            // Whether it is on disk or not: it must not stay here.
+            (State::Returning, E::Written(_)) => {
+                self.enter(now, State::Discarding(DestinationPhase::Returned));
+            }
+            (State::Discarding(end), E::Discarded(true)) => self.enter(now, State::Writing(end)),
+            (State::Writing(end), E::Written(true)) => (self.state, self.due) = (State::Over(end), None),
+            (State::Committing | State::Writing(_), E::Written(false))
+            | (State::Discarding(_), E::Discarded(false)) => self.due = Some(now + RETRY_AFTER),
+            _ => {}
+        }
+    }
+
+    fn inspected(&mut self, now: Time, found: Inspection) {
+        match found {
+            Inspection::Runs => self.enter(now, State::Writing(DestinationPhase::Running)),
+            Inspection::NeverRan => self.enter(now, State::Running { since: now }),
+            Inspection::MayHaveRun => (self.state, self.due) = (State::Holding, None),
+            Inspection::Ended => self.ended(),
+            Inspection::Unknown => self.due = Some(now + RETRY_AFTER),
+        }
+    }
+
+    fn ran(&mut self, now: Time, since: Time, result: RunResult) {
+        match result {
+            RunResult::Runs => self.enter(now, State::Writing(DestinationPhase::Running)),
+            RunResult::Refused if now - since >= RUN_FOR => self.enter(now, State::Returning),
+            RunResult::Refused => self.due = Some(now + RUN_AGAIN_AFTER),
+            RunResult::Ended => self.ended(),
+            RunResult::Unknown => {
+                (self.state, self.due) = (State::Inspecting, Some(now + RETRY_AFTER));
+            }
+        }
+    }
+
+    /// The record stays: with its process gone it says that the guest was committed and is gone.
+    fn ended(&mut self) {
+        (self.state, self.due) = (State::Over(DestinationPhase::Committed), None);
+    }
+
+    fn enter(&mut self, now: Time, state: State) {
+        (self.state, self.due) = (state, Some(now));
+    }
+}

@@ -1,0 +1,126 @@
+//! What a host does about sessions that were not brought to their end: found in the journal when the agent starts, or
+//! handed over by a live session that could not end itself (its hypervisor does not answer, its disk is full).
+//!
+//! | file | what it has |
+//! |---|---|
+//! | here | what a journal as a whole says: which record decides about which process |
+//! | `source` | one session at the source, until its guest runs here or has left |
+//! | `destination` | one session at the destination, until its guest runs here or is gone |
+//!
+//! The rules (13): a record decides about the process that it names and about no other; of several records that name one
+//! process the newest decides, by the journal's own order and never by a clock; an end is written until it sticks.
+//! Everything here is pure: the agent and the simulator carry out the same actions.
+
+mod destination;
+mod source;
+
+pub use destination::{DestinationAction, DestinationEvent, DestinationRecovery, Inspection, RunResult};
+pub use source::{SourceAction, SourceEvent, SourceRecovery};
+
+use std::time::Duration;
+
+use crate::SessionId;
+use crate::journal::{DestinationPhase, Fate, SourcePhase};
+
+/// Between two tries of anything that failed, and between two questions.
+pub const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// A hypervisor's process, so that no other is taken for it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Process {
+    /// The boot that it belongs to.
+    pub boot: String,
+    /// Process number.
+    pub pid: i32,
+    /// When it was started, in clock ticks since the boot.
+    pub start_ticks: u64,
+}
+
+/// A session's phase, and thereby its side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// The guest leaves this host.
+    Source(SourcePhase),
+    /// The guest comes to this host.
+    Destination(DestinationPhase),
+}
+
+/// A record of the journal, as far as recovery depends on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The session.
+    pub session: SessionId,
+    /// Its place in the order in which sessions began on this host.
+    pub order: u64,
+    /// How far it got.
+    pub phase: Phase,
+    /// The guest's hypervisor on this host; none if it was not started yet.
+    pub process: Option<Process>,
+}
+
+/// What is to be done about a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Plan {
+    /// Source: let the guest run as before, write that, and tell the destination ([`SourceRecovery::take_back`]).
+    RollBack,
+    /// Source: ask until the outcome is known ([`SourceRecovery::ask`]). The guest stays paused.
+    Ask,
+    /// Destination: end the waiting guest and write that ([`DestinationRecovery::discard`]).
+    Discard,
+    /// Destination: keep the complete guest until the source or an operator decides ([`DestinationRecovery::wait`]).
+    Wait,
+    /// Destination: find out whether the guest runs ([`DestinationRecovery::see`]).
+    See,
+    /// The process is none of this session's business any more: only write this phase.
+    Close(Phase),
+    /// Nothing.
+    Nothing,
+}
+
+/// What is to be done about `entry`, given all records of the host and whether a process lives.
+pub fn plan(entry: &Entry, all: &[Entry], lives: impl Fn(&Process) -> bool) -> Plan {
+    use DestinationPhase as To;
+    use SourcePhase as From;
+    let superseded = is_superseded(entry, all);
+    let lives = !superseded && entry.process.as_ref().is_some_and(lives);
+    match entry.phase {
+        Phase::Source(From::Started) if lives => Plan::RollBack,
+        Phase::Source(From::Started) => Plan::Close(Phase::Source(From::RolledBack)),
+        // A newer session of the same process began, so this one was rolled back: the guest ran here again.
+        Phase::Source(From::CommitSent) if superseded => Plan::Close(Phase::Source(From::RolledBack)),
+        Phase::Source(From::CommitSent) => Plan::Ask,
+        Phase::Source(From::Finished | From::RolledBack) => Plan::Nothing,
+        // Also with the process gone: files that were made for it may be left.
+        Phase::Destination(To::Started | To::Aborted | To::Returned) if !superseded => Plan::Discard,
+        Phase::Destination(To::Loaded) if lives => Plan::Wait,
+        Phase::Destination(To::Loaded) if !superseded => Plan::Discard,
+        Phase::Destination(To::Committed) if lives => Plan::See,
+        // It has been leaving since, so it ran here.
+        Phase::Destination(To::Started | To::Loaded | To::Committed | To::Running) if superseded => {
+            Plan::Close(Phase::Destination(To::Finished))
+        }
+        Phase::Destination(_) => Plan::Nothing,
+    }
+}
+
+/// Whether a newer record names the same process: then this one decides nothing about it.
+fn is_superseded(entry: &Entry, all: &[Entry]) -> bool {
+    entry.process.is_some() && all.iter().any(|one| one.order > entry.order && one.process == entry.process)
+}
+
+/// What became of a destination's process.
+pub fn fate(entry: &Entry, all: &[Entry], lives: impl Fn(&Process) -> bool) -> Fate {
+    let left = |one: &Entry| {
+        one.order > entry.order
+            && one.process == entry.process
+            && one.phase == Phase::Source(SourcePhase::Finished)
+    };
+    match &entry.process {
+        Some(process) if lives(process) => Fate::Lives,
+        Some(_) if all.iter().any(left) => Fate::MovedOn,
+        _ => Fate::Ended,
+    }
+}
+
+#[cfg(test)]
+mod tests;

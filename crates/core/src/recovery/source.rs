@@ -1,0 +1,156 @@
+//! A session at the source that is to be brought to its end.
+
+use std::collections::VecDeque;
+
+use super::RETRY_AFTER;
+use crate::journal::{SourcePhase, Verdict, verdict};
+use crate::{GuestState, Outcome, Time};
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SourceEvent {
+    /// [`SourceAction::TakeBack`] came to an end: what the guest does now, or none if it has to be tried again.
+    TookBack(Option<GuestState>),
+    /// [`SourceAction::GiveUp`] came to an end: whether the process is gone.
+    GaveUp(bool),
+    /// [`SourceAction::Ask`] came to an end; none if nobody answered.
+    Answered(Option<Outcome>),
+    /// [`SourceAction::Write`] came to an end: whether it is on disk.
+    Written(bool),
+    /// The operator decides: `true` runs the guest here, `false` gives it up.
+    Resolve(bool),
+    /// Time passed.
+    Tick,
+}
+
+/// What the body is to do; each is answered by one event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SourceAction {
+    /// Cancel what the hypervisor was told and let the guest do what it did before.
+    TakeBack,
+    /// End the guest's process here: it runs at the destination.
+    GiveUp,
+    /// Ask the destination how the session ended. If the process here has ended, with
+    /// [`CommitAgain`](crate::recovery): the destination's copy is the only one.
+    Ask,
+    /// Put the phase on disk.
+    Write(SourcePhase),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Asking,
+    TakingBack,
+    GivingUp,
+    Writing(SourcePhase, GuestState),
+    Over(GuestState),
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct SourceRecovery {
+    state: State,
+    /// The action of the state is due then; none while it is under way.
+    due: Option<Time>,
+    answer: Option<Outcome>,
+    decided: VecDeque<bool>,
+}
+
+impl SourceRecovery {
+    /// Commit was not sent, or the destination will never run the guest: it runs here again.
+    pub fn take_back(now: Time) -> SourceRecovery {
+        SourceRecovery::new(now, State::TakingBack)
+    }
+
+    /// Commit was sent: only the destination or an operator decides.
+    pub fn ask(now: Time) -> SourceRecovery {
+        SourceRecovery::new(now, State::Asking)
+    }
+
+    fn new(now: Time, state: State) -> SourceRecovery {
+        SourceRecovery { state, due: Some(now), answer: None, decided: VecDeque::new() }
+    }
+
+    /// The guest's state once all is done and written.
+    pub fn is_over(&self) -> Option<GuestState> {
+        if let State::Over(guest) = self.state { Some(guest) } else { None }
+    }
+
+    /// Commit was sent and nothing is decided.
+    pub fn is_undecided(&self) -> bool {
+        self.state == State::Asking
+    }
+
+    /// The guest is being taken back.
+    pub fn takes_back(&self) -> bool {
+        self.state == State::TakingBack
+    }
+
+    /// The destination's last answer.
+    pub fn answer(&self) -> Option<Outcome> {
+        self.answer
+    }
+
+    /// When to look again at the latest; none if an action is under way or all is over.
+    pub fn timeout(&self) -> Option<Time> {
+        self.due
+    }
+
+    /// The next thing to do.
+    pub fn poll_action(&mut self, now: Time) -> Option<SourceAction> {
+        self.due.take_if(|due| *due <= now)?;
+        match self.state {
+            State::Asking => Some(SourceAction::Ask),
+            State::TakingBack => Some(SourceAction::TakeBack),
+            State::GivingUp => Some(SourceAction::GiveUp),
+            State::Writing(phase, _) => Some(SourceAction::Write(phase)),
+            State::Over(_) => None,
+        }
+    }
+
+    /// Takes an event.
+    pub fn handle(&mut self, now: Time, event: SourceEvent) {
+        match (self.state, event) {
+            (State::Asking, SourceEvent::Answered(answer)) => self.answered(now, answer),
+            (State::TakingBack, SourceEvent::TookBack(Some(guest))) => {
+                self.enter(now, State::Writing(SourcePhase::RolledBack, guest));
+            }
+            (State::GivingUp, SourceEvent::GaveUp(true)) => {
+                self.enter(now, State::Writing(SourcePhase::Finished, GuestState::RunsAtDestination));
+            }
+            (State::Writing(_, guest), SourceEvent::Written(true)) => {
+                (self.state, self.due) = (State::Over(guest), None);
+            }
+            (State::TakingBack, SourceEvent::TookBack(None))
+            | (State::GivingUp, SourceEvent::GaveUp(false))
+            | (State::Writing(..), SourceEvent::Written(false)) => self.due = Some(now + RETRY_AFTER),
+            (State::Asking, SourceEvent::Resolve(resume)) => self.resolve(now, resume),
+            _ => {}
+        }
+    }
+
+    fn answered(&mut self, now: Time, answer: Option<Outcome>) {
+        self.answer = answer.or(self.answer);
+        // The operator's word came while the question was under way.
+        if let Some(resume) = self.decided.pop_front() {
+            return self.decide(now, resume);
+        }
+        match answer.map(verdict) {
+            Some(Verdict::GiveUpGuest) => self.decide(now, false),
+            Some(Verdict::Resume) => self.decide(now, true),
+            Some(Verdict::AskAgain) | None => self.due = Some(now + RETRY_AFTER),
+        }
+    }
+
+    fn resolve(&mut self, now: Time, resume: bool) {
+        if self.due.is_some() { self.decide(now, resume) } else { self.decided.push_back(resume) }
+    }
+
+    fn decide(&mut self, now: Time, resume: bool) {
+        self.enter(now, if resume { State::TakingBack } else { State::GivingUp });
+    }
+
+    fn enter(&mut self, now: Time, state: State) {
+        (self.state, self.due) = (state, Some(now));
+    }
+}

@@ -1,0 +1,1 @@
+//! What a journal as a whole says, and both recoveries step by step.
