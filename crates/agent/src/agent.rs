@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use linerate_api::MigrationSummary;
-use linerate_core::journal::{DestinationPhase, outcome};
+use linerate_core::journal::{DestinationPhase, Fate, outcome};
+use linerate_core::recovery::{Entry, Phase, fate};
 use linerate_core::{Code, Fault, Outcome, SessionId, Side, Step};
 use linerate_guest::host::QemuCache;
 use linerate_guest::images::Claims;
@@ -17,17 +18,16 @@ use linerate_wire::frame::{Hello, Role as Purpose, Welcome};
 use linerate_wire::negotiate;
 
 use crate::bench;
-use crate::clock::unix_ms;
 use crate::config::Config;
 use crate::doctor::{self, Doctor};
 use crate::faults::{chain, fault};
 use crate::gate::Gates;
 use crate::incoming::Incoming;
-use crate::journal::{Journal, Record, Role, Waiting};
+use crate::journal::{Journal, Record, Waiting, process};
 use crate::outgoing::Outgoing;
+use crate::recovery::{Unfinished, lives};
 use crate::trial::Trials;
 use crate::tunnel::{self, Tunnel};
-use crate::undecided::Undecided;
 
 /// Tunnels at a time: each has threads and connections.
 const TUNNELS_MAX: usize = 64;
@@ -61,7 +61,7 @@ pub struct Agent {
     outgoing: Mutex<BTreeMap<SessionId, Arc<Outgoing>>>,
     incoming: Mutex<BTreeMap<SessionId, Arc<Incoming>>>,
     past_incoming: Mutex<Vec<MigrationSummary>>,
-    undecided: Mutex<BTreeMap<SessionId, Arc<Undecided>>>,
+    unfinished: Mutex<BTreeMap<SessionId, Arc<Unfinished>>>,
     tunnels: Mutex<BTreeMap<SessionId, Arc<Tunnel>>>,
     /// Where connections of tunnels wait.
     pub(crate) gates: Arc<Gates>,
@@ -90,7 +90,7 @@ impl Agent {
             outgoing: Mutex::default(),
             incoming: Mutex::default(),
             past_incoming: Mutex::default(),
-            undecided: Mutex::default(),
+            unfinished: Mutex::default(),
             tunnels: Mutex::default(),
             gates: Arc::default(),
         }
@@ -123,13 +123,16 @@ impl Agent {
     fn claim(&self, guest: &str) -> Result<(), Fault> {
         let mut starting = lock(&self.starting);
         let outgoing = self.outgoing().into_iter().find(|one| one.request.guest == guest && !one.is_over());
-        let coming =
-            self.coming().into_iter().find(|one| one.guest() == guest && one.outcome() != Outcome::Committed);
-        let undecided = self.undecided().into_iter().find(|one| one.guest == guest);
+        let coming = self.coming().into_iter().find(|one| one.guest() == guest && !one.is_arrived());
+        let here = self.registry.get(guest).ok().map(|record| process(&record));
+        let unfinished = self
+            .unfinished()
+            .into_iter()
+            .find(|one| one.guest == guest || here.is_some() && one.process == here);
         let holder = outgoing
             .map(|one| one.session)
             .or(coming.map(|one| one.session))
-            .or(undecided.map(|one| one.session));
+            .or(unfinished.map(|one| one.session));
         let detail = match holder {
             Some(session) => format!("{guest}: migration {session}"),
             None if starting.insert(guest.to_owned()) => return Ok(()),
@@ -175,9 +178,7 @@ impl Agent {
 
     /// Another session that brings this guest here and is not done.
     pub fn comes_already(&self, guest: &str, session: SessionId) -> Option<Arc<Incoming>> {
-        let other = |one: &Arc<Incoming>| {
-            one.session != session && one.guest() == guest && one.outcome() != Outcome::Committed
-        };
+        let other = |one: &Arc<Incoming>| one.session != session && one.guest() == guest && !one.is_arrived();
         self.coming().into_iter().find(other)
     }
 
@@ -187,19 +188,28 @@ impl Agent {
         records.into_iter().filter(|record| record.is_alive()).map(|record| (record.name, None)).collect()
     }
 
-    /// Sessions that an earlier life of the agent left undecided.
-    pub fn undecided(&self) -> Vec<Arc<Undecided>> {
-        lock(&self.undecided).values().cloned().collect()
+    /// Sessions that are being brought to their end ([`crate::recovery`]).
+    pub fn unfinished(&self) -> Vec<Arc<Unfinished>> {
+        lock(&self.unfinished).values().cloned().collect()
+    }
+
+    fn unfinished_by_id(&self, session: SessionId) -> Option<Arc<Unfinished>> {
+        lock(&self.unfinished).get(&session).cloned()
     }
 
     /// One more.
-    pub fn add_undecided(&self, undecided: Arc<Undecided>) {
-        lock(&self.undecided).insert(undecided.session, undecided);
+    pub fn add_unfinished(&self, unfinished: Arc<Unfinished>) {
+        lock(&self.unfinished).insert(unfinished.session, unfinished);
     }
 
-    /// It is decided.
-    pub fn decided(&self, session: SessionId) {
-        lock(&self.undecided).remove(&session);
+    /// It has come to its end.
+    pub fn forget_unfinished(&self, session: SessionId) {
+        lock(&self.unfinished).remove(&session);
+    }
+
+    /// Recovery of an earlier session is removing what it left of this guest.
+    pub fn is_going(&self, guest: &str) -> bool {
+        self.unfinished().iter().any(|one| one.guest == guest && one.is_going())
     }
 
     /// The waiting guest's process goes into the journal, so that a later life of the agent ends it and no other.
@@ -207,10 +217,11 @@ impl Agent {
         &self,
         session: SessionId,
         guest: &str,
+        order: u64,
         waiting: &Mutex<Waiting>,
     ) -> Result<(), Fault> {
         let role = lock(waiting).clone().role(DestinationPhase::Started);
-        let record = Record { guest: guest.to_owned(), changed_unix_ms: unix_ms(), role };
+        let record = Record::new(guest, order, role);
         let failed = |error| fault(Code::JournalFailed, Step::Prepare, Side::Destination, &error);
         self.journal.put(session, &record).map_err(failed)
     }
@@ -243,6 +254,7 @@ impl Agent {
                 accepted.outcome(outcome).map_err(|error| chain(&error))
             }
             Purpose::Withdraw => self.withdrawn(accepted),
+            Purpose::CommitAgain => self.committed_again(accepted),
             Purpose::Bench | Purpose::BenchData => {
                 bench::accept(&self.bench, accepted, self.is_migrating());
                 Ok(())
@@ -289,6 +301,29 @@ impl Agent {
         }
     }
 
+    /// A source whose own QEMU has ended says commit. Whether it is heeded is the brain's to decide.
+    fn committed_again(&self, accepted: Accepted) -> Result<(), String> {
+        let (peer, session) = (accepted.peer, accepted.hello.session);
+        let live = lock(&self.incoming).get(&session).cloned();
+        let unfinished = self.unfinished_by_id(session);
+        let token = &accepted.hello.token;
+        let known = live.as_ref().is_none_or(|live| live.knows(token))
+            && unfinished.as_ref().is_none_or(|one| one.knows(token));
+        if !known {
+            accepted.refuse(refusal(Code::NotAuthorised, "wrong token")).map_err(|error| chain(&error))?;
+            return Err("commit was said again with a wrong token".into());
+        }
+        if let Some(live) = live {
+            live.commit_again();
+        }
+        if let Some(unfinished) = unfinished {
+            unfinished.commit_again();
+        }
+        let outcome = self.outcome(session);
+        tracing::info!(%session, %peer, ?outcome, "its source has lost its own copy and says commit");
+        accepted.outcome(outcome).map_err(|error| chain(&error))
+    }
+
     /// A source that rolled back says so. Whether it is heeded is the brain's to decide; what is over is the journal's word.
     fn withdrawn(&self, accepted: Accepted) -> Result<(), String> {
         let (peer, session) = (accepted.peer, accepted.hello.session);
@@ -300,6 +335,15 @@ impl Agent {
                 return Err("a session was withdrawn with a wrong token".into());
             }
             live.withdraw();
+        }
+        if let Some(unfinished) = self.unfinished_by_id(session) {
+            if !unfinished.knows(&accepted.hello.token) {
+                accepted
+                    .refuse(refusal(Code::NotAuthorised, "wrong token"))
+                    .map_err(|error| chain(&error))?;
+                return Err("a session was withdrawn with a wrong token".into());
+            }
+            unfinished.withdraw();
         }
         let tunnel = lock(&self.tunnels).get(&session).cloned();
         if let Some(tunnel) = tunnel.filter(|tunnel| tunnel.knows(&accepted.hello.token)) {
@@ -390,21 +434,37 @@ impl Agent {
         }
     }
 
-    /// What a source that asks is told: the live session knows best, then the journal.
+    /// What a source that asks is told: the live session knows best, then recovery, then the journal.
     fn outcome(&self, session: SessionId) -> Outcome {
-        if let Some(live) = lock(&self.incoming).get(&session) {
-            return live.outcome();
+        let live = lock(&self.incoming).get(&session).map(|live| live.outcome());
+        if let Some(outcome) = live.filter(|outcome| *outcome != Outcome::Committed) {
+            return outcome;
         }
-        match self.journal.get(session) {
-            Ok(record) => outcome(record.and_then(|record| match record.role {
-                Role::Destination { phase, .. } => Some(phase),
-                Role::Source { .. } | Role::Domain { .. } => None,
-            })),
+        if let Some(outcome) = self.unfinished_by_id(session).and_then(|one| one.outcome()) {
+            return outcome;
+        }
+        let entries = match self.journal.all() {
+            Ok(all) => all.iter().filter_map(|(id, record)| record.entry(*id)).collect::<Vec<_>>(),
             Err(error) => {
                 tracing::error!(error = chain(&error), "the journal cannot be read");
-                Outcome::Pending
+                return Outcome::Pending;
             }
-        }
+        };
+        let Some(entry) = entries.iter().find(|entry| entry.session == session) else {
+            return Outcome::Unknown;
+        };
+        from_journal(entry, &entries, live)
+    }
+}
+
+/// What the journal says of a session. `live`: what a live session says of itself; whether its process lives is looked at here.
+fn from_journal(entry: &Entry, all: &[Entry], live: Option<Outcome>) -> Outcome {
+    let Phase::Destination(phase) = entry.phase else { return Outcome::Unknown };
+    let fate = fate(entry, all, lives);
+    match live {
+        Some(Outcome::Committed) if fate == Fate::Ended => Outcome::Gone,
+        Some(outcome) => outcome,
+        None => outcome(Some(phase), fate),
     }
 }
 

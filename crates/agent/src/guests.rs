@@ -190,6 +190,7 @@ pub fn start(agent: &Agent, request: &StartGuest) -> Answer<GuestSummary> {
         ram_files: vec![guest.ram_file.clone()],
         ram_is_made: false,
         origin: Origin::Started,
+        session: None,
     };
     let (record, qmp) = process::start(&agent.registry, &launch, Instant::now() + START_WAIT)
         .map_err(|error| failed("hypervisor_failed", &error))?;

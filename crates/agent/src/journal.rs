@@ -2,17 +2,25 @@
 //!
 //! Each change of phase is one durable transaction (flushed before it returns). The phases and what follows from them
 //! are `linerate-core`'s; this room only keeps them, with what the body needs to find its guest again.
+//!
+//! A record that ends a session is kept in memory until the disk takes it ([`Journal::put_end`]); whoever asks meanwhile gets
+//! what is in memory. If the agent ends before, the next one finds the record before it, and recovers from that.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use linerate_core::SessionId;
 use linerate_core::journal::{DestinationPhase, SourcePhase};
+use linerate_core::recovery::{Entry, Phase, Process, RETRY_AFTER};
 use linerate_guest::migrate::Settings;
-use linerate_guest::procfs::ProcessIdentity;
 use linerate_guest::registry::GuestRecord;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use serde::{Deserialize, Serialize};
+
+use crate::clock::unix_ms;
+use crate::faults::chain;
 
 /// Session id (16 bytes) to record (JSON).
 const SESSIONS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("sessions");
@@ -56,27 +64,28 @@ pub enum Role {
         /// `started`, `commit_sent`, `finished` or `rolled_back`.
         #[serde(with = "source_phase")]
         phase: SourcePhase,
+        /// Its QEMU and the way to ask it: recovery acts on this very process and on no other.
+        qemu: GuestRecord,
         /// Where the destination's agent can be asked.
         peers: Vec<std::net::SocketAddr>,
         /// Whether the guest ran when the migration began.
         ran: bool,
         /// Shown when asking.
         token: String,
-        /// How its QEMU was set before; none in records of older agents.
-        #[serde(default)]
+        /// How its QEMU was set before.
         settings: Option<Settings>,
+        /// It was rolled back, and the destination, which may hold the complete guest, has not been told yet.
+        #[serde(default)]
+        untold: bool,
     },
     /// The guest comes to this host.
     Destination {
-        /// `started`, `committed`, `aborted` or `finished`.
+        /// `started`, `loaded`, `committed`, `running`, `aborted`, `returned` or `finished`.
         #[serde(with = "destination_phase")]
         phase: DestinationPhase,
-        /// The waiting guest's QEMU, once it was started: after a crash this very process and no other is ended.
-        #[serde(default)]
-        process: Option<ProcessIdentity>,
-        /// How that QEMU was set before it was prepared; none in records of older agents.
-        #[serde(default)]
-        settings: Option<Settings>,
+        /// What is known of the guest here.
+        #[serde(flatten)]
+        waiting: Waiting,
     },
     /// A domain of libvirt leaves this host or comes to it. All that was set in its QEMU is one capability, and nothing is ended.
     Domain {
@@ -87,14 +96,29 @@ pub enum Role {
     },
 }
 
-/// What is known of a waiting guest, as the journal keeps it.
-#[derive(Clone, Debug, Default)]
+/// What is known of a guest that comes, as the journal keeps it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waiting {
-    /// Its QEMU.
-    pub process: Option<ProcessIdentity>,
-    /// How that was set before.
+    /// Its QEMU, once it was started: recovery acts on this very process and on no other.
+    #[serde(default)]
+    pub qemu: Option<GuestRecord>,
+    /// How that was set before it was prepared.
+    #[serde(default)]
     pub settings: Option<Settings>,
+    /// Shown by the source when it asks or decides.
+    pub token: String,
+    /// Whether the guest ran at the source when it was stopped; none before.
+    #[serde(default)]
+    pub ran: Option<bool>,
+    /// Threads of its virtual CPUs, and for how many nanoseconds they had run before the guest was committed. A guest
+    /// that has executed anything since has other figures.
+    #[serde(default)]
+    pub cpu_threads: Vec<i32>,
+    /// See `cpu_threads`.
+    #[serde(default)]
+    pub cpu_run_ns: Option<u64>,
     /// It is libvirt's, and whether its capability is off again.
+    #[serde(skip)]
     pub domain: Option<(GuestRecord, bool)>,
 }
 
@@ -103,7 +127,7 @@ impl Waiting {
     pub fn role(self, phase: DestinationPhase) -> Role {
         match self.domain {
             Some((qemu, over)) => Role::Domain { qemu, over },
-            None => Role::Destination { phase, process: self.process, settings: self.settings },
+            None => Role::Destination { phase, waiting: self },
         }
     }
 }
@@ -113,7 +137,9 @@ impl Waiting {
 pub struct Record {
     /// Name of the guest.
     pub guest: String,
-    /// Milliseconds since 1970 of the last change.
+    /// Its place in the order in which sessions began on this host: of two records about one process the later decides.
+    pub order: u64,
+    /// Milliseconds since 1970 of the last change; shown, and decides nothing.
     pub changed_unix_ms: u64,
     /// The rest.
     #[serde(flatten)]
@@ -121,13 +147,47 @@ pub struct Record {
 }
 
 impl Record {
+    /// A record that is written for the first time.
+    pub fn new(guest: &str, order: u64, role: Role) -> Record {
+        Record { guest: guest.to_owned(), order, changed_unix_ms: unix_ms(), role }
+    }
+
+    /// Nothing follows from it after a crash but an answer.
     fn is_over(&self) -> bool {
         match &self.role {
+            Role::Source { untold: true, .. } => false,
             Role::Source { phase, .. } => matches!(phase, SourcePhase::Finished | SourcePhase::RolledBack),
-            Role::Destination { phase, .. } => !matches!(phase, DestinationPhase::Started),
+            Role::Destination { phase, .. } => !matches!(
+                phase,
+                DestinationPhase::Started | DestinationPhase::Loaded | DestinationPhase::Committed
+            ),
             Role::Domain { over, .. } => *over,
         }
     }
+
+    /// What recovery depends on; none for a domain, whose end is libvirt's.
+    pub fn entry(&self, session: SessionId) -> Option<Entry> {
+        let (phase, qemu) = match &self.role {
+            Role::Source { phase, qemu, .. } => (Phase::Source(*phase), Some(qemu)),
+            Role::Destination { phase, waiting } => (Phase::Destination(*phase), waiting.qemu.as_ref()),
+            Role::Domain { .. } => return None,
+        };
+        Some(Entry { session, order: self.order, phase, process: qemu.map(process) })
+    }
+
+    /// Puts another phase of the same side in.
+    pub fn set_phase(&mut self, new: Phase) {
+        match (&mut self.role, new) {
+            (Role::Source { phase, .. }, Phase::Source(new)) => *phase = new,
+            (Role::Destination { phase, .. }, Phase::Destination(new)) => *phase = new,
+            _ => {}
+        }
+    }
+}
+
+/// The process of a guest, as recovery names it.
+pub fn process(qemu: &GuestRecord) -> Process {
+    Process { boot: qemu.boot.clone(), pid: qemu.process.pid, start_ticks: qemu.process.start_ticks }
 }
 
 macro_rules! phase_names {
@@ -161,8 +221,11 @@ phase_names!(
     destination_phase,
     DestinationPhase,
     Started = "started",
+    Loaded = "loaded",
     Committed = "committed",
+    Running = "running",
     Aborted = "aborted",
+    Returned = "returned",
     Finished = "finished"
 );
 
@@ -172,15 +235,100 @@ pub struct Journal {
     path: PathBuf,
     /// `None` after a failure: redb refuses everything after an I/O error (a full disk) until it is opened anew.
     database: Mutex<Option<Database>>,
+    next_order: AtomicU64,
+    /// Ends that the disk has not taken yet.
+    unwritten: Mutex<BTreeMap<SessionId, Record>>,
+    /// A thread tries to write them.
+    writing: AtomicBool,
 }
 
 impl Journal {
     /// Opens or makes the journal in a folder.
     pub fn open(folder: &Path) -> Result<Journal, JournalError> {
         std::fs::create_dir_all(folder).map_err(JournalError::Folder)?;
-        let journal = Journal { path: folder.join("journal.redb"), database: Mutex::new(None) };
+        let journal = Journal {
+            path: folder.join("journal.redb"),
+            database: Mutex::new(None),
+            next_order: AtomicU64::new(1),
+            unwritten: Mutex::default(),
+            writing: AtomicBool::new(false),
+        };
         journal.write(|_| Ok(()))?;
+        let newest = journal.all()?.iter().map(|(_, record)| record.order).max().unwrap_or(0);
+        journal.next_order.store(newest + 1, Ordering::SeqCst);
         Ok(journal)
+    }
+
+    /// The place of a session that begins now.
+    pub fn next_order(&self) -> u64 {
+        self.next_order.fetch_add(1, Ordering::SeqCst)
+    }
+
+    fn unwritten(&self) -> MutexGuard<'_, BTreeMap<SessionId, Record>> {
+        self.unwritten.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends of sessions that the disk has not taken yet.
+    pub fn unwritten_ends(&self) -> usize {
+        self.unwritten().len()
+    }
+
+    /// Puts a record on disk that ends a session. If the disk does not take it now, it is tried until it does, and an error
+    /// is logged; the result says whether it is on disk already.
+    pub fn put_end(self: &Arc<Journal>, session: SessionId, record: &Record) -> Result<(), JournalError> {
+        let done = self.put(session, record);
+        if let Err(error) = &done {
+            tracing::error!(%session, guest = record.guest, error = chain(error), "the end of this session is not in the journal yet; it is tried until the disk takes it");
+            self.unwritten().insert(session, record.clone());
+            self.write_ends();
+        }
+        done
+    }
+
+    /// One thread tries all of them, until none is left.
+    fn write_ends(self: &Arc<Journal>) {
+        if self.writing.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let journal = self.clone();
+        let trying = move || {
+            loop {
+                std::thread::sleep(RETRY_AFTER);
+                if journal.try_ends() {
+                    return;
+                }
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("journal".into()).spawn(trying) {
+            self.writing.store(false, Ordering::SeqCst);
+            tracing::error!(%error, "no thread to write the journal");
+        }
+    }
+
+    /// Whether none is left.
+    fn try_ends(&self) -> bool {
+        let waiting: Vec<_> =
+            self.unwritten().iter().map(|(session, record)| (*session, record.clone())).collect();
+        for (session, record) in waiting {
+            if self.put_if_waiting(session, &record).is_ok() {
+                tracing::info!(%session, guest = record.guest, "the end of this session is in the journal now");
+            }
+        }
+        let unwritten = self.unwritten();
+        if unwritten.is_empty() {
+            self.writing.store(false, Ordering::SeqCst);
+        }
+        unwritten.is_empty()
+    }
+
+    /// A newer record of the session may have been put meanwhile: then there is nothing to write.
+    fn put_if_waiting(&self, session: SessionId, record: &Record) -> Result<(), JournalError> {
+        let mut unwritten = self.unwritten();
+        if unwritten.get(&session) == Some(record) {
+            self.insert(session, record)?;
+            unwritten.remove(&session);
+        }
+        Ok(())
     }
 
     /// Uses the database, opening it first if it has to be; after any failure it is opened anew the next time.
@@ -199,6 +347,28 @@ impl Journal {
 
     /// Puts a record on disk; returns when it is flushed.
     pub fn put(&self, session: SessionId, record: &Record) -> Result<(), JournalError> {
+        let mut unwritten = self.unwritten();
+        self.insert(session, record)?;
+        unwritten.remove(&session);
+        Ok(())
+    }
+
+    /// The destination knows that the session was rolled back.
+    pub fn destination_is_told(&self, session: SessionId) -> Result<(), JournalError> {
+        let unwritten = self.unwritten();
+        let found = match unwritten.get(&session) {
+            Some(record) => Some(record.clone()),
+            None => self.read(session)?,
+        };
+        let Some(mut record) = found else { return Ok(()) };
+        match &mut record.role {
+            Role::Source { phase: SourcePhase::RolledBack, untold, .. } if *untold => *untold = false,
+            _ => return Ok(()),
+        }
+        self.insert(session, &record)
+    }
+
+    fn insert(&self, session: SessionId, record: &Record) -> Result<(), JournalError> {
         let json = serde_json::to_vec(record).map_err(JournalError::Encode)?;
         self.write(|table| {
             table.insert(session.0.as_slice(), json.as_slice())?;
@@ -208,6 +378,13 @@ impl Journal {
 
     /// The record of a session.
     pub fn get(&self, session: SessionId) -> Result<Option<Record>, JournalError> {
+        if let Some(record) = self.unwritten().get(&session) {
+            return Ok(Some(record.clone()));
+        }
+        self.read(session)
+    }
+
+    fn read(&self, session: SessionId) -> Result<Option<Record>, JournalError> {
         self.with(|database| {
             let table = database.begin_read()?.open_table(SESSIONS)?;
             let found = table.get(session.0.as_slice())?;
@@ -217,6 +394,14 @@ impl Journal {
 
     /// All sessions. A record that cannot be read is reported in the log and left alone.
     pub fn all(&self) -> Result<Vec<(SessionId, Record)>, JournalError> {
+        let unwritten = self.unwritten().clone();
+        let mut sessions = self.on_disk()?;
+        sessions.retain(|(session, _)| !unwritten.contains_key(session));
+        sessions.extend(unwritten);
+        Ok(sessions)
+    }
+
+    fn on_disk(&self) -> Result<Vec<(SessionId, Record)>, JournalError> {
         self.with(|database| {
             let table = database.begin_read()?.open_table(SESSIONS)?;
             let mut sessions = Vec::new();
@@ -236,8 +421,8 @@ impl Journal {
 
     /// Forgets the oldest ended sessions beyond what is kept to answer late questions.
     pub fn prune(&self) -> Result<usize, JournalError> {
-        let mut ended: Vec<_> = self.all()?.into_iter().filter(|(_, record)| record.is_over()).collect();
-        ended.sort_by_key(|(_, record)| record.changed_unix_ms);
+        let mut ended: Vec<_> = self.on_disk()?.into_iter().filter(|(_, record)| record.is_over()).collect();
+        ended.sort_by_key(|(_, record)| record.order);
         let surplus = ended.len().saturating_sub(ENDED_KEPT);
         self.write(|table| {
             for (session, _) in ended.iter().take(surplus) {
@@ -266,47 +451,113 @@ impl Journal {
 mod tests {
     use super::*;
 
-    fn record(changed_unix_ms: u64, phase: DestinationPhase) -> Record {
-        Record { guest: "web".into(), changed_unix_ms, role: Waiting::default().role(phase) }
+    fn record(order: u64, phase: DestinationPhase) -> Record {
+        Record::new("web", order, Waiting::default().role(phase))
+    }
+
+    fn qemu() -> GuestRecord {
+        let text = r#"{"schema":1,"name":"db","origin":"adopted","process":{"pid":7,"start_ticks":9},"boot":"b",
+            "qmp":"/run/x/db.sock","ram_files":[]}"#;
+        serde_json::from_str(text).unwrap()
     }
 
     const SETTINGS: &str = r#"{"capabilities":["xbzrle"],"parameters":{"max-bandwidth":134217728}}"#;
 
-    #[test]
-    fn records_of_older_agents_are_read() {
-        let source = r#"{"guest":"db","changed_unix_ms":1,"role":"source","phase":"started","peers":[],
-            "ran":true,"token":"aa"}"#;
-        let record: Record = serde_json::from_str(source).unwrap();
-        assert!(matches!(record.role, Role::Source { settings: None, ran: true, .. }));
-        let destination = r#"{"guest":"db","changed_unix_ms":1,"role":"destination","phase":"committed"}"#;
-        let record: Record = serde_json::from_str(destination).unwrap();
-        assert!(matches!(record.role, Role::Destination { settings: None, process: None, .. }));
+    fn source(phase: SourcePhase) -> Record {
+        let role = Role::Source {
+            phase,
+            qemu: qemu(),
+            peers: vec!["10.0.0.2:7979".parse().unwrap()],
+            ran: true,
+            token: "aa".into(),
+            settings: Some(serde_json::from_str(SETTINGS).unwrap()),
+            untold: false,
+        };
+        Record::new("db", 4, role)
     }
 
     #[test]
-    fn a_record_is_there_after_reopening() {
+    fn a_record_is_there_after_reopening_and_sessions_go_on_in_order() {
         let dir = tempfile::tempdir().unwrap();
         let session = SessionId([7; 16]);
-        let source = Record {
-            guest: "db".into(),
-            changed_unix_ms: 1,
-            role: Role::Source {
-                phase: SourcePhase::CommitSent,
-                peers: vec!["10.0.0.2:7979".parse().unwrap()],
-                ran: true,
-                token: "aa".into(),
-                settings: Some(serde_json::from_str(SETTINGS).unwrap()),
-            },
+        let mut destination = record(9, DestinationPhase::Loaded);
+        let Role::Destination { waiting, .. } = &mut destination.role else { panic!("{destination:?}") };
+        *waiting = Waiting {
+            qemu: Some(qemu()),
+            token: "bb".into(),
+            ran: Some(false),
+            cpu_threads: vec![11, 12],
+            cpu_run_ns: Some(77),
+            ..Waiting::default()
         };
-        Journal::open(dir.path()).unwrap().put(session, &source).unwrap();
         let journal = Journal::open(dir.path()).unwrap();
-        assert_eq!(journal.get(session).unwrap(), Some(source));
+        journal.put(session, &source(SourcePhase::CommitSent)).unwrap();
+        journal.put(SessionId([9; 16]), &destination).unwrap();
+        drop(journal);
+        let journal = Journal::open(dir.path()).unwrap();
+        assert_eq!(journal.get(session).unwrap(), Some(source(SourcePhase::CommitSent)));
+        assert_eq!(journal.get(SessionId([9; 16])).unwrap(), Some(destination));
         assert_eq!(journal.get(SessionId([8; 16])).unwrap(), None);
+        assert_eq!((journal.next_order(), journal.next_order()), (10, 11));
+    }
+
+    /// A folder in place of the database: redb can neither open nor make one there.
+    fn break_disk(journal: &Journal) {
+        *journal.database.lock().unwrap() = None;
+        std::fs::rename(&journal.path, journal.path.with_extension("away")).unwrap();
+        std::fs::create_dir(&journal.path).unwrap();
+    }
+
+    fn mend_disk(journal: &Journal) {
+        std::fs::remove_dir(&journal.path).unwrap();
+        std::fs::rename(journal.path.with_extension("away"), &journal.path).unwrap();
+    }
+
+    #[test]
+    fn an_end_that_the_disk_refuses_is_known_at_once_and_written_when_it_can_be() {
+        let dir = tempfile::tempdir().unwrap();
+        let session = SessionId([7; 16]);
+        let journal = Arc::new(Journal::open(dir.path()).unwrap());
+        journal.put(session, &source(SourcePhase::Started)).unwrap();
+        break_disk(&journal);
+        assert!(journal.put_end(session, &source(SourcePhase::RolledBack)).is_err());
+        assert_eq!(journal.get(session).unwrap(), Some(source(SourcePhase::RolledBack)));
+        assert_eq!(journal.unwritten_ends(), 1);
+        mend_disk(&journal);
+        while journal.unwritten_ends() > 0 {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        assert_eq!(journal.read(session).unwrap(), Some(source(SourcePhase::RolledBack)));
+        // And again, for the thread that tried has ended.
+        break_disk(&journal);
+        assert!(journal.put_end(session, &source(SourcePhase::Finished)).is_err());
+        mend_disk(&journal);
+        while journal.unwritten_ends() > 0 {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        assert_eq!(journal.read(session).unwrap(), Some(source(SourcePhase::Finished)));
+    }
+
+    #[test]
+    fn a_destination_is_told_of_a_roll_back_until_it_knows() {
+        let dir = tempfile::tempdir().unwrap();
+        let session = SessionId([7; 16]);
+        let journal = Journal::open(dir.path()).unwrap();
+        let mut record = source(SourcePhase::RolledBack);
+        let Role::Source { untold, .. } = &mut record.role else { panic!("{record:?}") };
+        *untold = true;
+        assert!(!record.is_over());
+        journal.put(session, &record).unwrap();
+        journal.destination_is_told(session).unwrap();
+        assert_eq!(
+            journal.get(session).unwrap().map(|record| record.role),
+            Some(source(SourcePhase::RolledBack).role)
+        );
     }
 
     #[test]
     fn a_domain_is_kept_until_its_capability_is_off() {
-        let text = r#"{"guest":"db","changed_unix_ms":1,"role":"domain","over":false,"qemu":{"schema":1,"name":"db",
+        let text = r#"{"guest":"db","order":1,"changed_unix_ms":1,"role":"domain","over":false,"qemu":{"schema":1,"name":"db",
             "origin":"adopted","process":{"pid":7,"start_ticks":9},"boot":"b","qmp":"/run/x/db.sock","ram_files":[]}}"#;
         let record: Record = serde_json::from_str(text).unwrap();
         assert!(!record.is_over());

@@ -6,7 +6,7 @@
 //! | `agent` | what all parts share; who is told about a connection from another agent |
 //! | `outgoing`, `incoming` | the bodies of the brain's two state machines |
 //! | [mod@bench] | measuring the wires |
-//! | `recover`, `undecided` | after a crash |
+//! | `recovery` | sessions that were not brought to their end: after a crash, or where a hypervisor does not answer |
 //! | `doctor` | inventory and probes, for this host and for other agents |
 //! | `trial`, `qos` | changes of ports that are put back unless confirmed; those of an intent |
 //! | `settings` | the same here or on another host, which must allow it |
@@ -37,14 +37,13 @@ mod local;
 mod outgoing;
 mod qos;
 mod ram;
-mod recover;
+mod recovery;
 mod server;
 mod settings;
 #[cfg(test)]
 mod testing;
 mod trial;
 mod tunnel;
-mod undecided;
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -74,7 +73,7 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
     start_log();
     let runtime = tokio::runtime::Runtime::new().context("cannot start the runtime")?;
     let agent = Arc::new(open(config)?);
-    recover::recover(&agent).context("cannot recover from the journal")?;
+    recovery::recover(&agent).context("cannot recover from the journal")?;
     trial::recover(&agent);
     tunnel::clear_folders(&agent.config);
     warm_up(&agent);

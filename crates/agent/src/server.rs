@@ -103,7 +103,10 @@ async fn blocking<T: Send + 'static>(
 async fn status(State(agent): Shared) -> Json<AgentStatus> {
     let outgoing = agent.outgoing();
     let running = outgoing.iter().filter(|one| !one.is_over()).count() + agent.coming().len();
-    let undecided = outgoing.iter().filter(|one| one.is_undecided()).count() + agent.undecided().len();
+    let unfinished = agent.unfinished();
+    let undecided = outgoing.iter().filter(|one| one.is_undecided()).count()
+        + agent.coming().iter().filter(|one| one.is_held()).count()
+        + unfinished.iter().filter(|one| one.is_undecided()).count();
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     Json(AgentStatus {
         name: agent.config.name.clone(),
@@ -113,6 +116,8 @@ async fn status(State(agent): Shared) -> Json<AgentStatus> {
         guests: count(agent.names_here().len()),
         migrations: count(running),
         undecided: count(undecided),
+        unfinished: count(unfinished.len()),
+        unwritten: count(agent.journal.unwritten_ends()),
         protocol_versions: (VERSION_MIN..=VERSION_MAX).collect(),
         kernel_features: kernel_features(),
     })
@@ -171,10 +176,14 @@ async fn migrate(State(agent): Shared, body: Bytes) -> Result<Response, Refusal>
 }
 
 async fn list_migrations(State(agent): Shared) -> Json<Vec<MigrationSummary>> {
+    let unfinished = agent.unfinished();
+    let goes_on = |id: &str| unfinished.iter().any(|one| one.session.to_string() == id);
     let mut all: Vec<MigrationSummary> = agent.outgoing().iter().map(|one| one.summary()).collect();
     all.extend(agent.coming().iter().map(|one| one.summary()));
     all.extend(agent.came());
-    all.extend(agent.undecided().iter().map(|one| one.summary()));
+    // What is left to do of it is what counts.
+    all.retain(|one| !goes_on(&one.id.0));
+    all.extend(unfinished.iter().map(|one| one.summary()));
     all.sort_by_key(|one| std::cmp::Reverse(one.started_unix_ms));
     Json(all)
 }
@@ -194,12 +203,14 @@ async fn show_migration(
     State(agent): Shared,
     Path(id): Path<String>,
 ) -> Result<Json<MigrationDetail>, Refusal> {
+    let unfinished = agent.unfinished().into_iter().map(|one| one.summary()).find(|one| one.id.0 == id);
     if let Some(outgoing) = agent.outgoing_by_id(&id) {
-        return Ok(Json(outgoing.detail()));
+        let detail = outgoing.detail();
+        let summary = unfinished.unwrap_or_else(|| detail.summary.clone());
+        return Ok(Json(MigrationDetail { summary, ..detail }));
     }
     let coming = agent.coming().into_iter().map(|one| one.summary());
-    let undecided = agent.undecided().into_iter().map(|one| one.summary());
-    let found = coming.chain(agent.came()).chain(undecided).find(|one| one.id.0 == id);
+    let found = unfinished.or_else(|| coming.chain(agent.came()).find(|one| one.id.0 == id));
     let summary = found.ok_or_else(|| unknown(&id))?;
     Ok(Json(MigrationDetail { summary, report: None, error: None }))
 }
@@ -224,13 +235,20 @@ async fn resolve(
 ) -> Result<Json<MigrationSummary>, Refusal> {
     let request: ResolveRequest = parse(&body)?;
     let resume_here = request.decision == Decision::ResumeHere;
-    if let Some(undecided) = agent.undecided().into_iter().find(|one| one.session.to_string() == id) {
-        undecided.resolve(resume_here);
-        return Ok(Json(undecided.summary()));
+    let decided = || Refusal(ErrorBody::new(code::TOO_LATE, format!("migration {id} is not undecided")));
+    if let Some(unfinished) = agent.unfinished().into_iter().find(|one| one.session.to_string() == id) {
+        return if unfinished.resolve(resume_here) { Ok(Json(unfinished.summary())) } else { Err(decided()) };
+    }
+    if let Some(coming) = agent.coming().into_iter().find(|one| one.session.to_string() == id) {
+        if !coming.is_held() {
+            return Err(decided());
+        }
+        coming.resolve(resume_here);
+        return Ok(Json(coming.summary()));
     }
     let outgoing = find(&agent, &id)?;
     if !outgoing.is_undecided() {
-        return Err(Refusal(ErrorBody::new(code::TOO_LATE, format!("migration {id} is not undecided"))));
+        return Err(decided());
     }
     outgoing.resolve(resume_here);
     Ok(Json(outgoing.summary()))

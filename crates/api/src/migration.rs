@@ -193,8 +193,11 @@ pub enum MigrationState {
     Cancelled,
     /// It did not work.
     Failed,
-    /// The source is paused and asks the destination whether it took over; an operator may decide.
+    /// The guest is paused and it is not known where it is to run: the source asks the destination, the destination waits for
+    /// the source's word; an operator may decide.
     Undecided,
+    /// Decided, and being brought to its end: what does not succeed is tried again.
+    Recovering,
 }
 
 /// A migration, in a line.
@@ -216,6 +219,9 @@ pub struct MigrationSummary {
     pub started_unix_ms: u64,
     /// How much of the first pass and of the rounds so far is done.
     pub sent_bytes: u64,
+    /// What is unfinished, what happens next, and what an operator can do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
 }
 
 /// All that is known of a migration.

@@ -19,6 +19,12 @@ pub struct AgentStatus {
     pub migrations: u32,
     /// How many sessions wait for the other host or an operator to decide.
     pub undecided: u32,
+    /// How many sessions of earlier migrations are being brought to their end, undecided ones among them.
+    #[serde(default)]
+    pub unfinished: u32,
+    /// How many ends of sessions the journal has not taken yet, because its disk is full or fails.
+    #[serde(default)]
+    pub unwritten: u32,
     /// Versions of the protocol between agents that it speaks.
     pub protocol_versions: Vec<u16>,
     /// What it needs of the kernel, and whether that is there.

@@ -79,7 +79,7 @@ pub fn of_body(body: &ErrorBody) -> Exit {
         Some(GuestState::Gone) => Exit::GuestGone,
         Some(GuestState::Undecided | GuestState::Unknown) => Exit::Undecided,
         Some(GuestState::PausedAtSource) => Exit::PausedAtSource,
-        Some(GuestState::RunsAtDestination) => Exit::MovedWithFault,
+        Some(GuestState::RunsAtDestination | GuestState::PausedAtDestination) => Exit::MovedWithFault,
         Some(GuestState::RunsAtSource) | None => match body.code.as_str() {
             "guest_gone" => Exit::GuestGone,
             "cancelled" => Exit::Cancelled,

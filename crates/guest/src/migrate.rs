@@ -22,7 +22,7 @@ mod settings;
 mod source;
 mod streams;
 
-pub use destination::DestinationQemu;
+pub use destination::{DestinationQemu, TakeOver};
 pub use mirrors::{Export, MirrorProgress, Writes};
 pub use settings::Settings;
 pub(crate) use source::run_state;
@@ -73,6 +73,12 @@ pub enum MigrateError {
         found: String,
         /// As needed.
         wanted: &'static str,
+    },
+    /// The disks of a guest that is not to run cannot be taken over.
+    #[error("the guest's disks cannot be taken over: {why}")]
+    CannotActivate {
+        /// Why.
+        why: String,
     },
     /// A wait was ended by whoever asked for it.
     #[error("given up meanwhile")]

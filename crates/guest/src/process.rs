@@ -88,6 +88,8 @@ pub struct Launch<'a> {
     pub ram_is_made: bool,
     /// How it came here.
     pub origin: Origin,
+    /// The migration that brings it here.
+    pub session: Option<String>,
 }
 
 /// Starts QEMU and waits until it answers. On `Err` nothing of it is left: no process, no RAM file, no folder.
@@ -118,6 +120,7 @@ fn try_start(
     let pid = read_pid(launch.pid_file)?;
     let record =
         GuestRecord::new(launch.name, launch.origin, pid, launch.qmp.to_owned(), launch.ram_files.clone())?;
+    let record = GuestRecord { session: launch.session.clone(), ..record };
     registry.put(&record)?;
     let qmp = connect(&record, deadline)?;
     Ok((record, qmp))

@@ -114,6 +114,15 @@ pub fn boot_id() -> Result<String, ProcessError> {
     }
 }
 
+/// For how long threads of a process have run on a CPU since they were started, nanoseconds in all. None if one of them
+/// has ended or the kernel keeps no account (`CONFIG_SCHED_INFO`).
+pub fn run_time_ns(pid: i32, threads: &[i32]) -> Option<u64> {
+    threads.iter().try_fold(0_u64, |sum, thread| {
+        let text = fs::read_to_string(format!("/proc/{pid}/task/{thread}/schedstat")).ok()?;
+        sum.checked_add(text.split_whitespace().next()?.parse().ok()?)
+    })
+}
+
 /// The arguments of a process, the program's name first.
 pub fn command_line(pid: i32) -> Result<Vec<String>, ProcessError> {
     let path = proc_path(pid, "cmdline");
@@ -150,6 +159,16 @@ pub fn open_files(pid: i32) -> Result<Vec<(i32, PathBuf)>, ProcessError> {
             Some((number, fs::read_link(entry.path()).ok()?))
         })
         .collect())
+}
+
+/// Whether a process holds a lock on a file, by any of its descriptors of it (`lock:` lines of /proc/PID/fdinfo).
+pub fn holds_locks(pid: i32, file: &Path) -> bool {
+    let wanted = fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
+    let descriptors = open_files(pid).unwrap_or_default();
+    descriptors.iter().filter(|(_, path)| *path == wanted).any(|(number, _)| {
+        let facts = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).unwrap_or_default();
+        facts.lines().any(|line| line.starts_with("lock:"))
+    })
 }
 
 /// The interface behind a descriptor of /dev/net/tun.

@@ -89,6 +89,9 @@ pub struct GuestRecord {
     pub qmp: PathBuf,
     /// RAM files that were made for it.
     pub ram_files: Vec<PathBuf>,
+    /// The migration that brought it here, as its journal names it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session: Option<String>,
 }
 
 impl GuestRecord {
@@ -110,7 +113,13 @@ impl GuestRecord {
             boot: boot_id()?,
             qmp,
             ram_files,
+            session: None,
         })
+    }
+
+    /// Whether both name the same process.
+    pub fn is_same_process(&self, other: &GuestRecord) -> bool {
+        self.process == other.process && self.boot == other.boot
     }
 
     /// Whether its very process lives.
@@ -228,8 +237,12 @@ impl Registry {
         Ok(bare.map(|name| (name.clone(), self.guests.join(name))).collect())
     }
 
-    /// Forgets a guest and removes what was made for it: sockets, logs and RAM files. The files of an adopted one stay.
+    /// Forgets a guest and removes what was made for it: sockets, logs and RAM files. The files of an adopted one stay. If
+    /// its name has gone to another process since, that one's folder and files are left alone.
     pub fn remove(&self, record: &GuestRecord) -> Result<(), RegistryError> {
+        if self.get(&record.name).is_ok_and(|now| !now.is_same_process(record)) {
+            return Ok(());
+        }
         if record.origin != Origin::Adopted {
             for path in &record.ram_files {
                 remove_file(path)?;
@@ -323,6 +336,20 @@ mod tests {
         assert!(matches!(registry.get("a"), Err(RegistryError::Damaged { .. })));
         assert!(registry.list().unwrap().is_empty());
         assert!(registry.reserve("a").is_err(), "it may still run: not silently overwritten");
+    }
+
+    #[test]
+    fn what_belongs_to_a_later_guest_of_the_name_is_not_removed_with_an_earlier_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = Registry::open(dir.path()).unwrap();
+        let ram = dir.path().join("ram");
+        fs::write(&ram, "x").unwrap();
+        let mut earlier = record("a");
+        earlier.process.start_ticks -= 1;
+        earlier.ram_files.push(ram.clone());
+        registry.put(&record("a")).unwrap();
+        registry.remove(&earlier).unwrap();
+        assert!(ram.exists() && registry.get("a").is_ok());
     }
 
     #[test]

@@ -11,13 +11,14 @@ use linerate_core::control::Outgoing as Frame;
 use linerate_core::destination::{Action, Event};
 use linerate_core::journal::DestinationPhase;
 use linerate_core::{Code, Message, PathId, Side};
+use linerate_guest::procfs;
 use linerate_net::control::{ControlEvent, ControlOptions, ControlPath};
 use linerate_net::tcp::Stream;
 
 use super::worker::{Job, Worker};
 use super::{Incoming, Input, channels};
 use crate::agent::Agent;
-use crate::clock::{cpu_time, unix_ms};
+use crate::clock::cpu_time;
 use crate::control;
 use crate::faults::{chain, fault};
 use crate::journal::Record;
@@ -125,7 +126,8 @@ impl Body {
             Action::LoadDeviceState(bytes) => self.worker.ask(Job::LoadDeviceState(bytes)),
             Action::FinishDeviceState => self.worker.ask(Job::FinishDeviceState),
             Action::Journal(phase) => self.write_journal(phase),
-            Action::Run => self.worker.ask(Job::Run { cpu_before: self.cpu_before }),
+            Action::CheckDisks(disks) => self.worker.ask(Job::CheckDisks(disks)),
+            Action::Run { ran } => self.worker.ask(Job::Run { ran, cpu_before: self.cpu_before }),
             Action::Release => self.worker.ask(Job::Release),
             Action::TearDown => {
                 // First: a QEMU that waits for its streams may not answer.
@@ -160,12 +162,21 @@ impl Body {
     fn write_journal(&mut self, phase: DestinationPhase) {
         let name = self.shared.brain().guest().to_owned();
         *self.shared.guest.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = name;
-        let record = Record {
-            guest: self.shared.guest(),
-            changed_unix_ms: unix_ms(),
-            role: self.worker.waiting().role(phase),
+        let mut waiting = self.worker.waiting();
+        waiting.ran = self.shared.brain().ran();
+        if phase == DestinationPhase::Committed {
+            let pid = waiting.qemu.as_ref().map(|qemu| qemu.process.pid);
+            waiting.cpu_run_ns = pid.and_then(|pid| procfs::run_time_ns(pid, &waiting.cpu_threads));
+        }
+        let record = Record::new(&self.shared.guest(), self.shared.order, waiting.role(phase));
+        let (journal, session) = (&self.agent.journal, self.shared.session);
+        let put = match phase {
+            DestinationPhase::Started | DestinationPhase::Loaded | DestinationPhase::Committed => {
+                journal.put(session, &record)
+            }
+            _ => journal.put_end(session, &record),
         };
-        match self.agent.journal.put(self.shared.session, &record) {
+        match put {
             Ok(()) => self.handle(Event::Journaled(phase)),
             Err(error) => {
                 let step = self.shared.brain().step();
@@ -217,7 +228,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let peer = ([127, 0, 0, 1], 1).into();
         let (inbox, _inputs) = channel();
-        let shared = Arc::new(Incoming::new(SessionId([1; 16]), Token([2; 32]), peer, inbox, channel().0));
+        let shared = Arc::new(Incoming::new(SessionId([1; 16]), 1, Token([2; 32]), peer, inbox, channel().0));
         shared.carriage.set(streams::carriage(&shared)).ok().unwrap();
         let mut body = Body::new(agent(&dir, &[]), shared.clone()).unwrap();
         let open = || {

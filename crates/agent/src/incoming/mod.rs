@@ -42,6 +42,9 @@ use crate::convert;
 use crate::faults::chain;
 use channels::Channels;
 
+/// What an operator is told of a guest that is held.
+const HELD: &str = "the guest is complete here and paused; its source may have handed it over and is not heard: it waits for the source's word, or for yours (`linerate resolve`)";
+
 /// What the loop of a session receives.
 pub(crate) enum Input {
     /// For the brain.
@@ -63,6 +66,8 @@ pub struct Incoming {
     token: Token,
     peer: SocketAddr,
     guest: Mutex<String>,
+    /// Its place in the order in which sessions began on this host.
+    order: u64,
     started_unix_ms: u64,
     clock: Clock,
     brain: Mutex<Destination>,
@@ -91,7 +96,8 @@ impl Incoming {
     ) -> std::io::Result<Arc<Incoming>> {
         let (inbox, receiver) = channel();
         let (control, control_events) = channel();
-        let shared = Arc::new(Incoming::new(session, token, peer, inbox.clone(), control));
+        let order = agent.journal.next_order();
+        let shared = Arc::new(Incoming::new(session, order, token, peer, inbox.clone(), control));
         std::thread::Builder::new().name("control-events".into()).spawn(move || {
             for event in control_events {
                 let _ = inbox.send(Input::Event(body::control_event(event)));
@@ -105,6 +111,7 @@ impl Incoming {
     /// A session whose loop does not run yet.
     fn new(
         session: SessionId,
+        order: u64,
         token: Token,
         peer: SocketAddr,
         inbox: Sender<Input>,
@@ -116,6 +123,7 @@ impl Incoming {
             token,
             peer,
             guest: Mutex::default(),
+            order,
             started_unix_ms: unix_ms(),
             clock,
             brain: Mutex::new(Destination::new(clock.now(), Config::default())),
@@ -159,10 +167,30 @@ impl Incoming {
         self.brain().received_through()
     }
 
-    /// Its source cannot be heard, and nothing was committed.
+    /// Its source cannot be heard, and cannot have committed.
     pub fn is_orphaned(&self) -> bool {
         let brain = self.brain();
-        brain.paths() == 0 && brain.outcome() != Outcome::Committed
+        brain.paths() == 0 && !brain.is_committed() && !brain.is_held()
+    }
+
+    /// The guest is complete, and its source, which may have committed, is not heard.
+    pub fn is_held(&self) -> bool {
+        self.brain().is_held()
+    }
+
+    /// The guest was taken over.
+    pub fn is_arrived(&self) -> bool {
+        self.brain().outcome() == Outcome::Committed
+    }
+
+    /// The operator of this host decides over a guest that is held.
+    pub fn resolve(&self, run: bool) {
+        self.tell(Event::Resolve(run));
+    }
+
+    /// Its source, which has lost its own copy, says commit.
+    pub fn commit_again(&self) {
+        self.tell(Event::CommitAgain);
     }
 
     /// The operator of this host wants it to end.
@@ -181,8 +209,10 @@ impl Incoming {
         let state = match (brain.is_ended(), brain.outcome()) {
             (_, Outcome::Committed) => MigrationState::Completed,
             (true, _) => MigrationState::Failed,
+            (false, _) if brain.is_held() => MigrationState::Undecided,
             (false, _) => MigrationState::Running,
         };
+        let note = brain.is_held().then(|| HELD.to_owned());
         MigrationSummary {
             id: MigrationId(self.session.to_string()),
             guest: self.guest(),
@@ -192,6 +222,7 @@ impl Incoming {
             step: convert::step(brain.step()),
             started_unix_ms: self.started_unix_ms,
             sent_bytes: self.received_bytes.load(Ordering::Relaxed),
+            note,
         }
     }
 

@@ -18,7 +18,7 @@ const LONG: Duration = Duration::from_secs(60);
 fn session() -> (Arc<Incoming>, Receiver<Input>) {
     let (inbox, inputs) = channel();
     let peer = ([127, 0, 0, 1], 1).into();
-    (Arc::new(Incoming::new(SessionId([1; 16]), Token([2; 32]), peer, inbox, channel().0)), inputs)
+    (Arc::new(Incoming::new(SessionId([1; 16]), 1, Token([2; 32]), peer, inbox, channel().0)), inputs)
 }
 
 /// A session whose guest comes in streams, of which the source has opened the first.

@@ -3,16 +3,17 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use linerate_core::destination::Event;
 use linerate_core::extent::join_nearest;
+use linerate_core::recovery::{RUN_AGAIN_AFTER, RUN_FOR};
 use linerate_core::{Code, Extent, Fault, RegionInfo, Side, Step, StreamSettings};
 use linerate_guest::description::GuestDescription;
 use linerate_guest::images;
-use linerate_guest::migrate::{DestinationQemu, MigrateError};
+use linerate_guest::migrate::{DestinationQemu, MigrateError, TakeOver};
 use linerate_guest::process::{self, Launch, StopHow};
 use linerate_guest::read;
 use linerate_guest::registry::{GuestRecord, Origin};
@@ -31,6 +32,7 @@ use crate::clock::cpu_time;
 use crate::device_state::Writer;
 use crate::faults::{chain, fault};
 use crate::journal::Waiting;
+use crate::outgoing::start::hex;
 use crate::ram::Ram;
 
 /// A QMP command that does not wait for anything.
@@ -43,8 +45,6 @@ const LOAD_WAIT: Duration = Duration::from_secs(60);
 const ROOM_WAIT: Duration = Duration::from_secs(30);
 /// A session whose source is gone knows it by now: control connections are lost after 900 ms of silence.
 const ORPHANED_WITHIN: Duration = Duration::from_secs(2);
-/// Tries to run a committed guest.
-const RUN_TRIES: u32 = 10;
 
 /// What the worker is asked to do; the brain's actions that deal with the guest.
 pub(super) enum Job {
@@ -62,7 +62,10 @@ pub(super) enum Job {
     },
     LoadDeviceState(Vec<u8>),
     FinishDeviceState,
+    CheckDisks(String),
     Run {
+        /// The guest ran at the source until it was stopped.
+        ran: bool,
         cpu_before: Duration,
     },
     /// Of a domain: libvirt runs it.
@@ -80,6 +83,7 @@ impl Job {
             Job::Seal { .. } => "seal",
             Job::LoadDeviceState(_) => "load device state",
             Job::FinishDeviceState => "finish device state",
+            Job::CheckDisks(_) => "check disks",
             Job::Run { .. } => "run",
             Job::Release => "release",
             Job::TearDown => "tear down",
@@ -99,7 +103,8 @@ impl Worker {
     pub fn start(agent: Arc<Agent>, shared: Arc<Incoming>) -> std::io::Result<Worker> {
         let (jobs, inbox) = channel();
         let abandon = Arc::new(AtomicBool::new(false));
-        let waiting = Arc::<Mutex<Waiting>>::default();
+        let token = hex(&shared.token.0);
+        let waiting = Arc::new(Mutex::new(Waiting { token, ..Waiting::default() }));
         let state = State {
             agent,
             shared,
@@ -183,7 +188,11 @@ impl State {
             Job::Seal { digest } => self.seal(digest),
             Job::LoadDeviceState(bytes) => self.load(&bytes),
             Job::FinishDeviceState => self.finish_device_state(),
-            Job::Run { cpu_before } => self.run_guest(cpu_before),
+            Job::CheckDisks(disks) => self.check_disks(&disks),
+            Job::Run { ran, cpu_before } => {
+                self.run_guest(ran, cpu_before);
+                Ok(())
+            }
             Job::Release => self.release(),
             Job::TearDown if self.domain.is_some() => self.leave_domain(),
             Job::TearDown => self.tear_down(),
@@ -215,13 +224,17 @@ impl State {
     /// guest is being offered again), one that lives does not.
     fn make_room(&self, guest: &str) -> Result<(), Fault> {
         let end = Instant::now() + ROOM_WAIT;
+        while self.agent.is_going(guest) && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(50));
+        }
         while let Some(other) = self.agent.comes_already(guest, self.shared.session) {
             let orphaned = other.is_orphaned();
             if orphaned {
                 tracing::info!(session = %other.session, guest, "its source is gone and the guest is offered again: giving it up");
                 other.cancel();
             }
-            let patience = if orphaned { end } else { end - ROOM_WAIT + ORPHANED_WITHIN };
+            // One that is complete waits for its source's word, which may be on its way.
+            let patience = if orphaned || other.is_held() { end } else { end - ROOM_WAIT + ORPHANED_WITHIN };
             if Instant::now() >= patience {
                 let detail = format!("migration {} brings {guest} here already", other.session);
                 return Err(Fault::new(Code::GuestBusy, Step::Admit, Side::Destination, detail));
@@ -244,16 +257,22 @@ impl State {
             ram_files: admitted.twin.ram_files.iter().map(|file| file.path.clone()).collect(),
             ram_is_made,
             origin: Origin::Arrived,
+            session: Some(self.shared.session.to_string()),
         };
         let (record, mut qmp) = process::start(&self.agent.registry, &launch, deadline)
             .map_err(|error| here(Code::HypervisorFailed, Step::Prepare, &error))?;
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).process = Some(record.process);
+        self.waiting().qemu = Some(record.clone());
         let pid = record.process.pid;
         let socket = admitted.folder.join("state.sock");
         let found = read::read(&mut qmp, pid, deadline);
         self.guest = Some((record, DestinationQemu::new(qmp)));
         let found = found.map_err(|error| here(Code::HypervisorFailed, Step::Prepare, &error))?;
+        self.waiting().cpu_threads.clone_from(&found.process.vcpu_threads);
         Ok(Started { pid, found, socket })
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn qemu(&mut self) -> Result<&mut DestinationQemu, Fault> {
@@ -265,8 +284,9 @@ impl State {
         let deadline = Instant::now() + START_WAIT;
         let Started { pid, found, socket } = self.start_guest(true, deadline)?;
         let failed = |error: MigrateError| here(Code::HypervisorFailed, Step::Prepare, &error);
+        let runs = self.admitted.as_ref().is_none_or(|admitted| admitted.description.is_running());
         let qemu = self.qemu()?;
-        qemu.prepare(deadline).map_err(failed)?;
+        qemu.prepare(runs, deadline).map_err(failed)?;
         qemu.incoming(&socket, deadline).map_err(failed)?;
         let writer =
             Writer::connect(&socket).map_err(|error| here(Code::HypervisorFailed, Step::Prepare, &error))?;
@@ -311,8 +331,8 @@ impl State {
     /// What the next life of this agent must know to end the waiting guest, or to put its settings back.
     pub fn note_waiting(&self) -> Result<(), Fault> {
         let settings = self.guest.as_ref().and_then(|(_, qemu)| qemu.found().cloned());
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).settings = settings;
-        self.agent.note_waiting(self.shared.session, &self.shared.guest(), &self.waiting)
+        self.waiting().settings = settings;
+        self.agent.note_waiting(self.shared.session, &self.shared.guest(), self.shared.order, &self.waiting)
     }
 
     fn connect_streams(&self, services: Services) -> Result<(), Fault> {
@@ -386,34 +406,68 @@ impl State {
         Ok(())
     }
 
-    /// The journal says that the guest is ours: it must run, and there is no way back.
-    fn run_guest(&mut self, cpu_before: Duration) -> Result<(), Fault> {
+    /// The disks that the source's guest uses against those that the waiting QEMU has opened.
+    fn check_disks(&mut self, _disks: &str) -> Result<(), Fault> {
+        self.shared.tell(Event::DisksChecked);
+        Ok(())
+    }
+
+    /// The journal says that the guest is ours. What becomes of that is told in one of three events.
+    fn run_guest(&mut self, ran: bool, cpu_before: Duration) {
         // Its images are its own before it can write to them: whatever becomes of it, nobody removes them any more.
         if let Some(admitted) = &self.admitted {
             images::keep(&admitted.folder);
         }
-        let Some((_, qemu)) = &mut self.guest else { return Err(internal("no hypervisor holds the guest")) };
         let began = Instant::now();
-        let mut tries = 0;
-        while let Err(error) = qemu.resume(Instant::now() + QMP_WAIT) {
-            tries += 1;
-            tracing::error!(error = chain(&error), tries, "the guest is ours and cannot be started yet");
-            if tries >= RUN_TRIES {
-                return Err(here(Code::HypervisorFailed, Step::Commit, &error));
+        match self.take_over(ran) {
+            Ok(()) => {
+                let took = began.elapsed();
+                self.shared.tell(Event::GuestRuns { took, cpu: cpu_time().saturating_sub(cpu_before) });
+                self.leave_running();
             }
-            std::thread::sleep(Duration::from_millis(200));
+            Err(event) => self.shared.tell(event),
         }
-        let took = began.elapsed();
-        self.shared.tell(Event::GuestRuns { took, cpu: cpu_time().saturating_sub(cpu_before) });
-        qemu.settle(Instant::now() + QMP_WAIT);
-        // QEMU serves one QMP client at a time, and a session whose source died waits a minute for its last word: whoever wants
-        // to see or move the guest must not wait for that.
-        self.guest = None;
+    }
+
+    /// Tries until the guest runs, or it is certain that it cannot and never did, or its QEMU has ended.
+    fn take_over(&mut self, ran: bool) -> Result<(), Event> {
+        let end = Instant::now() + RUN_FOR;
+        loop {
+            let Some((record, qemu)) = &mut self.guest else {
+                return Err(Event::CannotRun(internal("no hypervisor holds the guest")));
+            };
+            let error = match qemu.take_over(ran, Instant::now() + QMP_WAIT) {
+                TakeOver::Done => return Ok(()),
+                TakeOver::Refused(error) if Instant::now() >= end => {
+                    return Err(Event::CannotRun(here(Code::HypervisorFailed, Step::Commit, &error)));
+                }
+                TakeOver::Unknown(error) if !record.is_alive() => {
+                    return Err(Event::GuestEnded(here(Code::GuestGone, Step::Commit, &error)));
+                }
+                TakeOver::Unknown(error) => {
+                    // Its connection is of no use after a command without an answer.
+                    if let Ok(qmp) = process::connect(record, Instant::now() + QMP_WAIT) {
+                        qemu.reconnect(qmp);
+                    }
+                    error
+                }
+                TakeOver::Refused(error) => error,
+            };
+            tracing::error!(error = chain(&error), "the guest is ours and cannot be run yet");
+            std::thread::sleep(RUN_AGAIN_AFTER);
+        }
+    }
+
+    /// QEMU serves one QMP client at a time, and a session whose source died waits a minute for its last word: whoever wants to see
+    /// or move the guest must not wait for that.
+    fn leave_running(&mut self) {
+        if let Some((_, mut qemu)) = self.guest.take() {
+            qemu.settle(Instant::now() + QMP_WAIT);
+        }
         self.writer = None;
         if let Some(admitted) = &self.admitted {
             let _ = std::fs::remove_file(admitted.folder.join("state.sock"));
         }
-        Ok(())
     }
 
     /// Ends the waiting guest and removes everything of it. Nothing but this session's own is touched.

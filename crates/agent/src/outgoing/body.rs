@@ -18,10 +18,12 @@ use super::progress::{self, Told};
 use super::rejoin::rejoin;
 use super::worker::{Job, Worker};
 use super::{Input, Outgoing};
+use crate::agent::Agent;
 use crate::clock::cpu_time;
 use crate::control;
 use crate::faults::fault;
-use crate::journal::{Journal, Record, Role};
+use crate::journal::{Record, Role};
+use crate::recovery;
 
 /// Progress is told this often.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
@@ -35,7 +37,7 @@ struct Path {
 pub(super) struct Body {
     pub shared: Arc<Outgoing>,
     pub worker: Worker,
-    pub journal: Arc<Journal>,
+    pub agent: Arc<Agent>,
     pub record: Record,
     paths: HashMap<PathId, Path>,
     links: Option<Links>,
@@ -47,11 +49,11 @@ pub(super) struct Body {
 
 impl Body {
     /// A body that has not begun.
-    pub fn new(shared: Arc<Outgoing>, worker: Worker, journal: Arc<Journal>, record: Record) -> Body {
+    pub fn new(shared: Arc<Outgoing>, worker: Worker, agent: Arc<Agent>, record: Record) -> Body {
         Body {
             shared,
             worker,
-            journal,
+            agent,
             record,
             paths: HashMap::new(),
             links: None,
@@ -104,7 +106,15 @@ impl Body {
                     rejoin(&self.shared, links::peers(&self.shared, &self.record));
                 }
             }
-            Input::Event(event) => self.handle(event),
+            Input::Event(event) => {
+                if let (Event::Holding { ran: false, .. }, Role::Source { ran, .. }) =
+                    (&event, &mut self.record.role)
+                {
+                    // An operator or an I/O error stopped it on the way: nobody lets it run again by himself.
+                    *ran = false;
+                }
+                self.handle(event);
+            }
             Input::EventAt(at, event) => self.shared.brain().handle(at, event),
             Input::Path(id, link, path) => {
                 self.paths.insert(id, Path { path, link });
@@ -178,7 +188,7 @@ impl Body {
             Action::CleanUp => self.worker.ask(Job::CleanUp),
             Action::Journal(phase) => self.write_journal(phase),
             Action::Query => links::query(&self.shared, &self.record),
-            Action::Withdraw => links::withdraw(&self.shared, &self.record),
+            Action::Withdraw { held } => self.withdraw(held),
             Action::End(ending) => self.ending = Some(ending),
         }
     }
@@ -197,16 +207,31 @@ impl Body {
         }
     }
 
+    /// The destination does not know of the roll-back. If it may hold the guest, a later agent is to tell it too.
+    fn withdraw(&mut self, held: bool) {
+        if let (true, Role::Source { untold, .. }) = (held, &mut self.record.role) {
+            *untold = true;
+            let _ = self.agent.journal.put_end(self.shared.session, &self.record);
+        }
+        links::withdraw(&self.shared, &self.agent.journal, &self.record, held);
+    }
+
     fn write_journal(&mut self, new: SourcePhase) {
+        let reachable = links::peers(&self.shared, &self.record);
         match &mut self.record.role {
-            Role::Source { phase, .. } => *phase = new,
+            Role::Source { phase, peers, .. } => (*phase, *peers) = (new, reachable),
             Role::Domain { over, .. } => {
                 *over = self.shared.domain.as_ref().is_some_and(Leaving::is_put_back)
             }
             Role::Destination { .. } => {}
         }
         self.record.changed_unix_ms = crate::clock::unix_ms();
-        match self.journal.put(self.shared.session, &self.record) {
+        let (journal, session) = (&self.agent.journal, self.shared.session);
+        let put = match new {
+            SourcePhase::Finished | SourcePhase::RolledBack => journal.put_end(session, &self.record),
+            SourcePhase::Started | SourcePhase::CommitSent => journal.put(session, &self.record),
+        };
+        match put {
             Ok(()) => self.handle(Event::Journaled(new)),
             Err(error) => {
                 let step = self.shared.brain().step();
@@ -222,6 +247,9 @@ impl Body {
         drop(self.links.take());
         if let Some(carriage) = self.shared.carriage() {
             carriage.end(self.shared.session);
+        }
+        if ending.unfinished {
+            recovery::hand_over(&self.agent, self.shared.session, self.record.clone());
         }
         self.paths.clear();
         let downtime = self.worker.qemu_downtime_ms.clone();

@@ -224,7 +224,7 @@ impl State {
                 let stopped_at: Time = self.shared.clock.at(ran_at);
                 let _ = self.shared.inbox.send(Input::EventAt(stopped_at, Event::GuestStopped));
                 self.check_domain(step)?;
-                self.shared.tell(Event::Holding);
+                self.shared.tell(Event::Holding { ran: true, disks: String::new() });
                 return Ok(());
             }
             if runs {
@@ -320,7 +320,7 @@ impl State {
                 self.guest_again(deadline, let_through)
             }
         };
-        self.shared.tell(Event::RolledBack(guest));
+        self.shared.tell(Event::RolledBack { guest, complete: true });
         Ok(())
     }
 

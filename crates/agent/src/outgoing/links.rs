@@ -31,7 +31,7 @@ use super::{Input, Outgoing};
 use crate::carriage::Back;
 use crate::carriers::Carriers;
 use crate::faults::{chain, fault};
-use crate::journal::{Record, Role as JournalRole};
+use crate::journal::{Journal, Record, Role as JournalRole};
 
 /// A lost link is tried again this often.
 const RETRY: Duration = Duration::from_millis(250);
@@ -97,9 +97,12 @@ pub(super) fn query(shared: &Arc<Outgoing>, record: &Record) {
     }
 }
 
-/// Tells the destination of a roll-back beside the session.
-pub(super) fn withdraw(shared: &Outgoing, record: &Record) {
-    super::withdraw(peers(shared, record), shared.session, shared.token);
+/// Tells the destination of a roll-back beside the session. `held`: it may have the guest complete.
+pub(super) fn withdraw(shared: &Outgoing, journal: &Arc<Journal>, record: &Record, held: bool) {
+    let (journal, session) = (journal.clone(), shared.session);
+    super::withdraw(peers(shared, record), session, shared.token, held, move || {
+        super::is_told(&journal, session);
+    });
 }
 
 /// Every address at which the destination may be reached.
@@ -121,6 +124,15 @@ pub(crate) fn ask_any(
     token: Token,
 ) -> Option<linerate_core::Outcome> {
     ask_as(Role::Query, peers, session, token)
+}
+
+/// Says commit again, as a source whose own QEMU has ended; the answer is how it stands there.
+pub(crate) fn commit_any(
+    peers: &[SocketAddr],
+    session: SessionId,
+    token: Token,
+) -> Option<linerate_core::Outcome> {
+    ask_as(Role::CommitAgain, peers, session, token)
 }
 
 /// Tells any of a host's addresses that the session is rolled back; the answer is how it stands there.

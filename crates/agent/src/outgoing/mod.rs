@@ -53,11 +53,11 @@ use crate::hub::Hub;
 use crate::ram::Ram;
 use board::Board;
 
-pub(crate) use links::ask_any;
+pub(crate) use links::{ask_any, commit_any};
 pub(crate) use start::addresses;
 pub(crate) use start::resolve as resolve_host;
 pub use start::start;
-pub(crate) use withdraw::withdraw;
+pub(crate) use withdraw::{is_told, withdraw};
 
 /// What the loop of a migration receives.
 pub(crate) enum Input {

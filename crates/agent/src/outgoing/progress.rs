@@ -214,13 +214,17 @@ fn split(blackout: &Blackout, qemu_downtime_ms: Option<u64>) -> Option<BlackoutS
         stop_us: between(blackout.stopped, blackout.held),
         scan_us: between(blackout.held, blackout.scanned),
         last_copy_us: between(blackout.scanned, blackout.copied),
-        verify_us: between(blackout.copied, blackout.digested),
-        device_state_us: between(blackout.digested, blackout.loaded.max(blackout.state_written)),
+        verify_us: between(blackout.completed, blackout.digested),
+        device_state_us: between(blackout.copied, blackout.completed)
+            + between(blackout.digested, blackout.loaded.max(blackout.state_written)),
         journal_us: between(blackout.loaded.max(blackout.state_written), blackout.journaled),
         resume_us: commit,
         qemu_downtime_ms,
     })
 }
+
+/// What an operator is told while the destination does not answer.
+const UNDECIDED: &str = "the guest is paused here until the destination says whether it runs there; it is asked every second, or you decide (`linerate resolve`)";
 
 /// All that is known of it now.
 pub(super) fn detail(shared: &Outgoing) -> MigrationDetail {
@@ -246,6 +250,7 @@ pub(super) fn detail(shared: &Outgoing) -> MigrationDetail {
         step: convert::step(step),
         started_unix_ms: shared.started_unix_ms,
         sent_bytes: shared.board.counters().data_bytes,
+        note: (state == MigrationState::Undecided).then(|| UNDECIDED.to_owned()),
     };
     MigrationDetail { summary, report, error }
 }

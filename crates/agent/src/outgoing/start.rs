@@ -106,13 +106,15 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
         Some(_) => Role::Domain { qemu: found.record.clone(), over: false },
         None => Role::Source {
             phase: SourcePhase::Started,
+            qemu: found.record.clone(),
             peers: first(peer, peers),
             ran,
             token: hex(&token.0),
             settings,
+            untold: false,
         },
     };
-    let record = Record { guest: shared.request.guest.clone(), changed_unix_ms: unix_ms(), role };
+    let record = Record::new(&shared.request.guest, agent.journal.next_order(), role);
     if shared.domain.is_some() {
         domain::note(agent, session, &record)?;
     }
@@ -153,7 +155,7 @@ fn run(
     if shared.domain.is_some() {
         worker.ask(Job::AwaitStream);
     }
-    let body = Body::new(shared.clone(), worker, agent.journal.clone(), record);
+    let body = Body::new(shared.clone(), worker, agent.clone(), record);
     links::attach_path(shared, stream, None).map_err(failed)?;
     if shared.domain.is_none() {
         shared.tell(Event::Start);

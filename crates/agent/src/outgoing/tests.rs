@@ -105,10 +105,10 @@ fn streams_are_reset_before_the_hypervisor_is_asked_to_roll_back() {
     let dir = tempfile::tempdir().unwrap();
     let (outgoing, _inputs) = outgoing();
     let (worker, jobs) = Worker::for_test();
-    let journal = Arc::new(Journal::open(dir.path()).unwrap());
+    let agent = crate::testing::agent(&dir, &[]);
     let role = Waiting::default().role(linerate_core::journal::DestinationPhase::Started);
-    let record = Record { guest: "g".into(), changed_unix_ms: 0, role };
-    let mut body = body::Body::new(outgoing.clone(), worker, journal, record);
+    let record = Record::new("g", 1, role);
+    let mut body = body::Body::new(outgoing.clone(), worker, agent, record);
     let open = || {
         let (here, _there) = UnixStream::pair().unwrap();
         outgoing.carriage().unwrap().streams.open("x", Socket::new(here).unwrap())

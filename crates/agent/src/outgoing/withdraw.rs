@@ -9,32 +9,50 @@ use linerate_core::{SessionId, Token};
 
 use super::links::withdraw_any;
 use crate::clock::Clock;
+use crate::faults::chain;
+use crate::journal::Journal;
 
-/// Begins to tell the destination.
-pub(crate) fn withdraw(peers: Vec<SocketAddr>, session: SessionId, token: Token) {
-    let telling = move || tell(&peers, session, token);
+/// Begins to tell the destination. `held`: it may have the guest complete, and keeps it until it is told. `told` is called when
+/// it knows.
+pub(crate) fn withdraw(
+    peers: Vec<SocketAddr>,
+    session: SessionId,
+    token: Token,
+    held: bool,
+    told: impl FnOnce() + Send + 'static,
+) {
+    let telling = move || tell(&peers, session, token, held, told);
     if let Err(error) = std::thread::Builder::new().name("withdraw".into()).spawn(telling) {
         tracing::warn!(%session, %error, "no thread to tell the destination of the roll-back; it gives up by itself");
     }
 }
 
-fn tell(peers: &[SocketAddr], session: SessionId, token: Token) {
+fn tell(peers: &[SocketAddr], session: SessionId, token: Token, held: bool, told: impl FnOnce()) {
     let clock = Clock::start();
-    let mut withdrawal = Withdrawal::new(clock.now());
+    let mut withdrawal = Withdrawal::new(clock.now(), held);
     loop {
         let outcome = withdraw_any(peers, session, token);
         let now = clock.now();
         match withdrawal.answered(now, outcome) {
             Next::Again(at) => std::thread::sleep(at.since(now)),
             Next::GivenUp => {
+                told();
                 return tracing::info!(%session, "the destination knows of the roll-back and holds nothing any more");
             }
             Next::Committed => {
+                told();
                 return tracing::error!(%session, "rolled back here, and the destination says that it has committed: see that the guest does not run twice");
             }
             Next::Unheard => {
                 return tracing::warn!(%session, "the destination could not be told of the roll-back; by now it has given up by itself");
             }
         }
+    }
+}
+
+/// The journal need not have a later agent tell it once more.
+pub(crate) fn is_told(journal: &Journal, session: SessionId) {
+    if let Err(error) = journal.destination_is_told(session) {
+        tracing::warn!(%session, error = chain(&error), "the next start of the agent tells the destination once more");
     }
 }

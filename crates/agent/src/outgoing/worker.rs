@@ -302,7 +302,12 @@ impl State {
             .map_err(|error| qemu_fault(Step::Blackout, &error))?;
         let stopped_at: Time = self.shared.clock.at(held.stopped_at);
         let _ = self.shared.inbox.send(Input::EventAt(stopped_at, Event::GuestStopped));
-        self.shared.tell(Event::Holding);
+        self.holds(held.ran())
+    }
+
+    /// QEMU holds: what the guest uses now goes to the destination, which compares it with what it has opened.
+    pub fn holds(&mut self, ran: bool) -> Result<(), Fault> {
+        self.shared.tell(Event::Holding { ran, disks: String::new() });
         Ok(())
     }
 
@@ -340,7 +345,6 @@ impl State {
     fn roll_back(&mut self) -> Result<(), Fault> {
         self.throttle_percent = 0;
         self.detach();
-        let (ran, found) = (self.guest.qemu.ran(), self.guest.qemu.found().cloned());
         let mut done = self.guest.qemu.take_back(Self::deadline());
         // A connection that broke in the middle of a command is of no use: a fresh one may be.
         for number in 0..TAKE_BACK_TRIES {
@@ -350,7 +354,7 @@ impl State {
                 std::thread::sleep(Duration::from_secs(1));
             }
             match process::connect(&self.guest.record, Self::deadline()) {
-                Ok(qmp) => self.guest.qemu = SourceQemu::recovered(qmp, ran, found.clone()),
+                Ok(qmp) => self.guest.qemu.reconnect(qmp),
                 Err(error) => {
                     tracing::warn!(error = chain(&error), "its QEMU does not answer");
                     continue;
@@ -358,20 +362,23 @@ impl State {
             }
             done = self.guest.qemu.take_back(Self::deadline());
         }
-        let guest = match done {
-            Ok(()) if ran => GuestState::RunsAtSource,
-            Ok(()) => GuestState::PausedAtSource,
-            Err(error) => self.after_failed_roll_back(&error),
+        let runs = done.and_then(|()| self.guest.qemu.runs(Self::deadline()));
+        let alive = self.guest.record.is_alive();
+        let (guest, complete) = match runs {
+            Ok(true) => (GuestState::RunsAtSource, true),
+            Ok(false) => (GuestState::PausedAtSource, true),
+            Err(_) if !alive => (GuestState::Gone, true),
+            Err(error) => {
+                tracing::error!(
+                    error = chain(&error),
+                    "the guest could not be rolled back; it is tried until it can"
+                );
+                (GuestState::PausedAtSource, false)
+            }
         };
         self.drop_stream();
-        self.shared.tell(Event::RolledBack(guest));
+        self.shared.tell(Event::RolledBack { guest, complete });
         Ok(())
-    }
-
-    fn after_failed_roll_back(&self, error: &MigrateError) -> GuestState {
-        let alive = self.guest.record.is_alive();
-        tracing::error!(error = chain(error), alive, "the guest could not be rolled back");
-        if alive { GuestState::PausedAtSource } else { GuestState::Gone }
     }
 
     pub fn detach(&mut self) {
@@ -401,13 +408,8 @@ impl State {
         let (registry, record) = (&self.guest.registry, &self.guest.record);
         let how = process::StopHow::Quit;
         let qmp = Some(self.guest.qemu.qmp());
-        if let Err(error) = process::stop(registry, record, qmp, how, Self::deadline()) {
-            tracing::error!(
-                error = chain(&error),
-                guest = record.name,
-                "the source's QEMU could not be ended"
-            );
-        }
+        process::stop(registry, record, qmp, how, Self::deadline())
+            .map_err(|error| fault(Code::HypervisorFailed, Step::CleanUp, Side::Source, &error))?;
         self.shared.tell(Event::CleanedUp);
         Ok(())
     }

@@ -123,7 +123,7 @@ impl Body {
         }
         let mut peers = vec![self.tunnel.peer];
         peers.extend(self.links.iter().flat_map(Links::remotes).filter(|remote| *remote != self.tunnel.peer));
-        crate::outgoing::withdraw(peers, self.tunnel.session, self.tunnel.token);
+        crate::outgoing::withdraw(peers, self.tunnel.session, self.tunnel.token, false, || {});
     }
 
     fn turn(&mut self, inbox: &Receiver<Input>) {

@@ -145,11 +145,11 @@ pub fn migrations(migrations: &[MigrationSummary], now_unix_ms: u64, paint: Pain
         ]);
     }
     let mut lines = table.lines(0);
-    if migrations.iter().any(|one| one.state == MigrationState::Undecided) {
+    if migrations.iter().any(|one| one.note.is_some()) {
         lines.push(String::new());
-        lines.push(paint.yellow(
-            "an undecided guest stays paused until the other host answers; see `linerate resolve --help`",
-        ));
+    }
+    for (one, note) in migrations.iter().filter_map(|one| Some((one, one.note.as_ref()?))) {
+        lines.push(paint.yellow(&format!("{} {}: {}", clean(&one.id.0), clean(&one.guest), clean(note))));
     }
     text(lines)
 }
@@ -162,6 +162,7 @@ fn migration_state(state: MigrationState, paint: Paint) -> String {
         MigrationState::Cancelled => paint.yellow("cancelled"),
         MigrationState::Failed => paint.red("failed"),
         MigrationState::Undecided => paint.red("undecided"),
+        MigrationState::Recovering => paint.yellow("recovering"),
     }
 }
 
@@ -181,6 +182,15 @@ pub fn status(status: &AgentStatus, paint: Paint) -> String {
     row("Migrations", format!("{} under way", status.migrations));
     if status.undecided > 0 {
         row("Undecided", paint.red(&format!("{}; see `linerate migration list`", status.undecided)));
+    }
+    if status.unfinished > status.undecided {
+        let others = status.unfinished - status.undecided;
+        row("Recovering", paint.yellow(&format!("{others}; see `linerate migration list`")));
+    }
+    if status.unwritten > 0 {
+        let what =
+            format!("{} ends of migrations are not in the journal: is its disk full?", status.unwritten);
+        row("Journal", paint.red(&what));
     }
     let mut lines = table.lines(0);
     let mut kernel = Table::new(&[Align::Left, Align::Left, Align::Left]);

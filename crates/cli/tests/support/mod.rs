@@ -87,6 +87,8 @@ async fn status() -> Json<AgentStatus> {
         guests: 3,
         migrations: 1,
         undecided: 0,
+        unfinished: 0,
+        unwritten: 0,
         protocol_versions: vec![1],
         kernel_features: vec![
             feature("pagemap_scan", true, "direct mode"),
@@ -156,6 +158,7 @@ fn summary(guest: &str, state: MigrationState) -> MigrationSummary {
         step: Step::Copy,
         started_unix_ms: 1_700_000_000_000,
         sent_bytes: 3 << 30,
+        note: None,
     }
 }
 

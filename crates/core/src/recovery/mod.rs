@@ -14,7 +14,9 @@
 mod destination;
 mod source;
 
-pub use destination::{DestinationAction, DestinationEvent, DestinationRecovery, Inspection, RunResult};
+pub use destination::{
+    DestinationAction, DestinationEvent, DestinationRecovery, Inspection, RUN_AGAIN_AFTER, RUN_FOR, RunResult,
+};
 pub use source::{SourceAction, SourceEvent, SourceRecovery};
 
 use std::time::Duration;

@@ -98,6 +98,7 @@ impl Source {
             self.state = State::Writing;
             return self.actions.push_back(Action::WriteDeviceState);
         }
+        self.statistics.blackout.completed = Some(now);
         if self.config.verify {
             self.state = State::Digesting;
             self.actions.push_back(Action::Digest);
@@ -178,7 +179,7 @@ impl Source {
     pub(super) fn commit(&mut self, now: Time) {
         self.statistics.blackout.journaled = Some(now);
         self.step_deadline = None;
-        self.state = State::Committing { ask_at: now + ASK_AFTER, undecided: false, gone: false };
+        self.state = State::Committing { ask_at: now + ASK_AFTER, undecided: false };
         self.control.send(now, Message::Commit);
     }
 

@@ -202,14 +202,27 @@ impl Source {
                 };
                 self.roll_back(now, Fault::new(code, Step::Commit, Side::Destination, detail), false);
             }
-            Verdict::AskAgain => {
-                if let State::Committing { undecided, gone, .. } = &mut self.state {
-                    *gone = outcome == Outcome::Gone;
-                    // The destination has answered: no later answer will be another.
-                    *undecided |= matches!(outcome, Outcome::Gone | Outcome::Unknown);
-                }
-            }
+            Verdict::AskAgain => self.only_the_operator_decides(now, outcome),
         }
+    }
+
+    /// The destination has answered and does not know better: the session ends, and recovery keeps the guest paused for the
+    /// operator.
+    fn only_the_operator_decides(&mut self, now: Time, outcome: Outcome) {
+        let (code, detail) = match outcome {
+            Outcome::Gone => (
+                Code::GuestGone,
+                "the destination took the guest over, and its QEMU has ended there; the copy at the source is kept",
+            ),
+            Outcome::Unknown => (
+                Code::SessionUnknown,
+                "the destination has no record of the commit; the copy at the source is kept",
+            ),
+            _ => return,
+        };
+        self.unfinished = true;
+        let fault = Fault::new(code, Step::Commit, Side::Destination, detail);
+        self.end(now, Some(fault), GuestState::Undecided);
     }
 
     /// The operator knows better: the destination's host is gone for good, or the guest is known to run there.

@@ -407,11 +407,6 @@ impl Source {
         matches!(self.state, State::Committing { undecided: true, .. })
     }
 
-    /// The destination has said that it committed the guest and that its hypervisor has ended since.
-    pub fn destination_is_gone(&self) -> bool {
-        matches!(self.state, State::Committing { gone: true, .. })
-    }
-
     /// The guest is the destination's: links have nothing to carry any more but the last word.
     pub fn is_leaving(&self) -> bool {
         matches!(self.state, State::CleaningUp { .. } | State::Parting { .. } | State::Ended)

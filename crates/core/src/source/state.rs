@@ -42,11 +42,9 @@ pub(super) enum State {
     },
     HandingOver,
     Journaling,
-    /// `gone`: the destination has said that it committed and that its hypervisor has ended.
     Committing {
         ask_at: Time,
         undecided: bool,
-        gone: bool,
     },
     /// `again`: it failed and is tried again then.
     CleaningUp {

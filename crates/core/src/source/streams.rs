@@ -89,11 +89,9 @@ impl Source {
         let blackout = &mut self.statistics.blackout;
         blackout.last_copy_bytes = self.statistics.streamed.remaining_bytes;
         // There is no last scan and no last copy of ours: those parts have no length.
-        for moment in
-            [&mut blackout.held, &mut blackout.scanned, &mut blackout.copied, &mut blackout.digested]
-        {
-            *moment = Some(now);
-        }
+        let moments = [&mut blackout.held, &mut blackout.scanned, &mut blackout.copied];
+        moments.into_iter().for_each(|moment| *moment = Some(now));
+        (blackout.completed, blackout.digested) = (Some(now), Some(now));
         self.state = State::Loading { written: false, loaded: false };
         self.actions.push_back(Action::WriteDeviceState);
     }

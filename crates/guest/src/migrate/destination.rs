@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::settings::{self, Settings};
 use super::source::{quit, run_state};
 use super::{MigrateError, command_deadline, next_slice, unix_uri};
+use crate::procfs;
 use crate::qmp::{Qmp, QmpError};
 
 /// The destination's QEMU, started with `-incoming defer -S`.
@@ -18,17 +19,35 @@ pub struct DestinationQemu {
     pub(super) found: Option<Settings>,
     /// Images that it offers for disks that go along.
     pub(super) exports: usize,
+    /// Disks are taken over when the guest is let run, and not when its state is loaded.
+    pub(super) activates_late: bool,
+}
+
+/// What became of taking the guest over.
+#[derive(Debug)]
+pub enum TakeOver {
+    /// It runs, or its disks were taken over if it was not to run.
+    Done,
+    /// QEMU refused, and the guest has not run here.
+    Refused(MigrateError),
+    /// QEMU did not answer, or its answer is lost: whether the guest runs is not known.
+    Unknown(MigrateError),
 }
 
 impl DestinationQemu {
     /// Takes a connection over.
     pub fn new(qmp: Qmp) -> DestinationQemu {
-        DestinationQemu { qmp, found: None, exports: 0 }
+        DestinationQemu { qmp, found: None, exports: 0, activates_late: true }
     }
 
     /// For a guest that an earlier agent left in the middle: how it was set comes from the journal.
     pub fn recovered(qmp: Qmp, found: Option<Settings>) -> DestinationQemu {
-        DestinationQemu { qmp, found, exports: 0 }
+        DestinationQemu { qmp, found, exports: 0, activates_late: true }
+    }
+
+    /// Goes on with another connection in place of one that broke.
+    pub fn reconnect(&mut self, qmp: Qmp) {
+        self.qmp = qmp;
     }
 
     /// How QEMU was set before it was prepared.
@@ -48,15 +67,18 @@ impl DestinationQemu {
 
     /// Sets capabilities for direct mode. The announcement that QEMU makes by itself when it has loaded is put off: switches
     /// must not learn the new port before the guest is committed. So are its disks (QEMU 3.0 and later): whoever holds an image's
-    /// lock while it waits keeps the guest from running at the source again.
-    pub fn prepare(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+    /// lock while it waits keeps the guest from running at the source again. `runs`: the guest runs at the source. One that does
+    /// not is not let run here, and QEMU before 10.0 takes disks over only then or when it has loaded the state.
+    pub fn prepare(&mut self, runs: bool, deadline: Instant) -> Result<(), MigrateError> {
         let found = self.status(deadline)?;
         if found != "inmigrate" {
             return Err(MigrateError::RunState { found, wanted: "inmigrate" });
         }
+        self.activates_late = runs;
         let wanted = ["x-ignore-shared", "events", "late-block-activate"];
+        let wanted = if runs { &wanted[..] } else { &wanted[..2] };
         self.found = Some(Settings::read(&mut self.qmp, deadline)?);
-        settings::set(&mut self.qmp, &wanted, json!({ "announce-rounds": 0 }), deadline)
+        settings::set(&mut self.qmp, wanted, json!({ "announce-rounds": 0 }), deadline)
     }
 
     /// Listens on a UNIX socket for the source's state.
@@ -82,12 +104,61 @@ impl DestinationQemu {
         }
     }
 
-    /// Commits: runs the guest. [`DestinationQemu::settle`] comes after it, when nobody waits any more.
-    pub fn resume(&mut self, deadline: Instant) -> Result<(), MigrateError> {
-        if self.status(deadline)? != "running" {
+    /// Commits: runs the guest, or only takes its disks over if it did not run (`ran`) at the source.
+    /// [`DestinationQemu::settle`] comes after it, when nobody waits any more.
+    pub fn take_over(&mut self, ran: bool, deadline: Instant) -> TakeOver {
+        let done = if ran { self.run(deadline) } else { self.activate(deadline) };
+        match done {
+            Ok(()) => TakeOver::Done,
+            Err(error @ MigrateError::Qmp(QmpError::Refused { .. })) => match self.status(deadline) {
+                Ok(status) if is_live(&status) => TakeOver::Done,
+                Ok(_) => TakeOver::Refused(error),
+                Err(error) => TakeOver::Unknown(error),
+            },
+            Err(error @ MigrateError::CannotActivate { .. }) => TakeOver::Refused(error),
+            Err(error) => TakeOver::Unknown(error),
+        }
+    }
+
+    // QEMU takes the disks over first and starts no virtual CPU if it cannot.
+    fn run(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+        if !is_live(&self.status(deadline)?) {
             self.qmp.execute("cont", json!({}), deadline)?;
         }
         Ok(())
+    }
+
+    /// Takes the disks over without letting the guest run.
+    fn activate(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+        match self.qmp.execute("blockdev-set-active", json!({ "active": true }), deadline) {
+            Ok(_) => Ok(()),
+            Err(QmpError::Refused { class, .. }) if class == "CommandNotFound" => self.check_active(deadline),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Before QEMU 10.0 only the locks on its images tell whether it has taken them over.
+    fn check_active(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+        if self.activates_late {
+            let why = "the guest was paused while it was moved, and this QEMU takes disks over only when a guest runs; start the migration again";
+            return Err(MigrateError::CannotActivate { why: why.into() });
+        }
+        let pid = self.qmp.peer_pid()?;
+        let nodes = self.qmp.execute("query-named-block-nodes", json!({ "flat": true }), deadline)?;
+        let unlocked = nodes.as_array().into_iter().flatten().find_map(|node| {
+            let writes = node["ro"] == false && matches!(node["drv"].as_str(), Some("file" | "host_device"));
+            let file = node["file"].as_str().filter(|_| writes)?;
+            let locked = procfs::holds_locks(pid, Path::new(file));
+            (!locked).then(|| file.to_owned())
+        });
+        match unlocked {
+            None => Ok(()),
+            Some(file) => {
+                let why =
+                    format!("QEMU holds no lock on {file}: another process has it, or it cannot be written");
+                Err(MigrateError::CannotActivate { why })
+            }
+        }
     }
 
     /// Lets QEMU announce the guest's addresses and puts the settings back. The guest runs: what fails here is only told.
@@ -120,8 +191,8 @@ impl DestinationQemu {
             })?;
             match found.as_str() {
                 "inmigrate" => std::thread::sleep(Duration::from_micros(200)),
-                "paused" | "running" | "prelaunch" => return Ok(()),
-                _ => return Err(MigrateError::RunState { found, wanted: "paused" }),
+                // A guest that did not run at the source is in the state that it had there.
+                _ => return Ok(()),
             }
             if Instant::now() >= deadline {
                 return Err(QmpError::TimedOut { doing: "waiting for the loaded guest".into() }.into());
@@ -148,6 +219,11 @@ impl DestinationQemu {
             Err(error) => ended(error),
         }
     }
+}
+
+/// Virtual CPUs run, or would as soon as the guest wakes up.
+fn is_live(status: &str) -> bool {
+    matches!(status, "running" | "suspended")
 }
 
 pub(super) fn ended(error: QmpError) -> MigrateError {

@@ -22,15 +22,27 @@ const ANY_LIMIT: Duration = Duration::from_secs(300);
 /// Pause between two questions where no event tells.
 const POLL: Duration = Duration::from_millis(2);
 
+/// Run states in which a guest stands that nobody but itself or an operator stopped: a migration neither caused them nor ends
+/// them. Whoever wants it to run tells QEMU to (`cont`, after a reset where QEMU asks for one).
+const STOPPED_BY_ITSELF: &[&str] =
+    &["io-error", "watchdog", "guest-panicked", "internal-error", "shutdown", "suspended", "debug"];
+
 /// The moment in which QEMU has stopped the guest and waits.
 #[derive(Clone, Copy, Debug)]
 pub struct PreSwitchover {
-    /// When QEMU stopped the guest (its wall clock); none if it was paused before.
+    /// When QEMU stopped the guest (its wall clock); none if it did not run before.
     pub stopped: Option<Duration>,
     /// When QEMU began to wait (its wall clock); none if the event was not seen.
     pub waiting: Option<Duration>,
     /// When the stop was read here.
     pub stopped_at: Instant,
+}
+
+impl PreSwitchover {
+    /// Whether the guest ran until QEMU stopped it.
+    pub fn ran(&self) -> bool {
+        self.stopped.is_some()
+    }
 }
 
 /// The source's QEMU.
@@ -41,6 +53,10 @@ pub struct SourceQemu {
     found: Option<Settings>,
     /// The guest ran when this began and must run again if it comes to nothing.
     ran: bool,
+    /// [`SourceQemu::pause`] stopped the guest, and nobody has let it run since. If that is not known, it may have.
+    paused_here: bool,
+    /// The guest stood already when QEMU was to stop it for the migration.
+    stood: bool,
     /// Drives that are being mirrored to the destination, in order.
     pub(super) copied: Vec<String>,
 }
@@ -50,13 +66,18 @@ impl SourceQemu {
     pub fn new(mut qmp: Qmp, deadline: Instant) -> Result<SourceQemu, MigrateError> {
         let ran = run_state(&mut qmp, deadline)? == "running";
         let found = Some(Settings::read(&mut qmp, deadline)?);
-        Ok(SourceQemu { qmp, found, ran, copied: Vec::new() })
+        Ok(SourceQemu { qmp, found, ran, paused_here: false, stood: false, copied: Vec::new() })
     }
 
-    /// For a guest that was left in the middle, by an earlier agent or a broken connection: how it was at the beginning comes from
-    /// the journal, or from before.
+    /// For a guest that was left in the middle by an earlier agent, which may have stopped it for a moment: how it was at the
+    /// beginning comes from the journal.
     pub fn recovered(qmp: Qmp, ran: bool, found: Option<Settings>) -> SourceQemu {
-        SourceQemu { qmp, found, ran, copied: Vec::new() }
+        SourceQemu { qmp, found, ran, paused_here: true, stood: false, copied: Vec::new() }
+    }
+
+    /// Goes on with another connection in place of one that broke.
+    pub fn reconnect(&mut self, qmp: Qmp) {
+        self.qmp = qmp;
     }
 
     /// How QEMU was set at the beginning.
@@ -128,10 +149,14 @@ impl SourceQemu {
             let wanted = |event: &Event| event.name == "STOP" || event.name == "MIGRATION";
             let status = match self.qmp.wait_event(wanted, until) {
                 Ok(event) if event.name == "STOP" => {
-                    stop = Some(event);
+                    // An operator's, or an I/O error's, is not QEMU's own for the migration: the guest does not run then.
+                    let state = self.status(command_deadline())?;
+                    let own = matches!(state.as_str(), "finish-migrate" | "postmigrate");
+                    stop = own.then_some(event);
                     continue;
                 }
                 Ok(event) if event.is_migration("pre-switchover") => {
+                    self.stood = stop.is_none();
                     return Ok(pre_switchover(stop, Some(event)));
                 }
                 Ok(event) => event.migration_status().unwrap_or_default().to_owned(),
@@ -139,7 +164,10 @@ impl SourceQemu {
                 Err(error) => return Err(error.into()),
             };
             match status.as_str() {
-                "pre-switchover" => return Ok(pre_switchover(stop, None)),
+                "pre-switchover" => {
+                    self.stood = stop.is_none();
+                    return Ok(pre_switchover(stop, None));
+                }
                 "failed" | "cancelled" | "cancelling" | "completed" => {
                     return Err(self.failed(&status, command_deadline()));
                 }
@@ -205,7 +233,7 @@ impl SourceQemu {
             Err(MigrateError::AlreadyCompleted) => {
                 self.tidy_mirrors(deadline);
                 self.release(deadline)?;
-                if self.ran {
+                if self.ran && !self.stood {
                     // QEMU takes its disks back before it lets the guest run.
                     self.qmp.execute("cont", json!({}), deadline)?;
                     self.expect_status("running", deadline)?;
@@ -217,6 +245,11 @@ impl SourceQemu {
         self.tidy_mirrors(deadline);
         self.release(deadline)?;
         if self.ran { self.resume_again(deadline) } else { Ok(()) }
+    }
+
+    /// Whether the guest runs, now that it was taken back: an operator or an I/O error may have stopped it on the way.
+    pub fn runs(&mut self, deadline: Instant) -> Result<bool, MigrateError> {
+        Ok(self.status(deadline)? == "running")
     }
 
     /// What of it cannot be tidied away does not keep the guest from running.
@@ -283,6 +316,9 @@ impl SourceQemu {
             match found.as_str() {
                 "running" => return Ok(()),
                 "finish-migrate" | "colo" => {}
+                state if STOPPED_BY_ITSELF.contains(&state) => return Ok(()),
+                // An operator's pause is the operator's to end.
+                "paused" if !self.paused_here => return Ok(()),
                 state if self.can_continue(state, deadline)? => {
                     match self.qmp.execute("cont", json!({}), deadline) {
                         Ok(_) | Err(QmpError::Refused { .. }) => {}
@@ -310,9 +346,11 @@ impl SourceQemu {
         let found = self.status(deadline)?;
         match found.as_str() {
             "running" => {
+                self.paused_here = true;
                 self.qmp.execute("stop", json!({}), deadline)?;
                 self.expect_status("paused", deadline).map(|()| true)
             }
+            state if STOPPED_BY_ITSELF.contains(&state) => Ok(false),
             state if self.can_continue(state, deadline)? => Ok(false),
             _ => Err(MigrateError::RunState { found, wanted: "running" }),
         }
@@ -322,9 +360,14 @@ impl SourceQemu {
     pub fn resume(&mut self, deadline: Instant) -> Result<(), MigrateError> {
         let found = self.status(deadline)?;
         match found.as_str() {
-            "running" => Ok(()),
+            "running" => {
+                self.paused_here = false;
+                Ok(())
+            }
+            state if STOPPED_BY_ITSELF.contains(&state) => Ok(()),
             state if self.can_continue(state, deadline)? => {
                 self.qmp.execute("cont", json!({}), deadline)?;
+                self.paused_here = false;
                 self.expect_status("running", deadline)
             }
             _ => Err(MigrateError::RunState { found, wanted: "paused" }),

@@ -213,7 +213,9 @@ impl DestinationQemu {
             zero_pages_in_channels: parameters.get(ZERO_PAGES).is_some(),
             ..StreamOptions::between(older, channels, both)
         };
-        let mut wanted = vec!["events", "late-block-activate"];
+        self.activates_late = source.is_running();
+        let mut wanted = vec!["events"];
+        wanted.extend(self.activates_late.then_some("late-block-activate"));
         wanted.extend(shared_capabilities(options));
         let mut parameters = shared_parameters(options);
         parameters.insert("announce-rounds".into(), 0.into());

@@ -111,7 +111,7 @@ fn leaving(dir: &Path, fake: &Fake) -> (Arc<Outgoing>, Receiver<Input>, Worker) 
 }
 
 fn is_held(inputs: &Receiver<Input>) -> bool {
-    inputs.try_iter().any(|input| matches!(input, Input::Event(Event::Holding)))
+    inputs.try_iter().any(|input| matches!(input, Input::Event(Event::Holding { .. })))
 }
 
 #[test]
@@ -129,7 +129,10 @@ fn a_domain_that_somebody_suspended_is_not_taken_for_one_that_is_handed_over() {
         assert!(!is_held(&inputs), "{run_state}, {migration}: it may run again, and write its RAM");
     }
     fake.says("finish-migrate", "pre-switchover");
-    while !matches!(inputs.recv_timeout(LONG).expect("it is handed over"), Input::Event(Event::Holding)) {}
+    while !matches!(
+        inputs.recv_timeout(LONG).expect("it is handed over"),
+        Input::Event(Event::Holding { .. })
+    ) {}
     worker.finish();
 }
 

@@ -1,0 +1,149 @@
+//! Hands of the destination's recovery.
+
+use std::time::Instant;
+
+use linerate_core::recovery::{
+    DestinationAction, DestinationEvent, DestinationRecovery, Inspection, Phase, RunResult,
+};
+use linerate_guest::migrate::{DestinationQemu, TakeOver};
+use linerate_guest::process::{self, StopHow};
+use linerate_guest::registry::{GuestRecord, Origin};
+use linerate_guest::{images, procfs};
+
+use super::{Machine, QMP_WAIT, Unfinished, is_registered, lock, remove_sockets};
+use crate::agent::Agent;
+use crate::faults::chain;
+use crate::journal::{Role, Waiting};
+
+/// What is unfinished, and what follows.
+pub(super) fn note(machine: &DestinationRecovery) -> &'static str {
+    if machine.is_waiting() {
+        "the guest is complete here and paused; its source may have handed it over: it waits for the source's word, or for yours (`linerate resolve`)"
+    } else if machine.is_held() {
+        "the guest was handed over, is paused, and may have run here already: it stays paused until you decide (`linerate resolve`, or let it run yourself)"
+    } else {
+        "what is left to do here is tried until it is done"
+    }
+}
+
+impl Unfinished {
+    /// Carries the next action out; false if none is due.
+    pub(super) fn act_destination(&self, agent: &Agent) -> bool {
+        let now = self.clock.now();
+        let action = match &mut *lock(&self.machine) {
+            Machine::Destination(machine) => machine.poll_action(now),
+            Machine::Source(_) => None,
+        };
+        let Some(action) = action else { return false };
+        let event = match action {
+            DestinationAction::Discard => DestinationEvent::Discarded(self.discard(agent)),
+            DestinationAction::Inspect => DestinationEvent::Inspected(self.inspect()),
+            DestinationAction::Run => DestinationEvent::Ran(self.run_guest(agent)),
+            DestinationAction::Write(phase) => {
+                DestinationEvent::Written(self.write(agent, Phase::Destination(phase)))
+            }
+        };
+        let now = self.clock.now();
+        if let Machine::Destination(machine) = &mut *lock(&self.machine) {
+            machine.handle(now, event);
+        }
+        true
+    }
+
+    fn waiting(&self) -> Waiting {
+        match &lock(&self.record).role {
+            Role::Destination { waiting, .. } => waiting.clone(),
+            _ => Waiting::default(),
+        }
+    }
+
+    /// Ends a waiting guest that will never run: the very process of this session, and what was made for it.
+    fn discard(&self, agent: &Agent) -> bool {
+        let Some(qemu) = self.waiting().qemu.filter(|qemu| qemu.origin == Origin::Arrived) else {
+            return true;
+        };
+        let ours = is_registered(agent, &qemu);
+        let folder = agent.registry.folder(&qemu.name).ok().filter(|_| ours);
+        let made = folder.map(|folder| images::made(&folder)).unwrap_or_default();
+        match process::stop(&agent.registry, &qemu, None, StopHow::Quit, Instant::now() + QMP_WAIT) {
+            Ok(()) => {
+                images::discard(&made);
+                self.worked();
+                true
+            }
+            Err(error) => {
+                self.failed(format!("the waiting guest could not be ended: {}", chain(&error)));
+                false
+            }
+        }
+    }
+
+    /// Whether the committed guest runs, or ever ran.
+    fn inspect(&self) -> Inspection {
+        let waiting = self.waiting();
+        let Some(qemu) = &waiting.qemu else { return Inspection::Ended };
+        if !qemu.is_alive() {
+            return Inspection::Ended;
+        }
+        let deadline = Instant::now() + QMP_WAIT;
+        let status = process::connect(qemu, deadline).map_err(|error| chain(&error)).and_then(|qmp| {
+            DestinationQemu::recovered(qmp, None).status(deadline).map_err(|error| chain(&error))
+        });
+        match status {
+            Ok(status) if status == "running" => Inspection::Runs,
+            // It is not to be run, so that nothing is undone by taking it over once more.
+            Ok(_) if waiting.ran == Some(false) => Inspection::NeverRan,
+            Ok(_) if has_not_run(&waiting, qemu) => Inspection::NeverRan,
+            Ok(_) => Inspection::MayHaveRun,
+            Err(_) if !qemu.is_alive() => Inspection::Ended,
+            Err(trouble) => {
+                self.failed(trouble);
+                Inspection::Unknown
+            }
+        }
+    }
+
+    fn run_guest(&self, agent: &Agent) -> RunResult {
+        let waiting = self.waiting();
+        let Some(qemu) = &waiting.qemu else { return RunResult::Ended };
+        let ours = is_registered(agent, qemu);
+        // Whatever becomes of it: its images are its own.
+        if let Some(folder) = agent.registry.folder(&qemu.name).ok().filter(|_| ours) {
+            images::keep(&folder);
+        }
+        let deadline = Instant::now() + QMP_WAIT;
+        let mut destination = match process::connect(qemu, deadline) {
+            Ok(qmp) => DestinationQemu::recovered(qmp, waiting.settings.clone()),
+            Err(_) if !qemu.is_alive() => return RunResult::Ended,
+            Err(error) => {
+                self.failed(chain(&error));
+                return RunResult::Unknown;
+            }
+        };
+        match destination.take_over(waiting.ran.unwrap_or(true), deadline) {
+            TakeOver::Done => {
+                destination.settle(deadline);
+                if ours {
+                    remove_sockets(agent, &qemu.name);
+                }
+                self.worked();
+                RunResult::Runs
+            }
+            TakeOver::Refused(error) => {
+                self.failed(chain(&error));
+                RunResult::Refused
+            }
+            TakeOver::Unknown(_) if !qemu.is_alive() => RunResult::Ended,
+            TakeOver::Unknown(error) => {
+                self.failed(chain(&error));
+                RunResult::Unknown
+            }
+        }
+    }
+}
+
+/// Its virtual CPUs have executed nothing since it was committed.
+fn has_not_run(waiting: &Waiting, qemu: &GuestRecord) -> bool {
+    let before = waiting.cpu_run_ns;
+    before.is_some() && procfs::run_time_ns(qemu.process.pid, &waiting.cpu_threads) == before
+}

@@ -1,0 +1,408 @@
+//! Sessions that were not brought to their end: found in the journal when the agent starts, or handed over by a live session
+//! that could not end itself. The decisions are `linerate-core`'s (`recovery`); here they are carried out, each session in a
+//! thread of its own, while the agent already listens.
+//!
+//! | file | what it has |
+//! |---|---|
+//! | here | the journal is gone through; what all threads of recovery share |
+//! | `source`, `destination` | hands of the two recoveries |
+//! | `domain` | a setting in the QEMU of a domain of libvirt is put back |
+
+mod destination;
+mod domain;
+mod source;
+#[cfg(test)]
+mod tests;
+
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use linerate_api::{Direction, MigrationId, MigrationState, MigrationSummary, Step};
+use linerate_core::journal::{DestinationPhase, SourcePhase};
+use linerate_core::recovery::{DestinationRecovery, Entry, Phase, Plan, Process, SourceRecovery, plan};
+use linerate_core::{Outcome, SessionId, Token};
+use linerate_guest::procfs::{ProcessIdentity, boot_id};
+use linerate_guest::remains::clear_unfinished;
+
+use crate::agent::Agent;
+use crate::clock::Clock;
+use crate::faults::chain;
+use crate::journal::{JournalError, Record, Role, process};
+use crate::outgoing::withdraw;
+
+/// A hypervisor answers a command within this.
+const QMP_WAIT: Duration = Duration::from_secs(10);
+
+/// What a thread of recovery is told.
+enum Told {
+    Resolve(bool),
+    CommitAgain,
+    Withdrawn,
+}
+
+enum Machine {
+    Source(SourceRecovery),
+    Destination(DestinationRecovery),
+}
+
+/// A session that is being brought to its end.
+pub struct Unfinished {
+    /// Names it on both hosts.
+    pub session: SessionId,
+    /// The guest.
+    pub guest: String,
+    /// Its process here, if there was one.
+    pub process: Option<Process>,
+    record: Mutex<Record>,
+    machine: Mutex<Machine>,
+    told: Mutex<Sender<Told>>,
+    /// Why the last try came to nothing.
+    trouble: Mutex<Option<String>>,
+    clock: Clock,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Looks at every session of the journal. Returns before anything is carried out that may take long: by then each unfinished
+/// session is known to the agent, so that nothing else touches its guest.
+pub fn recover(agent: &Arc<Agent>) -> Result<(), JournalError> {
+    match clear_unfinished(&agent.registry) {
+        Ok(cleared) if cleared.is_empty() => {}
+        Ok(cleared) => {
+            tracing::warn!(guests = ?cleared, "were being started when the agent ended; nothing is left of them")
+        }
+        Err(error) => {
+            tracing::error!(error = chain(&error), "a start that was not finished could not be cleared away")
+        }
+    }
+    let mut sessions = agent.journal.all()?;
+    sessions.sort_by_key(|(_, record)| record.order);
+    sessions.iter_mut().for_each(|(session, record)| name_process(agent, *session, record));
+    let entries: Vec<Entry> =
+        sessions.iter().filter_map(|(session, record)| record.entry(*session)).collect();
+    for (session, record) in sessions {
+        match record.entry(session) {
+            Some(entry) => begin(agent, session, record, plan(&entry, &entries, lives)),
+            None => domain::put_back(agent, session, record),
+        }
+    }
+    let pruned = agent.journal.prune()?;
+    tracing::debug!(pruned, "old sessions forgotten");
+    Ok(())
+}
+
+/// A QEMU that was started in the moment in which the agent ended is in no record of the journal yet: the guest's own record
+/// names the session that started it.
+fn name_process(agent: &Agent, session: SessionId, record: &mut Record) {
+    let Role::Destination { waiting, .. } = &mut record.role else { return };
+    if waiting.qemu.is_none() {
+        let found = agent.registry.get(&record.guest).ok();
+        waiting.qemu = found.filter(|found| found.session == Some(session.to_string()));
+    }
+}
+
+/// Whether a process of this boot lives.
+pub(crate) fn lives(process: &Process) -> bool {
+    let identity = ProcessIdentity { pid: process.pid, start_ticks: process.start_ticks };
+    boot_id().is_ok_and(|boot| boot == process.boot) && identity.is_alive()
+}
+
+fn begin(agent: &Arc<Agent>, session: SessionId, mut record: Record, plan: Plan) {
+    let guest = record.guest.clone();
+    let now = Clock::start().now();
+    let machine = match plan {
+        Plan::RollBack => {
+            tracing::warn!(%session, guest, "the agent ended during this migration: rolling back");
+            Machine::Source(SourceRecovery::take_back(now))
+        }
+        Plan::Ask => {
+            tracing::warn!(%session, guest, "commit was sent before the agent ended: asking the destination");
+            Machine::Source(SourceRecovery::ask(now))
+        }
+        Plan::Discard => {
+            let Phase::Destination(phase) = phase_of(&record, session) else { return };
+            Machine::Destination(DestinationRecovery::discard(now, phase))
+        }
+        Plan::Wait => {
+            tracing::warn!(%session, guest, "the guest is complete here and its source may have committed: waiting for its word");
+            Machine::Destination(DestinationRecovery::wait())
+        }
+        Plan::See => {
+            tracing::warn!(%session, guest, "the guest was committed to this host: seeing that it runs");
+            Machine::Destination(DestinationRecovery::see(now))
+        }
+        Plan::Close(phase) => {
+            record.set_phase(phase);
+            tracing::info!(%session, guest, ?phase, "closed: its process ended, or a later migration decides about it");
+            if phase == Phase::Source(SourcePhase::RolledBack) {
+                set_untold(&mut record);
+            }
+            let _ = agent.journal.put_end(session, &record);
+            return tell_destination(agent, session, record);
+        }
+        Plan::Nothing => return tell_destination(agent, session, record),
+    };
+    if matches!(plan, Plan::RollBack) {
+        set_untold(&mut record);
+        tell_destination(agent, session, record.clone());
+    }
+    start(agent, session, record, machine);
+}
+
+fn phase_of(record: &Record, session: SessionId) -> Phase {
+    record.entry(session).map_or(Phase::Destination(DestinationPhase::Started), |entry| entry.phase)
+}
+
+/// The destination may hold the guest: it is told in the background, also by a later agent.
+fn set_untold(record: &mut Record) {
+    if let Role::Source { untold, .. } = &mut record.role {
+        *untold = true;
+    }
+}
+
+fn tell_destination(agent: &Arc<Agent>, session: SessionId, record: Record) {
+    if let Role::Source { untold: true, peers, token, .. } = &record.role {
+        let (peers, token) = (peers.clone(), parse_token(token));
+        let journal = agent.journal.clone();
+        withdraw(peers, session, token, true, move || crate::outgoing::is_told(&journal, session));
+    }
+}
+
+/// A live session could not bring its guest home, or could not end its process: goes on with it.
+pub fn hand_over(agent: &Arc<Agent>, session: SessionId, record: Record) {
+    let now = Clock::start().now();
+    let machine = match record.entry(session).map(|entry| entry.phase) {
+        Some(Phase::Source(SourcePhase::Started)) => SourceRecovery::take_back(now),
+        Some(Phase::Source(SourcePhase::CommitSent)) => SourceRecovery::ask(now),
+        _ => return,
+    };
+    start(agent, session, record, Machine::Source(machine));
+}
+
+fn start(agent: &Arc<Agent>, session: SessionId, record: Record, machine: Machine) {
+    let (told, inbox) = channel();
+    let unfinished = Arc::new(Unfinished {
+        session,
+        guest: record.guest.clone(),
+        process: record.entry(session).and_then(|entry| entry.process),
+        record: Mutex::new(record),
+        machine: Mutex::new(machine),
+        told: Mutex::new(told),
+        trouble: Mutex::default(),
+        clock: Clock::start(),
+    });
+    agent.add_unfinished(unfinished.clone());
+    let (running, working) = (agent.clone(), unfinished.clone());
+    let work = move || {
+        working.run(&running, &inbox);
+        running.forget_unfinished(session);
+    };
+    if let Err(error) = std::thread::Builder::new().name("recovery".into()).spawn(work) {
+        // It stays in the list, so that its guest is not touched; the next start of the agent goes on with it.
+        tracing::error!(%session, %error, "no thread to recover this session");
+    }
+}
+
+impl Unfinished {
+    fn run(&self, agent: &Arc<Agent>, inbox: &Receiver<Told>) {
+        loop {
+            let done = match &*lock(&self.machine) {
+                Machine::Source(machine) => machine.is_over().is_some(),
+                Machine::Destination(machine) => machine.is_over().is_some(),
+            };
+            if done {
+                return tracing::info!(session = %self.session, guest = self.guest, "this session has come to its end");
+            }
+            let acted = if self.is_source() { self.act_source(agent) } else { self.act_destination(agent) };
+            if acted {
+                continue;
+            }
+            let now = self.clock.now();
+            let wait = self.timeout().map_or(Duration::from_secs(3600), |at| at.since(now));
+            match inbox.recv_timeout(wait) {
+                Ok(told) => self.hear(&told),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    fn is_source(&self) -> bool {
+        matches!(&*lock(&self.machine), Machine::Source(_))
+    }
+
+    fn timeout(&self) -> Option<linerate_core::Time> {
+        match &*lock(&self.machine) {
+            Machine::Source(machine) => machine.timeout(),
+            Machine::Destination(machine) => machine.timeout(),
+        }
+    }
+
+    fn hear(&self, told: &Told) {
+        use linerate_core::recovery::{DestinationEvent, SourceEvent};
+        let now = self.clock.now();
+        match (&mut *lock(&self.machine), told) {
+            (Machine::Source(machine), Told::Resolve(here)) => {
+                machine.handle(now, SourceEvent::Resolve(*here))
+            }
+            (Machine::Source(_), Told::CommitAgain | Told::Withdrawn) => {}
+            (Machine::Destination(machine), told) => machine.handle(
+                now,
+                match told {
+                    Told::Resolve(here) => DestinationEvent::Resolve(*here),
+                    Told::CommitAgain => DestinationEvent::CommitAgain,
+                    Told::Withdrawn => DestinationEvent::Withdrawn,
+                },
+            ),
+        }
+    }
+
+    fn tell(&self, told: Told) {
+        let _ = lock(&self.told).send(told);
+    }
+
+    /// The operator decides: `true` runs the guest here. Says whether there was something to decide.
+    pub fn resolve(&self, resume_here: bool) -> bool {
+        let decides = match &*lock(&self.machine) {
+            Machine::Source(machine) => machine.is_undecided(),
+            Machine::Destination(machine) => machine.is_waiting() || machine.is_held(),
+        };
+        if decides {
+            self.tell(Told::Resolve(resume_here));
+        }
+        decides
+    }
+
+    /// The source, whose own process has ended, says commit.
+    pub fn commit_again(&self) {
+        self.tell(Told::CommitAgain);
+    }
+
+    /// The source has rolled back.
+    pub fn withdraw(&self) {
+        self.tell(Told::Withdrawn);
+    }
+
+    /// Whether this is the token of the session.
+    pub fn knows(&self, token: &Token) -> bool {
+        match &lock(&self.record).role {
+            Role::Source { token: ours, .. } => parse_token(ours) == *token,
+            Role::Destination { waiting, .. } => parse_token(&waiting.token) == *token,
+            Role::Domain { .. } => false,
+        }
+    }
+
+    /// What the source of a guest that comes is told; none if the journal knows.
+    pub fn outcome(&self) -> Option<Outcome> {
+        match &*lock(&self.machine) {
+            Machine::Source(_) => None,
+            Machine::Destination(machine) => machine.outcome(),
+        }
+    }
+
+    /// An operator may decide.
+    pub fn is_undecided(&self) -> bool {
+        match &*lock(&self.machine) {
+            Machine::Source(machine) => machine.is_undecided(),
+            Machine::Destination(machine) => machine.is_waiting() || machine.is_held(),
+        }
+    }
+
+    /// Nothing of the guest is to stay here.
+    pub fn is_going(&self) -> bool {
+        matches!(&*lock(&self.machine), Machine::Destination(machine)
+            if !machine.is_waiting() && !machine.is_held() && machine.outcome() == Some(Outcome::Pending))
+    }
+
+    /// A line about it.
+    pub fn summary(&self) -> MigrationSummary {
+        let record = lock(&self.record);
+        let (direction, peer) = match &record.role {
+            Role::Source { peers, .. } => {
+                (Direction::Outgoing, peers.first().map(ToString::to_string).unwrap_or_default())
+            }
+            _ => (Direction::Incoming, String::new()),
+        };
+        MigrationSummary {
+            id: MigrationId(self.session.to_string()),
+            guest: self.guest.clone(),
+            direction,
+            peer,
+            state: if self.is_undecided() { MigrationState::Undecided } else { MigrationState::Recovering },
+            step: Step::Commit,
+            started_unix_ms: record.changed_unix_ms,
+            sent_bytes: 0,
+            note: Some(self.note()),
+        }
+    }
+
+    /// What is unfinished, what happens next, and what an operator can do.
+    fn note(&self) -> String {
+        let what = match &*lock(&self.machine) {
+            Machine::Source(machine) => source::note(machine),
+            Machine::Destination(machine) => destination::note(machine),
+        };
+        match &*lock(&self.trouble) {
+            Some(trouble) => format!("{what} (last try: {trouble})"),
+            None => what.to_owned(),
+        }
+    }
+
+    /// A try came to nothing: logged when the reason is a new one.
+    fn failed(&self, trouble: String) {
+        let mut last = lock(&self.trouble);
+        if last.as_ref() != Some(&trouble) {
+            tracing::error!(session = %self.session, guest = self.guest, trouble, "not done yet; it is tried until it is");
+        }
+        *last = Some(trouble);
+    }
+
+    fn worked(&self) {
+        *lock(&self.trouble) = None;
+    }
+
+    /// Puts a phase on disk; says whether it is.
+    fn write(&self, agent: &Agent, phase: Phase) -> bool {
+        let mut record = lock(&self.record).clone();
+        record.set_phase(phase);
+        record.changed_unix_ms = crate::clock::unix_ms();
+        match agent.journal.put(self.session, &record) {
+            Ok(()) => {
+                *lock(&self.record) = record;
+                self.worked();
+                true
+            }
+            Err(error) => {
+                self.failed(format!("the journal was not written: {}", chain(&error)));
+                false
+            }
+        }
+    }
+}
+
+/// The session's token as the journal keeps it.
+pub(crate) fn parse_token(text: &str) -> Token {
+    let mut token = Token([0; 32]);
+    for (place, byte) in token.0.iter_mut().enumerate() {
+        let digits = text.get(2 * place..2 * place + 2);
+        *byte = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()).unwrap_or(0);
+    }
+    token
+}
+
+/// Where an earlier life took QEMU's streams, or had them taken.
+fn remove_sockets(agent: &Agent, guest: &str) {
+    if let Ok(folder) = agent.registry.folder(guest) {
+        let paths: [PathBuf; 2] = ["state.sock", "disks.sock"].map(|name| folder.join(name));
+        paths.iter().for_each(|path| drop(std::fs::remove_file(path)));
+    }
+}
+
+/// Whether the guest of that name here is still the process of this session.
+fn is_registered(agent: &Agent, qemu: &linerate_guest::registry::GuestRecord) -> bool {
+    agent.registry.get(&qemu.name).is_ok_and(|now| process(&now) == process(qemu))
+}

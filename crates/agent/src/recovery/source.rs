@@ -1,0 +1,112 @@
+//! Hands of the source's recovery.
+
+use std::time::Instant;
+
+use linerate_core::recovery::{Phase, SourceAction, SourceEvent, SourceRecovery};
+use linerate_core::{GuestState, Outcome};
+use linerate_guest::migrate::SourceQemu;
+use linerate_guest::process::{self, StopHow};
+
+use super::{Machine, QMP_WAIT, Unfinished, is_registered, lock, parse_token, remove_sockets};
+use crate::agent::Agent;
+use crate::faults::chain;
+use crate::journal::Role;
+use crate::outgoing::{ask_any, commit_any};
+
+/// What is unfinished, and what follows.
+pub(super) fn note(machine: &SourceRecovery) -> &'static str {
+    if machine.takes_back() {
+        return "the guest is being let run here again; it is tried until its QEMU answers";
+    }
+    if !machine.is_undecided() {
+        return "decided; what is left to do here is tried until it is done";
+    }
+    match machine.answer() {
+        Some(Outcome::Gone) => {
+            "the destination took the guest over and its QEMU has ended there: the copy here stays paused until you decide (`linerate resolve`)"
+        }
+        Some(Outcome::Unknown) => {
+            "the destination has no record of this migration: the copy here stays paused until you decide (`linerate resolve`)"
+        }
+        _ => {
+            "the guest is paused here until the destination says whether it runs there; it is asked every second"
+        }
+    }
+}
+
+impl Unfinished {
+    /// Carries the next action out; false if none is due.
+    pub(super) fn act_source(&self, agent: &Agent) -> bool {
+        let now = self.clock.now();
+        let action = match &mut *lock(&self.machine) {
+            Machine::Source(machine) => machine.poll_action(now),
+            Machine::Destination(_) => None,
+        };
+        let Some(action) = action else { return false };
+        let event = match action {
+            SourceAction::TakeBack => SourceEvent::TookBack(self.take_back(agent)),
+            SourceAction::GiveUp => SourceEvent::GaveUp(self.give_up(agent)),
+            SourceAction::Ask => SourceEvent::Answered(self.ask()),
+            SourceAction::Write(phase) => SourceEvent::Written(self.write(agent, Phase::Source(phase))),
+        };
+        let now = self.clock.now();
+        if let Machine::Source(machine) = &mut *lock(&self.machine) {
+            machine.handle(now, event);
+        }
+        true
+    }
+
+    /// Cancels what QEMU was told, puts its settings back and lets the guest run if it ran.
+    fn take_back(&self, agent: &Agent) -> Option<GuestState> {
+        let Role::Source { qemu, ran, settings, .. } = lock(&self.record).role.clone() else { return None };
+        if !qemu.is_alive() {
+            tracing::error!(session = %self.session, guest = self.guest, "its QEMU has ended");
+            return Some(GuestState::Gone);
+        }
+        let deadline = Instant::now() + QMP_WAIT;
+        let done = process::connect(&qemu, deadline).map_err(|error| chain(&error)).and_then(|qmp| {
+            let mut source = SourceQemu::recovered(qmp, ran, settings);
+            source.take_back(deadline).and_then(|()| source.runs(deadline)).map_err(|error| chain(&error))
+        });
+        match done {
+            Ok(runs) => {
+                if is_registered(agent, &qemu) {
+                    remove_sockets(agent, &qemu.name);
+                }
+                self.worked();
+                tracing::info!(session = %self.session, guest = self.guest, runs, "rolled back");
+                Some(if runs { GuestState::RunsAtSource } else { GuestState::PausedAtSource })
+            }
+            Err(trouble) => {
+                self.failed(trouble);
+                None
+            }
+        }
+    }
+
+    /// The guest runs at the destination: its process here ends.
+    fn give_up(&self, agent: &Agent) -> bool {
+        let Role::Source { qemu, .. } = lock(&self.record).role.clone() else { return true };
+        match process::stop(&agent.registry, &qemu, None, StopHow::Quit, Instant::now() + QMP_WAIT) {
+            Ok(()) => {
+                self.worked();
+                true
+            }
+            Err(error) => {
+                self.failed(format!("the QEMU here could not be ended: {}", chain(&error)));
+                false
+            }
+        }
+    }
+
+    /// Asks; a source whose own QEMU has ended has nothing to resume, so that it says commit again.
+    fn ask(&self) -> Option<Outcome> {
+        let Role::Source { qemu, peers, token, .. } = lock(&self.record).role.clone() else { return None };
+        let token = parse_token(&token);
+        if qemu.is_alive() {
+            ask_any(&peers, self.session, token)
+        } else {
+            commit_any(&peers, self.session, token)
+        }
+    }
+}

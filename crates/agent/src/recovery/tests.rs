@@ -1,0 +1,1 @@
+//! What recovery does to real processes.
