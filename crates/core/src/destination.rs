@@ -225,7 +225,10 @@ enum State {
     Loaded,
     /// Somebody else runs the guest.
     Releasing,
-    Journaling,
+    /// `again`: the disk did not take it; it is written again then.
+    Journaling {
+        again: Option<Time>,
+    },
     Resuming,
     Running {
         until: Option<Time>,
@@ -254,7 +257,7 @@ impl State {
             State::Noting => "noting",
             State::Loaded => "loaded",
             State::Releasing => "releasing",
-            State::Journaling => "journaling",
+            State::Journaling { .. } => "journaling",
             State::Resuming => "resuming",
             State::Running { .. } => "running",
             State::TearingDown { .. } => "tearing down",
@@ -269,7 +272,7 @@ impl State {
             State::Preparing => Step::Prepare,
             State::Receiving | State::Streaming => Step::Copy,
             State::Sealing { .. } | State::Loading | State::Noting => Step::Blackout,
-            State::Loaded | State::Journaling | State::Resuming => Step::Commit,
+            State::Loaded | State::Journaling { .. } | State::Resuming => Step::Commit,
             State::Running { .. }
             | State::Releasing
             | State::TearingDown { .. }
@@ -289,6 +292,8 @@ pub struct Destination {
     started: Time,
     guest: String,
     committed: bool,
+    /// Commit was said for a guest of which the source may have no copy.
+    only_copy: bool,
     /// Committed, and it could not be run.
     returned: bool,
     /// Committed, and its hypervisor has ended.
@@ -320,6 +325,7 @@ impl Destination {
             started: now,
             guest: String::new(),
             committed: false,
+            only_copy: false,
             returned: false,
             gone: false,
             stopped: None,
@@ -344,11 +350,11 @@ impl Destination {
                 self.control.send(now, Message::Fenced { channel, applied, refused });
             }
             Event::Carriage(message) => self.control.send(now, message),
-            Event::Failed(fault) => self.fail(fault),
-            Event::ReceivingFailed(fault) => self.fail(fault),
-            Event::Cancel => self.fail(self.fault(Code::Cancelled, "by the destination's operator")),
-            Event::Withdrawn => self.withdrawn(),
-            Event::CommitAgain => self.commit(),
+            Event::Failed(fault) => self.fail(now, fault),
+            Event::ReceivingFailed(fault) => self.fail(now, fault),
+            Event::Cancel => self.fail(now, self.fault(Code::Cancelled, "by the destination's operator")),
+            Event::Withdrawn => self.withdrawn(now),
+            Event::CommitAgain => self.commit_aside(),
             Event::Resolve(run) => self.resolve(run),
             Event::CannotRun(fault) => self.return_guest(fault),
             Event::GuestEnded(fault) => self.guest_ended(fault),
@@ -389,7 +395,7 @@ impl Destination {
 
     /// The guest may have been told to run: it is not given up by itself any more.
     pub fn is_committed(&self) -> bool {
-        self.committed || matches!(self.state, State::Journaling)
+        self.committed || matches!(self.state, State::Journaling { .. })
     }
 
     /// The guest is complete and the source, which may have committed, is not heard: an operator may decide.
@@ -430,7 +436,7 @@ impl Destination {
 
     fn received(&mut self, now: Time, path: PathId, sequence: u64, message: Message) {
         if !self.control.received(now, path, sequence, message) {
-            self.fail(self.fault(Code::ProtocolViolation, "a control message far ahead of its turn"));
+            self.fail(now, self.fault(Code::ProtocolViolation, "a control message far ahead of its turn"));
         }
         while let Some(message) = self.control.poll_delivered() {
             self.message(now, message);
@@ -470,7 +476,7 @@ impl Destination {
             (State::Receiving | State::Sealing { .. } | State::Loading, Message::DeviceState { bytes })
                 if !self.device_state_complete =>
             {
-                self.device_state(bytes)
+                self.device_state(now, bytes)
             }
             (
                 State::Receiving | State::Sealing { .. } | State::Loading,
@@ -492,18 +498,18 @@ impl Destination {
             }
             (State::Loaded, Message::Commit) => self.commit(),
             // It was said on a connection of its own before.
-            (State::Journaling | State::Resuming | State::Running { .. }, Message::Commit) => {}
+            (State::Journaling { .. } | State::Resuming | State::Running { .. }, Message::Commit) => {}
             (State::Running { .. }, Message::Finished) => self.finished(),
-            (_, message) => self.violation(&message),
+            (_, message) => self.violation(now, &message),
         }
     }
 
     /// Rule 5: what comes before RAM is sealed (QEMU's set-up and ROMs) is held until it is.
-    fn device_state(&mut self, bytes: Vec<u8>) {
+    fn device_state(&mut self, now: Time, bytes: Vec<u8>) {
         self.device_state_bytes += bytes.len() as u64;
         if self.device_state_bytes > DEVICE_STATE_BYTES_MAX {
             let detail = format!("more than {} MiB of device state", DEVICE_STATE_BYTES_MAX >> 20);
-            self.fail(self.fault(Code::ProtocolViolation, &detail));
+            self.fail(now, self.fault(Code::ProtocolViolation, &detail));
         } else if self.state == State::Loading {
             self.actions.push_back(Action::LoadDeviceState(bytes));
         } else {
@@ -528,9 +534,15 @@ impl Destination {
 
     fn commit(&mut self) {
         if self.state == State::Loaded {
-            self.state = State::Journaling;
+            self.state = State::Journaling { again: None };
             self.actions.push_back(Action::Journal(DestinationPhase::Committed));
         }
+    }
+
+    /// Not by the session: the source has no copy, or nobody knows whether it has one.
+    pub(super) fn commit_aside(&mut self) {
+        self.only_copy |= self.state == State::Loaded;
+        self.commit();
     }
 
     /// The source cannot know yet that we gave up; the abort is on its way or will be found by asking.
@@ -540,11 +552,11 @@ impl Destination {
         }
     }
 
-    fn violation(&mut self, message: &Message) {
+    fn violation(&mut self, now: Time, message: &Message) {
         let what = format!("{message:?}");
         let what = what.split([' ', '{', '(']).next().unwrap_or_default();
         let detail = format!("the source sent {what} while the destination was {}", self.state.name());
-        self.fail(Fault::new(Code::ProtocolViolation, self.state.step(), Side::Source, detail));
+        self.fail(now, Fault::new(Code::ProtocolViolation, self.state.step(), Side::Source, detail));
     }
 
     fn body_event(&mut self, now: Time, event: Event) {
@@ -569,7 +581,7 @@ impl Destination {
                     self.actions.extend(held.into_iter().map(Action::LoadDeviceState));
                     self.finish_device_state();
                 } else {
-                    self.fail(self.fault(Code::VerifyMismatch, "the digests of guest RAM differ"));
+                    self.fail(now, self.fault(Code::VerifyMismatch, "the digests of guest RAM differ"));
                 }
             }
             (State::Loading, Event::DeviceStateLoaded) if self.device_state_complete => {
@@ -588,7 +600,7 @@ impl Destination {
                 self.state = State::Loaded;
                 self.control.send(now, Message::Loaded);
             }
-            (State::Journaling, Event::Journaled(DestinationPhase::Committed)) => {
+            (State::Journaling { .. }, Event::Journaled(DestinationPhase::Committed)) => {
                 self.committed = true;
                 self.state = State::Resuming;
                 self.actions.push_back(Action::Run { ran: self.stopped.unwrap_or(true) });
@@ -610,7 +622,7 @@ impl Destination {
                 let what = format!("{event:?}");
                 let what = what.split([' ', '{', '(']).next().unwrap_or_default();
                 let detail = format!("{what} while {}", state.name());
-                self.fail(self.fault(Code::Internal, &detail));
+                self.fail(now, self.fault(Code::Internal, &detail));
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use super::{Action, Destination, State};
 use crate::journal::DestinationPhase;
+use crate::recovery::RETRY_AFTER;
 use crate::{Code, Fault, Message, Side, Time};
 
 impl Destination {
@@ -29,7 +30,7 @@ impl Destination {
             return;
         }
         if run {
-            self.commit();
+            self.commit_aside();
         } else {
             let detail = "the operator of the destination gave the guest up";
             self.give_up(Fault::new(Code::Cancelled, self.state.step(), Side::Destination, detail));
@@ -37,16 +38,22 @@ impl Destination {
     }
 
     /// Any fault. Before commit: give up. After it the guest is ours and stays ours, whatever happens.
-    pub(super) fn fail(&mut self, fault: Fault) {
+    pub(super) fn fail(&mut self, now: Time, fault: Fault) {
         match &self.state {
             // Tearing down: if the journal did not take it, the guest is ended all the same before anybody is told, and
             // after a crash the journal still says that nothing was committed, which is as good.
             State::TearingDown { .. } | State::Parting { .. } | State::Ended => {}
             _ if self.committed => {}
             // The body has the commit in its hands and it may be on disk: only its own failure can stop it.
-            State::Journaling
+            State::Journaling { again: None }
                 if fault.code != Code::JournalFailed
                     && !self.actions.contains(&Action::Journal(DestinationPhase::Committed)) => {}
+            // A source that is heard has its copy, and resumes on our word. Otherwise this one may be the only one.
+            State::Journaling { .. }
+                if fault.code == Code::JournalFailed && (self.only_copy || self.control.paths() == 0) =>
+            {
+                self.state = State::Journaling { again: Some(now + RETRY_AFTER) };
+            }
             _ => self.give_up(fault),
         }
     }
@@ -74,14 +81,14 @@ impl Destination {
             State::TearingDown { .. } | State::Parting { .. } | State::Ended => {
                 self.message_after_abort(now, Message::Aborted)
             }
-            _ => self.fail(fault),
+            _ => self.fail(now, fault),
         }
     }
 
     /// As good as an abort: the source will not send commit any more, and if it has, the journal decides.
-    pub(super) fn withdrawn(&mut self) {
+    pub(super) fn withdrawn(&mut self, now: Time) {
         let detail = "the source has rolled back and withdrawn the guest";
-        self.fail(Fault::new(Code::Cancelled, self.state.step(), Side::Source, detail));
+        self.fail(now, Fault::new(Code::Cancelled, self.state.step(), Side::Source, detail));
     }
 
     pub(super) fn finished(&mut self) {
@@ -103,6 +110,11 @@ impl Destination {
                     self.finished();
                 }
             }
+            State::Journaling { again } => {
+                if again.take_if(|at| *at <= now).is_some() {
+                    self.actions.push_back(Action::Journal(DestinationPhase::Committed));
+                }
+            }
             _ => self.check_orphaned(now),
         }
     }
@@ -121,7 +133,7 @@ impl Destination {
         if alone_since.is_some_and(|since| now - since >= self.config.orphan_timeout) {
             let seconds = self.config.orphan_timeout.as_secs();
             let detail = format!("no control connection from the source for {seconds} s");
-            self.fail(self.fault(Code::PeerLost, &detail));
+            self.fail(now, self.fault(Code::PeerLost, &detail));
         }
     }
 }

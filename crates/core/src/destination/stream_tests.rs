@@ -41,6 +41,17 @@ impl Driver {
         self.tell(Event::Received { path: PATH, sequence: self.sequence, message })
     }
 
+    /// The source's guest has stopped, its disks are the same, and everything was taken.
+    fn load(&mut self) {
+        let checks = self.receive(Message::Stopped { ran: true, disks: "[]".into() });
+        assert!(checks.contains(&Action::CheckDisks("[]".into())), "{checks:?}");
+        self.tell(Event::DisksChecked);
+        let notes = self.tell(Event::DeviceStateLoaded);
+        assert!(notes.contains(&Action::Journal(DestinationPhase::Loaded)), "{notes:?}");
+        assert!(!says(&notes, &Message::Loaded), "not before it is on disk");
+        assert!(says(&self.tell(Event::Journaled(DestinationPhase::Loaded)), &Message::Loaded));
+    }
+
     fn fault(&self) -> Option<Code> {
         if let State::TearingDown { fault } = &self.brain.state { Some(fault.code) } else { None }
     }
@@ -64,11 +75,12 @@ fn a_guest_that_took_its_streams_runs_only_after_commit_is_in_the_journal() {
     assert_eq!(driver.fault(), Some(Code::ProtocolViolation), "nothing is loaded yet");
 
     let mut driver = Driver::streaming();
-    assert!(says(&driver.tell(Event::DeviceStateLoaded), &Message::Loaded));
+    driver.load();
     let commits = driver.receive(Message::Commit);
     assert!(commits.contains(&Action::Journal(DestinationPhase::Committed)), "{commits:?}");
-    assert!(!commits.contains(&Action::Run), "{commits:?}");
-    assert!(driver.tell(Event::Journaled(DestinationPhase::Committed)).contains(&Action::Run));
+    let run = Action::Run { ran: true };
+    assert!(!commits.contains(&run), "{commits:?}");
+    assert!(driver.tell(Event::Journaled(DestinationPhase::Committed)).contains(&run));
 }
 
 #[test]
@@ -118,11 +130,13 @@ fn a_peer_that_breaks_the_rules_of_streams_makes_nothing_run_twice() {
     assert_eq!(driver.fault(), Some(Code::ProtocolViolation));
 
     let mut driver = Driver::streaming();
-    driver.tell(Event::DeviceStateLoaded);
+    driver.load();
     driver.receive(Message::Commit);
-    assert!(driver.tell(Event::Journaled(DestinationPhase::Committed)).contains(&Action::Run));
-    driver.tell(Event::ReceivingFailed(violation()));
-    driver.brain.handle(Time::ZERO + RUN_AGAIN_AFTER, Event::Tick);
-    let later: Vec<Action> = std::iter::from_fn(|| driver.brain.poll_action(Time::ZERO)).collect();
-    assert!(!later.contains(&Action::Run), "the guest is being started already");
+    let run = Action::Run { ran: true };
+    assert!(driver.tell(Event::Journaled(DestinationPhase::Committed)).contains(&run));
+    let mut later = driver.tell(Event::ReceivingFailed(violation()));
+    driver.brain.handle(Time::ZERO + Duration::from_secs(2), Event::Tick);
+    later.extend(std::iter::from_fn(|| driver.brain.poll_action(Time::ZERO)));
+    assert!(!later.contains(&run), "the guest is being started already: {later:?}");
+    assert!(!later.contains(&Action::TearDown), "{later:?}");
 }

@@ -183,6 +183,10 @@ impl DestinationRecovery {
             }
             (State::Holding, E::Resolve(true)) => self.enter(now, State::Running { since: now }),
             (State::Holding, E::Resolve(false)) => self.enter(now, State::Returning),
+            // It is not on disk, and who said commit takes it back.
+            (State::Committing, E::Withdrawn | E::Resolve(false)) if self.due.is_some() => {
+                self.enter(now, State::Discarding(DestinationPhase::Aborted));
+            }
             (State::Committing, E::Written(true)) => self.enter(now, State::Running { since: now }),
             (State::Inspecting, E::Inspected(found)) => self.inspected(now, found),
             (State::Running { since }, E::Ran(result)) => self.ran(now, since, result),

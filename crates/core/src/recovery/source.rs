@@ -1,7 +1,5 @@
 //! A session at the source that is to be brought to its end.
 
-use std::collections::VecDeque;
-
 use super::RETRY_AFTER;
 use crate::journal::{SourcePhase, Verdict, verdict};
 use crate::{GuestState, Outcome, Time};
@@ -53,7 +51,8 @@ pub struct SourceRecovery {
     /// The action of the state is due then; none while it is under way.
     due: Option<Time>,
     answer: Option<Outcome>,
-    decided: VecDeque<bool>,
+    /// The operator's word, while a question is under way.
+    decided: Option<bool>,
 }
 
 impl SourceRecovery {
@@ -68,7 +67,7 @@ impl SourceRecovery {
     }
 
     fn new(now: Time, state: State) -> SourceRecovery {
-        SourceRecovery { state, due: Some(now), answer: None, decided: VecDeque::new() }
+        SourceRecovery { state, due: Some(now), answer: None, decided: None }
     }
 
     /// The guest's state once all is done and written.
@@ -129,21 +128,21 @@ impl SourceRecovery {
         }
     }
 
+    /// An answer that decides weighs more than the word of an operator that came while the question was under way: the
+    /// destination knows what he may only guess.
     fn answered(&mut self, now: Time, answer: Option<Outcome>) {
         self.answer = answer.or(self.answer);
-        // The operator's word came while the question was under way.
-        if let Some(resume) = self.decided.pop_front() {
-            return self.decide(now, resume);
-        }
-        match answer.map(verdict) {
-            Some(Verdict::GiveUpGuest) => self.decide(now, false),
-            Some(Verdict::Resume) => self.decide(now, true),
-            Some(Verdict::AskAgain) | None => self.due = Some(now + RETRY_AFTER),
+        let decided = self.decided.take();
+        match (answer.map(verdict), decided) {
+            (Some(Verdict::GiveUpGuest), _) => self.decide(now, false),
+            (Some(Verdict::Resume), _) => self.decide(now, true),
+            (_, Some(resume)) => self.decide(now, resume),
+            (Some(Verdict::AskAgain) | None, None) => self.due = Some(now + RETRY_AFTER),
         }
     }
 
     fn resolve(&mut self, now: Time, resume: bool) {
-        if self.due.is_some() { self.decide(now, resume) } else { self.decided.push_back(resume) }
+        if self.due.is_some() { self.decide(now, resume) } else { self.decided = Some(resume) }
     }
 
     fn decide(&mut self, now: Time, resume: bool) {

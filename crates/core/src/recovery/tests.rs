@@ -1,1 +1,554 @@
 //! What a journal as a whole says, and both recoveries step by step.
+
+use super::destination::{RUN_AGAIN_AFTER, RUN_FOR};
+use super::*;
+use crate::journal::DestinationPhase as To;
+use crate::journal::SourcePhase as From;
+use crate::{GuestState, Outcome, Time};
+
+const FROM: [From; 4] = [From::Started, From::CommitSent, From::Finished, From::RolledBack];
+const TO: [To; 7] =
+    [To::Started, To::Loaded, To::Committed, To::Running, To::Finished, To::Aborted, To::Returned];
+
+fn process(pid: i32) -> Process {
+    Process { boot: "today".into(), pid, start_ticks: 7 }
+}
+
+fn entry(order: u64, phase: Phase, process: Option<Process>) -> Entry {
+    Entry { session: SessionId([order as u8; 16]), order, phase, process }
+}
+
+fn source(order: u64, phase: From, pid: i32) -> Entry {
+    entry(order, Phase::Source(phase), Some(process(pid)))
+}
+
+fn destination(order: u64, phase: To, pid: i32) -> Entry {
+    entry(order, Phase::Destination(phase), Some(process(pid)))
+}
+
+fn every_phase() -> Vec<Phase> {
+    FROM.map(Phase::Source).into_iter().chain(TO.map(Phase::Destination)).collect()
+}
+
+/// What is done to a process or written about it.
+fn acts(plan: Plan) -> bool {
+    !matches!(plan, Plan::Nothing | Plan::Close(_))
+}
+
+mod journals {
+    use super::*;
+
+    /// The plan of the first record.
+    fn plan_of(all: &[Entry], living: &[i32]) -> Plan {
+        let lives = |one: &Process| one.boot == "today" && living.contains(&one.pid);
+        plan(&all[0], all, lives)
+    }
+
+    #[test]
+    fn each_phase_of_a_process_that_lives() {
+        let plans = [
+            (Phase::Source(From::Started), Plan::RollBack),
+            (Phase::Source(From::CommitSent), Plan::Ask),
+            (Phase::Source(From::Finished), Plan::Nothing),
+            (Phase::Source(From::RolledBack), Plan::Nothing),
+            (Phase::Destination(To::Started), Plan::Discard),
+            (Phase::Destination(To::Loaded), Plan::Wait),
+            (Phase::Destination(To::Committed), Plan::See),
+            (Phase::Destination(To::Running), Plan::Nothing),
+            (Phase::Destination(To::Finished), Plan::Nothing),
+            (Phase::Destination(To::Aborted), Plan::Discard),
+            (Phase::Destination(To::Returned), Plan::Discard),
+        ];
+        for (phase, wanted) in plans {
+            assert_eq!(plan_of(&[entry(1, phase, Some(process(1)))], &[1]), wanted, "{phase:?}");
+        }
+    }
+
+    #[test]
+    fn each_phase_of_a_process_that_has_ended() {
+        let rolled_back = Plan::Close(Phase::Source(From::RolledBack));
+        let plans = [
+            (Phase::Source(From::Started), rolled_back),
+            // Its only copy may be the destination's: that is asked, and told to run.
+            (Phase::Source(From::CommitSent), Plan::Ask),
+            (Phase::Destination(To::Started), Plan::Discard),
+            (Phase::Destination(To::Loaded), Plan::Discard),
+            (Phase::Destination(To::Committed), Plan::Nothing),
+            (Phase::Destination(To::Running), Plan::Nothing),
+            (Phase::Destination(To::Aborted), Plan::Discard),
+            (Phase::Destination(To::Returned), Plan::Discard),
+        ];
+        for (phase, wanted) in plans {
+            assert_eq!(plan_of(&[entry(1, phase, Some(process(1)))], &[]), wanted, "{phase:?}");
+            // The same number in another boot, or at another time in this one, is another process.
+            let others = [
+                Process { boot: "yesterday".into(), ..process(1) },
+                Process { start_ticks: 8, ..process(1) },
+            ];
+            for other in others {
+                let one = entry(1, phase, Some(other));
+                let lives = |found: &Process| *found == process(1);
+                assert_eq!(plan(&one, std::slice::from_ref(&one), lives), wanted, "{phase:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_record_without_a_process_touches_none() {
+        for phase in every_phase() {
+            let one = entry(1, phase, None);
+            let asked = std::cell::Cell::new(false);
+            let what = plan(&one, &[one.clone(), destination(2, To::Running, 1)], |_| {
+                asked.set(true);
+                true
+            });
+            assert!(!asked.get(), "{phase:?}");
+            let harmless = matches!(what, Plan::Nothing | Plan::Close(_) | Plan::Discard | Plan::Ask);
+            assert!(harmless, "{phase:?}: {what:?}");
+        }
+    }
+
+    #[test]
+    fn of_several_records_of_a_process_only_the_newest_acts_on_it() {
+        for older in every_phase() {
+            for newer in every_phase() {
+                let all = [entry(1, older, Some(process(1))), entry(2, newer, Some(process(1)))];
+                let what = plan_of(&all, &[1]);
+                assert!(!acts(what), "{older:?} before {newer:?}: {what:?}");
+                // Its place in the list does not matter.
+                let turned = [all[1].clone(), all[0].clone()];
+                assert_eq!(plan_of(&turned, &[1]), plan_of(&turned[..1], &[1]), "{older:?} before {newer:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn records_of_other_processes_change_nothing() {
+        for phase in every_phase() {
+            let one = entry(1, phase, Some(process(1)));
+            let alone = plan_of(std::slice::from_ref(&one), &[1, 2]);
+            for other in every_phase() {
+                let all = [one.clone(), entry(2, other, Some(process(2))), entry(3, other, None)];
+                assert_eq!(plan_of(&all, &[1, 2]), alone, "{phase:?} beside {other:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_superseded_record_is_closed_with_what_the_newer_one_proves() {
+        let left = source(9, From::Started, 1);
+        let back = Plan::Close(Phase::Source(From::RolledBack));
+        let ours = Plan::Close(Phase::Destination(To::Finished));
+        for phase in [From::Started, From::CommitSent] {
+            assert_eq!(plan_of(&[source(1, phase, 1), left.clone()], &[1]), back, "{phase:?}");
+        }
+        for phase in [To::Started, To::Loaded, To::Committed, To::Running] {
+            assert_eq!(plan_of(&[destination(1, phase, 1), left.clone()], &[1]), ours, "{phase:?}");
+        }
+        for phase in [To::Finished, To::Aborted, To::Returned] {
+            assert_eq!(plan_of(&[destination(1, phase, 1), left.clone()], &[1]), Plan::Nothing, "{phase:?}");
+        }
+    }
+
+    /// The review's histories: the guest left, and came back as another process of the same name.
+    #[test]
+    fn a_guest_that_came_back_is_no_business_of_the_sessions_before() {
+        let history = [
+            source(1, From::CommitSent, 1), // Its end was never written.
+            destination(2, To::Committed, 2),
+            source(3, From::Started, 2),
+        ];
+        let lives = |one: &Process| one.pid == 2;
+        let plans: Vec<Plan> = history.iter().map(|one| plan(one, &history, lives)).collect();
+        let closed = Plan::Close(Phase::Destination(To::Finished));
+        assert_eq!(plans, [Plan::Ask, closed, Plan::RollBack]);
+    }
+
+    #[test]
+    fn the_fate_of_a_process_is_told_by_the_records_of_that_process() {
+        let of = |all: &[Entry], lives: bool| fate(&all[0], all, |_| lives);
+        let came = destination(1, To::Running, 1);
+        assert_eq!(of(std::slice::from_ref(&came), true), Fate::Lives);
+        assert_eq!(of(std::slice::from_ref(&came), false), Fate::Ended);
+        assert_eq!(of(&[came.clone(), source(2, From::Finished, 1)], false), Fate::MovedOn);
+        for other in
+            [source(2, From::Finished, 2), source(2, From::CommitSent, 1), source(2, From::RolledBack, 1)]
+        {
+            assert_eq!(of(&[came.clone(), other.clone()], false), Fate::Ended, "{other:?}");
+        }
+        let older = [destination(2, To::Running, 1), source(1, From::Finished, 1)];
+        assert_eq!(of(&older, false), Fate::Ended, "an older record says nothing of it");
+        assert_eq!(of(&[entry(1, Phase::Destination(To::Started), None)], true), Fate::Ended);
+    }
+}
+
+mod at_the_source {
+    use super::*;
+
+    struct Driver {
+        recovery: SourceRecovery,
+        now: Time,
+    }
+
+    impl Driver {
+        fn new(recovery: SourceRecovery) -> Driver {
+            Driver { recovery, now: Time::ZERO }
+        }
+
+        fn action(&mut self) -> Option<SourceAction> {
+            let action = self.recovery.poll_action(self.now);
+            assert_eq!(self.recovery.poll_action(self.now), None, "one at a time");
+            action
+        }
+
+        fn tell(&mut self, event: SourceEvent) -> Option<SourceAction> {
+            self.recovery.handle(self.now, event);
+            self.action()
+        }
+
+        /// Nothing before it is due, then this.
+        #[track_caller]
+        fn again(&mut self, wanted: SourceAction) {
+            assert_eq!(self.action(), None, "it spins");
+            self.now = self.recovery.timeout().expect("it waits for ever");
+            assert_eq!(self.action(), Some(wanted));
+        }
+    }
+
+    fn taking_back() -> Driver {
+        Driver::new(SourceRecovery::take_back(Time::ZERO))
+    }
+
+    fn asking() -> Driver {
+        Driver::new(SourceRecovery::ask(Time::ZERO))
+    }
+
+    #[test]
+    fn a_guest_is_taken_back_until_it_is_back_and_the_end_written_until_it_sticks() {
+        let mut driver = taking_back();
+        assert!(driver.recovery.takes_back());
+        assert_eq!(driver.action(), Some(SourceAction::TakeBack));
+        for _ in 0..1000 {
+            assert_eq!(driver.tell(SourceEvent::TookBack(None)), None, "nothing is written for a failure");
+            driver.again(SourceAction::TakeBack);
+        }
+        let writes = SourceAction::Write(From::RolledBack);
+        assert_eq!(driver.tell(SourceEvent::TookBack(Some(GuestState::RunsAtSource))), Some(writes));
+        for _ in 0..1000 {
+            assert_eq!(driver.tell(SourceEvent::Written(false)), None);
+            assert_eq!(driver.recovery.is_over(), None);
+            driver.again(writes);
+        }
+        assert_eq!(driver.tell(SourceEvent::Written(true)), None);
+        assert_eq!(driver.recovery.is_over(), Some(GuestState::RunsAtSource));
+        assert_eq!(driver.recovery.timeout(), None);
+    }
+
+    #[test]
+    fn a_guest_is_given_up_until_it_is_gone_and_only_then_is_it_written() {
+        let mut driver = asking();
+        assert_eq!(driver.action(), Some(SourceAction::Ask));
+        let gives_up = driver.tell(SourceEvent::Answered(Some(Outcome::Committed)));
+        assert_eq!(gives_up, Some(SourceAction::GiveUp));
+        assert_eq!(driver.tell(SourceEvent::GaveUp(false)), None);
+        driver.again(SourceAction::GiveUp);
+        assert_eq!(driver.tell(SourceEvent::GaveUp(true)), Some(SourceAction::Write(From::Finished)));
+        driver.tell(SourceEvent::Written(true));
+        assert_eq!(driver.recovery.is_over(), Some(GuestState::RunsAtDestination));
+    }
+
+    #[test]
+    fn it_asks_until_the_answer_decides() {
+        let mut driver = asking();
+        driver.action();
+        let undecided = [None, Some(Outcome::Pending), Some(Outcome::Unknown), Some(Outcome::Gone), None];
+        for answer in undecided {
+            assert_eq!(driver.tell(SourceEvent::Answered(answer)), None, "{answer:?}");
+            assert!(driver.recovery.is_undecided());
+            driver.again(SourceAction::Ask);
+        }
+        assert_eq!(driver.recovery.answer(), Some(Outcome::Gone), "the last that there was");
+        for (answer, follows) in [
+            (Outcome::Committed, SourceAction::GiveUp),
+            (Outcome::Aborted, SourceAction::TakeBack),
+            (Outcome::Returned, SourceAction::TakeBack),
+        ] {
+            let mut driver = asking();
+            driver.action();
+            assert_eq!(driver.tell(SourceEvent::Answered(Some(answer))), Some(follows), "{answer:?}");
+        }
+    }
+
+    #[test]
+    fn the_operator_decides_between_two_questions_and_after_one_that_is_under_way() {
+        for (resume, follows) in [(true, SourceAction::TakeBack), (false, SourceAction::GiveUp)] {
+            let mut driver = asking();
+            driver.action();
+            assert_eq!(driver.tell(SourceEvent::Resolve(resume)), None, "one action at a time");
+            assert_eq!(driver.tell(SourceEvent::Answered(None)), Some(follows));
+            let mut driver = asking();
+            driver.action();
+            driver.tell(SourceEvent::Answered(Some(Outcome::Pending)));
+            assert_eq!(driver.tell(SourceEvent::Resolve(resume)), Some(follows));
+        }
+    }
+
+    #[test]
+    fn an_answer_that_decides_weighs_more_than_the_operators_word() {
+        for (answer, follows) in [
+            (Outcome::Committed, SourceAction::GiveUp),
+            (Outcome::Aborted, SourceAction::TakeBack),
+            (Outcome::Returned, SourceAction::TakeBack),
+        ] {
+            for resume in [true, false] {
+                let mut driver = asking();
+                driver.action();
+                driver.tell(SourceEvent::Resolve(resume));
+                let next = driver.tell(SourceEvent::Answered(Some(answer)));
+                assert_eq!(next, Some(follows), "{answer:?}, {resume}: the destination knows");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_decided_is_not_decided_again() {
+        let mut driver = taking_back();
+        driver.action();
+        for event in [
+            SourceEvent::Resolve(false),
+            SourceEvent::Answered(Some(Outcome::Committed)),
+            SourceEvent::GaveUp(true),
+            SourceEvent::Written(true),
+            SourceEvent::Tick,
+        ] {
+            assert_eq!(driver.tell(event), None, "{event:?}");
+            assert!(driver.recovery.takes_back(), "{event:?}");
+        }
+    }
+}
+
+mod at_the_destination {
+    use super::DestinationAction as Do;
+    use super::DestinationEvent as Did;
+    use super::*;
+
+    struct Driver {
+        recovery: DestinationRecovery,
+        now: Time,
+    }
+
+    impl Driver {
+        fn new(recovery: DestinationRecovery) -> Driver {
+            Driver { recovery, now: Time::ZERO }
+        }
+
+        fn action(&mut self) -> Option<Do> {
+            let action = self.recovery.poll_action(self.now);
+            assert_eq!(self.recovery.poll_action(self.now), None, "one at a time");
+            action
+        }
+
+        fn tell(&mut self, event: Did) -> Option<Do> {
+            self.recovery.handle(self.now, event);
+            self.action()
+        }
+
+        /// Nothing before it is due, then this.
+        #[track_caller]
+        fn again(&mut self, wanted: Do) {
+            assert_eq!(self.action(), None, "it spins");
+            self.now = self.recovery.timeout().expect("it waits for ever");
+            assert_eq!(self.action(), Some(wanted));
+        }
+    }
+
+    fn discarding(phase: To) -> Driver {
+        Driver::new(DestinationRecovery::discard(Time::ZERO, phase))
+    }
+
+    fn waiting() -> Driver {
+        Driver::new(DestinationRecovery::wait())
+    }
+
+    fn seeing() -> Driver {
+        let mut driver = Driver::new(DestinationRecovery::see(Time::ZERO));
+        assert_eq!(driver.action(), Some(Do::Inspect));
+        driver
+    }
+
+    #[test]
+    fn what_is_left_is_removed_until_nothing_is_and_the_end_written_until_it_sticks() {
+        for (phase, end, outcome) in [
+            (To::Started, To::Aborted, Outcome::Aborted),
+            (To::Loaded, To::Aborted, Outcome::Aborted),
+            (To::Aborted, To::Aborted, Outcome::Aborted),
+            (To::Returned, To::Returned, Outcome::Returned),
+        ] {
+            let mut driver = discarding(phase);
+            assert_eq!(driver.action(), Some(Do::Discard));
+            for _ in 0..100 {
+                assert_eq!(driver.tell(Did::Discarded(false)), None);
+                assert_eq!(driver.recovery.outcome(), Some(Outcome::Pending), "it is still there");
+                driver.again(Do::Discard);
+            }
+            assert_eq!(driver.tell(Did::Discarded(true)), Some(Do::Write(end)), "{phase:?}");
+            assert_eq!(driver.recovery.outcome(), Some(outcome), "{phase:?}: nothing is left of it");
+            for _ in 0..100 {
+                assert_eq!(driver.tell(Did::Written(false)), None);
+                driver.again(Do::Write(end));
+            }
+            driver.tell(Did::Written(true));
+            assert_eq!(driver.recovery.is_over(), Some(end));
+            assert_eq!(driver.recovery.outcome(), None, "the journal has it");
+        }
+    }
+
+    #[test]
+    fn a_complete_guest_waits_for_days_and_is_decided_by_the_source_or_an_operator() {
+        for (event, follows) in [
+            (Did::CommitAgain, Do::Write(To::Committed)),
+            (Did::Resolve(true), Do::Write(To::Committed)),
+            (Did::Withdrawn, Do::Discard),
+            (Did::Resolve(false), Do::Discard),
+        ] {
+            let mut driver = waiting();
+            driver.now = Time::ZERO + Duration::from_secs(3 * 86_400);
+            assert_eq!(driver.tell(Did::Tick), None);
+            assert!(driver.recovery.is_waiting());
+            assert_eq!(driver.recovery.outcome(), Some(Outcome::Pending));
+            assert_eq!(driver.tell(event), Some(follows), "{event:?}");
+        }
+    }
+
+    #[test]
+    fn a_guest_that_was_waited_for_runs_only_when_the_journal_has_it() {
+        let mut driver = waiting();
+        assert_eq!(driver.tell(Did::CommitAgain), Some(Do::Write(To::Committed)));
+        for _ in 0..100 {
+            assert_eq!(driver.tell(Did::Written(false)), None);
+            assert_eq!(driver.recovery.outcome(), Some(Outcome::Pending));
+            driver.again(Do::Write(To::Committed));
+        }
+        assert_eq!(driver.tell(Did::Withdrawn), None, "it may be on disk");
+        assert_eq!(driver.tell(Did::Written(true)), Some(Do::Run));
+        assert_eq!(driver.recovery.outcome(), Some(Outcome::Pending));
+        assert_eq!(driver.tell(Did::Ran(RunResult::Runs)), Some(Do::Write(To::Running)));
+        assert_eq!(driver.recovery.outcome(), Some(Outcome::Committed), "it runs");
+        driver.tell(Did::Written(true));
+        assert_eq!(driver.recovery.is_over(), Some(To::Running));
+    }
+
+    #[test]
+    fn a_commit_that_is_not_on_disk_is_taken_back_by_who_said_it() {
+        for word in [Did::Withdrawn, Did::Resolve(false)] {
+            let mut driver = waiting();
+            driver.tell(Did::CommitAgain);
+            assert_eq!(driver.tell(word), None, "it may be on disk: {word:?}");
+            driver.tell(Did::Written(false));
+            assert_eq!(driver.tell(word), Some(Do::Discard), "{word:?}");
+            assert_eq!(driver.tell(Did::Discarded(true)), Some(Do::Write(To::Aborted)));
+        }
+    }
+
+    #[test]
+    fn what_is_found_of_a_committed_guest_decides() {
+        for (found, follows) in [
+            (Inspection::Runs, Some(Do::Write(To::Running))),
+            (Inspection::NeverRan, Some(Do::Run)),
+            (Inspection::MayHaveRun, None),
+            (Inspection::Ended, None),
+            (Inspection::Unknown, None),
+        ] {
+            assert_eq!(seeing().tell(Did::Inspected(found)), follows, "{found:?}");
+        }
+    }
+
+    #[test]
+    fn a_hypervisor_that_does_not_answer_is_asked_again_and_told_nothing() {
+        let mut driver = seeing();
+        for _ in 0..1000 {
+            assert_eq!(driver.tell(Did::Inspected(Inspection::Unknown)), None);
+            assert_eq!(driver.recovery.outcome(), Some(Outcome::Pending));
+            driver.again(Do::Inspect);
+        }
+        // The same if it does not answer to the command: it may have run it.
+        assert_eq!(driver.tell(Did::Inspected(Inspection::NeverRan)), Some(Do::Run));
+        assert_eq!(driver.tell(Did::Ran(RunResult::Unknown)), None);
+        driver.again(Do::Inspect);
+    }
+
+    #[test]
+    fn a_guest_that_may_have_run_is_an_operators() {
+        let held = || {
+            let mut driver = seeing();
+            driver.tell(Did::Inspected(Inspection::MayHaveRun));
+            driver
+        };
+        let mut driver = held();
+        driver.now = Time::ZERO + Duration::from_secs(86_400);
+        for event in [Did::Tick, Did::CommitAgain, Did::Withdrawn, Did::Written(true)] {
+            assert_eq!(driver.tell(event), None, "{event:?}: somebody may have paused it");
+        }
+        assert!(driver.recovery.is_held());
+        assert_eq!(driver.recovery.outcome(), Some(Outcome::Pending));
+        assert_eq!(driver.tell(Did::Resolve(true)), Some(Do::Run));
+        assert_eq!(held().tell(Did::Resolve(false)), Some(Do::Write(To::Returned)));
+    }
+
+    #[test]
+    fn a_guest_that_cannot_run_is_tried_for_a_while_and_then_returned() {
+        let mut driver = seeing();
+        assert_eq!(driver.tell(Did::Inspected(Inspection::NeverRan)), Some(Do::Run));
+        let (began, mut tries) = (driver.now, 1);
+        while driver.tell(Did::Ran(RunResult::Refused)).is_none() {
+            assert!(driver.now - began < RUN_FOR + RUN_AGAIN_AFTER);
+            driver.again(Do::Run);
+            tries += 1;
+        }
+        assert!(tries >= 5, "{tries}");
+        assert_eq!(driver.recovery.outcome(), Some(Outcome::Pending), "not before it is gone");
+        // Whether it is on disk or not: it must not stay, and the end is written again.
+        assert_eq!(driver.tell(Did::Written(false)), Some(Do::Discard));
+        assert_eq!(driver.tell(Did::Discarded(true)), Some(Do::Write(To::Returned)));
+        assert_eq!(driver.recovery.outcome(), Some(Outcome::Returned));
+        driver.tell(Did::Written(true));
+        assert_eq!(driver.recovery.is_over(), Some(To::Returned));
+    }
+
+    #[test]
+    fn a_guest_whose_process_has_ended_keeps_its_record() {
+        let ends: [fn(&mut Driver); 2] = [
+            |d| assert_eq!(d.tell(Did::Inspected(Inspection::Ended)), None),
+            |d| {
+                d.tell(Did::Inspected(Inspection::NeverRan));
+                d.tell(Did::Ran(RunResult::Ended));
+            },
+        ];
+        for end in ends {
+            let mut driver = seeing();
+            end(&mut driver);
+            assert_eq!(driver.recovery.is_over(), Some(To::Committed));
+            assert_eq!(crate::journal::outcome(Some(To::Committed), Fate::Ended), Outcome::Gone);
+        }
+    }
+
+    #[test]
+    fn an_end_that_a_session_could_not_write_is_written_until_it_sticks() {
+        for (phase, outcome) in [
+            (To::Running, Outcome::Committed),
+            (To::Finished, Outcome::Committed),
+            (To::Aborted, Outcome::Aborted),
+            (To::Returned, Outcome::Returned),
+        ] {
+            let mut driver = Driver::new(DestinationRecovery::write(Time::ZERO, phase));
+            assert_eq!(driver.action(), Some(Do::Write(phase)));
+            for _ in 0..100 {
+                assert_eq!(driver.tell(Did::Written(false)), None);
+                assert_eq!(driver.recovery.outcome(), Some(outcome));
+                driver.again(Do::Write(phase));
+            }
+            driver.tell(Did::Written(true));
+            assert_eq!(driver.recovery.is_over(), Some(phase));
+        }
+    }
+}

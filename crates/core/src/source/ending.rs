@@ -232,7 +232,8 @@ impl Source {
         }
         if resume_here {
             let detail = "the operator decided that the guest stays at the source";
-            self.roll_back(now, Fault::new(Code::Cancelled, Step::Commit, Side::Source, detail), false);
+            // A destination that was only out of reach may hold the guest complete: it must hear that it is not wanted.
+            self.roll_back(now, Fault::new(Code::Cancelled, Step::Commit, Side::Source, detail), true);
         } else {
             self.running(now);
         }

@@ -71,7 +71,7 @@ impl Driver {
             }
             Loading => {
                 let mut actions = self.tell(Event::GuestStopped);
-                actions.extend(self.tell(Event::Holding));
+                actions.extend(self.tell(Event::Holding { ran: true, disks: "[]".into() }));
                 actions
             }
             Journaling => {
@@ -257,7 +257,7 @@ fn the_rounds_of_the_report_are_the_hypervisors() {
         driver.now = driver.now + Duration::from_millis(100);
         driver.tell(Event::Streamed(Streamed { round, remaining_bytes, ..Streamed::default() }));
     }
-    driver.tell(Event::Holding);
+    driver.tell(Event::Holding { ran: true, disks: "[]".into() });
     let rounds: Vec<(u32, u64, Option<u64>)> = driver
         .brain
         .statistics()
@@ -308,7 +308,7 @@ fn failed_after(note: StreamNote, fault: Fault) -> (Driver, Vec<Action>) {
 /// What is told in the end if the destination says this.
 fn told(driver: &mut Driver, abort: Fault) -> (Fault, Vec<Action>) {
     let said = driver.receive(Message::Abort(abort));
-    let actions = driver.tell(Event::RolledBack(GuestState::RunsAtSource));
+    let actions = driver.tell(Event::RolledBack { guest: GuestState::RunsAtSource, complete: true });
     let ending = actions.into_iter().find_map(|action| match action {
         Action::End(ending) => ending.fault,
         _ => None,
@@ -331,7 +331,7 @@ fn a_destination_that_hung_up_says_the_cause() {
 fn a_destination_that_explains_nothing_is_told_to_stop() {
     for note in hung_up() {
         let (mut driver, _) = failed_after(note, broken());
-        driver.tell(Event::RolledBack(GuestState::RunsAtSource));
+        driver.tell(Event::RolledBack { guest: GuestState::RunsAtSource, complete: true });
         assert_eq!(driver.fault(), Some(&broken()), "it may still explain itself");
         let actions = driver.wait(PEER_EXPLAINS_WITHIN);
         assert!(says(&actions, |message| *message == Message::Abort(broken())));

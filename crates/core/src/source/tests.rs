@@ -1,6 +1,7 @@
 //! Every message and event in every state; what a fault and a cancellation do in each; and that nothing but the
 //! destination's word or the operator's leads back once commit was sent.
 
+mod blackout;
 mod handed_over;
 
 use super::*;
@@ -29,6 +30,7 @@ enum At {
     Switching,
     LastScan,
     LastCopy,
+    Writing,
     Digesting,
     Sealing,
     Loading,
@@ -42,9 +44,9 @@ enum At {
 
 use At::*;
 
-const BEFORE_COMMIT: [At; 13] = [
-    Idle, Offered, Preparing, Protecting, Copying, Scanning, Switching, LastScan, LastCopy, Digesting,
-    Sealing, Loading, Journaling,
+const BEFORE_COMMIT: [At; 14] = [
+    Idle, Offered, Preparing, Protecting, Copying, Scanning, Switching, LastScan, LastCopy, Writing,
+    Digesting, Sealing, Loading, Journaling,
 ];
 const AFTER: [At; 4] = [Committing, CleaningUp, Parting, Ended];
 
@@ -108,15 +110,19 @@ impl Driver {
             Copying => drop(self.tell(Event::Protected { populated: page(0), paused: Duration::ZERO })),
             Scanning => drop(self.carry()),
             Switching => drop(self.tell(scanned(vec![]))),
-            LastScan => drop(self.tell(Event::Holding)),
+            LastScan => drop(self.tell(holding(true))),
             LastCopy => drop(self.tell(scanned(page(1)))),
-            Digesting => drop(self.carry()),
+            Writing => drop(self.carry()),
+            // No device state goes through the session: it digests already.
+            Digesting if self.brain.config.handed_over => {}
+            Digesting => {
+                self.tell(Event::DeviceStateDone);
+                self.tell(scanned(page(2)));
+                self.carry();
+            }
             Sealing => drop(self.tell(Event::Digested(5))),
             Loading => drop(self.receive(Message::RamSealed)),
-            Journaling => {
-                self.tell(Event::DeviceStateDone);
-                self.receive(Message::Loaded);
-            }
+            Journaling => drop(self.receive(Message::Loaded)),
             Committing => drop(self.tell(Event::Journaled(SourcePhase::CommitSent))),
             CleaningUp => drop(self.receive(Message::Running { resume_us: 1, cpu_us: 0 })),
             Parting => drop(self.tell(Event::CleanedUp)),
@@ -156,6 +162,22 @@ fn scanned(dirty: Vec<Extent>) -> Event {
     Event::Scanned { dirty, took: Duration::ZERO, paused: Duration::ZERO }
 }
 
+fn holding(ran: bool) -> Event {
+    Event::Holding { ran, disks: "[]".into() }
+}
+
+fn rolled_back(complete: bool) -> Event {
+    Event::RolledBack { guest: GuestState::RunsAtSource, complete }
+}
+
+/// Whether a withdrawal is asked for, and of a guest that may be held.
+fn withdraws(actions: &[Action]) -> Option<bool> {
+    actions.iter().find_map(|action| match action {
+        Action::Withdraw { held } => Some(*held),
+        _ => None,
+    })
+}
+
 fn fault(code: Code) -> Fault {
     Fault::new(code, Step::Copy, Side::Destination, "a reason")
 }
@@ -186,25 +208,26 @@ fn messages() -> Vec<(Message, Vec<At>)> {
         (Message::DeviceState { bytes: vec![] }, vec![]),
         (Message::DeviceStateEnd { total: 0 }, vec![]),
         (Message::Commit, vec![]),
+        (Message::Stopped { ran: true, disks: String::new() }, vec![]),
         (Message::Finished, vec![]),
     ]
 }
 
 /// Each event of the body and the states in which it is expected.
 fn events() -> Vec<(Event, Vec<At>)> {
-    let state_of_devices = vec![Switching, LastScan, LastCopy, Digesting, Sealing, Loading];
+    let state_of_devices = vec![Switching, LastScan, LastCopy, Writing];
     vec![
         (Event::Attached, vec![Preparing]),
         (Event::Protected { populated: vec![], paused: Duration::ZERO }, vec![Protecting]),
         (scanned(vec![]), vec![Scanning, LastScan]),
         (Event::GuestStopped, vec![Switching]),
-        (Event::Holding, vec![Switching]),
+        (holding(true), vec![Switching]),
         (Event::Digested(1), vec![Digesting]),
         (Event::DeviceState(vec![1]), state_of_devices),
-        (Event::DeviceStateDone, vec![Loading]),
+        (Event::DeviceStateDone, vec![Writing, Loading]),
         (Event::Journaled(SourcePhase::Started), all()),
         (Event::CleanedUp, vec![CleaningUp]),
-        (Event::RolledBack(GuestState::RunsAtSource), all()),
+        (rolled_back(true), all()),
         (Event::Answered(Outcome::Aborted), all()),
         (Event::Start, all()),
         (Event::Tick, all()),
@@ -269,8 +292,9 @@ fn a_failure_in_each_state_before_commit_rolls_back_and_names_step_and_side() {
         assert!(driver.brain.can_resume());
         let mut actions = driver.receive(Message::Aborted);
         assert!(!driver.brain.is_ended(), "{state:?}: not before the guest is back");
-        actions.extend(driver.tell(Event::RolledBack(GuestState::RunsAtSource)));
-        let end = Action::End(Ending { fault: Some(wanted), guest: GuestState::RunsAtSource });
+        actions.extend(driver.tell(rolled_back(true)));
+        let guest = GuestState::RunsAtSource;
+        let end = Action::End(Ending { fault: Some(wanted), guest, unfinished: false });
         assert!(actions.contains(&Action::Journal(SourcePhase::RolledBack)), "{state:?}: {actions:?}");
         assert!(actions.contains(&end), "{state:?}: {actions:?}");
     }
@@ -318,8 +342,8 @@ fn a_destination_that_has_forgotten_the_session_rolls_it_back_before_commit() {
         if heeded {
             let fault = driver.fault().expect("rolls back");
             assert_eq!((fault.code, fault.side), (Code::AgentRestarted, Side::Destination), "{state:?}");
-            let ends = driver.tell(Event::RolledBack(GuestState::RunsAtSource));
-            assert!(!ends.contains(&Action::Withdraw), "{state:?}: there is nothing to withdraw");
+            let ends = driver.tell(rolled_back(true));
+            assert!(withdraws(&ends).is_none(), "{state:?}: there is nothing to withdraw");
         }
     }
 }
@@ -335,9 +359,11 @@ fn a_roll_back_that_nobody_could_be_told_of_is_withdrawn_and_no_other() {
             } else {
                 driver.tell(Event::PathLost(PATH));
             }
-            let actions = driver.tell(Event::RolledBack(GuestState::RunsAtSource));
+            let actions = driver.tell(rolled_back(true));
             assert!(actions.iter().any(|action| matches!(action, Action::End(_))), "{state:?}: {actions:?}");
-            assert_eq!(actions.contains(&Action::Withdraw), !told, "{state:?}: {actions:?}");
+            // Once RAM is sealed the guest may become complete over there.
+            let held = state >= Sealing;
+            assert_eq!(withdraws(&actions), (!told).then_some(held), "{state:?}: {actions:?}");
         }
     }
 }
@@ -352,7 +378,7 @@ fn torment(driver: &mut Driver) -> Vec<Action> {
             actions.extend(driver.receive(message));
         }
     }
-    for outcome in [Outcome::Pending, Outcome::Unknown] {
+    for outcome in [Outcome::Pending, Outcome::Unknown, Outcome::Gone] {
         actions.extend(driver.tell(Event::Answered(outcome)));
     }
     driver.brain.channel_lost(driver.now, CHANNEL);
@@ -369,15 +395,16 @@ fn after_commit_it_never_resumes_by_itself() {
     let mut driver = Driver::at(Committing);
     let actions = torment(&mut driver);
     assert!(!actions.contains(&Action::RollBack), "{actions:?}");
-    assert!(!actions.contains(&Action::Withdraw), "{actions:?}");
+    assert!(withdraws(&actions).is_none(), "{actions:?}");
     assert!(actions.iter().filter(|action| **action == Action::Query).count() > 3000, "it keeps asking");
     assert!(driver.brain.is_undecided() && !driver.brain.can_resume());
 }
 
 #[test]
 fn after_commit_only_the_destination_or_the_operator_decides() {
-    let back: [fn(&mut Driver) -> Vec<Action>; 3] = [
+    let back: [fn(&mut Driver) -> Vec<Action>; 4] = [
         |d| d.tell(Event::Answered(Outcome::Aborted)),
+        |d| d.tell(Event::Answered(Outcome::Returned)),
         |d| d.receive(Message::Abort(fault(Code::Cancelled))),
         |d| d.tell(Event::Resolve(true)),
     ];
@@ -397,8 +424,7 @@ fn after_commit_only_the_destination_or_the_operator_decides() {
 #[test]
 fn commit_is_said_only_when_the_journal_has_it() {
     let mut driver = Driver::at(Loading);
-    let mut before = driver.tell(Event::DeviceStateDone);
-    before.extend(driver.receive(Message::Loaded));
+    let before = driver.receive(Message::Loaded);
     assert!(before.contains(&Action::Journal(SourcePhase::CommitSent)));
     assert!(!says(&before, |message| *message == Message::Commit), "{before:?}");
     let after = driver.tell(Event::Journaled(SourcePhase::CommitSent));
@@ -408,7 +434,6 @@ fn commit_is_said_only_when_the_journal_has_it() {
 #[test]
 fn a_commit_not_yet_with_the_journal_is_not_written_if_the_peer_gave_up() {
     let mut driver = Driver::at(Loading);
-    driver.tell(Event::DeviceStateDone);
     for message in [Message::Loaded, Message::Abort(fault(Code::Cancelled))] {
         driver.sequence += 1;
         let received = Event::Received { path: PATH, sequence: driver.sequence, message };
@@ -449,11 +474,11 @@ fn what_the_destination_refused_is_sent_again_before_ram_is_sealed() {
     let mut driver = Driver::at(LastCopy);
     let Next::Work(work) = driver.brain.next_work(driver.now, CHANNEL) else { panic!("no work") };
     driver.brain.acknowledged(driver.now, CHANNEL, work.sequence, &[work.sequence]);
-    assert!(!driver.actions().contains(&Action::Digest));
+    assert!(!driver.actions().contains(&Action::WriteDeviceState));
     let Next::Work(again) = driver.brain.next_work(driver.now, CHANNEL) else { panic!("not sent again") };
     assert_eq!(again.runs, work.runs);
     driver.brain.acknowledged(driver.now, CHANNEL, again.sequence, &[]);
-    assert!(driver.actions().contains(&Action::Digest));
+    assert!(driver.actions().contains(&Action::WriteDeviceState));
 }
 
 #[test]
@@ -490,7 +515,7 @@ fn what_was_refused_in_the_last_round_goes_into_the_last_copy() {
     let mut driver = Driver::at(Scanning);
     driver.tell(scanned(page(2)));
     let refused = refuse(&mut driver);
-    driver.tell(Event::Holding);
+    driver.tell(holding(true));
     driver.tell(scanned(vec![]));
     let Next::Work(again) = driver.brain.next_work(driver.now, CHANNEL) else { panic!("not sent again") };
     assert_eq!(again.runs, refused);
@@ -501,7 +526,7 @@ fn the_last_copy_waits_until_nothing_is_in_flight() {
     let mut driver = Driver::at(Scanning);
     driver.tell(scanned(page(2)));
     let Next::Work(last_round) = driver.brain.next_work(driver.now, CHANNEL) else { panic!("no work") };
-    driver.tell(Event::Holding);
+    driver.tell(holding(true));
     driver.tell(scanned(page(2)));
     assert_eq!(driver.brain.next_work(driver.now, CHANNEL), Next::Wait, "the page is in flight");
     driver.brain.acknowledged(driver.now, CHANNEL, last_round.sequence, &[]);
@@ -599,6 +624,6 @@ fn the_hypervisors_stream_waits_for_the_destination_only_while_the_guest_runs() 
         driver.tell(Event::DeviceState(vec![1]));
     }
     assert!(driver.brain.holds_stream_back());
-    driver.tell(Event::Holding);
+    driver.tell(holding(true));
     assert!(!driver.brain.holds_stream_back(), "the guest stands: QEMU must not wait for anybody");
 }

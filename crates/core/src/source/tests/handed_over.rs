@@ -29,7 +29,7 @@ fn the_stream_is_let_through_only_after_ram_is_sealed_and_nothing_is_committed()
     assert!(actions.contains(&Action::Journal(SourcePhase::Finished)), "{actions:?}");
     assert!(says(&actions, |message| *message == Message::Finished), "{actions:?}");
     let ends = driver.tell(Event::ControlAcknowledged { path: PATH, through: u64::MAX });
-    let ending = Ending { fault: None, guest: GuestState::RunsAtDestination };
+    let ending = Ending { fault: None, guest: GuestState::RunsAtDestination, unfinished: false };
     assert!(ends.contains(&Action::End(ending)), "{ends:?}");
 }
 
@@ -56,7 +56,7 @@ fn only_his_word_or_that_he_has_none_ends_what_was_let_through() {
     let actions = driver.tell(Event::Failed(fault(Code::HypervisorFailed)));
     assert!(actions.contains(&Action::RollBack), "{actions:?}");
     assert!(says(&actions, |message| matches!(message, Message::Abort(_))), "{actions:?}");
-    let actions = driver.tell(Event::RolledBack(GuestState::RunsAtSource));
+    let actions = driver.tell(rolled_back(true));
     assert!(actions.contains(&Action::Journal(SourcePhase::RolledBack)), "{actions:?}");
 
     // It is not waited for without end.

@@ -1,0 +1,321 @@
+//! From the last of the device state to the guest's first instruction: what the journal has before what is said, who decides
+//! over a guest that is complete here, and what is told of one that cannot run.
+
+use super::*;
+
+/// A destination that has been told of the stop, with RAM sealed.
+fn sealed(ran: bool) -> Driver {
+    let mut driver = Driver::at(Receiving);
+    driver.receive(Message::Stopped { ran, disks: "[]".into() });
+    driver.receive(Message::RamComplete { digest: None });
+    driver.tell(Event::Sealed(None));
+    driver
+}
+
+fn commits(actions: &[Action]) -> bool {
+    actions.contains(&Action::Journal(DestinationPhase::Committed))
+}
+
+fn aborts(actions: &[Action]) -> bool {
+    actions.contains(&Action::Journal(DestinationPhase::Aborted)) && actions.contains(&Action::TearDown)
+}
+
+#[test]
+fn a_guest_is_loaded_when_its_state_and_its_disks_are_in_whatever_order() {
+    let notes = |actions: &[Action]| actions.contains(&Action::Journal(DestinationPhase::Loaded));
+    let mut driver = sealed(true);
+    assert!(!notes(&driver.load()), "its disks may be others");
+    assert!(notes(&driver.tell(Event::DisksChecked)));
+    let mut driver = sealed(true);
+    assert!(!notes(&driver.tell(Event::DisksChecked)), "its state is missing");
+    assert!(notes(&driver.load()));
+}
+
+#[test]
+fn the_disks_are_compared_before_anything_is_loaded() {
+    let mut driver = Driver::at(Receiving);
+    let actions = driver.receive(Message::Stopped { ran: true, disks: "[7]".into() });
+    assert_eq!(actions.first(), Some(&Action::CheckDisks("[7]".into())));
+    let differs = Fault::new(Code::GuestDiffers, Step::Blackout, Side::Destination, "another image");
+    assert!(aborts(&driver.tell(Event::Failed(differs.clone()))));
+    assert!(says(&driver.tell(Event::TornDown), |message| *message == Message::Abort(differs.clone())));
+}
+
+#[test]
+fn a_guest_without_word_of_its_stop_is_never_loaded() {
+    let mut driver = Driver::at(Receiving);
+    driver.receive(Message::RamComplete { digest: None });
+    driver.tell(Event::Sealed(None));
+    assert!(!driver.load().contains(&Action::Journal(DestinationPhase::Loaded)));
+    driver.receive(stopped());
+    assert_eq!(driver.fault().map(|fault| fault.code), Some(Code::ProtocolViolation), "it comes too late");
+}
+
+#[test]
+fn a_second_word_of_its_stop_is_refused() {
+    let mut driver = Driver::at(Receiving);
+    driver.receive(stopped());
+    driver.receive(stopped());
+    assert_eq!(driver.fault().map(|fault| fault.code), Some(Code::ProtocolViolation));
+}
+
+#[test]
+fn loaded_is_said_only_when_the_journal_has_it() {
+    let mut driver = Driver::at(Loading);
+    let before = driver.load();
+    assert!(before.contains(&Action::Journal(DestinationPhase::Loaded)), "{before:?}");
+    assert!(!says(&before, |message| *message == Message::Loaded), "{before:?}");
+    let after = driver.tell(Event::Journaled(DestinationPhase::Loaded));
+    assert!(says(&after, |message| *message == Message::Loaded), "{after:?}");
+    // And never if it cannot be written.
+    let mut driver = Driver::at(Noting);
+    let mut actions = driver.tell(Event::Failed(fault(Code::JournalFailed)));
+    assert!(aborts(&actions), "{actions:?}");
+    actions.extend(driver.tell(Event::TornDown));
+    assert!(!says(&actions, |message| *message == Message::Loaded), "{actions:?}");
+}
+
+#[test]
+fn device_state_and_its_end_may_come_before_ram_is_sealed_and_are_loaded_in_order_after_it() {
+    for ends_early in [false, true] {
+        let mut driver = Driver::at(Receiving);
+        driver.receive(stopped());
+        let mut early = driver.receive(Message::DeviceState { bytes: vec![7] });
+        early.extend(driver.receive(Message::DeviceState { bytes: vec![8, 9] }));
+        if ends_early {
+            early.extend(driver.receive(Message::DeviceStateEnd { total: 3 }));
+        }
+        early.extend(driver.receive(Message::RamComplete { digest: None }));
+        let loads =
+            |action: &Action| matches!(action, Action::LoadDeviceState(_) | Action::FinishDeviceState);
+        assert!(!early.iter().any(loads), "{early:?}");
+        let mut later = driver.tell(Event::Sealed(None));
+        later.extend(if ends_early { vec![] } else { driver.receive(Message::DeviceStateEnd { total: 3 }) });
+        let later: Vec<Action> = later.into_iter().filter(loads).collect();
+        let wanted = [
+            Action::LoadDeviceState(vec![7]),
+            Action::LoadDeviceState(vec![8, 9]),
+            Action::FinishDeviceState,
+        ];
+        assert_eq!(later, wanted);
+    }
+}
+
+#[test]
+fn nothing_more_of_the_device_state_is_taken_after_its_end() {
+    for state in [Receiving, Sealing, Loading] {
+        for message in [Message::DeviceState { bytes: vec![1] }, Message::DeviceStateEnd { total: 0 }] {
+            let mut driver = Driver::at(state);
+            driver.receive(Message::DeviceStateEnd { total: 0 });
+            driver.receive(message.clone());
+            let code = driver.fault().map(|fault| fault.code);
+            assert_eq!(code, Some(Code::ProtocolViolation), "{message:?} in {state:?}");
+        }
+    }
+}
+
+#[test]
+fn device_state_that_is_shorter_than_it_says_is_refused() {
+    let mut driver = Driver::at(Loading);
+    driver.receive(Message::DeviceState { bytes: vec![1] });
+    driver.receive(Message::DeviceStateEnd { total: 2 });
+    assert_eq!(driver.fault().map(|fault| fault.code), Some(Code::ProtocolViolation));
+}
+
+#[test]
+fn a_loaded_guest_whose_source_is_not_heard_is_kept_for_days() {
+    for state in [Noting, Loaded] {
+        let mut driver = Driver::at(state);
+        let mut actions = driver.tell(Event::PathLost(PATH));
+        for _ in 0..3 * 24 {
+            driver.now = driver.now + Duration::from_secs(3600);
+            actions.extend(driver.tell(Event::Tick));
+        }
+        assert!(!aborts(&actions), "{state:?}: {actions:?}");
+        actions.extend(driver.tell(Event::Journaled(DestinationPhase::Loaded)));
+        assert!(driver.brain.is_held(), "{state:?}: {:?}", driver.brain.state);
+        assert_eq!(driver.brain.outcome(), Outcome::Pending, "{state:?}");
+        assert!(commits(&driver.tell(Event::CommitAgain)), "{state:?}");
+    }
+}
+
+#[test]
+fn who_is_heard_again_decides_over_a_loaded_guest() {
+    let words: [(Onward, bool); 4] = [
+        (|d| d.receive(Message::Commit), true),
+        (|d| d.tell(Event::CommitAgain), true),
+        (|d| d.receive(Message::Abort(fault(Code::Cancelled))), false),
+        (|d| d.tell(Event::Withdrawn), false),
+    ];
+    for (n, (word, runs)) in words.into_iter().enumerate() {
+        let mut driver = Driver::at(Loaded);
+        driver.tell(Event::PathLost(PATH));
+        driver.now = ms(3_600_000);
+        driver.tell(Event::PathUp(PATH));
+        let actions = word(&mut driver);
+        assert_eq!((commits(&actions), aborts(&actions)), (runs, !runs), "{n}: {actions:?}");
+    }
+}
+
+#[test]
+fn the_operator_decides_over_a_loaded_guest_only_if_its_source_is_not_heard() {
+    for run in [true, false] {
+        for state in ALL {
+            for heard in [true, false] {
+                let mut driver = Driver::at(state);
+                let mut actions = if heard { vec![] } else { driver.tell(Event::PathLost(PATH)) };
+                assert_eq!(driver.brain.is_held(), state == Loaded && !heard, "{state:?}");
+                actions.extend(driver.tell(Event::Resolve(run)));
+                let decides = state == Loaded && !heard;
+                assert_eq!(commits(&actions), decides && run, "{state:?}, {heard}: {actions:?}");
+                assert_eq!(aborts(&actions), decides && !run, "{state:?}, {heard}: {actions:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_commit_said_again_is_taken_once_loaded_and_only_then() {
+    for state in ALL {
+        let mut driver = Driver::at(state);
+        let (fault, outcome) = (driver.fault().cloned(), driver.brain.outcome());
+        let actions = driver.tell(Event::CommitAgain);
+        assert_eq!(commits(&actions), state == Loaded, "{state:?}: {actions:?}");
+        assert!(!actions.contains(&Action::TearDown), "{state:?}: {actions:?}");
+        assert_eq!((driver.fault().cloned(), driver.brain.outcome()), (fault, outcome), "{state:?}");
+        assert!(!commits(&driver.tell(Event::CommitAgain)), "{state:?}: twice");
+    }
+}
+
+#[test]
+fn a_commit_that_was_said_aside_may_come_once_more_by_the_session() {
+    for state in [Journaling, Resuming, Running] {
+        let mut driver = Driver::at(state);
+        let actions = driver.receive(Message::Commit);
+        assert!(!commits(&actions) && !aborts(&actions), "{state:?}: {actions:?}");
+    }
+}
+
+#[test]
+fn a_guest_that_did_not_run_at_the_source_is_not_run_here() {
+    for ran in [true, false] {
+        let mut driver = sealed(ran);
+        assert_eq!(driver.brain.ran(), Some(ran));
+        driver.tell(Event::DisksChecked);
+        driver.load();
+        driver.tell(Event::Journaled(DestinationPhase::Loaded));
+        driver.receive(Message::Commit);
+        let actions = driver.tell(Event::Journaled(DestinationPhase::Committed));
+        assert_eq!(actions, [Action::Run { ran }]);
+    }
+}
+
+#[test]
+fn committed_is_told_only_once_the_guest_runs() {
+    let mut driver = Driver::at(Loaded);
+    driver.receive(Message::Commit);
+    driver.tell(Event::Journaled(DestinationPhase::Committed));
+    assert_eq!(driver.brain.outcome(), Outcome::Pending, "the hypervisor may refuse");
+    let actions = driver.tell(runs());
+    assert!(says(&actions, |message| matches!(message, Message::Running { .. })), "{actions:?}");
+    assert!(actions.contains(&Action::Journal(DestinationPhase::Running)), "{actions:?}");
+    assert_eq!(driver.brain.outcome(), Outcome::Committed);
+    // A record that is missing changes nothing of that: the body writes it until the disk takes it.
+    driver.tell(Event::Failed(fault(Code::JournalFailed)));
+    assert_eq!(driver.brain.outcome(), Outcome::Committed);
+}
+
+#[test]
+fn a_guest_that_cannot_run_is_returned_after_it_is_gone() {
+    for state in ALL {
+        let mut driver = Driver::at(state);
+        let actions = driver.tell(Event::CannotRun(fault(Code::HypervisorFailed)));
+        if state != Resuming {
+            let ends = actions.contains(&Action::Journal(DestinationPhase::Returned))
+                || actions.contains(&Action::TearDown);
+            assert!(!ends, "{state:?}: {actions:?}");
+            continue;
+        }
+        assert_eq!(actions, [Action::Journal(DestinationPhase::Returned), Action::TearDown]);
+        assert_eq!(driver.brain.outcome(), Outcome::Pending, "not before it is gone");
+        assert!(!driver.brain.is_committed());
+        let told = driver.tell(Event::TornDown);
+        let refused = Message::Abort(fault(Code::HypervisorFailed));
+        assert!(says(&told, |message| *message == refused), "{told:?}");
+        assert_eq!(driver.brain.outcome(), Outcome::Returned);
+        driver.receive(Message::Aborted);
+        assert!(driver.brain.is_ended());
+        assert_eq!(driver.brain.outcome(), Outcome::Returned);
+    }
+}
+
+#[test]
+fn a_guest_whose_hypervisor_ended_after_commit_is_gone_and_given_back_to_nobody() {
+    for state in ALL {
+        let mut driver = Driver::at(state);
+        let before = driver.brain.outcome();
+        let mut actions = driver.tell(Event::GuestEnded(fault(Code::GuestGone)));
+        if state != Resuming {
+            assert_eq!(driver.brain.outcome(), before, "{state:?}");
+            continue;
+        }
+        assert_eq!(actions, [Action::End(Some(fault(Code::GuestGone)))]);
+        for event in [Event::Withdrawn, Event::CommitAgain, Event::Resolve(true), Event::Cancel, Event::Tick]
+        {
+            actions.extend(driver.tell(event));
+        }
+        let says_abort = says(&actions, |message| matches!(message, Message::Abort(_)));
+        assert!(!says_abort && !aborts(&actions), "the source may resume on it: {actions:?}");
+        assert_eq!(driver.brain.outcome(), Outcome::Gone);
+    }
+}
+
+#[test]
+fn a_commit_that_the_disk_does_not_take_gives_the_guest_back_only_to_a_source_that_is_heard() {
+    let unwritten = || Event::Failed(fault(Code::JournalFailed));
+    let mut driver = Driver::at(Journaling);
+    assert!(aborts(&driver.tell(unwritten())), "the source has its copy and resumes at once");
+
+    let words: [Onward; 3] = [
+        |d| d.tell(Event::CommitAgain),
+        |d| {
+            d.tell(Event::PathLost(PATH));
+            d.tell(Event::Resolve(true))
+        },
+        |d| {
+            let commits = d.receive(Message::Commit);
+            d.tell(Event::PathLost(PATH));
+            commits
+        },
+    ];
+    for (n, word) in words.into_iter().enumerate() {
+        let mut driver = Driver::at(Loaded);
+        assert!(commits(&word(&mut driver)), "{n}");
+        for _ in 0..200 {
+            let mut actions = driver.tell(Event::Withdrawn);
+            actions.extend(driver.tell(unwritten()));
+            actions.extend(driver.tell(Event::Tick));
+            assert!(
+                !aborts(&actions) && !commits(&actions),
+                "{n}: this copy may be the only one: {actions:?}"
+            );
+            driver.now = driver.now + crate::recovery::RETRY_AFTER;
+            assert!(commits(&driver.tell(Event::Heard(PATH))), "{n}: it is written until it sticks");
+        }
+        let runs = driver.tell(Event::Journaled(DestinationPhase::Committed));
+        assert_eq!(runs, [Action::Run { ran: true }], "{n}");
+    }
+}
+
+#[test]
+fn a_commit_that_is_not_on_disk_is_taken_back_by_who_said_it() {
+    for word in [Event::Withdrawn, Event::Cancel] {
+        let mut driver = Driver::at(Loaded);
+        driver.tell(Event::CommitAgain);
+        driver.tell(Event::Failed(fault(Code::JournalFailed)));
+        let actions = driver.tell(word.clone());
+        assert!(aborts(&actions) && !commits(&actions), "{word:?}: {actions:?}");
+        driver.now = ms(3_600_000);
+        assert!(!commits(&driver.tell(Event::Tick)), "{word:?}");
+    }
+}

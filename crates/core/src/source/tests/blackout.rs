@@ -1,0 +1,148 @@
+//! The order of the blackout, the run state and the disks that go along, and roll-backs that do not come to their end.
+
+use super::*;
+
+/// A source that copies no digest.
+fn without_verification(state: At) -> Driver {
+    let mut driver = Driver::at(state);
+    driver.brain.config.verify = false;
+    driver
+}
+
+#[test]
+fn the_destination_is_told_of_the_stop_before_anything_that_follows_from_it() {
+    for ran in [true, false] {
+        let mut driver = Driver::at(Switching);
+        let actions = driver.tell(Event::Holding { ran, disks: "[7]".into() });
+        let wanted = Message::Stopped { ran, disks: "[7]".into() };
+        assert!(says(&actions, |message| *message == wanted), "{actions:?}");
+        assert!(actions.contains(&Action::Scan { last: true, also: vec![] }), "{actions:?}");
+    }
+}
+
+#[test]
+fn device_state_is_written_only_when_the_last_copy_has_arrived() {
+    let mut driver = without_verification(LastScan);
+    let actions = driver.tell(scanned(page(1)));
+    assert!(!actions.contains(&Action::WriteDeviceState), "{actions:?}");
+    let actions = driver.carry();
+    assert_eq!(actions, [Action::WriteDeviceState], "RAM is not sealed: the hypervisor writes to it");
+}
+
+#[test]
+fn what_the_hypervisor_wrote_to_ram_with_its_device_state_is_copied_before_ram_is_sealed() {
+    for verify in [false, true] {
+        let mut driver = Driver::at(Writing);
+        driver.brain.config.verify = verify;
+        driver.tell(Event::DeviceState(vec![1, 2]));
+        let actions = driver.tell(Event::DeviceStateDone);
+        assert!(says(&actions, |message| *message == Message::DeviceStateEnd { total: 2 }), "{actions:?}");
+        assert!(actions.contains(&Action::Scan { last: true, also: vec![] }), "{actions:?}");
+        let actions = driver.tell(scanned(page(7)));
+        let seals = |actions: &[Action]| {
+            let digests = actions.contains(&Action::Digest);
+            let seals = says(actions, |message| matches!(message, Message::RamComplete { .. }));
+            assert!(!(digests && seals), "{actions:?}");
+            if verify { digests } else { seals }
+        };
+        assert!(!seals(&actions), "{actions:?}");
+        let Next::Work(work) = driver.brain.next_work(driver.now, CHANNEL) else { panic!("not copied") };
+        assert_eq!(work.runs.iter().map(|run| run.offset / PAGE).collect::<Vec<_>>(), [7]);
+        driver.brain.acknowledged(driver.now, CHANNEL, work.sequence, &[work.sequence]);
+        assert!(!seals(&driver.actions()), "it was refused");
+        let actions = driver.carry();
+        assert!(seals(&actions), "{actions:?}");
+        assert!(!actions.contains(&Action::WriteDeviceState), "it is written already: {actions:?}");
+    }
+}
+
+#[test]
+fn device_state_that_ends_out_of_its_turn_ends_the_migration() {
+    for state in [Switching, LastScan, LastCopy, Digesting, Sealing] {
+        let mut driver = Driver::at(state);
+        driver.tell(Event::DeviceStateDone);
+        assert_eq!(driver.fault().map(|fault| fault.code), Some(Code::Internal), "{state:?}");
+    }
+}
+
+#[test]
+fn a_guest_that_did_not_run_arrives_paused() {
+    for (ran, arrived) in [(true, GuestState::RunsAtDestination), (false, GuestState::PausedAtDestination)] {
+        let mut driver = Driver::at(Switching);
+        driver.tell(holding(ran));
+        driver.tell(scanned(vec![]));
+        driver.tell(Event::DeviceStateDone);
+        driver.tell(scanned(vec![]));
+        driver.tell(Event::Digested(1));
+        driver.receive(Message::RamSealed);
+        driver.receive(Message::Loaded);
+        driver.tell(Event::Journaled(SourcePhase::CommitSent));
+        driver.receive(Message::Running { resume_us: 1, cpu_us: 0 });
+        driver.tell(Event::CleanedUp);
+        let actions = driver.tell(Event::ControlAcknowledged { path: PATH, through: u64::MAX });
+        let ending = Ending { fault: None, guest: arrived, unfinished: false };
+        assert!(actions.contains(&Action::End(ending)), "{actions:?}");
+    }
+}
+
+#[test]
+fn a_roll_back_that_failed_is_not_written_and_left_to_recovery() {
+    for state in BEFORE_COMMIT.into_iter().chain([Committing]) {
+        let mut driver = Driver::at(state);
+        let mut actions = if state == Committing {
+            driver.tell(Event::Answered(Outcome::Returned))
+        } else {
+            driver.tell(Event::Failed(fault(Code::HypervisorFailed)))
+        };
+        actions.extend(driver.receive(Message::Aborted));
+        let guest = GuestState::PausedAtSource;
+        actions.extend(driver.tell(Event::RolledBack { guest, complete: false }));
+        assert!(!actions.contains(&Action::Journal(SourcePhase::RolledBack)), "{state:?}: {actions:?}");
+        let ends = actions.iter().any(
+            |action| matches!(action, Action::End(ending) if ending.unfinished && ending.guest == guest),
+        );
+        assert!(ends, "{state:?}: {actions:?}");
+    }
+}
+
+#[test]
+fn a_roll_back_is_written_before_it_ends() {
+    for state in BEFORE_COMMIT {
+        let mut driver = Driver::at(state);
+        driver.tell(Event::Failed(fault(Code::HypervisorFailed)));
+        let mut actions = driver.receive(Message::Aborted);
+        actions.extend(driver.tell(rolled_back(true)));
+        let written = actions.iter().position(|one| *one == Action::Journal(SourcePhase::RolledBack));
+        let ended = actions.iter().position(|one| matches!(one, Action::End(_)));
+        assert!(written.is_some() && written < ended, "{state:?}: {actions:?}");
+    }
+}
+
+#[test]
+fn a_clean_up_that_never_ends_is_left_to_recovery_and_not_written() {
+    let mut driver = Driver::at(CleaningUp);
+    driver.now = driver.now + driver.brain.config.step_timeout;
+    let actions = driver.tell(Event::Heard(PATH));
+    assert!(!actions.contains(&Action::Journal(SourcePhase::Finished)), "{actions:?}");
+    let ends = actions.iter().any(|action| matches!(action, Action::End(ending) if ending.unfinished));
+    assert!(ends, "{actions:?}");
+}
+
+#[test]
+fn a_guest_that_is_gone_over_there_is_told_to_the_operator_and_kept_paused_here() {
+    let mut driver = Driver::at(Committing);
+    assert!(!driver.brain.is_undecided());
+    let actions = driver.tell(Event::Answered(Outcome::Gone));
+    assert!(!actions.contains(&Action::RollBack) && !actions.contains(&Action::CleanUp), "{actions:?}");
+    assert!(driver.brain.is_undecided() && driver.brain.destination_is_gone());
+    assert!(driver.tell(Event::Resolve(true)).contains(&Action::RollBack));
+}
+
+#[test]
+fn what_the_operator_takes_back_after_commit_is_withdrawn() {
+    let mut driver = Driver::at(Committing);
+    driver.tell(Event::PathLost(PATH));
+    driver.tell(Event::Resolve(true));
+    let actions = driver.tell(rolled_back(true));
+    assert_eq!(withdraws(&actions), Some(true), "a guest may be held over there: {actions:?}");
+}
