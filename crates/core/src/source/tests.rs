@@ -378,9 +378,7 @@ fn torment(driver: &mut Driver) -> Vec<Action> {
             actions.extend(driver.receive(message));
         }
     }
-    for outcome in [Outcome::Pending, Outcome::Unknown, Outcome::Gone] {
-        actions.extend(driver.tell(Event::Answered(outcome)));
-    }
+    actions.extend(driver.tell(Event::Answered(Outcome::Pending)));
     driver.brain.channel_lost(driver.now, CHANNEL);
     actions.extend(driver.tell(Event::PathLost(PATH)));
     for _ in 0..3600 {
