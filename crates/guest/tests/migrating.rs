@@ -10,7 +10,7 @@ use std::path::Path;
 
 use common::*;
 use linerate_guest::host::{HostFacts, QemuCache, check_host};
-use linerate_guest::migrate::{DestinationQemu, MigrateError, SourceQemu};
+use linerate_guest::migrate::{DestinationQemu, MigrateError, SourceQemu, TakeOver};
 use linerate_guest::qmp::Qmp;
 use linerate_guest::read::read;
 use linerate_guest::twin::{QemuBinary, Twin, twin};
@@ -64,7 +64,7 @@ fn migrate(place: &Place, qemu: &QemuBinary) {
     let mut to = DestinationQemu::new(waiting.qmp.take().unwrap());
     let channel = place.path("m.sock");
 
-    to.prepare(soon()).unwrap();
+    to.prepare(true, soon()).unwrap();
     to.incoming(&channel, soon()).unwrap();
     from.prepare(soon()).unwrap();
     from.begin(&channel, soon()).unwrap();
@@ -80,7 +80,7 @@ fn migrate(place: &Place, qemu: &QemuBinary) {
     let sent = from.qmp().execute("query-migrate", json!({}), soon()).unwrap();
     let pages = |kind: &str| sent["ram"][kind].as_u64().unwrap();
     assert!(pages("normal") + pages("duplicate") < 8192, "{sent}");
-    to.resume(soon()).unwrap();
+    assert!(matches!(to.take_over(true, soon()), TakeOver::Done));
     // Its agent dies before it has put the settings back.
     let journal = serde_json::to_string(&to.found()).unwrap();
     drop(to);
@@ -121,7 +121,7 @@ fn twin_listens(place: &Place, qemu: &QemuBinary) -> (Running, Twin, Running, De
     let made = twin(&guest, &place.twin_options(qemu)).unwrap();
     let mut waiting = start_twin(place, qemu, &made);
     let mut to = DestinationQemu::new(waiting.qmp.take().unwrap());
-    to.prepare(soon()).unwrap();
+    to.prepare(true, soon()).unwrap();
     to.incoming(&place.path("m.sock"), soon()).unwrap();
     (source, made, waiting, to)
 }

@@ -106,6 +106,7 @@ pub fn start_spec(place: &Place, qemu: &QemuBinary, text: &str) -> Running {
         ram_files: vec![guest.ram_file],
         ram_is_made: false,
         origin: Origin::Started,
+        session: None,
     };
     let (record, qmp) = start(&place.registry, &launch, soon()).unwrap();
     Running { record, qmp: Some(qmp) }
@@ -127,6 +128,7 @@ pub fn start_twin(place: &Place, qemu: &QemuBinary, twin: &Twin) -> Running {
         ram_files: twin.ram_files.iter().map(|file| file.path.clone()).collect(),
         ram_is_made: false,
         origin: Origin::Arrived,
+        session: None,
     };
     let (record, qmp) = start(&registry, &launch, soon()).unwrap();
     Running { record, qmp: Some(qmp) }

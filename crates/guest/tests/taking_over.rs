@@ -1,0 +1,181 @@
+//! What the destination's QEMU does with a guest that is handed over to it: runs it, keeps it as it stood, or cannot.
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests, too, say what they expect
+
+mod common;
+
+use std::process::{Child, Command, Stdio};
+
+use common::*;
+use linerate_guest::migrate::{DestinationQemu, SourceQemu, TakeOver};
+use linerate_guest::procfs::run_time_ns;
+use linerate_guest::qmp::Qmp;
+use linerate_guest::read::read;
+use linerate_guest::twin::{QemuBinary, twin};
+use serde_json::json;
+
+const SPEC: &str = "name = 'web'\nmemory = '64M'\nmachine = 'pc'\naccel = 'tcg'\n[[disk]]\npath = 'd.img'\n";
+
+/// Both ends of a migration whose state is loaded and that is not committed.
+struct Loaded {
+    source: Running,
+    waiting: Running,
+    from: SourceQemu,
+    to: DestinationQemu,
+    /// Threads of the virtual CPUs at the destination.
+    threads: Vec<i32>,
+    /// As the source's QEMU told when it stopped the guest.
+    ran: bool,
+}
+
+/// What somebody does to the guest, and when.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Pause {
+    Never,
+    Before,
+    OnTheWay,
+}
+
+fn load(place: &Place, qemu: &QemuBinary, pause: Pause) -> Loaded {
+    place.disk("d.img", 4);
+    let mut source = start_spec(place, qemu, SPEC);
+    if pause == Pause::Before {
+        source.qmp().execute("stop", json!({}), soon()).unwrap();
+    }
+    let pid = source.record.process.pid;
+    let guest = read(source.qmp(), pid, soon()).unwrap();
+    let made = twin(&guest, &place.twin_options(qemu)).unwrap();
+    let mut waiting = start_twin(place, qemu, &made);
+    let mut from = SourceQemu::new(source.qmp.take().unwrap(), soon()).unwrap();
+    let pid = waiting.record.process.pid;
+    let twin = read(waiting.qmp(), pid, soon()).unwrap();
+    let mut to = DestinationQemu::new(waiting.qmp.take().unwrap());
+    let channel = place.path("m.sock");
+    to.prepare(guest.is_running(), soon()).unwrap();
+    to.incoming(&channel, soon()).unwrap();
+    from.prepare(soon()).unwrap();
+    if pause == Pause::OnTheWay {
+        from.qmp().execute("stop", json!({}), soon()).unwrap();
+    }
+    from.begin(&channel, soon()).unwrap();
+    let ran = from.wait_pre_switchover(soon(), &|| false).unwrap().ran();
+    let mut here = std::fs::File::open(&source.record.ram_files[0]).unwrap();
+    let mut there = std::fs::OpenOptions::new().write(true).open(&made.ram_files[0].path).unwrap();
+    std::io::copy(&mut here, &mut there).unwrap();
+    from.cont_switchover(soon()).unwrap();
+    from.wait_completed(soon(), &|| false).unwrap();
+    to.wait_loaded(soon(), &|| false).unwrap();
+    Loaded { source, waiting, from, to, threads: twin.process.vcpu_threads, ran }
+}
+
+/// Has the image open for writing, and its locks, until it is dropped.
+struct Holder(Child);
+
+impl Holder {
+    fn of(image: &std::path::Path) -> Holder {
+        let child = Command::new("qemu-io")
+            .args(["-f", "raw", "-c", "sleep 600000"])
+            .arg(image)
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        while !linerate_guest::procfs::holds_locks(pid, image) {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        Holder(child)
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_guest_that_ran_runs_and_its_cpus_tell_whether_it_ever_did() {
+    for qemu in qemus() {
+        let place = Place::new();
+        let mut loaded = load(&place, &qemu, Pause::Never);
+        assert!(loaded.ran);
+        let pid = loaded.waiting.record.process.pid;
+        let before = run_time_ns(pid, &loaded.threads).expect("the kernel keeps an account");
+        for _ in 0..20 {
+            assert_ne!(loaded.to.status(soon()).unwrap(), "running");
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        assert_eq!(run_time_ns(pid, &loaded.threads), Some(before), "it has not run");
+        assert!(matches!(loaded.to.take_over(true, soon()), TakeOver::Done));
+        assert_eq!(loaded.to.status(soon()).unwrap(), "running");
+        // Also if it is paused at once.
+        loaded.to.qmp().execute("stop", json!({}), soon()).unwrap();
+        assert!(run_time_ns(pid, &loaded.threads).is_some_and(|now| now > before));
+    }
+}
+
+#[test]
+fn a_guest_whose_disk_is_locked_is_refused_has_not_run_and_the_source_has_it_back() {
+    for qemu in qemus() {
+        let place = Place::new();
+        let mut loaded = load(&place, &qemu, Pause::Never);
+        let pid = loaded.waiting.record.process.pid;
+        let before = run_time_ns(pid, &loaded.threads);
+        let holder = Holder::of(&place.path("disks/d.img"));
+        let refused = loaded.to.take_over(true, soon());
+        assert!(matches!(refused, TakeOver::Refused(_)), "{refused:?}");
+        assert_ne!(loaded.to.status(soon()).unwrap(), "running");
+        assert_eq!(run_time_ns(pid, &loaded.threads), before, "it has not run");
+        drop(holder);
+        drop(loaded.to);
+        loaded.waiting.record.kill().unwrap();
+        loaded.waiting.record.process.wait_end(soon());
+        loaded.from.take_back(soon()).unwrap();
+        assert_eq!(loaded.from.status(soon()).unwrap(), "running");
+    }
+}
+
+#[test]
+fn a_guest_that_was_paused_before_arrives_paused_with_its_disks_or_not_at_all() {
+    for qemu in qemus() {
+        let place = Place::new();
+        let mut loaded = load(&place, &qemu, Pause::Before);
+        assert!(!loaded.ran);
+        assert!(matches!(loaded.to.take_over(loaded.ran, soon()), TakeOver::Done));
+        assert_eq!(loaded.to.status(soon()).unwrap(), "paused");
+        let pid = loaded.waiting.record.process.pid;
+        assert!(linerate_guest::procfs::holds_locks(pid, &place.path("disks/d.img")), "it has its disk");
+        drop(loaded);
+
+        let place = Place::new();
+        let image = place.disk("d.img", 4);
+        let mut loaded = load(&place, &qemu, Pause::Before);
+        // QEMU 7.2 has the lock since it loaded the state; 10.0 takes it when it is told to.
+        if !linerate_guest::procfs::holds_locks(loaded.waiting.record.process.pid, &image) {
+            let _holder = Holder::of(&image);
+            let refused = loaded.to.take_over(false, soon());
+            assert!(matches!(refused, TakeOver::Refused(_)), "{refused:?}");
+        }
+    }
+}
+
+#[test]
+fn a_guest_that_an_operator_paused_on_the_way_is_not_made_to_run_anywhere() {
+    for qemu in qemus() {
+        let place = Place::new();
+        let mut loaded = load(&place, &qemu, Pause::OnTheWay);
+        assert!(!loaded.ran, "it did not run when it was stopped");
+        let taken = loaded.to.take_over(false, soon());
+        // QEMU 7.2 cannot take disks over without running the guest unless it was told before: then it is said.
+        assert!(matches!(taken, TakeOver::Done | TakeOver::Refused(_)), "{taken:?}");
+        assert_ne!(loaded.to.status(soon()).unwrap(), "running");
+        drop(loaded.to);
+        loaded.waiting.record.kill().unwrap();
+        loaded.waiting.record.process.wait_end(soon());
+        loaded.from.take_back(soon()).unwrap();
+        assert!(!loaded.from.runs(soon()).unwrap(), "the pause is the operator's to end");
+        drop(loaded.from);
+        let mut qmp = Qmp::connect(&loaded.source.record.qmp, soon()).unwrap();
+        qmp.execute("cont", json!({}), soon()).unwrap();
+    }
+}
