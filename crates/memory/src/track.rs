@@ -10,8 +10,9 @@ use linerate_core::Run;
 use crate::block::{Placement, RamBlock, Segment};
 use crate::error::{AttachError, TrackError};
 use crate::inject;
-use crate::scan::{Job, in_parallel, jobs, pages, report_buffer, scan_job, threads_for};
-use crate::sys::{self, Look};
+use crate::probe::{KernelUnfit, release, scan_support};
+use crate::scan::{Job, Scans, in_parallel, jobs, pages, report_buffer, threads_for};
+use crate::sys;
 use crate::target::Target;
 
 /// How an attachment went.
@@ -45,6 +46,7 @@ pub struct Tracker {
     blocks: Vec<Placement>,
     jobs: Vec<Job>,
     threads: usize,
+    scans: Scans,
 }
 
 impl Tracker {
@@ -57,7 +59,7 @@ impl Tracker {
         blocks: &[RamBlock],
         avoid_threads: &[i32],
     ) -> Result<(Tracker, AttachReport), AttachError> {
-        check_kernel()?;
+        let support = scan_support()?;
         let target = Target::open(pid)?;
         let pagemap = target.open_proc("pagemap")?;
         let injected = inject::inject(&target, avoid_threads)?;
@@ -67,7 +69,7 @@ impl Tracker {
         let jobs = jobs(numbered_segments(&blocks));
         let threads = threads_for(bytes, cores);
         // Closing the descriptor, which every way out of here does, takes back what was registered.
-        let tracker = Tracker { target, uffd: Some(injected.uffd), pagemap, blocks, jobs, threads };
+        let tracker = Tracker { target, uffd: Some(injected.uffd), pagemap, blocks, jobs, threads, scans: support.scans };
         tracker.register()?;
         Ok((tracker, AttachReport { stopped: injected.stopped, thread: injected.thread }))
     }
@@ -117,9 +119,12 @@ impl Tracker {
     /// everything anew.
     pub fn scan(&self, clear: bool, out: &mut Vec<(usize, Run)>) -> Result<ScanReport, TrackError> {
         let begun = Instant::now();
-        let look = if clear { Look::Clear } else { Look::Peek };
         let found = in_parallel(&self.jobs, self.threads, report_buffer, |buffer, job| {
-            scan_job(&self.pagemap, buffer, job, look)
+            if clear {
+                self.scans.clear(&self.pagemap, buffer, job)
+            } else {
+                self.scans.peek(&self.pagemap, buffer, job)
+            }
         })
         .map_err(|source| self.failed(source, |source| TrackError::Scan { source }))?;
         // The page tables of a process that ended are empty, which would look like "nothing written".
@@ -190,20 +195,9 @@ fn numbered_segments(blocks: &[Placement]) -> impl Iterator<Item = (usize, Segme
         .flat_map(|(index, block)| block.segments.iter().map(move |segment| (index, *segment)))
 }
 
-/// Asks the kernel on our own process whether it has what is needed, before any guest is touched.
-fn check_kernel() -> Result<(), AttachError> {
-    let uffd = sys::userfaultfd().map_err(|_| AttachError::KernelTooOld { missing: "userfaultfd" })?;
-    sys::uffd_api(&uffd).map_err(no_async_protection)?;
-    let pid = std::process::id() as i32;
-    let pagemap = Target::open(pid)?.open_proc("pagemap")?;
-    match sys::pagemap_scan(&pagemap, 0, 0, Look::Peek, &mut []) {
-        Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => {
-            Err(AttachError::KernelTooOld { missing: "PAGEMAP_SCAN" })
-        }
-        _ => Ok(()),
-    }
-}
-
 fn no_async_protection(_: io::Error) -> AttachError {
-    AttachError::KernelTooOld { missing: "asynchronous userfaultfd write protection" }
+    AttachError::KernelUnfit(KernelUnfit::TooOld {
+        release: release(),
+        missing: "asynchronous userfaultfd write protection",
+    })
 }
