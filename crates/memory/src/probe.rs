@@ -45,7 +45,9 @@ impl fmt::Display for Case {
             Case::Untouched => "the protection of absent pages is not recognised",
             Case::HoleInHugePage => "a written page is missed after a hole in its huge page",
             Case::Collapse => "a written page is missed after it became part of a huge page",
-            Case::Refill => "a written page is missed where a huge page came back after memory was given back",
+            Case::Refill => {
+                "a written page is missed where a huge page came back after memory was given back"
+            }
             Case::Reclaim => "a written page is missed after its mapping was reclaimed",
             Case::Move => "a written page is missed after it moved to another NUMA node",
         })

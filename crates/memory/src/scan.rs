@@ -139,13 +139,7 @@ impl Scans {
         self.look(pagemap, buffer, job, Look::Peek)
     }
 
-    fn look(
-        self,
-        pagemap: &File,
-        buffer: &mut [PageRegion],
-        job: &Job,
-        look: Look,
-    ) -> io::Result<Vec<Run>> {
+    fn look(self, pagemap: &File, buffer: &mut [PageRegion], job: &Job, look: Look) -> io::Result<Vec<Run>> {
         let found = scan_job(pagemap, buffer, job, look)?;
         if self != Scans::WrittenAndEmpty {
             return Ok(found);

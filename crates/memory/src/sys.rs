@@ -146,9 +146,7 @@ impl Look {
                 let entry = present | swapped;
                 Query { all: entry, inverted: entry, returned: present, ..Query::default() }
             }
-            Look::Mapped => {
-                Query { any: present | swapped, returned: present | swapped, ..Query::default() }
-            }
+            Look::Mapped => Query { any: present | swapped, returned: present | swapped, ..Query::default() },
             Look::Present => Query { all: present, returned: present, ..Query::default() },
         }
     }

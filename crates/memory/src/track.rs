@@ -69,7 +69,15 @@ impl Tracker {
         let jobs = jobs(numbered_segments(&blocks));
         let threads = threads_for(bytes, cores);
         // Closing the descriptor, which every way out of here does, takes back what was registered.
-        let tracker = Tracker { target, uffd: Some(injected.uffd), pagemap, blocks, jobs, threads, scans: support.scans };
+        let tracker = Tracker {
+            target,
+            uffd: Some(injected.uffd),
+            pagemap,
+            blocks,
+            jobs,
+            threads,
+            scans: support.scans,
+        };
         tracker.register()?;
         Ok((tracker, AttachReport { stopped: injected.stopped, thread: injected.thread }))
     }

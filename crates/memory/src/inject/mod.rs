@@ -165,10 +165,9 @@ fn explain(failure: Failure, errno: i32, target: &Target, thread: i32) -> Attach
         Failure::Ended => AttachError::ThreadEnded { thread },
         Failure::Not64Bit => AttachError::Not64Bit { thread },
         Failure::Sandboxed => AttachError::Sandboxed,
-        Failure::Userfaultfd if errno == libc::ENOSYS => AttachError::KernelUnfit(KernelUnfit::TooOld {
-            release: release(),
-            missing: "userfaultfd",
-        }),
+        Failure::Userfaultfd if errno == libc::ENOSYS => {
+            AttachError::KernelUnfit(KernelUnfit::TooOld { release: release(), missing: "userfaultfd" })
+        }
         Failure::Userfaultfd => AttachError::Userfaultfd { source },
         Failure::TakeOver => AttachError::TakeOver { source },
         Failure::Seize | Failure::Trace => AttachError::Trace { thread, source },

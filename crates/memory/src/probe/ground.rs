@@ -32,8 +32,9 @@ struct View {
 impl View {
     fn new(file: &File) -> io::Result<View> {
         // SAFETY: the kernel chooses a free range; nothing can be accessed in it.
-        let reserved =
-            unsafe { mmap_anonymous(std::ptr::null_mut(), 2 * BYTES, ProtFlags::empty(), MapFlags::PRIVATE) }?;
+        let reserved = unsafe {
+            mmap_anonymous(std::ptr::null_mut(), 2 * BYTES, ProtFlags::empty(), MapFlags::PRIVATE)
+        }?;
         let null = || io::Error::other("the kernel mapped memory at address 0");
         let held = NonNull::new(reserved).ok_or_else(null)?;
         let base = reserved.map_addr(|address| address.next_multiple_of(BYTES));
