@@ -105,6 +105,12 @@ impl Guest {
         RamBlock::find(self.pid(), "ram", &self.path).unwrap()
     }
 
+    /// Gives pages back to the kernel, as a balloon does.
+    pub fn punch(&self, first: u64, count: u64) {
+        let mode = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(self.block().file(), mode, first * PAGE, count * PAGE).unwrap();
+    }
+
     pub fn signal(&self, signal: i32) {
         assert_eq!(unsafe { libc::kill(self.pid(), signal) }, 0);
     }
