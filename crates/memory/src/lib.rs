@@ -21,6 +21,7 @@ mod block;
 mod digest;
 mod error;
 mod gather;
+mod given_back;
 mod holes;
 mod inject;
 mod maps;

@@ -149,7 +149,7 @@ impl Scans {
 }
 
 /// The pages that are in one of two lists, in order, neighbours joined.
-fn union(mut runs: Vec<Run>, more: Vec<Run>) -> Vec<Run> {
+pub(crate) fn union(mut runs: Vec<Run>, more: Vec<Run>) -> Vec<Run> {
     runs.extend(more);
     runs.sort_unstable();
     let mut joined: Vec<Run> = Vec::with_capacity(runs.len());

@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 
 use linerate_core::Run;
 
-use crate::block::{Placement, RamBlock, Segment};
+use crate::block::{Backing, Placement, RamBlock, Segment};
 use crate::error::{AttachError, TrackError};
+use crate::given_back::GivenBack;
 use crate::inject;
 use crate::probe::{KernelUnfit, release, scan_support};
-use crate::scan::{Job, Scans, in_parallel, jobs, pages, report_buffer, threads_for};
-use crate::sys;
+use crate::scan::{Job, Scans, in_parallel, jobs, pages, report_buffer, scan_job, threads_for, union};
+use crate::sys::{self, Look, PageRegion};
 use crate::target::Target;
 
 /// How an attachment went.
@@ -47,6 +48,7 @@ pub struct Tracker {
     jobs: Vec<Job>,
     threads: usize,
     scans: Scans,
+    given_back: GivenBack,
 }
 
 impl Tracker {
@@ -77,6 +79,7 @@ impl Tracker {
             jobs,
             threads,
             scans: support.scans,
+            given_back: GivenBack::default(),
         };
         tracker.register()?;
         Ok((tracker, AttachReport { stopped: injected.stopped, thread: injected.thread }))
@@ -117,6 +120,11 @@ impl Tracker {
         };
         in_parallel(&self.jobs, self.threads, || (), |(), job| protect(job))
             .map_err(|source| self.failed(source, |source| TrackError::Protect { source }))?;
+        let mut buffer = report_buffer();
+        for job in self.jobs.iter().filter(|job| self.is_hugetlbfs(job)) {
+            self.given_back(&mut buffer, job, true)
+                .map_err(|source| self.failed(source, |source| TrackError::Protect { source }))?;
+        }
         Ok(begun.elapsed())
     }
 
@@ -128,11 +136,7 @@ impl Tracker {
     pub fn scan(&self, clear: bool, out: &mut Vec<(usize, Run)>) -> Result<ScanReport, TrackError> {
         let begun = Instant::now();
         let found = in_parallel(&self.jobs, self.threads, report_buffer, |buffer, job| {
-            if clear {
-                self.scans.clear(&self.pagemap, buffer, job)
-            } else {
-                self.scans.peek(&self.pagemap, buffer, job)
-            }
+            self.scan_job(buffer, job, clear)
         })
         .map_err(|source| self.failed(source, |source| TrackError::Scan { source }))?;
         // The page tables of a process that ended are empty, which would look like "nothing written".
@@ -144,6 +148,29 @@ impl Tracker {
             out.extend(runs.into_iter().map(|run| (job.block, run)));
         }
         Ok(ScanReport { pages: total, duration: begun.elapsed() })
+    }
+
+    fn scan_job(&self, buffer: &mut [PageRegion], job: &Job, clear: bool) -> io::Result<Vec<Run>> {
+        let hugetlbfs = self.is_hugetlbfs(job);
+        // A written page that was given back has no entry; all others have one, because protection made it.
+        let scans = if hugetlbfs { Scans::WrittenAndEmpty } else { self.scans };
+        let found = match clear {
+            true => scans.clear(&self.pagemap, buffer, job)?,
+            false => scans.peek(&self.pagemap, buffer, job)?,
+        };
+        if !hugetlbfs {
+            return Ok(found);
+        }
+        Ok(union(found, self.given_back(buffer, job, clear)?))
+    }
+
+    fn given_back(&self, buffer: &mut [PageRegion], job: &Job, keep: bool) -> io::Result<Vec<Run>> {
+        let now = scan_job(&self.pagemap, buffer, job, Look::Present)?;
+        Ok(self.given_back.since(job.piece.address, now, keep))
+    }
+
+    fn is_hugetlbfs(&self, job: &Job) -> bool {
+        self.blocks.get(job.block).is_some_and(|block| block.backing == Backing::Hugetlbfs)
     }
 
     /// Whether the process still maps every block where it did when it was found. A piece that was mapped anew is neither
