@@ -12,6 +12,7 @@ use std::error::Error;
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -214,6 +215,11 @@ fn obey(memory: Memory, line: &str) -> Outcome<bool> {
         ["load", first, count] => {
             std::hint::black_box(pages(first, count)?.map(|page| memory.read(page, 1)).fold(0, |a, b| a ^ b));
         }
+        ["open", file] => {
+            let direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(file)?;
+            drop(OPENED.set(direct));
+        }
+        ["read", page] => read_file(memory, page.parse()?)?,
         ["pipe", page] => read_into(memory, page.parse()?)?,
         ["collapse"] => memory.advise(0, memory.pages, libc::MADV_COLLAPSE)?,
         // The kernel makes the huge page and refuses to map it where memory is protected, which it calls an error.
@@ -242,6 +248,17 @@ fn obey(memory: Memory, line: &str) -> Outcome<bool> {
 fn pages(first: &str, count: &str) -> Outcome<std::ops::Range<usize>> {
     let first: usize = first.parse()?;
     Ok(first..first + count.parse::<usize>()?)
+}
+
+/// The file that was opened.
+static OPENED: std::sync::OnceLock<File> = std::sync::OnceLock::new();
+
+/// Reads the start of the opened file into the page.
+fn read_file(memory: Memory, page: usize) -> Outcome<()> {
+    let file = OPENED.get().ok_or("no file was opened")?;
+    // SAFETY: the page lies in the mapping, is writable, and nobody holds a reference into it.
+    let read = unsafe { libc::pread(file.as_raw_fd(), memory.word(page, 0).cast(), PAGE, 0) };
+    if read == PAGE as isize { Ok(()) } else { Err(std::io::Error::last_os_error().into()) }
 }
 
 /// The kernel writes into the page, as it does for a hypervisor's disk reads.

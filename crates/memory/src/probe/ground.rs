@@ -88,7 +88,7 @@ pub(super) struct Ground {
 
 impl Ground {
     pub fn new(scans: Scans) -> io::Result<Ground> {
-        let file = File::from(memfd_create(NAME, MemfdFlags::CLOEXEC)?);
+        let file = File::from(memfd_create(NAME, MemfdFlags::CLOEXEC | MemfdFlags::NOEXEC_SEAL)?);
         file.set_len(BYTES as u64)?;
         let uffd = sys::userfaultfd()?;
         sys::uffd_api(&uffd)?;

@@ -80,7 +80,17 @@ impl Guest {
 
     /// Gives a command and waits for its answer; reports of the writers before it must be good.
     pub fn tell(&mut self, command: &str) {
+        self.begin(command);
+        self.finish(command);
+    }
+
+    /// Gives a command and goes on.
+    pub fn begin(&mut self, command: &str) {
         writeln!(self.input.as_mut().unwrap(), "{command}").unwrap();
+    }
+
+    /// Waits for the answer to a command.
+    pub fn finish(&mut self, command: &str) {
         loop {
             match self.line() {
                 line if line == "DONE" => return,
