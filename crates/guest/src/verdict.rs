@@ -80,6 +80,11 @@ pub enum Reason {
         /// The device.
         device: String,
     },
+    /// The CPU writes pages of a nested guest's control structures by their physical address.
+    #[error(
+        "the guest has run virtual machines of its own, whose CPU state is written to RAM unseen: use stream mode, or restart the guest without nested virtualisation"
+    )]
+    Nested,
     /// Memory that is not the guest's alone.
     #[error("{device} is memory shared with others or kept on a medium: unplug it before the migration")]
     ForeignMemory {
@@ -145,6 +150,7 @@ pub fn judge(guest: &GuestDescription, kernel: (u32, u32)) -> Verdict {
     reasons.extend(dma.map(|disk| Reason::Vfio { device: format!("{} (disk {})", disk.protocol, disk.id) }));
     reasons
         .extend(traits.foreign_memory.iter().map(|device| Reason::ForeignMemory { device: device.clone() }));
+    reasons.extend(traits.nested.then_some(Reason::Nested));
     reasons.extend(lacking(guest, &["x-ignore-shared", "pause-before-switchover", "events"]));
     reasons.extend(traits.blocked.iter().map(|why| Reason::Blocked { why: why.clone() }));
     reasons.extend(state_reasons(guest));
