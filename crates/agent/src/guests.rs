@@ -10,13 +10,14 @@ use linerate_api::{
 use linerate_guest::description::GuestDescription;
 use linerate_guest::discover;
 use linerate_guest::process::{self, Launch, StopHow};
+use linerate_guest::read;
 use linerate_guest::registry::{GuestRecord, Origin, RegistryError};
 use linerate_guest::spec::{GuestSpec, SpecPlaces};
-use linerate_guest::{procfs, read, verdict};
 use linerate_memory::{Mapping, RamBlock};
 
 use crate::agent::Agent;
 use crate::faults::chain;
+use crate::kernel;
 
 /// A QEMU answers.
 const QMP_WAIT: Duration = Duration::from_secs(10);
@@ -96,7 +97,7 @@ fn summary(agent: &Agent, record: &GuestRecord) -> (GuestSummary, Option<GuestDe
 }
 
 fn described(record: &GuestRecord, description: &GuestDescription) -> GuestSummary {
-    let verdict = verdict::judge(description, procfs::kernel_release().unwrap_or((0, 0)));
+    let verdict = kernel::judge(description);
     let state = match description.run_state.as_str() {
         "running" => GuestRunState::Running,
         "inmigrate" => GuestRunState::Incoming,

@@ -33,6 +33,7 @@ mod guests;
 mod hub;
 mod incoming;
 pub mod journal;
+mod kernel;
 mod local;
 mod outgoing;
 mod qos;
@@ -77,6 +78,7 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
     trial::recover(&agent);
     tunnel::clear_folders(&agent.config);
     warm_up(&agent);
+    kernel::probe();
     agent.doctor.begin_to_listen();
     let accepting = agent.clone();
     let _listener = if agent.config.listen.is_empty() {

@@ -198,6 +198,9 @@ pub struct Traits {
     pub foreign_memory: Vec<String>,
     /// RAM may be given back at any time (balloon, free page reporting, virtio-mem).
     pub may_discard: bool,
+    /// It has run virtual machines of its own under KVM. Only its host asks, so it is told to no other.
+    #[serde(skip)]
+    pub nested: bool,
     /// A TPM: its state lives outside QEMU.
     pub tpm: bool,
     /// Devices plugged or unplugged since the start: the command line no longer describes the guest.

@@ -204,12 +204,12 @@ fn no_domain() -> Fault {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use linerate_guest::description::{Backend, ProcessFacts, SCHEMA, Traits};
 
     use super::*;
 
-    pub(in crate::incoming) fn waits() -> GuestDescription {
+    pub(crate) fn waits() -> GuestDescription {
         let ram = linerate_guest::description::RamBlock {
             id: "pc.ram".into(),
             size: 256 << 20,

@@ -13,7 +13,7 @@
 pub(crate) mod admit;
 mod body;
 pub(crate) mod channels;
-mod domain;
+pub(crate) mod domain;
 mod streams;
 #[cfg(test)]
 mod tests;

@@ -10,6 +10,7 @@
 //! | `worker` | the one thread that deals with the guest: its memory and its QEMU |
 //! | `domain` | its part for libvirt's domains |
 //! | `drain` | rule 6: protection is applied only while block I/O is drained |
+//! | `pinned` | rule 6: for which disks |
 //! | `channels` | opening of channels, over RDMA or TCP |
 //! | `links` | one thread per link: control path and channels, opened again whenever they are lost |
 //! | `work` | what the channels ask the brain |
@@ -24,6 +25,7 @@ mod domain;
 mod drain;
 pub(crate) mod links;
 mod mode;
+mod pinned;
 mod progress;
 mod rejoin;
 pub(crate) mod start;

@@ -17,7 +17,7 @@ use linerate_guest::drives;
 use linerate_guest::migrate::SourceQemu;
 use linerate_guest::qmp::Qmp;
 use linerate_guest::registry::GuestRecord;
-use linerate_guest::{process, procfs, read};
+use linerate_guest::{process, read};
 use linerate_memory::{Mapping, RamBlock};
 use linerate_net::interfaces;
 use linerate_net::links::{parse_networks, speed_of_all};
@@ -35,6 +35,7 @@ use crate::config::DEFAULT_PORT;
 use crate::faults::fault;
 use crate::hub::Hub;
 use crate::journal::{Record, Role};
+use crate::kernel;
 use crate::ram::Ram;
 
 const QMP_WAIT: Duration = Duration::from_secs(10);
@@ -191,7 +192,7 @@ fn find(agent: &Agent, request: &MigrateRequest) -> Result<Found, Fault> {
     if request.domain.is_some() {
         domain::check(request, &mut description)?;
     }
-    let choice = mode::choose(request, &description, procfs::kernel_release().unwrap_or((0, 0)))?;
+    let choice = mode::choose(request, &description, &kernel::judge(&description))?;
     if request.copy_storage {
         description.copied = drives::writable(&mut qmp, &description, deadline)
             .and_then(|copied| Ok(description.check_copied().map(|()| copied)?))

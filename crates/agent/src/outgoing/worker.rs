@@ -21,6 +21,7 @@ use linerate_guest::registry::{GuestRecord, Registry};
 use linerate_memory::{RamBlock, TrackError, Tracker};
 
 use super::drain::{self, Guarded, Still, while_still};
+use super::pinned;
 use super::streams::Accepting;
 use super::{Input, Outgoing};
 use crate::device_state;
@@ -89,7 +90,7 @@ impl Worker {
         let qemu_downtime_ms = Arc::new(Mutex::new(None));
         let state = State {
             shared,
-            drained: drain::reads_into_pinned_pages(&guest.description),
+            drained: pinned::reads_into_pinned_pages(&guest.description),
             may_discard: guest.description.traits.may_discard,
             guest,
             tracker: None,
@@ -133,7 +134,7 @@ pub(super) struct State {
     pub shared: Arc<Outgoing>,
     pub guest: Guest,
     tracker: Option<Guarded>,
-    /// Rule 6: some disk is open with O_DIRECT, so protection is applied only while block I/O is drained.
+    /// Rule 6: some disk reads into pinned pages, so protection is applied only while block I/O is drained.
     drained: bool,
     /// Rule 7: the guest may give memory back, so holes are looked for in the end.
     may_discard: bool,
