@@ -213,7 +213,11 @@ fn check(
     let mut image = File::open(path).map_err(failed)?;
     let here = match disk.format {
         // The size of a block device is where its end is.
-        ImageFormat::Raw => image.seek(SeekFrom::End(0)).map_err(failed)?,
+        ImageFormat::Raw => {
+            let bytes = image.seek(SeekFrom::End(0)).map_err(failed)?;
+            // A file that ends within a sector has all of it for QEMU.
+            bytes.checked_next_multiple_of(SECTOR).unwrap_or(bytes)
+        }
         ImageFormat::Qcow2 => {
             let format = || ImageError::Format { path: path.to_owned(), format: disk.format };
             qcow2::disk_size(&mut image).map_err(failed)?.ok_or_else(format)?

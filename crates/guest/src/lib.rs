@@ -17,6 +17,7 @@ pub mod description;
 pub mod discover;
 pub mod domain;
 pub mod drives;
+pub mod graph;
 pub mod host;
 pub mod identity;
 pub mod images;

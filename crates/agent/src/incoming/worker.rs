@@ -29,6 +29,7 @@ use super::streams::{self, Services};
 use crate::agent::Agent;
 use crate::clock::cpu_time;
 use crate::device_state::Writer;
+use crate::disks;
 use crate::faults::{chain, fault};
 use crate::journal::Waiting;
 use crate::ram::Ram;
@@ -253,7 +254,18 @@ impl State {
         let found = read::read(&mut qmp, pid, deadline);
         self.guest = Some((record, DestinationQemu::new(qmp)));
         let found = found.map_err(|error| here(Code::HypervisorFailed, Step::Prepare, &error))?;
+        self.check_disks(deadline)?;
         Ok(Started { pid, found, socket })
+    }
+
+    /// QEMU must have opened the disks that the guest uses at the source.
+    fn check_disks(&mut self, deadline: Instant) -> Result<(), Fault> {
+        let (Some(admitted), Some((_, qemu))) = (&self.admitted, &mut self.guest) else {
+            return Err(internal("no hypervisor waits"));
+        };
+        let Some(source) = &admitted.description.graph else { return Ok(()) };
+        let paths = &self.agent.config.paths;
+        disks::check_same(qemu.qmp(), &admitted.description, source, paths, Step::Prepare, deadline)
     }
 
     fn qemu(&mut self) -> Result<&mut DestinationQemu, Fault> {

@@ -24,6 +24,7 @@ use super::drain::{self, Guarded, Still, while_still};
 use super::streams::Accepting;
 use super::{Input, Outgoing};
 use crate::device_state;
+use crate::disks;
 use crate::faults::{chain, fault};
 use crate::ram::Ram;
 
@@ -302,6 +303,7 @@ impl State {
             .map_err(|error| qemu_fault(Step::Blackout, &error))?;
         let stopped_at: Time = self.shared.clock.at(held.stopped_at);
         let _ = self.shared.inbox.send(Input::EventAt(stopped_at, Event::GuestStopped));
+        disks::check_unchanged(qemu.qmp(), &self.guest.description, Self::deadline())?;
         self.shared.tell(Event::Holding);
         Ok(())
     }

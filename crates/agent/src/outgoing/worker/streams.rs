@@ -9,6 +9,7 @@ use linerate_core::{Code, Fault, Side, Step, StreamSettings, Time};
 use linerate_guest::migrate::{MigrateError, StreamLimits, StreamOptions, StreamProgress, Writes};
 
 use super::{Guest, State, qemu_fault};
+use crate::disks;
 use crate::faults::fault;
 use crate::outgoing::Input;
 use crate::outgoing::streams::{Accepting, Service};
@@ -44,6 +45,7 @@ impl State {
         let held = qemu.wait_streams_held(&|| abandon.load(Ordering::SeqCst), &mut tell).map_err(failed)?;
         let stopped_at: Time = self.shared.clock.at(held.stopped_at);
         let _ = self.shared.inbox.send(Input::EventAt(stopped_at, Event::GuestStopped));
+        disks::check_unchanged(self.guest.qemu.qmp(), &self.guest.description, Self::deadline())?;
         self.shared.tell(Event::Holding);
         Ok(())
     }
