@@ -12,18 +12,20 @@ mod devices;
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use linerate_lab::guest::{kvm_is_missing, not_run};
 use linerate_lab::{DiskMode, GuestParameters, GuestSpec, QemuVersion, Qmp};
-use serde_json::Value;
-use stage::{Stage, ended, lost, round_began};
+use serde_json::{Value, json};
+use stage::{Migration, Stage, ended, lost, round_began};
 
 /// Long enough for a slow machine; only a hang meets it.
 const LONG: Duration = Duration::from_secs(120);
 const SLOW: [u64; 2] = [300, 300];
+/// Long enough for slow links.
+const ROOMY: [&str; 2] = ["--max-blackout", "5s"];
 const COPY: [&str; 2] = ["--copy-storage", "all"];
 /// The same for a guest that is to arrive: on a busy machine less may be carried in 300 ms than it writes.
 const ARRIVE: [&str; 4] = ["--copy-storage", "all", "--max-blackout", "5s"];
@@ -337,4 +339,141 @@ fn an_image_that_was_made_goes_again_if_the_waiting_qemu_does_not_start() {
     as_before(&stage);
     stage.restart_destination_whole();
     retry(&mut stage);
+}
+
+/// With a second monitor, for an operator's own hands.
+fn and_a_monitor(folder: &Path, mut arguments: Vec<String>) -> Vec<String> {
+    arguments.extend(["-qmp".into(), format!("unix:{},server=on,wait=off", monitor(folder).display())]);
+    arguments
+}
+
+fn monitor(folder: &Path) -> PathBuf {
+    folder.join("second.qmp")
+}
+
+/// Two disks by id, one by node, and a CD drive.
+fn several(folder: &Path) -> Vec<String> {
+    File::create(folder.join("node.img")).unwrap().set_len(8 * MIB).unwrap();
+    ["cd.iso", "other.iso"].map(|name| File::create(folder.join(name)).unwrap().set_len(MIB).unwrap());
+    let node = format!(
+        "driver=raw,node-name=node,file.driver=file,file.filename={}",
+        folder.join("node.img").display()
+    );
+    let cd =
+        format!("if=none,id=cd,media=cdrom,readonly=on,format=raw,file={}", folder.join("cd.iso").display());
+    let more = ["-blockdev", &node, "-device", "virtio-blk-pci,drive=node,id=disk2", "-drive", &cd];
+    let more = more.into_iter().chain(["-device", "ide-cd,id=cd0,drive=cd"]).map(str::to_owned);
+    and_a_monitor(folder, raw(folder).into_iter().chain(more).collect())
+}
+
+type Hands = fn(&mut Qmp, &Path);
+
+fn snapshot(qmp: &mut Qmp, folder: &Path) {
+    let file = folder.join("snapshot.qcow2");
+    let arguments = json!({ "device": "raw", "snapshot-file": file, "format": "qcow2" });
+    qmp.execute("blockdev-snapshot-sync", arguments).unwrap();
+}
+
+fn wait_job(qmp: &mut Qmp, status: &str) {
+    let end = Instant::now() + LONG;
+    while !qmp.execute("query-jobs", Value::Null).unwrap().to_string().contains(status) {
+        assert!(Instant::now() < end, "no job becomes {status}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Back to the image of the command line.
+fn commit(qmp: &mut Qmp, folder: &Path) {
+    qmp.execute("block-commit", json!({ "device": "raw", "job-id": "back" })).unwrap();
+    wait_job(qmp, "ready");
+    qmp.execute("block-job-complete", json!({ "device": "back" })).unwrap();
+    let end = Instant::now() + LONG;
+    while qmp.execute("query-jobs", Value::Null).unwrap() != json!([]) {
+        assert!(Instant::now() < end, "the job does not end");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    std::fs::remove_file(folder.join("snapshot.qcow2")).unwrap();
+}
+
+fn mirror(qmp: &mut Qmp, folder: &Path) {
+    std::fs::File::create(folder.join("mirror.img")).unwrap().set_len(8 * MIB).unwrap();
+    let file = json!({ "driver": "file", "filename": folder.join("mirror.img") });
+    qmp.execute("blockdev-add", json!({ "driver": "raw", "node-name": "target", "file": file })).unwrap();
+    let job = json!({ "job-id": "m", "device": "node", "target": "target", "sync": "full" });
+    qmp.execute("blockdev-mirror", job).unwrap();
+    wait_job(qmp, "ready");
+    qmp.execute("block-job-complete", json!({ "device": "m" })).unwrap();
+}
+
+fn insert(qmp: &mut Qmp, medium: &Path) {
+    let arguments = json!({ "id": "cd0", "filename": medium, "format": "raw" });
+    qmp.execute("blockdev-change-medium", arguments).unwrap();
+}
+
+fn hands_on(folder: &Path, hands: Hands) {
+    hands(&mut Qmp::connect(&monitor(folder)).unwrap(), folder);
+}
+
+fn changed_during(stage: &Stage, folder: &Path, migration: Migration, began: Hands, hands: Hands) {
+    hands_on(folder, began);
+    hands_on(folder, hands);
+    let failure = ended(&migration.finish()).failed(REFUSED);
+    assert_eq!(failure["code"], "guest_differs", "{failure}");
+    assert_eq!(failure["guest_state"], "runs_at_source", "{failure}");
+    assert!(failure["message"].as_str().unwrap().contains("changed during the migration"), "{failure}");
+    stage.guest_goes_on();
+    stage.wait_guests_at_destination(0, Duration::from_secs(30));
+}
+
+fn refused_before(stage: &Stage, arguments: &[&str], said: &str) {
+    let to = stage.destination_address();
+    let all = [&["migrate", "g", "--to", &to, "--json"], arguments].concat();
+    let (exit, text) = stage.linerate_at_source(&all);
+    assert_ne!(exit, 0, "{text}");
+    assert!(text.contains("not_migratable") && text.contains(said), "{text}");
+    stage.guest_goes_on();
+}
+
+/// Whatever is done to its disks, before or during a migration: the guest stays with the images that it uses.
+#[test]
+fn a_guest_whose_images_were_changed_by_others_is_not_moved_to_other_images() {
+    let mut stage = Stage::shared(&[100, 100], guest(), several);
+    let folder = stage.lab.directory().to_owned();
+    let moves: [(Hands, Hands, &str); 2] = [
+        (snapshot, commit, "snapshot.qcow2"),
+        (
+            |qmp, folder| insert(qmp, &folder.join("other.iso")),
+            |qmp, folder| insert(qmp, &folder.join("cd.iso")),
+            "other.iso",
+        ),
+    ];
+    for (hands, back, image) in moves {
+        let mut migration = stage.migrate(&ROOMY);
+        migration.wait(LONG, round_began);
+        changed_during(&stage, &folder, migration, |_, _| {}, hands);
+        refused_before(&stage, &[], image);
+        hands_on(&folder, back);
+    }
+    ended(&stage.migrate(&[&ROOMY[..], &["--verify"]].concat()).finish()).completed();
+    stage.arrived();
+    stage.guest_goes_on();
+}
+
+#[test]
+fn a_guest_whose_medium_is_changed_while_its_disks_are_copied_stays() {
+    let stage = Stage::unshared(&[40, 40], guest(), None, several);
+    let [folder, there] = stage.disks();
+    for name in ["cd.iso", "other.iso"] {
+        std::fs::copy(folder.join(name), there.join(name)).unwrap();
+    }
+    // By the job, for nothing tells of a disk's copy before its first second is over.
+    let during = |hands| {
+        let copies: Hands = |qmp, _| wait_job(qmp, "linerate-disk-1");
+        changed_during(&stage, &folder, stage.migrate(&ARRIVE), copies, hands);
+    };
+    during(|qmp, folder| insert(qmp, &folder.join("other.iso")));
+    hands_on(&folder, |qmp, folder| insert(qmp, &folder.join("cd.iso")));
+    // QEMU itself refuses to mirror what is being mirrored.
+    hands_on(&folder, mirror);
+    refused_before(&stage, &COPY, "mirror.img");
 }

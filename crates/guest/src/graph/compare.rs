@@ -226,10 +226,9 @@ fn size(
 
 /// The image as an operator knows it.
 fn image(graph: &DiskGraph, node: &Node) -> String {
-    let encrypted = if node.encrypted { ", encrypted" } else { "" };
-    let base = graph
-        .below(node, "backing")
-        .map(|base| format!(" on {}", graph.opener(base).path))
-        .unwrap_or_default();
-    format!("{} ({}{encrypted}){base}", graph.opener(node).path, node.driver)
+    let format = if OPENERS.contains(&node.driver.as_str()) { None } else { Some(node.driver.as_str()) };
+    let words: Vec<&str> = format.into_iter().chain(node.encrypted.then_some("encrypted")).collect();
+    let words = if words.is_empty() { String::new() } else { format!(" ({})", words.join(", ")) };
+    let base = graph.below(node, "backing").map(|base| format!(" on {}", graph.opener(base).path));
+    format!("{}{words}{}", graph.opener(node).path, base.unwrap_or_default())
 }
