@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use linerate_guest::description::{CopiedDisk, ImageFormat};
+use linerate_guest::drives::{DrivesError, writable};
 use linerate_guest::graph::{Difference, DiskGraph, GraphError, Mapping, NotNamed, check_files, read};
 use linerate_guest::qmp::Qmp;
 use linerate_guest::twin::QemuBinary;
@@ -250,13 +251,20 @@ fn linerates_own_copying_is_no_change() {
     for qemu in qemus() {
         let place = Place::new();
         images(&place);
-        let mut guest = start(&place, &qemu, "g", FEWER);
+        let spare = "-blockdev driver=raw,node-name=spare,file.driver=file,file.filename=DIR/part.img";
+        let mut guest = start(&place, &qemu, "g", &format!("{FEWER} {spare}"));
         let before = guest.graph();
         let target = json!({ "driver": "null-co", "node-name": "linerate-disk-0", "size": 8 * MIB });
         guest.ask("blockdev-add", target);
         let job = json!({ "job-id": "linerate-disk-0", "device": "d0", "target": "linerate-disk-0", "sync": "full" });
         guest.ask("blockdev-mirror", job);
         guest.wait_job("ready");
+        guest.ask(
+            "blockdev-add",
+            json!({ "driver": "null-co", "node-name": "linerate-disk-1", "size": 8 * MIB }),
+        );
+        let job = json!({ "job-id": "linerate-disk-1", "device": "spare", "target": "linerate-disk-1", "sync": "full" });
+        guest.ask("blockdev-mirror", job);
         assert_eq!(before.change(&guest.graph()), None);
         snapshot(&mut guest, json!({ "node-name": "n1", "snapshot-node-name": "s1" }), &place.path("disks"));
         assert!(matches!(before.change(&guest.graph()), Some(Difference::Image { .. })));
@@ -289,6 +297,35 @@ fn parts_of_files_and_nodes_without_a_device_are_seen() {
             let found = same(&graph, &waiting.graph());
             assert!(matches!(found, Some(Difference::Size { .. })), "{from}: {found:?}");
         }
+    }
+}
+
+#[test]
+fn nodes_without_a_device_are_copied_and_parts_of_files_are_not() {
+    for qemu in qemus() {
+        let place = Place::new();
+        images(&place);
+        let disks = |line: &str| {
+            let name = format!("g{}", line.len());
+            let mut guest = start(&place, &qemu, &name, line);
+            let mut described = description(&[]);
+            described.graph = Some(guest.graph());
+            writable(&mut guest.qmp, &described, soon())
+        };
+        let [part, tail, spare] = ["part.img", "a.img", "b.img"].map(|image| {
+            let end = PART.find(image).unwrap();
+            let begin = PART[..end].rfind("-blockdev").unwrap();
+            let next = PART[end..].find(" -blockdev").map_or(PART.len(), |next| end + next);
+            PART[begin..next].to_owned()
+        });
+        for refused in [&part, &tail, &format!("{spare} {part}")] {
+            let found = disks(refused);
+            assert!(matches!(found, Err(DrivesError::Part { .. })), "{refused}: {found:?}");
+        }
+        let found = disks(&spare).unwrap();
+        let [disk] = &found[..] else { panic!("{found:?}") };
+        assert_eq!((disk.id.as_str(), disk.size, disk.format), ("spare", 8 * MIB, ImageFormat::Raw));
+        assert!(disk.path.ends_with("disks/b.img"));
     }
 }
 

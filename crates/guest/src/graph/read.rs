@@ -136,7 +136,9 @@ impl<'a> Builder<'a> {
 
     /// Writable nodes that neither a device nor another node stands on.
     fn add_unused(&mut self) -> Result<(), GraphError> {
-        let under: HashSet<&str> = self.below.values().flatten().map(|(_, name)| *name).collect();
+        // A job that copies a node puts its filter above it.
+        let parents = self.below.iter().filter(|(parent, _)| !self.is_of_job(parent));
+        let under: HashSet<&str> = parents.flat_map(|(_, below)| below).map(|(_, name)| *name).collect();
         let is_free = |(name, said): &(&&'a str, &&Value)| {
             let writable = !flag(said, "ro");
             writable && !name.starts_with(OURS) && !under.contains(**name) && !self.is_of_job(name)
