@@ -11,19 +11,24 @@ use linerate_guest::qmp::Qmp;
 
 use crate::faults::{chain, fault};
 
-/// The source's disks at the beginning, which must be those of the command line.
-pub(crate) fn at_start(
-    qmp: &mut Qmp,
-    guest: &GuestDescription,
-    deadline: Instant,
-) -> Result<DiskGraph, Fault> {
+/// Reads the source's disks at the beginning. The command line follows drives that have another image now; all others must be as it says.
+pub(crate) fn at_start(qmp: &mut Qmp, guest: &mut GuestDescription, deadline: Instant) -> Result<(), Fault> {
     let refused = |error: &(dyn std::error::Error + 'static)| {
         fault(Code::NotMigratable, Step::Resolve, Side::Source, error)
     };
     let graph = graph::read(qmp, deadline).map_err(|error| not_read(&error, Step::Resolve, Side::Source))?;
+    if let Some((arguments, changes)) = graph.follow(&guest.arguments) {
+        tracing::info!(
+            guest = guest.name,
+            changes = changes.join("; "),
+            "the destination gets the images in use"
+        );
+        guest.arguments = arguments;
+    }
     graph.check_named(&guest.arguments).map_err(|error| refused(&error))?;
     graph::check_files(&graph, guest.process.pid).map_err(|error| refused(&error))?;
-    Ok(graph)
+    guest.graph = Some(graph);
+    Ok(())
 }
 
 /// Dirty bitmaps that the guest loses by the migration, in a sentence.

@@ -6,6 +6,7 @@
 
 mod bitmaps;
 mod compare;
+mod follow;
 mod named;
 mod read;
 

@@ -222,6 +222,59 @@ fn whatever_replaces_an_image_is_told_before_and_during_a_migration_and_at_the_d
     }
 }
 
+/// Changes that a drive's option can follow, by their number in [`CHANGES`].
+const FOLLOWED: [usize; 4] = [0, 2, 3, 4];
+
+#[test]
+fn a_qemu_of_the_followed_command_line_has_the_images_in_use() {
+    for qemu in qemus() {
+        for (number, (word, change)) in CHANGES.iter().enumerate() {
+            let place = Place::new();
+            images(&place);
+            let mut guest = start(&place, &qemu, "g", FEWER);
+            assert_eq!(guest.graph().follow(&guest.arguments), None);
+            change(&mut guest, &place.path("disks"));
+            let graph = guest.graph();
+            let followed = graph.follow(&guest.arguments);
+            let arguments = followed.map_or_else(|| guest.arguments.clone(), |(arguments, _)| arguments);
+            let named = graph.check_named(&arguments);
+            assert_eq!(named.is_ok(), FOLLOWED.contains(&number), "{number}: {word}: {named:?}");
+            if named.is_ok() {
+                let at = arguments.iter().position(|argument| argument.starts_with("-qmp")).unwrap();
+                let line = [&arguments[at + 2..], &["-incoming".into(), "defer".into()]].concat().join(" ");
+                let mut waiting = start(&place, &qemu, "w", &line);
+                assert_eq!(same(&graph, &waiting.graph()), None, "{number}: {word}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_cd_of_an_option_of_its_own_is_followed() {
+    for qemu in qemus() {
+        let place = Place::new();
+        images(&place);
+        let folder = place.path("disks");
+        let mut guest = start(&place, &qemu, "g", "-cdrom DIR/cd.iso");
+        let name = guest.graph().drives[0].name.clone();
+        for step in ["eject", "change"] {
+            match step {
+                "eject" => guest.ask("eject", json!({ "device": name, "force": true })),
+                _ => guest.ask(
+                    "blockdev-change-medium",
+                    json!({ "device": name, "filename": folder.join("other.iso"), "format": "raw" }),
+                ),
+            };
+            let graph = guest.graph();
+            let (arguments, _) = graph.follow(&guest.arguments).unwrap();
+            graph.check_named(&arguments).unwrap();
+            let line = arguments[arguments.len() - 2..].join(" ");
+            let mut waiting = start(&place, &qemu, step, &format!("{line} -incoming defer"));
+            assert_eq!(same(&graph, &waiting.graph()), None, "{step}: {line}");
+        }
+    }
+}
+
 #[test]
 fn a_backing_image_that_was_merged_into_the_one_above_is_no_change_of_what_the_command_line_names() {
     for qemu in qemus() {

@@ -192,7 +192,7 @@ fn find(agent: &Agent, request: &MigrateRequest) -> Result<Found, Fault> {
         domain::check(request, &mut description)?;
     }
     if request.domain.is_none() {
-        description.graph = Some(disks::at_start(&mut qmp, &description, deadline)?);
+        disks::at_start(&mut qmp, &mut description, deadline)?;
     }
     let choice = mode::choose(request, &description, procfs::kernel_release().unwrap_or((0, 0)))?;
     if request.copy_storage {
