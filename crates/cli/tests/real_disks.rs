@@ -364,6 +364,26 @@ fn chain(folder: &Path) -> Vec<String> {
     drive(&folder.join("chain.img"), "qcow2")
 }
 
+/// A CD by node.
+fn medium(folder: &Path, number: u64) -> Vec<String> {
+    let image = folder.join(format!("medium{number}.iso"));
+    File::create(&image).unwrap().set_len(MIB).unwrap();
+    let file = format!("file.driver=file,file.read-only=on,file.filename={}", image.display());
+    let node = format!("driver=raw,node-name=medium{number},read-only=on,{file}");
+    let device = format!("ide-cd,bus=ide.0,unit={},id=cd{number},drive=medium{number}", number - 1);
+    ["-blockdev", &node, "-device", &device].map(str::to_owned).into()
+}
+
+/// CDs that stand on the command line, in other drives.
+fn exchange(qmp: &mut Qmp, [one, two]: [&str; 2]) {
+    for device in ["cd1", "cd2"] {
+        qmp.execute("eject", json!({ "id": device, "force": true })).unwrap();
+    }
+    for (device, node) in [("cd1", one), ("cd2", two)] {
+        qmp.execute("blockdev-insert-medium", json!({ "id": device, "node-name": node })).unwrap();
+    }
+}
+
 /// Disks by id, one by node, one that no device uses, and a CD drive.
 fn several(folder: &Path) -> Vec<String> {
     File::create(folder.join("node.img")).unwrap().set_len(8 * MIB).unwrap();
@@ -381,8 +401,9 @@ fn several(folder: &Path) -> Vec<String> {
         format!("if=none,id=cd,media=cdrom,readonly=on,format=raw,file={}", folder.join("cd.iso").display());
     let more = ["-blockdev", &node, "-device", "virtio-blk-pci,drive=node,id=disk2", "-blockdev", &spare];
     let cd = ["-drive", &cd, "-device", "ide-cd,id=cd0,drive=cd"];
-    let more = more.into_iter().chain(cd).map(str::to_owned);
-    and_a_monitor(folder, [raw(folder), chain(folder), more.collect()].concat())
+    let more = more.into_iter().chain(cd).map(str::to_owned).collect();
+    let media = [1, 2].map(|number| medium(folder, number)).concat();
+    and_a_monitor(folder, [raw(folder), chain(folder), more, media].concat())
 }
 
 type Hands = fn(&mut Qmp, &Path);
@@ -469,6 +490,15 @@ fn a_guest_arrives_with_the_images_that_it_uses_or_stays() {
         migration.wait(LONG, round_began);
         changed_during(&stage, &folder, migration, |_, _| {}, hands);
     };
+    hands_on(&folder, |qmp, _| exchange(qmp, ["medium2", "medium1"]));
+    let failure = ended(&stage.migrate(&ROOMY).finish()).failed(REFUSED);
+    assert_eq!(
+        (&failure["code"], &failure["side"]),
+        (&"guest_differs".into(), &"destination".into()),
+        "{failure}"
+    );
+    assert!(failure["message"].as_str().unwrap().contains("medium2.iso"), "{failure}");
+    hands_on(&folder, |qmp, _| exchange(qmp, ["medium1", "medium2"]));
     during(mirror);
     refused_before(&stage, &[], "mirror.img");
     hands_on(&folder, mirror_back);
@@ -493,7 +523,7 @@ fn a_guest_arrives_with_the_images_that_it_uses_or_stays() {
 fn a_guest_whose_medium_is_changed_while_its_disks_are_copied_stays() {
     let mut stage = Stage::unshared(&[40, 40], guest(), None, several);
     let [folder, there] = stage.disks();
-    for name in ["cd.iso", "other.iso"] {
+    for name in ["cd.iso", "other.iso", "medium1.iso", "medium2.iso"] {
         std::fs::copy(folder.join(name), there.join(name)).unwrap();
     }
     // By the job, for nothing tells of a disk's copy before its first second is over.

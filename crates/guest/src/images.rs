@@ -410,6 +410,16 @@ mod tests {
     }
 
     #[test]
+    fn a_raw_file_that_ends_within_a_sector_takes_the_disk_that_came_from_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("odd.img");
+        fs::write(&path, vec![0; 1000]).unwrap();
+        look(&path, &CopiedDisk { size: 1024, ..disk(ImageFormat::Raw) }).unwrap();
+        let smaller = look(&path, &CopiedDisk { size: 512, ..disk(ImageFormat::Raw) });
+        assert!(matches!(smaller, Err(ImageError::Other { .. })), "{smaller:?}");
+    }
+
+    #[test]
     fn what_was_there_is_never_taken_for_made() {
         let dir = tempfile::tempdir().unwrap();
         let roots = [dir.path().to_owned()];

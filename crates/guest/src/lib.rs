@@ -7,6 +7,7 @@
 //!   host has what the twin needs.
 //! - [`drives`] finds the disks that go along where hosts do not share them, [`images`] makes what they
 //!   go into, [`identity`] keeps a disk from being copied onto itself; `roots` says which files guests may open.
+//! - [`graph`] is the live disk graph: the images in use, against the command line and the destination's QEMU.
 //! - [`spec`] makes a command line from an operator's file; [`process`] starts and ends QEMU; [`registry`] remembers guests.
 //! - [`domain`] is for guests that libvirt drives and whose RAM Linerate copies.
 //! - [`migrate`] holds the operations of a migration on both sides, each of them small: who calls them in which order is
