@@ -387,7 +387,9 @@ fn exchange(qmp: &mut Qmp, [one, two]: [&str; 2]) {
 /// Disks by id, one by node, one that no device uses, and a CD drive.
 fn several(folder: &Path) -> Vec<String> {
     File::create(folder.join("node.img")).unwrap().set_len(8 * MIB).unwrap();
-    ["cd.iso", "other.iso"].map(|name| File::create(folder.join(name)).unwrap().set_len(MIB).unwrap());
+    for name in ["cd.iso", "other.iso"] {
+        File::create(folder.join(name)).unwrap().set_len(MIB).unwrap();
+    }
     std::fs::write(folder.join("spare.img"), vec![0x5a; MIB as usize]).unwrap();
     let spare = format!(
         "driver=raw,node-name=spare,file.driver=file,file.filename={}",

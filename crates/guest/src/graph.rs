@@ -20,6 +20,8 @@ pub use read::{GraphError, check_files, read};
 
 /// Most nodes in a graph.
 const NODES_MAX: usize = 4096;
+/// Formats and filters above a file are never as many.
+const FILTERS_MAX: usize = 32;
 
 /// The disks of a guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -162,7 +164,8 @@ impl DiskGraph {
 
     /// The node that opens the image's file: the last one along `file`.
     pub(crate) fn opener<'a>(&'a self, mut node: &'a Node) -> &'a Node {
-        while let Some(below) = self.below(node, "file") {
+        for _ in 0..FILTERS_MAX {
+            let Some(below) = self.below(node, "file") else { break };
             node = below;
         }
         node

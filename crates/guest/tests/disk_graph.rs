@@ -477,3 +477,68 @@ fn a_job_under_way_keeps_a_guest_where_it_is() {
         assert!(matches!(&named, Err(NotNamed::Job { id, .. }) if id == "nightly"), "{named:?}");
     }
 }
+
+#[test]
+fn a_disk_that_was_enlarged_is_the_same_once_its_qemu_knows() {
+    for qemu in qemus() {
+        let place = Place::new();
+        images(&place);
+        let line = "-drive if=none,id=d,file=DIR/a.img,format=raw -device virtio-blk-pci,drive=d";
+        let mut guest = start(&place, &qemu, "g", line);
+        let before = guest.graph();
+        std::fs::OpenOptions::new()
+            .write(true)
+            .open(place.path("disks/a.img"))
+            .unwrap()
+            .set_len(9 * MIB)
+            .unwrap();
+        assert_eq!(before.change(&guest.graph()), None);
+        let there = start(&place, &qemu, "w", &format!("{line} -incoming defer")).graph();
+        let found = same(&before, &there);
+        assert!(
+            matches!(found, Some(Difference::Size { first, second, .. }) if second == first + MIB),
+            "{found:?}"
+        );
+        guest.ask("block_resize", json!({ "device": "d", "size": 9 * MIB }));
+        assert_eq!(same(&guest.graph(), &there), None);
+        assert!(before.change(&guest.graph()).is_some());
+    }
+}
+
+/// As QEMU 7.2 has an empty `sd0` that 10.0 has not.
+#[test]
+fn empty_drives_that_only_one_qemu_makes_are_no_difference() {
+    let graph = |drives: &str| {
+        let node = r#"{"name":"n","driver":"file","path":"/a","read_only":false,"size":1,"children":[]}"#;
+        DiskGraph::from_json(&format!(r#"{{"drives":[{drives}],"unused":[],"nodes":[{node}],"jobs":[]}}"#))
+            .unwrap()
+    };
+    let full = r#"{"name":"d","device":null,"node":0}"#;
+    let empty = r#"{"name":"sd0","device":null,"node":null}"#;
+    // A device of the same id as a drive.
+    let other = r#"{"name":"","device":"d","node":0}"#;
+    assert_eq!(same(&graph(&format!("{full},{empty}")), &graph(full)), None);
+    assert_eq!(same(&graph(full), &graph(&format!("{empty},{full}"))), None);
+    for (one, two) in [(format!("{full},{other}"), full), (full.to_owned(), other), (full.to_owned(), empty)]
+    {
+        assert!(same(&graph(&one), &graph(two)).is_some(), "{one} {two}");
+        assert!(same(&graph(two), &graph(&one)).is_some(), "{two} {one}");
+    }
+}
+
+#[test]
+fn a_graph_that_is_none_is_refused() {
+    let node = |below: usize| {
+        format!(
+            r#"{{"name":"n","driver":"raw","path":"","read_only":false,"size":1,"children":[{{"role":"file","node":{below}}}]}}"#
+        )
+    };
+    let graph = |drive: usize, nodes: &str| {
+        let drives = format!(r#"{{"name":"d","device":null,"node":{drive}}}"#);
+        DiskGraph::from_json(&format!(r#"{{"drives":[{drives}],"unused":[],"nodes":[{nodes}],"jobs":[]}}"#))
+    };
+    for (drive, nodes) in [(0, node(0)), (0, node(1)), (1, node(7)), (5, String::new())] {
+        assert!(graph(drive, &nodes).is_err(), "{drive} {nodes}");
+    }
+    assert!(DiskGraph::from_json(&" ".repeat((1 << 20) + 1)).is_err());
+}

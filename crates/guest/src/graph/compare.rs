@@ -97,11 +97,15 @@ impl Comparison<'_> {
 
     fn drives(&self) -> Option<Difference> {
         let (first, second) = (keyed(self.first), keyed(self.second));
-        let lone = first.keys().find(|key| !second.contains_key(*key));
-        if let Some(key) = lone.or_else(|| second.keys().find(|key| !first.contains_key(*key))) {
-            return Some(Difference::Missing(key.clone()));
-        }
-        first.iter().find_map(|(key, drive)| self.drive(key, drive, second.get(key)?))
+        // Versions of QEMU differ in the empty drives that they make by themselves.
+        let lone = |(key, drive): (&Key, &&Drive), others: &BTreeMap<Key, &Drive>| {
+            let missing = drive.node.is_some() && !others.contains_key(key);
+            missing.then(|| Difference::Missing(key.1.clone()))
+        };
+        let here_only = first.iter().find_map(|entry| lone(entry, &second));
+        let there_only = || second.iter().find_map(|entry| lone(entry, &first));
+        let both = || first.iter().find_map(|(key, drive)| self.drive(&key.1, drive, second.get(key)?));
+        here_only.or_else(there_only).or_else(both)
     }
 
     fn drive(&self, key: &str, first: &Drive, second: &Drive) -> Option<Difference> {
@@ -194,20 +198,21 @@ impl Comparison<'_> {
     }
 }
 
+/// What a drive is known by, and its name: a drive and a device may have the same one.
+type Key = (&'static str, String);
+
 /// By their ids; drives without one by their order, which is that of the command line.
-fn keyed(graph: &DiskGraph) -> BTreeMap<String, &Drive> {
+fn keyed(graph: &DiskGraph) -> BTreeMap<Key, &Drive> {
     let mut nameless = 0;
-    let key = |drive: &Drive| {
-        let id = Some(drive.name.as_str()).filter(|name| !name.is_empty()).or_else(|| drive.device_id());
-        id.map_or_else(
-            || {
-                nameless += 1;
-                format!("number {nameless} without an id")
-            },
-            str::to_owned,
-        )
+    let key = |drive: &Drive| match (drive.name.as_str(), drive.device_id()) {
+        ("", Some(id)) => ("device", id.to_owned()),
+        ("", None) => {
+            nameless += 1;
+            ("number", format!("number {nameless} without an id"))
+        }
+        (name, _) => ("drive", name.to_owned()),
     };
-    let keys: Vec<String> = graph.drives.iter().map(key).collect();
+    let keys: Vec<Key> = graph.drives.iter().map(key).collect();
     keys.into_iter().zip(&graph.drives).collect()
 }
 
