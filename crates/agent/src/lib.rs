@@ -26,6 +26,7 @@ mod control;
 mod convert;
 mod device_state;
 mod digest;
+mod disks;
 mod doctor;
 mod faults;
 mod gate;

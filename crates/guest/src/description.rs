@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::graph::{DiskGraph, FormError};
 use crate::qmp::QemuVersion;
 
 /// The version of [`GuestDescription`]'s form.
@@ -58,6 +59,9 @@ pub struct GuestDescription {
     /// by its name.
     #[serde(default, skip_serializing_if = "is_no")]
     pub domain: bool,
+    /// The disks as the guest uses them when its migration begins.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub graph: Option<DiskGraph>,
 }
 
 fn is_no(it: &bool) -> bool {
@@ -243,6 +247,9 @@ pub enum DescriptionError {
     /// Too many disks to copy.
     #[error("{0} disks are to be copied, at most {COPIED_MAX} can be")]
     Copied(usize),
+    /// The disk graph cannot be used.
+    #[error(transparent)]
+    Graph(#[from] FormError),
     /// The name cannot be a folder's name.
     #[error(
         "the guest name {0:?} cannot be used: 1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit"
@@ -276,6 +283,7 @@ impl GuestDescription {
         }
         check_name(&description.name)?;
         description.check_copied()?;
+        description.graph.as_ref().map_or(Ok(()), DiskGraph::check)?;
         Ok(description)
     }
 

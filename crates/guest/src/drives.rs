@@ -7,6 +7,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use crate::description::{CopiedDisk, DescriptionError, GuestDescription, ImageFormat};
+use crate::graph::{DiskGraph, Node};
 use crate::identity;
 use crate::qmp::{Qmp, QmpError};
 use crate::read::disks::node_file;
@@ -27,6 +28,20 @@ pub enum DrivesError {
         id: String,
         /// Its driver.
         found: String,
+    },
+    /// The image is a part of its file.
+    #[error(
+        "the disk {id} is a part of {path} ({size} bytes from byte {offset} on, by offset= or size=): the rest of the file would not be copied. Move the guest on shared storage, or give the disk a file of its own"
+    )]
+    Part {
+        /// The drive.
+        id: String,
+        /// Its file.
+        path: String,
+        /// First byte in the file.
+        offset: u64,
+        /// Bytes of the disk.
+        size: u64,
     },
     /// QEMU does not say what the image is.
     #[error("QEMU does not say which image is behind the drive {0}")]
@@ -57,7 +72,31 @@ pub fn writable(
     check_arguments(&guest.arguments)?;
     let drives = qmp.execute("query-block", json!({}), deadline)?;
     let drives = drives.as_array().into_iter().flatten();
-    drives.filter_map(disk).collect()
+    let mut disks = drives.filter_map(disk).collect::<Result<Vec<CopiedDisk>, DrivesError>>()?;
+    let Some(graph) = &guest.graph else { return Ok(disks) };
+    for node in graph.unused_nodes() {
+        disks.push(unused(graph, node)?);
+    }
+    match disks.iter().find_map(|disk| Some((disk, graph.part_of_file(&disk.id)?))) {
+        Some((disk, (offset, size))) => {
+            Err(DrivesError::Part { id: disk.id.clone(), path: disk.path.clone(), offset, size })
+        }
+        None => Ok(disks),
+    }
+}
+
+/// A node that no device uses yet: one that is plugged in later may.
+fn unused(graph: &DiskGraph, node: &Node) -> Result<CopiedDisk, DrivesError> {
+    let id = node.name.clone();
+    let Some(format) = ImageFormat::from_name(&node.driver) else {
+        return Err(DrivesError::Format { id, found: node.driver.clone() });
+    };
+    let path = graph.opener(node).path.clone();
+    if path.is_empty() || node.size == 0 {
+        return Err(DrivesError::Nameless(id));
+    }
+    let identity = identity::of(Path::new(&path));
+    Ok(CopiedDisk { id, path, format, size: node.size, identity })
 }
 
 /// None if there is no medium in it, or one for reading only.

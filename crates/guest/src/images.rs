@@ -213,7 +213,11 @@ fn check(
     let mut image = File::open(path).map_err(failed)?;
     let here = match disk.format {
         // The size of a block device is where its end is.
-        ImageFormat::Raw => image.seek(SeekFrom::End(0)).map_err(failed)?,
+        ImageFormat::Raw => {
+            let bytes = image.seek(SeekFrom::End(0)).map_err(failed)?;
+            // A file that ends within a sector has all of it for QEMU.
+            bytes.checked_next_multiple_of(SECTOR).unwrap_or(bytes)
+        }
         ImageFormat::Qcow2 => {
             let format = || ImageError::Format { path: path.to_owned(), format: disk.format };
             qcow2::disk_size(&mut image).map_err(failed)?.ok_or_else(format)?
@@ -403,6 +407,16 @@ mod tests {
         let raw = make_in(dir.path(), "again", ImageFormat::Raw, &roots).unwrap();
         let qcow2 = look(&raw, &disk(ImageFormat::Qcow2));
         assert!(matches!(qcow2, Err(ImageError::Format { .. })), "{qcow2:?}");
+    }
+
+    #[test]
+    fn a_raw_file_that_ends_within_a_sector_takes_the_disk_that_came_from_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("odd.img");
+        fs::write(&path, vec![0; 1000]).unwrap();
+        look(&path, &CopiedDisk { size: 1024, ..disk(ImageFormat::Raw) }).unwrap();
+        let smaller = look(&path, &CopiedDisk { size: 512, ..disk(ImageFormat::Raw) });
+        assert!(matches!(smaller, Err(ImageError::Other { .. })), "{smaller:?}");
     }
 
     #[test]

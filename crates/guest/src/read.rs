@@ -71,6 +71,7 @@ pub fn read(qmp: &mut Qmp, pid: i32, deadline: Instant) -> Result<GuestDescripti
         arguments,
         copied: Vec::new(),
         domain: false,
+        graph: None,
     })
 }
 

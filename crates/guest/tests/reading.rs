@@ -95,6 +95,7 @@ fn a_start_that_fails_says_what_qemu_said_and_leaves_nothing() {
         ram_files: vec![ram.clone()],
         ram_is_made: false,
         origin: Origin::Started,
+        session: None,
     };
     match start(&place.registry, &launch, soon()) {
         Err(GuestError::Start { said, .. }) => assert!(said.contains("no-such-device"), "{said}"),

@@ -239,6 +239,7 @@ pub(crate) mod tests {
             process: ProcessFacts { pid: 1, vcpu_threads: Vec::new(), executable: "/usr/bin/qemu".into() },
             copied: Vec::new(),
             domain: true,
+            graph: None,
         }
     }
 

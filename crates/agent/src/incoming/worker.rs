@@ -30,6 +30,7 @@ use super::streams::{self, Services};
 use crate::agent::Agent;
 use crate::clock::cpu_time;
 use crate::device_state::Writer;
+use crate::disks;
 use crate::faults::{chain, fault};
 use crate::journal::Waiting;
 use crate::outgoing::start::hex;
@@ -268,11 +269,22 @@ impl State {
         self.guest = Some((record, DestinationQemu::new(qmp)));
         let found = found.map_err(|error| here(Code::HypervisorFailed, Step::Prepare, &error))?;
         self.waiting().cpu_threads.clone_from(&found.process.vcpu_threads);
+        self.check_graph(deadline)?;
         Ok(Started { pid, found, socket })
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// QEMU must have opened the disks that the guest uses at the source.
+    fn check_graph(&mut self, deadline: Instant) -> Result<(), Fault> {
+        let (Some(admitted), Some((_, qemu))) = (&self.admitted, &mut self.guest) else {
+            return Err(internal("no hypervisor waits"));
+        };
+        let Some(source) = &admitted.description.graph else { return Ok(()) };
+        let paths = &self.agent.config.paths;
+        disks::check_same(qemu.qmp(), &admitted.description, source, paths, Step::Prepare, deadline)
     }
 
     fn qemu(&mut self) -> Result<&mut DestinationQemu, Fault> {
@@ -407,7 +419,12 @@ impl State {
     }
 
     /// The disks that the source's guest uses against those that the waiting QEMU has opened.
-    fn check_disks(&mut self, _disks: &str) -> Result<(), Fault> {
+    fn check_disks(&mut self, told: &str) -> Result<(), Fault> {
+        let (Some(admitted), Some((_, qemu))) = (&self.admitted, &mut self.guest) else {
+            return Err(internal("no hypervisor waits"));
+        };
+        let paths = &self.agent.config.paths;
+        disks::check_told(qemu.qmp(), &admitted.description, told, paths, Instant::now() + QMP_WAIT)?;
         self.shared.tell(Event::DisksChecked);
         Ok(())
     }

@@ -32,6 +32,7 @@ use super::{Board, Input, Outgoing, links, streams};
 use crate::agent::Agent;
 use crate::clock::{Clock, unix_ms};
 use crate::config::DEFAULT_PORT;
+use crate::disks;
 use crate::faults::fault;
 use crate::hub::Hub;
 use crate::journal::{Record, Role};
@@ -100,7 +101,8 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
         domain: request.domain.as_ref().map(|domain| Leaving::new(domain, agent.gates.clone())),
         request,
     });
-    if let Some(text) = mode::caution(&shared.choice, &found.description) {
+    let cautions = [mode::caution(&shared.choice, &found.description), disks::caution(&found.description)];
+    for text in cautions.into_iter().flatten() {
         shared.hub.publish(EventKind::Warning { text });
     }
     let role = match shared.domain {
@@ -191,6 +193,9 @@ fn find(agent: &Agent, request: &MigrateRequest) -> Result<Found, Fault> {
         .map_err(|error| here(Code::HypervisorFailed, &error))?;
     if request.domain.is_some() {
         domain::check(request, &mut description)?;
+    }
+    if request.domain.is_none() {
+        disks::at_start(&mut qmp, &mut description, deadline)?;
     }
     let choice = mode::choose(request, &description, &kernel::judge(&description))?;
     if request.copy_storage {

@@ -25,6 +25,7 @@ use super::pinned;
 use super::streams::Accepting;
 use super::{Input, Outgoing};
 use crate::device_state;
+use crate::disks;
 use crate::faults::{chain, fault};
 use crate::ram::Ram;
 
@@ -308,7 +309,8 @@ impl State {
 
     /// QEMU holds: what the guest uses now goes to the destination, which compares it with what it has opened.
     pub fn holds(&mut self, ran: bool) -> Result<(), Fault> {
-        self.shared.tell(Event::Holding { ran, disks: String::new() });
+        let disks = disks::check_unchanged(self.guest.qemu.qmp(), &self.guest.description, Self::deadline())?;
+        self.shared.tell(Event::Holding { ran, disks });
         Ok(())
     }
 

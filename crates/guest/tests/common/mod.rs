@@ -202,5 +202,6 @@ pub fn description(arguments: &[&str]) -> GuestDescription {
         process: ProcessFacts { pid: 1, vcpu_threads: vec![2], executable: "/usr/bin/qemu".into() },
         copied: Vec::new(),
         domain: false,
+        graph: None,
     }
 }
