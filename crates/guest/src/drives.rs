@@ -6,10 +6,11 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use crate::description::{CopiedDisk, DescriptionError, GuestDescription, ImageFormat};
+use crate::description::{COPIED_MAX, CopiedDisk, DescriptionError, GuestDescription, ImageFormat};
 use crate::identity;
 use crate::qmp::{Qmp, QmpError};
 use crate::read::disks::node_file;
+use crate::shared::{DescribeError, check_names};
 
 /// Why the disks cannot go along. Nothing was touched.
 #[derive(Debug, thiserror::Error)]
@@ -20,6 +21,9 @@ pub enum DrivesError {
     /// More than can.
     #[error(transparent)]
     TooMany(#[from] DescriptionError),
+    /// One was named that the guest does not have, or may not write.
+    #[error(transparent)]
+    Unknown(#[from] DescribeError),
     /// A format that no image is made of at the destination.
     #[error("the disk {id} is {found}: raw and qcow2 images can be copied")]
     Format {
@@ -48,16 +52,52 @@ pub enum DrivesError {
     Chain,
 }
 
-/// The disks that the guest may write, as they are now.
+/// Which disks are to be copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice<'a> {
+    /// Every one that the guest may write.
+    All,
+    /// These.
+    Named(&'a [String]),
+}
+
+/// The disks to copy, as they are now.
 pub fn writable(
     qmp: &mut Qmp,
     guest: &GuestDescription,
+    choice: Choice<'_>,
     deadline: Instant,
 ) -> Result<Vec<CopiedDisk>, DrivesError> {
     check_arguments(&guest.arguments)?;
     let drives = qmp.execute("query-block", json!({}), deadline)?;
-    let drives = drives.as_array().into_iter().flatten();
-    drives.filter_map(disk).collect()
+    choose(drives.as_array().map_or(&[], Vec::as_slice), choice)
+}
+
+fn choose(drives: &[Value], choice: Choice<'_>) -> Result<Vec<CopiedDisk>, DrivesError> {
+    let writable = drives.iter().filter(|drive| is_writable(drive));
+    let chosen: Vec<&Value> = match choice {
+        Choice::All => writable.collect(),
+        Choice::Named(names) => {
+            check_names("--copy-disks", names, writable.clone().filter_map(name_of))?;
+            writable.filter(|drive| name_of(drive).is_some_and(|name| names.iter().any(|n| n == name))).collect()
+        }
+    };
+    if chosen.len() > COPIED_MAX {
+        return Err(DescriptionError::Copied(chosen.len()).into());
+    }
+    chosen.into_iter().filter_map(disk).collect()
+}
+
+/// There is a medium in it, and not for reading only.
+fn is_writable(drive: &Value) -> bool {
+    let medium = drive.get("inserted");
+    medium.is_some_and(|medium| !medium.get("ro").and_then(Value::as_bool).unwrap_or(false))
+}
+
+/// The name of a drive, or of its block node.
+fn name_of(drive: &Value) -> Option<&str> {
+    let own = drive.get("device").and_then(Value::as_str).filter(|name| !name.is_empty());
+    own.or_else(|| drive.pointer("/inserted/node-name")?.as_str())
 }
 
 /// None if there is no medium in it, or one for reading only.
@@ -67,8 +107,7 @@ fn disk(drive: &Value) -> Option<Result<CopiedDisk, DrivesError>> {
         return None;
     }
     let text = |value: &Value, key: &str| value.get(key).and_then(Value::as_str).map(str::to_owned);
-    let named = text(drive, "device").filter(|name| !name.is_empty());
-    let id = named.or_else(|| text(medium, "node-name")).unwrap_or_default();
+    let id = name_of(drive).unwrap_or_default().to_owned();
     let found = text(medium, "drv").unwrap_or_default();
     let Some(format) = ImageFormat::from_name(&found) else {
         return Some(Err(DrivesError::Format { id, found }));
@@ -139,6 +178,30 @@ mod tests {
         assert!(matches!(vmdk, Err(DrivesError::Format { .. })), "{vmdk:?}");
         let nameless = disk_of(json!({ "image": {} })).unwrap();
         assert!(matches!(nameless, Err(DrivesError::Nameless(_))), "{nameless:?}");
+    }
+
+    #[test]
+    fn disks_are_chosen_by_name_and_other_names_are_refused_with_the_list() {
+        let named = |name: &str| {
+            let mut drive = drive(json!({}));
+            drive["device"] = name.into();
+            drive
+        };
+        let mut cd = drive(json!({ "ro": true }));
+        cd["device"] = "cd0".into();
+        let drives = [named("vda"), named("vdb"), cd, named("")];
+        let ids = |choice: Choice<'_>| choose(&drives, choice).map(|all| all.into_iter().map(|d| d.id).collect::<Vec<_>>());
+        assert_eq!(ids(Choice::All).unwrap(), ["vda", "vdb", "#block1"]);
+        assert_eq!(ids(Choice::Named(&["vdb".into(), "#block1".into()])).unwrap(), ["vdb", "#block1"]);
+        for wrong in ["vdc", "cd0", ""] {
+            let refused = ids(Choice::Named(&["vda".into(), wrong.into()])).unwrap_err().to_string();
+            assert!(refused.contains("vda, vdb, #block1"), "{refused}");
+        }
+        let many: Vec<Value> = (0..=COPIED_MAX).map(|number| named(&format!("d{number}"))).collect();
+        let refused = choose(&many, Choice::All).unwrap_err().to_string();
+        assert!(refused.contains("25 disks") && refused.contains("at most 24"), "{refused}");
+        assert_eq!(choose(&many[1..], Choice::All).unwrap().len(), COPIED_MAX);
+        assert_eq!(choose(&many, Choice::Named(&["d3".into()])).unwrap().len(), 1);
     }
 
     #[test]

@@ -14,6 +14,7 @@ pub(crate) mod admit;
 mod body;
 pub(crate) mod channels;
 mod domain;
+mod storage;
 mod streams;
 #[cfg(test)]
 mod tests;

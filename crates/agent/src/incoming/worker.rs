@@ -25,6 +25,7 @@ use linerate_wire::message::TOUCHED_MAX;
 use super::Incoming;
 use super::admit::{Admitted, admit, check_offer, endpoints};
 use super::domain::Domain;
+use super::storage;
 use super::streams::{self, Services};
 use crate::agent::Agent;
 use crate::clock::cpu_time;
@@ -253,6 +254,7 @@ impl State {
         let found = read::read(&mut qmp, pid, deadline);
         self.guest = Some((record, DestinationQemu::new(qmp)));
         let found = found.map_err(|error| here(Code::HypervisorFailed, Step::Prepare, &error))?;
+        storage::recheck(&admitted.proved, pid, Step::Prepare)?;
         Ok(Started { pid, found, socket })
     }
 
@@ -292,6 +294,7 @@ impl State {
         let disks = (!admitted.images.exports.is_empty()).then_some(disks);
         if let Some(disks) = &disks {
             qemu.export_disks(&admitted.images.exports, disks, deadline).map_err(failed)?;
+            admitted.images.are_overwritten(&admitted.twin.name, "this host, and not all of it came");
         }
         qemu.incoming(&socket, deadline).map_err(failed)?;
         self.connect_streams(Services { state: socket, disks })?;
@@ -391,6 +394,7 @@ impl State {
         // Its images are its own before it can write to them: whatever becomes of it, nobody removes them any more.
         if let Some(admitted) = &self.admitted {
             images::keep(&admitted.folder);
+            admitted.images.are_the_guests();
         }
         let Some((_, qemu)) = &mut self.guest else { return Err(internal("no hypervisor holds the guest")) };
         let began = Instant::now();

@@ -57,6 +57,7 @@ fn outgoing_of(domain: Option<Leaving>) -> (Arc<Outgoing>, Receiver<Input>) {
         may_discard: false,
         disks: 0,
         disk_bytes: Arc::default(),
+        marks: Mutex::default(),
         domain,
     };
     (Arc::new(outgoing), inputs)

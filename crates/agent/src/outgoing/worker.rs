@@ -22,7 +22,7 @@ use linerate_memory::{RamBlock, TrackError, Tracker};
 
 use super::drain::{self, Guarded, Still, while_still};
 use super::streams::Accepting;
-use super::{Input, Outgoing};
+use super::{Input, Outgoing, storage};
 use crate::device_state;
 use crate::faults::{chain, fault};
 use crate::ram::Ram;
@@ -396,6 +396,7 @@ impl State {
     fn clean_up(&mut self) -> Result<(), Fault> {
         self.detach();
         self.drop_stream();
+        storage::leave_stale(&self.guest.description, &self.shared.request.to);
         let downtime = self.guest.qemu.downtime_ms(Self::deadline()).ok().flatten();
         *self.qemu_downtime_ms.lock().unwrap_or_else(PoisonError::into_inner) = downtime;
         let (registry, record) = (&self.guest.registry, &self.guest.record);
