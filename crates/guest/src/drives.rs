@@ -195,7 +195,7 @@ mod tests {
         assert_eq!(ids(Choice::Named(&["vdb".into(), "#block1".into()])).unwrap(), ["vdb", "#block1"]);
         for wrong in ["vdc", "cd0", ""] {
             let refused = ids(Choice::Named(&["vda".into(), wrong.into()])).unwrap_err().to_string();
-            assert!(refused.contains("vda, vdb, #block1"), "{refused}");
+            assert!(refused.contains("#block1, vda, vdb"), "{refused}");
         }
         let many: Vec<Value> = (0..=COPIED_MAX).map(|number| named(&format!("d{number}"))).collect();
         let refused = choose(&many, Choice::All).unwrap_err().to_string();

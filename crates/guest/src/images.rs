@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use crate::description::{CopiedDisk, GuestDescription, ImageFormat};
 use crate::identity::{self, Compared};
 use crate::migrate::Export;
-use crate::{in_use, stale};
+use crate::{in_use, shared, stale};
 use crate::qcow2;
 use crate::registry::remove_file;
 use crate::roots::{is_allowed, is_inside, is_of_devices};
@@ -185,6 +185,9 @@ fn prepare_one(
     let is_device = match fs::metadata(&path) {
         Ok(facts) => {
             check(&path, &facts, identity::of(&path).as_deref(), disk, roots)?;
+            if shared::is_same(guest, &disk.path, &path) {
+                return Err(ImageError::Same(path));
+            }
             in_use::check_overwritten(&path)?;
             facts.file_type().is_block_device()
         }

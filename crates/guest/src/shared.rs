@@ -14,6 +14,7 @@ mod source;
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use check::is_same;
 pub use check::{NotShared, Proof, Proved, check, recheck};
 pub use mark::Marks;
 pub(crate) use source::check_names;
@@ -30,7 +31,7 @@ pub struct StorageFacts {
     pub boot: String,
     /// The source's agent, which has the images open as well.
     pub agent: u32,
-    /// Every image that is not copied.
+    /// Every image.
     pub images: Vec<ImageFacts>,
     /// Disks that are shared because the operator says so (`--shared-storage`).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -114,6 +114,17 @@ pub fn check(guest: &GuestDescription, twin: &Twin) -> Result<Vec<Proved>, Vec<N
     if refused.is_empty() { Ok(proved) } else { Err(refused) }
 }
 
+/// Whether an image here is certainly the one that the guest has open as `there`: a copy would destroy it.
+pub(crate) fn is_same(guest: &GuestDescription, there: &str, here: &Path) -> bool {
+    let images = guest.storage.iter().flat_map(|facts| &facts.images);
+    let marks = images.filter(|image| image.path == there).filter_map(|image| match &image.storage {
+        Storage::File(file) => file.mark,
+        _ => None,
+    });
+    let file = open_quietly(here).ok();
+    marks.into_iter().any(|first| file.as_ref().is_some_and(|file| mark::is_there(file, first).unwrap_or(false)))
+}
+
 /// Whether the images are still what was proved, and, once QEMU has opened them, that QEMU has those very files open. Cheap: for the
 /// blackout. Marks are there as long as the source lives and has not given up.
 pub fn recheck(proved: &[Proved], pid: Option<i32>) -> Result<(), String> {

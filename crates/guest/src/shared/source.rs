@@ -45,6 +45,7 @@ pub(crate) fn check_names<'a>(
     known: impl Iterator<Item = &'a str>,
 ) -> Result<(), DescribeError> {
     let mut known: Vec<String> = known.map(str::to_owned).collect();
+    known.sort();
     known.dedup();
     match named.iter().find(|name| !known.contains(name)) {
         Some(name) => Err(DescribeError::NoDisk { flag, name: name.clone(), known }),
@@ -52,7 +53,7 @@ pub(crate) fn check_names<'a>(
     }
 }
 
-/// Describes every image that is not copied, and marks those that can be marked. The marks stay as long as what is returned.
+/// Describes every image, also those that are copied, lest they be copied onto themselves; and marks those that can be marked. The marks stay as long as what is returned.
 pub fn describe(
     guest: &GuestDescription,
     vouched: &[String],
@@ -66,9 +67,8 @@ pub fn describe(
     };
     let mut marks = Marks::default();
     let pid = guest.process.pid;
-    let copied = |disk: &Disk| guest.copied.iter().any(|copied| copied.path == disk.path);
-    let here = |disk: &&Disk| LOCAL_DRIVERS.contains(&disk.protocol.as_str()) && !copied(disk);
-    let disks: Vec<&Disk> = guest.disks.iter().filter(here).collect();
+    let local = |disk: &&Disk| LOCAL_DRIVERS.contains(&disk.protocol.as_str());
+    let disks: Vec<&Disk> = guest.disks.iter().filter(local).collect();
     if disks.is_empty() {
         return Ok((facts, marks));
     }
