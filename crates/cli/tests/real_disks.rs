@@ -29,6 +29,8 @@ const COPY: [&str; 2] = ["--copy-storage", "all"];
 const ARRIVE: [&str; 4] = ["--copy-storage", "all", "--max-blackout", "5s"];
 /// Exit code where a host cannot take the guest.
 const REFUSED: i64 = 4;
+/// Exit code where the guest has ended.
+const GONE: i64 = 7;
 const MIB: u64 = 1 << 20;
 /// What the disk that the guest leaves alone holds: bytes of no pattern, as many zeros that are written, and many times that of holes.
 const CONTENT: u64 = 24 * MIB;
@@ -455,4 +457,19 @@ fn one_disk_is_shared_and_one_is_copied() {
     is_the_same(&stage, "qcow2");
     let [there, _] = stage.disks();
     assert!(!there.join("raw.img").exists(), "a shared disk was copied");
+}
+
+#[test]
+fn a_guest_that_dies_while_its_disk_is_copied_is_gone_and_that_is_said() {
+    let stage = Stage::unshared(&[100, 100], guest(), None, raw);
+    let pid = stage.guest_process();
+    let mut migration = stage.migrate(&COPY);
+    migration.wait(LONG, disk_began);
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    let failure = ended(&migration.finish()).failed(GONE);
+    assert_eq!((&failure["code"], &failure["side"]), (&"guest_gone".into(), &"source".into()), "{failure}");
+    assert_eq!(failure["guest_state"], "gone", "{failure}");
+    let [_, there] = stage.disks();
+    stage.wait_guests_at_destination(0, Duration::from_secs(30));
+    assert_eq!(std::fs::read_dir(there).unwrap().count(), 0, "an image that was made is left");
 }

@@ -170,7 +170,7 @@ impl State {
             let done = self.work(job);
             tracing::debug!(job = name, took = ?began.elapsed(), ok = done.is_ok(), "guest job");
             if let Err(fault) = done {
-                self.shared.tell(Event::Failed(fault));
+                self.shared.tell(Event::Failed(self.shared.ram_folder.explain(fault)));
             }
         }
     }
@@ -207,6 +207,7 @@ impl State {
             false => self.shared.regions.set(Arc::new(RegionTable::new(regions))).map_err(drop),
             true => self.shared.carriage.set(streams::carriage(&self.shared)).map_err(drop),
         };
+        self.shared.ram_folder.set(admitted.twin.ram_files.first().map(|file| file.path.as_path()));
         self.admitted = Some(admitted);
         self.shared.tell(Event::Admitted(endpoints(&self.agent)?));
         Ok(())

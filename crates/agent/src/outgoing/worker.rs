@@ -177,6 +177,7 @@ impl State {
             };
             tracing::debug!(?job, took = ?began.elapsed(), ok = done.is_ok(), "guest job");
             if let Err(fault) = done {
+                let fault = storage::unless_gone(fault, &self.guest.record);
                 self.shared.tell(Event::Failed(fault));
             }
         }
