@@ -29,6 +29,8 @@ const COPY: [&str; 2] = ["--copy-storage", "all"];
 const ARRIVE: [&str; 4] = ["--copy-storage", "all", "--max-blackout", "5s"];
 /// Exit code where a host cannot take the guest.
 const REFUSED: i64 = 4;
+/// Most disks that are copied.
+const DISKS_MAX: u32 = 24;
 /// Exit code where the guest has ended.
 const GONE: i64 = 7;
 const MIB: u64 = 1 << 20;
@@ -305,7 +307,10 @@ fn a_disk_is_never_copied_onto_itself_or_onto_another_of_its_name() {
     std::fs::hard_link(&here, &there).unwrap();
     let failure = ended(&stage.migrate(&COPY).finish()).failed(REFUSED);
     assert_eq!(failure["code"], "resource_missing", "{failure}");
-    assert!(failure["message"].as_str().unwrap().contains("is the very disk that the guest uses"), "{failure}");
+    assert!(
+        failure["message"].as_str().unwrap().contains("is the very disk that the guest uses"),
+        "{failure}"
+    );
     assert_eq!(failure["guest_state"], "runs_at_source", "{failure}");
     stage.guest_goes_on();
     assert!(std::fs::read(&here).unwrap() == before, "the guest's disk was touched");
@@ -354,12 +359,22 @@ fn a_copy_that_was_left_behind_is_not_taken_for_the_shared_disk() {
     let mut stage = Stage::unshared(&[1000, 1000], guest(), None, both);
     ended(&stage.migrate(&ARRIVE).finish()).completed();
     stage.arrived();
-    let images = |stage: &Stage| stage.disks().map(|folder| ["raw.img", "qcow2.img"].map(|name| folder.join(name)));
-    let read = |images: &[std::path::PathBuf; 2]| images.each_ref().map(|image| std::fs::read(image).unwrap());
+    let images =
+        |stage: &Stage| stage.disks().map(|folder| ["raw.img", "qcow2.img"].map(|name| folder.join(name)));
+    let read =
+        |images: &[std::path::PathBuf; 2]| images.each_ref().map(|image| std::fs::read(image).unwrap());
     let [here, left] = images(&stage);
     let before = [read(&here), read(&left)];
     let said = refusal(&stage, &[]);
     assert!(said.contains("left here") && said.contains("raw") && said.contains("qcow2"), "{said}");
+    let spec = stage.lab.directory().join("old.toml");
+    let text = format!(
+        "name = \"old\"\nmemory = \"64M\"\naccel = \"tcg\"\n[[disk]]\npath = \"{}\"\n",
+        left[0].display()
+    );
+    std::fs::write(&spec, text).unwrap();
+    let (exit, text) = stage.linerate_at_source(&["vm", "start", spec.to_str().unwrap()]);
+    assert!(exit == REFUSED as i32 && text.contains("is stale: the guest g left it here"), "{text}");
     // Nobody has marked it, and the operator is wrong.
     for image in &left {
         rustix::fs::removexattr(image, "user.linerate.stale").unwrap();
@@ -472,4 +487,34 @@ fn a_guest_that_dies_while_its_disk_is_copied_is_gone_and_that_is_said() {
     let [_, there] = stage.disks();
     stage.wait_guests_at_destination(0, Duration::from_secs(30));
     assert_eq!(std::fs::read_dir(there).unwrap().count(), 0, "an image that was made is left");
+}
+
+/// As many as can be copied, and one beside them.
+fn many(folder: &Path) -> Vec<String> {
+    let disk = |number: u32| {
+        let image = folder.join(format!("d{number}.img"));
+        std::fs::write(&image, vec![number as u8; MIB as usize]).unwrap();
+        ["-drive".to_owned(), format!("if=none,id=d{number},format=raw,file={}", image.display())]
+    };
+    (0..=DISKS_MAX).flat_map(disk).collect()
+}
+
+#[test]
+fn as_many_disks_as_can_be_copied_are_and_one_more_is_refused_at_the_start() {
+    let mut stage = Stage::unshared(&[1000, 1000], guest(), None, many);
+    is_refused(&stage, &COPY, "25 disks are to be copied, at most 24 can be");
+    let [shared, _] = stage.disks().map(|folder| folder.join(format!("d{DISKS_MAX}.img")));
+    stage.restart_destination_with_paths(&[(&shared, &shared)]);
+    let named: Vec<String> = (0..DISKS_MAX).map(|number| format!("d{number}")).collect();
+    let report = ended(&stage.migrate(&["--copy-disks", &named.join(","), "--max-blackout", "5s"]).finish())
+        .completed();
+    assert_eq!(report["disks"]["count"], DISKS_MAX, "{report}");
+    stage.arrived();
+    let [here, left] = stage.disks();
+    for name in named.iter().map(|name| format!("{name}.img")) {
+        assert!(
+            std::fs::read(here.join(&name)).unwrap() == std::fs::read(left.join(&name)).unwrap(),
+            "{name}"
+        );
+    }
 }

@@ -168,6 +168,9 @@ pub struct Disk {
     pub drop_cache: bool,
     /// Bytes of the file or device.
     pub size: u64,
+    /// A flash device: QEMU migrates all of its content, and writes it into the file at the destination.
+    #[serde(default, skip_serializing_if = "is_no")]
+    pub flash: bool,
 }
 
 /// One network port.

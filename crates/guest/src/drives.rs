@@ -79,7 +79,9 @@ fn choose(drives: &[Value], choice: Choice<'_>) -> Result<Vec<CopiedDisk>, Drive
         Choice::All => writable.collect(),
         Choice::Named(names) => {
             check_names("--copy-disks", names, writable.clone().filter_map(name_of))?;
-            writable.filter(|drive| name_of(drive).is_some_and(|name| names.iter().any(|n| n == name))).collect()
+            writable
+                .filter(|drive| name_of(drive).is_some_and(|name| names.iter().any(|n| n == name)))
+                .collect()
         }
     };
     if chosen.len() > COPIED_MAX {
@@ -190,7 +192,9 @@ mod tests {
         let mut cd = drive(json!({ "ro": true }));
         cd["device"] = "cd0".into();
         let drives = [named("vda"), named("vdb"), cd, named("")];
-        let ids = |choice: Choice<'_>| choose(&drives, choice).map(|all| all.into_iter().map(|d| d.id).collect::<Vec<_>>());
+        let ids = |choice: Choice<'_>| {
+            choose(&drives, choice).map(|all| all.into_iter().map(|d| d.id).collect::<Vec<_>>())
+        };
         assert_eq!(ids(Choice::All).unwrap(), ["vda", "vdb", "#block1"]);
         assert_eq!(ids(Choice::Named(&["vdb".into(), "#block1".into()])).unwrap(), ["vdb", "#block1"]);
         for wrong in ["vdc", "cd0", ""] {

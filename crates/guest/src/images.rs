@@ -16,11 +16,11 @@ use std::time::{Duration, Instant};
 use crate::description::{CopiedDisk, GuestDescription, ImageFormat};
 use crate::identity::{self, Compared};
 use crate::migrate::Export;
-use crate::{in_use, shared, stale};
 use crate::qcow2;
 use crate::registry::remove_file;
 use crate::roots::{is_allowed, is_inside, is_of_devices};
 use crate::twin::Twin;
+use crate::{in_use, shared, stale};
 
 pub use error::ImageError;
 

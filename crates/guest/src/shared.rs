@@ -48,6 +48,9 @@ pub struct ImageFacts {
     pub path: String,
     /// The guest only reads it.
     pub read_only: bool,
+    /// QEMU migrates its content.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub flash: bool,
     /// Bytes of the file or device.
     pub size: u64,
     /// Of a small file that is only read: a checksum (CRC-64/NVME) of all of it.

@@ -38,7 +38,6 @@ impl RamFolder {
 }
 
 fn is_full(folder: &Path) -> bool {
-    rustix::fs::statvfs(folder).is_ok_and(|facts| {
-        facts.f_blocks > 0 && facts.f_bavail.saturating_mul(facts.f_frsize) < FULL_BYTES
-    })
+    rustix::fs::statvfs(folder)
+        .is_ok_and(|facts| facts.f_blocks > 0 && facts.f_bavail.saturating_mul(facts.f_frsize) < FULL_BYTES)
 }

@@ -61,7 +61,8 @@ pub(super) fn unless_gone(fault: Fault, record: &GuestRecord) -> Fault {
     if !suspected || !record.process.wait_end(Instant::now() + END_WAIT) {
         return fault;
     }
-    let detail = format!("the QEMU of {} (process {}) has ended: {}", record.name, record.process.pid, fault.detail);
+    let detail =
+        format!("the QEMU of {} (process {}) has ended: {}", record.name, record.process.pid, fault.detail);
     Fault { code: Code::GuestGone, detail, ..fault }
 }
 

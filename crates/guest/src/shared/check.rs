@@ -22,6 +22,8 @@ pub enum Proof {
     UniqueName,
     /// Another file with the same bytes, which the guest only reads.
     SameContent,
+    /// A flash device's file: QEMU carries what is in it.
+    Carried,
     /// The operator says so.
     OperatorsWord,
 }
@@ -99,9 +101,10 @@ pub fn check(guest: &GuestDescription, twin: &Twin) -> Result<Vec<Proved>, Vec<N
     let nothing = StorageFacts::default();
     let view = View {
         facts: guest.storage.as_ref().unwrap_or(&nothing),
-        same_kernel: guest.storage.as_ref().is_some_and(|facts| {
-            procfs::boot_id().is_ok_and(|boot| !boot.is_empty() && boot == facts.boot)
-        }),
+        same_kernel: guest
+            .storage
+            .as_ref()
+            .is_some_and(|facts| procfs::boot_id().is_ok_and(|boot| !boot.is_empty() && boot == facts.boot)),
         mounts: fs::read_to_string("/proc/self/mountinfo").unwrap_or_default(),
     };
     let (mut proved, mut refused) = (Vec::new(), Vec::new());
@@ -122,13 +125,16 @@ pub(crate) fn is_same(guest: &GuestDescription, there: &str, here: &Path) -> boo
         _ => None,
     });
     let file = open_quietly(here).ok();
-    marks.into_iter().any(|first| file.as_ref().is_some_and(|file| mark::is_there(file, first).unwrap_or(false)))
+    marks
+        .into_iter()
+        .any(|first| file.as_ref().is_some_and(|file| mark::is_there(file, first).unwrap_or(false)))
 }
 
 /// Whether the images are still what was proved, and, once QEMU has opened them, that QEMU has those very files open. Cheap: for the
 /// blackout. Marks are there as long as the source lives and has not given up.
 pub fn recheck(proved: &[Proved], pid: Option<i32>) -> Result<(), String> {
-    let open = pid.map(open_files::open_files).transpose().map_err(|error| format!("its QEMU's files: {error}"))?;
+    let open =
+        pid.map(open_files::open_files).transpose().map_err(|error| format!("its QEMU's files: {error}"))?;
     for one in proved {
         let changed = |what: &str| {
             let (disk, path) = (&one.disk, one.path.display());
@@ -213,9 +219,11 @@ impl View<'_> {
         };
         let vouched = self.facts.vouched.contains(&image.disk);
         let read_only = theirs.is_some_and(|theirs| theirs.read_only);
+        let flash = theirs.is_some_and(|theirs| theirs.flash);
         let left = stale::read(&file);
         let by = match (verdict, left) {
             (Verdict::Same(by), _) => by,
+            _ if flash => Proof::Carried,
             (_, Some(left)) => return Err(NotShared::Stale { disk, path, left }),
             (Verdict::Different, _) if vouched && read_only => Proof::OperatorsWord,
             (Verdict::Different, _) => {
@@ -244,9 +252,7 @@ impl View<'_> {
     fn compare(&self, theirs: &ImageFacts, here: &Storage, file: &File) -> Verdict {
         match (&theirs.storage, here) {
             (Storage::File(there), Storage::File(here)) => self.compare_files(theirs, there, here, file),
-            (Storage::Device(there), Storage::Device(here)) => {
-                compare_devices(there, here, self.same_kernel)
-            }
+            (Storage::Device(there), Storage::Device(here)) => compare_devices(there, here, self.same_kernel),
             (Storage::Unknown, _) => Verdict::Unknown(problem_of(theirs)),
             _ => Verdict::Different,
         }
@@ -263,7 +269,8 @@ impl View<'_> {
         if matches!(marked, Some(Ok(true))) {
             return Verdict::Same(Proof::Mark);
         }
-        let read = || end_of(file).ok().filter(|size| *size == theirs.size).and_then(|size| checksum(file, size));
+        let read =
+            || end_of(file).ok().filter(|size| *size == theirs.size).and_then(|size| checksum(file, size));
         if theirs.read_only && theirs.checksum.is_some() && theirs.checksum == read() {
             return Verdict::Same(Proof::SameContent);
         }
@@ -302,4 +309,3 @@ fn open_quietly(path: &Path) -> std::io::Result<File> {
     let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
     OpenOptions::new().read(true).custom_flags(flags).open(path)
 }
-

@@ -78,9 +78,14 @@ mod tests {
         for name in [NAA, "eui.0025388b91d0b6c1", "uuid.6f1d62f0-5d3b-4b2a-9a57-0a1b2c3d4e5f"] {
             assert!(is_unique(name), "{name}");
         }
-        for name in
-            ["", "naa.", "naa.0000000000000000", "naa.5", "t10.ATA     QEMU HARDDISK   QM00001", "nvme.1b36-x"]
-        {
+        for name in [
+            "",
+            "naa.",
+            "naa.0000000000000000",
+            "naa.5",
+            "t10.ATA     QEMU HARDDISK   QM00001",
+            "nvme.1b36-x",
+        ] {
             assert!(!is_unique(name), "{name}");
         }
     }
@@ -95,8 +100,11 @@ mod tests {
         };
         let below = |device: &str, disk: &str| {
             fs::create_dir_all(dir.path().join(device).join("slaves")).unwrap();
-            symlink(dir.path().join(disk), dir.path().join(device).join("slaves").join(disk.replace('/', "_")))
-                .unwrap();
+            symlink(
+                dir.path().join(disk),
+                dir.path().join(device).join("slaves").join(disk.replace('/', "_")),
+            )
+            .unwrap();
         };
         put("sda/device/wwid", NAA);
         put("sda/sda1/partition", "1");

@@ -64,7 +64,8 @@ fn random() -> io::Result<i64> {
 impl Marks {
     /// Whether each path still leads to the file that was marked, and QEMU still has that file open. Cheap: for the blackout.
     pub fn recheck(&self, pid: i32) -> Result<(), String> {
-        let open = open_files::open_files(pid).map_err(|error| format!("the files of process {pid}: {error}"))?;
+        let open =
+            open_files::open_files(pid).map_err(|error| format!("the files of process {pid}: {error}"))?;
         for marked in &self.0 {
             let changed = |what: &str| {
                 let (disk, path) = (&marked.disk, marked.path.display());
