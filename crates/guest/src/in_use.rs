@@ -1,5 +1,6 @@
-//! Who else uses an image on this host. QEMU's locks are seen by QEMU alone: a loop device, a mount or a program that writes a file
-//! takes none. Block devices that are mounted, swap, or part of LVM, RAID or multipath are found by opening them with O_EXCL.
+//! Who else uses an image on this host. QEMU's locks are seen by QEMU alone: a loop device, a mount or a program that
+//! writes a file takes none. Block devices that are mounted, swap, or part of LVM, RAID or multipath are found by
+//! opening them with O_EXCL.
 
 use std::fs::{self, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -39,8 +40,11 @@ impl std::fmt::Display for User {
 
 /// An image that somebody else uses.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{} is in use on this host: {}. Nothing was written to it. End that, or map the disk's path (paths in the configuration)",
-    path.display(), users.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+#[error(
+    "{} is in use on this host: {}. Nothing was written to it. End that, or map the disk's path (paths in the \
+     configuration)",
+    path.display(), users.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+)]
 pub struct InUse {
     /// The image.
     pub path: PathBuf,
@@ -50,11 +54,16 @@ pub struct InUse {
 
 /// Refuses an image that anybody uses: for what is about to be overwritten, a reader matters too.
 pub fn check_overwritten(path: &Path) -> Result<(), InUse> {
-    refuse(path, users(path, &[]))
+    let mut users = users(path, &[]);
+    // Programs that watch disks have them open: what mounts and maps devices is found by O_EXCL.
+    if fs::metadata(path).is_ok_and(|facts| facts.file_type().is_block_device()) {
+        users.retain(|user| !matches!(user, User::Process { writes: false, .. }));
+    }
+    refuse(path, users)
 }
 
-/// Refuses shared images that something on this host writes. Other guests may, where they agree on it (`share-rw`), and the guest itself
-/// may still run on this very machine.
+/// Refuses shared images that something on this host writes. Other guests may, where they agree on it (`share-rw`),
+/// and the guest itself may still run on this very machine.
 pub fn check_shared(guest: &GuestDescription, twin: &Twin) -> Result<(), InUse> {
     if guest.arguments.iter().any(|argument| argument.contains("share-rw")) {
         return Ok(());
@@ -110,7 +119,8 @@ fn loops(block: &Path, path: &Path, facts: &Metadata) -> Vec<User> {
     let uses = |device: &fs::DirEntry| {
         let behind = fs::read_to_string(device.path().join("loop/backing_file")).ok()?;
         let behind = behind.trim_end_matches('\n');
-        // A file that was removed since, or that has another name in another mount namespace, is known by its words alone.
+        // A file that was removed since, or that has another name in another mount namespace, is known by its words
+        // alone.
         let named = behind.strip_suffix(" (deleted)").unwrap_or(behind);
         let same = match fs::metadata(behind) {
             Ok(found) => same(&found, facts),

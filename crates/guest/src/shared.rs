@@ -1,5 +1,6 @@
-//! Whether both hosts use the same storage for a disk that is not copied. A path proves nothing: the file there may be the copy that
-//! an earlier move left behind. docs/shared-storage.md says how it is proved and what was decided against.
+//! Whether both hosts use the same storage for a disk that is not copied. A path proves nothing: the file there may
+//! be the copy that an earlier move left behind. docs/shared-storage.md says how it is proved and what was decided
+//! against.
 //!
 //! - [`describe`] runs at the source: it marks every image that the guest's QEMU has open and says what it is.
 //! - [`check`] runs at the destination: it looks for each mark in its own file, or compares what names the storage.

@@ -1,5 +1,6 @@
-//! Images that a move left behind. When disks were copied, the image at the source stays: it is whole, opens without complaint, and
-//! grows older from then on. So it gets a mark, an extended attribute of the file, which survives everything that the file survives.
+//! Images that a move left behind. When disks were copied, the image at the source stays: it is whole, opens without
+//! complaint, and grows older from then on. So it gets a mark, an extended attribute of the file, which survives
+//! everything that the file survives.
 
 use std::fs::File;
 use std::io;

@@ -1,8 +1,7 @@
-//! Disks that are not copied: what is proved to be shared, and what is refused. This process stands for the source's QEMU, which has the
-//! images open, and for both agents.
+//! Disks that are not copied: what is proved to be shared, and what is refused. This process stands for the source's
+//! QEMU, which has the images open, and for both agents.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests, too, say what they expect
 
-#[allow(dead_code)] // shared with other test programs
 mod common;
 
 use std::fs::{self, File};
@@ -294,6 +293,11 @@ fn a_source_that_says_nothing_of_its_storage_shares_none() {
     source.guest.storage = None;
     let refused = source.check(&[(&path, &path)]).unwrap_err();
     assert!(matches!(&refused[..], [NotShared::Unproved { .. }]), "{refused:?}");
+    // A disk that the guest does not have open any more, but that is still on its command line.
+    source.describe(&[]);
+    let other = image(&hosts.here.join("other.img"));
+    let refused = source.check(&[(&path, &path), (&other, &other)]).unwrap_err();
+    assert!(refused.len() == 1 && refused[0].to_string().contains("does not have it open"), "{refused:?}");
     let unknown = shared::describe(&source.guest, &["sda".into()]).unwrap_err().to_string();
     assert!(unknown.contains("sda") && unknown.contains("vda"), "{unknown}");
 }

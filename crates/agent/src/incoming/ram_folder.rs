@@ -1,5 +1,5 @@
-//! The tmpfs that holds guests' RAM may be filled by something else while a guest comes. What fails then has other names: a bad address
-//! for who copies, a signal for QEMU, a broken pipe for who writes to it.
+//! The tmpfs that holds guests' RAM may be filled by something else while a guest comes. What fails then has other
+//! names: a bad address for who copies, a signal for QEMU, a broken pipe for who writes to it.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -27,7 +27,8 @@ impl RamFolder {
             None => fault,
             Some(folder) => {
                 let detail = format!(
-                    "the folder for guests' RAM {} is full: enlarge that tmpfs (`mount -o remount,size=…`) or empty it ({})",
+                    "the folder for guests' RAM {} is full: enlarge that tmpfs (`mount -o remount,size=…`) or empty it \
+                     ({})",
                     folder.display(),
                     fault.detail
                 );

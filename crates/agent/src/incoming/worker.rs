@@ -395,7 +395,6 @@ impl State {
         // Its images are its own before it can write to them: whatever becomes of it, nobody removes them any more.
         if let Some(admitted) = &self.admitted {
             images::keep(&admitted.folder);
-            admitted.images.are_the_guests();
         }
         let Some((_, qemu)) = &mut self.guest else { return Err(internal("no hypervisor holds the guest")) };
         let began = Instant::now();
@@ -416,6 +415,7 @@ impl State {
         self.guest = None;
         self.writer = None;
         if let Some(admitted) = &self.admitted {
+            admitted.images.are_the_guests();
             let _ = std::fs::remove_file(admitted.folder.join("state.sock"));
         }
         Ok(())

@@ -17,7 +17,8 @@ use crate::faults::fault;
 /// A process ends after it has closed its files.
 const END_WAIT: Duration = Duration::from_millis(100);
 
-/// Puts into the description which disks are copied and what the others are stored on. The marks stay until they are dropped.
+/// Puts into the description which disks are copied and what the others are stored on. The marks stay until they are
+/// dropped.
 pub(super) fn look(
     request: &MigrateRequest,
     qmp: &mut Qmp,
@@ -49,13 +50,14 @@ pub(super) fn caution(request: &MigrateRequest) -> Option<String> {
     let named = request.shared_storage.join(", ");
     (!named.is_empty()).then(|| {
         format!(
-            "that both hosts share {named} is your word (--shared-storage). If it is wrong, the guest loses what is on it"
+            "that both hosts share {named} is your word (--shared-storage). If it is wrong, the guest loses what is \
+             on it"
         )
     })
 }
 
-/// The fault, or that the guest's QEMU has ended if that is the cause. A process that was killed has closed its connections a moment
-/// before it counts as ended.
+/// The fault, or that the guest's QEMU has ended if that is the cause. A process that was killed has closed its
+/// connections a moment before it counts as ended.
 pub(super) fn unless_gone(fault: Fault, record: &GuestRecord) -> Fault {
     let suspected = matches!(fault.code, Code::HypervisorFailed | Code::TrackingFailed | Code::MemoryFailed);
     if !suspected || !record.process.wait_end(Instant::now() + END_WAIT) {

@@ -1,6 +1,7 @@
 //! At the destination: is what the guest will open here what it has open there?
 
 use std::fs::{self, File, OpenOptions};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -10,6 +11,9 @@ use crate::description::{GuestDescription, ImageFormat};
 use crate::identity::is_local;
 use crate::twin::Twin;
 use crate::{procfs, qcow2, stale};
+
+/// The type of every NFS version (linux/magic.h).
+const NFS: u64 = 0x6969;
 
 /// How it is known that both hosts use one storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +51,10 @@ pub enum NotShared {
     /// The copy that an earlier move left behind.
     #[error(
         "the disk {disk} is not shared: {} is what guest {} left here when it was copied to {}. It is older than the \
-         guest's disk. Copy the disk back: --copy-disks {disk}, or --copy-storage all", path.display(), left.guest, left.to
+         guest's disk. Copy the disk back: --copy-disks {disk}, or --copy-storage all",
+        path.display(),
+        left.guest,
+        left.to
     )]
     Stale {
         /// The drive.
@@ -76,8 +83,8 @@ pub enum NotShared {
     },
     /// It cannot be told.
     #[error(
-        "it cannot be proved that the disk {disk} is shared: {} here ({here}) and {there} at the source ({theirs}): {why}. \
-         Copy the disk (--copy-disks {disk}), or, if you are certain that both are one storage, say so: \
+        "it cannot be proved that the disk {disk} is shared: {} here ({here}) and {there} at the source \
+         ({theirs}): {why}. Copy the disk (--copy-disks {disk}), or, if you are certain that both are one storage, say so: \
          --shared-storage {disk}", path.display()
     )]
     Unproved {
@@ -111,7 +118,7 @@ pub fn check(guest: &GuestDescription, twin: &Twin) -> Result<Vec<Proved>, Vec<N
     for image in images(guest, twin) {
         match view.prove(&image) {
             Ok(one) => proved.push(one),
-            Err(error) => refused.push(error),
+            Err(error) => refused.push(*error),
         }
     }
     if refused.is_empty() { Ok(proved) } else { Err(refused) }
@@ -130,8 +137,8 @@ pub(crate) fn is_same(guest: &GuestDescription, there: &str, here: &Path) -> boo
         .any(|first| file.as_ref().is_some_and(|file| mark::is_there(file, first).unwrap_or(false)))
 }
 
-/// Whether the images are still what was proved, and, once QEMU has opened them, that QEMU has those very files open. Cheap: for the
-/// blackout. Marks are there as long as the source lives and has not given up.
+/// Whether the images are still what was proved, and, once QEMU has opened them, that QEMU has those very files open.
+/// Cheap: for the blackout. Marks are there as long as the source lives and has not given up.
 pub fn recheck(proved: &[Proved], pid: Option<i32>) -> Result<(), String> {
     let open =
         pid.map(open_files::open_files).transpose().map_err(|error| format!("its QEMU's files: {error}"))?;
@@ -167,18 +174,22 @@ struct Image {
 fn images(guest: &GuestDescription, twin: &Twin) -> Vec<Image> {
     let mut images = Vec::new();
     for file in &twin.files {
-        let Some(disk) = guest.disks.iter().find(|disk| disk.path == file.source) else { continue };
-        if guest.copied.iter().any(|copied| copied.path == file.source) {
+        let disk = guest.disks.iter().find(|disk| disk.path == file.source).map(|disk| disk.id.clone());
+        // Kernels and the like are read once, at the start. A disk of the command line that is not open there is not
+        // the guest's any more.
+        let disk = disk.or_else(|| file.writable.then(|| file.source.clone()));
+        let Some(disk) = disk.filter(|_| !guest.copied.iter().any(|copied| copied.path == file.source))
+        else {
             continue;
-        }
-        let top = Image { disk: disk.id.clone(), here: file.path.clone(), there: file.source.clone().into() };
+        };
+        let top = Image { disk: disk.clone(), here: file.path.clone(), there: file.source.clone().into() };
         // What is opened as a raw image may begin like any other.
         let below = match file.format {
             Some(ImageFormat::Raw) => Vec::new(),
             // One that cannot be followed was refused before.
             _ => qcow2::named(&file.path, Path::new(&file.source)).unwrap_or_default(),
         };
-        let below = below.into_iter().map(|(here, there)| Image { disk: disk.id.clone(), here, there });
+        let below = below.into_iter().map(|(here, there)| Image { disk: disk.clone(), here, there });
         images.extend(std::iter::once(top).chain(below));
     }
     images
@@ -200,7 +211,7 @@ enum Verdict {
 }
 
 impl View<'_> {
-    fn prove(&self, image: &Image) -> Result<Proved, NotShared> {
+    fn prove(&self, image: &Image) -> Result<Proved, Box<NotShared>> {
         let (disk, path) = (image.disk.clone(), image.here.clone());
         let there = image.there.display().to_string();
         let theirs = self.facts.images.iter().find(|facts| Path::new(&facts.path) == image.there);
@@ -208,7 +219,7 @@ impl View<'_> {
         let unproved = |here: String, why: String| {
             let (disk, path) = (disk.clone(), path.clone());
             let (there, theirs) = (there.clone(), their_storage.to_string());
-            NotShared::Unproved { disk, path, here, there, theirs, why }
+            Box::new(NotShared::Unproved { disk, path, here, there, theirs, why })
         };
         let opened = open_quietly(&image.here).and_then(|file| Ok((file.metadata()?, file)));
         let (facts, file) = opened.map_err(|error| unproved("cannot be opened".into(), error.to_string()))?;
@@ -224,11 +235,11 @@ impl View<'_> {
         let by = match (verdict, left) {
             (Verdict::Same(by), _) => by,
             _ if flash => Proof::Carried,
-            (_, Some(left)) => return Err(NotShared::Stale { disk, path, left }),
+            (_, Some(left)) => return Err(Box::new(NotShared::Stale { disk, path, left })),
             (Verdict::Different, _) if vouched && read_only => Proof::OperatorsWord,
             (Verdict::Different, _) => {
                 let (here, theirs) = (here.to_string(), their_storage.to_string());
-                return Err(NotShared::Differs { disk, path, here, there, theirs });
+                return Err(Box::new(NotShared::Differs { disk, path, here, there, theirs }));
             }
             (Verdict::Unknown(_), _) if vouched => Proof::OperatorsWord,
             (Verdict::Unknown(why), _) => return Err(unproved(here.to_string(), why)),
@@ -265,7 +276,7 @@ impl View<'_> {
         here: &FileFacts,
         file: &File,
     ) -> Verdict {
-        let marked = there.mark.map(|first| mark::is_there(file, first));
+        let marked = there.mark.map(|first| look_for_mark(file, here.magic, first));
         if matches!(marked, Some(Ok(true))) {
             return Verdict::Same(Proof::Mark);
         }
@@ -283,6 +294,20 @@ impl View<'_> {
             Some(Ok(_)) => "the lock that the source put on its file is not seen on the file here".into(),
             Some(Err(error)) => format!("locks cannot be asked for here ({error})"),
         })
+    }
+}
+
+/// An NFS client that has been promised that nobody else writes (a delegation) keeps locks to itself. A file that is
+/// opened for writing elsewhere takes the promise back, and the locks go to the server.
+fn look_for_mark(file: &File, magic: u64, first: i64) -> std::io::Result<bool> {
+    let found = mark::is_there(file, first);
+    if magic != NFS || !matches!(found, Ok(false)) {
+        return found;
+    }
+    let again = format!("/proc/self/fd/{}", file.as_raw_fd());
+    match OpenOptions::new().read(true).write(true).open(again) {
+        Ok(file) => mark::is_there(&file, first),
+        Err(_) => found,
     }
 }
 

@@ -1,7 +1,8 @@
 //! Names of block devices that no other storage in the world has.
 //!
-//! LVM's UUIDs and those of partitions and file systems are copied with what they are written on (a snapshot of a LUN, `dd`), so they
-//! prove nothing alone. The maker's name of the disk below is not written on it: a device is unique if all disks below it are.
+//! LVM's UUIDs and those of partitions and file systems are copied with what they are written on (a snapshot of a
+//! LUN, `dd`), so they prove nothing alone. The maker's name of the disk below is not written on it: a device is
+//! unique if all disks below it are.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 /// Devices on devices on devices; more is a circle.
 const DEPTH_MAX: usize = 16;
-/// Kinds of names that makers give out only once (SCSI NAA, IEEE EUI-64, NVMe UUID). The kernel also makes names of vendor, model and
-/// serial number (`t10.`, `nvme.`): machines of one kind may have the same ones.
+/// Kinds of names that makers give out only once (SCSI NAA, IEEE EUI-64, NVMe UUID). The kernel also makes names of
+/// vendor, model and serial number (`t10.`, `nvme.`): machines of one kind may have the same ones.
 const GIVEN_ONCE: [&str; 3] = ["naa.", "eui.", "uuid."];
 
 /// Whether a maker's name is one that no other disk has.

@@ -1,6 +1,6 @@
-//! A mark in a file that is not in its content: a lock on one byte, far behind the end, at a random place. Whoever opens the *same*
-//! file finds the lock, on any host, because that is what locks are for. It needs no free space and no right to write, it goes with
-//! the process that holds it, and no cache has an opinion on it.
+//! A mark in a file that is not in its content: a lock on one byte, far behind the end, at a random place. Whoever
+//! opens the *same* file finds the lock, on any host, because that is what locks are for. It needs no free space and
+//! no right to write, it goes with the process that holds it, and no cache has an opinion on it.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -62,7 +62,8 @@ fn random() -> io::Result<i64> {
 }
 
 impl Marks {
-    /// Whether each path still leads to the file that was marked, and QEMU still has that file open. Cheap: for the blackout.
+    /// Whether each path still leads to the file that was marked, and QEMU still has that file open. Cheap: for the
+    /// blackout.
     pub fn recheck(&self, pid: i32) -> Result<(), String> {
         let open =
             open_files::open_files(pid).map_err(|error| format!("the files of process {pid}: {error}"))?;

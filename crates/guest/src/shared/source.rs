@@ -53,7 +53,8 @@ pub(crate) fn check_names<'a>(
     }
 }
 
-/// Describes every image, also those that are copied, lest they be copied onto themselves; and marks those that can be marked. The marks stay as long as what is returned.
+/// Describes every image, also those that are copied, lest they be copied onto themselves; and marks those that can
+/// be marked. The marks stay as long as what is returned.
 pub fn describe(
     guest: &GuestDescription,
     vouched: &[String],
