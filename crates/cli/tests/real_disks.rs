@@ -31,6 +31,10 @@ const COPY: [&str; 2] = ["--copy-storage", "all"];
 const ARRIVE: [&str; 4] = ["--copy-storage", "all", "--max-blackout", "5s"];
 /// Exit code where a host cannot take the guest.
 const REFUSED: i64 = 4;
+/// Most disks that are copied.
+const DISKS_MAX: u32 = 24;
+/// Exit code where the guest has ended.
+const GONE: i64 = 7;
 const MIB: u64 = 1 << 20;
 /// What the disk that the guest leaves alone holds: bytes of no pattern, as many zeros that are written, and many times that of holes.
 const CONTENT: u64 = 24 * MIB;
@@ -305,7 +309,10 @@ fn a_disk_is_never_copied_onto_itself_or_onto_another_of_its_name() {
     std::fs::hard_link(&here, &there).unwrap();
     let failure = ended(&stage.migrate(&COPY).finish()).failed(REFUSED);
     assert_eq!(failure["code"], "resource_missing", "{failure}");
-    assert!(failure["message"].as_str().unwrap().contains("open for writing already"), "{failure}");
+    assert!(
+        failure["message"].as_str().unwrap().contains("is the very disk that the guest uses"),
+        "{failure}"
+    );
     assert_eq!(failure["guest_state"], "runs_at_source", "{failure}");
     stage.guest_goes_on();
     assert!(std::fs::read(&here).unwrap() == before, "the guest's disk was touched");
@@ -541,4 +548,175 @@ fn a_guest_whose_medium_is_changed_while_its_disks_are_copied_stays() {
         vec![0x5a; MIB as usize],
         "it was not copied"
     );
+fn refusal(stage: &Stage, arguments: &[&str]) -> String {
+    let failure = ended(&stage.migrate(arguments).finish()).failed(REFUSED);
+    assert_eq!(failure["guest_state"], "runs_at_source", "{failure}");
+    stage.guest_goes_on();
+    failure["message"].as_str().unwrap().to_owned()
+}
+
+/// The way back with a disk that was copied on the way there: what was left behind is whole, and old.
+#[test]
+fn a_copy_that_was_left_behind_is_not_taken_for_the_shared_disk() {
+    let mut stage = Stage::unshared(&[1000, 1000], guest(), None, both);
+    ended(&stage.migrate(&ARRIVE).finish()).completed();
+    stage.arrived();
+    let images =
+        |stage: &Stage| stage.disks().map(|folder| ["raw.img", "qcow2.img"].map(|name| folder.join(name)));
+    let read =
+        |images: &[std::path::PathBuf; 2]| images.each_ref().map(|image| std::fs::read(image).unwrap());
+    let [here, left] = images(&stage);
+    let before = [read(&here), read(&left)];
+    let said = refusal(&stage, &[]);
+    assert!(said.contains("left here") && said.contains("raw") && said.contains("qcow2"), "{said}");
+    let spec = stage.lab.directory().join("old.toml");
+    let text = format!(
+        "name = \"old\"\nmemory = \"64M\"\naccel = \"tcg\"\n[[disk]]\npath = \"{}\"\n",
+        left[0].display()
+    );
+    std::fs::write(&spec, text).unwrap();
+    let (exit, text) = stage.linerate_at_source(&["vm", "start", spec.to_str().unwrap()]);
+    assert!(exit == REFUSED as i32 && text.contains("is stale: the guest g left it here"), "{text}");
+    // Nobody has marked it, and the operator is wrong.
+    for image in &left {
+        rustix::fs::removexattr(image, "user.linerate.stale").unwrap();
+    }
+    for arguments in [&["--mode", "stream"][..], &["--shared-storage", "raw", "--shared-storage", "qcow2"]] {
+        let said = refusal(&stage, arguments);
+        assert!(said.contains("is not shared") && said.contains("--copy-disks"), "{said}");
+    }
+    assert!([read(&here), read(&left)] == before, "a disk was touched");
+    is_refused(&stage, &["--shared-storage", "sda"], "it has qcow2, raw");
+    ended(&stage.migrate(&ARRIVE).finish()).completed();
+    stage.arrived();
+    stage.guest_goes_on();
+    ["raw", "qcow2"].into_iter().for_each(|format| is_the_same(&stage, format));
+    let [now, _] = images(&stage);
+    for image in &now {
+        let mark = || rustix::fs::getxattr(image, "user.linerate.stale", &mut [0_u8; 4096][..]);
+        // The guest runs on it.
+        wait_until(|| mark() == Err(rustix::io::Errno::NODATA));
+    }
+}
+
+/// Ends a process, also if the test fails.
+struct Ended(std::process::Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Takes a loop device back, also if the test fails.
+struct Loop(String);
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["-d", &self.0]).status();
+    }
+}
+
+#[test]
+fn an_image_that_something_else_uses_is_not_overwritten() {
+    let mut stage = Stage::unshared(&[1000, 1000], guest(), None, raw);
+    let [_, there] = stage.disks().map(|folder| folder.join("raw.img"));
+    File::create(&there).unwrap().set_len(DISK).unwrap();
+    let before = std::fs::read(&there).unwrap();
+    let socket = stage.lab.directory().join("other.nbd");
+    let mut serve = Command::new("qemu-nbd");
+    serve.args(["-t", "-f", "raw", "-k"]).args([&socket, &there]);
+    let server = Ended(serve.spawn().unwrap());
+    wait_until(|| socket.exists());
+    let said = refusal(&stage, &COPY);
+    assert!(said.contains("(qemu-nbd) has it open for writing"), "{said}");
+    drop(server);
+    let mut attach = Command::new("losetup");
+    let attached = attach.args(["-f", "--show"]).arg(&there).output().unwrap();
+    match attached.status.success() {
+        false => not_run(&format!("no loop devices ({attached:?})")),
+        true => {
+            let device = Loop(String::from_utf8(attached.stdout).unwrap().trim().to_owned());
+            let said = refusal(&stage, &COPY);
+            assert!(said.contains("is in use on this host") && said.contains(&device.0), "{said}");
+        }
+    }
+    assert!(std::fs::read(&there).unwrap() == before, "it was written to");
+    std::fs::remove_file(&there).unwrap();
+    retry(&mut stage);
+}
+
+fn wait_until(is: impl Fn() -> bool) {
+    let end = std::time::Instant::now() + LONG;
+    while !is() {
+        assert!(std::time::Instant::now() < end);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn one_disk_is_shared_and_one_is_copied() {
+    let mut stage = Stage::unshared(&[1000, 1000], guest(), None, both);
+    let [here, _] = stage.disks().map(|folder| folder.join("raw.img"));
+    // By another name of the same file: what counts is the file.
+    let alias = stage.lab.directory().join("disks").join("alias.img");
+    std::fs::hard_link(&here, &alias).unwrap();
+    stage.restart_destination_with_paths(&[(&here, &alias)]);
+    is_refused(&stage, &["--copy-disks", "raw,sda"], "it has qcow2, raw");
+    is_refused(&stage, &["--copy-disks", "qcow2", "--shared-storage", "qcow2"], "not both");
+    let named = ["--copy-disks", "qcow2", "--max-blackout", "5s"];
+    let report = ended(&stage.migrate(&named).finish()).completed();
+    assert_eq!(report["disks"]["count"], 1, "{report}");
+    assert_eq!(report.get("shared_on_operators_word"), None, "it was proved: {report}");
+    stage.arrived();
+    stage.guest_goes_on();
+    is_the_same(&stage, "qcow2");
+    let [there, _] = stage.disks();
+    assert!(!there.join("raw.img").exists(), "a shared disk was copied");
+}
+
+#[test]
+fn a_guest_that_dies_while_its_disk_is_copied_is_gone_and_that_is_said() {
+    let stage = Stage::unshared(&[100, 100], guest(), None, raw);
+    let pid = stage.guest_process();
+    let mut migration = stage.migrate(&COPY);
+    migration.wait(LONG, disk_began);
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    let failure = ended(&migration.finish()).failed(GONE);
+    assert_eq!((&failure["code"], &failure["side"]), (&"guest_gone".into(), &"source".into()), "{failure}");
+    assert_eq!(failure["guest_state"], "gone", "{failure}");
+    let [_, there] = stage.disks();
+    stage.wait_guests_at_destination(0, Duration::from_secs(30));
+    assert_eq!(std::fs::read_dir(there).unwrap().count(), 0, "an image that was made is left");
+}
+
+/// As many as can be copied, and one beside them.
+fn many(folder: &Path) -> Vec<String> {
+    let disk = |number: u32| {
+        let image = folder.join(format!("d{number}.img"));
+        std::fs::write(&image, vec![number as u8; MIB as usize]).unwrap();
+        ["-drive".to_owned(), format!("if=none,id=d{number},format=raw,file={}", image.display())]
+    };
+    (0..=DISKS_MAX).flat_map(disk).collect()
+}
+
+#[test]
+fn as_many_disks_as_can_be_copied_are_and_one_more_is_refused_at_the_start() {
+    let mut stage = Stage::unshared(&[1000, 1000], guest(), None, many);
+    is_refused(&stage, &COPY, "25 disks are to be copied, at most 24 can be");
+    let [shared, _] = stage.disks().map(|folder| folder.join(format!("d{DISKS_MAX}.img")));
+    stage.restart_destination_with_paths(&[(&shared, &shared)]);
+    let named: Vec<String> = (0..DISKS_MAX).map(|number| format!("d{number}")).collect();
+    let report = ended(&stage.migrate(&["--copy-disks", &named.join(","), "--max-blackout", "5s"]).finish())
+        .completed();
+    assert_eq!(report["disks"]["count"], DISKS_MAX, "{report}");
+    stage.arrived();
+    let [here, left] = stage.disks();
+    for name in named.iter().map(|name| format!("{name}.img")) {
+        assert!(
+            std::fs::read(here.join(&name)).unwrap() == std::fs::read(left.join(&name)).unwrap(),
+            "{name}"
+        );
+    }
 }

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::graph::{DiskGraph, FormError};
 use crate::qmp::QemuVersion;
+use crate::shared::StorageFacts;
 
 /// The version of [`GuestDescription`]'s form.
 pub const SCHEMA: u32 = 1;
@@ -55,6 +56,9 @@ pub struct GuestDescription {
     /// Disks whose content goes along, because the hosts do not share them; empty where they do.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub copied: Vec<CopiedDisk>,
+    /// What the other disks are stored on ([`crate::shared`]); none for domains of libvirt, which looks after that itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub storage: Option<StorageFacts>,
     /// It is a domain of libvirt, which starts it at the destination and drives its migration: there it waits already, and is found
     /// by its name.
     #[serde(default, skip_serializing_if = "is_no")]
@@ -168,6 +172,9 @@ pub struct Disk {
     pub drop_cache: bool,
     /// Bytes of the file or device.
     pub size: u64,
+    /// A flash device: QEMU migrates all of its content, and writes it into the file at the destination.
+    #[serde(default, skip_serializing_if = "is_no")]
+    pub flash: bool,
 }
 
 /// One network port.

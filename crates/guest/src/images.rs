@@ -20,6 +20,7 @@ use crate::qcow2;
 use crate::registry::remove_file;
 use crate::roots::{is_allowed, is_inside, is_of_devices};
 use crate::twin::Twin;
+use crate::{in_use, shared, stale};
 
 pub use error::ImageError;
 
@@ -82,6 +83,24 @@ impl Prepared {
     pub fn discard(&self) {
         discard(&self.made);
         keep(&self.folder);
+    }
+
+    /// Before the first byte: from now on an image that was here holds neither its old disk nor all of the new one.
+    pub fn are_overwritten(&self, guest: &str, by: &str) {
+        for export in &self.exports {
+            if let Err(error) = stale::mark(&export.path, guest, by) {
+                tracing::debug!(path = %export.path.display(), %error, "an image that is overwritten cannot be marked");
+            }
+        }
+    }
+
+    /// The guest runs with them.
+    pub fn are_the_guests(&self) {
+        for export in &self.exports {
+            if let Err(error) = stale::clear(&export.path) {
+                tracing::warn!(path = %export.path.display(), %error, "an image's mark as stale could not be removed");
+            }
+        }
     }
 }
 
@@ -164,8 +183,14 @@ fn prepare_one(
     }
     let failed = |source: io::Error| ImageError::File { path: path.clone(), source };
     let is_device = match fs::metadata(&path) {
-        Ok(facts) => check(&path, &facts, identity::of(&path).as_deref(), disk, roots)
-            .map(|()| facts.file_type().is_block_device())?,
+        Ok(facts) => {
+            check(&path, &facts, identity::of(&path).as_deref(), disk, roots)?;
+            if shared::is_same(guest, &disk.path, &path) {
+                return Err(ImageError::Same(path));
+            }
+            in_use::check_overwritten(&path)?;
+            facts.file_type().is_block_device()
+        }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             make(&path, disk, roots, &mut || {
                 made.push(path.clone());

@@ -70,6 +70,7 @@ pub fn read(qmp: &mut Qmp, pid: i32, deadline: Instant) -> Result<GuestDescripti
         },
         arguments,
         copied: Vec::new(),
+        storage: None,
         domain: false,
         graph: None,
     })

@@ -238,6 +238,7 @@ pub(crate) mod tests {
             run_state: "inmigrate".into(),
             process: ProcessFacts { pid: 1, vcpu_threads: Vec::new(), executable: "/usr/bin/qemu".into() },
             copied: Vec::new(),
+            storage: None,
             domain: true,
             graph: None,
         }

@@ -26,6 +26,7 @@ use linerate_wire::message::TOUCHED_MAX;
 use super::Incoming;
 use super::admit::{Admitted, admit, check_offer, endpoints};
 use super::domain::Domain;
+use super::storage;
 use super::streams::{self, Services};
 use crate::agent::Agent;
 use crate::clock::cpu_time;
@@ -175,7 +176,7 @@ impl State {
             let done = self.work(job);
             tracing::debug!(job = name, took = ?began.elapsed(), ok = done.is_ok(), "guest job");
             if let Err(fault) = done {
-                self.shared.tell(Event::Failed(fault));
+                self.shared.tell(Event::Failed(self.shared.ram_folder.explain(fault)));
             }
         }
     }
@@ -216,6 +217,7 @@ impl State {
             false => self.shared.regions.set(Arc::new(RegionTable::new(regions))).map_err(drop),
             true => self.shared.carriage.set(streams::carriage(&self.shared)).map_err(drop),
         };
+        self.shared.ram_folder.set(admitted.twin.ram_files.first().map(|file| file.path.as_path()));
         self.admitted = Some(admitted);
         self.shared.tell(Event::Admitted(endpoints(&self.agent)?));
         Ok(())
@@ -270,6 +272,9 @@ impl State {
         let found = found.map_err(|error| here(Code::HypervisorFailed, Step::Prepare, &error))?;
         self.waiting().cpu_threads.clone_from(&found.process.vcpu_threads);
         self.check_graph(deadline)?;
+        if let Some(admitted) = &self.admitted {
+            storage::recheck(&admitted.proved, pid, Step::Prepare)?;
+        }
         Ok(Started { pid, found, socket })
     }
 
@@ -324,6 +329,7 @@ impl State {
         let disks = (!admitted.images.exports.is_empty()).then_some(disks);
         if let Some(disks) = &disks {
             qemu.export_disks(&admitted.images.exports, disks, deadline).map_err(failed)?;
+            admitted.images.are_overwritten(&admitted.twin.name, "this host, and not all of it came");
         }
         qemu.incoming(&socket, deadline).map_err(failed)?;
         self.connect_streams(Services { state: socket, disks })?;
@@ -483,6 +489,7 @@ impl State {
         }
         self.writer = None;
         if let Some(admitted) = &self.admitted {
+            admitted.images.are_the_guests();
             let _ = std::fs::remove_file(admitted.folder.join("state.sock"));
         }
     }

@@ -29,6 +29,7 @@ mod pinned;
 mod progress;
 mod rejoin;
 pub(crate) mod start;
+mod storage;
 mod streams;
 #[cfg(test)]
 mod tests;
@@ -44,6 +45,7 @@ use std::time::Duration;
 use linerate_api::{MigrateRequest, MigrationDetail, MigrationId, MigrationState, MigrationSummary};
 use linerate_core::source::{Event, Source};
 use linerate_core::{ChannelId, LinkId, PathId, SessionId, Time, Token};
+use linerate_guest::shared::Marks;
 use linerate_net::channel::ChannelError;
 use linerate_net::control::{ControlEvent, ControlPath};
 use linerate_net::pacer::Pacer;
@@ -120,6 +122,8 @@ pub struct Outgoing {
     disks: u32,
     /// What their connections have carried.
     disk_bytes: Arc<AtomicU64>,
+    /// Marks in the images that are not copied, by which the destination knows them; given back when it is over.
+    marks: Mutex<Marks>,
     /// The guest is libvirt's.
     domain: Option<domain::Leaving>,
 }
@@ -167,6 +171,7 @@ impl Outgoing {
         let began = std::time::Instant::now();
         self.ram.lock().unwrap_or_else(PoisonError::into_inner).clear();
         *self.carriage.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.marks.lock().unwrap_or_else(PoisonError::into_inner) = Marks::default();
         self.board.close();
         *self.control.lock().unwrap_or_else(PoisonError::into_inner) = None;
         tracing::debug!(took = ?began.elapsed(), "memory given back");

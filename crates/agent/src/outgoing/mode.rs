@@ -20,12 +20,14 @@ pub(super) fn choose(
     direct: &Verdict,
 ) -> Result<Choice, Fault> {
     match request.mode {
-        ModeChoice::Direct if request.copy_storage => {
-            Err(refused("disks are copied along (--copy-storage) in stream mode only".into()))
+        ModeChoice::Direct if request.copies_disks() => {
+            Err(refused("disks are copied along (--copy-storage, --copy-disks) in stream mode only".into()))
         }
-        ModeChoice::Auto if direct.direct && request.copy_storage => {
-            streams(request, guest, Some("disks go along (--copy-storage), by QEMU's own copying".into()))
-        }
+        ModeChoice::Auto if direct.direct && request.copies_disks() => streams(
+            request,
+            guest,
+            Some("disks go along (--copy-storage, --copy-disks), by QEMU's own copying".into()),
+        ),
         ModeChoice::Auto | ModeChoice::Direct if direct.direct => {
             Ok(Choice { mode: Mode::Direct, reason: None })
         }

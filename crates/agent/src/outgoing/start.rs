@@ -13,10 +13,10 @@ use linerate_core::policy::Limits;
 use linerate_core::source::{self, Event, Source};
 use linerate_core::{Code, Fault, RegionInfo, SessionId, Side, Step, Token};
 use linerate_guest::description::GuestDescription;
-use linerate_guest::drives;
 use linerate_guest::migrate::SourceQemu;
 use linerate_guest::qmp::Qmp;
 use linerate_guest::registry::GuestRecord;
+use linerate_guest::shared::Marks;
 use linerate_guest::{process, read};
 use linerate_memory::{Mapping, RamBlock};
 use linerate_net::interfaces;
@@ -28,7 +28,7 @@ use super::body::Body;
 use super::domain::{self, Leaving};
 use super::mode::{self, Choice};
 use super::worker::{Guest, Job, Worker};
-use super::{Board, Input, Outgoing, links, streams};
+use super::{Board, Input, Outgoing, links, storage, streams};
 use crate::agent::Agent;
 use crate::clock::{Clock, unix_ms};
 use crate::config::DEFAULT_PORT;
@@ -49,6 +49,7 @@ struct Found {
     choice: Choice,
     blocks: Vec<RamBlock>,
     ram: Vec<Arc<Ram>>,
+    marks: Marks,
 }
 
 /// Begins a migration. Returns when the destination's agent has answered; all else happens in threads of its own.
@@ -56,7 +57,7 @@ struct Found {
 pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing>, Fault> {
     let began = Instant::now();
     check_request(&request)?;
-    let found = find(agent, &request)?;
+    let mut found = find(agent, &request)?;
     let session = SessionId(random()?);
     let token = Token(random()?);
     let peers = resolve(&request.to)?;
@@ -98,10 +99,15 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
         may_discard: found.description.traits.may_discard,
         disks: u32::try_from(found.description.copied.len()).unwrap_or(u32::MAX),
         disk_bytes: Arc::default(),
+        marks: Mutex::new(std::mem::take(&mut found.marks)),
         domain: request.domain.as_ref().map(|domain| Leaving::new(domain, agent.gates.clone())),
         request,
     });
-    let cautions = [mode::caution(&shared.choice, &found.description), disks::caution(&found.description)];
+    let cautions = [
+        storage::caution(&shared.request),
+        mode::caution(&shared.choice, &found.description),
+        disks::caution(&found.description),
+    ];
     for text in cautions.into_iter().flatten() {
         shared.hub.publish(EventKind::Warning { text });
     }
@@ -172,8 +178,8 @@ fn check_request(request: &MigrateRequest) -> Result<(), Fault> {
     let wrong = |detail: String| Fault::new(Code::NoLink, Step::Resolve, Side::Source, detail);
     parse_networks(&request.links.join(",")).map_err(|error| wrong(error.to_string()))?;
     let share = request.storage_share_percent;
-    if share.is_some_and(|percent| !(1..100).contains(&percent) || !request.copy_storage) {
-        let detail = "disks have a share of the links (--storage-share, 1 to 99 percent) where they are copied along (--copy-storage)";
+    if share.is_some_and(|percent| !(1..100).contains(&percent) || !request.copies_disks()) {
+        let detail = "disks have a share of the links (--storage-share, 1 to 99 percent) where they are copied along (--copy-storage, --copy-disks)";
         return Err(Fault::new(Code::NotMigratable, Step::Resolve, Side::Source, detail));
     }
     Ok(())
@@ -198,11 +204,11 @@ fn find(agent: &Agent, request: &MigrateRequest) -> Result<Found, Fault> {
         disks::at_start(&mut qmp, &mut description, deadline)?;
     }
     let choice = mode::choose(request, &description, &kernel::judge(&description))?;
-    if request.copy_storage {
-        description.copied = drives::writable(&mut qmp, &description, deadline)
-            .and_then(|copied| Ok(description.check_copied().map(|()| copied)?))
-            .map_err(|error| here(Code::NotMigratable, &error))?;
-    }
+    let marks = match request.domain {
+        // Their storage is libvirt's to look after.
+        Some(_) => Marks::default(),
+        None => storage::look(request, &mut qmp, &mut description, deadline)?,
+    };
     let qemu = match &request.domain {
         // What libvirt sets is libvirt's to put back.
         Some(_) => SourceQemu::recovered(qmp, true, None),
@@ -218,7 +224,7 @@ fn find(agent: &Agent, request: &MigrateRequest) -> Result<Found, Fault> {
         ram.push(Arc::new(Ram::new(mapping)));
         blocks.push(block);
     }
-    Ok(Found { record, description, qemu, choice, blocks, ram })
+    Ok(Found { record, description, qemu, choice, blocks, ram, marks })
 }
 
 /// The monitor of a guest of this host's registry.

@@ -23,7 +23,7 @@ use linerate_memory::{RamBlock, TrackError, Tracker};
 use super::drain::{self, Guarded, Still, while_still};
 use super::pinned;
 use super::streams::Accepting;
-use super::{Input, Outgoing};
+use super::{Input, Outgoing, storage};
 use crate::device_state;
 use crate::disks;
 use crate::faults::{chain, fault};
@@ -179,6 +179,7 @@ impl State {
             };
             tracing::debug!(?job, took = ?began.elapsed(), ok = done.is_ok(), "guest job");
             if let Err(fault) = done {
+                let fault = storage::unless_gone(fault, &self.guest.record);
                 self.shared.tell(Event::Failed(fault));
             }
         }
@@ -406,6 +407,7 @@ impl State {
     fn clean_up(&mut self) -> Result<(), Fault> {
         self.detach();
         self.drop_stream();
+        storage::leave_stale(&self.guest.description, &self.shared.request.to);
         let downtime = self.guest.qemu.downtime_ms(Self::deadline()).ok().flatten();
         *self.qemu_downtime_ms.lock().unwrap_or_else(PoisonError::into_inner) = downtime;
         let (registry, record) = (&self.guest.registry, &self.guest.record);

@@ -46,7 +46,7 @@ pub async fn choose(
 ) -> Result<Way, Failure> {
     let own = match flags.mode {
         ModeChoice::Stream => Some(None),
-        _ if flags.copy_storage.is_some() => Some(Some("disks go along (--copy-storage)".to_owned())),
+        _ if flags.copies_disks() => Some(Some("disks are copied (--copy-storage, --copy-disks)".to_owned())),
         _ if flags.connections.is_some() => Some(Some("--connections is given".to_owned())),
         _ => None,
     };

@@ -21,6 +21,8 @@ pub fn check(flags: &MigrateFlags) -> Result<(), Failure> {
             (flags.detach, "--detach"),
             (flags.storage_share.is_some(), "--storage-share"),
             (direct && flags.copy_storage.is_some(), "--copy-storage with --mode direct"),
+            (direct && !flags.copy_disks.is_empty(), "--copy-disks with --mode direct"),
+            (!flags.shared_storage.is_empty(), "--shared-storage"),
             (direct && flags.connections.is_some(), "--connections with --mode direct"),
         ],
         "for domains of libvirt",
@@ -59,6 +61,8 @@ pub struct Plan {
     remote: String,
     persistent: bool,
     storage: Option<&'static str>,
+    /// Only these disks are copied; all if there are none.
+    disks: Vec<String>,
     mib_per_s: Option<u64>,
     connections: Option<u32>,
     changes: Changes,
@@ -89,10 +93,12 @@ impl Plan {
             to: flags.to.clone(),
             remote: flags.libvirt_socket.clone(),
             persistent,
-            storage: flags
-                .copy_storage
-                .as_deref()
-                .map(|how| if how == "inc" { "--copy-storage-inc" } else { "--copy-storage-all" }),
+            storage: match flags.copy_storage.as_deref() {
+                Some("inc") => Some("--copy-storage-inc"),
+                None if flags.copy_disks.is_empty() => None,
+                _ => Some("--copy-storage-all"),
+            },
+            disks: flags.copy_disks.clone(),
             mib_per_s: flags.bandwidth.map(|bytes| bytes.div_ceil(1 << 20).max(1)),
             connections: flags.connections,
             changes,
@@ -134,6 +140,9 @@ impl Plan {
         if let Some(storage) = self.storage {
             let disks = format!("unix://{}", self.socket("nbd"));
             words.extend([storage.to_owned(), "--disks-uri".to_owned(), disks]);
+            if !self.disks.is_empty() {
+                words.extend(["--migrate-disks".to_owned(), self.disks.join(",")]);
+            }
         }
         if let Some(rate) = self.mib_per_s {
             words.extend(["--bandwidth".to_owned(), rate.to_string()]);
