@@ -23,7 +23,7 @@ use crate::ram::Ram;
 
 const QMP_WAIT: Duration = Duration::from_secs(10);
 /// Between two looks at whether QEMU has taken its stream.
-const WATCH: Duration = Duration::from_millis(50);
+const WATCH: Duration = Duration::from_millis(2);
 /// QEMU loads its state, or libvirt ends it.
 const PUT_BACK_WAIT: Duration = Duration::from_secs(30);
 

@@ -38,7 +38,7 @@ use linerate_net::tcp::Stream;
 
 use crate::carriage::Carriage;
 use crate::clock::Clock;
-use crate::gate::Gate;
+use crate::gate::{Gate, JobGate};
 
 pub use stale::clear_folders;
 pub use start::{Begun, accept, begin};
@@ -81,6 +81,8 @@ pub struct Tunnel {
     over: AtomicBool,
     /// Where connections wait, at the host that asked.
     gates: Mutex<Vec<Arc<Gate>>>,
+    /// By which a libvirt drives.
+    jobs: Mutex<Vec<Arc<JobGate>>>,
 }
 
 impl Tunnel {

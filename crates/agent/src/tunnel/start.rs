@@ -129,6 +129,7 @@ fn run(
         events: Mutex::new(place.events),
         over: AtomicBool::new(false),
         gates: Mutex::default(),
+        jobs: Mutex::default(),
     });
     let forward = move || {
         for event in control_events {
