@@ -80,6 +80,7 @@ impl JobGate {
     }
 
     /// Whether libvirt has connected, so that its job has begun.
+    #[cfg(test)]
     pub fn has_come(&self) -> bool {
         lock(&self.shared.state).came
     }
@@ -211,7 +212,8 @@ impl Shared {
             let mut header = [0; HEADER_BYTES];
             from.read_exact(&mut header)?;
             let frame = Frame::read(&header);
-            let body = frame.length.checked_sub(HEADER_BYTES as u32).filter(|_| frame.length <= FRAME_BYTES_MAX);
+            let body =
+                frame.length.checked_sub(HEADER_BYTES as u32).filter(|_| frame.length <= FRAME_BYTES_MAX);
             let body = body.ok_or_else(|| io::Error::other("this is not libvirt's protocol"))?;
             if frame.is_farewell() {
                 self.change(|state| {
@@ -229,7 +231,9 @@ impl Shared {
     fn wait_may_end(&self) {
         let state = self.changed.wait_timeout_while(lock(&self.state), END_WAIT, |state| !state.may_end);
         if state.is_ok_and(|(_, waited)| waited.timed_out()) {
-            tracing::error!("libvirt's job ends although its hypervisor may not be put back: do not save this domain");
+            tracing::error!(
+                "libvirt's job ends although its hypervisor may not be put back: do not save this domain"
+            );
         }
     }
 }

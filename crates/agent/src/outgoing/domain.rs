@@ -1,14 +1,15 @@
 //! Domains of libvirt that leave this host: libvirt drives, QEMU's connection waits in a gate while RAM is copied, and is let through
 //! when all of it is sealed at the destination. Nothing is set in QEMU but one capability; the guest is neither run nor ended here.
 
-use std::sync::{Arc, OnceLock};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use linerate_api::{DomainMove, EventKind, MigrateRequest, ModeChoice};
 use linerate_core::source::Event;
-use linerate_core::{Code, Fault, GuestState, SessionId, Side, Step, Time};
+use linerate_core::{Code, Fault, GuestState, SessionId, Side, Step, Time, Token};
 use linerate_guest::description::GuestDescription;
 use linerate_guest::domain::{self, DomainError};
 use linerate_guest::migrate::SourceQemu;
@@ -22,6 +23,7 @@ use crate::agent::Agent;
 use crate::faults::{chain, fault};
 use crate::gate::{Ending, Gate, Gates, JobGate};
 use crate::journal::Record;
+use crate::tunnel::Kept;
 
 /// From the session's begin to libvirt's own migration: it starts the QEMU at the destination meanwhile.
 const STREAM_WAIT: Duration = Duration::from_secs(300);
@@ -48,16 +50,19 @@ pub(super) struct Leaving {
     /// The capability may be on.
     set: AtomicBool,
     put_back: AtomicBool,
+    /// Until the stream goes through: what the next life of this agent would withdraw.
+    kept: Mutex<Option<Kept>>,
     let_through: AtomicBool,
 }
 
 impl Leaving {
-    pub fn new(domain: &DomainMove, gates: Arc<Gates>) -> Leaving {
+    pub fn new(domain: &DomainMove, gates: Arc<Gates>, kept: Option<Kept>) -> Leaving {
         Leaving {
             asked: domain.clone(),
             gates,
             job: OnceLock::new(),
             set: AtomicBool::new(false),
+            kept: Mutex::new(kept),
             put_back: AtomicBool::new(false),
             let_through: AtomicBool::new(false),
         }
@@ -81,6 +86,11 @@ impl Leaving {
     fn is_off(&self) {
         self.put_back.store(true, Ordering::SeqCst);
         self.let_end();
+    }
+
+    /// It is decided, or no longer this agent's to decide: the next life withdraws nothing.
+    fn forget(&self) {
+        drop(self.kept.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 
     fn let_end(&self) {
@@ -134,6 +144,17 @@ pub(super) fn check(request: &MigrateRequest, description: &mut GuestDescription
         return Err(here(Code::NotMigratable, detail));
     }
     Ok(())
+}
+
+/// What the next life of this agent withdraws.
+pub(super) fn keep(
+    agent: &Agent,
+    session: SessionId,
+    token: Token,
+    peers: &[SocketAddr],
+) -> Result<Kept, Fault> {
+    let kept = Kept::new(&agent.config.state_dir, session, token, peers);
+    kept.map_err(|error| fault(Code::JournalFailed, Step::Resolve, Side::Source, &error))
 }
 
 /// In the journal, before the capability is set.
@@ -225,7 +246,9 @@ impl State {
         let detail = match self.shared.domain.as_ref().and_then(Leaving::ending) {
             None => return Ok(()),
             Some(Ending::Said) => "libvirt has ended its own migration: see what libvirt says".to_owned(),
-            Some(Ending::LibvirtGone) => "this host's libvirt is gone, and its own migration with it".to_owned(),
+            Some(Ending::LibvirtGone) => {
+                "this host's libvirt is gone, and its own migration with it".to_owned()
+            }
             Some(Ending::Cut(why)) => why,
         };
         Err(Fault::new(Code::HypervisorFailed, step, Side::Source, detail))
@@ -322,6 +345,7 @@ impl State {
         }
         if let Some(domain) = &self.shared.domain {
             domain.let_through.store(true, Ordering::SeqCst);
+            domain.forget();
         }
         gate.release();
         self.await_verdict()
@@ -425,13 +449,17 @@ impl State {
                 self.guest_again(deadline, let_through)
             }
         };
+        if let Some(domain) = &self.shared.domain {
+            domain.forget();
+        }
         self.shared.tell(Event::RolledBack(guest));
         Ok(())
     }
 
     /// Switches the capability off, if it was switched on here; refused as long as QEMU migrates.
     fn put_back_domain(&mut self) -> Result<(), String> {
-        if let Some(domain) = self.shared.domain.as_ref().filter(|domain| !domain.set.load(Ordering::SeqCst)) {
+        if let Some(domain) = self.shared.domain.as_ref().filter(|domain| !domain.set.load(Ordering::SeqCst))
+        {
             domain.is_off();
             return Ok(());
         }

@@ -57,7 +57,7 @@ pub(crate) use links::ask_any;
 pub(crate) use start::addresses;
 pub(crate) use start::resolve as resolve_host;
 pub use start::start;
-pub(crate) use withdraw::withdraw;
+pub(crate) use withdraw::{withdraw, withdraw_then};
 
 /// What the loop of a migration receives.
 pub(crate) enum Input {

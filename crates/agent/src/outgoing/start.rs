@@ -58,6 +58,10 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
     let session = SessionId(random()?);
     let token = Token(random()?);
     let peers = resolve(&request.to)?;
+    let kept = match &request.domain {
+        Some(_) => Some(domain::keep(agent, session, token, &peers)?),
+        None => None,
+    };
     let (stream, peer) = links::first_contact(&peers, Purpose::ControlNew, session, token)?;
     let config = source_config(&request, &found)?;
     let (ran, settings) = (found.qemu.ran(), found.qemu.found().cloned());
@@ -96,7 +100,7 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
         may_discard: found.description.traits.may_discard,
         disks: u32::try_from(found.description.copied.len()).unwrap_or(u32::MAX),
         disk_bytes: Arc::default(),
-        domain: request.domain.as_ref().map(|domain| Leaving::new(domain, agent.gates.clone())),
+        domain: request.domain.as_ref().map(|domain| Leaving::new(domain, agent.gates.clone(), kept)),
         request,
     });
     if let Some(text) = mode::caution(&shared.choice, &found.description) {

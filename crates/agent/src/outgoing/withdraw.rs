@@ -12,7 +12,20 @@ use crate::clock::Clock;
 
 /// Begins to tell the destination.
 pub(crate) fn withdraw(peers: Vec<SocketAddr>, session: SessionId, token: Token) {
-    let telling = move || tell(&peers, session, token);
+    withdraw_then(peers, session, token, || ());
+}
+
+/// The same; `then` is called when the destination knows of it, or has given up by itself.
+pub(crate) fn withdraw_then(
+    peers: Vec<SocketAddr>,
+    session: SessionId,
+    token: Token,
+    then: impl FnOnce() + Send + 'static,
+) {
+    let telling = move || {
+        tell(&peers, session, token);
+        then();
+    };
     if let Err(error) = std::thread::Builder::new().name("withdraw".into()).spawn(telling) {
         tracing::warn!(%session, %error, "no thread to tell the destination of the roll-back; it gives up by itself");
     }

@@ -174,9 +174,7 @@ impl Tunnel {
                 return Err(failed(io::Error::other("only connections to a UNIX socket can wait")));
             };
             let connect: Connect = Box::new(move |socket| {
-                Socket::new(socket)
-                    .map_err(|error| chain(&error))
-                    .and_then(|socket| tunnel.open(&to, socket))
+                Socket::new(socket).map_err(|error| chain(&error)).and_then(|socket| tunnel.open(&to, socket))
             });
             if pair.drives {
                 let gate = Arc::new(JobGate::new(path, connect).map_err(failed)?);
