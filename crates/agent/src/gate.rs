@@ -5,6 +5,7 @@
 //! hypervisor may write with its big lock held) and kept here, but for what came while the guest still ran; until it is
 //! let through, once, or never. What comes back from the other side always passes.
 
+mod arrivals;
 mod job;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -19,6 +20,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use socket2::{Domain, SockAddr, Type};
 
+pub use self::arrivals::{Arrivals, Arriving};
 pub use self::job::{Ending, JobGate};
 use crate::faults::chain;
 
