@@ -21,7 +21,7 @@ use crate::bench;
 use crate::config::Config;
 use crate::doctor::{self, Doctor};
 use crate::faults::{chain, fault};
-use crate::gate::Gates;
+use crate::gate::{Arrivals, Gates};
 use crate::incoming::Incoming;
 use crate::journal::{Journal, Record, Waiting, process};
 use crate::outgoing::Outgoing;
@@ -65,6 +65,8 @@ pub struct Agent {
     tunnels: Mutex<BTreeMap<SessionId, Arc<Tunnel>>>,
     /// Where connections of tunnels wait.
     pub(crate) gates: Arc<Gates>,
+    /// Domains whose stream goes through to this host.
+    pub(crate) arrivals: Arc<Arrivals>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -93,6 +95,7 @@ impl Agent {
             unfinished: Mutex::default(),
             tunnels: Mutex::default(),
             gates: Arc::default(),
+            arrivals: Arc::default(),
         }
     }
 

@@ -75,6 +75,8 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
     start_log();
     let runtime = tokio::runtime::Runtime::new().context("cannot start the runtime")?;
     let agent = Arc::new(open(config)?);
+    // First: it waits for nobody, and what follows may.
+    tunnel::withdraw_left(&agent.config.state_dir);
     recovery::recover(&agent).context("cannot recover from the journal")?;
     trial::recover(&agent);
     tunnel::clear_folders(&agent.config);

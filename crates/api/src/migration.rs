@@ -82,6 +82,10 @@ pub struct MigrateRequest {
 pub struct DomainMove {
     /// The socket here that libvirt's migration goes to: of a pair of a tunnel that waits.
     pub stream: PathBuf,
+    /// The socket here by which libvirt drives it: of a pair of that tunnel that drives.
+    pub job: PathBuf,
+    /// The domain's UUID. Its QEMU must have the same.
+    pub uuid: String,
 }
 
 /// How guest RAM shall be moved.

@@ -548,6 +548,8 @@ fn a_guest_whose_medium_is_changed_while_its_disks_are_copied_stays() {
         vec![0x5a; MIB as usize],
         "it was not copied"
     );
+}
+
 fn refusal(stage: &Stage, arguments: &[&str]) -> String {
     let failure = ended(&stage.migrate(arguments).finish()).failed(REFUSED);
     assert_eq!(failure["guest_state"], "runs_at_source", "{failure}");

@@ -2,6 +2,10 @@
 //! root.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Tests say what they expect.
 
+#[path = "libvirt/names.rs"]
+mod names;
+#[path = "libvirt/saves.rs"]
+mod saves;
 #[path = "libvirt/stage.rs"]
 #[allow(dead_code, reason = "shared with real_libvirt.rs")]
 mod stage;
@@ -45,7 +49,14 @@ fn stayed(stage: &Stage) {
 
 fn gone_there(stage: &Stage) {
     // A libvirt that all links were lost to hears of it when one is back.
-    let deadline = Instant::now() + LONG;
+    gone_within(stage, LONG);
+}
+
+/// Half of what the other host would wait for by itself.
+const WITHDRAWN: Duration = Duration::from_secs(60);
+
+fn gone_within(stage: &Stage, limit: Duration) {
+    let deadline = Instant::now() + limit;
     while stage.state(1).is_some() {
         assert!(Instant::now() < deadline, "it stays at the destination");
         std::thread::sleep(Duration::from_millis(200));
@@ -179,14 +190,17 @@ fn whatever_ends_leaves_it_at_the_source(version: LibvirtVersion) {
         assert!(ended.code.is_some_and(|code| code != 0), "the agent of host {host}: {ended:#?}");
         if host == 0 {
             let said = format!("{ended:?}");
-            for words in ["the domain is running here", "Do not save this domain"] {
+            for words in ["the domain is running here", "was put back"] {
                 assert!(said.contains(words), "{words}: {ended:#?}");
             }
+            assert!(!ignores_shared(&stage, 0), "the command says so");
+        } else {
+            gone_there(&stage);
         }
-        gone_there(&stage);
         assert!(!stage.sockets(host).is_empty(), "nothing of it is left behind at host {host}");
         stage.agents[host].restart().unwrap();
         assert_eq!(stage.sockets(host), [""; 0], "left behind at host {host} by its agent or QEMU");
+        gone_within(&stage, WITHDRAWN);
         stayed(&stage);
     }
 
@@ -251,11 +265,17 @@ fn decided(stage: &Stage) -> usize {
         match states.each_ref().map(Option::as_deref) {
             [Some("running"), None] => return 0,
             [None, Some("running")] => return 1,
-            [Some("paused"), Some("running")] | [Some("running"), Some("paused")]
+            [Some("paused" | "shut off"), Some("running")]
+            | [Some("running"), Some("paused" | "shut off")]
                 if unheard.get_or_insert_with(Instant::now).elapsed() > UNHEARD =>
             {
-                let paused = states.iter().position(|state| state.as_deref() == Some("paused"));
-                stage.libvirts[paused.unwrap()].virsh(&["destroy", "g"]).unwrap();
+                let stands = states.iter().position(|state| state.as_deref() != Some("running")).unwrap();
+                // What is left of a persistent domain that was ended is its definition.
+                let words: &[&str] = match states[stands].as_deref() {
+                    Some("paused") => &["destroy", "g"],
+                    _ => &["undefine", "g"],
+                };
+                stage.libvirts[stands].virsh(words).unwrap();
             }
             _ => {}
         }

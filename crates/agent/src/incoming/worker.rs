@@ -400,6 +400,7 @@ impl State {
         };
         if let Some(domain) = &mut self.domain {
             domain.sealed = true;
+            domain.arriving = Some(self.agent.arrivals.begin());
         }
         self.shared.tell(Event::Sealed(digest));
         Ok(())

@@ -72,6 +72,7 @@ mod tests {
             aio: None,
             drop_cache: true,
             size: 0,
+            flash: false,
         }
     }
 

@@ -61,6 +61,10 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
     let session = SessionId(random()?);
     let token = Token(random()?);
     let peers = resolve(&request.to)?;
+    let kept = match &request.domain {
+        Some(_) => Some(domain::keep(agent, session, token, &peers)?),
+        None => None,
+    };
     let (stream, peer) = links::first_contact(&peers, Purpose::ControlNew, session, token)?;
     let config = source_config(&request, &found)?;
     let (ran, settings) = (found.qemu.ran(), found.qemu.found().cloned());
@@ -100,7 +104,7 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
         disks: u32::try_from(found.description.copied.len()).unwrap_or(u32::MAX),
         disk_bytes: Arc::default(),
         marks: Mutex::new(std::mem::take(&mut found.marks)),
-        domain: request.domain.as_ref().map(|domain| Leaving::new(domain, agent.gates.clone())),
+        domain: request.domain.as_ref().map(|domain| Leaving::new(domain, agent.gates.clone(), kept)),
         request,
     });
     let cautions = [

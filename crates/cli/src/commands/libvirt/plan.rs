@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use linerate_api::{ModeChoice, Transport, TunnelAddress, TunnelPair, TunnelRequest, domain_socket};
 
+use super::target::Target;
 use super::xml::Changes;
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::flags::{Domain, MigrateFlags};
+use crate::flags::MigrateFlags;
 
 /// Sockets of migrations, at the same path on both hosts, because libvirt has one name for both ends.
 const FOLDER: &str = "/run/linerate-libvirt";
@@ -54,7 +55,7 @@ fn refuse(given: &[(bool, &str)], what: &str, hint: &str) -> Result<(), Failure>
 /// Everything that is decided before it begins.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    domain: Domain,
+    domain: Target,
     /// Makes the names of this migration's sockets its own.
     id: String,
     to: String,
@@ -73,7 +74,7 @@ pub struct Plan {
 impl Plan {
     /// Decides.
     pub fn new(
-        domain: &Domain,
+        domain: &Target,
         flags: &MigrateFlags,
         changes: Changes,
         persistent: bool,
@@ -127,13 +128,26 @@ impl Plan {
         format!("qemu+unix:///system?socket={}", self.socket("rpc"))
     }
 
+    /// The same for libvirt itself, which drives. Where its migration waits, it waits too, as nobody else does.
+    fn driving(&self) -> String {
+        format!(
+            "qemu+unix:///system?socket={}",
+            if self.waits { self.socket("job") } else { self.socket("rpc") }
+        )
+    }
+
+    /// The socket here by which libvirt drives a migration that waits.
+    pub fn job(&self) -> PathBuf {
+        self.socket("job").into()
+    }
+
     /// What virsh is to do. libvirt itself drives (`--p2p`): if this command dies, the tunnel goes with it, and libvirt
     /// goes on at the source.
     pub fn arguments(&self) -> Vec<String> {
         let stream = format!("unix://{}", self.socket("mig"));
         let mut words: Vec<String> =
-            ["migrate", "--live", "--p2p", &self.domain.name].map(str::to_owned).into();
-        words.extend(["--desturi".to_owned(), self.destination(), "--migrateuri".to_owned(), stream]);
+            ["migrate", "--live", "--p2p", &self.domain.uuid].map(str::to_owned).into();
+        words.extend(["--desturi".to_owned(), self.driving(), "--migrateuri".to_owned(), stream]);
         if self.persistent {
             words.extend(["--persistent", "--undefinesource"].map(str::to_owned));
         }
@@ -161,10 +175,12 @@ impl Plan {
             listen: TunnelAddress::Unix(self.socket(kind).into()),
             connect: TunnelAddress::Unix(there.into()),
             waits: self.waits && kind == "mig",
+            drives: kind == "job",
         };
         let same = |kind: &str| pair(kind, &self.socket(kind));
         let mut pairs = vec![pair("rpc", &self.remote), same("mig")];
         pairs.extend(self.storage.map(|_| same("nbd")));
+        pairs.extend(self.waits.then(|| pair("job", &self.remote)));
         TunnelRequest {
             to: self.to.clone(),
             pairs,
@@ -177,12 +193,12 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::libvirt::testing::flags;
+    use crate::commands::libvirt::testing::{flags, target};
 
     #[test]
     fn all_sockets_of_a_migration_go_through_the_tunnel() {
         let flags = flags(&["--copy-storage", "all", "--bandwidth", "80M", "--connections", "4"]);
-        let domain = flags.libvirt_domain().unwrap();
+        let domain = target();
         let plan = Plan::new(&domain, &flags, Changes::default(), true).unwrap();
         let request = plan.tunnel(&flags);
         let words = plan.arguments().join(" ");
@@ -209,7 +225,7 @@ mod tests {
     fn a_transient_domain_has_no_definition_to_change() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let flags = flags(&["--persistent-xml", file.path().to_str().unwrap()]);
-        let domain = flags.libvirt_domain().unwrap();
+        let domain = target();
         let changes = Changes::named(&flags).unwrap();
         let refused = Plan::new(&domain, &flags, changes.clone(), false).unwrap_err();
         assert_eq!(refused.exit, Exit::Refused);
@@ -243,16 +259,24 @@ mod tests {
     #[test]
     fn only_the_migration_of_a_domain_whose_memory_the_agents_copy_waits() {
         let flags = flags(&["--bandwidth", "80M"]);
-        let domain = flags.libvirt_domain().unwrap();
+        let domain = target();
         let plan = Plan::new(&domain, &flags, Changes::default(), true).unwrap();
         assert!(plan.tunnel(&flags).pairs.iter().all(|pair| !pair.waits));
         let plan = plan.waiting();
         let pairs = plan.tunnel(&flags).pairs;
         let name = plan.stream();
         assert!(linerate_api::is_domain_socket(name.file_name().unwrap().to_str().unwrap()), "{name:?}");
-        assert_eq!(pairs.iter().map(|pair| pair.waits).collect::<Vec<_>>(), [false, true]);
+        assert_eq!(pairs.iter().map(|pair| pair.waits).collect::<Vec<_>>(), [false, true, false]);
+        assert_eq!(pairs.iter().map(|pair| pair.drives).collect::<Vec<_>>(), [false, false, true]);
+        // libvirt drives by the one that nobody else uses, and reaches the same at the other host.
+        assert_eq!(pairs[2].listen, TunnelAddress::Unix(plan.job()));
+        assert_eq!(pairs[2].connect, pairs[0].connect);
         assert_eq!(pairs[1].listen, TunnelAddress::Unix(plan.stream()));
         let words = plan.arguments().join(" ");
+        assert!(
+            words.contains(&format!("--desturi qemu+unix:///system?socket={}", plan.job().display())),
+            "{words}"
+        );
         assert!(words.contains("--parallel-connections 1") && !words.contains("--bandwidth"), "{words}");
     }
 }
