@@ -181,6 +181,12 @@ const CHANGES: &[Change] = &[
         let file = json!({ "driver": "file", "filename": folder.join("unused.img") });
         guest.ask("blockdev-add", json!({ "driver": "raw", "node-name": "unused", "file": file }));
     }),
+    ("plugged.img", |guest, folder| {
+        std::fs::File::create(folder.join("plugged.img")).unwrap().set_len(MIB).unwrap();
+        let file = json!({ "driver": "file", "filename": folder.join("plugged.img") });
+        guest.ask("blockdev-add", json!({ "driver": "raw", "node-name": "plugged", "file": file }));
+        guest.ask("device_add", json!({ "driver": "virtio-blk-pci", "id": "vd9", "drive": "plugged" }));
+    }),
     ("mirror", |guest, _| {
         let target = json!({ "driver": "null-co", "node-name": "away", "size": 8 * MIB });
         guest.ask("blockdev-add", target);

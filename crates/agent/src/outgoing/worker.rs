@@ -303,7 +303,7 @@ impl State {
             .map_err(|error| qemu_fault(Step::Blackout, &error))?;
         let stopped_at: Time = self.shared.clock.at(held.stopped_at);
         let _ = self.shared.inbox.send(Input::EventAt(stopped_at, Event::GuestStopped));
-        disks::check_unchanged(qemu.qmp(), &self.guest.description, Self::deadline())?;
+        disks::in_use(qemu.qmp(), &self.guest.description, Self::deadline())?;
         self.shared.tell(Event::Holding);
         Ok(())
     }

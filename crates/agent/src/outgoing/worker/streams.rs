@@ -45,7 +45,7 @@ impl State {
         let held = qemu.wait_streams_held(&|| abandon.load(Ordering::SeqCst), &mut tell).map_err(failed)?;
         let stopped_at: Time = self.shared.clock.at(held.stopped_at);
         let _ = self.shared.inbox.send(Input::EventAt(stopped_at, Event::GuestStopped));
-        disks::check_unchanged(self.guest.qemu.qmp(), &self.guest.description, Self::deadline())?;
+        disks::in_use(self.guest.qemu.qmp(), &self.guest.description, Self::deadline())?;
         self.shared.tell(Event::Holding);
         Ok(())
     }
