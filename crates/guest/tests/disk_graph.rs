@@ -1,4 +1,5 @@
-//! The disks that a guest uses, as real QEMUs say: against its command line, and against the QEMU that waits at the destination.
+//! The disks that a guest uses, as real QEMUs say: against its command line, and against the QEMU that waits at the
+//! destination.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests, too, say what they expect
 
 mod common;
