@@ -1,5 +1,5 @@
-//! The disks that a guest uses, at both ends of a migration: the ones of its command line when it begins, and the same at the
-//! destination before it is committed ([`linerate_guest::graph`]).
+//! The disks that a guest uses, at both ends of a migration: the ones of its command line when it begins, and the
+//! same at the destination before it is committed ([`linerate_guest::graph`]).
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -11,7 +11,8 @@ use linerate_guest::qmp::Qmp;
 
 use crate::faults::{chain, fault};
 
-/// Reads the source's disks at the beginning. The command line follows drives that have another image now; all others must be as it says.
+/// Reads the source's disks at the beginning. The command line follows drives that have another image now; all others
+/// must be as it says.
 pub(crate) fn at_start(qmp: &mut Qmp, guest: &mut GuestDescription, deadline: Instant) -> Result<(), Fault> {
     let refused = |error: &(dyn std::error::Error + 'static)| {
         fault(Code::NotMigratable, Step::Resolve, Side::Source, error)
@@ -40,20 +41,17 @@ pub(crate) fn caution(guest: &GuestDescription) -> Option<String> {
     })
 }
 
-/// The source's disks, with the guest stopped, for the destination to compare; they must still be those of the beginning. Empty for a
-/// domain of libvirt, whose disks are libvirt's matter.
-pub(crate) fn check_unchanged(
-    qmp: &mut Qmp,
-    guest: &GuestDescription,
-    deadline: Instant,
-) -> Result<String, Fault> {
+/// The source's disks with the guest stopped, as JSON: they must still be those of the beginning. Empty for a domain
+/// of libvirt, whose disks are libvirt's.
+pub(crate) fn in_use(qmp: &mut Qmp, guest: &GuestDescription, deadline: Instant) -> Result<String, Fault> {
     let Some(before) = &guest.graph else { return Ok(String::new()) };
     let failed = |error: GraphError| not_read(&error, Step::Blackout, Side::Source);
     let now = graph::read(qmp, deadline).map_err(failed)?;
     graph::check_files(&now, guest.process.pid).map_err(failed)?;
     let Some(change) = before.change(&now) else {
-        let text = now.to_json();
-        return text.map_err(|error| fault(Code::Internal, Step::Blackout, Side::Source, &error));
+        return now
+            .to_json()
+            .map_err(|error| fault(Code::NotMigratable, Step::Blackout, Side::Source, &error));
     };
     let detail = format!(
         "the guest's disks were changed during the migration: {change}. The destination has opened those of the beginning; \

@@ -1,6 +1,6 @@
-//! The live disk graph: which images a guest uses now, as its QEMU says. Snapshots, mirrors and changed media make it differ from the
-//! command line, from which the destination's QEMU is built. *The disk that ran is the disk that runs*: before a guest is committed, the
-//! graph of the destination's QEMU must be the same as the source's.
+//! The live disk graph: which images a guest uses now, as its QEMU says. Snapshots, mirrors and changed media make it
+//! differ from the command line, from which the destination's QEMU is built. *The disk that ran is the disk that
+//! runs*: before a guest is committed, the graph of the destination's QEMU must be the same as the source's.
 //!
 //! Nodes that Linerate makes for copied disks are left out, and so are the filters that block jobs put above a node.
 

@@ -1,4 +1,5 @@
-//! The disks that a guest uses, as real QEMUs say: against its command line, and against the QEMU that waits at the destination.
+//! The disks that a guest uses, as real QEMUs say: against its command line, and against the QEMU that waits at the
+//! destination.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests, too, say what they expect
 
 mod common;
@@ -180,6 +181,12 @@ const CHANGES: &[Change] = &[
         std::fs::File::create(folder.join("unused.img")).unwrap().set_len(MIB).unwrap();
         let file = json!({ "driver": "file", "filename": folder.join("unused.img") });
         guest.ask("blockdev-add", json!({ "driver": "raw", "node-name": "unused", "file": file }));
+    }),
+    ("plugged.img", |guest, folder| {
+        std::fs::File::create(folder.join("plugged.img")).unwrap().set_len(MIB).unwrap();
+        let file = json!({ "driver": "file", "filename": folder.join("plugged.img") });
+        guest.ask("blockdev-add", json!({ "driver": "raw", "node-name": "plugged", "file": file }));
+        guest.ask("device_add", json!({ "driver": "virtio-blk-pci", "id": "vd9", "drive": "plugged" }));
     }),
     ("mirror", |guest, _| {
         let target = json!({ "driver": "null-co", "node-name": "away", "size": 8 * MIB });

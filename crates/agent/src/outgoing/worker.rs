@@ -310,7 +310,7 @@ impl State {
 
     /// QEMU holds: what the guest uses now goes to the destination, which compares it with what it has opened.
     pub fn holds(&mut self, ran: bool) -> Result<(), Fault> {
-        let disks = disks::check_unchanged(self.guest.qemu.qmp(), &self.guest.description, Self::deadline())?;
+        let disks = disks::in_use(self.guest.qemu.qmp(), &self.guest.description, Self::deadline())?;
         self.shared.tell(Event::Holding { ran, disks });
         Ok(())
     }

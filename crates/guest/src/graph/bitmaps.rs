@@ -4,8 +4,8 @@ use super::DiskGraph;
 use crate::description::CopiedDisk;
 
 impl DiskGraph {
-    /// Dirty bitmaps that do not arrive, as `disk: bitmap`: those of copied disks, and those that are kept in no image. Persistent ones
-    /// of images that both hosts see are in the image.
+    /// Dirty bitmaps that do not arrive, as `disk: bitmap`: those of copied disks, and those that are kept in no
+    /// image. Persistent ones of images that both hosts see are in the image.
     pub fn lost_bitmaps(&self, copied: &[CopiedDisk]) -> Vec<String> {
         let mut lost = Vec::new();
         for (disk, top) in self.tops() {

@@ -1,5 +1,6 @@
-//! A command line that follows the live graph: drives that have another image than they were started with, or none any more. What comes
-//! of it is only a proposal: [`DiskGraph::check_named`] and the comparison with the destination's QEMU decide.
+//! A command line that follows the live graph: drives that have another image than they were started with, or none
+//! any more. What comes of it is only a proposal: [`DiskGraph::check_named`] and the comparison with the
+//! destination's QEMU decide.
 
 use super::{DiskGraph, Node};
 use crate::argv::{Argument, split_strict};

@@ -1,5 +1,6 @@
-//! The live graph against the command line, from which the destination's QEMU is built. Files and formats of QEMU's own notation are
-//! compared as they are written: what is written in any other way is refused by [`crate::twin`] anyway.
+//! The live graph against the command line, from which the destination's QEMU is built. Files and formats of QEMU's
+//! own notation are compared as they are written: what is written in any other way is refused by [`crate::twin`]
+//! anyway.
 
 use std::collections::HashSet;
 
@@ -90,8 +91,8 @@ impl DiskGraph {
         Err(NotNamed::Image { disk: id.clone(), image: shown(opener, top), named })
     }
 
-    /// A file below this node that neither the command line names nor an image that is opened by its name. What an image's header names
-    /// is opened by whoever opens the image.
+    /// A file below this node that neither the command line names nor an image that is opened by its name. What an
+    /// image's header names is opened by whoever opens the image.
     fn not_named<'a>(&'a self, top: &'a Node, named: &HashSet<&str>) -> Option<&'a Node> {
         let mut next = vec![top];
         while let Some(node) = next.pop() {

@@ -202,7 +202,8 @@ fn job(said: &Value) -> Option<Job> {
     (!over && !id.starts_with(OURS)).then(|| Job { id: id.to_owned(), kind: kind.to_owned() })
 }
 
-/// Whether each file is still the one of its name, for the process that has them open: the destination opens it by its name.
+/// Whether each file is still the one of its name, for the process that has them open: the destination opens it by
+/// its name.
 pub fn check_files(graph: &DiskGraph, pid: i32) -> Result<(), GraphError> {
     let folder = Path::new("/proc").join(pid.to_string());
     let open = fs::read_dir(folder.join("fd")).into_iter().flatten().flatten();
