@@ -222,6 +222,21 @@ mod tests {
     }
 
     #[test]
+    fn disks_by_name_are_virshs_migrate_disks() {
+        let words = |given: &[&str]| {
+            let flags = flags(given);
+            let domain = flags.libvirt_domain().unwrap();
+            Plan::new(&domain, &flags, Changes::default(), true).unwrap().arguments().join(" ")
+        };
+        let named = words(&["--copy-disks", "vda,vdb"]);
+        assert!(named.contains("--copy-storage-all --disks-uri"), "{named}");
+        assert!(named.contains("--migrate-disks vda,vdb"), "{named}");
+        let above = words(&["--copy-storage", "inc", "--copy-disks", "vda"]);
+        assert!(above.contains("--copy-storage-inc") && above.contains("--migrate-disks vda"), "{above}");
+        assert!(!words(&["--copy-storage", "all"]).contains("--migrate-disks"));
+    }
+
+    #[test]
     fn a_transient_domain_has_no_definition_to_change() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let flags = flags(&["--persistent-xml", file.path().to_str().unwrap()]);
@@ -239,11 +254,15 @@ mod tests {
         let usage = |refused: Result<(), Failure>, what: &[&str]| {
             assert_eq!(refused.unwrap_err().exit, Exit::Usage, "{what:?}");
         };
-        for flag in [&["--throttle"][..], &["--detach"], &["--copy-storage", "all", "--storage-share", "20"]]
-        {
+        for flag in [
+            &["--throttle"][..],
+            &["--detach"],
+            &["--copy-storage", "all", "--storage-share", "20"],
+            &["--shared-storage", "vda"],
+        ] {
             usage(check(&flags(flag)), flag);
         }
-        for flag in [&["--copy-storage", "all"][..], &["--connections", "2"]] {
+        for flag in [&["--copy-storage", "all"][..], &["--copy-disks", "vda"], &["--connections", "2"]] {
             check(&flags(flag)).unwrap();
             usage(check(&flags(&[&direct, flag].concat())), flag);
         }
