@@ -192,9 +192,9 @@ impl Incoming {
         self.tell(Event::Resolve(run));
     }
 
-    /// Its source, which has lost its own copy, says commit.
-    pub fn commit_again(&self) {
-        self.tell(Event::CommitAgain);
+    /// Its source says commit beside the session. `copy`: it still has its own.
+    pub fn commit_again(&self, copy: bool) {
+        self.tell(Event::CommitAgain { copy });
     }
 
     /// The operator of this host wants it to end.
