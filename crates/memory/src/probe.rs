@@ -127,7 +127,8 @@ fn probe() -> Result<Result<ScanSupport, Case>, KernelUnfit> {
     check_calls()?;
     let unprobed = |source| KernelUnfit::Unprobed { release: release(), source };
     let mut missed = None;
-    for scans in [Scans::Written, Scans::WrittenAndEmpty] {
+    let first = if moves_are_mistaken(&release()) { Scans::AnyOfAndWritten } else { Scans::Written };
+    for scans in [first, Scans::WrittenAndEmpty] {
         let cases = all_cases(scans).map_err(unprobed)?;
         tracing::debug!(?scans, ?cases, "probed the scans of page tables");
         missed = cases.iter().find(|(_, finding)| *finding == Finding::Missed).map(|(case, _)| *case);
@@ -135,10 +136,16 @@ fn probe() -> Result<Result<ScanSupport, Case>, KernelUnfit> {
             None => return Ok(Ok(ScanSupport { cases, scans })),
             // A second scan for empty entries finds what the first one misses there, and nothing else.
             Some(Case::Untouched) => break,
+            Some(_) if first != Scans::Written => break,
             Some(_) => {}
         }
     }
     Ok(Err(missed.unwrap_or(Case::Untouched)))
+}
+
+/// Linux 6.7 and 6.8 may not have the fix of 6.8.10; distributions that took it keep the number.
+fn moves_are_mistaken(release: &str) -> bool {
+    release.starts_with("6.7.") || release.starts_with("6.8.")
 }
 
 /// Whether the kernel has the calls at all.
@@ -242,18 +249,41 @@ mod tests {
         assert!(support.cases.iter().all(|(_, finding)| *finding != Finding::Missed));
         assert_eq!(finding(&support.cases, Case::Untouched), Finding::Reported);
         assert!(std::ptr::eq(support, scan_support().unwrap()), "probed once");
-        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-        assert!(!maps.contains(ground::NAME), "a mapping is left");
-        let open = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
-        let links = open.filter_map(|fd| std::fs::read_link(fd.path()).ok());
-        assert_eq!(links.filter(|link| link.to_string_lossy().contains(ground::NAME)).count(), 0);
+        // Other tests of this program probe at the same time, and end.
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while is_left() {
+            assert!(std::time::Instant::now() < end, "a mapping or a descriptor is left");
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
     }
 
-    /// The second scan for empty entries is for kernels that this machine has not; here it must change nothing.
+    fn is_left() -> bool {
+        let open = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+        let mut links = open.filter_map(|fd| std::fs::read_link(fd.path()).ok());
+        links.any(|link| link.to_string_lossy().contains(ground::NAME))
+            || std::fs::read_to_string("/proc/self/maps").unwrap().contains(ground::NAME)
+    }
+
+    /// Two scans are for kernels that this machine has not; here they must change nothing.
     #[test]
-    fn a_second_scan_for_empty_entries_reports_the_same() {
-        let cases = all_cases(Scans::WrittenAndEmpty).unwrap();
-        assert!(cases.iter().all(|(_, finding)| *finding != Finding::Missed), "{cases:?}");
+    fn two_scans_report_the_same_as_one() {
+        for scans in [Scans::WrittenAndEmpty, Scans::AnyOfAndWritten] {
+            let cases = all_cases(scans).unwrap();
+            assert!(cases.iter().all(|(_, finding)| *finding != Finding::Missed), "{scans:?}: {cases:?}");
+        }
+    }
+
+    #[test]
+    fn kernels_that_may_mistake_a_moving_page_are_known() {
+        for (release, mistaken) in [
+            ("6.7.12", true),
+            ("6.8.0-45-generic", true),
+            ("6.8.12-4-pve", true),
+            ("6.9.0", false),
+            ("6.12.95", false),
+        ] {
+            assert_eq!(moves_are_mistaken(release), mistaken, "{release}");
+        }
     }
 
     /// For machines with the kernel of Debian 12's backports: lab/tests/rdma.rs runs it there.
@@ -269,6 +299,10 @@ mod tests {
         println!("kernel {}: {found:?}", release());
         assert!(found.iter().all(|(_, finding)| *finding != Finding::Missed));
         assert_eq!(finding(&found, Case::HoleInHugePage), Finding::Reported);
+        for scans in [Scans::WrittenAndEmpty, Scans::AnyOfAndWritten] {
+            let found = all_cases(scans).unwrap();
+            assert!(found.iter().all(|(_, finding)| *finding != Finding::Missed), "{scans:?}: {found:?}");
+        }
     }
 
     /// For machines with the kernel of Debian 12.

@@ -120,6 +120,9 @@ pub(crate) enum Scans {
     /// A second one behind it, for pages without an entry: some kernels (6.14 and later without the fix of July 2026) leave
     /// out 2 MiB that have no page table.
     WrittenAndEmpty,
+    /// A first one in front, in which kernels before 6.9 (6.8.10) do not mistake a page that is being moved for a protected
+    /// one. Whether a kernel has the fix cannot be tried out: such an entry lasts for an instant.
+    AnyOfAndWritten,
     #[cfg(test)]
     AnyOf,
 }
@@ -127,24 +130,33 @@ pub(crate) enum Scans {
 impl Scans {
     /// The pages of one job that were written, in order; they are write-protected again.
     pub(crate) fn clear(self, pagemap: &File, buffer: &mut [PageRegion], job: &Job) -> io::Result<Vec<Run>> {
-        self.look(pagemap, buffer, job, Look::Clear)
+        self.look(pagemap, buffer, job, [Look::Clear, Look::ClearAnyOf])
     }
 
     /// The pages of one job that were written, in order.
     pub(crate) fn peek(self, pagemap: &File, buffer: &mut [PageRegion], job: &Job) -> io::Result<Vec<Run>> {
-        #[cfg(test)]
-        if self == Scans::AnyOf {
-            return scan_job(pagemap, buffer, job, Look::PeekAnyOf);
-        }
-        self.look(pagemap, buffer, job, Look::Peek)
+        self.look(pagemap, buffer, job, [Look::Peek, Look::PeekAnyOf])
     }
 
-    fn look(self, pagemap: &File, buffer: &mut [PageRegion], job: &Job, look: Look) -> io::Result<Vec<Run>> {
-        let found = scan_job(pagemap, buffer, job, look)?;
-        if self != Scans::WrittenAndEmpty {
-            return Ok(found);
+    fn look(
+        self,
+        pagemap: &File,
+        buffer: &mut [PageRegion],
+        job: &Job,
+        [written, any_of]: [Look; 2],
+    ) -> io::Result<Vec<Run>> {
+        let (first, second) = match self {
+            Scans::Written => (written, None),
+            Scans::WrittenAndEmpty => (written, Some(Look::Empty)),
+            Scans::AnyOfAndWritten => (any_of, Some(written)),
+            #[cfg(test)]
+            Scans::AnyOf => (any_of, None),
+        };
+        let found = scan_job(pagemap, buffer, job, first)?;
+        match second {
+            Some(second) => Ok(union(found, scan_job(pagemap, buffer, job, second)?)),
+            None => Ok(found),
         }
-        Ok(union(found, scan_job(pagemap, buffer, job, Look::Empty)?))
     }
 }
 

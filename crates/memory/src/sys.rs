@@ -99,10 +99,11 @@ pub(crate) enum Look {
     Peek,
     /// Written pages: report and write-protect again, in one step for each page.
     Clear,
-    /// Written pages, asked for as any of several categories. Kernels without the fix of July 2026 leave out pages with an
-    /// empty page-table entry here. It shows that the probe finds such a fault.
-    #[cfg(test)]
+    /// As `Peek`, asked for as any of several categories. Kernels without the fix of July 2026 leave out pages with an empty
+    /// page-table entry here; kernels before 6.9 are right about pages that are being moved only here.
     PeekAnyOf,
+    /// As `Clear`, asked for so.
+    ClearAnyOf,
     /// Pages with an empty page-table entry, or without a page table. None of them is protected.
     Empty,
     /// Pages that have an entry in the page tables, because the process touched them or one near by. Write protection
@@ -125,22 +126,21 @@ struct Query {
 impl Look {
     fn flags(self) -> u32 {
         match self {
-            Look::Clear => raw::PM_SCAN_WP_MATCHING | raw::PM_SCAN_CHECK_WPASYNC,
-            Look::Peek | Look::Empty => raw::PM_SCAN_CHECK_WPASYNC,
-            #[cfg(test)]
-            Look::PeekAnyOf => raw::PM_SCAN_CHECK_WPASYNC,
+            Look::Clear | Look::ClearAnyOf => raw::PM_SCAN_WP_MATCHING | raw::PM_SCAN_CHECK_WPASYNC,
+            Look::Peek | Look::PeekAnyOf | Look::Empty => raw::PM_SCAN_CHECK_WPASYNC,
             Look::Mapped | Look::Present => 0,
         }
     }
 
-    /// Written pages are asked for with exactly these masks, because only then the kernel compares nothing but the
+    /// `Peek` and `Clear` have exactly these masks, because only then the kernel compares nothing but the
     /// protection of an entry. With any other mask older kernels take an empty entry for one that was not written.
     fn query(self) -> Query {
         let (written, present, swapped) = (raw::PAGE_IS_WRITTEN, raw::PAGE_IS_PRESENT, raw::PAGE_IS_SWAPPED);
         match self {
             Look::Peek | Look::Clear => Query { all: written, returned: written, ..Query::default() },
-            #[cfg(test)]
-            Look::PeekAnyOf => Query { any: written, returned: written, ..Query::default() },
+            Look::PeekAnyOf | Look::ClearAnyOf => {
+                Query { any: written, returned: written, ..Query::default() }
+            }
             // What stands for the protection of an absent page counts as swapped.
             Look::Empty => {
                 let entry = present | swapped;
