@@ -432,6 +432,10 @@ impl State {
         };
         let paths = &self.agent.config.paths;
         disks::check_told(qemu.qmp(), &admitted.description, told, paths, Instant::now() + QMP_WAIT)?;
+        let pid = self.guest.as_ref().map(|(record, _)| record.process.pid);
+        if let Some(pid) = pid {
+            storage::recheck(&admitted.proved, pid, Step::Blackout)?;
+        }
         self.shared.tell(Event::DisksChecked);
         Ok(())
     }

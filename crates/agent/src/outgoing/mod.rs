@@ -44,7 +44,7 @@ use std::time::Duration;
 
 use linerate_api::{MigrateRequest, MigrationDetail, MigrationId, MigrationState, MigrationSummary};
 use linerate_core::source::{Event, Source};
-use linerate_core::{ChannelId, LinkId, PathId, SessionId, Time, Token};
+use linerate_core::{ChannelId, Code, Fault, LinkId, PathId, SessionId, Side, Step, Time, Token};
 use linerate_guest::shared::Marks;
 use linerate_net::channel::ChannelError;
 use linerate_net::control::{ControlEvent, ControlPath};
@@ -156,6 +156,14 @@ impl Outgoing {
         });
         self.work.notify_all();
         let _ = self.inbox.send(Input::LinkLost(link));
+    }
+
+    /// Whether the files that were proved to be on shared storage are still those that the guest's QEMU has open.
+    fn recheck_marks(&self, pid: i32) -> Result<(), Fault> {
+        let marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
+        marks
+            .recheck(pid)
+            .map_err(|changed| Fault::new(Code::GuestDiffers, Step::Blackout, Side::Source, changed))
     }
 
     fn carriage(&self) -> Option<Arc<Carriage>> {

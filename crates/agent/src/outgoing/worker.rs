@@ -311,6 +311,9 @@ impl State {
     /// QEMU holds: what the guest uses now goes to the destination, which compares it with what it has opened.
     pub fn holds(&mut self, ran: bool) -> Result<(), Fault> {
         let disks = disks::in_use(self.guest.qemu.qmp(), &self.guest.description, Self::deadline())?;
+        if self.shared.domain.is_none() {
+            self.shared.recheck_marks(self.guest.record.process.pid)?;
+        }
         self.shared.tell(Event::Holding { ran, disks });
         Ok(())
     }

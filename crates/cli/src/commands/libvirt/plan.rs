@@ -225,8 +225,7 @@ mod tests {
     fn disks_by_name_are_virshs_migrate_disks() {
         let words = |given: &[&str]| {
             let flags = flags(given);
-            let domain = flags.libvirt_domain().unwrap();
-            Plan::new(&domain, &flags, Changes::default(), true).unwrap().arguments().join(" ")
+            Plan::new(&target(), &flags, Changes::default(), true).unwrap().arguments().join(" ")
         };
         let named = words(&["--copy-disks", "vda,vdb"]);
         assert!(named.contains("--copy-storage-all --disks-uri"), "{named}");
