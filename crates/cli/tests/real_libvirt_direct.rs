@@ -49,17 +49,24 @@ fn stayed(stage: &Stage) {
 
 fn gone_there(stage: &Stage) {
     // A libvirt that all links were lost to hears of it when one is back.
-    gone_within(stage, LONG);
-}
-
-/// Half of what the other host would wait for by itself.
-const WITHDRAWN: Duration = Duration::from_secs(60);
-
-fn gone_within(stage: &Stage, limit: Duration) {
-    let deadline = Instant::now() + limit;
+    let deadline = Instant::now() + LONG;
     while stage.state(1).is_some() {
         assert!(Instant::now() < deadline, "it stays at the destination");
         std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+/// Sessions that the second host's agent was told to give up.
+fn withdrawn(stage: &Stage) -> usize {
+    std::fs::read_to_string(stage.agents[1].log()).unwrap().matches("withdrawn by its source").count()
+}
+
+/// The agent that was started again has the other give up the tunnel and the copy, which the other would do by itself much later.
+fn wait_withdrawn(stage: &Stage, before: usize) {
+    let deadline = Instant::now() + LONG;
+    while withdrawn(stage) < before + 2 {
+        assert!(Instant::now() < deadline, "the other host is not told");
+        std::thread::sleep(Duration::from_millis(50));
     }
 }
 
@@ -185,6 +192,7 @@ fn whatever_ends_leaves_it_at_the_source(version: LibvirtVersion) {
     for &host in hosts {
         let moving = stage.start_bare(0, &SLOW);
         copies(&moving);
+        let before = withdrawn(&stage);
         stage.agents[host].kill().unwrap();
         let ended = moving.end();
         assert!(ended.code.is_some_and(|code| code != 0), "the agent of host {host}: {ended:#?}");
@@ -200,7 +208,10 @@ fn whatever_ends_leaves_it_at_the_source(version: LibvirtVersion) {
         assert!(!stage.sockets(host).is_empty(), "nothing of it is left behind at host {host}");
         stage.agents[host].restart().unwrap();
         assert_eq!(stage.sockets(host), [""; 0], "left behind at host {host} by its agent or QEMU");
-        gone_within(&stage, WITHDRAWN);
+        if host == 0 {
+            wait_withdrawn(&stage, before);
+        }
+        gone_there(&stage);
         stayed(&stage);
     }
 
