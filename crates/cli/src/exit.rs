@@ -18,7 +18,7 @@ macro_rules! exits {
 
 exits! {
     /// All went well.
-    Ok = 0, "done; for a migration: the guest runs at the destination";
+    Ok = 0, "done; for a migration: the guest runs at the destination, or is there in the state in which it was, if it did not run";
     /// Nothing was moved.
     Failed = 1, "failed; a guest that was to be moved runs at the source as before";
     /// What clap ends with as well.
@@ -30,7 +30,7 @@ exits! {
     /// On request.
     Cancelled = 5, "cancelled; the guest runs at the source as before";
     /// The worst case of a lost connection.
-    Undecided = 6, "undecided: the guest is paused at the source, whose agent keeps asking the destination, see `linerate resolve`; of a domain: see `virsh domstate` on both hosts before anything is resumed";
+    Undecided = 6, "undecided: the guest is paused at the source until the destination or an operator decides, see `linerate resolve`; of a domain: see `virsh domstate` on both hosts before anything is resumed";
     /// It is nowhere.
     GuestGone = 7, "the guest ended by itself, or with its host";
     /// The migration goes on.
