@@ -11,7 +11,7 @@ use linerate_core::recovery::{Entry, Phase, fate};
 use linerate_core::{Code, Fault, Outcome, SessionId, Side, Step};
 use linerate_guest::host::QemuCache;
 use linerate_guest::images::Claims;
-use linerate_guest::registry::Registry;
+use linerate_guest::registry::{GuestRecord, Registry};
 use linerate_net::rdma::listen::Accepted as RdmaAccepted;
 use linerate_net::tcp::listen::Accepted;
 use linerate_wire::frame::{Hello, Role as Purpose, Welcome};
@@ -142,6 +142,16 @@ impl Agent {
             None => format!("{guest}: a migration is just beginning"),
         };
         Err(Fault::new(Code::GuestBusy, Step::Resolve, Side::Source, detail))
+    }
+
+    /// A session that an operator has to decide, or recovery to end, before this guest may be touched.
+    pub fn undecided_session(&self, guest: &str, record: &GuestRecord) -> Option<SessionId> {
+        let here = Some(process(record));
+        let unfinished = self.unfinished().into_iter().find(|one| one.process == here);
+        let coming = self.coming().into_iter().find(|one| one.guest() == guest && one.is_held());
+        let leaving = self.outgoing().into_iter().find(|one| one.request.guest == guest && one.is_undecided());
+        let coming = coming.map(|one| one.session);
+        unfinished.map(|one| one.session).or(coming).or(leaving.map(|one| one.session))
     }
 
     /// Guests are being moved from or to this host.

@@ -265,6 +265,11 @@ pub fn stop(agent: &Agent, name: &str, request: StopGuest) -> Answer<GuestSummar
         return Err(ErrorBody::new("guest_busy", format!("{name} is being migrated"))
             .with_hint("cancel the migration first (linerate migration cancel)"));
     }
+    if let Some(session) = agent.undecided_session(name, &record) {
+        let text = format!("{name} may be the only copy of a guest whose migration {session} is not decided");
+        return Err(ErrorBody::new("guest_busy", text)
+            .with_hint("`linerate migration list` says what it waits for; `linerate resolve` decides"));
+    }
     let (how, wait) = if request.force { (StopHow::Quit, QMP_WAIT) } else { (StopHow::PowerDown, STOP_WAIT) };
     process::stop(&agent.registry, &record, None, how, Instant::now() + wait)
         .map_err(|error| failed("hypervisor_failed", &error))?;
