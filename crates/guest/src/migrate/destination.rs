@@ -139,10 +139,6 @@ impl DestinationQemu {
 
     /// Before QEMU 10.0 only the locks on its images tell whether it has taken them over.
     fn check_active(&mut self, deadline: Instant) -> Result<(), MigrateError> {
-        if self.activates_late {
-            let why = "the guest was paused while it was moved, and this QEMU takes disks over only when a guest runs; start the migration again";
-            return Err(MigrateError::CannotActivate { why: why.into() });
-        }
         let pid = self.qmp.peer_pid()?;
         let nodes = self.qmp.execute("query-named-block-nodes", json!({ "flat": true }), deadline)?;
         let unlocked = nodes.as_array().into_iter().flatten().find_map(|node| {
@@ -151,14 +147,13 @@ impl DestinationQemu {
             let locked = procfs::holds_locks(pid, Path::new(file));
             (!locked).then(|| file.to_owned())
         });
-        match unlocked {
-            None => Ok(()),
-            Some(file) => {
-                let why =
-                    format!("QEMU holds no lock on {file}: another process has it, or it cannot be written");
-                Err(MigrateError::CannotActivate { why })
-            }
-        }
+        let Some(file) = unlocked else { return Ok(()) };
+        let why = if self.activates_late {
+            "the guest was paused while it was moved, and this QEMU takes disks over only when a guest runs; start the migration again".into()
+        } else {
+            format!("QEMU holds no lock on {file}: another process has it, or it cannot be written")
+        };
+        Err(MigrateError::CannotActivate { why })
     }
 
     /// Lets QEMU announce the guest's addresses and puts the settings back. The guest runs: what fails here is only told.
