@@ -30,6 +30,9 @@ impl World {
 
     /// A process ends.
     pub fn remove(&mut self, pid: u64) {
+        if self.find(pid).is_some_and(|guest| guest.owned) {
+            self.check.died.insert(pid, self.now);
+        }
         if self.guest.pid == pid {
             self.guest.gone = true;
             self.guest.running = false;
@@ -116,11 +119,14 @@ impl World {
         let Some(host) = self.find(pid).map(|guest| guest.host) else { return Some(GuestState::Gone) };
         let away = self.hypervisors_are_away(host);
         let disks_away = self.hosts[host].disks_away_until > self.now;
+        let keeps = self.options.mutation == Some(Mutation::RollBackKeepsProtection);
         let guest = self.find_mut(pid)?;
         if away {
             return None;
         }
-        guest.unprotect();
+        if !keeps {
+            guest.unprotect();
+        }
         guest.throttle = 0;
         guest.sending = Sending::No;
         if !guest.disks && disks_away {
