@@ -35,6 +35,7 @@ impl World {
     fn gives_up_loaded(&mut self) {
         if self.options.mutation == Some(Mutation::LoadedGivenUp)
             && self.destination.brain.as_ref().is_some_and(|brain| brain.is_held())
+            && self.undecided_since.is_some_and(|since| self.now - since >= PATIENCE / 4)
         {
             self.tell_destination(destination::Event::Withdrawn);
         }
