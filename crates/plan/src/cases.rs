@@ -33,8 +33,7 @@ impl World {
         }
         let named = self.hosts[host].record(session).and_then(|record| record.process);
         // What was made for a session before its process was in the journal bears the session's number.
-        let made =
-            self.destination.guest.as_ref().filter(|guest| session == self.session && guest.host == host);
+        let made = self.all().find(|guest| guest.host == host && guest.made_for == session);
         named.or(made.map(|guest| guest.pid))
     }
 
@@ -71,7 +70,7 @@ impl World {
                 let Phase::Destination(phase) = phase else { return };
                 // What was removed and written before needs no second time.
                 let done = phase != linerate_core::journal::DestinationPhase::Started
-                    && record.process.is_none_or(|pid| !self.lives(pid));
+                    && self.named(host, session).is_none_or(|pid| !self.lives(pid));
                 if !done {
                     let machine = DestinationRecovery::discard(now, phase);
                     self.add_case(host, session, Machine::Destination(machine));

@@ -49,6 +49,8 @@ pub struct Violation {
     pub seed: u64,
     /// How the guest went.
     pub way: Way,
+    /// It was one of several sessions.
+    pub histories: bool,
     /// Which promise.
     pub property: Property,
     /// How.
@@ -71,7 +73,12 @@ impl fmt::Display for Violation {
             Way::Streams => " --streams",
             Way::HandedOver => " --handed-over",
         };
-        write!(f, "replay: cargo run -p linerate-plan --bin sim -- --seed {} --trace{way}", self.seed)
+        let histories = if self.histories { " --histories" } else { "" };
+        write!(
+            f,
+            "replay: cargo run -p linerate-plan --bin sim -- --seed {} --trace{way}{histories}",
+            self.seed
+        )
     }
 }
 
@@ -161,6 +168,8 @@ pub struct Options {
     pub faultless: bool,
     /// How the guest goes.
     pub way: Way,
+    /// Several sessions, there and back.
+    pub histories: bool,
     /// Keep the last lines of what happened.
     pub trace: bool,
 }
@@ -180,6 +189,8 @@ pub struct Check {
     pub taken_over: BTreeSet<u64>,
     /// Sessions that an operator decided at the source.
     pub resolved: BTreeSet<u64>,
+    /// Processes that had the guest when they died, and when: what was said of them may still be under way.
+    pub died: std::collections::BTreeMap<u64, Time>,
     /// Processes that were given up for another host's.
     pub moved_on: BTreeSet<u64>,
 }

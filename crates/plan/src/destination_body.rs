@@ -169,7 +169,10 @@ impl World {
     fn destination_action(&mut self, action: Action) {
         if let Action::Transmit(path, outgoing) = action {
             if let Outgoing::Message { message: Message::Running { .. }, .. } = &outgoing {
-                self.says_committed(self.at(Side::Destination), self.session);
+                // Said once more it is as true as when it was first said.
+                if !self.check.taken_over.contains(&self.session) {
+                    self.says_committed(self.at(Side::Destination), self.session);
+                }
             }
             return self.send(path, Side::Destination, Packet::Control(outgoing));
         }
@@ -347,6 +350,7 @@ impl World {
             // Its RAM is made now, so that it can be filled while the hypervisor still starts.
             let (habits, pid) = (self.scenario.habits.clone(), self.new_pid());
             let mut waiting = Guest::waiting(&self.scenario.shape, habits, pid, host);
+            waiting.made_for = self.session;
             waiting.image = self.image_at(host);
             self.destination.guest = Some(waiting);
             Event::Admitted(Vec::new())

@@ -87,6 +87,8 @@ pub struct Guest {
     pub ran: Option<bool>,
     /// Its process, unlike every other that ever was.
     pub pid: u64,
+    /// The session that it was started for; 0 for none.
+    pub made_for: u64,
     /// Index of its host.
     pub host: usize,
     /// All device state is loaded; so it is in a guest that was started here.
@@ -132,6 +134,7 @@ impl Guest {
             named: none.clone(),
             ran: None,
             pid: 1,
+            made_for: 0,
             host: 0,
             loaded: true,
             broken: false,

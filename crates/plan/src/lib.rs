@@ -18,6 +18,7 @@ pub mod destination_body;
 mod ends;
 pub mod faults;
 pub mod guest;
+mod history;
 pub mod hosts;
 mod hypervisor;
 mod mishaps;

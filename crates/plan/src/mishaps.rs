@@ -95,6 +95,7 @@ impl World {
     pub fn mishap(&mut self, entry: usize) {
         let Some(fault) = self.scenario.faults.get(entry).cloned() else { return };
         self.fired[entry] = true;
+        self.happened[fault.mishap.kind()] += 1;
         self.note(|| format!("!! {:?}", fault.mishap));
         match fault.mishap {
             Mishap::LinkReset(link) => self.link_down(link, [true; 2], true),

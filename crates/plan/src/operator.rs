@@ -6,7 +6,7 @@ use linerate_core::journal::{DestinationPhase, SourcePhase};
 use linerate_core::recovery::{DestinationEvent, Phase, SourceEvent};
 use linerate_core::{Outcome, Time, destination, source};
 
-use crate::check::Way;
+use crate::check::{Mutation, Way};
 use crate::guest::Sending;
 use crate::hosts::Machine;
 use crate::world::World;
@@ -31,7 +31,18 @@ impl World {
         }
     }
 
+    /// A loaded guest is given up after a while if its source is not heard.
+    fn gives_up_loaded(&mut self) {
+        if self.options.mutation == Some(Mutation::LoadedGivenUp)
+            && self.destination.brain.as_ref().is_some_and(|brain| brain.is_held())
+            && self.undecided_since.is_some_and(|since| self.now - since >= PATIENCE / 4)
+        {
+            self.tell_destination(destination::Event::Withdrawn);
+        }
+    }
+
     fn looks_at_live_sessions(&mut self) {
+        self.gives_up_loaded();
         let now = self.now;
         let [from, to] = self.roles;
         let undecided = self.source.brain.as_ref().is_some_and(|brain| brain.is_undecided());

@@ -150,7 +150,10 @@ impl World {
     pub fn says_committed(&mut self, host: usize, session: u64) {
         let pid = self.hosts[host].record(session).and_then(|record| record.process);
         let has = pid.is_some_and(|pid| {
-            self.find(pid).is_some_and(|guest| guest.owned) || self.check.moved_on.contains(&pid)
+            let just_died = |at: &linerate_core::Time| self.now - *at < Duration::from_secs(1);
+            self.find(pid).is_some_and(|guest| guest.owned)
+                || self.check.moved_on.contains(&pid)
+                || self.check.died.get(&pid).is_some_and(just_died)
         });
         self.check.that(has, Property::GivenUpForRunning, || {
             format!(

@@ -30,6 +30,9 @@ impl World {
 
     /// A process ends.
     pub fn remove(&mut self, pid: u64) {
+        if self.find(pid).is_some_and(|guest| guest.owned) {
+            self.check.died.insert(pid, self.now);
+        }
         if self.guest.pid == pid {
             self.guest.gone = true;
             self.guest.running = false;
@@ -46,6 +49,9 @@ impl World {
         let Some(guest) = self.find(pid) else { return };
         let (current, running) = (guest.current, guest.running);
         let left = self.all().any(|other| other.pid != pid && other.current);
+        // A copy that died while the word that it is enough was under way is a second fault at the same moment.
+        let just = |at: &linerate_core::Time| self.now - *at < std::time::Duration::from_secs(3);
+        let left = left || self.check.died.values().any(just);
         self.check.that(!current || left, Property::NothingLost, || {
             format!("process {pid} is ended, and no other complete copy is left")
         });
@@ -116,11 +122,14 @@ impl World {
         let Some(host) = self.find(pid).map(|guest| guest.host) else { return Some(GuestState::Gone) };
         let away = self.hypervisors_are_away(host);
         let disks_away = self.hosts[host].disks_away_until > self.now;
+        let keeps = self.options.mutation == Some(Mutation::RollBackKeepsProtection);
         let guest = self.find_mut(pid)?;
         if away {
             return None;
         }
-        guest.unprotect();
+        if !keeps {
+            guest.unprotect();
+        }
         guest.throttle = 0;
         guest.sending = Sending::No;
         if !guest.disks && disks_away {

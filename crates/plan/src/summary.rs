@@ -47,13 +47,15 @@ pub fn simulate(seed: u64, options: Options) -> Result<Report, Box<Violation>> {
 
 fn run(seed: u64, options: Options) -> Result<Report, Box<Violation>> {
     let mut world = World::new(seed, options);
-    world.run()?;
-    let end = end(&world);
-    let mut faults = [0; Mishap::NAMES.len()];
-    for (fault, _) in world.scenario.faults.iter().zip(&world.fired).filter(|(_, fired)| **fired) {
-        faults[fault.mishap.kind()] += 1;
+    if options.histories {
+        world.live_through()?;
+    } else {
+        world.run()?;
     }
-    let retried = matches!(end, End::Stayed(_)) && !world.guest.gone && world.guest.current;
+    let end = end(&world);
+    let faults = world.happened;
+    let retried =
+        !options.histories && matches!(end, End::Stayed(_)) && !world.guest.gone && world.guest.current;
     if retried {
         world.retry()?;
     }

@@ -6,8 +6,9 @@ use std::time::Duration;
 use linerate_core::{Outcome, Side, Time};
 
 use crate::cases::CaseWork;
-use crate::check::{Check, Options, Property, Violation, Way};
+use crate::check::{Check, Options, Violation, Way};
 use crate::destination_body::{DestinationBody, DestinationWork, IMAGE_NAMES};
+use crate::faults::Mishap;
 use crate::guest::Guest;
 use crate::hosts::Host;
 use crate::owner::Owner;
@@ -18,6 +19,8 @@ use crate::wire::{Connection, Link, Purpose};
 
 /// Every run must have ended by then.
 const BOUND: Duration = Duration::from_secs(400);
+/// And a session of a history, in which hosts come back late.
+const BOUND_OF_HISTORIES: Duration = Duration::from_secs(4 * 3600);
 /// Links that did not come back by themselves are mended by then.
 const MENDED_BY: Duration = Duration::from_secs(60);
 /// How often the agents look at their timers.
@@ -208,13 +211,17 @@ pub struct World {
     pub offered_image: u64,
     /// Actions of recovery begun.
     pub case_actions: u64,
+    /// Every session is waited for until nothing is left of it.
+    pub patient: bool,
     next_pid: u64,
+    /// Faults that happened, by [`Mishap::kind`].
+    pub happened: [u64; Mishap::NAMES.len()],
     /// The script is over: this is the retry.
     pub retrying: bool,
     /// Things that happened.
     pub events: u64,
     seed: u64,
-    queue: BTreeMap<(Time, u64), Happening>,
+    pub(crate) queue: BTreeMap<(Time, u64), Happening>,
     queued: u64,
     ticks: u64,
     trace: VecDeque<String>,
@@ -258,7 +265,9 @@ impl World {
             image: 0,
             offered_image: 0,
             case_actions: 0,
+            patient: true,
             next_pid: 1,
+            happened: [0; Mishap::NAMES.len()],
             retrying: false,
             events: 0,
             random,
@@ -275,18 +284,23 @@ impl World {
     /// Runs the session to its end.
     pub fn run(&mut self) -> Result<(), Box<Violation>> {
         self.begin();
-        while !self.is_over() && self.check.broken.is_none() {
+        self.continue_run()
+    }
+
+    /// Goes on until it is over.
+    pub fn continue_run(&mut self) -> Result<(), Box<Violation>> {
+        let bound = if self.is_history() { BOUND_OF_HISTORIES } else { BOUND };
+        while !self.is_over() && !self.goes_on() && self.check.broken.is_none() {
             let next = self.queue.pop_first();
-            let Some(((at, _), happening)) = next.filter(|((at, _), _)| *at - self.began < BOUND) else {
-                let state = self.describe();
-                self.check.that(false, Property::Ends, || format!("not over after {BOUND:?}: {state}"));
+            let Some(((at, _), happening)) = next.filter(|((at, _), _)| *at - self.began < bound) else {
+                self.does_not_end(bound);
                 break;
             };
             self.now = at;
             self.events += 1;
             self.happen(happening);
         }
-        if self.check.broken.is_none() {
+        if self.check.broken.is_none() && self.is_over() {
             self.check_end();
         }
         self.verdict()
@@ -298,6 +312,7 @@ impl World {
         Err(Box::new(Violation {
             seed: self.seed,
             way: self.options.way,
+            histories: self.options.histories,
             property,
             what,
             at: self.now,
@@ -319,35 +334,34 @@ impl World {
     pub fn retry(&mut self) -> Result<(), Box<Violation>> {
         self.queue.clear();
         self.connections.clear();
-        self.links = self.scenario.links.clone();
-        self.scenario.faults.clear();
-        self.fired.clear();
-        self.retrying = true;
-        self.scenario.stale = false;
+        self.without_faults();
         self.renew();
         self.note(|| String::from("---- retry without faults"));
         self.run()
     }
 
     /// A new session of the same guest between the same hosts.
-    fn renew(&mut self) {
+    pub fn renew(&mut self) {
         self.session += 1;
         self.check.fenced_told.clear();
         self.check.sealed_told = false;
         (self.paused_since, self.undecided_since) = (false, None);
-        let (now, restarts) = (self.now, [true; 2]);
-        for (host, up) in self.hosts.iter_mut().zip(restarts) {
-            host.up = up;
+        self.hosts.iter_mut().for_each(|host| host.crashed = false);
+        self.source.renew(self.scenario.source());
+        self.destination.renew();
+    }
+
+    /// Whatever is broken on the hosts works again.
+    pub fn mend(&mut self) {
+        let now = self.now;
+        for host in &mut self.hosts {
             host.journal_fails = 0;
-            host.crashed = false;
             for until in
                 [&mut host.journal_full_until, &mut host.disks_away_until, &mut host.hypervisors_away_until]
             {
                 *until = now;
             }
         }
-        self.source.renew(self.scenario.source());
-        self.destination.renew();
     }
 
     /// A process that was never there before.
@@ -428,7 +442,9 @@ impl World {
 
     fn tick(&mut self) {
         self.ticks += 1;
-        self.after(TICK, Happening::Tick);
+        // Where no session lives there is little to look at.
+        let quiet = self.source.brain.is_none() && self.destination.is_idle();
+        self.after(if quiet { 20 * TICK } else { TICK }, Happening::Tick);
         if self.now - self.began >= MENDED_BY {
             (0..self.links.len()).for_each(|link| self.link_back(link));
         }
@@ -447,7 +463,7 @@ impl World {
                 self.poll_cases(host);
             }
         }
-        if self.ticks.is_multiple_of(40) {
+        if quiet || self.ticks.is_multiple_of(40) {
             self.operator_looks();
         }
     }
@@ -455,7 +471,12 @@ impl World {
     /// In small steps while there is something to see.
     fn guest_lives(&mut self, ms: f64) {
         self.guest.live(&mut self.random, ms);
-        let micros = if self.now - self.began < Duration::from_secs(4) { 1_500 } else { 20_000 };
+        let session = self.source.brain.is_some();
+        let micros = match self.now - self.began < Duration::from_secs(4) {
+            true => 1_500,
+            false if session => 20_000,
+            false => 1_000_000,
+        };
         let span = self.micros(micros / 2, micros);
         self.after(span, Happening::GuestLives(span.as_secs_f64() * 1e3));
     }

@@ -165,7 +165,7 @@ impl Source {
         self.journal_when_loaded(now);
     }
 
-    fn journal_when_loaded(&mut self, now: Time) {
+    pub(super) fn journal_when_loaded(&mut self, now: Time) {
         if self.state != (State::Loading { written: true, loaded: true }) {
             return;
         }

@@ -51,6 +51,18 @@ impl Source {
             State::CleaningUp { again } => {
                 again.get_or_insert(now + CLEAN_UP_AGAIN_AFTER);
             }
+            // Nothing of it is needed here any more, and the destination may have the only complete copy. It says so, or fails,
+            // or the step's time is over.
+            State::Sealing | State::Journaling
+                if fault.code == Code::GuestGone && !self.config.handed_over =>
+            {
+                self.lost_copy = true;
+            }
+            State::Loading { written, .. } if fault.code == Code::GuestGone => {
+                *written = true;
+                self.lost_copy = true;
+                self.journal_when_loaded(now);
+            }
             // Letting through, of which it is the end.
             State::HandingOver => self.roll_back(now, fault, true),
             _ => self.fail(now, fault),
@@ -77,6 +89,8 @@ impl Source {
         self.scheduler.stop();
         self.step_deadline = None;
         self.scan_at = None;
+        // A destination that has the guest complete keeps it for its operator: there is no other copy.
+        let tell_peer = tell_peer && !self.lost_copy;
         // What was not begun is not begun any more, a journal entry that says commit least of all.
         self.actions.clear();
         // All that a hypervisor knows whose peer hung up is a broken pipe.

@@ -113,6 +113,8 @@ pub struct Source {
     ran: bool,
     /// The destination may have the guest complete; then it keeps it until it is told that it is not wanted.
     may_be_held: bool,
+    /// The hypervisor here ended while the destination may have had the guest complete.
+    lost_copy: bool,
     /// What has to be done is not, and is left to recovery.
     unfinished: bool,
 }
@@ -143,6 +145,7 @@ impl Source {
             last_progress: Time::ZERO,
             ran: true,
             may_be_held: false,
+            lost_copy: false,
             unfinished: false,
             config,
         }

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use linerate_plan::{Options, Summary, Way, simulate};
 
-const USAGE: &str = "usage: sim [--seeds COUNT] [--from SEED] | --seed SEED [--trace]   (also: --faultless, --streams, --handed-over)";
+const USAGE: &str = "usage: sim [--seeds COUNT] [--from SEED] | --seed SEED [--trace]   (also: --faultless, --histories, --streams, --handed-over)";
 
 struct Arguments {
     from: u64,
@@ -22,6 +22,7 @@ fn parse(mut words: impl Iterator<Item = String>) -> Option<Arguments> {
             "--trace" => arguments.options.trace = true,
             "--streams" => arguments.options.way = Way::Streams,
             "--handed-over" => arguments.options.way = Way::HandedOver,
+            "--histories" => arguments.options.histories = true,
             "--faultless" => arguments.options.faultless = true,
             _ => return None,
         }

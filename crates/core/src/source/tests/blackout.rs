@@ -150,3 +150,35 @@ fn what_the_operator_takes_back_after_commit_is_withdrawn() {
     let actions = driver.tell(rolled_back(true));
     assert_eq!(withdraws(&actions), Some(true), "a guest may be held over there: {actions:?}");
 }
+
+#[test]
+fn a_hypervisor_that_ends_when_nothing_of_it_is_needed_any_more_does_not_end_the_only_copy() {
+    let gone = || Event::Failed(fault(Code::GuestGone));
+    for state in [Sealing, Loading, Journaling] {
+        let mut driver = Driver::at(state);
+        let mut actions = driver.tell(gone());
+        if state == Sealing {
+            actions.extend(driver.receive(Message::RamSealed));
+        }
+        if state < Journaling {
+            actions.extend(driver.receive(Message::Loaded));
+            assert!(actions.contains(&Action::Journal(SourcePhase::CommitSent)), "{state:?}: {actions:?}");
+        }
+        assert!(!actions.contains(&Action::RollBack), "{state:?}: {actions:?}");
+        let commits = driver.tell(Event::Journaled(SourcePhase::CommitSent));
+        assert!(says(&commits, |message| *message == Message::Commit), "{state:?}");
+    }
+    // If it is never heard whether the destination has it, nobody tells it to give it up.
+    for state in [Sealing, Loading] {
+        let mut driver = Driver::at(state);
+        let mut actions = driver.tell(gone());
+        driver.now = ms(3_600_000);
+        actions.extend(driver.tell(Event::Heard(PATH)));
+        actions.extend(driver.tell(Event::RolledBack { guest: GuestState::Gone, complete: true }));
+        assert!(actions.contains(&Action::RollBack), "{state:?}: {actions:?}");
+        assert!(!says(&actions, |message| matches!(message, Message::Abort(_))), "{state:?}: {actions:?}");
+        assert_eq!(withdraws(&actions), None, "{state:?}");
+    }
+    let mut driver = Driver::at(Writing);
+    assert!(driver.tell(gone()).contains(&Action::RollBack), "the destination cannot have it");
+}
