@@ -187,7 +187,7 @@ impl Body {
             }
             Action::CleanUp => self.worker.ask(Job::CleanUp),
             Action::Journal(phase) => self.write_journal(phase),
-            Action::Query => links::query(&self.shared, &self.record),
+            Action::Query => links::query(&self.shared, &self.record, self.paths.is_empty()),
             Action::Withdraw { held } => self.withdraw(held),
             Action::End(ending) => self.ending = Some(ending),
         }

@@ -28,8 +28,7 @@ pub enum SourceAction {
     TakeBack,
     /// End the guest's process here: it runs at the destination.
     GiveUp,
-    /// Ask the destination how the session ended. If the process here has ended, with
-    /// [`CommitAgain`](crate::recovery): the destination's copy is the only one.
+    /// Ask the destination how the session ended, and say commit again: it may never have left this host.
     Ask,
     /// Put the phase on disk.
     Write(SourcePhase),
