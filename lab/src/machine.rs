@@ -74,6 +74,7 @@ pub struct Machine {
     shares: Vec<PathBuf>,
     results: Option<PathBuf>,
     environment: Vec<(String, String)>,
+    parameters: String,
     command: Vec<String>,
 }
 
@@ -104,6 +105,7 @@ impl Machine {
             shares: Vec::new(),
             results: None,
             environment: Vec::new(),
+            parameters: String::new(),
             command,
         }
     }
@@ -166,6 +168,13 @@ impl Machine {
     /// A variable of the command's environment.
     pub fn env(mut self, name: &str, value: &str) -> Machine {
         self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Another parameter on the kernel's command line.
+    pub fn kernel_parameter(mut self, parameter: &str) -> Machine {
+        self.parameters += " ";
+        self.parameters += parameter;
         self
     }
 

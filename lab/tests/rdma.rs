@@ -203,6 +203,42 @@ fn a_kernel_without_pagemap_scan_refuses_direct_mode_and_says_so() {
     succeeded(&output);
 }
 
+/// Runs a test program of `linerate_memory` in a machine with two NUMA nodes and returns what they said.
+fn memory_tests(kernel: MachineKernel, program: &str, tests: &str) -> String {
+    let _places = places(1);
+    let program = unit_tests(program);
+    let target = program.ancestors().nth(2).unwrap();
+    let script = format!(
+        "uname -r
+        cat /sys/devices/system/node/online
+        '{}' --include-ignored --test-threads=1 --nocapture {tests}",
+        program.display()
+    );
+    let machine = shell(kernel, &script).links(0).kernel_parameter("numa=fake=2");
+    let output = machine.share(target).run().unwrap();
+    println!("{}{}", output.stdout, output.stderr);
+    succeeded(&output);
+    output.stdout
+}
+
+/// On this kernel another query misses written pages whose page-table entries were emptied: the probe sees that, and that
+/// the query in use misses none.
+#[test]
+fn no_written_page_is_missed_on_6_12_and_the_probe_would_see_one() {
+    let tests = "probe::tests::the_probe_finds_written_pages_that_another_query_misses";
+    let said = memory_tests(MachineKernel::Backports, "linerate_memory", tests);
+    assert!(said.contains("1 passed") && said.contains("(Move, Reported)"), "{said}");
+    let said = memory_tests(MachineKernel::Backports, "emptied", "written");
+    assert!(said.contains("4 passed"), "{said}");
+}
+
+#[test]
+fn a_kernel_without_pagemap_scan_is_named_by_the_probe() {
+    let test = "probe::tests::a_kernel_that_is_too_old_is_named";
+    let said = memory_tests(MachineKernel::Debian12, "linerate_memory", test);
+    assert!(said.contains("1 passed"), "{said}");
+}
+
 /// What the tests' own machine has not: bonds and VLANs of the kernel, and cards in PCIe slots.
 #[test]
 fn the_doctor_finds_faults_of_bonds_vlans_and_pcie_slots() {
@@ -311,9 +347,9 @@ fn unit_tests(of: &str) -> PathBuf {
         name.strip_prefix(of).and_then(|rest| rest.strip_prefix('-')).is_some_and(|hash| !hash.contains('.'))
     };
     let found = entries.map(|entry| entry.unwrap().path()).filter(is_program);
-    found
-        .max_by_key(|path| path.metadata().and_then(|about| about.modified()).unwrap())
-        .expect("built by `cargo test --workspace`, or `cargo test -p linerate-net --lib --no-run`")
+    found.max_by_key(|path| path.metadata().and_then(|about| about.modified()).unwrap()).expect(
+        "built by `cargo test --workspace`, or `cargo test -p linerate-net -p linerate-memory --no-run`",
+    )
 }
 
 #[test]

@@ -21,7 +21,7 @@ use crate::bench;
 use crate::config::Config;
 use crate::doctor::{self, Doctor};
 use crate::faults::{chain, fault};
-use crate::gate::Gates;
+use crate::gate::{Arrivals, Gates};
 use crate::incoming::Incoming;
 use crate::journal::{Journal, Record, Waiting, process};
 use crate::outgoing::Outgoing;
@@ -65,6 +65,8 @@ pub struct Agent {
     tunnels: Mutex<BTreeMap<SessionId, Arc<Tunnel>>>,
     /// Where connections of tunnels wait.
     pub(crate) gates: Arc<Gates>,
+    /// Domains whose stream goes through to this host.
+    pub(crate) arrivals: Arc<Arrivals>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -93,6 +95,7 @@ impl Agent {
             unfinished: Mutex::default(),
             tunnels: Mutex::default(),
             gates: Arc::default(),
+            arrivals: Arc::default(),
         }
     }
 
@@ -248,13 +251,9 @@ impl Agent {
     pub fn accept(self: &Arc<Agent>, accepted: Accepted) {
         let (peer, hello) = (accepted.peer, accepted.hello.clone());
         let handled = match hello.role {
-            Purpose::Query => {
-                let outcome = self.outcome(hello.session);
-                tracing::info!(session = %hello.session, %peer, ?outcome, "asked how a session ended");
-                accepted.outcome(outcome).map_err(|error| chain(&error))
-            }
+            Purpose::Query => self.committed_again(accepted, true),
             Purpose::Withdraw => self.withdrawn(accepted),
-            Purpose::CommitAgain => self.committed_again(accepted),
+            Purpose::CommitAgain => self.committed_again(accepted, false),
             Purpose::Bench | Purpose::BenchData => {
                 bench::accept(&self.bench, accepted, self.is_migrating());
                 Ok(())
@@ -301,8 +300,9 @@ impl Agent {
         }
     }
 
-    /// A source whose own QEMU has ended says commit. Whether it is heeded is the brain's to decide.
-    fn committed_again(&self, accepted: Accepted) -> Result<(), String> {
+    /// A source that has committed asks how the session stands, and says commit once more: the message may never have arrived.
+    /// Whether it is heeded is the brain's to decide. `copy`: it still has its own.
+    fn committed_again(&self, accepted: Accepted, copy: bool) -> Result<(), String> {
         let (peer, session) = (accepted.peer, accepted.hello.session);
         let live = lock(&self.incoming).get(&session).cloned();
         let unfinished = self.unfinished_by_id(session);
@@ -314,13 +314,13 @@ impl Agent {
             return Err("commit was said again with a wrong token".into());
         }
         if let Some(live) = live {
-            live.commit_again();
+            live.commit_again(copy);
         }
         if let Some(unfinished) = unfinished {
-            unfinished.commit_again();
+            unfinished.commit_again(copy);
         }
         let outcome = self.outcome(session);
-        tracing::info!(%session, %peer, ?outcome, "its source has lost its own copy and says commit");
+        tracing::info!(%session, %peer, ?outcome, copy, "its source has committed and asks");
         accepted.outcome(outcome).map_err(|error| chain(&error))
     }
 

@@ -5,6 +5,9 @@
 //! hypervisor may write with its big lock held) and kept here, but for what came while the guest still ran; until it is
 //! let through, once, or never. What comes back from the other side always passes.
 
+mod arrivals;
+mod job;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -17,6 +20,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use socket2::{Domain, SockAddr, Type};
 
+pub use self::arrivals::{Arrivals, Arriving};
+pub use self::job::{Ending, JobGate};
 use crate::faults::chain;
 
 /// Bytes read at a time.
@@ -30,28 +35,47 @@ const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// Gates of this host, by their sockets.
 #[derive(Default)]
-pub struct Gates(Mutex<BTreeMap<PathBuf, Arc<Gate>>>);
+pub struct Gates {
+    streams: Mutex<BTreeMap<PathBuf, Arc<Gate>>>,
+    jobs: Mutex<BTreeMap<PathBuf, Arc<JobGate>>>,
+}
 
 impl Gates {
     /// One more.
     pub fn add(&self, gate: Arc<Gate>) {
-        lock(&self.0).insert(gate.path.clone(), gate);
+        lock(&self.streams).insert(gate.path.clone(), gate);
     }
 
     /// The one with this socket.
     pub fn get(&self, path: &Path) -> Option<Arc<Gate>> {
-        lock(&self.0).get(path).cloned()
+        lock(&self.streams).get(path).cloned()
+    }
+
+    /// One more, for libvirt's own connection.
+    pub fn add_job(&self, gate: Arc<JobGate>) {
+        lock(&self.jobs).insert(gate.path.clone(), gate);
+    }
+
+    /// The one with this socket.
+    pub fn job(&self, path: &Path) -> Option<Arc<JobGate>> {
+        lock(&self.jobs).get(path).cloned()
     }
 
     /// It is of no more use, and nobody may connect to its socket any more.
     pub fn forget(&self, gate: &Gate) {
-        lock(&self.0).remove(&gate.path);
+        lock(&self.streams).remove(&gate.path);
+        gate.remove();
+    }
+
+    /// The same.
+    pub fn forget_job(&self, gate: &JobGate) {
+        lock(&self.jobs).remove(&gate.path);
         gate.remove();
     }
 }
 
 /// Where a connection goes on: the other end of a pair of sockets.
-type Connect = Box<dyn Fn(UnixStream) -> Result<(), String> + Send + Sync>;
+pub(crate) type Connect = Box<dyn Fn(UnixStream) -> Result<(), String> + Send + Sync>;
 
 /// See the module.
 pub struct Gate {

@@ -10,13 +10,15 @@ use linerate_api::{
 use linerate_guest::description::GuestDescription;
 use linerate_guest::discover;
 use linerate_guest::process::{self, Launch, StopHow};
+use linerate_guest::read;
 use linerate_guest::registry::{GuestRecord, Origin, RegistryError};
 use linerate_guest::spec::{GuestSpec, SpecPlaces};
-use linerate_guest::{procfs, read, verdict};
+use linerate_guest::stale;
 use linerate_memory::{Mapping, RamBlock};
 
 use crate::agent::Agent;
 use crate::faults::chain;
+use crate::kernel;
 
 /// A QEMU answers.
 const QMP_WAIT: Duration = Duration::from_secs(10);
@@ -39,6 +41,19 @@ fn registry_error(error: &RegistryError) -> ErrorBody {
         _ => "internal",
     };
     failed(code, error)
+}
+
+/// An image that a guest left when its disks were copied elsewhere is older than the guest.
+fn refuse_stale(spec: &GuestSpec) -> Answer<()> {
+    let stale = spec.disk.iter().find_map(|disk| Some((&disk.path, stale::of(&disk.path)?)));
+    let Some((path, left)) = stale else { return Ok(()) };
+    let path = path.display();
+    let message = format!(
+        "{path} is stale: the guest {} left it here when its disks were copied to {}. Start the guest there, or move it back",
+        left.guest, left.to
+    );
+    let hint = format!("if it is this old disk that you want: `setfattr -x {} {path}`", stale::ATTRIBUTE);
+    Err(ErrorBody { hint, ..ErrorBody::new("resource_missing", message) })
 }
 
 /// All guests of this host.
@@ -96,7 +111,7 @@ fn summary(agent: &Agent, record: &GuestRecord) -> (GuestSummary, Option<GuestDe
 }
 
 fn described(record: &GuestRecord, description: &GuestDescription) -> GuestSummary {
-    let verdict = verdict::judge(description, procfs::kernel_release().unwrap_or((0, 0)));
+    let verdict = kernel::judge(description);
     let state = match description.run_state.as_str() {
         "running" => GuestRunState::Running,
         "inmigrate" => GuestRunState::Incoming,
@@ -176,6 +191,7 @@ pub fn start(agent: &Agent, request: &StartGuest) -> Answer<GuestSummary> {
         ErrorBody::new(code::BAD_REQUEST, format!("no QEMU of that name is configured; there are {known:?}"))
     })?;
     let ram_dir = ram_dir(agent, &spec)?;
+    refuse_stale(&spec)?;
     let folder = agent.registry.reserve(&spec.name).map_err(|error| registry_error(&error))?;
     let program = qemu.program();
     let places = SpecPlaces { folder: folder.clone(), ram_dir };

@@ -26,6 +26,7 @@ mod control;
 mod convert;
 mod device_state;
 mod digest;
+mod disks;
 mod doctor;
 mod faults;
 mod gate;
@@ -33,6 +34,7 @@ mod guests;
 mod hub;
 mod incoming;
 pub mod journal;
+mod kernel;
 mod local;
 mod outgoing;
 mod qos;
@@ -73,10 +75,13 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
     start_log();
     let runtime = tokio::runtime::Runtime::new().context("cannot start the runtime")?;
     let agent = Arc::new(open(config)?);
+    // First: it waits for nobody, and what follows may.
+    tunnel::withdraw_left(&agent.config.state_dir);
     recovery::recover(&agent).context("cannot recover from the journal")?;
     trial::recover(&agent);
     tunnel::clear_folders(&agent.config);
     warm_up(&agent);
+    kernel::probe();
     agent.doctor.begin_to_listen();
     let accepting = agent.clone();
     let _listener = if agent.config.listen.is_empty() {

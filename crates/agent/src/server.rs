@@ -12,9 +12,9 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use linerate_api::{
-    AgentStatus, BenchEvent, BenchRequest, Decision, DoctorRequest, ErrorBody, KernelFeature, LinkConfirm,
-    LinkRequest, MigrateRequest, MigrationDetail, MigrationStarted, MigrationSummary, NDJSON, QosRequest,
-    ResolveRequest, TunnelEvent, TunnelRequest, code, paths,
+    AgentStatus, BenchEvent, BenchRequest, Decision, DoctorRequest, ErrorBody, LinkConfirm, LinkRequest,
+    MigrateRequest, MigrationDetail, MigrationStarted, MigrationSummary, NDJSON, QosRequest, ResolveRequest,
+    TunnelEvent, TunnelRequest, code, paths,
 };
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
 use tokio::net::UnixListener;
@@ -119,18 +119,8 @@ async fn status(State(agent): Shared) -> Json<AgentStatus> {
         unfinished: count(unfinished.len()),
         unwritten: count(agent.journal.unwritten_ends()),
         protocol_versions: (VERSION_MIN..=VERSION_MAX).collect(),
-        kernel_features: kernel_features(),
+        kernel_features: crate::kernel::features(),
     })
-}
-
-fn kernel_features() -> Vec<KernelFeature> {
-    let kernel = linerate_guest::procfs::kernel_release();
-    let direct = kernel.is_some_and(|kernel| kernel >= linerate_guest::verdict::KERNEL_NEEDED);
-    vec![KernelFeature {
-        name: "PAGEMAP_SCAN and asynchronous write protection (Linux 6.7)".into(),
-        present: direct,
-        needed_for: "direct mode, at the source".into(),
-    }]
 }
 
 async fn list_guests(State(agent): Shared) -> Result<Response, Refusal> {

@@ -1,7 +1,7 @@
 //! Sockets of migrations of libvirt's domains: names that the command makes, and by which an agent knows what was left behind.
 
 /// What they are for: libvirt's own protocol, the migration, disks that go along.
-const KINDS: [&str; 3] = ["rpc", "mig", "nbd"];
+const KINDS: [&str; 4] = ["rpc", "job", "mig", "nbd"];
 /// Digits of a migration's own part of the name.
 const ID_DIGITS: usize = 32;
 

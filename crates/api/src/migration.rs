@@ -61,6 +61,12 @@ pub struct MigrateRequest {
     /// Copy the disks that the guest may write too: the hosts do not share them. In stream mode only.
     #[serde(default)]
     pub copy_storage: bool,
+    /// The same for these disks alone, by their names in [`crate::GuestDetail`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub copy_disks: Vec<String>,
+    /// Disks that both hosts share although that cannot be proved: the operator says so.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shared_storage: Vec<String>,
     /// What those disks have of the links while memory wants the rest, in percent, 1 to 99; half if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub storage_share_percent: Option<u8>,
@@ -76,6 +82,10 @@ pub struct MigrateRequest {
 pub struct DomainMove {
     /// The socket here that libvirt's migration goes to: of a pair of a tunnel that waits.
     pub stream: PathBuf,
+    /// The socket here by which libvirt drives it: of a pair of that tunnel that drives.
+    pub job: PathBuf,
+    /// The domain's UUID. Its QEMU must have the same.
+    pub uuid: String,
 }
 
 /// How guest RAM shall be moved.
@@ -137,9 +147,16 @@ impl MigrateRequest {
             transport: Transport::Tcp,
             rdma_checksums: true,
             copy_storage: false,
+            copy_disks: Vec::new(),
+            shared_storage: Vec::new(),
             storage_share_percent: None,
             domain: None,
         }
+    }
+
+    /// Whether any disk is to be copied.
+    pub fn copies_disks(&self) -> bool {
+        self.copy_storage || !self.copy_disks.is_empty()
     }
 
     /// The blackout budget in force, in milliseconds.

@@ -36,6 +36,9 @@ pub struct Report {
     /// Disks that went along; absent if none did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disks: Option<DiskTotals>,
+    /// Disks that were not copied and of which the operator, and nothing else, says that both hosts share them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shared_on_operators_word: Vec<String>,
     /// Guest RAM sent, over the time that the copy step took without that of the disks alone.
     pub goodput_bytes_per_s: u64,
     /// Every link that was used.

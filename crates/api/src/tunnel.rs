@@ -119,6 +119,10 @@ pub struct TunnelPair {
     /// Connections wait here until the migration that names the socket lets them in ([`crate::DomainMove`]); a UNIX socket.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub waits: bool,
+    /// The one connection here is that by which libvirt drives the migration that names the socket ([`crate::DomainMove`]): it waits
+    /// when it comes and when it ends; a UNIX socket.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub drives: bool,
 }
 
 /// Makes a tunnel. It lives as long as its event stream is read.

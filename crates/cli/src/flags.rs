@@ -91,6 +91,7 @@ pub struct AgentFlags {
 
 /// `linerate migrate`
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("copies").multiple(true).args(["copy_storage", "copy_disks"]))]
 pub struct MigrateFlags {
     /// Name of the guest, as in `linerate vm list`, or a domain of libvirt: qemu:///system/NAME
     #[arg(required_unless_present = "domain")]
@@ -128,8 +129,15 @@ pub struct MigrateFlags {
     /// Copy disks that the hosts do not share too, the whole of them, or (domains of libvirt) what is above their backing files
     #[arg(long, value_name = "all|inc", value_parser = ["all", "inc"])]
     pub copy_storage: Option<String>,
+    /// Copy these disks, named as in `linerate vm show`; the hosts must share the others (virsh's --migrate-disks). With --copy-storage
+    /// inc: what is above the backing files of these
+    #[arg(long, value_name = "DISK,…", value_delimiter = ',', value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub copy_disks: Vec<String>,
+    /// Take this disk for shared although that cannot be proved: both hosts use one storage for it, and you are certain. May be repeated
+    #[arg(long, value_name = "DISK", value_delimiter = ',', value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub shared_storage: Vec<String>,
     /// What disks that go along have of the links while memory wants the rest, in percent; what either leaves the other gets [default: 50]
-    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=99), requires = "copy_storage")]
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=99), requires = "copies")]
     pub storage_share: Option<u8>,
     /// Carry guest RAM over RDMA where both ends have it and it works (auto), or over one of the two only: auto, tcp, rdma
     #[arg(long, value_name = "WAY", value_parser = units::transport, default_value = "tcp")]
@@ -181,6 +189,11 @@ impl MigrateFlags {
         given.iter().find(|(is, _)| *is).map(|(_, flag)| *flag)
     }
 
+    /// Whether any disk is to be copied.
+    pub fn copies_disks(&self) -> bool {
+        self.copy_storage.is_some() || !self.copy_disks.is_empty()
+    }
+
     /// What to ask of the agent.
     pub fn request(&self) -> MigrateRequest {
         MigrateRequest {
@@ -196,7 +209,9 @@ impl MigrateFlags {
             mode: self.mode,
             transport: self.transport,
             rdma_checksums: !self.no_rdma_checksums,
-            copy_storage: self.copy_storage.is_some(),
+            copy_storage: self.copy_storage.is_some() && self.copy_disks.is_empty(),
+            copy_disks: self.copy_disks.clone(),
+            shared_storage: self.shared_storage.clone(),
             storage_share_percent: self.storage_share,
             domain: None,
         }

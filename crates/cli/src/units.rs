@@ -67,6 +67,7 @@ pub fn tunnel_pair(text: &str) -> Result<TunnelPair, UnitError> {
         listen: socket(listen)?,
         connect: socket(connect.trim_start_matches('='))?,
         waits: false,
+        drives: false,
     })
 }
 

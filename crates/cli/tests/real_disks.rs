@@ -12,23 +12,29 @@ mod devices;
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use linerate_lab::guest::{kvm_is_missing, not_run};
 use linerate_lab::{DiskMode, GuestParameters, GuestSpec, QemuVersion, Qmp};
-use serde_json::Value;
-use stage::{Stage, ended, lost, round_began};
+use serde_json::{Value, json};
+use stage::{Migration, Stage, ended, lost, round_began};
 
 /// Long enough for a slow machine; only a hang meets it.
 const LONG: Duration = Duration::from_secs(120);
 const SLOW: [u64; 2] = [300, 300];
+/// Long enough for slow links.
+const ROOMY: [&str; 2] = ["--max-blackout", "5s"];
 const COPY: [&str; 2] = ["--copy-storage", "all"];
 /// The same for a guest that is to arrive: on a busy machine less may be carried in 300 ms than it writes.
 const ARRIVE: [&str; 4] = ["--copy-storage", "all", "--max-blackout", "5s"];
 /// Exit code where a host cannot take the guest.
 const REFUSED: i64 = 4;
+/// Most disks that are copied.
+const DISKS_MAX: u32 = 24;
+/// Exit code where the guest has ended.
+const GONE: i64 = 7;
 const MIB: u64 = 1 << 20;
 /// What the disk that the guest leaves alone holds: bytes of no pattern, as many zeros that are written, and many times that of holes.
 const CONTENT: u64 = 24 * MIB;
@@ -303,7 +309,10 @@ fn a_disk_is_never_copied_onto_itself_or_onto_another_of_its_name() {
     std::fs::hard_link(&here, &there).unwrap();
     let failure = ended(&stage.migrate(&COPY).finish()).failed(REFUSED);
     assert_eq!(failure["code"], "resource_missing", "{failure}");
-    assert!(failure["message"].as_str().unwrap().contains("open for writing already"), "{failure}");
+    assert!(
+        failure["message"].as_str().unwrap().contains("is the very disk that the guest uses"),
+        "{failure}"
+    );
     assert_eq!(failure["guest_state"], "runs_at_source", "{failure}");
     stage.guest_goes_on();
     assert!(std::fs::read(&here).unwrap() == before, "the guest's disk was touched");
@@ -337,4 +346,379 @@ fn an_image_that_was_made_goes_again_if_the_waiting_qemu_does_not_start() {
     as_before(&stage);
     stage.restart_destination_whole();
     retry(&mut stage);
+}
+
+/// With a second monitor, for an operator's own hands.
+fn and_a_monitor(folder: &Path, mut arguments: Vec<String>) -> Vec<String> {
+    arguments.extend(["-qmp".into(), format!("unix:{},server=on,wait=off", monitor(folder).display())]);
+    arguments
+}
+
+fn monitor(folder: &Path) -> PathBuf {
+    folder.join("second.qmp")
+}
+
+/// A chain of three that nothing was written to: their files have no whole sectors.
+fn chain(folder: &Path) -> Vec<String> {
+    let create = |arguments: &[&str]| {
+        let mut create = Command::new("qemu-img");
+        create.args(["create", "-q", "-f", "qcow2"]).args(arguments).current_dir(folder);
+        assert!(create.status().unwrap().success());
+    };
+    create(&["base.img", "8M"]);
+    create(&["-b", "base.img", "-F", "qcow2", "middle.img"]);
+    create(&["-b", "middle.img", "-F", "qcow2", "chain.img"]);
+    drive(&folder.join("chain.img"), "qcow2")
+}
+
+/// A CD by node.
+fn medium(folder: &Path, number: u64) -> Vec<String> {
+    let image = folder.join(format!("medium{number}.iso"));
+    File::create(&image).unwrap().set_len(MIB).unwrap();
+    let file = format!("file.driver=file,file.read-only=on,file.filename={}", image.display());
+    let node = format!("driver=raw,node-name=medium{number},read-only=on,{file}");
+    let device = format!("ide-cd,bus=ide.0,unit={},id=cd{number},drive=medium{number}", number - 1);
+    ["-blockdev", &node, "-device", &device].map(str::to_owned).into()
+}
+
+/// CDs that stand on the command line, in other drives.
+fn exchange(qmp: &mut Qmp, [one, two]: [&str; 2]) {
+    for device in ["cd1", "cd2"] {
+        qmp.execute("eject", json!({ "id": device, "force": true })).unwrap();
+    }
+    for (device, node) in [("cd1", one), ("cd2", two)] {
+        qmp.execute("blockdev-insert-medium", json!({ "id": device, "node-name": node })).unwrap();
+    }
+}
+
+/// Disks by id, one by node, one that no device uses, and a CD drive.
+fn several(folder: &Path) -> Vec<String> {
+    File::create(folder.join("node.img")).unwrap().set_len(8 * MIB).unwrap();
+    for name in ["cd.iso", "other.iso"] {
+        File::create(folder.join(name)).unwrap().set_len(MIB).unwrap();
+    }
+    std::fs::write(folder.join("spare.img"), vec![0x5a; MIB as usize]).unwrap();
+    let spare = format!(
+        "driver=raw,node-name=spare,file.driver=file,file.filename={}",
+        folder.join("spare.img").display()
+    );
+    let node = format!(
+        "driver=raw,node-name=node,file.driver=file,file.filename={}",
+        folder.join("node.img").display()
+    );
+    let cd =
+        format!("if=none,id=cd,media=cdrom,readonly=on,format=raw,file={}", folder.join("cd.iso").display());
+    let more = ["-blockdev", &node, "-device", "virtio-blk-pci,drive=node,id=disk2", "-blockdev", &spare];
+    let cd = ["-drive", &cd, "-device", "ide-cd,id=cd0,drive=cd"];
+    let more = more.into_iter().chain(cd).map(str::to_owned).collect();
+    let media = [1, 2].map(|number| medium(folder, number)).concat();
+    and_a_monitor(folder, [raw(folder), chain(folder), more, media].concat())
+}
+
+type Hands = fn(&mut Qmp, &Path);
+
+fn snapshot(qmp: &mut Qmp, folder: &Path) {
+    let file = folder.join("snapshot.qcow2");
+    let arguments = json!({ "device": "raw", "snapshot-file": file, "format": "qcow2" });
+    qmp.execute("blockdev-snapshot-sync", arguments).unwrap();
+}
+
+fn wait_job(qmp: &mut Qmp, status: &str) {
+    let end = Instant::now() + LONG;
+    while !qmp.execute("query-jobs", Value::Null).unwrap().to_string().contains(status) {
+        assert!(Instant::now() < end, "no job becomes {status}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn wait_no_job(qmp: &mut Qmp) {
+    let end = Instant::now() + LONG;
+    while qmp.execute("query-jobs", Value::Null).unwrap() != json!([]) {
+        assert!(Instant::now() < end, "the job does not end");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn mirror_to(qmp: &mut Qmp, from: &str, node: &str, image: &Path) {
+    let file = json!({ "driver": "file", "filename": image });
+    qmp.execute("blockdev-add", json!({ "driver": "raw", "node-name": node, "file": file })).unwrap();
+    let job = json!({ "job-id": "m", "device": from, "target": node, "sync": "full" });
+    qmp.execute("blockdev-mirror", job).unwrap();
+    wait_job(qmp, "ready");
+    qmp.execute("block-job-complete", json!({ "device": "m" })).unwrap();
+    wait_no_job(qmp);
+}
+
+fn mirror(qmp: &mut Qmp, folder: &Path) {
+    File::create(folder.join("mirror.img")).unwrap().set_len(8 * MIB).unwrap();
+    mirror_to(qmp, "node", "target", &folder.join("mirror.img"));
+    qmp.execute("blockdev-del", json!({ "node-name": "node" })).unwrap();
+}
+
+fn mirror_back(qmp: &mut Qmp, folder: &Path) {
+    mirror_to(qmp, "target", "node", &folder.join("node.img"));
+    qmp.execute("blockdev-del", json!({ "node-name": "target" })).unwrap();
+}
+
+fn insert(qmp: &mut Qmp, medium: &Path) {
+    let arguments = json!({ "id": "cd0", "filename": medium, "format": "raw" });
+    qmp.execute("blockdev-change-medium", arguments).unwrap();
+}
+
+fn hands_on(folder: &Path, hands: Hands) {
+    hands(&mut Qmp::connect(&monitor(folder)).unwrap(), folder);
+}
+
+fn changed_during(stage: &Stage, folder: &Path, migration: Migration, began: Hands, hands: Hands) {
+    hands_on(folder, began);
+    hands_on(folder, hands);
+    let failure = ended(&migration.finish()).failed(REFUSED);
+    assert_eq!(failure["code"], "guest_differs", "{failure}");
+    assert_eq!(failure["guest_state"], "runs_at_source", "{failure}");
+    assert!(failure["message"].as_str().unwrap().contains("changed during the migration"), "{failure}");
+    stage.guest_goes_on();
+    stage.wait_guests_at_destination(0, Duration::from_secs(30));
+}
+
+fn refused_before(stage: &Stage, arguments: &[&str], said: &str) {
+    let to = stage.destination_address();
+    let all = [&["migrate", "g", "--to", &to, "--json"], arguments].concat();
+    let (exit, text) = stage.linerate_at_source(&all);
+    assert_ne!(exit, 0, "{text}");
+    assert!(text.contains("not_migratable") && text.contains(said), "{text}");
+    stage.guest_goes_on();
+}
+
+/// Whatever is done to its disks, before or during a migration: the guest stays with the images that it uses.
+#[test]
+fn a_guest_arrives_with_the_images_that_it_uses_or_stays() {
+    let mut stage = Stage::shared(&[100, 100], guest(), several);
+    let folder = stage.lab.directory().to_owned();
+    let during = |hands| {
+        let mut migration = stage.migrate(&ROOMY);
+        migration.wait(LONG, round_began);
+        changed_during(&stage, &folder, migration, |_, _| {}, hands);
+    };
+    hands_on(&folder, |qmp, _| exchange(qmp, ["medium2", "medium1"]));
+    let failure = ended(&stage.migrate(&ROOMY).finish()).failed(REFUSED);
+    assert_eq!(
+        (&failure["code"], &failure["side"]),
+        (&"guest_differs".into(), &"destination".into()),
+        "{failure}"
+    );
+    assert!(failure["message"].as_str().unwrap().contains("medium2.iso"), "{failure}");
+    hands_on(&folder, |qmp, _| exchange(qmp, ["medium1", "medium2"]));
+    during(mirror);
+    refused_before(&stage, &[], "mirror.img");
+    hands_on(&folder, mirror_back);
+    during(snapshot);
+    during(|qmp, folder| insert(qmp, &folder.join("other.iso")));
+    let base = std::fs::read(folder.join("raw.img")).unwrap();
+    ended(&stage.migrate(&[&ROOMY[..], &["--verify"]].concat()).finish()).completed();
+    stage.arrived();
+    stage.guest_goes_on();
+    let mut qemu = Qmp::of_guest(&stage.lab.hosts()[stage.source], "g").unwrap();
+    let drives = qemu.execute("query-block", Value::Null).unwrap().to_string();
+    assert!(["snapshot.qcow2", "other.iso"].iter().all(|image| drives.contains(image)), "{drives}");
+    let write = json!({ "command-line": "qemu-io raw \"write -P 7 0 1M\"" });
+    qemu.execute("human-monitor-command", write).unwrap();
+    assert!(
+        std::fs::read(folder.join("raw.img")).unwrap() == base,
+        "the image below the snapshot was written"
+    );
+}
+
+#[test]
+fn a_guest_whose_medium_is_changed_while_its_disks_are_copied_stays() {
+    let mut stage = Stage::unshared(&[40, 40], guest(), None, several);
+    let [folder, there] = stage.disks();
+    for name in ["cd.iso", "other.iso", "medium1.iso", "medium2.iso"] {
+        std::fs::copy(folder.join(name), there.join(name)).unwrap();
+    }
+    // By the job, for nothing tells of a disk's copy before its first second is over.
+    let copies: Hands = |qmp, _| wait_job(qmp, "linerate-disk-1");
+    let change: Hands = |qmp, folder| insert(qmp, &folder.join("other.iso"));
+    changed_during(&stage, &folder, stage.migrate(&ARRIVE), copies, change);
+    hands_on(&folder, |qmp, folder| insert(qmp, &folder.join("cd.iso")));
+    ended(&stage.migrate(&ARRIVE).finish()).completed();
+    stage.arrived();
+    stage.guest_goes_on();
+    assert_eq!(
+        std::fs::read(there.join("spare.img")).unwrap(),
+        vec![0x5a; MIB as usize],
+        "it was not copied"
+    );
+}
+
+fn refusal(stage: &Stage, arguments: &[&str]) -> String {
+    let failure = ended(&stage.migrate(arguments).finish()).failed(REFUSED);
+    assert_eq!(failure["guest_state"], "runs_at_source", "{failure}");
+    stage.guest_goes_on();
+    failure["message"].as_str().unwrap().to_owned()
+}
+
+/// The way back with a disk that was copied on the way there: what was left behind is whole, and old.
+#[test]
+fn a_copy_that_was_left_behind_is_not_taken_for_the_shared_disk() {
+    let mut stage = Stage::unshared(&[1000, 1000], guest(), None, both);
+    ended(&stage.migrate(&ARRIVE).finish()).completed();
+    stage.arrived();
+    let images =
+        |stage: &Stage| stage.disks().map(|folder| ["raw.img", "qcow2.img"].map(|name| folder.join(name)));
+    let read =
+        |images: &[std::path::PathBuf; 2]| images.each_ref().map(|image| std::fs::read(image).unwrap());
+    let [here, left] = images(&stage);
+    let before = [read(&here), read(&left)];
+    let said = refusal(&stage, &[]);
+    assert!(said.contains("left here") && said.contains("raw") && said.contains("qcow2"), "{said}");
+    let spec = stage.lab.directory().join("old.toml");
+    let text = format!(
+        "name = \"old\"\nmemory = \"64M\"\naccel = \"tcg\"\n[[disk]]\npath = \"{}\"\n",
+        left[0].display()
+    );
+    std::fs::write(&spec, text).unwrap();
+    let (exit, text) = stage.linerate_at_source(&["vm", "start", spec.to_str().unwrap()]);
+    assert!(exit == REFUSED as i32 && text.contains("is stale: the guest g left it here"), "{text}");
+    // Nobody has marked it, and the operator is wrong.
+    for image in &left {
+        rustix::fs::removexattr(image, "user.linerate.stale").unwrap();
+    }
+    for arguments in [&["--mode", "stream"][..], &["--shared-storage", "raw", "--shared-storage", "qcow2"]] {
+        let said = refusal(&stage, arguments);
+        assert!(said.contains("is not shared") && said.contains("--copy-disks"), "{said}");
+    }
+    assert!([read(&here), read(&left)] == before, "a disk was touched");
+    is_refused(&stage, &["--shared-storage", "sda"], "it has qcow2, raw");
+    ended(&stage.migrate(&ARRIVE).finish()).completed();
+    stage.arrived();
+    stage.guest_goes_on();
+    ["raw", "qcow2"].into_iter().for_each(|format| is_the_same(&stage, format));
+    let [now, _] = images(&stage);
+    for image in &now {
+        let mark = || rustix::fs::getxattr(image, "user.linerate.stale", &mut [0_u8; 4096][..]);
+        // The guest runs on it.
+        wait_until(|| mark() == Err(rustix::io::Errno::NODATA));
+    }
+}
+
+/// Ends a process, also if the test fails.
+struct Ended(std::process::Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Takes a loop device back, also if the test fails.
+struct Loop(String);
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["-d", &self.0]).status();
+    }
+}
+
+#[test]
+fn an_image_that_something_else_uses_is_not_overwritten() {
+    let mut stage = Stage::unshared(&[1000, 1000], guest(), None, raw);
+    let [_, there] = stage.disks().map(|folder| folder.join("raw.img"));
+    File::create(&there).unwrap().set_len(DISK).unwrap();
+    let before = std::fs::read(&there).unwrap();
+    let socket = stage.lab.directory().join("other.nbd");
+    let mut serve = Command::new("qemu-nbd");
+    serve.args(["-t", "-f", "raw", "-k"]).args([&socket, &there]);
+    let server = Ended(serve.spawn().unwrap());
+    wait_until(|| socket.exists());
+    let said = refusal(&stage, &COPY);
+    assert!(said.contains("(qemu-nbd) has it open for writing"), "{said}");
+    drop(server);
+    let mut attach = Command::new("losetup");
+    let attached = attach.args(["-f", "--show"]).arg(&there).output().unwrap();
+    match attached.status.success() {
+        false => not_run(&format!("no loop devices ({attached:?})")),
+        true => {
+            let device = Loop(String::from_utf8(attached.stdout).unwrap().trim().to_owned());
+            let said = refusal(&stage, &COPY);
+            assert!(said.contains("is in use on this host") && said.contains(&device.0), "{said}");
+        }
+    }
+    assert!(std::fs::read(&there).unwrap() == before, "it was written to");
+    std::fs::remove_file(&there).unwrap();
+    retry(&mut stage);
+}
+
+fn wait_until(is: impl Fn() -> bool) {
+    let end = std::time::Instant::now() + LONG;
+    while !is() {
+        assert!(std::time::Instant::now() < end);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn one_disk_is_shared_and_one_is_copied() {
+    let mut stage = Stage::unshared(&[1000, 1000], guest(), None, both);
+    let [here, _] = stage.disks().map(|folder| folder.join("raw.img"));
+    // By another name of the same file: what counts is the file.
+    let alias = stage.lab.directory().join("disks").join("alias.img");
+    std::fs::hard_link(&here, &alias).unwrap();
+    stage.restart_destination_with_paths(&[(&here, &alias)]);
+    is_refused(&stage, &["--copy-disks", "raw,sda"], "it has qcow2, raw");
+    is_refused(&stage, &["--copy-disks", "qcow2", "--shared-storage", "qcow2"], "not both");
+    let named = ["--copy-disks", "qcow2", "--max-blackout", "5s"];
+    let report = ended(&stage.migrate(&named).finish()).completed();
+    assert_eq!(report["disks"]["count"], 1, "{report}");
+    assert_eq!(report.get("shared_on_operators_word"), None, "it was proved: {report}");
+    stage.arrived();
+    stage.guest_goes_on();
+    is_the_same(&stage, "qcow2");
+    let [there, _] = stage.disks();
+    assert!(!there.join("raw.img").exists(), "a shared disk was copied");
+}
+
+#[test]
+fn a_guest_that_dies_while_its_disk_is_copied_is_gone_and_that_is_said() {
+    let stage = Stage::unshared(&[100, 100], guest(), None, raw);
+    let pid = stage.guest_process();
+    let mut migration = stage.migrate(&COPY);
+    migration.wait(LONG, disk_began);
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    let failure = ended(&migration.finish()).failed(GONE);
+    assert_eq!((&failure["code"], &failure["side"]), (&"guest_gone".into(), &"source".into()), "{failure}");
+    assert_eq!(failure["guest_state"], "gone", "{failure}");
+    let [_, there] = stage.disks();
+    stage.wait_guests_at_destination(0, Duration::from_secs(30));
+    assert_eq!(std::fs::read_dir(there).unwrap().count(), 0, "an image that was made is left");
+}
+
+/// As many as can be copied, and one beside them.
+fn many(folder: &Path) -> Vec<String> {
+    let disk = |number: u32| {
+        let image = folder.join(format!("d{number}.img"));
+        std::fs::write(&image, vec![number as u8; MIB as usize]).unwrap();
+        ["-drive".to_owned(), format!("if=none,id=d{number},format=raw,file={}", image.display())]
+    };
+    (0..=DISKS_MAX).flat_map(disk).collect()
+}
+
+#[test]
+fn as_many_disks_as_can_be_copied_are_and_one_more_is_refused_at_the_start() {
+    let mut stage = Stage::unshared(&[1000, 1000], guest(), None, many);
+    is_refused(&stage, &COPY, "25 disks are to be copied, at most 24 can be");
+    let [shared, _] = stage.disks().map(|folder| folder.join(format!("d{DISKS_MAX}.img")));
+    stage.restart_destination_with_paths(&[(&shared, &shared)]);
+    let named: Vec<String> = (0..DISKS_MAX).map(|number| format!("d{number}")).collect();
+    let report = ended(&stage.migrate(&["--copy-disks", &named.join(","), "--max-blackout", "5s"]).finish())
+        .completed();
+    assert_eq!(report["disks"]["count"], DISKS_MAX, "{report}");
+    stage.arrived();
+    let [here, left] = stage.disks();
+    for name in named.iter().map(|name| format!("{name}.img")) {
+        assert!(
+            std::fs::read(here.join(&name)).unwrap() == std::fs::read(left.join(&name)).unwrap(),
+            "{name}"
+        );
+    }
 }

@@ -2,6 +2,10 @@
 //! root.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Tests say what they expect.
 
+#[path = "libvirt/names.rs"]
+mod names;
+#[path = "libvirt/saves.rs"]
+mod saves;
 #[path = "libvirt/stage.rs"]
 #[allow(dead_code, reason = "shared with real_libvirt.rs")]
 mod stage;
@@ -49,6 +53,20 @@ fn gone_there(stage: &Stage) {
     while stage.state(1).is_some() {
         assert!(Instant::now() < deadline, "it stays at the destination");
         std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+/// Sessions that the second host's agent was told to give up.
+fn withdrawn(stage: &Stage) -> usize {
+    std::fs::read_to_string(stage.agents[1].log()).unwrap().matches("withdrawn by its source").count()
+}
+
+/// The agent that was started again has the other give up the tunnel and the copy, which the other would do by itself much later.
+fn wait_withdrawn(stage: &Stage, before: usize) {
+    let deadline = Instant::now() + LONG;
+    while withdrawn(stage) < before + 2 {
+        assert!(Instant::now() < deadline, "the other host is not told");
+        std::thread::sleep(Duration::from_millis(50));
     }
 }
 
@@ -174,19 +192,26 @@ fn whatever_ends_leaves_it_at_the_source(version: LibvirtVersion) {
     for &host in hosts {
         let moving = stage.start_bare(0, &SLOW);
         copies(&moving);
+        let before = withdrawn(&stage);
         stage.agents[host].kill().unwrap();
         let ended = moving.end();
         assert!(ended.code.is_some_and(|code| code != 0), "the agent of host {host}: {ended:#?}");
         if host == 0 {
             let said = format!("{ended:?}");
-            for words in ["the domain is running here", "Do not save this domain"] {
+            for words in ["the domain is running here", "was put back"] {
                 assert!(said.contains(words), "{words}: {ended:#?}");
             }
+            assert!(!ignores_shared(&stage, 0), "the command says so");
+        } else {
+            gone_there(&stage);
         }
-        gone_there(&stage);
         assert!(!stage.sockets(host).is_empty(), "nothing of it is left behind at host {host}");
         stage.agents[host].restart().unwrap();
         assert_eq!(stage.sockets(host), [""; 0], "left behind at host {host} by its agent or QEMU");
+        if host == 0 {
+            wait_withdrawn(&stage, before);
+        }
+        gone_there(&stage);
         stayed(&stage);
     }
 
@@ -251,11 +276,17 @@ fn decided(stage: &Stage) -> usize {
         match states.each_ref().map(Option::as_deref) {
             [Some("running"), None] => return 0,
             [None, Some("running")] => return 1,
-            [Some("paused"), Some("running")] | [Some("running"), Some("paused")]
+            [Some("paused" | "shut off"), Some("running")]
+            | [Some("running"), Some("paused" | "shut off")]
                 if unheard.get_or_insert_with(Instant::now).elapsed() > UNHEARD =>
             {
-                let paused = states.iter().position(|state| state.as_deref() == Some("paused"));
-                stage.libvirts[paused.unwrap()].virsh(&["destroy", "g"]).unwrap();
+                let stands = states.iter().position(|state| state.as_deref() != Some("running")).unwrap();
+                // What is left of a persistent domain that was ended is its definition.
+                let words: &[&str] = match states[stands].as_deref() {
+                    Some("paused") => &["destroy", "g"],
+                    _ => &["undefine", "g"],
+                };
+                stage.libvirts[stands].virsh(words).unwrap();
             }
             _ => {}
         }

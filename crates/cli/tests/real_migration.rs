@@ -299,3 +299,40 @@ fn carried(report: &serde_json::Value, port: &str) -> u64 {
     let links = report["links"].as_array().unwrap().iter().filter(|link| link["name"] == port);
     links.map(|link| link["sent_bytes"].as_u64().unwrap()).sum()
 }
+
+/// Exit code where a host cannot take the guest.
+const REFUSED: i64 = 4;
+
+/// What is free of a tmpfs shrinks to 4 MiB, as if something else had filled it.
+fn shrink(folder: &std::path::Path) {
+    let facts = rustix::fs::statvfs(folder).unwrap();
+    resize(folder, (facts.f_blocks - facts.f_bfree) * facts.f_frsize + (4 << 20));
+}
+
+fn resize(folder: &std::path::Path, bytes: u64) {
+    let mut mount = std::process::Command::new("mount");
+    mount.args(["-o", &format!("remount,size={bytes}")]).arg(folder);
+    assert!(mount.status().unwrap().success());
+}
+
+#[test]
+fn a_folder_for_ram_that_fills_up_is_named_with_its_side() {
+    let mut stage = Stage::new(&[100, 100], busy());
+    for mode in ["direct", "stream"] {
+        let mut migration = stage.migrate(&["--mode", mode]);
+        migration.wait(LONG, round_began);
+        let there = stage.lab.hosts()[1 - stage.source].ram_directory();
+        shrink(&there);
+        let failure = ended(&migration.finish()).failed(REFUSED);
+        let said = failure["message"].as_str().unwrap();
+        assert!(said.contains("is full") && said.contains(there.to_str().unwrap()), "{mode}: {failure}");
+        assert_eq!(
+            (&failure["code"], &failure["side"], &failure["guest_state"]),
+            (&"memory_short".into(), &"destination".into(), &"runs_at_source".into()),
+            "{mode}: {failure}"
+        );
+        resize(&there, 1 << 30);
+        stage.guest_goes_on();
+    }
+    stage.retry();
+}

@@ -18,7 +18,8 @@
 //!   Loaded --> Journaling: Commit / journal Committed
 //!   Journaling --> Resuming: Journaled / run
 //!   Resuming --> Running: the guest runs / journal Running, Running
-//!   Resuming --> TearingDown: it cannot be run and never ran / journal Returned, then end the guest
+//!   Resuming --> TearingDown: it cannot be run and never ran, and the source has its copy / journal Returned, then end the guest
+//!   Resuming --> Resuming: it cannot be run, and nobody can have it back / run
 //!   Resuming --> [*]: its hypervisor has ended
 //!   Running --> [*]: Finished
 //!   Waiting --> TearingDown: any fault before Loaded / journal Aborted, then end the guest
@@ -148,8 +149,11 @@ pub enum Event {
     Cancel,
     /// The source has rolled back and says so on a connection of its own ([`crate::withdrawal`]).
     Withdrawn,
-    /// The source has committed, its own hypervisor has ended, and it says so on a connection of its own.
-    CommitAgain,
+    /// The source has committed, and says so on a connection of its own.
+    CommitAgain {
+        /// Its own hypervisor lives: it can have the guest back.
+        copy: bool,
+    },
     /// The operator of this host decides over a loaded guest whose source is not heard: `true` runs it here.
     Resolve(bool),
     /// Time passed.
@@ -229,7 +233,10 @@ enum State {
     Journaling {
         again: Option<Time>,
     },
-    Resuming,
+    /// `again`: it could not be run, and nobody can have it back; it is tried again then.
+    Resuming {
+        again: Option<Time>,
+    },
     Running {
         until: Option<Time>,
     },
@@ -258,7 +265,7 @@ impl State {
             State::Loaded => "loaded",
             State::Releasing => "releasing",
             State::Journaling { .. } => "journaling",
-            State::Resuming => "resuming",
+            State::Resuming { .. } => "resuming",
             State::Running { .. } => "running",
             State::TearingDown { .. } => "tearing down",
             State::Parting { .. } => "parting",
@@ -272,7 +279,7 @@ impl State {
             State::Preparing => Step::Prepare,
             State::Receiving | State::Streaming => Step::Copy,
             State::Sealing { .. } | State::Loading | State::Noting => Step::Blackout,
-            State::Loaded | State::Journaling { .. } | State::Resuming => Step::Commit,
+            State::Loaded | State::Journaling { .. } | State::Resuming { .. } => Step::Commit,
             State::Running { .. }
             | State::Releasing
             | State::TearingDown { .. }
@@ -292,8 +299,8 @@ pub struct Destination {
     started: Time,
     guest: String,
     committed: bool,
-    /// Commit was said for a guest of which the source may have no copy.
-    only_copy: bool,
+    /// Whether the source still has its own copy, as far as it was said beside the session.
+    copy: Option<bool>,
     /// Committed, and it could not be run.
     returned: bool,
     /// Committed, and its hypervisor has ended.
@@ -325,7 +332,7 @@ impl Destination {
             started: now,
             guest: String::new(),
             committed: false,
-            only_copy: false,
+            copy: None,
             returned: false,
             gone: false,
             stopped: None,
@@ -341,7 +348,10 @@ impl Destination {
     /// Takes an event.
     pub fn handle(&mut self, now: Time, event: Event) {
         match event {
-            Event::PathUp(path) => self.control.path_up(now, path),
+            Event::PathUp(path) => {
+                self.copy = None;
+                self.control.path_up(now, path);
+            }
             Event::PathLost(path) => self.control.path_lost(now, path),
             Event::Heard(path) => self.control.heard(now, path),
             Event::ControlAcknowledged { path, through } => self.control.acknowledged(now, path, through),
@@ -354,9 +364,9 @@ impl Destination {
             Event::ReceivingFailed(fault) => self.fail(now, fault),
             Event::Cancel => self.fail(now, self.fault(Code::Cancelled, "by the destination's operator")),
             Event::Withdrawn => self.withdrawn(now),
-            Event::CommitAgain => self.commit_aside(),
+            Event::CommitAgain { copy } => self.commit_aside(copy),
             Event::Resolve(run) => self.resolve(run),
-            Event::CannotRun(fault) => self.return_guest(fault),
+            Event::CannotRun(fault) => self.cannot_run(now, fault),
             Event::GuestEnded(fault) => self.guest_ended(fault),
             Event::Tick => {}
             event => self.body_event(now, event),
@@ -498,7 +508,7 @@ impl Destination {
             }
             (State::Loaded, Message::Commit) => self.commit(),
             // It was said on a connection of its own before.
-            (State::Journaling { .. } | State::Resuming | State::Running { .. }, Message::Commit) => {}
+            (State::Journaling { .. } | State::Resuming { .. } | State::Running { .. }, Message::Commit) => {}
             (State::Running { .. }, Message::Finished) => self.finished(),
             (_, message) => self.violation(now, &message),
         }
@@ -539,10 +549,15 @@ impl Destination {
         }
     }
 
-    /// Not by the session: the source has no copy, or nobody knows whether it has one.
-    pub(super) fn commit_aside(&mut self) {
-        self.only_copy |= self.state == State::Loaded;
+    /// Not by the session.
+    pub(super) fn commit_aside(&mut self, copy: bool) {
+        self.copy = Some(copy);
         self.commit();
+    }
+
+    /// Whether somebody is there who can have the guest back. Otherwise the copy here may be the only one.
+    pub(super) fn source_has_copy(&self) -> bool {
+        self.copy.unwrap_or(self.control.paths() > 0)
     }
 
     /// The source cannot know yet that we gave up; the abort is on its way or will be found by asking.
@@ -602,10 +617,10 @@ impl Destination {
             }
             (State::Journaling { .. }, Event::Journaled(DestinationPhase::Committed)) => {
                 self.committed = true;
-                self.state = State::Resuming;
+                self.state = State::Resuming { again: None };
                 self.actions.push_back(Action::Run { ran: self.stopped.unwrap_or(true) });
             }
-            (State::Resuming, Event::GuestRuns { took, cpu }) => {
+            (State::Resuming { .. }, Event::GuestRuns { took, cpu }) => {
                 self.state = State::Running { until: None };
                 let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
                 self.control.send(now, Message::Running { resume_us: us(took), cpu_us: us(cpu) });

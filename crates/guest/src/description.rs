@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::graph::{DiskGraph, FormError};
 use crate::qmp::QemuVersion;
+use crate::shared::StorageFacts;
 
 /// The version of [`GuestDescription`]'s form.
 pub const SCHEMA: u32 = 1;
@@ -54,10 +56,16 @@ pub struct GuestDescription {
     /// Disks whose content goes along, because the hosts do not share them; empty where they do.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub copied: Vec<CopiedDisk>,
+    /// What the other disks are stored on ([`crate::shared`]); none for domains of libvirt, which looks after that itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub storage: Option<StorageFacts>,
     /// It is a domain of libvirt, which starts it at the destination and drives its migration: there it waits already, and is found
     /// by its name.
     #[serde(default, skip_serializing_if = "is_no")]
     pub domain: bool,
+    /// The disks as the guest uses them when its migration begins.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub graph: Option<DiskGraph>,
 }
 
 fn is_no(it: &bool) -> bool {
@@ -164,6 +172,9 @@ pub struct Disk {
     pub drop_cache: bool,
     /// Bytes of the file or device.
     pub size: u64,
+    /// A flash device: QEMU migrates all of its content, and writes it into the file at the destination.
+    #[serde(default, skip_serializing_if = "is_no")]
+    pub flash: bool,
 }
 
 /// One network port.
@@ -198,6 +209,9 @@ pub struct Traits {
     pub foreign_memory: Vec<String>,
     /// RAM may be given back at any time (balloon, free page reporting, virtio-mem).
     pub may_discard: bool,
+    /// It has run virtual machines of its own under KVM. Only its host asks, so it is told to no other.
+    #[serde(skip)]
+    pub nested: bool,
     /// A TPM: its state lives outside QEMU.
     pub tpm: bool,
     /// Devices plugged or unplugged since the start: the command line no longer describes the guest.
@@ -240,6 +254,9 @@ pub enum DescriptionError {
     /// Too many disks to copy.
     #[error("{0} disks are to be copied, at most {COPIED_MAX} can be")]
     Copied(usize),
+    /// The disk graph cannot be used.
+    #[error(transparent)]
+    Graph(#[from] FormError),
     /// The name cannot be a folder's name.
     #[error(
         "the guest name {0:?} cannot be used: 1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit"
@@ -273,6 +290,7 @@ impl GuestDescription {
         }
         check_name(&description.name)?;
         description.check_copied()?;
+        description.graph.as_ref().map_or(Ok(()), DiskGraph::check)?;
         Ok(description)
     }
 

@@ -6,10 +6,12 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use crate::description::{CopiedDisk, DescriptionError, GuestDescription, ImageFormat};
+use crate::description::{COPIED_MAX, CopiedDisk, DescriptionError, GuestDescription, ImageFormat};
+use crate::graph::{DiskGraph, Node};
 use crate::identity;
 use crate::qmp::{Qmp, QmpError};
 use crate::read::disks::node_file;
+use crate::shared::{DescribeError, check_names};
 
 /// Why the disks cannot go along. Nothing was touched.
 #[derive(Debug, thiserror::Error)]
@@ -20,6 +22,9 @@ pub enum DrivesError {
     /// More than can.
     #[error(transparent)]
     TooMany(#[from] DescriptionError),
+    /// One was named that the guest does not have, or may not write.
+    #[error(transparent)]
+    Unknown(#[from] DescribeError),
     /// A format that no image is made of at the destination.
     #[error("the disk {id} is {found}: raw and qcow2 images can be copied")]
     Format {
@@ -27,6 +32,20 @@ pub enum DrivesError {
         id: String,
         /// Its driver.
         found: String,
+    },
+    /// The image is a part of its file.
+    #[error(
+        "the disk {id} is a part of {path} ({size} bytes from byte {offset} on, by offset= or size=): the rest of the file would not be copied. Move the guest on shared storage, or give the disk a file of its own"
+    )]
+    Part {
+        /// The drive.
+        id: String,
+        /// Its file.
+        path: String,
+        /// First byte in the file.
+        offset: u64,
+        /// Bytes of the disk.
+        size: u64,
     },
     /// QEMU does not say what the image is.
     #[error("QEMU does not say which image is behind the drive {0}")]
@@ -48,16 +67,88 @@ pub enum DrivesError {
     Chain,
 }
 
-/// The disks that the guest may write, as they are now.
+/// Which disks are to be copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice<'a> {
+    /// Every one that the guest may write.
+    All,
+    /// These.
+    Named(&'a [String]),
+}
+
+/// The disks to copy, as they are now.
 pub fn writable(
     qmp: &mut Qmp,
     guest: &GuestDescription,
+    choice: Choice<'_>,
     deadline: Instant,
 ) -> Result<Vec<CopiedDisk>, DrivesError> {
     check_arguments(&guest.arguments)?;
     let drives = qmp.execute("query-block", json!({}), deadline)?;
-    let drives = drives.as_array().into_iter().flatten();
-    drives.filter_map(disk).collect()
+    let chosen = choose(drives.as_array().map_or(&[], Vec::as_slice), guest.graph.as_ref(), choice)?;
+    let Some(graph) = &guest.graph else { return Ok(chosen) };
+    match chosen.iter().find_map(|disk| Some((disk, graph.part_of_file(&disk.id)?))) {
+        Some((disk, (offset, size))) => {
+            Err(DrivesError::Part { id: disk.id.clone(), path: disk.path.clone(), offset, size })
+        }
+        None => Ok(chosen),
+    }
+}
+
+/// Writable drives, and writable nodes that no device uses.
+fn choose(
+    drives: &[Value],
+    graph: Option<&DiskGraph>,
+    choice: Choice<'_>,
+) -> Result<Vec<CopiedDisk>, DrivesError> {
+    let writable = || drives.iter().filter(|drive| is_writable(drive));
+    let nodes = || graph.into_iter().flat_map(DiskGraph::unused_nodes);
+    if let Choice::Named(names) = choice {
+        let known = writable().filter_map(name_of).chain(nodes().map(|node| node.name.as_str()));
+        check_names("--copy-disks", names, known)?;
+    }
+    let is_chosen = |name: &str| match choice {
+        Choice::All => true,
+        Choice::Named(names) => names.iter().any(|named| named == name),
+    };
+    let drives: Vec<&Value> = writable()
+        .filter(|drive| matches!(choice, Choice::All) || name_of(drive).is_some_and(is_chosen))
+        .collect();
+    let nodes: Vec<&Node> = nodes().filter(|node| is_chosen(&node.name)).collect();
+    if drives.len() + nodes.len() > COPIED_MAX {
+        return Err(DescriptionError::Copied(drives.len() + nodes.len()).into());
+    }
+    let mut disks = drives.into_iter().filter_map(disk).collect::<Result<Vec<CopiedDisk>, DrivesError>>()?;
+    for node in nodes {
+        disks.extend(graph.map(|graph| unused(graph, node)).transpose()?);
+    }
+    Ok(disks)
+}
+
+/// There is a medium in it, and not for reading only.
+fn is_writable(drive: &Value) -> bool {
+    let medium = drive.get("inserted");
+    medium.is_some_and(|medium| !medium.get("ro").and_then(Value::as_bool).unwrap_or(false))
+}
+
+/// The name of a drive, or of its block node.
+fn name_of(drive: &Value) -> Option<&str> {
+    let own = drive.get("device").and_then(Value::as_str).filter(|name| !name.is_empty());
+    own.or_else(|| drive.pointer("/inserted/node-name")?.as_str())
+}
+
+/// A node that no device uses yet: one that is plugged in later may.
+fn unused(graph: &DiskGraph, node: &Node) -> Result<CopiedDisk, DrivesError> {
+    let id = node.name.clone();
+    let Some(format) = ImageFormat::from_name(&node.driver) else {
+        return Err(DrivesError::Format { id, found: node.driver.clone() });
+    };
+    let path = graph.opener(node).path.clone();
+    if path.is_empty() || node.size == 0 {
+        return Err(DrivesError::Nameless(id));
+    }
+    let identity = identity::of(Path::new(&path));
+    Ok(CopiedDisk { id, path, format, size: node.size, identity })
 }
 
 /// None if there is no medium in it, or one for reading only.
@@ -67,8 +158,7 @@ fn disk(drive: &Value) -> Option<Result<CopiedDisk, DrivesError>> {
         return None;
     }
     let text = |value: &Value, key: &str| value.get(key).and_then(Value::as_str).map(str::to_owned);
-    let named = text(drive, "device").filter(|name| !name.is_empty());
-    let id = named.or_else(|| text(medium, "node-name")).unwrap_or_default();
+    let id = name_of(drive).unwrap_or_default().to_owned();
     let found = text(medium, "drv").unwrap_or_default();
     let Some(format) = ImageFormat::from_name(&found) else {
         return Some(Err(DrivesError::Format { id, found }));
@@ -139,6 +229,32 @@ mod tests {
         assert!(matches!(vmdk, Err(DrivesError::Format { .. })), "{vmdk:?}");
         let nameless = disk_of(json!({ "image": {} })).unwrap();
         assert!(matches!(nameless, Err(DrivesError::Nameless(_))), "{nameless:?}");
+    }
+
+    #[test]
+    fn disks_are_chosen_by_name_and_other_names_are_refused_with_the_list() {
+        let named = |name: &str| {
+            let mut drive = drive(json!({}));
+            drive["device"] = name.into();
+            drive
+        };
+        let mut cd = drive(json!({ "ro": true }));
+        cd["device"] = "cd0".into();
+        let drives = [named("vda"), named("vdb"), cd, named("")];
+        let ids = |choice: Choice<'_>| {
+            choose(&drives, None, choice).map(|all| all.into_iter().map(|d| d.id).collect::<Vec<_>>())
+        };
+        assert_eq!(ids(Choice::All).unwrap(), ["vda", "vdb", "#block1"]);
+        assert_eq!(ids(Choice::Named(&["vdb".into(), "#block1".into()])).unwrap(), ["vdb", "#block1"]);
+        for wrong in ["vdc", "cd0", ""] {
+            let refused = ids(Choice::Named(&["vda".into(), wrong.into()])).unwrap_err().to_string();
+            assert!(refused.contains("#block1, vda, vdb"), "{refused}");
+        }
+        let many: Vec<Value> = (0..=COPIED_MAX).map(|number| named(&format!("d{number}"))).collect();
+        let refused = choose(&many, None, Choice::All).unwrap_err().to_string();
+        assert!(refused.contains("25 disks") && refused.contains("at most 24"), "{refused}");
+        assert_eq!(choose(&many[1..], None, Choice::All).unwrap().len(), COPIED_MAX);
+        assert_eq!(choose(&many, None, Choice::Named(&["d3".into()])).unwrap().len(), 1);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::description::{GuestDescription, ImageFormat};
+use crate::description::{Disk, GuestDescription, ImageFormat};
 use crate::qcow2;
 use crate::qmp::QemuVersion;
 use crate::roots::is_allowed;
@@ -21,6 +21,8 @@ pub use problem::Problem;
 
 /// Bytes of a page that is not huge.
 const SMALL_PAGE: u64 = 4096;
+/// QEMU counts disks in these, in bytes.
+const SECTOR: u64 = 512;
 
 /// What a host offers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -289,13 +291,24 @@ fn file_problem(guest: &GuestDescription, file: &NeededFile, roots: &[PathBuf]) 
     if disk.is_some_and(|disk| disk.direct) && !opens_directly(&target) {
         return Some(Problem::FileBuffered { path });
     }
-    let here = size_of(&target)?;
     // What is copied is looked at by whoever prepares its image: of an image that is not the disk itself the file may differ.
     if guest.copied.iter().any(|disk| disk.path == file.source) {
         return None;
     }
-    let there = disk?.size;
+    let (here, there) = disk_sizes(guest, file, &target, disk?)?;
     (there != 0 && here != there).then_some(Problem::FileSize { path, here, there })
+}
+
+/// Bytes of the disk in the image here, and at the source. The file of a qcow2 image grows, and says nothing of the disk; QEMU counts
+/// the bytes of a raw file in sectors.
+fn disk_sizes(guest: &GuestDescription, file: &NeededFile, here: &Path, there: &Disk) -> Option<(u64, u64)> {
+    if file.format != Some(ImageFormat::Raw) && there.format == ImageFormat::Qcow2.name() {
+        let there = guest.graph.as_ref()?.image_size(&file.source, ImageFormat::Qcow2.name())?;
+        let mut image = fs::File::open(here).ok()?;
+        return Some((qcow2::disk_size(&mut image).ok()??, there));
+    }
+    let sectors = |bytes: u64| bytes.checked_next_multiple_of(SECTOR);
+    Some((sectors(size_of(here)?)?, sectors(there.size)?))
 }
 
 /// False if the file system says that it has no such thing; what else is wrong is found elsewhere.

@@ -19,6 +19,11 @@ const LOCAL: &[u64] = &[
     0x794c_7630,
 ];
 
+/// Whether one host alone sees file systems of this type.
+pub(crate) fn is_local(magic: u64) -> bool {
+    LOCAL.contains(&magic)
+}
+
 /// A device of which nothing says what it is.
 const NAMELESS: &str = "device without a name";
 /// What is said of a file begins so.

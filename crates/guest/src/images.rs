@@ -20,6 +20,7 @@ use crate::qcow2;
 use crate::registry::remove_file;
 use crate::roots::{is_allowed, is_inside, is_of_devices};
 use crate::twin::Twin;
+use crate::{in_use, shared, stale};
 
 pub use error::ImageError;
 
@@ -82,6 +83,24 @@ impl Prepared {
     pub fn discard(&self) {
         discard(&self.made);
         keep(&self.folder);
+    }
+
+    /// Before the first byte: from now on an image that was here holds neither its old disk nor all of the new one.
+    pub fn are_overwritten(&self, guest: &str, by: &str) {
+        for export in &self.exports {
+            if let Err(error) = stale::mark(&export.path, guest, by) {
+                tracing::debug!(path = %export.path.display(), %error, "an image that is overwritten cannot be marked");
+            }
+        }
+    }
+
+    /// The guest runs with them.
+    pub fn are_the_guests(&self) {
+        for export in &self.exports {
+            if let Err(error) = stale::clear(&export.path) {
+                tracing::warn!(path = %export.path.display(), %error, "an image's mark as stale could not be removed");
+            }
+        }
     }
 }
 
@@ -164,8 +183,14 @@ fn prepare_one(
     }
     let failed = |source: io::Error| ImageError::File { path: path.clone(), source };
     let is_device = match fs::metadata(&path) {
-        Ok(facts) => check(&path, &facts, identity::of(&path).as_deref(), disk, roots)
-            .map(|()| facts.file_type().is_block_device())?,
+        Ok(facts) => {
+            check(&path, &facts, identity::of(&path).as_deref(), disk, roots)?;
+            if shared::is_same(guest, &disk.path, &path) {
+                return Err(ImageError::Same(path));
+            }
+            in_use::check_overwritten(&path)?;
+            facts.file_type().is_block_device()
+        }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             make(&path, disk, roots, &mut || {
                 made.push(path.clone());
@@ -213,7 +238,11 @@ fn check(
     let mut image = File::open(path).map_err(failed)?;
     let here = match disk.format {
         // The size of a block device is where its end is.
-        ImageFormat::Raw => image.seek(SeekFrom::End(0)).map_err(failed)?,
+        ImageFormat::Raw => {
+            let bytes = image.seek(SeekFrom::End(0)).map_err(failed)?;
+            // A file that ends within a sector has all of it for QEMU.
+            bytes.checked_next_multiple_of(SECTOR).unwrap_or(bytes)
+        }
         ImageFormat::Qcow2 => {
             let format = || ImageError::Format { path: path.to_owned(), format: disk.format };
             qcow2::disk_size(&mut image).map_err(failed)?.ok_or_else(format)?
@@ -403,6 +432,16 @@ mod tests {
         let raw = make_in(dir.path(), "again", ImageFormat::Raw, &roots).unwrap();
         let qcow2 = look(&raw, &disk(ImageFormat::Qcow2));
         assert!(matches!(qcow2, Err(ImageError::Format { .. })), "{qcow2:?}");
+    }
+
+    #[test]
+    fn a_raw_file_that_ends_within_a_sector_takes_the_disk_that_came_from_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("odd.img");
+        fs::write(&path, vec![0; 1000]).unwrap();
+        look(&path, &CopiedDisk { size: 1024, ..disk(ImageFormat::Raw) }).unwrap();
+        let smaller = look(&path, &CopiedDisk { size: 512, ..disk(ImageFormat::Raw) });
+        assert!(matches!(smaller, Err(ImageError::Other { .. })), "{smaller:?}");
     }
 
     #[test]

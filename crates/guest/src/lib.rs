@@ -7,6 +7,9 @@
 //!   host has what the twin needs.
 //! - [`drives`] finds the disks that go along where hosts do not share them, [`images`] makes what they
 //!   go into, [`identity`] keeps a disk from being copied onto itself; `roots` says which files guests may open.
+//! - [`graph`] is the live disk graph: the images in use, against the command line and the destination's QEMU.
+//! - [`shared`] proves that a disk which is not copied is on shared storage; [`stale`] marks images that a copy left behind;
+//!   [`in_use`] finds who else uses an image.
 //! - [`spec`] makes a command line from an operator's file; [`process`] starts and ends QEMU; [`registry`] remembers guests.
 //! - [`domain`] is for guests that libvirt drives and whose RAM Linerate copies.
 //! - [`migrate`] holds the operations of a migration on both sides, each of them small: who calls them in which order is
@@ -17,9 +20,11 @@ pub mod description;
 pub mod discover;
 pub mod domain;
 pub mod drives;
+pub mod graph;
 pub mod host;
 pub mod identity;
 pub mod images;
+pub mod in_use;
 pub mod migrate;
 pub mod options;
 pub mod process;
@@ -30,6 +35,8 @@ pub mod read;
 pub mod registry;
 pub mod remains;
 mod roots;
+pub mod shared;
 pub mod spec;
+pub mod stale;
 pub mod twin;
 pub mod verdict;

@@ -73,6 +73,11 @@ impl Options {
         self.pairs.insert(place.min(self.pairs.len()), (key.to_owned(), value.to_owned()));
     }
 
+    /// Keeps the keys that the predicate takes.
+    pub fn retain(&mut self, mut keeps: impl FnMut(&str) -> bool) {
+        self.pairs.retain(|(key, _)| keeps(key));
+    }
+
     /// Takes all values of a key away.
     pub fn remove(&mut self, key: &str) {
         self.pairs.retain(|(name, _)| name != key);

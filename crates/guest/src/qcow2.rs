@@ -93,6 +93,25 @@ pub fn check(image: &Path, roots: &[PathBuf]) -> Result<(), Reach> {
     Err(Reach::Endless)
 }
 
+/// What an image names, as [`check`] follows it: each file here, and the name that the same file has for a QEMU that opened the image as
+/// `there`.
+pub(crate) fn named(image: &Path, there: &Path) -> Result<Vec<(PathBuf, PathBuf)>, Reach> {
+    let (mut image, mut there) = (image.to_owned(), there.to_owned());
+    let mut found = Vec::new();
+    for _ in 0..CHAIN_MAX {
+        let Some(header) = read(&image)? else { return Ok(found) };
+        found.extend(header.data.map(|data| (PathBuf::from(&data), PathBuf::from(data))));
+        let Some(backing) = header.backing else { return Ok(found) };
+        let beside = |image: &Path| image.parent().unwrap_or(Path::new("/")).join(&backing);
+        (image, there) = (beside(&image), beside(&there));
+        found.push((image.clone(), there.clone()));
+        if header.backing_format.as_deref() == Some(ImageFormat::Raw.name()) {
+            return Ok(found);
+        }
+    }
+    Err(Reach::Endless)
+}
+
 /// A file's name that QEMU takes for nothing else: `json:` and `nbd:` are protocols, as is any word with a colon before the first slash.
 fn plain(name: &str) -> Option<PathBuf> {
     let protocol = name.split('/').next().is_some_and(|first| first.contains(':'));

@@ -3,6 +3,7 @@
 pub(crate) mod disks;
 mod memory;
 mod monitor;
+mod nested;
 mod network;
 
 pub(crate) use network::bridge_of;
@@ -69,7 +70,9 @@ pub fn read(qmp: &mut Qmp, pid: i32, deadline: Instant) -> Result<GuestDescripti
         },
         arguments,
         copied: Vec::new(),
+        storage: None,
         domain: false,
+        graph: None,
     })
 }
 
@@ -175,6 +178,8 @@ impl Asker<'_> {
         let mut traits = monitor::traits_of_devices(tree);
         traits.vhost_user.extend(network::foreign(&self.monitor("info network")?));
         traits.hot_plugged = self.hot_plugged(options)?;
+        let counted = self.ask_if_known("query-stats", nested::question())?;
+        traits.nested = counted.is_some_and(|answer| nested::has_run(&answer));
         let capabilities = self.array("query-migrate-capabilities")?;
         traits.capabilities = capabilities.iter().filter_map(|c| text(c, "capability")).collect();
         let migration = self.ask("query-migrate", json!({}))?;

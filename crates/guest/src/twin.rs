@@ -20,6 +20,8 @@ use crate::argv::{Argument, ArgvError, Rule, known, split_strict};
 use crate::description::{DescriptionError, GuestDescription, ImageFormat, check_name};
 use crate::options::{Options, OptionsError};
 
+pub(crate) use files::mapped;
+
 /// A QEMU of this host, from the local configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QemuBinary {

@@ -80,6 +80,11 @@ pub enum Reason {
         /// The device.
         device: String,
     },
+    /// The CPU writes pages of a nested guest's control structures by their physical address.
+    #[error(
+        "the guest has run virtual machines of its own, whose CPU state is written to RAM unseen: use stream mode, or restart the guest without nested virtualisation"
+    )]
+    Nested,
     /// Memory that is not the guest's alone.
     #[error("{device} is memory shared with others or kept on a medium: unplug it before the migration")]
     ForeignMemory {
@@ -110,6 +115,12 @@ pub enum Reason {
         /// The run state.
         state: String,
     },
+    /// The kernel's scans miss written pages, or could not be tried out.
+    #[error("{why}")]
+    KernelUnfit {
+        /// What the probe found, with the kernel's release and what to do.
+        why: String,
+    },
     /// The kernel is too old.
     #[error("the kernel is {}.{}, direct mode needs {}.{} (PAGEMAP_SCAN): use stream mode or a newer kernel", found.0, found.1, KERNEL_NEEDED.0, KERNEL_NEEDED.1)]
     KernelOld {
@@ -117,6 +128,10 @@ pub enum Reason {
         found: (u32, u32),
     },
 }
+
+/// Drivers of disks whose controller writes RAM by DMA, for as long as the disk is open: no drain helps.
+const DISKS_WITH_DMA: &[&str] =
+    &["nvme", "nvme-io_uring", "virtio-blk-vfio-pci", "virtio-blk-vhost-vdpa", "virtio-blk-vhost-user"];
 
 /// Migration statuses in which nothing is under way.
 const AT_REST: &[&str] = &["none", "completed", "failed", "cancelled"];
@@ -131,12 +146,24 @@ pub fn judge(guest: &GuestDescription, kernel: (u32, u32)) -> Verdict {
     reasons.extend(memory_reasons(guest));
     reasons.extend(traits.vhost_user.iter().map(|device| Reason::VhostUser { device: device.clone() }));
     reasons.extend(traits.vfio.iter().map(|device| Reason::Vfio { device: device.clone() }));
+    let dma = guest.disks.iter().filter(|disk| DISKS_WITH_DMA.contains(&disk.protocol.as_str()));
+    reasons.extend(dma.map(|disk| Reason::Vfio { device: format!("{} (disk {})", disk.protocol, disk.id) }));
     reasons
         .extend(traits.foreign_memory.iter().map(|device| Reason::ForeignMemory { device: device.clone() }));
+    reasons.extend(traits.nested.then_some(Reason::Nested));
     reasons.extend(lacking(guest, &["x-ignore-shared", "pause-before-switchover", "events"]));
     reasons.extend(traits.blocked.iter().map(|why| Reason::Blocked { why: why.clone() }));
     reasons.extend(state_reasons(guest));
     Verdict { direct: reasons.is_empty(), reasons }
+}
+
+impl Verdict {
+    /// The same with one more reason against direct mode.
+    pub fn and(mut self, reason: Reason) -> Verdict {
+        self.direct = false;
+        self.reasons.push(reason);
+        self
+    }
 }
 
 /// What stands against moving a guest by QEMU's own streams; nothing, if it is empty.

@@ -273,6 +273,7 @@ fn what_the_host_lacks_is_listed() {
         aio: None,
         drop_cache: true,
         size: 5 << 20,
+        flash: false,
     });
     let mut local = options();
     local.file_roots = vec![place.path("disks")];

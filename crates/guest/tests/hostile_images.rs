@@ -237,6 +237,7 @@ fn guest_with(
             aio: None,
             drop_cache: true,
             size: 0,
+            flash: false,
         })
         .collect();
     let made = twin(&guest, &options(f));

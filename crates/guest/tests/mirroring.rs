@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use common::*;
 use linerate_guest::description::{GuestDescription, ImageFormat};
-use linerate_guest::drives::writable;
+use linerate_guest::drives::{Choice, writable};
 use linerate_guest::migrate::{DestinationQemu, Export, MigrateError, SourceQemu, StreamLimits, Writes};
 use linerate_guest::qmp::Qmp;
 use linerate_guest::read::read;
@@ -60,7 +60,7 @@ fn mirrored_by(qemu: &QemuBinary, writes: Writes) -> Pair {
     let mut guest = start_spec(&place, qemu, SPEC);
     let pid = guest.record.process.pid;
     let mut description = read(guest.qmp(), pid, soon()).unwrap();
-    description.copied = writable(guest.qmp(), &description, soon()).unwrap();
+    description.copied = writable(guest.qmp(), &description, Choice::All, soon()).unwrap();
     let mut options = place.twin_options(qemu);
     let [from, to] = images.each_ref().map(|path| path.to_str().unwrap().to_owned());
     options.paths.insert(from, to);

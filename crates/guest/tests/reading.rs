@@ -95,6 +95,7 @@ fn a_start_that_fails_says_what_qemu_said_and_leaves_nothing() {
         ram_files: vec![ram.clone()],
         ram_is_made: false,
         origin: Origin::Started,
+        session: None,
     };
     match start(&place.registry, &launch, soon()) {
         Err(GuestError::Start { said, .. }) => assert!(said.contains("no-such-device"), "{said}"),
@@ -185,9 +186,30 @@ fn devices_and_states_that_stand_against_direct_mode() {
     cut.ram[0].page_bytes = 3 << 20;
     let verdict = judge(&cut, KERNEL);
     assert!(matches!(verdict.reasons[..], [Reason::RamNotWholePages { .. }]), "{verdict}");
+    let mut nested = description(&[]);
+    nested.traits.nested = true;
+    assert_eq!(judge(&nested, KERNEL).reasons, [Reason::Nested]);
+    assert_eq!(judge_streams(&nested), [], "KVM's own dirty log knows of these pages");
     let mut none = description(&[]);
     none.ram.clear();
     assert_eq!(judge(&none, KERNEL).reasons, [Reason::NoRegion]);
+}
+
+#[test]
+fn disks_whose_controller_writes_ram_refuse_direct_mode() {
+    let disk = |protocol: &str| {
+        serde_json::json!({"id": "d", "path": "nvme://0000:01:00.0/1", "format": "raw", "protocol": protocol,
+            "read_only": false, "direct": true, "aio": null, "drop_cache": true, "size": 1 << 20})
+    };
+    for (protocol, direct) in
+        [("file", true), ("host_device", true), ("nvme", false), ("nvme-io_uring", false)]
+    {
+        let mut guest = description(&[]);
+        guest.disks.push(serde_json::from_value(disk(protocol)).unwrap());
+        let verdict = judge(&guest, KERNEL);
+        assert_eq!(verdict.direct, direct, "{protocol}: {verdict}");
+        assert!(direct || verdict.to_string().contains(protocol), "{verdict}");
+    }
 }
 
 #[test]

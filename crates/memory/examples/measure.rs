@@ -1,5 +1,5 @@
 //! Measures what the choices in docs/memory.md rest on. Run as root, in release mode, on a quiet machine:
-//! `cargo run --release -p linerate-memory --example measure [checksums|first-touch|zero|scans|holes]`. Every figure is the median of interleaved repetitions.
+//! `cargo run --release -p linerate-memory --example measure [checksums|first-touch|zero|scans|rounds|holes]`. Every figure is the median of interleaved repetitions.
 
 use std::error::Error;
 use std::fs::File;
@@ -29,11 +29,12 @@ fn main() -> Outcome<()> {
         Some("inside") => {
             let huge = std::env::args().nth(2).ok_or("which directory?")?;
             let only = std::env::args().nth(3).unwrap_or_default();
-            let parts: [(&str, &dyn Fn() -> Outcome<()>); 5] = [
+            let parts: [(&str, &dyn Fn() -> Outcome<()>); 6] = [
                 ("checksums", &checksums),
                 ("first-touch", &|| first_touch(&huge)),
                 ("zero", &zero_test),
                 ("scans", &|| scans(&huge)),
+                ("rounds", &|| rounds(&huge)),
                 ("holes", &holes),
             ];
             parts.iter().filter(|(name, _)| name.contains(&only)).try_for_each(|(_, part)| part())
@@ -374,6 +375,41 @@ fn scan_file(kind: &str, path: &str) -> Outcome<()> {
                 Box::new(|| timed(&mut protected()?.0)),
             ),
             ("guest writes every page, protected by PAGEMAP_SCAN", Box::new(|| timed(&mut scanned()?.0))),
+        ],
+    )
+}
+
+/// Scans of one guest, round by round: nothing written, every 64th page written.
+fn rounds(huge: &str) -> Outcome<()> {
+    for (kind, directory) in [("4 KiB pages", "/dev/shm"), ("huge pages", huge)] {
+        let path = format!("{directory}/linerate-measure-{}", std::process::id());
+        let outcome = rounds_of(kind, &path);
+        let _ = std::fs::remove_file(&path);
+        outcome?;
+    }
+    Ok(())
+}
+
+fn rounds_of(kind: &str, path: &str) -> Outcome<()> {
+    let (mut guest, tracker, _) = attached(path)?;
+    tracker.protect()?;
+    let scan = || -> Outcome<f64> { Ok(tracker.scan(true, &mut Vec::new())?.duration.as_secs_f64() * 1e3) };
+    scan()?;
+    let guest = std::cell::RefCell::new(&mut guest);
+    compare(
+        &format!("rounds of 512 MiB, {kind}"),
+        "ms",
+        vec![
+            ("scan, nothing written", Box::new(&scan)),
+            (
+                "scan, every 64th page written",
+                Box::new(|| {
+                    for page in (0..512 << 8).step_by(64) {
+                        guest.borrow_mut().tell(&format!("write {page} 1"))?;
+                    }
+                    scan()
+                }),
+            ),
         ],
     )
 }

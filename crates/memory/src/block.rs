@@ -114,13 +114,20 @@ pub(crate) struct Placement {
     pub(crate) pid: i32,
     pub(crate) name: String,
     pub(crate) segments: Vec<Segment>,
+    pub(crate) backing: Backing,
     identity: Option<(u64, u64)>,
 }
 
 impl Placement {
     fn of(block: &RamBlock) -> Placement {
         let identity = block.file.metadata().ok().map(|meta| (meta.dev(), meta.ino()));
-        Placement { pid: block.pid, name: block.name.clone(), segments: block.segments.clone(), identity }
+        Placement {
+            pid: block.pid,
+            name: block.name.clone(),
+            segments: block.segments.clone(),
+            backing: block.backing,
+            identity,
+        }
     }
 
     pub(crate) fn segments_now(&self) -> Result<Vec<Segment>, FindError> {

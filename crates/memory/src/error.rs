@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::probe::KernelUnfit;
+
 /// Why a RAM block was not found. The process was only looked at.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -91,12 +93,9 @@ pub enum FindError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AttachError {
-    /// The kernel lacks PAGEMAP_SCAN or asynchronous write protection.
-    #[error("this kernel lacks {missing}: direct mode needs Linux 6.7 or newer, use stream mode")]
-    KernelTooOld {
-        /// What it lacks.
-        missing: &'static str,
-    },
+    /// Memory cannot be tracked on this kernel.
+    #[error(transparent)]
+    KernelUnfit(#[from] KernelUnfit),
     /// The process ended before or meanwhile.
     #[error("process {pid} has ended")]
     TargetEnded {

@@ -3,6 +3,7 @@
 //! * [`RamBlock`]: a block of RAM that a process maps shared from a named file or a memfd, found through `/proc`.
 //! * [`Mapping`]: our own mapping of that file: gathered send, scattered receive, checksum, zero pages, holes, digest.
 //! * [`RamBlock::touched`]: which pages it has touched since it mapped the block.
+//! * [`scan_support`]: whether this kernel's scans report every page that was written.
 //! * [`Tracker`]: which pages the process has written since the last look, without its help.
 //!
 //! Invariants:
@@ -20,9 +21,11 @@ mod block;
 mod digest;
 mod error;
 mod gather;
+mod given_back;
 mod holes;
 mod inject;
 mod maps;
+mod probe;
 mod region;
 mod scan;
 mod sum;
@@ -34,5 +37,6 @@ mod zero;
 
 pub use block::{Backing, RamBlock, Segment};
 pub use error::{AttachError, FindError, TrackError};
+pub use probe::{Case, Finding, KernelUnfit, ScanSupport, release, scan_support};
 pub use region::Mapping;
 pub use track::{AttachReport, ScanReport, Tracker};

@@ -112,6 +112,68 @@ pub(crate) fn scan_job(
     Ok(runs)
 }
 
+/// How written pages are looked for: what the probe found to be enough on this kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scans {
+    /// One scan, for pages that were written.
+    Written,
+    /// A second one behind it, for pages without an entry: some kernels (6.14 and later without the fix of July 2026) leave
+    /// out 2 MiB that have no page table.
+    WrittenAndEmpty,
+    /// A first one in front, in which kernels before 6.9 (6.8.10) do not mistake a page that is being moved for a protected
+    /// one. Whether a kernel has the fix cannot be tried out: such an entry lasts for an instant.
+    AnyOfAndWritten,
+    #[cfg(test)]
+    AnyOf,
+}
+
+impl Scans {
+    /// The pages of one job that were written, in order; they are write-protected again.
+    pub(crate) fn clear(self, pagemap: &File, buffer: &mut [PageRegion], job: &Job) -> io::Result<Vec<Run>> {
+        self.look(pagemap, buffer, job, [Look::Clear, Look::ClearAnyOf])
+    }
+
+    /// The pages of one job that were written, in order.
+    pub(crate) fn peek(self, pagemap: &File, buffer: &mut [PageRegion], job: &Job) -> io::Result<Vec<Run>> {
+        self.look(pagemap, buffer, job, [Look::Peek, Look::PeekAnyOf])
+    }
+
+    fn look(
+        self,
+        pagemap: &File,
+        buffer: &mut [PageRegion],
+        job: &Job,
+        [written, any_of]: [Look; 2],
+    ) -> io::Result<Vec<Run>> {
+        let (first, second) = match self {
+            Scans::Written => (written, None),
+            Scans::WrittenAndEmpty => (written, Some(Look::Empty)),
+            Scans::AnyOfAndWritten => (any_of, Some(written)),
+            #[cfg(test)]
+            Scans::AnyOf => (any_of, None),
+        };
+        let found = scan_job(pagemap, buffer, job, first)?;
+        match second {
+            Some(second) => Ok(union(found, scan_job(pagemap, buffer, job, second)?)),
+            None => Ok(found),
+        }
+    }
+}
+
+/// The pages that are in one of two lists, in order, neighbours joined.
+pub(crate) fn union(mut runs: Vec<Run>, more: Vec<Run>) -> Vec<Run> {
+    runs.extend(more);
+    runs.sort_unstable();
+    let mut joined: Vec<Run> = Vec::with_capacity(runs.len());
+    for run in runs {
+        match joined.last_mut() {
+            Some(last) if run.offset <= last.end() => last.length = last.length.max(run.end() - last.offset),
+            _ => joined.push(run),
+        }
+    }
+    joined
+}
+
 /// Pages in the runs.
 pub(crate) fn pages(runs: &[Run]) -> u64 {
     runs.iter().map(|run| run.length / PAGE_BYTES).sum()
@@ -149,6 +211,14 @@ mod tests {
             },
         );
         assert!(failed.is_err());
+    }
+
+    #[test]
+    fn pages_of_two_scans_are_told_once() {
+        let run = |offset, length| Run { offset, length };
+        let first = vec![run(0, 2), run(10, 5), run(30, 1)];
+        let second = vec![run(1, 3), run(12, 1), run(15, 2), run(40, 1)];
+        assert_eq!(union(first, second), [run(0, 4), run(10, 7), run(30, 1), run(40, 1)]);
     }
 
     #[test]

@@ -11,6 +11,8 @@ const PAGEMAP_SCAN: u32 =
     (3 << 30) | ((size_of::<raw::pm_scan_arg>() as u32) << 16) | ((b'f' as u32) << 8) | 16;
 const _: () = assert!(size_of::<raw::pm_scan_arg>() == 96);
 
+/// Of `linux/mempolicy.h`: move pages that only this process maps.
+const MPOL_MF_MOVE: i32 = 1 << 1;
 const UFFD_API: u64 = 0xAA;
 const UFFD_FEATURE_PAGEFAULT_FLAG_WP: u64 = 1 << 0;
 const UFFD_FEATURE_WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
@@ -97,6 +99,13 @@ pub(crate) enum Look {
     Peek,
     /// Written pages: report and write-protect again, in one step for each page.
     Clear,
+    /// As `Peek`, asked for as any of several categories. Kernels without the fix of July 2026 leave out pages with an empty
+    /// page-table entry here; kernels before 6.9 are right about pages that are being moved only here.
+    PeekAnyOf,
+    /// As `Clear`, asked for so.
+    ClearAnyOf,
+    /// Pages with an empty page-table entry, or without a page table. None of them is protected.
+    Empty,
     /// Pages that have an entry in the page tables, because the process touched them or one near by. Write protection
     /// makes entries of its own, also for pages that were never there.
     Mapped,
@@ -104,20 +113,41 @@ pub(crate) enum Look {
     Present,
 }
 
+/// The masks of a scan. A page matches if it has all of `all` and, where `any` is not empty, one of `any`; categories in
+/// `inverted` match where the page does not have them.
+#[derive(Clone, Copy, Debug, Default)]
+struct Query {
+    all: u32,
+    any: u32,
+    inverted: u32,
+    returned: u32,
+}
+
 impl Look {
     fn flags(self) -> u32 {
         match self {
-            Look::Peek => raw::PM_SCAN_CHECK_WPASYNC,
-            Look::Clear => raw::PM_SCAN_WP_MATCHING | raw::PM_SCAN_CHECK_WPASYNC,
+            Look::Clear | Look::ClearAnyOf => raw::PM_SCAN_WP_MATCHING | raw::PM_SCAN_CHECK_WPASYNC,
+            Look::Peek | Look::PeekAnyOf | Look::Empty => raw::PM_SCAN_CHECK_WPASYNC,
             Look::Mapped | Look::Present => 0,
         }
     }
 
-    fn categories(self) -> u64 {
+    /// `Peek` and `Clear` have exactly these masks, because only then the kernel compares nothing but the
+    /// protection of an entry. With any other mask older kernels take an empty entry for one that was not written.
+    fn query(self) -> Query {
+        let (written, present, swapped) = (raw::PAGE_IS_WRITTEN, raw::PAGE_IS_PRESENT, raw::PAGE_IS_SWAPPED);
         match self {
-            Look::Peek | Look::Clear => u64::from(raw::PAGE_IS_WRITTEN),
-            Look::Mapped => u64::from(raw::PAGE_IS_PRESENT | raw::PAGE_IS_SWAPPED),
-            Look::Present => u64::from(raw::PAGE_IS_PRESENT),
+            Look::Peek | Look::Clear => Query { all: written, returned: written, ..Query::default() },
+            Look::PeekAnyOf | Look::ClearAnyOf => {
+                Query { any: written, returned: written, ..Query::default() }
+            }
+            // What stands for the protection of an absent page counts as swapped.
+            Look::Empty => {
+                let entry = present | swapped;
+                Query { all: entry, inverted: entry, returned: present, ..Query::default() }
+            }
+            Look::Mapped => Query { any: present | swapped, returned: present | swapped, ..Query::default() },
+            Look::Present => Query { all: present, returned: present, ..Query::default() },
         }
     }
 }
@@ -131,6 +161,7 @@ pub(crate) fn pagemap_scan(
     look: Look,
     found: &mut [PageRegion],
 ) -> io::Result<(usize, u64)> {
+    let query = look.query();
     let mut argument = raw::pm_scan_arg {
         size: size_of::<raw::pm_scan_arg>() as u64,
         flags: u64::from(look.flags()),
@@ -140,15 +171,38 @@ pub(crate) fn pagemap_scan(
         vec: found.as_mut_ptr() as u64,
         vec_len: found.len() as u64,
         max_pages: 0,
-        category_inverted: 0,
-        category_mask: 0,
-        category_anyof_mask: look.categories(),
-        return_mask: look.categories(),
+        category_inverted: u64::from(query.inverted),
+        category_mask: u64::from(query.all),
+        category_anyof_mask: u64::from(query.any),
+        return_mask: u64::from(query.returned),
     };
     // SAFETY: PAGEMAP_SCAN takes a `pm_scan_arg`; the kernel writes at most `vec_len` entries to `vec`, which is `found`,
     // exclusively borrowed for the whole call, and `page_region` is plain numbers.
     let count = unsafe { ioctl(pagemap, PAGEMAP_SCAN, &mut argument) }?;
     Ok((usize::try_from(count).unwrap_or(0).min(found.len()), argument.walk_end))
+}
+
+/// NUMA nodes that are tried as a target, from the first.
+pub(crate) const NODES_TRIED: i32 = 8;
+
+/// Moves pages of our own process to a NUMA node, or only asks. The node of each page after that; `None` if it failed.
+pub(crate) fn move_pages(pages: &[*mut libc::c_void], node: Option<i32>) -> Option<Vec<i32>> {
+    let nodes = node.map(|node| vec![node; pages.len()]);
+    let mut status = vec![-1i32; pages.len()];
+    // SAFETY: `pages` and `nodes` are read, `status` is written, each with as many entries as the count says. A page keeps
+    // its address and its content.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_move_pages,
+            0,
+            pages.len(),
+            pages.as_ptr(),
+            nodes.as_ref().map_or(std::ptr::null(), |nodes| nodes.as_ptr()),
+            status.as_mut_ptr(),
+            MPOL_MF_MOVE,
+        )
+    };
+    (result == 0 && status.iter().all(|node| *node >= 0)).then_some(status)
 }
 
 /// How many pages of a file's range are in memory. `None` where the kernel or the file system cannot say.

@@ -7,11 +7,13 @@ use std::time::{Duration, Instant};
 
 use linerate_core::Run;
 
-use crate::block::{Placement, RamBlock, Segment};
+use crate::block::{Backing, Placement, RamBlock, Segment};
 use crate::error::{AttachError, TrackError};
+use crate::given_back::GivenBack;
 use crate::inject;
-use crate::scan::{Job, in_parallel, jobs, pages, report_buffer, scan_job, threads_for};
-use crate::sys::{self, Look};
+use crate::probe::{KernelUnfit, release, scan_support};
+use crate::scan::{Job, Scans, in_parallel, jobs, pages, report_buffer, scan_job, threads_for, union};
+use crate::sys::{self, Look, PageRegion};
 use crate::target::Target;
 
 /// How an attachment went.
@@ -45,6 +47,8 @@ pub struct Tracker {
     blocks: Vec<Placement>,
     jobs: Vec<Job>,
     threads: usize,
+    scans: Scans,
+    given_back: GivenBack,
 }
 
 impl Tracker {
@@ -57,7 +61,7 @@ impl Tracker {
         blocks: &[RamBlock],
         avoid_threads: &[i32],
     ) -> Result<(Tracker, AttachReport), AttachError> {
-        check_kernel()?;
+        let support = scan_support()?;
         let target = Target::open(pid)?;
         let pagemap = target.open_proc("pagemap")?;
         let injected = inject::inject(&target, avoid_threads)?;
@@ -67,7 +71,16 @@ impl Tracker {
         let jobs = jobs(numbered_segments(&blocks));
         let threads = threads_for(bytes, cores);
         // Closing the descriptor, which every way out of here does, takes back what was registered.
-        let tracker = Tracker { target, uffd: Some(injected.uffd), pagemap, blocks, jobs, threads };
+        let tracker = Tracker {
+            target,
+            uffd: Some(injected.uffd),
+            pagemap,
+            blocks,
+            jobs,
+            threads,
+            scans: support.scans,
+            given_back: GivenBack::default(),
+        };
         tracker.register()?;
         Ok((tracker, AttachReport { stopped: injected.stopped, thread: injected.thread }))
     }
@@ -107,6 +120,11 @@ impl Tracker {
         };
         in_parallel(&self.jobs, self.threads, || (), |(), job| protect(job))
             .map_err(|source| self.failed(source, |source| TrackError::Protect { source }))?;
+        let mut buffer = report_buffer();
+        for job in self.jobs.iter().filter(|job| self.is_hugetlbfs(job)) {
+            self.given_back(&mut buffer, job, true)
+                .map_err(|source| self.failed(source, |source| TrackError::Protect { source }))?;
+        }
         Ok(begun.elapsed())
     }
 
@@ -117,9 +135,8 @@ impl Tracker {
     /// everything anew.
     pub fn scan(&self, clear: bool, out: &mut Vec<(usize, Run)>) -> Result<ScanReport, TrackError> {
         let begun = Instant::now();
-        let look = if clear { Look::Clear } else { Look::Peek };
         let found = in_parallel(&self.jobs, self.threads, report_buffer, |buffer, job| {
-            scan_job(&self.pagemap, buffer, job, look)
+            self.scan_job(buffer, job, clear)
         })
         .map_err(|source| self.failed(source, |source| TrackError::Scan { source }))?;
         // The page tables of a process that ended are empty, which would look like "nothing written".
@@ -131,6 +148,29 @@ impl Tracker {
             out.extend(runs.into_iter().map(|run| (job.block, run)));
         }
         Ok(ScanReport { pages: total, duration: begun.elapsed() })
+    }
+
+    fn scan_job(&self, buffer: &mut [PageRegion], job: &Job, clear: bool) -> io::Result<Vec<Run>> {
+        let hugetlbfs = self.is_hugetlbfs(job);
+        // A written page that was given back has no entry; all others have one, because protection made it.
+        let scans = if hugetlbfs { Scans::WrittenAndEmpty } else { self.scans };
+        let found = match clear {
+            true => scans.clear(&self.pagemap, buffer, job)?,
+            false => scans.peek(&self.pagemap, buffer, job)?,
+        };
+        if !hugetlbfs {
+            return Ok(found);
+        }
+        Ok(union(found, self.given_back(buffer, job, clear)?))
+    }
+
+    fn given_back(&self, buffer: &mut [PageRegion], job: &Job, keep: bool) -> io::Result<Vec<Run>> {
+        let now = scan_job(&self.pagemap, buffer, job, Look::Present)?;
+        Ok(self.given_back.since(job.piece.address, now, keep))
+    }
+
+    fn is_hugetlbfs(&self, job: &Job) -> bool {
+        self.blocks.get(job.block).is_some_and(|block| block.backing == Backing::Hugetlbfs)
     }
 
     /// Whether the process still maps every block where it did when it was found. A piece that was mapped anew is neither
@@ -190,20 +230,9 @@ fn numbered_segments(blocks: &[Placement]) -> impl Iterator<Item = (usize, Segme
         .flat_map(|(index, block)| block.segments.iter().map(move |segment| (index, *segment)))
 }
 
-/// Asks the kernel on our own process whether it has what is needed, before any guest is touched.
-fn check_kernel() -> Result<(), AttachError> {
-    let uffd = sys::userfaultfd().map_err(|_| AttachError::KernelTooOld { missing: "userfaultfd" })?;
-    sys::uffd_api(&uffd).map_err(no_async_protection)?;
-    let pid = std::process::id() as i32;
-    let pagemap = Target::open(pid)?.open_proc("pagemap")?;
-    match sys::pagemap_scan(&pagemap, 0, 0, Look::Peek, &mut []) {
-        Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => {
-            Err(AttachError::KernelTooOld { missing: "PAGEMAP_SCAN" })
-        }
-        _ => Ok(()),
-    }
-}
-
 fn no_async_protection(_: io::Error) -> AttachError {
-    AttachError::KernelTooOld { missing: "asynchronous userfaultfd write protection" }
+    AttachError::KernelUnfit(KernelUnfit::TooOld {
+        release: release(),
+        missing: "asynchronous userfaultfd write protection",
+    })
 }

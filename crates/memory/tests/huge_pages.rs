@@ -64,6 +64,37 @@ fn writes_are_seen_huge_page_by_huge_page_and_holes_stay_holes() {
     let _pages = HugePages::allow(SIZE / PAGE / HUGE);
     a_tracker_sees_the_huge_pages_that_were_written();
     holes_are_neither_filled_nor_sent();
+    huge_pages_that_were_given_back_are_reported();
+}
+
+/// The kernel does not call them written, and the file does not say that they are holes.
+fn huge_pages_that_were_given_back_are_reported() {
+    let mut guest = guest();
+    guest.tell(&format!("write 0 {}", 8 * HUGE));
+    let (tracker, _) = Tracker::attach(guest.pid(), &[guest.block()], &[]).unwrap();
+    tracker.protect().unwrap();
+    let scan = || {
+        let mut found = Vec::new();
+        tracker.scan(true, &mut found).unwrap();
+        in_pages(&found)
+    };
+    assert_eq!(scan(), [], "pages that were never there are protected too");
+    guest.tell(&format!("write {} 1", 2 * HUGE));
+    // One clean, one written, each as QEMU's balloon gives it back.
+    for page in [2 * HUGE, 5 * HUGE] {
+        guest.punch(page, HUGE);
+        guest.tell(&format!("forget {page} {HUGE}"));
+    }
+    assert_eq!(scan(), [(2 * HUGE, HUGE), (5 * HUGE, HUGE)]);
+    // What was written has no protection left and is reported as long as it has not come back and been cleared.
+    guest.tell(&format!("write {} 1", 2 * HUGE));
+    assert_eq!(scan(), [(2 * HUGE, HUGE)]);
+    assert_eq!(scan(), []);
+    guest.tell(&format!("load {} 1", 5 * HUGE));
+    assert_eq!(scan(), [], "zeroes, as they were reported");
+    guest.punch(5 * HUGE, HUGE);
+    assert_eq!(scan(), [(5 * HUGE, HUGE)], "given back again");
+    assert_eq!(scan(), []);
 }
 
 fn a_tracker_sees_the_huge_pages_that_were_written() {

@@ -30,6 +30,16 @@ pub enum Property {
     Truthful,
     /// What was set in a hypervisor that is somebody else's is put back.
     PutBack,
+    /// The disk that ran is the disk that runs, and one process at a time uses it.
+    DiskRuns,
+    /// No record decides about a process that it does not name.
+    OwnRecord,
+    /// The source is given up only for a guest that was taken over.
+    GivenUpForRunning,
+    /// A complete guest exists somewhere, unless a host with the only copy died.
+    NothingLost,
+    /// A guest that an operator paused is not made to run.
+    PausedStays,
 }
 
 /// A broken promise.
@@ -102,6 +112,30 @@ pub enum Mutation {
     SourceKeepsSetting,
     /// The destination does.
     DestinationKeepsSetting,
+    /// The tracker takes a page whose entry in the page table is empty for one that was not written.
+    EmptiedMissed,
+    /// What the hypervisor wrote to RAM with its device state is not looked for.
+    NotScannedAgain,
+    /// The disks of the two sides are not compared.
+    GraphNotCompared,
+    /// They are compared by their names.
+    StaleDiskTaken,
+    /// Recovery acts on whatever process has the guest's name.
+    RecoverByName,
+    /// Of two records the one with the later clock decides.
+    OrderByClock,
+    /// An end that the disk does not take is not written again.
+    EndWrittenOnce,
+    /// Every start of an agent lets a committed guest run.
+    RunOnEveryStart,
+    /// The destination says that it has the guest before it runs.
+    CommittedBeforeItRuns,
+    /// A roll-back that failed is written as done.
+    RollBackWrittenAnyway,
+    /// Who asks for the outcome does not say commit once more.
+    CommitNotSaidAgain,
+    /// A loaded guest whose source is not heard is given up after a while.
+    LoadedGivenUp,
 }
 
 /// How a guest goes.
@@ -142,6 +176,12 @@ pub struct Check {
     pub fenced_told: BTreeSet<u32>,
     /// The destination has said that RAM is sealed.
     pub sealed_told: bool,
+    /// Sessions of which a destination has said that it has the guest.
+    pub taken_over: BTreeSet<u64>,
+    /// Sessions that an operator decided at the source.
+    pub resolved: BTreeSet<u64>,
+    /// Processes that were given up for another host's.
+    pub moved_on: BTreeSet<u64>,
 }
 
 impl Check {

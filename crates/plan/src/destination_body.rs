@@ -1,13 +1,15 @@
 //! The destination's body: applies writes, fences, seals, loads and runs, with a journal.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
+use linerate_core::control::Outgoing;
 use linerate_core::destination::{Action, Destination, Event};
-use linerate_core::journal::DestinationPhase;
-use linerate_core::{Code, Extent, Fault, PAGE_BYTES, Side, Time};
+use linerate_core::recovery::{RUN_AGAIN_AFTER, RUN_FOR, RunResult};
+use linerate_core::{Code, Extent, Fault, Message, PAGE_BYTES, Side, Time};
 
 use crate::check::{Mutation, Property, Way};
-use crate::guest::{DEVICE, Ram, TOUCHED, digest, holes};
+use crate::guest::{DEVICE, Guest, TOUCHED, digest};
 use crate::source_body::short;
 use crate::wire::Packet;
 use crate::world::{Happening, World};
@@ -31,22 +33,14 @@ pub enum DestinationWork {
     TearsDown,
     /// What was set for somebody else's stream is put back now.
     Releases,
-    /// A restarted agent has done what its journal said.
+    /// A restarted agent has done what its journal said of somebody else's guest.
     Recovers,
+    /// What an earlier session left may be gone now.
+    Admits,
 }
 
-/// The hypervisor at the destination.
-#[derive(Debug)]
-pub struct Waiting {
-    /// Its RAM.
-    pub ram: Ram,
-    /// A piece of device state was not taken: it will never have all of it.
-    pub broken: bool,
-    /// It has all device state.
-    pub loaded: bool,
-    /// It was told to run.
-    pub owned: bool,
-}
+/// So many names of images there are.
+pub const IMAGE_NAMES: u64 = 100;
 
 /// What came in on a channel.
 #[derive(Debug, Default)]
@@ -62,20 +56,16 @@ pub struct Received {
 /// The destination's agent, its disk, and its hypervisor.
 #[derive(Debug)]
 pub struct DestinationBody {
-    /// The process runs.
-    pub up: bool,
     /// Its session, if it lives.
     pub brain: Option<Destination>,
     /// Counts what was begun; a roll-back or crash makes all that is under way void.
     pub operations: u64,
-    /// On disk.
-    pub journal: Option<DestinationPhase>,
-    /// The next writes of the journal fail.
-    pub journal_fails: u64,
+    /// The process of the waiting guest was started.
+    pub started: bool,
     /// What is asked next of the hypervisor fails.
     pub fails_next: bool,
     /// The hypervisor.
-    pub guest: Option<Waiting>,
+    pub guest: Option<Guest>,
     /// Actions begun.
     pub actions: u64,
     /// A restarted agent is still busy with what its journal said.
@@ -99,11 +89,9 @@ impl DestinationBody {
     /// An agent without a session.
     pub fn new(shape: &[usize]) -> DestinationBody {
         DestinationBody {
-            up: true,
             brain: None,
             operations: 0,
-            journal: None,
-            journal_fails: 0,
+            started: false,
             fails_next: false,
             guest: None,
             actions: 0,
@@ -120,8 +108,8 @@ impl DestinationBody {
 
     /// A new session on the same host: what is left of a guest is still there.
     pub fn renew(&mut self) {
-        let (operations, guest) = (self.operations + 1, self.guest.take());
-        *self = DestinationBody { operations, guest, ..DestinationBody::new(&self.shape.clone()) };
+        let operations = self.operations + 1;
+        *self = DestinationBody { operations, ..DestinationBody::new(&self.shape.clone()) };
     }
 
     /// Nothing is under way.
@@ -138,10 +126,12 @@ impl DestinationBody {
 impl World {
     /// Whether a connection of the session is taken. The first makes the session; later it must exist.
     pub fn destination_accepts(&mut self) -> bool {
-        if !self.destination.up || self.destination.recovering {
+        let host = &self.hosts[self.at(Side::Destination)];
+        if !host.up || self.destination.recovering {
             return false;
         }
-        if self.destination.brain.is_none() && self.destination.journal.is_none() && !self.source.greeted {
+        let known = host.record(self.session).is_some();
+        if self.destination.brain.is_none() && !known && !self.source.greeted {
             let config = self.scenario.destination();
             self.destination.brain = Some(Destination::new(self.now, config));
         }
@@ -178,6 +168,9 @@ impl World {
 
     fn destination_action(&mut self, action: Action) {
         if let Action::Transmit(path, outgoing) = action {
+            if let Outgoing::Message { message: Message::Running { .. }, .. } = &outgoing {
+                self.says_committed(self.at(Side::Destination), self.session);
+            }
             return self.send(path, Side::Destination, Packet::Control(outgoing));
         }
         self.note(|| format!("D -> {}", short(&action)));
@@ -200,11 +193,8 @@ impl World {
             Action::LoadDeviceState(_) => self.load_piece(),
             Action::FinishDeviceState => self.destination_will(500, 15_000, DestinationWork::Loads),
             Action::Journal(phase) => self.destination_journal(phase),
-            Action::Run => {
-                let span = self.micros(50, 8_000);
-                let operations = self.destination.operations;
-                self.after(span, Happening::HypervisorRuns { operations });
-            }
+            Action::CheckDisks(disks) => self.check_disks(&disks),
+            Action::Run { ran } => self.runs_over_here(ran),
             Action::TearDown => {
                 self.destination.operations += 1;
                 self.destination_will(500, 30_000, DestinationWork::TearsDown);
@@ -219,7 +209,6 @@ impl World {
             | Action::PrepareStreams(_)
             | Action::Seal { .. }
             | Action::LoadDeviceState(_)
-            | Action::Run
             | Action::Release => (Code::HypervisorFailed, true),
             Action::FinishDeviceState => (Code::HypervisorFailed, true),
             _ => (Code::Internal, false),
@@ -245,7 +234,7 @@ impl World {
 
     /// The body has done something.
     pub fn destination_done(&mut self, operations: u64, work: DestinationWork) {
-        if operations != self.destination.operations || !self.destination.up {
+        if operations != self.destination.operations || !self.hosts[self.at(Side::Destination)].up {
             return;
         }
         match work {
@@ -255,7 +244,7 @@ impl World {
             DestinationWork::Fences(channel) => self.fences(channel),
             DestinationWork::Seals(wanted) => self.seals(wanted),
             // The failure was told when it came.
-            DestinationWork::Loads if self.destination.guest.as_ref().is_some_and(|guest| guest.broken) => {}
+            DestinationWork::Loads if self.destination.guest.as_ref().is_none_or(|guest| guest.broken) => {}
             DestinationWork::Loads => {
                 if let Some(guest) = self.destination.guest.as_mut() {
                     guest.loaded = true;
@@ -273,41 +262,102 @@ impl World {
                 self.tear_down();
                 self.tell_destination(Event::TornDown);
             }
-            DestinationWork::Recovers => self.destination_recovers(),
+            DestinationWork::Recovers => self.owner_is_let_go(),
+            DestinationWork::Admits => self.admit(),
         }
     }
 
-    /// The hypervisor was told to run the guest, and does, whether or not the agent that told it still lives.
-    pub fn hypervisor_runs(&mut self, operations: u64) {
-        if self.destination.guest.is_none() {
+    fn runs_over_here(&mut self, ran: bool) {
+        let span = self.micros(50, 8_000);
+        let (operations, since) = (self.destination.operations, self.now);
+        self.after(span, Happening::HypervisorRuns { operations, ran, since });
+    }
+
+    /// The hypervisor was told to take the guest over, and does, whether or not the agent that told it still lives. It is told
+    /// again while it refuses.
+    pub fn hypervisor_runs(&mut self, operations: u64, ran: bool, since: Time) {
+        let told = operations == self.destination.operations;
+        let refuses = told && std::mem::take(&mut self.destination.fails_next);
+        let result = match self.destination.guest.as_ref().map(|guest| guest.pid) {
+            None => RunResult::Ended,
+            Some(_) if refuses => RunResult::Refused,
+            Some(pid) => self.try_to_run(pid, ran),
+        };
+        if !told || !self.hosts[self.at(Side::Destination)].up {
             return;
         }
-        self.run_guest();
-        if operations == self.destination.operations && self.destination.up {
-            self.tell_destination(Event::GuestRuns {
+        let step = linerate_core::Step::Commit;
+        let fault = |code| Fault::new(code, step, Side::Destination, "injected");
+        match result {
+            RunResult::Runs => self.tell_destination(Event::GuestRuns {
                 took: std::time::Duration::from_millis(1),
                 cpu: std::time::Duration::ZERO,
-            });
+            }),
+            RunResult::Ended => self.tell_destination(Event::GuestEnded(fault(Code::GuestGone))),
+            RunResult::Refused if self.now - since >= RUN_FOR => {
+                self.tell_destination(Event::CannotRun(fault(Code::HypervisorFailed)));
+            }
+            RunResult::Refused | RunResult::Unknown => {
+                self.after(RUN_AGAIN_AFTER, Happening::HypervisorRuns { operations, ran, since });
+            }
         }
+    }
+
+    /// The disks that the source's guest uses, against those of the waiting guest.
+    fn check_disks(&mut self, disks: &str) {
+        let ours = self.destination.guest.as_ref().map(|guest| guest.image);
+        let theirs = disks.parse().ok();
+        let same = match self.options.mutation {
+            Some(Mutation::GraphNotCompared) => true,
+            // The lower digits are an image's name, the others tell it from all others of that name.
+            Some(Mutation::StaleDiskTaken) => {
+                ours.map(|image| image % IMAGE_NAMES) == theirs.map(|image: u64| image % IMAGE_NAMES)
+            }
+            _ => ours == theirs,
+        };
+        let event = if same {
+            Event::DisksChecked
+        } else {
+            let step = linerate_core::Step::Blackout;
+            Event::Failed(Fault::new(Code::GuestDiffers, step, Side::Destination, "another image"))
+        };
+        self.destination_will(50, 5_000, DestinationWork::Told(event));
+    }
+
+    /// The journal does not take the process of the waiting guest.
+    pub fn cannot_note(&mut self) {
+        let step = linerate_core::Step::Prepare;
+        let fault = Fault::new(Code::JournalFailed, step, Side::Destination, "injected");
+        self.tell_destination(Event::Failed(fault));
     }
 
     fn admit(&mut self) {
+        let host = self.at(Side::Destination);
+        let left = self.all().any(|guest| guest.host == host);
         let event = if self.scenario.way == Way::HandedOver {
             self.find_waiting()
-        } else if self.destination.guest.is_some() {
+        } else if left && !self.hosts[host].cases.is_empty() && self.now - self.began < Duration::from_secs(5)
+        {
+            return self.destination_will(40_000, 60_000, DestinationWork::Admits);
+        } else if left {
             let fault =
                 Fault::new(Code::GuestExists, linerate_core::Step::Admit, Side::Destination, "left over");
             Event::Failed(fault)
         } else {
             // Its RAM is made now, so that it can be filled while the hypervisor still starts.
-            let ram = holes(&self.scenario.shape);
-            self.destination.guest = Some(Waiting { ram, broken: false, loaded: false, owned: false });
+            let (habits, pid) = (self.scenario.habits.clone(), self.new_pid());
+            let mut waiting = Guest::waiting(&self.scenario.shape, habits, pid, host);
+            waiting.image = self.image_at(host);
+            self.destination.guest = Some(waiting);
             Event::Admitted(Vec::new())
         };
         self.destination_will(500, 15_000, DestinationWork::Told(event));
     }
 
     fn prepares(&mut self) {
+        if !self.note_waiting() {
+            return self.cannot_note();
+        }
         let touched = self.hypervisor_touches();
         self.owner.set(Side::Destination);
         let told =

@@ -37,11 +37,25 @@ pub enum Mishap {
     ActionFails(Side),
     /// An operator has had enough.
     Cancelled(Side),
+    /// The disk of the journal is full for so long.
+    JournalFull(Side, Duration),
+    /// The guest's disks cannot be activated on this host for so long.
+    DisksAway(Side, Duration),
+    /// No hypervisor of this host answers for so long.
+    HypervisorsAway(Side, Duration),
+    /// The hypervisor ends by itself.
+    HypervisorDies(Side),
+    /// A snapshot is taken or a medium changed.
+    DiskChanges,
+    /// The clock of a host is set, by so many seconds.
+    ClockSteps(Side, i64),
+    /// An operator pauses the guest, wherever it runs.
+    Paused,
 }
 
 impl Mishap {
     /// Kinds in the order of [`Mishap::kind`].
-    pub const NAMES: [&'static str; 14] = [
+    pub const NAMES: [&'static str; 21] = [
         "link reset",
         "link silent",
         "link one-way",
@@ -56,6 +70,13 @@ impl Mishap {
         "action fails",
         "cancelled",
         "all links stall",
+        "journal full",
+        "disks away",
+        "hypervisors away",
+        "hypervisor dies",
+        "disk changes",
+        "clock steps",
+        "guest paused",
     ];
 
     /// Index of its kind.
@@ -75,6 +96,13 @@ impl Mishap {
             Mishap::ActionFails(_) => 11,
             Mishap::Cancelled(_) => 12,
             Mishap::AllStall(_) => 13,
+            Mishap::JournalFull(..) => 14,
+            Mishap::DisksAway(..) => 15,
+            Mishap::HypervisorsAway(..) => 16,
+            Mishap::HypervisorDies(_) => 17,
+            Mishap::DiskChanges => 18,
+            Mishap::ClockSteps(..) => 19,
+            Mishap::Paused => 20,
         }
     }
 }
@@ -92,6 +120,10 @@ pub enum Trigger {
     Blackout(Duration),
     /// This long after the source journaled that commit is sent (`Duration::ZERO`: at once, before it is sent).
     Commit(Duration),
+    /// This long after the destination journaled that the guest is committed (`Duration::ZERO`: before it runs).
+    Committed(Duration),
+    /// This long after recovery began its n-th action (`Duration::ZERO`: before it is executed).
+    Recovery(u64, Duration),
 }
 
 /// One entry of the script.
@@ -132,7 +164,9 @@ fn soon(random: &mut Random) -> Duration {
 }
 
 fn trigger(random: &mut Random, links: usize) -> Trigger {
-    match random.below(12) {
+    match random.below(15) {
+        12 => Trigger::Committed(soon(random)),
+        13 | 14 => Trigger::Recovery(random.between(1, 6), soon(random)),
         0 => Trigger::At(random.micros(0, 600_000)),
         1..=4 => Trigger::Carried(random.below(links as u64) as usize, random.below(400 << 10)),
         5..=7 => Trigger::Action(side(random), random.below(30), soon(random)),
@@ -141,9 +175,22 @@ fn trigger(random: &mut Random, links: usize) -> Trigger {
     }
 }
 
+/// For a while, or for so long that nobody waits for it.
+fn span(random: &mut Random) -> Duration {
+    let most = [500_000, 5_000_000, 50_000_000][random.below(3) as usize];
+    random.micros(1_000, most)
+}
+
 fn mishap(random: &mut Random, links: usize) -> Mishap {
     let link = random.below(links as u64) as usize;
-    match random.below(21) {
+    match random.below(28) {
+        21 => Mishap::JournalFull(side(random), span(random)),
+        22 => Mishap::DisksAway(side(random), span(random)),
+        23 => Mishap::HypervisorsAway(side(random), span(random)),
+        24 => Mishap::HypervisorDies(side(random)),
+        25 => Mishap::DiskChanges,
+        26 => Mishap::ClockSteps(side(random), random.below(7200) as i64 - 3600),
+        27 => Mishap::Paused,
         20 => Mishap::AllStall(random.micros(500_000, 5_000_000)),
         0 | 1 => Mishap::LinkReset(link),
         2 | 3 => Mishap::LinkSilent(link),

@@ -83,12 +83,40 @@ pub struct Guest {
     written: Flags,
     /// Pages that the tracker ever named and that were no hole then.
     named: Flags,
+    /// The guest ran until its hypervisor stopped it to send it away.
+    pub ran: Option<bool>,
+    /// Its process, unlike every other that ever was.
+    pub pid: u64,
+    /// Index of its host.
+    pub host: usize,
+    /// All device state is loaded; so it is in a guest that was started here.
+    pub loaded: bool,
+    /// A piece of device state was not taken: it will never have all of it.
+    pub broken: bool,
+    /// It was taken over here, or never left.
+    pub owned: bool,
+    /// Its virtual CPUs have executed something in this process.
+    pub executed: bool,
+    /// It is complete, and no other copy has run since it was made.
+    pub current: bool,
+    /// Its disks are in use: it may write to them.
+    pub disks: bool,
+    /// The image that is on top of its disk.
+    pub image: u64,
+    /// Pages whose entry in the page table has become empty since they were written.
+    emptied: Flags,
     habits: Habits,
     version: u64,
     debt: f64,
 }
 
 impl Guest {
+    /// A guest that waits for another's RAM.
+    pub fn waiting(shape: &[usize], habits: Habits, pid: u64, host: usize) -> Guest {
+        let (loaded, owned, current, disks) = (false, false, false, false);
+        Guest { pid, host, loaded, owned, current, disks, ..Guest::new(shape, habits, false, || false) }
+    }
+
     /// A guest with the pages populated where `populated` says so.
     pub fn new(shape: &[usize], habits: Habits, running: bool, mut populated: impl FnMut() -> bool) -> Guest {
         let none: Flags = shape.iter().map(|&pages| vec![false; pages]).collect();
@@ -101,7 +129,18 @@ impl Guest {
             protected: false,
             touched: none.clone(),
             written: none.clone(),
-            named: none,
+            named: none.clone(),
+            ran: None,
+            pid: 1,
+            host: 0,
+            loaded: true,
+            broken: false,
+            owned: true,
+            executed: running,
+            current: true,
+            disks: true,
+            image: 0,
+            emptied: none,
             habits,
             version: 0,
             debt: 0.0,
@@ -143,6 +182,32 @@ impl Guest {
         self.ram[region][page] = if self.version.is_multiple_of(11) { 0 } else { self.version };
         self.touched[region][page] = true;
         self.written[region][page] = self.protected;
+        self.emptied[region][page] = false;
+        // Huge pages are split and collapsed, pages are swapped out: the entry goes, the page and its mark stay.
+        if self.version.is_multiple_of(7) {
+            let near = page.saturating_sub(1);
+            self.emptied[region][near] = self.ram[region][near] != HOLE;
+        }
+    }
+
+    /// The hypervisor itself writes to a page that has memory behind it, and perhaps to one that has none.
+    pub fn hypervisor_writes(&mut self, random: &mut Random) {
+        let region = random.below(self.ram.len() as u64) as usize;
+        let page = random.below(self.ram[region].len() as u64) as usize;
+        self.write(region, page);
+    }
+
+    /// What comes of a process that was sent here: it goes on with the RAM that it has.
+    pub fn settles(&mut self, version: u64) {
+        self.version = self.version.max(version);
+        for (ram, touched) in self.ram.iter().zip(&mut self.touched) {
+            ram.iter().zip(touched).for_each(|(&page, touched)| *touched |= page != HOLE);
+        }
+    }
+
+    /// The number of the last write.
+    pub fn version(&self) -> u64 {
+        self.version
     }
 
     /// The mark that the page was written goes with its memory: no scan will name it.
@@ -168,11 +233,18 @@ impl Guest {
 
     /// Gives what was written since the scan before and protects it again. `last`: also what became a hole.
     /// `forget` is asked for each written page whether the scan loses it (a broken tracker).
-    pub fn scan(&mut self, last: bool, mut forget: impl FnMut() -> bool) -> Vec<Extent> {
+    /// `misses_emptied`: the tracker takes a page without an entry in the page table for one that was not written.
+    pub fn scan(
+        &mut self,
+        last: bool,
+        misses_emptied: bool,
+        mut forget: impl FnMut() -> bool,
+    ) -> Vec<Extent> {
         let mut found = Vec::new();
         self.each_page(|guest, region, page| {
             let hole = guest.ram[region][page] == HOLE;
-            let written = std::mem::take(&mut guest.written[region][page]);
+            let missed = misses_emptied && guest.emptied[region][page];
+            let written = std::mem::take(&mut guest.written[region][page]) && !missed;
             if (written && !forget()) || (last && hole && guest.named[region][page]) {
                 guest.named[region][page] = !hole;
                 found.push(extent(region, page));
@@ -228,8 +300,8 @@ mod tests {
         let mut guest = guest();
         assert_eq!(guest.protect().len(), 4);
         guest.write(0, 1);
-        assert_eq!(guest.scan(false, || false), [extent(0, 1)]);
-        assert!(guest.scan(false, || false).is_empty());
+        assert_eq!(guest.scan(false, false, || false), [extent(0, 1)]);
+        assert!(guest.scan(false, false, || false).is_empty());
     }
 
     #[test]
@@ -238,8 +310,8 @@ mod tests {
         guest.protect();
         guest.write(0, 2);
         guest.punch(0, 2);
-        assert!(guest.scan(false, || false).is_empty());
-        assert_eq!(guest.scan(true, || false), [extent(0, 2)]);
+        assert!(guest.scan(false, false, || false).is_empty());
+        assert_eq!(guest.scan(true, false, || false), [extent(0, 2)]);
     }
 
     #[test]

@@ -31,13 +31,15 @@ impl World {
             return;
         }
         let ran = std::mem::replace(&mut self.guest.running, false);
+        self.guest.ran = Some(ran);
         self.guest.sending = Sending::Holding;
         self.note(|| String::from("the hypervisor stopped the guest at the source"));
         if ran {
             self.tell_source(Event::GuestStopped);
         }
         self.owner_has_stopped();
-        self.source_will(0, 2_000, SourceWork::Told(Event::Holding));
+        let disks = self.guest.image.to_string();
+        self.source_will(0, 2_000, SourceWork::Told(Event::Holding { ran, disks }));
     }
 
     /// It writes device state, in some pieces.
@@ -48,8 +50,13 @@ impl World {
 
     /// The next piece; after the last the source's part is done.
     pub fn device_state_piece(&mut self, left: u64) {
+        // Its main loop runs: input to a console goes to guest RAM.
+        if self.random.percent(40) {
+            self.guest.hypervisor_writes(&mut self.random);
+        }
         if left == 0 {
             self.guest.sending = Sending::Completed;
+            (self.guest.disks, self.source.written) = (false, true);
             return self.tell_source(Event::DeviceStateDone);
         }
         let length = self.random.between(1, 5_000) as usize;

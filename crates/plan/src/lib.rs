@@ -12,13 +12,17 @@
 
 mod apply;
 mod carry;
+mod cases;
 pub mod check;
 pub mod destination_body;
+mod ends;
 pub mod faults;
 pub mod guest;
+pub mod hosts;
 mod hypervisor;
 mod mishaps;
 mod network;
+mod operator;
 mod owner;
 pub mod random;
 mod recovery;

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use linerate_core::{Side, destination, source};
 
+use crate::check::Way;
 use crate::faults::{Mishap, Trigger};
+use crate::guest::Sending;
 use crate::wire::{Purpose, index};
 use crate::world::{Happening, World};
 
@@ -34,6 +36,34 @@ impl World {
     /// The journal says, or should say, that commit is sent.
     pub fn commit_faults(&mut self) {
         self.trigger(|trigger| if let Trigger::Commit(span) = trigger { Some(*span) } else { None });
+    }
+
+    /// The destination journals, or should, that the guest is committed.
+    pub fn committed_faults(&mut self) {
+        self.trigger(|trigger| if let Trigger::Committed(span) = trigger { Some(*span) } else { None });
+    }
+
+    /// Recovery begins its n-th action.
+    pub fn case_faults(&mut self) {
+        self.case_actions += 1;
+        let nth = self.case_actions;
+        self.trigger(|trigger| match trigger {
+            Trigger::Recovery(n, span) if *n == nth => Some(*span),
+            _ => None,
+        });
+    }
+
+    /// A snapshot is taken or a medium changed: another image is on top of the guest's disk.
+    fn disk_changes(&mut self) {
+        if self.scenario.way == Way::HandedOver
+            || self.guest.gone
+            || self.guest.sending == Sending::Holding
+            || !self.guest.disks
+        {
+            return;
+        }
+        self.image += 1;
+        self.guest.image = self.image;
     }
 
     /// A link has carried something.
@@ -87,8 +117,21 @@ impl World {
             Mishap::ChannelBreaks => self.breaks(Purpose::Channel),
             Mishap::AgentCrashes(side) => self.crash(side, false, fault.back_after),
             Mishap::HostCrashes(side) => self.crash(side, true, fault.back_after),
-            Mishap::JournalFails(Side::Source, count) => self.source.journal_fails = count,
-            Mishap::JournalFails(Side::Destination, count) => self.destination.journal_fails = count,
+            Mishap::JournalFails(side, count) => self.hosts[self.at(side)].journal_fails = count,
+            Mishap::JournalFull(side, span) => self.hosts[self.at(side)].journal_full_until = self.now + span,
+            // His hypervisors are no business of the agents.
+            Mishap::DisksAway(..) | Mishap::HypervisorsAway(..) if self.scenario.way == Way::HandedOver => {}
+            Mishap::DisksAway(side, span) => self.hosts[self.at(side)].disks_away_until = self.now + span,
+            Mishap::HypervisorsAway(side, span) => {
+                self.hosts[self.at(side)].hypervisors_away_until = self.now + span;
+            }
+            Mishap::HypervisorDies(side) => self.hypervisor_dies(side),
+            Mishap::DiskChanges => self.disk_changes(),
+            Mishap::ClockSteps(side, seconds) => self.hosts[self.at(side)].clock_off += seconds,
+            Mishap::Paused => {
+                self.paused_since = true;
+                self.operator_pauses();
+            }
             Mishap::ActionFails(Side::Source) => self.source.fails_next = true,
             Mishap::ActionFails(Side::Destination) => self.destination.fails_next = true,
             Mishap::Cancelled(side) => self.cancelled(side),
@@ -155,7 +198,7 @@ impl World {
         for (direction, _) in directions.into_iter().enumerate().filter(|(_, cut)| *cut) {
             let Some(connection) = self.connections.get_mut(&id) else { return };
             let times = connection.cut(self.now, direction, &mut self.random, late_max);
-            times.into_iter().for_each(|at| self.at(at, Happening::Arrives(id, direction)));
+            times.into_iter().for_each(|at| self.at_time(at, Happening::Arrives(id, direction)));
         }
         if told {
             let soon = self.micros(0, 2_000);
@@ -174,6 +217,6 @@ impl World {
                 times.extend(later.into_iter().map(|at| (at, connection.id, direction)));
             }
         }
-        times.into_iter().for_each(|(at, id, direction)| self.at(at, Happening::Arrives(id, direction)));
+        times.into_iter().for_each(|(at, id, direction)| self.at_time(at, Happening::Arrives(id, direction)));
     }
 }

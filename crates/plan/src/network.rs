@@ -14,7 +14,7 @@ impl World {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         let link = &mut self.links[connection.link];
         if let Some(at) = connection.send(self.now, link, from, packet) {
-            self.at(at, Happening::Arrives(id, index(from)));
+            self.at_time(at, Happening::Arrives(id, index(from)));
         }
     }
 

@@ -8,8 +8,7 @@ use linerate_core::source::Event;
 use linerate_core::{Code, Fault, GuestState, Side, Step, Time, destination};
 
 use crate::check::{Mutation, Property, Way};
-use crate::destination_body::Waiting;
-use crate::guest::{DEVICE, Sending, holes};
+use crate::guest::{DEVICE, Guest, Sending};
 use crate::source_body::SourceWork;
 use crate::wire::index;
 use crate::world::{Happening, World};
@@ -62,8 +61,9 @@ impl World {
         if self.scenario.way == Way::HandedOver {
             self.owner = Owner { course: Course::Held, ..Owner::default() };
             self.owner.set(Side::Source);
-            let ram = holes(&self.scenario.shape);
-            self.destination.guest = Some(Waiting { ram, broken: false, loaded: false, owned: false });
+            let (pid, host) = (self.new_pid(), self.at(Side::Destination));
+            let habits = self.scenario.habits.clone();
+            self.destination.guest = Some(Guest::waiting(&self.scenario.shape, habits, pid, host));
         }
     }
 
@@ -144,6 +144,7 @@ impl World {
         guest.loaded = true;
         self.run_guest();
         self.owner.course = Course::Arrived;
+        self.check.taken_over.insert(self.session);
         self.guest.sending = Sending::Completed;
         self.guest.gone = true;
         self.source_will(0, 20_000, SourceWork::Told(Event::Left));
@@ -185,9 +186,9 @@ impl World {
     }
 
     /// A restarted source puts back what its journal says, and asks nobody: who runs the guest is not its to say.
-    pub fn owner_outlived(&mut self, stays: bool) {
+    pub fn owner_outlived(&mut self) {
         if !self.owner_is_settled() {
-            return self.source_will(1_000, 5_000, SourceWork::Recovers(stays));
+            return self.source_will(1_000, 5_000, SourceWork::Recovers);
         }
         let state = self.owner_undone();
         let arrived = self.owner.course == Course::Arrived;

@@ -1,48 +1,32 @@
-//! Journals, crashes, and what restarted agents do by `linerate_core::journal`.
+//! Journals of sessions under way, questions about the outcome, crashes, and agents that start again.
 
 use std::time::Duration;
 
-use linerate_core::journal::{
-    DestinationPhase, DestinationRecovery, SourcePhase, SourceRecovery, Verdict, outcome,
-    recover_destination, recover_source, verdict,
-};
+use linerate_core::journal::{DestinationPhase, SourcePhase};
+use linerate_core::recovery::{DestinationEvent, Phase, SourceEvent, SourceRecovery};
 use linerate_core::{Code, Fault, GuestState, Outcome, Side, Step, destination, source};
 
-use crate::check::{Mutation, Way};
+use crate::check::{Mutation, Property, Way};
 use crate::destination_body::DestinationWork;
 use crate::guest::Sending;
+use crate::hosts::{Known, Machine};
 use crate::source_body::SourceWork;
 use crate::wire::index;
 use crate::world::{Happening, World};
 
-/// A restarted source asks this often.
-const ASKS_EVERY: Duration = Duration::from_secs(1);
+/// A host out of reach is taken for silent after this long.
+const UNANSWERED_AFTER: Duration = Duration::from_millis(500);
 
 impl World {
     // ---- journals ----
 
-    fn source_writes(&mut self, phase: SourcePhase) -> bool {
-        if self.source.journal_fails > 0 {
-            self.source.journal_fails -= 1;
-            return false;
-        }
-        self.source.journal = Some(phase);
-        self.source.commit_journaled |= phase == SourcePhase::CommitSent;
-        true
-    }
-
-    fn destination_writes(&mut self, phase: DestinationPhase) -> bool {
-        if self.destination.journal_fails > 0 {
-            self.destination.journal_fails -= 1;
-            return false;
-        }
-        self.destination.journal = Some(phase);
-        true
-    }
-
     /// Done before the next action is looked at.
     pub fn source_journal(&mut self, phase: SourcePhase) {
-        let event = if self.source_writes(phase) {
+        let (now, host, session) = (self.now, self.at(Side::Source), self.session);
+        let known = Known { process: Some(self.guest.pid), ..Known::default() };
+        let written = self.hosts[host].write(now, session, Phase::Source(phase), known);
+        self.source.commit_journaled |= written && phase == SourcePhase::CommitSent;
+        let event = if written {
             source::Event::Journaled(phase)
         } else {
             source::Event::Failed(Fault::new(Code::JournalFailed, Step::Commit, Side::Source, "injected"))
@@ -50,7 +34,6 @@ impl World {
         if phase == SourcePhase::CommitSent {
             self.commit_faults();
         }
-        let now = self.now;
         if let Some(brain) = self.source.brain.as_mut() {
             brain.handle(now, event);
         }
@@ -58,6 +41,7 @@ impl World {
 
     /// Done before the next action is looked at.
     pub fn destination_journal(&mut self, phase: DestinationPhase) {
+        let now = self.now;
         if self.options.mutation == Some(Mutation::RunBeforeJournaled) && phase == DestinationPhase::Committed
         {
             self.run_guest();
@@ -68,65 +52,129 @@ impl World {
             let fault = Fault::new(Code::JournalFailed, Step::Commit, Side::Destination, "injected");
             destination::Event::Failed(fault)
         };
-        let now = self.now;
+        if phase == DestinationPhase::Committed {
+            self.committed_faults();
+        }
         if let Some(brain) = self.destination.brain.as_mut() {
             brain.handle(now, event);
         }
     }
 
+    fn destination_writes(&mut self, phase: DestinationPhase) -> bool {
+        let (now, host, session) = (self.now, self.at(Side::Destination), self.session);
+        let known = Known {
+            process: self
+                .destination
+                .guest
+                .as_ref()
+                .filter(|_| self.destination.started)
+                .map(|guest| guest.pid),
+            ran: self.destination.brain.as_ref().and_then(|brain| brain.ran()),
+            recovers: false,
+        };
+        let written = self.hosts[host].write(now, session, Phase::Destination(phase), known);
+        if written && phase == DestinationPhase::Loaded {
+            let difference = self.ram_differs();
+            self.check.that(difference.is_none(), Property::SameRam, || difference.unwrap_or_default());
+            // The source's may have gone on by itself meanwhile.
+            let stopped = !self.guest.running || self.guest.gone;
+            if let Some(guest) = self.destination.guest.as_mut() {
+                guest.current = stopped;
+            }
+        }
+        written
+    }
+
+    /// The process of the waiting guest is known: it belongs into the journal.
+    pub fn note_waiting(&mut self) -> bool {
+        self.destination.started = true;
+        let host = self.at(Side::Destination);
+        let known = self.hosts[host].record(self.session).map(|record| record.phase);
+        match known {
+            Some(Phase::Destination(phase)) => self.destination_writes(phase),
+            _ => self.destination_writes(DestinationPhase::Started),
+        }
+    }
+
     // ---- asking ----
 
-    /// The source asks for the outcome, on any link that works.
-    pub fn ask(&mut self) {
+    /// A source asks for the outcome and says commit once more, on any link that works.
+    pub fn ask(&mut self, host: usize, session: u64) {
         if self.options.mutation == Some(Mutation::ResumeAfterCommit) {
             self.resume_source_guest();
         }
-        let life = self.source.life;
-        let Some(link) = self.links.iter().position(|link| link.connects()) else { return };
+        let life = self.hosts[host].life;
+        let Some(link) = self.links.iter().position(|link| link.connects()) else {
+            return self.after(UNANSWERED_AFTER, Happening::Answered { host, life, session, outcome: None });
+        };
         let latency = self.links[link].latency;
-        self.after(latency, Happening::Asked { life, link });
+        self.after(latency, Happening::Asked { host, life, session, link });
     }
 
-    /// The question arrives: a live session answers, or the journal.
-    pub fn asked(&mut self, life: u64, link: usize) {
-        if !self.destination.up || !self.links[link].connects() {
+    /// The question arrives at the other host.
+    pub fn asked(&mut self, host: usize, life: u64, session: u64, link: usize) {
+        let other = 1 - host;
+        let hears = self.hosts[other].up && !self.destination.recovering && self.links[link].connects();
+        let outcome = hears.then(|| {
+            if self.options.mutation != Some(Mutation::CommitNotSaidAgain) {
+                self.say_commit_again(host, other, session);
+            }
+            let outcome = self.outcome_at(other, session);
+            let before = self.options.mutation == Some(Mutation::CommittedBeforeItRuns);
+            let outcome =
+                if before && self.is_committed_at(other, session) { Outcome::Committed } else { outcome };
+            if outcome == Outcome::Committed {
+                self.says_committed(other, session);
+            }
+            outcome
+        });
+        let latency = if outcome.is_some() { self.links[link].latency } else { UNANSWERED_AFTER };
+        self.after(latency, Happening::Answered { host, life, session, outcome });
+    }
+
+    fn say_commit_again(&mut self, from: usize, host: usize, session: u64) {
+        let pid = self.hosts[from].record(session).and_then(|record| record.process);
+        let copy = pid.is_some_and(|pid| self.lives(pid));
+        if session == self.session && host == self.at(Side::Destination) {
+            self.tell_destination(destination::Event::CommitAgain { copy });
+        }
+        self.tell_destination_case(host, session, DestinationEvent::CommitAgain { copy });
+    }
+
+    fn is_committed_at(&self, host: usize, session: u64) -> bool {
+        let record = self.hosts[host].record(session);
+        record.is_some_and(|record| record.phase == Phase::Destination(DestinationPhase::Committed))
+    }
+
+    /// A destination says that it has the guest: it must have taken it over, and it must be there or have moved on.
+    pub fn says_committed(&mut self, host: usize, session: u64) {
+        let pid = self.hosts[host].record(session).and_then(|record| record.process);
+        let has = pid.is_some_and(|pid| {
+            self.find(pid).is_some_and(|guest| guest.owned) || self.check.moved_on.contains(&pid)
+        });
+        self.check.that(has, Property::GivenUpForRunning, || {
+            format!(
+                "host {host} says that it has the guest of session {session}, and process {pid:?} has not"
+            )
+        });
+        self.check.taken_over.insert(session);
+    }
+
+    /// The answer arrives, at a live session or at recovery; none if nobody answered.
+    pub fn answered(&mut self, host: usize, life: u64, session: u64, outcome: Option<Outcome>) {
+        if life != self.hosts[host].life || !self.hosts[host].up {
             return;
         }
-        let live = self.destination.brain.as_ref().map(|brain| brain.outcome());
-        let outcome = live.unwrap_or_else(|| outcome(self.destination.journal));
-        let latency = self.links[link].latency;
-        self.after(latency, Happening::Answered { life, outcome });
-    }
-
-    /// The answer arrives, at a live session or a restarted agent.
-    pub fn answered(&mut self, life: u64, outcome: Outcome) {
-        if life != self.source.life || !self.source.up {
-            return;
+        let rash =
+            self.options.mutation == Some(Mutation::ResumeOnPending) && outcome == Some(Outcome::Pending);
+        let outcome = if rash { Some(Outcome::Aborted) } else { outcome };
+        if self.hosts[host].cases.contains_key(&session) {
+            self.note(|| format!("host {host}, session {session}: is told {outcome:?}"));
+            return self.tell_source_case(host, session, SourceEvent::Answered(outcome));
         }
-        let rash = self.options.mutation == Some(Mutation::ResumeOnPending) && outcome == Outcome::Pending;
-        let outcome = if rash { Outcome::Aborted } else { outcome };
-        if !self.source.asking {
-            return self.tell_source(source::Event::Answered(outcome));
-        }
-        self.note(|| format!("the restarted source is told: {outcome:?}"));
-        match verdict(outcome) {
-            Verdict::GiveUpGuest => self.source_settles(false),
-            Verdict::Resume => self.source_settles(true),
-            Verdict::AskAgain => {}
-        }
-    }
-
-    fn source_settles(&mut self, resumes: bool) {
-        self.source.asking = false;
-        self.source_will(100, 5_000, SourceWork::Recovers(resumes));
-    }
-
-    /// A restarted source asks until it knows.
-    pub fn ask_again(&mut self) {
-        if self.source.asking {
-            self.ask();
-            let operations = self.source.operations;
-            self.after(ASKS_EVERY, Happening::Source { operations, work: SourceWork::Asks });
+        let live = session == self.session && host == self.at(Side::Source);
+        if let Some(outcome) = outcome.filter(|_| live) {
+            self.tell_source(source::Event::Answered(outcome));
         }
     }
 
@@ -134,20 +182,53 @@ impl World {
 
     /// The process of a side is gone, or its whole host.
     pub fn crash(&mut self, side: Side, host: bool, back_after: Duration) {
-        let up = match side {
-            Side::Source => &mut self.source.up,
-            Side::Destination => &mut self.destination.up,
-        };
-        if !std::mem::replace(up, false) {
+        let at = self.at(side);
+        if !self.hosts[at].up {
             return;
         }
-        self.host_crashed[index(side)] |= host;
+        self.hosts[at].forget();
         self.hang_up(side, host);
         match side {
             Side::Source => self.source_crashes(host),
             Side::Destination => self.destination_crashes(host),
         }
-        self.after(back_after, Happening::Restart(side));
+        if host {
+            self.dies_with(at);
+        }
+        self.after(back_after, Happening::Restart(at));
+    }
+
+    /// Every process of the host is gone.
+    fn dies_with(&mut self, host: usize) {
+        let gone: Vec<u64> = self.all().filter(|guest| guest.host == host).map(|guest| guest.pid).collect();
+        self.hosts[host].crashed |= !gone.is_empty();
+        gone.into_iter().for_each(|pid| self.remove(pid));
+    }
+
+    /// The hypervisor of a side ends by itself.
+    pub fn hypervisor_dies(&mut self, side: Side) {
+        let pid = match side {
+            Side::Source if !self.guest.gone => self.guest.pid,
+            Side::Source => return,
+            Side::Destination => match &self.destination.guest {
+                Some(guest) => guest.pid,
+                None => return,
+            },
+        };
+        if self.scenario.way == Way::HandedOver {
+            return;
+        }
+        let at = self.at(side);
+        self.hosts[at].crashed = true;
+        self.remove(pid);
+        let fault = Fault::new(Code::GuestGone, Step::Copy, side, "injected");
+        match side {
+            Side::Source => self.source_will(10, 5_000, SourceWork::Told(source::Event::Failed(fault))),
+            Side::Destination => {
+                let told = DestinationWork::Told(destination::Event::Failed(fault));
+                self.destination_will(10, 5_000, told);
+            }
+        }
     }
 
     /// The kernel of a dead process says so to the peer; a dead host says nothing.
@@ -168,15 +249,9 @@ impl World {
     fn source_crashes(&mut self, host: bool) {
         self.source.brain = None;
         self.shut_gate();
-        self.source.asking = false;
-        self.source.withdrawal = None;
         self.source.life += 1;
         self.source.operations += 1;
         self.guest.unprotect();
-        if host {
-            self.guest.gone = true;
-            self.guest.running = false;
-        }
         // Its stream broken, the hypervisor may give up by itself, and then resumes the guest.
         let sends = matches!(self.guest.sending, Sending::SettingUp | Sending::Holding);
         if self.scenario.way == Way::HandedOver {
@@ -187,102 +262,55 @@ impl World {
         }
     }
 
-    fn destination_crashes(&mut self, host: bool) {
+    fn destination_crashes(&mut self, _host: bool) {
         self.destination.brain = None;
         self.destination.operations += 1;
         // His stream came by this agent.
         self.shut_gate();
-        if host {
-            self.destination.guest = None;
-        }
     }
 
     /// An agent starts and reads its journal.
-    pub fn restart(&mut self, side: Side) {
-        self.note(|| format!("the {side}'s agent starts"));
-        match side {
-            Side::Source => {
-                self.source.up = true;
-                self.source_restarts();
+    pub fn restart(&mut self, host: usize) {
+        self.note(|| format!("the agent of host {host} starts"));
+        self.hosts[host].up = true;
+        if self.scenario.way != Way::HandedOver {
+            self.read_journal(host);
+            if host == self.at(Side::Source) && self.hosts[host].record(self.session).is_none() {
+                self.source.decided = Some(self.state_at_source());
             }
-            Side::Destination => {
-                self.destination.up = true;
-                self.destination.recovering = true;
-                self.destination_will(100, 5_000, DestinationWork::Recovers);
-            }
-        }
-    }
-
-    fn source_restarts(&mut self) {
-        if self.scenario.way == Way::HandedOver {
-            return self.source_will(100, 50_000, SourceWork::Recovers(true));
-        }
-        let Some(phase) = self.source.journal else {
-            self.source.decided = Some(self.state_at_source());
             return;
-        };
-        match recover_source(phase) {
-            SourceRecovery::RollBack => {
-                self.source_will(100, 50_000, SourceWork::Recovers(true));
-                self.begin_withdrawal();
-            }
-            SourceRecovery::Ask => {
-                self.source.asking = true;
-                self.ask_again();
-            }
-            SourceRecovery::Nothing if phase == SourcePhase::Finished => {
-                self.source.decided = Some(GuestState::RunsAtDestination);
-            }
-            SourceRecovery::Nothing => self.source.decided = Some(self.state_at_source()),
+        }
+        if host == self.at(Side::Source) {
+            self.source_will(100, 50_000, SourceWork::Recovers);
+        } else {
+            self.destination.recovering = true;
+            self.destination_will(100, 5_000, DestinationWork::Recovers);
         }
     }
 
-    /// The guest stays, or goes; the journal is written until it takes it.
-    pub fn source_recovers(&mut self, stays: bool) {
-        if self.scenario.way == Way::HandedOver {
-            return self.owner_outlived(stays);
-        }
-        let (phase, state) = if stays {
-            (SourcePhase::RolledBack, self.undo())
-        } else {
-            self.end_source_guest();
-            (SourcePhase::Finished, GuestState::RunsAtDestination)
-        };
-        if self.source_writes(phase) {
-            self.note(|| format!("the restarted source has recovered: {state:?}"));
-            self.source.decided = Some(state);
-        } else {
-            self.source_will(500_000, 1_000_000, SourceWork::Recovers(stays));
-        }
-    }
-
-    /// A restarted destination does what its journal says; an abort is written until the journal takes it.
-    pub fn destination_recovers(&mut self) {
+    /// A restarted destination gives up what is somebody else's; it is written until the journal takes it.
+    pub fn owner_is_let_go(&mut self) {
         if !self.owner_is_settled() {
             return self.destination_will(1_000, 5_000, DestinationWork::Recovers);
         }
-        let action = self.destination.journal.map(recover_destination);
-        let written = match action {
-            Some(DestinationRecovery::Discard) => {
-                self.tear_down();
-                self.destination_writes(DestinationPhase::Aborted)
-            }
-            Some(DestinationRecovery::Keep) if self.scenario.way == Way::HandedOver => true,
-            Some(DestinationRecovery::Keep) => {
-                let loaded =
-                    self.destination.guest.as_ref().is_some_and(|guest| guest.loaded && !guest.owned);
-                if loaded {
-                    self.run_guest();
-                }
-                true
-            }
-            Some(DestinationRecovery::Nothing) | None => true,
-        };
-        if written {
-            self.destination.recovering = false;
-            self.note(|| format!("the restarted destination has recovered: {action:?}"));
-        } else {
-            self.destination_will(500_000, 1_000_000, DestinationWork::Recovers);
+        self.tear_down();
+        let host = self.at(Side::Destination);
+        let begun = self.hosts[host].record(self.session).is_some();
+        if begun && !self.destination_writes(DestinationPhase::Aborted) {
+            return self.destination_will(500_000, 1_000_000, DestinationWork::Recovers);
         }
+        self.destination.recovering = false;
+    }
+
+    /// A session ended and left something to do.
+    pub fn leave_to_recovery(&mut self, guest: GuestState) {
+        let (now, host, session) = (self.now, self.at(Side::Source), self.session);
+        let machine = match self.hosts[host].record(session).map(|record| record.phase) {
+            Some(Phase::Source(SourcePhase::CommitSent)) => SourceRecovery::ask(now),
+            Some(Phase::Source(SourcePhase::Started)) | None => SourceRecovery::take_back(now),
+            _ => return self.source.decided = Some(guest),
+        };
+        self.add_case(host, session, Machine::Source(machine));
+        self.poll_cases(host);
     }
 }

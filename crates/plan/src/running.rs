@@ -1,94 +1,229 @@
-//! Where the guest runs: resuming, running and ending it, with the checks that belong to these moments and to the end.
+//! Where the guest runs: resuming, running and ending its processes, with the checks that belong to these moments.
 
+use linerate_core::recovery::RunResult;
 use linerate_core::{Extent, GuestState, PAGE_BYTES, Side};
 
 use crate::check::{Mutation, Property, Way};
-use crate::guest::{DEVICE, HOLE, Sending, content};
+use crate::guest::{DEVICE, Guest, HOLE, Sending, content};
 use crate::world::World;
 
 impl World {
+    // ---- processes ----
+
+    /// Every living process of the guest.
+    pub fn all(&self) -> impl Iterator<Item = &Guest> {
+        let here = Some(&self.guest).filter(|guest| !guest.gone);
+        here.into_iter().chain(&self.destination.guest).chain(&self.parked)
+    }
+
+    /// A living process.
+    pub fn find(&self, pid: u64) -> Option<&Guest> {
+        self.all().find(|guest| guest.pid == pid)
+    }
+
+    /// A living process.
+    pub fn find_mut(&mut self, pid: u64) -> Option<&mut Guest> {
+        let here = Some(&mut self.guest).filter(|guest| !guest.gone);
+        let all = here.into_iter().chain(&mut self.destination.guest).chain(&mut self.parked);
+        all.into_iter().find(|guest| guest.pid == pid)
+    }
+
+    /// A process ends.
+    pub fn remove(&mut self, pid: u64) {
+        if self.guest.pid == pid {
+            self.guest.gone = true;
+            self.guest.running = false;
+            self.guest.unprotect();
+        }
+        if self.destination.guest.as_ref().is_some_and(|guest| guest.pid == pid) {
+            self.destination.guest = None;
+        }
+        self.parked.retain(|guest| guest.pid != pid);
+    }
+
+    /// An agent ends a process: a complete guest must be left, and no record decides about a process that runs for another.
+    fn agent_ends(&mut self, pid: u64) {
+        let Some(guest) = self.find(pid) else { return };
+        let (current, running) = (guest.current, guest.running);
+        let left = self.all().any(|other| other.pid != pid && other.current);
+        self.check.that(!current || left, Property::NothingLost, || {
+            format!("process {pid} is ended, and no other complete copy is left")
+        });
+        self.check.that(!running, Property::OwnRecord, || {
+            format!("process {pid} is ended while the guest runs in it")
+        });
+        self.remove(pid);
+    }
+
+    /// A process lets the guest execute.
+    fn executes(&mut self, pid: u64) {
+        let Some(guest) = self.find(pid) else { return };
+        let (host, current, image, owned) = (guest.host, guest.current, guest.image, guest.owned);
+        self.note(|| format!("the guest runs on host {host}, process {pid}"));
+        let other = self.all().find(|other| other.pid != pid && (other.running || other.disks));
+        let other = other.map(|other| (other.pid, other.running));
+        let wanted = self.wanted;
+        self.check.that(other.is_none_or(|(_, running)| !running), Property::OneRuns, || {
+            format!("process {pid} runs the guest while another does: {other:?}")
+        });
+        self.check.that(current && owned, Property::OneRuns, || {
+            format!("process {pid} runs the guest, which has run elsewhere since or is not its own")
+        });
+        self.check.that(other.is_none(), Property::DiskRuns, || {
+            format!("process {pid} uses the disks while another does: {other:?}")
+        });
+        self.check.that(image == self.image, Property::DiskRuns, || {
+            format!("process {pid} runs with image {image}; the guest's is {}", self.image)
+        });
+        self.check
+            .that(wanted, Property::PausedStays, || format!("process {pid} runs a guest that was paused"));
+        for pid in self.all().filter(|other| other.pid != pid).map(|other| other.pid).collect::<Vec<_>>() {
+            if let Some(other) = self.find_mut(pid) {
+                other.current = false;
+            }
+        }
+        if let Some(guest) = self.find_mut(pid) {
+            (guest.running, guest.executed) = (true, true);
+        }
+    }
+
     // ---- source ----
 
     /// What the guest does if the source has it.
     pub fn state_at_source(&self) -> GuestState {
-        match (self.guest.gone, self.guest.running) {
-            (true, _) => GuestState::Gone,
-            (false, true) => GuestState::RunsAtSource,
-            (false, false) => GuestState::PausedAtSource,
-        }
+        state(&self.guest)
     }
 
-    /// Roll-back: the guest does what it did before, unprotected, at full speed.
-    pub fn undo(&mut self) -> GuestState {
+    /// Roll-back of the session under way: unprotected, at full speed, and as before; or it has to be tried again.
+    pub fn undo(&mut self) -> (GuestState, bool) {
         if self.options.mutation != Some(Mutation::RollBackKeepsProtection) {
             self.guest.unprotect();
         }
         self.guest.throttle = 0;
         if self.scenario.way == Way::HandedOver {
-            return self.owner_undone();
+            return (self.owner_undone(), true);
         }
-        if self.options.mutation != Some(Mutation::RollBackForgetsGuest) {
-            self.resume_source_guest();
+        if self.options.mutation == Some(Mutation::RollBackForgetsGuest) {
+            return (self.state_at_source(), true);
         }
-        self.state_at_source()
+        let rash = self.options.mutation == Some(Mutation::RollBackWrittenAnyway);
+        let done = self.take_back(self.guest.pid);
+        (self.state_at_source(), done.is_some() || rash)
     }
 
-    /// The hypervisor's migration is cancelled, the guest goes on if it ran before.
+    /// The hypervisor's migration is cancelled, the guest goes on if it ran before. None if it has to be tried again.
+    pub fn take_back(&mut self, pid: u64) -> Option<GuestState> {
+        let Some(host) = self.find(pid).map(|guest| guest.host) else { return Some(GuestState::Gone) };
+        let away = self.hypervisors_are_away(host);
+        let disks_away = self.hosts[host].disks_away_until > self.now;
+        let guest = self.find_mut(pid)?;
+        if away {
+            return None;
+        }
+        guest.unprotect();
+        guest.throttle = 0;
+        guest.sending = Sending::No;
+        if !guest.disks && disks_away {
+            return None;
+        }
+        guest.disks = true;
+        let ran = guest.ran.take();
+        if ran == Some(true) {
+            self.executes(pid);
+        }
+        self.find(pid).map(state)
+    }
+
+    /// The source's hypervisor goes on by itself, or is made to.
     pub fn resume_source_guest(&mut self) {
-        if self.guest.gone {
-            return;
-        }
-        self.guest.sending = Sending::No;
-        self.guest.running = self.scenario.runs;
-        self.note(|| String::from("the guest is back as before at the source"));
-        let owned = self.destination.owns();
-        self.check.that(!owned, Property::OneRuns, || {
-            String::from("the source resumes while the guest is the destination's")
-        });
+        self.take_back(self.guest.pid);
     }
 
-    /// The guest is the destination's: the source's process ends.
-    pub fn end_source_guest(&mut self) {
-        self.guest.gone = true;
-        self.guest.running = false;
-        self.guest.unprotect();
+    /// The guest is another host's: the source's process ends.
+    pub fn give_up(&mut self, pid: u64, session: u64) {
+        let known = self.check.taken_over.contains(&session) || self.check.resolved.contains(&session);
+        self.check.that(known, Property::GivenUpForRunning, || {
+            format!("process {pid} is given up, and the guest was never taken over in session {session}")
+        });
+        let sent = self.find(pid).is_none_or(|guest| !guest.running);
+        self.check
+            .that(sent, Property::OwnRecord, || format!("process {pid} is given up and runs the guest"));
+        self.check.moved_on.insert(pid);
+        // What died over there after it had been taken over is lost with its host, not by us.
+        self.remove(pid);
     }
 
     // ---- destination ----
 
-    /// The destination lets the guest run.
-    pub fn run_guest(&mut self) {
-        self.note(|| String::from("the guest runs at the destination"));
-        let running = self.guest.running;
-        self.check.that(!running, Property::OneRuns, || {
-            String::from("the destination runs the guest while it runs at the source")
-        });
-        let difference = self.ram_differs();
-        self.check.that(difference.is_none(), Property::SameRam, || difference.unwrap_or_default());
-        self.check_holes();
-        self.destination.ran = true;
-        if let Some(guest) = self.destination.guest.as_mut() {
-            guest.owned = true;
+    /// The hypervisor is told to take the guest over.
+    pub fn try_to_run(&mut self, pid: u64, ran: bool) -> RunResult {
+        let Some(guest) = self.find(pid) else { return RunResult::Ended };
+        let (host, running) = (guest.host, guest.running);
+        if self.hypervisors_are_away(host) {
+            return RunResult::Unknown;
+        }
+        if running {
+            return RunResult::Runs;
+        }
+        if self.hosts[host].disks_away_until > self.now {
+            return RunResult::Refused;
+        }
+        self.takes_over(pid);
+        if ran {
+            self.executes(pid);
+        }
+        RunResult::Runs
+    }
+
+    /// The process has the guest from now on.
+    pub fn takes_over(&mut self, pid: u64) {
+        let mine = self.destination.guest.as_ref().is_some_and(|guest| guest.pid == pid);
+        if mine && !self.destination.ran {
+            let difference = self.ram_differs();
+            self.check.that(difference.is_none(), Property::SameRam, || difference.unwrap_or_default());
+            self.check_holes();
+            self.destination.ran = true;
+        }
+        if let Some(guest) = self.find_mut(pid) {
+            (guest.owned, guest.disks) = (true, true);
         }
     }
 
-    /// The waiting guest ends.
+    /// Somebody else lets the destination run the guest.
+    pub fn run_guest(&mut self) {
+        let Some(pid) = self.destination.guest.as_ref().map(|guest| guest.pid) else { return };
+        self.guest.disks = false;
+        if let Some(guest) = self.destination.guest.as_mut() {
+            guest.current = true;
+        }
+        self.takes_over(pid);
+        self.executes(pid);
+    }
+
+    /// The waiting guest of the session ends.
     pub fn tear_down(&mut self) {
         if self.scenario.way == Way::HandedOver {
             // What becomes of it is not ours to say.
             return self.owner.put_back(Side::Destination, self.options.mutation);
         }
-        let owned = self.destination.owns();
+        if let Some(pid) = self.destination.guest.as_ref().map(|guest| guest.pid) {
+            self.discard(pid);
+        }
+    }
+
+    /// A waiting guest ends.
+    pub fn discard(&mut self, pid: u64) {
+        let owned = self.find(pid).is_some_and(|guest| guest.owned);
         self.check.that(!owned, Property::OneRuns, || {
             String::from("the destination ends a guest that it was told to run")
         });
         if self.options.mutation != Some(Mutation::TearDownLeavesGuest) {
-            self.destination.guest = None;
+            self.agent_ends(pid);
         }
     }
 
     /// Which page differs, but for the one that loading device state writes.
-    fn ram_differs(&self) -> Option<String> {
+    pub fn ram_differs(&self) -> Option<String> {
         let Some(guest) = self.destination.guest.as_ref() else { return Some(String::from("no guest")) };
         if !guest.loaded {
             return Some(String::from("device state is not loaded"));
@@ -142,54 +277,13 @@ impl World {
             format!("a page never touched is read: {untouched:?}")
         });
     }
+}
 
-    /// The session is over on both sides, the links work.
-    pub fn check_end(&mut self) {
-        let crashed = self.host_crashed;
-        let Some(decided) = self.source.decided else { return };
-        let moved = decided == GuestState::RunsAtDestination;
-        let owned = self.destination.owns();
-        let fault = self.source.ending.as_ref().and_then(|ending| ending.fault.clone());
-
-        self.check.that(!moved || self.destination.ran || crashed[1], Property::Truthful, || {
-            String::from("the source says that the guest moved, and it never ran at the destination")
-        });
-        // Somebody else may have decided while the source gave up.
-        let unsure = decided == GuestState::Unknown && self.scenario.way == Way::HandedOver;
-        self.check.that(moved || unsure || !owned, Property::OneRuns, || {
-            format!("the source says {decided:?}, and the destination has the guest")
-        });
-        let true_here = decided == self.state_at_source() || unsure && owned;
-        self.check.that(moved || crashed[0] || true_here, Property::Truthful, || {
-            format!("the source says {decided:?}")
-        });
-        self.check_put_back();
-        if !crashed[0] && !moved && !owned {
-            self.check_survived();
-        }
-        self.check.that(
-            moved || !self.source.commit_journaled || fault.is_some() || self.source.life > 0,
-            Property::Truthful,
-            || String::from("a session without fault left the guest"),
-        );
-        let leftover = self.destination.guest.is_some() && !owned;
-        self.check.that(!leftover, Property::RetrySucceeds, || {
-            String::from("a waiting guest is left at the destination")
-        });
-        let must_move = self.scenario.faults.is_empty() && self.scenario.converges();
-        let property = if self.retrying { Property::RetrySucceeds } else { Property::FaultlessSucceeds };
-        self.check.that(!must_move || (moved && fault.is_none()), property, || {
-            format!("without faults: {:?}", self.source.ending)
-        });
-    }
-
-    fn check_survived(&mut self) {
-        let guest = &self.guest;
-        let as_before = guest.running == self.scenario.runs && guest.sending == Sending::No && !guest.gone;
-        let free = !guest.protected && guest.throttle == 0;
-        let state = (guest.running, guest.sending, guest.protected, guest.throttle);
-        self.check.that(as_before && free, Property::SourceSurvives, || {
-            format!("running, hypervisor, protected, throttle: {state:?}")
-        });
+/// What a process of the source does.
+pub fn state(guest: &Guest) -> GuestState {
+    match (guest.gone, guest.running) {
+        (true, _) => GuestState::Gone,
+        (false, true) => GuestState::RunsAtSource,
+        (false, false) => GuestState::PausedAtSource,
     }
 }

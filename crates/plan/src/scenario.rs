@@ -43,6 +43,8 @@ pub struct Scenario {
     pub round_interval: Duration,
     /// How the guest goes.
     pub way: Way,
+    /// The destination has an image of the same name that is another one.
+    pub stale: bool,
     /// What goes wrong.
     pub faults: Vec<Fault>,
 }
@@ -68,6 +70,7 @@ impl Scenario {
             round_interval: Duration::from_millis([0, 0, 50][random.below(3) as usize]),
             way: Way::Direct,
             faults: faults::draw(random, links.len()),
+            stale: random.percent(4),
             links,
             shape,
         }

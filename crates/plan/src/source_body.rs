@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use linerate_core::journal::SourcePhase;
 use linerate_core::source::{Action, Config, Ending, Event, Source};
-use linerate_core::withdrawal::Withdrawal;
 use linerate_core::{Code, Extent, Fault, GuestState, Side, Step};
 
 use crate::check::{Mutation, Way};
@@ -34,31 +32,21 @@ pub enum SourceWork {
     RollsBack,
     /// The guest is ended now.
     CleansUp,
-    /// A restarted agent is done with what its journal said.
-    Recovers(bool),
-    /// A restarted agent asks (again).
-    Asks,
-    /// A roll-back is told beside the session (again).
-    Withdraws,
+    /// A restarted agent is done with what its journal said of somebody else's guest.
+    Recovers,
 }
 
 /// The source's agent, and its disk.
 #[derive(Debug)]
 pub struct SourceBody {
-    /// The process runs.
-    pub up: bool,
     /// Its session, if it lives.
     pub brain: Option<Source>,
     /// Counts the lives of the process.
     pub life: u64,
     /// Counts what was begun; a roll-back or crash makes all that is under way void.
     pub operations: u64,
-    /// On disk.
-    pub journal: Option<SourcePhase>,
     /// It once said that commit was sent.
     pub commit_journaled: bool,
-    /// The next writes of the journal fail.
-    pub journal_fails: u64,
     /// What is asked next of hypervisor or tracker fails.
     pub fails_next: bool,
     /// The destination's interfaces are known.
@@ -67,10 +55,8 @@ pub struct SourceBody {
     pub greeted: bool,
     /// Actions begun.
     pub actions: u64,
-    /// A restarted agent asks the destination.
-    pub asking: bool,
-    /// A roll-back that is told beside the session.
-    pub withdrawal: Option<Withdrawal>,
+    /// The hypervisor has written device state: RAM is scanned once more.
+    pub written: bool,
     /// How the session ended, if it ended alive.
     pub ending: Option<Ending>,
     /// It is known here where the guest is.
@@ -85,19 +71,15 @@ impl SourceBody {
     /// An agent with a session that has not begun.
     pub fn new(config: Config) -> SourceBody {
         SourceBody {
-            up: true,
             brain: Some(Source::new(config)),
             life: 0,
             operations: 0,
-            journal: None,
             commit_journaled: false,
-            journal_fails: 0,
             fails_next: false,
             links_open: false,
             greeted: false,
             actions: 0,
-            asking: false,
-            withdrawal: None,
+            written: false,
             ending: None,
             decided: None,
             switch_overs: 0,
@@ -196,8 +178,8 @@ impl World {
                 self.shut_gate();
                 self.source_will(100, 20_000, SourceWork::RollsBack);
             }
-            Action::Query => self.ask(),
-            Action::Withdraw => self.begin_withdrawal(),
+            Action::Query => self.ask(self.at(Side::Source), self.session),
+            Action::Withdraw { held } => self.begin_withdrawal(self.at(Side::Source), self.session, held),
             Action::CleanUp => self.source_will(500, 10_000, SourceWork::CleansUp),
             Action::End(ending) => self.source_ended(ending),
         }
@@ -234,7 +216,7 @@ impl World {
 
     /// The body has done something.
     pub fn source_done(&mut self, operations: u64, work: SourceWork) {
-        if operations != self.source.operations || !self.source.up {
+        if operations != self.source.operations || !self.hosts[self.at(Side::Source)].up {
             return;
         }
         match work {
@@ -252,23 +234,25 @@ impl World {
                 self.source_will(1_000, 5_000, SourceWork::RollsBack);
             }
             SourceWork::RollsBack => {
-                let guest = self.undo();
-                self.tell_source(Event::RolledBack(guest));
+                let (guest, complete) = self.undo();
+                self.tell_source(Event::RolledBack { guest, complete });
             }
             SourceWork::CleansUp => {
-                self.end_source_guest();
+                self.give_up(self.guest.pid, self.session);
                 self.tell_source(Event::CleanedUp);
             }
-            SourceWork::Recovers(resumes) => self.source_recovers(resumes),
-            SourceWork::Asks => self.ask_again(),
-            SourceWork::Withdraws => self.withdraw(),
+            SourceWork::Recovers => self.owner_outlived(),
         }
     }
 
     fn scan(&mut self, last: bool) {
         let forgets = self.options.mutation == Some(Mutation::ScanForgets);
+        let misses = self.options.mutation == Some(Mutation::EmptiedMissed);
         let (guest, random) = (&mut self.guest, &mut self.random);
-        let dirty: Vec<Extent> = guest.scan(last, || forgets && random.percent(10));
+        let mut dirty: Vec<Extent> = guest.scan(last, misses, || forgets && random.percent(10));
+        if self.source.written && self.options.mutation == Some(Mutation::NotScannedAgain) {
+            dirty.clear();
+        }
         let took = self.micros(0, 2_000);
         let event = Event::Scanned { dirty, took, paused: Duration::ZERO };
         let operations = self.source.operations;
@@ -292,9 +276,14 @@ impl World {
 
     fn source_ended(&mut self, ending: Ending) {
         self.note(|| format!("the source ended: {ending:?}"));
-        self.source.decided = Some(ending.guest);
+        let (guest, unfinished) = (ending.guest, ending.unfinished);
         self.source.ending = Some(ending);
         self.hang_up(Side::Source, false);
+        if unfinished {
+            self.leave_to_recovery(guest);
+        } else {
+            self.source.decided = Some(guest);
+        }
     }
 }
 

@@ -54,6 +54,7 @@ impl World {
             return self.source_will(10, 3_000, SourceWork::Writes(left));
         }
         self.guest.sending = Sending::Completed;
+        self.guest.disks = false;
         let span = self.micros(0, 10_000);
         let operations = self.destination.operations;
         self.after(span, Happening::StreamsTaken { operations });
@@ -62,6 +63,9 @@ impl World {
 
     /// The waiting guest stands and listens.
     pub fn prepares_streams(&mut self) {
+        if !self.note_waiting() {
+            return self.cannot_note();
+        }
         self.tell_destination(destination::Event::StreamsPrepared(SETTINGS));
         if self.options.mutation == Some(Mutation::LoadedTooEarly) {
             let (low, high) = (20_000, 200_000);
@@ -78,7 +82,7 @@ impl World {
             *page = DEVICE;
         }
         guest.loaded = true;
-        let told = operations == self.destination.operations && self.destination.up;
+        let told = operations == self.destination.operations && self.hosts[self.at(Side::Destination)].up;
         if told && self.options.mutation != Some(Mutation::LoadedTooEarly) {
             self.tell_destination(destination::Event::DeviceStateLoaded);
         }
@@ -92,7 +96,7 @@ impl World {
                     && self.links.get(connection.link).is_some_and(|link| link.connects())
             })
         };
-        let peer = self.destination.up && self.destination.guest.is_some();
+        let peer = self.hosts[self.at(Side::Destination)].up && self.destination.guest.is_some();
         peer && self.open(Side::Source, Purpose::Channel).iter().any(living)
     }
 
@@ -100,7 +104,7 @@ impl World {
     fn streams_speak(&mut self) {
         let note = |stream| Message::Stream { stream, note: StreamNote::Credit { limit: 1 } };
         self.tell_source(Event::Carriage(note(0)));
-        if self.destination.brain.is_some() && self.destination.up {
+        if self.destination.brain.is_some() {
             self.tell_destination(destination::Event::Carriage(note(2)));
         }
     }

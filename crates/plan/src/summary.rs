@@ -53,7 +53,7 @@ fn run(seed: u64, options: Options) -> Result<Report, Box<Violation>> {
     for (fault, _) in world.scenario.faults.iter().zip(&world.fired).filter(|(_, fired)| **fired) {
         faults[fault.mishap.kind()] += 1;
     }
-    let retried = matches!(end, End::Stayed(_)) && !world.guest.gone;
+    let retried = matches!(end, End::Stayed(_)) && !world.guest.gone && world.guest.current;
     if retried {
         world.retry()?;
     }
@@ -64,7 +64,7 @@ fn run(seed: u64, options: Options) -> Result<Report, Box<Violation>> {
 fn end(world: &World) -> End {
     let alive = !world.guest.gone || world.destination.owns();
     match world.source.decided {
-        Some(GuestState::RunsAtDestination) if alive => End::Moved,
+        Some(GuestState::RunsAtDestination | GuestState::PausedAtDestination) if alive => End::Moved,
         _ if !alive => End::Died,
         _ => {
             let fault = world.source.ending.as_ref().and_then(|ending| ending.fault.as_ref());

@@ -1,8 +1,9 @@
 //! A roll-back that no control connection could carry, told beside the session over any link that works; and what a
 //! destination that does not know the session says to whoever connects.
 
+use linerate_core::recovery::DestinationEvent;
 use linerate_core::withdrawal::{Next, Withdrawal};
-use linerate_core::{Outcome, Side, destination, journal, source};
+use linerate_core::{Outcome, Side, destination, source};
 
 use crate::check::{Property, Way};
 use crate::source_body::SourceWork;
@@ -10,47 +11,64 @@ use crate::world::{Happening, World};
 
 impl World {
     /// The first try comes at once.
-    pub fn begin_withdrawal(&mut self) {
-        self.source.withdrawal = Some(Withdrawal::new(self.now));
-        self.withdraw();
+    pub fn begin_withdrawal(&mut self, host: usize, session: u64, held: bool) {
+        self.set_untold(host, session, held);
+        self.hosts[host].withdrawals.insert(session, Withdrawal::new(self.now, held));
+        self.withdraw(host, self.hosts[host].life, session);
+    }
+
+    fn set_untold(&mut self, host: usize, session: u64, untold: bool) {
+        let now = self.now;
+        let Some(mut record) = self.hosts[host].record(session).cloned() else { return };
+        if record.untold != untold {
+            record.untold = untold;
+            self.hosts[host].put(now, session, record, true);
+        }
     }
 
     /// A try.
-    pub fn withdraw(&mut self) {
-        let life = self.source.life;
+    pub fn withdraw(&mut self, host: usize, life: u64, session: u64) {
+        if life != self.hosts[host].life {
+            return;
+        }
         match self.links.iter().position(|link| link.connects()) {
-            Some(link) => self.after(self.links[link].latency, Happening::Withdrawn { life, link }),
-            None => self.withdrawal_answered(life, None),
+            Some(link) => {
+                self.after(self.links[link].latency, Happening::Withdrawn { host, life, session, link });
+            }
+            None => self.withdrawal_answered(host, life, session, None),
         }
     }
 
     /// The word reaches the destination, which answers as it does to a question.
-    pub fn withdrawn(&mut self, life: u64, link: usize) {
-        let hears = self.destination.up && !self.destination.recovering && self.links[link].connects();
+    pub fn withdrawn(&mut self, host: usize, life: u64, session: u64, link: usize) {
+        let other = 1 - host;
+        let hears = self.hosts[other].up && !self.destination.recovering && self.links[link].connects();
         let latency = self.links[link].latency;
         let outcome = hears.then(|| {
-            self.tell_destination(destination::Event::Withdrawn);
-            let live = self.destination.brain.as_ref().map(|brain| brain.outcome());
-            live.unwrap_or_else(|| journal::outcome(self.destination.journal))
+            if session == self.session && other == self.at(Side::Destination) {
+                self.tell_destination(destination::Event::Withdrawn);
+            }
+            self.tell_destination_case(other, session, DestinationEvent::Withdrawn);
+            self.outcome_at(other, session)
         });
-        self.after(latency, Happening::WithdrawalAnswered { life, outcome });
+        self.after(latency, Happening::WithdrawalAnswered { host, life, session, outcome });
     }
 
     /// The answer, or that there is none.
-    pub fn withdrawal_answered(&mut self, life: u64, outcome: Option<Outcome>) {
+    pub fn withdrawal_answered(&mut self, host: usize, life: u64, session: u64, outcome: Option<Outcome>) {
         let now = self.now;
-        if life != self.source.life {
+        if life != self.hosts[host].life {
             return;
         }
-        let Some(withdrawal) = self.source.withdrawal.as_mut() else { return };
+        let Some(withdrawal) = self.hosts[host].withdrawals.get_mut(&session) else { return };
         match withdrawal.answered(now, outcome) {
             Next::Again(at) => {
-                let operations = self.source.operations;
-                self.at(at, Happening::Source { operations, work: SourceWork::Withdraws });
+                self.at_time(at, Happening::Withdraws { host, life, session });
                 return;
             }
             Next::GivenUp => {
-                let left = self.destination.guest.is_some() && self.scenario.way != Way::HandedOver;
+                let pid = self.hosts[1 - host].record(session).and_then(|record| record.process);
+                let left = pid.is_some_and(|pid| self.lives(pid)) && self.scenario.way != Way::HandedOver;
                 self.check.that(!left, Property::Truthful, || {
                     String::from("a destination says that it gave up, and its guest is there")
                 });
@@ -61,13 +79,15 @@ impl World {
             Next::Unheard => {}
         }
         self.note(|| String::from("the roll-back is told"));
-        self.source.withdrawal = None;
+        self.set_untold(host, session, false);
+        self.hosts[host].withdrawals.remove(&session);
     }
 
     /// Somebody connects to a session that the destination's living agent does not know any more.
     pub fn forgotten(&mut self, link: usize) {
+        let up = self.hosts[self.at(Side::Destination)].up;
         let body = &self.destination;
-        let alive = self.links[link].connects() && body.up && !body.recovering;
+        let alive = self.links[link].connects() && up && !body.recovering;
         let known = body.brain.as_ref().is_some_and(|brain| !brain.is_ended());
         if alive && !known && self.source.greeted {
             self.note(|| format!("{} does not know the session", Side::Destination));

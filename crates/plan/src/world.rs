@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use linerate_core::{Outcome, Side, Time};
 
+use crate::cases::CaseWork;
 use crate::check::{Check, Options, Property, Violation, Way};
-use crate::destination_body::{DestinationBody, DestinationWork};
+use crate::destination_body::{DestinationBody, DestinationWork, IMAGE_NAMES};
 use crate::guest::Guest;
+use crate::hosts::Host;
 use crate::owner::Owner;
 use crate::random::Random;
 use crate::scenario::Scenario;
@@ -67,6 +69,10 @@ pub enum Happening {
     HypervisorRuns {
         /// Nobody waits for the answer if the body counts another number by then.
         operations: u64,
+        /// It ran at the source.
+        ran: bool,
+        /// It was first told so then.
+        since: Time,
     },
     /// Somebody else's stream has gone through, if it could.
     OwnerLoads {
@@ -77,29 +83,65 @@ pub enum Happening {
     OwnerGivesUp,
     /// A question about the outcome reaches the destination.
     Asked {
-        /// Of the source's agent.
+        /// Who asks.
+        host: usize,
+        /// Of the agent.
         life: u64,
+        /// The session.
+        session: u64,
         /// Index of the link.
         link: usize,
     },
     /// The answer reaches the source.
     Answered {
-        /// Of the source's agent.
+        /// Who asked.
+        host: usize,
+        /// Of the agent.
         life: u64,
-        /// The answer.
-        outcome: Outcome,
+        /// The session.
+        session: u64,
+        /// The answer; none if nobody answered.
+        outcome: Option<Outcome>,
+    },
+    /// Something was done for a session that is brought to its end.
+    Recovers {
+        /// Where.
+        host: usize,
+        /// Of the agent.
+        life: u64,
+        /// The session.
+        session: u64,
+        /// What.
+        work: CaseWork,
+    },
+    /// A roll-back is told beside its session (again).
+    Withdraws {
+        /// Who tells.
+        host: usize,
+        /// Of the agent.
+        life: u64,
+        /// The session.
+        session: u64,
     },
     /// The word that the source rolled back reaches the destination.
     Withdrawn {
-        /// Of the source's agent.
+        /// Who tells.
+        host: usize,
+        /// Of the agent.
         life: u64,
+        /// The session.
+        session: u64,
         /// Index of the link.
         link: usize,
     },
     /// The answer reaches the source; none if nobody was there.
     WithdrawalAnswered {
-        /// Of the source's agent.
+        /// Who told.
+        host: usize,
+        /// Of the agent.
         life: u64,
+        /// The session.
+        session: u64,
         /// The answer.
         outcome: Option<Outcome>,
     },
@@ -111,8 +153,8 @@ pub enum Happening {
     Fault(usize),
     /// A link works again, at its rate.
     LinkBack(usize),
-    /// An agent starts.
-    Restart(Side),
+    /// The agent of a host starts.
+    Restart(usize),
 }
 
 /// Everything that there is.
@@ -146,8 +188,27 @@ pub struct World {
     pub options: Options,
     /// Entries of the script that have happened.
     pub fired: Vec<bool>,
-    /// Whether the source's, the destination's host crashed.
-    pub host_crashed: [bool; 2],
+    /// The two hosts.
+    pub hosts: [Host; 2],
+    /// Which of them is the source, the destination, of the session.
+    pub roles: [usize; 2],
+    /// Number of the session.
+    pub session: u64,
+    /// Processes of earlier sessions.
+    pub parked: Vec<Guest>,
+    /// The operator wants the guest to run.
+    pub wanted: bool,
+    /// He has paused or resumed it in this session.
+    pub paused_since: bool,
+    /// Something is undecided since then.
+    pub undecided_since: Option<Time>,
+    /// The image on top of the guest's disk.
+    pub image: u64,
+    /// And when the session began.
+    pub offered_image: u64,
+    /// Actions of recovery begun.
+    pub case_actions: u64,
+    next_pid: u64,
     /// The script is over: this is the retry.
     pub retrying: bool,
     /// Things that happened.
@@ -166,6 +227,7 @@ impl World {
         let mut scenario = Scenario::draw(&mut random);
         if options.faultless {
             scenario.faults.clear();
+            scenario.stale = false;
         }
         scenario.way = options.way;
         // A domain that does not run is not taken, and none is slowed down.
@@ -186,7 +248,17 @@ impl World {
             next_connection: 0,
             check: Check { only: options.only, ..Check::default() },
             fired: vec![false; scenario.faults.len()],
-            host_crashed: [false; 2],
+            hosts: [Host::new(), Host::new()],
+            roles: [0, 1],
+            session: 1,
+            parked: Vec::new(),
+            wanted: scenario.runs,
+            paused_since: false,
+            undecided_since: None,
+            image: 0,
+            offered_image: 0,
+            case_actions: 0,
+            next_pid: 1,
             retrying: false,
             events: 0,
             random,
@@ -235,6 +307,7 @@ impl World {
 
     fn begin(&mut self) {
         self.began = self.now;
+        self.offered_image = self.guest.image;
         self.after(Duration::ZERO, Happening::Tick);
         self.after(Duration::ZERO, Happening::GuestLives(0.0));
         self.schedule_faults();
@@ -250,20 +323,52 @@ impl World {
         self.scenario.faults.clear();
         self.fired.clear();
         self.retrying = true;
-        self.check = Check { only: self.options.only, ..Check::default() };
-        self.source.renew(self.scenario.source());
-        self.destination.renew();
+        self.scenario.stale = false;
+        self.renew();
         self.note(|| String::from("---- retry without faults"));
         self.run()
     }
 
+    /// A new session of the same guest between the same hosts.
+    fn renew(&mut self) {
+        self.session += 1;
+        self.check.fenced_told.clear();
+        self.check.sealed_told = false;
+        (self.paused_since, self.undecided_since) = (false, None);
+        let (now, restarts) = (self.now, [true; 2]);
+        for (host, up) in self.hosts.iter_mut().zip(restarts) {
+            host.up = up;
+            host.journal_fails = 0;
+            host.crashed = false;
+            for until in
+                [&mut host.journal_full_until, &mut host.disks_away_until, &mut host.hypervisors_away_until]
+            {
+                *until = now;
+            }
+        }
+        self.source.renew(self.scenario.source());
+        self.destination.renew();
+    }
+
+    /// A process that was never there before.
+    pub fn new_pid(&mut self) -> u64 {
+        self.next_pid += 1;
+        self.next_pid
+    }
+
+    /// The image that a waiting guest finds by the name that the source offered.
+    pub fn image_at(&self, _host: usize) -> u64 {
+        let stale = self.offered_image % IMAGE_NAMES + 7 * IMAGE_NAMES;
+        if self.scenario.stale { stale } else { self.offered_image }
+    }
+
     /// Something will happen.
     pub fn after(&mut self, span: Duration, happening: Happening) {
-        self.at(self.now + span, happening);
+        self.at_time(self.now + span, happening);
     }
 
     /// Something will happen then.
-    pub fn at(&mut self, at: Time, happening: Happening) {
+    pub fn at_time(&mut self, at: Time, happening: Happening) {
         self.queued += 1;
         self.queue.insert((at, self.queued), happening);
     }
@@ -298,18 +403,26 @@ impl World {
             Happening::Destination { operations, work } => self.destination_done(operations, work),
             Happening::HypervisorStops { asked } => self.hypervisor_stops(asked),
             Happening::StreamsTaken { operations } => self.streams_taken(operations),
-            Happening::HypervisorRuns { operations } => self.hypervisor_runs(operations),
+            Happening::HypervisorRuns { operations, ran, since } => {
+                self.hypervisor_runs(operations, ran, since);
+            }
             Happening::OwnerLoads { since } => self.owner_loads(since),
             Happening::OwnerGivesUp => self.owner_gives_up(),
-            Happening::Asked { life, link } => self.asked(life, link),
-            Happening::Answered { life, outcome } => self.answered(life, outcome),
-            Happening::Withdrawn { life, link } => self.withdrawn(life, link),
-            Happening::WithdrawalAnswered { life, outcome } => self.withdrawal_answered(life, outcome),
+            Happening::Asked { host, life, session, link } => self.asked(host, life, session, link),
+            Happening::Answered { host, life, session, outcome } => {
+                self.answered(host, life, session, outcome);
+            }
+            Happening::Recovers { host, life, session, work } => self.recovers(host, life, session, work),
+            Happening::Withdraws { host, life, session } => self.withdraw(host, life, session),
+            Happening::Withdrawn { host, life, session, link } => self.withdrawn(host, life, session, link),
+            Happening::WithdrawalAnswered { host, life, session, outcome } => {
+                self.withdrawal_answered(host, life, session, outcome);
+            }
             Happening::Tick => self.tick(),
             Happening::GuestLives(ms) => self.guest_lives(ms),
             Happening::Fault(entry) => self.mishap(entry),
             Happening::LinkBack(link) => self.link_back(link),
-            Happening::Restart(side) => self.restart(side),
+            Happening::Restart(host) => self.restart(host),
         }
     }
 
@@ -325,6 +438,18 @@ impl World {
         self.find_silent();
         self.source_tick();
         self.destination_tick();
+        for host in 0..2 {
+            if self.hosts[host].up {
+                let (now, mutation) = (self.now, self.options.mutation);
+                self.hosts[host].write_again(now, mutation);
+            }
+            if self.case_is_due(host) {
+                self.poll_cases(host);
+            }
+        }
+        if self.ticks.is_multiple_of(40) {
+            self.operator_looks();
+        }
     }
 
     /// In small steps while there is something to see.
@@ -336,24 +461,11 @@ impl World {
     }
 
     fn is_over(&self) -> bool {
-        self.source.up
-            && self.destination.up
-            && self.source.decided.is_some()
+        let settled = |host: &Host| host.up && host.cases.is_empty() && host.unwritten.is_empty();
+        self.source.decided.is_some()
+            && self.source.brain.is_none()
             && self.destination.is_idle()
             && self.owner_is_settled()
-    }
-
-    /// For the report of a run that does not end.
-    fn describe(&self) -> String {
-        let source =
-            self.source.brain.as_ref().map(|brain| (brain.step(), brain.can_resume(), brain.is_ended()));
-        let destination = self.destination.brain.as_ref().map(|brain| (brain.step(), brain.outcome()));
-        format!(
-            "source {source:?}, journal {:?}, asking {}; destination {destination:?}, journal {:?}, idle {}",
-            self.source.journal,
-            self.source.asking,
-            self.destination.journal,
-            self.destination.is_idle()
-        )
+            && self.hosts.iter().all(settled)
     }
 }

@@ -52,15 +52,16 @@ fn every_reserved_bit_is_refused() {
 fn unknown_numbers_are_refused() {
     let table: &[(&str, usize, u8)] = &[
         ("hello", 32 + 24, 0),
-        ("hello", 32 + 24, 8),
+        ("hello", 32 + 24, 9),
         ("outcome", 32, 0),
-        ("outcome", 32, 5),
+        ("outcome", 32, 7),
         ("refuse", 32, 0),
         ("refuse", 32, 200),
         ("refuse", 32 + 2, 0),
         ("refuse", 32 + 2, 11),
         ("refuse", 32 + 3, 0),
         ("refuse", 32 + 3, 3),
+        ("stopped", 32 + 4, 2),
         ("ram complete", 32 + 4, 2),
         ("stream open", 32 + 4 + 2, 0),
         ("stream open", 32 + 4 + 2, 9),
@@ -84,7 +85,7 @@ fn unknown_tags_and_messages_are_refused() {
             assert_eq!(error(&bytes), DecodeError::UnknownTag { number });
         }
     }
-    for number in [0, 0x15, 0xffff] {
+    for number in [0, 0x16, 0xffff] {
         assert_eq!(
             error(&changed("commit", put(32, u16::to_le_bytes(number)))),
             DecodeError::UnknownMessage { number }

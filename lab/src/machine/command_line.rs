@@ -19,7 +19,8 @@ impl Machine {
         command.args(["-smp", &self.cpus.to_string(), "-m", &format!("{}M", self.memory_mb)]);
         command.arg("-kernel").arg(cache.machine_kernel(self.kernel)?);
         command.arg("-initrd").arg(directory.join("initrd"));
-        command.args(["-append", "console=ttyS0 panic=-1 quiet mitigations=off"]);
+        let parameters = format!("console=ttyS0 panic=-1 quiet mitigations=off{}", self.parameters);
+        command.args(["-append", &parameters]);
         let console = format!("file,id=console,path={}", directory.join("console.log").display());
         command.args(["-chardev", &console, "-serial", "chardev:console", "-device", "virtio-serial-pci"]);
         for (number, output) in [(1, "/dev/stdout"), (2, "/dev/stderr")] {

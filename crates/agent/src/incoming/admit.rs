@@ -12,10 +12,12 @@ use linerate_guest::host::{
 use linerate_guest::images::{self, Prepared};
 use linerate_guest::registry::RegistryError;
 use linerate_guest::remains;
+use linerate_guest::shared::Proved;
 use linerate_guest::twin::{QemuBinary, Twin, TwinOptions, twin};
 use linerate_memory::Mapping;
 use linerate_net::interfaces;
 
+use super::storage;
 use crate::agent::Agent;
 use crate::faults::fault;
 
@@ -33,6 +35,8 @@ pub(super) struct Admitted {
     pub description: GuestDescription,
     /// Images that its disks are copied into, and the claim to them.
     pub images: Prepared,
+    /// Its other disks, which both hosts share.
+    pub proved: Vec<Proved>,
 }
 
 fn refuse(code: Code, detail: impl Into<String>) -> Fault {
@@ -53,12 +57,14 @@ pub(super) fn admit(
     let (qemu, facts) = choose_qemu(agent, &description)?;
     let folder = reserve(agent, guest)?;
     let checked = check(agent, &description, &qemu, facts, folder.clone());
-    let made = checked.and_then(|(twin, images)| match make_ram(&folder, &regions, &twin) {
-        Ok(ram) => Ok((ram, twin, images)),
+    let made = checked.and_then(|(twin, images, proved)| match make_ram(&folder, &regions, &twin) {
+        Ok(ram) => Ok((ram, twin, images, proved)),
         Err(fault) => Err(undone(images, fault)),
     });
     match made {
-        Ok((ram, twin, images)) => Ok(Admitted { regions, qemu, twin, folder, ram, description, images }),
+        Ok((ram, twin, images, proved)) => {
+            Ok(Admitted { regions, qemu, twin, folder, ram, description, images, proved })
+        }
         Err(fault) => {
             let _ = remains::give_up(&agent.registry, guest);
             Err(fault)
@@ -150,7 +156,7 @@ fn check(
     qemu: &QemuBinary,
     facts: QemuFacts,
     folder: PathBuf,
-) -> Result<(Twin, Prepared), Fault> {
+) -> Result<(Twin, Prepared, Vec<Proved>), Fault> {
     let options = TwinOptions {
         runtime_dir: folder.clone(),
         ram_dir: agent.config.ram_dir.clone(),
@@ -185,7 +191,12 @@ fn check(
         tracing::warn!(guest = description.name, %problem, "admitted all the same");
     }
     let fatal: Vec<&Problem> = problems.iter().filter(|problem| problem.is_fatal()).collect();
-    let Some(first) = fatal.first() else { return Ok((made, images)) };
+    let Some(first) = fatal.first() else {
+        return match storage::check(description, &made) {
+            Ok(proved) => Ok((made, images, proved)),
+            Err(fault) => Err(undone(images, fault)),
+        };
+    };
     let code = match first {
         Problem::MemoryShort { .. } | Problem::RamFolderShort { .. } | Problem::HugePagesShort { .. } => {
             Code::MemoryShort

@@ -19,11 +19,12 @@ use linerate_net::table::RegionTable;
 
 use super::worker::{Job, State, here};
 use crate::faults::chain;
+use crate::gate::Arriving;
 use crate::ram::Ram;
 
 const QMP_WAIT: Duration = Duration::from_secs(10);
 /// Between two looks at whether QEMU has taken its stream.
-const WATCH: Duration = Duration::from_millis(50);
+const WATCH: Duration = Duration::from_millis(2);
 /// QEMU loads its state, or libvirt ends it.
 const PUT_BACK_WAIT: Duration = Duration::from_secs(30);
 
@@ -34,6 +35,8 @@ pub(super) struct Domain {
     qmp: Option<Qmp>,
     /// Its RAM is: the source lets its stream through.
     pub sealed: bool,
+    /// Until the capability is off: libvirt waits.
+    pub arriving: Option<Arriving>,
     found: GuestDescription,
 }
 
@@ -72,7 +75,7 @@ impl State {
         let table = regions.iter().zip(&self.ram);
         let table = table.map(|(info, ram)| (info.id, ram.clone() as Arc<dyn Region>));
         let _ = self.shared.regions.set(Arc::new(RegionTable::new(table)));
-        self.domain = Some(Domain { record, qmp: Some(qmp), sealed: false, found });
+        self.domain = Some(Domain { record, qmp: Some(qmp), sealed: false, arriving: None, found });
         Ok(())
     }
 
@@ -123,6 +126,7 @@ impl State {
         }
         if let Some(domain) = &mut self.domain {
             domain.qmp = None;
+            domain.arriving = None;
         }
     }
 
@@ -145,11 +149,13 @@ impl State {
         let Some(domain) = &mut self.domain else { return Err(no_domain()) };
         // QEMU serves one at a time.
         domain.qmp = None;
+        let arriving = domain.arriving.take();
         if !is_set {
             return Ok(());
         }
         domain::put_back(&domain.record, Instant::now() + PUT_BACK_WAIT)
             .map_err(|error| here(Code::HypervisorFailed, Step::CleanUp, &error))?;
+        drop(arriving);
         self.note_domain(true)
     }
 
@@ -204,12 +210,12 @@ fn no_domain() -> Fault {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use linerate_guest::description::{Backend, ProcessFacts, SCHEMA, Traits};
 
     use super::*;
 
-    pub(in crate::incoming) fn waits() -> GuestDescription {
+    pub(crate) fn waits() -> GuestDescription {
         let ram = linerate_guest::description::RamBlock {
             id: "pc.ram".into(),
             size: 256 << 20,
@@ -238,7 +244,9 @@ pub(super) mod tests {
             run_state: "inmigrate".into(),
             process: ProcessFacts { pid: 1, vcpu_threads: Vec::new(), executable: "/usr/bin/qemu".into() },
             copied: Vec::new(),
+            storage: None,
             domain: true,
+            graph: None,
         }
     }
 

@@ -13,7 +13,9 @@
 pub(crate) mod admit;
 mod body;
 pub(crate) mod channels;
-mod domain;
+pub(crate) mod domain;
+mod ram_folder;
+mod storage;
 mod streams;
 #[cfg(test)]
 mod tests;
@@ -82,6 +84,7 @@ pub struct Incoming {
     connector: OnceLock<Sender<(StreamId, String)>>,
     /// Keys and registered memory of this session on every RDMA device.
     domains: rdma::Domains,
+    ram_folder: ram_folder::RamFolder,
     received_bytes: AtomicU64,
     next_path: AtomicU32,
 }
@@ -134,6 +137,7 @@ impl Incoming {
             carriage: OnceLock::new(),
             connector: OnceLock::new(),
             domains: rdma::Domains::default(),
+            ram_folder: ram_folder::RamFolder::default(),
             received_bytes: AtomicU64::new(0),
             next_path: AtomicU32::new(0),
         }
@@ -188,9 +192,9 @@ impl Incoming {
         self.tell(Event::Resolve(run));
     }
 
-    /// Its source, which has lost its own copy, says commit.
-    pub fn commit_again(&self) {
-        self.tell(Event::CommitAgain);
+    /// Its source says commit beside the session. `copy`: it still has its own.
+    pub fn commit_again(&self, copy: bool) {
+        self.tell(Event::CommitAgain { copy });
     }
 
     /// The operator of this host wants it to end.

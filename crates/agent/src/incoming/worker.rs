@@ -26,10 +26,12 @@ use linerate_wire::message::TOUCHED_MAX;
 use super::Incoming;
 use super::admit::{Admitted, admit, check_offer, endpoints};
 use super::domain::Domain;
+use super::storage;
 use super::streams::{self, Services};
 use crate::agent::Agent;
 use crate::clock::cpu_time;
 use crate::device_state::Writer;
+use crate::disks;
 use crate::faults::{chain, fault};
 use crate::journal::Waiting;
 use crate::outgoing::start::hex;
@@ -174,7 +176,7 @@ impl State {
             let done = self.work(job);
             tracing::debug!(job = name, took = ?began.elapsed(), ok = done.is_ok(), "guest job");
             if let Err(fault) = done {
-                self.shared.tell(Event::Failed(fault));
+                self.shared.tell(Event::Failed(self.shared.ram_folder.explain(fault)));
             }
         }
     }
@@ -215,6 +217,7 @@ impl State {
             false => self.shared.regions.set(Arc::new(RegionTable::new(regions))).map_err(drop),
             true => self.shared.carriage.set(streams::carriage(&self.shared)).map_err(drop),
         };
+        self.shared.ram_folder.set(admitted.twin.ram_files.first().map(|file| file.path.as_path()));
         self.admitted = Some(admitted);
         self.shared.tell(Event::Admitted(endpoints(&self.agent)?));
         Ok(())
@@ -268,11 +271,25 @@ impl State {
         self.guest = Some((record, DestinationQemu::new(qmp)));
         let found = found.map_err(|error| here(Code::HypervisorFailed, Step::Prepare, &error))?;
         self.waiting().cpu_threads.clone_from(&found.process.vcpu_threads);
+        self.check_graph(deadline)?;
+        if let Some(admitted) = &self.admitted {
+            storage::recheck(&admitted.proved, pid, Step::Prepare)?;
+        }
         Ok(Started { pid, found, socket })
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// QEMU must have opened the disks that the guest uses at the source.
+    fn check_graph(&mut self, deadline: Instant) -> Result<(), Fault> {
+        let (Some(admitted), Some((_, qemu))) = (&self.admitted, &mut self.guest) else {
+            return Err(internal("no hypervisor waits"));
+        };
+        let Some(source) = &admitted.description.graph else { return Ok(()) };
+        let paths = &self.agent.config.paths;
+        disks::check_same(qemu.qmp(), &admitted.description, source, paths, Step::Prepare, deadline)
     }
 
     fn qemu(&mut self) -> Result<&mut DestinationQemu, Fault> {
@@ -312,6 +329,7 @@ impl State {
         let disks = (!admitted.images.exports.is_empty()).then_some(disks);
         if let Some(disks) = &disks {
             qemu.export_disks(&admitted.images.exports, disks, deadline).map_err(failed)?;
+            admitted.images.are_overwritten(&admitted.twin.name, "this host, and not all of it came");
         }
         qemu.incoming(&socket, deadline).map_err(failed)?;
         self.connect_streams(Services { state: socket, disks })?;
@@ -382,6 +400,7 @@ impl State {
         };
         if let Some(domain) = &mut self.domain {
             domain.sealed = true;
+            domain.arriving = Some(self.agent.arrivals.begin());
         }
         self.shared.tell(Event::Sealed(digest));
         Ok(())
@@ -407,7 +426,16 @@ impl State {
     }
 
     /// The disks that the source's guest uses against those that the waiting QEMU has opened.
-    fn check_disks(&mut self, _disks: &str) -> Result<(), Fault> {
+    fn check_disks(&mut self, told: &str) -> Result<(), Fault> {
+        let (Some(admitted), Some((_, qemu))) = (&self.admitted, &mut self.guest) else {
+            return Err(internal("no hypervisor waits"));
+        };
+        let paths = &self.agent.config.paths;
+        disks::check_told(qemu.qmp(), &admitted.description, told, paths, Instant::now() + QMP_WAIT)?;
+        let pid = self.guest.as_ref().map(|(record, _)| record.process.pid);
+        if let Some(pid) = pid {
+            storage::recheck(&admitted.proved, pid, Step::Blackout)?;
+        }
         self.shared.tell(Event::DisksChecked);
         Ok(())
     }
@@ -466,6 +494,7 @@ impl State {
         }
         self.writer = None;
         if let Some(admitted) = &self.admitted {
+            admitted.images.are_the_guests();
             let _ = std::fs::remove_file(admitted.folder.join("state.sock"));
         }
     }

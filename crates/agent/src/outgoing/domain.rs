@@ -1,15 +1,15 @@
 //! Domains of libvirt that leave this host: libvirt drives, QEMU's connection waits in a gate while RAM is copied, and is let through
 //! when all of it is sealed at the destination. Nothing is set in QEMU but one capability; the guest is neither run nor ended here.
 
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use linerate_api::{DomainMove, MigrateRequest, ModeChoice};
+use linerate_api::{DomainMove, EventKind, MigrateRequest, ModeChoice};
 use linerate_core::source::Event;
-use linerate_core::{Code, Fault, GuestState, SessionId, Side, Step, Time};
+use linerate_core::{Code, Fault, GuestState, SessionId, Side, Step, Time, Token};
 use linerate_guest::description::GuestDescription;
 use linerate_guest::domain::{self, DomainError};
 use linerate_guest::migrate::SourceQemu;
@@ -21,8 +21,9 @@ use super::Input;
 use super::worker::{HOLD_WAIT, Job, State, qemu_fault};
 use crate::agent::Agent;
 use crate::faults::{chain, fault};
-use crate::gate::{Gate, Gates};
+use crate::gate::{Ending, Gate, Gates, JobGate};
 use crate::journal::Record;
+use crate::tunnel::Kept;
 
 /// From the session's begin to libvirt's own migration: it starts the QEMU at the destination meanwhile.
 const STREAM_WAIT: Duration = Duration::from_secs(300);
@@ -30,6 +31,9 @@ const STREAM_WAIT: Duration = Duration::from_secs(300);
 const TUNNEL_WAIT: Duration = Duration::from_secs(30);
 /// QEMU ends a migration whose connections are shut, and libvirt lets the guest run again.
 const LET_GO_WAIT: Duration = Duration::from_secs(30);
+/// libvirt, whose job is over, lets the guest run or ends it within moments, if it can.
+const ADVICE_WAIT: Duration = Duration::from_secs(1);
+const VERDICT_WAIT: Duration = Duration::from_secs(5);
 /// Between two looks at QEMU where nothing is in a hurry.
 const LOOK: Duration = Duration::from_millis(20);
 /// Between two looks at whether libvirt's migration was given up while RAM is copied.
@@ -39,17 +43,26 @@ const POLL: Duration = Duration::from_millis(1);
 
 /// What is known of a domain that leaves.
 pub(super) struct Leaving {
-    stream: PathBuf,
+    asked: DomainMove,
     gates: Arc<Gates>,
+    /// libvirt's own connection, once it has come: as long as it stands nobody else saves the domain.
+    job: OnceLock<Arc<JobGate>>,
+    /// The capability may be on.
+    set: AtomicBool,
     put_back: AtomicBool,
+    /// Until the stream goes through: what the next life of this agent would withdraw.
+    kept: Mutex<Option<Kept>>,
     let_through: AtomicBool,
 }
 
 impl Leaving {
-    pub fn new(domain: &DomainMove, gates: Arc<Gates>) -> Leaving {
+    pub fn new(domain: &DomainMove, gates: Arc<Gates>, kept: Option<Kept>) -> Leaving {
         Leaving {
-            stream: domain.stream.clone(),
+            asked: domain.clone(),
             gates,
+            job: OnceLock::new(),
+            set: AtomicBool::new(false),
+            kept: Mutex::new(kept),
             put_back: AtomicBool::new(false),
             let_through: AtomicBool::new(false),
         }
@@ -61,7 +74,29 @@ impl Leaving {
     }
 
     fn gate(&self) -> Option<Arc<Gate>> {
-        self.gates.get(&self.stream)
+        self.gates.get(&self.asked.stream)
+    }
+
+    /// Why libvirt's job ends, if it does.
+    fn ending(&self) -> Option<Ending> {
+        self.job.get()?.ending()
+    }
+
+    /// The capability is off, or was never on: libvirt's job may end.
+    fn is_off(&self) {
+        self.put_back.store(true, Ordering::SeqCst);
+        self.let_end();
+    }
+
+    /// It is decided, or no longer this agent's to decide: the next life withdraws nothing.
+    fn forget(&self) {
+        drop(self.kept.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+
+    fn let_end(&self) {
+        if let Some(job) = self.job.get() {
+            job.let_end();
+        }
     }
 
     /// Nothing goes through any more.
@@ -95,6 +130,11 @@ pub(super) fn check(request: &MigrateRequest, description: &mut GuestDescription
         let detail = format!("the QEMU behind the socket of {name} calls itself {}", description.name);
         return Err(here(Code::NotMigratable, detail));
     }
+    let uuid = request.domain.as_ref().map(|domain| domain.uuid.as_str());
+    if uuid.is_some_and(|uuid| description.uuid.as_deref() != Some(uuid)) {
+        let detail = format!("the QEMU behind the socket of {name} is not that of this domain");
+        return Err(here(Code::NotMigratable, detail));
+    }
     if !description.is_running() {
         return Err(here(Code::NotMigratable, format!("{name} is {}, and must run", description.run_state)));
     }
@@ -104,6 +144,17 @@ pub(super) fn check(request: &MigrateRequest, description: &mut GuestDescription
         return Err(here(Code::NotMigratable, detail));
     }
     Ok(())
+}
+
+/// What the next life of this agent withdraws.
+pub(super) fn keep(
+    agent: &Agent,
+    session: SessionId,
+    token: Token,
+    peers: &[SocketAddr],
+) -> Result<Kept, Fault> {
+    let kept = Kept::new(&agent.config.state_dir, session, token, peers);
+    kept.map_err(|error| fault(Code::JournalFailed, Step::Resolve, Side::Source, &error))
 }
 
 /// In the journal, before the capability is set.
@@ -138,25 +189,17 @@ impl State {
         self.abandon.load(Ordering::SeqCst)
     }
 
-    /// Has QEMU leave RAM out, when the tunnel stands through which libvirt will move it, and not before: until libvirt begins, nothing
-    /// keeps the domain from being saved without its RAM. Waits until QEMU was told to migrate: then the one at the destination waits, and
-    /// nothing is sent yet.
+    /// Waits until libvirt has connected to the other: then its job for the domain has begun, which keeps the domain from being saved.
+    /// Only then QEMU is told to leave RAM out. Then waits until QEMU was told to migrate: the one at the destination waits, and nothing
+    /// is sent yet.
     pub(super) fn await_stream(&mut self) -> Result<(), Fault> {
         let began = Instant::now();
-        let mut has_tunnel = false;
         while !self.is_abandoned() {
-            if !has_tunnel && self.shared.domain.as_ref().and_then(Leaving::gate).is_some() {
-                has_tunnel = true;
-                domain::ignore_shared(self.guest.qemu.qmp(), true, Self::deadline())
-                    .map_err(|error| fault(Code::HypervisorFailed, Step::Resolve, Side::Source, &error))?;
-            }
-            if has_tunnel || began.elapsed() > TUNNEL_WAIT {
-                self.gate(Step::Resolve)?;
-            }
-            let status = self.guest.qemu.migration_status(Self::deadline());
-            // One that has ended is of before.
-            if status.map_err(|error| qemu_fault(Step::Resolve, &error))? == "setup" {
-                self.gate(Step::Resolve)?;
+            if !self.has_job()? {
+                if began.elapsed() > TUNNEL_WAIT {
+                    self.gate(Step::Resolve)?;
+                }
+            } else if self.stream_has_come()? {
                 self.shared.tell(Event::Start);
                 return Ok(());
             }
@@ -168,6 +211,47 @@ impl State {
             std::thread::sleep(LOOK);
         }
         Ok(())
+    }
+
+    /// Whether libvirt's job for this migration has begun. QEMU is set when it has, before libvirt goes on.
+    fn has_job(&mut self) -> Result<bool, Fault> {
+        let Some(leaving) = &self.shared.domain else { return Ok(false) };
+        if leaving.job.get().is_some() {
+            return Ok(true);
+        }
+        let Some(job) = leaving.gates.job(&leaving.asked.job) else { return Ok(false) };
+        self.gate(Step::Resolve)?;
+        if !job.hold() {
+            return Ok(false);
+        }
+        let job = leaving.job.get_or_init(|| job);
+        leaving.set.store(true, Ordering::SeqCst);
+        domain::ignore_shared(self.guest.qemu.qmp(), true, Self::deadline())
+            .map_err(|error| fault(Code::HypervisorFailed, Step::Resolve, Side::Source, &error))?;
+        job.open();
+        Ok(true)
+    }
+
+    /// Whether QEMU's connection waits. It is that of libvirt's job, which is the only one.
+    fn stream_has_come(&mut self) -> Result<bool, Fault> {
+        self.gate(Step::Resolve)?;
+        self.check_job(Step::Resolve)?;
+        let status = self.guest.qemu.migration_status(Self::deadline());
+        // One that has ended is of before.
+        Ok(status.map_err(|error| qemu_fault(Step::Resolve, &error))? == "setup")
+    }
+
+    /// Whether libvirt still drives.
+    fn check_job(&self, step: Step) -> Result<(), Fault> {
+        let detail = match self.shared.domain.as_ref().and_then(Leaving::ending) {
+            None => return Ok(()),
+            Some(Ending::Said) => "libvirt has ended its own migration: see what libvirt says".to_owned(),
+            Some(Ending::LibvirtGone) => {
+                "this host's libvirt is gone, and its own migration with it".to_owned()
+            }
+            Some(Ending::Cut(why)) => why,
+        };
+        Err(Fault::new(Code::HypervisorFailed, step, Side::Source, detail))
     }
 
     /// The next job, while libvirt's migration waits and can be given up by others; none if it is, or does not wait.
@@ -199,7 +283,7 @@ impl State {
             let detail = format!("libvirt's own migration is {status}: see what libvirt says");
             return Err(Fault::new(Code::HypervisorFailed, step, Side::Source, detail));
         }
-        Ok(())
+        self.check_job(step)
     }
 
     /// Lets QEMU's connections in. It stops the guest within milliseconds, as it has no RAM to send. What it wrote while the guest ran
@@ -261,12 +345,25 @@ impl State {
         }
         if let Some(domain) = &self.shared.domain {
             domain.let_through.store(true, Ordering::SeqCst);
+            domain.forget();
         }
         gate.release();
-        let mut completed = false;
+        self.await_verdict()
+    }
+
+    /// libvirt's: what becomes of the source's QEMU.
+    fn await_verdict(&mut self) -> Result<(), Fault> {
+        let step = Step::Commit;
+        let (mut completed, mut ended) = (false, None);
         while !self.is_abandoned() {
             let status = self.guest.qemu.migration_status(Self::deadline());
             completed |= status.as_ref().is_ok_and(|status| status == "completed");
+            if completed
+                && !self.shared.domain.as_ref().is_some_and(Leaving::is_put_back)
+                && let Err(error) = self.put_back_domain()
+            {
+                tracing::debug!(error, "the capability is not off yet");
+            }
             let runs = self.guest.qemu.status(Self::deadline());
             match (status, runs) {
                 (Ok(status), Ok(state)) if state == "running" => {
@@ -276,7 +373,10 @@ impl State {
                     );
                     return Err(Fault::new(Code::HypervisorFailed, step, Side::Source, detail));
                 }
-                (Ok(_), Ok(_)) => std::thread::sleep(POLL),
+                (Ok(_), Ok(_)) => {
+                    self.check_verdict(&mut ended)?;
+                    std::thread::sleep(POLL);
+                }
                 (Err(error), _) | (_, Err(error)) => {
                     if !self.guest.record.process.wait_end(Self::deadline()) {
                         return Err(qemu_fault(step, &error));
@@ -285,10 +385,36 @@ impl State {
                         let detail = "its QEMU has ended, and had not sent everything when it was last asked";
                         return Err(Fault::new(Code::GuestGone, step, Side::Source, detail));
                     }
+                    if let Some(domain) = &self.shared.domain {
+                        domain.is_off();
+                    }
                     self.shared.tell(Event::Left);
                     return Ok(());
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// The guest stands. Says what to do as soon as libvirt cannot, or does not, say what becomes of it.
+    fn check_verdict(&self, ended: &mut Option<(Instant, bool)>) -> Result<(), Fault> {
+        let Some(ending) = self.shared.domain.as_ref().and_then(Leaving::ending) else { return Ok(()) };
+        let what = match ending {
+            Ending::Said => "libvirt has ended its migration".to_owned(),
+            Ending::LibvirtGone => "this host's libvirt is gone".to_owned(),
+            Ending::Cut(why) => why,
+        };
+        let text = format!(
+            "{what}, and the domain stands here: look at both hosts with `virsh domstate` (start this host's libvirt again if it is \
+             gone). Where the destination's runs it, end the one here (`virsh destroy`) and never resume it; where the destination's \
+             does not know it, `virsh resume` it here"
+        );
+        let (since, told) = ended.get_or_insert_with(|| (Instant::now(), false));
+        if since.elapsed() > VERDICT_WAIT {
+            return Err(Fault::new(Code::HypervisorFailed, Step::Commit, Side::Source, text));
+        }
+        if since.elapsed() > ADVICE_WAIT && !std::mem::replace(told, true) {
+            self.shared.hub.publish(EventKind::Warning { text });
         }
         Ok(())
     }
@@ -309,6 +435,9 @@ impl State {
             std::thread::sleep(LOOK);
             done = self.put_back_domain();
         }
+        if let Some(domain) = &self.shared.domain {
+            domain.let_end();
+        }
         let guest = match (done, self.guest.record.is_alive()) {
             (_, false) => ended(let_through),
             (Ok(()), true) => self.guest_again(deadline, let_through),
@@ -320,12 +449,20 @@ impl State {
                 self.guest_again(deadline, let_through)
             }
         };
+        if let Some(domain) = &self.shared.domain {
+            domain.forget();
+        }
         self.shared.tell(Event::RolledBack { guest, complete: true });
         Ok(())
     }
 
-    /// Switches the capability off; refused as long as QEMU migrates.
+    /// Switches the capability off, if it was switched on here; refused as long as QEMU migrates.
     fn put_back_domain(&mut self) -> Result<(), String> {
+        if let Some(domain) = self.shared.domain.as_ref().filter(|domain| !domain.set.load(Ordering::SeqCst))
+        {
+            domain.is_off();
+            return Ok(());
+        }
         let off = domain::ignore_shared(self.guest.qemu.qmp(), false, Self::deadline());
         if let Err(error) = &off
             && !matches!(error, linerate_guest::qmp::QmpError::Refused { .. })
@@ -335,7 +472,7 @@ impl State {
         }
         off.map_err(|error| chain(&error))?;
         if let Some(domain) = &self.shared.domain {
-            domain.put_back.store(true, Ordering::SeqCst);
+            domain.is_off();
         }
         Ok(())
     }
@@ -358,7 +495,7 @@ impl State {
     pub(super) fn forget_domain(&mut self) -> Result<(), Fault> {
         self.detach();
         if let Some(domain) = &self.shared.domain {
-            domain.put_back.store(true, Ordering::SeqCst);
+            domain.is_off();
         }
         self.shared.tell(Event::CleanedUp);
         Ok(())

@@ -1,13 +1,12 @@
-//! Rule 6: write protection is applied only while block I/O is drained where a disk is open with O_DIRECT.
+//! Rule 6: write protection is applied only while block I/O is drained where a disk reads into pinned pages.
 //!
-//! The kernel writes what such a disk reads into pages that it pinned when the read began; protection that is applied
+//! The kernel writes what such a disk reads (`pinned` says which ones do) into pages that it pinned when the read began; protection that is applied
 //! meanwhile does not see that write, and the page would be lost. QMP's `stop` answers when all block I/O is done. That
 //! nobody forgets it, [`Guarded`] lets nobody protect without a [`Still`], and only this room makes one.
 
 use std::time::{Duration, Instant};
 
 use linerate_core::Run;
-use linerate_guest::description::GuestDescription;
 use linerate_memory::{TrackError, Tracker};
 
 /// Shows that no read from a disk is under way that protection would not see.
@@ -24,11 +23,6 @@ pub(super) trait Guest {
     fn stop(&mut self) -> Result<bool, Self::Error>;
     /// Lets it go on.
     fn go_on(&mut self) -> Result<(), Self::Error>;
-}
-
-/// Whether any disk reads into pinned pages. A disk that is only read does so as well as one that is written.
-pub(super) fn reads_into_pinned_pages(guest: &GuestDescription) -> bool {
-    guest.disks.iter().any(|disk| disk.direct)
 }
 
 /// Runs `work` while no block I/O is under way. Returns how long the guest was stopped for it. Whatever comes of the work,

@@ -10,6 +10,7 @@
 //! | `worker` | the one thread that deals with the guest: its memory and its QEMU |
 //! | `domain` | its part for libvirt's domains |
 //! | `drain` | rule 6: protection is applied only while block I/O is drained |
+//! | `pinned` | rule 6: for which disks |
 //! | `channels` | opening of channels, over RDMA or TCP |
 //! | `links` | one thread per link: control path and channels, opened again whenever they are lost |
 //! | `work` | what the channels ask the brain |
@@ -24,9 +25,11 @@ mod domain;
 mod drain;
 pub(crate) mod links;
 mod mode;
+mod pinned;
 mod progress;
 mod rejoin;
 pub(crate) mod start;
+mod storage;
 mod streams;
 #[cfg(test)]
 mod tests;
@@ -41,7 +44,8 @@ use std::time::Duration;
 
 use linerate_api::{MigrateRequest, MigrationDetail, MigrationId, MigrationState, MigrationSummary};
 use linerate_core::source::{Event, Source};
-use linerate_core::{ChannelId, LinkId, PathId, SessionId, Time, Token};
+use linerate_core::{ChannelId, Code, Fault, LinkId, PathId, SessionId, Side, Step, Time, Token};
+use linerate_guest::shared::Marks;
 use linerate_net::channel::ChannelError;
 use linerate_net::control::{ControlEvent, ControlPath};
 use linerate_net::pacer::Pacer;
@@ -118,6 +122,8 @@ pub struct Outgoing {
     disks: u32,
     /// What their connections have carried.
     disk_bytes: Arc<AtomicU64>,
+    /// Marks in the images that are not copied, by which the destination knows them; given back when it is over.
+    marks: Mutex<Marks>,
     /// The guest is libvirt's.
     domain: Option<domain::Leaving>,
 }
@@ -152,6 +158,14 @@ impl Outgoing {
         let _ = self.inbox.send(Input::LinkLost(link));
     }
 
+    /// Whether the files that were proved to be on shared storage are still those that the guest's QEMU has open.
+    fn recheck_marks(&self, pid: i32) -> Result<(), Fault> {
+        let marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
+        marks
+            .recheck(pid)
+            .map_err(|changed| Fault::new(Code::GuestDiffers, Step::Blackout, Side::Source, changed))
+    }
+
     fn carriage(&self) -> Option<Arc<Carriage>> {
         self.carriage.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -165,6 +179,7 @@ impl Outgoing {
         let began = std::time::Instant::now();
         self.ram.lock().unwrap_or_else(PoisonError::into_inner).clear();
         *self.carriage.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.marks.lock().unwrap_or_else(PoisonError::into_inner) = Marks::default();
         self.board.close();
         *self.control.lock().unwrap_or_else(PoisonError::into_inner) = None;
         tracing::debug!(took = ?began.elapsed(), "memory given back");

@@ -4,7 +4,7 @@ use linerate_api::{MigrateRequest, Mode, ModeChoice};
 use linerate_core::{Code, Fault, Side, Step};
 use linerate_guest::description::GuestDescription;
 use linerate_guest::qmp::QemuVersion;
-use linerate_guest::verdict::{Reason, judge, judge_streams};
+use linerate_guest::verdict::{Reason, Verdict, judge_streams};
 
 /// The way, and where it was not the operator's choice, why it is not direct.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,16 +17,17 @@ pub(super) struct Choice {
 pub(super) fn choose(
     request: &MigrateRequest,
     guest: &GuestDescription,
-    kernel: (u32, u32),
+    direct: &Verdict,
 ) -> Result<Choice, Fault> {
-    let direct = judge(guest, kernel);
     match request.mode {
-        ModeChoice::Direct if request.copy_storage => {
-            Err(refused("disks are copied along (--copy-storage) in stream mode only".into()))
+        ModeChoice::Direct if request.copies_disks() => {
+            Err(refused("disks are copied along (--copy-storage, --copy-disks) in stream mode only".into()))
         }
-        ModeChoice::Auto if direct.direct && request.copy_storage => {
-            streams(request, guest, Some("disks go along (--copy-storage), by QEMU's own copying".into()))
-        }
+        ModeChoice::Auto if direct.direct && request.copies_disks() => streams(
+            request,
+            guest,
+            Some("disks go along (--copy-storage, --copy-disks), by QEMU's own copying".into()),
+        ),
         ModeChoice::Auto | ModeChoice::Direct if direct.direct => {
             Ok(Choice { mode: Mode::Direct, reason: None })
         }
@@ -86,6 +87,25 @@ const CHANNELS_MAX: u16 = 32;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_kernel_that_loses_writes_refuses_direct_mode_and_streams_go_on() {
+        let mut guest = crate::incoming::domain::tests::waits();
+        guest.run_state = "running".into();
+        guest.traits.capabilities = ["pause-before-switchover", "events"].map(str::to_owned).to_vec();
+        let fit = Verdict { direct: true, reasons: Vec::new() };
+        let why = "this kernel (6.14.0) loses written pages: use stream mode, or a newer kernel".to_owned();
+        let unfit = fit.and(Reason::KernelUnfit { why: why.clone() });
+        let asked = |mode| MigrateRequest {
+            mode,
+            ..serde_json::from_str(r#"{"guest": "web", "to": "[::1]:1"}"#).unwrap()
+        };
+        let refused = choose(&asked(ModeChoice::Direct), &guest, &unfit).unwrap_err();
+        assert!(refused.to_string().contains(&why), "{refused}");
+        let chosen = choose(&asked(ModeChoice::Auto), &guest, &unfit).unwrap();
+        assert_eq!(chosen.mode, Mode::Stream);
+        assert!(chosen.reason.unwrap().contains(&why));
+    }
 
     #[test]
     fn channels_follow_the_wires_and_the_cpus() {

@@ -168,6 +168,7 @@ fn report(shared: &Outgoing, outcome: MigrationOutcome, cpu: CpuSeconds, downtim
             sent_bytes: shared.disk_bytes.load(Ordering::Relaxed),
             alone_us: us(statistics.disks_alone),
         }),
+        shared_on_operators_word: shared.request.shared_storage.clone(),
         goodput_bytes_per_s: if copy_s > 0.0 { (carried as f64 / copy_s) as u64 } else { 0 },
         links: shared.board.totals(),
         cpu,

@@ -13,11 +13,11 @@ use linerate_core::policy::Limits;
 use linerate_core::source::{self, Event, Source};
 use linerate_core::{Code, Fault, RegionInfo, SessionId, Side, Step, Token};
 use linerate_guest::description::GuestDescription;
-use linerate_guest::drives;
 use linerate_guest::migrate::SourceQemu;
 use linerate_guest::qmp::Qmp;
 use linerate_guest::registry::GuestRecord;
-use linerate_guest::{process, procfs, read};
+use linerate_guest::shared::Marks;
+use linerate_guest::{process, read};
 use linerate_memory::{Mapping, RamBlock};
 use linerate_net::interfaces;
 use linerate_net::links::{parse_networks, speed_of_all};
@@ -28,13 +28,15 @@ use super::body::Body;
 use super::domain::{self, Leaving};
 use super::mode::{self, Choice};
 use super::worker::{Guest, Job, Worker};
-use super::{Board, Input, Outgoing, links, streams};
+use super::{Board, Input, Outgoing, links, storage, streams};
 use crate::agent::Agent;
 use crate::clock::{Clock, unix_ms};
 use crate::config::DEFAULT_PORT;
+use crate::disks;
 use crate::faults::fault;
 use crate::hub::Hub;
 use crate::journal::{Record, Role};
+use crate::kernel;
 use crate::ram::Ram;
 
 const QMP_WAIT: Duration = Duration::from_secs(10);
@@ -47,6 +49,7 @@ struct Found {
     choice: Choice,
     blocks: Vec<RamBlock>,
     ram: Vec<Arc<Ram>>,
+    marks: Marks,
 }
 
 /// Begins a migration. Returns when the destination's agent has answered; all else happens in threads of its own.
@@ -54,10 +57,14 @@ struct Found {
 pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing>, Fault> {
     let began = Instant::now();
     check_request(&request)?;
-    let found = find(agent, &request)?;
+    let mut found = find(agent, &request)?;
     let session = SessionId(random()?);
     let token = Token(random()?);
     let peers = resolve(&request.to)?;
+    let kept = match &request.domain {
+        Some(_) => Some(domain::keep(agent, session, token, &peers)?),
+        None => None,
+    };
     let (stream, peer) = links::first_contact(&peers, Purpose::ControlNew, session, token)?;
     let config = source_config(&request, &found)?;
     let (ran, settings) = (found.qemu.ran(), found.qemu.found().cloned());
@@ -96,10 +103,16 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
         may_discard: found.description.traits.may_discard,
         disks: u32::try_from(found.description.copied.len()).unwrap_or(u32::MAX),
         disk_bytes: Arc::default(),
-        domain: request.domain.as_ref().map(|domain| Leaving::new(domain, agent.gates.clone())),
+        marks: Mutex::new(std::mem::take(&mut found.marks)),
+        domain: request.domain.as_ref().map(|domain| Leaving::new(domain, agent.gates.clone(), kept)),
         request,
     });
-    if let Some(text) = mode::caution(&shared.choice, &found.description) {
+    let cautions = [
+        storage::caution(&shared.request),
+        mode::caution(&shared.choice, &found.description),
+        disks::caution(&found.description),
+    ];
+    for text in cautions.into_iter().flatten() {
         shared.hub.publish(EventKind::Warning { text });
     }
     let role = match shared.domain {
@@ -169,8 +182,8 @@ fn check_request(request: &MigrateRequest) -> Result<(), Fault> {
     let wrong = |detail: String| Fault::new(Code::NoLink, Step::Resolve, Side::Source, detail);
     parse_networks(&request.links.join(",")).map_err(|error| wrong(error.to_string()))?;
     let share = request.storage_share_percent;
-    if share.is_some_and(|percent| !(1..100).contains(&percent) || !request.copy_storage) {
-        let detail = "disks have a share of the links (--storage-share, 1 to 99 percent) where they are copied along (--copy-storage)";
+    if share.is_some_and(|percent| !(1..100).contains(&percent) || !request.copies_disks()) {
+        let detail = "disks have a share of the links (--storage-share, 1 to 99 percent) where they are copied along (--copy-storage, --copy-disks)";
         return Err(Fault::new(Code::NotMigratable, Step::Resolve, Side::Source, detail));
     }
     Ok(())
@@ -191,12 +204,15 @@ fn find(agent: &Agent, request: &MigrateRequest) -> Result<Found, Fault> {
     if request.domain.is_some() {
         domain::check(request, &mut description)?;
     }
-    let choice = mode::choose(request, &description, procfs::kernel_release().unwrap_or((0, 0)))?;
-    if request.copy_storage {
-        description.copied = drives::writable(&mut qmp, &description, deadline)
-            .and_then(|copied| Ok(description.check_copied().map(|()| copied)?))
-            .map_err(|error| here(Code::NotMigratable, &error))?;
+    if request.domain.is_none() {
+        disks::at_start(&mut qmp, &mut description, deadline)?;
     }
+    let choice = mode::choose(request, &description, &kernel::judge(&description))?;
+    let marks = match request.domain {
+        // Their storage is libvirt's to look after.
+        Some(_) => Marks::default(),
+        None => storage::look(request, &mut qmp, &mut description, deadline)?,
+    };
     let qemu = match &request.domain {
         // What libvirt sets is libvirt's to put back.
         Some(_) => SourceQemu::recovered(qmp, true, None),
@@ -212,7 +228,7 @@ fn find(agent: &Agent, request: &MigrateRequest) -> Result<Found, Fault> {
         ram.push(Arc::new(Ram::new(mapping)));
         blocks.push(block);
     }
-    Ok(Found { record, description, qemu, choice, blocks, ram })
+    Ok(Found { record, description, qemu, choice, blocks, ram, marks })
 }
 
 /// The monitor of a guest of this host's registry.

@@ -16,7 +16,7 @@ use super::domain::Leaving;
 use super::streams::{Accepting, Service};
 use super::worker::{Job, Worker};
 use super::*;
-use crate::journal::{Journal, Record, Waiting};
+use crate::journal::{Record, Waiting};
 
 /// Only a hang meets it.
 const LONG: Duration = Duration::from_secs(60);
@@ -57,6 +57,7 @@ fn outgoing_of(domain: Option<Leaving>) -> (Arc<Outgoing>, Receiver<Input>) {
         may_discard: false,
         disks: 0,
         disk_bytes: Arc::default(),
+        marks: Mutex::default(),
         domain,
     };
     (Arc::new(outgoing), inputs)

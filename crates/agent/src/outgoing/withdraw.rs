@@ -13,7 +13,7 @@ use crate::faults::chain;
 use crate::journal::Journal;
 
 /// Begins to tell the destination. `held`: it may have the guest complete, and keeps it until it is told. `told` is called when
-/// it knows.
+/// there is nothing more to tell: it knows, or has given up by itself.
 pub(crate) fn withdraw(
     peers: Vec<SocketAddr>,
     session: SessionId,
@@ -44,6 +44,7 @@ fn tell(peers: &[SocketAddr], session: SessionId, token: Token, held: bool, told
                 return tracing::error!(%session, "rolled back here, and the destination says that it has committed: see that the guest does not run twice");
             }
             Next::Unheard => {
+                told();
                 return tracing::warn!(%session, "the destination could not be told of the roll-back; by now it has given up by itself");
             }
         }

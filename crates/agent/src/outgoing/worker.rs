@@ -21,9 +21,11 @@ use linerate_guest::registry::{GuestRecord, Registry};
 use linerate_memory::{RamBlock, TrackError, Tracker};
 
 use super::drain::{self, Guarded, Still, while_still};
+use super::pinned;
 use super::streams::Accepting;
-use super::{Input, Outgoing};
+use super::{Input, Outgoing, storage};
 use crate::device_state;
+use crate::disks;
 use crate::faults::{chain, fault};
 use crate::ram::Ram;
 
@@ -89,7 +91,7 @@ impl Worker {
         let qemu_downtime_ms = Arc::new(Mutex::new(None));
         let state = State {
             shared,
-            drained: drain::reads_into_pinned_pages(&guest.description),
+            drained: pinned::reads_into_pinned_pages(&guest.description),
             may_discard: guest.description.traits.may_discard,
             guest,
             tracker: None,
@@ -133,7 +135,7 @@ pub(super) struct State {
     pub shared: Arc<Outgoing>,
     pub guest: Guest,
     tracker: Option<Guarded>,
-    /// Rule 6: some disk is open with O_DIRECT, so protection is applied only while block I/O is drained.
+    /// Rule 6: some disk reads into pinned pages, so protection is applied only while block I/O is drained.
     drained: bool,
     /// Rule 7: the guest may give memory back, so holes are looked for in the end.
     may_discard: bool,
@@ -177,6 +179,7 @@ impl State {
             };
             tracing::debug!(?job, took = ?began.elapsed(), ok = done.is_ok(), "guest job");
             if let Err(fault) = done {
+                let fault = storage::unless_gone(fault, &self.guest.record);
                 self.shared.tell(Event::Failed(fault));
             }
         }
@@ -307,7 +310,11 @@ impl State {
 
     /// QEMU holds: what the guest uses now goes to the destination, which compares it with what it has opened.
     pub fn holds(&mut self, ran: bool) -> Result<(), Fault> {
-        self.shared.tell(Event::Holding { ran, disks: String::new() });
+        let disks = disks::in_use(self.guest.qemu.qmp(), &self.guest.description, Self::deadline())?;
+        if self.shared.domain.is_none() {
+            self.shared.recheck_marks(self.guest.record.process.pid)?;
+        }
+        self.shared.tell(Event::Holding { ran, disks });
         Ok(())
     }
 
@@ -403,6 +410,7 @@ impl State {
     fn clean_up(&mut self) -> Result<(), Fault> {
         self.detach();
         self.drop_stream();
+        storage::leave_stale(&self.guest.description, &self.shared.request.to);
         let downtime = self.guest.qemu.downtime_ms(Self::deadline()).ok().flatten();
         *self.qemu_downtime_ms.lock().unwrap_or_else(PoisonError::into_inner) = downtime;
         let (registry, record) = (&self.guest.registry, &self.guest.record);

@@ -38,7 +38,7 @@ const QMP_WAIT: Duration = Duration::from_secs(10);
 /// What a thread of recovery is told.
 enum Told {
     Resolve(bool),
-    CommitAgain,
+    CommitAgain { copy: bool },
     Withdrawn,
 }
 
@@ -143,6 +143,16 @@ fn begin(agent: &Arc<Agent>, session: SessionId, mut record: Record, plan: Plan)
             }
             let _ = agent.journal.put_end(session, &record);
             return tell_destination(agent, session, record);
+        }
+        Plan::Died => {
+            tracing::error!(
+                %session,
+                guest,
+                "its QEMU ended in this migration; if the destination holds it complete, its operator decides about it there"
+            );
+            record.set_phase(Phase::Source(SourcePhase::RolledBack));
+            let _ = agent.journal.put_end(session, &record);
+            return;
         }
         Plan::Nothing => return tell_destination(agent, session, record),
     };
@@ -249,12 +259,12 @@ impl Unfinished {
             (Machine::Source(machine), Told::Resolve(here)) => {
                 machine.handle(now, SourceEvent::Resolve(*here))
             }
-            (Machine::Source(_), Told::CommitAgain | Told::Withdrawn) => {}
+            (Machine::Source(_), Told::CommitAgain { .. } | Told::Withdrawn) => {}
             (Machine::Destination(machine), told) => machine.handle(
                 now,
                 match told {
                     Told::Resolve(here) => DestinationEvent::Resolve(*here),
-                    Told::CommitAgain => DestinationEvent::CommitAgain,
+                    Told::CommitAgain { copy } => DestinationEvent::CommitAgain { copy: *copy },
                     Told::Withdrawn => DestinationEvent::Withdrawn,
                 },
             ),
@@ -277,9 +287,9 @@ impl Unfinished {
         decides
     }
 
-    /// The source, whose own process has ended, says commit.
-    pub fn commit_again(&self) {
-        self.tell(Told::CommitAgain);
+    /// The source says commit beside the session. `copy`: it still has its own.
+    pub fn commit_again(&self, copy: bool) {
+        self.tell(Told::CommitAgain { copy });
     }
 
     /// The source has rolled back.

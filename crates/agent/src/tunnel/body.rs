@@ -12,7 +12,7 @@ use linerate_core::{Code, Endpoint, Fault, LinkId, Message, PathId, Side, Step, 
 use linerate_net::control::{ControlEvent, ControlPath};
 
 use super::links::Links;
-use super::{Input, Tunnel, connect};
+use super::{Input, Kept, Tunnel, connect};
 use crate::agent::Agent;
 use crate::control;
 use crate::convert;
@@ -43,6 +43,8 @@ pub(super) struct Body {
     paths: HashMap<PathId, (Option<LinkId>, ControlPath)>,
     /// Filters of links, at the host that asked.
     filter: Vec<String>,
+    /// At the host that asked: what the next life of this agent would withdraw.
+    kept: Option<Kept>,
     links: Option<Links>,
     had_path: bool,
     /// The peer is being told why it ends.
@@ -56,7 +58,7 @@ impl Body {
         tunnel: Arc<Tunnel>,
         connector: Sender<connect::Asked>,
         opening: Opening,
-        filter: Vec<String>,
+        (filter, kept): (Vec<String>, Option<Kept>),
     ) -> Body {
         let mut control = Control::default();
         let side = match opening {
@@ -75,6 +77,7 @@ impl Body {
             connector,
             paths,
             filter,
+            kept,
             links: None,
             had_path: false,
             parting: None,
@@ -117,13 +120,15 @@ impl Body {
 
     /// The host that asked has ended it. If no link could say so, the other is told as soon as one works again, so that it does
     /// not hold sockets, and whatever is behind them, until its own limit.
-    fn withdraw(&self) {
+    fn withdraw(&mut self) {
+        let kept = self.kept.take();
         if self.side != Side::Source || self.control.unreachable_since().is_none() {
             return;
         }
         let mut peers = vec![self.tunnel.peer];
         peers.extend(self.links.iter().flat_map(Links::remotes).filter(|remote| *remote != self.tunnel.peer));
-        crate::outgoing::withdraw(peers, self.tunnel.session, self.tunnel.token, false, || {});
+        let (session, token) = (self.tunnel.session, self.tunnel.token);
+        crate::outgoing::withdraw(peers, session, token, false, move || drop(kept));
     }
 
     fn turn(&mut self, inbox: &Receiver<Input>) {

@@ -1,6 +1,8 @@
 //! Where streams go: sockets of this host that the operator allows.
 
+use std::ffi::OsStr;
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
@@ -69,11 +71,19 @@ fn reach(agent: &Agent, service: String) -> Result<Socket, ConnectError> {
     if !agent.config.tunnel_targets.iter().any(|entry| entry.allows(&address)) {
         return Err(ConnectError::NotAllowed { address, host });
     }
-    open(&address).map_err(|source| ConnectError::Connect { address, host, source })
+    open(agent, &address).map_err(|source| ConnectError::Connect { address, host, source })
 }
 
-fn open(address: &TunnelAddress) -> io::Result<Socket> {
+/// By the names that all of its daemons give their sockets.
+fn is_libvirts(path: &Path) -> bool {
+    path.file_name().and_then(OsStr::to_str).is_some_and(|name| name.ends_with("-sock"))
+}
+
+fn open(agent: &Agent, address: &TunnelAddress) -> io::Result<Socket> {
     let address = match address {
+        TunnelAddress::Unix(path) if is_libvirts(path) => {
+            return Socket::new(agent.arrivals.hold(connect_unix(path, CONNECT_WAIT)?.into())?);
+        }
         TunnelAddress::Unix(path) => return Socket::new(connect_unix(path, CONNECT_WAIT)?),
         TunnelAddress::Tcp(address) => *address,
     };

@@ -18,7 +18,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use super::{Tunnel, stale};
 use crate::agent::Agent;
 use crate::faults::chain;
-use crate::gate::Gate;
+use crate::gate::{Connect, Gate, JobGate};
 
 /// Out of descriptors, most likely: the connection stays in the queue, so do not spin.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(20);
@@ -100,7 +100,7 @@ impl Listeners {
                 .map(|listener| (listener, pair.clone()))
                 .map_err(|source| ListenError { address: pair.listen.clone(), source })
         };
-        let listeners = pairs.iter().filter(|pair| !pair.waits).map(open);
+        let listeners = pairs.iter().filter(|pair| !pair.waits && !pair.drives).map(open);
         Ok(Listeners { listeners: listeners.collect::<Result<_, _>>()? })
     }
 
@@ -167,23 +167,24 @@ impl Tunnel {
         agent: &Agent,
         pairs: &[TunnelPair],
     ) -> Result<(), ListenError> {
-        for pair in pairs.iter().filter(|pair| pair.waits) {
-            let (tunnel, connect) = (self.clone(), pair.connect.clone());
+        for pair in pairs.iter().filter(|pair| pair.waits || pair.drives) {
+            let (tunnel, to) = (self.clone(), pair.connect.clone());
             let failed = |source| ListenError { address: pair.listen.clone(), source };
             let TunnelAddress::Unix(path) = &pair.listen else {
                 return Err(failed(io::Error::other("only connections to a UNIX socket can wait")));
             };
-            let made = Gate::new(
-                path,
-                Box::new(move |socket| {
-                    Socket::new(socket)
-                        .map_err(|error| chain(&error))
-                        .and_then(|socket| tunnel.open(&connect, socket))
-                }),
-            );
-            let gate = Arc::new(made.map_err(failed)?);
-            agent.gates.add(gate.clone());
-            self.gates.lock().unwrap_or_else(PoisonError::into_inner).push(gate);
+            let connect: Connect = Box::new(move |socket| {
+                Socket::new(socket).map_err(|error| chain(&error)).and_then(|socket| tunnel.open(&to, socket))
+            });
+            if pair.drives {
+                let gate = Arc::new(JobGate::new(path, connect).map_err(failed)?);
+                agent.gates.add_job(gate.clone());
+                self.jobs.lock().unwrap_or_else(PoisonError::into_inner).push(gate);
+            } else {
+                let gate = Arc::new(Gate::new(path, connect).map_err(failed)?);
+                agent.gates.add(gate.clone());
+                self.gates.lock().unwrap_or_else(PoisonError::into_inner).push(gate);
+            }
             if self.is_over() {
                 // It ended before it knew of this one.
                 self.shut_gates(agent, "its other end is gone");
@@ -198,6 +199,11 @@ impl Tunnel {
         for gate in gates {
             gate.shut(&format!("the tunnel ended: {why}"));
             agent.gates.forget(&gate);
+        }
+        let jobs = std::mem::take(&mut *self.jobs.lock().unwrap_or_else(PoisonError::into_inner));
+        for gate in jobs {
+            gate.shut(&format!("the tunnel ended: {why}"));
+            agent.gates.forget_job(&gate);
         }
     }
 

@@ -7,12 +7,14 @@
 //! | `body` | the loop: control messages to the streams, notes of the streams to control messages |
 //! | `links` | at the host that asked: one thread per link, opened again whenever it is lost |
 //! | `stale` | sockets that a killed agent or hypervisor left in the file system |
+//! | `kept` | sessions that the next life of a killed agent withdraws |
 //! | `listen`, `connect` | local sockets: where streams come from, and where they go |
 //!
 //! Both ends are the same but for who connects, who listens and whose numbers are even.
 
 mod body;
 mod connect;
+mod kept;
 mod links;
 mod listen;
 mod stale;
@@ -38,8 +40,10 @@ use linerate_net::tcp::Stream;
 
 use crate::carriage::Carriage;
 use crate::clock::Clock;
-use crate::gate::Gate;
+use crate::gate::{Gate, JobGate};
 
+pub(crate) use kept::Kept;
+pub use kept::withdraw_left;
 pub use stale::clear_folders;
 pub use start::{Begun, accept, begin};
 
@@ -81,6 +85,8 @@ pub struct Tunnel {
     over: AtomicBool,
     /// Where connections wait, at the host that asked.
     gates: Mutex<Vec<Arc<Gate>>>,
+    /// By which a libvirt drives.
+    jobs: Mutex<Vec<Arc<JobGate>>>,
 }
 
 impl Tunnel {

@@ -16,7 +16,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::body::{Body, Opening};
 use super::listen::{Accepting, Listeners};
-use super::{Input, Teller, ToLoop, Tunnel, connect};
+use super::{Input, Kept, Teller, ToLoop, Tunnel, connect};
 use crate::agent::Agent;
 use crate::carriage::Carriage;
 use crate::clock::Clock;
@@ -56,15 +56,19 @@ pub fn begin(agent: &Arc<Agent>, request: &TunnelRequest) -> Result<Begun, Fault
     }
     let listeners = Listeners::open(&request.pairs).map_err(|error| here(Code::ResourceMissing, &error))?;
     let (session, token) = (SessionId(random()?), Token(random()?));
-    let (stream, peer) = first_contact(&resolve(&request.to)?, Role::StreamsNew, session, token)?;
-    let (events_in, events) = unbounded_channel();
+    let peers = resolve(&request.to)?;
+    let kept = Kept::new(&agent.config.state_dir, session, token, &peers)
+        .map_err(|error| here(Code::JournalFailed, &error))?;
+    let (stream, peer) = first_contact(&peers, Role::StreamsNew, session, token)?;
+    let (events_in, watched) = unbounded_channel();
     let timeout = Duration::from_secs(request.link_timeout_s.into());
-    let place = Place { session, token, peer, end: End::Source, timeout, events: Some(events_in) };
+    let (events, kept) = (Some(events_in), Some(kept));
+    let place = Place { session, token, peer, end: End::Source, timeout, events, kept };
     let filter = request.links.clone();
     let failed = |error: std::io::Error| fault(Code::Internal, Step::Connect, Side::Source, &error);
     let tunnel = run(agent, place, Opening::Ask, filter).map_err(failed)?;
     agent.add_tunnel(tunnel.clone());
-    let mut begun = Begun { tunnel: tunnel.clone(), accepting: None, events };
+    let mut begun = Begun { tunnel: tunnel.clone(), accepting: None, events: watched };
     tunnel.attach_path(stream, None).map_err(failed)?;
     let listen = listeners.addresses();
     begun.accepting = Some(listeners.start(tunnel.clone()).map_err(failed)?);
@@ -83,7 +87,15 @@ pub fn accept(agent: &Arc<Agent>, hello: &Hello, peer: SocketAddr) -> Result<Arc
         return Err(Fault::new(Code::NotAuthorised, Step::Authorise, Side::Destination, detail));
     }
     let offered = endpoints(agent)?;
-    let place = Place { session, token, peer, end: End::Destination, timeout: LINK_TIMEOUT, events: None };
+    let place = Place {
+        session,
+        token,
+        peer,
+        end: End::Destination,
+        timeout: LINK_TIMEOUT,
+        events: None,
+        kept: None,
+    };
     let failed = |error: std::io::Error| fault(Code::Internal, Step::Authorise, Side::Destination, &error);
     let tunnel = run(agent, place, Opening::Offer(offered), Vec::new()).map_err(failed)?;
     tracing::info!(%session, %peer, "a tunnel comes here");
@@ -98,6 +110,8 @@ struct Place {
     end: End,
     timeout: Duration,
     events: Option<UnboundedSender<TunnelEvent>>,
+    /// At the host that asked.
+    kept: Option<Kept>,
 }
 
 /// The session's loop, in a thread of its own.
@@ -129,6 +143,7 @@ fn run(
         events: Mutex::new(place.events),
         over: AtomicBool::new(false),
         gates: Mutex::default(),
+        jobs: Mutex::default(),
     });
     let forward = move || {
         for event in control_events {
@@ -137,7 +152,7 @@ fn run(
     };
     std::thread::Builder::new().name("control-events".into()).spawn(forward)?;
     let connector = connect::start(agent.clone(), tunnel.clone())?;
-    let body = Body::new(agent.clone(), tunnel.clone(), connector, opening, filter);
+    let body = Body::new(agent.clone(), tunnel.clone(), connector, opening, (filter, place.kept));
     std::thread::Builder::new()
         .name(format!("tunnel-{}", place.session))
         .spawn(move || body.run(&receiver))?;

@@ -48,6 +48,7 @@ impl Stage {
                 listen: "tcp:127.0.0.1:0".parse().unwrap(),
                 connect: "tcp:127.0.0.1:9".parse().unwrap(),
                 waits: false,
+                drives: false,
             }],
             links: vec!["127.0.0.0/8".into()],
             link_timeout_s: 60,

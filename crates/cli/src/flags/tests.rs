@@ -42,6 +42,7 @@ fn a_share_is_for_disks_that_go_along() {
     };
     assert_eq!(share("--copy-storage all --storage-share 20"), Some(Some(20)));
     assert_eq!(share("--copy-storage all"), Some(None));
+    assert_eq!(share("--copy-disks vda --storage-share 20"), Some(Some(20)));
     for refused in [
         "--storage-share 20",
         "--copy-storage all --storage-share 0",
@@ -49,6 +50,23 @@ fn a_share_is_for_disks_that_go_along() {
     ] {
         assert_eq!(share(refused), None, "{refused}");
     }
+}
+
+#[test]
+fn disks_are_copied_by_name_and_vouched_for_by_name() {
+    let request = |words: &str| {
+        let command = parse(&format!("linerate migrate web --to beta {words}")).ok()?.command;
+        let Command::Migrate(migrate) = command else { return None };
+        Some(migrate.request())
+    };
+    let one = request("--copy-disks vda,vdb --shared-storage cd0 --shared-storage vdc").unwrap();
+    assert_eq!((one.copy_storage, one.copy_disks), (false, vec!["vda".to_owned(), "vdb".to_owned()]));
+    assert_eq!(one.shared_storage, ["cd0", "vdc"]);
+    // As virsh does: only those.
+    let both = request("--copy-storage all --copy-disks vda").unwrap();
+    assert_eq!((both.copy_storage, both.copy_disks), (false, vec!["vda".to_owned()]));
+    assert!(request("--copy-storage all").unwrap().copy_storage);
+    assert!(request("--copy-disks vda,").is_none() && request("--shared-storage=").is_none());
 }
 
 #[test]

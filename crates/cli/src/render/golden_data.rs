@@ -118,6 +118,7 @@ pub fn report() -> Report {
             hole_bytes: 4 * GIB,
         },
         disks: None,
+        shared_on_operators_word: Vec::new(),
         goodput_bytes_per_s: 492_000_000,
         links: vec![link("eth1", 1, 2260 * MIB, 0, 12), link("eth2", 2, 1553 * MIB, 1, 431)],
         cpu: CpuSeconds { source_agent_s: 2.41, destination_agent_s: 1.87 },

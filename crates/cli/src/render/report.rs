@@ -185,6 +185,10 @@ fn totals(report: &Report, paint: Paint) -> Vec<String> {
             ),
         );
     }
+    if !report.shared_on_operators_word.is_empty() {
+        let named = clean(&report.shared_on_operators_word.join(", "));
+        row("Shared", format!("{named}: not proved, on the operator's word (--shared-storage)"));
+    }
     let mode = match (report.mode, report.stream_channels) {
         (Mode::Direct, _) => "direct mode".to_owned(),
         (Mode::Stream, None | Some(0)) => "stream mode".to_owned(),

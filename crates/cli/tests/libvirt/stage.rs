@@ -118,9 +118,19 @@ impl Stage {
     }
 
     fn command(&self, from: usize, more: &[&str]) -> Command {
-        let mut command = self.agents[from].client();
+        let command = self.agents[from].client();
         let to = self.agents[1 - from].address(0).to_string();
-        command.args(["migrate", "qemu:///system/g", "--json", "--no-check", "--to", &to]);
+        self.asks(command, "g", &to, more)
+    }
+
+    /// Begins a move of a domain that is named like this.
+    pub fn start_named(&self, from: usize, name: &str, more: &[&str]) -> Moving {
+        let to = self.agents[1 - from].address(0).to_string();
+        Moving::new(self.asks(self.agents[from].client(), name, &to, more).spawn().unwrap())
+    }
+
+    fn asks(&self, mut command: Command, name: &str, to: &str, more: &[&str]) -> Command {
+        command.args(["migrate", &format!("qemu:///system/{name}"), "--json", "--no-check", "--to", to]);
         command.args(more).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }

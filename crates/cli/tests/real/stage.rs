@@ -260,6 +260,16 @@ impl Stage {
     }
 
     /// Begins to move the guest to the other host.
+    /// Process of the guest's QEMU.
+    #[allow(dead_code, reason = "not every test file needs it")]
+    pub fn guest_process(&self) -> rustix::process::Pid {
+        let (exit, text) = self.linerate_at_source(&["vm", "show", "g", "--json"]);
+        assert_eq!(exit, 0, "{text}");
+        let guest: Value = serde_json::from_str(&text).unwrap();
+        let pid = guest["summary"]["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
+        rustix::process::Pid::from_raw(pid.unwrap()).unwrap()
+    }
+
     pub fn migrate(&self, arguments: &[&str]) -> Migration {
         let to = self.destination_address();
         let mut all = vec!["migrate", "g", "--to", &to, "--json"];

@@ -43,6 +43,15 @@ impl Stage {
         Stage::foreign_on(hosts, &folder, guest, disk.map(|(mode, _)| mode), options)
     }
 
+    /// The same on hosts that share all disks, with RAM that direct mode can move.
+    pub fn shared(links_mbps: &[u64], guest: GuestSpec, prepare: impl FnOnce(&Path) -> Vec<String>) -> Stage {
+        let hosts = hosts_of(Lab::builder(), links_mbps, |_| String::new());
+        let folder = hosts.1.directory().to_owned();
+        let arguments = prepare(&folder);
+        let options = QemuOptions { locks: true, arguments, ..QemuOptions::default() };
+        Stage::foreign_on(hosts, &folder, guest, None, options)
+    }
+
     /// Where the disks of hosts that do not share them are: of the host that has the guest, and of the other.
     pub fn disks(&self) -> [PathBuf; 2] {
         let mut folders = disk_folders(&self.lab);

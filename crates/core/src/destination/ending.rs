@@ -8,8 +8,13 @@ use crate::{Code, Fault, Message, Side, Time};
 impl Destination {
     /// The hypervisor cannot run the committed guest and never did: the source is to have it back. The order is that of
     /// [`Destination::give_up`].
-    pub(super) fn return_guest(&mut self, fault: Fault) {
-        if self.state == State::Resuming {
+    /// Nobody can have it back from here if the source is not heard: then it is tried again.
+    pub(super) fn cannot_run(&mut self, now: Time, fault: Fault) {
+        let has_copy = self.source_has_copy();
+        let State::Resuming { again } = &mut self.state else { return };
+        if !has_copy {
+            *again = Some(now + RETRY_AFTER);
+        } else {
             (self.committed, self.returned) = (false, true);
             self.end_guest(DestinationPhase::Returned, fault);
         }
@@ -17,7 +22,7 @@ impl Destination {
 
     /// Whether the guest ran is not known: nobody may resume it by himself, so the source is told by its next question.
     pub(super) fn guest_ended(&mut self, fault: Fault) {
-        if self.state == State::Resuming {
+        if matches!(self.state, State::Resuming { .. }) {
             self.gone = true;
             self.state = State::Ended;
             self.actions.push_back(Action::End(Some(fault)));
@@ -30,7 +35,7 @@ impl Destination {
             return;
         }
         if run {
-            self.commit_aside();
+            self.commit_aside(false);
         } else {
             let detail = "the operator of the destination gave the guest up";
             self.give_up(Fault::new(Code::Cancelled, self.state.step(), Side::Destination, detail));
@@ -49,9 +54,7 @@ impl Destination {
                 if fault.code != Code::JournalFailed
                     && !self.actions.contains(&Action::Journal(DestinationPhase::Committed)) => {}
             // A source that is heard has its copy, and resumes on our word. Otherwise this one may be the only one.
-            State::Journaling { .. }
-                if fault.code == Code::JournalFailed && (self.only_copy || self.control.paths() == 0) =>
-            {
+            State::Journaling { .. } if fault.code == Code::JournalFailed && !self.source_has_copy() => {
                 self.state = State::Journaling { again: Some(now + RETRY_AFTER) };
             }
             _ => self.give_up(fault),
@@ -113,6 +116,11 @@ impl Destination {
             State::Journaling { again } => {
                 if again.take_if(|at| *at <= now).is_some() {
                     self.actions.push_back(Action::Journal(DestinationPhase::Committed));
+                }
+            }
+            State::Resuming { again } => {
+                if again.take_if(|at| *at <= now).is_some() {
+                    self.actions.push_back(Action::Run { ran: self.stopped.unwrap_or(true) });
                 }
             }
             _ => self.check_orphaned(now),

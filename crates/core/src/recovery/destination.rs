@@ -6,7 +6,7 @@ use super::RETRY_AFTER;
 use crate::journal::DestinationPhase;
 use crate::{Outcome, Time};
 
-/// A committed guest that the hypervisor refuses to run is tried for so long, then returned. A lock that the source still
+/// A committed guest that the hypervisor refuses to run is tried for so long, then returned if the source can have it back. A lock that the source still
 /// holds for a moment, or a server that comes back, is waited for.
 pub const RUN_FOR: Duration = Duration::from_secs(2);
 /// Between two tries to run it.
@@ -51,8 +51,11 @@ pub enum DestinationEvent {
     Ran(RunResult),
     /// [`DestinationAction::Write`] came to an end: whether it is on disk.
     Written(bool),
-    /// The source, whose own process has ended, says commit.
-    CommitAgain,
+    /// The source has committed, and says so on a connection of its own.
+    CommitAgain {
+        /// Its own process lives: it can have the guest back.
+        copy: bool,
+    },
     /// The source has rolled back.
     Withdrawn,
     /// The operator decides: `true` runs the guest here, `false` gives it up.
@@ -97,6 +100,8 @@ enum State {
 pub struct DestinationRecovery {
     state: State,
     due: Option<Time>,
+    /// The source has said that it still has its own copy.
+    copy: bool,
 }
 
 impl DestinationRecovery {
@@ -106,22 +111,22 @@ impl DestinationRecovery {
             DestinationPhase::Returned => DestinationPhase::Returned,
             _ => DestinationPhase::Aborted,
         };
-        DestinationRecovery { state: State::Discarding(end), due: Some(now) }
+        DestinationRecovery { state: State::Discarding(end), due: Some(now), copy: false }
     }
 
     /// The guest is complete and the source may have committed.
     pub fn wait() -> DestinationRecovery {
-        DestinationRecovery { state: State::Waiting, due: None }
+        DestinationRecovery { state: State::Waiting, due: None, copy: false }
     }
 
     /// The guest is committed.
     pub fn see(now: Time) -> DestinationRecovery {
-        DestinationRecovery { state: State::Inspecting, due: Some(now) }
+        DestinationRecovery { state: State::Inspecting, due: Some(now), copy: false }
     }
 
     /// An end that a live session could not write.
     pub fn write(now: Time, phase: DestinationPhase) -> DestinationRecovery {
-        DestinationRecovery { state: State::Writing(phase), due: Some(now) }
+        DestinationRecovery { state: State::Writing(phase), due: Some(now), copy: false }
     }
 
     /// The phase once all is done and written.
@@ -176,8 +181,11 @@ impl DestinationRecovery {
     /// Takes an event.
     pub fn handle(&mut self, now: Time, event: DestinationEvent) {
         use DestinationEvent as E;
+        if let E::CommitAgain { copy } = event {
+            self.copy = copy;
+        }
         match (self.state, event) {
-            (State::Waiting, E::CommitAgain | E::Resolve(true)) => self.enter(now, State::Committing),
+            (State::Waiting, E::CommitAgain { .. } | E::Resolve(true)) => self.enter(now, State::Committing),
             (State::Waiting, E::Withdrawn | E::Resolve(false)) => {
                 self.enter(now, State::Discarding(DestinationPhase::Aborted));
             }
@@ -215,7 +223,9 @@ impl DestinationRecovery {
     fn ran(&mut self, now: Time, since: Time, result: RunResult) {
         match result {
             RunResult::Runs => self.enter(now, State::Writing(DestinationPhase::Running)),
-            RunResult::Refused if now - since >= RUN_FOR => self.enter(now, State::Returning),
+            RunResult::Refused if now - since >= RUN_FOR && self.copy => self.enter(now, State::Returning),
+            // Nobody has said that he can have it back: this copy may be the only one.
+            RunResult::Refused if now - since >= RUN_FOR => self.due = Some(now + RETRY_AFTER),
             RunResult::Refused => self.due = Some(now + RUN_AGAIN_AFTER),
             RunResult::Ended => self.ended(),
             RunResult::Unknown => {

@@ -73,6 +73,9 @@ pub enum Plan {
     Wait,
     /// Destination: find out whether the guest runs ([`DestinationRecovery::see`]).
     See,
+    /// Source: commit was not sent, and its process has ended with the host or by itself: only write that it was rolled back.
+    /// The destination is not told: if it has the guest complete, that copy is the only one, and an operator decides about it.
+    Died,
     /// The process is none of this session's business any more: only write this phase.
     Close(Phase),
     /// Nothing.
@@ -87,10 +90,12 @@ pub fn plan(entry: &Entry, all: &[Entry], lives: impl Fn(&Process) -> bool) -> P
     let lives = !superseded && entry.process.as_ref().is_some_and(lives);
     match entry.phase {
         Phase::Source(From::Started) if lives => Plan::RollBack,
-        Phase::Source(From::Started) => Plan::Close(Phase::Source(From::RolledBack)),
+        Phase::Source(From::Started) if !superseded => Plan::Died,
         // A newer session of the same process began, so this one was rolled back: the guest ran here again.
-        Phase::Source(From::CommitSent) if superseded => Plan::Close(Phase::Source(From::RolledBack)),
-        Phase::Source(From::CommitSent) => Plan::Ask,
+        Phase::Source(From::Started | From::CommitSent) if superseded => {
+            Plan::Close(Phase::Source(From::RolledBack))
+        }
+        Phase::Source(From::Started | From::CommitSent) => Plan::Ask,
         Phase::Source(From::Finished | From::RolledBack) => Plan::Nothing,
         // Also with the process gone: files that were made for it may be left.
         Phase::Destination(To::Started | To::Aborted | To::Returned) if !superseded => Plan::Discard,

@@ -28,7 +28,8 @@ pub enum SourceAction {
     TakeBack,
     /// End the guest's process here: it runs at the destination.
     GiveUp,
-    /// Ask the destination how the session ended, and say commit again: it may never have left this host.
+    /// Say commit once more on a connection of its own, and ask how the session ended. Whether the process here lives or
+    /// not: the message may never have arrived, and a destination that holds the loaded guest gives it up for nobody.
     Ask,
     /// Put the phase on disk.
     Write(SourcePhase),

@@ -32,7 +32,7 @@ fn every_phase() -> Vec<Phase> {
 
 /// What is done to a process or written about it.
 fn acts(plan: Plan) -> bool {
-    !matches!(plan, Plan::Nothing | Plan::Close(_))
+    !matches!(plan, Plan::Nothing | Plan::Died | Plan::Close(_))
 }
 
 mod journals {
@@ -66,9 +66,9 @@ mod journals {
 
     #[test]
     fn each_phase_of_a_process_that_has_ended() {
-        let rolled_back = Plan::Close(Phase::Source(From::RolledBack));
         let plans = [
-            (Phase::Source(From::Started), rolled_back),
+            // Not told: a copy over there may be the only one.
+            (Phase::Source(From::Started), Plan::Died),
             // Its only copy may be the destination's: that is asked, and told to run.
             (Phase::Source(From::CommitSent), Plan::Ask),
             (Phase::Destination(To::Started), Plan::Discard),
@@ -103,7 +103,8 @@ mod journals {
                 true
             });
             assert!(!asked.get(), "{phase:?}");
-            let harmless = matches!(what, Plan::Nothing | Plan::Close(_) | Plan::Discard | Plan::Ask);
+            let harmless =
+                matches!(what, Plan::Nothing | Plan::Died | Plan::Close(_) | Plan::Discard | Plan::Ask);
             assert!(harmless, "{phase:?}: {what:?}");
         }
     }
@@ -406,7 +407,7 @@ mod at_the_destination {
     #[test]
     fn a_complete_guest_waits_for_days_and_is_decided_by_the_source_or_an_operator() {
         for (event, follows) in [
-            (Did::CommitAgain, Do::Write(To::Committed)),
+            (Did::CommitAgain { copy: false }, Do::Write(To::Committed)),
             (Did::Resolve(true), Do::Write(To::Committed)),
             (Did::Withdrawn, Do::Discard),
             (Did::Resolve(false), Do::Discard),
@@ -423,7 +424,7 @@ mod at_the_destination {
     #[test]
     fn a_guest_that_was_waited_for_runs_only_when_the_journal_has_it() {
         let mut driver = waiting();
-        assert_eq!(driver.tell(Did::CommitAgain), Some(Do::Write(To::Committed)));
+        assert_eq!(driver.tell(Did::CommitAgain { copy: false }), Some(Do::Write(To::Committed)));
         for _ in 0..100 {
             assert_eq!(driver.tell(Did::Written(false)), None);
             assert_eq!(driver.recovery.outcome(), Some(Outcome::Pending));
@@ -442,7 +443,7 @@ mod at_the_destination {
     fn a_commit_that_is_not_on_disk_is_taken_back_by_who_said_it() {
         for word in [Did::Withdrawn, Did::Resolve(false)] {
             let mut driver = waiting();
-            driver.tell(Did::CommitAgain);
+            driver.tell(Did::CommitAgain { copy: false });
             assert_eq!(driver.tell(word), None, "it may be on disk: {word:?}");
             driver.tell(Did::Written(false));
             assert_eq!(driver.tell(word), Some(Do::Discard), "{word:?}");
@@ -486,7 +487,7 @@ mod at_the_destination {
         };
         let mut driver = held();
         driver.now = Time::ZERO + Duration::from_secs(86_400);
-        for event in [Did::Tick, Did::CommitAgain, Did::Withdrawn, Did::Written(true)] {
+        for event in [Did::Tick, Did::CommitAgain { copy: false }, Did::Withdrawn, Did::Written(true)] {
             assert_eq!(driver.tell(event), None, "{event:?}: somebody may have paused it");
         }
         assert!(driver.recovery.is_held());
@@ -499,6 +500,7 @@ mod at_the_destination {
     fn a_guest_that_cannot_run_is_tried_for_a_while_and_then_returned() {
         let mut driver = seeing();
         assert_eq!(driver.tell(Did::Inspected(Inspection::NeverRan)), Some(Do::Run));
+        driver.tell(Did::CommitAgain { copy: true });
         let (began, mut tries) = (driver.now, 1);
         while driver.tell(Did::Ran(RunResult::Refused)).is_none() {
             assert!(driver.now - began < RUN_FOR + RUN_AGAIN_AFTER);
@@ -513,6 +515,20 @@ mod at_the_destination {
         assert_eq!(driver.recovery.outcome(), Some(Outcome::Returned));
         driver.tell(Did::Written(true));
         assert_eq!(driver.recovery.is_over(), Some(To::Returned));
+    }
+
+    #[test]
+    fn a_guest_that_cannot_run_is_kept_while_nobody_can_have_it_back() {
+        let mut driver = waiting();
+        driver.tell(Did::CommitAgain { copy: false });
+        driver.tell(Did::Written(true));
+        for _ in 0..3600 {
+            assert_eq!(driver.tell(Did::Ran(RunResult::Refused)), None, "this copy may be the only one");
+            assert_eq!(driver.recovery.outcome(), Some(Outcome::Pending));
+            driver.again(Do::Run);
+        }
+        assert_eq!(driver.tell(Did::CommitAgain { copy: true }), None, "one action at a time");
+        assert_eq!(driver.tell(Did::Ran(RunResult::Refused)), Some(Do::Write(To::Returned)));
     }
 
     #[test]

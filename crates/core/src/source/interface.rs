@@ -207,7 +207,8 @@ pub enum Action {
     Journal(SourcePhase),
     /// Undo everything; the guest is to do what it did before. Then [`Event::RolledBack`].
     RollBack,
-    /// Ask the destination's journal. Then perhaps [`Event::Answered`].
+    /// Say commit once more on a connection of its own, and ask how the session stands: the destination's agent may have
+    /// been started again before the message reached it, and holds the loaded guest then. Then perhaps [`Event::Answered`].
     Query,
     /// The roll-back could not be told: tell it beside the session ([`crate::withdrawal`]). Nothing waits for it.
     Withdraw {

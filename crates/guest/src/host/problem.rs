@@ -36,7 +36,9 @@ pub enum Problem {
         path: PathBuf,
     },
     /// A file has another size.
-    #[error("{path} has {here} bytes here and {there} at the source: it is not the same disk")]
+    #[error(
+        "{path} is a disk of {here} bytes here and of {there} at the source: it is not the same disk, or it was enlarged and the guest's QEMU was not told (QMP block_resize)"
+    )]
     FileSize {
         /// The file.
         path: PathBuf,

@@ -84,6 +84,9 @@ pub enum ImageError {
         "the block device {0} is in use on this host: it, or a part of it, is mounted, swap, or belongs to LVM, RAID or multipath. Nothing was written to it. Free it, or map the disk's path (paths in the configuration)"
     )]
     Held(PathBuf),
+    /// Something on this host uses the image.
+    #[error(transparent)]
+    InUse(#[from] crate::in_use::InUse),
     /// Another guest that arrives copies into it.
     #[error("{0} is where another guest that is just arriving copies a disk to")]
     Claimed(PathBuf),

@@ -66,14 +66,27 @@ fn disk(node: &Node, formats: &[&Node], drives: &[Value], hints: &[Options]) -> 
         aio: hinted(&["aio", "file.aio"]),
         drop_cache: hinted(&["drop-cache", "file.drop-cache"]).is_none_or(|value| value == "on"),
         size: node.size,
+        flash: drive(drives, node).is_some_and(is_flash),
     }
 }
 
-fn drive_of(drives: &[Value], node: &Node) -> Option<String> {
-    let drive = drives.iter().find(|drive| {
+/// The drive whose medium is this file.
+fn drive<'a>(drives: &'a [Value], node: &Node) -> Option<&'a Value> {
+    drives.iter().find(|drive| {
         let inserted = drive.get("inserted");
         inserted.and_then(node_file).is_some_and(|file| file == node.file)
-    })?;
+    })
+}
+
+/// Boards have their flash devices under their own names (`/machine/system.flash0`, `/machine/virt.flash1`).
+fn is_flash(drive: &Value) -> bool {
+    let device = text(drive, "qdev").unwrap_or_default();
+    let name = device.strip_prefix("/machine/").and_then(|name| name.split_once(".flash"));
+    name.is_some_and(|(board, number)| !board.contains('/') && number.parse::<u8>().is_ok())
+}
+
+fn drive_of(drives: &[Value], node: &Node) -> Option<String> {
+    let drive = drive(drives, node)?;
     let name = text(drive, "device").filter(|name| !name.is_empty());
     name.or_else(|| text(drive.get("inserted")?, "node-name"))
 }
@@ -105,4 +118,24 @@ fn hints(options: &[Argument]) -> Vec<Options> {
 
 fn file_of(hint: &Options) -> Option<&str> {
     hint.get("filename").or_else(|| hint.get("file.filename")).or_else(|| hint.get("file"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_drive_of_the_boards_flash_is_flash() {
+        for (device, flash) in [
+            ("/machine/system.flash1", true),
+            ("/machine/virt.flash0", true),
+            ("/machine/peripheral/x.flash0", false),
+            ("/machine/peripheral/virtio0/virtio-backend", false),
+            ("/machine/system.flashy", false),
+        ] {
+            assert_eq!(is_flash(&json!({ "qdev": device })), flash, "{device}");
+        }
+        assert!(!is_flash(&json!({})));
+    }
 }

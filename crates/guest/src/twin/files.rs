@@ -199,7 +199,7 @@ impl Builder<'_> {
 }
 
 /// The local name: that of the file itself, or else of the deepest folder above it that has one (both ends with a slash).
-fn mapped(paths: &BTreeMap<String, String>, source: &str) -> String {
+pub(crate) fn mapped(paths: &BTreeMap<String, String>, source: &str) -> String {
     let folders = paths.iter().filter(|(from, _)| from.ends_with('/') && source.starts_with(from.as_str()));
     match (paths.get(source), folders.max_by_key(|(from, _)| from.len())) {
         (Some(file), _) => file.clone(),

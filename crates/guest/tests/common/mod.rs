@@ -201,6 +201,8 @@ pub fn description(arguments: &[&str]) -> GuestDescription {
         run_state: "running".into(),
         process: ProcessFacts { pid: 1, vcpu_threads: vec![2], executable: "/usr/bin/qemu".into() },
         copied: Vec::new(),
+        storage: None,
         domain: false,
+        graph: None,
     }
 }

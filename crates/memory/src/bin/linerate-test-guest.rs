@@ -12,10 +12,13 @@ use std::error::Error;
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+/// Bytes of a huge page.
+const HUGE: usize = 2 << 20;
 const PAGE: usize = 4096;
 const WORDS: usize = PAGE / 8;
 
@@ -107,14 +110,29 @@ unsafe impl Send for Memory {}
 
 impl Memory {
     fn map(file: &File, size: usize) -> Outcome<Memory> {
-        use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
+        use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous};
         // SAFETY: the kernel chooses a free range.
-        let base = unsafe {
-            mmap(std::ptr::null_mut(), size, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0)
+        let free = unsafe {
+            mmap_anonymous(std::ptr::null_mut(), size + HUGE, ProtFlags::empty(), MapFlags::PRIVATE)
         }?;
+        // Huge pages need an address that is a multiple of theirs.
+        let base = free.map_addr(|address| address.next_multiple_of(HUGE));
+        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
+        // SAFETY: a part of what was just reserved is replaced.
+        let base = unsafe { mmap(base, size, access, flags, file, 0) }?;
         // SAFETY: only a wish about huge pages, on the range just mapped.
         let _ = unsafe { madvise(base, size, Advice::LinuxHugepage) };
         Ok(Memory { base: base.cast(), pages: size / PAGE })
+    }
+
+    /// Advice to the kernel that changes no content, as the memory is shared with its file.
+    fn advise(self, first: usize, count: usize, advice: i32) -> Outcome<()> {
+        let at = self.word(first, 0);
+        // SAFETY: the pages lie in the mapping, and nobody holds a reference into it.
+        match unsafe { libc::madvise(at.cast(), count.min(self.pages - first % self.pages) * PAGE, advice) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error().into()),
+        }
     }
 
     /// Word of a page, with both taken modulo what there is.
@@ -197,7 +215,20 @@ fn obey(memory: Memory, line: &str) -> Outcome<bool> {
         ["load", first, count] => {
             std::hint::black_box(pages(first, count)?.map(|page| memory.read(page, 1)).fold(0, |a, b| a ^ b));
         }
+        ["open", file] => {
+            let direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(file)?;
+            drop(OPENED.set(direct));
+        }
+        ["read", page] => read_file(memory, page.parse()?)?,
         ["pipe", page] => read_into(memory, page.parse()?)?,
+        ["collapse"] => memory.advise(0, memory.pages, libc::MADV_COLLAPSE)?,
+        // The kernel makes the huge page and refuses to map it where memory is protected, which it calls an error.
+        ["collapse", "protected"] => drop(memory.advise(0, memory.pages, libc::MADV_COLLAPSE)),
+        ["reclaim"] => memory.advise(0, memory.pages, libc::MADV_PAGEOUT)?,
+        ["forget", first, count] => {
+            let pages = pages(first, count)?;
+            memory.advise(pages.start, pages.len(), libc::MADV_DONTNEED)?;
+        }
         ["verify"] => {
             let _still = WRITING.write().unwrap_or_else(PoisonError::into_inner);
             if let Some(page) = (0..memory.pages).find(|page| !memory.is_sound(*page)) {
@@ -217,6 +248,17 @@ fn obey(memory: Memory, line: &str) -> Outcome<bool> {
 fn pages(first: &str, count: &str) -> Outcome<std::ops::Range<usize>> {
     let first: usize = first.parse()?;
     Ok(first..first + count.parse::<usize>()?)
+}
+
+/// The file that was opened.
+static OPENED: std::sync::OnceLock<File> = std::sync::OnceLock::new();
+
+/// Reads the start of the opened file into the page.
+fn read_file(memory: Memory, page: usize) -> Outcome<()> {
+    let file = OPENED.get().ok_or("no file was opened")?;
+    // SAFETY: the page lies in the mapping, is writable, and nobody holds a reference into it.
+    let read = unsafe { libc::pread(file.as_raw_fd(), memory.word(page, 0).cast(), PAGE, 0) };
+    if read == PAGE as isize { Ok(()) } else { Err(std::io::Error::last_os_error().into()) }
 }
 
 /// The kernel writes into the page, as it does for a hypervisor's disk reads.

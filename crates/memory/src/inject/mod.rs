@@ -33,6 +33,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use crate::error::AttachError;
+use crate::probe::{KernelUnfit, release};
 use crate::target::{Target, tracer_of};
 use report::{Failure, Report};
 
@@ -164,7 +165,9 @@ fn explain(failure: Failure, errno: i32, target: &Target, thread: i32) -> Attach
         Failure::Ended => AttachError::ThreadEnded { thread },
         Failure::Not64Bit => AttachError::Not64Bit { thread },
         Failure::Sandboxed => AttachError::Sandboxed,
-        Failure::Userfaultfd if errno == libc::ENOSYS => AttachError::KernelTooOld { missing: "userfaultfd" },
+        Failure::Userfaultfd if errno == libc::ENOSYS => {
+            AttachError::KernelUnfit(KernelUnfit::TooOld { release: release(), missing: "userfaultfd" })
+        }
         Failure::Userfaultfd => AttachError::Userfaultfd { source },
         Failure::TakeOver => AttachError::TakeOver { source },
         Failure::Seize | Failure::Trace => AttachError::Trace { thread, source },

@@ -80,7 +80,17 @@ impl Guest {
 
     /// Gives a command and waits for its answer; reports of the writers before it must be good.
     pub fn tell(&mut self, command: &str) {
+        self.begin(command);
+        self.finish(command);
+    }
+
+    /// Gives a command and goes on.
+    pub fn begin(&mut self, command: &str) {
         writeln!(self.input.as_mut().unwrap(), "{command}").unwrap();
+    }
+
+    /// Waits for the answer to a command.
+    pub fn finish(&mut self, command: &str) {
         loop {
             match self.line() {
                 line if line == "DONE" => return,
@@ -103,6 +113,12 @@ impl Guest {
 
     pub fn block(&self) -> RamBlock {
         RamBlock::find(self.pid(), "ram", &self.path).unwrap()
+    }
+
+    /// Gives pages back to the kernel, as a balloon does.
+    pub fn punch(&self, first: u64, count: u64) {
+        let mode = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(self.block().file(), mode, first * PAGE, count * PAGE).unwrap();
     }
 
     pub fn signal(&self, signal: i32) {

@@ -81,8 +81,9 @@ impl Fake {
 fn leaving(dir: &Path, fake: &Fake) -> (Arc<Outgoing>, Receiver<Input>, Worker) {
     let stream = dir.join("mig.sock");
     let gates = Arc::new(Gates::default());
+    let asked = DomainMove { stream: stream.clone(), job: dir.join("job.sock"), uuid: String::new() };
     gates.add(Arc::new(Gate::new(&stream, Box::new(|_| Ok(()))).unwrap()));
-    let (outgoing, inputs) = outgoing_of(Some(Leaving::new(&DomainMove { stream }, gates)));
+    let (outgoing, inputs) = outgoing_of(Some(Leaving::new(&asked, gates, None)));
     let monitor = dir.join("qmp.sock");
     fake.serve(&monitor);
     let qmp = Qmp::connect(&monitor, Instant::now() + LONG).unwrap();

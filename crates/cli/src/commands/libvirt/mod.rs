@@ -8,11 +8,13 @@
 //! | `virsh` | libvirt's client as a helper process |
 //! | `plan` | what is asked of libvirt and of the tunnel |
 //! | `xml` | the domain as it shall be at the destination, where that is different |
+//! | `target` | which domain is meant, and what it must be like |
 //! | `progress` | what is shown on the way and at the end |
 
 mod direct;
 mod plan;
 mod progress;
+mod target;
 mod virsh;
 mod xml;
 
@@ -27,6 +29,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use self::direct::{Direct, Way};
 use self::plan::Plan;
 use self::progress::Progress;
+use self::target::{Target, check_there};
 use self::virsh::{Virsh, words};
 use self::xml::Changes;
 use crate::context::Context;
@@ -44,12 +47,8 @@ pub async fn run(domain: &Domain, flags: &MigrateFlags, context: &Context) -> Re
     plan::check(flags)?;
     let changes = Changes::named(flags)?;
     let here = Virsh::new(&domain.uri);
-    let state = here.state(&domain.name).await?;
-    if state != "running" {
-        let text = format!("the domain {} is {state} and cannot be moved while it runs", domain.name);
-        return Err(Failure::new(Exit::Refused, text, "start or resume it first"));
-    }
-    let persistent = here.is_persistent(&domain.name).await?;
+    let domain = &Target::find(domain, &here).await?;
+    let persistent = here.is_persistent(&domain.uuid).await?;
     let plan = Plan::new(domain, flags, changes.clone(), persistent)?;
     let mut progress = Progress::new(context, flags.quiet);
     if persistent && changes.only_live() {
@@ -72,6 +71,7 @@ pub async fn run(domain: &Domain, flags: &MigrateFlags, context: &Context) -> Re
     let mut events = context.client.tunnel(&request).await?;
     ready(&mut events, |event| progress.tunnel(event)).await?;
     let there = Virsh::new(plan.destination());
+    check_there(domain, &there).await?;
     changes.parse_at(&there).await?;
     let mut moving = Moving {
         here: &here,
@@ -86,13 +86,15 @@ pub async fn run(domain: &Domain, flags: &MigrateFlags, context: &Context) -> Re
     match ended {
         Ended::Done => {
             // The tunnel still stands: the destination's libvirt knows how it went, and where the domain is.
-            let state = there.state(&domain.name).await.unwrap_or_else(|_| "unknown".into());
-            progress.completed(&domain.name, &flags.to, &state, there.job(&domain.name, true).await)?;
-            Ok(Exit::Ok)
+            let (state, as_it_was) = arrived(&there, domain, &mut progress).await?;
+            progress.completed(&domain.name, &flags.to, &state, there.job(&domain.uuid, true).await)?;
+            Ok(if as_it_was { Exit::Ok } else { Exit::MovedWithFault })
         }
         Ended::Failed(said) => {
             let trouble = progress.trouble().map(|text| format!("; {text}")).unwrap_or_default();
-            Err(failed(&here, domain, &said, &trouble, moving.asked, moving.cut_off).await)
+            let (asked, cut_off) = (moving.asked, moving.cut_off);
+            let broken = Broken { said: &said, trouble: &trouble, asked, cut_off };
+            Err(failed(&here, domain, broken, &mut progress).await)
         }
     }
 }
@@ -121,7 +123,7 @@ enum Ended {
 /// A migration under way.
 struct Moving<'a> {
     here: &'a Virsh,
-    domain: &'a Domain,
+    domain: &'a Target,
     child: Child,
     /// Set once libvirt has a job to set it for.
     blackout: Option<u32>,
@@ -175,11 +177,11 @@ impl Moving<'_> {
     }
 
     async fn look(&mut self, progress: &mut Progress<'_>) -> Result<(), Failure> {
-        let Some(job) = self.here.job(&self.domain.name, false).await else { return Ok(()) };
+        let Some(job) = self.here.job(&self.domain.uuid, false).await else { return Ok(()) };
         if let Some(limit) = self.blackout.filter(|_| job.contains_key("memory_total")) {
             self.blackout = None;
             let limit = limit.to_string();
-            if let Err(refused) = self.here.run(&["migrate-setmaxdowntime", &self.domain.name, &limit]).await
+            if let Err(refused) = self.here.run(&["migrate-setmaxdowntime", &self.domain.uuid, &limit]).await
             {
                 progress.warn(&format!("the blackout's limit was not taken: {}", refused.message()))?;
             }
@@ -189,27 +191,55 @@ impl Moving<'_> {
 
     async fn abort(&mut self, progress: &mut Progress<'_>) -> Result<(), Failure> {
         self.asked = true;
-        if let Err(refused) = self.here.run(&["domjobabort", &self.domain.name]).await {
+        if let Err(refused) = self.here.run(&["domjobabort", &self.domain.uuid]).await {
             progress.warn(&format!("not cancelled yet: {}", refused.message()))?;
         }
         Ok(())
     }
 }
 
-/// What became of it, and of the domain: `said` by libvirt, `asked` for by the operator, or `cut_off` from the other host.
-async fn failed(
-    here: &Virsh,
-    domain: &Domain,
-    said: &str,
-    trouble: &str,
+/// What the destination's libvirt says of the domain, which libvirt has moved, and whether that is what was to be.
+async fn arrived(
+    there: &Virsh,
+    domain: &Target,
+    progress: &mut Progress<'_>,
+) -> Result<(String, bool), Failure> {
+    let found = there.find(&domain.uuid, |text| progress.note(text)).await;
+    let trouble = match &found {
+        Ok(Some(state)) if state == domain.state() => return Ok((state.clone(), true)),
+        Ok(Some(state)) => format!("it is {state} there, and was {} here", domain.state()),
+        Ok(None) => "the destination's does not know it".to_owned(),
+        Err(dead) => format!("the destination's cannot be asked: {}", dead.message()),
+    };
+    progress.warn(&format!(
+        "libvirt says that it has moved the domain, but {trouble}: look at both with `virsh domstate {}`",
+        domain.uuid
+    ))?;
+    Ok((found.ok().flatten().unwrap_or_else(|| "unknown".into()), false))
+}
+
+/// How it went wrong: `said` by libvirt, `asked` for by the operator, or `cut_off` from the other host.
+struct Broken<'a> {
+    said: &'a str,
+    trouble: &'a str,
     asked: bool,
     cut_off: bool,
-) -> Failure {
-    let state = here.state(&domain.name).await;
-    let guest = guest_state(state.as_ref().ok().map(String::as_str), cut_off);
-    let place = match &state {
-        Ok(state) => format!("; the domain is {state} here"),
-        Err(_) => "; this host's libvirt does not know the domain any more: look at the destination's".into(),
+}
+
+/// What became of it, and of the domain.
+async fn failed(here: &Virsh, domain: &Target, broken: Broken<'_>, progress: &mut Progress<'_>) -> Failure {
+    let Broken { said, trouble, asked, cut_off } = broken;
+    let found = here.find(&domain.uuid, |text| progress.note(text)).await;
+    let guest = guest_state(found.as_ref().ok().and_then(|state| state.as_deref()), cut_off);
+    let place = match &found {
+        Ok(Some(state)) => format!("; the domain is {state} here"),
+        Ok(None) => {
+            "; this host's libvirt does not know the domain any more: look at the destination's".into()
+        }
+        Err(dead) => format!(
+            "; where the domain is cannot be said, as this host's libvirt does not answer: {}",
+            dead.message()
+        ),
     };
     let code = if asked { "cancelled" } else { "libvirt_failed" };
     let hint =
@@ -257,7 +287,14 @@ fn completed(domain: &str, to: &str, state: &str, job: Option<&virsh::Job>) -> s
 mod testing {
     use clap::Parser;
 
+    use super::target::Target;
     use crate::flags::{Command, Flags, MigrateFlags};
+
+    /// A domain that runs.
+    pub fn target() -> Target {
+        let uuid = "0f0e8c9a-0000-4000-8000-000000000001".into();
+        Target { uri: "qemu:///system".into(), name: "web".into(), uuid, paused: false }
+    }
 
     /// Flags of a command that moves a domain.
     pub fn flags(more: &[&str]) -> MigrateFlags {

@@ -83,6 +83,11 @@ impl<'a> Progress<'a> {
         Ok(())
     }
 
+    /// The same where the output has gone wrong before: that is told at the end.
+    pub fn note(&mut self, text: &str) {
+        let _ = self.warn(text);
+    }
+
     fn say(&mut self, text: &str) {
         if !(self.context.json || self.quiet) {
             self.clear();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::process::{Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
@@ -15,6 +15,11 @@ pub type Job = BTreeMap<String, u64>;
 
 /// A daemon that answers nothing for so long hangs; the longest answers come while it migrates, within seconds.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
+
+/// A libvirt that is started again answers within this, unless it has trouble.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Between two tries.
+const AGAIN_AFTER: Duration = Duration::from_millis(500);
 
 /// A connection to one libvirt, named by its URI.
 #[derive(Clone, Debug)]
@@ -59,6 +64,39 @@ impl Virsh {
     /// State of a domain, such as `running`.
     pub async fn state(&self, domain: &str) -> Result<String, Failure> {
         self.run(&["domstate", domain]).await
+    }
+
+    /// State of a domain; none if libvirt answers and does not know it. An error tells that libvirt does not answer.
+    async fn look_up(&self, uuid: &str) -> Result<Option<String>, Failure> {
+        let refused = match self.state(uuid).await {
+            Ok(state) => return Ok(Some(state)),
+            Err(refused) => refused,
+        };
+        let known = self.run(&["list", "--all", "--uuid"]).await?;
+        if known.lines().any(|line| line.trim() == uuid) { Err(refused) } else { Ok(None) }
+    }
+
+    /// The same, of a libvirt that may be on its way back: `say` is told when it is waited for.
+    pub async fn find(&self, uuid: &str, mut say: impl FnMut(&str)) -> Result<Option<String>, Failure> {
+        let until = Instant::now() + PATIENCE;
+        let mut told = false;
+        loop {
+            match self.look_up(uuid).await {
+                Err(dead) if Instant::now() >= until => return Err(dead),
+                Err(dead) => {
+                    if !std::mem::replace(&mut told, true) {
+                        say(&format!(
+                            "libvirt at {} does not answer ({}); it is asked again for up to {} s",
+                            self.uri,
+                            dead.message(),
+                            PATIENCE.as_secs()
+                        ));
+                    }
+                    tokio::time::sleep(AGAIN_AFTER).await;
+                }
+                found => return found,
+            }
+        }
     }
 
     /// Whether the domain is defined on its host, and not only running there.

@@ -135,7 +135,7 @@ fn a_loaded_guest_whose_source_is_not_heard_is_kept_for_days() {
         actions.extend(driver.tell(Event::Journaled(DestinationPhase::Loaded)));
         assert!(driver.brain.is_held(), "{state:?}: {:?}", driver.brain.state);
         assert_eq!(driver.brain.outcome(), Outcome::Pending, "{state:?}");
-        assert!(commits(&driver.tell(Event::CommitAgain)), "{state:?}");
+        assert!(commits(&driver.tell(Event::CommitAgain { copy: false })), "{state:?}");
     }
 }
 
@@ -143,7 +143,7 @@ fn a_loaded_guest_whose_source_is_not_heard_is_kept_for_days() {
 fn who_is_heard_again_decides_over_a_loaded_guest() {
     let words: [(Onward, bool); 4] = [
         (|d| d.receive(Message::Commit), true),
-        (|d| d.tell(Event::CommitAgain), true),
+        (|d| d.tell(Event::CommitAgain { copy: false }), true),
         (|d| d.receive(Message::Abort(fault(Code::Cancelled))), false),
         (|d| d.tell(Event::Withdrawn), false),
     ];
@@ -179,11 +179,11 @@ fn a_commit_said_again_is_taken_once_loaded_and_only_then() {
     for state in ALL {
         let mut driver = Driver::at(state);
         let (fault, outcome) = (driver.fault().cloned(), driver.brain.outcome());
-        let actions = driver.tell(Event::CommitAgain);
+        let actions = driver.tell(Event::CommitAgain { copy: false });
         assert_eq!(commits(&actions), state == Loaded, "{state:?}: {actions:?}");
         assert!(!actions.contains(&Action::TearDown), "{state:?}: {actions:?}");
         assert_eq!((driver.fault().cloned(), driver.brain.outcome()), (fault, outcome), "{state:?}");
-        assert!(!commits(&driver.tell(Event::CommitAgain)), "{state:?}: twice");
+        assert!(!commits(&driver.tell(Event::CommitAgain { copy: false })), "{state:?}: twice");
     }
 }
 
@@ -260,8 +260,13 @@ fn a_guest_whose_hypervisor_ended_after_commit_is_gone_and_given_back_to_nobody(
             continue;
         }
         assert_eq!(actions, [Action::End(Some(fault(Code::GuestGone)))]);
-        for event in [Event::Withdrawn, Event::CommitAgain, Event::Resolve(true), Event::Cancel, Event::Tick]
-        {
+        for event in [
+            Event::Withdrawn,
+            Event::CommitAgain { copy: false },
+            Event::Resolve(true),
+            Event::Cancel,
+            Event::Tick,
+        ] {
             actions.extend(driver.tell(event));
         }
         let says_abort = says(&actions, |message| matches!(message, Message::Abort(_)));
@@ -277,7 +282,7 @@ fn a_commit_that_the_disk_does_not_take_gives_the_guest_back_only_to_a_source_th
     assert!(aborts(&driver.tell(unwritten())), "the source has its copy and resumes at once");
 
     let words: [Onward; 3] = [
-        |d| d.tell(Event::CommitAgain),
+        |d| d.tell(Event::CommitAgain { copy: false }),
         |d| {
             d.tell(Event::PathLost(PATH));
             d.tell(Event::Resolve(true))
@@ -311,11 +316,36 @@ fn a_commit_that_the_disk_does_not_take_gives_the_guest_back_only_to_a_source_th
 fn a_commit_that_is_not_on_disk_is_taken_back_by_who_said_it() {
     for word in [Event::Withdrawn, Event::Cancel] {
         let mut driver = Driver::at(Loaded);
-        driver.tell(Event::CommitAgain);
+        driver.tell(Event::CommitAgain { copy: false });
         driver.tell(Event::Failed(fault(Code::JournalFailed)));
         let actions = driver.tell(word.clone());
         assert!(aborts(&actions) && !commits(&actions), "{word:?}: {actions:?}");
         driver.now = ms(3_600_000);
         assert!(!commits(&driver.tell(Event::Tick)), "{word:?}");
+    }
+}
+
+#[test]
+fn a_guest_that_cannot_run_is_kept_while_nobody_can_have_it_back() {
+    let refused = || Event::CannotRun(fault(Code::HypervisorFailed));
+    let alone: [Onward; 2] =
+        [|d| d.tell(Event::CommitAgain { copy: false }), |d| d.tell(Event::PathLost(PATH))];
+    let returns: [Onward; 2] =
+        [|d| d.tell(Event::CommitAgain { copy: true }), |d| d.tell(Event::PathUp(PATH + 1))];
+    for (n, alone) in alone.into_iter().enumerate() {
+        for returns in returns {
+            let mut driver = Driver::at(Resuming);
+            alone(&mut driver);
+            for _ in 0..3600 {
+                let actions = driver.tell(refused());
+                assert_eq!(actions, [], "{n}: this copy may be the only one");
+                assert_eq!(driver.brain.outcome(), Outcome::Pending);
+                driver.now = driver.now + crate::recovery::RETRY_AFTER;
+                assert!(driver.tell(Event::Tick).contains(&Action::Run { ran: true }), "{n}");
+            }
+            returns(&mut driver);
+            let actions = driver.tell(refused());
+            assert!(actions.contains(&Action::Journal(DestinationPhase::Returned)), "{n}: {actions:?}");
+        }
     }
 }

@@ -1,0 +1,102 @@
+//! The disks that a guest uses, at both ends of a migration: the ones of its command line when it begins, and the
+//! same at the destination before it is committed ([`linerate_guest::graph`]).
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use linerate_core::{Code, Fault, Side, Step};
+use linerate_guest::description::GuestDescription;
+use linerate_guest::graph::{self, DiskGraph, GraphError, Mapping};
+use linerate_guest::qmp::Qmp;
+
+use crate::faults::{chain, fault};
+
+/// Reads the source's disks at the beginning. The command line follows drives that have another image now; all others
+/// must be as it says.
+pub(crate) fn at_start(qmp: &mut Qmp, guest: &mut GuestDescription, deadline: Instant) -> Result<(), Fault> {
+    let refused = |error: &(dyn std::error::Error + 'static)| {
+        fault(Code::NotMigratable, Step::Resolve, Side::Source, error)
+    };
+    let graph = graph::read(qmp, deadline).map_err(|error| not_read(&error, Step::Resolve, Side::Source))?;
+    if let Some((arguments, changes)) = graph.follow(&guest.arguments) {
+        tracing::info!(
+            guest = guest.name,
+            changes = changes.join("; "),
+            "the destination gets the images in use"
+        );
+        guest.arguments = arguments;
+    }
+    graph.check_named(&guest.arguments).map_err(|error| refused(&error))?;
+    graph::check_files(&graph, guest.process.pid).map_err(|error| refused(&error))?;
+    guest.graph = Some(graph);
+    Ok(())
+}
+
+/// Dirty bitmaps that the guest loses by the migration, in a sentence.
+pub(crate) fn caution(guest: &GuestDescription) -> Option<String> {
+    let lost = guest.graph.as_ref()?.lost_bitmaps(&guest.copied);
+    (!lost.is_empty()).then(|| {
+        let names = lost.join(", ");
+        format!("dirty bitmaps stay behind ({names}): the next backup that uses them must be a full one")
+    })
+}
+
+/// The source's disks with the guest stopped, as JSON: they must still be those of the beginning. Empty for a domain
+/// of libvirt, whose disks are libvirt's.
+pub(crate) fn in_use(qmp: &mut Qmp, guest: &GuestDescription, deadline: Instant) -> Result<String, Fault> {
+    let Some(before) = &guest.graph else { return Ok(String::new()) };
+    let failed = |error: GraphError| not_read(&error, Step::Blackout, Side::Source);
+    let now = graph::read(qmp, deadline).map_err(failed)?;
+    graph::check_files(&now, guest.process.pid).map_err(failed)?;
+    let Some(change) = before.change(&now) else {
+        return now
+            .to_json()
+            .map_err(|error| fault(Code::NotMigratable, Step::Blackout, Side::Source, &error));
+    };
+    let detail = format!(
+        "the guest's disks were changed during the migration: {change}. The destination has opened those of the beginning; \
+         start the migration again when nobody changes them"
+    );
+    Err(Fault::new(Code::GuestDiffers, Step::Blackout, Side::Source, detail))
+}
+
+/// The same with what the source says of its disks when its guest has stopped.
+pub(crate) fn check_told(
+    qmp: &mut Qmp,
+    guest: &GuestDescription,
+    told: &str,
+    paths: &BTreeMap<String, String>,
+    deadline: Instant,
+) -> Result<(), Fault> {
+    let source = DiskGraph::from_json(told)
+        .map_err(|error| fault(Code::ProtocolViolation, Step::Blackout, Side::Source, &error))?;
+    check_same(qmp, guest, &source, paths, Step::Blackout, deadline)
+}
+
+/// Whether the destination's QEMU has the disks that the source's QEMU uses.
+pub(crate) fn check_same(
+    qmp: &mut Qmp,
+    guest: &GuestDescription,
+    source: &DiskGraph,
+    paths: &BTreeMap<String, String>,
+    step: Step,
+    deadline: Instant,
+) -> Result<(), Fault> {
+    let here = graph::read(qmp, deadline).map_err(|error| not_read(&error, step, Side::Destination))?;
+    let Some(difference) = source.difference(&here, Mapping { paths, copied: &guest.copied }) else {
+        return Ok(());
+    };
+    let detail = format!(
+        "the guest's disks at the source and those that QEMU has opened here are not the same: {difference}"
+    );
+    Err(Fault::new(Code::GuestDiffers, step, Side::Destination, detail))
+}
+
+fn not_read(error: &GraphError, step: Step, side: Side) -> Fault {
+    let code = match error {
+        GraphError::Qmp(_) => Code::HypervisorFailed,
+        GraphError::Changing => Code::GuestDiffers,
+        GraphError::TooMany(_) | GraphError::Replaced { .. } => Code::NotMigratable,
+    };
+    Fault::new(code, step, side, chain(error))
+}

@@ -1,0 +1,93 @@
+//! Domains whose stream goes through to this host, and whose QEMU leaves RAM out until it has arrived. libvirt ends its job for such a
+//! domain, after which it can be saved, only when the other libvirt says so: what that says waits until QEMU is put back.
+
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use super::lock;
+
+/// QEMU takes its stream within milliseconds; what goes wrong with it ends sooner elsewhere.
+const WAIT: Duration = Duration::from_secs(10);
+const PIECE_BYTES: usize = 64 << 10;
+
+/// How many there are.
+#[derive(Default)]
+pub struct Arrivals {
+    count: Mutex<usize>,
+    changed: Condvar,
+}
+
+/// One of them, until it is dropped.
+pub struct Arriving(Arc<Arrivals>);
+
+impl Drop for Arriving {
+    fn drop(&mut self) {
+        *lock(&self.0.count) -= 1;
+        self.0.changed.notify_all();
+    }
+}
+
+impl Arrivals {
+    /// One more.
+    pub fn begin(self: &Arc<Arrivals>) -> Arriving {
+        *lock(&self.count) += 1;
+        Arriving(self.clone())
+    }
+
+    /// A connection to this host's libvirt: what comes for it waits as long as a domain arrives.
+    pub fn hold(self: &Arc<Arrivals>, libvirt: UnixStream) -> io::Result<UnixStream> {
+        let (ours, other) = UnixStream::pair()?;
+        let (mut from, mut to) = (ours.try_clone()?, libvirt.try_clone()?);
+        let arrivals = self.clone();
+        std::thread::Builder::new().name("libvirt-in".into()).spawn(move || {
+            let _ = arrivals.carry(&mut from, &mut to);
+            let _ = to.shutdown(Shutdown::Write);
+        })?;
+        let (mut from, mut to) = (libvirt, ours);
+        std::thread::Builder::new().name("libvirt-out".into()).spawn(move || {
+            let _ = io::copy(&mut from, &mut to);
+            let _ = to.shutdown(Shutdown::Both);
+        })?;
+        Ok(other)
+    }
+
+    fn carry(&self, from: &mut UnixStream, to: &mut UnixStream) -> io::Result<()> {
+        let mut piece = vec![0; PIECE_BYTES];
+        loop {
+            let came = from.read(&mut piece)?;
+            drop(self.changed.wait_timeout_while(lock(&self.count), WAIT, |count| *count > 0));
+            if came == 0 {
+                return Ok(());
+            }
+            to.write_all(piece.get(..came).unwrap_or_default())?;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libvirt_hears_nothing_as_long_as_a_domain_arrives() {
+        let arrivals = Arc::<Arrivals>::default();
+        let (libvirt, mut daemon) = UnixStream::pair().unwrap();
+        let mut other = arrivals.hold(libvirt).unwrap();
+        other.write_all(b"prepare").unwrap();
+        daemon.read_exact(&mut [0; 7]).unwrap();
+        let arriving = arrivals.begin();
+        other.write_all(b"finish").unwrap();
+        daemon.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+        assert_eq!(daemon.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        daemon.set_read_timeout(None).unwrap();
+        daemon.write_all(b"event").unwrap();
+        other.read_exact(&mut [0; 5]).unwrap();
+        drop(arriving);
+        daemon.read_exact(&mut [0; 6]).unwrap();
+        drop(other);
+        assert_eq!(daemon.read(&mut [0]).unwrap(), 0);
+    }
+}

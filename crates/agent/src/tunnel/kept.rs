@@ -1,0 +1,103 @@
+//! Sessions that the other host shall give up if this agent dies: kept in files, so that the next life of the agent withdraws them.
+//! Without that the other host holds sockets, and a hypervisor behind them, until its own limit.
+
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use linerate_core::{SessionId, Token};
+use rustix::fs::Mode;
+use serde::{Deserialize, Serialize};
+
+use crate::faults::chain;
+
+/// The folder, in the agent's own.
+const FOLDER: &str = "withdraw";
+
+#[derive(Serialize, Deserialize)]
+struct Session {
+    session: [u8; 16],
+    token: [u8; 32],
+    peers: Vec<SocketAddr>,
+}
+
+/// As long as it lives, a next life of the agent would withdraw the session.
+#[derive(Debug)]
+pub(crate) struct Kept(PathBuf);
+
+impl Kept {
+    /// Written before the other host hears of the session.
+    pub fn new(state: &Path, session: SessionId, token: Token, peers: &[SocketAddr]) -> io::Result<Kept> {
+        let folder = state.join(FOLDER);
+        fs::create_dir_all(&folder)?;
+        let path = folder.join(session.to_string());
+        let unfinished = path.with_extension("new");
+        let kept = Session { session: session.0, token: token.0, peers: peers.to_vec() };
+        // Nobody else may read the token.
+        let options = rustix::fs::OFlags::CREATE | rustix::fs::OFlags::TRUNC | rustix::fs::OFlags::WRONLY;
+        let file =
+            rustix::fs::open(&unfinished, options | rustix::fs::OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR)?;
+        serde_json::to_writer(fs::File::from(file), &kept)?;
+        fs::rename(&unfinished, &path)?;
+        Ok(Kept(path))
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_file(&self.0) {
+            tracing::debug!(%error, path = %self.0.display(), "a session is withdrawn once more at the next start");
+        }
+    }
+}
+
+/// Withdraws, in the background, what an earlier life of the agent has left.
+pub fn withdraw_left(state: &Path) {
+    for (kept, session) in left(&state.join(FOLDER)) {
+        let id = SessionId(session.session);
+        tracing::warn!(session = %id, "the agent ended during this session; the other host is told to give it up");
+        crate::outgoing::withdraw(session.peers, id, Token(session.token), false, move || drop(kept));
+    }
+}
+
+fn left(folder: &Path) -> Vec<(Kept, Session)> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    let mut found = Vec::new();
+    for path in entries.flatten().map(|entry| entry.path()) {
+        let read = fs::read(&path).and_then(|text| Ok(serde_json::from_slice(&text)?));
+        match read {
+            Ok(session) => found.push((Kept(path), session)),
+            Err(error) => {
+                tracing::debug!(error = chain(&error), path = %path.display(), "it was being written, or is no session");
+                let _ = fs::remove_file(&path);
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_session_is_left_by_an_agent_that_dies_and_by_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let peers = ["10.0.0.2:7979".parse().unwrap()];
+        let keep = |n: u8| Kept::new(dir.path(), SessionId([n; 16]), Token([n; 32]), &peers).unwrap();
+        drop(keep(1));
+        std::mem::forget(keep(2));
+        let folder = dir.path().join(FOLDER);
+        fs::write(folder.join("half.new"), "{").unwrap();
+        let mut left = left(&folder);
+        let (kept, session) = left.pop().unwrap();
+        assert!(left.is_empty());
+        assert_eq!((session.session, session.token, session.peers), ([2; 16], [2; 32], peers.to_vec()));
+        assert_eq!(fs::metadata(&kept.0).unwrap().permissions().mode() & 0o777, 0o600);
+        drop(kept);
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,146 @@
+//! Which domain is meant: looked up once, and known by its UUID from then on.
+
+use linerate_api::ErrorBody;
+
+use super::virsh::Virsh;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::flags::Domain;
+
+/// A domain that this host's libvirt knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    pub uri: String,
+    pub name: String,
+    /// By which libvirt is asked: a name or an ID may become another domain's.
+    pub uuid: String,
+    /// It stands, and shall stand at the destination.
+    pub paused: bool,
+}
+
+impl Target {
+    /// Finds it. Refuses what libvirt cannot move, or moves already.
+    pub async fn find(asked: &Domain, here: &Virsh) -> Result<Target, Failure> {
+        let known = domains(&here.run(&["list", "--all", "--uuid", "--name"]).await?);
+        let by_id = match asked.name.parse::<u32>() {
+            // Who has this ID. A name is looked for only where nobody has it.
+            Ok(_) => here.run(&["domuuid", &asked.name]).await.ok(),
+            Err(_) => None,
+        };
+        let (uuid, name) = choose(&asked.name, &known, by_id.as_deref())?;
+        let state = here.state(&uuid).await?;
+        if !matches!(state.as_str(), "running" | "paused") {
+            let text = format!(
+                "the domain {name} is {state}; libvirt moves domains that run, and those that are paused"
+            );
+            return Err(Failure::new(Exit::Refused, text, "start or resume it first"));
+        }
+        if let Some(job) = here.job(&uuid, false).await {
+            return Err(busy(&name, job.get("operation").copied()));
+        }
+        Ok(Target { uri: asked.uri.clone(), name, uuid, paused: state == "paused" })
+    }
+
+    /// How it shall be in the end.
+    pub fn state(&self) -> &'static str {
+        if self.paused { "paused" } else { "running" }
+    }
+}
+
+/// UUID and name of each line.
+fn domains(text: &str) -> Vec<(String, String)> {
+    let lines = text.lines().filter_map(|line| line.trim().split_once(char::is_whitespace));
+    lines.map(|(uuid, name)| (uuid.to_owned(), name.trim().to_owned())).collect()
+}
+
+/// The one domain that has this name, UUID or ID.
+fn choose(asked: &str, known: &[(String, String)], by_id: Option<&str>) -> Result<(String, String), Failure> {
+    let plain = |uuid: &str| uuid.replace('-', "").to_lowercase();
+    let is = |(uuid, name): &&(String, String)| {
+        name == asked || plain(uuid) == plain(asked) || by_id.is_some_and(|found| found == uuid)
+    };
+    let mut found = known.iter().filter(is);
+    match (found.next(), found.next()) {
+        (Some(one), None) => Ok(one.clone()),
+        (Some((first, _)), Some((second, _))) => Err(Failure::new(
+            Exit::Refused,
+            format!(
+                "{asked} is more than one domain: {first} and {second}, one by its name and one by its ID or UUID"
+            ),
+            "name it by its UUID",
+        )),
+        _ => Err(Failure::new(
+            Exit::Refused,
+            format!("this host's libvirt knows no domain {asked}"),
+            "`virsh list --all` says which there are",
+        )),
+    }
+}
+
+/// libvirt's numbers of what it may be doing.
+fn busy(name: &str, operation: Option<u64>) -> Failure {
+    let what = match operation {
+        Some(4) => "comes here by a migration",
+        Some(5) => "is already moved by a migration",
+        Some(6 | 7) => "is being saved",
+        _ => "is busy with another job of libvirt",
+    };
+    let text = format!("the domain {name} {what}; nothing was done, and nothing of it was touched");
+    let hint = "wait for its end (`virsh domjobinfo` shows it), or end it with `virsh domjobabort`";
+    Failure::of_body(Exit::Refused, &ErrorBody::new("guest_busy", text).with_hint(hint))
+}
+
+/// Refuses where old memory waits for the next start at the destination: it would run on disks that went on without it.
+pub async fn check_there(target: &Target, there: &Virsh) -> Result<(), Failure> {
+    for known_as in [&target.uuid, &target.name] {
+        // It is not known there, most likely.
+        let Ok(text) = there.run(&["dominfo", known_as]).await else { continue };
+        if has_saved_memory(&text) {
+            let text = format!(
+                "the destination's libvirt holds a managed save of {known_as}: its next start there would bring back that memory, over \
+                 disks that have changed since"
+            );
+            let hint =
+                format!("`virsh managedsave-remove {known_as}` at the destination, if it is of no more use");
+            return Err(Failure::new(Exit::Refused, text, hint));
+        }
+    }
+    Ok(())
+}
+
+fn has_saved_memory(dominfo: &str) -> bool {
+    let mut pairs = dominfo.lines().filter_map(|line| line.split_once(':'));
+    pairs.any(|(key, value)| key.trim() == "Managed save" && value.trim() == "yes")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_domain_is_found_by_its_name_its_uuid_or_its_id_and_never_by_two_of_them() {
+        let listed = "0f0e8c9a-0000-4000-8000-000000000001 web                           \n\
+                      0f0e8c9a-0000-4000-8000-000000000002 25\n0f0e8c9a-0000-4000-8000-000000000003 two words\n";
+        let known = domains(listed);
+        let uuid = |n: u32| format!("0f0e8c9a-0000-4000-8000-00000000000{n}");
+        assert_eq!(known[2], (uuid(3), "two words".into()));
+        let found = |asked: &str, by_id: Option<u32>| {
+            choose(asked, &known, by_id.map(uuid).as_deref())
+                .map(|(uuid, _)| uuid)
+                .map_err(|error| error.message().to_owned())
+        };
+        assert_eq!(found("web", None), Ok(uuid(1)));
+        assert_eq!(found("0F0E8C9A000040008000000000000001", None), Ok(uuid(1)));
+        assert_eq!(found("7", Some(1)), Ok(uuid(1)));
+        // A domain of this name that has no such ID, or has it too.
+        assert_eq!(found("25", Some(2)), Ok(uuid(2)));
+        assert!(found("25", Some(1)).unwrap_err().contains("more than one"));
+        assert!(found("26", None).unwrap_err().contains("no domain 26"));
+    }
+
+    #[test]
+    fn saved_memory_is_told_from_none() {
+        assert!(has_saved_memory("Id:             -\nManaged save:   yes\n"));
+        assert!(!has_saved_memory("Name:           yes\nManaged save:   no\n"));
+    }
+}

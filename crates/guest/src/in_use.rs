@@ -1,0 +1,189 @@
+//! Who else uses an image on this host. QEMU's locks are seen by QEMU alone: a loop device, a mount or a program that
+//! writes a file takes none. Block devices that are mounted, swap, or part of LVM, RAID or multipath are found by
+//! opening them with O_EXCL.
+
+use std::fs::{self, Metadata};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use crate::description::GuestDescription;
+use crate::shared::open_files::{self, OpenFile};
+use crate::twin::Twin;
+
+/// Somebody who uses an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum User {
+    /// A loop device is made of it.
+    Loop(String),
+    /// A process has it open.
+    Process {
+        /// Its number.
+        pid: i32,
+        /// Its program's name.
+        name: String,
+        /// It may write.
+        writes: bool,
+    },
+}
+
+impl std::fmt::Display for User {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            User::Loop(device) => write!(f, "the loop device {device} is made of it (losetup -d {device})"),
+            User::Process { pid, name, writes: true } => {
+                write!(f, "process {pid} ({name}) has it open for writing")
+            }
+            User::Process { pid, name, .. } => write!(f, "process {pid} ({name}) has it open"),
+        }
+    }
+}
+
+/// An image that somebody else uses.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{} is in use on this host: {}. Nothing was written to it. End that, or map the disk's path (paths in the \
+     configuration)",
+    path.display(), users.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+)]
+pub struct InUse {
+    /// The image.
+    pub path: PathBuf,
+    /// Who.
+    pub users: Vec<User>,
+}
+
+/// Refuses an image that anybody uses: for what is about to be overwritten, a reader matters too.
+pub fn check_overwritten(path: &Path) -> Result<(), InUse> {
+    let mut users = users(path, &[]);
+    // Programs that watch disks have them open: what mounts and maps devices is found by O_EXCL.
+    if fs::metadata(path).is_ok_and(|facts| facts.file_type().is_block_device()) {
+        users.retain(|user| !matches!(user, User::Process { writes: false, .. }));
+    }
+    refuse(path, users)
+}
+
+/// Refuses shared images that something on this host writes. Other guests may, where they agree on it (`share-rw`),
+/// and the guest itself may still run on this very machine.
+pub fn check_shared(guest: &GuestDescription, twin: &Twin) -> Result<(), InUse> {
+    if guest.arguments.iter().any(|argument| argument.contains("share-rw")) {
+        return Ok(());
+    }
+    let own = own_processes(guest);
+    for file in twin.files.iter().filter(|file| file.writable) {
+        let Some(disk) = guest.disks.iter().find(|disk| disk.path == file.source) else { continue };
+        let copied = guest.copied.iter().any(|copied| copied.path == file.source);
+        if disk.read_only || copied {
+            continue;
+        }
+        let mut users = users(&file.path, &own);
+        users.retain(|user| !matches!(user, User::Process { writes: false, .. }));
+        refuse(&file.path, users)?;
+    }
+    Ok(())
+}
+
+fn refuse(path: &Path, users: Vec<User>) -> Result<(), InUse> {
+    if users.is_empty() { Ok(()) } else { Err(InUse { path: path.to_owned(), users }) }
+}
+
+/// The guest and the agent that it leaves, if both hosts are one machine.
+fn own_processes(guest: &GuestDescription) -> Vec<i32> {
+    let Some(facts) = &guest.storage else { return Vec::new() };
+    let here = crate::procfs::boot_id().is_ok_and(|boot| boot == facts.boot);
+    let agent = i32::try_from(facts.agent).unwrap_or(0);
+    if here { vec![guest.process.pid, agent] } else { Vec::new() }
+}
+
+/// Everybody who uses it but these processes and this one.
+fn users(path: &Path, but: &[i32]) -> Vec<User> {
+    let Ok(facts) = fs::metadata(path) else { return Vec::new() };
+    let mut users = loops(Path::new("/sys/block"), path, &facts);
+    let own = i32::try_from(std::process::id()).unwrap_or(0);
+    let numbers = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let processes = numbers.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    for pid in processes.filter(|pid| *pid != own && !but.contains(pid)) {
+        let open = open_files::open_files(pid).unwrap_or_default();
+        let same: Vec<&OpenFile> = open.iter().filter(|file| file.is(&facts)).collect();
+        if !same.is_empty() {
+            let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            let writes = same.iter().any(|file| open_files::writes(&file.link));
+            users.push(User::Process { pid, name: name.trim().to_owned(), writes });
+        }
+    }
+    users
+}
+
+/// Loop devices that are made of it. They have it open without a process.
+fn loops(block: &Path, path: &Path, facts: &Metadata) -> Vec<User> {
+    let devices = fs::read_dir(block).into_iter().flatten().flatten();
+    let uses = |device: &fs::DirEntry| {
+        let behind = fs::read_to_string(device.path().join("loop/backing_file")).ok()?;
+        let behind = behind.trim_end_matches('\n');
+        // A file that was removed since, or that has another name in another mount namespace, is known by its words
+        // alone.
+        let named = behind.strip_suffix(" (deleted)").unwrap_or(behind);
+        let same = match fs::metadata(behind) {
+            Ok(found) => same(&found, facts),
+            Err(_) => fs::canonicalize(path).is_ok_and(|path| path == Path::new(named)),
+        };
+        same.then(|| User::Loop(format!("/dev/{}", device.file_name().display())))
+    };
+    devices.filter_map(|device| uses(&device)).collect()
+}
+
+fn same(one: &Metadata, other: &Metadata) -> bool {
+    match (one.file_type().is_block_device(), other.file_type().is_block_device()) {
+        (true, true) => one.rdev() == other.rdev(),
+        (false, false) => (one.dev(), one.ino()) == (other.dev(), other.ino()),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn a_loop_device_uses_its_file_under_any_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let [image, link, other] = ["d", "link", "other"].map(|name| dir.path().join(name));
+        fs::write(&image, "x").unwrap();
+        fs::write(&other, "x").unwrap();
+        fs::hard_link(&image, &link).unwrap();
+        let folder = dir.path().join("block/loop3/loop");
+        fs::create_dir_all(&folder).unwrap();
+        fs::create_dir_all(dir.path().join("block/sda")).unwrap();
+        fs::write(folder.join("backing_file"), format!("{}\n", link.display())).unwrap();
+        let found = |path: &Path| loops(&dir.path().join("block"), path, &fs::metadata(path).unwrap());
+        assert_eq!(found(&image), [User::Loop("/dev/loop3".into())]);
+        assert!(found(&other).is_empty());
+        // As the kernel writes it of a file that was removed under it; another has its name now.
+        fs::write(folder.join("backing_file"), format!("{} (deleted)\n", other.display())).unwrap();
+        assert_eq!(found(&other).len(), 1);
+    }
+
+    #[test]
+    fn a_process_that_has_it_open_is_named_with_what_it_may_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("d");
+        fs::write(&path, "x").unwrap();
+        check_overwritten(&path).unwrap();
+        let open = |file: fs::File| Command::new("sleep").arg("60").stdin(Stdio::from(file)).spawn().unwrap();
+        let users_of = |file: fs::File| {
+            let mut process = open(file);
+            let found = users(&path, &[]);
+            let but = users(&path, &[i32::try_from(process.id()).unwrap()]);
+            process.kill().unwrap();
+            process.wait().unwrap();
+            assert!(but.is_empty(), "{but:?}");
+            found
+        };
+        let reader = users_of(fs::File::open(&path).unwrap());
+        assert!(matches!(&reader[..], [User::Process { writes: false, .. }]), "{reader:?}");
+        let writer = users_of(fs::File::options().write(true).open(&path).unwrap());
+        assert!(matches!(&writer[..], [User::Process { writes: true, .. }]), "{writer:?}");
+        let said = InUse { path: path.clone(), users: writer }.to_string();
+        assert!(said.contains("has it open for writing"), "{said}");
+    }
+}

@@ -1,0 +1,144 @@
+//! A mark in a file that is not in its content: a lock on one byte, far behind the end, at a random place. Whoever
+//! opens the *same* file finds the lock, on any host, because that is what locks are for. It needs no free space and
+//! no right to write, it goes with the process that holds it, and no cache has an opinion on it.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc;
+
+use super::open_files;
+
+/// Marks are at or behind this byte: no image is so large, and QEMU's own locks are on bytes 100 to 300.
+const FIRST: i64 = 1 << 60;
+
+/// The marks of one guest at the source, and the files that carry them, until they are dropped.
+#[derive(Debug, Default)]
+pub struct Marks(pub(super) Vec<Marked>);
+
+/// A file with a mark. The lock is the open file's: it goes when it is closed.
+#[derive(Debug)]
+pub(super) struct Marked {
+    pub file: File,
+    pub disk: String,
+    pub path: PathBuf,
+}
+
+fn lock(kind: libc::c_int, first: i64) -> libc::flock {
+    libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: first,
+        l_len: 1,
+        l_pid: 0,
+    }
+}
+
+/// Marks a file; gives the place.
+pub(super) fn put(file: &File) -> io::Result<i64> {
+    let first = FIRST + random()?;
+    // For reading: it may be put on a file that is open for reading, and does not keep others from doing the same.
+    fcntl(file, FcntlArg::F_OFD_SETLK(&lock(libc::F_RDLCK, first)))?;
+    Ok(first)
+}
+
+/// Whether somebody else has marked this file at this place. A lock of another length is not the mark.
+pub(super) fn is_there(file: &File, first: i64) -> io::Result<bool> {
+    if first < FIRST {
+        return Ok(false);
+    }
+    let mut found = lock(libc::F_WRLCK, first);
+    fcntl(file, FcntlArg::F_OFD_GETLK(&mut found))?;
+    Ok(found.l_type == libc::F_RDLCK as libc::c_short && found.l_start == first && found.l_len == 1)
+}
+
+fn random() -> io::Result<i64> {
+    let mut bytes = [0; 8];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(i64::from_le_bytes(bytes) & (FIRST - 1))
+}
+
+impl Marks {
+    /// Whether each path still leads to the file that was marked, and QEMU still has that file open. Cheap: for the
+    /// blackout.
+    pub fn recheck(&self, pid: i32) -> Result<(), String> {
+        let open =
+            open_files::open_files(pid).map_err(|error| format!("the files of process {pid}: {error}"))?;
+        for marked in &self.0 {
+            let changed = |what: &str| {
+                let (disk, path) = (&marked.disk, marked.path.display());
+                format!("the disk {disk}: since the migration began {path} was {what}")
+            };
+            let facts = marked.file.metadata().map_err(|error| changed(&error.to_string()))?;
+            if !open.iter().any(|file| file.is(&facts)) {
+                return Err(changed("closed by the guest's QEMU"));
+            }
+            let now = open_files::metadata_in(pid, &marked.path).ok();
+            if now.is_none_or(|now| (now.dev(), now.ino()) != (facts.dev(), facts.ino())) {
+                return Err(changed("removed, or replaced by another file"));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn open(path: &Path) -> File {
+        File::open(path).unwrap()
+    }
+
+    #[test]
+    fn a_mark_is_found_in_the_same_file_under_any_name_and_in_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let [image, link, symlink, copy] = ["d", "hard", "soft", "copy"].map(|name| dir.path().join(name));
+        std::fs::write(&image, "x").unwrap();
+        std::fs::hard_link(&image, &link).unwrap();
+        std::os::unix::fs::symlink(&image, &symlink).unwrap();
+        std::fs::copy(&image, &copy).unwrap();
+        let marked = open(&image);
+        let first = put(&marked).unwrap();
+        for same in [&image, &link, &symlink] {
+            assert!(is_there(&open(same), first).unwrap(), "{}", same.display());
+            assert!(!is_there(&open(same), first + 1).unwrap());
+        }
+        assert!(!is_there(&open(&copy), first).unwrap());
+        drop(marked);
+        assert!(!is_there(&open(&image), first).unwrap(), "it goes with its holder");
+    }
+
+    #[test]
+    fn locks_of_others_are_not_taken_for_marks() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("d");
+        std::fs::write(&path, "x").unwrap();
+        let other = File::options().read(true).write(true).open(&path).unwrap();
+        // All of the file, for writing, as of a program that knows nothing of marks.
+        let whole = libc::flock { l_len: 0, ..lock(libc::F_WRLCK, 0) };
+        fcntl(&other, FcntlArg::F_OFD_SETLK(&whole)).unwrap();
+        assert!(!is_there(&open(&path), FIRST + 5).unwrap());
+        assert!(!is_there(&open(&path), 0).unwrap() && !is_there(&open(&path), -1).unwrap());
+    }
+
+    #[test]
+    fn a_file_that_was_replaced_or_closed_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("d");
+        std::fs::write(&path, "x").unwrap();
+        let (file, qemus) = (open(&path), open(&path));
+        let pid = i32::try_from(std::process::id()).unwrap();
+        let marks = Marks(vec![Marked { file, disk: "vda".into(), path: path.clone() }]);
+        marks.recheck(pid).unwrap();
+        std::fs::rename(&path, dir.path().join("aside")).unwrap();
+        assert!(marks.recheck(pid).unwrap_err().contains("vda"), "it is gone");
+        std::fs::write(&path, "x").unwrap();
+        assert!(marks.recheck(pid).unwrap_err().contains("replaced"), "another is in its place");
+        drop(qemus);
+    }
+}

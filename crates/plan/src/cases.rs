@@ -1,0 +1,306 @@
+//! Sessions that were not brought to their end: what `linerate_core::recovery` decides is done here, as the agent does it.
+
+use linerate_core::journal::{SourcePhase, outcome};
+use linerate_core::recovery::{
+    DestinationAction, DestinationEvent, DestinationRecovery, Inspection, Phase, Plan, RunResult,
+    SourceAction, SourceEvent, SourceRecovery, fate, plan,
+};
+use linerate_core::{GuestState, Outcome, Side, Time};
+
+use crate::check::Mutation;
+use crate::hosts::{Case, Known, Machine, Record, session};
+use crate::world::{Happening, World};
+
+/// Something that is done for a session that is brought to its end.
+#[derive(Clone, Copy, Debug)]
+pub enum CaseWork {
+    /// For one of the source's.
+    Source(SourceAction),
+    /// For one of the destination's.
+    Destination(DestinationAction),
+}
+
+impl World {
+    /// Whether a process of a host lives.
+    pub fn lives(&self, pid: u64) -> bool {
+        self.find(pid).is_some()
+    }
+
+    /// The process that a record decides about.
+    fn named(&self, host: usize, session: u64) -> Option<u64> {
+        if self.options.mutation == Some(Mutation::RecoverByName) {
+            return self.all().filter(|guest| guest.host == host).map(|guest| guest.pid).max();
+        }
+        let named = self.hosts[host].record(session).and_then(|record| record.process);
+        // What was made for a session before its process was in the journal bears the session's number.
+        let made =
+            self.destination.guest.as_ref().filter(|guest| session == self.session && guest.host == host);
+        named.or(made.map(|guest| guest.pid))
+    }
+
+    /// An agent has started and reads its journal.
+    pub fn read_journal(&mut self, host: usize) {
+        let mutation = self.options.mutation;
+        let entries = self.hosts[host].entries(mutation);
+        let by_name = mutation == Some(Mutation::RecoverByName);
+        let any_here = self.all().any(|guest| guest.host == host);
+        for entry in &entries {
+            let lives = |process: &linerate_core::recovery::Process| {
+                if by_name { any_here } else { self.lives(process.start_ticks) }
+            };
+            let all = if by_name { std::slice::from_ref(entry) } else { &entries };
+            let plan = plan(entry, all, lives);
+            self.begin_plan(host, session(entry.session), entry.phase, plan);
+        }
+        self.poll_cases(host);
+    }
+
+    fn begin_plan(&mut self, host: usize, session: u64, phase: Phase, plan: Plan) {
+        let now = self.now;
+        if plan != Plan::Nothing {
+            self.note(|| format!("host {host}, session {session}: {phase:?} -> {plan:?}"));
+        }
+        let Some(record) = self.hosts[host].record(session).cloned() else { return };
+        match plan {
+            Plan::RollBack => {
+                self.add_case(host, session, Machine::Source(SourceRecovery::take_back(now)));
+                self.begin_withdrawal(host, session, true);
+            }
+            Plan::Ask => self.add_case(host, session, Machine::Source(SourceRecovery::ask(now))),
+            Plan::Discard => {
+                let Phase::Destination(phase) = phase else { return };
+                // What was removed and written before needs no second time.
+                let done = phase != linerate_core::journal::DestinationPhase::Started
+                    && record.process.is_none_or(|pid| !self.lives(pid));
+                if !done {
+                    let machine = DestinationRecovery::discard(now, phase);
+                    self.add_case(host, session, Machine::Destination(machine));
+                }
+            }
+            Plan::Wait => self.add_case(host, session, Machine::Destination(DestinationRecovery::wait())),
+            Plan::See => self.add_case(host, session, Machine::Destination(DestinationRecovery::see(now))),
+            Plan::Died => {
+                let phase = Phase::Source(SourcePhase::RolledBack);
+                self.hosts[host].write(now, session, phase, Known::default());
+                self.source_settled(host, session, Some(GuestState::Gone));
+                return;
+            }
+            Plan::Close(phase) => {
+                self.hosts[host].write(now, session, phase, Known::default());
+                self.source_settled(host, session, None);
+            }
+            Plan::Nothing => self.source_settled(host, session, None),
+        }
+        if record.untold && matches!(phase, Phase::Source(SourcePhase::RolledBack)) {
+            self.begin_withdrawal(host, session, true);
+        }
+    }
+
+    /// A session is to be brought to its end.
+    pub fn add_case(&mut self, host: usize, session: u64, machine: Machine) {
+        let case = Case { machine, since: self.now, resolved: false };
+        self.hosts[host].cases.insert(session, case);
+    }
+
+    /// It is known where the guest is.
+    fn source_settled(&mut self, host: usize, session: u64, state: Option<GuestState>) {
+        if session == self.session && host == self.at(Side::Source) && self.source.brain.is_none() {
+            let gone = self.hosts[host].record(session).map(|record: &Record| record.phase)
+                == Some(Phase::Source(SourcePhase::Finished));
+            let state =
+                state.unwrap_or(if gone { GuestState::RunsAtDestination } else { self.state_at_source() });
+            self.source.decided = Some(state);
+        }
+    }
+
+    /// Does what the sessions of a host that are brought to their end want done.
+    pub fn poll_cases(&mut self, host: usize) {
+        if !self.hosts[host].up {
+            return;
+        }
+        let now = self.now;
+        let sessions: Vec<u64> = self.hosts[host].cases.keys().copied().collect();
+        for session in sessions {
+            let Some(case) = self.hosts[host].cases.get_mut(&session) else { continue };
+            let (work, over) = match &mut case.machine {
+                Machine::Source(machine) => {
+                    (machine.poll_action(now).map(CaseWork::Source), machine.is_over().map(Some))
+                }
+                Machine::Destination(machine) => {
+                    (machine.poll_action(now).map(CaseWork::Destination), machine.is_over().map(|_| None))
+                }
+            };
+            if let Some(work) = work {
+                self.note(|| format!("host {host}, session {session}: {work:?}"));
+                self.begin_case_work(host, session, work);
+            }
+            if let Some(state) = over {
+                self.note(|| format!("host {host}, session {session}: recovered, {state:?}"));
+                self.hosts[host].cases.remove(&session);
+                if state.is_some() {
+                    self.source_settled(host, session, state);
+                }
+            }
+        }
+    }
+
+    fn begin_case_work(&mut self, host: usize, session: u64, work: CaseWork) {
+        self.case_faults();
+        let life = self.hosts[host].life;
+        if work == CaseWork::Source(SourceAction::Ask) {
+            return self.ask(host, session);
+        }
+        let span = self.micros(100, 30_000);
+        self.after(span, Happening::Recovers { host, life, session, work });
+    }
+
+    /// Something was done for a session that is brought to its end.
+    pub fn recovers(&mut self, host: usize, life: u64, session: u64, work: CaseWork) {
+        if self.hosts[host].life != life || !self.hosts[host].up {
+            return;
+        }
+        match work {
+            CaseWork::Source(action) => {
+                if let Some(event) = self.source_recovers(host, session, action) {
+                    self.tell_source_case(host, session, event);
+                }
+            }
+            CaseWork::Destination(action) => {
+                let event = self.destination_recovers(host, session, action);
+                self.tell_destination_case(host, session, event);
+            }
+        }
+    }
+
+    fn source_recovers(&mut self, host: usize, session: u64, action: SourceAction) -> Option<SourceEvent> {
+        let pid = self.named(host, session);
+        Some(match action {
+            SourceAction::Ask => return None,
+            SourceAction::TakeBack => {
+                let state = pid.map_or(Some(GuestState::Gone), |pid| self.take_back(pid));
+                SourceEvent::TookBack(state)
+            }
+            SourceAction::GiveUp if self.hypervisors_are_away(host) => SourceEvent::GaveUp(false),
+            SourceAction::GiveUp => {
+                if let Some(pid) = pid {
+                    self.give_up(pid, session);
+                }
+                SourceEvent::GaveUp(true)
+            }
+            SourceAction::Write(phase) => {
+                SourceEvent::Written(self.case_writes(host, session, Phase::Source(phase)))
+            }
+        })
+    }
+
+    fn destination_recovers(
+        &mut self,
+        host: usize,
+        session: u64,
+        action: DestinationAction,
+    ) -> DestinationEvent {
+        let pid = self.named(host, session);
+        match action {
+            DestinationAction::Discard => {
+                if let Some(pid) = pid {
+                    self.discard(pid);
+                }
+                DestinationEvent::Discarded(true)
+            }
+            DestinationAction::Inspect => DestinationEvent::Inspected(self.inspect(host, pid)),
+            DestinationAction::Run => {
+                let ran = self.hosts[host].record(session).is_none_or(|record| record.ran);
+                DestinationEvent::Ran(pid.map_or(RunResult::Ended, |pid| self.try_to_run(pid, ran)))
+            }
+            DestinationAction::Write(phase) => {
+                DestinationEvent::Written(self.case_writes(host, session, Phase::Destination(phase)))
+            }
+        }
+    }
+
+    fn case_writes(&mut self, host: usize, session: u64, phase: Phase) -> bool {
+        let now = self.now;
+        self.hosts[host].write(now, session, phase, Known { recovers: true, ..Known::default() })
+    }
+
+    fn inspect(&self, host: usize, pid: Option<u64>) -> Inspection {
+        let always = self.options.mutation == Some(Mutation::RunOnEveryStart);
+        match pid.and_then(|pid| self.find(pid)) {
+            None => Inspection::Ended,
+            Some(_) if self.hypervisors_are_away(host) => Inspection::Unknown,
+            Some(guest) if guest.running => Inspection::Runs,
+            Some(guest) if guest.executed && !always => Inspection::MayHaveRun,
+            Some(_) => Inspection::NeverRan,
+        }
+    }
+
+    /// An event for a session that is brought to its end.
+    pub fn tell_source_case(&mut self, host: usize, session: u64, event: SourceEvent) {
+        let now = self.now;
+        let Some(case) = self.hosts[host].cases.get_mut(&session) else { return };
+        if let Machine::Source(machine) = &mut case.machine {
+            machine.handle(now, event);
+            self.poll_cases(host);
+        }
+    }
+
+    /// An event for a session that is brought to its end.
+    pub fn tell_destination_case(&mut self, host: usize, session: u64, event: DestinationEvent) {
+        let now = self.now;
+        let Some(case) = self.hosts[host].cases.get_mut(&session) else { return };
+        if let Machine::Destination(machine) = &mut case.machine {
+            machine.handle(now, event);
+            self.poll_cases(host);
+        }
+    }
+
+    /// What a host answers about a session: the live session knows best, then recovery, then the journal.
+    pub fn outcome_at(&self, host: usize, session: u64) -> Outcome {
+        let here = session == self.session && host == self.at(Side::Destination);
+        let live = self.destination.brain.as_ref().filter(|_| here).map(|brain| brain.outcome());
+        if let Some(outcome) = live.filter(|outcome| *outcome != Outcome::Committed) {
+            return outcome;
+        }
+        if let Some(Case { machine: Machine::Destination(machine), .. }) =
+            self.hosts[host].cases.get(&session)
+            && let Some(outcome) = machine.outcome()
+        {
+            return outcome;
+        }
+        let entries = self.hosts[host].entries(None);
+        let Some(entry) = entries.iter().find(|entry| entry.session == crate::hosts::id(session)) else {
+            return live.unwrap_or(Outcome::Unknown);
+        };
+        let Phase::Destination(phase) = entry.phase else { return Outcome::Unknown };
+        let fate = fate(entry, &entries, |process| self.lives(process.start_ticks));
+        match live {
+            Some(_) if fate == linerate_core::journal::Fate::Ended => Outcome::Gone,
+            Some(outcome) => outcome,
+            None => outcome(Some(phase), fate),
+        }
+    }
+
+    /// No hypervisor of the host answers.
+    pub fn hypervisors_are_away(&self, host: usize) -> bool {
+        self.hosts[host].hypervisors_away_until > self.now
+    }
+
+    /// When a case of a host has to be looked at.
+    pub fn case_is_due(&self, host: usize) -> bool {
+        let due = |at: Option<Time>| at.is_some_and(|at| at <= self.now);
+        self.hosts[host].cases.values().any(|case| match &case.machine {
+            Machine::Source(machine) => due(machine.timeout()),
+            Machine::Destination(machine) => due(machine.timeout()),
+        })
+    }
+}
+
+impl PartialEq for CaseWork {
+    fn eq(&self, other: &CaseWork) -> bool {
+        match (self, other) {
+            (CaseWork::Source(one), CaseWork::Source(two)) => one == two,
+            (CaseWork::Destination(one), CaseWork::Destination(two)) => one == two,
+            _ => false,
+        }
+    }
+}

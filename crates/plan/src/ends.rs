@@ -1,0 +1,109 @@
+//! What must be so when a session is over on both sides.
+
+use linerate_core::{GuestState, Side};
+
+use crate::check::{Property, Way};
+use crate::guest::Sending;
+use crate::world::World;
+
+impl World {
+    /// The session is over on both sides, the links work.
+    pub fn check_end(&mut self) {
+        let crashed = self.roles.map(|host| self.hosts[host].crashed);
+        let Some(decided) = self.source.decided else { return };
+        let moved = matches!(decided, GuestState::RunsAtDestination | GuestState::PausedAtDestination);
+        let owned = self.destination.owns();
+        let fault = self.source.ending.as_ref().and_then(|ending| ending.fault.clone());
+
+        self.check.that(!moved || self.destination.ran || crashed[1], Property::Truthful, || {
+            String::from(
+                "the source says that the guest moved, and it was never taken over at the destination",
+            )
+        });
+        // Somebody else may have decided while the source gave up.
+        let unsure = decided == GuestState::Unknown && self.scenario.way == Way::HandedOver;
+        // Its own copy died, and an operator has let the other one run.
+        let died = decided == GuestState::Gone && self.guest.gone;
+        self.check.that(moved || unsure || died || !owned, Property::OneRuns, || {
+            format!("the source says {decided:?}, and the destination has the guest")
+        });
+        let true_here = decided == self.state_at_source() || unsure && owned;
+        self.check.that(moved || crashed[0] || self.paused_since || true_here, Property::Truthful, || {
+            format!("the source says {decided:?}")
+        });
+        self.check_put_back();
+        if !crashed[0] && !moved && !owned {
+            self.check_survived();
+        }
+        self.check.that(
+            moved || !self.source.commit_journaled || fault.is_some() || self.source.life > 0,
+            Property::Truthful,
+            || String::from("a session without fault left the guest"),
+        );
+        let leftover = self.all().find(|guest| !guest.owned).map(|guest| guest.pid);
+        self.check.that(leftover.is_none(), Property::RetrySucceeds, || {
+            format!("a waiting guest is left: process {leftover:?}")
+        });
+        let left = self.all().any(|guest| guest.current);
+        self.check.that(left || crashed[0] || crashed[1], Property::NothingLost, || {
+            String::from("no complete copy of the guest is left")
+        });
+        let many = self.all().filter(|guest| guest.owned).count();
+        self.check.that(many <= 1, Property::Truthful, || format!("{many} processes have the guest"));
+        let must_move = self.scenario.faults.is_empty() && self.scenario.converges() && !self.scenario.stale;
+        let property = if self.retrying { Property::RetrySucceeds } else { Property::FaultlessSucceeds };
+        self.check.that(!must_move || (moved && fault.is_none()), property, || {
+            format!("without faults: {:?}", self.source.ending)
+        });
+        self.check_goes_on();
+    }
+
+    /// The guest does what its operator wants, wherever it is.
+    fn check_goes_on(&mut self) {
+        if self.scenario.way == Way::HandedOver {
+            return;
+        }
+        let wanted = self.wanted;
+        let guest = self.all().find(|guest| guest.current && guest.owned);
+        let stands = guest.map(|guest| (guest.pid, guest.running, guest.disks));
+        let right = stands.is_none_or(|(_, running, disks)| running == wanted && disks);
+        self.check.that(right, Property::SourceSurvives, || {
+            format!("the guest is to run: {wanted}; process, running, disks: {stands:?}")
+        });
+    }
+
+    fn check_survived(&mut self) {
+        let guest = &self.guest;
+        let handed_over = self.scenario.way == Way::HandedOver;
+        let runs = if handed_over { self.scenario.runs } else { self.wanted };
+        let as_before = guest.running == runs && guest.sending == Sending::No && !guest.gone;
+        let free = !guest.protected && guest.throttle == 0;
+        let state = (guest.running, guest.sending, guest.protected, guest.throttle);
+        self.check.that(as_before && free, Property::SourceSurvives, || {
+            format!("running, hypervisor, protected, throttle: {state:?}")
+        });
+    }
+
+    /// For the report of a run that does not end.
+    pub fn describe(&self) -> String {
+        let source =
+            self.source.brain.as_ref().map(|brain| (brain.step(), brain.can_resume(), brain.is_ended()));
+        let destination = self.destination.brain.as_ref().map(|brain| (brain.step(), brain.outcome()));
+        let cases: Vec<_> = self.hosts.iter().map(|host| &host.cases).collect();
+        let processes: Vec<_> = self.all().map(|g| (g.pid, g.host, g.running, g.owned, g.current)).collect();
+        let idle = self.destination.is_idle();
+        format!(
+            "session {}, decided {:?}, source {source:?}; destination {destination:?}, idle {idle}; up {:?}; journals {:?}; \
+             cases {cases:?}; processes (pid, host, running, owned, current) {processes:?}",
+            self.session,
+            self.source.decided,
+            self.hosts.each_ref().map(|host| host.up),
+            self.phases(),
+        )
+    }
+
+    /// The host that has a role in the session under way.
+    pub fn at(&self, side: Side) -> usize {
+        self.roles[crate::wire::index(side)]
+    }
+}

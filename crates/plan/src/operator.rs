@@ -1,0 +1,153 @@
+//! The operator: decides where nobody else can, on what is really so; pauses guests and lets them run again.
+
+use std::time::Duration;
+
+use linerate_core::journal::{DestinationPhase, SourcePhase};
+use linerate_core::recovery::{DestinationEvent, Phase, SourceEvent};
+use linerate_core::{Outcome, Time, destination, source};
+
+use crate::check::Way;
+use crate::guest::Sending;
+use crate::hosts::Machine;
+use crate::world::World;
+
+/// What has been undecided for so long is looked into.
+const PATIENCE: Duration = Duration::from_secs(40);
+
+impl World {
+    /// Looks at everything that is undecided for too long.
+    pub fn operator_looks(&mut self) {
+        if self.scenario.way == Way::HandedOver {
+            return;
+        }
+        self.looks_at_live_sessions();
+        for host in 0..2 {
+            let late = |since: Time| self.now - since >= PATIENCE;
+            let cases: Vec<u64> =
+                self.hosts[host].cases.iter().filter(|(_, case)| late(case.since)).map(|(s, _)| *s).collect();
+            for session in cases {
+                self.looks_at_case(host, session);
+            }
+        }
+    }
+
+    fn looks_at_live_sessions(&mut self) {
+        let now = self.now;
+        let [from, to] = self.roles;
+        let undecided = self.source.brain.as_ref().is_some_and(|brain| brain.is_undecided());
+        let held = self.destination.brain.as_ref().is_some_and(|brain| brain.is_held());
+        if !undecided && !held {
+            self.undecided_since = None;
+            return;
+        }
+        if now - *self.undecided_since.get_or_insert(now) < PATIENCE {
+            return;
+        }
+        if undecided && let Some(resume) = self.word_at_source(from, self.session) {
+            self.check.resolved.insert(self.session);
+            self.note(|| format!("the operator decides at the source: {resume}"));
+            return self.tell_source(source::Event::Resolve(resume));
+        }
+        if held && let Some(run) = self.word_at_destination(to, self.session) {
+            self.note(|| format!("the operator decides at the destination: {run}"));
+            self.tell_destination(destination::Event::Resolve(run));
+        }
+    }
+
+    fn looks_at_case(&mut self, host: usize, session: u64) {
+        let Some(case) = self.hosts[host].cases.get(&session) else { return };
+        match &case.machine {
+            Machine::Source(machine)
+                if machine.is_undecided() && machine.answer() != Some(Outcome::Committed) =>
+            {
+                let Some(resume) = self.word_at_source(host, session) else { return };
+                self.check.resolved.insert(session);
+                self.note(|| format!("host {host}, session {session}: the operator decides: {resume}"));
+                self.tell_source_case(host, session, SourceEvent::Resolve(resume));
+            }
+            Machine::Destination(machine) if machine.is_waiting() => {
+                let Some(run) = self.word_at_destination(host, session) else { return };
+                self.note(|| format!("host {host}, session {session}: the operator decides: {run}"));
+                self.tell_destination_case(host, session, DestinationEvent::Resolve(run));
+            }
+            Machine::Destination(machine) if machine.is_held() => {
+                // It may have run: he paused it himself, and lets it go on.
+                self.wanted = true;
+                self.note(|| format!("host {host}, session {session}: the operator lets it run"));
+                self.tell_destination_case(host, session, DestinationEvent::Resolve(true));
+            }
+            _ => {}
+        }
+    }
+
+    fn process_of(&self, host: usize, session: u64) -> Option<u64> {
+        let pid = self.hosts[host].record(session).and_then(|record| record.process);
+        pid.filter(|pid| self.lives(*pid))
+    }
+
+    /// Commit was sent. While the other copy lives its host decides; when it is gone, this one is all that is left.
+    fn word_at_source(&self, host: usize, session: u64) -> Option<bool> {
+        if self.process_of(1 - host, session).is_some() {
+            return None;
+        }
+        let here = self.process_of(host, session).and_then(|pid| self.find(pid));
+        Some(here.is_some_and(|guest| guest.current))
+    }
+
+    /// The guest is complete here. Whether it is run depends on whether the source's copy is left.
+    fn word_at_destination(&self, host: usize, session: u64) -> Option<bool> {
+        let phase = self.hosts[1 - host].record(session).map(|record| record.phase);
+        let current =
+            self.process_of(host, session).and_then(|pid| self.find(pid)).is_some_and(|guest| guest.current);
+        match (self.process_of(1 - host, session), phase) {
+            // What another guest's copy has become since, only that one's host knows.
+            (None, _) => Some(current && !self.all().any(|guest| guest.running)),
+            (Some(_), Some(Phase::Source(SourcePhase::RolledBack))) => Some(false),
+            // Nothing else can come: it is told to run there, and the source hears of it.
+            (Some(_), Some(Phase::Source(SourcePhase::CommitSent))) if !self.hosts[1 - host].up => Some(true),
+            (Some(_), _) => None,
+        }
+    }
+
+    /// Stops the guest where it runs.
+    pub fn operator_pauses(&mut self) {
+        let Some(pid) = self.all().find(|guest| guest.running).map(|guest| guest.pid) else { return };
+        if self.scenario.way == Way::HandedOver {
+            return;
+        }
+        self.wanted = false;
+        self.note(|| format!("the operator pauses process {pid}"));
+        if let Some(guest) = self.find_mut(pid) {
+            guest.running = false;
+        }
+    }
+
+    /// Lets the guest run where it was paused, if no session has hold of it.
+    pub fn operator_resumes(&mut self) {
+        self.wanted = true;
+        let paused =
+            |guest: &&crate::guest::Guest| guest.owned && guest.disks && guest.current && guest.ran.is_none();
+        let pid =
+            self.all().find(|guest| paused(guest) && guest.sending == Sending::No).map(|guest| guest.pid);
+        let Some(pid) = pid.filter(|_| !self.all().any(|guest| guest.running)) else { return };
+        if let Some(guest) = self.find_mut(pid) {
+            (guest.running, guest.executed) = (true, true);
+        }
+    }
+
+    /// A phase for the report of a run that does not end.
+    pub fn phases(&self) -> Vec<(usize, u64, Phase, Option<u64>)> {
+        let of = |host: usize| {
+            let records = self.hosts[host].journal.iter();
+            records.map(move |(session, record)| (host, *session, record.phase, record.process))
+        };
+        let over = |phase: &Phase| {
+            matches!(
+                phase,
+                Phase::Source(SourcePhase::Finished | SourcePhase::RolledBack)
+                    | Phase::Destination(DestinationPhase::Finished | DestinationPhase::Aborted)
+            )
+        };
+        of(0).chain(of(1)).filter(|(_, _, phase, _)| !over(phase)).collect()
+    }
+}
