@@ -110,7 +110,9 @@ fn a_disk_that_neither_host_gets_is_waited_for_at_the_source() {
     drop(sent);
     let failure = ended(&migration.finish()).failed(9);
     assert_eq!(failure["guest_state"], "paused_at_source", "{failure}");
-    stage.until("the reason is told", || stage.only(0, "recovering")["note"].as_str()?.contains("lock").then_some(()));
+    stage.until("the reason is told", || {
+        stage.only(0, "recovering")["note"].as_str()?.contains("lock").then_some(())
+    });
     drop(lock);
     stage.settles_at(0);
     goes_on(&mut stage, 0);
