@@ -22,6 +22,8 @@
 #include <unistd.h>
 
 static char pending[64];
+/* Of the session that began last; other leaves of the tree are written too. */
+static unsigned long newest;
 static long seconds_back;
 
 /* A file of the folder; 0 if there is none. */
@@ -56,7 +58,6 @@ static int value(const char *from, const char *end, const char *key, char *to, s
 /* Keeps side and phase of the session that began last; says whether the disk is to be full for any of them. */
 static int look(const void *bytes, size_t length) {
     const char *at = bytes, *end = at + length;
-    unsigned long best = 0;
     int full = 0;
     while ((at = memmem(at, end - at, "\"order\":", 8))) {
         at += 8;
@@ -67,8 +68,8 @@ static int look(const void *bytes, size_t length) {
         if (!value(at, stop ? stop : end, "\"phase\":\"", phase, sizeof phase)) continue;
         snprintf(place, sizeof place, "%s.%s", role, phase);
         full |= in_folder(place, "full", path, sizeof path);
-        if (order >= best) {
-            best = order;
+        if (order >= newest) {
+            newest = order;
             strcpy(pending, place);
         }
     }

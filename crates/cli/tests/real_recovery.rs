@@ -380,9 +380,9 @@ fn paused_while(stage: &mut Stage, migration: &mut Migration, gates: &[linerate_
 
 #[test]
 fn an_i_o_error_during_the_copy_goes_along_or_stays() {
-    let spec = guest(QemuVersion::Ten);
-    let (mut stage, gates) = Stage::gated(&[20, 20], spec);
-    for (arguments, cancels) in [(&[][..], true), (&STREAM, true), (&[][..], false), (&STREAM, false)] {
+    const STREAM: [&str; 2] = ["--mode", "stream"];
+    let (mut stage, gates) = Stage::gated(&[40, 40], guest(QemuVersion::Ten));
+    for (arguments, cancels) in [(&[][..], false), (&STREAM, false), (&[][..], true), (&STREAM, true)] {
         let [from, to] = [stage.source, 1 - stage.source];
         let mut migration = stage.migrate(arguments);
         paused_while(&mut stage, &mut migration, &gates);
@@ -394,9 +394,28 @@ fn an_i_o_error_during_the_copy_goes_along_or_stays() {
             ended(&migration.finish()).completed();
         }
         let place = if cancels { from } else { to };
-        assert_eq!(stage.state(place), "io-error");
+        assert_eq!(stage.state(place), "io-error", "{arguments:?} {cancels}\n{}", stage.told());
         gates[from].fill("disk", false).unwrap();
         stage.tell(place, "cont");
         stage.settles_at(place);
     }
+}
+
+/// Nobody but its operator lets it run again, though it ran when the migration began.
+#[test]
+fn a_guest_that_stopped_during_the_copy_is_not_run_by_the_next_agent() {
+    let (mut stage, gates) = Stage::gated(&[40, 40], guest(QemuVersion::Ten));
+    let loaded = gates[1].hold_before("destination.loaded").unwrap();
+    let mut migration = stage.migrate(&[]);
+    paused_while(&mut stage, &mut migration, &gates);
+    loaded.wait(LONG).unwrap();
+    stage.agent(0).kill().unwrap();
+    gates[0].fill("disk", false).unwrap();
+    stage.agent(0).restart().unwrap();
+    drop(loaded);
+    drop(migration);
+    stage.until("it is rolled back", || stage.unfinished(0).is_empty().then_some(()));
+    stage.stays(0, "postmigrate");
+    stage.tell(0, "cont");
+    stage.settles_at(0);
 }

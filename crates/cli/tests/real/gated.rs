@@ -145,6 +145,11 @@ impl Stage {
         })
     }
 
+    /// The ends of both agents' logs.
+    pub fn told(&self) -> String {
+        self.agents.iter().map(|agent| super::tail(&agent.log().to_owned())).collect()
+    }
+
     pub fn cut_all(&self, cut: bool) {
         let links = 0..self.lab.topology().links.len();
         links.for_each(|link| if cut { self.lab.cut(link) } else { self.lab.restore(link) }.unwrap());
@@ -157,8 +162,7 @@ impl Stage {
                 return found;
             }
             if Instant::now() > end {
-                let logs = self.agents.iter().map(|agent| super::tail(&agent.log().to_owned()));
-                panic!("never: {what}\n{}", logs.collect::<String>());
+                panic!("never: {what}\n{}", self.told());
             }
             std::thread::sleep(Duration::from_millis(50));
         }
