@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use linerate_api::{GuestRunState, GuestSummary, MigrationState, MigrationSummary};
-use linerate_lab::{Agent, AgentOptions, GuestSpec, Host, Lab, LinkSpec, Observer, Qemu, QemuOptions, Ram};
+use linerate_lab::{
+    Agent, AgentOptions, Gate, GuestSpec, Host, Lab, LinkSpec, Observer, Qemu, QemuOptions, Ram,
+};
 use serde::de::DeserializeOwned;
 
 use crate::interrupt;
@@ -46,6 +48,26 @@ pub struct SiteOptions {
 impl Site {
     /// Makes it: two taps (`tap0`, `tap1`) and an agent on each host.
     pub fn new(options: &SiteOptions) -> anyhow::Result<Site> {
+        Site::with(options, |_| Ok(Vec::new()))
+    }
+
+    /// The same with agents that stop where they are told.
+    pub fn gated(options: &SiteOptions) -> anyhow::Result<(Site, [Gate; 2])> {
+        let mut gates = Vec::new();
+        let site = Site::with(options, |host| {
+            let gate = Gate::new(host)?;
+            let environment = gate.environment();
+            gates.push(gate);
+            Ok(environment)
+        })?;
+        let gates = gates.try_into().ok().context("a site has two hosts")?;
+        Ok((site, gates))
+    }
+
+    fn with(
+        options: &SiteOptions,
+        mut environment: impl FnMut(&Host) -> anyhow::Result<Vec<(String, String)>>,
+    ) -> anyhow::Result<Site> {
         let links = LinkSpec::parse_list(&options.links, linerate_lab::link::DEFAULT_MTU)?;
         let lab = Lab::builder().links(links).ram_mb(options.ram_mb.max(1024)).build()?;
         let observer = Observer::start(&lab, PORT)?;
@@ -59,7 +81,7 @@ impl Site {
             let agent = AgentOptions {
                 binary: Some(options.linerate.clone()),
                 configuration: options.configuration.get(index).cloned().unwrap_or_default(),
-                ..AgentOptions::default()
+                environment: environment(host)?,
             };
             site.agents.push(Agent::start(host, agent)?);
         }
@@ -148,7 +170,10 @@ impl Site {
         let busy = |migration: &MigrationSummary| {
             matches!(
                 migration.state,
-                MigrationState::Running | MigrationState::Cancelling | MigrationState::Undecided
+                MigrationState::Running
+                    | MigrationState::Cancelling
+                    | MigrationState::Undecided
+                    | MigrationState::Recovering
             )
         };
         Ok(!self.migrations(host)?.iter().any(busy))

@@ -150,6 +150,11 @@ impl Agent {
         self.wait_ready()
     }
 
+    /// Starts it again if it has ended.
+    pub fn restart_if_dead(&mut self) -> Result<(), LabError> {
+        if self.process.must_run().is_ok() { Ok(()) } else { self.restart() }
+    }
+
     /// A `linerate` client command that talks to this agent (`LINERATE_SOCKET`).
     pub fn client(&self) -> std::process::Command {
         let mut command = self.host.command(&self.binary);

@@ -3,6 +3,7 @@
 mod book;
 mod case;
 mod cuts;
+mod histories;
 mod inject;
 mod stage;
 mod tables;
@@ -28,6 +29,9 @@ pub struct Flags {
     /// How the guests of these move: in stream mode their RAM cannot be compared as a whole, and they check it themselves
     #[arg(long, default_value = "direct", value_parser = ["direct", "stream"])]
     cuts_by: String,
+    /// Histories of faults after faults at random, besides each record of each side once before, once after it and once with a full disk
+    #[arg(long, default_value_t = 20)]
+    rounds: usize,
     /// Repeats the random instants of an earlier run
     #[arg(long)]
     seed: Option<u64>,
@@ -57,17 +61,24 @@ pub fn run(flags: Flags, json: bool) -> anyhow::Result<bool> {
     let cuts: Vec<String> =
         (1..=flags.cuts).map(|number| format!("cut/{number}")).filter(|name| open(name)).collect();
     let cases: Vec<Case> = Case::all().into_iter().filter(|case| open(&case.name())).collect();
+    let again: Vec<String> = histories::names(flags.rounds).into_iter().filter(|name| open(name)).collect();
     if flags.list {
-        cuts.iter().cloned().chain(cases.iter().map(Case::name)).for_each(|name| println!("{name}"));
+        cuts.iter()
+            .chain(&again)
+            .cloned()
+            .chain(cases.iter().map(Case::name))
+            .for_each(|name| println!("{name}"));
         return Ok(true);
     }
     eprintln!(
         "seed {seed}; {} cases to run, {} have passed before",
-        cuts.len() + cases.len(),
+        cuts.len() + again.len() + cases.len(),
         known.outcomes.iter().filter(|one| one.wrong.is_empty()).count()
     );
-    let mut book = Book::new(&flags, seed, known.outcomes, cuts.len() + cases.len());
-    let ran = cuts::run(&mut book, &cuts).and_then(|()| stage::run(&mut book, &cases));
+    let mut book = Book::new(&flags, seed, known.outcomes, cuts.len() + again.len() + cases.len());
+    let ran = cuts::run(&mut book, &cuts)
+        .and_then(|()| histories::run(&mut book, &again))
+        .and_then(|()| stage::run(&mut book, &cases));
     if let Some(page) = &flags.markdown {
         replace(page, &tables::page(seed, &book.outcomes))?;
     }

@@ -58,7 +58,10 @@ links, with the fault at a random instant of the step; then the fault is taken a
 
 /// The page docs/faults.md.
 pub(super) fn page(seed: u64, outcomes: &[Outcome]) -> String {
-    let steps: Vec<&Outcome> = outcomes.iter().filter(|one| !one.name.starts_with("cut/")).collect();
+    let steps: Vec<&Outcome> = outcomes
+        .iter()
+        .filter(|one| !one.name.starts_with("cut/") && !one.name.starts_with("again/"))
+        .collect();
     let wrong = steps.iter().filter(|one| !one.wrong.is_empty()).count();
     let all = Case::all().len();
     let mut text = format!(

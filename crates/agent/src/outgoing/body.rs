@@ -21,7 +21,7 @@ use super::{Input, Outgoing};
 use crate::agent::Agent;
 use crate::clock::cpu_time;
 use crate::control;
-use crate::faults::fault;
+use crate::faults::{chain, fault};
 use crate::journal::{Record, Role};
 use crate::recovery;
 
@@ -107,11 +107,8 @@ impl Body {
                 }
             }
             Input::Event(event) => {
-                if let (Event::Holding { ran: false, .. }, Role::Source { ran, .. }) =
-                    (&event, &mut self.record.role)
-                {
-                    // An operator or an I/O error stopped it on the way: nobody lets it run again by himself.
-                    *ran = false;
+                if matches!(&event, Event::Holding { ran: false, .. }) {
+                    self.note_standing();
                 }
                 self.handle(event);
             }
@@ -143,6 +140,16 @@ impl Body {
                 }
                 self.shared.board.channel_lost(channel, &error);
             }
+        }
+    }
+
+    /// An operator or an I/O error stopped the guest on the way: nobody lets it run again by himself, a later agent neither.
+    /// It stands, so that nobody waits while this is written.
+    fn note_standing(&mut self) {
+        let Role::Source { ran: ran @ true, .. } = &mut self.record.role else { return };
+        *ran = false;
+        if let Err(error) = self.agent.journal.put(self.shared.session, &self.record) {
+            tracing::warn!(session = %self.shared.session, error = chain(&error), "a later agent would let the guest run that stands now");
         }
     }
 
@@ -187,7 +194,7 @@ impl Body {
             }
             Action::CleanUp => self.worker.ask(Job::CleanUp),
             Action::Journal(phase) => self.write_journal(phase),
-            Action::Query => links::query(&self.shared, &self.record),
+            Action::Query => links::query(&self.shared, &self.record, self.paths.is_empty()),
             Action::Withdraw { held } => self.withdraw(held),
             Action::End(ending) => self.ending = Some(ending),
         }

@@ -85,10 +85,13 @@ pub(super) fn join_any(
 }
 
 /// Asks the destination's journal, in a thread of its own; the answer goes to the brain if there is one.
-pub(super) fn query(shared: &Arc<Outgoing>, record: &Record) {
+///
+/// `alone`: no connection of the session is left, so that commit may not have come, and nobody else says it again.
+pub(super) fn query(shared: &Arc<Outgoing>, record: &Record, alone: bool) {
     let (shared, peers) = (shared.clone(), peers(shared, record));
     let asking = move || {
-        if let Some(outcome) = ask_any(&peers, shared.session, shared.token) {
+        let ask = if alone { commit_any } else { ask_any };
+        if let Some(outcome) = ask(&peers, shared.session, shared.token) {
             shared.tell(Event::Answered(outcome));
         }
     };
@@ -118,15 +121,11 @@ pub(super) fn peers(shared: &Outgoing, record: &Record) -> Vec<SocketAddr> {
 }
 
 /// How the session ended: the first answer from any of a host's addresses.
-pub(crate) fn ask_any(
-    peers: &[SocketAddr],
-    session: SessionId,
-    token: Token,
-) -> Option<linerate_core::Outcome> {
+fn ask_any(peers: &[SocketAddr], session: SessionId, token: Token) -> Option<linerate_core::Outcome> {
     ask_as(Role::Query, peers, session, token)
 }
 
-/// Says commit again, as a source whose own QEMU has ended; the answer is how it stands there.
+/// Says commit again; the answer is how it stands there.
 pub(crate) fn commit_any(
     peers: &[SocketAddr],
     session: SessionId,

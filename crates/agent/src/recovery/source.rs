@@ -11,7 +11,7 @@ use super::{Machine, QMP_WAIT, Unfinished, is_registered, lock, parse_token, rem
 use crate::agent::Agent;
 use crate::faults::chain;
 use crate::journal::Role;
-use crate::outgoing::{ask_any, commit_any};
+use crate::outgoing::commit_any;
 
 /// What is unfinished, and what follows.
 pub(super) fn note(machine: &SourceRecovery) -> &'static str {
@@ -99,14 +99,10 @@ impl Unfinished {
         }
     }
 
-    /// Asks; a source whose own QEMU has ended has nothing to resume, so that it says commit again.
+    /// Asks, and says commit again: its session has ended, and the word may never have left this host. A destination that has
+    /// it already only answers.
     fn ask(&self) -> Option<Outcome> {
-        let Role::Source { qemu, peers, token, .. } = lock(&self.record).role.clone() else { return None };
-        let token = parse_token(&token);
-        if qemu.is_alive() {
-            ask_any(&peers, self.session, token)
-        } else {
-            commit_any(&peers, self.session, token)
-        }
+        let Role::Source { peers, token, .. } = lock(&self.record).role.clone() else { return None };
+        commit_any(&peers, self.session, parse_token(&token))
     }
 }

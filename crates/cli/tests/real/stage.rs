@@ -13,6 +13,8 @@ use linerate_lab::{
 };
 use serde_json::Value;
 
+#[allow(dead_code, reason = "not every test file stops agents there")]
+mod gated;
 #[allow(dead_code, reason = "not every test file has such hosts")]
 mod unshared;
 
@@ -408,13 +410,15 @@ impl Migration {
     }
 
     fn told(&self) -> String {
-        let tail = |log: &PathBuf| {
-            let text = std::fs::read_to_string(log).unwrap_or_default();
-            let lines: Vec<&str> = text.lines().collect();
-            format!("{}:\n{}\n", log.display(), lines[lines.len().saturating_sub(40)..].join("\n"))
-        };
         self.logs.iter().map(tail).collect()
     }
+}
+
+/// The end of a log.
+fn tail(log: &PathBuf) -> String {
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    format!("{}:\n{}\n", log.display(), lines[lines.len().saturating_sub(40)..].join("\n"))
 }
 
 impl Drop for Migration {

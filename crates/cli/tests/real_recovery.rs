@@ -1,0 +1,421 @@
+//! What becomes of a guest when something breaks around commit, and after it: real agents stopped exactly where they write
+//! their journal (lab's `Gate`), real QEMUs, and restarts in every order. As root, with what lab/install.sh installs.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Tests say what they expect.
+
+#[path = "real/stage.rs"]
+#[allow(dead_code, reason = "shared with real_migration.rs")]
+mod stage;
+
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use linerate_lab::guest::kvm_is_missing;
+use linerate_lab::{GuestParameters, GuestSpec, QemuVersion};
+use stage::{Migration, Stage, ended, round_began};
+
+/// Long enough for a slow machine; only a hang meets it.
+const LONG: Duration = Duration::from_secs(40);
+const FAST: [u64; 2] = [1000, 1000];
+const STREAM: [&str; 4] = ["--mode", "stream", "--max-blackout", "5s"];
+
+/// Without a kernel, under KVM if there is one: quick.
+fn guest(version: QemuVersion) -> GuestSpec {
+    let parameters = GuestParameters { mem_mb: 32, verify_mbps: 400, ..GuestParameters::default() };
+    let quick = kvm_is_missing().is_none();
+    let spec = if quick { GuestSpec::user_mode } else { GuestSpec::new };
+    spec("g", parameters).qemu(version)
+}
+
+fn gated() -> (Stage, [linerate_lab::Gate; 2]) {
+    Stage::gated(&FAST, guest(QemuVersion::Ten))
+}
+
+/// Moves the guest to the other host and looks at it there.
+fn moves(stage: &mut Stage) {
+    ended(&stage.migrate(&[]).finish()).completed();
+    stage.settles_at(1 - stage.source);
+}
+
+/// Both agents again, in an order, and there and back.
+fn goes_on(stage: &mut Stage, first: usize) {
+    for host in [first, 1 - first] {
+        stage.agent(host).kill().unwrap();
+        stage.agent(host).restart().unwrap();
+    }
+    stage.settles_at(stage.source);
+    moves(stage);
+    moves(stage);
+}
+
+/// Another process that holds the lock of the guest's image.
+struct Lock(Child);
+
+impl Lock {
+    fn take(stage: &Stage) -> Lock {
+        let mut command = Command::new("qemu-io");
+        command.args(["-f", "raw", "-c", "sleep 600000"]).arg(stage.image());
+        let child = command.stdout(Stdio::null()).spawn().unwrap();
+        let folder = format!("/proc/{}/fd", child.id());
+        stage.until("the lock is taken", || {
+            let open = std::fs::read_dir(&folder).ok()?.flatten();
+            let mut open = open.filter_map(|file| std::fs::read_link(file.path()).ok());
+            open.any(|file| file == stage.image()).then_some(())
+        });
+        std::thread::sleep(Duration::from_millis(300));
+        Lock(child)
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_guest_whose_disk_cannot_be_taken_over_runs_at_the_source_again() {
+    let (mut stage, gates) = gated();
+    for arguments in [&[][..], &STREAM] {
+        let [from, to] = [stage.source, 1 - stage.source];
+        let sent = gates[from].hold_before("source.commit_sent").unwrap();
+        let returned = gates[to].hold_after("destination.returned").unwrap();
+        let migration = stage.migrate(arguments);
+        sent.wait(LONG).unwrap();
+        let lock = Lock::take(&stage);
+        drop(sent);
+        returned.wait(LONG).unwrap();
+        drop(lock);
+        drop(returned);
+        let failure = ended(&migration.finish()).failed(1);
+        assert_eq!(
+            (&failure["code"], &failure["guest_state"]),
+            (&"hypervisor_failed".into(), &"runs_at_source".into()),
+            "{failure}"
+        );
+        stage.settles_at(from);
+        goes_on(&mut stage, to);
+    }
+}
+
+/// The source's QEMU cannot take its disk back either, until whoever has it lets go: it is tried until then.
+#[test]
+fn a_disk_that_neither_host_gets_is_waited_for_at_the_source() {
+    let (mut stage, gates) = gated();
+    let sent = gates[0].hold_before("source.commit_sent").unwrap();
+    let migration = stage.migrate(&[]);
+    sent.wait(LONG).unwrap();
+    let lock = Lock::take(&stage);
+    drop(sent);
+    let failure = ended(&migration.finish()).failed(9);
+    assert_eq!(failure["guest_state"], "paused_at_source", "{failure}");
+    stage.until("the reason is told", || {
+        stage.only(0, "recovering")["note"].as_str()?.contains("lock").then_some(())
+    });
+    drop(lock);
+    stage.settles_at(0);
+    goes_on(&mut stage, 0);
+}
+
+#[test]
+fn an_end_that_was_not_written_does_not_harm_a_guest_that_came_back() {
+    let (mut stage, gates) = gated();
+    gates[0].set_clock_back(Duration::from_secs(3600)).unwrap();
+    gates[0].fill("source.finished", true).unwrap();
+    moves_to(&mut stage, 1);
+    moves_to(&mut stage, 0);
+    stage.agent(0).kill().unwrap();
+    gates[0].fill("source.finished", false).unwrap();
+    stage.agent(0).restart().unwrap();
+    stage.stays(0, "running");
+    stage.settles_at(0);
+    goes_on(&mut stage, 1);
+}
+
+/// Without looking at what is unfinished.
+fn moves_to(stage: &mut Stage, host: usize) {
+    ended(&stage.migrate(&[]).finish()).completed();
+    assert_eq!(stage.state(host), "running");
+    stage.arrived();
+}
+
+#[test]
+fn a_roll_back_that_was_not_written_does_not_resume_a_guest_that_a_later_migration_commits() {
+    let (mut stage, gates) = gated();
+    gates[0].fill("source.rolled_back", true).unwrap();
+    let sent = gates[0].hold_before("source.started").unwrap();
+    let migration = stage.migrate(&[]);
+    sent.wait(LONG).unwrap();
+    migration.interrupt();
+    std::thread::sleep(Duration::from_millis(500));
+    drop(sent);
+    assert_eq!(ended(&migration.finish()).exit, Some(5));
+    gates[0].set_clock_back(Duration::from_secs(3600)).unwrap();
+    let runs = gates[1].hold_after("destination.running").unwrap();
+    let migration = stage.migrate(&[]);
+    runs.wait(LONG).unwrap();
+    stage.agent(0).kill().unwrap();
+    gates[0].fill("source.rolled_back", false).unwrap();
+    stage.agent(0).restart().unwrap();
+    stage.wait_state(1, "running");
+    stage.stays(0, "postmigrate");
+    drop(runs);
+    assert_eq!(ended(&migration.finish()).exit, Some(8));
+    stage.settles_at(1);
+    goes_on(&mut stage, 0);
+}
+
+#[test]
+fn a_committed_guest_that_its_agent_did_not_run_yet_is_run_by_the_next() {
+    let (mut stage, gates) = gated();
+    for how in ["before", "after"] {
+        let [from, to] = [stage.source, 1 - stage.source];
+        let committed = match how {
+            "before" => gates[to].hold_before("destination.committed"),
+            _ => gates[to].hold_after("destination.committed"),
+        };
+        let committed = committed.unwrap();
+        let migration = stage.migrate(&[]);
+        committed.wait(LONG).unwrap();
+        stage.agent(to).kill().unwrap();
+        drop(committed);
+        stage.stays(to, "paused");
+        stage.agent(to).restart().unwrap();
+        ended(&migration.finish()).completed();
+        assert!(stage.hypervisors(from).is_empty());
+        stage.settles_at(to);
+        goes_on(&mut stage, from);
+    }
+}
+
+/// Commit is in the source's journal and has not left it: whoever comes next says it.
+#[test]
+fn a_source_that_ended_before_it_said_commit_says_it_when_it_starts_again() {
+    let (mut stage, gates) = gated();
+    let sent = gates[0].hold_after("source.commit_sent").unwrap();
+    let migration = stage.migrate(&[]);
+    sent.wait(LONG).unwrap();
+    stage.agent(0).kill().unwrap();
+    drop(sent);
+    stage.agent(0).restart().unwrap();
+    assert_eq!(ended(&migration.finish()).exit, Some(8));
+    stage.settles_at(1);
+    goes_on(&mut stage, 0);
+}
+
+#[test]
+fn a_guest_that_its_operator_paused_stays_paused_when_the_agent_starts_again() {
+    let (mut stage, gates) = gated();
+    let runs = gates[1].hold_before("destination.running").unwrap();
+    let migration = stage.migrate(&[]);
+    runs.wait(LONG).unwrap();
+    stage.agent(1).kill().unwrap();
+    drop(runs);
+    std::thread::sleep(Duration::from_millis(500));
+    stage.tell(1, "stop");
+    stage.agent(1).restart().unwrap();
+    let held = stage.only(1, "undecided");
+    stage.stays(1, "paused");
+    assert_eq!(stage.hypervisors(0).len(), 1);
+    let (exit, text) = stage.linerate_at(1, &["resolve", held["id"].as_str().unwrap(), "--resume-here"]);
+    assert_eq!(exit, 0, "{text}");
+    ended(&migration.finish()).completed();
+    stage.settles_at(1);
+    // Of an earlier session that is over: an operator's pause is nobody else's business.
+    stage.tell(1, "stop");
+    for host in [1, 0] {
+        stage.agent(host).kill().unwrap();
+        stage.agent(host).restart().unwrap();
+    }
+    stage.stays(1, "paused");
+    stage.tell(1, "cont");
+    goes_on(&mut stage, 0);
+}
+
+/// The guest runs at the destination, whose QEMU ends before the source has heard of it.
+fn dies_behind_commit(stage: &mut Stage, gates: &[linerate_lab::Gate; 2]) -> String {
+    let [from, to] = [stage.source, 1 - stage.source];
+    let runs = gates[to].hold_after("destination.running").unwrap();
+    let migration = stage.migrate(&[]);
+    runs.wait(LONG).unwrap();
+    stage.cut_all(true);
+    stage.kill_hypervisors(to);
+    stage.agent(to).kill().unwrap();
+    drop(runs);
+    stage.agent(to).restart().unwrap();
+    stage.cut_all(false);
+    let failure = ended(&migration.finish()).failed(6);
+    assert_eq!(failure["guest_state"], "undecided", "{failure}");
+    assert!(failure["message"].as_str().unwrap().contains("kept"), "{failure}");
+    let held = stage.only(from, "undecided");
+    assert!(held["note"].as_str().unwrap().contains("linerate resolve"), "{held}");
+    let (_, shown) = stage.linerate_at(from, &["status"]);
+    assert!(shown.contains("Undecided") && shown.contains("linerate migration list"), "{shown}");
+    let (_, shown) = stage.linerate_at(from, &["migration", "list"]);
+    assert!(shown.contains("linerate resolve"), "{shown}");
+    stage.stays(from, "postmigrate");
+    stage.agent(from).kill().unwrap();
+    stage.agent(from).restart().unwrap();
+    stage.only(from, "undecided")["id"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_guest_that_died_right_behind_commit_is_kept_at_the_source_for_its_operator() {
+    let (mut stage, gates) = gated();
+    let id = dies_behind_commit(&mut stage, &gates);
+    let (exit, text) = stage.linerate_at(0, &["resolve", &id, "--resume-here"]);
+    assert_eq!(exit, 0, "{text}");
+    stage.settles_at(0);
+    goes_on(&mut stage, 1);
+    let id = dies_behind_commit(&mut stage, &gates);
+    let (exit, text) = stage.linerate_at(0, &["resolve", &id, "--give-up"]);
+    assert_eq!(exit, 0, "{text}");
+    stage.until("nothing is left", || {
+        [0, 1]
+            .iter()
+            .all(|&host| stage.hypervisors(host).is_empty() && stage.unfinished(host).is_empty())
+            .then_some(())
+    });
+}
+
+#[test]
+fn a_complete_guest_is_run_when_the_source_that_committed_it_lost_its_own_copy() {
+    let (mut stage, gates) = gated();
+    for destination_restarts in [false, true] {
+        let [from, to] = [stage.source, 1 - stage.source];
+        let sent = gates[from].hold_after("source.commit_sent").unwrap();
+        let migration = stage.migrate(&[]);
+        sent.wait(LONG).unwrap();
+        stage.cut_all(true);
+        stage.agent(from).kill().unwrap();
+        stage.kill_hypervisors(from);
+        drop(sent);
+        if destination_restarts {
+            stage.agent(to).kill().unwrap();
+            stage.agent(to).restart().unwrap();
+            stage.stays(to, "paused");
+        }
+        stage.cut_all(false);
+        stage.agent(from).restart().unwrap();
+        drop(migration);
+        stage.settles_at(to);
+        goes_on(&mut stage, from);
+    }
+}
+
+#[test]
+fn a_roll_back_waits_for_a_qemu_that_another_client_holds() {
+    let (mut stage, gates) = gated();
+    let loaded = gates[1].hold_before("destination.loaded").unwrap();
+    let migration = stage.migrate(&[]);
+    loaded.wait(LONG).unwrap();
+    stage.agent(0).kill().unwrap();
+    let holder = stage.qmp(0);
+    drop(loaded);
+    // It listens at once.
+    stage.agent(0).restart().unwrap();
+    let shown = stage.only(0, "recovering");
+    assert_eq!(shown["guest"], "g");
+    let (exit, text) = stage.linerate_at(0, &["migrate", "g", "--to", &stage.destination_address()]);
+    assert_eq!(exit, 4, "{text}");
+    std::thread::sleep(Duration::from_secs(12));
+    assert_eq!(stage.only(0, "recovering")["guest"], "g", "it is tried until it is done");
+    drop(holder);
+    assert_eq!(ended(&migration.finish()).exit, Some(8));
+    stage.settles_at(0);
+    goes_on(&mut stage, 1);
+}
+
+/// In direct mode and by streams.
+fn arrives_paused(version: QemuVersion) {
+    let (mut stage, _) = Stage::gated(&FAST, guest(version));
+    for arguments in [&[][..], &STREAM] {
+        for _ in 0..2 {
+            let [from, to] = [stage.source, 1 - stage.source];
+            stage.tell(from, "stop");
+            let report = ended(&stage.migrate(arguments).finish()).completed();
+            assert_eq!(stage.state(to), "paused", "{report:#}");
+            assert!(stage.hypervisors(from).is_empty());
+            stage.stays(to, "paused");
+            stage.tell(to, "cont");
+            stage.settles_at(to);
+        }
+    }
+}
+
+#[test]
+fn a_paused_guest_arrives_paused_with_qemu_10() {
+    arrives_paused(QemuVersion::Ten);
+}
+
+#[test]
+fn a_paused_guest_arrives_paused_with_qemu_7() {
+    arrives_paused(QemuVersion::System);
+}
+
+/// The disk is full for QEMU.
+#[test]
+fn a_guest_with_an_i_o_error_arrives_with_it_or_keeps_it() {
+    let (mut stage, gates) = gated();
+    for arguments in [&[][..], &STREAM] {
+        let [from, to] = [stage.source, 1 - stage.source];
+        (0..2).for_each(|host| gates[host].fill("disk", true).unwrap());
+        stage.wait_state(from, "io-error");
+        let events = stage.migrate(arguments).finish();
+        ended(&events).completed();
+        assert_eq!(stage.state(to), "io-error");
+        (0..2).for_each(|host| gates[host].fill("disk", false).unwrap());
+        stage.tell(to, "cont");
+        stage.settles_at(to);
+    }
+}
+
+fn paused_while(stage: &mut Stage, migration: &mut Migration, gates: &[linerate_lab::Gate; 2]) {
+    let from = stage.source;
+    migration.wait(LONG, round_began);
+    gates[from].fill("disk", true).unwrap();
+    std::thread::sleep(Duration::from_secs(3));
+}
+
+#[test]
+fn an_i_o_error_during_the_copy_goes_along_or_stays() {
+    const STREAM: [&str; 2] = ["--mode", "stream"];
+    let (mut stage, gates) = Stage::gated(&[40, 40], guest(QemuVersion::Ten));
+    for (arguments, cancels) in [(&[][..], false), (&STREAM, false), (&[][..], true), (&STREAM, true)] {
+        let [from, to] = [stage.source, 1 - stage.source];
+        let mut migration = stage.migrate(arguments);
+        paused_while(&mut stage, &mut migration, &gates);
+        if cancels {
+            migration.interrupt();
+            let end = ended(&migration.finish());
+            assert!(matches!(end.exit, Some(5 | 9)), "{:?}", end.exit);
+        } else {
+            ended(&migration.finish()).completed();
+        }
+        let place = if cancels { from } else { to };
+        assert_eq!(stage.state(place), "io-error", "{arguments:?} {cancels}\n{}", stage.told());
+        gates[from].fill("disk", false).unwrap();
+        stage.tell(place, "cont");
+        stage.settles_at(place);
+    }
+}
+
+/// Nobody but its operator lets it run again, though it ran when the migration began.
+#[test]
+fn a_guest_that_stopped_during_the_copy_is_not_run_by_the_next_agent() {
+    let (mut stage, gates) = Stage::gated(&[40, 40], guest(QemuVersion::Ten));
+    let loaded = gates[1].hold_before("destination.loaded").unwrap();
+    let mut migration = stage.migrate(&[]);
+    paused_while(&mut stage, &mut migration, &gates);
+    loaded.wait(LONG).unwrap();
+    stage.agent(0).kill().unwrap();
+    gates[0].fill("disk", false).unwrap();
+    stage.agent(0).restart().unwrap();
+    drop(loaded);
+    drop(migration);
+    stage.until("it is rolled back", || stage.unfinished(0).is_empty().then_some(()));
+    stage.stays(0, "postmigrate");
+    stage.tell(0, "cont");
+    stage.settles_at(0);
+}

@@ -1,0 +1,140 @@
+/* Loaded before an agent and its QEMUs (LD_PRELOAD): stops the agent where its journal is written, lets a disk be full, or sets
+ * the clock back.
+ *
+ * Files in $LINERATE_LAB_GATE name what is to happen:
+ *   source.commit_sent.before   wait before the newest session's record of that side and phase is on disk, until the file is gone
+ *   source.commit_sent.after    the same once it is on disk, before the agent goes on
+ *   source.commit_sent.full     the disk is full for whatever holds such a record, of any session
+ *   disk.full                   the disk is full for writes to disk.img
+ *   clock.back                  the wall clock is so many seconds back (looked at when the program starts)
+ * Whoever waits makes a file of the same name and ".held".
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+
+static char pending[64];
+/* Of the session that began last; other leaves of the tree are written too. */
+static unsigned long newest;
+static long seconds_back;
+
+/* A file of the folder; 0 if there is none. */
+static int in_folder(const char *name, const char *how, char *path, size_t room) {
+    const char *folder = getenv("LINERATE_LAB_GATE");
+    if (!folder) return 0;
+    snprintf(path, room, "%s/%s.%s", folder, name, how);
+    return access(path, F_OK) == 0;
+}
+
+static int is_file(int fd, const char *name) {
+    char link[64], path[512];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(link, path, sizeof path - 1), end = strlen(name);
+    if (length < end) return 0;
+    path[length] = 0;
+    return strcmp(path + length - end, name) == 0;
+}
+
+static int is_journal(int fd) { return is_file(fd, "/journal.redb"); }
+
+static int value(const char *from, const char *end, const char *key, char *to, size_t room) {
+    const char *at = memmem(from, end - from, key, strlen(key));
+    if (!at) return 0;
+    at += strlen(key);
+    size_t length = 0;
+    while (at + length < end && at[length] != '"' && length + 1 < room) to[length] = at[length], length++;
+    to[length] = 0;
+    return 1;
+}
+
+/* Keeps side and phase of the session that began last; says whether the disk is to be full for any of them. */
+static int look(const void *bytes, size_t length) {
+    const char *at = bytes, *end = at + length;
+    int full = 0;
+    while ((at = memmem(at, end - at, "\"order\":", 8))) {
+        at += 8;
+        unsigned long order = strtoul(at, NULL, 10);
+        const char *stop = memmem(at, end - at, "\"order\":", 8);
+        char role[24], phase[24], place[64], path[600];
+        if (!value(at, stop ? stop : end, "\"role\":\"", role, sizeof role)) continue;
+        if (!value(at, stop ? stop : end, "\"phase\":\"", phase, sizeof phase)) continue;
+        snprintf(place, sizeof place, "%s.%s", role, phase);
+        full |= in_folder(place, "full", path, sizeof path);
+        if (order >= newest) {
+            newest = order;
+            strcpy(pending, place);
+        }
+    }
+    return full;
+}
+
+static void wait_at(const char *how) {
+    char path[600], held[616];
+    if (!pending[0] || !in_folder(pending, how, path, sizeof path)) return;
+    snprintf(held, sizeof held, "%s.held", path);
+    close(open(held, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+    while (access(path, F_OK) == 0) usleep(1000);
+}
+
+static int is_full(int fd, const void *bytes, size_t length) {
+    char path[600];
+    int full = is_journal(fd) ? look(bytes, length)
+                              : in_folder("disk", "full", path, sizeof path) && is_file(fd, "/disk.img");
+    if (full) errno = ENOSPC;
+    return full;
+}
+
+static ssize_t written(int fd, const void *bytes, size_t length, off64_t offset) {
+    ssize_t (*real)(int, const void *, size_t, off64_t) = dlsym(RTLD_NEXT, "pwrite64");
+    if (is_full(fd, bytes, length)) return -1;
+    if (is_journal(fd)) wait_at("before");
+    return real(fd, bytes, length, offset);
+}
+
+static ssize_t gathered(int fd, const struct iovec *parts, int count, off64_t offset) {
+    ssize_t (*real)(int, const struct iovec *, int, off64_t) = dlsym(RTLD_NEXT, "pwritev64");
+    return is_full(fd, NULL, 0) ? -1 : real(fd, parts, count, offset);
+}
+
+ssize_t pwritev64(int fd, const struct iovec *parts, int count, off64_t offset) { return gathered(fd, parts, count, offset); }
+ssize_t pwritev(int fd, const struct iovec *parts, int count, off_t offset) { return gathered(fd, parts, count, offset); }
+ssize_t pwrite64(int fd, const void *bytes, size_t length, off64_t offset) { return written(fd, bytes, length, offset); }
+ssize_t pwrite(int fd, const void *bytes, size_t length, off_t offset) { return written(fd, bytes, length, offset); }
+
+static int synced(int fd, const char *name) {
+    int (*real)(int) = dlsym(RTLD_NEXT, name);
+    int journal = is_journal(fd);
+    int done = real(fd);
+    if (journal) {
+        wait_at("after");
+        pending[0] = 0;
+    }
+    return done;
+}
+
+int fdatasync(int fd) { return synced(fd, "fdatasync"); }
+int fsync(int fd) { return synced(fd, "fsync"); }
+
+__attribute__((constructor)) static void set_clock(void) {
+    char path[600];
+    if (!in_folder("clock", "back", path, sizeof path)) return;
+    FILE *file = fopen(path, "r");
+    if (file && fscanf(file, "%ld", &seconds_back) != 1) seconds_back = 0;
+    if (file) fclose(file);
+}
+
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    static int (*real)(clockid_t, struct timespec *);
+    if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
+    int done = real(clock, now);
+    if (!done && clock == CLOCK_REALTIME) now->tv_sec -= seconds_back;
+    return done;
+}

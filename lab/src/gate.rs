@@ -1,0 +1,89 @@
+//! Stops an agent exactly where its journal is written, or lets the disk be full there: `gate.c`, loaded before the agent.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::error::io_error;
+use crate::{Host, LabError, tool, wait};
+
+/// Of one host's agent. A place is a side and a phase, such as `source.commit_sent`.
+#[derive(Debug, Clone)]
+pub struct Gate {
+    library: PathBuf,
+    folder: PathBuf,
+}
+
+impl Gate {
+    /// Builds what is loaded before the agent.
+    pub fn new(host: &Host) -> Result<Gate, LabError> {
+        let folder = host.directory().join("gate");
+        std::fs::create_dir_all(&folder).map_err(io_error("create", &folder))?;
+        let (source, library) = (folder.join("gate.c"), folder.join("gate.so"));
+        std::fs::write(&source, include_str!("gate.c")).map_err(io_error("write", &source))?;
+        let (from, to) = (source.to_string_lossy(), library.to_string_lossy());
+        tool::run("cc", &["-O1", "-shared", "-fPIC", "-o", &to, &from, "-ldl"])?;
+        Ok(Gate { library, folder })
+    }
+
+    /// For the agent's environment.
+    pub fn environment(&self) -> Vec<(String, String)> {
+        let text = |path: &Path| path.to_string_lossy().into_owned();
+        vec![("LD_PRELOAD".into(), text(&self.library)), ("LINERATE_LAB_GATE".into(), text(&self.folder))]
+    }
+
+    /// The agent stops before this record is on disk.
+    pub fn hold_before(&self, place: &str) -> Result<Held<'_>, LabError> {
+        self.hold(place, "before")
+    }
+
+    /// The agent stops when this record is on disk, before anything follows from it.
+    pub fn hold_after(&self, place: &str) -> Result<Held<'_>, LabError> {
+        self.hold(place, "after")
+    }
+
+    fn hold(&self, place: &str, how: &str) -> Result<Held<'_>, LabError> {
+        let path = self.folder.join(format!("{place}.{how}"));
+        let _ = std::fs::remove_file(path.with_extension(format!("{how}.held")));
+        std::fs::write(&path, "").map_err(io_error("write", &path))?;
+        Ok(Held { _gate: self, path })
+    }
+
+    /// From now on the disk is full for this record (`disk`: for the guest's image), or is not any more.
+    pub fn fill(&self, place: &str, full: bool) -> Result<(), LabError> {
+        let path = self.folder.join(format!("{place}.full"));
+        let done = if full { std::fs::write(&path, "") } else { std::fs::remove_file(&path) };
+        done.map_err(io_error("change", &path))
+    }
+}
+
+impl Gate {
+    /// The wall clock of agents that are started from now on is so far back.
+    pub fn set_clock_back(&self, by: Duration) -> Result<(), LabError> {
+        let path = self.folder.join("clock.back");
+        std::fs::write(&path, by.as_secs().to_string()).map_err(io_error("write", &path))
+    }
+}
+
+/// An agent that stops, or will; goes on when this is dropped.
+#[derive(Debug)]
+pub struct Held<'a> {
+    _gate: &'a Gate,
+    path: PathBuf,
+}
+
+impl Held<'_> {
+    /// Until the agent stands there.
+    pub fn wait(&self, limit: Duration) -> Result<(), LabError> {
+        let mut held = self.path.clone().into_os_string();
+        held.push(".held");
+        let held = PathBuf::from(held);
+        let what = format!("the agent at {}", self.path.display());
+        wait::until(&what, limit, String::new, || Ok(held.exists().then_some(())))
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
