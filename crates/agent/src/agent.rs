@@ -128,10 +128,7 @@ impl Agent {
         let outgoing = self.outgoing().into_iter().find(|one| one.request.guest == guest && !one.is_over());
         let coming = self.coming().into_iter().find(|one| one.guest() == guest && !one.is_arrived());
         let here = self.registry.get(guest).ok().map(|record| process(&record));
-        let unfinished = self
-            .unfinished()
-            .into_iter()
-            .find(|one| one.guest == guest || here.is_some() && one.process == here);
+        let unfinished = self.unfinished().into_iter().find(|one| one.decides_about(guest, here.as_ref()));
         let holder = outgoing
             .map(|one| one.session)
             .or(coming.map(|one| one.session))
@@ -149,7 +146,8 @@ impl Agent {
         let here = Some(process(record));
         let unfinished = self.unfinished().into_iter().find(|one| one.process == here);
         let coming = self.coming().into_iter().find(|one| one.guest() == guest && one.is_held());
-        let leaving = self.outgoing().into_iter().find(|one| one.request.guest == guest && one.is_undecided());
+        let leaving =
+            self.outgoing().into_iter().find(|one| one.request.guest == guest && one.is_undecided());
         let coming = coming.map(|one| one.session);
         unfinished.map(|one| one.session).or(coming).or(leaving.map(|one| one.session))
     }
@@ -236,7 +234,17 @@ impl Agent {
         let role = lock(waiting).clone().role(DestinationPhase::Started);
         let record = Record::new(guest, order, role);
         let failed = |error| fault(Code::JournalFailed, Step::Prepare, Side::Destination, &error);
-        self.journal.put(session, &record).map_err(failed)
+        // The loop may have given the session up while the QEMU was being started.
+        let over = |now: &Record| {
+            now.entry(session).is_some_and(|now| now.phase != Phase::Destination(DestinationPhase::Started))
+        };
+        match self.journal.put_unless(session, &record, over).map_err(failed)? {
+            true => Ok(()),
+            false => {
+                let detail = "the session was given up meanwhile";
+                Err(Fault::new(Code::Cancelled, Step::Prepare, Side::Destination, detail))
+            }
+        }
     }
 
     /// A tunnel begins here.

@@ -61,7 +61,7 @@ from_redb!(
 pub enum Role {
     /// The guest leaves this host.
     Source {
-        /// `started`, `commit_sent`, `finished` or `rolled_back`.
+        /// `started`, `commit_sent`, `taking_back`, `finished` or `rolled_back`.
         #[serde(with = "source_phase")]
         phase: SourcePhase,
         /// Its QEMU and the way to ask it: recovery acts on this very process and on no other.
@@ -74,6 +74,9 @@ pub enum Role {
         token: String,
         /// How its QEMU was set before.
         settings: Option<Settings>,
+        /// Images of disks that are copied: when the guest has left, they are marked as stale.
+        #[serde(default)]
+        copied: Vec<PathBuf>,
         /// It was rolled back, and the destination, which may hold the complete guest, has not been told yet.
         #[serde(default)]
         untold: bool,
@@ -117,6 +120,9 @@ pub struct Waiting {
     /// See `cpu_threads`.
     #[serde(default)]
     pub cpu_run_ns: Option<u64>,
+    /// Images that were copied into: when the guest runs with them, they are not stale any more.
+    #[serde(default)]
+    pub copied: Vec<PathBuf>,
     /// It is libvirt's, and whether its capability is off again.
     #[serde(skip)]
     pub domain: Option<(GuestRecord, bool)>,
@@ -214,6 +220,7 @@ phase_names!(
     SourcePhase,
     Started = "started",
     CommitSent = "commit_sent",
+    TakingBack = "taking_back",
     Finished = "finished",
     RolledBack = "rolled_back"
 );
@@ -345,6 +352,24 @@ impl Journal {
         done
     }
 
+    /// Puts a record on disk unless the one that is there, or waits to be written, is `refused`; says whether it did.
+    pub fn put_unless(
+        &self,
+        session: SessionId,
+        record: &Record,
+        refused: impl FnOnce(&Record) -> bool,
+    ) -> Result<bool, JournalError> {
+        let unwritten = self.unwritten();
+        let now = match unwritten.get(&session) {
+            Some(record) => Some(record.clone()),
+            None => self.read(session)?,
+        };
+        if now.as_ref().is_some_and(refused) {
+            return Ok(false);
+        }
+        self.insert(session, record).map(|()| true)
+    }
+
     /// Puts a record on disk; returns when it is flushed.
     pub fn put(&self, session: SessionId, record: &Record) -> Result<(), JournalError> {
         let mut unwritten = self.unwritten();
@@ -471,6 +496,7 @@ mod tests {
             ran: true,
             token: "aa".into(),
             settings: Some(serde_json::from_str(SETTINGS).unwrap()),
+            copied: vec!["/srv/db.img".into()],
             untold: false,
         };
         Record::new("db", 4, role)

@@ -42,6 +42,7 @@ use std::time::Duration;
 
 use crate::control::{Control, Outgoing};
 use crate::journal::DestinationPhase;
+use crate::recovery::COPY_COUNTS_FOR;
 use crate::{
     ChannelId, Code, Endpoint, Extent, Fault, Message, Outcome, PathId, RegionInfo, Side, Step,
     StreamSettings, Time,
@@ -300,7 +301,7 @@ pub struct Destination {
     guest: String,
     committed: bool,
     /// Whether the source still has its own copy, as far as it was said beside the session.
-    copy: Option<bool>,
+    copy: Option<(bool, Time)>,
     /// Committed, and it could not be run.
     returned: bool,
     /// Committed, and its hypervisor has ended.
@@ -364,8 +365,8 @@ impl Destination {
             Event::ReceivingFailed(fault) => self.fail(now, fault),
             Event::Cancel => self.fail(now, self.fault(Code::Cancelled, "by the destination's operator")),
             Event::Withdrawn => self.withdrawn(now),
-            Event::CommitAgain { copy } => self.commit_aside(copy),
-            Event::Resolve(run) => self.resolve(run),
+            Event::CommitAgain { copy } => self.commit_aside(now, copy),
+            Event::Resolve(run) => self.resolve(now, run),
             Event::CannotRun(fault) => self.cannot_run(now, fault),
             Event::GuestEnded(fault) => self.guest_ended(fault),
             Event::Tick => {}
@@ -550,14 +551,18 @@ impl Destination {
     }
 
     /// Not by the session.
-    pub(super) fn commit_aside(&mut self, copy: bool) {
-        self.copy = Some(copy);
+    pub(super) fn commit_aside(&mut self, now: Time, copy: bool) {
+        self.copy = Some((copy, now));
         self.commit();
     }
 
     /// Whether somebody is there who can have the guest back. Otherwise the copy here may be the only one.
-    pub(super) fn source_has_copy(&self) -> bool {
-        self.copy.unwrap_or(self.control.paths() > 0)
+    pub(super) fn source_has_copy(&self, now: Time) -> bool {
+        match self.copy {
+            Some((true, at)) if now - at > COPY_COUNTS_FOR => self.control.paths() > 0,
+            Some((copy, _)) => copy,
+            None => self.control.paths() > 0,
+        }
     }
 
     /// The source cannot know yet that we gave up; the abort is on its way or will be found by asking.

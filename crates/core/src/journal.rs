@@ -19,6 +19,9 @@ pub enum SourcePhase {
     Started,
     /// Commit may have reached the destination.
     CommitSent,
+    /// Commit was sent, and an operator has decided that the guest runs here. Written before anything is done about it: from
+    /// here on the destination is not asked, for it takes a question for a commit.
+    TakingBack,
     /// The guest is the destination's and the source has ended its own copy.
     Finished,
     /// The guest stayed, and does again what it did before.

@@ -22,7 +22,7 @@ mod settings;
 mod source;
 mod streams;
 
-pub use destination::{DestinationQemu, TakeOver};
+pub use destination::{DestinationQemu, TakeOver, is_live};
 pub use mirrors::{Export, MirrorProgress, Writes};
 pub use settings::Settings;
 pub(crate) use source::run_state;

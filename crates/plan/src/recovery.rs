@@ -309,9 +309,13 @@ impl World {
     pub fn leave_to_recovery(&mut self, guest: GuestState) {
         let (now, host, session) = (self.now, self.at(Side::Source), self.session);
         let machine = match self.hosts[host].record(session).map(|record| record.phase) {
-            Some(Phase::Source(SourcePhase::CommitSent)) => SourceRecovery::ask(now),
-            Some(Phase::Source(SourcePhase::Started)) | None => SourceRecovery::take_back(now),
-            _ => return self.source.decided = Some(guest),
+            Some(Phase::Source(SourcePhase::Finished | SourcePhase::RolledBack)) => {
+                return self.source.decided = Some(guest);
+            }
+            _ if matches!(guest, GuestState::PausedAtSource | GuestState::RunsAtSource) => {
+                SourceRecovery::take_back(now)
+            }
+            _ => SourceRecovery::ask(now),
         };
         self.add_case(host, session, Machine::Source(machine));
         self.poll_cases(host);

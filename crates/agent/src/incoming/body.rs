@@ -10,7 +10,7 @@ use std::time::Duration;
 use linerate_core::control::Outgoing as Frame;
 use linerate_core::destination::{Action, Event};
 use linerate_core::journal::DestinationPhase;
-use linerate_core::{Code, Message, PathId, Side};
+use linerate_core::{Code, Fault, Message, PathId, Side, Step};
 use linerate_guest::procfs;
 use linerate_net::control::{ControlEvent, ControlOptions, ControlPath};
 use linerate_net::tcp::Stream;
@@ -164,6 +164,16 @@ impl Body {
         *self.shared.guest.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = name;
         let mut waiting = self.worker.waiting();
         waiting.ran = self.shared.brain().ran();
+        if phase == DestinationPhase::Committed && waiting.qemu.as_ref().is_some_and(|qemu| !qemu.is_alive())
+        {
+            let detail = "its QEMU ended before it was handed over";
+            return self.handle(Event::Failed(Fault::new(
+                Code::GuestGone,
+                Step::Commit,
+                Side::Destination,
+                detail,
+            )));
+        }
         if phase == DestinationPhase::Committed {
             let pid = waiting.qemu.as_ref().map(|qemu| qemu.process.pid);
             waiting.cpu_run_ns = pid.and_then(|pid| procfs::run_time_ns(pid, &waiting.cpu_threads));

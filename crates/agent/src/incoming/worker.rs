@@ -271,6 +271,9 @@ impl State {
         self.guest = Some((record, DestinationQemu::new(qmp)));
         let found = found.map_err(|error| here(Code::HypervisorFailed, Step::Prepare, &error))?;
         self.waiting().cpu_threads.clone_from(&found.process.vcpu_threads);
+        if let Some(admitted) = &self.admitted {
+            self.waiting().copied = admitted.images.exports.iter().map(|one| one.path.clone()).collect();
+        }
         self.check_graph(deadline)?;
         if let Some(admitted) = &self.admitted {
             storage::recheck(&admitted.proved, pid, Step::Prepare)?;
@@ -460,19 +463,22 @@ impl State {
     /// Tries until the guest runs, or it is certain that it cannot and never did, or its QEMU has ended.
     fn take_over(&mut self, ran: bool) -> Result<(), Event> {
         let end = Instant::now() + RUN_FOR;
+        // A command whose answer is lost may have been carried out: a later refusal does not say that the guest never ran.
+        let mut may_have_run = false;
         loop {
             let Some((record, qemu)) = &mut self.guest else {
                 return Err(Event::CannotRun(internal("no hypervisor holds the guest")));
             };
             let error = match qemu.take_over(ran, Instant::now() + QMP_WAIT) {
                 TakeOver::Done => return Ok(()),
-                TakeOver::Refused(error) if Instant::now() >= end => {
+                TakeOver::Refused(error) if Instant::now() >= end && !may_have_run => {
                     return Err(Event::CannotRun(here(Code::HypervisorFailed, Step::Commit, &error)));
                 }
                 TakeOver::Unknown(error) if !record.is_alive() => {
                     return Err(Event::GuestEnded(here(Code::GuestGone, Step::Commit, &error)));
                 }
                 TakeOver::Unknown(error) => {
+                    may_have_run = true;
                     // Its connection is of no use after a command without an answer.
                     if let Ok(qmp) = process::connect(record, Instant::now() + QMP_WAIT) {
                         qemu.reconnect(qmp);

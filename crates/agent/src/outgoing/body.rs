@@ -194,7 +194,7 @@ impl Body {
             }
             Action::CleanUp => self.worker.ask(Job::CleanUp),
             Action::Journal(phase) => self.write_journal(phase),
-            Action::Query => links::query(&self.shared, &self.record, self.paths.is_empty()),
+            Action::Query => links::query(&self.shared, &self.record),
             Action::Withdraw { held } => self.withdraw(held),
             Action::End(ending) => self.ending = Some(ending),
         }
@@ -225,19 +225,25 @@ impl Body {
 
     fn write_journal(&mut self, new: SourcePhase) {
         let reachable = links::peers(&self.shared, &self.record);
-        match &mut self.record.role {
+        let mut record = self.record.clone();
+        match &mut record.role {
             Role::Source { phase, peers, .. } => (*phase, *peers) = (new, reachable),
             Role::Domain { over, .. } => {
                 *over = self.shared.domain.as_ref().is_some_and(Leaving::is_put_back)
             }
             Role::Destination { .. } => {}
         }
-        self.record.changed_unix_ms = crate::clock::unix_ms();
+        if let (SourcePhase::TakingBack, Role::Source { untold, .. }) = (new, &mut record.role) {
+            *untold = true;
+        }
+        record.changed_unix_ms = crate::clock::unix_ms();
         let (journal, session) = (&self.agent.journal, self.shared.session);
-        let put = match new {
-            SourcePhase::Finished | SourcePhase::RolledBack => journal.put_end(session, &self.record),
-            SourcePhase::Started | SourcePhase::CommitSent => journal.put(session, &self.record),
-        };
+        let is_end = matches!(new, SourcePhase::Finished | SourcePhase::RolledBack);
+        let put = if is_end { journal.put_end(session, &record) } else { journal.put(session, &record) };
+        // What the disk did not take is not so, but for an end, which is written until it does.
+        if put.is_ok() || is_end {
+            self.record = record;
+        }
         match put {
             Ok(()) => self.handle(Event::Journaled(new)),
             Err(error) => {
@@ -256,7 +262,7 @@ impl Body {
             carriage.end(self.shared.session);
         }
         if ending.unfinished {
-            recovery::hand_over(&self.agent, self.shared.session, self.record.clone());
+            recovery::hand_over(&self.agent, self.shared.session, self.record.clone(), ending.guest);
         }
         self.paths.clear();
         let downtime = self.worker.qemu_downtime_ms.clone();

@@ -84,13 +84,13 @@ pub(super) fn join_any(
     Err(last)
 }
 
-/// Asks the destination's journal, in a thread of its own; the answer goes to the brain if there is one.
-///
-/// `alone`: no connection of the session is left, so that commit may not have come, and nobody else says it again.
-pub(super) fn query(shared: &Arc<Outgoing>, record: &Record, alone: bool) {
+/// Asks the destination how the session stands, in a thread of its own; the answer goes to the brain if there is one. The
+/// question says commit once more, for the message may not have come, and whether this host still has its copy.
+pub(super) fn query(shared: &Arc<Outgoing>, record: &Record) {
     let (shared, peers) = (shared.clone(), peers(shared, record));
+    let has_copy = matches!(&record.role, JournalRole::Source { qemu, .. } if qemu.is_alive());
     let asking = move || {
-        let ask = if alone { commit_any } else { ask_any };
+        let ask = if has_copy { ask_any } else { commit_any };
         if let Some(outcome) = ask(&peers, shared.session, shared.token) {
             shared.tell(Event::Answered(outcome));
         }
@@ -121,7 +121,11 @@ pub(super) fn peers(shared: &Outgoing, record: &Record) -> Vec<SocketAddr> {
 }
 
 /// How the session ended: the first answer from any of a host's addresses.
-fn ask_any(peers: &[SocketAddr], session: SessionId, token: Token) -> Option<linerate_core::Outcome> {
+pub(crate) fn ask_any(
+    peers: &[SocketAddr],
+    session: SessionId,
+    token: Token,
+) -> Option<linerate_core::Outcome> {
     ask_as(Role::Query, peers, session, token)
 }
 

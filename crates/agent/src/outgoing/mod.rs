@@ -57,10 +57,11 @@ use crate::hub::Hub;
 use crate::ram::Ram;
 use board::Board;
 
-pub(crate) use links::commit_any;
+pub(crate) use links::{ask_any, commit_any};
 pub(crate) use start::addresses;
 pub(crate) use start::resolve as resolve_host;
 pub use start::start;
+pub(crate) use storage::leave_stale;
 pub(crate) use withdraw::{is_told, withdraw};
 
 /// What the loop of a migration receives.

@@ -124,6 +124,7 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
             ran,
             token: hex(&token.0),
             settings,
+            copied: found.description.copied.iter().map(|disk| disk.path.clone().into()).collect(),
             untold: false,
         },
     };

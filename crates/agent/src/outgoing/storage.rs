@@ -1,6 +1,6 @@
 //! The guest's disks at the source: which are copied, which are shared, and what is left when it has gone.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use linerate_api::MigrateRequest;
@@ -69,11 +69,11 @@ pub(super) fn unless_gone(fault: Fault, record: &GuestRecord) -> Fault {
 }
 
 /// The guest runs elsewhere with copies of these disks: what is left here grows old.
-pub(super) fn leave_stale(guest: &GuestDescription, to: &str) {
-    for disk in &guest.copied {
-        if let Err(error) = stale::mark(Path::new(&disk.path), &guest.name, to) {
+pub(crate) fn leave_stale(copied: &[PathBuf], guest: &str, to: &str) {
+    for path in copied {
+        if let Err(error) = stale::mark(path, guest, to) {
             tracing::warn!(
-                disk = disk.id, path = disk.path, %error,
+                path = %path.display(), %error,
                 "the image that is left here could not be marked as stale: nobody must start a guest with it"
             );
         }

@@ -5,7 +5,7 @@
 use std::net::SocketAddr;
 
 use linerate_core::withdrawal::{Next, Withdrawal};
-use linerate_core::{SessionId, Token};
+use linerate_core::{Outcome, SessionId, Token};
 
 use super::links::withdraw_any;
 use crate::clock::Clock;
@@ -38,6 +38,10 @@ fn tell(peers: &[SocketAddr], session: SessionId, token: Token, held: bool, told
             Next::GivenUp => {
                 told();
                 return tracing::info!(%session, "the destination knows of the roll-back and holds nothing any more");
+            }
+            Next::Committed if outcome == Some(Outcome::Gone) => {
+                told();
+                return tracing::warn!(%session, "rolled back here; the destination had taken the guest over, and its QEMU there has ended");
             }
             Next::Committed => {
                 told();

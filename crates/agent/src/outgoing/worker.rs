@@ -410,7 +410,9 @@ impl State {
     fn clean_up(&mut self) -> Result<(), Fault> {
         self.detach();
         self.drop_stream();
-        storage::leave_stale(&self.guest.description, &self.shared.request.to);
+        let copied: Vec<PathBuf> =
+            self.guest.description.copied.iter().map(|disk| disk.path.clone().into()).collect();
+        storage::leave_stale(&copied, &self.guest.record.name, &self.shared.request.to);
         let downtime = self.guest.qemu.downtime_ms(Self::deadline()).ok().flatten();
         *self.qemu_downtime_ms.lock().unwrap_or_else(PoisonError::into_inner) = downtime;
         let (registry, record) = (&self.guest.registry, &self.guest.record);

@@ -1,14 +1,15 @@
 //! Hands of the destination's recovery.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use linerate_core::recovery::{
     DestinationAction, DestinationEvent, DestinationRecovery, Inspection, Phase, RunResult,
 };
-use linerate_guest::migrate::{DestinationQemu, TakeOver};
+use linerate_guest::migrate::{DestinationQemu, TakeOver, is_live};
 use linerate_guest::process::{self, StopHow};
 use linerate_guest::registry::{GuestRecord, Origin};
-use linerate_guest::{images, procfs};
+use linerate_guest::{images, procfs, stale};
 
 use super::{Machine, QMP_WAIT, Unfinished, is_registered, lock, remove_sockets};
 use crate::agent::Agent;
@@ -28,7 +29,7 @@ pub(super) fn note(machine: &DestinationRecovery) -> &'static str {
 
 impl Unfinished {
     /// Carries the next action out; false if none is due.
-    pub(super) fn act_destination(&self, agent: &Agent) -> bool {
+    pub(super) fn act_destination(&self, agent: &Arc<Agent>) -> bool {
         let now = self.clock.now();
         let action = match &mut *lock(&self.machine) {
             Machine::Destination(machine) => machine.poll_action(now),
@@ -90,7 +91,7 @@ impl Unfinished {
             DestinationQemu::recovered(qmp, None).status(deadline).map_err(|error| chain(&error))
         });
         match status {
-            Ok(status) if status == "running" => Inspection::Runs,
+            Ok(status) if is_live(&status) => Inspection::Runs,
             // It is not to be run, so that nothing is undone by taking it over once more.
             Ok(_) if waiting.ran == Some(false) => Inspection::NeverRan,
             Ok(_) if has_not_run(&waiting, qemu) => Inspection::NeverRan,
@@ -123,6 +124,11 @@ impl Unfinished {
         match destination.take_over(waiting.ran.unwrap_or(true), deadline) {
             TakeOver::Done => {
                 destination.settle(deadline);
+                for path in &waiting.copied {
+                    if let Err(error) = stale::clear(path) {
+                        tracing::warn!(path = %path.display(), %error, "an image's mark as stale could not be removed");
+                    }
+                }
                 if ours {
                     remove_sockets(agent, &qemu.name);
                 }

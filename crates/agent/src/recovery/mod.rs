@@ -21,9 +21,11 @@ use std::time::Duration;
 
 use linerate_api::{Direction, MigrationId, MigrationState, MigrationSummary, Step};
 use linerate_core::journal::{DestinationPhase, SourcePhase};
-use linerate_core::recovery::{DestinationRecovery, Entry, Phase, Plan, Process, SourceRecovery, plan};
-use linerate_core::{Outcome, SessionId, Token};
-use linerate_guest::procfs::{ProcessIdentity, boot_id};
+use linerate_core::recovery::{
+    DestinationEvent, DestinationRecovery, Entry, Phase, Plan, Process, SourceEvent, SourceRecovery, plan,
+};
+use linerate_core::{GuestState, Outcome, SessionId, Token};
+use linerate_guest::procfs::{self, ProcessIdentity, boot_id};
 use linerate_guest::remains::clear_unfinished;
 
 use crate::agent::Agent;
@@ -37,8 +39,11 @@ const QMP_WAIT: Duration = Duration::from_secs(10);
 
 /// What a thread of recovery is told.
 enum Told {
-    Resolve(bool),
-    CommitAgain { copy: bool },
+    /// Something was decided meanwhile.
+    Wake,
+    CommitAgain {
+        copy: bool,
+    },
     Withdrawn,
 }
 
@@ -125,6 +130,9 @@ fn begin(agent: &Arc<Agent>, session: SessionId, mut record: Record, plan: Plan)
         }
         Plan::Discard => {
             let Phase::Destination(phase) = phase_of(&record, session) else { return };
+            if is_gone_already(agent, &record, phase) {
+                return;
+            }
             Machine::Destination(DestinationRecovery::discard(now, phase))
         }
         Plan::Wait => {
@@ -163,6 +171,13 @@ fn begin(agent: &Arc<Agent>, session: SessionId, mut record: Record, plan: Plan)
     start(agent, session, record, machine);
 }
 
+/// Most given-up sessions left nothing: their records stay to answer questions.
+fn is_gone_already(agent: &Agent, record: &Record, phase: DestinationPhase) -> bool {
+    let Role::Destination { waiting, .. } = &record.role else { return false };
+    let over = matches!(phase, DestinationPhase::Aborted | DestinationPhase::Returned);
+    over && waiting.qemu.as_ref().is_none_or(|qemu| !qemu.is_alive() && !is_registered(agent, qemu))
+}
+
 fn phase_of(record: &Record, session: SessionId) -> Phase {
     record.entry(session).map_or(Phase::Destination(DestinationPhase::Started), |entry| entry.phase)
 }
@@ -182,13 +197,13 @@ fn tell_destination(agent: &Arc<Agent>, session: SessionId, record: Record) {
     }
 }
 
-/// A live session could not bring its guest home, or could not end its process: goes on with it.
-pub fn hand_over(agent: &Arc<Agent>, session: SessionId, record: Record) {
+/// A live session could not bring its guest home, or could not end its process: goes on with it. `guest`: what the session said of
+/// the guest at its end; one that is still paused here was being taken back.
+pub fn hand_over(agent: &Arc<Agent>, session: SessionId, record: Record, guest: GuestState) {
     let now = Clock::start().now();
-    let machine = match record.entry(session).map(|entry| entry.phase) {
-        Some(Phase::Source(SourcePhase::Started)) => SourceRecovery::take_back(now),
-        Some(Phase::Source(SourcePhase::CommitSent)) => SourceRecovery::ask(now),
-        _ => return,
+    let machine = match guest {
+        GuestState::PausedAtSource | GuestState::RunsAtSource => SourceRecovery::take_back(now),
+        _ => SourceRecovery::ask(now),
     };
     start(agent, session, record, Machine::Source(machine));
 }
@@ -253,22 +268,26 @@ impl Unfinished {
     }
 
     fn hear(&self, told: &Told) {
-        use linerate_core::recovery::{DestinationEvent, SourceEvent};
         let now = self.clock.now();
         match (&mut *lock(&self.machine), told) {
-            (Machine::Source(machine), Told::Resolve(here)) => {
-                machine.handle(now, SourceEvent::Resolve(*here))
+            (Machine::Source(_), _) | (_, Told::Wake) => {}
+            // Its process ended while it waited: it never ran, and cannot be handed over any more.
+            (Machine::Destination(machine), Told::CommitAgain { .. })
+                if machine.is_waiting() && !self.lives() =>
+            {
+                machine.handle(now, DestinationEvent::Withdrawn);
             }
-            (Machine::Source(_), Told::CommitAgain { .. } | Told::Withdrawn) => {}
-            (Machine::Destination(machine), told) => machine.handle(
-                now,
-                match told {
-                    Told::Resolve(here) => DestinationEvent::Resolve(*here),
-                    Told::CommitAgain { copy } => DestinationEvent::CommitAgain { copy: *copy },
-                    Told::Withdrawn => DestinationEvent::Withdrawn,
-                },
-            ),
+            (Machine::Destination(machine), Told::CommitAgain { copy }) => {
+                machine.handle(now, DestinationEvent::CommitAgain { copy: *copy });
+            }
+            (Machine::Destination(machine), Told::Withdrawn) => {
+                machine.handle(now, DestinationEvent::Withdrawn)
+            }
         }
+    }
+
+    fn lives(&self) -> bool {
+        self.process.as_ref().is_some_and(lives)
     }
 
     fn tell(&self, told: Told) {
@@ -277,14 +296,29 @@ impl Unfinished {
 
     /// The operator decides: `true` runs the guest here. Says whether there was something to decide.
     pub fn resolve(&self, resume_here: bool) -> bool {
-        let decides = match &*lock(&self.machine) {
-            Machine::Source(machine) => machine.is_undecided(),
-            Machine::Destination(machine) => machine.is_waiting() || machine.is_held(),
+        let now = self.clock.now();
+        let decides = match &mut *lock(&self.machine) {
+            Machine::Source(machine) if machine.is_undecided() => {
+                machine.handle(now, SourceEvent::Resolve(resume_here));
+                true
+            }
+            Machine::Destination(machine) if machine.is_waiting() || machine.is_held() => {
+                machine.handle(now, DestinationEvent::Resolve(resume_here));
+                true
+            }
+            _ => false,
         };
-        if decides {
-            self.tell(Told::Resolve(resume_here));
-        }
+        self.tell(Told::Wake);
         decides
+    }
+
+    /// Whether a guest of this name, with this process if it has one here, is this session's business. One that has a process of its
+    /// own decides about that one only.
+    pub fn decides_about(&self, guest: &str, process: Option<&Process>) -> bool {
+        match &self.process {
+            None => self.guest == guest,
+            ours => ours.as_ref() == process,
+        }
     }
 
     /// The source says commit beside the session. `copy`: it still has its own.
@@ -376,12 +410,23 @@ impl Unfinished {
     }
 
     /// Puts a phase on disk; says whether it is.
-    fn write(&self, agent: &Agent, phase: Phase) -> bool {
+    fn write(&self, agent: &Arc<Agent>, phase: Phase) -> bool {
         let mut record = lock(&self.record).clone();
         record.set_phase(phase);
+        match (&mut record.role, phase) {
+            (Role::Source { untold, .. }, Phase::Source(SourcePhase::TakingBack)) => *untold = true,
+            (Role::Destination { waiting, .. }, Phase::Destination(DestinationPhase::Committed)) => {
+                let pid = waiting.qemu.as_ref().map(|qemu| qemu.process.pid);
+                waiting.cpu_run_ns = pid.and_then(|pid| procfs::run_time_ns(pid, &waiting.cpu_threads));
+            }
+            _ => {}
+        }
         record.changed_unix_ms = crate::clock::unix_ms();
         match agent.journal.put(self.session, &record) {
             Ok(()) => {
+                if phase == Phase::Source(SourcePhase::TakingBack) {
+                    tell_destination(agent, self.session, record.clone());
+                }
                 *lock(&self.record) = record;
                 self.worked();
                 true

@@ -1,5 +1,6 @@
 //! Hands of the source's recovery.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use linerate_core::recovery::{Phase, SourceAction, SourceEvent, SourceRecovery};
@@ -11,7 +12,7 @@ use super::{Machine, QMP_WAIT, Unfinished, is_registered, lock, parse_token, rem
 use crate::agent::Agent;
 use crate::faults::chain;
 use crate::journal::Role;
-use crate::outgoing::commit_any;
+use crate::outgoing::{ask_any, commit_any};
 
 /// What is unfinished, and what follows.
 pub(super) fn note(machine: &SourceRecovery) -> &'static str {
@@ -36,7 +37,7 @@ pub(super) fn note(machine: &SourceRecovery) -> &'static str {
 
 impl Unfinished {
     /// Carries the next action out; false if none is due.
-    pub(super) fn act_source(&self, agent: &Agent) -> bool {
+    pub(super) fn act_source(&self, agent: &Arc<Agent>) -> bool {
         let now = self.clock.now();
         let action = match &mut *lock(&self.machine) {
             Machine::Source(machine) => machine.poll_action(now),
@@ -86,7 +87,12 @@ impl Unfinished {
 
     /// The guest runs at the destination: its process here ends.
     fn give_up(&self, agent: &Agent) -> bool {
-        let Role::Source { qemu, .. } = lock(&self.record).role.clone() else { return true };
+        let Role::Source { qemu, copied, peers, .. } = lock(&self.record).role.clone() else { return true };
+        crate::outgoing::leave_stale(
+            &copied,
+            &self.guest,
+            &peers.first().map_or(String::new(), ToString::to_string),
+        );
         match process::stop(&agent.registry, &qemu, None, StopHow::Quit, Instant::now() + QMP_WAIT) {
             Ok(()) => {
                 self.worked();
@@ -99,10 +105,11 @@ impl Unfinished {
         }
     }
 
-    /// Asks, and says commit again: its session has ended, and the word may never have left this host. A destination that has
-    /// it already only answers.
+    /// Asks, which says commit again: the word may never have left this host. With it goes whether there is still a copy here
+    /// that a destination which cannot run the guest may return it to.
     fn ask(&self) -> Option<Outcome> {
-        let Role::Source { peers, token, .. } = lock(&self.record).role.clone() else { return None };
-        commit_any(&peers, self.session, parse_token(&token))
+        let Role::Source { qemu, peers, token, .. } = lock(&self.record).role.clone() else { return None };
+        let ask = if qemu.is_alive() { ask_any } else { commit_any };
+        ask(&peers, self.session, parse_token(&token))
     }
 }

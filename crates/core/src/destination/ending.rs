@@ -7,10 +7,9 @@ use crate::{Code, Fault, Message, Side, Time};
 
 impl Destination {
     /// The hypervisor cannot run the committed guest and never did: the source is to have it back. The order is that of
-    /// [`Destination::give_up`].
-    /// Nobody can have it back from here if the source is not heard: then it is tried again.
+    /// [`Destination::give_up`]. Nobody can have it back if the source is not heard: then it is tried again.
     pub(super) fn cannot_run(&mut self, now: Time, fault: Fault) {
-        let has_copy = self.source_has_copy();
+        let has_copy = self.source_has_copy(now);
         let State::Resuming { again } = &mut self.state else { return };
         if !has_copy {
             *again = Some(now + RETRY_AFTER);
@@ -30,12 +29,12 @@ impl Destination {
     }
 
     /// The operator's decision over a loaded guest whose source is not heard.
-    pub(super) fn resolve(&mut self, run: bool) {
+    pub(super) fn resolve(&mut self, now: Time, run: bool) {
         if !self.is_held() {
             return;
         }
         if run {
-            self.commit_aside(false);
+            self.commit_aside(now, false);
         } else {
             let detail = "the operator of the destination gave the guest up";
             self.give_up(Fault::new(Code::Cancelled, self.state.step(), Side::Destination, detail));
@@ -49,12 +48,14 @@ impl Destination {
             // after a crash the journal still says that nothing was committed, which is as good.
             State::TearingDown { .. } | State::Parting { .. } | State::Ended => {}
             _ if self.committed => {}
+            // The source may have committed, and is not there to have the guest back: only its word gives it up, or an operator's.
+            State::Loaded if fault.code != Code::Cancelled && self.control.paths() == 0 => {}
             // The body has the commit in its hands and it may be on disk: only its own failure can stop it.
             State::Journaling { again: None }
-                if fault.code != Code::JournalFailed
+                if !matches!(fault.code, Code::JournalFailed | Code::GuestGone)
                     && !self.actions.contains(&Action::Journal(DestinationPhase::Committed)) => {}
             // A source that is heard has its copy, and resumes on our word. Otherwise this one may be the only one.
-            State::Journaling { .. } if fault.code == Code::JournalFailed && !self.source_has_copy() => {
+            State::Journaling { .. } if fault.code == Code::JournalFailed && !self.source_has_copy(now) => {
                 self.state = State::Journaling { again: Some(now + RETRY_AFTER) };
             }
             _ => self.give_up(fault),
@@ -84,6 +85,7 @@ impl Destination {
             State::TearingDown { .. } | State::Parting { .. } | State::Ended => {
                 self.message_after_abort(now, Message::Aborted)
             }
+            State::Loaded => self.give_up(fault),
             _ => self.fail(now, fault),
         }
     }

@@ -9,6 +9,8 @@ use crate::{Outcome, Time};
 /// A committed guest that the hypervisor refuses to run is tried for so long, then returned if the source can have it back. A lock that the source still
 /// holds for a moment, or a server that comes back, is waited for.
 pub const RUN_FOR: Duration = Duration::from_secs(2);
+/// The source's word that it still has its own copy counts for so long: while it waits it asks every second.
+pub(crate) const COPY_COUNTS_FOR: Duration = Duration::from_secs(5);
 /// Between two tries to run it.
 pub const RUN_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
@@ -100,8 +102,10 @@ enum State {
 pub struct DestinationRecovery {
     state: State,
     due: Option<Time>,
-    /// The source has said that it still has its own copy.
-    copy: bool,
+    /// When the source said last that it still has its own copy.
+    copy: Option<Time>,
+    /// It may have run here before: a refusal of the hypervisor does not say that it never did.
+    may_have_run: bool,
 }
 
 impl DestinationRecovery {
@@ -111,22 +115,17 @@ impl DestinationRecovery {
             DestinationPhase::Returned => DestinationPhase::Returned,
             _ => DestinationPhase::Aborted,
         };
-        DestinationRecovery { state: State::Discarding(end), due: Some(now), copy: false }
+        DestinationRecovery { state: State::Discarding(end), due: Some(now), copy: None, may_have_run: false }
     }
 
     /// The guest is complete and the source may have committed.
     pub fn wait() -> DestinationRecovery {
-        DestinationRecovery { state: State::Waiting, due: None, copy: false }
+        DestinationRecovery { state: State::Waiting, due: None, copy: None, may_have_run: false }
     }
 
     /// The guest is committed.
     pub fn see(now: Time) -> DestinationRecovery {
-        DestinationRecovery { state: State::Inspecting, due: Some(now), copy: false }
-    }
-
-    /// An end that a live session could not write.
-    pub fn write(now: Time, phase: DestinationPhase) -> DestinationRecovery {
-        DestinationRecovery { state: State::Writing(phase), due: Some(now), copy: false }
+        DestinationRecovery { state: State::Inspecting, due: Some(now), copy: None, may_have_run: false }
     }
 
     /// The phase once all is done and written.
@@ -182,7 +181,7 @@ impl DestinationRecovery {
     pub fn handle(&mut self, now: Time, event: DestinationEvent) {
         use DestinationEvent as E;
         if let E::CommitAgain { copy } = event {
-            self.copy = copy;
+            self.copy = copy.then_some(now);
         }
         match (self.state, event) {
             (State::Waiting, E::CommitAgain { .. } | E::Resolve(true)) => self.enter(now, State::Committing),
@@ -214,7 +213,7 @@ impl DestinationRecovery {
         match found {
             Inspection::Runs => self.enter(now, State::Writing(DestinationPhase::Running)),
             Inspection::NeverRan => self.enter(now, State::Running { since: now }),
-            Inspection::MayHaveRun => (self.state, self.due) = (State::Holding, None),
+            Inspection::MayHaveRun => self.hold(),
             Inspection::Ended => self.ended(),
             Inspection::Unknown => self.due = Some(now + RETRY_AFTER),
         }
@@ -223,7 +222,10 @@ impl DestinationRecovery {
     fn ran(&mut self, now: Time, since: Time, result: RunResult) {
         match result {
             RunResult::Runs => self.enter(now, State::Writing(DestinationPhase::Running)),
-            RunResult::Refused if now - since >= RUN_FOR && self.copy => self.enter(now, State::Returning),
+            RunResult::Refused if now - since >= RUN_FOR && self.may_have_run => self.hold(),
+            RunResult::Refused if now - since >= RUN_FOR && self.source_has_copy(now) => {
+                self.enter(now, State::Returning);
+            }
             // Nobody has said that he can have it back: this copy may be the only one.
             RunResult::Refused if now - since >= RUN_FOR => self.due = Some(now + RETRY_AFTER),
             RunResult::Refused => self.due = Some(now + RUN_AGAIN_AFTER),
@@ -232,6 +234,16 @@ impl DestinationRecovery {
                 (self.state, self.due) = (State::Inspecting, Some(now + RETRY_AFTER));
             }
         }
+    }
+
+    fn source_has_copy(&self, now: Time) -> bool {
+        self.copy.is_some_and(|at| now - at <= COPY_COUNTS_FOR)
+    }
+
+    /// An operator decides.
+    fn hold(&mut self) {
+        self.may_have_run = true;
+        (self.state, self.due) = (State::Holding, None);
     }
 
     /// The record stays: with its process gone it says that the guest was committed and is gone.

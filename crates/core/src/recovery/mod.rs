@@ -14,6 +14,7 @@
 mod destination;
 mod source;
 
+pub(crate) use destination::COPY_COUNTS_FOR;
 pub use destination::{
     DestinationAction, DestinationEvent, DestinationRecovery, Inspection, RUN_AGAIN_AFTER, RUN_FOR, RunResult,
 };
@@ -89,13 +90,13 @@ pub fn plan(entry: &Entry, all: &[Entry], lives: impl Fn(&Process) -> bool) -> P
     let superseded = is_superseded(entry, all);
     let lives = !superseded && entry.process.as_ref().is_some_and(lives);
     match entry.phase {
-        Phase::Source(From::Started) if lives => Plan::RollBack,
-        Phase::Source(From::Started) if !superseded => Plan::Died,
+        Phase::Source(From::Started | From::TakingBack) if lives => Plan::RollBack,
+        Phase::Source(From::Started | From::TakingBack) if !superseded => Plan::Died,
         // A newer session of the same process began, so this one was rolled back: the guest ran here again.
-        Phase::Source(From::Started | From::CommitSent) if superseded => {
+        Phase::Source(From::Started | From::TakingBack | From::CommitSent) if superseded => {
             Plan::Close(Phase::Source(From::RolledBack))
         }
-        Phase::Source(From::Started | From::CommitSent) => Plan::Ask,
+        Phase::Source(From::Started | From::TakingBack | From::CommitSent) => Plan::Ask,
         Phase::Source(From::Finished | From::RolledBack) => Plan::Nothing,
         // Also with the process gone: files that were made for it may be left.
         Phase::Destination(To::Started | To::Aborted | To::Returned) if !superseded => Plan::Discard,

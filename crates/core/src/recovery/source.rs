@@ -38,6 +38,8 @@ pub enum SourceAction {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Asking,
+    /// The operator's word that the guest runs here, not on disk yet.
+    Deciding,
     TakingBack,
     GivingUp,
     Writing(SourcePhase, GuestState),
@@ -82,7 +84,7 @@ impl SourceRecovery {
 
     /// The guest is being taken back.
     pub fn takes_back(&self) -> bool {
-        self.state == State::TakingBack
+        matches!(self.state, State::Deciding | State::TakingBack)
     }
 
     /// The destination's last answer.
@@ -100,6 +102,7 @@ impl SourceRecovery {
         self.due.take_if(|due| *due <= now)?;
         match self.state {
             State::Asking => Some(SourceAction::Ask),
+            State::Deciding => Some(SourceAction::Write(SourcePhase::TakingBack)),
             State::TakingBack => Some(SourceAction::TakeBack),
             State::GivingUp => Some(SourceAction::GiveUp),
             State::Writing(phase, _) => Some(SourceAction::Write(phase)),
@@ -111,6 +114,7 @@ impl SourceRecovery {
     pub fn handle(&mut self, now: Time, event: SourceEvent) {
         match (self.state, event) {
             (State::Asking, SourceEvent::Answered(answer)) => self.answered(now, answer),
+            (State::Deciding, SourceEvent::Written(true)) => self.enter(now, State::TakingBack),
             (State::TakingBack, SourceEvent::TookBack(Some(guest))) => {
                 self.enter(now, State::Writing(SourcePhase::RolledBack, guest));
             }
@@ -122,7 +126,9 @@ impl SourceRecovery {
             }
             (State::TakingBack, SourceEvent::TookBack(None))
             | (State::GivingUp, SourceEvent::GaveUp(false))
-            | (State::Writing(..), SourceEvent::Written(false)) => self.due = Some(now + RETRY_AFTER),
+            | (State::Deciding | State::Writing(..), SourceEvent::Written(false)) => {
+                self.due = Some(now + RETRY_AFTER)
+            }
             (State::Asking, SourceEvent::Resolve(resume)) => self.resolve(now, resume),
             _ => {}
         }
@@ -134,8 +140,8 @@ impl SourceRecovery {
         self.answer = answer.or(self.answer);
         let decided = self.decided.take();
         match (answer.map(verdict), decided) {
-            (Some(Verdict::GiveUpGuest), _) => self.decide(now, false),
-            (Some(Verdict::Resume), _) => self.decide(now, true),
+            (Some(Verdict::GiveUpGuest), _) => self.enter(now, State::GivingUp),
+            (Some(Verdict::Resume), _) => self.enter(now, State::TakingBack),
             (_, Some(resume)) => self.decide(now, resume),
             (Some(Verdict::AskAgain) | None, None) => self.due = Some(now + RETRY_AFTER),
         }
@@ -145,8 +151,9 @@ impl SourceRecovery {
         if self.due.is_some() { self.decide(now, resume) } else { self.decided = Some(resume) }
     }
 
+    /// The operator's word.
     fn decide(&mut self, now: Time, resume: bool) {
-        self.enter(now, if resume { State::TakingBack } else { State::GivingUp });
+        self.enter(now, if resume { State::Deciding } else { State::GivingUp });
     }
 
     fn enter(&mut self, now: Time, state: State) {

@@ -6,7 +6,7 @@ use crate::journal::DestinationPhase as To;
 use crate::journal::SourcePhase as From;
 use crate::{GuestState, Outcome, Time};
 
-const FROM: [From; 4] = [From::Started, From::CommitSent, From::Finished, From::RolledBack];
+const FROM: [From; 5] = [From::Started, From::CommitSent, From::TakingBack, From::Finished, From::RolledBack];
 const TO: [To; 7] =
     [To::Started, To::Loaded, To::Committed, To::Running, To::Finished, To::Aborted, To::Returned];
 
@@ -49,6 +49,7 @@ mod journals {
         let plans = [
             (Phase::Source(From::Started), Plan::RollBack),
             (Phase::Source(From::CommitSent), Plan::Ask),
+            (Phase::Source(From::TakingBack), Plan::RollBack),
             (Phase::Source(From::Finished), Plan::Nothing),
             (Phase::Source(From::RolledBack), Plan::Nothing),
             (Phase::Destination(To::Started), Plan::Discard),
@@ -282,7 +283,8 @@ mod at_the_source {
 
     #[test]
     fn the_operator_decides_between_two_questions_and_after_one_that_is_under_way() {
-        for (resume, follows) in [(true, SourceAction::TakeBack), (false, SourceAction::GiveUp)] {
+        let decided = SourceAction::Write(From::TakingBack);
+        for (resume, follows) in [(true, decided), (false, SourceAction::GiveUp)] {
             let mut driver = asking();
             driver.action();
             assert_eq!(driver.tell(SourceEvent::Resolve(resume)), None, "one action at a time");
@@ -292,6 +294,20 @@ mod at_the_source {
             driver.tell(SourceEvent::Answered(Some(Outcome::Pending)));
             assert_eq!(driver.tell(SourceEvent::Resolve(resume)), Some(follows));
         }
+    }
+
+    #[test]
+    fn the_operators_word_is_on_disk_before_the_guest_runs_and_nobody_is_asked_meanwhile() {
+        let mut driver = asking();
+        driver.action();
+        driver.tell(SourceEvent::Answered(None));
+        let writes = SourceAction::Write(From::TakingBack);
+        assert_eq!(driver.tell(SourceEvent::Resolve(true)), Some(writes));
+        for _ in 0..100 {
+            assert_eq!(driver.tell(SourceEvent::Written(false)), None);
+            driver.again(writes);
+        }
+        assert_eq!(driver.tell(SourceEvent::Written(true)), Some(SourceAction::TakeBack));
     }
 
     #[test]
@@ -549,22 +565,34 @@ mod at_the_destination {
     }
 
     #[test]
-    fn an_end_that_a_session_could_not_write_is_written_until_it_sticks() {
-        for (phase, outcome) in [
-            (To::Running, Outcome::Committed),
-            (To::Finished, Outcome::Committed),
-            (To::Aborted, Outcome::Aborted),
-            (To::Returned, Outcome::Returned),
-        ] {
-            let mut driver = Driver::new(DestinationRecovery::write(Time::ZERO, phase));
-            assert_eq!(driver.action(), Some(Do::Write(phase)));
-            for _ in 0..100 {
-                assert_eq!(driver.tell(Did::Written(false)), None);
-                assert_eq!(driver.recovery.outcome(), Some(outcome));
-                driver.again(Do::Write(phase));
-            }
-            driver.tell(Did::Written(true));
-            assert_eq!(driver.recovery.is_over(), Some(phase));
+    fn a_guest_that_may_have_run_is_held_again_and_not_returned_for_a_refusal() {
+        let mut driver = seeing();
+        driver.tell(Did::CommitAgain { copy: true });
+        driver.tell(Did::Inspected(Inspection::MayHaveRun));
+        assert!(driver.recovery.is_held());
+        assert_eq!(driver.tell(Did::Resolve(true)), Some(Do::Run));
+        let mut next = None;
+        for _ in 0..20 {
+            driver.tell(Did::CommitAgain { copy: true });
+            driver.now = driver.now + RUN_AGAIN_AFTER;
+            next = driver.tell(Did::Ran(RunResult::Refused)).or(driver.action());
+            assert!(next.is_none_or(|next| next == Do::Run), "{next:?}");
         }
+        assert!(next.is_none() && driver.recovery.is_held(), "an operator decides again");
+    }
+
+    #[test]
+    fn a_source_that_is_not_heard_any_more_does_not_get_the_guest_back() {
+        let mut driver = seeing();
+        driver.tell(Did::CommitAgain { copy: true });
+        driver.now = driver.now + COPY_COUNTS_FOR + RETRY_AFTER;
+        driver.tell(Did::Inspected(Inspection::NeverRan));
+        for _ in 0..20 {
+            driver.now = driver.now + RETRY_AFTER;
+            let next = driver.tell(Did::Ran(RunResult::Refused)).or(driver.action());
+            assert!(next.is_none_or(|next| next == Do::Run), "its host may be lost: {next:?}");
+        }
+        driver.tell(Did::CommitAgain { copy: true });
+        assert_eq!(driver.tell(Did::Ran(RunResult::Refused)), Some(Do::Write(To::Returned)));
     }
 }

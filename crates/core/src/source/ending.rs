@@ -245,12 +245,19 @@ impl Source {
             return;
         }
         if resume_here {
-            let detail = "the operator decided that the guest stays at the source";
-            // A destination that was only out of reach may hold the guest complete: it must hear that it is not wanted.
-            self.roll_back(now, Fault::new(Code::Cancelled, Step::Commit, Side::Source, detail), true);
+            // On disk first: a question that a later agent asks is a commit to a destination that holds the guest.
+            self.taking_back = true;
+            self.actions.push_back(Action::Journal(SourcePhase::TakingBack));
         } else {
             self.running(now);
         }
+    }
+
+    /// The operator's decision is on disk. A destination that was only out of reach may hold the guest complete: it must hear
+    /// that it is not wanted.
+    pub(super) fn take_back(&mut self, now: Time) {
+        let detail = "the operator decided that the guest stays at the source";
+        self.roll_back(now, Fault::new(Code::Cancelled, Step::Commit, Side::Source, detail), true);
     }
 
     pub(super) fn check_timers(&mut self, now: Time) {
@@ -312,7 +319,10 @@ impl Source {
         if *ask_at <= now {
             *ask_at = now + ASK_AFTER;
             *undecided |= journaled.is_some_and(|at| now - at >= UNDECIDED_AFTER);
-            self.actions.push_back(Action::Query);
+            self.actions.push_back(match self.taking_back {
+                false => Action::Query,
+                true => Action::Journal(SourcePhase::TakingBack),
+            });
         }
     }
 }

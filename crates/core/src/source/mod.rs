@@ -115,6 +115,8 @@ pub struct Source {
     may_be_held: bool,
     /// The hypervisor here ended while the destination may have had the guest complete.
     lost_copy: bool,
+    /// The operator has decided that the guest stays; acted on when it is on disk.
+    taking_back: bool,
     /// What has to be done is not, and is left to recovery.
     unfinished: bool,
 }
@@ -146,6 +148,7 @@ impl Source {
             ran: true,
             may_be_held: false,
             lost_copy: false,
+            taking_back: false,
             unfinished: false,
             config,
         }
@@ -322,6 +325,7 @@ impl Source {
             (State::Writing | State::Loading { .. }, Event::DeviceStateDone) => self.device_state_done(now),
             (State::HandingOver, Event::Left) => self.left(now),
             (State::Journaling, Event::Journaled(SourcePhase::CommitSent)) => self.commit(now),
+            (State::Committing { .. }, Event::Journaled(SourcePhase::TakingBack)) => self.take_back(now),
             (_, Event::Journaled(_)) => {}
             (State::CleaningUp { .. }, Event::CleanedUp) => self.cleaned_up(now),
             (state, event) => {

@@ -404,7 +404,10 @@ fn after_commit_only_the_destination_or_the_operator_decides() {
         |d| d.tell(Event::Answered(Outcome::Aborted)),
         |d| d.tell(Event::Answered(Outcome::Returned)),
         |d| d.receive(Message::Abort(fault(Code::Cancelled))),
-        |d| d.tell(Event::Resolve(true)),
+        |d| {
+            d.tell(Event::Resolve(true));
+            d.tell(Event::Journaled(SourcePhase::TakingBack))
+        },
     ];
     for word in back {
         assert!(word(&mut Driver::at(Committing)).contains(&Action::RollBack));

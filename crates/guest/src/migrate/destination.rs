@@ -110,12 +110,14 @@ impl DestinationQemu {
         let done = if ran { self.run(deadline) } else { self.activate(deadline) };
         match done {
             Ok(()) => TakeOver::Done,
-            Err(error @ MigrateError::Qmp(QmpError::Refused { .. })) => match self.status(deadline) {
+            Err(
+                error @ (MigrateError::Qmp(QmpError::Refused { .. }) | MigrateError::CannotActivate { .. }),
+            ) => match self.status(deadline) {
+                // Somebody else let it run meanwhile.
                 Ok(status) if is_live(&status) => TakeOver::Done,
                 Ok(_) => TakeOver::Refused(error),
                 Err(error) => TakeOver::Unknown(error),
             },
-            Err(error @ MigrateError::CannotActivate { .. }) => TakeOver::Refused(error),
             Err(error) => TakeOver::Unknown(error),
         }
     }
@@ -130,6 +132,9 @@ impl DestinationQemu {
 
     /// Takes the disks over without letting the guest run.
     fn activate(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+        if self.status(deadline)? == "running" {
+            return Ok(());
+        }
         match self.qmp.execute("blockdev-set-active", json!({ "active": true }), deadline) {
             Ok(_) => Ok(()),
             Err(QmpError::Refused { class, .. }) if class == "CommandNotFound" => self.check_active(deadline),
@@ -217,7 +222,7 @@ impl DestinationQemu {
 }
 
 /// Virtual CPUs run, or would as soon as the guest wakes up.
-fn is_live(status: &str) -> bool {
+pub fn is_live(status: &str) -> bool {
     matches!(status, "running" | "suspended")
 }
 

@@ -146,7 +146,14 @@ fn a_guest_that_is_gone_or_unknown_over_there_is_left_paused_for_the_operator() 
 fn what_the_operator_takes_back_after_commit_is_withdrawn() {
     let mut driver = Driver::at(Committing);
     driver.tell(Event::PathLost(PATH));
-    driver.tell(Event::Resolve(true));
+    let decided = Action::Journal(SourcePhase::TakingBack);
+    assert!(driver.tell(Event::Resolve(true)).contains(&decided));
+    // The disk does not take it: nothing is done, and the destination is not asked, for that would be a commit.
+    driver.tell(Event::Failed(fault(Code::JournalFailed)));
+    driver.now = driver.now + Duration::from_secs(1);
+    let later = driver.tell(Event::Tick);
+    assert!(later.contains(&decided) && !later.contains(&Action::Query), "{later:?}");
+    assert!(driver.tell(Event::Journaled(SourcePhase::TakingBack)).contains(&Action::RollBack));
     let actions = driver.tell(rolled_back(true));
     assert_eq!(withdraws(&actions), Some(true), "a guest may be held over there: {actions:?}");
 }
