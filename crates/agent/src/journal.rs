@@ -74,6 +74,9 @@ pub enum Role {
         token: String,
         /// How its QEMU was set before.
         settings: Option<Settings>,
+        /// This agent stops and resumes the guest itself now and then: around write protection, or to slow it down.
+        #[serde(default)]
+        may_pause: bool,
         /// Images of disks that are copied: when the guest has left, they are marked as stale.
         #[serde(default)]
         copied: Vec<PathBuf>,
@@ -496,10 +499,11 @@ mod tests {
             ran: true,
             token: "aa".into(),
             settings: Some(serde_json::from_str(SETTINGS).unwrap()),
+            may_pause: true,
             copied: vec!["/srv/db.img".into()],
             untold: false,
         };
-        Record::new("db", 4, role)
+        Record { changed_unix_ms: 7, ..Record::new("db", 4, role) }
     }
 
     #[test]

@@ -25,6 +25,9 @@ pub struct Report {
     pub stream_channels: Option<u16>,
     /// How it ended.
     pub outcome: MigrationOutcome,
+    /// The guest has arrived and does not run there, as it did not run at the source when it was stopped.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub arrived_paused: bool,
     /// From the request to the end of the last step.
     pub total_us: u64,
     /// The steps that were begun, in order.

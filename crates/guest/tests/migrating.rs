@@ -181,7 +181,8 @@ fn cancel_in_each_phase_leaves_the_source_running() {
         let journal = serde_json::to_string(&from.found()).unwrap();
         drop(from);
         let found = serde_json::from_str(&journal).unwrap();
-        let mut heir = SourceQemu::recovered(Qmp::connect(&source.record.qmp, soon()).unwrap(), true, found);
+        let mut heir =
+            SourceQemu::recovered(Qmp::connect(&source.record.qmp, soon()).unwrap(), true, found, true);
         heir.cancel(soon()).unwrap();
         assert_eq!(heir.status(soon()).unwrap(), "running");
         ours_are_off(heir.qmp());
@@ -189,7 +190,8 @@ fn cancel_in_each_phase_leaves_the_source_running() {
         // One whose journal is of an older agent, which did not keep it.
         heir.prepare(soon()).unwrap();
         drop(heir);
-        let mut heir = SourceQemu::recovered(Qmp::connect(&source.record.qmp, soon()).unwrap(), true, None);
+        let mut heir =
+            SourceQemu::recovered(Qmp::connect(&source.record.qmp, soon()).unwrap(), true, None, true);
         heir.cancel(soon()).unwrap();
         assert_eq!(heir.status(soon()).unwrap(), "running");
         drop(listener);

@@ -57,7 +57,7 @@ fn load(place: &Place, qemu: &QemuBinary, pause: Pause) -> Loaded {
         from.qmp().execute("stop", json!({}), soon()).unwrap();
     }
     from.begin(&channel, soon()).unwrap();
-    let ran = from.wait_pre_switchover(soon(), &|| false).unwrap().ran();
+    let ran = from.wait_pre_switchover(soon(), &|| false).unwrap().ran;
     let mut here = std::fs::File::open(&source.record.ram_files[0]).unwrap();
     let mut there = std::fs::OpenOptions::new().write(true).open(&made.ram_files[0].path).unwrap();
     std::io::copy(&mut here, &mut there).unwrap();

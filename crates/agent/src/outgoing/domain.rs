@@ -468,7 +468,7 @@ impl State {
             && !matches!(error, linerate_guest::qmp::QmpError::Refused { .. })
             && let Ok(qmp) = process::connect(&self.guest.record, Self::deadline())
         {
-            self.guest.qemu = SourceQemu::recovered(qmp, true, None);
+            self.guest.qemu = SourceQemu::recovered(qmp, true, None, false);
         }
         off.map_err(|error| chain(&error))?;
         if let Some(domain) = &self.shared.domain {

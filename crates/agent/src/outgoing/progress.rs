@@ -124,11 +124,11 @@ pub(super) fn finished(
     downtime_ms: Option<u64>,
 ) -> EventKind {
     let error = ending.fault.as_ref().map(|fault| Box::new(convert::error(fault, Some(ending.guest))));
-    let report = report(shared, outcome(ending), cpu, downtime_ms);
+    let report = report(shared, ending, cpu, downtime_ms);
     EventKind::Finished { outcome: outcome(ending), error, report: Some(Box::new(report)) }
 }
 
-fn report(shared: &Outgoing, outcome: MigrationOutcome, cpu: CpuSeconds, downtime_ms: Option<u64>) -> Report {
+fn report(shared: &Outgoing, ending: &Ending, cpu: CpuSeconds, downtime_ms: Option<u64>) -> Report {
     let counters = shared.board.counters();
     let brain = shared.brain();
     let statistics = brain.statistics().clone();
@@ -151,7 +151,8 @@ fn report(shared: &Outgoing, outcome: MigrationOutcome, cpu: CpuSeconds, downtim
         mode: shared.choice.mode,
         mode_reason: shared.choice.reason.clone(),
         stream_channels,
-        outcome,
+        outcome: outcome(ending),
+        arrived_paused: ending.guest == GuestState::PausedAtDestination,
         total_us: us(statistics.ended.unwrap_or(shared.clock.now()) - statistics.started)
             + us(shared.before_brain),
         steps: steps(&statistics),

@@ -27,6 +27,7 @@ use linerate_wire::frame::Role as Purpose;
 use super::body::Body;
 use super::domain::{self, Leaving};
 use super::mode::{self, Choice};
+use super::pinned;
 use super::worker::{Guest, Job, Worker};
 use super::{Board, Input, Outgoing, links, storage, streams};
 use crate::agent::Agent;
@@ -124,6 +125,7 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
             ran,
             token: hex(&token.0),
             settings,
+            may_pause: shared.request.throttle || pinned::reads_into_pinned_pages(&found.description),
             copied: found.description.copied.iter().map(|disk| disk.path.clone().into()).collect(),
             untold: false,
         },
@@ -216,7 +218,7 @@ fn find(agent: &Agent, request: &MigrateRequest) -> Result<Found, Fault> {
     };
     let qemu = match &request.domain {
         // What libvirt sets is libvirt's to put back.
-        Some(_) => SourceQemu::recovered(qmp, true, None),
+        Some(_) => SourceQemu::recovered(qmp, true, None, false),
         None => SourceQemu::new(qmp, deadline).map_err(|error| here(Code::HypervisorFailed, &error))?,
     };
     let mut blocks = Vec::new();

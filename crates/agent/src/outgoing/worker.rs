@@ -305,7 +305,7 @@ impl State {
             .map_err(|error| qemu_fault(Step::Blackout, &error))?;
         let stopped_at: Time = self.shared.clock.at(held.stopped_at);
         let _ = self.shared.inbox.send(Input::EventAt(stopped_at, Event::GuestStopped));
-        self.holds(held.ran())
+        self.holds(held.ran)
     }
 
     /// QEMU holds: what the guest uses now goes to the destination, which compares it with what it has opened.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use linerate_core::journal::DestinationPhase;
 use linerate_core::recovery::{
     DestinationAction, DestinationEvent, DestinationRecovery, Inspection, Phase, RunResult,
 };
@@ -21,7 +22,7 @@ pub(super) fn note(machine: &DestinationRecovery) -> &'static str {
     if machine.is_waiting() {
         "the guest is complete here and paused; its source may have handed it over: it waits for the source's word, or for yours (`linerate resolve`)"
     } else if machine.is_held() {
-        "the guest was handed over, is paused, and may have run here already: it stays paused until you decide (`linerate resolve`, or let it run yourself)"
+        "the guest was handed over, is paused, and may have run here already: it stays paused until you decide (`linerate resolve`, or let it run yourself). Given up, it is ended, and the source keeps its own copy paused"
     } else {
         "what is left to do here is tried until it is done"
     }
@@ -51,6 +52,10 @@ impl Unfinished {
         true
     }
 
+    fn is_committed(&self) -> bool {
+        matches!(&lock(&self.record).role, Role::Destination { phase: DestinationPhase::Committed, .. })
+    }
+
     fn waiting(&self) -> Waiting {
         match &lock(&self.record).role {
             Role::Destination { waiting, .. } => waiting.clone(),
@@ -65,6 +70,10 @@ impl Unfinished {
         };
         let ours = is_registered(agent, &qemu);
         let folder = agent.registry.folder(&qemu.name).ok().filter(|_| ours);
+        // One that was committed may have written to its images: they are its own.
+        if let Some(folder) = folder.as_ref().filter(|_| self.is_committed()) {
+            images::keep(folder);
+        }
         let made = folder.map(|folder| images::made(&folder)).unwrap_or_default();
         match process::stop(&agent.registry, &qemu, None, StopHow::Quit, Instant::now() + QMP_WAIT) {
             Ok(()) => {

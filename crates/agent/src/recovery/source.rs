@@ -59,14 +59,16 @@ impl Unfinished {
 
     /// Cancels what QEMU was told, puts its settings back and lets the guest run if it ran.
     fn take_back(&self, agent: &Agent) -> Option<GuestState> {
-        let Role::Source { qemu, ran, settings, .. } = lock(&self.record).role.clone() else { return None };
+        let Role::Source { qemu, ran, settings, may_pause, .. } = lock(&self.record).role.clone() else {
+            return None;
+        };
         if !qemu.is_alive() {
             tracing::error!(session = %self.session, guest = self.guest, "its QEMU has ended");
             return Some(GuestState::Gone);
         }
         let deadline = Instant::now() + QMP_WAIT;
         let done = process::connect(&qemu, deadline).map_err(|error| chain(&error)).and_then(|qmp| {
-            let mut source = SourceQemu::recovered(qmp, ran, settings);
+            let mut source = SourceQemu::recovered(qmp, ran, settings, may_pause);
             source.take_back(deadline).and_then(|()| source.runs(deadline)).map_err(|error| chain(&error))
         });
         match done {

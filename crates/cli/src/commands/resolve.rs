@@ -14,8 +14,12 @@ pub async fn run(flags: &ResolveFlags, context: &Context) -> Result<Exit, Failur
     let summary = context.client.resolve(&flags.id(), decision).await?;
     let guest = clean(&summary.guest);
     context.answer(&summary, || match decision {
-        Decision::ResumeHere => format!("{guest} runs here\n"),
-        Decision::GiveUp => format!("{guest} was ended here\n"),
+        Decision::ResumeHere => {
+            format!("{guest} is to run here; `linerate migration list` says when it does\n")
+        }
+        Decision::GiveUp => {
+            format!("{guest} is to be ended here; `linerate migration list` says when it is\n")
+        }
     })?;
     Ok(Exit::Ok)
 }

@@ -44,6 +44,10 @@ impl Plain {
             )),
             EventKind::LinkBack { link } => Some(format!("link {} is back", self.view.link_name(*link))),
             EventKind::Warning { text } => Some(format!("warning: {}", clean(text))),
+            EventKind::Finished { report: Some(report), .. } if report.arrived_paused => Some(
+                "completed: the guest is at the destination and does not run, as it did not run here"
+                    .to_owned(),
+            ),
             EventKind::Finished { outcome, .. } => Some(ending(*outcome).to_owned()),
             EventKind::Unknown => None,
         }

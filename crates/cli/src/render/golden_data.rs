@@ -119,6 +119,7 @@ pub fn report() -> Report {
         },
         disks: None,
         shared_on_operators_word: Vec::new(),
+        arrived_paused: false,
         goodput_bytes_per_s: 492_000_000,
         links: vec![link("eth1", 1, 2260 * MIB, 0, 12), link("eth2", 2, 1553 * MIB, 1, 431)],
         cpu: CpuSeconds { source_agent_s: 2.41, destination_agent_s: 1.87 },

@@ -29,6 +29,11 @@ fn headline(report: &Report, paint: Paint) -> Vec<String> {
     let mark =
         if report.outcome == MigrationOutcome::Completed { paint.green("✓") } else { paint.red("✗") };
     let words = match (report.outcome, &report.blackout) {
+        (MigrationOutcome::Completed, _) if report.arrived_paused => {
+            format!(
+                "{guest} moved from {from} to {to} in {total}; it does not run there, as it did not run here"
+            )
+        }
         (MigrationOutcome::Completed, Some(split)) => {
             let still = paint.bold(&time_us(split.total_us));
             format!("{guest} moved from {from} to {to} in {total}; it stood still for {still}")

@@ -184,6 +184,7 @@ impl Tape {
             },
             disks: None,
             shared_on_operators_word: Vec::new(),
+            arrived_paused: false,
             goodput_bytes_per_s: sent * 1_000_000 / copy_us.max(1),
             links: (0..2u16).map(|id| self.link_totals(id)).collect(),
             cpu: CpuSeconds { source_agent_s: 2.41, destination_agent_s: 1.87 },

@@ -11,6 +11,8 @@ use crate::{Outcome, Time};
 pub const RUN_FOR: Duration = Duration::from_secs(2);
 /// The source's word that it still has its own copy counts for so long: while it waits it asks every second.
 pub(crate) const COPY_COUNTS_FOR: Duration = Duration::from_secs(5);
+/// Between two looks at a guest that is held for an operator.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// Between two tries to run it.
 pub const RUN_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
@@ -167,8 +169,8 @@ impl DestinationRecovery {
     pub fn poll_action(&mut self, now: Time) -> Option<DestinationAction> {
         self.due.take_if(|due| *due <= now)?;
         match self.state {
-            State::Waiting | State::Holding | State::Over(_) => None,
-            State::Inspecting => Some(DestinationAction::Inspect),
+            State::Waiting | State::Over(_) => None,
+            State::Inspecting | State::Holding => Some(DestinationAction::Inspect),
             State::Committing => Some(DestinationAction::Write(DestinationPhase::Committed)),
             State::Running { .. } => Some(DestinationAction::Run),
             State::Returning => Some(DestinationAction::Write(DestinationPhase::Returned)),
@@ -189,7 +191,12 @@ impl DestinationRecovery {
                 self.enter(now, State::Discarding(DestinationPhase::Aborted));
             }
             (State::Holding, E::Resolve(true)) => self.enter(now, State::Running { since: now }),
-            (State::Holding, E::Resolve(false)) => self.enter(now, State::Returning),
+            // It may have run: the source must not take it for one that never did, and keeps its copy for its operator.
+            (State::Holding, E::Resolve(false)) => {
+                self.enter(now, State::Discarding(DestinationPhase::Committed));
+            }
+            (State::Holding, E::Inspected(found)) => self.looked_again(now, found),
+            (State::Discarding(DestinationPhase::Committed), E::Discarded(true)) => self.ended(),
             // It is not on disk, and who said commit takes it back.
             (State::Committing, E::Withdrawn | E::Resolve(false)) if self.due.is_some() => {
                 self.enter(now, State::Discarding(DestinationPhase::Aborted));
@@ -213,7 +220,7 @@ impl DestinationRecovery {
         match found {
             Inspection::Runs => self.enter(now, State::Writing(DestinationPhase::Running)),
             Inspection::NeverRan => self.enter(now, State::Running { since: now }),
-            Inspection::MayHaveRun => self.hold(),
+            Inspection::MayHaveRun => self.hold(now),
             Inspection::Ended => self.ended(),
             Inspection::Unknown => self.due = Some(now + RETRY_AFTER),
         }
@@ -222,7 +229,7 @@ impl DestinationRecovery {
     fn ran(&mut self, now: Time, since: Time, result: RunResult) {
         match result {
             RunResult::Runs => self.enter(now, State::Writing(DestinationPhase::Running)),
-            RunResult::Refused if now - since >= RUN_FOR && self.may_have_run => self.hold(),
+            RunResult::Refused if now - since >= RUN_FOR && self.may_have_run => self.hold(now),
             RunResult::Refused if now - since >= RUN_FOR && self.source_has_copy(now) => {
                 self.enter(now, State::Returning);
             }
@@ -240,10 +247,18 @@ impl DestinationRecovery {
         self.copy.is_some_and(|at| now - at <= COPY_COUNTS_FOR)
     }
 
-    /// An operator decides.
-    fn hold(&mut self) {
+    /// An operator decides, here or by letting the guest run himself: it is looked at now and then.
+    fn hold(&mut self, now: Time) {
         self.may_have_run = true;
-        (self.state, self.due) = (State::Holding, None);
+        (self.state, self.due) = (State::Holding, Some(now + LOOK_EVERY));
+    }
+
+    fn looked_again(&mut self, now: Time, found: Inspection) {
+        match found {
+            Inspection::Runs => self.enter(now, State::Writing(DestinationPhase::Running)),
+            Inspection::Ended => self.ended(),
+            _ => self.due = Some(now + LOOK_EVERY),
+        }
     }
 
     /// The record stays: with its process gone it says that the guest was committed and is gone.

@@ -504,12 +504,33 @@ mod at_the_destination {
         let mut driver = held();
         driver.now = Time::ZERO + Duration::from_secs(86_400);
         for event in [Did::Tick, Did::CommitAgain { copy: false }, Did::Withdrawn, Did::Written(true)] {
-            assert_eq!(driver.tell(event), None, "{event:?}: somebody may have paused it");
+            let next = driver.tell(event);
+            assert!(next.is_none_or(|next| next == Do::Inspect), "{event:?}: somebody may have paused it");
         }
         assert!(driver.recovery.is_held());
         assert_eq!(driver.recovery.outcome(), Some(Outcome::Pending));
         assert_eq!(driver.tell(Did::Resolve(true)), Some(Do::Run));
-        assert_eq!(held().tell(Did::Resolve(false)), Some(Do::Write(To::Returned)));
+    }
+
+    #[test]
+    fn a_held_guest_that_its_operator_lets_run_is_done_and_one_that_is_given_up_is_gone_and_not_returned() {
+        let held = || {
+            let mut driver = seeing();
+            driver.tell(Did::Inspected(Inspection::MayHaveRun));
+            driver.now = driver.now + Duration::from_secs(60);
+            assert_eq!(driver.action(), Some(Do::Inspect));
+            driver
+        };
+        assert_eq!(held().tell(Did::Inspected(Inspection::Runs)), Some(Do::Write(To::Running)));
+        let mut driver = held();
+        driver.tell(Did::Inspected(Inspection::MayHaveRun));
+        assert_eq!(driver.tell(Did::Resolve(false)), Some(Do::Discard));
+        assert_eq!(driver.tell(Did::Discarded(true)), None);
+        assert_eq!(
+            driver.recovery.is_over(),
+            Some(To::Committed),
+            "its source keeps the copy for its operator"
+        );
     }
 
     #[test]
@@ -576,9 +597,9 @@ mod at_the_destination {
             driver.tell(Did::CommitAgain { copy: true });
             driver.now = driver.now + RUN_AGAIN_AFTER;
             next = driver.tell(Did::Ran(RunResult::Refused)).or(driver.action());
-            assert!(next.is_none_or(|next| next == Do::Run), "{next:?}");
+            assert!(next.is_none_or(|next| matches!(next, Do::Run | Do::Inspect)), "{next:?}");
         }
-        assert!(next.is_none() && driver.recovery.is_held(), "an operator decides again");
+        assert!(next != Some(Do::Run) && driver.recovery.is_held(), "an operator decides again");
     }
 
     #[test]

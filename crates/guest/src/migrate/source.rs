@@ -30,19 +30,14 @@ const STOPPED_BY_ITSELF: &[&str] =
 /// The moment in which QEMU has stopped the guest and waits.
 #[derive(Clone, Copy, Debug)]
 pub struct PreSwitchover {
+    /// The guest ran until QEMU stopped it.
+    pub ran: bool,
     /// When QEMU stopped the guest (its wall clock); none if it did not run before.
     pub stopped: Option<Duration>,
     /// When QEMU began to wait (its wall clock); none if the event was not seen.
     pub waiting: Option<Duration>,
     /// When the stop was read here.
     pub stopped_at: Instant,
-}
-
-impl PreSwitchover {
-    /// Whether the guest ran until QEMU stopped it.
-    pub fn ran(&self) -> bool {
-        self.stopped.is_some()
-    }
 }
 
 /// The source's QEMU.
@@ -55,8 +50,8 @@ pub struct SourceQemu {
     ran: bool,
     /// [`SourceQemu::pause`] stopped the guest, and nobody has let it run since. If that is not known, it may have.
     paused_here: bool,
-    /// The guest stood already when QEMU was to stop it for the migration.
-    stood: bool,
+    /// The guest stands, and neither [`SourceQemu::pause`] nor QEMU's migration stopped it.
+    stands: bool,
     /// Drives that are being mirrored to the destination, in order.
     pub(super) copied: Vec<String>,
 }
@@ -66,13 +61,16 @@ impl SourceQemu {
     pub fn new(mut qmp: Qmp, deadline: Instant) -> Result<SourceQemu, MigrateError> {
         let ran = run_state(&mut qmp, deadline)? == "running";
         let found = Some(Settings::read(&mut qmp, deadline)?);
-        Ok(SourceQemu { qmp, found, ran, paused_here: false, stood: false, copied: Vec::new() })
+        Ok(SourceQemu { qmp, found, ran, paused_here: false, stands: false, copied: Vec::new() })
     }
 
     /// For a guest that was left in the middle by an earlier agent, which may have stopped it for a moment: how it was at the
     /// beginning comes from the journal.
-    pub fn recovered(qmp: Qmp, ran: bool, found: Option<Settings>) -> SourceQemu {
-        SourceQemu { qmp, found, ran, paused_here: true, stood: false, copied: Vec::new() }
+    ///
+    /// `may_pause`: that agent stops and resumes the guest itself now and then. Otherwise a guest that stands was paused by somebody else,
+    /// whose business it is to let it run again.
+    pub fn recovered(qmp: Qmp, ran: bool, found: Option<Settings>, may_pause: bool) -> SourceQemu {
+        SourceQemu { qmp, found, ran, paused_here: may_pause, stands: false, copied: Vec::new() }
     }
 
     /// Goes on with another connection in place of one that broke.
@@ -115,6 +113,8 @@ impl SourceQemu {
     /// Starts QEMU's migration to a UNIX socket on which somebody listens already.
     pub fn begin(&mut self, socket: &Path, deadline: Instant) -> Result<(), MigrateError> {
         self.qmp.clear_events()?;
+        let state = self.status(deadline)?;
+        self.stands = state != "running" && !(state == "suspended" && self.counts_suspended_as_running());
         self.qmp.execute("migrate", unix_uri(socket)?, deadline)?;
         Ok(())
     }
@@ -146,18 +146,21 @@ impl SourceQemu {
         let mut stop: Option<Event> = None;
         loop {
             let until = until(self)?;
-            let wanted = |event: &Event| event.name == "STOP" || event.name == "MIGRATION";
+            let wanted = |event: &Event| matches!(event.name.as_str(), "STOP" | "RESUME" | "MIGRATION");
             let status = match self.qmp.wait_event(wanted, until) {
                 Ok(event) if event.name == "STOP" => {
                     // An operator's, or an I/O error's, is not QEMU's own for the migration: the guest does not run then.
                     let state = self.status(command_deadline())?;
-                    let own = matches!(state.as_str(), "finish-migrate" | "postmigrate");
-                    stop = own.then_some(event);
+                    self.stands = !matches!(state.as_str(), "running" | "finish-migrate" | "postmigrate");
+                    stop = (!self.stands).then_some(event);
+                    continue;
+                }
+                Ok(event) if event.name == "RESUME" => {
+                    (self.stands, stop) = (false, None);
                     continue;
                 }
                 Ok(event) if event.is_migration("pre-switchover") => {
-                    self.stood = stop.is_none();
-                    return Ok(pre_switchover(stop, Some(event)));
+                    return Ok(self.pre_switchover(stop, Some(event)));
                 }
                 Ok(event) => event.migration_status().unwrap_or_default().to_owned(),
                 Err(QmpError::TimedOut { .. }) => asked(self)?,
@@ -165,8 +168,9 @@ impl SourceQemu {
             };
             match status.as_str() {
                 "pre-switchover" => {
-                    self.stood = stop.is_none();
-                    return Ok(pre_switchover(stop, None));
+                    // The answer may have come before its events were looked at.
+                    let queued = self.qmp.wait_event(|event| event.name == "STOP", Instant::now()).ok();
+                    return Ok(self.pre_switchover(stop.or(queued), None));
                 }
                 "failed" | "cancelled" | "cancelling" | "completed" => {
                     return Err(self.failed(&status, command_deadline()));
@@ -174,6 +178,22 @@ impl SourceQemu {
                 _ => {}
             }
         }
+    }
+
+    fn pre_switchover(&self, stop: Option<Event>, waiting: Option<Event>) -> PreSwitchover {
+        let stop = stop.filter(|_| !self.stands);
+        let stopped_at = stop.as_ref().or(waiting.as_ref()).map_or_else(Instant::now, |event| event.read_at);
+        PreSwitchover {
+            ran: !self.stands,
+            stopped: stop.map(|event| event.emitted),
+            waiting: waiting.map(|event| event.emitted),
+            stopped_at,
+        }
+    }
+
+    /// From QEMU 9.0 on a suspended guest is stopped and resumed as a running one is.
+    fn counts_suspended_as_running(&self) -> bool {
+        self.qmp.version().major >= 9
     }
 
     fn set_downtime_limit(&mut self, limit: Duration, deadline: Instant) -> Result<(), MigrateError> {
@@ -233,7 +253,7 @@ impl SourceQemu {
             Err(MigrateError::AlreadyCompleted) => {
                 self.tidy_mirrors(deadline);
                 self.release(deadline)?;
-                if self.ran && !self.stood {
+                if self.ran && !self.stands {
                     // QEMU takes its disks back before it lets the guest run.
                     self.qmp.execute("cont", json!({}), deadline)?;
                     self.expect_status("running", deadline)?;
@@ -412,15 +432,6 @@ impl SourceQemu {
         }
         std::thread::sleep(POLL);
         Ok(())
-    }
-}
-
-fn pre_switchover(stop: Option<Event>, waiting: Option<Event>) -> PreSwitchover {
-    let stopped_at = stop.as_ref().or(waiting.as_ref()).map_or_else(Instant::now, |event| event.read_at);
-    PreSwitchover {
-        stopped: stop.map(|event| event.emitted),
-        waiting: waiting.map(|event| event.emitted),
-        stopped_at,
     }
 }
 

@@ -101,7 +101,7 @@ fn leaving(dir: &Path, fake: &Fake) -> (Arc<Outgoing>, Receiver<Input>, Worker) 
         description: serde_json::from_value(description).unwrap(),
         record: GuestRecord::new("g", Origin::Adopted, pid, monitor, Vec::new()).unwrap(),
         registry: Registry::open(dir).unwrap(),
-        qemu: SourceQemu::recovered(qmp, true, None),
+        qemu: SourceQemu::recovered(qmp, true, None, false),
         blocks: Vec::new(),
         ram: Vec::new(),
         state_socket: dir.join("state.sock"),

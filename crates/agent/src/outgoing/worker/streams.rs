@@ -44,7 +44,7 @@ impl State {
         let held = qemu.wait_streams_held(&|| abandon.load(Ordering::SeqCst), &mut tell).map_err(failed)?;
         let stopped_at: Time = self.shared.clock.at(held.stopped_at);
         let _ = self.shared.inbox.send(Input::EventAt(stopped_at, Event::GuestStopped));
-        self.holds(held.ran())
+        self.holds(held.ran)
     }
 
     /// Until they are the same over there but for what the guest is just writing. RAM is begun then, so that it is not copied again and
