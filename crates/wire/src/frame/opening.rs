@@ -20,7 +20,8 @@ pub enum Role {
     ControlJoin = 2,
     /// A channel for placed writes.
     Data = 3,
-    /// Asks how the session ended; answered by an OUTCOME and closed.
+    /// A source that has committed, and still has its own copy, asks how the session stands. It says commit once more, for
+    /// the message may never have come. Answered by an OUTCOME and closed.
     Query = 4,
     /// The source has rolled back: whatever waits for the session is to be given up, unless it is committed. Answered by an
     /// OUTCOME and closed.
@@ -29,8 +30,7 @@ pub enum Role {
     StreamsNew = 6,
     /// A channel for placed writes of the destination to the source. The source connects all the same.
     DataBack = 7,
-    /// Commit of a source whose own hypervisor has ended: a destination that has the whole guest takes it over. Answered
-    /// by an OUTCOME and closed.
+    /// The same from a source whose own hypervisor has ended: nobody can have the guest back. Answered by an OUTCOME and closed.
     CommitAgain = 8,
     // Roles from 16 on have nothing to do with migrations.
     /// A measurement of the wires: its conversation. Not a session of a migration; `linerate-agent` has the documents.
