@@ -12,8 +12,16 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 /// Those that take minutes, the longest first: begun first, so that none of them is alone at the end.
-const LONG: &[&str] =
-    &["rdma", "real_libvirt_direct", "real_stream", "real_migration", "doctor", "real_disks", "real_libvirt"];
+const LONG: &[&str] = &[
+    "rdma",
+    "real_libvirt_direct",
+    "real_recovery",
+    "real_stream",
+    "real_migration",
+    "doctor",
+    "real_disks",
+    "real_libvirt",
+];
 /// At a time, where nothing else is said. More would share two cores among more emulated machines.
 const JOBS: usize = 2;
 
