@@ -232,8 +232,8 @@ fn a_destination_without_room_for_ram_refuses_and_one_that_fills_on_the_way_says
     let mut migration = stage.migrate(&["--bandwidth", "10M"]);
     migration.wait(LONG, round_began);
     leave_room_for_ram(&stage, 4 << 20);
-    let failure = ended(&migration.finish()).failed(1);
-    assert_eq!(failure["code"], "memory_failed", "{failure}");
+    let failure = ended(&migration.finish()).failed(4);
+    assert_eq!(failure["code"], "memory_short", "{failure}");
     assert_eq!(failure["guest_state"], "runs_at_source", "{failure}");
     stage.guest_goes_on();
     assert_eq!(stage.guests_at_destination(), 0);

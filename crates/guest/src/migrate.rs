@@ -116,6 +116,17 @@ pub enum MigrateError {
     Path(String),
 }
 
+impl MigrateError {
+    /// QEMU answered, so that its connection is still good.
+    pub fn is_answer(&self) -> bool {
+        match self {
+            MigrateError::Qmp(error) => matches!(error, QmpError::Refused { .. }),
+            MigrateError::LoaderEnded(_) => false,
+            _ => true,
+        }
+    }
+}
+
 /// How long events are waited for before the status is asked for (an event can have been lost with an earlier connection)
 /// and before it is looked whether the wait is still wanted.
 const ASK_AFTER: Duration = Duration::from_millis(50);

@@ -147,6 +147,12 @@ pub struct Qmp {
 }
 
 impl Qmp {
+    /// Ends the connection, so that QEMU, which serves one client at a time, takes the next.
+    pub fn hang_up(&mut self) {
+        self.broken = true;
+        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+    }
+
     /// Connects, waits for the greeting and leaves the negotiation mode.
     pub fn connect(path: &Path, deadline: Instant) -> Result<Qmp, QmpError> {
         let stream = connect_stream(path, deadline)?;

@@ -480,6 +480,7 @@ impl State {
                 TakeOver::Unknown(error) => {
                     may_have_run = true;
                     // Its connection is of no use after a command without an answer.
+                    qemu.qmp().hang_up();
                     if let Ok(qmp) = process::connect(record, Instant::now() + QMP_WAIT) {
                         qemu.reconnect(qmp);
                     }

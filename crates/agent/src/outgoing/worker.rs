@@ -353,21 +353,16 @@ impl State {
         self.throttle_percent = 0;
         self.detach();
         let mut done = self.guest.qemu.take_back(Self::deadline());
-        // A connection that broke in the middle of a command is of no use: a fresh one may be.
         for number in 0..TAKE_BACK_TRIES {
             let Err(error) = &done else { break };
+            let is_answer = error.is_answer();
             tracing::warn!(error = chain(error), "the guest could not be taken back; trying again");
-            if number > 0 {
+            if number > 0 || is_answer {
                 std::thread::sleep(Duration::from_secs(1));
             }
-            match process::connect(&self.guest.record, Self::deadline()) {
-                Ok(qmp) => self.guest.qemu.reconnect(qmp),
-                Err(error) => {
-                    tracing::warn!(error = chain(&error), "its QEMU does not answer");
-                    continue;
-                }
+            if is_answer || self.connect_again() {
+                done = self.guest.qemu.take_back(Self::deadline());
             }
-            done = self.guest.qemu.take_back(Self::deadline());
         }
         let runs = done.and_then(|()| self.guest.qemu.runs(Self::deadline()));
         let alive = self.guest.record.is_alive();
@@ -386,6 +381,19 @@ impl State {
         self.drop_stream();
         self.shared.tell(Event::RolledBack { guest, complete });
         Ok(())
+    }
+
+    /// A connection that broke in the middle of a command is of no use: a fresh one may be.
+    fn connect_again(&mut self) -> bool {
+        self.guest.qemu.qmp().hang_up();
+        match process::connect(&self.guest.record, Self::deadline()) {
+            Ok(qmp) => self.guest.qemu.reconnect(qmp),
+            Err(error) => {
+                tracing::warn!(error = chain(&error), "its QEMU does not answer");
+                return false;
+            }
+        }
+        true
     }
 
     pub fn detach(&mut self) {
