@@ -3,8 +3,8 @@
 //! against.
 //!
 //! - [`describe`] runs at the source: it marks every image that the guest's QEMU has open and says what it is.
-//! - [`check`] runs at the destination: it looks for each mark in its own file, or compares what names the storage.
-//! - [`Marks::recheck`] and [`recheck`] repeat it cheaply, in the blackout.
+//! - [`check()`] runs at the destination: it looks for each mark in its own file, or compares what names the storage.
+//! - [`Marks::recheck`] and [`recheck()`] repeat it cheaply, in the blackout.
 
 mod check;
 mod device;
