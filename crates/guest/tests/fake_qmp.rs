@@ -6,6 +6,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use linerate_guest::migrate::SourceQemu;
 use linerate_guest::qmp::{EVENTS_MAX, LINE_BYTES_MAX, Qmp, QmpError};
 use serde_json::{Value, json};
 
@@ -198,4 +199,35 @@ fn a_flood_of_events_is_bounded() {
     qmp.execute("x", json!({}), soon()).unwrap();
     assert_eq!(qmp.events_dropped(), 10);
     assert_eq!(qmp.try_event().unwrap().unwrap().data["number"], 10);
+}
+
+/// QEMU answers what it is asked while it stops the guest: the answer may come before anybody has looked at the events.
+#[test]
+fn a_guest_whose_stop_is_told_just_before_an_answer_ran_until_then() {
+    let (dir, path) = serve(|peer| {
+        peer.greet();
+        loop {
+            let mut line = String::new();
+            if peer.lines.read_line(&mut line).unwrap_or(0) == 0 {
+                return;
+            }
+            let command: Value = serde_json::from_str(&line).unwrap();
+            let answer = match command["execute"].as_str().unwrap() {
+                "query-status" => json!({ "status": "running", "running": true }),
+                "query-migrate" => json!({ "status": "pre-switchover" }),
+                _ => json!({}),
+            };
+            let event = |name: &str, data: Value| json!({ "event": name, "data": data, "timestamp": { "seconds": 2, "microseconds": 5 } });
+            let mut text = String::new();
+            if command["execute"] == "query-migrate" {
+                let held = event("MIGRATION", json!({ "status": "pre-switchover" }));
+                text = format!("{}\n{held}\n", event("STOP", json!({})));
+            }
+            peer.send(&format!("{text}{}\n", json!({ "return": answer, "id": command["id"] })));
+        }
+    });
+    let mut qemu = SourceQemu::recovered(Qmp::connect(&path, soon()).unwrap(), true, None, false);
+    qemu.begin(&dir.path().join("m"), soon()).unwrap();
+    let held = qemu.wait_pre_switchover(soon(), &|| false).unwrap();
+    assert!(held.ran && held.stopped.is_some(), "{held:?}");
 }
