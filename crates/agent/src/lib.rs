@@ -39,6 +39,7 @@ mod local;
 mod outgoing;
 mod qos;
 mod ram;
+mod rdma_ports;
 mod recovery;
 mod server;
 mod settings;
@@ -55,7 +56,6 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use linerate_api::TunnelAddress;
 use linerate_guest::registry::Registry;
-use linerate_net::rdma::listen::Listener as RdmaListener;
 use linerate_net::tcp::listen::{ListenOptions, Listener};
 
 use crate::agent::Agent;
@@ -91,30 +91,10 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
         let options = ListenOptions::default();
         Some(Listener::start(&agent.config.listen, options, move |accepted| accepting.accept(accepted))?)
     };
-    let _rdma = listen_rdma(&agent);
+    rdma_ports::listen(&agent);
     runtime.block_on(server::serve(&agent))?;
     tracing::info!("the agent ends; guests run on");
     Ok(())
-}
-
-/// Takes RDMA connections at those listen addresses that belong to RDMA devices. A host without any does without.
-fn listen_rdma(agent: &Arc<Agent>) -> Option<RdmaListener> {
-    if agent.config.listen.is_empty() {
-        return None;
-    }
-    let accepting = agent.clone();
-    let started = RdmaListener::start(&agent.config.listen, move |accepted| accepting.accept_rdma(accepted));
-    match started {
-        Ok(listener) => {
-            tracing::info!(addresses = ?listener.addresses(), "RDMA connections are taken");
-            agent.rdma.tell(listener.addresses());
-            Some(listener)
-        }
-        Err(error) => {
-            tracing::info!("{error}");
-            None
-        }
-    }
 }
 
 fn open(config: Config) -> Result<Agent> {

@@ -33,6 +33,7 @@ mod storage;
 mod streams;
 #[cfg(test)]
 mod tests;
+mod trust;
 mod withdraw;
 mod work;
 mod worker;
