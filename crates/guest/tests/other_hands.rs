@@ -102,3 +102,23 @@ fn what_somebody_else_does_with_a_guest_is_not_undone() {
         }
     }
 }
+
+#[test]
+fn a_guest_that_is_reset_while_it_stands_for_a_moment_goes_on() {
+    for qemu in qemus() {
+        let place = Place::new();
+        let (_source, mut from, mut hands) = guest(&place, &qemu);
+        let mut reset = || {
+            hands.execute("system_reset", json!({}), soon()).unwrap();
+            hands.wait_event(|event| event.name == "RESET", soon()).unwrap();
+        };
+        assert!(from.pause(soon()).unwrap());
+        reset();
+        from.resume(soon()).unwrap();
+        assert_eq!(from.status(soon()).unwrap(), "running");
+        assert!(from.pause(soon()).unwrap());
+        reset();
+        from.take_back(soon()).unwrap();
+        assert_eq!(from.status(soon()).unwrap(), "running");
+    }
+}

@@ -76,7 +76,16 @@ impl SourceQemu {
     /// whose business it is to let it run again.
     pub fn recovered(qmp: Qmp, ran: bool, found: Option<Settings>, may_pause: bool) -> SourceQemu {
         let copied = Vec::new();
-        SourceQemu { qmp, found, ran, paused_here: may_pause, stands: false, begun: None, to_set: None, copied }
+        SourceQemu {
+            qmp,
+            found,
+            ran,
+            paused_here: may_pause,
+            stands: false,
+            begun: None,
+            to_set: None,
+            copied,
+        }
     }
 
     /// Goes on with another connection in place of one that broke.
@@ -306,13 +315,18 @@ impl SourceQemu {
     // Older QEMUs leave a guest that was paused in "postmigrate" even after a cancelled migration: its state is still here.
     pub(super) fn can_continue(&mut self, state: &str, deadline: Instant) -> Result<bool, MigrateError> {
         match state {
-            "paused" => Ok(true),
+            // A guest that is reset while it stands.
+            "paused" | "prelaunch" => Ok(true),
             "postmigrate" => Ok(matches!(self.migration_status(deadline)?.as_str(), "cancelled" | "failed")),
             _ => Ok(false),
         }
     }
 
-    pub(super) fn expect_status(&mut self, wanted: &'static str, deadline: Instant) -> Result<(), MigrateError> {
+    pub(super) fn expect_status(
+        &mut self,
+        wanted: &'static str,
+        deadline: Instant,
+    ) -> Result<(), MigrateError> {
         let found = self.status(deadline)?;
         if found == wanted { Ok(()) } else { Err(MigrateError::RunState { found, wanted }) }
     }

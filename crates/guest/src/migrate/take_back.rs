@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use super::settings::{self, Settings};
-use super::source::{SourceQemu, STOPPED_BY_ITSELF};
+use super::source::{STOPPED_BY_ITSELF, SourceQemu};
 use super::{MigrateError, at_rest};
 use crate::qmp::QmpError;
 
@@ -113,6 +113,11 @@ impl SourceQemu {
         Ok(self.status(deadline)? == "postmigrate")
     }
 
+    /// This session's migration stopped the guest, and is over.
+    fn was_completed(&mut self, deadline: Instant) -> Result<bool, MigrateError> {
+        Ok(self.migration_status(deadline)? == "completed" && self.is_ours(deadline)? && !self.stands)
+    }
+
     // The status says that a migration has failed as soon as one of its threads knows. The others still run by the settings, and a
     // QEMU whose settings change under them dies with its guest. The last thing that a migration does when all of it is gone is to
     // leave the list of what can be yanked (QEMU 6.0 and later; docs/stream-mode.md).
@@ -134,8 +139,9 @@ impl SourceQemu {
                 "running" => return Ok(()),
                 "finish-migrate" | "colo" => {}
                 state if STOPPED_BY_ITSELF.contains(&state) => return Ok(()),
-                // An operator's pause is the operator's to end.
+                // An operator's pause is the operator's to end, also if he has reset the guest since.
                 "paused" if !self.paused_here => return Ok(()),
+                "prelaunch" if !self.paused_here && !self.was_completed(deadline)? => return Ok(()),
                 state if self.can_continue(state, deadline)? => {
                     match self.qmp.execute("cont", json!({}), deadline) {
                         Ok(_) | Err(QmpError::Refused { .. }) => {}
@@ -149,6 +155,12 @@ impl SourceQemu {
         }
     }
 
+    /// After completion: whether nobody has let the guest run again, or reset it. QEMU says that a migration is completed
+    /// a moment before the run state does.
+    pub fn still_stands(&mut self, deadline: Instant) -> Result<bool, MigrateError> {
+        Ok(matches!(self.status(deadline)?.as_str(), "postmigrate" | "finish-migrate"))
+    }
+
     /// Puts capabilities and parameters back. `cancel` does it.
     fn release(&mut self, deadline: Instant) -> Result<(), MigrateError> {
         while self.is_cleaning_up(deadline)? {
@@ -156,5 +168,4 @@ impl SourceQemu {
         }
         Settings::put_back(self.found.as_ref(), &mut self.qmp, deadline)
     }
-
 }
