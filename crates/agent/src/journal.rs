@@ -70,6 +70,9 @@ pub enum Role {
         peers: Vec<std::net::SocketAddr>,
         /// Whether the guest ran when the migration began.
         ran: bool,
+        /// In which of QEMU's run states the guest stood before QEMU was to stop it; none if it ran, or if that is not known.
+        #[serde(default)]
+        stood: Option<String>,
         /// Shown when asking.
         token: String,
         /// How its QEMU was set before.
@@ -497,6 +500,7 @@ mod tests {
             qemu: qemu(),
             peers: vec!["10.0.0.2:7979".parse().unwrap()],
             ran: true,
+            stood: None,
             token: "aa".into(),
             settings: Some(serde_json::from_str(SETTINGS).unwrap()),
             may_pause: true,

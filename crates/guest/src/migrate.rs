@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::qmp::QmpError;
+use crate::qmp::{Qmp, QmpError};
 
 /// Why an operation did not succeed.
 #[derive(Debug, thiserror::Error)]
@@ -155,6 +155,15 @@ fn unix_uri(path: &Path) -> Result<Value, MigrateError> {
     match path.to_str() {
         Some(text) if !text.is_empty() && text.len() <= 107 => Ok(json!({ "uri": format!("unix:{text}") })),
         _ => Err(MigrateError::Path(path.display().to_string())),
+    }
+}
+
+/// Has QEMU take the disks over without running the guest; false if it is older than 10.0 and cannot.
+fn activate_disks(qmp: &mut Qmp, deadline: Instant) -> Result<bool, QmpError> {
+    match qmp.execute("blockdev-set-active", json!({ "active": true }), deadline) {
+        Ok(_) => Ok(true),
+        Err(QmpError::Refused { class, .. }) if class == "CommandNotFound" => Ok(false),
+        Err(error) => Err(error),
     }
 }
 

@@ -69,6 +69,7 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
     let (stream, peer) = links::first_contact(&peers, Purpose::ControlNew, session, token)?;
     let config = source_config(&request, &found)?;
     let (ran, settings) = (found.qemu.ran(), found.qemu.found().cloned());
+    let stands = found.qemu.stands().map(str::to_owned);
     let (inbox, receiver) = channel();
     let (control, control_events) = channel();
     let carriage = (found.choice.mode == Mode::Stream).then(|| {
@@ -123,6 +124,7 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
             qemu: found.record.clone(),
             peers: first(peer, peers),
             ran,
+            stood: stands,
             token: hex(&token.0),
             settings,
             may_pause: shared.request.throttle || pinned::reads_into_pinned_pages(&found.description),

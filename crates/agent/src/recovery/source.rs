@@ -59,7 +59,8 @@ impl Unfinished {
 
     /// Cancels what QEMU was told, puts its settings back and lets the guest run if it ran.
     fn take_back(&self, agent: &Agent) -> Option<GuestState> {
-        let Role::Source { qemu, ran, settings, may_pause, .. } = lock(&self.record).role.clone() else {
+        let Role::Source { qemu, ran, stood, settings, may_pause, .. } = lock(&self.record).role.clone()
+        else {
             return None;
         };
         if !qemu.is_alive() {
@@ -68,7 +69,7 @@ impl Unfinished {
         }
         let deadline = Instant::now() + QMP_WAIT;
         let done = process::connect(&qemu, deadline).map_err(|error| chain(&error)).and_then(|qmp| {
-            let mut source = SourceQemu::recovered(qmp, ran, settings, may_pause);
+            let mut source = SourceQemu::recovered(qmp, ran, settings, may_pause).stood(stood);
             source.take_back(deadline).and_then(|()| source.runs(deadline)).map_err(|error| chain(&error))
         });
         match done {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::settings::{self, Settings};
-use super::{MigrateError, at_rest, command_deadline, next_slice, unix_uri};
+use super::{MigrateError, activate_disks, at_rest, command_deadline, next_slice, unix_uri};
 use crate::qmp::{Event, Qmp, QmpError};
 
 /// How long a cancel may take before QEMU is nudged.
@@ -27,6 +27,9 @@ const POLL: Duration = Duration::from_millis(2);
 const STOPPED_BY_ITSELF: &[&str] =
     &["io-error", "watchdog", "guest-panicked", "internal-error", "shutdown", "suspended", "debug"];
 
+/// Run states of a guest that its operator keeps from running.
+const PAUSED: &[&str] = &["paused", "prelaunch"];
+
 /// The moment in which QEMU has stopped the guest and waits.
 #[derive(Clone, Copy, Debug)]
 pub struct PreSwitchover {
@@ -46,12 +49,12 @@ pub struct SourceQemu {
     pub(super) qmp: Qmp,
     /// How it was set at the beginning; none if that is not known.
     found: Option<Settings>,
-    /// The guest ran when this began and must run again if it comes to nothing.
+    /// The guest ran when this began, or when QEMU stopped it, and must run again if it comes to nothing.
     ran: bool,
     /// [`SourceQemu::pause`] stopped the guest, and nobody has let it run since. If that is not known, it may have.
     paused_here: bool,
-    /// The guest stands, and neither [`SourceQemu::pause`] nor QEMU's migration stopped it.
-    stands: bool,
+    /// The guest's run state if it stands, and neither [`SourceQemu::pause`] nor QEMU's migration stopped it.
+    stands: Option<String>,
     /// Drives that are being mirrored to the destination, in order.
     pub(super) copied: Vec<String>,
 }
@@ -59,9 +62,11 @@ pub struct SourceQemu {
 impl SourceQemu {
     /// Takes a connection over; asks whether the guest runs and how it is set.
     pub fn new(mut qmp: Qmp, deadline: Instant) -> Result<SourceQemu, MigrateError> {
-        let ran = run_state(&mut qmp, deadline)? == "running";
+        let state = run_state(&mut qmp, deadline)?;
+        let ran = state == "running";
         let found = Some(Settings::read(&mut qmp, deadline)?);
-        Ok(SourceQemu { qmp, found, ran, paused_here: false, stands: false, copied: Vec::new() })
+        let stands = (!ran).then_some(state);
+        Ok(SourceQemu { qmp, found, ran, paused_here: false, stands, copied: Vec::new() })
     }
 
     /// For a guest that was left in the middle by an earlier agent, which may have stopped it for a moment: how it was at the
@@ -70,7 +75,19 @@ impl SourceQemu {
     /// `may_pause`: that agent stops and resumes the guest itself now and then. Otherwise a guest that stands was paused by somebody else,
     /// whose business it is to let it run again.
     pub fn recovered(qmp: Qmp, ran: bool, found: Option<Settings>, may_pause: bool) -> SourceQemu {
-        SourceQemu { qmp, found, ran, paused_here: may_pause, stands: false, copied: Vec::new() }
+        SourceQemu { qmp, found, ran, paused_here: may_pause, stands: None, copied: Vec::new() }
+    }
+
+    /// In which run state the guest stood before QEMU's migration stopped it, if it did. If that is not known, a guest that did not
+    /// run stays as QEMU leaves it.
+    pub fn stood(mut self, state: Option<String>) -> SourceQemu {
+        self.stands = state;
+        self
+    }
+
+    /// The run state of a guest that stood before QEMU stopped it.
+    pub fn stands(&self) -> Option<&str> {
+        self.stands.as_deref()
     }
 
     /// Goes on with another connection in place of one that broke.
@@ -88,7 +105,7 @@ impl SourceQemu {
         &mut self.qmp
     }
 
-    /// Whether the guest ran at the beginning.
+    /// Whether the guest ran at the beginning, or until QEMU stopped it.
     pub fn ran(&self) -> bool {
         self.ran
     }
@@ -114,7 +131,8 @@ impl SourceQemu {
     pub fn begin(&mut self, socket: &Path, deadline: Instant) -> Result<(), MigrateError> {
         self.qmp.clear_events()?;
         let state = self.status(deadline)?;
-        self.stands = state != "running" && !(state == "suspended" && self.counts_suspended_as_running());
+        let runs = state == "running" || (state == "suspended" && self.counts_suspended_as_running());
+        self.stands = (!runs).then_some(state);
         self.qmp.execute("migrate", unix_uri(socket)?, deadline)?;
         Ok(())
     }
@@ -151,12 +169,12 @@ impl SourceQemu {
                 Ok(event) if event.name == "STOP" => {
                     // An operator's, or an I/O error's, is not QEMU's own for the migration: the guest does not run then.
                     let state = self.status(command_deadline())?;
-                    self.stands = !matches!(state.as_str(), "running" | "finish-migrate" | "postmigrate");
-                    stop = (!self.stands).then_some(event);
+                    let by_qemu = matches!(state.as_str(), "running" | "finish-migrate" | "postmigrate");
+                    (self.stands, stop) = if by_qemu { (None, Some(event)) } else { (Some(state), None) };
                     continue;
                 }
                 Ok(event) if event.name == "RESUME" => {
-                    (self.stands, stop) = (false, None);
+                    (self.stands, stop) = (None, None);
                     continue;
                 }
                 Ok(event) if event.is_migration("pre-switchover") => {
@@ -180,11 +198,12 @@ impl SourceQemu {
         }
     }
 
-    fn pre_switchover(&self, stop: Option<Event>, waiting: Option<Event>) -> PreSwitchover {
-        let stop = stop.filter(|_| !self.stands);
+    fn pre_switchover(&mut self, stop: Option<Event>, waiting: Option<Event>) -> PreSwitchover {
+        self.ran = self.stands.is_none();
+        let stop = stop.filter(|_| self.ran);
         let stopped_at = stop.as_ref().or(waiting.as_ref()).map_or_else(Instant::now, |event| event.read_at);
         PreSwitchover {
-            ran: !self.stands,
+            ran: self.ran,
             stopped: stop.map(|event| event.emitted),
             waiting: waiting.map(|event| event.emitted),
             stopped_at,
@@ -239,32 +258,57 @@ impl SourceQemu {
     /// After completion it refuses: the guest's state is elsewhere.
     pub fn cancel(&mut self, deadline: Instant) -> Result<(), MigrateError> {
         self.cancel_migration(deadline)?;
-        self.tidy_mirrors(deadline);
-        self.release(deadline)?;
-        if self.ran { self.resume_again(deadline) } else { Ok(()) }
+        self.put_back(false, deadline)
     }
 
     /// Undoes a migration that the destination will never complete, in whatever phase it is: also after QEMU has written all
     /// of its state, as long as it is certain that the guest will not run elsewhere. On `Ok` the guest does what it did
     /// before.
     pub fn take_back(&mut self, deadline: Instant) -> Result<(), MigrateError> {
-        match self.cancel_migration(deadline) {
-            Ok(()) => {}
-            Err(MigrateError::AlreadyCompleted) => {
-                self.tidy_mirrors(deadline);
-                self.release(deadline)?;
-                if self.ran && !self.stands {
-                    // QEMU takes its disks back before it lets the guest run.
-                    self.qmp.execute("cont", json!({}), deadline)?;
-                    self.expect_status("running", deadline)?;
-                }
-                return Ok(());
-            }
+        let completed = match self.cancel_migration(deadline) {
+            Ok(()) => false,
+            Err(MigrateError::AlreadyCompleted) => true,
             Err(error) => return Err(error),
-        }
+        };
+        self.put_back(completed, deadline)
+    }
+
+    fn put_back(&mut self, completed: bool, deadline: Instant) -> Result<(), MigrateError> {
         self.tidy_mirrors(deadline);
         self.release(deadline)?;
-        if self.ran { self.resume_again(deadline) } else { Ok(()) }
+        if !self.ran || self.stands.is_some() {
+            self.stand_again(deadline)
+        } else if completed {
+            // QEMU takes its disks back before it lets the guest run.
+            self.qmp.execute("cont", json!({}), deadline)?;
+            self.expect_status("running", deadline)
+        } else {
+            self.resume_again(deadline)
+        }
+    }
+
+    /// QEMU leaves a guest that stood in "postmigrate": always after it has written its state, before version 8.0 also after a cancel.
+    /// It refuses to migrate it from there, its disks may be without an owner, and the only way out is to let it run. So a guest that
+    /// its operator paused is let run and stopped in one go: it runs for less than a millisecond. Any other stays as it is, because
+    /// QEMU would run it as if nothing had stopped it.
+    fn stand_again(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+        loop {
+            match self.status(deadline)?.as_str() {
+                "postmigrate" => break,
+                "finish-migrate" => self.pause_between(deadline, "waiting for the guest's run state")?,
+                _ => return Ok(()),
+            }
+        }
+        if self.stands.as_deref().is_some_and(|state| PAUSED.contains(&state)) {
+            return self.qmp.execute_both("cont", "stop", deadline).map_err(MigrateError::from);
+        }
+        activate_disks(&mut self.qmp, deadline)?;
+        let stood = self.stands.as_deref().unwrap_or("not running");
+        tracing::warn!(
+            stood,
+            "the guest is here again and stands in QEMU's state postmigrate: it can be migrated when it has run (QMP: cont)"
+        );
+        Ok(())
     }
 
     /// Whether the guest runs, now that it was taken back: an operator or an I/O error may have stopped it on the way.
