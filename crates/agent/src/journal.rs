@@ -77,9 +77,6 @@ pub enum Role {
         token: String,
         /// How its QEMU was set before.
         settings: Option<Settings>,
-        /// This agent stops and resumes the guest itself now and then: around write protection, or to slow it down.
-        #[serde(default)]
-        may_pause: bool,
         /// Images of disks that are copied: when the guest has left, they are marked as stale.
         #[serde(default)]
         copied: Vec<PathBuf>,
@@ -503,7 +500,6 @@ mod tests {
             stood: None,
             token: "aa".into(),
             settings: Some(serde_json::from_str(SETTINGS).unwrap()),
-            may_pause: true,
             copied: vec!["/srv/db.img".into()],
             untold: false,
         };

@@ -18,12 +18,14 @@
 
 mod destination;
 mod mirrors;
+mod pause_mark;
 mod settings;
 mod source;
 mod streams;
 
 pub use destination::{DestinationQemu, TakeOver, is_live};
 pub use mirrors::{Export, MirrorProgress, Writes};
+pub use pause_mark::PauseMark;
 pub use settings::Settings;
 pub(crate) use source::run_state;
 pub use source::{PreSwitchover, SourceQemu};
@@ -79,6 +81,15 @@ pub enum MigrateError {
     CannotActivate {
         /// Why.
         why: String,
+    },
+    /// Without the mark nobody would let the guest run again if this agent ended.
+    #[error("the guest is not stopped for a moment, because that cannot be noted in {path}")]
+    PauseMark {
+        /// Where.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: std::io::Error,
     },
     /// A wait was ended by whoever asked for it.
     #[error("given up meanwhile")]

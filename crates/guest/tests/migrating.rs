@@ -10,7 +10,7 @@ use std::path::Path;
 
 use common::*;
 use linerate_guest::host::{HostFacts, QemuCache, check_host};
-use linerate_guest::migrate::{DestinationQemu, MigrateError, SourceQemu, TakeOver};
+use linerate_guest::migrate::{DestinationQemu, MigrateError, PauseMark, SourceQemu, TakeOver};
 use linerate_guest::qmp::Qmp;
 use linerate_guest::read::read;
 use linerate_guest::twin::{QemuBinary, Twin, twin};
@@ -305,6 +305,43 @@ fn a_guest_that_did_not_run_is_not_run_when_it_is_taken_back() {
             heir.take_back(soon()).unwrap();
             assert_eq!(heir.status(soon()).unwrap(), wanted, "{stood:?}");
         }
+    }
+}
+
+/// The agent stops a guest for moments itself, and its operator may stop it while no agent is there.
+#[test]
+fn the_next_agent_resumes_a_guest_that_the_agent_stopped_and_none_that_its_operator_stopped() {
+    for qemu in qemus() {
+        let place = Place::new();
+        place.disk("d.img", 4);
+        let mut source = start_spec(&place, &qemu, SPEC);
+        drop(source.qmp.take());
+        let folder = place.path("run/guests/web");
+        let mark = |session: &str| PauseMark::new(&folder, session);
+        let connect = || Qmp::connect(&source.record.qmp, soon()).unwrap();
+        let next_agent = |session: &str| {
+            let mark = mark(session);
+            let mut heir = SourceQemu::recovered(connect(), true, None, mark.is_set());
+            heir.mark_pauses(mark);
+            heir.take_back(soon()).unwrap();
+            heir.status(soon()).unwrap()
+        };
+        let agent = || {
+            let mut from = SourceQemu::new(connect(), soon()).unwrap();
+            from.mark_pauses(mark("s1"));
+            from
+        };
+        assert!(agent().pause(soon()).unwrap());
+        assert!(mark("s1").is_set() && !mark("s2").is_set());
+        assert_eq!(next_agent("s1"), "running");
+        assert!(!mark("s1").is_set());
+        let mut from = agent();
+        assert!(from.pause(soon()).unwrap());
+        from.resume(soon()).unwrap();
+        drop(from);
+        connect().execute("stop", json!({}), soon()).unwrap();
+        assert!(!agent().pause(soon()).unwrap());
+        assert_eq!(next_agent("s1"), "paused", "it is the operator's");
     }
 }
 

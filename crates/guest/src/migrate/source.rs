@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use super::pause_mark::PauseMark;
 use super::settings::{self, Settings};
 use super::{MigrateError, activate_disks, at_rest, command_deadline, next_slice, unix_uri};
 use crate::qmp::{Event, Qmp, QmpError};
@@ -53,6 +54,8 @@ pub struct SourceQemu {
     ran: bool,
     /// [`SourceQemu::pause`] stopped the guest, and nobody has let it run since. If that is not known, it may have.
     paused_here: bool,
+    /// Where [`SourceQemu::pause`] is noted for the next agent.
+    mark: Option<PauseMark>,
     /// The guest's run state if it stands, and neither [`SourceQemu::pause`] nor QEMU's migration stopped it.
     stands: Option<String>,
     /// Drives that are being mirrored to the destination, in order.
@@ -66,16 +69,25 @@ impl SourceQemu {
         let ran = state == "running";
         let found = Some(Settings::read(&mut qmp, deadline)?);
         let stands = (!ran).then_some(state);
-        Ok(SourceQemu { qmp, found, ran, paused_here: false, stands, copied: Vec::new() })
+        Ok(SourceQemu { qmp, found, ran, paused_here: false, mark: None, stands, copied: Vec::new() })
     }
 
     /// For a guest that was left in the middle by an earlier agent, which may have stopped it for a moment: how it was at the
     /// beginning comes from the journal.
     ///
-    /// `may_pause`: that agent stops and resumes the guest itself now and then. Otherwise a guest that stands was paused by somebody else,
+    /// `paused_here`: that agent had stopped the guest itself. Otherwise a guest that stands was paused by somebody else,
     /// whose business it is to let it run again.
-    pub fn recovered(qmp: Qmp, ran: bool, found: Option<Settings>, may_pause: bool) -> SourceQemu {
-        SourceQemu { qmp, found, ran, paused_here: may_pause, stands: None, copied: Vec::new() }
+    pub fn recovered(qmp: Qmp, ran: bool, found: Option<Settings>, paused_here: bool) -> SourceQemu {
+        SourceQemu { qmp, found, ran, paused_here, mark: None, stands: None, copied: Vec::new() }
+    }
+
+    /// Has its own pauses noted there.
+    pub fn mark_pauses(&mut self, mark: PauseMark) {
+        self.mark = Some(mark);
+    }
+
+    fn unmark(&self) {
+        self.mark.iter().for_each(PauseMark::clear);
     }
 
     /// In which run state the guest stood before QEMU's migration stopped it, if it did. If that is not known, a guest that did not
@@ -277,14 +289,16 @@ impl SourceQemu {
         self.tidy_mirrors(deadline);
         self.release(deadline)?;
         if !self.ran || self.stands.is_some() {
-            self.stand_again(deadline)
+            self.stand_again(deadline)?;
         } else if completed {
             // QEMU takes its disks back before it lets the guest run.
             self.qmp.execute("cont", json!({}), deadline)?;
-            self.expect_status("running", deadline)
+            self.expect_status("running", deadline)?;
         } else {
-            self.resume_again(deadline)
+            self.resume_again(deadline)?;
         }
+        self.unmark();
+        Ok(())
     }
 
     /// QEMU leaves a guest that stood in "postmigrate": always after it has written its state, before version 8.0 also after a cancel.
@@ -410,6 +424,10 @@ impl SourceQemu {
         let found = self.status(deadline)?;
         match found.as_str() {
             "running" => {
+                if let Some(mark) = &self.mark {
+                    mark.set()
+                        .map_err(|source| MigrateError::PauseMark { path: mark.path().into(), source })?;
+                }
                 self.paused_here = true;
                 self.qmp.execute("stop", json!({}), deadline)?;
                 self.expect_status("paused", deadline).map(|()| true)
@@ -424,18 +442,16 @@ impl SourceQemu {
     pub fn resume(&mut self, deadline: Instant) -> Result<(), MigrateError> {
         let found = self.status(deadline)?;
         match found.as_str() {
-            "running" => {
-                self.paused_here = false;
-                Ok(())
-            }
-            state if STOPPED_BY_ITSELF.contains(&state) => Ok(()),
+            "running" => {}
+            state if STOPPED_BY_ITSELF.contains(&state) => return Ok(()),
             state if self.can_continue(state, deadline)? => {
                 self.qmp.execute("cont", json!({}), deadline)?;
-                self.paused_here = false;
-                self.expect_status("running", deadline)
             }
-            _ => Err(MigrateError::RunState { found, wanted: "paused" }),
+            _ => return Err(MigrateError::RunState { found, wanted: "paused" }),
         }
+        self.paused_here = false;
+        self.unmark();
+        if found == "running" { Ok(()) } else { self.expect_status("running", deadline) }
     }
 
     /// Ends the process. QEMU may close the connection before it answers.
