@@ -1,6 +1,7 @@
 //! The agent: what all its parts share, and who is told about a connection from another agent.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -141,15 +142,27 @@ impl Agent {
         Err(Fault::new(Code::GuestBusy, Step::Resolve, Side::Source, detail))
     }
 
-    /// A session that an operator has to decide, or recovery to end, before this guest may be touched.
-    pub fn undecided_session(&self, guest: &str, record: &GuestRecord) -> Option<SessionId> {
+    /// The session that has to come to its end before this guest may be touched.
+    pub fn unsettled(&self, record: &GuestRecord) -> Option<Unsettled> {
         let here = Some(process(record));
-        let unfinished = self.unfinished().into_iter().find(|one| one.process == here);
+        self.unsettled_of(&record.name, |one| one.process == here)
+    }
+
+    /// The same for any guest of this name, also for one whose process has ended.
+    pub fn unsettled_name(&self, guest: &str) -> Option<Unsettled> {
+        self.unsettled_of(guest, |one| one.guest == guest)
+    }
+
+    fn unsettled_of(&self, guest: &str, of_guest: impl Fn(&Unfinished) -> bool) -> Option<Unsettled> {
+        let unfinished = self.unfinished().into_iter().find(|one| of_guest(one));
+        if let Some(one) = unfinished {
+            return Some(Unsettled { session: one.session, undecided: one.is_undecided() });
+        }
         let coming = self.coming().into_iter().find(|one| one.guest() == guest && one.is_held());
         let leaving =
             self.outgoing().into_iter().find(|one| one.request.guest == guest && one.is_undecided());
-        let coming = coming.map(|one| one.session);
-        unfinished.map(|one| one.session).or(coming).or(leaving.map(|one| one.session))
+        let session = coming.map(|one| one.session).or(leaving.map(|one| one.session))?;
+        Some(Unsettled { session, undecided: true })
     }
 
     /// Guests are being moved from or to this host.
@@ -472,6 +485,22 @@ impl Agent {
             return Outcome::Unknown;
         };
         from_journal(entry, &entries, live)
+    }
+}
+
+/// A session that stands between a guest and whoever wants to do something with it.
+#[derive(Clone, Copy, Debug)]
+pub struct Unsettled {
+    /// The session.
+    pub session: SessionId,
+    /// The other host or an operator decides; otherwise recovery brings it to its end by itself.
+    pub undecided: bool,
+}
+
+impl fmt::Display for Unsettled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = if self.undecided { "is not decided" } else { "is being brought to its end" };
+        write!(f, "its migration {} {what}: `linerate migration list` says what it waits for", self.session)
     }
 }
 

@@ -16,7 +16,7 @@ use linerate_guest::spec::{GuestSpec, SpecPlaces};
 use linerate_guest::stale;
 use linerate_memory::{Mapping, RamBlock};
 
-use crate::agent::Agent;
+use crate::agent::{Agent, Unsettled};
 use crate::faults::chain;
 use crate::kernel;
 
@@ -56,6 +56,16 @@ fn refuse_stale(spec: &GuestSpec) -> Answer<()> {
     Err(ErrorBody { hint, ..ErrorBody::new("resource_missing", message) })
 }
 
+fn busy(name: &str, why: &str, unsettled: Unsettled) -> ErrorBody {
+    let error = ErrorBody::new("guest_busy", format!("{name}: {why}: {unsettled}"));
+    if !unsettled.undecided {
+        return error.with_hint("try again when it has come to its end");
+    }
+    let session = unsettled.session;
+    let either = format!("`linerate resolve {session} --resume-here` or `--give-up`");
+    error.with_hint(format!("bring the other host back; or look where the guest is and decide: {either}"))
+}
+
 /// All guests of this host.
 pub fn list(agent: &Agent) -> Answer<Vec<GuestSummary>> {
     let records = agent.registry.list().map_err(|error| registry_error(&error))?;
@@ -90,6 +100,10 @@ fn summary(agent: &Agent, record: &GuestRecord) -> (GuestSummary, Option<GuestDe
         pid: u32::try_from(record.process.pid).ok(),
         direct: api::Verdict { possible: false, reasons: vec![reason] },
     };
+    if let Some(unsettled) = agent.unsettled(record) {
+        let state = if unsettled.undecided { GuestRunState::Undecided } else { GuestRunState::Recovering };
+        return (bare(state, unsettled.to_string()), None);
+    }
     if !record.is_alive() {
         return (bare(GuestRunState::Stopped, "its QEMU has ended".into()), None);
     }
@@ -191,6 +205,13 @@ pub fn start(agent: &Agent, request: &StartGuest) -> Answer<GuestSummary> {
         ErrorBody::new(code::BAD_REQUEST, format!("no QEMU of that name is configured; there are {known:?}"))
     })?;
     let ram_dir = ram_dir(agent, &spec)?;
+    if let Some(unsettled) = agent.unsettled_name(&spec.name) {
+        return Err(busy(
+            &spec.name,
+            "a guest of this name may run, or come back, on either host",
+            unsettled,
+        ));
+    }
     refuse_stale(&spec)?;
     let folder = agent.registry.reserve(&spec.name).map_err(|error| registry_error(&error))?;
     let program = qemu.program();
@@ -260,15 +281,13 @@ pub fn adopt(agent: &Agent, request: &AdoptGuest) -> Answer<GuestSummary> {
 /// Stops a guest.
 pub fn stop(agent: &Agent, name: &str, request: StopGuest) -> Answer<GuestSummary> {
     let record = agent.registry.get(name).map_err(|error| registry_error(&error))?;
+    if let Some(unsettled) = agent.unsettled(&record) {
+        return Err(busy(name, "it may be the only copy of the guest", unsettled));
+    }
     let (mut before, _) = summary(agent, &record);
     if matches!(before.state, GuestRunState::Migrating | GuestRunState::Incoming) {
         return Err(ErrorBody::new("guest_busy", format!("{name} is being migrated"))
             .with_hint("cancel the migration first (linerate migration cancel)"));
-    }
-    if let Some(session) = agent.undecided_session(name, &record) {
-        let text = format!("{name} may be the only copy of a guest whose migration {session} is not decided");
-        return Err(ErrorBody::new("guest_busy", text)
-            .with_hint("`linerate migration list` says what it waits for; `linerate resolve` decides"));
     }
     let (how, wait) = if request.force { (StopHow::Quit, QMP_WAIT) } else { (StopHow::PowerDown, STOP_WAIT) };
     process::stop(&agent.registry, &record, None, how, Instant::now() + wait)

@@ -70,13 +70,13 @@ pub enum Role {
         peers: Vec<std::net::SocketAddr>,
         /// Whether the guest ran when the migration began.
         ran: bool,
+        /// In which of QEMU's run states the guest stood before QEMU was to stop it; none if it ran, or if that is not known.
+        #[serde(default)]
+        stood: Option<String>,
         /// Shown when asking.
         token: String,
         /// How its QEMU was set before.
         settings: Option<Settings>,
-        /// This agent stops and resumes the guest itself now and then: around write protection, or to slow it down.
-        #[serde(default)]
-        may_pause: bool,
         /// Images of disks that are copied: when the guest has left, they are marked as stale.
         #[serde(default)]
         copied: Vec<PathBuf>,
@@ -497,9 +497,9 @@ mod tests {
             qemu: qemu(),
             peers: vec!["10.0.0.2:7979".parse().unwrap()],
             ran: true,
+            stood: None,
             token: "aa".into(),
             settings: Some(serde_json::from_str(SETTINGS).unwrap()),
-            may_pause: true,
             copied: vec!["/srv/db.img".into()],
             untold: false,
         };

@@ -37,6 +37,10 @@ pub enum GuestRunState {
     Stopped,
     /// It runs and is being moved away.
     Migrating,
+    /// An earlier migration of it is being brought to its end.
+    Recovering,
+    /// Nobody knows yet on which host it is to run: it stands, and its migration waits for the other host or an operator.
+    Undecided,
 }
 
 /// Whether something can be done, and if not, everything that stands against it.

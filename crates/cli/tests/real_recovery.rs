@@ -8,7 +8,7 @@
 mod stage;
 
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use linerate_lab::guest::kvm_is_missing;
 use linerate_lab::{GuestParameters, GuestSpec, QemuVersion};
@@ -187,6 +187,42 @@ fn a_committed_guest_that_its_agent_did_not_run_yet_is_run_by_the_next() {
         stage.settles_at(to);
         goes_on(&mut stage, from);
     }
+}
+
+/// Kills the source's agent while it throttles the guest: in a moment in which it has stopped it, or in which the guest runs.
+fn killed_while_throttling(stage: &mut Stage, wanted: &str) {
+    let mark = stage.lab.hosts()[0].run_directory().join("guests/g/paused-by-agent");
+    loop {
+        let migration = stage.migrate(&["--throttle", "--max-blackout", "1ms"]);
+        let end = Instant::now() + LONG;
+        while !mark.exists() {
+            assert!(Instant::now() < end, "it is never throttled\n{}", stage.told());
+        }
+        while wanted == "running" && mark.exists() {}
+        stage.agent(0).kill().unwrap();
+        drop(migration);
+        if stage.state(0) == wanted {
+            return;
+        }
+        stage.agent(0).restart().unwrap();
+        stage.settles_at(0);
+    }
+}
+
+/// What the agent stopped itself runs again, and what its operator stopped while no agent was there does not.
+#[test]
+fn a_throttled_guest_runs_when_its_agent_comes_back_and_stays_paused_if_its_operator_paused_it() {
+    let (mut stage, _) = Stage::gated(&[200, 200], guest(QemuVersion::Ten));
+    killed_while_throttling(&mut stage, "paused");
+    stage.agent(0).restart().unwrap();
+    stage.settles_at(0);
+    killed_while_throttling(&mut stage, "running");
+    stage.tell(0, "stop");
+    stage.agent(0).restart().unwrap();
+    stage.until("it is rolled back", || stage.unfinished(0).is_empty().then_some(()));
+    stage.stays(0, "paused");
+    stage.tell(0, "cont");
+    stage.settles_at(0);
 }
 
 /// Commit is in the source's journal and has not left it: whoever comes next says it.

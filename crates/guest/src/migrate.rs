@@ -18,6 +18,7 @@
 
 mod destination;
 mod mirrors;
+mod pause_mark;
 mod settings;
 mod source;
 mod streams;
@@ -25,6 +26,7 @@ mod take_back;
 
 pub use destination::{DestinationQemu, TakeOver, is_live};
 pub use mirrors::{Export, MirrorProgress, Writes};
+pub use pause_mark::PauseMark;
 pub use settings::Settings;
 pub(crate) use source::run_state;
 pub use source::{PreSwitchover, SourceQemu};
@@ -35,7 +37,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::qmp::QmpError;
+use crate::qmp::{Qmp, QmpError};
 
 /// Why an operation did not succeed.
 #[derive(Debug, thiserror::Error)]
@@ -83,6 +85,15 @@ pub enum MigrateError {
     CannotActivate {
         /// Why.
         why: String,
+    },
+    /// Without the mark nobody would let the guest run again if this agent ended.
+    #[error("the guest is not stopped for a moment, because that cannot be noted in {path}")]
+    PauseMark {
+        /// Where.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: std::io::Error,
     },
     /// A wait was ended by whoever asked for it.
     #[error("given up meanwhile")]
@@ -159,6 +170,15 @@ fn unix_uri(path: &Path) -> Result<Value, MigrateError> {
     match path.to_str() {
         Some(text) if !text.is_empty() && text.len() <= 107 => Ok(json!({ "uri": format!("unix:{text}") })),
         _ => Err(MigrateError::Path(path.display().to_string())),
+    }
+}
+
+/// Has QEMU take the disks over without running the guest; false if it is older than 10.0 and cannot.
+fn activate_disks(qmp: &mut Qmp, deadline: Instant) -> Result<bool, QmpError> {
+    match qmp.execute("blockdev-set-active", json!({ "active": true }), deadline) {
+        Ok(_) => Ok(true),
+        Err(QmpError::Refused { class, .. }) if class == "CommandNotFound" => Ok(false),
+        Err(error) => Err(error),
     }
 }
 

@@ -198,17 +198,39 @@ impl Qmp {
         if self.broken {
             return Err(QmpError::Broken);
         }
+        let (id, line) = self.line(command, arguments);
+        self.write(&line, deadline, command)?;
+        self.answer(id, command, deadline)
+    }
+
+    /// Sends two commands without arguments in one go, so that QEMU has the second before it begins with the first.
+    pub fn execute_both(&mut self, first: &str, second: &str, deadline: Instant) -> Result<(), QmpError> {
+        if self.broken {
+            return Err(QmpError::Broken);
+        }
+        let (first_id, mut lines) = self.line(first, Value::Null);
+        let (second_id, line) = self.line(second, Value::Null);
+        lines.extend(line);
+        self.write(&lines, deadline, first)?;
+        let done = self.answer(first_id, first, deadline);
+        self.answer(second_id, second, deadline)?;
+        done.map(|_| ())
+    }
+
+    fn line(&mut self, command: &str, arguments: Value) -> (u64, Vec<u8>) {
         self.last_id += 1;
-        let id = self.last_id;
         let mut message = Map::new();
         message.insert("execute".into(), command.into());
         if arguments.as_object().is_some_and(|object| !object.is_empty()) {
             message.insert("arguments".into(), arguments);
         }
-        message.insert("id".into(), id.into());
+        message.insert("id".into(), self.last_id.into());
         let mut line = Value::Object(message).to_string().into_bytes();
         line.push(b'\n');
-        self.write(&line, deadline, command)?;
+        (self.last_id, line)
+    }
+
+    fn answer(&mut self, id: u64, command: &str, deadline: Instant) -> Result<Value, QmpError> {
         loop {
             match self.next(deadline, command)? {
                 Line::Event(event) => self.queue(event),

@@ -109,12 +109,19 @@ pub enum Reason {
         /// Its status.
         status: String,
     },
-    /// The guest has been migrated away, or is still on its way here.
-    #[error("the guest does not live in this process: it has left it or not arrived yet (run state {state})")]
-    Left {
-        /// The run state.
-        state: String,
-    },
+    /// It is still on its way here.
+    #[error("the guest has not arrived in this process yet (run state inmigrate)")]
+    NotArrived,
+    /// It has been migrated away.
+    #[error(
+        "the guest has left this process (run state postmigrate): look whether it runs on another host; only if it runs nowhere, let it run here (QMP: `cont`)"
+    )]
+    Left,
+    /// Somebody migrated it while it stood, and gave that up.
+    #[error(
+        "QEMU holds the guest in the state postmigrate since an earlier migration was given up, and migrates it again only when it has run: let it run (QMP: `cont`), and pause it again if it is to stand"
+    )]
+    NotRunSince,
     /// The kernel's scans miss written pages, or could not be tried out.
     #[error("{why}")]
     KernelUnfit {
@@ -214,10 +221,13 @@ fn memory_reasons(guest: &GuestDescription) -> Vec<Reason> {
 }
 
 fn state_reasons(guest: &GuestDescription) -> Option<Reason> {
-    // After a cancelled migration a guest may stand in "postmigrate" too; only after a completed one it is elsewhere.
+    // After a cancelled migration a guest may stand in "postmigrate" too; only after a completed one it may be elsewhere.
     let completed = guest.traits.migration.as_deref() == Some("completed");
-    if guest.run_state == "inmigrate" || (guest.run_state == "postmigrate" && completed) {
-        return Some(Reason::Left { state: guest.run_state.clone() });
+    match guest.run_state.as_str() {
+        "postmigrate" if !completed => return Some(Reason::NotRunSince),
+        "postmigrate" => return Some(Reason::Left),
+        "inmigrate" => return Some(Reason::NotArrived),
+        _ => {}
     }
     let status = guest.traits.migration.as_deref()?;
     (!AT_REST.contains(&status)).then(|| Reason::Migrating { status: status.to_owned() })

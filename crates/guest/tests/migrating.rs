@@ -10,7 +10,7 @@ use std::path::Path;
 
 use common::*;
 use linerate_guest::host::{HostFacts, QemuCache, check_host};
-use linerate_guest::migrate::{DestinationQemu, MigrateError, SourceQemu, TakeOver};
+use linerate_guest::migrate::{DestinationQemu, MigrateError, PauseMark, SourceQemu, TakeOver};
 use linerate_guest::qmp::Qmp;
 use linerate_guest::read::read;
 use linerate_guest::twin::{QemuBinary, Twin, twin};
@@ -241,11 +241,148 @@ fn a_paused_guest_stays_paused_after_cancel() {
         from.begin(&channel, soon()).unwrap();
         assert!(from.wait_pre_switchover(soon(), &|| false).unwrap().stopped.is_none());
         from.cancel(soon()).unwrap();
-        let state = from.status(soon()).unwrap();
-        assert!(matches!(state.as_str(), "paused" | "postmigrate"), "{state}");
+        assert_eq!(from.status(soon()).unwrap(), "paused");
         from.resume(soon()).unwrap();
         assert_eq!(from.status(soon()).unwrap(), "running");
     }
+}
+
+/// Its state was written and thrown away: its operator has it as it was, with its disks, and it can be migrated again.
+#[test]
+fn a_paused_guest_that_is_taken_back_is_paused_and_can_be_migrated_again() {
+    for qemu in qemus() {
+        let place = Place::new();
+        let (mut source, made, _waiting, mut to) = twin_listens(&place, &qemu);
+        source.qmp().execute("stop", json!({}), soon()).unwrap();
+        let mut from = SourceQemu::new(source.qmp.take().unwrap(), soon()).unwrap();
+        write_state(&mut from, &place.path("m.sock"), &source, &made);
+        to.wait_loaded(soon(), &|| false).unwrap();
+        from.take_back(soon()).unwrap();
+        assert_eq!(from.status(soon()).unwrap(), "paused");
+        ours_are_off(from.qmp());
+        let blocks = from.qmp().execute("query-block", json!({}), soon()).unwrap();
+        let drive = blocks[0]["device"].as_str().unwrap();
+        let write = json!({ "command-line": format!("qemu-io {drive} \"write 0 512\"") });
+        // A disk that is not taken over again ends QEMU here.
+        from.qmp().execute("human-monitor-command", write, soon()).unwrap();
+        // A later agent takes it back: its journal says in which state it stood.
+        for stood in ["paused", "prelaunch"] {
+            write_state(&mut from, &discarding(&place, stood), &source, &made);
+            drop(from);
+            let qmp = Qmp::connect(&source.record.qmp, soon()).unwrap();
+            from = SourceQemu::recovered(qmp, false, None, true).stood(Some(stood.into()));
+            from.take_back(soon()).unwrap();
+            assert_eq!(from.status(soon()).unwrap(), "paused");
+        }
+    }
+}
+
+/// Paused by its operator while it moves, or stopped by itself: nobody but the operator lets it run.
+#[test]
+fn a_guest_that_did_not_run_is_not_run_when_it_is_taken_back() {
+    for qemu in qemus() {
+        let place = Place::new();
+        place.disk("d.img", 4);
+        let mut source = start_spec(&place, &qemu, SPEC);
+        source.qmp().execute("stop", json!({}), soon()).unwrap();
+        for (stood, wanted) in
+            [(None, "postmigrate"), (Some("guest-panicked"), "postmigrate"), (Some("paused"), "paused")]
+        {
+            drop(source.qmp.take());
+            let mut from =
+                SourceQemu::new(Qmp::connect(&source.record.qmp, soon()).unwrap(), soon()).unwrap();
+            if from.status(soon()).unwrap() == "paused" {
+                from.prepare(soon()).unwrap();
+                from.begin(&discarding(&place, "c.sock"), soon()).unwrap();
+                from.wait_pre_switchover(soon(), &|| false).unwrap();
+                from.cont_switchover(soon()).unwrap();
+                from.wait_completed(soon(), &|| false).unwrap();
+            }
+            drop(from);
+            let qmp = Qmp::connect(&source.record.qmp, soon()).unwrap();
+            let mut heir =
+                SourceQemu::recovered(qmp, stood.is_some(), None, true).stood(stood.map(String::from));
+            heir.take_back(soon()).unwrap();
+            assert_eq!(heir.status(soon()).unwrap(), wanted, "{stood:?}");
+        }
+    }
+}
+
+/// The agent stops a guest for moments itself, and its operator may stop it while no agent is there.
+#[test]
+fn the_next_agent_resumes_a_guest_that_the_agent_stopped_and_none_that_its_operator_stopped() {
+    for qemu in qemus() {
+        let place = Place::new();
+        place.disk("d.img", 4);
+        let mut source = start_spec(&place, &qemu, SPEC);
+        drop(source.qmp.take());
+        let folder = place.path("run/guests/web");
+        let mark = |session: &str| PauseMark::new(&folder, session);
+        let connect = || Qmp::connect(&source.record.qmp, soon()).unwrap();
+        let next_agent = |session: &str| {
+            let mark = mark(session);
+            let mut heir = SourceQemu::recovered(connect(), true, None, mark.is_set());
+            heir.mark_pauses(mark);
+            heir.take_back(soon()).unwrap();
+            heir.status(soon()).unwrap()
+        };
+        let agent = || {
+            let mut from = SourceQemu::new(connect(), soon()).unwrap();
+            from.mark_pauses(mark("s1"));
+            from
+        };
+        assert!(agent().pause(soon()).unwrap());
+        assert!(mark("s1").is_set() && !mark("s2").is_set());
+        assert_eq!(next_agent("s1"), "running");
+        assert!(!mark("s1").is_set());
+        let mut from = agent();
+        assert!(from.pause(soon()).unwrap());
+        from.resume(soon()).unwrap();
+        drop(from);
+        connect().execute("stop", json!({}), soon()).unwrap();
+        assert!(!agent().pause(soon()).unwrap());
+        assert_eq!(next_agent("s1"), "paused", "it is the operator's");
+    }
+}
+
+/// What it did when QEMU stopped it counts, not what it did at the beginning.
+#[test]
+fn a_guest_that_its_operator_resumed_while_it_moved_runs_again_when_it_is_taken_back() {
+    for qemu in qemus() {
+        let place = Place::new();
+        place.disk("d.img", 4);
+        let mut source = start_spec(&place, &qemu, SPEC);
+        source.qmp().execute("stop", json!({}), soon()).unwrap();
+        let mut from = SourceQemu::new(source.qmp.take().unwrap(), soon()).unwrap();
+        from.prepare(soon()).unwrap();
+        from.qmp().execute("cont", json!({}), soon()).unwrap();
+        from.begin(&discarding(&place, "c.sock"), soon()).unwrap();
+        assert!(from.wait_pre_switchover(soon(), &|| false).unwrap().ran);
+        from.cont_switchover(soon()).unwrap();
+        from.wait_completed(soon(), &|| false).unwrap();
+        from.take_back(soon()).unwrap();
+        assert_eq!(from.status(soon()).unwrap(), "running");
+    }
+}
+
+/// QEMU writes the whole state to this socket.
+fn write_state(from: &mut SourceQemu, socket: &Path, source: &Running, made: &Twin) {
+    from.prepare(soon()).unwrap();
+    from.begin(socket, soon()).unwrap();
+    assert!(!from.wait_pre_switchover(soon(), &|| false).unwrap().ran);
+    copy_ram(&source.record.ram_files[0], &made.ram_files[0].path);
+    from.cont_switchover(soon()).unwrap();
+    from.wait_completed(soon(), &|| false).unwrap();
+    assert_eq!(from.status(soon()).unwrap(), "postmigrate");
+}
+
+/// A socket that takes one stream and throws it away.
+fn discarding(place: &Place, name: &str) -> std::path::PathBuf {
+    let path = place.path(name);
+    let _ = std::fs::remove_file(&path);
+    let listener = UnixListener::bind(&path).unwrap();
+    std::thread::spawn(move || io::copy(&mut listener.accept().unwrap().0, &mut io::sink()));
+    path
 }
 
 // One client at a time: the old connection goes before the new one comes.

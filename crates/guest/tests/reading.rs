@@ -175,9 +175,10 @@ fn devices_and_states_that_stand_against_direct_mode() {
     let mut left = description(&[]);
     left.run_state = "postmigrate".into();
     left.traits.migration = Some("cancelled".into());
-    assert!(judge(&left, KERNEL).direct);
+    assert_eq!(judge(&left, KERNEL).reasons, [Reason::NotRunSince]);
+    assert_eq!(judge_streams(&left), [Reason::NotRunSince]);
     left.traits.migration = Some("completed".into());
-    assert!(matches!(judge(&left, KERNEL).reasons[..], [Reason::Left { .. }]));
+    assert!(matches!(judge(&left, KERNEL).reasons[..], [Reason::Left]));
     let mut private = description(&[]);
     (private.ram[0].share, private.ram[0].ignored_when_shared) = (false, false);
     assert!(matches!(judge(&private, KERNEL).reasons[..], [Reason::RamNotShared { .. }]));

@@ -109,12 +109,8 @@ impl Body {
                     rejoin(&self.shared, links::peers(&self.shared, &self.record));
                 }
             }
-            Input::Event(event) => {
-                if matches!(&event, Event::Holding { ran: false, .. }) {
-                    self.note_standing();
-                }
-                self.handle(event);
-            }
+            Input::Event(event) => self.handle(event),
+            Input::Stood(state) => self.note_stood(state),
             Input::EventAt(at, event) => self.shared.brain().handle(at, event),
             Input::Path(id, link, path) => {
                 self.paths.insert(id, Path { path, link });
@@ -149,11 +145,14 @@ impl Body {
 
     /// An operator or an I/O error stopped the guest on the way: nobody lets it run again by himself, a later agent neither.
     /// It stands, so that nobody waits while this is written.
-    fn note_standing(&mut self) {
-        let Role::Source { ran: ran @ true, .. } = &mut self.record.role else { return };
-        *ran = false;
+    fn note_stood(&mut self, state: Option<String>) {
+        let Role::Source { ran, stood, .. } = &mut self.record.role else { return };
+        if *stood == state && *ran == state.is_none() {
+            return;
+        }
+        (*ran, *stood) = (state.is_none(), state);
         if let Err(error) = self.agent.journal.put(self.shared.session, &self.record) {
-            tracing::warn!(session = %self.shared.session, error = chain(&error), "a later agent would let the guest run that stands now");
+            tracing::warn!(session = %self.shared.session, error = chain(&error), "a later agent would let the guest do what it did when the migration began: it was paused or resumed since");
         }
     }
 

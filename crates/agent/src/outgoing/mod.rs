@@ -71,6 +71,8 @@ pub(crate) enum Input {
     Event(Event),
     /// For the brain, of a moment that has passed.
     EventAt(Time, Event),
+    /// QEMU holds the guest: in which run state it stood before, or none if it ran.
+    Stood(Option<String>),
     /// A control connection is up.
     Path(PathId, Option<LinkId>, ControlPath),
     /// A link is closed: its control connection goes with it.

@@ -13,9 +13,9 @@ use linerate_core::policy::Limits;
 use linerate_core::source::{self, Event, Source};
 use linerate_core::{Code, Fault, RegionInfo, SessionId, Side, Step, Token};
 use linerate_guest::description::GuestDescription;
-use linerate_guest::migrate::SourceQemu;
+use linerate_guest::migrate::{PauseMark, SourceQemu};
 use linerate_guest::qmp::Qmp;
-use linerate_guest::registry::GuestRecord;
+use linerate_guest::registry::{GuestRecord, Registry};
 use linerate_guest::shared::Marks;
 use linerate_guest::{process, read};
 use linerate_memory::{Mapping, RamBlock};
@@ -27,7 +27,6 @@ use linerate_wire::frame::Role as Purpose;
 use super::body::Body;
 use super::domain::{self, Leaving};
 use super::mode::{self, Choice};
-use super::pinned;
 use super::worker::{Guest, Job, Worker};
 use super::{Board, Input, Outgoing, links, storage, streams};
 use crate::agent::Agent;
@@ -62,6 +61,10 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
     let session = SessionId(random()?);
     let token = Token(random()?);
     let peers = resolve(&request.to)?;
+    if request.domain.is_none() {
+        let folder = folder(&agent.registry, &found.record)?;
+        found.qemu.mark_pauses(PauseMark::new(&folder, &session.to_string()));
+    }
     let kept = match &request.domain {
         Some(_) => Some(domain::keep(agent, session, token, &peers)?),
         None => None,
@@ -69,6 +72,7 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
     let (stream, peer) = links::first_contact(&peers, Purpose::ControlNew, session, token)?;
     let config = source_config(&request, &found)?;
     let (ran, settings) = (found.qemu.ran(), found.qemu.found().cloned());
+    let stands = found.qemu.stands().map(str::to_owned);
     let (inbox, receiver) = channel();
     let (control, control_events) = channel();
     let carriage = (found.choice.mode == Mode::Stream).then(|| {
@@ -123,9 +127,9 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
             qemu: found.record.clone(),
             peers: first(peer, peers),
             ran,
+            stood: stands,
             token: hex(&token.0),
             settings,
-            may_pause: shared.request.throttle || pinned::reads_into_pinned_pages(&found.description),
             copied: found.description.copied.iter().map(|disk| disk.path.clone().into()).collect(),
             untold: false,
         },
@@ -305,11 +309,11 @@ fn first(peer: SocketAddr, others: Vec<SocketAddr>) -> Vec<SocketAddr> {
 }
 
 fn socket(agent: &Agent, record: &GuestRecord, name: &str) -> Result<PathBuf, Fault> {
-    let folder = agent
-        .registry
-        .folder(&record.name)
-        .map_err(|error| fault(Code::Internal, Step::Resolve, Side::Source, &error))?;
-    Ok(folder.join(name))
+    Ok(folder(&agent.registry, record)?.join(name))
+}
+
+fn folder(registry: &Registry, record: &GuestRecord) -> Result<PathBuf, Fault> {
+    registry.folder(&record.name).map_err(|error| fault(Code::Internal, Step::Resolve, Side::Source, &error))
 }
 
 pub(crate) fn random<const N: usize>() -> Result<[u8; N], Fault> {

@@ -315,6 +315,8 @@ impl State {
         if self.shared.domain.is_none() {
             self.shared.recheck_marks(self.guest.record.process.pid)?;
         }
+        let stood = self.guest.qemu.stands().map(str::to_owned);
+        let _ = self.shared.inbox.send(Input::Stood(stood));
         self.shared.tell(Event::Holding { ran, disks });
         Ok(())
     }
@@ -373,7 +375,7 @@ impl drain::Guest for State {
     type Error = Fault;
 
     fn must_stand(&self) -> bool {
-        self.drained && self.guest.qemu.ran()
+        self.drained
     }
 
     fn stop(&mut self) -> Result<bool, Fault> {

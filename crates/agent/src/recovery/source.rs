@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use linerate_core::recovery::{Phase, SourceAction, SourceEvent, SourceRecovery};
 use linerate_core::{GuestState, Outcome};
-use linerate_guest::migrate::SourceQemu;
+use linerate_guest::migrate::{PauseMark, SourceQemu};
 use linerate_guest::process::{self, StopHow};
 use linerate_guest::registry::GuestRecord;
 
@@ -63,16 +63,19 @@ impl Unfinished {
 
     /// Cancels what QEMU was told, puts its settings back and lets the guest run if it ran.
     fn take_back(&self, agent: &Agent) -> Option<GuestState> {
-        let Role::Source { qemu, ran, settings, may_pause, .. } = lock(&self.record).role.clone() else {
+        let Role::Source { qemu, ran, stood, settings, .. } = lock(&self.record).role.clone() else {
             return None;
         };
         if !qemu.is_alive() {
             tracing::error!(session = %self.session, guest = self.guest, "its QEMU has ended");
             return Some(GuestState::Gone);
         }
+        let Ok(folder) = agent.registry.folder(&qemu.name) else { return None };
         let deadline = Instant::now() + QMP_WAIT;
         let done = process::connect(&qemu, deadline).map_err(|error| chain(&error)).and_then(|qmp| {
-            let mut source = SourceQemu::recovered(qmp, ran, settings, may_pause);
+            let mark = PauseMark::new(&folder, &self.session.to_string());
+            let mut source = SourceQemu::recovered(qmp, ran, settings, mark.is_set()).stood(stood);
+            source.mark_pauses(mark);
             source.take_back(deadline).and_then(|()| source.runs(deadline)).map_err(|error| chain(&error))
         });
         match done {

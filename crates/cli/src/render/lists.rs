@@ -45,6 +45,8 @@ fn run_state(state: GuestRunState, paint: Paint) -> String {
         GuestRunState::Incoming => paint.cyan("incoming"),
         GuestRunState::Stopped => paint.dim("stopped"),
         GuestRunState::Migrating => paint.cyan("migrating"),
+        GuestRunState::Recovering => paint.yellow("recovering"),
+        GuestRunState::Undecided => paint.red("undecided"),
     }
 }
 

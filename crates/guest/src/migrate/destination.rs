@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::settings::{self, Settings};
 use super::source::{quit, run_state};
-use super::{MigrateError, command_deadline, next_slice, unix_uri};
+use super::{MigrateError, activate_disks, command_deadline, next_slice, unix_uri};
 use crate::procfs;
 use crate::qmp::{Qmp, QmpError};
 
@@ -135,11 +135,7 @@ impl DestinationQemu {
         if self.status(deadline)? == "running" {
             return Ok(());
         }
-        match self.qmp.execute("blockdev-set-active", json!({ "active": true }), deadline) {
-            Ok(_) => Ok(()),
-            Err(QmpError::Refused { class, .. }) if class == "CommandNotFound" => self.check_active(deadline),
-            Err(error) => Err(error.into()),
-        }
+        if activate_disks(&mut self.qmp, deadline)? { Ok(()) } else { self.check_active(deadline) }
     }
 
     /// Before QEMU 10.0 only the locks on its images tell whether it has taken them over.

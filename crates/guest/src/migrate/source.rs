@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use super::pause_mark::PauseMark;
 use super::settings::{self, Settings, UNLIMITED};
 use super::{MigrateError, at_rest, command_deadline, next_slice, unix_uri};
 use crate::qmp::{Event, Qmp, QmpError};
@@ -46,12 +47,14 @@ pub struct SourceQemu {
     pub(super) qmp: Qmp,
     /// How it was set at the beginning; none if that is not known.
     pub(super) found: Option<Settings>,
-    /// The guest ran when this began and must run again if it comes to nothing.
+    /// The guest ran when this began, or when QEMU stopped it, and must run again if it comes to nothing.
     pub(super) ran: bool,
     /// [`SourceQemu::pause`] stopped the guest, and nobody has let it run since. If that is not known, it may have.
     pub(super) paused_here: bool,
-    /// The guest stands, and neither [`SourceQemu::pause`] nor QEMU's migration stopped it.
-    pub(super) stands: bool,
+    /// Where [`SourceQemu::pause`] is noted for the next agent.
+    mark: Option<PauseMark>,
+    /// The guest's run state if it stands, and neither [`SourceQemu::pause`] nor QEMU's migration stopped it.
+    pub(super) stands: Option<String>,
     /// This session has told QEMU to migrate; none if that is not known.
     pub(super) begun: Option<bool>,
     /// How QEMU is set when it is told to migrate; none if it is set already.
@@ -63,29 +66,51 @@ pub struct SourceQemu {
 impl SourceQemu {
     /// Takes a connection over; asks whether the guest runs and how it is set.
     pub fn new(mut qmp: Qmp, deadline: Instant) -> Result<SourceQemu, MigrateError> {
-        let ran = run_state(&mut qmp, deadline)? == "running";
+        let state = run_state(&mut qmp, deadline)?;
+        let ran = state == "running";
         let found = Some(Settings::read(&mut qmp, deadline)?);
-        let begun = Some(false);
-        Ok(SourceQemu { begun, ..SourceQemu::recovered(qmp, ran, found, false) })
+        let (begun, stands) = (Some(false), (!ran).then_some(state));
+        Ok(SourceQemu { begun, stands, ..SourceQemu::recovered(qmp, ran, found, false) })
     }
 
     /// For a guest that was left in the middle by an earlier agent, which may have stopped it for a moment: how it was at the
     /// beginning comes from the journal.
     ///
-    /// `may_pause`: that agent stops and resumes the guest itself now and then. Otherwise a guest that stands was paused by somebody else,
+    /// `paused_here`: that agent had stopped the guest itself. Otherwise a guest that stands was paused by somebody else,
     /// whose business it is to let it run again.
-    pub fn recovered(qmp: Qmp, ran: bool, found: Option<Settings>, may_pause: bool) -> SourceQemu {
-        let copied = Vec::new();
+    pub fn recovered(qmp: Qmp, ran: bool, found: Option<Settings>, paused_here: bool) -> SourceQemu {
         SourceQemu {
             qmp,
             found,
             ran,
-            paused_here: may_pause,
-            stands: false,
+            paused_here,
+            mark: None,
+            stands: None,
             begun: None,
             to_set: None,
-            copied,
+            copied: Vec::new(),
         }
+    }
+
+    /// Has its own pauses noted there.
+    pub fn mark_pauses(&mut self, mark: PauseMark) {
+        self.mark = Some(mark);
+    }
+
+    pub(super) fn unmark(&self) {
+        self.mark.iter().for_each(PauseMark::clear);
+    }
+
+    /// In which run state the guest stood before QEMU's migration stopped it, if it did. If that is not known, a guest that did not
+    /// run stays as QEMU leaves it.
+    pub fn stood(mut self, state: Option<String>) -> SourceQemu {
+        self.stands = state;
+        self
+    }
+
+    /// The run state of a guest that stood before QEMU stopped it.
+    pub fn stands(&self) -> Option<&str> {
+        self.stands.as_deref()
     }
 
     /// Goes on with another connection in place of one that broke.
@@ -103,7 +128,7 @@ impl SourceQemu {
         &mut self.qmp
     }
 
-    /// Whether the guest ran at the beginning.
+    /// Whether the guest ran at the beginning, or until QEMU stopped it.
     pub fn ran(&self) -> bool {
         self.ran
     }
@@ -141,7 +166,8 @@ impl SourceQemu {
             settings::set(&mut self.qmp, DIRECT, parameters, deadline)?;
         }
         let state = self.status(deadline)?;
-        self.stands = state != "running" && !(state == "suspended" && self.counts_suspended_as_running());
+        let runs = state == "running" || (state == "suspended" && self.counts_suspended_as_running());
+        self.stands = (!runs).then_some(state);
         let told = self.qmp.execute("migrate", unix_uri(socket)?, deadline);
         // Without an answer it may have been carried out.
         self.begun = match &told {
@@ -184,12 +210,12 @@ impl SourceQemu {
                 Ok(event) if event.name == "STOP" => {
                     // An operator's, or an I/O error's, is not QEMU's own for the migration: the guest does not run then.
                     let state = self.status(command_deadline())?;
-                    self.stands = !matches!(state.as_str(), "running" | "finish-migrate" | "postmigrate");
-                    stop = (!self.stands).then_some(event);
+                    let by_qemu = matches!(state.as_str(), "running" | "finish-migrate" | "postmigrate");
+                    (self.stands, stop) = if by_qemu { (None, Some(event)) } else { (Some(state), None) };
                     continue;
                 }
                 Ok(event) if event.name == "RESUME" => {
-                    (self.stands, stop) = (false, None);
+                    (self.stands, stop) = (None, None);
                     continue;
                 }
                 Ok(event) if event.is_migration("pre-switchover") => {
@@ -213,11 +239,12 @@ impl SourceQemu {
         }
     }
 
-    fn pre_switchover(&self, stop: Option<Event>, waiting: Option<Event>) -> PreSwitchover {
-        let stop = stop.filter(|_| !self.stands);
+    fn pre_switchover(&mut self, stop: Option<Event>, waiting: Option<Event>) -> PreSwitchover {
+        self.ran = self.stands.is_none();
+        let stop = stop.filter(|_| self.ran);
         let stopped_at = stop.as_ref().or(waiting.as_ref()).map_or_else(Instant::now, |event| event.read_at);
         PreSwitchover {
-            ran: !self.stands,
+            ran: self.ran,
             stopped: stop.map(|event| event.emitted),
             waiting: waiting.map(|event| event.emitted),
             stopped_at,
@@ -279,6 +306,10 @@ impl SourceQemu {
         let found = self.status(deadline)?;
         match found.as_str() {
             "running" => {
+                if let Some(mark) = &self.mark {
+                    mark.set()
+                        .map_err(|source| MigrateError::PauseMark { path: mark.path().into(), source })?;
+                }
                 self.paused_here = true;
                 self.qmp.execute("stop", json!({}), deadline)?;
                 self.expect_status("paused", deadline).map(|()| true)
@@ -293,18 +324,16 @@ impl SourceQemu {
     pub fn resume(&mut self, deadline: Instant) -> Result<(), MigrateError> {
         let found = self.status(deadline)?;
         match found.as_str() {
-            "running" => {
-                self.paused_here = false;
-                Ok(())
-            }
-            state if STOPPED_BY_ITSELF.contains(&state) => Ok(()),
+            "running" => {}
+            state if STOPPED_BY_ITSELF.contains(&state) => return Ok(()),
             state if self.can_continue(state, deadline)? => {
                 self.qmp.execute("cont", json!({}), deadline)?;
-                self.paused_here = false;
-                self.expect_status("running", deadline)
             }
-            _ => Err(MigrateError::RunState { found, wanted: "paused" }),
+            _ => return Err(MigrateError::RunState { found, wanted: "paused" }),
         }
+        self.paused_here = false;
+        self.unmark();
+        if found == "running" { Ok(()) } else { self.expect_status("running", deadline) }
     }
 
     /// Ends the process. QEMU may close the connection before it answers.

@@ -9,8 +9,11 @@ use serde_json::json;
 
 use super::settings::{self, Settings};
 use super::source::{STOPPED_BY_ITSELF, SourceQemu};
-use super::{MigrateError, at_rest};
+use super::{MigrateError, activate_disks, at_rest};
 use crate::qmp::QmpError;
+
+/// Run states of a guest that its operator keeps from running.
+const PAUSED: &[&str] = &["paused", "prelaunch"];
 
 /// How long a cancel may take before QEMU is nudged.
 const NUDGE_AFTER: Duration = Duration::from_millis(100);
@@ -20,7 +23,7 @@ impl SourceQemu {
     /// After completion it refuses: the guest's state is elsewhere.
     pub fn cancel(&mut self, deadline: Instant) -> Result<(), MigrateError> {
         self.cancel_migration(deadline)?;
-        self.as_before(deadline)
+        self.as_before(false, deadline)
     }
 
     /// Undoes a migration that the destination will never complete, in whatever phase it is: also after QEMU has written all
@@ -28,17 +31,8 @@ impl SourceQemu {
     /// before.
     pub fn take_back(&mut self, deadline: Instant) -> Result<(), MigrateError> {
         match self.cancel_migration(deadline) {
-            Ok(()) => self.as_before(deadline),
-            Err(MigrateError::AlreadyCompleted) => {
-                self.tidy_mirrors(deadline);
-                self.release(deadline)?;
-                if self.ran && !self.stands {
-                    // QEMU takes its disks back before it lets the guest run.
-                    self.qmp.execute("cont", json!({}), deadline)?;
-                    self.expect_status("running", deadline)?;
-                }
-                Ok(())
-            }
+            Ok(()) => self.as_before(false, deadline),
+            Err(MigrateError::AlreadyCompleted) => self.as_before(true, deadline),
             Err(MigrateError::Elsewhere(status)) => {
                 tracing::warn!(status, "somebody else has begun a migration of this guest: it is left alone");
                 self.tidy_mirrors(deadline);
@@ -48,10 +42,44 @@ impl SourceQemu {
         }
     }
 
-    fn as_before(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+    fn as_before(&mut self, completed: bool, deadline: Instant) -> Result<(), MigrateError> {
         self.tidy_mirrors(deadline);
         self.release(deadline)?;
-        if self.ran { self.resume_again(deadline) } else { Ok(()) }
+        if !self.ran || self.stands.is_some() {
+            self.stand_again(deadline)?;
+        } else if completed {
+            // QEMU takes its disks back before it lets the guest run.
+            self.qmp.execute("cont", json!({}), deadline)?;
+            self.expect_status("running", deadline)?;
+        } else {
+            self.resume_again(deadline)?;
+        }
+        self.unmark();
+        Ok(())
+    }
+
+    /// QEMU leaves a guest that stood in "postmigrate": always after it has written its state, before version 8.0 also after a cancel.
+    /// It refuses to migrate it from there, its disks may be without an owner, and the only way out is to let it run. So a guest that
+    /// its operator paused is let run and stopped in one go: it runs for less than a millisecond. Any other stays as it is, because
+    /// QEMU would run it as if nothing had stopped it.
+    fn stand_again(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+        loop {
+            match self.status(deadline)?.as_str() {
+                "postmigrate" => break,
+                "finish-migrate" => self.pause_between(deadline, "waiting for the guest's run state")?,
+                _ => return Ok(()),
+            }
+        }
+        if self.stands.as_deref().is_some_and(|state| PAUSED.contains(&state)) {
+            return self.qmp.execute_both("cont", "stop", deadline).map_err(MigrateError::from);
+        }
+        activate_disks(&mut self.qmp, deadline)?;
+        let stood = self.stands.as_deref().unwrap_or("not running");
+        tracing::warn!(
+            stood,
+            "the guest is here again and stands in QEMU's state postmigrate: it can be migrated when it has run (QMP: cont)"
+        );
+        Ok(())
     }
 
     /// What of it cannot be tidied away does not keep the guest from running.
@@ -115,7 +143,9 @@ impl SourceQemu {
 
     /// This session's migration stopped the guest, and is over.
     fn was_completed(&mut self, deadline: Instant) -> Result<bool, MigrateError> {
-        Ok(self.migration_status(deadline)? == "completed" && self.is_ours(deadline)? && !self.stands)
+        Ok(self.migration_status(deadline)? == "completed"
+            && self.is_ours(deadline)?
+            && self.stands.is_none())
     }
 
     // The status says that a migration has failed as soon as one of its threads knows. The others still run by the settings, and a
