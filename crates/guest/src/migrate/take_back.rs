@@ -44,7 +44,6 @@ impl SourceQemu {
 
     fn as_before(&mut self, completed: bool, deadline: Instant) -> Result<(), MigrateError> {
         self.tidy_mirrors(deadline);
-        self.release(deadline)?;
         if !self.ran || self.stands.is_some() {
             self.stand_again(deadline)?;
         } else if completed {
@@ -54,6 +53,8 @@ impl SourceQemu {
         } else {
             self.resume_again(deadline)?;
         }
+        // Last: by its settings the next agent knows the migration for its own, if this one ends in the middle.
+        self.release(deadline)?;
         self.unmark();
         Ok(())
     }
