@@ -82,6 +82,24 @@ impl Control {
         self.transmit(now);
     }
 
+    /// A message that has not been acknowledged is not repeated any more; what comes after it takes its place. It may have
+    /// arrived all the same.
+    pub fn recall(&mut self, now: Time, message: &Message) {
+        let Some(at) = self.unacknowledged.iter().position(|one| one.message == *message) else { return };
+        let Some(recalled) = self.unacknowledged.remove(at) else { return };
+        for later in self.unacknowledged.iter_mut().skip(at) {
+            later.sequence -= 1;
+            later.sent_on.clear();
+            later.resend_at = now;
+        }
+        self.next_sequence -= 1;
+        let goes = |outgoing: &Outgoing| match outgoing {
+            Outgoing::Message { sequence, .. } => *sequence < recalled.sequence,
+            Outgoing::Acknowledgement { .. } => true,
+        };
+        self.outgoing.retain(|(_, outgoing)| goes(outgoing));
+    }
+
     /// A control connection is up.
     pub fn path_up(&mut self, now: Time, path: PathId) {
         self.paths.insert(path, Path { last_heard: now, acknowledge: true });
@@ -247,6 +265,32 @@ mod tests {
 
     fn drain(control: &mut Control, now: Time) -> Vec<(PathId, Outgoing)> {
         std::iter::from_fn(|| control.poll_outgoing(now)).collect()
+    }
+
+    #[test]
+    fn a_recalled_message_is_not_repeated_and_what_follows_arrives_in_its_place() {
+        let (mut a, mut b) = (Control::default(), Control::default());
+        a.path_up(ms(0), 0);
+        a.send(ms(0), numbered(1));
+        a.send(ms(0), Message::Commit);
+        a.send(ms(0), numbered(2));
+        drain(&mut a, ms(0));
+        a.acknowledged(ms(1), 0, 1);
+        a.path_lost(ms(1), 0);
+        a.recall(ms(1), &Message::Commit);
+        a.path_up(ms(2), 1);
+        a.send(ms(2), numbered(3));
+        b.path_up(ms(2), 1);
+        assert!(b.received(ms(2), 1, 1, numbered(1)));
+        for (path, outgoing) in drain(&mut a, ms(2)) {
+            if let Outgoing::Message { sequence, message } = outgoing {
+                assert!(b.received(ms(2), path, sequence, message));
+            }
+        }
+        let delivered: Vec<Message> = std::iter::from_fn(|| b.poll_delivered()).collect();
+        assert_eq!(delivered, [numbered(1), numbered(2), numbered(3)]);
+        a.recall(ms(3), &Message::Commit);
+        assert_eq!(a.unacknowledged(), 2, "nothing else is recalled");
     }
 
     #[test]

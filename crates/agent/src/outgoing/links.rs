@@ -88,16 +88,16 @@ pub(super) fn join_any(
 /// Asks the destination how the session stands, in a thread of its own; the answer goes to the brain if there is one. The
 /// question says commit once more, for the message may not have come, and whether this host still has its copy.
 pub(super) fn query(shared: &Arc<Outgoing>, record: &Record) {
-    let (shared, peers) = (shared.clone(), peers(shared, record));
+    let (asked, peers) = (shared.clone(), peers(shared, record));
     let has_copy = matches!(&record.role, JournalRole::Source { qemu, .. } if qemu.is_alive());
     let asking = move || {
         let ask = if has_copy { ask_any } else { commit_any };
-        if let Some(outcome) = ask(&peers, shared.session, shared.token) {
-            shared.tell(Event::Answered(outcome));
-        }
+        let answer = ask(&peers, asked.session, asked.token);
+        asked.tell(answer.map_or(Event::Unanswered, Event::Answered));
     };
     if let Err(error) = std::thread::Builder::new().name("query".into()).spawn(asking) {
         tracing::error!(%error, "no thread to ask the destination");
+        shared.tell(Event::Unanswered);
     }
 }
 
