@@ -110,8 +110,8 @@ impl Body {
                 }
             }
             Input::Event(event) => {
-                if matches!(&event, Event::Holding { ran: false, .. }) {
-                    self.note_standing();
+                if let Event::Holding { ran, .. } = &event {
+                    self.note_ran(*ran);
                 }
                 self.handle(event);
             }
@@ -147,13 +147,15 @@ impl Body {
         }
     }
 
-    /// An operator or an I/O error stopped the guest on the way: nobody lets it run again by himself, a later agent neither.
-    /// It stands, so that nobody waits while this is written.
-    fn note_standing(&mut self) {
-        let Role::Source { ran: ran @ true, .. } = &mut self.record.role else { return };
-        *ran = false;
+    /// An operator or an I/O error stopped the guest on the way, or an operator let it run: a later agent leaves it so. It
+    /// stands, so that nobody waits while this is written, unless it was paused when the migration began.
+    fn note_ran(&mut self, now: bool) {
+        let Role::Source { ran, .. } = &mut self.record.role else { return };
+        if std::mem::replace(ran, now) == now {
+            return;
+        }
         if let Err(error) = self.agent.journal.put(self.shared.session, &self.record) {
-            tracing::warn!(session = %self.shared.session, error = chain(&error), "a later agent would let the guest run that stands now");
+            tracing::warn!(session = %self.shared.session, error = chain(&error), now, "a later agent would not know whether the guest ran");
         }
     }
 

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use super::plugged;
 use super::settings::{self, Settings, UNLIMITED};
 use super::{MigrateError, at_rest, command_deadline, next_slice, unix_uri};
 use crate::qmp::{Event, Qmp, QmpError};
@@ -54,6 +55,8 @@ pub struct SourceQemu {
     pub(super) stands: bool,
     /// This session has told QEMU to migrate; none if that is not known.
     pub(super) begun: Option<bool>,
+    /// Devices that it had at the beginning; none if that is not known.
+    devices: Option<Vec<String>>,
     /// How QEMU is set when it is told to migrate; none if it is set already.
     to_set: Option<Value>,
     /// Drives that are being mirrored to the destination, in order.
@@ -65,8 +68,8 @@ impl SourceQemu {
     pub fn new(mut qmp: Qmp, deadline: Instant) -> Result<SourceQemu, MigrateError> {
         let ran = run_state(&mut qmp, deadline)? == "running";
         let found = Some(Settings::read(&mut qmp, deadline)?);
-        let begun = Some(false);
-        Ok(SourceQemu { begun, ..SourceQemu::recovered(qmp, ran, found, false) })
+        let devices = Some(plugged::devices(&mut qmp, deadline)?);
+        Ok(SourceQemu { begun: Some(false), devices, ..SourceQemu::recovered(qmp, ran, found, false) })
     }
 
     /// For a guest that was left in the middle by an earlier agent, which may have stopped it for a moment: how it was at the
@@ -83,6 +86,7 @@ impl SourceQemu {
             paused_here: may_pause,
             stands: false,
             begun: None,
+            devices: None,
             to_set: None,
             copied,
         }
@@ -106,6 +110,16 @@ impl SourceQemu {
     /// Whether the guest ran at the beginning.
     pub fn ran(&self) -> bool {
         self.ran
+    }
+
+    /// Whether it has the devices that it had at the beginning, with which the destination was started.
+    pub fn check_devices(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+        let Some(before) = &self.devices else { return Ok(()) };
+        let now = plugged::devices(&mut self.qmp, deadline)?;
+        match plugged::change(before, &now) {
+            Some(change) => Err(MigrateError::Devices { change }),
+            None => Ok(()),
+        }
     }
 
     /// QEMU's run state (`running`, `paused`, …).
@@ -141,6 +155,8 @@ impl SourceQemu {
             settings::set(&mut self.qmp, DIRECT, parameters, deadline)?;
         }
         let state = self.status(deadline)?;
+        // Its operator may have let it run since.
+        self.ran |= state == "running";
         self.stands = state != "running" && !(state == "suspended" && self.counts_suspended_as_running());
         let told = self.qmp.execute("migrate", unix_uri(socket)?, deadline);
         // Without an answer it may have been carried out.
@@ -189,7 +205,7 @@ impl SourceQemu {
                     continue;
                 }
                 Ok(event) if event.name == "RESUME" => {
-                    (self.stands, stop) = (false, None);
+                    (self.stands, self.ran, stop) = (false, true, None);
                     continue;
                 }
                 Ok(event) if event.is_migration("pre-switchover") => {
