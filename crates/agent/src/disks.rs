@@ -32,13 +32,21 @@ pub(crate) fn at_start(qmp: &mut Qmp, guest: &mut GuestDescription, deadline: In
     Ok(())
 }
 
-/// Dirty bitmaps that the guest loses by the migration, in a sentence.
-pub(crate) fn caution(guest: &GuestDescription) -> Option<String> {
-    let lost = guest.graph.as_ref()?.lost_bitmaps(&guest.copied);
-    (!lost.is_empty()).then(|| {
-        let names = lost.join(", ");
+/// What the guest loses by the migration: dirty bitmaps, and snapshots within images that are copied.
+pub(crate) fn cautions(guest: &GuestDescription) -> Vec<String> {
+    let Some(graph) = &guest.graph else { return Vec::new() };
+    let said = |lost: Vec<String>, words: &dyn Fn(String) -> String| {
+        (!lost.is_empty()).then(|| words(lost.join(", ")))
+    };
+    let bitmaps = said(graph.lost_bitmaps(&guest.copied), &|names| {
         format!("dirty bitmaps stay behind ({names}): the next backup that uses them must be a full one")
-    })
+    });
+    let snapshots = said(graph.lost_snapshots(&guest.copied), &|names| {
+        format!(
+            "snapshots within copied images stay behind ({names}): they are in the image at the source only"
+        )
+    });
+    bitmaps.into_iter().chain(snapshots).collect()
 }
 
 /// The source's disks with the guest stopped, as JSON: they must still be those of the beginning. Empty for a domain

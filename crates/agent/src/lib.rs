@@ -48,7 +48,7 @@ mod testing;
 mod trial;
 mod tunnel;
 
-use std::fs::Permissions;
+use std::fs::{File, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -74,6 +74,7 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
     }
     start_log();
     let runtime = tokio::runtime::Runtime::new().context("cannot start the runtime")?;
+    let _alone = alone(&config.run_dir)?;
     let agent = Arc::new(open(config)?);
     // First: it waits for nobody, and what follows may.
     tunnel::withdraw_left(&agent.config.state_dir);
@@ -95,6 +96,17 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
     runtime.block_on(server::serve(&agent))?;
     tracing::info!("the agent ends; guests run on");
     Ok(())
+}
+
+/// Two agents with one list of guests would end each other's guests while they are started. Let go when it is dropped.
+fn alone(run_dir: &Path) -> Result<File> {
+    std::fs::create_dir_all(run_dir).with_context(|| format!("cannot make {}", run_dir.display()))?;
+    let path = run_dir.join("agent.lock");
+    let file = File::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).with_context(|| {
+        format!("cannot lock {}: is another agent running with this run_dir?", path.display())
+    })?;
+    Ok(file)
 }
 
 fn open(config: Config) -> Result<Agent> {

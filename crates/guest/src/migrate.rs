@@ -19,6 +19,7 @@
 mod destination;
 mod mirrors;
 mod pause_mark;
+mod plugged;
 mod settings;
 mod source;
 mod streams;
@@ -67,6 +68,14 @@ pub enum MigrateError {
     /// A migration that somebody else began is under way, or has moved the guest away.
     #[error("somebody else has begun a migration of this guest (status {0})")]
     Elsewhere(String),
+    /// A device came or went.
+    #[error(
+        "the guest's devices were changed during the migration: {change}. The destination was started with those of the beginning; start the migration again"
+    )]
+    Devices {
+        /// Which.
+        change: String,
+    },
     /// The process ended while it loaded the state.
     #[error(
         "the waiting QEMU ended while it loaded the guest's state: see its log for the device that differs"

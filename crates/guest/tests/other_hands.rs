@@ -122,3 +122,32 @@ fn a_guest_that_is_reset_while_it_stands_for_a_moment_goes_on() {
         assert_eq!(from.status(soon()).unwrap(), "running");
     }
 }
+
+#[test]
+fn a_guest_whose_record_somebody_removed_is_not_ended() {
+    for qemu in qemus() {
+        let place = Place::new();
+        let (source, mut from, _hands) = guest(&place, &qemu);
+        std::fs::remove_file(place.registry.folder("web").unwrap().join("record.json")).unwrap();
+        assert!(linerate_guest::remains::clear_unfinished(&place.registry).unwrap().is_empty());
+        assert!(source.record.is_alive());
+        assert_eq!(from.status(soon()).unwrap(), "running");
+    }
+}
+
+#[test]
+fn a_device_that_comes_or_goes_while_a_guest_is_moved_is_told() {
+    for qemu in qemus() {
+        let place = Place::new();
+        let (_source, mut from, mut hands) = guest(&place, &qemu);
+        from.check_devices(soon()).unwrap();
+        // Without an id, too.
+        for id in [json!({ "id": "rng" }), json!({})] {
+            let mut device = json!({ "driver": "virtio-rng-pci" });
+            device.as_object_mut().unwrap().extend(id.as_object().unwrap().clone());
+            hands.execute("device_add", device, soon()).unwrap();
+            let told = from.check_devices(soon()).unwrap_err().to_string();
+            assert!(told.contains("(virtio-rng-pci) was plugged in"), "{told}");
+        }
+    }
+}

@@ -112,12 +112,9 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
         domain: request.domain.as_ref().map(|domain| Leaving::new(domain, agent.gates.clone(), kept)),
         request,
     });
-    let cautions = [
-        storage::caution(&shared.request),
-        mode::caution(&shared.choice, &found.description),
-        disks::caution(&found.description),
-    ];
-    for text in cautions.into_iter().flatten() {
+    let cautions = [storage::caution(&shared.request), mode::caution(&shared.choice, &found.description)];
+    let cautions = cautions.into_iter().flatten().chain(disks::cautions(&found.description));
+    for text in cautions {
         shared.hub.publish(EventKind::Warning { text });
     }
     let role = match shared.domain {

@@ -312,6 +312,7 @@ impl State {
     /// QEMU holds: what the guest uses now goes to the destination, which compares it with what it has opened.
     pub fn holds(&mut self, ran: bool) -> Result<(), Fault> {
         let disks = disks::in_use(self.guest.qemu.qmp(), &self.guest.description, Self::deadline())?;
+        self.guest.qemu.check_devices(Self::deadline()).map_err(|error| differs(&error))?;
         if self.shared.domain.is_none() {
             self.shared.recheck_marks(self.guest.record.process.pid)?;
         }
@@ -394,6 +395,15 @@ fn extents(region: usize, runs: Vec<Run>) -> impl Iterator<Item = Extent> {
     // There are at most 64 regions (the protocol's cap).
     let region = RegionId::try_from(region).unwrap_or(RegionId::MAX);
     runs.into_iter().map(move |run| Extent { region, run })
+}
+
+/// What the source's QEMU has is not what the destination was started with.
+fn differs(error: &MigrateError) -> Fault {
+    let code = match error {
+        MigrateError::Devices { .. } => Code::GuestDiffers,
+        _ => Code::HypervisorFailed,
+    };
+    fault(code, Step::Blackout, Side::Source, error)
 }
 
 pub(super) fn qemu_fault(step: Step, error: &MigrateError) -> Fault {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::pause_mark::PauseMark;
+use super::plugged;
 use super::settings::{self, Settings, UNLIMITED};
 use super::{MigrateError, at_rest, command_deadline, next_slice, unix_uri};
 use crate::qmp::{Event, Qmp, QmpError};
@@ -57,6 +58,8 @@ pub struct SourceQemu {
     pub(super) stands: Option<String>,
     /// This session has told QEMU to migrate; none if that is not known.
     pub(super) begun: Option<bool>,
+    /// Devices that it had at the beginning; none if that is not known.
+    devices: Option<Vec<String>>,
     /// How QEMU is set when it is told to migrate; none if it is set already.
     to_set: Option<Value>,
     /// Drives that are being mirrored to the destination, in order.
@@ -70,7 +73,8 @@ impl SourceQemu {
         let ran = state == "running";
         let found = Some(Settings::read(&mut qmp, deadline)?);
         let (begun, stands) = (Some(false), (!ran).then_some(state));
-        Ok(SourceQemu { begun, stands, ..SourceQemu::recovered(qmp, ran, found, false) })
+        let devices = Some(plugged::devices(&mut qmp, deadline)?);
+        Ok(SourceQemu { begun, stands, devices, ..SourceQemu::recovered(qmp, ran, found, false) })
     }
 
     /// For a guest that was left in the middle by an earlier agent, which may have stopped it for a moment: how it was at the
@@ -87,6 +91,7 @@ impl SourceQemu {
             mark: None,
             stands: None,
             begun: None,
+            devices: None,
             to_set: None,
             copied: Vec::new(),
         }
@@ -131,6 +136,16 @@ impl SourceQemu {
     /// Whether the guest ran at the beginning, or until QEMU stopped it.
     pub fn ran(&self) -> bool {
         self.ran
+    }
+
+    /// Whether it has the devices that it had at the beginning, with which the destination was started.
+    pub fn check_devices(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+        let Some(before) = &self.devices else { return Ok(()) };
+        let now = plugged::devices(&mut self.qmp, deadline)?;
+        match plugged::change(before, &now) {
+            Some(change) => Err(MigrateError::Devices { change }),
+            None => Ok(()),
+        }
     }
 
     /// QEMU's run state (`running`, `paused`, …).
