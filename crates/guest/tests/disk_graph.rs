@@ -232,6 +232,54 @@ fn whatever_replaces_an_image_is_told_before_and_during_a_migration_and_at_the_d
 /// Changes that a drive's option can follow, by their number in [`CHANGES`].
 const FOLLOWED: [usize; 4] = [0, 2, 3, 4];
 
+fn wait_migration(guest: &mut Guest, status: &str) {
+    let end = soon();
+    while guest.ask("query-migrate", json!({}))["status"] != status {
+        assert!(Instant::now() < end, "the migration does not become {status}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// QEMU refuses to plug devices while it migrates, and nothing else: images can be replaced until it has written its state.
+#[test]
+fn a_disk_that_is_changed_when_qemu_already_holds_the_guest_is_seen_when_its_state_is_written() {
+    let changes: [(&str, Value); 4] = [
+        ("nothing", json!({})),
+        ("blockdev-snapshot-sync", json!({ "device": "d0", "snapshot-file": "SNAP", "format": "qcow2" })),
+        ("blockdev-change-medium", json!({ "id": "cd0", "filename": "OTHER" })),
+        ("block_resize", json!({ "device": "d0", "size": 16 * MIB })),
+    ];
+    for qemu in qemus() {
+        for (command, arguments) in &changes {
+            let place = Place::new();
+            images(&place);
+            let mut guest = start(&place, &qemu, "held", ALL);
+            let bitmap = json!({ "node": "#block000", "name": "b", "persistent": true });
+            let _ = guest.qmp.execute("block-dirty-bitmap-add", bitmap, soon());
+            let before = guest.graph();
+            let hold = json!([{ "capability": "pause-before-switchover", "state": true }]);
+            guest.ask("migrate-set-capabilities", json!({ "capabilities": hold }));
+            guest.ask("migrate", json!({ "uri": "exec:cat >/dev/null" }));
+            wait_migration(&mut guest, "pre-switchover");
+            assert_eq!(before.change(&guest.graph()), None, "{command}");
+            let plugged = guest.qmp.execute("device_add", json!({ "driver": "virtio-rng-pci" }), soon());
+            assert!(plugged.unwrap_err().to_string().contains("not allowed while migrating"));
+            if *command != "nothing" {
+                let folder = place.path("disks").to_str().unwrap().to_owned();
+                let text = arguments.to_string().replace("SNAP", &format!("{folder}/snap.qcow2"));
+                let text = text.replace("OTHER", &format!("{folder}/other.iso"));
+                guest.ask(command, serde_json::from_str(&text).unwrap());
+            }
+            guest.ask("migrate-continue", json!({ "state": "pre-switchover" }));
+            wait_migration(&mut guest, "completed");
+            let began = Instant::now();
+            let change = before.change(&guest.graph());
+            eprintln!("{command}: looked at in {:?}: {change:?}", began.elapsed());
+            assert_eq!(change.is_some(), *command != "nothing", "{command}: {change:?}");
+        }
+    }
+}
+
 #[test]
 fn a_qemu_of_the_followed_command_line_has_the_images_in_use() {
     for qemu in qemus() {
