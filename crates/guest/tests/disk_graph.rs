@@ -232,6 +232,25 @@ fn whatever_replaces_an_image_is_told_before_and_during_a_migration_and_at_the_d
 /// Changes that a drive's option can follow, by their number in [`CHANGES`].
 const FOLLOWED: [usize; 4] = [0, 2, 3, 4];
 
+/// A snapshot of a `-blockdev` node is not followed. The refusal says how to undo it, and then the guest can be moved.
+#[test]
+fn a_snapshot_that_was_committed_as_its_refusal_says_is_none_any_more() {
+    for qemu in qemus() {
+        let place = Place::new();
+        images(&place);
+        let mut guest = start(&place, &qemu, "g", FEWER);
+        let node = json!({ "node-name": "n1", "snapshot-node-name": "s1" });
+        snapshot(&mut guest, node, &place.path("disks"));
+        let refused = guest.graph().check_named(&guest.arguments).unwrap_err().to_string();
+        assert!(refused.contains("block-commit"), "{refused}");
+        guest.ask("block-commit", json!({ "device": "s1", "job-id": "c" }));
+        guest.wait_job("ready");
+        guest.ask("block-job-complete", json!({ "device": "c" }));
+        guest.wait_no_job();
+        guest.graph().check_named(&guest.arguments).unwrap();
+    }
+}
+
 fn wait_migration(guest: &mut Guest, status: &str) {
     let end = soon();
     while guest.ask("query-migrate", json!({}))["status"] != status {
