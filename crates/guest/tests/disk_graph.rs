@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use common::*;
 use linerate_guest::description::{CopiedDisk, ImageFormat};
 use linerate_guest::drives::{Choice, DrivesError, writable};
-use linerate_guest::graph::{Difference, DiskGraph, GraphError, Mapping, NotNamed, check_files, read};
+use linerate_guest::graph::{Difference, DiskGraph, GraphError, Mapping, Node, NotNamed, check_files, read};
 use linerate_guest::qmp::Qmp;
 use linerate_guest::twin::QemuBinary;
 use serde_json::{Value, json};
@@ -61,6 +61,12 @@ impl Guest {
         graph
     }
 
+    /// The node of `top.qcow2`.
+    fn top_of_chain(&mut self) -> Node {
+        let is_top = |node: &Node| node.path.ends_with("top.qcow2") && node.driver == "qcow2";
+        self.graph().nodes.into_iter().find(is_top).unwrap()
+    }
+
     fn wait_job(&mut self, status: &str) {
         let end = soon();
         while !self.ask("query-jobs", json!({})).to_string().contains(status) {
@@ -92,6 +98,14 @@ fn images(place: &Place) {
     qemu_img("create -q -f qcow2 DIR/base.qcow2 8M", &folder);
     qemu_img("create -q -f qcow2 -b base.qcow2 -F qcow2 DIR/middle.qcow2", &folder);
     qemu_img("create -q -f qcow2 -b DIR/middle.qcow2 -F qcow2 DIR/top.qcow2", &folder);
+}
+
+/// A guest with the disks of a command line, and where it has them.
+fn started(qemu: &QemuBinary, arguments: &str) -> (Place, Guest) {
+    let place = Place::new();
+    images(&place);
+    let guest = start(&place, qemu, "g", arguments);
+    (place, guest)
 }
 
 /// All kinds of notation.
@@ -211,9 +225,7 @@ const FEWER: &str = "-drive if=none,id=d0,file=DIR/a.img,format=raw -device virt
 fn whatever_replaces_an_image_is_told_before_and_during_a_migration_and_at_the_destination() {
     for qemu in qemus() {
         for (number, (word, change)) in CHANGES.iter().enumerate() {
-            let place = Place::new();
-            images(&place);
-            let mut guest = start(&place, &qemu, "g", FEWER);
+            let (place, mut guest) = started(&qemu, FEWER);
             let before = guest.graph();
             assert_eq!(before.change(&guest.graph()), None);
             change(&mut guest, &place.path("disks"));
@@ -236,9 +248,7 @@ const FOLLOWED: [usize; 4] = [0, 2, 3, 4];
 #[test]
 fn a_snapshot_that_was_committed_as_its_refusal_says_is_none_any_more() {
     for qemu in qemus() {
-        let place = Place::new();
-        images(&place);
-        let mut guest = start(&place, &qemu, "g", FEWER);
+        let (place, mut guest) = started(&qemu, FEWER);
         let node = json!({ "node-name": "n1", "snapshot-node-name": "s1" });
         snapshot(&mut guest, node, &place.path("disks"));
         let refused = guest.graph().check_named(&guest.arguments).unwrap_err().to_string();
@@ -270,9 +280,7 @@ fn a_disk_that_is_changed_when_qemu_already_holds_the_guest_is_seen_when_its_sta
     ];
     for qemu in qemus() {
         for (command, arguments) in &changes {
-            let place = Place::new();
-            images(&place);
-            let mut guest = start(&place, &qemu, "held", ALL);
+            let (place, mut guest) = started(&qemu, ALL);
             let bitmap = json!({ "node": "#block000", "name": "b", "persistent": true });
             let _ = guest.qmp.execute("block-dirty-bitmap-add", bitmap, soon());
             let before = guest.graph();
@@ -303,9 +311,7 @@ fn a_disk_that_is_changed_when_qemu_already_holds_the_guest_is_seen_when_its_sta
 fn a_qemu_of_the_followed_command_line_has_the_images_in_use() {
     for qemu in qemus() {
         for (number, (word, change)) in CHANGES.iter().enumerate() {
-            let place = Place::new();
-            images(&place);
-            let mut guest = start(&place, &qemu, "g", FEWER);
+            let (place, mut guest) = started(&qemu, FEWER);
             assert_eq!(guest.graph().follow(&guest.arguments), None);
             change(&mut guest, &place.path("disks"));
             let graph = guest.graph();
@@ -352,16 +358,8 @@ fn a_cd_of_an_option_of_its_own_is_followed() {
 #[test]
 fn a_backing_image_that_was_merged_into_the_one_above_is_no_change_of_what_the_command_line_names() {
     for qemu in qemus() {
-        let place = Place::new();
-        images(&place);
-        let mut guest = start(&place, &qemu, "g", FEWER);
-        let top = guest
-            .graph()
-            .nodes
-            .iter()
-            .find(|node| node.path.ends_with("top.qcow2") && node.driver == "qcow2")
-            .unwrap()
-            .clone();
+        let (place, mut guest) = started(&qemu, FEWER);
+        let top = guest.top_of_chain();
         let [middle, base] = ["middle.qcow2", "base.qcow2"].map(|name| place.path("disks").join(name));
         let commit = json!({ "device": top.name, "top": middle, "base": base, "job-id": "c" });
         guest.ask("block-commit", commit);
@@ -490,9 +488,7 @@ fn a_copied_disk_may_have_another_path_and_no_backing_file_but_not_another_size(
 #[test]
 fn an_image_whose_name_leads_to_another_file_now_is_told() {
     for qemu in qemus() {
-        let place = Place::new();
-        images(&place);
-        let mut guest = start(&place, &qemu, "g", FEWER);
+        let (place, mut guest) = started(&qemu, FEWER);
         guest.graph();
         let (image, other) = (place.path("disks/b.img"), place.path("disks/other.iso"));
         std::fs::rename(&image, place.path("disks/kept.img")).unwrap();
@@ -510,16 +506,8 @@ fn an_image_whose_name_leads_to_another_file_now_is_told() {
 #[test]
 fn bitmaps_that_stay_behind_are_named() {
     for qemu in qemus() {
-        let place = Place::new();
-        images(&place);
-        let mut guest = start(&place, &qemu, "g", FEWER);
-        let top = guest
-            .graph()
-            .nodes
-            .iter()
-            .find(|node| node.path.ends_with("top.qcow2") && node.driver == "qcow2")
-            .unwrap()
-            .clone();
+        let (place, mut guest) = started(&qemu, FEWER);
+        let top = guest.top_of_chain();
         guest.ask("block-dirty-bitmap-add", json!({ "node": top.name, "name": "kept", "persistent": true }));
         guest.ask("block-dirty-bitmap-add", json!({ "node": "d0", "name": "lost" }));
         let graph = guest.graph();
@@ -539,9 +527,7 @@ fn bitmaps_that_stay_behind_are_named() {
 #[test]
 fn a_job_under_way_keeps_a_guest_where_it_is() {
     for qemu in qemus() {
-        let place = Place::new();
-        images(&place);
-        let mut guest = start(&place, &qemu, "g", FEWER);
+        let (place, mut guest) = started(&qemu, FEWER);
         guest.ask("blockdev-add", json!({ "driver": "null-co", "node-name": "away", "size": 8 * MIB }));
         guest.ask(
             "blockdev-backup",
