@@ -6,10 +6,9 @@ use linerate_api::Step;
 use linerate_lab::{GuestSpec, QemuVersion};
 
 use super::stage::{NAME, victim};
-use super::{Book, Outcome};
-use crate::interrupt;
+use super::{Book, Outcome, series};
 use crate::moving::{Ending, Moving};
-use crate::random::{Random, seed_for};
+use crate::random::Random;
 use crate::shuttle::Cut;
 use crate::site::{Site, SiteOptions, console_at};
 use crate::transcript::Transcript;
@@ -27,32 +26,10 @@ struct Stage {
 }
 
 pub(super) fn run(book: &mut Book<'_>, names: &[String]) -> anyhow::Result<()> {
-    let mut stage = None;
-    for name in names {
-        interrupt::check()?;
-        book.progress.doing(name);
-        let mut outcome =
-            Outcome { name: name.clone(), seed: seed_for(book.seed, name), ..Outcome::default() };
-        match stage.take().map_or_else(|| Stage::new(book), Ok) {
-            Ok(mut fresh) => {
-                if let Err(error) = fresh.cut(&mut outcome) {
-                    interrupt::check()?;
-                    outcome.wrong.push(format!("{error:#}"));
-                }
-                if outcome.wrong.is_empty() {
-                    stage = Some(fresh);
-                } else {
-                    outcome.logs = fresh.site.logs();
-                }
-            }
-            Err(error) => outcome.wrong.push(format!("no stage: {error:#}")),
-        }
-        book.add(outcome)?;
-    }
-    Ok(())
+    series::play_all::<Stage>(book, names)
 }
 
-impl Stage {
+impl series::Stage for Stage {
     fn new(book: &Book<'_>) -> anyhow::Result<Stage> {
         let site = Site::new(&SiteOptions {
             links: "2x1000".to_owned(),
@@ -75,6 +52,16 @@ impl Stage {
         Ok(stage)
     }
 
+    fn play(&mut self, outcome: &mut Outcome) -> anyhow::Result<()> {
+        self.cut(outcome)
+    }
+
+    fn logs(&self) -> String {
+        self.site.logs()
+    }
+}
+
+impl Stage {
     /// Moves the guest to the other host; `harm` is called once it has been asked for.
     fn go(&mut self, harm: impl FnOnce(&Site) -> anyhow::Result<()>) -> anyhow::Result<Ending> {
         let to = 1 - self.at;

@@ -7,12 +7,12 @@ use anyhow::{Context, bail, ensure};
 use linerate_lab::{Gate, Held, Qmp};
 
 use super::stage::{NAME, victim};
-use super::{Book, Outcome};
+use super::{Book, Outcome, series};
+use crate::cpu;
 use crate::moving::Moving;
-use crate::random::{Random, seed_for};
+use crate::random::Random;
 use crate::site::{Site, SiteOptions, console_at};
 use crate::transcript::Transcript;
-use crate::{cpu, interrupt};
 
 /// Where an agent can be stopped: side and phase of the record that it writes.
 const PLACES: [&str; 8] = [
@@ -77,35 +77,10 @@ pub(super) fn names(rounds: usize) -> Vec<String> {
 }
 
 pub(super) fn run(book: &mut Book<'_>, names: &[String]) -> anyhow::Result<()> {
-    let mut stage = None;
-    for name in names {
-        interrupt::check()?;
-        book.progress.doing(name);
-        let mut outcome =
-            Outcome { name: name.clone(), seed: seed_for(book.seed, name), ..Outcome::default() };
-        let mut fresh = match stage.take().map_or_else(|| Stage::new(book), Ok) {
-            Ok(fresh) => fresh,
-            Err(error) => {
-                outcome.wrong.push(format!("no stage: {error:#}"));
-                book.add(outcome)?;
-                continue;
-            }
-        };
-        if let Err(error) = fresh.play(&mut outcome) {
-            interrupt::check()?;
-            outcome.wrong.push(format!("{error:#}"));
-        }
-        if outcome.wrong.is_empty() {
-            stage = Some(fresh);
-        } else {
-            outcome.logs = fresh.site.logs();
-        }
-        book.add(outcome)?;
-    }
-    Ok(())
+    series::play_all::<Stage>(book, names)
 }
 
-impl Stage {
+impl series::Stage for Stage {
     fn new(book: &Book<'_>) -> anyhow::Result<Stage> {
         let (site, gates) = Site::gated(&SiteOptions {
             links: "2x1000".to_owned(),
@@ -148,6 +123,12 @@ impl Stage {
         Ok(())
     }
 
+    fn logs(&self) -> String {
+        self.site.logs()
+    }
+}
+
+impl Stage {
     fn fault(&mut self, place: &str, how: &str, harm: Harm) -> anyhow::Result<String> {
         let [from, to] = [self.at, 1 - self.at];
         let host = if place.starts_with("source") { from } else { to };

@@ -5,6 +5,7 @@ mod case;
 mod cuts;
 mod histories;
 mod inject;
+mod series;
 mod stage;
 mod tables;
 

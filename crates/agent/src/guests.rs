@@ -68,6 +68,7 @@ fn busy(name: &str, why: &str, unsettled: Unsettled) -> ErrorBody {
 
 /// All guests of this host.
 pub fn list(agent: &Agent) -> Answer<Vec<GuestSummary>> {
+    agent.registry.free_ram_of_dead();
     let records = agent.registry.list().map_err(|error| registry_error(&error))?;
     Ok(records.iter().map(|record| summary(agent, record).0).collect())
 }

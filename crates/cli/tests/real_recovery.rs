@@ -189,19 +189,21 @@ fn a_committed_guest_that_its_agent_did_not_run_yet_is_run_by_the_next() {
     }
 }
 
-/// Kills the source's agent while it throttles the guest: in a moment in which it has stopped it, or in which the guest runs.
-fn killed_while_throttling(stage: &mut Stage, wanted: &str) {
+const THROTTLED: [&str; 3] = ["--throttle", "--max-blackout", "10ms"];
+
+/// Kills the source's agent in a moment in which it has stopped the guest to slow it down.
+fn killed_while_it_throttles(stage: &mut Stage) {
     let mark = stage.lab.hosts()[0].run_directory().join("guests/g/paused-by-agent");
     loop {
-        let migration = stage.migrate(&["--throttle", "--max-blackout", "1ms"]);
+        let migration = stage.migrate(&THROTTLED);
         let end = Instant::now() + LONG;
         while !mark.exists() {
             assert!(Instant::now() < end, "it is never throttled\n{}", stage.told());
+            std::thread::sleep(Duration::from_millis(1));
         }
-        while wanted == "running" && mark.exists() {}
         stage.agent(0).kill().unwrap();
         drop(migration);
-        if stage.state(0) == wanted {
+        if stage.state(0) == "paused" {
             return;
         }
         stage.agent(0).restart().unwrap();
@@ -212,11 +214,14 @@ fn killed_while_throttling(stage: &mut Stage, wanted: &str) {
 /// What the agent stopped itself runs again, and what its operator stopped while no agent was there does not.
 #[test]
 fn a_throttled_guest_runs_when_its_agent_comes_back_and_stays_paused_if_its_operator_paused_it() {
-    let (mut stage, _) = Stage::gated(&[200, 200], guest(QemuVersion::Ten));
-    killed_while_throttling(&mut stage, "paused");
+    let (mut stage, _) = Stage::gated(&[100, 100], guest(QemuVersion::Ten));
+    killed_while_it_throttles(&mut stage);
     stage.agent(0).restart().unwrap();
     stage.settles_at(0);
-    killed_while_throttling(&mut stage, "running");
+    let mut migration = stage.migrate(&THROTTLED);
+    migration.wait(LONG, round_began);
+    stage.agent(0).kill().unwrap();
+    drop(migration);
     stage.tell(0, "stop");
     stage.agent(0).restart().unwrap();
     stage.until("it is rolled back", || stage.unfinished(0).is_empty().then_some(()));

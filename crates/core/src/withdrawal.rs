@@ -28,6 +28,8 @@ pub enum Next {
     Committed,
     /// Nobody answered in time: by now the destination has given up by itself.
     Unheard,
+    /// The destination has heard it, and was still ending its guest when it last answered.
+    Heard,
 }
 
 /// See the module.
@@ -36,21 +38,29 @@ pub struct Withdrawal {
     until: Time,
     /// The destination keeps the guest until it is told.
     held: bool,
+    heard: bool,
     wait: Duration,
 }
 
 impl Withdrawal {
     /// Begins now; the first try is due at once. `held`: the destination may have the guest complete.
     pub fn new(now: Time, held: bool) -> Withdrawal {
-        Withdrawal { until: now + Config::default().orphan_timeout, held, wait: WAIT }
+        Withdrawal { until: now + Config::default().orphan_timeout, held, heard: false, wait: WAIT }
     }
 
     /// A try came to its end; `None` if nobody answered.
     pub fn answered(&mut self, now: Time, outcome: Option<Outcome>) -> Next {
+        self.heard |= outcome.is_some();
         match outcome {
             Some(Outcome::Aborted | Outcome::Returned | Outcome::Unknown) => Next::GivenUp,
             Some(Outcome::Committed | Outcome::Gone) => Next::Committed,
-            Some(Outcome::Pending) | None if now >= self.until && !self.held => Next::Unheard,
+            Some(Outcome::Pending) | None if now >= self.until && !self.held => {
+                if self.heard {
+                    Next::Heard
+                } else {
+                    Next::Unheard
+                }
+            }
             // It has heard and is ending its guest, which does not take long.
             Some(Outcome::Pending) => Next::Again(now + WAIT),
             None => {
@@ -81,7 +91,7 @@ mod tests {
 
     #[test]
     fn tries_are_bounded_whatever_is_answered_while_the_destination_gives_up_by_itself() {
-        for outcome in [None, Some(Outcome::Pending)] {
+        for (outcome, end) in [(None, Next::Unheard), (Some(Outcome::Pending), Next::Heard)] {
             let mut withdrawal = Withdrawal::new(Time::ZERO, false);
             let (mut now, mut tries) = (Time::ZERO, 1);
             while let Next::Again(at) = withdrawal.answered(now, outcome) {
@@ -89,7 +99,7 @@ mod tests {
                 (now, tries) = (at, tries + 1);
                 assert!(tries < 1000, "{outcome:?}");
             }
-            assert_eq!(withdrawal.answered(now, outcome), Next::Unheard);
+            assert_eq!(withdrawal.answered(now, outcome), end);
             assert!(now - Time::ZERO >= Config::default().orphan_timeout, "{outcome:?}");
         }
     }

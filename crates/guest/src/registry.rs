@@ -6,6 +6,7 @@
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
@@ -143,6 +144,8 @@ impl GuestRecord {
 #[derive(Clone, Debug)]
 pub struct Registry {
     guests: PathBuf,
+    /// Held while files of a dead guest are removed, so that they are not those of a new one of its name.
+    removing: Arc<Mutex<()>>,
 }
 
 impl Registry {
@@ -150,7 +153,7 @@ impl Registry {
     pub fn open(run_dir: &Path) -> Result<Registry, RegistryError> {
         let guests = run_dir.join("guests");
         make_folder(&guests)?;
-        Ok(Registry { guests })
+        Ok(Registry { guests, removing: Arc::default() })
     }
 
     /// The folder of a guest, whether there is one or not.
@@ -162,6 +165,7 @@ impl Registry {
     /// Makes the folder of a new guest. Leftovers of a dead one are removed, a living one is an error.
     pub fn reserve(&self, name: &str) -> Result<PathBuf, RegistryError> {
         let folder = self.folder(name)?;
+        let _removing = self.removing.lock().unwrap_or_else(PoisonError::into_inner);
         match self.get(name) {
             Ok(record) if record.is_alive() => return Err(RegistryError::Exists(name.to_owned())),
             Ok(record) => self.remove(&record)?,
@@ -250,6 +254,37 @@ impl Registry {
         }
         remove_folder(&self.folder(&record.name)?)
     }
+}
+
+impl Registry {
+    /// Frees the RAM of guests whose QEMU has ended: files in memory that nobody reads any more. Their records, logs and images stay
+    /// for whoever looks at why it ended. Gives the names of the guests.
+    pub fn free_ram_of_dead(&self) -> Vec<String> {
+        let _removing = self.removing.lock().unwrap_or_else(PoisonError::into_inner);
+        let dead = self
+            .list()
+            .unwrap_or_default()
+            .into_iter()
+            .filter(|record| record.origin != Origin::Adopted && !record.is_alive());
+        dead.filter(free_ram).map(|record| record.name).collect()
+    }
+}
+
+/// Whether there was any.
+fn free_ram(record: &GuestRecord) -> bool {
+    let mut freed = false;
+    for path in record.ram_files.iter().filter(|path| path.exists()) {
+        match fs::remove_file(path) {
+            Ok(()) => freed = true,
+            Err(error) => {
+                tracing::warn!(guest = record.name, path = %path.display(), %error, "the RAM of a guest that has ended stays allocated");
+            }
+        }
+    }
+    if freed {
+        tracing::info!(guest = record.name, "its QEMU has ended: its RAM is freed");
+    }
+    freed
 }
 
 /// Removes a file; that it is not there is fine.
@@ -350,6 +385,28 @@ mod tests {
         registry.put(&record("a")).unwrap();
         registry.remove(&earlier).unwrap();
         assert!(ram.exists() && registry.get("a").is_ok());
+    }
+
+    #[test]
+    fn the_ram_of_a_dead_guest_is_freed_and_its_record_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = Registry::open(dir.path()).unwrap();
+        let put = |name: &str, origin: Origin, dead: bool| {
+            let ram = dir.path().join(format!("{name}.ram"));
+            fs::write(&ram, "x").unwrap();
+            let mut record = record(name);
+            record.origin = origin;
+            record.process.start_ticks -= u64::from(dead);
+            record.ram_files.push(ram.clone());
+            registry.put(&record).unwrap();
+            ram
+        };
+        let dead = [put("a", Origin::Started, true), put("b", Origin::Arrived, true)];
+        let others = [put("c", Origin::Arrived, false), put("d", Origin::Adopted, true)];
+        assert_eq!(registry.free_ram_of_dead(), ["a", "b"]);
+        assert!(dead.iter().all(|ram| !ram.exists()) && others.iter().all(|ram| ram.exists()));
+        assert_eq!(registry.list().unwrap().len(), 4);
+        assert!(registry.free_ram_of_dead().is_empty());
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use common::*;
 use linerate_guest::description::{CopiedDisk, ImageFormat};
 use linerate_guest::drives::{Choice, DrivesError, writable};
-use linerate_guest::graph::{Difference, DiskGraph, GraphError, Mapping, NotNamed, check_files, read};
+use linerate_guest::graph::{Difference, DiskGraph, GraphError, Mapping, Node, NotNamed, check_files, read};
 use linerate_guest::qmp::Qmp;
 use linerate_guest::twin::QemuBinary;
 use serde_json::{Value, json};
@@ -61,6 +61,12 @@ impl Guest {
         graph
     }
 
+    /// The node of `top.qcow2`.
+    fn top_of_chain(&mut self) -> Node {
+        let is_top = |node: &Node| node.path.ends_with("top.qcow2") && node.driver == "qcow2";
+        self.graph().nodes.into_iter().find(is_top).unwrap()
+    }
+
     fn wait_job(&mut self, status: &str) {
         let end = soon();
         while !self.ask("query-jobs", json!({})).to_string().contains(status) {
@@ -92,6 +98,14 @@ fn images(place: &Place) {
     qemu_img("create -q -f qcow2 DIR/base.qcow2 8M", &folder);
     qemu_img("create -q -f qcow2 -b base.qcow2 -F qcow2 DIR/middle.qcow2", &folder);
     qemu_img("create -q -f qcow2 -b DIR/middle.qcow2 -F qcow2 DIR/top.qcow2", &folder);
+}
+
+/// A guest with the disks of a command line, and where it has them.
+fn started(qemu: &QemuBinary, arguments: &str) -> (Place, Guest) {
+    let place = Place::new();
+    images(&place);
+    let guest = start(&place, qemu, "g", arguments);
+    (place, guest)
 }
 
 /// All kinds of notation.
@@ -211,9 +225,7 @@ const FEWER: &str = "-drive if=none,id=d0,file=DIR/a.img,format=raw -device virt
 fn whatever_replaces_an_image_is_told_before_and_during_a_migration_and_at_the_destination() {
     for qemu in qemus() {
         for (number, (word, change)) in CHANGES.iter().enumerate() {
-            let place = Place::new();
-            images(&place);
-            let mut guest = start(&place, &qemu, "g", FEWER);
+            let (place, mut guest) = started(&qemu, FEWER);
             let before = guest.graph();
             assert_eq!(before.change(&guest.graph()), None);
             change(&mut guest, &place.path("disks"));
@@ -232,13 +244,74 @@ fn whatever_replaces_an_image_is_told_before_and_during_a_migration_and_at_the_d
 /// Changes that a drive's option can follow, by their number in [`CHANGES`].
 const FOLLOWED: [usize; 4] = [0, 2, 3, 4];
 
+/// A snapshot of a `-blockdev` node is not followed. The refusal says how to undo it, and then the guest can be moved.
+#[test]
+fn a_snapshot_that_was_committed_as_its_refusal_says_is_none_any_more() {
+    for qemu in qemus() {
+        let (place, mut guest) = started(&qemu, FEWER);
+        let node = json!({ "node-name": "n1", "snapshot-node-name": "s1" });
+        snapshot(&mut guest, node, &place.path("disks"));
+        let refused = guest.graph().check_named(&guest.arguments).unwrap_err().to_string();
+        assert!(refused.contains("block-commit"), "{refused}");
+        guest.ask("block-commit", json!({ "device": "s1", "job-id": "c" }));
+        guest.wait_job("ready");
+        guest.ask("block-job-complete", json!({ "device": "c" }));
+        guest.wait_no_job();
+        guest.graph().check_named(&guest.arguments).unwrap();
+    }
+}
+
+fn wait_migration(guest: &mut Guest, status: &str) {
+    let end = soon();
+    while guest.ask("query-migrate", json!({}))["status"] != status {
+        assert!(Instant::now() < end, "the migration does not become {status}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// QEMU refuses to plug devices while it migrates, and nothing else: images can be replaced until it has written its state.
+#[test]
+fn a_disk_that_is_changed_when_qemu_already_holds_the_guest_is_seen_when_its_state_is_written() {
+    let changes: [(&str, Value); 4] = [
+        ("nothing", json!({})),
+        ("blockdev-snapshot-sync", json!({ "device": "d0", "snapshot-file": "SNAP", "format": "qcow2" })),
+        ("blockdev-change-medium", json!({ "id": "cd0", "filename": "OTHER" })),
+        ("block_resize", json!({ "device": "d0", "size": 16 * MIB })),
+    ];
+    for qemu in qemus() {
+        for (command, arguments) in &changes {
+            let (place, mut guest) = started(&qemu, ALL);
+            let bitmap = json!({ "node": "#block000", "name": "b", "persistent": true });
+            let _ = guest.qmp.execute("block-dirty-bitmap-add", bitmap, soon());
+            let before = guest.graph();
+            let hold = json!([{ "capability": "pause-before-switchover", "state": true }]);
+            guest.ask("migrate-set-capabilities", json!({ "capabilities": hold }));
+            guest.ask("migrate", json!({ "uri": "exec:cat >/dev/null" }));
+            wait_migration(&mut guest, "pre-switchover");
+            assert_eq!(before.change(&guest.graph()), None, "{command}");
+            let plugged = guest.qmp.execute("device_add", json!({ "driver": "virtio-rng-pci" }), soon());
+            assert!(plugged.unwrap_err().to_string().contains("not allowed while migrating"));
+            if *command != "nothing" {
+                let folder = place.path("disks").to_str().unwrap().to_owned();
+                let text = arguments.to_string().replace("SNAP", &format!("{folder}/snap.qcow2"));
+                let text = text.replace("OTHER", &format!("{folder}/other.iso"));
+                guest.ask(command, serde_json::from_str(&text).unwrap());
+            }
+            guest.ask("migrate-continue", json!({ "state": "pre-switchover" }));
+            wait_migration(&mut guest, "completed");
+            let began = Instant::now();
+            let change = before.change(&guest.graph());
+            eprintln!("{command}: looked at in {:?}: {change:?}", began.elapsed());
+            assert_eq!(change.is_some(), *command != "nothing", "{command}: {change:?}");
+        }
+    }
+}
+
 #[test]
 fn a_qemu_of_the_followed_command_line_has_the_images_in_use() {
     for qemu in qemus() {
         for (number, (word, change)) in CHANGES.iter().enumerate() {
-            let place = Place::new();
-            images(&place);
-            let mut guest = start(&place, &qemu, "g", FEWER);
+            let (place, mut guest) = started(&qemu, FEWER);
             assert_eq!(guest.graph().follow(&guest.arguments), None);
             change(&mut guest, &place.path("disks"));
             let graph = guest.graph();
@@ -285,16 +358,8 @@ fn a_cd_of_an_option_of_its_own_is_followed() {
 #[test]
 fn a_backing_image_that_was_merged_into_the_one_above_is_no_change_of_what_the_command_line_names() {
     for qemu in qemus() {
-        let place = Place::new();
-        images(&place);
-        let mut guest = start(&place, &qemu, "g", FEWER);
-        let top = guest
-            .graph()
-            .nodes
-            .iter()
-            .find(|node| node.path.ends_with("top.qcow2") && node.driver == "qcow2")
-            .unwrap()
-            .clone();
+        let (place, mut guest) = started(&qemu, FEWER);
+        let top = guest.top_of_chain();
         let [middle, base] = ["middle.qcow2", "base.qcow2"].map(|name| place.path("disks").join(name));
         let commit = json!({ "device": top.name, "top": middle, "base": base, "job-id": "c" });
         guest.ask("block-commit", commit);
@@ -423,9 +488,7 @@ fn a_copied_disk_may_have_another_path_and_no_backing_file_but_not_another_size(
 #[test]
 fn an_image_whose_name_leads_to_another_file_now_is_told() {
     for qemu in qemus() {
-        let place = Place::new();
-        images(&place);
-        let mut guest = start(&place, &qemu, "g", FEWER);
+        let (place, mut guest) = started(&qemu, FEWER);
         guest.graph();
         let (image, other) = (place.path("disks/b.img"), place.path("disks/other.iso"));
         std::fs::rename(&image, place.path("disks/kept.img")).unwrap();
@@ -443,16 +506,8 @@ fn an_image_whose_name_leads_to_another_file_now_is_told() {
 #[test]
 fn bitmaps_that_stay_behind_are_named() {
     for qemu in qemus() {
-        let place = Place::new();
-        images(&place);
-        let mut guest = start(&place, &qemu, "g", FEWER);
-        let top = guest
-            .graph()
-            .nodes
-            .iter()
-            .find(|node| node.path.ends_with("top.qcow2") && node.driver == "qcow2")
-            .unwrap()
-            .clone();
+        let (place, mut guest) = started(&qemu, FEWER);
+        let top = guest.top_of_chain();
         guest.ask("block-dirty-bitmap-add", json!({ "node": top.name, "name": "kept", "persistent": true }));
         guest.ask("block-dirty-bitmap-add", json!({ "node": "d0", "name": "lost" }));
         let graph = guest.graph();
@@ -472,9 +527,7 @@ fn bitmaps_that_stay_behind_are_named() {
 #[test]
 fn a_job_under_way_keeps_a_guest_where_it_is() {
     for qemu in qemus() {
-        let place = Place::new();
-        images(&place);
-        let mut guest = start(&place, &qemu, "g", FEWER);
+        let (place, mut guest) = started(&qemu, FEWER);
         guest.ask("blockdev-add", json!({ "driver": "null-co", "node-name": "away", "size": 8 * MIB }));
         guest.ask(
             "blockdev-backup",

@@ -9,7 +9,7 @@
 
 mod common;
 
-use common::{Guest, PAGE, in_pages};
+use common::{Guest, PAGE, scan};
 use linerate_memory::{Mapping, Tracker};
 
 /// Small pages in a huge one.
@@ -26,12 +26,6 @@ fn tracked(huge: bool) -> (Guest, Tracker) {
     let (tracker, _) = Tracker::attach(guest.pid(), &[guest.block()], &[]).unwrap();
     tracker.protect().unwrap();
     (guest, tracker)
-}
-
-fn scan(tracker: &Tracker, clear: bool) -> Vec<(u64, u64)> {
-    let mut found = Vec::new();
-    tracker.scan(clear, &mut found).unwrap();
-    in_pages(&found)
 }
 
 /// Written pages are reported, once; written again they are reported again. Others are not missed meanwhile.

@@ -11,7 +11,7 @@ mod common;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use common::{Guest, PAGE, in_pages, run};
+use common::{Guest, PAGE, run, scan};
 use linerate_memory::{Backing, Mapping, Tracker};
 
 /// Small pages in a huge one.
@@ -73,11 +73,7 @@ fn huge_pages_that_were_given_back_are_reported() {
     guest.tell(&format!("write 0 {}", 8 * HUGE));
     let (tracker, _) = Tracker::attach(guest.pid(), &[guest.block()], &[]).unwrap();
     tracker.protect().unwrap();
-    let scan = || {
-        let mut found = Vec::new();
-        tracker.scan(true, &mut found).unwrap();
-        in_pages(&found)
-    };
+    let scan = || scan(&tracker, true);
     assert_eq!(scan(), [], "pages that were never there are protected too");
     guest.tell(&format!("write {} 1", 2 * HUGE));
     // One clean, one written, each as QEMU's balloon gives it back.
@@ -101,11 +97,7 @@ fn a_tracker_sees_the_huge_pages_that_were_written() {
     let mut guest = guest();
     guest.tell("write 0 1024");
     let (tracker, _) = Tracker::attach(guest.pid(), &[guest.block()], &[]).unwrap();
-    let scan = || {
-        let mut found = Vec::new();
-        tracker.scan(true, &mut found).unwrap();
-        in_pages(&found)
-    };
+    let scan = || scan(&tracker, true);
     tracker.protect().unwrap();
     assert_eq!(scan(), []);
     // There before; never touched before; both sides of a border. Loads are no writes.

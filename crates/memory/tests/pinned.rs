@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Guest, PAGE, in_pages};
+use common::{Guest, PAGE, scan};
 use linerate_memory::Tracker;
 
 const SIZE: u64 = 16 << 20;
@@ -81,11 +81,7 @@ fn a_read_into_pinned_pages_that_is_under_way_is_seen_by_no_scan() {
     let fuse = Fuse::start();
     let (tracker, _) = Tracker::attach(guest.pid(), &[guest.block()], &[]).unwrap();
     tracker.protect().unwrap();
-    let scan = || {
-        let mut found = Vec::new();
-        tracker.scan(true, &mut found).unwrap();
-        in_pages(&found)
-    };
+    let scan = || scan(&tracker, true);
     guest.tell(&format!("open {}", fuse.shown().display()));
     fuse.signal(libc::SIGSTOP);
     guest.begin("read 5");

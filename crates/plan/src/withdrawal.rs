@@ -76,7 +76,7 @@ impl World {
             Next::Committed => self.check.that(false, Property::OneRuns, || {
                 String::from("a source rolled back, and the destination has committed")
             }),
-            Next::Unheard => {}
+            Next::Unheard | Next::Heard => {}
         }
         self.note(|| String::from("the roll-back is told"));
         self.set_untold(host, session, false);

@@ -177,6 +177,7 @@ fn check(
         .map_err(|error| refuse_error(Code::ResourceMissing, &error))?;
     let images = images::prepare(description, &made, &agent.config.file_roots, &folder, &agent.image_claims)
         .map_err(|error| refuse_error(Code::ResourceMissing, &error))?;
+    agent.registry.free_ram_of_dead();
     let reserve = agent.config.memory_reserve_mib << 20;
     let host = HostFacts {
         qemu: facts,

@@ -221,10 +221,15 @@ impl Body {
                 let fault = Fault::new(Code::GuestDiffers, Step::Commit, Side::Source, detail);
                 self.handle(Event::Failed(fault));
             }
-            false => tracing::error!(
-                session = %self.shared.session,
-                "the guest's migration is not decided, and somebody lets it run here: the destination is not asked any more, which would let it run there too; `linerate resolve` decides"
-            ),
+            false => {
+                tracing::error!(
+                    session = %self.shared.session,
+                    "the guest's migration is not decided, and somebody lets it run here: the destination is not asked any more, which would let it run there too; `linerate resolve` decides"
+                );
+                if asks {
+                    self.handle(Event::Unanswered);
+                }
+            }
         }
     }
 

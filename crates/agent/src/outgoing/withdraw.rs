@@ -47,6 +47,10 @@ fn tell(peers: &[SocketAddr], session: SessionId, token: Token, held: bool, told
                 told();
                 return tracing::error!(%session, "rolled back here, and the destination says that it has committed: see that the guest does not run twice");
             }
+            Next::Heard => {
+                told();
+                return tracing::info!(%session, "the destination has heard of the roll-back, and was still ending its waiting guest when it last answered");
+            }
             Next::Unheard => {
                 told();
                 return tracing::warn!(%session, "the destination could not be told of the roll-back; by now it has given up by itself");

@@ -348,6 +348,8 @@ impl State {
                 .finish()
                 .map_err(|error| fault(Code::HypervisorFailed, Step::Blackout, Side::Source, &error))?;
         }
+        // Through another monitor images can be replaced until QEMU has written its state.
+        disks::in_use(self.guest.qemu.qmp(), &self.guest.description, Self::deadline())?;
         self.shared.tell(Event::DeviceStateDone);
         Ok(())
     }

@@ -84,6 +84,7 @@ pub fn recover(agent: &Arc<Agent>) -> Result<(), JournalError> {
             tracing::error!(error = chain(&error), "a start that was not finished could not be cleared away")
         }
     }
+    agent.registry.free_ram_of_dead();
     let mut sessions = agent.journal.all()?;
     sessions.sort_by_key(|(_, record)| record.order);
     sessions.iter_mut().for_each(|(session, record)| name_process(agent, *session, record));

@@ -7,7 +7,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use linerate_core::Run;
-use linerate_memory::RamBlock;
+use linerate_memory::{RamBlock, Tracker};
 
 pub const PAGE: u64 = 4096;
 static NUMBER: AtomicU32 = AtomicU32::new(0);
@@ -179,4 +179,11 @@ pub fn run(first_page: u64, pages: u64) -> Run {
 /// Runs as (first page, pages).
 pub fn in_pages(found: &[(usize, Run)]) -> Vec<(u64, u64)> {
     found.iter().map(|(_, run)| (run.offset / PAGE, run.length / PAGE)).collect()
+}
+
+/// Pages that were written since the last look, as (first page, pages); with `clear` they are protected again.
+pub fn scan(tracker: &Tracker, clear: bool) -> Vec<(u64, u64)> {
+    let mut found = Vec::new();
+    tracker.scan(clear, &mut found).unwrap();
+    in_pages(&found)
 }
