@@ -209,7 +209,11 @@ fn find(agent: &Agent, request: &MigrateRequest) -> Result<Found, Fault> {
         domain::check(request, &mut description)?;
     }
     if request.domain.is_none() {
-        disks::at_start(&mut qmp, &mut description, deadline)?;
+        description.name.clone_from(&record.name);
+        let changes = disks::at_start(&mut qmp, &mut description, deadline)?.join("; ");
+        if !changes.is_empty() {
+            tracing::info!(guest = record.name, changes, "the destination gets the images in use");
+        }
     }
     let choice = mode::choose(request, &description, &kernel::judge(&description))?;
     let marks = match request.domain {
@@ -217,6 +221,7 @@ fn find(agent: &Agent, request: &MigrateRequest) -> Result<Found, Fault> {
         Some(_) => Marks::default(),
         None => storage::look(request, &mut qmp, &mut description, deadline)?,
     };
+    mode::check_images(&description)?;
     let qemu = match &request.domain {
         // What libvirt sets is libvirt's to put back.
         Some(_) => SourceQemu::recovered(qmp, true, None, false),
