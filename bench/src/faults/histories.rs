@@ -9,6 +9,7 @@ use linerate_lab::{Gate, Held, Qmp};
 use super::stage::{NAME, victim};
 use super::{Book, Outcome, series};
 use crate::cpu;
+use crate::interrupt;
 use crate::moving::Moving;
 use crate::random::Random;
 use crate::site::{Site, SiteOptions, console_at};
