@@ -506,7 +506,7 @@ fn an_image_whose_name_leads_to_another_file_now_is_told() {
 #[test]
 fn bitmaps_that_stay_behind_are_named() {
     for qemu in qemus() {
-        let (place, mut guest) = started(&qemu, FEWER);
+        let (_place, mut guest) = started(&qemu, FEWER);
         let top = guest.top_of_chain();
         guest.ask("block-dirty-bitmap-add", json!({ "node": top.name, "name": "kept", "persistent": true }));
         guest.ask("block-dirty-bitmap-add", json!({ "node": "d0", "name": "lost" }));
@@ -527,7 +527,7 @@ fn bitmaps_that_stay_behind_are_named() {
 #[test]
 fn a_job_under_way_keeps_a_guest_where_it_is() {
     for qemu in qemus() {
-        let (place, mut guest) = started(&qemu, FEWER);
+        let (_place, mut guest) = started(&qemu, FEWER);
         guest.ask("blockdev-add", json!({ "driver": "null-co", "node-name": "away", "size": 8 * MIB }));
         guest.ask(
             "blockdev-backup",

@@ -6,7 +6,6 @@ use super::Check;
 
 const WHY: &str = "The agents cannot hear each other on this link: migrations leave it out, or wait for connections that never come.";
 
-/// `firewall-drops`
 pub(super) struct FirewallDrops;
 
 impl Check for FirewallDrops {

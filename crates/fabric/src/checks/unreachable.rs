@@ -9,7 +9,6 @@ use super::{duplicate_address, firewall_drops, vlan_between_hosts};
 
 const WHY: &str = "Both hosts say that they are on one network, and packets do not arrive. Migrations lose time with trying, and go over what is left.";
 
-/// `unreachable`
 pub(super) struct Unreachable;
 
 impl Check for Unreachable {
