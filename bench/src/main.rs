@@ -14,6 +14,7 @@
 //! | [`tunnel`] | a tunnel against socat and plain TCP |
 //! | [`doctor`] | how long the doctor takes; migrations over a path that passes less than its ends |
 //! | [`wires`], [`rdma_wires`] | the ping-pong against one in plain C; RDMA against perftest |
+//! | [`adapter`] | a first look at an RDMA adapter between two real hosts |
 //! | [`site`], [`moving`], [`transcript`] | two hosts with agents; one migration; a guest's console over all its moves |
 //! | [`cpu`], [`statistics`], [`random`], [`output`], [`interrupt`] | small tools |
 //!
@@ -21,6 +22,7 @@
 
 #![forbid(unsafe_code)]
 
+mod adapter;
 mod alone;
 mod cpu;
 mod disks;
@@ -81,6 +83,8 @@ enum Command {
     Wires(wires::Flags),
     /// Hold `linerate bench` over RDMA against perftest, in the RDMA lab's machine
     RdmaWires(rdma_wires::Flags),
+    /// Look at an RDMA adapter: TCP and more and more queue pairs to another host, in turns
+    Adapter(adapter::Flags),
 }
 
 /// What every kind of run is given.
@@ -108,6 +112,7 @@ fn main() -> ExitCode {
         Command::Doctor(flags) => doctor::run(flags, arguments.json),
         Command::Wires(flags) => wires::run(flags, arguments.json),
         Command::RdmaWires(flags) => rdma_wires::run(flags, arguments.json),
+        Command::Adapter(flags) => adapter::run(flags, arguments.json),
     });
     match ran {
         Ok(true) => ExitCode::SUCCESS,

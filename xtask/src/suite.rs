@@ -1,7 +1,8 @@
 //! `xtask test`: all tests of the workspace, some programs of them at a time. `cargo test` runs one program after the other,
 //! and those that move guests wait most of their time: for guests to boot, for losses to be noticed.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -38,13 +39,18 @@ struct Program {
 pub fn run(jobs: Option<&str>) -> Result<()> {
     let jobs = jobs.map_or(Ok(JOBS), str::parse).context("how many at a time?")?;
     let waiting = Mutex::new(VecDeque::from(in_order(build()?)));
-    let (failed, skipped) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
+    let (failed, counted) = (Mutex::new(Vec::new()), Mutex::new(Counted::default()));
     std::thread::scope(|scope| {
         for _ in 0..jobs.max(1) {
             scope.spawn(|| {
                 while let Some(program) = next(&waiting) {
                     match run_one(&program) {
-                        Ok(lines) => skipped.lock().unwrap_or_else(PoisonError::into_inner).extend(lines),
+                        Ok((ok, of_it)) => {
+                            counted.lock().unwrap_or_else(PoisonError::into_inner).add(of_it);
+                            if let Err(error) = ok {
+                                failed.lock().unwrap_or_else(PoisonError::into_inner).push(error);
+                            }
+                        }
                         Err(error) => {
                             failed.lock().unwrap_or_else(PoisonError::into_inner).push(format!("{error:#}"));
                         }
@@ -59,10 +65,70 @@ pub fn run(jobs: Option<&str>) -> Result<()> {
     if !examples.context("cannot run cargo")?.success() {
         failed.push("examples in the documentation".into());
     }
-    for line in skipped.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        say(&format!("{line}\n"));
-    }
+    say(&counted.into_inner().unwrap_or_else(PoisonError::into_inner).to_string());
     if failed.is_empty() { Ok(()) } else { bail!("failed: {}", failed.join("; ")) }
+}
+
+/// What became of tests.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Counted {
+    passed: usize,
+    failed: usize,
+    /// Those that are marked as ignored, by reason.
+    ignored: BTreeMap<String, usize>,
+    /// Those that passed without doing anything, since the machine lacks something: a lab's `not_run` writes these lines.
+    not_run: Vec<String>,
+}
+
+impl Counted {
+    fn of(program: &Program, text: &str, errors: &str) -> Counted {
+        let mut counted = Counted::default();
+        for line in text.lines().filter_map(|line| line.strip_prefix("test ")) {
+            let Some((_, what)) = line.split_once(" ... ") else { continue };
+            match what.split_once(", ") {
+                Some(("ignored", why)) => *counted.ignored.entry(why.to_owned()).or_default() += 1,
+                _ if what == "ignored" => *counted.ignored.entry("without a reason".into()).or_default() += 1,
+                _ => {}
+            }
+        }
+        for line in text.lines().filter(|line| line.starts_with("test result: ")) {
+            counted.passed += number_before(line, " passed");
+            counted.failed += number_before(line, " failed");
+        }
+        let whys = errors.lines().filter_map(|line| line.strip_prefix("not run: "));
+        counted.not_run = whys.map(|why| format!("{}, {why}", program.name)).collect();
+        counted.passed = counted.passed.saturating_sub(counted.not_run.len());
+        counted
+    }
+
+    fn add(&mut self, other: Counted) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.not_run.extend(other.not_run);
+        for (why, count) in other.ignored {
+            *self.ignored.entry(why).or_default() += count;
+        }
+    }
+}
+
+impl fmt::Display for Counted {
+    /// The sum is the last line.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for line in &self.not_run {
+            writeln!(f, "not run: {line}")?;
+        }
+        for (why, count) in &self.ignored {
+            writeln!(f, "not run: {count} marked as ignored: {why}")?;
+        }
+        let not_run = self.not_run.len() + self.ignored.values().sum::<usize>();
+        writeln!(f, "tests: {} passed, {} failed, {not_run} not run", self.passed, self.failed)
+    }
+}
+
+/// 0 if there is none.
+fn number_before(line: &str, word: &str) -> usize {
+    let before = line.split(word).next().filter(|before| before.len() < line.len()).unwrap_or_default();
+    before.rsplit(' ').next().and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
 fn cargo() -> std::ffi::OsString {
@@ -108,8 +174,9 @@ fn in_order(mut programs: Vec<Program>) -> Vec<Program> {
     programs
 }
 
-/// Its output is shown when it has ended, so that those of two do not mix. What it says of tests that did nothing is given back.
-fn run_one(program: &Program) -> Result<Vec<String>> {
+/// Its output is shown when it has ended, so that those of two do not mix. What became of its tests, and which program it is if
+/// it failed.
+fn run_one(program: &Program) -> Result<(Result<(), String>, Counted)> {
     let begun = Instant::now();
     say(&format!("begins: {}\n", program.name));
     let output = Command::new(&program.executable)
@@ -120,17 +187,9 @@ fn run_one(program: &Program) -> Result<Vec<String>> {
         .with_context(|| format!("{} cannot be run", program.executable.display()))?;
     let (text, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     say(&report(program, output.status, begun.elapsed(), &text, &errors));
-    if output.status.success() {
-        Ok(not_run(program, &errors))
-    } else {
-        bail!("{} ({})", program.name, output.status)
-    }
-}
-
-/// Tests that passed without doing anything, since the machine lacks something: a lab's `not_run` writes these lines.
-fn not_run(program: &Program, errors: &str) -> Vec<String> {
-    let whys = errors.lines().filter_map(|line| line.strip_prefix("not run: "));
-    whys.map(|why| format!("not run: {}, {why}", program.name)).collect()
+    let ok =
+        if output.status.success() { Ok(()) } else { Err(format!("{} ({})", program.name, output.status)) };
+    Ok((ok, Counted::of(program, &text, &errors)))
 }
 
 /// A line for each test, and all that was said if one failed.
@@ -170,11 +229,23 @@ mod tests {
     }
 
     #[test]
-    fn tests_that_did_nothing_are_named_at_the_end() {
+    fn what_became_of_each_test_is_in_the_last_line() {
+        let text = "running 5 tests\ntest a ... ok\ntest b ... FAILED\ntest c ... ignored, needs a device\ntest d ... ignored\n\
+                    test e ... ignored, needs a device\n\ntest result: FAILED. 11 passed; 1 failed; 3 ignored; 0 measured\n";
         let errors = "warning: x\nnot run: kvm::a: no /dev/kvm (gone)\nit was not run: y\n";
+        let mut counted = Counted::default();
+        counted.add(Counted::of(&named("real_migration"), text, errors));
+        counted.add(Counted::of(&named("x"), "test result: ok. 2 passed; 0 failed\n", ""));
+        let said = counted.to_string();
+        let lines: Vec<&str> = said.lines().collect();
         assert_eq!(
-            not_run(&named("real_migration"), errors),
-            ["not run: real_migration, kvm::a: no /dev/kvm (gone)"]
+            lines,
+            [
+                "not run: real_migration, kvm::a: no /dev/kvm (gone)",
+                "not run: 2 marked as ignored: needs a device",
+                "not run: 1 marked as ignored: without a reason",
+                "tests: 12 passed, 1 failed, 4 not run"
+            ]
         );
     }
 
@@ -187,7 +258,8 @@ mod tests {
         std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         let heard = run_one(&Program { executable: script.clone(), folder, ..named("x") });
         std::fs::remove_file(&script).unwrap();
-        assert_eq!(heard.unwrap(), ["not run: x, a: b"]);
+        let (ok, counted) = heard.unwrap();
+        assert_eq!((ok, counted.not_run), (Ok(()), vec!["x, a: b".to_owned()]));
     }
 
     #[test]

@@ -8,37 +8,55 @@ use linerate_core::{Code, Fault, Side, Step};
 use linerate_guest::description::GuestDescription;
 use linerate_guest::graph::{self, DiskGraph, GraphError, Mapping};
 use linerate_guest::qmp::Qmp;
+use linerate_guest::read::Names;
 
 use crate::faults::{chain, fault};
 
-/// Reads the source's disks at the beginning. The command line follows drives that have another image now; all others
-/// must be as it says.
-pub(crate) fn at_start(qmp: &mut Qmp, guest: &mut GuestDescription, deadline: Instant) -> Result<(), Fault> {
+/// Reads the source's disks at the beginning. The command line follows drives that have another image now, which are
+/// given back in words; all others must be as it says.
+pub(crate) fn at_start(
+    qmp: &mut Qmp,
+    guest: &mut GuestDescription,
+    deadline: Instant,
+) -> Result<Vec<String>, Fault> {
     let refused = |error: &(dyn std::error::Error + 'static)| {
         fault(Code::NotMigratable, Step::Resolve, Side::Source, error)
     };
-    let graph = graph::read(qmp, deadline).map_err(|error| not_read(&error, Step::Resolve, Side::Source))?;
+    let graph =
+        read_here(qmp, guest, deadline).map_err(|error| not_read(&error, Step::Resolve, Side::Source))?;
+    let mut followed = Vec::new();
     if let Some((arguments, changes)) = graph.follow(&guest.arguments) {
-        tracing::info!(
-            guest = guest.name,
-            changes = changes.join("; "),
-            "the destination gets the images in use"
-        );
         guest.arguments = arguments;
+        followed = changes;
     }
     graph.check_named(&guest.arguments).map_err(|error| refused(&error))?;
     graph::check_files(&graph, guest.process.pid).map_err(|error| refused(&error))?;
     guest.graph = Some(graph);
-    Ok(())
+    Ok(followed)
 }
 
-/// Dirty bitmaps that the guest loses by the migration, in a sentence.
-pub(crate) fn caution(guest: &GuestDescription) -> Option<String> {
-    let lost = guest.graph.as_ref()?.lost_bitmaps(&guest.copied);
-    (!lost.is_empty()).then(|| {
-        let names = lost.join(", ");
+/// The source's disks, with whole names of their files.
+fn read_here(qmp: &mut Qmp, guest: &GuestDescription, deadline: Instant) -> Result<DiskGraph, GraphError> {
+    let mut graph = graph::read(qmp, deadline)?;
+    Names::of(guest.process.pid, &guest.arguments).in_graph(&mut graph);
+    Ok(graph)
+}
+
+/// What the guest loses by the migration: dirty bitmaps, and snapshots within images that are copied.
+pub(crate) fn cautions(guest: &GuestDescription) -> Vec<String> {
+    let Some(graph) = &guest.graph else { return Vec::new() };
+    let said = |lost: Vec<String>, words: &dyn Fn(String) -> String| {
+        (!lost.is_empty()).then(|| words(lost.join(", ")))
+    };
+    let bitmaps = said(graph.lost_bitmaps(&guest.copied), &|names| {
         format!("dirty bitmaps stay behind ({names}): the next backup that uses them must be a full one")
-    })
+    });
+    let snapshots = said(graph.lost_snapshots(&guest.copied), &|names| {
+        format!(
+            "snapshots within copied images stay behind ({names}): they are in the image at the source only"
+        )
+    });
+    bitmaps.into_iter().chain(snapshots).collect()
 }
 
 /// The source's disks with the guest stopped, as JSON: they must still be those of the beginning. Empty for a domain
@@ -46,7 +64,7 @@ pub(crate) fn caution(guest: &GuestDescription) -> Option<String> {
 pub(crate) fn in_use(qmp: &mut Qmp, guest: &GuestDescription, deadline: Instant) -> Result<String, Fault> {
     let Some(before) = &guest.graph else { return Ok(String::new()) };
     let failed = |error: GraphError| not_read(&error, Step::Blackout, Side::Source);
-    let now = graph::read(qmp, deadline).map_err(failed)?;
+    let now = read_here(qmp, guest, deadline).map_err(failed)?;
     graph::check_files(&now, guest.process.pid).map_err(failed)?;
     let Some(change) = before.change(&now) else {
         return now

@@ -14,9 +14,11 @@ use linerate_guest::read;
 use linerate_guest::registry::{GuestRecord, Origin, RegistryError};
 use linerate_guest::spec::{GuestSpec, SpecPlaces};
 use linerate_guest::stale;
+use linerate_guest::verdict::{Reason, judge_images, judge_streams, needs};
 use linerate_memory::{Mapping, RamBlock};
 
 use crate::agent::{Agent, Unsettled};
+use crate::disks;
 use crate::faults::chain;
 use crate::kernel;
 
@@ -82,6 +84,7 @@ pub fn show(agent: &Agent, name: &str) -> Answer<GuestDetail> {
             disks: Vec::new(),
             nics: Vec::new(),
             ram_blocks: Vec::new(),
+            needs: Vec::new(),
             description: serde_json::Value::Null,
         });
     };
@@ -98,7 +101,8 @@ fn summary(agent: &Agent, record: &GuestRecord) -> (GuestSummary, Option<GuestDe
         vcpus: 0,
         qemu_version: String::new(),
         pid: u32::try_from(record.process.pid).ok(),
-        direct: api::Verdict { possible: false, reasons: vec![reason] },
+        direct: api::Verdict { possible: false, reasons: vec![reason.clone()] },
+        stream: api::Verdict { possible: false, reasons: vec![reason] },
     };
     if let Some(unsettled) = agent.unsettled(record) {
         let state = if unsettled.undecided { GuestRunState::Undecided } else { GuestRunState::Recovering };
@@ -114,18 +118,35 @@ fn summary(agent: &Agent, record: &GuestRecord) -> (GuestSummary, Option<GuestDe
     if coming.is_some_and(|one| one.outcome() != linerate_core::Outcome::Committed) {
         return (bare(GuestRunState::Incoming, "it is just coming".into()), None);
     }
-    let deadline = Instant::now() + QMP_WAIT;
-    let read = process::connect(record, deadline).map_err(|error| chain(&error)).and_then(|mut qmp| {
-        read::read(&mut qmp, record.process.pid, deadline).map_err(|error| chain(&error))
-    });
-    match read {
-        Ok(description) => (described(record, &description), Some(description)),
+    match read_now(record) {
+        Ok((description, disks)) => (described(record, &description, disks), Some(description)),
         Err(error) => (bare(GuestRunState::Paused, error), None),
     }
 }
 
-fn described(record: &GuestRecord, description: &GuestDescription) -> GuestSummary {
-    let verdict = kernel::judge(description);
+/// The guest as a migration would find it, and what it would say against its disks.
+fn read_now(record: &GuestRecord) -> Result<(GuestDescription, Option<Reason>), String> {
+    let deadline = Instant::now() + QMP_WAIT;
+    let mut qmp = process::connect(record, deadline).map_err(|error| chain(&error))?;
+    let mut description =
+        read::read(&mut qmp, record.process.pid, deadline).map_err(|error| chain(&error))?;
+    description.name.clone_from(&record.name);
+    let disks = disks::at_start(&mut qmp, &mut description, deadline).err();
+    Ok((description, disks.map(|fault| Reason::Disks { why: fault.detail })))
+}
+
+/// Both verdicts are those of a migration that starts now.
+fn verdicts(guest: &GuestDescription, disks: Option<Reason>) -> (api::Verdict, api::Verdict) {
+    let common: Vec<Reason> = disks.into_iter().chain(judge_images(guest)).collect();
+    let verdict = |reasons: Vec<Reason>| {
+        let reasons: Vec<String> = reasons.iter().chain(&common).map(ToString::to_string).collect();
+        api::Verdict { possible: reasons.is_empty(), reasons }
+    };
+    (verdict(kernel::judge(guest).reasons), verdict(judge_streams(guest)))
+}
+
+fn described(record: &GuestRecord, description: &GuestDescription, disks: Option<Reason>) -> GuestSummary {
+    let (direct, stream) = verdicts(description, disks);
     let state = match description.run_state.as_str() {
         "running" => GuestRunState::Running,
         "inmigrate" => GuestRunState::Incoming,
@@ -139,10 +160,8 @@ fn described(record: &GuestRecord, description: &GuestDescription) -> GuestSumma
         vcpus: description.vcpus,
         qemu_version: description.qemu.to_string(),
         pid: u32::try_from(record.process.pid).ok(),
-        direct: api::Verdict {
-            possible: verdict.direct,
-            reasons: verdict.reasons.iter().map(ToString::to_string).collect(),
-        },
+        direct,
+        stream,
     }
 }
 
@@ -171,6 +190,7 @@ fn detail(record: &GuestRecord, summary: GuestSummary, description: &GuestDescri
         disks: description.disks.iter().map(disk).collect(),
         nics: description.nics.iter().map(nic).collect(),
         ram_blocks: description.ram.iter().map(block).collect(),
+        needs: needs(description),
         description: serde_json::to_value(description).unwrap_or_default(),
     }
 }
@@ -250,6 +270,21 @@ fn ram_dir(agent: &Agent, spec: &GuestSpec) -> Answer<PathBuf> {
     })
 }
 
+/// One name for each process, and one process for each name: with two names, two migrations could have one guest.
+fn refuse_known(agent: &Agent, name: &str, pid: i32) -> Answer<()> {
+    let records = agent.registry.list().map_err(|error| registry_error(&error))?;
+    let living = records.into_iter().filter(GuestRecord::is_alive);
+    let Some(known) = living.into_iter().find(|known| known.name == name || known.process.pid == pid) else {
+        return Ok(());
+    };
+    if known.process.pid != pid {
+        return Err(registry_error(&RegistryError::Exists(known.name))
+            .with_hint("give this one another name (`--name`)"));
+    }
+    let text = format!("process {pid} is the guest {} already", known.name);
+    Err(ErrorBody::new("guest_exists", text).with_hint("`linerate vm list` shows it"))
+}
+
 /// Takes a QEMU into the list that somebody else started.
 pub fn adopt(agent: &Agent, request: &AdoptGuest) -> Answer<GuestSummary> {
     let deadline = Instant::now() + QMP_WAIT;
@@ -262,14 +297,7 @@ pub fn adopt(agent: &Agent, request: &AdoptGuest) -> Answer<GuestSummary> {
     let description = read::read(&mut found.qmp, found.pid, deadline)
         .map_err(|error| failed("hypervisor_failed", &error))?;
     let name = request.name.clone().unwrap_or_else(|| description.name.clone());
-    if name != description.name {
-        let text =
-            format!("the guest calls itself {}; it can only be adopted by that name", description.name);
-        return Err(ErrorBody::new(code::BAD_REQUEST, text));
-    }
-    if agent.registry.get(&name).is_ok_and(|known| known.is_alive()) {
-        return Err(registry_error(&RegistryError::Exists(name)));
-    }
+    refuse_known(agent, &name, found.pid)?;
     let record = GuestRecord::new(&name, Origin::Adopted, found.pid, found.socket.clone(), Vec::new())
         .map_err(|error| registry_error(&error))?;
     drop(found);

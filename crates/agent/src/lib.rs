@@ -39,6 +39,7 @@ mod local;
 mod outgoing;
 mod qos;
 mod ram;
+mod rdma_ports;
 mod recovery;
 mod server;
 mod settings;
@@ -47,7 +48,7 @@ mod testing;
 mod trial;
 mod tunnel;
 
-use std::fs::Permissions;
+use std::fs::{File, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -55,7 +56,6 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use linerate_api::TunnelAddress;
 use linerate_guest::registry::Registry;
-use linerate_net::rdma::listen::Listener as RdmaListener;
 use linerate_net::tcp::listen::{ListenOptions, Listener};
 
 use crate::agent::Agent;
@@ -74,6 +74,7 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
     }
     start_log();
     let runtime = tokio::runtime::Runtime::new().context("cannot start the runtime")?;
+    let _alone = alone(&config.run_dir)?;
     let agent = Arc::new(open(config)?);
     // First: it waits for nobody, and what follows may.
     tunnel::withdraw_left(&agent.config.state_dir);
@@ -91,30 +92,21 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
         let options = ListenOptions::default();
         Some(Listener::start(&agent.config.listen, options, move |accepted| accepting.accept(accepted))?)
     };
-    let _rdma = listen_rdma(&agent);
+    rdma_ports::listen(&agent);
     runtime.block_on(server::serve(&agent))?;
     tracing::info!("the agent ends; guests run on");
     Ok(())
 }
 
-/// Takes RDMA connections at those listen addresses that belong to RDMA devices. A host without any does without.
-fn listen_rdma(agent: &Arc<Agent>) -> Option<RdmaListener> {
-    if agent.config.listen.is_empty() {
-        return None;
-    }
-    let accepting = agent.clone();
-    let started = RdmaListener::start(&agent.config.listen, move |accepted| accepting.accept_rdma(accepted));
-    match started {
-        Ok(listener) => {
-            tracing::info!(addresses = ?listener.addresses(), "RDMA connections are taken");
-            agent.rdma.tell(listener.addresses());
-            Some(listener)
-        }
-        Err(error) => {
-            tracing::info!("{error}");
-            None
-        }
-    }
+/// Two agents with one list of guests would end each other's guests while they are started. Let go when it is dropped.
+fn alone(run_dir: &Path) -> Result<File> {
+    std::fs::create_dir_all(run_dir).with_context(|| format!("cannot make {}", run_dir.display()))?;
+    let path = run_dir.join("agent.lock");
+    let file = File::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).with_context(|| {
+        format!("cannot lock {}: is another agent running with this run_dir?", path.display())
+    })?;
+    Ok(file)
 }
 
 fn open(config: Config) -> Result<Agent> {

@@ -21,6 +21,9 @@ pub struct GuestSummary {
     pub pid: Option<u32>,
     /// Whether direct mode can move it.
     pub direct: Verdict,
+    /// Whether stream mode can.
+    #[serde(default)]
+    pub stream: Verdict,
 }
 
 /// What a guest does on this host.
@@ -63,6 +66,9 @@ pub struct GuestDetail {
     pub nics: Vec<Nic>,
     /// Its RAM, as its hypervisor divides it.
     pub ram_blocks: Vec<RamBlock>,
+    /// What a destination must have and allow: only that host can tell whether it does.
+    #[serde(default)]
+    pub needs: Vec<String>,
     /// The description that is sent to a destination, for programs.
     pub description: serde_json::Value,
 }
@@ -130,7 +136,7 @@ pub struct AdoptGuest {
     /// Its QMP socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub qmp: Option<String>,
-    /// What to call it; QEMU's own name of it if absent.
+    /// What to call it, whatever QEMU calls it; QEMU's own name of it if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
 }

@@ -387,7 +387,8 @@ pub struct AdoptFlags {
     /// Its QMP socket
     #[arg(long, value_name = "PATH")]
     pub qmp: Option<PathBuf>,
-    /// What to call it [default: QEMU's own name of it]
+    /// What to call it: a name that no other guest of this host has [default: QEMU's own name of it (-name), its UUID, or
+    /// qemu-PID]
     #[arg(long)]
     pub name: Option<String>,
 }

@@ -244,7 +244,7 @@ fn cancelled(stage: &mut Stage, began: fn(&Value) -> bool) {
 }
 
 fn the_destinations_agent_is_killed(stage: &mut Stage) {
-    let mut migration = stage.migrate(&[&COPY[..], &["--link-timeout", "2s"]].concat());
+    let mut migration = stage.migrate(&[&COPY[..], &["--link-timeout", "5s"]].concat());
     migration.wait(LONG, disk_began);
     stage.destination_agent().kill().unwrap();
     let failure = ended(&migration.finish()).failed(1);
@@ -261,7 +261,7 @@ fn the_sources_agent_is_killed(stage: &mut Stage) {
 }
 
 fn links_are_silent(stage: &mut Stage) {
-    let mut migration = stage.migrate(&[&COPY[..], &["--link-timeout", "2s"]].concat());
+    let mut migration = stage.migrate(&[&COPY[..], &["--link-timeout", "5s"]].concat());
     migration.wait(LONG, disk_began);
     (0..2).for_each(|link| stage.lab.drop_silently(link).unwrap());
     let failure = ended(&migration.finish()).failed(1);

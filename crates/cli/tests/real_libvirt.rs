@@ -110,7 +110,7 @@ fn what_goes_wrong_on_the_way_leaves_the_domain_at_the_source() {
     stage.nothing_is_left();
 
     // All links are gone for longer than is waited for.
-    let moving = stage.start(0, &["--bandwidth", "40M", "--link-timeout", "3s"]);
+    let moving = stage.start(0, &["--bandwidth", "40M", "--link-timeout", "5s"]);
     moving.moves(&stage, 0);
     for link in [0, 1] {
         stage.lab.drop_silently(link).unwrap();

@@ -20,7 +20,9 @@ use serde_json::Value;
 use stage::{LONG, Moving, Stage};
 
 /// Slower than the guest writes, so that it is under way for long.
-const SLOW: [&str; 6] = ["--mode", "direct", "--bandwidth", "40M", "--link-timeout", "3s"];
+const SLOW: [&str; 4] = ["--mode", "direct", "--bandwidth", "40M"];
+/// For those who lose all links. Shorter loses them to a busy machine.
+const IMPATIENT: [&str; 6] = ["--mode", "direct", "--bandwidth", "40M", "--link-timeout", "10s"];
 
 /// The capability with which a domain is saved without its RAM.
 fn ignores_shared(stage: &Stage, host: usize) -> bool {
@@ -190,7 +192,7 @@ fn whatever_ends_leaves_it_at_the_source(version: LibvirtVersion) {
 
     let hosts: &[usize] = if version == LibvirtVersion::Eleven { &[1, 0] } else { &[0] };
     for &host in hosts {
-        let moving = stage.start_bare(0, &SLOW);
+        let moving = stage.start_bare(0, &IMPATIENT);
         copies(&moving);
         let before = withdrawn(&stage);
         stage.agents[host].kill().unwrap();
@@ -240,7 +242,7 @@ fn whoever_else_ends_leaves_it_at_the_source(stage: &mut Stage) {
     drop(moving.end());
     stayed(stage);
 
-    let moving = stage.start_bare(0, &SLOW);
+    let moving = stage.start_bare(0, &IMPATIENT);
     copies(&moving);
     for link in [0, 1] {
         stage.lab.drop_silently(link).unwrap();

@@ -125,7 +125,7 @@ fn all_links_gone_for_a_while_is_waited_for() {
 #[test]
 fn all_links_gone_for_too_long_fails_cleanly_and_the_retry_succeeds() {
     let mut stage = Stage::new(&[300, 300], busy());
-    let mut migration = stage.migrate(&["--link-timeout", "2s"]);
+    let mut migration = stage.migrate(&["--link-timeout", "5s"]);
     migration.wait(LONG, round_began);
     (0..2).for_each(|link| stage.lab.drop_silently(link).unwrap());
     let failure = ended(&migration.finish()).failed(1);
@@ -182,7 +182,7 @@ fn a_display_adapters_memory_arrives_while_it_is_drawn_on() {
 #[test]
 fn the_destinations_agent_is_killed_in_the_middle() {
     let mut stage = Stage::new(&[300, 300], busy());
-    let mut migration = stage.migrate(&["--link-timeout", "2s"]);
+    let mut migration = stage.migrate(&["--link-timeout", "5s"]);
     migration.wait(LONG, round_began);
     stage.destination_agent().kill().unwrap();
     let failure = ended(&migration.finish()).failed(1);

@@ -176,7 +176,7 @@ fn all_links_gone_for_too_long_fails_cleanly_with_parallel_channels() {
 
 fn all_links_gone_for_too_long(guest: GuestSpec) {
     let mut stage = Stage::plain(&SLOW, guest, None);
-    let mut migration = stage.migrate(&["--link-timeout", "2s"]);
+    let mut migration = stage.migrate(&["--link-timeout", "5s"]);
     migration.wait(LONG, round_began);
     (0..2).for_each(|link| stage.lab.drop_silently(link).unwrap());
     let failure = ended(&migration.finish()).failed(1);
@@ -202,7 +202,7 @@ fn the_sources_agent_is_killed_in_the_middle() {
 #[test]
 fn the_destinations_agent_is_killed_in_the_middle() {
     let mut stage = plain();
-    let mut migration = stage.migrate(&["--link-timeout", "2s"]);
+    let mut migration = stage.migrate(&["--link-timeout", "5s"]);
     migration.wait(LONG, round_began);
     stage.destination_agent().kill().unwrap();
     let failure = ended(&migration.finish()).failed(1);
@@ -258,7 +258,7 @@ fn the_waiting_qemu_10_dies_in_the_middle() {
 #[test]
 fn a_waiting_qemu_that_reads_no_more_is_given_up_after_the_limit() {
     let mut stage = plain();
-    let mut migration = stage.migrate(&["--link-timeout", "3s"]);
+    let mut migration = stage.migrate(&["--link-timeout", "5s"]);
     migration.wait(LONG, round_began);
     signal(stage.qemu_pid(true), "-STOP");
     let failure = ended(&migration.finish()).failed(1);

@@ -127,7 +127,7 @@ fn what_is_not_allowed_is_refused_with_what_to_do() {
 fn when_the_other_agent_dies_sockets_are_closed_and_the_command_says_why() {
     let mut stage = Stage::new();
     let before = stage.held();
-    let tunnel = stage.tunnel(&["--link-timeout", "2s", &stage.pair()]);
+    let tunnel = stage.tunnel(&["--link-timeout", "5s", &stage.pair()]);
     let (mut near, _far) = stage.connection();
     near.write_all(b"x").unwrap();
     stage.agents[1].kill().unwrap();

@@ -1,7 +1,7 @@
 //! Control messages over several links: numbered, acknowledged, delivered once and in order.
 //!
-//! Every link has a control connection (a *path*). A message goes out on the path that last answered; small ones go out on
-//! all of them, because a copy costs nothing and a dead link must not cost a blackout its time-out. What is not
+//! Every link has a control connection (a *path*). A message goes out on the path that last answered, or one that answers much
+//! sooner; small ones go out on all of them, because a copy costs nothing and a dead link must not cost a blackout its time-out. What is not
 //! acknowledged in time, or was sent on a path that is lost, goes out again on another. The receiver drops copies and
 //! puts what comes early in its place.
 
@@ -16,6 +16,14 @@ const RESEND_WAIT: Duration = Duration::from_millis(200);
 const RESEND_WAIT_MAX: Duration = Duration::from_secs(2);
 /// Most messages held that came ahead of their turn; a peer that sends more is broken.
 const EARLY_MAX: u64 = 4096;
+
+/// A path that lives is heard at least this often, with time to spare.
+const FRESH: Duration = Duration::from_millis(150);
+/// A path answers much sooner than another: in a third of its time, and this less.
+const SOONER_TIMES: u32 = 3;
+const SOONER_BY: Duration = Duration::from_millis(1);
+/// Messages on one path whose acknowledgement is waited for, to know how long it takes.
+const TIMED_MAX: usize = 64;
 
 /// What is to be sent on a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,6 +56,38 @@ struct Unacknowledged {
 struct Path {
     last_heard: Time,
     acknowledge: bool,
+    /// Numbers that were sent on it, and when.
+    timed: VecDeque<(u64, Time)>,
+    /// From a message to its acknowledgement on this path, averaged.
+    round_trip: Option<Duration>,
+}
+
+impl Path {
+    fn new(now: Time) -> Path {
+        Path { last_heard: now, acknowledge: true, timed: VecDeque::new(), round_trip: None }
+    }
+
+    fn sent(&mut self, now: Time, sequence: u64) {
+        if self.timed.len() < TIMED_MAX {
+            self.timed.push_back((sequence, now));
+        }
+    }
+
+    fn acknowledged(&mut self, now: Time, through: u64) {
+        let mut last = None;
+        while let Some((_, sent)) = self.timed.front().filter(|(sequence, _)| *sequence <= through) {
+            last = Some(now - *sent);
+            self.timed.pop_front();
+        }
+        let Some(sample) = last else { return };
+        self.round_trip = Some(self.round_trip.map_or(sample, |known| (known * 3 + sample) / 4));
+    }
+
+    /// It answers much sooner than the other.
+    fn is_sooner(&self, other: &Path) -> bool {
+        let times = self.round_trip.zip(other.round_trip);
+        times.is_some_and(|(own, other)| own * SOONER_TIMES + SOONER_BY < other)
+    }
 }
 
 /// See the module. Both sides hold one.
@@ -82,9 +122,27 @@ impl Control {
         self.transmit(now);
     }
 
+    /// A message that has not been acknowledged is not repeated any more; what comes after it takes its place. It may have
+    /// arrived all the same.
+    pub fn recall(&mut self, now: Time, message: &Message) {
+        let Some(at) = self.unacknowledged.iter().position(|one| one.message == *message) else { return };
+        let Some(recalled) = self.unacknowledged.remove(at) else { return };
+        for later in self.unacknowledged.iter_mut().skip(at) {
+            later.sequence -= 1;
+            later.sent_on.clear();
+            later.resend_at = now;
+        }
+        self.next_sequence -= 1;
+        let goes = |outgoing: &Outgoing| match outgoing {
+            Outgoing::Message { sequence, .. } => *sequence < recalled.sequence,
+            Outgoing::Acknowledgement { .. } => true,
+        };
+        self.outgoing.retain(|(_, outgoing)| goes(outgoing));
+    }
+
     /// A control connection is up.
     pub fn path_up(&mut self, now: Time, path: PathId) {
-        self.paths.insert(path, Path { last_heard: now, acknowledge: true });
+        self.paths.insert(path, Path::new(now));
         self.last_path_lost = None;
         self.transmit(now);
     }
@@ -137,6 +195,9 @@ impl Control {
     /// The peer has everything up to `through`.
     pub fn acknowledged(&mut self, now: Time, path: PathId, through: u64) {
         self.heard(now, path);
+        if let Some(path) = self.paths.get_mut(&path) {
+            path.acknowledged(now, through);
+        }
         while self.unacknowledged.front().is_some_and(|first| first.sequence <= through) {
             self.unacknowledged.pop_front();
         }
@@ -204,6 +265,7 @@ impl Control {
             for &path in &targets {
                 let (sequence, message) = (unacknowledged.sequence, unacknowledged.message.clone());
                 self.outgoing.push_back((path, Outgoing::Message { sequence, message }));
+                self.paths.get_mut(&path).into_iter().for_each(|path| path.sent(now, sequence));
             }
             let again = !unacknowledged.sent_on.is_empty();
             unacknowledged.sent_on.extend(targets);
@@ -217,15 +279,19 @@ impl Control {
     }
 }
 
-/// Small messages: all paths. Others: the freshest path not tried yet, or the freshest of all.
+/// Small messages: all paths. Others: one that was not tried yet, or any: the freshest, unless one that is about as fresh answers much sooner.
 fn targets(paths: &BTreeMap<PathId, Path>, tried: &[PathId], message: &Message) -> Vec<PathId> {
     if is_small(message) {
         return paths.keys().copied().collect();
     }
-    let freshest = |filter: &dyn Fn(&PathId) -> bool| {
-        paths.iter().filter(|(id, _)| filter(id)).max_by_key(|(_, path)| path.last_heard).map(|(&id, _)| id)
+    let best = |filter: &dyn Fn(&PathId) -> bool| {
+        let allowed = || paths.iter().filter(|(id, _)| filter(id));
+        let (&freshest, newest) = allowed().max_by_key(|(_, path)| path.last_heard)?;
+        let lives = |path: &Path| newest.last_heard - path.last_heard <= FRESH;
+        let sooner = allowed().filter(|(_, path)| lives(path) && path.is_sooner(newest));
+        Some(sooner.min_by_key(|(_, path)| path.round_trip).map_or(freshest, |(&id, _)| id))
     };
-    freshest(&|id| !tried.contains(id)).or_else(|| freshest(&|_| true)).into_iter().collect()
+    best(&|id| !tried.contains(id)).or_else(|| best(&|_| true)).into_iter().collect()
 }
 
 #[cfg(test)]
@@ -247,6 +313,32 @@ mod tests {
 
     fn drain(control: &mut Control, now: Time) -> Vec<(PathId, Outgoing)> {
         std::iter::from_fn(|| control.poll_outgoing(now)).collect()
+    }
+
+    #[test]
+    fn a_recalled_message_is_not_repeated_and_what_follows_arrives_in_its_place() {
+        let (mut a, mut b) = (Control::default(), Control::default());
+        a.path_up(ms(0), 0);
+        a.send(ms(0), numbered(1));
+        a.send(ms(0), Message::Commit);
+        a.send(ms(0), numbered(2));
+        drain(&mut a, ms(0));
+        a.acknowledged(ms(1), 0, 1);
+        a.path_lost(ms(1), 0);
+        a.recall(ms(1), &Message::Commit);
+        a.path_up(ms(2), 1);
+        a.send(ms(2), numbered(3));
+        b.path_up(ms(2), 1);
+        assert!(b.received(ms(2), 1, 1, numbered(1)));
+        for (path, outgoing) in drain(&mut a, ms(2)) {
+            if let Outgoing::Message { sequence, message } = outgoing {
+                assert!(b.received(ms(2), path, sequence, message));
+            }
+        }
+        let delivered: Vec<Message> = std::iter::from_fn(|| b.poll_delivered()).collect();
+        assert_eq!(delivered, [numbered(1), numbered(2), numbered(3)]);
+        a.recall(ms(3), &Message::Commit);
+        assert_eq!(a.unacknowledged(), 2, "nothing else is recalled");
     }
 
     #[test]
@@ -303,6 +395,34 @@ mod tests {
         assert_eq!(drain(&mut a, ms(700)).len(), 1);
         a.acknowledged(ms(701), 0, 1);
         assert_eq!(a.timeout(), None);
+    }
+
+    /// Two paths, of which the second answers 50 ms later; a word that went over both.
+    fn near_and_far() -> Control {
+        let mut a = Control::default();
+        a.path_up(ms(0), 0);
+        a.path_up(ms(0), 1);
+        drain(&mut a, ms(0));
+        a.send(ms(1), numbered(1));
+        drain(&mut a, ms(1));
+        a.acknowledged(ms(2), 0, 1);
+        a.acknowledged(ms(51), 1, 1);
+        a
+    }
+
+    #[test]
+    fn device_state_goes_where_it_arrives_soonest() {
+        let mut a = near_and_far();
+        a.send(ms(60), chunk(1));
+        assert_eq!(drain(&mut a, ms(60))[0].0, 0, "path 1 was heard last, and is far");
+    }
+
+    #[test]
+    fn a_path_that_fell_silent_is_not_near_any_more() {
+        let mut a = near_and_far();
+        a.heard(ms(400), 1);
+        a.send(ms(401), chunk(1));
+        assert_eq!(drain(&mut a, ms(401))[0].0, 1);
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! Channels pull. A channel that is free asks for work and gets the next piece of what is pending, so a fast link carries
 //! more and a slow one less, with no assignment made in advance. Pieces get smaller towards the end of a round, and a
-//! channel that could not finish with the others gets none, so that no channel is waited for.
+//! channel that could not finish with the others gets none, so that no channel is waited for: by its rate, and by how long
+//! its acknowledgements take. In a blackout, whose rounds are short, a link of 50 ms beside one of 0.1 ms carries nothing.
 //!
 //! Invariants (tests and the simulator check them):
 //! * an extent is pending or in flight on one channel or settled, never two of these (rule 3);
@@ -54,6 +55,11 @@ impl Default for Config {
 /// that the link moves bytes before the channel is told of.
 pub const FIRST_SEQUENCE: u64 = 2;
 
+const RECENT: Duration = Duration::from_secs(3);
+/// A channel is far if its acknowledgements take so many times as long as the nearest one's, and this longer. Less is chance: queues, CPUs.
+const FAR_TIMES: u32 = 3;
+const FAR_BY: Duration = Duration::from_millis(1);
+
 /// What a channel is to do next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
@@ -103,8 +109,32 @@ struct Channel {
     rate: Rate,
     /// Shortest time from hand-out to acknowledgement: the round trip with the least queueing in it.
     latency_min: Option<Duration>,
+    /// The same of the last seconds.
+    latency: Recent,
     last_handed_out: Time,
     acknowledged_bytes: u64,
+}
+
+/// The least time of the last [`RECENT`] to twice that. Each round begins with an empty queue, and an idle channel with a ping, so that
+/// some time in it is the link's own.
+#[derive(Debug, Default)]
+struct Recent {
+    since: Time,
+    least: Option<Duration>,
+    before: Option<Duration>,
+}
+
+impl Recent {
+    fn add(&mut self, now: Time, one: Duration) {
+        if now - self.since > RECENT {
+            (self.since, self.before, self.least) = (now, self.least, None);
+        }
+        self.least = Some(self.least.map_or(one, |least| least.min(one)));
+    }
+
+    fn least(&self) -> Option<Duration> {
+        self.least.into_iter().chain(self.before).min()
+    }
 }
 
 impl Channel {
@@ -117,6 +147,7 @@ impl Channel {
             in_flight_wire_bytes: 0,
             rate: Rate::default(),
             latency_min: None,
+            latency: Recent::default(),
             last_handed_out: now,
             acknowledged_bytes: 0,
         }
@@ -146,11 +177,36 @@ impl Channel {
         let wire_bytes = settled.iter().map(|write| write.wire_bytes).sum();
         if let Some(latency) = settled.iter().map(|write| now - write.sent_at).min() {
             self.latency_min = Some(self.latency_min.map_or(latency, |least| least.min(latency)));
+            self.latency.add(now, latency);
         }
         self.acknowledged_bytes += wire_bytes;
         self.rate.acknowledged(now, wire_bytes, self.in_flight.is_empty());
         settled
     }
+}
+
+/// How much later than over the nearest channel bytes arrive over this one, seconds; 0 if they are about as near.
+fn farther_s(channel: &Channel, nearest: Duration) -> f64 {
+    let latency = channel.latency.least().unwrap_or_default();
+    if latency <= nearest * FAR_TIMES + FAR_BY { 0.0 } else { (latency - nearest).as_secs_f64() }
+}
+
+/// When channels, each with its distance (seconds) and rate, have together carried so many bytes; a channel that is farther than that
+/// has no part in it.
+fn all_done_s(mut ways: Vec<(f64, f64)>, bytes: f64) -> f64 {
+    ways.sort_by(|one, other| one.0.total_cmp(&other.0));
+    let (mut rate, mut done, mut ahead) = (0.0, f64::INFINITY, 0.0);
+    for (far, own) in ways {
+        if far >= done {
+            break;
+        }
+        rate += own;
+        ahead += own * far;
+        if rate > 0.0 {
+            done = (bytes + ahead) / rate;
+        }
+    }
+    done
 }
 
 /// See the module.
@@ -291,19 +347,30 @@ impl Scheduler {
     /// with everything that is left. Never true of the channel that is furthest ahead, so work is always taken.
     fn would_finish_late(&self, channel_id: ChannelId) -> bool {
         let Some(channel) = self.channels.get(&channel_id) else { return false };
-        let total_rate = self.bytes_per_s();
         let own_rate = channel.rate.bytes_per_s();
-        if own_rate <= 0.0 || channel.in_flight.is_empty() {
+        let nearest = self.nearest();
+        let far_s = farther_s(channel, nearest);
+        if own_rate <= 0.0 || (channel.in_flight.is_empty() && far_s <= 0.0) {
             return false;
         }
-        let living = self.channels.values().filter(|channel| !channel.lost);
+        let living = || self.channels.values().filter(|channel| !channel.lost);
         // Who has shown no rate gets a first piece before another gets a second: else a slow channel that asks first could take
         // every small round, and nobody would ever know that the others are fast.
-        if living.clone().any(|other| other.rate.bytes_per_s() <= 0.0 && other.in_flight.is_empty()) {
-            return true;
+        let unknown = |other: &Channel| other.rate.bytes_per_s() <= 0.0 && other.in_flight.is_empty();
+        if living().any(unknown) {
+            return !channel.in_flight.is_empty();
         }
-        let left: u64 = self.pending_bytes + living.map(|channel| channel.in_flight_wire_bytes).sum::<u64>();
-        channel.in_flight_wire_bytes as f64 / own_rate > left as f64 / total_rate
+        let left: u64 =
+            self.pending_bytes + living().map(|channel| channel.in_flight_wire_bytes).sum::<u64>();
+        let ways: Vec<(f64, f64)> =
+            living().map(|channel| (farther_s(channel, nearest), channel.rate.bytes_per_s())).collect();
+        far_s + channel.in_flight_wire_bytes as f64 / own_rate > all_done_s(ways, left as f64)
+    }
+
+    /// How long the acknowledgements of the nearest living channel take.
+    fn nearest(&self) -> Duration {
+        let living = self.channels.values().filter(|channel| !channel.lost);
+        living.filter_map(|channel| channel.latency.least()).min().unwrap_or_default()
     }
 
     /// The channel handed the write to its carrier: this is what it costs on the wire (zero pages cost nothing).

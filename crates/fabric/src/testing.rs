@@ -54,6 +54,13 @@ fn host(number: u8, name: &str) -> Inventory {
         transparent_huge_pages: Some("madvise".into()),
         transparent_huge_pages_shared: Some("advise".into()),
         memlock: Some(Limit::Unlimited),
+        ram_folders: vec![RamFolder {
+            path: "/dev/shm/linerate".into(),
+            filesystem: Some("tmpfs".into()),
+            size_bytes: Some(128 << 30),
+            available_bytes: Some(100 << 30),
+            huge_pages: false,
+        }],
     };
     host.hypervisor = Hypervisor {
         kvm: Some(true),
@@ -75,6 +82,8 @@ fn host(number: u8, name: &str) -> Inventory {
         listen: (0..2).map(|link| format!("10.1.{link}.{number}:7979")).collect(),
         links: Vec::new(),
         rdma_type_of_service: None,
+        instance: Some(format!("{number:032x}")),
+        settings_from_agents: None,
     });
     host
 }

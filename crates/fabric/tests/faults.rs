@@ -41,6 +41,24 @@ fn probe(room: &mut Room) -> &mut Probe {
     &mut room.matrix.probes[2]
 }
 
+/// Packets of 2000 that are lost on the way of a probe and back, seen from both sides.
+fn losing(room: &mut Room, number: usize, there: u32, back: u32) {
+    let loss =
+        |there, back| Loss { sent: 2000, lost_there: Some(there), lost_back: Some(back), lost: there + back };
+    room.matrix.probes[number].loss = Some(loss(there, back));
+    room.matrix.probes[number ^ 1].loss = Some(loss(back, there));
+}
+
+/// A link whose packets take longer, there and back together, microseconds.
+fn slow(room: &mut Room, link: usize, more_us: u64) {
+    for probe in &mut room.matrix.probes[link * 2..link * 2 + 2] {
+        let latency = probe.latency.as_mut().unwrap();
+        for time in [&mut latency.min_ns, &mut latency.median_ns, &mut latency.max_ns] {
+            *time += more_us * 1000;
+        }
+    }
+}
+
 fn four_lanes(pcie: &mut Pcie) {
     pcie.running = Some(PcieLink { speed_mts: 8000, width: 4 });
 }
@@ -55,6 +73,9 @@ fn pool(total: u64) -> Vec<HugePages> {
 }
 
 const FAULTS: &[Fault] = &[
+    ("address-taken", healthy, |room| {
+        l1(room).taken = vec![Taken { ip: [10, 2, 1, 2].into(), mac: "02:de:ad:00:00:01".into() }];
+    }),
     ("asymmetric-routing", measured, |room| probe(room).leaves_by = Some("eno1".into())),
     ("autonegotiation-mismatch", healthy, |room| l1(room).neighbours[0].autonegotiation = Some(false)),
     ("clock-not-steered", healthy, |room| beta(room).time.synchronised = Some(false)),
@@ -70,6 +91,7 @@ const FAULTS: &[Fault] = &[
     ("drops-rising", healthy, |room| gained(room).rx_missed = 40),
     ("duplicate-address", healthy, |room| named(room, "eno1").addresses[0].ip = [192, 168, 0, 1].into()),
     ("duplicate-mac", healthy, |room| l1(room).mac = Some("02:00:00:00:01:01".into())),
+    ("equal-names", healthy, |room| beta(room).host = "alpha".into()),
     ("errors-rising", healthy, |room| gained(room).rx_crc_errors = 3),
     ("ets-differs", healthy, |room| {
         dcb(room).ets.as_mut().unwrap().share_percent = vec![90, 10, 0, 0, 0, 0, 0, 0]
@@ -90,6 +112,7 @@ const FAULTS: &[Fault] = &[
         probe(room).reachable = Some(false);
     }),
     ("firmware-differs", healthy, |room| l1(room).firmware = Some("14.20.1010".into())),
+    ("gateway-dead", healthy, |room| beta(room).gateways[0].answers = Some(false)),
     ("half-duplex", healthy, |room| l1(room).link.duplex = Some(Duplex::Half)),
     ("huge-pages-denied", healthy, |room| {
         beta(room).memory.transparent_huge_pages_shared = Some("deny".into())
@@ -109,10 +132,12 @@ const FAULTS: &[Fault] = &[
     }),
     ("interrupts-on-one-cpu", healthy, |room| l1(room).irqs.iter_mut().for_each(|irq| irq.cpus = vec![9])),
     ("kernel-too-old", healthy, |room| beta(room).system.features[0].present = false),
+    ("kvm-missing", healthy, |room| beta(room).hypervisor.kvm = Some(false)),
     ("lacp-incomplete", bonded, |room| named(room, "bond0").bond.as_mut().unwrap().aggregated = Some(1)),
     ("link-down", healthy, |room| l1(room).carrier = Some(false)),
     ("link-flapping", healthy, |room| l1(room).carrier_changes = Some(300)),
     ("memlock-limit", healthy, |room| beta(room).memory.memlock = Some(Limit::Bytes(8 << 20))),
+    ("memory-short", healthy, |room| beta(room).memory.available_bytes = Some(200 << 20)),
     ("migration-on-management", healthy, |room| {
         for (number, host) in (1..).zip(&mut room.hosts) {
             host.agent.as_mut().unwrap().listen.push(format!("192.168.0.{number}:7979"));
@@ -127,6 +152,7 @@ const FAULTS: &[Fault] = &[
     }),
     ("mtu-small", healthy, |room| both(room, |port| port.mtu = Some(1500))),
     ("no-second-link", healthy, |room| beta(room).agent.as_mut().unwrap().listen.truncate(1)),
+    ("packet-loss", measured, |room| losing(room, 2, 10, 0)),
     ("pcie-below-card", healthy, |room| {
         for port in &mut beta(room).ports[..2] {
             four_lanes(port.pcie.as_mut().unwrap());
@@ -141,7 +167,13 @@ const FAULTS: &[Fault] = &[
     }),
     ("pfc-differs", healthy, |room| dcb(room).pfc.as_mut().unwrap().lossless.clear()),
     ("qemu-machine-types", healthy, |room| drop(beta(room).hypervisor.qemu[0].machines.remove(0))),
+    ("qemu-missing", healthy, |room| {
+        let qemu = &mut beta(room).hypervisor.qemu[0];
+        (qemu.version, qemu.machines) = (None, Vec::new());
+    }),
+    ("qemu-too-old", healthy, |room| beta(room).hypervisor.qemu[0].version = Some("6.2.0".into())),
     ("queues-few", healthy, |room| l1(room).queues.as_mut().unwrap().combined = Some(2)),
+    ("ram-folder-unfit", healthy, |room| beta(room).memory.ram_folders[0].filesystem = Some("ext4".into())),
     ("rdma-blocked", measured, |room| probe(room).rdma_failure = Some("no answer".into())),
     ("rdma-off", healthy, |room| {
         room.hosts.iter_mut().for_each(|host| drop(host.rdma.as_mut().unwrap().remove(1)))
@@ -157,6 +189,7 @@ const FAULTS: &[Fault] = &[
     }),
     ("roce-priority-differs", healthy, |room| dcb(room).applications[0].priority = 5),
     ("roce-version-differs", healthy, |room| rdma(room).default_roce = Some("IB/RoCE v1".into())),
+    ("round-trip-long", measured, |room| slow(room, 1, 50_000)),
     ("speed-below-ability", healthy, |room| l1(room).link.speed_mbps = Some(1000)),
     ("speed-between-hosts", healthy, |room| {
         l1(room).link.speed_mbps = Some(10_000);
@@ -166,6 +199,9 @@ const FAULTS: &[Fault] = &[
         l1(room).link.speed_mbps = Some(10_000);
         l1(room).link.peer = vec!["10000baseSR/Full".into()];
     }),
+    ("tcp-blocked", measured, |room| {
+        (probe(room).tcp, probe(room).throughput_mbps) = (Some(false), None);
+    }),
     ("team-cannot-spread", bonded, |room| {
         named(room, "bond0").bond.as_mut().unwrap().hash = Some("layer2".into())
     }),
@@ -173,6 +209,10 @@ const FAULTS: &[Fault] = &[
         named(room, "bond0").bond.as_mut().unwrap().monitor_interval_ms = Some(0)
     }),
     ("throughput-below-promise", measured, |room| probe(room).throughput_mbps = Some(2400)),
+    ("throughput-below-sibling", measured, |room| {
+        (probe(room).throughput_mbps, room.matrix.probes[3].throughput_mbps) = (Some(13_000), Some(13_100));
+    }),
+    ("throughput-one-way", measured, |room| probe(room).throughput_mbps = Some(13_000)),
     ("two-ports-one-network", healthy, |room| {
         l1(room).addresses.push(Address { ip: [192, 168, 0, 77].into(), prefix: 24 });
         room.hosts.iter_mut().for_each(|host| host.ports[1].neighbours.clear());
@@ -182,7 +222,7 @@ const FAULTS: &[Fault] = &[
     }),
     ("unreachable", measured, |room| {
         probe(room).reachable = Some(false);
-        probe(room).throughput_mbps = None;
+        (probe(room).tcp, probe(room).throughput_mbps) = (Some(false), None);
     }),
     ("vlan-between-hosts", healthy, |room| l1(room).neighbours[0].vlan_untagged = Some(1)),
     ("vlan-in-team", bonded, |room| named(room, "l3").neighbours[0].vlan_untagged = Some(1)),

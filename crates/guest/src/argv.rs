@@ -20,15 +20,17 @@ pub enum Rule {
     Drop,
     /// Taken over after its own check and rewriting, see `twin`.
     Special,
+    /// Never taken over; the words say why and what to do.
+    Refuse(&'static str),
 }
 
 use Arity::{Flag, Value};
-use Rule::{Drop, Keep, Special, Text};
+use Rule::{Drop, Keep, Refuse, Special, Text};
 
 /// Every option that may stand in a description. An option that is not here is refused by name: nothing that runs programs,
 /// reads configuration, or opens files other than those that the twin's rules know can get in by being new or forgotten.
 pub const KNOWN: &[(&str, Arity, Rule)] = &[
-    ("name", Value, Keep),
+    ("name", Value, Special),
     ("uuid", Value, Keep),
     ("cpu", Value, Keep),
     ("smp", Value, Keep),
@@ -69,6 +71,8 @@ pub const KNOWN: &[(&str, Arity, Rule)] = &[
     ("drive", Value, Special),
     ("blockdev", Value, Special),
     ("cdrom", Value, Special),
+    ("fda", Value, Special),
+    ("fdb", Value, Special),
     ("hda", Value, Special),
     ("hdb", Value, Special),
     ("hdc", Value, Special),
@@ -87,6 +91,9 @@ pub const KNOWN: &[(&str, Arity, Rule)] = &[
     ("debugcon", Value, Special),
     ("monitor", Value, Special),
     ("audiodev", Value, Special),
+    ("audio", Value, Special),
+    ("spice", Value, Special),
+    ("run-with", Value, Special),
     ("display", Value, Special),
     ("nographic", Flag, Special),
     ("vnc", Value, Special),
@@ -100,7 +107,72 @@ pub const KNOWN: &[(&str, Arity, Rule)] = &[
     ("mem-prealloc", Flag, Drop),
     ("D", Value, Drop),
     ("d", Value, Drop),
+    ("loadvm", Value, Drop),
+    ("echr", Value, Drop),
+    ("async-teardown", Flag, Drop),
+    ("full-screen", Flag, Drop),
+    ("perfmap", Flag, Drop),
+    ("jitdump", Flag, Drop),
+    ("enable-sync-profile", Flag, Drop),
+    // Proxmox: the number of the guest. A QEMU of its own knows the option, others do not.
+    ("id", Value, Drop),
+    // Settings of iSCSI disks, which are refused; Proxmox gives them to every guest.
+    ("iscsi", Value, Drop),
+    // Displays of older versions.
+    ("sdl", Flag, Drop),
+    ("curses", Flag, Drop),
+    ("no-frame", Flag, Drop),
+    ("alt-grab", Flag, Drop),
+    ("ctrl-grab", Flag, Drop),
+    ("no-quit", Flag, Drop),
+    ("compat", Value, Keep),
+    (
+        "readconfig",
+        Value,
+        Refuse(
+            "the file could not be read at the source, or has something else than sections with options: put it back, or write what it says on the command line",
+        ),
+    ),
+    ("writeconfig", Value, Refuse("it writes a file of the host: start the guest without it")),
+    (
+        "snapshot",
+        Flag,
+        Refuse(
+            "what the guest has written is in temporary files that end with its QEMU: start the guest without it, on a qcow2 image with a backing file",
+        ),
+    ),
+    ("virtfs", Value, Refuse(SHARED_FOLDER)),
+    ("fsdev", Value, Refuse(SHARED_FOLDER)),
+    (
+        "tpmdev",
+        Value,
+        Refuse("the TPM's state is kept by another process (swtpm): start the guest without its TPM"),
+    ),
+    ("set", Value, Refuse("it may change any option: write the property where its device is named")),
+    ("add-fd", Value, Refuse("it is an open file of the source's process: name the file instead")),
+    ("plugin", Value, Refuse("it loads a program into QEMU: start the guest without it")),
+    ("gdb", Value, Refuse(DEBUGGER)),
+    ("s", Flag, Refuse(DEBUGGER)),
+    ("chroot", Value, Refuse(OWN_USER)),
+    ("runas", Value, Refuse(OWN_USER)),
+    ("trace", Value, Refuse("it may write a file of the host: switch tracing on in the monitor instead")),
+    ("dfilter", Value, Drop),
+    ("dump-vmstate", Value, Refuse("it writes a file of the host: start the guest without it")),
+    ("preconfig", Flag, Refuse("QEMU is configured by its monitor before it runs: use options instead")),
+    ("option-rom", Value, Refuse(GUEST_FILE)),
+    ("acpitable", Value, Refuse(GUEST_FILE)),
+    ("dtb", Value, Refuse(GUEST_FILE)),
+    ("shim", Value, Refuse(GUEST_FILE)),
+    ("sd", Value, Refuse("it is a medium of boards without PCI: use -drive")),
+    ("mtdblock", Value, Refuse("it is a medium of boards without PCI: use -drive")),
+    ("soundhw", Value, Refuse("QEMU has it no more: use -audiodev and -device")),
+    ("watchdog", Value, Refuse("QEMU has it no more: use -device and -watchdog-action")),
 ];
+
+const SHARED_FOLDER: &str = "it shares a folder of the source's host, and QEMU does not migrate a guest that has it mounted: start the guest without it";
+const DEBUGGER: &str = "it opens a port for a debugger: start the guest without it";
+const OWN_USER: &str = "the destination decides as whom its QEMU runs: start the guest without it";
+const GUEST_FILE: &str = "it reads a file of the host into the guest's memory: start the guest without it";
 
 /// One option of a command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,13 +187,15 @@ pub struct Argument {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ArgvError {
     /// An option is not in [`KNOWN`].
-    #[error("the QEMU option -{0} is not among those that linerate takes over from another host")]
+    #[error(
+        "the QEMU option -{0} is not among those that Linerate takes to another host: start the guest without it"
+    )]
     Unknown(String),
     /// The value of an option is missing.
     #[error("the QEMU option -{0} has no value")]
     ValueMissing(String),
-    /// An argument that is no option: QEMU takes it for a disk image.
-    #[error("the argument {0:?} is no option (QEMU takes it for a disk): write it as -drive file=…")]
+    /// An argument that is neither an option nor a disk image.
+    #[error("the argument {0:?} is neither an option nor the name of a disk image")]
     Bare(String),
 }
 
@@ -132,18 +206,41 @@ pub fn known(name: &str) -> Option<(Arity, Rule)> {
 
 /// Splits arguments (without the program's name) strictly: what is not in the table is an error.
 pub fn split_strict(arguments: &[String]) -> Result<Vec<Argument>, ArgvError> {
-    let mut rest = arguments.iter();
-    let mut options = Vec::new();
+    let (options, errors) = split(arguments);
+    errors.into_iter().next().map_or(Ok(options), Err)
+}
+
+/// The same with every error. The value of an option that is not in the table is guessed.
+pub fn split(arguments: &[String]) -> (Vec<Argument>, Vec<ArgvError>) {
+    let mut rest = arguments.iter().peekable();
+    let (mut options, mut errors) = (Vec::new(), Vec::new());
     while let Some(text) = rest.next() {
-        let name = option_name(text).ok_or_else(|| ArgvError::Bare(text.clone()))?;
-        let (arity, _) = known(name).ok_or_else(|| ArgvError::Unknown(name.chars().take(80).collect()))?;
-        let value = match arity {
-            Flag => None,
-            Value => Some(rest.next().cloned().ok_or_else(|| ArgvError::ValueMissing(name.into()))?),
+        let Some(name) = option_name(text) else {
+            match disk(text) {
+                Some(option) => options.push(option),
+                None => errors.push(ArgvError::Bare(text.clone())),
+            }
+            continue;
+        };
+        let value = match known(name) {
+            Some((Flag, _)) => None,
+            Some((Value, _)) => {
+                let value = rest.next().cloned();
+                if value.is_none() {
+                    errors.push(ArgvError::ValueMissing(name.into()));
+                    continue;
+                }
+                value
+            }
+            None => {
+                errors.push(ArgvError::Unknown(name.chars().take(80).collect()));
+                rest.next_if(|next| !next.starts_with('-'));
+                continue;
+            }
         };
         options.push(Argument { name: name.into(), value });
     }
-    Ok(options)
+    (options, errors)
 }
 
 /// Splits the arguments of a QEMU that runs here: options that are not in the table take what follows as their value unless
@@ -152,7 +249,10 @@ pub fn split_loose(arguments: &[String]) -> Vec<Argument> {
     let mut rest = arguments.iter().peekable();
     let mut options = Vec::new();
     while let Some(text) = rest.next() {
-        let Some(name) = option_name(text) else { continue };
+        let Some(name) = option_name(text) else {
+            options.extend(disk(text));
+            continue;
+        };
         let value = match known(name) {
             Some((Flag, _)) => None,
             Some((Value, _)) => rest.next().cloned(),
@@ -161,6 +261,21 @@ pub fn split_loose(arguments: &[String]) -> Vec<Argument> {
         options.push(Argument { name: name.into(), value });
     }
     options
+}
+
+/// Arguments as they stand on a command line.
+pub fn join(options: Vec<Argument>) -> Vec<String> {
+    options
+        .into_iter()
+        .flat_map(|option| [Some(format!("-{}", option.name)), option.value])
+        .flatten()
+        .collect()
+}
+
+/// An argument without a dash is the first disk to QEMU, as if it were the value of `-hda`.
+fn disk(text: &str) -> Option<Argument> {
+    let named = !text.is_empty() && !text.starts_with('-');
+    named.then(|| Argument { name: "hda".into(), value: Some(text.to_owned()) })
 }
 
 // One dash or two are the same to QEMU.
@@ -186,11 +301,54 @@ mod tests {
     }
 
     #[test]
+    fn an_argument_without_a_dash_is_the_first_disk() {
+        let disk = Argument { name: "hda".into(), value: Some("disk.img".into()) };
+        for line in ["-snapshot disk.img", "disk.img -S"] {
+            assert!(split_loose(&words(line)).contains(&disk), "{line}");
+            assert!(split_strict(&words(line)).unwrap().contains(&disk), "{line}");
+        }
+    }
+
+    #[test]
     fn unknown_bare_and_cut_off_are_told() {
-        assert_eq!(split_strict(&words("-plugin x")), Err(ArgvError::Unknown("plugin".into())));
-        assert_eq!(split_strict(&words("disk.img")), Err(ArgvError::Bare("disk.img".into())));
+        assert_eq!(split_strict(&words("-new x")), Err(ArgvError::Unknown("new".into())));
+        assert_eq!(split_strict(&words("-")), Err(ArgvError::Bare("-".into())));
+        let (options, errors) = split(&words("-new x -m 64 -newer -S --"));
+        assert_eq!(options.len(), 2);
+        assert_eq!(errors.len(), 3, "{errors:?}");
         assert_eq!(split_strict(&words("-S -m")), Err(ArgvError::ValueMissing("m".into())));
     }
+
+    /// In the help under another heading, of another version, or of Proxmox.
+    const OTHERS: &[&str] = &[
+        "M",
+        "hda",
+        "hdb",
+        "hdc",
+        "hdd",
+        "fda",
+        "fdb",
+        "dtb",
+        "no-acpi",
+        "no-hpet",
+        "audio",
+        "run-with",
+        "async-teardown",
+        "perfmap",
+        "jitdump",
+        "id",
+        "sdl",
+        "curses",
+        "no-frame",
+        "alt-grab",
+        "ctrl-grab",
+        "no-quit",
+        "writeconfig",
+        "soundhw",
+        "watchdog",
+        "shim",
+        "preconfig",
+    ];
 
     // A wrong arity would let a value slip in as an option: QEMU's own help is the judge.
     #[test]
@@ -198,8 +356,8 @@ mod tests {
         let output = std::process::Command::new("qemu-system-x86_64").arg("-help").output().unwrap();
         let help = String::from_utf8(output.stdout).unwrap();
         for (name, arity, _) in KNOWN {
-            if ["M", "hda", "hdb", "hdc", "hdd", "no-acpi", "no-hpet"].contains(name) {
-                continue; // in the help under another heading, or gone from newer versions
+            if OTHERS.contains(name) {
+                continue;
             }
             let plain = format!("-{name} ");
             let double = format!("-{name}\t");

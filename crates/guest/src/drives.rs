@@ -6,10 +6,12 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
+use crate::bytes::exact_bytes;
 use crate::description::{COPIED_MAX, CopiedDisk, DescriptionError, GuestDescription, ImageFormat};
 use crate::graph::{DiskGraph, Node};
 use crate::identity;
 use crate::qmp::{Qmp, QmpError};
+use crate::read::Names;
 use crate::read::disks::node_file;
 use crate::shared::{DescribeError, check_names};
 
@@ -35,7 +37,8 @@ pub enum DrivesError {
     },
     /// The image is a part of its file.
     #[error(
-        "the disk {id} is a part of {path} ({size} bytes from byte {offset} on, by offset= or size=): the rest of the file would not be copied. Move the guest on shared storage, or give the disk a file of its own"
+        "the disk {id} is a part of {path} ({} from byte {offset} on, by offset= or size=): the rest of the file would not be copied. Move the guest on shared storage, or give the disk a file of its own",
+        exact_bytes(*size)
     )]
     Part {
         /// The drive.
@@ -85,7 +88,14 @@ pub fn writable(
 ) -> Result<Vec<CopiedDisk>, DrivesError> {
     check_arguments(&guest.arguments)?;
     let drives = qmp.execute("query-block", json!({}), deadline)?;
-    let chosen = choose(drives.as_array().map_or(&[], Vec::as_slice), guest.graph.as_ref(), choice)?;
+    let mut chosen = choose(drives.as_array().map_or(&[], Vec::as_slice), guest.graph.as_ref(), choice)?;
+    let names = Names::of(guest.process.pid, &guest.arguments);
+    for disk in &mut chosen {
+        if let Some(path) = names.whole(&disk.path) {
+            disk.identity = identity::of(Path::new(&path));
+            disk.path = path;
+        }
+    }
     let Some(graph) = &guest.graph else { return Ok(chosen) };
     match chosen.iter().find_map(|disk| Some((disk, graph.part_of_file(&disk.id)?))) {
         Some((disk, (offset, size))) => {

@@ -75,6 +75,9 @@ pub struct Node {
     /// Dirty bitmaps with a name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bitmaps: Vec<Bitmap>,
+    /// Snapshots within the image; told to nobody.
+    #[serde(skip)]
+    pub snapshots: Vec<String>,
     /// Nodes below.
     pub children: Vec<Child>,
 }

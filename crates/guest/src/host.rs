@@ -1,5 +1,6 @@
 //! Whether this host has what a twin needs: firmware, machine type, files, interfaces, memory, a free name.
 
+mod needs;
 mod problem;
 
 use std::collections::{BTreeMap, HashMap};
@@ -17,6 +18,7 @@ use crate::qmp::QemuVersion;
 use crate::roots::is_allowed;
 use crate::twin::{NeededFile, NeededNetwork, QemuBinary, Twin};
 
+pub use needs::needs;
 pub use problem::Problem;
 
 /// Bytes of a page that is not huge.
@@ -274,18 +276,8 @@ fn file_problem(guest: &GuestDescription, file: &NeededFile, roots: &[PathBuf]) 
     if !is_allowed(&path, &target, roots) {
         return Some(Problem::FileOutside { path, target });
     }
-    let kind = fs::metadata(&target).ok()?.file_type();
-    if !kind.is_file() && !kind.is_block_device() {
-        return Some(Problem::FileKind { path });
-    }
-    if let Some(as_device) = file.as_device.filter(|as_device| *as_device != kind.is_block_device()) {
-        return Some(Problem::FileDriver { path, as_device });
-    }
-    // What is opened as a raw image may begin like any other.
-    if file.format != Some(ImageFormat::Raw)
-        && let Err(reach) = qcow2::check(&path, roots)
-    {
-        return Some(Problem::Image { path, reach });
+    if let Some(problem) = unfit(file, &path, &target, roots) {
+        return Some(problem);
     }
     let disk = guest.disks.iter().find(|disk| disk.path == file.source);
     if disk.is_some_and(|disk| disk.direct) && !opens_directly(&target) {
@@ -297,6 +289,32 @@ fn file_problem(guest: &GuestDescription, file: &NeededFile, roots: &[PathBuf]) 
     }
     let (here, there) = disk_sizes(guest, file, &target, disk?)?;
     (there != 0 && here != there).then_some(Problem::FileSize { path, here, there })
+}
+
+/// What every host finds of the same file, wherever it is.
+fn unfit(file: &NeededFile, path: &Path, target: &Path, roots: &[PathBuf]) -> Option<Problem> {
+    let kind = fs::metadata(target).ok()?.file_type();
+    let path = path.to_owned();
+    if !kind.is_file() && !kind.is_block_device() {
+        return Some(Problem::FileKind { path });
+    }
+    if let Some(as_device) = file.as_device.filter(|as_device| *as_device != kind.is_block_device()) {
+        return Some(Problem::FileDriver { path, as_device });
+    }
+    // What is opened as a raw image may begin like any other.
+    let reach = qcow2::check(&path, roots).err().filter(|_| file.format != Some(ImageFormat::Raw))?;
+    Some(Problem::Image { path, reach })
+}
+
+/// What a destination would find of the images of a guest that runs here, if it has the same. Those that are copied are made anew.
+pub fn unfit_images(guest: &GuestDescription, twin: &Twin) -> Vec<Problem> {
+    let anywhere = [PathBuf::from("/")];
+    let stays = |file: &&NeededFile| !guest.copied.iter().any(|disk| disk.path == file.source);
+    let look = |file: &NeededFile| {
+        let target = fs::canonicalize(&file.path).ok()?;
+        unfit(file, &file.path, &target, &anywhere)
+    };
+    twin.files.iter().filter(stays).filter_map(look).collect()
 }
 
 /// Bytes of the disk in the image here, and at the source. The file of a qcow2 image grows, and says nothing of the disk; QEMU counts

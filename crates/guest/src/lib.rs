@@ -16,6 +16,7 @@
 //!   decided elsewhere.
 
 pub mod argv;
+pub mod bytes;
 pub mod description;
 pub mod discover;
 pub mod domain;

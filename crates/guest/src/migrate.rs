@@ -19,9 +19,11 @@
 mod destination;
 mod mirrors;
 mod pause_mark;
+mod plugged;
 mod settings;
 mod source;
 mod streams;
+mod take_back;
 
 pub use destination::{DestinationQemu, TakeOver, is_live};
 pub use mirrors::{Export, MirrorProgress, Writes};
@@ -63,6 +65,17 @@ pub enum MigrateError {
         "the migration was completed already: the guest's state has left this process, it is not resumed here"
     )]
     AlreadyCompleted,
+    /// A migration that somebody else began is under way, or has moved the guest away.
+    #[error("somebody else has begun a migration of this guest (status {0})")]
+    Elsewhere(String),
+    /// A device came or went.
+    #[error(
+        "the guest's devices were changed during the migration: {change}. The destination was started with those of the beginning; start the migration again"
+    )]
+    Devices {
+        /// Which.
+        change: String,
+    },
     /// The process ended while it loaded the state.
     #[error(
         "the waiting QEMU ended while it loaded the guest's state: see its log for the device that differs"

@@ -73,6 +73,11 @@ impl Options {
         self.pairs.insert(place.min(self.pairs.len()), (key.to_owned(), value.to_owned()));
     }
 
+    /// Adds a pair at the end, whatever is there of its key.
+    pub(crate) fn push(&mut self, key: &str, value: &str) {
+        self.pairs.push((key.to_owned(), value.to_owned()));
+    }
+
     /// Keeps the keys that the predicate takes.
     pub fn retain(&mut self, mut keeps: impl FnMut(&str) -> bool) {
         self.pairs.retain(|(key, _)| keeps(key));

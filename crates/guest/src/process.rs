@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::procfs::{ProcessError, ProcessIdentity};
 use crate::qmp::{Qmp, QmpError};
 use crate::registry::{GuestRecord, Origin, Registry, RegistryError, remove_file};
-use crate::remains::announce;
+use crate::remains::{self, announce};
 use crate::twin::QemuBinary;
 
 const POLL: Duration = Duration::from_millis(5);
@@ -122,6 +122,7 @@ fn try_start(
         GuestRecord::new(launch.name, launch.origin, pid, launch.qmp.to_owned(), launch.ram_files.clone())?;
     let record = GuestRecord { session: launch.session.clone(), ..record };
     registry.put(&record)?;
+    remains::finished(launch.folder)?;
     let qmp = connect(&record, deadline)?;
     Ok((record, qmp))
 }

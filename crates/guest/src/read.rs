@@ -1,12 +1,20 @@
 //! Reads the description of a running QEMU: what QMP answers, completed by the process's command line and open files.
 
+mod config;
 pub(crate) mod disks;
 mod memory;
 mod monitor;
+mod names;
 mod nested;
 mod network;
 
+pub use config::expand as expand_config;
+pub use monitor::traits_of_devices;
+pub use names::Names;
 pub(crate) use network::bridge_of;
+
+use std::io::Read;
+use std::path::Path;
 
 use std::time::Instant;
 
@@ -39,15 +47,14 @@ pub enum ReadError {
 
 /// Reads the guest that a QMP connection leads to. `pid` is its process, see [`Qmp::peer_pid`].
 pub fn read(qmp: &mut Qmp, pid: i32, deadline: Instant) -> Result<GuestDescription, ReadError> {
-    let command_line = procfs::command_line(pid)?;
-    let arguments: Vec<String> = command_line.into_iter().skip(1).collect();
+    let (arguments, names) = command_line(pid)?;
     let options = split_loose(&arguments);
     let mut asker = Asker { qmp, deadline };
     let cpus = asker.array("query-cpus-fast")?;
     let tree = asker.monitor("info qtree")?;
     let files = procfs::open_files(pid)?;
     let uuid = asker.uuid()?;
-    let ram = memory::read(&mut asker, &files)?;
+    let ram = memory::read(&mut asker, &files, &names)?;
     Ok(GuestDescription {
         schema: SCHEMA,
         name: asker.name(uuid.as_deref(), pid)?,
@@ -59,7 +66,7 @@ pub fn read(qmp: &mut Qmp, pid: i32, deadline: Instant) -> Result<GuestDescripti
         vcpus: u32::try_from(cpus.len()).unwrap_or(u32::MAX),
         qemu: asker.qmp.version(),
         ram,
-        disks: disks::read(&mut asker, &options)?,
+        disks: disks::read(&mut asker, &options, &names)?,
         nics: network::read(&mut asker, pid)?,
         traits: asker.traits(&tree, &options)?,
         run_state: asker.run_state()?,
@@ -74,6 +81,22 @@ pub fn read(qmp: &mut Qmp, pid: i32, deadline: Instant) -> Result<GuestDescripti
         domain: false,
         graph: None,
     })
+}
+
+/// The arguments of a QEMU, with what its files of options say and whole names of files.
+fn command_line(pid: i32) -> Result<(Vec<String>, Names), ReadError> {
+    let arguments: Vec<String> = procfs::command_line(pid)?.into_iter().skip(1).collect();
+    let names = Names::of(pid, &arguments);
+    let root = procfs::proc_path(pid, "root");
+    let read = |path: &str| {
+        let whole = names.whole(path).unwrap_or_else(|| path.to_owned());
+        let path = root.join(Path::new(&whole).strip_prefix("/").ok()?);
+        let mut text = String::new();
+        let mut file = std::fs::File::open(path).ok()?.take(config::BYTES_MAX);
+        file.read_to_string(&mut text).ok().map(|_| text)
+    };
+    let arguments = config::expand(&arguments, read);
+    Ok((names.in_arguments(arguments), names))
 }
 
 struct Asker<'a> {

@@ -53,6 +53,11 @@ pub fn announce(folder: &Path, pid_file: &Path, ram_files: &[PathBuf]) -> Result
     Start { pid_file: pid_file.to_owned(), ram_files: ram_files.to_vec() }.write(folder)
 }
 
+/// The guest has a record, which tells of it from now on: should somebody remove that, it is not a start to be ended.
+pub fn finished(folder: &Path) -> Result<(), RegistryError> {
+    remove_file(&folder.join(START))
+}
+
 /// Ends and removes what was made for a reserved guest that never came to have a record; one that has is left alone.
 pub fn give_up(registry: &Registry, name: &str) -> Result<(), GuestError> {
     match registry.get(name) {

@@ -13,10 +13,10 @@ mod memory;
 mod network;
 mod plain;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
 
-use crate::argv::{Argument, ArgvError, Rule, known, split_strict};
+use crate::argv::{Argument, ArgvError, Rule, known, split};
 use crate::description::{DescriptionError, GuestDescription, ImageFormat, check_name};
 use crate::options::{Options, OptionsError};
 
@@ -87,6 +87,8 @@ pub struct Twin {
     pub networks: Vec<NeededNetwork>,
     /// Firmware files that must be found in the data folders.
     pub firmware: Vec<String>,
+    /// It has a port in QEMU's user-mode network.
+    pub user_network: bool,
     /// What was left out or replaced, for the operator.
     pub notes: Vec<String>,
 }
@@ -136,10 +138,10 @@ pub enum NeededNetwork {
 #[derive(Debug, thiserror::Error)]
 pub enum TwinError {
     /// The command line has something that is not taken over.
-    #[error("the guest's command line cannot be taken over from another host")]
+    #[error(transparent)]
     Argv(#[from] ArgvError),
     /// A name that cannot be used.
-    #[error("the guest cannot be taken over")]
+    #[error(transparent)]
     Name(#[from] DescriptionError),
     /// An option string that cannot be read.
     #[error("the value of -{option} cannot be read")]
@@ -151,7 +153,7 @@ pub enum TwinError {
         source: OptionsError,
     },
     /// Something that is not taken over from another host.
-    #[error("-{option} {what}: not taken over from another host, {why}")]
+    #[error("-{option} {what}: another host does not take this over: {why}")]
     Refused {
         /// The option.
         option: String,
@@ -159,6 +161,32 @@ pub enum TwinError {
         what: String,
         /// Why.
         why: &'static str,
+    },
+    /// An option that no host takes over.
+    #[error("-{option}: another host does not take this over: {why}")]
+    Option {
+        /// The option.
+        option: String,
+        /// Why, and what to do.
+        why: &'static str,
+    },
+    /// A name that is not the whole path of a file.
+    #[error(
+        "-{option} names {path:?}, which is not the full path of a local file or device: network disks, protocols and names that count from QEMU's folder mean nothing on another host"
+    )]
+    NotAPath {
+        /// The option.
+        option: String,
+        /// The name.
+        path: String,
+    },
+    /// A RAM block that would have no file.
+    #[error(
+        "RAM block {block} has no file of its own at the destination: give the guest one memory back end for each block"
+    )]
+    NoRamFile {
+        /// The block.
+        block: String,
     },
     /// A file outside of the folders that guests may use.
     #[error(
@@ -193,35 +221,89 @@ pub enum TwinError {
     SocketPath(PathBuf),
 }
 
+impl TwinError {
+    /// Whether it is a matter of this host's configuration: another host may take the guest.
+    pub fn is_of_host(&self) -> bool {
+        matches!(
+            self,
+            TwinError::OutsideRoots { .. }
+                | TwinError::NoHugePages { .. }
+                | TwinError::UserNetwork
+                | TwinError::SocketPath(_)
+        )
+    }
+}
+
+impl TwinOptions {
+    /// Of a host that has and allows everything: what is refused there is refused everywhere.
+    pub fn anywhere() -> TwinOptions {
+        TwinOptions {
+            runtime_dir: "/run".into(),
+            ram_dir: "/dev/shm".into(),
+            huge_ram_dir: Some("/dev/hugepages".into()),
+            qemu: QemuBinary::new("qemu-system-x86_64"),
+            file_roots: vec!["/".into()],
+            paths: BTreeMap::new(),
+            taps: BTreeMap::new(),
+            allow_user_network: true,
+            keep_page_cache: false,
+        }
+    }
+}
+
+impl Twin {
+    /// The RAM file of a block that Linerate moves itself.
+    pub fn ram_file(&self, block: &str) -> Result<&RamFile, TwinError> {
+        let object = block.rsplit('/').next().unwrap_or_default();
+        let found = self.ram_files.iter().find(|file| file.object == object);
+        found.ok_or_else(|| TwinError::NoRamFile { block: block.to_owned() })
+    }
+}
+
 /// Makes the twin of a guest.
 pub fn twin(guest: &GuestDescription, options: &TwinOptions) -> Result<Twin, TwinError> {
-    check_name(&guest.name)?;
+    let (twin, refused) = attempt(guest, options);
+    refused.into_iter().next().map_or(Ok(twin), Err)
+}
+
+/// The twin as far as it can be made, and everything that stands against it.
+pub fn attempt(guest: &GuestDescription, options: &TwinOptions) -> (Twin, Vec<TwinError>) {
+    let (arguments, unknown) = split(&guest.arguments);
+    let mut builder = Builder::new(guest, options, &arguments);
+    let mut refused: Vec<TwinError> =
+        check_name(&guest.name).err().map(TwinError::from).into_iter().collect();
     if !guest.traits.hot_plugged.is_empty() {
-        return Err(TwinError::HotPlugged(guest.traits.hot_plugged.join(", ")));
+        refused.push(TwinError::HotPlugged(guest.traits.hot_plugged.join(", ")));
     }
-    let arguments = split_strict(&guest.arguments)?;
-    let mut builder = Builder::new(guest, options)?;
+    refused.extend(builder.socket("qmp.sock").err());
+    refused.extend(builder.machine_type().err());
+    refused.extend(unknown.into_iter().map(TwinError::from));
     builder.out.extend(options.qemu.data_arguments());
     for argument in &arguments {
-        builder.take(argument)?;
+        refused.extend(builder.take(argument).err());
     }
-    builder.check_default_network(&arguments)?;
-    Ok(builder.finish())
+    refused.extend(builder.check_default_network().err());
+    // The same sentence once, of however many disks or ports it is true.
+    let mut said = HashSet::new();
+    refused.retain(|error| said.insert(error.to_string()));
+    (builder.finish(), refused)
 }
 
 struct Builder<'a> {
     guest: &'a GuestDescription,
     options: &'a TwinOptions,
+    arguments: &'a [Argument],
     out: Vec<String>,
     twin: Twin,
     machine_given: bool,
+    name_given: bool,
     vnc: bool,
     serials: u32,
     uses: formats::Uses,
 }
 
 impl<'a> Builder<'a> {
-    fn new(guest: &'a GuestDescription, options: &'a TwinOptions) -> Result<Builder<'a>, TwinError> {
+    fn new(guest: &'a GuestDescription, options: &'a TwinOptions, arguments: &'a [Argument]) -> Builder<'a> {
         let twin = Twin {
             name: guest.name.clone(),
             arguments: Vec::new(),
@@ -231,21 +313,21 @@ impl<'a> Builder<'a> {
             files: Vec::new(),
             networks: Vec::new(),
             firmware: Vec::new(),
+            user_network: false,
             notes: Vec::new(),
         };
-        let builder = Builder {
+        Builder {
             guest,
             options,
+            arguments,
             out: Vec::new(),
             twin,
             machine_given: false,
+            name_given: false,
             vnc: false,
             serials: 0,
             uses: formats::Uses::default(),
-        };
-        builder.socket("qmp.sock")?;
-        builder.machine_type()?;
-        Ok(builder)
+        }
     }
 
     fn take(&mut self, argument: &Argument) -> Result<(), TwinError> {
@@ -264,21 +346,23 @@ impl<'a> Builder<'a> {
                 self.emit(name, value)
             }
             Rule::Special => self.special(name, value),
+            Rule::Refuse(why) => Err(TwinError::Option { option: name.to_owned(), why }),
         }
     }
 
     fn special(&mut self, name: &str, value: &str) -> Result<(), TwinError> {
         match name {
             "machine" | "M" => self.machine(value),
-            "boot" | "icount" | "global" | "smbios" | "fw_cfg" | "usbdevice" | "audiodev" => {
-                self.plain(name, value)
-            }
+            "name" | "boot" | "icount" | "global" | "smbios" | "fw_cfg" | "usbdevice" | "audiodev"
+            | "audio" | "run-with" => self.plain(name, value),
             "device" => self.device(value),
             "object" => self.object(value),
             "mem-path" => self.legacy_memory(),
             "drive" => self.drive(value),
             "blockdev" => self.blockdev(value),
-            "cdrom" | "hda" | "hdb" | "hdc" | "hdd" | "pflash" => self.bare_drive(name, value),
+            "cdrom" | "hda" | "hdb" | "hdc" | "hdd" | "fda" | "fdb" | "pflash" => {
+                self.bare_drive(name, value)
+            }
             "kernel" | "initrd" => self.bare_file(name, value),
             "bios" => self.bios(value),
             "netdev" | "nic" | "net" => self.network(name, value),
@@ -294,12 +378,20 @@ impl<'a> Builder<'a> {
                 self.vnc |= value != "none";
                 Ok(())
             }
+            "spice" => {
+                self.vnc = true;
+                self.note("SPICE is not offered here, VNC is".into());
+                Ok(())
+            }
             other => Err(refused(other, "", "there is no rule for it")),
         }
     }
 
     fn finish(mut self) -> Twin {
         self.settle_formats();
+        if !self.name_given {
+            self.out.extend(["-name".into(), format!("guest={}", self.guest.name)]);
+        }
         if !self.machine_given {
             self.out.extend(["-machine".into(), self.guest.machine.clone()]);
         }

@@ -2,7 +2,10 @@
 
 use std::fmt;
 
-use crate::description::{Backend, GuestDescription};
+use crate::bytes::bytes;
+use crate::description::{Backend, DescriptionError, GuestDescription};
+use crate::host::{self, Problem};
+use crate::twin::{TwinError, TwinOptions, attempt};
 
 /// First kernel with PAGEMAP_SCAN and asynchronous write protection.
 pub const KERNEL_NEEDED: (u32, u32) = (6, 7);
@@ -53,7 +56,8 @@ pub enum Reason {
     },
     /// RAM that ends inside of a huge page: the file is longer than the block, and no other host can make it so.
     #[error(
-        "RAM block {block} has {size} bytes, which are not whole huge pages of {page_bytes}: give the guest a multiple of them"
+        "RAM block {block} has {}, which are not whole huge pages of {}: give the guest a multiple of them",
+        bytes(*size), bytes(*page_bytes)
     )]
     RamNotWholePages {
         /// The block.
@@ -122,6 +126,24 @@ pub enum Reason {
         "QEMU holds the guest in the state postmigrate since an earlier migration was given up, and migrates it again only when it has run: let it run (QMP: `cont`), and pause it again if it is to stand"
     )]
     NotRunSince,
+    /// No host would take it over.
+    #[error("{why}")]
+    NotTakenOver {
+        /// The sentence with which a destination would refuse it.
+        why: String,
+    },
+    /// An image of the guest that no host would open for it.
+    #[error("{problem}")]
+    Image {
+        /// What a destination would say of it.
+        problem: Problem,
+    },
+    /// The disks in use are not those of the command line, or are being changed.
+    #[error("{why}")]
+    Disks {
+        /// The sentence with which a migration would be refused.
+        why: String,
+    },
     /// The kernel's scans miss written pages, or could not be tried out.
     #[error("{why}")]
     KernelUnfit {
@@ -158,6 +180,7 @@ pub fn judge(guest: &GuestDescription, kernel: (u32, u32)) -> Verdict {
     reasons
         .extend(traits.foreign_memory.iter().map(|device| Reason::ForeignMemory { device: device.clone() }));
     reasons.extend(traits.nested.then_some(Reason::Nested));
+    reasons.extend(not_taken_over(guest, true));
     reasons.extend(lacking(guest, &["x-ignore-shared", "pause-before-switchover", "events"]));
     reasons.extend(traits.blocked.iter().map(|why| Reason::Blocked { why: why.clone() }));
     reasons.extend(state_reasons(guest));
@@ -176,11 +199,57 @@ impl Verdict {
 /// What stands against moving a guest by QEMU's own streams; nothing, if it is empty.
 pub fn judge_streams(guest: &GuestDescription) -> Vec<Reason> {
     let mut reasons = lacking(guest, &["pause-before-switchover", "events"]);
+    reasons.extend(not_taken_over(guest, false));
     // QEMU could, but no twin is made of it: the socket of its back end is not taken over from another host.
     reasons.extend(guest.traits.vhost_user.iter().map(|device| Reason::VhostUser { device: device.clone() }));
     reasons.extend(guest.traits.blocked.iter().map(|why| Reason::Blocked { why: why.clone() }));
     reasons.extend(state_reasons(guest));
     reasons
+}
+
+/// What every destination refuses of the guest itself: the very function that makes its twin there is asked, for a host that has
+/// and allows everything. A domain is started by libvirt, from its own XML.
+fn not_taken_over(guest: &GuestDescription, direct: bool) -> Vec<Reason> {
+    if guest.domain {
+        return Vec::new();
+    }
+    let (twin, refused) = attempt(guest, &TwinOptions::anywhere());
+    let mut errors: Vec<TwinError> = refused.into_iter().filter(|error| !error.is_of_host()).collect();
+    if direct {
+        errors.extend(guest.regions().filter_map(|block| twin.ram_file(&block.id).err()));
+    }
+    let form = guest.to_json().and_then(|text| GuestDescription::from_json(&text)).err();
+    let form = form.filter(|error| !matches!(error, DescriptionError::Name(_)));
+    let words = errors.iter().map(ToString::to_string).chain(form.iter().map(chain));
+    words.map(|why| Reason::NotTakenOver { why }).collect()
+}
+
+/// Images that no destination would open for the guest. Those that are copied are made anew there.
+pub fn judge_images(guest: &GuestDescription) -> Vec<Reason> {
+    if guest.domain {
+        return Vec::new();
+    }
+    let (twin, _) = attempt(guest, &TwinOptions::anywhere());
+    host::unfit_images(guest, &twin).into_iter().map(|problem| Reason::Image { problem }).collect()
+}
+
+/// What the destination must have and allow, as far as it is known here: a verdict cannot know it.
+pub fn needs(guest: &GuestDescription) -> Vec<String> {
+    if guest.domain {
+        return Vec::new();
+    }
+    host::needs(guest, &attempt(guest, &TwinOptions::anywhere()).0)
+}
+
+/// An error with its causes.
+fn chain(error: &DescriptionError) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(one) = cause {
+        text = format!("{text}: {one}");
+        cause = one.source();
+    }
+    text
 }
 
 fn lacking(guest: &GuestDescription, needed: &[&'static str]) -> Vec<Reason> {

@@ -206,6 +206,7 @@ fn a_flood_of_events_is_bounded() {
 fn a_guest_whose_stop_is_told_just_before_an_answer_ran_until_then() {
     let (dir, path) = serve(|peer| {
         peer.greet();
+        let mut begun = false;
         loop {
             let mut line = String::new();
             if peer.lines.read_line(&mut line).unwrap_or(0) == 0 {
@@ -214,12 +215,13 @@ fn a_guest_whose_stop_is_told_just_before_an_answer_ran_until_then() {
             let command: Value = serde_json::from_str(&line).unwrap();
             let answer = match command["execute"].as_str().unwrap() {
                 "query-status" => json!({ "status": "running", "running": true }),
-                "query-migrate" => json!({ "status": "pre-switchover" }),
+                "query-migrate" => json!({ "status": if begun { "pre-switchover" } else { "none" } }),
                 _ => json!({}),
             };
             let event = |name: &str, data: Value| json!({ "event": name, "data": data, "timestamp": { "seconds": 2, "microseconds": 5 } });
             let mut text = String::new();
-            if command["execute"] == "query-migrate" {
+            begun |= command["execute"] == "migrate";
+            if begun && command["execute"] == "query-migrate" {
                 let held = event("MIGRATION", json!({ "status": "pre-switchover" }));
                 text = format!("{}\n{held}\n", event("STOP", json!({})));
             }

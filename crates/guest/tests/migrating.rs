@@ -291,13 +291,15 @@ fn a_guest_that_did_not_run_is_not_run_when_it_is_taken_back() {
             drop(source.qmp.take());
             let mut from =
                 SourceQemu::new(Qmp::connect(&source.record.qmp, soon()).unwrap(), soon()).unwrap();
-            if from.status(soon()).unwrap() == "paused" {
-                from.prepare(soon()).unwrap();
-                from.begin(&discarding(&place, "c.sock"), soon()).unwrap();
-                from.wait_pre_switchover(soon(), &|| false).unwrap();
-                from.cont_switchover(soon()).unwrap();
-                from.wait_completed(soon(), &|| false).unwrap();
+            if from.status(soon()).unwrap() == "postmigrate" {
+                from.qmp().execute("cont", json!({}), soon()).unwrap();
+                from.qmp().execute("stop", json!({}), soon()).unwrap();
             }
+            from.prepare(soon()).unwrap();
+            from.begin(&discarding(&place, "c.sock"), soon()).unwrap();
+            from.wait_pre_switchover(soon(), &|| false).unwrap();
+            from.cont_switchover(soon()).unwrap();
+            from.wait_completed(soon(), &|| false).unwrap();
             drop(from);
             let qmp = Qmp::connect(&source.record.qmp, soon()).unwrap();
             let mut heir =

@@ -160,7 +160,7 @@ fn ordinary_guests_are_told_why_not() {
 
 #[test]
 fn devices_and_states_that_stand_against_direct_mode() {
-    let mut guest = description(&[]);
+    let mut guest = description(RAM_IN_A_FILE);
     assert!(judge(&guest, KERNEL).direct);
     assert_eq!(judge_streams(&guest), []);
     guest.traits.vhost_user.push("vhost-user-blk-pci".into());
@@ -172,26 +172,26 @@ fn devices_and_states_that_stand_against_direct_mode() {
     guest.traits.capabilities.retain(|name| name != "pause-before-switchover");
     let verdict = judge(&guest, KERNEL);
     assert_eq!(verdict.reasons.len(), 6, "{verdict}");
-    let mut left = description(&[]);
+    let mut left = description(RAM_IN_A_FILE);
     left.run_state = "postmigrate".into();
     left.traits.migration = Some("cancelled".into());
     assert_eq!(judge(&left, KERNEL).reasons, [Reason::NotRunSince]);
     assert_eq!(judge_streams(&left), [Reason::NotRunSince]);
     left.traits.migration = Some("completed".into());
     assert!(matches!(judge(&left, KERNEL).reasons[..], [Reason::Left]));
-    let mut private = description(&[]);
+    let mut private = description(RAM_IN_A_FILE);
     (private.ram[0].share, private.ram[0].ignored_when_shared) = (false, false);
     assert!(matches!(judge(&private, KERNEL).reasons[..], [Reason::RamNotShared { .. }]));
     // In huge pages its file would be longer than the block.
-    let mut cut = description(&[]);
+    let mut cut = description(RAM_IN_A_FILE);
     cut.ram[0].page_bytes = 3 << 20;
     let verdict = judge(&cut, KERNEL);
     assert!(matches!(verdict.reasons[..], [Reason::RamNotWholePages { .. }]), "{verdict}");
-    let mut nested = description(&[]);
+    let mut nested = description(RAM_IN_A_FILE);
     nested.traits.nested = true;
     assert_eq!(judge(&nested, KERNEL).reasons, [Reason::Nested]);
     assert_eq!(judge_streams(&nested), [], "KVM's own dirty log knows of these pages");
-    let mut none = description(&[]);
+    let mut none = description(RAM_IN_A_FILE);
     none.ram.clear();
     assert_eq!(judge(&none, KERNEL).reasons, [Reason::NoRegion]);
 }
@@ -205,7 +205,7 @@ fn disks_whose_controller_writes_ram_refuse_direct_mode() {
     for (protocol, direct) in
         [("file", true), ("host_device", true), ("nvme", false), ("nvme-io_uring", false)]
     {
-        let mut guest = description(&[]);
+        let mut guest = description(RAM_IN_A_FILE);
         guest.disks.push(serde_json::from_value(disk(protocol)).unwrap());
         let verdict = judge(&guest, KERNEL);
         assert_eq!(verdict.direct, direct, "{protocol}: {verdict}");

@@ -79,6 +79,7 @@ fn twin(files: &[(&Path, &Path)]) -> Twin {
         files: files.iter().map(needed).collect(),
         networks: Vec::new(),
         firmware: Vec::new(),
+        user_network: false,
         notes: Vec::new(),
     }
 }

@@ -106,6 +106,11 @@ fn a_guest_that_ran_runs_and_its_cpus_tell_whether_it_ever_did() {
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
         assert_eq!(run_time_ns(pid, &loaded.threads), Some(before), "it has not run");
+        // Whoever takes a snapshot as soon as it runs has its RAM in it.
+        loaded.to.put_back(soon());
+        let on = loaded.to.qmp().execute("query-migrate-capabilities", json!({}), soon()).unwrap();
+        let on = on.as_array().unwrap().iter().filter(|one| one["state"] == true);
+        assert!(on.clone().next().is_none(), "{:?}", on.collect::<Vec<_>>());
         assert!(matches!(loaded.to.take_over(true, soon()), TakeOver::Done));
         assert_eq!(loaded.to.status(soon()).unwrap(), "running");
         // Also if it is paused at once.

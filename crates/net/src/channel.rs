@@ -208,6 +208,13 @@ pub enum ChannelError {
     Rdma(#[source] RdmaError),
 }
 
+impl ChannelError {
+    /// Whether the carrier may be what failed, when the link works: the peer did not end it, nor did this side.
+    pub fn may_be_the_carriers(&self) -> bool {
+        !matches!(self, ChannelError::Closed | ChannelError::ClosedHere | ChannelError::Thread(_))
+    }
+}
+
 impl From<RdmaError> for ChannelError {
     fn from(error: RdmaError) -> ChannelError {
         match error {

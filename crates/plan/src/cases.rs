@@ -1,8 +1,8 @@
 //! Sessions that were not brought to their end: what `linerate_core::recovery` decides is done here, as the agent does it.
 
-use linerate_core::journal::{SourcePhase, outcome};
+use linerate_core::journal::{DestinationPhase, SourcePhase, outcome};
 use linerate_core::recovery::{
-    DestinationAction, DestinationEvent, DestinationRecovery, Inspection, Phase, Plan, RunResult,
+    DestinationAction, DestinationEvent, DestinationRecovery, Entry, Inspection, Phase, Plan, RunResult,
     SourceAction, SourceEvent, SourceRecovery, fate, plan,
 };
 use linerate_core::{GuestState, Outcome, Side, Time};
@@ -40,7 +40,10 @@ impl World {
     /// An agent has started and reads its journal.
     pub fn read_journal(&mut self, host: usize) {
         let mutation = self.options.mutation;
-        let entries = self.hosts[host].entries(mutation);
+        let mut entries = self.hosts[host].entries(mutation);
+        if mutation == Some(Mutation::RunOnEveryStart) {
+            entries.iter_mut().for_each(runs_again);
+        }
         let by_name = mutation == Some(Mutation::RecoverByName);
         let any_here = self.all().any(|guest| guest.host == host);
         for entry in &entries {
@@ -69,7 +72,7 @@ impl World {
             Plan::Discard => {
                 let Phase::Destination(phase) = phase else { return };
                 // What was removed and written before needs no second time.
-                let done = phase != linerate_core::journal::DestinationPhase::Started
+                let done = phase != DestinationPhase::Started
                     && self.named(host, session).is_none_or(|pid| !self.lives(pid));
                 if !done {
                     let machine = DestinationRecovery::discard(now, phase);
@@ -200,13 +203,19 @@ impl World {
     ) -> DestinationEvent {
         let pid = self.named(host, session);
         match action {
+            DestinationAction::Discard if self.hypervisors_are_away(host) && self.random.percent(30) => {
+                DestinationEvent::Discarded(false)
+            }
             DestinationAction::Discard => {
                 if let Some(pid) = pid {
                     self.discard(pid);
                 }
                 DestinationEvent::Discarded(true)
             }
-            DestinationAction::Inspect => DestinationEvent::Inspected(self.inspect(host, pid)),
+            DestinationAction::Inspect => {
+                let ran = self.hosts[host].record(session).is_none_or(|record| record.ran);
+                DestinationEvent::Inspected(self.inspect(host, pid, ran))
+            }
             DestinationAction::Run => {
                 let ran = self.hosts[host].record(session).is_none_or(|record| record.ran);
                 DestinationEvent::Ran(pid.map_or(RunResult::Ended, |pid| self.try_to_run(pid, ran)))
@@ -222,13 +231,17 @@ impl World {
         self.hosts[host].write(now, session, phase, Known { recovers: true, ..Known::default() })
     }
 
-    fn inspect(&self, host: usize, pid: Option<u64>) -> Inspection {
+    /// As the agent finds it: by the hypervisor's word, and by the run time of its virtual CPUs, which may have been used up by
+    /// something else than the guest, or not be known.
+    fn inspect(&mut self, host: usize, pid: Option<u64>, ran: bool) -> Inspection {
         let always = self.options.mutation == Some(Mutation::RunOnEveryStart);
+        let unsure = self.random.percent(10);
         match pid.and_then(|pid| self.find(pid)) {
             None => Inspection::Ended,
             Some(_) if self.hypervisors_are_away(host) => Inspection::Unknown,
             Some(guest) if guest.running => Inspection::Runs,
-            Some(guest) if guest.executed && !always => Inspection::MayHaveRun,
+            Some(_) if !ran || always => Inspection::NeverRan,
+            Some(guest) if guest.executed || unsure => Inspection::MayHaveRun,
             Some(_) => Inspection::NeverRan,
         }
     }
@@ -246,8 +259,13 @@ impl World {
     /// An event for a session that is brought to its end.
     pub fn tell_destination_case(&mut self, host: usize, session: u64, event: DestinationEvent) {
         let now = self.now;
+        let lives = self.named(host, session).is_some_and(|pid| self.lives(pid));
         let Some(case) = self.hosts[host].cases.get_mut(&session) else { return };
         if let Machine::Destination(machine) = &mut case.machine {
+            // Its process ended while it waited: it never ran, and cannot be handed over any more.
+            let late =
+                matches!(event, DestinationEvent::CommitAgain { .. }) && machine.is_waiting() && !lives;
+            let event = if late { DestinationEvent::Withdrawn } else { event };
             machine.handle(now, event);
             self.poll_cases(host);
         }
@@ -291,6 +309,14 @@ impl World {
             Machine::Source(machine) => due(machine.timeout()),
             Machine::Destination(machine) => due(machine.timeout()),
         })
+    }
+}
+
+/// With [`Mutation::RunOnEveryStart`]: that the guest ran makes no difference.
+fn runs_again(entry: &mut Entry) {
+    use DestinationPhase as To;
+    if let Phase::Destination(phase @ (To::Running | To::Finished)) = &mut entry.phase {
+        *phase = To::Committed;
     }
 }
 

@@ -42,6 +42,28 @@ pub enum Property {
     PausedStays,
 }
 
+impl Property {
+    /// All of them.
+    pub const ALL: [Property; 16] = [
+        Property::OneRuns,
+        Property::SameRam,
+        Property::SourceSurvives,
+        Property::NotTwice,
+        Property::SealedAndFenced,
+        Property::Ends,
+        Property::RetrySucceeds,
+        Property::HolesStay,
+        Property::FaultlessSucceeds,
+        Property::Truthful,
+        Property::PutBack,
+        Property::DiskRuns,
+        Property::OwnRecord,
+        Property::GivenUpForRunning,
+        Property::NothingLost,
+        Property::PausedStays,
+    ];
+}
+
 /// A broken promise.
 #[derive(Clone, Debug)]
 pub struct Violation {
@@ -145,6 +167,41 @@ pub enum Mutation {
     LoadedGivenUp,
 }
 
+impl Mutation {
+    /// All of them.
+    pub const ALL: [Mutation; 29] = [
+        Mutation::FenceWithoutStopping,
+        Mutation::FenceForgetsRefused,
+        Mutation::ScanForgets,
+        Mutation::ResumeAfterCommit,
+        Mutation::ResumeOnPending,
+        Mutation::RunBeforeJournaled,
+        Mutation::TouchedForgotten,
+        Mutation::WriteAfterSeal,
+        Mutation::FillHoles,
+        Mutation::RollBackForgetsGuest,
+        Mutation::RollBackKeepsProtection,
+        Mutation::TearDownLeavesGuest,
+        Mutation::LoadedTooEarly,
+        Mutation::GateOpen,
+        Mutation::RunsAnothersGuest,
+        Mutation::SourceKeepsSetting,
+        Mutation::DestinationKeepsSetting,
+        Mutation::EmptiedMissed,
+        Mutation::NotScannedAgain,
+        Mutation::GraphNotCompared,
+        Mutation::StaleDiskTaken,
+        Mutation::RecoverByName,
+        Mutation::OrderByClock,
+        Mutation::EndWrittenOnce,
+        Mutation::RunOnEveryStart,
+        Mutation::CommittedBeforeItRuns,
+        Mutation::RollBackWrittenAnyway,
+        Mutation::CommitNotSaidAgain,
+        Mutation::LoadedGivenUp,
+    ];
+}
+
 /// How a guest goes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Way {
@@ -191,6 +248,8 @@ pub struct Check {
     pub resolved: BTreeSet<u64>,
     /// Processes that had the guest when they died, and when: what was said of them may still be under way.
     pub died: std::collections::BTreeMap<u64, Time>,
+    /// A process of the guest has ended by itself or with its host, ever.
+    pub lost: bool,
     /// Processes that were given up for another host's.
     pub moved_on: BTreeSet<u64>,
 }

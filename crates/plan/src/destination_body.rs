@@ -72,6 +72,8 @@ pub struct DestinationBody {
     pub recovering: bool,
     /// The guest was told to run, ever.
     pub ran: bool,
+    /// Told to run, and the answer is missing.
+    pub unsure: bool,
     shape: Vec<usize>,
     /// Pages (region, number) that the hypervisor wrote while it started.
     pub touched: BTreeSet<(u16, u64)>,
@@ -97,6 +99,7 @@ impl DestinationBody {
             actions: 0,
             recovering: false,
             ran: false,
+            unsure: false,
             shape: shape.to_vec(),
             touched: BTreeSet::new(),
             sealed: false,
@@ -273,12 +276,12 @@ impl World {
     fn runs_over_here(&mut self, ran: bool) {
         let span = self.micros(50, 8_000);
         let (operations, since) = (self.destination.operations, self.now);
-        self.after(span, Happening::HypervisorRuns { operations, ran, since });
+        self.after(span, Happening::HypervisorRuns { operations, ran, since, unsure: false });
     }
 
     /// The hypervisor was told to take the guest over, and does, whether or not the agent that told it still lives. It is told
     /// again while it refuses.
-    pub fn hypervisor_runs(&mut self, operations: u64, ran: bool, since: Time) {
+    pub fn hypervisor_runs(&mut self, operations: u64, ran: bool, since: Time, unsure: bool) {
         let told = operations == self.destination.operations;
         let refuses = told && std::mem::take(&mut self.destination.fails_next);
         let result = match self.destination.guest.as_ref().map(|guest| guest.pid) {
@@ -289,6 +292,7 @@ impl World {
         if !told || !self.hosts[self.at(Side::Destination)].up {
             return;
         }
+        self.destination.unsure = result == RunResult::Unknown || unsure && result == RunResult::Refused;
         let step = linerate_core::Step::Commit;
         let fault = |code| Fault::new(code, step, Side::Destination, "injected");
         match result {
@@ -297,11 +301,13 @@ impl World {
                 cpu: std::time::Duration::ZERO,
             }),
             RunResult::Ended => self.tell_destination(Event::GuestEnded(fault(Code::GuestGone))),
-            RunResult::Refused if self.now - since >= RUN_FOR => {
+            RunResult::Refused if self.now - since >= RUN_FOR && !unsure => {
                 self.tell_destination(Event::CannotRun(fault(Code::HypervisorFailed)));
             }
+            // A command whose answer is missing may have been carried out: a later refusal does not say that the guest never ran.
             RunResult::Refused | RunResult::Unknown => {
-                self.after(RUN_AGAIN_AFTER, Happening::HypervisorRuns { operations, ran, since });
+                let unsure = unsure || result == RunResult::Unknown;
+                self.after(RUN_AGAIN_AFTER, Happening::HypervisorRuns { operations, ran, since, unsure });
             }
         }
     }

@@ -17,6 +17,9 @@ pub const DEVICE: u64 = u64::MAX - 2;
 /// What a hypervisor that starts leaves in a page of RAM.
 pub const TOUCHED: u64 = u64::MAX - 3;
 
+/// Most writes between two looks at a guest.
+const WRITES_MAX: f64 = 3000.0;
+
 /// Pages of each region.
 pub type Ram = Vec<Vec<u64>>;
 type Flags = Vec<Vec<bool>>;
@@ -160,6 +163,8 @@ impl Guest {
             return;
         }
         self.debt += self.habits.writes_per_ms * ms * f64::from(100 - self.throttle) / 100.0;
+        // What is written over and over while nobody looks need not be counted.
+        self.debt = self.debt.min(WRITES_MAX);
         while self.debt >= 1.0 {
             self.debt -= 1.0;
             self.act(random);

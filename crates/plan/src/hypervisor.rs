@@ -50,6 +50,9 @@ impl World {
 
     /// The next piece; after the last the source's part is done.
     pub fn device_state_piece(&mut self, left: u64) {
+        if self.guest.gone {
+            return;
+        }
         // Its main loop runs: input to a console goes to guest RAM.
         if self.random.percent(40) {
             self.guest.hypervisor_writes(&mut self.random);

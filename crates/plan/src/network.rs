@@ -162,6 +162,14 @@ impl World {
         }
     }
 
+    /// Connections that nothing comes over any more, and of whose loss nobody has to be told.
+    pub fn forget_dead(&mut self) {
+        self.connections.retain(|_, connection| match connection.purpose {
+            Purpose::Path => connection.open != [false; 2],
+            Purpose::Channel => connection.open[0] || !connection.pipes[0].queue.is_empty(),
+        });
+    }
+
     /// What was silent for too long is given up. The destination keeps channels: only a fence ends them.
     pub fn find_silent(&mut self) {
         let (now, limit) = (self.now, self.scenario.silence);

@@ -1,4 +1,4 @@
-//! The operator: decides where nobody else can, on what is really so; pauses guests and lets them run again.
+//! The operator: decides where nobody else does, on what he sees at both hosts; pauses guests and lets them run again.
 
 use std::time::Duration;
 
@@ -6,10 +6,21 @@ use linerate_core::journal::{DestinationPhase, SourcePhase};
 use linerate_core::recovery::{DestinationEvent, Phase, SourceEvent};
 use linerate_core::{Outcome, Time, destination, source};
 
-use crate::check::{Mutation, Way};
+use crate::check::{Mutation, Property, Way};
 use crate::guest::Sending;
 use crate::hosts::Machine;
 use crate::world::World;
+
+/// What `migration list` tells of a session at a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Seen {
+    /// It is not in the list.
+    Nothing,
+    /// It is under way, or being brought to its end.
+    Busy,
+    /// It waits for the other side's word, or for his.
+    Undecided,
+}
 
 /// What has been undecided for so long is looked into.
 const PATIENCE: Duration = Duration::from_secs(40);
@@ -96,17 +107,60 @@ impl World {
         pid.filter(|pid| self.lives(*pid))
     }
 
-    /// Commit was sent. While the other copy lives its host decides; when it is gone, this one is all that is left.
-    fn word_at_source(&self, host: usize, session: u64) -> Option<bool> {
-        if self.process_of(1 - host, session).is_some() {
+    /// What he sees of a session at a host whose agent answers.
+    fn sees(&self, host: usize, session: u64) -> Option<Seen> {
+        if !self.hosts[host].up {
             return None;
         }
+        let undecided = |is: bool| Some(if is { Seen::Undecided } else { Seen::Busy });
+        if let Some(case) = self.hosts[host].cases.get(&session) {
+            return undecided(match &case.machine {
+                Machine::Source(machine) => machine.is_undecided(),
+                Machine::Destination(machine) => machine.is_waiting(),
+            });
+        }
+        let [from, to] = self.roles;
+        match (&self.source.brain, &self.destination.brain) {
+            (Some(brain), _) if (session, host) == (self.session, from) => undecided(brain.is_undecided()),
+            (_, Some(brain)) if (session, host) == (self.session, to) && !brain.is_ended() => {
+                undecided(brain.is_held())
+            }
+            _ => Some(Seen::Nothing),
+        }
+    }
+
+    /// Commit was sent. If the other copy is gone, this one is all that is left; if it runs, this one is of no use. If it only
+    /// waits for a word, he may take either.
+    fn word_at_source(&mut self, host: usize, session: u64) -> Option<bool> {
+        if let Some(there) = self.process_of(1 - host, session) {
+            if self.find(there).is_some_and(|guest| guest.running) {
+                return Some(false);
+            }
+            let waits = self.sees(1 - host, session) == Some(Seen::Undecided);
+            return (waits && self.random.percent(50)).then_some(true);
+        }
+        self.check_needed(1 - host, session);
         let here = self.process_of(host, session).and_then(|pid| self.find(pid));
         Some(here.is_some_and(|guest| guest.current))
     }
 
-    /// The guest is complete here. Whether it is run depends on whether the source's copy is left.
-    fn word_at_destination(&self, host: usize, session: u64) -> Option<bool> {
+    /// A destination that has ended its guest says so for ever: nobody has to decide for want of its word.
+    fn check_needed(&mut self, other: usize, session: u64) {
+        let silent = self.sees(other, session) == Some(Seen::Nothing)
+            && self.outcome_at(other, session) == Outcome::Pending;
+        self.check.that(!silent || self.check.lost, Property::Ends, || {
+            format!("an operator has to decide: host {other} has ended its guest and never says so")
+        });
+    }
+
+    /// The guest is complete here. Whether it is run depends on whether the source's copy is left, and on what is told of it.
+    fn word_at_destination(&mut self, host: usize, session: u64) -> Option<bool> {
+        let taken_back = self.check.resolved.contains(&session);
+        let source = self.sees(1 - host, session);
+        let runs_there = self
+            .process_of(1 - host, session)
+            .and_then(|pid| self.find(pid))
+            .is_some_and(|guest| guest.running);
         let phase = self.hosts[1 - host].record(session).map(|record| record.phase);
         let current =
             self.process_of(host, session).and_then(|pid| self.find(pid)).is_some_and(|guest| guest.current);
@@ -114,8 +168,11 @@ impl World {
             // What another guest's copy has become since, only that one's host knows.
             (None, _) => Some(current && !self.all().any(|guest| guest.running)),
             (Some(_), Some(Phase::Source(SourcePhase::RolledBack))) => Some(false),
-            // Nothing else can come: it is told to run there, and the source hears of it.
-            (Some(_), Some(Phase::Source(SourcePhase::CommitSent))) if !self.hosts[1 - host].up => Some(true),
+            (Some(_), _) if runs_there && source == Some(Seen::Nothing) => Some(false),
+            // The source waits, and hears of it.
+            (Some(_), _) if source == Some(Seen::Undecided) && !taken_back => {
+                self.random.percent(50).then_some(true)
+            }
             (Some(_), _) => None,
         }
     }
@@ -123,7 +180,7 @@ impl World {
     /// Stops the guest where it runs.
     pub fn operator_pauses(&mut self) {
         let Some(pid) = self.all().find(|guest| guest.running).map(|guest| guest.pid) else { return };
-        if self.scenario.way == Way::HandedOver {
+        if self.scenario.way == Way::HandedOver || self.destination.unsure {
             return;
         }
         self.wanted = false;

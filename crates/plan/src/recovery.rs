@@ -73,7 +73,8 @@ impl World {
             recovers: false,
         };
         let written = self.hosts[host].write(now, session, Phase::Destination(phase), known);
-        if written && phase == DestinationPhase::Loaded {
+        // Its hypervisor may have ended at this very moment.
+        if written && phase == DestinationPhase::Loaded && self.destination.guest.is_some() {
             let difference = self.ram_differs();
             self.check.that(difference.is_none(), Property::SameRam, || difference.unwrap_or_default());
             // The source's may have gone on by itself meanwhile.
@@ -85,15 +86,13 @@ impl World {
         written
     }
 
-    /// The process of the waiting guest is known: it belongs into the journal.
+    /// The process of the waiting guest is known: it belongs into the journal, unless the session was given up meanwhile.
     pub fn note_waiting(&mut self) -> bool {
         self.destination.started = true;
         let host = self.at(Side::Destination);
         let known = self.hosts[host].record(self.session).map(|record| record.phase);
-        match known {
-            Some(Phase::Destination(phase)) => self.destination_writes(phase),
-            _ => self.destination_writes(DestinationPhase::Started),
-        }
+        let begun = Phase::Destination(DestinationPhase::Started);
+        known.is_none_or(|phase| phase == begun) && self.destination_writes(DestinationPhase::Started)
     }
 
     // ---- asking ----
@@ -176,8 +175,8 @@ impl World {
             return self.tell_source_case(host, session, SourceEvent::Answered(outcome));
         }
         let live = session == self.session && host == self.at(Side::Source);
-        if let Some(outcome) = outcome.filter(|_| live) {
-            self.tell_source(source::Event::Answered(outcome));
+        if live {
+            self.tell_source(outcome.map_or(source::Event::Unanswered, source::Event::Answered));
         }
     }
 
@@ -205,6 +204,7 @@ impl World {
     fn dies_with(&mut self, host: usize) {
         let gone: Vec<u64> = self.all().filter(|guest| guest.host == host).map(|guest| guest.pid).collect();
         self.hosts[host].crashed |= !gone.is_empty();
+        self.check.lost |= !gone.is_empty();
         gone.into_iter().for_each(|pid| self.remove(pid));
     }
 
@@ -223,6 +223,7 @@ impl World {
         }
         let at = self.at(side);
         self.hosts[at].crashed = true;
+        self.check.lost = true;
         self.remove(pid);
         let fault = Fault::new(Code::GuestGone, Step::Copy, side, "injected");
         match side {

@@ -168,20 +168,21 @@ impl World {
     pub fn try_to_run(&mut self, pid: u64, ran: bool) -> RunResult {
         let Some(guest) = self.find(pid) else { return RunResult::Ended };
         let (host, running) = (guest.host, guest.running);
-        if self.hypervisors_are_away(host) {
-            return RunResult::Unknown;
-        }
-        if running {
-            return RunResult::Runs;
-        }
-        if self.hosts[host].disks_away_until > self.now {
-            return RunResult::Refused;
+        let away = self.hypervisors_are_away(host);
+        let disks_away = self.hosts[host].disks_away_until > self.now;
+        // It was told all the same, and does as it was told; only its answer is missing.
+        if running || disks_away || away && !self.random.percent(30) {
+            return match (away, running) {
+                (true, _) => RunResult::Unknown,
+                (false, true) => RunResult::Runs,
+                (false, false) => RunResult::Refused,
+            };
         }
         self.takes_over(pid);
         if ran {
             self.executes(pid);
         }
-        RunResult::Runs
+        if away { RunResult::Unknown } else { RunResult::Runs }
     }
 
     /// The process has the guest from now on.

@@ -246,6 +246,11 @@ impl World {
     }
 
     fn scan(&mut self, last: bool) {
+        // The page tables of a process that ended are empty: the tracker says so instead of *nothing written*.
+        if self.guest.gone {
+            let fault = Fault::new(Code::GuestGone, Step::Copy, Side::Source, "scanned");
+            return self.tell_source(Event::Failed(fault));
+        }
         let forgets = self.options.mutation == Some(Mutation::ScanForgets);
         let misses = self.options.mutation == Some(Mutation::EmptiedMissed);
         let (guest, random) = (&mut self.guest, &mut self.random);

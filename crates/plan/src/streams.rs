@@ -49,6 +49,9 @@ impl World {
     /// What is left of RAM, and device state, in some pieces; then the source's hypervisor is done, and the destination's a
     /// moment later or before.
     pub fn rest_of_streams(&mut self, left: u64) {
+        if self.guest.gone {
+            return;
+        }
         if left > 0 {
             let left = if self.streams_move() { left - 1 } else { left };
             return self.source_will(10, 3_000, SourceWork::Writes(left));

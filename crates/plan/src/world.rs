@@ -76,6 +76,8 @@ pub enum Happening {
         ran: bool,
         /// It was first told so then.
         since: Time,
+        /// It may have done so already: an answer was missing.
+        unsure: bool,
     },
     /// Somebody else's stream has gone through, if it could.
     OwnerLoads {
@@ -417,8 +419,8 @@ impl World {
             Happening::Destination { operations, work } => self.destination_done(operations, work),
             Happening::HypervisorStops { asked } => self.hypervisor_stops(asked),
             Happening::StreamsTaken { operations } => self.streams_taken(operations),
-            Happening::HypervisorRuns { operations, ran, since } => {
-                self.hypervisor_runs(operations, ran, since);
+            Happening::HypervisorRuns { operations, ran, since, unsure } => {
+                self.hypervisor_runs(operations, ran, since, unsure);
             }
             Happening::OwnerLoads { since } => self.owner_loads(since),
             Happening::OwnerGivesUp => self.owner_gives_up(),
@@ -464,6 +466,7 @@ impl World {
             }
         }
         if quiet || self.ticks.is_multiple_of(40) {
+            self.forget_dead();
             self.operator_looks();
         }
     }

@@ -125,15 +125,17 @@ pub fn measure(
     let links = found(request, place, &ports)?;
     let links = peer.open(request, &links, &ports, names)?;
     let facts: Vec<BenchLink> = links.iter().map(|link| link.facts.clone()).collect();
-    let (pingpong, bandwidth) = match &request.test {
+    let measured = match &request.test {
         BenchTest::Pingpong { sizes, repetitions, time_per_size_ms } => {
             let time = Duration::from_millis((*time_per_size_ms).into());
-            (pingpong::measure(&mut peer, links, sizes, *repetitions, time, tell)?, Vec::new())
+            pingpong::measure(&mut peer, links, sizes, *repetitions, time, tell).map(|one| (one, Vec::new()))
         }
         BenchTest::Bandwidth { time_ms } => {
-            (Vec::new(), bandwidth::measure(&mut peer, links, directions, *time_ms, tell)?)
+            bandwidth::measure(&mut peer, links, directions, *time_ms, tell).map(|one| (Vec::new(), one))
         }
     };
+    let mtus = || facts.iter().find_map(mtus_differ);
+    let (pingpong, bandwidth) = measured.map_err(|error| error.of_links_with(mtus()))?;
     peer.note_links(&facts);
     Ok(BenchReport {
         from: host.name.clone(),
@@ -298,14 +300,7 @@ impl Peer<'_> {
 
     fn note_links(&mut self, links: &[BenchLink]) {
         for link in links {
-            if link.source.mtu != link.destination.mtu {
-                self.notes.insert(format!(
-                    "{}: MTU {} here and {} there; large packets may be lost",
-                    name(link),
-                    link.source.mtu,
-                    link.destination.mtu
-                ));
-            }
+            self.notes.extend(mtus_differ(link));
             if link.speed_mbps == 0 {
                 self.notes.insert(format!(
                     "{}: no port says what it carries; --speed tells, for the percentage",
@@ -374,6 +369,12 @@ impl Peer<'_> {
         }
         BenchError::Wire { link: format!("{what}, {}", self.name), source }
     }
+}
+
+fn mtus_differ(link: &BenchLink) -> Option<String> {
+    let (here, there) = (link.source.mtu, link.destination.mtu);
+    let text = || format!("{}: MTU {here} here and {there} there; large packets may be lost", name(link));
+    (here != there).then(text)
 }
 
 /// Connections for each link in one direction: as many as a migration would open, unless some are asked for.

@@ -142,6 +142,14 @@ pub enum BenchError {
         /// Why.
         source: WireError,
     },
+    /// A link failed whose ports differ.
+    #[error("{source}; {mtus}")]
+    LongPackets {
+        /// Of which link, and what they are.
+        mtus: String,
+        /// How it failed.
+        source: Box<BenchError>,
+    },
     /// Both sides count.
     #[error("{link}: {sent} bytes were sent and {received} arrived")]
     Lost {
@@ -186,12 +194,25 @@ impl BenchError {
             | BenchError::Rdma(_) => "no_link",
             BenchError::Document(_) | BenchError::Unexpected { .. } => "protocol_violation",
             BenchError::Peer { code, .. } => code,
+            BenchError::LongPackets { source, .. } => source.code(),
             BenchError::Random(_) => "internal",
             BenchError::Listen(_)
             | BenchError::Talk(_)
             | BenchError::Ports(_)
             | BenchError::Wire { .. }
             | BenchError::Lost { .. } => code::BENCH_FAILED,
+        }
+    }
+}
+
+impl BenchError {
+    /// The same with this said, if it is of a link.
+    pub(super) fn of_links_with(self, mtus: Option<String>) -> BenchError {
+        match (self, mtus) {
+            (source @ (BenchError::Wire { .. } | BenchError::Peer { .. }), Some(mtus)) => {
+                BenchError::LongPackets { mtus, source: Box::new(source) }
+            }
+            (other, _) => other,
         }
     }
 }

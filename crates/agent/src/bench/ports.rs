@@ -1,25 +1,28 @@
 //! What is known of the ports behind addresses.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use linerate_api::BenchPort;
 use linerate_net::interfaces::{Interface, InterfaceAddress};
 use linerate_wire::message::Endpoint;
 
-/// Where RDMA connections are taken: one list for all that offer them. It is known only when the listener has started.
+/// Where RDMA connections are taken now: one list for all that offer them. Devices come and go.
 #[derive(Clone, Debug, Default)]
-pub struct RdmaPorts(Arc<OnceLock<Vec<SocketAddr>>>);
+pub struct RdmaPorts(Arc<RwLock<Vec<SocketAddr>>>);
 
 impl RdmaPorts {
-    /// Told once; until then, and on a host that takes none, there is none.
-    pub fn tell(&self, addresses: &[SocketAddr]) {
-        let _ = self.0.set(addresses.to_vec());
+    /// They are taken here from now on. Says whether that is new.
+    pub fn tell(&self, addresses: &[SocketAddr]) -> bool {
+        let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let new = *known != addresses;
+        addresses.clone_into(&mut known);
+        new
     }
 
     /// The port at an address; 0 if there is none.
     fn at(&self, ip: IpAddr) -> u16 {
-        let addresses = self.0.get().map_or(&[][..], Vec::as_slice);
+        let addresses = self.0.read().unwrap_or_else(PoisonError::into_inner);
         addresses.iter().find(|address| address.ip() == ip).map_or(0, SocketAddr::port)
     }
 }
@@ -85,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_offered_with_its_rdma_port_once_that_is_known() {
+    fn an_address_is_offered_with_its_rdma_port_while_there_is_one() {
         let interfaces = linerate_net::interfaces::list().unwrap();
         let listen: [SocketAddr; 1] = [([127, 0, 0, 1], 7979).into()];
         let rdma = RdmaPorts::default();
@@ -94,5 +97,7 @@ mod tests {
         assert_eq!(offered(&migrations), 0);
         rdma.tell(&[([127, 0, 0, 2], 1).into(), ([127, 0, 0, 1], 7400).into()]);
         assert_eq!((offered(&bench), offered(&migrations)), (7400, 7400));
+        assert!(rdma.tell(&[]) && !rdma.tell(&[]));
+        assert_eq!((offered(&bench), offered(&migrations)), (0, 0));
     }
 }

@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use linerate_api::{DoctorAnswer, DoctorRequest, ErrorBody, Heard, Probes, Unheard};
+use linerate_fabric::checks::unequal;
 use linerate_fabric::model::{End, Incast, Inventory, Matrix, Probe, Room};
 use linerate_fabric::probe::{Answer, Depth, Echoing, Question, Target};
 
@@ -35,16 +36,18 @@ pub fn examine(agent: &Arc<Agent>, request: &DoctorRequest) -> Result<DoctorAnsw
         return Err(ErrorBody::new(linerate_api::code::BAD_REQUEST, message).with_hint(hint));
     }
     let (hosts, heard, unheard) = inventories(agent, request);
-    let matrix = match request.probes {
-        Probes::None => Matrix::default(),
-        Probes::Short => Matrix { probes: probe_all(&hosts, Depth::Short), incasts: Vec::new() },
-        Probes::Full => {
-            let probes = probe_all(&hosts, Depth::Full);
-            Matrix { incasts: incasts(&hosts, &probes), probes }
-        }
+    let probes = match request.probes {
+        Probes::None => Vec::new(),
+        Probes::Short => probe_at_once(&hosts),
+        Probes::Full => probe_in_turn(&hosts),
     };
-    let hosts = hosts.into_iter().map(|host| host.inventory).collect();
-    let room = Room { hosts, matrix, switches: Vec::new() };
+    let inventories = hosts.iter().map(|host| host.inventory.clone()).collect();
+    let mut room =
+        Room { hosts: inventories, matrix: Matrix { probes, incasts: Vec::new() }, switches: Vec::new() };
+    if request.probes == Probes::Full {
+        again(&hosts, &mut room);
+        room.matrix.incasts = incasts(&hosts, &room.matrix.probes);
+    }
     let room = serde_json::to_value(&room)
         .map_err(|error| ErrorBody::new("internal", format!("a defect in the agent: {error}")))?;
     Ok(DoctorAnswer { room, heard, unheard })
@@ -72,15 +75,14 @@ fn inventories(agent: &Arc<Agent>, request: &DoctorRequest) -> Inventories {
         let all = std::iter::once(here).chain(asking);
         all.map(|one| one.join().unwrap_or_else(|cause| std::panic::resume_unwind(cause))).collect()
     });
-    let (mut hosts, mut heard, mut unheard) = (Vec::<Host>::new(), Vec::new(), Vec::new());
+    let (mut hosts, mut names_given, mut unheard) = (Vec::<Host>::new(), Vec::new(), Vec::new());
     let names = std::iter::once(None).chain(request.hosts.iter().map(Some));
     for (one, named) in found.into_iter().zip(names) {
         match one {
             Ok((side, Answer::Inventory(inventory))) => {
                 // A host that was named twice, or this one.
-                if !hosts.iter().any(|known| known.inventory.host == inventory.host) {
-                    let host = inventory.host.clone();
-                    heard.extend(named.map(|named| Heard { named: named.clone(), host }));
+                if !hosts.iter().any(|known| same(&known.inventory, &inventory)) {
+                    names_given.push(named.cloned());
                     hosts.push(Host { side, inventory: *inventory });
                 }
             }
@@ -88,7 +90,30 @@ fn inventories(agent: &Arc<Agent>, request: &DoctorRequest) -> Inventories {
             Err(one) => unheard.push(one),
         }
     }
+    tell_apart(&mut hosts);
+    let known = hosts.iter().zip(names_given);
+    let heard =
+        known.filter_map(|(host, named)| Some(Heard { named: named?, host: host.inventory.host.clone() }));
+    let heard = heard.collect();
     (hosts, heard, unheard)
+}
+
+/// Two answers of one agent. Older agents are known by name only.
+fn same(one: &Inventory, other: &Inventory) -> bool {
+    let instance = |host: &Inventory| host.agent.as_ref().and_then(|agent| agent.instance.clone());
+    match (instance(one), instance(other)) {
+        (Some(one), Some(other)) => one == other,
+        _ => one.host == other.host,
+    }
+}
+
+/// Hosts of one name get names of their own.
+fn tell_apart(hosts: &mut [Host]) {
+    let mut room = Room::of(hosts.iter().map(|host| host.inventory.clone()).collect());
+    room.tell_apart();
+    for (host, inventory) in hosts.iter_mut().zip(room.hosts) {
+        host.inventory = inventory;
+    }
 }
 
 /// `beta` of `beta:7979`; addresses have nothing to resolve but do no harm.
@@ -98,16 +123,88 @@ fn host_part(name: &str) -> String {
     host.trim_matches(['[', ']']).to_owned()
 }
 
-fn probe_all(hosts: &[Host], depth: Depth) -> Vec<Probe> {
+/// One pair of hosts after the other: loads would measure each other.
+fn probe_in_turn(hosts: &[Host]) -> Vec<Probe> {
     let mut probes = Vec::new();
     for to in hosts {
         let Some(echoing) = echo(to, hosts.len()) else { continue };
-        for from in hosts.iter().filter(|from| from.inventory.host != to.inventory.host) {
-            let targets = targets(&from.inventory, &to.inventory, &echoing);
-            probes.extend(probe(from, targets, depth));
+        let from = || hosts.iter().filter(|from| from.inventory.host != to.inventory.host);
+        let mut own: Vec<Probe> = Vec::new();
+        for from in from() {
+            own.extend(probe(from, targets(&from.inventory, &to.inventory, &echoing), Depth::Full));
         }
+        tell_heard(to, &echoing, &mut own);
+        probes.extend(own);
     }
     probes
+}
+
+/// Datagrams only: all hosts send at the same time, each to all others.
+fn probe_at_once(hosts: &[Host]) -> Vec<Probe> {
+    let echoing: Vec<Option<Echoing>> = at_once(hosts, |host| echo(host, hosts.len()));
+    let mut probes: Vec<Probe> = at_once(hosts, |from| {
+        let others = hosts.iter().zip(&echoing).filter(|(to, _)| to.inventory.host != from.inventory.host);
+        let all = others
+            .filter_map(|(to, echoing)| Some(targets(&from.inventory, &to.inventory, echoing.as_ref()?)));
+        probe(from, all.flatten().collect(), Depth::Short)
+    })
+    .into_iter()
+    .flatten()
+    .collect();
+    for (to, before) in hosts.iter().zip(&echoing) {
+        before.iter().for_each(|before| tell_heard(to, before, &mut probes));
+    }
+    probes
+}
+
+fn at_once<'a, T: Send>(hosts: &'a [Host], ask: impl Fn(&'a Host) -> T + Sync) -> Vec<T> {
+    thread::scope(|scope| {
+        let asking: Vec<_> = hosts.iter().map(|host| scope.spawn(|| ask(host))).collect();
+        asking
+            .into_iter()
+            .map(|one| one.join().unwrap_or_else(|cause| std::panic::resume_unwind(cause)))
+            .collect()
+    })
+}
+
+/// Of probes to a host that had no reply: whether the requests came. It tells which direction is at fault.
+fn tell_heard(to: &Host, before: &Echoing, probes: &mut [Probe]) {
+    let silent = |probe: &&mut Probe| probe.to.host == to.inventory.host && probe.reachable == Some(false);
+    if !probes.iter_mut().any(|probe| silent(&probe)) {
+        return;
+    }
+    let Some(now) = echo(to, 1).filter(|now| now.token == before.token) else { return };
+    for probe in probes.iter_mut().filter(silent) {
+        let count = |echoing: &Echoing| echoing.requests(probe.from.ip, probe.to.ip);
+        probe.heard = Some(count(&now) > count(before));
+    }
+}
+
+/// Throughputs that do not fit each other are measured again, in turn with what they are compared with. One time that fits is enough: a
+/// machine that does other work measures less now and then, a slow link always.
+fn again(hosts: &[Host], room: &mut Room) {
+    const TIMES: usize = 2;
+    for _ in 0..TIMES {
+        for (slow, other) in unequal(room) {
+            for number in [slow, other] {
+                let Some(known) = room.matrix.probes.get(number) else { continue };
+                let rate = load_again(hosts, known);
+                if let Some(probe) = room.matrix.probes.get_mut(number)
+                    && let Some(rate) = rate
+                {
+                    probe.throughput_mbps = Some(rate);
+                }
+            }
+        }
+    }
+}
+
+fn load_again(hosts: &[Host], known: &Probe) -> Option<u64> {
+    let host = |name: &str| hosts.iter().find(|host| host.inventory.host == name);
+    let (from, to) = (host(&known.from.host)?, host(&known.to.host)?);
+    let mut targets = targets(&from.inventory, &to.inventory, &echo(to, 1)?);
+    targets.retain(|target| target.from == known.from && target.to == known.to);
+    probe(from, targets, Depth::Load).into_iter().next()?.throughput_mbps
 }
 
 fn echo(host: &Host, hosts: usize) -> Option<Echoing> {
@@ -161,7 +258,7 @@ fn incasts(hosts: &[Host], probes: &[Probe]) -> Vec<Incast> {
 }
 
 fn incast(hosts: &[Host], to: &Host, end: &End, alone: &[&&Probe]) -> Incast {
-    let echoing = echo(to, 1).unwrap_or(Echoing { token: [0; 16], addresses: Vec::new() });
+    let echoing = echo(to, 1).unwrap_or(Echoing { token: [0; 16], addresses: Vec::new(), heard: Vec::new() });
     let fastest = alone.iter().filter_map(|probe| probe.throughput_mbps).max();
     let results: Vec<Option<Probe>> = thread::scope(|scope| {
         let load = |probe: &Probe| {

@@ -16,6 +16,7 @@ pub mod serve;
 pub(crate) mod sides;
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -45,9 +46,22 @@ pub struct Doctor {
     /// Answers datagrams, if somebody asked for it lately.
     echo: Mutex<Option<Echo>>,
     lldp: OnceLock<Listener>,
+    /// Drawn once: hosts may have one name, and one host several addresses.
+    instance: OnceLock<String>,
 }
 
 impl Doctor {
+    /// A number that no other agent has.
+    fn instance(&self) -> String {
+        let draw = || {
+            let mut bytes = [0; 16];
+            // Without random numbers hosts are told apart by name.
+            let drawn = getrandom::fill(&mut bytes).is_ok();
+            if drawn { bytes.iter().map(|byte| format!("{byte:02x}")).collect() } else { String::new() }
+        };
+        self.instance.get_or_init(draw).clone()
+    }
+
     /// Hears what switches say from now on. Without the privilege that stays unknown.
     pub fn begin_to_listen(&self) {
         match Listener::start() {
@@ -68,8 +82,8 @@ impl Doctor {
     fn echo(&self, addresses: &[SocketAddr], last: Duration) -> Result<Echoing, EchoError> {
         let mut echo = self.echo.lock().unwrap_or_else(PoisonError::into_inner);
         match echo.as_ref() {
-            Some(running) if running.extend(last) => Ok(running.echoing.clone()),
-            _ => Ok(echo.insert(Echo::start(addresses, last)?).echoing.clone()),
+            Some(running) if running.extend(last) => Ok(running.echoing()),
+            _ => Ok(echo.insert(Echo::start(addresses, last)?).echoing()),
         }
     }
 }
@@ -85,7 +99,11 @@ pub(crate) fn inventory_here(agent: &Agent, watch: Duration, names: Vec<String>)
             listen: agent.config.listen.iter().map(ToString::to_string).collect(),
             links: Vec::new(),
             rdma_type_of_service: Some(agent.config.rdma_type_of_service.unwrap_or(0)),
+            instance: Some(agent.doctor.instance()).filter(|drawn| !drawn.is_empty()),
+            settings_from_agents: Some(agent.config.settings_from_agents),
         }),
+        ram_folders: ram_folders(agent),
+        ask_networks: true,
         ..quick(agent)
     })
 }
@@ -98,6 +116,11 @@ pub(crate) fn network_here(agent: &Agent) -> Inventory {
 fn quick(agent: &Agent) -> Options {
     let neighbours = agent.doctor.lldp.get().map(Listener::neighbours).unwrap_or_default();
     Options { neighbours, ..Options::new(&agent.config.name) }
+}
+
+fn ram_folders(agent: &Agent) -> Vec<(PathBuf, bool)> {
+    let huge = agent.config.huge_ram_dir.iter().map(|folder| (folder.clone(), true));
+    std::iter::once((agent.config.ram_dir.clone(), false)).chain(huge).collect()
 }
 
 /// Versioned machine types only: an alias such as `pc` means another one in every QEMU.

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use linerate_fabric::model::Network;
@@ -23,6 +24,8 @@ use crate::settings;
 
 /// Targets of one question.
 const TARGETS_MAX: usize = 1024;
+/// Links that are probed at the same time, without load.
+const AT_ONCE: usize = 16;
 /// Loads that are taken at a time.
 const SINKS_MAX: usize = 64;
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
@@ -86,7 +89,18 @@ fn probe(agent: &Agent, targets: &[Target], depth: Depth) -> Answer {
         rdma::probe(agent, target, depth, &mut probe);
         probe
     };
-    Answer::Probes { probes: targets.iter().map(one).collect() }
+    // Datagrams over several links do not measure each other; loads would.
+    let at_once = if depth == Depth::Short { AT_ONCE } else { 1 };
+    let mut probes = Vec::with_capacity(targets.len());
+    for some in targets.chunks(at_once) {
+        probes.extend(thread::scope(|scope| {
+            let running: Vec<_> = some.iter().map(|target| scope.spawn(move || one(target))).collect();
+            let joined = running.into_iter();
+            let done = joined.map(|one| one.join().unwrap_or_else(|cause| std::panic::resume_unwind(cause)));
+            done.collect::<Vec<_>>()
+        }));
+    }
+    Answer::Probes { probes }
 }
 
 /// From an address that the agent listens at, to one of the same network.

@@ -13,7 +13,7 @@ use linerate_guest::images::{self, Prepared};
 use linerate_guest::registry::RegistryError;
 use linerate_guest::remains;
 use linerate_guest::shared::Proved;
-use linerate_guest::twin::{QemuBinary, Twin, TwinOptions, twin};
+use linerate_guest::twin::{QemuBinary, Twin, TwinOptions, attempt};
 use linerate_memory::Mapping;
 use linerate_net::interfaces;
 
@@ -85,11 +85,7 @@ fn make_ram(folder: &Path, regions: &[RegionInfo], twin: &Twin) -> Result<Vec<Ma
 }
 
 fn make_region(region: &RegionInfo, twin: &Twin) -> Result<Mapping, Fault> {
-    let object = region.name.rsplit('/').next().unwrap_or_default();
-    let Some(file) = twin.ram_files.iter().find(|file| file.object == object) else {
-        let detail = format!("RAM block {} has no file of its own at the destination", region.name);
-        return Err(refuse(Code::NotMigratable, detail));
-    };
+    let file = twin.ram_file(&region.name).map_err(|error| refuse_error(Code::NotMigratable, &error))?;
     Mapping::make(&file.path, region.size).map_err(|error| refuse_error(Code::MemoryFailed, &error))
 }
 
@@ -168,7 +164,11 @@ fn check(
         allow_user_network: agent.config.allow_user_network,
         keep_page_cache: agent.config.keep_page_cache,
     };
-    let made = twin(description, &options).map_err(|error| refuse_error(Code::NotMigratable, &error))?;
+    let (made, refused) = attempt(description, &options);
+    if !refused.is_empty() {
+        let words: Vec<String> = refused.iter().map(ToString::to_string).collect();
+        return Err(refuse(Code::NotMigratable, words.join("; ")));
+    }
     for note in &made.notes {
         tracing::info!(guest = description.name, note, "the twin differs");
     }

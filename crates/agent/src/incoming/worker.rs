@@ -346,6 +346,7 @@ impl State {
         let taken = self.qemu()?.wait_streams_taken(&|| abandon.load(Ordering::SeqCst));
         taken.map_err(|error| here(Code::HypervisorFailed, Step::Copy, &error))?;
         self.shared.tell(Event::DeviceStateLoaded);
+        self.qemu()?.put_back(Instant::now() + QMP_WAIT);
         Ok(())
     }
 
@@ -425,6 +426,8 @@ impl State {
         qemu.wait_loaded(Instant::now() + LOAD_WAIT, &|| abandon.load(Ordering::SeqCst))
             .map_err(|error| here(Code::HypervisorFailed, Step::Blackout, &error))?;
         self.shared.tell(Event::DeviceStateLoaded);
+        // While the word goes to the source and back.
+        qemu.put_back(Instant::now() + QMP_WAIT);
         Ok(())
     }
 

@@ -22,11 +22,26 @@ pub(super) struct ChannelView {
     pub tcp: Option<TcpProgress>,
 }
 
+/// Something of a link is gone, so that all of it is opened anew.
+#[derive(Clone, Debug)]
+pub(super) struct Loss {
+    pub reason: String,
+    /// A channel ended that its peer did not close: if the link works, its carrier failed.
+    pub of_carrier: bool,
+}
+
+impl Loss {
+    /// Of the link as a whole.
+    pub fn of_link(reason: impl Into<String>) -> Loss {
+        Loss { reason: reason.into(), of_carrier: false }
+    }
+}
+
 struct Entry {
     link: Link,
     state: LinkState,
     /// Tells the link's thread that something of it is gone.
-    lost: Sender<String>,
+    lost: Sender<Loss>,
     living: Vec<ChannelView>,
     /// Of channels that are gone.
     past: Counters,
@@ -83,7 +98,7 @@ impl Board {
     }
 
     /// A link is going to be used.
-    pub fn add(&self, link: Link, rdma: Option<RdmaPort>, lost: Sender<String>) {
+    pub fn add(&self, link: Link, rdma: Option<RdmaPort>, lost: Sender<Loss>) {
         let rdma = rdma.map(|port| (counters::read(&port.folder), port)).map(|(before, port)| (port, before));
         self.lock().links.push(Entry {
             link,
@@ -111,6 +126,7 @@ impl Board {
         entry.living = channels;
         entry.carries_rdma = rdma;
         entry.carried_rdma |= rdma;
+        entry.fallback = entry.fallback.take().filter(|_| !rdma);
         entry.state = LinkState::Up;
         entry.up_since = Some(Instant::now());
         entry.lost_count > 0
@@ -137,21 +153,22 @@ impl Board {
         let inner = self.lock();
         let owner = inner.owner.get(&channel);
         if let Some(entry) = inner.links.iter().find(|entry| Some(&entry.link.id) == owner) {
-            let _ = entry.lost.send(error.to_string());
+            let of_carrier = error.may_be_the_carriers();
+            let _ = entry.lost.send(Loss { reason: error.to_string(), of_carrier });
         }
     }
 
     /// The link's control path is gone: its thread is told.
     pub fn path_lost(&self, link: LinkId, reason: &str) {
         if let Some(entry) = self.lock().links.iter().find(|entry| entry.link.id == link) {
-            let _ = entry.lost.send(reason.to_owned());
+            let _ = entry.lost.send(Loss::of_link(reason));
         }
     }
 
     /// An interface of this host went down: the threads of its links are told.
     pub fn interface_down(&self, name: &str) {
         for entry in self.lock().links.iter().filter(|entry| entry.link.device.as_deref() == Some(name)) {
-            let _ = entry.lost.send(format!("{name} has no carrier"));
+            let _ = entry.lost.send(Loss::of_link(format!("{name} has no carrier")));
         }
     }
 

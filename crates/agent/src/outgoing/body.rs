@@ -9,7 +9,7 @@ use linerate_api::CpuSeconds;
 use linerate_core::control::Outgoing as Frame;
 use linerate_core::journal::SourcePhase;
 use linerate_core::source::{Action, Ending, Event};
-use linerate_core::{Code, LinkId, Message, PathId, Side};
+use linerate_core::{Code, Fault, LinkId, Message, PathId, Side, Step};
 use linerate_net::control::ControlPath;
 
 use super::domain::Leaving;
@@ -45,6 +45,8 @@ pub(super) struct Body {
     progress_at: Instant,
     cpu_before: Duration,
     ending: Option<Ending>,
+    /// The destination is to be asked when it is known that the guest stands here.
+    asks: bool,
 }
 
 impl Body {
@@ -61,6 +63,7 @@ impl Body {
             progress_at: Instant::now(),
             cpu_before: cpu_time(),
             ending: None,
+            asks: false,
         }
     }
 
@@ -121,6 +124,7 @@ impl Body {
                     self.handle(Event::PathLost(id));
                 }
             }
+            Input::Stands(stands) => self.stands(stands),
             Input::Wake => self.handle(Event::Tick),
             Input::StreamsSpeak => {
                 let notes = self.shared.carriage().map(|carriage| carriage.streams.take_notes());
@@ -193,9 +197,39 @@ impl Body {
             }
             Action::CleanUp => self.worker.ask(Job::CleanUp),
             Action::Journal(phase) => self.write_journal(phase),
-            Action::Query => links::query(&self.shared, &self.record),
+            Action::Query if !self.asks => {
+                self.asks = true;
+                self.worker.ask(Job::CheckStands);
+            }
+            Action::Query => {}
             Action::Withdraw { held } => self.withdraw(held),
             Action::End(ending) => self.ending = Some(ending),
+        }
+    }
+
+    /// What was to be done if the guest stands here as it was left: commit, or the question that says commit again.
+    fn stands(&mut self, stands: bool) {
+        let asks = std::mem::take(&mut self.asks);
+        let commits = self.shared.brain().is_to_commit();
+        match stands {
+            true if commits => self.handle(Event::Journaled(SourcePhase::CommitSent)),
+            true if asks => links::query(&self.shared, &self.record),
+            true => {}
+            false if commits => {
+                let detail =
+                    "somebody let the guest run again, or reset it, at the source before it was committed";
+                let fault = Fault::new(Code::GuestDiffers, Step::Commit, Side::Source, detail);
+                self.handle(Event::Failed(fault));
+            }
+            false => {
+                tracing::error!(
+                    session = %self.shared.session,
+                    "the guest's migration is not decided, and somebody lets it run here: the destination is not asked any more, which would let it run there too; `linerate resolve` decides"
+                );
+                if asks {
+                    self.handle(Event::Unanswered);
+                }
+            }
         }
     }
 
@@ -244,6 +278,8 @@ impl Body {
             self.record = record;
         }
         match put {
+            // Said when it is known that the guest still stands here.
+            Ok(()) if new == SourcePhase::CommitSent => self.worker.ask(Job::CheckStands),
             Ok(()) => self.handle(Event::Journaled(new)),
             Err(error) => {
                 let step = self.shared.brain().step();

@@ -17,8 +17,9 @@ use linerate_net::tcp::stats::Progress as TcpProgress;
 use linerate_wire::frame::Role;
 
 use super::Outgoing;
-use super::board::ChannelView;
+use super::board::{ChannelView, Loss};
 use super::links::{OPEN_WITHIN, describe, hello, tcp_options};
+use super::trust::Trust;
 use crate::faults::chain;
 
 /// Bytes really moved before a link is trusted: more than a path with a broken MTU lets through, and little enough to
@@ -85,10 +86,7 @@ pub(super) struct Opener {
     transport: Transport,
     rdma_here: bool,
     options: rdma::options::RdmaOptions,
-    /// RDMA failed although the link worked: TCP for the rest of the migration.
-    fallen_back: bool,
-    /// Why the link was last lost while it carried over RDMA. It is RDMA's own failure if TCP can connect at once.
-    suspected: Option<String>,
+    trust: Trust,
     carries_rdma: bool,
 }
 
@@ -103,32 +101,24 @@ impl Opener {
             zero_copy: shared.carriage().is_some() || !shared.may_discard,
             ..rdma::options::RdmaOptions::default()
         };
-        Opener {
-            link,
-            transport: shared.request.transport,
-            rdma_here,
-            options,
-            fallen_back: false,
-            suspected: None,
-            carries_rdma: false,
-        }
+        let transport = shared.request.transport;
+        Opener { link, transport, rdma_here, options, trust: Trust::default(), carries_rdma: false }
     }
 
     /// The link was lost while it carried.
-    pub fn lost(&mut self, reason: &str) {
-        self.suspected = self.carries_rdma.then(|| reason.to_owned());
+    pub fn lost(&mut self, loss: &Loss) {
+        if self.carries_rdma && loss.of_carrier {
+            self.trust.failed(&loss.reason, Instant::now());
+        }
     }
 
     /// The link itself is gone: nothing of it is RDMA's fault.
     pub fn unreachable(&mut self) {
-        self.suspected = None;
+        self.trust.was_not_rdma();
     }
 
     /// Opens the channels. A TCP connection over the link has just worked.
     pub fn open(&mut self, shared: &Outgoing) -> Result<Vec<Opened>, OpenError> {
-        if let Some(reason) = self.suspected.take() {
-            self.fall_back(shared, &reason);
-        }
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         self.carries_rdma = false;
         if let Some(remote) = self.wants_rdma()? {
@@ -136,12 +126,14 @@ impl Opener {
             match (0..count).map(|_| self.queue_pair(shared, remote)).collect() {
                 Ok(opened) => {
                     self.carries_rdma = true;
+                    self.trust.connected();
                     return Ok(opened);
                 }
                 Err(error) if self.transport == Transport::Rdma => return Err(error),
-                Err(error) => self.fall_back(shared, &chain(&error)),
+                Err(error) => self.trust.failed(&chain(&error), Instant::now()),
             }
         }
+        self.tell_of_tcp(shared);
         (0..channels_for(self.link.speed_mbps, cpus)).map(|_| self.connection(shared)).collect()
     }
 
@@ -158,18 +150,33 @@ impl Opener {
             (Transport::Tcp, _, _) => Ok(None),
             (_, None, _) => refuse("the destination has none on this link"),
             (_, _, false) => refuse("this host's port has none"),
-            (Transport::Auto, Some(_), true) if self.fallen_back => Ok(None),
+            (Transport::Auto, Some(_), true) if self.trust.is_lost() => Ok(None),
             (_, Some(remote), true) => Ok(Some(remote)),
         }
     }
 
-    fn fall_back(&mut self, shared: &Outgoing, reason: &str) {
-        if self.transport != Transport::Auto || std::mem::replace(&mut self.fallen_back, true) {
-            return;
+    /// Whether the link carries over TCP since RDMA failed, and RDMA moves bytes now. Tries it now and then; blocks meanwhile,
+    /// at most as long as opening a channel may take.
+    pub fn can_go_back_to_rdma(&mut self, shared: &Outgoing) -> bool {
+        if self.carries_rdma || self.transport != Transport::Auto || !self.trust.may_try(Instant::now()) {
+            return false;
         }
+        let Ok(Some(remote)) = self.wants_rdma() else { return false };
+        match self.queue_pair(shared, remote) {
+            Ok(_) => true,
+            Err(error) => {
+                tracing::debug!(link = describe(&self.link), error = chain(&error), "RDMA does not work yet");
+                self.trust.failed(&chain(&error), Instant::now());
+                false
+            }
+        }
+    }
+
+    fn tell_of_tcp(&mut self, shared: &Outgoing) {
+        let Some(reason) = self.trust.news() else { return };
         let link = describe(&self.link);
         tracing::warn!(link, reason, "RDMA failed; the link carries over TCP");
-        shared.board.fell_back(self.link.id, reason);
+        shared.board.fell_back(self.link.id, &reason);
         let text = format!("{link}: RDMA failed, TCP is used instead: {reason}");
         shared.hub.publish(EventKind::Warning { text });
     }

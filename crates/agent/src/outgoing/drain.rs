@@ -17,7 +17,7 @@ pub(super) trait Guest {
     /// Why it could not be stopped or did not go on.
     type Error;
 
-    /// Whether it runs and has a disk that must be drained.
+    /// Whether it has a disk that must be drained. One that stands may be let run by its operator at any time.
     fn must_stand(&self) -> bool;
     /// Stops it; returns when all block I/O is done. False if it stood already: it is not ours to let it go on then.
     fn stop(&mut self) -> Result<bool, Self::Error>;

@@ -26,6 +26,7 @@ use linerate_net::tcp::options::TcpOptions;
 use linerate_wire::frame::{Hello, Role};
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
 
+use super::board::Loss;
 use super::channels::{OpenError, Opened, Opener, rdma_port};
 use super::{Input, Outgoing};
 use crate::carriage::Back;
@@ -87,16 +88,16 @@ pub(super) fn join_any(
 /// Asks the destination how the session stands, in a thread of its own; the answer goes to the brain if there is one. The
 /// question says commit once more, for the message may not have come, and whether this host still has its copy.
 pub(super) fn query(shared: &Arc<Outgoing>, record: &Record) {
-    let (shared, peers) = (shared.clone(), peers(shared, record));
+    let (asked, peers) = (shared.clone(), peers(shared, record));
     let has_copy = matches!(&record.role, JournalRole::Source { qemu, .. } if qemu.is_alive());
     let asking = move || {
         let ask = if has_copy { ask_any } else { commit_any };
-        if let Some(outcome) = ask(&peers, shared.session, shared.token) {
-            shared.tell(Event::Answered(outcome));
-        }
+        let answer = ask(&peers, asked.session, asked.token);
+        asked.tell(answer.map_or(Event::Unanswered, Event::Answered));
     };
     if let Err(error) = std::thread::Builder::new().name("query".into()).spawn(asking) {
         tracing::error!(%error, "no thread to ask the destination");
+        shared.tell(Event::Unanswered);
     }
 }
 
@@ -194,7 +195,7 @@ pub(super) fn control_event(event: ControlEvent) -> Event {
 /// All links of a migration. Dropping it closes them.
 pub(super) struct Links {
     stop: Arc<AtomicBool>,
-    wake: Vec<Sender<String>>,
+    wake: Vec<Sender<Loss>>,
     threads: Vec<JoinHandle<()>>,
     carriers: Option<Carriers>,
 }
@@ -250,7 +251,7 @@ impl Drop for Links {
         self.stop.store(true, Ordering::SeqCst);
         self.carriers = None;
         for wake in &self.wake {
-            let _ = wake.send("the migration is over".into());
+            let _ = wake.send(Loss::of_link("the migration is over"));
         }
         for thread in self.threads.drain(..) {
             let _ = thread.join();
@@ -295,8 +296,8 @@ pub(crate) fn describe(link: &Link) -> String {
 struct Supervisor {
     shared: Arc<Outgoing>,
     stop: Arc<AtomicBool>,
-    lost: Sender<String>,
-    losses: Receiver<String>,
+    lost: Sender<Loss>,
+    losses: Receiver<Loss>,
     pump: PumpOptions,
     opener: Opener,
     link: Link,
@@ -313,7 +314,8 @@ impl Supervisor {
                 Ok((pumps, back)) => {
                     said.clear();
                     was_up = true;
-                    self.hold(pumps, back);
+                    let loss = self.hold();
+                    self.close(pumps, back, loss);
                 }
                 Err(error) => {
                     // Part of it may have been opened and told.
@@ -371,7 +373,7 @@ impl Supervisor {
     /// As many channels for what the other side's hypervisor answers, if there are streams.
     fn open_back(&self, route: &Route, count: usize) -> Result<Back, OpenError> {
         let lost = self.lost.clone();
-        let mut back = Back::new(move |reason| drop(lost.send(reason)));
+        let mut back = Back::new(move |reason| drop(lost.send(Loss::of_link(reason))));
         let Some(carriage) = self.shared.carriage() else { return Ok(back) };
         for _ in 0..count {
             let channel = self.shared.next_channel.fetch_add(1, Ordering::Relaxed);
@@ -382,16 +384,24 @@ impl Supervisor {
         Ok(back)
     }
 
-    /// Keeps the link until something of it is lost.
-    fn hold(&mut self, pumps: Vec<PumpHandle>, back: Back) {
-        let reason = loop {
+    /// Keeps the link until something of it is lost. `None`: nothing is, and RDMA can be used again.
+    fn hold(&mut self) -> Option<Loss> {
+        loop {
             match self.losses.recv_timeout(Duration::from_secs(1)) {
-                Ok(reason) => break reason,
+                Ok(loss) => return Some(loss),
                 Err(RecvTimeoutError::Timeout) if !self.stop.load(Ordering::SeqCst) => {}
-                Err(_) => break "the migration is over".into(),
+                Err(_) => return Some(Loss::of_link("the migration is over")),
             }
-        };
-        self.opener.lost(&reason);
+            if self.opener.can_go_back_to_rdma(&self.shared) {
+                return None;
+            }
+        }
+    }
+
+    fn close(&mut self, pumps: Vec<PumpHandle>, back: Back, loss: Option<Loss>) {
+        if let Some(loss) = &loss {
+            self.opener.lost(loss);
+        }
         // Whoever waits for work must come back before its thread can end.
         for pump in &pumps {
             pump.stop();
@@ -399,6 +409,7 @@ impl Supervisor {
         self.shared.link_lost(self.link.id);
         drop(pumps);
         drop(back);
+        let Some(Loss { reason, .. }) = loss else { return };
         // When all is done the destination closes first; that is no loss.
         if !self.stop.load(Ordering::SeqCst) && !self.shared.brain().is_leaving() {
             tracing::warn!(link = describe(&self.link), reason, "a link is lost");

@@ -33,6 +33,7 @@ mod storage;
 mod streams;
 #[cfg(test)]
 mod tests;
+mod trust;
 mod withdraw;
 mod work;
 mod worker;
@@ -76,6 +77,8 @@ pub(crate) enum Input {
     Path(PathId, Option<LinkId>, ControlPath),
     /// A link is closed: its control connection goes with it.
     LinkLost(LinkId),
+    /// Whether the guest that has left stands here as it was left.
+    Stands(bool),
     /// The brain may have something to do: a channel changed it.
     Wake,
     /// The streams have notes for the other side's.

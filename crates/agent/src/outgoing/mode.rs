@@ -4,7 +4,7 @@ use linerate_api::{MigrateRequest, Mode, ModeChoice};
 use linerate_core::{Code, Fault, Side, Step};
 use linerate_guest::description::GuestDescription;
 use linerate_guest::qmp::QemuVersion;
-use linerate_guest::verdict::{Reason, Verdict, judge_streams};
+use linerate_guest::verdict::{Reason, Verdict, judge_images, judge_streams};
 
 /// The way, and where it was not the operator's choice, why it is not direct.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,6 +51,16 @@ fn streams(
     }
     let direct = reason.map(|reason| format!("{reason}; ")).unwrap_or_default();
     Err(refused(format!("{direct}stream: no, because {}", against.join("; "))))
+}
+
+/// Images that no destination would open for the guest, now that it is known which are copied instead.
+pub(super) fn check_images(guest: &GuestDescription) -> Result<(), Fault> {
+    let reasons: Vec<String> = judge_images(guest).iter().map(Reason::to_string).collect();
+    if reasons.is_empty() {
+        return Ok(());
+    }
+    let why = reasons.join("; ");
+    Err(refused(format!("{why}. Mend the image, or copy the disk along (--copy-storage all, --copy-disks)")))
 }
 
 fn refused(detail: String) -> Fault {

@@ -112,12 +112,9 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
         domain: request.domain.as_ref().map(|domain| Leaving::new(domain, agent.gates.clone(), kept)),
         request,
     });
-    let cautions = [
-        storage::caution(&shared.request),
-        mode::caution(&shared.choice, &found.description),
-        disks::caution(&found.description),
-    ];
-    for text in cautions.into_iter().flatten() {
+    let cautions = [storage::caution(&shared.request), mode::caution(&shared.choice, &found.description)];
+    let cautions = cautions.into_iter().flatten().chain(disks::cautions(&found.description));
+    for text in cautions {
         shared.hub.publish(EventKind::Warning { text });
     }
     let role = match shared.domain {
@@ -212,7 +209,11 @@ fn find(agent: &Agent, request: &MigrateRequest) -> Result<Found, Fault> {
         domain::check(request, &mut description)?;
     }
     if request.domain.is_none() {
-        disks::at_start(&mut qmp, &mut description, deadline)?;
+        description.name.clone_from(&record.name);
+        let changes = disks::at_start(&mut qmp, &mut description, deadline)?.join("; ");
+        if !changes.is_empty() {
+            tracing::info!(guest = record.name, changes, "the destination gets the images in use");
+        }
     }
     let choice = mode::choose(request, &description, &kernel::judge(&description))?;
     let marks = match request.domain {
@@ -220,6 +221,7 @@ fn find(agent: &Agent, request: &MigrateRequest) -> Result<Found, Fault> {
         Some(_) => Marks::default(),
         None => storage::look(request, &mut qmp, &mut description, deadline)?,
     };
+    mode::check_images(&description)?;
     let qemu = match &request.domain {
         // What libvirt sets is libvirt's to put back.
         Some(_) => SourceQemu::recovered(qmp, true, None, false),

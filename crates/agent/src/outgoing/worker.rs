@@ -1,6 +1,7 @@
 //! The one thread that deals with the guest: its memory and its QEMU. Jobs come in the order in which the brain wants them
 //! and answer by events. A roll-back does not wait for a job under way: it raises a flag that every wait looks at.
 
+mod ending;
 mod streams;
 mod throttle;
 
@@ -8,15 +9,14 @@ use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use linerate_core::source::Event;
-use linerate_core::{Code, Extent, Fault, GuestState, RegionId, Run, Side, Step, StreamSettings, Time};
+use linerate_core::{Code, Extent, Fault, RegionId, Run, Side, Step, StreamSettings, Time};
 use linerate_guest::description::GuestDescription;
 use linerate_guest::migrate::{MigrateError, SourceQemu};
-use linerate_guest::process;
 use linerate_guest::registry::{GuestRecord, Registry};
 use linerate_memory::{RamBlock, TrackError, Tracker};
 
@@ -35,8 +35,6 @@ const QMP_WAIT: Duration = Duration::from_secs(10);
 pub(super) const HOLD_WAIT: Duration = Duration::from_secs(30);
 /// Between two looks at whether the destination has taken what came of QEMU's stream while the guest runs.
 const LIVE_PAUSE: Duration = Duration::from_millis(1);
-/// Further tries to take a guest back whose QEMU did not do it at once.
-const TAKE_BACK_TRIES: u32 = 5;
 
 /// What the worker is asked to do; the brain's actions that deal with the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,6 +54,8 @@ pub(super) enum Job {
     /// Of a domain: its stream may go.
     LetThrough,
     Throttle(u8),
+    /// Whether the guest that has left stands here as it was left.
+    CheckStands,
     RollBack,
     CleanUp,
 }
@@ -166,6 +166,7 @@ impl State {
                 Job::BeginStreams(settings) => self.begin_streams(*settings),
                 Job::Digest => self.digest(),
                 Job::WriteDeviceState => self.write_device_state(),
+                Job::CheckStands => self.check_stands(),
                 Job::AwaitStream => self.await_stream(),
                 Job::LetThrough => self.let_through(),
                 Job::Throttle(percent) => {
@@ -311,6 +312,7 @@ impl State {
     /// QEMU holds: what the guest uses now goes to the destination, which compares it with what it has opened.
     pub fn holds(&mut self, ran: bool) -> Result<(), Fault> {
         let disks = disks::in_use(self.guest.qemu.qmp(), &self.guest.description, Self::deadline())?;
+        self.guest.qemu.check_devices(Self::deadline()).map_err(|error| differs(&error))?;
         if self.shared.domain.is_none() {
             self.shared.recheck_marks(self.guest.record.process.pid)?;
         }
@@ -352,54 +354,6 @@ impl State {
         Ok(())
     }
 
-    /// Rule 2. Each part is tried whatever became of the others.
-    fn roll_back(&mut self) -> Result<(), Fault> {
-        self.throttle_percent = 0;
-        self.detach();
-        let mut done = self.guest.qemu.take_back(Self::deadline());
-        for number in 0..TAKE_BACK_TRIES {
-            let Err(error) = &done else { break };
-            let is_answer = error.is_answer();
-            tracing::warn!(error = chain(error), "the guest could not be taken back; trying again");
-            if number > 0 || is_answer {
-                std::thread::sleep(Duration::from_secs(1));
-            }
-            if is_answer || self.connect_again() {
-                done = self.guest.qemu.take_back(Self::deadline());
-            }
-        }
-        let runs = done.and_then(|()| self.guest.qemu.runs(Self::deadline()));
-        let alive = self.guest.record.is_alive();
-        let (guest, complete) = match runs {
-            Ok(true) => (GuestState::RunsAtSource, true),
-            Ok(false) => (GuestState::PausedAtSource, true),
-            Err(_) if !alive => (GuestState::Gone, true),
-            Err(error) => {
-                tracing::error!(
-                    error = chain(&error),
-                    "the guest could not be rolled back; it is tried until it can"
-                );
-                (GuestState::PausedAtSource, false)
-            }
-        };
-        self.drop_stream();
-        self.shared.tell(Event::RolledBack { guest, complete });
-        Ok(())
-    }
-
-    /// A connection that broke in the middle of a command is of no use: a fresh one may be.
-    fn connect_again(&mut self) -> bool {
-        self.guest.qemu.qmp().hang_up();
-        match process::connect(&self.guest.record, Self::deadline()) {
-            Ok(qmp) => self.guest.qemu.reconnect(qmp),
-            Err(error) => {
-                tracing::warn!(error = chain(&error), "its QEMU does not answer");
-                return false;
-            }
-        }
-        true
-    }
-
     pub fn detach(&mut self) {
         if let Some(tracker) = self.tracker.take()
             && let Err(error) = tracker.detach()
@@ -417,23 +371,6 @@ impl State {
         for socket in [&self.guest.state_socket, &self.guest.disks_socket] {
             let _ = std::fs::remove_file(socket);
         }
-    }
-
-    fn clean_up(&mut self) -> Result<(), Fault> {
-        self.detach();
-        self.drop_stream();
-        let copied: Vec<PathBuf> =
-            self.guest.description.copied.iter().map(|disk| disk.path.clone().into()).collect();
-        storage::leave_stale(&copied, &self.guest.record.name, &self.shared.request.to);
-        let downtime = self.guest.qemu.downtime_ms(Self::deadline()).ok().flatten();
-        *self.qemu_downtime_ms.lock().unwrap_or_else(PoisonError::into_inner) = downtime;
-        let (registry, record) = (&self.guest.registry, &self.guest.record);
-        let how = process::StopHow::Quit;
-        let qmp = Some(self.guest.qemu.qmp());
-        process::stop(registry, record, qmp, how, Self::deadline())
-            .map_err(|error| fault(Code::HypervisorFailed, Step::CleanUp, Side::Source, &error))?;
-        self.shared.tell(Event::CleanedUp);
-        Ok(())
     }
 }
 
@@ -460,6 +397,15 @@ fn extents(region: usize, runs: Vec<Run>) -> impl Iterator<Item = Extent> {
     // There are at most 64 regions (the protocol's cap).
     let region = RegionId::try_from(region).unwrap_or(RegionId::MAX);
     runs.into_iter().map(move |run| Extent { region, run })
+}
+
+/// What the source's QEMU has is not what the destination was started with.
+fn differs(error: &MigrateError) -> Fault {
+    let code = match error {
+        MigrateError::Devices { .. } => Code::GuestDiffers,
+        _ => Code::HypervisorFailed,
+    };
+    fault(code, Step::Blackout, Side::Source, error)
 }
 
 pub(super) fn qemu_fault(step: Step, error: &MigrateError) -> Fault {

@@ -1,18 +1,22 @@
 //! Hands of the source's recovery.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use linerate_core::recovery::{Phase, SourceAction, SourceEvent, SourceRecovery};
 use linerate_core::{GuestState, Outcome};
 use linerate_guest::migrate::{PauseMark, SourceQemu};
 use linerate_guest::process::{self, StopHow};
+use linerate_guest::registry::GuestRecord;
 
 use super::{Machine, QMP_WAIT, Unfinished, is_registered, lock, parse_token, remove_sockets};
 use crate::agent::Agent;
 use crate::faults::chain;
 use crate::journal::Role;
 use crate::outgoing::{ask_any, commit_any};
+
+/// A monitor that another client holds is not waited for.
+const LOOK_WAIT: Duration = Duration::from_secs(1);
 
 /// What is unfinished, and what follows.
 pub(super) fn note(machine: &SourceRecovery) -> &'static str {
@@ -114,7 +118,22 @@ impl Unfinished {
     /// that a destination which cannot run the guest may return it to.
     fn ask(&self) -> Option<Outcome> {
         let Role::Source { qemu, peers, token, .. } = lock(&self.record).role.clone() else { return None };
+        if runs_here(&qemu) {
+            self.failed(
+                "somebody lets the guest run here: the destination is not asked, which would let it run there too".into(),
+            );
+            return None;
+        }
         let ask = if qemu.is_alive() { ask_any } else { commit_any };
         ask(&peers, self.session, parse_token(&token))
     }
+}
+
+/// Somebody has let the guest run again, or has reset it. Who does not answer lets nothing run.
+fn runs_here(qemu: &GuestRecord) -> bool {
+    let deadline = Instant::now() + LOOK_WAIT;
+    let runs = process::connect(qemu, deadline).is_ok_and(|qmp| {
+        !SourceQemu::recovered(qmp, true, None, false).still_stands(deadline).unwrap_or(true)
+    });
+    runs && qemu.is_alive()
 }

@@ -22,8 +22,10 @@ pub fn guests(guests: &[GuestSummary], paint: Paint) -> String {
         Align::Left,
         Align::Right,
         Align::Left,
+        Align::Left,
     ]);
-    table.row(["NAME", "STATE", "MEMORY", "VCPUS", "QEMU", "PID", "DIRECT MODE"].map(|head| paint.dim(head)));
+    let heads = ["NAME", "STATE", "MEMORY", "VCPUS", "QEMU", "PID", "STREAM MODE", "DIRECT MODE"];
+    table.row(heads.map(|head| paint.dim(head)));
     for guest in guests {
         table.row([
             paint.bold(&clean(&guest.name)),
@@ -32,6 +34,7 @@ pub fn guests(guests: &[GuestSummary], paint: Paint) -> String {
             guest.vcpus.to_string(),
             clean(&guest.qemu_version),
             guest.pid.map_or_else(|| "–".to_owned(), |pid| pid.to_string()),
+            yes_or_no(&guest.stream, paint),
             verdict(&guest.direct, paint),
         ]);
     }
@@ -48,6 +51,10 @@ fn run_state(state: GuestRunState, paint: Paint) -> String {
         GuestRunState::Recovering => paint.yellow("recovering"),
         GuestRunState::Undecided => paint.red("undecided"),
     }
+}
+
+fn yes_or_no(verdict: &Verdict, paint: Paint) -> String {
+    if verdict.possible { paint.green("yes") } else { paint.yellow("no") }
 }
 
 fn verdict(verdict: &Verdict, paint: Paint) -> String {
@@ -88,6 +95,8 @@ pub fn guest(guest: &GuestDetail, paint: Paint) -> String {
         blocks.row([clean(&block.name), bytes(block.size_bytes), used, backing]);
     }
     lines.extend(section("RAM", blocks.lines(2), paint));
+    let needs = guest.needs.iter().map(|need| format!("  {}", clean(need))).collect();
+    lines.extend(section("The destination must have", needs, paint));
     text(lines)
 }
 
@@ -101,9 +110,11 @@ fn facts(summary: &GuestSummary, paint: Paint) -> Vec<String> {
     row("CPUs", summary.vcpus.to_string());
     row("QEMU", clean(&summary.qemu_version));
     row("Process", summary.pid.map_or_else(|| "–".to_owned(), |pid| pid.to_string()));
-    row("Direct mode", if summary.direct.possible { paint.green("yes") } else { paint.yellow("no") });
-    for reason in &summary.direct.reasons {
-        row("", clean(reason));
+    for (mode, verdict) in [("Direct mode", &summary.direct), ("Stream mode", &summary.stream)] {
+        row(mode, yes_or_no(verdict, paint));
+        for reason in &verdict.reasons {
+            row("", clean(reason));
+        }
     }
     table.lines(0)
 }

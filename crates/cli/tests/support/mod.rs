@@ -110,6 +110,7 @@ async fn guests() -> Json<Vec<GuestSummary>> {
             possible: reasons.is_empty(),
             reasons: reasons.iter().map(|&r| r.into()).collect(),
         },
+        stream: Verdict { possible: true, reasons: Vec::new() },
     };
     Json(vec![
         guest("web", GuestRunState::Running, &[]),

@@ -213,3 +213,93 @@ fn a_slow_channel_that_asks_first_does_not_keep_small_rounds_for_itself() {
     scheduler.acknowledged(ms(501), 0, first.sequence, &[]);
     work(scheduler.next(ms(501), 0));
 }
+
+/// A link that carries `bytes_per_ms` and whose bytes and acknowledgements take `far_us` more.
+struct Wire {
+    far_us: u64,
+    bytes_per_ms: u64,
+    free_at: Time,
+    under_way: VecDeque<(Time, u64)>,
+}
+
+impl Wire {
+    fn new(far_us: u64, bytes_per_ms: u64) -> Wire {
+        Wire { far_us, bytes_per_ms, free_at: Time::ZERO, under_way: VecDeque::new() }
+    }
+
+    fn carry(&mut self, now: Time, sequence: u64, bytes: u64) {
+        let begins = self.free_at.max(now);
+        self.free_at = begins + Duration::from_nanos(bytes * 1_000_000 / self.bytes_per_ms);
+        self.under_way.push_back((self.free_at + Duration::from_micros(self.far_us), sequence));
+    }
+}
+
+/// Rounds of so many bytes over these wires; how long the last one takes.
+fn last_round(wires: &mut [Wire], rounds: &[u64]) -> Duration {
+    let mut scheduler = with_channels(wires.len() as u32);
+    let mut now = ms(1);
+    let mut took = Duration::ZERO;
+    for bytes in rounds {
+        // Idle for a while: pings.
+        let began = now + Duration::from_millis(400);
+        let mut given = false;
+        loop {
+            if !given && now >= began {
+                scheduler.add_work(vec![Extent::new(0, 0, *bytes)]);
+                given = true;
+            }
+            for (channel, wire) in (0..).zip(wires.iter_mut()) {
+                while let Some((_, sequence)) = wire.under_way.front().copied().filter(|(at, _)| *at <= now) {
+                    wire.under_way.pop_front();
+                    scheduler.acknowledged(now, channel, sequence, &[]);
+                }
+                loop {
+                    match scheduler.next(now, channel) {
+                        Next::Work(work) => {
+                            let bytes = work.runs.iter().map(|run| run.length).sum();
+                            wire.carry(now, work.sequence, bytes);
+                        }
+                        Next::Ping { sequence } => wire.carry(now, sequence, 64),
+                        _ => break,
+                    }
+                }
+            }
+            if given && scheduler.is_drained() {
+                break;
+            }
+            now = now + Duration::from_micros(50);
+        }
+        took = now - began;
+    }
+    took
+}
+
+/// 1.25 GB/s and 0.1 ms beside 125 MB/s and 50 ms: a last copy of 1 MiB takes about a millisecond.
+#[test]
+fn a_link_of_50_ms_beside_a_fast_one_does_not_lengthen_the_last_copy() {
+    let fast = || Wire::new(100, 1_250_000);
+    for rate in [125_000, 1_250_000] {
+        for last in [4096, 64 << 10, MIB, 8 * MIB] {
+            let rounds = [256 * MIB, 32 * MIB, last];
+            let alone = last_round(&mut [fast()], &rounds);
+            for wires in [&mut [fast(), Wire::new(50_000, rate)], &mut [Wire::new(50_000, rate), fast()]] {
+                let both = last_round(wires, &rounds);
+                assert!(
+                    both < alone + Duration::from_millis(10),
+                    "{last} bytes: {both:?} instead of {alone:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_long_round_uses_the_far_link_too_and_is_shorter_for_it() {
+    let near = || Wire::new(100, 1_250_000);
+    let alone = last_round(&mut [near()], &[256 * MIB, 1024 * MIB]);
+    let both = last_round(&mut [near(), Wire::new(50_000, 1_250_000)], &[256 * MIB, 1024 * MIB]);
+    assert!(both < alone, "{both:?} instead of {alone:?}");
+    let equal = last_round(&mut [near(), near()], &[256 * MIB, 64 * MIB, 16 * MIB]);
+    let one = last_round(&mut [near()], &[256 * MIB, 64 * MIB, 16 * MIB]);
+    assert!(equal < one * 7 / 10, "two near links share a short round: {equal:?} instead of {one:?}");
+}

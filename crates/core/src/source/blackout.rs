@@ -175,6 +175,11 @@ impl Source {
         self.actions.push_back(Action::Journal(SourcePhase::CommitSent));
     }
 
+    /// Commit is to be written down, and nothing has come in between.
+    pub fn is_to_commit(&self) -> bool {
+        self.state == State::Journaling
+    }
+
     /// The point of no return: the journal has it, so it may be said.
     pub(super) fn commit(&mut self, now: Time) {
         self.statistics.blackout.journaled = Some(now);

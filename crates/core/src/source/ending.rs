@@ -21,8 +21,12 @@ pub(super) struct RollBack {
     fault: Fault,
     guest: Option<GuestState>,
     peer_done: bool,
-    /// The fault may only be what the destination's cause looks like from here: it is not told before then.
+    /// The destination is told then, if it still has to be.
     tell_at: Option<Time>,
+    /// The fault may only be what the destination's cause looks like from here.
+    unexplained: bool,
+    /// The destination may have the guest complete: it is told when the guest is back here, and not if it does not come back.
+    held: bool,
     until: Time,
 }
 
@@ -97,26 +101,26 @@ impl Source {
         let unexplained = tell_peer
             && self.peer_hung_up
             && (fault.code, fault.side) == (Code::HypervisorFailed, Side::Source);
-        let tell_at = unexplained.then(|| now + PEER_EXPLAINS_WITHIN);
-        if tell_peer && !unexplained {
-            self.control.send(now, Message::Abort(fault.clone()));
-        }
+        let tell_at = if unexplained { now + PEER_EXPLAINS_WITHIN } else { now };
         self.actions.push_back(Action::RollBack);
         self.state = State::RollingBack(RollBack {
             fault,
             guest: None,
             peer_done: !tell_peer,
-            tell_at,
-            until: tell_at.unwrap_or(now) + PEER_ABORTS_WITHIN,
+            tell_at: tell_peer.then_some(tell_at),
+            unexplained,
+            held: self.may_be_held && !self.config.handed_over,
+            until: tell_at + PEER_ABORTS_WITHIN,
         });
+        self.tell_when_due(now);
     }
 
-    /// The destination has not explained itself.
+    /// The guest is back where it has to be first, and the destination has not explained itself.
     fn tell_when_due(&mut self, now: Time) {
-        if let State::RollingBack(roll_back) = &mut self.state
-            && !roll_back.peer_done
-            && roll_back.tell_at.take_if(|at| *at <= now).is_some()
-        {
+        let State::RollingBack(roll_back) = &mut self.state else { return };
+        let waits = roll_back.peer_done || roll_back.held && roll_back.guest.is_none();
+        if !waits && roll_back.tell_at.take_if(|at| *at <= now).is_some() {
+            roll_back.until = now + PEER_ABORTS_WITHIN;
             self.control.send(now, Message::Abort(roll_back.fault.clone()));
         }
     }
@@ -159,7 +163,9 @@ impl Source {
             Message::Aborted => {}
             Message::Abort(fault) => {
                 if roll_back.tell_at.take().is_some() {
-                    roll_back.fault = fault;
+                    if roll_back.unexplained {
+                        roll_back.fault = fault;
+                    }
                     self.control.send(now, Message::Aborted);
                 }
             }
@@ -172,10 +178,13 @@ impl Source {
     pub(super) fn rolled_back(&mut self, now: Time, guest: GuestState, complete: bool) {
         if let State::RollingBack(roll_back) = &mut self.state {
             roll_back.guest = Some(guest);
+            // What the destination has may be all that is left: it keeps that for its operator.
+            roll_back.peer_done |= guest == GuestState::Gone && roll_back.held && roll_back.tell_at.is_some();
             if complete {
                 self.actions.push_back(Action::Journal(SourcePhase::RolledBack));
             }
             self.unfinished = !complete;
+            self.tell_when_due(now);
             self.end_when_rolled_back(now);
         }
     }
@@ -203,10 +212,22 @@ impl Source {
         if self.ran { GuestState::RunsAtDestination } else { GuestState::PausedAtDestination }
     }
 
-    pub(super) fn answered(&mut self, now: Time, outcome: Outcome) {
+    /// An answer that decides weighs more than the word of an operator that came while the question was under way.
+    pub(super) fn answered(&mut self, now: Time, answer: Option<Outcome>) {
+        self.asking = false;
+        let decided = self.decided.take();
         if !matches!(self.state, State::Committing { .. }) {
             return;
         }
+        let decides = answer.is_some_and(|outcome| verdict(outcome) != Verdict::AskAgain);
+        match (answer, decided) {
+            (_, Some(resume_here)) if !decides => self.decide(now, resume_here),
+            (Some(outcome), _) => self.told(now, outcome),
+            (None, _) => {}
+        }
+    }
+
+    fn told(&mut self, now: Time, outcome: Outcome) {
         match verdict(outcome) {
             Verdict::GiveUpGuest => self.running(now),
             Verdict::Resume => {
@@ -244,7 +265,18 @@ impl Source {
         if !matches!(self.state, State::Committing { .. }) {
             return;
         }
+        // A question is a commit: one that is under way comes to its end first.
+        if self.asking {
+            self.decided = Some(resume_here);
+        } else {
+            self.decide(now, resume_here);
+        }
+    }
+
+    fn decide(&mut self, now: Time, resume_here: bool) {
         if resume_here {
+            // Nor is the message itself repeated over a link that comes back.
+            self.control.recall(now, &Message::Commit);
             // On disk first: a question that a later agent asks is a commit to a destination that holds the guest.
             self.taking_back = true;
             self.actions.push_back(Action::Journal(SourcePhase::TakingBack));
@@ -319,10 +351,14 @@ impl Source {
         if *ask_at <= now {
             *ask_at = now + ASK_AFTER;
             *undecided |= journaled.is_some_and(|at| now - at >= UNDECIDED_AFTER);
-            self.actions.push_back(match self.taking_back {
-                false => Action::Query,
-                true => Action::Journal(SourcePhase::TakingBack),
-            });
+            match self.taking_back {
+                true => self.actions.push_back(Action::Journal(SourcePhase::TakingBack)),
+                false if self.asking => {}
+                false => {
+                    self.asking = true;
+                    self.actions.push_back(Action::Query);
+                }
+            }
         }
     }
 }

@@ -155,6 +155,8 @@ pub enum Event {
     },
     /// Answer to [`Action::Query`].
     Answered(Outcome),
+    /// [`Action::Query`] came to its end, and nobody answered.
+    Unanswered,
     /// The destination's agent refuses connections of this session because it does not know it (any more).
     Forgotten,
     /// [`Action::CleanUp`] is done.
@@ -208,7 +210,8 @@ pub enum Action {
     /// Undo everything; the guest is to do what it did before. Then [`Event::RolledBack`].
     RollBack,
     /// Say commit once more on a connection of its own, and ask how the session stands: the destination's agent may have
-    /// been started again before the message reached it, and holds the loaded guest then. Then perhaps [`Event::Answered`].
+    /// been started again before the message reached it, and holds the loaded guest then. Then [`Event::Answered`] or
+    /// [`Event::Unanswered`].
     Query,
     /// The roll-back could not be told: tell it beside the session ([`crate::withdrawal`]). Nothing waits for it.
     Withdraw {

@@ -117,6 +117,10 @@ pub struct Source {
     lost_copy: bool,
     /// The operator has decided that the guest stays; acted on when it is on disk.
     taking_back: bool,
+    /// An [`Action::Query`] is under way.
+    asking: bool,
+    /// The operator's word, while a question is under way.
+    decided: Option<bool>,
     /// What has to be done is not, and is left to recovery.
     unfinished: bool,
 }
@@ -149,6 +153,8 @@ impl Source {
             may_be_held: false,
             lost_copy: false,
             taking_back: false,
+            asking: false,
+            decided: None,
             unfinished: false,
             config,
         }
@@ -168,7 +174,8 @@ impl Source {
             Event::Failed(fault) => self.action_failed(now, fault),
             Event::StreamsFailed(fault) => self.fail(now, fault),
             Event::RolledBack { guest, complete } => self.rolled_back(now, guest, complete),
-            Event::Answered(outcome) => self.answered(now, outcome),
+            Event::Answered(outcome) => self.answered(now, Some(outcome)),
+            Event::Unanswered => self.answered(now, None),
             Event::Forgotten => self.forgotten(now),
             Event::Resolve(resume) => self.resolve(now, resume),
             Event::Carriage(message) => self.say(now, message),
@@ -411,7 +418,7 @@ impl Source {
 
     /// Commit was sent and the answer is missing for so long that the operator should know.
     pub fn is_undecided(&self) -> bool {
-        matches!(self.state, State::Committing { undecided: true, .. })
+        matches!(self.state, State::Committing { undecided: true, .. }) && !self.taking_back
     }
 
     /// The guest is the destination's: links have nothing to carry any more but the last word.

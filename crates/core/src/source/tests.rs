@@ -234,12 +234,21 @@ fn events() -> Vec<(Event, Vec<At>)> {
     ]
 }
 
+fn is_abort(message: &Message) -> bool {
+    matches!(message, Message::Abort(_))
+}
+
 /// What a source does about something unexpected.
-fn check_unexpected(driver: &Driver, state: At, actions: &[Action], code: Code, what: &str) {
+fn check_unexpected(driver: &mut Driver, state: At, actions: &[Action], code: Code, what: &str) {
     if BEFORE_COMMIT.contains(&state) {
         assert_eq!(driver.fault().map(|fault| fault.code), Some(code), "{what} in {state:?}");
         assert_eq!(actions.first(), Some(&Action::RollBack), "{what} in {state:?}: {actions:?}");
-        assert!(says(actions, |message| matches!(message, Message::Abort(_))), "{what} in {state:?}");
+        let mut actions = actions.to_vec();
+        if state >= Sealing {
+            assert!(!says(&actions, is_abort), "{what} in {state:?}: before the guest is back");
+            actions.extend(driver.tell(rolled_back(true)));
+        }
+        assert!(says(&actions, is_abort), "{what} in {state:?}");
     } else {
         assert!(!actions.contains(&Action::RollBack), "{what} in {state:?}: {actions:?}");
     }
@@ -255,7 +264,7 @@ fn every_message_in_every_state() {
             if expected.contains(&state) {
                 assert!(!actions.contains(&Action::RollBack), "{what} in {state:?}: {actions:?}");
             } else {
-                check_unexpected(&driver, state, &actions, Code::ProtocolViolation, &what);
+                check_unexpected(&mut driver, state, &actions, Code::ProtocolViolation, &what);
             }
         }
     }
@@ -272,7 +281,7 @@ fn every_event_in_every_state() {
             if expected.contains(&state) {
                 assert_eq!(actions.contains(&Action::RollBack), decides, "{what} in {state:?}: {actions:?}");
             } else {
-                check_unexpected(&driver, state, &actions, Code::Internal, &what);
+                check_unexpected(&mut driver, state, &actions, Code::Internal, &what);
             }
         }
     }
@@ -285,14 +294,21 @@ fn a_failure_in_each_state_before_commit_rolls_back_and_names_step_and_side() {
         let wanted = Fault::new(Code::HypervisorFailed, driver.brain.step(), Side::Source, "injected");
         let actions = driver.tell(Event::Failed(wanted.clone()));
         assert_eq!(actions.first(), Some(&Action::RollBack), "{state:?}: {actions:?}");
-        assert!(
-            says(&actions, |message| *message == Message::Abort(wanted.clone())),
-            "{state:?}: {actions:?}"
-        );
+        let abort = |message: &Message| *message == Message::Abort(wanted.clone());
         assert!(driver.brain.can_resume());
-        let mut actions = driver.receive(Message::Aborted);
-        assert!(!driver.brain.is_ended(), "{state:?}: not before the guest is back");
-        actions.extend(driver.tell(rolled_back(true)));
+        let actions = if state >= Sealing {
+            assert!(!says(&actions, is_abort), "{state:?}: {actions:?}");
+            let mut actions = driver.tell(rolled_back(true));
+            assert!(says(&actions, abort), "{state:?}: {actions:?}");
+            actions.extend(driver.receive(Message::Aborted));
+            actions
+        } else {
+            assert!(says(&actions, abort), "{state:?}: {actions:?}");
+            let mut actions = driver.receive(Message::Aborted);
+            assert!(!driver.brain.is_ended(), "{state:?}: not before the guest is back");
+            actions.extend(driver.tell(rolled_back(true)));
+            actions
+        };
         let guest = GuestState::RunsAtSource;
         let end = Action::End(Ending { fault: Some(wanted), guest, unfinished: false });
         assert!(actions.contains(&Action::Journal(SourcePhase::RolledBack)), "{state:?}: {actions:?}");
@@ -383,7 +399,11 @@ fn torment(driver: &mut Driver) -> Vec<Action> {
     actions.extend(driver.tell(Event::PathLost(PATH)));
     for _ in 0..3600 {
         driver.now = driver.now + Duration::from_secs(1);
-        actions.extend(driver.tell(Event::Tick));
+        let ticked = driver.tell(Event::Tick);
+        if ticked.contains(&Action::Query) {
+            driver.tell(Event::Unanswered);
+        }
+        actions.extend(ticked);
     }
     actions
 }
@@ -420,6 +440,54 @@ fn after_commit_only_the_destination_or_the_operator_decides() {
     for word in away {
         assert!(word(&mut Driver::at(Committing)).contains(&Action::CleanUp));
     }
+}
+
+#[test]
+fn a_destination_that_may_have_the_guest_complete_is_not_told_if_the_guest_does_not_come_back_here() {
+    for state in [Sealing, Loading, Journaling] {
+        let mut driver = Driver::at(state);
+        driver.tell(Event::Failed(fault(Code::JournalFailed)));
+        let actions = driver.tell(Event::RolledBack { guest: GuestState::Gone, complete: true });
+        assert!(!says(&actions, is_abort), "{state:?}: {actions:?}");
+        assert!(withdraws(&actions).is_none(), "{state:?}: {actions:?}");
+        assert!(driver.brain.is_ended(), "{state:?}: {actions:?}");
+    }
+}
+
+#[test]
+fn a_destination_that_gives_up_by_itself_meanwhile_is_answered() {
+    let mut driver = Driver::at(Journaling);
+    driver.tell(Event::Failed(fault(Code::JournalFailed)));
+    let actions = driver.receive(Message::Abort(fault(Code::Cancelled)));
+    assert!(says(&actions, |message| *message == Message::Aborted), "{actions:?}");
+    let actions = driver.tell(rolled_back(true));
+    assert!(!says(&actions, is_abort), "{actions:?}");
+    assert_eq!(driver.fault(), None, "it has ended");
+    assert!(actions.iter().any(|action| matches!(action, Action::End(ending)
+        if ending.fault.as_ref().is_some_and(|fault| fault.code == Code::JournalFailed))));
+}
+
+/// A question is a commit, and so is the message that a link which comes back would carry.
+#[test]
+fn an_operators_word_waits_for_the_question_under_way_and_takes_the_commit_back() {
+    let undecided = || {
+        let mut driver = Driver::at(Committing);
+        driver.tell(Event::PathLost(PATH));
+        driver.now = driver.now + Duration::from_secs(1);
+        assert!(driver.tell(Event::Tick).contains(&Action::Query));
+        assert!(!driver.tell(Event::Resolve(true)).contains(&Action::Journal(SourcePhase::TakingBack)));
+        driver
+    };
+    let mut driver = undecided();
+    assert!(driver.tell(Event::Answered(Outcome::Committed)).contains(&Action::CleanUp), "it knows better");
+    let mut driver = undecided();
+    let actions = driver.tell(Event::Unanswered);
+    assert!(actions.contains(&Action::Journal(SourcePhase::TakingBack)), "{actions:?}");
+    let actions = driver.tell(Event::PathUp(PATH));
+    assert!(!says(&actions, |message| *message == Message::Commit), "{actions:?}");
+    driver.tell(Event::Journaled(SourcePhase::TakingBack));
+    let actions = driver.tell(rolled_back(true));
+    assert!(says(&actions, is_abort), "{actions:?}");
 }
 
 #[test]

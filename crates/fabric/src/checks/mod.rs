@@ -12,7 +12,8 @@
 //! 4. If `linerate doctor --fix` shall mend it: [`Check::mending`], the wish by [`Finding::mend`], and the section says so. The
 //!    tests then demand that a room in which the wish was done is silent.
 //! 5. A test in the same file that makes one fault in the healthy room and calls `testing::only(&room, "id")`: the check speaks,
-//!    and **no other check does**. A fault has many effects; the check of an effect is silent where another one names the cause.
+//!    and **no other check does**. A fault has many effects; `effects` says which findings follow from which, and tells them
+//!    under their cause.
 //!
 //! `common` has what several checks need: which ports migrations use, what differs between places, what a switch says.
 
@@ -20,6 +21,7 @@ mod common;
 #[cfg(test)]
 pub(crate) use common::testing as testing_rooms;
 
+mod address_taken;
 mod asymmetric_routing;
 mod autonegotiation_mismatch;
 mod clock_not_steered;
@@ -33,11 +35,14 @@ mod driver_differs;
 mod drops_rising;
 mod duplicate_address;
 mod duplicate_mac;
+mod effects;
+mod equal_names;
 mod errors_rising;
 mod ets_differs;
 mod fec_against_switch;
 mod firewall_drops;
 mod firmware_differs;
+mod gateway_dead;
 mod half_duplex;
 mod huge_pages_denied;
 mod huge_pages_missing;
@@ -46,10 +51,12 @@ mod infiniband_mode;
 mod interrupts_far_node;
 mod interrupts_on_one_cpu;
 mod kernel_too_old;
+mod kvm_missing;
 mod lacp_incomplete;
 mod link_down;
 mod link_flapping;
 mod memlock_limit;
+mod memory_short;
 mod migration_on_management;
 mod mtu_against_switch;
 mod mtu_below_port;
@@ -58,11 +65,15 @@ mod mtu_in_team;
 mod mtu_path;
 mod mtu_small;
 mod no_second_link;
+mod packet_loss;
 mod pcie_below_card;
 mod pcie_below_ports;
 mod pfc_differs;
 mod qemu_machine_types;
+mod qemu_missing;
+mod qemu_too_old;
 mod queues_few;
+mod ram_folder_unfit;
 mod rdma_blocked;
 mod rdma_off;
 mod rdma_one_sided;
@@ -71,12 +82,16 @@ mod roce_gid_missing;
 mod roce_not_lossless;
 mod roce_priority_differs;
 mod roce_version_differs;
+mod round_trip_long;
 mod speed_below_ability;
 mod speed_between_hosts;
 mod switch_port_slower;
+mod tcp_blocked;
 mod team_cannot_spread;
 mod team_without_monitoring;
 mod throughput_below_promise;
+mod throughput_below_sibling;
+mod throughput_one_way;
 mod two_ports_one_network;
 mod unreachable;
 mod vlan_between_hosts;
@@ -84,6 +99,21 @@ mod vlan_in_team;
 mod vlan_not_on_switch;
 
 use crate::model::{Finding, Room};
+
+/// Pairs of probes, by their numbers in the matrix, of which the first moves far less than the second: one that is to be measured again
+/// beside one that it is compared with.
+pub fn unequal(room: &Room) -> Vec<(usize, usize)> {
+    let number = |way: &common::Way<'_>| {
+        let probes = &room.matrix.probes;
+        way.probe.and_then(|probe| probes.iter().position(|one| std::ptr::eq(one, probe)))
+    };
+    let slow = common::one_way(room).into_iter().chain(common::below_sibling(room));
+    let mut pairs: Vec<(usize, usize)> =
+        slow.filter_map(|slow| Some((number(&slow.way)?, number(&slow.other)?))).collect();
+    pairs.sort_unstable();
+    pairs.dedup_by_key(|(slow, _)| *slow);
+    pairs
+}
 
 /// What `linerate doctor --fix` can do about a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,6 +142,7 @@ pub trait Check: Sync {
 
 /// Every check there is, by id.
 pub const ALL: &[&dyn Check] = &[
+    &address_taken::AddressTaken,
     &asymmetric_routing::AsymmetricRouting,
     &autonegotiation_mismatch::AutonegotiationMismatch,
     &clock_not_steered::ClockNotSteered,
@@ -125,11 +156,13 @@ pub const ALL: &[&dyn Check] = &[
     &drops_rising::DropsRising,
     &duplicate_address::DuplicateAddress,
     &duplicate_mac::DuplicateMac,
+    &equal_names::EqualNames,
     &errors_rising::ErrorsRising,
     &ets_differs::EtsDiffers,
     &fec_against_switch::FecAgainstSwitch,
     &firewall_drops::FirewallDrops,
     &firmware_differs::FirmwareDiffers,
+    &gateway_dead::GatewayDead,
     &half_duplex::HalfDuplex,
     &huge_pages_denied::HugePagesDenied,
     &huge_pages_missing::HugePagesMissing,
@@ -138,10 +171,12 @@ pub const ALL: &[&dyn Check] = &[
     &interrupts_far_node::InterruptsFarNode,
     &interrupts_on_one_cpu::InterruptsOnOneCpu,
     &kernel_too_old::KernelTooOld,
+    &kvm_missing::KvmMissing,
     &lacp_incomplete::LacpIncomplete,
     &link_down::LinkDown,
     &link_flapping::LinkFlapping,
     &memlock_limit::MemlockLimit,
+    &memory_short::MemoryShort,
     &migration_on_management::MigrationOnManagement,
     &mtu_against_switch::MtuAgainstSwitch,
     &mtu_below_port::MtuBelowPort,
@@ -150,11 +185,15 @@ pub const ALL: &[&dyn Check] = &[
     &mtu_path::MtuPath,
     &mtu_small::MtuSmall,
     &no_second_link::NoSecondLink,
+    &packet_loss::PacketLoss,
     &pcie_below_card::PcieBelowCard,
     &pcie_below_ports::PcieBelowPorts,
     &pfc_differs::PfcDiffers,
     &qemu_machine_types::QemuMachineTypes,
+    &qemu_missing::QemuMissing,
+    &qemu_too_old::QemuTooOld,
     &queues_few::QueuesFew,
+    &ram_folder_unfit::RamFolderUnfit,
     &rdma_blocked::RdmaBlocked,
     &rdma_off::RdmaOff,
     &rdma_one_sided::RdmaOneSided,
@@ -163,12 +202,16 @@ pub const ALL: &[&dyn Check] = &[
     &roce_not_lossless::RoceNotLossless,
     &roce_priority_differs::RocePriorityDiffers,
     &roce_version_differs::RoceVersionDiffers,
+    &round_trip_long::RoundTripLong,
     &speed_below_ability::SpeedBelowAbility,
     &speed_between_hosts::SpeedBetweenHosts,
     &switch_port_slower::SwitchPortSlower,
+    &tcp_blocked::TcpBlocked,
     &team_cannot_spread::TeamCannotSpread,
     &team_without_monitoring::TeamWithoutMonitoring,
     &throughput_below_promise::ThroughputBelowPromise,
+    &throughput_below_sibling::ThroughputBelowSibling,
+    &throughput_one_way::ThroughputOneWay,
     &two_ports_one_network::TwoPortsOneNetwork,
     &unreachable::Unreachable,
     &vlan_between_hosts::VlanBetweenHosts,
@@ -176,9 +219,16 @@ pub const ALL: &[&dyn Check] = &[
     &vlan_not_on_switch::VlanNotOnSwitch,
 ];
 
-/// Runs every check. The worst come first; among equals the order of [`ALL`] is kept.
+/// Runs every check. One cause is one finding: what follows from it is told under it. The worst come first; among equals the order
+/// of [`ALL`] is kept.
 pub fn run_all(room: &Room) -> Vec<Finding> {
-    let mut findings: Vec<Finding> = ALL.iter().flat_map(|check| check.run(room)).collect();
+    if !room.is_told_apart() {
+        let mut room = room.clone();
+        room.tell_apart();
+        return run_all(&room);
+    }
+    let all: Vec<Finding> = ALL.iter().flat_map(|check| check.run(room)).collect();
+    let mut findings = effects::under_their_causes(room, all);
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     findings
 }
@@ -230,8 +280,8 @@ mod tests {
         let written = std::fs::read_dir(folder).unwrap().count();
         let sections = page.lines().filter_map(|line| line.strip_prefix("## "));
         assert_eq!(sections.collect::<Vec<_>>(), ids, "sections of docs/findings.md, in the order of ids");
-        // This file and the folder `common`.
-        assert_eq!(written, ids.len() + 2, "a file of this folder is not in the registry");
+        // This file, `effects` and the folder `common`.
+        assert_eq!(written, ids.len() + 3, "a file of this folder is not in the registry");
         let before = ids.clone();
         ids.sort();
         ids.dedup();

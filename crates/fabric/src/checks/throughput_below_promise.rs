@@ -1,9 +1,9 @@
 //! A link that moves far less than its ports promise.
 
-use crate::model::{End, Finding, Place, PortKind, PortRef, Probe, Room, Severity};
+use crate::model::{Finding, Place, Probe, Room, Severity};
 
 use super::Check;
-use super::common::speed;
+use super::common::promise;
 
 /// Percent of the promise. One connection or a busy host may miss some; less than half is a fault.
 const PERCENT_MIN: u64 = 50;
@@ -21,20 +21,6 @@ impl Check for ThroughputBelowPromise {
     fn run(&self, room: &Room) -> Vec<Finding> {
         room.matrix.probes.iter().filter_map(|probe| self.probe(room, probe)).collect()
     }
-}
-
-/// What an end promises, megabits per second: its speed, bounded by its slot. Speeds of virtual ports mean nothing.
-fn promise(room: &Room, end: &End) -> Option<u64> {
-    let host = room.host(&end.host)?;
-    let at = PortRef { host, port: host.port(&end.port)? };
-    let below = room.below(at);
-    if below.iter().any(|at| at.port.kind != PortKind::Physical) {
-        return None;
-    }
-    let slots =
-        below.iter().filter_map(|at| at.port.pcie.as_ref()?.running.map(|link| link.throughput_mbps()));
-    let speed = u64::from(speed(room, at)?);
-    Some(slots.min().map_or(speed, |slot| speed.min(slot)))
 }
 
 impl ThroughputBelowPromise {

@@ -34,11 +34,6 @@ fn vlan(room: &Room, at: PortRef<'_>) -> Option<u16> {
     }
 }
 
-/// The VLANs of a network differ between hosts.
-pub(super) fn differs(room: &Room, segment: &Segment<'_>) -> bool {
-    VlanBetweenHosts.segment(room, segment).is_some()
-}
-
 impl VlanBetweenHosts {
     fn segment(&self, room: &Room, segment: &Segment<'_>) -> Option<Finding> {
         let value = |at: PortRef<'_>| Some((at.place(), vlan(room, at)?.to_string()));

@@ -11,15 +11,17 @@ pub mod lldp;
 mod names;
 pub mod root;
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::model::{
-    Agent, Counters, CountersChange, Hypervisor, Inventory, Neighbour, Note, Port, PortKind, Qemu,
+    Agent, Counters, CountersChange, Gateway, Hypervisor, Inventory, Neighbour, Note, Port, PortKind, Qemu,
+    Route,
 };
 use files::interrupts::Interrupts;
 use files::{cpu, memory, pci, rdma, system};
 use kernel::links::Link;
-use kernel::{dcb, devlink, ethtool, links, nftables, routes};
+use kernel::{arp, dcb, devlink, ethtool, links, nftables, routes};
 use root::Root;
 
 /// What the collector is told.
@@ -39,6 +41,10 @@ pub struct Options {
     pub agent: Option<Agent>,
     /// What was heard by LLDP, with the name of the port.
     pub neighbours: Vec<(String, Neighbour)>,
+    /// Folders for the memory of guests, and whether they are for explicit huge pages.
+    pub ram_folders: Vec<(PathBuf, bool)>,
+    /// Whether to ask the networks, by ARP: who else has the own addresses, and whether gateways answer.
+    pub ask_networks: bool,
 }
 
 impl Options {
@@ -52,6 +58,8 @@ impl Options {
             qemu: Vec::new(),
             agent: None,
             neighbours: Vec::new(),
+            ram_folders: Vec::new(),
+            ask_networks: false,
         }
     }
 }
@@ -62,11 +70,24 @@ pub fn inventory(options: &Options) -> Inventory {
     let (mut inventory, began) = begin(options);
     inventory.cpu = cpu::read(root);
     inventory.memory = memory::read(root);
+    inventory.memory.ram_folders =
+        options.ram_folders.iter().map(|(at, huge)| memory::ram_folder(at, *huge)).collect();
     inventory.time = system::time(root);
     inventory.agent.clone_from(&options.agent);
     inventory.hypervisor =
-        Hypervisor { kvm: Some(root.exists("dev/kvm")), qemu: options.qemu.clone(), cpu_models: Vec::new() };
-    resolve(&mut inventory, &options.names);
+        Hypervisor { kvm: system::kvm(root), qemu: options.qemu.clone(), cpu_models: Vec::new() };
+    inventory.gateways = gateways(&inventory);
+    if options.ask_networks {
+        let questions = arp::questions(&inventory);
+        std::thread::scope(|scope| {
+            let asking = scope.spawn(|| arp::ask(&questions));
+            resolve(&mut inventory, &options.names);
+            let answers = asking.join().unwrap_or_else(|cause| std::panic::resume_unwind(cause));
+            arp::tell(&answers, &mut inventory);
+        });
+    } else {
+        resolve(&mut inventory, &options.names);
+    }
     watch(&mut inventory, options.watch, began);
     inventory
 }
@@ -170,6 +191,16 @@ fn add_neighbours(ports: &mut [Port], options: &Options, root: &Root) {
             }
         }
     }
+}
+
+/// Routers of default routes; whether they answer is asked later.
+fn gateways(inventory: &Inventory) -> Vec<Gateway> {
+    let default = inventory.routes.iter().filter(|route| route.destination.is_none());
+    let gateway =
+        |route: &Route| Some(Gateway { ip: route.gateway?, port: route.port.clone(), answers: None });
+    let mut gateways: Vec<Gateway> = default.filter_map(gateway).collect();
+    gateways.dedup();
+    gateways
 }
 
 fn resolve(inventory: &mut Inventory, names: &[String]) {

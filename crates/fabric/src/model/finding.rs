@@ -84,6 +84,17 @@ pub enum Mend {
     Intent,
 }
 
+/// What follows from a finding, and would be one of its own without it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Effect {
+    /// Id of the check that saw it.
+    pub id: String,
+    /// What it saw.
+    pub title: String,
+    /// Where.
+    pub places: Vec<Place>,
+}
+
 /// Something that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
@@ -97,6 +108,9 @@ pub struct Finding {
     pub places: Vec<Place>,
     /// What was seen, side by side.
     pub seen: Vec<Seen>,
+    /// What else was seen that follows from it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub effects: Vec<Effect>,
     /// Why it matters: what it does to a migration.
     pub why: String,
     /// How to put it right.
@@ -114,6 +128,7 @@ impl Finding {
             title: title.into(),
             places: Vec::new(),
             seen: Vec::new(),
+            effects: Vec::new(),
             why: String::new(),
             fixes: Vec::new(),
             page: format!("docs/findings.md#{id}"),

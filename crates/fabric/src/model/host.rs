@@ -104,6 +104,24 @@ pub struct Memory {
     pub transparent_huge_pages_shared: Option<String>,
     /// How much the collecting process (the agent) may lock.
     pub memlock: Option<Limit>,
+    /// Folders in which the agent makes the memory of guests.
+    pub ram_folders: Vec<RamFolder>,
+}
+
+/// A folder for the memory of guests.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RamFolder {
+    /// Where it is.
+    pub path: String,
+    /// `tmpfs`, `hugetlbfs`, or another; `None` if it is not there or cannot be read.
+    pub filesystem: Option<String>,
+    /// What it can hold.
+    pub size_bytes: Option<u64>,
+    /// What it can hold beside what is in it.
+    pub available_bytes: Option<u64>,
+    /// For guests whose memory is in explicit huge pages.
+    pub huge_pages: bool,
 }
 
 /// A limit of a process.
@@ -132,7 +150,7 @@ pub struct HugePages {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Hypervisor {
-    /// /dev/kvm is there.
+    /// /dev/kvm can be opened.
     pub kvm: Option<bool>,
     /// QEMU binaries.
     pub qemu: Vec<Qemu>,
@@ -194,6 +212,18 @@ pub struct Route {
     pub mtu: Option<u32>,
 }
 
+/// The router of a default route.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gateway {
+    /// Its address.
+    pub ip: IpAddr,
+    /// The port it is reached by.
+    pub port: String,
+    /// It answered ARP requests. `None` if it was not asked.
+    #[serde(default)]
+    pub answers: Option<bool>,
+}
+
 /// What filters incoming packets.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -230,4 +260,8 @@ pub struct Agent {
     pub links: Vec<super::Network>,
     /// Type of service (DSCP and ECN bits) that it gives its RDMA connections; 0 is none of its own.
     pub rdma_type_of_service: Option<u8>,
+    /// A number that no other agent has: hosts may have one name.
+    pub instance: Option<String>,
+    /// Other hosts' agents may set its ports.
+    pub settings_from_agents: Option<bool>,
 }

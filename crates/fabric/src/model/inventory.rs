@@ -3,10 +3,12 @@
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::{Agent, Cpu, Firewall, Hypervisor, Memory, Port, RdmaDevice, Resolved, Route, System, Time};
+use super::{
+    Agent, Cpu, Firewall, Gateway, Hypervisor, Memory, Port, RdmaDevice, Resolved, Route, System, Time,
+};
 
 /// The version that this doctor writes.
-pub const SCHEMA: Schema = Schema { major: 1, minor: 1 };
+pub const SCHEMA: Schema = Schema { major: 1, minor: 2 };
 
 /// A host with some hundred ports needs less than a megabyte.
 pub const INVENTORY_BYTES_MAX: usize = 16 << 20;
@@ -39,6 +41,9 @@ pub struct Inventory {
     pub schema: Schema,
     /// Name of the host; how findings call it.
     pub host: String,
+    /// What it calls itself, where another host of the room has that name too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub own_name: Option<String>,
     /// When it was collected, milliseconds since 1970.
     pub collected_at_ms: Option<u64>,
     /// What collected it, such as `linerate 0.1.0`.
@@ -59,6 +64,8 @@ pub struct Inventory {
     pub ports: Vec<Port>,
     /// Routes of the main table.
     pub routes: Vec<Route>,
+    /// Routers of the default routes, and whether they answer.
+    pub gateways: Vec<Gateway>,
     /// RDMA devices; `None` if it is not known whether there are any.
     pub rdma: Option<Vec<RdmaDevice>>,
     /// What filters incoming packets; `None` if that could not be asked.
@@ -119,6 +126,11 @@ impl Inventory {
             return Err(InventoryError::Nameless);
         }
         Ok(inventory)
+    }
+
+    /// What it calls itself: the same as how findings call it, unless two hosts have one name.
+    pub fn calls_itself(&self) -> &str {
+        self.own_name.as_deref().unwrap_or(&self.host)
     }
 
     /// The port of that name.

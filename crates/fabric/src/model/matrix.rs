@@ -39,6 +39,20 @@ pub struct Latency {
     pub max_ns: u64,
 }
 
+/// Small packets on a link without load: how many were lost, and where. Measured again before it is told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Loss {
+    /// Packets that were sent.
+    pub sent: u32,
+    /// Those that did not arrive; `None` if the receiver does not count.
+    pub lost_there: Option<u32>,
+    /// Replies that did not arrive; `None` if the receiver does not count.
+    pub lost_back: Option<u32>,
+    /// Packets without a reply.
+    pub lost: u32,
+}
+
 /// One direction between one port of one host and one port of another. What was not measured is left out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Probe {
@@ -49,6 +63,18 @@ pub struct Probe {
     /// A packet that had to leave by the port arrived.
     #[serde(default)]
     pub reachable: Option<bool>,
+    /// Packets did arrive, whatever became of the replies; told where none came.
+    #[serde(default)]
+    pub heard: Option<bool>,
+    /// The agent's TCP port takes connections over this link.
+    #[serde(default)]
+    pub tcp: Option<bool>,
+    /// Why it does not.
+    #[serde(default)]
+    pub tcp_failure: Option<String>,
+    /// Small packets that were lost without load.
+    #[serde(default)]
+    pub loss: Option<Loss>,
     /// Packets that were bound to the address only leave by this other port.
     #[serde(default)]
     pub leaves_by: Option<String>,
@@ -94,6 +120,10 @@ impl Probe {
             from,
             to,
             reachable: None,
+            heard: None,
+            tcp: None,
+            tcp_failure: None,
+            loss: None,
             leaves_by: None,
             arrives_at: None,
             path_mtu: None,

@@ -17,16 +17,17 @@ mod segment;
 mod switch;
 
 pub use dcb::{Application, Dcb, Dcbx, Ets, Pfc, Selector};
-pub use finding::{Finding, Fix, Mend, Place, Seen, Severity};
+pub use finding::{Effect, Finding, Fix, Mend, Place, Seen, Severity};
 pub use hardware::{Irq, Pcie, PcieLink};
 pub use host::{
-    Agent, Cpu, Firewall, FirewallChain, Governor, HugePages, Hypervisor, IdleState, KernelFeature, Limit,
-    Memory, NumaNode, Qemu, Resolved, Route, System, Time,
+    Agent, Cpu, Firewall, FirewallChain, Gateway, Governor, HugePages, Hypervisor, IdleState, KernelFeature,
+    Limit, Memory, NumaNode, Qemu, RamFolder, Resolved, Route, System, Time,
 };
 pub use inventory::{INVENTORY_BYTES_MAX, Inventory, InventoryError, Note, SCHEMA, Schema};
-pub use matrix::{End, Incast, Latency, Matrix, PathMtu, Probe};
+pub use matrix::{End, Incast, Latency, Loss, Matrix, PathMtu, Probe};
 pub use port::{
     Address, Bond, Counters, CountersChange, Duplex, Fec, LinkSettings, Pause, Port, PortKind, Queues, Rings,
+    Taken,
 };
 pub use rdma::{Gid, GidKind, LinkLayer, RdmaDevice, RdmaPort};
 pub use room::{PortRef, Room};

@@ -54,6 +54,15 @@ pub struct Address {
     pub prefix: u8,
 }
 
+/// An address that another machine has too.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Taken {
+    /// The address.
+    pub ip: IpAddr,
+    /// Hardware address of who answered.
+    pub mac: String,
+}
+
 /// A network port.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -78,6 +87,8 @@ pub struct Port {
     pub mtu_max: Option<u32>,
     /// Addresses, in the kernel's order.
     pub addresses: Vec<Address>,
+    /// Addresses of its own for which another machine answered.
+    pub taken: Vec<Taken>,
     /// Speed, duplex and what is advertised.
     pub link: LinkSettings,
     /// Forward error correction.

@@ -1,6 +1,6 @@
 //! All that checks look at.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
@@ -39,6 +39,27 @@ impl Room {
     /// A room of hosts without probes.
     pub fn of(hosts: Vec<Inventory>) -> Room {
         Room { hosts, ..Room::default() }
+    }
+
+    /// Gives every host a name of its own: of several with one name the second is `NAME (2)`. It keeps its own name beside.
+    pub fn tell_apart(&mut self) {
+        let mut names: BTreeSet<String> = BTreeSet::new();
+        for host in &mut self.hosts {
+            if names.insert(host.host.clone()) {
+                continue;
+            }
+            let own = host.calls_itself().to_owned();
+            let free = (2..).map(|number| format!("{own} ({number})")).find(|name| !names.contains(name));
+            host.host = free.unwrap_or_else(|| own.clone());
+            host.own_name = Some(own);
+            names.insert(host.host.clone());
+        }
+    }
+
+    /// Every host has a name that no other has.
+    pub fn is_told_apart(&self) -> bool {
+        let names: BTreeSet<&str> = self.hosts.iter().map(|host| host.host.as_str()).collect();
+        names.len() == self.hosts.len()
     }
 
     /// The host of that name.

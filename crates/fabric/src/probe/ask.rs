@@ -1,6 +1,6 @@
 //! What agents ask each other: a length in four bytes (little endian) and a JSON document, each way, then the connection ends.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use linerate_api::{ErrorBody, LinkAnswer, LinkConfirm, LinkRequest, QosAnswer, QosRequest};
@@ -116,6 +116,17 @@ pub enum Changed {
     Failed(ErrorBody),
 }
 
+/// Requests that came from an address.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Heard {
+    /// From where.
+    pub from: IpAddr,
+    /// To which of the own addresses.
+    pub at: IpAddr,
+    /// How many.
+    pub requests: u64,
+}
+
 /// Datagrams are answered.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Echoing {
@@ -123,6 +134,17 @@ pub struct Echoing {
     pub token: [u8; 16],
     /// Where.
     pub addresses: Vec<SocketAddr>,
+    /// Requests that came so far.
+    #[serde(default)]
+    pub heard: Vec<Heard>,
+}
+
+impl Echoing {
+    /// Requests that came from one address to another.
+    pub fn requests(&self, from: IpAddr, at: IpAddr) -> u64 {
+        let ours = self.heard.iter().filter(|heard| heard.from == from && heard.at == at);
+        ours.map(|heard| heard.requests).sum()
+    }
 }
 
 /// What an agent answers.

@@ -18,7 +18,12 @@ pub struct Reply {
     pub clock: Duration,
     /// The port that it came in by; empty if the receiver does not know.
     pub port: String,
+    /// Requests of this sender that came so far, this one counted; 0 if the receiver does not count.
+    pub arrived: u32,
 }
+
+/// Where the count is, behind number, size, clock and name.
+const ARRIVED_AT: usize = 32;
 
 /// A request of this many bytes (at least [`REPLY_BYTES`]): token, number, zeros.
 pub fn request(token: &[u8; TOKEN_BYTES], sequence: u32, bytes: usize) -> Vec<u8> {
@@ -37,7 +42,7 @@ pub fn read_request(datagram: &[u8], token: &[u8; TOKEN_BYTES]) -> Option<u32> {
     number(datagram.strip_prefix(token)?)
 }
 
-/// The reply: token, number, size of the request, clock in nanoseconds, length of the port's name, name.
+/// The reply: token, number, size of the request, clock in nanoseconds, length of the port's name, name, requests that came.
 pub fn reply(token: &[u8; TOKEN_BYTES], reply: &Reply) -> Vec<u8> {
     let name = reply.port.as_bytes().get(..reply.port.len().min(NAME_BYTES_MAX)).unwrap_or_default();
     let clock_ns = u64::try_from(reply.clock.as_nanos()).unwrap_or(u64::MAX);
@@ -48,6 +53,8 @@ pub fn reply(token: &[u8; TOKEN_BYTES], reply: &Reply) -> Vec<u8> {
     datagram.extend(clock_ns.to_le_bytes());
     datagram.push(name.len() as u8);
     datagram.extend(name);
+    datagram.resize(TOKEN_BYTES + ARRIVED_AT, 0);
+    datagram.extend(reply.arrived.to_le_bytes());
     datagram.resize(REPLY_BYTES, 0);
     datagram
 }
@@ -62,6 +69,7 @@ pub fn read_reply(datagram: &[u8], token: &[u8; TOKEN_BYTES]) -> Option<Reply> {
         bytes: number(rest.get(4..)?)?,
         clock: Duration::from_nanos(u64::from_le_bytes(*rest.get(8..)?.first_chunk()?)),
         port: String::from_utf8_lossy(name).chars().filter(|c| !c.is_control()).collect(),
+        arrived: rest.get(ARRIVED_AT..).and_then(number).unwrap_or(0),
     })
 }
 
@@ -78,15 +86,15 @@ mod tests {
     #[test]
     fn there_and_back() {
         assert_eq!(read_request(&request(&TOKEN, 9, 1472), &TOKEN), Some(9));
-        let said =
-            Reply { sequence: 9, bytes: 1472, clock: Duration::from_nanos(12_345), port: "ens1f0".into() };
+        let clock = Duration::from_nanos(12_345);
+        let said = Reply { sequence: 9, bytes: 1472, clock, port: "a-name-of-15-by".into(), arrived: 7 };
         assert_eq!(read_reply(&reply(&TOKEN, &said), &TOKEN), Some(said));
     }
 
     #[test]
     fn a_reply_is_never_longer_than_its_request() {
         assert_eq!(request(&TOKEN, 1, 0).len(), REPLY_BYTES);
-        let long = Reply { sequence: 1, bytes: 1, clock: Duration::MAX, port: "x".repeat(300) };
+        let long = Reply { sequence: 1, bytes: 1, clock: Duration::MAX, port: "x".repeat(300), arrived: 1 };
         assert_eq!(reply(&TOKEN, &long).len(), REPLY_BYTES);
         assert_eq!(read_request(&request(&TOKEN, 1, 0)[..REPLY_BYTES - 1], &TOKEN), None);
     }

@@ -12,8 +12,9 @@ use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg, 
 use socket2::{Domain, Protocol, Socket, Type};
 use thiserror::Error;
 
-use super::ask::Echoing;
+use super::ask::{self, Echoing};
 use super::datagram::{Reply, read_request, reply};
+use super::sender::room_for_bursts;
 use crate::collect::kernel::links;
 
 /// No echo lives longer, whatever it was asked for.
@@ -45,10 +46,16 @@ pub enum EchoError {
 /// Datagrams are answered until the time is over.
 #[derive(Debug)]
 pub struct Echo {
-    /// Where, and what they must begin with.
-    pub echoing: Echoing,
+    echoing: Echoing,
     until: Arc<Mutex<Instant>>,
+    heard: Heard,
 }
+
+/// Requests that came with the token: from where, to which address, how many.
+type Heard = Arc<Mutex<BTreeMap<(SocketAddr, IpAddr), u32>>>;
+
+/// Senders that are counted; more are answered all the same.
+const SENDERS_MAX: usize = 65_536;
 
 impl Echo {
     /// Answers at these addresses. The port is that of each address if it is free, so that a rule of a firewall for the
@@ -58,16 +65,27 @@ impl Echo {
         getrandom::fill(&mut token).map_err(|_| EchoError::Random)?;
         let until = Arc::new(Mutex::new(Instant::now() + last.min(LONGEST)));
         let names = port_names();
+        let heard = Heard::default();
         let mut bound = Vec::new();
         for address in addresses {
             let failed = |source| EchoError::Socket { address: address.ip(), source };
             let socket = socket(*address).map_err(failed)?;
             bound.extend(socket.local_addr().map_err(failed)?.as_socket());
-            let (names, until) = (names.clone(), until.clone());
-            let serve = move || serve(&socket, &token, &names, &until);
+            let (at, names, heard, until) = (address.ip(), names.clone(), heard.clone(), until.clone());
+            let serve = move || serve(&socket, &token, &names, &until, |from| count(&heard, from, at));
             std::thread::Builder::new().name("echo".into()).spawn(serve).map_err(EchoError::Thread)?;
         }
-        Ok(Echo { echoing: Echoing { token, addresses: bound }, until })
+        Ok(Echo { echoing: Echoing { token, addresses: bound, heard: Vec::new() }, until, heard })
+    }
+
+    /// Where, what requests must begin with, and which came.
+    pub fn echoing(&self) -> Echoing {
+        let mut sums: BTreeMap<(IpAddr, IpAddr), u64> = BTreeMap::new();
+        for ((from, at), count) in lock(&self.heard).iter() {
+            *sums.entry((from.ip(), *at)).or_default() += u64::from(*count);
+        }
+        let heard = sums.into_iter().map(|((from, at), requests)| ask::Heard { from, at, requests });
+        Echoing { heard: heard.collect(), ..self.echoing.clone() }
     }
 
     /// Lets it live at least this much longer. False if it has ended already.
@@ -89,8 +107,18 @@ impl Drop for Echo {
     }
 }
 
-fn lock(until: &Mutex<Instant>) -> MutexGuard<'_, Instant> {
-    until.lock().unwrap_or_else(PoisonError::into_inner)
+fn count(heard: &Heard, from: SocketAddr, at: IpAddr) -> u32 {
+    let mut heard = lock(heard);
+    if heard.len() >= SENDERS_MAX && !heard.contains_key(&(from, at)) {
+        return 0;
+    }
+    let count = heard.entry((from, at)).or_default();
+    *count = count.saturating_add(1);
+    *count
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn socket(address: SocketAddr) -> io::Result<Socket> {
@@ -100,7 +128,7 @@ fn socket(address: SocketAddr) -> io::Result<Socket> {
     }
     socket.set_read_timeout(Some(TURN))?;
     // Room for what comes while this thread waits for a CPU under load.
-    socket.set_recv_buffer_size(1 << 20)?;
+    room_for_bursts(&socket)?;
     // Which port it comes in by is told if the kernel tells it.
     let _ = match address {
         SocketAddr::V4(_) => setsockopt(&socket, Ipv4PacketInfo, &true),
@@ -114,7 +142,13 @@ fn port_names() -> BTreeMap<u32, String> {
     links.into_iter().filter_map(|link| Some((link.port.index?, link.port.name))).collect()
 }
 
-fn serve(socket: &Socket, token: &[u8; 16], names: &BTreeMap<u32, String>, until: &Mutex<Instant>) {
+fn serve(
+    socket: &Socket,
+    token: &[u8; 16],
+    names: &BTreeMap<u32, String>,
+    until: &Mutex<Instant>,
+    count: impl Fn(SocketAddr) -> u32,
+) {
     let mut buffer = vec![0; DATAGRAM_BYTES];
     while Instant::now() < *lock(until) {
         match receive(socket, &mut buffer) {
@@ -123,7 +157,7 @@ fn serve(socket: &Socket, token: &[u8; 16], names: &BTreeMap<u32, String>, until
                 let Some(sequence) = read_request(datagram, token) else { continue };
                 let port = index.and_then(|index| names.get(&index)).cloned().unwrap_or_default();
                 let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-                let said = Reply { sequence, bytes: bytes as u32, clock, port };
+                let said = Reply { sequence, bytes: bytes as u32, clock, port, arrived: count(from) };
                 // A reply that cannot be sent is a reply that is lost: the sender counts it.
                 let _ = socket.send_to(&reply(token, &said), &from.into());
             }

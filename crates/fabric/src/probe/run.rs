@@ -3,19 +3,28 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::ask::{Depth, Target};
+use linerate_net::tcp::connect::Route;
+
+use super::ask::{Depth, Question, Target, ask};
 use super::load::send_load;
 use super::route::leaves_by;
 use super::sender::{Fate, Sender};
-use super::{mtu, sender};
+use super::{loss, mtu};
 use crate::collect::kernel::links;
-use crate::model::{Latency, PathMtu, Probe};
+use crate::model::{Latency, Loss, PathMtu, Probe};
 
 /// A reply on a local network takes some microseconds; a host whose CPUs are busy needs longer.
 const REPLY_WAIT: Duration = Duration::from_millis(150);
 /// A packet counts as lost when this many in a row had no reply.
 const TRIES: usize = 3;
 const ROUND_TRIPS: usize = 21;
+/// A local network answers sooner; a longer round trip is measured again.
+const ROUND_TRIP_LONG: Duration = Duration::from_micros(300);
+/// Packets whose loss is counted: of 1 % none would be seen once in 20 000 times.
+const PACKETS: u32 = 1000;
+/// A connection of a local network takes some milliseconds.
+const TCP_WAIT: Duration = Duration::from_millis(900);
+const LOSSY_TRIES: usize = 4;
 /// Between two packets under load.
 const LOADED_GAP: Duration = Duration::from_millis(2);
 
@@ -30,17 +39,65 @@ pub fn probe(target: &Target, depth: Depth) -> Probe {
             return probe;
         }
     };
-    let reached = depth != Depth::Load && reach(&mut sender, target, &mut probe);
-    if depth != Depth::Load {
-        probe.reachable = Some(reached);
+    if depth == Depth::Load {
+        load(&mut sender, target, false, &mut probe);
+        return probe;
     }
+    let reached = std::thread::scope(|scope| {
+        let connecting = scope.spawn(|| connects(target));
+        let reached = reach(&mut sender, target, &mut probe);
+        probe.tcp_failure = connecting.join().unwrap_or_else(|cause| std::panic::resume_unwind(cause));
+        reached
+    });
+    probe.reachable = Some(reached);
     if reached {
-        probe.path_mtu = path_mtu(&mut sender, target.mtu);
+        let slowest = probe.latency.map_or(0, |latency| latency.max_ns);
+        let wait = REPLY_WAIT + Duration::from_nanos(slowest).min(REPLY_WAIT) * 2;
+        probe.loss = lost(&mut sender, wait, depth);
+        probe.path_mtu = path_mtu(&mut sender, target.mtu, wait, copies(probe.loss));
+        if probe.tcp_failure.is_some() && probe.loss.is_some_and(|loss| loss.lost > 0) {
+            // Its first packets may have been among those that are lost.
+            probe.tcp_failure =
+                (0..LOSSY_TRIES).map(|_| connects(target)).find(Option::is_none).unwrap_or(probe.tcp_failure);
+        }
     }
-    if depth != Depth::Short {
+    probe.tcp = Some(probe.tcp_failure.is_none());
+    let drowned = probe.loss.is_some_and(|loss| u64::from(loss.lost) * 20 > u64::from(loss.sent));
+    if depth == Depth::Full && probe.tcp == Some(true) && !drowned {
         load(&mut sender, target, reached, &mut probe);
     }
     probe
+}
+
+/// Why the agent's TCP port takes no connection over this link; `None` if it does.
+fn connects(target: &Target) -> Option<String> {
+    let once = || {
+        let route = Route {
+            local: Some(target.from.ip),
+            device: Some(target.from.port.clone()),
+            remote: target.agent,
+        };
+        ask(&route, &Question::Echo { for_ms: 0 }, TCP_WAIT, TCP_WAIT).err().map(|error| error.to_string())
+    };
+    once().and_then(|_| once())
+}
+
+/// How many packets are lost; where some are, again: what is told was seen twice.
+fn lost(sender: &mut Sender, wait: Duration, depth: Depth) -> Option<Loss> {
+    let first = loss::count(sender, PACKETS, wait)?;
+    if first.lost == 0 {
+        return Some(first);
+    }
+    let again = if depth == Depth::Short { PACKETS } else { PACKETS * 2 };
+    loss::count(sender, again, wait).or(Some(first))
+}
+
+/// Copies of a packet of which one arrives all but certainly.
+fn copies(loss: Option<Loss>) -> usize {
+    let Some(loss) = loss.filter(|loss| loss.lost > 0 && loss.sent > 0) else { return TRIES };
+    // A million to one.
+    let needed = 6.0 / -(f64::from(loss.lost) / f64::from(loss.sent)).log10();
+    (needed.ceil().clamp(0.0, 40.0) as usize).max(TRIES)
 }
 
 /// The port that packets leave by if they are not bound to one, where it is not the target's.
@@ -53,8 +110,11 @@ fn other_port(target: &Target) -> Option<String> {
 
 /// Reachable, latency, clock, port of arrival.
 fn reach(sender: &mut Sender, target: &Target, probe: &mut Probe) -> bool {
-    // The first ones wait for ARP.
-    let first = (0..TRIES).map(|_| sender.try_small(REPLY_WAIT * 2)).find(|fate| !matches!(fate, Fate::Lost));
+    // The first ones wait for ARP; the many of the second round are for a path that loses most.
+    let first = (0..TRIES)
+        .map(|_| sender.try_small(REPLY_WAIT * 2))
+        .find(|fate| !matches!(fate, Fate::Lost))
+        .or_else(|| one_of_many(sender));
     match first {
         Some(Fate::Came { reply, .. }) => {
             probe.arrives_at = (!reply.port.is_empty() && reply.port != target.to.port).then_some(reply.port);
@@ -64,19 +124,55 @@ fn reach(sender: &mut Sender, target: &Target, probe: &mut Probe) -> bool {
             return false;
         }
     }
-    let mut times = Vec::new();
-    let mut best: Option<(Duration, i64)> = None;
-    for _ in 0..ROUND_TRIPS {
+    let mut times = Times::default();
+    (0..ROUND_TRIPS).for_each(|_| times.add(sender));
+    // A busy machine has quick moments: the least of many is the link's.
+    for _ in 0..ROUND_TRIPS * 2 {
+        if times.least().is_none_or(|least| least < ROUND_TRIP_LONG) {
+            break;
+        }
+        std::thread::sleep(LOADED_GAP);
+        times.add(sender);
+    }
+    probe.clock_ahead_us = times.best.map(|(_, ahead)| ahead);
+    probe.latency = latency(times.all);
+    true
+}
+
+/// Round trips, and how far the other clock was ahead in the fastest of them, microseconds.
+#[derive(Default)]
+struct Times {
+    all: Vec<Duration>,
+    best: Option<(Duration, i64)>,
+}
+
+impl Times {
+    fn add(&mut self, sender: &mut Sender) {
         if let Fate::Came { reply, round_trip, clock } = sender.try_small(REPLY_WAIT) {
-            times.push(round_trip);
-            if best.is_none_or(|(least, _)| round_trip < least) {
-                best = Some((round_trip, microseconds(reply.clock) - microseconds(clock)));
+            self.all.push(round_trip);
+            if self.best.is_none_or(|(least, _)| round_trip < least) {
+                self.best = Some((round_trip, microseconds(reply.clock) - microseconds(clock)));
             }
         }
     }
-    probe.latency = latency(times);
-    probe.clock_ahead_us = best.map(|(_, ahead)| ahead);
-    true
+
+    fn least(&self) -> Option<Duration> {
+        self.best.map(|(least, _)| least)
+    }
+}
+
+/// Many at once, of which one reply is enough.
+fn one_of_many(sender: &mut Sender) -> Option<Fate> {
+    const MANY: usize = 32;
+    let sent = (0..MANY).filter(|_| sender.send(sender.small()).is_ok()).count();
+    match sender.next_reply(REPLY_WAIT * 2) {
+        Ok(Some(reply)) if sent > 0 => {
+            let clock = reply.clock;
+            Some(Fate::Came { reply, round_trip: REPLY_WAIT, clock })
+        }
+        Err(fate) => Some(fate),
+        _ => None,
+    }
 }
 
 fn why_not(fate: Option<&Fate>, target: &Target) -> String {
@@ -108,18 +204,16 @@ fn latency(mut times: Vec<Duration>) -> Option<Latency> {
 }
 
 /// The largest packet that passes. A path is a black hole if a packet was lost without a word and smaller ones pass.
-fn path_mtu(sender: &mut Sender, promised: u32) -> Option<PathMtu> {
+fn path_mtu(sender: &mut Sender, promised: u32, wait: Duration, copies: usize) -> Option<PathMtu> {
     let mut silent = false;
-    let passed = mtu::largest(promised, |size| {
-        for _ in 0..TRIES {
-            match sender.try_packet(size, REPLY_WAIT) {
-                sender::Fate::Came { .. } => return true,
-                sender::Fate::Lost => {}
-                _ => return false,
-            }
+    let passed = mtu::largest(promised, |sizes| {
+        // One packet says most often all there is to say.
+        if sizes == [promised] && matches!(sender.try_packet(promised, wait), Fate::Came { .. }) {
+            return vec![true];
         }
-        silent = true;
-        false
+        let fates = sender.try_sizes(sizes, copies, wait);
+        silent |= fates.contains(&Fate::Lost);
+        fates.iter().map(|fate| matches!(fate, Fate::Came { .. })).collect()
     })?;
     Some(PathMtu { promised, passed, black_hole: silent && passed < promised })
 }

@@ -55,24 +55,60 @@ impl Sender {
             IpAddr::V6(_) => set_ipv6_mtu_discover(&socket, Ipv6PathMtuDiscovery::PROBE)?,
         }
         socket.connect(&remote.into())?;
-        // A datagram of 64 KiB must fit.
+        // A datagram of 64 KiB must fit, and all replies to a burst.
         socket.set_send_buffer_size(256 << 10)?;
+        room_for_bursts(&socket)?;
         let headers = if remote.is_ipv4() { 28 } else { 48 };
         Ok(Sender { socket, token: target.token, sequence: 0, headers })
     }
 
     /// Sends a packet of this size, IP header counted, and waits for its reply.
     pub fn try_packet(&mut self, packet_bytes: u32, wait: Duration) -> Fate {
-        let sequence = match self.send(packet_bytes) {
-            Ok(sequence) => sequence,
-            Err(fate) => return fate,
-        };
-        self.wait_for(sequence, wait)
+        // Before it is sent: the kernel may carry packet and reply before `send` is back.
+        let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let began = Instant::now();
+        match self.send(packet_bytes) {
+            Ok(sequence) => self.wait_for(sequence, began, clock, wait),
+            Err(fate) => fate,
+        }
+    }
+
+    /// Sends packets of several sizes at once, so many of each, and says what became of each size.
+    pub fn try_sizes(&mut self, sizes: &[u32], copies: usize, wait: Duration) -> Vec<Fate> {
+        let (mut fates, mut numbers) = (vec![Fate::Lost; sizes.len()], Vec::new());
+        for (at, size) in sizes.iter().enumerate() {
+            for _ in 0..copies {
+                // A router's word on an earlier packet comes with the next one that is sent.
+                match self.send(*size).or_else(|_| self.send(*size)) {
+                    Ok(number) => numbers.push((number, at)),
+                    Err(fate) => fates.get_mut(at).into_iter().for_each(|one| *one = fate.clone()),
+                }
+            }
+        }
+        let deadline = Instant::now() + wait * 3;
+        let mut spoke = false;
+        while fates.contains(&Fate::Lost) && Instant::now() < deadline {
+            match self.next_reply(wait) {
+                Ok(Some(reply)) => {
+                    let at = numbers.iter().find(|(number, _)| *number == reply.sequence).map(|(_, at)| *at);
+                    if let Some(fate) = at.and_then(|at| fates.get_mut(at)) {
+                        let clock = reply.clock;
+                        *fate = Fate::Came { reply, round_trip: wait, clock };
+                    }
+                }
+                Ok(None) => break,
+                Err(fate) => spoke |= fate == Fate::TooLarge,
+            }
+        }
+        if spoke {
+            fates.iter_mut().filter(|fate| **fate == Fate::Lost).for_each(|fate| *fate = Fate::TooLarge);
+        }
+        fates
     }
 
     /// A packet of the smallest size.
     pub fn try_small(&mut self, wait: Duration) -> Fate {
-        self.try_packet(REPLY_BYTES as u32 + self.headers, wait)
+        self.try_packet(self.small(), wait)
     }
 
     /// Sends a packet and does not wait. Gives its number.
@@ -83,6 +119,19 @@ impl Sender {
             Ok(_) => Ok(self.sequence),
             Err(error) => Err(fate_of(&error)),
         }
+    }
+
+    /// A reply that is there already.
+    pub fn reply_there(&mut self) -> Option<Reply> {
+        let mut buffer = [0; 256];
+        let received = rustix::net::recv(&self.socket, &mut buffer[..], rustix::net::RecvFlags::DONTWAIT);
+        let (_, bytes) = received.ok()?;
+        read_reply(buffer.get(..bytes).unwrap_or_default(), &self.token)
+    }
+
+    /// Size of the smallest packet, bytes.
+    pub fn small(&self) -> u32 {
+        REPLY_BYTES as u32 + self.headers
     }
 
     /// The next reply, to any of the packets sent. `Ok(None)` when the time is over.
@@ -109,13 +158,11 @@ impl Sender {
         }
     }
 
-    fn wait_for(&mut self, sequence: u32, wait: Duration) -> Fate {
-        let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let sent = Instant::now();
+    fn wait_for(&mut self, sequence: u32, began: Instant, clock: Duration, wait: Duration) -> Fate {
         loop {
-            match self.next_reply(wait.saturating_sub(sent.elapsed())) {
+            match self.next_reply(wait.saturating_sub(began.elapsed())) {
                 Ok(Some(reply)) if reply.sequence == sequence => {
-                    let round_trip = sent.elapsed();
+                    let round_trip = began.elapsed();
                     return Fate::Came { reply, round_trip, clock: clock + round_trip / 2 };
                 }
                 // A late one of an earlier packet.
@@ -125,6 +172,20 @@ impl Sender {
             }
         }
     }
+}
+
+/// Packets that wait for this thread while the machine is busy are not lost.
+pub(super) fn room_for_bursts(socket: &Socket) -> io::Result<()> {
+    const BYTES: usize = 2 << 20;
+    // Beyond the system's limit only with CAP_NET_ADMIN.
+    let forced = nix::sys::socket::setsockopt(socket, nix::sys::socket::sockopt::RcvBufForce, &BYTES);
+    forced
+        .or_else(|_| {
+            socket
+                .set_recv_buffer_size(BYTES)
+                .map_err(|error| nix::errno::Errno::from_raw(error.raw_os_error().unwrap_or(0)))
+        })
+        .map_err(Into::into)
 }
 
 fn is_time_out(error: &io::Error) -> bool {

@@ -31,6 +31,16 @@ pub fn host(number: u8, name: &str) -> Inventory {
         (0..2).map(|number| NumaNode { number, cpus: (number * 8..number * 8 + 8).collect() }).collect();
     host.cpu.governors = vec![Governor { name: "performance".into(), cpus: 16 }];
     host.memory.total_bytes = Some(256 << 30);
+    host.memory.available_bytes = Some(200 << 30);
+    host.memory.ram_folders = vec![RamFolder {
+        path: "/dev/shm/linerate".into(),
+        filesystem: Some("tmpfs".into()),
+        size_bytes: Some(128 << 30),
+        available_bytes: Some(128 << 30),
+        huge_pages: false,
+    }];
+    host.hypervisor.kvm = Some(true);
+    host.gateways = vec![Gateway { ip: [192, 168, 0, 254].into(), port: "eno1".into(), answers: Some(true) }];
     host.memory.memlock = Some(Limit::Unlimited);
     host.hypervisor.qemu = vec![Qemu {
         path: "/usr/bin/qemu-system-x86_64".into(),
@@ -55,6 +65,8 @@ pub fn host(number: u8, name: &str) -> Inventory {
         listen: (0..LINKS).map(|link| format!("10.2.{link}.{number}:7979")).collect(),
         links: Vec::new(),
         rdma_type_of_service: Some(104),
+        instance: Some(format!("{number:032x}")),
+        settings_from_agents: Some(true),
     });
     host
 }
@@ -239,6 +251,9 @@ pub fn measured() -> Room {
             let mut probe = Probe::new(from, to);
             probe.reachable = Some(true);
             probe.path_mtu = Some(PathMtu { promised: 9000, passed: 9000, black_hole: false });
+            probe.tcp = Some(true);
+            probe.loss = Some(Loss { sent: 1000, lost_there: Some(0), lost_back: Some(0), lost: 0 });
+            probe.latency = Some(Latency { min_ns: 41_000, median_ns: 70_000, max_ns: 900_000 });
             probe.throughput_mbps = Some(22_000);
             probe.clock_ahead_us = Some(80);
             room.matrix.probes.push(probe);

@@ -1,6 +1,7 @@
-//! Dirty bitmaps, which backup programs keep with a disk: QEMU's migration does not carry them, an image may.
+//! What is kept with a disk and is not in it: dirty bitmaps of backup programs, and snapshots within an image. QEMU's migration
+//! carries neither, a shared image does.
 
-use super::DiskGraph;
+use super::{DiskGraph, Node};
 use crate::description::CopiedDisk;
 
 impl DiskGraph {
@@ -16,5 +17,13 @@ impl DiskGraph {
             }
         }
         lost
+    }
+
+    /// Snapshots within the images of copied disks, as `disk: snapshot`: a copy holds what the guest sees now.
+    pub fn lost_snapshots(&self, copied: &[CopiedDisk]) -> Vec<String> {
+        let is_copied =
+            |disk: &str, top: &Node| copied.iter().any(|one| one.id == disk || one.id == top.name);
+        let tops = self.tops().filter(|(disk, top)| is_copied(disk, top));
+        tops.flat_map(|(disk, top)| top.snapshots.iter().map(move |name| format!("{disk}: {name}"))).collect()
     }
 }

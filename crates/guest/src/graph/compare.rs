@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{DiskGraph, Drive, Node};
+use crate::bytes::exact_bytes;
 use crate::description::CopiedDisk;
 use crate::twin::mapped;
 
@@ -47,7 +48,7 @@ pub enum Difference {
         second: String,
     },
     /// Another size or part.
-    #[error("the disk {disk} ({path}): {what} was {first} bytes, and is {second}")]
+    #[error("the disk {disk} ({path}): {what} was {}, and is {}", exact_bytes(*first), exact_bytes(*second))]
     Size {
         /// The disk.
         disk: String,

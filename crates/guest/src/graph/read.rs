@@ -164,7 +164,9 @@ fn node(name: &str, said: &Value, children: Vec<Child>) -> Node {
         found.as_u64().or_else(|| found.as_str()?.parse().ok())
     };
     let bitmaps = said.get("dirty-bitmaps").and_then(Value::as_array).into_iter().flatten();
+    let snapshots = said.pointer("/image/snapshots").and_then(Value::as_array).into_iter().flatten();
     Node {
+        snapshots: snapshots.filter_map(|one| Some(text(one, "name")?.to_owned())).collect(),
         name: name.to_owned(),
         path: options.as_ref().and_then(file_name).unwrap_or(shown).to_owned(),
         read_only: flag(said, "ro"),

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::bytes::{bytes, exact_bytes};
 use crate::qcow2::Reach;
 use crate::qmp::QemuVersion;
 
@@ -37,7 +38,8 @@ pub enum Problem {
     },
     /// A file has another size.
     #[error(
-        "{path} is a disk of {here} bytes here and of {there} at the source: it is not the same disk, or it was enlarged and the guest's QEMU was not told (QMP block_resize)"
+        "{path} is a disk of {} here and of {} at the source: it is not the same disk, or it was enlarged and the guest's QEMU was not told (QMP block_resize)",
+        exact_bytes(*here), exact_bytes(*there)
     )]
     FileSize {
         /// The file.
@@ -117,7 +119,7 @@ pub enum Problem {
         name: String,
     },
     /// Memory is short.
-    #[error("the guest needs {needed} bytes of memory and {available} are available here")]
+    #[error("the guest needs {} of memory and {} are available here", bytes(*needed), bytes(*available))]
     MemoryShort {
         /// Bytes needed.
         needed: u64,
@@ -126,8 +128,8 @@ pub enum Problem {
     },
     /// The folder for RAM is too small, or full.
     #[error(
-        "the guest needs {needed} bytes of RAM in {} and {available} are free there: enlarge that tmpfs (`mount -o remount,size=…`) or empty it",
-        folder.display()
+        "the guest needs {} of RAM in {} and {} are free there: enlarge that tmpfs (`mount -o remount,size=…`) or empty it",
+        bytes(*needed), folder.display(), bytes(*available)
     )]
     RamFolderShort {
         /// The folder.
@@ -139,7 +141,8 @@ pub enum Problem {
     },
     /// Huge pages are short.
     #[error(
-        "the guest needs {needed} bytes in huge pages of {page_bytes} and {available} are free here: raise vm.nr_hugepages"
+        "the guest needs {} in huge pages of {} and {} are free here: raise vm.nr_hugepages",
+        bytes(*needed), bytes(*page_bytes), bytes(*available)
     )]
     HugePagesShort {
         /// Bytes needed.

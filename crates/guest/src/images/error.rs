@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::bytes::exact_bytes;
 use crate::description::ImageFormat;
 
 /// Why an image cannot take a disk. What was made before stays listed: [`super::discard`] removes it.
@@ -103,7 +104,8 @@ pub enum ImageError {
     },
     /// What is there holds another disk.
     #[error(
-        "{path} is here already with a disk of {here} bytes, the guest's has {there}: remove it, make it as large, or map the disk's path"
+        "{path} is here already with a disk of {}, the guest's has {}: remove it, make it as large, or map the disk's path",
+        exact_bytes(*here), exact_bytes(*there)
     )]
     Other {
         /// The image.

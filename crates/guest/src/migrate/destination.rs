@@ -163,7 +163,13 @@ impl DestinationQemu {
         if let Err(error) = self.qmp.execute("announce-self", rounds, deadline) {
             tracing::warn!(%error, "the guest's addresses could not be announced");
         }
-        if let Err(error) = self.release(deadline) {
+        self.put_back(deadline);
+    }
+
+    /// Puts the settings back. When the state is loaded QEMU needs them no more; with a guest that runs, a snapshot or
+    /// another migration would leave its RAM out.
+    pub fn put_back(&mut self, deadline: Instant) {
+        if let Err(error) = Settings::put_back(self.found.as_ref(), &mut self.qmp, deadline) {
             tracing::warn!(%error, "migration settings could not be put back");
         }
     }
@@ -194,10 +200,6 @@ impl DestinationQemu {
                 return Err(QmpError::TimedOut { doing: "waiting for the loaded guest".into() }.into());
             }
         }
-    }
-
-    fn release(&mut self, deadline: Instant) -> Result<(), MigrateError> {
-        Settings::put_back(self.found.as_ref(), &mut self.qmp, deadline)
     }
 
     fn asked_status(&mut self, deadline: Instant) -> Result<String, MigrateError> {

@@ -22,6 +22,12 @@ const OURS: &[&str] = &[
 const PARAMETERS: &[&str] =
     &["announce-rounds", "downtime-limit", "max-bandwidth", "multifd-channels", "zero-page-detection"];
 
+/// Bytes per second: more than any wire carries. The limit is the links', and the operator's for all of them together.
+pub(super) const UNLIMITED: u64 = 1 << 40;
+/// Where QEMU must not come to an end: some pages a second. It decides ten times a second then, and what it has found
+/// written since the last time, however little, takes longer than the shortest limit.
+pub(super) const HELD: u64 = 64 << 10;
+
 /// How a QEMU was set before a migration. The journal keeps it, so that the next life of an agent can put it back.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
@@ -76,18 +82,35 @@ pub(super) fn set(
     debug_assert!(
         parameters.as_object().is_some_and(|all| all.keys().all(|one| PARAMETERS.contains(&one.as_str())))
     );
-    let found = capabilities(qmp, deadline)?;
-    for name in wanted {
-        if !found.iter().any(|(has, _)| has == name) {
-            return Err(MigrateError::CapabilityMissing(name));
-        }
-    }
+    let found = check(qmp, wanted, deadline)?;
     let change = found.iter().map(|(name, on)| (name.as_str(), *on, wanted.contains(&name.as_str())));
     let change: Vec<(&str, bool)> =
         change.filter(|(_, on, wanted)| on != wanted).map(|(name, _, wanted)| (name, wanted)).collect();
     set_capabilities(qmp, &change, deadline)?;
     qmp.execute("migrate-set-parameters", parameters, deadline)?;
     Ok(())
+}
+
+/// Whether QEMU has these capabilities; gives all that it has.
+pub(super) fn check(
+    qmp: &mut Qmp,
+    wanted: &[&'static str],
+    deadline: Instant,
+) -> Result<Vec<(String, bool)>, MigrateError> {
+    let found = capabilities(qmp, deadline)?;
+    match wanted.iter().find(|name| !found.iter().any(|(has, _)| has == *name)) {
+        Some(name) => Err(MigrateError::CapabilityMissing(name)),
+        None => Ok(found),
+    }
+}
+
+/// Whether the source's QEMU is set as for a migration of Linerate's, and as for hardly any other.
+pub(super) fn are_ours(qmp: &mut Qmp, deadline: Instant) -> Result<bool, MigrateError> {
+    let on = capabilities(qmp, deadline)?;
+    let paused = on.iter().any(|(name, on)| name == "pause-before-switchover" && *on);
+    let parameters = qmp.execute("query-migrate-parameters", json!({}), deadline)?;
+    let pace = parameters.get("max-bandwidth").and_then(Value::as_u64);
+    Ok(paused && pace.is_some_and(|pace| [UNLIMITED, HELD].contains(&pace)))
 }
 
 pub(super) fn capabilities(qmp: &mut Qmp, deadline: Instant) -> Result<Vec<(String, bool)>, MigrateError> {

@@ -6,12 +6,11 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::pause_mark::PauseMark;
-use super::settings::{self, Settings};
-use super::{MigrateError, activate_disks, at_rest, command_deadline, next_slice, unix_uri};
+use super::plugged;
+use super::settings::{self, Settings, UNLIMITED};
+use super::{MigrateError, at_rest, command_deadline, next_slice, unix_uri};
 use crate::qmp::{Event, Qmp, QmpError};
 
-/// How long a cancel may take before QEMU is nudged.
-const NUDGE_AFTER: Duration = Duration::from_millis(100);
 /// QEMU carries what it has of RAM itself (a display adapter's memory) while the guest runs, until the rest takes no longer
 /// than this at the rate that it measures. Without such RAM nothing is left from the beginning, and it stops the guest at once.
 const LIVE_LIMIT: Duration = Duration::from_millis(5);
@@ -20,16 +19,15 @@ const LIVE_LIMIT: Duration = Duration::from_millis(5);
 const LIVE_MAX: Duration = Duration::from_secs(1);
 /// Longest downtime limit that QEMU takes is 2000 s; this is more than anything left can need.
 const ANY_LIMIT: Duration = Duration::from_secs(300);
+/// Capabilities of direct mode.
+const DIRECT: &[&str] = &["x-ignore-shared", "events", "pause-before-switchover"];
 /// Pause between two questions where no event tells.
 const POLL: Duration = Duration::from_millis(2);
 
 /// Run states in which a guest stands that nobody but itself or an operator stopped: a migration neither caused them nor ends
 /// them. Whoever wants it to run tells QEMU to (`cont`, after a reset where QEMU asks for one).
-const STOPPED_BY_ITSELF: &[&str] =
+pub(super) const STOPPED_BY_ITSELF: &[&str] =
     &["io-error", "watchdog", "guest-panicked", "internal-error", "shutdown", "suspended", "debug"];
-
-/// Run states of a guest that its operator keeps from running.
-const PAUSED: &[&str] = &["paused", "prelaunch"];
 
 /// The moment in which QEMU has stopped the guest and waits.
 #[derive(Clone, Copy, Debug)]
@@ -49,15 +47,21 @@ pub struct PreSwitchover {
 pub struct SourceQemu {
     pub(super) qmp: Qmp,
     /// How it was set at the beginning; none if that is not known.
-    found: Option<Settings>,
+    pub(super) found: Option<Settings>,
     /// The guest ran when this began, or when QEMU stopped it, and must run again if it comes to nothing.
-    ran: bool,
+    pub(super) ran: bool,
     /// [`SourceQemu::pause`] stopped the guest, and nobody has let it run since. If that is not known, it may have.
-    paused_here: bool,
+    pub(super) paused_here: bool,
     /// Where [`SourceQemu::pause`] is noted for the next agent.
     mark: Option<PauseMark>,
     /// The guest's run state if it stands, and neither [`SourceQemu::pause`] nor QEMU's migration stopped it.
-    stands: Option<String>,
+    pub(super) stands: Option<String>,
+    /// This session has told QEMU to migrate; none if that is not known.
+    pub(super) begun: Option<bool>,
+    /// Devices that it had at the beginning; none if that is not known.
+    devices: Option<Vec<String>>,
+    /// How QEMU is set when it is told to migrate; none if it is set already.
+    to_set: Option<Value>,
     /// Drives that are being mirrored to the destination, in order.
     pub(super) copied: Vec<String>,
 }
@@ -68,8 +72,9 @@ impl SourceQemu {
         let state = run_state(&mut qmp, deadline)?;
         let ran = state == "running";
         let found = Some(Settings::read(&mut qmp, deadline)?);
-        let stands = (!ran).then_some(state);
-        Ok(SourceQemu { qmp, found, ran, paused_here: false, mark: None, stands, copied: Vec::new() })
+        let (begun, stands) = (Some(false), (!ran).then_some(state));
+        let devices = Some(plugged::devices(&mut qmp, deadline)?);
+        Ok(SourceQemu { begun, stands, devices, ..SourceQemu::recovered(qmp, ran, found, false) })
     }
 
     /// For a guest that was left in the middle by an earlier agent, which may have stopped it for a moment: how it was at the
@@ -78,7 +83,18 @@ impl SourceQemu {
     /// `paused_here`: that agent had stopped the guest itself. Otherwise a guest that stands was paused by somebody else,
     /// whose business it is to let it run again.
     pub fn recovered(qmp: Qmp, ran: bool, found: Option<Settings>, paused_here: bool) -> SourceQemu {
-        SourceQemu { qmp, found, ran, paused_here, mark: None, stands: None, copied: Vec::new() }
+        SourceQemu {
+            qmp,
+            found,
+            ran,
+            paused_here,
+            mark: None,
+            stands: None,
+            begun: None,
+            devices: None,
+            to_set: None,
+            copied: Vec::new(),
+        }
     }
 
     /// Has its own pauses noted there.
@@ -86,7 +102,7 @@ impl SourceQemu {
         self.mark = Some(mark);
     }
 
-    fn unmark(&self) {
+    pub(super) fn unmark(&self) {
         self.mark.iter().for_each(PauseMark::clear);
     }
 
@@ -122,31 +138,59 @@ impl SourceQemu {
         self.ran
     }
 
+    /// Whether it has the devices that it had at the beginning, with which the destination was started.
+    pub fn check_devices(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+        let Some(before) = &self.devices else { return Ok(()) };
+        let now = plugged::devices(&mut self.qmp, deadline)?;
+        match plugged::change(before, &now) {
+            Some(change) => Err(MigrateError::Devices { change }),
+            None => Ok(()),
+        }
+    }
+
     /// QEMU's run state (`running`, `paused`, …).
     pub fn status(&mut self, deadline: Instant) -> Result<String, MigrateError> {
         run_state(&mut self.qmp, deadline)
     }
 
-    /// Sets capabilities and parameters for direct mode. Nothing moves yet.
+    /// Chooses capabilities and parameters for direct mode. They are set when QEMU is told to migrate, and not before: a
+    /// snapshot or another migration that somebody else asks for meanwhile would leave the guest's RAM out.
     pub fn prepare(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+        self.check_at_rest(deadline)?;
+        settings::check(&mut self.qmp, DIRECT, deadline)?;
+        self.to_set =
+            Some(json!({ "max-bandwidth": UNLIMITED, "downtime-limit": LIVE_LIMIT.as_millis() as u64 }));
+        Ok(())
+    }
+
+    /// No migration of this guest is under way, and none has moved it away.
+    pub(super) fn check_at_rest(&mut self, deadline: Instant) -> Result<(), MigrateError> {
         let status = self.migration_status(deadline)?;
-        if !at_rest(&status) {
-            return Err(MigrateError::Busy(status));
+        match status.as_str() {
+            "completed" if self.has_left(deadline)? => Err(MigrateError::AlreadyCompleted),
+            status if at_rest(status) => Ok(()),
+            _ => Err(MigrateError::Busy(status)),
         }
-        let wanted = ["x-ignore-shared", "events", "pause-before-switchover"];
-        let parameters =
-            json!({ "max-bandwidth": 1_u64 << 40, "downtime-limit": LIVE_LIMIT.as_millis() as u64 });
-        settings::set(&mut self.qmp, &wanted, parameters, deadline)
     }
 
     /// Starts QEMU's migration to a UNIX socket on which somebody listens already.
     pub fn begin(&mut self, socket: &Path, deadline: Instant) -> Result<(), MigrateError> {
         self.qmp.clear_events()?;
+        self.check_at_rest(deadline)?;
+        if let Some(parameters) = self.to_set.take() {
+            settings::set(&mut self.qmp, DIRECT, parameters, deadline)?;
+        }
         let state = self.status(deadline)?;
         let runs = state == "running" || (state == "suspended" && self.counts_suspended_as_running());
         self.stands = (!runs).then_some(state);
-        self.qmp.execute("migrate", unix_uri(socket)?, deadline)?;
-        Ok(())
+        let told = self.qmp.execute("migrate", unix_uri(socket)?, deadline);
+        // Without an answer it may have been carried out.
+        self.begun = match &told {
+            Err(QmpError::Refused { .. }) => Some(false),
+            Err(_) => None,
+            Ok(_) => Some(true),
+        };
+        told.map(drop).map_err(MigrateError::from)
     }
 
     /// Waits until QEMU has stopped the guest and waits for us.
@@ -266,156 +310,9 @@ impl SourceQemu {
         Ok(answer.get("downtime").and_then(Value::as_u64))
     }
 
-    /// Ends the migration in whatever phase it is and puts everything back: on `Ok` the guest does what it did before.
-    /// After completion it refuses: the guest's state is elsewhere.
-    pub fn cancel(&mut self, deadline: Instant) -> Result<(), MigrateError> {
-        self.cancel_migration(deadline)?;
-        self.put_back(false, deadline)
-    }
-
-    /// Undoes a migration that the destination will never complete, in whatever phase it is: also after QEMU has written all
-    /// of its state, as long as it is certain that the guest will not run elsewhere. On `Ok` the guest does what it did
-    /// before.
-    pub fn take_back(&mut self, deadline: Instant) -> Result<(), MigrateError> {
-        let completed = match self.cancel_migration(deadline) {
-            Ok(()) => false,
-            Err(MigrateError::AlreadyCompleted) => true,
-            Err(error) => return Err(error),
-        };
-        self.put_back(completed, deadline)
-    }
-
-    fn put_back(&mut self, completed: bool, deadline: Instant) -> Result<(), MigrateError> {
-        self.tidy_mirrors(deadline);
-        self.release(deadline)?;
-        if !self.ran || self.stands.is_some() {
-            self.stand_again(deadline)?;
-        } else if completed {
-            // QEMU takes its disks back before it lets the guest run.
-            self.qmp.execute("cont", json!({}), deadline)?;
-            self.expect_status("running", deadline)?;
-        } else {
-            self.resume_again(deadline)?;
-        }
-        self.unmark();
-        Ok(())
-    }
-
-    /// QEMU leaves a guest that stood in "postmigrate": always after it has written its state, before version 8.0 also after a cancel.
-    /// It refuses to migrate it from there, its disks may be without an owner, and the only way out is to let it run. So a guest that
-    /// its operator paused is let run and stopped in one go: it runs for less than a millisecond. Any other stays as it is, because
-    /// QEMU would run it as if nothing had stopped it.
-    fn stand_again(&mut self, deadline: Instant) -> Result<(), MigrateError> {
-        loop {
-            match self.status(deadline)?.as_str() {
-                "postmigrate" => break,
-                "finish-migrate" => self.pause_between(deadline, "waiting for the guest's run state")?,
-                _ => return Ok(()),
-            }
-        }
-        if self.stands.as_deref().is_some_and(|state| PAUSED.contains(&state)) {
-            return self.qmp.execute_both("cont", "stop", deadline).map_err(MigrateError::from);
-        }
-        activate_disks(&mut self.qmp, deadline)?;
-        let stood = self.stands.as_deref().unwrap_or("not running");
-        tracing::warn!(
-            stood,
-            "the guest is here again and stands in QEMU's state postmigrate: it can be migrated when it has run (QMP: cont)"
-        );
-        Ok(())
-    }
-
     /// Whether the guest runs, now that it was taken back: an operator or an I/O error may have stopped it on the way.
     pub fn runs(&mut self, deadline: Instant) -> Result<bool, MigrateError> {
         Ok(self.status(deadline)? == "running")
-    }
-
-    /// What of it cannot be tidied away does not keep the guest from running.
-    fn tidy_mirrors(&mut self, deadline: Instant) {
-        if let Err(error) = self.drop_mirrors(deadline) {
-            tracing::warn!(%error, "what copied the guest's disks could not be removed from its QEMU: query-jobs and query-named-block-nodes list it as linerate-disk-N");
-        }
-    }
-
-    fn cancel_migration(&mut self, deadline: Instant) -> Result<(), MigrateError> {
-        let mut told = false;
-        let mut nudge_at = Instant::now() + NUDGE_AFTER;
-        loop {
-            let status = self.migration_status(deadline)?;
-            match status.as_str() {
-                "completed" if self.has_left(deadline)? => return Err(MigrateError::AlreadyCompleted),
-                status if at_rest(status) => return Ok(()),
-                "cancelling" if Instant::now() >= nudge_at => {
-                    self.nudge(deadline)?;
-                    nudge_at = Instant::now() + NUDGE_AFTER;
-                }
-                "cancelling" => {}
-                _ if told => {}
-                _ => {
-                    self.qmp.execute("migrate_cancel", json!({}), deadline)?;
-                    told = true;
-                }
-            }
-            self.pause_between(deadline, "waiting for the migration to be cancelled")?;
-        }
-    }
-
-    // A cancel that comes just before QEMU enters pre-switchover is overlooked by its migration thread, which then waits for a
-    // continue for ever. A continue in the state "cancelling" wakes it up, and it sees that it was cancelled.
-    fn nudge(&mut self, deadline: Instant) -> Result<(), MigrateError> {
-        match self.qmp.execute("migrate-continue", json!({ "state": "cancelling" }), deadline) {
-            Ok(_) | Err(QmpError::Refused { .. }) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
-    }
-
-    // "completed" may be what an earlier migration left: of this one only if the guest is in the state after it.
-    fn has_left(&mut self, deadline: Instant) -> Result<bool, MigrateError> {
-        Ok(self.status(deadline)? == "postmigrate")
-    }
-
-    // The status says that a migration has failed as soon as one of its threads knows. The others still run by the settings, and a
-    // QEMU whose settings change under them dies with its guest. The last thing that a migration does when all of it is gone is to
-    // leave the list of what can be yanked (QEMU 6.0 and later; docs/stream-mode.md).
-    fn is_cleaning_up(&mut self, deadline: Instant) -> Result<bool, MigrateError> {
-        match self.qmp.execute("query-yank", json!({}), deadline) {
-            Ok(listed) => {
-                Ok(listed.as_array().into_iter().flatten().any(|entry| entry["type"] == "migration"))
-            }
-            Err(QmpError::Refused { class, .. }) if class == "CommandNotFound" => Ok(false),
-            Err(error) => Err(error.into()),
-        }
-    }
-
-    // QEMU resumes the guest by itself when its migration thread ends, a moment after the status says so.
-    fn resume_again(&mut self, deadline: Instant) -> Result<(), MigrateError> {
-        loop {
-            let found = self.status(deadline)?;
-            match found.as_str() {
-                "running" => return Ok(()),
-                "finish-migrate" | "colo" => {}
-                state if STOPPED_BY_ITSELF.contains(&state) => return Ok(()),
-                // An operator's pause is the operator's to end.
-                "paused" if !self.paused_here => return Ok(()),
-                state if self.can_continue(state, deadline)? => {
-                    match self.qmp.execute("cont", json!({}), deadline) {
-                        Ok(_) | Err(QmpError::Refused { .. }) => {}
-                        Err(error) => return Err(error.into()),
-                    }
-                }
-                "postmigrate" => return Err(MigrateError::AlreadyCompleted),
-                _ => return Err(MigrateError::RunState { found, wanted: "running" }),
-            }
-            self.pause_between(deadline, "waiting for the guest to run again")?;
-        }
-    }
-
-    /// Puts capabilities and parameters back. `cancel` does it.
-    fn release(&mut self, deadline: Instant) -> Result<(), MigrateError> {
-        while self.is_cleaning_up(deadline)? {
-            self.pause_between(deadline, "waiting for the migration to be cleaned up")?;
-        }
-        Settings::put_back(self.found.as_ref(), &mut self.qmp, deadline)
     }
 
     /// Stops a running guest, block I/O drained: protection is applied while it stands. False if somebody else has stopped it before,
@@ -460,15 +357,20 @@ impl SourceQemu {
     }
 
     // Older QEMUs leave a guest that was paused in "postmigrate" even after a cancelled migration: its state is still here.
-    fn can_continue(&mut self, state: &str, deadline: Instant) -> Result<bool, MigrateError> {
+    pub(super) fn can_continue(&mut self, state: &str, deadline: Instant) -> Result<bool, MigrateError> {
         match state {
-            "paused" => Ok(true),
+            // A guest that is reset while it stands.
+            "paused" | "prelaunch" => Ok(true),
             "postmigrate" => Ok(matches!(self.migration_status(deadline)?.as_str(), "cancelled" | "failed")),
             _ => Ok(false),
         }
     }
 
-    fn expect_status(&mut self, wanted: &'static str, deadline: Instant) -> Result<(), MigrateError> {
+    pub(super) fn expect_status(
+        &mut self,
+        wanted: &'static str,
+        deadline: Instant,
+    ) -> Result<(), MigrateError> {
         let found = self.status(deadline)?;
         if found == wanted { Ok(()) } else { Err(MigrateError::RunState { found, wanted }) }
     }
@@ -486,7 +388,7 @@ impl SourceQemu {
         MigrateError::Failed { status: status.to_owned(), description }
     }
 
-    fn pause_between(&self, deadline: Instant, doing: &str) -> Result<(), MigrateError> {
+    pub(super) fn pause_between(&self, deadline: Instant, doing: &str) -> Result<(), MigrateError> {
         if Instant::now() >= deadline {
             return Err(QmpError::TimedOut { doing: doing.into() }.into());
         }

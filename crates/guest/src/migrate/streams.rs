@@ -9,21 +9,16 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value, json};
 
 use super::mirrors::MirrorProgress;
-use super::settings::{self, Settings, capabilities};
+use super::settings::{self, HELD, Settings, UNLIMITED, capabilities};
 use super::source::PreSwitchover;
-use super::{DestinationQemu, MigrateError, SourceQemu, at_rest, command_deadline};
+use super::{DestinationQemu, MigrateError, SourceQemu, command_deadline};
 use crate::description::GuestDescription;
 use crate::qmp::{QemuVersion, QmpError};
 
 /// QEMU is asked how far it is this often.
 const LOOK: Duration = Duration::from_millis(100);
-/// More than any wire carries: the limit is the links', and the operator's for all of them together.
-const BANDWIDTH_UNLIMITED: u64 = 1 << 40;
 /// The longest downtime limit that QEMU takes, in milliseconds.
 const DOWNTIME_MS_MAX: u64 = 2_000_000;
-/// Where QEMU must not come to an end: some pages a second. It decides ten times a second then, and what it has found written since the last
-/// time, however little, takes longer than the shortest limit.
-const BANDWIDTH_HELD: u64 = 64 << 10;
 /// A limit that differs by less is not set anew, in milliseconds.
 const DOWNTIME_MS_STEP: u64 = 10;
 /// Where pages of zeros are looked for; QEMU 9.0 and later.
@@ -119,11 +114,11 @@ struct Pace {
 
 impl Pace {
     fn of(left_for_ram: Option<Duration>) -> Pace {
-        let Some(left) = left_for_ram else { return Pace { downtime_ms: 1, bytes_per_s: BANDWIDTH_HELD } };
+        let Some(left) = left_for_ram else { return Pace { downtime_ms: 1, bytes_per_s: HELD } };
         let left = u64::try_from(left.as_millis()).unwrap_or(DOWNTIME_MS_MAX).min(DOWNTIME_MS_MAX);
         // Of 0 older QEMUs make no limit at all.
         let downtime_ms = (left - left % DOWNTIME_MS_STEP).max(1);
-        Pace { downtime_ms, bytes_per_s: BANDWIDTH_UNLIMITED }
+        Pace { downtime_ms, bytes_per_s: UNLIMITED }
     }
 
     fn parameters(self) -> Value {
@@ -139,17 +134,14 @@ impl SourceQemu {
         limits: StreamLimits,
         deadline: Instant,
     ) -> Result<(), MigrateError> {
-        let status = self.migration_status(deadline)?;
-        if !at_rest(&status) {
-            return Err(MigrateError::Busy(status));
-        }
+        self.check_at_rest(deadline)?;
         let known = self.qmp.execute("query-migrate-parameters", json!({}), deadline)?;
         let mut wanted = vec!["events", "pause-before-switchover"];
         wanted.extend(shared_capabilities(options));
         wanted.extend(limits.throttle.then_some("auto-converge"));
         let mut parameters = shared_parameters(options);
         let downtime = u64::try_from(limits.downtime.as_millis()).unwrap_or(DOWNTIME_MS_MAX);
-        parameters.insert("max-bandwidth".into(), BANDWIDTH_UNLIMITED.into());
+        parameters.insert("max-bandwidth".into(), UNLIMITED.into());
         parameters.insert("downtime-limit".into(), downtime.min(DOWNTIME_MS_MAX).into());
         if options.channels > 0 && options.zero_pages_in_channels && known.get(ZERO_PAGES).is_some() {
             parameters.insert(ZERO_PAGES.into(), "multifd".into());

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Asker, ReadError, parsed, text};
+use super::{Asker, Names, ReadError, parsed, text};
 use crate::argv::Argument;
 use crate::description::Disk;
 use crate::options::Options;
@@ -40,25 +40,30 @@ struct Node {
     size: u64,
 }
 
-pub(super) fn read(asker: &mut Asker<'_>, options: &[Argument]) -> Result<Vec<Disk>, ReadError> {
+pub(super) fn read(
+    asker: &mut Asker<'_>,
+    options: &[Argument],
+    names: &Names,
+) -> Result<Vec<Disk>, ReadError> {
     let nodes: Vec<Node> = asker.array("query-named-block-nodes")?.iter().filter_map(node).collect();
     let drives: Vec<Value> = asker.array("query-block")?;
     let hints = hints(options);
     let (formats, protocols): (Vec<&Node>, Vec<&Node>) =
         nodes.iter().partition(|node| FILTERS.contains(&node.driver.as_str()));
-    Ok(protocols.into_iter().map(|node| disk(node, &formats, &drives, &hints)).collect())
+    Ok(protocols.into_iter().map(|node| disk(node, &formats, &drives, &hints, names)).collect())
 }
 
-fn disk(node: &Node, formats: &[&Node], drives: &[Value], hints: &[Options]) -> Disk {
+fn disk(node: &Node, formats: &[&Node], drives: &[Value], hints: &[Options], names: &Names) -> Disk {
+    let path = names.whole(&node.file).unwrap_or_else(|| node.file.clone());
     let top = formats.iter().find(|format| format.file == node.file);
     let hint = hints.iter().find(|hint| {
         let by_name = hint.get("node-name") == Some(&node.name);
-        by_name || file_of(hint).is_some_and(|file| file == node.file)
+        by_name || file_of(hint).is_some_and(|file| file == path)
     });
     let hinted = |keys: &[&str]| keys.iter().find_map(|key| hint?.get(key)).map(str::to_owned);
     Disk {
         id: drive_of(drives, node).unwrap_or_else(|| node.name.clone()),
-        path: node.file.clone(),
+        path,
         format: top.map_or_else(|| "raw".to_owned(), |format| format.driver.clone()),
         protocol: node.driver.clone(),
         read_only: node.read_only,
@@ -107,8 +112,14 @@ pub(crate) fn node_file(value: &Value) -> Option<String> {
     let shown = value.pointer("/image/filename").and_then(Value::as_str)?;
     let Some(json) = shown.strip_prefix("json:") else { return Some(shown.to_owned()) };
     let inner: Value = serde_json::from_str(json).ok()?;
-    let found = inner.get("filename").or_else(|| inner.pointer("/file/filename"));
-    Some(found.and_then(Value::as_str).unwrap_or(shown).to_owned())
+    let mut node = &inner;
+    loop {
+        match (node.get("filename"), node.get("file")) {
+            (Some(name), _) => return Some(name.as_str().unwrap_or(shown).to_owned()),
+            (None, Some(below)) => node = below,
+            (None, None) => return Some(shown.to_owned()),
+        }
+    }
 }
 
 fn hints(options: &[Argument]) -> Vec<Options> {

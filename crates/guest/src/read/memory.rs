@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::{Asker, ReadError, text};
+use super::{Asker, Names, ReadError, text};
 use crate::description::{Backend, RamBlock};
 use crate::qmp::QemuVersion;
 
@@ -26,7 +26,11 @@ struct Listed {
     used: u64,
 }
 
-pub(super) fn read(asker: &mut Asker<'_>, files: &[(i32, PathBuf)]) -> Result<Vec<RamBlock>, ReadError> {
+pub(super) fn read(
+    asker: &mut Asker<'_>,
+    files: &[(i32, PathBuf)],
+    names: &Names,
+) -> Result<Vec<RamBlock>, ReadError> {
     let command = "x-query-ramblock";
     let answer = asker.ask(command, json!({}))?;
     let table = text(&answer, "human-readable-text").unwrap_or_default();
@@ -34,7 +38,7 @@ pub(super) fn read(asker: &mut Asker<'_>, files: &[(i32, PathBuf)]) -> Result<Ve
     if listed.is_empty() {
         return Err(ReadError::Answer { command, what: "no block in the table" });
     }
-    let objects = memory_objects(asker)?;
+    let objects = memory_objects(asker, names)?;
     let version = asker.qmp.version();
     let block = |listed: Listed| match object_of(&objects, &listed.name) {
         None => internal(listed),
@@ -71,7 +75,7 @@ fn backed(listed: Listed, object: &MemoryObject, files: &[(i32, PathBuf)], versi
     }
 }
 
-fn memory_objects(asker: &mut Asker<'_>) -> Result<Vec<MemoryObject>, ReadError> {
+fn memory_objects(asker: &mut Asker<'_>, names: &Names) -> Result<Vec<MemoryObject>, ReadError> {
     let listed = asker.ask("qom-list", json!({ "path": "/objects" }))?;
     let mut objects = Vec::new();
     for member in listed.as_array().into_iter().flatten() {
@@ -86,6 +90,7 @@ fn memory_objects(asker: &mut Asker<'_>) -> Result<Vec<MemoryObject>, ReadError>
         let share = asker.property(&path, "share")?.and_then(|v| v.as_bool()).unwrap_or(false);
         let size = asker.property(&path, "size")?.and_then(|v| v.as_u64()).unwrap_or(0);
         let file = asker.property(&path, "mem-path")?.and_then(|v| Value::as_str(&v).map(str::to_owned));
+        let file = file.map(|file| names.whole(&file).unwrap_or(file));
         objects.push(MemoryObject { path, backend, share, size, file });
     }
     Ok(objects)

@@ -2,7 +2,8 @@
 
 use crate::description::Traits;
 
-pub(super) fn traits_of_devices(tree: &str) -> Traits {
+/// What a device tree says of direct mode.
+pub fn traits_of_devices(tree: &str) -> Traits {
     let mut traits = Traits::default();
     for line in tree.lines() {
         let line = line.trim_start();

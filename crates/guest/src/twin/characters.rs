@@ -2,13 +2,19 @@
 //! connects outwards (a client of a monitor's socket, joined to the guest's serial port, would give the guest the monitor).
 
 use super::{Builder, TwinError, check_id, only_keys, refused};
+use crate::argv::Argument;
 use crate::options::{Options, escape};
+use crate::read::parsed;
 
 impl Builder<'_> {
     pub(super) fn chardev(&mut self, value: &str) -> Result<(), TwinError> {
         let options = self.parse("chardev", value, Some("backend"))?;
         let id = options.get("id").unwrap_or_default().to_owned();
         check_id("chardev", &id)?;
+        if connects(&options) && self.is_for_monitors_only(&id) {
+            self.note(format!("the monitor on {id} is not connected to anything here"));
+            return Ok(());
+        }
         let mut made = self.back_end(&options, &id)?;
         if options.is_on("mux") {
             made.set("mux", "on");
@@ -26,6 +32,10 @@ impl Builder<'_> {
                 Ok(Options::from_pairs(&[("backend", "file"), ("id", id), ("path", &path), ("append", "on")]))
             }
             "socket" => self.socket_chardev(options, id),
+            "spicevmc" | "spiceport" | "qemu-vdagent" | "dbus" => {
+                self.note(format!("{id} belongs to a display and is connected to nothing here"));
+                Ok(Options::from_pairs(&[("backend", "null"), ("id", id)]))
+            }
             other => Err(refused(
                 "chardev",
                 other,
@@ -36,7 +46,8 @@ impl Builder<'_> {
 
     fn socket_chardev(&mut self, options: &Options, id: &str) -> Result<Options, TwinError> {
         if !options.is_on("server") {
-            return Err(refused("chardev", id, "it connects to a socket instead of serving one"));
+            let why = "it connects to a socket of the source's host instead of serving one: start the guest without it, or with server=on,wait=off";
+            return Err(refused("chardev", id, why));
         }
         // A descriptor was handed over by whoever started QEMU (libvirt): its monitor, a UNIX socket.
         if options.get("path").is_none() && options.get("fd").is_none() {
@@ -51,7 +62,30 @@ impl Builder<'_> {
     pub(super) fn monitor_of_chardev(&mut self, value: &str) -> Result<(), TwinError> {
         let options = self.parse("mon", value, Some("chardev"))?;
         only_keys("mon", &options, &["chardev", "mode", "pretty", "id", "default"])?;
+        let id = options.get("chardev").unwrap_or_default();
+        if self.is_for_monitors_only(id) && self.chardev_of(id).is_some_and(|chardev| connects(&chardev)) {
+            return Ok(());
+        }
         self.emit("mon", &options.to_string())
+    }
+
+    fn chardev_of(&self, id: &str) -> Option<Options> {
+        parsed(self.arguments, "chardev", Some("backend")).find(|chardev| chardev.get("id") == Some(id))
+    }
+
+    /// A monitor names it, and nothing else does: what manages the guest at the source listens there (Proxmox's qmeventd).
+    fn is_for_monitors_only(&self, id: &str) -> bool {
+        let names = |argument: &Argument| {
+            let value = argument.value.as_deref().unwrap_or_default();
+            let whole = value.split("chardev:").nth(1) == Some(id);
+            let keyed =
+                |options: Options| options.pairs().any(|(key, value)| key == "chardev" && value == id);
+            let implied = (argument.name == "mon").then_some("chardev");
+            whole || Options::parse(value, implied).is_ok_and(keyed)
+        };
+        let (monitors, others): (Vec<_>, Vec<_>) =
+            self.arguments.iter().partition(|argument| argument.name == "mon");
+        monitors.into_iter().any(names) && !others.into_iter().any(names)
     }
 
     /// `-serial`, `-parallel`, `-debugcon` in their short forms.
@@ -87,6 +121,11 @@ impl Builder<'_> {
             )),
         }
     }
+}
+
+/// A client of a socket.
+fn connects(chardev: &Options) -> bool {
+    chardev.get("backend") == Some("socket") && !chardev.is_on("server")
 }
 
 fn serves(value: &str) -> bool {

@@ -20,7 +20,23 @@ const DRIVERS: &[&str] = &[
     "vmxnet3",
     "ne2k_pci",
     "pcnet",
+    "i82550",
+    "i82551",
+    "i82557a",
+    "i82557b",
+    "i82557c",
+    "i82558a",
+    "i82558b",
+    "i82559a",
+    "i82559b",
+    "i82559c",
     "i82559er",
+    "i82562",
+    "i82801",
+    "e1000-82544gc",
+    "e1000-82545em",
+    "tulip",
+    "ne2k_isa",
     "ide-hd",
     "ide-cd",
     "ide-drive",
@@ -29,7 +45,10 @@ const DRIVERS: &[&str] = &[
     "piix3-ide",
     "scsi-hd",
     "scsi-cd",
+    "lsi",
     "lsi53c895a",
+    "am53c974",
+    "dc390",
     "lsi53c810",
     "megasas",
     "megasas-gen2",
@@ -81,6 +100,9 @@ const DRIVERS: &[&str] = &[
     "AC97",
     "ES1370",
     "sb16",
+    "adlib",
+    "cs4231a",
+    "gus",
     "isa-serial",
     "pci-serial",
     "isa-parallel",
@@ -99,6 +121,37 @@ const DRIVERS: &[&str] = &[
     "pc-dimm",
     "isa-pcspk",
     "sga",
+    "isa-applesmc",
+    "isa-ide",
+];
+
+/// Beginnings of drivers that are refused, and why.
+const REFUSED: &[(&str, &str)] = &[
+    ("vfio-", "it is a device of the source's host: unplug it before the migration"),
+    ("vhost-vdpa", "it is a device of the source's host: unplug it before the migration"),
+    ("vhost-scsi", "its disks are the kernel's, of the source's host: use virtio-scsi"),
+    ("vhost-user-", "its process at the source is not moved: use a device within QEMU"),
+    (
+        "virtio-9p",
+        "it shares a folder of the source's host, and QEMU does not migrate a guest that has it mounted: start the guest without it",
+    ),
+    ("tpm-", "the TPM's state is kept by another process (swtpm): start the guest without its TPM"),
+    ("usb-host", "it is a device of the source's host: unplug it before the migration"),
+    (
+        "usb-redir",
+        "it is a device of a viewer's host, and no viewer is connected at the destination: start the guest without it",
+    ),
+    ("usb-mtp", "it shares a folder of the source's host: start the guest without it"),
+    ("ivshmem-", "it is memory shared with others: start the guest without it"),
+    ("nvdimm", "its memory is kept on a medium: start the guest without it"),
+    ("virtio-pmem", "its memory is kept on a medium: start the guest without it"),
+    ("virtio-vga-gl", "QEMU does not migrate what a GPU has drawn: use virtio-vga"),
+    ("virtio-gpu-gl", "QEMU does not migrate what a GPU has drawn: use virtio-gpu"),
+    ("virtio-input-host", "it is a device of the source's host: start the guest without it"),
+    ("scsi-generic", "it is a device of the source's host: use scsi-hd"),
+    ("scsi-block", "it passes commands on to a device of the source's host: use scsi-hd"),
+    ("loader", "it reads a file of the host into the guest's memory: start the guest without it"),
+    ("guest-loader", "it reads a file of the host into the guest's memory: start the guest without it"),
 ];
 
 /// virtio devices that QEMU serves itself, without their transport's ending.
@@ -117,14 +170,19 @@ const VIRTIO: &[&str] = &[
     "virtio-mem",
     "virtio-iommu",
     "virtio-crypto",
+    "vhost-vsock",
 ];
 
 impl Builder<'_> {
     pub(super) fn device(&mut self, value: &str) -> Result<(), TwinError> {
-        let options = self.parse("device", value, Some("driver"))?;
+        let mut options = self.parse("device", value, Some("driver"))?;
+        // An open file of the source's process: QEMU opens its own.
+        if options.get("driver").is_some_and(|driver| driver.starts_with("vhost-vsock")) {
+            options.remove("vhostfd");
+        }
         let driver = options.get("driver").unwrap_or_default();
         if !is_known(driver) {
-            return Err(refused("device", driver, "this device is not among the known ones"));
+            return Err(refused("device", driver, why_not(driver)));
         }
         for (key, value) in options.pairs() {
             no_file_name("device", key, value)?;
@@ -137,6 +195,11 @@ impl Builder<'_> {
         }
         self.emit("device", &options.to_string())
     }
+}
+
+fn why_not(driver: &str) -> &'static str {
+    let found = REFUSED.iter().find(|(beginning, _)| driver.starts_with(beginning));
+    found.map_or("this device is not among the known ones: start the guest without it", |(_, why)| why)
 }
 
 fn is_known(driver: &str) -> bool {

@@ -61,7 +61,44 @@ const KEYS: &[&str] = &[
     "iops_size",
     "group",
     "throttle-group",
+    "snapshot",
+    "iops_rd_max",
+    "iops_wr_max",
+    "bps_rd_max",
+    "bps_wr_max",
+    "bps_max_length",
+    "bps_rd_max_length",
+    "bps_wr_max_length",
+    "iops_max_length",
+    "iops_rd_max_length",
+    "iops_wr_max_length",
+    "stats-account-invalid",
+    "stats-account-failed",
 ];
+
+/// Drivers of disks on the network.
+const NETWORK_DRIVERS: &[&str] =
+    &["nbd", "rbd", "iscsi", "ssh", "http", "https", "ftp", "ftps", "nfs", "gluster", "sheepdog"];
+
+const TEMPORARY: &str = "what the guest has written is in a temporary file that ends with its QEMU: start the guest without it, on a qcow2 image with a backing file";
+
+fn why_not(driver: &str) -> &'static str {
+    match driver {
+        _ if NETWORK_DRIVERS.contains(&driver) => {
+            "QEMU's own network disks are not moved yet: let the kernel attach it (krbd, open-iscsi, nbd-client, NFS) and name the device or file"
+        }
+        "host_cdrom" => {
+            "it is a drive of the source's host: eject it, and start the guest with an image or without a medium"
+        }
+        "luks" => {
+            "the key of an encrypted disk is not taken to another host: encrypt within the guest or below the file"
+        }
+        "vvfat" => "it shares a folder of the source's host: make an image of it",
+        _ => {
+            "only local files and devices, raw or qcow2, are taken: convert the image (qemu-img convert -O qcow2)"
+        }
+    }
+}
 
 impl Builder<'_> {
     pub(super) fn drive(&mut self, value: &str) -> Result<(), TwinError> {
@@ -77,6 +114,8 @@ impl Builder<'_> {
             "hdb" => &[("index", "1"), ("media", "disk")],
             "hdc" => &[("index", "2"), ("media", "disk")],
             "hdd" => &[("index", "3"), ("media", "disk")],
+            "fda" => &[("if", "floppy"), ("index", "0")],
+            "fdb" => &[("if", "floppy"), ("index", "1")],
             _ => &[("if", "pflash")],
         };
         self.drive_of(Options::from_pairs(&[place, &[("file", value)]].concat()))
@@ -139,7 +178,14 @@ impl Builder<'_> {
     ) -> Result<(), TwinError> {
         let pairs: Vec<(String, String)> =
             options.pairs().map(|(k, v)| (k.to_owned(), v.to_owned())).collect();
-        for (key, value) in pairs {
+        // First, as other drivers have other keys.
+        let is_driver = |key: &str| matches!(key.rsplit('.').next(), Some("driver" | "format"));
+        if let Some((_, driver)) =
+            pairs.iter().find(|(key, value)| is_driver(key) && !DRIVERS.contains(&value.as_str()))
+        {
+            return Err(refused(option, driver, why_not(driver)));
+        }
+        for (key, value) in pairs.into_iter().filter(|(key, _)| !is_driver(key)) {
             let last = key.rsplit('.').next().unwrap_or_default();
             let throttling = key.starts_with("throttling.") || key.starts_with("limits.");
             if key == file_key || last == "filename" {
@@ -151,12 +197,10 @@ impl Builder<'_> {
                     }
                     options.set(&key, &path);
                 }
-            } else if matches!(last, "driver" | "format") {
-                if !DRIVERS.contains(&value.as_str()) {
-                    return Err(refused(option, &value, "only local files and devices, raw or qcow2, are"));
-                }
             } else if matches!(last, "file" | "backing" | "data-file") {
                 node_name(option, &value)?;
+            } else if key == "snapshot" && matches!(value.as_str(), "on" | "yes" | "true" | "y") {
+                return Err(refused(option, "snapshot=on", TEMPORARY));
             } else if KEYS.contains(&last) || throttling {
                 no_file_name(option, &key, &value)?;
             } else {
@@ -166,22 +210,26 @@ impl Builder<'_> {
         Ok(())
     }
 
-    fn host_file(
+    pub(super) fn host_file(
         &mut self,
         option: &str,
         source: &str,
         writable: bool,
         format: Option<ImageFormat>,
     ) -> Result<String, TwinError> {
-        let path = &mapped(&self.options.paths, source);
-        let outside = || TwinError::OutsideRoots { option: option.to_owned(), path: path.to_owned() };
-        let plain = Path::new(path);
-        // A name without a leading slash may be a protocol (nbd:, json:, fat:); /dev/fdset is QEMU's own magic.
-        let straight =
-            plain.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
-        if !path.starts_with('/') || !straight || path.starts_with("/dev/fdset") {
-            return Err(outside());
+        let not_a_path = |path: &str| {
+            let shown = path.chars().take(200).collect();
+            TwinError::NotAPath { option: option.to_owned(), path: shown }
+        };
+        if !is_whole_path(source) {
+            return Err(not_a_path(source));
         }
+        let path = &mapped(&self.options.paths, source);
+        if !is_whole_path(path) {
+            return Err(not_a_path(path));
+        }
+        let plain = Path::new(path);
+        let outside = || TwinError::OutsideRoots { option: option.to_owned(), path: path.to_owned() };
         if !self.options.file_roots.iter().any(|root| plain.starts_with(root) && plain != root) {
             return Err(outside());
         }
@@ -194,6 +242,13 @@ impl Builder<'_> {
         });
         Ok(path.to_owned())
     }
+}
+
+/// A name without a leading slash may be a protocol (nbd:, json:, fat:); /dev/fdset is QEMU's own magic.
+fn is_whole_path(path: &str) -> bool {
+    let straight =
+        Path::new(path).components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
+    path.len() > 1 && path.starts_with('/') && straight && !path.starts_with("/dev/fdset")
 }
 
 /// The local name: that of the file itself, or else of the deepest folder above it that has one (both ends with a slash).

@@ -15,6 +15,7 @@ const MEMORY_KEYS: &[&str] = &[
     "reserve",
     "prealloc",
     "prealloc-threads",
+    "prealloc-context",
     "mem-path",
     "discard-data",
     "align",
@@ -55,9 +56,11 @@ impl Builder<'_> {
             "rng-builtin" => self.checked_object(&options, &["qom-type", "id"]),
             "throttle-group" => self.throttle(&options),
             "rng-random" => self.random(&options),
+            // On which CPUs of the source's host memory was touched first.
+            "thread-context" => Ok(()),
             // libvirt gives every guest a key for further secrets; without those it is of no use.
             "secret" if id == "masterKey0" => Ok(()),
-            other => Err(refused("object", other, "this object is not among the known ones")),
+            other => Err(refused("object", other, why_not(other))),
         }
     }
 
@@ -133,6 +136,20 @@ impl Builder<'_> {
         rest.remove("filename");
         only_keys("object", &rest, &["qom-type", "id"])?;
         self.emit("object", &options.to_string())
+    }
+}
+
+fn why_not(object: &str) -> &'static str {
+    match object {
+        "sev-guest" | "sev-snp-guest" | "tdx-guest" | "pef-guest" | "s390-pv-guest" => {
+            "QEMU does not migrate a guest with encrypted memory"
+        }
+        "secret" | "secret_keyring" => {
+            "keys are not taken to another host: encrypt within the guest or below the file"
+        }
+        "input-linux" => "it is a device of the source's host: start the guest without it",
+        "memory-backend-epc" => "QEMU does not migrate a guest with SGX memory",
+        _ => "this object is not among the known ones: start the guest without it",
     }
 }
 

@@ -1,7 +1,6 @@
 //! Network back ends: taps and bridges of this host; no scripts, no helpers, no descriptors of the source's process.
 
 use super::{Builder, NeededNetwork, TwinError, check_id, only_keys, refused};
-use crate::argv::Argument;
 use crate::options::Options;
 
 /// Keys of a tap that mean the same on any host.
@@ -31,29 +30,58 @@ const USER_KEYS: &[&str] = &[
     "name",
 ];
 
+/// Keys of a user-mode network that reach into the host.
+const USER_REFUSED: &[(&str, &str)] = &[
+    ("hostfwd", "it opens a port of the host, where connections to the guest would end: use a tap"),
+    ("guestfwd", "it connects the guest to the source's host: use a tap"),
+    ("smb", "it shares a folder of the source's host: start the guest without it"),
+    ("tftp", "it shares a folder of the source's host: start the guest without it"),
+    ("bootfile", "it names a file of the source's host: start the guest without it"),
+];
+
+/// Keys of a port in the old notation, whose peer is found by its order.
+const OLD_NIC_KEYS: &[&str] = &["type", "model", "macaddr", "name", "addr", "vectors", "netdev"];
+
+fn why_not(kind: &str) -> &'static str {
+    match kind {
+        "vhost-user" | "vhost-vdpa" => "its other end is a process or device of the source's host: use a tap",
+        "socket" | "stream" | "dgram" | "l2tpv3" | "vde" | "passt" => {
+            "its other end is found from the source's host only: use a tap"
+        }
+        _ => "only tap, bridge and user networks are: use a tap",
+    }
+}
+
 impl Builder<'_> {
     pub(super) fn network(&mut self, option: &str, value: &str) -> Result<(), TwinError> {
         if value == "none" && option != "netdev" {
             return self.emit(option, value);
-        }
-        if option == "net" {
-            return Err(refused(option, value, "this old form is not understood, use -netdev and -device"));
         }
         let options = self.parse(option, value, Some("type"))?;
         match options.get("type").unwrap_or_default() {
             "tap" => self.tap(option, &options),
             "bridge" => self.bridge(option, &options),
             "user" => self.user(option, &options),
-            other => Err(refused(option, other, "only tap, bridge and user networks are")),
+            "nic" if option == "net" => {
+                only_keys(option, &options, OLD_NIC_KEYS)?;
+                self.emit(option, &options.to_string())
+            }
+            other => Err(refused(option, other, why_not(other))),
         }
     }
 
     /// Without any network option QEMU makes a port with a user-mode network by itself.
-    pub(super) fn check_default_network(&self, arguments: &[Argument]) -> Result<(), TwinError> {
-        let given = arguments
+    pub(super) fn check_default_network(&mut self) -> Result<(), TwinError> {
+        let given = self
+            .arguments
             .iter()
             .any(|argument| matches!(argument.name.as_str(), "nodefaults" | "nic" | "net" | "netdev"));
-        if given || self.options.allow_user_network { Ok(()) } else { Err(TwinError::UserNetwork) }
+        if given { Ok(()) } else { self.user_network() }
+    }
+
+    fn user_network(&mut self) -> Result<(), TwinError> {
+        self.twin.user_network = true;
+        if self.options.allow_user_network { Ok(()) } else { Err(TwinError::UserNetwork) }
     }
 
     fn tap(&mut self, option: &str, options: &Options) -> Result<(), TwinError> {
@@ -67,8 +95,9 @@ impl Builder<'_> {
             }
         }
         let (source, bridge) = self.source_tap(options);
-        let source =
-            source.ok_or_else(|| refused(option, "tap", "the name of its interface is not known"))?;
+        let unknown =
+            "QEMU got it as an open file (macvtap), which no other host can find by its name: use a tap";
+        let source = source.ok_or_else(|| refused(option, "tap", unknown))?;
         let name = self.options.taps.get(&source).unwrap_or(&source).clone();
         check_interface(option, &name)?;
         made.set("ifname", &name);
@@ -101,11 +130,10 @@ impl Builder<'_> {
     }
 
     fn user(&mut self, option: &str, options: &Options) -> Result<(), TwinError> {
-        if !self.options.allow_user_network {
-            return Err(TwinError::UserNetwork);
-        }
-        // Ports, files and programs of the host (hostfwd, guestfwd, smb, tftp) are not among the keys.
         for (key, value) in options.pairs() {
+            if let Some((_, why)) = USER_REFUSED.iter().find(|(refused, _)| *refused == key) {
+                return Err(refused(option, key, why));
+            }
             if !USER_KEYS.contains(&key) {
                 return Err(refused(option, key, "this key is not among the known ones"));
             }
@@ -114,6 +142,7 @@ impl Builder<'_> {
                 super::no_file_name(option, key, value)?;
             }
         }
+        self.user_network()?;
         self.emit(option, &options.to_string())
     }
 }

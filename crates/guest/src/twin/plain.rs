@@ -1,6 +1,7 @@
 //! Options whose values are plain settings: machine, boot order, firmware tables, audio.
 
 use super::{Builder, TwinError, no_file_name, only_keys, refused};
+use crate::description::ImageFormat;
 use crate::options::Options;
 
 /// Keys of -machine that set properties of the machine and name no file.
@@ -44,6 +45,8 @@ const MACHINE_KEYS: &[&str] = &[
     "auto-kernel-cmdline",
     "pcie",
     "ioapic2",
+    "fd-bootchk",
+    "pcspk-audiodev",
 ];
 
 impl Builder<'_> {
@@ -69,6 +72,9 @@ impl Builder<'_> {
 
     pub(super) fn plain(&mut self, name: &str, value: &str) -> Result<(), TwinError> {
         match name {
+            "name" => self.name(value),
+            "run-with" => self.run_with(value),
+            "audio" => self.audio(value),
             "boot" => self.boot(value),
             "icount" => self.checked(name, value, Some("shift"), &["shift", "align", "sleep"]),
             "fw_cfg" => self.fw_cfg(value),
@@ -94,6 +100,35 @@ impl Builder<'_> {
         self.emit(name, &options.to_string())
     }
 
+    /// QEMU at the destination has the name by which the guest is known to Linerate.
+    fn name(&mut self, value: &str) -> Result<(), TwinError> {
+        let mut options = self.parse("name", value, Some("guest"))?;
+        options.set("guest", &self.guest.name);
+        only_keys("name", &options, &["guest", "debug-threads", "process"])?;
+        // Several are one to QEMU, and the last one counts.
+        self.name_given = true;
+        self.emit("name", &options.to_string())
+    }
+
+    /// How the source's process ends is of no concern here; as whom it runs is for this host to say.
+    fn run_with(&self, value: &str) -> Result<(), TwinError> {
+        let options = self.parse("run-with", value, None)?;
+        only_keys("run-with", &options, &["async-teardown"])
+    }
+
+    fn audio(&mut self, value: &str) -> Result<(), TwinError> {
+        let options = self.parse("audio", value, Some("driver"))?;
+        let mut made = Options::from_pairs(&[("driver", "none")]);
+        for key in ["id", "model"] {
+            if let Some(value) = options.get(key) {
+                super::check_id("audio", value)?;
+                made.set(key, value);
+            }
+        }
+        self.note("the guest's sound is not played on this host".into());
+        self.emit("audio", &made.to_string())
+    }
+
     fn boot(&mut self, value: &str) -> Result<(), TwinError> {
         let mut options = self.parse("boot", value, Some("order"))?;
         if options.get("splash").is_some() {
@@ -105,13 +140,17 @@ impl Builder<'_> {
         if options.pairs().next().is_some() { self.emit("boot", &options.to_string()) } else { Ok(()) }
     }
 
-    // The text goes to the guest; only a file would be read from this host.
+    /// Text, or a file of the folders for guests, that the guest reads.
     fn fw_cfg(&mut self, value: &str) -> Result<(), TwinError> {
-        let options = self.parse("fw_cfg", value, Some("name"))?;
-        match options.pairs().find(|(key, _)| !matches!(*key, "name" | "string")) {
-            Some((key, _)) => Err(refused("fw_cfg", key, "only name and string are")),
-            None => self.emit("fw_cfg", &options.to_string()),
+        let mut options = self.parse("fw_cfg", value, Some("name"))?;
+        if let Some((key, _)) = options.pairs().find(|(key, _)| !matches!(*key, "name" | "string" | "file")) {
+            return Err(refused("fw_cfg", key, "only name, string and file are"));
         }
+        if let Some(file) = options.get("file").map(str::to_owned) {
+            let path = self.host_file("fw_cfg", &file, false, Some(ImageFormat::Raw))?;
+            options.set("file", &path);
+        }
+        self.emit("fw_cfg", &options.to_string())
     }
 
     fn smbios(&mut self, value: &str) -> Result<(), TwinError> {

@@ -169,6 +169,10 @@ pub fn wait_for(path: &Path) {
     }
 }
 
+/// The option of the block that [`description`] has.
+pub const RAM_IN_A_FILE: &[&str] =
+    &["-object", "memory-backend-file,id=ram,size=64M,mem-path=/dev/shm/x,share=on,discard-data=off"];
+
 /// A description as an honest source sends it.
 pub fn description(arguments: &[&str]) -> GuestDescription {
     GuestDescription {

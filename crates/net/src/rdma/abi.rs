@@ -35,6 +35,7 @@ pub const RDMA_CM_EVENT_REJECTED: c_uint = 8;
 pub const RDMA_CM_EVENT_ESTABLISHED: c_uint = 9;
 pub const RDMA_CM_EVENT_DISCONNECTED: c_uint = 10;
 pub const RDMA_CM_EVENT_DEVICE_REMOVAL: c_uint = 11;
+pub const RDMA_CM_EVENT_ADDR_CHANGE: c_uint = 14;
 
 /// `struct ibv_context_ops`: the fast calls are reached through it, since the headers have them as inline functions.
 #[repr(C)]

@@ -33,6 +33,8 @@ pub(super) struct Event {
     pub(super) data: Vec<u8>,
     /// A request's new identifier.
     pub(super) request: Option<Identifier>,
+    /// The identifier that it is told to, for [`Identifier::is`]: of a request, the one that listens.
+    pub(super) told_to: usize,
 }
 
 impl EventChannel {
@@ -76,7 +78,9 @@ impl EventChannel {
             .then(|| NonNull::new(taken.id))
             .flatten()
             .map(|id| Identifier { library: self.library, id });
-        let copied = Event { kind: taken.event, status: taken.status, data, request };
+        let told_to = if request.is_some() { taken.listen_id } else { taken.id };
+        let copied =
+            Event { kind: taken.event, status: taken.status, data, request, told_to: told_to.addr() };
         // SAFETY: acknowledged once, and not used after.
         unsafe { (self.library.cm.rdma_ack_cm_event)(event) };
         Ok(Some(copied))
@@ -158,6 +162,11 @@ impl Identifier {
 
     pub(super) fn pointer(&self) -> *mut CmId {
         self.id.as_ptr()
+    }
+
+    /// Whether an event names it in [`Event::told_to`].
+    pub(super) fn is(&self, told_to: usize) -> bool {
+        self.id.addr().get() == told_to
     }
 
     /// The device, once an address has decided which.

@@ -12,8 +12,8 @@ use rustix::io::Errno;
 use super::abi::{
     ConnParam, IBV_QPT_RC, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_TRANSPORT_IWARP, IBV_WC_REM_ACCESS_ERR,
     IBV_WC_RETRY_EXC_ERR, IBV_WC_SUCCESS, IBV_WC_WITH_IMM, IBV_WC_WR_FLUSH_ERR, IBV_WR_RDMA_WRITE,
-    IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, Qp, QpCap, QpInitAttr, RDMA_CM_EVENT_DEVICE_REMOVAL,
-    RDMA_CM_EVENT_DISCONNECTED, RecvWr, SendWr, Sge, Wc,
+    IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, Qp, QpCap, QpInitAttr, RDMA_CM_EVENT_ADDR_CHANGE,
+    RDMA_CM_EVENT_DEVICE_REMOVAL, RDMA_CM_EVENT_DISCONNECTED, RecvWr, SendWr, Sge, Wc,
 };
 use super::cm::{EventChannel, Identifier, poll};
 use super::domain::{Domain, Domains};
@@ -338,46 +338,34 @@ impl Connection {
         wait: Duration,
         spin: Duration,
     ) -> Result<usize, RdmaError> {
-        // Not asked for what is there already: on some machines the clock is dear.
-        let mut begun = None;
+        let mut waiting = Waiting { spin, ..self.waiting(queue, wait) };
         loop {
             // Looked at before the queue, so that what came before the end is taken first.
-            let (gone, closed) = (self.gone.load(Ordering::SeqCst), self.is_closed());
-            let found = queue.poll(out)?;
+            let end = self.end_reason();
+            let found = if waiting.looks() { look(queue, out)? } else { queue.poll(out)? };
             if found > 0 {
-                let brisk = begun.is_none_or(|begun: Instant| begun.elapsed() < spin);
-                self.brisk.store(brisk, Ordering::Relaxed);
+                waiting.found();
                 return Ok(found);
             }
-            if closed {
-                return Err(RdmaError::ClosedHere);
+            if let Some(end) = end {
+                return Err(end);
             }
-            if gone {
-                return Err(RdmaError::PeerClosed);
+            if !waiting.again()? {
+                return Ok(0);
             }
-            let begun = *begun.get_or_insert_with(Instant::now);
-            let waited = begun.elapsed();
-            if self.brisk.load(Ordering::Relaxed) && waited < spin.min(wait) {
-                let found = look(queue, out)?;
-                if found > 0 {
-                    return Ok(found);
-                }
-                // An adapter in software may need this CPU to bring what is looked for.
-                if waited >= SPIN {
-                    std::thread::yield_now();
-                }
-                continue;
-            }
-            queue.arm()?;
-            // What came before it was armed makes no event.
-            let found = queue.poll(out)?;
-            if found > 0 {
-                return Ok(found);
-            }
-            self.sleep(queue, wait.saturating_sub(waited))?;
-            if begun.elapsed() >= wait {
-                return queue.poll(out);
-            }
+        }
+    }
+
+    /// For whoever looks into a queue until something comes.
+    pub(super) fn waiting<'a>(&'a self, queue: &'a CompletionQueue, wait: Duration) -> Waiting<'a> {
+        Waiting { connection: self, queue, wait, spin: SPIN, begun: None, armed: false }
+    }
+
+    /// Why nothing more comes than what is in the queues.
+    pub(super) fn end_reason(&self) -> Option<RdmaError> {
+        match self.is_closed() {
+            true => Some(RdmaError::ClosedHere),
+            false => self.gone.load(Ordering::SeqCst).then_some(RdmaError::PeerClosed),
         }
     }
 
@@ -409,7 +397,10 @@ impl Connection {
     fn hear(&self) -> Result<(), RdmaError> {
         while let Some(event) = self.events.next()? {
             match event.kind {
-                RDMA_CM_EVENT_DEVICE_REMOVAL => return Err(RdmaError::DeviceGone),
+                // Of a bond: its address has gone over to another port, and packets leave by the old one.
+                RDMA_CM_EVENT_DEVICE_REMOVAL | RDMA_CM_EVENT_ADDR_CHANGE => {
+                    return Err(RdmaError::DeviceGone);
+                }
                 RDMA_CM_EVENT_DISCONNECTED => self.gone.store(true, Ordering::SeqCst),
                 other => tracing::trace!(other, "an event of a connection"),
             }
@@ -433,6 +424,54 @@ impl Connection {
             }
         }
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+}
+
+/// A wait for completions, which somebody else takes out of the queue: look, [`again`](Waiting::again), look, and so on.
+pub(super) struct Waiting<'a> {
+    connection: &'a Connection,
+    queue: &'a CompletionQueue,
+    wait: Duration,
+    spin: Duration,
+    /// Not asked for what is there already: on some machines the clock is dear.
+    begun: Option<Instant>,
+    /// The queue was asked for an event, and not looked into since.
+    armed: bool,
+}
+
+impl Waiting<'_> {
+    /// It was worth while to look, or was not: the next wait on this connection goes by it.
+    pub(super) fn found(&self) {
+        let brisk = self.begun.is_none_or(|begun| begun.elapsed() < self.spin);
+        self.connection.brisk.store(brisk, Ordering::Relaxed);
+    }
+
+    /// Whether it is before its first sleep, and the last wait was short.
+    fn looks(&self) -> bool {
+        self.begun.is_some() && !self.armed && self.connection.brisk.load(Ordering::Relaxed)
+    }
+
+    /// Lets some time pass, after a look that found nothing: look again, unless this says that the wait is over. What comes
+    /// between that look and the sleep is not missed: the queue is asked for an event, looked into once more, and only then
+    /// waited for.
+    pub(super) fn again(&mut self) -> Result<bool, RdmaError> {
+        let waited = self.begun.get_or_insert_with(Instant::now).elapsed();
+        if waited >= self.wait {
+            return Ok(false);
+        }
+        if self.armed {
+            self.connection.sleep(self.queue, self.wait - waited)?;
+            self.armed = false;
+        } else if self.connection.brisk.load(Ordering::Relaxed) && waited < self.spin {
+            // An adapter in software may need this CPU to bring what is looked for.
+            if waited >= SPIN {
+                std::thread::yield_now();
+            }
+        } else {
+            self.queue.arm()?;
+            self.armed = true;
+        }
+        Ok(true)
     }
 }
 

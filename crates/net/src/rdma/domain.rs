@@ -15,9 +15,12 @@ use super::library::Library;
 use super::verbs::{Access, ProtectionDomain, Registration};
 use crate::region::Mapped;
 
+/// A registration that is made by whoever needs it first.
+type Slot = Arc<Mutex<Option<Arc<Registration>>>>;
+
 pub(super) struct Domain {
     /// By address, length and access. Before the domain, which must outlive them.
-    windows: Mutex<HashMap<(usize, usize, Access), Arc<Registration>>>,
+    windows: Mutex<HashMap<(usize, usize, Access), Slot>>,
     pub(super) protection: Arc<ProtectionDomain>,
     context: usize,
 }
@@ -36,8 +39,10 @@ impl Domain {
             return Err(RdmaError::Rules("a window is not inside its region"));
         };
         let address = (mapped.base.as_ptr() as usize).wrapping_add(offset);
-        let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = windows.get(&(address, length, access)) {
+        let slot = self.slot((address, length, access));
+        // Locking pages takes long: other channels register other windows meanwhile.
+        let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = &*slot {
             return Ok(Arc::clone(known));
         }
         // SAFETY: the offset lies inside the mapping, as was checked, and `Mapped` vouches for a mapping of that length.
@@ -45,8 +50,13 @@ impl Domain {
         // SAFETY: `Mapped` vouches for shared memory that nobody sees as a slice.
         let made = unsafe { Registration::new(&self.protection, start, length, access) }?;
         let made = Arc::new(made);
-        windows.insert((address, length, access), Arc::clone(&made));
+        *slot = Some(Arc::clone(&made));
         Ok(made)
+    }
+
+    fn slot(&self, place: (usize, usize, Access)) -> Slot {
+        let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(windows.entry(place).or_default())
     }
 }
 

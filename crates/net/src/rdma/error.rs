@@ -71,8 +71,8 @@ pub enum RdmaError {
     /// This side closed it.
     #[error("the channel was closed on this side")]
     ClosedHere,
-    /// The device is gone or its port is down.
-    #[error("the RDMA device was taken away")]
+    /// The device is gone, or the address has moved to a port of another.
+    #[error("the RDMA device was taken away, or its address has moved to another port")]
     DeviceGone,
     /// An answer did not come.
     #[error("the peer did not answer within {milliseconds} ms: {what}")]

@@ -3,9 +3,9 @@
 //! One thread hears the requests for all addresses. A request has the HELLO in it, so that whoever says nothing costs
 //! nothing; the kernel bounds how many wait.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -15,11 +15,13 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 
+use super::abi::{RDMA_CM_EVENT_ADDR_CHANGE, RDMA_CM_EVENT_DEVICE_REMOVAL};
 use super::cm::{EventChannel, Identifier, poll};
 use super::connection::Connection;
 use super::domain::Domains;
 use super::error::{RdmaError, check};
 use super::library::Library;
+use super::options::RdmaOptions;
 
 /// Requests that wait in the kernel, per address.
 const BACKLOG: i32 = 128;
@@ -48,6 +50,9 @@ impl Accepted {
         let connection = Connection::prepare(self.identifier, events, domains)?;
         let mut parameters = Connection::parameters(&answer)?;
         let identifier = connection.identifier();
+        // The adapter of this end sends acknowledgements and grants, which can be lost as well. The connection manager's own
+        // time-out is longer than what a channel that is silent is given.
+        RdmaOptions::default().apply_time_out(identifier);
         // SAFETY: the identifier is that of a request, its queue pair is made and has its receives ready; the parameters
         // and the answer that they point to are read during the call.
         check("accepting a connection", unsafe {
@@ -75,37 +80,79 @@ impl Accepted {
     }
 }
 
+/// An address that belongs to a device.
+struct Place {
+    address: IpAddr,
+    port: u16,
+    identifier: Identifier,
+}
+
+/// What the listener and its thread share.
+struct Shared {
+    library: &'static Library,
+    wanted: Vec<SocketAddr>,
+    // Before the channel that their events come over.
+    places: Mutex<Vec<Place>>,
+    events: EventChannel,
+}
+
+impl Shared {
+    fn places(&self) -> MutexGuard<'_, Vec<Place>> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Listens at those of the addresses at which it does not yet. Returns why the last of them cannot be used.
+    fn listen(&self) -> Option<RdmaError> {
+        let mut places = self.places();
+        let mut last = None;
+        for &address in &self.wanted {
+            if places.iter().any(|place| place.address == address.ip()) {
+                continue;
+            }
+            match listen(self.library, &self.events, address) {
+                Ok((identifier, port)) => places.push(Place { address: address.ip(), port, identifier }),
+                Err(error) => {
+                    tracing::trace!(%address, %error, "no RDMA at this address");
+                    last = Some(error);
+                }
+            }
+        }
+        last
+    }
+
+    /// A device can be taken away only when nothing uses it.
+    fn leave(&self, told_to: usize) {
+        self.places().retain(|place| !place.identifier.is(told_to));
+    }
+}
+
 /// Listens until it is dropped. Connections that were taken live on.
-#[derive(Debug)]
 pub struct Listener {
-    ports: Vec<SocketAddr>,
+    shared: Arc<Shared>,
     stop: Option<OwnedFd>,
     thread: Option<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for Listener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("rdma::Listener").field(&self.addresses()).finish()
+    }
 }
 
 impl Listener {
     /// Listens on those of the addresses that belong to RDMA devices; an error if none does. A port that is taken (iWARP
     /// shares them with TCP) is replaced by one of the system's choice. The handler is called in the listener's thread.
+    ///
+    /// A device that is taken away is let go, with its address. [`Listener::look_again`] finds those that came.
     pub fn start(
         addresses: &[SocketAddr],
         handler: impl Fn(Accepted) + Send + 'static,
     ) -> Result<Listener, RdmaError> {
         let library = Library::get().map_err(RdmaError::Library)?;
         let events = EventChannel::new(library)?;
-        let (mut ports, mut listening, mut last) = (Vec::new(), Vec::new(), None);
-        for &address in addresses {
-            match listen(library, &events, address) {
-                Ok((identifier, port)) => {
-                    ports.push(SocketAddr::new(address.ip(), port));
-                    listening.push(identifier);
-                }
-                Err(error) => {
-                    tracing::debug!(%address, %error, "no RDMA at this address");
-                    last = Some(error);
-                }
-            }
-        }
-        if listening.is_empty() {
+        let shared = Shared { library, wanted: addresses.to_vec(), places: Mutex::default(), events };
+        let last = shared.listen();
+        if shared.places().is_empty() {
             return Err(match last {
                 Some(RdmaError::Call { source, .. }) => RdmaError::NoDevice(source),
                 Some(other) => other,
@@ -114,21 +161,23 @@ impl Listener {
         }
         let failed = |source| RdmaError::Call { what: "starting the thread of RDMA connections", source };
         let (stopped, stop) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
-        let run = move || {
-            hear(&events, &stopped, &handler);
-            // Before the channel that their events come over.
-            drop(listening);
-        };
+        let shared = Arc::new(shared);
+        let hearing = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("accept-rdma".into())
-            .spawn(run)
+            .spawn(move || hear(&hearing, &stopped, &handler))
             .map_err(|error| failed(Errno::from_io_error(&error).unwrap_or(Errno::AGAIN)))?;
-        Ok(Listener { ports, stop: Some(stop), thread: Some(thread) })
+        Ok(Listener { shared, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// Where RDMA connections are taken.
-    pub fn addresses(&self) -> &[SocketAddr] {
-        &self.ports
+    /// Listens at addresses that a device has only now.
+    pub fn look_again(&self) {
+        let _ = self.shared.listen();
+    }
+
+    /// Where RDMA connections are taken now.
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.shared.places().iter().map(|place| SocketAddr::new(place.address, place.port)).collect()
     }
 }
 
@@ -160,12 +209,17 @@ fn listen(
 }
 
 /// Until the other end of the pipe is closed.
-fn hear(events: &EventChannel, stopped: &OwnedFd, handler: &impl Fn(Accepted)) {
+fn hear(shared: &Shared, stopped: &OwnedFd, handler: &impl Fn(Accepted)) {
     loop {
-        match events.next() {
+        match shared.events.next() {
             Ok(Some(event)) => {
-                if let Some(identifier) = event.request {
-                    begin(identifier, &event.data, handler);
+                match (event.request, event.kind) {
+                    (Some(identifier), _) => begin(identifier, &event.data, handler),
+                    (None, RDMA_CM_EVENT_DEVICE_REMOVAL | RDMA_CM_EVENT_ADDR_CHANGE) => {
+                        tracing::info!("an RDMA device or its address is taken away; it is let go");
+                        shared.leave(event.told_to);
+                    }
+                    (None, kind) => tracing::trace!(kind, "an event of what listens"),
                 }
                 continue;
             }
@@ -176,7 +230,7 @@ fn hear(events: &EventChannel, stopped: &OwnedFd, handler: &impl Fn(Accepted)) {
             }
         }
         let mut fds = [
-            PollFd::from_borrowed_fd(events.descriptor(), PollFlags::IN),
+            PollFd::from_borrowed_fd(shared.events.descriptor(), PollFlags::IN),
             PollFd::new(stopped, PollFlags::IN),
         ];
         if poll(&mut fds, Duration::from_secs(3600)).is_err() {

@@ -63,10 +63,15 @@ impl RdmaOptions {
         if let Some(value) = self.type_of_service {
             identifier.set(RDMA_OPTION_ID_TOS, value)?;
         }
+        self.apply_time_out(identifier);
+        Ok(())
+    }
+
+    /// Sets what either end sets for its own adapter, before it connects or accepts.
+    pub(super) fn apply_time_out(&self, identifier: &Identifier) {
         // Kernels before 5.2 do not know it; the default is some seconds there, and the pump's stall limit is shorter.
         if let Err(error) = identifier.set(RDMA_OPTION_ID_ACK_TIMEOUT, self.ack_timeout) {
             tracing::debug!(%error, "the adapter's own time-out stays as it is");
         }
-        Ok(())
     }
 }

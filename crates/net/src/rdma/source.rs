@@ -136,7 +136,7 @@ impl SourceEnd {
         loop {
             // Looked at first, so that what came before the end is taken first.
             let gone = self.connection.is_closed() || self.connection.is_gone()?;
-            let mut inbox = self.take_in(&mut [Wc::EMPTY; POLL_BATCH], 0)?;
+            let mut inbox = self.take_in()?;
             inbox.released += self.reap()?;
             if ready(&mut inbox)? {
                 return Ok(());
@@ -153,32 +153,33 @@ impl SourceEnd {
         }
     }
 
-    /// Reads what is there, besides the first `found` of `done` that were taken before.
-    fn take_in(
-        &self,
-        done: &mut [Wc; POLL_BATCH],
-        found: usize,
-    ) -> Result<MutexGuard<'_, Inbox>, ChannelError> {
+    /// Takes what came, in the order in which it came: completions leave the queue only under the lock under which they are
+    /// worked on, for two threads look here.
+    fn take_in(&self) -> Result<MutexGuard<'_, Inbox>, ChannelError> {
         let mut inbox = self.inbox();
         if let Some(failed) = &inbox.failed {
             return Err(failed.clone().into());
         }
-        let taken = self.read_all(&mut inbox, done, found);
+        let taken = self.read_all(&mut inbox);
         if let Err(ChannelError::Rdma(error)) = &taken {
             inbox.failed = Some(error.clone());
         }
-        self.changed.notify_all();
-        taken.map(|()| inbox)
+        // One that failed is told too: whoever waits would find nothing more.
+        if !matches!(taken, Ok(0)) {
+            self.changed.notify_all();
+        }
+        taken.map(|_| inbox)
     }
 
-    fn read_all(
-        &self,
-        inbox: &mut Inbox,
-        done: &mut [Wc; POLL_BATCH],
-        found: usize,
-    ) -> Result<(), ChannelError> {
-        let (mut found, mut message) = (found, Vec::new());
+    /// Returns the number of messages.
+    fn read_all(&self, inbox: &mut Inbox) -> Result<usize, ChannelError> {
+        let (mut done, mut message) = ([Wc::EMPTY; POLL_BATCH], Vec::new());
+        let mut messages = 0;
         loop {
+            let found = self.connection.received.poll(&mut done)?;
+            if found == 0 {
+                return Ok(messages);
+            }
             for done in done.iter().take(found) {
                 self.connection.judge("receiving", done)?;
                 self.connection.message(done, &mut message)?;
@@ -186,10 +187,7 @@ impl SourceEnd {
                 let (header, body) = split(&message)?;
                 inbox.take(Frame::decode(&header, body)?, header.sequence)?;
             }
-            found = self.connection.received.poll(done)?;
-            if found == 0 {
-                return Ok(());
-            }
+            messages += found;
         }
     }
 
@@ -280,19 +278,20 @@ impl SourceEnd {
     }
 
     pub(super) fn next_acknowledgement(&self, wait: Duration) -> Result<Option<Acknowledged>, ChannelError> {
-        let deadline = Instant::now() + wait;
-        let (mut done, mut found) = ([Wc::EMPTY; POLL_BATCH], 0);
+        let mut waiting = self.connection.waiting(&self.connection.received, wait);
         loop {
-            let mut inbox = self.take_in(&mut done, found)?;
-            if let Some(acknowledged) = inbox.acknowledged.pop_front() {
+            // Looked at before the queue, so that what came before the end is taken first.
+            let end = self.connection.end_reason();
+            if let Some(acknowledged) = self.take_in()?.acknowledged.pop_front() {
+                waiting.found();
                 return Ok(Some(acknowledged));
             }
-            drop(inbox);
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            if let Some(end) = end {
+                return Err(end.into());
+            }
+            if !waiting.again()? {
                 return Ok(None);
             }
-            found = self.connection.completions(&self.connection.received, &mut done, left)?;
         }
     }
 

@@ -275,6 +275,26 @@ impl Channel {
     }
 }
 
+/// The sending thread takes messages in too, while it waits for room.
+#[test]
+#[ignore = "needs an RDMA device; the lab runs it in its RDMA machine"]
+fn acknowledgements_come_in_their_order_to_two_threads_that_look() {
+    const FRAMES: u64 = 6000;
+    let _link = link();
+    let (_landed, table) = region(WINDOW_BYTES);
+    let mut channel = Channel::open(patient(), &table);
+    let Channel { sender, acks, .. } = &mut channel;
+    std::thread::scope(|scope| {
+        scope.spawn(|| (1..=FRAMES).for_each(|frame| sender.probe(frame, 0).unwrap()));
+        let mut before = 0;
+        while before < FRAMES {
+            let told = acks.next(WAIT).unwrap().expect("an acknowledgement");
+            assert!(told.through > before, "{} was acknowledged after {before}", told.through);
+            before = told.through;
+        }
+    });
+}
+
 /// Whose sum of what landed is wrong the first time.
 struct Damaged {
     inner: FileRegion,

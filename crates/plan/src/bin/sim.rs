@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use linerate_plan::{Options, Summary, Way, simulate};
+use linerate_plan::{Mutation, Options, Property, Summary, Way, simulate};
 
 const USAGE: &str = "usage: sim [--seeds COUNT] [--from SEED] | --seed SEED [--trace]   (also: --faultless, --histories, --streams, --handed-over)";
 
@@ -10,6 +10,11 @@ struct Arguments {
     from: u64,
     count: u64,
     options: Options,
+}
+
+/// The one whose name this is.
+fn named<T: Copy + std::fmt::Debug>(all: &[T], name: &str) -> Option<T> {
+    all.iter().copied().find(|one| format!("{one:?}") == name)
 }
 
 fn parse(mut words: impl Iterator<Item = String>) -> Option<Arguments> {
@@ -23,11 +28,14 @@ fn parse(mut words: impl Iterator<Item = String>) -> Option<Arguments> {
             "--streams" => arguments.options.way = Way::Streams,
             "--handed-over" => arguments.options.way = Way::HandedOver,
             "--histories" => arguments.options.histories = true,
+            "--mutation" => arguments.options.mutation = Some(named(&Mutation::ALL, &words.next()?)?),
+            "--only" => arguments.options.only = Some(named(&Property::ALL, &words.next()?)?),
             "--faultless" => arguments.options.faultless = true,
             _ => return None,
         }
     }
-    Some(arguments)
+    // Somebody else's decisions are modelled for one session at a time.
+    (!arguments.options.histories || arguments.options.way != Way::HandedOver).then_some(arguments)
 }
 
 fn main() -> ExitCode {

@@ -3,8 +3,10 @@
 mod differ;
 mod equals;
 mod mtu;
+mod pairs;
 mod ports;
 mod qos;
+mod rates;
 mod rdma;
 mod slots;
 mod switch;
@@ -14,8 +16,10 @@ pub(crate) mod testing;
 pub(super) use differ::{Value, differ, join, merged, odd};
 pub(super) use equals::equals;
 pub(super) use mtu::set_mtu;
+pub(super) use pairs::{Pair, Way, by_shared_port, pairs, place};
 pub(super) use ports::{carriers, migration_ports, migration_segments, outward, segments, speed, teams};
 pub(super) use qos::{advise_intent, suggest_intent};
+pub(super) use rates::{Slow, below_sibling, one_way, promise};
 pub(super) use rdma::{
     RocePriority, has_infiniband, has_roce_v2, numbers, rdma_of, roce_of, roce_priority, traffic_class,
 };

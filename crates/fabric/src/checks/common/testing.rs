@@ -90,6 +90,11 @@ pub(crate) fn probe() -> crate::model::Probe {
     probe
 }
 
+/// The same the other way.
+pub(crate) fn reversed(probe: &crate::model::Probe) -> crate::model::Probe {
+    crate::model::Probe { from: probe.to.clone(), to: probe.from.clone(), ..probe.clone() }
+}
+
 /// Another kernel on a host, its drivers with it.
 pub(crate) fn kernel(room: &mut Room, host: &str, release: &str) {
     let host = crate::testing::host_mut(room, host);

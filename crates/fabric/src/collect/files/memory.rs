@@ -1,9 +1,11 @@
 //! Memory, huge pages, limits.
 
+use std::path::Path;
+
 use rustix::process::{Resource, getrlimit};
 
 use crate::collect::root::Root;
-use crate::model::{HugePages, Limit, Memory};
+use crate::model::{HugePages, Limit, Memory, RamFolder};
 
 /// Reads it. The limit is that of this process.
 pub fn read(root: &Root) -> Memory {
@@ -15,6 +17,36 @@ pub fn read(root: &Root) -> Memory {
         transparent_huge_pages: chosen(root, "sys/kernel/mm/transparent_hugepage/enabled"),
         transparent_huge_pages_shared: chosen(root, "sys/kernel/mm/transparent_hugepage/shmem_enabled"),
         memlock: Some(getrlimit(Resource::Memlock).current.map_or(Limit::Unlimited, Limit::Bytes)),
+        ram_folders: Vec::new(),
+    }
+}
+
+/// Numbers of file systems, as in <linux/magic.h>.
+const FILE_SYSTEMS: [(u32, &str); 9] = [
+    (0x0102_1994, "tmpfs"),
+    (0x9584_58f6, "hugetlbfs"),
+    (0x8584_58f6, "ramfs"),
+    (0xef53, "ext4"),
+    (0x5846_5342, "xfs"),
+    (0x9123_683e, "btrfs"),
+    (0x2fc1_2fc1, "zfs"),
+    (0x6969, "nfs"),
+    (0x794c_7630, "overlayfs"),
+];
+
+/// What a folder for the memory of guests is on.
+pub fn ram_folder(path: &Path, huge_pages: bool) -> RamFolder {
+    let named = RamFolder { path: path.display().to_string(), huge_pages, ..RamFolder::default() };
+    let Some(found) = rustix::fs::statfs(path).ok() else { return named };
+    // The kernel's numbers have 32 bits, whatever the field has.
+    let number = found.f_type as u32;
+    let known = FILE_SYSTEMS.iter().find(|(known, _)| *known == number).map(|(_, name)| (*name).to_owned());
+    let bytes = |blocks: u64| blocks.saturating_mul(u64::try_from(found.f_bsize).unwrap_or(0));
+    RamFolder {
+        filesystem: Some(known.unwrap_or_else(|| format!("file system {number:#x}"))),
+        size_bytes: Some(bytes(found.f_blocks)).filter(|size| *size > 0),
+        available_bytes: Some(bytes(found.f_bavail)).filter(|_| found.f_blocks > 0),
+        ..named
     }
 }
 
@@ -46,6 +78,16 @@ fn chosen(root: &Root, path: &str) -> Option<String> {
 mod tests {
     use super::*;
     use crate::collect::fixture::files;
+
+    #[test]
+    fn a_folder_of_memory_is_told_from_one_on_a_disk() {
+        let shared = ram_folder(Path::new("/dev/shm"), false);
+        assert_eq!(shared.filesystem.as_deref(), Some("tmpfs"));
+        assert!(shared.size_bytes > Some(0) && shared.available_bytes <= shared.size_bytes, "{shared:?}");
+        let other = ram_folder(Path::new("/proc"), false);
+        assert!(other.filesystem.is_some_and(|name| name.starts_with("file system 0x")));
+        assert_eq!(ram_folder(Path::new("/no/such/folder"), true).filesystem, None);
+    }
 
     #[test]
     fn memory_of_a_fixture() {

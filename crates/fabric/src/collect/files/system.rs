@@ -3,6 +3,15 @@
 use crate::collect::root::Root;
 use crate::model::{KernelFeature, System, Time};
 
+/// Whether /dev/kvm can be opened: in a virtual machine it may be there without a hypervisor below. Unknown without the right to try.
+pub fn kvm(root: &Root) -> Option<bool> {
+    match std::fs::File::options().read(true).write(true).open(root.path("dev/kvm")) {
+        Ok(_) => Some(true),
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => None,
+        Err(_) => Some(false),
+    }
+}
+
 /// Reads them.
 pub fn read(root: &Root) -> System {
     let kernel = root.text("proc/sys/kernel/osrelease");

@@ -1,5 +1,6 @@
 //! What the kernel says over netlink. Each file turns bytes or messages into the model; `ask` does the talking.
 
+pub mod arp;
 pub mod ask;
 pub mod attributes;
 pub mod bitset;

@@ -1,0 +1,96 @@
+//! Whether a link may use RDMA, after it failed there.
+//!
+//! A link that is cut and back at once looks as if RDMA alone had failed. So RDMA is tried again, and given up for the rest of
+//! the migration only when it has failed some times.
+
+use std::time::{Duration, Instant};
+
+/// Failures after which the link uses TCP for good. Two can be two cuts of the link.
+const FAILURES_MAX: u32 = 3;
+/// RDMA that could not be opened is tried again after this long. Often enough for an adapter that comes back; a try can take
+/// as long as [`OPEN_WITHIN`](super::links::OPEN_WITHIN).
+const TRY_AGAIN_AFTER: Duration = Duration::from_secs(5);
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Trust {
+    failures: u32,
+    /// When it failed last, and why, if it has not connected since.
+    last: Option<(Instant, String)>,
+    /// The failure was told.
+    told: bool,
+}
+
+impl Trust {
+    /// It failed while the link may have worked.
+    pub fn failed(&mut self, reason: &str, now: Instant) {
+        self.failures += 1;
+        self.last = Some((now, reason.to_owned()));
+    }
+
+    /// The link itself had failed.
+    pub fn was_not_rdma(&mut self) {
+        if self.last.take().is_some() {
+            self.failures -= 1;
+        }
+    }
+
+    /// It carries again. What failed before is not forgotten: it may fail again as soon as it is used.
+    pub fn connected(&mut self) {
+        self.last = None;
+        self.told = false;
+    }
+
+    /// TCP for good.
+    pub fn is_lost(&self) -> bool {
+        self.failures >= FAILURES_MAX
+    }
+
+    /// Whether it is time to try it beside TCP.
+    pub fn may_try(&self, now: Instant) -> bool {
+        let waited = self.last.as_ref().is_some_and(|(at, _)| now.duration_since(*at) >= TRY_AGAIN_AFTER);
+        waited && !self.is_lost()
+    }
+
+    /// Why the link uses TCP, once.
+    pub fn news(&mut self) -> Option<String> {
+        let (_, reason) = self.last.as_ref().filter(|_| !self.told)?;
+        self.told = true;
+        Some(reason.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rdma_is_tried_again_until_it_has_failed_some_times() {
+        let (mut trust, begun) = (Trust::default(), Instant::now());
+        assert!(!trust.may_try(begun + TRY_AGAIN_AFTER), "it has not failed");
+        for failure in 1..FAILURES_MAX {
+            trust.failed("broken", begun);
+            assert!(!trust.is_lost(), "{failure}");
+            assert!(!trust.may_try(begun) && trust.may_try(begun + TRY_AGAIN_AFTER));
+            assert_eq!(trust.news().as_deref(), Some("broken"));
+            assert_eq!(trust.news(), None, "it is told once");
+            trust.connected();
+            assert_eq!(trust.news(), None);
+        }
+        trust.failed("broken", begun);
+        assert!(trust.is_lost() && !trust.may_try(begun + TRY_AGAIN_AFTER));
+    }
+
+    #[test]
+    fn a_link_that_is_cut_costs_no_trust() {
+        let mut trust = Trust::default();
+        for _ in 0..2 * FAILURES_MAX {
+            trust.failed("silent", Instant::now());
+            trust.was_not_rdma();
+            // The link is tried again, and is not there.
+            trust.was_not_rdma();
+        }
+        assert!(!trust.is_lost());
+        assert_eq!(trust.news(), None);
+    }
+}

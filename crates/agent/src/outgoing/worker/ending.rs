@@ -1,0 +1,94 @@
+//! What the worker does with the guest at the end: lets it run as before, or ends its process.
+
+use std::path::PathBuf;
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use linerate_core::source::Event;
+use linerate_core::{Code, Fault, GuestState, Side, Step};
+use linerate_guest::process;
+
+use super::State;
+use crate::faults::{chain, fault};
+use crate::outgoing::{Input, storage};
+
+/// Further tries to take a guest back whose QEMU did not do it at once.
+const TAKE_BACK_TRIES: u32 = 5;
+
+impl State {
+    /// Rule 2. Each part is tried whatever became of the others.
+    pub(super) fn roll_back(&mut self) -> Result<(), Fault> {
+        self.throttle_percent = 0;
+        self.detach();
+        let mut done = self.guest.qemu.take_back(Self::deadline());
+        for number in 0..TAKE_BACK_TRIES {
+            let Err(error) = &done else { break };
+            let is_answer = error.is_answer();
+            tracing::warn!(error = chain(error), "the guest could not be taken back; trying again");
+            if number > 0 || is_answer {
+                std::thread::sleep(Duration::from_secs(1));
+            }
+            if is_answer || self.connect_again() {
+                done = self.guest.qemu.take_back(Self::deadline());
+            }
+        }
+        let runs = done.and_then(|()| self.guest.qemu.runs(Self::deadline()));
+        let alive = self.guest.record.is_alive();
+        let (guest, complete) = match runs {
+            Ok(true) => (GuestState::RunsAtSource, true),
+            Ok(false) => (GuestState::PausedAtSource, true),
+            Err(_) if !alive => (GuestState::Gone, true),
+            Err(error) => {
+                tracing::error!(
+                    error = chain(&error),
+                    "the guest could not be rolled back; it is tried until it can"
+                );
+                (GuestState::PausedAtSource, false)
+            }
+        };
+        self.drop_stream();
+        self.shared.tell(Event::RolledBack { guest, complete });
+        Ok(())
+    }
+
+    /// A connection that broke in the middle of a command is of no use: a fresh one may be.
+    fn connect_again(&mut self) -> bool {
+        self.guest.qemu.qmp().hang_up();
+        match process::connect(&self.guest.record, Self::deadline()) {
+            Ok(qmp) => self.guest.qemu.reconnect(qmp),
+            Err(error) => {
+                tracing::warn!(error = chain(&error), "its QEMU does not answer");
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Whoever lets the guest run here before it is committed decides that it stays: what it does here is not at the
+    /// destination. A QEMU that has ended, or does not answer, lets nothing run.
+    pub(super) fn check_stands(&mut self) -> Result<(), Fault> {
+        let stands = self.guest.qemu.still_stands(Self::deadline());
+        if let Err(error) = &stands {
+            tracing::debug!(error = chain(error), "the source's QEMU does not say what its guest does");
+        }
+        let _ = self.shared.inbox.send(Input::Stands(stands.unwrap_or(true)));
+        Ok(())
+    }
+
+    pub(super) fn clean_up(&mut self) -> Result<(), Fault> {
+        self.detach();
+        self.drop_stream();
+        let copied: Vec<PathBuf> =
+            self.guest.description.copied.iter().map(|disk| disk.path.clone().into()).collect();
+        storage::leave_stale(&copied, &self.guest.record.name, &self.shared.request.to);
+        let downtime = self.guest.qemu.downtime_ms(Self::deadline()).ok().flatten();
+        *self.qemu_downtime_ms.lock().unwrap_or_else(PoisonError::into_inner) = downtime;
+        let (registry, record) = (&self.guest.registry, &self.guest.record);
+        let how = process::StopHow::Quit;
+        let qmp = Some(self.guest.qemu.qmp());
+        process::stop(registry, record, qmp, how, Self::deadline())
+            .map_err(|error| fault(Code::HypervisorFailed, Step::CleanUp, Side::Source, &error))?;
+        self.shared.tell(Event::CleanedUp);
+        Ok(())
+    }
+}

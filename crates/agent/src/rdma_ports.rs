@@ -1,0 +1,64 @@
+//! Taking RDMA connections at those listen addresses that belong to RDMA devices, now or later.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use linerate_net::rdma::listen::Listener;
+
+use crate::agent::Agent;
+
+/// A device that came is found within this, and one that went is offered no longer than this.
+const LOOK: Duration = Duration::from_secs(2);
+
+struct Ports {
+    agent: Arc<Agent>,
+    listener: Option<Listener>,
+    /// Why there are none, if that was told.
+    said: String,
+}
+
+/// As long as the agent runs. A host without RDMA does without.
+pub(crate) fn listen(agent: &Arc<Agent>) {
+    if agent.config.listen.is_empty() {
+        return;
+    }
+    let mut ports = Ports { agent: agent.clone(), listener: None, said: String::new() };
+    ports.look();
+    let looking = move || {
+        loop {
+            std::thread::sleep(LOOK);
+            ports.look();
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("rdma-ports".into()).spawn(looking) {
+        tracing::error!(%error, "no thread to look for RDMA devices");
+    }
+}
+
+impl Ports {
+    fn look(&mut self) {
+        match &self.listener {
+            Some(listener) => listener.look_again(),
+            None => self.start(),
+        }
+        let addresses = self.listener.as_ref().map(Listener::addresses).unwrap_or_default();
+        if self.agent.rdma.tell(&addresses) {
+            tracing::info!(?addresses, "RDMA connections are taken");
+        }
+    }
+
+    fn start(&mut self) {
+        let accepting = self.agent.clone();
+        let accept = move |accepted| accepting.accept_rdma(accepted);
+        match Listener::start(&self.agent.config.listen, accept) {
+            Ok(listener) => self.listener = Some(listener),
+            Err(error) => {
+                let error = error.to_string();
+                if error != self.said {
+                    tracing::info!("{error}");
+                    self.said = error;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! One cause is one finding. A fault has many effects, and many of them look like faults of their own: what follows from a finding on
+//! the same ports is told under it.
+
+use crate::model::{Effect, Finding, Place, Room};
+
+/// All that cannot be well where packets do not arrive.
+const TRAFFIC: &[&str] = &[
+    "asymmetric-routing",
+    "drops-rising",
+    "errors-rising",
+    "firewall-drops",
+    "incast-collapse",
+    "mtu-path",
+    "packet-loss",
+    "rdma-blocked",
+    "round-trip-long",
+    "tcp-blocked",
+    "throughput-below-promise",
+    "throughput-below-sibling",
+    "throughput-one-way",
+    "unreachable",
+];
+/// What is slow for another reason.
+const SLOW: &[&str] = &[
+    "drops-rising",
+    "incast-collapse",
+    "throughput-below-promise",
+    "throughput-below-sibling",
+    "throughput-one-way",
+];
+/// The same, and large packets are lost.
+const LARGE: &[&str] = &[
+    "drops-rising",
+    "errors-rising",
+    "incast-collapse",
+    "packet-loss",
+    "rdma-blocked",
+    "tcp-blocked",
+    "throughput-below-promise",
+    "throughput-below-sibling",
+    "throughput-one-way",
+];
+/// The same, and connections fail.
+const LOST: &[&str] = &[
+    "drops-rising",
+    "incast-collapse",
+    "mtu-path",
+    "packet-loss",
+    "rdma-blocked",
+    "tcp-blocked",
+    "throughput-below-promise",
+    "throughput-below-sibling",
+    "throughput-one-way",
+];
+
+/// Causes with what follows from them. The first ones are the deepest: an effect of two of them is told under the first.
+const CAUSES: &[(&str, &[&str])] = &[
+    ("link-down", TRAFFIC),
+    ("duplicate-address", TRAFFIC),
+    ("address-taken", TRAFFIC),
+    ("duplicate-mac", TRAFFIC),
+    ("vlan-between-hosts", TRAFFIC),
+    ("vlan-in-team", TRAFFIC),
+    ("vlan-not-on-switch", TRAFFIC),
+    ("two-ports-one-network", TRAFFIC),
+    ("mtu-between-hosts", LARGE),
+    ("mtu-against-switch", LARGE),
+    ("mtu-below-port", LARGE),
+    ("mtu-in-team", LARGE),
+    ("half-duplex", LARGE),
+    ("autonegotiation-mismatch", LARGE),
+    ("link-flapping", LOST),
+    ("lacp-incomplete", SLOW),
+    (
+        "asymmetric-routing",
+        &[
+            "drops-rising",
+            "firewall-drops",
+            "incast-collapse",
+            "packet-loss",
+            "round-trip-long",
+            "tcp-blocked",
+            "throughput-below-promise",
+            "throughput-below-sibling",
+            "throughput-one-way",
+            "unreachable",
+        ],
+    ),
+    ("firewall-drops", LOST),
+    ("unreachable", LOST),
+    ("mtu-path", LARGE),
+    ("errors-rising", LOST),
+    ("packet-loss", LOST),
+    ("tcp-blocked", SLOW),
+    ("round-trip-long", SLOW),
+    ("pcie-below-card", SLOW),
+    ("pcie-below-ports", SLOW),
+    ("speed-below-ability", SLOW),
+    ("speed-between-hosts", SLOW),
+    ("switch-port-slower", SLOW),
+    ("throughput-below-promise", SLOW),
+    ("throughput-one-way", SLOW),
+    ("throughput-below-sibling", SLOW),
+    ("qemu-missing", &["qemu-machine-types", "qemu-too-old"]),
+    ("qemu-too-old", &["qemu-machine-types"]),
+];
+
+/// Takes effects out of the findings and tells them under their causes.
+pub(super) fn under_their_causes(room: &Room, findings: Vec<Finding>) -> Vec<Finding> {
+    let mut left: Vec<Option<Finding>> = findings.into_iter().map(Some).collect();
+    for (cause, effects) in CAUSES {
+        for at in 0..left.len() {
+            let is_cause = left.get(at).and_then(Option::as_ref).is_some_and(|one| one.id == *cause);
+            let Some(mut root) = left.get_mut(at).filter(|_| is_cause).and_then(Option::take) else {
+                continue;
+            };
+            let mut ports = lowest(room, &root);
+            while let Some(effect) = next_effect(room, &root, effects, &ports, &mut left) {
+                ports.extend(lowest(room, &effect));
+                tell(&mut root, effect);
+            }
+            if let Some(slot) = left.get_mut(at) {
+                *slot = Some(root);
+            }
+        }
+    }
+    left.into_iter().flatten().collect()
+}
+
+/// An effect on one of these ports, taken out of the findings.
+fn next_effect(
+    room: &Room,
+    root: &Finding,
+    effects: &[&str],
+    ports: &[Place],
+    left: &mut [Option<Finding>],
+) -> Option<Finding> {
+    let follows = |one: &Finding| {
+        let touches = || lowest(room, one).iter().any(|place| ports.contains(place));
+        effects.contains(&one.id.as_str()) && one.id != root.id && touches()
+    };
+    left.iter_mut().find(|one| one.as_ref().is_some_and(follows))?.take()
+}
+
+/// What it leads to is as bad as that.
+fn tell(root: &mut Finding, effect: Finding) {
+    root.severity = root.severity.max(effect.severity);
+    let Finding { id, title, places, effects, .. } = effect;
+    root.effects.push(Effect { id, title, places });
+    root.effects.extend(effects);
+}
+
+/// Places of a finding; of ports that stand on others, those.
+fn lowest(room: &Room, finding: &Finding) -> Vec<Place> {
+    let below = |place: &Place| match place.port.as_deref().and_then(|port| room.port(&place.host, port)) {
+        Some(at) => room.below(at).iter().map(|at| at.place()).chain([place.clone()]).collect(),
+        None => vec![place.clone()],
+    };
+    finding.places.iter().flat_map(below).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checks::ALL;
+    use crate::checks::common::testing::{probe, reversed};
+    use crate::model::Severity;
+    use crate::testing::{healthy_room, only, port};
+
+    #[test]
+    fn every_name_in_the_table_is_a_check() {
+        for id in CAUSES.iter().flat_map(|(cause, effects)| effects.iter().chain([cause])) {
+            assert!(ALL.iter().any(|check| check.id() == *id), "{id}");
+        }
+    }
+
+    #[test]
+    fn effects_are_told_under_their_cause_and_make_it_as_bad_as_they_are() {
+        let mut room = healthy_room();
+        let mut lost = probe();
+        (lost.reachable, lost.tcp, lost.throughput_mbps, lost.path_mtu) =
+            (Some(false), Some(false), None, None);
+        lost.leaves_by = Some("eno1".into());
+        room.matrix.probes = vec![lost.clone(), reversed(&probe())];
+        port(&mut room, "beta", "ens1f0").counters_change.as_mut().unwrap().gained.rx_missed = 400;
+        let finding = only(&room, "asymmetric-routing");
+        assert_eq!(finding.severity, Severity::Error);
+        let effects: Vec<&str> = finding.effects.iter().map(|one| one.id.as_str()).collect();
+        assert_eq!(effects, ["unreachable", "drops-rising"]);
+    }
+
+    #[test]
+    fn a_fault_of_another_port_stays_a_finding() {
+        let mut room = healthy_room();
+        port(&mut room, "beta", "ens1f1").carrier = Some(false);
+        let mut lost = probe();
+        (lost.reachable, lost.throughput_mbps, lost.path_mtu) = (Some(false), None, None);
+        room.matrix.probes = vec![lost];
+        let ids: Vec<String> = crate::checks::run_all(&room).into_iter().map(|one| one.id).collect();
+        assert_eq!(ids, ["link-down", "unreachable"]);
+    }
+}

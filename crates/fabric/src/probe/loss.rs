@@ -1,0 +1,99 @@
+//! Small packets in bursts on a link without load: how many are lost, there and back. A packet that is late is not lost.
+
+use std::time::Duration;
+
+use super::datagram::Reply;
+use super::sender::{Fate, Sender};
+use crate::model::Loss;
+
+/// Fewer than any queue on the way holds.
+const BURST: u32 = 200;
+/// Replies that come are fetched after so many packets.
+const FETCH: u32 = 16;
+/// A busy machine may not run the other side for as long; whatever comes within this is not lost.
+const LATE: Duration = Duration::from_millis(700);
+
+/// Sends so many packets, in bursts. `quiet` is how long a burst waits for its last replies.
+pub fn count(sender: &mut Sender, packets: u32, quiet: Duration) -> Option<Loss> {
+    let first = answered(sender, quiet)?;
+    let mut came = Came { first: first.sequence, seen: vec![false; packets as usize] };
+    let mut left = packets;
+    while left > 0 {
+        burst(sender, &mut came, left.min(BURST), quiet)?;
+        left -= left.min(BURST);
+    }
+    if came.missing() > 0 {
+        wait(sender, &mut came, LATE)?;
+    }
+    let last = answered(sender, quiet);
+    let lost = came.missing();
+    // The packets from the first answered one to the last: what of them arrived was counted there.
+    let lost_there = last.filter(|last| first.arrived > 0 && last.arrived > 0).map(|last| {
+        let (sent, arrived) =
+            (last.sequence.wrapping_sub(first.sequence), last.arrived.wrapping_sub(first.arrived));
+        sent.saturating_sub(arrived).min(lost)
+    });
+    Some(Loss { sent: packets, lost_there, lost_back: lost_there.map(|there| lost - there), lost })
+}
+
+/// Which of the packets behind `first` had a reply.
+struct Came {
+    first: u32,
+    seen: Vec<bool>,
+}
+
+impl Came {
+    fn note(&mut self, reply: &Reply) {
+        let at = reply.sequence.wrapping_sub(self.first).wrapping_sub(1) as usize;
+        if let Some(seen) = self.seen.get_mut(at) {
+            *seen = true;
+        }
+    }
+
+    fn missing(&self) -> u32 {
+        self.seen.iter().filter(|seen| !**seen).count() as u32
+    }
+}
+
+/// A packet that has a reply, so that both sides know where they are. Some may be lost.
+fn answered(sender: &mut Sender, wait: Duration) -> Option<Reply> {
+    const TRIES: usize = 24;
+    (0..TRIES).find_map(|_| match sender.try_small(wait) {
+        Fate::Came { reply, .. } => Some(reply),
+        _ => None,
+    })
+}
+
+fn burst(sender: &mut Sender, came: &mut Came, packets: u32, quiet: Duration) -> Option<()> {
+    let before = came.missing();
+    for number in 0..packets {
+        // What cannot be sent for once counts as lost; a port that went away ends the measurement elsewhere.
+        let _ = sender.send(sender.small());
+        if number % FETCH == FETCH - 1 {
+            while let Some(reply) = sender.reply_there() {
+                came.note(&reply);
+            }
+        }
+    }
+    while before - came.missing() < packets {
+        match sender.next_reply(quiet) {
+            Ok(Some(reply)) => came.note(&reply),
+            Ok(None) => break,
+            Err(Fate::Unsendable(_)) => return None,
+            Err(_) => {}
+        }
+    }
+    Some(())
+}
+
+fn wait(sender: &mut Sender, came: &mut Came, long: Duration) -> Option<()> {
+    let until = std::time::Instant::now() + long;
+    while came.missing() > 0 {
+        match sender.next_reply(until.saturating_duration_since(std::time::Instant::now())) {
+            Ok(Some(reply)) => came.note(&reply),
+            Ok(None) => break,
+            Err(_) => return None,
+        }
+    }
+    Some(())
+}

@@ -1,0 +1,42 @@
+# UEFI with secure boot, variables in qcow2
+/usr/bin/qemu-system-x86_64 \
+  -name guest=uefi,debug-threads=on \
+  -S \
+  -object '{"qom-type":"secret","id":"masterKey0","format":"raw","file":"/var/lib/libvirt/qemu/domain-5-uefi/master-key.aes"}' \
+  -blockdev '{"driver":"file","filename":"/usr/share/OVMF/OVMF_CODE_4M.secboot.fd","node-name":"libvirt-pflash0-storage","auto-read-only":true,"discard":"unmap"}' \
+  -blockdev '{"node-name":"libvirt-pflash0-format","read-only":true,"driver":"raw","file":"libvirt-pflash0-storage"}' \
+  -blockdev '{"driver":"file","filename":"/var/lib/libvirt/qemu/nvram/uefi_VARS.qcow2","node-name":"libvirt-pflash1-storage","read-only":false}' \
+  -blockdev '{"node-name":"libvirt-pflash1-format","read-only":false,"driver":"qcow2","file":"libvirt-pflash1-storage"}' \
+  -machine pc-q35-9.0,usb=off,dump-guest-core=off,memory-backend=pc.ram,smm=on,pflash0=libvirt-pflash0-format,pflash1=libvirt-pflash1-format,hpet=off,acpi=on \
+  -accel kvm \
+  -cpu Skylake-Server,migratable=on \
+  -m size=4194304k \
+  -object '{"qom-type":"memory-backend-ram","id":"pc.ram","size":4294967296}' \
+  -overcommit mem-lock=off \
+  -smp 2,sockets=2,cores=1,threads=1 \
+  -uuid 3f2b6c1a-7d10-4d8e-9a00-000000000005 \
+  -no-user-config \
+  -nodefaults \
+  -chardev socket,id=charmonitor,fd=32,server=on,wait=off \
+  -mon chardev=charmonitor,id=monitor,mode=control \
+  -rtc base=utc,driftfix=slew \
+  -global kvm-pit.lost_tick_policy=delay \
+  -no-shutdown \
+  -boot strict=on \
+  -device '{"driver":"pcie-root-port","port":16,"chassis":1,"id":"pci.1","bus":"pcie.0","multifunction":true,"addr":"0x2"}' \
+  -device '{"driver":"pcie-root-port","port":17,"chassis":2,"id":"pci.2","bus":"pcie.0","multifunction":false,"addr":"0x2.0x1"}' \
+  -device '{"driver":"pcie-root-port","port":18,"chassis":3,"id":"pci.3","bus":"pcie.0","multifunction":false,"addr":"0x2.0x2"}' \
+  -device '{"driver":"pcie-root-port","port":19,"chassis":4,"id":"pci.4","bus":"pcie.0","multifunction":false,"addr":"0x2.0x3"}' \
+  -device '{"driver":"pcie-root-port","port":20,"chassis":5,"id":"pci.5","bus":"pcie.0","multifunction":false,"addr":"0x2.0x4"}' \
+  -device '{"driver":"pcie-root-port","port":21,"chassis":6,"id":"pci.6","bus":"pcie.0","multifunction":false,"addr":"0x2.0x5"}' \
+  -blockdev '{"driver":"file","filename":"/var/lib/libvirt/images/uefi.qcow2","node-name":"libvirt-1-storage","auto-read-only":true,"discard":"unmap"}' \
+  -blockdev '{"node-name":"libvirt-1-format","read-only":false,"driver":"qcow2","file":"libvirt-1-storage"}' \
+  -device '{"driver":"virtio-blk-pci","bus":"pci.3","addr":"0x0","drive":"libvirt-1-format","id":"virtio-disk1","bootindex":1}' \
+  -netdev '{"type":"tap","fd":"34","vhost":true,"vhostfd":"36","id":"hostnet0"}' \
+  -device '{"driver":"virtio-net-pci","netdev":"hostnet0","id":"net0","mac":"52:54:00:6b:11:01","bus":"pci.1","addr":"0x0"}' \
+  -audiodev '{"id":"audio1","driver":"none"}' \
+  -vnc 127.0.0.1:0,audiodev=audio1 \
+  -device '{"driver":"virtio-vga","id":"video0","max_outputs":1,"bus":"pcie.0","addr":"0x1"}' \
+  -device '{"driver":"virtio-balloon-pci","id":"balloon0","bus":"pci.5","addr":"0x0"}' \
+  -sandbox on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny \
+  -msg timestamp=on

@@ -1,0 +1,29 @@
+# i440fx with IDE disk and e1000
+/usr/bin/qemu-system-x86_64 \
+  -name guest=xp,debug-threads=on \
+  -S \
+  -object '{"qom-type":"secret","id":"masterKey0","format":"raw","file":"/var/lib/libvirt/qemu/domain-6-xp/master-key.aes"}' \
+  -machine pc-i440fx-9.0,usb=off,dump-guest-core=off,memory-backend=pc.ram,hpet=off,acpi=on \
+  -accel kvm \
+  -cpu Skylake-Server,migratable=on \
+  -m size=4194304k \
+  -object '{"qom-type":"memory-backend-ram","id":"pc.ram","size":4294967296}' \
+  -overcommit mem-lock=off \
+  -smp 2,sockets=2,cores=1,threads=1 \
+  -uuid 3f2b6c1a-7d10-4d8e-9a00-000000000006 \
+  -no-user-config \
+  -nodefaults \
+  -chardev socket,id=charmonitor,fd=32,server=on,wait=off \
+  -mon chardev=charmonitor,id=monitor,mode=control \
+  -rtc base=utc,driftfix=slew \
+  -global kvm-pit.lost_tick_policy=delay \
+  -no-shutdown \
+  -boot strict=on \
+  -blockdev '{"driver":"file","filename":"/var/lib/libvirt/images/xp.img","node-name":"libvirt-1-storage","auto-read-only":true,"discard":"unmap"}' \
+  -blockdev '{"node-name":"libvirt-1-format","read-only":false,"driver":"raw","file":"libvirt-1-storage"}' \
+  -device '{"driver":"ide-hd","bus":"ide.0","unit":0,"drive":"libvirt-1-format","id":"ide0-0-0","bootindex":1}' \
+  -netdev '{"type":"tap","fd":"34","id":"hostnet0"}' \
+  -device '{"driver":"e1000","netdev":"hostnet0","id":"net0","mac":"52:54:00:6b:11:06","bus":"pci.0","addr":"0x3"}' \
+  -device '{"driver":"virtio-balloon-pci","id":"balloon0","bus":"pci.5","addr":"0x0"}' \
+  -sandbox on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny \
+  -msg timestamp=on

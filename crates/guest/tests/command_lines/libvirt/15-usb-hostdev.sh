@@ -1,0 +1,38 @@
+# USB device of the host
+# refused: unplug the device first (libvirt detaches USB devices by itself only with a start-up policy)
+/usr/bin/qemu-system-x86_64 \
+  -name guest=usb,debug-threads=on \
+  -S \
+  -object '{"qom-type":"secret","id":"masterKey0","format":"raw","file":"/var/lib/libvirt/qemu/domain-15-usb/master-key.aes"}' \
+  -machine pc-q35-9.0,usb=off,dump-guest-core=off,memory-backend=pc.ram,hpet=off,acpi=on \
+  -accel kvm \
+  -cpu Skylake-Server,migratable=on \
+  -m size=4194304k \
+  -object '{"qom-type":"memory-backend-ram","id":"pc.ram","size":4294967296}' \
+  -overcommit mem-lock=off \
+  -smp 2,sockets=2,cores=1,threads=1 \
+  -uuid 3f2b6c1a-7d10-4d8e-9a00-000000000015 \
+  -no-user-config \
+  -nodefaults \
+  -chardev socket,id=charmonitor,fd=32,server=on,wait=off \
+  -mon chardev=charmonitor,id=monitor,mode=control \
+  -rtc base=utc,driftfix=slew \
+  -global kvm-pit.lost_tick_policy=delay \
+  -no-shutdown \
+  -boot strict=on \
+  -device '{"driver":"pcie-root-port","port":16,"chassis":1,"id":"pci.1","bus":"pcie.0","multifunction":true,"addr":"0x2"}' \
+  -device '{"driver":"pcie-root-port","port":17,"chassis":2,"id":"pci.2","bus":"pcie.0","multifunction":false,"addr":"0x2.0x1"}' \
+  -device '{"driver":"pcie-root-port","port":18,"chassis":3,"id":"pci.3","bus":"pcie.0","multifunction":false,"addr":"0x2.0x2"}' \
+  -device '{"driver":"pcie-root-port","port":19,"chassis":4,"id":"pci.4","bus":"pcie.0","multifunction":false,"addr":"0x2.0x3"}' \
+  -device '{"driver":"pcie-root-port","port":20,"chassis":5,"id":"pci.5","bus":"pcie.0","multifunction":false,"addr":"0x2.0x4"}' \
+  -device '{"driver":"pcie-root-port","port":21,"chassis":6,"id":"pci.6","bus":"pcie.0","multifunction":false,"addr":"0x2.0x5"}' \
+  -blockdev '{"driver":"file","filename":"/var/lib/libvirt/images/usb.qcow2","node-name":"libvirt-1-storage","auto-read-only":true,"discard":"unmap"}' \
+  -blockdev '{"node-name":"libvirt-1-format","read-only":false,"driver":"qcow2","file":"libvirt-1-storage"}' \
+  -device '{"driver":"virtio-blk-pci","bus":"pci.3","addr":"0x0","drive":"libvirt-1-format","id":"virtio-disk1","bootindex":1}' \
+  -netdev '{"type":"tap","fd":"34","vhost":true,"vhostfd":"36","id":"hostnet0"}' \
+  -device '{"driver":"virtio-net-pci","netdev":"hostnet0","id":"net0","mac":"52:54:00:6b:11:01","bus":"pci.1","addr":"0x0"}' \
+  -device '{"driver":"qemu-xhci","p2":15,"p3":15,"id":"usb","bus":"pci.4","addr":"0x0"}' \
+  -device '{"driver":"usb-host","hostdevice":"/dev/bus/usb/001/004","id":"hostdev0","bus":"usb.0","port":"1"}' \
+  -device '{"driver":"virtio-balloon-pci","id":"balloon0","bus":"pci.5","addr":"0x0"}' \
+  -sandbox on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny \
+  -msg timestamp=on

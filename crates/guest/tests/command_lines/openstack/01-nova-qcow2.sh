@@ -1,0 +1,41 @@
+# Nova, qcow2 on the compute node (or NFS), OVS port
+/usr/bin/qemu-system-x86_64 \
+  -name guest=instance-00000021,debug-threads=on \
+  -S \
+  -object '{"qom-type":"secret","id":"masterKey0","format":"raw","file":"/var/lib/libvirt/qemu/domain-21-instance-00000021/master-key.aes"}' \
+  -machine pc-q35-9.0,usb=off,dump-guest-core=off,memory-backend=pc.ram,hpet=off,acpi=on \
+  -accel kvm \
+  -cpu Cascadelake-Server,vmx=on,hypervisor=on,pdcm=on,ss=on,tsc-adjust=on,umip=on,pku=on,md-clear=on,stibp=on,arch-capabilities=on,ibpb=on,amd-ssbd=on,rdctl-no=on,mds-no=on,tsx-ctrl=on,hle=off,rtm=off \
+  -m size=4194304k \
+  -object '{"qom-type":"memory-backend-ram","id":"pc.ram","size":4294967296}' \
+  -overcommit mem-lock=off \
+  -smp 2,sockets=2,cores=1,threads=1 \
+  -uuid 3f2b6c1a-7d10-4d8e-9a00-000000000021 \
+  -no-user-config \
+  -nodefaults \
+  -chardev socket,id=charmonitor,fd=32,server=on,wait=off \
+  -mon chardev=charmonitor,id=monitor,mode=control \
+  -rtc base=utc,driftfix=slew \
+  -global kvm-pit.lost_tick_policy=delay \
+  -no-shutdown \
+  -boot strict=on \
+  -device '{"driver":"pcie-root-port","port":16,"chassis":1,"id":"pci.1","bus":"pcie.0","multifunction":true,"addr":"0x2"}' \
+  -device '{"driver":"pcie-root-port","port":17,"chassis":2,"id":"pci.2","bus":"pcie.0","multifunction":false,"addr":"0x2.0x1"}' \
+  -device '{"driver":"pcie-root-port","port":18,"chassis":3,"id":"pci.3","bus":"pcie.0","multifunction":false,"addr":"0x2.0x2"}' \
+  -device '{"driver":"pcie-root-port","port":19,"chassis":4,"id":"pci.4","bus":"pcie.0","multifunction":false,"addr":"0x2.0x3"}' \
+  -device '{"driver":"pcie-root-port","port":20,"chassis":5,"id":"pci.5","bus":"pcie.0","multifunction":false,"addr":"0x2.0x4"}' \
+  -device '{"driver":"pcie-root-port","port":21,"chassis":6,"id":"pci.6","bus":"pcie.0","multifunction":false,"addr":"0x2.0x5"}' \
+  -smbios 'type=1,manufacturer=OpenStack Foundation,product=OpenStack Nova,version=30.0.0,serial=3f2b6c1a-7d10-4d8e-9a00-000000000021,uuid=3f2b6c1a-7d10-4d8e-9a00-000000000021,family=Virtual Machine' \
+  -blockdev '{"driver":"file","filename":"/var/lib/nova/instances/3f2b6c1a-7d10-4d8e-9a00-000000000021/disk","node-name":"libvirt-1-storage","auto-read-only":true,"discard":"unmap","cache":{"direct":true,"no-flush":false}}' \
+  -blockdev '{"node-name":"libvirt-1-format","read-only":false,"driver":"qcow2","file":"libvirt-1-storage","cache":{"direct":true,"no-flush":false}}' \
+  -device '{"driver":"virtio-blk-pci","bus":"pci.3","addr":"0x0","drive":"libvirt-1-format","id":"virtio-disk1","bootindex":1,"write-cache":"on"}' \
+  -netdev '{"type":"tap","fd":"34","vhost":true,"vhostfd":"36","id":"hostnet0"}' \
+  -device '{"driver":"virtio-net-pci","netdev":"hostnet0","id":"net0","mac":"52:54:00:6b:11:01","bus":"pci.1","addr":"0x0"}' \
+  -add-fd set=0,fd=35,opaque=serial0-log \
+  -chardev pty,id=charserial0,logfile=/dev/fdset/0,logappend=on \
+  -device '{"driver":"isa-serial","chardev":"charserial0","id":"serial0","index":0}' \
+  -vnc 0.0.0.0:3,audiodev=audio1 \
+  -audiodev '{"id":"audio1","driver":"none"}' \
+  -device '{"driver":"virtio-balloon-pci","id":"balloon0","bus":"pci.5","addr":"0x0"}' \
+  -sandbox on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny \
+  -msg timestamp=on

@@ -1,0 +1,41 @@
+# qcow2 on a volume of a block domain (iSCSI, LVM)
+/usr/bin/qemu-system-x86_64 \
+  -name guest=app2,debug-threads=on \
+  -S \
+  -object '{"qom-type":"secret","id":"masterKey0","format":"raw","file":"/var/lib/libvirt/qemu/domain-32-app2/master-key.aes"}' \
+  -machine pc-q35-rhel9.4.0,usb=off,dump-guest-core=off,memory-backend=pc.ram,hpet=off,acpi=on \
+  -accel kvm \
+  -cpu Cascadelake-Server-noTSX,mpx=off \
+  -m size=4194304k \
+  -object '{"qom-type":"memory-backend-ram","id":"pc.ram","size":4294967296}' \
+  -overcommit mem-lock=off \
+  -smp 2,sockets=2,cores=1,threads=1 \
+  -uuid 3f2b6c1a-7d10-4d8e-9a00-000000000032 \
+  -no-user-config \
+  -nodefaults \
+  -chardev socket,id=charmonitor,fd=32,server=on,wait=off \
+  -mon chardev=charmonitor,id=monitor,mode=control \
+  -rtc base=utc,driftfix=slew \
+  -global kvm-pit.lost_tick_policy=delay \
+  -no-shutdown \
+  -boot strict=on \
+  -device '{"driver":"pcie-root-port","port":16,"chassis":1,"id":"pci.1","bus":"pcie.0","multifunction":true,"addr":"0x2"}' \
+  -device '{"driver":"pcie-root-port","port":17,"chassis":2,"id":"pci.2","bus":"pcie.0","multifunction":false,"addr":"0x2.0x1"}' \
+  -device '{"driver":"pcie-root-port","port":18,"chassis":3,"id":"pci.3","bus":"pcie.0","multifunction":false,"addr":"0x2.0x2"}' \
+  -device '{"driver":"pcie-root-port","port":19,"chassis":4,"id":"pci.4","bus":"pcie.0","multifunction":false,"addr":"0x2.0x3"}' \
+  -device '{"driver":"pcie-root-port","port":20,"chassis":5,"id":"pci.5","bus":"pcie.0","multifunction":false,"addr":"0x2.0x4"}' \
+  -device '{"driver":"pcie-root-port","port":21,"chassis":6,"id":"pci.6","bus":"pcie.0","multifunction":false,"addr":"0x2.0x5"}' \
+  -smbios type=1,manufacturer=oVirt,product=RHEL,version=9.4-2.el9,serial=4c4c4544-0051-3010-8035-b2c04f4d3732,uuid=3f2b6c1a-7d10-4d8e-9a00-000000000032,sku=8.6.0,family=oVirt \
+  -object '{"qom-type":"iothread","id":"iothread1"}' \
+  -device '{"driver":"virtio-scsi-pci","iothread":"iothread1","id":"ua-5c1e6b1f-0","bus":"pci.2","addr":"0x0"}' \
+  -blockdev '{"driver":"host_device","filename":"/rhev/data-center/mnt/blockSD/6a1c2f6e-0b66-4d0a-9f0e-6f8d0f5b1c77/images/i2/v2","aio":"native","node-name":"libvirt-1-storage","cache":{"direct":true,"no-flush":false},"auto-read-only":true,"discard":"unmap"}' \
+  -blockdev '{"node-name":"libvirt-1-format","read-only":false,"cache":{"direct":true,"no-flush":false},"driver":"qcow2","file":"libvirt-1-storage"}' \
+  -device '{"driver":"scsi-hd","bus":"ua-5c1e6b1f-0.0","channel":0,"scsi-id":0,"lun":0,"device_id":"d1","drive":"libvirt-1-format","id":"ua-d1","bootindex":1,"write-cache":"on","serial":"d1","werror":"stop","rerror":"stop"}' \
+  -netdev '{"type":"tap","fd":"34","vhost":true,"vhostfd":"36","id":"hostnet0"}' \
+  -device '{"driver":"virtio-net-pci","netdev":"hostnet0","id":"net0","mac":"52:54:00:6b:11:01","bus":"pci.1","addr":"0x0"}' \
+  -device '{"driver":"virtio-serial-pci","id":"ua-5c1e6b1f-1","max_ports":16,"bus":"pci.4","addr":"0x0"}' \
+  -chardev socket,id=charchannel0,fd=33,server=on,wait=off \
+  -device '{"driver":"virtserialport","bus":"ua-5c1e6b1f-1.0","nr":1,"chardev":"charchannel0","id":"channel0","name":"org.qemu.guest_agent.0"}' \
+  -device '{"driver":"virtio-balloon-pci","id":"balloon0","bus":"pci.5","addr":"0x0"}' \
+  -sandbox on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny \
+  -msg timestamp=on

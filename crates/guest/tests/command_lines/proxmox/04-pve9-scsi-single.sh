@@ -1,0 +1,36 @@
+# PVE 9, virtio-scsi-single, two disks with threads of their own
+/usr/bin/kvm \
+  -id 104 \
+  -name mail,debug-threads=on \
+  -no-shutdown \
+  -chardev socket,id=qmp,path=/var/run/qemu-server/104.qmp,server=on,wait=off \
+  -mon chardev=qmp,mode=control \
+  -chardev socket,id=qmp-event,path=/var/run/qmeventd.sock,reconnect-ms=5000 \
+  -mon chardev=qmp-event,mode=control \
+  -pidfile /var/run/qemu-server/104.pid \
+  -daemonize \
+  -smbios type=1,uuid=5f1d7c0e-2b4a-4d5e-9c11-000000000104 \
+  -smp 4,sockets=1,cores=4,maxcpus=4 \
+  -nodefaults \
+  -boot menu=on,strict=on,reboot-timeout=1000,splash=/usr/share/qemu-server/bootsplash.jpg \
+  -vnc unix:/var/run/qemu-server/104.vnc,password=on \
+  -cpu x86-64-v2-AES,enforce,+kvm_pv_eoi,+kvm_pv_unhalt \
+  -m 4096 \
+  -device pci-bridge,id=pci.1,chassis_nr=1,bus=pci.0,addr=0x1e \
+  -device pci-bridge,id=pci.2,chassis_nr=2,bus=pci.0,addr=0x1f \
+  -device vmgenid,guid=1b2c3d4e-0000-4000-8000-000000000104 \
+  -device piix3-usb-uhci,id=uhci,bus=pci.0,addr=0x1.0x2 \
+  -device usb-tablet,id=tablet,bus=uhci.0,port=1 \
+  -device VGA,id=vga,bus=pci.0,addr=0x2 \
+  -device virtio-balloon-pci,id=balloon0,bus=pci.0,addr=0x3,free-page-reporting=on \
+  -iscsi initiator-name=iqn.1993-08.org.debian:01:7c1de0aa42 \
+  -object iothread,id=iothread-virtioscsi0 \
+  -object iothread,id=iothread-virtioscsi1 \
+  -device virtio-scsi-pci,id=virtioscsi0,bus=pci.3,addr=0x1,iothread=iothread-virtioscsi0 \
+  -device pci-bridge,id=pci.3,chassis_nr=3,bus=pci.0,addr=0x5 \
+  -object '{"id":"throttle-drive-scsi0","limits":{},"qom-type":"throttle-group"}' \
+  -blockdev '{"detect-zeroes":"on","discard":"ignore","driver":"throttle","file":{"cache":{"direct":true,"no-flush":false},"detect-zeroes":"on","discard":"ignore","driver":"raw","file":{"aio":"io_uring","cache":{"direct":true,"no-flush":false},"detect-zeroes":"on","discard":"ignore","driver":"host_device","filename":"/dev/mapper/mpatha-vm--104--disk--0","node-name":"e9d100aa1","read-only":false},"node-name":"f9d100aa1","read-only":false},"node-name":"drive-scsi0","read-only":false,"throttle-group":"throttle-drive-scsi0"}' \
+  -device scsi-hd,bus=virtioscsi0.0,channel=0,scsi-id=0,lun=0,drive=drive-scsi0,id=scsi0,device_id=drive-scsi0,bootindex=100,write-cache=on \
+  -netdev type=tap,id=net0,ifname=tap104i0,script=/usr/libexec/qemu-server/pve-bridge,downscript=/usr/libexec/qemu-server/pve-bridgedown,vhost=on \
+  -device virtio-net-pci,mac=BC:24:11:5E:10:01,netdev=net0,bus=pci.0,addr=0x12,id=net0,rx_queue_size=1024,tx_queue_size=256,bootindex=102 \
+  -machine type=pc+pve0

@@ -1,0 +1,38 @@
+# PVE 8 with SPICE, two screens and the agent of the viewer
+/usr/bin/kvm \
+  -id 112 \
+  -name desk,debug-threads=on \
+  -no-shutdown \
+  -chardev socket,id=qmp,path=/var/run/qemu-server/112.qmp,server=on,wait=off \
+  -mon chardev=qmp,mode=control \
+  -chardev socket,id=qmp-event,path=/var/run/qmeventd.sock,reconnect=5 \
+  -mon chardev=qmp-event,mode=control \
+  -pidfile /var/run/qemu-server/112.pid \
+  -daemonize \
+  -smbios type=1,uuid=5f1d7c0e-2b4a-4d5e-9c11-000000000112 \
+  -smp 4,sockets=1,cores=4,maxcpus=4 \
+  -nodefaults \
+  -boot menu=on,strict=on,reboot-timeout=1000,splash=/usr/share/qemu-server/bootsplash.jpg \
+  -cpu x86-64-v2-AES,enforce,+kvm_pv_eoi,+kvm_pv_unhalt \
+  -m 4096 \
+  -device pci-bridge,id=pci.1,chassis_nr=1,bus=pci.0,addr=0x1e \
+  -device pci-bridge,id=pci.2,chassis_nr=2,bus=pci.0,addr=0x1f \
+  -device vmgenid,guid=1b2c3d4e-0000-4000-8000-000000000112 \
+  -device piix3-usb-uhci,id=uhci,bus=pci.0,addr=0x1.0x2 \
+  -device usb-tablet,id=tablet,bus=uhci.0,port=1 \
+  -device qxl-vga,id=vga,max_outputs=4,bus=pci.0,addr=0x2 \
+  -device virtio-balloon-pci,id=balloon0,bus=pci.0,addr=0x3,free-page-reporting=on \
+  -iscsi initiator-name=iqn.1993-08.org.debian:01:7c1de0aa42 \
+  -device virtio-serial,id=spice,bus=pci.0,addr=0x9 \
+  -chardev spicevmc,id=vdagent,name=vdagent \
+  -device virtserialport,chardev=vdagent,name=com.redhat.spice.0 \
+  -spice tls-port=61001,addr=127.0.0.1,tls-ciphers=HIGH,seamless-migration=on \
+  -device ich9-intel-hda,id=audiodev0,bus=pci.0,addr=0x1b \
+  -device hda-micro,id=audiodev0-codec0,bus=audiodev0.0,cad=0,audiodev=spice-backend0 \
+  -audiodev spice,id=spice-backend0 \
+  -device virtio-scsi-pci,id=scsihw0,bus=pci.0,addr=0x5 \
+  -drive file=/mnt/pve/nas/images/112/vm-112-disk-0.qcow2,if=none,id=drive-scsi0,format=qcow2,cache=none,aio=io_uring \
+  -device scsi-hd,bus=scsihw0.0,channel=0,scsi-id=0,lun=0,drive=drive-scsi0,id=scsi0,bootindex=100 \
+  -netdev type=tap,id=net0,ifname=tap112i0,script=/usr/libexec/qemu-server/pve-bridge,downscript=/usr/libexec/qemu-server/pve-bridgedown,vhost=on \
+  -device virtio-net-pci,mac=BC:24:11:5E:10:01,netdev=net0,bus=pci.0,addr=0x12,id=net0,rx_queue_size=1024,tx_queue_size=256,bootindex=102 \
+  -machine type=pc+pve0

@@ -1,0 +1,31 @@
+# PVE 8 with a passed-through graphics card
+/usr/bin/kvm \
+  -id 115 \
+  -name gpu,debug-threads=on \
+  -no-shutdown \
+  -chardev socket,id=qmp,path=/var/run/qemu-server/115.qmp,server=on,wait=off \
+  -mon chardev=qmp,mode=control \
+  -chardev socket,id=qmp-event,path=/var/run/qmeventd.sock,reconnect=5 \
+  -mon chardev=qmp-event,mode=control \
+  -pidfile /var/run/qemu-server/115.pid \
+  -daemonize \
+  -smbios type=1,uuid=5f1d7c0e-2b4a-4d5e-9c11-000000000115 \
+  -smp 4,sockets=1,cores=4,maxcpus=4 \
+  -nodefaults \
+  -boot menu=on,strict=on,reboot-timeout=1000,splash=/usr/share/qemu-server/bootsplash.jpg \
+  -cpu x86-64-v2-AES,enforce,+kvm_pv_eoi,+kvm_pv_unhalt \
+  -m 4096 \
+  -readconfig /usr/share/qemu-server/pve-q35-4.0.cfg \
+  -device vmgenid,guid=1b2c3d4e-0000-4000-8000-000000000115 \
+  -device usb-tablet,id=tablet,bus=ehci.0,port=1 \
+  -device virtio-balloon-pci,id=balloon0,bus=pci.0,addr=0x3,free-page-reporting=on \
+  -iscsi initiator-name=iqn.1993-08.org.debian:01:7c1de0aa42 \
+  -device vfio-pci,host=0000:01:00.0,id=hostpci0.0,bus=ich9-pcie-port-1,addr=0x0.0,x-vga=on,multifunction=on \
+  -device vfio-pci,host=0000:01:00.1,id=hostpci0.1,bus=ich9-pcie-port-1,addr=0x0.1 \
+  -nographic \
+  -device virtio-scsi-pci,id=scsihw0,bus=pci.0,addr=0x5 \
+  -drive file=/dev/pve/vm-115-disk-0,if=none,id=drive-scsi0,format=raw,cache=none,aio=io_uring \
+  -device scsi-hd,bus=scsihw0.0,channel=0,scsi-id=0,lun=0,drive=drive-scsi0,id=scsi0,bootindex=100 \
+  -netdev type=tap,id=net0,ifname=tap115i0,script=/usr/libexec/qemu-server/pve-bridge,downscript=/usr/libexec/qemu-server/pve-bridgedown,vhost=on \
+  -device virtio-net-pci,mac=BC:24:11:5E:10:01,netdev=net0,bus=pci.0,addr=0x12,id=net0,rx_queue_size=1024,tx_queue_size=256,bootindex=102 \
+  -machine type=q35+pve0

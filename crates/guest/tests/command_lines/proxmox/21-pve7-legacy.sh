@@ -1,0 +1,35 @@
+# PVE 7 with IDE disk, CD image, e1000 and a watchdog
+/usr/bin/kvm \
+  -id 121 \
+  -name old,debug-threads=on \
+  -no-shutdown \
+  -chardev socket,id=qmp,path=/var/run/qemu-server/121.qmp,server=on,wait=off \
+  -mon chardev=qmp,mode=control \
+  -chardev socket,id=qmp-event,path=/var/run/qmeventd.sock,reconnect=5 \
+  -mon chardev=qmp-event,mode=control \
+  -pidfile /var/run/qemu-server/121.pid \
+  -daemonize \
+  -smbios type=1,uuid=5f1d7c0e-2b4a-4d5e-9c11-000000000121 \
+  -smp 4,sockets=1,cores=4,maxcpus=4 \
+  -nodefaults \
+  -boot menu=on,strict=on,reboot-timeout=1000,splash=/usr/share/qemu-server/bootsplash.jpg \
+  -vnc unix:/var/run/qemu-server/121.vnc,password=on \
+  -cpu kvm64,enforce,+kvm_pv_eoi,+kvm_pv_unhalt,+lahf_lm,+sep \
+  -m 2048 \
+  -device pci-bridge,id=pci.1,chassis_nr=1,bus=pci.0,addr=0x1e \
+  -device pci-bridge,id=pci.2,chassis_nr=2,bus=pci.0,addr=0x1f \
+  -device vmgenid,guid=1b2c3d4e-0000-4000-8000-000000000121 \
+  -device piix3-usb-uhci,id=uhci,bus=pci.0,addr=0x1.0x2 \
+  -device usb-tablet,id=tablet,bus=uhci.0,port=1 \
+  -device VGA,id=vga,bus=pci.0,addr=0x2 \
+  -device virtio-balloon-pci,id=balloon0,bus=pci.0,addr=0x3,free-page-reporting=on \
+  -iscsi initiator-name=iqn.1993-08.org.debian:01:7c1de0aa42 \
+  -drive file=/var/lib/vz/template/iso/debian-12.iso,if=none,id=drive-ide2,media=cdrom,aio=io_uring \
+  -device ide-cd,bus=ide.1,unit=0,drive=drive-ide2,id=ide2,bootindex=101 \
+  -drive file=/var/lib/vz/images/121/vm-121-disk-0.raw,if=none,id=drive-ide0,format=raw,cache=none,aio=io_uring,detect-zeroes=on \
+  -device ide-hd,bus=ide.0,unit=0,drive=drive-ide0,id=ide0,bootindex=100 \
+  -device i6300esb,bus=pci.0,addr=0x4 \
+  -watchdog-action reset \
+  -netdev type=tap,id=net0,ifname=tap121i0,script=/usr/libexec/qemu-server/pve-bridge,downscript=/usr/libexec/qemu-server/pve-bridgedown,vhost=on \
+  -device e1000,mac=BC:24:11:5E:10:01,netdev=net0,bus=pci.0,addr=0x12,id=net0,rx_queue_size=1024,tx_queue_size=256,bootindex=102 \
+  -machine type=pc-i440fx-6.1+pve0

@@ -1,0 +1,36 @@
+# PVE 9 with a random number generator, a sound card and viommu
+/usr/bin/kvm \
+  -id 122 \
+  -name media,debug-threads=on \
+  -no-shutdown \
+  -chardev socket,id=qmp,path=/var/run/qemu-server/122.qmp,server=on,wait=off \
+  -mon chardev=qmp,mode=control \
+  -chardev socket,id=qmp-event,path=/var/run/qmeventd.sock,reconnect-ms=5000 \
+  -mon chardev=qmp-event,mode=control \
+  -pidfile /var/run/qemu-server/122.pid \
+  -daemonize \
+  -smbios type=1,uuid=5f1d7c0e-2b4a-4d5e-9c11-000000000122 \
+  -smp 4,sockets=1,cores=4,maxcpus=4 \
+  -nodefaults \
+  -boot menu=on,strict=on,reboot-timeout=1000,splash=/usr/share/qemu-server/bootsplash.jpg \
+  -vnc unix:/var/run/qemu-server/122.vnc,password=on \
+  -cpu x86-64-v2-AES,enforce,+kvm_pv_eoi,+kvm_pv_unhalt \
+  -m 4096 \
+  -readconfig /usr/share/qemu-server/pve-q35-4.0.cfg \
+  -device vmgenid,guid=1b2c3d4e-0000-4000-8000-000000000122 \
+  -device usb-tablet,id=tablet,bus=ehci.0,port=1 \
+  -device virtio-vga,id=vga,bus=pcie.0,addr=0x1 \
+  -device virtio-balloon-pci,id=balloon0,bus=pci.0,addr=0x3,free-page-reporting=on \
+  -iscsi initiator-name=iqn.1993-08.org.debian:01:7c1de0aa42 \
+  -device intel-iommu,intremap=on,caching-mode=on \
+  -object rng-random,filename=/dev/urandom,id=rng0 \
+  -device virtio-rng-pci,rng=rng0,max-bytes=1024,period=1000,bus=pci.1,addr=0x1d \
+  -device ich9-intel-hda,id=audiodev0,bus=pci.2,addr=0xc \
+  -device hda-duplex,id=audiodev0-codec1,bus=audiodev0.0,cad=1,audiodev=none0 \
+  -audiodev none,id=none0 \
+  -object '{"id":"throttle-drive-virtio1","limits":{},"qom-type":"throttle-group"}' \
+  -blockdev '{"detect-zeroes":"on","discard":"ignore","driver":"throttle","file":{"cache":{"direct":true,"no-flush":false},"detect-zeroes":"on","discard":"ignore","driver":"qcow2","file":{"aio":"io_uring","cache":{"direct":true,"no-flush":false},"detect-zeroes":"on","discard":"ignore","driver":"file","filename":"/mnt/pve/nas/images/122/vm-122-disk-0.qcow2","node-name":"e9d110aa1","read-only":false},"node-name":"f9d110aa1","read-only":false},"node-name":"drive-virtio1","read-only":false,"throttle-group":"throttle-drive-virtio1"}' \
+  -device virtio-blk-pci,drive=drive-virtio1,id=virtio1,bus=pci.0,addr=0xa,write-cache=on \
+  -netdev type=tap,id=net0,ifname=tap122i0,script=/usr/libexec/qemu-server/pve-bridge,downscript=/usr/libexec/qemu-server/pve-bridgedown,vhost=on \
+  -device virtio-net-pci,mac=BC:24:11:5E:10:01,netdev=net0,bus=pci.0,addr=0x12,id=net0,rx_queue_size=1024,tx_queue_size=256,bootindex=102 \
+  -machine type=q35+pve0,kernel-irqchip=split

@@ -1,0 +1,28 @@
+# PVE 9 with encrypted memory (SEV)
+/usr/bin/kvm \
+  -id 123 \
+  -name secret,debug-threads=on \
+  -no-shutdown \
+  -chardev socket,id=qmp,path=/var/run/qemu-server/123.qmp,server=on,wait=off \
+  -mon chardev=qmp,mode=control \
+  -chardev socket,id=qmp-event,path=/var/run/qmeventd.sock,reconnect-ms=5000 \
+  -mon chardev=qmp-event,mode=control \
+  -pidfile /var/run/qemu-server/123.pid \
+  -daemonize \
+  -smbios type=1,uuid=5f1d7c0e-2b4a-4d5e-9c11-000000000123 \
+  -smp 4,sockets=1,cores=4,maxcpus=4 \
+  -nodefaults \
+  -boot menu=on,strict=on,reboot-timeout=1000,splash=/usr/share/qemu-server/bootsplash.jpg \
+  -vnc unix:/var/run/qemu-server/123.vnc,password=on \
+  -cpu x86-64-v2-AES,enforce,+kvm_pv_eoi,+kvm_pv_unhalt \
+  -m 4096 \
+  -readconfig /usr/share/qemu-server/pve-q35-4.0.cfg \
+  -device vmgenid,guid=1b2c3d4e-0000-4000-8000-000000000123 \
+  -device usb-tablet,id=tablet,bus=ehci.0,port=1 \
+  -device VGA,id=vga,bus=pcie.0,addr=0x1 \
+  -device virtio-balloon-pci,id=balloon0,bus=pci.0,addr=0x3,free-page-reporting=on \
+  -iscsi initiator-name=iqn.1993-08.org.debian:01:7c1de0aa42 \
+  -object sev-guest,id=sev0,cbitpos=51,reduced-phys-bits=6,policy=0xd \
+  -netdev type=tap,id=net0,ifname=tap123i0,script=/usr/libexec/qemu-server/pve-bridge,downscript=/usr/libexec/qemu-server/pve-bridgedown,vhost=on \
+  -device virtio-net-pci,mac=BC:24:11:5E:10:01,netdev=net0,bus=pci.0,addr=0x12,id=net0,rx_queue_size=1024,tx_queue_size=256,bootindex=102 \
+  -machine type=q35+pve0,confidential-guest-support=sev0

@@ -1,0 +1,153 @@
+//! What somebody does at another monitor of a guest's QEMU while Linerate moves it.
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests, too, say what they expect
+
+mod common;
+
+use common::*;
+use linerate_guest::migrate::SourceQemu;
+use linerate_guest::qmp::Qmp;
+use linerate_guest::twin::QemuBinary;
+use serde_json::{Value, json};
+
+/// A guest that somebody else has a monitor of, too.
+fn guest(place: &Place, qemu: &QemuBinary) -> (Running, SourceQemu, Qmp) {
+    let image = place.disk("d.img", 4);
+    let mut make = std::process::Command::new("qemu-img");
+    assert!(make.args(["create", "-q", "-f", "qcow2"]).arg(&image).arg("8M").status().unwrap().success());
+    let second = place.path("second.qmp");
+    let spec = format!(
+        "name = 'web'\nmemory = '64M'\nmachine = 'pc'\naccel = 'tcg'\n\
+         extra_args = ['-qmp', 'unix:{},server=on,wait=off']\n[[disk]]\npath = 'd.img'\nformat = 'qcow2'\n",
+        second.display()
+    );
+    let mut source = start_spec(place, qemu, &spec);
+    let from = SourceQemu::new(source.qmp.take().unwrap(), soon()).unwrap();
+    (source, from, Qmp::connect(&second, soon()).unwrap())
+}
+
+fn monitor(hands: &mut Qmp, line: &str) -> String {
+    let said = hands.execute("human-monitor-command", json!({ "command-line": line }), soon()).unwrap();
+    said.as_str().unwrap().to_owned()
+}
+
+fn migration(hands: &mut Qmp) -> String {
+    let said = hands.execute("query-migrate", json!({}), soon()).unwrap();
+    said.get("status").and_then(Value::as_str).unwrap_or("none").to_owned()
+}
+
+/// Waits for a status of QEMU's migration.
+fn wait_migration(hands: &mut Qmp, wanted: &str) {
+    let end = soon();
+    while migration(hands) != wanted {
+        assert!(std::time::Instant::now() < end, "{} and never {wanted}", migration(hands));
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_snapshot_that_is_taken_while_a_guest_is_moved_can_be_loaded() {
+    for qemu in qemus() {
+        let place = Place::new();
+        let (_source, mut from, mut hands) = guest(&place, &qemu);
+        from.prepare(soon()).unwrap();
+        assert_eq!(monitor(&mut hands, "savevm during"), "");
+        from.cancel(soon()).unwrap();
+        assert_eq!(monitor(&mut hands, "loadvm during"), "");
+        assert_eq!(from.status(soon()).unwrap(), "running");
+    }
+}
+
+/// Whether the agent has told QEMU to migrate when it hears of the other, has not, or has ended meanwhile.
+#[derive(Clone, Copy, Debug)]
+enum Agent {
+    Tries,
+    Gives,
+    Ended,
+}
+
+/// Somebody else begins a migration with a session prepared, and the session is given up.
+fn somebody_else(qemu: &QemuBinary, agent: Agent, bytes_per_s: u64, comes_to: &str) -> (String, String) {
+    let place = Place::new();
+    let (source, mut from, mut hands) = guest(&place, qemu);
+    from.prepare(soon()).unwrap();
+    hands.execute("migrate-set-parameters", json!({ "max-bandwidth": bytes_per_s }), soon()).unwrap();
+    hands.execute("migrate", json!({ "uri": "exec:cat > /dev/null" }), soon()).unwrap();
+    wait_migration(&mut hands, comes_to);
+    let channel = place.path("c.sock");
+    let _listener = std::os::unix::net::UnixListener::bind(&channel).unwrap();
+    match agent {
+        Agent::Tries => assert!(from.begin(&channel, soon()).is_err()),
+        Agent::Gives => {}
+        Agent::Ended => {
+            let found = from.found().cloned();
+            drop(from);
+            let qmp = Qmp::connect(&source.record.qmp, soon()).unwrap();
+            from = SourceQemu::recovered(qmp, true, found, true);
+        }
+    }
+    for _ in 0..2 {
+        from.take_back(soon()).unwrap();
+    }
+    (migration(&mut hands), from.status(soon()).unwrap())
+}
+
+#[test]
+fn what_somebody_else_does_with_a_guest_is_not_undone() {
+    for qemu in qemus() {
+        for agent in [Agent::Tries, Agent::Gives, Agent::Ended] {
+            let done = somebody_else(&qemu, agent, 1 << 30, "completed");
+            assert_eq!(done, ("completed".into(), "postmigrate".into()), "it would run twice: {agent:?}");
+            let done = somebody_else(&qemu, agent, 65537, "active");
+            assert_eq!(done, ("active".into(), "running".into()), "{agent:?}");
+        }
+    }
+}
+
+#[test]
+fn a_guest_that_is_reset_while_it_stands_for_a_moment_goes_on() {
+    for qemu in qemus() {
+        let place = Place::new();
+        let (_source, mut from, mut hands) = guest(&place, &qemu);
+        let mut reset = || {
+            hands.execute("system_reset", json!({}), soon()).unwrap();
+            hands.wait_event(|event| event.name == "RESET", soon()).unwrap();
+        };
+        assert!(from.pause(soon()).unwrap());
+        reset();
+        from.resume(soon()).unwrap();
+        assert_eq!(from.status(soon()).unwrap(), "running");
+        assert!(from.pause(soon()).unwrap());
+        reset();
+        from.take_back(soon()).unwrap();
+        assert_eq!(from.status(soon()).unwrap(), "running");
+    }
+}
+
+#[test]
+fn a_guest_whose_record_somebody_removed_is_not_ended() {
+    for qemu in qemus() {
+        let place = Place::new();
+        let (source, mut from, _hands) = guest(&place, &qemu);
+        std::fs::remove_file(place.registry.folder("web").unwrap().join("record.json")).unwrap();
+        assert!(linerate_guest::remains::clear_unfinished(&place.registry).unwrap().is_empty());
+        assert!(source.record.is_alive());
+        assert_eq!(from.status(soon()).unwrap(), "running");
+    }
+}
+
+#[test]
+fn a_device_that_comes_or_goes_while_a_guest_is_moved_is_told() {
+    for qemu in qemus() {
+        let place = Place::new();
+        let (_source, mut from, mut hands) = guest(&place, &qemu);
+        from.check_devices(soon()).unwrap();
+        // Without an id, too.
+        for id in [json!({ "id": "rng" }), json!({})] {
+            let mut device = json!({ "driver": "virtio-rng-pci" });
+            device.as_object_mut().unwrap().extend(id.as_object().unwrap().clone());
+            hands.execute("device_add", device, soon()).unwrap();
+            let told = from.check_devices(soon()).unwrap_err().to_string();
+            assert!(told.contains("(virtio-rng-pci) was plugged in"), "{told}");
+        }
+    }
+}
