@@ -88,12 +88,10 @@ impl Site {
         Ok(site)
     }
 
-    /// A host.
     pub fn host(&self, index: usize) -> anyhow::Result<&Host> {
         Ok(self.lab.host(index)?)
     }
 
-    /// Its agent.
     pub fn agent(&self, index: usize) -> anyhow::Result<&Agent> {
         self.agents.get(index).context("no such agent")
     }

@@ -54,7 +54,6 @@ impl Fault {
     }
 }
 
-/// One case.
 #[derive(Debug, Clone, Copy)]
 pub struct Case {
     /// What breaks.

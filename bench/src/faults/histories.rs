@@ -8,12 +8,11 @@ use linerate_lab::{Gate, Held, Qmp};
 
 use super::stage::{NAME, victim};
 use super::{Book, Outcome, series};
-use crate::cpu;
-use crate::interrupt;
 use crate::moving::Moving;
 use crate::random::Random;
 use crate::site::{Site, SiteOptions, console_at};
 use crate::transcript::Transcript;
+use crate::{cpu, interrupt};
 
 /// Where an agent can be stopped: side and phase of the record that it writes.
 const PLACES: [&str; 8] = [

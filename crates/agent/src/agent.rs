@@ -185,7 +185,6 @@ impl Agent {
         lock(&self.incoming).values().cloned().collect()
     }
 
-    /// Migrations that came.
     pub fn came(&self) -> Vec<MigrationSummary> {
         lock(&self.past_incoming).clone()
     }
@@ -491,7 +490,6 @@ impl Agent {
 /// A session that stands between a guest and whoever wants to do something with it.
 #[derive(Clone, Copy, Debug)]
 pub struct Unsettled {
-    /// The session.
     pub session: SessionId,
     /// The other host or an operator decides; otherwise recovery brings it to its end by itself.
     pub undecided: bool,

@@ -14,7 +14,6 @@ impl Clock {
         Clock(Instant::now())
     }
 
-    /// Now.
     pub fn now(self) -> Time {
         self.at(Instant::now())
     }

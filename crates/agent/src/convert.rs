@@ -3,7 +3,6 @@
 use linerate_api as api;
 use linerate_core::{Code, Fault, GuestState, Side, Step};
 
-/// A step.
 pub fn step(step: Step) -> api::Step {
     // The numbers are the same; a test in this module holds them together.
     api::Step::from_number(step as u8).unwrap_or(api::Step::Resolve)

@@ -75,7 +75,6 @@ pub fn list(agent: &Agent) -> Answer<Vec<GuestSummary>> {
     Ok(records.iter().map(|record| summary(agent, record).0).collect())
 }
 
-/// One guest.
 pub fn show(agent: &Agent, name: &str) -> Answer<GuestDetail> {
     let record = agent.registry.get(name).map_err(|error| registry_error(&error))?;
     let (summary, description) = summary(agent, &record);
@@ -307,7 +306,6 @@ pub fn adopt(agent: &Agent, request: &AdoptGuest) -> Answer<GuestSummary> {
     Ok(summary(agent, &record).0)
 }
 
-/// Stops a guest.
 pub fn stop(agent: &Agent, name: &str, request: StopGuest) -> Answer<GuestSummary> {
     let record = agent.registry.get(name).map_err(|error| registry_error(&error))?;
     if let Some(unsettled) = agent.unsettled(&record) {

@@ -17,7 +17,6 @@ impl Ram {
         Ram(mapping)
     }
 
-    /// The mapping.
     pub fn mapping(&self) -> &Mapping {
         &self.0
     }

@@ -185,7 +185,6 @@ pub fn port_speed_mbps(text: &str) -> Result<u32, UnitError> {
     Ok(mbps as u32)
 }
 
-/// `on` or `off`.
 pub fn on_off(text: &str) -> Result<bool, UnitError> {
     match text {
         "on" => Ok(true),

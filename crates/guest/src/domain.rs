@@ -18,7 +18,6 @@ use crate::registry::{GuestRecord, Origin, RegistryError};
 const IGNORE_SHARED: &str = "x-ignore-shared";
 /// Between two tries to put it back.
 const AGAIN_AFTER: Duration = Duration::from_millis(100);
-/// One try.
 const TRY: Duration = Duration::from_secs(5);
 
 /// Why a domain's QEMU cannot be used.

@@ -3,24 +3,25 @@
 //! the guest does not come, also by the next life of an agent that died.
 
 mod error;
+mod make;
 
 use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
 use crate::description::{CopiedDisk, GuestDescription, ImageFormat};
 use crate::identity::{self, Compared};
 use crate::migrate::Export;
 use crate::qcow2;
 use crate::registry::remove_file;
-use crate::roots::{is_allowed, is_inside, is_of_devices};
+use crate::roots::is_allowed;
 use crate::twin::Twin;
 use crate::{in_use, shared, stale};
+
+use make::{format_new, make};
 
 pub use error::ImageError;
 
@@ -28,8 +29,6 @@ pub use error::ImageError;
 const LIST: &str = "images.json";
 /// Longest list read, in bytes.
 const LIST_BYTES_MAX: u64 = 1 << 20;
-/// qemu-img writes a few clusters.
-const QEMU_IMG_WAIT: Duration = Duration::from_secs(30);
 /// Disks are counted in these.
 const SECTOR: u64 = 512;
 
@@ -255,68 +254,6 @@ fn check(
     }
 }
 
-/// `listed` is called before there is anything to remove.
-fn make(
-    path: &Path,
-    disk: &CopiedDisk,
-    roots: &[PathBuf],
-    listed: &mut dyn FnMut() -> Result<(), ImageError>,
-) -> Result<(), ImageError> {
-    let parent = path.parent().and_then(|parent| fs::canonicalize(parent).ok());
-    if !parent.is_some_and(|parent| is_inside(&parent, roots)) {
-        return Err(ImageError::Folder(path.to_owned()));
-    }
-    // A file of that name would do for QEMU, and would be in memory.
-    if path.parent().is_some_and(is_of_devices) {
-        return Err(ImageError::NoDevice(path.to_owned()));
-    }
-    let failed = |source: io::Error| ImageError::File { path: path.to_owned(), source };
-    // Nobody else's file, and no link that leads elsewhere, is taken for ours.
-    let file = OpenOptions::new().write(true).create_new(true).open(path).map_err(failed)?;
-    if let Err(error) = listed() {
-        remove_file(path).ok();
-        return Err(error);
-    }
-    match disk.format {
-        ImageFormat::Raw => file.set_len(disk.size).map_err(failed),
-        ImageFormat::Qcow2 => Ok(()),
-    }
-}
-
-/// The rest of making an image, which may take a while.
-fn format_new(disk: &CopiedDisk, path: Option<&PathBuf>) -> Result<(), ImageError> {
-    match (disk.format, path) {
-        (ImageFormat::Qcow2, Some(path)) => make_qcow2(path, disk.size),
-        _ => Ok(()),
-    }
-}
-
-fn make_qcow2(path: &Path, size: u64) -> Result<(), ImageError> {
-    let failed = |said: String| ImageError::QemuImg { path: path.to_owned(), said };
-    let mut command = Command::new("qemu-img");
-    command.args(["create", "-q", "-f", "qcow2", "--"]).arg(path).arg(size.to_string());
-    let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-    let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
-    let end = Instant::now() + QEMU_IMG_WAIT;
-    let status = loop {
-        match child.try_wait().map_err(|error| failed(error.to_string()))? {
-            Some(status) => break status,
-            None if Instant::now() < end => std::thread::sleep(Duration::from_millis(5)),
-            None => {
-                let _ = child.kill();
-                let _ = child.wait();
-                return Err(failed("it did not end in time".into()));
-            }
-        }
-    };
-    if status.success() {
-        return Ok(());
-    }
-    let mut said = String::new();
-    let _ = child.stderr.take().map(|stderr| stderr.take(500).read_to_string(&mut said));
-    Err(failed(said.trim().to_owned()))
-}
-
 fn keep_list(folder: &Path, made: &[PathBuf]) -> Result<(), ImageError> {
     let path = folder.join(LIST);
     let written = serde_json::to_vec(made).map_err(io::Error::other);
@@ -348,137 +285,4 @@ pub fn keep(folder: &Path) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::os::unix::fs::symlink;
-
-    const MIB: u64 = 1 << 20;
-
-    fn disk(format: ImageFormat) -> CopiedDisk {
-        CopiedDisk { id: "d".into(), path: "/there/d.img".into(), format, size: 64 * MIB, identity: None }
-    }
-
-    /// As it is there, with its own folder for a root.
-    fn look(path: &Path, disk: &CopiedDisk) -> Result<(), ImageError> {
-        let root = fs::canonicalize(path.parent().unwrap()).unwrap();
-        check(path, &fs::metadata(path).unwrap(), None, disk, &[root])
-    }
-
-    #[test]
-    fn no_file_is_made_where_devices_are() {
-        let path = Path::new("/dev/linerate-test-volume");
-        let refused = make(path, &disk(ImageFormat::Raw), &["/dev".into()], &mut || panic!("it is made"));
-        assert!(matches!(refused, Err(ImageError::NoDevice(_))), "{refused:?}");
-        assert!(!path.exists());
-    }
-
-    #[test]
-    fn what_is_or_may_be_the_disk_itself_is_not_copied_into() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("d");
-        File::create(&path).unwrap().set_len(64 * MIB).unwrap();
-        let (facts, root) = (fs::metadata(&path).unwrap(), fs::canonicalize(dir.path()).unwrap());
-        let from = CopiedDisk { identity: Some("naa.5".into()), ..disk(ImageFormat::Raw) };
-        let to = |identity| check(&path, &facts, Some(identity), &from, std::slice::from_ref(&root));
-        assert!(matches!(to("naa.5"), Err(ImageError::Same(_))));
-        // One of them is known by multipath's name.
-        assert!(matches!(to("mpath-5"), Err(ImageError::Nameless(_))));
-        to("naa.6").unwrap();
-    }
-
-    #[test]
-    fn only_files_and_devices_in_the_folders_for_guests_are_looked_into() {
-        let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let secret = elsewhere.path().join("secret");
-        fs::write(&secret, vec![0; 64 << 20]).unwrap();
-        symlink(&secret, dir.path().join("link")).unwrap();
-        let pipe = dir.path().join("pipe");
-        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
-        for name in ["link", "pipe"] {
-            let refused = look(&dir.path().join(name), &disk(ImageFormat::Raw));
-            assert!(matches!(refused, Err(ImageError::Outside(_))), "{name}: {refused:?}");
-        }
-    }
-
-    fn make_in(
-        dir: &Path,
-        name: &str,
-        format: ImageFormat,
-        roots: &[PathBuf],
-    ) -> Result<PathBuf, ImageError> {
-        let path = dir.join(name);
-        let mut list = Vec::new();
-        make(&path, &disk(format), roots, &mut || {
-            list.push(path.clone());
-            keep_list(dir, &list)
-        })?;
-        format_new(&disk(format), Some(&path))?;
-        Ok(path)
-    }
-
-    #[test]
-    fn an_image_that_is_missing_is_made_sparse_and_of_the_disks_size() {
-        let dir = tempfile::tempdir().unwrap();
-        let roots = [dir.path().to_owned()];
-        for format in [ImageFormat::Raw, ImageFormat::Qcow2] {
-            let path = make_in(dir.path(), format.name(), format, &roots).unwrap();
-            look(&path, &disk(format)).unwrap();
-            assert!(fs::metadata(&path).unwrap().blocks() * 512 < MIB, "{format:?} is not sparse");
-            let larger = CopiedDisk { size: 65 * MIB, ..disk(format) };
-            assert!(matches!(look(&path, &larger), Err(ImageError::Other { .. })), "{format:?}");
-            discard(&made(dir.path()));
-            assert!(!path.exists());
-        }
-        let raw = make_in(dir.path(), "again", ImageFormat::Raw, &roots).unwrap();
-        let qcow2 = look(&raw, &disk(ImageFormat::Qcow2));
-        assert!(matches!(qcow2, Err(ImageError::Format { .. })), "{qcow2:?}");
-    }
-
-    #[test]
-    fn a_raw_file_that_ends_within_a_sector_takes_the_disk_that_came_from_it() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("odd.img");
-        fs::write(&path, vec![0; 1000]).unwrap();
-        look(&path, &CopiedDisk { size: 1024, ..disk(ImageFormat::Raw) }).unwrap();
-        let smaller = look(&path, &CopiedDisk { size: 512, ..disk(ImageFormat::Raw) });
-        assert!(matches!(smaller, Err(ImageError::Other { .. })), "{smaller:?}");
-    }
-
-    #[test]
-    fn what_was_there_is_never_taken_for_made() {
-        let dir = tempfile::tempdir().unwrap();
-        let roots = [dir.path().to_owned()];
-        let elsewhere = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join("old"), "x").unwrap();
-        symlink(elsewhere.path().join("target"), dir.path().join("link")).unwrap();
-        for name in ["old", "link"] {
-            assert!(matches!(
-                make_in(dir.path(), name, ImageFormat::Raw, &roots),
-                Err(ImageError::File { .. })
-            ));
-        }
-        assert!(made(dir.path()).is_empty() && !elsewhere.path().join("target").exists());
-    }
-
-    #[test]
-    fn nothing_is_made_outside_of_the_folders_for_guests() {
-        let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let roots = [dir.path().to_owned()];
-        symlink(elsewhere.path(), dir.path().join("out")).unwrap();
-        for name in ["out/d.img", "missing/d.img"] {
-            let refused = make_in(dir.path(), name, ImageFormat::Raw, &roots);
-            assert!(matches!(refused, Err(ImageError::Folder(_))), "{refused:?}");
-        }
-        assert_eq!(fs::read_dir(elsewhere.path()).unwrap().count(), 0);
-    }
-
-    #[test]
-    fn what_was_made_is_the_guests_once_it_is_kept() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = make_in(dir.path(), "d", ImageFormat::Raw, &[dir.path().to_owned()]).unwrap();
-        assert_eq!(made(dir.path()), std::slice::from_ref(&path));
-        keep(dir.path());
-        discard(&made(dir.path()));
-        assert!(path.exists());
-    }
-}
+mod tests;

@@ -24,7 +24,6 @@ const THREADS_MAX: u64 = 8;
 pub(crate) struct Job {
     /// Index of the block.
     pub(crate) block: usize,
-    /// The piece.
     pub(crate) piece: Segment,
 }
 

@@ -128,7 +128,6 @@ pub struct Port {
     rdma_port: u16,
 }
 
-/// A [`Played`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChannelPlayed {
@@ -282,13 +281,11 @@ impl From<&ChannelPlayed> for Played {
     }
 }
 
-/// Says a document.
 pub fn say(talk: &Talk, document: &impl Serialize) -> Result<(), BenchError> {
     let bytes = serde_json::to_vec(document)?;
     Ok(talk.send(&bytes, Instant::now() + ANSWER_WAIT)?)
 }
 
-/// Hears one.
 pub fn hear<T: DeserializeOwned>(talk: &Talk, wait: Duration) -> Result<T, BenchError> {
     let bytes = talk.receive(Instant::now() + wait)?;
     Ok(serde_json::from_slice(&bytes)?)

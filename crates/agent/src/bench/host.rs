@@ -32,7 +32,6 @@ pub struct Host {
     conversations: AtomicUsize,
 }
 
-/// The one measurement.
 pub(super) struct Measurement {
     session: SessionId,
     token: Token,

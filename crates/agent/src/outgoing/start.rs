@@ -3,7 +3,7 @@
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,7 @@ use linerate_guest::registry::{GuestRecord, Registry};
 use linerate_guest::shared::Marks;
 use linerate_guest::{process, read};
 use linerate_memory::{Mapping, RamBlock};
+use linerate_net::control::ControlEvent;
 use linerate_net::interfaces;
 use linerate_net::links::{parse_networks, speed_of_all};
 use linerate_net::tcp::Stream;
@@ -38,6 +39,7 @@ use crate::hub::Hub;
 use crate::journal::{Record, Role};
 use crate::kernel;
 use crate::ram::Ram;
+use crate::tunnel::Kept;
 
 const QMP_WAIT: Duration = Duration::from_secs(10);
 
@@ -52,39 +54,96 @@ struct Found {
     marks: Marks,
 }
 
+/// The destination's agent, as it was reached first, and what names the session there.
+struct Contact {
+    session: SessionId,
+    token: Token,
+    /// The address that answered comes first.
+    peers: Vec<SocketAddr>,
+    stream: Stream,
+    /// Of a domain: what the next life of this agent withdraws.
+    kept: Option<Kept>,
+}
+
 /// Begins a migration. Returns when the destination's agent has answered; all else happens in threads of its own.
 /// On `Err` the guest was not touched.
 pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing>, Fault> {
     let began = Instant::now();
     check_request(&request)?;
     let mut found = find(agent, &request)?;
-    let session = SessionId(random()?);
-    let token = Token(random()?);
-    let peers = resolve(&request.to)?;
+    let mut contact = reach(agent, &request)?;
+    let session = contact.session;
     if request.domain.is_none() {
         let folder = folder(&agent.registry, &found.record)?;
         found.qemu.mark_pauses(PauseMark::new(&folder, &session.to_string()));
     }
+    let role = role(&request, &found, &contact);
+    let record = Record::new(&request.guest, agent.journal.next_order(), role);
+    let (inbox, receiver) = channel();
+    let (control, control_events) = channel();
+    let senders = (inbox, control);
+    let shared = Arc::new(outgoing(agent, request, &mut found, &mut contact, began.elapsed(), senders)?);
+    warn_of(&shared, &found.description);
+    if shared.domain.is_some() {
+        domain::note(agent, session, &record)?;
+    }
+    forward(&shared, control_events)?;
+    run(agent, &shared, found, contact.stream, record, receiver)?;
+    let mode = shared.choice.mode;
+    tracing::info!(%session, guest = shared.request.guest, to = shared.request.to, ?mode, "migration begins");
+    Ok(shared)
+}
+
+fn reach(agent: &Arc<Agent>, request: &MigrateRequest) -> Result<Contact, Fault> {
+    let session = SessionId(random()?);
+    let token = Token(random()?);
+    let peers = resolve(&request.to)?;
     let kept = match &request.domain {
         Some(_) => Some(domain::keep(agent, session, token, &peers)?),
         None => None,
     };
     let (stream, peer) = links::first_contact(&peers, Purpose::ControlNew, session, token)?;
-    let config = source_config(&request, &found)?;
-    let (ran, settings) = (found.qemu.ran(), found.qemu.found().cloned());
-    let stands = found.qemu.stands().map(str::to_owned);
-    let (inbox, receiver) = channel();
-    let (control, control_events) = channel();
+    Ok(Contact { session, token, peers: first(peer, peers), stream, kept })
+}
+
+fn role(request: &MigrateRequest, found: &Found, contact: &Contact) -> Role {
+    let qemu = found.record.clone();
+    if request.domain.is_some() {
+        return Role::Domain { qemu, over: false };
+    }
+    Role::Source {
+        phase: SourcePhase::Started,
+        qemu,
+        peers: contact.peers.clone(),
+        ran: found.qemu.ran(),
+        stood: found.qemu.stands().map(str::to_owned),
+        token: hex(&contact.token.0),
+        settings: found.qemu.found().cloned(),
+        copied: found.description.copied.iter().map(|disk| disk.path.clone().into()).collect(),
+        untold: false,
+    }
+}
+
+/// What all threads of the migration share.
+fn outgoing(
+    agent: &Agent,
+    request: MigrateRequest,
+    found: &mut Found,
+    contact: &mut Contact,
+    before_brain: Duration,
+    (inbox, control): (Sender<Input>, Sender<ControlEvent>),
+) -> Result<Outgoing, Fault> {
     let carriage = (found.choice.mode == Mode::Stream).then(|| {
         let percent = request.storage_share_percent.unwrap_or(MigrateRequest::DEFAULT_STORAGE_SHARE_PERCENT);
         Arc::new(streams::carriage(inbox.clone(), percent))
     });
-    let shared = Arc::new(Outgoing {
-        session,
-        token,
+    let kept = contact.kept.take();
+    Ok(Outgoing {
+        session: contact.session,
+        token: contact.token,
         from: agent.config.name.clone(),
         started_unix_ms: unix_ms(),
-        before_brain: began.elapsed(),
+        before_brain,
         ram_bytes: match found.choice.mode {
             Mode::Direct => found.ram.iter().map(|ram| ram.mapping().size()).sum(),
             Mode::Stream => found.description.memory_bytes,
@@ -92,7 +151,7 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
         choice: found.choice.clone(),
         carriage: Mutex::new(carriage),
         clock: Clock::start(),
-        brain: Mutex::new(Source::new(config)),
+        brain: Mutex::new(Source::new(source_config(&request, found)?)),
         work: Condvar::new(),
         inbox,
         control: Mutex::new(Some(control)),
@@ -111,30 +170,19 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
         marks: Mutex::new(std::mem::take(&mut found.marks)),
         domain: request.domain.as_ref().map(|domain| Leaving::new(domain, agent.gates.clone(), kept)),
         request,
-    });
-    let cautions = [storage::caution(&shared.request), mode::caution(&shared.choice, &found.description)];
-    let cautions = cautions.into_iter().flatten().chain(disks::cautions(&found.description));
-    for text in cautions {
+    })
+}
+
+/// Warns of what the migration leaves behind or takes on the operator's word.
+fn warn_of(shared: &Outgoing, guest: &GuestDescription) {
+    let cautions = [storage::caution(&shared.request), mode::caution(&shared.choice, guest)];
+    for text in cautions.into_iter().flatten().chain(disks::cautions(guest)) {
         shared.hub.publish(EventKind::Warning { text });
     }
-    let role = match shared.domain {
-        Some(_) => Role::Domain { qemu: found.record.clone(), over: false },
-        None => Role::Source {
-            phase: SourcePhase::Started,
-            qemu: found.record.clone(),
-            peers: first(peer, peers),
-            ran,
-            stood: stands,
-            token: hex(&token.0),
-            settings,
-            copied: found.description.copied.iter().map(|disk| disk.path.clone().into()).collect(),
-            untold: false,
-        },
-    };
-    let record = Record::new(&shared.request.guest, agent.journal.next_order(), role);
-    if shared.domain.is_some() {
-        domain::note(agent, session, &record)?;
-    }
+}
+
+/// What comes over the control connections goes into the loop's inbox.
+fn forward(shared: &Arc<Outgoing>, control_events: Receiver<ControlEvent>) -> Result<(), Fault> {
     let inbox = shared.inbox.clone();
     let forward = move || {
         for event in control_events {
@@ -142,11 +190,7 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
         }
     };
     let thread = std::thread::Builder::new().name("control-events".into()).spawn(forward);
-    thread.map_err(|error| fault(Code::Internal, Step::Authorise, Side::Source, &error))?;
-    run(agent, &shared, found, stream, record, receiver)?;
-    let mode = shared.choice.mode;
-    tracing::info!(%session, guest = shared.request.guest, to = shared.request.to, ?mode, "migration begins");
-    Ok(shared)
+    thread.map(drop).map_err(|error| fault(Code::Internal, Step::Authorise, Side::Source, &error))
 }
 
 fn run(
@@ -155,7 +199,7 @@ fn run(
     found: Found,
     stream: Stream,
     record: Record,
-    receiver: std::sync::mpsc::Receiver<Input>,
+    receiver: Receiver<Input>,
 ) -> Result<(), Fault> {
     let failed = |error: std::io::Error| fault(Code::Internal, Step::Authorise, Side::Source, &error);
     let guest = Guest {

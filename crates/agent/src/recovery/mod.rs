@@ -56,7 +56,6 @@ enum Machine {
 pub struct Unfinished {
     /// Names it on both hosts.
     pub session: SessionId,
-    /// The guest.
     pub guest: String,
     /// Its process here, if there was one.
     pub process: Option<Process>,

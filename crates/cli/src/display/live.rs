@@ -32,7 +32,6 @@ impl Live {
         self.heard = Instant::now();
     }
 
-    /// Draws.
     pub fn draw(&mut self) {
         let since = u64::try_from(self.heard.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.paint_at(self.view.at_us.saturating_add(since));

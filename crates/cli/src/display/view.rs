@@ -23,7 +23,6 @@ pub enum StepView {
 /// A migration on the screen.
 #[derive(Clone, Debug)]
 pub struct View {
-    /// The guest.
     pub guest: String,
     /// Where it goes.
     pub to: String,

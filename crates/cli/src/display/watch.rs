@@ -21,7 +21,6 @@ const REDRAW: Duration = Duration::from_millis(100);
 
 /// What to watch.
 pub struct Start {
-    /// The migration.
     pub id: MigrationId,
     /// What is known of it.
     pub view: View,

@@ -9,7 +9,6 @@ use super::two_ports_one_network::shares;
 const WHY: &str = "The wrong network, silently: traffic meant for the fast link takes another, often the management network, and two links share one cable \
      unseen. With a strict reverse path filter the packets are thrown away.";
 
-/// `asymmetric-routing`
 pub(super) struct AsymmetricRouting;
 
 impl Check for AsymmetricRouting {

@@ -9,7 +9,6 @@ use super::{Check, Mending};
 const WHY: &str = "A side that negotiates with one that does not falls back to a slow or half-duplex mode, or finds no link: a 25G adapter came up at \
      1 Gb/s at a 10G switch port, and not at all, until both sides were forced (field report on ConnectX-4 Lx).";
 
-/// `autonegotiation-mismatch`
 pub(super) struct AutonegotiationMismatch;
 
 impl Check for AutonegotiationMismatch {

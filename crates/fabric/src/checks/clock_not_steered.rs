@@ -6,7 +6,6 @@ use super::Check;
 
 const WHY: &str = "It will be wrong sooner or later: logs of two hosts cannot be compared, and guests see their time jump when they move.";
 
-/// `clock-not-steered`
 pub(super) struct ClockNotSteered;
 
 impl Check for ClockNotSteered {

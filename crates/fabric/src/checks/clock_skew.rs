@@ -10,7 +10,6 @@ const AHEAD_MIN_US: u64 = 100_000;
 const WHY: &str = "Logs of both hosts cannot be put side by side, certificates may be refused, and a guest that reads its time from the host sees it jump \
      when it has moved.";
 
-/// `clock-skew`
 pub(super) struct ClockSkew;
 
 impl Check for ClockSkew {

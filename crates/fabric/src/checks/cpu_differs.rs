@@ -10,7 +10,6 @@ use super::common::{Value, differ, join};
 const WHY: &str = "A guest that was started with everything its processor can (CPU model host) has instructions that the other host does not know: QEMU \
      refuses it there, or the guest dies after it has moved.";
 
-/// `cpu-differs`
 pub(super) struct CpuDiffers;
 
 impl Check for CpuDiffers {

@@ -7,7 +7,6 @@ use super::Check;
 const WHY: &str = "Clocks that follow the load come too late for bursts of packets: throughput is lower and uneven, the blackout longer. On Windows the \
      balanced plan held 10 Gb/s ports at 16 % (field report).";
 
-/// `cpu-governor`
 pub(super) struct CpuGovernor;
 
 impl Check for CpuGovernor {

@@ -10,7 +10,6 @@ const LATENCY_MIN_US: u32 = 100;
 const WHY: &str = "A processor that sleeps deeply wakes after the packet has waited. Round trips become longer and uneven, most of all in the blackout, \
      where little is under way and each step waits for the one before.";
 
-/// `cpu-idle-states`
 pub(super) struct CpuIdleStates;
 
 impl Check for CpuIdleStates {

@@ -7,7 +7,6 @@ use super::common::{Value, carriers, differ, migration_segments};
 
 const WHY: &str = "A willing side takes over whatever the switch says, the other keeps its own: the same switch gives two hosts different lossless priorities and shares.";
 
-/// `dcb-willing`
 pub(super) struct DcbWilling;
 
 impl Check for DcbWilling {

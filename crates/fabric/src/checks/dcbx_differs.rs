@@ -8,7 +8,6 @@ use super::common::{Value, carriers, differ, migration_segments};
 const WHY: &str = "One side takes its settings from the network and another from a file, or they speak versions that do not understand each other: what was set once \
      changes on some hosts when a switch changes.";
 
-/// `dcbx-differs`
 pub(super) struct DcbxDiffers;
 
 impl Check for DcbxDiffers {

@@ -7,7 +7,6 @@ use super::common::{Value, differ, equals};
 
 const WHY: &str = "The kernel's driver and the vendor's have other defaults for queues, offloads and DCB: equal hosts are no longer equal.";
 
-/// `driver-differs`
 pub(super) struct DriverDiffers;
 
 impl Check for DriverDiffers {

@@ -10,7 +10,6 @@ const OTHERS_MAX: u64 = 10;
 const WHY: &str = "The host does not fetch packets as fast as they come: rings too small, too few queues, or one processor for all of them. \
      What is dropped is sent again, later and slower.";
 
-/// `drops-rising`
 pub(super) struct DropsRising;
 
 impl Check for DropsRising {

@@ -10,7 +10,6 @@ use super::common::outward;
 
 const WHY: &str = "Packets reach now one host, now the other: connections break off at random, and a migration may be offered to the wrong host.";
 
-/// `duplicate-address`
 pub(super) struct DuplicateAddress;
 
 impl Check for DuplicateAddress {

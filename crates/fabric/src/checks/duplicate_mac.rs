@@ -10,7 +10,6 @@ use super::common::segments;
 const WHY: &str = "The switch learns the address now on one port, now on another, and sends packets to the wrong host. It comes from cloned virtual machines \
      and copied configurations.";
 
-/// `duplicate-mac`
 pub(super) struct DuplicateMac;
 
 impl Check for DuplicateMac {

@@ -7,7 +7,6 @@ use super::Check;
 const WHY: &str = "Damaged packets are thrown away and sent again after a pause; TCP takes them for congestion and slows down far more than what \
      was lost.";
 
-/// `errors-rising`
 pub(super) struct ErrorsRising;
 
 impl Check for ErrorsRising {

@@ -7,7 +7,6 @@ use super::{Check, Mending};
 
 const WHY: &str = "Each side gives traffic classes other shares: under load, migrations get less in one direction than was planned, or take from storage.";
 
-/// `ets-differs`
 pub(super) struct EtsDiffers;
 
 impl Check for EtsDiffers {

@@ -8,7 +8,6 @@ use super::{Check, Mending};
 
 const WHY: &str = "Both sides must correct errors in the same way. Otherwise there is no link, or one whose packets are damaged now and then.";
 
-/// `fec-against-switch`
 pub(super) struct FecAgainstSwitch;
 
 impl Check for FecAgainstSwitch {

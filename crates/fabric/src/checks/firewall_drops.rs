@@ -7,7 +7,6 @@ use super::common::{Way, pairs, place};
 
 const WHY: &str = "The agents cannot hear each other on this link: migrations leave it out, or wait for connections that never come.";
 
-/// `firewall-drops`
 pub(super) struct FirewallDrops;
 
 impl Check for FirewallDrops {

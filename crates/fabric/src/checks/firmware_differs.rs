@@ -7,7 +7,6 @@ use super::common::{Value, differ, equals};
 
 const WHY: &str = "Faults and defaults change with the firmware: what works between two hosts fails between two others, and nobody thinks of this.";
 
-/// `firmware-differs`
 pub(super) struct FirmwareDiffers;
 
 impl Check for FirmwareDiffers {

@@ -8,7 +8,6 @@ use super::{Check, Mending};
 const WHY: &str = "One direction at a time, and collisions with the other side if that runs full duplex: a migration's data and its \
      acknowledgements stand in each other's way. It is what is left of a failed negotiation.";
 
-/// `half-duplex`
 pub(super) struct HalfDuplex;
 
 impl Check for HalfDuplex {

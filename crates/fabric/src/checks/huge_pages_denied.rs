@@ -7,7 +7,6 @@ use super::Check;
 const WHY: &str = "Guests' memory lies in shared memory for direct mode. With 4 KiB pages everywhere, the guest itself is slower, and so are scans for what \
      was written.";
 
-/// `huge-pages-denied`
 pub(super) struct HugePagesDenied;
 
 impl Check for HugePagesDenied {

@@ -9,7 +9,6 @@ use super::Check;
 const WHY: &str = "A guest whose memory is made of huge pages needs as many of them at the destination, free, before it is started there. Without them the \
      migration ends before it began.";
 
-/// `huge-pages-missing`
 pub(super) struct HugePagesMissing;
 
 impl Check for HugePagesMissing {

@@ -10,7 +10,6 @@ const PERCENT_MIN: u64 = 60;
 const WHY: &str = "When a host is filled from several others, the switch's buffer for its port runs over, everybody loses packets and waits: emptying two \
      hosts at once takes longer than one after the other.";
 
-/// `incast-collapse`
 pub(super) struct IncastCollapse;
 
 impl Check for IncastCollapse {

@@ -8,7 +8,6 @@ use super::common::has_infiniband;
 const WHY: &str = "The adapter can do both and waits for an InfiniBand switch: at an Ethernet switch it finds no link and shows no network port, so \
      migrations go over whatever else there is.";
 
-/// `infiniband-mode`
 pub(super) struct InfinibandMode;
 
 impl Check for InfinibandMode {

@@ -9,7 +9,6 @@ use super::interrupts_on_one_cpu::{only_one, taken_by};
 const WHY: &str = "Every packet crosses from one processor socket to the other and back: more delay, and less throughput under load. Threads near the \
      adapter brought the delay of an RDMA link from 1.9 to 1.4 µs in a published comparison.";
 
-/// `interrupts-far-node`
 pub(super) struct InterruptsFarNode;
 
 impl Check for InterruptsFarNode {

@@ -10,7 +10,6 @@ use super::common::migration_ports;
 const WHY: &str = "One processor fetches the packets of all queues; when it is busy, the port waits. It shows as a migration that stays far below the \
      link's speed with one core at its limit.";
 
-/// `interrupts-on-one-cpu`
 pub(super) struct InterruptsOnOneCpu;
 
 impl Check for InterruptsOnOneCpu {

@@ -6,7 +6,6 @@ use super::Check;
 
 const WHY: &str = "Guests of this host cannot be moved in direct mode: it must ask the kernel which pages were written, without stopping the guest.";
 
-/// `kernel-too-old`
 pub(super) struct KernelTooOld;
 
 impl Check for KernelTooOld {

@@ -8,7 +8,6 @@ use super::link_down::is_down;
 
 const WHY: &str = "Members that are not aggregated carry nothing, although their links are up: the team is slower than it looks, and without a spare.";
 
-/// `lacp-incomplete`
 pub(super) struct LacpIncomplete;
 
 impl Check for LacpIncomplete {

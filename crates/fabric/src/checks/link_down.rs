@@ -7,7 +7,6 @@ use super::common::outward;
 
 const WHY: &str = "Migrations do without this link. If it is the only one that two hosts share, they cannot migrate to each other at all.";
 
-/// `link-down`
 pub(super) struct LinkDown;
 
 impl Check for LinkDown {

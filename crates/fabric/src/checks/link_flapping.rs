@@ -9,7 +9,6 @@ const CHANGES_MIN: u32 = 40;
 
 const WHY: &str = "Each time, the channels of a running migration on this link are lost, and what was under way is sent again on other links.";
 
-/// `link-flapping`
 pub(super) struct LinkFlapping;
 
 impl Check for LinkFlapping {

@@ -7,7 +7,6 @@ use super::Check;
 const WHY: &str = "RDMA moves memory that stays where it is: the agent must lock a guest's whole memory. It may not, so RDMA is refused and migrations fall \
      back to TCP.";
 
-/// `memlock-limit`
 pub(super) struct MemlockLimit;
 
 impl Check for MemlockLimit {

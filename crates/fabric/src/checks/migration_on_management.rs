@@ -8,7 +8,6 @@ use super::common::{migration_segments, speed};
 const WHY: &str = "A migration takes all that a link has, and the hosts' control traffic is on it: logins hang, cluster heartbeats are late, and the migration \
      is as slow as the management port.";
 
-/// `migration-on-management`
 pub(super) struct MigrationOnManagement;
 
 impl Check for MigrationOnManagement {

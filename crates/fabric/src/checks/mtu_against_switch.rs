@@ -8,7 +8,6 @@ use super::common::switch_side;
 const WHY: &str = "The switch throws away what is larger than its own limit, without a word. The port sends full packets into nothing: the \
      migration connects, then hangs or crawls.";
 
-/// `mtu-against-switch`
 pub(super) struct MtuAgainstSwitch;
 
 impl Check for MtuAgainstSwitch {

@@ -9,7 +9,6 @@ use super::{Check, Mending};
 const WHY: &str = "Packets are made for the upper port's MTU and do not fit through the one below. Full packets of a migration are lost, small \
      ones pass.";
 
-/// `mtu-below-port`
 pub(super) struct MtuBelowPort;
 
 impl Check for MtuBelowPort {

@@ -9,7 +9,6 @@ use super::{Check, Mending};
 const WHY: &str = "The larger side sends packets that the smaller one, or the switch before it, throws away without a word. Small packets \
      pass, so everything looks well: the migration connects, then crawls or hangs with the first full packet.";
 
-/// `mtu-between-hosts`
 pub(super) struct MtuBetweenHosts;
 
 impl Check for MtuBetweenHosts {

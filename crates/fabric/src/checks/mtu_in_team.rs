@@ -9,7 +9,6 @@ use super::{Check, Mending};
 const WHY: &str = "Which member a connection takes is decided by a hash: those on the smaller member lose their full packets, the others \
      work. Migrations hang or crawl at random, and between some hosts only.";
 
-/// `mtu-in-team`
 pub(super) struct MtuInTeam;
 
 impl Check for MtuInTeam {

@@ -8,7 +8,6 @@ use super::{Check, Mending};
 const WHY: &str = "Something on the way has a smaller MTU than both ends. If it says so, connections slow down until they have learnt it; if it \
      is silent, they hang with their first full packet.";
 
-/// `mtu-path`
 pub(super) struct MtuPath;
 
 impl Check for MtuPath {

@@ -15,7 +15,6 @@ const LARGE: u32 = 9000;
 const WHY: &str = "Each packet costs processor time, and six times as many are needed. On Windows, jumbo frames gave a live migration another 15 to \
      20 % (a field report on Hyper-V over 10 Gb/s; not measured with Linerate).";
 
-/// `mtu-small`
 pub(super) struct MtuSmall;
 
 impl Check for MtuSmall {

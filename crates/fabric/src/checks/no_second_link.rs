@@ -8,7 +8,6 @@ use super::common::{migration_ports, migration_segments};
 const WHY: &str = "When this cable, its port or its switch fails, a running migration stands still until it is back, or fails. A second link also makes \
      migrations faster: all are used at once.";
 
-/// `no-second-link`
 pub(super) struct NoSecondLink;
 
 impl Check for NoSecondLink {

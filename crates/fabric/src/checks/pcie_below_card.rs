@@ -8,7 +8,6 @@ use super::common::{Slot, link_text, slots};
 const WHY: &str = "Everything that the adapter moves goes through its slot. Two 100G ports in an x16 slot that was wired x8 moved not quite \
      70 Gb/s together, and in a full slot 115 (field report with ConnectX-4, on Windows).";
 
-/// `pcie-below-card`
 pub(super) struct PcieBelowCard;
 
 impl Check for PcieBelowCard {

@@ -8,7 +8,6 @@ use super::pcie_below_card::below_card;
 
 const WHY: &str = "Each port alone reaches its speed, all together do not: a migration over all of them is bounded by the slot.";
 
-/// `pcie-below-ports`
 pub(super) struct PcieBelowPorts;
 
 impl Check for PcieBelowPorts {

@@ -8,7 +8,6 @@ use super::{Check, Mending};
 const WHY: &str = "A priority is lossless only if every port on the way stops for it. Where one does not, RDMA loses packets under load: throughput falls to a part, \
      and connections may break.";
 
-/// `pfc-differs`
 pub(super) struct PfcDiffers;
 
 impl Check for PfcDiffers {

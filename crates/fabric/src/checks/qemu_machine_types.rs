@@ -10,7 +10,6 @@ use super::common::join;
 const WHY: &str = "A guest keeps the machine type that it was started with. A host whose QEMU does not know it cannot take the guest; older types run on \
      newer QEMUs, not the other way round.";
 
-/// `qemu-machine-types`
 pub(super) struct QemuMachineTypes;
 
 impl Check for QemuMachineTypes {

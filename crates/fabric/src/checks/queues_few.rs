@@ -15,7 +15,6 @@ const ENOUGH: u32 = 8;
 const WHY: &str = "Each queue is fetched by one core. With too few of them a core is busy with receiving while others wait, and the port never reaches \
      its speed.";
 
-/// `queues-few`
 pub(super) struct QueuesFew;
 
 impl Check for QueuesFew {

@@ -7,7 +7,6 @@ use super::common::{has_roce_v2, merged, roce_of};
 
 const WHY: &str = "TCP works and RDMA does not: each migration tries RDMA on this link, loses time with it, and falls back to TCP.";
 
-/// `rdma-blocked`
 pub(super) struct RdmaBlocked;
 
 impl Check for RdmaBlocked {

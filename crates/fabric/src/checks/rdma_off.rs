@@ -17,7 +17,6 @@ const ABLE: [(&str, &str); 6] = [
 
 const WHY: &str = "RDMA moves memory without the processors of both hosts; it is there and not used. TCP works meanwhile, and costs processor time.";
 
-/// `rdma-off`
 pub(super) struct RdmaOff;
 
 /// The RDMA module of the adapter's driver.

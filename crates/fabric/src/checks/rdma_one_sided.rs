@@ -8,7 +8,6 @@ use super::common::{carriers, has_infiniband, migration_segments, rdma_of};
 const WHY: &str = "RDMA needs both ends: migrations between these hosts fall back to TCP without a word, slower and with more processor time. In a \
      published comparison on busy Windows hosts with 25 Gb/s, migrations took 60 % less time with RDMA.";
 
-/// `rdma-one-sided`
 pub(super) struct RdmaOneSided;
 
 impl Check for RdmaOneSided {

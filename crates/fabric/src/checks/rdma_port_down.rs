@@ -7,7 +7,6 @@ use super::common::{migration_ports, roce_of};
 
 const WHY: &str = "The network port works, so everything looks well; RDMA connections over it fail, and migrations fall back to TCP.";
 
-/// `rdma-port-down`
 pub(super) struct RdmaPortDown;
 
 impl Check for RdmaPortDown {

@@ -10,7 +10,6 @@ use std::net::{IpAddr, Ipv6Addr};
 const WHY: &str = "RoCE finds the other side by the GID that belongs to its address. Without one, RDMA connections to this address fail, and migrations \
      fall back to TCP.";
 
-/// `roce-gid-missing`
 pub(super) struct RoceGidMissing;
 
 impl Check for RoceGidMissing {

@@ -11,7 +11,6 @@ use super::{pfc_differs, roce_priority_differs};
 const WHY: &str = "RoCE takes a lost packet badly: everything behind it is sent again. Under load, and with several hosts that send to one, \
      throughput falls to a part of what TCP would have.";
 
-/// `roce-not-lossless`
 pub(super) struct RoceNotLossless;
 
 impl Check for RoceNotLossless {

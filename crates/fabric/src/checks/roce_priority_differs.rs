@@ -11,7 +11,6 @@ use super::{Check, Mending};
 const WHY: &str = "Switches keep a priority lossless, not a protocol. Where one side sends RoCE in another priority, its packets are lost under load, and RDMA \
      takes loss far worse than TCP.";
 
-/// `roce-priority-differs`
 pub(super) struct RocePriorityDiffers;
 
 impl Check for RocePriorityDiffers {

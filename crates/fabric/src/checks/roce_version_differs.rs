@@ -7,7 +7,6 @@ use super::{Check, Mending};
 
 const WHY: &str = "RoCE v1 and v2 do not understand each other: connections that do not name a version fail, and migrations fall back to TCP.";
 
-/// `roce-version-differs`
 pub(super) struct RoceVersionDiffers;
 
 impl Check for RoceVersionDiffers {

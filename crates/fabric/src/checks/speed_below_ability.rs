@@ -10,7 +10,6 @@ use super::{Check, Mending};
 const WHY: &str = "The link works and moves a part of what was paid for; a migration takes as much longer. Ports that negotiate 1 Gb/s instead of 10 \
      are known of 25G adapters at 10G switch ports: there, both sides must be forced to 10 Gb/s.";
 
-/// `speed-below-ability`
 pub(super) struct SpeedBelowAbility;
 
 impl Check for SpeedBelowAbility {

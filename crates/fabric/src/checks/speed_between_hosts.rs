@@ -11,7 +11,6 @@ use super::switch_port_slower::slower;
 const WHY: &str = "A link is as fast as its slower end. The faster end sends bursts that the switch must hold back or throw away, and migrations \
      to and from the slower host take longer.";
 
-/// `speed-between-hosts`
 pub(super) struct SpeedBetweenHosts;
 
 impl Check for SpeedBetweenHosts {

@@ -8,7 +8,6 @@ use super::common::migration_ports;
 const WHY: &str = "The adapter could move more than its switch port: a 25G adapter in a 10G port works, at 10 Gb/s. Such pairs are also the ones that \
      fall back to 1 Gb/s or stay down when one side negotiates and the other is forced.";
 
-/// `switch-port-slower`
 pub(super) struct SwitchPortSlower;
 
 impl Check for SwitchPortSlower {

@@ -8,7 +8,6 @@ use super::common::{migration_ports, teams};
 const WHY: &str = "A migration is many connections between the same two hosts. This team puts all of them on one member, the others stand by: it is as \
      fast as one port. Ports without a team, each with an address of its own, are used all at once.";
 
-/// `team-cannot-spread`
 pub(super) struct TeamCannotSpread;
 
 impl Check for TeamCannotSpread {

@@ -8,7 +8,6 @@ use super::common::teams;
 const WHY: &str =
     "A member whose cable is pulled goes on being used: part of the connections hang until somebody looks.";
 
-/// `team-without-monitoring`
 pub(super) struct TeamWithoutMonitoring;
 
 impl Check for TeamWithoutMonitoring {

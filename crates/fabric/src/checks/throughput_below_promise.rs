@@ -11,7 +11,6 @@ const PERCENT_MIN: u64 = 50;
 const WHY: &str = "Ports and switches say that all is well, and the bytes do not move: a migration over this link takes as many times longer. What moves is \
      the measure, not what is negotiated.";
 
-/// `throughput-below-promise`
 pub(super) struct ThroughputBelowPromise;
 
 impl Check for ThroughputBelowPromise {

@@ -10,7 +10,6 @@ use super::common::outward;
 const WHY: &str = "The kernel sends everything for this network by one of the ports and answers for both addresses on either: the second cable stays idle, \
      or traffic arrives where it is not expected.";
 
-/// `two-ports-one-network`
 pub(super) struct TwoPortsOneNetwork;
 
 impl Check for TwoPortsOneNetwork {

@@ -8,7 +8,6 @@ use super::firewall_drops::{is_dead, suspects};
 
 const WHY: &str = "Both hosts say that they are on one network, and packets do not arrive. Migrations lose time with trying, and go over what is left.";
 
-/// `unreachable`
 pub(super) struct Unreachable;
 
 impl Check for Unreachable {

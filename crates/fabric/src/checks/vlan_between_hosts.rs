@@ -8,7 +8,6 @@ use super::common::{Value, differ, segments, switch_side};
 const WHY: &str = "The addresses say one network, the cables lead into different ones: these hosts cannot reach each other over this link, or only \
      through a router.";
 
-/// `vlan-between-hosts`
 pub(super) struct VlanBetweenHosts;
 
 impl Check for VlanBetweenHosts {

@@ -7,7 +7,6 @@ use super::common::{Value, differ, numbers, switch_side, teams};
 
 const WHY: &str = "Whether a connection works depends on the member that a hash chooses: some migrations run, others hang, and pings prove nothing.";
 
-/// `vlan-in-team`
 pub(super) struct VlanInTeam;
 
 impl Check for VlanInTeam {

@@ -7,7 +7,6 @@ use super::common::{numbers, switch_side};
 
 const WHY: &str = "The switch throws away frames of VLANs that its port does not carry: nothing arrives, and nothing says so.";
 
-/// `vlan-not-on-switch`
 pub(super) struct VlanNotOnSwitch;
 
 impl Check for VlanNotOnSwitch {

@@ -101,7 +101,6 @@ fn why_not(driver: &str) -> &'static str {
 }
 
 impl Builder<'_> {
-    /// `-drive`.
     pub(super) fn drive(&mut self, value: &str) -> Result<(), TwinError> {
         let options = self.parse("drive", value, None)?;
         self.drive_of(options)
@@ -137,7 +136,6 @@ impl Builder<'_> {
         self.emit("drive", &options.to_string())
     }
 
-    /// `-blockdev`.
     pub(super) fn blockdev(&mut self, value: &str) -> Result<(), TwinError> {
         let mut options = self.parse("blockdev", value, Some("driver"))?;
         let writable = !(options.is_on("read-only") || options.is_on("file.read-only"));

@@ -49,7 +49,6 @@ pub(crate) struct Injected {
     pub(crate) uffd: OwnedFd,
     /// How long the thread was stopped.
     pub(crate) stopped: Duration,
-    /// The thread.
     pub(crate) thread: i32,
 }
 

@@ -44,7 +44,6 @@ pub fn frames() -> Vec<(&'static str, Sample)> {
     ]
 }
 
-/// Messages.
 pub fn messages() -> Vec<(&'static str, Message)> {
     vec![
         ("offer", offer()),

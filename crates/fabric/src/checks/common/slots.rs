@@ -6,7 +6,6 @@ use crate::model::{Pcie, PortRef, Room};
 
 /// A slot of a host.
 pub(in crate::checks) struct Slot<'a> {
-    /// Its ports.
     pub(in crate::checks) ports: Vec<PortRef<'a>>,
     /// What is known of it.
     pub(in crate::checks) pcie: &'a Pcie,
