@@ -213,7 +213,7 @@ pub enum TwinError {
     UserNetwork,
     /// Devices were plugged or unplugged since the start.
     #[error(
-        "devices were plugged or unplugged since the guest started ({0}): its command line no longer describes it"
+        "devices were plugged or unplugged since the guest started ({0}), so its command line no longer describes it: undo that, or restart the guest"
     )]
     HotPlugged(String),
     /// A path that the kernel does not take for a socket.

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use linerate_core::source::Event;
 use linerate_core::{Code, Extent, Fault, GuestState, RegionId, Run, Side, Step, StreamSettings, Time};
 use linerate_guest::description::GuestDescription;
+use linerate_guest::left_ram::LeftRam;
 use linerate_guest::migrate::{MigrateError, SourceQemu};
 use linerate_guest::process;
 use linerate_guest::registry::{GuestRecord, Registry};
@@ -425,9 +426,11 @@ impl State {
         *self.qemu_downtime_ms.lock().unwrap_or_else(PoisonError::into_inner) = downtime;
         let (registry, record) = (&self.guest.registry, &self.guest.record);
         let how = process::StopHow::Quit;
+        let left = LeftRam::of(record);
         let qmp = Some(self.guest.qemu.qmp());
         process::stop(registry, record, qmp, how, Self::deadline())
             .map_err(|error| fault(Code::HypervisorFailed, Step::CleanUp, Side::Source, &error))?;
+        tracing::info!(guest = record.name, bytes = left.free(), "memory given back that the guest has left");
         self.shared.tell(Event::CleanedUp);
         Ok(())
     }
