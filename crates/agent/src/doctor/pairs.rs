@@ -76,7 +76,8 @@ mod tests {
     }
 
     fn echoing(addresses: &[[u8; 4]]) -> Echoing {
-        Echoing { token: [1; 16], addresses: addresses.iter().map(|ip| SocketAddr::from((*ip, 9))).collect() }
+        let addresses = addresses.iter().map(|ip| SocketAddr::from((*ip, 9))).collect();
+        Echoing { token: [1; 16], addresses, heard: Vec::new() }
     }
 
     #[test]
