@@ -204,9 +204,9 @@ fn rule_13_records_ordered_by_clocks() {
 #[test]
 fn rule_13_an_end_that_is_written_once_only() {
     // Nothing is lost by it, for recovery may be done twice; but a source that asks is never told.
-    let sound = often(&["journal fails", "journal full", "agent crashes", "commit"]);
+    let sound = often(&["journal fails", "agent crashes", "commit", "committed"]);
     let sound = Options { histories: true, ..sound };
-    noticed_in(sound, Mutation::EndWrittenOnce, Property::Ends, 4000);
+    noticed_in(sound, Mutation::EndWrittenOnce, Property::Ends, 2000);
 }
 
 #[test]
