@@ -349,10 +349,7 @@ impl Destination {
     /// Takes an event.
     pub fn handle(&mut self, now: Time, event: Event) {
         match event {
-            Event::PathUp(path) => {
-                self.copy = None;
-                self.control.path_up(now, path);
-            }
+            Event::PathUp(path) => self.control.path_up(now, path),
             Event::PathLost(path) => self.control.path_lost(now, path),
             Event::Heard(path) => self.control.heard(now, path),
             Event::ControlAcknowledged { path, through } => self.control.acknowledged(now, path, through),
@@ -556,13 +553,10 @@ impl Destination {
         self.commit();
     }
 
-    /// Whether somebody is there who can have the guest back. Otherwise the copy here may be the only one.
+    /// Whether somebody is there who can have the guest back. Otherwise the copy here may be the only one: a connection says
+    /// that the agent over there lives, and nothing of its hypervisor.
     pub(super) fn source_has_copy(&self, now: Time) -> bool {
-        match self.copy {
-            Some((true, at)) if now - at > COPY_COUNTS_FOR => self.control.paths() > 0,
-            Some((copy, _)) => copy,
-            None => self.control.paths() > 0,
-        }
+        self.copy.is_some_and(|(copy, at)| copy && now - at <= COPY_COUNTS_FOR)
     }
 
     /// The source cannot know yet that we gave up; the abort is on its way or will be found by asking.

@@ -34,7 +34,9 @@ impl World {
         let named = self.hosts[host].record(session).and_then(|record| record.process);
         // What was made for a session before its process was in the journal bears the session's number.
         let made = self.all().find(|guest| guest.host == host && guest.made_for == session);
-        named.or(made.map(|guest| guest.pid))
+        // A live session hands over what it knows, also if the disk never took a record of it.
+        let leaves = (session == self.session && host == self.at(Side::Source)).then_some(self.guest.pid);
+        named.or(made.map(|guest| guest.pid)).or(leaves)
     }
 
     /// An agent has started and reads its journal.
@@ -72,7 +74,7 @@ impl World {
             Plan::Discard => {
                 let Phase::Destination(phase) = phase else { return };
                 // What was removed and written before needs no second time.
-                let done = phase != DestinationPhase::Started
+                let done = matches!(phase, DestinationPhase::Aborted | DestinationPhase::Returned)
                     && self.named(host, session).is_none_or(|pid| !self.lives(pid));
                 if !done {
                     let machine = DestinationRecovery::discard(now, phase);

@@ -5,6 +5,8 @@ use std::fmt;
 
 use linerate_core::Time;
 
+use crate::faults::Focus;
+
 /// What every run is held to. The numbers are those of docs/simulator.md.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Property {
@@ -73,6 +75,8 @@ pub struct Violation {
     pub way: Way,
     /// It was one of several sessions.
     pub histories: bool,
+    /// What went wrong most.
+    pub focus: Focus,
     /// Which promise.
     pub property: Property,
     /// How.
@@ -96,9 +100,10 @@ impl fmt::Display for Violation {
             Way::HandedOver => " --handed-over",
         };
         let histories = if self.histories { " --histories" } else { "" };
+        let focus = self.focus;
         write!(
             f,
-            "replay: cargo run -p linerate-plan --bin sim -- --seed {} --trace{way}{histories}",
+            "replay: cargo run -p linerate-plan --bin sim -- --seed {} --trace{way}{histories}{focus}",
             self.seed
         )
     }
@@ -227,8 +232,19 @@ pub struct Options {
     pub way: Way,
     /// Several sessions, there and back.
     pub histories: bool,
+    /// What goes wrong most.
+    pub focus: Focus,
     /// Keep the last lines of what happened.
     pub trace: bool,
+}
+
+impl Options {
+    /// What in them does not go together.
+    pub fn contradiction(&self) -> Option<&'static str> {
+        (self.histories && self.way == Way::HandedOver).then_some(
+            "--histories and --handed-over do not go together: what somebody else decides is modelled for one session",
+        )
+    }
 }
 
 /// The watcher: what it knows by its own eyes.

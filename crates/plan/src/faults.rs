@@ -139,17 +139,86 @@ pub struct Fault {
     pub comes_back: bool,
 }
 
-/// A script; empty for one run in eight.
-pub fn draw(random: &mut Random, links: usize) -> Vec<Fault> {
-    let count = [0, 1, 1, 1, 2, 2, 3, 5][random.below(8) as usize];
-    (0..count).map(|_| one(random, links)).collect()
+impl Trigger {
+    /// Kinds in the order of [`Trigger::kind`].
+    pub const NAMES: [&'static str; 7] =
+        ["time", "carried", "action", "blackout", "commit", "committed", "recovery"];
+
+    /// Index of its kind.
+    pub fn kind(&self) -> usize {
+        match self {
+            Trigger::At(_) => 0,
+            Trigger::Carried(..) => 1,
+            Trigger::Action(..) => 2,
+            Trigger::Blackout(_) => 3,
+            Trigger::Commit(_) => 4,
+            Trigger::Committed(_) => 5,
+            Trigger::Recovery(..) => 6,
+        }
+    }
 }
 
-fn one(random: &mut Random, links: usize) -> Fault {
+/// What is looked at more closely: most faults are of these kinds, and come at these moments. Empty: all of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Focus {
+    /// One bit for each [`Mishap::kind`].
+    mishaps: u64,
+    /// One bit for each [`Trigger::kind`].
+    moments: u64,
+}
+
+impl Focus {
+    /// Percent of the faults that it is about.
+    const SHARE: u64 = 75;
+
+    /// Also on what has this name in [`Mishap::NAMES`] or [`Trigger::NAMES`]; none if nothing has.
+    #[must_use]
+    pub fn on(mut self, name: &str) -> Option<Focus> {
+        if let Some(kind) = Mishap::NAMES.iter().position(|known| *known == name) {
+            self.mishaps |= 1 << kind;
+        } else {
+            self.moments |= 1 << Trigger::NAMES.iter().position(|known| *known == name)?;
+        }
+        Some(self)
+    }
+
+    /// Draws until it is one of these, most of the time.
+    fn draw<T>(random: &mut Random, among: u64, draw: impl Fn(&mut Random) -> T, kind: fn(&T) -> usize) -> T {
+        if among == 0 || !random.percent(Focus::SHARE) {
+            return draw(random);
+        }
+        loop {
+            let drawn = draw(random);
+            if among & (1 << kind(&drawn)) != 0 {
+                return drawn;
+            }
+        }
+    }
+}
+
+impl std::fmt::Display for Focus {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let named = |bits: u64, names: &'static [&'static str]| {
+            names.iter().enumerate().filter(move |(kind, _)| bits & (1 << kind) != 0)
+        };
+        let mut all = named(self.mishaps, &Mishap::NAMES).chain(named(self.moments, &Trigger::NAMES));
+        all.try_for_each(|(_, name)| write!(f, " --often '{name}'"))
+    }
+}
+
+/// A script; empty for one run in eight.
+pub fn draw(random: &mut Random, links: usize, focus: Focus) -> Vec<Fault> {
+    let count = [0, 1, 1, 1, 2, 2, 3, 5][random.below(8) as usize];
+    // What is looked at closely may need several faults.
+    let count = if focus == Focus::default() { count } else { count + 1 };
+    (0..count).map(|_| one(random, links, focus)).collect()
+}
+
+fn one(random: &mut Random, links: usize, focus: Focus) -> Fault {
     let back_within = [100_000, 2_000_000, 20_000_000][random.below(3) as usize];
     Fault {
-        trigger: trigger(random, links),
-        mishap: mishap(random, links),
+        trigger: Focus::draw(random, focus.moments, |random| trigger(random, links), Trigger::kind),
+        mishap: Focus::draw(random, focus.mishaps, |random| mishap(random, links), Mishap::kind),
         back_after: random.micros(1_000, back_within),
         comes_back: random.percent(70),
     }

@@ -22,7 +22,7 @@ impl World {
             if !self.next_session() {
                 return Ok(());
             }
-            self.scenario.faults = faults::draw(&mut self.random, self.links.len());
+            self.scenario.faults = faults::draw(&mut self.random, self.links.len(), self.options.focus);
             self.scenario.stale = self.random.percent(4);
             self.harden();
             self.fired = vec![false; self.scenario.faults.len()];

@@ -37,4 +37,5 @@ mod withdrawal;
 pub mod world;
 
 pub use check::{Mutation, Options, Property, Violation, Way};
+pub use faults::Focus;
 pub use summary::{Report, Summary, simulate};

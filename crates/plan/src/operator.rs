@@ -11,6 +11,9 @@ use crate::guest::Sending;
 use crate::hosts::Machine;
 use crate::world::World;
 
+/// By then all that was in the way has been overcome.
+const SETTLES: Duration = Duration::from_secs(15);
+
 /// What `migration list` tells of a session at a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Seen {
@@ -94,7 +97,7 @@ impl World {
             }
             Machine::Destination(machine) if machine.is_held() => {
                 // It may have run: he paused it himself, and lets it go on.
-                self.wanted = true;
+                (self.wanted, self.paused_since) = (true, true);
                 self.note(|| format!("host {host}, session {session}: the operator lets it run"));
                 self.tell_destination_case(host, session, DestinationEvent::Resolve(true));
             }
@@ -137,19 +140,19 @@ impl World {
                 return Some(false);
             }
             let waits = self.sees(1 - host, session) == Some(Seen::Undecided);
+            self.check_needed(waits);
             return (waits && self.random.percent(50)).then_some(true);
         }
-        self.check_needed(1 - host, session);
+        self.check_needed(true);
         let here = self.process_of(host, session).and_then(|pid| self.find(pid));
         Some(here.is_some_and(|guest| guest.current))
     }
 
-    /// A destination that has ended its guest says so for ever: nobody has to decide for want of its word.
-    fn check_needed(&mut self, other: usize, session: u64) {
-        let silent = self.sees(other, session) == Some(Seen::Nothing)
-            && self.outcome_at(other, session) == Outcome::Pending;
-        self.check.that(!silent || self.check.lost, Property::Ends, || {
-            format!("an operator has to decide: host {other} has ended its guest and never says so")
+    /// Where both hosts can talk and work, and no copy was lost, nobody waits for an operator.
+    fn check_needed(&mut self, asks_him: bool) {
+        let works = self.now - self.troubled_at >= SETTLES;
+        self.check.that(!asks_him || !works || self.check.lost, Property::Ends, || {
+            format!("an operator has to decide, and nothing has stood in the way for {SETTLES:?}")
         });
     }
 

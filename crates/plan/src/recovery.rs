@@ -122,11 +122,13 @@ impl World {
             let before = self.options.mutation == Some(Mutation::CommittedBeforeItRuns);
             let outcome =
                 if before && self.is_committed_at(other, session) { Outcome::Committed } else { outcome };
-            if outcome == Outcome::Committed {
+            if outcome == Outcome::Committed && self.hosts[other].up {
                 self.says_committed(other, session);
             }
             outcome
         });
+        // It may have crashed over it.
+        let outcome = outcome.filter(|_| self.hosts[other].up);
         let latency = if outcome.is_some() { self.links[link].latency } else { UNANSWERED_AFTER };
         self.after(latency, Happening::Answered { host, life, session, outcome });
     }

@@ -6,7 +6,7 @@ use linerate_core::policy::Limits;
 use linerate_core::{PAGE_BYTES, RegionInfo, destination, scheduler, source};
 
 use crate::check::Way;
-use crate::faults::{self, Fault};
+use crate::faults::{self, Fault, Focus};
 use crate::guest::Habits;
 use crate::random::Random;
 use crate::streams::CHANNELS;
@@ -51,7 +51,7 @@ pub struct Scenario {
 
 impl Scenario {
     /// The scenario of a seed.
-    pub fn draw(random: &mut Random) -> Scenario {
+    pub fn draw(random: &mut Random, focus: Focus) -> Scenario {
         let shape: Vec<usize> = (0..random.between(1, 3)).map(|_| random.between(8, 240) as usize).collect();
         let links: Vec<Link> = (0..random.between(1, 4)).map(|_| link(random)).collect();
         let rate: f64 = links.iter().map(|link| link.rate).sum();
@@ -69,7 +69,7 @@ impl Scenario {
             late_max: Duration::from_millis([5, 300, 4_000][random.below(3) as usize]),
             round_interval: Duration::from_millis([0, 0, 50][random.below(3) as usize]),
             way: Way::Direct,
-            faults: faults::draw(random, links.len()),
+            faults: faults::draw(random, links.len(), focus),
             stale: random.percent(4),
             links,
             shape,

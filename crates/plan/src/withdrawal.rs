@@ -51,6 +51,8 @@ impl World {
             self.tell_destination_case(other, session, DestinationEvent::Withdrawn);
             self.outcome_at(other, session)
         });
+        // It may have crashed over it.
+        let outcome = outcome.filter(|_| self.hosts[other].up);
         self.after(latency, Happening::WithdrawalAnswered { host, life, session, outcome });
     }
 
@@ -73,6 +75,8 @@ impl World {
                     String::from("a destination says that it gave up, and its guest is there")
                 });
             }
+            // It runs nowhere but here.
+            Next::Committed if outcome == Some(Outcome::Gone) => {}
             Next::Committed => self.check.that(false, Property::OneRuns, || {
                 String::from("a source rolled back, and the destination has committed")
             }),

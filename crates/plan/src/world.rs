@@ -205,6 +205,8 @@ pub struct World {
     pub wanted: bool,
     /// He has paused or resumed it in this session.
     pub paused_since: bool,
+    /// The hosts could not talk or work then.
+    pub troubled_at: Time,
     /// Something is undecided since then.
     pub undecided_since: Option<Time>,
     /// The image on top of the guest's disk.
@@ -233,7 +235,7 @@ impl World {
     /// The world of a seed.
     pub fn new(seed: u64, options: Options) -> World {
         let mut random = Random::new(seed);
-        let mut scenario = Scenario::draw(&mut random);
+        let mut scenario = Scenario::draw(&mut random, options.focus);
         if options.faultless {
             scenario.faults.clear();
             scenario.stale = false;
@@ -263,6 +265,7 @@ impl World {
             parked: Vec::new(),
             wanted: scenario.runs,
             paused_since: false,
+            troubled_at: Time::ZERO,
             undecided_since: None,
             image: 0,
             offered_image: 0,
@@ -315,6 +318,7 @@ impl World {
             seed: self.seed,
             way: self.options.way,
             histories: self.options.histories,
+            focus: self.options.focus,
             property,
             what,
             at: self.now,
@@ -456,6 +460,9 @@ impl World {
         self.find_silent();
         self.source_tick();
         self.destination_tick();
+        if self.is_troubled() {
+            self.troubled_at = self.now;
+        }
         for host in 0..2 {
             if self.hosts[host].up {
                 let (now, mutation) = (self.now, self.options.mutation);
@@ -469,6 +476,19 @@ impl World {
             self.forget_dead();
             self.operator_looks();
         }
+    }
+
+    /// Something keeps the hosts from bringing their sessions to an end.
+    fn is_troubled(&self) -> bool {
+        let now = self.now;
+        let host = |host: &Host| {
+            !host.up
+                || host.journal_fails > 0
+                || host.journal_full_until > now
+                || host.disks_away_until > now
+                || host.hypervisors_away_until > now
+        };
+        self.hosts.iter().any(host) || !self.links.iter().any(Link::connects)
     }
 
     /// In small steps while there is something to see.

@@ -2,17 +2,22 @@
 
 #![allow(clippy::panic, clippy::expect_used, clippy::unwrap_used)] // Tests say what they expect.
 
-use linerate_plan::{Mutation, Options, Property, Way, simulate};
+use linerate_plan::{Focus, Mutation, Options, Property, Way, simulate};
 
 /// Asserts that some seed breaks exactly this promise, and that the same seed keeps it without the defect.
 #[track_caller]
-fn noticed(mutation: Mutation, property: Property, seeds: u64) {
-    let options = Options { mutation: Some(mutation), only: Some(property), ..Options::default() };
+fn noticed_in(sound: Options, mutation: Mutation, property: Property, seeds: u64) {
+    let options = Options { mutation: Some(mutation), only: Some(property), ..sound };
     let seed = (0..seeds).find(|&seed| simulate(seed, options).is_err());
     let seed = seed.unwrap_or_else(|| panic!("{mutation:?} goes unnoticed by {property:?} in {seeds} seeds"));
     println!("{mutation:?} breaks {property:?} at seed {seed}");
-    let sound = simulate(seed, Options::default());
+    let sound = simulate(seed, sound);
     assert!(sound.is_ok(), "seed {seed} breaks a promise without {mutation:?}: {}", sound.unwrap_err());
+}
+
+#[track_caller]
+fn noticed(mutation: Mutation, property: Property, seeds: u64) {
+    noticed_in(Options::default(), mutation, property, seeds);
 }
 
 /// The same, where RAM goes in the hypervisor's own streams.
@@ -23,11 +28,19 @@ fn noticed_by_streams(mutation: Mutation, property: Property, seeds: u64) {
 
 #[track_caller]
 fn noticed_on_way(way: Way, mutation: Mutation, property: Property, seeds: u64) {
-    let sound = Options { way, ..Options::default() };
-    let options = Options { mutation: Some(mutation), only: Some(property), ..sound };
-    let seed = (0..seeds).find(|&seed| simulate(seed, options).is_err());
-    let seed = seed.unwrap_or_else(|| panic!("{mutation:?} goes unnoticed by {property:?} in {seeds} seeds"));
-    assert!(simulate(seed, sound).is_ok(), "seed {seed} breaks a promise without {mutation:?}");
+    noticed_in(Options { way, ..Options::default() }, mutation, property, seeds);
+}
+
+/// The same over several sessions, there and back.
+#[track_caller]
+fn noticed_in_histories(mutation: Mutation, property: Property, seeds: u64) {
+    noticed_in(Options { histories: true, ..Options::default() }, mutation, property, seeds);
+}
+
+/// Most of what goes wrong is this, at these moments.
+fn often(names: &[&str]) -> Options {
+    let focus = names.iter().try_fold(Focus::default(), |focus, name| focus.on(name));
+    Options { focus: focus.expect("all of them are known"), ..Options::default() }
 }
 
 #[test]
@@ -140,25 +153,12 @@ fn withdrawing_a_waiting_guest_that_is_left_although_the_destination_says_otherw
     noticed(Mutation::TearDownLeavesGuest, Property::Truthful, 1000);
 }
 
-/// The same over several sessions, there and back.
-#[track_caller]
-fn noticed_in_histories(mutation: Mutation, property: Property, seeds: u64) {
-    let sound = Options { histories: true, ..Options::default() };
-    let options = Options { mutation: Some(mutation), only: Some(property), ..sound };
-    let seed = (0..seeds).find(|&seed| simulate(seed, options).is_err());
-    let seed = seed.unwrap_or_else(|| panic!("{mutation:?} goes unnoticed by {property:?} in {seeds} seeds"));
-    println!("{mutation:?} breaks {property:?} at seed {seed}");
-    assert!(simulate(seed, sound).is_ok(), "seed {seed} breaks a promise without {mutation:?}");
-}
-
 #[test]
-#[ignore = "not yet seen to be noticed in so few seeds"]
 fn rule_4_marks_that_go_with_their_page_table_entries() {
     noticed(Mutation::EmptiedMissed, Property::SameRam, 500);
 }
 
 #[test]
-#[ignore = "not yet seen to be noticed in so few seeds"]
 fn rule_5_what_the_hypervisor_writes_with_its_device_state() {
     noticed(Mutation::NotScannedAgain, Property::SameRam, 500);
 }
@@ -170,48 +170,47 @@ fn disks_that_are_not_compared_or_by_their_names_only() {
 }
 
 #[test]
-#[ignore = "not yet seen to be noticed in so few seeds"]
 fn rule_2_a_roll_back_that_failed_and_is_written_as_done() {
-    noticed(Mutation::RollBackWrittenAnyway, Property::SourceSurvives, 3000);
+    let sound = often(&["hypervisors away", "disks away", "cancelled", "blackout"]);
+    noticed_in(sound, Mutation::RollBackWrittenAnyway, Property::SourceSurvives, 1000);
 }
 
 #[test]
-#[ignore = "not yet seen to be noticed in so few seeds"]
 fn rule_1_a_source_that_is_given_up_for_a_guest_that_does_not_run() {
-    noticed(Mutation::CommittedBeforeItRuns, Property::GivenUpForRunning, 6000);
+    noticed(Mutation::CommittedBeforeItRuns, Property::GivenUpForRunning, 500);
 }
 
 #[test]
-#[ignore = "not yet seen to be noticed in so few seeds"]
 fn rule_12_a_loaded_guest_that_is_given_up_for_silence() {
-    noticed(Mutation::LoadedGivenUp, Property::NothingLost, 6000);
+    noticed_in(often(&["host crashes", "commit"]), Mutation::LoadedGivenUp, Property::NothingLost, 1000);
 }
 
 #[test]
 fn rule_12_a_commit_that_is_not_said_again() {
-    noticed(Mutation::CommitNotSaidAgain, Property::Ends, 6000);
+    noticed_in(often(&["agent crashes", "commit"]), Mutation::CommitNotSaidAgain, Property::Ends, 1000);
 }
 
 #[test]
-#[ignore = "not yet seen to be noticed in so few seeds"]
 fn rule_13_recovery_by_name() {
-    noticed_in_histories(Mutation::RecoverByName, Property::OwnRecord, 6000);
+    noticed_in_histories(Mutation::RecoverByName, Property::OwnRecord, 500);
 }
 
 #[test]
-#[ignore = "not yet seen to be noticed in so few seeds"]
 fn rule_13_records_ordered_by_clocks() {
-    noticed_in_histories(Mutation::OrderByClock, Property::OwnRecord, 20000);
+    // The older record closes the newer one: a source says that it has a guest that has left.
+    noticed_in_histories(Mutation::OrderByClock, Property::OneRuns, 500);
 }
 
 #[test]
-#[ignore = "not yet seen to be noticed in so few seeds"]
 fn rule_13_an_end_that_is_written_once_only() {
-    noticed_in_histories(Mutation::EndWrittenOnce, Property::NothingLost, 20000);
+    // Nothing is lost by it, for recovery may be done twice; but a source that asks is never told.
+    let sound = often(&["journal fails", "agent crashes", "commit", "committed"]);
+    let sound = Options { histories: true, ..sound };
+    noticed_in(sound, Mutation::EndWrittenOnce, Property::Ends, 2000);
 }
 
 #[test]
-#[ignore = "not yet seen to be noticed in so few seeds"]
 fn rule_13_a_committed_guest_that_every_start_of_an_agent_runs() {
-    noticed_in_histories(Mutation::RunOnEveryStart, Property::PausedStays, 6000);
+    let sound = often(&["guest paused", "agent crashes", "committed"]);
+    noticed_in(sound, Mutation::RunOnEveryStart, Property::PausedStays, 1000);
 }

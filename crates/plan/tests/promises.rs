@@ -2,7 +2,7 @@
 
 #![allow(clippy::panic, clippy::expect_used, clippy::unwrap_used)] // Tests say what they expect.
 
-use linerate_plan::{Options, Summary, Violation, Way, simulate};
+use linerate_plan::{Focus, Options, Summary, Violation, Way, simulate};
 
 fn all(seeds: std::ops::Range<u64>, options: Options) -> Result<Summary, Box<Violation>> {
     let mut summary = Summary::default();
@@ -53,6 +53,42 @@ fn with_faults_where_somebody_else_decides_who_runs_the_guest() {
 fn every_guest_that_converges_is_handed_over_without_faults() {
     let options = Options { faultless: true, way: Way::HandedOver, ..Options::default() };
     all(0..300, options).unwrap_or_else(|violation| panic!("{violation}"));
+}
+
+#[test]
+fn with_faults_over_several_sessions_there_and_back() {
+    for way in [Way::Direct, Way::Streams] {
+        let options = Options { histories: true, way, ..Options::default() };
+        let summary = all(0..700, options).unwrap_or_else(|violation| panic!("{violation}"));
+        assert!(summary.moved() > 200, "hardly any guest moves\n{summary}");
+        // Five sessions meet more of everything.
+        assert!(
+            summary.faults().iter().all(|&count| count > 20),
+            "a kind of fault hardly happens\n{summary}"
+        );
+    }
+}
+
+#[test]
+fn with_faults_of_the_journal_and_of_whole_hosts_around_commit() {
+    let names =
+        ["journal fails", "journal full", "agent crashes", "host crashes", "hypervisor dies", "commit"];
+    let focus = names.iter().try_fold(Focus::default(), |focus, name| focus.on(name));
+    let focus = focus.expect("all of them are known");
+    for way in [Way::Direct, Way::Streams] {
+        let options = Options { focus, way, ..Options::default() };
+        all(0..1000, options).unwrap_or_else(|violation| panic!("{violation}"));
+    }
+}
+
+#[test]
+fn histories_of_guests_that_are_somebody_elses_are_refused_with_a_reason() {
+    let sim =
+        std::process::Command::new(env!("CARGO_BIN_EXE_sim")).args(["--histories", "--handed-over"]).output();
+    let sim = sim.expect("it runs");
+    assert_eq!(sim.status.code(), Some(2));
+    let said = String::from_utf8_lossy(&sim.stderr);
+    assert!(said.contains("--histories and --handed-over do not go together"), "{said}");
 }
 
 #[test]

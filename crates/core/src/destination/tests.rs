@@ -267,6 +267,9 @@ fn every_event_in_every_state() {
 fn a_failure_in_each_state_before_commit_is_told_after_the_guest_is_gone() {
     for state in BEFORE_COMMIT {
         let mut driver = Driver::at(state);
+        if state == Journaling {
+            driver.tell(Event::CommitAgain { copy: true });
+        }
         let actions = driver.tell(Event::Failed(fault(Code::JournalFailed)));
         let expected = [Action::Journal(DestinationPhase::Aborted), Action::TearDown];
         assert!(actions.starts_with(&expected), "{state:?}: {actions:?}");

@@ -135,15 +135,16 @@ impl SourceRecovery {
     }
 
     /// An answer that decides weighs more than the word of an operator that came while the question was under way: the
-    /// destination knows what he may only guess.
+    /// destination knows what he may only guess. One that holds the guest takes the question for a commit, so that his word
+    /// that the guest runs here is void.
     fn answered(&mut self, now: Time, answer: Option<Outcome>) {
         self.answer = answer.or(self.answer);
         let decided = self.decided.take();
         match (answer.map(verdict), decided) {
             (Some(Verdict::GiveUpGuest), _) => self.enter(now, State::GivingUp),
             (Some(Verdict::Resume), _) => self.enter(now, State::TakingBack),
-            (_, Some(resume)) => self.decide(now, resume),
-            (Some(Verdict::AskAgain) | None, None) => self.due = Some(now + RETRY_AFTER),
+            (_, Some(resume)) if !resume || answer != Some(Outcome::Pending) => self.decide(now, resume),
+            (Some(Verdict::AskAgain) | None, _) => self.due = Some(now + RETRY_AFTER),
         }
     }
 

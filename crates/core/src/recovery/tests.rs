@@ -296,6 +296,17 @@ mod at_the_source {
         }
     }
 
+    /// It takes the question for a commit.
+    #[test]
+    fn a_word_to_resume_is_void_if_the_question_under_way_finds_the_guest_over_there() {
+        let mut driver = asking();
+        driver.action();
+        driver.tell(SourceEvent::Resolve(true));
+        assert_eq!(driver.tell(SourceEvent::Answered(Some(Outcome::Pending))), None);
+        driver.again(SourceAction::Ask);
+        assert_eq!(driver.tell(SourceEvent::Answered(Some(Outcome::Committed))), Some(SourceAction::GiveUp));
+    }
+
     #[test]
     fn the_operators_word_is_on_disk_before_the_guest_runs_and_nobody_is_asked_meanwhile() {
         let mut driver = asking();

@@ -212,7 +212,8 @@ impl Source {
         if self.ran { GuestState::RunsAtDestination } else { GuestState::PausedAtDestination }
     }
 
-    /// An answer that decides weighs more than the word of an operator that came while the question was under way.
+    /// An answer that decides weighs more than the word of an operator that came while the question was under way. A
+    /// destination that holds the guest takes the question for a commit, so that his word that the guest runs here is void.
     pub(super) fn answered(&mut self, now: Time, answer: Option<Outcome>) {
         self.asking = false;
         let decided = self.decided.take();
@@ -220,8 +221,9 @@ impl Source {
             return;
         }
         let decides = answer.is_some_and(|outcome| verdict(outcome) != Verdict::AskAgain);
+        let void = |resume_here| resume_here && answer == Some(Outcome::Pending);
         match (answer, decided) {
-            (_, Some(resume_here)) if !decides => self.decide(now, resume_here),
+            (_, Some(resume_here)) if !decides && !void(resume_here) => self.decide(now, resume_here),
             (Some(outcome), _) => self.told(now, outcome),
             (None, _) => {}
         }

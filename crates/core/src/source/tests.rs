@@ -481,6 +481,12 @@ fn an_operators_word_waits_for_the_question_under_way_and_takes_the_commit_back(
     let mut driver = undecided();
     assert!(driver.tell(Event::Answered(Outcome::Committed)).contains(&Action::CleanUp), "it knows better");
     let mut driver = undecided();
+    let actions = driver.tell(Event::Answered(Outcome::Pending));
+    assert!(
+        !actions.contains(&Action::Journal(SourcePhase::TakingBack)),
+        "it has committed now: {actions:?}"
+    );
+    let mut driver = undecided();
     let actions = driver.tell(Event::Unanswered);
     assert!(actions.contains(&Action::Journal(SourcePhase::TakingBack)), "{actions:?}");
     let actions = driver.tell(Event::PathUp(PATH));

@@ -4,7 +4,14 @@ use std::process::ExitCode;
 
 use linerate_plan::{Mutation, Options, Property, Summary, Way, simulate};
 
-const USAGE: &str = "usage: sim [--seeds COUNT] [--from SEED] | --seed SEED [--trace]   (also: --faultless, --histories, --streams, --handed-over)";
+const USAGE: &str = "usage: sim [--seeds COUNT] [--from SEED] | --seed SEED [--trace]
+  --faultless          no fault is injected
+  --histories          several sessions of one guest, there and back
+  --streams            RAM in the hypervisor's own streams
+  --handed-over        somebody else decides who runs the guest; not with --histories
+  --often FAULT        most faults are of this kind, or at this moment; repeatable
+  --mutation DEFECT    a defect in the bodies, to see that it is noticed
+  --only PROMISE       look at this promise alone";
 
 struct Arguments {
     from: u64,
@@ -28,14 +35,14 @@ fn parse(mut words: impl Iterator<Item = String>) -> Option<Arguments> {
             "--streams" => arguments.options.way = Way::Streams,
             "--handed-over" => arguments.options.way = Way::HandedOver,
             "--histories" => arguments.options.histories = true,
+            "--often" => arguments.options.focus = arguments.options.focus.on(&words.next()?)?,
             "--mutation" => arguments.options.mutation = Some(named(&Mutation::ALL, &words.next()?)?),
             "--only" => arguments.options.only = Some(named(&Property::ALL, &words.next()?)?),
             "--faultless" => arguments.options.faultless = true,
             _ => return None,
         }
     }
-    // Somebody else's decisions are modelled for one session at a time.
-    (!arguments.options.histories || arguments.options.way != Way::HandedOver).then_some(arguments)
+    Some(arguments)
 }
 
 fn main() -> ExitCode {
@@ -43,6 +50,10 @@ fn main() -> ExitCode {
         eprintln!("{USAGE}");
         return ExitCode::from(2);
     };
+    if let Some(what) = arguments.options.contradiction() {
+        eprintln!("{what}");
+        return ExitCode::from(2);
+    }
     let mut summary = Summary::default();
     for seed in arguments.from..arguments.from.saturating_add(arguments.count) {
         match simulate(seed, arguments.options) {

@@ -229,6 +229,9 @@ fn committed_is_told_only_once_the_guest_runs() {
 fn a_guest_that_cannot_run_is_returned_after_it_is_gone() {
     for state in ALL {
         let mut driver = Driver::at(state);
+        if state == Resuming {
+            driver.tell(Event::CommitAgain { copy: true });
+        }
         let actions = driver.tell(Event::CannotRun(fault(Code::HypervisorFailed)));
         if state != Resuming {
             let ends = actions.contains(&Action::Journal(DestinationPhase::Returned))
@@ -276,12 +279,14 @@ fn a_guest_whose_hypervisor_ended_after_commit_is_gone_and_given_back_to_nobody(
 }
 
 #[test]
-fn a_commit_that_the_disk_does_not_take_gives_the_guest_back_only_to_a_source_that_is_heard() {
+fn a_commit_that_the_disk_does_not_take_gives_the_guest_back_only_to_a_source_that_says_it_has_its_own() {
     let unwritten = || Event::Failed(fault(Code::JournalFailed));
     let mut driver = Driver::at(Journaling);
+    driver.tell(Event::CommitAgain { copy: true });
     assert!(aborts(&driver.tell(unwritten())), "the source has its copy and resumes at once");
 
-    let words: [Onward; 3] = [
+    let words: [Onward; 4] = [
+        |d| d.receive(Message::Commit),
         |d| d.tell(Event::CommitAgain { copy: false }),
         |d| {
             d.tell(Event::PathLost(PATH));
@@ -326,26 +331,27 @@ fn a_commit_that_is_not_on_disk_is_taken_back_by_who_said_it() {
 }
 
 #[test]
-fn a_guest_that_cannot_run_is_kept_while_nobody_can_have_it_back() {
+fn a_guest_that_cannot_run_is_kept_while_nobody_says_that_he_can_have_it_back() {
     let refused = || Event::CannotRun(fault(Code::HypervisorFailed));
-    let alone: [Onward; 2] =
-        [|d| d.tell(Event::CommitAgain { copy: false }), |d| d.tell(Event::PathLost(PATH))];
-    let returns: [Onward; 2] =
-        [|d| d.tell(Event::CommitAgain { copy: true }), |d| d.tell(Event::PathUp(PATH + 1))];
+    // A connection says that the agent over there lives, and nothing of its hypervisor.
+    let alone: [Onward; 4] = [
+        |d| d.tell(Event::CommitAgain { copy: false }),
+        |d| d.tell(Event::PathLost(PATH)),
+        |d| d.tell(Event::PathUp(PATH + 1)),
+        |d| d.tell(Event::Heard(PATH)),
+    ];
     for (n, alone) in alone.into_iter().enumerate() {
-        for returns in returns {
-            let mut driver = Driver::at(Resuming);
-            alone(&mut driver);
-            for _ in 0..3600 {
-                let actions = driver.tell(refused());
-                assert_eq!(actions, [], "{n}: this copy may be the only one");
-                assert_eq!(driver.brain.outcome(), Outcome::Pending);
-                driver.now = driver.now + crate::recovery::RETRY_AFTER;
-                assert!(driver.tell(Event::Tick).contains(&Action::Run { ran: true }), "{n}");
-            }
-            returns(&mut driver);
+        let mut driver = Driver::at(Resuming);
+        alone(&mut driver);
+        for _ in 0..3600 {
             let actions = driver.tell(refused());
-            assert!(actions.contains(&Action::Journal(DestinationPhase::Returned)), "{n}: {actions:?}");
+            assert_eq!(actions, [], "{n}: this copy may be the only one");
+            assert_eq!(driver.brain.outcome(), Outcome::Pending);
+            driver.now = driver.now + crate::recovery::RETRY_AFTER;
+            assert!(driver.tell(Event::Tick).contains(&Action::Run { ran: true }), "{n}");
         }
+        driver.tell(Event::CommitAgain { copy: true });
+        let actions = driver.tell(refused());
+        assert!(actions.contains(&Action::Journal(DestinationPhase::Returned)), "{n}: {actions:?}");
     }
 }
