@@ -14,6 +14,8 @@ use crate::qmp::QmpError;
 
 /// How long a cancel may take before QEMU is nudged.
 const NUDGE_AFTER: Duration = Duration::from_millis(100);
+/// The locks of a process go with the last of its threads, a moment after it counts as ended.
+const LOCKS_WAIT: Duration = Duration::from_millis(200);
 
 impl SourceQemu {
     /// Ends the migration in whatever phase it is and puts everything back: on `Ok` the guest does what it did before.
@@ -31,13 +33,11 @@ impl SourceQemu {
             Ok(()) => self.as_before(deadline),
             Err(MigrateError::AlreadyCompleted) => {
                 self.tidy_mirrors(deadline);
-                self.release(deadline)?;
                 if self.ran && !self.stands {
-                    // QEMU takes its disks back before it lets the guest run.
-                    self.qmp.execute("cont", json!({}), deadline)?;
-                    self.expect_status("running", deadline)?;
+                    self.run_again(deadline)?;
                 }
-                Ok(())
+                // Last: by its settings a later try knows that this migration was ours.
+                self.release(deadline)
             }
             Err(MigrateError::Elsewhere(status)) => {
                 tracing::warn!(status, "somebody else has begun a migration of this guest: it is left alone");
@@ -45,6 +45,20 @@ impl SourceQemu {
                 Ok(())
             }
             Err(error) => Err(error),
+        }
+    }
+
+    /// QEMU takes its disks back before it lets the guest run. Whoever had them may be ending at this moment.
+    fn run_again(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+        let patience = Instant::now() + LOCKS_WAIT;
+        loop {
+            match self.qmp.execute("cont", json!({}), deadline) {
+                Ok(_) => return self.expect_status("running", deadline),
+                Err(QmpError::Refused { .. }) if Instant::now() < patience => {
+                    self.pause_between(deadline, "waiting for the guest's disks")?;
+                }
+                Err(error) => return Err(error.into()),
+            }
         }
     }
 
