@@ -7,6 +7,9 @@
 #[allow(dead_code, reason = "shared with real_migration.rs")]
 mod stage;
 
+#[path = "real/hands.rs"]
+mod hands;
+
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 

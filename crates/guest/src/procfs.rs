@@ -62,10 +62,10 @@ struct Stat {
 }
 
 impl ProcessIdentity {
-    /// The process that has this pid now. A zombie has ended.
+    /// The process that has this pid now. A zombie has ended, with its last thread: until then it has its files, and their locks.
     pub fn of(pid: i32) -> Result<ProcessIdentity, ProcessError> {
         let stat = read_stat(pid)?;
-        if matches!(stat.state, b'Z' | b'X') {
+        if matches!(stat.state, b'Z' | b'X') && !has_other_threads(pid) {
             return Err(ProcessError::Gone { pid });
         }
         Ok(ProcessIdentity { pid, start_ticks: stat.start_ticks })
@@ -103,6 +103,11 @@ impl ProcessIdentity {
         }
         true
     }
+}
+
+fn has_other_threads(pid: i32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    threads.filter(|thread| thread.file_name().to_string_lossy() != pid.to_string()).count() > 0
 }
 
 /// Names this boot of the host: pids and start times of another boot mean nothing.
@@ -234,6 +239,28 @@ mod tests {
             ProcessIdentity { pid: -1, start_ticks: 0 }.signal(Signal::KILL),
             Err(ProcessError::Gone { .. })
         ));
+    }
+
+    /// The first thread of a process may end before the others.
+    #[test]
+    fn a_process_has_ended_with_its_last_thread() {
+        let dir = tempfile::tempdir().unwrap();
+        let (source, program) = (dir.path().join("two.c"), dir.path().join("two"));
+        let text = "#include <pthread.h>\n#include <unistd.h>\nvoid *stay(void *x) { pause(); return x; }\n\
+                    int main(void) { pthread_t t; pthread_create(&t, 0, stay, 0); pthread_exit(0); }\n";
+        fs::write(&source, text).unwrap();
+        let mut compile = std::process::Command::new("cc");
+        assert!(compile.args(["-pthread", "-o"]).args([&program, &source]).status().unwrap().success());
+        let mut child = std::process::Command::new(program).spawn().unwrap();
+        let pid = child.id() as i32;
+        while read_stat(pid).unwrap().state != b'Z' {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        let identity = ProcessIdentity::of(pid).unwrap();
+        assert!(identity.is_alive());
+        identity.signal(Signal::KILL).unwrap();
+        assert!(identity.wait_end(Instant::now() + std::time::Duration::from_secs(20)));
+        child.wait().unwrap();
     }
 
     #[test]

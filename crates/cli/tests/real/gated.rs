@@ -4,36 +4,53 @@ use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use linerate_lab::{Agent, AgentOptions, DiskMode, Gate, GuestSpec, Lab, LinkSpec, Qmp, make_disk};
+use linerate_lab::{
+    Agent, AgentOptions, DiskMode, Gate, GuestSpec, Lab, LinkSpec, QemuOptions, Qmp, make_disk,
+};
 use serde_json::{Value, json};
 
-use super::{DISK_MB, ONE, Stage, options, plain_disk_mbps};
+use super::{DISK_MB, Hosts, ONE, Stage, options, plain_disk_mbps};
 
 /// Recovery tries every second.
 const SOON: Duration = Duration::from_secs(40);
 
+fn gated_hosts(links_mbps: &[u64]) -> (Hosts, [Gate; 2]) {
+    let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let links =
+        links_mbps.iter().fold(Lab::builder(), |lab, &mbps| lab.link(LinkSpec::shaped(mbps).mtu(9000)));
+    let lab = links.build().unwrap();
+    let gates = [0, 1].map(|host: usize| Gate::new(&lab.hosts()[host]).unwrap());
+    let start = |host: usize| {
+        let mut options = options("");
+        options.environment.extend(gates[host].environment());
+        Agent::start(&lab.hosts()[host], AgentOptions { ..options }).unwrap()
+    };
+    let agents = vec![start(0), start(1)];
+    ((one, lab, agents), gates)
+}
+
 impl Stage {
     /// Two hosts whose agents stop where they are told, and a guest with a disk.
     pub fn gated(links_mbps: &[u64], mut guest: GuestSpec) -> (Stage, [Gate; 2]) {
-        let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let links =
-            links_mbps.iter().fold(Lab::builder(), |lab, &mbps| lab.link(LinkSpec::shaped(mbps).mtu(9000)));
-        let lab = links.build().unwrap();
-        let gates = [0, 1].map(|host: usize| Gate::new(&lab.hosts()[host]).unwrap());
-        let start = |host: usize| {
-            let mut options = options("");
-            options.environment.extend(gates[host].environment());
-            Agent::start(&lab.hosts()[host], AgentOptions { ..options }).unwrap()
-        };
-        let agents = vec![start(0), start(1)];
+        let (hosts, gates) = gated_hosts(links_mbps);
         guest.parameters.disk_generation = Some(1);
         guest.parameters.disk_mbps = plain_disk_mbps(guest.program);
-        let stage = Stage::of((one, lab, agents), |lab| {
+        let stage = Stage::of(hosts, |lab| {
             let image = lab.directory().join("disk.img");
             make_disk(&image, DISK_MB).unwrap();
             guest.disk(&image, DiskMode::Buffered)
         });
         (stage, gates)
+    }
+
+    /// The same with a guest without a disk that somebody else started and has a monitor of, too.
+    pub fn gated_with_other_hands(links_mbps: &[u64], guest: GuestSpec) -> (Stage, [Gate; 2], PathBuf) {
+        let (hosts, gates) = gated_hosts(links_mbps);
+        let folder = hosts.1.directory().to_owned();
+        let monitor = folder.join("second.qmp");
+        let arguments = vec!["-qmp".into(), format!("unix:{},server=on,wait=off", monitor.display())];
+        let options = QemuOptions { locks: true, arguments, ..QemuOptions::default() };
+        (Stage::foreign_on(hosts, &folder, guest, None, options), gates, monitor)
     }
 
     /// The guest's image, which both hosts share.

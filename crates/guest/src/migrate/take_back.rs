@@ -17,6 +17,8 @@ const PAUSED: &[&str] = &["paused", "prelaunch"];
 
 /// How long a cancel may take before QEMU is nudged.
 const NUDGE_AFTER: Duration = Duration::from_millis(100);
+/// The locks of a process go with the last of its threads, a moment after it counts as ended.
+const LOCKS_WAIT: Duration = Duration::from_millis(200);
 
 impl SourceQemu {
     /// Ends the migration in whatever phase it is and puts everything back: on `Ok` the guest does what it did before.
@@ -42,14 +44,26 @@ impl SourceQemu {
         }
     }
 
+    /// QEMU takes its disks back before it lets the guest run. Whoever had them may be ending at this moment.
+    fn run_again(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+        let patience = Instant::now() + LOCKS_WAIT;
+        loop {
+            match self.qmp.execute("cont", json!({}), deadline) {
+                Ok(_) => return self.expect_status("running", deadline),
+                Err(QmpError::Refused { .. }) if Instant::now() < patience => {
+                    self.pause_between(deadline, "waiting for the guest's disks")?;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
     fn as_before(&mut self, completed: bool, deadline: Instant) -> Result<(), MigrateError> {
         self.tidy_mirrors(deadline);
         if !self.ran || self.stands.is_some() {
             self.stand_again(deadline)?;
         } else if completed {
-            // QEMU takes its disks back before it lets the guest run.
-            self.qmp.execute("cont", json!({}), deadline)?;
-            self.expect_status("running", deadline)?;
+            self.run_again(deadline)?;
         } else {
             self.resume_again(deadline)?;
         }
