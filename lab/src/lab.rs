@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::forwarder::{Forwarder, Way};
 use crate::host::{Host, address};
 use crate::link::{self, LinkSpec};
 use crate::{LabError, sweep, tool};
@@ -143,6 +144,28 @@ impl Lab {
     pub fn slow(&self, link: usize, rate_mbps: u64) -> Result<(), LabError> {
         let mtu = self.spec(link)?.mtu;
         self.shape(link, &LinkSpec::shaped(rate_mbps).mtu(mtu))
+    }
+
+    /// Puts a program in place of the switch between two hosts of a link: it delays packets. Needs a lab of three hosts or more, whose
+    /// links have switches; the other hosts are left alone on theirs.
+    pub fn forward(&self, link: usize, hosts: [usize; 2], ways: [Way; 2]) -> Result<Forwarder, LabError> {
+        self.spec(link)?;
+        let namespace = self.switch_namespace();
+        let ports = [switch_port(link, self.host(hosts[0])?), switch_port(link, self.host(hosts[1])?)];
+        for (port, host) in ports.iter().zip(hosts) {
+            let host = self.host(host)?;
+            // Whole packets: a port that cuts large ones itself does it behind the program.
+            tool::ip(host.namespace(), &["link", "set", &host.device(link), "gso_max_segs", "1"])?;
+            tool::ip(&namespace, &["link", "set", port, "nomaster"])?;
+        }
+        Forwarder::start(&namespace, &ports, ways)
+    }
+
+    /// Loses so many of a hundred packets that a host sends on a link; 0 takes it back.
+    pub fn lose(&self, link: usize, from: usize, percent: u32) -> Result<(), LabError> {
+        let (namespace, device) = self.receiver(link, from)?;
+        link::pass_ingress(&namespace, &device)?;
+        if percent == 0 { Ok(()) } else { link::lose_ingress(&namespace, &device, percent) }
     }
 
     fn spec(&self, link: usize) -> Result<&LinkSpec, LabError> {

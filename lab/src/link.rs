@@ -102,6 +102,17 @@ pub(crate) fn drop_ingress(namespace: &str, device: &str) -> Result<(), LabError
     tool::run("ip", &["netns", "exec", namespace, "nft", &rule]).map(drop)
 }
 
+/// Drops so many of a hundred packets that come in through the device, each by chance.
+pub(crate) fn lose_ingress(namespace: &str, device: &str, percent: u32) -> Result<(), LabError> {
+    let rule = format!(
+        "add table netdev lab_{device}; add chain netdev lab_{device} ingress \
+         {{ type filter hook ingress device {device} priority 0; policy accept; }}; \
+         add rule netdev lab_{device} ingress numgen random mod 1000 < {} drop",
+        percent * 10
+    );
+    tool::run("ip", &["netns", "exec", namespace, "nft", &rule]).map(drop)
+}
+
 /// Takes [`drop_ingress`] back; fine when nothing was dropped.
 pub(crate) fn pass_ingress(namespace: &str, device: &str) -> Result<(), LabError> {
     // `add` first, because deleting what does not exist is an error.

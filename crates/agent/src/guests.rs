@@ -7,7 +7,7 @@ use linerate_api as api;
 use linerate_api::{
     AdoptGuest, ErrorBody, GuestDetail, GuestRunState, GuestSummary, StartGuest, StopGuest, code,
 };
-use linerate_guest::description::GuestDescription;
+use linerate_guest::description::{GuestDescription, check_name};
 use linerate_guest::discover;
 use linerate_guest::process::{self, Launch, StopHow};
 use linerate_guest::read;
@@ -297,6 +297,8 @@ pub fn adopt(agent: &Agent, request: &AdoptGuest) -> Answer<GuestSummary> {
     let description = read::read(&mut found.qmp, found.pid, deadline)
         .map_err(|error| failed("hypervisor_failed", &error))?;
     let name = request.name.clone().unwrap_or_else(|| description.name.clone());
+    check_name(&name)
+        .map_err(|error| failed(code::BAD_REQUEST, &error).with_hint("give it another name (`--name`)"))?;
     refuse_known(agent, &name, found.pid)?;
     let record = GuestRecord::new(&name, Origin::Adopted, found.pid, found.socket.clone(), Vec::new())
         .map_err(|error| registry_error(&error))?;

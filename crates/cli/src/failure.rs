@@ -1,5 +1,6 @@
 //! A command that did not do what it was asked: what happened, where, what the guest does, what to do.
 
+use console::measure_text_width;
 use linerate_api::{ClientError, ErrorBody, MigrationOutcome};
 use serde_json::json;
 
@@ -115,10 +116,20 @@ impl From<ClientError> for Failure {
 fn entry(painted: &str, label: &str, text: &str, width: usize) -> Vec<String> {
     const INDENT: usize = 7;
     let space = " ".repeat(INDENT.saturating_sub(label.len()));
-    let lines = wrap(&clean(text), width.saturating_sub(INDENT).max(20));
+    let lines = broken(text, width.saturating_sub(INDENT).max(20));
     let first = |line: String| format!("{painted}{space}{line}");
     let next = |line: String| format!("{}{line}", " ".repeat(INDENT));
     lines.into_iter().enumerate().map(|(at, line)| if at == 0 { first(line) } else { next(line) }).collect()
+}
+
+/// Lines of a text that has several are kept: a file's line with a mark below what is wrong in it means nothing otherwise.
+fn broken(text: &str, width: usize) -> Vec<String> {
+    let fits = |line: &str| text.trim_end().contains('\n') && measure_text_width(line) <= width;
+    let line = |line: &str| {
+        let line = clean(line.trim_end());
+        if fits(&line) { vec![line] } else { wrap(&line, width) }
+    };
+    text.trim_end().split('\n').flat_map(line).collect()
 }
 
 fn place(body: &ErrorBody) -> Option<String> {
@@ -183,6 +194,20 @@ do:    free memory on beta, or choose another host; the same
        command can succeed later
 ";
         assert_eq!(failure.render(60, Paint::PLAIN), expected);
+    }
+
+    #[test]
+    fn a_line_of_a_file_is_shown_with_the_mark_below_it() {
+        let text = "a.toml is wrong: TOML parse error at line 2, column 1\n  |\n2 | memry = \"4G\"\n  | ^^^^^\nunknown field `memry`, expected `name` or one of many others\n";
+        let expected = "\
+error: a.toml is wrong: TOML parse error at line 2, column 1
+         |
+       2 | memry = \"4G\"
+         | ^^^^^
+       unknown field `memry`, expected `name` or one of many
+       others
+";
+        assert_eq!(Failure::new(Exit::Usage, text, "").render(62, Paint::PLAIN), expected);
     }
 
     #[test]

@@ -70,10 +70,38 @@ fn qemu_10_with_a_direct_disk() {
 #[test]
 fn a_guest_that_somebody_else_started_is_adopted_and_moved() {
     let mut stage = Stage::adopted(busy());
+    let (_, listed) = stage.linerate_at_source(&["vm", "show", "g", "--json"]);
+    let shown: serde_json::Value = serde_json::from_str(&listed).unwrap();
+    assert_eq!(
+        (&shown["summary"]["direct"]["possible"], &shown["summary"]["stream"]["possible"]),
+        (&true.into(), &true.into())
+    );
+    assert!(!shown["needs"].as_array().unwrap().is_empty(), "{shown:#}");
+    let ram = stage.lab.hosts()[0].ram_directory().join("g");
+    let used = || std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&ram).unwrap());
+    assert!(used() > 0);
     let report = ended(&stage.migrate(&["--verify"]).finish()).completed();
     assert_eq!(report["verified"], true);
+    assert_eq!(used(), 0, "the file is its operator's, the memory in it is free again");
     stage.arrived();
     stage.guest_goes_on();
+}
+
+/// What the destination would refuse is known before it is asked, and both verdicts say it.
+#[test]
+fn a_guest_that_no_destination_takes_is_refused_at_the_source_in_the_words_of_the_list() {
+    let stage = Stage::adopted_with(busy(), &["-s"]);
+    let (_, listed) = stage.linerate_at_source(&["vm", "show", "g", "--json"]);
+    let shown: serde_json::Value = serde_json::from_str(&listed).unwrap();
+    let reason = shown["summary"]["direct"]["reasons"][0].as_str().unwrap().to_owned();
+    assert!(reason.contains("-s") && reason.contains("debugger"), "{reason}");
+    assert_eq!(shown["summary"]["stream"]["reasons"], serde_json::json!([reason]));
+    for mode in ["auto", "direct", "stream"] {
+        let (exit, text) =
+            stage.linerate_at_source(&["migrate", "g", "--to", "192.0.2.1", "--mode", mode, "--json"]);
+        assert_eq!(exit, 4, "{text}");
+        assert!(text.contains("debugger") && text.contains("\"source\""), "{text}");
+    }
 }
 
 #[test]

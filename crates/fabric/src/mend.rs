@@ -89,10 +89,14 @@ pub fn mends(room: &Room, findings: &[Finding], intent: Option<&Intent>) -> Mend
     loop {
         let wanted = wanted(room, findings, &left);
         let planned: Vec<_> = wanted.iter().map(|one| port_plan(one.at.port, &one.wish)).collect();
-        let refused = planned.iter().zip(&wanted).find_map(|(plan, one)| Some((plan.as_ref().err()?, one)));
+        let refused = planned.iter().zip(&wanted).find_map(|(plan, one)| {
+            let host = &one.at.host.host;
+            let by_host = || room.refuses_settings(host).then(|| refusal(host));
+            let by_port = plan.as_ref().err().map(|why| format!("{host}: {why}"));
+            Some((by_port.or_else(by_host)?, one))
+        });
         if let Some((why, one)) = refused {
             // Without these findings others may be mended all the same.
-            let why = format!("{}: {why}", one.at.host.host);
             for number in &one.findings {
                 left.get_mut(*number).into_iter().for_each(|left| *left = Some(why.clone()));
             }
@@ -117,6 +121,13 @@ pub fn mends(room: &Room, findings: &[Finding], intent: Option<&Intent>) -> Mend
             intents,
         };
     }
+}
+
+fn refusal(host: &str) -> String {
+    format!(
+        "{host} does not take settings from other hosts: `settings_from_agents = true` in its agent's configuration allows it, or run \
+         the command there"
+    )
 }
 
 /// A finding for which nothing changes would still be there afterwards, and everything else would be put back.
@@ -150,7 +161,9 @@ fn why_not(room: &Room, finding: &Finding, intent: Option<&Intent>, plans: &[Hos
     }
     let ours = || plans.iter().filter(|host| by_intent && intended(finding, &host.plan.host));
     let problem = ours().flat_map(|host| &host.plan.ports).find_map(|port| port.problem.clone());
-    problem.or_else(|| ours().find_map(|host| marked_otherwise(room, &host.plan)))
+    let refuses =
+        || ours().find(|host| room.refuses_settings(&host.plan.host)).map(|host| refusal(&host.plan.host));
+    problem.or_else(refuses).or_else(|| ours().find_map(|host| marked_otherwise(room, &host.plan)))
 }
 
 fn left_over(finding: &Finding, why: String) -> Left {

@@ -332,3 +332,242 @@ fn sixty_four_hosts_are_compared_pair_by_pair_without_a_finding() {
     let hosts = (1..=64).map(|number| room::host(number, &format!("host{number}"))).collect();
     assert_eq!(run_all(&Room::of(hosts)), Vec::new());
 }
+
+/// A fault of links: what it is called, what it does, what must be named, and where it is.
+type LinkFault = (&'static str, fn(&mut Room), &'static str, &'static [&'static str]);
+
+const BOTH: &[&str] = &["alpha l1", "beta l1"];
+
+fn lossy(room: &mut Room, percent: u32, ways: [bool; 2]) {
+    let lost = ways.map(|bad| if bad { percent * 20 } else { 0 });
+    losing(room, 2, lost[0], lost[1]);
+    // What TCP makes of it.
+    for number in [2, 3] {
+        room.matrix.probes[number].throughput_mbps = if percent > 5 { None } else { Some(900) };
+        room.matrix.probes[number].tcp = Some(percent < 30);
+    }
+}
+
+/// The clocks' difference tells the direction.
+fn late(room: &mut Room, ms: i64, there: bool) {
+    slow(room, 1, ms as u64 * 1000);
+    let ahead = if there { ms * 500 } else { -ms * 500 };
+    for (number, sign) in [(2, 1), (3, -1)] {
+        room.matrix.probes[number].clock_ahead_us = Some(80 + ahead * sign);
+        // One window of TCP in each round trip.
+        room.matrix.probes[number].throughput_mbps = Some(2000);
+    }
+}
+
+fn wall(room: &mut Room) {
+    let chain = FirewallChain {
+        table: "inet f".into(),
+        name: "in".into(),
+        hook: "input".into(),
+        drops: true,
+        rules: 2,
+    };
+    beta(room).firewall = Some(Firewall { input: vec![chain] });
+}
+
+/// Datagrams do not pass to beta: replies to it neither.
+fn deaf(room: &mut Room, tcp: bool) {
+    for (number, heard) in [(2, false), (3, true)] {
+        let probe = &mut room.matrix.probes[number];
+        (probe.reachable, probe.heard, probe.tcp) = (Some(false), Some(heard), Some(tcp));
+        (probe.path_mtu, probe.latency, probe.loss) = (None, None, None);
+        if !tcp {
+            probe.throughput_mbps = None;
+        }
+    }
+}
+
+const LINK_FAULTS: &[LinkFault] = &[
+    ("1 % there", |room| lossy(room, 1, [true, false]), "packet-loss", BOTH),
+    ("1 % back", |room| lossy(room, 1, [false, true]), "packet-loss", BOTH),
+    ("1 % both ways", |room| lossy(room, 1, [true, true]), "packet-loss", BOTH),
+    ("5 % there", |room| lossy(room, 5, [true, false]), "packet-loss", BOTH),
+    ("5 % back", |room| lossy(room, 5, [false, true]), "packet-loss", BOTH),
+    ("5 % both ways", |room| lossy(room, 5, [true, true]), "packet-loss", BOTH),
+    ("30 % there", |room| lossy(room, 30, [true, false]), "packet-loss", BOTH),
+    ("30 % back", |room| lossy(room, 30, [false, true]), "packet-loss", BOTH),
+    ("30 % both ways", |room| lossy(room, 30, [true, true]), "packet-loss", BOTH),
+    (
+        "loss and the drops of a port",
+        |room| {
+            lossy(room, 5, [true, false]);
+            gained(room).rx_dropped = 900;
+        },
+        "packet-loss",
+        BOTH,
+    ),
+    ("1 ms there", |room| late(room, 1, true), "round-trip-long", BOTH),
+    ("1 ms back", |room| late(room, 1, false), "round-trip-long", BOTH),
+    ("10 ms there", |room| late(room, 10, true), "round-trip-long", BOTH),
+    ("10 ms back", |room| late(room, 10, false), "round-trip-long", BOTH),
+    ("50 ms there", |room| late(room, 50, true), "round-trip-long", BOTH),
+    ("50 ms back", |room| late(room, 50, false), "round-trip-long", BOTH),
+    (
+        "half there",
+        |room| room.matrix.probes[2].throughput_mbps = Some(11_000),
+        "throughput-below-promise",
+        BOTH,
+    ),
+    (
+        "half of what a virtual port moves, there",
+        |room| virtual_ports(room, [500, 1000]),
+        "throughput-one-way",
+        BOTH,
+    ),
+    (
+        "half of what a virtual port moves, back",
+        |room| virtual_ports(room, [1000, 500]),
+        "throughput-one-way",
+        BOTH,
+    ),
+    ("half, both ways", |room| virtual_ports(room, [500, 500]), "throughput-below-sibling", BOTH),
+    ("a tenth, both ways", |room| virtual_ports(room, [100, 100]), "throughput-below-sibling", BOTH),
+    ("UDP blocked", |room| deaf(room, true), "firewall-drops", &["beta l1"]),
+    (
+        "UDP blocked, seen",
+        |room| {
+            wall(room);
+            deaf(room, true);
+        },
+        "firewall-drops",
+        &["beta l1"],
+    ),
+    (
+        "all blocked by a firewall",
+        |room| {
+            wall(room);
+            deaf(room, false);
+        },
+        "firewall-drops",
+        &["beta l1"],
+    ),
+    ("all blocked on the way", |room| deaf(room, false), "unreachable", BOTH),
+    (
+        "TCP blocked",
+        |room| (room.matrix.probes[2].tcp, room.matrix.probes[2].throughput_mbps) = (Some(false), None),
+        "tcp-blocked",
+        &["beta l1"],
+    ),
+    (
+        "TCP blocked both ways by beta",
+        |room| {
+            wall(room);
+            for number in [2, 3] {
+                (room.matrix.probes[number].tcp, room.matrix.probes[number].throughput_mbps) =
+                    (Some(false), None);
+            }
+        },
+        "tcp-blocked",
+        &["beta l1"],
+    ),
+    (
+        "a wrong route and nothing arrives",
+        |room| {
+            deaf(room, false);
+            room.matrix.probes[3].leaves_by = Some("eno1".into());
+        },
+        "asymmetric-routing",
+        &["beta l1"],
+    ),
+    (
+        "one MAC twice and nothing arrives",
+        |room| {
+            deaf(room, false);
+            l1(room).mac = Some("02:00:00:00:01:01".into());
+        },
+        "duplicate-mac",
+        BOTH,
+    ),
+    (
+        "no signal",
+        |room| {
+            deaf(room, false);
+            l1(room).carrier = Some(false);
+        },
+        "link-down",
+        &["beta l1"],
+    ),
+    (
+        "a small MTU and the drops of it",
+        |room| {
+            l1(room).mtu = Some(1500);
+            gained(room).rx_dropped = 4000;
+            room.matrix.probes[2].throughput_mbps = Some(40);
+        },
+        "mtu-between-hosts",
+        BOTH,
+    ),
+    (
+        "a stranger has an address",
+        |room| {
+            l1(room).taken = vec![Taken { ip: [10, 2, 1, 2].into(), mac: "02:de:ad:00:00:01".into() }];
+            deaf(room, false);
+        },
+        "address-taken",
+        &["beta l1"],
+    ),
+    ("no QEMU", |room| beta(room).hypervisor.qemu.clear(), "qemu-missing", &["beta"]),
+    ("no KVM", |room| beta(room).hypervisor.kvm = Some(false), "kvm-missing", &["beta"]),
+    ("little memory", |room| beta(room).memory.available_bytes = Some(200 << 20), "memory-short", &["beta"]),
+    (
+        "ram_dir on a disk",
+        |room| beta(room).memory.ram_folders[0].filesystem = Some("xfs".into()),
+        "ram-folder-unfit",
+        &["beta"],
+    ),
+    (
+        "ram_dir too small",
+        |room| beta(room).memory.ram_folders[0].available_bytes = Some(64 << 20),
+        "ram-folder-unfit",
+        &["beta"],
+    ),
+    ("a dead gateway", |room| beta(room).gateways[0].answers = Some(false), "gateway-dead", &["beta eno1"]),
+    ("one name twice", |room| beta(room).host = "alpha".into(), "equal-names", &["alpha", "alpha (2)"]),
+];
+
+/// All ports are virtual, whose speed means nothing; the second link moves this there and back.
+fn virtual_ports(room: &mut Room, rates: [u64; 2]) {
+    room.hosts.iter_mut().flat_map(|host| &mut host.ports).for_each(|port| port.kind = PortKind::Veth);
+    room.matrix.probes.iter_mut().for_each(|probe| probe.throughput_mbps = Some(1000));
+    for (number, rate) in [2, 3].into_iter().zip(rates) {
+        room.matrix.probes[number].throughput_mbps = Some(rate);
+    }
+}
+
+/// The measured room with its first two links only.
+fn with_two_links() -> Room {
+    let mut room = measured();
+    room.matrix.probes.truncate(4);
+    for host in &mut room.hosts {
+        host.ports.retain(|port| !["l2", "l3"].contains(&port.name.as_str()));
+        host.rdma.as_mut().unwrap().truncate(2);
+        host.agent.as_mut().unwrap().listen.truncate(2);
+    }
+    room
+}
+
+#[test]
+fn faults_of_links_are_named_exactly_with_two_links_and_with_four() {
+    let mut wrong = Vec::new();
+    for (links, healthy) in [(2, with_two_links as fn() -> Room), (4, measured)] {
+        assert_eq!(run_all(&healthy()), Vec::new());
+        for (what, fault, id, places) in LINK_FAULTS {
+            let mut room = healthy();
+            fault(&mut room);
+            let found = run_all(&room);
+            let mut at: Vec<String> =
+                found.iter().flat_map(|one| &one.places).map(Place::to_string).collect();
+            at.sort();
+            if ids(&room) != [*id] || at != *places {
+                wrong.push(format!("{links} links, {what}: {:?} at {at:?}", ids(&room)));
+            }
+        }
+    }
+    assert!(LINK_FAULTS.len() >= 30);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

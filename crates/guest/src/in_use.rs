@@ -95,7 +95,7 @@ fn own_processes(guest: &GuestDescription) -> Vec<i32> {
 }
 
 /// Everybody who uses it but these processes and this one.
-fn users(path: &Path, but: &[i32]) -> Vec<User> {
+pub(crate) fn users(path: &Path, but: &[i32]) -> Vec<User> {
     let Ok(facts) = fs::metadata(path) else { return Vec::new() };
     let mut users = loops(Path::new("/sys/block"), path, &facts);
     let own = i32::try_from(std::process::id()).unwrap_or(0);

@@ -10,6 +10,7 @@
 //! - [`graph`] is the live disk graph: the images in use, against the command line and the destination's QEMU.
 //! - [`shared`] proves that a disk which is not copied is on shared storage; [`stale`] marks images that a copy left behind;
 //!   [`in_use`] finds who else uses an image.
+//! - [`left_ram`] gives back the memory in files that an adopted guest leaves behind.
 //! - [`spec`] makes a command line from an operator's file; [`process`] starts and ends QEMU; [`registry`] remembers guests.
 //! - [`domain`] is for guests that libvirt drives and whose RAM Linerate copies.
 //! - [`migrate`] holds the operations of a migration on both sides, each of them small: who calls them in which order is
@@ -26,6 +27,7 @@ pub mod host;
 pub mod identity;
 pub mod images;
 pub mod in_use;
+pub mod left_ram;
 pub mod migrate;
 pub mod options;
 pub mod process;

@@ -68,6 +68,11 @@ pub enum MigrateError {
     /// A migration that somebody else began is under way, or has moved the guest away.
     #[error("somebody else has begun a migration of this guest (status {0})")]
     Elsewhere(String),
+    /// QEMU would abort.
+    #[error(
+        "the guest stands in the state {0}: a snapshot of it is being saved or loaded, or could not be loaded. QEMU would end with the guest if it were told to migrate now. Load the snapshot again or let the guest run (QMP cont), and start the migration again"
+    )]
+    Snapshot(String),
     /// A device came or went.
     #[error(
         "the guest's devices were changed during the migration: {change}. The destination was started with those of the beginning; start the migration again"

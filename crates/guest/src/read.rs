@@ -84,7 +84,7 @@ pub fn read(qmp: &mut Qmp, pid: i32, deadline: Instant) -> Result<GuestDescripti
 }
 
 /// The arguments of a QEMU, with what its files of options say and whole names of files.
-fn command_line(pid: i32) -> Result<(Vec<String>, Names), ReadError> {
+pub(crate) fn command_line(pid: i32) -> Result<(Vec<String>, Names), ReadError> {
     let arguments: Vec<String> = procfs::command_line(pid)?.into_iter().skip(1).collect();
     let names = Names::of(pid, &arguments);
     let root = procfs::proc_path(pid, "root");

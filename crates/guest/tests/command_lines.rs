@@ -15,8 +15,8 @@ use linerate_guest::argv::{Argument, split_loose};
 use linerate_guest::description::*;
 use linerate_guest::discover::qmp_sockets;
 use linerate_guest::options::Options;
-use linerate_guest::qmp::QemuVersion;
-use linerate_guest::read::{expand_config, traits_of_devices};
+use linerate_guest::qmp::{QemuVersion, Qmp};
+use linerate_guest::read::{expand_config, read, traits_of_devices};
 use linerate_guest::twin::{QemuBinary, TwinOptions, attempt, twin};
 use linerate_guest::verdict::{Reason, judge, judge_streams, needs};
 
@@ -292,6 +292,62 @@ fn every_twin_of_a_platforms_command_line_has_nothing_of_its_host() {
             assert!(!text.contains(gone), "{}/{}: {gone} is in {text}", line.platform, line.name);
         }
         assert_eq!(text.matches("-name guest=").count(), 1, "{text}");
+    }
+}
+
+/// Command lines of people, in the folder of their images, with a QMP socket of their own.
+const BY_HAND: [&str; 6] = [
+    "-nographic -net nic,model=e1000 -net user a.img",
+    "-fda b.img -hda a.img -boot a -device sb16 -vga cirrus -nic none -display none",
+    "-cdrom a.img -boot d -usb -usbdevice tablet -k de -nic user,model=rtl8139 -vnc unix:v.sock",
+    "-M q35 -display none -nic none -audiodev none,id=s -device ich9-intel-hda -device hda-duplex,audiodev=s \
+     -device qemu-xhci -device usb-kbd -fw_cfg name=opt/x,file=b.img",
+    "-M microvm -nodefaults -nographic -drive id=r,file=a.img,format=raw,if=none -device virtio-blk-device,drive=r \
+     -chardev stdio,id=c -device virtio-serial-device -device virtconsole,chardev=c",
+    "-nodefaults -display none -chardev socket,id=q,path=q.sock,server=on,wait=off -mon chardev=q,mode=control \
+     -chardev socket,id=e,path=q.sock,reconnect=5 -mon chardev=e,mode=control -iscsi initiator-name=iqn.2001-04.x:y \
+     -object throttle-group,id=g,x-iops-total=100 -blockdev driver=raw,node-name=r,file.driver=file,file.filename=a.img \
+     -blockdev driver=throttle,node-name=t,throttle-group=g,file=r -device virtio-blk-pci,drive=t",
+];
+
+/// What the verdict says can go by streams must go: QEMU itself migrates it to its twin.
+#[test]
+fn guests_of_plain_scripts_load_in_their_twins() {
+    let qemus = qemus();
+    for (number, line) in BY_HAND.iter().enumerate() {
+        let (place, qemu) = (Place::new(), &qemus[number % qemus.len()]);
+        place.disk("a.img", 4);
+        place.disk("b.img", 1);
+        let line: Vec<&str> = line.split_whitespace().collect();
+        let socket = place.path("hand.qmp");
+        let child = std::process::Command::new(&qemu.path)
+            .args(qemu.data_arguments())
+            .args(&line)
+            .args(["-accel", "tcg", "-m", "64", "-S", "-qmp"])
+            .arg(format!("unix:{},server=on,wait=off", socket.display()))
+            .current_dir(place.path("disks"))
+            .stdin(std::process::Stdio::null())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        let hand = ByHand(child);
+        wait_for(&socket);
+        let mut source = Qmp::connect(&socket, soon()).unwrap();
+        let guest = read(&mut source, hand.pid(), soon()).unwrap();
+        assert_eq!(judge_streams(&guest), [], "{line:?}");
+        let made = twin(&guest, &place.twin_options(qemu)).unwrap();
+        let mut waiting = start_twin(&place, qemu, &made);
+        let channel = serde_json::json!({ "uri": format!("unix:{}", place.path("m.sock").display()) });
+        waiting.qmp().execute("migrate-incoming", channel.clone(), soon()).unwrap();
+        source.execute("migrate", channel, soon()).unwrap();
+        let loaded = |qmp: &mut Qmp| {
+            let answer = qmp.execute("query-migrate", serde_json::json!({}), soon()).unwrap();
+            assert_ne!(answer["status"], "failed", "{line:?}: {answer}");
+            answer["status"] == "completed"
+        };
+        while !loaded(&mut source) || !loaded(waiting.qmp()) {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
     }
 }
 

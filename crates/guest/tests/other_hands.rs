@@ -151,3 +151,49 @@ fn a_device_that_comes_or_goes_while_a_guest_is_moved_is_told() {
         }
     }
 }
+
+/// QEMU aborts when a guest is to migrate that stands in this state.
+#[test]
+fn a_guest_whose_snapshot_could_not_be_loaded_is_not_lost() {
+    for qemu in qemus() {
+        let place = Place::new();
+        let (source, mut from, mut hands) = guest(&place, &qemu);
+        from.prepare(soon()).unwrap();
+        assert!(!monitor(&mut hands, "loadvm never-saved").is_empty());
+        assert_eq!(from.status(soon()).unwrap(), "restore-vm");
+        let channel = place.path("c.sock");
+        let _listener = std::os::unix::net::UnixListener::bind(&channel).unwrap();
+        let refused = from.begin(&channel, soon()).unwrap_err().to_string();
+        assert!(refused.contains("restore-vm"), "{refused}");
+        from.take_back(soon()).unwrap();
+        drop(from);
+        let again = SourceQemu::new(Qmp::connect(&source.record.qmp, soon()).unwrap(), soon());
+        assert!(again.is_err() && source.record.is_alive());
+    }
+}
+
+#[test]
+fn a_guest_that_is_let_run_on_the_way_runs_when_it_is_taken_back() {
+    for qemu in qemus() {
+        let place = Place::new();
+        let (source, from, mut hands) = guest(&place, &qemu);
+        drop(from);
+        hands.execute("stop", json!({}), soon()).unwrap();
+        let mut from = SourceQemu::new(Qmp::connect(&source.record.qmp, soon()).unwrap(), soon()).unwrap();
+        assert!(!from.ran());
+        from.prepare(soon()).unwrap();
+        hands.execute("cont", json!({}), soon()).unwrap();
+        let channel = place.path("c.sock");
+        let listener = std::os::unix::net::UnixListener::bind(&channel).unwrap();
+        let taken = std::thread::spawn(move || {
+            std::io::copy(&mut listener.accept().unwrap().0, &mut std::io::sink()).unwrap()
+        });
+        from.begin(&channel, soon()).unwrap();
+        assert!(from.wait_pre_switchover(soon(), &|| false).unwrap().ran);
+        from.cont_switchover(soon()).unwrap();
+        from.wait_completed(soon(), &|| false).unwrap();
+        assert!(taken.join().unwrap() > 0);
+        from.take_back(soon()).unwrap();
+        assert_eq!(from.status(soon()).unwrap(), "running");
+    }
+}

@@ -6,13 +6,17 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::*;
-use linerate_guest::description::{Backend, GuestDescription};
+use linerate_guest::description::{Backend, CopiedDisk, GuestDescription, ImageFormat};
 use linerate_guest::discover::{self, DiscoverError};
+use linerate_guest::graph;
+use linerate_guest::host::Problem;
+use linerate_guest::left_ram::LeftRam;
 use linerate_guest::process::{GuestError, Launch, StopHow, start, stop};
 use linerate_guest::qmp::{QemuVersion, Qmp, QmpError};
-use linerate_guest::read::read;
-use linerate_guest::registry::Origin;
-use linerate_guest::verdict::{Reason, judge, judge_streams};
+use linerate_guest::read::{Names, read};
+use linerate_guest::registry::{GuestRecord, Origin};
+use linerate_guest::twin::{QemuBinary, twin};
+use linerate_guest::verdict::{Reason, judge, judge_images, judge_streams};
 
 const SPEC: &str = "name = 'web'\nmemory = '64M'\nvcpus = 2\nmachine = 'q35'\naccel = 'tcg'\nuuid = '01234567-89ab-cdef-0123-456789abcdef'\n[[disk]]\npath = 'a,b.img'\ncache = 'none'\naio = 'native'\n[[disk]]\npath = 'c.img'\ndrop_cache = false\n";
 
@@ -213,9 +217,142 @@ fn disks_whose_controller_writes_ram_refuse_direct_mode() {
     }
 }
 
+/// Starts QEMU in the folder of disks, in the foreground or not.
+fn in_its_folder(place: &Place, qemu: &QemuBinary, line: &str, detached: bool) -> Running {
+    let (qmp, pid_file) = (place.path("hand.qmp"), place.path("hand.pid"));
+    let mut command = std::process::Command::new(&qemu.path);
+    command.args(qemu.data_arguments()).args(line.split(' ')).current_dir(place.path("disks"));
+    command.arg("-qmp").arg(format!("unix:{},server=on,wait=off", qmp.display()));
+    command.arg("-pidfile").arg(&pid_file).stdin(std::process::Stdio::null());
+    if detached {
+        assert!(command.arg("-daemonize").status().unwrap().success());
+    } else {
+        let mut child = command.spawn().unwrap();
+        // Somebody takes its end when the record has ended it.
+        std::thread::spawn(move || child.wait());
+    }
+    wait_for(&qmp);
+    wait_for(&pid_file);
+    let mut pid = String::new();
+    while !pid.ends_with('\n') {
+        pid = std::fs::read_to_string(&pid_file).unwrap();
+    }
+    let record =
+        GuestRecord::new("hand", Origin::Adopted, pid.trim().parse().unwrap(), qmp, Vec::new()).unwrap();
+    let qmp = Qmp::connect(&record.qmp, soon()).unwrap();
+    Running { record, qmp: Some(qmp) }
+}
+
+#[test]
+fn a_guest_started_in_a_folder_with_options_from_a_file_gets_a_twin() {
+    for (qemu, detached) in qemus().into_iter().zip([false, true]) {
+        let place = Place::new();
+        let (first, second) = (place.disk("a.img", 4), place.disk("b.img", 8));
+        let options =
+            "[device \"usb\"]\n  driver = \"ich9-usb-ehci1\"\n  bus = \"pcie.0\"\n  addr = \"1d.7\"\n";
+        std::fs::write(place.path("disks/usb.cfg"), options).unwrap();
+        let config = place.path("disks/usb.cfg");
+        let line = format!(
+            "-M q35 -accel tcg -m 64 -S -display none -serial null a.img -drive if=virtio,file=./b.img,format=raw,id=b \
+             -readconfig {} -net nic,model=e1000 -net user",
+            config.display()
+        );
+        let mut hand = in_its_folder(&place, &qemu, &line, detached);
+        let pid = hand.record.process.pid;
+        let mut guest = read(hand.qmp(), pid, soon()).unwrap();
+        assert_eq!(guest.name, format!("qemu-{pid}"));
+        guest.name = "chosen".into();
+        for disk in [&first, &second] {
+            assert!(guest.disks.iter().any(|one| one.path == disk.to_str().unwrap()), "{:?}", guest.disks);
+        }
+        assert_eq!(guest.traits.hot_plugged, [""; 0], "what the file says was not plugged in later");
+        let mut live = graph::read(hand.qmp(), soon()).unwrap();
+        Names::of(pid, &guest.arguments).in_graph(&mut live);
+        live.check_named(&guest.arguments).unwrap();
+        graph::check_files(&live, pid).unwrap();
+        assert_eq!(judge_streams(&guest), []);
+        let made = twin(&guest, &place.twin_options(&qemu)).unwrap();
+        let text = made.arguments.join(" ");
+        assert!(text.contains("-name guest=chosen") && text.contains("driver=ich9-usb-ehci1"), "{text}");
+        let mut waiting = start_twin(&place, &qemu, &made);
+        let there = graph::read(waiting.qmp(), soon()).unwrap();
+        let mapping = graph::Mapping { paths: &Default::default(), copied: &[] };
+        assert_eq!(live.difference(&there, mapping), None);
+    }
+}
+
+#[test]
+fn an_image_that_no_destination_would_open_is_known_at_the_source() {
+    let place = Place::new();
+    let (base, image) = (place.disk("base.img", 4), place.path("disks/top.qcow2"));
+    // Without the format of its backing file.
+    let mut header = vec![0; 512];
+    header[..8].copy_from_slice(b"QFI\xfb\0\0\0\x02");
+    let name = base.to_str().unwrap().as_bytes();
+    header[8..16].copy_from_slice(&200_u64.to_be_bytes());
+    header[16..20].copy_from_slice(&u32::try_from(name.len()).unwrap().to_be_bytes());
+    header[200..200 + name.len()].copy_from_slice(name);
+    std::fs::write(&image, header).unwrap();
+    let drive = format!("if=virtio,file={},format=qcow2", image.display());
+    let mut guest = description(&["-nodefaults", "-drive", &drive]);
+    let reasons = judge_images(&guest);
+    assert!(matches!(&reasons[..], [Reason::Image { problem: Problem::Image { .. } }]), "{reasons:?}");
+    assert!(reasons[0].to_string().contains("qemu-img rebase"), "{}", reasons[0]);
+    let path = image.to_str().unwrap().to_owned();
+    guest.copied =
+        vec![CopiedDisk { id: "d".into(), path, format: ImageFormat::Qcow2, size: 512, identity: None }];
+    assert_eq!(judge_images(&guest), [], "a copy is an image of its own");
+}
+
 #[test]
 fn a_process_without_qmp_is_told() {
     let me = std::process::id() as i32;
     assert!(matches!(discover::by_pid(me, soon()), Err(DiscoverError::NoSocket { .. })));
     assert!(matches!(discover::by_pid(i32::MAX, soon()), Err(DiscoverError::Process(_))));
+}
+
+#[test]
+fn the_memory_that_an_adopted_guest_leaves_is_given_back_and_its_files_stay() {
+    let place = Place::new();
+    let qemu = &qemus()[0];
+    let file = |name: &str| place.path(name);
+    let memory = |name: &str, id: &str, share: &str| {
+        format!(
+            "-object memory-backend-file,id={id},size=64M,prealloc=on,mem-path={},share={share}",
+            file(name).display()
+        )
+    };
+    // The second is kept open by somebody else, the third is another guest's template.
+    let reader = |name: &str| {
+        std::process::Command::new("sleep")
+            .arg("600")
+            .stdin(std::fs::File::open(file(name)).unwrap())
+            .spawn()
+            .unwrap()
+    };
+    let [own, lent, template] = ["own.ram", "lent.ram", "template.ram"];
+    let line = format!(
+        "-machine pc -accel tcg -nodefaults -S -display none -m 128 -smp 2 {} {} {} -numa node,cpus=0,memdev=a -numa node,cpus=1,memdev=b",
+        memory(own, "a", "on"),
+        memory(lent, "b", "on"),
+        memory(template, "c", "off"),
+    );
+    let mut guest = in_its_folder(&place, qemu, &line, false);
+    std::fs::write(file(template), vec![1; 1 << 20]).unwrap();
+    let bytes =
+        |name: &str| std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(file(name)).unwrap()) * 512;
+    let before = [own, lent, template].map(bytes);
+    assert!(before.iter().all(|bytes| *bytes > 0), "{before:?}");
+    let left = LeftRam::of(&guest.record);
+    assert_eq!(left.free(), 0, "its process lives");
+    let qmp = guest.qmp.as_mut();
+    stop(&place.registry, &guest.record, qmp, StopHow::Quit, soon()).unwrap();
+    let mut other = reader(lent);
+    assert_eq!(left.free(), before[0]);
+    other.kill().unwrap();
+    other.wait().unwrap();
+    assert_eq!([own, lent, template].map(bytes), [0, before[1], before[2]]);
+    let size = std::fs::metadata(file(own)).unwrap().len();
+    assert_eq!(size, 64 << 20, "it can be used again as it is");
+    assert_eq!(left.free(), before[1], "nobody uses it any more");
 }

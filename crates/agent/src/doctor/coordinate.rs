@@ -42,8 +42,9 @@ pub fn examine(agent: &Arc<Agent>, request: &DoctorRequest) -> Result<DoctorAnsw
         Probes::Full => probe_in_turn(&hosts),
     };
     let inventories = hosts.iter().map(|host| host.inventory.clone()).collect();
-    let mut room =
-        Room { hosts: inventories, matrix: Matrix { probes, incasts: Vec::new() }, switches: Vec::new() };
+    let here = hosts.first().map(|host| host.inventory.host.clone());
+    let matrix = Matrix { probes, incasts: Vec::new() };
+    let mut room = Room { hosts: inventories, here, matrix, switches: Vec::new() };
     if request.probes == Probes::Full {
         again(&hosts, &mut room);
         room.matrix.incasts = incasts(&hosts, &room.matrix.probes);

@@ -138,11 +138,6 @@ fn report(shared: &Outgoing, ending: &Ending, cpu: CpuSeconds, downtime_ms: Opti
     };
     let stream_channels = brain.stream_channels();
     drop(brain);
-    let copy = statistics.span(Step::Copy);
-    let copy_s = copy.began.zip(copy.ended).map_or(Duration::ZERO, |(began, ended)| ended - began);
-    let copy_s = copy_s.saturating_sub(statistics.disks_alone).as_secs_f64();
-    // Of a round that was broken off only a part was carried.
-    let carried: u64 = statistics.rounds.iter().map(|round| round.bytes).sum::<u64>().min(acknowledged);
     Report {
         id: shared.id(),
         guest: shared.request.guest.clone(),
@@ -170,7 +165,7 @@ fn report(shared: &Outgoing, ending: &Ending, cpu: CpuSeconds, downtime_ms: Opti
             alone_us: us(statistics.disks_alone),
         }),
         shared_on_operators_word: shared.request.shared_storage.clone(),
-        goodput_bytes_per_s: if copy_s > 0.0 { (carried as f64 / copy_s) as u64 } else { 0 },
+        goodput_bytes_per_s: goodput(&statistics, acknowledged),
         links: shared.board.totals(),
         cpu,
         blackout: split(&statistics.blackout, downtime_ms),
@@ -179,6 +174,17 @@ fn report(shared: &Outgoing, ending: &Ending, cpu: CpuSeconds, downtime_ms: Opti
         verified: (shared.request.verify && statistics.blackout.sealed.is_some()).then_some(true),
         checksum_refusals: refusals,
     }
+}
+
+/// Bytes per second of the copy, also of one that was broken off.
+fn goodput(statistics: &Statistics, acknowledged: u64) -> u64 {
+    let copy = statistics.span(Step::Copy);
+    let ended = copy.ended.or(statistics.ended);
+    let time = copy.began.zip(ended).map_or(Duration::ZERO, |(began, ended)| ended - began);
+    let seconds = time.saturating_sub(statistics.disks_alone).as_secs_f64();
+    // Of a round that was broken off only a part was carried.
+    let carried = statistics.rounds.iter().map(|round| round.bytes).sum::<u64>().min(acknowledged);
+    if seconds > 0.0 { (carried as f64 / seconds) as u64 } else { 0 }
 }
 
 impl Outgoing {
@@ -255,4 +261,23 @@ pub(super) fn detail(shared: &Outgoing) -> MigrationDetail {
         note: (state == MigrationState::Undecided).then(|| UNDECIDED.to_owned()),
     };
     MigrationDetail { summary, report, error }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use linerate_core::statistics::Round;
+
+    #[test]
+    fn a_copy_that_was_broken_off_has_the_rate_of_what_it_carried() {
+        let mut statistics = Statistics::default();
+        let at = |seconds| Time::ZERO + Duration::from_secs(seconds);
+        statistics.begin(at(1), Step::Copy);
+        statistics.rounds.push(Round { bytes: 1000, ..Round::default() });
+        assert_eq!(goodput(&statistics, 600), 0, "it is not over yet");
+        statistics.ended = Some(at(3));
+        assert_eq!(goodput(&statistics, 600), 300);
+        statistics.end(at(2), Step::Copy);
+        assert_eq!(goodput(&statistics, 2000), 1000);
+    }
 }

@@ -13,7 +13,7 @@ use linerate_core::policy::Limits;
 use linerate_core::source::{self, Event, Source};
 use linerate_core::{Code, Fault, RegionInfo, SessionId, Side, Step, Token};
 use linerate_guest::description::GuestDescription;
-use linerate_guest::migrate::{PauseMark, SourceQemu};
+use linerate_guest::migrate::{MigrateError, PauseMark, SourceQemu};
 use linerate_guest::qmp::Qmp;
 use linerate_guest::registry::{GuestRecord, Registry};
 use linerate_guest::shared::Marks;
@@ -269,7 +269,10 @@ fn find(agent: &Agent, request: &MigrateRequest) -> Result<Found, Fault> {
     let qemu = match &request.domain {
         // What libvirt sets is libvirt's to put back.
         Some(_) => SourceQemu::recovered(qmp, true, None, false),
-        None => SourceQemu::new(qmp, deadline).map_err(|error| here(Code::HypervisorFailed, &error))?,
+        None => SourceQemu::new(qmp, deadline).map_err(|error| match error {
+            MigrateError::Snapshot(_) => here(Code::NotMigratable, &error),
+            error => here(Code::HypervisorFailed, &error),
+        })?,
     };
     let mut blocks = Vec::new();
     let mut ram = Vec::new();

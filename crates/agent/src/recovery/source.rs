@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use linerate_core::recovery::{Phase, SourceAction, SourceEvent, SourceRecovery};
 use linerate_core::{GuestState, Outcome};
+use linerate_guest::left_ram::LeftRam;
 use linerate_guest::migrate::{PauseMark, SourceQemu};
 use linerate_guest::process::{self, StopHow};
 use linerate_guest::registry::GuestRecord;
@@ -102,8 +103,14 @@ impl Unfinished {
             &self.guest,
             &peers.first().map_or(String::new(), ToString::to_string),
         );
+        let left = LeftRam::of(&qemu);
         match process::stop(&agent.registry, &qemu, None, StopHow::Quit, Instant::now() + QMP_WAIT) {
             Ok(()) => {
+                tracing::info!(
+                    guest = self.guest,
+                    bytes = left.free(),
+                    "memory given back that the guest has left"
+                );
                 self.worked();
                 true
             }

@@ -7,7 +7,7 @@ use linerate_fabric::report::{Verdict, html, verdict};
 use linerate_fabric::saved;
 use serde::Serialize;
 
-use super::fix;
+use super::{fix, progress};
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -25,7 +25,9 @@ pub async fn run(flags: &DoctorFlags, context: &Context) -> Result<Exit, Failure
         probes: if quick { Probes::Short } else { Probes::Full },
         watch_ms: if quick { 0 } else { WATCH_MS },
     };
-    let DoctorAnswer { room, heard, unheard } = context.client.doctor(&request).await?;
+    let what = waits_for(&request);
+    let answer = progress::told(what, context.err, context.client.doctor(&request)).await;
+    let DoctorAnswer { room, heard, unheard } = answer?;
     let room = understood(room)?;
     if flags.inventory {
         return inventory(&room, context);
@@ -37,6 +39,18 @@ pub async fn run(flags: &DoctorFlags, context: &Context) -> Result<Exit, Failure
     match flags.fix {
         false => report(&look, flags, context),
         true => fix::run(&look, &heard, flags, context).await,
+    }
+}
+
+/// What is going on meanwhile, for somebody who waits.
+fn waits_for(request: &DoctorRequest) -> String {
+    let hosts = request.hosts.len() + 1;
+    match (hosts, request.probes) {
+        (1, _) => "looking at this host".to_owned(),
+        (_, Probes::Full) => {
+            format!("looking at {hosts} hosts, moving bytes over their links one after the other")
+        }
+        _ => format!("looking at {hosts} hosts and the links between them"),
     }
 }
 

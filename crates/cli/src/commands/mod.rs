@@ -10,6 +10,7 @@ mod link;
 mod man;
 mod migrate;
 mod migration;
+mod progress;
 mod qos;
 mod resolve;
 mod status;

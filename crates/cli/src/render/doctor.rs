@@ -1,7 +1,7 @@
 //! What the doctor found, for a tired person: worst first, one line each; then the links with what they carry.
 
 use linerate_api::Unheard;
-use linerate_fabric::model::{Finding, Latency, Port, Probe, Room, Severity};
+use linerate_fabric::model::{Finding, Latency, Loss, Port, Probe, Room, Severity};
 
 use super::format::clean;
 use super::table::{Align, Table, wrap};
@@ -31,7 +31,7 @@ pub fn report(
     if !lines.is_empty() {
         lines.push(String::new());
     }
-    lines.extend(matrix(&room.matrix.probes));
+    lines.extend(matrix(&room.matrix.probes, screen.width));
     lines.extend(incasts(room));
     lines.push(summary(room, findings, unheard, paint));
     if !details && !findings.is_empty() {
@@ -123,10 +123,14 @@ fn more(finding: &Finding, screen: Screen) -> Vec<String> {
     for seen in &finding.seen {
         table.row([seen.place.to_string(), seen.what.clone(), seen.value.clone()].map(|cell| clean(&cell)));
     }
-    let mut lines = table.lines(11);
+    let mut lines: Vec<String> = table.lines(11);
     let mut add = |label: &str, text: &str| {
         lines.extend(entry("       ", &format!("{label} {}", clean(text)), screen.width));
     };
+    for effect in &finding.effects {
+        let places: Vec<String> = effect.places.iter().map(ToString::to_string).collect();
+        add("follows:", &format!("{}: {} [{}]", places.join(", "), effect.title, effect.id));
+    }
     add("why:", &finding.why);
     for fix in &finding.fixes {
         let place = fix.place.as_ref().map(|place| format!("{}: ", place.host)).unwrap_or_default();
@@ -140,28 +144,47 @@ fn more(finding: &Finding, screen: Screen) -> Vec<String> {
     lines
 }
 
-/// One line for each pair of ports and direction.
-fn matrix(probes: &[Probe]) -> Vec<String> {
+/// One line for each pair of ports and direction, and what is to be said of it below. Where the screen is too narrow for a table, text.
+fn matrix(probes: &[Probe], width: usize) -> Vec<String> {
     if probes.is_empty() {
         return Vec::new();
     }
     use Align::{Left, Right};
-    let mut table = Table::new(&[Left, Left, Right, Right, Right, Right, Right, Left]);
+    let mut table = Table::new(&[Left, Left, Right, Right, Right, Right, Right]);
     let rdma = if probes.iter().any(has_rdma) { "RDMA" } else { "" };
-    table.row(["from", "to", "path MTU", "round trip", "throughput", rdma, "loaded", ""].map(String::from));
+    let head = ["from", "to", "path MTU", "round trip", "throughput", rdma, "loaded"];
+    table.row(head.map(String::from));
     for probe in probes {
         table.row(cells(probe).map(|cell| clean(&cell)));
     }
-    let mut lines = table.lines(0);
+    let mut rows = table.lines(0).into_iter();
+    let fits = rows.as_slice().iter().all(|row| row.trim_end().chars().count() <= width);
+    let mut lines: Vec<String> = rows.next().filter(|_| fits).into_iter().collect();
+    for (probe, row) in probes.iter().zip(rows) {
+        match fits {
+            true => lines.push(row.trim_end().to_owned()),
+            false => lines.extend(wrap(&in_words(probe, &head), width.max(20))),
+        }
+        let below = wrap(&clean(&notes(probe)), width.saturating_sub(4).max(20));
+        lines.extend(below.into_iter().filter(|line| !line.is_empty()).map(|line| format!("    {line}")));
+    }
     lines.push(String::new());
     lines
+}
+
+/// `a l0 to b l0: path MTU 9000, round trip 70 µs`.
+fn in_words(probe: &Probe, head: &[&str; 7]) -> String {
+    let cells = cells(probe);
+    let told = head.iter().zip(&cells).skip(2).filter(|(_, cell)| !cell.is_empty() && *cell != "–");
+    let told: Vec<String> = told.map(|(what, cell)| format!("{what} {cell}")).collect();
+    clean(&format!("{} to {}: {}", cells[0], cells[1], told.join(", ")))
 }
 
 fn has_rdma(probe: &Probe) -> bool {
     probe.rdma_mbps.is_some() || probe.rdma_failure.is_some()
 }
 
-fn cells(probe: &Probe) -> [String; 8] {
+fn cells(probe: &Probe) -> [String; 7] {
     let unknown = || "–".to_owned();
     let mtu = probe.path_mtu.map_or_else(unknown, |mtu| match (mtu.passed < mtu.promised, mtu.black_hole) {
         (false, _) => mtu.passed.to_string(),
@@ -171,14 +194,6 @@ fn cells(probe: &Probe) -> [String; 8] {
     let time = |latency: Option<Latency>| {
         latency.map_or_else(unknown, |latency| format!("{} µs", latency.median_ns / 1000))
     };
-    let notes = [
-        (probe.reachable == Some(false)).then(|| "NOT REACHABLE".to_owned()),
-        probe.failure.clone(),
-        probe.leaves_by.as_ref().map(|port| format!("unbound packets leave by {port}")),
-        probe.arrives_at.as_ref().map(|port| format!("arrives at {port}")),
-        probe.rdma_failure.as_ref().map(|why| format!("RDMA: {why}")),
-        probe.loss_permille.filter(|loss| *loss > 0).map(|loss| format!("{loss} ‰ lost under load")),
-    ];
     [
         format!("{} {}", probe.from.host, probe.from.port),
         format!("{} {}", probe.to.host, probe.to.port),
@@ -191,8 +206,23 @@ fn cells(probe: &Probe) -> [String; 8] {
             (None, None) => String::new(),
         },
         time(probe.latency_loaded),
-        notes.into_iter().flatten().collect::<Vec<_>>().join("; "),
     ]
+}
+
+/// What else is to be said of a probe.
+fn notes(probe: &Probe) -> String {
+    let lost = |loss: Loss| format!("{} of {} packets lost", loss.lost, loss.sent);
+    let notes = [
+        (probe.reachable == Some(false)).then(|| "NOT REACHABLE".to_owned()),
+        probe.failure.clone(),
+        probe.tcp_failure.as_ref().map(|why| format!("TCP: {why}")),
+        probe.loss.filter(|loss| loss.lost > 0).map(lost),
+        probe.leaves_by.as_ref().map(|port| format!("unbound packets leave by {port}")),
+        probe.arrives_at.as_ref().map(|port| format!("arrives at {port}")),
+        probe.rdma_failure.as_ref().map(|why| format!("RDMA: {why}")),
+        probe.loss_permille.filter(|loss| *loss > 0).map(|loss| format!("{loss} ‰ lost under load")),
+    ];
+    notes.into_iter().flatten().collect::<Vec<_>>().join("; ")
 }
 
 fn incasts(room: &Room) -> Vec<String> {
@@ -282,14 +312,14 @@ mod tests {
         let mut one = probe();
         one.path_mtu = Some(PathMtu { promised: 9000, passed: 1500, black_hole: true });
         one.throughput_mbps = Some(2412);
-        let text = matrix(&[one]).join("\n");
+        let text = matrix(&[one], 100).join("\n");
         assert!(text.contains("1500 of 9000, silently"), "{text}");
         assert!(text.contains("2412 Mb/s") && !text.contains("RDMA"), "{text}");
         let mut fast = probe();
         (fast.rdma_mbps, fast.throughput_mbps) = (Some(92_000), Some(80_000));
         let mut broken = probe();
         broken.rdma_failure = Some("no answer".into());
-        let text = matrix(&[fast, broken]).join("\n");
+        let text = matrix(&[fast, broken], 100).join("\n");
         assert!(
             text.contains("RDMA") && text.contains("92000 Mb/s") && text.contains("RDMA: no answer"),
             "{text}"
@@ -297,11 +327,43 @@ mod tests {
     }
 
     #[test]
+    fn what_was_measured_fits_every_screen() {
+        let mut one = probe();
+        (one.from.host, one.to.host) = ("hypervisor-17.example".into(), "hypervisor-18.example".into());
+        one.path_mtu = Some(PathMtu { promised: 9000, passed: 1500, black_hole: true });
+        one.latency = Some(Latency { min_ns: 60_000, median_ns: 70_000, max_ns: 80_000 });
+        (one.throughput_mbps, one.rdma_mbps, one.latency_loaded) = (Some(92_400), Some(98_000), one.latency);
+        one.failure = Some("no reply from 10.0.0.2:7979 over l0: wrong cable or VLAN, a firewall that drops UDP, or a wrong route back".into());
+        one.rdma_failure =
+            Some("the peer rejected the connection for a reason that takes many words to explain".into());
+        for width in [60, 80, 100] {
+            let lines = matrix(&[one.clone(), probe()], width);
+            assert!(lines.iter().all(|line| line.chars().count() <= width), "{width}: {lines:#?}");
+            let text = lines.join(" ");
+            assert!(
+                text.contains("92400 Mb/s") && text.contains("70 µs") && text.contains("wrong route"),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_follows_from_a_finding_is_told_under_it() {
+        let mut finding = Finding::new("packet-loss", Severity::Error, "30 %").at(Place::port("b", "l0"));
+        let places = vec![Place::port("b", "l0")];
+        let effect =
+            linerate_fabric::model::Effect { id: "drops-rising".into(), title: "9 packets".into(), places };
+        finding.effects = vec![effect];
+        let text = report(&Room::default(), &[finding], &[], true, SCREEN);
+        assert!(text.contains("follows: b l0: 9 packets [drops-rising]"), "{text}");
+    }
+
+    #[test]
     fn what_comes_from_other_hosts_cannot_steer_the_terminal() {
         let mut one = probe();
         one.failure = Some("\x1b[2Jgone".into());
         let silent = Unheard { host: "b\x1b[2J".into(), why: "x".into() };
-        let text = report(&Room::default(), &[], &[silent], false, SCREEN) + &matrix(&[one]).join("\n");
+        let text = report(&Room::default(), &[], &[silent], false, SCREEN) + &matrix(&[one], 100).join("\n");
         assert!(!text.contains('\x1b'), "{text:?}");
     }
 

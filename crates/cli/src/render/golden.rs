@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use console::measure_text_width;
-use linerate_api::{Event, EventKind, MigrationOutcome, Step};
+use linerate_api::{Event, EventKind, MigrationOutcome, Report, Step};
 
 use super::golden_data::{progress, report as data};
 use super::{frame::frame, paint::Paint, report::report};
@@ -104,6 +104,15 @@ fn disks_that_go_along_have_a_line_of_their_own() {
     });
     let drawn = report(&report_of, 100, Paint::PLAIN);
     assert!(drawn.contains("2: 9.00 GiB copied, 3.00 GiB sent; 4.20 s before the memory"), "{drawn}");
+}
+
+#[test]
+fn a_migration_that_carried_nothing_shows_no_rate() {
+    let none =
+        Report { outcome: MigrationOutcome::Cancelled, goodput_bytes_per_s: 0, blackout: None, ..data() };
+    let drawn = report(&none, 100, Paint::PLAIN);
+    assert!(!drawn.contains("Goodput") && !drawn.contains(" 0 b/s during"), "{drawn}");
+    assert!(drawn.contains("  Mode      direct mode"), "{drawn}");
 }
 
 #[test]

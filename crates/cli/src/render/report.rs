@@ -199,7 +199,11 @@ fn totals(report: &Report, paint: Paint) -> Vec<String> {
         (Mode::Stream, None | Some(0)) => "stream mode".to_owned(),
         (Mode::Stream, Some(channels)) => format!("stream mode with {channels} parallel channels"),
     };
-    row("Goodput", format!("{} during the copy, {mode}", bit_rate(report.goodput_bytes_per_s)));
+    match report.goodput_bytes_per_s {
+        // Broken off before the copy had carried anything that counts.
+        0 => row("Mode", mode),
+        rate => row("Goodput", format!("{} during the copy, {mode}", bit_rate(rate))),
+    }
     if let Some(reason) = &report.mode_reason {
         row("Why", clean(reason));
     }

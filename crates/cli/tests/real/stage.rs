@@ -81,6 +81,14 @@ impl Stage {
         Stage::foreign(&[1000, 1000], GuestSpec::new("g", parameters), None, QemuOptions::default())
     }
 
+    /// The same with more arguments for its QEMU.
+    #[allow(dead_code, reason = "not every test file has such guests")]
+    pub fn adopted_with(parameters: GuestParameters, arguments: &[&str]) -> Stage {
+        let arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+        let options = QemuOptions { arguments, ..QemuOptions::default() };
+        Stage::foreign(&[1000, 1000], GuestSpec::new("g", parameters), None, options)
+    }
+
     /// The same with any guest called `g`, and with RAM that is its process's own.
     #[allow(dead_code, reason = "not every test file has such guests")]
     pub fn plain(links_mbps: &[u64], mut guest: GuestSpec, disk: Option<DiskMode>) -> Stage {

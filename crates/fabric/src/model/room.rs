@@ -13,6 +13,9 @@ use super::{Inventory, Matrix, Network, Place, Port, PortKind, Segment, Switch};
 pub struct Room {
     /// The hosts.
     pub hosts: Vec<Inventory>,
+    /// The host whose agent asked the others; `None` for saved inventories.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub here: Option<String>,
     /// What probes measured; empty if none were made.
     pub matrix: Matrix,
     /// Switches, from exported files. What LLDP says is at each port.
@@ -60,6 +63,13 @@ impl Room {
     pub fn is_told_apart(&self) -> bool {
         let names: BTreeSet<&str> = self.hosts.iter().map(|host| host.host.as_str()).collect();
         names.len() == self.hosts.len()
+    }
+
+    /// Settings of its ports can be asked for only at the host itself.
+    pub fn refuses_settings(&self, host: &str) -> bool {
+        let agent = self.host(host).and_then(|host| host.agent.as_ref());
+        let no = agent.is_some_and(|agent| agent.settings_from_agents == Some(false));
+        no && self.here.as_deref().is_some_and(|here| here != host)
     }
 
     /// The host of that name.

@@ -10,11 +10,13 @@ use crate::model::Loss;
 const BURST: u32 = 200;
 /// Replies that come are fetched after so many packets.
 const FETCH: u32 = 16;
-/// A busy machine may not run the other side for as long; whatever comes within this is not lost.
-const LATE: Duration = Duration::from_millis(700);
+/// A burst waits so long for its last replies, and so many round trips.
+const QUIET: Duration = Duration::from_millis(20);
 
-/// Sends so many packets, in bursts. `quiet` is how long a burst waits for its last replies.
-pub fn count(sender: &mut Sender, packets: u32, quiet: Duration) -> Option<Loss> {
+/// Sends so many packets, in bursts. What comes within `late` of the last one is not lost: a busy machine may not run the other side for
+/// as long. `round_trip` is what the path takes.
+pub fn count(sender: &mut Sender, packets: u32, round_trip: Duration, late: Duration) -> Option<Loss> {
+    let quiet = QUIET + round_trip * 2;
     let first = answered(sender, quiet)?;
     let mut came = Came { first: first.sequence, seen: vec![false; packets as usize] };
     let mut left = packets;
@@ -23,7 +25,7 @@ pub fn count(sender: &mut Sender, packets: u32, quiet: Duration) -> Option<Loss>
         left -= left.min(BURST);
     }
     if came.missing() > 0 {
-        wait(sender, &mut came, LATE)?;
+        wait(sender, &mut came, late)?;
     }
     let last = answered(sender, quiet);
     let lost = came.missing();

@@ -22,6 +22,8 @@ const ROUND_TRIPS: usize = 21;
 const ROUND_TRIP_LONG: Duration = Duration::from_micros(300);
 /// Packets whose loss is counted: of 1 % none would be seen once in 20 000 times.
 const PACKETS: u32 = 1000;
+/// A packet that is later is lost.
+const LATE: Duration = Duration::from_millis(350);
 /// A connection of a local network takes some milliseconds.
 const TCP_WAIT: Duration = Duration::from_millis(900);
 const LOSSY_TRIES: usize = 4;
@@ -51,9 +53,10 @@ pub fn probe(target: &Target, depth: Depth) -> Probe {
     });
     probe.reachable = Some(reached);
     if reached {
-        let slowest = probe.latency.map_or(0, |latency| latency.max_ns);
-        let wait = REPLY_WAIT + Duration::from_nanos(slowest).min(REPLY_WAIT) * 2;
-        probe.loss = lost(&mut sender, wait, depth);
+        let round_trip = probe.latency.map_or(0, |latency| latency.median_ns);
+        let round_trip = Duration::from_nanos(round_trip).min(REPLY_WAIT);
+        let wait = REPLY_WAIT + round_trip * 2;
+        probe.loss = lost(&mut sender, round_trip, depth);
         probe.path_mtu = path_mtu(&mut sender, target.mtu, wait, copies(probe.loss));
         if probe.tcp_failure.is_some() && probe.loss.is_some_and(|loss| loss.lost > 0) {
             // Its first packets may have been among those that are lost.
@@ -82,14 +85,14 @@ fn connects(target: &Target) -> Option<String> {
     once().and_then(|_| once())
 }
 
-/// How many packets are lost; where some are, again: what is told was seen twice.
-fn lost(sender: &mut Sender, wait: Duration, depth: Depth) -> Option<Loss> {
-    let first = loss::count(sender, PACKETS, wait)?;
+/// How many packets are lost; where some are, again and with more patience: what is told was seen twice.
+fn lost(sender: &mut Sender, round_trip: Duration, depth: Depth) -> Option<Loss> {
+    let first = loss::count(sender, PACKETS, round_trip, LATE)?;
     if first.lost == 0 {
         return Some(first);
     }
     let again = if depth == Depth::Short { PACKETS } else { PACKETS * 2 };
-    loss::count(sender, again, wait).or(Some(first))
+    loss::count(sender, again, round_trip, LATE * 2).or(Some(first))
 }
 
 /// Copies of a packet of which one arrives all but certainly.

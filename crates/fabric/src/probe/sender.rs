@@ -200,3 +200,65 @@ fn fate_of(error: &io::Error) -> Fate {
         (_, kind) => Fate::Unsendable(kind),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::{SocketAddr, UdpSocket};
+
+    use super::*;
+    use crate::model::End;
+    use crate::probe::echo::Echo;
+
+    fn median(mut all: Vec<Duration>) -> Duration {
+        all.sort();
+        all[all.len() / 2]
+    }
+
+    /// In turn with a plain echo, so that whatever else the machine does slows both. The round trip was told as a fifth of the plain
+    /// one's while its clock started behind `send`.
+    #[test]
+    fn a_round_trip_is_as_long_as_that_of_a_plain_echo() {
+        const TIMES: usize = 400;
+        let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
+        let echo = Echo::start(&[local(0)], Duration::from_secs(60)).unwrap();
+        let end = |host: &str| End { host: host.into(), port: "lo".into(), ip: local(0).ip() };
+        let echoing = echo.echoing();
+        let target = Target {
+            from: end("a"),
+            to: end("b"),
+            mtu: 65_536,
+            speed_mbps: 0,
+            echo: echoing.addresses[0],
+            token: echoing.token,
+            agent: local(1),
+            rdma: false,
+        };
+        let mut sender = Sender::new(&target).unwrap();
+        let server = UdpSocket::bind(local(0)).unwrap();
+        let plain = UdpSocket::bind(local(0)).unwrap();
+        plain.connect(server.local_addr().unwrap()).unwrap();
+        let serve = std::thread::spawn(move || {
+            let mut buffer = [0; 256];
+            for _ in 0..TIMES {
+                let (bytes, from) = server.recv_from(&mut buffer).unwrap();
+                server.send_to(&buffer[..bytes], from).unwrap();
+            }
+        });
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        for _ in 0..TIMES {
+            if let Fate::Came { round_trip, .. } = sender.try_small(Duration::from_secs(5)) {
+                ours.push(round_trip);
+            }
+            let began = Instant::now();
+            plain.send(&[0; REPLY_BYTES]).unwrap();
+            plain.recv(&mut [0; 256]).unwrap();
+            theirs.push(began.elapsed());
+        }
+        serve.join().unwrap();
+        let (ours, theirs) = (median(ours), median(theirs));
+        assert!(
+            ours * 2 > theirs && ours < theirs * 4 + Duration::from_millis(1),
+            "{ours:?} and {theirs:?} of a plain echo"
+        );
+    }
+}

@@ -49,6 +49,8 @@ fn entry(finding: &Finding) -> String {
         .iter()
         .map(|seen| row("td", &[seen.place.to_string(), seen.what.clone(), seen.value.clone()]))
         .collect();
+    let follows = |effect: &crate::model::Effect| format!("<li>follows: {}</li>", escape(&effect.title));
+    let follows: String = finding.effects.iter().map(follows).collect();
     let fix = |fix: &crate::model::Fix| {
         let place = fix.place.as_ref().map(|place| format!("{}: ", place.host)).unwrap_or_default();
         let command = fix.command.as_ref().map(|command| format!("<br><code>{}</code>", escape(command)));
@@ -56,7 +58,7 @@ fn entry(finding: &Finding) -> String {
     };
     let fixes: String = finding.fixes.iter().map(fix).collect();
     format!(
-        "<details><summary><b class=\"{class}\">{class}</b> {}</summary>\n<table>{seen}</table>\n<p>{}</p>\n<ul>{fixes}</ul>\n\
+        "<details><summary><b class=\"{class}\">{class}</b> {}</summary>\n<table>{seen}</table>\n<ul>{follows}</ul>\n<p>{}</p>\n<ul>{fixes}</ul>\n\
          <p>{}</p></details>\n",
         escape(&headline(finding)),
         escape(&finding.why),
@@ -94,6 +96,8 @@ fn cells(probe: &Probe) -> [String; 9] {
         probe.leaves_by.as_ref().map(|port| format!("leaves by {port}")),
         probe.arrives_at.as_ref().map(|port| format!("arrives at {port}")),
         probe.failure.clone(),
+        probe.tcp_failure.as_ref().map(|why| format!("TCP: {why}")),
+        probe.loss.filter(|loss| loss.lost > 0).map(|loss| format!("{} of {} lost", loss.lost, loss.sent)),
         probe.rdma_failure.as_ref().map(|why| format!("RDMA: {why}")),
     ];
     [

@@ -26,8 +26,20 @@ const POLL: Duration = Duration::from_millis(2);
 
 /// Run states in which a guest stands that nobody but itself or an operator stopped: a migration neither caused them nor ends
 /// them. Whoever wants it to run tells QEMU to (`cont`, after a reset where QEMU asks for one).
-pub(super) const STOPPED_BY_ITSELF: &[&str] =
-    &["io-error", "watchdog", "guest-panicked", "internal-error", "shutdown", "suspended", "debug"];
+pub(super) const STOPPED_BY_ITSELF: &[&str] = &[
+    "io-error",
+    "watchdog",
+    "guest-panicked",
+    "internal-error",
+    "shutdown",
+    "suspended",
+    "debug",
+    "restore-vm",
+    "save-vm",
+];
+/// Run states from which QEMU cannot go to those of a migration: it aborts, and the guest is lost. A `loadvm` that failed
+/// leaves a guest in the first.
+const CANNOT_LEAVE: &[&str] = &["restore-vm", "save-vm"];
 
 /// The moment in which QEMU has stopped the guest and waits.
 #[derive(Clone, Copy, Debug)]
@@ -70,6 +82,7 @@ impl SourceQemu {
     /// Takes a connection over; asks whether the guest runs and how it is set.
     pub fn new(mut qmp: Qmp, deadline: Instant) -> Result<SourceQemu, MigrateError> {
         let state = run_state(&mut qmp, deadline)?;
+        check_state(&state)?;
         let ran = state == "running";
         let found = Some(Settings::read(&mut qmp, deadline)?);
         let (begun, stands) = (Some(false), (!ran).then_some(state));
@@ -181,6 +194,7 @@ impl SourceQemu {
             settings::set(&mut self.qmp, DIRECT, parameters, deadline)?;
         }
         let state = self.status(deadline)?;
+        check_state(&state)?;
         let runs = state == "running" || (state == "suspended" && self.counts_suspended_as_running());
         self.stands = (!runs).then_some(state);
         let told = self.qmp.execute("migrate", unix_uri(socket)?, deadline);
@@ -225,6 +239,7 @@ impl SourceQemu {
                 Ok(event) if event.name == "STOP" => {
                     // An operator's, or an I/O error's, is not QEMU's own for the migration: the guest does not run then.
                     let state = self.status(command_deadline())?;
+                    check_state(&state)?;
                     let by_qemu = matches!(state.as_str(), "running" | "finish-migrate" | "postmigrate");
                     (self.stands, stop) = if by_qemu { (None, Some(event)) } else { (Some(state), None) };
                     continue;
@@ -394,6 +409,14 @@ impl SourceQemu {
         }
         std::thread::sleep(POLL);
         Ok(())
+    }
+}
+
+/// Whether QEMU can migrate a guest in this run state.
+fn check_state(state: &str) -> Result<(), MigrateError> {
+    match CANNOT_LEAVE.contains(&state) {
+        true => Err(MigrateError::Snapshot(state.to_owned())),
+        false => Ok(()),
     }
 }
 

@@ -123,6 +123,8 @@ const DRIVERS: &[&str] = &[
     "sga",
     "isa-applesmc",
     "isa-ide",
+    "sdhci-pci",
+    "sd-card",
 ];
 
 /// Beginnings of drivers that are refused, and why.

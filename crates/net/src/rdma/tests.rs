@@ -285,7 +285,11 @@ fn acknowledgements_come_in_their_order_to_two_threads_that_look() {
     let mut channel = Channel::open(patient(), &table);
     let Channel { sender, acks, .. } = &mut channel;
     std::thread::scope(|scope| {
-        scope.spawn(|| (1..=FRAMES).for_each(|frame| drop(sender.probe(frame, 0).unwrap())));
+        scope.spawn(|| {
+            for frame in 1..=FRAMES {
+                sender.probe(frame, 0).unwrap();
+            }
+        });
         let mut before = 0;
         while before < FRAMES {
             let told = acks.next(WAIT).unwrap().expect("an acknowledgement");

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use linerate_core::source::Event;
 use linerate_core::{Code, Fault, GuestState, Side, Step};
+use linerate_guest::left_ram::LeftRam;
 use linerate_guest::process;
 
 use super::State;
@@ -85,9 +86,11 @@ impl State {
         *self.qemu_downtime_ms.lock().unwrap_or_else(PoisonError::into_inner) = downtime;
         let (registry, record) = (&self.guest.registry, &self.guest.record);
         let how = process::StopHow::Quit;
+        let left = LeftRam::of(record);
         let qmp = Some(self.guest.qemu.qmp());
         process::stop(registry, record, qmp, how, Self::deadline())
             .map_err(|error| fault(Code::HypervisorFailed, Step::CleanUp, Side::Source, &error))?;
+        tracing::info!(guest = record.name, bytes = left.free(), "memory given back that the guest has left");
         self.shared.tell(Event::CleanedUp);
         Ok(())
     }

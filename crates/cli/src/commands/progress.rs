@@ -1,0 +1,50 @@
+//! A line on the terminal while an answer takes its time.
+
+use std::future::Future;
+use std::io::Write;
+use std::pin::pin;
+use std::time::{Duration, Instant};
+
+use crate::context::Screen;
+
+const EVERY: Duration = Duration::from_millis(500);
+
+/// Waits for the answer; on a terminal it says for what, and how long already. Nothing of it stays.
+pub async fn told<T>(what: String, screen: Screen, answer: impl Future<Output = T>) -> T {
+    if !screen.live {
+        return answer.await;
+    }
+    let mut answer = pin!(answer);
+    let began = Instant::now();
+    loop {
+        if let Ok(answer) = tokio::time::timeout(EVERY, &mut answer).await {
+            write("");
+            return answer;
+        }
+        write(&line(&what, began.elapsed(), screen.width));
+    }
+}
+
+/// One line, whatever is to be said.
+fn line(what: &str, elapsed: Duration, width: usize) -> String {
+    let seconds = format!(" … {} s", elapsed.as_secs());
+    let room = width.saturating_sub(seconds.chars().count() + 1);
+    what.chars().take(room).chain(seconds.chars()).collect()
+}
+
+/// In place of what stands there. If nobody reads it, nothing is to be done.
+fn write(text: &str) {
+    let mut err = std::io::stderr().lock();
+    let _ = write!(err, "\r\x1b[K{text}").and_then(|()| err.flush());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_narrow_terminal_gets_one_line() {
+        let text = line("looking at 2 hosts and the links between them", Duration::from_secs(12), 30);
+        assert_eq!((text.chars().count(), text.ends_with(" … 12 s")), (29, true), "{text}");
+    }
+}
