@@ -398,6 +398,28 @@ fn a_paused_guest_arrives_paused_with_qemu_7() {
     arrives_paused(QemuVersion::System);
 }
 
+/// QEMU has written its state by then, and migrates no guest that stands after that.
+#[test]
+fn a_paused_guest_that_goes_back_is_paused_and_moves_at_the_next_try() {
+    let (mut stage, gates) = gated();
+    stage.tell(0, "stop");
+    let loaded = gates[1].hold_before("destination.loaded").unwrap();
+    let migration = stage.migrate(&[]);
+    loaded.wait(LONG).unwrap();
+    stage.agent(0).kill().unwrap();
+    stage.agent(0).restart().unwrap();
+    drop(loaded);
+    drop(migration);
+    stage.until("it is rolled back", || {
+        (stage.unfinished(0).is_empty() && stage.hypervisors(1).is_empty()).then_some(())
+    });
+    stage.stays(0, "paused");
+    ended(&stage.migrate(&[]).finish()).completed();
+    assert_eq!(stage.state(1), "paused");
+    stage.tell(1, "cont");
+    stage.settles_at(1);
+}
+
 /// The disk is full for QEMU.
 #[test]
 fn a_guest_with_an_i_o_error_arrives_with_it_or_keeps_it() {
