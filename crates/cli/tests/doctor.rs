@@ -765,6 +765,15 @@ fn shape(value: &Value, at: &str, found: &mut std::collections::BTreeMap<String,
     }
 }
 
+/// What other machines have more of: docs/inventory.md says what it is.
+const OF_HARDWARE: [&str; 7] =
+    ["cpu.", "notes[]", "rdma[]", "system.", "time.", "memory.huge_pages[]", "hypervisor.cpu_models[]"];
+
+fn of_hardware(at: &str) -> bool {
+    let at = at.strip_prefix("room.hosts[].").unwrap_or(at);
+    OF_HARDWARE.iter().any(|prefix| at.starts_with(prefix))
+}
+
 /// What docs/json.md says of a command.
 fn documented(page: &str, command: &str) -> std::collections::BTreeMap<String, String> {
     let section = page.split_once(&format!("\n## {command}\n")).map_or("", |(_, rest)| rest);
@@ -788,7 +797,7 @@ fn every_document_is_as_its_schema_says() {
     let mut page = std::fs::read_to_string(path).unwrap();
     let mut wrong = Vec::new();
     for (command, arguments) in [
-        ("linerate bench", vec!["bench", &other, "--time", "1s"]),
+        ("linerate bench", vec!["bench", "bandwidth", "--to", &other, "--time", "500ms"]),
         ("linerate doctor", vec!["doctor", &other]),
         ("linerate doctor --fix", vec!["doctor", &other, "--quick", "--fix", "--dry-run"]),
         ("linerate doctor --inventory", vec!["doctor", "--inventory"]),
@@ -805,7 +814,8 @@ fn every_document_is_as_its_schema_says() {
         let mut found = std::collections::BTreeMap::new();
         shape(&document, "", &mut found);
         let mut known = documented(&page, command);
-        let missing: Vec<_> = found.iter().filter(|(at, kind)| known.get(*at) != Some(kind)).collect();
+        let missing = found.iter().filter(|(at, kind)| !of_hardware(at) && known.get(*at) != Some(kind));
+        let missing: Vec<_> = missing.collect();
         wrong.extend(missing.iter().map(|(at, kind)| format!("{command}: {at}  {kind}")));
         known.extend(found.clone());
         if std::env::var_os("UPDATE_GOLDEN").is_some() {
