@@ -83,9 +83,15 @@ impl Path {
         self.round_trip = Some(self.round_trip.map_or(sample, |known| (known * 3 + sample) / 4));
     }
 
+    /// How long an answer takes: as long as others did, or as long as one is waited for already.
+    fn takes(&self, now: Time) -> Option<Duration> {
+        let waited = self.timed.front().map(|(_, sent)| now - *sent);
+        self.round_trip.max(waited)
+    }
+
     /// It answers much sooner than the other.
-    fn is_sooner(&self, other: &Path) -> bool {
-        let times = self.round_trip.zip(other.round_trip);
+    fn is_sooner(&self, other: &Path, now: Time) -> bool {
+        let times = self.takes(now).zip(other.takes(now));
         times.is_some_and(|(own, other)| own * SOONER_TIMES + SOONER_BY < other)
     }
 }
@@ -261,7 +267,7 @@ impl Control {
             if unacknowledged.resend_at > now {
                 continue;
             }
-            let targets = targets(&self.paths, &unacknowledged.sent_on, &unacknowledged.message);
+            let targets = targets(now, &self.paths, &unacknowledged.sent_on, &unacknowledged.message);
             for &path in &targets {
                 let (sequence, message) = (unacknowledged.sequence, unacknowledged.message.clone());
                 self.outgoing.push_back((path, Outgoing::Message { sequence, message }));
@@ -280,7 +286,7 @@ impl Control {
 }
 
 /// Small messages: all paths. Others: one that was not tried yet, or any: the freshest, unless one that is about as fresh answers much sooner.
-fn targets(paths: &BTreeMap<PathId, Path>, tried: &[PathId], message: &Message) -> Vec<PathId> {
+fn targets(now: Time, paths: &BTreeMap<PathId, Path>, tried: &[PathId], message: &Message) -> Vec<PathId> {
     if is_small(message) {
         return paths.keys().copied().collect();
     }
@@ -288,8 +294,8 @@ fn targets(paths: &BTreeMap<PathId, Path>, tried: &[PathId], message: &Message) 
         let allowed = || paths.iter().filter(|(id, _)| filter(id));
         let (&freshest, newest) = allowed().max_by_key(|(_, path)| path.last_heard)?;
         let lives = |path: &Path| newest.last_heard - path.last_heard <= FRESH;
-        let sooner = allowed().filter(|(_, path)| lives(path) && path.is_sooner(newest));
-        Some(sooner.min_by_key(|(_, path)| path.round_trip).map_or(freshest, |(&id, _)| id))
+        let sooner = allowed().filter(|(_, path)| lives(path) && path.is_sooner(newest, now));
+        Some(sooner.min_by_key(|(_, path)| path.takes(now)).map_or(freshest, |(&id, _)| id))
     };
     best(&|id| !tried.contains(id)).or_else(|| best(&|_| true)).into_iter().collect()
 }
@@ -415,6 +421,20 @@ mod tests {
         let mut a = near_and_far();
         a.send(ms(60), chunk(1));
         assert_eq!(drain(&mut a, ms(60))[0].0, 0, "path 1 was heard last, and is far");
+    }
+
+    #[test]
+    fn a_path_whose_first_answer_is_still_waited_for_is_far_too() {
+        let mut a = Control::default();
+        a.path_up(ms(0), 0);
+        a.path_up(ms(0), 1);
+        drain(&mut a, ms(0));
+        a.send(ms(1), numbered(1));
+        drain(&mut a, ms(1));
+        a.acknowledged(ms(2), 0, 1);
+        a.heard(ms(9), 1);
+        a.send(ms(10), chunk(1));
+        assert_eq!(drain(&mut a, ms(10))[0].0, 0);
     }
 
     #[test]

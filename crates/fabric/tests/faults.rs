@@ -500,7 +500,7 @@ const LINK_FAULTS: &[LinkFault] = &[
             room.matrix.probes[2].throughput_mbps = Some(40);
         },
         "mtu-between-hosts",
-        BOTH,
+        &["beta l1"],
     ),
     (
         "a stranger has an address",

@@ -22,6 +22,9 @@ const INVENTORY_WAIT: Duration = Duration::from_secs(15);
 /// How long the probes between two hosts may take: every link dead and black holes everywhere included.
 const PROBES_WAIT: Duration = Duration::from_secs(60);
 
+/// Targets of one question.
+const AT_A_TIME: usize = 512;
+
 /// A host that answered.
 struct Host {
     side: Side,
@@ -147,7 +150,8 @@ fn probe_at_once(hosts: &[Host]) -> Vec<Probe> {
         let others = hosts.iter().zip(&echoing).filter(|(to, _)| to.inventory.host != from.inventory.host);
         let all = others
             .filter_map(|(to, echoing)| Some(targets(&from.inventory, &to.inventory, echoing.as_ref()?)));
-        probe(from, all.flatten().collect(), Depth::Short)
+        let all: Vec<Target> = all.flatten().collect();
+        all.chunks(AT_A_TIME).flat_map(|some| probe(from, some.to_vec(), Depth::Short)).collect::<Vec<_>>()
     })
     .into_iter()
     .flatten()

@@ -339,7 +339,7 @@ mod tests {
         for width in [60, 80, 100] {
             let lines = matrix(&[one.clone(), probe()], width);
             assert!(lines.iter().all(|line| line.chars().count() <= width), "{width}: {lines:#?}");
-            let text = lines.join(" ");
+            let text = lines.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ");
             assert!(
                 text.contains("92400 Mb/s") && text.contains("70 µs") && text.contains("wrong route"),
                 "{text}"

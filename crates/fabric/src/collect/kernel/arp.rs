@@ -19,7 +19,7 @@ const GAP: Duration = Duration::from_millis(70);
 /// As long as nobody may answer: another owner of an address is heard within.
 const LISTEN: Duration = Duration::from_millis(280);
 /// A gateway that is busy is given more time.
-const PATIENCE: Duration = Duration::from_millis(700);
+const PATIENCE: Duration = Duration::from_millis(450);
 /// Ports that are asked at a time.
 const PORTS_MAX: usize = 64;
 
@@ -123,6 +123,9 @@ fn ask_port(questions: &Questions) -> Option<Answers> {
         let limit = if silent { PATIENCE } else { LISTEN };
         let now = Instant::now();
         if now >= began + limit {
+            // What came while this thread waited for a CPU.
+            socket.set_nonblocking(true).ok()?;
+            while hear(&socket, questions, &mut answers).is_some() {}
             return Some(answers);
         }
         if now >= next {
@@ -138,15 +141,20 @@ fn ask_port(questions: &Questions) -> Option<Answers> {
         }
         let wait = next.min(began + limit).saturating_duration_since(Instant::now());
         socket.set_read_timeout(Some(wait.max(Duration::from_millis(1)))).ok()?;
-        let mut frame = [0; 128];
-        if let Ok(bytes) = std::io::Read::read(&mut &socket, &mut frame)
-            && let Some((ip, mac)) = reply(frame.get(..bytes).unwrap_or_default())
-            && (questions.own.contains(&ip) || questions.gateways.contains(&ip))
-            && mac != questions.mac
-        {
-            answers.heard.insert(ip, mac);
-        }
+        hear(&socket, questions, &mut answers);
     }
+}
+
+/// One frame; `None` if there was none.
+fn hear(socket: &Socket, questions: &Questions, answers: &mut Answers) -> Option<()> {
+    let mut frame = [0; 128];
+    let bytes = std::io::Read::read(&mut &*socket, &mut frame).ok()?;
+    let said = reply(frame.get(..bytes).unwrap_or_default());
+    let wanted = |ip: &Ipv4Addr| questions.own.contains(ip) || questions.gateways.contains(ip);
+    if let Some((ip, mac)) = said.filter(|(ip, mac)| wanted(ip) && *mac != questions.mac) {
+        answers.heard.insert(ip, mac);
+    }
+    Some(())
 }
 
 /// The packet socket address of a port.
