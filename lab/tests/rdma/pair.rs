@@ -190,13 +190,29 @@ fn leaves_by_streams(agent: &Agent, to: &str) {
     println!("by streams over RDMA: {report:#}");
 }
 
+/// The agent runs already when it comes, and offers it: the other host measures both links by RDMA.
+fn the_second_adapter_comes_later() -> (Host, Agent) {
+    tool(&["rdma", "link", "delete", "rx1"]);
+    let (host, agent) = host(Side::B);
+    let takes = |address: &str| {
+        let log = fs::read_to_string(agent.log()).unwrap();
+        log.lines().any(|line| line.contains("RDMA connections are taken") && line.contains(address))
+    };
+    assert!(takes("10.9.0.2:") && !takes("10.9.1.2:"), "the second is not there yet");
+    tool(&["rdma", "link", "add", "rx1", "type", "rxe", "netdev", "l1"]);
+    while !takes("10.9.1.2:") {
+        thread::sleep(Duration::from_millis(100));
+    }
+    (host, agent)
+}
+
 /// The guest arrives, and goes back. On the way one link's adapter gets nothing through any more (the adapter itself cannot be
 /// taken away: soft-RoCE waits for its users first): that link goes on over TCP.
 #[test]
 #[ignore = "runs inside of a machine, started by the test next door"]
 fn host_b() {
     let _failure = TellFailure::new();
-    let (host, agent) = host(Side::B);
+    let (host, agent) = the_second_adapter_comes_later();
     say("b-is-ready");
     wait_for("a-has-moved-it");
     runs_unharmed(&arrived(&host));
@@ -219,4 +235,9 @@ fn host_b() {
     wait_for("a-is-done");
     tell_qemu(&host, "cont");
     runs_unharmed(&arrived(&host));
+    let gone = Command::new("timeout").args(["20", "rdma", "link", "delete", "rx1"]).status().unwrap();
+    println!(
+        "EXPERIMENT an adapter that is taken away: {gone:?}\n{}",
+        fs::read_to_string(agent.log()).unwrap()
+    );
 }
