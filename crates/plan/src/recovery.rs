@@ -75,10 +75,10 @@ impl World {
         let written = self.hosts[host].write(now, session, Phase::Destination(phase), known);
         // Its hypervisor may have ended at this very moment.
         if written && phase == DestinationPhase::Loaded && self.destination.guest.is_some() {
-            let difference = self.ram_differs();
+            // The source's may have gone on meanwhile, by itself or because it is taken back.
+            let stopped = self.guest.ran.is_some();
+            let difference = if stopped { self.ram_differs() } else { None };
             self.check.that(difference.is_none(), Property::SameRam, || difference.unwrap_or_default());
-            // The source's may have gone on by itself meanwhile.
-            let stopped = !self.guest.running || self.guest.gone;
             if let Some(guest) = self.destination.guest.as_mut() {
                 guest.current = stopped;
             }
