@@ -1,5 +1,8 @@
 //! Guests of this host, for the API: started, adopted, listed, shown, stopped.
 
+#[cfg(test)]
+mod tests;
+
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 

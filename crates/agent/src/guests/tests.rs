@@ -1,0 +1,83 @@
+//! Adoption with real QEMUs that run nothing.
+
+use std::process::{Child, Command, Stdio};
+
+use super::*;
+
+/// A QEMU that ends with its test.
+struct Hand(Child);
+
+impl Hand {
+    fn start(socket: &Path, arguments: &[&str]) -> Hand {
+        let child = Command::new("qemu-system-x86_64")
+            .args(["-M", "pc", "-accel", "tcg", "-m", "16", "-nodefaults", "-display", "none", "-S", "-qmp"])
+            .arg(format!("unix:{},server=on,wait=off", socket.display()))
+            .args(arguments)
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        let end = Instant::now() + Duration::from_secs(60);
+        while !socket.exists() {
+            assert!(Instant::now() < end, "QEMU made no socket");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Hand(child)
+    }
+}
+
+impl Drop for Hand {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_qemu_is_adopted_under_any_free_name_and_under_one_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    let adopted = |hand: &Hand, name: Option<&str>| {
+        adopt(&agent, &AdoptGuest { pid: Some(hand.0.id()), qmp: None, name: name.map(str::to_owned) })
+    };
+    let nameless = Hand::start(&dir.path().join("a.qmp"), &[]);
+    let bad = adopted(&nameless, Some("../x")).unwrap_err();
+    assert!(bad.hint.contains("--name"), "{bad:?}");
+    let guest = adopted(&nameless, Some("shop")).unwrap();
+    assert_eq!(guest.name, "shop");
+    let again = adopted(&nameless, Some("shop2")).unwrap_err();
+    assert!(again.code == "guest_exists" && again.message.contains("the guest shop already"), "{again:?}");
+    // QEMU does not mind two of one name.
+    let other = Hand::start(&dir.path().join("b.qmp"), &["-name", "shop"]);
+    let taken = adopted(&other, None).unwrap_err();
+    assert!(taken.code == "guest_exists" && taken.hint.contains("--name"), "{taken:?}");
+    assert_eq!(adopted(&other, Some("shop-b")).unwrap().name, "shop-b");
+    let odd = Hand::start(&dir.path().join("c.qmp"), &["-name", "my old guest"]);
+    assert!(adopted(&odd, None).unwrap_err().hint.contains("--name"));
+    adopted(&odd, Some("odd")).unwrap();
+    let shown = show(&agent, "odd").unwrap();
+    assert_eq!(shown.description["name"], "odd", "it goes to the destination under this name");
+    assert!(shown.summary.stream.possible, "{:?}", shown.summary.stream);
+    let names: Vec<String> = list(&agent).unwrap().into_iter().map(|guest| guest.name).collect();
+    assert_eq!(names, ["odd", "shop", "shop-b"]);
+}
+
+#[test]
+fn what_is_done_to_the_disks_meanwhile_is_in_both_verdicts() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    let image = dir.path().join("d.img");
+    std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
+    let drive = format!("file={},format=raw,if=virtio", image.display());
+    let hand = Hand::start(&dir.path().join("a.qmp"), &["-name", "web", "-drive", &drive]);
+    let guest = adopt(&agent, &AdoptGuest { pid: Some(hand.0.id()), qmp: None, name: None }).unwrap();
+    assert!(guest.stream.possible, "{:?}", guest.stream);
+    std::fs::rename(&image, dir.path().join("other.img")).unwrap();
+    let shown = show(&agent, "web").unwrap();
+    for verdict in [&shown.summary.direct, &shown.summary.stream] {
+        assert!(
+            verdict.reasons.iter().any(|why| why.contains("renamed, replaced or deleted")),
+            "{verdict:?}"
+        );
+    }
+    assert!(shown.needs.iter().any(|need| need.contains("d.img")), "{:?}", shown.needs);
+}
