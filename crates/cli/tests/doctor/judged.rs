@@ -1,0 +1,199 @@
+//! What is measured on the way between hosts, and what hosts need, is judged: named exactly, and nothing else.
+
+use linerate_lab::{Lab, LinkSpec, Way};
+use serde_json::Value;
+
+use crate::Room;
+
+impl Room {
+    /// Two agents on links through switches, so that what happens on the way happens outside of both hosts. The third host has no agent.
+    fn through_switches(rates_mbps: &[u64]) -> Room {
+        let mut room = Room::new(3, rates_mbps);
+        room.agents.truncate(2);
+        room
+    }
+
+    /// What is wrong, hints left out: id, title, places.
+    fn wrong(&self, more: &[&str]) -> Vec<(String, String, Vec<String>)> {
+        let (_, document) = self.doctor(more);
+        let grave = document["findings"].as_array().unwrap().iter().filter(|one| one["severity"] != "hint");
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let place = |place: &Value| format!("{} {}", text(&place["host"]), text(&place["port"]));
+        let places = |one: &Value| one["places"].as_array().unwrap().iter().map(place).collect();
+        grave.map(|one| (text(&one["id"]), text(&one["title"]), places(one))).collect()
+    }
+}
+
+/// The one thing that is wrong.
+fn only(wrong: Vec<(String, String, Vec<String>)>, id: &str, about: &str) -> (String, Vec<String>) {
+    assert_eq!(wrong.iter().map(|(id, ..)| id.as_str()).collect::<Vec<_>>(), [id], "{about}: {wrong:#?}");
+    let (_, title, places) = wrong.into_iter().next().unwrap();
+    (title, places)
+}
+
+#[test]
+fn loss_in_each_direction_is_named_and_nothing_else() {
+    let room = Room::through_switches(&[1000, 1000]);
+    assert_eq!(room.wrong(&["--quick"]), []);
+    for percent in [1, 30] {
+        for (there, back) in [(percent, 0), (0, percent), (percent, percent)] {
+            let about = format!("{there} % there, {back} % back");
+            room.lab.lose(1, 0, there).unwrap();
+            room.lab.lose(1, 1, back).unwrap();
+            let (title, mut places) = only(room.wrong(&["--quick"]), "packet-loss", &about);
+            places.sort();
+            assert_eq!(places, ["a l1", "b l1"], "{about}: {title}");
+            let one_way = if there == 0 { "to a l1" } else { "to b l1" };
+            let fits = if there == back { title.contains("of those back") } else { title.contains(one_way) };
+            assert!(fits, "{about}: {title}");
+        }
+    }
+    room.lab.lose(1, 0, 0).unwrap();
+    room.lab.lose(1, 1, 0).unwrap();
+    assert_eq!(room.wrong(&["--quick"]), []);
+}
+
+#[test]
+fn a_slow_link_is_named_beside_a_fast_one_and_its_slow_direction() {
+    let room = Room::through_switches(&[1000, 1000]);
+    for (there, back) in [(1, 0), (0, 10), (25, 25), (50, 0)] {
+        let about = format!("{there} ms there, {back} ms back");
+        let way = |ms| Way { delay: std::time::Duration::from_millis(ms) };
+        let _forwarder = room.lab.forward(1, [0, 1], [way(there), way(back)]).unwrap();
+        let (title, mut places) = only(room.wrong(&["--quick"]), "round-trip-long", &about);
+        places.sort();
+        assert_eq!(places, ["a l1", "b l1"], "{about}: {title}");
+        let slow =
+            [("b", there > back), ("a", back > there)].iter().find(|(_, slow)| *slow).map(|(host, _)| *host);
+        let named = slow.is_none_or(|host| title.ends_with(&format!("the way to {host} is the slow one")));
+        assert!(title.contains("over l0") && named, "{about}: {title}");
+    }
+}
+
+#[test]
+fn what_a_firewall_takes_is_named_at_its_host_and_one_cause_is_one_finding() {
+    let room = Room::through_switches(&[1000, 1000]);
+    for (rule, id) in [
+        ("iifname l1 udp dport 1-65535 drop", "firewall-drops"),
+        ("iifname l1 udp dport 7979 drop", "firewall-drops"),
+        ("iifname l1 tcp dport 7979 drop", "tcp-blocked"),
+        ("iifname l1 tcp dport 7979 reject", "tcp-blocked"),
+        ("iifname l1 meta l4proto tcp drop", "tcp-blocked"),
+        ("iifname l1 ip protocol != icmp drop", "firewall-drops"),
+    ] {
+        let rules = format!(
+            "add table inet t; add chain inet t in {{ type filter hook input priority 0; policy accept; }}; \
+                             add rule inet t in {rule}"
+        );
+        room.on(1, &["nft", &rules]);
+        let (title, places) = only(room.wrong(&["--quick"]), id, rule);
+        assert_eq!(places, ["b l1"], "{rule}: {title}");
+        room.on(1, &["nft", "delete table inet t"]);
+    }
+    let away = format!("{}/32", room.agents[1].address(0).ip());
+    room.on(0, &["ip", "route", "add", &away, "dev", "l1"]);
+    let (title, places) = only(room.wrong(&["--quick"]), "asymmetric-routing", "a route");
+    assert_eq!(places, ["a l0"], "{title}");
+    room.on(0, &["ip", "route", "del", &away, "dev", "l1"]);
+    assert_eq!(room.wrong(&["--quick"]), []);
+}
+
+#[test]
+fn names_and_addresses_that_are_there_twice_are_named_and_no_host_vanishes() {
+    let mut room = Room::through_switches(&[1000, 1000]);
+    // The third machine is no host of the room.
+    let address = room.agents[1].address(1).ip();
+    room.on(2, &["ip", "address", "add", &format!("{address}/24"), "dev", "l1"]);
+    let (title, places) = only(room.wrong(&["--quick"]), "address-taken", "a third machine");
+    assert!(places == ["b l1"] && title.contains(&address.to_string()), "{places:?}: {title}");
+    room.on(2, &["ip", "address", "del", &format!("{address}/24"), "dev", "l1"]);
+    // It is still known where the address was.
+    room.on(0, &["ip", "neighbour", "flush", "dev", "l1"]);
+
+    room.on(1, &["ip", "route", "add", "default", "via", &nobody(&room), "dev", "l0"]);
+    let (title, places) = only(room.wrong(&["--quick"]), "gateway-dead", "a route to nobody");
+    assert_eq!(places, ["b l0"], "{title}");
+    room.on(1, &["ip", "route", "del", "default"]);
+
+    let file = room.lab.hosts()[1].directory().join("agent.toml");
+    let text = std::fs::read_to_string(&file).unwrap();
+    let ram = room.lab.directory().join("on-a-disk");
+    std::fs::create_dir_all(&ram).unwrap();
+    std::fs::write(&file, text.replace("name = \"b\"", "name = \"a\"")).unwrap();
+    room.agents[1].kill().unwrap();
+    room.agents[1].restart().unwrap();
+    let (_, document) = room.doctor(&["--quick"]);
+    assert_eq!(document["room"]["hosts"].as_array().unwrap().len(), 2, "both are there");
+    assert_eq!(document["room"]["matrix"]["probes"].as_array().unwrap().len(), 4);
+    let (title, _) = only(room.wrong(&["--quick"]), "equal-names", "two hosts of one name");
+    assert_eq!(title, "2 hosts call themselves a");
+
+    let old = format!("ram_dir = \"{}\"", room.lab.hosts()[1].ram_directory().display());
+    std::fs::write(&file, text.replace(&old, &format!("ram_dir = \"{}\"", ram.display()))).unwrap();
+    room.agents[1].kill().unwrap();
+    room.agents[1].restart().unwrap();
+    let (title, _) = only(room.wrong(&["--quick"]), "ram-folder-unfit", "a folder on a disk");
+    assert!(title.ends_with("not on tmpfs"), "{title}");
+}
+
+/// An address of the first link that no host has.
+pub(crate) fn nobody(room: &Room) -> String {
+    let ours = room.agents[0].address(0).ip().to_string();
+    let (network, _) = ours.rsplit_once('.').unwrap();
+    format!("{network}.250")
+}
+
+/// Programs that take every CPU until it is dropped.
+struct Busy {
+    stop: std::sync::Arc<std::sync::atomic::AtomicBool>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+}
+
+impl Busy {
+    fn start() -> Busy {
+        let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let cpus = std::thread::available_parallelism().map_or(2, usize::from);
+        let work = || {
+            let stop = stop.clone();
+            std::thread::spawn(move || {
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    std::hint::black_box((0..100_000u64).sum::<u64>());
+                }
+            })
+        };
+        let threads = (0..cpus * 2).map(|_| work()).collect();
+        Busy { stop, threads }
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        self.threads.drain(..).for_each(|thread| thread.join().unwrap());
+    }
+}
+
+#[test]
+fn a_healthy_room_is_silent_every_time_also_on_a_busy_machine() {
+    let room = Room::through_switches(&[1000, 1000, 1000, 1000]);
+    (0..10).for_each(|time| assert_eq!(room.wrong(&["--quick"]), [], "look {time}"));
+    let _busy = Busy::start();
+    (0..10).for_each(|time| assert_eq!(room.wrong(&["--quick"]), [], "busy look {time}"));
+    assert_eq!(room.wrong(&[]), [], "a full look on a busy machine");
+}
+
+#[test]
+fn a_direction_and_a_link_that_move_less_than_what_is_beside_them_are_named() {
+    let build = |slow: LinkSpec| {
+        let lab = Lab::builder().hosts(2).link(LinkSpec::shaped(1000)).link(slow).build().unwrap();
+        Room::of(lab, "")
+    };
+    let one_way = build(LinkSpec { reverse_rate_mbps: Some(500), ..LinkSpec::shaped(1000) });
+    let (title, places) = only(one_way.wrong(&[]), "throughput-one-way", "half of it back");
+    assert_eq!(places, ["b l1", "a l1"], "{title}");
+    drop(one_way);
+    let (title, mut places) =
+        only(build(LinkSpec::shaped(300)).wrong(&[]), "throughput-below-sibling", "a slow link");
+    places.sort();
+    assert_eq!(places, ["a l1", "b l1"], "{title}");
+}
