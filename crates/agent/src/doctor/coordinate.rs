@@ -17,8 +17,8 @@ use crate::faults::chain;
 
 /// Hosts of one request.
 const HOSTS_MAX: usize = 64;
-/// How long an inventory may take beside the watching.
-const INVENTORY_WAIT: Duration = Duration::from_secs(15);
+/// How long an inventory may take beside the watching: on a host whose QEMUs do not answer, some times as long as for one of them.
+const INVENTORY_WAIT: Duration = Duration::from_secs(60);
 /// How long the probes between two hosts may take: every link dead and black holes everywhere included.
 const PROBES_WAIT: Duration = Duration::from_secs(60);
 

@@ -32,7 +32,7 @@ use crate::agent::Agent;
 /// Counters are watched no longer, whatever is asked.
 const WATCH_MAX: Duration = Duration::from_secs(10);
 /// QEMU programs were asked when the agent began; one that was replaced since is asked again.
-const QEMU_WAIT: Duration = Duration::from_secs(5);
+const QEMU_WAIT: Duration = Duration::from_secs(15);
 /// More names are not resolved at a time.
 const NAMES_MAX: usize = 256;
 
