@@ -67,8 +67,9 @@ impl World {
         let Some(record) = self.hosts[host].record(session).cloned() else { return };
         match plan {
             Plan::RollBack => {
+                // Told when the guest is back: until then the destination's copy may be the only one.
+                self.set_untold(host, session, true);
                 self.add_case(host, session, Machine::Source(SourceRecovery::take_back(now)));
-                self.begin_withdrawal(host, session, true);
             }
             Plan::Ask => self.add_case(host, session, Machine::Source(SourceRecovery::ask(now))),
             Plan::Discard => {
@@ -143,8 +144,19 @@ impl World {
                 self.hosts[host].cases.remove(&session);
                 if state.is_some() {
                     self.source_settled(host, session, state);
+                    self.tell_of_roll_back(host, session, state);
                 }
             }
+        }
+    }
+
+    /// The guest is back, or lost: then what the destination has is left to its operator.
+    fn tell_of_roll_back(&mut self, host: usize, session: u64, state: Option<GuestState>) {
+        let untold = self.hosts[host].record(session).is_some_and(|record| record.untold);
+        match state {
+            Some(GuestState::Gone) => self.set_untold(host, session, false),
+            _ if untold => self.begin_withdrawal(host, session, true),
+            _ => {}
         }
     }
 

@@ -17,7 +17,8 @@ impl World {
         self.withdraw(host, self.hosts[host].life, session);
     }
 
-    fn set_untold(&mut self, host: usize, session: u64, untold: bool) {
+    /// Whether a later agent is to tell it.
+    pub fn set_untold(&mut self, host: usize, session: u64, untold: bool) {
         let now = self.now;
         let Some(mut record) = self.hosts[host].record(session).cloned() else { return };
         if record.untold != untold {

@@ -147,7 +147,7 @@ fn begin(agent: &Arc<Agent>, session: SessionId, mut record: Record, plan: Plan)
             record.set_phase(phase);
             tracing::info!(%session, guest, ?phase, "closed: its process ended, or a later migration decides about it");
             if phase == Phase::Source(SourcePhase::RolledBack) {
-                set_untold(&mut record);
+                set_untold(&mut record, true);
             }
             let _ = agent.journal.put_end(session, &record);
             return tell_destination(agent, session, record);
@@ -165,8 +165,8 @@ fn begin(agent: &Arc<Agent>, session: SessionId, mut record: Record, plan: Plan)
         Plan::Nothing => return tell_destination(agent, session, record),
     };
     if matches!(plan, Plan::RollBack) {
-        set_untold(&mut record);
-        tell_destination(agent, session, record.clone());
+        // Told when the guest is back: until then the destination's copy may be the only one.
+        set_untold(&mut record, true);
     }
     start(agent, session, record, machine);
 }
@@ -182,10 +182,10 @@ fn phase_of(record: &Record, session: SessionId) -> Phase {
     record.entry(session).map_or(Phase::Destination(DestinationPhase::Started), |entry| entry.phase)
 }
 
-/// The destination may hold the guest: it is told in the background, also by a later agent.
-fn set_untold(record: &mut Record) {
+/// The destination may hold the guest: whether it is to be told in the background that it is not to run it, also by a later agent.
+fn set_untold(record: &mut Record, is: bool) {
     if let Role::Source { untold, .. } = &mut record.role {
-        *untold = true;
+        *untold = is;
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use linerate_core::journal::SourcePhase;
 use linerate_core::recovery::{Phase, SourceAction, SourceEvent, SourceRecovery};
 use linerate_core::{GuestState, Outcome};
 use linerate_guest::left_ram::LeftRam;
@@ -10,7 +11,10 @@ use linerate_guest::migrate::{PauseMark, SourceQemu};
 use linerate_guest::process::{self, StopHow};
 use linerate_guest::registry::GuestRecord;
 
-use super::{Machine, QMP_WAIT, Unfinished, is_registered, lock, parse_token, remove_sockets};
+use super::{
+    Machine, QMP_WAIT, Unfinished, is_registered, lock, parse_token, remove_sockets, set_untold,
+    tell_destination,
+};
 use crate::agent::Agent;
 use crate::faults::chain;
 use crate::journal::Role;
@@ -53,7 +57,13 @@ impl Unfinished {
             SourceAction::TakeBack => SourceEvent::TookBack(self.take_back(agent)),
             SourceAction::GiveUp => SourceEvent::GaveUp(self.give_up(agent)),
             SourceAction::Ask => SourceEvent::Answered(self.ask()),
-            SourceAction::Write(phase) => SourceEvent::Written(self.write(agent, Phase::Source(phase))),
+            SourceAction::Write(phase) => {
+                let written = self.write(agent, Phase::Source(phase));
+                if written && phase == SourcePhase::RolledBack {
+                    tell_destination(agent, self.session, lock(&self.record).clone());
+                }
+                SourceEvent::Written(written)
+            }
         };
         let now = self.clock.now();
         if let Machine::Source(machine) = &mut *lock(&self.machine) {
@@ -69,6 +79,8 @@ impl Unfinished {
         };
         if !qemu.is_alive() {
             tracing::error!(session = %self.session, guest = self.guest, "its QEMU has ended");
+            // What the destination has may be the only copy: it keeps that for its operator.
+            set_untold(&mut lock(&self.record), false);
             return Some(GuestState::Gone);
         }
         let Ok(folder) = agent.registry.folder(&qemu.name) else { return None };
