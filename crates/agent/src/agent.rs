@@ -465,7 +465,7 @@ impl Agent {
     }
 
     /// What a source that asks is told: the live session knows best, then recovery, then the journal.
-    fn outcome(&self, session: SessionId) -> Outcome {
+    pub fn outcome(&self, session: SessionId) -> Outcome {
         let live = lock(&self.incoming).get(&session).map(|live| live.outcome());
         if let Some(outcome) = live.filter(|outcome| *outcome != Outcome::Committed) {
             return outcome;

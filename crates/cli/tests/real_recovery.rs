@@ -277,17 +277,21 @@ fn a_guest_that_its_operator_paused_stays_paused_when_the_agent_starts_again() {
     goes_on(&mut stage, 0);
 }
 
-/// The guest runs at the destination, whose QEMU ends before the source has heard of it.
-fn dies_behind_commit(stage: &mut Stage, gates: &[linerate_lab::Gate; 2]) -> String {
+/// The guest runs at the destination, whose QEMU ends before the source has heard of it, and its agent too or not.
+fn dies_behind_commit(stage: &mut Stage, gates: &[linerate_lab::Gate; 2], agent_ends: bool) -> String {
     let [from, to] = [stage.source, 1 - stage.source];
     let runs = gates[to].hold_after("destination.running").unwrap();
     let migration = stage.migrate(&[]);
     runs.wait(LONG).unwrap();
     stage.cut_all(true);
     stage.kill_hypervisors(to);
-    stage.agent(to).kill().unwrap();
-    drop(runs);
-    stage.agent(to).restart().unwrap();
+    if agent_ends {
+        stage.agent(to).kill().unwrap();
+        drop(runs);
+        stage.agent(to).restart().unwrap();
+    } else {
+        drop(runs);
+    }
     stage.cut_all(false);
     let failure = ended(&migration.finish()).failed(6);
     assert_eq!(failure["guest_state"], "undecided", "{failure}");
@@ -307,12 +311,12 @@ fn dies_behind_commit(stage: &mut Stage, gates: &[linerate_lab::Gate; 2]) -> Str
 #[test]
 fn a_guest_that_died_right_behind_commit_is_kept_at_the_source_for_its_operator() {
     let (mut stage, gates) = gated();
-    let id = dies_behind_commit(&mut stage, &gates);
+    let id = dies_behind_commit(&mut stage, &gates, true);
     let (exit, text) = stage.linerate_at(0, &["resolve", &id, "--resume-here"]);
     assert_eq!(exit, 0, "{text}");
     stage.settles_at(0);
     goes_on(&mut stage, 1);
-    let id = dies_behind_commit(&mut stage, &gates);
+    let id = dies_behind_commit(&mut stage, &gates, false);
     let (exit, text) = stage.linerate_at(0, &["resolve", &id, "--give-up"]);
     assert_eq!(exit, 0, "{text}");
     stage.until("nothing is left", || {

@@ -42,6 +42,13 @@ pub enum Outgoing {
     },
 }
 
+impl Outgoing {
+    /// Whether it tells the source to give its copy up.
+    pub fn says_running(&self) -> bool {
+        matches!(self, Outgoing::Message { message: Message::Running { .. }, .. })
+    }
+}
+
 #[derive(Debug)]
 struct Unacknowledged {
     sequence: u64,

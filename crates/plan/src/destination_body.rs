@@ -3,10 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use linerate_core::control::Outgoing;
 use linerate_core::destination::{Action, Destination, Event};
 use linerate_core::recovery::{RUN_AGAIN_AFTER, RUN_FOR, RunResult};
-use linerate_core::{Code, Extent, Fault, Message, PAGE_BYTES, Side, Time};
+use linerate_core::{Code, Extent, Fault, Outcome, PAGE_BYTES, Side, Step, Time};
 
 use crate::check::{Mutation, Property, Way};
 use crate::guest::{DEVICE, Guest, TOUCHED, digest};
@@ -171,7 +170,12 @@ impl World {
 
     fn destination_action(&mut self, action: Action) {
         if let Action::Transmit(path, outgoing) = action {
-            if let Outgoing::Message { message: Message::Running { .. }, .. } = &outgoing {
+            if outgoing.says_running() {
+                // As the agent: a copy is given up only for a guest that runs.
+                if self.outcome_at(self.at(Side::Destination), self.session) == Outcome::Gone {
+                    let fault = Fault::new(Code::GuestGone, Step::Commit, Side::Destination, "injected");
+                    return self.tell_destination(Event::GuestEnded(fault));
+                }
                 // Said once more it is as true as when it was first said.
                 if !self.check.taken_over.contains(&self.session) {
                     self.says_committed(self.at(Side::Destination), self.session);

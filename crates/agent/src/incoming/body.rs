@@ -10,7 +10,7 @@ use std::time::Duration;
 use linerate_core::control::Outgoing as Frame;
 use linerate_core::destination::{Action, Event};
 use linerate_core::journal::DestinationPhase;
-use linerate_core::{Code, Fault, Message, PathId, Side, Step};
+use linerate_core::{Code, Fault, Message, Outcome, PathId, Side, Step};
 use linerate_guest::procfs;
 use linerate_net::control::{ControlEvent, ControlOptions, ControlPath};
 use linerate_net::tcp::Stream;
@@ -113,6 +113,12 @@ impl Body {
 
     fn execute(&mut self, action: Action) {
         match action {
+            // A copy is given up only for a guest that runs.
+            Action::Transmit(_, frame) if frame.says_running() && self.is_gone() => {
+                let detail = "its QEMU ended after it was committed";
+                let gone = Fault::new(Code::GuestGone, Step::Commit, Side::Destination, detail);
+                self.handle(Event::GuestEnded(gone));
+            }
             Action::Transmit(path, frame) => self.transmit(path, frame),
             Action::Admit { guest, description, regions } => {
                 tracing::info!(session = %self.shared.session, guest, peer = %self.shared.peer, "a guest is offered");
@@ -159,13 +165,22 @@ impl Body {
         }
     }
 
+    /// Whether the guest's process here has ended, if it is known.
+    fn has_ended(&self) -> bool {
+        self.worker.waiting().qemu.is_some_and(|qemu| !qemu.is_alive())
+    }
+
+    /// The same of a guest that was committed, and has not moved on since.
+    fn is_gone(&self) -> bool {
+        self.has_ended() && self.agent.outcome(self.shared.session) == Outcome::Gone
+    }
+
     fn write_journal(&mut self, phase: DestinationPhase) {
         let name = self.shared.brain().guest().to_owned();
         *self.shared.guest.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = name;
         let mut waiting = self.worker.waiting();
         waiting.ran = self.shared.brain().ran();
-        if phase == DestinationPhase::Committed && waiting.qemu.as_ref().is_some_and(|qemu| !qemu.is_alive())
-        {
+        if phase == DestinationPhase::Committed && self.has_ended() {
             let detail = "its QEMU ended before it was handed over";
             return self.handle(Event::Failed(Fault::new(
                 Code::GuestGone,

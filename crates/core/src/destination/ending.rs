@@ -19,9 +19,10 @@ impl Destination {
         }
     }
 
-    /// Whether the guest ran is not known: nobody may resume it by himself, so the source is told by its next question.
+    /// Whether the guest ran is not known, or it did: nobody may resume it by himself, so the source is told by its next question.
+    /// That it runs is not said any more.
     pub(super) fn guest_ended(&mut self, fault: Fault) {
-        if matches!(self.state, State::Resuming { .. }) {
+        if matches!(self.state, State::Resuming { .. } | State::Running { .. }) {
             self.gone = true;
             self.state = State::Ended;
             self.actions.push_back(Action::End(Some(fault)));
