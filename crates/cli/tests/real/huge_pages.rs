@@ -55,7 +55,7 @@ fn too_few_huge_pages_are_said_before_anything_is_touched() {
     let stage = stage(HUGE_MB / 2, QemuVersion::System);
     let failure = ended(&stage.migrate(&[]).finish()).failed(4);
     assert_eq!(failure["code"], "memory_short", "{failure}");
-    assert!(failure["message"].as_str().unwrap().contains("in huge pages of 2097152"), "{failure}");
+    assert!(failure["message"].as_str().unwrap().contains("in huge pages of 2 MiB"), "{failure}");
     stage.guest_goes_on();
     assert_eq!(stage.guests_at_destination(), 0);
 }
