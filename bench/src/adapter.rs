@@ -100,7 +100,7 @@ impl Way {
 fn measure(binary: &std::path::Path, flags: &Flags, way: Way) -> anyhow::Result<BenchReport> {
     let mut command = Command::new(binary);
     command.args(["bench", "bandwidth", "--json", "--quiet", "--to", &flags.to, "--time", &flags.time]);
-    command.args(["--transport", way.transport.text()]);
+    command.args(["--transport", &way.transport.text().to_lowercase()]);
     if way.channels > 0 {
         command.args(["--channels", &way.channels.to_string()]);
     }
@@ -157,7 +157,7 @@ mod tests {
         let turns = [Turn { way: ways[2], report: Err("no link".into()) }];
         let table = table(&ways, &turns);
         assert_eq!(table.lines().count(), 2 + ways.len());
-        assert!(table.contains("| rdma, as a migration | - | - | - | - | 1 |"), "{table}");
-        assert!(table.contains("| tcp, 1 a link | - | - | - | - | 0 |"), "{table}");
+        assert!(table.contains("| RDMA, as a migration | - | - | - | - | 1 |"), "{table}");
+        assert!(table.contains("| TCP, 1 a link | - | - | - | - | 0 |"), "{table}");
     }
 }

@@ -232,7 +232,7 @@ fn unnamed_or_wrong_devices_are_refused(devices: &Devices, stage: &mut Stage) {
     is_refused(stage, "is the very disk that the guest uses", &idle.file);
     stage.restart_destination_with_paths(&[(busy.name(), devices.small.name())]);
     devices.name_all(stage);
-    is_refused(stage, "with a disk of 1048576 bytes, the guest's has 16777216", &devices.small.file);
+    is_refused(stage, "with a disk of 1 MiB (1048576 bytes), the guest's has 16 MiB", &devices.small.file);
     // A file system that is mounted, for reading only: nothing but the copy could change it.
     let format = Command::new("mkfs.ext4").args(["-q", "-F"]).arg(busy_there.name()).status().unwrap();
     assert!(format.success());
