@@ -109,7 +109,13 @@ impl SourceQemu {
         let mut nudge_at = Instant::now() + NUDGE_AFTER;
         loop {
             let status = self.migration_status(deadline)?;
-            let has_left = status == "completed" && self.has_left(deadline)?;
+            let run_state = if status == "completed" { self.status(deadline)? } else { String::new() };
+            // It says that it is completed a moment before the run state does.
+            if run_state == "finish-migrate" {
+                self.pause_between(deadline, "waiting for the guest's run state")?;
+                continue;
+            }
+            let has_left = run_state == "postmigrate";
             if (has_left || !at_rest(&status)) && !self.is_ours(deadline)? {
                 return Err(MigrateError::Elsewhere(status));
             }
