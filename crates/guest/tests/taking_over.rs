@@ -95,9 +95,7 @@ impl Drop for Holder {
 
 /// The time that the guest's CPUs have used, once it rests: their threads still do a little when the state is loaded.
 fn rested(loaded: &Loaded) -> u64 {
-    let now = || {
-        run_time_ns(loaded.waiting.record.process.pid, &loaded.threads).expect("the kernel keeps an account")
-    };
+    let now = || run_time_ns(loaded.waiting.record.process.pid, &loaded.threads).unwrap();
     let (mut before, mut since) = (now(), std::time::Instant::now());
     while since.elapsed() < std::time::Duration::from_millis(300) {
         std::thread::sleep(std::time::Duration::from_millis(10));
