@@ -316,6 +316,7 @@ impl World {
                 return self.source.decided = Some(guest);
             }
             _ if matches!(guest, GuestState::PausedAtSource | GuestState::RunsAtSource) => {
+                self.set_untold(host, session, true);
                 SourceRecovery::take_back(now)
             }
             _ => SourceRecovery::ask(now),

@@ -199,10 +199,13 @@ fn tell_destination(agent: &Arc<Agent>, session: SessionId, record: Record) {
 
 /// A live session could not bring its guest home, or could not end its process: goes on with it. `guest`: what the session said of
 /// the guest at its end; one that is still paused here was being taken back.
-pub fn hand_over(agent: &Arc<Agent>, session: SessionId, record: Record, guest: GuestState) {
+pub fn hand_over(agent: &Arc<Agent>, session: SessionId, mut record: Record, guest: GuestState) {
     let now = Clock::start().now();
     let machine = match guest {
-        GuestState::PausedAtSource | GuestState::RunsAtSource => SourceRecovery::take_back(now),
+        GuestState::PausedAtSource | GuestState::RunsAtSource => {
+            set_untold(&mut record, true);
+            SourceRecovery::take_back(now)
+        }
         _ => SourceRecovery::ask(now),
     };
     start(agent, session, record, Machine::Source(machine));

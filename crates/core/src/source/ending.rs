@@ -178,8 +178,10 @@ impl Source {
     pub(super) fn rolled_back(&mut self, now: Time, guest: GuestState, complete: bool) {
         if let State::RollingBack(roll_back) = &mut self.state {
             roll_back.guest = Some(guest);
-            // What the destination has may be all that is left: it keeps that for its operator.
-            roll_back.peer_done |= guest == GuestState::Gone && roll_back.held && roll_back.tell_at.is_some();
+            // What the destination has may be all that is left: it keeps that for its operator, or until recovery has the
+            // guest back here and tells it.
+            let back = complete && guest != GuestState::Gone;
+            roll_back.peer_done |= !back && roll_back.held && roll_back.tell_at.is_some();
             if complete {
                 self.actions.push_back(Action::Journal(SourcePhase::RolledBack));
             }

@@ -444,13 +444,17 @@ fn after_commit_only_the_destination_or_the_operator_decides() {
 
 #[test]
 fn a_destination_that_may_have_the_guest_complete_is_not_told_if_the_guest_does_not_come_back_here() {
-    for state in [Sealing, Loading, Journaling] {
+    let lost = (GuestState::Gone, true);
+    let not_yet = (GuestState::PausedAtSource, false);
+    for (state, (guest, complete)) in
+        [Sealing, Loading, Journaling].into_iter().flat_map(|state| [(state, lost), (state, not_yet)])
+    {
         let mut driver = Driver::at(state);
         driver.tell(Event::Failed(fault(Code::JournalFailed)));
-        let actions = driver.tell(Event::RolledBack { guest: GuestState::Gone, complete: true });
-        assert!(!says(&actions, is_abort), "{state:?}: {actions:?}");
-        assert!(withdraws(&actions).is_none(), "{state:?}: {actions:?}");
-        assert!(driver.brain.is_ended(), "{state:?}: {actions:?}");
+        let actions = driver.tell(Event::RolledBack { guest, complete });
+        assert!(!says(&actions, is_abort), "{state:?}, {guest:?}: {actions:?}");
+        assert!(withdraws(&actions).is_none(), "{state:?}, {guest:?}: {actions:?}");
+        assert!(driver.brain.is_ended(), "{state:?}, {guest:?}: {actions:?}");
     }
 }
 
