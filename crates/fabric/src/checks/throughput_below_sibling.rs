@@ -1,11 +1,14 @@
 //! A link that moves far less than one beside it.
 
-use crate::model::{Finding, Room, Severity};
+use crate::model::{Finding, Room};
 
 use super::Check;
 use super::common::{Slow, below_sibling, by_shared_port, place};
 
 const WHY: &str = "Links between the same hosts, of which nothing says that one is slower: a migration over both is hardly faster than over the good one alone. It was measured three times, in turn with the other link.";
+
+const STEP: &str =
+    "look for a rate limit (tc qdisc show), for a negotiated speed on the way, and what else uses this link";
 
 /// `throughput-below-sibling`
 pub(super) struct ThroughputBelowSibling;
@@ -22,7 +25,6 @@ impl Check for ThroughputBelowSibling {
 
 impl ThroughputBelowSibling {
     fn finding(&self, slow: &Slow<'_>) -> Finding {
-        let [from, to] = slow.places();
         let title = format!(
             "moves {} Mb/s to {}, {} moves {} Mb/s",
             slow.moved,
@@ -30,44 +32,15 @@ impl ThroughputBelowSibling {
             slow.other.from.port,
             slow.faster
         );
-        let mut finding = Finding::new(self.id(), Severity::Warning, title)
-            .at(from.clone())
-            .at(to.clone())
-            .seen(from.clone(), &format!("arrives at {to}"), format!("{} Mb/s", slow.moved))
-            .seen(
-                place(slow.other.from),
-                &format!("arrives at {}", place(slow.other.to)),
-                format!("{} Mb/s", slow.faster),
-            )
-            .why(WHY);
-        if let Some(again) = slow.way.probe.and_then(|probe| probe.retransmits) {
-            finding = finding.seen(from.clone(), "segments sent again", again);
-        }
-        let command = format!("tc -s qdisc show dev {}", slow.way.from.port);
-        finding.step(None, "look for a rate limit (tc qdisc show), for a negotiated speed on the way, and what else uses this link").command(from, "rate limits and drops of the sender", command)
+        slow.finding(self.id(), title, WHY, STEP)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::common::testing::{probe, reversed};
-    use crate::model::{PortKind, Probe, Room};
-    use crate::testing::{healthy_room, only};
-
-    /// Rates of two links between alpha and beta, there and back, over ports whose speed means nothing.
-    fn room(rates: [(u64, u64); 2]) -> Room {
-        let mut room = healthy_room();
-        room.hosts.iter_mut().flat_map(|host| &mut host.ports).for_each(|port| port.kind = PortKind::Veth);
-        for (link, (there, back)) in (0u8..).zip(rates) {
-            let mut one = Probe { throughput_mbps: Some(there), ..probe() };
-            for (end, host) in [(&mut one.from, 1), (&mut one.to, 2)] {
-                (end.port, end.ip) = (format!("ens1f{link}"), [10, 1, link, host].into());
-            }
-            let other = Probe { throughput_mbps: Some(back), ..reversed(&one) };
-            room.matrix.probes.extend([one, other]);
-        }
-        room
-    }
+    use super::super::common::testing::two_links as room;
+    use crate::model::PortKind;
+    use crate::testing::only;
 
     #[test]
     fn the_slow_link_is_named_beside_the_fast_one() {

@@ -1,6 +1,6 @@
 //! Throughputs that do not fit each other: against the other direction, and against a link beside it.
 
-use crate::model::{End, Place, PortKind, PortRef, Room};
+use crate::model::{End, Finding, PortKind, PortRef, Room, Severity};
 
 use super::{Pair, Way, pairs, place, speed};
 
@@ -85,8 +85,29 @@ pub(in crate::checks) fn below_sibling(room: &Room) -> Vec<Slow<'_>> {
 }
 
 impl Slow<'_> {
-    /// Both ends of the slow one.
-    pub(in crate::checks) fn places(&self) -> [Place; 2] {
-        [place(self.way.from), place(self.way.to)]
+    /// With both rates, and where the sender looks first.
+    pub(in crate::checks) fn finding(
+        &self,
+        id: &'static str,
+        title: String,
+        why: &'static str,
+        step: &str,
+    ) -> Finding {
+        let [from, to] = [place(self.way.from), place(self.way.to)];
+        let mut finding = Finding::new(id, Severity::Warning, title)
+            .at(from.clone())
+            .at(to.clone())
+            .seen(from.clone(), &format!("arrives at {to}"), format!("{} Mb/s", self.moved))
+            .seen(
+                place(self.other.from),
+                &format!("arrives at {}", place(self.other.to)),
+                format!("{} Mb/s", self.faster),
+            )
+            .why(why);
+        if let Some(again) = self.way.probe.and_then(|probe| probe.retransmits) {
+            finding = finding.seen(from.clone(), "segments sent again", again);
+        }
+        let command = format!("tc -s qdisc show dev {}", self.way.from.port);
+        finding.step(None, step).command(from, "rate limits and drops of the sender", command)
     }
 }

@@ -1,6 +1,6 @@
 //! Other healthy rooms for tests, made of [`crate::testing::healthy_room`].
 
-use crate::model::{Aggregation, Bond, Gid, Network, Port, PortKind, Room};
+use crate::model::{Aggregation, Bond, Gid, Network, Port, PortKind, Probe, Room};
 use crate::testing::healthy_room;
 
 /// The two fast ports of each host are members of `bond0`, by LACP.
@@ -102,4 +102,19 @@ pub(crate) fn kernel(room: &mut Room, host: &str, release: &str) {
     host.ports.iter_mut().filter(|port| port.driver_version.is_some()).for_each(|port| {
         port.driver_version = Some(release.into());
     });
+}
+
+/// Rates of two links between alpha and beta, there and back, over ports whose speed means nothing.
+pub(crate) fn two_links(rates: [(u64, u64); 2]) -> Room {
+    let mut room = healthy_room();
+    room.hosts.iter_mut().flat_map(|host| &mut host.ports).for_each(|port| port.kind = PortKind::Veth);
+    for (link, (there, back)) in (0u8..).zip(rates) {
+        let mut one = Probe { throughput_mbps: Some(there), ..probe() };
+        for (end, host) in [(&mut one.from, 1), (&mut one.to, 2)] {
+            (end.port, end.ip) = (format!("ens1f{link}"), [10, 1, link, host].into());
+        }
+        let other = Probe { throughput_mbps: Some(back), ..reversed(&one) };
+        room.matrix.probes.extend([one, other]);
+    }
+    room
 }
