@@ -26,7 +26,7 @@ use crate::gate::{Arrivals, Gates};
 use crate::incoming::Incoming;
 use crate::journal::{Journal, Record, Waiting, process};
 use crate::outgoing::Outgoing;
-use crate::recovery::{Unfinished, lives};
+use crate::recovery::{Unfinished, can_run, lives};
 use crate::trial::Trials;
 use crate::tunnel::{self, Tunnel};
 
@@ -505,11 +505,16 @@ impl fmt::Display for Unsettled {
 /// What the journal says of a session. `live`: what a live session says of itself; whether its process lives is looked at here.
 fn from_journal(entry: &Entry, all: &[Entry], live: Option<Outcome>) -> Outcome {
     let Phase::Destination(phase) = entry.phase else { return Outcome::Unknown };
-    let fate = fate(entry, all, lives);
-    match live {
+    let fate = fate(entry, all, can_run);
+    let found = match live {
         Some(Outcome::Committed) if fate == Fate::Ended => Outcome::Gone,
         Some(outcome) => outcome,
         None => outcome(Some(phase), fate),
+    };
+    match found {
+        // It does not run any more, and still has its files.
+        Outcome::Gone if entry.process.as_ref().is_some_and(lives) => Outcome::Pending,
+        found => found,
     }
 }
 

@@ -59,7 +59,14 @@ pub struct ProcessIdentity {
 struct Stat {
     state: u8,
     start_ticks: u64,
+    /// Bytes of its address space, of which the kernel takes the last when the process ends.
+    address_space: u64,
+    /// Signals that wait for the first thread.
+    pending: u64,
 }
+
+/// SIGKILL in a set of signals.
+const KILL_PENDING: u64 = 1 << (9 - 1);
 
 impl ProcessIdentity {
     /// The process that has this pid now. A zombie has ended, with its last thread: until then it has its files, and their locks.
@@ -74,6 +81,15 @@ impl ProcessIdentity {
     /// Whether this very process still lives.
     pub fn is_alive(self) -> bool {
         ProcessIdentity::of(self.pid).is_ok_and(|now| now == self)
+    }
+
+    /// Whether this very process can still run code of its own. One that is ending cannot, but it may have its files, and their
+    /// locks, until its last thread has ended: it is alive ([`is_alive`](Self::is_alive)). KVM alone may take a tenth of a second.
+    pub fn can_run(self) -> bool {
+        let Ok(stat) = read_stat(self.pid) else { return false };
+        let is_ending =
+            matches!(stat.state, b'Z' | b'X') || stat.address_space == 0 || stat.pending & KILL_PENDING != 0;
+        stat.start_ticks == self.start_ticks && !is_ending
     }
 
     /// Sends a signal to this very process: a pid descriptor is taken before the identity is checked, so that the signal
@@ -205,9 +221,11 @@ fn parse_stat(text: &str) -> Option<Stat> {
     let (_, rest) = text.rsplit_once(')')?;
     let mut fields = rest.split_ascii_whitespace();
     let state = *fields.next()?.as_bytes().first()?;
-    // Field 22 of the file; the state was field 3.
+    // The state was field 3 of the file (proc_pid_stat(5)); these are 22, 23 and 31.
     let start_ticks = fields.nth(18)?.parse().ok()?;
-    Some(Stat { state, start_ticks })
+    let address_space = fields.next()?.parse().ok()?;
+    let pending = fields.nth(7)?.parse().ok()?;
+    Some(Stat { state, start_ticks, address_space, pending })
 }
 
 fn read_error(pid: i32, path: PathBuf, source: io::Error) -> ProcessError {
@@ -221,9 +239,10 @@ mod tests {
 
     #[test]
     fn stat_of_an_awkward_name_is_parsed() {
-        let text = "7 (a) b (c)) S 1 7 7 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 4242 9 9";
+        let text = "7 (a) b (c)) S 1 7 7 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 4242 81 9 1 2 3 4 5 6 256 0";
         let stat = parse_stat(text).unwrap();
         assert_eq!((stat.state, stat.start_ticks), (b'S', 4242));
+        assert_eq!((stat.address_space, stat.pending), (81, KILL_PENDING));
         assert!(parse_stat("7 (a) S 1 2").is_none());
         assert!(parse_stat("").is_none());
     }
@@ -231,9 +250,9 @@ mod tests {
     #[test]
     fn another_start_time_is_another_process() {
         let me = ProcessIdentity::of(std::process::id() as i32).unwrap();
-        assert!(me.is_alive());
+        assert!(me.is_alive() && me.can_run());
         let other = ProcessIdentity { start_ticks: me.start_ticks + 1, ..me };
-        assert!(!other.is_alive());
+        assert!(!other.is_alive() && !other.can_run());
         assert!(matches!(other.signal(Signal::KILL), Err(ProcessError::Gone { .. })));
         assert!(matches!(
             ProcessIdentity { pid: -1, start_ticks: 0 }.signal(Signal::KILL),
@@ -257,7 +276,7 @@ mod tests {
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
         let identity = ProcessIdentity::of(pid).unwrap();
-        assert!(identity.is_alive());
+        assert!(identity.is_alive() && !identity.can_run());
         identity.signal(Signal::KILL).unwrap();
         assert!(identity.wait_end(Instant::now() + std::time::Duration::from_secs(20)));
         child.wait().unwrap();

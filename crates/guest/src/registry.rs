@@ -128,6 +128,11 @@ impl GuestRecord {
         boot_id().is_ok_and(|boot| boot == self.boot) && self.process.is_alive()
     }
 
+    /// Whether its very process can still run code of its own ([`ProcessIdentity::can_run`]).
+    pub fn can_run(&self) -> bool {
+        boot_id().is_ok_and(|boot| boot == self.boot) && self.process.can_run()
+    }
+
     /// Kills the process if it is still the same one.
     pub fn kill(&self) -> Result<(), ProcessError> {
         if !self.is_alive() {

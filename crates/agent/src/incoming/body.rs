@@ -165,14 +165,15 @@ impl Body {
         }
     }
 
-    /// Whether the guest's process here has ended, if it is known.
+    /// Whether the guest's process here has ended or is ending, if it is known.
     fn has_ended(&self) -> bool {
-        self.worker.waiting().qemu.is_some_and(|qemu| !qemu.is_alive())
+        self.worker.waiting().qemu.is_some_and(|qemu| !qemu.can_run())
     }
 
-    /// The same of a guest that was committed, and has not moved on since.
+    /// Whether a guest that was committed has ended or is ending, and has not moved on.
     fn is_gone(&self) -> bool {
-        self.has_ended() && self.agent.outcome(self.shared.session) == Outcome::Gone
+        self.has_ended()
+            && matches!(self.agent.outcome(self.shared.session), Outcome::Gone | Outcome::Pending)
     }
 
     fn write_journal(&mut self, phase: DestinationPhase) {

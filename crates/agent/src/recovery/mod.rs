@@ -112,8 +112,17 @@ fn name_process(agent: &Agent, session: SessionId, record: &mut Record) {
 
 /// Whether a process of this boot lives.
 pub(crate) fn lives(process: &Process) -> bool {
+    of_this_boot(process).is_some_and(ProcessIdentity::is_alive)
+}
+
+/// Whether it lives, and is not ending.
+pub(crate) fn can_run(process: &Process) -> bool {
+    of_this_boot(process).is_some_and(ProcessIdentity::can_run)
+}
+
+fn of_this_boot(process: &Process) -> Option<ProcessIdentity> {
     let identity = ProcessIdentity { pid: process.pid, start_ticks: process.start_ticks };
-    boot_id().is_ok_and(|boot| boot == process.boot) && identity.is_alive()
+    boot_id().is_ok_and(|boot| boot == process.boot).then_some(identity)
 }
 
 fn begin(agent: &Arc<Agent>, session: SessionId, mut record: Record, plan: Plan) {
