@@ -5,7 +5,7 @@ CARGO ?= cargo
 SEEDS ?= 5000
 FUZZ_SECONDS ?= 60
 
-.PHONY: help install build demo test unit sim lint doc fuzz bench soak faults libvirt-cuts disk-cuts wires rdma-check rdma-wires doctor sweep clean
+.PHONY: help install build demo test unit sim lint doc fuzz bench soak faults libvirt-cuts disk-cuts wires rdma-check rdma-moves far rdma-wires doctor sweep clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1|/' | column -t -s '|'
@@ -64,6 +64,12 @@ rdma-check: install ## the RDMA carrier's tests under valgrind, and a guest by R
 	$(CARGO) test --workspace --locked --lib --no-run
 	$(CARGO) test --workspace --locked --test rdma -- --ignored --exact the_rdma_carrier_under_valgrind --nocapture
 	$(CARGO) test --workspace --locked --test rdma -- --ignored --exact a_guest_goes_by_rdma_to_debian_12s_kernel_and_back
+
+rdma-moves: install ## 200 moves of a guest between two machines by RDMA, a cable pulled in 20 of them; RDMA_MOVES=, RDMA_CUTS=; an hour
+	$(CARGO) test --workspace --locked --test rdma -- --ignored --exact a_guest_moves_by_rdma_many_times --nocapture
+
+far: build ## migrations beside a link that is far away or loses packets, against the good link alone; writes bench/out/
+	./target/release/linerate-bench far --linerate ./target/release/linerate --out bench/out
 
 rdma-wires: build ## `linerate bench` over RDMA against perftest on the same soft-RoCE devices; writes bench/out/
 	./target/release/linerate-bench rdma-wires --linerate ./target/release/linerate --out bench/out

@@ -13,9 +13,10 @@
 //! | [`storage_share`] | how memory and disks share the links |
 //! | [`tunnel`] | a tunnel against socat and plain TCP |
 //! | [`doctor`] | how long the doctor takes; migrations over a path that passes less than its ends |
+//! | [`far`] | migrations beside a link that is far away or loses packets |
 //! | [`wires`], [`rdma_wires`] | the ping-pong against one in plain C; RDMA against perftest |
 //! | [`adapter`] | a first look at an RDMA adapter between two real hosts |
-//! | [`site`], [`moving`], [`transcript`] | two hosts with agents; one migration; a guest's console over all its moves |
+//! | [`site`], [`pair`], [`moving`], [`transcript`] | two hosts with agents; one guest between them; one migration; a guest's console over all its moves |
 //! | [`cpu`], [`statistics`], [`random`], [`output`], [`interrupt`] | small tools |
 //!
 //! All of it needs root and what `lab/install.sh` installs. docs/benchmarks.md says how to read and repeat the results.
@@ -27,11 +28,13 @@ mod alone;
 mod cpu;
 mod disks;
 mod doctor;
+mod far;
 mod faults;
 mod interrupt;
 mod libvirt;
 mod moving;
 mod output;
+mod pair;
 mod random;
 mod rdma_wires;
 mod run;
@@ -79,6 +82,8 @@ enum Command {
     Tunnel(tunnel::Flags),
     /// Time the doctor, and migrations without and with its advice
     Doctor(doctor::Flags),
+    /// Move a guest beside a link that is far away or loses packets, and over the good link alone
+    Far(far::Flags),
     /// Hold `linerate bench pingpong` against a plain C ping-pong
     Wires(wires::Flags),
     /// Hold `linerate bench` over RDMA against perftest, in the RDMA lab's machine
@@ -109,6 +114,7 @@ fn main() -> ExitCode {
         Command::Disks(flags) => disks::run(&flags, arguments.json),
         Command::StorageShare(flags) => storage_share::run(&flags, arguments.json),
         Command::Tunnel(flags) => tunnel::run(flags, arguments.json),
+        Command::Far(flags) => far::run(&flags, arguments.json),
         Command::Doctor(flags) => doctor::run(flags, arguments.json),
         Command::Wires(flags) => wires::run(flags, arguments.json),
         Command::RdmaWires(flags) => rdma_wires::run(flags, arguments.json),

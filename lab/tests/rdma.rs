@@ -256,6 +256,13 @@ fn a_guest_moves_between_two_machines_by_rdma_survives_a_cut_and_falls_back_to_t
     pair_of_machines(MachineKernel::Backports, ["pair::host_a", "pair::host_b"]);
 }
 
+/// 200 moves, of which the first 20 lose a cable under way: RDMA is back on that link each time, and both ends agree on what arrived.
+#[test]
+#[ignore = "an hour: make rdma-moves"]
+fn a_guest_moves_by_rdma_many_times() {
+    pair_of_machines(MachineKernel::Backports, ["pair::shuttles_from_a", "pair::shuttles_from_b"]);
+}
+
 /// There by RDMA from RAM to RAM with a cable pulled, and back, since the older kernel cannot track, by QEMU's own stream over RDMA.
 #[test]
 #[ignore = "minutes more: make rdma-check"]
@@ -269,12 +276,17 @@ fn a_guest_goes_by_rdma_to_debian_12s_kernel_and_back() {
 /// A test in each of two machines that two links join; the first has the newer kernel.
 fn pair_of_machines(second: MachineKernel, tests: [&str; 2]) {
     let _places = places(2);
+    let number = |name: &str, usual| {
+        std::env::var(name).map_or(usual, |text| text.parse().expect("a number of moves"))
+    };
+    let (moves, cuts) = (number("RDMA_MOVES", 200), number("RDMA_CUTS", 20));
     let (wires, marks) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (a, b) = both(|side| {
         let (kernel, test) =
             if side == Side::A { (MachineKernel::Backports, tests[0]) } else { (second, tests[1]) };
         let machine = inside(kernel, test).links(2).wires(wires.path(), side);
-        let machine = machine.cpus(1).memory_mb(1024).deadline(Duration::from_secs(900));
+        let machine = machine.cpus(1).memory_mb(1024).deadline(Duration::from_secs(900 + 60 * moves));
+        let machine = machine.env("PAIR_MOVES", &moves.to_string()).env("PAIR_CUTS", &cuts.to_string());
         let output = machine.results(marks.path()).env("PAIR_FOLDER", marks.path().to_str().unwrap()).run();
         if output.is_err() {
             // Whatever became of the machine, the other one shall not wait for it.

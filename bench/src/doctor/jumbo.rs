@@ -4,13 +4,14 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
-use linerate_lab::{Agent, AgentOptions, Console, GuestParameters, GuestSpec, Lab, LinkSpec};
+use anyhow::ensure;
+use linerate_lab::{Lab, LinkSpec};
 use serde::Serialize;
 
 use crate::interrupt;
-use crate::moving::{Ending, Moving};
+use crate::moving::Ending;
 use crate::output::Progress;
+use crate::pair::Pair;
 use crate::statistics::{Spread, spread};
 
 /// How many states of the links are compared.
@@ -112,39 +113,17 @@ pub fn table(rows: &[Row]) -> String {
 }
 
 /// Two hosts with agents and a third without, so that there are bridges in the middle.
-struct Stage {
-    agents: Vec<Agent>,
-    source: usize,
-    lab: Lab,
-}
+struct Stage(Pair);
 
 impl Stage {
     fn new(binary: &Path) -> anyhow::Result<Stage> {
         let lab = Lab::builder().hosts(3).links([LinkSpec::shaped(MBPS); 2]).build()?;
-        let options = AgentOptions {
-            binary: Some(binary.to_owned()),
-            configuration: "settings_from_agents = true\n".to_owned(),
-            ..AgentOptions::default()
-        };
-        let hosts = lab.hosts().iter().take(2);
-        let agents = hosts.map(|host| Agent::start(host, options.clone())).collect::<Result<_, _>>()?;
-        let stage = Stage { agents, source: 0, lab };
-        let guest = GuestSpec::new("g", GuestParameters { mem_mb: GUEST_MIB, ..GuestParameters::default() });
-        let host = stage.lab.host(0)?;
-        let file = guest.write_toml(host)?;
-        let done = stage.agent(0)?.client().args(["vm", "start"]).arg(file).output()?;
-        ensure!(done.status.success(), "the guest: {}", String::from_utf8_lossy(&done.stderr));
-        Console::new(vec![guest.serial(host)]).wait_passes(1, LONG)?;
-        Ok(stage)
-    }
-
-    fn agent(&self, host: usize) -> anyhow::Result<&Agent> {
-        self.agents.get(host).context("no such agent")
+        Ok(Stage(Pair::new(lab, binary, "settings_from_agents = true\n", GUEST_MIB)?))
     }
 
     fn prepare(&self, state: State) -> anyhow::Result<()> {
         let bridge = if state == State::Healthy { "9000" } else { "1500" };
-        set_mtu(&self.lab, 1, "9000", bridge)?;
+        set_mtu(&self.0.lab, 1, "9000", bridge)?;
         if state == State::Mended {
             self.mend()?;
         }
@@ -153,8 +132,8 @@ impl Stage {
 
     /// As an operator would.
     fn mend(&self) -> anyhow::Result<()> {
-        let other = self.agent(1 - self.source)?.address(0).to_string();
-        let mut doctor = self.agent(self.source)?.client();
+        let other = self.0.to()?;
+        let mut doctor = self.0.source()?.client();
         let done = doctor.args(["doctor", "--quick", "--fix", "--yes", &other]).output()?;
         let text = String::from_utf8_lossy(&done.stdout);
         ensure!(text.contains("it stays"), "{text}{}", String::from_utf8_lossy(&done.stderr));
@@ -162,17 +141,12 @@ impl Stage {
     }
 
     fn migrate(&mut self, state: State) -> anyhow::Result<Ending> {
-        let to = self.agent(1 - self.source)?.address(0).to_string();
-        let only = format!("{}/24", self.lab.host(self.source)?.address(1));
+        let only = self.0.network(1)?;
         let mut flags = vec!["--no-check"];
         if state == State::SmallBridgeOnly {
             flags.extend(["--links", &only]);
         }
-        let ending = Moving::begin(self.agent(self.source)?, "g", &to, &flags)?.finish(LONG);
-        if ending.completed() {
-            self.source = 1 - self.source;
-        }
-        Ok(ending)
+        self.0.migrate(&flags, LONG)
     }
 }
 

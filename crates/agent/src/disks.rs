@@ -59,18 +59,23 @@ pub(crate) fn cautions(guest: &GuestDescription) -> Vec<String> {
     bitmaps.into_iter().chain(snapshots).collect()
 }
 
-/// The source's disks with the guest stopped, as JSON: they must still be those of the beginning. Empty for a domain
-/// of libvirt, whose disks are libvirt's.
-pub(crate) fn in_use(qmp: &mut Qmp, guest: &GuestDescription, deadline: Instant) -> Result<String, Fault> {
-    let Some(before) = &guest.graph else { return Ok(String::new()) };
+/// The source's disks at the beginning, as JSON. Empty for a domain of libvirt, whose disks are libvirt's.
+pub(crate) fn at_first(guest: &GuestDescription) -> Result<String, Fault> {
+    let Some(graph) = &guest.graph else { return Ok(String::new()) };
+    graph.to_json().map_err(|error| fault(Code::NotMigratable, Step::Blackout, Side::Source, &error))
+}
+
+/// With the guest stopped, the source's disks must still be those of the beginning.
+pub(crate) fn check_unchanged(
+    qmp: &mut Qmp,
+    guest: &GuestDescription,
+    deadline: Instant,
+) -> Result<(), Fault> {
+    let Some(before) = &guest.graph else { return Ok(()) };
     let failed = |error: GraphError| not_read(&error, Step::Blackout, Side::Source);
     let now = read_here(qmp, guest, deadline).map_err(failed)?;
     graph::check_files(&now, guest.process.pid).map_err(failed)?;
-    let Some(change) = before.change(&now) else {
-        return now
-            .to_json()
-            .map_err(|error| fault(Code::NotMigratable, Step::Blackout, Side::Source, &error));
-    };
+    let Some(change) = before.change(&now) else { return Ok(()) };
     let detail = format!(
         "the guest's disks were changed during the migration: {change}. The destination has opened those of the beginning; \
          start the migration again when nobody changes them"

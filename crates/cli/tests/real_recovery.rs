@@ -192,7 +192,9 @@ fn a_committed_guest_that_its_agent_did_not_run_yet_is_run_by_the_next() {
     }
 }
 
-const THROTTLED: [&str; 3] = ["--throttle", "--max-blackout", "10ms"];
+/// So little fits into this over [`SLOW`] links, some pages, that the guest is slowed down however busy the machine is.
+const THROTTLED: [&str; 3] = ["--throttle", "--max-blackout", "5ms"];
+const SLOW: [u64; 2] = [25, 25];
 
 /// Kills the source's agent in a moment in which it has stopped the guest to slow it down.
 fn killed_while_it_throttles(stage: &mut Stage) {
@@ -217,7 +219,7 @@ fn killed_while_it_throttles(stage: &mut Stage) {
 /// What the agent stopped itself runs again, and what its operator stopped while no agent was there does not.
 #[test]
 fn a_throttled_guest_runs_when_its_agent_comes_back_and_stays_paused_if_its_operator_paused_it() {
-    let (mut stage, _) = Stage::gated(&[100, 100], guest(QemuVersion::Ten));
+    let (mut stage, _) = Stage::gated(&SLOW, guest(QemuVersion::Ten));
     killed_while_it_throttles(&mut stage);
     stage.agent(0).restart().unwrap();
     stage.settles_at(0);

@@ -210,7 +210,7 @@ pub enum Message {
     Stopped {
         /// The guest ran until then. One that did not (paused, I/O error) is not run at the destination either.
         ran: bool,
-        /// The disks that the guest uses now, a JSON document (`linerate-guest`'s `DiskGraph`); empty if there is
+        /// The disks that the guest has used from the beginning, a JSON document (`linerate-guest`'s `DiskGraph`); empty if there is
         /// nothing to compare. At most 1 MiB.
         disks: String,
     },

@@ -142,6 +142,75 @@ fn leaves_by_rdma(agent: &Agent) {
     println!("by RDMA: {report:#}");
 }
 
+/// How often the guest moves, and how many of these moves lose a cable under way.
+fn wanted(name: &str) -> usize {
+    std::env::var(name).unwrap().parse().unwrap()
+}
+
+/// There and back by RDMA many times, from RAM to RAM where the kernel can track, else by QEMU's own stream.
+fn shuttles(side: Side) {
+    let _failure = TellFailure::new();
+    let (host, agent) = host(side);
+    let to = if side == Side::A { "10.9.0.2:7979" } else { "10.9.0.1:7979" };
+    if side == Side::A {
+        start_guest(&agent);
+        wait_for("b-is-ready");
+    } else {
+        say("b-is-ready");
+    }
+    let (moves, cuts) = (wanted("PAIR_MOVES"), wanted("PAIR_CUTS"));
+    for number in 0..moves {
+        let moved = format!("moved-{number}");
+        if (number % 2 == 0) == (side == Side::A) {
+            leaves(&agent, to, number < cuts);
+            // The next arrival begins a new file.
+            let _ = fs::remove_file(GuestSpec::bare("g", GuestParameters::default()).arrived_serial(&host));
+            say(&moved);
+        } else {
+            wait_for(&moved);
+            runs_unharmed(&arrived(&host));
+            println!("move {number} arrived unharmed");
+        }
+    }
+    // The other host's last look is over when it says so.
+    let (own, other) = if side == Side::A { ("a-is-done", "b-is-done") } else { ("b-is-done", "a-is-done") };
+    say(own);
+    wait_for(other);
+    let log = fs::read_to_string(agent.log()).unwrap();
+    let refused: Vec<&str> =
+        log.lines().filter(|line| line.contains("the peer acknowledged frame")).collect();
+    assert!(refused.is_empty(), "{refused:#?}");
+}
+
+/// By RDMA over both links to the end, also over the one whose cable was pulled for a second.
+fn leaves(agent: &Agent, to: &str, cut: bool) {
+    let moved = migrate_with(agent, to, "rdma", "--mode=direct", || {
+        if cut {
+            tool(&["ip", "link", "set", "l1", "down"]);
+            thread::sleep(Duration::from_secs(1));
+            tool(&["ip", "link", "set", "l1", "up"]);
+        }
+    });
+    let report = moved.arrived(agent);
+    for link in report["links"].as_array().unwrap() {
+        assert_eq!((&link["rdma"], &link["fallback"]), (&Value::from(true), &Value::Null), "{report:#}");
+    }
+    let lost = report["links"][1]["lost_count"].as_u64().unwrap();
+    assert!(lost >= u64::from(cut), "{report:#}");
+}
+
+#[test]
+#[ignore = "runs inside of a machine, started by the test next door"]
+fn shuttles_from_a() {
+    shuttles(Side::A);
+}
+
+#[test]
+#[ignore = "runs inside of a machine, started by the test next door"]
+fn shuttles_from_b() {
+    shuttles(Side::B);
+}
+
 #[test]
 #[ignore = "runs inside of a machine, started by the test next door"]
 fn sends_to_an_older_kernel() {

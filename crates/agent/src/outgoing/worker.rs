@@ -99,6 +99,8 @@ impl Worker {
             stream: None,
             accepting: Vec::new(),
             throttle_percent: 0,
+            state_is_written: false,
+            is_unchanged: false,
             abandon: abandon.clone(),
             qemu_downtime_ms: qemu_downtime_ms.clone(),
         };
@@ -146,6 +148,10 @@ pub(super) struct State {
     pub accepting: Vec<Accepting>,
     /// Part of the time, in percent, that the guest is stopped to slow it down.
     pub throttle_percent: u8,
+    /// QEMU has written its device state.
+    state_is_written: bool,
+    /// [`State::check_unchanged`] has passed.
+    is_unchanged: bool,
     pub abandon: Arc<AtomicBool>,
     qemu_downtime_ms: Arc<Mutex<Option<u64>>>,
 }
@@ -255,7 +261,8 @@ impl State {
             dirty.extend(self.new_holes()?);
         }
         self.shared.tell(Event::Scanned { dirty, took: began.elapsed(), paused });
-        Ok(())
+        // While the last bytes go over, and the destination loads.
+        if self.state_is_written { self.check_unchanged() } else { Ok(()) }
     }
 
     fn note_seen(&mut self, extents: &[Extent]) {
@@ -309,16 +316,27 @@ impl State {
         self.holds(held.ran)
     }
 
-    /// QEMU holds: what the guest uses now goes to the destination, which compares it with what it has opened.
+    /// QEMU holds. The disks of the beginning go to the destination, which compares them with what it has opened; that the
+    /// guest has no others now is found when nothing waits for it ([`Self::check_unchanged`]).
     pub fn holds(&mut self, ran: bool) -> Result<(), Fault> {
-        let disks = disks::in_use(self.guest.qemu.qmp(), &self.guest.description, Self::deadline())?;
+        let stood = self.guest.qemu.stands().map(str::to_owned);
+        let _ = self.shared.inbox.send(Input::Stood(stood));
+        self.shared.tell(Event::Holding { ran, disks: disks::at_first(&self.guest.description)? });
+        Ok(())
+    }
+
+    /// The guest's disks, devices and files on shared storage are those of the beginning, for which the destination was
+    /// prepared. Looked at when QEMU has written its state: until then another monitor can change them.
+    fn check_unchanged(&mut self) -> Result<(), Fault> {
+        if self.is_unchanged {
+            return Ok(());
+        }
+        disks::check_unchanged(self.guest.qemu.qmp(), &self.guest.description, Self::deadline())?;
         self.guest.qemu.check_devices(Self::deadline()).map_err(|error| differs(&error))?;
         if self.shared.domain.is_none() {
             self.shared.recheck_marks(self.guest.record.process.pid)?;
         }
-        let stood = self.guest.qemu.stands().map(str::to_owned);
-        let _ = self.shared.inbox.send(Input::Stood(stood));
-        self.shared.tell(Event::Holding { ran, disks });
+        self.is_unchanged = true;
         Ok(())
     }
 
@@ -348,10 +366,10 @@ impl State {
                 .finish()
                 .map_err(|error| fault(Code::HypervisorFailed, Step::Blackout, Side::Source, &error))?;
         }
-        // Through another monitor images can be replaced until QEMU has written its state.
-        disks::in_use(self.guest.qemu.qmp(), &self.guest.description, Self::deadline())?;
         self.shared.tell(Event::DeviceStateDone);
-        Ok(())
+        self.state_is_written = true;
+        // While the destination loads. In direct mode one more scan comes first.
+        if self.is_attached() { Ok(()) } else { self.check_unchanged() }
     }
 
     pub fn detach(&mut self) {

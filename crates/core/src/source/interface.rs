@@ -127,7 +127,8 @@ pub enum Event {
     Holding {
         /// The guest ran until QEMU stopped it.
         ran: bool,
-        /// The disks that it uses now, for the destination to compare.
+        /// The disks that it has used from the beginning, for the destination to compare. Whether they are unchanged is the body's
+        /// to find before it says that [`SourcePhase::CommitSent`] is journaled.
         disks: String,
     },
     /// The digest over all regions.

@@ -65,9 +65,10 @@ impl State {
         true
     }
 
-    /// Whoever lets the guest run here before it is committed decides that it stays: what it does here is not at the
-    /// destination. A QEMU that has ended, or does not answer, lets nothing run.
+    /// Commit may be said of a guest that is still what the destination was prepared for, and that nobody let run here: what it
+    /// does here is not at the destination. A QEMU that has ended, or does not answer, lets nothing run.
     pub(super) fn check_stands(&mut self) -> Result<(), Fault> {
+        self.check_unchanged()?;
         let stands = self.guest.qemu.still_stands(Self::deadline());
         if let Err(error) = &stands {
             tracing::debug!(error = chain(error), "the source's QEMU does not say what its guest does");

@@ -1,0 +1,142 @@
+//! What a bad link beside a good one does to a migration: one that is far away, and one that loses packets, against the good link
+//! alone. Reports; judges only that the guest arrives.
+
+use std::time::Duration;
+
+use linerate_lab::{Forwarder, Lab, LinkSpec, Way};
+use serde::Serialize;
+
+use crate::moving::Ending;
+use crate::output::{Progress, replace_json};
+use crate::pair::Pair;
+use crate::statistics::{Spread, spread};
+use crate::{Common, interrupt};
+
+const GUEST_MIB: u64 = 256;
+/// Only a hang meets it.
+const LONG: Duration = Duration::from_secs(180);
+/// The link that is bad.
+const BAD: usize = 1;
+
+/// `linerate-bench far`
+#[derive(Debug, clap::Args)]
+pub struct Flags {
+    #[command(flatten)]
+    common: Common,
+    /// How often each is done
+    #[arg(long, default_value_t = 10)]
+    rounds: usize,
+    /// Rate of each link, Mb/s
+    #[arg(long, default_value_t = 1000)]
+    mbps: u64,
+}
+
+/// What the second link is like.
+struct State {
+    what: &'static str,
+    /// Whether the migration may use it.
+    used: bool,
+    /// Of each way.
+    delay: Duration,
+    /// Of the packets of each way, percent.
+    loss: u32,
+}
+
+const STATES: [State; 4] = [
+    State { what: "the good link alone", used: false, delay: Duration::ZERO, loss: 0 },
+    State { what: "two good links", used: true, delay: Duration::ZERO, loss: 0 },
+    State {
+        what: "the second with a round trip of 50 ms",
+        used: true,
+        delay: Duration::from_millis(25),
+        loss: 0,
+    },
+    State { what: "the second loses 1 % each way", used: true, delay: Duration::ZERO, loss: 1 },
+];
+
+/// Migrations in one state.
+#[derive(Debug, Serialize)]
+struct Row {
+    what: &'static str,
+    completed: usize,
+    /// From the guest's stop to its running, ms.
+    blackout_ms: Option<Spread>,
+    /// From the request to the answer.
+    seconds: Option<Spread>,
+    /// Share of the second link in what was sent, percent.
+    second_link_percent: Option<Spread>,
+}
+
+/// All states in turn. False if a guest did not arrive.
+pub fn run(flags: &Flags, json: bool) -> anyhow::Result<bool> {
+    let binary = flags.common.binary()?;
+    // The third host only makes that there are switches, in whose place the forwarder stands.
+    let lab = Lab::builder().hosts(3).links([LinkSpec::shaped(flags.mbps); 2]).build()?;
+    let mut pair = Pair::new(lab, &binary, "", GUEST_MIB)?;
+    let mut progress = Progress::new(flags.rounds * STATES.len());
+    let mut endings: [Vec<Ending>; STATES.len()] = Default::default();
+    for _ in 0..flags.rounds {
+        for (state, endings) in STATES.iter().zip(&mut endings) {
+            interrupt::check()?;
+            progress.doing(state.what);
+            let _forwarder = prepare(&pair.lab, state)?;
+            let good = pair.network(0)?;
+            let only = ["--no-check", "--links", &good];
+            let ending = pair.migrate(if state.used { &only[..1] } else { &only }, LONG)?;
+            progress.done(&format!("{}: {}", state.what, ending.text()));
+            endings.push(ending);
+        }
+    }
+    let rows: Vec<Row> = STATES.iter().zip(&endings).map(|(state, endings)| row(state, endings)).collect();
+    replace_json(&flags.common.out.join("far.json"), &rows)?;
+    if json {
+        println!("{}", serde_json::to_string_pretty(&rows)?);
+    } else {
+        print!("{}", table(&rows));
+    }
+    Ok(rows.iter().all(|row| row.completed == flags.rounds))
+}
+
+fn prepare(lab: &Lab, state: &State) -> anyhow::Result<Forwarder> {
+    for from in [0, 1] {
+        lab.lose(BAD, from, state.loss)?;
+    }
+    Ok(lab.forward(BAD, [0, 1], [Way { delay: state.delay }; 2])?)
+}
+
+fn row(state: &State, endings: &[Ending]) -> Row {
+    let done = || endings.iter().filter(|ending| ending.completed());
+    let reports = || done().filter_map(|ending| ending.report.as_deref());
+    let share = |report: &linerate_api::Report| {
+        let of = |name: &str| -> u64 {
+            report.links.iter().filter(|link| link.name.contains(name)).map(|link| link.sent_bytes).sum()
+        };
+        let all = of("");
+        (all > 0).then(|| of("l1") as f64 * 100.0 / all as f64)
+    };
+    Row {
+        what: state.what,
+        completed: done().count(),
+        blackout_ms: spread(
+            reports().filter_map(|report| Some(report.blackout.as_ref()?.total_us as f64 / 1e3)),
+        ),
+        seconds: spread(done().map(|ending| ending.total.as_secs_f64())),
+        second_link_percent: spread(reports().filter_map(share)),
+    }
+}
+
+fn table(rows: &[Row]) -> String {
+    let head = "| links | arrived | blackout, ms, median (least to most) | whole, s | over the second link |\n|---|---|---|---|---|\n";
+    let shown = |figures: &Option<Spread>, digits: usize| match figures {
+        Some(one) => format!("{:.digits$} ({:.digits$} to {:.digits$})", one.median, one.min, one.max),
+        None => "–".to_owned(),
+    };
+    let mut text = head.to_owned();
+    for row in rows {
+        let share =
+            row.second_link_percent.map_or_else(|| "–".to_owned(), |share| format!("{:.0} %", share.median));
+        let (blackout, seconds) = (shown(&row.blackout_ms, 1), shown(&row.seconds, 2));
+        text += &format!("| {} | {} | {blackout} | {seconds} | {share} |\n", row.what, row.completed);
+    }
+    text
+}
