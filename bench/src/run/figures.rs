@@ -1,5 +1,6 @@
 //! Figures of one migration.
 
+use linerate_api::BlackoutSplit;
 use std::collections::HashMap;
 
 use serde::Serialize;
@@ -46,6 +47,8 @@ pub struct Figures {
     pub blackout_qemu_ms: Option<f64>,
     /// By Linerate's report.
     pub blackout_report_ms: Option<f64>,
+    /// The parts of it, by Linerate's report.
+    pub blackout_split: Option<BlackoutSplit>,
     /// The longest time without a heartbeat, network included.
     pub blackout_seen_ms: Option<f64>,
     /// Agents and QEMUs of both hosts, without what the guest used by itself.

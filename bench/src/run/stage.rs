@@ -173,6 +173,7 @@ impl Stage<'_> {
             wire_percent: None,
             blackout_qemu_ms: None,
             blackout_report_ms: None,
+            blackout_split: None,
             blackout_seen_ms: None,
             cpu_s: None,
             cpu_s_per_gb: None,
@@ -300,6 +301,7 @@ impl Stage<'_> {
         figures.other_steps_ms = Some(rest.max(0.0));
         if let Some(blackout) = report.blackout {
             figures.blackout_report_ms = Some(blackout.total_us as f64 / 1e3);
+            figures.blackout_split = Some(blackout);
             figures.blackout_qemu_ms = blackout.qemu_downtime_ms.map(|ms| ms as f64);
         }
         if !self.case.cut && ending.completed() {

@@ -212,6 +212,7 @@ pub mod tests {
             wire_percent: None,
             blackout_qemu_ms: None,
             blackout_report_ms: Some(total),
+            blackout_split: None,
             blackout_seen_ms: None,
             cpu_s: Some(1.0),
             cpu_s_per_gb: None,
