@@ -24,6 +24,8 @@ const SOONER_TIMES: u32 = 3;
 const SOONER_BY: Duration = Duration::from_millis(1);
 /// Messages on one path whose acknowledgement is waited for, to know how long it takes.
 const TIMED_MAX: usize = 64;
+/// Round trips of a path that are remembered.
+const SAMPLES: usize = 8;
 
 /// What is to be sent on a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,13 +67,14 @@ struct Path {
     acknowledge: bool,
     /// Numbers that were sent on it, and when.
     timed: VecDeque<(u64, Time)>,
-    /// From a message to its acknowledgement on this path, averaged.
-    round_trip: Option<Duration>,
+    /// From a message to its acknowledgement on this path, the last [`SAMPLES`] times. What a link needs is the least of them: at the
+    /// beginning of a session, and while much is done, agents answer late.
+    round_trips: VecDeque<Duration>,
 }
 
 impl Path {
     fn new(now: Time) -> Path {
-        Path { last_heard: now, acknowledge: true, timed: VecDeque::new(), round_trip: None }
+        Path { last_heard: now, acknowledge: true, timed: VecDeque::new(), round_trips: VecDeque::new() }
     }
 
     fn sent(&mut self, now: Time, sequence: u64) {
@@ -86,14 +89,16 @@ impl Path {
             last = Some(now - *sent);
             self.timed.pop_front();
         }
-        let Some(sample) = last else { return };
-        self.round_trip = Some(self.round_trip.map_or(sample, |known| (known * 3 + sample) / 4));
+        self.round_trips.extend(last);
+        if self.round_trips.len() > SAMPLES {
+            self.round_trips.pop_front();
+        }
     }
 
-    /// How long an answer takes: as long as others did, or as long as one is waited for already.
+    /// How long an answer takes: as long as the quickest did lately, or as long as one is waited for already.
     fn takes(&self, now: Time) -> Option<Duration> {
         let waited = self.timed.front().map(|(_, sent)| now - *sent);
-        self.round_trip.max(waited)
+        self.round_trips.iter().min().copied().max(waited)
     }
 
     /// It answers much sooner than the other.
@@ -428,6 +433,23 @@ mod tests {
         let mut a = near_and_far();
         a.send(ms(60), chunk(1));
         assert_eq!(drain(&mut a, ms(60))[0].0, 0, "path 1 was heard last, and is far");
+    }
+
+    #[test]
+    fn answers_that_were_late_once_do_not_make_a_path_far() {
+        let mut a = Control::default();
+        a.path_up(ms(0), 0);
+        a.path_up(ms(0), 1);
+        drain(&mut a, ms(0));
+        for (number, late) in [(1, 70), (2, 60), (3, 0)] {
+            let now = 100 * number;
+            a.send(ms(now), numbered(number));
+            drain(&mut a, ms(now));
+            a.acknowledged(ms(now + 1 + late), 0, number);
+            a.acknowledged(ms(now + 51 + late / 10), 1, number);
+        }
+        a.send(ms(360), chunk(1));
+        assert_eq!(drain(&mut a, ms(360))[0].0, 0);
     }
 
     #[test]
