@@ -32,8 +32,6 @@ pub struct Blackout {
     pub scanned: Option<Time>,
     /// All RAM is acknowledged.
     pub copied: Option<Time>,
-    /// All RAM is acknowledged once more, after QEMU wrote its device state.
-    pub completed: Option<Time>,
     /// The digest was computed (only with verification).
     pub digested: Option<Time>,
     /// The destination sealed its RAM.

@@ -203,6 +203,33 @@ impl Qmp {
         self.answer(id, command, deadline)
     }
 
+    /// Sends several commands in one go, and gives their answers in this order: each wait for an answer costs more than QEMU's
+    /// work does. The first that is refused is the error; the others are carried out all the same.
+    pub fn execute_all<const N: usize>(
+        &mut self,
+        commands: [(&str, Value); N],
+        deadline: Instant,
+    ) -> Result<[Value; N], QmpError> {
+        if self.broken {
+            return Err(QmpError::Broken);
+        }
+        let (mut lines, mut first) = (Vec::new(), "");
+        let asked = commands.map(|(command, arguments)| {
+            let (id, line) = self.line(command, arguments);
+            lines.extend(line);
+            if first.is_empty() {
+                first = command;
+            }
+            (id, command)
+        });
+        self.write(&lines, deadline, first)?;
+        let mut answers = asked.map(|_| Value::Null);
+        for ((id, command), answer) in asked.iter().zip(&mut answers) {
+            *answer = self.answer(*id, command, deadline)?;
+        }
+        Ok(answers)
+    }
+
     /// Sends two commands without arguments in one go, so that QEMU has the second before it begins with the first.
     pub fn execute_both(&mut self, first: &str, second: &str, deadline: Instant) -> Result<(), QmpError> {
         if self.broken {

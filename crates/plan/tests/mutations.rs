@@ -93,7 +93,7 @@ fn rule_1_taking_undecided_for_given_up() {
 
 #[test]
 fn rule_1_running_before_the_journal_has_it() {
-    noticed(Mutation::RunBeforeJournaled, Property::OneRuns, 3000);
+    noticed(Mutation::RunBeforeJournaled, Property::OneRuns, 6000);
 }
 
 #[test]

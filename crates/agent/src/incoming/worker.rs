@@ -275,7 +275,7 @@ impl State {
             .map_err(|error| here(Code::HypervisorFailed, Step::Blackout, &error))?;
         self.shared.tell(Event::DeviceStateLoaded);
         // While the word goes to the source and back.
-        qemu.put_back(Instant::now() + QMP_WAIT);
+        qemu.save_ram_again(Instant::now() + QMP_WAIT);
         Ok(())
     }
 

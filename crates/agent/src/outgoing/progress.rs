@@ -217,13 +217,15 @@ fn rounds(statistics: &Statistics) -> Vec<RoundTotals> {
 fn split(blackout: &Blackout, qemu_downtime_ms: Option<u64>) -> Option<BlackoutSplit> {
     let total = blackout.total()?;
     let commit = between(blackout.journaled, blackout.running);
+    // In direct mode QEMU writes its state before the last scan, in stream mode after all else.
+    let scans_from = blackout.state_written.filter(|at| Some(*at) <= blackout.scanned).or(blackout.held);
     Some(BlackoutSplit {
         total_us: us(total),
         stop_us: between(blackout.stopped, blackout.held),
-        scan_us: between(blackout.held, blackout.scanned),
+        scan_us: between(scans_from, blackout.scanned),
         last_copy_us: between(blackout.scanned, blackout.copied),
-        verify_us: between(blackout.completed, blackout.digested),
-        device_state_us: between(blackout.copied, blackout.completed)
+        verify_us: between(blackout.copied, blackout.digested),
+        device_state_us: between(blackout.held, scans_from)
             + between(blackout.digested, blackout.loaded.max(blackout.state_written)),
         journal_us: between(blackout.loaded.max(blackout.state_written), blackout.journaled),
         resume_us: commit,

@@ -40,22 +40,29 @@ impl Source {
         self.enter_step(now, Step::Blackout, allowed);
     }
 
-    /// The guest is stopped, so the scan can run while the last round is still in flight.
+    /// The hypervisor writes its device state first, while the last round is still in flight: its main loop runs until then, and
+    /// input to a console may go to guest RAM. What the scan behind it finds is all.
     pub(super) fn holding(&mut self, now: Time, ran: bool, disks: String) {
         self.guest_stopped(now);
         self.statistics.blackout.held = Some(now);
-        if !self.config.handed_over {
-            self.control.send(now, Message::Stopped { ran, disks });
-        }
         self.ran = ran;
-        self.state = State::LastScan { dirty: None, written: false };
+        if self.config.handed_over {
+            return self.scan_last();
+        }
+        self.control.send(now, Message::Stopped { ran, disks });
+        self.state = State::Writing;
+        self.actions.push_back(Action::WriteDeviceState);
+    }
+
+    /// The guest is stopped, so the scan can run while the last round is still in flight.
+    fn scan_last(&mut self) {
+        self.state = State::LastScan { dirty: None };
         self.actions.push_back(Action::Scan { last: true, also: Vec::new() });
     }
 
     pub(super) fn last_scanned(&mut self, now: Time, found: Vec<Extent>) {
-        let State::LastScan { written, .. } = self.state else { return };
-        self.statistics.blackout.scanned.get_or_insert(now);
-        self.state = State::LastScan { dirty: Some(found), written };
+        self.statistics.blackout.scanned = Some(now);
+        self.state = State::LastScan { dirty: Some(found) };
         self.last_copy_when_ready(now);
     }
 
@@ -64,20 +71,18 @@ impl Source {
         if !self.scheduler.is_drained() {
             return;
         }
-        let State::LastScan { dirty, written } = &mut self.state else { return };
-        let written = *written;
+        let State::LastScan { dirty } = &mut self.state else { return };
         let Some(mut extents) = dirty.take() else { return };
         extents.extend(self.scheduler.take_refused());
         let extents = normalise(extents);
-        self.statistics.blackout.last_copy_bytes += total_bytes(&extents);
-        self.state = State::LastCopy { repeats: 0, written };
+        self.statistics.blackout.last_copy_bytes = total_bytes(&extents);
+        self.state = State::LastCopy { repeats: 0 };
         self.scheduler.add_work(extents);
         self.last_copy_drained(now);
     }
 
     pub(super) fn last_copy_drained(&mut self, now: Time) {
-        let State::LastCopy { repeats, written } = &mut self.state else { return };
-        let written = *written;
+        let State::LastCopy { repeats } = &mut self.state else { return };
         if !self.scheduler.is_drained() {
             return;
         }
@@ -93,12 +98,7 @@ impl Source {
             let again = normalise(self.scheduler.take_refused());
             return self.scheduler.add_work(again);
         }
-        self.statistics.blackout.copied.get_or_insert(now);
-        if !written && !self.config.handed_over {
-            self.state = State::Writing;
-            return self.actions.push_back(Action::WriteDeviceState);
-        }
-        self.statistics.blackout.completed = Some(now);
+        self.statistics.blackout.copied = Some(now);
         if self.config.verify {
             self.state = State::Digesting;
             self.actions.push_back(Action::Digest);
@@ -147,9 +147,7 @@ impl Source {
         if self.state == State::Writing {
             let total = self.statistics.blackout.device_state_bytes;
             self.control.send(now, Message::DeviceStateEnd { total });
-            // QEMU's main loop ran until its state was written: input to a console may have gone to guest RAM.
-            self.state = State::LastScan { dirty: None, written: true };
-            return self.actions.push_back(Action::Scan { last: true, also: Vec::new() });
+            return self.scan_last();
         }
         if let State::Loading { written, .. } = &mut self.state {
             *written = true;

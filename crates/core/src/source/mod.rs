@@ -11,11 +11,11 @@
 //!   Streaming --> Loading: the hypervisor holds, guest stopped / let it go on
 //!   Scanning --> Copying: Scanned, another round
 //!   Scanning --> Switching: Scanned, it fits / ask QEMU
-//!   Switching --> LastScan: QEMU holds, guest stopped
-//!   LastScan --> LastCopy: Scanned
-//!   LastCopy --> Writing: drained / let QEMU write its device state
-//!   Writing --> LastScan: written / scan for what QEMU itself wrote to RAM meanwhile
-//!   LastCopy --> Sealing: drained, device state written / RamComplete (after the digest, with verification)
+//!   Switching --> Writing: QEMU holds, guest stopped / let QEMU write its device state
+//!   Switching --> LastScan: the same, and somebody else decides who runs the guest
+//!   Writing --> LastScan: written
+//!   LastScan --> LastCopy: Scanned, and the last round has arrived
+//!   LastCopy --> Sealing: drained / RamComplete (after the digest, with verification)
 //!   Sealing --> Loading: RamSealed
 //!   Sealing --> HandingOver: RamSealed, and somebody else decides who runs the guest / let his stream through
 //!   HandingOver --> CleaningUp: the guest has left
@@ -322,13 +322,9 @@ impl Source {
             (State::Switching { .. }, Event::Holding { ran, disks }) => self.holding(now, ran, disks),
             (State::LastScan { .. }, Event::Scanned { dirty, .. }) => self.last_scanned(now, dirty),
             (State::Digesting, Event::Digested(digest)) => self.seal(now, Some(digest)),
-            (
-                State::Switching { .. }
-                | State::LastScan { written: false, .. }
-                | State::LastCopy { written: false, .. }
-                | State::Writing,
-                Event::DeviceState(bytes),
-            ) => self.device_state(now, bytes),
+            (State::Switching { .. } | State::Writing, Event::DeviceState(bytes)) => {
+                self.device_state(now, bytes)
+            }
             (State::Writing | State::Loading { .. }, Event::DeviceStateDone) => self.device_state_done(now),
             (State::HandingOver, Event::Left) => self.left(now),
             (State::Journaling, Event::Journaled(SourcePhase::CommitSent)) => self.commit(now),

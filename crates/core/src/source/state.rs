@@ -23,17 +23,14 @@ pub(super) enum State {
     Switching {
         holding: bool,
     },
-    /// `written`: QEMU has written its device state, and this scan is for what it wrote to RAM meanwhile.
+    /// QEMU holds, and writes its device state. The destination keeps it until RAM is sealed.
+    Writing,
     LastScan {
         dirty: Option<Vec<Extent>>,
-        written: bool,
     },
     LastCopy {
         repeats: u32,
-        written: bool,
     },
-    /// QEMU writes its device state. The destination keeps it until RAM is sealed.
-    Writing,
     Digesting,
     Sealing,
     Loading {

@@ -91,7 +91,7 @@ impl Source {
         // There is no last scan and no last copy of ours: those parts have no length.
         let moments = [&mut blackout.held, &mut blackout.scanned, &mut blackout.copied];
         moments.into_iter().for_each(|moment| *moment = Some(now));
-        (blackout.completed, blackout.digested) = (Some(now), Some(now));
+        blackout.digested = Some(now);
         self.state = State::Loading { written: false, loaded: false };
         self.actions.push_back(Action::WriteDeviceState);
     }

@@ -28,9 +28,9 @@ enum At {
     Copying,
     Scanning,
     Switching,
+    Writing,
     LastScan,
     LastCopy,
-    Writing,
     Digesting,
     Sealing,
     Loading,
@@ -45,7 +45,7 @@ enum At {
 use At::*;
 
 const BEFORE_COMMIT: [At; 14] = [
-    Idle, Offered, Preparing, Protecting, Copying, Scanning, Switching, LastScan, LastCopy, Writing,
+    Idle, Offered, Preparing, Protecting, Copying, Scanning, Switching, Writing, LastScan, LastCopy,
     Digesting, Sealing, Loading, Journaling,
 ];
 const AFTER: [At; 4] = [Committing, CleaningUp, Parting, Ended];
@@ -110,16 +110,12 @@ impl Driver {
             Copying => drop(self.tell(Event::Protected { populated: page(0), paused: Duration::ZERO })),
             Scanning => drop(self.carry()),
             Switching => drop(self.tell(scanned(vec![]))),
-            LastScan => drop(self.tell(holding(true))),
+            Writing => drop(self.tell(holding(true))),
+            // No device state goes through the session: it scans already.
+            LastScan if self.brain.config.handed_over => {}
+            LastScan => drop(self.tell(Event::DeviceStateDone)),
             LastCopy => drop(self.tell(scanned(page(1)))),
-            Writing => drop(self.carry()),
-            // No device state goes through the session: it digests already.
-            Digesting if self.brain.config.handed_over => {}
-            Digesting => {
-                self.tell(Event::DeviceStateDone);
-                self.tell(scanned(page(2)));
-                self.carry();
-            }
+            Digesting => drop(self.carry()),
             Sealing => drop(self.tell(Event::Digested(5))),
             Loading => drop(self.receive(Message::RamSealed)),
             Journaling => drop(self.receive(Message::Loaded)),
@@ -215,7 +211,7 @@ fn messages() -> Vec<(Message, Vec<At>)> {
 
 /// Each event of the body and the states in which it is expected.
 fn events() -> Vec<(Event, Vec<At>)> {
-    let state_of_devices = vec![Switching, LastScan, LastCopy, Writing];
+    let state_of_devices = vec![Switching, Writing];
     vec![
         (Event::Attached, vec![Preparing]),
         (Event::Protected { populated: vec![], paused: Duration::ZERO }, vec![Protecting]),
@@ -553,11 +549,11 @@ fn what_the_destination_refused_is_sent_again_before_ram_is_sealed() {
     let mut driver = Driver::at(LastCopy);
     let Next::Work(work) = driver.brain.next_work(driver.now, CHANNEL) else { panic!("no work") };
     driver.brain.acknowledged(driver.now, CHANNEL, work.sequence, &[work.sequence]);
-    assert!(!driver.actions().contains(&Action::WriteDeviceState));
+    assert!(!driver.actions().contains(&Action::Digest));
     let Next::Work(again) = driver.brain.next_work(driver.now, CHANNEL) else { panic!("not sent again") };
     assert_eq!(again.runs, work.runs);
     driver.brain.acknowledged(driver.now, CHANNEL, again.sequence, &[]);
-    assert!(driver.actions().contains(&Action::WriteDeviceState));
+    assert!(driver.actions().contains(&Action::Digest));
 }
 
 #[test]
@@ -595,6 +591,7 @@ fn what_was_refused_in_the_last_round_goes_into_the_last_copy() {
     driver.tell(scanned(page(2)));
     let refused = refuse(&mut driver);
     driver.tell(holding(true));
+    driver.tell(Event::DeviceStateDone);
     driver.tell(scanned(vec![]));
     let Next::Work(again) = driver.brain.next_work(driver.now, CHANNEL) else { panic!("not sent again") };
     assert_eq!(again.runs, refused);
@@ -606,6 +603,7 @@ fn the_last_copy_waits_until_nothing_is_in_flight() {
     driver.tell(scanned(page(2)));
     let Next::Work(last_round) = driver.brain.next_work(driver.now, CHANNEL) else { panic!("no work") };
     driver.tell(holding(true));
+    driver.tell(Event::DeviceStateDone);
     driver.tell(scanned(page(2)));
     assert_eq!(driver.brain.next_work(driver.now, CHANNEL), Next::Wait, "the page is in flight");
     driver.brain.acknowledged(driver.now, CHANNEL, last_round.sequence, &[]);

@@ -48,10 +48,13 @@ pub enum GraphError {
 
 /// The disks of a guest, as they are now.
 pub fn read(qmp: &mut Qmp, deadline: Instant) -> Result<DiskGraph, GraphError> {
-    let nodes = qmp.execute("query-named-block-nodes", json!({ "flat": true }), deadline)?;
-    let edges = qmp.execute("x-debug-query-block-graph", json!({}), deadline)?;
-    let drives = qmp.execute("query-block", json!({}), deadline)?;
-    let jobs = qmp.execute("query-jobs", json!({}), deadline)?;
+    let questions = [
+        ("query-named-block-nodes", json!({ "flat": true })),
+        ("x-debug-query-block-graph", json!({})),
+        ("query-block", json!({})),
+        ("query-jobs", json!({})),
+    ];
+    let [nodes, edges, drives, jobs] = qmp.execute_all(questions, deadline)?;
     let mut builder = Builder::new(members(&nodes), &edges)?;
     for drive in members(&drives) {
         builder.add_drive(drive)?;

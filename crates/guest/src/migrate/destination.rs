@@ -166,8 +166,16 @@ impl DestinationQemu {
         self.put_back(deadline);
     }
 
-    /// Puts the settings back. When the state is loaded QEMU needs them no more; with a guest that runs, a snapshot or
-    /// another migration would leave its RAM out.
+    /// Has QEMU save RAM again. When the state is loaded nothing needs that setting any more; of a guest that runs, a snapshot or
+    /// another migration would leave RAM out. All settings are put back when nobody waits ([`DestinationQemu::settle`]).
+    pub fn save_ram_again(&mut self, deadline: Instant) {
+        if let Err(error) = settings::set_capabilities(&mut self.qmp, &[("x-ignore-shared", false)], deadline)
+        {
+            tracing::warn!(%error, "the waiting QEMU could not be told to save RAM again");
+        }
+    }
+
+    /// Puts all settings back.
     pub fn put_back(&mut self, deadline: Instant) {
         if let Err(error) = Settings::put_back(self.found.as_ref(), &mut self.qmp, deadline) {
             tracing::warn!(%error, "migration settings could not be put back");

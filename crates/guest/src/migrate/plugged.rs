@@ -7,13 +7,12 @@ use serde_json::json;
 use crate::qmp::{Qmp, QmpError};
 
 /// Devices with and without an id.
-const FOLDERS: &[&str] = &["/machine/peripheral", "/machine/peripheral-anon"];
+const FOLDERS: [&str; 2] = ["/machine/peripheral", "/machine/peripheral-anon"];
 
 /// All devices that were named on the command line or plugged in.
 pub(super) fn devices(qmp: &mut Qmp, deadline: Instant) -> Result<Vec<String>, QmpError> {
     let mut found = Vec::new();
-    for folder in FOLDERS {
-        let listed = qmp.execute("qom-list", json!({ "path": folder }), deadline)?;
+    for listed in qmp.execute_all(FOLDERS.map(|folder| ("qom-list", json!({ "path": folder }))), deadline)? {
         let children = listed.as_array().into_iter().flatten().filter_map(|member| {
             let kind = member["type"].as_str()?.strip_prefix("child<")?.trim_end_matches('>');
             Some(format!("{} ({kind})", member["name"].as_str()?))

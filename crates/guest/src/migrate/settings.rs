@@ -120,7 +120,11 @@ pub(super) fn capabilities(qmp: &mut Qmp, deadline: Instant) -> Result<Vec<(Stri
     Ok(listed.as_array().into_iter().flatten().filter_map(pair).collect())
 }
 
-fn set_capabilities(qmp: &mut Qmp, change: &[(&str, bool)], deadline: Instant) -> Result<(), MigrateError> {
+pub(super) fn set_capabilities(
+    qmp: &mut Qmp,
+    change: &[(&str, bool)],
+    deadline: Instant,
+) -> Result<(), MigrateError> {
     if change.is_empty() {
         return Ok(());
     }

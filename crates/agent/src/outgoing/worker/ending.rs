@@ -68,7 +68,15 @@ impl State {
     /// Commit may be said of a guest that is still what the destination was prepared for, and that nobody let run here: what it
     /// does here is not at the destination. A QEMU that has ended, or does not answer, lets nothing run.
     pub(super) fn check_stands(&mut self) -> Result<(), Fault> {
-        self.check_unchanged()?;
+        if let Err(fault) = self.check_unchanged() {
+            if !self.guest.record.is_alive() {
+                // The destination's copy is the only one: it is not told to give it up, and an operator decides.
+                self.shared.tell(Event::Failed(storage::unless_gone(fault, &self.guest.record)));
+                let detail = "the source's QEMU ended before it was known whether its disks are still those of the beginning";
+                return Err(Fault::new(Code::GuestDiffers, Step::Commit, Side::Source, detail));
+            }
+            return Err(fault);
+        }
         let stands = self.guest.qemu.still_stands(Self::deadline());
         if let Err(error) = &stands {
             tracing::debug!(error = chain(error), "the source's QEMU does not say what its guest does");
