@@ -38,20 +38,20 @@ struct State {
     used: bool,
     /// Of each way.
     delay: Duration,
-    /// Of the packets of each way, percent.
-    loss: u32,
+    /// One packet of so many is lost each way; 0: none.
+    loses_one_of: u32,
 }
 
 const STATES: [State; 4] = [
-    State { what: "the good link alone", used: false, delay: Duration::ZERO, loss: 0 },
-    State { what: "two good links", used: true, delay: Duration::ZERO, loss: 0 },
+    State { what: "the good link alone", used: false, delay: Duration::ZERO, loses_one_of: 0 },
+    State { what: "two good links", used: true, delay: Duration::ZERO, loses_one_of: 0 },
     State {
         what: "the second with a round trip of 50 ms",
         used: true,
         delay: Duration::from_millis(25),
-        loss: 0,
+        loses_one_of: 0,
     },
-    State { what: "the second loses 1 % each way", used: true, delay: Duration::ZERO, loss: 1 },
+    State { what: "the second loses 1 % each way", used: true, delay: Duration::ZERO, loses_one_of: 100 },
 ];
 
 /// Migrations in one state.
@@ -65,6 +65,8 @@ struct Row {
     seconds: Option<Spread>,
     /// Share of the second link in what was sent, percent.
     second_link_percent: Option<Spread>,
+    /// Segments that the source sent again over the second link.
+    retransmits: Option<Spread>,
 }
 
 /// All states in turn. False if a guest did not arrive.
@@ -98,10 +100,8 @@ pub fn run(flags: &Flags, json: bool) -> anyhow::Result<bool> {
 }
 
 fn prepare(lab: &Lab, state: &State) -> anyhow::Result<Forwarder> {
-    for from in [0, 1] {
-        lab.lose(BAD, from, state.loss)?;
-    }
-    Ok(lab.forward(BAD, [0, 1], [Way { delay: state.delay }; 2])?)
+    let way = Way { delay: state.delay, loses_one_of: state.loses_one_of };
+    Ok(lab.forward(BAD, [0, 1], [way; 2])?)
 }
 
 fn row(state: &State, endings: &[Ending]) -> Row {
@@ -122,11 +122,18 @@ fn row(state: &State, endings: &[Ending]) -> Row {
         ),
         seconds: spread(done().map(|ending| ending.total.as_secs_f64())),
         second_link_percent: spread(reports().filter_map(share)),
+        retransmits: spread(reports().map(retransmits)),
     }
 }
 
+/// Over the second link.
+fn retransmits(report: &linerate_api::Report) -> f64 {
+    let second = report.links.iter().filter(|link| link.name.contains("l1"));
+    second.map(|link| link.retransmits as f64).sum()
+}
+
 fn table(rows: &[Row]) -> String {
-    let head = "| links | arrived | blackout, ms, median (least to most) | whole, s | over the second link |\n|---|---|---|---|---|\n";
+    let head = "| links | arrived | blackout, ms, median (least to most) | whole, s | over the second link | sent again there |\n|---|---|---|---|---|---|\n";
     let shown = |figures: &Option<Spread>, digits: usize| match figures {
         Some(one) => format!("{:.digits$} ({:.digits$} to {:.digits$})", one.median, one.min, one.max),
         None => "–".to_owned(),
@@ -136,7 +143,12 @@ fn table(rows: &[Row]) -> String {
         let share =
             row.second_link_percent.map_or_else(|| "–".to_owned(), |share| format!("{:.0} %", share.median));
         let (blackout, seconds) = (shown(&row.blackout_ms, 1), shown(&row.seconds, 2));
-        text += &format!("| {} | {} | {blackout} | {seconds} | {share} |\n", row.what, row.completed);
+        text += &format!(
+            "| {} | {} | {blackout} | {seconds} | {share} | {} |\n",
+            row.what,
+            row.completed,
+            shown(&row.retransmits, 0)
+        );
     }
     text
 }

@@ -1,4 +1,5 @@
-//! A program between two ports that hands on every packet a while later: what `netem` does where the kernel has it.
+//! A program between two ports that hands on packets a while later, but for some that it loses: what `netem` does where the kernel has
+//! it.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read};
@@ -24,6 +25,8 @@ const FRAME_BYTES: usize = 70_000;
 pub struct Way {
     /// Every packet arrives so much later.
     pub delay: Duration,
+    /// One packet of so many is lost; 0: none.
+    pub loses_one_of: u32,
 }
 
 /// Hands packets on until it is dropped.
@@ -55,7 +58,7 @@ impl Forwarder {
         for (way, (from, to)) in ways.into_iter().zip([(0, 1), (1, 0)]) {
             let queue = Arc::new(Queue::default());
             let (own, socket, stop) = (queue.clone(), sockets[from].clone(), this.stop.clone());
-            this.threads.push(std::thread::spawn(move || receive(&socket, &own, way.delay, &stop)));
+            this.threads.push(std::thread::spawn(move || receive(&socket, &own, way, &stop)));
             let (socket, stop) = (sockets[to].clone(), this.stop.clone());
             this.threads.push(std::thread::spawn(move || send(&socket, &queue, &stop)));
         }
@@ -92,13 +95,18 @@ fn link_address(port: &str) -> Option<LinkAddr> {
     all.find_map(|one| one.address?.as_link_addr().copied())
 }
 
-fn receive(socket: &Socket, queue: &Queue, delay: Duration, stop: &AtomicBool) {
+fn receive(socket: &Socket, queue: &Queue, way: Way, stop: &AtomicBool) {
     let mut buffer = vec![0; FRAME_BYTES];
+    let mut count = 0_u32;
     while !stop.load(Ordering::Relaxed) {
         let Ok(bytes) = (&mut &*socket).read(&mut buffer) else { continue };
+        count = count.wrapping_add(1);
+        if way.loses_one_of > 0 && count.is_multiple_of(way.loses_one_of) {
+            continue;
+        }
         let mut frame = buffer[..bytes].to_vec();
         complete(&mut frame);
-        queue.frames().push_back((Instant::now() + delay, frame));
+        queue.frames().push_back((Instant::now() + way.delay, frame));
         queue.more.notify_one();
     }
 }

@@ -146,7 +146,7 @@ impl Lab {
         self.shape(link, &LinkSpec::shaped(rate_mbps).mtu(mtu))
     }
 
-    /// Puts a program in place of the switch between two hosts of a link: it delays packets. Needs a lab of three hosts or more, whose
+    /// Puts a program in place of the switch between two hosts of a link: it delays packets, and may lose some. Needs a lab of three hosts or more, whose
     /// links have switches; the other hosts are left alone on theirs.
     pub fn forward(&self, link: usize, hosts: [usize; 2], ways: [Way; 2]) -> Result<Forwarder, LabError> {
         self.spec(link)?;

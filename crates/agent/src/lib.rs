@@ -195,6 +195,30 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_second_agent_with_the_same_guests_ends_at_once_and_says_why() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("agent.toml");
+        let folder = |name: &str| dir.path().join(name);
+        let text = format!(
+            "name = \"a\"\nlisten = []\nsocket = {:?}\nstate_dir = {:?}\nrun_dir = {:?}\nram_dir = {:?}\n",
+            folder("agent.sock"),
+            folder("state"),
+            folder("run"),
+            folder("ram")
+        );
+        std::fs::write(&path, text).unwrap();
+        let first = alone(&folder("run")).unwrap();
+        let (ends, ended) = std::sync::mpsc::channel();
+        std::thread::spawn(move || ends.send(run(&path, false)));
+        let second = ended.recv_timeout(std::time::Duration::from_secs(60)).expect("it runs");
+        let said = format!("{:#}", second.unwrap_err());
+        assert!(said.contains("agent.lock") && said.contains("another agent"), "{said}");
+        assert!(!folder("state").exists(), "it has touched nothing");
+        drop(first);
+        assert!(alone(&folder("run")).is_ok());
+    }
+
+    #[test]
     fn a_folder_that_was_not_finished_is_not_there_and_is_made_the_next_time() {
         let dir = tempfile::tempdir().unwrap();
         // As the operator names it.

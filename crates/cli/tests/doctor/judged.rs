@@ -58,7 +58,7 @@ fn a_slow_link_is_named_beside_a_fast_one_and_its_slow_direction() {
     let room = Room::through_switches(&[1000, 1000]);
     for (there, back) in [(1, 0), (0, 10), (25, 25), (50, 0)] {
         let about = format!("{there} ms there, {back} ms back");
-        let way = |ms| Way { delay: std::time::Duration::from_millis(ms) };
+        let way = |ms| Way { delay: std::time::Duration::from_millis(ms), loses_one_of: 0 };
         let _forwarder = room.lab.forward(1, [0, 1], [way(there), way(back)]).unwrap();
         let (title, mut places) = only(room.wrong(&["--quick"]), "round-trip-long", &about);
         places.sort();
