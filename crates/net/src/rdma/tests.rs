@@ -2,7 +2,7 @@
 //! 10.9.0.1 (device l0a) to 10.9.0.2 (l0b), its second from 10.9.1.1 to 10.9.1.2; everywhere else they are listed as ignored.
 
 use std::net::{IpAddr, SocketAddr};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
@@ -445,6 +445,12 @@ fn restore_link() {
             let state = std::fs::read_to_string(format!("/sys/class/infiniband/{device}/ports/1/state"));
             state.is_ok_and(|state| state.contains("ACTIVE"))
         })
+    });
+    // The kernel looks a neighbour up for rdma_cm only slowly; agents have asked by TCP before.
+    until("the neighbour", || {
+        let asked =
+            Command::new("ping").args(["-c", "1", "-W", "5", "10.9.0.2"]).stdout(Stdio::null()).status();
+        asked.unwrap().success()
     });
 }
 
