@@ -312,7 +312,7 @@ fn dies_behind_commit(stage: &mut Stage, gates: &[linerate_lab::Gate; 2], agent_
 
 #[test]
 fn a_guest_that_died_right_behind_commit_is_kept_at_the_source_for_its_operator() {
-    let (mut stage, gates) = gated();
+    let (mut stage, gates) = Stage::gated_without_disk(&FAST, guest(QemuVersion::Ten));
     let id = dies_behind_commit(&mut stage, &gates, true);
     let (exit, text) = stage.linerate_at(0, &["resolve", &id, "--resume-here"]);
     assert_eq!(exit, 0, "{text}");

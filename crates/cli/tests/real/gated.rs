@@ -43,6 +43,12 @@ impl Stage {
         (stage, gates)
     }
 
+    /// The same without a disk, for a guest that runs on an older copy of its memory: what it wrote to a disk meanwhile stays written.
+    pub fn gated_without_disk(links_mbps: &[u64], guest: GuestSpec) -> (Stage, [Gate; 2]) {
+        let (hosts, gates) = gated_hosts(links_mbps);
+        (Stage::of(hosts, |_| guest), gates)
+    }
+
     /// The same with a guest without a disk that somebody else started and has a monitor of, too.
     pub fn gated_with_other_hands(links_mbps: &[u64], guest: GuestSpec) -> (Stage, [Gate; 2], PathBuf) {
         let (hosts, gates) = gated_hosts(links_mbps);
