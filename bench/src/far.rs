@@ -129,7 +129,7 @@ fn row(state: &State, endings: &[Ending]) -> Row {
 /// Over the second link.
 fn retransmits(report: &linerate_api::Report) -> f64 {
     let second = report.links.iter().filter(|link| link.name.contains("l1"));
-    second.map(|link| link.retransmits as f64).sum()
+    second.map(|link| link.retransmits).sum::<u64>() as f64
 }
 
 fn table(rows: &[Row]) -> String {
