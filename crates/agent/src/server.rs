@@ -207,7 +207,15 @@ async fn show_migration(
 
 async fn cancel(State(agent): Shared, Path(id): Path<String>) -> Result<Response, Refusal> {
     if let Some(coming) = agent.coming().into_iter().find(|one| one.session.to_string() == id) {
-        coming.cancel();
+        if !coming.cancel() {
+            let text = format!(
+                "too late to cancel: the guest {} is complete here, and this copy may be the only one",
+                coming.guest()
+            );
+            return Err(Refusal(ErrorBody::new(code::TOO_LATE, text).with_hint(
+                "cancel at the source; if its host is lost, see what runs there and decide here: linerate resolve",
+            )));
+        }
         return Ok((StatusCode::ACCEPTED, Json(coming.summary())).into_response());
     }
     let outgoing = find(&agent, &id)?;

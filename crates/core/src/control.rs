@@ -400,10 +400,7 @@ mod tests {
 
     #[test]
     fn an_unanswered_message_is_sent_again_on_another_path_and_less_and_less_often() {
-        let mut a = Control::default();
-        a.path_up(ms(0), 0);
-        a.path_up(ms(0), 1);
-        drain(&mut a, ms(0));
+        let mut a = two_paths();
         a.send(ms(0), chunk(1));
         let first = drain(&mut a, ms(0))[0].0;
         assert!(drain(&mut a, ms(150)).is_empty());
@@ -415,12 +412,17 @@ mod tests {
         assert_eq!(a.timeout(), None);
     }
 
-    /// Two paths, of which the second answers 50 ms later; a word that went over both.
-    fn near_and_far() -> Control {
+    fn two_paths() -> Control {
         let mut a = Control::default();
         a.path_up(ms(0), 0);
         a.path_up(ms(0), 1);
         drain(&mut a, ms(0));
+        a
+    }
+
+    /// Two paths, of which the second answers 50 ms later; a word that went over both.
+    fn near_and_far() -> Control {
+        let mut a = two_paths();
         a.send(ms(1), numbered(1));
         drain(&mut a, ms(1));
         a.acknowledged(ms(2), 0, 1);
@@ -437,10 +439,7 @@ mod tests {
 
     #[test]
     fn answers_that_were_late_once_do_not_make_a_path_far() {
-        let mut a = Control::default();
-        a.path_up(ms(0), 0);
-        a.path_up(ms(0), 1);
-        drain(&mut a, ms(0));
+        let mut a = two_paths();
         for (number, late) in [(1, 70), (2, 60), (3, 0)] {
             let now = 100 * number;
             a.send(ms(now), numbered(number));
@@ -454,10 +453,7 @@ mod tests {
 
     #[test]
     fn a_path_whose_first_answer_is_still_waited_for_is_far_too() {
-        let mut a = Control::default();
-        a.path_up(ms(0), 0);
-        a.path_up(ms(0), 1);
-        drain(&mut a, ms(0));
+        let mut a = two_paths();
         a.send(ms(1), numbered(1));
         drain(&mut a, ms(1));
         a.acknowledged(ms(2), 0, 1);

@@ -360,7 +360,11 @@ impl Destination {
             Event::Carriage(message) => self.control.send(now, message),
             Event::Failed(fault) => self.fail(now, fault),
             Event::ReceivingFailed(fault) => self.fail(now, fault),
-            Event::Cancel => self.fail(now, self.fault(Code::Cancelled, "by the destination's operator")),
+            Event::Cancel if !self.is_complete() => {
+                self.fail(now, self.fault(Code::Cancelled, "by the destination's operator"));
+            }
+            // The source's copy may be lost: see `resolve`.
+            Event::Cancel => {}
             Event::Withdrawn => self.withdrawn(now),
             Event::CommitAgain { copy } => self.commit_aside(now, copy),
             Event::Resolve(run) => self.resolve(now, run),
@@ -409,6 +413,18 @@ impl Destination {
     /// The guest is complete and the source, which may have committed, is not heard: an operator may decide.
     pub fn is_held(&self) -> bool {
         matches!(self.state, State::Loaded) && self.control.paths() == 0
+    }
+
+    /// The guest is complete here, and this copy may be the only one: it is too late to cancel.
+    pub fn is_complete(&self) -> bool {
+        matches!(
+            self.state,
+            State::Noting
+                | State::Loaded
+                | State::Journaling { .. }
+                | State::Resuming { .. }
+                | State::Running { .. }
+        )
     }
 
     /// Whether the guest ran at the source when it was stopped, once the source has said it.

@@ -24,7 +24,7 @@ pub enum Next {
     Again(Time),
     /// The destination has given the guest up, or never knew it.
     GivenUp,
-    /// The destination says that it has committed. Cannot be unless a journal was lost: the guest may run twice.
+    /// The destination says that it has committed: an operator let the guest run there, or a journal was lost. It may run twice.
     Committed,
     /// Nobody answered in time: by now the destination has given up by itself.
     Unheard,

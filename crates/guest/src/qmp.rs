@@ -223,25 +223,12 @@ impl Qmp {
             (id, command)
         });
         self.write(&lines, deadline, first)?;
-        let mut answers = asked.map(|_| Value::Null);
-        for ((id, command), answer) in asked.iter().zip(&mut answers) {
-            *answer = self.answer(*id, command, deadline)?;
+        let answers = asked.map(|(id, command)| self.answer(id, command, deadline));
+        let mut values = [const { Value::Null }; N];
+        for (value, answer) in values.iter_mut().zip(answers) {
+            *value = answer?;
         }
-        Ok(answers)
-    }
-
-    /// Sends two commands without arguments in one go, so that QEMU has the second before it begins with the first.
-    pub fn execute_both(&mut self, first: &str, second: &str, deadline: Instant) -> Result<(), QmpError> {
-        if self.broken {
-            return Err(QmpError::Broken);
-        }
-        let (first_id, mut lines) = self.line(first, Value::Null);
-        let (second_id, line) = self.line(second, Value::Null);
-        lines.extend(line);
-        self.write(&lines, deadline, first)?;
-        let done = self.answer(first_id, first, deadline);
-        self.answer(second_id, second, deadline)?;
-        done.map(|_| ())
+        Ok(values)
     }
 
     fn line(&mut self, command: &str, arguments: Value) -> (u64, Vec<u8>) {

@@ -25,8 +25,8 @@ impl World {
         });
         // Somebody else may have decided while the source gave up.
         let unsure = decided == GuestState::Unknown && self.scenario.way == Way::HandedOver;
-        // Its own copy died, and an operator has let the other one run.
-        let died = decided == GuestState::Gone && self.guest.gone;
+        // Its own copy has died, before or after it was taken back, and an operator has let the other one run.
+        let died = self.guest.gone;
         self.check.that(moved || unsure || died || !owned, Property::OneRuns, || {
             format!("the source says {decided:?}, and the destination has the guest")
         });

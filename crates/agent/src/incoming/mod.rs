@@ -197,9 +197,10 @@ impl Incoming {
         self.tell(Event::CommitAgain { copy });
     }
 
-    /// The operator of this host wants it to end.
-    pub fn cancel(&self) {
+    /// The operator of this host wants it to end. Says whether it is not too late.
+    pub fn cancel(&self) -> bool {
         self.tell(Event::Cancel);
+        !self.brain().is_complete()
     }
 
     /// Its source has rolled back.

@@ -19,7 +19,23 @@ use super::channels::RdmaPort;
 pub(super) struct ChannelView {
     pub id: ChannelId,
     pub stats: Arc<ChannelStats>,
-    pub tcp: Option<TcpProgress>,
+    tcp: Option<TcpProgress>,
+    /// Segments that TCP sent again, as of the last look: the kernel forgets them when the connection closes.
+    resent: u64,
+}
+
+impl ChannelView {
+    pub fn new(id: ChannelId, stats: Arc<ChannelStats>, tcp: Option<TcpProgress>) -> ChannelView {
+        ChannelView { id, stats, tcp, resent: 0 }
+    }
+
+    /// What it carried, and the segments that TCP sent again.
+    fn look(&mut self) -> (Counters, u64) {
+        if let Some(info) = self.tcp.as_mut().and_then(TcpProgress::read) {
+            self.resent = u64::from(info.retransmits);
+        }
+        (self.stats.counters(), self.resent)
+    }
 }
 
 /// Something of a link is gone, so that all of it is opened anew.
@@ -139,6 +155,13 @@ impl Board {
         }
     }
 
+    /// Its channels are about to close: what the kernel counted of them is read while it still knows.
+    pub fn closes(&self, link: LinkId) {
+        if let Some(entry) = self.lock().links.iter_mut().find(|entry| entry.link.id == link) {
+            sums(&mut entry.living);
+        }
+    }
+
     /// Everything on it is gone.
     pub fn down(&self, link: LinkId) {
         let mut inner = self.lock();
@@ -241,9 +264,8 @@ impl Board {
 }
 
 fn sums(channels: &mut [ChannelView]) -> (Counters, u64) {
-    let counters = channels.iter().map(|channel| channel.stats.counters()).sum();
-    let tcp = channels.iter_mut().filter_map(|channel| channel.tcp.as_mut()?.read());
-    (counters, tcp.map(|info| u64::from(info.retransmits)).sum())
+    let looks: Vec<(Counters, u64)> = channels.iter_mut().map(ChannelView::look).collect();
+    (looks.iter().map(|(counters, _)| *counters).sum(), looks.iter().map(|(_, resent)| resent).sum())
 }
 
 /// Packets that the RDMA port sent again.
@@ -266,7 +288,20 @@ mod tests {
     fn carried(id: ChannelId, bytes: u64) -> ChannelView {
         let stats = Arc::<ChannelStats>::default();
         stats.frame(bytes, 0, bytes + 64);
-        ChannelView { id, stats, tcp: None }
+        ChannelView::new(id, stats, None)
+    }
+
+    #[test]
+    fn segments_sent_again_are_remembered_when_their_connection_is_closed() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let tcp = TcpProgress::of(&linerate_net::tcp::Stream::new(stream.try_clone().unwrap()).unwrap());
+        assert!(tcp.is_some(), "this kernel tells nothing of connections");
+        let mut view = ChannelView { resent: 7, ..ChannelView::new(0, Arc::default(), tcp) };
+        assert_eq!(view.look().1, 0, "what the kernel says of a living one");
+        view.resent = 7;
+        drop((listener, stream));
+        assert_eq!(view.look().1, 7);
     }
 
     #[test]

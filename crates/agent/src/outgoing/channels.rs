@@ -207,7 +207,7 @@ impl Opener {
 /// The channel, if it moves some bytes for a proof.
 fn proven(id: u32, mut carrier: Carrier, tcp: Option<TcpProgress>) -> Result<Opened, OpenError> {
     probe(&mut carrier)?;
-    let view = ChannelView { id, stats: carrier.sender.stats(), tcp };
+    let view = ChannelView::new(id, carrier.sender.stats(), tcp);
     Ok(Opened { view, carrier })
 }
 

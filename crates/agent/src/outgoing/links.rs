@@ -402,6 +402,7 @@ impl Supervisor {
         if let Some(loss) = &loss {
             self.opener.lost(loss);
         }
+        self.shared.board.closes(self.link.id);
         // Whoever waits for work must come back before its thread can end.
         for pump in &pumps {
             pump.stop();

@@ -368,7 +368,7 @@ impl State {
         }
         self.shared.tell(Event::DeviceStateDone);
         self.state_is_written = true;
-        // While the destination loads. In direct mode one more scan comes first.
+        // While the destination loads. In direct mode the last scan comes first.
         if self.is_attached() { Ok(()) } else { self.check_unchanged() }
     }
 

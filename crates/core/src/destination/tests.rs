@@ -292,7 +292,6 @@ fn a_cancellation_names_the_step_and_the_side() {
         (Receiving, Step::Copy),
         (Sealing, Step::Blackout),
         (Loading, Step::Blackout),
-        (Loaded, Step::Commit),
     ];
     for (state, step) in steps {
         let mut driver = Driver::at(state);
@@ -339,7 +338,7 @@ fn a_commit_not_yet_with_the_journal_can_be_taken_back_and_is_then_never_written
     driver.sequence += 1;
     let commit = Event::Received { path: PATH, sequence: driver.sequence, message: Message::Commit };
     driver.brain.handle(driver.now, commit);
-    let actions = driver.tell(Event::Cancel);
+    let actions = driver.tell(Event::Withdrawn);
     assert!(!actions.contains(&Action::Journal(DestinationPhase::Committed)), "{actions:?}");
     assert!(actions.contains(&Action::Journal(DestinationPhase::Aborted)), "{actions:?}");
 }

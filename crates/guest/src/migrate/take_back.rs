@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::settings::{self, Settings};
 use super::source::{STOPPED_BY_ITSELF, SourceQemu};
@@ -86,7 +86,9 @@ impl SourceQemu {
             }
         }
         if self.stands.as_deref().is_some_and(|state| PAUSED.contains(&state)) {
-            return self.qmp.execute_both("cont", "stop", deadline).map_err(MigrateError::from);
+            // One write: QEMU has `stop` before it begins with `cont`.
+            self.qmp.execute_all([("cont", Value::Null), ("stop", Value::Null)], deadline)?;
+            return Ok(());
         }
         activate_disks(&mut self.qmp, deadline)?;
         let stood = self.stands.as_deref().unwrap_or("not running");

@@ -69,13 +69,10 @@ impl State {
     /// does here is not at the destination. A QEMU that has ended, or does not answer, lets nothing run.
     pub(super) fn check_stands(&mut self) -> Result<(), Fault> {
         if let Err(fault) = self.check_unchanged() {
-            if !self.guest.record.is_alive() {
-                // The destination's copy is the only one: it is not told to give it up, and an operator decides.
-                self.shared.tell(Event::Failed(storage::unless_gone(fault, &self.guest.record)));
-                let detail = "the source's QEMU ended before it was known whether its disks are still those of the beginning";
-                return Err(Fault::new(Code::GuestDiffers, Step::Commit, Side::Source, detail));
+            if self.guest.record.can_run() {
+                return Err(fault);
             }
-            return Err(fault);
+            return Err(self.ended_unchecked(&fault));
         }
         let stands = self.guest.qemu.still_stands(Self::deadline());
         if let Err(error) = &stands {
@@ -83,6 +80,23 @@ impl State {
         }
         let _ = self.shared.inbox.send(Input::Stands(stands.unwrap_or(true)));
         Ok(())
+    }
+
+    /// The destination's copy is the only one, so it is not told to give it up. Nobody knows whether it has the right disks, so an
+    /// operator decides. The brain takes the first word as the loss of this copy, and the second as the end.
+    fn ended_unchecked(&self, fault: &Fault) -> Fault {
+        let record = &self.guest.record;
+        let gone = format!(
+            "the QEMU of {} (process {}) has ended: {}",
+            record.name, record.process.pid, fault.detail
+        );
+        self.shared.tell(Event::Failed(Fault::new(Code::GuestGone, Step::Commit, Side::Source, gone)));
+        let detail = format!(
+            "the source's QEMU ended before its disks and devices were compared with those of the beginning; {} keeps the guest \
+             complete and paused: see there that its disks are the right ones, then `linerate resolve --resume-here`, or --give-up",
+            self.shared.request.to
+        );
+        Fault::new(Code::GuestDiffers, Step::Commit, Side::Source, detail)
     }
 
     pub(super) fn clean_up(&mut self) -> Result<(), Fault> {

@@ -319,15 +319,35 @@ fn a_commit_that_the_disk_does_not_take_gives_the_guest_back_only_to_a_source_th
 
 #[test]
 fn a_commit_that_is_not_on_disk_is_taken_back_by_who_said_it() {
-    for word in [Event::Withdrawn, Event::Cancel] {
-        let mut driver = Driver::at(Loaded);
-        driver.tell(Event::CommitAgain { copy: false });
-        driver.tell(Event::Failed(fault(Code::JournalFailed)));
-        let actions = driver.tell(word.clone());
-        assert!(aborts(&actions) && !commits(&actions), "{word:?}: {actions:?}");
-        driver.now = ms(3_600_000);
-        assert!(!commits(&driver.tell(Event::Tick)), "{word:?}");
+    let mut driver = Driver::at(Loaded);
+    driver.tell(Event::CommitAgain { copy: false });
+    driver.tell(Event::Failed(fault(Code::JournalFailed)));
+    let actions = driver.tell(Event::Withdrawn);
+    assert!(aborts(&actions) && !commits(&actions), "{actions:?}");
+    driver.now = ms(3_600_000);
+    assert!(!commits(&driver.tell(Event::Tick)));
+}
+
+#[test]
+fn a_complete_guest_is_given_up_by_no_cancel_as_the_sources_copy_may_be_lost() {
+    for heard in [true, false] {
+        for state in [Noting, Loaded, Journaling] {
+            let mut driver = Driver::at(state);
+            assert!(driver.brain.is_complete());
+            if !heard {
+                driver.tell(Event::PathLost(PATH));
+            }
+            let actions = driver.tell(Event::Cancel);
+            assert!(!aborts(&actions), "{state:?}: {actions:?}");
+            assert!(driver.fault().is_none(), "{state:?}");
+        }
     }
+    let mut driver = Driver::at(Loaded);
+    driver.tell(Event::PathLost(PATH));
+    assert!(
+        aborts(&driver.tell(Event::Resolve(false))),
+        "this word an operator says of a guest that he has looked for"
+    );
 }
 
 #[test]

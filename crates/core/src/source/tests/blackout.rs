@@ -170,6 +170,21 @@ fn a_hypervisor_that_ends_when_nothing_of_it_is_needed_any_more_does_not_end_the
         assert!(!says(&actions, |message| matches!(message, Message::Abort(_))), "{state:?}: {actions:?}");
         assert_eq!(withdraws(&actions), None, "{state:?}");
     }
+    // Nor if its disks are found to have changed, or nobody can tell any more: its operator decides there.
+    for state in [Loading, Journaling] {
+        let mut driver = Driver::at(state);
+        let mut actions = driver.tell(gone());
+        actions.extend(driver.tell(Event::Failed(fault(Code::GuestDiffers))));
+        assert!(actions.contains(&Action::RollBack), "{state:?}: {actions:?}");
+        actions.extend(driver.tell(Event::RolledBack { guest: GuestState::Gone, complete: true }));
+        driver.now = ms(3_600_000);
+        actions.extend(driver.tell(Event::Heard(PATH)));
+        assert!(
+            !says(&actions, |message| matches!(message, Message::Abort(_) | Message::Commit)),
+            "{actions:?}"
+        );
+        assert_eq!(withdraws(&actions), None, "{state:?}");
+    }
     let mut driver = Driver::at(Writing);
     assert!(driver.tell(gone()).contains(&Action::RollBack), "the destination cannot have it");
 }
