@@ -1,0 +1,203 @@
+//! Who decides behind commit, who is told of a roll-back, and clean-ups that fail.
+
+use super::*;
+
+#[test]
+fn a_destination_that_has_forgotten_the_session_rolls_it_back_before_commit() {
+    for state in all() {
+        let mut driver = Driver::at(state);
+        let actions = driver.tell(Event::Forgotten);
+        let heeded = BEFORE_COMMIT.contains(&state);
+        assert_eq!(actions.contains(&Action::RollBack), heeded, "{state:?}: {actions:?}");
+        if heeded {
+            let fault = driver.fault().expect("rolls back");
+            assert_eq!((fault.code, fault.side), (Code::AgentRestarted, Side::Destination), "{state:?}");
+            let ends = driver.tell(rolled_back(true));
+            assert!(withdraws(&ends).is_none(), "{state:?}: there is nothing to withdraw");
+        }
+    }
+}
+
+#[test]
+fn a_roll_back_that_nobody_could_be_told_of_is_withdrawn_and_no_other() {
+    for state in BEFORE_COMMIT {
+        for told in [false, true] {
+            let mut driver = Driver::at(state);
+            driver.tell(Event::Failed(fault(Code::HypervisorFailed)));
+            if told {
+                driver.receive(Message::Aborted);
+            } else {
+                driver.tell(Event::PathLost(PATH));
+            }
+            let actions = driver.tell(rolled_back(true));
+            assert!(actions.iter().any(|action| matches!(action, Action::End(_))), "{state:?}: {actions:?}");
+            // Once RAM is sealed the guest may become complete over there.
+            let held = state >= Sealing;
+            assert_eq!(withdraws(&actions), (!told).then_some(held), "{state:?}: {actions:?}");
+        }
+    }
+}
+
+/// Everything that may go wrong at once, and an hour without an answer.
+fn torment(driver: &mut Driver) -> Vec<Action> {
+    let mut actions = driver.tell(Event::Cancel);
+    actions.extend(driver.tell(Event::Forgotten));
+    actions.extend(driver.tell(Event::Failed(fault(Code::HypervisorFailed))));
+    for (message, _) in messages() {
+        if !matches!(message, Message::Running { .. }) {
+            actions.extend(driver.receive(message));
+        }
+    }
+    actions.extend(driver.tell(Event::Answered(Outcome::Pending)));
+    driver.brain.channel_lost(driver.now, CHANNEL);
+    actions.extend(driver.tell(Event::PathLost(PATH)));
+    for _ in 0..3600 {
+        driver.now = driver.now + Duration::from_secs(1);
+        let ticked = driver.tell(Event::Tick);
+        if ticked.contains(&Action::Query) {
+            driver.tell(Event::Unanswered);
+        }
+        actions.extend(ticked);
+    }
+    actions
+}
+
+#[test]
+fn after_commit_it_never_resumes_by_itself() {
+    let mut driver = Driver::at(Committing);
+    let actions = torment(&mut driver);
+    assert!(!actions.contains(&Action::RollBack), "{actions:?}");
+    assert!(withdraws(&actions).is_none(), "{actions:?}");
+    assert!(actions.iter().filter(|action| **action == Action::Query).count() > 3000, "it keeps asking");
+    assert!(driver.brain.is_undecided() && !driver.brain.can_resume());
+}
+
+#[test]
+fn after_commit_only_the_destination_or_the_operator_decides() {
+    let back: [fn(&mut Driver) -> Vec<Action>; 4] = [
+        |d| d.tell(Event::Answered(Outcome::Aborted)),
+        |d| d.tell(Event::Answered(Outcome::Returned)),
+        |d| d.receive(Message::Abort(fault(Code::Cancelled))),
+        |d| {
+            d.tell(Event::Resolve(true));
+            d.tell(Event::Journaled(SourcePhase::TakingBack))
+        },
+    ];
+    for word in back {
+        assert!(word(&mut Driver::at(Committing)).contains(&Action::RollBack));
+    }
+    let away: [fn(&mut Driver) -> Vec<Action>; 3] = [
+        |d| d.tell(Event::Answered(Outcome::Committed)),
+        |d| d.receive(Message::Running { resume_us: 1, cpu_us: 0 }),
+        |d| d.tell(Event::Resolve(false)),
+    ];
+    for word in away {
+        assert!(word(&mut Driver::at(Committing)).contains(&Action::CleanUp));
+    }
+}
+
+#[test]
+fn a_destination_that_may_have_the_guest_complete_is_not_told_if_the_guest_does_not_come_back_here() {
+    let lost = (GuestState::Gone, true);
+    let not_yet = (GuestState::PausedAtSource, false);
+    for (state, (guest, complete)) in
+        [Sealing, Loading, Journaling].into_iter().flat_map(|state| [(state, lost), (state, not_yet)])
+    {
+        let mut driver = Driver::at(state);
+        driver.tell(Event::Failed(fault(Code::JournalFailed)));
+        let actions = driver.tell(Event::RolledBack { guest, complete });
+        assert!(!says(&actions, is_abort), "{state:?}, {guest:?}: {actions:?}");
+        assert!(withdraws(&actions).is_none(), "{state:?}, {guest:?}: {actions:?}");
+        assert!(driver.brain.is_ended(), "{state:?}, {guest:?}: {actions:?}");
+    }
+}
+
+#[test]
+fn a_destination_that_gives_up_by_itself_meanwhile_is_answered() {
+    let mut driver = Driver::at(Journaling);
+    driver.tell(Event::Failed(fault(Code::JournalFailed)));
+    let actions = driver.receive(Message::Abort(fault(Code::Cancelled)));
+    assert!(says(&actions, |message| *message == Message::Aborted), "{actions:?}");
+    let actions = driver.tell(rolled_back(true));
+    assert!(!says(&actions, is_abort), "{actions:?}");
+    assert_eq!(driver.fault(), None, "it has ended");
+    assert!(actions.iter().any(|action| matches!(action, Action::End(ending)
+        if ending.fault.as_ref().is_some_and(|fault| fault.code == Code::JournalFailed))));
+}
+
+/// A question is a commit, and so is the message that a link which comes back would carry.
+#[test]
+fn an_operators_word_waits_for_the_question_under_way_and_takes_the_commit_back() {
+    let undecided = || {
+        let mut driver = Driver::at(Committing);
+        driver.tell(Event::PathLost(PATH));
+        driver.now = driver.now + Duration::from_secs(1);
+        assert!(driver.tell(Event::Tick).contains(&Action::Query));
+        assert!(!driver.tell(Event::Resolve(true)).contains(&Action::Journal(SourcePhase::TakingBack)));
+        driver
+    };
+    let mut driver = undecided();
+    assert!(driver.tell(Event::Answered(Outcome::Committed)).contains(&Action::CleanUp), "it knows better");
+    let mut driver = undecided();
+    let actions = driver.tell(Event::Answered(Outcome::Pending));
+    assert!(
+        !actions.contains(&Action::Journal(SourcePhase::TakingBack)),
+        "it has committed now: {actions:?}"
+    );
+    let mut driver = undecided();
+    let actions = driver.tell(Event::Unanswered);
+    assert!(actions.contains(&Action::Journal(SourcePhase::TakingBack)), "{actions:?}");
+    let actions = driver.tell(Event::PathUp(PATH));
+    assert!(!says(&actions, |message| *message == Message::Commit), "{actions:?}");
+    driver.tell(Event::Journaled(SourcePhase::TakingBack));
+    let actions = driver.tell(rolled_back(true));
+    assert!(says(&actions, is_abort), "{actions:?}");
+}
+
+#[test]
+fn commit_is_said_only_when_the_journal_has_it() {
+    let mut driver = Driver::at(Loading);
+    let before = driver.receive(Message::Loaded);
+    assert!(before.contains(&Action::Journal(SourcePhase::CommitSent)));
+    assert!(!says(&before, |message| *message == Message::Commit), "{before:?}");
+    let after = driver.tell(Event::Journaled(SourcePhase::CommitSent));
+    assert!(says(&after, |message| *message == Message::Commit), "{after:?}");
+}
+
+#[test]
+fn a_commit_not_yet_with_the_journal_is_not_written_if_the_peer_gave_up() {
+    let mut driver = Driver::at(Loading);
+    for message in [Message::Loaded, Message::Abort(fault(Code::Cancelled))] {
+        driver.sequence += 1;
+        let received = Event::Received { path: PATH, sequence: driver.sequence, message };
+        driver.brain.handle(driver.now, received);
+    }
+    let actions = driver.actions();
+    assert!(actions.contains(&Action::RollBack));
+    assert!(!actions.contains(&Action::Journal(SourcePhase::CommitSent)), "{actions:?}");
+}
+
+#[test]
+fn a_clean_up_that_fails_is_tried_again_and_in_the_end_reported() {
+    let mut driver = Driver::at(CleaningUp);
+    let mut tries = 0;
+    for _ in 0..200 {
+        let mut actions = driver.tell(Event::Failed(fault(Code::HypervisorFailed)));
+        driver.now = driver.now + Duration::from_secs(1);
+        actions.extend(driver.tell(Event::Tick));
+        tries += actions.iter().filter(|action| **action == Action::CleanUp).count();
+        let end = actions
+            .into_iter()
+            .find_map(|action| if let Action::End(end) = action { Some(end) } else { None });
+        if let Some(end) = end {
+            assert_eq!(end.guest, GuestState::RunsAtDestination);
+            assert_eq!(
+                end.fault.map(|fault| (fault.code, fault.step)),
+                Some((Code::TimedOut, Step::CleanUp))
+            );
+            assert!(tries > 10);
+            return;
+        }
+    }
+    panic!("it never ends");
+}
