@@ -107,8 +107,7 @@ fn is_saved_when_it_is_given_up(stage: &Stage) {
         let ended = moving.end();
         assert!(ended.code.is_some_and(|code| code != 0), "{job:?}: {ended:#?}");
         if let Err(said) = waiting.end() {
-            // Refused, and nothing saved: libvirt lets a job wait for 30 s (QEMU_JOB_WAIT_TIME), and on a busy machine its abort
-            // may meet the save in place of the migration.
+            // Refused, and nothing saved: libvirt lets a job wait for 30 s (QEMU_JOB_WAIT_TIME), which a busy machine may need.
             println!("{job:?} was refused: {said}");
             Job::start(stage, 0, job).end().unwrap();
         }
