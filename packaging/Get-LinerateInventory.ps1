@@ -167,7 +167,7 @@ if ($system) {
 $inventory = [ordered]@{
     schema          = [ordered]@{ major = 1; minor = 0 }
     host            = $env:COMPUTERNAME
-    collected_at_ms = [int64]([DateTime]::UtcNow - [DateTime]'1970-01-01').TotalMilliseconds
+    collected_unix_ms = [int64]([DateTime]::UtcNow - [DateTime]'1970-01-01').TotalMilliseconds
     collector       = 'Get-LinerateInventory.ps1'
     system          = Remove-Unknown ([ordered]@{
         os           = 'windows'

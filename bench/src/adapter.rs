@@ -129,11 +129,10 @@ fn table(ways: &[Way], turns: &[Turn]) -> String {
             let all = reports.iter().flat_map(|report| &report.bandwidth);
             cell(all.filter(|one| one.direction == direction).map(figure))
         };
-        let out = of(BenchDirection::Out, |one| one.sum.out_gbit_per_s);
-        let back = of(BenchDirection::In, |one| one.sum.in_gbit_per_s);
-        let both =
-            of(BenchDirection::Both, |one| f64::midpoint(one.sum.out_gbit_per_s, one.sum.in_gbit_per_s));
-        let cpu = of(BenchDirection::Out, |one| one.cpu_per_gbit);
+        let out = of(BenchDirection::Out, |one| one.sum.out_mbps / 1e3);
+        let back = of(BenchDirection::In, |one| one.sum.in_mbps / 1e3);
+        let both = of(BenchDirection::Both, |one| f64::midpoint(one.sum.out_mbps, one.sum.in_mbps) / 1e3);
+        let cpu = of(BenchDirection::Out, |one| one.cpu_s_per_gbit);
         let failed = mine().count() - reports.len();
         text += &format!("| {} | {out} | {back} | {both} | {cpu} | {failed} |\n", way.name());
     }

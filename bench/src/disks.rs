@@ -1,5 +1,5 @@
-//! A plain QEMU guest goes back and forth with a disk that the hosts do not share, while one of their two links is lost at a random
-//! instant of each move.
+//! A plain QEMU guest goes back and forth with a disk that the hosts do not share. One of their two links is lost at a
+//! random instant of each move.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -40,7 +40,6 @@ pub struct Flags {
     kvm: bool,
 }
 
-/// Which guest goes.
 #[derive(Debug, Clone, Copy)]
 struct Kind {
     version: QemuVersion,
@@ -63,7 +62,6 @@ impl Kind {
         guest.qemu(self.version)
     }
 
-    /// Of its results.
     fn file(self) -> String {
         let under = if self.kvm { "-kvm" } else { "" };
         format!("disks-{}{under}", version_name(self.version))

@@ -36,7 +36,6 @@ struct State {
     what: &'static str,
     /// Whether the migration may use it.
     used: bool,
-    /// Of each way.
     delay: Duration,
     /// One packet of so many is lost each way; 0: none.
     loses_one_of: u32,

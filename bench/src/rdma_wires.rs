@@ -48,7 +48,6 @@ struct Round {
     linerate_pingpong_mb_s: f64,
 }
 
-/// What is kept.
 #[derive(Debug, Serialize)]
 struct Results {
     kernel: &'static str,
@@ -135,9 +134,9 @@ impl Round {
         let figure = |path: &str| report.pointer(path).and_then(Value::as_f64);
         if let Some(latency) = figure("/pingpong/0/rows/0/latency_us") {
             self.linerate_latency_us = latency;
-            self.linerate_pingpong_mb_s = figure("/pingpong/0/rows/1/mb_per_s").context("one size only")?;
-        } else if let Some(gbit) = figure("/bandwidth/0/sum/out_gbit_per_s") {
-            self.linerate_stream_mb_s = gbit * 1000.0 / 8.0;
+            self.linerate_pingpong_mb_s = figure("/pingpong/0/rows/1/mbps").context("one size only")? / 8.0;
+        } else if let Some(mbps) = figure("/bandwidth/0/sum/out_mbps") {
+            self.linerate_stream_mb_s = mbps / 8.0;
         } else {
             bail!("a report without figures");
         }
@@ -197,7 +196,7 @@ mod tests {
 
     fn ours(latency: f64, gbit: f64) -> String {
         format!(
-            "{{\"pingpong\":[{{\"rows\":[{{\"latency_us\":{latency}}},{{\"mb_per_s\":36.0}}]}}],\"bandwidth\":[]}}\n\
+            "{{\"pingpong\":[{{\"rows\":[{{\"latency_us\":{latency}}},{{\"mbps\":288.0}}]}}],\"bandwidth\":[]}}\n\
              {{\"pingpong\":[],\"bandwidth\":[{{\"sum\":{{\"out_gbit_per_s\":{gbit}}}}}]}}\n"
         )
     }

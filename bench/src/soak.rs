@@ -78,7 +78,6 @@ impl Cache {
     }
 }
 
-/// One migration.
 #[derive(Debug, Clone, Serialize)]
 struct Move {
     number: usize,

@@ -53,7 +53,6 @@ impl Flags {
     }
 }
 
-/// Of one migration.
 #[derive(Debug, Clone, Copy, Serialize)]
 struct Split {
     asked_percent: u8,

@@ -1,7 +1,7 @@
 //! All that a guest said on its console, over any number of moves back and forth.
 //!
-//! A host's console file may be emptied or removed once the guest has left it, so it is kept open and read to its end,
-//! and only then is the next host's file opened, where the guest's part of it begins.
+//! A host's console file may be emptied or removed once the guest has left it. So it is kept open and read to its end.
+//! Only then is the next host's file opened, where the guest's part of it begins.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};

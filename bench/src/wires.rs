@@ -38,7 +38,6 @@ struct Round {
     c_us: Vec<f64>,
 }
 
-/// What is kept.
 #[derive(Debug, Serialize)]
 struct Results {
     sizes: [u32; 3],

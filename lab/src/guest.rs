@@ -106,8 +106,8 @@ pub fn kvm_is_missing() -> Option<std::io::Error> {
     std::fs::File::options().read(true).write(true).open("/dev/kvm").err()
 }
 
-/// Says of the test that calls this why it does nothing here. The test harness hides what `eprintln!` prints in a test that passes, but not
-/// what is written to standard error itself; `xtask test` shows these lines once more at its end.
+/// Says of the test that calls this why it does nothing here. The test harness hides what `eprintln!` prints in a test
+/// that passes, but not what is written to standard error itself. `xtask test` shows these lines once more at its end.
 pub fn not_run(why: &str) {
     use std::io::Write as _;
     let thread = std::thread::current();

@@ -21,7 +21,7 @@ pub struct Host {
 
 impl Host {
     /// This very machine as a host, for programs that run in one of two machines of the RDMA lab which links join
-    /// (`Machine::wires`): there devices and addresses are named as in a lab. It goes with the machine.
+    /// (`Machine::wires`). There devices and addresses are named as in a lab. It goes with the machine.
     pub fn of_machine(side: Side, links: usize, ram_mb: u64) -> Result<Host, LabError> {
         let namespace = "machine";
         // The namespace of process 1 gets a name, so that all else is as for any host.

@@ -1,9 +1,9 @@
 //! The lab: hosts in network namespaces, shaped links that can be cut, guests that check themselves.
 //!
-//! A [`Lab`] is some [`Host`]s joined by links, one veth pair per link, each direction shaped to a rate, plus an unshaped
-//! guest LAN where an [`Observer`] listens to what guests send. In a host run an [`Agent`], guests started through it
-//! ([`GuestSpec`]), or a bare [`Qemu`]. Everything a lab made goes away when it is dropped, and [`sweep()`] removes what a
-//! killed run left behind.
+//! A [`Lab`] is some [`Host`]s joined by links, one veth pair per link, each direction shaped to a rate. There is also
+//! an unshaped guest LAN where an [`Observer`] listens to what guests send. In a host run an [`Agent`], guests started
+//! through it ([`GuestSpec`]), or a bare [`Qemu`]. Everything a lab made goes away when it is dropped, and [`sweep()`]
+//! removes what a killed run left behind.
 //!
 //! Needs root, and what `lab/install.sh` puts in place. Set-up goes through `ip`, `tc` and `nft`, so that each state of a
 //! lab is one that a person can look at and make by hand.

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{LabError, tool};
 
-/// One link: what each direction carries. A rate is what goes over the wire, headers included, in 10^6 bits per second;
-/// without one the link runs as fast as the machine copies.
+/// One link: what each direction carries. A rate is what goes over the wire, headers included, in 10^6 bits per second.
+/// Without one the link runs as fast as the machine copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkSpec {
     /// From the first host towards the others, and the other way when `reverse_rate_mbps` is not set.

@@ -61,8 +61,8 @@ impl Lldpd {
     }
 }
 
-/// Its configuration. The frame size and the VLAN are not those of the veth, so they are said by custom TLVs of IEEE 802.3 (4) and
-/// 802.1 (1): lldpd sends these bytes as a switch's would be.
+/// Its configuration. The frame size and the VLAN are not those of the veth. So they are said by custom TLVs of IEEE
+/// 802.3 (4) and 802.1 (1): lldpd sends these bytes as a switch's would be.
 fn configured(device: &str, switch: &Switch) -> String {
     let Switch { system, port, frame_bytes_max, vlan } = switch;
     let bytes = |number: u16| number.to_be_bytes().map(|byte| format!("{byte:02x}")).join(",");

@@ -2,8 +2,8 @@
 //! command of the host runs. The machine sees the host's `/usr` and the shared folders read-only, under the same paths, so a
 //! test binary that was just built runs there as it is. `lab/rdma/init` is the other side of this module.
 //!
-//! What the command says leaves by two virtio-serial ports and appears on QEMU's own outputs; its exit code is a file that the
-//! machine writes last. No file means that the machine died, and the console's end says of what.
+//! What the command says leaves by two virtio-serial ports and appears on QEMU's own outputs. Its exit code is a file
+//! that the machine writes last. No file means that the machine died, and the console's end says of what.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};

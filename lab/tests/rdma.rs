@@ -70,8 +70,8 @@ fn both(run: impl Fn(Side) -> Result<MachineOutput, LabError> + Sync) -> (Machin
     }
 }
 
-/// What a machine did. One whose kernel panicked is started once more: the CPU is emulated, and the emulator does not keep what Linux
-/// expects when it rewrites its own code on one CPU while another one runs it.
+/// What a machine did. One whose kernel panicked is started once more: the CPU is emulated. The emulator does not keep
+/// what Linux expects when it rewrites its own code on one CPU while another one runs it.
 fn ran(machine: &Machine) -> MachineOutput {
     match machine.run() {
         Err(LabError::Ended { tail, .. }) if tail.contains("Kernel panic") => {

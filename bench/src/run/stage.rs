@@ -302,7 +302,7 @@ impl Stage<'_> {
         if let Some(blackout) = report.blackout {
             figures.blackout_report_ms = Some(blackout.total_us as f64 / 1e3);
             figures.blackout_split = Some(blackout);
-            figures.blackout_qemu_ms = blackout.qemu_downtime_ms.map(|ms| ms as f64);
+            figures.blackout_qemu_ms = blackout.qemu_downtime_us.map(|us| us as f64 / 1000.0);
         }
         if !self.case.cut && ending.completed() {
             self.usual.insert(Method::Linerate.title(), ending.total);

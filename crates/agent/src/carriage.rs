@@ -39,8 +39,9 @@ const MIGRATION_STREAMS_MAX: usize = 64;
 /// What QEMU has written counts for it as sent: it must not be much more than was, or the blackout is longer than QEMU predicts.
 const MIGRATION_BACKLOG: Duration = Duration::from_millis(50);
 
-/// Rings of a migration's streams. One that is smaller than what all links have under way leaves the faster ones idle, above all
-/// with QEMUs before 10.0, which make one stream; in a larger one more waits for a destination that loads slowly, in the blackout.
+/// Rings of a migration's streams. One that is smaller than what all links have under way leaves the faster ones idle,
+/// above all with QEMUs before 10.0, which make one stream. In a larger one more waits for a destination that loads
+/// slowly, in the blackout.
 const MIGRATION_WINDOW: u64 = 16 << 20;
 
 /// Streams of a migration, of which disks that go along have so many percent of the links where memory wants the rest.
@@ -60,7 +61,6 @@ pub(crate) fn migration_streams(storage_percent: u8) -> Config {
 /// Sockets of streams are reset within this.
 const STREAMS_END: Duration = Duration::from_secs(10);
 
-/// See the module.
 pub(crate) struct Carriage {
     /// All streams of the session.
     pub streams: Arc<StreamSession>,

@@ -1,5 +1,5 @@
-//! The disks that a guest uses, at both ends of a migration: the ones of its command line when it begins, and the
-//! same at the destination before it is committed ([`linerate_guest::graph`]).
+//! The disks that a guest uses, at both ends of a migration: the ones of its command line when it begins. The same at
+//! the destination before it is committed ([`linerate_guest::graph`]).
 
 use std::collections::BTreeMap;
 use std::time::Instant;

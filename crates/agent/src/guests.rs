@@ -25,9 +25,7 @@ use crate::disks;
 use crate::faults::chain;
 use crate::kernel;
 
-/// A QEMU answers.
 const QMP_WAIT: Duration = Duration::from_secs(10);
-/// A QEMU starts.
 const START_WAIT: Duration = Duration::from_secs(60);
 /// A guest shuts down by itself before it is killed.
 const STOP_WAIT: Duration = Duration::from_secs(30);

@@ -283,8 +283,8 @@ impl Journal {
         self.unwritten().len()
     }
 
-    /// Puts a record on disk that ends a session. If the disk does not take it now, it is tried until it does, and an error
-    /// is logged; the result says whether it is on disk already.
+    /// Puts a record on disk that ends a session. If the disk does not take it now, it is tried until it does, and an
+    /// error is logged. The result says whether it is on disk already.
     pub fn put_end(self: &Arc<Journal>, session: SessionId, record: &Record) -> Result<(), JournalError> {
         let done = self.put(session, record);
         if let Err(error) = &done {

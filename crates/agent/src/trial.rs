@@ -241,7 +241,7 @@ fn wish(request: &LinkRequest) -> Wish {
 }
 
 /// A step as the API says it.
-pub(crate) fn step(step: &linerate_fabric::link::Step) -> LinkStep {
+pub(crate) fn step(step: &linerate_fabric::link::PortStep) -> LinkStep {
     LinkStep { what: step.what.clone(), from: step.from.clone(), to: step.to.clone() }
 }
 

@@ -191,10 +191,8 @@ pub struct PingPongRow {
     pub repetitions: u32,
     /// Half a round trip, microseconds; of the slowest channel.
     pub latency_us: f64,
-    /// Of all channels: message over half a round trip, 10⁶ bytes per second.
-    pub mb_per_s: f64,
-    /// The same in 10⁹ bits per second.
-    pub gbit_per_s: f64,
+    /// Of all channels: message over half a round trip, megabits per second.
+    pub mbps: f64,
     /// The same in percent of the link; absent if nobody says what it carries.
     pub link_percent: Option<f64>,
     /// What was sent in one direction and measured, bytes, all channels.
@@ -227,7 +225,7 @@ pub struct Bandwidth {
     /// CPU time of the threads there, seconds for each second.
     pub destination_cpu: f64,
     /// CPU seconds of both hosts for each second and each Gb/s, both directions counted.
-    pub cpu_per_gbit: f64,
+    pub cpu_s_per_gbit: f64,
 }
 
 /// One link's part.
@@ -246,10 +244,10 @@ pub struct LinkBandwidth {
 /// Rates as the receivers saw them, from a stream's first block to its last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Rates {
-    /// From here, 10⁹ bits per second; 0 if nothing went that way.
-    pub out_gbit_per_s: f64,
+    /// From here, megabits per second; 0 if nothing went that way.
+    pub out_mbps: f64,
     /// To here.
-    pub in_gbit_per_s: f64,
+    pub in_mbps: f64,
     /// The faster of the two in percent of what is carried in one direction; absent if nobody says.
     pub link_percent: Option<f64>,
 }

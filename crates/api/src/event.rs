@@ -120,9 +120,9 @@ pub struct Progress {
     /// How fast the guest writes to pages that were clean; unknown before the second scan.
     pub dirty_rate_bytes_per_s: Option<u64>,
     /// How long the guest would stand still if it were stopped now.
-    pub predicted_blackout_ms: Option<u32>,
+    pub predicted_blackout_us: Option<u64>,
     /// How long until the destination runs it.
-    pub predicted_left_ms: Option<u64>,
+    pub predicted_left_us: Option<u64>,
     /// Disks that go along; absent if none does. They are copied first, and beside RAM from then on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disks: Option<DiskProgress>,

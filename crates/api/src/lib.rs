@@ -1,8 +1,8 @@
 //! The agent's local API: what is asked, what is answered, and the client that asks.
 //!
-//! It is HTTP/1.1 with JSON over a UNIX socket. Sizes are in bytes and times carry their unit in the field's name. Requests
-//! refuse fields that they do not know, so that a misspelt option is an error and not a surprise; answers may grow
-//! fields, which older clients pass over.
+//! It is HTTP/1.1 with JSON over a UNIX socket. Sizes are in bytes and times carry their unit in the field's name.
+//! Requests refuse fields that they do not know, so that a misspelt option is an error and not a surprise. Answers may
+//! grow fields, which older clients pass over.
 //!
 //! | room | what lives there |
 //! |---|---|
@@ -54,7 +54,7 @@ pub use migration::{
 };
 pub use qos::{QosAnswer, QosRequest};
 pub use report::{
-    BlackoutSplit, CpuSeconds, DiskTotals, LinkTotals, Mode, RamTotals, RdmaPortTotals, Report, RoundTotals,
+    BlackoutSplit, CpuTime, DiskTotals, LinkTotals, Mode, RamTotals, RdmaPortTotals, Report, RoundTotals,
     StepTime,
 };
 pub use status::{AgentStatus, KernelFeature};

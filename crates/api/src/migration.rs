@@ -42,8 +42,8 @@ pub struct MigrateRequest {
     /// How long all links may be gone before the migration is given up.
     #[serde(default = "default_link_timeout_s")]
     pub link_timeout_s: u32,
-    /// Slow the guest's CPUs down if it writes faster than the links carry, and let its writes to disks that go along wait for the
-    /// copy; otherwise such a migration is given up.
+    /// Slow the guest's CPUs down if it writes faster than the links carry, and let its writes to disks that go along
+    /// wait for the copy. Otherwise such a migration is given up.
     #[serde(default)]
     pub throttle: bool,
     /// Rounds after the first pass before a migration that does not converge is given up; the agent's own limit if absent.

@@ -47,7 +47,7 @@ pub struct Report {
     /// Every link that was used.
     pub links: Vec<LinkTotals>,
     /// What it cost.
-    pub cpu: CpuSeconds,
+    pub cpu: CpuTime,
     /// Where the time went while the guest stood still; absent if it never did.
     pub blackout: Option<BlackoutSplit>,
     /// How long the guest stood still *before* the blackout, so that its disks were drained while write protection was
@@ -170,12 +170,12 @@ pub struct RdmaPortTotals {
 }
 
 /// CPU time, user and system together.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct CpuSeconds {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CpuTime {
     /// Of the source's agent.
-    pub source_agent_s: f64,
+    pub source_agent_us: u64,
     /// Of the destination's agent.
-    pub destination_agent_s: f64,
+    pub destination_agent_us: u64,
 }
 
 /// Where the time went while the guest stood still, in order.
@@ -198,7 +198,7 @@ pub struct BlackoutSplit {
     /// The destination starts the guest.
     pub resume_us: u64,
     /// The down-time that QEMU itself reports.
-    pub qemu_downtime_ms: Option<u64>,
+    pub qemu_downtime_us: Option<u64>,
 }
 
 impl BlackoutSplit {

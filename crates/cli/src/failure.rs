@@ -2,8 +2,8 @@
 
 use console::measure_text_width;
 use linerate_api::{ClientError, ErrorBody, MigrationOutcome};
-use serde_json::json;
 
+use crate::documents::ErrorLine;
 use crate::exit::{self, Exit};
 use crate::render::format::clean;
 use crate::render::paint::Paint;
@@ -98,7 +98,8 @@ impl Failure {
                     .with_hint(&self.hint),
             )
         });
-        json!({"kind": "error", "error": body, "exit_code": self.exit as u8}).to_string()
+        let line = ErrorLine { kind: "error", error: &body, exit_code: self.exit as u8 };
+        serde_json::to_string(&line).unwrap_or_default()
     }
 }
 

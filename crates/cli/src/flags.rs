@@ -40,28 +40,28 @@ pub struct Flags {
 pub enum Command {
     /// Run the agent of this host, in the foreground
     Agent(AgentFlags),
-    /// Move a guest to another host and watch
+    /// Move a guest to another host and show the progress
     Migrate(MigrateFlags),
-    /// See, watch or cancel migrations
+    /// List, show, watch or cancel migrations
     #[command(subcommand)]
     Migration(MigrationCommand),
-    /// See, start, stop or take over guests
+    /// List, show, start, stop or take over guests
     #[command(subcommand)]
     Vm(VmCommand),
-    /// Connect sockets of this host with sockets of another over every link, until ended
+    /// Connect sockets of this host with sockets of another host, over every link, until the command is ended
     Tunnel(TunnelFlags),
     /// Measure the wires to another host
     #[command(subcommand)]
     Bench(BenchCommand),
     /// Find what makes migrations slow or fail: on this host, on others, on the links between them
     Doctor(DoctorFlags),
-    /// See and set ports: MTU, speed, FEC, pause, queues; put back unless confirmed
+    /// Show and set ports: MTU, speed, FEC, pause, queues. Settings are put back unless confirmed
     #[command(subcommand)]
     Link(LinkCommand),
-    /// Make priorities, shares and lossless traffic of hosts and switches as one file says
+    /// Set priorities, shares and lossless traffic of hosts and switches from one file
     #[command(subcommand)]
     Qos(QosCommand),
-    /// Say how the agent is
+    /// Show the state of the agent: guests, migrations, kernel features
     Status,
     /// Decide an undecided session by hand, when the other host will never answer
     Resolve(ResolveFlags),
@@ -114,29 +114,29 @@ pub struct MigrateFlags {
     /// How long all links may be gone before the migration is given up; a bare number is seconds
     #[arg(long, value_name = "TIME", value_parser = units::timeout_s, default_value = "30s")]
     pub link_timeout: u32,
-    /// Rounds after the first pass, or passes over disks, before a guest that writes too fast is given up [default: the agent's limit]
+    /// Give up a guest that writes too fast after this many rounds, or passes over disks [default: the agent's limit]
     #[arg(long, value_name = "COUNT")]
     pub max_rounds: Option<u32>,
     /// Compare all guest RAM on both sides while the guest is paused; makes the blackout longer
     #[arg(long)]
     pub verify: bool,
-    /// Slow the guest down if it writes faster than the links carry; its writes to disks that go along wait for the copy
+    /// Slow the guest's CPUs if it writes faster than the links carry. Its writes to copied disks wait for the copy
     #[arg(long)]
     pub throttle: bool,
     /// How guest RAM is moved: auto (direct where the guest allows it), direct, stream (QEMU's own streams)
     #[arg(long, value_name = "MODE", value_parser = units::mode, default_value = "auto")]
     pub mode: ModeChoice,
-    /// Copy disks that the hosts do not share too, the whole of them, or (domains of libvirt) what is above their backing files
+    /// Also copy disks that the hosts do not share: all of each disk, or only what is above its backing file (inc, domains of libvirt only)
     #[arg(long, value_name = "all|inc", value_parser = ["all", "inc"])]
     pub copy_storage: Option<String>,
     /// Copy these disks, named as in `linerate vm show`; the hosts must share the others (virsh's --migrate-disks). With --copy-storage
     /// inc: what is above the backing files of these
     #[arg(long, value_name = "DISK,…", value_delimiter = ',', value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub copy_disks: Vec<String>,
-    /// Take this disk for shared although that cannot be proved: both hosts use one storage for it, and you are certain. May be repeated
+    /// Treat this disk as shared although that cannot be proved. Be certain that both hosts use one storage for it. May be repeated
     #[arg(long, value_name = "DISK", value_delimiter = ',', value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub shared_storage: Vec<String>,
-    /// What disks that go along have of the links while memory wants the rest, in percent; what either leaves the other gets [default: 50]
+    /// Share of the links for copied disks while memory is copied too, in percent. What one does not use the other gets [default: 50]
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=99), requires = "copies")]
     pub storage_share: Option<u8>,
     /// Carry guest RAM over RDMA where both ends have it and it works (auto), or over one of the two only: auto, tcp, rdma
@@ -145,7 +145,7 @@ pub struct MigrateFlags {
     /// RDMA: leave out the checksum of every payload; the adapter's own check covers the wire, not the hosts
     #[arg(long)]
     pub no_rdma_checksums: bool,
-    /// Do not look for what would make it slow first (the short form of `linerate doctor`, a second at most)
+    /// Skip the check before the migration (the short form of `linerate doctor`, one second at most)
     #[arg(long)]
     pub no_check: bool,
     /// Connections of QEMU side by side (multifd) [default: one, and no multifd]
@@ -160,7 +160,7 @@ pub struct MigrateFlags {
     /// Socket of the destination's libvirt
     #[arg(long, value_name = "PATH", value_parser = units::socket_path, default_value = "/run/libvirt/libvirt-sock", help_heading = DOMAINS)]
     pub libvirt_socket: String,
-    /// Begin and do not watch; prints the migration's name
+    /// Start the migration, print its name and end
     #[arg(long, conflicts_with = "quiet")]
     pub detach: bool,
     /// Print nothing but errors
@@ -335,11 +335,11 @@ impl TunnelFlags {
 pub enum MigrationCommand {
     /// List migrations, newest first, with sessions that wait for a decision
     List,
-    /// Show one, with its report once it is over
+    /// Show a migration, with its report once it is over
     Show(MigrationFlags),
-    /// Watch one from now on, with what it did before
+    /// Watch a migration to its end, from its first event on
     Attach(MigrationFlags),
-    /// Stop one and wait until the guest runs at the source
+    /// Cancel a migration and wait until the guest runs at the source
     Cancel(MigrationFlags),
 }
 
@@ -360,7 +360,7 @@ pub enum VmCommand {
     },
     /// List guests
     List,
-    /// Show a guest: disks, network cards, RAM, and whether direct mode can move it
+    /// Show a guest: disks, network cards, RAM, whether it can be moved, and what the destination must have
     Show {
         /// Name of the guest
         name: String,

@@ -4,6 +4,7 @@
 mod commands;
 mod context;
 mod display;
+mod documents;
 mod exit;
 mod failure;
 mod flags;

@@ -2,11 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "tests say what they expect, their helpers too")]
 
+#[path = "support/page.rs"]
+mod page;
 mod support;
 
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
+use page::Page;
 use serde_json::Value;
 use support::{ID, Seen};
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -247,6 +250,60 @@ async fn lists_and_decisions() {
     assert_eq!(resolved.out, "web is to run here; `linerate migration list` says when it does\n");
     let listed = lab.run("migration list --json").await;
     assert_eq!(serde_json::from_str::<Value>(&listed.out).unwrap()[0]["state"], "running");
+}
+
+#[tokio::test]
+async fn documents_of_migrations_are_as_their_schema_says() {
+    let (lab, page) = (Lab::new(0.0), Page::read());
+    let mut wrong = Vec::new();
+    for (line, first, others) in [
+        ("migrate web --to beta", "[MigrationStarted]", "[Event]"),
+        ("migrate full --to beta", "[MigrationStarted]", "[Event]"),
+        ("migrate web --to beta --detach", "[MigrationStarted]", "none"),
+        ("migration attach 5f3a", "[ErrorLine]", "none"),
+    ] {
+        for (number, document) in lab.run(&format!("{line} --json")).await.json_lines().iter().enumerate() {
+            let kind = if number == 0 { first } else { others };
+            wrong.extend(page.wrong(&format!("{line}: {number}"), document, kind));
+        }
+    }
+    for (line, kind) in [
+        ("vm list", "list of [GuestSummary]"),
+        ("migration list", "list of [MigrationSummary]"),
+        ("status", "[AgentStatus]"),
+        (&format!("resolve {ID}-web --resume-here"), "[MigrationSummary]"),
+    ] {
+        let document = serde_json::from_str(&lab.run(&format!("{line} --json")).await.out).unwrap();
+        wrong.extend(page.wrong(line, &document, kind));
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// Names of subcommands, as a command's help lists them.
+async fn subcommands(lab: &Lab, command: &str) -> Vec<String> {
+    let help = lab.run(&format!("{command} --help")).await.out;
+    let list = help.split_once("Commands:\n").map_or("", |(_, rest)| rest.split("\n\n").next().unwrap());
+    let names = list.lines().filter_map(|line| line.strip_prefix("  ")?.split(' ').next());
+    names.filter(|name| !name.is_empty() && *name != "help").map(str::to_owned).collect()
+}
+
+#[tokio::test]
+async fn the_page_of_documents_names_every_command() {
+    let lab = Lab::new(0.0);
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/json.md")).unwrap();
+    let names = subcommands(&lab, "").await;
+    assert!(names.len() > 10, "{names:?}");
+    for name in names {
+        let below = subcommands(&lab, &name).await;
+        let commands = below.iter().map(|below| format!("`linerate {name} {below}`"));
+        let commands: Vec<String> = commands.collect();
+        if commands.is_empty() {
+            assert!(page.contains(&format!("`linerate {name}")), "{name}");
+        }
+        for command in commands {
+            assert!(page.contains(&command), "docs/json.md does not say what {command} prints");
+        }
+    }
 }
 
 #[tokio::test]

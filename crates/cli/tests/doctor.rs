@@ -4,6 +4,8 @@
 
 #[path = "doctor/judged.rs"]
 mod judged;
+#[path = "support/page.rs"]
+mod page;
 #[path = "doctor/schema.rs"]
 mod schema;
 

@@ -1,9 +1,9 @@
 //! Control messages over several links: numbered, acknowledged, delivered once and in order.
 //!
-//! Every link has a control connection (a *path*). A message goes out on the path that last answered, or one that answers much
-//! sooner; small ones go out on all of them, because a copy costs nothing and a dead link must not cost a blackout its time-out. What is not
-//! acknowledged in time, or was sent on a path that is lost, goes out again on another. The receiver drops copies and
-//! puts what comes early in its place.
+//! Every link has a control connection (a *path*). A message goes out on the path that last answered, or one that
+//! answers much sooner. Small ones go out on all of them, because a copy costs nothing and a dead link must not cost a
+//! blackout its time-out. What is not acknowledged in time, or was sent on a path that is lost, goes out again on
+//! another. The receiver drops copies and puts what comes early in its place.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;

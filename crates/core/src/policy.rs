@@ -1,7 +1,7 @@
 //! After each round: another one, switch over, throttle the guest, or give up.
 //!
-//! Pre-copy converges while the bytes written during a round are fewer than those written during the one before (Clark et
-//! al., NSDI 2005). The prediction used here is simple and errs on the safe side: what the scan just found has to be
+//! Pre-copy converges while the bytes written during a round are fewer than those written during the one before (Clark
+//! et al., NSDI 2005). The prediction used here is simple and errs on the safe side. What the scan just found has to be
 //! copied at the measured rate, plus what the switch itself costs.
 
 use std::time::Duration;

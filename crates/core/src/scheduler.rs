@@ -1,9 +1,10 @@
 //! The extent scheduler: which channel carries which extent next.
 //!
-//! Channels pull. A channel that is free asks for work and gets the next piece of what is pending, so a fast link carries
-//! more and a slow one less, with no assignment made in advance. Pieces get smaller towards the end of a round, and a
-//! channel that could not finish with the others gets none, so that no channel is waited for: by its rate, and by how long
-//! its acknowledgements take. In a blackout, whose rounds are short, a link of 50 ms beside one of 0.1 ms carries nothing.
+//! Channels pull. A channel that is free asks for work and gets the next piece of what is pending. So a fast link
+//! carries more and a slow one less, with no assignment made in advance. Pieces get smaller towards the end of a round,
+//! and a channel that could not finish with the others gets none, so that no channel is waited for: by its rate, and by
+//! how long its acknowledgements take. In a blackout, whose rounds are short, a link of 50 ms beside one of 0.1 ms
+//! carries nothing.
 //!
 //! Invariants (tests and the simulator check them):
 //! * an extent is pending or in flight on one channel or settled, never two of these (rule 3);
@@ -191,8 +192,8 @@ fn farther_s(channel: &Channel, nearest: Duration) -> f64 {
     if latency <= nearest * FAR_TIMES + FAR_BY { 0.0 } else { (latency - nearest).as_secs_f64() }
 }
 
-/// When channels, each with its distance (seconds) and rate, have together carried so many bytes; a channel that is farther than that
-/// has no part in it.
+/// When channels, each with its distance (seconds) and rate, have together carried so many bytes. A channel that is
+/// farther than that has no part in it.
 fn all_done_s(mut ways: Vec<(f64, f64)>, bytes: f64) -> f64 {
     ways.sort_by(|one, other| one.0.total_cmp(&other.0));
     let (mut rate, mut done, mut ahead) = (0.0, f64::INFINITY, 0.0);

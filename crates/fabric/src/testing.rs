@@ -32,7 +32,7 @@ pub(crate) fn port<'a>(room: &'a mut Room, host: &str, port: &str) -> &'a mut Po
 
 fn host(number: u8, name: &str) -> Inventory {
     let mut host = Inventory::new(name);
-    host.collected_at_ms = Some(1_800_000_000_000);
+    host.collected_unix_ms = Some(1_800_000_000_000);
     host.collector = Some("linerate 0.1.0".into());
     host.system = System {
         os: Some("linux".into()),
@@ -40,7 +40,7 @@ fn host(number: u8, name: &str) -> Inventory {
         kernel: Some("6.12.9-amd64".into()),
         architecture: Some("x86_64".into()),
         secure_boot: Some(false),
-        features: vec![KernelFeature {
+        features: vec![Feature {
             name: "pagemap_scan".into(),
             present: true,
             needed_for: "direct mode".into(),

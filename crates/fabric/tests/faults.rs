@@ -69,7 +69,7 @@ fn both(room: &mut Room, fault: fn(&mut Port)) {
 }
 
 fn pool(total: u64) -> Vec<HugePages> {
-    vec![HugePages { size_kib: 2048, total, free: 0 }]
+    vec![HugePages { size_bytes: 2 << 20, total, free: 0 }]
 }
 
 const FAULTS: &[Fault] = &[

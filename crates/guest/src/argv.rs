@@ -27,8 +27,9 @@ pub enum Rule {
 use Arity::{Flag, Value};
 use Rule::{Drop, Keep, Refuse, Special, Text};
 
-/// Every option that may stand in a description. An option that is not here is refused by name: nothing that runs programs,
-/// reads configuration, or opens files other than those that the twin's rules know can get in by being new or forgotten.
+/// Every option that may stand in a description. An option that is not here is refused by name. Nothing that runs
+/// programs, reads configuration, or opens files other than those that the twin's rules know can get in by being new or
+/// forgotten.
 pub const KNOWN: &[(&str, Arity, Rule)] = &[
     ("name", Value, Special),
     ("uuid", Value, Keep),

@@ -1,6 +1,6 @@
-//! Images at the destination that copied disks go into. One that is not there is made, empty and sparse; one that is there must hold a
-//! disk of the same size in the same format, and is overwritten. What was made is listed in the guest's folder, so that it goes again if
-//! the guest does not come, also by the next life of an agent that died.
+//! Images at the destination that copied disks go into. One that is not there is made, empty and sparse. One that is
+//! there must hold a disk of the same size in the same format, and is overwritten. What was made is listed in the
+//! guest's folder, so that it goes again if the guest does not come, also by the next life of an agent that died.
 
 mod error;
 mod make;
@@ -203,7 +203,8 @@ fn prepare_one(
     Ok(Export { path, format: disk.format, is_device, direct })
 }
 
-/// Takes a block device for this process alone, as mounts do; those that ask for no such thing, QEMU among them, may open it all the same.
+/// Takes a block device for this process alone, as mounts do. Those that ask for no such thing, QEMU among them, may
+/// open it all the same.
 fn hold(device: &Path) -> Result<File, ImageError> {
     let exclusive = rustix::fs::OFlags::EXCL.bits().cast_signed();
     OpenOptions::new().read(true).custom_flags(exclusive).open(device).map_err(|source| {

@@ -1,15 +1,15 @@
-//! Hypervisors: QMP, reading a running QEMU, judging whether it can be moved in direct mode, building its twin, starting and
-//! ending guests, and the operations of a migration as QEMU sees it.
+//! Hypervisors: QMP, reading a running QEMU, judging whether it can be moved in direct mode.
+//! This crate also builds its twin, starts and ends guests, and has the operations of a migration as QEMU sees it.
 //!
 //! - [`qmp`]: the control protocol. [`discover`] finds the socket, [`read`] makes a [`description::GuestDescription`] of what it
 //!   says, [`verdict`] judges it.
 //! - [`twin`] makes the destination's command line from a description that came from another host; [`host`] checks that the
 //!   host has what the twin needs.
-//! - [`drives`] finds the disks that go along where hosts do not share them, [`images`] makes what they
-//!   go into, [`identity`] keeps a disk from being copied onto itself; `roots` says which files guests may open.
+//! - [`drives`] finds the disks that go along where hosts do not share them, [`images`] makes what they go into,
+//!   [`identity`] keeps a disk from being copied onto itself. `roots` says which files guests may open.
 //! - [`graph`] is the live disk graph: the images in use, against the command line and the destination's QEMU.
-//! - [`shared`] proves that a disk which is not copied is on shared storage; [`stale`] marks images that a copy left behind;
-//!   [`in_use`] finds who else uses an image.
+//! - [`shared`] proves that a disk which is not copied is on shared storage; [`stale`] marks images that a copy left
+//!   behind. [`in_use`] finds who else uses an image.
 //! - [`left_ram`] gives back the memory in files that an adopted guest leaves behind.
 //! - [`spec`] makes a command line from an operator's file; [`process`] starts and ends QEMU; [`registry`] remembers guests.
 //! - [`domain`] is for guests that libvirt drives and whose RAM Linerate copies.

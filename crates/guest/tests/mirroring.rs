@@ -1,5 +1,5 @@
-//! Disks that go along, between two real QEMUs: what is left when the guest stands is carried over before anything else happens, and
-//! whoever takes a guest back leaves nothing of the copy.
+//! Disks that go along, between two real QEMUs. What is left when the guest stands is carried over before anything else
+//! happens, and whoever takes a guest back leaves nothing of the copy.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests, too, say what they expect
 
 mod common;
@@ -117,8 +117,8 @@ fn what_is_left_when_the_guest_stands_is_carried_over_and_nothing_of_the_copy_st
     }
 }
 
-/// Whether the other image has what the guest wrote when the write is done for the guest; the QEMU that has that image does nothing
-/// until the guest has begun to write.
+/// Whether the other image has what the guest wrote when the write is done for the guest. The QEMU that has that image
+/// does nothing until the guest has begun to write.
 fn is_there_when_it_is_written(qemu: &QemuBinary, writes: Writes) -> bool {
     let mut pair = mirrored_by(qemu, writes);
     let waiting = rustix::process::Pid::from_raw(pair.waiting.record.process.pid).unwrap();

@@ -6,7 +6,6 @@ use std::os::unix::ffi::OsStringExt;
 /// One line of `/proc/PID/maps`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MapEntry {
-    /// First address.
     pub(crate) start: u64,
     /// First address behind the mapping.
     pub(crate) end: u64,

@@ -1,8 +1,8 @@
 //! Whether the scans of this kernel report every page that was written, tried out on memory of our own.
 //!
-//! A kernel may empty the page-table entry of a page whose content stays: when a huge page is taken apart, when small pages
-//! become a huge one, under memory pressure, when the page moves to another node. A page that was written before must be
-//! reported all the same. Whether it is depends on the kernel and on how it is asked.
+//! A kernel may empty the page-table entry of a page whose content stays. When a huge page is taken apart, when small
+//! pages become a huge one, under memory pressure, when the page moves to another node. A page that was written before
+//! must be reported all the same. Whether it is depends on the kernel and on how it is asked.
 
 mod ground;
 

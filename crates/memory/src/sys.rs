@@ -113,8 +113,8 @@ pub(crate) enum Look {
     Present,
 }
 
-/// The masks of a scan. A page matches if it has all of `all` and, where `any` is not empty, one of `any`; categories in
-/// `inverted` match where the page does not have them.
+/// The masks of a scan. A page matches if it has all of `all` and, where `any` is not empty, one of `any`. Categories
+/// in `inverted` match where the page does not have them.
 #[derive(Clone, Copy, Debug, Default)]
 struct Query {
     all: u32,

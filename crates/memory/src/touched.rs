@@ -22,8 +22,8 @@ impl RamBlock {
     }
 
     /// Everything that the block's file, mapped as `mapping`, holds: the same as [`Mapping::populated`], and on 4 KiB
-    /// pages many times faster. What the process has in its page tables is there for sure and is found by walking them; the
-    /// file is asked about the gaps only, page by page where others filled them.
+    /// pages many times faster. What the process has in its page tables is there for sure and is found by walking them.
+    /// The file is asked about the gaps only, page by page where others filled them.
     pub fn populated(&self, mapping: &Mapping) -> io::Result<Vec<Run>> {
         if self.backing() == Backing::Hugetlbfs {
             return mapping.populated();

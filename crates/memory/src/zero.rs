@@ -9,7 +9,7 @@ const GROUP: usize = 8;
 
 /// Whether the page at `page` is zero. Stops at the first group of words that is not.
 ///
-/// The answer for a page that changes meanwhile is that of some moment in between for each word; a page that is written
+/// The answer for a page that changes meanwhile is that of some moment in between for each word. A page that is written
 /// after this is found by the next scan.
 ///
 /// # Safety

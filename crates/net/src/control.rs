@@ -1,7 +1,7 @@
 //! Control connections: frames out, events in. Numbers, order and sending again belong to `linerate-core`.
 //!
-//! Each connection is a *path*. It has a thread that reads and one that says KEEPALIVE when nothing else was said; a path
-//! on which nothing was heard for the silence limit is lost, and told so once.
+//! Each connection is a *path*. It has a thread that reads and one that says KEEPALIVE when nothing else was said. A
+//! path on which nothing was heard for the silence limit is lost, and told so once.
 
 use std::io;
 use std::os::fd::AsFd;

@@ -113,8 +113,8 @@ fn with_sysfs(mut interface: Interface) -> Interface {
 }
 
 /// A number of the interface in sysfs; `None` where the driver has none (reading a speed without carrier is an error).
-/// A sysfs mounted for another network namespace has no or another interface of that name; then speed is a guess of
-/// the other's port, so the mount that belongs to the namespace matters only for display and channel counts.
+/// A sysfs mounted for another network namespace has no or another interface of that name. Then speed is a guess of the
+/// other's port, so the mount that belongs to the namespace matters only for display and channel counts.
 fn sysfs_number(name: &str, file: &str) -> Option<i32> {
     if name.is_empty() || name.contains('/') {
         return None;

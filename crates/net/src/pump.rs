@@ -1,8 +1,8 @@
 //! The source's data path: two threads for each channel, one that sends and one that takes acknowledgements.
 //!
 //! A free channel pulls its next extent from the [`WorkSource`], so fast links carry more by themselves. A channel that
-//! has something under way and sees neither an acknowledgement nor progress of the peer's kernel within the stall limit is
-//! lost; that is told once.
+//! has something under way and sees neither an acknowledgement nor progress of the peer's kernel within the stall limit
+//! is lost. That is told once.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,8 +1,8 @@
 //! What a carrier needs of the memory that it reads from and writes to.
 //!
-//! Guest RAM changes while it is read, and is shared with other processes, so it is never seen as a slice: a carrier hands
-//! the region a socket and says which runs, and the region does the gathered or scattered system call itself. An RDMA
-//! adapter is told where the region is mapped, and reads and writes it without anybody's help.
+//! Guest RAM changes while it is read, and is shared with other processes, so it is never seen as a slice. A carrier
+//! hands the region a socket and says which runs, and the region does the gathered or scattered system call itself. An
+//! RDMA adapter is told where the region is mapped, and reads and writes it without anybody's help.
 
 pub mod heap;
 pub mod held;

@@ -17,8 +17,8 @@ use linerate_net::region::heap::HeapRegion;
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::send::{StreamAcks, StreamSender};
 
-/// Lets time pass between the moment that a receive was called and the moment that it writes, as a page fault does: what
-/// does not wait for the writing thread is seen to fail.
+/// Lets time pass between the moment that a receive was called and the moment that it writes, as a page fault does.
+/// What does not wait for the writing thread is seen to fail.
 struct SlowRegion {
     inner: HeapRegion,
     receives: AtomicU64,

@@ -1,6 +1,7 @@
-//! Guests that are somebody else's ([`crate::Way::HandedOver`]: libvirt's domains). He has started the hypervisor at the destination; his
-//! stream waits in a gate of the source's agent until RAM is sealed, and goes by both agents. He alone says who runs the guest. What he
-//! is told to wait for, and what is set in his hypervisors and put back, is the agents' part.
+//! Guests that are somebody else's ([`crate::Way::HandedOver`]: libvirt's domains). He has started the hypervisor at
+//! the destination. His stream waits in a gate of the source's agent until RAM is sealed, and goes by both agents. He
+//! alone says who runs the guest. What he is told to wait for, and what is set in his hypervisors and put back, is the
+//! agents' part.
 
 use std::time::Duration;
 
@@ -16,7 +17,6 @@ use crate::world::{Happening, World};
 /// How far his migration is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Course {
-    /// There is none.
     #[default]
     No,
     /// His stream waits, or is held.

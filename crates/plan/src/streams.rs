@@ -1,6 +1,6 @@
-//! Guests whose RAM goes in the hypervisor's own streams ([`crate::Way::Streams`]). The bytes themselves have a simulation of
-//! their own (`linerate-core`, `stream`); here they are pieces that move while some link does, and what is looked at is the order
-//! of what follows: commit, roll-back and recovery.
+//! Guests whose RAM goes in the hypervisor's own streams ([`crate::Way::Streams`]). The bytes themselves have a
+//! simulation of their own (`linerate-core`, `stream`). Here they are pieces that move while some link does, and what
+//! is looked at is the order of what follows: commit, roll-back and recovery.
 
 use linerate_core::source::Event;
 use linerate_core::statistics::Streamed;

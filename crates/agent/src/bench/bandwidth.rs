@@ -90,14 +90,14 @@ fn stream(
     let cpu = |spent: Duration| spent.as_secs_f64() / took;
     let (source_cpu, destination_cpu) = (cpu(turn.our_cpu), cpu(turn.their_cpu));
     let all = sum.all(facts);
-    let carried = all.out_gbit_per_s + all.in_gbit_per_s;
+    let carried = all.out_mbps + all.in_mbps;
     let bandwidth = Bandwidth {
         direction,
         links: sum.links(facts),
         sum: all,
         source_cpu,
         destination_cpu,
-        cpu_per_gbit: if carried > 0.0 { (source_cpu + destination_cpu) / carried } else { 0.0 },
+        cpu_s_per_gbit: if carried > 0.0 { (source_cpu + destination_cpu) * 1000.0 / carried } else { 0.0 },
     };
     let lane = |((link, out), channel)| Lane { link, out, channel };
     Ok((places.into_iter().zip(turn.channels).map(lane).collect(), bandwidth))
@@ -108,7 +108,7 @@ struct Sums(Vec<[Sum; 2]>);
 
 #[derive(Clone, Copy, Default)]
 struct Sum {
-    gbit_per_s: f64,
+    mbps: f64,
     bytes: u64,
 }
 
@@ -122,7 +122,7 @@ impl Sums {
         let sum = if out { outgoing } else { incoming };
         let seconds = received.elapsed.as_secs_f64();
         if seconds > 0.0 {
-            sum.gbit_per_s += received.timed_bytes as f64 * 8.0 / 1e9 / seconds;
+            sum.mbps += received.timed_bytes as f64 * 8.0 / 1e6 / seconds;
         }
         sum.bytes += received.received_bytes;
     }
@@ -130,7 +130,7 @@ impl Sums {
     fn links(&self, facts: &[BenchLink]) -> Vec<LinkBandwidth> {
         let link = |(number, ([out, incoming], fact)): (usize, (&[Sum; 2], &BenchLink))| LinkBandwidth {
             link: number as u16,
-            rates: rates(out.gbit_per_s, incoming.gbit_per_s, fact.speed_mbps.into()),
+            rates: rates(out.mbps, incoming.mbps, fact.speed_mbps.into()),
             out_bytes: out.bytes,
             in_bytes: incoming.bytes,
         };
@@ -140,15 +140,14 @@ impl Sums {
     fn all(&self, facts: &[BenchLink]) -> Rates {
         let known = facts.iter().all(|fact| fact.speed_mbps > 0);
         let speed: u64 = facts.iter().map(|fact| u64::from(fact.speed_mbps)).sum();
-        let total =
-            |side: usize| self.0.iter().filter_map(|link| link.get(side)).map(|sum| sum.gbit_per_s).sum();
+        let total = |side: usize| self.0.iter().filter_map(|link| link.get(side)).map(|sum| sum.mbps).sum();
         rates(total(0), total(1), if known { speed } else { 0 })
     }
 }
 
 fn rates(out: f64, incoming: f64, speed_mbps: u64) -> Rates {
-    let percent = out.max(incoming) * 1e5 / speed_mbps as f64;
-    Rates { out_gbit_per_s: out, in_gbit_per_s: incoming, link_percent: (speed_mbps > 0).then_some(percent) }
+    let percent = out.max(incoming) * 1e2 / speed_mbps as f64;
+    Rates { out_mbps: out, in_mbps: incoming, link_percent: (speed_mbps > 0).then_some(percent) }
 }
 
 #[cfg(test)]
@@ -180,13 +179,10 @@ mod tests {
             sums.add(link, out, &received(125_000_000));
         }
         let links = sums.links(&facts);
-        assert_eq!(
-            links[0].rates,
-            Rates { out_gbit_per_s: 1.0, in_gbit_per_s: 0.0, link_percent: Some(100.0) }
-        );
+        assert_eq!(links[0].rates, Rates { out_mbps: 1000.0, in_mbps: 0.0, link_percent: Some(100.0) });
         assert_eq!((links[0].out_bytes, links[1].in_bytes), (250_000_200, 125_000_100));
         let all = sums.all(&facts);
-        assert_eq!((all.out_gbit_per_s, all.in_gbit_per_s, all.link_percent), (1.5, 0.5, Some(37.5)));
+        assert_eq!((all.out_mbps, all.in_mbps, all.link_percent), (1500.0, 500.0, Some(37.5)));
         assert_eq!(sums.all(&[link(1000), link(0)]).link_percent, None);
     }
 }

@@ -113,8 +113,7 @@ fn row(link: &OpenLink, bytes: u32, repetitions: u32, played: &Played) -> PingPo
         bytes,
         repetitions,
         latency_us: half_s * 1e6,
-        mb_per_s: bytes_per_s / 1e6,
-        gbit_per_s: bytes_per_s * 8.0 / 1e9,
+        mbps: bytes_per_s * 8.0 / 1e6,
         link_percent: (speed > 0.0).then(|| bytes_per_s * 800.0 / speed),
         moved_bytes: played.moved_bytes,
     }

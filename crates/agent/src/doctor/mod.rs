@@ -88,7 +88,6 @@ impl Doctor {
     }
 }
 
-/// This host's inventory.
 pub(crate) fn inventory_here(agent: &Agent, watch: Duration, names: Vec<String>) -> Inventory {
     inventory(&Options {
         watch: watch.min(WATCH_MAX),

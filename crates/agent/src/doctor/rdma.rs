@@ -85,9 +85,9 @@ fn measure(agent: &Agent, target: &Target) -> Result<u64, BenchError> {
         test: BenchTest::Bandwidth { time_ms: LASTS_MS },
     };
     let report = bench::send(&agent.bench, &request, &Arc::new(Stop::default()))?;
-    let rate = report.bandwidth.first().map(|one| one.sum.out_gbit_per_s);
+    let rate = report.bandwidth.first().map(|one| one.sum.out_mbps);
     // From a rate that is no number comes 0.
-    Ok((rate.unwrap_or_default() * 1000.0) as u64)
+    Ok(rate.unwrap_or_default() as u64)
 }
 
 /// The network of one address.

@@ -22,8 +22,8 @@ use crate::faults::chain;
 /// A fence waits for a write under way: at most a payload into memory.
 const FENCE_WAIT: Duration = Duration::from_secs(5);
 
-/// Channels that have ended and are still known. A fence is asked for when a link is lost, long before so many others have come
-/// and gone; a peer that asks for many cannot make us keep more.
+/// Channels that have ended and are still known. A fence is asked for when a link is lost, long before so many others
+/// have come and gone. A peer that asks for many cannot make us keep more.
 const ENDED_KEPT: usize = 4096;
 
 enum Slot {

@@ -49,7 +49,6 @@ const HELD: &str = "the guest is complete here and paused; its source may have h
 
 /// What the loop of a session receives.
 pub(crate) enum Input {
-    /// For the brain.
     Event(Event),
     /// A control connection is up.
     Path(PathId, ControlPath),

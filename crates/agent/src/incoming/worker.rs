@@ -32,7 +32,6 @@ use crate::ram::Ram;
 
 /// A QMP command that does not wait for anything.
 const QMP_WAIT: Duration = Duration::from_secs(10);
-/// A QEMU starts.
 const START_WAIT: Duration = Duration::from_secs(60);
 /// A QEMU loads its state.
 const LOAD_WAIT: Duration = Duration::from_secs(60);
@@ -86,7 +85,6 @@ impl Job {
     }
 }
 
-/// The worker's handle.
 pub(super) struct Worker {
     jobs: Sender<Job>,
     abandon: Arc<AtomicBool>,

@@ -104,7 +104,6 @@ struct Inner {
     owner: HashMap<ChannelId, LinkId>,
 }
 
-/// See the module.
 #[derive(Default)]
 pub(super) struct Board(Mutex<Inner>);
 

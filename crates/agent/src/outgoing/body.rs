@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use linerate_api::CpuSeconds;
+use linerate_api::CpuTime;
 use linerate_core::control::Outgoing as Frame;
 use linerate_core::journal::SourcePhase;
 use linerate_core::source::{Action, Ending, Event};
@@ -304,9 +304,9 @@ impl Body {
         self.worker.finish();
         let downtime_ms = *downtime.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let destination = self.shared.brain().statistics().destination_cpu;
-        let cpu = CpuSeconds {
-            source_agent_s: cpu_time().saturating_sub(self.cpu_before).as_secs_f64(),
-            destination_agent_s: destination.as_secs_f64(),
+        let cpu = CpuTime {
+            source_agent_us: progress::us(cpu_time().saturating_sub(self.cpu_before)),
+            destination_agent_us: progress::us(destination),
         };
         match &ending.fault {
             None => {

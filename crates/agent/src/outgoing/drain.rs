@@ -1,8 +1,9 @@
 //! Rule 6: write protection is applied only while block I/O is drained where a disk reads into pinned pages.
 //!
-//! The kernel writes what such a disk reads (`pinned` says which ones do) into pages that it pinned when the read began; protection that is applied
-//! meanwhile does not see that write, and the page would be lost. QMP's `stop` answers when all block I/O is done. That
-//! nobody forgets it, [`Guarded`] lets nobody protect without a [`Still`], and only this room makes one.
+//! The kernel writes what such a disk reads (`pinned` says which ones do) into pages that it pinned when the read
+//! began. Protection that is applied meanwhile does not see that write, and the page would be lost. QMP's `stop`
+//! answers when all block I/O is done. That nobody forgets it, [`Guarded`] lets nobody protect without a [`Still`], and
+//! only this room makes one.
 
 use std::time::{Duration, Instant};
 

@@ -67,7 +67,6 @@ pub(crate) use withdraw::{is_told, withdraw};
 
 /// What the loop of a migration receives.
 pub(crate) enum Input {
-    /// For the brain.
     Event(Event),
     /// For the brain, of a moment that has passed.
     EventAt(Time, Event),
@@ -243,8 +242,9 @@ impl Outgoing {
     }
 }
 
-/// Has the brain ask for the fences of a link's channels. The streams know each of them for `gone` before the brain's lock is let
-/// go: the answer to a fence may come at once, and is of no use to streams that hold the channel for living.
+/// Has the brain ask for the fences of a link's channels. The streams know each of them for `gone` before the brain's
+/// lock is let go. The answer to a fence may come at once, and is of no use to streams that hold the channel for
+/// living.
 fn lose_link(brain: &Mutex<Source>, now: Time, link: LinkId, mut gone: impl FnMut(ChannelId)) {
     let mut brain = brain.lock().unwrap_or_else(PoisonError::into_inner);
     brain.scheduler().channels_of(link).into_iter().for_each(&mut gone);

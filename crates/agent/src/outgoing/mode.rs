@@ -82,8 +82,9 @@ pub(super) fn caution(choice: &Choice, guest: &GuestDescription) -> Option<Strin
 /// With this version emulated guests with busy disks arrived whole (docs/stream-mode.md).
 const EMULATION_TRIED: QemuVersion = QemuVersion { major: 10, minor: 0, micro: 0 };
 
-/// Parallel channels that QEMU's stream is to have: one thread of QEMU's for each 10 Gb/s of what the ports of this host could
-/// carry together, two at least so that finding zeros and sending go on side by side, and never more than there are CPUs.
+/// Parallel channels that QEMU's stream is to have: one thread of QEMU's for each 10 Gb/s of what the ports of this
+/// host could carry together. Two at least, so that finding zeros and sending go on side by side, and never more than
+/// there are CPUs.
 pub(super) fn stream_channels(mbps: u64, cpus: usize) -> u16 {
     let cpus = u16::try_from(cpus).unwrap_or(CHANNELS_MAX);
     let wires = u16::try_from(mbps.div_ceil(MBPS_PER_CHANNEL)).unwrap_or(CHANNELS_MAX);

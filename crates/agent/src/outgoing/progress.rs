@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use linerate_api as api;
 use linerate_api::{
-    BlackoutSplit, CpuSeconds, DiskProgress, DiskTotals, EventKind, MigrationDetail, MigrationOutcome,
+    BlackoutSplit, CpuTime, DiskProgress, DiskTotals, EventKind, MigrationDetail, MigrationOutcome,
     MigrationState, MigrationSummary, Progress, RamTotals, Report, RoundTotals, StepTime,
 };
 use linerate_core::source::Ending;
@@ -15,7 +15,7 @@ use linerate_core::{Code, GuestState, Step, Time};
 use super::Outgoing;
 use crate::convert;
 
-fn us(duration: Duration) -> u64 {
+pub(super) fn us(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
@@ -83,10 +83,10 @@ pub(super) fn progress(shared: &Outgoing) -> Progress {
         zero_bytes: counters.zero_bytes + statistics.streamed.zero_bytes,
         rate_bytes_per_s: rate as u64,
         dirty_rate_bytes_per_s: scanned.then_some(statistics.dirty_bytes_per_s as u64),
-        predicted_blackout_ms: statistics.predicted_blackout.and_then(|t| u32::try_from(t.as_millis()).ok()),
+        predicted_blackout_us: statistics.predicted_blackout.map(us),
         // While disks are copied alone it is not known how much of the memory will be sent.
-        predicted_left_ms: (rate > 0.0 && !(statistics.disks.is_some() && statistics.rounds.is_empty()))
-            .then(|| left_ms(remaining, rate, statistics.dirty_bytes_per_s)),
+        predicted_left_us: (rate > 0.0 && !(statistics.disks.is_some() && statistics.rounds.is_empty()))
+            .then(|| left_us(remaining, rate, statistics.dirty_bytes_per_s)),
         disks: statistics.disks.map(|disks| DiskProgress {
             total_bytes: disks.total_bytes,
             done_bytes: disks.done_bytes,
@@ -98,9 +98,9 @@ pub(super) fn progress(shared: &Outgoing) -> Progress {
 }
 
 /// The rest at this rate, and the geometric series of rounds behind it: each leaves dirty/rate of the one before.
-fn left_ms(remaining: u64, rate: f64, dirty: f64) -> u64 {
+fn left_us(remaining: u64, rate: f64, dirty: f64) -> u64 {
     let shrink = (dirty / rate).min(0.95);
-    (remaining as f64 / rate / (1.0 - shrink) * 1e3) as u64
+    (remaining as f64 / rate / (1.0 - shrink) * 1e6) as u64
 }
 
 fn outcome(ending: &Ending) -> MigrationOutcome {
@@ -120,7 +120,7 @@ fn outcome(ending: &Ending) -> MigrationOutcome {
 pub(super) fn finished(
     shared: &Outgoing,
     ending: &Ending,
-    cpu: CpuSeconds,
+    cpu: CpuTime,
     downtime_ms: Option<u64>,
 ) -> EventKind {
     let error = ending.fault.as_ref().map(|fault| Box::new(convert::error(fault, Some(ending.guest))));
@@ -128,7 +128,7 @@ pub(super) fn finished(
     EventKind::Finished { outcome: outcome(ending), error, report: Some(Box::new(report)) }
 }
 
-fn report(shared: &Outgoing, ending: &Ending, cpu: CpuSeconds, downtime_ms: Option<u64>) -> Report {
+fn report(shared: &Outgoing, ending: &Ending, cpu: CpuTime, downtime_ms: Option<u64>) -> Report {
     let counters = shared.board.counters();
     let brain = shared.brain();
     let statistics = brain.statistics().clone();
@@ -229,7 +229,7 @@ fn split(blackout: &Blackout, qemu_downtime_ms: Option<u64>) -> Option<BlackoutS
             + between(blackout.digested, blackout.loaded.max(blackout.state_written)),
         journal_us: between(blackout.loaded.max(blackout.state_written), blackout.journaled),
         resume_us: commit,
-        qemu_downtime_ms,
+        qemu_downtime_us: qemu_downtime_ms.map(|ms| ms.saturating_mul(1000)),
     })
 }
 

@@ -11,7 +11,6 @@ const FAILURES_MAX: u32 = 3;
 /// as long as [`OPEN_WITHIN`](super::links::OPEN_WITHIN).
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(5);
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Trust {
     failures: u32,

@@ -74,7 +74,6 @@ pub(super) struct Guest {
     pub disks_socket: PathBuf,
 }
 
-/// The worker's handle.
 pub(super) struct Worker {
     jobs: Sender<Job>,
     abandon: Arc<AtomicBool>,
@@ -316,8 +315,8 @@ impl State {
         self.holds(held.ran)
     }
 
-    /// QEMU holds. The disks of the beginning go to the destination, which compares them with what it has opened; that the
-    /// guest has no others now is found when nothing waits for it ([`Self::check_unchanged`]).
+    /// QEMU holds. The disks of the beginning go to the destination, which compares them with what it has opened. That
+    /// the guest has no others now is found when nothing waits for it ([`Self::check_unchanged`]).
     pub fn holds(&mut self, ran: bool) -> Result<(), Fault> {
         let stood = self.guest.qemu.stands().map(str::to_owned);
         let _ = self.shared.inbox.send(Input::Stood(stood));

@@ -15,7 +15,6 @@ const DOMAIN_WAIT: Duration = Duration::from_secs(30);
 /// Between two tries.
 const AGAIN_AFTER: Duration = Duration::from_secs(5);
 
-/// Begins to.
 pub(super) fn put_back(agent: &Arc<Agent>, session: SessionId, record: Record) {
     let Role::Domain { qemu, over: false } = record.role.clone() else { return };
     let agent = agent.clone();

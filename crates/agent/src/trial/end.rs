@@ -37,7 +37,6 @@ pub fn recover(agent: &Agent) {
 /// How a trial ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Ended {
-    /// As before.
     PutBack,
     /// Not as before, and why.
     Stuck(String),
@@ -111,8 +110,8 @@ pub(super) fn end(agent: &Agent, begun: &Begun) -> Ended {
     ended
 }
 
-/// Tries once more what could not be put back, until nothing more can be: a port cannot be larger than the one that it stands on, and that
-/// one may have been put back only now.
+/// Tries once more what could not be put back, until nothing more can be. A port cannot be larger than the one that it
+/// stands on, and that one may have been put back only now.
 fn put_back_stuck(trials: &mut BTreeMap<String, Trial>) {
     loop {
         let before = trials.len();

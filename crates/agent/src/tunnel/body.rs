@@ -118,8 +118,8 @@ impl Body {
         *self.tunnel.events.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// The host that asked has ended it. If no link could say so, the other is told as soon as one works again, so that it does
-    /// not hold sockets, and whatever is behind them, until its own limit.
+    /// The host that asked has ended it. If no link could say so, the other is told as soon as one works again.
+    /// Otherwise it would hold sockets, and whatever is behind them, until its own limit.
     fn withdraw(&mut self) {
         let kept = self.kept.take();
         if self.side != Side::Source || self.control.unreachable_since().is_none() {

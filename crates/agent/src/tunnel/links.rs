@@ -1,5 +1,5 @@
-//! Links of a session at the host that asked for it: one thread each, which opens the control path and the channels of both
-//! directions, moves a few bytes for a proof, and does so again whenever any of it is lost.
+//! Links of a session at the host that asked for it: one thread each. It opens the control path and the channels of
+//! both directions and moves a few bytes for a proof. It does so again whenever any of it is lost.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;

@@ -61,7 +61,6 @@ enum Input {
     /// A channel of the peer applies nothing more.
     Fenced(ChannelId, Fenced),
     Asked(StreamId, String),
-    /// It shall end.
     End(Fault),
 }
 

@@ -1,8 +1,7 @@
 //! `linerate agent`
 
-use serde_json::json;
-
 use crate::context::Context;
+use crate::documents::ConfigChecked;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::flags::AgentFlags;
@@ -13,7 +12,7 @@ pub fn run(flags: &AgentFlags, context: &Context) -> Result<Exit, Failure> {
         .map_err(|error| Failure::new(Exit::Failed, format!("{error:#}"), ""))?;
     if flags.check {
         let config = flags.config.display().to_string();
-        context.answer(&json!({"config": config, "good": true}), || format!("{config} is good\n"))?;
+        context.answer(&ConfigChecked { config: &config, good: true }, || format!("{config} is good\n"))?;
     }
     Ok(Exit::Ok)
 }

@@ -57,8 +57,11 @@ fn waits_for(request: &DoctorRequest) -> String {
 /// What the agent saw, and what is wrong with it.
 #[derive(Serialize)]
 pub(super) struct Look {
+    /// What is wrong, the worst first.
     pub(super) findings: Vec<Finding>,
+    /// Hosts that could not be asked.
     pub(super) unheard: Vec<Unheard>,
+    /// Inventories and measurements.
     pub(super) room: Room,
 }
 
@@ -112,7 +115,6 @@ pub(super) fn page(look: &Look, flags: &DoctorFlags) -> Result<(), Failure> {
     })
 }
 
-/// For people.
 pub(super) fn text(look: &Look, flags: &DoctorFlags, context: &Context) -> String {
     doctor::report(&look.room, &look.findings, &look.unheard, flags.details, context.out)
 }

@@ -38,12 +38,15 @@ enum Outcome {
     Kept,
 }
 
-/// For programs.
+/// Answer of `linerate doctor --fix`.
 #[derive(Serialize)]
-struct Document<'a> {
+struct FixDocument<'a> {
     #[serde(flatten)]
+    /// What was seen; after `kept`, what is seen now.
     look: &'a Look,
+    /// What would be done, or was.
     fix: &'a Mends,
+    /// How it ended.
     outcome: Outcome,
 }
 
@@ -55,7 +58,7 @@ pub fn dry_run(look: &Look, flags: &DoctorFlags, context: &Context) -> Result<Ex
     page(look, flags)?;
     let plan = plan(look, flags)?.0;
     let outcome = if plan.is_empty() { Outcome::Nothing } else { Outcome::DryRun };
-    context.answer(&Document { look, fix: &plan, outcome }, || {
+    context.answer(&FixDocument { look, fix: &plan, outcome }, || {
         text(look, flags, context) + "\n" + &render::plan(&plan, context.out) + render::DRY_RUN
     })?;
     Ok(exit(&look.findings, &look.unheard))
@@ -79,7 +82,7 @@ pub async fn run(
     context.people(|| text(look, flags, context) + "\n" + &render::plan(&plan, context.out))?;
     let said_no = |outcome| {
         page(look, flags)?;
-        context.programs(&Document { look, fix: &plan, outcome })?;
+        context.programs(&FixDocument { look, fix: &plan, outcome })?;
         Ok(exit(&look.findings, &look.unheard))
     };
     if plan.is_empty() {
@@ -98,7 +101,7 @@ pub async fn run(
     job.keep(&trial).await?;
     // It is kept, whatever becomes of the output.
     context.people(|| "it stays\n".to_owned())?;
-    context.programs(&Document { look: &after, fix: &plan, outcome: Outcome::Kept })?;
+    context.programs(&FixDocument { look: &after, fix: &plan, outcome: Outcome::Kept })?;
     page(&after, flags)?;
     Ok(exit(&after.findings, &after.unheard))
 }

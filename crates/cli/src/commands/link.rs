@@ -5,6 +5,7 @@ use linerate_fabric::model::{Port, PortKind};
 
 use super::doctor::understood;
 use crate::context::Context;
+use crate::documents::{PortConfirmed, PortPutBack};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::flags::LinkCommand;
@@ -23,7 +24,7 @@ pub async fn run(command: LinkCommand, context: &Context) -> Result<Exit, Failur
         LinkCommand::Confirm(flags) => {
             context.client.confirm_link(&flags.request()).await?;
             let port = &flags.port;
-            context.answer(&serde_json::json!({"port": port, "confirmed": true}), || {
+            context.answer(&PortConfirmed { port, confirmed: true }, || {
                 format!("{port}: stays as it is now\n")
             })?;
             Ok(Exit::Ok)
@@ -31,9 +32,8 @@ pub async fn run(command: LinkCommand, context: &Context) -> Result<Exit, Failur
         LinkCommand::PutBack(flags) => {
             context.client.put_back_link(&flags.request()).await?;
             let port = &flags.port;
-            context.answer(&serde_json::json!({"port": port, "put_back": true}), || {
-                format!("{port}: is as it was before\n")
-            })?;
+            context
+                .answer(&PortPutBack { port, put_back: true }, || format!("{port}: is as it was before\n"))?;
             Ok(Exit::Ok)
         }
     }

@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use linerate_api::{DoctorRequest, MigrationId, Probes};
+use linerate_api::{DoctorRequest, MigrationId, MigrationStarted, Probes};
 use linerate_fabric::checks::run_all;
 use linerate_fabric::model::Room;
-use serde_json::json;
 
 use super::libvirt;
 use crate::context::Context;
@@ -69,7 +68,7 @@ async fn look(to: &str, probes: Probes, context: &Context) -> Option<Option<Room
 /// Programs learn the name in the first line; people who detach, by how to come back.
 fn name(id: &MigrationId, detach: bool, context: &Context) -> Result<(), Failure> {
     match (context.json, detach) {
-        (true, _) => context.print_json_line(&json!({"id": id})),
+        (true, _) => context.print_json_line(&MigrationStarted { id: id.clone() }),
         (false, true) => context.print(&format!("{id}\nwatch it with `linerate migration attach {id}`\n")),
         (false, false) => Ok(()),
     }

@@ -17,6 +17,8 @@ mod status;
 mod tunnel;
 mod vm;
 
+pub use libvirt::Job;
+
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::failure::Failure;

@@ -11,21 +11,24 @@ use linerate_fabric::qos::plan::{HostPlan, host};
 use linerate_fabric::qos::{switch, windows};
 use linerate_fabric::saved;
 use serde::Serialize;
-use serde_json::json;
 
 use super::doctor::understood;
 use super::link::said;
 use crate::context::Context;
+use crate::documents::QosText;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::flags::{QosApplyFlags, QosCommand, QosHostsFlags, QosSwitchFlags};
 use crate::render::qos as render;
 
-/// For programs.
+/// What an intent means for hosts.
 #[derive(Serialize)]
-struct Document<'a> {
+struct QosDocument<'a> {
+    /// Each host that was looked at.
     hosts: &'a [HostPlan],
+    /// Hosts that could not be asked.
     unheard: &'a [Unheard],
+    /// Every host was asked, and all is as the intent says.
     matches: bool,
 }
 
@@ -52,7 +55,7 @@ pub async fn run(command: &QosCommand, context: &Context) -> Result<Exit, Failur
 pub fn switch(flags: &QosSwitchFlags, context: &Context) -> Result<Exit, Failure> {
     let intent = intent(&text(&flags.file)?)?;
     let text = switch::write(&intent, flags.system.0).map_err(|error| refused(&error))?;
-    context.answer(&json!({"system": flags.system.0.name(), "text": text}), || text.clone())?;
+    context.answer(&QosText { system: flags.system.0.name(), text: &text }, || text.clone())?;
     Ok(Exit::Ok)
 }
 
@@ -60,7 +63,7 @@ pub fn switch(flags: &QosSwitchFlags, context: &Context) -> Result<Exit, Failure
 pub fn windows(file: &Path, context: &Context) -> Result<Exit, Failure> {
     let intent = intent(&text(file)?)?;
     let text = windows::write(&intent).map_err(|error| refused(&error))?;
-    context.answer(&json!({"system": "windows", "text": text}), || text.clone())?;
+    context.answer(&QosText { system: "windows", text: &text }, || text.clone())?;
     Ok(Exit::Ok)
 }
 
@@ -95,7 +98,7 @@ async fn asked(hosts: &[String], context: &Context) -> Result<(Room, Vec<Unheard
 }
 
 fn tell(hosts: &[HostPlan], unheard: &[Unheard], context: &Context) -> Result<(), Failure> {
-    let document = Document { hosts, unheard, matches: matches(hosts, unheard) };
+    let document = QosDocument { hosts, unheard, matches: matches(hosts, unheard) };
     context.answer(&document, || render::plans(hosts, unheard))
 }
 

@@ -25,7 +25,6 @@ enum Display {
     Plain(Box<Plain>),
     /// Each event as a line of JSON on standard output.
     Json,
-    /// Not at all.
     Quiet,
 }
 

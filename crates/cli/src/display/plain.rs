@@ -82,7 +82,8 @@ fn figures(progress: &Progress) -> String {
     parts.push(bit_rate(progress.rate_bytes_per_s));
     parts.extend(memory.then(|| format!("remaining {}", bytes(progress.remaining_bytes))));
     parts.extend(progress.dirty_rate_bytes_per_s.map(|rate| format!("guest writes {}", bit_rate(rate))));
-    parts.extend(progress.predicted_blackout_ms.map(|ms| format!("blackout if stopped now {ms} ms")));
+    parts
+        .extend(progress.predicted_blackout_us.map(|us| format!("blackout if stopped now {} ms", us / 1000)));
     parts.join(", ")
 }
 

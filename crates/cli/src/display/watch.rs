@@ -30,7 +30,6 @@ pub struct Start {
     pub cancel: bool,
 }
 
-/// How it ended.
 struct End {
     outcome: MigrationOutcome,
     error: Option<Box<ErrorBody>>,

@@ -13,7 +13,7 @@ use crate::units;
 pub enum BenchCommand {
     /// Messages there and back by IMB's rules: latency and bandwidth of every link, by size
     Pingpong(PingPongFlags),
-    /// All links at once, in each direction and both: the limit that a migration is held against
+    /// All links at once, in each direction and in both: the most that a migration can reach
     Bandwidth(BandwidthFlags),
 }
 
@@ -30,7 +30,7 @@ pub struct BenchFlags {
     /// Measure only links in these networks, such as 10.0.1.0/24,10.0.2.0/24 [default: all]
     #[arg(long, value_name = "CIDR,…", value_delimiter = ',', value_parser = units::network, conflicts_with = "local")]
     pub links: Vec<String>,
-    /// Over which carrier
+    /// What carries the messages
     #[arg(long, value_enum, default_value = "tcp")]
     pub transport: Transport,
     /// Connections for each link [default: 1; bandwidth: as many as a migration opens]
@@ -45,7 +45,7 @@ pub struct BenchFlags {
     /// Measure although guests are being migrated, and go on when a migration begins
     #[arg(long)]
     pub force: bool,
-    /// Write the chart that says most to this file
+    /// Write the main chart to this file: curves of bandwidth, or bars of rates
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
     /// Write all charts and all figures (JSON) into this folder

@@ -18,10 +18,10 @@ pub struct DoctorFlags {
     /// Look at inventories in this folder (*.json) instead; needs no agent
     #[arg(long, value_name = "DIR", conflicts_with_all = ["hosts", "quick", "save"])]
     pub from: Option<PathBuf>,
-    /// Quickly: probes without load, counters are not watched
+    /// Probe without load and do not watch counters
     #[arg(long)]
     pub quick: bool,
-    /// Say of each finding what was seen, why it matters and how to put it right
+    /// Say for each finding what was seen, why it matters and how to mend it
     #[arg(long, short)]
     pub details: bool,
     /// Write a page with findings, measurements and a picture to this file
@@ -30,13 +30,13 @@ pub struct DoctorFlags {
     /// Write the inventory of each host to DIR/HOST.json, for --from
     #[arg(long, value_name = "DIR")]
     pub save: Option<PathBuf>,
-    /// Put right what settings of ports can: shows the plan, asks, sets them on trial, looks again, asks whether they stay
+    /// Mend what port settings can mend: show the plan, ask, set the ports on trial, look again, ask whether to keep them
     #[arg(long, conflicts_with = "inventory")]
     pub fix: bool,
     /// Only show what --fix would do
     #[arg(long, requires = "fix")]
     pub dry_run: bool,
-    /// Do not ask: do it, and keep it if the findings are gone
+    /// Do not ask. Keep the settings if the findings are gone, put them back if not
     #[arg(long, short, requires = "fix", conflicts_with = "dry_run")]
     pub yes: bool,
     /// The intent for findings of priorities and shares, as for `linerate qos apply`

@@ -13,7 +13,7 @@ use crate::units;
 pub enum QosCommand {
     /// Show what would change on this host and others
     Plan(QosHostsFlags),
-    /// Compare and say by the exit code whether all is as the intent says
+    /// Compare hosts with the intent; the exit code is 0 if all is as it says
     Check(QosHostsFlags),
     /// Change this host's ports; all is put back unless it is confirmed in time
     Apply(QosApplyFlags),

@@ -75,8 +75,8 @@ fn cells(row: &PingPongRow) -> [String; 6] {
         row.bytes.to_string(),
         row.repetitions.to_string(),
         three(row.latency_us),
-        rate(row.mb_per_s),
-        rate(row.gbit_per_s),
+        rate(row.mbps / 8.0),
+        rate(row.mbps / 1e3),
         if row.bytes == 0 { "–".to_owned() } else { percent(row.link_percent) },
     ]
 }
@@ -94,8 +94,8 @@ fn summary(table: &PingPong, paint: Paint) -> Option<String> {
         paint.bold(&bytes(short.bytes.into())),
         three(short.latency_us),
         paint.bold(&bytes(long.bytes.into())),
-        three(long.mb_per_s),
-        three(long.gbit_per_s)
+        three(long.mbps / 8.0),
+        three(long.mbps / 1e3)
     ))
 }
 
@@ -136,14 +136,14 @@ fn bandwidth(report: &BenchReport, one: &Bandwidth, paint: Paint) -> Vec<String>
     lines.extend(rows.lines(4));
     lines.push(format!(
         "    CPU s per s: here {:.2}, there {:.2}; both together {:.3} for each Gb/s",
-        one.source_cpu, one.destination_cpu, one.cpu_per_gbit
+        one.source_cpu, one.destination_cpu, one.cpu_s_per_gbit
     ));
     lines
 }
 
 fn rates(name: String, rates: &Rates) -> [String; 4] {
     let rate = |figure: f64| if figure > 0.0 { format!("{} Gb/s", three(figure)) } else { "–".to_owned() };
-    [name, rate(rates.out_gbit_per_s), rate(rates.in_gbit_per_s), percent(rates.link_percent)]
+    [name, rate(rates.out_mbps / 1e3), rate(rates.in_mbps / 1e3), percent(rates.link_percent)]
 }
 
 fn notes(notes: &[String], width: usize, paint: Paint) -> Vec<String> {

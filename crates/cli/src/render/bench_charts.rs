@@ -86,7 +86,7 @@ fn latency(report: &BenchReport) -> String {
 }
 
 fn bandwidth_of_long(report: &BenchReport) -> String {
-    bars(report, "Bandwidth", "MB/s", long, |row| row.mb_per_s)
+    bars(report, "Bandwidth", "MB/s", long, |row| row.mbps / 8.0)
 }
 
 fn curves(report: &BenchReport, figure: fn(&PingPongRow) -> Option<f64>) -> Vec<Curve> {
@@ -120,7 +120,7 @@ fn bandwidth_curve(report: &BenchReport) -> String {
         title: title("Bandwidth", report),
         upwards: "Gb/s",
         logarithmic: false,
-        curves: curves(report, |row| (row.bytes > 0).then_some(row.gbit_per_s)),
+        curves: curves(report, |row| (row.bytes > 0).then_some(row.mbps / 1e3)),
         mark: mark.map(|mbps| f64::from(*mbps) / 1000.0),
         notes: foot(report),
     };
@@ -142,10 +142,10 @@ fn streams(report: &BenchReport) -> String {
     let row = |label: String, link: Option<usize>| Row {
         label,
         bars: vec![
-            of(BenchDirection::Out, |rates| rates.out_gbit_per_s, link),
-            of(BenchDirection::In, |rates| rates.in_gbit_per_s, link),
-            of(BenchDirection::Both, |rates| rates.out_gbit_per_s, link),
-            of(BenchDirection::Both, |rates| rates.in_gbit_per_s, link),
+            of(BenchDirection::Out, |rates| rates.out_mbps / 1e3, link),
+            of(BenchDirection::In, |rates| rates.in_mbps / 1e3, link),
+            of(BenchDirection::Both, |rates| rates.out_mbps / 1e3, link),
+            of(BenchDirection::Both, |rates| rates.in_mbps / 1e3, link),
         ],
     };
     let links = report.links.iter().enumerate().map(|(number, link)| row(label(link), Some(number)));

@@ -48,8 +48,7 @@ fn row(bytes: u32, repetitions: u32, latency_us: f64) -> PingPongRow {
         bytes,
         repetitions,
         latency_us,
-        mb_per_s,
-        gbit_per_s: mb_per_s * 0.008,
+        mbps: mb_per_s * 8.0,
         link_percent: Some(mb_per_s * 0.08),
         moved_bytes: u64::from(bytes) * u64::from(repetitions),
     }
@@ -66,7 +65,7 @@ fn pingpong() -> BenchReport {
 }
 
 fn rates(out: f64, back: f64, speed: f64) -> Rates {
-    Rates { out_gbit_per_s: out, in_gbit_per_s: back, link_percent: Some(out.max(back) * 100.0 / speed) }
+    Rates { out_mbps: out * 1e3, in_mbps: back * 1e3, link_percent: Some(out.max(back) * 100.0 / speed) }
 }
 
 fn bandwidth() -> BenchReport {
@@ -78,7 +77,7 @@ fn bandwidth() -> BenchReport {
         sum: rates(out * 2.0, back * 2.0, 20.0),
         source_cpu: 0.41 * (out + back) / 9.0,
         destination_cpu: 0.62 * (out + back) / 9.0,
-        cpu_per_gbit: 0.057,
+        cpu_s_per_gbit: 0.057,
     };
     let phases = vec![
         phase(BenchDirection::Out, 9.41, 0.0),

@@ -1,7 +1,7 @@
 //! What `linerate doctor --fix` would do and did, for people.
 
 use linerate_api::LinkConfirm;
-use linerate_fabric::link::Step;
+use linerate_fabric::link::PortStep;
 use linerate_fabric::mend::{Left, Mends};
 use linerate_fabric::model::Finding;
 
@@ -32,7 +32,7 @@ fn to_do(plan: &Mends) -> Vec<String> {
     for one in &plan.ports {
         let ids = one.findings.join(", ");
         let step =
-            |step: &Step| format!("  {}: {} {} → {}  [{ids}]", one.place, step.what, step.from, step.to);
+            |step: &PortStep| format!("  {}: {} {} → {}  [{ids}]", one.place, step.what, step.from, step.to);
         lines.extend(one.plan.steps.iter().map(step));
         lines.extend(one.plan.warnings.iter().map(|warning| format!("    warning: {warning}")));
     }

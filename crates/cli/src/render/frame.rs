@@ -207,17 +207,21 @@ fn figures(view: &View, progress: &Progress, paint: Paint) -> [String; 2] {
     ];
     let budget = view.budget_ms.map(|ms| format!(" (budget {ms} ms)")).unwrap_or_default();
     let second = [
-        match progress.predicted_blackout_ms {
+        match progress.predicted_blackout_us.map(whole_ms) {
             Some(ms) => format!("blackout if stopped now {}{budget}", blackout(ms, view.budget_ms, paint)),
             None => format!("blackout if stopped now –{budget}"),
         },
-        match progress.predicted_left_ms {
-            Some(ms) => format!("time left {}", paint.bold(&clock_us(ms.saturating_mul(1000)))),
+        match progress.predicted_left_us {
+            Some(us) => format!("time left {}", paint.bold(&clock_us(us))),
             None => "time left –".to_owned(),
         },
     ];
     let dot = paint.dim(" · ");
     [format!("  {}", first.join(&dot)), format!("  {}", second.join(&dot))]
+}
+
+fn whole_ms(us: u64) -> u32 {
+    u32::try_from(us / 1000).unwrap_or(u32::MAX)
 }
 
 /// Whether the copy of disks comes to an end.

@@ -1,7 +1,7 @@
 //! A migration to draw in tests.
 
 use linerate_api::{
-    BlackoutSplit, CpuSeconds, LinkProgress, LinkState, LinkTotals, MigrationId, MigrationOutcome, Mode,
+    BlackoutSplit, CpuTime, LinkProgress, LinkState, LinkTotals, MigrationId, MigrationOutcome, Mode,
     Progress, RamTotals, Report, RoundTotals, Step, StepTime,
 };
 
@@ -21,8 +21,8 @@ pub fn progress() -> Progress {
         zero_bytes: GIB / 2,
         rate_bytes_per_s: 307_500_000,
         dirty_rate_bytes_per_s: Some(126_000_000),
-        predicted_blackout_ms: Some(14),
-        predicted_left_ms: Some(5400),
+        predicted_blackout_us: Some(14_000),
+        predicted_left_us: Some(5_400_000),
         disks: None,
         links: vec![
             LinkProgress {
@@ -122,7 +122,7 @@ pub fn report() -> Report {
         arrived_paused: false,
         goodput_bytes_per_s: 492_000_000,
         links: vec![link("eth1", 1, 2260 * MIB, 0, 12), link("eth2", 2, 1553 * MIB, 1, 431)],
-        cpu: CpuSeconds { source_agent_s: 2.41, destination_agent_s: 1.87 },
+        cpu: CpuTime { source_agent_us: 2_410_000, destination_agent_us: 1_870_000 },
         blackout: Some(BlackoutSplit {
             total_us: 8_430,
             stop_us: 610,
@@ -132,7 +132,7 @@ pub fn report() -> Report {
             device_state_us: 2_870,
             journal_us: 390,
             resume_us: 420,
-            qemu_downtime_ms: Some(5),
+            qemu_downtime_us: Some(5000),
         }),
         pauses_us: 0,
         device_state_bytes: 312 << 10,

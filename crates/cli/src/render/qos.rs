@@ -47,7 +47,7 @@ fn gigabits(bytes_per_s: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use linerate_fabric::link::{Plan, Step};
+    use linerate_fabric::link::{Plan, PortStep};
 
     use super::*;
 
@@ -58,7 +58,7 @@ mod tests {
     #[test]
     fn a_line_for_everything() {
         let plan = Plan {
-            steps: vec![Step { what: "lossless priorities".into(), from: "none".into(), to: "3".into() }],
+            steps: vec![PortStep { what: "lossless priorities".into(), from: "none".into(), to: "3".into() }],
             warnings: vec!["the link may go down\x1b[2J".into()],
             ..Plan::default()
         };

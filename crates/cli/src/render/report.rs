@@ -155,10 +155,10 @@ fn blackout(split: &BlackoutSplit, mode: Mode, room: usize, paint: Paint) -> Vec
         table.row([name.to_owned(), time_us(us), format!("{share:.1} %"), mark(share / 100.0, room, paint)]);
     }
     let mut lines = with_title(&format!("Blackout {}", time_us(split.total_us)), table.lines(4), paint);
-    if let Some(ms) = split.qemu_downtime_ms {
+    if let Some(us) = split.qemu_downtime_us {
         lines.push(format!(
             "    {}",
-            paint.dim(&format!("QEMU reports a down-time of {ms} ms for its own part"))
+            paint.dim(&format!("QEMU reports a down-time of {} ms for its own part", us / 1000))
         ));
     }
     lines
@@ -234,7 +234,9 @@ fn totals(report: &Report, paint: Paint) -> Vec<String> {
 }
 
 fn cpu(report: &Report) -> String {
-    let (source, destination) = (report.cpu.source_agent_s, report.cpu.destination_agent_s);
+    let seconds = |us: u64| us as f64 / 1e6;
+    let (source, destination) =
+        (seconds(report.cpu.source_agent_us), seconds(report.cpu.destination_agent_us));
     let gib = report.ram.sent_bytes as f64 / (1u64 << 30) as f64;
     let each = if gib >= 0.01 {
         format!("; {:.2} s for each GiB sent", (source + destination) / gib)

@@ -59,8 +59,8 @@ impl Stage {
         folders
     }
 
-    /// A QEMU that says what the others say of themselves and never starts is the first choice of the destination's agent; it leaves in a
-    /// file what was in the folder of disks when it was to start.
+    /// A QEMU that says what the others say of themselves and never starts is the first choice of the destination's
+    /// agent. It leaves in a file what was in the folder of disks when it was to start.
     pub fn restart_destination_with_broken_qemu(&mut self) -> PathBuf {
         let [here, there] = self.disks();
         let (program, found) = (self.lab.directory().join("broken-qemu"), self.lab.directory().join("found"));

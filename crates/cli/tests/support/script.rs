@@ -1,7 +1,7 @@
 //! The recorded migrations.
 
 use linerate_api::{
-    BlackoutSplit, CpuSeconds, ErrorBody, Event, EventKind, GuestState, LinkProgress, LinkState, LinkTotals,
+    BlackoutSplit, CpuTime, ErrorBody, Event, EventKind, GuestState, LinkProgress, LinkState, LinkTotals,
     MigrationId, MigrationOutcome, Mode, Progress, RamTotals, Report, RoundTotals, Side, Step, StepTime,
 };
 
@@ -103,9 +103,8 @@ impl Tape {
             zero_bytes: 220 * MIB,
             rate_bytes_per_s: rate,
             dirty_rate_bytes_per_s: (round > 0 || done > GIB).then_some(31_000_000),
-            predicted_blackout_ms: (done > GIB / 2)
-                .then(|| u32::try_from(remaining / 614_000).unwrap_or(0) / 20 + 9),
-            predicted_left_ms: Some(remaining * 1000 / rate.max(1)),
+            predicted_blackout_us: (done > GIB / 2).then(|| (remaining / 614_000 / 20 + 9) * 1000),
+            predicted_left_us: Some(remaining * 1_000_000 / rate.max(1)),
             disks: None,
             links,
         })));
@@ -187,7 +186,7 @@ impl Tape {
             arrived_paused: false,
             goodput_bytes_per_s: sent * 1_000_000 / copy_us.max(1),
             links: (0..2u16).map(|id| self.link_totals(id)).collect(),
-            cpu: CpuSeconds { source_agent_s: 2.41, destination_agent_s: 1.87 },
+            cpu: CpuTime { source_agent_us: 2_410_000, destination_agent_us: 1_870_000 },
             blackout: Some(BlackoutSplit {
                 total_us: 8_430,
                 stop_us: 610,
@@ -197,7 +196,7 @@ impl Tape {
                 device_state_us: 2_870,
                 journal_us: 390,
                 resume_us: 420,
-                qemu_downtime_ms: Some(5),
+                qemu_downtime_us: Some(5000),
             }),
             pauses_us: 14_200,
             device_state_bytes: 312 << 10,

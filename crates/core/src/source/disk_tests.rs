@@ -78,8 +78,8 @@ fn disks_that_nobody_takes_are_given_up_after_the_limit_however_much_the_guest_w
     assert_eq!(driver.fault().map(|fault| fault.code), Some(Code::PeerLost));
 }
 
-/// A driver whose guest has so many bytes of its disks written anew in each second, of which so many are carried: what is told, and
-/// after how many seconds it is given up.
+/// A driver whose guest has so many bytes of its disks written anew in each second, of which so many are carried. What
+/// is told, and after how many seconds it is given up.
 fn given_up_after(limits: Limits, written: u64, carried: u64, seconds: u64) -> (Driver, Option<u64>) {
     let mut driver = Driver::new(limits);
     ALL.into_iter().take_while(|at| *at <= Streaming).for_each(|at| drop(driver.step(at)));

@@ -15,8 +15,8 @@ use crate::{Code, Fault, Side, Step, Time};
 /// A pass takes at least so long: what little is left of a guest that converges is done within moments, again and again.
 const PASS_MIN: Duration = Duration::from_secs(1);
 
-/// So long a hypervisor may look for what of a disk is in use: each 32 MiB of a qcow2 image take a read of 4 KiB, which makes 9 minutes for
-/// 2 TiB at 8 ms.
+/// So long a hypervisor may look for what of a disk is in use. Each 32 MiB of a qcow2 image take a read of 4 KiB, which
+/// makes 9 minutes for 2 TiB at 8 ms.
 const SEARCH_MAX: Duration = Duration::from_secs(600);
 
 /// A pass over what was left of the disks.

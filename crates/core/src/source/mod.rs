@@ -29,18 +29,18 @@
 //!   Committing --> RollingBack: only if the destination says that it never ran the guest and never will
 //! ```
 //!
-//! The first pass does not wait for the destination's hypervisor: it fills the RAM that was made when the guest was admitted
-//! while the waiting guest still starts. `Prepared` names what that hypervisor may have written meanwhile, which is copied
-//! again in the next round; nothing is scanned, and the guest not stopped, before it has come.
+//! The first pass does not wait for the destination's hypervisor: it fills the RAM that was made when the guest was
+//! admitted while the waiting guest still starts. `Prepared` names what that hypervisor may have written meanwhile,
+//! which is copied again in the next round. Nothing is scanned, and the guest not stopped, before it has come.
 //!
-//! Where RAM goes in the hypervisor's own streams ([`Config::stream_channels`]), the states from Protecting to Sealing are one,
-//! Streaming: the bytes are [`crate::stream::Streams`]' matter, whose messages go through this object's control stream
-//! ([`Event::Carriage`], [`Action::Carriage`]). Everything from the guest's stop on is the same.
+//! Where RAM goes in the hypervisor's own streams ([`Config::stream_channels`]), the states from Protecting to Sealing
+//! are one, Streaming. The bytes are [`crate::stream::Streams`]' matter, whose messages go through this object's
+//! control stream ([`Event::Carriage`], [`Action::Carriage`]). Everything from the guest's stop on is the same.
 //!
-//! Where somebody else decides which hypervisor runs the guest ([`Config::handed_over`]: libvirt), there is no commit. Until RAM is
-//! sealed nothing differs, and his stream is held back; then it is let through, and his word is the end: neither a lost link nor the
-//! other agent's fault nor an operator changes anything in HandingOver. If he lets the guest run here again, or never decides, what is
-//! ours is rolled back; that neither stops the guest nor lets it run.
+//! Where somebody else decides which hypervisor runs the guest ([`Config::handed_over`]: libvirt), there is no commit.
+//! Until RAM is sealed nothing differs, and his stream is held back. Then it is let through, and his word is the end:
+//! neither a lost link nor the other agent's fault nor an operator changes anything in HandingOver. If he lets the
+//! guest run here again, or never decides, what is ours is rolled back. That neither stops the guest nor lets it run.
 //!
 //! The guarantee: if it ends with a fault, the guest runs at the source as before (or is still paused there if it was
 //! paused before), unless the fault says otherwise in words. From [`Action::Journal`] of

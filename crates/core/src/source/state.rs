@@ -55,7 +55,6 @@ pub(super) enum State {
 }
 
 impl State {
-    /// For messages.
     pub(super) fn name(&self) -> &'static str {
         match self {
             State::Idle => "idle",

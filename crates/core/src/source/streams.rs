@@ -1,5 +1,5 @@
-//! Steps 4 to 8 where RAM goes in the hypervisor's own streams. It tracks, copies and decides when it can stop the guest; from
-//! the guest's stop on everything is as in direct mode: commit, recovery and clean-up exist once.
+//! Steps 4 to 8 where RAM goes in the hypervisor's own streams. It tracks, copies and decides when it can stop the
+//! guest. From the guest's stop on everything is as in direct mode: commit, recovery and clean-up exist once.
 
 use std::time::Duration;
 

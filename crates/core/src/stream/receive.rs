@@ -26,7 +26,6 @@ pub enum Readable {
     Done,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct ReceiveHalf {
     window_bytes: u64,

@@ -34,7 +34,6 @@ enum Ending {
     Stopped,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct SendHalf {
     ring_bytes: u64,

@@ -1,5 +1,5 @@
-//! Two sides of a session joined by virtual channels that delay, damage and die, with real bytes in real rings, so that a
-//! byte which lands on the wrong one is seen. Every run follows from its seed.
+//! Two sides of a session joined by virtual channels that delay, damage and die. Real bytes go through real rings, so
+//! that a byte which lands on the wrong one is seen. Every run follows from its seed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;

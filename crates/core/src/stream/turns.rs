@@ -1,8 +1,8 @@
 //! Whose turn it is: classes of streams share by weight, the streams of a class take turns.
 //!
-//! Each class has a clock that goes on by the bytes it was given over its weight, and the class whose clock is furthest behind is next
-//! (start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996). The clock of one that had nothing to send is set to the present: idle
-//! time is not saved up, and what one class leaves others get.
+//! Each class has a clock that goes on by the bytes it was given over its weight. The class whose clock is furthest
+//! behind is next (start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996). The clock of one that had nothing to
+//! send is set to the present: idle time is not saved up, and what one class leaves others get.
 
 use std::collections::VecDeque;
 
@@ -21,7 +21,6 @@ struct Line {
     clock: u64,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Turns {
     /// By class.

@@ -7,7 +7,6 @@ use super::duplicate_address::is_double;
 
 const WHY: &str = "Packets reach now this host, now the other machine: connections break off at random, and bytes of guests go to somebody else.";
 
-/// `address-taken`
 pub(super) struct AddressTaken;
 
 impl Check for AddressTaken {

@@ -9,7 +9,6 @@ use super::Check;
 const WHY: &str = "Reports, journals and commands name hosts: of two with one name nobody can tell which is meant, and a guest may be looked for on the wrong \
      one. Cloned virtual machines often have one name.";
 
-/// `equal-names`
 pub(super) struct EqualNames;
 
 impl Check for EqualNames {

@@ -8,7 +8,6 @@ use super::link_down::is_down;
 const WHY: &str = "Nothing of this host reaches other networks: time servers, package mirrors, management. Migrations whose agents are in other networks do not \
      begin.";
 
-/// `gateway-dead`
 pub(super) struct GatewayDead;
 
 impl Check for GatewayDead {

@@ -19,7 +19,7 @@ impl Check for HugePagesMissing {
     fn run(&self, room: &Room) -> Vec<Finding> {
         let mut used: BTreeMap<u64, u64> = BTreeMap::new();
         for pool in room.hosts.iter().flat_map(|host| &host.memory.huge_pages) {
-            let most = used.entry(pool.size_kib).or_default();
+            let most = used.entry(pool.size_bytes).or_default();
             *most = (*most).max(in_use(pool));
         }
         used.retain(|_, pages| *pages > 0);
@@ -33,9 +33,11 @@ fn in_use(pool: &HugePages) -> u64 {
 
 impl HugePagesMissing {
     /// Hosts that have no page of this size, while others use it.
-    fn size(&self, room: &Room, size_kib: u64) -> Option<Finding> {
-        let pool =
-            |host: &Inventory| host.memory.huge_pages.iter().find(|pool| pool.size_kib == size_kib).copied();
+    fn size(&self, room: &Room, size_bytes: u64) -> Option<Finding> {
+        let size_kib = size_bytes / 1024;
+        let pool = |host: &Inventory| {
+            host.memory.huge_pages.iter().find(|pool| pool.size_bytes == size_bytes).copied()
+        };
         // A host of which nothing about memory is known says nothing.
         let known: Vec<&Inventory> =
             room.hosts.iter().filter(|host| host.memory.total_bytes.is_some()).collect();
@@ -82,7 +84,7 @@ mod tests {
         let mut room = healthy_room();
         for host in ["alpha", "gamma"] {
             host_mut(&mut room, host).memory.huge_pages =
-                vec![HugePages { size_kib: 2048, total: 4096, free: 0 }];
+                vec![HugePages { size_bytes: 2 << 20, total: 4096, free: 0 }];
         }
         let finding = only(&room, "huge-pages-missing");
         assert_eq!(finding.title, "no huge pages of 2048 KiB, which guests of other hosts use");
@@ -94,7 +96,7 @@ mod tests {
     fn pools_that_nobody_uses_are_no_matter() {
         let mut room = healthy_room();
         host_mut(&mut room, "alpha").memory.huge_pages =
-            vec![HugePages { size_kib: 2048, total: 64, free: 64 }];
+            vec![HugePages { size_bytes: 2 << 20, total: 64, free: 64 }];
         assert_eq!(crate::checks::run_all(&room), Vec::new());
     }
 }

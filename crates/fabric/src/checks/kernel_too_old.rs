@@ -19,7 +19,7 @@ impl Check for KernelTooOld {
             let place = Place::host(&host.host);
             let kernel = host.system.kernel.as_deref().unwrap_or("unknown");
             // Others, such as encryption in the kernel, are a matter of speed.
-            let needed = |feature: &&crate::model::KernelFeature| feature.needed_for.contains("direct mode");
+            let needed = |feature: &&crate::model::Feature| feature.needed_for.contains("direct mode");
             for feature in host.system.features.iter().filter(needed).filter(|feature| !feature.present) {
                 let title =
                     format!("kernel {kernel} has no {}, needed for {}", feature.name, feature.needed_for);

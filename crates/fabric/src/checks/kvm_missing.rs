@@ -6,7 +6,6 @@ use super::Check;
 
 const WHY: &str = "A guest that runs with KVM cannot go to a host without it: it is refused. Without KVM guests are emulated, many times slower.";
 
-/// `kvm-missing`
 pub(super) struct KvmMissing;
 
 impl Check for KvmMissing {

@@ -11,7 +11,6 @@ const PART_MIN: u64 = 100;
 
 const WHY: &str = "No guest can go to this host: it is refused for want of memory. Agent and QEMU may be killed by the kernel when the rest is gone.";
 
-/// `memory-short`
 pub(super) struct MemoryShort;
 
 impl Check for MemoryShort {

@@ -5,8 +5,8 @@
 //! 1. A file here, named like the check's id with `_` for `-`: `mtu_between_hosts.rs` holds `mtu-between-hosts`. In it a unit
 //!    struct that implements [`Check`]. `run` is a pure function: it reads the room and gives one [`Finding`] for each thing
 //!    that is wrong, not one for each port. What a host does not know (`None`) is never wrong.
-//! 2. A finding names the culprits first, shows the values of all sides with [`Finding::seen`], says what it does to a migration,
-//!    and how to put it right, with a command where there is one.
+//! 2. A finding names the culprits first, shows the values of all sides with [`Finding::seen`]. It says what it does to
+//!    a migration and how to put it right, with a command where there is one.
 //! 3. A line in [`ALL`]. The registry's tests then demand that the id is the file's name, that `docs/findings.md` has a section
 //!    with the id, and that the healthy room of `testing` is silent.
 //! 4. If `linerate doctor --fix` shall mend it: [`Check::mending`], the wish by [`Finding::mend`], and the section says so. The
@@ -100,8 +100,8 @@ mod vlan_not_on_switch;
 
 use crate::model::{Finding, Room};
 
-/// Pairs of probes, by their numbers in the matrix, of which the first moves far less than the second: one that is to be measured again
-/// beside one that it is compared with.
+/// Pairs of probes, by their numbers in the matrix, of which the first moves far less than the second. One that is to
+/// be measured again beside one that it is compared with.
 pub fn unequal(room: &Room) -> Vec<(usize, usize)> {
     let number = |way: &common::Way<'_>| {
         let probes = &room.matrix.probes;

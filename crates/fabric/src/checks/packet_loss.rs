@@ -13,7 +13,6 @@ const PERMILLE_GRAVE: u32 = 50;
 const WHY: &str = "TCP takes each lost packet for a link that is full, slows down and waits: a migration over this link moves a fraction of what the link \
      could, and stands still for moments. Packets were counted twice, without load, late ones not among the lost.";
 
-/// `packet-loss`
 pub(super) struct PacketLoss;
 
 impl Check for PacketLoss {

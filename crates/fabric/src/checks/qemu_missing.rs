@@ -6,7 +6,6 @@ use super::Check;
 
 const WHY: &str = "No guest can run on this host, and none can go to it.";
 
-/// `qemu-missing`
 pub(super) struct QemuMissing;
 
 impl Check for QemuMissing {

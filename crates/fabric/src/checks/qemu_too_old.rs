@@ -9,7 +9,6 @@ const OLDEST: (u32, u32) = (7, 2);
 
 const WHY: &str = "Migrations were never tried with a QEMU of that age: it may lack commands that they need, and guests of newer QEMUs cannot go to it.";
 
-/// `qemu-too-old`
 pub(super) struct QemuTooOld;
 
 impl Check for QemuTooOld {

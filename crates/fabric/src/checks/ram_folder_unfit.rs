@@ -9,7 +9,6 @@ const ROOM_MIN: u64 = 512 << 20;
 
 const WHY: &str = "The memory of guests that arrive is a file in this folder. On a disk it is as slow as the disk and wears it out; without room the guest is refused.";
 
-/// `ram-folder-unfit`
 pub(super) struct RamFolderUnfit;
 
 impl Check for RamFolderUnfit {

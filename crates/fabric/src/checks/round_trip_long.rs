@@ -16,7 +16,6 @@ const MORE_NS: u64 = 250_000;
 const WHY: &str = "What the source asks while the guest stands still is answered later by as much, and one TCP connection moves no more than its window in \
      each round trip. The least round trip of many is told: a busy host does not make it long.";
 
-/// `round-trip-long`
 pub(super) struct RoundTripLong;
 
 impl Check for RoundTripLong {

@@ -9,7 +9,6 @@ use super::firewall_drops::chains;
 const WHY: &str = "A migration moves its bytes over TCP to the agent's port: over this link it cannot, though everything else looks well. It goes over \
      what is left, or fails.";
 
-/// `tcp-blocked`
 pub(super) struct TcpBlocked;
 
 impl Check for TcpBlocked {

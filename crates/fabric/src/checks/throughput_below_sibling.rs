@@ -10,7 +10,6 @@ const WHY: &str = "Links between the same hosts, of which nothing says that one 
 const STEP: &str =
     "look for a rate limit (tc qdisc show), for a negotiated speed on the way, and what else uses this link";
 
-/// `throughput-below-sibling`
 pub(super) struct ThroughputBelowSibling;
 
 impl Check for ThroughputBelowSibling {

@@ -9,7 +9,6 @@ const WHY: &str = "Guests leave this host fast and come back slowly, or the othe
 
 const STEP: &str = "look for a rate limit at the sender and at the switch (tc qdisc show), for errors of this direction, and for a busy processor at the receiver";
 
-/// `throughput-one-way`
 pub(super) struct ThroughputOneWay;
 
 impl Check for ThroughputOneWay {

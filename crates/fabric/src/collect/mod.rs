@@ -102,7 +102,7 @@ fn begin(options: &Options) -> (Inventory, Instant) {
     let root = &options.root;
     let mut inventory = Inventory::new(&options.host);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    inventory.collected_at_ms = u64::try_from(now.as_millis()).ok();
+    inventory.collected_unix_ms = u64::try_from(now.as_millis()).ok();
     inventory.collector = Some(concat!("linerate ", env!("CARGO_PKG_VERSION")).to_owned());
     inventory.system = system::read(root);
     inventory.rdma = rdma::read(root);

@@ -69,7 +69,7 @@ pub struct Settings {
 
 /// One setting that changes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Step {
+pub struct PortStep {
     /// Which.
     pub what: String,
     /// As it is.
@@ -82,7 +82,7 @@ pub struct Step {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
     /// One by one; empty if all is as wished.
-    pub steps: Vec<Step>,
+    pub steps: Vec<PortStep>,
     /// What may go wrong, by what is known of the other side.
     pub warnings: Vec<String>,
     /// What goes to the kernel.

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use super::{Plan, Settings, Speed, Step, Wish};
+use super::{Plan, PortStep, Settings, Speed, Wish};
 use crate::model::{Pause, Port};
 
 /// The least that IPv6 takes. Where a port gets less, the kernel takes its IPv6 addresses away and does not give them back.
@@ -92,7 +92,7 @@ pub(crate) fn step(plan: &mut Plan, what: &str, from: Option<String>, to: impl T
     let (from, to) = (from.unwrap_or_else(|| "unknown".to_owned()), to.to_string());
     let changes = from != to;
     if changes {
-        plan.steps.push(Step { what: what.to_owned(), from, to });
+        plan.steps.push(PortStep { what: what.to_owned(), from, to });
     }
     changes
 }
@@ -280,7 +280,7 @@ mod tests {
         let plan = plan(&fast_port(), &Wish { speed: Some(Speed::Forced(10_000)), ..wish() }).unwrap();
         assert_eq!(
             plan.steps[0],
-            Step { what: "speed".into(), from: "negotiated".into(), to: "10000 Mb/s, forced".into() }
+            PortStep { what: "speed".into(), from: "negotiated".into(), to: "10000 Mb/s, forced".into() }
         );
         assert_eq!((plan.settings.autonegotiation, plan.settings.speed_mbps), (Some(false), Some(10_000)));
         assert_eq!(plan.undo.autonegotiation, Some(true));

@@ -13,8 +13,9 @@ fn of(room: &Room) -> Mends {
 
 fn lines(mends: &Mends) -> Vec<String> {
     let steps = |one: &PortMend| {
-        let step =
-            |step: &crate::link::Step| format!("{}: {} {} → {}", one.place, step.what, step.from, step.to);
+        let step = |step: &crate::link::PortStep| {
+            format!("{}: {} {} → {}", one.place, step.what, step.from, step.to)
+        };
         one.plan.steps.iter().map(step).collect::<Vec<_>>().join(", ")
     };
     mends.ports.iter().map(steps).collect()

@@ -19,13 +19,13 @@ pub struct System {
     /// Secure Boot is on: firmware tools cannot see adapters then.
     pub secure_boot: Option<bool>,
     /// What Linerate can use of the kernel.
-    pub features: Vec<KernelFeature>,
+    pub features: Vec<Feature>,
 }
 
 /// Something that Linerate can use of the kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct KernelFeature {
+pub struct Feature {
     /// Its name, such as `pagemap_scan`.
     pub name: String,
     /// It is there.
@@ -138,8 +138,8 @@ pub enum Limit {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct HugePages {
-    /// Size of a page, KiB.
-    pub size_kib: u64,
+    /// Size of a page.
+    pub size_bytes: u64,
     /// How many are reserved.
     pub total: u64,
     /// How many of them are not used.

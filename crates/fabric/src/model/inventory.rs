@@ -45,7 +45,7 @@ pub struct Inventory {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub own_name: Option<String>,
     /// When it was collected, milliseconds since 1970.
-    pub collected_at_ms: Option<u64>,
+    pub collected_unix_ms: Option<u64>,
     /// What collected it, such as `linerate 0.1.0`.
     pub collector: Option<String>,
     /// Operating system and firmware.

@@ -32,11 +32,27 @@ pub struct PathMtu {
 #[serde(default)]
 pub struct Latency {
     /// Least.
+    #[serde(rename = "min_us", with = "as_us")]
     pub min_ns: u64,
     /// Half are faster.
+    #[serde(rename = "median_us", with = "as_us")]
     pub median_ns: u64,
     /// Most.
+    #[serde(rename = "max_us", with = "as_us")]
     pub max_ns: u64,
+}
+
+/// Nanoseconds as a number of microseconds with three decimals, in documents.
+mod as_us {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(ns: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_f64(*ns as f64 / 1e3)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+        Ok((f64::deserialize(deserializer)? * 1e3).round() as u64)
+    }
 }
 
 /// Small packets on a link without load: how many were lost, and where. Measured again before it is told.

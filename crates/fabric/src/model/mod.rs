@@ -20,8 +20,8 @@ pub use dcb::{Application, Dcb, Dcbx, Ets, Pfc, Selector};
 pub use finding::{Effect, Finding, Fix, Mend, Place, Seen, Severity};
 pub use hardware::{Irq, Pcie, PcieLink};
 pub use host::{
-    Agent, Cpu, Firewall, FirewallChain, Gateway, Governor, HugePages, Hypervisor, IdleState, KernelFeature,
-    Limit, Memory, NumaNode, Qemu, RamFolder, Resolved, Route, System, Time,
+    Agent, Cpu, Feature, Firewall, FirewallChain, Gateway, Governor, HugePages, Hypervisor, IdleState, Limit,
+    Memory, NumaNode, Qemu, RamFolder, Resolved, Route, System, Time,
 };
 pub use inventory::{INVENTORY_BYTES_MAX, Inventory, InventoryError, Note, SCHEMA, Schema};
 pub use matrix::{End, Incast, Latency, Loss, Matrix, PathMtu, Probe};

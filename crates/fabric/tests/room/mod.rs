@@ -15,11 +15,8 @@ pub fn host(number: u8, name: &str) -> Inventory {
     host.system.architecture = Some("x86_64".into());
     host.system.kernel = Some("6.12.9-amd64".into());
     host.system.secure_boot = Some(true);
-    let feature = |name: &str, needed: &str| KernelFeature {
-        name: name.into(),
-        present: true,
-        needed_for: needed.into(),
-    };
+    let feature =
+        |name: &str, needed: &str| Feature { name: name.into(), present: true, needed_for: needed.into() };
     host.system.features = vec![
         feature("pagemap_scan", "direct mode, at the source"),
         feature("kernel_tls", "encryption in the kernel"),

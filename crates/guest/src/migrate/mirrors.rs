@@ -1,5 +1,5 @@
-//! Disks that the hosts do not share, as QEMU copies them: the waiting QEMU offers an image for each over NBD, and the source's
-//! mirrors the guest's disk into it until the guest stands and both are the same.
+//! Disks that the hosts do not share, as QEMU copies them: the waiting QEMU offers an image for each over NBD. The
+//! source's mirrors the guest's disk into it until the guest stands and both are the same.
 //!
 //! The waiting QEMU opens each image once more beside the guest's own, and only that second node is written and locked. So the guest's
 //! disks stay untouched until it runs, exactly as with an image that another process had written; and what is copied may be punched

@@ -1,5 +1,6 @@
-//! Character devices and what is connected to them. Sockets and files are made anew in the guest's run-time folder; nothing
-//! connects outwards (a client of a monitor's socket, joined to the guest's serial port, would give the guest the monitor).
+//! Character devices and what is connected to them. Sockets and files are made anew in the guest's run-time folder.
+//! Nothing connects outwards (a client of a monitor's socket, joined to the guest's serial port, would give the guest
+//! the monitor).
 
 use super::{Builder, TwinError, check_id, only_keys, refused};
 use crate::argv::Argument;

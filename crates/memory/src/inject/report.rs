@@ -41,7 +41,6 @@ impl Failure {
     ];
 }
 
-/// The helper's report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Report {
     /// `None` if all went well.

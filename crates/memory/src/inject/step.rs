@@ -37,7 +37,7 @@ pub(super) struct Stopped {
     info: Option<libc::siginfo_t>,
     kept: [i32; KEPT_MAX],
     kept_count: usize,
-    /// SIGSTOP cannot be held back or kept, since a SIGCONT that comes meanwhile must undo it: it is delivered with the
+    /// SIGSTOP cannot be held back or kept, since a SIGCONT that comes meanwhile must undo it. It is delivered with the
     /// next step, which stops the whole process as it should and is repeated.
     deliver: i32,
 }

@@ -37,7 +37,6 @@ const WAIT: Duration = Duration::from_secs(60);
 const NEAR: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 9, 0, 1));
 const FAR: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 9, 0, 2));
 
-/// The second link.
 const NEAR_2: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 9, 1, 1));
 const FAR_2: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 9, 1, 2));
 
@@ -64,9 +63,9 @@ fn hello() -> Hello {
     }
 }
 
-/// An emulated machine on a busy host takes seconds for what adapters do in microseconds. An adapter that sends again too early
-/// is trouble there: soft-RoCE of kernel 6.1 then delivers a message twice now and then (seen as one more received by one end
-/// than sent by the other, with hundreds of time-outs) or ends the connection as if a request had been invalid. 18 is 1.07 s.
+/// An emulated machine on a busy host takes seconds for what adapters do in microseconds. An adapter that sends again
+/// too early is trouble there: soft-RoCE of kernel 6.1 then delivers a message twice now and then, or ends the
+/// connection as if a request had been invalid. 18 is 1.07 s.
 fn patient() -> RdmaOptions {
     RdmaOptions { connect_wait: Duration::from_secs(30), ack_timeout: 18, ..RdmaOptions::default() }
 }

@@ -75,8 +75,8 @@ pub(super) enum Access {
 
 impl Registration {
     /// # Safety
-    /// `length` bytes at `address` must be a mapping of shared memory that may be written by devices at any time, or for
-    /// [`Access::Send`] be read, without anything in this process relying on their content.
+    /// `length` bytes at `address` must be a mapping of shared memory that devices may write at
+    /// any time; for [`Access::Send`], that they may read. Nothing in this process may rely on their content.
     pub(super) unsafe fn new(
         domain: &Arc<ProtectionDomain>,
         address: NonNull<u8>,

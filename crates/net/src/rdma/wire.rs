@@ -2,8 +2,9 @@
 //! there (WRITE with immediate). On iWARP, which does not have that, a message of one byte behind the WRITE says so, as the frame
 //! behind payloads of a migration does.
 //!
-//! Both sides begin by telling where they can be written to. A stream's receiver gives credit: its adapter takes messages only
-//! while there are slots for them, and it is the receiving thread that makes them ready again, whatever the adapter has confirmed.
+//! Both sides begin by telling where they can be written to. A stream's receiver gives credit: its adapter takes
+//! messages only while there are slots for them. It is the receiving thread that makes them ready again, whatever the
+//! adapter has confirmed.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -23,8 +24,8 @@ pub const MEMORY_BYTES: usize = 2 * MESSAGE_BYTES_MAX;
 
 /// Blocks of a stream that may be under way: what a migration lets be under way on a channel, twice over.
 const BLOCKS_MAX: usize = MESSAGE_BYTES_MAX / BLOCK_BYTES;
-/// Longest that an end of a ping-pong looks for the answer before it sleeps: what is measured is the wire, and not how soon this
-/// host wakes a thread, as perftest and MPI libraries have it. A stream waits as a migration does.
+/// Longest that an end of a ping-pong looks for the answer before it sleeps. What is measured is the wire, and not how
+/// soon this host wakes a thread, as perftest and MPI libraries have it. A stream waits as a migration does.
 const LOOK: Duration = Duration::from_millis(2);
 /// One block of so many wakes the thread that sends them. They divide [`BLOCKS_MAX`], and are fewer.
 const BLOCKS_SIGNALED: usize = 4;
@@ -126,7 +127,6 @@ impl RdmaWire {
         }
     }
 
-    /// What comes next.
     fn next(&mut self) -> Result<Came, WireError> {
         if let Some(slot) = self.spent.take() {
             self.connection.ready(slot)?;
@@ -150,7 +150,6 @@ impl RdmaWire {
         Ok(came)
     }
 
-    /// The next message.
     fn message(&mut self) -> Result<Vec<u8>, WireError> {
         match self.next()? {
             Came::Message(bytes) => Ok(bytes),

@@ -37,7 +37,6 @@ impl RingMemory {
         RingMemory { kept: Some(Arc::default()), ..self }
     }
 
-    /// A new ring.
     pub(super) fn ring(&self, bytes: u64) -> io::Result<Arc<Ring>> {
         let mut kept = self.kept.as_ref().map(|kept| kept.lock().unwrap_or_else(PoisonError::into_inner));
         let memory = match kept.as_mut().and_then(|kept| kept.pop()) {

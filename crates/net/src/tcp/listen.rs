@@ -1,7 +1,7 @@
 //! Taking connections at the destination.
 //!
-//! One thread accepts on all addresses. Each connection says HELLO in a short-lived thread of its own, with a deadline;
-//! how many there are at a time is capped, so that whoever connects and says nothing costs a slot for some seconds and
+//! One thread accepts on all addresses. Each connection says HELLO in a short-lived thread of its own, with a deadline.
+//! How many there are at a time is capped, so that whoever connects and says nothing costs a slot for some seconds and
 //! no more.
 
 use std::io;

@@ -57,8 +57,8 @@ pub(crate) fn read_refused(
     Ok(refused)
 }
 
-/// Refused frame numbers are told once each, in order, and only of frames that were passed: the sender gives each of them
-/// out anew, and one given out twice would be in flight twice.
+/// Refused frame numbers are told once each, in order, and only of frames that were passed. The sender gives each of
+/// them out anew, and one given out twice would be in flight twice.
 pub(crate) fn check_refused(refused: &[u64], applied: u64) -> Result<(), DecodeError> {
     let mut above = 0;
     for &sequence in refused {

@@ -117,9 +117,9 @@ impl Hello {
 }
 
 impl Hello {
-    /// The HELLO of a data channel, or of a connection that is measured, in the bytes that an RDMA connection request has for
-    /// it; `None` if it is for anything else, or names a version that one byte does not hold. There is no room for the role:
-    /// whose session it is decides.
+    /// The HELLO of a data channel, or of a connection that is measured, in the bytes that an RDMA connection request
+    /// has for it. `None` if it is for anything else, or names a version that one byte does not hold. There is no room
+    /// for the role: whose session it is decides.
     pub fn to_request(&self) -> Option<[u8; REQUEST_BYTES]> {
         let versions = [self.version_min.try_into().ok()?, self.version_max.try_into().ok()?];
         if !matches!(self.role, Role::Data | Role::BenchData) {

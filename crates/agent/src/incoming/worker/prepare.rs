@@ -48,8 +48,8 @@ impl State {
         Ok(())
     }
 
-    /// An earlier session may hold this guest's place: one whose source is gone gives way (it was not committed, and the
-    /// guest is being offered again), one that lives does not.
+    /// An earlier session may hold this guest's place. One whose source is gone gives way (it was not committed, and
+    /// the guest is being offered again), one that lives does not.
     fn make_room(&self, guest: &str) -> Result<(), Fault> {
         let end = Instant::now() + ROOM_WAIT;
         while self.agent.is_going(guest) && Instant::now() < end {

@@ -65,8 +65,8 @@ impl State {
         true
     }
 
-    /// Commit may be said of a guest that is still what the destination was prepared for, and that nobody let run here: what it
-    /// does here is not at the destination. A QEMU that has ended, or does not answer, lets nothing run.
+    /// Commit may be said of a guest that is still what the destination was prepared for. Nobody may have let
+    /// it run here: what it did then is not at the destination. A QEMU that has ended, or does not answer, lets nothing run.
     pub(super) fn check_stands(&mut self) -> Result<(), Fault> {
         if let Err(fault) = self.check_unchanged() {
             if self.guest.record.can_run() {

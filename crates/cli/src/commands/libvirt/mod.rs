@@ -18,10 +18,11 @@ mod target;
 mod virsh;
 mod xml;
 
+pub use virsh::Job;
+
 use std::time::Duration;
 
 use linerate_api::{ErrorBody, GuestState, Side, Step, TunnelEvent, TunnelStream};
-use serde_json::json;
 use tokio::io::AsyncReadExt;
 use tokio::process::Child;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -116,7 +117,6 @@ async fn ready(
 /// How libvirt's migration ended.
 enum Ended {
     Done,
-    /// What libvirt said.
     Failed(String),
 }
 
@@ -276,11 +276,6 @@ fn signals(error: &std::io::Error) -> Failure {
 
 fn agent_gone() -> Failure {
     Failure::new(Exit::Unreachable, "the agent is gone; nothing was done", "")
-}
-
-/// The line of a completed move, for programs.
-fn completed(domain: &str, to: &str, state: &str, job: Option<&virsh::Job>) -> serde_json::Value {
-    json!({"event": "completed", "domain": domain, "to": to, "state": state, "job": job})
 }
 
 #[cfg(test)]

@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use linerate_api::TunnelEvent;
-use serde_json::json;
+use linerate_api::{Mode, TunnelEvent};
 
 use super::virsh::Job;
 use crate::context::Context;
+use crate::documents::DomainEvent;
 use crate::failure::Failure;
 use crate::render::format;
 
@@ -64,9 +64,9 @@ impl<'a> Progress<'a> {
 
     /// Which way the domain goes, and why not the other.
     pub fn mode(&mut self, direct: bool, reason: Option<&str>) -> Result<(), Failure> {
-        let mode = if direct { "direct" } else { "stream" };
+        let mode = if direct { Mode::Direct } else { Mode::Stream };
         if self.context.json {
-            return self.context.print_json_line(&json!({"event": "mode", "mode": mode, "reason": reason}));
+            return self.context.print_json_line(&DomainEvent::Mode { mode, reason });
         }
         if let Some(reason) = reason {
             self.say(&format!("by libvirt's own migration: {reason}"));
@@ -77,7 +77,7 @@ impl<'a> Progress<'a> {
     /// Something that the operator should know.
     pub fn warn(&mut self, text: &str) -> Result<(), Failure> {
         if self.context.json {
-            self.context.print_json_line(&json!({"event": "warning", "text": text}))?;
+            self.context.print_json_line(&DomainEvent::Warning { text })?;
         }
         self.say(text);
         Ok(())
@@ -98,7 +98,7 @@ impl<'a> Progress<'a> {
     /// New numbers of the job.
     pub fn job(&mut self, job: &Job) -> Result<(), Failure> {
         if self.context.json {
-            return self.context.print_json_line(&json!({"event": "progress", "job": job}));
+            return self.context.print_json_line(&DomainEvent::Progress { job });
         }
         if self.quiet {
             return Ok(());
@@ -131,7 +131,8 @@ impl<'a> Progress<'a> {
     /// It is done.
     pub fn completed(&self, domain: &str, to: &str, state: &str, job: Option<Job>) -> Result<(), Failure> {
         if self.context.json {
-            return self.context.print_json_line(&super::completed(domain, to, state, job.as_ref()));
+            let job = job.as_ref();
+            return self.context.print_json_line(&DomainEvent::Completed { domain, to, state, job });
         }
         if self.quiet { Ok(()) } else { self.context.print(&report(domain, to, state, job.as_ref())) }
     }

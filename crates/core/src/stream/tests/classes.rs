@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use super::*;
 
-/// Which part of what is carried the second class has, in percent, where the first has so many streams and both always have something to
-/// send; `idle`: the second has nothing in the first half.
+/// Which part of what is carried the second class has, in percent, where the first has so many streams and both always
+/// have something to send. `idle`: the second has nothing in the first half.
 fn share_of_the_second(weights: [u16; 2], streams_of_first: usize, idle: bool) -> u64 {
     let config = Config { weights: weights.to_vec(), streams_max: 9, ..config() };
     let mut streams = Streams::new(End::Source, config);
@@ -88,8 +88,8 @@ fn what_one_class_has_waiting_leaves_the_others_their_part() {
     assert!((19..=20).contains(&kept_for_the_second([80, 20])));
 }
 
-/// Which part of a link of 5 MB/s the second class has, in percent, where the first has so many streams, all always have something to send, and
-/// all that may wait is under way at once.
+/// Which part of a link of 5 MB/s the second class has, in percent, where the first has so many streams. All always
+/// have something to send, and all that may wait is under way at once.
 fn share_of_a_slow_link(weights: [u16; 2], streams_of_first: usize) -> u64 {
     let backlog = Some(Duration::from_millis(50));
     let config = Config { window_bytes: 64 << 20, backlog, weights: weights.to_vec(), ..Config::default() };

@@ -4,8 +4,8 @@ use crate::model::{End, Finding, PortKind, PortRef, Room, Severity};
 
 use super::{Pair, Way, pairs, place, speed};
 
-/// Percent of the other rate. What the same machine measures on equal links at the same time is less far apart; less was measured three
-/// times, in turn with the other one.
+/// Percent of the other rate. What the same machine measures on equal links at the same time is less far apart. Less
+/// was measured three times, in turn with the other one.
 const PERCENT_MIN: u64 = 70;
 
 /// A direction that is slower than another rate says it could be.

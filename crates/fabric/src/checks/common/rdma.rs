@@ -52,8 +52,8 @@ impl RocePriority {
     }
 }
 
-/// Priority that RoCE has by the port's application table; `None` if the table is not known, or gives priorities to marks and it is
-/// not known which mark RoCE has.
+/// Priority that RoCE has by the port's application table. `None` if the table is not known, or gives priorities to
+/// marks and it is not known which mark RoCE has.
 pub(in crate::checks) fn roce_priority(at: PortRef<'_>, rdma: &RdmaPort) -> Option<RocePriority> {
     let table = &at.port.dcb.as_ref()?.applications;
     let protocol = table.iter().find(|one| match one.selector {

@@ -81,7 +81,6 @@ impl<'a> SwitchSide<'a> {
         self.heard(|one| one.pfc.as_ref()).or_else(|| self.exported(|port| port.pfc.as_ref()))
     }
 
-    /// Shares.
     pub(in crate::checks) fn ets(&self) -> Option<&'a Ets> {
         self.heard(|one| one.ets.as_ref())
     }

@@ -58,12 +58,13 @@ fn meminfo_bytes(text: &str, key: &str) -> Option<u64> {
 fn huge_pages(root: &Root) -> Vec<HugePages> {
     let folder = "sys/kernel/mm/hugepages";
     let pool = |name: String| {
-        let size_kib = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
+        let size_kib: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
+        let size_bytes = size_kib.checked_mul(1024)?;
         let number = |file: &str| root.number(format!("{folder}/{name}/{file}"));
-        Some(HugePages { size_kib, total: number("nr_hugepages")?, free: number("free_hugepages")? })
+        Some(HugePages { size_bytes, total: number("nr_hugepages")?, free: number("free_hugepages")? })
     };
     let mut pools: Vec<HugePages> = root.names(folder).into_iter().filter_map(pool).collect();
-    pools.sort_by_key(|pool| pool.size_kib);
+    pools.sort_by_key(|pool| pool.size_bytes);
     pools
 }
 
@@ -105,8 +106,8 @@ mod tests {
         ]);
         let memory = read(&root);
         assert_eq!((memory.total_bytes, memory.available_bytes), (Some(32 << 20), Some(16 << 20)));
-        assert_eq!(memory.huge_pages[0], HugePages { size_kib: 2048, total: 512, free: 512 });
-        assert_eq!(memory.huge_pages[1], HugePages { size_kib: 1_048_576, total: 2, free: 1 });
+        assert_eq!(memory.huge_pages[0], HugePages { size_bytes: 2 << 20, total: 512, free: 512 });
+        assert_eq!(memory.huge_pages[1], HugePages { size_bytes: 1 << 30, total: 2, free: 1 });
         assert_eq!(memory.transparent_huge_pages.as_deref(), Some("madvise"));
         assert_eq!(memory.transparent_huge_pages_shared.as_deref(), Some("never"));
         assert!(memory.memlock.is_some());

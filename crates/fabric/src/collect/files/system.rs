@@ -1,7 +1,7 @@
 //! Kernel, distribution, firmware, clock.
 
 use crate::collect::root::Root;
-use crate::model::{KernelFeature, System, Time};
+use crate::model::{Feature, System, Time};
 
 /// Whether /dev/kvm can be opened: in a virtual machine it may be there without a hypervisor below. Unknown without the right to try.
 pub fn kvm(root: &Root) -> Option<bool> {
@@ -51,8 +51,8 @@ fn secure_boot(root: &Root) -> Option<bool> {
     bytes.get(4).map(|on| *on == 1)
 }
 
-fn features(root: &Root, kernel: Option<&str>) -> Vec<KernelFeature> {
-    let feature = |name: &str, present: bool, needed_for: &str| KernelFeature {
+fn features(root: &Root, kernel: Option<&str>) -> Vec<Feature> {
+    let feature = |name: &str, present: bool, needed_for: &str| Feature {
         name: name.to_owned(),
         present,
         needed_for: needed_for.to_owned(),

@@ -13,7 +13,6 @@ const PORT: &str = "ens1f0";
 #[derive(Default)]
 struct Kernel {
     dcb: Dcb,
-    /// What was done.
     words: Vec<String>,
     /// What the driver does not take.
     refuses: Vec<&'static str>,

@@ -3,7 +3,7 @@
 use super::super::intent::parse;
 use super::super::intent::tests::{FULL, HEALTHY, UNMARKED};
 use super::*;
-use crate::link::Step;
+use crate::link::PortStep;
 use crate::model::{LinkLayer, Pause, PortKind, Room};
 use crate::testing::{self, host_mut, port};
 
@@ -25,7 +25,7 @@ fn dcb_mut(room: &mut Room) -> &mut Dcb {
 }
 
 fn steps(plan: &Plan) -> Vec<String> {
-    plan.steps.iter().map(|Step { what, from, to }| format!("{what}: {from} → {to}")).collect()
+    plan.steps.iter().map(|PortStep { what, from, to }| format!("{what}: {from} → {to}")).collect()
 }
 
 /// The plan of the one port that differs.

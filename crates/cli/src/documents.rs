@@ -1,0 +1,87 @@
+//! Documents of `--json` that no agent sends. docs/json.md lists them with those of the API.
+
+use linerate_api::{ErrorBody, Mode};
+use serde::Serialize;
+
+use crate::commands::Job;
+
+/// Answer of `linerate agent --check`. A configuration with a fault is an error.
+#[derive(Serialize)]
+pub struct ConfigChecked<'a> {
+    /// Path of the configuration.
+    pub config: &'a str,
+    /// Always true.
+    pub good: bool,
+}
+
+/// Answer of `linerate link confirm`.
+#[derive(Serialize)]
+pub struct PortConfirmed<'a> {
+    /// Name of the port.
+    pub port: &'a str,
+    /// Always true.
+    pub confirmed: bool,
+}
+
+/// Answer of `linerate link put-back`.
+#[derive(Serialize)]
+pub struct PortPutBack<'a> {
+    /// Name of the port.
+    pub port: &'a str,
+    /// Always true.
+    pub put_back: bool,
+}
+
+/// Configuration text for another system.
+#[derive(Serialize)]
+pub struct QosText<'a> {
+    /// The system: `windows`, or a switch's as `--system` names it.
+    pub system: &'a str,
+    /// The text.
+    pub text: &'a str,
+}
+
+/// The last line of every command that failed.
+#[derive(Serialize)]
+pub struct ErrorLine<'a> {
+    /// Always `error`: tells this line from an event.
+    pub kind: &'static str,
+    /// What failed.
+    pub error: &'a ErrorBody,
+    /// Exit code of the command.
+    pub exit_code: u8,
+}
+
+/// A line of a libvirt domain's migration, beside those of its tunnel.
+#[derive(Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum DomainEvent<'a> {
+    /// How the domain's memory is moved. Always first.
+    Mode {
+        /// By Linerate or by libvirt.
+        mode: Mode,
+        /// Why not directly.
+        reason: Option<&'a str>,
+    },
+    /// Something that the operator should know.
+    Warning {
+        /// In words.
+        text: &'a str,
+    },
+    /// libvirt's own numbers, while it copies.
+    Progress {
+        /// By libvirt's names: bytes, milliseconds, pages per second.
+        job: &'a Job,
+    },
+    /// The domain is at the destination. Always last, if nothing failed.
+    Completed {
+        /// Name of the domain.
+        domain: &'a str,
+        /// The destination, as it was named.
+        to: &'a str,
+        /// Its state there in libvirt's words, such as `running`.
+        state: &'a str,
+        /// libvirt's last numbers, as in `progress`.
+        job: Option<&'a Job>,
+    },
+}
