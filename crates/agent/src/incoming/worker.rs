@@ -133,6 +133,11 @@ impl Worker {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).cpu_run_ns = cpu_run_ns;
     }
 
+    #[cfg(test)]
+    pub fn set_waiting(&self, waiting: Waiting) {
+        *self.waiting.lock().unwrap_or_else(PoisonError::into_inner) = waiting;
+    }
+
     /// Waits for the thread's end, after the last job.
     pub fn finish(self) {
         drop(self.jobs);

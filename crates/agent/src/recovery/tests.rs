@@ -1,25 +1,20 @@
 //! What recovery does to real processes.
 
 use linerate_api::{GuestRunState, StartGuest, StopGuest};
-use linerate_core::SessionId;
-use linerate_core::journal::SourcePhase;
+use linerate_core::journal::{DestinationPhase, SourcePhase};
+use linerate_core::{Outcome, SessionId};
 use linerate_guest::registry::{GuestRecord, Origin};
 
 use super::recover;
 use crate::agent::Agent;
 use crate::guests;
-use crate::journal::{Record, Role};
-use crate::testing::agent;
+use crate::journal::{Record, Role, Waiting};
+use crate::testing::{Ending, agent, arrived};
 
-/// A guest whose process is this test, and whose commit was sent to a host that does not answer.
-fn commit_sent(agent: &Agent) -> GuestRecord {
-    let own = i32::try_from(std::process::id()).unwrap();
-    let qemu =
-        GuestRecord::new("g", Origin::Started, own, agent.registry.folder("g").unwrap().join("q"), vec![])
-            .unwrap();
-    agent.registry.put(&qemu).unwrap();
-    let role = Role::Source {
-        phase: SourcePhase::CommitSent,
+/// Of a guest that leaves for a host that does not answer.
+fn leaves(qemu: &GuestRecord, phase: SourcePhase) -> Role {
+    Role::Source {
+        phase,
         qemu: qemu.clone(),
         peers: vec!["127.0.0.1:9".parse().unwrap()],
         ran: true,
@@ -28,8 +23,17 @@ fn commit_sent(agent: &Agent) -> GuestRecord {
         settings: None,
         copied: vec![],
         untold: false,
-    };
-    let record = Record::new("g", agent.journal.next_order(), role);
+    }
+}
+
+/// A guest whose process is this test, and whose commit was sent.
+fn commit_sent(agent: &Agent) -> GuestRecord {
+    let own = i32::try_from(std::process::id()).unwrap();
+    let qemu =
+        GuestRecord::new("g", Origin::Started, own, agent.registry.folder("g").unwrap().join("q"), vec![])
+            .unwrap();
+    agent.registry.put(&qemu).unwrap();
+    let record = Record::new("g", agent.journal.next_order(), leaves(&qemu, SourcePhase::CommitSent));
     agent.journal.put(SessionId([7; 16]), &record).unwrap();
     qemu
 }
@@ -57,4 +61,26 @@ fn an_undecided_guest_is_shown_as_such_and_neither_stopped_nor_started_anew() {
         );
         let _ = agent.registry.remove(&qemu);
     }
+}
+
+/// The source gives its copy up for *Committed*, and lets it run or keeps it for the other answers: neither may come too early.
+#[test]
+fn a_source_that_asks_while_the_destinations_qemu_is_ending_is_told_to_ask_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = agent(&dir, &[]);
+    let mut ending = Ending::start(&dir);
+    let qemu = arrived(&agent, ending.pid());
+    let phases = [DestinationPhase::Running, DestinationPhase::Committed];
+    for (id, phase) in (1..).zip(phases) {
+        let waiting = Waiting { qemu: Some(qemu.clone()), ..Waiting::default() };
+        let record = Record::new("g", agent.journal.next_order(), waiting.role(phase));
+        agent.journal.put(SessionId([id; 16]), &record).unwrap();
+    }
+    let asked = || [1, 2].map(|id| agent.outcome(SessionId([id; 16])));
+    assert_eq!(asked(), [Outcome::Pending; 2], "it has its files, and their locks");
+    ending.end();
+    assert_eq!(asked(), [Outcome::Gone; 2]);
+    let left = leaves(&qemu, SourcePhase::Finished);
+    agent.journal.put(SessionId([9; 16]), &Record::new("g", agent.journal.next_order(), left)).unwrap();
+    assert_eq!(asked(), [Outcome::Committed; 2], "it ran here, and moved on");
 }
