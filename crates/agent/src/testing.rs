@@ -1,8 +1,10 @@
 //! What tests of several rooms need.
 
 use std::net::SocketAddr;
-use std::process::{Child, Command};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use linerate_guest::procfs::ProcessIdentity;
 use linerate_guest::registry::{GuestRecord, Origin, Registry};
@@ -42,7 +44,7 @@ impl Ending {
         assert!(compile.args(["-pthread", "-o"]).args([&program, &source]).status().unwrap().success());
         let ending = Ending(Command::new(program).spawn().unwrap());
         while ProcessIdentity::of(ending.pid()).unwrap().can_run() {
-            std::thread::sleep(std::time::Duration::from_millis(5));
+            std::thread::sleep(Duration::from_millis(5));
         }
         ending
     }
@@ -69,4 +71,36 @@ impl Drop for Ending {
 pub(crate) fn arrived(agent: &Agent, pid: i32) -> GuestRecord {
     let socket = agent.registry.folder("g").unwrap().join("q");
     GuestRecord::new("g", Origin::Arrived, pid, socket, vec![]).unwrap()
+}
+
+/// A QEMU that ends with its test.
+pub(crate) struct Hand(Child);
+
+impl Hand {
+    pub fn start(socket: &Path, arguments: &[&str]) -> Hand {
+        let child = Command::new("qemu-system-x86_64")
+            .args(["-M", "pc", "-accel", "tcg", "-m", "16", "-nodefaults", "-display", "none", "-S", "-qmp"])
+            .arg(format!("unix:{},server=on,wait=off", socket.display()))
+            .args(arguments)
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        let end = Instant::now() + Duration::from_secs(60);
+        while !socket.exists() {
+            assert!(Instant::now() < end, "QEMU made no socket");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Hand(child)
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for Hand {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }

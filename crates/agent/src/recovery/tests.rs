@@ -1,15 +1,18 @@
 //! What recovery does to real processes.
 
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
 use linerate_api::{GuestRunState, StartGuest, StopGuest};
 use linerate_core::journal::{DestinationPhase, SourcePhase};
-use linerate_core::{Outcome, SessionId};
+use linerate_core::{GuestState, Outcome, SessionId};
 use linerate_guest::registry::{GuestRecord, Origin};
 
-use super::recover;
+use super::{hand_over, recover};
 use crate::agent::Agent;
 use crate::guests;
 use crate::journal::{Record, Role, Waiting};
-use crate::testing::{Ending, agent, arrived};
+use crate::testing::{Ending, Hand, agent, arrived};
 
 /// Of a guest that leaves for a host that does not answer.
 fn leaves(qemu: &GuestRecord, phase: SourcePhase) -> Role {
@@ -83,4 +86,111 @@ fn a_source_that_asks_while_the_destinations_qemu_is_ending_is_told_to_ask_again
     let left = leaves(&qemu, SourcePhase::Finished);
     agent.journal.put(SessionId([9; 16]), &Record::new("g", agent.journal.next_order(), left)).unwrap();
     assert_eq!(asked(), [Outcome::Committed; 2], "it ran here, and moved on");
+}
+
+/// A destination that hears and does not answer.
+struct Peer(TcpListener);
+
+impl Peer {
+    fn new() -> Peer {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        Peer(listener)
+    }
+
+    fn is_told(&self) {
+        let end = Instant::now() + Duration::from_secs(60);
+        while self.0.accept().is_err() {
+            assert!(Instant::now() < end, "nobody tells it");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// A session of the source that has this destination.
+    fn session(&self, agent: &Agent, qemu: &GuestRecord, phase: SourcePhase, is_untold: bool) -> SessionId {
+        let mut role = leaves(qemu, phase);
+        let Role::Source { peers, untold, .. } = &mut role else { panic!("{role:?}") };
+        (*peers, *untold) = (vec![self.0.local_addr().unwrap()], is_untold);
+        let order = agent.journal.next_order();
+        let session = SessionId([u8::try_from(order).unwrap(); 16]);
+        agent.journal.put(session, &Record::new("g", order, role)).unwrap();
+        session
+    }
+}
+
+/// Phase of a source, and whether a later agent tells the destination too.
+fn written(agent: &Agent, session: SessionId) -> (SourcePhase, bool) {
+    match agent.journal.get(session).unwrap().map(|record| record.role) {
+        Some(Role::Source { phase, untold, .. }) => (phase, untold),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn wait_written(agent: &Agent, session: SessionId, wanted: (SourcePhase, bool)) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while written(agent, session) != wanted {
+        assert!(Instant::now() < end, "{:?} and never {wanted:?}", written(agent, session));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The destination may hold the guest complete, and keeps it until it is told.
+#[test]
+fn a_destination_is_told_of_every_roll_back_until_it_knows() {
+    use SourcePhase::{RolledBack, Started, TakingBack};
+    for (phase, untold) in [(RolledBack, true), (Started, false), (TakingBack, true)] {
+        let dir = tempfile::tempdir().unwrap();
+        let (agent, peer) = (agent(&dir, &[]), Peer::new());
+        let socket = dir.path().join("g.qmp");
+        let hand = Hand::start(&socket, &[]);
+        let pid = i32::try_from(hand.pid()).unwrap();
+        let qemu = GuestRecord::new("g", Origin::Started, pid, socket, vec![]).unwrap();
+        let session = peer.session(&agent, &qemu, phase, untold);
+        recover(&agent).unwrap();
+        peer.is_told();
+        wait_written(&agent, session, (RolledBack, true));
+    }
+}
+
+#[test]
+fn a_roll_back_that_only_a_later_session_shows_is_told_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let (agent, [first, second]) = (agent(&dir, &[]), [Peer::new(), Peer::new()]);
+    let own = i32::try_from(std::process::id()).unwrap();
+    let qemu = arrived(&agent, own);
+    let earlier = first.session(&agent, &qemu, SourcePhase::Started, false);
+    second.session(&agent, &qemu, SourcePhase::RolledBack, false);
+    recover(&agent).unwrap();
+    first.is_told();
+    assert_eq!(written(&agent, earlier), (SourcePhase::RolledBack, true));
+}
+
+/// What the destination has may be the only copy: its operator decides about it.
+#[test]
+fn a_destination_is_not_told_if_the_guest_did_not_come_back_here() {
+    let dir = tempfile::tempdir().unwrap();
+    let (agent, peer) = (agent(&dir, &[]), Peer::new());
+    let mut ending = Ending::start(&dir);
+    let session = peer.session(&agent, &arrived(&agent, ending.pid()), SourcePhase::Started, false);
+    recover(&agent).unwrap();
+    assert_eq!(written(&agent, session), (SourcePhase::Started, false), "its QEMU has not ended");
+    ending.end();
+    wait_written(&agent, session, (SourcePhase::RolledBack, false));
+    assert!(peer.0.accept().is_err());
+}
+
+/// A live session could not bring its guest home.
+#[test]
+fn a_destination_is_told_of_a_roll_back_that_a_live_session_left_to_recovery() {
+    let dir = tempfile::tempdir().unwrap();
+    let (agent, peer) = (agent(&dir, &[]), Peer::new());
+    let socket = dir.path().join("g.qmp");
+    let hand = Hand::start(&socket, &[]);
+    let pid = i32::try_from(hand.pid()).unwrap();
+    let qemu = GuestRecord::new("g", Origin::Started, pid, socket, vec![]).unwrap();
+    let session = peer.session(&agent, &qemu, SourcePhase::Started, false);
+    let record = agent.journal.get(session).unwrap().unwrap();
+    hand_over(&agent, session, record, GuestState::PausedAtSource);
+    peer.is_told();
+    wait_written(&agent, session, (SourcePhase::RolledBack, true));
 }

@@ -1,10 +1,12 @@
 //! What somebody does with a guest at another monitor, around commit.
 
-use linerate_lab::{QemuVersion, Qmp};
-use serde_json::json;
+use std::path::Path;
+
+use linerate_lab::{DiskMode, QemuVersion, Qmp};
+use serde_json::{Value, json};
 
 use super::{FAST, LONG, guest};
-use crate::stage::{Stage, ended};
+use crate::stage::{Stage, ended, round_began};
 
 fn cont(monitor: &std::path::Path) {
     Qmp::connect(monitor).unwrap().execute("cont", json!({})).unwrap();
@@ -12,7 +14,7 @@ fn cont(monitor: &std::path::Path) {
 
 #[test]
 fn a_guest_that_somebody_lets_run_at_the_source_before_commit_runs_there_only() {
-    let (mut stage, gates, monitor) = Stage::gated_with_other_hands(&FAST, guest(QemuVersion::Ten));
+    let (mut stage, gates, monitor) = Stage::gated_with_other_hands(&FAST, guest(QemuVersion::Ten), None);
     let loaded = gates[1].hold_before("destination.loaded").unwrap();
     let migration = stage.migrate(&[]);
     loaded.wait(LONG).unwrap();
@@ -46,4 +48,86 @@ fn a_guest_that_somebody_lets_run_at_the_source_before_commit_runs_there_only() 
     let (exit, text) = stage.linerate_at(0, &["resolve", held["id"].as_str().unwrap(), "--resume-here"]);
     assert_eq!(exit, 0, "{text}");
     stage.settles_at(0);
+}
+
+/// The node of the guest's disk, and its drive.
+fn disk(hands: &mut Qmp) -> (String, String) {
+    let drives = hands.execute("query-block", json!({})).unwrap();
+    let drive =
+        drives.as_array().unwrap().iter().find(|drive| drive["inserted"]["file"].is_string()).unwrap();
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    (text(&drive["inserted"]["node-name"]), text(&drive["device"]))
+}
+
+/// A backup that goes on for as long as nobody ends it.
+fn backup(hands: &mut Qmp, folder: &Path) {
+    let (node, _) = disk(hands);
+    let target = folder.join("backup.img");
+    let full = json!({ "device": node, "target": target, "sync": "full", "speed": 1, "job-id": "nightly" });
+    hands.execute("drive-backup", full).unwrap();
+}
+
+fn end_backup(hands: &mut Qmp) {
+    hands.execute("block-job-cancel", json!({ "device": "nightly", "force": true })).unwrap();
+}
+
+fn snapshot(hands: &mut Qmp, folder: &Path) {
+    let (node, _) = disk(hands);
+    let above = folder.join("above.qcow2");
+    let above = json!({ "node-name": node, "snapshot-file": above, "snapshot-node-name": "above", "format": "qcow2" });
+    hands.execute("blockdev-snapshot-sync", above).unwrap();
+}
+
+/// Merges the snapshot into the image below it; then the guest uses that again.
+fn merge(hands: &mut Qmp) {
+    let (node, _) = disk(hands);
+    hands.execute("block-commit", json!({ "device": node, "job-id": "merge" })).unwrap();
+    let end = std::time::Instant::now() + LONG;
+    let status = |hands: &mut Qmp| {
+        let jobs = hands.execute("query-jobs", json!({})).unwrap();
+        jobs.as_array().unwrap().first().map(|job| job["status"].as_str().unwrap().to_owned())
+    };
+    while status(hands).as_deref() != Some("ready") {
+        assert!(std::time::Instant::now() < end, "it is never ready");
+    }
+    hands.execute("job-complete", json!({ "id": "merge" })).unwrap();
+    while status(hands).is_some() {
+        assert!(std::time::Instant::now() < end, "it never ends");
+    }
+}
+
+/// A destination has opened the disks of the beginning.
+#[test]
+fn a_job_or_snapshot_that_an_operator_begins_during_the_copy_keeps_the_guest_at_the_source() {
+    let disk = Some(DiskMode::Buffered);
+    let (mut stage, _, monitor) = Stage::gated_with_other_hands(&[60, 60], guest(QemuVersion::Ten), disk);
+    let folder = stage.lab.directory().to_owned();
+    type Hand = fn(&mut Qmp, &Path);
+    let undo: [(Hand, Hand); 2] =
+        [(backup, |hands, _| end_backup(hands)), (snapshot, |hands, _| merge(hands))];
+    for (begin, end) in undo {
+        let mut hands = Qmp::connect(&monitor).unwrap();
+        let mut migration = stage.migrate(&[]);
+        migration.wait(LONG, round_began);
+        begin(&mut hands, &folder);
+        let failure = ended(&migration.finish()).failed(4);
+        assert_eq!(
+            (&failure["code"], &failure["guest_state"]),
+            (&"guest_differs".into(), &"runs_at_source".into()),
+            "{failure}"
+        );
+        end(&mut hands, &folder);
+        drop(hands);
+        stage.settles_at(0);
+    }
+    // What is undone before the guest stops is no change.
+    let mut hands = Qmp::connect(&monitor).unwrap();
+    let mut migration = stage.migrate(&[]);
+    migration.wait(LONG, round_began);
+    std::fs::remove_file(folder.join("above.qcow2")).unwrap();
+    snapshot(&mut hands, &folder);
+    merge(&mut hands);
+    drop(hands);
+    ended(&migration.finish()).completed();
+    stage.settles_at(1);
 }

@@ -34,7 +34,9 @@ fn both_agents_end_before_commit_is_said_and_come_back_in_either_order() {
         let sent = gates[from].hold_after("source.commit_sent").unwrap();
         let migration = stage.migrate(&[]);
         sent.wait(LONG).unwrap();
-        (0..2).for_each(|host| stage.agent(host).kill().unwrap());
+        for host in [0, 1] {
+            stage.agent(host).kill().unwrap();
+        }
         drop(sent);
         drop(migration);
         restart(&mut stage, [first, 1 - first]);
