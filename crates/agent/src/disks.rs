@@ -123,3 +123,26 @@ fn not_read(error: &GraphError, step: Step, side: Side) -> Fault {
     };
     Fault::new(code, step, side, chain(error))
 }
+
+#[cfg(test)]
+mod tests {
+    use linerate_guest::description::{CopiedDisk, ImageFormat};
+
+    use super::*;
+    use crate::incoming::domain::tests::waits;
+
+    #[test]
+    fn what_stays_behind_is_said_before_the_guest_moves() {
+        let text = r#"{"drives": [{"name": "d", "device": "vd", "node": 0}], "unused": [], "jobs": [], "nodes": [
+            {"name": "n", "driver": "qcow2", "path": "/srv/d", "read_only": false, "size": 512, "children": [],
+             "bitmaps": [{"name": "nightly", "persistent": true}]}]}"#;
+        let mut graph = DiskGraph::from_json(text).unwrap();
+        graph.nodes[0].snapshots = vec!["before".into(), "after".into()];
+        let shared = GuestDescription { graph: Some(graph), ..waits() };
+        assert_eq!(cautions(&shared), [""; 0]);
+        let (id, path, format) = ("d".into(), "/srv/d".into(), ImageFormat::Qcow2);
+        let disk = CopiedDisk { id, path, format, size: 512, identity: None };
+        let said = cautions(&GuestDescription { copied: vec![disk], ..shared });
+        assert!(said[0].contains("d: nightly") && said[1].contains("(d: before, d: after)"), "{said:?}");
+    }
+}

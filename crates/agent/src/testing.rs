@@ -1,9 +1,13 @@
 //! What tests of several rooms need.
 
 use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use linerate_guest::registry::Registry;
+use linerate_guest::procfs::ProcessIdentity;
+use linerate_guest::registry::{GuestRecord, Origin, Registry};
 use tempfile::TempDir;
 
 use crate::agent::Agent;
@@ -25,4 +29,78 @@ pub(crate) fn agent(dir: &TempDir, listen: &[SocketAddr]) -> Arc<Agent> {
     let journal = Journal::open(&config.state_dir).unwrap();
     let registry = Registry::open(&config.run_dir).unwrap();
     Arc::new(Agent::new(config, journal, registry))
+}
+
+/// A process that is ending: its first thread has ended and another has not, as it is with a QEMU that was killed.
+pub(crate) struct Ending(Child);
+
+impl Ending {
+    pub fn start(dir: &TempDir) -> Ending {
+        let (source, program) = (dir.path().join("two.c"), dir.path().join("two"));
+        let text = "#include <pthread.h>\n#include <unistd.h>\nvoid *stay(void *x) { pause(); return x; }\n\
+                    int main(void) { pthread_t t; pthread_create(&t, 0, stay, 0); pthread_exit(0); }\n";
+        std::fs::write(&source, text).unwrap();
+        let mut compile = Command::new("cc");
+        assert!(compile.args(["-pthread", "-o"]).args([&program, &source]).status().unwrap().success());
+        let ending = Ending(Command::new(program).spawn().unwrap());
+        while ProcessIdentity::of(ending.pid()).unwrap().can_run() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        ending
+    }
+
+    pub fn pid(&self) -> i32 {
+        i32::try_from(self.0.id()).unwrap()
+    }
+
+    /// Its last thread ends.
+    pub fn end(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A record of a guest that arrived and has this process.
+pub(crate) fn arrived(agent: &Agent, pid: i32) -> GuestRecord {
+    let socket = agent.registry.folder("g").unwrap().join("q");
+    GuestRecord::new("g", Origin::Arrived, pid, socket, vec![]).unwrap()
+}
+
+/// A QEMU that ends with its test.
+pub(crate) struct Hand(Child);
+
+impl Hand {
+    pub fn start(socket: &Path, arguments: &[&str]) -> Hand {
+        let child = Command::new("qemu-system-x86_64")
+            .args(["-M", "pc", "-accel", "tcg", "-m", "16", "-nodefaults", "-display", "none", "-S", "-qmp"])
+            .arg(format!("unix:{},server=on,wait=off", socket.display()))
+            .args(arguments)
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        let end = Instant::now() + Duration::from_secs(60);
+        while !socket.exists() {
+            assert!(Instant::now() < end, "QEMU made no socket");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Hand(child)
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for Hand {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }

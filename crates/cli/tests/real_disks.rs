@@ -9,8 +9,8 @@ mod stage;
 
 #[path = "real/devices.rs"]
 mod devices;
-#[path = "real/hands.rs"]
-mod hands;
+#[path = "real/images.rs"]
+mod images;
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};

@@ -10,6 +10,9 @@ mod stage;
 #[path = "real/hands.rs"]
 mod hands;
 
+#[path = "real/orders.rs"]
+mod orders;
+
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 

@@ -146,6 +146,11 @@ pub enum MigrateError {
 }
 
 impl MigrateError {
+    /// QEMU has not answered yet, and its connection is still good: what it was told is carried out before what it is told next.
+    pub fn is_late(&self) -> bool {
+        matches!(self, MigrateError::Qmp(QmpError::TimedOut { .. }))
+    }
+
     /// QEMU answered, so that its connection is still good.
     pub fn is_answer(&self) -> bool {
         match self {

@@ -512,15 +512,31 @@ fn bitmaps_that_stay_behind_are_named() {
         guest.ask("block-dirty-bitmap-add", json!({ "node": "d0", "name": "lost" }));
         let graph = guest.graph();
         assert_eq!(graph.lost_bitmaps(&[]), ["d0: lost"]);
-        let copied = CopiedDisk {
-            id: top.name.clone(),
-            path: top.path.clone(),
-            format: ImageFormat::Qcow2,
-            size: top.size,
-            identity: None,
-        };
-        assert_eq!(graph.lost_bitmaps(&[copied]), ["d0: lost", "virtio1: kept"]);
+        assert_eq!(graph.lost_bitmaps(&[copied(&top)]), ["d0: lost", "virtio1: kept"]);
         assert!(graph.check_named(&guest.arguments).is_ok());
+    }
+}
+
+fn copied(top: &Node) -> CopiedDisk {
+    let (id, path, format) = (top.name.clone(), top.path.clone(), ImageFormat::Qcow2);
+    CopiedDisk { id, path, format, size: top.size, identity: None }
+}
+
+#[test]
+fn snapshots_within_copied_images_that_stay_behind_are_named() {
+    for qemu in qemus() {
+        let place = Place::new();
+        images(&place);
+        let folder = place.path("disks");
+        qemu_img("snapshot -c first DIR/top.qcow2", &folder);
+        qemu_img("snapshot -c second DIR/top.qcow2", &folder);
+        qemu_img("snapshot -c below DIR/middle.qcow2", &folder);
+        let mut guest = start(&place, &qemu, "g", FEWER);
+        let graph = read(&mut guest.qmp, soon()).unwrap();
+        let top = graph.nodes.iter().find(|node| node.driver == "qcow2" && node.path.ends_with("top.qcow2"));
+        assert_eq!(graph.lost_snapshots(&[]), [""; 0], "a shared image has them at both hosts");
+        let lost = graph.lost_snapshots(&[copied(top.unwrap())]);
+        assert_eq!(lost, ["virtio1: first", "virtio1: second", "virtio1: below"]);
     }
 }
 

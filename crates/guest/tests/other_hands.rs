@@ -197,3 +197,24 @@ fn a_guest_that_is_let_run_on_the_way_runs_when_it_is_taken_back() {
         assert_eq!(from.status(soon()).unwrap(), "running");
     }
 }
+
+/// What is done to a guest that stands is done again if it ran meanwhile, however shortly.
+#[test]
+fn a_guest_that_its_operator_lets_run_for_a_moment_has_not_stood() {
+    for qemu in qemus() {
+        let place = Place::new();
+        let (_source, mut from, mut hands) = guest(&place, &qemu);
+        let mut tell = |command| drop(hands.execute(command, json!({}), soon()).unwrap());
+        for meanwhile in [&["cont", "stop"][..], &["cont"]] {
+            tell("stop");
+            for _ in 0..2 {
+                assert!(!from.pause(soon()).unwrap());
+                assert!(from.has_stood(soon()).unwrap(), "what was before does not count");
+            }
+            meanwhile.iter().for_each(|command| tell(command));
+            assert!(!from.has_stood(soon()).unwrap(), "{meanwhile:?}");
+        }
+        assert!(from.pause(soon()).unwrap(), "it runs, and is stopped this time");
+        from.resume(soon()).unwrap();
+    }
+}

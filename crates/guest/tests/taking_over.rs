@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use common::*;
 use linerate_guest::migrate::{DestinationQemu, SourceQemu, TakeOver};
 use linerate_guest::procfs::run_time_ns;
-use linerate_guest::qmp::Qmp;
+use linerate_guest::qmp::{Qmp, QmpError};
 use linerate_guest::read::read;
 use linerate_guest::twin::{QemuBinary, twin};
 use serde_json::json;
@@ -195,5 +195,71 @@ fn a_guest_that_an_operator_paused_on_the_way_is_not_made_to_run_anywhere() {
         drop(loaded.from);
         let mut qmp = Qmp::connect(&loaded.source.record.qmp, soon()).unwrap();
         qmp.execute("cont", json!({}), soon()).unwrap();
+    }
+}
+
+/// What becomes of the connection on which QEMU was told to let the guest run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Lost {
+    /// QEMU answers late.
+    Late,
+    /// It is another now, and the guest's CPUs have worked.
+    Connection,
+    /// It is another now, and QEMU never heard of it.
+    Command,
+}
+
+/// QEMU is told to let the guest run, and whoever told it does not hear the answer. Then an operator pauses the guest.
+fn paused_behind_a_lost_answer(place: &Place, qemu: &QemuBinary, lost: Lost) -> Loaded {
+    let mut loaded = load(place, qemu, Pause::Never);
+    let before = rested(&loaded);
+    let process = loaded.waiting.record.process;
+    if lost != Lost::Command {
+        process.signal(rustix::process::Signal::STOP).unwrap();
+        let shortly = std::time::Instant::now() + std::time::Duration::from_millis(200);
+        let error = loaded.to.qmp().execute("cont", json!({}), shortly).unwrap_err();
+        assert!(matches!(error, QmpError::TimedOut { .. }), "{error}");
+        process.signal(rustix::process::Signal::CONT).unwrap();
+        loaded.to.qmp().execute("stop", json!({}), soon()).unwrap();
+    }
+    if lost != Lost::Late {
+        loaded.to.qmp().hang_up();
+        let worked = run_time_ns(process.pid, &loaded.threads).unwrap() > before;
+        assert_eq!(worked, lost == Lost::Connection);
+        let qmp = Qmp::connect(&loaded.waiting.record.qmp, soon()).unwrap();
+        loaded.to.reconnect(qmp, worked);
+    }
+    loaded
+}
+
+#[test]
+fn a_guest_that_was_paused_behind_a_lost_answer_is_not_let_run_again() {
+    for qemu in qemus() {
+        for lost in [Lost::Late, Lost::Connection] {
+            let place = Place::new();
+            let mut loaded = paused_behind_a_lost_answer(&place, &qemu, lost);
+            for _ in 0..2 {
+                assert!(matches!(loaded.to.take_over(true, soon()), TakeOver::Done));
+                assert_eq!(loaded.to.status(soon()).unwrap(), "paused", "{lost:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_guest_that_never_heard_of_it_is_told_again_to_run() {
+    for qemu in qemus() {
+        let place = Place::new();
+        let mut loaded = paused_behind_a_lost_answer(&place, &qemu, Lost::Command);
+        assert!(matches!(loaded.to.take_over(true, soon()), TakeOver::Done));
+        assert_eq!(loaded.to.status(soon()).unwrap(), "running");
+        drop(loaded);
+        // Whatever its CPUs' threads did: the guest has not run without its disk.
+        let place = Place::new();
+        let mut loaded = load(&place, &qemu, Pause::Never);
+        loaded.to.qmp().hang_up();
+        loaded.to.reconnect(Qmp::connect(&loaded.waiting.record.qmp, soon()).unwrap(), true);
+        assert!(matches!(loaded.to.take_over(true, soon()), TakeOver::Done));
+        assert_eq!(loaded.to.status(soon()).unwrap(), "running");
     }
 }

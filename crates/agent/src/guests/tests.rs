@@ -1,43 +1,14 @@
 //! Adoption with real QEMUs that run nothing.
 
-use std::process::{Child, Command, Stdio};
-
 use super::*;
-
-/// A QEMU that ends with its test.
-struct Hand(Child);
-
-impl Hand {
-    fn start(socket: &Path, arguments: &[&str]) -> Hand {
-        let child = Command::new("qemu-system-x86_64")
-            .args(["-M", "pc", "-accel", "tcg", "-m", "16", "-nodefaults", "-display", "none", "-S", "-qmp"])
-            .arg(format!("unix:{},server=on,wait=off", socket.display()))
-            .args(arguments)
-            .stdin(Stdio::null())
-            .spawn()
-            .unwrap();
-        let end = Instant::now() + Duration::from_secs(60);
-        while !socket.exists() {
-            assert!(Instant::now() < end, "QEMU made no socket");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Hand(child)
-    }
-}
-
-impl Drop for Hand {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+use crate::testing::Hand;
 
 #[test]
 fn a_qemu_is_adopted_under_any_free_name_and_under_one_only() {
     let dir = tempfile::tempdir().unwrap();
     let agent = crate::testing::agent(&dir, &[]);
     let adopted = |hand: &Hand, name: Option<&str>| {
-        adopt(&agent, &AdoptGuest { pid: Some(hand.0.id()), qmp: None, name: name.map(str::to_owned) })
+        adopt(&agent, &AdoptGuest { pid: Some(hand.pid()), qmp: None, name: name.map(str::to_owned) })
     };
     let nameless = Hand::start(&dir.path().join("a.qmp"), &[]);
     let bad = adopted(&nameless, Some("../x")).unwrap_err();
@@ -69,7 +40,7 @@ fn what_is_done_to_the_disks_meanwhile_is_in_both_verdicts() {
     std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
     let drive = format!("file={},format=raw,if=virtio", image.display());
     let hand = Hand::start(&dir.path().join("a.qmp"), &["-name", "web", "-drive", &drive]);
-    let guest = adopt(&agent, &AdoptGuest { pid: Some(hand.0.id()), qmp: None, name: None }).unwrap();
+    let guest = adopt(&agent, &AdoptGuest { pid: Some(hand.pid()), qmp: None, name: None }).unwrap();
     assert!(guest.stream.possible, "{:?}", guest.stream);
     std::fs::rename(&image, dir.path().join("other.img")).unwrap();
     let shown = show(&agent, "web").unwrap();

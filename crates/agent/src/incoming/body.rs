@@ -193,6 +193,7 @@ impl Body {
         if phase == DestinationPhase::Committed {
             let pid = waiting.qemu.as_ref().map(|qemu| qemu.process.pid);
             waiting.cpu_run_ns = pid.and_then(|pid| procfs::run_time_ns(pid, &waiting.cpu_threads));
+            self.worker.has_worked(waiting.cpu_run_ns);
         }
         let record = Record::new(&self.shared.guest(), self.shared.order, waiting.role(phase));
         let (journal, session) = (&self.agent.journal, self.shared.session);
@@ -239,31 +240,4 @@ pub(super) fn control_event(event: ControlEvent) -> Event {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::mpsc::channel;
-
-    use linerate_core::{SessionId, Token};
-    use linerate_net::stream::endpoint::Socket;
-
-    use super::super::streams;
-    use super::*;
-    use crate::testing::agent;
-
-    #[test]
-    fn streams_are_reset_before_the_waiting_hypervisor_is_torn_down() {
-        let dir = tempfile::tempdir().unwrap();
-        let peer = ([127, 0, 0, 1], 1).into();
-        let (inbox, _inputs) = channel();
-        let shared = Arc::new(Incoming::new(SessionId([1; 16]), 1, Token([2; 32]), peer, inbox, channel().0));
-        shared.carriage.set(streams::carriage(&shared)).ok().unwrap();
-        let mut body = Body::new(agent(&dir, &[]), shared.clone()).unwrap();
-        let open = || {
-            let (here, _there) = std::os::unix::net::UnixStream::pair().unwrap();
-            shared.carriage.get().unwrap().streams.open("x", Socket::new(here).unwrap())
-        };
-        assert!(open().is_ok());
-        body.execute(Action::TearDown);
-        assert!(open().is_err(), "they go on");
-        body.worker.finish();
-    }
-}
+mod tests;

@@ -126,6 +126,16 @@ impl Worker {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// For how long the guest's virtual CPUs have run when it is committed.
+    pub fn has_worked(&self, cpu_run_ns: Option<u64>) {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).cpu_run_ns = cpu_run_ns;
+    }
+
+    #[cfg(test)]
+    pub fn set_waiting(&self, waiting: Waiting) {
+        *self.waiting.lock().unwrap_or_else(PoisonError::into_inner) = waiting;
+    }
+
     /// Waits for the thread's end, after the last job.
     pub fn finish(self) {
         drop(self.jobs);

@@ -24,25 +24,31 @@ pub(super) trait Guest {
     fn stop(&mut self) -> Result<bool, Self::Error>;
     /// Lets it go on.
     fn go_on(&mut self) -> Result<(), Self::Error>;
+    /// Whether one that stood already has stood ever since.
+    fn has_stood(&mut self) -> Result<bool, Self::Error>;
 }
 
 /// Runs `work` while no block I/O is under way. Returns how long the guest was stopped for it. Whatever comes of the work,
-/// the guest goes on, if it ran before.
-pub(super) fn while_still<G: Guest, T>(
+/// the guest goes on, if it ran before. If its operator lets it run meanwhile, the work is done once more.
+pub(super) fn while_still<G: Guest>(
     guest: &mut G,
-    work: impl FnOnce(&mut G, &Still) -> Result<T, G::Error>,
-) -> Result<(T, Duration), G::Error> {
+    mut work: impl FnMut(&mut G, &Still) -> Result<(), G::Error>,
+) -> Result<Duration, G::Error> {
     if !guest.must_stand() {
-        return Ok((work(guest, &Still(()))?, Duration::ZERO));
+        return work(guest, &Still(())).map(|()| Duration::ZERO);
     }
-    let began = Instant::now();
-    let ran = guest.stop()?;
-    let done = work(guest, &Still(()));
-    let gone_on = if ran { guest.go_on() } else { Ok(()) };
-    let stood = began.elapsed();
-    let done = done?;
-    gone_on?;
-    Ok((done, stood))
+    loop {
+        let began = Instant::now();
+        let ran = guest.stop()?;
+        let done = work(guest, &Still(()));
+        let gone_on = if ran { guest.go_on() } else { Ok(()) };
+        let stood = began.elapsed();
+        done?;
+        gone_on?;
+        if ran || guest.has_stood()? {
+            return Ok(stood);
+        }
+    }
 }
 
 /// QEMU holds the guest before the switch-over: it stands, and its block I/O is drained.
@@ -90,6 +96,8 @@ mod tests {
     struct Reading {
         direct: bool,
         suspended: bool,
+        /// Its operator lets it run while it is worked on.
+        let_run: bool,
         under_way: bool,
         refuses: bool,
         seen: Vec<&'static str>,
@@ -116,22 +124,30 @@ mod tests {
             self.seen.push("go on");
             Ok(())
         }
+
+        fn has_stood(&mut self) -> Result<bool, &'static str> {
+            self.suspended &= !self.let_run;
+            Ok(!std::mem::take(&mut self.let_run))
+        }
     }
 
     fn reading(direct: bool, refuses: bool) -> Reading {
-        Reading { direct, suspended: false, under_way: true, refuses, seen: Vec::new() }
+        Reading { direct, suspended: false, let_run: false, under_way: true, refuses, seen: Vec::new() }
     }
 
-    fn protect(guest: &mut Reading, _: &Still) -> Result<bool, &'static str> {
+    fn protect(guest: &mut Reading, _: &Still) -> Result<(), &'static str> {
         guest.seen.push("protect");
-        Ok(guest.under_way)
+        Ok(())
     }
 
     #[test]
     fn protection_is_applied_between_the_stop_and_the_going_on() {
         let mut guest = reading(true, false);
-        let (lost, _) = while_still(&mut guest, protect).unwrap();
-        assert!(!lost, "a read was under way while protection was applied");
+        let look = |guest: &mut Reading, still: &Still| {
+            assert!(!guest.under_way, "a read is under way while protection is applied");
+            protect(guest, still)
+        };
+        while_still(&mut guest, look).unwrap();
         assert_eq!(guest.seen, ["stop", "protect", "go on"]);
     }
 
@@ -145,7 +161,7 @@ mod tests {
     #[test]
     fn a_guest_goes_on_although_protecting_failed() {
         let mut guest = reading(true, false);
-        let failed: Result<((), Duration), _> = while_still(&mut guest, |_, _| Err("no memory"));
+        let failed = while_still(&mut guest, |_, _| Err("no memory"));
         assert_eq!(failed.unwrap_err(), "no memory");
         assert_eq!(guest.seen, ["stop", "go on"]);
     }
@@ -155,6 +171,13 @@ mod tests {
         let mut guest = Reading { suspended: true, ..reading(true, false) };
         while_still(&mut guest, protect).unwrap();
         assert_eq!(guest.seen, ["stop", "protect"]);
+    }
+
+    #[test]
+    fn a_guest_that_its_operator_lets_run_meanwhile_is_drained_and_protected_once_more() {
+        let mut guest = Reading { suspended: true, let_run: true, ..reading(true, false) };
+        while_still(&mut guest, protect).unwrap();
+        assert_eq!(guest.seen, ["stop", "protect", "stop", "protect", "go on"]);
     }
 
     #[test]

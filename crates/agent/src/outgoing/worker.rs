@@ -220,7 +220,7 @@ impl State {
     }
 
     fn protect(&mut self) -> Result<(), Fault> {
-        let ((), paused) = while_still(self, |state, still| {
+        let paused = while_still(self, |state, still| {
             let took = state.tracker()?.protect(still).map_err(|error| track_fault(Step::Track, &error))?;
             tracing::debug!(?took, "protected");
             Ok(())
@@ -242,16 +242,18 @@ impl State {
         let step = if last { Step::Blackout } else { Step::Copy };
         self.check_domain(step)?;
         let began = Instant::now();
-        let look = |state: &mut Self, still: &Still| {
+        let mut found = Vec::new();
+        let mut look = |state: &mut Self, still: &Still| {
             let tracker = state.tracker()?;
-            let found = tracker.scan(still).map_err(|error| track_fault(step, &error))?;
-            if last {
-                tracker.check_mapped().map_err(|error| track_fault(step, &error))?;
-            }
-            Ok(found)
+            found.extend(tracker.scan(still).map_err(|error| track_fault(step, &error))?);
+            if last { tracker.check_mapped().map_err(|error| track_fault(step, &error)) } else { Ok(()) }
         };
-        let (found, paused) =
-            if last { (look(self, &drain::held())?, Duration::ZERO) } else { while_still(self, look)? };
+        let paused = if last {
+            look(self, &drain::held())?;
+            Duration::ZERO
+        } else {
+            while_still(self, look)?
+        };
         let mut dirty: Vec<Extent> =
             found.into_iter().flat_map(|(block, run)| extents(block, vec![run])).collect();
         self.note_seen(&dirty);
@@ -406,6 +408,11 @@ impl drain::Guest for State {
     fn go_on(&mut self) -> Result<(), Fault> {
         let step = self.shared.brain().step();
         self.guest.qemu.resume(Self::deadline()).map_err(|error| qemu_fault(step, &error))
+    }
+
+    fn has_stood(&mut self) -> Result<bool, Fault> {
+        let step = self.shared.brain().step();
+        self.guest.qemu.has_stood(Self::deadline()).map_err(|error| qemu_fault(step, &error))
     }
 }
 

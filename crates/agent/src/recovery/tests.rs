@@ -1,25 +1,23 @@
 //! What recovery does to real processes.
 
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
 use linerate_api::{GuestRunState, StartGuest, StopGuest};
-use linerate_core::SessionId;
-use linerate_core::journal::SourcePhase;
+use linerate_core::journal::{DestinationPhase, SourcePhase};
+use linerate_core::{GuestState, Outcome, SessionId};
 use linerate_guest::registry::{GuestRecord, Origin};
 
-use super::recover;
+use super::{hand_over, recover};
 use crate::agent::Agent;
 use crate::guests;
-use crate::journal::{Record, Role};
-use crate::testing::agent;
+use crate::journal::{Record, Role, Waiting};
+use crate::testing::{Ending, Hand, agent, arrived};
 
-/// A guest whose process is this test, and whose commit was sent to a host that does not answer.
-fn commit_sent(agent: &Agent) -> GuestRecord {
-    let own = i32::try_from(std::process::id()).unwrap();
-    let qemu =
-        GuestRecord::new("g", Origin::Started, own, agent.registry.folder("g").unwrap().join("q"), vec![])
-            .unwrap();
-    agent.registry.put(&qemu).unwrap();
-    let role = Role::Source {
-        phase: SourcePhase::CommitSent,
+/// Of a guest that leaves for a host that does not answer.
+fn leaves(qemu: &GuestRecord, phase: SourcePhase) -> Role {
+    Role::Source {
+        phase,
         qemu: qemu.clone(),
         peers: vec!["127.0.0.1:9".parse().unwrap()],
         ran: true,
@@ -28,8 +26,17 @@ fn commit_sent(agent: &Agent) -> GuestRecord {
         settings: None,
         copied: vec![],
         untold: false,
-    };
-    let record = Record::new("g", agent.journal.next_order(), role);
+    }
+}
+
+/// A guest whose process is this test, and whose commit was sent.
+fn commit_sent(agent: &Agent) -> GuestRecord {
+    let own = i32::try_from(std::process::id()).unwrap();
+    let qemu =
+        GuestRecord::new("g", Origin::Started, own, agent.registry.folder("g").unwrap().join("q"), vec![])
+            .unwrap();
+    agent.registry.put(&qemu).unwrap();
+    let record = Record::new("g", agent.journal.next_order(), leaves(&qemu, SourcePhase::CommitSent));
     agent.journal.put(SessionId([7; 16]), &record).unwrap();
     qemu
 }
@@ -57,4 +64,133 @@ fn an_undecided_guest_is_shown_as_such_and_neither_stopped_nor_started_anew() {
         );
         let _ = agent.registry.remove(&qemu);
     }
+}
+
+/// The source gives its copy up for *Committed*, and lets it run or keeps it for the other answers: neither may come too early.
+#[test]
+fn a_source_that_asks_while_the_destinations_qemu_is_ending_is_told_to_ask_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = agent(&dir, &[]);
+    let mut ending = Ending::start(&dir);
+    let qemu = arrived(&agent, ending.pid());
+    let phases = [DestinationPhase::Running, DestinationPhase::Committed];
+    for (id, phase) in (1..).zip(phases) {
+        let waiting = Waiting { qemu: Some(qemu.clone()), ..Waiting::default() };
+        let record = Record::new("g", agent.journal.next_order(), waiting.role(phase));
+        agent.journal.put(SessionId([id; 16]), &record).unwrap();
+    }
+    let asked = || [1, 2].map(|id| agent.outcome(SessionId([id; 16])));
+    assert_eq!(asked(), [Outcome::Pending; 2], "it has its files, and their locks");
+    ending.end();
+    assert_eq!(asked(), [Outcome::Gone; 2]);
+    let left = leaves(&qemu, SourcePhase::Finished);
+    agent.journal.put(SessionId([9; 16]), &Record::new("g", agent.journal.next_order(), left)).unwrap();
+    assert_eq!(asked(), [Outcome::Committed; 2], "it ran here, and moved on");
+}
+
+/// A destination that hears and does not answer.
+struct Peer(TcpListener);
+
+impl Peer {
+    fn new() -> Peer {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        Peer(listener)
+    }
+
+    fn is_told(&self) {
+        let end = Instant::now() + Duration::from_secs(60);
+        while self.0.accept().is_err() {
+            assert!(Instant::now() < end, "nobody tells it");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// A session of the source that has this destination.
+    fn session(&self, agent: &Agent, qemu: &GuestRecord, phase: SourcePhase, is_untold: bool) -> SessionId {
+        let mut role = leaves(qemu, phase);
+        let Role::Source { peers, untold, .. } = &mut role else { panic!("{role:?}") };
+        (*peers, *untold) = (vec![self.0.local_addr().unwrap()], is_untold);
+        let order = agent.journal.next_order();
+        let session = SessionId([u8::try_from(order).unwrap(); 16]);
+        agent.journal.put(session, &Record::new("g", order, role)).unwrap();
+        session
+    }
+}
+
+/// Phase of a source, and whether a later agent tells the destination too.
+fn written(agent: &Agent, session: SessionId) -> (SourcePhase, bool) {
+    match agent.journal.get(session).unwrap().map(|record| record.role) {
+        Some(Role::Source { phase, untold, .. }) => (phase, untold),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn wait_written(agent: &Agent, session: SessionId, wanted: (SourcePhase, bool)) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while written(agent, session) != wanted {
+        assert!(Instant::now() < end, "{:?} and never {wanted:?}", written(agent, session));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The destination may hold the guest complete, and keeps it until it is told.
+#[test]
+fn a_destination_is_told_of_every_roll_back_until_it_knows() {
+    use SourcePhase::{RolledBack, Started, TakingBack};
+    for (phase, untold) in [(RolledBack, true), (Started, false), (TakingBack, true)] {
+        let dir = tempfile::tempdir().unwrap();
+        let (agent, peer) = (agent(&dir, &[]), Peer::new());
+        let socket = dir.path().join("g.qmp");
+        let hand = Hand::start(&socket, &[]);
+        let pid = i32::try_from(hand.pid()).unwrap();
+        let qemu = GuestRecord::new("g", Origin::Started, pid, socket, vec![]).unwrap();
+        let session = peer.session(&agent, &qemu, phase, untold);
+        recover(&agent).unwrap();
+        peer.is_told();
+        wait_written(&agent, session, (RolledBack, true));
+    }
+}
+
+#[test]
+fn a_roll_back_that_only_a_later_session_shows_is_told_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let (agent, [first, second]) = (agent(&dir, &[]), [Peer::new(), Peer::new()]);
+    let own = i32::try_from(std::process::id()).unwrap();
+    let qemu = arrived(&agent, own);
+    let earlier = first.session(&agent, &qemu, SourcePhase::Started, false);
+    second.session(&agent, &qemu, SourcePhase::RolledBack, false);
+    recover(&agent).unwrap();
+    first.is_told();
+    assert_eq!(written(&agent, earlier), (SourcePhase::RolledBack, true));
+}
+
+/// What the destination has may be the only copy: its operator decides about it.
+#[test]
+fn a_destination_is_not_told_if_the_guest_did_not_come_back_here() {
+    let dir = tempfile::tempdir().unwrap();
+    let (agent, peer) = (agent(&dir, &[]), Peer::new());
+    let mut ending = Ending::start(&dir);
+    let session = peer.session(&agent, &arrived(&agent, ending.pid()), SourcePhase::Started, false);
+    recover(&agent).unwrap();
+    assert_eq!(written(&agent, session), (SourcePhase::Started, false), "its QEMU has not ended");
+    ending.end();
+    wait_written(&agent, session, (SourcePhase::RolledBack, false));
+    assert!(peer.0.accept().is_err());
+}
+
+/// A live session could not bring its guest home.
+#[test]
+fn a_destination_is_told_of_a_roll_back_that_a_live_session_left_to_recovery() {
+    let dir = tempfile::tempdir().unwrap();
+    let (agent, peer) = (agent(&dir, &[]), Peer::new());
+    let socket = dir.path().join("g.qmp");
+    let hand = Hand::start(&socket, &[]);
+    let pid = i32::try_from(hand.pid()).unwrap();
+    let qemu = GuestRecord::new("g", Origin::Started, pid, socket, vec![]).unwrap();
+    let session = peer.session(&agent, &qemu, SourcePhase::Started, false);
+    let record = agent.journal.get(session).unwrap().unwrap();
+    hand_over(&agent, session, record, GuestState::PausedAtSource);
+    peer.is_told();
+    wait_written(&agent, session, (SourcePhase::RolledBack, true));
 }

@@ -49,14 +49,20 @@ impl Stage {
         (Stage::of(hosts, |_| guest), gates)
     }
 
-    /// The same with a guest without a disk that somebody else started and has a monitor of, too.
-    pub fn gated_with_other_hands(links_mbps: &[u64], guest: GuestSpec) -> (Stage, [Gate; 2], PathBuf) {
+    /// The same with a guest that somebody else started and has a monitor of, too; with such a disk or without one.
+    pub fn gated_with_other_hands(
+        links_mbps: &[u64],
+        mut guest: GuestSpec,
+        disk: Option<DiskMode>,
+    ) -> (Stage, [Gate; 2], PathBuf) {
         let (hosts, gates) = gated_hosts(links_mbps);
+        guest.parameters.disk_generation = disk.map(|_| 1);
+        guest.parameters.disk_mbps = plain_disk_mbps(guest.program);
         let folder = hosts.1.directory().to_owned();
         let monitor = folder.join("second.qmp");
         let arguments = vec!["-qmp".into(), format!("unix:{},server=on,wait=off", monitor.display())];
         let options = QemuOptions { locks: true, arguments, ..QemuOptions::default() };
-        (Stage::foreign_on(hosts, &folder, guest, None, options), gates, monitor)
+        (Stage::foreign_on(hosts, &folder, guest, disk, options), gates, monitor)
     }
 
     /// The guest's image, which both hosts share.

@@ -23,7 +23,16 @@ impl DiskGraph {
     pub fn lost_snapshots(&self, copied: &[CopiedDisk]) -> Vec<String> {
         let is_copied =
             |disk: &str, top: &Node| copied.iter().any(|one| one.id == disk || one.id == top.name);
-        let tops = self.tops().filter(|(disk, top)| is_copied(disk, top));
-        tops.flat_map(|(disk, top)| top.snapshots.iter().map(move |name| format!("{disk}: {name}"))).collect()
+        let mut lost: Vec<String> = Vec::new();
+        for (disk, top) in self.tops().filter(|(disk, top)| is_copied(disk, top)) {
+            let below = self.all_below(top).into_iter().flat_map(|node| &node.snapshots);
+            for name in below.map(|name| format!("{disk}: {name}")) {
+                // QEMU tells an image's also of a node that stands on it.
+                if !lost.contains(&name) {
+                    lost.push(name);
+                }
+            }
+        }
+        lost
     }
 }

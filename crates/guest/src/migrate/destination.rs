@@ -21,6 +21,16 @@ pub struct DestinationQemu {
     pub(super) exports: usize,
     /// Disks are taken over when the guest is let run, and not when its state is loaded.
     pub(super) activates_late: bool,
+    has_run: HasRun,
+}
+
+/// What is known of a guest that was told to run, where the answer is lost.
+#[derive(Debug, Default)]
+struct HasRun {
+    /// QEMU said so.
+    told: bool,
+    /// Its virtual CPUs have used time since it was committed. A little of that may be QEMU's own work.
+    cpus_worked: bool,
 }
 
 /// What became of taking the guest over.
@@ -37,17 +47,19 @@ pub enum TakeOver {
 impl DestinationQemu {
     /// Takes a connection over.
     pub fn new(qmp: Qmp) -> DestinationQemu {
-        DestinationQemu { qmp, found: None, exports: 0, activates_late: true }
+        DestinationQemu::recovered(qmp, None)
     }
 
     /// For a guest that an earlier agent left in the middle: how it was set comes from the journal.
     pub fn recovered(qmp: Qmp, found: Option<Settings>) -> DestinationQemu {
-        DestinationQemu { qmp, found, exports: 0, activates_late: true }
+        DestinationQemu { qmp, found, exports: 0, activates_late: true, has_run: HasRun::default() }
     }
 
-    /// Goes on with another connection in place of one that broke.
-    pub fn reconnect(&mut self, qmp: Qmp) {
+    /// Goes on with another connection in place of one that broke. `cpus_worked`: the virtual CPUs have used time since the guest
+    /// was committed. A connection on which an answer is only late is kept: the next answer comes behind it, with the events.
+    pub fn reconnect(&mut self, qmp: Qmp, cpus_worked: bool) {
         self.qmp = qmp;
+        self.has_run.cpus_worked = cpus_worked;
     }
 
     /// How QEMU was set before it was prepared.
@@ -124,10 +136,23 @@ impl DestinationQemu {
 
     // QEMU takes the disks over first and starts no virtual CPU if it cannot.
     fn run(&mut self, deadline: Instant) -> Result<(), MigrateError> {
-        if !is_live(&self.status(deadline)?) {
-            self.qmp.execute("cont", json!({}), deadline)?;
+        let status = self.status(deadline)?;
+        if is_live(&status) {
+            return Ok(());
         }
+        if self.has_run(deadline) {
+            tracing::warn!(status, "somebody has paused the guest since it was run here: it stays as it is");
+            return Ok(());
+        }
+        self.qmp.execute("cont", json!({}), deadline)?;
         Ok(())
+    }
+
+    /// It has run here, and whatever keeps it from running now is its operator's business. QEMU takes the disks over before it lets a
+    /// guest run: without them its virtual CPUs have done nothing of the guest's.
+    fn has_run(&mut self, deadline: Instant) -> bool {
+        self.has_run.told |= self.qmp.wait_event(|event| event.name == "RESUME", Instant::now()).is_ok();
+        self.has_run.told || (self.has_run.cpus_worked && self.check_active(deadline).is_ok())
     }
 
     /// Takes the disks over without letting the guest run.

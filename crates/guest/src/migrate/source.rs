@@ -334,6 +334,7 @@ impl SourceQemu {
     /// whose business it is to let it run again.
     pub fn pause(&mut self, deadline: Instant) -> Result<bool, MigrateError> {
         let found = self.status(deadline)?;
+        while self.has_resumed() {}
         match found.as_str() {
             "running" => {
                 if let Some(mark) = &self.mark {
@@ -348,6 +349,17 @@ impl SourceQemu {
             state if self.can_continue(state, deadline)? => Ok(false),
             _ => Err(MigrateError::RunState { found, wanted: "running" }),
         }
+    }
+
+    /// Whether a guest that [`SourceQemu::pause`] found standing has stood ever since.
+    pub fn has_stood(&mut self, deadline: Instant) -> Result<bool, MigrateError> {
+        let stands = self.status(deadline)? != "running";
+        Ok(!self.has_resumed() && stands)
+    }
+
+    /// Takes the next event that says so. Before QEMU is told to migrate nobody else asks for it.
+    fn has_resumed(&mut self) -> bool {
+        self.qmp.wait_event(|event| event.name == "RESUME", Instant::now()).is_ok()
     }
 
     /// Lets a guest run again that [`SourceQemu::pause`] stopped.

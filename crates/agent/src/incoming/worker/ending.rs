@@ -1,5 +1,6 @@
 //! How it ends: the guest runs here, or nothing of it stays.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use linerate_core::destination::Event;
@@ -7,11 +8,13 @@ use linerate_core::recovery::{RUN_AGAIN_AFTER, RUN_FOR};
 use linerate_core::{Code, Fault, Step};
 use linerate_guest::migrate::TakeOver;
 use linerate_guest::process::{self, StopHow};
-use linerate_guest::{images, remains};
+use linerate_guest::registry::GuestRecord;
+use linerate_guest::{images, procfs, remains};
 
 use super::{QMP_WAIT, State, here, internal};
 use crate::clock::cpu_time;
 use crate::faults::chain;
+use crate::journal::Waiting;
 
 impl State {
     /// The journal says that the guest is ours. What becomes of that is told in one of three events.
@@ -50,10 +53,11 @@ impl State {
                 }
                 TakeOver::Unknown(error) => {
                     may_have_run = true;
-                    // Its connection is of no use after a command without an answer.
-                    qemu.qmp().hang_up();
-                    if let Ok(qmp) = process::connect(record, Instant::now() + QMP_WAIT) {
-                        qemu.reconnect(qmp);
+                    if !error.is_late() {
+                        qemu.qmp().hang_up();
+                        if let Ok(qmp) = process::connect(record, Instant::now() + QMP_WAIT) {
+                            qemu.reconnect(qmp, has_worked(&self.waiting, record));
+                        }
                     }
                     error
                 }
@@ -127,4 +131,11 @@ impl State {
         self.shared.tell(Event::TornDown);
         Ok(())
     }
+}
+
+/// Whether its virtual CPUs have used time since it was committed, as far as that is known.
+fn has_worked(waiting: &Mutex<Waiting>, record: &GuestRecord) -> bool {
+    let waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
+    let now = procfs::run_time_ns(record.process.pid, &waiting.cpu_threads);
+    waiting.cpu_run_ns.zip(now).is_some_and(|(before, now)| now > before)
 }

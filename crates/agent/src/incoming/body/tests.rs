@@ -1,0 +1,52 @@
+//! What the loop of a session does with its guest's QEMU.
+
+use std::sync::mpsc::channel;
+
+use linerate_core::{SessionId, Token};
+use linerate_net::stream::endpoint::Socket;
+
+use super::super::streams;
+use super::*;
+use crate::journal::Waiting;
+use crate::testing::{Ending, agent, arrived};
+
+/// Nobody waits in front of a source for a QEMU that takes its time to end: the word that the guest runs is held back at once.
+#[test]
+fn a_guest_whose_qemu_is_ending_is_not_said_to_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = agent(&dir, &[]);
+    let mut ending = Ending::start(&dir);
+    let (session, peer) = (SessionId([1; 16]), ([127, 0, 0, 1], 1).into());
+    let incoming = Arc::new(Incoming::new(session, 1, Token([2; 32]), peer, channel().0, channel().0));
+    let body = Body::new(agent.clone(), incoming).unwrap();
+    let own = i32::try_from(std::process::id()).unwrap();
+    let is_gone = |pid: i32| {
+        let waiting = Waiting { qemu: Some(arrived(&agent, pid)), ..Waiting::default() };
+        body.worker.set_waiting(waiting.clone());
+        let record = Record::new("g", 1, waiting.role(DestinationPhase::Running));
+        agent.journal.put(session, &record).unwrap();
+        body.is_gone()
+    };
+    assert!(!is_gone(own));
+    assert!(is_gone(ending.pid()), "it runs no code any more, and the source would give its copy up");
+    ending.end();
+    assert!(body.is_gone());
+}
+
+#[test]
+fn streams_are_reset_before_the_waiting_hypervisor_is_torn_down() {
+    let dir = tempfile::tempdir().unwrap();
+    let peer = ([127, 0, 0, 1], 1).into();
+    let (inbox, _inputs) = channel();
+    let shared = Arc::new(Incoming::new(SessionId([1; 16]), 1, Token([2; 32]), peer, inbox, channel().0));
+    shared.carriage.set(streams::carriage(&shared)).ok().unwrap();
+    let mut body = Body::new(agent(&dir, &[]), shared.clone()).unwrap();
+    let open = || {
+        let (here, _there) = std::os::unix::net::UnixStream::pair().unwrap();
+        shared.carriage.get().unwrap().streams.open("x", Socket::new(here).unwrap())
+    };
+    assert!(open().is_ok());
+    body.execute(Action::TearDown);
+    assert!(open().is_err(), "they go on");
+    body.worker.finish();
+}

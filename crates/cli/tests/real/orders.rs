@@ -1,0 +1,133 @@
+//! Other orders in which things break around commit. Whatever breaks: the guest runs once, with its disk, and exit code 0 says
+//! that it runs at the destination.
+
+use linerate_lab::QemuVersion;
+
+use super::{FAST, LONG, goes_on, guest};
+use crate::stage::{Migration, Stage, ended};
+
+fn gated() -> (Stage, [linerate_lab::Gate; 2]) {
+    Stage::gated(&FAST, guest(QemuVersion::Ten))
+}
+
+fn restart(stage: &mut Stage, hosts: [usize; 2]) {
+    for host in hosts {
+        stage.agent(host).restart().unwrap();
+    }
+}
+
+/// The exit code of a migration that ended, and where the guest runs for good.
+fn outcome(stage: &mut Stage, migration: Migration) -> (i64, usize) {
+    let exit = ended(&migration.finish()).exit.unwrap();
+    let place = stage.until("it runs somewhere", || (0..2).find(|&host| stage.state(host) == "running"));
+    if exit == 0 {
+        assert_eq!(place, 1 - stage.source, "exit code 0 means the destination");
+    }
+    (exit, place)
+}
+
+#[test]
+fn both_agents_end_before_commit_is_said_and_come_back_in_either_order() {
+    let (mut stage, gates) = gated();
+    for first in [0, 1] {
+        let [from, to] = [stage.source, 1 - stage.source];
+        let sent = gates[from].hold_after("source.commit_sent").unwrap();
+        let migration = stage.migrate(&[]);
+        sent.wait(LONG).unwrap();
+        for host in [0, 1] {
+            stage.agent(host).kill().unwrap();
+        }
+        drop(sent);
+        drop(migration);
+        restart(&mut stage, [first, 1 - first]);
+        stage.settles_at(to);
+    }
+}
+
+#[test]
+fn a_destination_whose_agent_ends_between_loading_and_commit_gives_the_guest_back() {
+    let (mut stage, gates) = gated();
+    for after in [false, true] {
+        let [from, to] = [stage.source, 1 - stage.source];
+        let loaded = match after {
+            true => gates[to].hold_after("destination.loaded").unwrap(),
+            false => gates[to].hold_before("destination.loaded").unwrap(),
+        };
+        let migration = stage.migrate(&[]);
+        loaded.wait(LONG).unwrap();
+        stage.agent(to).kill().unwrap();
+        drop(loaded);
+        let (exit, place) = outcome(&mut stage, migration);
+        assert!(exit != 0 && place == from, "{exit} {place}");
+        stage.agent(to).restart().unwrap();
+        stage.settles_at(from);
+        goes_on(&mut stage, to);
+    }
+}
+
+/// The roll-back was written, and nobody could be told of it. The destination keeps the complete guest until it is told.
+#[test]
+fn a_destination_is_told_of_a_roll_back_by_the_agent_after_the_next() {
+    let (mut stage, gates) = gated();
+    let loaded = gates[1].hold_after("destination.loaded").unwrap();
+    let migration = stage.migrate(&[]);
+    loaded.wait(LONG).unwrap();
+    stage.cut_all(true);
+    stage.agent(0).kill().unwrap();
+    drop(loaded);
+    drop(migration);
+    stage.agent(0).restart().unwrap();
+    stage.until("it is rolled back", || stage.unfinished(0).is_empty().then_some(()));
+    stage.wait_state(0, "running");
+    stage.agent(0).kill().unwrap();
+    assert_eq!(stage.hypervisors(1).len(), 1);
+    stage.cut_all(false);
+    stage.agent(0).restart().unwrap();
+    stage.settles_at(0);
+    goes_on(&mut stage, 1);
+}
+
+/// Every record of both sides in turn.
+#[test]
+fn a_journal_that_does_not_take_a_record_makes_no_guest_run_twice_or_nowhere() {
+    let (mut stage, gates) = gated();
+    let records =
+        ["started", "commit_sent", "rolled_back", "finished"].map(|phase| format!("source.{phase}"));
+    let there = ["started", "loaded", "committed", "running", "finished", "aborted", "returned"];
+    let records = records.into_iter().chain(there.map(|phase| format!("destination.{phase}")));
+    for record in records {
+        (0..2).for_each(|host| gates[host].fill(&record, true).unwrap());
+        let migration = stage.migrate(&[]);
+        let exit = ended(&migration.finish()).exit.unwrap();
+        let running = |stage: &Stage| [0, 1].map(|host| stage.state(host) == "running");
+        let wanted = if exit == 0 { 1 - stage.source } else { stage.source };
+        let at_once = running(&stage);
+        eprintln!("{record}: {exit} {at_once:?}");
+        assert!(exit != 0 || at_once[wanted], "{record}: {exit} {at_once:?}");
+        (0..2).for_each(|host| gates[host].fill(&record, false).unwrap());
+        let place = stage.until("it runs", || (0..2).find(|&host| stage.state(host) == "running"));
+        stage.settles_at(place);
+        eprintln!("{record}: settled at {place} (wanted {wanted})");
+    }
+    goes_on(&mut stage, 0);
+}
+
+/// Nobody waits for what an agent does behind the exit code.
+#[test]
+fn a_guest_that_moves_on_at_once_while_agents_end_behind_it_runs_where_the_exit_code_says() {
+    let (mut stage, _) = gated();
+    for round in 0..6 {
+        let [from, to] = [stage.source, 1 - stage.source];
+        let (exit, place) = {
+            let migration = stage.migrate(&[]);
+            outcome(&mut stage, migration)
+        };
+        assert_eq!((exit, place), (0, to), "{round}\n{}", stage.told());
+        stage.arrived();
+        let ends = if round % 2 == 0 { from } else { to };
+        stage.agent(ends).kill().unwrap();
+        stage.agent(ends).restart().unwrap();
+    }
+    let place = stage.source;
+    stage.settles_at(place);
+}
