@@ -217,11 +217,19 @@ fn leaves(agent: &Agent, to: &str, mode: &str, number: usize, cut: bool) -> Vec<
     let report = moved.arrived(agent);
     let mut amiss = Vec::new();
     for link in report["links"].as_array().unwrap() {
-        note(side, &format!(
-            "move {number} cut {cut}: {} rdma {} fallback {} lost {} sent {}",
-            link["name"], link["rdma"], link["fallback"], link["lost_count"], link["sent_bytes"]
-        ));
-        if link["rdma"] != true || !link["fallback"].is_null() {
+        note(
+            side,
+            &format!(
+                "move {number} cut {cut}: {} rdma {} fallback {} failure {} lost {} sent {}",
+                link["name"],
+                link["rdma"],
+                link["fallback"],
+                link["failure"],
+                link["lost_count"],
+                link["sent_bytes"]
+            ),
+        );
+        if link["rdma"] != true || !link["fallback"].is_null() || !link["failure"].is_null() {
             amiss.push(format!("move {number}: {link}"));
         }
     }
