@@ -149,6 +149,12 @@ impl Connection {
         self.end.identifier()
     }
 
+    /// Whether the connection manager can send anything: it must not be made to while the port is down (see `release`).
+    pub(super) fn check_port(&self) -> Result<(), RdmaError> {
+        let failed = RdmaError::Call { what: "reaching the peer", source: Errno::NETDOWN };
+        if self.end.port_is_up() { Ok(()) } else { Err(failed) }
+    }
+
     pub(super) fn events(&self) -> &EventChannel {
         self.end.events()
     }
