@@ -269,6 +269,7 @@ fn a_guest_moves_between_two_machines_by_rdma_survives_a_cut_and_falls_back_to_t
 }
 
 /// 200 moves, of which the first 20 lose a cable under way: RDMA is back on that link each time, and both ends agree on what arrived.
+/// RDMA_KERNEL=6.1: the second machine has Debian 12's kernel.
 #[test]
 #[ignore = "an hour: make rdma-moves"]
 fn a_guest_moves_by_rdma_many_times() {
