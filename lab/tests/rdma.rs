@@ -269,10 +269,14 @@ fn a_guest_moves_between_two_machines_by_rdma_survives_a_cut_and_falls_back_to_t
 }
 
 /// 200 moves, of which the first 20 lose a cable under way: RDMA is back on that link each time, and both ends agree on what arrived.
+/// RDMA_KERNEL=6.1: the second machine has Debian 12's kernel.
 #[test]
 #[ignore = "an hour: make rdma-moves"]
 fn a_guest_moves_by_rdma_many_times() {
-    pair_of_machines(MachineKernel::Backports, ["pair::shuttles_from_a", "pair::shuttles_from_b"]);
+    let kernel = std::env::var("RDMA_KERNEL").unwrap_or_default();
+    let kernel = if kernel.is_empty() { "6.12" } else { &kernel };
+    let kernel = MachineKernel::from_series(kernel).expect("RDMA_KERNEL is 6.1 or 6.12");
+    pair_of_machines(kernel, ["pair::shuttles_from_a", "pair::shuttles_from_b"]);
 }
 
 /// There by RDMA from RAM to RAM with a cable pulled, and back, since the older kernel cannot track, by QEMU's own stream over RDMA.
@@ -285,6 +289,33 @@ fn a_guest_goes_by_rdma_to_debian_12s_kernel_and_back() {
     );
 }
 
+/// The folder that two machines share. With RDMA_LOG it is that one and stays, with a line for each move and the agents' logs.
+enum Marks {
+    Kept(PathBuf),
+    Passing(tempfile::TempDir),
+}
+
+impl Marks {
+    fn new() -> Marks {
+        match std::env::var_os("RDMA_LOG").filter(|folder| !folder.is_empty()) {
+            Some(folder) => {
+                // What an earlier run left there would be taken for this one's.
+                let _ = std::fs::remove_dir_all(&folder);
+                std::fs::create_dir_all(&folder).unwrap();
+                Marks::Kept(PathBuf::from(folder).canonicalize().unwrap())
+            }
+            None => Marks::Passing(tempfile::tempdir().unwrap()),
+        }
+    }
+
+    fn path(&self) -> &Path {
+        match self {
+            Marks::Kept(path) => path,
+            Marks::Passing(folder) => folder.path(),
+        }
+    }
+}
+
 /// A test in each of two machines that two links join; the first has the newer kernel.
 fn pair_of_machines(second: MachineKernel, tests: [&str; 2]) {
     let _places = places(2);
@@ -292,13 +323,14 @@ fn pair_of_machines(second: MachineKernel, tests: [&str; 2]) {
         std::env::var(name).map_or(usual, |text| text.parse().expect("a number of moves"))
     };
     let (moves, cuts) = (number("RDMA_MOVES", 200), number("RDMA_CUTS", 20));
-    let (wires, marks) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (wires, marks) = (tempfile::tempdir().unwrap(), Marks::new());
     let (a, b) = both(|side| {
         let (kernel, test) =
             if side == Side::A { (MachineKernel::Backports, tests[0]) } else { (second, tests[1]) };
         let machine = inside(kernel, test).links(2).wires(wires.path(), side);
         let machine = machine.cpus(1).memory_mb(1024).deadline(Duration::from_secs(900 + 60 * moves));
         let machine = machine.env("PAIR_MOVES", &moves.to_string()).env("PAIR_CUTS", &cuts.to_string());
+        let machine = machine.env("PAIR_KERNEL", second.series());
         let output = machine.results(marks.path()).env("PAIR_FOLDER", marks.path().to_str().unwrap()).run();
         if output.is_err() {
             // Whatever became of the machine, the other one shall not wait for it.

@@ -15,6 +15,9 @@ use linerate_net::tcp::stats::Progress as TcpProgress;
 
 use super::channels::RdmaPort;
 
+/// Of a link that has neither carried nor failed.
+const STILL_OPENING: &str = "it was still being opened when the copy was over";
+
 /// A channel as the board sees it.
 pub(super) struct ChannelView {
     pub id: ChannelId,
@@ -71,6 +74,8 @@ struct Entry {
     carries_rdma: bool,
     carried_rdma: bool,
     fallback: Option<String>,
+    /// Why it does not carry, if it does not.
+    failure: Option<String>,
 }
 
 impl Entry {
@@ -81,6 +86,12 @@ impl Entry {
         self.past_retransmits += retransmits;
         self.living.clear();
         self.up_for += self.up_since.take().map(|since| since.elapsed()).unwrap_or_default();
+    }
+
+    /// No link carries nothing without a word.
+    fn failure(&self) -> Option<String> {
+        let opening = || (self.state == LinkState::Probing).then(|| STILL_OPENING.to_owned());
+        self.failure.clone().or_else(opening)
     }
 
     /// What the RDMA port counted since the migration began, if the link ever used it.
@@ -129,6 +140,7 @@ impl Board {
             carries_rdma: false,
             carried_rdma: false,
             fallback: None,
+            failure: None,
         });
     }
 
@@ -142,6 +154,7 @@ impl Board {
         entry.carries_rdma = rdma;
         entry.carried_rdma |= rdma;
         entry.fallback = entry.fallback.take().filter(|_| !rdma);
+        entry.failure = None;
         entry.state = LinkState::Up;
         entry.up_since = Some(Instant::now());
         entry.lost_count > 0
@@ -161,12 +174,20 @@ impl Board {
         }
     }
 
+    /// It could not be opened; it is tried again.
+    pub fn not_opened(&self, link: LinkId, reason: &str) {
+        if let Some(entry) = self.lock().links.iter_mut().find(|entry| entry.link.id == link) {
+            entry.failure = Some(reason.to_owned());
+        }
+    }
+
     /// Everything on it is gone.
-    pub fn down(&self, link: LinkId) {
+    pub fn down(&self, link: LinkId, reason: &str) {
         let mut inner = self.lock();
         let Some(entry) = inner.links.iter_mut().find(|entry| entry.link.id == link) else { return };
         entry.retire();
         entry.state = LinkState::Lost;
+        entry.failure = Some(reason.to_owned());
         entry.lost_count += 1;
     }
 
@@ -239,6 +260,7 @@ impl Board {
                 retransmits: entry.past_retransmits + retransmits + resent(rdma_port.as_ref()),
                 rdma: entry.carried_rdma,
                 fallback: entry.fallback.clone(),
+                failure: entry.failure(),
                 rdma_port,
             }
         };
@@ -303,8 +325,7 @@ mod tests {
         assert_eq!(view.look().1, 7);
     }
 
-    #[test]
-    fn what_gone_channels_carried_stays_counted_whether_their_loss_was_told_or_not() {
+    fn board_of_a_link() -> Board {
         let board = Board::default();
         let link = Link {
             id: 1,
@@ -319,10 +340,34 @@ mod tests {
             mtu_differs: false,
         };
         board.add(link, None, std::sync::mpsc::channel().0);
+        board
+    }
+
+    #[test]
+    fn a_link_that_does_not_carry_says_why() {
+        let board = board_of_a_link();
+        let failure = || board.totals().first().and_then(|link| link.failure.clone());
+        assert_eq!(failure().as_deref(), Some(STILL_OPENING));
+        board.not_opened(1, "no RDMA");
+        assert_eq!(failure().as_deref(), Some("no RDMA"));
+        board.up(1, vec![carried(0, 1000)], false);
+        assert_eq!(failure(), None);
+        board.down(1, "cut");
+        assert_eq!(failure().as_deref(), Some("cut"));
+        board.not_opened(1, "unreachable");
+        assert_eq!(failure().as_deref(), Some("unreachable"));
+        board.up(1, vec![carried(1, 20)], true);
+        board.close();
+        assert_eq!(failure(), None);
+    }
+
+    #[test]
+    fn what_gone_channels_carried_stays_counted_whether_their_loss_was_told_or_not() {
+        let board = board_of_a_link();
         assert!(!board.up(1, vec![carried(0, 1000)], false));
         // The destination closes first when all is done: the link is opened once more without having been lost.
         assert!(!board.up(1, vec![carried(1, 20)], false));
-        board.down(1);
+        board.down(1, "cut");
         assert!(board.up(1, vec![carried(2, 3)], false), "it had been lost");
         assert_eq!(board.counters().data_bytes, 1023);
         board.close();

@@ -318,25 +318,35 @@ impl Supervisor {
                     self.close(pumps, back, loss);
                 }
                 Err(error) => {
-                    // Part of it may have been opened and told.
-                    self.shared.link_lost(self.link.id);
-                    if error.is_forgotten() {
-                        self.shared.tell(Event::Forgotten);
-                    }
-                    let error = chain(&error);
-                    if error != said {
-                        let link = describe(&self.link);
-                        tracing::warn!(link, error, "a link cannot be used");
-                        // Of a link that was lost the operator has been told already.
-                        if !was_up {
-                            self.shared.hub.publish(EventKind::Warning { text: format!("{link}: {error}") });
-                        }
-                        said = error;
-                    }
+                    self.not_opened(&error, was_up, &mut said);
                     let _ = self.losses.recv_timeout(RETRY);
                 }
             }
         }
+    }
+
+    /// Tells the brain, the report and the operator, each reason once.
+    fn not_opened(&self, error: &OpenError, was_up: bool, said: &mut String) {
+        // Part of it may have been opened and told.
+        self.shared.link_lost(self.link.id);
+        if error.is_forgotten() {
+            self.shared.tell(Event::Forgotten);
+        }
+        let error = chain(error);
+        // When all is done the destination takes no connections any more.
+        if !self.shared.brain().is_leaving() {
+            self.shared.board.not_opened(self.link.id, &error);
+        }
+        if error == *said {
+            return;
+        }
+        let link = describe(&self.link);
+        tracing::warn!(link, error, "a link cannot be used");
+        // Of a link that was lost the operator has been told already.
+        if !was_up {
+            self.shared.hub.publish(EventKind::Warning { text: format!("{link}: {error}") });
+        }
+        *said = error;
     }
 
     /// Control path, channels, probe. The brain hears of the channels only once bytes have moved.
@@ -414,7 +424,7 @@ impl Supervisor {
         // When all is done the destination closes first; that is no loss.
         if !self.stop.load(Ordering::SeqCst) && !self.shared.brain().is_leaving() {
             tracing::warn!(link = describe(&self.link), reason, "a link is lost");
-            self.shared.board.down(self.link.id);
+            self.shared.board.down(self.link.id, &reason);
             self.shared.hub.publish(EventKind::LinkLost { link: self.link.id, reason });
         }
     }

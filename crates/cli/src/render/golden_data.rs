@@ -69,6 +69,7 @@ fn link(name: &str, network: u8, sent_bytes: u64, lost_count: u32, retransmits: 
         retransmits,
         rdma: false,
         fallback: None,
+        failure: None,
         rdma_port: None,
     }
 }

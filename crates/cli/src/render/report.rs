@@ -116,6 +116,9 @@ fn links(links: &[LinkTotals], paint: Paint) -> Vec<String> {
         if let Some(reason) = &link.fallback {
             lines.push(format!("    {name} fell back to TCP: {}", clean(reason)));
         }
+        if let Some(reason) = &link.failure {
+            lines.push(format!("    {name} did not carry at the end: {}", clean(reason)));
+        }
         lines.extend(link.rdma_port.as_ref().map(|port| format!("    {name}: {}", rdma_port(port))));
     }
     lines

@@ -218,6 +218,7 @@ impl Tape {
             retransmits: link.retransmits,
             rdma: false,
             fallback: None,
+            failure: None,
             rdma_port: None,
         }
     }

@@ -135,6 +135,7 @@ fn greet(
         hello.to_request().ok_or_else(|| here(RdmaError::Rules("only data channels go over RDMA")))?;
     let mut parameters = Connection::parameters(&request).map_err(here)?;
     let identifier = connection.identifier();
+    connection.check_port().map_err(here)?;
     // SAFETY: the identifier's route is resolved and its queue pair made; the parameters and the request that they point to
     // are read during the call.
     let begun = unsafe { (identifier.library().cm.rdma_connect)(identifier.pointer(), &mut parameters) };

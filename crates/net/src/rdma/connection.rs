@@ -21,6 +21,7 @@ use super::error::{RdmaError, check, errno};
 use super::library::Library;
 use super::memory::Buffer;
 use super::options::{INLINE_BYTES, MESSAGE_BYTES, MESSAGES, SEND_QUEUE};
+use super::release::CmEnd;
 use super::verbs::{Access, CompletionQueue, POLL_BATCH};
 use crate::table::RemoteWriter;
 
@@ -46,15 +47,14 @@ pub struct Connection {
     library: &'static Library,
     /// Whether the queue pair is there. Held during every call that uses it.
     alive: Mutex<bool>,
-    // In the order in which they are dropped, after the queue pair: queues, memory, domain, and last the identifier, which
-    // keeps the device open.
+    // In the order in which they are dropped, after the queue pair: queues, memory, domain, and last the identifier with its
+    // events, which keeps the device open.
     pub(super) sent: CompletionQueue,
     pub(super) received: CompletionQueue,
     inbox: Buffer,
     outbox: Buffer,
     pub(super) domain: Arc<Domain>,
-    identifier: Identifier,
-    events: EventChannel,
+    end: CmEnd,
     wake: OwnedFd,
     /// Bytes that the adapter takes in the request itself.
     inline_bytes: u32,
@@ -103,8 +103,7 @@ impl Connection {
             inbox,
             outbox,
             domain,
-            identifier,
-            events,
+            end: CmEnd::new(identifier, events),
             wake,
             inline_bytes: 0,
             closed: AtomicBool::new(false),
@@ -140,18 +139,24 @@ impl Connection {
         let protection = self.domain.protection.pointer();
         // SAFETY: identifier, domain and queues are alive and on one device; the attributes are read during the call.
         check("making a queue pair", unsafe {
-            (self.library.cm.rdma_create_qp)(self.identifier.pointer(), protection, &mut wanted)
+            (self.library.cm.rdma_create_qp)(self.identifier().pointer(), protection, &mut wanted)
         })?;
         *alive = true;
         Ok(())
     }
 
     pub(super) fn identifier(&self) -> &Identifier {
-        &self.identifier
+        self.end.identifier()
+    }
+
+    /// Whether the connection manager can send anything: it must not be made to while the port is down (see `release`).
+    pub(super) fn check_port(&self) -> Result<(), RdmaError> {
+        let failed = RdmaError::Call { what: "reaching the peer", source: Errno::NETDOWN };
+        if self.end.port_is_up() { Ok(()) } else { Err(failed) }
     }
 
     pub(super) fn events(&self) -> &EventChannel {
-        &self.events
+        self.end.events()
     }
 
     /// Parameters of a connection with this much to say in its request or answer.
@@ -180,7 +185,7 @@ impl Connection {
     ) -> Result<(), RdmaError> {
         let alive = self.alive.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the identifier is alive; its queue pair does not go while the lock is held.
-        let pair = NonNull::new(unsafe { (*self.identifier.pointer()).qp });
+        let pair = NonNull::new(unsafe { (*self.identifier().pointer()).qp });
         let (true, Some(pair)) = (*alive, pair) else { return Err(RdmaError::ClosedHere) };
         match call(pair) {
             Some(0) => Ok(()),
@@ -252,7 +257,7 @@ impl Connection {
 
     /// iWARP's WRITEs tell the peer nothing; its adapters are never connected with others.
     pub(super) fn tells_of_writes(&self) -> bool {
-        let Some(context) = self.identifier.context() else { return false };
+        let Some(context) = self.identifier().context() else { return false };
         // SAFETY: the identifier keeps the device open, and what it is never changes.
         unsafe { (*(*context.as_ptr()).device).transport_type != IBV_TRANSPORT_IWARP }
     }
@@ -372,7 +377,7 @@ impl Connection {
     /// Sleeps until something comes. Takes what the connection manager has to say.
     fn sleep(&self, queue: &CompletionQueue, wait: Duration) -> Result<(), RdmaError> {
         let mut fds = [
-            PollFd::from_borrowed_fd(self.events.descriptor(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.events().descriptor(), PollFlags::IN),
             PollFd::from_borrowed_fd(queue.descriptor(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN),
         ];
@@ -386,7 +391,7 @@ impl Connection {
 
     /// Whether the peer has closed, for those who do not wait for completions.
     pub(super) fn is_gone(&self) -> Result<bool, RdmaError> {
-        let mut fds = [PollFd::from_borrowed_fd(self.events.descriptor(), PollFlags::IN)];
+        let mut fds = [PollFd::from_borrowed_fd(self.events().descriptor(), PollFlags::IN)];
         poll(&mut fds, Duration::ZERO)?;
         if fds.iter().any(|events| !events.revents().is_empty()) {
             self.hear()?;
@@ -395,7 +400,7 @@ impl Connection {
     }
 
     fn hear(&self) -> Result<(), RdmaError> {
-        while let Some(event) = self.events.next()? {
+        while let Some(event) = self.events().next()? {
             match event.kind {
                 // Of a bond: its address has gone over to another port, and packets leave by the old one.
                 RDMA_CM_EVENT_DEVICE_REMOVAL | RDMA_CM_EVENT_ADDR_CHANGE => {
@@ -416,10 +421,12 @@ impl Connection {
             let mut alive = self.alive.lock().unwrap_or_else(PoisonError::into_inner);
             if std::mem::replace(&mut *alive, false) {
                 // SAFETY: identifier and pair are alive; the pair is destroyed once, under the lock that all its users
-                // take. Disconnecting tells the peer; it fails only where there is no connection.
+                // take. Disconnecting tells the peer, if anything can; it fails only where there is no connection.
                 unsafe {
-                    (self.library.cm.rdma_disconnect)(self.identifier.pointer());
-                    (self.library.cm.rdma_destroy_qp)(self.identifier.pointer());
+                    if self.end.port_is_up() {
+                        (self.library.cm.rdma_disconnect)(self.identifier().pointer());
+                    }
+                    (self.library.cm.rdma_destroy_qp)(self.identifier().pointer());
                 }
             }
         }

@@ -53,6 +53,7 @@ impl Accepted {
         // The adapter of this end sends acknowledgements and grants, which can be lost as well. The connection manager's own
         // time-out is longer than what a channel that is silent is given.
         RdmaOptions::default().apply_time_out(identifier);
+        connection.check_port()?;
         // SAFETY: the identifier is that of a request, its queue pair is made and has its receives ready; the parameters
         // and the answer that they point to are read during the call.
         check("accepting a connection", unsafe {

@@ -4,7 +4,7 @@
 //! * [`send`], [`receive`]: the two halves of a channel. * `source`, `staging`: what the source's threads share, and where
 //!   payloads are copied to that cannot be sent from where they lie.
 //! * [`devices`], [`counters`]: what this host's adapters are and count. * [`memory`]: memory that adapters work on.
-//! * `connection`, `domain`, `verbs`, `cm`: queue pairs and what belongs to them, each released by its drop.
+//! * `connection`, `domain`, `verbs`, `cm`: queue pairs and what belongs to them, each released by its drop; `release`: when the port is down.
 //! * [`wire`]: a queue pair that is measured instead of used.
 //! * [`library`], [`abi`]: the system's libraries, loaded when needed. * [`error`]: what can go wrong.
 //!
@@ -33,6 +33,7 @@ pub mod listen;
 pub mod memory;
 pub mod options;
 pub mod receive;
+mod release;
 pub mod send;
 mod source;
 mod staging;

@@ -486,5 +486,8 @@ fn a_cut_in_the_middle_is_told_and_what_was_not_applied_goes_over_another_link()
     }
     next.acknowledged_or_done(frames);
     assert!(landed.snapshot().unwrap() == source.snapshot().unwrap());
+    drop(channel);
     restore_link();
+    // Connections that ended while the link was down leave the device fit for others.
+    drop(connected(&patient()));
 }
