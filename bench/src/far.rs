@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use linerate_api::BlackoutSplit;
 use linerate_lab::{Forwarder, Lab, LinkSpec, Way};
 use serde::Serialize;
 
@@ -29,6 +30,9 @@ pub struct Flags {
     /// Rate of each link, Mb/s
     #[arg(long, default_value_t = 1000)]
     mbps: u64,
+    /// Only the first so many of the four states
+    #[arg(long, default_value_t = STATES.len())]
+    states: usize,
 }
 
 /// What the second link is like.
@@ -66,6 +70,8 @@ struct Row {
     second_link_percent: Option<Spread>,
     /// Segments that the source sent again over the second link.
     retransmits: Option<Spread>,
+    /// The parts of each blackout.
+    blackouts: Vec<BlackoutSplit>,
 }
 
 /// All states in turn. False if a guest did not arrive.
@@ -74,10 +80,10 @@ pub fn run(flags: &Flags, json: bool) -> anyhow::Result<bool> {
     // The third host only makes that there are switches, in whose place the forwarder stands.
     let lab = Lab::builder().hosts(3).links([LinkSpec::shaped(flags.mbps); 2]).build()?;
     let mut pair = Pair::new(lab, &binary, "", GUEST_MIB)?;
-    let mut progress = Progress::new(flags.rounds * STATES.len());
+    let mut progress = Progress::new(flags.rounds * flags.states.min(STATES.len()));
     let mut endings: [Vec<Ending>; STATES.len()] = Default::default();
     for _ in 0..flags.rounds {
-        for (state, endings) in STATES.iter().zip(&mut endings) {
+        for (state, endings) in STATES.iter().zip(&mut endings).take(flags.states) {
             interrupt::check()?;
             progress.doing(state.what);
             let _forwarder = prepare(&pair.lab, state)?;
@@ -88,7 +94,8 @@ pub fn run(flags: &Flags, json: bool) -> anyhow::Result<bool> {
             endings.push(ending);
         }
     }
-    let rows: Vec<Row> = STATES.iter().zip(&endings).map(|(state, endings)| row(state, endings)).collect();
+    let rows: Vec<Row> =
+        STATES.iter().zip(&endings).take(flags.states).map(|(state, endings)| row(state, endings)).collect();
     replace_json(&flags.common.out.join("far.json"), &rows)?;
     if json {
         println!("{}", serde_json::to_string_pretty(&rows)?);
@@ -122,6 +129,7 @@ fn row(state: &State, endings: &[Ending]) -> Row {
         seconds: spread(done().map(|ending| ending.total.as_secs_f64())),
         second_link_percent: spread(reports().filter_map(share)),
         retransmits: spread(reports().map(retransmits)),
+        blackouts: reports().filter_map(|report| report.blackout).collect(),
     }
 }
 

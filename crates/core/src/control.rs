@@ -17,8 +17,8 @@ const RESEND_WAIT_MAX: Duration = Duration::from_secs(2);
 /// Most messages held that came ahead of their turn; a peer that sends more is broken.
 const EARLY_MAX: u64 = 4096;
 
-/// A path that lives is heard at least this often, with time to spare.
-const FRESH: Duration = Duration::from_millis(150);
+/// A path that lives is heard at least this often, with time to spare for a busy host: keep-alives come 100 to 150 ms apart.
+const FRESH: Duration = Duration::from_millis(250);
 /// A path answers much sooner than another: in a third of its time, and this less.
 const SOONER_TIMES: u32 = 3;
 const SOONER_BY: Duration = Duration::from_millis(1);
@@ -95,16 +95,23 @@ impl Path {
         }
     }
 
-    /// How long an answer takes: as long as the quickest did lately, or as long as one is waited for already.
-    fn takes(&self, now: Time) -> Option<Duration> {
-        let waited = self.timed.front().map(|(_, sent)| now - *sent);
-        self.round_trips.iter().min().copied().max(waited)
+    /// How long an answer takes at least; `None` before the first one.
+    fn least(&self) -> Option<Duration> {
+        self.round_trips.iter().min().copied()
     }
 
-    /// It answers much sooner than the other.
+    /// How long an answer takes: as long as the quickest did lately, or as long as nothing at all came while one is waited for. What is
+    /// heard meanwhile shows that the path lives: the acknowledgement waits for an earlier message, on another path.
+    fn takes(&self, now: Time) -> Option<Duration> {
+        let silent = self.timed.front().map(|(_, sent)| now - (*sent).max(self.last_heard));
+        self.least().map(|least| least.max(silent.unwrap_or_default()))
+    }
+
+    /// It answers much sooner than the other, and not later just now. Of a path that has not answered yet nobody knows how far it is.
     fn is_sooner(&self, other: &Path, now: Time) -> bool {
-        let times = self.takes(now).zip(other.takes(now));
-        times.is_some_and(|(own, other)| own * SOONER_TIMES + SOONER_BY < other)
+        let Some((least, takes)) = self.least().zip(self.takes(now)) else { return false };
+        let much = other.least().is_none_or(|other| least * SOONER_TIMES + SOONER_BY < other);
+        much && other.takes(now).is_none_or(|other| takes < other)
     }
 }
 
@@ -460,6 +467,49 @@ mod tests {
         a.heard(ms(9), 1);
         a.send(ms(10), chunk(1));
         assert_eq!(drain(&mut a, ms(10))[0].0, 0);
+    }
+
+    #[test]
+    fn device_state_does_not_go_where_nobody_knows_yet_how_long_it_takes() {
+        let mut a = Control::default();
+        a.path_up(ms(0), 0);
+        drain(&mut a, ms(0));
+        a.send(ms(1), numbered(1));
+        drain(&mut a, ms(1));
+        a.acknowledged(ms(2), 0, 1);
+        a.path_up(ms(10), 1);
+        a.heard(ms(90), 0);
+        a.heard(ms(100), 1);
+        a.send(ms(101), chunk(1));
+        assert_eq!(drain(&mut a, ms(101))[0].0, 0, "path 1 was heard last, and has answered nothing");
+    }
+
+    #[test]
+    fn a_near_path_whose_acknowledgement_waits_for_a_far_one_stays_near() {
+        let mut a = near_and_far();
+        a.send(ms(60), numbered(2));
+        drain(&mut a, ms(60));
+        // It has come over the near path, and cannot be acknowledged: one before it is still on its way.
+        a.acknowledged(ms(61), 0, 1);
+        for now in [80, 100] {
+            a.heard(ms(now), 0);
+            a.heard(ms(now), 1);
+        }
+        a.send(ms(101), chunk(1));
+        assert_eq!(drain(&mut a, ms(101))[0].0, 0);
+    }
+
+    #[test]
+    fn a_near_path_that_is_late_for_once_is_taken_as_long_as_the_far_one_takes_longer() {
+        let to_which = |waited: u64| {
+            let mut a = near_and_far();
+            a.send(ms(60), numbered(2));
+            drain(&mut a, ms(60));
+            a.heard(ms(60 + waited), 1);
+            a.send(ms(60 + waited), chunk(1));
+            drain(&mut a, ms(60 + waited))[0].0
+        };
+        assert_eq!((to_which(30), to_which(120)), (0, 1));
     }
 
     #[test]

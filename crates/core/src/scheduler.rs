@@ -60,6 +60,9 @@ const RECENT: Duration = Duration::from_secs(3);
 /// A channel is far if its acknowledgements take so many times as long as the nearest one's, and this longer. Less is chance: queues, CPUs.
 const FAR_TIMES: u32 = 3;
 const FAR_BY: Duration = Duration::from_millis(1);
+/// It has a part in what takes the others so many times as long as it is far. What it could save in shorter rounds is less than a wrong
+/// estimate costs: rates are those of the last seconds, and a connection that was idle begins slowly.
+const FAR_PAYS: f64 = 2.0;
 
 /// What a channel is to do next.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -186,10 +189,10 @@ impl Channel {
     }
 }
 
-/// How much later than over the nearest channel bytes arrive over this one, seconds; 0 if they are about as near.
+/// How much later than over the nearest channel bytes arrive over this one, seconds, with a margin; 0 if they are about as near.
 fn farther_s(channel: &Channel, nearest: Duration) -> f64 {
     let latency = channel.latency.least().unwrap_or_default();
-    if latency <= nearest * FAR_TIMES + FAR_BY { 0.0 } else { (latency - nearest).as_secs_f64() }
+    if latency <= nearest * FAR_TIMES + FAR_BY { 0.0 } else { (latency - nearest).as_secs_f64() * FAR_PAYS }
 }
 
 /// When channels, each with its distance (seconds) and rate, have together carried so many bytes. A channel that is

@@ -294,6 +294,16 @@ fn a_link_of_50_ms_beside_a_fast_one_does_not_lengthen_the_last_copy() {
 }
 
 #[test]
+fn a_far_link_has_no_part_in_a_round_that_it_would_hardly_shorten() {
+    let near = || Wire::new(100, 125_000);
+    let far = Wire::new(50_000, 125_000);
+    let rounds = [256 * MIB, 10 * MIB];
+    let alone = last_round(&mut [near()], &rounds);
+    let both = last_round(&mut [near(), far], &rounds);
+    assert_eq!(both, alone, "the near link needs 84 ms, the far one 50 ms for the first byte");
+}
+
+#[test]
 fn a_long_round_uses_the_far_link_too_and_is_shorter_for_it() {
     let near = || Wire::new(100, 1_250_000);
     let alone = last_round(&mut [near()], &[256 * MIB, 1024 * MIB]);
