@@ -96,24 +96,26 @@ fn merge(hands: &mut Qmp) {
     }
 }
 
-/// A destination has opened the disks of the beginning.
+/// A destination has opened the disks of the beginning. QEMU itself refuses to hand a disk over that a job uses.
 #[test]
 fn a_job_or_snapshot_that_an_operator_begins_during_the_copy_keeps_the_guest_at_the_source() {
     let disk = Some(DiskMode::Buffered);
     let (mut stage, _, monitor) = Stage::gated_with_other_hands(&[60, 60], guest(QemuVersion::Ten), disk);
     let folder = stage.lab.directory().to_owned();
     type Hand = fn(&mut Qmp, &Path);
-    let undo: [(Hand, Hand); 2] =
-        [(backup, |hands, _| end_backup(hands)), (snapshot, |hands, _| merge(hands))];
-    for (begin, end) in undo {
+    let undo: [(Hand, Hand, i64, &str); 2] = [
+        (backup, |hands, _| end_backup(hands), 1, "hypervisor_failed"),
+        (snapshot, |hands, _| merge(hands), 4, "guest_differs"),
+    ];
+    for (begin, end, exit, code) in undo {
         let mut hands = Qmp::connect(&monitor).unwrap();
-        let mut migration = stage.migrate(&[]);
+        let mut migration = stage.migrate(&["--max-blackout", "5s"]);
         migration.wait(LONG, round_began);
         begin(&mut hands, &folder);
-        let failure = ended(&migration.finish()).failed(4);
+        let failure = ended(&migration.finish()).failed(exit);
         assert_eq!(
             (&failure["code"], &failure["guest_state"]),
-            (&"guest_differs".into(), &"runs_at_source".into()),
+            (&code.into(), &"runs_at_source".into()),
             "{failure}"
         );
         end(&mut hands, &folder);
@@ -122,12 +124,16 @@ fn a_job_or_snapshot_that_an_operator_begins_during_the_copy_keeps_the_guest_at_
     }
     // What is undone before the guest stops is no change.
     let mut hands = Qmp::connect(&monitor).unwrap();
-    let mut migration = stage.migrate(&[]);
+    let mut migration = stage.migrate(&["--max-blackout", "5s"]);
     migration.wait(LONG, round_began);
     std::fs::remove_file(folder.join("above.qcow2")).unwrap();
     snapshot(&mut hands, &folder);
     merge(&mut hands);
     drop(hands);
     ended(&migration.finish()).completed();
-    stage.settles_at(1);
+    // The RAM file of an adopted guest stays.
+    stage.wait_state(1, "running");
+    stage.until("the source has nothing", || stage.hypervisors(0).is_empty().then_some(()));
+    stage.arrived();
+    stage.guest_goes_on();
 }
