@@ -2,7 +2,7 @@
 //!
 //! The kernel tells the peer when an identifier of a living connection is destroyed. soft-RoCE answers a message that it cannot
 //! route with an error of queue pair 1, which all connections of the device are made through, and that pair never works again
-//! (kernels 6.1 and 6.12: `rdma resource show qp` says `type GSI state ERR`). There is no route while the port is down. So an
+//! (seen with kernel 6.12: `rdma resource show qp` says `type GSI state ERR`). There is no route while the port is down. So an
 //! identifier whose port is down is kept until the port is up.
 
 use std::mem::ManuallyDrop;
