@@ -491,12 +491,12 @@ mod tests {
         drain(&mut a, ms(60));
         // It has come over the near path, and cannot be acknowledged: one before it is still on its way.
         a.acknowledged(ms(61), 0, 1);
-        for now in [80, 100] {
+        for now in [100, 150] {
             a.heard(ms(now), 0);
             a.heard(ms(now), 1);
         }
-        a.send(ms(101), chunk(1));
-        assert_eq!(drain(&mut a, ms(101))[0].0, 0);
+        a.send(ms(151), chunk(1));
+        assert_eq!(drain(&mut a, ms(151))[0].0, 0);
     }
 
     #[test]
@@ -510,6 +510,14 @@ mod tests {
             drain(&mut a, ms(60 + waited))[0].0
         };
         assert_eq!((to_which(30), to_which(120)), (0, 1));
+    }
+
+    #[test]
+    fn a_keepalive_that_is_late_does_not_make_a_near_path_silent() {
+        let mut a = near_and_far();
+        a.heard(ms(200), 1);
+        a.send(ms(201), chunk(1));
+        assert_eq!(drain(&mut a, ms(201))[0].0, 0);
     }
 
     #[test]
