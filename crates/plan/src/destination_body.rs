@@ -287,6 +287,10 @@ impl World {
     /// again while it refuses.
     pub fn hypervisor_runs(&mut self, operations: u64, ran: bool, since: Time, unsure: bool) {
         let told = operations == self.destination.operations;
+        // A try after a refusal is the agent's: one that has ended makes none.
+        if !told && self.now - since >= RUN_AGAIN_AFTER {
+            return;
+        }
         let refuses = told && std::mem::take(&mut self.destination.fails_next);
         let result = match self.destination.guest.as_ref().map(|guest| guest.pid) {
             None => RunResult::Ended,

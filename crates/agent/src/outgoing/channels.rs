@@ -29,9 +29,6 @@ const PROBE_KIB: usize = 512;
 /// Number of the frame that a probe is: the one before the scheduler's first.
 const PROBE_SEQUENCE: u64 = linerate_core::scheduler::FIRST_SEQUENCE - 1;
 
-/// A link waits for RDMA this long before it carries over TCP. A connection takes some milliseconds; longer leaves the link idle.
-const RDMA_AT_ONCE: Duration = Duration::from_millis(500);
-
 /// Why a link could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OpenError {
@@ -91,8 +88,6 @@ pub(super) struct Opener {
     options: rdma::options::RdmaOptions,
     trust: Trust,
     carries_rdma: bool,
-    /// RDMA has just moved bytes beside TCP: it gets the time that it needs.
-    patient: bool,
 }
 
 impl Opener {
@@ -107,8 +102,7 @@ impl Opener {
             ..rdma::options::RdmaOptions::default()
         };
         let transport = shared.request.transport;
-        let trust = Trust::default();
-        Opener { link, transport, rdma_here, options, trust, carries_rdma: false, patient: false }
+        Opener { link, transport, rdma_here, options, trust: Trust::default(), carries_rdma: false }
     }
 
     /// The link was lost while it carried.
@@ -129,17 +123,14 @@ impl Opener {
         self.carries_rdma = false;
         if let Some(remote) = self.wants_rdma()? {
             let count = queue_pairs_for(self.link.speed_mbps, cpus);
-            let patient = std::mem::take(&mut self.patient) || self.transport == Transport::Rdma;
-            let wait = if patient { OPEN_WITHIN } else { RDMA_AT_ONCE };
-            match (0..count).map(|_| self.queue_pair(shared, remote, wait)).collect() {
+            match (0..count).map(|_| self.queue_pair(shared, remote)).collect() {
                 Ok(opened) => {
                     self.carries_rdma = true;
                     self.trust.connected();
                     return Ok(opened);
                 }
                 Err(error) if self.transport == Transport::Rdma => return Err(error),
-                Err(error) if patient => self.trust.failed(&chain(&error), Instant::now()),
-                Err(error) => self.trust.was_slow(&chain(&error), Instant::now()),
+                Err(error) => self.trust.failed(&chain(&error), Instant::now()),
             }
         }
         self.tell_of_tcp(shared);
@@ -171,11 +162,8 @@ impl Opener {
             return false;
         }
         let Ok(Some(remote)) = self.wants_rdma() else { return false };
-        match self.queue_pair(shared, remote, OPEN_WITHIN) {
-            Ok(_) => {
-                self.patient = true;
-                true
-            }
+        match self.queue_pair(shared, remote) {
+            Ok(_) => true,
             Err(error) => {
                 tracing::debug!(link = describe(&self.link), error = chain(&error), "RDMA does not work yet");
                 self.trust.failed(&chain(&error), Instant::now());
@@ -193,18 +181,12 @@ impl Opener {
         shared.hub.publish(EventKind::Warning { text });
     }
 
-    fn queue_pair(
-        &self,
-        shared: &Outgoing,
-        remote: std::net::SocketAddr,
-        connect_wait: Duration,
-    ) -> Result<Opened, OpenError> {
-        let options = rdma::options::RdmaOptions { connect_wait, ..self.options.clone() };
+    fn queue_pair(&self, shared: &Outgoing, remote: std::net::SocketAddr) -> Result<Opened, OpenError> {
         let channel = shared.next_channel.fetch_add(1, Ordering::Relaxed);
         let data = hello(shared.session, shared.token, Role::Data, self.link.id, channel);
         let route = Route { remote, ..Route::from(&self.link) };
-        let (connection, _) = rdma::connect::connect(&route, &data, &options, &shared.rdma_domains)?;
-        let (sender, acks, closer) = rdma::send::halves(connection, options);
+        let (connection, _) = rdma::connect::connect(&route, &data, &self.options, &shared.rdma_domains)?;
+        let (sender, acks, closer) = rdma::send::halves(connection, self.options.clone());
         let carrier = Carrier { sender: Box::new(sender), acks: Box::new(acks), closer };
         proven(channel, carrier, None)
     }

@@ -2,8 +2,6 @@
 //!
 //! A link that is cut and back at once looks as if RDMA alone had failed. So RDMA is tried again, and given up for the rest of
 //! the migration only when it has failed some times.
-//!
-//! A link must not wait for RDMA while TCP works. So the first try is short, and costs no trust: RDMA is tried beside TCP then.
 
 use std::time::{Duration, Instant};
 
@@ -13,20 +11,11 @@ const FAILURES_MAX: u32 = 3;
 /// as long as [`OPEN_WITHIN`](super::links::OPEN_WITHIN).
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(5);
 
-/// How RDMA failed.
-#[derive(Debug)]
-struct Failure {
-    at: Instant,
-    reason: String,
-    /// It had as long as it needs.
-    counted: bool,
-}
-
 #[derive(Debug, Default)]
 pub(super) struct Trust {
     failures: u32,
-    /// How it failed last, if it has not connected since.
-    last: Option<Failure>,
+    /// When it failed last, and why, if it has not connected since.
+    last: Option<(Instant, String)>,
     /// The failure was told.
     told: bool,
 }
@@ -35,17 +24,12 @@ impl Trust {
     /// It failed while the link may have worked.
     pub fn failed(&mut self, reason: &str, now: Instant) {
         self.failures += 1;
-        self.last = Some(Failure { at: now, reason: reason.to_owned(), counted: true });
-    }
-
-    /// It did not connect in the short time that a link waits for it.
-    pub fn was_slow(&mut self, reason: &str, now: Instant) {
-        self.last = Some(Failure { at: now, reason: reason.to_owned(), counted: false });
+        self.last = Some((now, reason.to_owned()));
     }
 
     /// The link itself had failed.
     pub fn was_not_rdma(&mut self) {
-        if self.last.take().is_some_and(|last| last.counted) {
+        if self.last.take().is_some() {
             self.failures -= 1;
         }
     }
@@ -63,15 +47,15 @@ impl Trust {
 
     /// Whether it is time to try it beside TCP.
     pub fn may_try(&self, now: Instant) -> bool {
-        let waited = |last: &Failure| !last.counted || now.duration_since(last.at) >= TRY_AGAIN_AFTER;
-        self.last.as_ref().is_some_and(waited) && !self.is_lost()
+        let waited = self.last.as_ref().is_some_and(|(at, _)| now.duration_since(*at) >= TRY_AGAIN_AFTER);
+        waited && !self.is_lost()
     }
 
     /// Why the link uses TCP, once.
     pub fn news(&mut self) -> Option<String> {
-        let last = self.last.as_ref().filter(|_| !self.told)?;
+        let (_, reason) = self.last.as_ref().filter(|_| !self.told)?;
         self.told = true;
-        Some(last.reason.clone())
+        Some(reason.clone())
     }
 }
 
@@ -94,21 +78,6 @@ mod tests {
         }
         trust.failed("broken", begun);
         assert!(trust.is_lost() && !trust.may_try(begun + TRY_AGAIN_AFTER));
-    }
-
-    #[test]
-    fn a_short_first_try_costs_no_trust_and_is_followed_at_once_by_a_longer_one() {
-        let (mut trust, now) = (Trust::default(), Instant::now());
-        for _ in 0..2 * FAILURES_MAX {
-            trust.was_slow("slow", now);
-            assert!(trust.may_try(now));
-            assert_eq!(trust.news().as_deref(), Some("slow"));
-            trust.connected();
-        }
-        trust.failed("broken", now);
-        trust.was_slow("slow", now);
-        trust.was_not_rdma();
-        assert_eq!(trust.failures, 1, "what was not counted is not taken back");
     }
 
     #[test]
