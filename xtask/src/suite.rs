@@ -14,9 +14,9 @@ use serde_json::Value;
 
 /// Those that take minutes, the longest first: begun first, so that none of them is alone at the end.
 const LONG: &[&str] = &[
-    "rdma",
-    "real_libvirt_direct",
     "real_recovery",
+    "real_libvirt_direct",
+    "rdma",
     "real_stream",
     "real_migration",
     "doctor",
