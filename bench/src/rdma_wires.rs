@@ -197,7 +197,8 @@ mod tests {
     fn ours(latency: f64, gbit: f64) -> String {
         format!(
             "{{\"pingpong\":[{{\"rows\":[{{\"latency_us\":{latency}}},{{\"mbps\":288.0}}]}}],\"bandwidth\":[]}}\n\
-             {{\"pingpong\":[],\"bandwidth\":[{{\"sum\":{{\"out_gbit_per_s\":{gbit}}}}}]}}\n"
+             {{\"pingpong\":[],\"bandwidth\":[{{\"sum\":{{\"out_mbps\":{}}}}}]}}\n",
+            gbit * 1000.0
         )
     }
 

@@ -106,7 +106,7 @@ fn two_healthy_hosts_and_then_one_port_with_another_mtu() {
             assert_eq!(probe["reachable"], true, "{probe}");
             assert_eq!(probe["path_mtu"]["passed"], 9000, "{probe}");
             assert_eq!(probe["path_mtu"]["black_hole"], false, "{probe}");
-            assert!(probe["latency"]["min_ns"].as_u64().unwrap() > 0, "{probe}");
+            assert!(probe["latency"]["min_us"].as_f64().unwrap() > 0.0, "{probe}");
             assert_eq!(probe["leaves_by"], Value::Null, "{probe}");
             assert_eq!(probe["arrives_at"], Value::Null, "{probe}");
             // Both hosts have one clock here.
