@@ -236,9 +236,9 @@ fn leaves(agent: &Agent, side: Side, mode: &str, number: usize, cut: bool) -> Ve
 
 /// The second link carries again after its last loss. Where RDMA alone may be used, that is by RDMA.
 fn comes_back(events: &[Value]) -> bool {
-    let of_link = events.iter().filter(|event| event["link"] == 1);
-    let last =
-        of_link.filter(|event| event["kind"] == "link_lost" || event["kind"] == "link_back").next_back();
+    let last = events
+        .iter()
+        .rfind(|event| event["link"] == 1 && (event["kind"] == "link_lost" || event["kind"] == "link_back"));
     last.is_some_and(|event| event["kind"] == "link_back")
 }
 
