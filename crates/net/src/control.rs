@@ -143,33 +143,35 @@ impl ControlSender {
 #[derive(Debug)]
 pub struct ControlPath {
     sender: ControlSender,
+    silence_max: Duration,
     stop: Arc<Stop>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl ControlPath {
-    /// Takes over a connection whose handshake is done.
+    /// Takes over a connection whose handshake is done, and listens to it.
     pub fn start(
         path: LinkId,
         stream: Stream,
         options: ControlOptions,
         events: mpsc::Sender<ControlEvent>,
     ) -> Result<ControlPath, ControlError> {
+        let mut this = ControlPath::keep(stream, options)?;
+        this.listen(path, events)?;
+        Ok(this)
+    }
+
+    /// Takes over a connection whose handshake is done, and only says that it lives. The peer listens from its side of the
+    /// handshake on: it takes the path for lost when this side is silent while it opens channels, which may take seconds.
+    pub fn keep(stream: Stream, options: ControlOptions) -> Result<ControlPath, ControlError> {
         let said = Arc::new(Mutex::new(Instant::now()));
-        let sender = ControlSender { stream: stream.clone(), limit: options.silence_max, said };
+        let sender = ControlSender { stream, limit: options.silence_max, said };
         let stop = Arc::new(Stop::default());
-        let reader = Reader {
-            path,
-            stream,
-            events,
-            silence_max: options.silence_max,
-            stop: Arc::clone(&stop),
-            heard: Instant::now(),
-        };
         let mut keepalive = Vec::new();
         Frame::Keepalive.encode(0, 0, 0, &mut keepalive)?;
-        let mut this = ControlPath { sender: sender.clone(), stop: Arc::clone(&stop), threads: Vec::new() };
-        this.spawn("control", move || reader.run())?;
+        let silence_max = options.silence_max;
+        let mut this =
+            ControlPath { sender: sender.clone(), silence_max, stop: Arc::clone(&stop), threads: Vec::new() };
         this.spawn("keepalive", move || {
             // Looked at twice as often, so that a pause is never much longer than it should be.
             while stop.sleep(options.keepalive / 2) {
@@ -179,6 +181,19 @@ impl ControlPath {
             }
         })?;
         Ok(this)
+    }
+
+    /// Hears what comes, also what came since [`ControlPath::keep`]. To be called once.
+    pub fn listen(&mut self, path: LinkId, events: mpsc::Sender<ControlEvent>) -> Result<(), ControlError> {
+        let reader = Reader {
+            path,
+            stream: self.sender.stream.clone(),
+            events,
+            silence_max: self.silence_max,
+            stop: Arc::clone(&self.stop),
+            heard: Instant::now(),
+        };
+        self.spawn("control", move || reader.run())
     }
 
     fn spawn(&mut self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), ControlError> {

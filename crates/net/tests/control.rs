@@ -78,6 +78,23 @@ fn silence_loses_a_path_once() {
     assert!(events.recv_timeout(Duration::from_millis(200)).is_err());
 }
 
+/// Opening a link's channels takes longer than the peer bears silence: far hosts, slow adapters.
+#[test]
+fn a_path_that_is_not_yet_listened_to_is_not_lost_and_what_came_meanwhile_is_heard() {
+    let (one, other) = tcp_pair();
+    let (sent, events) = mpsc::channel();
+    let (back, answers) = mpsc::channel();
+    let options = ControlOptions { silence_max: Duration::from_secs(2), ..ControlOptions::default() };
+    let mut opening = ControlPath::keep(one, options).unwrap();
+    let destination = ControlPath::start(5, other, options, sent).unwrap();
+    destination.sender().acknowledge(7).unwrap();
+    std::thread::sleep(2 * options.silence_max);
+    let lost = events.try_iter().find(|event| matches!(event, ControlEvent::Lost { .. }));
+    assert!(lost.is_none(), "{lost:?}");
+    opening.listen(4, back).unwrap();
+    assert!(matches!(next(&answers), ControlEvent::Acknowledged { path: 4, through: 7 }));
+}
+
 #[test]
 fn noise_loses_a_path() {
     let (one, other) = tcp_pair();

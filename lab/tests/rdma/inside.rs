@@ -52,6 +52,11 @@ impl Moved {
         report
     }
 
+    /// What it told but for its progress.
+    pub(crate) fn told(&self) -> Vec<&Value> {
+        self.events.iter().filter(|event| event["kind"] != "progress").collect()
+    }
+
     /// The report of a guest that arrived.
     pub(crate) fn arrived(&self, agent: &Agent) -> &Value {
         let log = || std::fs::read_to_string(agent.log()).unwrap_or_default();

@@ -11,7 +11,7 @@ use std::time::Duration;
 use linerate_lab::{Agent, AgentOptions, Console, GuestParameters, GuestSpec, Host, Qmp, Side};
 use serde_json::Value;
 
-use super::inside::{migrate, migrate_with, runs_unharmed, start_guest};
+use super::inside::{Moved, migrate, migrate_with, runs_unharmed, start_guest};
 
 const LINKS: usize = 2;
 const RAM_MB: u64 = 128;
@@ -199,6 +199,12 @@ fn note(side: Side, text: &str) {
     writeln!(file.unwrap(), "{text}").unwrap();
 }
 
+/// The agent's log and what a migration told, for whoever looks into RDMA_LOG.
+fn keep(agent: &Agent, side: Side, name: &str, moved: &Moved) {
+    fs::copy(agent.log(), mark(if side == Side::A { "log-a" } else { "log-b" })).unwrap();
+    fs::write(mark(&format!("events-{name}")), format!("{:#}", Value::from(moved.events.clone()))).unwrap();
+}
+
 /// By RDMA over both links, also over the one whose cable was pulled for a second. Returns what was amiss.
 fn leaves(agent: &Agent, side: Side, mode: &str, number: usize, cut: bool) -> Vec<String> {
     let to = if side == Side::A { "10.9.0.2:7979" } else { "10.9.0.1:7979" };
@@ -209,8 +215,7 @@ fn leaves(agent: &Agent, side: Side, mode: &str, number: usize, cut: bool) -> Ve
             tool(&["ip", "link", "set", "l1", "up"]);
         }
     });
-    fs::copy(agent.log(), mark(if side == Side::A { "log-a" } else { "log-b" })).unwrap();
-    fs::write(mark(&format!("events-{number}")), format!("{:#}", Value::from(moved.events.clone()))).unwrap();
+    keep(agent, side, &number.to_string(), &moved);
     let report = moved.arrived(agent);
     let back = !cut || comes_back(&moved.events);
     let mut amiss = Vec::new();
@@ -332,9 +337,10 @@ fn host_b() {
         // UDP, by number: the machine has no names of protocols.
         tool(&["ip", "rule", "add", "pref", "1", "to", "10.9.1.0/24", "ipproto", "17", "prohibit"]);
     });
+    keep(&agent, Side::B, "back", &moved);
     let report = moved.report(&agent);
     assert_eq!(report["links"][0]["rdma"], true, "{report:#}");
-    assert!(report["links"][1]["fallback"].is_string(), "{report:#}");
+    assert!(report["links"][1]["fallback"].is_string(), "{report:#}\n{:#?}", moved.told());
     assert!(
         moved
             .events

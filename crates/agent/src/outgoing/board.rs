@@ -16,7 +16,7 @@ use linerate_net::tcp::stats::Progress as TcpProgress;
 use super::channels::RdmaPort;
 
 /// Of a link that has neither carried nor failed.
-const STILL_OPENING: &str = "it was still being opened when the copy was over";
+const STILL_OPENING: &str = "it was still being opened when the migration ended";
 
 /// A channel as the board sees it.
 pub(super) struct ChannelView {

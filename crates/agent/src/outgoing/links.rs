@@ -53,12 +53,16 @@ pub(crate) fn first_contact(
     role: Role,
     session: SessionId,
     token: Token,
-) -> Result<(Stream, SocketAddr), Fault> {
+) -> Result<(ControlPath, SocketAddr), Fault> {
     let mut last = None;
     for &remote in peers {
         let route = Route { local: None, device: None, remote };
         match connect(&route, &hello(session, token, role, 0, 0), &tcp_options()) {
-            Ok((stream, _)) => return Ok((stream, remote)),
+            Ok((stream, _)) => {
+                let control = keep(stream)
+                    .map_err(|error| fault(Code::Internal, Step::Authorise, Side::Source, &error))?;
+                return Ok((control, remote));
+            }
             Err(ConnectError::Refused { fault, .. }) => return Err(fault),
             Err(error) => last = Some(fault(Code::NoLink, Step::Authorise, Side::Source, &error)),
         }
@@ -164,14 +168,23 @@ fn ask_as(
     None
 }
 
+/// A welcomed control connection, which the destination shall not take for dead until it is put to use.
+pub(crate) fn keep(stream: Stream) -> io::Result<ControlPath> {
+    ControlPath::keep(stream, ControlOptions::default()).map_err(io::Error::other)
+}
+
 /// Puts a welcomed control connection to use. The path is given to the loop, which owns it from then on.
-pub(super) fn attach_path(shared: &Arc<Outgoing>, stream: Stream, link: Option<LinkId>) -> io::Result<()> {
+pub(super) fn attach_path(
+    shared: &Arc<Outgoing>,
+    mut control: ControlPath,
+    link: Option<LinkId>,
+) -> io::Result<()> {
     let number = shared.next_path.fetch_add(1, Ordering::Relaxed);
     let path = u16::try_from(number).map_err(io::Error::other)?;
     let events = shared.control.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
     let events = events.ok_or_else(|| io::Error::other("the migration is over"))?;
-    let started = ControlPath::start(path, stream, ControlOptions::default(), events);
-    let _ = shared.inbox.send(Input::Path(number, link, started.map_err(io::Error::other)?));
+    control.listen(path, events).map_err(io::Error::other)?;
+    let _ = shared.inbox.send(Input::Path(number, link, control));
     Ok(())
 }
 
@@ -355,6 +368,7 @@ impl Supervisor {
         let join = hello(self.shared.session, self.shared.token, Role::ControlJoin, self.link.id, 0);
         let (control, _) =
             connect(&route, &join, &tcp_options()).inspect_err(|_| self.opener.unreachable())?;
+        let control = keep(control)?;
         let opened = self.opener.open(&self.shared)?;
         let back = self.open_back(&route, opened.len())?;
         attach_path(&self.shared, control, Some(self.link.id))?;

@@ -9,7 +9,7 @@ use linerate_core::source::Event;
 use linerate_core::{Code, SessionId, Token};
 use linerate_net::tcp::connect::ConnectError;
 
-use super::links::{attach_path, join_any};
+use super::links::{attach_path, join_any, keep};
 use super::{Input, Outgoing};
 
 /// Between two tries.
@@ -34,7 +34,7 @@ pub(super) fn rejoin(shared: &Arc<Outgoing>, peers: Vec<SocketAddr>) {
 /// Whether there is nothing more to try.
 fn try_once(shared: &Arc<Outgoing>, peers: &[SocketAddr], session: SessionId, token: Token) -> bool {
     match join_any(peers, session, token) {
-        Ok(stream) => attach_path(shared, stream, None).is_ok(),
+        Ok(stream) => keep(stream).and_then(|control| attach_path(shared, control, None)).is_ok(),
         Err(Some(ConnectError::Refused { fault, .. })) if fault.code == Code::SessionUnknown => {
             let _ = shared.inbox.send(Input::Event(Event::Forgotten));
             true

@@ -19,10 +19,9 @@ use linerate_guest::registry::{GuestRecord, Registry};
 use linerate_guest::shared::Marks;
 use linerate_guest::{process, read};
 use linerate_memory::{Mapping, RamBlock};
-use linerate_net::control::ControlEvent;
+use linerate_net::control::{ControlEvent, ControlPath};
 use linerate_net::interfaces;
 use linerate_net::links::{parse_networks, speed_of_all};
-use linerate_net::tcp::Stream;
 use linerate_wire::frame::Role as Purpose;
 
 use super::body::Body;
@@ -60,7 +59,7 @@ struct Contact {
     token: Token,
     /// The address that answered comes first.
     peers: Vec<SocketAddr>,
-    stream: Stream,
+    control: ControlPath,
     /// Of a domain: what the next life of this agent withdraws.
     kept: Option<Kept>,
 }
@@ -88,7 +87,7 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
         domain::note(agent, session, &record)?;
     }
     forward(&shared, control_events)?;
-    run(agent, &shared, found, contact.stream, record, receiver)?;
+    run(agent, &shared, found, contact.control, record, receiver)?;
     let mode = shared.choice.mode;
     tracing::info!(%session, guest = shared.request.guest, to = shared.request.to, ?mode, "migration begins");
     Ok(shared)
@@ -102,8 +101,8 @@ fn reach(agent: &Arc<Agent>, request: &MigrateRequest) -> Result<Contact, Fault>
         Some(_) => Some(domain::keep(agent, session, token, &peers)?),
         None => None,
     };
-    let (stream, peer) = links::first_contact(&peers, Purpose::ControlNew, session, token)?;
-    Ok(Contact { session, token, peers: first(peer, peers), stream, kept })
+    let (control, peer) = links::first_contact(&peers, Purpose::ControlNew, session, token)?;
+    Ok(Contact { session, token, peers: first(peer, peers), control, kept })
 }
 
 fn role(request: &MigrateRequest, found: &Found, contact: &Contact) -> Role {
@@ -197,7 +196,7 @@ fn run(
     agent: &Arc<Agent>,
     shared: &Arc<Outgoing>,
     found: Found,
-    stream: Stream,
+    control: ControlPath,
     record: Record,
     receiver: Receiver<Input>,
 ) -> Result<(), Fault> {
@@ -217,7 +216,7 @@ fn run(
         worker.ask(Job::AwaitStream);
     }
     let body = Body::new(shared.clone(), worker, agent.clone(), record);
-    links::attach_path(shared, stream, None).map_err(failed)?;
+    links::attach_path(shared, control, None).map_err(failed)?;
     if shared.domain.is_none() {
         shared.tell(Event::Start);
     }

@@ -23,7 +23,7 @@ use crate::carriage::{self, Back};
 use crate::carriers::Carriers;
 use crate::faults::{chain, fault};
 use crate::outgoing::channels::OpenError;
-use crate::outgoing::links::{describe, hello, no_link, tcp_options};
+use crate::outgoing::links::{describe, hello, keep, no_link, tcp_options};
 
 /// A lost link is tried again this often.
 const RETRY: Duration = Duration::from_millis(250);
@@ -216,6 +216,7 @@ impl Supervisor {
         let route = Route::from(&self.link);
         let join = hello(tunnel.session, tunnel.token, Role::ControlJoin, link, 0);
         let (control, _) = connect(&route, &join, &tcp_options())?;
+        let control = keep(control)?;
         let mut proven = Vec::new();
         for _ in 0..channels_for(self.link.speed_mbps, cpus) {
             let (channel, stream) = self.connect(&route, Role::Data)?;

@@ -33,10 +33,9 @@ use linerate_api::TunnelEvent;
 use linerate_core::stream::StreamId;
 use linerate_core::{ChannelId, Fault, LinkId, PathId, SessionId, Token};
 use linerate_net::channel::ChannelError;
-use linerate_net::control::{ControlEvent, ControlOptions, ControlPath};
+use linerate_net::control::{ControlEvent, ControlPath};
 use linerate_net::fence::Fenced;
 use linerate_net::stream::Owner;
-use linerate_net::tcp::Stream;
 
 use crate::carriage::Carriage;
 use crate::clock::Clock;
@@ -121,13 +120,13 @@ impl Tunnel {
     }
 
     /// A control connection that shook hands. The loop owns it from then on. Returns its number.
-    pub fn attach_path(&self, stream: Stream, link: Option<LinkId>) -> io::Result<PathId> {
+    pub fn attach_path(&self, mut control: ControlPath, link: Option<LinkId>) -> io::Result<PathId> {
         let number = self.next_path.fetch_add(1, Ordering::Relaxed);
         let path = u16::try_from(number).map_err(io::Error::other)?;
         let events = self.control.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let events = events.ok_or_else(|| io::Error::other("the session is over"))?;
-        let started = ControlPath::start(path, stream, ControlOptions::default(), events);
-        self.tell(Input::Path(number, link, started.map_err(io::Error::other)?));
+        control.listen(path, events).map_err(io::Error::other)?;
+        self.tell(Input::Path(number, link, control));
         Ok(number)
     }
 }

@@ -22,7 +22,7 @@ use crate::carriage::Carriage;
 use crate::clock::Clock;
 use crate::faults::{chain, fault};
 use crate::incoming::admit::endpoints;
-use crate::outgoing::links::first_contact;
+use crate::outgoing::links::{first_contact, keep};
 use crate::outgoing::start::{random, resolve};
 
 /// The other end waits for links this long: the host that asked decides by its own limit, which is not longer, and tells.
@@ -59,7 +59,7 @@ pub fn begin(agent: &Arc<Agent>, request: &TunnelRequest) -> Result<Begun, Fault
     let peers = resolve(&request.to)?;
     let kept = Kept::new(&agent.config.state_dir, session, token, &peers)
         .map_err(|error| here(Code::JournalFailed, &error))?;
-    let (stream, peer) = first_contact(&peers, Role::StreamsNew, session, token)?;
+    let (control, peer) = first_contact(&peers, Role::StreamsNew, session, token)?;
     let (events_in, watched) = unbounded_channel();
     let timeout = Duration::from_secs(request.link_timeout_s.into());
     let (events, kept) = (Some(events_in), Some(kept));
@@ -69,7 +69,7 @@ pub fn begin(agent: &Arc<Agent>, request: &TunnelRequest) -> Result<Begun, Fault
     let tunnel = run(agent, place, Opening::Ask, filter).map_err(failed)?;
     agent.add_tunnel(tunnel.clone());
     let mut begun = Begun { tunnel: tunnel.clone(), accepting: None, events: watched };
-    tunnel.attach_path(stream, None).map_err(failed)?;
+    tunnel.attach_path(control, None).map_err(failed)?;
     let listen = listeners.addresses();
     begun.accepting = Some(listeners.start(tunnel.clone()).map_err(failed)?);
     tunnel.open_gates(agent, &request.pairs).map_err(|error| here(Code::ResourceMissing, &error))?;
@@ -167,8 +167,11 @@ impl Tunnel {
             Role::DataBack => {
                 self.carriage.attach_back(hello.channel, hello.link, &stream).map_err(|error| chain(&error))
             }
-            Role::StreamsNew => self.attach_path(stream, None).map(drop).map_err(|error| chain(&error)),
-            _ => self.attach_path(stream, Some(hello.link)).map(drop).map_err(|error| chain(&error)),
+            role => {
+                let link = (role != Role::StreamsNew).then_some(hello.link);
+                let attached = keep(stream).and_then(|control| self.attach_path(control, link));
+                attached.map(drop).map_err(|error| chain(&error))
+            }
         }
     }
 }
