@@ -147,7 +147,7 @@ pub struct LinkTotals {
     /// Why it carried over TCP although both ends have RDMA; absent if it did not come to that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fallback: Option<String>,
-    /// Why it did not carry when the copy was over: it could not be opened, or was lost and did not come back. Absent if it
+    /// Why it did not carry when the migration ended: it could not be opened, or was lost and did not come back. Absent if it
     /// carried.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,

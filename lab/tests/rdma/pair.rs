@@ -334,8 +334,11 @@ fn host_b() {
     wait_for("a-has-moved-it");
     runs_unharmed(&arrived(&host));
     let moved = migrate(&agent, "10.9.0.1:7979", "auto", || {
-        // UDP, by number: the machine has no names of protocols.
-        tool(&["ip", "rule", "add", "pref", "1", "to", "10.9.1.0/24", "ipproto", "17", "prohibit"]);
+        // A routing rule would not do: the kernel sends by a named port whatever it says.
+        let lines = "add table ip adapter
+            add chain ip adapter out { type filter hook output priority 0; }
+            add rule ip adapter out oifname l1 meta l4proto 17 drop";
+        tool(&["nft", lines]);
     });
     keep(&agent, Side::B, "back", &moved);
     let report = moved.report(&agent);
@@ -348,7 +351,7 @@ fn host_b() {
             .any(|event| event["text"].as_str().is_some_and(|text| text.contains("RDMA failed")))
     );
     println!("fallen back: {report:#}");
-    tool(&["ip", "rule", "del", "pref", "1"]);
+    tool(&["nft", "delete table ip adapter"]);
     say("b-has-moved-it");
     wait_for("a-is-done");
     tell_qemu(&host, "cont");
