@@ -15,6 +15,7 @@ use linerate_core::SessionId;
 use linerate_core::journal::{DestinationPhase, SourcePhase};
 use linerate_core::recovery::{Entry, Phase, Process, RETRY_AFTER};
 use linerate_guest::migrate::Settings;
+use linerate_guest::procfs;
 use linerate_guest::registry::GuestRecord;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use serde::{Deserialize, Serialize};
@@ -132,6 +133,12 @@ pub struct Waiting {
 }
 
 impl Waiting {
+    /// Whether the virtual CPUs of this process have executed anything since the guest was committed. `None`: nobody knows.
+    pub fn ran_since_commit(&self, pid: i32) -> Option<bool> {
+        let before = self.cpu_run_ns?;
+        procfs::run_time_ns(pid, &self.cpu_threads).map(|now| now != before)
+    }
+
     /// The destination's part of a record.
     pub fn role(self, phase: DestinationPhase) -> Role {
         match self.domain {

@@ -380,6 +380,32 @@ fn a_roll_back_waits_for_a_qemu_that_another_client_holds() {
     goes_on(&mut stage, 1);
 }
 
+/// At the destination: on the way it ends the migration, behind the last copy it does not.
+#[test]
+fn a_migration_is_cancelled_at_its_destination_until_the_guest_is_complete_there() {
+    let (mut stage, gates) = gated();
+    let migration = stage.migrate(&["--bandwidth", "20M"]);
+    let coming = stage.only(1, "running");
+    let id = coming["id"].as_str().unwrap().to_owned();
+    let (exit, text) = stage.linerate_at(1, &["migration", "attach", &id]);
+    assert_eq!(exit, 4, "{text}");
+    assert!(text.contains("watched at its source"), "{text}");
+    let (exit, text) = stage.linerate_at(1, &["migration", "cancel", &id]);
+    assert_eq!(exit, 0, "{text}");
+    assert_eq!(ended(&migration.finish()).exit, Some(5));
+    stage.settles_at(0);
+    let sent = gates[0].hold_after("source.commit_sent").unwrap();
+    let migration = stage.migrate(&[]);
+    sent.wait(LONG).unwrap();
+    let coming = stage.only(1, "running");
+    let (exit, text) = stage.linerate_at(1, &["migration", "cancel", coming["id"].as_str().unwrap()]);
+    assert_eq!(exit, 4, "{text}");
+    assert!(text.contains("too late to cancel"), "{text}");
+    drop(sent);
+    ended(&migration.finish()).completed();
+    stage.settles_at(1);
+}
+
 /// In direct mode and by streams.
 fn arrives_paused(version: QemuVersion) {
     let (mut stage, _) = Stage::gated(&FAST, guest(version));

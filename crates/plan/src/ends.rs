@@ -25,8 +25,9 @@ impl World {
         });
         // Somebody else may have decided while the source gave up.
         let unsure = decided == GuestState::Unknown && self.scenario.way == Way::HandedOver;
-        // Its own copy has died, before or after it was taken back, and an operator has let the other one run.
-        let died = self.guest.gone;
+        // Its own copy has died: that is what it says, or an operator has let the other one run.
+        let let_run = self.check.run_there.contains(&self.session);
+        let died = self.guest.gone && (decided == GuestState::Gone || let_run);
         self.check.that(moved || unsure || died || !owned, Property::OneRuns, || {
             format!("the source says {decided:?}, and the destination has the guest")
         });

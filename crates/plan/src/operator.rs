@@ -74,6 +74,7 @@ impl World {
             return self.tell_source(source::Event::Resolve(resume));
         }
         if held && let Some(run) = self.word_at_destination(to, self.session) {
+            self.decided_there(self.session, run);
             self.note(|| format!("the operator decides at the destination: {run}"));
             self.tell_destination(destination::Event::Resolve(run));
         }
@@ -92,16 +93,25 @@ impl World {
             }
             Machine::Destination(machine) if machine.is_waiting() => {
                 let Some(run) = self.word_at_destination(host, session) else { return };
+                self.decided_there(session, run);
                 self.note(|| format!("host {host}, session {session}: the operator decides: {run}"));
                 self.tell_destination_case(host, session, DestinationEvent::Resolve(run));
             }
             Machine::Destination(machine) if machine.is_held() => {
                 // It may have run: he paused it himself, and lets it go on.
                 (self.wanted, self.paused_since) = (true, true);
+                self.decided_there(session, true);
                 self.note(|| format!("host {host}, session {session}: the operator lets it run"));
                 self.tell_destination_case(host, session, DestinationEvent::Resolve(true));
             }
             _ => {}
+        }
+    }
+
+    /// He answers for it that the source's copy does not run.
+    fn decided_there(&mut self, session: u64, run: bool) {
+        if run {
+            self.check.run_there.insert(session);
         }
     }
 

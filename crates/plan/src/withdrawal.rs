@@ -78,11 +78,12 @@ impl World {
             }
             // It runs nowhere but here.
             Next::Committed if outcome == Some(Outcome::Gone) => {}
-            // The copy here may have ended since, and an operator may have decided for the other.
+            // The copy here may have ended since, and an operator have decided for the other.
             Next::Committed => {
                 let pid = self.hosts[host].record(session).and_then(|record| record.process);
-                let both = pid.is_none_or(|pid| self.lives(pid));
-                self.check.that(!both, Property::OneRuns, || {
+                let ended = pid.is_some_and(|pid| !self.lives(pid));
+                let let_run = self.check.run_there.contains(&session);
+                self.check.that(ended && let_run, Property::OneRuns, || {
                     String::from("a source rolled back, and the destination has committed")
                 });
             }

@@ -193,7 +193,7 @@ impl Body {
         if phase == DestinationPhase::Committed {
             let pid = waiting.qemu.as_ref().map(|qemu| qemu.process.pid);
             waiting.cpu_run_ns = pid.and_then(|pid| procfs::run_time_ns(pid, &waiting.cpu_threads));
-            self.worker.has_worked(waiting.cpu_run_ns);
+            self.worker.note_run_time(waiting.cpu_run_ns);
         }
         let record = Record::new(&self.shared.guest(), self.shared.order, waiting.role(phase));
         let (journal, session) = (&self.agent.journal, self.shared.session);

@@ -127,7 +127,7 @@ impl Worker {
     }
 
     /// For how long the guest's virtual CPUs have run when it is committed.
-    pub fn has_worked(&self, cpu_run_ns: Option<u64>) {
+    pub fn note_run_time(&self, cpu_run_ns: Option<u64>) {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).cpu_run_ns = cpu_run_ns;
     }
 

@@ -9,8 +9,8 @@ use linerate_core::recovery::{
 };
 use linerate_guest::migrate::{DestinationQemu, TakeOver, is_live};
 use linerate_guest::process::{self, StopHow};
-use linerate_guest::registry::{GuestRecord, Origin};
-use linerate_guest::{images, procfs, stale};
+use linerate_guest::registry::Origin;
+use linerate_guest::{images, stale};
 
 use super::{Machine, QMP_WAIT, Unfinished, is_registered, lock, remove_sockets};
 use crate::agent::Agent;
@@ -103,7 +103,7 @@ impl Unfinished {
             Ok(status) if is_live(&status) => Inspection::Runs,
             // It is not to be run, so that nothing is undone by taking it over once more.
             Ok(_) if waiting.ran == Some(false) => Inspection::NeverRan,
-            Ok(_) if has_not_run(&waiting, qemu) => Inspection::NeverRan,
+            Ok(_) if waiting.ran_since_commit(qemu.process.pid) == Some(false) => Inspection::NeverRan,
             Ok(_) => Inspection::MayHaveRun,
             Err(_) if !qemu.is_alive() => Inspection::Ended,
             Err(trouble) => {
@@ -155,10 +155,4 @@ impl Unfinished {
             }
         }
     }
-}
-
-/// Its virtual CPUs have executed nothing since it was committed.
-fn has_not_run(waiting: &Waiting, qemu: &GuestRecord) -> bool {
-    let before = waiting.cpu_run_ns;
-    before.is_some() && procfs::run_time_ns(qemu.process.pid, &waiting.cpu_threads) == before
 }

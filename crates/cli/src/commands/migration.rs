@@ -1,9 +1,10 @@
 //! `linerate migration list | show | attach | cancel`
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use linerate_api::{MigrationDetail, MigrationSummary};
+use linerate_api::{ClientError, Direction, MigrationDetail, MigrationState, MigrationSummary, code};
 
+use super::progress::told;
 use crate::context::Context;
 use crate::display::view::View;
 use crate::display::{Start, watch};
@@ -13,12 +14,15 @@ use crate::flags::MigrationCommand;
 use crate::render::lists;
 use crate::render::report::report;
 
+/// Between two looks at a session that is to end.
+const LOOK: Duration = Duration::from_millis(100);
+
 /// Sees, watches or cancels.
 pub async fn run(command: MigrationCommand, context: &Context) -> Result<Exit, Failure> {
     match command {
         MigrationCommand::List => list(context).await,
         MigrationCommand::Show(flags) => show(&flags.id, context).await,
-        MigrationCommand::Attach(flags) => attach(&flags.id, false, context).await,
+        MigrationCommand::Attach(flags) => attach(&flags.id, context).await,
         MigrationCommand::Cancel(flags) => cancel(&flags.id, context).await,
     }
 }
@@ -46,19 +50,75 @@ fn picture(detail: &MigrationDetail, context: &Context) -> String {
     text
 }
 
-async fn attach(id: &str, cancel: bool, context: &Context) -> Result<Exit, Failure> {
-    let MigrationSummary { id, guest, peer, .. } = find(id, context).await?;
+async fn attach(id: &str, context: &Context) -> Result<Exit, Failure> {
+    let found = find(id, context).await?;
+    if found.direction == Direction::Incoming {
+        return Err(Failure::new(
+            Exit::Refused,
+            format!("{} comes to this host, and is watched at its source", found.guest),
+            format!("see `linerate migration show {}` here, or attach at {}", found.id, found.peer),
+        ));
+    }
+    follow(found, false, context).await
+}
+
+async fn follow(found: MigrationSummary, cancel: bool, context: &Context) -> Result<Exit, Failure> {
+    let MigrationSummary { id, guest, peer, .. } = found;
     watch(context, Start { id, view: View::new(&guest, &peer, None), quiet: false, cancel }).await
 }
 
 /// Cancelled is what was asked for here, so it ends well.
 async fn cancel(id: &str, context: &Context) -> Result<Exit, Failure> {
-    match attach(id, true, context).await {
+    let found = find(id, context).await?;
+    if found.direction == Direction::Incoming {
+        return cancel_here(found, context).await;
+    }
+    match follow(found, true, context).await {
         Ok(Exit::Cancelled) => Ok(Exit::Ok),
         Err(failure) if failure.exit == Exit::Cancelled => Ok(Exit::Ok),
         // It was faster than the wish to stop it.
         Ok(Exit::Ok) => Err(too_late()),
         other => other,
+    }
+}
+
+/// A guest that comes to this host.
+async fn cancel_here(found: MigrationSummary, context: &Context) -> Result<Exit, Failure> {
+    context.client.cancel(&found.id).await?;
+    let what = format!("waiting for the copy of {} to end here", found.guest);
+    let last = told(what, context.err, ended_here(&found, context)).await?;
+    match last.state {
+        MigrationState::Completed => Err(too_late()),
+        MigrationState::Failed | MigrationState::Cancelled => {
+            context.answer(&last, || format!("cancelled: {} was given up on this host\n", last.guest))?;
+            Ok(Exit::Ok)
+        }
+        _ => Err(Failure::new(
+            Exit::Refused,
+            format!(
+                "too late to cancel: {} is complete on this host, and its source is not heard",
+                last.guest
+            ),
+            format!("see whether it runs at the source, and decide: `linerate resolve {}`", last.id),
+        )),
+    }
+}
+
+/// The session when nothing more happens to it by itself.
+async fn ended_here(begun: &MigrationSummary, context: &Context) -> Result<MigrationSummary, Failure> {
+    loop {
+        let summary = match context.client.migration(&begun.id).await {
+            Ok(detail) => detail.summary,
+            // It is over, and nothing of it is left.
+            Err(ClientError::Agent { body, .. }) if body.code == code::MIGRATION_UNKNOWN => {
+                return Ok(MigrationSummary { state: MigrationState::Cancelled, ..begun.clone() });
+            }
+            Err(error) => return Err(error.into()),
+        };
+        if !matches!(summary.state, MigrationState::Running | MigrationState::Cancelling) {
+            return Ok(summary);
+        }
+        tokio::time::sleep(LOOK).await;
     }
 }
 

@@ -1,6 +1,6 @@
 //! How it ends: the guest runs here, or nothing of it stays.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use linerate_core::destination::Event;
@@ -8,13 +8,11 @@ use linerate_core::recovery::{RUN_AGAIN_AFTER, RUN_FOR};
 use linerate_core::{Code, Fault, Step};
 use linerate_guest::migrate::TakeOver;
 use linerate_guest::process::{self, StopHow};
-use linerate_guest::registry::GuestRecord;
-use linerate_guest::{images, procfs, remains};
+use linerate_guest::{images, remains};
 
 use super::{QMP_WAIT, State, here, internal};
 use crate::clock::cpu_time;
 use crate::faults::chain;
-use crate::journal::Waiting;
 
 impl State {
     /// The journal says that the guest is ours. What becomes of that is told in one of three events.
@@ -56,7 +54,9 @@ impl State {
                     if !error.is_late() {
                         qemu.qmp().hang_up();
                         if let Ok(qmp) = process::connect(record, Instant::now() + QMP_WAIT) {
-                            qemu.reconnect(qmp, has_worked(&self.waiting, record));
+                            let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+                            let ran = waiting.ran_since_commit(record.process.pid) == Some(true);
+                            qemu.reconnect(qmp, ran);
                         }
                     }
                     error
@@ -131,11 +131,4 @@ impl State {
         self.shared.tell(Event::TornDown);
         Ok(())
     }
-}
-
-/// Whether its virtual CPUs have used time since it was committed, as far as that is known.
-fn has_worked(waiting: &Mutex<Waiting>, record: &GuestRecord) -> bool {
-    let waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
-    let now = procfs::run_time_ns(record.process.pid, &waiting.cpu_threads);
-    waiting.cpu_run_ns.zip(now).is_some_and(|(before, now)| now > before)
 }
