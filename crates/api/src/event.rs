@@ -50,7 +50,7 @@ pub enum EventKind {
     },
     /// Something that the operator should know and that does not stop the migration.
     Warning {
-        /// In words.
+        /// What is wrong, for the operator to read.
         text: String,
     },
     /// It is over. Always the last event.

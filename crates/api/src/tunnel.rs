@@ -174,7 +174,7 @@ pub enum TunnelEvent {
     },
     /// Something that the operator should know.
     Warning {
-        /// In words.
+        /// What is wrong, for the operator to read.
         text: String,
     },
     /// It is over; nothing comes after it.

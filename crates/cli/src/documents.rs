@@ -10,7 +10,7 @@ use crate::commands::Job;
 pub struct ConfigChecked<'a> {
     /// Path of the configuration.
     pub config: &'a str,
-    /// Always true.
+    /// The configuration has no fault. Always true: a fault is an error.
     pub good: bool,
 }
 
@@ -19,7 +19,7 @@ pub struct ConfigChecked<'a> {
 pub struct PortConfirmed<'a> {
     /// Name of the port.
     pub port: &'a str,
-    /// Always true.
+    /// The setting stays. Always true: otherwise there is an error.
     pub confirmed: bool,
 }
 
@@ -28,7 +28,7 @@ pub struct PortConfirmed<'a> {
 pub struct PortPutBack<'a> {
     /// Name of the port.
     pub port: &'a str,
-    /// Always true.
+    /// The port is set as before. Always true: otherwise there is an error.
     pub put_back: bool,
 }
 
@@ -37,7 +37,7 @@ pub struct PortPutBack<'a> {
 pub struct QosText<'a> {
     /// The system: `windows`, or a switch's as `--system` names it.
     pub system: &'a str,
-    /// The text.
+    /// The configuration, one command or line of it in each line.
     pub text: &'a str,
 }
 
@@ -46,7 +46,7 @@ pub struct QosText<'a> {
 pub struct ErrorLine<'a> {
     /// Always `error`: tells this line from an event.
     pub kind: &'static str,
-    /// What failed.
+    /// What failed, on which side, and where the guest is.
     pub error: &'a ErrorBody,
     /// Exit code of the command.
     pub exit_code: u8,
@@ -60,12 +60,12 @@ pub enum DomainEvent<'a> {
     Mode {
         /// By Linerate or by libvirt.
         mode: Mode,
-        /// Why not directly.
+        /// Why RAM goes through QEMU's streams. Null if it is copied directly.
         reason: Option<&'a str>,
     },
     /// Something that the operator should know.
     Warning {
-        /// In words.
+        /// What is wrong, for the operator to read.
         text: &'a str,
     },
     /// libvirt's own numbers, while it copies.

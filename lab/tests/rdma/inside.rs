@@ -66,6 +66,12 @@ impl Moved {
     }
 }
 
+/// A part has arrived, and the link to which something is done has carried some of it: a link that is still being opened cannot be lost.
+fn carries(event: &Value) -> bool {
+    let more = |of: &Value, bytes: u64| of["sent_bytes"].as_u64().is_some_and(|sent| sent > bytes);
+    more(event, 4 << 20) && more(&event["links"][1], 1 << 20)
+}
+
 /// Moves the guest in direct mode, compares its memory, and does something when a part has arrived.
 pub(crate) fn migrate(agent: &Agent, to: &str, transport: &str, halfway: impl FnOnce()) -> Moved {
     migrate_with(agent, to, transport, "--verify", halfway)
@@ -92,7 +98,7 @@ pub(crate) fn migrate_with(
     let mut halfway = Some(halfway);
     for line in BufReader::new(child.stdout.take().unwrap()).lines() {
         let event: Value = serde_json::from_str(&line.unwrap()).unwrap();
-        if event["sent_bytes"].as_u64().is_some_and(|bytes| bytes > 4 << 20)
+        if carries(&event)
             && let Some(halfway) = halfway.take()
         {
             halfway();

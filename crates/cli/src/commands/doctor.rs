@@ -61,7 +61,7 @@ pub(super) struct Look {
     pub(super) findings: Vec<Finding>,
     /// Hosts that could not be asked.
     pub(super) unheard: Vec<Unheard>,
-    /// Inventories and measurements.
+    /// The inventories of both hosts and what was measured between them.
     pub(super) room: Room,
 }
 

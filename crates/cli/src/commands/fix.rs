@@ -46,7 +46,7 @@ struct FixDocument<'a> {
     look: &'a Look,
     /// What would be done, or was.
     fix: &'a Mends,
-    /// How it ended.
+    /// Whether ports were set, and stayed so.
     outcome: Outcome,
 }
 

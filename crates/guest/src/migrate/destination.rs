@@ -27,7 +27,7 @@ pub struct DestinationQemu {
 /// What is known of a guest that was told to run, where the answer is lost.
 #[derive(Debug, Default)]
 struct HasRun {
-    /// QEMU said so.
+    /// QEMU's RESUME event has come.
     told: bool,
     /// Its virtual CPUs have used time since it was committed. A little of that may be QEMU's own work.
     cpus_worked: bool,
