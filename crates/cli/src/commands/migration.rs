@@ -109,9 +109,11 @@ async fn ended_here(begun: &MigrationSummary, context: &Context) -> Result<Migra
     loop {
         let summary = match context.client.migration(&begun.id).await {
             Ok(detail) => detail.summary,
-            // It is over, and nothing of it is left.
+            // The agent was started again, and nothing is left to do: the guest tells how it ended.
             Err(ClientError::Agent { body, .. }) if body.code == code::MIGRATION_UNKNOWN => {
-                return Ok(MigrationSummary { state: MigrationState::Cancelled, ..begun.clone() });
+                let is_here = context.client.guests().await?.iter().any(|guest| guest.name == begun.guest);
+                let state = if is_here { MigrationState::Completed } else { MigrationState::Cancelled };
+                return Ok(MigrationSummary { state, ..begun.clone() });
             }
             Err(error) => return Err(error.into()),
         };
