@@ -113,7 +113,7 @@ fn fill(path: &PathBuf) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn run(mut command: Command) -> anyhow::Result<()> {
+pub fn run(mut command: Command) -> anyhow::Result<()> {
     let done = command.output()?;
     ensure!(done.status.success(), "{command:?}: {}", String::from_utf8_lossy(&done.stderr).trim());
     Ok(())

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use linerate_api::Side;
+use linerate_api::{MigrationState, MigrationSummary, Side};
 use linerate_lab::{GuestParameters, GuestSpec, guest};
 
 use super::case::{Case, Fault, LIMIT};
@@ -18,6 +18,8 @@ use crate::transcript::Transcript;
 /// The guest's name.
 pub const NAME: &str = "victim";
 const SETTLE: Duration = Duration::from_secs(120);
+/// The exit code of a migration that waits for its operator.
+const UNDECIDED: i32 = 6;
 
 pub(super) fn run(book: &mut Book<'_>, cases: &[Case]) -> anyhow::Result<()> {
     for case in cases {
@@ -94,6 +96,9 @@ fn act(site: &mut Site, case: &Case, outcome: &mut Outcome) -> anyhow::Result<()
         ending.report.as_ref().and_then(|report| Some(report.blackout?.total_us as f64 / 1e3));
     let answered = Instant::now();
     inject::undo(site, case)?;
+    if case.fault == Fault::QemuKill && ending.exit == Some(UNDECIDED) {
+        give_up(site, outcome)?;
+    }
     site.settle(SETTLE)?;
     outcome.settled_s = Some(answered.elapsed().as_secs_f64());
     let place = place(site, case, &ending, outcome)?;
@@ -108,6 +113,18 @@ fn act(site: &mut Site, case: &Case, outcome: &mut Outcome) -> anyhow::Result<()
             Ok(())
         }
     }
+}
+
+/// The guest ran at the destination, and its QEMU there is dead: the source keeps its older copy for an operator, who wants none.
+fn give_up(site: &Site, outcome: &mut Outcome) -> anyhow::Result<()> {
+    let undecided = |migration: &MigrationSummary| migration.state == MigrationState::Undecided;
+    for migration in site.migrations(0)?.iter().filter(|one| undecided(one)) {
+        let mut resolve = site.agent(0)?.client();
+        resolve.args(["resolve", &migration.id.to_string(), "--give-up"]);
+        inject::run(resolve)?;
+        outcome.migration.push_str("; the operator gave the copy at the source up");
+    }
+    Ok(())
 }
 
 fn with_fault(site: &mut Site, case: &Case, outcome: &mut Outcome) -> anyhow::Result<Ending> {

@@ -350,7 +350,8 @@ impl Agent {
             unfinished.commit_again(copy);
         }
         let outcome = self.outcome(session);
-        tracing::info!(%session, %peer, ?outcome, copy, "its source has committed and asks");
+        // Asked every second until it is decided.
+        tracing::debug!(%session, %peer, ?outcome, copy, "its source has committed and asks");
         accepted.outcome(outcome).map_err(|error| chain(&error))
     }
 

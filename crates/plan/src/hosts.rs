@@ -78,6 +78,8 @@ pub struct Host {
     pub cases: BTreeMap<u64, Case>,
     /// Roll-backs that are told beside their sessions.
     pub withdrawals: BTreeMap<u64, Withdrawal>,
+    /// [`Record::untold`] where the disk did not take it: it goes with the session's next record.
+    pub untold: BTreeMap<u64, bool>,
     /// Disks cannot be activated here until then.
     pub disks_away_until: Time,
     /// No hypervisor here answers until then.
@@ -134,6 +136,7 @@ impl Host {
         record.phase = phase;
         record.process = known.process.or(record.process);
         record.ran = known.ran.unwrap_or(record.ran);
+        record.untold = self.untold.get(&session).copied().unwrap_or(record.untold);
         self.put(now, session, record, !known.recovers)
     }
 
@@ -141,6 +144,7 @@ impl Host {
     pub fn put(&mut self, now: Time, session: u64, record: Record, keep: bool) -> bool {
         if self.takes(now) {
             self.unwritten.remove(&session);
+            self.untold.remove(&session);
             self.journal.insert(session, record);
             return true;
         }
@@ -177,6 +181,7 @@ impl Host {
         self.unwritten.clear();
         self.cases.clear();
         self.withdrawals.clear();
+        self.untold.clear();
     }
 
     /// The journal as recovery sees it.

@@ -166,6 +166,16 @@ impl World {
         });
     }
 
+    /// A source that has its guest back goes on telling the destination until it is heard.
+    fn check_told(&mut self, host: usize, session: u64) {
+        let source = &self.hosts[host];
+        let untold = source.record(session).is_some_and(|record| record.untold);
+        let tells = untold || source.untold.contains_key(&session) || source.withdrawals.contains_key(&session);
+        self.check.that(tells, Property::Ends, || {
+            String::from("a source rolled back, and nobody tells the destination, which keeps a complete guest")
+        });
+    }
+
     /// The guest is complete here. Whether it is run depends on whether the source's copy is left, and on what is told of it.
     fn word_at_destination(&mut self, host: usize, session: u64) -> Option<bool> {
         let taken_back = self.check.resolved.contains(&session);
@@ -180,7 +190,10 @@ impl World {
         match (self.process_of(1 - host, session), phase) {
             // What another guest's copy has become since, only that one's host knows.
             (None, _) => Some(current && !self.all().any(|guest| guest.running)),
-            (Some(_), Some(Phase::Source(SourcePhase::RolledBack))) => Some(false),
+            (Some(_), Some(Phase::Source(SourcePhase::RolledBack))) => {
+                self.check_told(1 - host, session);
+                Some(false)
+            }
             (Some(_), _) if runs_there && source == Some(Seen::Nothing) => Some(false),
             // The source waits, and hears of it.
             (Some(_), _) if source == Some(Seen::Undecided) && !taken_back => {

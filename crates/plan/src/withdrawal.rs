@@ -23,7 +23,9 @@ impl World {
         let Some(mut record) = self.hosts[host].record(session).cloned() else { return };
         if record.untold != untold {
             record.untold = untold;
-            self.hosts[host].put(now, session, record, true);
+            if !self.hosts[host].put(now, session, record, true) {
+                self.hosts[host].untold.insert(session, untold);
+            }
         }
     }
 

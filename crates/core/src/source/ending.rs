@@ -139,12 +139,17 @@ impl Source {
         }
     }
 
-    /// The destination's agent was restarted, or gave up while no link could carry its word: it holds nothing of the guest.
-    /// After commit this is no answer: its journal is asked.
+    /// The destination's agent was restarted, or gave up while no link could carry its word. A guest that may be complete over
+    /// there is in its journal, and kept until the roll-back is told beside the session. After commit this is no answer: its journal
+    /// is asked.
     pub(super) fn forgotten(&mut self, now: Time) {
         match &mut self.state {
             State::RollingBack(roll_back) => {
-                roll_back.peer_done = true;
+                if roll_back.held {
+                    roll_back.until = now; // An abort is not answered any more.
+                } else {
+                    roll_back.peer_done = true;
+                }
                 self.end_when_rolled_back(now);
             }
             State::Committing { .. } | State::CleaningUp { .. } | State::Parting { .. } | State::Ended => {}
@@ -152,7 +157,7 @@ impl Source {
             _ => {
                 let detail = "it does not know this migration any more";
                 let fault = Fault::new(Code::AgentRestarted, self.step, Side::Destination, detail);
-                self.roll_back(now, fault, false);
+                self.roll_back(now, fault, self.may_be_held && !self.config.handed_over);
             }
         }
     }

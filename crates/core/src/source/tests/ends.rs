@@ -12,8 +12,11 @@ fn a_destination_that_has_forgotten_the_session_rolls_it_back_before_commit() {
         if heeded {
             let fault = driver.fault().expect("rolls back");
             assert_eq!((fault.code, fault.side), (Code::AgentRestarted, Side::Destination), "{state:?}");
+            driver.tell(Event::PathLost(PATH));
             let ends = driver.tell(rolled_back(true));
-            assert!(withdraws(&ends).is_none(), "{state:?}: there is nothing to withdraw");
+            // Its journal knows of a guest that may be complete there, and its new agent keeps it.
+            let held = (state >= Sealing).then_some(true);
+            assert_eq!(withdraws(&ends), held, "{state:?}");
         }
     }
 }
@@ -35,6 +38,19 @@ fn a_roll_back_that_nobody_could_be_told_of_is_withdrawn_and_no_other() {
             let held = state >= Sealing;
             assert_eq!(withdraws(&actions), (!told).then_some(held), "{state:?}: {actions:?}");
         }
+    }
+}
+
+/// Nobody answers the abort any more.
+#[test]
+fn a_destination_that_forgets_the_session_during_the_roll_back_is_told_beside_it() {
+    for state in BEFORE_COMMIT {
+        let mut driver = Driver::at(state);
+        driver.tell(Event::Failed(fault(Code::HypervisorFailed)));
+        let mut actions = driver.tell(Event::Forgotten);
+        actions.extend(driver.tell(Event::PathLost(PATH)));
+        actions.extend(driver.tell(rolled_back(true)));
+        assert_eq!(withdraws(&actions), (state >= Sealing).then_some(true), "{state:?}: {actions:?}");
     }
 }
 
