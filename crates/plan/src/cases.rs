@@ -242,7 +242,12 @@ impl World {
 
     fn case_writes(&mut self, host: usize, session: u64, phase: Phase) -> bool {
         let now = self.now;
-        self.hosts[host].write(now, session, phase, Known { recovers: true, ..Known::default() })
+        let known = Known { recovers: true, ..Known::default() };
+        let written = self.hosts[host].write(now, session, phase, known);
+        if written && phase == Phase::Source(SourcePhase::TakingBack) {
+            self.begin_withdrawal(host, session, true);
+        }
+        written
     }
 
     /// As the agent finds it: by the hypervisor's word, and by the run time of its virtual CPUs, which may have been used up by

@@ -170,11 +170,13 @@ pub enum Mutation {
     CommitNotSaidAgain,
     /// A loaded guest whose source is not heard is given up after a while.
     LoadedGivenUp,
+    /// A roll-back that no abort could tell is not told beside the session either.
+    NeverWithdrawn,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Mutation; 29] = [
+    pub const ALL: [Mutation; 30] = [
         Mutation::FenceWithoutStopping,
         Mutation::FenceForgetsRefused,
         Mutation::ScanForgets,
@@ -204,6 +206,7 @@ impl Mutation {
         Mutation::RollBackWrittenAnyway,
         Mutation::CommitNotSaidAgain,
         Mutation::LoadedGivenUp,
+        Mutation::NeverWithdrawn,
     ];
 }
 

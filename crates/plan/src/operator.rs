@@ -170,9 +170,12 @@ impl World {
     fn check_told(&mut self, host: usize, session: u64) {
         let source = &self.hosts[host];
         let untold = source.record(session).is_some_and(|record| record.untold);
-        let tells = untold || source.untold.contains_key(&session) || source.withdrawals.contains_key(&session);
+        let tells =
+            untold || source.untold.contains_key(&session) || source.withdrawals.contains_key(&session);
         self.check.that(tells, Property::Ends, || {
-            String::from("a source rolled back, and nobody tells the destination, which keeps a complete guest")
+            String::from(
+                "a source rolled back, and nobody tells the destination, which keeps a complete guest",
+            )
         });
     }
 

@@ -5,13 +5,16 @@ use linerate_core::recovery::DestinationEvent;
 use linerate_core::withdrawal::{Next, Withdrawal};
 use linerate_core::{Outcome, Side, destination, source};
 
-use crate::check::{Property, Way};
+use crate::check::{Mutation, Property, Way};
 use crate::source_body::SourceWork;
 use crate::world::{Happening, World};
 
 impl World {
     /// The first try comes at once.
     pub fn begin_withdrawal(&mut self, host: usize, session: u64, held: bool) {
+        if self.options.mutation == Some(Mutation::NeverWithdrawn) {
+            return self.set_untold(host, session, false);
+        }
         self.set_untold(host, session, held);
         self.hosts[host].withdrawals.insert(session, Withdrawal::new(self.now, held));
         self.withdraw(host, self.hosts[host].life, session);

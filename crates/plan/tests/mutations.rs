@@ -186,6 +186,11 @@ fn rule_12_a_loaded_guest_that_is_given_up_for_silence() {
 }
 
 #[test]
+fn rule_12_a_roll_back_that_is_not_told_beside_the_session() {
+    noticed_in(often(&["agent crashes", "commit"]), Mutation::NeverWithdrawn, Property::Ends, 1000);
+}
+
+#[test]
 fn rule_12_a_commit_that_is_not_said_again() {
     noticed_in(often(&["agent crashes", "commit"]), Mutation::CommitNotSaidAgain, Property::Ends, 1000);
 }

@@ -9,8 +9,10 @@ use linerate_lab::{
 };
 use serde_json::{Value, json};
 
-use super::{DISK_MB, Hosts, ONE, Stage, options, plain_disk_mbps};
+use super::{Hosts, ONE, Stage, options, plain_disk_mbps};
 
+/// The guest goes over all of it within a second.
+const SMALL_DISK_MB: u64 = 4;
 /// Recovery tries every second.
 const SOON: Duration = Duration::from_secs(40);
 
@@ -37,7 +39,7 @@ impl Stage {
         guest.parameters.disk_mbps = plain_disk_mbps(guest.program);
         let stage = Stage::of(hosts, |lab| {
             let image = lab.directory().join("disk.img");
-            make_disk(&image, DISK_MB).unwrap();
+            make_disk(&image, SMALL_DISK_MB).unwrap();
             guest.disk(&image, DiskMode::Buffered)
         });
         (stage, gates)

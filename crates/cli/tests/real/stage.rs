@@ -439,10 +439,10 @@ impl Drop for Migration {
 /// Passes and operations on its disk in which a guest has come to all that it has. Those without a kernel check what they do not write in
 /// every eighth pass only, and go over their disk in order, at most two operations on each slot.
 fn rounds_of(guest: &GuestSpec) -> (u64, u64) {
-    let slots = (DISK_MB << 20) / SLOT_BYTES as u64;
+    let slots = |image: &Path| std::fs::metadata(image).unwrap().len() / SLOT_BYTES as u64;
     match guest.program {
         GuestProgram::Linux => (2, 0),
-        _ => (9, guest.disk.as_ref().map_or(0, |_| 2 * slots)),
+        _ => (9, guest.disk.as_ref().map_or(0, |(image, _)| 2 * slots(image))),
     }
 }
 
