@@ -19,6 +19,7 @@ const LONG: &[&str] = &[
     "rdma",
     "real_stream",
     "real_migration",
+    "real_orders",
     "doctor",
     "real_disks",
     "real_libvirt",

@@ -7,52 +7,17 @@
 #[allow(dead_code, reason = "shared with real_migration.rs")]
 mod stage;
 
-#[path = "real/hands.rs"]
-mod hands;
-
-#[path = "real/orders.rs"]
-mod orders;
+#[path = "real/recovering.rs"]
+mod recovering;
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use linerate_lab::guest::kvm_is_missing;
-use linerate_lab::{GuestParameters, GuestSpec, QemuVersion};
+use linerate_lab::QemuVersion;
+use recovering::{FAST, LONG, gated, goes_on, guest};
 use stage::{Migration, Stage, ended, round_began};
 
-/// Long enough for a slow machine; only a hang meets it.
-const LONG: Duration = Duration::from_secs(40);
-const FAST: [u64; 2] = [1000, 1000];
 const STREAM: [&str; 4] = ["--mode", "stream", "--max-blackout", "5s"];
-
-/// Without a kernel, under KVM if there is one: quick.
-fn guest(version: QemuVersion) -> GuestSpec {
-    let parameters = GuestParameters { mem_mb: 32, verify_mbps: 400, ..GuestParameters::default() };
-    let quick = kvm_is_missing().is_none();
-    let spec = if quick { GuestSpec::user_mode } else { GuestSpec::new };
-    spec("g", parameters).qemu(version)
-}
-
-fn gated() -> (Stage, [linerate_lab::Gate; 2]) {
-    Stage::gated(&FAST, guest(QemuVersion::Ten))
-}
-
-/// Moves the guest to the other host and looks at it there.
-fn moves(stage: &mut Stage) {
-    ended(&stage.migrate(&[]).finish()).completed();
-    stage.settles_at(1 - stage.source);
-}
-
-/// Both agents again, in an order, and there and back.
-fn goes_on(stage: &mut Stage, first: usize) {
-    for host in [first, 1 - first] {
-        stage.agent(host).kill().unwrap();
-        stage.agent(host).restart().unwrap();
-    }
-    stage.settles_at(stage.source);
-    moves(stage);
-    moves(stage);
-}
 
 /// Another process that holds the lock of the guest's image.
 struct Lock(Child);

@@ -178,6 +178,7 @@ impl World {
                 self.shut_gate();
                 self.source_will(100, 20_000, SourceWork::RollsBack);
             }
+            Action::Untold(is) => self.untold(is),
             Action::Query => self.ask(self.at(Side::Source), self.session),
             Action::Withdraw { held } => self.begin_withdrawal(self.at(Side::Source), self.session, held),
             Action::CleanUp => self.source_will(500, 10_000, SourceWork::CleansUp),

@@ -1,7 +1,8 @@
 //! A roll-back that no control connection could carry, told beside the session over any link that works; and what a
 //! destination that does not know the session says to whoever connects.
 
-use linerate_core::recovery::DestinationEvent;
+use linerate_core::journal::SourcePhase;
+use linerate_core::recovery::{DestinationEvent, Phase};
 use linerate_core::withdrawal::{Next, Withdrawal};
 use linerate_core::{Outcome, Side, destination, source};
 
@@ -27,6 +28,18 @@ impl World {
         if record.untold != untold {
             record.untold = untold;
             if !self.hosts[host].put(now, session, record, true) {
+                self.hosts[host].untold.insert(session, untold);
+            }
+        }
+    }
+
+    /// Before the record of the roll-back it goes to disk with it.
+    pub fn untold(&mut self, untold: bool) {
+        let (host, session) = (self.at(Side::Source), self.session);
+        let rolled_back = Phase::Source(SourcePhase::RolledBack);
+        match self.hosts[host].record(session).is_some_and(|record| record.phase == rolled_back) {
+            true => self.set_untold(host, session, untold),
+            false => {
                 self.hosts[host].untold.insert(session, untold);
             }
         }

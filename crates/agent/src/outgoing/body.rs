@@ -202,7 +202,11 @@ impl Body {
                 self.worker.ask(Job::CheckStands);
             }
             Action::Query => {}
-            Action::Withdraw { held } => self.withdraw(held),
+            Action::Untold(is) => self.untold(is),
+            // The destination does not know of the roll-back.
+            Action::Withdraw { held } => {
+                links::withdraw(&self.shared, &self.agent.journal, &self.record, held);
+            }
             Action::End(ending) => self.ending = Some(ending),
         }
     }
@@ -247,13 +251,14 @@ impl Body {
         }
     }
 
-    /// The destination does not know of the roll-back. If it may hold the guest, a later agent is to tell it too.
-    fn withdraw(&mut self, held: bool) {
-        if let (true, Role::Source { untold, .. }) = (held, &mut self.record.role) {
-            *untold = true;
-            let _ = self.agent.journal.put_end(self.shared.session, &self.record);
+    /// Whether a later agent is to tell the destination of the roll-back.
+    fn untold(&mut self, is: bool) {
+        if let Role::Source { untold, .. } = &mut self.record.role {
+            *untold = is;
         }
-        links::withdraw(&self.shared, &self.agent.journal, &self.record, held);
+        if !is {
+            super::is_told(&self.agent.journal, self.shared.session);
+        }
     }
 
     fn write_journal(&mut self, new: SourcePhase) {

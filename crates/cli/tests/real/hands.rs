@@ -5,7 +5,7 @@ use std::path::Path;
 use linerate_lab::{DiskMode, QemuVersion, Qmp};
 use serde_json::{Value, json};
 
-use super::{FAST, LONG, guest};
+use crate::recovering::{FAST, LONG, guest};
 use crate::stage::{Stage, ended, round_began};
 
 fn cont(monitor: &std::path::Path) {

@@ -176,6 +176,9 @@ impl Source {
             }
             _ => return,
         }
+        if roll_back.held && roll_back.guest.is_some() && !roll_back.peer_done {
+            self.actions.push_back(Action::Untold(false));
+        }
         roll_back.peer_done = true;
         self.end_when_rolled_back(now);
     }
@@ -188,6 +191,9 @@ impl Source {
             let back = complete && guest != GuestState::Gone;
             roll_back.peer_done |= !back && roll_back.held && roll_back.tell_at.is_some();
             if complete {
+                if roll_back.held && !roll_back.peer_done {
+                    self.actions.push_back(Action::Untold(true));
+                }
                 self.actions.push_back(Action::Journal(SourcePhase::RolledBack));
             }
             self.unfinished = !complete;

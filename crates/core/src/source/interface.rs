@@ -210,6 +210,9 @@ pub enum Action {
     Journal(SourcePhase),
     /// Undo everything; the guest is to do what it did before. Then [`Event::RolledBack`].
     RollBack,
+    /// Whether a later agent is to tell the destination of the roll-back, as the destination may have the guest complete. `true`
+    /// comes before the record of the roll-back and goes to disk with it; `false` comes when the destination has answered.
+    Untold(bool),
     /// Say commit once more on a connection of its own, and ask how the session stands: the destination's agent may have
     /// been started again before the message reached it, and holds the loaded guest then. Then [`Event::Answered`] or
     /// [`Event::Unanswered`].

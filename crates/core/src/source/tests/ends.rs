@@ -41,6 +41,31 @@ fn a_roll_back_that_nobody_could_be_told_of_is_withdrawn_and_no_other() {
     }
 }
 
+/// On disk with the record of the roll-back: the agent may end before anybody answers.
+#[test]
+fn a_later_agent_is_to_tell_of_a_roll_back_until_the_destination_has_answered() {
+    for state in BEFORE_COMMIT {
+        let mut driver = Driver::at(state);
+        driver.tell(Event::Failed(fault(Code::HypervisorFailed)));
+        let actions = driver.tell(rolled_back(true));
+        let at = |wanted: Action| actions.iter().position(|action| *action == wanted);
+        let record = at(Action::Journal(SourcePhase::RolledBack)).expect("it is written");
+        let untold = at(Action::Untold(true));
+        assert_eq!(untold.map(|at| at + 1 == record), (state >= Sealing).then_some(true), "{state:?}");
+        let told = driver.receive(Message::Aborted).contains(&Action::Untold(false));
+        assert_eq!(told, state >= Sealing, "{state:?}");
+        // One that answered first, and one that may have the only copy, need no word.
+        for (heard, guest) in [(true, rolled_back(true)), (false, rolled_back(false))] {
+            let mut driver = Driver::at(state);
+            driver.tell(Event::Failed(fault(Code::HypervisorFailed)));
+            if heard {
+                driver.receive(Message::Aborted);
+            }
+            assert!(!driver.tell(guest).contains(&Action::Untold(true)), "{state:?}");
+        }
+    }
+}
+
 /// Nobody answers the abort any more.
 #[test]
 fn a_destination_that_forgets_the_session_during_the_roll_back_is_told_beside_it() {

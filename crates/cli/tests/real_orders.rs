@@ -1,14 +1,18 @@
 //! Other orders in which things break around commit. Whatever breaks: the guest runs once, with its disk, and exit code 0 says
-//! that it runs at the destination.
+//! that it runs at the destination. As root, with what lab/install.sh installs.
 
-use linerate_lab::QemuVersion;
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Tests say what they expect.
 
-use super::{FAST, LONG, goes_on, guest};
-use crate::stage::{Migration, Stage, ended};
+#[path = "real/hands.rs"]
+mod hands;
+#[path = "real/recovering.rs"]
+mod recovering;
+#[path = "real/stage.rs"]
+#[allow(dead_code, reason = "shared with real_migration.rs")]
+mod stage;
 
-fn gated() -> (Stage, [linerate_lab::Gate; 2]) {
-    Stage::gated(&FAST, guest(QemuVersion::Ten))
-}
+use recovering::{LONG, gated, goes_on};
+use stage::{Migration, Stage, ended};
 
 fn restart(stage: &mut Stage, hosts: [usize; 2]) {
     for host in hosts {
@@ -80,6 +84,29 @@ fn a_destination_is_told_of_a_roll_back_by_the_agent_after_the_next() {
     stage.until("it is rolled back", || stage.unfinished(0).is_empty().then_some(()));
     stage.wait_state(0, "running");
     stage.agent(0).kill().unwrap();
+    assert_eq!(stage.hypervisors(1).len(), 1);
+    stage.cut_all(false);
+    stage.agent(0).restart().unwrap();
+    stage.settles_at(0);
+    goes_on(&mut stage, 1);
+}
+
+/// The record of the roll-back is the last that the source's agent does; no word of it has left the host.
+#[test]
+fn a_destination_is_told_of_a_roll_back_by_the_next_agent() {
+    let (mut stage, gates) = gated();
+    let written = gates[0].hold_after("source.rolled_back").unwrap();
+    let sent = gates[0].hold_before("source.commit_sent").unwrap();
+    gates[0].fill("source.commit_sent", true).unwrap();
+    let migration = stage.migrate(&[]);
+    sent.wait(LONG).unwrap();
+    stage.cut_all(true);
+    drop(sent);
+    written.wait(LONG).unwrap();
+    stage.agent(0).kill().unwrap();
+    drop(written);
+    drop(migration);
+    gates[0].fill("source.commit_sent", false).unwrap();
     assert_eq!(stage.hypervisors(1).len(), 1);
     stage.cut_all(false);
     stage.agent(0).restart().unwrap();
