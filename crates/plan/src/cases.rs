@@ -243,11 +243,7 @@ impl World {
     fn case_writes(&mut self, host: usize, session: u64, phase: Phase) -> bool {
         let now = self.now;
         let known = Known { recovers: true, ..Known::default() };
-        let written = self.hosts[host].write(now, session, phase, known);
-        if written && phase == Phase::Source(SourcePhase::TakingBack) {
-            self.begin_withdrawal(host, session, true);
-        }
-        written
+        self.hosts[host].write(now, session, phase, known)
     }
 
     /// As the agent finds it: by the hypervisor's word, and by the run time of its virtual CPUs, which may have been used up by

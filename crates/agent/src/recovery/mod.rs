@@ -422,7 +422,7 @@ impl Unfinished {
     }
 
     /// Puts a phase on disk; says whether it is.
-    fn write(&self, agent: &Arc<Agent>, phase: Phase) -> bool {
+    fn write(&self, agent: &Agent, phase: Phase) -> bool {
         let mut record = lock(&self.record).clone();
         record.set_phase(phase);
         match (&mut record.role, phase) {
@@ -436,9 +436,6 @@ impl Unfinished {
         record.changed_unix_ms = crate::clock::unix_ms();
         match agent.journal.put(self.session, &record) {
             Ok(()) => {
-                if phase == Phase::Source(SourcePhase::TakingBack) {
-                    tell_destination(agent, self.session, record.clone());
-                }
                 *lock(&self.record) = record;
                 self.worked();
                 true

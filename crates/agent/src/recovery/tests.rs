@@ -179,6 +179,33 @@ fn a_destination_is_not_told_if_the_guest_did_not_come_back_here() {
     assert!(peer.0.accept().is_err());
 }
 
+/// The operator lets the guest run here, and it turns out that it cannot: then the destination's copy is the only one.
+#[test]
+fn a_destination_is_not_told_that_an_operator_keeps_a_guest_before_it_is_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let (agent, peer) = (agent(&dir, &[]), Peer::new());
+    let mut ending = Ending::start(&dir);
+    let session = peer.session(&agent, &arrived(&agent, ending.pid()), SourcePhase::CommitSent, false);
+    recover(&agent).unwrap();
+    let end = Instant::now() + Duration::from_secs(60);
+    // Questions come until the operator's word is on disk, and are not answered.
+    let mut resolved = false;
+    loop {
+        let before = written(&agent, session).0;
+        let comes = peer.0.accept().is_ok();
+        assert!(!comes || before == SourcePhase::CommitSent, "it is told, and the guest is not back");
+        match before {
+            SourcePhase::CommitSent => resolved |= !resolved && comes && agent.unfinished()[0].resolve(true),
+            SourcePhase::TakingBack => ending.end(),
+            _ => break,
+        }
+        assert!(Instant::now() < end, "{before:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    wait_written(&agent, session, (SourcePhase::RolledBack, false));
+    assert!(peer.0.accept().is_err());
+}
+
 /// A live session could not bring its guest home.
 #[test]
 fn a_destination_is_told_of_a_roll_back_that_a_live_session_left_to_recovery() {
