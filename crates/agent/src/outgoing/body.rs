@@ -271,9 +271,6 @@ impl Body {
             }
             Role::Destination { .. } => {}
         }
-        if let (SourcePhase::TakingBack, Role::Source { untold, .. }) = (new, &mut record.role) {
-            *untold = true;
-        }
         record.changed_unix_ms = crate::clock::unix_ms();
         let (journal, session) = (&self.agent.journal, self.shared.session);
         let is_end = matches!(new, SourcePhase::Finished | SourcePhase::RolledBack);

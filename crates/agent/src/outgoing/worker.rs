@@ -349,19 +349,7 @@ impl State {
     }
 
     fn write_device_state(&mut self) -> Result<(), Fault> {
-        let failed = |error: MigrateError| qemu_fault(Step::Blackout, &error);
-        let abandon = self.abandon.clone();
-        let completed = self
-            .guest
-            .qemu
-            .complete_mirrors(Instant::now() + HOLD_WAIT, &|| abandon.load(Ordering::SeqCst))
-            .map_err(failed)?;
-        completed.into_iter().for_each(|disks| self.shared.tell(Event::Disks(self.shared.mirrored(disks))));
-        self.guest.qemu.cont_switchover(Self::deadline()).map_err(failed)?;
-        self.guest
-            .qemu
-            .wait_completed(Instant::now() + HOLD_WAIT, &|| abandon.load(Ordering::SeqCst))
-            .map_err(failed)?;
+        self.have_qemu_write().map_err(|error| self.explained(&error))?;
         if let Some(stream) = self.stream.take() {
             stream
                 .finish()
@@ -371,6 +359,26 @@ impl State {
         self.state_is_written = true;
         // While the destination loads. In direct mode the last scan comes first.
         if self.is_attached() { Ok(()) } else { self.check_unchanged() }
+    }
+
+    fn have_qemu_write(&mut self) -> Result<(), MigrateError> {
+        let abandon = self.abandon.clone();
+        let qemu = &mut self.guest.qemu;
+        let completed =
+            qemu.complete_mirrors(Instant::now() + HOLD_WAIT, &|| abandon.load(Ordering::SeqCst))?;
+        completed.into_iter().for_each(|disks| self.shared.tell(Event::Disks(self.shared.mirrored(disks))));
+        qemu.cont_switchover(Self::deadline())?;
+        qemu.wait_completed(Instant::now() + HOLD_WAIT, &|| abandon.load(Ordering::SeqCst))
+    }
+
+    /// QEMU does not hand over a disk that a job of another monitor uses, and does not say why.
+    fn explained(&mut self, error: &MigrateError) -> Fault {
+        match self.check_unchanged() {
+            Err(changed) if changed.code == Code::GuestDiffers => {
+                Fault { detail: format!("{}; QEMU said: {}", changed.detail, chain(error)), ..changed }
+            }
+            _ => qemu_fault(Step::Blackout, error),
+        }
     }
 
     pub fn detach(&mut self) {

@@ -206,6 +206,27 @@ fn a_destination_is_not_told_that_an_operator_keeps_a_guest_before_it_is_back() 
     assert!(peer.0.accept().is_err());
 }
 
+#[test]
+fn a_destination_is_told_that_an_operator_keeps_a_guest_when_it_is_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let (agent, peer) = (agent(&dir, &[]), Peer::new());
+    let socket = dir.path().join("g.qmp");
+    let hand = Hand::start(&socket, &[]);
+    let pid = i32::try_from(hand.pid()).unwrap();
+    let qemu = GuestRecord::new("g", Origin::Started, pid, socket, vec![]).unwrap();
+    let session = peer.session(&agent, &qemu, SourcePhase::CommitSent, false);
+    recover(&agent).unwrap();
+    let end = Instant::now() + Duration::from_secs(60);
+    // It runs here already: nobody asks the destination.
+    while written(&agent, session).0 == SourcePhase::CommitSent {
+        agent.unfinished().iter().for_each(|one| drop(one.resolve(true)));
+        assert!(Instant::now() < end, "it is not taken back");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    peer.is_told();
+    wait_written(&agent, session, (SourcePhase::RolledBack, true));
+}
+
 /// A live session could not bring its guest home.
 #[test]
 fn a_destination_is_told_of_a_roll_back_that_a_live_session_left_to_recovery() {

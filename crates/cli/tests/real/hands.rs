@@ -67,7 +67,21 @@ fn backup(hands: &mut Qmp, folder: &Path) {
     hands.execute("drive-backup", full).unwrap();
 }
 
-fn end_backup(hands: &mut Qmp) {
+/// One that merges the snapshot into the image below it, as slowly.
+fn commit_slowly(hands: &mut Qmp, _: &Path) {
+    let (node, _) = disk(hands);
+    let slow = json!({ "device": node, "speed": 1, "job-id": "nightly" });
+    hands.execute("block-commit", slow).unwrap();
+}
+
+/// One that copies the image below into the snapshot, as slowly.
+fn stream_slowly(hands: &mut Qmp, _: &Path) {
+    let (node, _) = disk(hands);
+    let slow = json!({ "device": node, "speed": 1, "job-id": "nightly" });
+    hands.execute("block-stream", slow).unwrap();
+}
+
+fn end_job(hands: &mut Qmp) {
     hands.execute("block-job-cancel", json!({ "device": "nightly", "force": true })).unwrap();
 }
 
@@ -103,27 +117,32 @@ fn a_job_or_snapshot_that_an_operator_begins_during_the_copy_keeps_the_guest_at_
     let (mut stage, _, monitor) = Stage::gated_with_other_hands(&[60, 60], guest(QemuVersion::Ten), disk);
     let folder = stage.lab.directory().to_owned();
     type Hand = fn(&mut Qmp, &Path);
-    let undo: [(Hand, Hand, i64, &str); 2] = [
-        (backup, |hands, _| end_backup(hands), 1, "hypervisor_failed"),
-        (snapshot, |hands, _| merge(hands), 4, "guest_differs"),
+    let undo: [(Hand, Hand, &str); 4] = [
+        (backup, |hands, _| end_job(hands), "nightly"),
+        (snapshot, |_, _| (), "above"),
+        // The images of the beginning are those with the snapshot now.
+        (commit_slowly, |hands, _| end_job(hands), "nightly"),
+        (stream_slowly, |hands, _| end_job(hands), "nightly"),
     ];
-    for (begin, end, exit, code) in undo {
+    for (begin, end, named) in undo {
         let mut hands = Qmp::connect(&monitor).unwrap();
         let mut migration = stage.migrate(&["--max-blackout", "5s"]);
         migration.wait(LONG, round_began);
         begin(&mut hands, &folder);
-        let failure = ended(&migration.finish()).failed(exit);
+        let failure = ended(&migration.finish()).failed(4);
         assert_eq!(
             (&failure["code"], &failure["guest_state"]),
-            (&code.into(), &"runs_at_source".into()),
+            (&"guest_differs".into(), &"runs_at_source".into()),
             "{failure}"
         );
+        assert!(failure["message"].as_str().unwrap().contains(named), "{failure}");
         end(&mut hands, &folder);
         drop(hands);
         stage.settles_at(0);
     }
     // What is undone before the guest stops is no change.
     let mut hands = Qmp::connect(&monitor).unwrap();
+    merge(&mut hands);
     let mut migration = stage.migrate(&["--max-blackout", "5s"]);
     migration.wait(LONG, round_began);
     std::fs::remove_file(folder.join("above.qcow2")).unwrap();
