@@ -222,7 +222,9 @@ fn writes_too_fast() -> Stage {
 #[test]
 fn a_guest_that_writes_its_disk_too_fast_is_given_up_or_made_to_wait() {
     let mut stage = writes_too_fast();
-    let events = stage.migrate(&[&COPY[..], &["--max-rounds", "2"]].concat()).finish();
+    // So little that an emulated guest writes more also on a busy machine.
+    let slowly = ["--max-rounds", "2", "--bandwidth", "10M"];
+    let events = stage.migrate(&[&COPY[..], &slowly].concat()).finish();
     let failure = ended(&events).failed(1);
     assert_eq!((&failure["code"], &failure["step"]), (&"not_converging".into(), &"copy".into()), "{failure}");
     assert_eq!(failure["guest_state"], "runs_at_source", "{failure}");

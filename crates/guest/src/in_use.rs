@@ -102,6 +102,10 @@ pub(crate) fn users(path: &Path, but: &[i32]) -> Vec<User> {
     let numbers = fs::read_dir("/proc").into_iter().flatten().flatten();
     let processes = numbers.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     for pid in processes.filter(|pid| *pid != own && !but.contains(pid)) {
+        // Before its files are read: those of ours are closed when it runs its own program.
+        if is_beginning(pid, own) {
+            continue;
+        }
         let open = open_files::open_files(pid).unwrap_or_default();
         let same: Vec<&OpenFile> = open.iter().filter(|file| file.is(&facts)).collect();
         if !same.is_empty() {
@@ -111,6 +115,14 @@ pub(crate) fn users(path: &Path, but: &[i32]) -> Vec<User> {
         }
     }
     users
+}
+
+/// Whether it is a child of ours that does not run its own program yet: until then it has every file open that we have.
+fn is_beginning(pid: i32, own: i32) -> bool {
+    let program = |pid: i32| fs::read_link(format!("/proc/{pid}/exe")).ok();
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok());
+    parent == Some(own) && program(pid).is_some_and(|theirs| program(own) == Some(theirs))
 }
 
 /// Loop devices that are made of it. They have it open without a process.
@@ -185,5 +197,22 @@ mod tests {
         assert!(matches!(&writer[..], [User::Process { writes: true, .. }]), "{writer:?}");
         let said = InUse { path: path.clone(), users: writer }.to_string();
         assert!(said.contains("has it open for writing"), "{said}");
+    }
+    #[test]
+    fn a_child_that_does_not_run_its_program_yet_uses_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("d");
+        let _own = fs::File::create(&path).unwrap();
+        let over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(std::sync::atomic::Ordering::SeqCst) {
+                    Command::new("true").status().unwrap();
+                }
+            });
+            let found = (0..200).map(|_| users(&path, &[])).find(|users| !users.is_empty());
+            over.store(true, std::sync::atomic::Ordering::SeqCst);
+            assert_eq!(found, None);
+        });
     }
 }
