@@ -69,6 +69,15 @@ fn a_destination_whose_agent_ends_between_loading_and_commit_gives_the_guest_bac
     }
 }
 
+/// The destination holds a complete guest, all links are cut, and the source's agent is dead.
+fn is_told_when_links_are_back(stage: &mut Stage) {
+    assert_eq!(stage.hypervisors(1).len(), 1);
+    stage.cut_all(false);
+    stage.agent(0).restart().unwrap();
+    stage.settles_at(0);
+    goes_on(stage, 1);
+}
+
 /// The roll-back was written, and nobody could be told of it. The destination keeps the complete guest until it is told.
 #[test]
 fn a_destination_is_told_of_a_roll_back_by_the_agent_after_the_next() {
@@ -84,11 +93,7 @@ fn a_destination_is_told_of_a_roll_back_by_the_agent_after_the_next() {
     stage.until("it is rolled back", || stage.unfinished(0).is_empty().then_some(()));
     stage.wait_state(0, "running");
     stage.agent(0).kill().unwrap();
-    assert_eq!(stage.hypervisors(1).len(), 1);
-    stage.cut_all(false);
-    stage.agent(0).restart().unwrap();
-    stage.settles_at(0);
-    goes_on(&mut stage, 1);
+    is_told_when_links_are_back(&mut stage);
 }
 
 /// The record of the roll-back is the last that the source's agent does; no word of it has left the host.
@@ -107,11 +112,7 @@ fn a_destination_is_told_of_a_roll_back_by_the_next_agent() {
     drop(written);
     drop(migration);
     gates[0].fill("source.commit_sent", false).unwrap();
-    assert_eq!(stage.hypervisors(1).len(), 1);
-    stage.cut_all(false);
-    stage.agent(0).restart().unwrap();
-    stage.settles_at(0);
-    goes_on(&mut stage, 1);
+    is_told_when_links_are_back(&mut stage);
 }
 
 /// Every record of both sides in turn.

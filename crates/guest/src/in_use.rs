@@ -198,6 +198,7 @@ mod tests {
         let said = InUse { path: path.clone(), users: writer }.to_string();
         assert!(said.contains("has it open for writing"), "{said}");
     }
+
     #[test]
     fn a_child_that_does_not_run_its_program_yet_uses_nothing() {
         let dir = tempfile::tempdir().unwrap();

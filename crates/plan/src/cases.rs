@@ -91,8 +91,15 @@ impl World {
                 return;
             }
             Plan::Close(phase) => {
+                let told = phase == Phase::Source(SourcePhase::RolledBack);
+                if told {
+                    self.set_untold(host, session, true);
+                }
                 self.hosts[host].write(now, session, phase, Known::default());
                 self.source_settled(host, session, None);
+                if told {
+                    self.begin_withdrawal(host, session, true);
+                }
             }
             Plan::Nothing => self.source_settled(host, session, None),
         }

@@ -137,7 +137,8 @@ impl Host {
         record.process = known.process.or(record.process);
         record.ran = known.ran.unwrap_or(record.ran);
         record.untold = self.untold.get(&session).copied().unwrap_or(record.untold);
-        record.untold |= phase == Phase::Source(SourcePhase::TakingBack);
+        // The brain of a living session says so itself.
+        record.untold |= known.recovers && phase == Phase::Source(SourcePhase::TakingBack);
         self.put(now, session, record, !known.recovers)
     }
 

@@ -7,6 +7,7 @@ use linerate_api::{GuestRunState, StartGuest, StopGuest};
 use linerate_core::journal::{DestinationPhase, SourcePhase};
 use linerate_core::{GuestState, Outcome, SessionId};
 use linerate_guest::registry::{GuestRecord, Origin};
+use tempfile::TempDir;
 
 use super::{hand_over, recover};
 use crate::agent::Agent;
@@ -88,6 +89,15 @@ fn a_source_that_asks_while_the_destinations_qemu_is_ending_is_told_to_ask_again
     assert_eq!(asked(), [Outcome::Committed; 2], "it ran here, and moved on");
 }
 
+/// A guest with a QEMU of its own, which ends with the first of the two.
+fn runs(dir: &TempDir) -> (Hand, GuestRecord) {
+    let socket = dir.path().join("g.qmp");
+    let hand = Hand::start(&socket, &[]);
+    let pid = i32::try_from(hand.pid()).unwrap();
+    let qemu = GuestRecord::new("g", Origin::Started, pid, socket, vec![]).unwrap();
+    (hand, qemu)
+}
+
 /// A destination that hears and does not answer.
 struct Peer(TcpListener);
 
@@ -141,10 +151,7 @@ fn a_destination_is_told_of_every_roll_back_until_it_knows() {
     for (phase, untold) in [(RolledBack, true), (Started, false), (TakingBack, true)] {
         let dir = tempfile::tempdir().unwrap();
         let (agent, peer) = (agent(&dir, &[]), Peer::new());
-        let socket = dir.path().join("g.qmp");
-        let hand = Hand::start(&socket, &[]);
-        let pid = i32::try_from(hand.pid()).unwrap();
-        let qemu = GuestRecord::new("g", Origin::Started, pid, socket, vec![]).unwrap();
+        let (_hand, qemu) = runs(&dir);
         let session = peer.session(&agent, &qemu, phase, untold);
         recover(&agent).unwrap();
         peer.is_told();
@@ -210,10 +217,7 @@ fn a_destination_is_not_told_that_an_operator_keeps_a_guest_before_it_is_back() 
 fn a_destination_is_told_that_an_operator_keeps_a_guest_when_it_is_back() {
     let dir = tempfile::tempdir().unwrap();
     let (agent, peer) = (agent(&dir, &[]), Peer::new());
-    let socket = dir.path().join("g.qmp");
-    let hand = Hand::start(&socket, &[]);
-    let pid = i32::try_from(hand.pid()).unwrap();
-    let qemu = GuestRecord::new("g", Origin::Started, pid, socket, vec![]).unwrap();
+    let (_hand, qemu) = runs(&dir);
     let session = peer.session(&agent, &qemu, SourcePhase::CommitSent, false);
     recover(&agent).unwrap();
     let end = Instant::now() + Duration::from_secs(60);
@@ -234,10 +238,7 @@ fn a_destination_is_told_that_an_operator_keeps_a_guest_when_it_is_back() {
 fn a_destination_is_told_of_a_roll_back_that_a_live_session_left_to_recovery() {
     let dir = tempfile::tempdir().unwrap();
     let (agent, peer) = (agent(&dir, &[]), Peer::new());
-    let socket = dir.path().join("g.qmp");
-    let hand = Hand::start(&socket, &[]);
-    let pid = i32::try_from(hand.pid()).unwrap();
-    let qemu = GuestRecord::new("g", Origin::Started, pid, socket, vec![]).unwrap();
+    let (_hand, qemu) = runs(&dir);
     let session = peer.session(&agent, &qemu, SourcePhase::Started, false);
     let record = agent.journal.get(session).unwrap().unwrap();
     hand_over(&agent, session, record, GuestState::PausedAtSource);

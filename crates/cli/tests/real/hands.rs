@@ -67,18 +67,10 @@ fn backup(hands: &mut Qmp, folder: &Path) {
     hands.execute("drive-backup", full).unwrap();
 }
 
-/// One that merges the snapshot into the image below it, as slowly.
-fn commit_slowly(hands: &mut Qmp, _: &Path) {
+/// A job on the snapshot that is as slow.
+fn slowly(hands: &mut Qmp, command: &str) {
     let (node, _) = disk(hands);
-    let slow = json!({ "device": node, "speed": 1, "job-id": "nightly" });
-    hands.execute("block-commit", slow).unwrap();
-}
-
-/// One that copies the image below into the snapshot, as slowly.
-fn stream_slowly(hands: &mut Qmp, _: &Path) {
-    let (node, _) = disk(hands);
-    let slow = json!({ "device": node, "speed": 1, "job-id": "nightly" });
-    hands.execute("block-stream", slow).unwrap();
+    hands.execute(command, json!({ "device": node, "speed": 1, "job-id": "nightly" })).unwrap();
 }
 
 fn end_job(hands: &mut Qmp) {
@@ -121,8 +113,8 @@ fn a_job_or_snapshot_that_an_operator_begins_during_the_copy_keeps_the_guest_at_
         (backup, |hands, _| end_job(hands), "nightly"),
         (snapshot, |_, _| (), "above"),
         // The images of the beginning are those with the snapshot now.
-        (commit_slowly, |hands, _| end_job(hands), "nightly"),
-        (stream_slowly, |hands, _| end_job(hands), "nightly"),
+        (|hands, _| slowly(hands, "block-commit"), |hands, _| end_job(hands), "nightly"),
+        (|hands, _| slowly(hands, "block-stream"), |hands, _| end_job(hands), "nightly"),
     ];
     for (begin, end, named) in undo {
         let mut hands = Qmp::connect(&monitor).unwrap();
