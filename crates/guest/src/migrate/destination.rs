@@ -21,6 +21,8 @@ pub struct DestinationQemu {
     pub(super) exports: usize,
     /// Disks are taken over when the guest is let run, and not when its state is loaded.
     pub(super) activates_late: bool,
+    /// QEMU has just said that the loaded guest is paused, so the first `cont` needs no look before it.
+    just_loaded: bool,
     has_run: HasRun,
 }
 
@@ -52,7 +54,14 @@ impl DestinationQemu {
 
     /// For a guest that an earlier agent left in the middle: how it was set comes from the journal.
     pub fn recovered(qmp: Qmp, found: Option<Settings>) -> DestinationQemu {
-        DestinationQemu { qmp, found, exports: 0, activates_late: true, has_run: HasRun::default() }
+        DestinationQemu {
+            qmp,
+            found,
+            exports: 0,
+            activates_late: true,
+            just_loaded: false,
+            has_run: HasRun::default(),
+        }
     }
 
     /// Goes on with another connection in place of one that broke. `cpus_worked`: the virtual CPUs have used time since the guest
@@ -136,7 +145,11 @@ impl DestinationQemu {
 
     // QEMU takes the disks over first and starts no virtual CPU if it cannot.
     fn run(&mut self, deadline: Instant) -> Result<(), MigrateError> {
-        let status = self.status(deadline)?;
+        // This is part of the blackout: the first try asks for nothing that is known.
+        let status = match std::mem::take(&mut self.just_loaded) {
+            true => "paused".to_owned(),
+            false => self.status(deadline)?,
+        };
         if is_live(&status) {
             return Ok(());
         }
@@ -227,7 +240,10 @@ impl DestinationQemu {
             match found.as_str() {
                 "inmigrate" => std::thread::sleep(Duration::from_micros(200)),
                 // A guest that did not run at the source is in the state that it had there.
-                _ => return Ok(()),
+                status => {
+                    self.just_loaded = status == "paused";
+                    return Ok(());
+                }
             }
             if Instant::now() >= deadline {
                 return Err(QmpError::TimedOut { doing: "waiting for the loaded guest".into() }.into());
