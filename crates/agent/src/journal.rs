@@ -11,19 +11,24 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use linerate_core::SessionId;
 use linerate_core::journal::{DestinationPhase, SourcePhase};
 use linerate_core::recovery::{Entry, Phase, Process, RETRY_AFTER};
+use linerate_core::{ModeTag, SessionId};
 use linerate_guest::migrate::Settings;
 use linerate_guest::procfs;
 use linerate_guest::registry::GuestRecord;
 use linerate_guest::run_state::RunState;
-use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
+use redb::{Database, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition};
 use serde::{Deserialize, Serialize};
 
 use crate::clock::unix_ms;
 use crate::faults::chain;
 
+/// The format of the records, under [`FORMAT_KEY`].
+const FORMATS: TableDefinition<'_, &str, u64> = TableDefinition::new("format");
+const FORMAT_KEY: &str = "records";
+/// Format of the records that this agent writes, and the only one that it reads. Format 1 had no number and no modes.
+const FORMAT: u64 = 2;
 /// Session id (16 bytes) to record (JSON).
 const SESSIONS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("sessions");
 /// Ended sessions kept to answer a source that asks late.
@@ -38,6 +43,17 @@ pub enum JournalError {
     /// The database refused (disk full, damaged, locked by another agent).
     #[error("the journal refused: {0}")]
     Database(#[from] redb::Error),
+    /// Another release wrote it.
+    #[error(
+        "the journal {} has format {found}, and this release reads format {FORMAT} only: let the release that wrote it end its \
+         migrations, then move the file away", path.display()
+    )]
+    Format {
+        /// The journal.
+        path: PathBuf,
+        /// 1 for a journal without a number.
+        found: u64,
+    },
     /// A record could not be written as JSON.
     #[error("a journal record could not be written: {0}")]
     Encode(#[source] serde_json::Error),
@@ -63,6 +79,9 @@ from_redb!(
 pub enum Role {
     /// The guest leaves this host.
     Source {
+        /// How it moves.
+        #[serde(with = "mode_name")]
+        mode: ModeTag,
         /// `started`, `commit_sent`, `taking_back`, `finished` or `rolled_back`.
         #[serde(with = "source_phase")]
         phase: SourcePhase,
@@ -95,8 +114,9 @@ pub enum Role {
         #[serde(flatten)]
         waiting: Waiting,
     },
-    /// A domain of libvirt leaves this host or comes to it. All that was set in its QEMU is one capability, and nothing is ended.
-    Domain {
+    /// A domain of libvirt leaves this host or comes to it in mode Handover. One capability of its QEMU was set, and recovery ends
+    /// nothing.
+    Handover {
         /// Its QEMU and the way to ask it; of no registry.
         qemu: GuestRecord,
         /// The capability is off again.
@@ -107,6 +127,9 @@ pub enum Role {
 /// What is known of a guest that comes, as the journal keeps it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waiting {
+    /// How it moves; none if no mode was offered that this agent knows.
+    #[serde(with = "mode_name::optional")]
+    pub mode: Option<ModeTag>,
     /// Its QEMU, once it was started: recovery acts on this very process and on no other.
     #[serde(default)]
     pub qemu: Option<GuestRecord>,
@@ -143,7 +166,7 @@ impl Waiting {
     /// The destination's part of a record.
     pub fn role(self, phase: DestinationPhase) -> Role {
         match self.domain {
-            Some((qemu, over)) => Role::Domain { qemu, over },
+            Some((qemu, over)) => Role::Handover { qemu, over },
             None => Role::Destination { phase, waiting: self },
         }
     }
@@ -178,7 +201,7 @@ impl Record {
                 phase,
                 DestinationPhase::Started | DestinationPhase::Loaded | DestinationPhase::Committed
             ),
-            Role::Domain { over, .. } => *over,
+            Role::Handover { over, .. } => *over,
         }
     }
 
@@ -187,9 +210,18 @@ impl Record {
         let (phase, qemu) = match &self.role {
             Role::Source { phase, qemu, .. } => (Phase::Source(*phase), Some(qemu)),
             Role::Destination { phase, waiting } => (Phase::Destination(*phase), waiting.qemu.as_ref()),
-            Role::Domain { .. } => return None,
+            Role::Handover { .. } => return None,
         };
         Some(Entry { session, order: self.order, phase, process: qemu.map(process) })
+    }
+
+    /// How the guest moves; none if no mode was offered that this agent knows.
+    pub fn mode(&self) -> Option<ModeTag> {
+        match &self.role {
+            Role::Source { mode, .. } => Some(*mode),
+            Role::Destination { waiting, .. } => waiting.mode,
+            Role::Handover { .. } => Some(ModeTag::Handover),
+        }
     }
 
     /// Puts another phase of the same side in.
@@ -205,6 +237,39 @@ impl Record {
 /// The process of a guest, as recovery names it.
 pub fn process(qemu: &GuestRecord) -> Process {
     Process { boot: qemu.boot.clone(), pid: qemu.process.pid, start_ticks: qemu.process.start_ticks }
+}
+
+/// A mode by its name. A record of a mode that this agent does not know is not read.
+mod mode_name {
+    use linerate_core::ModeTag;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub fn serialize<S: Serializer>(mode: &ModeTag, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(mode.name())
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ModeTag, D::Error> {
+        known(&String::deserialize(deserializer)?)
+    }
+
+    fn known<E: Error>(name: &str) -> Result<ModeTag, E> {
+        ModeTag::from_name(name).ok_or_else(|| E::custom(format!("this release does not know mode {name}")))
+    }
+
+    pub mod optional {
+        use super::{Deserialize, Deserializer, ModeTag, Serializer, known};
+
+        pub fn serialize<S: Serializer>(mode: &Option<ModeTag>, serializer: S) -> Result<S::Ok, S::Error> {
+            match mode {
+                Some(mode) => serializer.serialize_some(mode.name()),
+                None => serializer.serialize_none(),
+            }
+        }
+
+        pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<ModeTag>, D::Error> {
+            Option::<String>::deserialize(deserializer)?.as_deref().map(known).transpose()
+        }
+    }
 }
 
 macro_rules! phase_names {
@@ -271,10 +336,32 @@ impl Journal {
             unwritten: Mutex::default(),
             writing: AtomicBool::new(false),
         };
-        journal.write(|_| Ok(()))?;
+        journal.check_format()?;
         let newest = journal.all()?.iter().map(|(_, record)| record.order).max().unwrap_or(0);
         journal.next_order.store(newest + 1, Ordering::SeqCst);
         Ok(journal)
+    }
+
+    /// Refuses a journal of another format, and marks a new one.
+    fn check_format(&self) -> Result<(), JournalError> {
+        self.with(|database| {
+            let mut transaction = database.begin_write()?;
+            transaction.set_durability(redb::Durability::Immediate)?;
+            let is_new = transaction.open_table(SESSIONS)?.is_empty()?;
+            let mut formats = transaction.open_table(FORMATS)?;
+            let found = formats.get(FORMAT_KEY)?.map(|found| found.value());
+            match found {
+                Some(FORMAT) => {}
+                None if is_new => drop(formats.insert(FORMAT_KEY, FORMAT)?),
+                other => {
+                    let (path, found) = (self.path.clone(), other.unwrap_or(1));
+                    return Err(JournalError::Format { path, found });
+                }
+            }
+            drop(formats);
+            transaction.commit()?;
+            Ok(())
+        })
     }
 
     /// The place of a session that begins now.
@@ -508,6 +595,7 @@ mod tests {
 
     fn source(phase: SourcePhase) -> Record {
         let role = Role::Source {
+            mode: ModeTag::Streams,
             phase,
             qemu: qemu(),
             peers: vec!["10.0.0.2:7979".parse().unwrap()],
@@ -528,6 +616,7 @@ mod tests {
         let mut destination = record(9, DestinationPhase::Loaded);
         let Role::Destination { waiting, .. } = &mut destination.role else { panic!("{destination:?}") };
         *waiting = Waiting {
+            mode: Some(ModeTag::Direct),
             qemu: Some(qemu()),
             token: "bb".into(),
             ran: Some(false),
@@ -602,16 +691,62 @@ mod tests {
 
     #[test]
     fn a_domain_is_kept_until_its_capability_is_off() {
-        let text = r#"{"guest":"db","order":1,"changed_unix_ms":1,"role":"domain","over":false,"qemu":{"schema":1,"name":"db",
+        let text = r#"{"guest":"db","order":1,"changed_unix_ms":1,"role":"handover","over":false,"qemu":{"schema":1,"name":"db",
             "origin":"adopted","process":{"pid":7,"start_ticks":9},"boot":"b","qmp":"/run/x/db.sock","ram_files":[]}}"#;
         let record: Record = serde_json::from_str(text).unwrap();
         assert!(!record.is_over());
-        let Role::Domain { qemu, .. } = record.role.clone() else { panic!("{record:?}") };
+        let Role::Handover { qemu, .. } = record.role.clone() else { panic!("{record:?}") };
         // Whatever phase the session is in.
         let waiting = |over| Waiting { domain: Some((qemu.clone(), over)), ..Waiting::default() };
         assert_eq!(waiting(false).role(DestinationPhase::Aborted), record.role);
         let over = Record { role: waiting(true).role(DestinationPhase::Started), ..record };
         assert!(over.is_over());
+    }
+
+    #[test]
+    fn journal_of_another_format_is_refused_and_left_as_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let session = SessionId([7; 16]);
+        let journal = Journal::open(dir.path()).unwrap();
+        journal.put(session, &source(SourcePhase::CommitSent)).unwrap();
+        for (format, found) in [(None, 1), (Some(FORMAT + 1), FORMAT + 1)] {
+            let mut slot = journal.database.lock().unwrap();
+            let database = slot.take().unwrap_or_else(|| Database::create(&journal.path).unwrap());
+            let transaction = database.begin_write().unwrap();
+            match format {
+                None => drop(transaction.open_table(FORMATS).unwrap().remove(FORMAT_KEY).unwrap()),
+                Some(format) => {
+                    drop(transaction.open_table(FORMATS).unwrap().insert(FORMAT_KEY, format).unwrap())
+                }
+            }
+            transaction.commit().unwrap();
+            drop((database, slot));
+            let refused = Journal::open(dir.path()).unwrap_err();
+            assert!(matches!(refused, JournalError::Format { found: is, .. } if is == found), "{refused}");
+            assert!(
+                refused.to_string().contains("let the release that wrote it end its migrations"),
+                "{refused}"
+            );
+            assert_eq!(journal.get(session).unwrap(), Some(source(SourcePhase::CommitSent)));
+        }
+    }
+
+    #[test]
+    fn record_without_a_mode_or_of_an_unknown_one_is_not_read() {
+        let record = serde_json::to_value(source(SourcePhase::Started)).unwrap();
+        assert_eq!(record["mode"], "streams");
+        let read = |record: serde_json::Value| serde_json::from_value::<Record>(record);
+        assert_eq!(read(record.clone()).unwrap().mode(), Some(ModeTag::Streams));
+        for mode in [serde_json::Value::Null, "post_copy".into()] {
+            let mut record = record.clone();
+            record["mode"] = mode;
+            read(record).unwrap_err();
+        }
+        let mut destination =
+            serde_json::to_value(super::tests::record(1, DestinationPhase::Loaded)).unwrap();
+        assert_eq!(read(destination.clone()).unwrap().mode(), None);
+        destination.as_object_mut().unwrap().remove("mode");
+        read(destination).unwrap_err();
     }
 
     #[test]
