@@ -4,7 +4,8 @@
  * Files in $LINERATE_LAB_GATE name what is to happen:
  *   source.commit_sent.before   wait before the newest session's record of that side and phase is on disk, until the file is gone
  *   source.commit_sent.after    the same once it is on disk, before the agent goes on
- *   source.commit_sent.full     the disk is full for whatever holds such a record, of any session
+ *   source.commit_sent.full     the disk refuses whatever holds such a record, of any session: ENOSPC, or the errno in the file
+ *   source.commit_sent.unsynced the same once it is written: fsync fails with EIO
  *   disk.full                   the disk is full for writes to disk.img
  *   clock.back                  the wall clock is so many seconds back (looked at when the program starts)
  * Whoever waits makes a file of the same name and ".held".
@@ -55,10 +56,19 @@ static int value(const char *from, const char *end, const char *key, char *to, s
     return 1;
 }
 
-/* Keeps side and phase of the session that began last; says whether the disk is to be full for any of them. */
+/* The error of a disk that refuses. */
+static int refusal(const char *path) {
+    int error = ENOSPC;
+    FILE *file = fopen(path, "r");
+    if (file && fscanf(file, "%d", &error) != 1) error = ENOSPC;
+    if (file) fclose(file);
+    return error;
+}
+
+/* Keeps side and phase of the session that began last; the error if the disk is to refuse any of them, or 0. */
 static int look(const void *bytes, size_t length) {
     const char *at = bytes, *end = at + length;
-    int full = 0;
+    int refused = 0;
     while ((at = memmem(at, end - at, "\"order\":", 8))) {
         at += 8;
         unsigned long order = strtoul(at, NULL, 10);
@@ -67,13 +77,13 @@ static int look(const void *bytes, size_t length) {
         if (!value(at, stop ? stop : end, "\"role\":\"", role, sizeof role)) continue;
         if (!value(at, stop ? stop : end, "\"phase\":\"", phase, sizeof phase)) continue;
         snprintf(place, sizeof place, "%s.%s", role, phase);
-        full |= in_folder(place, "full", path, sizeof path);
+        if (in_folder(place, "full", path, sizeof path)) refused = refusal(path);
         if (order >= newest) {
             newest = order;
             strcpy(pending, place);
         }
     }
-    return full;
+    return refused;
 }
 
 static void wait_at(const char *how) {
@@ -86,10 +96,11 @@ static void wait_at(const char *how) {
 
 static int is_full(int fd, const void *bytes, size_t length) {
     char path[600];
-    int full = is_journal(fd) ? look(bytes, length)
-                              : in_folder("disk", "full", path, sizeof path) && is_file(fd, "/disk.img");
-    if (full) errno = ENOSPC;
-    return full;
+    int refused = 0;
+    if (is_journal(fd)) refused = look(bytes, length);
+    else if (in_folder("disk", "full", path, sizeof path) && is_file(fd, "/disk.img")) refused = refusal(path);
+    if (refused) errno = refused;
+    return refused != 0;
 }
 
 static ssize_t written(int fd, const void *bytes, size_t length, off64_t offset) {
@@ -113,10 +124,14 @@ static int synced(int fd, const char *name) {
     int (*real)(int) = dlsym(RTLD_NEXT, name);
     int journal = is_journal(fd);
     int done = real(fd);
-    if (journal) {
-        wait_at("after");
-        pending[0] = 0;
+    if (!journal || !pending[0]) return done;
+    char path[600];
+    if (in_folder(pending, "unsynced", path, sizeof path)) {
+        errno = EIO;
+        return -1;
     }
+    wait_at("after");
+    pending[0] = 0;
     return done;
 }
 

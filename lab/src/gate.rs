@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::io::Errno;
+
 use crate::error::io_error;
 use crate::{Host, LabError, tool, wait};
 
@@ -50,9 +52,28 @@ impl Gate {
 
     /// From now on the disk is full for this record (`disk`: for the guest's image), or is not any more.
     pub fn fill(&self, place: &str, full: bool) -> Result<(), LabError> {
-        let path = self.folder.join(format!("{place}.full"));
-        let done = if full { std::fs::write(&path, "") } else { std::fs::remove_file(&path) };
-        done.map_err(io_error("change", &path))
+        self.refuse(place, full.then_some(Refusal::Full))
+    }
+
+    /// From now on the disk refuses this record (`disk`: the guest's image) in this way; `None`: it takes everything.
+    pub fn refuse(&self, place: &str, how: Option<Refusal>) -> Result<(), LabError> {
+        for ending in ["full", "unsynced"] {
+            let path = self.folder.join(format!("{place}.{ending}"));
+            match std::fs::remove_file(&path) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(io_error("remove", &path)(error));
+                }
+                _ => {}
+            }
+        }
+        let (ending, error) = match how {
+            None => return Ok(()),
+            Some(Refusal::Full) => ("full", Errno::NOSPC),
+            Some(Refusal::ReadOnly) => ("full", Errno::ROFS),
+            Some(Refusal::Unsynced) => ("unsynced", Errno::IO),
+        };
+        let path = self.folder.join(format!("{place}.{ending}"));
+        std::fs::write(&path, error.raw_os_error().to_string()).map_err(io_error("write", &path))
     }
 }
 
@@ -62,6 +83,17 @@ impl Gate {
         let path = self.folder.join("clock.back");
         std::fs::write(&path, by.as_secs().to_string()).map_err(io_error("write", &path))
     }
+}
+
+/// How a disk refuses a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// ENOSPC from the write.
+    Full,
+    /// EROFS from the write: the kernel has made the file system read-only after an error.
+    ReadOnly,
+    /// The write succeeds, and fsync fails with EIO: readers may see what a crash takes away.
+    Unsynced,
 }
 
 /// An agent that stops, or will; goes on when this is dropped.

@@ -46,7 +46,7 @@ pub use device::BlockDevice;
 pub use disk::make_disk;
 pub use error::LabError;
 pub use forwarder::{Forwarder, Way};
-pub use gate::{Gate, Held};
+pub use gate::{Gate, Held, Refusal};
 pub use guest::{DiskMode, GuestParameters, GuestProgram, GuestSpec};
 pub use host::Host;
 pub use lab::{Lab, LabBuilder};

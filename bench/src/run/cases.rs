@@ -73,7 +73,7 @@ impl Case {
 }
 
 /// How a guest is moved.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Method {
     /// Linerate over all links, in the mode that the run is of.

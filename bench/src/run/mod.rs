@@ -36,6 +36,9 @@ pub struct Flags {
     /// Versions of QEMU
     #[arg(long, value_name = "7.2,10.0", value_delimiter = ',', default_value = "7.2,10.0", value_parser = ["7.2", "10.0"])]
     qemu: Vec<String>,
+    /// Only these methods: linerate alone compares two builds, each by its own benchmark, in turns
+    #[arg(long, value_enum, value_name = "NAME,…", value_delimiter = ',', default_values_t = Method::ALL)]
+    methods: Vec<Method>,
     /// A small guest, channels not chosen by trying: shows that it works, figures mean little
     #[arg(long)]
     quick: bool,
@@ -108,7 +111,7 @@ pub fn run(flags: Flags, json: bool) -> anyhow::Result<bool> {
         .filter(|version| flags.qemu.iter().any(|name| name == version_name(*version)));
     let versions: Vec<QemuVersion> = versions.collect();
     let mut book = Book {
-        progress: Progress::new(cases.len() * versions.len() * flags.pairs * Method::ALL.len()),
+        progress: Progress::new(cases.len() * versions.len() * flags.pairs * flags.methods.len()),
         results: Results {
             machine: Machine::here(),
             mode: flags.mode.clone(),

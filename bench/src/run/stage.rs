@@ -51,7 +51,7 @@ pub(super) fn run(book: &mut Book, case: &Case, version: QemuVersion) -> anyhow:
         interrupt::check()?;
         let before = wire::measure(&stage.site.lab, 0)?;
         let mut round = Vec::new();
-        for method in Method::ALL {
+        for method in book.flags.methods.clone() {
             book.progress.doing(&format!("{} {} pair {pair} {}", case.name, stage.qemu, method.title()));
             let mut figures = stage.figures(method, pair);
             stage.measure(&mut figures)?;
@@ -122,7 +122,8 @@ impl Stage<'_> {
         let pid = self.site.pid(self.at, NAME)?;
         let _frozen = Frozen::new(pid);
         let counts: &[u32] = if book.flags.quick { &[] } else { &CHANNELS };
-        for method in [Method::Multifd, Method::Mptcp] {
+        let tunable = [Method::Multifd, Method::Mptcp];
+        for method in tunable.into_iter().filter(|method| book.flags.methods.contains(method)) {
             for channels in counts {
                 book.progress.doing(&format!(
                     "{} {}: {} with {channels} channels",

@@ -11,6 +11,7 @@ mod recovering;
 #[allow(dead_code, reason = "shared with real_migration.rs")]
 mod stage;
 
+use linerate_lab::{Gate, Refusal};
 use recovering::{LONG, gated, goes_on};
 use stage::{Migration, Stage, ended};
 
@@ -124,20 +125,36 @@ fn a_journal_that_does_not_take_a_record_makes_no_guest_run_twice_or_nowhere() {
     let there = ["started", "loaded", "committed", "running", "finished", "aborted", "returned"];
     let records = records.into_iter().chain(there.map(|phase| format!("destination.{phase}")));
     for record in records {
-        (0..2).for_each(|host| gates[host].fill(&record, true).unwrap());
-        let migration = stage.migrate(&[]);
-        let exit = ended(&migration.finish()).exit.unwrap();
-        let running = |stage: &Stage| [0, 1].map(|host| stage.state(host) == "running");
-        let wanted = if exit == 0 { 1 - stage.source } else { stage.source };
-        let at_once = running(&stage);
-        eprintln!("{record}: {exit} {at_once:?}");
-        assert!(exit != 0 || at_once[wanted], "{record}: {exit} {at_once:?}");
-        (0..2).for_each(|host| gates[host].fill(&record, false).unwrap());
-        let place = stage.until("it runs", || (0..2).find(|&host| stage.state(host) == "running"));
-        stage.settles_at(place);
-        eprintln!("{record}: settled at {place} (wanted {wanted})");
+        refused(&mut stage, &gates, &record, Refusal::Full);
     }
     goes_on(&mut stage, 0);
+}
+
+/// A file system that became read-only, and one whose fsync fails although the write succeeded.
+#[test]
+fn a_journal_on_a_disk_with_errors_makes_no_guest_run_twice_or_nowhere() {
+    let (mut stage, gates) = gated();
+    for record in ["source.commit_sent", "source.finished", "destination.loaded", "destination.committed"] {
+        for how in [Refusal::ReadOnly, Refusal::Unsynced] {
+            refused(&mut stage, &gates, record, how);
+        }
+    }
+    goes_on(&mut stage, 0);
+}
+
+/// One migration while neither host's journal takes this record; then both do again.
+fn refused(stage: &mut Stage, gates: &[Gate], record: &str, how: Refusal) {
+    (0..2).for_each(|host| gates[host].refuse(record, Some(how)).unwrap());
+    let migration = stage.migrate(&[]);
+    let exit = ended(&migration.finish()).exit.unwrap();
+    let wanted = if exit == 0 { 1 - stage.source } else { stage.source };
+    let at_once = [0, 1].map(|host| stage.state(host) == "running");
+    eprintln!("{record}, {how:?}: {exit} {at_once:?}");
+    assert!(exit != 0 || at_once[wanted], "{record}, {how:?}: {exit} {at_once:?}");
+    (0..2).for_each(|host| gates[host].refuse(record, None).unwrap());
+    let place = stage.until("it runs", || (0..2).find(|&host| stage.state(host) == "running"));
+    stage.settles_at(place);
+    eprintln!("{record}, {how:?}: settled at {place} (wanted {wanted})");
 }
 
 /// Nobody waits for what an agent does behind the exit code.

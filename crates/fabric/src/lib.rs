@@ -7,7 +7,7 @@
 //! * [`mend`]: what `--fix` would do about findings.
 //! * [`qos`]: priorities, shares and lossless traffic from one intent: on hosts, switches, Windows.
 //! * [`saved`]: inventories in files.
-//! * [`checks`]: one file for each thing that can be wrong; pure functions of a room.
+//! * [`checks`]: one table of everything that can be wrong; pure functions of a room.
 //! * [`report`]: findings as text, JSON and a page.
 
 pub mod checks;

@@ -280,8 +280,8 @@ fn what_fix_plans_mends_the_finding() {
         let before = run_all(&room);
         assert_eq!(before.iter().map(|one| one.id.as_str()).collect::<Vec<_>>(), [*id]);
         let offered = mended::offered(&before[0]);
-        if offered != check.mending() {
-            wrong.push(format!("{id}: declared {:?}, offered {offered:?}", check.mending()));
+        if offered != check.mending {
+            wrong.push(format!("{id}: declared {:?}, offered {offered:?}", check.mending));
         }
         if offered == Mending::Hands {
             continue;
@@ -297,7 +297,7 @@ fn what_fix_plans_mends_the_finding() {
 #[test]
 fn the_table_holds_every_check() {
     let table: Vec<&str> = FAULTS.iter().map(|(id, _, _)| *id).collect();
-    let all: Vec<&str> = ALL.iter().map(|check| check.id()).collect();
+    let all: Vec<&str> = ALL.iter().map(|check| check.id).collect();
     assert_eq!(table, all);
 }
 

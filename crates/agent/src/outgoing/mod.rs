@@ -46,6 +46,7 @@ use std::time::Duration;
 use linerate_api::{MigrateRequest, MigrationDetail, MigrationId, MigrationState, MigrationSummary};
 use linerate_core::source::{Event, Source};
 use linerate_core::{ChannelId, Code, Fault, LinkId, PathId, SessionId, Side, Step, Time, Token};
+use linerate_guest::run_state::RunState;
 use linerate_guest::shared::Marks;
 use linerate_net::channel::ChannelError;
 use linerate_net::control::{ControlEvent, ControlPath};
@@ -54,6 +55,7 @@ use linerate_net::rdma::Domains;
 
 use crate::carriage::Carriage;
 use crate::clock::Clock;
+use crate::faults::fault;
 use crate::hub::Hub;
 use crate::ram::Ram;
 use board::Board;
@@ -71,7 +73,7 @@ pub(crate) enum Input {
     /// For the brain, of a moment that has passed.
     EventAt(Time, Event),
     /// QEMU holds the guest: in which run state it stood before, or none if it ran.
-    Stood(Option<String>),
+    Stood(Option<RunState>),
     /// A control connection is up.
     Path(PathId, Option<LinkId>, ControlPath),
     /// A link is closed: its control connection goes with it.
@@ -166,9 +168,7 @@ impl Outgoing {
     /// Whether the files that were proved to be on shared storage are still those that the guest's QEMU has open.
     fn recheck_marks(&self, pid: i32) -> Result<(), Fault> {
         let marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
-        marks
-            .recheck(pid)
-            .map_err(|changed| Fault::new(Code::GuestDiffers, Step::Blackout, Side::Source, changed))
+        marks.recheck(pid).map_err(|error| fault(Code::GuestDiffers, Step::Blackout, Side::Source, &error))
     }
 
     fn carriage(&self) -> Option<Arc<Carriage>> {

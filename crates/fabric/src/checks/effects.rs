@@ -1,26 +1,9 @@
-//! One cause is one finding. A fault has many effects, and many of them look like faults of their own: what follows from a finding on
-//! the same ports is told under it.
+//! One cause is one finding. A fault has many effects, and many of them look like faults of their own: what follows
+//! from a finding on the same ports is told under it.
 
 use crate::model::{Effect, Finding, Place, Room};
 
-/// All that cannot be well where packets do not arrive.
-const TRAFFIC: &[&str] = &[
-    "asymmetric-routing",
-    "drops-rising",
-    "errors-rising",
-    "firewall-drops",
-    "incast-collapse",
-    "mtu-path",
-    "packet-loss",
-    "rdma-blocked",
-    "round-trip-long",
-    "tcp-blocked",
-    "throughput-below-promise",
-    "throughput-below-sibling",
-    "throughput-one-way",
-    "unreachable",
-];
-/// What is slow for another reason.
+/// Bytes move slowly.
 const SLOW: &[&str] = &[
     "drops-rising",
     "incast-collapse",
@@ -28,81 +11,55 @@ const SLOW: &[&str] = &[
     "throughput-below-sibling",
     "throughput-one-way",
 ];
-/// The same, and large packets are lost.
-const LARGE: &[&str] = &[
-    "drops-rising",
-    "errors-rising",
-    "incast-collapse",
-    "packet-loss",
-    "rdma-blocked",
-    "tcp-blocked",
-    "throughput-below-promise",
-    "throughput-below-sibling",
-    "throughput-one-way",
-];
-/// The same, and connections fail.
-const LOST: &[&str] = &[
-    "drops-rising",
-    "incast-collapse",
-    "mtu-path",
-    "packet-loss",
-    "rdma-blocked",
-    "tcp-blocked",
-    "throughput-below-promise",
-    "throughput-below-sibling",
-    "throughput-one-way",
-];
+/// Some packets are lost, and connections fail.
+const BROKEN: &[&str] = &["packet-loss", "rdma-blocked", "tcp-blocked"];
+/// Nothing arrives, or only after a long time.
+const ASTRAY: &[&str] = &["firewall-drops", "round-trip-long", "unreachable"];
+/// Damaged packets.
+const DAMAGED: &[&str] = &["errors-rising"];
+/// Large packets do not pass.
+const NARROW: &[&str] = &["mtu-path"];
+/// Packets take another way.
+const DETOUR: &[&str] = &["asymmetric-routing"];
 
-/// Causes with what follows from them. The first ones are the deepest: an effect of two of them is told under the first.
-const CAUSES: &[(&str, &[&str])] = &[
-    ("link-down", TRAFFIC),
-    ("duplicate-address", TRAFFIC),
-    ("address-taken", TRAFFIC),
-    ("duplicate-mac", TRAFFIC),
-    ("vlan-between-hosts", TRAFFIC),
-    ("vlan-in-team", TRAFFIC),
-    ("vlan-not-on-switch", TRAFFIC),
-    ("two-ports-one-network", TRAFFIC),
-    ("mtu-between-hosts", LARGE),
-    ("mtu-against-switch", LARGE),
-    ("mtu-below-port", LARGE),
-    ("mtu-in-team", LARGE),
-    ("half-duplex", LARGE),
-    ("autonegotiation-mismatch", LARGE),
-    ("link-flapping", LOST),
-    ("lacp-incomplete", SLOW),
-    (
-        "asymmetric-routing",
-        &[
-            "drops-rising",
-            "firewall-drops",
-            "incast-collapse",
-            "packet-loss",
-            "round-trip-long",
-            "tcp-blocked",
-            "throughput-below-promise",
-            "throughput-below-sibling",
-            "throughput-one-way",
-            "unreachable",
-        ],
-    ),
-    ("firewall-drops", LOST),
-    ("unreachable", LOST),
-    ("mtu-path", LARGE),
-    ("errors-rising", LOST),
-    ("packet-loss", LOST),
-    ("tcp-blocked", SLOW),
-    ("round-trip-long", SLOW),
-    ("pcie-below-card", SLOW),
-    ("pcie-below-ports", SLOW),
-    ("speed-below-ability", SLOW),
-    ("speed-between-hosts", SLOW),
-    ("switch-port-slower", SLOW),
-    ("throughput-below-promise", SLOW),
-    ("throughput-one-way", SLOW),
-    ("throughput-below-sibling", SLOW),
-    ("qemu-missing", &["qemu-machine-types", "qemu-too-old"]),
-    ("qemu-too-old", &["qemu-machine-types"]),
+/// Causes, and what follows from each on the same ports. The deepest causes come first: an effect of two causes is
+/// told under the first of them.
+#[rustfmt::skip]
+const CAUSES: &[(&str, &[&[&str]])] = &[
+    ("link-down",                &[SLOW, BROKEN, DAMAGED, NARROW, ASTRAY, DETOUR]),
+    ("duplicate-address",        &[SLOW, BROKEN, DAMAGED, NARROW, ASTRAY, DETOUR]),
+    ("address-taken",            &[SLOW, BROKEN, DAMAGED, NARROW, ASTRAY, DETOUR]),
+    ("duplicate-mac",            &[SLOW, BROKEN, DAMAGED, NARROW, ASTRAY, DETOUR]),
+    ("vlan-between-hosts",       &[SLOW, BROKEN, DAMAGED, NARROW, ASTRAY, DETOUR]),
+    ("vlan-in-team",             &[SLOW, BROKEN, DAMAGED, NARROW, ASTRAY, DETOUR]),
+    ("vlan-not-on-switch",       &[SLOW, BROKEN, DAMAGED, NARROW, ASTRAY, DETOUR]),
+    ("two-ports-one-network",    &[SLOW, BROKEN, DAMAGED, NARROW, ASTRAY, DETOUR]),
+    ("mtu-between-hosts",        &[SLOW, BROKEN, DAMAGED]),
+    ("mtu-against-switch",       &[SLOW, BROKEN, DAMAGED]),
+    ("mtu-below-port",           &[SLOW, BROKEN, DAMAGED]),
+    ("mtu-in-team",              &[SLOW, BROKEN, DAMAGED]),
+    ("half-duplex",              &[SLOW, BROKEN, DAMAGED]),
+    ("autonegotiation-mismatch", &[SLOW, BROKEN, DAMAGED]),
+    ("link-flapping",            &[SLOW, BROKEN, NARROW]),
+    ("lacp-incomplete",          &[SLOW]),
+    ("asymmetric-routing",       &[SLOW, &["packet-loss", "tcp-blocked"], ASTRAY]),
+    ("firewall-drops",           &[SLOW, BROKEN, NARROW]),
+    ("unreachable",              &[SLOW, BROKEN, NARROW]),
+    ("mtu-path",                 &[SLOW, BROKEN, DAMAGED]),
+    ("errors-rising",            &[SLOW, BROKEN, NARROW]),
+    ("packet-loss",              &[SLOW, BROKEN, NARROW]),
+    ("tcp-blocked",              &[SLOW]),
+    ("round-trip-long",          &[SLOW]),
+    ("pcie-below-card",          &[SLOW]),
+    ("pcie-below-ports",         &[SLOW]),
+    ("speed-below-ability",      &[SLOW]),
+    ("speed-between-hosts",      &[SLOW]),
+    ("switch-port-slower",       &[SLOW]),
+    ("throughput-below-promise", &[SLOW]),
+    ("throughput-one-way",       &[SLOW]),
+    ("throughput-below-sibling", &[SLOW]),
+    ("qemu-missing",             &[&["qemu-machine-types", "qemu-too-old"]]),
+    ("qemu-too-old",             &[&["qemu-machine-types"]]),
 ];
 
 /// Takes effects out of the findings and tells them under their causes.
@@ -131,13 +88,13 @@ pub(super) fn under_their_causes(room: &Room, findings: Vec<Finding>) -> Vec<Fin
 fn next_effect(
     room: &Room,
     root: &Finding,
-    effects: &[&str],
+    effects: &[&[&str]],
     ports: &[Place],
     left: &mut [Option<Finding>],
 ) -> Option<Finding> {
     let follows = |one: &Finding| {
         let touches = || lowest(room, one).iter().any(|place| ports.contains(place));
-        effects.contains(&one.id.as_str()) && one.id != root.id && touches()
+        effects.concat().contains(&one.id.as_str()) && one.id != root.id && touches()
     };
     left.iter_mut().find(|one| one.as_ref().is_some_and(follows))?.take()
 }
@@ -163,14 +120,13 @@ fn lowest(room: &Room, finding: &Finding) -> Vec<Place> {
 mod tests {
     use super::*;
     use crate::checks::ALL;
-    use crate::checks::common::testing::{probe, reversed};
     use crate::model::Severity;
-    use crate::testing::{healthy_room, only, port};
+    use crate::testing::{healthy_room, only, port, probe, reversed};
 
     #[test]
     fn every_name_in_the_table_is_a_check() {
-        for id in CAUSES.iter().flat_map(|(cause, effects)| effects.iter().chain([cause])) {
-            assert!(ALL.iter().any(|check| check.id() == *id), "{id}");
+        for id in CAUSES.iter().flat_map(|(cause, effects)| effects.concat().into_iter().chain([*cause])) {
+            assert!(ALL.iter().any(|check| check.id == id), "{id}");
         }
     }
 

@@ -33,7 +33,7 @@ fn a_port_with_a_smaller_mtu_is_raised() {
 
 #[test]
 fn what_is_below_is_raised_first() {
-    let mut room = crate::checks::testing_rooms::vlan_room();
+    let mut room = crate::testing::vlan_room();
     for name in ["ens1f0.700", "ens1f0"] {
         port(&mut room, "beta", name).mtu = Some(1500);
     }
@@ -43,7 +43,7 @@ fn what_is_below_is_raised_first() {
 #[test]
 fn a_path_that_passes_less_lowers_all_hosts_of_the_network() {
     let mut room = healthy_room();
-    let mut small = crate::checks::testing_rooms::probe();
+    let mut small = crate::testing::probe();
     small.path_mtu = Some(PathMtu { promised: 9000, passed: 1500, black_hole: true });
     room.matrix.probes = vec![small];
     let wanted = ["alpha", "beta", "gamma"].map(|host| format!("{host} ens1f0: MTU 9000 → 1500"));
@@ -151,7 +151,7 @@ fn a_small_path_and_a_small_host_ask_for_the_same() {
     let mut room = healthy_room();
     port(&mut room, "gamma", "ens1f0").mtu = Some(1500);
     let probe = |from: (&str, u8), to: (&str, u8), promised| {
-        let mut probe = crate::checks::testing_rooms::probe();
+        let mut probe = crate::testing::probe();
         for (end, (host, last)) in [(&mut probe.from, from), (&mut probe.to, to)] {
             (end.host, end.ip) = (host.to_owned(), [10, 1, 0, last].into());
         }

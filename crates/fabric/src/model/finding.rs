@@ -122,8 +122,8 @@ pub struct Finding {
 impl Finding {
     /// A finding of the check `id`. Its page is the check's section in `docs/findings.md`.
     pub fn new(id: &str, severity: Severity, title: impl Into<String>) -> Finding {
-        Finding {
-            id: id.to_owned(),
+        let finding = Finding {
+            id: String::new(),
             severity,
             title: title.into(),
             places: Vec::new(),
@@ -131,8 +131,15 @@ impl Finding {
             effects: Vec::new(),
             why: String::new(),
             fixes: Vec::new(),
-            page: format!("docs/findings.md#{id}"),
-        }
+            page: String::new(),
+        };
+        finding.of_check(id)
+    }
+
+    /// Gives it the check's id and page.
+    pub fn of_check(mut self, id: &str) -> Finding {
+        (self.id, self.page) = (id.to_owned(), format!("docs/findings.md#{id}"));
+        self
     }
 
     /// Names a place.

@@ -1,0 +1,386 @@
+//! What several subjects need: findings of values that differ, which ports migrations use, what a switch says, links
+//! as probes saw them.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+
+use crate::model::{
+    Address, End, Ets, Finding, Inventory, Neighbour, Pfc, Place, PortKind, PortRef, Probe, Room, Segment,
+    Severity, SwitchPort,
+};
+
+/// A finding of the check that is running: [`super::Check::findings`] gives it the check's id.
+pub(super) fn finding(severity: Severity, title: impl Into<String>) -> Finding {
+    Finding::new("", severity, title)
+}
+
+/// A place with what was seen there, as an operator writes it.
+pub(super) type Value = (Place, String);
+
+/// Ports with what is known of them.
+pub(super) fn values_of(ports: &[PortRef<'_>], text: impl Fn(PortRef<'_>) -> Option<String>) -> Vec<Value> {
+    ports.iter().filter_map(|at| Some((at.place(), text(*at)?))).collect()
+}
+
+/// The places that are not like most. `None` if all are alike; all of them if no value is the most frequent.
+pub(super) fn odd(values: &[Value]) -> Option<Vec<&Value>> {
+    let mut counts: Vec<(&str, usize)> = Vec::new();
+    for (_, value) in values {
+        match counts.iter_mut().find(|(known, _)| known == value) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((value, 1)),
+        }
+    }
+    if counts.len() < 2 {
+        return None;
+    }
+    counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    let usual = match counts.as_slice() {
+        [(usual, most), (_, next), ..] if most > next => Some(*usual),
+        _ => None,
+    };
+    Some(values.iter().filter(|(_, value)| Some(value.as_str()) != usual).collect())
+}
+
+/// A finding with all values side by side, if they are not all alike: `WHAT A and B WHERE`.
+pub(super) fn differ(severity: Severity, what: &str, whereabouts: &str, values: &[Value]) -> Option<Finding> {
+    let odd = odd(values)?;
+    let mut distinct: Vec<&str> = odd.iter().map(|(_, value)| value.as_str()).collect();
+    distinct.extend(values.iter().map(|(_, value)| value.as_str()));
+    let title = format!("{what} {} {whereabouts}", join(distinct, " and "));
+    let mut finding = finding(severity, title);
+    for (place, _) in odd {
+        finding = finding.at(place.clone());
+    }
+    for (place, value) in values {
+        finding = finding.seen(place.clone(), what, value);
+    }
+    Some(finding)
+}
+
+/// Findings of which several are one fault, each once with all that was seen of it.
+pub(super) fn merged(
+    findings: impl IntoIterator<Item = Finding>,
+    same: impl Fn(&Finding, &Finding) -> bool,
+) -> Vec<Finding> {
+    let mut merged: Vec<Finding> = Vec::new();
+    for finding in findings {
+        match merged.iter_mut().find(|one| same(one, &finding)) {
+            Some(one) => {
+                one.seen.extend(finding.seen);
+                for fix in finding.fixes {
+                    if !one.fixes.contains(&fix) {
+                        one.fixes.push(fix);
+                    }
+                }
+            }
+            None => merged.push(finding),
+        }
+    }
+    merged
+}
+
+/// Each word once, in the order in which it came first; at most six of them.
+pub(super) fn join<'a>(words: impl IntoIterator<Item = &'a str>, between: &str) -> String {
+    let mut unique: Vec<&str> = Vec::new();
+    for word in words {
+        if !unique.contains(&word) {
+            unique.push(word);
+        }
+    }
+    let more = unique.len().saturating_sub(6);
+    unique.truncate(6);
+    let text = unique.join(between);
+    if more > 0 { format!("{text} and {more} more") } else { text }
+}
+
+/// `3, 4`, or `none`.
+pub(super) fn numbers<T: ToString>(all: &[T]) -> String {
+    let words: Vec<String> = all.iter().map(ToString::to_string).collect();
+    if words.is_empty() { "none".to_owned() } else { words.join(", ") }
+}
+
+/// Networks that at least two hosts are on and that leave the hosts. Bridges for guests only, which have the same
+/// address on every host, are none.
+pub(super) fn segments(room: &Room) -> Vec<Segment<'_>> {
+    narrowed(room, |at, _| outward(room, at))
+}
+
+/// Those of them that migrations use: the agents listen there. A host without an agent uses all.
+pub(super) fn migration_segments(room: &Room) -> Vec<Segment<'_>> {
+    narrowed(room, |at, ip| used(at.host, ip) && outward(room, at))
+}
+
+fn narrowed<'a>(room: &'a Room, wanted: impl Fn(PortRef<'a>, IpAddr) -> bool) -> Vec<Segment<'a>> {
+    let mut segments = room.segments();
+    for segment in &mut segments {
+        segment.members.retain(|(at, ip)| wanted(*at, *ip));
+    }
+    segments.retain(|segment| segment.hosts() > 1);
+    segments
+}
+
+/// The lowest ports that carry migrations, each once, also in a room of one host.
+pub(super) fn migration_ports(room: &Room) -> Vec<PortRef<'_>> {
+    let carries = |address: &Address, host| address.shared() && used(host, address.ip);
+    let upper = room
+        .carrying_ports()
+        .filter(|at| at.port.addresses.iter().any(|address| carries(address, at.host)) && outward(room, *at));
+    unique(upper.flat_map(|at| room.below(at)))
+}
+
+/// The lowest ports that carry a network.
+pub(super) fn carriers<'a>(room: &'a Room, segment: &Segment<'a>) -> Vec<PortRef<'a>> {
+    unique(segment.members.iter().flat_map(|(at, _)| room.below(*at)))
+}
+
+fn unique<'a>(ports: impl Iterator<Item = PortRef<'a>>) -> Vec<PortRef<'a>> {
+    let mut found: Vec<PortRef<'a>> = Vec::new();
+    for at in ports.filter(|at| at.port.kind != PortKind::Tun) {
+        if !found.iter().any(|one| std::ptr::eq(one.port, at.port)) {
+            found.push(at);
+        }
+    }
+    found
+}
+
+/// Bonds and teams with more than one member.
+pub(super) fn teams(room: &Room) -> Vec<(PortRef<'_>, Vec<PortRef<'_>>)> {
+    room.teams().into_iter().filter(|(_, members)| members.len() > 1).collect()
+}
+
+/// The agent takes migrations at this address.
+fn used(host: &Inventory, ip: IpAddr) -> bool {
+    let Some(agent) = host.agent.as_ref().filter(|agent| !agent.listen.is_empty()) else { return true };
+    let narrowed = agent.links.is_empty() || agent.links.iter().any(|network| network.contains(ip));
+    let at = |text: &String| text.parse().map(|address: SocketAddr| address.ip());
+    let listens = |heard: IpAddr| heard == ip || heard.is_unspecified();
+    narrowed && agent.listen.iter().filter_map(|text| at(text).ok()).any(listens)
+}
+
+/// It leads out of the host: anything but a bridge that only guests and containers hang on.
+pub(super) fn outward(room: &Room, at: PortRef<'_>) -> bool {
+    let inner = |below: &PortRef<'_>| {
+        matches!(below.port.kind, PortKind::Bridge | PortKind::Tun | PortKind::Veth | PortKind::Loopback)
+    };
+    at.port.kind != PortKind::Tun && (at.port.kind != PortKind::Bridge || !room.below(at).iter().all(inner))
+}
+
+/// What it runs at, megabits per second: what it says itself, or all that is below it.
+pub(super) fn speed(room: &Room, at: PortRef<'_>) -> Option<u32> {
+    let own = |at: &PortRef<'_>| at.port.link.speed_mbps.filter(|speed| *speed > 0);
+    own(&at).or_else(|| room.below(at).iter().map(own).try_fold(0, |sum, one| Some(sum + one?)))
+}
+
+/// What is known of the other end of a port's cable.
+pub(super) struct SwitchSide<'a> {
+    heard: &'a [Neighbour],
+    exported: Option<(&'a str, &'a SwitchPort)>,
+}
+
+/// The other end of a port's cable.
+pub(super) fn switch_side<'a>(room: &'a Room, at: PortRef<'a>) -> SwitchSide<'a> {
+    let heard = at.port.neighbours.as_slice();
+    let ours = |name: &str, port: &SwitchPort| {
+        let told =
+            port.host.as_ref() == Some(&at.host.host) && port.host_port.as_ref() == Some(&at.port.name);
+        let same =
+            |one: &Neighbour| one.system.as_deref() == Some(name) && one.port.as_ref() == Some(&port.name);
+        told || heard.iter().any(same)
+    };
+    let mut all =
+        room.switches.iter().flat_map(|one| one.ports.iter().map(|port| (one.switch.as_str(), port)));
+    SwitchSide { heard, exported: all.find(|(name, port)| ours(name, port)) }
+}
+
+impl<'a> SwitchSide<'a> {
+    fn heard<T>(&self, of: impl Fn(&'a Neighbour) -> Option<T>) -> Option<T> {
+        self.heard.iter().find_map(of)
+    }
+
+    fn exported<T>(&self, of: impl Fn(&'a SwitchPort) -> Option<T>) -> Option<T> {
+        self.exported.and_then(|(_, port)| of(port))
+    }
+
+    /// `leaf0 Ethernet1/2`.
+    pub(super) fn name(&self) -> String {
+        let heard =
+            self.heard(|one| Some((one.system.as_deref().or(one.chassis.as_deref())?, one.port.as_deref())));
+        let exported = self.exported.map(|(name, port)| (name, Some(port.name.as_str())));
+        match exported.or(heard) {
+            Some((name, Some(port))) => format!("{name} {port}"),
+            Some((name, None)) => name.to_owned(),
+            None => "the switch".to_owned(),
+        }
+    }
+
+    /// Largest packet, bytes.
+    pub(super) fn mtu(&self) -> Option<u32> {
+        self.heard(Neighbour::mtu).or_else(|| self.exported(|port| port.mtu))
+    }
+
+    /// It negotiates the speed.
+    pub(super) fn autonegotiation(&self) -> Option<bool> {
+        self.heard(|one| one.autonegotiation).or_else(|| self.exported(|port| port.autonegotiation))
+    }
+
+    /// Forward error correction.
+    pub(super) fn fec(&self) -> Option<&'a str> {
+        self.exported(|port| port.fec.as_deref())
+    }
+
+    /// VLAN of untagged frames.
+    pub(super) fn vlan_untagged(&self) -> Option<u16> {
+        let told = self.heard(|one| one.vlan_untagged).or_else(|| self.exported(|port| port.vlan_untagged));
+        told.filter(|vlan| *vlan != 0)
+    }
+
+    /// VLANs that pass; `None` if it says none.
+    pub(super) fn vlans(&self) -> Option<&'a [u16]> {
+        let some = |vlans: &'a Vec<u16>| (!vlans.is_empty()).then_some(vlans.as_slice());
+        self.exported(|port| some(&port.vlans)).or_else(|| self.heard(|one| some(&one.vlans)))
+    }
+
+    /// Link aggregation is on.
+    pub(super) fn aggregated(&self) -> Option<bool> {
+        self.heard(|one| one.aggregation.map(|aggregation| aggregation.on))
+    }
+
+    /// Lossless priorities.
+    pub(super) fn pfc(&self) -> Option<&'a Pfc> {
+        self.heard(|one| one.pfc.as_ref()).or_else(|| self.exported(|port| port.pfc.as_ref()))
+    }
+
+    pub(super) fn ets(&self) -> Option<&'a Ets> {
+        self.heard(|one| one.ets.as_ref())
+    }
+}
+
+/// A link between two ends.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pair<'a> {
+    /// The ends; the first one sends in `there`.
+    pub ends: [&'a End; 2],
+    /// From the first end to the second.
+    pub there: Option<&'a Probe>,
+    /// The other way.
+    pub back: Option<&'a Probe>,
+}
+
+impl<'a> Pair<'a> {
+    /// Both directions: who sends, who receives, the probe of it, the probe the other way.
+    pub fn ways(&self) -> [Way<'a>; 2] {
+        let [one, other] = self.ends;
+        [
+            Way { from: one, to: other, probe: self.there, reverse: self.back },
+            Way { from: other, to: one, probe: self.back, reverse: self.there },
+        ]
+    }
+
+    /// The probes there are.
+    pub fn probes(&self) -> impl Iterator<Item = &'a Probe> {
+        self.there.into_iter().chain(self.back)
+    }
+
+    /// Names of both hosts, the lesser first.
+    pub fn hosts(&self) -> (&'a str, &'a str) {
+        let [one, other] = self.ends.map(|end| end.host.as_str());
+        if one <= other { (one, other) } else { (other, one) }
+    }
+}
+
+/// One direction of a link.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Way<'a> {
+    pub from: &'a End,
+    pub to: &'a End,
+    pub probe: Option<&'a Probe>,
+    pub reverse: Option<&'a Probe>,
+}
+
+/// All links that were probed, in the order of their first probes.
+pub(super) fn pairs(room: &Room) -> Vec<Pair<'_>> {
+    let mut pairs: Vec<Pair<'_>> = Vec::new();
+    let mut known: BTreeMap<(&End, &End), usize> = BTreeMap::new();
+    for probe in &room.matrix.probes {
+        let back = known.get(&(&probe.to, &probe.from)).and_then(|at| pairs.get_mut(*at));
+        if let Some(pair) = back.filter(|pair| pair.back.is_none()) {
+            pair.back = Some(probe);
+            continue;
+        }
+        known.insert((&probe.from, &probe.to), pairs.len());
+        pairs.push(Pair { ends: [&probe.from, &probe.to], there: Some(probe), back: None });
+    }
+    pairs
+}
+
+/// An end as a place.
+pub(super) fn place(end: &End) -> Place {
+    Place::port(&end.host, &end.port)
+}
+
+/// One fault makes several links bad: where they share one port, that port is the place. Findings without a shared
+/// port stay as they are.
+pub(super) fn by_shared_port(findings: Vec<Finding>) -> Vec<Finding> {
+    let mut count: BTreeMap<Place, usize> = BTreeMap::new();
+    findings.iter().flat_map(|finding| &finding.places).for_each(|place| {
+        *count.entry(place.clone()).or_default() += 1;
+    });
+    let most = |finding: &Finding| -> Option<Place> {
+        let mut places: Vec<(&Place, usize)> =
+            finding.places.iter().filter_map(|place| Some((place, *count.get(place)?))).collect();
+        places.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+        match places.as_slice() {
+            [(place, most), (_, next), ..] if most > next => Some((*place).clone()),
+            _ => None,
+        }
+    };
+    let shared: Vec<Option<Place>> = findings.iter().map(most).collect();
+    let mut merged: Vec<(Option<Place>, Finding)> = Vec::new();
+    for (finding, shared) in findings.into_iter().zip(shared) {
+        match merged.iter_mut().find(|(known, _)| shared.is_some() && *known == shared) {
+            Some((_, one)) => {
+                one.severity = one.severity.max(finding.severity);
+                one.seen.extend(finding.seen);
+            }
+            None => merged.push((shared, finding)),
+        }
+    }
+    let named = |(shared, finding): (Option<Place>, Finding)| match shared {
+        Some(place) => Finding { places: vec![place], ..finding },
+        None => finding,
+    };
+    merged.into_iter().map(named).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn values(all: &[&str]) -> Vec<Value> {
+        let place = |number| Place::host(&format!("h{number}"));
+        all.iter().enumerate().map(|(number, value)| (place(number), value.to_string())).collect()
+    }
+
+    #[test]
+    fn the_one_that_is_not_like_the_others_is_named() {
+        let all = values(&["9000", "1500", "9000"]);
+        let finding = differ(Severity::Error, "MTU", "on the network", &all).unwrap();
+        assert_eq!(finding.title, "MTU 1500 and 9000 on the network");
+        assert_eq!(finding.places, [Place::host("h1")]);
+        assert_eq!(finding.seen.len(), 3);
+    }
+
+    #[test]
+    fn of_two_both_are_named_and_equal_ones_are_no_finding() {
+        assert_eq!(odd(&values(&["a", "b"])).unwrap().len(), 2);
+        assert_eq!(odd(&values(&["a", "a"])), None);
+        assert_eq!(odd(&values(&[])), None);
+    }
+
+    #[test]
+    fn long_lists_are_cut() {
+        assert_eq!(join(["a", "b", "a"], ", "), "a, b");
+        assert_eq!(join(["1", "2", "3", "4", "5", "6", "7", "8"], ", "), "1, 2, 3, 4, 5, 6 and 2 more");
+    }
+}

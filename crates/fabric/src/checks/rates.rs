@@ -1,0 +1,498 @@
+//! What probes measured: throughputs and round trips.
+
+use std::collections::BTreeMap;
+
+use crate::model::{End, Finding, Incast, Place, PortKind, PortRef, Probe, Room, Severity};
+
+use super::common::{Pair, Way, by_shared_port, finding, pairs, place, speed};
+
+/// Percent of the other rate. What the same machine measures on equal links at the same time is less far apart. Less
+/// was measured three times, in turn with the other one.
+const RATE_PERCENT_MIN: u64 = 70;
+
+/// A direction that is slower than another rate says it could be.
+#[derive(Clone, Copy, Debug)]
+struct Slow<'a> {
+    /// The slow one.
+    pub way: Way<'a>,
+    /// What it moves, megabits per second.
+    pub moved: u64,
+    /// The one to compare with.
+    pub other: Way<'a>,
+    /// What that moves, megabits per second.
+    pub faster: u64,
+}
+
+fn rate(way: &Way<'_>) -> Option<u64> {
+    way.probe?.throughput_mbps
+}
+
+fn is_less(moved: u64, other: u64) -> bool {
+    moved.saturating_mul(100) < other.saturating_mul(RATE_PERCENT_MIN)
+}
+
+/// What an end promises, megabits per second: its speed, bounded by its slot. Speeds of virtual ports mean nothing.
+fn promise(room: &Room, end: &End) -> Option<u64> {
+    let host = room.host(&end.host)?;
+    let at = PortRef { host, port: host.port(&end.port)? };
+    let below = room.below(at);
+    if below.iter().any(|at| at.port.kind != PortKind::Physical) {
+        return None;
+    }
+    let slots =
+        below.iter().filter_map(|at| at.port.pcie.as_ref()?.running.map(|link| link.throughput_mbps()));
+    let speed = u64::from(speed(room, at)?);
+    Some(slots.min().map_or(speed, |slot| speed.min(slot)))
+}
+
+/// Directions that move far less than the other direction of the same link.
+fn one_way(room: &Room) -> Vec<Slow<'_>> {
+    let mut found = Vec::new();
+    for pair in pairs(room) {
+        let [there, back] = pair.ways();
+        let (Some(one), Some(other)) = (rate(&there), rate(&back)) else { continue };
+        if is_less(one, other) {
+            found.push(Slow { way: there, moved: one, other: back, faster: other });
+        } else if is_less(other, one) {
+            found.push(Slow { way: back, moved: other, other: there, faster: one });
+        }
+    }
+    found
+}
+
+/// Links that move far less, both ways, than another link between the same hosts that promises the same.
+fn below_sibling(room: &Room) -> Vec<Slow<'_>> {
+    let all = pairs(room);
+    let promised = |pair: &Pair<'_>| Some(promise(room, pair.ends[0])?.min(promise(room, pair.ends[1])?));
+    let best = |pair: &Pair<'_>, from: &str| {
+        let siblings =
+            all.iter().filter(|one| one.hosts() == pair.hosts() && promised(one) == promised(pair));
+        let ways = siblings.flat_map(Pair::ways).filter(|way| way.from.host == from);
+        ways.filter_map(|way| Some((rate(&way)?, way))).max_by_key(|(rate, _)| *rate)
+    };
+    let mut found = Vec::new();
+    for pair in &all {
+        let measured: Vec<(Way<'_>, u64)> =
+            pair.ways().into_iter().filter_map(|way| Some((way, rate(&way)?))).collect();
+        let less = measured.iter().filter_map(|(way, moved)| {
+            let (faster, other) = best(pair, &way.from.host)?;
+            is_less(*moved, faster).then_some(Slow { way: *way, moved: *moved, other, faster })
+        });
+        let less: Vec<Slow<'_>> = less.collect();
+        if less.len() == measured.len() {
+            found.extend(less.first().copied());
+        }
+    }
+    found
+}
+
+/// Pairs of probes, by their numbers in the matrix, of which the first moves far less than the second. One that is to
+/// be measured again beside one that it is compared with.
+pub fn unequal(room: &Room) -> Vec<(usize, usize)> {
+    let number = |way: &Way<'_>| {
+        let probes = &room.matrix.probes;
+        way.probe.and_then(|probe| probes.iter().position(|one| std::ptr::eq(one, probe)))
+    };
+    let slow = one_way(room).into_iter().chain(below_sibling(room));
+    let mut pairs: Vec<(usize, usize)> =
+        slow.filter_map(|slow| Some((number(&slow.way)?, number(&slow.other)?))).collect();
+    pairs.sort_unstable();
+    pairs.dedup_by_key(|(slow, _)| *slow);
+    pairs
+}
+
+impl Slow<'_> {
+    /// With both rates, and where the sender looks first.
+    fn finding(&self, title: String, why: &'static str, step: &str) -> Finding {
+        let [from, to] = [place(self.way.from), place(self.way.to)];
+        let mut finding = finding(Severity::Warning, title)
+            .at(from.clone())
+            .at(to.clone())
+            .seen(from.clone(), &format!("arrives at {to}"), format!("{} Mb/s", self.moved))
+            .seen(
+                place(self.other.from),
+                &format!("arrives at {}", place(self.other.to)),
+                format!("{} Mb/s", self.faster),
+            )
+            .why(why);
+        if let Some(again) = self.way.probe.and_then(|probe| probe.retransmits) {
+            finding = finding.seen(from.clone(), "segments sent again", again);
+        }
+        let command = format!("tc -s qdisc show dev {}", self.way.from.port);
+        finding.step(None, step).command(from, "rate limits and drops of the sender", command)
+    }
+}
+
+const THROUGHPUT_BELOW_PROMISE_WHY: &str = "Ports and switches say that all is well, and the bytes do not \
+    move: a migration over this link takes as many times longer. What moves is the measure, not what is \
+    negotiated.";
+
+/// Percent of the promise. One connection or a busy host may miss some; less than half is a fault.
+const PROMISE_PERCENT_MIN: u64 = 50;
+
+/// A link that moves far less than its ports promise.
+pub(super) fn throughput_below_promise(room: &Room) -> Vec<Finding> {
+    room.matrix.probes.iter().filter_map(|probe| throughput_below_promise_finding(room, probe)).collect()
+}
+
+fn throughput_below_promise_finding(room: &Room, probe: &Probe) -> Option<Finding> {
+    let moved = probe.throughput_mbps?;
+    let promised = promise(room, &probe.from)?.min(promise(room, &probe.to)?);
+    // A path that loses full packets has a finding of its own.
+    let hole = probe.path_mtu.is_some_and(|path| path.passed < path.promised);
+    if hole || moved.saturating_mul(100) >= promised.saturating_mul(PROMISE_PERCENT_MIN) {
+        return None;
+    }
+    let (from, to) =
+        (Place::port(&probe.from.host, &probe.from.port), Place::port(&probe.to.host, &probe.to.port));
+    let mut finding = finding(Severity::Warning, format!("moves {moved} of {promised} Mb/s to {to}"))
+        .at(from.clone())
+        .at(to.clone())
+        .seen(from.clone(), "promised", format!("{promised} Mb/s"))
+        .seen(to, "arrived", format!("{moved} Mb/s"))
+        .why(THROUGHPUT_BELOW_PROMISE_WHY);
+    if let Some(again) = probe.retransmits {
+        finding = finding.seen(from.clone(), "segments sent again", again);
+    }
+    Some(
+        finding
+            .step(
+                None,
+                "segments sent again: look for loss at cables, transceivers and switch ports (errors, drops)",
+            )
+            .command(from, "none sent again: a core is busy, look which", "mpstat -P ALL 1"),
+    )
+}
+
+const THROUGHPUT_ONE_WAY_WHY: &str = "Guests leave this host fast and come back slowly, or the other way \
+    round: one direction of a cable, a rate limit or a busy receiver. It was measured three times, in turn \
+    with the other direction.";
+
+const ONE_WAY_STEP: &str = "look for a rate limit at the sender and at the switch (tc qdisc show), for \
+    errors of this direction, and for a busy processor at the receiver";
+
+/// A link that moves far less in one direction than in the other.
+pub(super) fn throughput_one_way(room: &Room) -> Vec<Finding> {
+    by_shared_port(one_way(room).iter().map(throughput_one_way_finding).collect())
+}
+
+fn throughput_one_way_finding(slow: &Slow<'_>) -> Finding {
+    let title =
+        format!("moves {} Mb/s to {}, {} Mb/s come back", slow.moved, place(slow.way.to), slow.faster);
+    slow.finding(title, THROUGHPUT_ONE_WAY_WHY, ONE_WAY_STEP)
+}
+
+const THROUGHPUT_BELOW_SIBLING_WHY: &str = "Links between the same hosts, of which nothing says that one is \
+    slower: a migration over both is hardly faster than over the good one alone. It was measured three \
+    times, in turn with the other link.";
+
+const SIBLING_STEP: &str = "look for a rate limit (tc qdisc show), for a negotiated speed on the way, and \
+    what else uses this link";
+
+/// A link that moves far less than one beside it.
+pub(super) fn throughput_below_sibling(room: &Room) -> Vec<Finding> {
+    by_shared_port(below_sibling(room).iter().map(throughput_below_sibling_finding).collect())
+}
+
+fn throughput_below_sibling_finding(slow: &Slow<'_>) -> Finding {
+    let title = format!(
+        "moves {} Mb/s to {}, {} moves {} Mb/s",
+        slow.moved,
+        place(slow.way.to),
+        slow.other.from.port,
+        slow.faster
+    );
+    slow.finding(title, THROUGHPUT_BELOW_SIBLING_WHY, SIBLING_STEP)
+}
+
+const INCAST_COLLAPSE_WHY: &str = "When a host is filled from several others, the switch's buffer for its \
+    port runs over, everybody loses packets and waits: emptying two hosts at once takes longer than one \
+    after the other.";
+
+/// Percent of what one gets alone; less than this is loss, not sharing.
+const INCAST_PERCENT_MIN: u64 = 60;
+
+/// Several hosts that send to one get less together than one of them alone.
+pub(super) fn incast_collapse(room: &Room) -> Vec<Finding> {
+    room.matrix.incasts.iter().filter_map(incast_collapse_finding).collect()
+}
+
+fn incast_collapse_finding(incast: &Incast) -> Option<Finding> {
+    let alone = incast.alone_mbps?;
+    let together: u64 = incast.throughput_mbps.iter().sum();
+    if together.saturating_mul(100) >= alone.saturating_mul(INCAST_PERCENT_MIN) {
+        return None;
+    }
+    let to = Place::port(&incast.to.host, &incast.to.port);
+    let title =
+        format!("{} hosts at once move {together} Mb/s to it, one alone {alone} Mb/s", incast.from.len());
+    let mut finding = finding(Severity::Warning, title).at(to.clone()).why(INCAST_COLLAPSE_WHY);
+    for (from, rate) in incast.from.iter().zip(&incast.throughput_mbps) {
+        finding = finding.seen(Place::port(&from.host, &from.port), "sent", format!("{rate} Mb/s"));
+    }
+    Some(
+        finding
+            .step(None, "on the switch: ECN, PFC for the migrations' class, or more buffer for the port")
+            .step(
+                Some(to),
+                "until then migrate to this host one after the other, or bound each with --bandwidth",
+            ),
+    )
+}
+
+const ROUND_TRIP_LONG_WHY: &str = "What the source asks while the guest stands still is answered later by as \
+    much, and one TCP connection moves no more than its window in each round trip. The least round trip of \
+    many is told: a busy host does not make it long.";
+
+/// Hosts of one room answer within 20 to 200 µs, also where both are busy: the least of some twenty is judged. 100 km
+/// of fibre are 1 ms.
+const LONG_NS: u64 = 500_000;
+
+/// Against the fastest link between the same hosts: so many times its round trip, and as much more.
+const LONG_TIMES: u64 = 3;
+
+const LONG_MORE_NS: u64 = 250_000;
+
+/// A link over which packets take long.
+pub(super) fn round_trip_long(room: &Room) -> Vec<Finding> {
+    let mut between: BTreeMap<(&str, &str), Vec<(Pair<'_>, u64)>> = BTreeMap::new();
+    for pair in pairs(room) {
+        if let Some(least) = least_round_trip(&pair) {
+            between.entry(pair.hosts()).or_default().push((pair, least));
+        }
+    }
+    by_shared_port(between.values().flat_map(|links| long_round_trips(links)).collect())
+}
+
+/// The links between two hosts.
+fn long_round_trips(links: &[(Pair<'_>, u64)]) -> Vec<Finding> {
+    let Some(best) = links.iter().min_by_key(|(_, least)| *least) else { return Vec::new() };
+    let like_the_best = |least: u64| least <= best.1.saturating_mul(LONG_TIMES).saturating_add(LONG_MORE_NS);
+    if best.1 >= LONG_NS && links.iter().all(|(_, least)| like_the_best(*least)) {
+        return far_hosts_finding(links).into_iter().collect();
+    }
+    let long = |least: u64| least >= LONG_NS || !like_the_best(least);
+    links.iter().filter(|(_, least)| long(*least)).map(|one| long_round_trip_finding(one, best)).collect()
+}
+
+/// All links are alike: it is the way between the hosts.
+fn far_hosts_finding(links: &[(Pair<'_>, u64)]) -> Option<Finding> {
+    let least = links.iter().map(|(_, least)| *least).min()?;
+    let (_, other) = links.first()?.0.hosts();
+    let over = if links.len() == 1 { "the only link" } else { "every link" };
+    let title = format!("the round trip to {other} over {over} is {}", time_text(least));
+    let mut finding = finding(Severity::Warning, title).why(ROUND_TRIP_LONG_WHY);
+    for (pair, least) in links {
+        for end in pair.ends {
+            finding = finding.at(place(end));
+        }
+        finding = finding.seen(place(pair.ends[0]), "least round trip", time_text(*least));
+    }
+    Some(finding.step(None, "look what is between the hosts: a tunnel, a router, a shaper, another site"))
+}
+
+fn long_round_trip_finding((pair, least): &(Pair<'_>, u64), best: &(Pair<'_>, u64)) -> Finding {
+    let [from, to] = pair.ends;
+    let mut title = format!("the round trip to {} is {}", place(to), time_text(*least));
+    if best.1 < *least {
+        title += &format!(", over {} {}", best.0.ends[0].port, time_text(best.1));
+    }
+    title += &slow_direction(pair, &best.0, least - best.1);
+    finding(Severity::Warning, title)
+        .at(place(from))
+        .at(place(to))
+        .seen(place(from), "least round trip", time_text(*least))
+        .seen(place(best.0.ends[0]), "least round trip", time_text(best.1))
+        .why(ROUND_TRIP_LONG_WHY)
+        .step(
+            None,
+            "look what is on this way and not on the other: a tunnel, a router, a shaper, a long detour",
+        )
+        .command(place(from), "try it by hand", format!("ping -c 20 -i 0.2 -I {} {}", from.port, to.ip))
+}
+
+/// The least round trip of a link, nanoseconds.
+fn least_round_trip(pair: &Pair<'_>) -> Option<u64> {
+    pair.probes().filter_map(|probe| Some(probe.latency?.min_ns)).filter(|least| *least > 0).min()
+}
+
+/// Which direction is the slow one, where another link between the same clocks tells.
+fn slow_direction(pair: &Pair<'_>, best: &Pair<'_>, more_ns: u64) -> String {
+    let ahead = |pair: &Pair<'_>, from: &str| {
+        let to = |probe: &&Probe| probe.from.host == from;
+        pair.probes().find(to).and_then(|probe| probe.clock_ahead_us)
+    };
+    let from = pair.ends[0].host.as_str();
+    let apart = ahead(pair, from).zip(ahead(best, from)).map(|(here, there)| here.saturating_sub(there));
+    // Half of what one direction takes longer goes into the clocks' difference.
+    let Some(apart_ns) = apart.map(|apart| apart.saturating_mul(2000)) else { return String::new() };
+    if apart_ns.unsigned_abs() < more_ns.saturating_mul(3) / 5 || more_ns == 0 {
+        return String::new();
+    }
+    let slow = if apart_ns > 0 { pair.ends[1] } else { pair.ends[0] };
+    format!("; the way to {} is the slow one", slow.host)
+}
+
+/// `50.3 ms`, `820 µs`.
+fn time_text(ns: u64) -> String {
+    if ns < 1_000_000 {
+        format!("{} µs", ns / 1000)
+    } else {
+        format!("{}.{} ms", ns / 1_000_000, ns / 100_000 % 10)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    mod throughput_below_promise {
+        use crate::testing::probe;
+        use crate::testing::{healthy_room, only};
+
+        #[test]
+        fn a_wire_that_moves_a_tenth() {
+            let mut room = healthy_room();
+            room.matrix.probes = vec![probe()];
+            assert_eq!(crate::checks::run_all(&room), Vec::new());
+            room.matrix.probes[0].throughput_mbps = Some(2400);
+            let finding = only(&room, "throughput-below-promise");
+            assert_eq!(finding.title, "moves 2400 of 25000 Mb/s to beta ens1f0");
+            assert_eq!(finding.places[0].to_string(), "alpha ens1f0");
+        }
+    }
+
+    mod throughput_one_way {
+        use crate::model::Probe;
+        use crate::testing::{healthy_room, only};
+        use crate::testing::{probe, reversed, two_links as room};
+
+        #[test]
+        fn the_slow_direction_is_named() {
+            let finding = only(&room([(992, 992), (100, 992)]), "throughput-one-way");
+            assert_eq!(finding.title, "moves 100 Mb/s to beta ens1f1, 992 Mb/s come back");
+            assert_eq!(finding.places[0].to_string(), "alpha ens1f1");
+            let finding = only(&room([(992, 496), (992, 992)]), "throughput-one-way");
+            assert_eq!(finding.places[0].to_string(), "beta ens1f0");
+        }
+
+        #[test]
+        fn what_a_busy_machine_measures_is_no_finding() {
+            assert_eq!(crate::checks::run_all(&room([(14_000, 19_000), (18_000, 15_000)])), Vec::new());
+        }
+
+        #[test]
+        fn what_the_port_promises_and_does_not_hold_is_said_once() {
+            let mut room = healthy_room();
+            let slow = Probe { throughput_mbps: Some(2400), ..probe() };
+            room.matrix.probes = vec![slow, reversed(&probe())];
+            only(&room, "throughput-below-promise");
+        }
+    }
+
+    mod throughput_below_sibling {
+        use crate::model::PortKind;
+        use crate::testing::only;
+        use crate::testing::two_links as room;
+
+        #[test]
+        fn the_slow_link_is_named_beside_the_fast_one() {
+            let finding = only(&room([(992, 990), (100, 101)]), "throughput-below-sibling");
+            assert_eq!(finding.title, "moves 100 Mb/s to beta ens1f1, ens1f0 moves 992 Mb/s");
+            assert_eq!(finding.places[0].to_string(), "alpha ens1f1");
+        }
+
+        #[test]
+        fn links_that_promise_different_rates_are_not_compared() {
+            let mut room = room([(22_000, 22_000), (9400, 9400)]);
+            for port in room.hosts.iter_mut().flat_map(|host| &mut host.ports) {
+                port.kind = PortKind::Physical;
+                if port.name == "ens1f1" {
+                    port.link.speed_mbps = Some(10_000);
+                    port.link.supported = vec!["10000baseCR/Full".into()];
+                }
+            }
+            assert_eq!(crate::checks::run_all(&room), Vec::new());
+        }
+    }
+
+    mod incast_collapse {
+        use crate::model::{End, Incast};
+        use crate::testing::{healthy_room, only};
+
+        #[test]
+        fn the_receiver_is_named() {
+            let end = |host: &str, last| End {
+                host: host.into(),
+                port: "ens1f0".into(),
+                ip: [10, 1, 0, last].into(),
+            };
+            let mut incast = Incast {
+                from: vec![end("alpha", 1), end("gamma", 3)],
+                to: end("beta", 2),
+                throughput_mbps: vec![12_000, 11_000],
+                alone_mbps: Some(23_500),
+            };
+            let mut room = healthy_room();
+            room.matrix.incasts = vec![incast.clone()];
+            assert_eq!(crate::checks::run_all(&room), Vec::new());
+            incast.throughput_mbps = vec![3000, 2000];
+            room.matrix.incasts = vec![incast];
+            let finding = only(&room, "incast-collapse");
+            assert_eq!(finding.title, "2 hosts at once move 5000 Mb/s to it, one alone 23500 Mb/s");
+            assert_eq!(finding.places[0].to_string(), "beta ens1f0");
+        }
+    }
+
+    mod round_trip_long {
+        use crate::model::{Latency, Probe, Room};
+        use crate::testing::{healthy_room, only};
+        use crate::testing::{probe, reversed};
+
+        /// Round trips of the two links between alpha and beta.
+        fn room(first_us: u64, second_us: u64) -> Room {
+            let mut room = healthy_room();
+            for (link, least) in [(0u8, first_us), (1, second_us)] {
+                let latency = Latency { min_ns: least * 1000, median_ns: least * 1500, max_ns: least * 9000 };
+                let mut one = Probe { latency: Some(latency), ..probe() };
+                for (end, host) in [(&mut one.from, 1), (&mut one.to, 2)] {
+                    (end.port, end.ip) = (format!("ens1f{link}"), [10, 1, link, host].into());
+                }
+                room.matrix.probes.extend([reversed(&one), one]);
+            }
+            room
+        }
+
+        #[test]
+        fn the_slow_link_is_named_beside_the_fast_one() {
+            let finding = only(&room(70, 50_300), "round-trip-long");
+            assert_eq!(finding.title, "the round trip to alpha ens1f1 is 50.3 ms, over ens1f0 70 µs");
+            assert_eq!(only(&room(1100, 80), "round-trip-long").places[0].to_string(), "beta ens1f0");
+            assert!(only(&room(60, 450), "round-trip-long").title.contains("450 µs, over ens1f0 60 µs"));
+        }
+
+        #[test]
+        fn the_slow_direction_is_named_where_the_clocks_tell() {
+            for (ahead, slow) in [(25_000 + 120, "alpha"), (-25_000 + 120, "beta")] {
+                let mut room = room(70, 50_070);
+                room.matrix.probes[2].clock_ahead_us = Some(ahead);
+                let finding = only(&room, "round-trip-long");
+                assert!(
+                    finding.title.ends_with(&format!("; the way to {slow} is the slow one")),
+                    "{}",
+                    finding.title
+                );
+            }
+        }
+
+        #[test]
+        fn hosts_that_are_far_apart_are_one_finding() {
+            let finding = only(&room(10_000, 10_400), "round-trip-long");
+            assert_eq!(finding.title, "the round trip to beta over every link is 10.0 ms");
+            assert_eq!(finding.places.len(), 4);
+        }
+
+        #[test]
+        fn busy_hosts_are_no_finding() {
+            assert_eq!(crate::checks::run_all(&room(190, 420)), Vec::new());
+        }
+    }
+}

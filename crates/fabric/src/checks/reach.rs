@@ -1,0 +1,484 @@
+//! What probes found of reachability: nothing arrives, a firewall, packets that are lost.
+
+use crate::model::{Finding, FirewallChain, Place, Probe, Room, Severity};
+
+use super::common::{Pair, Way, by_shared_port, finding, pairs, place};
+
+const UNREACHABLE_WHY: &str = "Both hosts say that they are on one network, and packets do not arrive. \
+    Migrations lose time with trying, and go over what is left.";
+
+/// A link over which nothing arrives.
+pub(super) fn unreachable(room: &Room) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for pair in pairs(room) {
+        let dead: Vec<Way<'_>> = pair.ways().into_iter().filter(is_dead).collect();
+        // A firewall of one end explains the link.
+        if dead.iter().any(|way| suspects(room, way)) {
+            continue;
+        }
+        if let Some(first) = dead.first() {
+            findings.push(unreachable_finding(first, dead.len() > 1));
+        }
+    }
+    by_shared_port(findings)
+}
+
+fn unreachable_finding(way: &Way<'_>, both: bool) -> Finding {
+    let (from, to) = (place(way.from), place(way.to));
+    let heard = way.reverse.is_some_and(|probe| probe.reachable == Some(true) || probe.heard == Some(true));
+    let title = match (both, heard) {
+        (true, _) => format!("no packet arrives at {to} ({}), nor the other way", way.to.ip),
+        (false, true) => format!("no packet arrives at {to} ({}); the other way they do", way.to.ip),
+        (false, false) => format!("no packet arrives at {to} ({})", way.to.ip),
+    };
+    let mut finding = finding(Severity::Error, title)
+        .at(from.clone())
+        .at(to.clone())
+        .seen(from.clone(), "sent from", way.from.ip)
+        .seen(to, "did not arrive at", way.to.ip)
+        .why(UNREACHABLE_WHY);
+    if let Some(failure) = way.probe.and_then(|probe| probe.failure.as_ref()) {
+        finding = finding.seen(from.clone(), "what happened", failure);
+    }
+    let ping = format!("ping -c 3 -I {} {}", way.from.port, way.to.ip);
+    finding
+        .step(
+            None,
+            "look at the switch: VLANs of both ports, port isolation, and whether both cables go \
+             where you think",
+        )
+        .command(from, "try it by hand", ping)
+}
+
+const FIREWALL_DROPS_WHY: &str = "The agents cannot hear each other on this link: migrations leave it out, \
+    or wait for connections that never come.";
+
+/// A firewall between two agents.
+pub(super) fn firewall_drops(room: &Room) -> Vec<Finding> {
+    let mut findings: Vec<Finding> = Vec::new();
+    for pair in pairs(room) {
+        let suspected: Vec<Way<'_>> =
+            pair.ways().into_iter().filter(|way| is_dead(way) && suspects(room, way)).collect();
+        // Where one end has a firewall and the other has none, it is that.
+        let walled = suspected.iter().filter(|way| !chains(room, &way.to.host).is_empty());
+        let walled: Vec<Way<'_>> = walled.copied().collect();
+        let culprits = if walled.len() == 1 { walled } else { suspected };
+        for way in culprits {
+            let finding = firewall_drops_finding(room, &way);
+            // One firewall, many senders.
+            match findings.iter_mut().find(|one| one.places == finding.places) {
+                Some(one) => {
+                    let new = finding.seen.into_iter().filter(|seen| seen.what == "not heard");
+                    one.seen.extend(new);
+                    one.severity = one.severity.max(finding.severity);
+                }
+                None => findings.push(finding),
+            }
+        }
+    }
+    findings
+}
+
+fn firewall_drops_finding(room: &Room, way: &Way<'_>) -> Finding {
+    let to = place(way.to);
+    let (severity, title) = match tcp_passes(way) {
+        true => (Severity::Warning, "TCP passes, datagrams of the doctor do not"),
+        false => (Severity::Error, "nothing that other agents send arrives, and the firewall has rules"),
+    };
+    let mut finding = finding(severity, title).at(to.clone()).why(FIREWALL_DROPS_WHY);
+    finding = finding.seen(to.clone(), "not heard", place(way.from));
+    let chains = chains(room, &way.to.host);
+    for chain in &chains {
+        let policy = if chain.drops { "drops what no rule accepts" } else { "accepts what no rule drops" };
+        let what = format!("chain {} {} ({})", chain.table, chain.name, chain.hook);
+        finding = finding.seen(Place::host(&way.to.host), &what, format!("{policy}, {} rules", chain.rules));
+    }
+    let chain = match chains.first() {
+        Some(chain) => format!("{} {}", chain.table, chain.name),
+        None => "inet filter input".to_owned(),
+    };
+    let port = agent_port(room, &way.to.host);
+    let command = format!(
+        "nft insert rule {chain} iifname {} meta l4proto '{{ tcp, udp }}' th dport {port} accept",
+        way.to.port
+    );
+    finding.command(
+        to,
+        "let the agent's port pass on the migration network, and keep the rule where your \
+         firewall keeps its rules",
+        command,
+    )
+}
+
+/// No datagram passes in this direction: requests did not arrive, or those of the other direction did and their
+/// replies did not.
+fn is_dead(way: &Way<'_>) -> bool {
+    witness(way).is_some()
+}
+
+/// The probe that shows it.
+fn witness<'a>(way: &Way<'a>) -> Option<&'a Probe> {
+    let unheard = |probe: &&Probe| probe.reachable == Some(false) && probe.heard != Some(true);
+    let without_reply = |probe: &&Probe| probe.reachable == Some(false) && probe.heard == Some(true);
+    way.probe.filter(unheard).or(way.reverse.filter(without_reply))
+}
+
+/// Chains of a host that may drop packets.
+fn chains<'a>(room: &'a Room, host: &str) -> Vec<&'a FirewallChain> {
+    let firewall = room.host(host).and_then(|host| host.firewall.as_ref());
+    let all = firewall.into_iter().flat_map(|firewall| &firewall.input);
+    all.filter(|chain| chain.drops || chain.rules > 0).collect()
+}
+
+/// Port of a host's agent.
+fn agent_port<'a>(room: &'a Room, host: &str) -> &'a str {
+    let agent = room.host(host).and_then(|host| host.agent.as_ref());
+    agent.and_then(|agent| agent.listen.first()?.rsplit_once(':')).map_or("7979", |(_, port)| port)
+}
+
+/// TCP passes where the datagrams of the same probe do not.
+fn tcp_passes(way: &Way<'_>) -> bool {
+    let moved = |probe: &Probe| probe.throughput_mbps.is_some_and(|rate| rate > 0);
+    witness(way).is_some_and(|probe| moved(probe) || probe.tcp == Some(true))
+}
+
+/// A firewall may be the reason that nothing arrives: the receiver has one, or TCP passes where datagrams do not.
+fn suspects(room: &Room, way: &Way<'_>) -> bool {
+    tcp_passes(way) || !chains(room, &way.to.host).is_empty()
+}
+
+const TCP_BLOCKED_WHY: &str = "A migration moves its bytes over TCP to the agent's port: over this link it \
+    cannot, though everything else looks well. It goes over what is left, or fails.";
+
+/// Datagrams pass, and TCP does not.
+pub(super) fn tcp_blocked(room: &Room) -> Vec<Finding> {
+    let mut findings: Vec<Finding> = Vec::new();
+    for pair in pairs(room) {
+        let ways = pair.ways();
+        let blocked: Vec<&Way<'_>> = ways.iter().filter(|way| is_blocked(way)).collect();
+        // One firewall makes both directions fail: where only one host has one, it is that.
+        let walled: Vec<&&Way<'_>> =
+            blocked.iter().filter(|way| !chains(room, &way.to.host).is_empty()).collect();
+        let culprits: Vec<&Way<'_>> =
+            if walled.len() == 1 { walled.into_iter().copied().collect() } else { blocked };
+        if let Some(finding) = tcp_blocked_finding(room, &culprits) {
+            match findings.iter_mut().find(|one| one.places == finding.places) {
+                Some(one) => one.seen.extend(finding.seen),
+                None => findings.push(finding),
+            }
+        }
+    }
+    findings
+}
+
+fn tcp_blocked_finding(room: &Room, ways: &[&Way<'_>]) -> Option<Finding> {
+    let first = ways.first()?;
+    let port = agent_port(room, &first.to.host);
+    let title = format!("datagrams to the agent at {} pass, TCP to its port {port} does not", first.to.ip);
+    let mut finding = finding(Severity::Error, title).why(TCP_BLOCKED_WHY);
+    for way in ways {
+        let (from, to) = (place(way.from), place(way.to));
+        let why =
+            way.probe.and_then(|probe| probe.tcp_failure.clone()).unwrap_or_else(|| "no connection".into());
+        finding = finding.at(to.clone()).seen(to.clone(), &format!("TCP from {from}"), why);
+        for chain in chains(room, &way.to.host) {
+            let what = format!("chain {} {} ({})", chain.table, chain.name, chain.hook);
+            finding = finding.seen(to.clone(), &what, format!("{} rules", chain.rules));
+            let command = format!(
+                "nft insert rule {} {} iifname {} tcp dport {port} accept",
+                chain.table, chain.name, way.to.port
+            );
+            finding = finding.command(
+                to.clone(),
+                "let the agent's port pass, and keep the rule where your firewall keeps its rules",
+                command,
+            );
+        }
+    }
+    Some(finding.step(
+        None,
+        format!(
+            "let TCP to port {port} pass on hosts, and on firewalls and access lists of switches between them"
+        ),
+    ))
+}
+
+/// The port is reached by datagrams, and takes no connection.
+fn is_blocked(way: &Way<'_>) -> bool {
+    way.probe.is_some_and(|probe| probe.tcp == Some(false) && probe.reachable == Some(true))
+}
+
+const PACKET_LOSS_WHY: &str = "TCP takes each lost packet for a link that is full, slows down and waits: a \
+    migration over this link moves a fraction of what the link could, and stands still for moments. \
+    Packets were counted twice, without load, late ones not among the lost.";
+
+/// Packets of a thousand. TCP on a local network loses none; from one in a thousand on its rate sinks with the root
+/// of the loss.
+const PERMILLE_MIN: u32 = 2;
+
+/// From here on connections stall for seconds, and break.
+const PERMILLE_GRAVE: u32 = 50;
+
+/// A link that loses packets, in one direction or both.
+pub(super) fn packet_loss(room: &Room) -> Vec<Finding> {
+    by_shared_port(pairs(room).iter().filter_map(packet_loss_of_pair).collect())
+}
+
+fn packet_loss_of_pair(pair: &Pair<'_>) -> Option<Finding> {
+    let ways = pair.ways();
+    let known = ways.map(|way| lost(&way));
+    let bad: Vec<(Way<'_>, u32)> = ways
+        .into_iter()
+        .zip(known)
+        .filter_map(|(way, lost)| Some((way, lost.filter(|lost| *lost >= PERMILLE_MIN)?)))
+        .collect();
+    match bad.as_slice() {
+        [] if known == [None, None] => packet_loss_somewhere(pair),
+        [] => None,
+        [(way, lost)] => {
+            let title =
+                format!("{} of packets to {} are lost, the other way none", percent(*lost), place(way.to));
+            let other = known.iter().flatten().min().copied().unwrap_or(0);
+            let title = if other == 0 {
+                title
+            } else {
+                format!("{} of packets to {} are lost", percent(*lost), place(way.to))
+            };
+            Some(packet_loss_finding(title, way, &[(*way, *lost)]))
+        }
+        [(way, lost), (_, back), ..] => {
+            let (lost_there, lost_back) = (percent(*lost), percent(*back));
+            let title =
+                format!("{lost_there} of packets to {} are lost, {lost_back} of those back", place(way.to));
+            Some(packet_loss_finding(title, way, &bad))
+        }
+    }
+}
+
+/// The receiver does not count.
+fn packet_loss_somewhere(pair: &Pair<'_>) -> Option<Finding> {
+    let permille = |probe: &Probe| {
+        let loss = probe.loss?;
+        loss.lost.saturating_mul(1000).checked_div(loss.sent)
+    };
+    let lost = pair.probes().filter_map(permille).max().filter(|lost| *lost >= PERMILLE_MIN)?;
+    let way = pair.ways()[0];
+    let title = format!("{} of packets to {} or of their replies are lost", percent(lost), place(way.to));
+    Some(packet_loss_finding(title, &way, &[(way, lost)]))
+}
+
+fn packet_loss_finding(title: String, way: &Way<'_>, bad: &[(Way<'_>, u32)]) -> Finding {
+    let worst = bad.iter().map(|(_, lost)| *lost).max().unwrap_or(0);
+    let severity = if worst >= PERMILLE_GRAVE { Severity::Error } else { Severity::Warning };
+    let mut finding = finding(severity, title).at(place(way.from)).at(place(way.to)).why(PACKET_LOSS_WHY);
+    for (way, lost) in bad {
+        finding =
+            finding.seen(place(way.from), &format!("lost on the way to {}", place(way.to)), percent(*lost));
+    }
+    let port = &way.from.port;
+    finding
+        .step(
+            None,
+            "look at cable, transceivers and both switch ports: errors and drops that rise, a full \
+             buffer, a rate limit",
+        )
+        .command(place(way.from), "counters of the port", format!("ip -s -s link show dev {port}"))
+}
+
+/// Packets of a thousand that are lost in a direction, by either side's count. `None` if nobody knows the direction.
+fn lost(way: &Way<'_>) -> Option<u32> {
+    let there = way.probe.and_then(|probe| probe.loss).and_then(|loss| Some((loss.lost_there?, loss.sent)));
+    let back = way.reverse.and_then(|probe| probe.loss).and_then(|loss| Some((loss.lost_back?, loss.sent)));
+    let permille = |(lost, sent): (u32, u32)| lost.saturating_mul(1000).checked_div(sent);
+    there.and_then(permille).max(back.and_then(permille))
+}
+
+/// `1.2 %`, `30 %`.
+fn percent(permille: u32) -> String {
+    if permille.is_multiple_of(10) {
+        format!("{} %", permille / 10)
+    } else {
+        format!("{}.{} %", permille / 10, permille % 10)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    mod unreachable {
+        use crate::checks::run_all;
+        use crate::testing::{healthy_room, only, port};
+        use crate::testing::{probe, reversed};
+
+        #[test]
+        fn both_ends_are_named() {
+            let mut room = healthy_room();
+            let mut lost = probe();
+            (lost.reachable, lost.path_mtu, lost.throughput_mbps) = (Some(false), None, None);
+            room.matrix.probes = vec![lost];
+            let finding = only(&room, "unreachable");
+            assert_eq!(finding.title, "no packet arrives at beta ens1f0 (10.1.0.2)");
+            assert_eq!(finding.places[0].to_string(), "alpha ens1f0");
+            let there = room.matrix.probes[0].clone();
+            room.matrix.probes.push(reversed(&there));
+            let finding = only(&room, "unreachable");
+            assert!(finding.title.ends_with("nor the other way"), "{}", finding.title);
+            port(&mut room, "beta", "ens1f0").carrier = Some(false);
+            let ids: Vec<String> = run_all(&room).into_iter().map(|finding| finding.id).collect();
+            assert_eq!(ids, ["link-down"], "the cause is said, not what follows");
+        }
+    }
+
+    mod firewall_drops {
+        use crate::model::{Firewall, FirewallChain, Severity};
+        use crate::testing::{healthy_room, host_mut, only};
+        use crate::testing::{probe, reversed};
+
+        #[test]
+        fn host_port_and_chain_are_named() {
+            let mut room = healthy_room();
+            let chain = FirewallChain {
+                table: "inet filter".into(),
+                name: "input".into(),
+                hook: "input".into(),
+                drops: true,
+                rules: 4,
+            };
+            host_mut(&mut room, "beta").firewall = Some(Firewall { input: vec![chain] });
+            assert_eq!(crate::checks::run_all(&room), Vec::new(), "a firewall alone is no fault");
+            let mut lost = probe();
+            (lost.reachable, lost.path_mtu, lost.throughput_mbps) = (Some(false), None, None);
+            room.matrix.probes = vec![lost.clone(), lost];
+            let finding = only(&room, "firewall-drops");
+            assert_eq!(
+                (finding.places[0].to_string().as_str(), finding.severity),
+                ("beta ens1f0", Severity::Error)
+            );
+            assert!(
+                finding.seen.iter().any(|seen| seen.what == "chain inet filter input (input)"),
+                "{finding:?}"
+            );
+        }
+
+        /// Requests from the host with the firewall arrive; it drops the replies, as it drops requests of others.
+        #[test]
+        fn the_host_with_the_firewall_is_named_and_not_the_other() {
+            let mut room = healthy_room();
+            let mut unheard = probe();
+            (unheard.reachable, unheard.heard, unheard.tcp, unheard.path_mtu) =
+                (Some(false), Some(false), Some(true), None);
+            let mut without_reply = reversed(&unheard);
+            without_reply.heard = Some(true);
+            for probes in [vec![unheard.clone(), without_reply.clone()], vec![without_reply, unheard]] {
+                room.matrix.probes = probes;
+                let finding = only(&room, "firewall-drops");
+                assert_eq!(
+                    finding.places.iter().map(ToString::to_string).collect::<Vec<_>>(),
+                    ["beta ens1f0"]
+                );
+            }
+        }
+
+        #[test]
+        fn datagrams_only() {
+            let mut room = healthy_room();
+            let mut lost = probe();
+            (lost.reachable, lost.path_mtu) = (Some(false), None);
+            room.matrix.probes = vec![lost];
+            assert_eq!(only(&room, "firewall-drops").severity, Severity::Warning);
+        }
+    }
+
+    mod tcp_blocked {
+        use crate::model::{Firewall, FirewallChain};
+        use crate::testing::{healthy_room, host_mut, only};
+        use crate::testing::{probe, reversed};
+
+        #[test]
+        fn the_host_whose_port_takes_no_connection_is_named() {
+            let mut room = healthy_room();
+            let mut blocked = probe();
+            (blocked.tcp, blocked.tcp_failure) = (Some(false), Some("timed out".into()));
+            blocked.throughput_mbps = None;
+            let mut back = reversed(&probe());
+            back.tcp = Some(true);
+            room.matrix.probes = vec![blocked.clone(), back];
+            let finding = only(&room, "tcp-blocked");
+            assert_eq!(
+                finding.title,
+                "datagrams to the agent at 10.1.0.2 pass, TCP to its port 7979 does not"
+            );
+            assert_eq!(finding.places.iter().map(ToString::to_string).collect::<Vec<_>>(), ["beta ens1f0"]);
+            // Both ways: the host with a firewall, or both.
+            room.matrix.probes[1] = reversed(&blocked);
+            assert_eq!(only(&room, "tcp-blocked").places.len(), 2);
+            let chain =
+                FirewallChain { table: "inet t".into(), name: "in".into(), rules: 1, ..Default::default() };
+            host_mut(&mut room, "alpha").firewall = Some(Firewall { input: vec![chain] });
+            let finding = only(&room, "tcp-blocked");
+            assert_eq!(finding.places.iter().map(ToString::to_string).collect::<Vec<_>>(), ["alpha ens1f0"]);
+        }
+    }
+
+    mod packet_loss {
+        use crate::model::{Loss, Probe, Severity};
+        use crate::testing::{healthy_room, only};
+        use crate::testing::{probe, reversed};
+
+        fn losing(there: u32, back: u32) -> Option<Loss> {
+            let lost = there + back;
+            Some(Loss { sent: 2000, lost_there: Some(there), lost_back: Some(back), lost })
+        }
+
+        fn room(there: u32, back: u32) -> crate::model::Room {
+            let mut room = healthy_room();
+            let (one, other) = (probe(), reversed(&probe()));
+            room.matrix.probes = vec![
+                Probe { loss: losing(there, back), ..one },
+                Probe { loss: losing(back, there), ..other },
+            ];
+            room
+        }
+
+        #[test]
+        fn the_direction_and_both_ends_are_named() {
+            let finding = only(&room(600, 0), "packet-loss");
+            assert_eq!(finding.title, "30 % of packets to beta ens1f0 are lost, the other way none");
+            assert_eq!(
+                (finding.places[0].to_string().as_str(), finding.severity),
+                ("alpha ens1f0", Severity::Error)
+            );
+            let finding = only(&room(0, 22), "packet-loss");
+            assert_eq!(finding.title, "1.1 % of packets to alpha ens1f0 are lost, the other way none");
+            assert_eq!(
+                (finding.places[0].to_string().as_str(), finding.severity),
+                ("beta ens1f0", Severity::Warning)
+            );
+            let finding = only(&room(100, 90), "packet-loss");
+            assert_eq!(finding.title, "5 % of packets to beta ens1f0 are lost, 4.5 % of those back");
+        }
+
+        #[test]
+        fn a_packet_or_two_are_no_finding() {
+            assert_eq!(crate::checks::run_all(&room(2, 1)), Vec::new());
+        }
+
+        #[test]
+        fn of_three_hosts_the_port_that_all_bad_links_share_is_named() {
+            let mut room = room(100, 0);
+            let mut third = room.matrix.probes[0].clone();
+            (third.from.host, third.from.ip) = ("gamma".into(), [10, 1, 0, 3].into());
+            room.matrix.probes.push(third);
+            let finding = only(&room, "packet-loss");
+            assert_eq!(finding.places.iter().map(ToString::to_string).collect::<Vec<_>>(), ["beta ens1f0"]);
+        }
+
+        #[test]
+        fn a_receiver_that_does_not_count_leaves_the_direction_open() {
+            let mut room = room(0, 0);
+            room.matrix.probes.truncate(1);
+            room.matrix.probes[0].loss = Some(Loss { sent: 1000, lost: 50, ..Loss::default() });
+            let finding = only(&room, "packet-loss");
+            assert_eq!(finding.title, "5 % of packets to beta ens1f0 or of their replies are lost");
+        }
+    }
+}
