@@ -27,6 +27,8 @@ use crate::incoming::Incoming;
 use crate::journal::{Journal, Record, Waiting, process};
 use crate::outgoing::Outgoing;
 use crate::recovery::{Unfinished, can_run, lives};
+use crate::session::identity::Identity;
+use crate::session::offer::RdmaPorts;
 use crate::trial::Trials;
 use crate::tunnel::{self, Tunnel};
 
@@ -50,7 +52,7 @@ pub struct Agent {
     /// Measurements of the wires.
     pub bench: Arc<bench::Host>,
     /// Where RDMA connections are taken, for migrations and measurements.
-    pub(crate) rdma: bench::RdmaPorts,
+    pub(crate) rdma: RdmaPorts,
     /// What the doctor keeps.
     pub doctor: Doctor,
     /// Changes of ports that wait for confirmation.
@@ -456,8 +458,9 @@ impl Agent {
                     return Err(refusal(Code::ProtocolViolation, "this session was here before"));
                 }
                 self.bench.give_way();
-                let session = Incoming::start(self, hello.session, hello.token, peer)
-                    .map_err(|error| fault(Code::Internal, Step::Authorise, Side::Destination, &error))?;
+                let session =
+                    Incoming::start(self, Identity { session: hello.session, token: hello.token }, peer)
+                        .map_err(|error| fault(Code::Internal, Step::Authorise, Side::Destination, &error))?;
                 incoming.insert(hello.session, session.clone());
                 Ok(session)
             }

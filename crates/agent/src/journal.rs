@@ -389,6 +389,13 @@ impl Journal {
         Ok(())
     }
 
+    /// The destination knows of a roll-back: a later agent need not tell it once more.
+    pub fn note_told(&self, session: SessionId) {
+        if let Err(error) = self.destination_is_told(session) {
+            tracing::warn!(%session, error = chain(&error), "the next start of the agent tells the destination once more");
+        }
+    }
+
     /// The destination knows that the session was rolled back.
     pub fn destination_is_told(&self, session: SessionId) -> Result<(), JournalError> {
         let unwritten = self.unwritten();

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`config`], [`journal`] | what the operator says, what must be known after a crash |
 //! | `agent` | what all parts share; who is told about a connection from another agent |
+//! | `session` | what every session between two agents has: connections, links, channels, streams |
 //! | `outgoing`, `incoming` | the bodies of the brain's two state machines |
 //! | [mod@bench] | measuring the wires |
 //! | `recovery` | sessions that were not brought to their end: after a crash, or where a hypervisor does not answer |
@@ -14,15 +15,12 @@
 //! | `tunnel` | sessions that carry byte streams between sockets of two hosts |
 //! | `gate` | connections of such a session that wait, and bytes that are held back |
 //! | `hub`, `convert` | events of a migration, and the brain's words in the API's |
-//! | `ram`, `digest`, `device_state`, `clock`, `carriers`, `faults`, `local` | small things that the bodies use |
+//! | `ram`, `digest`, `device_state`, `clock`, `faults`, `local` | small things that the bodies use |
 
 mod agent;
 pub mod bench;
-mod carriage;
-mod carriers;
 mod clock;
 pub mod config;
-mod control;
 mod convert;
 mod device_state;
 mod digest;
@@ -42,6 +40,7 @@ mod ram;
 mod rdma_ports;
 mod recovery;
 mod server;
+mod session;
 mod settings;
 #[cfg(test)]
 mod testing;
@@ -77,7 +76,7 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
     let _alone = alone(&config.run_dir)?;
     let agent = Arc::new(open(config)?);
     // First: it waits for nobody, and what follows may.
-    tunnel::withdraw_left(&agent.config.state_dir);
+    session::kept::withdraw_left(&agent.config.state_dir);
     recovery::recover(&agent).context("cannot recover from the journal")?;
     trial::recover(&agent);
     tunnel::clear_folders(&agent.config);

@@ -18,6 +18,7 @@ use super::host::{Host, Measurement};
 use super::places::{Attached, Places};
 use super::ports;
 use super::stop::{Reason, Stop};
+use crate::session::offer::endpoints;
 
 /// How long the asking side may think between two requests.
 const IDLE_MAX: Duration = Duration::from_secs(60);
@@ -41,8 +42,7 @@ pub fn converse(
     });
     let claim = claim.map_err(|error| refuse(talk, error))?;
     let ours = interfaces::list().map_err(|error| refuse(talk, error.into()))?;
-    let ports: Vec<Port> =
-        ports::endpoints(&ours, &host.listens(), &host.rdma).iter().map(Port::from).collect();
+    let ports: Vec<Port> = endpoints(&ours, &host.listens(), &host.rdma).iter().map(Port::from).collect();
     say(talk, &Answer::Ready { name: host.name.clone(), ports })?;
     let measurement = &claim.measurement;
     let Some(places) = &measurement.places else { return Ok(()) };

@@ -171,7 +171,7 @@ fn hello((session, token): (SessionId, Token), role: Role, link: LinkId, channel
 
 fn contact(to: &str, names: (SessionId, Token)) -> Result<Stream, BenchError> {
     let failed = |source| BenchError::Host { host: to.to_owned(), source };
-    let addresses = crate::outgoing::addresses(to).map_err(failed)?;
+    let addresses = crate::session::address::addresses(to).map_err(failed)?;
     let mut last = failed(std::io::Error::other("the name has no address"));
     for remote in addresses {
         let route = Route { local: None, device: None, remote };

@@ -12,10 +12,10 @@ use linerate_wire::frame::{Hello, Role, Welcome};
 use linerate_wire::negotiate;
 
 use super::places::{Attached, Places, Reserved};
-use super::ports::RdmaPorts;
 use super::stop::{Reason, Stop};
 use super::{BenchError, answer};
 use crate::faults::chain;
+use crate::session::offer::RdmaPorts;
 
 /// Conversations at a time; all but one of them wait to be told that this host is busy.
 const CONVERSATIONS_MAX: usize = 8;

@@ -39,7 +39,6 @@ use linerate_net::wires::{Wire, WireError};
 pub use error::BenchError;
 pub use host::Host;
 pub(crate) use host::{accept, accept_rdma};
-pub(crate) use ports::{RdmaPorts, endpoints};
 pub use stop::{Reason, Stop};
 
 /// How long nothing may move on a connection that is measured.

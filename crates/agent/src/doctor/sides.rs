@@ -12,7 +12,7 @@ use thiserror::Error;
 
 use crate::agent::Agent;
 use crate::faults::chain;
-use crate::outgoing::resolve_host;
+use crate::session::address::resolve as resolve_host;
 
 /// A host that does not answer within this is not there.
 const CONNECT_WAIT: Duration = Duration::from_secs(2);

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use linerate_core::{Code, Endpoint, Fault, RegionInfo, Side, Step};
+use linerate_core::{Code, Fault, RegionInfo, Side, Step};
 use linerate_guest::description::GuestDescription;
 use linerate_guest::host::{
     HostFacts, Problem, QemuFacts, check_host, folder_available, huge_available, memory_available,
@@ -15,7 +15,6 @@ use linerate_guest::remains;
 use linerate_guest::shared::Proved;
 use linerate_guest::twin::{QemuBinary, Twin, TwinOptions, attempt};
 use linerate_memory::Mapping;
-use linerate_net::interfaces;
 
 use super::storage;
 use crate::agent::Agent;
@@ -213,10 +212,4 @@ fn check(
 fn undone(images: Prepared, fault: Fault) -> Fault {
     images.discard();
     fault
-}
-
-/// Where connections are taken, and what is known of the ports behind the addresses.
-pub(crate) fn endpoints(agent: &Agent) -> Result<Vec<Endpoint>, Fault> {
-    let interfaces = interfaces::list().map_err(|error| refuse_error(Code::NoLink, &error))?;
-    Ok(crate::bench::endpoints(&interfaces, &agent.config.listen, &agent.rdma))
 }

@@ -1,9 +1,7 @@
 //! The loop of a session: events to the brain, its actions to the hands.
 
-use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
@@ -12,23 +10,21 @@ use linerate_core::destination::{Action, Event};
 use linerate_core::journal::DestinationPhase;
 use linerate_core::{Code, Fault, Message, Outcome, PathId, Side, Step};
 use linerate_guest::procfs;
-use linerate_net::control::{ControlEvent, ControlOptions, ControlPath};
-use linerate_net::tcp::Stream;
 
 use super::worker::{Job, Worker};
 use super::{Incoming, Input, channels};
 use crate::agent::Agent;
 use crate::clock::cpu_time;
-use crate::control;
 use crate::faults::{chain, fault};
 use crate::journal::Record;
+use crate::session::paths::Paths;
 
 /// Everything that the loop has of its own.
 pub(super) struct Body {
     agent: Arc<Agent>,
     shared: Arc<Incoming>,
     worker: Worker,
-    paths: HashMap<PathId, ControlPath>,
+    paths: Paths,
     cpu_before: Duration,
     over: bool,
 }
@@ -36,7 +32,7 @@ pub(super) struct Body {
 impl Body {
     pub fn new(agent: Arc<Agent>, shared: Arc<Incoming>) -> io::Result<Body> {
         let worker = Worker::start(agent.clone(), shared.clone())?;
-        Ok(Body { agent, shared, worker, paths: HashMap::new(), cpu_before: cpu_time(), over: false })
+        Ok(Body { agent, shared, worker, paths: Paths::default(), cpu_before: cpu_time(), over: false })
     }
 
     /// Runs until the brain says that it is over.
@@ -56,7 +52,7 @@ impl Body {
         if let Some(carriage) = self.shared.carriage.get() {
             carriage.end(self.shared.session);
         }
-        self.shared.channels.close_all();
+        self.shared.fences.close_all();
         self.paths.clear();
         self.worker.finish();
         self.agent.forget_incoming(self.shared.session);
@@ -65,7 +61,7 @@ impl Body {
     fn take(&mut self, input: Input) {
         match input {
             Input::Event(Event::PathLost(path)) => {
-                self.paths.remove(&path);
+                self.paths.remove(path);
                 self.handle(Event::PathLost(path));
             }
             Input::Event(event) => {
@@ -91,8 +87,11 @@ impl Body {
                 carriage.remove_pump(channel);
             }
             Input::Asked(stream, service) => self.shared.asked(stream, service),
+            Input::Refused(stream) => {
+                tracing::error!(stream, "a stream was refused that this side never opened");
+            }
             Input::Path(path, connection) => {
-                self.paths.insert(path, connection);
+                self.paths.add(path, None, connection);
                 self.handle(Event::PathUp(path));
             }
         }
@@ -157,10 +156,7 @@ impl Body {
     }
 
     fn transmit(&mut self, path: PathId, frame: Frame) {
-        let Some(target) = self.paths.get(&path) else { return };
-        tracing::trace!(path, what = control::variant(&frame), "transmit");
-        if let Err(error) = control::send(target, frame) {
-            tracing::debug!(path, %error, "a control connection takes nothing more");
+        if !self.paths.send(path, frame) {
             self.take(Input::Event(Event::PathLost(path)));
         }
     }
@@ -209,32 +205,6 @@ impl Body {
                 let step = self.shared.brain().step();
                 self.handle(Event::Failed(fault(Code::JournalFailed, step, Side::Destination, &error)));
             }
-        }
-    }
-}
-
-/// Reads a control connection in threads of `linerate-net`. The path is given to the loop, which owns it from then on.
-pub(super) fn attach_path(shared: &Arc<Incoming>, stream: Stream) -> io::Result<()> {
-    let number = shared.next_path.fetch_add(1, Ordering::Relaxed);
-    let path = u16::try_from(number).map_err(io::Error::other)?;
-    let started = ControlPath::start(path, stream, ControlOptions::default(), shared.control.clone());
-    let _ = shared.inbox.send(Input::Path(number, started.map_err(io::Error::other)?));
-    Ok(())
-}
-
-/// What came over a control path, for the brain.
-pub(super) fn control_event(event: ControlEvent) -> Event {
-    match event {
-        ControlEvent::Message { path, sequence, message } => {
-            Event::Received { path: path.into(), sequence, message }
-        }
-        ControlEvent::Acknowledged { path, through } => {
-            Event::ControlAcknowledged { path: path.into(), through }
-        }
-        ControlEvent::Keepalive { path } => Event::Heard(path.into()),
-        ControlEvent::Lost { path, error } => {
-            tracing::debug!(path, error = chain(&error), "a control connection is gone");
-            Event::PathLost(path.into())
         }
     }
 }

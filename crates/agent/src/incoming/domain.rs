@@ -169,7 +169,7 @@ impl State {
 
     /// Nothing came of it: what becomes of the QEMU is libvirt's to say.
     pub(super) fn leave_domain(&mut self) -> Result<(), Fault> {
-        self.shared.channels.close_all();
+        self.shared.fences.close_all();
         if let Err(fault) = self.let_go() {
             tracing::error!(
                 error = chain(&fault),

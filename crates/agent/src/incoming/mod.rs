@@ -8,11 +8,11 @@
 //! | `admit` | may it come here: memory, names, QEMU, disks, networks |
 //! | `domain` | a guest that libvirt has started and drives |
 //! | `streams` | streams of the session are connected to the waiting QEMU |
-//! | `channels` | threads that apply placed writes, and their fences |
+//! | `channels` | what comes over the channels of the source |
 
-pub(crate) mod admit;
+mod admit;
 mod body;
-pub(crate) mod channels;
+mod channels;
 pub(crate) mod domain;
 mod ram_folder;
 mod storage;
@@ -22,7 +22,7 @@ mod tests;
 mod worker;
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -31,18 +31,21 @@ use linerate_core::destination::{Config, Destination, Event};
 use linerate_core::stream::StreamId;
 use linerate_core::{ChannelId, LinkId, Outcome, PathId, SessionId, Token};
 use linerate_net::channel::ChannelError;
-use linerate_net::control::{ControlEvent, ControlPath};
+use linerate_net::control::ControlPath;
 use linerate_net::rdma::{self, listen::Accepted};
 use linerate_net::table::RegionTable;
 use linerate_net::tcp::Stream;
 use linerate_wire::frame::Welcome;
 
 use crate::agent::Agent;
-use crate::carriage::Carriage;
 use crate::clock::{Clock, unix_ms};
 use crate::convert;
 use crate::faults::chain;
-use channels::Channels;
+use crate::session::carriage::Carriage;
+use crate::session::contact::keep;
+use crate::session::fences::Fences;
+use crate::session::identity::Identity;
+use crate::session::paths::Door;
 
 /// What an operator is told of a guest that is held.
 const HELD: &str = "the guest is complete here and paused; its source may have handed it over and is not heard: it waits for the source's word, or for yours (`linerate resolve`)";
@@ -58,13 +61,15 @@ pub(crate) enum Input {
     ChannelLost(ChannelId, ChannelError),
     /// The source wants a stream to this service.
     Asked(StreamId, String),
+    /// The source refuses a stream, although it alone opens them.
+    Refused(StreamId),
 }
 
 /// A migration that comes to this host.
 pub struct Incoming {
     /// Names it on both hosts.
     pub session: SessionId,
-    token: Token,
+    identity: Identity,
     peer: SocketAddr,
     guest: Mutex<String>,
     /// Its place in the order in which sessions began on this host.
@@ -73,10 +78,9 @@ pub struct Incoming {
     clock: Clock,
     brain: Mutex<Destination>,
     inbox: Sender<Input>,
-    /// Where control connections put what comes.
-    control: Sender<ControlEvent>,
+    door: Door,
     regions: OnceLock<Arc<RegionTable>>,
-    channels: Arc<Channels>,
+    fences: Arc<Fences>,
     /// The hypervisor's streams, if RAM comes in them.
     carriage: OnceLock<Carriage>,
     /// Who connects them to the waiting hypervisor, once it waits.
@@ -85,44 +89,29 @@ pub struct Incoming {
     domains: rdma::Domains,
     ram_folder: ram_folder::RamFolder,
     received_bytes: AtomicU64,
-    next_path: AtomicU32,
 }
 
 impl Incoming {
     /// A new session; its loop runs from now on.
-    pub fn start(
-        agent: &Arc<Agent>,
-        session: SessionId,
-        token: Token,
-        peer: SocketAddr,
-    ) -> std::io::Result<Arc<Incoming>> {
+    pub fn start(agent: &Arc<Agent>, identity: Identity, peer: SocketAddr) -> std::io::Result<Arc<Incoming>> {
         let (inbox, receiver) = channel();
-        let (control, control_events) = channel();
         let order = agent.journal.next_order();
-        let shared = Arc::new(Incoming::new(session, order, token, peer, inbox.clone(), control));
-        std::thread::Builder::new().name("control-events".into()).spawn(move || {
-            for event in control_events {
-                let _ = inbox.send(Input::Event(body::control_event(event)));
-            }
-        })?;
+        let told = inbox.clone();
+        let door = Door::open(move |event| drop(told.send(Input::Event(event.into()))))?;
+        let shared = Arc::new(Incoming::new(identity, order, peer, inbox, door));
         let body = body::Body::new(agent.clone(), shared.clone())?;
-        std::thread::Builder::new().name(format!("in-{session}")).spawn(move || body.run(&receiver))?;
+        std::thread::Builder::new()
+            .name(format!("in-{}", identity.session))
+            .spawn(move || body.run(&receiver))?;
         Ok(shared)
     }
 
     /// A session whose loop does not run yet.
-    fn new(
-        session: SessionId,
-        order: u64,
-        token: Token,
-        peer: SocketAddr,
-        inbox: Sender<Input>,
-        control: Sender<ControlEvent>,
-    ) -> Incoming {
+    fn new(identity: Identity, order: u64, peer: SocketAddr, inbox: Sender<Input>, door: Door) -> Incoming {
         let clock = Clock::start();
         Incoming {
-            session,
-            token,
+            session: identity.session,
+            identity,
             peer,
             guest: Mutex::default(),
             order,
@@ -130,15 +119,14 @@ impl Incoming {
             clock,
             brain: Mutex::new(Destination::new(clock.now(), Config::default())),
             inbox,
-            control,
+            door,
             regions: OnceLock::new(),
-            channels: Arc::default(),
+            fences: Arc::default(),
             carriage: OnceLock::new(),
             connector: OnceLock::new(),
             domains: rdma::Domains::default(),
             ram_folder: ram_folder::RamFolder::default(),
             received_bytes: AtomicU64::new(0),
-            next_path: AtomicU32::new(0),
         }
     }
 
@@ -150,9 +138,9 @@ impl Incoming {
         let _ = self.inbox.send(Input::Event(event));
     }
 
-    /// Whether a connection that shows this token belongs here. Takes the same time whichever byte differs.
+    /// Whether a connection that shows this token belongs here.
     pub fn knows(&self, token: &Token) -> bool {
-        self.token.0.iter().zip(token.0).fold(0, |differs, (ours, theirs)| differs | (ours ^ theirs)) == 0
+        self.identity.knows(token)
     }
 
     /// Name of the guest, once it is known.
@@ -248,8 +236,11 @@ impl Incoming {
         channels::attach_rdma(self, channel, connection).map_err(|error| chain(&error))
     }
 
-    /// A control connection was welcomed.
-    pub fn attach_path(self: &Arc<Incoming>, stream: Stream) -> std::io::Result<()> {
-        body::attach_path(self, stream)
+    /// A control connection was welcomed. The loop owns it from then on.
+    pub fn attach_path(&self, stream: Stream) -> std::io::Result<()> {
+        let mut connection = keep(stream)?;
+        let path = self.door.listen(&mut connection)?;
+        let _ = self.inbox.send(Input::Path(path, connection));
+        Ok(())
     }
 }

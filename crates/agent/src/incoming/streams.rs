@@ -3,57 +3,41 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use linerate_api::MigrateRequest;
 use linerate_core::destination::Event;
 use linerate_core::stream::{End, StreamId};
-use linerate_core::{ChannelId, Code, Fault, Message, Side};
-use linerate_net::channel::ChannelError;
+use linerate_core::{Code, Fault, Message, Side};
+use linerate_net::stream::StreamSession;
 use linerate_net::stream::endpoint::Socket;
-use linerate_net::stream::{Owner, StreamSession};
 
 use super::{Incoming, Input};
-use crate::carriage::{Carriage, DISKS_SERVICE, QEMU_SERVICE, migration_streams};
 use crate::faults::chain;
 use crate::local::{CONNECT_WAIT, connect_unix};
+use crate::session::carriage::{Carriage, DISKS_SERVICE, QEMU_SERVICE, migration_streams};
+use crate::session::notice::{Notice, ToLoop};
 
 /// The streams of a session that brings a guest, at the destination.
 pub(super) fn carriage(session: &Incoming) -> Carriage {
-    let owner = ToLoop(Mutex::new(session.inbox.clone()));
+    let owner = ToLoop::new(session.inbox.clone());
     Carriage::new(
         End::Destination,
         migration_streams(MigrateRequest::DEFAULT_STORAGE_SHARE_PERCENT),
         Box::new(owner),
-        session.channels.clone(),
+        session.fences.clone(),
     )
 }
 
-/// The streams' owner: everything goes to the loop.
-struct ToLoop(Mutex<Sender<Input>>);
-
-impl ToLoop {
-    fn tell(&self, input: Input) {
-        let _ = self.0.lock().unwrap_or_else(PoisonError::into_inner).send(input);
-    }
-}
-
-impl Owner for ToLoop {
-    fn attention(&self) {
-        self.tell(Input::StreamsSpeak);
-    }
-
-    fn asked(&self, stream: StreamId, service: String) {
-        self.tell(Input::Asked(stream, service));
-    }
-
-    fn refused(&self, stream: StreamId, _reason: String) {
-        tracing::error!(stream, "a stream was refused that this side never opened");
-    }
-
-    fn channel_lost(&self, channel: ChannelId, error: ChannelError) {
-        self.tell(Input::ChannelLost(channel, error));
+impl From<Notice> for Input {
+    fn from(notice: Notice) -> Input {
+        match notice {
+            Notice::Speak => Input::StreamsSpeak,
+            Notice::Asked(stream, service) => Input::Asked(stream, service),
+            Notice::Refused(stream, _reason) => Input::Refused(stream),
+            Notice::ChannelLost(channel, error) => Input::ChannelLost(channel, error),
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use linerate_guest::description::{CopiedDisk, GuestDescription, ImageFormat};
 
 use super::streams::Services;
 use super::*;
-use crate::carriage::DISKS_SERVICE;
+use crate::session::carriage::DISKS_SERVICE;
 
 /// Only a hang meets it.
 const LONG: Duration = Duration::from_secs(60);
@@ -18,7 +18,8 @@ const LONG: Duration = Duration::from_secs(60);
 fn session() -> (Arc<Incoming>, Receiver<Input>) {
     let (inbox, inputs) = channel();
     let peer = ([127, 0, 0, 1], 1).into();
-    (Arc::new(Incoming::new(SessionId([1; 16]), 1, Token([2; 32]), peer, inbox, channel().0)), inputs)
+    let identity = Identity { session: SessionId([1; 16]), token: Token([2; 32]) };
+    (Arc::new(Incoming::new(identity, 1, peer, inbox, Door::closed())), inputs)
 }
 
 /// A session whose guest comes in streams, of which the source has opened the first.

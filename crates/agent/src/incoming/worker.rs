@@ -27,8 +27,8 @@ use crate::device_state::Writer;
 use crate::disks;
 use crate::faults::fault;
 use crate::journal::Waiting;
-use crate::outgoing::start::hex;
 use crate::ram::Ram;
+use crate::session::identity::token_text;
 
 /// A QMP command that does not wait for anything.
 const QMP_WAIT: Duration = Duration::from_secs(10);
@@ -96,7 +96,7 @@ impl Worker {
     pub fn start(agent: Arc<Agent>, shared: Arc<Incoming>) -> std::io::Result<Worker> {
         let (jobs, inbox) = channel();
         let abandon = Arc::new(AtomicBool::new(false));
-        let token = hex(&shared.token.0);
+        let token = token_text(&shared.identity.token);
         let waiting = Arc::new(Mutex::new(Waiting { token, ..Waiting::default() }));
         let state = State {
             agent,

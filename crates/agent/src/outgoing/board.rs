@@ -1,66 +1,22 @@
 //! What is seen of a migration's links: state, counters, losses.
 
-use std::collections::HashMap;
-use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use linerate_api::{LinkProgress, LinkState, LinkTotals, RdmaPortTotals};
-use linerate_core::{ChannelId, LinkId};
-use linerate_net::channel::ChannelError;
+use linerate_core::LinkId;
 use linerate_net::links::Link;
 use linerate_net::rdma::counters::{self, PortCounters};
-use linerate_net::stats::{ChannelStats, Counters};
-use linerate_net::tcp::stats::Progress as TcpProgress;
+use linerate_net::stats::Counters;
 
-use super::channels::RdmaPort;
+use crate::session::links::{ChannelView, RdmaPort};
 
 /// Of a link that has neither carried nor failed.
 const STILL_OPENING: &str = "it was still being opened when the migration ended";
 
-/// A channel as the board sees it.
-pub(super) struct ChannelView {
-    pub id: ChannelId,
-    pub stats: Arc<ChannelStats>,
-    tcp: Option<TcpProgress>,
-    /// Segments that TCP sent again, as of the last look: the kernel forgets them when the connection closes.
-    resent: u64,
-}
-
-impl ChannelView {
-    pub fn new(id: ChannelId, stats: Arc<ChannelStats>, tcp: Option<TcpProgress>) -> ChannelView {
-        ChannelView { id, stats, tcp, resent: 0 }
-    }
-
-    /// What it carried, and the segments that TCP sent again.
-    fn look(&mut self) -> (Counters, u64) {
-        if let Some(info) = self.tcp.as_mut().and_then(TcpProgress::read) {
-            self.resent = u64::from(info.retransmits);
-        }
-        (self.stats.counters(), self.resent)
-    }
-}
-
-/// Something of a link is gone, so that all of it is opened anew.
-#[derive(Clone, Debug)]
-pub(super) struct Loss {
-    pub reason: String,
-    /// A channel ended that its peer did not close: if the link works, its carrier failed.
-    pub of_carrier: bool,
-}
-
-impl Loss {
-    /// Of the link as a whole.
-    pub fn of_link(reason: impl Into<String>) -> Loss {
-        Loss { reason: reason.into(), of_carrier: false }
-    }
-}
-
 struct Entry {
     link: Link,
     state: LinkState,
-    /// Tells the link's thread that something of it is gone.
-    lost: Sender<Loss>,
     living: Vec<ChannelView>,
     /// Of channels that are gone.
     past: Counters,
@@ -112,7 +68,6 @@ impl Entry {
 #[derive(Default)]
 struct Inner {
     links: Vec<Entry>,
-    owner: HashMap<ChannelId, LinkId>,
 }
 
 #[derive(Default)]
@@ -124,12 +79,11 @@ impl Board {
     }
 
     /// A link is going to be used.
-    pub fn add(&self, link: Link, rdma: Option<RdmaPort>, lost: Sender<Loss>) {
+    pub fn add(&self, link: Link, rdma: Option<RdmaPort>) {
         let rdma = rdma.map(|port| (counters::read(&port.folder), port)).map(|(before, port)| (port, before));
         self.lock().links.push(Entry {
             link,
             state: LinkState::Probing,
-            lost,
             living: Vec::new(),
             past: Counters::default(),
             past_retransmits: 0,
@@ -147,7 +101,6 @@ impl Board {
     /// Its channels carry from now on. Says whether it had been lost before.
     pub fn up(&self, link: LinkId, channels: Vec<ChannelView>, rdma: bool) -> bool {
         let mut inner = self.lock();
-        inner.owner.extend(channels.iter().map(|channel| (channel.id, link)));
         let Some(entry) = inner.links.iter_mut().find(|entry| entry.link.id == link) else { return false };
         entry.retire();
         entry.living = channels;
@@ -189,30 +142,6 @@ impl Board {
         entry.state = LinkState::Lost;
         entry.failure = Some(reason.to_owned());
         entry.lost_count += 1;
-    }
-
-    /// One of its channels is gone: its thread is told.
-    pub fn channel_lost(&self, channel: ChannelId, error: &ChannelError) {
-        let inner = self.lock();
-        let owner = inner.owner.get(&channel);
-        if let Some(entry) = inner.links.iter().find(|entry| Some(&entry.link.id) == owner) {
-            let of_carrier = error.may_be_the_carriers();
-            let _ = entry.lost.send(Loss { reason: error.to_string(), of_carrier });
-        }
-    }
-
-    /// The link's control path is gone: its thread is told.
-    pub fn path_lost(&self, link: LinkId, reason: &str) {
-        if let Some(entry) = self.lock().links.iter().find(|entry| entry.link.id == link) {
-            let _ = entry.lost.send(Loss::of_link(reason));
-        }
-    }
-
-    /// An interface of this host went down: the threads of its links are told.
-    pub fn interface_down(&self, name: &str) {
-        for entry in self.lock().links.iter().filter(|entry| entry.link.device.as_deref() == Some(name)) {
-            let _ = entry.lost.send(Loss::of_link(format!("{name} has no carrier")));
-        }
     }
 
     /// All links, for displays; their rates are the scheduler's to say.
@@ -272,11 +201,6 @@ impl Board {
         self.lock().links.iter_mut().for_each(Entry::retire);
     }
 
-    /// Where the destination can be reached.
-    pub fn remotes(&self) -> Vec<std::net::SocketAddr> {
-        self.lock().links.iter().map(|entry| entry.link.remote).collect()
-    }
-
     /// Sum over all links.
     pub fn counters(&self) -> Counters {
         let mut inner = self.lock();
@@ -304,25 +228,17 @@ fn ends(link: &Link) -> (String, String) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use linerate_core::ChannelId;
+    use linerate_net::stats::ChannelStats;
+
     use super::*;
 
     fn carried(id: ChannelId, bytes: u64) -> ChannelView {
         let stats = Arc::<ChannelStats>::default();
         stats.frame(bytes, 0, bytes + 64);
         ChannelView::new(id, stats, None)
-    }
-
-    #[test]
-    fn segments_sent_again_are_remembered_when_their_connection_is_closed() {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let tcp = TcpProgress::of(&linerate_net::tcp::Stream::new(stream.try_clone().unwrap()).unwrap());
-        assert!(tcp.is_some(), "this kernel tells nothing of connections");
-        let mut view = ChannelView { resent: 7, ..ChannelView::new(0, Arc::default(), tcp) };
-        assert_eq!(view.look().1, 0, "what the kernel says of a living one");
-        view.resent = 7;
-        drop((listener, stream));
-        assert_eq!(view.look().1, 7);
     }
 
     fn board_of_a_link() -> Board {
@@ -339,7 +255,7 @@ mod tests {
             rdma: None,
             mtu_differs: false,
         };
-        board.add(link, None, std::sync::mpsc::channel().0);
+        board.add(link, None);
         board
     }
 

@@ -1,6 +1,5 @@
 //! The loop of a migration: events to the brain, its actions to the hands.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -9,30 +8,25 @@ use linerate_api::CpuTime;
 use linerate_core::control::Outgoing as Frame;
 use linerate_core::journal::SourcePhase;
 use linerate_core::source::{Action, Ending, Event};
-use linerate_core::{Code, Fault, LinkId, Message, PathId, Side, Step};
+use linerate_core::{Code, Fault, Message, PathId, Side, Step};
 use linerate_guest::run_state::RunState;
-use linerate_net::control::ControlPath;
 
 use super::domain::Leaving;
-use super::links::{self, Links};
+use super::links;
 use super::progress::{self, Told};
 use super::rejoin::rejoin;
 use super::worker::{Job, Worker};
 use super::{Input, Outgoing};
 use crate::agent::Agent;
 use crate::clock::cpu_time;
-use crate::control;
 use crate::faults::{chain, fault};
 use crate::journal::{Record, Role};
 use crate::recovery;
+use crate::session::links::Links;
+use crate::session::paths::Paths;
 
 /// Progress is told this often.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
-
-struct Path {
-    path: ControlPath,
-    link: Option<LinkId>,
-}
 
 /// Everything that the loop has of its own.
 pub(super) struct Body {
@@ -40,8 +34,8 @@ pub(super) struct Body {
     pub worker: Worker,
     pub agent: Arc<Agent>,
     pub record: Record,
-    paths: HashMap<PathId, Path>,
-    links: Option<Links>,
+    paths: Paths,
+    links: Option<Links<Outgoing>>,
     told: Told,
     progress_at: Instant,
     cpu_before: Duration,
@@ -58,7 +52,7 @@ impl Body {
             worker,
             agent,
             record,
-            paths: HashMap::new(),
+            paths: Paths::default(),
             links: None,
             told: Told::default(),
             progress_at: Instant::now(),
@@ -101,9 +95,8 @@ impl Body {
     fn take(&mut self, input: Input) {
         match input {
             Input::Event(Event::PathLost(path)) => {
-                let link = self.paths.remove(&path).and_then(|path| path.link);
-                if let Some(link) = link {
-                    self.shared.board.path_lost(link, "its control connection is gone");
+                if let Some(link) = self.paths.remove(path) {
+                    self.shared.losses.path_lost(link, path, "its control connection is gone");
                 }
                 self.handle(Event::PathLost(path));
                 if self.links.is_none() {
@@ -114,15 +107,13 @@ impl Body {
             Input::Stood(state) => self.note_stood(state),
             Input::EventAt(at, event) => self.shared.brain().handle(at, event),
             Input::Path(id, link, path) => {
-                self.paths.insert(id, Path { path, link });
+                self.paths.add(id, link, path);
                 self.handle(Event::PathUp(id));
             }
             Input::LinkLost(link) => {
-                let of_link = self.paths.iter().filter(|(_, path)| path.link == Some(link));
-                let gone: Vec<PathId> = of_link.map(|(&id, _)| id).collect();
-                for id in gone {
-                    self.paths.remove(&id);
-                    self.handle(Event::PathLost(id));
+                for path in self.paths.of_link(link) {
+                    self.paths.remove(path);
+                    self.handle(Event::PathLost(path));
                 }
             }
             Input::Stands(stands) => self.stands(stands),
@@ -139,7 +130,7 @@ impl Body {
                 if let Some(carriage) = self.shared.carriage() {
                     carriage.streams.channel_gone(channel);
                 }
-                self.shared.board.channel_lost(channel, &error);
+                self.shared.losses.channel_lost(channel, &error);
             }
         }
     }
@@ -178,7 +169,7 @@ impl Body {
     pub(super) fn execute(&mut self, action: Action) {
         match action {
             Action::Transmit(path, frame) => self.transmit(path, frame),
-            Action::OpenLinks(endpoints) => self.links = Some(Links::open(&self.shared, &endpoints)),
+            Action::OpenLinks(endpoints) => self.links = Some(links::open(&self.shared, &endpoints)),
             Action::Attach => self.worker.ask(Job::Attach),
             Action::Protect => self.worker.ask(Job::Protect),
             Action::Scan { last, also } => self.worker.ask(Job::Scan { last, also }),
@@ -239,15 +230,7 @@ impl Body {
     }
 
     fn transmit(&mut self, path: PathId, frame: Frame) {
-        let Some(target) = self.paths.get(&path) else { return };
-        tracing::trace!(path, what = control::variant(&frame), "transmit");
-        let began = Instant::now();
-        let sent = control::send(&target.path, frame);
-        if began.elapsed() > Duration::from_millis(5) {
-            tracing::debug!(path, took = ?began.elapsed(), "a control connection was slow to take a frame");
-        }
-        if let Err(error) = sent {
-            tracing::debug!(path, %error, "a control connection takes nothing more");
+        if !self.paths.send(path, frame) {
             self.take(Input::Event(Event::PathLost(path)));
         }
     }
@@ -258,7 +241,7 @@ impl Body {
             *untold = is;
         }
         if !is {
-            super::is_told(&self.agent.journal, self.shared.session);
+            self.agent.journal.note_told(self.shared.session);
         }
     }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use linerate_api::{DomainMove, MigrateRequest, ModeChoice};
 use linerate_core::source::Event;
-use linerate_core::{Code, Fault, GuestState, SessionId, Side, Step, Time, Token};
+use linerate_core::{Code, Fault, GuestState, SessionId, Side, Step, Time};
 use linerate_guest::description::GuestDescription;
 use linerate_guest::domain::{self, DomainError};
 use linerate_guest::qmp::Qmp;
@@ -24,7 +24,8 @@ use crate::agent::Agent;
 use crate::faults::fault;
 use crate::gate::{Ending, Gate, Gates, JobGate};
 use crate::journal::Record;
-use crate::tunnel::Kept;
+use crate::session::identity::Identity;
+use crate::session::kept::Kept;
 
 /// From the session's begin to libvirt's own migration: it starts the QEMU at the destination meanwhile.
 const STREAM_WAIT: Duration = Duration::from_secs(300);
@@ -148,13 +149,8 @@ pub(super) fn check(request: &MigrateRequest, description: &mut GuestDescription
 }
 
 /// What the next life of this agent withdraws.
-pub(super) fn keep(
-    agent: &Agent,
-    session: SessionId,
-    token: Token,
-    peers: &[SocketAddr],
-) -> Result<Kept, Fault> {
-    let kept = Kept::new(&agent.config.state_dir, session, token, peers);
+pub(super) fn keep(agent: &Agent, identity: &Identity, peers: &[SocketAddr]) -> Result<Kept, Fault> {
+    let kept = Kept::new(&agent.config.state_dir, identity, peers);
     kept.map_err(|error| fault(Code::JournalFailed, Step::Resolve, Side::Source, &error))
 }
 

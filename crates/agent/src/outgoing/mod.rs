@@ -11,61 +11,53 @@
 //! | `domain` | its part for libvirt's domains |
 //! | `drain` | rule 6: protection is applied only while block I/O is drained |
 //! | `pinned` | rule 6: for which disks |
-//! | `channels` | opening of channels, over RDMA or TCP |
-//! | `links` | one thread per link: control path and channels, opened again whenever they are lost |
+//! | `links` | what the links of [`crate::session`] are to a migration |
 //! | `work` | what the channels ask the brain |
 //! | `rejoin` | the first control connection is opened again while links are not known yet |
-//! | `withdraw` | a roll-back that no control connection could carry is told beside the session |
 //! | `board`, `progress` | what is seen of it |
 
 mod board;
 mod body;
-pub(crate) mod channels;
 mod domain;
 mod drain;
-pub(crate) mod links;
+mod links;
 mod mode;
 mod pinned;
 mod progress;
 mod rejoin;
-pub(crate) mod start;
+mod start;
 mod storage;
 mod streams;
 #[cfg(test)]
 mod tests;
-mod trust;
-mod withdraw;
 mod work;
 mod worker;
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use linerate_api::{MigrateRequest, MigrationDetail, MigrationId, MigrationState, MigrationSummary};
 use linerate_core::source::{Event, Source};
-use linerate_core::{ChannelId, Code, Fault, LinkId, PathId, SessionId, Side, Step, Time, Token};
+use linerate_core::{ChannelId, Code, Fault, LinkId, PathId, SessionId, Side, Step, Time};
 use linerate_guest::run_state::RunState;
 use linerate_guest::shared::Marks;
 use linerate_net::channel::ChannelError;
-use linerate_net::control::{ControlEvent, ControlPath};
+use linerate_net::control::ControlPath;
 use linerate_net::pacer::Pacer;
-use linerate_net::rdma::Domains;
 
-use crate::carriage::Carriage;
 use crate::clock::Clock;
 use crate::faults::fault;
 use crate::hub::Hub;
 use crate::ram::Ram;
+use crate::session::carriage::Carriage;
+use crate::session::links::{Dialler, Losses};
+use crate::session::paths::Door;
 use board::Board;
 
-pub(crate) use links::{ask_any, commit_any};
-pub(crate) use start::addresses;
-pub(crate) use start::resolve as resolve_host;
 pub use start::start;
 pub(crate) use storage::leave_stale;
-pub(crate) use withdraw::{is_told, withdraw};
 
 /// What the loop of a migration receives.
 pub(crate) enum Input {
@@ -92,7 +84,7 @@ pub(crate) enum Input {
 pub struct Outgoing {
     /// Names it on both hosts.
     pub session: SessionId,
-    token: Token,
+    dialler: Dialler,
     /// What was asked for.
     pub request: MigrateRequest,
     from: String,
@@ -105,8 +97,8 @@ pub struct Outgoing {
     /// Told when there may be work for a channel that found none.
     work: Condvar,
     inbox: Sender<Input>,
-    /// Where control connections put what comes; gone when it is over, which ends the thread behind it.
-    control: Mutex<Option<Sender<ControlEvent>>>,
+    door: Door,
+    losses: Losses,
     pacer: Option<Arc<Pacer>>,
     /// Who watches.
     pub hub: Hub,
@@ -118,13 +110,6 @@ pub struct Outgoing {
     ram: Mutex<Vec<Arc<Ram>>>,
     board: Board,
     cancelling: AtomicBool,
-    next_path: AtomicU32,
-    next_channel: AtomicU32,
-    /// Keys and registered memory of this session on every RDMA device.
-    rdma_domains: Domains,
-    rdma_type_of_service: Option<u8>,
-    /// The guest may give memory back while it runs.
-    may_discard: bool,
     /// Disks that go along.
     disks: u32,
     /// What their connections have carried.
@@ -152,19 +137,6 @@ impl Outgoing {
         self.work.notify_all();
     }
 
-    /// All of a link is gone: no more work for its channels, and the destination is asked to fence them.
-    fn link_lost(&self, link: LinkId) {
-        let carriage = self.carriage();
-        lose_link(&self.brain, self.clock.now(), link, |channel| {
-            if let Some(carriage) = &carriage {
-                // The brain asks for its fence.
-                let _ = carriage.streams.channel_gone(channel);
-            }
-        });
-        self.work.notify_all();
-        let _ = self.inbox.send(Input::LinkLost(link));
-    }
-
     /// Whether the files that were proved to be on shared storage are still those that the guest's QEMU has open.
     fn recheck_marks(&self, pid: i32) -> Result<(), Fault> {
         let marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
@@ -186,7 +158,7 @@ impl Outgoing {
         *self.carriage.lock().unwrap_or_else(PoisonError::into_inner) = None;
         *self.marks.lock().unwrap_or_else(PoisonError::into_inner) = Marks::default();
         self.board.close();
-        *self.control.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.door.close();
         tracing::debug!(took = ?began.elapsed(), "memory given back");
     }
 

@@ -5,12 +5,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use linerate_core::Code;
 use linerate_core::source::Event;
-use linerate_core::{Code, SessionId, Token};
 use linerate_net::tcp::connect::ConnectError;
 
-use super::links::{attach_path, join_any, keep};
 use super::{Input, Outgoing};
+use crate::session::contact::{join_any, keep};
+use crate::session::links::Session;
 
 /// Between two tries.
 const RETRY: Duration = Duration::from_millis(250);
@@ -20,7 +21,7 @@ pub(super) fn rejoin(shared: &Arc<Outgoing>, peers: Vec<SocketAddr>) {
     let outgoing = shared.clone();
     let trying = move || {
         while !outgoing.brain().is_ended() && outgoing.brain().paths() == 0 {
-            if try_once(&outgoing, &peers, outgoing.session, outgoing.token) {
+            if try_once(&outgoing, &peers) {
                 return;
             }
             std::thread::sleep(RETRY);
@@ -32,9 +33,9 @@ pub(super) fn rejoin(shared: &Arc<Outgoing>, peers: Vec<SocketAddr>) {
 }
 
 /// Whether there is nothing more to try.
-fn try_once(shared: &Arc<Outgoing>, peers: &[SocketAddr], session: SessionId, token: Token) -> bool {
-    match join_any(peers, session, token) {
-        Ok(stream) => keep(stream).and_then(|control| attach_path(shared, control, None)).is_ok(),
+fn try_once(shared: &Outgoing, peers: &[SocketAddr]) -> bool {
+    match join_any(peers, &shared.dialler.identity) {
+        Ok(stream) => keep(stream).and_then(|control| shared.attach_path(control, None)).is_ok(),
         Err(Some(ConnectError::Refused { fault, .. })) if fault.code == Code::SessionUnknown => {
             let _ = shared.inbox.send(Input::Event(Event::Forgotten));
             true

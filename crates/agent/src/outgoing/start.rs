@@ -1,9 +1,9 @@
 //! Steps 1 and 2: the guest is read and judged, the destination's agent is reached, and the loop is started.
 
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU32};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use linerate_api::{EventKind, MigrateRequest, Mode};
 use linerate_core::journal::SourcePhase;
 use linerate_core::policy::Limits;
 use linerate_core::source::{self, Event, Source};
-use linerate_core::{Code, Fault, RegionInfo, SessionId, Side, Step, Token};
+use linerate_core::{Code, Fault, RegionInfo, Side, Step};
 use linerate_guest::description::GuestDescription;
 use linerate_guest::migrate::{MigrateError, PauseMark, SourceQemu};
 use linerate_guest::qmp::Qmp;
@@ -19,9 +19,10 @@ use linerate_guest::registry::{GuestRecord, Registry};
 use linerate_guest::shared::Marks;
 use linerate_guest::{process, read};
 use linerate_memory::{Mapping, RamBlock};
-use linerate_net::control::{ControlEvent, ControlPath};
+use linerate_net::control::ControlPath;
 use linerate_net::interfaces;
 use linerate_net::links::{parse_networks, speed_of_all};
+use linerate_net::rdma::options::RdmaOptions;
 use linerate_wire::frame::Role as Purpose;
 
 use super::body::Body;
@@ -31,14 +32,18 @@ use super::worker::{Guest, Job, Worker};
 use super::{Board, Input, Outgoing, links, storage, streams};
 use crate::agent::Agent;
 use crate::clock::{Clock, unix_ms};
-use crate::config::DEFAULT_PORT;
 use crate::disks;
 use crate::faults::fault;
 use crate::hub::Hub;
 use crate::journal::{Record, Role};
 use crate::kernel;
 use crate::ram::Ram;
-use crate::tunnel::Kept;
+use crate::session::address::resolve;
+use crate::session::contact::first_contact;
+use crate::session::identity::{Identity, token_text};
+use crate::session::kept::Kept;
+use crate::session::links::{Dialler, Losses, Session};
+use crate::session::paths::Door;
 
 const QMP_WAIT: Duration = Duration::from_secs(10);
 
@@ -55,8 +60,7 @@ struct Found {
 
 /// The destination's agent, as it was reached first, and what names the session there.
 struct Contact {
-    session: SessionId,
-    token: Token,
+    identity: Identity,
     /// The address that answered comes first.
     peers: Vec<SocketAddr>,
     control: ControlPath,
@@ -71,7 +75,7 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
     check_request(&request)?;
     let mut found = find(agent, &request)?;
     let mut contact = reach(agent, &request)?;
-    let session = contact.session;
+    let session = contact.identity.session;
     if request.domain.is_none() {
         let folder = folder(&agent.registry, &found.record)?;
         found.qemu.mark_pauses(PauseMark::new(&folder, &session.to_string()));
@@ -79,14 +83,15 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
     let role = role(&request, &found, &contact);
     let record = Record::new(&request.guest, agent.journal.next_order(), role);
     let (inbox, receiver) = channel();
-    let (control, control_events) = channel();
-    let senders = (inbox, control);
-    let shared = Arc::new(outgoing(agent, request, &mut found, &mut contact, began.elapsed(), senders)?);
+    let sender = inbox.clone();
+    let door = Door::open(move |event| drop(sender.send(Input::Event(event.into()))))
+        .map_err(|error| fault(Code::Internal, Step::Authorise, Side::Source, &error))?;
+    let ends = (inbox, door);
+    let shared = Arc::new(outgoing(agent, request, &mut found, &mut contact, began.elapsed(), ends)?);
     warn_of(&shared, &found.description);
     if shared.domain.is_some() {
         domain::note(agent, session, &record)?;
     }
-    forward(&shared, control_events)?;
     run(agent, &shared, found, contact.control, record, receiver)?;
     let mode = shared.choice.mode;
     tracing::info!(%session, guest = shared.request.guest, to = shared.request.to, ?mode, "migration begins");
@@ -94,15 +99,14 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
 }
 
 fn reach(agent: &Arc<Agent>, request: &MigrateRequest) -> Result<Contact, Fault> {
-    let session = SessionId(random()?);
-    let token = Token(random()?);
+    let identity = Identity::random()?;
     let peers = resolve(&request.to)?;
     let kept = match &request.domain {
-        Some(_) => Some(domain::keep(agent, session, token, &peers)?),
+        Some(_) => Some(domain::keep(agent, &identity, &peers)?),
         None => None,
     };
-    let (control, peer) = links::first_contact(&peers, Purpose::ControlNew, session, token)?;
-    Ok(Contact { session, token, peers: first(peer, peers), control, kept })
+    let (control, peer) = first_contact(&peers, Purpose::ControlNew, &identity)?;
+    Ok(Contact { identity, peers: first(peer, peers), control, kept })
 }
 
 fn role(request: &MigrateRequest, found: &Found, contact: &Contact) -> Role {
@@ -116,7 +120,7 @@ fn role(request: &MigrateRequest, found: &Found, contact: &Contact) -> Role {
         peers: contact.peers.clone(),
         ran: found.qemu.ran(),
         stood: found.qemu.stands().cloned(),
-        token: hex(&contact.token.0),
+        token: token_text(&contact.identity.token),
         settings: found.qemu.found().cloned(),
         copied: found.description.copied.iter().map(|disk| disk.path.clone().into()).collect(),
         untold: false,
@@ -130,7 +134,7 @@ fn outgoing(
     found: &mut Found,
     contact: &mut Contact,
     before_brain: Duration,
-    (inbox, control): (Sender<Input>, Sender<ControlEvent>),
+    (inbox, door): (std::sync::mpsc::Sender<Input>, Door),
 ) -> Result<Outgoing, Fault> {
     let carriage = (found.choice.mode == Mode::Stream).then(|| {
         let percent = request.storage_share_percent.unwrap_or(MigrateRequest::DEFAULT_STORAGE_SHARE_PERCENT);
@@ -138,8 +142,8 @@ fn outgoing(
     });
     let kept = contact.kept.take();
     Ok(Outgoing {
-        session: contact.session,
-        token: contact.token,
+        session: contact.identity.session,
+        dialler: dialler(agent, &request, found, contact.identity),
         from: agent.config.name.clone(),
         started_unix_ms: unix_ms(),
         before_brain,
@@ -153,17 +157,13 @@ fn outgoing(
         brain: Mutex::new(Source::new(source_config(&request, found)?)),
         work: Condvar::new(),
         inbox,
-        control: Mutex::new(Some(control)),
+        door,
+        losses: Losses::default(),
         pacer: links::pacer(request.bandwidth_bytes_per_s),
         hub: Hub::default(),
         ram: Mutex::new(found.ram.clone()),
         board: Board::default(),
         cancelling: AtomicBool::new(false),
-        next_path: AtomicU32::new(0),
-        next_channel: AtomicU32::new(0),
-        rdma_domains: Default::default(),
-        rdma_type_of_service: agent.config.rdma_type_of_service,
-        may_discard: found.description.traits.may_discard,
         disks: u32::try_from(found.description.copied.len()).unwrap_or(u32::MAX),
         disk_bytes: Arc::default(),
         marks: Mutex::new(std::mem::take(&mut found.marks)),
@@ -180,16 +180,16 @@ fn warn_of(shared: &Outgoing, guest: &GuestDescription) {
     }
 }
 
-/// What comes over the control connections goes into the loop's inbox.
-fn forward(shared: &Arc<Outgoing>, control_events: Receiver<ControlEvent>) -> Result<(), Fault> {
-    let inbox = shared.inbox.clone();
-    let forward = move || {
-        for event in control_events {
-            let _ = inbox.send(Input::Event(links::control_event(event)));
-        }
+fn dialler(agent: &Agent, request: &MigrateRequest, found: &Found, identity: Identity) -> Dialler {
+    let rdma = RdmaOptions {
+        type_of_service: agent.config.rdma_type_of_service,
+        checksums: request.rdma_checksums,
+        // A guest that gives pages back gets other ones for them, which the adapter would not know of. Rings of streams keep
+        // theirs.
+        zero_copy: found.choice.mode == Mode::Stream || !found.description.traits.may_discard,
+        ..RdmaOptions::default()
     };
-    let thread = std::thread::Builder::new().name("control-events".into()).spawn(forward);
-    thread.map(drop).map_err(|error| fault(Code::Internal, Step::Authorise, Side::Source, &error))
+    Dialler::new(identity, request.transport, rdma)
 }
 
 fn run(
@@ -216,7 +216,7 @@ fn run(
         worker.ask(Job::AwaitStream);
     }
     let body = Body::new(shared.clone(), worker, agent.clone(), record);
-    links::attach_path(shared, control, None).map_err(failed)?;
+    shared.attach_path(control, None).map_err(failed)?;
     if shared.domain.is_none() {
         shared.tell(Event::Start);
     }
@@ -336,22 +336,6 @@ fn cpus() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// `HOST` or `HOST:PORT`, as addresses.
-pub(crate) fn resolve(to: &str) -> Result<Vec<SocketAddr>, Fault> {
-    addresses(to).map_err(|error| {
-        let detail = format!("cannot find the host {to}: {error}");
-        Fault::new(Code::NoLink, Step::Resolve, Side::Source, detail)
-    })
-}
-
-/// `HOST` or `HOST:PORT`, as addresses; at least one.
-pub(crate) fn addresses(to: &str) -> std::io::Result<Vec<SocketAddr>> {
-    let found =
-        to.to_socket_addrs().or_else(|_| (to.trim_matches(['[', ']']), DEFAULT_PORT).to_socket_addrs());
-    let addresses: Vec<SocketAddr> = found?.collect();
-    if addresses.is_empty() { Err(std::io::Error::other("the name has no address")) } else { Ok(addresses) }
-}
-
 fn first(peer: SocketAddr, others: Vec<SocketAddr>) -> Vec<SocketAddr> {
     std::iter::once(peer).chain(others.into_iter().filter(|other| *other != peer)).collect()
 }
@@ -362,17 +346,4 @@ fn socket(agent: &Agent, record: &GuestRecord, name: &str) -> Result<PathBuf, Fa
 
 fn folder(registry: &Registry, record: &GuestRecord) -> Result<PathBuf, Fault> {
     registry.folder(&record.name).map_err(|error| fault(Code::Internal, Step::Resolve, Side::Source, &error))
-}
-
-pub(crate) fn random<const N: usize>() -> Result<[u8; N], Fault> {
-    let mut bytes = [0; N];
-    getrandom::fill(&mut bytes).map_err(|error| {
-        Fault::new(Code::Internal, Step::Authorise, Side::Source, format!("no random numbers: {error}"))
-    })?;
-    Ok(bytes)
-}
-
-/// Bytes as hexadecimal digits.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -5,65 +5,49 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use linerate_core::source::Event;
 use linerate_core::statistics::{Disks, Streamed};
-use linerate_core::stream::{End, StreamId};
-use linerate_core::{ChannelId, Code, Fault, Message, Side, Step};
+use linerate_core::stream::End;
+use linerate_core::{Code, Fault, Message, Side, Step};
 use linerate_guest::migrate::{MirrorProgress, StreamProgress};
-use linerate_net::channel::ChannelError;
-use linerate_net::stream::Owner;
 use linerate_net::stream::endpoint::Socket;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use super::{Input, Outgoing};
-use crate::carriage::{Carriage, DISKS_SERVICE, MEMORY, QEMU_SERVICE, STORAGE, migration_streams};
 use crate::faults::chain;
+use crate::session::carriage::{Carriage, DISKS_SERVICE, MEMORY, QEMU_SERVICE, STORAGE, migration_streams};
+use crate::session::notice::{Notice, ToLoop};
 
 /// The streams of a session that moves a guest, at the source.
 pub(super) fn carriage(inbox: Sender<Input>, storage_percent: u8) -> Carriage {
-    Carriage::new(
-        End::Source,
-        migration_streams(storage_percent),
-        Box::new(ToLoop(Mutex::new(inbox))),
-        Arc::default(),
-    )
+    let owner = Box::new(ToLoop::new(inbox));
+    Carriage::new(End::Source, migration_streams(storage_percent), owner, Arc::default())
 }
 
-/// The streams' owner: everything goes to the loop.
-struct ToLoop(Mutex<Sender<Input>>);
-
-impl ToLoop {
-    fn tell(&self, input: Input) {
-        let _ = self.0.lock().unwrap_or_else(PoisonError::into_inner).send(input);
+impl From<Notice> for Input {
+    fn from(notice: Notice) -> Input {
+        match notice {
+            Notice::Speak => Input::StreamsSpeak,
+            Notice::Asked(stream, _service) => {
+                let detail = format!("it opened stream {stream}; only the source's hypervisor connects");
+                failed(Code::ProtocolViolation, detail)
+            }
+            Notice::Refused(_stream, reason) => {
+                let detail = format!("a connection of QEMU's was not taken there: {reason}");
+                failed(Code::HypervisorFailed, detail)
+            }
+            Notice::ChannelLost(channel, error) => Input::ChannelLost(channel, error),
+        }
     }
 }
 
-impl Owner for ToLoop {
-    fn attention(&self) {
-        self.tell(Input::StreamsSpeak);
-    }
-
-    fn asked(&self, stream: StreamId, _service: String) {
-        let detail = format!("it opened stream {stream}; only the source's hypervisor connects");
-        let fault = Fault::new(Code::ProtocolViolation, Step::Copy, Side::Destination, detail);
-        self.tell(Input::Event(Event::StreamsFailed(fault)));
-    }
-
-    fn refused(&self, _stream: StreamId, reason: String) {
-        let detail = format!("a connection of QEMU's was not taken there: {reason}");
-        let fault = Fault::new(Code::HypervisorFailed, Step::Copy, Side::Destination, detail);
-        self.tell(Input::Event(Event::StreamsFailed(fault)));
-    }
-
-    fn channel_lost(&self, channel: ChannelId, error: ChannelError) {
-        self.tell(Input::ChannelLost(channel, error));
-    }
+fn failed(code: Code, detail: String) -> Input {
+    Input::Event(Event::StreamsFailed(Fault::new(code, Step::Copy, Side::Destination, detail)))
 }
 
 impl Outgoing {
@@ -99,7 +83,7 @@ impl Outgoing {
     pub(super) fn heard(self: &Arc<Outgoing>, message: Message) {
         let Some(carriage) = self.carriage() else { return };
         match message {
-            Message::Fence { channel } if channel >= self.next_channel.load(Ordering::Relaxed) => {
+            Message::Fence { channel } if !self.dialler.has_opened(channel) => {
                 self.violated(format!("it asks for a fence of channel {channel}, which nobody has opened"));
             }
             Message::Fence { channel } => {

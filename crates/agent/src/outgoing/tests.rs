@@ -6,10 +6,10 @@ use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, channel};
 
-use linerate_api::Mode;
+use linerate_api::{Mode, Transport};
 use linerate_core::source::{Action, Config};
 use linerate_core::stream::StreamId;
-use linerate_core::{Code, Fault, Message, Side, StreamNote};
+use linerate_core::{Code, Fault, Message, Side, StreamNote, Token};
 use linerate_net::stream::endpoint::Socket;
 
 use super::domain::Leaving;
@@ -17,6 +17,7 @@ use super::streams::{Accepting, Service};
 use super::worker::{Job, Worker};
 use super::*;
 use crate::journal::{Record, Waiting};
+use crate::session::identity::Identity;
 
 /// Only a hang meets it.
 const LONG: Duration = Duration::from_secs(60);
@@ -32,7 +33,7 @@ fn outgoing_of(domain: Option<Leaving>) -> (Arc<Outgoing>, Receiver<Input>) {
     let config = Config { stream_channels: Some(2), ..Config::new("g", String::new(), Vec::new()) };
     let outgoing = Outgoing {
         session: SessionId([1; 16]),
-        token: Token([2; 32]),
+        dialler: dialler(),
         request,
         from: "alpha".into(),
         started_unix_ms: 0,
@@ -43,24 +44,28 @@ fn outgoing_of(domain: Option<Leaving>) -> (Arc<Outgoing>, Receiver<Input>) {
         work: Condvar::new(),
         carriage: Mutex::new(Some(Arc::new(streams::carriage(inbox.clone(), 50)))),
         inbox,
-        control: Mutex::new(None),
+        door: Door::closed(),
+        losses: Losses::default(),
         pacer: None,
         hub: Hub::default(),
         choice: mode::Choice { mode: Mode::Stream, reason: None },
         ram: Mutex::default(),
         board: Board::default(),
         cancelling: AtomicBool::new(false),
-        next_path: AtomicU32::new(0),
-        next_channel: AtomicU32::new(4),
-        rdma_domains: Default::default(),
-        rdma_type_of_service: None,
-        may_discard: false,
         disks: 0,
         disk_bytes: Arc::default(),
         marks: Mutex::default(),
         domain,
     };
     (Arc::new(outgoing), inputs)
+}
+
+/// Of which four channels have been opened.
+fn dialler() -> Dialler {
+    let identity = Identity { session: SessionId([1; 16]), token: Token([2; 32]) };
+    let dialler = Dialler::new(identity, Transport::Auto, Default::default());
+    dialler.skip(4);
+    dialler
 }
 
 fn violation(inputs: &Receiver<Input>) -> Option<Fault> {

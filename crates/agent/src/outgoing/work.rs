@@ -58,7 +58,7 @@ impl WorkSource for Outgoing {
             let _ = self.inbox.send(Input::Wake);
             return;
         }
-        self.board.channel_lost(channel, &error);
+        self.losses.channel_lost(channel, &error);
         let _ = self.inbox.send(Input::Wake);
     }
 }

@@ -32,7 +32,8 @@ use crate::agent::Agent;
 use crate::clock::Clock;
 use crate::faults::chain;
 use crate::journal::{JournalError, Record, Role, process};
-use crate::outgoing::withdraw;
+use crate::session::identity::{Identity, parse_token};
+use crate::session::withdraw::withdraw;
 
 /// A hypervisor answers a command within this.
 const QMP_WAIT: Duration = Duration::from_secs(10);
@@ -200,9 +201,9 @@ fn set_untold(record: &mut Record, is: bool) {
 
 fn tell_destination(agent: &Arc<Agent>, session: SessionId, record: Record) {
     if let Role::Source { untold: true, peers, token, .. } = &record.role {
-        let (peers, token) = (peers.clone(), parse_token(token));
+        let identity = Identity { session, token: parse_token(token) };
         let journal = agent.journal.clone();
-        withdraw(peers, session, token, true, move || crate::outgoing::is_told(&journal, session));
+        withdraw(peers.clone(), identity, true, move || journal.note_told(session));
     }
 }
 
@@ -446,16 +447,6 @@ impl Unfinished {
             }
         }
     }
-}
-
-/// The session's token as the journal keeps it.
-pub(crate) fn parse_token(text: &str) -> Token {
-    let mut token = Token([0; 32]);
-    for (place, byte) in token.0.iter_mut().enumerate() {
-        let digits = text.get(2 * place..2 * place + 2);
-        *byte = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()).unwrap_or(0);
-    }
-    token
 }
 
 /// Where an earlier life took QEMU's streams, or had them taken.

@@ -12,13 +12,13 @@ use linerate_guest::process::{self, StopHow};
 use linerate_guest::registry::GuestRecord;
 
 use super::{
-    Machine, QMP_WAIT, Unfinished, is_registered, lock, parse_token, remove_sockets, set_untold,
-    tell_destination,
+    Machine, QMP_WAIT, Unfinished, is_registered, lock, remove_sockets, set_untold, tell_destination,
 };
 use crate::agent::Agent;
 use crate::faults::chain;
 use crate::journal::Role;
-use crate::outgoing::{ask_any, commit_any};
+use crate::session::contact::{ask_any, commit_any};
+use crate::session::identity::{Identity, parse_token};
 
 /// A monitor that another client holds is not waited for.
 const LOOK_WAIT: Duration = Duration::from_secs(1);
@@ -144,7 +144,7 @@ impl Unfinished {
             return None;
         }
         let ask = if qemu.is_alive() { ask_any } else { commit_any };
-        ask(&peers, self.session, parse_token(&token))
+        ask(&peers, &Identity { session: self.session, token: parse_token(&token) })
     }
 }
 

@@ -1,6 +1,5 @@
 //! The loop of a session.
 
-use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, PoisonError};
@@ -8,15 +7,16 @@ use std::time::{Duration, Instant};
 
 use linerate_api::TunnelEvent;
 use linerate_core::control::Control;
-use linerate_core::{Code, Endpoint, Fault, LinkId, Message, PathId, Side, Step, Time};
-use linerate_net::control::{ControlEvent, ControlPath};
+use linerate_core::{Code, Endpoint, Fault, Message, PathId, Side, Step, Time};
 
-use super::links::Links;
-use super::{Input, Kept, Tunnel, connect};
+use super::{Input, Tunnel, connect};
 use crate::agent::Agent;
-use crate::control;
 use crate::convert;
 use crate::faults::chain;
+use crate::session::kept::Kept;
+use crate::session::links::Links;
+use crate::session::paths::{PathEvent, Paths};
+use crate::session::withdraw::withdraw;
 
 /// Looks at the clock at least this often.
 const TICK: Duration = Duration::from_millis(200);
@@ -40,12 +40,12 @@ pub(super) struct Body {
     side: Side,
     control: Control,
     connector: Sender<connect::Asked>,
-    paths: HashMap<PathId, (Option<LinkId>, ControlPath)>,
+    paths: Paths,
     /// Filters of links, at the host that asked.
     filter: Vec<String>,
     /// At the host that asked: what the next life of this agent would withdraw.
     kept: Option<Kept>,
-    links: Option<Links>,
+    links: Option<Links<Tunnel>>,
     had_path: bool,
     /// The peer is being told why it ends.
     parting: Option<(Fault, Instant)>,
@@ -68,14 +68,13 @@ impl Body {
                 Side::Destination
             }
         };
-        let paths = HashMap::new();
         Body {
             agent,
             tunnel,
             side,
             control,
             connector,
-            paths,
+            paths: Paths::default(),
             filter,
             kept,
             links: None,
@@ -112,7 +111,7 @@ impl Body {
         self.links = None;
         self.tunnel.carriage.end(self.tunnel.session);
         self.paths.clear();
-        *self.tunnel.control.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.tunnel.door.close();
         self.agent.forget_tunnel(self.tunnel.session);
         self.tunnel.publish(TunnelEvent::Ended { error: convert::error(&fault, None) });
         *self.tunnel.events.lock().unwrap_or_else(PoisonError::into_inner) = None;
@@ -126,9 +125,9 @@ impl Body {
             return;
         }
         let mut peers = vec![self.tunnel.peer];
-        peers.extend(self.links.iter().flat_map(Links::remotes).filter(|remote| *remote != self.tunnel.peer));
-        let (session, token) = (self.tunnel.session, self.tunnel.token);
-        crate::outgoing::withdraw(peers, session, token, false, move || drop(kept));
+        let remotes = self.tunnel.losses.remotes();
+        peers.extend(remotes.into_iter().filter(|remote| *remote != self.tunnel.peer));
+        withdraw(peers, self.tunnel.dialler.identity, false, move || drop(kept));
     }
 
     fn turn(&mut self, inbox: &Receiver<Input>) {
@@ -151,9 +150,7 @@ impl Body {
             self.control.send(now, Message::Stream { stream, note });
         }
         while let Some((path, frame)) = self.control.poll_outgoing(now) {
-            let sent = self.paths.get(&path).map(|(_, connection)| control::send(connection, frame));
-            if let Some(Err(error)) = sent {
-                tracing::debug!(path, error = chain(&error), "a control connection takes nothing");
+            if !self.paths.send(path, frame) {
                 self.path_lost(path);
             }
         }
@@ -165,24 +162,20 @@ impl Body {
             Input::Control(event) => self.heard(event),
             Input::Path(path, link, connection) => {
                 self.had_path = true;
-                self.paths.insert(path, (link, connection));
+                self.paths.add(path, link, connection);
                 self.control.path_up(now, path);
             }
             Input::LinkLost(link) => {
-                let of_link = self.paths.iter().filter(|(_, (of, _))| *of == Some(link));
-                let gone: Vec<PathId> = of_link.map(|(path, _)| *path).collect();
-                gone.into_iter().for_each(|path| self.path_lost(path));
+                self.paths.of_link(link).into_iter().for_each(|path| self.path_lost(path));
             }
             Input::Attention => {}
-            Input::ChannelLost(channel, reason) => {
+            Input::ChannelLost(channel, error) => {
                 if self.tunnel.carriage.streams.channel_gone(channel) {
-                    tracing::debug!(channel, reason, "a channel is lost");
+                    tracing::debug!(channel, error = chain(&error), "a channel is lost");
                     self.control.send(now, Message::Fence { channel });
                 }
                 self.tunnel.carriage.remove_pump(channel);
-                if let Some(links) = &self.links {
-                    links.channel_lost(channel, &reason);
-                }
+                self.tunnel.losses.channel_lost(channel, &error);
             }
             Input::Fence(channel) => self.control.send(now, Message::Fence { channel }),
             Input::Fenced(channel, fenced) => {
@@ -193,33 +186,29 @@ impl Body {
                 // Its thread ends with this loop.
                 let _ = self.connector.send((stream, service));
             }
+            Input::Refused(stream, reason) => {
+                tracing::warn!(stream, reason, "a connection was not taken at the other host");
+                self.tunnel.publish(TunnelEvent::Refused { reason });
+            }
             Input::End(fault) => self.part(fault),
         }
     }
 
     fn path_lost(&mut self, path: PathId) {
-        if let Some((link, connection)) = self.paths.remove(&path) {
-            drop(connection);
-            if let (Some(links), Some(link)) = (&self.links, link) {
-                links.lost(link, path, "its control connection is lost");
-            }
+        if let Some(link) = self.paths.remove(path) {
+            self.tunnel.losses.path_lost(link, path, "its control connection is gone");
         }
         self.control.path_lost(self.tunnel.clock.now(), path);
     }
 
-    fn heard(&mut self, event: ControlEvent) {
+    fn heard(&mut self, event: PathEvent) {
         let now = self.tunnel.clock.now();
         match event {
-            ControlEvent::Keepalive { path } => self.control.heard(now, path.into()),
-            ControlEvent::Acknowledged { path, through } => {
-                self.control.acknowledged(now, path.into(), through);
-            }
-            ControlEvent::Lost { path, error } => {
-                tracing::debug!(path, error = chain(&error), "a control connection is gone");
-                self.path_lost(path.into());
-            }
-            ControlEvent::Message { path, sequence, message } => {
-                if !self.control.received(now, path.into(), sequence, message) {
+            PathEvent::Heard(path) => self.control.heard(now, path),
+            PathEvent::Acknowledged { path, through } => self.control.acknowledged(now, path, through),
+            PathEvent::Lost(path) => self.path_lost(path),
+            PathEvent::Received { path, sequence, message } => {
+                if !self.control.received(now, path, sequence, message) {
                     self.violation("its messages run too far ahead");
                 }
                 while let Some(message) = self.control.poll_delivered() {
@@ -239,7 +228,9 @@ impl Body {
                     self.violation(&violation.to_string());
                 }
             }
-            Message::Fence { channel } if self.side == Side::Source && !self.tunnel.has_opened(channel) => {
+            Message::Fence { channel }
+                if self.side == Side::Source && !self.tunnel.dialler.has_opened(channel) =>
+            {
                 self.violation(&format!(
                     "a fence is asked for of channel {channel}, which nobody has opened"
                 ));

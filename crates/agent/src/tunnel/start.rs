@@ -1,14 +1,14 @@
 //! Both ends of a session: a request becomes one here, a connection becomes one there.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use linerate_api::{TunnelEvent, TunnelRequest};
+use linerate_api::{Transport, TunnelEvent, TunnelRequest};
 use linerate_core::stream::{Config, End};
-use linerate_core::{Code, Fault, SessionId, Side, Step, Token};
+use linerate_core::{Code, Fault, Side, Step};
 use linerate_net::links::parse_networks;
 use linerate_net::tcp::Stream;
 use linerate_wire::frame::{Hello, Role};
@@ -16,14 +16,19 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::body::{Body, Opening};
 use super::listen::{Accepting, Listeners};
-use super::{Input, Kept, Teller, ToLoop, Tunnel, connect};
+use super::{Input, Tunnel, connect};
 use crate::agent::Agent;
-use crate::carriage::Carriage;
 use crate::clock::Clock;
 use crate::faults::{chain, fault};
-use crate::incoming::admit::endpoints;
-use crate::outgoing::links::{first_contact, keep};
-use crate::outgoing::start::{random, resolve};
+use crate::session::address::resolve;
+use crate::session::carriage::Carriage;
+use crate::session::contact::{first_contact, keep};
+use crate::session::identity::Identity;
+use crate::session::kept::Kept;
+use crate::session::links::{Dialler, Losses, Session};
+use crate::session::notice::ToLoop;
+use crate::session::offer::offered;
+use crate::session::paths::Door;
 
 /// The other end waits for links this long: the host that asked decides by its own limit, which is not longer, and tells.
 const LINK_TIMEOUT: Duration = Duration::from_secs(LINK_TIMEOUT_S as u64);
@@ -55,15 +60,15 @@ pub fn begin(agent: &Arc<Agent>, request: &TunnelRequest) -> Result<Begun, Fault
         return Err(Fault::new(Code::ResourceMissing, Step::Resolve, Side::Source, detail));
     }
     let listeners = Listeners::open(&request.pairs).map_err(|error| here(Code::ResourceMissing, &error))?;
-    let (session, token) = (SessionId(random()?), Token(random()?));
+    let identity = Identity::random()?;
     let peers = resolve(&request.to)?;
-    let kept = Kept::new(&agent.config.state_dir, session, token, &peers)
+    let kept = Kept::new(&agent.config.state_dir, &identity, &peers)
         .map_err(|error| here(Code::JournalFailed, &error))?;
-    let (control, peer) = first_contact(&peers, Role::StreamsNew, session, token)?;
+    let (control, peer) = first_contact(&peers, Role::StreamsNew, &identity)?;
     let (events_in, watched) = unbounded_channel();
     let timeout = Duration::from_secs(request.link_timeout_s.into());
     let (events, kept) = (Some(events_in), Some(kept));
-    let place = Place { session, token, peer, end: End::Source, timeout, events, kept };
+    let place = Place { identity, peer, end: End::Source, timeout, events, kept };
     let filter = request.links.clone();
     let failed = |error: std::io::Error| fault(Code::Internal, Step::Connect, Side::Source, &error);
     let tunnel = run(agent, place, Opening::Ask, filter).map_err(failed)?;
@@ -74,7 +79,7 @@ pub fn begin(agent: &Arc<Agent>, request: &TunnelRequest) -> Result<Begun, Fault
     begun.accepting = Some(listeners.start(tunnel.clone()).map_err(failed)?);
     tunnel.open_gates(agent, &request.pairs).map_err(|error| here(Code::ResourceMissing, &error))?;
     tunnel.publish(TunnelEvent::Ready { listen });
-    tracing::info!(%session, to = request.to, "a tunnel begins");
+    tracing::info!(session = %identity.session, to = request.to, "a tunnel begins");
     Ok(begun)
 }
 
@@ -86,10 +91,9 @@ pub fn accept(agent: &Arc<Agent>, hello: &Hello, peer: SocketAddr) -> Result<Arc
             format!("tunnel_targets of the agent at {} names nothing to connect to", agent.config.name);
         return Err(Fault::new(Code::NotAuthorised, Step::Authorise, Side::Destination, detail));
     }
-    let offered = endpoints(agent)?;
+    let offered = offered(&agent.config.listen, &agent.rdma)?;
     let place = Place {
-        session,
-        token,
+        identity: Identity { session, token },
         peer,
         end: End::Destination,
         timeout: LINK_TIMEOUT,
@@ -104,8 +108,7 @@ pub fn accept(agent: &Arc<Agent>, hello: &Hello, peer: SocketAddr) -> Result<Arc
 
 /// What is different at both ends.
 struct Place {
-    session: SessionId,
-    token: Token,
+    identity: Identity,
     peer: SocketAddr,
     end: End,
     timeout: Duration,
@@ -122,39 +125,33 @@ fn run(
     filter: Vec<String>,
 ) -> std::io::Result<Arc<Tunnel>> {
     let (inbox, receiver) = channel();
-    let (control, control_events) = channel();
     let config = Config {
         window_bytes: agent.config.tunnel_window_mib << 20,
         streams_max: agent.config.tunnel_streams_max,
         ..Config::default()
     };
-    let owner = ToLoop { inbox: Teller(Mutex::new(inbox.clone())), events: place.events.clone() };
+    let owner = Box::new(ToLoop::new(inbox.clone()));
+    let told = inbox.clone();
+    let door = Door::open(move |event| drop(told.send(Input::Control(event))))?;
     let tunnel = Arc::new(Tunnel {
-        session: place.session,
-        token: place.token,
+        session: place.identity.session,
+        dialler: Dialler::new(place.identity, Transport::Tcp, Default::default()),
         peer: place.peer,
         clock: Clock::start(),
-        carriage: Carriage::new(place.end, config, Box::new(owner), Arc::default()),
-        inbox: inbox.clone(),
-        control: Mutex::new(Some(control)),
-        next_path: AtomicU32::new(0),
-        next_channel: AtomicU32::new(0),
+        carriage: Arc::new(Carriage::new(place.end, config, owner, Arc::default())),
+        inbox,
+        door,
+        losses: Losses::default(),
         link_timeout: place.timeout,
         events: Mutex::new(place.events),
         over: AtomicBool::new(false),
         gates: Mutex::default(),
         jobs: Mutex::default(),
     });
-    let forward = move || {
-        for event in control_events {
-            let _ = inbox.send(Input::Control(event));
-        }
-    };
-    std::thread::Builder::new().name("control-events".into()).spawn(forward)?;
     let connector = connect::start(agent.clone(), tunnel.clone())?;
     let body = Body::new(agent.clone(), tunnel.clone(), connector, opening, (filter, place.kept));
     std::thread::Builder::new()
-        .name(format!("tunnel-{}", place.session))
+        .name(format!("tunnel-{}", place.identity.session))
         .spawn(move || body.run(&receiver))?;
     Ok(tunnel)
 }

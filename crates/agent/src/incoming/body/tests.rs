@@ -8,6 +8,8 @@ use linerate_net::stream::endpoint::Socket;
 use super::super::streams;
 use super::*;
 use crate::journal::Waiting;
+use crate::session::identity::Identity;
+use crate::session::paths::Door;
 use crate::testing::{Ending, agent, arrived};
 
 /// Nobody waits in front of a source for a QEMU that takes its time to end: the word that the guest runs is held back at once.
@@ -17,7 +19,8 @@ fn a_guest_whose_qemu_is_ending_is_not_said_to_run() {
     let agent = agent(&dir, &[]);
     let mut ending = Ending::start(&dir);
     let (session, peer) = (SessionId([1; 16]), ([127, 0, 0, 1], 1).into());
-    let incoming = Arc::new(Incoming::new(session, 1, Token([2; 32]), peer, channel().0, channel().0));
+    let identity = Identity { session, token: Token([2; 32]) };
+    let incoming = Arc::new(Incoming::new(identity, 1, peer, channel().0, Door::closed()));
     let body = Body::new(agent.clone(), incoming).unwrap();
     let own = i32::try_from(std::process::id()).unwrap();
     let is_gone = |pid: i32| {
@@ -37,8 +40,9 @@ fn a_guest_whose_qemu_is_ending_is_not_said_to_run() {
 fn streams_are_reset_before_the_waiting_hypervisor_is_torn_down() {
     let dir = tempfile::tempdir().unwrap();
     let peer = ([127, 0, 0, 1], 1).into();
+    let identity = Identity { session: SessionId([1; 16]), token: Token([2; 32]) };
     let (inbox, _inputs) = channel();
-    let shared = Arc::new(Incoming::new(SessionId([1; 16]), 1, Token([2; 32]), peer, inbox, channel().0));
+    let shared = Arc::new(Incoming::new(identity, 1, peer, inbox, Door::closed()));
     shared.carriage.set(streams::carriage(&shared)).ok().unwrap();
     let mut body = Body::new(agent(&dir, &[]), shared.clone()).unwrap();
     let open = || {

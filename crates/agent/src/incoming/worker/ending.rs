@@ -84,7 +84,7 @@ impl State {
     /// Ends the waiting guest and removes everything of it. Nothing but this session's own is touched.
     pub(super) fn tear_down(&mut self) -> Result<(), Fault> {
         self.writer = None;
-        self.shared.channels.close_all();
+        self.shared.fences.close_all();
         let admitted = self.admitted.take();
         match (self.guest.take(), &admitted) {
             (Some((record, mut qemu)), _) => {

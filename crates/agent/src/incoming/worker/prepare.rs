@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use linerate_core::destination::Event;
-use linerate_core::{Code, Fault, RegionInfo, Side, Step, StreamSettings};
+use linerate_core::{Code, Endpoint, Fault, RegionInfo, Side, Step, StreamSettings};
 use linerate_guest::migrate::{DestinationQemu, MigrateError};
 use linerate_guest::process::{self, Launch};
 use linerate_guest::read;
@@ -15,10 +15,11 @@ use linerate_net::table::RegionTable;
 
 use super::{ORPHANED_WITHIN, QMP_WAIT, ROOM_WAIT, START_WAIT, Started, State, code_of, here, internal};
 use crate::device_state::Writer;
-use crate::incoming::admit::{admit, check_offer, endpoints};
+use crate::incoming::admit::{admit, check_offer};
 use crate::incoming::storage;
 use crate::incoming::streams::{self, Services};
 use crate::ram::Ram;
+use crate::session::offer::offered;
 
 impl State {
     pub(super) fn admit(
@@ -31,7 +32,7 @@ impl State {
         let described = check_offer(description, guest, &regions)?;
         if described.domain {
             self.admit_domain(&described, &regions)?;
-            self.shared.tell(Event::Admitted(endpoints(&self.agent)?));
+            self.shared.tell(Event::Admitted(self.endpoints()?));
             return Ok(());
         }
         let mut admitted = admit(&self.agent, guest, described, regions)?;
@@ -44,8 +45,12 @@ impl State {
         };
         self.shared.ram_folder.set(admitted.twin.ram_files.first().map(|file| file.path.as_path()));
         self.admitted = Some(admitted);
-        self.shared.tell(Event::Admitted(endpoints(&self.agent)?));
+        self.shared.tell(Event::Admitted(self.endpoints()?));
         Ok(())
+    }
+
+    fn endpoints(&self) -> Result<Vec<Endpoint>, Fault> {
+        offered(&self.agent.config.listen, &self.agent.rdma)
     }
 
     /// An earlier session may hold this guest's place. One whose source is gone gives way (it was not committed, and

@@ -4,34 +4,34 @@
 
 use std::net::SocketAddr;
 
+use linerate_core::Outcome;
 use linerate_core::withdrawal::{Next, Withdrawal};
-use linerate_core::{Outcome, SessionId, Token};
 
-use super::links::withdraw_any;
+use super::contact::withdraw_any;
+use super::identity::Identity;
 use crate::clock::Clock;
-use crate::faults::chain;
-use crate::journal::Journal;
 
 /// Begins to tell the destination. `held`: it may have the guest complete, and keeps it until it is told. `told` is called when
 /// there is nothing more to tell: it knows, or has given up by itself.
 pub(crate) fn withdraw(
     peers: Vec<SocketAddr>,
-    session: SessionId,
-    token: Token,
+    identity: Identity,
     held: bool,
     told: impl FnOnce() + Send + 'static,
 ) {
-    let telling = move || tell(&peers, session, token, held, told);
+    let session = identity.session;
+    let telling = move || tell(&peers, &identity, held, told);
     if let Err(error) = std::thread::Builder::new().name("withdraw".into()).spawn(telling) {
         tracing::warn!(%session, %error, "no thread to tell the destination of the roll-back; it gives up by itself");
     }
 }
 
-fn tell(peers: &[SocketAddr], session: SessionId, token: Token, held: bool, told: impl FnOnce()) {
+fn tell(peers: &[SocketAddr], identity: &Identity, held: bool, told: impl FnOnce()) {
+    let session = identity.session;
     let clock = Clock::start();
     let mut withdrawal = Withdrawal::new(clock.now(), held);
     loop {
-        let outcome = withdraw_any(peers, session, token);
+        let outcome = withdraw_any(peers, identity);
         let now = clock.now();
         match withdrawal.answered(now, outcome) {
             Next::Again(at) => std::thread::sleep(at.since(now)),
@@ -56,12 +56,5 @@ fn tell(peers: &[SocketAddr], session: SessionId, token: Token, held: bool, told
                 return tracing::warn!(%session, "the destination could not be told of the roll-back; by now it has given up by itself");
             }
         }
-    }
-}
-
-/// The journal need not have a later agent tell it once more.
-pub(crate) fn is_told(journal: &Journal, session: SessionId) {
-    if let Err(error) = journal.destination_is_told(session) {
-        tracing::warn!(%session, error = chain(&error), "the next start of the agent tells the destination once more");
     }
 }

@@ -10,6 +10,8 @@ use linerate_core::{SessionId, Token};
 use rustix::fs::Mode;
 use serde::{Deserialize, Serialize};
 
+use super::identity::Identity;
+use super::withdraw::withdraw;
 use crate::faults::chain;
 
 /// The folder, in the agent's own.
@@ -28,7 +30,8 @@ pub(crate) struct Kept(PathBuf);
 
 impl Kept {
     /// Written before the other host hears of the session.
-    pub fn new(state: &Path, session: SessionId, token: Token, peers: &[SocketAddr]) -> io::Result<Kept> {
+    pub fn new(state: &Path, identity: &Identity, peers: &[SocketAddr]) -> io::Result<Kept> {
+        let Identity { session, token } = *identity;
         let folder = state.join(FOLDER);
         fs::create_dir_all(&folder)?;
         let path = folder.join(session.to_string());
@@ -57,7 +60,8 @@ pub fn withdraw_left(state: &Path) {
     for (kept, session) in left(&state.join(FOLDER)) {
         let id = SessionId(session.session);
         tracing::warn!(session = %id, "the agent ended during this session; the other host is told to give it up");
-        crate::outgoing::withdraw(session.peers, id, Token(session.token), false, move || drop(kept));
+        let identity = Identity { session: id, token: Token(session.token) };
+        withdraw(session.peers, identity, false, move || drop(kept));
     }
 }
 
@@ -87,7 +91,10 @@ mod tests {
     fn a_session_is_left_by_an_agent_that_dies_and_by_no_other() {
         let dir = tempfile::tempdir().unwrap();
         let peers = ["10.0.0.2:7979".parse().unwrap()];
-        let keep = |n: u8| Kept::new(dir.path(), SessionId([n; 16]), Token([n; 32]), &peers).unwrap();
+        let keep = |n: u8| {
+            let identity = Identity { session: SessionId([n; 16]), token: Token([n; 32]) };
+            Kept::new(dir.path(), &identity, &peers).unwrap()
+        };
         drop(keep(1));
         std::mem::forget(keep(2));
         let folder = dir.path().join(FOLDER);

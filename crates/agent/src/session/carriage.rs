@@ -18,11 +18,10 @@ use linerate_net::region::Region;
 use linerate_net::stream::{Owner, RingMemory, StreamSession};
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::receive::StreamReceiver;
-use linerate_net::tcp::send::{StreamAcks, StreamSender};
 use linerate_wire::frame::REFUSED_MAX;
 
-use crate::incoming::channels::Channels as Fences;
-use crate::outgoing::channels::{OpenError, probe};
+use super::fences::Fences;
+use super::probe::{OpenError, tcp_carrier};
 use crate::ram::Ram;
 
 /// What a migration's streams are opened to: the other side's hypervisor.
@@ -94,7 +93,7 @@ impl Carriage {
 
     /// The peer connected a channel for this side to write to.
     pub fn attach_back(&self, channel: ChannelId, link: LinkId, stream: &Stream) -> Result<(), OpenError> {
-        let carrier = proven(stream)?;
+        let carrier = tcp_carrier(stream)?;
         self.keep(channel, || self.pump(channel, link, carrier, None))
     }
 
@@ -219,17 +218,6 @@ impl Drop for Back {
         *self.lost.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.streams.iter().for_each(|stream| stream.closer().close());
     }
-}
-
-/// A connection that this side writes to, once bytes have moved over it for a proof.
-pub(crate) fn proven(stream: &Stream) -> Result<Carrier, OpenError> {
-    let mut carrier = Carrier {
-        sender: Box::new(StreamSender::new(stream.clone())),
-        acks: Box::new(StreamAcks::new(stream.clone())),
-        closer: stream.closer(),
-    };
-    probe(&mut carrier)?;
-    Ok(carrier)
 }
 
 /// Rings in memory that the kernel can take back when a stream is gone.

@@ -1,0 +1,91 @@
+//! Connections to the other host's agent that belong to no link: first contact, join, questions beside a session.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use linerate_core::{Code, Fault, Outcome, Side, Step};
+use linerate_net::control::{ControlOptions, ControlPath};
+use linerate_net::tcp::Stream;
+use linerate_net::tcp::connect::{ConnectError, Route, connect, query};
+use linerate_net::tcp::options::TcpOptions;
+use linerate_wire::frame::Role;
+
+use super::identity::Identity;
+use crate::faults::{chain, fault};
+
+/// Connection, handshake and probe of a link must be done within this.
+pub(crate) const OPEN_WITHIN: Duration = Duration::from_secs(2);
+
+pub(crate) fn tcp_options() -> TcpOptions {
+    TcpOptions { connect_wait: OPEN_WITHIN, ..TcpOptions::default() }
+}
+
+fn route(remote: SocketAddr) -> Route {
+    Route { local: None, device: None, remote }
+}
+
+/// Reaches the destination's agent at one of its addresses and opens the session.
+pub(crate) fn first_contact(
+    peers: &[SocketAddr],
+    role: Role,
+    identity: &Identity,
+) -> Result<(ControlPath, SocketAddr), Fault> {
+    let mut last = None;
+    for &remote in peers {
+        match connect(&route(remote), &identity.hello(role, 0, 0), &tcp_options()) {
+            Ok((stream, _)) => {
+                let control = keep(stream)
+                    .map_err(|error| fault(Code::Internal, Step::Authorise, Side::Source, &error))?;
+                return Ok((control, remote));
+            }
+            Err(ConnectError::Refused { fault, .. }) => return Err(fault),
+            Err(error) => last = Some(fault(Code::NoLink, Step::Authorise, Side::Source, &error)),
+        }
+    }
+    Err(last.unwrap_or_else(|| {
+        Fault::new(Code::NoLink, Step::Authorise, Side::Source, "the host has no address")
+    }))
+}
+
+/// Joins the session again at the first of the addresses that takes it; otherwise what the last one said.
+pub(crate) fn join_any(peers: &[SocketAddr], identity: &Identity) -> Result<Stream, Option<ConnectError>> {
+    let mut last = None;
+    for &remote in peers {
+        match connect(&route(remote), &identity.hello(Role::ControlJoin, 0, 0), &tcp_options()) {
+            Ok((stream, _)) => return Ok(stream),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last)
+}
+
+/// A welcomed control connection. The destination does not take it for dead until it is put to use.
+pub(crate) fn keep(stream: Stream) -> io::Result<ControlPath> {
+    ControlPath::keep(stream, ControlOptions::default()).map_err(io::Error::other)
+}
+
+/// How the session ended: the first answer from any of a host's addresses.
+pub(crate) fn ask_any(peers: &[SocketAddr], identity: &Identity) -> Option<Outcome> {
+    ask_as(Role::Query, peers, identity)
+}
+
+/// Says commit again; the answer is how it stands there.
+pub(crate) fn commit_any(peers: &[SocketAddr], identity: &Identity) -> Option<Outcome> {
+    ask_as(Role::CommitAgain, peers, identity)
+}
+
+/// Tells any of a host's addresses that the session is rolled back; the answer is how it stands there.
+pub(super) fn withdraw_any(peers: &[SocketAddr], identity: &Identity) -> Option<Outcome> {
+    ask_as(Role::Withdraw, peers, identity)
+}
+
+fn ask_as(role: Role, peers: &[SocketAddr], identity: &Identity) -> Option<Outcome> {
+    for &remote in peers {
+        match query(&route(remote), &identity.hello(role, 0, 0), &tcp_options()) {
+            Ok(outcome) => return Some(outcome),
+            Err(error) => tracing::debug!(%remote, error = chain(&error), "no answer"),
+        }
+    }
+    None
+}

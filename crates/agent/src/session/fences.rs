@@ -1,0 +1,277 @@
+//! Channels that the peer writes to: threads that apply placed writes, and their fences.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use linerate_core::ChannelId;
+use linerate_net::channel::{ChannelEnd, Closer, Receiver};
+use linerate_net::fence::{Fence, Fenced};
+use linerate_net::table::RegionTable;
+
+use crate::faults::chain;
+
+/// A fence waits for a write under way: at most a payload into memory.
+const FENCE_WAIT: Duration = Duration::from_secs(5);
+
+/// Channels that have ended and are still known. A fence is asked for when a link is lost, long before so many others
+/// have come and gone. A peer that asks for many cannot make us keep more.
+const ENDED_KEPT: usize = 4096;
+
+enum Slot {
+    /// `asked`: a thread is fencing it for the peer.
+    Open { fence: Arc<Fence>, asked: bool },
+    /// Fenced, or fenced before it ever came: nothing is applied from it.
+    Closed(Fenced),
+}
+
+/// The channels of the peer by number.
+#[derive(Default)]
+pub(crate) struct Fences(Mutex<Slots>);
+
+#[derive(Default)]
+struct Slots {
+    known: BTreeMap<ChannelId, Slot>,
+    ended: usize,
+    /// What is below this and not known has ended.
+    forgotten_below: ChannelId,
+}
+
+impl Slots {
+    fn close(&mut self, channel: ChannelId, fenced: Fenced) {
+        match self.known.insert(channel, Slot::Closed(fenced)) {
+            Some(Slot::Closed(_)) => return,
+            Some(Slot::Open { .. }) | None => self.ended += 1,
+        }
+        while self.ended > ENDED_KEPT {
+            let mut ended = self.known.iter().filter(|(_, slot)| matches!(slot, Slot::Closed(_)));
+            let Some(oldest) = ended.next().map(|(&channel, _)| channel) else { return };
+            self.known.remove(&oldest);
+            self.ended -= 1;
+            self.forgotten_below = self.forgotten_below.max(oldest.saturating_add(1));
+        }
+    }
+}
+
+/// What is known when a fence is asked for.
+enum Asked {
+    /// It applies nothing more.
+    Answer(Fenced),
+    /// It may be applying a write.
+    Open(Arc<Fence>),
+}
+
+impl Fences {
+    fn lock(&self) -> MutexGuard<'_, Slots> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Registers a new channel. A number that is taken or fenced already is refused.
+    fn open(&self, channel: ChannelId, fence: Arc<Fence>) -> io::Result<()> {
+        let mut slots = self.lock();
+        if slots.known.contains_key(&channel) || channel < slots.forgotten_below {
+            return Err(io::Error::new(
+                io::ErrorKind::AlreadyExists,
+                format!("channel {channel} was used already"),
+            ));
+        }
+        slots.known.insert(channel, Slot::Open { fence, asked: false });
+        Ok(())
+    }
+
+    /// Looks a channel up that is to be fenced; none if it has ended so long ago that nobody can want to know.
+    fn ask(&self, channel: ChannelId) -> Option<Asked> {
+        let mut slots = self.lock();
+        match slots.known.get(&channel) {
+            Some(Slot::Closed(fenced)) => Some(Asked::Answer(fenced.clone())),
+            Some(Slot::Open { fence, .. }) => Some(Asked::Open(fence.clone())),
+            None if channel < slots.forgotten_below => None,
+            None => {
+                // A channel that never came here: it must not come later either.
+                slots.close(channel, Fenced::default());
+                Some(Asked::Answer(Fenced::default()))
+            }
+        }
+    }
+
+    /// Rule 3: after this has returned, nothing more is applied from the channel.
+    fn close(&self, channel: ChannelId, fence: &Fence) -> io::Result<Fenced> {
+        let fenced = fence.close(FENCE_WAIT).map_err(io::Error::other)?;
+        self.lock().close(channel, fenced.clone());
+        Ok(fenced)
+    }
+
+    /// Shuts all of them.
+    pub fn close_all(&self) {
+        let known: Vec<ChannelId> = self.lock().known.keys().copied().collect();
+        known.into_iter().for_each(|channel| self.shut(channel));
+    }
+
+    /// Applies what comes over a new channel, in a thread of its own, and tells `ended` when nothing comes any more, and how it came to that.
+    pub fn serve(
+        self: &Arc<Fences>,
+        channel: ChannelId,
+        closer: Closer,
+        receiver: impl Receiver + 'static,
+        regions: Arc<RegionTable>,
+        ended: impl FnOnce(&ChannelEnd) + Send + 'static,
+    ) -> io::Result<()> {
+        let fence = Arc::new(Fence::new(closer));
+        self.open(channel, fence.clone())?;
+        let channels = self.clone();
+        std::thread::Builder::new().name(format!("channel-{channel}")).spawn(move || {
+            let end = receiver.serve(&regions, &fence);
+            ended(&end);
+            if let ChannelEnd::Failed(error) = end {
+                tracing::warn!(channel, error = chain(&error), "a channel broke off");
+            }
+            drop(fence);
+            // Whether the peer ever asks for the fence or not: a session that lives long keeps no connection for channels
+            // that have ended.
+            channels.shut(channel);
+        })?;
+        Ok(())
+    }
+
+    fn shut(&self, channel: ChannelId) {
+        let Some(Asked::Open(fence)) = self.ask(channel) else { return };
+        if let Err(error) = self.close(channel, &fence) {
+            tracing::error!(channel, error = chain(&error), "a channel could not be shut");
+        }
+    }
+
+    /// Fences a channel for the peer, which is told once. One that may have to be waited for, since it has a write under way, in a
+    /// thread of its own.
+    pub fn fence(self: &Arc<Fences>, channel: ChannelId, told: impl FnOnce(Fenced) + Send + 'static) {
+        match self.ask(channel) {
+            Some(Asked::Answer(fenced)) => told(fenced),
+            Some(Asked::Open(fence)) if self.first_asked(channel) => self.fence_apart(channel, fence, told),
+            Some(Asked::Open(_)) => tracing::warn!(channel, "a fence is asked for again"),
+            None => tracing::warn!(channel, "a fence is asked for that nobody can need"),
+        }
+    }
+
+    fn first_asked(&self, channel: ChannelId) -> bool {
+        match self.lock().known.get_mut(&channel) {
+            Some(Slot::Open { asked, .. }) => !std::mem::replace(asked, true),
+            // It has ended meanwhile: its fence closes at once.
+            _ => true,
+        }
+    }
+
+    fn fence_apart(
+        self: &Arc<Fences>,
+        channel: ChannelId,
+        fence: Arc<Fence>,
+        told: impl FnOnce(Fenced) + Send + 'static,
+    ) {
+        let channels = self.clone();
+        let fencing = move || match channels.close(channel, &fence) {
+            Ok(fenced) => told(fenced),
+            // Without an answer the peer must not send the extents again: a migration gives up in the end, and the guest is
+            // safe; streams stand still until their session's end.
+            Err(error) => tracing::error!(channel, error = chain(&error), "a channel could not be fenced"),
+        };
+        if let Err(error) = std::thread::Builder::new().name(format!("fence-{channel}")).spawn(fencing) {
+            tracing::error!(channel, %error, "no thread to fence a channel");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Weak;
+    use std::time::Instant;
+
+    use super::*;
+
+    /// Applies one frame, and ends as a connection does that the peer closes.
+    struct Short;
+
+    impl Receiver for Short {
+        fn serve(self, _regions: &RegionTable, fence: &Fence) -> ChannelEnd {
+            fence.enter().unwrap().apply(9);
+            ChannelEnd::Closed
+        }
+    }
+
+    /// Serves until it is shut.
+    struct Long(std::sync::mpsc::Receiver<()>);
+
+    impl Receiver for Long {
+        fn serve(self, _regions: &RegionTable, fence: &Fence) -> ChannelEnd {
+            let _serving = fence.enter();
+            let _ = self.0.recv();
+            ChannelEnd::Closed
+        }
+    }
+
+    /// What the peer is told at once.
+    fn fenced(channels: &Arc<Fences>, channel: ChannelId) -> Option<Fenced> {
+        let (told, answer) = std::sync::mpsc::channel();
+        channels.fence(channel, move |fenced| told.send((fenced, std::thread::current().id())).unwrap());
+        let (fenced, thread) = answer.try_recv().ok()?;
+        assert_eq!(thread, std::thread::current().id(), "a thread for nothing");
+        Some(fenced)
+    }
+
+    fn serve(
+        channels: &Arc<Fences>,
+        channel: ChannelId,
+        receiver: impl Receiver + 'static,
+    ) -> io::Result<()> {
+        channels.serve(channel, Closer::new(|| {}), receiver, Arc::new(RegionTable::new([])), |_| {})
+    }
+
+    #[test]
+    fn a_peer_that_asks_for_fences_of_all_numbers_costs_neither_threads_nor_memory() {
+        let channels = Arc::<Fences>::default();
+        let (end, until) = std::sync::mpsc::channel();
+        serve(&channels, 7, Long(until)).unwrap();
+        for channel in 0..100_000 {
+            if channel != 7 {
+                assert_eq!(fenced(&channels, channel), Some(Fenced::default()));
+            }
+        }
+        assert_eq!(channels.lock().known.len(), ENDED_KEPT + 1, "with the one that is open");
+        assert_eq!(fenced(&channels, 8), None, "forgotten");
+        for used in [8, 99_999] {
+            let again = serve(&channels, used, Short).unwrap_err();
+            assert_eq!(again.kind(), io::ErrorKind::AlreadyExists, "it was fenced");
+        }
+        // One that may be applying a write is waited for by one thread, however often its fence is asked for.
+        let (told, answers) = std::sync::mpsc::channel();
+        for _ in 0..10 {
+            let told = told.clone();
+            channels.fence(7, move |fenced| told.send(fenced).unwrap());
+        }
+        drop(end);
+        drop(told);
+        assert_eq!(answers.iter().count(), 1);
+    }
+
+    #[test]
+    fn a_channel_that_ended_keeps_no_connection_and_answers_for_its_fence() {
+        let channels = Arc::<Fences>::default();
+        let connection = Arc::new(());
+        let gone: Weak<()> = Arc::downgrade(&connection);
+        let closer = Closer::new(move || drop(connection.clone()));
+        let regions = Arc::new(RegionTable::new([]));
+        channels.serve(4, closer, Short, regions, |_| {}).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while gone.upgrade().is_some() {
+            assert!(
+                Instant::now() < deadline,
+                "its connection is kept although nobody will ask for the fence"
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(fenced(&channels, 4), Some(Fenced { applied: 9, refused: Vec::new() }));
+        assert_eq!(
+            serve(&channels, 4, Short).unwrap_err().kind(),
+            io::ErrorKind::AlreadyExists,
+            "a number is never given twice"
+        );
+    }
+}

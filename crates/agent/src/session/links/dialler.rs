@@ -1,0 +1,74 @@
+//! Connects the channels of a session, and numbers them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use linerate_api::Transport;
+use linerate_core::{ChannelId, LinkId};
+use linerate_net::rdma::options::RdmaOptions;
+use linerate_net::rdma::{self, Domains};
+use linerate_net::tcp::Stream;
+use linerate_net::tcp::connect::{ConnectError, Route, connect};
+use linerate_wire::frame::Role;
+
+use crate::session::contact::{OPEN_WITHIN, tcp_options};
+use crate::session::identity::Identity;
+
+/// How the host that asked for a session connects to the other.
+pub(crate) struct Dialler {
+    pub identity: Identity,
+    pub transport: Transport,
+    pub rdma: RdmaOptions,
+    /// Keys and registered memory of this session on every RDMA device.
+    domains: Domains,
+    next_channel: AtomicU32,
+}
+
+impl Dialler {
+    pub fn new(identity: Identity, transport: Transport, rdma: RdmaOptions) -> Dialler {
+        let rdma = RdmaOptions { connect_wait: OPEN_WITHIN, ..rdma };
+        Dialler { identity, transport, rdma, domains: Domains::default(), next_channel: AtomicU32::new(0) }
+    }
+
+    /// Whether a channel was given this number.
+    pub fn has_opened(&self, channel: ChannelId) -> bool {
+        channel < self.next_channel.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn next_channel(&self) -> ChannelId {
+        self.next_channel.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// As if so many channels had been opened.
+    #[cfg(test)]
+    pub fn skip(&self, channels: u32) {
+        self.next_channel.fetch_add(channels, Ordering::Relaxed);
+    }
+
+    /// One more control connection, over this link.
+    pub(super) fn join(&self, route: &Route, link: LinkId) -> Result<Stream, ConnectError> {
+        Ok(connect(route, &self.identity.hello(Role::ControlJoin, link, 0), &tcp_options())?.0)
+    }
+
+    /// One more channel over TCP.
+    pub(super) fn connect(
+        &self,
+        route: &Route,
+        role: Role,
+        link: LinkId,
+    ) -> Result<(ChannelId, Stream), ConnectError> {
+        let channel = self.next_channel();
+        Ok((channel, connect(route, &self.identity.hello(role, link, channel), &tcp_options())?.0))
+    }
+
+    /// One more channel over RDMA.
+    pub(super) fn connect_rdma(
+        &self,
+        route: &Route,
+        link: LinkId,
+    ) -> Result<(ChannelId, Arc<rdma::Connection>), rdma::connect::ConnectError> {
+        let channel = self.next_channel();
+        let hello = self.identity.hello(Role::Data, link, channel);
+        Ok((channel, rdma::connect::connect(route, &hello, &self.rdma, &self.domains)?.0))
+    }
+}

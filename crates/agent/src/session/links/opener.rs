@@ -1,0 +1,148 @@
+//! Opening a link's channels: queue pairs where both ends have RDMA, TCP connections elsewhere and when RDMA fails.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use linerate_api::Transport;
+use linerate_net::links::{Link, channels_for, queue_pairs_for};
+use linerate_net::pump::Carrier;
+use linerate_net::rdma;
+use linerate_net::tcp::connect::Route;
+use linerate_net::tcp::stats::Progress as TcpProgress;
+use linerate_wire::frame::Role;
+
+use super::describe;
+use super::dialler::Dialler;
+use super::losses::Loss;
+use super::trust::Trust;
+use super::view::ChannelView;
+use crate::faults::chain;
+use crate::session::probe::{OpenError, probe, tcp_carrier};
+
+/// A channel that has moved its probe.
+pub(super) struct Opened {
+    pub view: ChannelView,
+    pub carrier: Carrier,
+}
+
+/// The RDMA side of a link's port at this host.
+#[derive(Clone, Debug)]
+pub(crate) struct RdmaPort {
+    /// Device and number, for people.
+    pub name: String,
+    /// Where its counters are.
+    pub folder: PathBuf,
+}
+
+/// The port of this host that a link can use for RDMA; the destination must offer it too.
+pub(crate) fn rdma_port(link: &Link) -> Option<RdmaPort> {
+    link.rdma?;
+    let ports = rdma::devices::list();
+    let port = rdma::devices::port_of(&ports, link.device.as_deref()?)?;
+    Some(RdmaPort { name: format!("{}/{}", port.device, port.number), folder: port.folder.clone() })
+}
+
+/// How a link's channels are opened, and what was learnt about it.
+pub(super) struct Opener {
+    link: Link,
+    rdma_here: bool,
+    trust: Trust,
+    carries_rdma: bool,
+}
+
+impl Opener {
+    pub fn new(link: Link, rdma_here: bool) -> Opener {
+        Opener { link, rdma_here, trust: Trust::default(), carries_rdma: false }
+    }
+
+    /// The link was lost while it carried.
+    pub fn lost(&mut self, loss: &Loss) {
+        if self.carries_rdma && loss.of_carrier {
+            self.trust.failed(&loss.reason, Instant::now());
+        }
+    }
+
+    /// The link itself is gone: nothing of it is RDMA's fault.
+    pub fn unreachable(&mut self) {
+        self.trust.was_not_rdma();
+    }
+
+    /// Opens the channels. A TCP connection over the link has just worked. `fell_back` is told once why TCP is used instead of RDMA.
+    pub fn open(
+        &mut self,
+        dialler: &Dialler,
+        fell_back: impl FnOnce(&str),
+    ) -> Result<Vec<Opened>, OpenError> {
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        self.carries_rdma = false;
+        if let Some(remote) = self.wants_rdma(dialler)? {
+            let count = queue_pairs_for(self.link.speed_mbps, cpus);
+            match (0..count).map(|_| self.queue_pair(dialler, remote)).collect() {
+                Ok(opened) => {
+                    self.carries_rdma = true;
+                    self.trust.connected();
+                    return Ok(opened);
+                }
+                Err(error) if dialler.transport == Transport::Rdma => return Err(error),
+                Err(error) => self.trust.failed(&chain(&error), Instant::now()),
+            }
+        }
+        if let Some(reason) = self.trust.news() {
+            tracing::warn!(link = describe(&self.link), reason, "RDMA failed; the link carries over TCP");
+            fell_back(&reason);
+        }
+        (0..channels_for(self.link.speed_mbps, cpus)).map(|_| self.connection(dialler)).collect()
+    }
+
+    /// Whether the channels that were opened last carry over RDMA.
+    pub fn carries_rdma(&self) -> bool {
+        self.carries_rdma
+    }
+
+    /// Where to connect by RDMA; `None` for TCP.
+    fn wants_rdma(&self, dialler: &Dialler) -> Result<Option<SocketAddr>, OpenError> {
+        let refuse =
+            |why| if dialler.transport == Transport::Rdma { Err(OpenError::NoRdma(why)) } else { Ok(None) };
+        match (dialler.transport, self.link.rdma, self.rdma_here) {
+            (Transport::Tcp, _, _) => Ok(None),
+            (_, None, _) => refuse("the destination has none on this link"),
+            (_, _, false) => refuse("this host's port has none"),
+            (Transport::Auto, Some(_), true) if self.trust.is_lost() => Ok(None),
+            (_, Some(remote), true) => Ok(Some(remote)),
+        }
+    }
+
+    /// Whether the link carries over TCP since RDMA failed, and RDMA moves bytes now. Tries it now and then; blocks meanwhile,
+    /// at most as long as opening a channel may take.
+    pub fn can_go_back_to_rdma(&mut self, dialler: &Dialler) -> bool {
+        if self.carries_rdma || dialler.transport != Transport::Auto || !self.trust.may_try(Instant::now()) {
+            return false;
+        }
+        let Ok(Some(remote)) = self.wants_rdma(dialler) else { return false };
+        match self.queue_pair(dialler, remote) {
+            Ok(_) => true,
+            Err(error) => {
+                tracing::debug!(link = describe(&self.link), error = chain(&error), "RDMA does not work yet");
+                self.trust.failed(&chain(&error), Instant::now());
+                false
+            }
+        }
+    }
+
+    fn queue_pair(&self, dialler: &Dialler, remote: SocketAddr) -> Result<Opened, OpenError> {
+        let route = Route { remote, ..Route::from(&self.link) };
+        let (channel, connection) = dialler.connect_rdma(&route, self.link.id)?;
+        let (sender, acks, closer) = rdma::send::halves(connection, dialler.rdma.clone());
+        let mut carrier = Carrier { sender: Box::new(sender), acks: Box::new(acks), closer };
+        probe(&mut carrier)?;
+        Ok(Opened { view: ChannelView::new(channel, carrier.sender.stats(), None), carrier })
+    }
+
+    fn connection(&self, dialler: &Dialler) -> Result<Opened, OpenError> {
+        let (channel, stream) = dialler.connect(&Route::from(&self.link), Role::Data, self.link.id)?;
+        let carrier = tcp_carrier(&stream)?;
+        let view = ChannelView::new(channel, carrier.sender.stats(), TcpProgress::of(&stream));
+        Ok(Opened { view, carrier })
+    }
+}

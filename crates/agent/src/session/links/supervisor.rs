@@ -1,0 +1,176 @@
+//! The thread of one link.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::Duration;
+
+use linerate_api::Transport;
+use linerate_core::{ChannelId, PathId};
+use linerate_net::links::Link;
+use linerate_net::pump::PumpHandle;
+use linerate_net::tcp::connect::Route;
+use linerate_wire::frame::Role;
+
+use super::losses::Loss;
+use super::opener::{Opened, Opener, rdma_port};
+use super::{NotOpened, Session, describe};
+use crate::faults::chain;
+use crate::session::carriage::Back;
+use crate::session::contact::keep;
+use crate::session::probe::OpenError;
+
+/// A lost link is tried again this often.
+const RETRY: Duration = Duration::from_millis(250);
+/// Looks this often whether it shall end, and whether RDMA works again.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// An open link, or the part of it that is open.
+struct Open {
+    channels: Vec<ChannelId>,
+    pumps: Vec<PumpHandle>,
+    back: Back,
+    path: Option<PathId>,
+}
+
+pub(super) struct Supervisor<S: Session> {
+    session: Arc<S>,
+    stop: Arc<AtomicBool>,
+    losses: Receiver<Loss>,
+    opener: Opener,
+    link: Link,
+}
+
+impl<S: Session> Supervisor<S> {
+    pub fn new(session: Arc<S>, stop: Arc<AtomicBool>, link: Link) -> Supervisor<S> {
+        let losses = session.losses().add(&link);
+        let rdma = if session.dialler().transport == Transport::Tcp { None } else { rdma_port(&link) };
+        let opener = Opener::new(link.clone(), rdma.is_some());
+        session.added(&link, rdma);
+        Supervisor { session, stop, losses, opener, link }
+    }
+
+    pub fn run(mut self) {
+        let mut said = String::new();
+        let mut was_up = false;
+        while !self.stop.load(Ordering::SeqCst) {
+            // What was told of the last opening is of no interest any more.
+            while self.losses.try_recv().is_ok() {}
+            match self.open() {
+                Ok(open) => {
+                    said.clear();
+                    was_up = true;
+                    let loss = self.hold(open.path);
+                    self.close(open, loss);
+                }
+                Err(error) => {
+                    self.not_opened(&error, was_up, &mut said);
+                    let _ = self.losses.recv_timeout(RETRY);
+                }
+            }
+        }
+    }
+
+    /// Tells each reason once.
+    fn not_opened(&self, error: &OpenError, was_up: bool, said: &mut String) {
+        let reason = chain(error);
+        let is_news = reason != *said;
+        if is_news {
+            tracing::warn!(link = describe(&self.link), reason, "a link cannot be used");
+        }
+        let is_forgotten = error.is_forgotten();
+        self.session.not_opened(&NotOpened {
+            link: &self.link,
+            reason: &reason,
+            is_forgotten,
+            is_news,
+            was_up,
+        });
+        *said = reason;
+    }
+
+    /// All of the link, or nothing of it.
+    fn open(&mut self) -> Result<Open, OpenError> {
+        let (session, link) = (self.session.clone(), self.link.id);
+        let back = Back::new(move |reason| session.losses().link_lost(link, reason));
+        let mut open = Open { channels: Vec::new(), pumps: Vec::new(), back, path: None };
+        match self.fill(&mut open) {
+            Ok(()) => Ok(open),
+            Err(error) => {
+                self.close_channels(open);
+                Err(error)
+            }
+        }
+    }
+
+    /// Control path, channels, probe. The session hears of the channels only once bytes have moved.
+    fn fill(&mut self, open: &mut Open) -> Result<(), OpenError> {
+        let (session, link) = (self.session.clone(), self.link.id);
+        let route = Route::from(&self.link);
+        let control = session.dialler().join(&route, link).inspect_err(|_| self.opener.unreachable())?;
+        let control = keep(control)?;
+        let opened = self.opener.open(session.dialler(), |reason| session.fell_back(&self.link, reason))?;
+        self.open_back(&mut open.back, &route, opened.len())?;
+        open.path = Some(session.attach_path(control, Some(link))?);
+        let (views, carriers): (Vec<_>, Vec<_>) =
+            opened.into_iter().map(|Opened { view, carrier }| ((view.id, view), carrier)).unzip();
+        let (ids, views): (Vec<ChannelId>, Vec<_>) = views.into_iter().unzip();
+        session.opened(&self.link, views, self.opener.carries_rdma());
+        for (channel, carrier) in ids.into_iter().zip(carriers) {
+            session.losses().carries(link, channel);
+            open.channels.push(channel);
+            open.pumps.push(session.pump(channel, link, carrier)?);
+        }
+        Ok(())
+    }
+
+    /// As many channels for what the other side answers, if there are streams.
+    fn open_back(&self, back: &mut Back, route: &Route, count: usize) -> Result<(), OpenError> {
+        let Some(carriage) = self.session.streams() else { return Ok(()) };
+        for _ in 0..count {
+            let (channel, stream) = self.session.dialler().connect(route, Role::DataBack, self.link.id)?;
+            back.serve(&carriage, channel, stream)?;
+        }
+        Ok(())
+    }
+
+    /// Keeps the link until something of it is lost. `None`: nothing is, and RDMA can be used again.
+    fn hold(&mut self, path: Option<PathId>) -> Option<Loss> {
+        loop {
+            match self.losses.recv_timeout(LOOK) {
+                Ok(loss) if loss.concerns(path) => return Some(loss),
+                Ok(_) => {}
+                Err(RecvTimeoutError::Timeout) if !self.stop.load(Ordering::SeqCst) => {}
+                Err(_) => return Some(Loss::of_link("the session is over")),
+            }
+            if self.opener.can_go_back_to_rdma(self.session.dialler()) {
+                return None;
+            }
+        }
+    }
+
+    fn close(&mut self, open: Open, loss: Option<Loss>) {
+        if let Some(loss) = &loss {
+            self.opener.lost(loss);
+        }
+        self.session.closing(self.link.id);
+        self.close_channels(open);
+        let Some(Loss { reason, .. }) = loss else { return };
+        // When all is done the destination closes first; that is no loss.
+        if !self.stop.load(Ordering::SeqCst) && !self.session.is_ending() {
+            tracing::warn!(link = describe(&self.link), reason, "a link is lost");
+            self.session.lost(&self.link, &reason);
+        }
+    }
+
+    fn close_channels(&self, open: Open) {
+        // Whoever waits for work must come back before its thread can end.
+        for pump in &open.pumps {
+            pump.stop();
+        }
+        self.session.losses().closed(self.link.id);
+        self.session.closed(self.link.id, &open.channels);
+        drop(open.pumps);
+        drop(open.back);
+    }
+}
