@@ -58,7 +58,7 @@ pub fn run(jobs: Option<&str>) -> Result<bool> {
 /// Runs the examples in the documentation.
 fn examples() -> Counted {
     let asked = Command::new(cargo())
-        .args(["test", "--workspace", "--locked", "--doc"])
+        .args(["test", "--workspace", "--locked", "--no-fail-fast", "--doc"])
         .stderr(Stdio::inherit())
         .output();
     match asked {
