@@ -1,5 +1,5 @@
-//! The locks of `std` without poisoning. A panic ends the agent (`panic = "abort"`), so that no thread ever finds a poisoned lock there.
-//! In a test the panic has failed the test already, and whoever waits for the lock is to end as usual.
+//! The locks of `std` without poisoning. A panic ends the agent (`panic = "abort"`): no thread finds a poisoned lock
+//! there. In a test the panic has failed the test already, and whoever waits for the lock is to end as usual.
 
 use std::sync::{self, MutexGuard, PoisonError, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
