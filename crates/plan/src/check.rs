@@ -46,7 +46,6 @@ pub enum Property {
 }
 
 impl Property {
-    /// All of them.
     pub const ALL: [Property; 16] = [
         Property::OneRuns,
         Property::SameRam,
@@ -67,7 +66,7 @@ impl Property {
     ];
 }
 
-/// A broken promise.
+/// A promise of the brain that a run broke, and how.
 #[derive(Clone, Debug)]
 pub struct Violation {
     /// The seed that shows it.
@@ -78,9 +77,7 @@ pub struct Violation {
     pub histories: bool,
     /// What went wrong most.
     pub focus: Focus,
-    /// Which promise.
     pub property: Property,
-    /// How.
     pub what: String,
     /// When, in virtual time.
     pub at: Time,
@@ -145,7 +142,6 @@ pub enum Mutation {
     RunsAnothersGuest,
     /// The source leaves what it set in somebody else's hypervisor.
     SourceKeepsSetting,
-    /// The destination does.
     DestinationKeepsSetting,
     /// The tracker takes a page whose entry in the page table is empty for one that was not written.
     EmptiedMissed,
@@ -176,7 +172,6 @@ pub enum Mutation {
 }
 
 impl Mutation {
-    /// All of them.
     pub const ALL: [Mutation; 30] = [
         Mutation::FenceWithoutStopping,
         Mutation::FenceForgetsRefused,
