@@ -101,6 +101,30 @@ pub enum Role {
         /// The capability is off again.
         over: bool,
     },
+    /// libvirt is asked to move a domain away. What became of it both libvirts know.
+    Libvirt {
+        /// What to ask them.
+        domain: MovedDomain,
+        /// It is known where the domain is.
+        over: bool,
+    },
+}
+
+/// A domain that libvirt is asked to move to another host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MovedDomain {
+    /// The migration's name in the API.
+    pub id: String,
+    /// By which libvirt is asked: a name may become another domain's.
+    pub uuid: String,
+    /// It was paused, and shall be at the destination.
+    pub paused: bool,
+    /// The destination, as it was named.
+    pub to: String,
+    /// Socket of the destination's libvirt.
+    pub remote_socket: String,
+    /// Networks that links may be in; empty: all.
+    pub links: Vec<String>,
 }
 
 /// What is known of a guest that comes, as the journal keeps it.
@@ -177,7 +201,7 @@ impl Record {
                 phase,
                 DestinationPhase::Started | DestinationPhase::Loaded | DestinationPhase::Committed
             ),
-            Role::Domain { over, .. } => *over,
+            Role::Domain { over, .. } | Role::Libvirt { over, .. } => *over,
         }
     }
 
@@ -186,7 +210,7 @@ impl Record {
         let (phase, qemu) = match &self.role {
             Role::Source { phase, qemu, .. } => (Phase::Source(*phase), Some(qemu)),
             Role::Destination { phase, waiting } => (Phase::Destination(*phase), waiting.qemu.as_ref()),
-            Role::Domain { .. } => return None,
+            Role::Domain { .. } | Role::Libvirt { .. } => return None,
         };
         Some(Entry { session, order: self.order, phase, process: qemu.map(process) })
     }

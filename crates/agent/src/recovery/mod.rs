@@ -348,7 +348,7 @@ impl Unfinished {
         match &lock(&self.record).role {
             Role::Source { token: ours, .. } => parse_token(ours) == *token,
             Role::Destination { waiting, .. } => parse_token(&waiting.token) == *token,
-            Role::Domain { .. } => false,
+            Role::Domain { .. } | Role::Libvirt { .. } => false,
         }
     }
 
