@@ -99,6 +99,7 @@ async fn prepare(
     let choice = direct::choose(&agent, &domain, &plan, (&request, &libvirt)).await?;
     if let Choice::Own(reason) = &choice {
         plan::check_own(&request, reason.as_deref())?;
+        agent.bench.give_way();
     }
     let (copy, reason) = match choice {
         Choice::Direct(copy) => (Some(copy), None),
