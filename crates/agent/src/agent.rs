@@ -25,6 +25,7 @@ use crate::faults::{chain, fault};
 use crate::gate::{Arrivals, Gates};
 use crate::incoming::Incoming;
 use crate::journal::{Journal, Record, Waiting, process};
+use crate::libvirt::Moves;
 use crate::outgoing::Outgoing;
 use crate::recovery::{Unfinished, can_run, lives};
 use crate::session::identity::Identity;
@@ -66,6 +67,8 @@ pub struct Agent {
     past_incoming: Mutex<Vec<MigrationSummary>>,
     unfinished: Mutex<BTreeMap<SessionId, Arc<Unfinished>>>,
     tunnels: Mutex<BTreeMap<SessionId, Arc<Tunnel>>>,
+    /// Domains that libvirt is asked to move.
+    pub(crate) moves: Arc<Moves>,
     /// Where connections of tunnels wait.
     pub(crate) gates: Arc<Gates>,
     /// Domains whose stream goes through to this host.
@@ -97,6 +100,7 @@ impl Agent {
             past_incoming: Mutex::default(),
             unfinished: Mutex::default(),
             tunnels: Mutex::default(),
+            moves: Arc::default(),
             gates: Arc::default(),
             arrivals: Arc::default(),
         }
@@ -169,7 +173,9 @@ impl Agent {
 
     /// Guests are being moved from or to this host.
     pub fn is_migrating(&self) -> bool {
-        self.outgoing().iter().any(|one| !one.is_over()) || !self.coming().is_empty()
+        self.outgoing().iter().any(|one| !one.is_over())
+            || !self.coming().is_empty()
+            || self.moves.all().iter().any(|one| !one.is_over())
     }
 
     /// Migrations that leave, ended ones too.

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use linerate_api::{Event, EventKind};
+use linerate_api::{DomainEvent, Event, EventKind};
 use tokio::sync::watch;
 
 #[derive(Debug, Default)]
@@ -51,7 +51,7 @@ impl Hub {
         }
         log.finished = matches!(kind, EventKind::Finished { .. });
         let event = Event { at_us, kind };
-        if matches!(event.kind, EventKind::Progress(_)) {
+        if matches!(event.kind, EventKind::Progress(_) | EventKind::Domain(DomainEvent::Progress { .. })) {
             let number = log.progress.as_ref().map_or(1, |(number, _)| number + 1);
             log.progress = Some((number, event));
         } else {

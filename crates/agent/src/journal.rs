@@ -122,6 +122,30 @@ pub enum Role {
         /// The capability is off again.
         over: bool,
     },
+    /// libvirt is asked to move a domain away. What became of it both libvirts know.
+    Libvirt {
+        /// What to ask them.
+        domain: MovedDomain,
+        /// It is known where the domain is.
+        over: bool,
+    },
+}
+
+/// A domain that libvirt is asked to move to another host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MovedDomain {
+    /// The migration's name in the API.
+    pub id: String,
+    /// By which libvirt is asked: a name may become another domain's.
+    pub uuid: String,
+    /// It was paused, and shall be at the destination.
+    pub paused: bool,
+    /// The destination, as it was named.
+    pub to: String,
+    /// Socket of the destination's libvirt.
+    pub remote_socket: String,
+    /// Networks that links may be in; empty: all.
+    pub links: Vec<String>,
 }
 
 /// What is known of a guest that comes, as the journal keeps it.
@@ -201,7 +225,7 @@ impl Record {
                 phase,
                 DestinationPhase::Started | DestinationPhase::Loaded | DestinationPhase::Committed
             ),
-            Role::Handover { over, .. } => *over,
+            Role::Handover { over, .. } | Role::Libvirt { over, .. } => *over,
         }
     }
 
@@ -210,17 +234,18 @@ impl Record {
         let (phase, qemu) = match &self.role {
             Role::Source { phase, qemu, .. } => (Phase::Source(*phase), Some(qemu)),
             Role::Destination { phase, waiting } => (Phase::Destination(*phase), waiting.qemu.as_ref()),
-            Role::Handover { .. } => return None,
+            Role::Handover { .. } | Role::Libvirt { .. } => return None,
         };
         Some(Entry { session, order: self.order, phase, process: qemu.map(process) })
     }
 
-    /// How the guest moves; none if no mode was offered that this agent knows.
+    /// How the guest moves; none if no mode was offered that this agent knows, or if libvirt moves the domain.
     pub fn mode(&self) -> Option<ModeTag> {
         match &self.role {
             Role::Source { mode, .. } => Some(*mode),
             Role::Destination { waiting, .. } => waiting.mode,
             Role::Handover { .. } => Some(ModeTag::Handover),
+            Role::Libvirt { .. } => None,
         }
     }
 

@@ -12,6 +12,7 @@
 //! | `trial`, `qos` | changes of ports that are put back unless confirmed; those of an intent |
 //! | `settings` | the same here or on another host, which must allow it |
 //! | `server` | the local API |
+//! | [mod@libvirt] | libvirt's domains: libvirt is asked to move them |
 //! | `tunnel` | sessions that carry byte streams between sockets of two hosts |
 //! | `gate` | connections of such a session that wait, and bytes that are held back |
 //! | `hub`, `convert` | events of a migration, and the brain's words in the API's |
@@ -33,6 +34,7 @@ mod hub;
 mod incoming;
 pub mod journal;
 mod kernel;
+pub mod libvirt;
 mod local;
 mod outgoing;
 mod qos;
@@ -92,6 +94,10 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
         Some(Listener::start(&agent.config.listen, options, move |accepted| accepting.accept(accepted))?)
     };
     rdma_ports::listen(&agent);
+    {
+        let _inside = runtime.enter();
+        libvirt::recover(&agent).context("cannot recover from the journal")?;
+    }
     runtime.block_on(server::serve(&agent))?;
     tracing::info!("the agent ends; guests run on");
     Ok(())

@@ -23,9 +23,9 @@ use tokio_stream::StreamExt as _;
 
 use crate::agent::Agent;
 use crate::bench;
-use crate::hub::Cursor;
+use crate::hub::{Cursor, Hub};
 use crate::outgoing::Outgoing;
-use crate::{convert, doctor, guests, outgoing, settings, tunnel};
+use crate::{convert, doctor, guests, libvirt, outgoing, settings, tunnel};
 
 type Shared = State<Arc<Agent>>;
 
@@ -102,7 +102,11 @@ async fn blocking<T: Send + 'static>(
 
 async fn status(State(agent): Shared) -> Json<AgentStatus> {
     let outgoing = agent.outgoing();
-    let running = outgoing.iter().filter(|one| !one.is_over()).count() + agent.coming().len();
+    let (recovering, moving): (Vec<_>, Vec<_>) =
+        agent.moves.all().into_iter().filter(|one| !one.is_over()).partition(|one| one.is_recovering());
+    // A domain whose RAM is copied here is among those that leave.
+    let by_libvirt = moving.iter().filter(|one| one.copied().is_some() || one.copy().is_none()).count();
+    let running = outgoing.iter().filter(|one| !one.is_over()).count() + agent.coming().len() + by_libvirt;
     let unfinished = agent.unfinished();
     let undecided = outgoing.iter().filter(|one| one.is_undecided()).count()
         + agent.coming().iter().filter(|one| one.is_held()).count()
@@ -116,7 +120,7 @@ async fn status(State(agent): Shared) -> Json<AgentStatus> {
         guests: count(agent.names_here().len()),
         migrations: count(running),
         undecided: count(undecided),
-        unfinished: count(unfinished.len()),
+        unfinished: count(unfinished.len() + recovering.len()),
         unwritten: count(agent.journal.unwritten_ends()),
         protocol_versions: (VERSION_MIN..=VERSION_MAX).collect(),
         kernel_features: crate::kernel::features(),
@@ -154,6 +158,10 @@ async fn stop_guest(
 
 async fn migrate(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
     let request: MigrateRequest = parse(&body)?;
+    if let Some(domain) = request.libvirt.clone() {
+        let id = libvirt::begin(agent, request, domain).await.map_err(Refusal)?;
+        return Ok((StatusCode::ACCEPTED, Json(MigrationStarted { id })).into_response());
+    }
     let guest = request.guest.clone();
     let begun = blocking(move || {
         let starting = agent.clone();
@@ -174,6 +182,9 @@ async fn list_migrations(State(agent): Shared) -> Json<Vec<MigrationSummary>> {
     // What is left to do of it is what counts.
     all.retain(|one| !goes_on(&one.id.0));
     all.extend(unfinished.iter().map(|one| one.summary()));
+    // The copy of a domain's RAM has the name of its migration.
+    all.retain(|one| agent.moves.by_id(&one.id.0).is_none());
+    all.extend(agent.moves.all().iter().map(|one| one.summary()));
     all.sort_by_key(|one| std::cmp::Reverse(one.started_unix_ms));
     Json(all)
 }
@@ -193,6 +204,9 @@ async fn show_migration(
     State(agent): Shared,
     Path(id): Path<String>,
 ) -> Result<Json<MigrationDetail>, Refusal> {
+    if let Some(moving) = agent.moves.by_id(&id) {
+        return Ok(Json(moving.detail()));
+    }
     let unfinished = agent.unfinished().into_iter().map(|one| one.summary()).find(|one| one.id.0 == id);
     if let Some(outgoing) = agent.outgoing_by_id(&id) {
         let detail = outgoing.detail();
@@ -218,9 +232,23 @@ async fn cancel(State(agent): Shared, Path(id): Path<String>) -> Result<Response
         }
         return Ok((StatusCode::ACCEPTED, Json(coming.summary())).into_response());
     }
+    let is_over = || Refusal(ErrorBody::new(code::TOO_LATE, format!("migration {id} is over")));
+    if let Some(moving) = agent.moves.by_id(&id) {
+        if moving.is_over() {
+            return Err(is_over());
+        }
+        if moving.is_recovering() {
+            let text = format!(
+                "too late to cancel: the agent has ended during migration {id}, and libvirt's part of it too"
+            );
+            return Err(Refusal(ErrorBody::new(code::TOO_LATE, text)));
+        }
+        moving.cancel();
+        return Ok((StatusCode::ACCEPTED, Json(moving.summary())).into_response());
+    }
     let outgoing = find(&agent, &id)?;
     if outgoing.is_over() {
-        return Err(Refusal(ErrorBody::new(code::TOO_LATE, format!("migration {id} is over"))));
+        return Err(is_over());
     }
     outgoing.cancel();
     Ok((StatusCode::ACCEPTED, Json(outgoing.summary())).into_response())
@@ -315,26 +343,32 @@ async fn feed_tunnel(mut begun: tunnel::Begun, lines: tokio::sync::mpsc::Sender<
 
 /// The event stream: a line each; an empty line when nothing happens for a while.
 async fn events(State(agent): Shared, Path(id): Path<String>) -> Result<Response, Refusal> {
-    let outgoing = find(&agent, &id)?;
-    let cursor = outgoing.hub.watch();
-    let stream = futures(outgoing, cursor);
-    let headers = [(header::CONTENT_TYPE, NDJSON)];
-    Ok((headers, Body::from_stream(stream)).into_response())
+    let stream = match agent.moves.by_id(&id) {
+        Some(moving) => follow(moving, |moving| &moving.hub),
+        None => follow(find(&agent, &id)?, |outgoing| &outgoing.hub),
+    };
+    let stream = stream.map(Ok::<_, std::convert::Infallible>);
+    Ok(([(header::CONTENT_TYPE, NDJSON)], Body::from_stream(stream)).into_response())
 }
 
-fn futures(
-    outgoing: Arc<Outgoing>,
-    cursor: Cursor,
-) -> impl tokio_stream::Stream<Item = Result<Bytes, std::convert::Infallible>> {
+type Lines = tokio_stream::wrappers::ReceiverStream<Bytes>;
+
+fn follow<T: Send + Sync + 'static>(of: Arc<T>, hub: fn(&T) -> &Hub) -> Lines {
     let (lines, received) = tokio::sync::mpsc::channel(16);
-    tokio::spawn(feed(outgoing, cursor, lines));
-    tokio_stream::wrappers::ReceiverStream::new(received).map(Ok)
+    let cursor = hub(&of).watch();
+    tokio::spawn(feed(of, hub, cursor, lines));
+    Lines::new(received)
 }
 
-async fn feed(outgoing: Arc<Outgoing>, mut cursor: Cursor, lines: tokio::sync::mpsc::Sender<Bytes>) {
+async fn feed<T: Send + Sync + 'static>(
+    of: Arc<T>,
+    hub: fn(&T) -> &Hub,
+    mut cursor: Cursor,
+    lines: tokio::sync::mpsc::Sender<Bytes>,
+) {
     let silence = std::time::Duration::from_secs(linerate_api::KEEP_ALIVE_S);
     loop {
-        let (events, over) = outgoing.hub.news(&mut cursor);
+        let (events, over) = hub(&of).news(&mut cursor);
         for event in events {
             let Ok(mut line) = serde_json::to_vec(&event) else { continue };
             line.push(b'\n');

@@ -24,6 +24,14 @@ pub mod code {
     pub const ANSWER_LOST: &str = "answer_lost";
     /// A measurement broke off.
     pub const BENCH_FAILED: &str = "bench_failed";
+    /// Asked to stop.
+    pub const CANCELLED: &str = "cancelled";
+    /// Options that do not belong together.
+    pub const USAGE: &str = "usage";
+    /// A no for a reason that has no code of its own.
+    pub const REFUSED: &str = "refused";
+    /// libvirt's migration of a domain failed.
+    pub const LIBVIRT_FAILED: &str = "libvirt_failed";
     /// The answer carried no error that could be read.
     pub const UNREADABLE: &str = "unreadable";
 }
@@ -75,7 +83,7 @@ impl ErrorBody {
     /// The HTTP status that it travels with.
     pub fn http_status(&self) -> u16 {
         match self.code.as_str() {
-            code::BAD_REQUEST => 400,
+            code::BAD_REQUEST | code::USAGE => 400,
             "not_authorised" => 403,
             code::NOT_FOUND | code::MIGRATION_UNKNOWN | "guest_unknown" | "session_unknown" => 404,
             "guest_exists"
@@ -86,7 +94,7 @@ impl ErrorBody {
             | code::LINK_BUSY
             | code::MIGRATION_UNDER_WAY => 409,
             "guest_gone" => 410,
-            "not_migratable" | "resource_missing" | "guest_differs" => 422,
+            "not_migratable" | "resource_missing" | "guest_differs" | code::REFUSED => 422,
             "version_mismatch" | "protocol_violation" | "peer_lost" | "no_link" | code::ANSWER_LOST => 502,
             "memory_short" => 507,
             "timed_out" => 504,

@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ErrorBody, MigrationOutcome, RdmaPortTotals, Report, Step};
+use crate::{DomainEvent, ErrorBody, MigrationOutcome, RdmaPortTotals, Report, Step, TunnelEvent};
 
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -53,6 +53,10 @@ pub enum EventKind {
         /// What is wrong, for the operator to read.
         text: String,
     },
+    /// Of a domain of libvirt.
+    Domain(DomainEvent),
+    /// Of the tunnel that carries libvirt's own connections.
+    Tunnel(TunnelEvent),
     /// It is over. Always the last event.
     Finished {
         /// How.

@@ -9,6 +9,7 @@
 //! | [`paths`] | the table of endpoints, used by both sides |
 //! | [`GuestSummary`], [`StartGuest`] … | guests |
 //! | [`MigrateRequest`], [`MigrationSummary`] … | migrations, and sessions that a crash left undecided |
+//! | [`LibvirtRequest`], [`DomainEvent`] | domains of libvirt |
 //! | [`Event`] | what is seen while one runs: one JSON document a line, the last is [`EventKind::Finished`] |
 //! | [`BenchRequest`], [`BenchEvent`], [`BenchReport`] | measuring the wires |
 //! | [`Report`] | what it was, once it is over |
@@ -26,6 +27,7 @@ mod domain;
 mod error;
 mod event;
 mod guest;
+mod libvirt;
 mod link;
 mod migration;
 pub mod paths;
@@ -47,6 +49,7 @@ pub use event::{DiskProgress, Event, EventKind, LinkProgress, LinkState, Progres
 pub use guest::{
     AdoptGuest, Disk, GuestDetail, GuestRunState, GuestSummary, Nic, RamBlock, StartGuest, StopGuest, Verdict,
 };
+pub use libvirt::{DomainEvent, Job, LibvirtRequest};
 pub use link::{LinkAnswer, LinkConfirm, LinkRequest, LinkStep};
 pub use migration::{
     Decision, Direction, DomainMove, MigrateRequest, MigrationDetail, MigrationId, MigrationOutcome,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ErrorBody, Report, Step};
+use crate::{ErrorBody, LibvirtRequest, Report, Step};
 
 /// Names a migration: its session number in hexadecimal, the same on both hosts.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -22,7 +22,7 @@ impl fmt::Display for MigrationId {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MigrateRequest {
-    /// Name of the guest.
+    /// Name of the guest; of a domain of libvirt its name, ID or UUID.
     pub guest: String,
     /// The destination's agent: `HOST` or `HOST:PORT`.
     pub to: String,
@@ -70,15 +70,16 @@ pub struct MigrateRequest {
     /// What those disks have of the links while memory wants the rest, in percent, 1 to 99; half if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub storage_share_percent: Option<u8>,
-    /// The guest is a domain of libvirt, which drives.
+    /// The guest is a domain of libvirt, which the agent has libvirt move.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub libvirt: Option<LibvirtRequest>,
+    /// Added by the agent where it copies a domain's RAM while libvirt's own migration waits.
+    #[serde(skip)]
     pub domain: Option<DomainMove>,
 }
 
-/// What belongs to the move of a domain whose RAM Linerate copies while libvirt's own migration waits. The client makes the tunnel and
-/// asks libvirt for that migration after this one has begun.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// What belongs to the move of a domain whose RAM Linerate copies while libvirt's own migration waits.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DomainMove {
     /// The socket here that libvirt's migration goes to: of a pair of a tunnel that waits.
     pub stream: PathBuf,
@@ -150,6 +151,7 @@ impl MigrateRequest {
             copy_disks: Vec::new(),
             shared_storage: Vec::new(),
             storage_share_percent: None,
+            libvirt: None,
             domain: None,
         }
     }

@@ -1,9 +1,7 @@
 //! Documents of `--json` that no agent sends. docs/json.md lists them with those of the API.
 
-use linerate_api::{ErrorBody, Mode};
+use linerate_api::ErrorBody;
 use serde::Serialize;
-
-use crate::commands::Job;
 
 /// Answer of `linerate agent --check`. A configuration with a fault is an error.
 #[derive(Serialize)]
@@ -50,38 +48,4 @@ pub struct ErrorLine<'a> {
     pub error: &'a ErrorBody,
     /// Exit code of the command.
     pub exit_code: u8,
-}
-
-/// A line of a libvirt domain's migration, beside those of its tunnel.
-#[derive(Serialize)]
-#[serde(tag = "event", rename_all = "snake_case")]
-pub enum DomainEvent<'a> {
-    /// How the domain's memory is moved. Always first.
-    Mode {
-        /// By Linerate or by libvirt.
-        mode: Mode,
-        /// Why RAM goes through QEMU's streams. Null if it is copied directly.
-        reason: Option<&'a str>,
-    },
-    /// Something that the operator should know.
-    Warning {
-        /// What is wrong, for the operator to read.
-        text: &'a str,
-    },
-    /// libvirt's own numbers, while it copies.
-    Progress {
-        /// By libvirt's names: bytes, milliseconds, pages per second.
-        job: &'a Job,
-    },
-    /// The domain is at the destination. Always last, if nothing failed.
-    Completed {
-        /// Name of the domain.
-        domain: &'a str,
-        /// The destination, as it was named.
-        to: &'a str,
-        /// Its state there in libvirt's words, such as `running`.
-        state: &'a str,
-        /// libvirt's last numbers, as in `progress`.
-        job: Option<&'a Job>,
-    },
 }

@@ -56,6 +56,7 @@ impl From<Exit> for ExitCode {
 /// Codes of the agent that are a no.
 const REFUSALS: &[&str] = &[
     "bad_request",
+    "refused",
     "version_mismatch",
     "not_authorised",
     "guest_unknown",
@@ -83,6 +84,7 @@ pub fn of_body(body: &ErrorBody) -> Exit {
         Some(GuestState::RunsAtSource) | None => match body.code.as_str() {
             "guest_gone" => Exit::GuestGone,
             "cancelled" => Exit::Cancelled,
+            "usage" => Exit::Usage,
             code if REFUSALS.contains(&code) => Exit::Refused,
             _ => Exit::Failed,
         },

@@ -58,11 +58,6 @@ impl Failure {
         self
     }
 
-    /// Whether an agent said it, with one of these codes.
-    pub fn has_code(&self, codes: &[&str]) -> bool {
-        self.body.as_ref().is_some_and(|body| codes.contains(&body.code.as_str()))
-    }
-
     /// What happened, in words.
     pub fn message(&self) -> &str {
         &self.message

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args, Parser, Subcommand};
 use clap_complete::Shell;
 use linerate_api::{
-    LinkConfirm, LinkRequest, MigrateRequest, MigrationId, ModeChoice, Transport, TunnelPair, TunnelRequest,
+    LibvirtRequest, LinkConfirm, LinkRequest, MigrateRequest, MigrationId, ModeChoice, Transport, TunnelPair,
+    TunnelRequest,
 };
 
 use crate::units;
@@ -189,11 +190,6 @@ impl MigrateFlags {
         given.iter().find(|(is, _)| *is).map(|(_, flag)| *flag)
     }
 
-    /// Whether any disk is to be copied.
-    pub fn copies_disks(&self) -> bool {
-        self.copy_storage.is_some() || !self.copy_disks.is_empty()
-    }
-
     /// What to ask of the agent.
     pub fn request(&self) -> MigrateRequest {
         MigrateRequest {
@@ -213,8 +209,20 @@ impl MigrateFlags {
             copy_disks: self.copy_disks.clone(),
             shared_storage: self.shared_storage.clone(),
             storage_share_percent: self.storage_share,
+            libvirt: None,
             domain: None,
         }
+    }
+
+    /// The same of a domain of libvirt.
+    pub fn domain_request(&self, domain: &Domain) -> MigrateRequest {
+        let libvirt = LibvirtRequest {
+            remote_socket: self.libvirt_socket.clone(),
+            above_backing_files: self.copy_storage.as_deref() == Some("inc"),
+            connections: self.connections,
+            ..LibvirtRequest::default()
+        };
+        MigrateRequest { guest: domain.name.clone(), libvirt: Some(libvirt), ..self.request() }
     }
 }
 

@@ -11,6 +11,7 @@ use std::time::Duration;
 use linerate_lab::LibvirtVersion;
 use linerate_lab::libvirt::IMAGES;
 use rustix::process::Signal;
+use serde_json::Value;
 use stage::Stage;
 
 #[test]
@@ -98,7 +99,7 @@ fn debian_12s_own_libvirt_moves_a_domain() {
 
 #[test]
 fn what_goes_wrong_on_the_way_leaves_the_domain_at_the_source() {
-    let stage = Stage::new(LibvirtVersion::Eleven);
+    let mut stage = Stage::new(LibvirtVersion::Eleven);
     // Ctrl-C.
     let moving = stage.start(0, &["--bandwidth", "40M"]);
     moving.moves(&stage, 0);
@@ -129,17 +130,68 @@ fn what_goes_wrong_on_the_way_leaves_the_domain_at_the_source() {
     );
     stage.is_whole_at(0);
 
-    // The command is killed: the tunnel goes with it, and libvirt gives up.
-    let moving = stage.start(0, &["--bandwidth", "40M"]);
+    // Its agent is killed: the tunnel goes with it, and libvirt gives up. The next life of the agent says so.
+    let moving = stage.start(0, &["--bandwidth", "40M", "--link-timeout", "5s"]);
     moving.moves(&stage, 0);
-    moving.signal(Signal::KILL);
-    drop(moving.end());
+    stage.agents[0].kill().unwrap();
+    let ended = moving.end();
+    assert_eq!(ended.code, Some(1), "{ended:#?}");
+    let said = ended.last()["error"]["message"].as_str().unwrap();
+    assert!(said.contains("the domain is running here"), "{ended:#?}");
+    stage.agents[0].restart().unwrap();
+    let listed = stage.wait_listed(0, "failed");
+    let (_, shown) = stage.asks_agent(0, &["migration", "show", listed["id"].as_str().unwrap()]);
+    assert_eq!((&listed["guest"], &listed["note"]), (&"g".into(), &Value::Null), "{listed:#}");
+    assert_eq!(shown["error"]["guest_state"], "runs_at_source", "{shown:#}");
+    assert_eq!(stage.state(1), None, "it is in two places");
     stage.is_whole_at(0);
     stage.nothing_is_left();
 
     // After all of that it moves.
     let ended = stage.start(0, &[]).end();
     assert_eq!(ended.code, Some(0), "{ended:#?}");
+}
+
+/// A migration is the agent's: it is listed, and goes on whatever becomes of the command, until it is cancelled.
+#[test]
+fn a_migration_is_listed_and_outlives_its_command() {
+    let mut stage = Stage::new(LibvirtVersion::Eleven);
+    // Detached, and cancelled from another shell.
+    let begun = stage.start(0, &["--bandwidth", "40M", "--detach"]);
+    let told = begun.end();
+    assert_eq!(told.code, Some(0), "{told:#?}");
+    let id = told.last()["id"].as_str().unwrap().to_owned();
+    stage.job_moves(0);
+    let listed = stage.listed(0);
+    assert_eq!((&listed["id"], &listed["guest"]), (&id.as_str().into(), &"g".into()), "{listed:#}");
+    assert_eq!((&listed["state"], &listed["direction"]), (&"running".into(), &"outgoing".into()));
+    // libvirt moves it already: nothing is begun a second time, and the first is left alone.
+    let second = stage.start(0, &[]).end();
+    assert_eq!(second.code, Some(4), "{second:#?}");
+    assert_eq!(second.last()["error"]["code"], "guest_busy", "{second:#?}");
+    let (code, said) = stage.asks_agent(0, &["migration", "cancel", &id]);
+    assert_eq!(code, Some(0), "{said:#}");
+    assert_eq!(stage.wait_listed(0, "cancelled")["id"], id.as_str());
+    stage.is_whole_at(0);
+    stage.nothing_is_left();
+
+    // The command is killed; another one watches from the first event to the last.
+    let moving = stage.start(0, &[]);
+    moving.moves(&stage, 0);
+    moving.signal(Signal::KILL);
+    drop(moving.end());
+    let id = stage.listed(0)["id"].as_str().unwrap().to_owned();
+    let watched = stage.attach(0, &id).end();
+    assert_eq!(watched.code, Some(0), "{watched:#?}");
+    assert_eq!(watched.lines.first().unwrap()["event"], "mode", "{watched:#?}");
+    assert_eq!(
+        (&watched.last()["event"], &watched.last()["state"]),
+        (&"completed".into(), &"running".into())
+    );
+    assert_eq!(stage.wait_listed(0, "completed")["id"], id.as_str());
+    stage.arrived(1);
+    stage.is_whole_at(1);
+    stage.nothing_is_left();
 }
 
 #[test]

@@ -212,6 +212,7 @@ fn whatever_ends_leaves_it_at_the_source(version: LibvirtVersion) {
         assert_eq!(stage.sockets(host), [""; 0], "left behind at host {host} by its agent or QEMU");
         if host == 0 {
             wait_withdrawn(&stage, before);
+            assert_eq!(stage.wait_listed(0, "failed")["guest"], "g");
         }
         gone_there(&stage);
         stayed(&stage);
@@ -236,10 +237,18 @@ fn whoever_else_ends_leaves_it_at_the_source(stage: &mut Stage) {
     assert_eq!(ended.code, Some(5), "suspended: {ended:#?}");
     stayed(stage);
 
+    // The command is killed: it goes on, until it is cancelled from another shell.
     let moving = stage.start_bare(0, &SLOW);
     copies(&moving);
     moving.signal(Signal::KILL);
     drop(moving.end());
+    let listed = stage.listed(0);
+    assert_eq!((&listed["guest"], &listed["state"]), (&"g".into(), &"running".into()), "{listed:#}");
+    assert_eq!(stage.listed(1)["id"], listed["id"], "the copy has the same name at the other host");
+    let id = listed["id"].as_str().unwrap();
+    let (code, said) = stage.asks_agent(0, &["migration", "cancel", id]);
+    assert_eq!(code, Some(0), "{said:#}");
+    assert!(!ignores_shared(stage, 0), "it is said to be over");
     stayed(stage);
 
     let moving = stage.start_bare(0, &IMPATIENT);

@@ -93,7 +93,7 @@ mod tests {
         assert_eq!((*both.0.lock(), *both.1.read()), (10, 20));
         assert_eq!(*both.2.wait_timeout(both.0.lock(), moment), 10);
         assert_eq!(*both.2.wait_while(both.0.lock(), |number| *number != 10), 10);
-        let (_, still) = both.2.wait_timeout_while(both.0.lock(), moment, |number| *number == 10);
+        let (_guard, still) = both.2.wait_timeout_while(both.0.lock(), moment, |number| *number == 10);
         assert!(still);
     }
 }

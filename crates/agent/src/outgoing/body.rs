@@ -253,7 +253,7 @@ impl Body {
             Role::Handover { over, .. } => {
                 *over = self.shared.domain.as_ref().is_some_and(Leaving::is_put_back)
             }
-            Role::Destination { .. } => {}
+            Role::Destination { .. } | Role::Libvirt { .. } => {}
         }
         record.changed_unix_ms = crate::clock::unix_ms();
         let (journal, session) = (&self.agent.journal, self.shared.session);

@@ -351,7 +351,7 @@ impl Unfinished {
         match &lock(&self.record).role {
             Role::Source { token: ours, .. } => parse_token(ours) == *token,
             Role::Destination { waiting, .. } => parse_token(&waiting.token) == *token,
-            Role::Handover { .. } => false,
+            Role::Handover { .. } | Role::Libvirt { .. } => false,
         }
     }
 

@@ -29,7 +29,7 @@ impl Identity {
     }
 }
 
-fn random<const N: usize>() -> Result<[u8; N], Fault> {
+pub fn random<const N: usize>() -> Result<[u8; N], Fault> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes).map_err(|error| {
         Fault::new(Code::Internal, Step::Authorise, Side::Source, format!("no random numbers: {error}"))

@@ -1,18 +1,18 @@
 //! `linerate migrate`
 
+use std::path::Path;
 use std::time::Duration;
 
-use linerate_api::{DoctorRequest, MigrationId, MigrationStarted, Probes};
+use linerate_api::{DoctorRequest, MigrateRequest, MigrationId, MigrationStarted, Probes};
 use linerate_fabric::checks::run_all;
 use linerate_fabric::model::Room;
 
-use super::libvirt;
 use crate::context::Context;
 use crate::display::view::View;
 use crate::display::{Start, watch};
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::flags::MigrateFlags;
+use crate::flags::{Domain, MigrateFlags};
 use crate::render::doctor;
 
 /// Longer than this the look before a migration holds nothing up.
@@ -25,12 +25,12 @@ pub async fn run(flags: &MigrateFlags, context: &Context) -> Result<Exit, Failur
         let text = format!("{flag} is only for domains of libvirt");
         return Err(Failure::new(Exit::Usage, text, "leave it out, or name a domain: qemu:///system/NAME"));
     }
-    let request = flags.request();
+    let request = match &domain {
+        Some(domain) => of_domain(domain, flags)?,
+        None => flags.request(),
+    };
     if !(context.json || flags.quiet || flags.no_check) {
         look_first(&request.to, context).await;
-    }
-    if let Some(domain) = domain {
-        return libvirt::run(&domain, flags, context).await;
     }
     let id = context.client.migrate(&request).await?;
     name(&id, flags.detach, context)?;
@@ -39,6 +39,31 @@ pub async fn run(flags: &MigrateFlags, context: &Context) -> Result<Exit, Failur
     }
     let view = View::new(&request.guest, &request.to, Some(request.blackout_budget_ms()));
     watch(context, Start { id, view, quiet: flags.quiet, cancel: false }).await
+}
+
+fn of_domain(domain: &Domain, flags: &MigrateFlags) -> Result<MigrateRequest, Failure> {
+    let mut request = flags.domain_request(domain);
+    if let Some(libvirt) = &mut request.libvirt {
+        libvirt.xml = flags.xml.as_deref().map(|path| read("--xml", path)).transpose()?;
+        let persistent = flags.persistent_xml.as_deref();
+        libvirt.persistent_xml = persistent.map(|path| read("--persistent-xml", path)).transpose()?;
+    }
+    Ok(request)
+}
+
+/// A file with a domain's XML.
+fn read(option: &str, path: &Path) -> Result<String, Failure> {
+    let failed = |why: String| {
+        let text = format!("{} ({option}) cannot be read: {why}", path.display());
+        Err(Failure::new(Exit::Usage, text, "name a file with a domain's XML"))
+    };
+    match std::fs::metadata(path) {
+        Ok(metadata) if metadata.is_file() => {
+            std::fs::read_to_string(path).or_else(|error| failed(error.to_string()))
+        }
+        Ok(_) => failed("it is not a file".into()),
+        Err(error) => failed(error.to_string()),
+    }
 }
 
 /// What the short form of the doctor finds between the two hosts, on standard error. It refuses nothing: what cannot work is
@@ -71,5 +96,20 @@ fn name(id: &MigrationId, detach: bool, context: &Context) -> Result<(), Failure
         (true, _) => context.print_json_line(&MigrationStarted { id: id.clone() }),
         (false, true) => context.print(&format!("{id}\nwatch it with `linerate migration attach {id}`\n")),
         (false, false) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_file_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        for path in [folder.path(), &folder.path().join("missing")] {
+            let refused = read("--persistent-xml", path).unwrap_err();
+            assert_eq!(refused.exit, Exit::Usage);
+            assert!(refused.message().contains("--persistent-xml"), "{}", refused.message());
+        }
     }
 }

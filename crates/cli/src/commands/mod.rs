@@ -5,7 +5,6 @@ mod bench;
 mod completions;
 mod doctor;
 mod fix;
-mod libvirt;
 mod link;
 mod man;
 mod migrate;
@@ -16,8 +15,6 @@ mod resolve;
 mod status;
 mod tunnel;
 mod vm;
-
-pub use libvirt::Job;
 
 use crate::context::Context;
 use crate::exit::Exit;

@@ -2,15 +2,17 @@
 
 pub mod bench;
 mod canvas;
+mod domain;
 mod live;
 mod plain;
 pub mod view;
 mod watch;
 
-use linerate_api::Event;
+use linerate_api::{DomainEvent, Event, EventKind, Mode};
 
 use crate::context::Context;
 use crate::failure::Failure;
+use domain::Line;
 use live::Live;
 use plain::Plain;
 use view::View;
@@ -23,6 +25,8 @@ enum Display {
     Live(Box<Live>),
     /// Lines on standard error.
     Plain(Box<Plain>),
+    /// libvirt's own migration of a domain: one line on standard error.
+    Domain(Line),
     /// Each event as a line of JSON on standard output.
     Json,
     Quiet,
@@ -39,13 +43,37 @@ impl Display {
     }
 
     fn event(&mut self, event: &Event, context: &Context) -> Result<(), Failure> {
+        if let Display::Json = self {
+            return context.print_json_line(event);
+        }
+        match &event.kind {
+            EventKind::Domain(event) => self.domain(event, context),
+            EventKind::Tunnel(event) => {
+                domain::tunnel_text(event).into_iter().for_each(|text| self.say(&text, context));
+            }
+            _ => self.migration(event, context),
+        }
+        Ok(())
+    }
+
+    fn domain(&mut self, event: &DomainEvent, context: &Context) {
+        let is_shown = matches!(self, Display::Live(_) | Display::Plain(_));
+        if matches!(event, DomainEvent::Mode { mode: Mode::Stream, .. }) && is_shown {
+            // libvirt has other figures, and no steps.
+            std::mem::replace(self, Display::Domain(Line::default())).close(true, context);
+        }
+        domain::text(event).into_iter().for_each(|text| self.say(&text, context));
+        if let (Display::Domain(line), DomainEvent::Progress { job }) = (self, event) {
+            line.job(job, context);
+        }
+    }
+
+    fn migration(&mut self, event: &Event, context: &Context) {
         match self {
             Display::Live(live) => live.event(event),
             Display::Plain(plain) => plain.event(event).iter().for_each(|line| context.say(line)),
-            Display::Json => context.print_json_line(event)?,
-            Display::Quiet => {}
+            Display::Domain(_) | Display::Json | Display::Quiet => {}
         }
-        Ok(())
     }
 
     fn tick(&mut self) {
@@ -58,7 +86,9 @@ impl Display {
     fn cancelling(&mut self, context: &Context) {
         match self {
             Display::Live(live) => live.cancelling(),
-            Display::Plain(_) => context.say("cancelling; Ctrl-C again stops watching"),
+            Display::Plain(_) | Display::Domain(_) => {
+                self.say("cancelling; Ctrl-C again stops watching", context);
+            }
             Display::Json | Display::Quiet => {}
         }
     }
@@ -67,15 +97,18 @@ impl Display {
     fn say(&mut self, text: &str, context: &Context) {
         match self {
             Display::Live(live) => live.say(text),
+            Display::Domain(line) => line.say(text, context),
             Display::Plain(_) => context.say(text),
             Display::Json | Display::Quiet => {}
         }
     }
 
     /// Ends the display. What was redrawn in place goes away if a report takes its place, and stays otherwise.
-    fn close(self, report_follows: bool) {
-        if let Display::Live(live) = self {
-            live.close(report_follows);
+    fn close(self, report_follows: bool, context: &Context) {
+        match self {
+            Display::Live(live) => live.close(report_follows),
+            Display::Domain(mut line) => line.clear(context),
+            Display::Plain(_) | Display::Json | Display::Quiet => {}
         }
     }
 }

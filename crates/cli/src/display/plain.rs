@@ -49,7 +49,7 @@ impl Plain {
                     .to_owned(),
             ),
             EventKind::Finished { outcome, .. } => Some(ending(*outcome).to_owned()),
-            EventKind::Unknown => None,
+            EventKind::Domain(_) | EventKind::Tunnel(_) | EventKind::Unknown => None,
         }
     }
 

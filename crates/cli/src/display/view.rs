@@ -79,7 +79,7 @@ impl View {
             }
             EventKind::Warning { text } => self.note(event.at_us, false, text),
             EventKind::Finished { outcome, .. } => self.finish(*outcome),
-            EventKind::Unknown => {}
+            EventKind::Domain(_) | EventKind::Tunnel(_) | EventKind::Unknown => {}
         }
     }
 

@@ -2,15 +2,17 @@
 
 use std::time::Duration;
 
+use linerate_agent::libvirt::left_alone;
 use linerate_api::{
-    Client, ClientError, ErrorBody, Event, EventKind, EventStream, MigrationId, MigrationOutcome,
-    MigrationSummary, Report,
+    Client, ClientError, DomainEvent, ErrorBody, Event, EventKind, EventStream, MigrationId,
+    MigrationOutcome, MigrationState, MigrationSummary, Mode, Report,
 };
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio::time::{Interval, interval};
 
 use super::Display;
+use super::domain::Arrived;
 use super::view::View;
 use crate::context::Context;
 use crate::exit::{self, Exit};
@@ -36,6 +38,14 @@ struct End {
     report: Option<Box<Report>>,
 }
 
+/// A domain of libvirt.
+struct Domain {
+    uuid: String,
+    direct: bool,
+    /// Shown at the very end.
+    arrived: Option<(Event, Arrived)>,
+}
+
 /// What may happen next.
 enum Next {
     Event(Result<Option<Event>, ClientError>),
@@ -49,6 +59,8 @@ struct Watch<'a> {
     context: &'a Context,
     id: MigrationId,
     display: Display,
+    /// If it is one of libvirt.
+    domain: Option<Domain>,
     events: EventStream,
     interrupts: Signal,
     ticks: Interval,
@@ -61,15 +73,20 @@ pub async fn watch(context: &Context, start: Start) -> Result<Exit, Failure> {
     let quiet = start.quiet;
     let mut watch = Watch::new(context, start).await?;
     match watch.run().await {
-        Ok(Some(end)) => finish(context, watch.display, quiet, end),
+        Ok(Some(end)) => match watch.domain {
+            Some(domain) => finish_domain(context, watch.display, domain, quiet, end),
+            None => finish(context, watch.display, quiet, end),
+        },
         Ok(None) => {
-            watch.display.close(false);
+            watch.display.close(false, context);
             let hint = format!("attach again with `linerate migration attach {}`", watch.id);
             Err(Failure::new(Exit::NotWatched, "no longer watching; the agent goes on by itself", hint))
         }
         Err(failure) => {
-            watch.display.close(false);
-            Err(failure)
+            let lost = matches!(failure.exit, Exit::NotWatched | Exit::Unreachable);
+            let alone = if lost { watch.left_alone(failure.message()).await } else { None };
+            watch.display.close(false, context);
+            Err(alone.unwrap_or(failure))
         }
     }
 }
@@ -89,6 +106,7 @@ impl<'a> Watch<'a> {
             context,
             id: start.id,
             display: Display::new(context, start.view, start.quiet),
+            domain: None,
             events,
             interrupts,
             ticks: interval(REDRAW),
@@ -106,6 +124,9 @@ impl<'a> Watch<'a> {
         loop {
             match self.next().await {
                 Next::Event(Ok(Some(event))) => {
+                    if self.is_held(&event) {
+                        continue;
+                    }
                     self.display.event(&event, self.context).map_err(Failure::while_watching)?;
                     if let EventKind::Finished { outcome, error, report } = event.kind {
                         return Ok(Some(End { outcome, error, report }));
@@ -134,6 +155,36 @@ impl<'a> Watch<'a> {
         }
     }
 
+    /// Looks for what is to be known of a domain. That it arrived is shown after the last event.
+    fn is_held(&mut self, event: &Event) -> bool {
+        match (&event.kind, &mut self.domain) {
+            (EventKind::Domain(DomainEvent::Mode { mode, uuid, .. }), domain) => {
+                let direct = *mode == Mode::Direct;
+                *domain = Some(Domain { uuid: uuid.clone(), direct, arrived: None });
+                false
+            }
+            (EventKind::Domain(DomainEvent::Completed { domain: name, to, state, job }), Some(domain)) => {
+                let (name, to, state) = (name.clone(), to.clone(), state.clone());
+                let arrived = Arrived { domain: name, to, state, job: job.clone() };
+                domain.arrived = Some((event.clone(), arrived));
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Without the agent nobody else asks libvirt what became of the domain. None if it is no domain, or if the agent is there.
+    async fn left_alone(&mut self, lost: &str) -> Option<Failure> {
+        let Domain { uuid, direct, .. } = self.domain.as_ref()?;
+        let goes_on = |state| matches!(state, MigrationState::Running | MigrationState::Cancelling);
+        if self.context.client.migration(&self.id).await.is_ok_and(|found| goes_on(found.summary.state)) {
+            return None;
+        }
+        let (display, context) = (&mut self.display, self.context);
+        let body = left_alone(uuid, *direct, lost, |text| display.say(text, context)).await;
+        Some(Failure::of_body(exit::of_body(&body), &body))
+    }
+
     fn begin_cancel(&mut self) {
         self.cancelled = true;
         self.display.cancelling(self.context);
@@ -154,7 +205,7 @@ async fn answer(
 
 fn finish(context: &Context, display: Display, quiet: bool, end: End) -> Result<Exit, Failure> {
     let exit = exit::of_outcome(end.outcome, end.error.as_deref());
-    display.close(exit == Exit::Ok && end.report.is_some());
+    display.close(exit == Exit::Ok && end.report.is_some(), context);
     if context.json {
         return Ok(exit);
     }
@@ -162,6 +213,30 @@ fn finish(context: &Context, display: Display, quiet: bool, end: End) -> Result<
         context.print(&report(figures, context.out.width, context.out.paint))?;
     }
     if exit == Exit::Ok { Ok(exit) } else { Err(Failure::of_outcome(end.outcome, end.error.as_deref())) }
+}
+
+/// The same for a domain: its state at the destination is said last, and an error always.
+fn finish_domain(
+    context: &Context,
+    display: Display,
+    domain: Domain,
+    quiet: bool,
+    end: End,
+) -> Result<Exit, Failure> {
+    let Some((event, arrived)) = domain.arrived else {
+        display.close(false, context);
+        return Err(Failure::of_outcome(end.outcome, end.error.as_deref()));
+    };
+    display.close(end.report.is_some(), context);
+    if context.json {
+        context.print_json_line(&event)?;
+    } else if !quiet {
+        if let Some(figures) = &end.report {
+            context.print(&report(figures, context.out.width, context.out.paint))?;
+        }
+        arrived.print(context)?;
+    }
+    Ok(if end.outcome == MigrationOutcome::Completed { Exit::Ok } else { Exit::MovedWithFault })
 }
 
 fn attach_hint(id: &MigrationId) -> String {

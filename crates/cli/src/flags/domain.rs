@@ -1,11 +1,9 @@
 //! Names of libvirt's domains.
 
-/// A domain and the libvirt that has it.
+/// A domain of this host's system libvirt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Domain {
-    /// libvirt's name for the connection, such as `qemu:///system`.
-    pub uri: String,
-    /// The domain's name or UUID.
+    /// The domain's name, ID or UUID.
     pub name: String,
 }
 
@@ -17,8 +15,7 @@ impl Domain {
     pub fn parse(guest: &str) -> Option<Domain> {
         let name = guest.strip_prefix(Domain::SYSTEM)?;
         let is_name = !name.is_empty() && !name.contains('/');
-        is_name
-            .then(|| Domain { uri: Domain::SYSTEM.trim_end_matches('/').to_owned(), name: name.to_owned() })
+        is_name.then(|| Domain { name: name.to_owned() })
     }
 }
 
@@ -29,7 +26,7 @@ mod tests {
     #[test]
     fn a_domain_is_a_guest_that_names_its_libvirt() {
         let domain = Domain::parse("qemu:///system/web").unwrap();
-        assert_eq!((domain.uri.as_str(), domain.name.as_str()), ("qemu:///system", "web"));
+        assert_eq!(domain.name, "web");
         for other in ["web", "qemu:///system/", "qemu:///system", "qemu:///system/a/b", "xen:///system/web"] {
             assert_eq!(Domain::parse(other), None, "{other}");
         }

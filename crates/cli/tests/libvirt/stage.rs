@@ -135,6 +135,34 @@ impl Stage {
         command
     }
 
+    /// What `linerate migration …` or another command answers at a host.
+    pub fn asks_agent(&self, host: usize, words: &[&str]) -> (Option<i32>, Value) {
+        let output = self.agents[host].client().args(words).arg("--json").output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        // One document, or lines of which the last counts.
+        let last = || text.lines().last().and_then(|line| serde_json::from_str(line).ok());
+        (output.status.code(), serde_json::from_str(&text).ok().or_else(last).unwrap_or(Value::Null))
+    }
+
+    /// The domain's newest migration in the list of a host.
+    pub fn listed(&self, host: usize) -> Value {
+        let (_, list) = self.asks_agent(host, &["migration", "list"]);
+        list.as_array().and_then(|list| list.first()).cloned().unwrap_or(Value::Null)
+    }
+
+    /// Waits until the newest migration of that host is in this state. Gives its line.
+    pub fn wait_listed(&self, host: usize, state: &str) -> Value {
+        let deadline = Instant::now() + LONG;
+        loop {
+            let listed = self.listed(host);
+            if listed["state"] == state {
+                return listed;
+            }
+            assert!(Instant::now() < deadline, "not {state}: {listed:#}");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
     /// Begins a move with its disk.
     pub fn start(&self, from: usize, more: &[&str]) -> Moving {
         self.start_bare(from, &[&["--copy-storage", "all"], more].concat())
@@ -147,6 +175,29 @@ impl Stage {
 
     pub fn state(&self, host: usize) -> Option<String> {
         self.libvirts[host].virsh(&["domstate", "g"]).ok().map(|text| text.trim().to_owned())
+    }
+
+    /// Waits until libvirt's job has begun to move something.
+    pub fn job_moves(&self, from: usize) {
+        let deadline = Instant::now() + LONG;
+        loop {
+            let job = self.libvirts[from].virsh(&["domjobinfo", "g", "--rawstats"]).unwrap_or_default();
+            let moved = job
+                .lines()
+                .any(|line| line.strip_prefix("data_processed: ").is_some_and(|bytes| bytes.trim() != "0"));
+            if moved {
+                return;
+            }
+            assert!(Instant::now() < deadline, "nothing moves; {job}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Watches a migration that has begun.
+    pub fn attach(&self, host: usize, id: &str) -> Moving {
+        let mut command = self.agents[host].client();
+        command.args(["migration", "attach", id, "--json"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Moving::new(command.spawn().unwrap())
     }
 
     /// It runs there and nowhere else, and goes on with whole memory and disk.
@@ -236,18 +287,7 @@ impl Moving {
 
     /// Waits until libvirt's job has begun to move something.
     pub fn moves(&self, stage: &Stage, from: usize) {
-        let deadline = Instant::now() + LONG;
-        loop {
-            let job = stage.libvirts[from].virsh(&["domjobinfo", "g", "--rawstats"]).unwrap_or_default();
-            let moved = job
-                .lines()
-                .any(|line| line.strip_prefix("data_processed: ").is_some_and(|bytes| bytes.trim() != "0"));
-            if moved {
-                return;
-            }
-            assert!(Instant::now() < deadline, "nothing moves; {job}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        stage.job_moves(from);
     }
 
     pub fn signal(&self, signal: Signal) {

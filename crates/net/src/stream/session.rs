@@ -236,7 +236,8 @@ impl StreamSession {
 
     /// Waits until no stream's thread runs any more. False if the time was too short.
     pub fn wait_ended(&self, wait: Duration) -> bool {
-        let (_, still_serving) = self.ended.wait_timeout_while(self.lock(), wait, |state| state.serving > 0);
+        let (_state, still_serving) =
+            self.ended.wait_timeout_while(self.lock(), wait, |state| state.serving > 0);
         !still_serving
     }
 

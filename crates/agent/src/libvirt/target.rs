@@ -1,16 +1,12 @@
 //! Which domain is meant: looked up once, and known by its UUID from then on.
 
-use linerate_api::ErrorBody;
+use linerate_api::{ErrorBody, Job, code};
 
 use super::virsh::Virsh;
-use crate::exit::Exit;
-use crate::failure::Failure;
-use crate::flags::Domain;
 
 /// A domain that this host's libvirt knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    pub uri: String,
     pub name: String,
     /// By which libvirt is asked: a name or an ID may become another domain's.
     pub uuid: String,
@@ -19,26 +15,30 @@ pub struct Target {
 }
 
 impl Target {
-    /// Finds it. Refuses what libvirt cannot move, or moves already.
-    pub async fn find(asked: &Domain, here: &Virsh) -> Result<Target, Failure> {
+    /// UUID and name of the domain that is `asked` for by one of them, or by its ID.
+    pub async fn look_up(asked: &str, here: &Virsh) -> Result<(String, String), ErrorBody> {
         let known = domains(&here.run(&["list", "--all", "--uuid", "--name"]).await?);
-        let by_id = match asked.name.parse::<u32>() {
+        let by_id = match asked.parse::<u32>() {
             // Who has this ID. A name is looked for only where nobody has it.
-            Ok(_) => here.run(&["domuuid", &asked.name]).await.ok(),
+            Ok(_) => here.run(&["domuuid", asked]).await.ok(),
             Err(_) => None,
         };
-        let (uuid, name) = choose(&asked.name, &known, by_id.as_deref())?;
+        choose(asked, &known, by_id.as_deref())
+    }
+
+    /// Refuses what libvirt cannot move, or moves already.
+    pub async fn check((uuid, name): (String, String), here: &Virsh) -> Result<Target, ErrorBody> {
         let state = here.state(&uuid).await?;
         if !matches!(state.as_str(), "running" | "paused") {
             let text = format!(
                 "the domain {name} is {state}; libvirt moves domains that run, and those that are paused"
             );
-            return Err(Failure::new(Exit::Refused, text, "start or resume it first"));
+            return Err(ErrorBody::new(code::REFUSED, text).with_hint("start or resume it first"));
         }
         if let Some(job) = here.job(&uuid, false).await {
-            return Err(busy(&name, job.get("operation").copied()));
+            return Err(busy(&name, &job));
         }
-        Ok(Target { uri: asked.uri.clone(), name, uuid, paused: state == "paused" })
+        Ok(Target { name, uuid, paused: state == "paused" })
     }
 
     /// How it shall be in the end.
@@ -54,7 +54,11 @@ fn domains(text: &str) -> Vec<(String, String)> {
 }
 
 /// The one domain that has this name, UUID or ID.
-fn choose(asked: &str, known: &[(String, String)], by_id: Option<&str>) -> Result<(String, String), Failure> {
+fn choose(
+    asked: &str,
+    known: &[(String, String)],
+    by_id: Option<&str>,
+) -> Result<(String, String), ErrorBody> {
     let plain = |uuid: &str| uuid.replace('-', "").to_lowercase();
     let is = |(uuid, name): &&(String, String)| {
         name == asked || plain(uuid) == plain(asked) || by_id.is_some_and(|found| found == uuid)
@@ -62,24 +66,22 @@ fn choose(asked: &str, known: &[(String, String)], by_id: Option<&str>) -> Resul
     let mut found = known.iter().filter(is);
     match (found.next(), found.next()) {
         (Some(one), None) => Ok(one.clone()),
-        (Some((first, _)), Some((second, _))) => Err(Failure::new(
-            Exit::Refused,
-            format!(
+        (Some((first, _)), Some((second, _))) => {
+            let text = format!(
                 "{asked} is more than one domain: {first} and {second}, one by its name and one by its ID or UUID"
-            ),
-            "name it by its UUID",
-        )),
-        _ => Err(Failure::new(
-            Exit::Refused,
-            format!("this host's libvirt knows no domain {asked}"),
-            "`virsh list --all` says which there are",
-        )),
+            );
+            Err(ErrorBody::new(code::REFUSED, text).with_hint("name it by its UUID"))
+        }
+        _ => {
+            let text = format!("this host's libvirt knows no domain {asked}");
+            Err(ErrorBody::new(code::REFUSED, text).with_hint("`virsh list --all` says which there are"))
+        }
     }
 }
 
-/// libvirt's numbers of what it may be doing.
-fn busy(name: &str, operation: Option<u64>) -> Failure {
-    let what = match operation {
+/// By libvirt's numbers of what it may be doing.
+fn busy(name: &str, job: &Job) -> ErrorBody {
+    let what = match job.get("operation") {
         Some(4) => "comes here by a migration",
         Some(5) => "is already moved by a migration",
         Some(6 | 7) => "is being saved",
@@ -87,11 +89,11 @@ fn busy(name: &str, operation: Option<u64>) -> Failure {
     };
     let text = format!("the domain {name} {what}; nothing was done, and nothing of it was touched");
     let hint = "wait for its end (`virsh domjobinfo` shows it), or end it with `virsh domjobabort`";
-    Failure::of_body(Exit::Refused, &ErrorBody::new("guest_busy", text).with_hint(hint))
+    ErrorBody::new("guest_busy", text).with_hint(hint)
 }
 
 /// Refuses where old memory waits for the next start at the destination: it would run on disks that went on without it.
-pub async fn check_there(target: &Target, there: &Virsh) -> Result<(), Failure> {
+pub async fn check_there(target: &Target, there: &Virsh) -> Result<(), ErrorBody> {
     for known_as in [&target.uuid, &target.name] {
         // It is not known there, most likely.
         let Ok(text) = there.run(&["dominfo", known_as]).await else { continue };
@@ -102,7 +104,7 @@ pub async fn check_there(target: &Target, there: &Virsh) -> Result<(), Failure> 
             );
             let hint =
                 format!("`virsh managedsave-remove {known_as}` at the destination, if it is of no more use");
-            return Err(Failure::new(Exit::Refused, text, hint));
+            return Err(ErrorBody::new(code::REFUSED, text).with_hint(hint));
         }
     }
     Ok(())
@@ -127,7 +129,7 @@ mod tests {
         let found = |asked: &str, by_id: Option<u32>| {
             choose(asked, &known, by_id.map(uuid).as_deref())
                 .map(|(uuid, _)| uuid)
-                .map_err(|error| error.message().to_owned())
+                .map_err(|error| error.message)
         };
         assert_eq!(found("web", None), Ok(uuid(1)));
         assert_eq!(found("0F0E8C9A000040008000000000000001", None), Ok(uuid(1)));

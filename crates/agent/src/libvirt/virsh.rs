@@ -1,17 +1,16 @@
 //! libvirt's own client as a helper process: a host without libvirt runs the same binary, and errors are libvirt's words.
 
-use std::collections::BTreeMap;
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
+use linerate_api::{ErrorBody, Job, code};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
-use crate::exit::Exit;
-use crate::failure::Failure;
-
-/// Numbers of a job by libvirt's names for them: bytes, milliseconds, pages per second.
-pub type Job = BTreeMap<String, u64>;
+/// This host's libvirt.
+pub const HERE: &str = "qemu:///system";
+/// libvirt's number of a job that moves a domain to another host.
+const OUTGOING: u64 = 5;
 
 /// A daemon that answers nothing for so long hangs; the longest answers come while it migrates, within seconds.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
@@ -42,32 +41,32 @@ impl Virsh {
     }
 
     /// What a command printed; if it failed, what libvirt said.
-    pub async fn run(&self, arguments: &[&str]) -> Result<String, Failure> {
+    pub async fn run(&self, arguments: &[&str]) -> Result<String, ErrorBody> {
         let asked = timeout(ANSWER_LIMIT, self.command(arguments).output()).await;
         let Output { status, stdout, stderr } =
             asked.map_err(|_| silent(&self.uri))?.map_err(|error| absent(&error))?;
         if status.success() {
             return Ok(String::from_utf8_lossy(&stdout).trim().to_owned());
         }
-        Err(Failure::new(Exit::Refused, format!("libvirt says: {}", words(&stderr)), ""))
+        Err(ErrorBody::new(code::REFUSED, format!("libvirt says: {}", words(&stderr))))
     }
 
     /// Starts a command that takes long; its errors can be read from the child.
-    pub fn start(&self, arguments: &[String]) -> Result<Child, Failure> {
+    pub fn start(&self, arguments: &[String]) -> Result<Child, ErrorBody> {
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let mut command = self.command(&arguments);
-        // Ctrl-C on the terminal is for this command, which asks libvirt for the job's end.
+        // A signal to the agent's process group is not for it: the agent asks libvirt for the job's end.
         command.process_group(0).stdout(Stdio::null()).stderr(Stdio::piped());
         command.spawn().map_err(|error| absent(&error))
     }
 
     /// State of a domain, such as `running`.
-    pub async fn state(&self, domain: &str) -> Result<String, Failure> {
+    pub async fn state(&self, domain: &str) -> Result<String, ErrorBody> {
         self.run(&["domstate", domain]).await
     }
 
     /// State of a domain; none if libvirt answers and does not know it. An error tells that libvirt does not answer.
-    async fn look_up(&self, uuid: &str) -> Result<Option<String>, Failure> {
+    pub async fn look_up(&self, uuid: &str) -> Result<Option<String>, ErrorBody> {
         let refused = match self.state(uuid).await {
             Ok(state) => return Ok(Some(state)),
             Err(refused) => refused,
@@ -77,7 +76,7 @@ impl Virsh {
     }
 
     /// The same, of a libvirt that may be on its way back: `say` is told when it is waited for.
-    pub async fn find(&self, uuid: &str, mut say: impl FnMut(&str)) -> Result<Option<String>, Failure> {
+    pub async fn find(&self, uuid: &str, mut say: impl FnMut(&str)) -> Result<Option<String>, ErrorBody> {
         let until = Instant::now() + PATIENCE;
         let mut told = false;
         loop {
@@ -88,7 +87,7 @@ impl Virsh {
                         say(&format!(
                             "libvirt at {} does not answer ({}); it is asked again for up to {} s",
                             self.uri,
-                            dead.message(),
+                            dead.message,
                             PATIENCE.as_secs()
                         ));
                     }
@@ -100,12 +99,21 @@ impl Virsh {
     }
 
     /// Whether the domain is defined on its host, and not only running there.
-    pub async fn is_persistent(&self, domain: &str) -> Result<bool, Failure> {
+    pub async fn is_persistent(&self, domain: &str) -> Result<bool, ErrorBody> {
         let text = self.run(&["dominfo", domain]).await?;
         Ok(text
             .lines()
             .filter_map(|line| line.split_once(':'))
             .any(|(key, value)| key.trim() == "Persistent" && value.trim() == "yes"))
+    }
+
+    /// The same once libvirt has no migration of the domain, for as long as one may take to be given up.
+    pub async fn find_at_rest(&self, uuid: &str, say: impl FnMut(&str)) -> Result<Option<String>, ErrorBody> {
+        let until = Instant::now() + PATIENCE;
+        while self.job(uuid, false).await.is_some_and(|job| moves_away(&job)) && Instant::now() < until {
+            tokio::time::sleep(AGAIN_AFTER).await;
+        }
+        self.find(uuid, say).await
     }
 
     /// Numbers of the domain's job, or of the last one that was completed. None without a job.
@@ -116,6 +124,11 @@ impl Virsh {
         // Without a job there is a line that says so, and no times.
         numbers.contains_key("time_elapsed").then_some(numbers)
     }
+}
+
+/// Whether a job moves its domain to another host.
+pub fn moves_away(job: &Job) -> bool {
+    job.get("operation") == Some(&OUTGOING)
 }
 
 /// `key: number` lines; others are left out.
@@ -132,21 +145,16 @@ pub fn words(stderr: &[u8]) -> String {
     lines.collect::<Vec<_>>().join("; ")
 }
 
-fn silent(uri: &str) -> Failure {
+fn silent(uri: &str) -> ErrorBody {
     let text = format!("libvirt at {uri} did not answer for {} s", ANSWER_LIMIT.as_secs());
-    Failure::new(
-        Exit::Unreachable,
-        text,
-        "`systemctl status libvirtd` (or virtqemud) there; `virsh list` says whether it answers",
-    )
+    ErrorBody::new(code::LIBVIRT_FAILED, text)
+        .with_hint("`systemctl status libvirtd` (or virtqemud) there; `virsh list` says whether it answers")
 }
 
-fn absent(error: &std::io::Error) -> Failure {
-    Failure::new(
-        Exit::Refused,
-        format!("libvirt's client virsh cannot be started: {error}"),
-        "install it on this host (Debian: libvirt-clients), or name a guest of `linerate vm list`",
-    )
+fn absent(error: &std::io::Error) -> ErrorBody {
+    let text = format!("libvirt's client virsh cannot be started: {error}");
+    let hint = "install it on this host (Debian: libvirt-clients), or name a guest of `linerate vm list`";
+    ErrorBody::new(code::REFUSED, text).with_hint(hint)
 }
 
 #[cfg(test)]

@@ -1,0 +1,243 @@
+//! RAM from RAM to RAM, while libvirt's own migration waits: the agents copy and let its stream through when all of it is there.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use linerate_api::{
+    DomainMove, ErrorBody, EventKind, LibvirtRequest, MigrateRequest, MigrationOutcome, ModeChoice, Step,
+};
+use tokio::process::Child;
+use tokio::sync::Notify;
+use tokio::time::timeout;
+
+use super::ending::{Broken, Ended, SEE_THERE, arrived, failed};
+use super::moves::Copied;
+use super::own::{LOOK, said};
+use super::plan::Plan;
+use super::target::{Target, check_there};
+use super::virsh::Virsh;
+use super::way::Way;
+use super::{Job, Move};
+use crate::agent::Agent;
+use crate::convert;
+use crate::outgoing::{self, Outgoing};
+
+/// What the copy says of a domain that cannot go this way, and has not touched.
+const NOT_THIS_WAY: [&str; 4] = ["not_migratable", "hypervisor_failed", "tracking_failed", "memory_failed"];
+/// The agents see by themselves that libvirt gave up, and why the copy ended.
+const VERDICT_WAIT: Duration = Duration::from_secs(5);
+
+/// Where libvirt has ended and the agents wait for what it does with the domain.
+const LOOK_AT_BOTH: &str = "It does not say where the domain runs: look at both hosts with `virsh domstate`. Where the destination's runs it, end the \
+one here (`virsh destroy`) and never resume it; where the destination's does not know it, `virsh resume` it here";
+
+/// Which way it goes.
+pub enum Choice {
+    /// The agents copy, in a migration that has begun and waits for libvirt's.
+    Direct(Arc<Outgoing>),
+    /// By libvirt's own, and why.
+    Own(Option<String>),
+}
+
+/// Chooses. Where it can go from RAM to RAM, that has begun: the domain was looked at.
+pub async fn choose(
+    agent: &Arc<Agent>,
+    domain: &Target,
+    plan: &Plan,
+    (request, libvirt): (&MigrateRequest, &LibvirtRequest),
+) -> Result<Choice, ErrorBody> {
+    let own = match request.mode {
+        ModeChoice::Stream => Some(None),
+        _ if request.copies_disks() || libvirt.above_backing_files => {
+            Some(Some("disks are copied (--copy-storage, --copy-disks)".to_owned()))
+        }
+        _ if libvirt.connections.is_some() => Some(Some("--connections is given".to_owned())),
+        _ => None,
+    };
+    if let Some(reason) = own {
+        return Ok(Choice::Own(reason));
+    }
+    let stream = DomainMove { stream: plan.stream(), job: plan.job(), uuid: domain.uuid.clone() };
+    let inner = MigrateRequest {
+        guest: domain.name.clone(),
+        mode: ModeChoice::Direct,
+        libvirt: None,
+        domain: Some(stream),
+        ..request.clone()
+    };
+    match begin(agent, inner).await {
+        Ok(copy) => Ok(Choice::Direct(copy)),
+        Err(refused) if request.mode == ModeChoice::Auto && NOT_THIS_WAY.contains(&refused.code.as_str()) => {
+            Ok(Choice::Own(Some(refused.message)))
+        }
+        Err(refused) => Err(refused),
+    }
+}
+
+async fn begin(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing>, ErrorBody> {
+    let (agent, starting) = (agent.clone(), agent.clone());
+    let begin = move || {
+        let guest = request.guest.clone();
+        let begun = agent.begin_outgoing(&guest, move || outgoing::start(&starting, request));
+        begun.map_err(|fault| convert::error(&fault, None))
+    };
+    let begun = tokio::task::spawn_blocking(begin).await;
+    begun.map_err(|error| super::internal(format!("a defect in the agent: {error}")))?
+}
+
+/// How libvirt's part ended. The tunnel stands as long as this lives.
+struct Driven {
+    way: Way,
+    /// What libvirt said, if it failed.
+    said: Option<String>,
+    /// The copy had not ended by itself.
+    first: bool,
+}
+
+/// virsh, while libvirt's migration waits.
+struct Waiting<'a> {
+    job: &'a Job,
+    child: Child,
+    copy: &'a Outgoing,
+    /// The copy has ended.
+    is_over: bool,
+    /// libvirt was asked by the operator since then.
+    asked: bool,
+}
+
+impl Job {
+    /// Drives libvirt and watches the copy. On an error libvirt has not touched the domain.
+    pub(super) async fn copy_and_drive(&self, copy: &Arc<Outgoing>) -> Result<Ended, ErrorBody> {
+        let over = Notify::new();
+        let watching = async {
+            follow(copy, &self.shared).await;
+            over.notify_one();
+        };
+        let ((), driven) = tokio::join!(watching, self.drive_beside(copy, &over));
+        let Driven { way, said, first } = driven?;
+        let (uuid, warn) = (&self.domain.uuid, |text: &str| self.shared.warn(text));
+        let Some(said) = said else {
+            let there = Virsh::new(self.plan.destination());
+            return Ok(arrived(&there, &self.domain, self.fault(), warn).await);
+        };
+        match self.shared.copied() {
+            Some(copied) if !first && copied.outcome != MigrationOutcome::Completed => {
+                Ok(with_words(copied, &said, way.cut_off))
+            }
+            _ => {
+                let (trouble, cut_off) = (way.trouble(), way.cut_off);
+                let broken = Broken { said: &said, trouble: &trouble, asked: false, cut_off };
+                Ok(failed(&self.here, uuid, broken, warn).await)
+            }
+        }
+    }
+
+    /// Why the copy did not succeed.
+    fn fault(&self) -> Option<String> {
+        let copied = self.shared.copied()?;
+        let why = || copied.error.map_or_else(|| "the copy was given up".to_owned(), |error| error.message);
+        (copied.outcome != MigrationOutcome::Completed).then(why)
+    }
+
+    async fn drive_beside(&self, copy: &Outgoing, over: &Notify) -> Result<Driven, ErrorBody> {
+        let driven = self.drive_waiting(copy, over).await;
+        let ours = driven.as_ref().map_or(true, |driven| driven.first);
+        if ours {
+            // If it is over already, all the better.
+            copy.cancel();
+            if let Ok(Driven { said: Some(said), .. }) = &driven
+                && timeout(VERDICT_WAIT, over.notified()).await.is_err()
+            {
+                self.shared.warn(&format!("{said}. {LOOK_AT_BOTH}"));
+            }
+        }
+        driven
+    }
+
+    async fn drive_waiting(&self, copy: &Outgoing, over: &Notify) -> Result<Driven, ErrorBody> {
+        let mut way = Way::open(&self.agent, self.plan.tunnel()).await?;
+        way.ready(|_| ()).await?;
+        let there = Virsh::new(self.plan.destination());
+        check_there(&self.domain, &there).await?;
+        self.changes.parse_at(&there).await?;
+        let child = self.here.start(&self.plan.arguments())?;
+        let mut waiting = Waiting { job: self, child, copy, is_over: false, asked: false };
+        let Some(said) = waiting.watch(&mut way, over).await else {
+            return Ok(Driven { way, said: None, first: false });
+        };
+        // Where libvirt's job has not even begun, the agents wait for nothing that could come.
+        let wait = if copy.summary().step == Step::Resolve { Duration::ZERO } else { VERDICT_WAIT };
+        let first = !waiting.is_over && timeout(wait, over.notified()).await.is_err();
+        // The word of the tunnel's end may still be on its way here.
+        while !way.cut_off && timeout(LOOK, way.next()).await.is_ok() {}
+        Ok(Driven { way, said: Some(said), first })
+    }
+}
+
+impl Waiting<'_> {
+    /// Until libvirt has ended. What it said, if it failed.
+    async fn watch(&mut self, way: &mut Way, over: &Notify) -> Option<String> {
+        let uuid = &self.job.domain.uuid;
+        let status = loop {
+            tokio::select! {
+                status = self.child.wait() => break status,
+                // What becomes of the tunnel is seen by its end; the copy has its own links.
+                _ = way.next() => {}
+                () = over.notified(), if !self.is_over => {
+                    self.is_over = true;
+                    // Where it has moved, libvirt has no job any more; where it has not, its job need not end by itself at once.
+                    let _ = self.job.here.run(&["domjobabort", uuid]).await;
+                }
+                () = self.job.shared.cancelled.notified() => self.cancel().await,
+            }
+        };
+        match status {
+            Ok(status) if status.success() => None,
+            Ok(_) => Some(said(&mut self.child).await + &way.trouble()),
+            Err(error) => Some(format!("virsh cannot be waited for: {error}")),
+        }
+    }
+
+    /// The copy takes it, and libvirt once the copy has ended. A libvirt that does not answer then is left by the second.
+    async fn cancel(&mut self) {
+        if !self.is_over {
+            self.copy.cancel();
+        } else if std::mem::replace(&mut self.asked, true) {
+            if let Err(error) = self.child.start_kill() {
+                tracing::warn!(%error, "virsh cannot be ended");
+            }
+        } else {
+            let _ = timeout(VERDICT_WAIT, self.job.here.run(&["domjobabort", &self.job.domain.uuid])).await;
+        }
+    }
+}
+
+/// What the copy says becomes the migration's, until its end.
+async fn follow(copy: &Outgoing, shared: &Move) {
+    let mut cursor = copy.hub.watch();
+    loop {
+        let (events, over) = copy.hub.news(&mut cursor);
+        for event in events {
+            if !matches!(event.kind, EventKind::Finished { .. }) {
+                shared.hub.publish(event.kind);
+            }
+        }
+        if over {
+            return;
+        }
+        cursor.changed().await;
+    }
+}
+
+/// The copy's own end, and libvirt's words.
+fn with_words(copied: Copied, said: &str, cut_off: bool) -> Ended {
+    let Copied { outcome, error, .. } = copied;
+    let given_up = || ErrorBody::new("internal", "the copy was given up");
+    let mut error = error.map_or_else(given_up, |error| *error);
+    error.message = format!("{}; {said}", error.message);
+    if cut_off {
+        error.hint =
+            if error.hint.is_empty() { SEE_THERE.into() } else { format!("{}; {SEE_THERE}", error.hint) };
+    }
+    Ended::failed(error, outcome)
+}

@@ -1,0 +1,202 @@
+//! Domains of libvirt that leave this host: the agent has libvirt move them, and each of libvirt's sockets comes out at the other
+//! host through a tunnel over all links. `docs/libvirt.md` has the reasons.
+//!
+//! | room | what lives there |
+//! |---|---|
+//! | here | from the request to the end of a migration |
+//! | `moves` | what is known of each migration; one at a time for a domain |
+//! | `own` | libvirt's own migration |
+//! | `direct` | from RAM to RAM, while libvirt's own migration waits |
+//! | `ending` | what both libvirts say of the domain afterwards |
+//! | `recover` | migrations during which the agent ended |
+//! | `alone` | for a command that watches and has lost the agent |
+//! | `virsh` | libvirt's client as a child process |
+//! | `plan` | what is asked of libvirt and of the tunnel |
+//! | `xml` | the domain as it shall be at the destination, where that is different |
+//! | `target` | which domain is meant, and what it must be like |
+//! | `way` | the tunnel of a migration |
+
+mod alone;
+mod direct;
+mod ending;
+mod moves;
+mod own;
+mod plan;
+mod recover;
+mod target;
+mod virsh;
+mod way;
+mod xml;
+
+use std::sync::Arc;
+
+use linerate_api::{
+    DomainEvent, ErrorBody, EventKind, LibvirtRequest, MigrateRequest, MigrationId, MigrationOutcome, Mode,
+    code,
+};
+use linerate_core::SessionId;
+
+use self::direct::Choice;
+use self::ending::{Ended, Outcome};
+use self::moves::{Claim, Kept};
+use self::plan::Plan;
+use self::target::Target;
+use self::virsh::{HERE, Virsh};
+use self::xml::Changes;
+use crate::agent::Agent;
+use crate::convert;
+use crate::faults::chain;
+use crate::journal::MovedDomain;
+use crate::session::identity::random;
+
+pub use alone::left_alone;
+pub(crate) use moves::{Move, Moves};
+pub(crate) use recover::recover;
+
+/// All that a migration under way has.
+struct Job {
+    agent: Arc<Agent>,
+    shared: Arc<Move>,
+    here: Virsh,
+    domain: Target,
+    plan: Plan,
+    changes: Changes,
+    max_blackout_ms: Option<u32>,
+    kept: Kept,
+    claim: Claim,
+}
+
+/// Begins a migration. On an error the domain was not touched. It goes on whether or not the client waits for the answer.
+pub(crate) async fn begin(
+    agent: Arc<Agent>,
+    request: MigrateRequest,
+    libvirt: LibvirtRequest,
+) -> Result<MigrationId, ErrorBody> {
+    let begun = tokio::spawn(prepare(agent, request, libvirt)).await;
+    begun.map_err(|error| internal(format!("a defect in the agent: {error}")))?
+}
+
+fn internal(text: String) -> ErrorBody {
+    ErrorBody::new("internal", text)
+}
+
+async fn prepare(
+    agent: Arc<Agent>,
+    request: MigrateRequest,
+    libvirt: LibvirtRequest,
+) -> Result<MigrationId, ErrorBody> {
+    plan::check(&request, &libvirt)?;
+    let here = Virsh::new(HERE);
+    let found = Target::look_up(&request.guest, &here).await?;
+    // Before it is asked whether libvirt moves it already: of two requests the second finds the first.
+    let claim = agent.moves.claim(&found.0, &found.1)?;
+    let domain = Target::check(found, &here).await?;
+    let persistent = here.is_persistent(&domain.uuid).await?;
+    let key = SessionId(random().map_err(|fault| convert::error(&fault, None))?);
+    let changes = Changes::write(&libvirt, &agent.config.state_dir, &key.to_string())
+        .map_err(|error| internal(format!("the domain's XML cannot be written: {}", chain(&error))))?;
+    let plan = Plan::new(&domain, (&request, &libvirt), &changes, persistent, &key.to_string())?;
+    let choice = direct::choose(&agent, &domain, &plan, (&request, &libvirt)).await?;
+    if let Choice::Own(reason) = &choice {
+        plan::check_own(&request, reason.as_deref())?;
+        agent.bench.give_way();
+    }
+    let (copy, reason) = match choice {
+        Choice::Direct(copy) => (Some(copy), None),
+        Choice::Own(reason) => (None, reason),
+    };
+    let id = copy.as_ref().map_or_else(|| MigrationId(key.to_string()), |copy| copy.id());
+    let moved = MovedDomain {
+        id: id.0.clone(),
+        uuid: domain.uuid.clone(),
+        paused: domain.paused,
+        to: request.to.clone(),
+        remote_socket: libvirt.remote_socket.clone(),
+        links: request.links.clone(),
+    };
+    let kept = match Kept::new(&agent, key, &domain.name, moved.clone()) {
+        Ok(kept) => kept,
+        Err(error) => {
+            copy.iter().for_each(|copy| copy.cancel());
+            return Err(ErrorBody::new("journal_failed", chain(&error)));
+        }
+    };
+    let plan = if copy.is_some() { plan.waiting() } else { plan };
+    let shared = Arc::new(Move::new(&domain.name, &moved, copy));
+    agent.moves.add(shared.clone());
+    let mode = if shared.copy().is_some() { Mode::Direct } else { Mode::Stream };
+    shared.tell(DomainEvent::Mode { mode, reason, uuid: domain.uuid.clone() });
+    if persistent && changes.only_live() {
+        shared.warn(
+            "the definition that stays at the destination is as it is here: --persistent-xml changes that, too",
+        );
+    }
+    tracing::info!(%id, domain = domain.name, uuid = domain.uuid, to = request.to, ?mode, "libvirt is asked to move a domain");
+    let max_blackout_ms = request.max_blackout_ms;
+    tokio::spawn(Job { agent, shared, here, domain, plan, changes, max_blackout_ms, kept, claim }.run());
+    Ok(id)
+}
+
+impl Job {
+    async fn run(self) {
+        let ended = match self.shared.copy() {
+            Some(copy) => self.copy_and_drive(copy).await,
+            None => self.drive().await,
+        };
+        // Nothing was touched yet.
+        let ended = ended.unwrap_or_else(|error| Ended::failed(error, MigrationOutcome::Failed));
+        let Job { shared, kept, claim, domain, changes, .. } = self;
+        tracing::info!(id = %shared.id(), domain = domain.name, outcome = ?ended.outcome, "libvirt's migration has ended");
+        kept.close();
+        // Whoever hears of the end may ask for the next migration.
+        drop((claim, changes));
+        shared.finish(ended);
+    }
+}
+
+/// An error of a migration that was cancelled before libvirt was asked for anything.
+fn not_begun(domain: &Target) -> Ended {
+    let error = ErrorBody {
+        guest_state: Some(domain.guest_state()),
+        ..ErrorBody::new(code::CANCELLED, "cancelled before libvirt was asked to move the domain")
+    };
+    Ended::failed(error, MigrationOutcome::Cancelled)
+}
+
+impl Move {
+    fn tell(&self, event: DomainEvent) {
+        self.hub.publish(EventKind::Domain(event));
+    }
+
+    fn warn(&self, text: &str) {
+        self.tell(DomainEvent::Warning { text: text.to_owned() });
+    }
+
+    /// The last event, after what was found out of a domain that arrived.
+    fn finish(&self, ended: Ended) {
+        let Ended { outcome, error, arrived } = ended;
+        if let Some(Outcome { state, job }) = arrived {
+            let (domain, to) = (self.guest().to_owned(), self.to().to_owned());
+            self.tell(DomainEvent::Completed { domain, to, state, job });
+        }
+        let report = self.copied().and_then(|copied| copied.report);
+        self.hub.publish(EventKind::Finished { outcome, error: error.map(Box::new), report });
+    }
+}
+
+#[cfg(test)]
+mod testing {
+    use linerate_api::{LibvirtRequest, MigrateRequest};
+
+    use super::target::Target;
+
+    /// A domain that runs.
+    pub fn target() -> Target {
+        let uuid = "0f0e8c9a-0000-4000-8000-000000000001".into();
+        Target { name: "web".into(), uuid, paused: false }
+    }
+
+    pub fn request() -> (MigrateRequest, LibvirtRequest) {
+        (MigrateRequest::new("web", "beta"), LibvirtRequest::default())
+    }
+}

@@ -1,0 +1,328 @@
+//! What is known of each migration of a domain, and that there is one at a time for each.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use linerate_api::{
+    Direction, ErrorBody, EventKind, Job, MigrationDetail, MigrationId, MigrationOutcome, MigrationState,
+    MigrationSummary, Report, Step,
+};
+use linerate_core::SessionId;
+use tokio::sync::Notify;
+
+use crate::agent::Agent;
+use crate::clock::unix_ms;
+use crate::hub::Hub;
+use crate::journal::{Journal, JournalError, MovedDomain, Record, Role};
+use crate::outgoing::Outgoing;
+
+/// Ended migrations that are shown.
+const ENDED_SHOWN: usize = 100;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Migrations of domains that leave this host.
+#[derive(Default)]
+pub struct Moves {
+    claimed: Mutex<BTreeSet<String>>,
+    /// In the order in which they began.
+    all: Mutex<Vec<Arc<Move>>>,
+}
+
+/// A domain, by its UUID, is this migration's until this is dropped.
+pub struct Claim {
+    moves: Arc<Moves>,
+    uuid: String,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        lock(&self.moves.claimed).remove(&self.uuid);
+    }
+}
+
+impl Moves {
+    /// Refuses a domain that another migration has.
+    pub fn claim(self: &Arc<Moves>, uuid: &str, name: &str) -> Result<Claim, ErrorBody> {
+        if lock(&self.claimed).insert(uuid.to_owned()) {
+            return Ok(Claim { moves: self.clone(), uuid: uuid.to_owned() });
+        }
+        let text = format!(
+            "the domain {name} is already moved by a migration; nothing was done, and nothing of it was touched"
+        );
+        let hint = "`linerate migration list` shows it; wait for its end, or end it with `linerate migration cancel`";
+        Err(ErrorBody::new("guest_busy", text).with_hint(hint))
+    }
+
+    pub fn add(&self, one: Arc<Move>) {
+        let mut all = lock(&self.all);
+        let mut surplus = all.iter().filter(|one| one.is_over()).count().saturating_sub(ENDED_SHOWN);
+        all.retain(|one| {
+            let goes = surplus > 0 && one.is_over();
+            surplus -= usize::from(goes);
+            !goes
+        });
+        all.push(one);
+    }
+
+    /// All of them, ended ones too.
+    pub fn all(&self) -> Vec<Arc<Move>> {
+        lock(&self.all).clone()
+    }
+
+    pub fn by_id(&self, id: &str) -> Option<Arc<Move>> {
+        lock(&self.all).iter().find(|one| one.id.0 == id).cloned()
+    }
+}
+
+/// A record in the journal, from before libvirt is asked for anything to the migration's end.
+pub struct Kept {
+    journal: Arc<Journal>,
+    key: SessionId,
+    record: Record,
+}
+
+impl Kept {
+    pub fn new(agent: &Agent, key: SessionId, name: &str, domain: MovedDomain) -> Result<Kept, JournalError> {
+        let role = Role::Libvirt { domain, over: false };
+        let record = Record::new(name, agent.journal.next_order(), role);
+        agent.journal.put(key, &record)?;
+        Ok(Kept::again(agent, key, record))
+    }
+
+    /// One of an earlier life.
+    pub fn again(agent: &Agent, key: SessionId, record: Record) -> Kept {
+        Kept { journal: agent.journal.clone(), key, record }
+    }
+
+    /// The next life of the agent has nothing to do with it.
+    pub fn close(mut self) {
+        if let Role::Libvirt { over, .. } = &mut self.record.role {
+            *over = true;
+        }
+        // If the disk does not take it now, the journal tries it again.
+        let _ = self.journal.put_end(self.key, &self.record);
+    }
+}
+
+/// How the copy of a domain's RAM ended.
+pub struct Copied {
+    pub outcome: MigrationOutcome,
+    pub error: Option<Box<ErrorBody>>,
+    pub report: Option<Box<Report>>,
+}
+
+struct Known {
+    step: Step,
+    job: Job,
+    /// The agent has ended during it, and finds out what became of the domain.
+    recovering: bool,
+    note: Option<String>,
+}
+
+/// A migration.
+pub struct Move {
+    id: MigrationId,
+    guest: String,
+    to: String,
+    started_unix_ms: u64,
+    /// Who watches.
+    pub hub: Hub,
+    /// In direct mode.
+    copy: Option<Arc<Outgoing>>,
+    known: Mutex<Known>,
+    /// How often its end was asked for.
+    asked: AtomicU32,
+    pub(super) cancelled: Notify,
+}
+
+impl Move {
+    pub fn new(name: &str, domain: &MovedDomain, copy: Option<Arc<Outgoing>>) -> Move {
+        Move {
+            id: MigrationId(domain.id.clone()),
+            guest: name.to_owned(),
+            to: domain.to.clone(),
+            started_unix_ms: unix_ms(),
+            hub: Hub::default(),
+            copy,
+            known: Mutex::new(Known { step: Step::Resolve, job: Job::new(), recovering: false, note: None }),
+            asked: AtomicU32::new(0),
+            cancelled: Notify::new(),
+        }
+    }
+
+    /// One during which the agent has ended.
+    pub fn recovering(name: &str, domain: &MovedDomain, record: &Record) -> Move {
+        let mut one = Move { started_unix_ms: record.changed_unix_ms, ..Move::new(name, domain, None) };
+        let known = one.known.get_mut().unwrap_or_else(PoisonError::into_inner);
+        (known.recovering, known.step) = (true, Step::Copy);
+        one
+    }
+
+    pub fn id(&self) -> &MigrationId {
+        &self.id
+    }
+
+    pub fn guest(&self) -> &str {
+        &self.guest
+    }
+
+    pub fn to(&self) -> &str {
+        &self.to
+    }
+
+    pub fn copy(&self) -> Option<&Arc<Outgoing>> {
+        self.copy.as_ref()
+    }
+
+    /// How the copy of RAM ended, once it has.
+    pub fn copied(&self) -> Option<Copied> {
+        match self.copy.as_ref()?.hub.finished()? {
+            EventKind::Finished { outcome, error, report } => Some(Copied { outcome, error, report }),
+            _ => None,
+        }
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.hub.finished().is_some()
+    }
+
+    /// Whether it is of an earlier life of the agent, and not over.
+    pub fn is_recovering(&self) -> bool {
+        lock(&self.known).recovering && !self.is_over()
+    }
+
+    /// Asks for its end. It has ended when the last event says so.
+    pub fn cancel(&self) {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        self.cancelled.notify_one();
+    }
+
+    pub fn is_asked(&self) -> bool {
+        self.asked.load(Ordering::SeqCst) > 0
+    }
+
+    pub fn set_step(&self, step: Step) {
+        lock(&self.known).step = step;
+    }
+
+    pub fn set_job(&self, job: &Job) {
+        lock(&self.known).job.clone_from(job);
+    }
+
+    /// What keeps it from its end.
+    pub fn set_note(&self, note: String) {
+        lock(&self.known).note = Some(note);
+    }
+
+    fn state(&self, known: &Known) -> MigrationState {
+        match self.hub.finished() {
+            Some(EventKind::Finished { outcome, .. }) => match outcome {
+                MigrationOutcome::Completed => MigrationState::Completed,
+                MigrationOutcome::Cancelled => MigrationState::Cancelled,
+                MigrationOutcome::Failed => MigrationState::Failed,
+                MigrationOutcome::Undecided => MigrationState::Undecided,
+            },
+            _ if known.recovering => MigrationState::Recovering,
+            _ if self.is_asked() => MigrationState::Cancelling,
+            _ => MigrationState::Running,
+        }
+    }
+
+    /// A line about it.
+    pub fn summary(&self) -> MigrationSummary {
+        let copy = self.copy.as_ref().map(|copy| copy.summary());
+        let known = lock(&self.known);
+        let state = self.state(&known);
+        MigrationSummary {
+            id: self.id.clone(),
+            guest: self.guest.clone(),
+            direction: Direction::Outgoing,
+            peer: self.to.clone(),
+            state,
+            step: match (&copy, state) {
+                (_, MigrationState::Completed) => Step::CleanUp,
+                (Some(copy), _) => copy.step,
+                (None, _) => known.step,
+            },
+            started_unix_ms: self.started_unix_ms,
+            sent_bytes: copy.map_or_else(
+                || known.job.get("data_processed").copied().unwrap_or(0),
+                |copy| copy.sent_bytes,
+            ),
+            note: known.note.clone().filter(|_| state == MigrationState::Recovering),
+        }
+    }
+
+    /// All that is known of it.
+    pub fn detail(&self) -> MigrationDetail {
+        let (report, error) = match self.hub.finished() {
+            Some(EventKind::Finished { report, error, .. }) => (report, error),
+            _ => (None, None),
+        };
+        MigrationDetail {
+            summary: self.summary(),
+            report: report.map(|report| *report),
+            error: error.map(|error| *error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UUID: &str = "0f0e8c9a-0000-4000-8000-000000000001";
+
+    fn moved(id: &str) -> MovedDomain {
+        MovedDomain {
+            id: id.into(),
+            uuid: UUID.into(),
+            paused: false,
+            to: "beta".into(),
+            remote_socket: "/run/libvirt/libvirt-sock".into(),
+            links: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_domain_has_one_migration_at_a_time_whatever_it_is_called() {
+        let moves = Arc::<Moves>::default();
+        let claim = moves.claim(UUID, "web").unwrap();
+        let refused = moves.claim(UUID, "renamed").map(drop).unwrap_err();
+        assert_eq!(refused.code, "guest_busy");
+        assert!(refused.message.contains("already moved"), "{}", refused.message);
+        // Another domain may have the name that this one had.
+        let other = moves.claim("0f0e8c9a-0000-4000-8000-000000000002", "web").unwrap();
+        drop((claim, other));
+        assert!(moves.claim(UUID, "web").is_ok());
+    }
+
+    #[test]
+    fn a_migration_is_listed_from_its_begin_to_long_after_its_end() {
+        let moves = Moves::default();
+        let one = Arc::new(Move::new("web", &moved("a1"), None));
+        moves.add(one.clone());
+        let state = |id: &str| moves.by_id(id).map(|one| one.summary().state);
+        assert_eq!(state("a1"), Some(MigrationState::Running));
+        one.set_step(Step::Copy);
+        one.set_job(&Job::from([("data_processed".to_owned(), 7)]));
+        assert_eq!((one.summary().step, one.summary().sent_bytes), (Step::Copy, 7));
+        one.cancel();
+        assert_eq!(state("a1"), Some(MigrationState::Cancelling));
+        let error = Some(Box::new(ErrorBody::new("cancelled", "no")));
+        one.hub.publish(EventKind::Finished { outcome: MigrationOutcome::Cancelled, error, report: None });
+        assert_eq!(state("a1"), Some(MigrationState::Cancelled));
+        assert_eq!(one.detail().error.map(|error| error.code).as_deref(), Some("cancelled"));
+        for number in 0..=ENDED_SHOWN {
+            let more = Move::new("web", &moved(&number.to_string()), None);
+            more.hub.publish(one.hub.finished().unwrap());
+            moves.add(Arc::new(more));
+        }
+        assert_eq!(state("a1"), None, "the oldest goes first");
+        assert!(moves.by_id("0").is_some());
+    }
+}

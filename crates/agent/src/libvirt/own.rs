@@ -1,0 +1,123 @@
+//! libvirt's own migration.
+
+use std::time::Duration;
+
+use linerate_api::{DomainEvent, ErrorBody, EventKind, Step, TunnelEvent};
+use tokio::io::AsyncReadExt;
+use tokio::process::Child;
+use tokio::time::timeout;
+
+use super::ending::{Broken, Ended, arrived, failed};
+use super::target::check_there;
+use super::virsh::{Virsh, moves_away, words};
+use super::way::Way;
+use super::{Job, not_begun};
+
+/// How often libvirt is asked for the job's numbers.
+pub const LOOK: Duration = Duration::from_millis(500);
+
+/// virsh, while it waits for libvirt.
+struct Driving<'a> {
+    job: &'a Job,
+    child: Child,
+    /// Set once libvirt has a job to set it for.
+    max_blackout_ms: Option<u32>,
+    /// The operator was told why it is not cancelled yet.
+    warned: bool,
+}
+
+impl Job {
+    fn show(&self, event: TunnelEvent) {
+        self.shared.hub.publish(EventKind::Tunnel(event));
+    }
+
+    /// From the tunnel to what libvirt says of the end. On an error the domain was not touched.
+    pub(super) async fn drive(&self) -> Result<Ended, ErrorBody> {
+        let mut way = Way::open(&self.agent, self.plan.tunnel()).await?;
+        way.ready(|event| self.show(event)).await?;
+        let there = Virsh::new(self.plan.destination());
+        check_there(&self.domain, &there).await?;
+        self.changes.parse_at(&there).await?;
+        if self.shared.is_asked() {
+            return Ok(not_begun(&self.domain));
+        }
+        let child = self.here.start(&self.plan.arguments())?;
+        self.shared.set_step(Step::Copy);
+        let mut driving = Driving { job: self, child, max_blackout_ms: self.max_blackout_ms, warned: false };
+        let warn = |text: &str| self.shared.warn(text);
+        Ok(match driving.watch(&mut way).await {
+            // The tunnel still stands: the destination's libvirt knows how it went, and where the domain is.
+            None => arrived(&there, &self.domain, None, warn).await,
+            Some(said) => {
+                let (asked, cut_off) = (self.shared.is_asked(), way.cut_off);
+                let broken = Broken { said: &said, trouble: &way.trouble(), asked, cut_off };
+                failed(&self.here, &self.domain.uuid, broken, warn).await
+            }
+        })
+    }
+}
+
+impl Driving<'_> {
+    /// Until libvirt has ended. What it said, if it failed.
+    async fn watch(&mut self, way: &mut Way) -> Option<String> {
+        let mut tick = tokio::time::interval(LOOK);
+        let status = loop {
+            tokio::select! {
+                status = self.child.wait() => break status,
+                event = way.next() => self.job.show(event),
+                () = self.job.shared.cancelled.notified() => self.abort().await,
+                _ = tick.tick() => self.look().await,
+            }
+        };
+        match status {
+            Ok(status) if status.success() => return None,
+            Ok(_) => {}
+            Err(error) => return Some(format!("virsh cannot be waited for: {error}")),
+        }
+        // Why a connection was refused may still be on its way here.
+        while let (false, Ok(event)) = (way.cut_off, timeout(LOOK, way.next()).await) {
+            self.job.show(event);
+        }
+        Some(said(&mut self.child).await)
+    }
+
+    async fn look(&mut self) {
+        if self.job.shared.is_asked() {
+            self.abort().await;
+        }
+        let (here, uuid) = (&self.job.here, &self.job.domain.uuid);
+        let Some(job) = here.job(uuid, false).await else { return };
+        if let Some(limit) = self.max_blackout_ms.filter(|_| job.contains_key("memory_total")) {
+            self.max_blackout_ms = None;
+            if let Err(refused) = here.run(&["migrate-setmaxdowntime", uuid, &limit.to_string()]).await {
+                self.job.shared.warn(&format!("the blackout's limit was not taken: {}", refused.message));
+            }
+        }
+        self.job.shared.set_job(&job);
+        self.job.shared.tell(DomainEvent::Progress { job });
+    }
+
+    /// Asks libvirt for the job's end. Where that does not work, it is asked again with the next look.
+    async fn abort(&mut self) {
+        let (here, uuid) = (&self.job.here, &self.job.domain.uuid);
+        // Another job of the domain is not ours to end.
+        if !here.job(uuid, false).await.is_some_and(|job| moves_away(&job)) {
+            return;
+        }
+        if let Err(refused) = here.run(&["domjobabort", uuid]).await
+            && !std::mem::replace(&mut self.warned, true)
+        {
+            self.job.shared.warn(&format!("not cancelled yet: {}", refused.message));
+        }
+    }
+}
+
+/// What virsh said before it ended, for the end of a sentence.
+pub async fn said(child: &mut Child) -> String {
+    let mut text = Vec::new();
+    if let Some(errors) = &mut child.stderr {
+        // What was said up to its end is all that there is.
+        let _ = errors.read_to_end(&mut text).await;
+    }
+    format!("libvirt says: {}", words(&text))
+}

@@ -1,0 +1,74 @@
+//! The tunnel of a migration.
+
+use std::sync::Arc;
+
+use linerate_api::{ErrorBody, TunnelEvent, TunnelRequest};
+use tokio::runtime::Handle;
+
+use crate::agent::Agent;
+use crate::convert;
+use crate::tunnel::{self, Begun};
+
+/// A tunnel that stands until this is dropped, or until it ends.
+pub struct Way {
+    begun: Option<Begun>,
+    /// What went wrong with it first.
+    trouble: Option<String>,
+    /// It has ended. libvirt finds all its sockets closed then, and gives up.
+    pub cut_off: bool,
+}
+
+impl Way {
+    pub async fn open(agent: &Arc<Agent>, request: TunnelRequest) -> Result<Way, ErrorBody> {
+        let agent = agent.clone();
+        let begin = move || tunnel::begin(&agent, &request).map_err(|fault| convert::error(&fault, None));
+        let begun = tokio::task::spawn_blocking(begin).await;
+        let begun = begun.map_err(|error| super::internal(format!("a defect in the agent: {error}")))??;
+        Ok(Way { begun: Some(begun), trouble: None, cut_off: false })
+    }
+
+    /// The next event. After the tunnel's end there is none, ever. May be dropped while it waits without losing an event.
+    pub async fn next(&mut self) -> TunnelEvent {
+        let event = match &mut self.begun {
+            Some(begun) if !self.cut_off => begun.events.recv().await,
+            _ => std::future::pending().await,
+        };
+        let Some(event) = event else {
+            self.cut_off = true;
+            return TunnelEvent::Warning { text: "the tunnel ended".to_owned() };
+        };
+        let trouble = match &event {
+            TunnelEvent::Refused { reason } => Some(format!("a connection was refused: {reason}")),
+            TunnelEvent::Ended { error } => Some(format!("the tunnel ended: {}", error.message)),
+            _ => None,
+        };
+        self.cut_off |= matches!(event, TunnelEvent::Ended { .. });
+        self.trouble = self.trouble.take().or(trouble);
+        event
+    }
+
+    /// Until it stands. `show` is given what comes before that.
+    pub async fn ready(&mut self, mut show: impl FnMut(TunnelEvent)) -> Result<(), ErrorBody> {
+        loop {
+            match self.next().await {
+                TunnelEvent::Ready { .. } => return Ok(()),
+                TunnelEvent::Ended { error } => return Err(error),
+                event => show(event),
+            }
+        }
+    }
+
+    /// For the end of a sentence.
+    pub fn trouble(&self) -> String {
+        self.trouble.as_ref().map(|text| format!("; {text}")).unwrap_or_default()
+    }
+}
+
+impl Drop for Way {
+    fn drop(&mut self) {
+        // Its end waits for threads.
+        if let (Some(begun), Ok(runtime)) = (self.begun.take(), Handle::try_current()) {
+            runtime.spawn_blocking(move || drop(begun));
+        }
+    }
+}
