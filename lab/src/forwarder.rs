@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::io::{ErrorKind, Read};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use nix::sys::socket::LinkAddr;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::error::io_error;
+use crate::lock::lock;
 use crate::{LabError, netns};
 
 /// How soon threads notice that they shall end.
@@ -20,7 +21,7 @@ const TURN: Duration = Duration::from_millis(50);
 const ALL_PROTOCOLS: u16 = 3;
 const FRAME_BYTES: usize = 70_000;
 
-/// One direction.
+/// One direction of a cable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Way {
     /// Every packet arrives so much later.
@@ -44,7 +45,7 @@ struct Queue {
 
 impl Queue {
     fn frames(&self) -> MutexGuard<'_, VecDeque<(Instant, Vec<u8>)>> {
-        self.frames.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.frames)
     }
 }
 

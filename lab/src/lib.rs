@@ -12,6 +12,7 @@
 //! id; nothing outside of its namespaces is changed except one directory under [`lab::root`] and the mounts in it, and block devices that
 //! a test asks for ([`BlockDevice`]).
 
+#![allow(missing_docs, reason = "a name that says everything has no comment")]
 #![forbid(unsafe_code)]
 
 pub mod agent;
@@ -29,6 +30,7 @@ pub mod lab;
 pub mod libvirt;
 pub mod link;
 pub mod lldpd;
+mod lock;
 pub mod machine;
 pub mod netns;
 pub mod observer;
@@ -53,6 +55,7 @@ pub use lab::{Lab, LabBuilder};
 pub use libvirt::{Libvirt, LibvirtVersion};
 pub use link::LinkSpec;
 pub use lldpd::{Lldpd, Switch};
+pub use lock::lock;
 pub use machine::{Machine, MachineKernel, MachineOutput, Side, Slot};
 pub use observer::{Blackout, Observer};
 pub use process::Process;

@@ -2,13 +2,14 @@
 
 use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
 use crate::error::io_error;
+use crate::lock::lock;
 use crate::{Lab, LabError, netns, wait};
 
 const MAGIC: u64 = 0x3054_4145_4254_4c4c;
@@ -16,12 +17,11 @@ const WORDS: usize = 7;
 // How long the listener sleeps at most before it looks whether it is to stop.
 const NAP: Duration = Duration::from_millis(100);
 
-/// One packet.
+/// One heartbeat of a guest, as it arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Beat {
     /// Since the observer began.
     pub arrived: Duration,
-    /// Who sent it.
     pub from: Ipv4Addr,
     /// Counted by the guest from 1.
     pub sequence: u64,
@@ -40,7 +40,6 @@ pub struct Beat {
 /// What the network saw of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Blackout {
-    /// Packets that came.
     pub received: u64,
     /// Sequence numbers between the first and the last that never came.
     pub lost: u64,
@@ -119,10 +118,6 @@ impl Drop for Observer {
             let _ = thread.join();
         }
     }
-}
-
-fn lock(beats: &Mutex<Vec<Beat>>) -> MutexGuard<'_, Vec<Beat>> {
-    beats.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn listen(socket: &UdpSocket, began: Instant, beats: &Mutex<Vec<Beat>>, stop: &AtomicBool) {

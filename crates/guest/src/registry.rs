@@ -6,12 +6,13 @@
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
 use crate::description::{DescriptionError, check_name};
+use crate::lock::lock;
 use crate::procfs::{ProcessError, ProcessIdentity, boot_id};
 
 /// Version of the record's form.
@@ -22,7 +23,6 @@ const RECORD_BYTES_MAX: u64 = 1 << 20;
 /// Why the registry could not do what it was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {
-    /// No such guest.
     #[error("there is no guest {0} on this host: `linerate vm list` shows those there are")]
     Unknown(String),
     /// The name is taken.
@@ -34,24 +34,17 @@ pub enum RegistryError {
     /// A record that cannot be read.
     #[error("the record {path} is damaged: remove its folder if the guest is gone")]
     Damaged {
-        /// The file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: serde_json::Error,
     },
     /// A record of another version.
     #[error("the record {path} is of another version of linerate")]
-    Schema {
-        /// The file.
-        path: PathBuf,
-    },
+    Schema { path: PathBuf },
     /// A file could not be read or written.
     #[error("cannot read or write {path}")]
     File {
-        /// The file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
@@ -68,7 +61,6 @@ pub enum Origin {
     Started,
     /// Started by somebody else and adopted: its files are not ours to remove.
     Adopted,
-    /// Arrived by migration.
     Arrived,
 }
 
@@ -78,15 +70,12 @@ pub enum Origin {
 pub struct GuestRecord {
     /// Version of this form.
     pub schema: u32,
-    /// Name.
     pub name: String,
     /// How it came here.
     pub origin: Origin,
-    /// Its process.
     pub process: ProcessIdentity,
     /// The boot that the process belongs to.
     pub boot: String,
-    /// QMP socket.
     pub qmp: PathBuf,
     /// RAM files that were made for it.
     pub ram_files: Vec<PathBuf>,
@@ -170,7 +159,7 @@ impl Registry {
     /// Makes the folder of a new guest. Leftovers of a dead one are removed, a living one is an error.
     pub fn reserve(&self, name: &str) -> Result<PathBuf, RegistryError> {
         let folder = self.folder(name)?;
-        let _removing = self.removing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _removing = lock(&self.removing);
         match self.get(name) {
             Ok(record) if record.is_alive() => return Err(RegistryError::Exists(name.to_owned())),
             Ok(record) => self.remove(&record)?,
@@ -265,7 +254,7 @@ impl Registry {
     /// Frees the RAM of guests whose QEMU has ended: files in memory that nobody reads any more. Their records, logs and images stay
     /// for whoever looks at why it ended. Gives the names of the guests.
     pub fn free_ram_of_dead(&self) -> Vec<String> {
-        let _removing = self.removing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _removing = lock(&self.removing);
         let dead = self
             .list()
             .unwrap_or_default()

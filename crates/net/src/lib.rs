@@ -9,11 +9,14 @@
 //! * [`wires`]: connections that are measured instead of used.
 //! * [`region`]: what a carrier needs of the memory that it moves.
 
+#![allow(missing_docs, reason = "a name that says everything has no comment")]
+
 pub mod channel;
 pub mod control;
 pub mod fence;
 pub mod interfaces;
 pub mod links;
+mod lock;
 pub mod memory;
 pub mod monitor;
 pub mod netlink;

@@ -5,14 +5,15 @@
 //! is lost. That is told once.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use linerate_core::{ChannelId, RegionId, Run};
 
 use crate::channel::{Acknowledged, Acks, ChannelError, Closer, Sender, WriteOrder, total};
+use crate::lock::{Condvar, Mutex};
 use crate::pacer::Pacer;
 use crate::stats::ChannelStats;
 use crate::table::RegionTable;
@@ -27,7 +28,6 @@ pub enum Next {
     Work {
         /// Number of the frame on this channel.
         sequence: u64,
-        /// The region.
         region: RegionId,
         /// What to send, pages of zeroes among it.
         runs: Vec<Run>,
@@ -55,11 +55,9 @@ pub trait WorkSource: Send + Sync {
 
 /// The parts of a channel at the source.
 pub struct Carrier {
-    /// Sending half.
     pub sender: Box<dyn Sender>,
-    /// Acknowledging half.
     pub acks: Box<dyn Acks>,
-    /// Ends both.
+    /// Ends the sending and the acknowledging half.
     pub closer: Closer,
 }
 
@@ -182,7 +180,7 @@ struct Shared {
 impl Shared {
     /// True for the first caller.
     fn end(&self) -> bool {
-        let first = !std::mem::replace(&mut *self.over.lock().unwrap_or_else(PoisonError::into_inner), true);
+        let first = !std::mem::replace(&mut *self.over.lock(), true);
         self.changed.notify_all();
         self.closer.close();
         first
@@ -195,14 +193,13 @@ impl Shared {
     }
 
     fn is_over(&self) -> bool {
-        *self.over.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.over.lock()
     }
 
     /// Sleeps, but not on after the end. False at the end.
     fn sleep(&self, wait: Duration) -> bool {
-        let over = self.over.lock().unwrap_or_else(PoisonError::into_inner);
-        let slept = self.changed.wait_timeout_while(over, wait, |over| !*over);
-        !*slept.unwrap_or_else(PoisonError::into_inner).0
+        let over = self.over.lock();
+        !*self.changed.wait_timeout_while(over, wait, |over| !*over).0
     }
 }
 

@@ -1,9 +1,9 @@
 //! Where the guest runs: resuming, running and ending its processes, with the checks that belong to these moments.
 
 use linerate_core::recovery::RunResult;
-use linerate_core::{Extent, GuestState, PAGE_BYTES, Side};
+use linerate_core::{Extent, GuestState, ModeTag, PAGE_BYTES, Side};
 
-use crate::check::{Mutation, Property, Way};
+use crate::check::{Mutation, Property};
 use crate::guest::{DEVICE, Guest, HOLE, Sending, content};
 use crate::world::World;
 
@@ -16,19 +16,16 @@ impl World {
         here.into_iter().chain(&self.destination.guest).chain(&self.parked)
     }
 
-    /// A living process.
     pub fn find(&self, pid: u64) -> Option<&Guest> {
         self.all().find(|guest| guest.pid == pid)
     }
 
-    /// A living process.
     pub fn find_mut(&mut self, pid: u64) -> Option<&mut Guest> {
         let here = Some(&mut self.guest).filter(|guest| !guest.gone);
         let all = here.into_iter().chain(&mut self.destination.guest).chain(&mut self.parked);
         all.into_iter().find(|guest| guest.pid == pid)
     }
 
-    /// A process ends.
     pub fn remove(&mut self, pid: u64) {
         if self.find(pid).is_some_and(|guest| guest.owned) {
             self.check.died.insert(pid, self.now);
@@ -106,7 +103,7 @@ impl World {
             self.guest.unprotect();
         }
         self.guest.throttle = 0;
-        if self.scenario.way == Way::HandedOver {
+        if self.scenario.mode == ModeTag::Handover {
             return (self.owner_undone(), true);
         }
         if self.options.mutation == Some(Mutation::RollBackForgetsGuest) {
@@ -212,7 +209,7 @@ impl World {
 
     /// The waiting guest of the session ends.
     pub fn tear_down(&mut self) {
-        if self.scenario.way == Way::HandedOver {
+        if self.scenario.mode == ModeTag::Handover {
             // What becomes of it is not ours to say.
             return self.owner.put_back(Side::Destination, self.options.mutation);
         }

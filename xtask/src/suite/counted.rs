@@ -18,7 +18,7 @@ pub struct Counted {
     failed: usize,
     /// How many were not run, by reason.
     not_run: BTreeMap<String, usize>,
-    /// Which of them passed without doing anything, since the machine lacks something: a lab's `not_run` writes these lines.
+    /// Which of them passed without doing anything, since the machine lacks something. A lab's `not_run` says so.
     idle: Vec<String>,
     /// Programs that ended badly, with the reason.
     bad: Vec<String>,
@@ -74,7 +74,7 @@ impl Counted {
         }
     }
 
-    /// The program ended badly. Tests without an outcome were not run to their end; if none has failed it is one of these that did.
+    /// The program ended badly. Tests without an outcome were not run to their end. If none has failed, one of these did.
     fn cut_short(&mut self, program: &str, trouble: &str, announced: usize) {
         let told = self.passed + self.failed + self.not_run.values().sum::<usize>();
         let mut rest = announced.saturating_sub(told);
@@ -143,7 +143,8 @@ fn number_before(text: &str, word: &str) -> usize {
 mod tests {
     use super::*;
 
-    const TEXT: &str = "running 6 tests\ntest a ... ok\ntest b ... ok\ntest c ... ignored, needs a device\ntest d ... ignored\n\
+    const TEXT: &str = "running 6 tests\ntest a ... ok\ntest b ... ok\n\
+                        test c ... ignored, needs a device\ntest d ... ignored\n\
                         test e ... ignored, needs a device\ntest f - should panic ... ok\n";
 
     fn written<'a>(text: &'a str, errors: &'a str, trouble: Option<&'a str>) -> Written<'a> {
@@ -164,14 +165,15 @@ mod tests {
         assert!(counted.to_string().starts_with("not run: real, kvm::a: no /dev/kvm (gone)\n"), "{counted}");
         assert_eq!(
             last(&counted),
-            "tests: 3 passed, 0 failed, 4 not run (1 marked as ignored without a reason; 2 marked as ignored: needs a device; \
-             1 no /dev/kvm (gone))"
+            "tests: 3 passed, 0 failed, 4 not run (1 marked as ignored without a reason; \
+             2 marked as ignored: needs a device; 1 no /dev/kvm (gone))"
         );
     }
 
     #[test]
     fn a_torn_line_does_not_lose_a_test() {
-        let text = "running 2 tests\ntest a ... said\nok\ntest b ... ok\n\ntest result: ok. 2 passed; 0 failed; 0 ignored\n";
+        let text = "running 2 tests\ntest a ... said\nok\ntest b ... ok\n\n\
+                    test result: ok. 2 passed; 0 failed; 0 ignored\n";
         assert_eq!(last(&Counted::of(&written(text, "", None))), "tests: 2 passed, 0 failed, 0 not run");
     }
 
