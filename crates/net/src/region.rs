@@ -109,8 +109,9 @@ pub trait Region: Send + Sync {
         let _ = runs;
     }
 
-    /// No adapter writes any more: what was held can be as it should be.
-    fn settle(&self) -> io::Result<()> {
+    /// No adapter writes any more: what was held can be as it should be. `release` ends the registration of a window.
+    fn settle(&self, release: &dyn Fn(Run)) -> io::Result<()> {
+        let _ = release;
         Ok(())
     }
 

@@ -8,13 +8,19 @@ use linerate_core::{RegionId, Run};
 
 use crate::channel::ChannelError;
 use crate::lock::{Mutex, RwLock};
-use crate::region::Region;
 use crate::region::held::HeldRegion;
+use crate::region::{Mapped, Region};
 
 /// Something that writes to regions without this process doing anything: an adapter with keys to them.
 pub trait RemoteWriter: Send + Sync {
     /// When it returns, nothing is written any more. May be called again.
     fn stop(&self);
+}
+
+/// Memory that is registered with an adapter. The kernel keeps its pages where they are, and splits no huge page of them.
+pub trait Registrations: Send + Sync {
+    /// When it returns, this window of a mapping is not registered, and never will be again.
+    fn release(&self, mapped: Mapped, window: Run);
 }
 
 /// The regions that a session's channels read from or write to, by number.
@@ -24,6 +30,7 @@ pub struct RegionTable {
     /// which takes it for writing, waits for calls under way but not for a payload that may never come.
     sealed: RwLock<bool>,
     writers: Mutex<Vec<Weak<dyn RemoteWriter>>>,
+    registrations: Mutex<Vec<Arc<dyn Registrations>>>,
 }
 
 /// Leave to write until it is dropped. Not to be held across a wait.
@@ -40,6 +47,7 @@ impl RegionTable {
             regions: regions.into_iter().map(held).collect(),
             sealed: RwLock::new(false),
             writers: Mutex::default(),
+            registrations: Mutex::default(),
         }
     }
 
@@ -69,13 +77,21 @@ impl RegionTable {
         if *sealed { Err(ChannelError::Sealed) } else { Ok(WritePermit { _guard: sealed }) }
     }
 
-    /// The seal will stop it. Refused if it was sealed already.
-    pub fn attach(&self, writer: &Arc<dyn RemoteWriter>) -> Result<(), ChannelError> {
+    /// The seal will stop the writer, and release windows that it writes to. Refused if it was sealed already.
+    pub fn attach(
+        &self,
+        writer: &Arc<dyn RemoteWriter>,
+        registered: Arc<dyn Registrations>,
+    ) -> Result<(), ChannelError> {
         // Under the permit: either the seal comes later and finds the writer, or this finds the seal.
         let _permit = self.permit()?;
         let mut writers = self.writers.lock();
         writers.retain(|known| known.strong_count() > 0);
         writers.push(Arc::downgrade(writer));
+        let mut registrations = self.registrations.lock();
+        if !registrations.iter().any(|known| Arc::ptr_eq(known, &registered)) {
+            registrations.push(registered);
+        }
         Ok(())
     }
 
@@ -85,8 +101,14 @@ impl RegionTable {
         *self.sealed.write() = true;
         let writers = std::mem::take(&mut *self.writers.lock());
         writers.iter().filter_map(Weak::upgrade).for_each(|writer| writer.stop());
+        let registrations = std::mem::take(&mut *self.registrations.lock());
         for (id, region) in &self.regions {
-            if let Err(error) = region.settle() {
+            let release = |window| {
+                if let Some((mapped, at)) = region.mapped_at(window) {
+                    registrations.iter().for_each(|registered| registered.release(mapped, at));
+                }
+            };
+            if let Err(error) = region.settle(&release) {
                 // Memory is right and there is too much of it.
                 tracing::warn!(region = id, %error, "holes were not made holes again");
             }

@@ -57,13 +57,24 @@ impl Moved {
         self.events.iter().filter(|event| event["kind"] != "progress").collect()
     }
 
+    /// The same, a line for each.
+    fn told_lines(&self) -> String {
+        self.told().iter().map(|event| format!("{event}\n")).collect()
+    }
+
     /// The report of a guest that arrived.
     pub(crate) fn arrived(&self, agent: &Agent) -> &Value {
-        let log = || std::fs::read_to_string(agent.log()).unwrap_or_default();
-        assert_eq!(self.code, Some(0), "{}\n{:#?}\n{}", self.said, self.events, log());
+        assert_eq!(self.code, Some(0), "{}\n{}\n{}", self.said, self.told_lines(), last_lines(agent));
         let finished = self.events.iter().find(|event| event["kind"] == "finished").unwrap();
         &finished["report"]
     }
+}
+
+/// The end of an agent's log. It has thousands after many moves.
+fn last_lines(agent: &Agent) -> String {
+    let log = std::fs::read_to_string(agent.log()).unwrap_or_default();
+    let lines: Vec<&str> = log.lines().collect();
+    lines[lines.len().saturating_sub(20)..].join("\n")
 }
 
 /// A part has arrived, and the link to which something is done has carried some of it: a link that is still being opened cannot be lost.

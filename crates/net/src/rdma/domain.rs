@@ -15,13 +15,63 @@ use super::library::Library;
 use super::verbs::{Access, ProtectionDomain, Registration};
 use crate::lock::Mutex;
 use crate::region::Mapped;
+use crate::table::Registrations;
 
-/// A registration that is made by whoever needs it first.
-type Slot = Arc<Mutex<Option<Arc<Registration>>>>;
+/// A window's registration, made by whoever needs it first.
+#[derive(Default)]
+enum Slot {
+    #[default]
+    Free,
+    Registered(Arc<Registration>),
+    /// Whoever needs it now comes too late.
+    Released,
+}
+
+/// By address, length and access.
+type Place = (usize, usize, Access);
+
+/// The windows of a domain. A session's regions may know them for longer than the domain is there; then none is registered.
+#[derive(Default)]
+struct Windows(Mutex<HashMap<Place, Arc<Mutex<Slot>>>>);
+
+impl Windows {
+    fn slot(&self, place: Place) -> Arc<Mutex<Slot>> {
+        let mut windows = self.0.lock();
+        Arc::clone(windows.entry(place).or_default())
+    }
+
+    /// One after the other, each under its lock: who releases one of them meanwhile waits for that one only.
+    fn release_all(&self) {
+        let slots: Vec<_> = self.0.lock().values().map(Arc::clone).collect();
+        slots.iter().for_each(|slot| release(slot));
+    }
+}
+
+fn release(slot: &Mutex<Slot>) {
+    *slot.lock() = Slot::Released;
+}
+
+impl Registrations for Windows {
+    fn release(&self, mapped: Mapped, window: Run) {
+        if let Ok((start, length)) = place_of(mapped, window) {
+            release(&self.slot((start.as_ptr() as usize, length, Access::RemoteWrite)));
+        }
+    }
+}
+
+/// Start and length of a part of a mapping.
+fn place_of(mapped: Mapped, run: Run) -> Result<(NonNull<u8>, usize), RdmaError> {
+    let inside = run.offset.checked_add(run.length).is_some_and(|end| end <= mapped.length);
+    let place = (usize::try_from(run.offset), usize::try_from(run.length));
+    let (true, (Ok(offset), Ok(length))) = (inside, place) else {
+        return Err(RdmaError::Rules("a window is not inside its region"));
+    };
+    // SAFETY: the offset lies inside the mapping, as was checked, and `Mapped` vouches for a mapping of that length.
+    Ok((unsafe { mapped.base.add(offset) }, length))
+}
 
 pub(super) struct Domain {
-    /// By address, length and access. Before the domain, which must outlive them.
-    windows: Mutex<HashMap<(usize, usize, Access), Slot>>,
+    windows: Arc<Windows>,
     pub(super) protection: Arc<ProtectionDomain>,
     context: usize,
 }
@@ -34,30 +84,31 @@ impl Domain {
         run: Run,
         access: Access,
     ) -> Result<Arc<Registration>, RdmaError> {
-        let inside = run.offset.checked_add(run.length).is_some_and(|end| end <= mapped.length);
-        let place = (usize::try_from(run.offset), usize::try_from(run.length));
-        let (true, (Ok(offset), Ok(length))) = (inside, place) else {
-            return Err(RdmaError::Rules("a window is not inside its region"));
-        };
-        let address = (mapped.base.as_ptr() as usize).wrapping_add(offset);
-        let slot = self.slot((address, length, access));
+        let (start, length) = place_of(mapped, run)?;
+        let slot = self.windows.slot((start.as_ptr() as usize, length, access));
         // Locking pages takes long: other channels register other windows meanwhile.
         let mut slot = slot.lock();
-        if let Some(known) = &*slot {
-            return Ok(Arc::clone(known));
+        match &*slot {
+            Slot::Registered(known) => return Ok(Arc::clone(known)),
+            Slot::Released => return Err(RdmaError::ClosedHere),
+            Slot::Free => {}
         }
-        // SAFETY: the offset lies inside the mapping, as was checked, and `Mapped` vouches for a mapping of that length.
-        let start = unsafe { mapped.base.add(offset) };
         // SAFETY: `Mapped` vouches for shared memory that nobody sees as a slice.
-        let made = unsafe { Registration::new(&self.protection, start, length, access) }?;
-        let made = Arc::new(made);
-        *slot = Some(Arc::clone(&made));
+        let made = Arc::new(unsafe { Registration::new(&self.protection, start, length, access) }?);
+        *slot = Slot::Registered(Arc::clone(&made));
         Ok(made)
     }
 
-    fn slot(&self, place: (usize, usize, Access)) -> Slot {
-        let mut windows = self.windows.lock();
-        Arc::clone(windows.entry(place).or_default())
+    /// What is registered in it, for whoever has to release some of it.
+    pub(super) fn registrations(&self) -> Arc<dyn Registrations> {
+        Arc::clone(&self.windows) as _
+    }
+}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        // While the device is open; the domain itself goes after its windows.
+        self.windows.release_all();
     }
 }
 
@@ -81,7 +132,7 @@ impl Domains {
         }
         // SAFETY: the caller's promise.
         let protection = Arc::new(unsafe { ProtectionDomain::new(library, context) }?);
-        let domain = Arc::new(Domain { windows: Mutex::default(), protection, context: here });
+        let domain = Arc::new(Domain { windows: Arc::default(), protection, context: here });
         known.push(Arc::downgrade(&domain));
         Ok(domain)
     }

@@ -73,7 +73,7 @@ impl Receiver for RdmaReceiver {
             answer: Vec::new(),
         };
         // The seal ends this queue pair from now on; a table that is sealed already gives no window.
-        let end = match regions.attach(&writer) {
+        let end = match regions.attach(&writer, self.connection.domain.registrations()) {
             Ok(()) => server.run(),
             Err(error) => error,
         };

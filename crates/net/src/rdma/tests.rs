@@ -28,6 +28,7 @@ use crate::table::RegionTable;
 use crate::tcp::connect::Route;
 
 mod errors;
+mod huge;
 mod measure;
 mod planted;
 mod streams;

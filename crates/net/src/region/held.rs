@@ -62,6 +62,21 @@ impl HeldRegion {
         self.windows.read()
     }
 
+    /// Makes these runs of a window holes. The kernel splits no huge page that is registered and only writes zeroes, so the
+    /// window is released first. Small pages and whole windows need no release, which the blackout would pay for.
+    fn punch(&self, window: Run, runs: &[Run], release: &dyn Fn(Run)) -> io::Result<()> {
+        if let Some(first) = runs.first().filter(|first| **first != window) {
+            let page = Run { length: first.length.min(PAGE_BYTES), ..*first };
+            self.inner.clear(page)?;
+            let mut holes = Vec::new();
+            self.inner.holes(page, &mut holes)?;
+            if holes.is_empty() {
+                release(window);
+            }
+        }
+        runs.iter().try_for_each(|run| self.inner.clear(*run))
+    }
+
     fn mark(windows: &BTreeMap<u64, Box<Empty>>, runs: &[Run], empty: bool) {
         if windows.is_empty() {
             return;
@@ -92,16 +107,17 @@ fn set(bits: &Empty, piece: Run, empty: bool) {
     }
 }
 
-/// Runs of pages whose bit is set, neighbours joined.
-fn empty_runs(window: u64, bits: &Empty) -> Vec<Run> {
+/// Runs of a window's pages whose bit is set, neighbours joined.
+fn empty_runs(window: Run, bits: &Empty) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     let words = bits.iter().enumerate().map(|(word, bits)| (word as u64, bits.load(Ordering::SeqCst)));
     for (word, bits) in words.filter(|(_, bits)| *bits != 0) {
         for page in (0..WORD_PAGES).filter(|page| bits >> page & 1 == 1) {
-            let offset = window * WINDOW_BYTES + (word * WORD_PAGES + page) * PAGE_BYTES;
+            let offset = window.offset + (word * WORD_PAGES + page) * PAGE_BYTES;
+            let length = PAGE_BYTES.min(window.end().saturating_sub(offset));
             match runs.last_mut() {
-                Some(last) if last.end() == offset => last.length += PAGE_BYTES,
-                _ => runs.push(Run { offset, length: PAGE_BYTES }),
+                Some(last) if last.end() == offset => last.length += length,
+                _ => runs.push(Run { offset, length }),
             }
         }
     }
@@ -212,11 +228,11 @@ impl Region for HeldRegion {
         HeldRegion::mark(&self.read(), runs, false);
     }
 
-    fn settle(&self) -> io::Result<()> {
+    fn settle(&self, release: &dyn Fn(Run)) -> io::Result<()> {
         let mut windows = self.windows.write();
         for (number, bits) in std::mem::take(&mut *windows) {
-            for run in empty_runs(number, &bits) {
-                self.inner.clear(Run { length: run.length.min(self.size() - run.offset), ..run })?;
+            if let Some(window) = window_of(number * WINDOW_BYTES, self.size()) {
+                self.punch(window, &empty_runs(window, &bits), release)?;
             }
         }
         Ok(())
@@ -225,6 +241,8 @@ impl Region for HeldRegion {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
     use crate::rdma::memory::FileRegion;
 
@@ -266,7 +284,7 @@ mod tests {
         held.clear(run(21, 1)).unwrap();
         held.clear(run(10, 1)).unwrap();
         assert_eq!(inner.populated().unwrap(), WINDOW_BYTES, "no page may be punched out under the adapter");
-        held.settle().unwrap();
+        held.settle(&|_| {}).unwrap();
         assert_eq!(inner.populated().unwrap(), 3 * PAGE);
         let bytes = inner.snapshot().unwrap();
         let full: Vec<usize> = (0..512).filter(|page| bytes[page * PAGE as usize] != 0).collect();
@@ -281,7 +299,7 @@ mod tests {
         held.hold(run(512, 1)).unwrap();
         held.clear(run(1, 4 * 512 - 2)).unwrap();
         assert_eq!(inner.populated().unwrap(), WINDOW_BYTES + 2 * PAGE);
-        held.settle().unwrap();
+        held.settle(&|_| {}).unwrap();
         assert_eq!(inner.populated().unwrap(), 2 * PAGE);
         let left: usize = inner.snapshot().unwrap().iter().map(|byte| usize::from(*byte)).sum();
         assert_eq!(left, 2 * PAGE as usize);
@@ -297,8 +315,70 @@ mod tests {
         let (near, far) = UnixStream::pair().unwrap();
         rustix::net::send(&near, &[5; 64], rustix::net::SendFlags::empty()).unwrap();
         held.receive(far.as_fd(), &[run(3, 1)], 0).unwrap();
-        held.settle().unwrap();
+        held.settle(&|_| {}).unwrap();
         assert_eq!(inner.snapshot().unwrap()[3 * PAGE as usize..][..64], [5; 64]);
+    }
+
+    /// Windows, of which some are huge pages: no hole can be punched into a part of one before it is released.
+    struct Huge {
+        inner: Arc<FileRegion>,
+        locked: Mutex<Vec<Run>>,
+    }
+
+    impl Huge {
+        fn is_locked(&self, run: Run) -> bool {
+            let locked = self.locked.lock().unwrap();
+            locked.iter().any(|page| page.offset <= run.offset && run.end() <= page.end() && *page != run)
+        }
+    }
+
+    impl Region for Huge {
+        fn size(&self) -> u64 {
+            self.inner.size()
+        }
+        fn checksum_after(&self, before: u32, runs: &[Run]) -> io::Result<u32> {
+            self.inner.checksum_after(before, runs)
+        }
+        fn split_zero(&self, runs: &[Run], data: &mut Vec<Run>, zero: &mut Vec<Run>) -> io::Result<()> {
+            self.inner.split_zero(runs, data, zero)
+        }
+        fn send(&self, _: BorrowedFd<'_>, _: &[u8], _: &[Run], _: usize) -> io::Result<usize> {
+            Ok(0)
+        }
+        fn receive(&self, _: BorrowedFd<'_>, _: &[Run], _: usize) -> io::Result<usize> {
+            Ok(0)
+        }
+        fn clear(&self, run: Run) -> io::Result<()> {
+            if self.is_locked(run) { self.inner.wipe(run) } else { self.inner.clear(run) }
+        }
+        fn populate(&self, _: &[Run]) -> io::Result<()> {
+            Ok(())
+        }
+        fn holes(&self, run: Run, holes: &mut Vec<Run>) -> io::Result<()> {
+            self.inner.holes(run, holes)
+        }
+    }
+
+    #[test]
+    fn a_huge_page_is_released_before_holes_are_punched_into_it_and_nothing_else_is() {
+        // Two huge pages, one of them without data, a window of small pages, a full one, and a huge page that ends early.
+        let inner = Arc::new(FileRegion::new(5 * WINDOW_BYTES - PAGE).unwrap());
+        let windows = [run(0, 512), run(512, 512), run(2 * 512, 512), run(3 * 512, 512), run(4 * 512, 511)];
+        let huge = vec![windows[0], windows[1], windows[4]];
+        let region = Arc::new(Huge { inner: inner.clone(), locked: Mutex::new(huge) });
+        let held = HeldRegion::new(region.clone());
+        held.hold(Run { offset: 0, length: inner.size() }).unwrap();
+        windows.iter().for_each(|window| register(&inner, *window));
+        let data = [run(7, 1), run(2 * 512 + 9, 1), run(3 * 512, 512), run(4 * 512, 2)];
+        held.landed(&data);
+        let released = Mutex::new(Vec::new());
+        let release = |window: Run| {
+            region.locked.lock().unwrap().retain(|page| *page != window);
+            released.lock().unwrap().push(window);
+        };
+        held.settle(&release).unwrap();
+        assert_eq!(released.into_inner().unwrap(), [windows[0], windows[4]]);
+        assert_eq!(inner.populated().unwrap(), (1 + 1 + 512 + 2) * PAGE);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::super::domain::Domain;
 use super::super::verbs::Access;
+use super::huge::HugePages;
 use super::*;
 
 fn register_all(domain: &Domain, region: &FileRegion, window: u64) -> Duration {
@@ -58,6 +59,42 @@ fn what_the_carrier_moves() {
             let gigabits = size as f64 * 8.0 / begun.elapsed().as_secs_f64() / 1e9;
             println!(
                 "carrier round {round}: checksums {checksums}, zero copy {zero_copy}: {gigabits:.3} Gb/s"
+            );
+        }
+    }
+}
+
+/// Data in every `step`-th page of each window.
+fn sparse(size: u64, step: u64) -> Arc<FileRegion> {
+    let (source, _) = region(size);
+    for offset in (0..size).step_by((step * PAGE) as usize) {
+        source.store(offset, &[0x5a; PAGE as usize]).unwrap();
+    }
+    source
+}
+
+#[test]
+#[ignore = "needs an RDMA device; the lab runs it in its RDMA machine"]
+fn the_seal_of_windows_with_holes() {
+    let _link = link();
+    let size = 32 * WINDOW_BYTES;
+    for round in 0..5 {
+        for (step, huge) in [(512, false), (512, true), (64, false), (64, true), (2, false), (2, true)] {
+            let source = sparse(size, step);
+            let (landed, table) = region(size);
+            let huge_pages = huge.then(HugePages::on);
+            let mut channel = Channel::open(patient(), &table);
+            let frames = send_all(&mut channel, &source, 128 * PAGE);
+            channel.acknowledged_or_done(frames);
+            let begun = Instant::now();
+            channel.regions.seal();
+            let took = begun.elapsed();
+            drop(huge_pages);
+            println!(
+                "seal round {round}: 32 windows, data in 1 of {step:3} pages, huge pages {huge:5}: {:8.2} ms, {:6} KiB there for {:6} KiB",
+                took.as_secs_f64() * 1e3,
+                landed.populated().unwrap() >> 10,
+                (size / step) >> 10,
             );
         }
     }
