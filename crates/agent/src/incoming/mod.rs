@@ -3,6 +3,7 @@
 //! | room | what lives there |
 //! |---|---|
 //! | here | what all threads of a session share; who may join it |
+//! | `steps` | what the brain says, in the order of the ten steps, and where each is done |
 //! | `body` | the loop that feeds events to the brain and does what it says |
 //! | `worker` | the one thread that deals with the waiting guest |
 //! | `admit` | may it come here: memory, names, QEMU, disks, networks |
@@ -15,6 +16,7 @@ mod body;
 mod channels;
 pub(crate) mod domain;
 mod ram_folder;
+mod steps;
 mod storage;
 mod streams;
 #[cfg(test)]

@@ -35,11 +35,11 @@ pub(super) struct Body {
     pub agent: Arc<Agent>,
     pub record: Record,
     paths: Paths,
-    links: Option<Links<Outgoing>>,
+    pub links: Option<Links<Outgoing>>,
     told: Told,
     progress_at: Instant,
     cpu_before: Duration,
-    ending: Option<Ending>,
+    pub ending: Option<Ending>,
     /// The destination is to be asked when it is known that the guest stands here.
     asks: bool,
 }
@@ -166,41 +166,19 @@ impl Body {
         self.shared.work.notify_all();
     }
 
-    pub(super) fn execute(&mut self, action: Action) {
-        match action {
-            Action::Transmit(path, frame) => self.transmit(path, frame),
-            Action::OpenLinks(endpoints) => self.links = Some(links::open(&self.shared, &endpoints)),
-            Action::Attach => self.worker.ask(Job::Attach),
-            Action::Protect => self.worker.ask(Job::Protect),
-            Action::Scan { last, also } => self.worker.ask(Job::Scan { last, also }),
-            Action::Throttle(percent) => self.worker.ask(Job::Throttle(percent)),
-            Action::SwitchOver => self.worker.ask(Job::SwitchOver),
-            Action::Digest => self.worker.ask(Job::Digest),
-            Action::WriteDeviceState => self.worker.ask(Job::WriteDeviceState),
-            Action::LetThrough => self.worker.ask(Job::LetThrough),
-            Action::BeginStreams(settings) => self.worker.ask(Job::BeginStreams(settings)),
-            Action::Carriage(message) => self.shared.heard(message),
-            Action::RollBack => {
-                // First: a QEMU whose connections nobody reads may not answer, and holds its guest.
-                if let Some(carriage) = self.shared.carriage() {
-                    carriage.streams.fail_all();
-                }
-                self.worker.ask(Job::RollBack);
-            }
-            Action::CleanUp => self.worker.ask(Job::CleanUp),
-            Action::Journal(phase) => self.write_journal(phase),
-            Action::Query if !self.asks => {
-                self.asks = true;
-                self.worker.ask(Job::CheckStands);
-            }
-            Action::Query => {}
-            Action::Untold(is) => self.untold(is),
-            // The destination does not know of the roll-back.
-            Action::Withdraw { held } => {
-                links::withdraw(&self.shared, &self.agent.journal, &self.record, held);
-            }
-            Action::End(ending) => self.ending = Some(ending),
+    /// Asked when it is known that the guest stands here.
+    pub(super) fn ask_destination(&mut self) {
+        if !std::mem::replace(&mut self.asks, true) {
+            self.worker.ask(Job::CheckStands);
         }
+    }
+
+    pub(super) fn roll_back(&self) {
+        // First: a QEMU whose connections nobody reads may not answer, and holds its guest.
+        if let Some(carriage) = self.shared.carriage() {
+            carriage.streams.fail_all();
+        }
+        self.worker.ask(Job::RollBack);
     }
 
     /// What was to be done if the guest stands here as it was left: commit, or the question that says commit again.
@@ -229,14 +207,14 @@ impl Body {
         }
     }
 
-    fn transmit(&mut self, path: PathId, frame: Frame) {
+    pub(super) fn transmit(&mut self, path: PathId, frame: Frame) {
         if !self.paths.send(path, frame) {
             self.take(Input::Event(Event::PathLost(path)));
         }
     }
 
     /// Whether a later agent is to tell the destination of the roll-back.
-    fn untold(&mut self, is: bool) {
+    pub(super) fn untold(&mut self, is: bool) {
         if let Role::Source { untold, .. } = &mut self.record.role {
             *untold = is;
         }
@@ -245,7 +223,7 @@ impl Body {
         }
     }
 
-    fn write_journal(&mut self, new: SourcePhase) {
+    pub(super) fn write_journal(&mut self, new: SourcePhase) {
         let reachable = links::peers(&self.shared, &self.record);
         let mut record = self.record.clone();
         match &mut record.role {

@@ -3,7 +3,8 @@
 //! | room | what lives there |
 //! |---|---|
 //! | here | what all threads of a migration share: the brain behind a lock, its inbox, its watchers |
-//! | `start` | steps 1 and 2: the guest is read and judged, the destination's agent is reached |
+//! | `steps` | a migration from top to bottom: its ten steps, and where each is done |
+//! | `start` | the parts of steps 1 and 2: the guest is read and judged, the destination's agent is reached |
 //! | `body` | the loop that feeds events to the brain and does what it says |
 //! | `mode` | direct, or by QEMU's own streams |
 //! | `streams` | QEMU's connections become streams of the session |
@@ -26,6 +27,7 @@ mod pinned;
 mod progress;
 mod rejoin;
 mod start;
+mod steps;
 mod storage;
 mod streams;
 #[cfg(test)]
@@ -56,7 +58,7 @@ use crate::session::links::{Dialler, Losses};
 use crate::session::paths::Door;
 use board::Board;
 
-pub use start::start;
+pub use steps::start;
 pub(crate) use storage::leave_stale;
 
 /// What the loop of a migration receives.

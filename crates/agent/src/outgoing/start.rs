@@ -1,9 +1,9 @@
-//! Steps 1 and 2: the guest is read and judged, the destination's agent is reached, and the loop is started.
+//! The parts of steps 1 and 2: the guest is read and judged, the destination's agent is reached, and the loop is started.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -38,7 +38,7 @@ use crate::hub::Hub;
 use crate::journal::{Record, Role};
 use crate::kernel;
 use crate::ram::Ram;
-use crate::session::address::resolve;
+use crate::session::address;
 use crate::session::contact::first_contact;
 use crate::session::identity::{Identity, token_text};
 use crate::session::kept::Kept;
@@ -48,9 +48,9 @@ use crate::session::paths::Door;
 const QMP_WAIT: Duration = Duration::from_secs(10);
 
 /// What a reading of the guest gives.
-struct Found {
+pub(super) struct Found {
     record: GuestRecord,
-    description: GuestDescription,
+    pub description: GuestDescription,
     qemu: SourceQemu,
     choice: Choice,
     blocks: Vec<RamBlock>,
@@ -59,54 +59,38 @@ struct Found {
 }
 
 /// The destination's agent, as it was reached first, and what names the session there.
-struct Contact {
+pub(super) struct Contact {
     identity: Identity,
     /// The address that answered comes first.
     peers: Vec<SocketAddr>,
-    control: ControlPath,
+    pub control: ControlPath,
     /// Of a domain: what the next life of this agent withdraws.
     kept: Option<Kept>,
 }
 
-/// Begins a migration. Returns when the destination's agent has answered; all else happens in threads of its own.
-/// On `Err` the guest was not touched.
-pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing>, Fault> {
-    let began = Instant::now();
-    check_request(&request)?;
-    let mut found = find(agent, &request)?;
-    let mut contact = reach(agent, &request)?;
-    let session = contact.identity.session;
-    if request.domain.is_none() {
-        let folder = folder(&agent.registry, &found.record)?;
-        found.qemu.mark_pauses(PauseMark::new(&folder, &session.to_string()));
-    }
-    let role = role(&found, &contact);
-    let record = Record::new(&request.guest, agent.journal.next_order(), role);
-    let (inbox, receiver) = channel();
-    let sender = inbox.clone();
-    let door = Door::open(move |event| drop(sender.send(Input::Event(event.into()))))
-        .map_err(|error| fault(Code::Internal, Step::Authorise, Side::Source, &error))?;
-    let ends = (inbox, door);
-    let shared = Arc::new(outgoing(agent, request, &mut found, &mut contact, began.elapsed(), ends)?);
-    warn_of(&shared, &found.description);
-    if shared.domain.is_some() {
-        domain::note(agent, session, &record)?;
-    }
-    run(agent, &shared, found, contact.control, record, receiver)?;
-    let mode = shared.choice.mode;
-    tracing::info!(%session, guest = shared.request.guest, to = shared.request.to, %mode, "migration begins");
-    Ok(shared)
-}
-
-fn reach(agent: &Arc<Agent>, request: &MigrateRequest) -> Result<Contact, Fault> {
+/// Reaches the destination's agent, and marks the guest's pauses as this session's.
+pub(super) fn authorise(
+    agent: &Arc<Agent>,
+    request: &MigrateRequest,
+    found: &mut Found,
+) -> Result<Contact, Fault> {
     let identity = Identity::random()?;
-    let peers = resolve(&request.to)?;
+    let peers = address::resolve(&request.to)?;
     let kept = match &request.domain {
         Some(_) => Some(domain::keep(agent, &identity, &peers)?),
         None => None,
     };
     let (control, peer) = first_contact(&peers, Purpose::ControlNew, &identity)?;
+    if request.domain.is_none() {
+        let folder = folder(&agent.registry, &found.record)?;
+        found.qemu.mark_pauses(PauseMark::new(&folder, &identity.session.to_string()));
+    }
     Ok(Contact { identity, peers: first(peer, peers), control, kept })
+}
+
+/// The session's record.
+pub(super) fn record(agent: &Agent, request: &MigrateRequest, found: &Found, contact: &Contact) -> Record {
+    Record::new(&request.guest, agent.journal.next_order(), role(found, contact))
 }
 
 fn role(found: &Found, contact: &Contact) -> Role {
@@ -130,7 +114,7 @@ fn role(found: &Found, contact: &Contact) -> Role {
 }
 
 /// What all threads of the migration share.
-fn outgoing(
+pub(super) fn outgoing(
     agent: &Agent,
     request: MigrateRequest,
     found: &mut Found,
@@ -175,7 +159,7 @@ fn outgoing(
 }
 
 /// Warns of what the migration leaves behind or takes on the operator's word.
-fn warn_of(shared: &Outgoing, guest: &GuestDescription) {
+pub(super) fn warn_of(shared: &Outgoing, guest: &GuestDescription) {
     let cautions = [storage::caution(&shared.request), mode::caution(&shared.choice, guest)];
     for text in cautions.into_iter().flatten().chain(disks::cautions(guest)) {
         shared.hub.publish(EventKind::Warning { text });
@@ -194,7 +178,7 @@ fn dialler(agent: &Agent, request: &MigrateRequest, found: &Found, identity: Ide
     Dialler::new(identity, request.transport, rdma)
 }
 
-fn run(
+pub(super) fn run(
     agent: &Arc<Agent>,
     shared: &Arc<Outgoing>,
     found: Found,
@@ -203,6 +187,9 @@ fn run(
     receiver: Receiver<Input>,
 ) -> Result<(), Fault> {
     let failed = |error: std::io::Error| fault(Code::Internal, Step::Authorise, Side::Source, &error);
+    if shared.domain.is_some() {
+        domain::note(agent, shared.session, &record)?;
+    }
     let guest = Guest {
         state_socket: socket(agent, &found.record, "state.sock")?,
         disks_socket: socket(agent, &found.record, "disks.sock")?,
@@ -227,7 +214,7 @@ fn run(
     Ok(())
 }
 
-fn check_request(request: &MigrateRequest) -> Result<(), Fault> {
+pub(super) fn check_request(request: &MigrateRequest) -> Result<(), Fault> {
     let wrong = |detail: String| Fault::new(Code::NoLink, Step::Resolve, Side::Source, detail);
     parse_networks(&request.links.join(",")).map_err(|error| wrong(error.to_string()))?;
     let share = request.storage_share_percent;
@@ -239,7 +226,7 @@ fn check_request(request: &MigrateRequest) -> Result<(), Fault> {
 }
 
 /// Reads the guest and judges whether direct mode can move it.
-fn find(agent: &Agent, request: &MigrateRequest) -> Result<Found, Fault> {
+pub(super) fn resolve(agent: &Agent, request: &MigrateRequest) -> Result<Found, Fault> {
     let name = &request.guest;
     let here =
         |code, error: &(dyn std::error::Error + 'static)| fault(code, Step::Resolve, Side::Source, error);

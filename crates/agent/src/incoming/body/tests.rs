@@ -2,6 +2,7 @@
 
 use std::sync::mpsc::channel;
 
+use linerate_core::destination::Action;
 use linerate_core::{SessionId, Token};
 use linerate_net::stream::endpoint::Socket;
 
