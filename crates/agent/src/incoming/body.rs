@@ -12,8 +12,7 @@ use linerate_core::{Code, Fault, Message, Outcome, PathId, Side, Step};
 use linerate_guest::procfs;
 
 use super::worker::{Job, Worker};
-use super::{Incoming, Input};
-use crate::agent::Agent;
+use super::{Incoming, Input, Sessions};
 use crate::clock::cpu_time;
 use crate::faults::{chain, fault};
 use crate::journal::Record;
@@ -21,7 +20,7 @@ use crate::session::paths::Paths;
 
 /// Everything that the loop has of its own.
 pub(super) struct Body {
-    agent: Arc<Agent>,
+    sessions: Arc<Sessions>,
     pub shared: Arc<Incoming>,
     pub worker: Worker,
     paths: Paths,
@@ -30,9 +29,9 @@ pub(super) struct Body {
 }
 
 impl Body {
-    pub fn new(agent: Arc<Agent>, shared: Arc<Incoming>) -> io::Result<Body> {
-        let worker = Worker::start(agent.clone(), shared.clone())?;
-        Ok(Body { agent, shared, worker, paths: Paths::default(), cpu_before: cpu_time(), over: false })
+    pub fn new(sessions: Arc<Sessions>, shared: Arc<Incoming>) -> io::Result<Body> {
+        let worker = Worker::start(sessions.clone(), shared.clone())?;
+        Ok(Body { sessions, shared, worker, paths: Paths::default(), cpu_before: cpu_time(), over: false })
     }
 
     /// Runs until the brain says that it is over.
@@ -55,7 +54,7 @@ impl Body {
         self.shared.fences.close_all();
         self.paths.clear();
         self.worker.finish();
-        self.agent.forget_incoming(self.shared.session);
+        self.sessions.forget(self.shared.session);
     }
 
     fn take(&mut self, input: Input) {
@@ -146,7 +145,7 @@ impl Body {
     /// Whether a guest that was committed has ended or is ending, and has not moved on.
     fn is_gone(&self) -> bool {
         self.has_ended()
-            && matches!(self.agent.outcome(self.shared.session), Outcome::Gone | Outcome::Pending)
+            && matches!(self.sessions.outcome(self.shared.session), Outcome::Gone | Outcome::Pending)
     }
 
     pub(super) fn write_journal(&mut self, phase: DestinationPhase) {
@@ -169,7 +168,7 @@ impl Body {
             self.worker.note_run_time(waiting.cpu_run_ns);
         }
         let record = Record::new(&self.shared.guest(), self.shared.order, waiting.role(phase));
-        let (journal, session) = (&self.agent.journal, self.shared.session);
+        let (journal, session) = (&self.sessions.journal, self.shared.session);
         let put = match phase {
             DestinationPhase::Started | DestinationPhase::Loaded | DestinationPhase::Committed => {
                 journal.put(session, &record)

@@ -16,8 +16,7 @@ use super::links;
 use super::progress::{self, Told};
 use super::rejoin::rejoin;
 use super::worker::{Job, Worker};
-use super::{Input, Outgoing};
-use crate::agent::Agent;
+use super::{Input, Outgoing, Sessions};
 use crate::clock::cpu_time;
 use crate::faults::{chain, fault};
 use crate::journal::{Record, Role};
@@ -32,7 +31,7 @@ const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 pub(super) struct Body {
     pub shared: Arc<Outgoing>,
     pub worker: Worker,
-    pub agent: Arc<Agent>,
+    pub sessions: Arc<Sessions>,
     pub record: Record,
     paths: Paths,
     pub links: Option<Links<Outgoing>>,
@@ -46,11 +45,11 @@ pub(super) struct Body {
 
 impl Body {
     /// A body that has not begun.
-    pub fn new(shared: Arc<Outgoing>, worker: Worker, agent: Arc<Agent>, record: Record) -> Body {
+    pub fn new(shared: Arc<Outgoing>, worker: Worker, sessions: Arc<Sessions>, record: Record) -> Body {
         Body {
             shared,
             worker,
-            agent,
+            sessions,
             record,
             paths: Paths::default(),
             links: None,
@@ -143,7 +142,7 @@ impl Body {
             return;
         }
         (*ran, *stood) = (state.is_none(), state);
-        if let Err(error) = self.agent.journal.put(self.shared.session, &self.record) {
+        if let Err(error) = self.sessions.journal.put(self.shared.session, &self.record) {
             tracing::warn!(session = %self.shared.session, error = chain(&error), "a later agent would let the guest do what it did when the migration began: it was paused or resumed since");
         }
     }
@@ -219,7 +218,7 @@ impl Body {
             *untold = is;
         }
         if !is {
-            self.agent.journal.note_told(self.shared.session);
+            self.sessions.journal.note_told(self.shared.session);
         }
     }
 
@@ -234,7 +233,7 @@ impl Body {
             Role::Destination { .. } | Role::Libvirt { .. } => {}
         }
         record.changed_unix_ms = crate::clock::unix_ms();
-        let (journal, session) = (&self.agent.journal, self.shared.session);
+        let (journal, session) = (&self.sessions.journal, self.shared.session);
         let is_end = matches!(new, SourcePhase::Finished | SourcePhase::RolledBack);
         let put = if is_end { journal.put_end(session, &record) } else { journal.put(session, &record) };
         // What the disk did not take is not so, but for an end, which is written until it does.
@@ -261,7 +260,12 @@ impl Body {
             carriage.end(self.shared.session);
         }
         if ending.unfinished {
-            recovery::hand_over(&self.agent, self.shared.session, self.record.clone(), ending.guest);
+            recovery::hand_over(
+                &self.sessions.recovery,
+                self.shared.session,
+                self.record.clone(),
+                ending.guest,
+            );
         }
         self.paths.clear();
         let downtime = self.worker.qemu_downtime_ms.clone();

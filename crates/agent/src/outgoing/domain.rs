@@ -18,9 +18,8 @@ use linerate_guest::qmp::Qmp;
 use linerate_guest::registry::GuestRecord;
 use linerate_guest::run_state::RunState;
 
-use super::Input;
 use super::worker::{HOLD_WAIT, Job, State, qemu_fault};
-use crate::agent::Agent;
+use super::{Input, Sessions};
 use crate::faults::fault;
 use crate::gate::{Ending, Gate, Gates, JobGate};
 use crate::journal::Record;
@@ -114,8 +113,8 @@ fn here(code: Code, detail: impl Into<String>) -> Fault {
 }
 
 /// The domain's second monitor.
-pub(super) fn open(agent: &Agent, name: &str, deadline: Instant) -> Result<(GuestRecord, Qmp), Fault> {
-    domain::open(&agent.config.domain_sockets, name, deadline).map_err(|error| {
+pub(super) fn open(sessions: &Sessions, name: &str, deadline: Instant) -> Result<(GuestRecord, Qmp), Fault> {
+    domain::open(&sessions.config.domain_sockets, name, deadline).map_err(|error| {
         let code = match &error {
             DomainError::Silent { .. } | DomainError::Process(_) => Code::HypervisorFailed,
             DomainError::Name(_) | DomainError::NoSocket { .. } => Code::NotMigratable,
@@ -149,14 +148,14 @@ pub(super) fn check(request: &MigrateRequest, description: &mut GuestDescription
 }
 
 /// What the next life of this agent withdraws.
-pub(super) fn keep(agent: &Agent, identity: &Identity, peers: &[SocketAddr]) -> Result<Kept, Fault> {
-    let kept = Kept::new(&agent.config.state_dir, identity, peers);
+pub(super) fn keep(sessions: &Sessions, identity: &Identity, peers: &[SocketAddr]) -> Result<Kept, Fault> {
+    let kept = Kept::new(&sessions.config.state_dir, identity, peers);
     kept.map_err(|error| fault(Code::JournalFailed, Step::Resolve, Side::Source, &error))
 }
 
 /// In the journal, before the capability is set.
-pub(super) fn note(agent: &Agent, session: SessionId, record: &Record) -> Result<(), Fault> {
-    let put = agent.journal.put(session, record);
+pub(super) fn note(sessions: &Sessions, session: SessionId, record: &Record) -> Result<(), Fault> {
+    let put = sessions.journal.put(session, record);
     put.map_err(|error| fault(Code::JournalFailed, Step::Resolve, Side::Source, &error))
 }
 

@@ -3,6 +3,7 @@
 //! | room | what lives there |
 //! |---|---|
 //! | here | what all threads of a migration share: the brain behind a lock, its inbox, its watchers |
+//! | `sessions` | all of them, and what they need of this host |
 //! | `steps` | a migration from top to bottom: its ten steps, and where each is done |
 //! | `start` | the parts of steps 1 and 2: the guest is read and judged, the destination's agent is reached |
 //! | `body` | the loop that feeds events to the brain and does what it says |
@@ -26,6 +27,7 @@ mod mode;
 mod pinned;
 mod progress;
 mod rejoin;
+mod sessions;
 mod start;
 mod steps;
 mod storage;
@@ -58,8 +60,8 @@ use crate::session::links::{Dialler, Losses};
 use crate::session::paths::Door;
 use board::Board;
 
+pub use sessions::Sessions;
 pub use steps::start;
-pub(crate) use storage::leave_stale;
 
 /// What the loop of a migration receives.
 pub(crate) enum Input {

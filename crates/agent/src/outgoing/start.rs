@@ -1,4 +1,5 @@
-//! The parts of steps 1 and 2: the guest is read and judged, the destination's agent is reached, and the loop is started.
+//! The parts of steps 1 and 2: the guest is read and judged, the destination's agent is reached, and the loop is
+//! started.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -29,8 +30,7 @@ use super::body::Body;
 use super::domain::{self, Leaving};
 use super::mode::{self, Choice};
 use super::worker::{Guest, Job, Worker};
-use super::{Board, Input, Outgoing, links, storage, streams};
-use crate::agent::Agent;
+use super::{Board, Input, Outgoing, Sessions, links, storage, streams};
 use crate::clock::{Clock, unix_ms};
 use crate::disks;
 use crate::faults::fault;
@@ -70,27 +70,32 @@ pub(super) struct Contact {
 
 /// Reaches the destination's agent, and marks the guest's pauses as this session's.
 pub(super) fn authorise(
-    agent: &Arc<Agent>,
+    sessions: &Arc<Sessions>,
     request: &MigrateRequest,
     found: &mut Found,
 ) -> Result<Contact, Fault> {
     let identity = Identity::random()?;
     let peers = address::resolve(&request.to)?;
     let kept = match &request.domain {
-        Some(_) => Some(domain::keep(agent, &identity, &peers)?),
+        Some(_) => Some(domain::keep(sessions, &identity, &peers)?),
         None => None,
     };
     let (control, peer) = first_contact(&peers, Purpose::ControlNew, &identity)?;
     if request.domain.is_none() {
-        let folder = folder(&agent.registry, &found.record)?;
+        let folder = folder(&sessions.registry, &found.record)?;
         found.qemu.mark_pauses(PauseMark::new(&folder, &identity.session.to_string()));
     }
     Ok(Contact { identity, peers: first(peer, peers), control, kept })
 }
 
 /// The session's record.
-pub(super) fn record(agent: &Agent, request: &MigrateRequest, found: &Found, contact: &Contact) -> Record {
-    Record::new(&request.guest, agent.journal.next_order(), role(found, contact))
+pub(super) fn record(
+    sessions: &Sessions,
+    request: &MigrateRequest,
+    found: &Found,
+    contact: &Contact,
+) -> Record {
+    Record::new(&request.guest, sessions.journal.next_order(), role(found, contact))
 }
 
 fn role(found: &Found, contact: &Contact) -> Role {
@@ -115,7 +120,7 @@ fn role(found: &Found, contact: &Contact) -> Role {
 
 /// What all threads of the migration share.
 pub(super) fn outgoing(
-    agent: &Agent,
+    sessions: &Sessions,
     request: MigrateRequest,
     found: &mut Found,
     contact: &mut Contact,
@@ -129,8 +134,8 @@ pub(super) fn outgoing(
     let kept = contact.kept.take();
     Ok(Outgoing {
         session: contact.identity.session,
-        dialler: dialler(agent, &request, found, contact.identity),
-        from: agent.config.name.clone(),
+        dialler: dialler(sessions, &request, found, contact.identity),
+        from: sessions.config.name.clone(),
         started_unix_ms: unix_ms(),
         before_brain,
         ram_bytes: match found.choice.mode {
@@ -153,7 +158,7 @@ pub(super) fn outgoing(
         disks: u32::try_from(found.description.copied.len()).unwrap_or(u32::MAX),
         disk_bytes: Arc::default(),
         marks: Mutex::new(std::mem::take(&mut found.marks)),
-        domain: request.domain.as_ref().map(|domain| Leaving::new(domain, agent.gates.clone(), kept)),
+        domain: request.domain.as_ref().map(|domain| Leaving::new(domain, sessions.gates.clone(), kept)),
         request,
     })
 }
@@ -166,12 +171,12 @@ pub(super) fn warn_of(shared: &Outgoing, guest: &GuestDescription) {
     }
 }
 
-fn dialler(agent: &Agent, request: &MigrateRequest, found: &Found, identity: Identity) -> Dialler {
+fn dialler(sessions: &Sessions, request: &MigrateRequest, found: &Found, identity: Identity) -> Dialler {
     let rdma = RdmaOptions {
-        type_of_service: agent.config.rdma_type_of_service,
+        type_of_service: sessions.config.rdma_type_of_service,
         checksums: request.rdma_checksums,
-        // A guest that gives pages back gets other ones for them, which the adapter would not know of. Rings of streams keep
-        // theirs.
+        // A guest that gives pages back gets other ones for them, which the adapter would not know of. Rings of streams
+        // keep theirs.
         zero_copy: found.choice.mode.carries_streams() || !found.description.traits.may_discard,
         ..RdmaOptions::default()
     };
@@ -179,7 +184,7 @@ fn dialler(agent: &Agent, request: &MigrateRequest, found: &Found, identity: Ide
 }
 
 pub(super) fn run(
-    agent: &Arc<Agent>,
+    sessions: &Arc<Sessions>,
     shared: &Arc<Outgoing>,
     found: Found,
     control: ControlPath,
@@ -188,12 +193,12 @@ pub(super) fn run(
 ) -> Result<(), Fault> {
     let failed = |error: std::io::Error| fault(Code::Internal, Step::Authorise, Side::Source, &error);
     if shared.domain.is_some() {
-        domain::note(agent, shared.session, &record)?;
+        domain::note(sessions, shared.session, &record)?;
     }
     let guest = Guest {
-        state_socket: socket(agent, &found.record, "state.sock")?,
-        disks_socket: socket(agent, &found.record, "disks.sock")?,
-        registry: agent.registry.clone(),
+        state_socket: socket(sessions, &found.record, "state.sock")?,
+        disks_socket: socket(sessions, &found.record, "disks.sock")?,
+        registry: sessions.registry.clone(),
         record: found.record,
         description: found.description,
         qemu: found.qemu,
@@ -204,7 +209,7 @@ pub(super) fn run(
     if shared.domain.is_some() {
         worker.ask(Job::AwaitStream);
     }
-    let body = Body::new(shared.clone(), worker, agent.clone(), record);
+    let body = Body::new(shared.clone(), worker, sessions.clone(), record);
     shared.attach_path(control, None).map_err(failed)?;
     if shared.domain.is_none() {
         shared.tell(Event::Start);
@@ -226,14 +231,14 @@ pub(super) fn check_request(request: &MigrateRequest) -> Result<(), Fault> {
 }
 
 /// Reads the guest and judges whether direct mode can move it.
-pub(super) fn resolve(agent: &Agent, request: &MigrateRequest) -> Result<Found, Fault> {
+pub(super) fn resolve(sessions: &Sessions, request: &MigrateRequest) -> Result<Found, Fault> {
     let name = &request.guest;
     let here =
         |code, error: &(dyn std::error::Error + 'static)| fault(code, Step::Resolve, Side::Source, error);
     let deadline = Instant::now() + QMP_WAIT;
     let (record, mut qmp) = match &request.domain {
-        Some(_) => domain::open(agent, name, deadline)?,
-        None => connect(agent, name, deadline)?,
+        Some(_) => domain::open(sessions, name, deadline)?,
+        None => connect(sessions, name, deadline)?,
     };
     let mut description = read::read(&mut qmp, record.process.pid, deadline)
         .map_err(|error| here(Code::HypervisorFailed, &error))?;
@@ -276,10 +281,10 @@ pub(super) fn resolve(agent: &Agent, request: &MigrateRequest) -> Result<Found, 
 }
 
 /// The monitor of a guest of this host's registry.
-fn connect(agent: &Agent, name: &str, deadline: Instant) -> Result<(GuestRecord, Qmp), Fault> {
+fn connect(sessions: &Sessions, name: &str, deadline: Instant) -> Result<(GuestRecord, Qmp), Fault> {
     let here =
         |code, error: &(dyn std::error::Error + 'static)| fault(code, Step::Resolve, Side::Source, error);
-    let record = agent.registry.get(name).map_err(|error| here(Code::GuestUnknown, &error))?;
+    let record = sessions.registry.get(name).map_err(|error| here(Code::GuestUnknown, &error))?;
     if !record.is_alive() {
         let detail = format!("the QEMU of {name} has ended");
         return Err(Fault::new(Code::GuestGone, Step::Resolve, Side::Source, detail));
@@ -336,8 +341,8 @@ fn first(peer: SocketAddr, others: Vec<SocketAddr>) -> Vec<SocketAddr> {
     std::iter::once(peer).chain(others.into_iter().filter(|other| *other != peer)).collect()
 }
 
-fn socket(agent: &Agent, record: &GuestRecord, name: &str) -> Result<PathBuf, Fault> {
-    Ok(folder(&agent.registry, record)?.join(name))
+fn socket(sessions: &Sessions, record: &GuestRecord, name: &str) -> Result<PathBuf, Fault> {
+    Ok(folder(&sessions.registry, record)?.join(name))
 }
 
 fn folder(registry: &Registry, record: &GuestRecord) -> Result<PathBuf, Fault> {

@@ -1,7 +1,8 @@
-//! A migration from top to bottom: its ten steps as the source takes them. Each line leads to the file that does the work.
+//! A migration from top to bottom: its ten steps as the source takes them. Each line leads to the file that does the
+//! work.
 //!
-//! [`start`] takes the first two. Then the brain (`linerate-core`) says what is next, and [`Body::execute`] has it done. Its arms
-//! stand in the order of the steps. `incoming/steps.rs` is the same for the destination.
+//! [`start`] takes the first two. Then the brain (`linerate-core`) says what is next, and [`Body::execute`] has it
+//! done. Its arms stand in the order of the steps. `incoming/steps.rs` is the same for the destination.
 //!
 //! | | step | source | destination |
 //! |---|---|---|---|
@@ -27,30 +28,29 @@ use linerate_core::{Code, Fault, Side, Step};
 use super::body::Body;
 use super::start::{authorise, check_request, outgoing, record, resolve, run, warn_of};
 use super::worker::Job;
-use super::{Input, Outgoing, links};
-use crate::agent::Agent;
+use super::{Input, Outgoing, Sessions, links};
 use crate::faults::fault;
 use crate::session::paths::Door;
 
 /// Begins a migration. Returns when the destination's agent has answered; all else happens in threads of its own.
 /// On `Err` the guest was not touched.
-pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing>, Fault> {
+pub fn start(sessions: &Arc<Sessions>, request: MigrateRequest) -> Result<Arc<Outgoing>, Fault> {
     let began = Instant::now();
     check_request(&request)?;
     // 1 resolve
-    let mut found = resolve(agent, &request)?;
+    let mut found = resolve(sessions, &request)?;
     // 2 authorise
-    let mut contact = authorise(agent, &request, &mut found)?;
+    let mut contact = authorise(sessions, &request, &mut found)?;
     let (inbox, receiver) = channel();
     let sender = inbox.clone();
     let door = Door::open(move |event| drop(sender.send(Input::Event(event.into()))))
         .map_err(|error| fault(Code::Internal, Step::Authorise, Side::Source, &error))?;
-    let record = record(agent, &request, &found, &contact);
+    let record = record(sessions, &request, &found, &contact);
     let ends = (inbox, door);
-    let shared = Arc::new(outgoing(agent, request, &mut found, &mut contact, began.elapsed(), ends)?);
+    let shared = Arc::new(outgoing(sessions, request, &mut found, &mut contact, began.elapsed(), ends)?);
     warn_of(&shared, &found.description);
     // 3 to 10: the loop, by what the brain says
-    run(agent, &shared, found, contact.control, record, receiver)?;
+    run(sessions, &shared, found, contact.control, record, receiver)?;
     let (session, mode) = (shared.session, shared.choice.mode);
     tracing::info!(%session, guest = shared.request.guest, to = shared.request.to, %mode, "migration begins");
     Ok(shared)
@@ -87,7 +87,7 @@ impl Body {
             Action::RollBack => self.roll_back(),
             Action::Untold(is) => self.untold(is),
             Action::Withdraw { held } => {
-                links::withdraw(&self.shared, &self.agent.journal, &self.record, held);
+                links::withdraw(&self.shared, &self.sessions.journal, &self.record, held);
             }
         }
     }

@@ -114,7 +114,7 @@ fn streams_are_reset_before_the_hypervisor_is_asked_to_roll_back() {
     let agent = crate::testing::agent(&dir, &[]);
     let role = Waiting::default().role(linerate_core::journal::DestinationPhase::Started);
     let record = Record::new("g", 1, role);
-    let mut body = body::Body::new(outgoing.clone(), worker, agent, record);
+    let mut body = body::Body::new(outgoing.clone(), worker, agent.outgoing.clone(), record);
     let open = || {
         let (here, _there) = UnixStream::pair().unwrap();
         outgoing.carriage().unwrap().streams.open("x", Socket::new(here).unwrap())

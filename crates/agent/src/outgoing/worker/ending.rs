@@ -10,8 +10,9 @@ use linerate_guest::left_ram::LeftRam;
 use linerate_guest::process;
 
 use super::State;
+use crate::disks;
 use crate::faults::{chain, fault};
-use crate::outgoing::{Input, storage};
+use crate::outgoing::Input;
 
 /// Further tries to take a guest back whose QEMU did not do it at once.
 const TAKE_BACK_TRIES: u32 = 5;
@@ -104,7 +105,7 @@ impl State {
         self.drop_stream();
         let copied: Vec<PathBuf> =
             self.guest.description.copied.iter().map(|disk| disk.path.clone().into()).collect();
-        storage::leave_stale(&copied, &self.guest.record.name, &self.shared.request.to);
+        disks::leave_stale(&copied, &self.guest.record.name, &self.shared.request.to);
         let downtime = self.guest.qemu.downtime_ms(Self::deadline()).ok().flatten();
         *self.qemu_downtime_ms.lock().unwrap_or_else(PoisonError::into_inner) = downtime;
         let (registry, record) = (&self.guest.registry, &self.guest.record);
