@@ -15,7 +15,7 @@ use super::domain::Leaving;
 use super::links;
 use super::progress::{self, Told};
 use super::rejoin::rejoin;
-use super::worker::{Job, Worker};
+use super::worker::Worker;
 use super::{Input, Outgoing, Sessions};
 use crate::clock::cpu_time;
 use crate::faults::{chain, fault};
@@ -168,7 +168,7 @@ impl Body {
     /// Asked when it is known that the guest stands here.
     pub(super) fn ask_destination(&mut self) {
         if !std::mem::replace(&mut self.asks, true) {
-            self.worker.ask(Job::CheckStands);
+            self.worker.ask("check stands", |guest| guest.check_stands());
         }
     }
 
@@ -177,7 +177,7 @@ impl Body {
         if let Some(carriage) = self.shared.carriage() {
             carriage.streams.fail_all();
         }
-        self.worker.ask(Job::RollBack);
+        self.worker.roll_back();
     }
 
     /// What was to be done if the guest stands here as it was left: commit, or the question that says commit again.
@@ -242,7 +242,9 @@ impl Body {
         }
         match put {
             // Said when it is known that the guest still stands here.
-            Ok(()) if new == SourcePhase::CommitSent => self.worker.ask(Job::CheckStands),
+            Ok(()) if new == SourcePhase::CommitSent => {
+                self.worker.ask("check stands", |guest| guest.check_stands())
+            }
             Ok(()) => self.handle(Event::Journaled(new)),
             Err(error) => {
                 let step = self.shared.brain().step();

@@ -18,7 +18,7 @@ use linerate_guest::qmp::Qmp;
 use linerate_guest::registry::GuestRecord;
 use linerate_guest::run_state::RunState;
 
-use super::worker::{HOLD_WAIT, Job, State, qemu_fault};
+use super::worker::{HOLD_WAIT, Order, State, qemu_fault};
 use super::{Input, Sessions};
 use crate::faults::fault;
 use crate::gate::{Ending, Gate, Gates, JobGate};
@@ -250,11 +250,11 @@ impl State {
         Err(Fault::new(Code::HypervisorFailed, step, Side::Source, detail))
     }
 
-    /// The next job, while libvirt's migration waits and can be given up by others; none if it is, or does not wait.
-    pub(super) fn next_of_domain(&mut self, inbox: &Receiver<Job>) -> Option<Job> {
-        while self.shared.domain.is_some() && self.is_attached() {
-            match inbox.recv_timeout(WATCH) {
-                Ok(job) => return Some(job),
+    /// The next order, while libvirt's migration waits and can be given up by others; none if it is, or does not wait.
+    pub(super) fn next_of_domain(&mut self, orders: &Receiver<Order>) -> Option<Order> {
+        while self.is_attached() {
+            match orders.recv_timeout(WATCH) {
+                Ok(order) => return Some(order),
                 Err(RecvTimeoutError::Disconnected) => return None,
                 Err(RecvTimeoutError::Timeout) => {}
             }
@@ -267,11 +267,8 @@ impl State {
         None
     }
 
-    /// Whether libvirt's migration still waits, where there is one.
+    /// Whether libvirt's migration still waits.
     pub(super) fn check_domain(&mut self, step: Step) -> Result<(), Fault> {
-        if self.shared.domain.is_none() {
-            return Ok(());
-        }
         self.gate(step)?;
         let status = self.guest.qemu.migration_status(Self::deadline());
         let status = status.map_err(|error| qemu_fault(step, &error))?;

@@ -9,6 +9,7 @@
 //! | `body` | the loop that feeds events to the brain and does what it says |
 //! | `mode` | direct, or by QEMU's own streams |
 //! | `streams` | QEMU's connections become streams of the session |
+//! | `driver` | what a migration asks of the guest, for each way of moving: direct, streams, handed over by libvirt |
 //! | `worker` | the one thread that deals with the guest: its memory and its QEMU |
 //! | `domain` | its part for libvirt's domains |
 //! | `drain` | rule 6: protection is applied only while block I/O is drained |
@@ -22,6 +23,7 @@ mod board;
 mod body;
 mod domain;
 mod drain;
+mod driver;
 mod links;
 mod mode;
 mod pinned;

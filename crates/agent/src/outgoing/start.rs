@@ -29,7 +29,7 @@ use linerate_wire::frame::Role as Purpose;
 use super::body::Body;
 use super::domain::{self, Leaving};
 use super::mode::{self, Choice};
-use super::worker::{Guest, Job, Worker};
+use super::worker::{Guest, Worker};
 use super::{Board, Input, Outgoing, Sessions, links, storage, streams};
 use crate::clock::{Clock, unix_ms};
 use crate::disks;
@@ -207,7 +207,7 @@ pub(super) fn run(
     };
     let worker = Worker::start(shared.clone(), guest).map_err(failed)?;
     if shared.domain.is_some() {
-        worker.ask(Job::AwaitStream);
+        worker.ask("await stream", |guest| guest.await_stream());
     }
     let body = Body::new(shared.clone(), worker, sessions.clone(), record);
     shared.attach_path(control, None).map_err(failed)?;

@@ -27,7 +27,6 @@ use linerate_core::{Code, Fault, Side, Step};
 
 use super::body::Body;
 use super::start::{authorise, check_request, outgoing, record, resolve, run, warn_of};
-use super::worker::Job;
 use super::{Input, Outgoing, Sessions, links};
 use crate::faults::fault;
 use crate::session::paths::Door;
@@ -67,21 +66,25 @@ impl Body {
             // 5 connect
             Action::OpenLinks(endpoints) => self.links = Some(links::open(&self.shared, &endpoints)),
             // 6 track
-            Action::Attach => self.worker.ask(Job::Attach),
-            Action::Protect => self.worker.ask(Job::Protect),
+            Action::Attach => self.worker.ask("attach", |guest| guest.attach()),
+            Action::Protect => self.worker.ask("protect", |guest| guest.protect()),
             // 7 copy: by Linerate, or by QEMU's own streams
-            Action::Scan { last, also } => self.worker.ask(Job::Scan { last, also }),
-            Action::Throttle(percent) => self.worker.ask(Job::Throttle(percent)),
-            Action::BeginStreams(settings) => self.worker.ask(Job::BeginStreams(settings)),
+            Action::Scan { last, also } => self.worker.ask("scan", move |guest| guest.scan(last, &also)),
+            Action::Throttle(percent) => self.worker.ask("throttle", move |guest| guest.throttle(percent)),
+            Action::BeginStreams(settings) => {
+                self.worker.ask("begin streams", move |guest| guest.begin_streams(settings));
+            }
             // 8 blackout
-            Action::SwitchOver => self.worker.ask(Job::SwitchOver),
-            Action::Digest => self.worker.ask(Job::Digest),
-            Action::WriteDeviceState => self.worker.ask(Job::WriteDeviceState),
-            Action::LetThrough => self.worker.ask(Job::LetThrough),
+            Action::SwitchOver => self.worker.ask("switch over", |guest| guest.switch_over()),
+            Action::Digest => self.worker.ask("digest", |guest| guest.digest()),
+            Action::WriteDeviceState => {
+                self.worker.ask("write device state", |guest| guest.write_device_state())
+            }
+            Action::LetThrough => self.worker.ask("let through", |guest| guest.let_through()),
             // 9 commit: its answer may have to be asked for
             Action::Query => self.ask_destination(),
             // 10 clean up
-            Action::CleanUp => self.worker.ask(Job::CleanUp),
+            Action::CleanUp => self.worker.ask("clean up", |guest| guest.clean_up()),
             Action::End(ending) => self.ending = Some(ending),
             // Instead of 9 and 10: the guest stays here.
             Action::RollBack => self.roll_back(),

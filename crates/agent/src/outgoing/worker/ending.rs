@@ -19,7 +19,7 @@ const TAKE_BACK_TRIES: u32 = 5;
 
 impl State {
     /// Rule 2. Each part is tried whatever became of the others.
-    pub(super) fn roll_back(&mut self) -> Result<(), Fault> {
+    pub(in crate::outgoing) fn roll_back(&mut self) -> Result<(), Fault> {
         self.throttle_percent = 0;
         self.detach();
         let mut done = self.guest.qemu.take_back(Self::deadline());
@@ -68,7 +68,7 @@ impl State {
 
     /// Commit may be said of a guest that is still what the destination was prepared for. Nobody may have let
     /// it run here: what it did then is not at the destination. A QEMU that has ended, or does not answer, lets nothing run.
-    pub(super) fn check_stands(&mut self) -> Result<(), Fault> {
+    pub(in crate::outgoing) fn check_stands(&mut self) -> Result<(), Fault> {
         if let Err(fault) = self.check_unchanged() {
             if self.guest.record.can_run() {
                 return Err(fault);
@@ -100,7 +100,7 @@ impl State {
         Fault::new(Code::GuestDiffers, Step::Commit, Side::Source, detail)
     }
 
-    pub(super) fn clean_up(&mut self) -> Result<(), Fault> {
+    pub(in crate::outgoing) fn clean_up(&mut self) -> Result<(), Fault> {
         self.detach();
         self.drop_stream();
         let copied: Vec<PathBuf> =
