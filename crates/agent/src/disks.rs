@@ -2,6 +2,7 @@
 //! the destination before it is committed ([`linerate_guest::graph`]).
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use linerate_core::{Code, Fault, Side, Step};
@@ -9,6 +10,7 @@ use linerate_guest::description::GuestDescription;
 use linerate_guest::graph::{self, DiskGraph, GraphError, Mapping};
 use linerate_guest::qmp::Qmp;
 use linerate_guest::read::Names;
+use linerate_guest::stale;
 
 use crate::faults::{chain, fault};
 
@@ -122,6 +124,18 @@ fn not_read(error: &GraphError, step: Step, side: Side) -> Fault {
         GraphError::TooMany(_) | GraphError::Replaced { .. } => Code::NotMigratable,
     };
     Fault::new(code, step, side, chain(error))
+}
+
+/// The guest runs elsewhere with copies of these disks: what is left here grows old.
+pub(crate) fn leave_stale(copied: &[PathBuf], guest: &str, to: &str) {
+    for path in copied {
+        if let Err(error) = stale::mark(path, guest, to) {
+            tracing::warn!(
+                path = %path.display(), %error,
+                "the image that is left here could not be marked as stale: nobody must start a guest with it"
+            );
+        }
+    }
 }
 
 #[cfg(test)]

@@ -79,8 +79,8 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
     let agent = Arc::new(open(config)?);
     // First: it waits for nobody, and what follows may.
     session::kept::withdraw_left(&agent.config.state_dir);
-    recovery::recover(&agent).context("cannot recover from the journal")?;
-    trial::recover(&agent);
+    recovery::recover(&agent.recovery).context("cannot recover from the journal")?;
+    trial::recover(&agent.trials);
     tunnel::clear_folders(&agent.config);
     warm_up(&agent);
     kernel::probe();
@@ -96,7 +96,7 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
     rdma_ports::listen(&agent);
     {
         let _inside = runtime.enter();
-        libvirt::recover(&agent).context("cannot recover from the journal")?;
+        libvirt::recover(&agent.libvirt()).context("cannot recover from the journal")?;
     }
     runtime.block_on(server::serve(&agent))?;
     tracing::info!("the agent ends; guests run on");

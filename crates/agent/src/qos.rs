@@ -8,29 +8,28 @@ use linerate_fabric::model::{Inventory, Port};
 use linerate_fabric::qos::intent::{self, Intent};
 use linerate_fabric::qos::plan::{HostPlan, PortPlan, host, port_plan};
 
-use crate::agent::Agent;
 use crate::doctor::network_here;
-use crate::trial::{self, Begun};
+use crate::trial::{self, Begun, Trials};
 
 /// Does what the intent says; nothing at all if one port cannot have it.
-pub fn apply(agent: &Arc<Agent>, request: &QosRequest) -> Result<QosAnswer, ErrorBody> {
+pub fn apply(trials: &Arc<Trials>, request: &QosRequest) -> Result<QosAnswer, ErrorBody> {
     trial::within(request.confirm_within_s)?;
     let intent = intent::parse(&request.intent).map_err(|error| {
         trial::refuse(error.to_string()).with_hint("docs/qos.md describes the file, with an example")
     })?;
-    let inventory = network_here(agent);
+    let inventory = network_here(&trials.doctor);
     let plan = host(&inventory, &intent);
     possible(&plan)?;
     let changes = |one: &&PortPlan| !request.dry_run && !one.plan.steps.is_empty();
     let changing: Vec<&PortPlan> = plan.ports.iter().filter(changes).collect();
-    all(agent, &changing, request.confirm_within_s, |one| change(agent, &inventory, one, &intent))?;
+    all(trials, &changing, request.confirm_within_s, |one| change(trials, &inventory, one, &intent))?;
     let within = |one: &PortPlan| changes(&one).then_some(request.confirm_within_s);
     Ok(QosAnswer { ports: plan.ports.iter().map(|one| answer(one, within(one))).collect() })
 }
 
 /// All ports or none: half of an intent is none. The time to confirm begins when the last one is done.
 fn all(
-    agent: &Arc<Agent>,
+    trials: &Arc<Trials>,
     ports: &[&PortPlan],
     within_s: u32,
     mut change: impl FnMut(&PortPlan) -> Result<Begun, ErrorBody>,
@@ -39,10 +38,10 @@ fn all(
     for one in ports {
         match change(one) {
             Ok(one) => begun.push(one),
-            Err(error) => return Err(trial::give_up(agent, &begun, error)),
+            Err(error) => return Err(trial::give_up(trials, &begun, error)),
         }
     }
-    trial::start(agent, begun, within_s)
+    trial::start(trials, begun, within_s)
 }
 
 fn possible(plan: &HostPlan) -> Result<(), ErrorBody> {
@@ -53,16 +52,21 @@ fn possible(plan: &HostPlan) -> Result<(), ErrorBody> {
     }
 }
 
-fn change(agent: &Agent, inventory: &Inventory, one: &PortPlan, intent: &Intent) -> Result<Begun, ErrorBody> {
-    let missing = |name: &str| trial::refuse(format!("{name} is gone from {}", agent.config.name));
+fn change(
+    trials: &Trials,
+    inventory: &Inventory,
+    one: &PortPlan,
+    intent: &Intent,
+) -> Result<Begun, ErrorBody> {
+    let missing = |name: &str| trial::refuse(format!("{name} is gone from {}", trials.doctor.config.name));
     let port = inventory.port(&one.port).ok_or_else(|| missing(&one.port))?;
     // What the driver passed over in silence is seen here.
     let look = || -> Result<(Port, String), ErrorBody> {
-        let now = network_here(agent);
+        let now = network_here(&trials.doctor);
         let port = now.port(&one.port).ok_or_else(|| missing(&one.port))?;
         Ok((port.clone(), left(&now, port, intent)))
     };
-    trial::change(agent, port, &one.plan, &look)
+    trial::change(trials, port, &one.plan, &look)
 }
 
 fn left(now: &Inventory, port: &Port, intent: &Intent) -> String {
@@ -93,12 +97,12 @@ mod tests {
     fn time_to_confirm_begins_with_the_last_port() {
         let (_folder, agent) = agent();
         let [first, second] = ports(["lo", "other"]);
-        all(&agent, &[&first, &second], 1, |one| {
+        all(&agent.trials, &[&first, &second], 1, |one| {
             if one.port == "other" {
                 std::thread::sleep(std::time::Duration::from_secs(3));
-                assert!(under_way(&agent, "lo"), "put back while the next port was being set");
+                assert!(under_way(&agent.trials, "lo"), "put back while the next port was being set");
             }
-            Ok(begin_nothing(&agent, &one.port))
+            Ok(begin_nothing(&agent.trials, &one.port))
         })
         .unwrap();
     }
@@ -108,14 +112,14 @@ mod tests {
         let (_folder, agent) = agent();
         let [first, second] = ports(["lo", "no-such-port"]);
         let third = PortPlan { port: "third".into(), ..second.clone() };
-        let error = all(&agent, &[&first, &second, &third], 60, |one| match one.port.as_str() {
+        let error = all(&agent.trials, &[&first, &second, &third], 60, |one| match one.port.as_str() {
             "third" => Err(trial::refuse("third does not take it".into())),
-            name => Ok(begin_nothing(&agent, name)),
+            name => Ok(begin_nothing(&agent.trials, name)),
         })
         .unwrap_err();
         let said = error.message;
         assert!(said.starts_with("third does not take it; lo was put back; "), "{said}");
         assert!(said.contains("no-such-port could NOT be put back: there is no port no-such-port"), "{said}");
-        assert!(!under_way(&agent, "lo"));
+        assert!(!under_way(&agent.trials, "lo"));
     }
 }

@@ -159,14 +159,14 @@ async fn stop_guest(
 async fn migrate(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
     let request: MigrateRequest = parse(&body)?;
     if let Some(domain) = request.libvirt.clone() {
-        let id = libvirt::begin(agent, request, domain).await.map_err(Refusal)?;
+        let id = libvirt::begin(agent.libvirt(), request, domain).await.map_err(Refusal)?;
         return Ok((StatusCode::ACCEPTED, Json(MigrationStarted { id })).into_response());
     }
     let guest = request.guest.clone();
     let begun = blocking(move || {
         let starting = agent.clone();
         agent
-            .begin_outgoing(&guest, move || outgoing::start(&starting, request))
+            .begin_outgoing(&guest, move || outgoing::start(&starting.outgoing, request))
             .map_err(|fault| convert::error(&fault, None))
     });
     let id = begun.await?.id();
@@ -282,27 +282,29 @@ async fn resolve(
 
 async fn examine(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
     let request: DoctorRequest = parse(&body)?;
-    Ok(Json(blocking(move || doctor::coordinate::examine(&agent, &request)).await?).into_response())
+    Ok(Json(blocking(move || doctor::coordinate::examine(&agent.doctor, &request)).await?).into_response())
 }
 
 async fn set_link(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
     let request: LinkRequest = parse(&body)?;
-    Ok(Json(blocking(move || settings::set_link(&agent, &request)).await?).into_response())
+    Ok(Json(blocking(move || settings::set_link(&agent.trials, &request)).await?).into_response())
 }
 
 async fn confirm_link(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
     let request: LinkConfirm = parse(&body)?;
-    Ok(Json(blocking(move || settings::confirm(&agent, &request).map(|()| request)).await?).into_response())
+    Ok(Json(blocking(move || settings::confirm(&agent.trials, &request).map(|()| request)).await?)
+        .into_response())
 }
 
 async fn put_back_link(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
     let request: LinkConfirm = parse(&body)?;
-    Ok(Json(blocking(move || settings::put_back(&agent, &request).map(|()| request)).await?).into_response())
+    Ok(Json(blocking(move || settings::put_back(&agent.trials, &request).map(|()| request)).await?)
+        .into_response())
 }
 
 async fn apply_qos(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
     let request: QosRequest = parse(&body)?;
-    Ok(Json(blocking(move || settings::apply_qos(&agent, &request)).await?).into_response())
+    Ok(Json(blocking(move || settings::apply_qos(&agent.trials, &request)).await?).into_response())
 }
 
 /// Makes a tunnel that lives as long as its events are read.
@@ -311,7 +313,7 @@ async fn make_tunnel(State(agent): Shared, body: Bytes) -> Result<Response, Refu
     if request.pairs.is_empty() {
         return Err(Refusal(ErrorBody::new(code::BAD_REQUEST, "a tunnel needs a pair of sockets")));
     }
-    let begin = move || tunnel::begin(&agent, &request).map_err(|fault| convert::error(&fault, None));
+    let begin = move || tunnel::begin(&agent.tunnels, &request).map_err(|fault| convert::error(&fault, None));
     let begun = blocking(begin).await?;
     let (lines, received) = tokio::sync::mpsc::channel(16);
     tokio::spawn(feed_tunnel(begun, lines));

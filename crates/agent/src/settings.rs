@@ -9,17 +9,17 @@ use std::time::Duration;
 use linerate_api::{ErrorBody, LinkAnswer, LinkConfirm, LinkRequest, QosAnswer, QosRequest, code};
 use linerate_fabric::probe::{Answer, Change, Changed, Question};
 
-use crate::agent::Agent;
 use crate::doctor::sides::{FindError, find};
 use crate::faults::chain;
+use crate::trial::Trials;
 use crate::{qos, trial};
 
 /// All ports of an intent, each with a link that may be slow to come back.
 const CHANGE_WAIT: Duration = Duration::from_secs(60);
 
 /// `linerate link set`.
-pub fn set_link(agent: &Arc<Agent>, request: &LinkRequest) -> Result<LinkAnswer, ErrorBody> {
-    let Some(host) = &request.host else { return trial::set(agent, request) };
+pub fn set_link(trials: &Arc<Trials>, request: &LinkRequest) -> Result<LinkAnswer, ErrorBody> {
+    let Some(host) = &request.host else { return trial::set(trials, request) };
     match ask(host, Change::Link(LinkRequest { host: None, ..request.clone() }))? {
         Changed::Link(answer) => Ok(answer),
         _ => Err(mismatch(host)),
@@ -27,8 +27,8 @@ pub fn set_link(agent: &Arc<Agent>, request: &LinkRequest) -> Result<LinkAnswer,
 }
 
 /// `linerate qos apply`.
-pub fn apply_qos(agent: &Arc<Agent>, request: &QosRequest) -> Result<QosAnswer, ErrorBody> {
-    let Some(host) = &request.host else { return qos::apply(agent, request) };
+pub fn apply_qos(trials: &Arc<Trials>, request: &QosRequest) -> Result<QosAnswer, ErrorBody> {
+    let Some(host) = &request.host else { return qos::apply(trials, request) };
     match ask(host, Change::Qos(QosRequest { host: None, ..request.clone() }))? {
         Changed::Qos(answer) => Ok(answer),
         _ => Err(mismatch(host)),
@@ -36,35 +36,35 @@ pub fn apply_qos(agent: &Arc<Agent>, request: &QosRequest) -> Result<QosAnswer, 
 }
 
 /// `linerate link confirm`.
-pub fn confirm(agent: &Agent, request: &LinkConfirm) -> Result<(), ErrorBody> {
+pub fn confirm(trials: &Trials, request: &LinkConfirm) -> Result<(), ErrorBody> {
     match &request.host {
-        None => trial::confirm(agent, &request.port),
+        None => trial::confirm(trials, &request.port),
         Some(host) => done(host, Change::Confirm(LinkConfirm { host: None, ..request.clone() })),
     }
 }
 
 /// `linerate link put-back`.
-pub fn put_back(agent: &Agent, request: &LinkConfirm) -> Result<(), ErrorBody> {
+pub fn put_back(trials: &Trials, request: &LinkConfirm) -> Result<(), ErrorBody> {
     match &request.host {
-        None => trial::put_back_now(agent, &request.port),
+        None => trial::put_back_now(trials, &request.port),
         Some(host) => done(host, Change::PutBack(LinkConfirm { host: None, ..request.clone() })),
     }
 }
 
 /// What another host's operator asks of this one.
-pub fn asked_by_another(agent: &Arc<Agent>, change: Change) -> Changed {
-    if !agent.config.settings_from_agents {
-        let message = format!("{} does not take settings from other hosts", agent.config.name);
+pub fn asked_by_another(trials: &Arc<Trials>, change: Change) -> Changed {
+    if !trials.doctor.config.settings_from_agents {
+        let message = format!("{} does not take settings from other hosts", trials.doctor.config.name);
         let hint =
             "`settings_from_agents = true` in its agent's configuration allows it; or run the command there";
         return Changed::Failed(ErrorBody::new("not_authorised", message).with_hint(hint));
     }
     // Nothing goes on to a third host.
     let changed = match change {
-        Change::Link(request) => trial::set(agent, &request).map(Changed::Link),
-        Change::Qos(request) => qos::apply(agent, &request).map(Changed::Qos),
-        Change::Confirm(request) => trial::confirm(agent, &request.port).map(|()| Changed::Done),
-        Change::PutBack(request) => trial::put_back_now(agent, &request.port).map(|()| Changed::Done),
+        Change::Link(request) => trial::set(trials, &request).map(Changed::Link),
+        Change::Qos(request) => qos::apply(trials, &request).map(Changed::Qos),
+        Change::Confirm(request) => trial::confirm(trials, &request.port).map(|()| Changed::Done),
+        Change::PutBack(request) => trial::put_back_now(trials, &request.port).map(|()| Changed::Done),
     };
     changed.unwrap_or_else(Changed::Failed)
 }

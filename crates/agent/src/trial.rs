@@ -14,7 +14,6 @@ use linerate_fabric::link::plan::plan;
 use linerate_fabric::link::{Plan, Settings, Speed, Wish};
 use linerate_fabric::model::Port;
 
-use crate::agent::Agent;
 use crate::faults::chain;
 pub(crate) use end::give_up;
 pub use end::recover;
@@ -30,9 +29,9 @@ const WITHIN_S_MAX: u32 = 3600;
 const TRIALS_MAX: usize = 256;
 
 /// Does what was asked, on trial.
-pub fn set(agent: &Arc<Agent>, request: &LinkRequest) -> Result<LinkAnswer, ErrorBody> {
+pub fn set(state: &Arc<Trials>, request: &LinkRequest) -> Result<LinkAnswer, ErrorBody> {
     within(request.confirm_within_s)?;
-    let port = find(agent, &request.port)?;
+    let port = find(state, &request.port)?;
     let wish = wish(request);
     let plan = plan(&port, &wish).map_err(|error| refuse(error.to_string()))?;
     let mut answer = LinkAnswer {
@@ -44,12 +43,12 @@ pub fn set(agent: &Arc<Agent>, request: &LinkRequest) -> Result<LinkAnswer, Erro
     };
     if !request.dry_run && !plan.steps.is_empty() {
         let look = || {
-            let now = find(agent, &port.name)?;
+            let now = find(state, &port.name)?;
             let left = self::plan(&now, &wish).map_or_else(|error| error.to_string(), |plan| words(&plan));
             Ok((now, left))
         };
-        let begun = change(agent, &port, &plan, &look)?;
-        start(agent, vec![begun], request.confirm_within_s)?;
+        let begun = change(state, &port, &plan, &look)?;
+        start(state, vec![begun], request.confirm_within_s)?;
         answer.applied = true;
         answer.confirm_within_s = Some(request.confirm_within_s);
     }
@@ -65,13 +64,13 @@ pub(crate) fn within(seconds: u32) -> Result<(), ErrorBody> {
 }
 
 /// What is on trial stays. What could not be put back stays too, and the agent forgets it.
-pub fn confirm(agent: &Agent, port: &str) -> Result<(), ErrorBody> {
-    let mut trials = agent.trials.lock();
+pub fn confirm(state: &Trials, port: &str) -> Result<(), ErrorBody> {
+    let mut trials = state.lock();
     let trial = trials.get(port).cloned().ok_or_else(|| nothing_waits(port))?;
     done(port, &trial)?;
     trials.remove(port);
-    agent.trials.tell_ended();
-    save(agent, &trials)?;
+    state.tell_ended();
+    save(state, &trials)?;
     let Some(why) = trial.stuck else { return Ok(()) };
     let message = format!("{port} was not confirmed in time and could NOT be put back: {why}");
     let hint = "it stays as it is now and the agent forgets it: look at it, and set by hand what is not as it should be";
@@ -98,11 +97,11 @@ fn nothing_waits(port: &str) -> ErrorBody {
 }
 
 /// What is on trial is put back before its time.
-pub fn put_back_now(agent: &Agent, port: &str) -> Result<(), ErrorBody> {
-    let trial = agent.trials.lock().get(port).cloned().ok_or_else(|| nothing_waits(port))?;
+pub fn put_back_now(state: &Trials, port: &str) -> Result<(), ErrorBody> {
+    let trial = state.lock().get(port).cloned().ok_or_else(|| nothing_waits(port))?;
     done(port, &trial)?;
     let begun = Begun { port: port.to_owned(), number: trial.number };
-    match end(agent, &begun) {
+    match end(state, &begun) {
         Ended::PutBack => Ok(()),
         Ended::Confirmed => Err(nothing_waits(port)),
         stuck @ Ended::Stuck(_) => Err(failed(stuck.words(port))),
@@ -120,30 +119,30 @@ pub(crate) struct Begun {
 }
 
 /// Does it, and looks whether it was done; if not it is put back. It goes on without an end until [`start`].
-pub(crate) fn change(agent: &Agent, port: &Port, plan: &Plan, look: Look<'_>) -> Result<Begun, ErrorBody> {
-    let begun = begin(agent, &port.name, &plan.undo)?;
+pub(crate) fn change(state: &Trials, port: &Port, plan: &Plan, look: Look<'_>) -> Result<Begun, ErrorBody> {
+    let begun = begin(state, &port.name, &plan.undo)?;
     let done = apply::apply(&port.name, port.index.unwrap_or(0), &plan.settings);
     match done.map_err(|error| failed(chain(&error))).and_then(|()| look_again(port, look)) {
         Ok(()) => Ok(begun),
-        Err(error) => Err(give_up(agent, &[begun], error)),
+        Err(error) => Err(give_up(state, &[begun], error)),
     }
 }
 
 /// The time to confirm begins, for all of them at once.
-pub(crate) fn start(agent: &Arc<Agent>, begun: Vec<Begun>, within_s: u32) -> Result<(), ErrorBody> {
+pub(crate) fn start(state: &Arc<Trials>, begun: Vec<Begun>, within_s: u32) -> Result<(), ErrorBody> {
     if begun.is_empty() {
         return Ok(());
     }
     for one in &begun {
-        if let Some(trial) = agent.trials.lock().get_mut(&one.port) {
+        if let Some(trial) = state.lock().get_mut(&one.port) {
             trial.waits = true;
         }
     }
     let begun = Arc::new(begun);
-    let (waiting, all) = (agent.clone(), begun.clone());
+    let (waiting, all) = (state.clone(), begun.clone());
     let until = Instant::now() + Duration::from_secs(within_s.into());
     let wait = move || {
-        if waiting.trials.wait(&all, until) {
+        if waiting.wait(&all, until) {
             end_all(&waiting, &all);
         }
     };
@@ -151,32 +150,32 @@ pub(crate) fn start(agent: &Arc<Agent>, begun: Vec<Begun>, within_s: u32) -> Res
         Ok(_) => Ok(()),
         Err(error) => {
             let error = failed(format!("there is no thread to wait for the confirmation: {error}"));
-            Err(give_up(agent, &begun, error))
+            Err(give_up(state, &begun, error))
         }
     }
 }
 
 /// Writes down what puts it back, unless a guest is on its way. One trial for a port at a time; one that could not be put back gives way.
-fn begin(agent: &Agent, port: &str, undo: &Settings) -> Result<Begun, ErrorBody> {
-    if agent.is_migrating() {
-        let name = &agent.config.name;
+fn begin(state: &Trials, port: &str, undo: &Settings) -> Result<Begun, ErrorBody> {
+    if state.doctor.is_migrating() {
+        let name = &state.doctor.config.name;
         let message =
             format!("a guest is being migrated from or to {name}, and {port} may be one of its links");
         let body = ErrorBody::new(code::MIGRATION_UNDER_WAY, message).with_hint("wait for the migration");
         return Err(ErrorBody { retry_can_help: true, ..body });
     }
-    let mut trials = agent.trials.lock();
+    let mut trials = state.lock();
     if trials.get(port).is_some_and(|trial| trial.stuck.is_none()) {
         let message = format!("{port} is on trial already");
         return Err(busy(message).with_hint(format!("`linerate link confirm {port}`, or wait")));
     }
     if trials.len() >= TRIALS_MAX {
-        let message = format!("{TRIALS_MAX} ports of {} are on trial already", agent.config.name);
+        let message = format!("{TRIALS_MAX} ports of {} are on trial already", state.doctor.config.name);
         return Err(busy(message).with_hint("confirm them, or wait"));
     }
     let number = crate::clock::unix_ms();
     let stuck = trials.insert(port.to_owned(), Trial { number, undo: undo.clone(), ..Trial::default() });
-    if let Err(error) = save(agent, &trials) {
+    if let Err(error) = save(state, &trials) {
         trials.remove(port);
         trials.extend(stuck.map(|stuck| (port.to_owned(), stuck)));
         return Err(error);
@@ -213,11 +212,11 @@ pub(crate) fn words(plan: &Plan) -> String {
 }
 
 /// The port as it is now.
-fn find(agent: &Agent, name: &str) -> Result<Port, ErrorBody> {
+fn find(state: &Trials, name: &str) -> Result<Port, ErrorBody> {
     let mut port = linked(name)?;
     // What ethtool does not say, the plan says is missing.
     ethtool::read(std::slice::from_mut(&mut port), &mut Vec::new()).map_err(|error| failed(chain(&error)))?;
-    port.neighbours = agent.doctor.heard(name);
+    port.neighbours = state.doctor.heard(name);
     Ok(port)
 }
 

@@ -10,9 +10,9 @@ use linerate_fabric::checks::unequal;
 use linerate_fabric::model::{End, Incast, Inventory, Matrix, Probe, Room};
 use linerate_fabric::probe::{Answer, Depth, Echoing, Question, Target};
 
+use super::Doctor;
 use super::pairs::targets;
 use super::sides::{Side, find};
-use crate::agent::Agent;
 use crate::faults::chain;
 
 /// Hosts of one request.
@@ -32,13 +32,13 @@ struct Host {
 }
 
 /// Does what was asked.
-pub fn examine(agent: &Arc<Agent>, request: &DoctorRequest) -> Result<DoctorAnswer, ErrorBody> {
+pub fn examine(doctor: &Arc<Doctor>, request: &DoctorRequest) -> Result<DoctorAnswer, ErrorBody> {
     if request.hosts.len() >= HOSTS_MAX {
         let message = format!("{} hosts are more than {HOSTS_MAX} at a time", request.hosts.len() + 1);
         let hint = "collect inventories with `linerate doctor --inventory` and compare them with --from";
         return Err(ErrorBody::new(linerate_api::code::BAD_REQUEST, message).with_hint(hint));
     }
-    let (hosts, heard, unheard) = inventories(agent, request);
+    let (hosts, heard, unheard) = inventories(doctor, request);
     let probes = match request.probes {
         Probes::None => Vec::new(),
         Probes::Short => probe_at_once(&hosts),
@@ -63,7 +63,7 @@ type Found = Result<(Side, Answer), Unheard>;
 /// Hosts that answered, the others of them by the names that the operator gave, and those that did not.
 type Inventories = (Vec<Host>, Vec<Heard>, Vec<Unheard>);
 
-fn inventories(agent: &Arc<Agent>, request: &DoctorRequest) -> Inventories {
+fn inventories(doctor: &Arc<Doctor>, request: &DoctorRequest) -> Inventories {
     let question = Question::Inventory {
         watch_ms: request.watch_ms,
         names: request.hosts.iter().map(|host| host_part(host)).collect(),
@@ -71,7 +71,7 @@ fn inventories(agent: &Arc<Agent>, request: &DoctorRequest) -> Inventories {
     let wait = INVENTORY_WAIT + Duration::from_millis(request.watch_ms);
     let found: Vec<Found> = thread::scope(|scope| {
         let here =
-            scope.spawn(|| Ok((Side::Here(agent.clone()), super::serve::answer(agent, question.clone()))));
+            scope.spawn(|| Ok((Side::Here(doctor.clone()), super::serve::answer(doctor, question.clone()))));
         let ask = |name: &String| {
             find(name, &question, wait).map_err(|error| Unheard { host: name.clone(), why: chain(&error) })
         };

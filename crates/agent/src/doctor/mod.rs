@@ -18,7 +18,7 @@ pub(crate) mod sides;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use linerate_fabric::collect::lldp::listen::Listener;
@@ -26,8 +26,10 @@ use linerate_fabric::collect::{Options, inventory, network};
 use linerate_fabric::model::{Agent as AgentFacts, Inventory, Neighbour, Qemu};
 use linerate_fabric::probe::Echoing;
 use linerate_fabric::probe::echo::{Echo, EchoError};
+use linerate_guest::host::QemuCache;
 
-use crate::agent::Agent;
+use crate::bench;
+use crate::config::Config;
 
 /// Counters are watched no longer, whatever is asked.
 const WATCH_MAX: Duration = Duration::from_secs(10);
@@ -36,9 +38,13 @@ const QEMU_WAIT: Duration = Duration::from_secs(15);
 /// More names are not resolved at a time.
 const NAMES_MAX: usize = 256;
 
-/// What the doctor keeps.
-#[derive(Default)]
+/// What the doctor keeps, and what it needs of this host.
 pub struct Doctor {
+    pub(crate) config: Arc<Config>,
+    qemu_cache: Arc<QemuCache>,
+    bench: Arc<bench::Host>,
+    /// Guests are being moved from or to this host: it is left alone.
+    is_migrating: Box<dyn Fn() -> bool + Send + Sync>,
     /// Probes are sent for one question at a time: two would measure each other.
     probing: Mutex<()>,
     /// How many connections take load now.
@@ -51,6 +57,31 @@ pub struct Doctor {
 }
 
 impl Doctor {
+    /// One that has not looked yet.
+    pub fn new(
+        config: Arc<Config>,
+        qemu_cache: Arc<QemuCache>,
+        bench: Arc<bench::Host>,
+        is_migrating: impl Fn() -> bool + Send + Sync + 'static,
+    ) -> Doctor {
+        Doctor {
+            config,
+            qemu_cache,
+            bench,
+            is_migrating: Box::new(is_migrating),
+            probing: Mutex::default(),
+            sinks: AtomicUsize::default(),
+            echo: Mutex::default(),
+            lldp: OnceLock::new(),
+            instance: OnceLock::new(),
+        }
+    }
+
+    /// Guests are being moved from or to this host.
+    pub fn is_migrating(&self) -> bool {
+        (self.is_migrating)()
+    }
+
     /// A number that no other agent has.
     fn instance(&self) -> String {
         let draw = || {
@@ -88,44 +119,44 @@ impl Doctor {
     }
 }
 
-pub(crate) fn inventory_here(agent: &Agent, watch: Duration, names: Vec<String>) -> Inventory {
+pub(crate) fn inventory_here(doctor: &Doctor, watch: Duration, names: Vec<String>) -> Inventory {
     inventory(&Options {
         watch: watch.min(WATCH_MAX),
         names: names.into_iter().take(NAMES_MAX).collect(),
-        qemu: qemu(agent),
+        qemu: qemu(doctor),
         agent: Some(AgentFacts {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            listen: agent.config.listen.iter().map(ToString::to_string).collect(),
+            listen: doctor.config.listen.iter().map(ToString::to_string).collect(),
             links: Vec::new(),
-            rdma_type_of_service: Some(agent.config.rdma_type_of_service.unwrap_or(0)),
-            instance: Some(agent.doctor.instance()).filter(|drawn| !drawn.is_empty()),
-            settings_from_agents: Some(agent.config.settings_from_agents),
+            rdma_type_of_service: Some(doctor.config.rdma_type_of_service.unwrap_or(0)),
+            instance: Some(doctor.instance()).filter(|drawn| !drawn.is_empty()),
+            settings_from_agents: Some(doctor.config.settings_from_agents),
         }),
-        ram_folders: ram_folders(agent),
+        ram_folders: ram_folders(doctor),
         ask_networks: true,
-        ..quick(agent)
+        ..quick(doctor)
     })
 }
 
 /// Ports and RDMA devices of this host: what can be looked at five times a second.
-pub(crate) fn network_here(agent: &Agent) -> Inventory {
-    network(&quick(agent))
+pub(crate) fn network_here(doctor: &Doctor) -> Inventory {
+    network(&quick(doctor))
 }
 
-fn quick(agent: &Agent) -> Options {
-    let neighbours = agent.doctor.lldp.get().map(Listener::neighbours).unwrap_or_default();
-    Options { neighbours, ..Options::new(&agent.config.name) }
+fn quick(doctor: &Doctor) -> Options {
+    let neighbours = doctor.lldp.get().map(Listener::neighbours).unwrap_or_default();
+    Options { neighbours, ..Options::new(&doctor.config.name) }
 }
 
-fn ram_folders(agent: &Agent) -> Vec<(PathBuf, bool)> {
-    let huge = agent.config.huge_ram_dir.iter().map(|folder| (folder.clone(), true));
-    std::iter::once((agent.config.ram_dir.clone(), false)).chain(huge).collect()
+fn ram_folders(doctor: &Doctor) -> Vec<(PathBuf, bool)> {
+    let huge = doctor.config.huge_ram_dir.iter().map(|folder| (folder.clone(), true));
+    std::iter::once((doctor.config.ram_dir.clone(), false)).chain(huge).collect()
 }
 
 /// Versioned machine types only: an alias such as `pc` means another one in every QEMU.
-fn qemu(agent: &Agent) -> Vec<Qemu> {
+fn qemu(doctor: &Doctor) -> Vec<Qemu> {
     let facts = |qemu: &crate::config::Qemu| {
-        let facts = agent.qemu_cache.facts(&qemu.program(), Instant::now() + QEMU_WAIT).ok();
+        let facts = doctor.qemu_cache.facts(&qemu.program(), Instant::now() + QEMU_WAIT).ok();
         let versioned = |machine: &String| machine.rsplit('-').next().is_some_and(|end| end.contains('.'));
         Qemu {
             path: qemu.binary.display().to_string(),
@@ -135,5 +166,5 @@ fn qemu(agent: &Agent) -> Vec<Qemu> {
                 .unwrap_or_default(),
         }
     };
-    agent.config.qemu.iter().map(facts).collect()
+    doctor.config.qemu.iter().map(facts).collect()
 }

@@ -11,7 +11,7 @@ use linerate_net::rdma::error::RdmaError;
 use linerate_net::wires::WireError;
 use rustix::io::Errno;
 
-use crate::agent::Agent;
+use super::Doctor;
 use crate::bench::{self, BenchError, Stop};
 use crate::faults::chain;
 
@@ -19,11 +19,11 @@ use crate::faults::chain;
 const LASTS_MS: u32 = 300;
 
 /// Measures it if both ends have RDMA, into the probe. A host that migrates is left alone.
-pub fn probe(agent: &Agent, target: &Target, depth: Depth, probe: &mut Probe) {
-    if depth != Depth::Full || !target.rdma || agent.is_migrating() {
+pub fn probe(doctor: &Doctor, target: &Target, depth: Depth, probe: &mut Probe) {
+    if depth != Depth::Full || !target.rdma || doctor.is_migrating() {
         return;
     }
-    match measure(agent, target) {
+    match measure(doctor, target) {
         Ok(rate) => probe.rdma_mbps = Some(rate),
         Err(error) if is_blocked(&error) => probe.rdma_failure = Some(chain(&error)),
         Err(error) => tracing::info!(to = %target.to.ip, error = chain(&error), "RDMA was not measured"),
@@ -73,7 +73,7 @@ fn is_lost(error: &RdmaError) -> bool {
     }
 }
 
-fn measure(agent: &Agent, target: &Target) -> Result<u64, BenchError> {
+fn measure(doctor: &Doctor, target: &Target) -> Result<u64, BenchError> {
     let request = BenchRequest {
         to: target.agent.to_string(),
         links: [target.from.ip, target.to.ip].map(alone).to_vec(),
@@ -84,7 +84,7 @@ fn measure(agent: &Agent, target: &Target) -> Result<u64, BenchError> {
         force: false,
         test: BenchTest::Bandwidth { time_ms: LASTS_MS },
     };
-    let report = bench::send(&agent.bench, &request, &Arc::new(Stop::default()))?;
+    let report = bench::send(&doctor.bench, &request, &Arc::new(Stop::default()))?;
     let rate = report.bandwidth.first().map(|one| one.sum.out_mbps);
     // From a rate that is no number comes 0.
     Ok(rate.unwrap_or_default() as u64)

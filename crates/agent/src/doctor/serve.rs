@@ -4,23 +4,20 @@
 //! others: probes go only to addresses on a network that this host shares by one of its listening addresses. An echo
 //! never answers with more than it got, and only to whoever knows its token. Loads and their number are capped.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use linerate_fabric::model::Network;
 use linerate_fabric::probe::ask::{AskError, QUESTION_WAIT, receive, send};
-use linerate_fabric::probe::{Answer, Depth, Question, Target, load, run};
+use linerate_fabric::probe::{Answer, Change, Changed, Depth, Question, Target, load, run};
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::listen::Accepted;
 use linerate_wire::frame::Welcome;
 use linerate_wire::{VERSION_MAX, VERSION_MIN, negotiate};
 
 use super::{Doctor, inventory_here, rdma};
-use crate::agent::Agent;
 use crate::faults::chain;
-use crate::settings;
 
 /// Targets of one question.
 const TARGETS_MAX: usize = 1024;
@@ -30,48 +27,57 @@ const AT_ONCE: usize = 16;
 const SINKS_MAX: usize = 64;
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
 
-/// Takes the connection, answers its one question. What goes wrong is said in words, for the log.
-pub fn serve(agent: &Arc<Agent>, accepted: Accepted) -> Result<(), String> {
+/// Takes the connection, answers its one question. `change` does what the other host wants changed here. What goes
+/// wrong is said in words, for the log.
+pub fn serve(
+    doctor: &Doctor,
+    accepted: Accepted,
+    change: impl FnOnce(Change) -> Changed,
+) -> Result<(), String> {
     let hello = &accepted.hello;
     let Some(version) = negotiate(hello.version_min, hello.version_max) else {
         return Err(format!("no common version in {VERSION_MIN} to {VERSION_MAX}"));
     };
     let peer = accepted.peer;
     let stream = accepted.welcome(Welcome { version, control_received: 0 }).map_err(|error| chain(&error))?;
-    converse(agent, &stream, peer).map_err(|error| chain(&error))
+    converse(doctor, &stream, peer, change).map_err(|error| chain(&error))
 }
 
-fn converse(agent: &Arc<Agent>, stream: &Stream, peer: std::net::SocketAddr) -> Result<(), AskError> {
+fn converse(
+    doctor: &Doctor,
+    stream: &Stream,
+    peer: std::net::SocketAddr,
+    change: impl FnOnce(Change) -> Changed,
+) -> Result<(), AskError> {
     let question = receive(stream, peer, Instant::now() + QUESTION_WAIT)?;
-    if question == Question::Sink {
-        return take_load(&agent.doctor, stream, peer);
-    }
-    let answer = answer(agent, question);
+    let answer = match question {
+        Question::Sink => return take_load(doctor, stream, peer),
+        Question::Change { change: wanted } => Answer::Changed { changed: Box::new(change(*wanted)) },
+        question => answer(doctor, question),
+    };
     send(stream, &answer, peer, Instant::now() + ANSWER_WAIT)
 }
 
-/// The answer to any question but a load.
-pub(super) fn answer(agent: &Arc<Agent>, question: Question) -> Answer {
+/// The answer to any question but a load or a change.
+pub(super) fn answer(doctor: &Doctor, question: Question) -> Answer {
     match question {
         Question::Inventory { watch_ms, names } => {
-            Answer::Inventory(Box::new(inventory_here(agent, Duration::from_millis(watch_ms), names)))
+            Answer::Inventory(Box::new(inventory_here(doctor, Duration::from_millis(watch_ms), names)))
         }
         Question::Echo { for_ms } => {
-            match agent.doctor.echo(&agent.config.listen, Duration::from_millis(for_ms)) {
+            match doctor.echo(&doctor.config.listen, Duration::from_millis(for_ms)) {
                 Ok(echoing) => Answer::Echo(echoing),
                 Err(error) => Answer::Refused { why: chain(&error) },
             }
         }
-        Question::Probe { targets, depth } => probe(agent, &targets, depth),
-        Question::Change { change } => {
-            Answer::Changed { changed: Box::new(settings::asked_by_another(agent, *change)) }
-        }
+        Question::Probe { targets, depth } => probe(doctor, &targets, depth),
+        Question::Change { .. } => Answer::Refused { why: "a change needs a connection of its own".into() },
         Question::Sink => Answer::Refused { why: "a load needs a connection of its own".into() },
     }
 }
 
-fn probe(agent: &Agent, targets: &[Target], depth: Depth) -> Answer {
-    let Ok(_one_at_a_time) = agent.doctor.probing.try_lock() else {
+fn probe(doctor: &Doctor, targets: &[Target], depth: Depth) -> Answer {
+    let Ok(_one_at_a_time) = doctor.probing.try_lock() else {
         return Answer::Refused {
             why: "this host probes for somebody else; try again in some seconds".into(),
         };
@@ -79,14 +85,14 @@ fn probe(agent: &Agent, targets: &[Target], depth: Depth) -> Answer {
     if targets.len() > TARGETS_MAX {
         return Answer::Refused { why: format!("more than {TARGETS_MAX} targets") };
     }
-    if let Some(stranger) = targets.iter().find(|target| !may_probe(agent, target)) {
+    if let Some(stranger) = targets.iter().find(|target| !may_probe(doctor, target)) {
         return Answer::Refused {
             why: format!("{} is on no network that this host listens on", stranger.echo),
         };
     }
     let one = |target: &Target| {
         let mut probe = run::probe(target, depth);
-        rdma::probe(agent, target, depth, &mut probe);
+        rdma::probe(doctor, target, depth, &mut probe);
         probe
     };
     // Datagrams over several links do not measure each other; loads would.
@@ -104,8 +110,8 @@ fn probe(agent: &Agent, targets: &[Target], depth: Depth) -> Answer {
 }
 
 /// From an address that the agent listens at, to one of the same network.
-fn may_probe(agent: &Agent, target: &Target) -> bool {
-    if !agent.config.listen.iter().any(|address| address.ip() == target.from.ip) {
+fn may_probe(doctor: &Doctor, target: &Target) -> bool {
+    if !doctor.config.listen.iter().any(|address| address.ip() == target.from.ip) {
         return false;
     }
     let interfaces = linerate_net::interfaces::list().unwrap_or_default();

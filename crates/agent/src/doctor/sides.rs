@@ -10,7 +10,7 @@ use linerate_fabric::probe::{Answer, Question};
 use linerate_net::tcp::connect::Route;
 use thiserror::Error;
 
-use crate::agent::Agent;
+use super::Doctor;
 use crate::faults::chain;
 use crate::session::address::resolve as resolve_host;
 
@@ -20,7 +20,7 @@ const CONNECT_WAIT: Duration = Duration::from_secs(2);
 /// How a host is asked.
 pub enum Side {
     /// This host.
-    Here(Arc<Agent>),
+    Here(Arc<Doctor>),
     /// Another, at an address that answered.
     There(SocketAddr),
 }
@@ -29,7 +29,7 @@ impl Side {
     /// Asks, and waits at most `wait` for the answer. Errors in words, for the operator.
     pub fn ask(&self, question: Question, wait: Duration) -> Result<Answer, String> {
         match self {
-            Side::Here(agent) => match super::serve::answer(agent, question) {
+            Side::Here(doctor) => match super::serve::answer(doctor, question) {
                 Answer::Refused { why } => Err(why),
                 answer => Ok(answer),
             },

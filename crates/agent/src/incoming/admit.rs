@@ -16,8 +16,7 @@ use linerate_guest::shared::Proved;
 use linerate_guest::twin::{QemuBinary, Twin, TwinOptions, attempt};
 use linerate_memory::Mapping;
 
-use super::storage;
-use crate::agent::Agent;
+use super::{Sessions, storage};
 use crate::faults::fault;
 
 const QEMU_ANSWERS_WITHIN: Duration = Duration::from_secs(20);
@@ -48,14 +47,14 @@ fn refuse_error(code: Code, error: &(dyn std::error::Error + 'static)) -> Fault 
 
 /// Checks and reserves. On `Err` nothing of it is left here.
 pub(super) fn admit(
-    agent: &Agent,
+    sessions: &Sessions,
     guest: &str,
     description: GuestDescription,
     regions: Vec<RegionInfo>,
 ) -> Result<Admitted, Fault> {
-    let (qemu, facts) = choose_qemu(agent, &description)?;
-    let folder = reserve(agent, guest)?;
-    let checked = check(agent, &description, &qemu, facts, folder.clone());
+    let (qemu, facts) = choose_qemu(sessions, &description)?;
+    let folder = reserve(sessions, guest)?;
+    let checked = check(sessions, &description, &qemu, facts, folder.clone());
     let made = checked.and_then(|(twin, images, proved)| match make_ram(&folder, &regions, &twin) {
         Ok(ram) => Ok((ram, twin, images, proved)),
         Err(fault) => Err(undone(images, fault)),
@@ -65,7 +64,7 @@ pub(super) fn admit(
             Ok(Admitted { regions, qemu, twin, folder, ram, description, images, proved })
         }
         Err(fault) => {
-            let _ = remains::give_up(&agent.registry, guest);
+            let _ = remains::give_up(&sessions.registry, guest);
             Err(fault)
         }
     }
@@ -113,20 +112,23 @@ fn has_ram(description: &GuestDescription, regions: &[RegionInfo]) -> bool {
     !regions.is_empty() && described.eq(offered) && numbered
 }
 
-fn reserve(agent: &Agent, guest: &str) -> Result<PathBuf, Fault> {
-    agent.registry.reserve(guest).map_err(|error| match error {
+fn reserve(sessions: &Sessions, guest: &str) -> Result<PathBuf, Fault> {
+    sessions.registry.reserve(guest).map_err(|error| match error {
         RegistryError::Exists(_) => refuse(Code::GuestExists, guest),
         other => refuse_error(Code::ResourceMissing, &other),
     })
 }
 
 /// The first configured QEMU that is not older than the source's and knows the machine; otherwise the first.
-fn choose_qemu(agent: &Agent, description: &GuestDescription) -> Result<(QemuBinary, QemuFacts), Fault> {
+fn choose_qemu(
+    sessions: &Sessions,
+    description: &GuestDescription,
+) -> Result<(QemuBinary, QemuFacts), Fault> {
     let mut best: Option<(QemuBinary, QemuFacts)> = None;
     let mut failed = None;
-    for configured in &agent.config.qemu {
+    for configured in &sessions.config.qemu {
         let qemu = configured.program();
-        match agent.qemu_cache.facts(&qemu, Instant::now() + QEMU_ANSWERS_WITHIN) {
+        match sessions.qemu_cache.facts(&qemu, Instant::now() + QEMU_ANSWERS_WITHIN) {
             Ok(facts) => {
                 let suits =
                     facts.version >= description.qemu && facts.machines.contains(&description.machine);
@@ -149,7 +151,7 @@ fn choose_qemu(agent: &Agent, description: &GuestDescription) -> Result<(QemuBin
 }
 
 fn check(
-    agent: &Agent,
+    sessions: &Sessions,
     description: &GuestDescription,
     qemu: &QemuBinary,
     facts: QemuFacts,
@@ -157,14 +159,14 @@ fn check(
 ) -> Result<(Twin, Prepared, Vec<Proved>), Fault> {
     let options = TwinOptions {
         runtime_dir: folder.clone(),
-        ram_dir: agent.config.ram_dir.clone(),
-        huge_ram_dir: agent.config.huge_ram_dir.clone(),
+        ram_dir: sessions.config.ram_dir.clone(),
+        huge_ram_dir: sessions.config.huge_ram_dir.clone(),
         qemu: qemu.clone(),
-        file_roots: agent.config.file_roots.clone(),
-        paths: agent.config.paths.clone(),
+        file_roots: sessions.config.file_roots.clone(),
+        paths: sessions.config.paths.clone(),
         taps: Default::default(),
-        allow_user_network: agent.config.allow_user_network,
-        keep_page_cache: agent.config.keep_page_cache,
+        allow_user_network: sessions.config.allow_user_network,
+        keep_page_cache: sessions.config.keep_page_cache,
     };
     let (made, refused) = attempt(description, &options);
     if !refused.is_empty() {
@@ -177,19 +179,20 @@ fn check(
     // Before the host is looked at: what is missing is made, and is looked at with the rest.
     remains::announce(&folder, &made.pid_file, &[])
         .map_err(|error| refuse_error(Code::ResourceMissing, &error))?;
-    let images = images::prepare(description, &made, &agent.config.file_roots, &folder, &agent.image_claims)
-        .map_err(|error| refuse_error(Code::ResourceMissing, &error))?;
-    agent.registry.free_ram_of_dead();
-    let reserve = agent.config.memory_reserve_mib << 20;
+    let images =
+        images::prepare(description, &made, &sessions.config.file_roots, &folder, &sessions.image_claims)
+            .map_err(|error| refuse_error(Code::ResourceMissing, &error))?;
+    sessions.registry.free_ram_of_dead();
+    let reserve = sessions.config.memory_reserve_mib << 20;
     let host = HostFacts {
         qemu: facts,
         memory_available: memory_available().unwrap_or(u64::MAX).saturating_sub(reserve),
-        ram_folder_available: folder_available(&agent.config.ram_dir),
+        ram_folder_available: folder_available(&sessions.config.ram_dir),
         huge_available: huge_available(),
-        guests: agent.names_here(),
+        guests: sessions.names_here(),
         kvm: std::fs::File::options().read(true).write(true).open("/dev/kvm").is_ok(),
     };
-    let problems = check_host(description, &made, qemu, &agent.config.file_roots, &host);
+    let problems = check_host(description, &made, qemu, &sessions.config.file_roots, &host);
     for problem in problems.iter().filter(|problem| !problem.is_fatal()) {
         tracing::warn!(guest = description.name, %problem, "admitted all the same");
     }

@@ -6,14 +6,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 use linerate_core::control::Outgoing as Frame;
-use linerate_core::destination::{Action, Event};
+use linerate_core::destination::Event;
 use linerate_core::journal::DestinationPhase;
 use linerate_core::{Code, Fault, Message, Outcome, PathId, Side, Step};
 use linerate_guest::procfs;
 
 use super::worker::{Job, Worker};
-use super::{Incoming, Input, channels};
-use crate::agent::Agent;
+use super::{Incoming, Input, Sessions};
 use crate::clock::cpu_time;
 use crate::faults::{chain, fault};
 use crate::journal::Record;
@@ -21,18 +20,18 @@ use crate::session::paths::Paths;
 
 /// Everything that the loop has of its own.
 pub(super) struct Body {
-    agent: Arc<Agent>,
-    shared: Arc<Incoming>,
-    worker: Worker,
+    sessions: Arc<Sessions>,
+    pub shared: Arc<Incoming>,
+    pub worker: Worker,
     paths: Paths,
-    cpu_before: Duration,
+    pub cpu_before: Duration,
     over: bool,
 }
 
 impl Body {
-    pub fn new(agent: Arc<Agent>, shared: Arc<Incoming>) -> io::Result<Body> {
-        let worker = Worker::start(agent.clone(), shared.clone())?;
-        Ok(Body { agent, shared, worker, paths: Paths::default(), cpu_before: cpu_time(), over: false })
+    pub fn new(sessions: Arc<Sessions>, shared: Arc<Incoming>) -> io::Result<Body> {
+        let worker = Worker::start(sessions.clone(), shared.clone())?;
+        Ok(Body { sessions, shared, worker, paths: Paths::default(), cpu_before: cpu_time(), over: false })
     }
 
     /// Runs until the brain says that it is over.
@@ -55,7 +54,7 @@ impl Body {
         self.shared.fences.close_all();
         self.paths.clear();
         self.worker.finish();
-        self.agent.forget_incoming(self.shared.session);
+        self.sessions.forget(self.shared.session);
     }
 
     fn take(&mut self, input: Input) {
@@ -110,54 +109,32 @@ impl Body {
         }
     }
 
-    fn execute(&mut self, action: Action) {
-        match action {
-            // A copy is given up only for a guest that runs.
-            Action::Transmit(_, frame) if frame.says_running() && self.is_gone() => {
-                let detail = "its QEMU ended after it was committed";
-                let gone = Fault::new(Code::GuestGone, Step::Commit, Side::Destination, detail);
-                self.handle(Event::GuestEnded(gone));
-            }
-            Action::Transmit(path, frame) => self.transmit(path, frame),
-            Action::Admit { guest, description, mode } => {
-                tracing::info!(session = %self.shared.session, guest, mode = %mode.tag(), peer = %self.shared.peer, "a guest is offered");
-                self.worker.ask(Job::Admit { guest, description, mode });
-            }
-            Action::Prepare => self.worker.ask(Job::Prepare),
-            Action::Carriage(message) => self.shared.heard(message),
-            Action::Fence(channel) => channels::fence(&self.shared, channel),
-            Action::Seal { digest } => self.worker.ask(Job::Seal { digest }),
-            Action::LoadDeviceState(bytes) => self.worker.ask(Job::LoadDeviceState(bytes)),
-            Action::FinishDeviceState => self.worker.ask(Job::FinishDeviceState),
-            Action::Journal(phase) => self.write_journal(phase),
-            Action::CheckDisks(disks) => self.worker.ask(Job::CheckDisks(disks)),
-            Action::Run { ran } => self.worker.ask(Job::Run { ran, cpu_before: self.cpu_before }),
-            Action::Release => self.worker.ask(Job::Release),
-            Action::TearDown => {
-                // First: a QEMU that waits for its streams may not answer.
-                if let Some(carriage) = self.shared.carriage.get() {
-                    carriage.streams.fail_all();
-                }
-                self.worker.ask(Job::TearDown);
-            }
-            Action::End(fault) => {
-                match fault {
-                    None => {
-                        tracing::info!(session = %self.shared.session, guest = self.shared.guest(), "the guest is here")
-                    }
-                    Some(fault) => {
-                        tracing::warn!(session = %self.shared.session, %fault, "the guest did not come")
-                    }
-                }
-                self.over = true;
-            }
+    /// A copy is given up only for a guest that runs: the word that it does is held back if its QEMU is ending.
+    pub(super) fn transmit(&mut self, path: PathId, frame: Frame) {
+        if frame.says_running() && self.is_gone() {
+            let detail = "its QEMU ended after it was committed";
+            let gone = Fault::new(Code::GuestGone, Step::Commit, Side::Destination, detail);
+            self.handle(Event::GuestEnded(gone));
+        } else if !self.paths.send(path, frame) {
+            self.take(Input::Event(Event::PathLost(path)));
         }
     }
 
-    fn transmit(&mut self, path: PathId, frame: Frame) {
-        if !self.paths.send(path, frame) {
-            self.take(Input::Event(Event::PathLost(path)));
+    pub(super) fn tear_down(&self) {
+        // First: a QEMU that waits for its streams may not answer.
+        if let Some(carriage) = self.shared.carriage.get() {
+            carriage.streams.fail_all();
         }
+        self.worker.ask(Job::TearDown);
+    }
+
+    pub(super) fn end(&mut self, fault: Option<Fault>) {
+        let session = self.shared.session;
+        match fault {
+            None => tracing::info!(%session, guest = self.shared.guest(), "the guest is here"),
+            Some(fault) => tracing::warn!(%session, %fault, "the guest did not come"),
+        }
+        self.over = true;
     }
 
     /// Whether the guest's process here has ended or is ending, if it is known.
@@ -168,10 +145,10 @@ impl Body {
     /// Whether a guest that was committed has ended or is ending, and has not moved on.
     fn is_gone(&self) -> bool {
         self.has_ended()
-            && matches!(self.agent.outcome(self.shared.session), Outcome::Gone | Outcome::Pending)
+            && matches!(self.sessions.outcome(self.shared.session), Outcome::Gone | Outcome::Pending)
     }
 
-    fn write_journal(&mut self, phase: DestinationPhase) {
+    pub(super) fn write_journal(&mut self, phase: DestinationPhase) {
         let name = self.shared.brain().guest().to_owned();
         *self.shared.guest.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = name;
         let mut waiting = self.worker.waiting();
@@ -191,7 +168,7 @@ impl Body {
             self.worker.note_run_time(waiting.cpu_run_ns);
         }
         let record = Record::new(&self.shared.guest(), self.shared.order, waiting.role(phase));
-        let (journal, session) = (&self.agent.journal, self.shared.session);
+        let (journal, session) = (&self.sessions.journal, self.shared.session);
         let put = match phase {
             DestinationPhase::Started | DestinationPhase::Loaded | DestinationPhase::Committed => {
                 journal.put(session, &record)

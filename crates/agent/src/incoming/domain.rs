@@ -54,7 +54,7 @@ impl State {
     ) -> Result<(), Fault> {
         let deadline = Instant::now() + QMP_WAIT;
         let failed = |code, error: &(dyn std::error::Error + 'static)| here(code, Step::Admit, error);
-        let opened = domain::open(&self.agent.config.domain_sockets, &offered.name, deadline);
+        let opened = domain::open(&self.sessions.config.domain_sockets, &offered.name, deadline);
         let (record, mut qmp) = opened.map_err(|error| match &error {
             DomainError::NoSocket { .. } => failed(Code::ResourceMissing, &error),
             _ => failed(Code::HypervisorFailed, &error),

@@ -2,7 +2,9 @@
 //!
 //! | room | what lives there |
 //! |---|---|
-//! | here | what all threads of a session share; who may join it |
+//! | here | what all threads of a session share |
+//! | `sessions` | all of them, who may join one, and what they need of this host |
+//! | `steps` | what the brain says, in the order of the ten steps, and where each is done |
 //! | `body` | the loop that feeds events to the brain and does what it says |
 //! | `worker` | the one thread that deals with the waiting guest |
 //! | `admit` | may it come here: memory, names, QEMU, disks, networks |
@@ -15,6 +17,8 @@ mod body;
 mod channels;
 pub(crate) mod domain;
 mod ram_folder;
+mod sessions;
+mod steps;
 mod storage;
 mod streams;
 #[cfg(test)]
@@ -37,7 +41,6 @@ use linerate_net::table::RegionTable;
 use linerate_net::tcp::Stream;
 use linerate_wire::frame::Welcome;
 
-use crate::agent::Agent;
 use crate::clock::{Clock, unix_ms};
 use crate::convert;
 use crate::faults::chain;
@@ -46,6 +49,8 @@ use crate::session::contact::keep;
 use crate::session::fences::Fences;
 use crate::session::identity::Identity;
 use crate::session::paths::Door;
+
+pub use sessions::{Needs, Sessions};
 
 /// What an operator is told of a guest that is held.
 const HELD: &str = "the guest is complete here and paused; its source may have handed it over and is not heard: it waits for the source's word, or for yours (`linerate resolve`)";
@@ -93,13 +98,17 @@ pub struct Incoming {
 
 impl Incoming {
     /// A new session; its loop runs from now on.
-    pub fn start(agent: &Arc<Agent>, identity: Identity, peer: SocketAddr) -> std::io::Result<Arc<Incoming>> {
+    pub fn start(
+        sessions: &Arc<Sessions>,
+        identity: Identity,
+        peer: SocketAddr,
+    ) -> std::io::Result<Arc<Incoming>> {
         let (inbox, receiver) = channel();
-        let order = agent.journal.next_order();
+        let order = sessions.journal.next_order();
         let told = inbox.clone();
         let door = Door::open(move |event| drop(told.send(Input::Event(event.into()))))?;
         let shared = Arc::new(Incoming::new(identity, order, peer, inbox, door));
-        let body = body::Body::new(agent.clone(), shared.clone())?;
+        let body = body::Body::new(sessions.clone(), shared.clone())?;
         std::thread::Builder::new()
             .name(format!("in-{}", identity.session))
             .spawn(move || body.run(&receiver))?;

@@ -21,8 +21,7 @@ use linerate_wire::message::TOUCHED_MAX;
 
 use super::admit::Admitted;
 use super::domain::Domain;
-use super::{Incoming, storage};
-use crate::agent::Agent;
+use super::{Incoming, Sessions, storage};
 use crate::device_state::Writer;
 use crate::disks;
 use crate::faults::fault;
@@ -89,13 +88,13 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    pub fn start(agent: Arc<Agent>, shared: Arc<Incoming>) -> std::io::Result<Worker> {
+    pub fn start(sessions: Arc<Sessions>, shared: Arc<Incoming>) -> std::io::Result<Worker> {
         let (jobs, inbox) = channel();
         let abandon = Arc::new(AtomicBool::new(false));
         let token = token_text(&shared.identity.token);
         let waiting = Arc::new(Mutex::new(Waiting { token, ..Waiting::default() }));
         let state = State {
-            agent,
+            sessions,
             shared,
             mode: None,
             admitted: None,
@@ -151,7 +150,7 @@ struct Started {
 }
 
 pub(super) struct State {
-    pub agent: Arc<Agent>,
+    pub sessions: Arc<Sessions>,
     pub shared: Arc<Incoming>,
     /// How the guest moves, once it was admitted.
     mode: Option<Mode>,
@@ -209,7 +208,7 @@ impl State {
             return Err(internal("no hypervisor waits"));
         };
         let Some(source) = &admitted.description.graph else { return Ok(()) };
-        let paths = &self.agent.config.paths;
+        let paths = &self.sessions.config.paths;
         disks::check_same(qemu.qmp(), &admitted.description, source, paths, Step::Prepare, deadline)
     }
 
@@ -257,7 +256,7 @@ impl State {
         };
         if let Some(domain) = &mut self.domain {
             domain.sealed = true;
-            domain.arriving = Some(self.agent.arrivals.begin());
+            domain.arriving = Some(self.sessions.arrivals.begin());
         }
         self.shared.tell(Event::Sealed(digest));
         Ok(())
@@ -289,7 +288,7 @@ impl State {
         let (Some(admitted), Some((_, qemu))) = (&self.admitted, &mut self.guest) else {
             return Err(internal("no hypervisor waits"));
         };
-        let paths = &self.agent.config.paths;
+        let paths = &self.sessions.config.paths;
         disks::check_told(qemu.qmp(), &admitted.description, told, paths, Instant::now() + QMP_WAIT)?;
         let pid = self.guest.as_ref().map(|(record, _)| record.process.pid);
         if let Some(pid) = pid {

@@ -10,6 +10,7 @@ use tokio::process::Child;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
+use super::Needs;
 use super::ending::{Broken, Ended, SEE_THERE, arrived, failed};
 use super::moves::Copied;
 use super::own::{LOOK, said};
@@ -18,7 +19,6 @@ use super::target::{Target, check_there};
 use super::virsh::Virsh;
 use super::way::Way;
 use super::{Job, Move};
-use crate::agent::Agent;
 use crate::convert;
 use crate::outgoing::{self, Outgoing};
 
@@ -41,7 +41,7 @@ pub enum Choice {
 
 /// Chooses. Where it can go from RAM to RAM, that has begun: the domain was looked at.
 pub async fn choose(
-    agent: &Arc<Agent>,
+    needs: &Arc<Needs>,
     domain: &Target,
     plan: &Plan,
     (request, libvirt): (&MigrateRequest, &LibvirtRequest),
@@ -65,7 +65,7 @@ pub async fn choose(
         domain: Some(stream),
         ..request.clone()
     };
-    match begin(agent, inner).await {
+    match begin(needs, inner).await {
         Ok(copy) => Ok(Choice::Direct(copy)),
         Err(refused) if request.mode == ModeChoice::Auto && NOT_THIS_WAY.contains(&refused.code.as_str()) => {
             Ok(Choice::Own(Some(refused.message)))
@@ -74,8 +74,8 @@ pub async fn choose(
     }
 }
 
-async fn begin(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing>, ErrorBody> {
-    let (agent, starting) = (agent.clone(), agent.clone());
+async fn begin(needs: &Arc<Needs>, request: MigrateRequest) -> Result<Arc<Outgoing>, ErrorBody> {
+    let (needs, starting) = (needs.clone(), needs.clone());
     let begin = move || {
         let guest = request.guest.clone();
         let begun = agent.begin_outgoing(&guest, move || outgoing::start(&starting, request));
@@ -155,7 +155,7 @@ impl Job {
     }
 
     async fn drive_waiting(&self, copy: &Outgoing, over: &Notify) -> Result<Driven, ErrorBody> {
-        let mut way = Way::open(&self.agent, self.plan.tunnel()).await?;
+        let mut way = Way::open(&self.needs, self.plan.tunnel()).await?;
         way.ready(|_| ()).await?;
         let there = Virsh::new(self.plan.destination());
         check_there(&self.domain, &there).await?;

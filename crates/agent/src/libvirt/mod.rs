@@ -34,7 +34,7 @@ use linerate_api::{
     DomainEvent, ErrorBody, EventKind, LibvirtRequest, MigrateRequest, MigrationId, MigrationOutcome, Mode,
     code,
 };
-use linerate_core::SessionId;
+use linerate_core::{Fault, SessionId};
 
 use self::direct::Choice;
 use self::ending::{Ended, Outcome};
@@ -43,19 +43,34 @@ use self::plan::Plan;
 use self::target::Target;
 use self::virsh::{HERE, Virsh};
 use self::xml::Changes;
-use crate::agent::Agent;
-use crate::convert;
+use crate::config::Config;
 use crate::faults::chain;
-use crate::journal::MovedDomain;
+use crate::journal::{Journal, MovedDomain};
+use crate::outgoing::Outgoing;
 use crate::session::identity::random;
+use crate::{bench, convert, tunnel};
 
 pub use alone::left_alone;
 pub(crate) use moves::{Move, Moves};
 pub(crate) use recover::recover;
 
+/// What the moves of domains need of this host.
+pub(crate) struct Needs {
+    pub config: Arc<Config>,
+    pub journal: Arc<Journal>,
+    pub bench: Arc<bench::Host>,
+    pub tunnels: Arc<tunnel::Sessions>,
+    pub moves: Arc<Moves>,
+    /// Begins the copy of a domain's RAM.
+    pub begin_copy: BeginCopy,
+}
+
+/// See [`Needs::begin_copy`].
+pub(crate) type BeginCopy = Box<dyn Fn(MigrateRequest) -> Result<Arc<Outgoing>, Fault> + Send + Sync>;
+
 /// All that a migration under way has.
 struct Job {
-    agent: Arc<Agent>,
+    needs: Arc<Needs>,
     shared: Arc<Move>,
     here: Virsh,
     domain: Target,
@@ -68,11 +83,11 @@ struct Job {
 
 /// Begins a migration. On an error the domain was not touched. It goes on whether or not the client waits for the answer.
 pub(crate) async fn begin(
-    agent: Arc<Agent>,
+    needs: Arc<Needs>,
     request: MigrateRequest,
     libvirt: LibvirtRequest,
 ) -> Result<MigrationId, ErrorBody> {
-    let begun = tokio::spawn(prepare(agent, request, libvirt)).await;
+    let begun = tokio::spawn(prepare(needs, request, libvirt)).await;
     begun.map_err(|error| internal(format!("a defect in the agent: {error}")))?
 }
 
@@ -81,7 +96,7 @@ fn internal(text: String) -> ErrorBody {
 }
 
 async fn prepare(
-    agent: Arc<Agent>,
+    needs: Arc<Needs>,
     request: MigrateRequest,
     libvirt: LibvirtRequest,
 ) -> Result<MigrationId, ErrorBody> {
@@ -89,17 +104,17 @@ async fn prepare(
     let here = Virsh::new(HERE);
     let found = Target::look_up(&request.guest, &here).await?;
     // Before it is asked whether libvirt moves it already: of two requests the second finds the first.
-    let claim = agent.moves.claim(&found.0, &found.1)?;
+    let claim = needs.moves.claim(&found.0, &found.1)?;
     let domain = Target::check(found, &here).await?;
     let persistent = here.is_persistent(&domain.uuid).await?;
     let key = SessionId(random().map_err(|fault| convert::error(&fault, None))?);
-    let changes = Changes::write(&libvirt, &agent.config.state_dir, &key.to_string())
+    let changes = Changes::write(&libvirt, &needs.config.state_dir, &key.to_string())
         .map_err(|error| internal(format!("the domain's XML cannot be written: {}", chain(&error))))?;
     let plan = Plan::new(&domain, (&request, &libvirt), &changes, persistent, &key.to_string())?;
-    let choice = direct::choose(&agent, &domain, &plan, (&request, &libvirt)).await?;
+    let choice = direct::choose(&needs, &domain, &plan, (&request, &libvirt)).await?;
     if let Choice::Own(reason) = &choice {
         plan::check_own(&request, reason.as_deref())?;
-        agent.bench.give_way();
+        needs.bench.give_way();
     }
     let (copy, reason) = match choice {
         Choice::Direct(copy) => (Some(copy), None),
@@ -114,7 +129,7 @@ async fn prepare(
         remote_socket: libvirt.remote_socket.clone(),
         links: request.links.clone(),
     };
-    let kept = match Kept::new(&agent, key, &domain.name, moved.clone()) {
+    let kept = match Kept::new(&needs, key, &domain.name, moved.clone()) {
         Ok(kept) => kept,
         Err(error) => {
             copy.iter().for_each(|copy| copy.cancel());
@@ -123,7 +138,7 @@ async fn prepare(
     };
     let plan = if copy.is_some() { plan.waiting() } else { plan };
     let shared = Arc::new(Move::new(&domain.name, &moved, copy));
-    agent.moves.add(shared.clone());
+    needs.moves.add(shared.clone());
     let mode = if shared.copy().is_some() { Mode::Direct } else { Mode::Stream };
     shared.tell(DomainEvent::Mode { mode, reason, uuid: domain.uuid.clone() });
     if persistent && changes.only_live() {
@@ -133,7 +148,7 @@ async fn prepare(
     }
     tracing::info!(%id, domain = domain.name, uuid = domain.uuid, to = request.to, ?mode, "libvirt is asked to move a domain");
     let max_blackout_ms = request.max_blackout_ms;
-    tokio::spawn(Job { agent, shared, here, domain, plan, changes, max_blackout_ms, kept, claim }.run());
+    tokio::spawn(Job { needs, shared, here, domain, plan, changes, max_blackout_ms, kept, claim }.run());
     Ok(id)
 }
 

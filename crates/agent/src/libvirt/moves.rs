@@ -11,7 +11,7 @@ use linerate_api::{
 use linerate_core::SessionId;
 use tokio::sync::Notify;
 
-use crate::agent::Agent;
+use super::Needs;
 use crate::clock::unix_ms;
 use crate::hub::Hub;
 use crate::journal::{Journal, JournalError, MovedDomain, Record, Role};
@@ -86,16 +86,16 @@ pub struct Kept {
 }
 
 impl Kept {
-    pub fn new(agent: &Agent, key: SessionId, name: &str, domain: MovedDomain) -> Result<Kept, JournalError> {
+    pub fn new(needs: &Needs, key: SessionId, name: &str, domain: MovedDomain) -> Result<Kept, JournalError> {
         let role = Role::Libvirt { domain, over: false };
-        let record = Record::new(name, agent.journal.next_order(), role);
-        agent.journal.put(key, &record)?;
-        Ok(Kept::again(agent, key, record))
+        let record = Record::new(name, needs.journal.next_order(), role);
+        needs.journal.put(key, &record)?;
+        Ok(Kept::again(needs, key, record))
     }
 
     /// One of an earlier life.
-    pub fn again(agent: &Agent, key: SessionId, record: Record) -> Kept {
-        Kept { journal: agent.journal.clone(), key, record }
+    pub fn again(needs: &Needs, key: SessionId, record: Record) -> Kept {
+        Kept { journal: needs.journal.clone(), key, record }
     }
 
     /// The next life of the agent has nothing to do with it.

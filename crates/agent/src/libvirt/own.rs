@@ -33,7 +33,7 @@ impl Job {
 
     /// From the tunnel to what libvirt says of the end. On an error the domain was not touched.
     pub(super) async fn drive(&self) -> Result<Ended, ErrorBody> {
-        let mut way = Way::open(&self.agent, self.plan.tunnel()).await?;
+        let mut way = Way::open(&self.needs, self.plan.tunnel()).await?;
         way.ready(|event| self.show(event)).await?;
         let there = Virsh::new(self.plan.destination());
         check_there(&self.domain, &there).await?;

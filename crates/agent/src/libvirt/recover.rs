@@ -10,12 +10,12 @@ use linerate_api::{
 };
 use linerate_core::SessionId;
 
+use super::Needs;
 use super::ending::{Ended, SEE_THERE, guest_state};
 use super::moves::{Claim, Kept, Move};
 use super::virsh::{HERE, Virsh, moves_away};
 use super::way::Way;
 use super::{plan, xml};
-use crate::agent::Agent;
 use crate::convert;
 use crate::journal::{JournalError, MovedDomain, Record, Role};
 use crate::session::identity::random;
@@ -26,9 +26,9 @@ const AGAIN_AFTER: Duration = Duration::from_secs(2);
 const THERE_WAIT: Duration = Duration::from_secs(60);
 
 /// Lists what is in the journal, and looks after it in the background.
-pub(crate) fn recover(agent: &Arc<Agent>) -> Result<(), JournalError> {
-    xml::clear(&agent.config.state_dir);
-    for (key, record) in agent.journal.all()? {
+pub(crate) fn recover(needs: &Arc<Needs>) -> Result<(), JournalError> {
+    xml::clear(&needs.config.state_dir);
+    for (key, record) in needs.journal.all()? {
         let Role::Libvirt { domain, over: false } = record.role.clone() else { continue };
         tracing::warn!(
             id = domain.id,
@@ -36,16 +36,16 @@ pub(crate) fn recover(agent: &Arc<Agent>) -> Result<(), JournalError> {
             "the agent ended while libvirt moved this domain: asking both libvirts where it is"
         );
         let shared = Arc::new(Move::recovering(&record.guest, &domain, &record));
-        agent.moves.add(shared.clone());
+        needs.moves.add(shared.clone());
         // No two records are of one domain: the second was refused.
-        let Ok(claim) = agent.moves.claim(&domain.uuid, &record.guest) else { continue };
-        tokio::spawn(Seeing { agent: agent.clone(), shared, domain, claim }.run(key, record));
+        let Ok(claim) = needs.moves.claim(&domain.uuid, &record.guest) else { continue };
+        tokio::spawn(Seeing { needs: needs.clone(), shared, domain, claim }.run(key, record));
     }
     Ok(())
 }
 
 struct Seeing {
-    agent: Arc<Agent>,
+    needs: Arc<Needs>,
     shared: Arc<Move>,
     domain: MovedDomain,
     claim: Claim,
@@ -57,9 +57,9 @@ type Said = Result<Option<String>, String>;
 impl Seeing {
     async fn run(self, key: SessionId, record: Record) {
         let ended = self.see().await;
-        let Seeing { agent, shared, claim, domain } = self;
+        let Seeing { needs, shared, claim, domain } = self;
         tracing::info!(id = domain.id, outcome = ?ended.outcome, "it is known where this domain is");
-        Kept::again(&agent, key, record).close();
+        Kept::again(&needs, key, record).close();
         drop(claim);
         shared.finish(ended);
     }
@@ -109,7 +109,7 @@ impl Seeing {
             links: self.domain.links.clone(),
             link_timeout_s: LINK_TIMEOUT_S,
         };
-        let mut way = Way::open(&self.agent, request).await.map_err(|error| error.message)?;
+        let mut way = Way::open(&self.needs, request).await.map_err(|error| error.message)?;
         way.ready(|_| ()).await.map_err(|error| error.message)?;
         let there = Virsh::new(plan::uri(&listen));
         let found = there.look_up(&self.domain.uuid).await;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use linerate_api::{ErrorBody, TunnelEvent, TunnelRequest};
 use tokio::runtime::Handle;
 
-use crate::agent::Agent;
+use super::Needs;
 use crate::convert;
 use crate::tunnel::{self, Begun};
 
@@ -19,9 +19,9 @@ pub struct Way {
 }
 
 impl Way {
-    pub async fn open(agent: &Arc<Agent>, request: TunnelRequest) -> Result<Way, ErrorBody> {
-        let agent = agent.clone();
-        let begin = move || tunnel::begin(&agent, &request).map_err(|fault| convert::error(&fault, None));
+    pub async fn open(needs: &Arc<Needs>, request: TunnelRequest) -> Result<Way, ErrorBody> {
+        let tunnels = needs.tunnels.clone();
+        let begin = move || tunnel::begin(&tunnels, &request).map_err(|fault| convert::error(&fault, None));
         let begun = tokio::task::spawn_blocking(begin).await;
         let begun = begun.map_err(|error| super::internal(format!("a defect in the agent: {error}")))??;
         Ok(Way { begun: Some(begun), trouble: None, cut_off: false })

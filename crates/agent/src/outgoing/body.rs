@@ -15,9 +15,8 @@ use super::domain::Leaving;
 use super::links;
 use super::progress::{self, Told};
 use super::rejoin::rejoin;
-use super::worker::{Job, Worker};
-use super::{Input, Outgoing};
-use crate::agent::Agent;
+use super::worker::Worker;
+use super::{Input, Outgoing, Sessions};
 use crate::clock::cpu_time;
 use crate::faults::{chain, fault};
 use crate::journal::{Record, Role};
@@ -32,25 +31,25 @@ const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 pub(super) struct Body {
     pub shared: Arc<Outgoing>,
     pub worker: Worker,
-    pub agent: Arc<Agent>,
+    pub sessions: Arc<Sessions>,
     pub record: Record,
     paths: Paths,
-    links: Option<Links<Outgoing>>,
+    pub links: Option<Links<Outgoing>>,
     told: Told,
     progress_at: Instant,
     cpu_before: Duration,
-    ending: Option<Ending>,
+    pub ending: Option<Ending>,
     /// The destination is to be asked when it is known that the guest stands here.
     asks: bool,
 }
 
 impl Body {
     /// A body that has not begun.
-    pub fn new(shared: Arc<Outgoing>, worker: Worker, agent: Arc<Agent>, record: Record) -> Body {
+    pub fn new(shared: Arc<Outgoing>, worker: Worker, sessions: Arc<Sessions>, record: Record) -> Body {
         Body {
             shared,
             worker,
-            agent,
+            sessions,
             record,
             paths: Paths::default(),
             links: None,
@@ -143,7 +142,7 @@ impl Body {
             return;
         }
         (*ran, *stood) = (state.is_none(), state);
-        if let Err(error) = self.agent.journal.put(self.shared.session, &self.record) {
+        if let Err(error) = self.sessions.journal.put(self.shared.session, &self.record) {
             tracing::warn!(session = %self.shared.session, error = chain(&error), "a later agent would let the guest do what it did when the migration began: it was paused or resumed since");
         }
     }
@@ -166,41 +165,19 @@ impl Body {
         self.shared.work.notify_all();
     }
 
-    pub(super) fn execute(&mut self, action: Action) {
-        match action {
-            Action::Transmit(path, frame) => self.transmit(path, frame),
-            Action::OpenLinks(endpoints) => self.links = Some(links::open(&self.shared, &endpoints)),
-            Action::Attach => self.worker.ask(Job::Attach),
-            Action::Protect => self.worker.ask(Job::Protect),
-            Action::Scan { last, also } => self.worker.ask(Job::Scan { last, also }),
-            Action::Throttle(percent) => self.worker.ask(Job::Throttle(percent)),
-            Action::SwitchOver => self.worker.ask(Job::SwitchOver),
-            Action::Digest => self.worker.ask(Job::Digest),
-            Action::WriteDeviceState => self.worker.ask(Job::WriteDeviceState),
-            Action::LetThrough => self.worker.ask(Job::LetThrough),
-            Action::BeginStreams(settings) => self.worker.ask(Job::BeginStreams(settings)),
-            Action::Carriage(message) => self.shared.heard(message),
-            Action::RollBack => {
-                // First: a QEMU whose connections nobody reads may not answer, and holds its guest.
-                if let Some(carriage) = self.shared.carriage() {
-                    carriage.streams.fail_all();
-                }
-                self.worker.ask(Job::RollBack);
-            }
-            Action::CleanUp => self.worker.ask(Job::CleanUp),
-            Action::Journal(phase) => self.write_journal(phase),
-            Action::Query if !self.asks => {
-                self.asks = true;
-                self.worker.ask(Job::CheckStands);
-            }
-            Action::Query => {}
-            Action::Untold(is) => self.untold(is),
-            // The destination does not know of the roll-back.
-            Action::Withdraw { held } => {
-                links::withdraw(&self.shared, &self.agent.journal, &self.record, held);
-            }
-            Action::End(ending) => self.ending = Some(ending),
+    /// Asked when it is known that the guest stands here.
+    pub(super) fn ask_destination(&mut self) {
+        if !std::mem::replace(&mut self.asks, true) {
+            self.worker.ask("check stands", |guest| guest.check_stands());
         }
+    }
+
+    pub(super) fn roll_back(&self) {
+        // First: a QEMU whose connections nobody reads may not answer, and holds its guest.
+        if let Some(carriage) = self.shared.carriage() {
+            carriage.streams.fail_all();
+        }
+        self.worker.roll_back();
     }
 
     /// What was to be done if the guest stands here as it was left: commit, or the question that says commit again.
@@ -229,23 +206,23 @@ impl Body {
         }
     }
 
-    fn transmit(&mut self, path: PathId, frame: Frame) {
+    pub(super) fn transmit(&mut self, path: PathId, frame: Frame) {
         if !self.paths.send(path, frame) {
             self.take(Input::Event(Event::PathLost(path)));
         }
     }
 
     /// Whether a later agent is to tell the destination of the roll-back.
-    fn untold(&mut self, is: bool) {
+    pub(super) fn untold(&mut self, is: bool) {
         if let Role::Source { untold, .. } = &mut self.record.role {
             *untold = is;
         }
         if !is {
-            self.agent.journal.note_told(self.shared.session);
+            self.sessions.journal.note_told(self.shared.session);
         }
     }
 
-    fn write_journal(&mut self, new: SourcePhase) {
+    pub(super) fn write_journal(&mut self, new: SourcePhase) {
         let reachable = links::peers(&self.shared, &self.record);
         let mut record = self.record.clone();
         match &mut record.role {
@@ -256,7 +233,7 @@ impl Body {
             Role::Destination { .. } | Role::Libvirt { .. } => {}
         }
         record.changed_unix_ms = crate::clock::unix_ms();
-        let (journal, session) = (&self.agent.journal, self.shared.session);
+        let (journal, session) = (&self.sessions.journal, self.shared.session);
         let is_end = matches!(new, SourcePhase::Finished | SourcePhase::RolledBack);
         let put = if is_end { journal.put_end(session, &record) } else { journal.put(session, &record) };
         // What the disk did not take is not so, but for an end, which is written until it does.
@@ -265,7 +242,9 @@ impl Body {
         }
         match put {
             // Said when it is known that the guest still stands here.
-            Ok(()) if new == SourcePhase::CommitSent => self.worker.ask(Job::CheckStands),
+            Ok(()) if new == SourcePhase::CommitSent => {
+                self.worker.ask("check stands", |guest| guest.check_stands())
+            }
             Ok(()) => self.handle(Event::Journaled(new)),
             Err(error) => {
                 let step = self.shared.brain().step();
@@ -283,7 +262,12 @@ impl Body {
             carriage.end(self.shared.session);
         }
         if ending.unfinished {
-            recovery::hand_over(&self.agent, self.shared.session, self.record.clone(), ending.guest);
+            recovery::hand_over(
+                &self.sessions.recovery,
+                self.shared.session,
+                self.record.clone(),
+                ending.guest,
+            );
         }
         self.paths.clear();
         let downtime = self.worker.qemu_downtime_ms.clone();

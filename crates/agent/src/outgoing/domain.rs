@@ -18,9 +18,8 @@ use linerate_guest::qmp::Qmp;
 use linerate_guest::registry::GuestRecord;
 use linerate_guest::run_state::RunState;
 
-use super::Input;
-use super::worker::{HOLD_WAIT, Job, State, qemu_fault};
-use crate::agent::Agent;
+use super::worker::{HOLD_WAIT, Order, State, qemu_fault};
+use super::{Input, Sessions};
 use crate::faults::fault;
 use crate::gate::{Ending, Gate, Gates, JobGate};
 use crate::journal::Record;
@@ -114,8 +113,8 @@ fn here(code: Code, detail: impl Into<String>) -> Fault {
 }
 
 /// The domain's second monitor.
-pub(super) fn open(agent: &Agent, name: &str, deadline: Instant) -> Result<(GuestRecord, Qmp), Fault> {
-    domain::open(&agent.config.domain_sockets, name, deadline).map_err(|error| {
+pub(super) fn open(sessions: &Sessions, name: &str, deadline: Instant) -> Result<(GuestRecord, Qmp), Fault> {
+    domain::open(&sessions.config.domain_sockets, name, deadline).map_err(|error| {
         let code = match &error {
             DomainError::Silent { .. } | DomainError::Process(_) => Code::HypervisorFailed,
             DomainError::Name(_) | DomainError::NoSocket { .. } => Code::NotMigratable,
@@ -149,14 +148,14 @@ pub(super) fn check(request: &MigrateRequest, description: &mut GuestDescription
 }
 
 /// What the next life of this agent withdraws.
-pub(super) fn keep(agent: &Agent, identity: &Identity, peers: &[SocketAddr]) -> Result<Kept, Fault> {
-    let kept = Kept::new(&agent.config.state_dir, identity, peers);
+pub(super) fn keep(sessions: &Sessions, identity: &Identity, peers: &[SocketAddr]) -> Result<Kept, Fault> {
+    let kept = Kept::new(&sessions.config.state_dir, identity, peers);
     kept.map_err(|error| fault(Code::JournalFailed, Step::Resolve, Side::Source, &error))
 }
 
 /// In the journal, before the capability is set.
-pub(super) fn note(agent: &Agent, session: SessionId, record: &Record) -> Result<(), Fault> {
-    let put = agent.journal.put(session, record);
+pub(super) fn note(sessions: &Sessions, session: SessionId, record: &Record) -> Result<(), Fault> {
+    let put = sessions.journal.put(session, record);
     put.map_err(|error| fault(Code::JournalFailed, Step::Resolve, Side::Source, &error))
 }
 
@@ -251,11 +250,11 @@ impl State {
         Err(Fault::new(Code::HypervisorFailed, step, Side::Source, detail))
     }
 
-    /// The next job, while libvirt's migration waits and can be given up by others; none if it is, or does not wait.
-    pub(super) fn next_of_domain(&mut self, inbox: &Receiver<Job>) -> Option<Job> {
-        while self.shared.domain.is_some() && self.is_attached() {
-            match inbox.recv_timeout(WATCH) {
-                Ok(job) => return Some(job),
+    /// The next order, while libvirt's migration waits and can be given up by others; none if it is, or does not wait.
+    pub(super) fn next_of_domain(&mut self, orders: &Receiver<Order>) -> Option<Order> {
+        while self.is_attached() {
+            match orders.recv_timeout(WATCH) {
+                Ok(order) => return Some(order),
                 Err(RecvTimeoutError::Disconnected) => return None,
                 Err(RecvTimeoutError::Timeout) => {}
             }
@@ -268,11 +267,8 @@ impl State {
         None
     }
 
-    /// Whether libvirt's migration still waits, where there is one.
+    /// Whether libvirt's migration still waits.
     pub(super) fn check_domain(&mut self, step: Step) -> Result<(), Fault> {
-        if self.shared.domain.is_none() {
-            return Ok(());
-        }
         self.gate(step)?;
         let status = self.guest.qemu.migration_status(Self::deadline());
         let status = status.map_err(|error| qemu_fault(step, &error))?;

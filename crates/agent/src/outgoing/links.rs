@@ -31,8 +31,8 @@ pub(super) fn open(shared: &Arc<Outgoing>, endpoints: &[Endpoint]) -> Links<Outg
     })
 }
 
-/// Asks the destination how the session stands, in a thread of its own; the answer goes to the brain if there is one. The
-/// question says commit once more, for the message may not have come, and whether this host still has its copy.
+/// Asks the destination how the session stands, in a thread of its own; the answer goes to the brain if there is one.
+/// The question says commit once more, for the message may not have come, and whether this host still has its copy.
 pub(super) fn query(shared: &Arc<Outgoing>, record: &Record) {
     let (asked, peers) = (shared.clone(), peers(shared, record));
     let has_copy = matches!(&record.role, Role::Source { qemu, .. } if qemu.is_alive());

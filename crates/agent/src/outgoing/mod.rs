@@ -3,10 +3,13 @@
 //! | room | what lives there |
 //! |---|---|
 //! | here | what all threads of a migration share: the brain behind a lock, its inbox, its watchers |
-//! | `start` | steps 1 and 2: the guest is read and judged, the destination's agent is reached |
+//! | `sessions` | all of them, and what they need of this host |
+//! | `steps` | a migration from top to bottom: its ten steps, and where each is done |
+//! | `start` | the parts of steps 1 and 2: the guest is read and judged, the destination's agent is reached |
 //! | `body` | the loop that feeds events to the brain and does what it says |
 //! | `mode` | direct, or by QEMU's own streams |
 //! | `streams` | QEMU's connections become streams of the session |
+//! | `driver` | what a migration asks of the guest, for each way of moving: direct, streams, handed over by libvirt |
 //! | `worker` | the one thread that deals with the guest: its memory and its QEMU |
 //! | `domain` | its part for libvirt's domains |
 //! | `drain` | rule 6: protection is applied only while block I/O is drained |
@@ -20,12 +23,15 @@ mod board;
 mod body;
 mod domain;
 mod drain;
+mod driver;
 mod links;
 mod mode;
 mod pinned;
 mod progress;
 mod rejoin;
+mod sessions;
 mod start;
+mod steps;
 mod storage;
 mod streams;
 #[cfg(test)]
@@ -56,8 +62,8 @@ use crate::session::links::{Dialler, Losses};
 use crate::session::paths::Door;
 use board::Board;
 
-pub use start::start;
-pub(crate) use storage::leave_stale;
+pub use sessions::Sessions;
+pub use steps::start;
 
 /// What the loop of a migration receives.
 pub(crate) enum Input {

@@ -1,9 +1,10 @@
-//! Steps 1 and 2: the guest is read and judged, the destination's agent is reached, and the loop is started.
+//! The parts of steps 1 and 2: the guest is read and judged, the destination's agent is reached, and the loop is
+//! started.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -28,9 +29,8 @@ use linerate_wire::frame::Role as Purpose;
 use super::body::Body;
 use super::domain::{self, Leaving};
 use super::mode::{self, Choice};
-use super::worker::{Guest, Job, Worker};
-use super::{Board, Input, Outgoing, links, storage, streams};
-use crate::agent::Agent;
+use super::worker::{Guest, Worker};
+use super::{Board, Input, Outgoing, Sessions, links, storage, streams};
 use crate::clock::{Clock, unix_ms};
 use crate::disks;
 use crate::faults::fault;
@@ -38,7 +38,7 @@ use crate::hub::Hub;
 use crate::journal::{Record, Role};
 use crate::kernel;
 use crate::ram::Ram;
-use crate::session::address::resolve;
+use crate::session::address;
 use crate::session::contact::first_contact;
 use crate::session::identity::{Identity, token_text};
 use crate::session::kept::Kept;
@@ -48,9 +48,9 @@ use crate::session::paths::Door;
 const QMP_WAIT: Duration = Duration::from_secs(10);
 
 /// What a reading of the guest gives.
-struct Found {
+pub(super) struct Found {
     record: GuestRecord,
-    description: GuestDescription,
+    pub description: GuestDescription,
     qemu: SourceQemu,
     choice: Choice,
     blocks: Vec<RamBlock>,
@@ -59,54 +59,43 @@ struct Found {
 }
 
 /// The destination's agent, as it was reached first, and what names the session there.
-struct Contact {
+pub(super) struct Contact {
     identity: Identity,
     /// The address that answered comes first.
     peers: Vec<SocketAddr>,
-    control: ControlPath,
+    pub control: ControlPath,
     /// Of a domain: what the next life of this agent withdraws.
     kept: Option<Kept>,
 }
 
-/// Begins a migration. Returns when the destination's agent has answered; all else happens in threads of its own.
-/// On `Err` the guest was not touched.
-pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing>, Fault> {
-    let began = Instant::now();
-    check_request(&request)?;
-    let mut found = find(agent, &request)?;
-    let mut contact = reach(agent, &request)?;
-    let session = contact.identity.session;
-    if request.domain.is_none() {
-        let folder = folder(&agent.registry, &found.record)?;
-        found.qemu.mark_pauses(PauseMark::new(&folder, &session.to_string()));
-    }
-    let role = role(&found, &contact);
-    let record = Record::new(&request.guest, agent.journal.next_order(), role);
-    let (inbox, receiver) = channel();
-    let sender = inbox.clone();
-    let door = Door::open(move |event| drop(sender.send(Input::Event(event.into()))))
-        .map_err(|error| fault(Code::Internal, Step::Authorise, Side::Source, &error))?;
-    let ends = (inbox, door);
-    let shared = Arc::new(outgoing(agent, request, &mut found, &mut contact, began.elapsed(), ends)?);
-    warn_of(&shared, &found.description);
-    if shared.domain.is_some() {
-        domain::note(agent, session, &record)?;
-    }
-    run(agent, &shared, found, contact.control, record, receiver)?;
-    let mode = shared.choice.mode;
-    tracing::info!(%session, guest = shared.request.guest, to = shared.request.to, %mode, "migration begins");
-    Ok(shared)
-}
-
-fn reach(agent: &Arc<Agent>, request: &MigrateRequest) -> Result<Contact, Fault> {
+/// Reaches the destination's agent, and marks the guest's pauses as this session's.
+pub(super) fn authorise(
+    sessions: &Arc<Sessions>,
+    request: &MigrateRequest,
+    found: &mut Found,
+) -> Result<Contact, Fault> {
     let identity = Identity::random()?;
-    let peers = resolve(&request.to)?;
+    let peers = address::resolve(&request.to)?;
     let kept = match &request.domain {
-        Some(_) => Some(domain::keep(agent, &identity, &peers)?),
+        Some(_) => Some(domain::keep(sessions, &identity, &peers)?),
         None => None,
     };
     let (control, peer) = first_contact(&peers, Purpose::ControlNew, &identity)?;
+    if request.domain.is_none() {
+        let folder = folder(&sessions.registry, &found.record)?;
+        found.qemu.mark_pauses(PauseMark::new(&folder, &identity.session.to_string()));
+    }
     Ok(Contact { identity, peers: first(peer, peers), control, kept })
+}
+
+/// The session's record.
+pub(super) fn record(
+    sessions: &Sessions,
+    request: &MigrateRequest,
+    found: &Found,
+    contact: &Contact,
+) -> Record {
+    Record::new(&request.guest, sessions.journal.next_order(), role(found, contact))
 }
 
 fn role(found: &Found, contact: &Contact) -> Role {
@@ -130,8 +119,8 @@ fn role(found: &Found, contact: &Contact) -> Role {
 }
 
 /// What all threads of the migration share.
-fn outgoing(
-    agent: &Agent,
+pub(super) fn outgoing(
+    sessions: &Sessions,
     request: MigrateRequest,
     found: &mut Found,
     contact: &mut Contact,
@@ -145,8 +134,8 @@ fn outgoing(
     let kept = contact.kept.take();
     Ok(Outgoing {
         session: contact.identity.session,
-        dialler: dialler(agent, &request, found, contact.identity),
-        from: agent.config.name.clone(),
+        dialler: dialler(sessions, &request, found, contact.identity),
+        from: sessions.config.name.clone(),
         started_unix_ms: unix_ms(),
         before_brain,
         ram_bytes: match found.choice.mode {
@@ -169,33 +158,33 @@ fn outgoing(
         disks: u32::try_from(found.description.copied.len()).unwrap_or(u32::MAX),
         disk_bytes: Arc::default(),
         marks: Mutex::new(std::mem::take(&mut found.marks)),
-        domain: request.domain.as_ref().map(|domain| Leaving::new(domain, agent.gates.clone(), kept)),
+        domain: request.domain.as_ref().map(|domain| Leaving::new(domain, sessions.gates.clone(), kept)),
         request,
     })
 }
 
 /// Warns of what the migration leaves behind or takes on the operator's word.
-fn warn_of(shared: &Outgoing, guest: &GuestDescription) {
+pub(super) fn warn_of(shared: &Outgoing, guest: &GuestDescription) {
     let cautions = [storage::caution(&shared.request), mode::caution(&shared.choice, guest)];
     for text in cautions.into_iter().flatten().chain(disks::cautions(guest)) {
         shared.hub.publish(EventKind::Warning { text });
     }
 }
 
-fn dialler(agent: &Agent, request: &MigrateRequest, found: &Found, identity: Identity) -> Dialler {
+fn dialler(sessions: &Sessions, request: &MigrateRequest, found: &Found, identity: Identity) -> Dialler {
     let rdma = RdmaOptions {
-        type_of_service: agent.config.rdma_type_of_service,
+        type_of_service: sessions.config.rdma_type_of_service,
         checksums: request.rdma_checksums,
-        // A guest that gives pages back gets other ones for them, which the adapter would not know of. Rings of streams keep
-        // theirs.
+        // A guest that gives pages back gets other ones for them, which the adapter would not know of. Rings of streams
+        // keep theirs.
         zero_copy: found.choice.mode.carries_streams() || !found.description.traits.may_discard,
         ..RdmaOptions::default()
     };
     Dialler::new(identity, request.transport, rdma)
 }
 
-fn run(
-    agent: &Arc<Agent>,
+pub(super) fn run(
+    sessions: &Arc<Sessions>,
     shared: &Arc<Outgoing>,
     found: Found,
     control: ControlPath,
@@ -203,10 +192,13 @@ fn run(
     receiver: Receiver<Input>,
 ) -> Result<(), Fault> {
     let failed = |error: std::io::Error| fault(Code::Internal, Step::Authorise, Side::Source, &error);
+    if shared.domain.is_some() {
+        domain::note(sessions, shared.session, &record)?;
+    }
     let guest = Guest {
-        state_socket: socket(agent, &found.record, "state.sock")?,
-        disks_socket: socket(agent, &found.record, "disks.sock")?,
-        registry: agent.registry.clone(),
+        state_socket: socket(sessions, &found.record, "state.sock")?,
+        disks_socket: socket(sessions, &found.record, "disks.sock")?,
+        registry: sessions.registry.clone(),
         record: found.record,
         description: found.description,
         qemu: found.qemu,
@@ -215,9 +207,9 @@ fn run(
     };
     let worker = Worker::start(shared.clone(), guest).map_err(failed)?;
     if shared.domain.is_some() {
-        worker.ask(Job::AwaitStream);
+        worker.ask("await stream", |guest| guest.await_stream());
     }
-    let body = Body::new(shared.clone(), worker, agent.clone(), record);
+    let body = Body::new(shared.clone(), worker, sessions.clone(), record);
     shared.attach_path(control, None).map_err(failed)?;
     if shared.domain.is_none() {
         shared.tell(Event::Start);
@@ -227,7 +219,7 @@ fn run(
     Ok(())
 }
 
-fn check_request(request: &MigrateRequest) -> Result<(), Fault> {
+pub(super) fn check_request(request: &MigrateRequest) -> Result<(), Fault> {
     let wrong = |detail: String| Fault::new(Code::NoLink, Step::Resolve, Side::Source, detail);
     parse_networks(&request.links.join(",")).map_err(|error| wrong(error.to_string()))?;
     let share = request.storage_share_percent;
@@ -239,14 +231,14 @@ fn check_request(request: &MigrateRequest) -> Result<(), Fault> {
 }
 
 /// Reads the guest and judges whether direct mode can move it.
-fn find(agent: &Agent, request: &MigrateRequest) -> Result<Found, Fault> {
+pub(super) fn resolve(sessions: &Sessions, request: &MigrateRequest) -> Result<Found, Fault> {
     let name = &request.guest;
     let here =
         |code, error: &(dyn std::error::Error + 'static)| fault(code, Step::Resolve, Side::Source, error);
     let deadline = Instant::now() + QMP_WAIT;
     let (record, mut qmp) = match &request.domain {
-        Some(_) => domain::open(agent, name, deadline)?,
-        None => connect(agent, name, deadline)?,
+        Some(_) => domain::open(sessions, name, deadline)?,
+        None => connect(sessions, name, deadline)?,
     };
     let mut description = read::read(&mut qmp, record.process.pid, deadline)
         .map_err(|error| here(Code::HypervisorFailed, &error))?;
@@ -289,10 +281,10 @@ fn find(agent: &Agent, request: &MigrateRequest) -> Result<Found, Fault> {
 }
 
 /// The monitor of a guest of this host's registry.
-fn connect(agent: &Agent, name: &str, deadline: Instant) -> Result<(GuestRecord, Qmp), Fault> {
+fn connect(sessions: &Sessions, name: &str, deadline: Instant) -> Result<(GuestRecord, Qmp), Fault> {
     let here =
         |code, error: &(dyn std::error::Error + 'static)| fault(code, Step::Resolve, Side::Source, error);
-    let record = agent.registry.get(name).map_err(|error| here(Code::GuestUnknown, &error))?;
+    let record = sessions.registry.get(name).map_err(|error| here(Code::GuestUnknown, &error))?;
     if !record.is_alive() {
         let detail = format!("the QEMU of {name} has ended");
         return Err(Fault::new(Code::GuestGone, Step::Resolve, Side::Source, detail));
@@ -349,8 +341,8 @@ fn first(peer: SocketAddr, others: Vec<SocketAddr>) -> Vec<SocketAddr> {
     std::iter::once(peer).chain(others.into_iter().filter(|other| *other != peer)).collect()
 }
 
-fn socket(agent: &Agent, record: &GuestRecord, name: &str) -> Result<PathBuf, Fault> {
-    Ok(folder(&agent.registry, record)?.join(name))
+fn socket(sessions: &Sessions, record: &GuestRecord, name: &str) -> Result<PathBuf, Fault> {
+    Ok(folder(&sessions.registry, record)?.join(name))
 }
 
 fn folder(registry: &Registry, record: &GuestRecord) -> Result<PathBuf, Fault> {

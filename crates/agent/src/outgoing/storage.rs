@@ -1,6 +1,5 @@
-//! The guest's disks at the source: which are copied, which are shared, and what is left when it has gone.
+//! The guest's disks at the source: which are copied, and which are shared.
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use linerate_api::MigrateRequest;
@@ -10,7 +9,6 @@ use linerate_guest::drives::{self, Choice};
 use linerate_guest::qmp::Qmp;
 use linerate_guest::registry::GuestRecord;
 use linerate_guest::shared::{self, Marks};
-use linerate_guest::stale;
 
 use crate::faults::fault;
 
@@ -66,16 +64,4 @@ pub(super) fn unless_gone(fault: Fault, record: &GuestRecord) -> Fault {
     let detail =
         format!("the QEMU of {} (process {}) has ended: {}", record.name, record.process.pid, fault.detail);
     Fault { code: Code::GuestGone, detail, ..fault }
-}
-
-/// The guest runs elsewhere with copies of these disks: what is left here grows old.
-pub(crate) fn leave_stale(copied: &[PathBuf], guest: &str, to: &str) {
-    for path in copied {
-        if let Err(error) = stale::mark(path, guest, to) {
-            tracing::warn!(
-                path = %path.display(), %error,
-                "the image that is left here could not be marked as stale: nobody must start a guest with it"
-            );
-        }
-    }
 }

@@ -14,7 +14,7 @@ use linerate_net::stream::endpoint::Socket;
 
 use super::domain::Leaving;
 use super::streams::{Accepting, Service};
-use super::worker::{Job, Worker};
+use super::worker::Worker;
 use super::*;
 use crate::journal::{Record, Waiting};
 use crate::session::identity::Identity;
@@ -28,6 +28,7 @@ fn outgoing() -> (Arc<Outgoing>, Receiver<Input>) {
 }
 
 fn outgoing_of(domain: Option<Leaving>) -> (Arc<Outgoing>, Receiver<Input>) {
+    let mode = if domain.is_some() { ModeTag::Handover } else { ModeTag::Streams };
     let (inbox, inputs) = channel();
     let request = serde_json::from_value(serde_json::json!({ "guest": "g", "to": "beta" })).unwrap();
     let config = Config::new("g", String::new(), Mode::Streams { channels: 2 });
@@ -48,7 +49,7 @@ fn outgoing_of(domain: Option<Leaving>) -> (Arc<Outgoing>, Receiver<Input>) {
         losses: Losses::default(),
         pacer: None,
         hub: Hub::default(),
-        choice: mode::Choice { mode: ModeTag::Streams, reason: None },
+        choice: mode::Choice { mode, reason: None },
         ram: Mutex::default(),
         board: Board::default(),
         cancelling: AtomicBool::new(false),
@@ -114,7 +115,7 @@ fn streams_are_reset_before_the_hypervisor_is_asked_to_roll_back() {
     let agent = crate::testing::agent(&dir, &[]);
     let role = Waiting::default().role(linerate_core::journal::DestinationPhase::Started);
     let record = Record::new("g", 1, role);
-    let mut body = body::Body::new(outgoing.clone(), worker, agent, record);
+    let mut body = body::Body::new(outgoing.clone(), worker, agent.outgoing.clone(), record);
     let open = || {
         let (here, _there) = UnixStream::pair().unwrap();
         outgoing.carriage().unwrap().streams.open("x", Socket::new(here).unwrap())
@@ -122,7 +123,7 @@ fn streams_are_reset_before_the_hypervisor_is_asked_to_roll_back() {
     assert!(open().is_ok());
     body.execute(Action::RollBack);
     assert!(open().is_err(), "they go on");
-    assert_eq!(jobs.recv(), Ok(Job::RollBack));
+    assert_eq!(jobs.recv().unwrap().name, "roll back");
 }
 
 #[test]

@@ -1,5 +1,6 @@
-//! The one thread that deals with the guest: its memory and its QEMU. Jobs come in the order in which the brain wants them
-//! and answer by events. A roll-back does not wait for a job under way: it raises a flag that every wait looks at.
+//! The one thread that deals with the guest: its memory and its QEMU. Orders come as the brain wants them done, and
+//! answer by events. A roll-back does not wait for an order under way: it raises a flag that every wait looks at. How an
+//! order is carried out is the driver's.
 
 mod ending;
 mod streams;
@@ -14,13 +15,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use linerate_core::source::Event;
-use linerate_core::{Code, Extent, Fault, RegionId, Run, Side, Step, StreamSettings, Time};
+use linerate_core::{Code, Extent, Fault, RegionId, Run, Side, Step, Time};
 use linerate_guest::description::GuestDescription;
 use linerate_guest::migrate::{MigrateError, SourceQemu};
 use linerate_guest::registry::{GuestRecord, Registry};
 use linerate_memory::{RamBlock, TrackError, Tracker};
 
 use super::drain::{self, Guarded, Still, while_still};
+use super::driver::{self, Done, Driver};
 use super::pinned;
 use super::streams::Accepting;
 use super::{Input, Outgoing, storage};
@@ -36,29 +38,15 @@ pub(super) const HOLD_WAIT: Duration = Duration::from_secs(30);
 /// Between two looks at whether the destination has taken what came of QEMU's stream while the guest runs.
 const LIVE_PAUSE: Duration = Duration::from_millis(1);
 
-/// What the worker is asked to do; the brain's actions that deal with the guest.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Job {
-    Attach,
-    Protect,
-    Scan {
-        last: bool,
-        also: Vec<Extent>,
-    },
-    SwitchOver,
-    BeginStreams(StreamSettings),
-    Digest,
-    WriteDeviceState,
-    /// Of a domain: libvirt's migration has come.
-    AwaitStream,
-    /// Of a domain: its stream may go.
-    LetThrough,
-    Throttle(u8),
-    /// Whether the guest that has left stands here as it was left.
-    CheckStands,
-    RollBack,
-    CleanUp,
+/// What the worker is asked to do.
+pub(super) struct Order {
+    /// For the log.
+    pub name: &'static str,
+    rolls_back: bool,
+    run: Call,
 }
+
+type Call = Box<dyn FnOnce(&mut dyn Driver) -> Done + Send>;
 
 /// The guest as the worker holds it.
 pub(super) struct Guest {
@@ -75,7 +63,7 @@ pub(super) struct Guest {
 }
 
 pub(super) struct Worker {
-    jobs: Sender<Job>,
+    orders: Sender<Order>,
     abandon: Arc<AtomicBool>,
     /// QEMU's own word on the blackout, once it has one.
     pub qemu_downtime_ms: Arc<Mutex<Option<u64>>>,
@@ -85,7 +73,7 @@ pub(super) struct Worker {
 impl Worker {
     /// Starts the thread.
     pub fn start(shared: Arc<Outgoing>, guest: Guest) -> std::io::Result<Worker> {
-        let (jobs, inbox) = channel();
+        let (orders, inbox) = channel();
         let abandon = Arc::new(AtomicBool::new(false));
         let qemu_downtime_ms = Arc::new(Mutex::new(None));
         let state = State {
@@ -103,31 +91,54 @@ impl Worker {
             abandon: abandon.clone(),
             qemu_downtime_ms: qemu_downtime_ms.clone(),
         };
-        let thread = std::thread::Builder::new().name("guest".into()).spawn(move || state.run(&inbox))?;
-        Ok(Worker { jobs, abandon, qemu_downtime_ms, thread })
+        let thread = std::thread::Builder::new()
+            .name("guest".into())
+            .spawn(move || work(driver::of(state), &inbox))?;
+        Ok(Worker { orders, abandon, qemu_downtime_ms, thread })
     }
 
     /// One that does nothing, and whoever looks at what it is asked.
     #[cfg(test)]
-    pub fn for_test() -> (Worker, Receiver<Job>) {
-        let (jobs, inbox) = channel();
+    pub fn for_test() -> (Worker, Receiver<Order>) {
+        let (orders, inbox) = channel();
         let thread = std::thread::spawn(|| {});
-        (Worker { jobs, abandon: Arc::default(), qemu_downtime_ms: Arc::default(), thread }, inbox)
+        (Worker { orders, abandon: Arc::default(), qemu_downtime_ms: Arc::default(), thread }, inbox)
     }
 
-    /// Queues a job. A roll-back ends the waits of the job under way.
-    pub fn ask(&self, job: Job) {
-        if job == Job::RollBack {
-            self.abandon.store(true, Ordering::SeqCst);
-        }
-        let _ = self.jobs.send(job);
+    /// Queues an order.
+    pub fn ask(&self, name: &'static str, run: impl FnOnce(&mut dyn Driver) -> Done + Send + 'static) {
+        let _ = self.orders.send(Order { name, rolls_back: false, run: Box::new(run) });
     }
 
-    /// Waits for the thread's end, after the last job.
+    /// Queues the roll-back, which ends the waits of the order under way. Nothing else is done any more.
+    pub fn roll_back(&self) {
+        self.abandon.store(true, Ordering::SeqCst);
+        let run: Call = Box::new(|guest| guest.roll_back());
+        let _ = self.orders.send(Order { name: "roll back", rolls_back: true, run });
+    }
+
+    /// Waits for the thread's end, after the last order.
     pub fn finish(self) {
-        drop(self.jobs);
+        drop(self.orders);
         if self.thread.join().is_err() {
             tracing::error!("the guest's worker thread panicked");
+        }
+    }
+}
+
+/// The thread.
+fn work(mut driver: Box<dyn Driver>, orders: &Receiver<Order>) {
+    while let Some(Order { name, rolls_back, run }) = driver.next(orders) {
+        if driver.state().abandon.load(Ordering::SeqCst) && !rolls_back {
+            continue;
+        }
+        let began = Instant::now();
+        let done = run(&mut *driver);
+        tracing::debug!(order = name, took = ?began.elapsed(), ok = done.is_ok(), "guest order");
+        if let Err(fault) = done {
+            let state = driver.state();
+            let fault = storage::unless_gone(fault, &state.guest.record);
+            state.shared.tell(Event::Failed(fault));
         }
     }
 }
@@ -156,57 +167,23 @@ pub(super) struct State {
 }
 
 impl State {
-    fn run(mut self, inbox: &Receiver<Job>) {
-        while let Some(job) = self.next_job(inbox) {
-            if self.abandon.load(Ordering::SeqCst) && job != Job::RollBack {
-                continue;
-            }
-            let began = Instant::now();
-            let done = match &job {
-                Job::Attach => self.attach(),
-                Job::Protect => self.protect(),
-                Job::Scan { last, also } => self.scan(*last, also),
-                Job::SwitchOver if self.shared.domain.is_some() => self.stop_domain(),
-                Job::SwitchOver => self.switch_over(),
-                Job::BeginStreams(settings) => self.begin_streams(*settings),
-                Job::Digest => self.digest(),
-                Job::WriteDeviceState => self.write_device_state(),
-                Job::CheckStands => self.check_stands(),
-                Job::AwaitStream => self.await_stream(),
-                Job::LetThrough => self.let_through(),
-                Job::Throttle(percent) => {
-                    self.throttle_percent = *percent;
-                    Ok(())
-                }
-                Job::RollBack if self.shared.domain.is_some() => self.roll_back_domain(),
-                Job::RollBack => self.roll_back(),
-                Job::CleanUp if self.shared.domain.is_some() => self.forget_domain(),
-                Job::CleanUp => self.clean_up(),
-            };
-            tracing::debug!(?job, took = ?began.elapsed(), ok = done.is_ok(), "guest job");
-            if let Err(fault) = done {
-                let fault = storage::unless_gone(fault, &self.guest.record);
-                self.shared.tell(Event::Failed(fault));
-            }
-        }
-    }
-
     pub fn deadline() -> Instant {
         Instant::now() + QMP_WAIT
     }
 
-    fn attach(&mut self) -> Result<(), Fault> {
+    pub fn attach(&mut self) -> Result<(), Fault> {
         let pid = self.guest.description.process.pid;
         let avoid = &self.guest.description.process.vcpu_threads;
         let (tracker, report) = Tracker::attach(pid, &self.guest.blocks, avoid)
             .map_err(|error| fault(Code::TrackingFailed, Step::Track, Side::Source, &error))?;
         tracing::debug!(pid, thread = report.thread, stopped = ?report.stopped, "attached");
         self.tracker = Some(Guarded::new(tracker));
-        if self.shared.domain.is_none() {
-            self.guest.qemu.prepare(Self::deadline()).map_err(|error| qemu_fault(Step::Track, &error))?;
-        }
-        self.shared.tell(Event::Attached);
         Ok(())
+    }
+
+    /// Sets QEMU for a stream without RAM.
+    pub fn prepare_qemu(&mut self) -> Result<(), Fault> {
+        self.guest.qemu.prepare(Self::deadline()).map_err(|error| qemu_fault(Step::Track, &error))
     }
 
     pub fn is_attached(&self) -> bool {
@@ -219,7 +196,7 @@ impl State {
             .ok_or_else(|| Fault::new(Code::Internal, Step::Track, Side::Source, "memory is not attached to"))
     }
 
-    fn protect(&mut self) -> Result<(), Fault> {
+    pub fn protect(&mut self) -> Result<(), Fault> {
         let paused = while_still(self, |state, still| {
             let took = state.tracker()?.protect(still).map_err(|error| track_fault(Step::Track, &error))?;
             tracing::debug!(?took, "protected");
@@ -238,9 +215,8 @@ impl State {
         Ok(())
     }
 
-    fn scan(&mut self, last: bool, also: &[Extent]) -> Result<(), Fault> {
+    pub fn scan(&mut self, last: bool, also: &[Extent]) -> Result<(), Fault> {
         let step = if last { Step::Blackout } else { Step::Copy };
-        self.check_domain(step)?;
         let began = Instant::now();
         let mut found = Vec::new();
         let mut look = |state: &mut Self, still: &Still| {
@@ -291,7 +267,7 @@ impl State {
     }
 
     /// QEMU's set-up happens while the guest runs; the listener must be there before.
-    fn switch_over(&mut self) -> Result<(), Fault> {
+    pub fn switch_over(&mut self) -> Result<(), Fault> {
         self.throttle_percent = 0;
         let failed =
             |error: std::io::Error| fault(Code::HypervisorFailed, Step::Blackout, Side::Source, &error);
@@ -341,14 +317,14 @@ impl State {
         Ok(())
     }
 
-    fn digest(&mut self) -> Result<(), Fault> {
+    pub fn digest(&mut self) -> Result<(), Fault> {
         let digest = crate::digest::of(&self.guest.ram)
             .map_err(|error| fault(Code::MemoryFailed, Step::Blackout, Side::Source, &error))?;
         self.shared.tell(Event::Digested(digest));
         Ok(())
     }
 
-    fn write_device_state(&mut self) -> Result<(), Fault> {
+    pub fn write_device_state(&mut self) -> Result<(), Fault> {
         self.have_qemu_write().map_err(|error| self.explained(&error))?;
         if let Some(stream) = self.stream.take() {
             stream

@@ -12,8 +12,7 @@ use linerate_guest::process::{self, StopHow};
 use linerate_guest::registry::Origin;
 use linerate_guest::{images, stale};
 
-use super::{Machine, QMP_WAIT, Unfinished, is_registered, lock, remove_sockets};
-use crate::agent::Agent;
+use super::{Machine, QMP_WAIT, Sessions, Unfinished, is_registered, lock, remove_sockets};
 use crate::faults::chain;
 use crate::journal::{Role, Waiting};
 
@@ -30,7 +29,7 @@ pub(super) fn note(machine: &DestinationRecovery) -> &'static str {
 
 impl Unfinished {
     /// Carries the next action out; false if none is due.
-    pub(super) fn act_destination(&self, agent: &Arc<Agent>) -> bool {
+    pub(super) fn act_destination(&self, sessions: &Arc<Sessions>) -> bool {
         let now = self.clock.now();
         let action = match &mut *lock(&self.machine) {
             Machine::Destination(machine) => machine.poll_action(now),
@@ -38,11 +37,11 @@ impl Unfinished {
         };
         let Some(action) = action else { return false };
         let event = match action {
-            DestinationAction::Discard => DestinationEvent::Discarded(self.discard(agent)),
+            DestinationAction::Discard => DestinationEvent::Discarded(self.discard(sessions)),
             DestinationAction::Inspect => DestinationEvent::Inspected(self.inspect()),
-            DestinationAction::Run => DestinationEvent::Ran(self.run_guest(agent)),
+            DestinationAction::Run => DestinationEvent::Ran(self.run_guest(sessions)),
             DestinationAction::Write(phase) => {
-                DestinationEvent::Written(self.write(agent, Phase::Destination(phase)))
+                DestinationEvent::Written(self.write(sessions, Phase::Destination(phase)))
             }
         };
         let now = self.clock.now();
@@ -64,18 +63,18 @@ impl Unfinished {
     }
 
     /// Ends a waiting guest that will never run: the very process of this session, and what was made for it.
-    fn discard(&self, agent: &Agent) -> bool {
+    fn discard(&self, sessions: &Sessions) -> bool {
         let Some(qemu) = self.waiting().qemu.filter(|qemu| qemu.origin == Origin::Arrived) else {
             return true;
         };
-        let ours = is_registered(agent, &qemu);
-        let folder = agent.registry.folder(&qemu.name).ok().filter(|_| ours);
+        let ours = is_registered(sessions, &qemu);
+        let folder = sessions.registry.folder(&qemu.name).ok().filter(|_| ours);
         // One that was committed may have written to its images: they are its own.
         if let Some(folder) = folder.as_ref().filter(|_| self.is_committed()) {
             images::keep(folder);
         }
         let made = folder.map(|folder| images::made(&folder)).unwrap_or_default();
-        match process::stop(&agent.registry, &qemu, None, StopHow::Quit, Instant::now() + QMP_WAIT) {
+        match process::stop(&sessions.registry, &qemu, None, StopHow::Quit, Instant::now() + QMP_WAIT) {
             Ok(()) => {
                 images::discard(&made);
                 self.worked();
@@ -113,12 +112,12 @@ impl Unfinished {
         }
     }
 
-    fn run_guest(&self, agent: &Agent) -> RunResult {
+    fn run_guest(&self, sessions: &Sessions) -> RunResult {
         let waiting = self.waiting();
         let Some(qemu) = &waiting.qemu else { return RunResult::Ended };
-        let ours = is_registered(agent, qemu);
+        let ours = is_registered(sessions, qemu);
         // Whatever becomes of it: its images are its own.
-        if let Some(folder) = agent.registry.folder(&qemu.name).ok().filter(|_| ours) {
+        if let Some(folder) = sessions.registry.folder(&qemu.name).ok().filter(|_| ours) {
             images::keep(&folder);
         }
         let deadline = Instant::now() + QMP_WAIT;
@@ -139,7 +138,7 @@ impl Unfinished {
                     }
                 }
                 if ours {
-                    remove_sockets(agent, &qemu.name);
+                    remove_sockets(sessions, &qemu.name);
                 }
                 self.worked();
                 RunResult::Runs

@@ -6,10 +6,12 @@
 //! |---|---|
 //! | here | the journal is gone through; what all threads of recovery share |
 //! | `source`, `destination` | hands of the two recoveries |
+//! | `sessions` | all of them, and what recovery needs of this host |
 //! | `domain` | a setting in the QEMU of a domain of libvirt is put back |
 
 mod destination;
 mod domain;
+mod sessions;
 mod source;
 #[cfg(test)]
 mod tests;
@@ -28,12 +30,13 @@ use linerate_core::{GuestState, ModeTag, Outcome, SessionId, Token};
 use linerate_guest::procfs::{self, ProcessIdentity, boot_id};
 use linerate_guest::remains::clear_unfinished;
 
-use crate::agent::Agent;
 use crate::clock::Clock;
 use crate::faults::chain;
 use crate::journal::{JournalError, Record, Role, process};
 use crate::session::identity::{Identity, parse_token};
 use crate::session::withdraw::withdraw;
+
+pub use sessions::Sessions;
 
 /// A hypervisor answers a command within this.
 const QMP_WAIT: Duration = Duration::from_secs(10);
@@ -74,8 +77,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Looks at every session of the journal. Returns before anything is carried out that may take long: by then each unfinished
 /// session is known to the agent, so that nothing else touches its guest.
-pub fn recover(agent: &Arc<Agent>) -> Result<(), JournalError> {
-    match clear_unfinished(&agent.registry) {
+pub fn recover(sessions: &Arc<Sessions>) -> Result<(), JournalError> {
+    match clear_unfinished(&sessions.registry) {
         Ok(cleared) if cleared.is_empty() => {}
         Ok(cleared) => {
             tracing::warn!(guests = ?cleared, "were being started when the agent ended; nothing is left of them")
@@ -84,31 +87,30 @@ pub fn recover(agent: &Arc<Agent>) -> Result<(), JournalError> {
             tracing::error!(error = chain(&error), "a start that was not finished could not be cleared away")
         }
     }
-    agent.registry.free_ram_of_dead();
-    let mut sessions = agent.journal.all()?;
-    sessions.sort_by_key(|(_, record)| record.order);
-    sessions.iter_mut().for_each(|(session, record)| name_process(agent, *session, record));
-    let entries: Vec<Entry> =
-        sessions.iter().filter_map(|(session, record)| record.entry(*session)).collect();
-    for (session, record) in sessions {
+    sessions.registry.free_ram_of_dead();
+    let mut found = sessions.journal.all()?;
+    found.sort_by_key(|(_, record)| record.order);
+    found.iter_mut().for_each(|(session, record)| name_process(sessions, *session, record));
+    let entries: Vec<Entry> = found.iter().filter_map(|(session, record)| record.entry(*session)).collect();
+    for (session, record) in found {
         let mode = record.mode().map(ModeTag::name);
         tracing::debug!(%session, guest = record.guest, mode, "found in the journal");
         match record.entry(session) {
-            Some(entry) => begin(agent, session, record, plan(&entry, &entries, lives)),
-            None => domain::put_back(agent, session, record),
+            Some(entry) => begin(sessions, session, record, plan(&entry, &entries, lives)),
+            None => domain::put_back(sessions, session, record),
         }
     }
-    let pruned = agent.journal.prune()?;
+    let pruned = sessions.journal.prune()?;
     tracing::debug!(pruned, "old sessions forgotten");
     Ok(())
 }
 
 /// A QEMU that was started in the moment in which the agent ended is in no record of the journal yet: the guest's own record
 /// names the session that started it.
-fn name_process(agent: &Agent, session: SessionId, record: &mut Record) {
+fn name_process(sessions: &Sessions, session: SessionId, record: &mut Record) {
     let Role::Destination { waiting, .. } = &mut record.role else { return };
     if waiting.qemu.is_none() {
-        let found = agent.registry.get(&record.guest).ok();
+        let found = sessions.registry.get(&record.guest).ok();
         waiting.qemu = found.filter(|found| found.session == Some(session.to_string()));
     }
 }
@@ -128,7 +130,7 @@ fn of_this_boot(process: &Process) -> Option<ProcessIdentity> {
     boot_id().is_ok_and(|boot| boot == process.boot).then_some(identity)
 }
 
-fn begin(agent: &Arc<Agent>, session: SessionId, mut record: Record, plan: Plan) {
+fn begin(sessions: &Arc<Sessions>, session: SessionId, mut record: Record, plan: Plan) {
     let guest = record.guest.clone();
     let now = Clock::start().now();
     let machine = match plan {
@@ -142,7 +144,7 @@ fn begin(agent: &Arc<Agent>, session: SessionId, mut record: Record, plan: Plan)
         }
         Plan::Discard => {
             let Phase::Destination(phase) = phase_of(&record, session) else { return };
-            if is_gone_already(agent, &record, phase) {
+            if is_gone_already(sessions, &record, phase) {
                 return;
             }
             Machine::Destination(DestinationRecovery::discard(now, phase))
@@ -161,8 +163,8 @@ fn begin(agent: &Arc<Agent>, session: SessionId, mut record: Record, plan: Plan)
             if phase == Phase::Source(SourcePhase::RolledBack) {
                 set_untold(&mut record, true);
             }
-            let _ = agent.journal.put_end(session, &record);
-            return tell_destination(agent, session, record);
+            let _ = sessions.journal.put_end(session, &record);
+            return tell_destination(sessions, session, record);
         }
         Plan::Died => {
             tracing::error!(
@@ -171,23 +173,23 @@ fn begin(agent: &Arc<Agent>, session: SessionId, mut record: Record, plan: Plan)
                 "its QEMU ended in this migration; if the destination holds it complete, its operator decides about it there"
             );
             record.set_phase(Phase::Source(SourcePhase::RolledBack));
-            let _ = agent.journal.put_end(session, &record);
+            let _ = sessions.journal.put_end(session, &record);
             return;
         }
-        Plan::Nothing => return tell_destination(agent, session, record),
+        Plan::Nothing => return tell_destination(sessions, session, record),
     };
     if matches!(plan, Plan::RollBack) {
         // Told when the guest is back: until then the destination's copy may be the only one.
         set_untold(&mut record, true);
     }
-    start(agent, session, record, machine);
+    start(sessions, session, record, machine);
 }
 
 /// Most given-up sessions left nothing: their records stay to answer questions.
-fn is_gone_already(agent: &Agent, record: &Record, phase: DestinationPhase) -> bool {
+fn is_gone_already(sessions: &Sessions, record: &Record, phase: DestinationPhase) -> bool {
     let Role::Destination { waiting, .. } = &record.role else { return false };
     let over = matches!(phase, DestinationPhase::Aborted | DestinationPhase::Returned);
-    over && waiting.qemu.as_ref().is_none_or(|qemu| !qemu.is_alive() && !is_registered(agent, qemu))
+    over && waiting.qemu.as_ref().is_none_or(|qemu| !qemu.is_alive() && !is_registered(sessions, qemu))
 }
 
 fn phase_of(record: &Record, session: SessionId) -> Phase {
@@ -201,17 +203,17 @@ fn set_untold(record: &mut Record, is: bool) {
     }
 }
 
-fn tell_destination(agent: &Arc<Agent>, session: SessionId, record: Record) {
+fn tell_destination(sessions: &Arc<Sessions>, session: SessionId, record: Record) {
     if let Role::Source { untold: true, peers, token, .. } = &record.role {
         let identity = Identity { session, token: parse_token(token) };
-        let journal = agent.journal.clone();
+        let journal = sessions.journal.clone();
         withdraw(peers.clone(), identity, true, move || journal.note_told(session));
     }
 }
 
 /// A live session could not bring its guest home, or could not end its process: goes on with it. `guest`: what the session said of
 /// the guest at its end; one that is still paused here was being taken back.
-pub fn hand_over(agent: &Arc<Agent>, session: SessionId, mut record: Record, guest: GuestState) {
+pub fn hand_over(sessions: &Arc<Sessions>, session: SessionId, mut record: Record, guest: GuestState) {
     let now = Clock::start().now();
     let machine = match guest {
         GuestState::PausedAtSource | GuestState::RunsAtSource => {
@@ -220,10 +222,10 @@ pub fn hand_over(agent: &Arc<Agent>, session: SessionId, mut record: Record, gue
         }
         _ => SourceRecovery::ask(now),
     };
-    start(agent, session, record, Machine::Source(machine));
+    start(sessions, session, record, Machine::Source(machine));
 }
 
-fn start(agent: &Arc<Agent>, session: SessionId, record: Record, machine: Machine) {
+fn start(sessions: &Arc<Sessions>, session: SessionId, record: Record, machine: Machine) {
     let (told, inbox) = channel();
     let unfinished = Arc::new(Unfinished {
         session,
@@ -235,11 +237,11 @@ fn start(agent: &Arc<Agent>, session: SessionId, record: Record, machine: Machin
         trouble: Mutex::default(),
         clock: Clock::start(),
     });
-    agent.add_unfinished(unfinished.clone());
-    let (running, working) = (agent.clone(), unfinished.clone());
+    sessions.add(unfinished.clone());
+    let (running, working) = (sessions.clone(), unfinished.clone());
     let work = move || {
         working.run(&running, &inbox);
-        running.forget_unfinished(session);
+        running.forget(session);
     };
     if let Err(error) = std::thread::Builder::new().name("recovery".into()).spawn(work) {
         // It stays in the list, so that its guest is not touched; the next start of the agent goes on with it.
@@ -248,7 +250,7 @@ fn start(agent: &Arc<Agent>, session: SessionId, record: Record, machine: Machin
 }
 
 impl Unfinished {
-    fn run(&self, agent: &Arc<Agent>, inbox: &Receiver<Told>) {
+    fn run(&self, sessions: &Arc<Sessions>, inbox: &Receiver<Told>) {
         loop {
             let done = match &*lock(&self.machine) {
                 Machine::Source(machine) => machine.is_over().is_some(),
@@ -257,7 +259,8 @@ impl Unfinished {
             if done {
                 return tracing::info!(session = %self.session, guest = self.guest, "this session has come to its end");
             }
-            let acted = if self.is_source() { self.act_source(agent) } else { self.act_destination(agent) };
+            let acted =
+                if self.is_source() { self.act_source(sessions) } else { self.act_destination(sessions) };
             if acted {
                 continue;
             }
@@ -425,7 +428,7 @@ impl Unfinished {
     }
 
     /// Puts a phase on disk; says whether it is.
-    fn write(&self, agent: &Agent, phase: Phase) -> bool {
+    fn write(&self, sessions: &Sessions, phase: Phase) -> bool {
         let mut record = lock(&self.record).clone();
         record.set_phase(phase);
         match (&mut record.role, phase) {
@@ -437,7 +440,7 @@ impl Unfinished {
             _ => {}
         }
         record.changed_unix_ms = crate::clock::unix_ms();
-        match agent.journal.put(self.session, &record) {
+        match sessions.journal.put(self.session, &record) {
             Ok(()) => {
                 *lock(&self.record) = record;
                 self.worked();
@@ -452,14 +455,14 @@ impl Unfinished {
 }
 
 /// Where an earlier life took QEMU's streams, or had them taken.
-fn remove_sockets(agent: &Agent, guest: &str) {
-    if let Ok(folder) = agent.registry.folder(guest) {
+fn remove_sockets(sessions: &Sessions, guest: &str) {
+    if let Ok(folder) = sessions.registry.folder(guest) {
         let paths: [PathBuf; 2] = ["state.sock", "disks.sock"].map(|name| folder.join(name));
         paths.iter().for_each(|path| drop(std::fs::remove_file(path)));
     }
 }
 
 /// Whether the guest of that name here is still the process of this session.
-fn is_registered(agent: &Agent, qemu: &linerate_guest::registry::GuestRecord) -> bool {
-    agent.registry.get(&qemu.name).is_ok_and(|now| process(&now) == process(qemu))
+fn is_registered(sessions: &Sessions, qemu: &linerate_guest::registry::GuestRecord) -> bool {
+    sessions.registry.get(&qemu.name).is_ok_and(|now| process(&now) == process(qemu))
 }

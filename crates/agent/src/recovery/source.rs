@@ -12,9 +12,9 @@ use linerate_guest::process::{self, StopHow};
 use linerate_guest::registry::GuestRecord;
 
 use super::{
-    Machine, QMP_WAIT, Unfinished, is_registered, lock, remove_sockets, set_untold, tell_destination,
+    Machine, QMP_WAIT, Sessions, Unfinished, is_registered, lock, remove_sockets, set_untold,
+    tell_destination,
 };
-use crate::agent::Agent;
 use crate::faults::chain;
 use crate::journal::Role;
 use crate::session::contact::{ask_any, commit_any};
@@ -46,7 +46,7 @@ pub(super) fn note(machine: &SourceRecovery) -> &'static str {
 
 impl Unfinished {
     /// Carries the next action out; false if none is due.
-    pub(super) fn act_source(&self, agent: &Arc<Agent>) -> bool {
+    pub(super) fn act_source(&self, sessions: &Arc<Sessions>) -> bool {
         let now = self.clock.now();
         let action = match &mut *lock(&self.machine) {
             Machine::Source(machine) => machine.poll_action(now),
@@ -54,13 +54,13 @@ impl Unfinished {
         };
         let Some(action) = action else { return false };
         let event = match action {
-            SourceAction::TakeBack => SourceEvent::TookBack(self.take_back(agent)),
-            SourceAction::GiveUp => SourceEvent::GaveUp(self.give_up(agent)),
+            SourceAction::TakeBack => SourceEvent::TookBack(self.take_back(sessions)),
+            SourceAction::GiveUp => SourceEvent::GaveUp(self.give_up(sessions)),
             SourceAction::Ask => SourceEvent::Answered(self.ask()),
             SourceAction::Write(phase) => {
-                let written = self.write(agent, Phase::Source(phase));
+                let written = self.write(sessions, Phase::Source(phase));
                 if written && phase == SourcePhase::RolledBack {
-                    tell_destination(agent, self.session, lock(&self.record).clone());
+                    tell_destination(sessions, self.session, lock(&self.record).clone());
                 }
                 SourceEvent::Written(written)
             }
@@ -73,7 +73,7 @@ impl Unfinished {
     }
 
     /// Cancels what QEMU was told, puts its settings back and lets the guest run if it ran.
-    fn take_back(&self, agent: &Agent) -> Option<GuestState> {
+    fn take_back(&self, sessions: &Sessions) -> Option<GuestState> {
         let Role::Source { qemu, ran, stood, settings, .. } = lock(&self.record).role.clone() else {
             return None;
         };
@@ -83,7 +83,7 @@ impl Unfinished {
             set_untold(&mut lock(&self.record), false);
             return Some(GuestState::Gone);
         }
-        let Ok(folder) = agent.registry.folder(&qemu.name) else { return None };
+        let Ok(folder) = sessions.registry.folder(&qemu.name) else { return None };
         let deadline = Instant::now() + QMP_WAIT;
         let done = process::connect(&qemu, deadline).map_err(|error| chain(&error)).and_then(|qmp| {
             let mark = PauseMark::new(&folder, &self.session.to_string());
@@ -93,8 +93,8 @@ impl Unfinished {
         });
         match done {
             Ok(runs) => {
-                if is_registered(agent, &qemu) {
-                    remove_sockets(agent, &qemu.name);
+                if is_registered(sessions, &qemu) {
+                    remove_sockets(sessions, &qemu.name);
                 }
                 self.worked();
                 tracing::info!(session = %self.session, guest = self.guest, runs, "rolled back");
@@ -108,15 +108,15 @@ impl Unfinished {
     }
 
     /// The guest runs at the destination: its process here ends.
-    fn give_up(&self, agent: &Agent) -> bool {
+    fn give_up(&self, sessions: &Sessions) -> bool {
         let Role::Source { qemu, copied, peers, .. } = lock(&self.record).role.clone() else { return true };
-        crate::outgoing::leave_stale(
+        crate::disks::leave_stale(
             &copied,
             &self.guest,
             &peers.first().map_or(String::new(), ToString::to_string),
         );
         let left = LeftRam::of(&qemu);
-        match process::stop(&agent.registry, &qemu, None, StopHow::Quit, Instant::now() + QMP_WAIT) {
+        match process::stop(&sessions.registry, &qemu, None, StopHow::Quit, Instant::now() + QMP_WAIT) {
             Ok(()) => {
                 tracing::info!(
                     guest = self.guest,

@@ -48,7 +48,7 @@ fn an_undecided_guest_is_shown_as_such_and_neither_stopped_nor_started_anew() {
     let dir = tempfile::tempdir().unwrap();
     let agent = agent(&dir, &[]);
     let qemu = commit_sent(&agent);
-    recover(&agent).unwrap();
+    recover(&agent.recovery).unwrap();
     let listed = guests::list(&agent).unwrap();
     assert_eq!(listed[0].state, GuestRunState::Undecided, "{listed:?}");
     assert!(listed[0].direct.reasons[0].contains("linerate migration list"), "{listed:?}");
@@ -81,7 +81,7 @@ fn a_source_that_asks_while_the_destinations_qemu_is_ending_is_told_to_ask_again
         let record = Record::new("g", agent.journal.next_order(), waiting.role(phase));
         agent.journal.put(SessionId([id; 16]), &record).unwrap();
     }
-    let asked = || [1, 2].map(|id| agent.outcome(SessionId([id; 16])));
+    let asked = || [1, 2].map(|id| agent.incoming.outcome(SessionId([id; 16])));
     assert_eq!(asked(), [Outcome::Pending; 2], "it has its files, and their locks");
     ending.end();
     assert_eq!(asked(), [Outcome::Gone; 2]);
@@ -154,7 +154,7 @@ fn a_destination_is_told_of_every_roll_back_until_it_knows() {
         let (agent, peer) = (agent(&dir, &[]), Peer::new());
         let (_hand, qemu) = runs(&dir);
         let session = peer.session(&agent, &qemu, phase, untold);
-        recover(&agent).unwrap();
+        recover(&agent.recovery).unwrap();
         peer.is_told();
         wait_written(&agent, session, (RolledBack, true));
     }
@@ -168,7 +168,7 @@ fn a_roll_back_that_only_a_later_session_shows_is_told_too() {
     let qemu = arrived(&agent, own);
     let earlier = first.session(&agent, &qemu, SourcePhase::Started, false);
     second.session(&agent, &qemu, SourcePhase::RolledBack, false);
-    recover(&agent).unwrap();
+    recover(&agent.recovery).unwrap();
     first.is_told();
     assert_eq!(written(&agent, earlier), (SourcePhase::RolledBack, true));
 }
@@ -180,7 +180,7 @@ fn a_destination_is_not_told_if_the_guest_did_not_come_back_here() {
     let (agent, peer) = (agent(&dir, &[]), Peer::new());
     let mut ending = Ending::start(&dir);
     let session = peer.session(&agent, &arrived(&agent, ending.pid()), SourcePhase::Started, false);
-    recover(&agent).unwrap();
+    recover(&agent.recovery).unwrap();
     assert_eq!(written(&agent, session), (SourcePhase::Started, false), "its QEMU has not ended");
     ending.end();
     wait_written(&agent, session, (SourcePhase::RolledBack, false));
@@ -194,7 +194,7 @@ fn a_destination_is_not_told_that_an_operator_keeps_a_guest_before_it_is_back() 
     let (agent, peer) = (agent(&dir, &[]), Peer::new());
     let mut ending = Ending::start(&dir);
     let session = peer.session(&agent, &arrived(&agent, ending.pid()), SourcePhase::CommitSent, false);
-    recover(&agent).unwrap();
+    recover(&agent.recovery).unwrap();
     let end = Instant::now() + Duration::from_secs(60);
     // Questions come until the operator's word is on disk, and are not answered.
     let mut resolved = false;
@@ -220,7 +220,7 @@ fn a_destination_is_told_that_an_operator_keeps_a_guest_when_it_is_back() {
     let (agent, peer) = (agent(&dir, &[]), Peer::new());
     let (_hand, qemu) = runs(&dir);
     let session = peer.session(&agent, &qemu, SourcePhase::CommitSent, false);
-    recover(&agent).unwrap();
+    recover(&agent.recovery).unwrap();
     let end = Instant::now() + Duration::from_secs(60);
     // It runs here already: nobody asks the destination.
     while written(&agent, session).0 == SourcePhase::CommitSent {
@@ -242,7 +242,7 @@ fn a_destination_is_told_of_a_roll_back_that_a_live_session_left_to_recovery() {
     let (_hand, qemu) = runs(&dir);
     let session = peer.session(&agent, &qemu, SourcePhase::Started, false);
     let record = agent.journal.get(session).unwrap().unwrap();
-    hand_over(&agent, session, record, GuestState::PausedAtSource);
+    hand_over(&agent.recovery, session, record, GuestState::PausedAtSource);
     peer.is_told();
     wait_written(&agent, session, (SourcePhase::RolledBack, true));
 }

@@ -1,5 +1,5 @@
-//! What a session needs to carry byte streams, a tunnel's or a migration's: the streams, the channels that this side writes to,
-//! and those that it receives from.
+//! What a session needs to carry byte streams, a tunnel's or a migration's: the streams, the channels that this side
+//! writes to, and those that it receives from.
 
 use std::collections::HashMap;
 use std::io;
@@ -35,7 +35,8 @@ pub(crate) const STORAGE: Class = 1;
 /// More than the connections of any hypervisor's migration, and of as many disks as may go along.
 const MIGRATION_STREAMS_MAX: usize = 64;
 
-/// What QEMU has written counts for it as sent: it must not be much more than was, or the blackout is longer than QEMU predicts.
+/// What QEMU has written counts for it as sent: it must not be much more than was, or the blackout is longer than QEMU
+/// predicts.
 const MIGRATION_BACKLOG: Duration = Duration::from_millis(50);
 
 /// Rings of a migration's streams. One that is smaller than what all links have under way leaves the faster ones idle,
@@ -65,7 +66,8 @@ pub(crate) struct Carriage {
     pub streams: Arc<StreamSession>,
     /// The peer's channels.
     pub fences: Arc<Fences>,
-    /// This side's channels, where the peer connected them; none in the place of one that has ended, whose number is used.
+    /// This side's channels, where the peer connected them; none in the place of one that has ended, whose number is
+    /// used.
     pumps: Mutex<HashMap<ChannelId, Option<PumpHandle>>>,
 }
 
@@ -97,7 +99,8 @@ impl Carriage {
         self.keep(channel, || self.pump(channel, link, carrier, None))
     }
 
-    /// Starts a pump and keeps it. The lock is held meanwhile: it may be lost at once, and whoever is told of that must find it.
+    /// Starts a pump and keeps it. The lock is held meanwhile: it may be lost at once, and whoever is told of that must
+    /// find it.
     fn keep(
         &self,
         channel: ChannelId,

@@ -108,7 +108,8 @@ impl Fences {
         known.into_iter().for_each(|channel| self.shut(channel));
     }
 
-    /// Applies what comes over a new channel, in a thread of its own, and tells `ended` when nothing comes any more, and how it came to that.
+    /// Applies what comes over a new channel, in a thread of its own, and tells `ended` when nothing comes any more,
+    /// and how it came to that.
     pub fn serve(
         self: &Arc<Fences>,
         channel: ChannelId,
@@ -127,8 +128,8 @@ impl Fences {
                 tracing::warn!(channel, error = chain(&error), "a channel broke off");
             }
             drop(fence);
-            // Whether the peer ever asks for the fence or not: a session that lives long keeps no connection for channels
-            // that have ended.
+            // Whether the peer ever asks for the fence or not: a session that lives long keeps no connection for
+            // channels that have ended.
             channels.shut(channel);
         })?;
         Ok(())
@@ -141,8 +142,8 @@ impl Fences {
         }
     }
 
-    /// Fences a channel for the peer, which is told once. One that may have to be waited for, since it has a write under way, in a
-    /// thread of its own.
+    /// Fences a channel for the peer, which is told once. One that may have to be waited for, since it has a write
+    /// under way, in a thread of its own.
     pub fn fence(self: &Arc<Fences>, channel: ChannelId, told: impl FnOnce(Fenced) + Send + 'static) {
         match self.ask(channel) {
             Some(Asked::Answer(fenced)) => told(fenced),
@@ -169,8 +170,8 @@ impl Fences {
         let channels = self.clone();
         let fencing = move || match channels.close(channel, &fence) {
             Ok(fenced) => told(fenced),
-            // Without an answer the peer must not send the extents again: a migration gives up in the end, and the guest is
-            // safe; streams stand still until their session's end.
+            // Without an answer the peer must not send the extents again: a migration gives up in the end, and the
+            // guest is safe; streams stand still until their session's end.
             Err(error) => tracing::error!(channel, error = chain(&error), "a channel could not be fenced"),
         };
         if let Err(error) = std::thread::Builder::new().name(format!("fence-{channel}")).spawn(fencing) {

@@ -1,5 +1,5 @@
-//! Sessions that the other host shall give up if this agent dies: kept in files, so that the next life of the agent withdraws them.
-//! Without that the other host holds sockets, and a hypervisor behind them, until its own limit.
+//! Sessions that the other host shall give up if this agent dies: kept in files, so that the next life of the agent
+//! withdraws them. Without that the other host holds sockets, and a hypervisor behind them, until its own limit.
 
 use std::fs;
 use std::io;

@@ -11,8 +11,8 @@ use super::contact::withdraw_any;
 use super::identity::Identity;
 use crate::clock::Clock;
 
-/// Begins to tell the destination. `held`: it may have the guest complete, and keeps it until it is told. `told` is called when
-/// there is nothing more to tell: it knows, or has given up by itself.
+/// Begins to tell the destination. `held`: it may have the guest complete, and keeps it until it is told. `told` is
+/// called when there is nothing more to tell: it knows, or has given up by itself.
 pub(crate) fn withdraw(
     peers: Vec<SocketAddr>,
     identity: Identity,

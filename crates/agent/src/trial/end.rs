@@ -6,19 +6,18 @@ use linerate_api::ErrorBody;
 use linerate_fabric::collect::kernel::ethtool;
 use linerate_fabric::link::{Settings, apply};
 
-use super::kept::{Trial, file, save};
+use super::kept::{Trial, Trials, file, save};
 use super::{Begun, linked};
-use crate::agent::Agent;
 use crate::faults::chain;
 
 /// Puts back what an earlier life of the agent left on trial.
-pub fn recover(agent: &Agent) {
-    let Ok(bytes) = std::fs::read(file(agent)) else { return };
+pub fn recover(state: &Trials) {
+    let Ok(bytes) = std::fs::read(file(state)) else { return };
     let Ok(left) = serde_json::from_slice::<BTreeMap<String, Trial>>(&bytes) else {
-        tracing::error!(file = %file(agent).display(), "what was on trial cannot be read; look at the ports by hand");
+        tracing::error!(file = %file(state).display(), "what was on trial cannot be read; look at the ports by hand");
         return;
     };
-    let mut trials = agent.trials.lock();
+    let mut trials = state.lock();
     *trials = left;
     for (port, trial) in trials.iter_mut() {
         tracing::warn!(port, "a change was not confirmed before the agent ended: it is put back");
@@ -29,7 +28,7 @@ pub fn recover(agent: &Agent) {
         let why = trial.stuck.clone().unwrap_or_default();
         tracing::error!("{}", Ended::Stuck(why).words(port));
     }
-    if let Err(error) = save(agent, &trials) {
+    if let Err(error) = save(state, &trials) {
         tracing::error!(error = error.message, "the list of trials");
     }
 }
@@ -59,19 +58,19 @@ impl Ended {
 }
 
 /// Puts back all of them: the error, and then what became of each port.
-pub(crate) fn give_up(agent: &Agent, begun: &[Begun], error: ErrorBody) -> ErrorBody {
-    let ended = end_all(agent, begun);
+pub(crate) fn give_up(state: &Trials, begun: &[Begun], error: ErrorBody) -> ErrorBody {
+    let ended = end_all(state, begun);
     let words = begun.iter().zip(ended).map(|(one, ended)| ended.words(&one.port));
     let message = std::iter::once(error.message).chain(words).collect::<Vec<_>>().join("; ");
     ErrorBody { message, ..error }
 }
 
 /// Puts back all of them that are still on trial, the last one first.
-pub(super) fn end_all(agent: &Agent, begun: &[Begun]) -> Vec<Ended> {
-    let mut ended: Vec<Ended> = begun.iter().rev().map(|one| end(agent, one)).collect();
+pub(super) fn end_all(state: &Trials, begun: &[Begun]) -> Vec<Ended> {
+    let mut ended: Vec<Ended> = begun.iter().rev().map(|one| end(state, one)).collect();
     ended.reverse();
     // What stood in the way of one may have been put back after it.
-    let trials = agent.trials.lock();
+    let trials = state.lock();
     for (one, ended) in begun.iter().zip(&mut ended) {
         if matches!(ended, Ended::Stuck(_)) && !trials.contains_key(&one.port) {
             *ended = Ended::PutBack;
@@ -81,9 +80,9 @@ pub(super) fn end_all(agent: &Agent, begun: &[Begun]) -> Vec<Ended> {
 }
 
 /// Puts it back, if it is still this trial.
-pub(super) fn end(agent: &Agent, begun: &Begun) -> Ended {
+pub(super) fn end(state: &Trials, begun: &Begun) -> Ended {
     let Begun { port, number } = begun;
-    let mut trials = agent.trials.lock();
+    let mut trials = state.lock();
     let Some(trial) = trials.get_mut(port).filter(|trial| trial.number == *number) else {
         return Ended::Confirmed;
     };
@@ -103,8 +102,8 @@ pub(super) fn end(agent: &Agent, begun: &Begun) -> Ended {
             put_back_stuck(&mut trials);
         }
     }
-    agent.trials.tell_ended();
-    if let Err(error) = save(agent, &trials) {
+    state.tell_ended();
+    if let Err(error) = save(state, &trials) {
         tracing::error!(error = error.message, "the list of trials");
     }
     ended

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use linerate_api::ErrorBody;
@@ -10,7 +10,7 @@ use linerate_fabric::link::Settings;
 use serde::{Deserialize, Serialize};
 
 use super::{Begun, failed};
-use crate::agent::Agent;
+use crate::doctor::Doctor;
 
 /// A change under way, or that waits for its confirmation, or that could not be put back.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -28,13 +28,19 @@ pub(super) struct Trial {
 }
 
 /// Trials under way, by port.
-#[derive(Default)]
 pub struct Trials {
+    /// Knows this host and its ports.
+    pub(crate) doctor: Arc<Doctor>,
     all: Mutex<BTreeMap<String, Trial>>,
     ended: Condvar,
 }
 
 impl Trials {
+    /// None yet.
+    pub fn new(doctor: Arc<Doctor>) -> Trials {
+        Trials { doctor, all: Mutex::default(), ended: Condvar::new() }
+    }
+
     /// Held while something is put back, so that nobody confirms it meanwhile.
     pub(super) fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Trial>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
@@ -63,13 +69,13 @@ impl Trials {
 }
 
 /// Where they are kept.
-pub(super) fn file(agent: &Agent) -> PathBuf {
-    agent.config.state_dir.join("link-trials.json")
+pub(super) fn file(state: &Trials) -> PathBuf {
+    state.doctor.config.state_dir.join("link-trials.json")
 }
 
 /// To a new file that takes the old one's place, on disk before anything changes.
-pub(super) fn save(agent: &Agent, trials: &BTreeMap<String, Trial>) -> Result<(), ErrorBody> {
-    let path = file(agent);
+pub(super) fn save(state: &Trials, trials: &BTreeMap<String, Trial>) -> Result<(), ErrorBody> {
+    let path = file(state);
     let write = || -> std::io::Result<()> {
         if trials.is_empty() {
             return match std::fs::remove_file(&path) {

@@ -9,6 +9,7 @@ use tempfile::TempDir;
 
 use super::kept::file;
 use super::*;
+use crate::agent::Agent;
 use crate::config::Config;
 use crate::journal::Journal;
 
@@ -30,17 +31,17 @@ fn again(folder: &TempDir) -> Arc<Agent> {
 }
 
 /// A trial that nothing has to put back.
-pub(crate) fn begin_nothing(agent: &Agent, port: &str) -> Begun {
-    begin(agent, port, &Settings::default()).unwrap()
+pub(crate) fn begin_nothing(trials: &Trials, port: &str) -> Begun {
+    begin(trials, port, &Settings::default()).unwrap()
 }
 
 /// The same, done, with much time to confirm it.
-fn nothing_waits_long(agent: &Arc<Agent>, port: &str) {
-    start(agent, vec![begin_nothing(agent, port)], WITHIN_S_MAX).unwrap();
+fn nothing_waits_long(trials: &Arc<Trials>, port: &str) {
+    start(trials, vec![begin_nothing(trials, port)], WITHIN_S_MAX).unwrap();
 }
 
-pub(crate) fn under_way(agent: &Agent, port: &str) -> bool {
-    agent.trials.lock().contains_key(port)
+pub(crate) fn under_way(trials: &Trials, port: &str) -> bool {
+    trials.lock().contains_key(port)
 }
 
 /// What the loopback cannot have: neither before nor after.
@@ -53,19 +54,19 @@ fn loopback() -> Port {
     linked("lo").unwrap()
 }
 
-fn tried(agent: &Agent, plan: &Plan, left: &str) -> String {
+fn tried(trials: &Trials, plan: &Plan, left: &str) -> String {
     let look = || Ok((loopback(), left.to_owned()));
-    change(agent, &loopback(), plan, &look).unwrap_err().message
+    change(trials, &loopback(), plan, &look).unwrap_err().message
 }
 
 #[test]
 fn it_is_said_whether_it_was_put_back() {
     let (_folder, agent) = agent();
     let plan = Plan { settings: refused(), ..Plan::default() };
-    let said = tried(&agent, &plan, "");
+    let said = tried(&agent.trials, &plan, "");
     assert!(said.starts_with("lo has no DCB") && said.ends_with("; lo was put back"), "{said}");
     let plan = Plan { undo: refused(), ..plan };
-    let said = tried(&agent, &plan, "");
+    let said = tried(&agent.trials, &plan, "");
     assert!(
         said.contains("; lo could NOT be put back: the lossless priorities of lo could not be set"),
         "{said}"
@@ -77,79 +78,81 @@ fn it_is_said_whether_it_was_put_back() {
 #[test]
 fn what_the_adapter_passed_over_is_put_back() {
     let (_folder, agent) = agent();
-    let said = tried(&agent, &Plan::default(), "pause is receive on, not receive off");
+    let said = tried(&agent.trials, &Plan::default(), "pause is receive on, not receive off");
     assert_eq!(
         said,
         "lo: the adapter did not take it: pause is receive on, not receive off; lo was put back"
     );
-    assert!(!file(&agent).exists());
+    assert!(!file(&agent.trials).exists());
 }
 
 #[test]
 fn what_could_not_be_put_back_is_kept_until_somebody_says() {
     let (folder, first) = agent();
     let undo = Settings { mtu: Some(1500), ..refused() };
-    let gone = begin(&first, "no-such-port", &undo).unwrap();
-    assert!(matches!(end(&first, &gone), Ended::Stuck(why) if why.contains("no port no-such-port")));
-    begin(&first, "lo", &refused()).unwrap();
+    let gone = begin(&first.trials, "no-such-port", &undo).unwrap();
+    assert!(matches!(end(&first.trials, &gone), Ended::Stuck(why) if why.contains("no port no-such-port")));
+    begin(&first.trials, "lo", &refused()).unwrap();
     drop(first);
 
     // The next life tries again, and keeps what it cannot do either.
     let second = again(&folder);
-    recover(&second);
+    recover(&second.trials);
     for port in ["no-such-port", "lo"] {
         let kept = second.trials.lock().get(port).cloned().expect(port);
-        assert!(kept.stuck.is_some() && file(&second).exists(), "{kept:?}");
+        assert!(kept.stuck.is_some() && file(&second.trials).exists(), "{kept:?}");
     }
     assert_eq!(second.trials.lock().get("no-such-port").unwrap().undo, undo);
 
     // Whoever confirms now is told that it is neither the new nor the old.
-    let error = confirm(&second, "no-such-port").unwrap_err();
+    let error = confirm(&second.trials, "no-such-port").unwrap_err();
     assert!(error.message.contains("could NOT be put back: there is no port no-such-port"), "{error:?}");
-    assert!(!under_way(&second, "no-such-port"));
+    assert!(!under_way(&second.trials, "no-such-port"));
     // A new change gives it another end.
-    nothing_waits_long(&second, "lo");
-    confirm(&second, "lo").unwrap();
-    assert!(!file(&second).exists());
+    nothing_waits_long(&second.trials, "lo");
+    confirm(&second.trials, "lo").unwrap();
+    assert!(!file(&second.trials).exists());
 }
 
 #[test]
 fn a_port_is_on_trial_once() {
     let (_folder, agent) = agent();
-    let begun = begin_nothing(&agent, "lo");
-    assert!(begin(&agent, "lo", &Settings::default()).unwrap_err().message.contains("on trial already"));
-    assert_eq!(end(&agent, &begun), Ended::PutBack);
-    assert_eq!(end(&agent, &begun), Ended::Confirmed, "another has the last word");
-    let late = confirm(&agent, "lo").unwrap_err();
+    let begun = begin_nothing(&agent.trials, "lo");
+    assert!(
+        begin(&agent.trials, "lo", &Settings::default()).unwrap_err().message.contains("on trial already")
+    );
+    assert_eq!(end(&agent.trials, &begun), Ended::PutBack);
+    assert_eq!(end(&agent.trials, &begun), Ended::Confirmed, "another has the last word");
+    let late = confirm(&agent.trials, "lo").unwrap_err();
     assert!(late.message.contains("no change that waits") && late.hint.contains("--within"), "{late:?}");
 }
 
 #[test]
 fn a_change_under_way_is_neither_confirmed_nor_put_back_by_others() {
     let (_folder, agent) = agent();
-    let begun = begin_nothing(&agent, "lo");
-    for refused in [confirm(&agent, "lo"), put_back_now(&agent, "lo")] {
+    let begun = begin_nothing(&agent.trials, "lo");
+    for refused in [confirm(&agent.trials, "lo"), put_back_now(&agent.trials, "lo")] {
         let error = refused.unwrap_err();
         assert!(error.code == code::LINK_BUSY && error.message.contains("not done yet"), "{error:?}");
     }
-    assert!(under_way(&agent, "lo"));
-    start(&agent, vec![begun], WITHIN_S_MAX).unwrap();
-    put_back_now(&agent, "lo").unwrap();
-    assert!(!under_way(&agent, "lo"));
+    assert!(under_way(&agent.trials, "lo"));
+    start(&agent.trials, vec![begun], WITHIN_S_MAX).unwrap();
+    put_back_now(&agent.trials, "lo").unwrap();
+    assert!(!under_way(&agent.trials, "lo"));
 }
 
 #[test]
 fn nobody_waits_for_a_trial_that_ended() {
     let (_folder, agent) = agent();
-    nothing_waits_long(&agent, "lo");
-    nothing_waits_long(&agent, "other");
-    assert_eq!(Arc::strong_count(&agent), 3, "whoever waits holds the agent");
+    nothing_waits_long(&agent.trials, "lo");
+    nothing_waits_long(&agent.trials, "other");
+    assert_eq!(Arc::strong_count(&agent.trials), 3, "whoever waits holds the trials");
     // Both wait by now.
     std::thread::sleep(Duration::from_millis(300));
-    confirm(&agent, "lo").unwrap();
-    put_back_now(&agent, "other").unwrap_err();
+    confirm(&agent.trials, "lo").unwrap();
+    put_back_now(&agent.trials, "other").unwrap_err();
     let deadline = Instant::now() + Duration::from_secs(60);
-    while Arc::strong_count(&agent) > 1 {
+    while Arc::strong_count(&agent.trials) > 1 {
         assert!(Instant::now() < deadline, "it waits still");
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -161,17 +164,17 @@ fn trials_have_a_limit() {
     for number in 0..TRIALS_MAX {
         agent.trials.lock().insert(format!("p{number}"), Trial::default());
     }
-    let error = begin(&agent, "lo", &Settings::default()).unwrap_err();
+    let error = begin(&agent.trials, "lo", &Settings::default()).unwrap_err();
     assert!(error.message.contains("256 ports of here are on trial already"), "{error:?}");
     // Each of them may still end.
     agent.trials.lock().remove("p0");
-    begin_nothing(&agent, "lo");
+    begin_nothing(&agent.trials, "lo");
 }
 
 #[test]
 fn while_a_guest_moves_nothing_is_set_and_all_may_be_put_back() {
     let (_folder, agent) = agent();
-    nothing_waits_long(&agent, "lo");
+    nothing_waits_long(&agent.trials, "lo");
     let hello = Hello {
         version_min: VERSION_MIN,
         version_max: VERSION_MAX,
@@ -181,13 +184,13 @@ fn while_a_guest_moves_nothing_is_set_and_all_may_be_put_back() {
         channel: 0,
         token: Token([0; 32]),
     };
-    agent.session_for(&hello, ([127, 0, 0, 1], 7979).into()).unwrap();
-    let error = begin(&agent, "other", &Settings::default()).unwrap_err();
+    agent.incoming.session_for(&hello, ([127, 0, 0, 1], 7979).into()).unwrap();
+    let error = begin(&agent.trials, "other", &Settings::default()).unwrap_err();
     assert!(
         error.code == code::MIGRATION_UNDER_WAY && error.message.contains("from or to here"),
         "{error:?}"
     );
-    assert!(!under_way(&agent, "other"));
-    put_back_now(&agent, "lo").unwrap();
-    assert!(!under_way(&agent, "lo"));
+    assert!(!under_way(&agent.trials, "other"));
+    put_back_now(&agent.trials, "lo").unwrap();
+    assert!(!under_way(&agent.trials, "lo"));
 }

@@ -9,8 +9,7 @@ use linerate_api::TunnelEvent;
 use linerate_core::control::Control;
 use linerate_core::{Code, Endpoint, Fault, Message, PathId, Side, Step, Time};
 
-use super::{Input, Tunnel, connect};
-use crate::agent::Agent;
+use super::{Input, Sessions, Tunnel, connect};
 use crate::convert;
 use crate::faults::chain;
 use crate::session::kept::Kept;
@@ -35,7 +34,7 @@ pub(super) enum Opening {
 
 /// Everything that the loop has of its own.
 pub(super) struct Body {
-    agent: Arc<Agent>,
+    sessions: Arc<Sessions>,
     tunnel: Arc<Tunnel>,
     side: Side,
     control: Control,
@@ -54,7 +53,7 @@ pub(super) struct Body {
 
 impl Body {
     pub fn new(
-        agent: Arc<Agent>,
+        sessions: Arc<Sessions>,
         tunnel: Arc<Tunnel>,
         connector: Sender<connect::Asked>,
         opening: Opening,
@@ -69,7 +68,7 @@ impl Body {
             }
         };
         Body {
-            agent,
+            sessions,
             tunnel,
             side,
             control,
@@ -106,13 +105,13 @@ impl Body {
         tracing::info!(session = %self.tunnel.session, %fault, "a tunnel ends");
         self.tunnel.over.store(true, Ordering::SeqCst);
         self.withdraw();
-        self.tunnel.shut_gates(&self.agent, &fault.to_string());
+        self.tunnel.shut_gates(&self.sessions, &fault.to_string());
         // First the links' threads, which would open again what is closed below.
         self.links = None;
         self.tunnel.carriage.end(self.tunnel.session);
         self.paths.clear();
         self.tunnel.door.close();
-        self.agent.forget_tunnel(self.tunnel.session);
+        self.sessions.forget(self.tunnel.session);
         self.tunnel.publish(TunnelEvent::Ended { error: convert::error(&fault, None) });
         *self.tunnel.events.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }

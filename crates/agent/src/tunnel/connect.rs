@@ -11,8 +11,7 @@ use linerate_core::stream::StreamId;
 use linerate_net::stream::endpoint::Socket;
 use socket2::{Domain, SockAddr, Type};
 
-use super::Tunnel;
-use crate::agent::Agent;
+use super::{Sessions, Tunnel};
 use crate::faults::chain;
 use crate::local::{CONNECT_WAIT, connect_unix};
 
@@ -40,18 +39,18 @@ pub(super) type Asked = (StreamId, String);
 
 /// Connects the streams that are told, one after the other, in a thread of its own: a hypervisor tells its connections apart
 /// by the order in which they come. Ends when nobody can tell of one any more.
-pub(super) fn start(agent: Arc<Agent>, tunnel: Arc<Tunnel>) -> io::Result<Sender<Asked>> {
+pub(super) fn start(sessions: Arc<Sessions>, tunnel: Arc<Tunnel>) -> io::Result<Sender<Asked>> {
     let (told, queue) = channel::<Asked>();
     std::thread::Builder::new().name("tunnel-connect".into()).spawn(move || {
         for (stream, service) in queue {
-            connect(&agent, &tunnel, stream, service);
+            connect(&sessions, &tunnel, stream, service);
         }
     })?;
     Ok(told)
 }
 
-fn connect(agent: &Agent, tunnel: &Tunnel, stream: StreamId, service: String) {
-    match reach(agent, service) {
+fn connect(sessions: &Sessions, tunnel: &Tunnel, stream: StreamId, service: String) {
+    match reach(sessions, service) {
         Ok(socket) => {
             if let Err(error) = tunnel.carriage.streams.accept(stream, socket) {
                 tracing::error!(stream, error = chain(&error), "a stream cannot be taken");
@@ -64,14 +63,14 @@ fn connect(agent: &Agent, tunnel: &Tunnel, stream: StreamId, service: String) {
     }
 }
 
-fn reach(agent: &Agent, service: String) -> Result<Socket, ConnectError> {
+fn reach(sessions: &Sessions, service: String) -> Result<Socket, ConnectError> {
     let address: TunnelAddress =
         service.parse().map_err(|source| ConnectError::NoAddress { service, source })?;
-    let host = agent.config.name.clone();
-    if !agent.config.tunnel_targets.iter().any(|entry| entry.allows(&address)) {
+    let host = sessions.config.name.clone();
+    if !sessions.config.tunnel_targets.iter().any(|entry| entry.allows(&address)) {
         return Err(ConnectError::NotAllowed { address, host });
     }
-    open(agent, &address).map_err(|source| ConnectError::Connect { address, host, source })
+    open(sessions, &address).map_err(|source| ConnectError::Connect { address, host, source })
 }
 
 /// By the names that all of its daemons give their sockets.
@@ -79,10 +78,10 @@ fn is_libvirts(path: &Path) -> bool {
     path.file_name().and_then(OsStr::to_str).is_some_and(|name| name.ends_with("-sock"))
 }
 
-fn open(agent: &Agent, address: &TunnelAddress) -> io::Result<Socket> {
+fn open(sessions: &Sessions, address: &TunnelAddress) -> io::Result<Socket> {
     let address = match address {
         TunnelAddress::Unix(path) if is_libvirts(path) => {
-            return Socket::new(agent.arrivals.hold(connect_unix(path, CONNECT_WAIT)?.into())?);
+            return Socket::new(sessions.arrivals.hold(connect_unix(path, CONNECT_WAIT)?.into())?);
         }
         TunnelAddress::Unix(path) => return Socket::new(connect_unix(path, CONNECT_WAIT)?),
         TunnelAddress::Tcp(address) => *address,

@@ -15,8 +15,7 @@ use linerate_net::stream::endpoint::Socket;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
 
-use super::{Tunnel, stale};
-use crate::agent::Agent;
+use super::{Sessions, Tunnel, stale};
 use crate::faults::chain;
 use crate::gate::{Connect, Gate, JobGate};
 
@@ -164,7 +163,7 @@ impl Tunnel {
     /// Opens those pairs whose connections wait.
     pub(super) fn open_gates(
         self: &Arc<Tunnel>,
-        agent: &Agent,
+        sessions: &Sessions,
         pairs: &[TunnelPair],
     ) -> Result<(), ListenError> {
         for pair in pairs.iter().filter(|pair| pair.waits || pair.drives) {
@@ -178,32 +177,32 @@ impl Tunnel {
             });
             if pair.drives {
                 let gate = Arc::new(JobGate::new(path, connect).map_err(failed)?);
-                agent.gates.add_job(gate.clone());
+                sessions.gates.add_job(gate.clone());
                 self.jobs.lock().unwrap_or_else(PoisonError::into_inner).push(gate);
             } else {
                 let gate = Arc::new(Gate::new(path, connect).map_err(failed)?);
-                agent.gates.add(gate.clone());
+                sessions.gates.add(gate.clone());
                 self.gates.lock().unwrap_or_else(PoisonError::into_inner).push(gate);
             }
             if self.is_over() {
                 // It ended before it knew of this one.
-                self.shut_gates(agent, "its other end is gone");
+                self.shut_gates(sessions, "its other end is gone");
             }
         }
         Ok(())
     }
 
     /// The tunnel is over.
-    pub(super) fn shut_gates(&self, agent: &Agent, why: &str) {
+    pub(super) fn shut_gates(&self, sessions: &Sessions, why: &str) {
         let gates = std::mem::take(&mut *self.gates.lock().unwrap_or_else(PoisonError::into_inner));
         for gate in gates {
             gate.shut(&format!("the tunnel ended: {why}"));
-            agent.gates.forget(&gate);
+            sessions.gates.forget(&gate);
         }
         let jobs = std::mem::take(&mut *self.jobs.lock().unwrap_or_else(PoisonError::into_inner));
         for gate in jobs {
             gate.shut(&format!("the tunnel ended: {why}"));
-            agent.gates.forget_job(&gate);
+            sessions.gates.forget_job(&gate);
         }
     }
 

@@ -3,6 +3,7 @@
 //! | room | what lives there |
 //! |---|---|
 //! | here | what all threads of a session share |
+//! | `sessions` | all of them, and what they need of this host |
 //! | `start` | both ends: a request becomes a session, a connection becomes one |
 //! | `body` | the loop: control messages to the streams, notes of the streams to control messages |
 //! | `links` | what the links of [`crate::session`] are to a tunnel |
@@ -15,6 +16,7 @@ mod body;
 mod connect;
 mod links;
 mod listen;
+mod sessions;
 mod stale;
 mod start;
 #[cfg(test)]
@@ -40,8 +42,9 @@ use crate::session::links::{Dialler, Losses};
 use crate::session::notice::Notice;
 use crate::session::paths::{Door, PathEvent};
 
+pub use sessions::Sessions;
 pub use stale::clear_folders;
-pub use start::{Begun, accept, begin};
+pub use start::{Begun, begin};
 
 /// What the loop of a session receives.
 enum Input {

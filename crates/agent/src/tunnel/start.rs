@@ -16,8 +16,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::body::{Body, Opening};
 use super::listen::{Accepting, Listeners};
-use super::{Input, Tunnel, connect};
-use crate::agent::Agent;
+use super::{Input, Sessions, Tunnel, connect};
 use crate::clock::Clock;
 use crate::faults::{chain, fault};
 use crate::session::address::resolve;
@@ -51,7 +50,7 @@ impl Drop for Begun {
 }
 
 /// Makes a tunnel to another host.
-pub fn begin(agent: &Arc<Agent>, request: &TunnelRequest) -> Result<Begun, Fault> {
+pub fn begin(sessions: &Arc<Sessions>, request: &TunnelRequest) -> Result<Begun, Fault> {
     let here =
         |code, error: &(dyn std::error::Error + 'static)| fault(code, Step::Resolve, Side::Source, error);
     parse_networks(&request.links.join(",")).map_err(|error| here(Code::NoLink, &error))?;
@@ -62,7 +61,7 @@ pub fn begin(agent: &Arc<Agent>, request: &TunnelRequest) -> Result<Begun, Fault
     let listeners = Listeners::open(&request.pairs).map_err(|error| here(Code::ResourceMissing, &error))?;
     let identity = Identity::random()?;
     let peers = resolve(&request.to)?;
-    let kept = Kept::new(&agent.config.state_dir, &identity, &peers)
+    let kept = Kept::new(&sessions.config.state_dir, &identity, &peers)
         .map_err(|error| here(Code::JournalFailed, &error))?;
     let (control, peer) = first_contact(&peers, Role::StreamsNew, &identity)?;
     let (events_in, watched) = unbounded_channel();
@@ -71,27 +70,27 @@ pub fn begin(agent: &Arc<Agent>, request: &TunnelRequest) -> Result<Begun, Fault
     let place = Place { identity, peer, end: End::Source, timeout, events, kept };
     let filter = request.links.clone();
     let failed = |error: std::io::Error| fault(Code::Internal, Step::Connect, Side::Source, &error);
-    let tunnel = run(agent, place, Opening::Ask, filter).map_err(failed)?;
-    agent.add_tunnel(tunnel.clone());
+    let tunnel = run(sessions, place, Opening::Ask, filter).map_err(failed)?;
+    sessions.add(tunnel.clone());
     let mut begun = Begun { tunnel: tunnel.clone(), accepting: None, events: watched };
     tunnel.attach_path(control, None).map_err(failed)?;
     let listen = listeners.addresses();
     begun.accepting = Some(listeners.start(tunnel.clone()).map_err(failed)?);
-    tunnel.open_gates(agent, &request.pairs).map_err(|error| here(Code::ResourceMissing, &error))?;
+    tunnel.open_gates(sessions, &request.pairs).map_err(|error| here(Code::ResourceMissing, &error))?;
     tunnel.publish(TunnelEvent::Ready { listen });
     tracing::info!(session = %identity.session, to = request.to, "a tunnel begins");
     Ok(begun)
 }
 
 /// Another host asks for a session. Its first connection is not welcomed yet.
-pub fn accept(agent: &Arc<Agent>, hello: &Hello, peer: SocketAddr) -> Result<Arc<Tunnel>, Fault> {
+pub fn accept(sessions: &Arc<Sessions>, hello: &Hello, peer: SocketAddr) -> Result<Arc<Tunnel>, Fault> {
     let Hello { session, token, .. } = *hello;
-    if agent.config.tunnel_targets.is_empty() {
+    if sessions.config.tunnel_targets.is_empty() {
         let detail =
-            format!("tunnel_targets of the agent at {} names nothing to connect to", agent.config.name);
+            format!("tunnel_targets of the agent at {} names nothing to connect to", sessions.config.name);
         return Err(Fault::new(Code::NotAuthorised, Step::Authorise, Side::Destination, detail));
     }
-    let offered = offered(&agent.config.listen, &agent.rdma)?;
+    let offered = offered(&sessions.config.listen, &sessions.rdma)?;
     let place = Place {
         identity: Identity { session, token },
         peer,
@@ -101,7 +100,7 @@ pub fn accept(agent: &Arc<Agent>, hello: &Hello, peer: SocketAddr) -> Result<Arc
         kept: None,
     };
     let failed = |error: std::io::Error| fault(Code::Internal, Step::Authorise, Side::Destination, &error);
-    let tunnel = run(agent, place, Opening::Offer(offered), Vec::new()).map_err(failed)?;
+    let tunnel = run(sessions, place, Opening::Offer(offered), Vec::new()).map_err(failed)?;
     tracing::info!(%session, %peer, "a tunnel comes here");
     Ok(tunnel)
 }
@@ -119,15 +118,15 @@ struct Place {
 
 /// The session's loop, in a thread of its own.
 fn run(
-    agent: &Arc<Agent>,
+    sessions: &Arc<Sessions>,
     place: Place,
     opening: Opening,
     filter: Vec<String>,
 ) -> std::io::Result<Arc<Tunnel>> {
     let (inbox, receiver) = channel();
     let config = Config {
-        window_bytes: agent.config.tunnel_window_mib << 20,
-        streams_max: agent.config.tunnel_streams_max,
+        window_bytes: sessions.config.tunnel_window_mib << 20,
+        streams_max: sessions.config.tunnel_streams_max,
         ..Config::default()
     };
     let owner = Box::new(ToLoop::new(inbox.clone()));
@@ -148,8 +147,8 @@ fn run(
         gates: Mutex::default(),
         jobs: Mutex::default(),
     });
-    let connector = connect::start(agent.clone(), tunnel.clone())?;
-    let body = Body::new(agent.clone(), tunnel.clone(), connector, opening, (filter, place.kept));
+    let connector = connect::start(sessions.clone(), tunnel.clone())?;
+    let body = Body::new(sessions.clone(), tunnel.clone(), connector, opening, (filter, place.kept));
     std::thread::Builder::new()
         .name(format!("tunnel-{}", place.identity.session))
         .spawn(move || body.run(&receiver))?;

@@ -54,7 +54,7 @@ impl Stage {
             links: vec!["127.0.0.0/8".into()],
             link_timeout_s: 60,
         };
-        let begun = begin(&agent(&dirs[0], &[]), &request).unwrap();
+        let begun = begin(&agent(&dirs[0], &[]).tunnels, &request).unwrap();
         Stage { begun, other, connected, _listener: listener, _dirs: dirs }
     }
 
@@ -71,7 +71,7 @@ impl Stage {
 
     /// The tunnel at the other host.
     fn theirs(&self) -> Arc<Tunnel> {
-        self.other.tunnel(self.begun.tunnel.session).unwrap()
+        self.other.tunnels.get(self.begun.tunnel.session).unwrap()
     }
 
     fn wait_event(&mut self, wanted: impl Fn(&TunnelEvent) -> bool) -> TunnelEvent {

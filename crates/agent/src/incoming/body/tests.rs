@@ -2,6 +2,7 @@
 
 use std::sync::mpsc::channel;
 
+use linerate_core::destination::Action;
 use linerate_core::{SessionId, Token};
 use linerate_net::stream::endpoint::Socket;
 
@@ -21,7 +22,7 @@ fn a_guest_whose_qemu_is_ending_is_not_said_to_run() {
     let (session, peer) = (SessionId([1; 16]), ([127, 0, 0, 1], 1).into());
     let identity = Identity { session, token: Token([2; 32]) };
     let incoming = Arc::new(Incoming::new(identity, 1, peer, channel().0, Door::closed()));
-    let body = Body::new(agent.clone(), incoming).unwrap();
+    let body = Body::new(agent.incoming.clone(), incoming).unwrap();
     let own = i32::try_from(std::process::id()).unwrap();
     let is_gone = |pid: i32| {
         let waiting = Waiting { qemu: Some(arrived(&agent, pid)), ..Waiting::default() };
@@ -44,7 +45,7 @@ fn streams_are_reset_before_the_waiting_hypervisor_is_torn_down() {
     let (inbox, _inputs) = channel();
     let shared = Arc::new(Incoming::new(identity, 1, peer, inbox, Door::closed()));
     shared.carriage.set(streams::carriage(&shared)).ok().unwrap();
-    let mut body = Body::new(agent(&dir, &[]), shared.clone()).unwrap();
+    let mut body = Body::new(agent(&dir, &[]).incoming.clone(), shared.clone()).unwrap();
     let open = || {
         let (here, _there) = std::os::unix::net::UnixStream::pair().unwrap();
         shared.carriage.get().unwrap().streams.open("x", Socket::new(here).unwrap())

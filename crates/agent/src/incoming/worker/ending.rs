@@ -100,7 +100,7 @@ impl State {
                 }
                 let end = |qmp| {
                     let deadline = Instant::now() + QMP_WAIT;
-                    process::stop(&self.agent.registry, &record, qmp, StopHow::Quit, deadline)
+                    process::stop(&self.sessions.registry, &record, qmp, StopHow::Quit, deadline)
                 };
                 let mut ended = end(Some(qemu.qmp()));
                 // It must not be said that it is gone while it may be there, so this does not end before it is.
@@ -115,7 +115,7 @@ impl State {
                 }
             }
             (None, Some(admitted)) => {
-                if let Err(error) = remains::give_up(&self.agent.registry, &admitted.twin.name) {
+                if let Err(error) = remains::give_up(&self.sessions.registry, &admitted.twin.name) {
                     tracing::error!(
                         error = chain(&error),
                         "what was made for the guest could not be removed"

@@ -38,7 +38,7 @@ impl State {
 
     /// Reserves for a QEMU that this agent will start.
     fn admit_twin(&mut self, guest: &str, described: GuestDescription, mode: &Mode) -> Result<(), Fault> {
-        let mut admitted = admit(&self.agent, guest, described, mode.regions().to_vec())?;
+        let mut admitted = admit(&self.sessions, guest, described, mode.regions().to_vec())?;
         self.ram = admitted.ram.drain(..).map(|mapping| Arc::new(Ram::new(mapping))).collect();
         let regions = admitted.regions.iter().zip(&self.ram);
         let regions = regions.map(|(info, ram)| (info.id, ram.clone() as Arc<dyn Region>));
@@ -52,17 +52,17 @@ impl State {
     }
 
     fn endpoints(&self) -> Result<Vec<Endpoint>, Fault> {
-        offered(&self.agent.config.listen, &self.agent.rdma)
+        offered(&self.sessions.config.listen, &self.sessions.bench.rdma)
     }
 
     /// An earlier session may hold this guest's place. One whose source is gone gives way (it was not committed, and
     /// the guest is being offered again), one that lives does not.
     fn make_room(&self, guest: &str) -> Result<(), Fault> {
         let end = Instant::now() + ROOM_WAIT;
-        while self.agent.is_going(guest) && Instant::now() < end {
+        while self.sessions.is_going(guest) && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(50));
         }
-        while let Some(other) = self.agent.comes_already(guest, self.shared.session) {
+        while let Some(other) = self.sessions.comes_already(guest, self.shared.session) {
             let orphaned = other.is_orphaned();
             if orphaned {
                 tracing::info!(session = %other.session, guest, "its source is gone and the guest is offered again: giving it up");
@@ -94,7 +94,7 @@ impl State {
             origin: Origin::Arrived,
             session: Some(self.shared.session.to_string()),
         };
-        let (record, mut qmp) = process::start(&self.agent.registry, &launch, deadline)
+        let (record, mut qmp) = process::start(&self.sessions.registry, &launch, deadline)
             .map_err(|error| here(Code::HypervisorFailed, Step::Prepare, &error))?;
         self.waiting().qemu = Some(record.clone());
         let pid = record.process.pid;
@@ -176,7 +176,12 @@ impl State {
     pub fn note_waiting(&self) -> Result<(), Fault> {
         let settings = self.guest.as_ref().and_then(|(_, qemu)| qemu.found().cloned());
         self.waiting().settings = settings;
-        self.agent.note_waiting(self.shared.session, &self.shared.guest(), self.shared.order, &self.waiting)
+        self.sessions.note_waiting(
+            self.shared.session,
+            &self.shared.guest(),
+            self.shared.order,
+            &self.waiting,
+        )
     }
 
     pub(super) fn connect_streams(&self, services: Services) -> Result<(), Fault> {

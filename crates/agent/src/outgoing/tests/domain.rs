@@ -15,7 +15,7 @@ use linerate_guest::registry::{GuestRecord, Origin, Registry};
 use serde_json::{Value, json};
 
 use super::super::domain::Leaving;
-use super::super::worker::{Guest, Job, Worker};
+use super::super::worker::{Guest, Worker};
 use super::super::{Input, Outgoing};
 use super::{LONG, outgoing_of};
 use crate::gate::{Gate, Gates};
@@ -121,7 +121,7 @@ fn a_domain_that_somebody_suspended_is_not_taken_for_one_that_is_handed_over() {
     let fake = Fake::default();
     fake.says("paused", "setup");
     let (_outgoing, inputs, worker) = leaving(dir.path(), &fake);
-    worker.ask(Job::SwitchOver);
+    worker.ask("switch over", |guest| guest.switch_over());
     for (run_state, migration) in
         [("paused", "setup"), ("paused", "active"), ("running", "active"), ("finish-migrate", "active")]
     {
@@ -144,7 +144,7 @@ fn what_is_held_of_a_domain_that_libvirt_lets_run_again_is_not_let_through() {
         let fake = Fake::default();
         fake.says(run_state, migration);
         let (_outgoing, inputs, worker) = leaving(dir.path(), &fake);
-        worker.ask(Job::LetThrough);
+        worker.ask("let through", |guest| guest.let_through());
         let told = inputs.recv_timeout(LONG).expect("it is given up");
         let Input::Event(Event::Failed(fault)) = told else { panic!("{run_state}, {migration}") };
         assert!(fault.detail.contains("does not stand any more"), "{run_state}, {migration}: {fault}");
@@ -161,7 +161,7 @@ fn each_state_in_which_qemu_hands_a_domain_over_is_known() {
         let fake = Fake::default();
         fake.says(run_state, migration);
         let (_outgoing, inputs, worker) = leaving(dir.path(), &fake);
-        worker.ask(Job::SwitchOver);
+        worker.ask("switch over", |guest| guest.switch_over());
         worker.finish();
         assert!(is_held(&inputs), "{run_state}, {migration}");
     }

@@ -10,15 +10,16 @@ use linerate_guest::left_ram::LeftRam;
 use linerate_guest::process;
 
 use super::State;
+use crate::disks;
 use crate::faults::{chain, fault};
-use crate::outgoing::{Input, storage};
+use crate::outgoing::Input;
 
 /// Further tries to take a guest back whose QEMU did not do it at once.
 const TAKE_BACK_TRIES: u32 = 5;
 
 impl State {
     /// Rule 2. Each part is tried whatever became of the others.
-    pub(super) fn roll_back(&mut self) -> Result<(), Fault> {
+    pub(in crate::outgoing) fn roll_back(&mut self) -> Result<(), Fault> {
         self.throttle_percent = 0;
         self.detach();
         let mut done = self.guest.qemu.take_back(Self::deadline());
@@ -67,7 +68,7 @@ impl State {
 
     /// Commit may be said of a guest that is still what the destination was prepared for. Nobody may have let
     /// it run here: what it did then is not at the destination. A QEMU that has ended, or does not answer, lets nothing run.
-    pub(super) fn check_stands(&mut self) -> Result<(), Fault> {
+    pub(in crate::outgoing) fn check_stands(&mut self) -> Result<(), Fault> {
         if let Err(fault) = self.check_unchanged() {
             if self.guest.record.can_run() {
                 return Err(fault);
@@ -99,12 +100,12 @@ impl State {
         Fault::new(Code::GuestDiffers, Step::Commit, Side::Source, detail)
     }
 
-    pub(super) fn clean_up(&mut self) -> Result<(), Fault> {
+    pub(in crate::outgoing) fn clean_up(&mut self) -> Result<(), Fault> {
         self.detach();
         self.drop_stream();
         let copied: Vec<PathBuf> =
             self.guest.description.copied.iter().map(|disk| disk.path.clone().into()).collect();
-        storage::leave_stale(&copied, &self.guest.record.name, &self.shared.request.to);
+        disks::leave_stale(&copied, &self.guest.record.name, &self.shared.request.to);
         let downtime = self.guest.qemu.downtime_ms(Self::deadline()).ok().flatten();
         *self.qemu_downtime_ms.lock().unwrap_or_else(PoisonError::into_inner) = downtime;
         let (registry, record) = (&self.guest.registry, &self.guest.record);

@@ -14,8 +14,8 @@ use crate::outgoing::Input;
 use crate::outgoing::streams::{Accepting, Service};
 
 impl State {
-    /// QEMU copies disks and then RAM in its own streams until little enough is left, and stops the guest; all of that is one job.
-    pub(super) fn begin_streams(&mut self, settings: StreamSettings) -> Result<(), Fault> {
+    /// QEMU copies disks and then RAM in its own streams until little enough is left, and stops the guest; all of that is one order.
+    pub(in crate::outgoing) fn begin_streams(&mut self, settings: StreamSettings) -> Result<(), Fault> {
         self.copy_disks()?;
         self.accept(Service::Migration, usize::from(settings.channels) + 1)?;
         let failed = |error: MigrateError| qemu_fault(Step::Copy, &error);

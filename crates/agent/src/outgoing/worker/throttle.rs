@@ -1,9 +1,9 @@
-//! What the worker does between two jobs: a guest that writes too fast is stopped for a part of the time.
+//! What the worker does between two orders: a guest that writes too fast is stopped for a part of the time.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-use super::{Job, State};
+use super::{Order, State};
 use crate::faults::chain;
 
 /// A throttled guest is stopped for a part of each of these: short enough for its clocks and network, long enough that
@@ -11,16 +11,16 @@ use crate::faults::chain;
 const THROTTLE_PERIOD: Duration = Duration::from_millis(100);
 
 impl State {
-    /// The next job. While there is none, a guest that is to be slowed down is stopped for a part of each period.
-    pub(super) fn next_job(&mut self, inbox: &Receiver<Job>) -> Option<Job> {
+    /// The next order. While there is none, a guest that is to be slowed down is stopped for a part of each period.
+    pub(in crate::outgoing) fn next_order(&mut self, orders: &Receiver<Order>) -> Option<Order> {
         while self.throttle_percent > 0 {
             let stopped = THROTTLE_PERIOD * u32::from(self.throttle_percent) / 100;
-            match inbox.recv_timeout(THROTTLE_PERIOD.saturating_sub(stopped)) {
+            match orders.recv_timeout(THROTTLE_PERIOD.saturating_sub(stopped)) {
                 Err(RecvTimeoutError::Timeout) => {}
                 other => return other.ok(),
             }
             let paused = self.guest.qemu.pause(Self::deadline());
-            let job = inbox.recv_timeout(stopped);
+            let order = orders.recv_timeout(stopped);
             let resumed = match paused {
                 Ok(false) => Ok(()),
                 // What could not be stopped may stand all the same.
@@ -33,11 +33,11 @@ impl State {
                 self.throttle_percent = 0;
                 tracing::warn!(error = chain(&error), "the guest can no longer be slowed down");
             }
-            match job {
+            match order {
                 Err(RecvTimeoutError::Timeout) => {}
                 other => return other.ok(),
             }
         }
-        self.next_of_domain(inbox).or_else(|| inbox.recv().ok())
+        orders.recv().ok()
     }
 }

@@ -12,11 +12,10 @@ use linerate_net::tcp::connect::Route;
 use linerate_net::tcp::stats::Progress as TcpProgress;
 use linerate_wire::frame::Role;
 
-use super::describe;
 use super::dialler::Dialler;
 use super::losses::Loss;
 use super::trust::Trust;
-use super::view::ChannelView;
+use super::view::{ChannelView, describe};
 use crate::faults::chain;
 use crate::session::probe::{OpenError, probe, tcp_carrier};
 
@@ -68,7 +67,8 @@ impl Opener {
         self.trust.was_not_rdma();
     }
 
-    /// Opens the channels. A TCP connection over the link has just worked. `fell_back` is told once why TCP is used instead of RDMA.
+    /// Opens the channels. A TCP connection over the link has just worked. `fell_back` is told once why TCP is used
+    /// instead of RDMA.
     pub fn open(
         &mut self,
         dialler: &Dialler,
@@ -113,8 +113,8 @@ impl Opener {
         }
     }
 
-    /// Whether the link carries over TCP since RDMA failed, and RDMA moves bytes now. Tries it now and then; blocks meanwhile,
-    /// at most as long as opening a channel may take.
+    /// Whether the link carries over TCP since RDMA failed, and RDMA moves bytes now. Tries it now and then; blocks
+    /// meanwhile, at most as long as opening a channel may take.
     pub fn can_go_back_to_rdma(&mut self, dialler: &Dialler) -> bool {
         if self.carries_rdma || dialler.transport != Transport::Auto || !self.trust.may_try(Instant::now()) {
             return false;

@@ -14,7 +14,8 @@ use linerate_wire::frame::Role;
 
 use super::losses::Loss;
 use super::opener::{Opened, Opener, rdma_port};
-use super::{NotOpened, Session, describe};
+use super::session::{NotOpened, Session};
+use super::view::describe;
 use crate::faults::chain;
 use crate::session::carriage::Back;
 use crate::session::contact::keep;

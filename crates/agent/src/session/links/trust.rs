@@ -1,14 +1,14 @@
 //! Whether a link may use RDMA, after it failed there.
 //!
-//! A link that is cut and back at once looks as if RDMA alone had failed. So RDMA is tried again, and given up for the rest of
-//! the migration only when it has failed some times.
+//! A link that is cut and back at once looks as if RDMA alone had failed. So RDMA is tried again, and given up for the
+//! rest of the migration only when it has failed some times.
 
 use std::time::{Duration, Instant};
 
 /// Failures after which the link uses TCP for good. Two can be two cuts of the link.
 const FAILURES_MAX: u32 = 3;
-/// RDMA that could not be opened is tried again after this long. Often enough for an adapter that comes back; a try can take
-/// as long as [`OPEN_WITHIN`](crate::session::contact::OPEN_WITHIN).
+/// RDMA that could not be opened is tried again after this long. Often enough for an adapter that comes back; a try can
+/// take as long as [`OPEN_WITHIN`](crate::session::contact::OPEN_WITHIN).
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Default)]

@@ -1,8 +1,9 @@
-//! A channel as displays and reports see it.
+//! Channels and links as displays and reports see them.
 
 use std::sync::Arc;
 
 use linerate_core::ChannelId;
+use linerate_net::links::Link;
 use linerate_net::stats::{ChannelStats, Counters};
 use linerate_net::tcp::stats::Progress as TcpProgress;
 
@@ -27,6 +28,12 @@ impl ChannelView {
         }
         (self.stats.counters(), self.resent)
     }
+}
+
+/// A link, for people.
+pub(crate) fn describe(link: &Link) -> String {
+    let device = link.device.as_deref().unwrap_or("routed");
+    format!("{device} to {} ({})", link.remote.ip(), link.remote_interface)
 }
 
 #[cfg(test)]

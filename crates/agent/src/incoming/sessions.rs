@@ -1,0 +1,217 @@
+//! All migrations that come, and what they need of this host.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use linerate_api::MigrationSummary;
+use linerate_core::journal::{DestinationPhase, Fate, outcome};
+use linerate_core::recovery::{Entry, Phase, fate};
+use linerate_core::{Code, Fault, Outcome, SessionId, Side, Step};
+use linerate_guest::host::QemuCache;
+use linerate_guest::images::Claims;
+use linerate_guest::registry::Registry;
+use linerate_wire::frame::{Hello, Role};
+
+use super::Incoming;
+use crate::bench;
+use crate::config::Config;
+use crate::faults::{chain, fault};
+use crate::gate::Arrivals;
+use crate::journal::{Journal, Record, Waiting};
+use crate::recovery::{self, can_run, lives};
+use crate::session::identity::Identity;
+
+/// Ended migrations that are shown.
+const ENDED_SHOWN: usize = 100;
+
+/// See the module.
+pub struct Sessions {
+    pub(super) config: Arc<Config>,
+    pub(super) journal: Arc<Journal>,
+    pub(super) registry: Registry,
+    /// Images that guests which are arriving copy into.
+    pub(super) image_claims: Claims,
+    pub(super) qemu_cache: Arc<QemuCache>,
+    /// Measurements give way to a guest that comes.
+    pub(super) bench: Arc<bench::Host>,
+    /// Domains whose stream goes through to this host.
+    pub(super) arrivals: Arc<Arrivals>,
+    recovery: Arc<recovery::Sessions>,
+    live: Mutex<BTreeMap<SessionId, Arc<Incoming>>>,
+    past: Mutex<Vec<MigrationSummary>>,
+}
+
+/// What migrations that come need of this host.
+pub struct Needs {
+    pub config: Arc<Config>,
+    pub journal: Arc<Journal>,
+    pub registry: Registry,
+    pub qemu_cache: Arc<QemuCache>,
+    pub bench: Arc<bench::Host>,
+    pub arrivals: Arc<Arrivals>,
+    pub recovery: Arc<recovery::Sessions>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Sessions {
+    /// None yet.
+    pub fn new(needs: Needs) -> Sessions {
+        let Needs { config, journal, registry, qemu_cache, bench, arrivals, recovery } = needs;
+        let (image_claims, live, past) = (Claims::default(), Mutex::default(), Mutex::default());
+        Sessions {
+            config,
+            journal,
+            registry,
+            image_claims,
+            qemu_cache,
+            bench,
+            arrivals,
+            recovery,
+            live,
+            past,
+        }
+    }
+
+    pub fn all(&self) -> Vec<Arc<Incoming>> {
+        lock(&self.live).values().cloned().collect()
+    }
+
+    pub fn get(&self, session: SessionId) -> Option<Arc<Incoming>> {
+        lock(&self.live).get(&session).cloned()
+    }
+
+    /// Those that have ended.
+    pub fn past(&self) -> Vec<MigrationSummary> {
+        lock(&self.past).clone()
+    }
+
+    /// Recovery of an earlier session is removing what it left of this guest.
+    pub(super) fn is_going(&self, guest: &str) -> bool {
+        self.recovery.is_going(guest)
+    }
+
+    /// A migration that comes has ended.
+    pub fn forget(&self, session: SessionId) {
+        if let Some(ended) = lock(&self.live).remove(&session) {
+            let mut past = lock(&self.past);
+            past.push(ended.summary());
+            let surplus = past.len().saturating_sub(ENDED_SHOWN);
+            past.drain(..surplus);
+        }
+    }
+
+    /// Another session that brings this guest here and is not done.
+    pub fn comes_already(&self, guest: &str, session: SessionId) -> Option<Arc<Incoming>> {
+        let other = |one: &Arc<Incoming>| one.session != session && one.guest() == guest && !one.is_arrived();
+        self.all().into_iter().find(other)
+    }
+
+    /// Names and UUIDs of the guests that are here.
+    pub fn names_here(&self) -> Vec<(String, Option<String>)> {
+        let records = self.registry.list().unwrap_or_default();
+        records.into_iter().filter(|record| record.is_alive()).map(|record| (record.name, None)).collect()
+    }
+
+    /// The waiting guest's process goes into the journal, so that a later life of the agent ends it and no other.
+    pub fn note_waiting(
+        &self,
+        session: SessionId,
+        guest: &str,
+        order: u64,
+        waiting: &Mutex<Waiting>,
+    ) -> Result<(), Fault> {
+        let role = lock(waiting).clone().role(DestinationPhase::Started);
+        let record = Record::new(guest, order, role);
+        let failed = |error| fault(Code::JournalFailed, Step::Prepare, Side::Destination, &error);
+        // The loop may have given the session up while the QEMU was being started.
+        let over = |now: &Record| {
+            now.entry(session).is_some_and(|now| now.phase != Phase::Destination(DestinationPhase::Started))
+        };
+        match self.journal.put_unless(session, &record, over).map_err(failed)? {
+            true => Ok(()),
+            false => {
+                let detail = "the session was given up meanwhile";
+                Err(Fault::new(Code::Cancelled, Step::Prepare, Side::Destination, detail))
+            }
+        }
+    }
+
+    /// The session that a connection belongs to; a new one for the first connection.
+    pub fn session_for(
+        self: &Arc<Sessions>,
+        hello: &Hello,
+        peer: SocketAddr,
+    ) -> Result<Arc<Incoming>, Fault> {
+        let mut live = lock(&self.live);
+        match (live.get(&hello.session), hello.role) {
+            (Some(session), _) if !session.knows(&hello.token) => {
+                Err(refusal(Code::NotAuthorised, "wrong token"))
+            }
+            (Some(session), Role::ControlJoin | Role::Data | Role::DataBack) => Ok(session.clone()),
+            (Some(_), _) => Err(refusal(Code::ProtocolViolation, "this session exists already")),
+            (None, Role::ControlNew) => {
+                let known = self.journal.get(hello.session);
+                let known = known.map_err(|error| {
+                    fault(Code::JournalFailed, Step::Authorise, Side::Destination, &error)
+                })?;
+                if known.is_some() {
+                    return Err(refusal(Code::ProtocolViolation, "this session was here before"));
+                }
+                self.bench.give_way();
+                let session =
+                    Incoming::start(self, Identity { session: hello.session, token: hello.token }, peer)
+                        .map_err(|error| fault(Code::Internal, Step::Authorise, Side::Destination, &error))?;
+                live.insert(hello.session, session.clone());
+                Ok(session)
+            }
+            (None, _) => Err(refusal(Code::SessionUnknown, "")),
+        }
+    }
+
+    /// What a source that asks is told: the live session knows best, then recovery, then the journal.
+    pub fn outcome(&self, session: SessionId) -> Outcome {
+        let live = lock(&self.live).get(&session).map(|live| live.outcome());
+        if let Some(outcome) = live.filter(|outcome| *outcome != Outcome::Committed) {
+            return outcome;
+        }
+        if let Some(outcome) = self.recovery.get(session).and_then(|one| one.outcome()) {
+            return outcome;
+        }
+        let entries = match self.journal.all() {
+            Ok(all) => all.iter().filter_map(|(id, record)| record.entry(*id)).collect::<Vec<_>>(),
+            Err(error) => {
+                tracing::error!(error = chain(&error), "the journal cannot be read");
+                return Outcome::Pending;
+            }
+        };
+        let Some(entry) = entries.iter().find(|entry| entry.session == session) else {
+            return Outcome::Unknown;
+        };
+        from_journal(entry, &entries, live)
+    }
+}
+
+/// What the journal says of a session. `live`: what a live session says of itself; whether its process lives is looked
+/// at here.
+fn from_journal(entry: &Entry, all: &[Entry], live: Option<Outcome>) -> Outcome {
+    let Phase::Destination(phase) = entry.phase else { return Outcome::Unknown };
+    let fate = fate(entry, all, can_run);
+    let found = match live {
+        Some(Outcome::Committed) if fate == Fate::Ended => Outcome::Gone,
+        Some(outcome) => outcome,
+        None => outcome(Some(phase), fate),
+    };
+    match found {
+        // It does not run any more, and still has its files.
+        Outcome::Gone if entry.process.as_ref().is_some_and(lives) => Outcome::Pending,
+        found => found,
+    }
+}
+
+fn refusal(code: Code, detail: &str) -> Fault {
+    Fault::new(code, Step::Authorise, Side::Destination, detail)
+}

@@ -1,0 +1,39 @@
+//! The ten steps of a migration as the destination takes them. `outgoing/steps.rs` has the table of both sides.
+
+use linerate_core::destination::Action;
+
+use super::body::Body;
+use super::channels;
+use super::worker::Job;
+
+impl Body {
+    /// Has an action of the brain done. What the worker does comes back as an event.
+    pub(super) fn execute(&mut self, action: Action) {
+        match action {
+            // All steps: what the brain says to the source.
+            Action::Transmit(path, frame) => self.transmit(path, frame),
+            Action::Carriage(message) => self.shared.heard(message),
+            Action::Fence(channel) => channels::fence(&self.shared, channel),
+            Action::Journal(phase) => self.write_journal(phase),
+            // 3 admit
+            Action::Admit { guest, description, mode } => {
+                let (session, peer) = (self.shared.session, self.shared.peer);
+                tracing::info!(%session, guest, mode = %mode.tag(), %peer, "a guest is offered");
+                self.worker.ask(Job::Admit { guest, description, mode });
+            }
+            // 4 prepare
+            Action::Prepare => self.worker.ask(Job::Prepare),
+            // 8 blackout
+            Action::Seal { digest } => self.worker.ask(Job::Seal { digest }),
+            Action::LoadDeviceState(bytes) => self.worker.ask(Job::LoadDeviceState(bytes)),
+            Action::FinishDeviceState => self.worker.ask(Job::FinishDeviceState),
+            Action::CheckDisks(disks) => self.worker.ask(Job::CheckDisks(disks)),
+            // 9 commit
+            Action::Run { ran } => self.worker.ask(Job::Run { ran, cpu_before: self.cpu_before }),
+            Action::Release => self.worker.ask(Job::Release),
+            // 10 clean up, or instead of 9: nothing of the guest stays here
+            Action::TearDown => self.tear_down(),
+            Action::End(fault) => self.end(fault),
+        }
+    }
+}

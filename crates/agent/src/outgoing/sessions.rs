@@ -1,0 +1,60 @@
+//! All migrations that leave, and what they need of this host.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use linerate_core::SessionId;
+use linerate_guest::registry::Registry;
+
+use super::Outgoing;
+use crate::config::Config;
+use crate::gate::Gates;
+use crate::journal::Journal;
+use crate::recovery;
+
+/// Ended migrations that are shown.
+const ENDED_SHOWN: usize = 100;
+
+/// See the module.
+pub struct Sessions {
+    pub(super) config: Arc<Config>,
+    pub(super) journal: Arc<Journal>,
+    pub(super) registry: Registry,
+    pub(super) gates: Arc<Gates>,
+    /// What a session cannot end itself is handed over to.
+    pub(super) recovery: Arc<recovery::Sessions>,
+    live: Mutex<BTreeMap<SessionId, Arc<Outgoing>>>,
+}
+
+impl Sessions {
+    /// None yet.
+    pub fn new(
+        config: Arc<Config>,
+        journal: Arc<Journal>,
+        registry: Registry,
+        gates: Arc<Gates>,
+        recovery: Arc<recovery::Sessions>,
+    ) -> Sessions {
+        Sessions { config, journal, registry, gates, recovery, live: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<SessionId, Arc<Outgoing>>> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ended ones too.
+    pub fn all(&self) -> Vec<Arc<Outgoing>> {
+        self.lock().values().cloned().collect()
+    }
+
+    /// One more. The oldest of those that have ended is forgotten when there are many.
+    pub fn add(&self, begun: Arc<Outgoing>) {
+        let mut live = self.lock();
+        let mut ended: Vec<_> = live.values().filter(|one| one.is_over()).cloned().collect();
+        ended.sort_by_key(|one| one.started_unix_ms());
+        for old in ended.iter().take(ended.len().saturating_sub(ENDED_SHOWN)) {
+            live.remove(&old.session);
+        }
+        live.insert(begun.session, begun);
+    }
+}

@@ -1,0 +1,97 @@
+//! A migration from top to bottom: its ten steps as the source takes them. Each line leads to the file that does the
+//! work.
+//!
+//! [`start`] takes the first two. Then the brain (`linerate-core`) says what is next, and [`Body::execute`] has it
+//! done. Its arms stand in the order of the steps. `incoming/steps.rs` is the same for the destination.
+//!
+//! | | step | source | destination |
+//! |---|---|---|---|
+//! | 1 | resolve | `start`, `mode`, `storage`: the guest is read, its way is chosen | |
+//! | 2 | authorise | `session/contact`: first contact; `body`: the loop begins | `agent`: the session begins |
+//! | 3 | admit | the brain offers the guest | `incoming/admit`: checks and reserves |
+//! | 4 | prepare | the brain waits | `incoming/worker/prepare`: the waiting QEMU |
+//! | 5 | connect | `links`, `session/links`: paired, proven, carrying | `incoming/channels`: takes the channels |
+//! | 6 | track | `worker`: all RAM is write-protected | |
+//! | 7 | copy | `work`: channels ask the brain; `worker`: scans; `streams`: QEMU's own connections | `session/fences` |
+//! | 8 | blackout | `worker`: QEMU stops the guest, last scan, device state | `incoming/worker`: seals, loads |
+//! | 9 | commit | `body`: the journal, then the word | `incoming/body`: the journal; `incoming/worker/ending`: runs |
+//! | 10 | clean up | `worker/ending`: nothing of the guest stays here | |
+
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Instant;
+
+use linerate_api::MigrateRequest;
+use linerate_core::source::Action;
+use linerate_core::{Code, Fault, Side, Step};
+
+use super::body::Body;
+use super::start::{authorise, check_request, outgoing, record, resolve, run, warn_of};
+use super::{Input, Outgoing, Sessions, links};
+use crate::faults::fault;
+use crate::session::paths::Door;
+
+/// Begins a migration. Returns when the destination's agent has answered; all else happens in threads of its own.
+/// On `Err` the guest was not touched.
+pub fn start(sessions: &Arc<Sessions>, request: MigrateRequest) -> Result<Arc<Outgoing>, Fault> {
+    let began = Instant::now();
+    check_request(&request)?;
+    // 1 resolve
+    let mut found = resolve(sessions, &request)?;
+    // 2 authorise
+    let mut contact = authorise(sessions, &request, &mut found)?;
+    let (inbox, receiver) = channel();
+    let sender = inbox.clone();
+    let door = Door::open(move |event| drop(sender.send(Input::Event(event.into()))))
+        .map_err(|error| fault(Code::Internal, Step::Authorise, Side::Source, &error))?;
+    let record = record(sessions, &request, &found, &contact);
+    let ends = (inbox, door);
+    let shared = Arc::new(outgoing(sessions, request, &mut found, &mut contact, began.elapsed(), ends)?);
+    warn_of(&shared, &found.description);
+    // 3 to 10: the loop, by what the brain says
+    run(sessions, &shared, found, contact.control, record, receiver)?;
+    let (session, mode) = (shared.session, shared.choice.mode);
+    tracing::info!(%session, guest = shared.request.guest, to = shared.request.to, %mode, "migration begins");
+    Ok(shared)
+}
+
+impl Body {
+    /// Has an action of the brain done. What the worker does comes back as an event.
+    pub(super) fn execute(&mut self, action: Action) {
+        match action {
+            // All steps: what the brain says to the destination.
+            Action::Transmit(path, frame) => self.transmit(path, frame),
+            Action::Carriage(message) => self.shared.heard(message),
+            Action::Journal(phase) => self.write_journal(phase),
+            // 5 connect
+            Action::OpenLinks(endpoints) => self.links = Some(links::open(&self.shared, &endpoints)),
+            // 6 track
+            Action::Attach => self.worker.ask("attach", |guest| guest.attach()),
+            Action::Protect => self.worker.ask("protect", |guest| guest.protect()),
+            // 7 copy: by Linerate, or by QEMU's own streams
+            Action::Scan { last, also } => self.worker.ask("scan", move |guest| guest.scan(last, &also)),
+            Action::Throttle(percent) => self.worker.ask("throttle", move |guest| guest.throttle(percent)),
+            Action::BeginStreams(settings) => {
+                self.worker.ask("begin streams", move |guest| guest.begin_streams(settings));
+            }
+            // 8 blackout
+            Action::SwitchOver => self.worker.ask("switch over", |guest| guest.switch_over()),
+            Action::Digest => self.worker.ask("digest", |guest| guest.digest()),
+            Action::WriteDeviceState => {
+                self.worker.ask("write device state", |guest| guest.write_device_state())
+            }
+            Action::LetThrough => self.worker.ask("let through", |guest| guest.let_through()),
+            // 9 commit: its answer may have to be asked for
+            Action::Query => self.ask_destination(),
+            // 10 clean up
+            Action::CleanUp => self.worker.ask("clean up", |guest| guest.clean_up()),
+            Action::End(ending) => self.ending = Some(ending),
+            // Instead of 9 and 10: the guest stays here.
+            Action::RollBack => self.roll_back(),
+            Action::Untold(is) => self.untold(is),
+            Action::Withdraw { held } => {
+                links::withdraw(&self.shared, &self.sessions.journal, &self.record, held);
+            }
+        }
+    }
+}

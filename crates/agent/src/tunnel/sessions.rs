@@ -1,0 +1,71 @@
+//! All tunnels, and what they need of this host.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use linerate_core::{Code, Fault, SessionId, Side, Step};
+use linerate_wire::frame::Hello;
+
+use super::{Tunnel, start};
+use crate::config::Config;
+use crate::gate::{Arrivals, Gates};
+use crate::session::offer::RdmaPorts;
+
+/// Tunnels at a time: each has threads and connections.
+const TUNNELS_MAX: usize = 64;
+
+/// See the module.
+pub struct Sessions {
+    pub(super) config: Arc<Config>,
+    pub(super) gates: Arc<Gates>,
+    pub(super) arrivals: Arc<Arrivals>,
+    pub(super) rdma: RdmaPorts,
+    live: Mutex<BTreeMap<SessionId, Arc<Tunnel>>>,
+}
+
+impl Sessions {
+    /// None yet.
+    pub(crate) fn new(
+        config: Arc<Config>,
+        gates: Arc<Gates>,
+        arrivals: Arc<Arrivals>,
+        rdma: RdmaPorts,
+    ) -> Sessions {
+        Sessions { config, gates, arrivals, rdma, live: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<SessionId, Arc<Tunnel>>> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn get(&self, session: SessionId) -> Option<Arc<Tunnel>> {
+        self.lock().get(&session).cloned()
+    }
+
+    /// One that was asked for here.
+    pub(super) fn add(&self, tunnel: Arc<Tunnel>) {
+        self.lock().insert(tunnel.session, tunnel);
+    }
+
+    /// It is over.
+    pub(super) fn forget(&self, session: SessionId) {
+        self.lock().remove(&session);
+    }
+
+    /// Another host wants streams to sockets here. Its connection is not welcomed yet.
+    pub fn accept(self: &Arc<Sessions>, hello: &Hello, peer: SocketAddr) -> Result<Arc<Tunnel>, Fault> {
+        let refuse = |code, detail: &str| Err(Fault::new(code, Step::Authorise, Side::Destination, detail));
+        // Held meanwhile: of two that come at once, one finds the other.
+        let mut live = self.lock();
+        if live.len() >= TUNNELS_MAX {
+            return refuse(Code::GuestBusy, "there are as many tunnels as there may be");
+        }
+        if live.contains_key(&hello.session) {
+            return refuse(Code::ProtocolViolation, "this session exists already");
+        }
+        let tunnel = start::accept(self, hello, peer)?;
+        live.insert(hello.session, tunnel.clone());
+        Ok(tunnel)
+    }
+}
