@@ -20,7 +20,7 @@ use super::virsh::Virsh;
 use super::way::Way;
 use super::{Job, Move};
 use crate::convert;
-use crate::outgoing::{self, Outgoing};
+use crate::outgoing::Outgoing;
 
 /// What the copy says of a domain that cannot go this way, and has not touched.
 const NOT_THIS_WAY: [&str; 4] = ["not_migratable", "hypervisor_failed", "tracking_failed", "memory_failed"];
@@ -75,12 +75,8 @@ pub async fn choose(
 }
 
 async fn begin(needs: &Arc<Needs>, request: MigrateRequest) -> Result<Arc<Outgoing>, ErrorBody> {
-    let (needs, starting) = (needs.clone(), needs.clone());
-    let begin = move || {
-        let guest = request.guest.clone();
-        let begun = agent.begin_outgoing(&guest, move || outgoing::start(&starting, request));
-        begun.map_err(|fault| convert::error(&fault, None))
-    };
+    let needs = needs.clone();
+    let begin = move || (needs.begin_copy)(request).map_err(|fault| convert::error(&fault, None));
     let begun = tokio::task::spawn_blocking(begin).await;
     begun.map_err(|error| super::internal(format!("a defect in the agent: {error}")))?
 }
