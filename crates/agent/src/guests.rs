@@ -15,6 +15,7 @@ use linerate_guest::discover;
 use linerate_guest::process::{self, Launch, StopHow};
 use linerate_guest::read;
 use linerate_guest::registry::{GuestRecord, Origin, RegistryError};
+use linerate_guest::run_state::RunState;
 use linerate_guest::spec::{GuestSpec, SpecPlaces};
 use linerate_guest::stale;
 use linerate_guest::verdict::{Reason, judge_images, judge_streams, needs};
@@ -148,9 +149,9 @@ fn verdicts(guest: &GuestDescription, disks: Option<Reason>) -> (api::Verdict, a
 
 fn described(record: &GuestRecord, description: &GuestDescription, disks: Option<Reason>) -> GuestSummary {
     let (direct, stream) = verdicts(description, disks);
-    let state = match description.run_state.as_str() {
-        "running" => GuestRunState::Running,
-        "inmigrate" => GuestRunState::Incoming,
+    let state = match description.run_state {
+        RunState::Running => GuestRunState::Running,
+        RunState::InMigrate => GuestRunState::Incoming,
         _ => GuestRunState::Paused,
     };
     GuestSummary {

@@ -17,6 +17,7 @@ use linerate_core::recovery::{Entry, Phase, Process, RETRY_AFTER};
 use linerate_guest::migrate::Settings;
 use linerate_guest::procfs;
 use linerate_guest::registry::GuestRecord;
+use linerate_guest::run_state::RunState;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use serde::{Deserialize, Serialize};
 
@@ -71,9 +72,9 @@ pub enum Role {
         peers: Vec<std::net::SocketAddr>,
         /// Whether the guest ran when the migration began.
         ran: bool,
-        /// In which of QEMU's run states the guest stood before QEMU was to stop it; none if it ran, or if that is not known.
+        /// The run state that the guest stood in before QEMU was to stop it; none if it ran, or if that is not known.
         #[serde(default)]
-        stood: Option<String>,
+        stood: Option<RunState>,
         /// Shown when asking.
         token: String,
         /// How its QEMU was set before.

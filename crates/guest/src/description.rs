@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::graph::{DiskGraph, FormError};
 use crate::qmp::QemuVersion;
+use crate::run_state::RunState;
 use crate::shared::StorageFacts;
 
 /// The version of [`GuestDescription`]'s form.
@@ -49,8 +50,8 @@ pub struct GuestDescription {
     pub nics: Vec<Nic>,
     /// What decides about direct mode.
     pub traits: Traits,
-    /// QEMU's run state (`running`, `paused`, …).
-    pub run_state: String,
+    /// What the guest did when this was read.
+    pub run_state: RunState,
     /// Process and threads at the source.
     pub process: ProcessFacts,
     /// Disks whose content goes along, because the hosts do not share them; empty where they do.
@@ -307,7 +308,7 @@ impl GuestDescription {
 
     /// Whether the guest was running.
     pub fn is_running(&self) -> bool {
-        self.run_state == "running"
+        self.run_state == RunState::Running
     }
 }
 

@@ -8,11 +8,12 @@ use serde_json::json;
 
 use crate::description::{DescriptionError, check_name};
 use crate::discover::{self, DiscoverError};
-use crate::migrate::{MigrateError, run_state};
+use crate::migrate::MigrateError;
 
 use crate::process::{self, GuestError};
 use crate::qmp::{Qmp, QmpError};
 use crate::registry::{GuestRecord, Origin, RegistryError};
+use crate::run_state::RunState;
 
 /// QEMU leaves RAM in shared files out of its stream. libvirt does not know it, and never puts it back.
 const IGNORE_SHARED: &str = "x-ignore-shared";
@@ -79,8 +80,8 @@ pub fn ignore_shared(qmp: &mut Qmp, on: bool, deadline: Instant) -> Result<(), Q
 }
 
 /// Whether the QEMU that waited at the destination has taken its stream: nothing more comes that the capability is for.
-pub fn has_arrived(qmp: &mut Qmp, deadline: Instant) -> Result<bool, MigrateError> {
-    Ok(run_state(qmp, deadline)? != "inmigrate")
+pub fn has_arrived(qmp: &mut Qmp, deadline: Instant) -> Result<bool, QmpError> {
+    Ok(RunState::ask(qmp, deadline)? != RunState::InMigrate)
 }
 
 /// Has all RAM go in QEMU's stream again, once QEMU allows it: as long as the capability is on, a domain is saved without its RAM.

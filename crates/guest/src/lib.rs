@@ -1,7 +1,7 @@
 //! Hypervisors: QMP, reading a running QEMU, judging whether it can be moved in direct mode.
 //! This crate also builds its twin, starts and ends guests, and has the operations of a migration as QEMU sees it.
 //!
-//! - [`qmp`]: the control protocol. [`discover`] finds the socket, [`read`] makes a [`description::GuestDescription`] of what it
+//! - [`qmp`]: the control protocol; [`run_state`] is what QEMU says of the guest. [`discover`] finds the socket, [`read`] makes a [`description::GuestDescription`] of what it
 //!   says, [`verdict`] judges it.
 //! - [`twin`] makes the destination's command line from a description that came from another host; [`host`] checks that the
 //!   host has what the twin needs.
@@ -38,6 +38,7 @@ pub mod read;
 pub mod registry;
 pub mod remains;
 mod roots;
+pub mod run_state;
 pub mod shared;
 pub mod spec;
 pub mod stale;

@@ -25,11 +25,10 @@ mod source;
 mod streams;
 mod take_back;
 
-pub use destination::{DestinationQemu, TakeOver, is_live};
+pub use destination::{DestinationQemu, TakeOver};
 pub use mirrors::{Export, MirrorProgress, Writes};
 pub use pause_mark::PauseMark;
 pub use settings::Settings;
-pub(crate) use source::run_state;
 pub use source::{PreSwitchover, SourceQemu};
 pub use streams::{StreamLimits, StreamOptions, StreamProgress};
 
@@ -39,6 +38,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::qmp::{Qmp, QmpError};
+use crate::run_state::RunState;
 
 /// Why an operation did not succeed.
 #[derive(Debug, thiserror::Error)]
@@ -72,7 +72,7 @@ pub enum MigrateError {
     #[error(
         "the guest stands in the state {0}: a snapshot of it is being saved or loaded, or could not be loaded. QEMU would end with the guest if it were told to migrate now. Load the snapshot again or let the guest run (QMP cont), and start the migration again"
     )]
-    Snapshot(String),
+    Snapshot(RunState),
     /// A device came or went.
     #[error(
         "the guest's devices were changed during the migration: {change}. The destination was started with those of the beginning; start the migration again"
@@ -89,10 +89,10 @@ pub enum MigrateError {
     /// The run state is not what the operation needs.
     #[error("the guest is {found}, {wanted} was expected")]
     RunState {
-        /// As found.
-        found: String,
-        /// As needed.
-        wanted: &'static str,
+        /// What QEMU said.
+        found: RunState,
+        /// What the operation needs.
+        wanted: RunState,
     },
     /// The disks of a guest that is not to run cannot be taken over.
     #[error("the guest's disks cannot be taken over: {why}")]

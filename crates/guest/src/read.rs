@@ -25,6 +25,7 @@ use crate::description::{GuestDescription, ProcessFacts, SCHEMA, Traits};
 use crate::options::Options;
 use crate::procfs::{self, ProcessError};
 use crate::qmp::{Qmp, QmpError};
+use crate::run_state::RunState;
 
 /// Why a guest cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -69,7 +70,7 @@ pub fn read(qmp: &mut Qmp, pid: i32, deadline: Instant) -> Result<GuestDescripti
         disks: disks::read(&mut asker, &options, &names)?,
         nics: network::read(&mut asker, pid)?,
         traits: asker.traits(&tree, &options)?,
-        run_state: asker.run_state()?,
+        run_state: RunState::ask(asker.qmp, deadline)?,
         process: ProcessFacts {
             pid,
             vcpu_threads: vcpu_threads(&cpus),
@@ -132,10 +133,6 @@ impl Asker<'_> {
 
     fn property(&mut self, path: &str, property: &str) -> Result<Option<Value>, ReadError> {
         self.ask_if_known("qom-get", json!({ "path": path, "property": property }))
-    }
-
-    fn run_state(&mut self) -> Result<String, ReadError> {
-        text_of(&self.ask("query-status", json!({}))?, "query-status", "status")
     }
 
     fn uuid(&mut self) -> Result<Option<String>, ReadError> {

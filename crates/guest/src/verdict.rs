@@ -5,6 +5,7 @@ use std::fmt;
 use crate::bytes::bytes;
 use crate::description::{Backend, DescriptionError, GuestDescription};
 use crate::host::{self, Problem};
+use crate::run_state::RunState;
 use crate::twin::{TwinError, TwinOptions, attempt};
 
 /// First kernel with PAGEMAP_SCAN and asynchronous write protection.
@@ -292,10 +293,10 @@ fn memory_reasons(guest: &GuestDescription) -> Vec<Reason> {
 fn state_reasons(guest: &GuestDescription) -> Option<Reason> {
     // After a cancelled migration a guest may stand in "postmigrate" too; only after a completed one it may be elsewhere.
     let completed = guest.traits.migration.as_deref() == Some("completed");
-    match guest.run_state.as_str() {
-        "postmigrate" if !completed => return Some(Reason::NotRunSince),
-        "postmigrate" => return Some(Reason::Left),
-        "inmigrate" => return Some(Reason::NotArrived),
+    match guest.run_state {
+        RunState::PostMigrate if !completed => return Some(Reason::NotRunSince),
+        RunState::PostMigrate => return Some(Reason::Left),
+        RunState::InMigrate => return Some(Reason::NotArrived),
         _ => {}
     }
     let status = guest.traits.migration.as_deref()?;

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use common::*;
 use linerate_guest::migrate::{MigrateError, SourceQemu, StreamLimits, StreamOptions};
+use linerate_guest::run_state::RunState;
 
 const SPEC: &str = "name = 'web'\nmemory = '192M'\nmachine = 'pc'\naccel = 'tcg'\n";
 /// What the firmware does not use, so that there is something to send.
@@ -65,7 +66,7 @@ fn connections_break(channels: u16, times: usize) {
             assert!(matches!(held, Err(MigrateError::Failed { .. })), "{number}: {held:?}");
             let cancelled = from.cancel(soon());
             cancelled.unwrap_or_else(|error| panic!("{qemu:?}, {number}: {error:?}\n{}", said()));
-            assert_eq!(from.status(soon()).unwrap(), "running");
+            assert_eq!(from.status(soon()).unwrap(), RunState::Running);
         }
     }
 }

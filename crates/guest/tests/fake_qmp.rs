@@ -6,7 +6,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use linerate_guest::migrate::SourceQemu;
+use linerate_guest::migrate::{MigrateError, SourceQemu};
 use linerate_guest::qmp::{EVENTS_MAX, LINE_BYTES_MAX, Qmp, QmpError};
 use serde_json::{Value, json};
 
@@ -232,4 +232,22 @@ fn a_guest_whose_stop_is_told_just_before_an_answer_ran_until_then() {
     qemu.begin(&dir.path().join("m"), soon()).unwrap();
     let held = qemu.wait_pre_switchover(soon(), &|| false).unwrap();
     assert!(held.ran && held.stopped.is_some(), "{held:?}");
+}
+
+/// What a newer QEMU may say is shown as it is, and the guest is told nothing.
+#[test]
+fn an_unknown_run_state_is_named_and_nothing_is_done_to_the_guest() {
+    let (_dir, path) = serve(|peer| {
+        peer.greet();
+        let answers = [json!({ "status": "frozen", "running": false }), json!({ "running": false })];
+        for answer in answers {
+            let id = peer.id();
+            peer.send(&format!("{}\n", json!({ "return": answer, "id": id })));
+        }
+    });
+    let mut qemu = SourceQemu::recovered(Qmp::connect(&path, soon()).unwrap(), true, None, false);
+    let error = qemu.resume(soon()).unwrap_err();
+    assert_eq!(error.to_string(), "the guest is frozen, paused was expected");
+    let unnamed = qemu.status(soon()).unwrap_err();
+    assert!(matches!(unnamed, MigrateError::Qmp(QmpError::Malformed { .. })), "{unnamed:?}");
 }

@@ -13,6 +13,7 @@ use linerate_guest::host::{HostFacts, QemuCache, check_host};
 use linerate_guest::migrate::{DestinationQemu, MigrateError, PauseMark, SourceQemu, TakeOver};
 use linerate_guest::qmp::Qmp;
 use linerate_guest::read::read;
+use linerate_guest::run_state::RunState;
 use linerate_guest::twin::{QemuBinary, Twin, twin};
 use serde_json::{Value, json};
 
@@ -88,11 +89,11 @@ fn migrate(place: &Place, qemu: &QemuBinary) {
     let mut to = DestinationQemu::recovered(Qmp::connect(&waiting.record.qmp, soon()).unwrap(), found);
     assert_eq!(parameters(to.qmp())["announce-rounds"], 0);
     to.settle(soon());
-    assert_eq!(to.status(soon()).unwrap(), "running");
+    assert_eq!(to.status(soon()).unwrap(), RunState::Running);
     ours_are_off(to.qmp());
-    assert_eq!(from.status(soon()).unwrap(), "postmigrate");
+    assert_eq!(from.status(soon()).unwrap(), RunState::PostMigrate);
     assert!(matches!(from.cancel(soon()), Err(MigrateError::AlreadyCompleted)));
-    assert_eq!(from.status(soon()).unwrap(), "postmigrate", "it must not run twice");
+    assert_eq!(from.status(soon()).unwrap(), RunState::PostMigrate, "it must not run twice");
     assert!(matches!(from.resume(soon()), Err(MigrateError::RunState { .. })));
 
     // The arrived guest can be read, and moves on: its command line now has -incoming and -S.
@@ -142,8 +143,8 @@ fn a_guest_that_is_loaded_and_not_committed_leaves_its_disks_to_the_source() {
         from.wait_completed(soon(), &|| false).unwrap();
         to.wait_loaded(soon(), &|| false).unwrap();
         from.take_back(soon()).unwrap();
-        assert_eq!(from.status(soon()).unwrap(), "running");
-        assert_ne!(to.status(soon()).unwrap(), "running");
+        assert_eq!(from.status(soon()).unwrap(), RunState::Running);
+        assert_ne!(to.status(soon()).unwrap(), RunState::Running);
         ours_are_off(from.qmp());
     }
 }
@@ -167,7 +168,7 @@ fn cancel_in_each_phase_leaves_the_source_running() {
         let phases = [Phase::Prepared, Phase::Begun, Phase::PreSwitchover, Phase::PeerGone];
         for phase in phases.into_iter().chain([Phase::Begun; 20]) {
             cancel_in(&place, &mut from, phase);
-            assert_eq!(from.status(soon()).unwrap(), "running", "{phase:?}");
+            assert_eq!(from.status(soon()).unwrap(), RunState::Running, "{phase:?}");
             ours_are_off(from.qmp());
         }
         // An agent that died at pre-switchover: another connects and knows from the journal that the guest ran and how it was set.
@@ -184,7 +185,7 @@ fn cancel_in_each_phase_leaves_the_source_running() {
         let mut heir =
             SourceQemu::recovered(Qmp::connect(&source.record.qmp, soon()).unwrap(), true, found, true);
         heir.cancel(soon()).unwrap();
-        assert_eq!(heir.status(soon()).unwrap(), "running");
+        assert_eq!(heir.status(soon()).unwrap(), RunState::Running);
         ours_are_off(heir.qmp());
         assert_eq!(parameters(heir.qmp()), before);
         // One whose journal is of an older agent, which did not keep it.
@@ -193,7 +194,7 @@ fn cancel_in_each_phase_leaves_the_source_running() {
         let mut heir =
             SourceQemu::recovered(Qmp::connect(&source.record.qmp, soon()).unwrap(), true, None, true);
         heir.cancel(soon()).unwrap();
-        assert_eq!(heir.status(soon()).unwrap(), "running");
+        assert_eq!(heir.status(soon()).unwrap(), RunState::Running);
         drop(listener);
     }
 }
@@ -209,7 +210,7 @@ fn cancel_in(place: &Place, from: &mut SourceQemu, phase: Phase) {
     }
     if matches!(phase, Phase::PreSwitchover | Phase::PeerGone) {
         from.wait_pre_switchover(soon(), &|| false).unwrap();
-        assert_ne!(from.status(soon()).unwrap(), "running", "the guest is stopped at pre-switchover");
+        assert_ne!(from.status(soon()).unwrap(), RunState::Running, "the guest is stopped at pre-switchover");
     }
     if matches!(phase, Phase::PeerGone) {
         drop(listener.accept().unwrap());
@@ -230,7 +231,7 @@ fn a_paused_guest_stays_paused_after_cancel() {
         assert!(from.pause(soon()).unwrap(), "it ran");
         assert!(!from.pause(soon()).unwrap(), "it stood already");
         from.resume(soon()).unwrap();
-        assert_eq!(from.status(soon()).unwrap(), "running");
+        assert_eq!(from.status(soon()).unwrap(), RunState::Running);
         from.pause(soon()).unwrap();
         let mut from =
             SourceQemu::new(Qmp::connect(&source.record.qmp, reconnect(from)).unwrap(), soon()).unwrap();
@@ -241,9 +242,9 @@ fn a_paused_guest_stays_paused_after_cancel() {
         from.begin(&channel, soon()).unwrap();
         assert!(from.wait_pre_switchover(soon(), &|| false).unwrap().stopped.is_none());
         from.cancel(soon()).unwrap();
-        assert_eq!(from.status(soon()).unwrap(), "paused");
+        assert_eq!(from.status(soon()).unwrap(), RunState::Paused);
         from.resume(soon()).unwrap();
-        assert_eq!(from.status(soon()).unwrap(), "running");
+        assert_eq!(from.status(soon()).unwrap(), RunState::Running);
     }
 }
 
@@ -258,7 +259,7 @@ fn a_paused_guest_that_is_taken_back_is_paused_and_can_be_migrated_again() {
         write_state(&mut from, &place.path("m.sock"), &source, &made);
         to.wait_loaded(soon(), &|| false).unwrap();
         from.take_back(soon()).unwrap();
-        assert_eq!(from.status(soon()).unwrap(), "paused");
+        assert_eq!(from.status(soon()).unwrap(), RunState::Paused);
         ours_are_off(from.qmp());
         let blocks = from.qmp().execute("query-block", json!({}), soon()).unwrap();
         let drive = blocks[0]["device"].as_str().unwrap();
@@ -266,13 +267,13 @@ fn a_paused_guest_that_is_taken_back_is_paused_and_can_be_migrated_again() {
         // A disk that is not taken over again ends QEMU here.
         from.qmp().execute("human-monitor-command", write, soon()).unwrap();
         // A later agent takes it back: its journal says in which state it stood.
-        for stood in ["paused", "prelaunch"] {
-            write_state(&mut from, &discarding(&place, stood), &source, &made);
+        for stood in [RunState::Paused, RunState::PreLaunch] {
+            write_state(&mut from, &discarding(&place, stood.name()), &source, &made);
             drop(from);
             let qmp = Qmp::connect(&source.record.qmp, soon()).unwrap();
-            from = SourceQemu::recovered(qmp, false, None, true).stood(Some(stood.into()));
+            from = SourceQemu::recovered(qmp, false, None, true).stood(Some(stood));
             from.take_back(soon()).unwrap();
-            assert_eq!(from.status(soon()).unwrap(), "paused");
+            assert_eq!(from.status(soon()).unwrap(), RunState::Paused);
         }
     }
 }
@@ -285,13 +286,15 @@ fn a_guest_that_did_not_run_is_not_run_when_it_is_taken_back() {
         place.disk("d.img", 4);
         let mut source = start_spec(&place, &qemu, SPEC);
         source.qmp().execute("stop", json!({}), soon()).unwrap();
-        for (stood, wanted) in
-            [(None, "postmigrate"), (Some("guest-panicked"), "postmigrate"), (Some("paused"), "paused")]
-        {
+        for (stood, wanted) in [
+            (None, RunState::PostMigrate),
+            (Some(RunState::GuestPanicked), RunState::PostMigrate),
+            (Some(RunState::Paused), RunState::Paused),
+        ] {
             drop(source.qmp.take());
             let mut from =
                 SourceQemu::new(Qmp::connect(&source.record.qmp, soon()).unwrap(), soon()).unwrap();
-            if from.status(soon()).unwrap() == "postmigrate" {
+            if from.status(soon()).unwrap() == RunState::PostMigrate {
                 from.qmp().execute("cont", json!({}), soon()).unwrap();
                 from.qmp().execute("stop", json!({}), soon()).unwrap();
             }
@@ -302,8 +305,7 @@ fn a_guest_that_did_not_run_is_not_run_when_it_is_taken_back() {
             from.wait_completed(soon(), &|| false).unwrap();
             drop(from);
             let qmp = Qmp::connect(&source.record.qmp, soon()).unwrap();
-            let mut heir =
-                SourceQemu::recovered(qmp, stood.is_some(), None, true).stood(stood.map(String::from));
+            let mut heir = SourceQemu::recovered(qmp, stood.is_some(), None, true).stood(stood.clone());
             heir.take_back(soon()).unwrap();
             assert_eq!(heir.status(soon()).unwrap(), wanted, "{stood:?}");
         }
@@ -335,7 +337,7 @@ fn the_next_agent_resumes_a_guest_that_the_agent_stopped_and_none_that_its_opera
         };
         assert!(agent().pause(soon()).unwrap());
         assert!(mark("s1").is_set() && !mark("s2").is_set());
-        assert_eq!(next_agent("s1"), "running");
+        assert_eq!(next_agent("s1"), RunState::Running);
         assert!(!mark("s1").is_set());
         let mut from = agent();
         assert!(from.pause(soon()).unwrap());
@@ -343,7 +345,7 @@ fn the_next_agent_resumes_a_guest_that_the_agent_stopped_and_none_that_its_opera
         drop(from);
         connect().execute("stop", json!({}), soon()).unwrap();
         assert!(!agent().pause(soon()).unwrap());
-        assert_eq!(next_agent("s1"), "paused", "it is the operator's");
+        assert_eq!(next_agent("s1"), RunState::Paused, "it is the operator's");
     }
 }
 
@@ -363,7 +365,7 @@ fn a_guest_that_its_operator_resumed_while_it_moved_runs_again_when_it_is_taken_
         from.cont_switchover(soon()).unwrap();
         from.wait_completed(soon(), &|| false).unwrap();
         from.take_back(soon()).unwrap();
-        assert_eq!(from.status(soon()).unwrap(), "running");
+        assert_eq!(from.status(soon()).unwrap(), RunState::Running);
     }
 }
 
@@ -377,10 +379,10 @@ fn write_state(from: &mut SourceQemu, socket: &Path, source: &Running, made: &Tw
     from.wait_completed(soon(), &|| false).unwrap();
     // QEMU says that it is completed a moment before its run state does.
     let mut state = from.status(soon()).unwrap();
-    while state == "finish-migrate" {
+    while state == RunState::FinishMigrate {
         state = from.status(soon()).unwrap();
     }
-    assert_eq!(state, "postmigrate");
+    assert_eq!(state, RunState::PostMigrate);
 }
 
 /// A socket that takes one stream and throws it away.

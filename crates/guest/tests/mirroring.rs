@@ -14,6 +14,7 @@ use linerate_guest::drives::{Choice, writable};
 use linerate_guest::migrate::{DestinationQemu, Export, MigrateError, SourceQemu, StreamLimits, Writes};
 use linerate_guest::qmp::Qmp;
 use linerate_guest::read::read;
+use linerate_guest::run_state::RunState;
 use linerate_guest::twin::{QemuBinary, twin};
 use serde_json::{Value, json};
 
@@ -163,7 +164,7 @@ fn asked_until_it_was_stopped(qemu: &QemuBinary) -> u32 {
     };
     pair.source.wait_streams_held(&|| false, &mut ask).unwrap();
     pair.source.cancel(soon()).unwrap();
-    assert_eq!(pair.source.status(soon()).unwrap(), "running");
+    assert_eq!(pair.source.status(soon()).unwrap(), RunState::Running);
     asked
 }
 
@@ -187,7 +188,7 @@ fn a_guest_that_is_taken_back_has_no_job_and_no_node_of_the_copy() {
         assert_eq!(remains(pair.source.qmp()).len(), 2, "a job and what it writes to");
         pair.source.cancel(soon()).unwrap();
         assert_eq!(remains(pair.source.qmp()), Vec::<String>::new());
-        assert_eq!(pair.source.status(soon()).unwrap(), "running");
+        assert_eq!(pair.source.status(soon()).unwrap(), RunState::Running);
     }
 }
 
@@ -201,7 +202,7 @@ fn a_mirror_whose_destination_dies_is_told_and_taken_back() {
         assert!(matches!(failed, Err(MigrateError::Mirror { .. })), "{failed:?}");
         pair.source.cancel(soon()).unwrap();
         assert_eq!(remains(pair.source.qmp()), Vec::<String>::new());
-        assert_eq!(pair.source.status(soon()).unwrap(), "running");
+        assert_eq!(pair.source.status(soon()).unwrap(), RunState::Running);
     }
 }
 

@@ -6,6 +6,7 @@ mod common;
 use common::*;
 use linerate_guest::migrate::SourceQemu;
 use linerate_guest::qmp::Qmp;
+use linerate_guest::run_state::RunState;
 use linerate_guest::twin::QemuBinary;
 use serde_json::{Value, json};
 
@@ -53,7 +54,7 @@ fn a_snapshot_that_is_taken_while_a_guest_is_moved_can_be_loaded() {
         assert_eq!(monitor(&mut hands, "savevm during"), "");
         from.cancel(soon()).unwrap();
         assert_eq!(monitor(&mut hands, "loadvm during"), "");
-        assert_eq!(from.status(soon()).unwrap(), "running");
+        assert_eq!(from.status(soon()).unwrap(), RunState::Running);
     }
 }
 
@@ -66,7 +67,7 @@ enum Agent {
 }
 
 /// Somebody else begins a migration with a session prepared, and the session is given up.
-fn somebody_else(qemu: &QemuBinary, agent: Agent, bytes_per_s: u64, comes_to: &str) -> (String, String) {
+fn somebody_else(qemu: &QemuBinary, agent: Agent, bytes_per_s: u64, comes_to: &str) -> (String, RunState) {
     let place = Place::new();
     let (source, mut from, mut hands) = guest(&place, qemu);
     from.prepare(soon()).unwrap();
@@ -96,9 +97,9 @@ fn what_somebody_else_does_with_a_guest_is_not_undone() {
     for qemu in qemus() {
         for agent in [Agent::Tries, Agent::Gives, Agent::Ended] {
             let done = somebody_else(&qemu, agent, 1 << 30, "completed");
-            assert_eq!(done, ("completed".into(), "postmigrate".into()), "it would run twice: {agent:?}");
+            assert_eq!(done, ("completed".into(), RunState::PostMigrate), "it would run twice: {agent:?}");
             let done = somebody_else(&qemu, agent, 65537, "active");
-            assert_eq!(done, ("active".into(), "running".into()), "{agent:?}");
+            assert_eq!(done, ("active".into(), RunState::Running), "{agent:?}");
         }
     }
 }
@@ -115,11 +116,11 @@ fn a_guest_that_is_reset_while_it_stands_for_a_moment_goes_on() {
         assert!(from.pause(soon()).unwrap());
         reset();
         from.resume(soon()).unwrap();
-        assert_eq!(from.status(soon()).unwrap(), "running");
+        assert_eq!(from.status(soon()).unwrap(), RunState::Running);
         assert!(from.pause(soon()).unwrap());
         reset();
         from.take_back(soon()).unwrap();
-        assert_eq!(from.status(soon()).unwrap(), "running");
+        assert_eq!(from.status(soon()).unwrap(), RunState::Running);
     }
 }
 
@@ -131,7 +132,7 @@ fn a_guest_whose_record_somebody_removed_is_not_ended() {
         std::fs::remove_file(place.registry.folder("web").unwrap().join("record.json")).unwrap();
         assert!(linerate_guest::remains::clear_unfinished(&place.registry).unwrap().is_empty());
         assert!(source.record.is_alive());
-        assert_eq!(from.status(soon()).unwrap(), "running");
+        assert_eq!(from.status(soon()).unwrap(), RunState::Running);
     }
 }
 
@@ -160,7 +161,7 @@ fn a_guest_whose_snapshot_could_not_be_loaded_is_not_lost() {
         let (source, mut from, mut hands) = guest(&place, &qemu);
         from.prepare(soon()).unwrap();
         assert!(!monitor(&mut hands, "loadvm never-saved").is_empty());
-        assert_eq!(from.status(soon()).unwrap(), "restore-vm");
+        assert_eq!(from.status(soon()).unwrap(), RunState::RestoreVm);
         let channel = place.path("c.sock");
         let _listener = std::os::unix::net::UnixListener::bind(&channel).unwrap();
         let refused = from.begin(&channel, soon()).unwrap_err().to_string();
@@ -194,7 +195,7 @@ fn a_guest_that_is_let_run_on_the_way_runs_when_it_is_taken_back() {
         from.wait_completed(soon(), &|| false).unwrap();
         assert!(taken.join().unwrap() > 0);
         from.take_back(soon()).unwrap();
-        assert_eq!(from.status(soon()).unwrap(), "running");
+        assert_eq!(from.status(soon()).unwrap(), RunState::Running);
     }
 }
 

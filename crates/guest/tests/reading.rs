@@ -15,8 +15,10 @@ use linerate_guest::process::{GuestError, Launch, StopHow, start, stop};
 use linerate_guest::qmp::{QemuVersion, Qmp, QmpError};
 use linerate_guest::read::{Names, read};
 use linerate_guest::registry::{GuestRecord, Origin};
+use linerate_guest::run_state::RunState;
 use linerate_guest::twin::{QemuBinary, twin};
 use linerate_guest::verdict::{Reason, judge, judge_images, judge_streams};
+use serde_json::{Value, json};
 
 const SPEC: &str = "name = 'web'\nmemory = '64M'\nvcpus = 2\nmachine = 'q35'\naccel = 'tcg'\nuuid = '01234567-89ab-cdef-0123-456789abcdef'\n[[disk]]\npath = 'a,b.img'\ncache = 'none'\naio = 'native'\n[[disk]]\npath = 'c.img'\ndrop_cache = false\n";
 
@@ -153,12 +155,38 @@ fn ordinary_guests_are_told_why_not() {
         wait_for(&qmp);
         let mut found = discover::by_pid(guest.pid(), soon()).unwrap();
         let read_guest = read(&mut found.qmp, guest.pid(), soon()).unwrap();
-        assert_eq!(read_guest.run_state, "prelaunch");
+        assert_eq!(read_guest.run_state, RunState::PreLaunch);
         assert_eq!(read_guest.name, format!("qemu-{}", guest.pid()));
         assert_eq!(read_guest.disks[0].format, "raw");
         let verdict = judge(&read_guest, KERNEL);
         assert!(matches!(&verdict.reasons[..], [Reason::RamAnonymous { .. }]), "{verdict}");
         assert!(verdict.to_string().starts_with("direct: no, because RAM block pc.ram is anonymous memory"));
+    }
+}
+
+/// A QEMU with a state that the table lacks is noticed here.
+#[test]
+fn every_run_state_that_qemu_lists_is_known() {
+    for qemu in qemus() {
+        let place = Place::new();
+        let qmp = place.path("q.sock");
+        let line = format!(
+            "-m 64 -accel tcg -display none -nodefaults -S -qmp unix:{},server,nowait",
+            qmp.display()
+        );
+        let guest = ByHand::start(&qemu, &line);
+        wait_for(&qmp);
+        let mut found = discover::by_pid(guest.pid(), soon()).unwrap();
+        let schema = found.qmp.execute("query-qmp-schema", json!({}), soon()).unwrap();
+        let lists = schema.as_array().unwrap().iter().filter_map(|one| one["values"].as_array());
+        let names = |list: &Vec<Value>| -> Vec<String> {
+            list.iter().map(|name| name.as_str().unwrap().to_owned()).collect()
+        };
+        let states = lists.map(names).find(|names| names.iter().any(|name| name == "inmigrate")).unwrap();
+        assert!(states.len() >= 16, "{states:?}");
+        for name in states {
+            assert!(!matches!(RunState::from(name.as_str()), RunState::Unknown(_)), "{name}");
+        }
     }
 }
 
@@ -177,7 +205,7 @@ fn devices_and_states_that_stand_against_direct_mode() {
     let verdict = judge(&guest, KERNEL);
     assert_eq!(verdict.reasons.len(), 6, "{verdict}");
     let mut left = description(RAM_IN_A_FILE);
-    left.run_state = "postmigrate".into();
+    left.run_state = RunState::PostMigrate;
     left.traits.migration = Some("cancelled".into());
     assert_eq!(judge(&left, KERNEL).reasons, [Reason::NotRunSince]);
     assert_eq!(judge_streams(&left), [Reason::NotRunSince]);
@@ -203,7 +231,7 @@ fn devices_and_states_that_stand_against_direct_mode() {
 #[test]
 fn disks_whose_controller_writes_ram_refuse_direct_mode() {
     let disk = |protocol: &str| {
-        serde_json::json!({"id": "d", "path": "nvme://0000:01:00.0/1", "format": "raw", "protocol": protocol,
+        json!({"id": "d", "path": "nvme://0000:01:00.0/1", "format": "raw", "protocol": protocol,
             "read_only": false, "direct": true, "aio": null, "drop_cache": true, "size": 1 << 20})
     };
     for (protocol, direct) in

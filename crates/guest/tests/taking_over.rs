@@ -10,6 +10,7 @@ use linerate_guest::migrate::{DestinationQemu, SourceQemu, TakeOver};
 use linerate_guest::procfs::run_time_ns;
 use linerate_guest::qmp::{Qmp, QmpError};
 use linerate_guest::read::read;
+use linerate_guest::run_state::RunState;
 use linerate_guest::twin::{QemuBinary, twin};
 use serde_json::json;
 
@@ -115,7 +116,7 @@ fn a_guest_that_ran_runs_and_its_cpus_tell_whether_it_ever_did() {
         let pid = loaded.waiting.record.process.pid;
         let before = rested(&loaded);
         for _ in 0..20 {
-            assert_ne!(loaded.to.status(soon()).unwrap(), "running");
+            assert_ne!(loaded.to.status(soon()).unwrap(), RunState::Running);
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
         assert_eq!(run_time_ns(pid, &loaded.threads), Some(before), "it has not run");
@@ -125,7 +126,7 @@ fn a_guest_that_ran_runs_and_its_cpus_tell_whether_it_ever_did() {
         let on = on.as_array().unwrap().iter().filter(|one| one["state"] == true);
         assert!(on.clone().next().is_none(), "{:?}", on.collect::<Vec<_>>());
         assert!(matches!(loaded.to.take_over(true, soon()), TakeOver::Done));
-        assert_eq!(loaded.to.status(soon()).unwrap(), "running");
+        assert_eq!(loaded.to.status(soon()).unwrap(), RunState::Running);
         // Also if it is paused at once.
         loaded.to.qmp().execute("stop", json!({}), soon()).unwrap();
         assert!(run_time_ns(pid, &loaded.threads).is_some_and(|now| now > before));
@@ -142,14 +143,14 @@ fn a_guest_whose_disk_is_locked_is_refused_has_not_run_and_the_source_has_it_bac
         let holder = Holder::of(&place.path("disks/d.img"));
         let refused = loaded.to.take_over(true, soon());
         assert!(matches!(refused, TakeOver::Refused(_)), "{refused:?}");
-        assert_ne!(loaded.to.status(soon()).unwrap(), "running");
+        assert_ne!(loaded.to.status(soon()).unwrap(), RunState::Running);
         assert_eq!(run_time_ns(pid, &loaded.threads), before, "it has not run");
         drop(holder);
         drop(loaded.to);
         loaded.waiting.record.kill().unwrap();
         loaded.waiting.record.process.wait_end(soon());
         loaded.from.take_back(soon()).unwrap();
-        assert_eq!(loaded.from.status(soon()).unwrap(), "running");
+        assert_eq!(loaded.from.status(soon()).unwrap(), RunState::Running);
     }
 }
 
@@ -160,7 +161,7 @@ fn a_guest_that_was_paused_before_arrives_paused_with_its_disks_or_not_at_all() 
         let mut loaded = load(&place, &qemu, Pause::Before);
         assert!(!loaded.ran);
         assert!(matches!(loaded.to.take_over(loaded.ran, soon()), TakeOver::Done));
-        assert_eq!(loaded.to.status(soon()).unwrap(), "paused");
+        assert_eq!(loaded.to.status(soon()).unwrap(), RunState::Paused);
         let pid = loaded.waiting.record.process.pid;
         assert!(linerate_guest::procfs::holds_locks(pid, &place.path("disks/d.img")), "it has its disk");
         drop(loaded);
@@ -186,7 +187,7 @@ fn a_guest_that_an_operator_paused_on_the_way_is_not_made_to_run_anywhere() {
         let taken = loaded.to.take_over(false, soon());
         // QEMU 7.2 cannot take disks over without running the guest unless it was told before: then it is said.
         assert!(matches!(taken, TakeOver::Done | TakeOver::Refused(_)), "{taken:?}");
-        assert_ne!(loaded.to.status(soon()).unwrap(), "running");
+        assert_ne!(loaded.to.status(soon()).unwrap(), RunState::Running);
         drop(loaded.to);
         loaded.waiting.record.kill().unwrap();
         loaded.waiting.record.process.wait_end(soon());
@@ -240,7 +241,7 @@ fn a_guest_that_was_paused_behind_a_lost_answer_is_not_let_run_again() {
             let mut loaded = paused_behind_a_lost_answer(&place, &qemu, lost);
             for _ in 0..2 {
                 assert!(matches!(loaded.to.take_over(true, soon()), TakeOver::Done));
-                assert_eq!(loaded.to.status(soon()).unwrap(), "paused", "{lost:?}");
+                assert_eq!(loaded.to.status(soon()).unwrap(), RunState::Paused, "{lost:?}");
             }
         }
     }
@@ -252,7 +253,7 @@ fn a_guest_that_never_heard_of_it_is_told_again_to_run() {
         let place = Place::new();
         let mut loaded = paused_behind_a_lost_answer(&place, &qemu, Lost::Command);
         assert!(matches!(loaded.to.take_over(true, soon()), TakeOver::Done));
-        assert_eq!(loaded.to.status(soon()).unwrap(), "running");
+        assert_eq!(loaded.to.status(soon()).unwrap(), RunState::Running);
         drop(loaded);
         // Whatever its CPUs' threads did: the guest has not run without its disk.
         let place = Place::new();
@@ -260,6 +261,6 @@ fn a_guest_that_never_heard_of_it_is_told_again_to_run() {
         loaded.to.qmp().hang_up();
         loaded.to.reconnect(Qmp::connect(&loaded.waiting.record.qmp, soon()).unwrap(), true);
         assert!(matches!(loaded.to.take_over(true, soon()), TakeOver::Done));
-        assert_eq!(loaded.to.status(soon()).unwrap(), "running");
+        assert_eq!(loaded.to.status(soon()).unwrap(), RunState::Running);
     }
 }

@@ -13,6 +13,7 @@ use linerate_guest::domain::{self, DomainError};
 use linerate_guest::qmp::Qmp;
 use linerate_guest::read;
 use linerate_guest::registry::GuestRecord;
+use linerate_guest::run_state::RunState;
 use linerate_memory::{Mapping, RamBlock};
 use linerate_net::region::Region;
 use linerate_net::table::RegionTable;
@@ -182,7 +183,7 @@ impl State {
 
 /// Whether the QEMU that was found waits for this very guest.
 fn check(offered: &GuestDescription, found: &GuestDescription) -> Result<(), Fault> {
-    if found.run_state != "inmigrate" {
+    if found.run_state != RunState::InMigrate {
         let detail = format!("the domain {} is {} here, and does not wait", offered.name, found.run_state);
         return Err(refuse(Code::GuestExists, detail));
     }
@@ -241,7 +242,7 @@ pub(crate) mod tests {
             disks: Vec::new(),
             nics: Vec::new(),
             traits: Traits::default(),
-            run_state: "inmigrate".into(),
+            run_state: RunState::InMigrate,
             process: ProcessFacts { pid: 1, vcpu_threads: Vec::new(), executable: "/usr/bin/qemu".into() },
             copied: Vec::new(),
             storage: None,
@@ -252,13 +253,13 @@ pub(crate) mod tests {
 
     #[test]
     fn only_a_qemu_that_waits_for_this_very_guest_is_written_to() {
-        let runs = GuestDescription { run_state: "running".into(), ..waits() };
+        let runs = GuestDescription { run_state: RunState::Running, ..waits() };
         check(&runs, &waits()).unwrap();
         type Change = fn(&mut GuestDescription);
         let others: [(Code, Change); 6] = [
             // Its memory is in use.
-            (Code::GuestExists, |found| found.run_state = "running".into()),
-            (Code::GuestExists, |found| found.run_state = "paused".into()),
+            (Code::GuestExists, |found| found.run_state = RunState::Running),
+            (Code::GuestExists, |found| found.run_state = RunState::Paused),
             (Code::GuestDiffers, |found| found.uuid = None),
             (Code::GuestDiffers, |found| found.machine = "pc-q35-6.2".into()),
             (Code::GuestDiffers, |found| found.ram.iter_mut().for_each(|block| block.size += 4096)),

@@ -10,6 +10,7 @@ use linerate_core::control::Outgoing as Frame;
 use linerate_core::journal::SourcePhase;
 use linerate_core::source::{Action, Ending, Event};
 use linerate_core::{Code, Fault, LinkId, Message, PathId, Side, Step};
+use linerate_guest::run_state::RunState;
 use linerate_net::control::ControlPath;
 
 use super::domain::Leaving;
@@ -145,7 +146,7 @@ impl Body {
 
     /// An operator or an I/O error stopped the guest on the way: nobody lets it run again by himself, a later agent neither.
     /// It stands, so that nobody waits while this is written.
-    fn note_stood(&mut self, state: Option<String>) {
+    fn note_stood(&mut self, state: Option<RunState>) {
         let Role::Source { ran, stood, .. } = &mut self.record.role else { return };
         if *stood == state && *ran == state.is_none() {
             return;

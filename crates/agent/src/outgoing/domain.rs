@@ -16,6 +16,7 @@ use linerate_guest::description::GuestDescription;
 use linerate_guest::domain::{self, DomainError};
 use linerate_guest::qmp::Qmp;
 use linerate_guest::registry::GuestRecord;
+use linerate_guest::run_state::RunState;
 
 use super::Input;
 use super::worker::{HOLD_WAIT, Job, State, qemu_fault};
@@ -301,7 +302,7 @@ impl State {
             let asked_at = Instant::now();
             let status =
                 self.guest.qemu.status(Self::deadline()).map_err(|error| qemu_fault(step, &error))?;
-            let runs = status == "running";
+            let runs = status == RunState::Running;
             // A guest that somebody has suspended stands too, and not for good.
             if !runs && self.has_stopped_for_good()? {
                 // Not later than it stopped.

@@ -46,6 +46,7 @@ use std::time::Duration;
 use linerate_api::{MigrateRequest, MigrationDetail, MigrationId, MigrationState, MigrationSummary};
 use linerate_core::source::{Event, Source};
 use linerate_core::{ChannelId, Code, Fault, LinkId, PathId, SessionId, Side, Step, Time, Token};
+use linerate_guest::run_state::RunState;
 use linerate_guest::shared::Marks;
 use linerate_net::channel::ChannelError;
 use linerate_net::control::{ControlEvent, ControlPath};
@@ -71,7 +72,7 @@ pub(crate) enum Input {
     /// For the brain, of a moment that has passed.
     EventAt(Time, Event),
     /// QEMU holds the guest: in which run state it stood before, or none if it ran.
-    Stood(Option<String>),
+    Stood(Option<RunState>),
     /// A control connection is up.
     Path(PathId, Option<LinkId>, ControlPath),
     /// A link is closed: its control connection goes with it.

@@ -97,12 +97,14 @@ const CHANNELS_MAX: u16 = 32;
 
 #[cfg(test)]
 mod tests {
+    use linerate_guest::run_state::RunState;
+
     use super::*;
 
     #[test]
     fn a_kernel_that_loses_writes_refuses_direct_mode_and_streams_go_on() {
         let mut guest = crate::incoming::domain::tests::waits();
-        guest.run_state = "running".into();
+        guest.run_state = RunState::Running;
         guest.traits.capabilities = ["pause-before-switchover", "events"].map(str::to_owned).to_vec();
         let fit = Verdict { direct: true, reasons: Vec::new() };
         let why = "this kernel (6.14.0) loses written pages: use stream mode, or a newer kernel".to_owned();

@@ -115,7 +115,7 @@ fn role(request: &MigrateRequest, found: &Found, contact: &Contact) -> Role {
         qemu,
         peers: contact.peers.clone(),
         ran: found.qemu.ran(),
-        stood: found.qemu.stands().map(str::to_owned),
+        stood: found.qemu.stands().cloned(),
         token: hex(&contact.token.0),
         settings: found.qemu.found().cloned(),
         copied: found.description.copied.iter().map(|disk| disk.path.clone().into()).collect(),

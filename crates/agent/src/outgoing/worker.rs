@@ -320,7 +320,7 @@ impl State {
     /// QEMU holds. The disks of the beginning go to the destination, which compares them with what it has opened. That
     /// the guest has no others now is found when nothing waits for it ([`Self::check_unchanged`]).
     pub fn holds(&mut self, ran: bool) -> Result<(), Fault> {
-        let stood = self.guest.qemu.stands().map(str::to_owned);
+        let stood = self.guest.qemu.stands().cloned();
         let _ = self.shared.inbox.send(Input::Stood(stood));
         self.shared.tell(Event::Holding { ran, disks: disks::at_first(&self.guest.description)? });
         Ok(())

@@ -7,7 +7,7 @@ use linerate_core::journal::DestinationPhase;
 use linerate_core::recovery::{
     DestinationAction, DestinationEvent, DestinationRecovery, Inspection, Phase, RunResult,
 };
-use linerate_guest::migrate::{DestinationQemu, TakeOver, is_live};
+use linerate_guest::migrate::{DestinationQemu, TakeOver};
 use linerate_guest::process::{self, StopHow};
 use linerate_guest::registry::Origin;
 use linerate_guest::{images, stale};
@@ -100,7 +100,7 @@ impl Unfinished {
             DestinationQemu::recovered(qmp, None).status(deadline).map_err(|error| chain(&error))
         });
         match status {
-            Ok(status) if is_live(&status) => Inspection::Runs,
+            Ok(status) if status.is_live() => Inspection::Runs,
             // It is not to be run, so that nothing is undone by taking it over once more.
             Ok(_) if waiting.ran == Some(false) => Inspection::NeverRan,
             Ok(_) if waiting.ran_since_commit(qemu.process.pid) == Some(false) => Inspection::NeverRan,

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::settings::{self, Settings};
-use super::source::{quit, run_state};
+use super::source::quit;
 use super::{MigrateError, activate_disks, command_deadline, next_slice, unix_uri};
 use crate::procfs;
 use crate::qmp::{Qmp, QmpError};
+use crate::run_state::RunState;
 
 /// The destination's QEMU, started with `-incoming defer -S`.
 #[derive(Debug)]
@@ -72,9 +73,9 @@ impl DestinationQemu {
         &mut self.qmp
     }
 
-    /// QEMU's run state (`inmigrate`, `paused`, `running`).
-    pub fn status(&mut self, deadline: Instant) -> Result<String, MigrateError> {
-        run_state(&mut self.qmp, deadline)
+    /// Asks QEMU for the guest's run state.
+    pub fn status(&mut self, deadline: Instant) -> Result<RunState, MigrateError> {
+        Ok(RunState::ask(&mut self.qmp, deadline)?)
     }
 
     /// Sets capabilities for direct mode. The announcement that QEMU makes by itself when it has loaded is put off: switches
@@ -83,8 +84,8 @@ impl DestinationQemu {
     /// not is not let run here, and QEMU before 10.0 takes disks over only then or when it has loaded the state.
     pub fn prepare(&mut self, runs: bool, deadline: Instant) -> Result<(), MigrateError> {
         let found = self.status(deadline)?;
-        if found != "inmigrate" {
-            return Err(MigrateError::RunState { found, wanted: "inmigrate" });
+        if found != RunState::InMigrate {
+            return Err(MigrateError::RunState { found, wanted: RunState::InMigrate });
         }
         self.activates_late = runs;
         let wanted = ["x-ignore-shared", "events", "late-block-activate"];
@@ -126,7 +127,7 @@ impl DestinationQemu {
                 error @ (MigrateError::Qmp(QmpError::Refused { .. }) | MigrateError::CannotActivate { .. }),
             ) => match self.status(deadline) {
                 // Somebody else let it run meanwhile.
-                Ok(status) if is_live(&status) => TakeOver::Done,
+                Ok(status) if status.is_live() => TakeOver::Done,
                 Ok(_) => TakeOver::Refused(error),
                 Err(error) => TakeOver::Unknown(error),
             },
@@ -137,11 +138,11 @@ impl DestinationQemu {
     // QEMU takes the disks over first and starts no virtual CPU if it cannot.
     fn run(&mut self, deadline: Instant) -> Result<(), MigrateError> {
         let status = self.status(deadline)?;
-        if is_live(&status) {
+        if status.is_live() {
             return Ok(());
         }
         if self.has_run(deadline) {
-            tracing::warn!(status, "somebody has paused the guest since it was run here: it stays as it is");
+            tracing::warn!(%status, "somebody has paused the guest since it was run here: it stays as it is");
             return Ok(());
         }
         self.qmp.execute("cont", json!({}), deadline)?;
@@ -157,7 +158,7 @@ impl DestinationQemu {
 
     /// Takes the disks over without letting the guest run.
     fn activate(&mut self, deadline: Instant) -> Result<(), MigrateError> {
-        if self.status(deadline)? == "running" {
+        if self.status(deadline)? == RunState::Running {
             return Ok(());
         }
         if activate_disks(&mut self.qmp, deadline)? { Ok(()) } else { self.check_active(deadline) }
@@ -224,8 +225,8 @@ impl DestinationQemu {
                 MigrateError::Qmp(error) => ended(error),
                 other => other,
             })?;
-            match found.as_str() {
-                "inmigrate" => std::thread::sleep(Duration::from_micros(200)),
+            match found {
+                RunState::InMigrate => std::thread::sleep(Duration::from_micros(200)),
                 // A guest that did not run at the source is in the state that it had there.
                 _ => return Ok(()),
             }
@@ -250,11 +251,6 @@ impl DestinationQemu {
             Err(error) => ended(error),
         }
     }
-}
-
-/// Virtual CPUs run, or would as soon as the guest wakes up.
-pub fn is_live(status: &str) -> bool {
-    matches!(status, "running" | "suspended")
 }
 
 pub(super) fn ended(error: QmpError) -> MigrateError {

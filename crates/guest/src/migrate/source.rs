@@ -10,6 +10,7 @@ use super::plugged;
 use super::settings::{self, Settings, UNLIMITED};
 use super::{MigrateError, at_rest, command_deadline, next_slice, unix_uri};
 use crate::qmp::{Event, Qmp, QmpError};
+use crate::run_state::RunState;
 
 /// QEMU carries what it has of RAM itself (a display adapter's memory) while the guest runs, until the rest takes no longer
 /// than this at the rate that it measures. Without such RAM nothing is left from the beginning, and it stops the guest at once.
@@ -23,23 +24,6 @@ const ANY_LIMIT: Duration = Duration::from_secs(300);
 const DIRECT: &[&str] = &["x-ignore-shared", "events", "pause-before-switchover"];
 /// Pause between two questions where no event tells.
 const POLL: Duration = Duration::from_millis(2);
-
-/// Run states in which a guest stands that nobody but itself or an operator stopped: a migration neither caused them nor ends
-/// them. Whoever wants it to run tells QEMU to (`cont`, after a reset where QEMU asks for one).
-pub(super) const STOPPED_BY_ITSELF: &[&str] = &[
-    "io-error",
-    "watchdog",
-    "guest-panicked",
-    "internal-error",
-    "shutdown",
-    "suspended",
-    "debug",
-    "restore-vm",
-    "save-vm",
-];
-/// Run states from which QEMU cannot go to those of a migration: it aborts, and the guest is lost. A `loadvm` that failed
-/// leaves a guest in the first.
-const CANNOT_LEAVE: &[&str] = &["restore-vm", "save-vm"];
 
 /// The moment in which QEMU has stopped the guest and waits.
 #[derive(Clone, Copy, Debug)]
@@ -67,7 +51,7 @@ pub struct SourceQemu {
     /// Where [`SourceQemu::pause`] is noted for the next agent.
     mark: Option<PauseMark>,
     /// The guest's run state if it stands, and neither [`SourceQemu::pause`] nor QEMU's migration stopped it.
-    pub(super) stands: Option<String>,
+    pub(super) stands: Option<RunState>,
     /// This session has told QEMU to migrate; none if that is not known.
     pub(super) begun: Option<bool>,
     /// Devices that it had at the beginning; none if that is not known.
@@ -81,9 +65,9 @@ pub struct SourceQemu {
 impl SourceQemu {
     /// Takes a connection over; asks whether the guest runs and how it is set.
     pub fn new(mut qmp: Qmp, deadline: Instant) -> Result<SourceQemu, MigrateError> {
-        let state = run_state(&mut qmp, deadline)?;
+        let state = RunState::ask(&mut qmp, deadline)?;
         check_state(&state)?;
-        let ran = state == "running";
+        let ran = state == RunState::Running;
         let found = Some(Settings::read(&mut qmp, deadline)?);
         let (begun, stands) = (Some(false), (!ran).then_some(state));
         let devices = Some(plugged::devices(&mut qmp, deadline)?);
@@ -121,14 +105,14 @@ impl SourceQemu {
 
     /// In which run state the guest stood before QEMU's migration stopped it, if it did. If that is not known, a guest that did not
     /// run stays as QEMU leaves it.
-    pub fn stood(mut self, state: Option<String>) -> SourceQemu {
+    pub fn stood(mut self, state: Option<RunState>) -> SourceQemu {
         self.stands = state;
         self
     }
 
     /// The run state of a guest that stood before QEMU stopped it.
-    pub fn stands(&self) -> Option<&str> {
-        self.stands.as_deref()
+    pub fn stands(&self) -> Option<&RunState> {
+        self.stands.as_ref()
     }
 
     /// Goes on with another connection in place of one that broke.
@@ -161,9 +145,9 @@ impl SourceQemu {
         }
     }
 
-    /// QEMU's run state (`running`, `paused`, …).
-    pub fn status(&mut self, deadline: Instant) -> Result<String, MigrateError> {
-        run_state(&mut self.qmp, deadline)
+    /// Asks QEMU for the guest's run state.
+    pub fn status(&mut self, deadline: Instant) -> Result<RunState, MigrateError> {
+        Ok(RunState::ask(&mut self.qmp, deadline)?)
     }
 
     /// Chooses capabilities and parameters for direct mode. They are set when QEMU is told to migrate, and not before: a
@@ -195,7 +179,8 @@ impl SourceQemu {
         }
         let state = self.status(deadline)?;
         check_state(&state)?;
-        let runs = state == "running" || (state == "suspended" && self.counts_suspended_as_running());
+        let runs = state == RunState::Running
+            || (state == RunState::Suspended && self.counts_suspended_as_running());
         self.stands = (!runs).then_some(state);
         let told = self.qmp.execute("migrate", unix_uri(socket)?, deadline);
         // Without an answer it may have been carried out.
@@ -240,7 +225,8 @@ impl SourceQemu {
                     // An operator's, or an I/O error's, is not QEMU's own for the migration: the guest does not run then.
                     let state = self.status(command_deadline())?;
                     check_state(&state)?;
-                    let by_qemu = matches!(state.as_str(), "running" | "finish-migrate" | "postmigrate");
+                    let by_qemu =
+                        matches!(state, RunState::Running | RunState::FinishMigrate | RunState::PostMigrate);
                     (self.stands, stop) = if by_qemu { (None, Some(event)) } else { (Some(state), None) };
                     continue;
                 }
@@ -327,7 +313,7 @@ impl SourceQemu {
 
     /// Whether the guest runs, now that it was taken back: an operator or an I/O error may have stopped it on the way.
     pub fn runs(&mut self, deadline: Instant) -> Result<bool, MigrateError> {
-        Ok(self.status(deadline)? == "running")
+        Ok(self.status(deadline)? == RunState::Running)
     }
 
     /// Stops a running guest, block I/O drained: protection is applied while it stands. False if somebody else has stopped it before,
@@ -335,25 +321,25 @@ impl SourceQemu {
     pub fn pause(&mut self, deadline: Instant) -> Result<bool, MigrateError> {
         let found = self.status(deadline)?;
         while self.has_resumed() {}
-        match found.as_str() {
-            "running" => {
+        match found {
+            RunState::Running => {
                 if let Some(mark) = &self.mark {
                     mark.set()
                         .map_err(|source| MigrateError::PauseMark { path: mark.path().into(), source })?;
                 }
                 self.paused_here = true;
                 self.qmp.execute("stop", json!({}), deadline)?;
-                self.expect_status("paused", deadline).map(|()| true)
+                self.expect_status(RunState::Paused, deadline).map(|()| true)
             }
-            state if STOPPED_BY_ITSELF.contains(&state) => Ok(false),
-            state if self.can_continue(state, deadline)? => Ok(false),
-            _ => Err(MigrateError::RunState { found, wanted: "running" }),
+            ref state if state.stopped_by_itself() => Ok(false),
+            ref state if self.can_continue(state, deadline)? => Ok(false),
+            _ => Err(MigrateError::RunState { found, wanted: RunState::Running }),
         }
     }
 
     /// Whether a guest that [`SourceQemu::pause`] found standing has stood ever since.
     pub fn has_stood(&mut self, deadline: Instant) -> Result<bool, MigrateError> {
-        let stands = self.status(deadline)? != "running";
+        let stands = self.status(deadline)? != RunState::Running;
         Ok(!self.has_resumed() && stands)
     }
 
@@ -365,17 +351,17 @@ impl SourceQemu {
     /// Lets a guest run again that [`SourceQemu::pause`] stopped.
     pub fn resume(&mut self, deadline: Instant) -> Result<(), MigrateError> {
         let found = self.status(deadline)?;
-        match found.as_str() {
-            "running" => {}
-            state if STOPPED_BY_ITSELF.contains(&state) => return Ok(()),
-            state if self.can_continue(state, deadline)? => {
+        match found {
+            RunState::Running => {}
+            ref state if state.stopped_by_itself() => return Ok(()),
+            ref state if self.can_continue(state, deadline)? => {
                 self.qmp.execute("cont", json!({}), deadline)?;
             }
-            _ => return Err(MigrateError::RunState { found, wanted: "paused" }),
+            _ => return Err(MigrateError::RunState { found, wanted: RunState::Paused }),
         }
         self.paused_here = false;
         self.unmark();
-        if found == "running" { Ok(()) } else { self.expect_status("running", deadline) }
+        if found == RunState::Running { Ok(()) } else { self.expect_status(RunState::Running, deadline) }
     }
 
     /// Ends the process. QEMU may close the connection before it answers.
@@ -384,20 +370,18 @@ impl SourceQemu {
     }
 
     // Older QEMUs leave a guest that was paused in "postmigrate" even after a cancelled migration: its state is still here.
-    pub(super) fn can_continue(&mut self, state: &str, deadline: Instant) -> Result<bool, MigrateError> {
+    pub(super) fn can_continue(&mut self, state: &RunState, deadline: Instant) -> Result<bool, MigrateError> {
         match state {
             // A guest that is reset while it stands.
-            "paused" | "prelaunch" => Ok(true),
-            "postmigrate" => Ok(matches!(self.migration_status(deadline)?.as_str(), "cancelled" | "failed")),
+            RunState::Paused | RunState::PreLaunch => Ok(true),
+            RunState::PostMigrate => {
+                Ok(matches!(self.migration_status(deadline)?.as_str(), "cancelled" | "failed"))
+            }
             _ => Ok(false),
         }
     }
 
-    pub(super) fn expect_status(
-        &mut self,
-        wanted: &'static str,
-        deadline: Instant,
-    ) -> Result<(), MigrateError> {
+    pub(super) fn expect_status(&mut self, wanted: RunState, deadline: Instant) -> Result<(), MigrateError> {
         let found = self.status(deadline)?;
         if found == wanted { Ok(()) } else { Err(MigrateError::RunState { found, wanted }) }
     }
@@ -425,16 +409,8 @@ impl SourceQemu {
 }
 
 /// Whether QEMU can migrate a guest in this run state.
-fn check_state(state: &str) -> Result<(), MigrateError> {
-    match CANNOT_LEAVE.contains(&state) {
-        true => Err(MigrateError::Snapshot(state.to_owned())),
-        false => Ok(()),
-    }
-}
-
-pub(crate) fn run_state(qmp: &mut Qmp, deadline: Instant) -> Result<String, MigrateError> {
-    let answer = qmp.execute("query-status", json!({}), deadline)?;
-    Ok(answer.get("status").and_then(Value::as_str).unwrap_or("unknown").to_owned())
+fn check_state(state: &RunState) -> Result<(), MigrateError> {
+    if state.aborts_migration() { Err(MigrateError::Snapshot(state.clone())) } else { Ok(()) }
 }
 
 pub(super) fn quit(qmp: &mut Qmp, deadline: Instant) -> Result<(), MigrateError> {

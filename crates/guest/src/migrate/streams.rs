@@ -14,6 +14,7 @@ use super::source::PreSwitchover;
 use super::{DestinationQemu, MigrateError, SourceQemu, command_deadline};
 use crate::description::GuestDescription;
 use crate::qmp::{QemuVersion, QmpError};
+use crate::run_state::RunState;
 
 /// QEMU is asked how far it is this often.
 const LOOK: Duration = Duration::from_millis(100);
@@ -191,8 +192,8 @@ impl DestinationQemu {
         deadline: Instant,
     ) -> Result<StreamOptions, MigrateError> {
         let found = self.status(deadline)?;
-        if found != "inmigrate" {
-            return Err(MigrateError::RunState { found, wanted: "inmigrate" });
+        if found != RunState::InMigrate {
+            return Err(MigrateError::RunState { found, wanted: RunState::InMigrate });
         }
         let ours = capabilities(&mut self.qmp, deadline)?;
         let both = |name: &str| {

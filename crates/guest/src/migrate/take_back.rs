@@ -8,12 +8,10 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::settings::{self, Settings};
-use super::source::{STOPPED_BY_ITSELF, SourceQemu};
+use super::source::SourceQemu;
 use super::{MigrateError, activate_disks, at_rest};
 use crate::qmp::QmpError;
-
-/// Run states of a guest that its operator keeps from running.
-const PAUSED: &[&str] = &["paused", "prelaunch"];
+use crate::run_state::RunState;
 
 /// How long a cancel may take before QEMU is nudged.
 const NUDGE_AFTER: Duration = Duration::from_millis(100);
@@ -49,7 +47,7 @@ impl SourceQemu {
         let patience = Instant::now() + LOCKS_WAIT;
         loop {
             match self.qmp.execute("cont", json!({}), deadline) {
-                Ok(_) => return self.expect_status("running", deadline),
+                Ok(_) => return self.expect_status(RunState::Running, deadline),
                 Err(QmpError::Refused { .. }) if Instant::now() < patience => {
                     self.pause_between(deadline, "waiting for the guest's disks")?;
                 }
@@ -79,19 +77,21 @@ impl SourceQemu {
     /// QEMU would run it as if nothing had stopped it.
     fn stand_again(&mut self, deadline: Instant) -> Result<(), MigrateError> {
         loop {
-            match self.status(deadline)?.as_str() {
-                "postmigrate" => break,
-                "finish-migrate" => self.pause_between(deadline, "waiting for the guest's run state")?,
+            match self.status(deadline)? {
+                RunState::PostMigrate => break,
+                RunState::FinishMigrate => {
+                    self.pause_between(deadline, "waiting for the guest's run state")?
+                }
                 _ => return Ok(()),
             }
         }
-        if self.stands.as_deref().is_some_and(|state| PAUSED.contains(&state)) {
+        if self.stands.as_ref().is_some_and(RunState::is_paused) {
             // One write: QEMU has `stop` before it begins with `cont`.
             self.qmp.execute_all([("cont", Value::Null), ("stop", Value::Null)], deadline)?;
             return Ok(());
         }
         activate_disks(&mut self.qmp, deadline)?;
-        let stood = self.stands.as_deref().unwrap_or("not running");
+        let stood = self.stands.as_ref().map_or("not running", RunState::name);
         tracing::warn!(
             stood,
             "the guest is here again and stands in QEMU's state postmigrate: it can be migrated when it has run (QMP: cont)"
@@ -111,13 +111,13 @@ impl SourceQemu {
         let mut nudge_at = Instant::now() + NUDGE_AFTER;
         loop {
             let status = self.migration_status(deadline)?;
-            let run_state = if status == "completed" { self.status(deadline)? } else { String::new() };
+            let run_state = if status == "completed" { Some(self.status(deadline)?) } else { None };
             // It says that it is completed a moment before the run state does.
-            if run_state == "finish-migrate" {
+            if run_state == Some(RunState::FinishMigrate) {
                 self.pause_between(deadline, "waiting for the guest's run state")?;
                 continue;
             }
-            let has_left = run_state == "postmigrate";
+            let has_left = run_state == Some(RunState::PostMigrate);
             if (has_left || !at_rest(&status)) && !self.is_ours(deadline)? {
                 return Err(MigrateError::Elsewhere(status));
             }
@@ -161,7 +161,7 @@ impl SourceQemu {
 
     // "completed" may be what an earlier migration left: of this one only if the guest is in the state after it.
     pub(super) fn has_left(&mut self, deadline: Instant) -> Result<bool, MigrateError> {
-        Ok(self.status(deadline)? == "postmigrate")
+        Ok(self.status(deadline)? == RunState::PostMigrate)
     }
 
     /// This session's migration stopped the guest, and is over.
@@ -188,21 +188,21 @@ impl SourceQemu {
     fn resume_again(&mut self, deadline: Instant) -> Result<(), MigrateError> {
         loop {
             let found = self.status(deadline)?;
-            match found.as_str() {
-                "running" => return Ok(()),
-                "finish-migrate" | "colo" => {}
-                state if STOPPED_BY_ITSELF.contains(&state) => return Ok(()),
+            match found {
+                RunState::Running => return Ok(()),
+                RunState::FinishMigrate | RunState::Colo => {}
+                ref state if state.stopped_by_itself() => return Ok(()),
                 // An operator's pause is the operator's to end, also if he has reset the guest since.
-                "paused" if !self.paused_here => return Ok(()),
-                "prelaunch" if !self.paused_here && !self.was_completed(deadline)? => return Ok(()),
-                state if self.can_continue(state, deadline)? => {
+                RunState::Paused if !self.paused_here => return Ok(()),
+                RunState::PreLaunch if !self.paused_here && !self.was_completed(deadline)? => return Ok(()),
+                ref state if self.can_continue(state, deadline)? => {
                     match self.qmp.execute("cont", json!({}), deadline) {
                         Ok(_) | Err(QmpError::Refused { .. }) => {}
                         Err(error) => return Err(error.into()),
                     }
                 }
-                "postmigrate" => return Err(MigrateError::AlreadyCompleted),
-                _ => return Err(MigrateError::RunState { found, wanted: "running" }),
+                RunState::PostMigrate => return Err(MigrateError::AlreadyCompleted),
+                _ => return Err(MigrateError::RunState { found, wanted: RunState::Running }),
             }
             self.pause_between(deadline, "waiting for the guest to run again")?;
         }
@@ -211,7 +211,7 @@ impl SourceQemu {
     /// After completion: whether nobody has let the guest run again, or reset it. QEMU says that a migration is completed
     /// a moment before the run state does.
     pub fn still_stands(&mut self, deadline: Instant) -> Result<bool, MigrateError> {
-        Ok(matches!(self.status(deadline)?.as_str(), "postmigrate" | "finish-migrate"))
+        Ok(matches!(self.status(deadline)?, RunState::PostMigrate | RunState::FinishMigrate))
     }
 
     /// Puts capabilities and parameters back. `cancel` does it.

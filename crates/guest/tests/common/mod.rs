@@ -9,6 +9,7 @@ use linerate_guest::description::*;
 use linerate_guest::process::{Launch, start};
 use linerate_guest::qmp::{QemuVersion, Qmp};
 use linerate_guest::registry::{GuestRecord, Origin, Registry};
+use linerate_guest::run_state::RunState;
 use linerate_guest::spec::{GuestSpec, SpecPlaces};
 use linerate_guest::twin::{QemuBinary, Twin, TwinOptions};
 
@@ -202,7 +203,7 @@ pub fn description(arguments: &[&str]) -> GuestDescription {
             capabilities: ["x-ignore-shared", "events", "pause-before-switchover"].map(String::from).into(),
             ..Traits::default()
         },
-        run_state: "running".into(),
+        run_state: RunState::Running,
         process: ProcessFacts { pid: 1, vcpu_threads: vec![2], executable: "/usr/bin/qemu".into() },
         copied: Vec::new(),
         storage: None,

@@ -9,6 +9,7 @@ use linerate_core::{Code, Fault, GuestState, Side, Step};
 use linerate_guest::domain;
 use linerate_guest::migrate::SourceQemu;
 use linerate_guest::process;
+use linerate_guest::run_state::RunState;
 
 use super::{ADVICE_WAIT, LET_GO_WAIT, LOOK, Leaving, POLL, VERDICT_WAIT, ended};
 use crate::faults::chain;
@@ -22,7 +23,7 @@ impl State {
         let gate = self.gate(step)?;
         // QEMU may have completed long ago, as all that it writes is taken: libvirt may have given up since, and let the guest run.
         let status = self.guest.qemu.status(Self::deadline()).map_err(|error| qemu_fault(step, &error))?;
-        if status == "running" || !self.has_stopped_for_good()? {
+        if status == RunState::Running || !self.has_stopped_for_good()? {
             let detail = "libvirt has given up its migration, and the guest does not stand any more";
             return Err(Fault::new(Code::HypervisorFailed, step, Side::Source, detail));
         }
@@ -49,7 +50,7 @@ impl State {
             }
             let runs = self.guest.qemu.status(Self::deadline());
             match (status, runs) {
-                (Ok(status), Ok(state)) if state == "running" => {
+                (Ok(status), Ok(RunState::Running)) => {
                     let detail = format!(
                         "libvirt runs the guest here again (its migration is {status}): see that the destination's does not run it \
                          too (`virsh domstate`) before you try again"
@@ -165,7 +166,7 @@ impl State {
     fn guest_again(&mut self, deadline: Instant, let_through: bool) -> GuestState {
         loop {
             match self.guest.qemu.status(Self::deadline()) {
-                Ok(state) if state == "running" => return GuestState::RunsAtSource,
+                Ok(RunState::Running) => return GuestState::RunsAtSource,
                 _ if !self.guest.record.is_alive() => return ended(let_through),
                 _ if Instant::now() >= deadline && let_through => return GuestState::Unknown,
                 _ if Instant::now() >= deadline => return GuestState::PausedAtSource,
