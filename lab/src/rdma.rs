@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
-use linerate_lab::{Cache, Machine, MachineKernel, Side};
+use linerate_lab::{Cache, LabError, Machine, MachineKernel, Side};
 
 #[derive(Subcommand)]
 pub enum Rdma {
@@ -56,15 +56,14 @@ pub struct Run {
     command: Vec<String>,
 }
 
-fn kernel(series: &str) -> Result<MachineKernel, String> {
-    MachineKernel::from_series(series).ok_or_else(|| "the kernels are 6.1 and 6.12".to_owned())
+fn kernel(series: &str) -> Result<MachineKernel, LabError> {
+    let unknown = || LabError::Unknown { kind: "kernel (6.1 or 6.12)", name: series.to_owned() };
+    MachineKernel::from_series(series).ok_or_else(unknown)
 }
 
-fn side(name: &str) -> Result<Side, String> {
-    [Side::A, Side::B]
-        .into_iter()
-        .find(|side| side.name() == name)
-        .ok_or_else(|| "the sides are a and b".to_owned())
+fn side(name: &str) -> Result<Side, LabError> {
+    let unknown = || LabError::Unknown { kind: "side (a or b)", name: name.to_owned() };
+    [Side::A, Side::B].into_iter().find(|side| side.name() == name).ok_or_else(unknown)
 }
 
 pub fn run(command: &Rdma) -> Result<ExitCode> {

@@ -5,53 +5,36 @@ use std::time::Duration;
 
 use linerate_api::{TunnelAddressError, TunnelPair};
 
-/// Why a quantity cannot be read.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Why a value of a flag cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnitError {
     /// It does not begin with a number.
+    #[error("it has to begin with a number")]
     NoNumber,
     /// There is a number without unit where one is needed.
+    #[error("a unit is missing; write for example {0}")]
     NoUnit(&'static str),
     /// The unit is not known here.
+    #[error("`{0}` is no unit known here; write for example {1}")]
     UnknownUnit(String, &'static str),
     /// Zero or too much.
+    #[error("it has to be {0}")]
     OutOfRange(String),
     /// Not a network.
+    #[error("a network is written ADDRESS/PREFIX, such as 10.0.1.0/24 or fd00:1::/64")]
     NotANetwork,
     /// Not `HOST` or `HOST:PORT`.
+    #[error("a host is written HOST or HOST:PORT, such as beta, beta:7979 or [fd00:1::2]:7979")]
     NotAHost,
     /// Not `LISTEN=CONNECT`.
+    #[error("a pair is written LISTEN=CONNECT, such as unix:/run/a.sock=unix:/run/b.sock")]
     NotAPair,
-    /// One of the two is no socket.
-    NotASocket(TunnelAddressError),
-    /// Neither `on` nor `off`.
-    NotAChoice,
-}
-
-impl std::error::Error for UnitError {}
-
-impl std::fmt::Display for UnitError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            UnitError::NoNumber => write!(f, "it has to begin with a number"),
-            UnitError::NoUnit(examples) => write!(f, "a unit is missing; write for example {examples}"),
-            UnitError::UnknownUnit(unit, examples) => {
-                write!(f, "`{unit}` is no unit known here; write for example {examples}")
-            }
-            UnitError::OutOfRange(range) => write!(f, "it has to be {range}"),
-            UnitError::NotANetwork => {
-                write!(f, "a network is written ADDRESS/PREFIX, such as 10.0.1.0/24 or fd00:1::/64")
-            }
-            UnitError::NotAPair => {
-                write!(f, "a pair is written LISTEN=CONNECT, such as unix:/run/a.sock=unix:/run/b.sock")
-            }
-            UnitError::NotASocket(error) => error.fmt(f),
-            UnitError::NotAChoice => write!(f, "it has to be on or off"),
-            UnitError::NotAHost => {
-                write!(f, "a host is written HOST or HOST:PORT, such as beta, beta:7979 or [fd00:1::2]:7979")
-            }
-        }
-    }
+    /// The address of a socket cannot be read.
+    #[error(transparent)]
+    NotASocket(#[from] TunnelAddressError),
+    /// None of the words that the flag takes.
+    #[error("it has to be {0}")]
+    NotAChoice(&'static str),
 }
 
 const RATES: &str = "10G or 2.5Gbit (bits per second) or 300MiB/s (bytes per second)";
@@ -189,7 +172,7 @@ pub fn on_off(text: &str) -> Result<bool, UnitError> {
     match text {
         "on" => Ok(true),
         "off" => Ok(false),
-        _ => Err(UnitError::NotAChoice),
+        _ => Err(UnitError::NotAChoice("on or off")),
     }
 }
 
@@ -219,28 +202,28 @@ pub fn host(text: &str) -> Result<String, UnitError> {
 }
 
 /// A path to a UNIX socket.
-pub fn socket_path(text: &str) -> Result<String, String> {
-    let address = format!("unix:{text}").parse::<linerate_api::TunnelAddress>();
-    address.map(|_| text.to_owned()).map_err(|error| error.to_string())
+pub fn socket_path(text: &str) -> Result<String, UnitError> {
+    format!("unix:{text}").parse::<linerate_api::TunnelAddress>()?;
+    Ok(text.to_owned())
 }
 
 /// A way to carry guest RAM.
-pub fn transport(text: &str) -> Result<linerate_api::Transport, String> {
+pub fn transport(text: &str) -> Result<linerate_api::Transport, UnitError> {
     match text {
         "auto" => Ok(linerate_api::Transport::Auto),
         "tcp" => Ok(linerate_api::Transport::Tcp),
         "rdma" => Ok(linerate_api::Transport::Rdma),
-        _ => Err("it is auto, tcp or rdma".to_owned()),
+        _ => Err(UnitError::NotAChoice("auto, tcp or rdma")),
     }
 }
 
 /// How guest RAM is moved.
-pub fn mode(text: &str) -> Result<linerate_api::ModeChoice, String> {
+pub fn mode(text: &str) -> Result<linerate_api::ModeChoice, UnitError> {
     match text {
         "auto" => Ok(linerate_api::ModeChoice::Auto),
         "direct" => Ok(linerate_api::ModeChoice::Direct),
         "stream" => Ok(linerate_api::ModeChoice::Stream),
-        _ => Err("it is auto, direct or stream".to_owned()),
+        _ => Err(UnitError::NotAChoice("auto, direct or stream")),
     }
 }
 

@@ -8,6 +8,7 @@
 
 mod check;
 mod device;
+mod error;
 mod mark;
 mod mounts;
 pub(crate) mod open_files;
@@ -17,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use check::is_same;
 pub use check::{NotShared, Proof, Proved, check, recheck};
+pub use error::RecheckError;
 pub use mark::Marks;
 pub(crate) use source::check_names;
 pub use source::{DescribeError, describe};

@@ -232,12 +232,13 @@ fn what_is_replaced_between_admission_and_blackout_is_noticed_on_both_sides() {
     let aside = hosts.here.join("aside");
     fs::rename(&path, &aside).unwrap();
     image(&path);
-    let said = [shared::recheck(&proved, None), source.marks.recheck(own)].map(|found| found.unwrap_err());
+    let said = [shared::recheck(&proved, None), source.marks.recheck(own)]
+        .map(|found| found.unwrap_err().to_string());
     assert!(said.iter().all(|said| said.contains("vda") && said.contains("replaced")), "{said:?}");
     fs::rename(&aside, &path).unwrap();
     shared::recheck(&proved, Some(own)).unwrap();
     drop((source.marks, source.open));
-    assert!(shared::recheck(&proved, None).unwrap_err().contains("no longer marked"));
+    assert!(shared::recheck(&proved, None).unwrap_err().to_string().contains("no longer marked"));
 }
 
 /// QEMU writes all of a flash device into its file when the guest arrives (tried with QEMU 7.2).

@@ -6,6 +6,8 @@ use linerate_guest::in_use;
 use linerate_guest::shared::{self, Proof, Proved};
 use linerate_guest::twin::Twin;
 
+use crate::faults::fault;
+
 /// Refuses disks that are not shared, or that something else on this host writes.
 pub(super) fn check(guest: &GuestDescription, twin: &Twin) -> Result<Vec<Proved>, Fault> {
     let refuse = |detail: String| Fault::new(Code::ResourceMissing, Step::Admit, Side::Destination, detail);
@@ -29,5 +31,5 @@ pub(super) fn check(guest: &GuestDescription, twin: &Twin) -> Result<Vec<Proved>
 /// Whether the waiting QEMU has opened what was proved, and it is still so.
 pub(super) fn recheck(proved: &[Proved], pid: i32, step: Step) -> Result<(), Fault> {
     shared::recheck(proved, Some(pid))
-        .map_err(|changed| Fault::new(Code::GuestDiffers, step, Side::Destination, changed))
+        .map_err(|error| fault(Code::GuestDiffers, step, Side::Destination, &error))
 }

@@ -55,6 +55,7 @@ use linerate_net::rdma::Domains;
 
 use crate::carriage::Carriage;
 use crate::clock::Clock;
+use crate::faults::fault;
 use crate::hub::Hub;
 use crate::ram::Ram;
 use board::Board;
@@ -167,9 +168,7 @@ impl Outgoing {
     /// Whether the files that were proved to be on shared storage are still those that the guest's QEMU has open.
     fn recheck_marks(&self, pid: i32) -> Result<(), Fault> {
         let marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
-        marks
-            .recheck(pid)
-            .map_err(|changed| Fault::new(Code::GuestDiffers, Step::Blackout, Side::Source, changed))
+        marks.recheck(pid).map_err(|error| fault(Code::GuestDiffers, Step::Blackout, Side::Source, &error))
     }
 
     fn carriage(&self) -> Option<Arc<Carriage>> {

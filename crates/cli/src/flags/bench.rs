@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use linerate_api::{BenchCpu, BenchRequest, BenchTest, BenchTransport};
 
-use crate::units;
+use crate::units::{self, UnitError};
 
 /// `linerate bench …`
 #[derive(Debug, Subcommand)]
@@ -91,13 +91,14 @@ pub enum Transport {
     Rdma,
 }
 
-fn cpu(text: &str) -> Result<BenchCpu, String> {
+fn cpu(text: &str) -> Result<BenchCpu, UnitError> {
     match text {
         "near" => Ok(BenchCpu::Near),
         "far" => Ok(BenchCpu::Far),
-        number => {
-            number.parse().map(BenchCpu::Number).map_err(|_| "write near, far or the number of a CPU".into())
-        }
+        number => number
+            .parse()
+            .map(BenchCpu::Number)
+            .map_err(|_| UnitError::NotAChoice("near, far or the number of a CPU")),
     }
 }
 

@@ -5,8 +5,11 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use super::open_files::OpenFile;
 use super::source::{checksum, end_of, file_facts};
-use super::{DeviceFacts, FileFacts, ImageFacts, Storage, StorageFacts, device, mark, open_files};
+use super::{
+    DeviceFacts, FileFacts, ImageFacts, RecheckError, Storage, StorageFacts, device, mark, open_files,
+};
 use crate::description::{GuestDescription, ImageFormat};
 use crate::identity::is_local;
 use crate::twin::Twin;
@@ -139,28 +142,32 @@ pub(crate) fn is_same(guest: &GuestDescription, there: &str, here: &Path) -> boo
 
 /// Whether the images are still what was proved, and, once QEMU has opened them, that QEMU has those very files open.
 /// Cheap: for the blackout. Marks are there as long as the source lives and has not given up.
-pub fn recheck(proved: &[Proved], pid: Option<i32>) -> Result<(), String> {
-    let open =
-        pid.map(open_files::open_files).transpose().map_err(|error| format!("its QEMU's files: {error}"))?;
-    for one in proved {
-        let changed = |what: &str| {
-            let (disk, path) = (&one.disk, one.path.display());
-            format!("the disk {disk}: since the guest was admitted {path} was {what}")
+pub fn recheck(proved: &[Proved], pid: Option<i32>) -> Result<(), RecheckError> {
+    let list = |pid| open_files::open_files(pid).map_err(|source| RecheckError::OpenFiles { pid, source });
+    let open = pid.map(list).transpose()?;
+    proved.iter().try_for_each(|one| one.recheck(open.as_deref()))
+}
+
+impl Proved {
+    /// `open`: the files that the waiting QEMU has open; none as long as it has opened nothing.
+    fn recheck(&self, open: Option<&[OpenFile]>) -> Result<(), RecheckError> {
+        let (disk, path) = (self.disk.clone(), self.path.clone());
+        let (file, facts) = match open_quietly(&path).and_then(|file| Ok((file.metadata()?, file))) {
+            Ok((facts, file)) => (file, facts),
+            Err(source) => return Err(RecheckError::Lost { disk, path, source }),
         };
-        let file = open_quietly(&one.path).map_err(|error| changed(&format!("lost ({error})")))?;
-        let facts = file.metadata().map_err(|error| changed(&format!("lost ({error})")))?;
-        if identity_of(&facts) != one.identity {
-            return Err(changed("replaced by another file"));
+        if identity_of(&facts) != self.identity {
+            return Err(RecheckError::Replaced { disk, path });
         }
-        if open.as_ref().is_some_and(|open| !open.iter().any(|file| file.is(&facts))) {
-            return Err(changed("opened under another name, or not at all, by the waiting QEMU"));
+        if open.is_some_and(|open| !open.iter().any(|file| file.is(&facts))) {
+            return Err(RecheckError::NotOpened { disk, path });
         }
-        let marked = one.mark.map(|first| mark::is_there(&file, first));
+        let marked = self.mark.map(|first| mark::is_there(&file, first));
         if !marked.is_none_or(|found| found.unwrap_or(false)) {
-            return Err(changed("no longer marked by the source"));
+            return Err(RecheckError::Unmarked { disk, path });
         }
+        Ok(())
     }
-    Ok(())
 }
 
 /// An image that will be opened here, and what it is called at the source.

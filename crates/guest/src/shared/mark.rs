@@ -10,7 +10,8 @@ use std::path::PathBuf;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 
-use super::open_files;
+use super::RecheckError;
+use super::open_files::{self, OpenFile};
 
 /// Marks are at or behind this byte: no image is so large, and QEMU's own locks are on bytes 100 to 300.
 const FIRST: i64 = 1 << 60;
@@ -64,22 +65,25 @@ fn random() -> io::Result<i64> {
 impl Marks {
     /// Whether each path still leads to the file that was marked, and QEMU still has that file open. Cheap: for the
     /// blackout.
-    pub fn recheck(&self, pid: i32) -> Result<(), String> {
-        let open =
-            open_files::open_files(pid).map_err(|error| format!("the files of process {pid}: {error}"))?;
-        for marked in &self.0 {
-            let changed = |what: &str| {
-                let (disk, path) = (&marked.disk, marked.path.display());
-                format!("the disk {disk}: since the migration began {path} was {what}")
-            };
-            let facts = marked.file.metadata().map_err(|error| changed(&error.to_string()))?;
-            if !open.iter().any(|file| file.is(&facts)) {
-                return Err(changed("closed by the guest's QEMU"));
-            }
-            let now = open_files::metadata_in(pid, &marked.path).ok();
-            if now.is_none_or(|now| (now.dev(), now.ino()) != (facts.dev(), facts.ino())) {
-                return Err(changed("removed, or replaced by another file"));
-            }
+    pub fn recheck(&self, pid: i32) -> Result<(), RecheckError> {
+        let open = open_files::open_files(pid).map_err(|source| RecheckError::OpenFiles { pid, source })?;
+        self.0.iter().try_for_each(|marked| marked.recheck(pid, &open))
+    }
+}
+
+impl Marked {
+    fn recheck(&self, pid: i32, open: &[OpenFile]) -> Result<(), RecheckError> {
+        let (disk, path) = (self.disk.clone(), self.path.clone());
+        let facts = match self.file.metadata() {
+            Ok(facts) => facts,
+            Err(source) => return Err(RecheckError::Lost { disk, path, source }),
+        };
+        if !open.iter().any(|file| file.is(&facts)) {
+            return Err(RecheckError::Closed { disk, path });
+        }
+        let now = open_files::metadata_in(pid, &self.path).ok();
+        if now.is_none_or(|now| (now.dev(), now.ino()) != (facts.dev(), facts.ino())) {
+            return Err(RecheckError::Replaced { disk, path });
         }
         Ok(())
     }
@@ -136,9 +140,9 @@ mod tests {
         let marks = Marks(vec![Marked { file, disk: "vda".into(), path: path.clone() }]);
         marks.recheck(pid).unwrap();
         std::fs::rename(&path, dir.path().join("aside")).unwrap();
-        assert!(marks.recheck(pid).unwrap_err().contains("vda"), "it is gone");
+        assert!(marks.recheck(pid).unwrap_err().to_string().contains("vda"), "it is gone");
         std::fs::write(&path, "x").unwrap();
-        assert!(marks.recheck(pid).unwrap_err().contains("replaced"), "another is in its place");
+        assert!(marks.recheck(pid).unwrap_err().to_string().contains("replaced"), "another is in its place");
         drop(qemus);
     }
 }

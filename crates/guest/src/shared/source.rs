@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crc_fast::{CrcAlgorithm, Digest};
 
+use super::error::OpenError;
 use super::mark::{Marked, put};
 use super::mounts::mount_of;
 use super::open_files::{OpenFile, metadata_in, open_files, path_in};
@@ -96,7 +97,7 @@ fn look(disk: &Disk, pid: i32, open: &[OpenFile], mounts: &str) -> (ImageFacts, 
     };
     let path = PathBuf::from(&disk.path);
     match opened(pid, &path, open) {
-        Err(problem) => image.problem = Some(problem),
+        Err(problem) => image.problem = Some(problem.to_string()),
         Ok((file, facts)) if facts.file_type().is_block_device() => {
             let number = facts.rdev();
             image.size = end_of(&file).unwrap_or(0);
@@ -117,17 +118,15 @@ fn look(disk: &Disk, pid: i32, open: &[OpenFile], mounts: &str) -> (ImageFacts, 
 }
 
 /// The file that QEMU has open, if that is what is at the path too.
-fn opened(pid: i32, path: &Path, open: &[OpenFile]) -> Result<(File, Metadata), String> {
-    let at_path = metadata_in(pid, path)
-        .map_err(|error| format!("{} cannot be looked at any more ({error})", path.display()))?;
+fn opened(pid: i32, path: &Path, open: &[OpenFile]) -> Result<(File, Metadata), OpenError> {
+    let at_path = metadata_in(pid, path).map_err(|cause| OpenError::Gone { path: path.to_owned(), cause })?;
     let Some(qemus) = open.iter().find(|file| file.is(&at_path)) else {
-        let path = path.display();
-        return Err(format!("{path} is not the file that the guest's QEMU has open: it was replaced since"));
+        return Err(OpenError::NotQemus { path: path.to_owned() });
     };
-    let failed = |error: io::Error| format!("{} cannot be opened ({error})", path.display());
+    let failed = |cause: io::Error| OpenError::Open { path: path.to_owned(), cause };
     let file = File::open(&qemus.link).or_else(|_| File::open(path_in(pid, path))).map_err(failed)?;
     let facts = file.metadata().map_err(failed)?;
-    if qemus.is(&facts) { Ok((file, facts)) } else { Err(format!("{} was just replaced", path.display())) }
+    if qemus.is(&facts) { Ok((file, facts)) } else { Err(OpenError::JustReplaced { path: path.to_owned() }) }
 }
 
 /// What is known of a file on this host.
