@@ -109,78 +109,100 @@ pub fn judge(runs: &[Figures]) -> Vec<Target> {
 }
 
 fn judge_group(group: &Group<'_>) -> Vec<Target> {
-    let case = group.case;
-    let mut list = Vec::new();
-    let mut add = |promise: &str, found: Option<Spread>, keeps: fn(f64) -> bool| {
+    let mut list = List { group, targets: Vec::new() };
+    list.judge_rates();
+    list.judge_times();
+    list.judge_kind();
+    list.targets
+}
+
+/// The targets of a case, judged one by one.
+struct List<'a> {
+    group: &'a Group<'a>,
+    targets: Vec<Target>,
+}
+
+impl List<'_> {
+    fn add(&mut self, promise: &str, found: Option<Spread>, keeps: fn(f64) -> bool) {
         let met = found.map(|found| keeps(found.median));
-        list.push(Target {
-            case: case.to_owned(),
-            qemu: group.qemu,
-            promise: promise.to_owned(),
-            found,
-            met,
-        });
-    };
-    let (shaped, idle) = (!case.contains("unshaped"), case.starts_with("idle"));
-    if matches!(case, "idle-2x1000" | "idle-2x2500" | "idle-4x1000") {
-        add("at least 97 % of what iperf3 gets over all links", percent(group), |found| found >= 97.0);
-        let times =
-            group.against(&ONE_LINK, |run| run.goodput_gbps, Best::Largest, |ours, theirs| ours / theirs);
-        add("at least 1.9 times the goodput of QEMU's best over one link", times, |found| found >= 1.9);
+        let (case, qemu) = (self.group.case.to_owned(), self.group.qemu);
+        self.targets.push(Target { case, qemu, promise: promise.to_owned(), found, met });
     }
-    let one_link = matches!(case, "idle-1000" | "idle-2500");
-    if one_link {
-        let times = group.against(&ONE_LINK, total, Best::Smallest, times_faster);
-        add(
-            "over one link at most 2 % slower than QEMU's best (times as fast, whole migration)",
-            times,
-            |found| found >= 0.98,
-        );
-    }
-    if case == "idle-2500+1000" {
-        add("at least 95 % of what iperf3 gets over both links", percent(group), |found| found >= 95.0);
-    }
-    if shaped && !one_link && !case.starts_with("cut") {
-        let times = group.against(&[Method::Mptcp], total, Best::Smallest, times_faster);
-        add("faster than QEMU multifd over MPTCP (times, whole migration)", times, |found| found > 1.0);
-    }
-    if !shaped {
-        let times = group.against(&QEMU, total, Best::Smallest, times_faster);
-        add("at least as fast as QEMU's best (times, whole migration)", times, |found| found >= 1.0);
-    }
-    if idle {
-        let cost = group.against(
-            &[Method::Multifd],
-            |run| run.cpu_s_per_gb,
-            Best::Smallest,
-            |ours, theirs| ours / theirs,
-        );
-        add("CPU seconds per GB at most QEMU multifd's (ratio)", cost, |found| found <= 1.0);
-        let more = group.against(&QEMU, blackout, Best::Smallest, |ours, theirs| ours - theirs);
-        add("blackout at most 10 ms over QEMU's shortest (ms more)", more, |found| found <= 10.0);
-        let other = group.spread(Method::Linerate, |run| run.other_steps_ms);
-        add("steps that are not copying under 250 ms in total (ms)", other, |found| found < 250.0);
-    }
-    if case.starts_with("empty") {
-        let copy = group.spread(Method::Linerate, |run| run.copy_s.filter(|_| run.completed));
-        add("copying takes under 1 s", copy, |found| found < 1.0);
-    }
-    if case.starts_with("hot") {
-        let part = group.against(&[Method::Mptcp], blackout, Best::Smallest, |ours, theirs| ours / theirs);
-        add("blackout at most half of QEMU's over both links (ratio)", part, |found| found <= 0.5);
-    }
-    if case.starts_with("cut") {
-        let share = |run: &Figures| Some(if run.completed { 1.0 } else { 0.0 });
-        add("every migration survives the cut (share)", group.spread(Method::Linerate, share), |found| {
-            found >= 1.0
-        });
-        // The median hides single failures, and not one is allowed.
-        let lost = group.of(Method::Linerate).any(|run| !run.completed);
-        if let Some(last) = list.last_mut().filter(|_| lost) {
-            last.met = Some(false);
+
+    /// Against what the links carry, and against QEMU over one of them.
+    fn judge_rates(&mut self) {
+        let group = self.group;
+        if matches!(group.case, "idle-2x1000" | "idle-2x2500" | "idle-4x1000") {
+            self.add("at least 97 % of what iperf3 gets over all links", percent(group), |found| {
+                found >= 97.0
+            });
+            let times =
+                group.against(&ONE_LINK, |run| run.goodput_gbps, Best::Largest, |ours, theirs| ours / theirs);
+            self.add("at least 1.9 times the goodput of QEMU's best over one link", times, |found| {
+                found >= 1.9
+            });
+        }
+        if group.case == "idle-2500+1000" {
+            self.add("at least 95 % of what iperf3 gets over both links", percent(group), |found| {
+                found >= 95.0
+            });
         }
     }
-    list
+
+    /// Whole migrations against QEMU's.
+    fn judge_times(&mut self) {
+        let (group, case) = (self.group, self.group.case);
+        let one_link = matches!(case, "idle-1000" | "idle-2500");
+        let shaped = !case.contains("unshaped");
+        if one_link {
+            let times = group.against(&ONE_LINK, total, Best::Smallest, times_faster);
+            let promise =
+                "over one link at most 2 % slower than QEMU's best (times as fast, whole migration)";
+            self.add(promise, times, |found| found >= 0.98);
+        }
+        if shaped && !one_link && !case.starts_with("cut") {
+            let times = group.against(&[Method::Mptcp], total, Best::Smallest, times_faster);
+            self.add("faster than QEMU multifd over MPTCP (times, whole migration)", times, |found| {
+                found > 1.0
+            });
+        }
+        if !shaped {
+            let times = group.against(&QEMU, total, Best::Smallest, times_faster);
+            self.add("at least as fast as QEMU's best (times, whole migration)", times, |found| found >= 1.0);
+        }
+    }
+
+    /// What is promised of idle, empty and busy guests, and of those that lose a link.
+    fn judge_kind(&mut self) {
+        let (group, case) = (self.group, self.group.case);
+        let ratio = |ours: f64, theirs: f64| ours / theirs;
+        if case.starts_with("idle") {
+            let cost = group.against(&[Method::Multifd], |run| run.cpu_s_per_gb, Best::Smallest, ratio);
+            self.add("CPU seconds per GB at most QEMU multifd's (ratio)", cost, |found| found <= 1.0);
+            let more = group.against(&QEMU, blackout, Best::Smallest, |ours, theirs| ours - theirs);
+            self.add("blackout at most 10 ms over QEMU's shortest (ms more)", more, |found| found <= 10.0);
+            let other = group.spread(Method::Linerate, |run| run.other_steps_ms);
+            self.add("steps that are not copying under 250 ms in total (ms)", other, |found| found < 250.0);
+        }
+        if case.starts_with("empty") {
+            let copy = group.spread(Method::Linerate, |run| run.copy_s.filter(|_| run.completed));
+            self.add("copying takes under 1 s", copy, |found| found < 1.0);
+        }
+        if case.starts_with("hot") {
+            let part = group.against(&[Method::Mptcp], blackout, Best::Smallest, ratio);
+            self.add("blackout at most half of QEMU's over both links (ratio)", part, |found| found <= 0.5);
+        }
+        if case.starts_with("cut") {
+            let share = |run: &Figures| Some(if run.completed { 1.0 } else { 0.0 });
+            let found = group.spread(Method::Linerate, share);
+            self.add("every migration survives the cut (share)", found, |found| found >= 1.0);
+            // The median hides single failures, and not one is allowed.
+            let lost = group.of(Method::Linerate).any(|run| !run.completed);
+            if let Some(last) = self.targets.last_mut().filter(|_| lost) {
+                last.met = Some(false);
+            }
+        }
+    }
 }
 
 fn percent(group: &Group<'_>) -> Option<Spread> {

@@ -421,82 +421,54 @@ fn holes() -> Outcome<()> {
     sparse.set_len(1 << 30)?;
     (0..1 << 18).step_by(2).try_for_each(|page: u64| sparse.write_all_at(&[1], page * 4096))?;
     let sparse = Mapping::of_file(sparse)?;
-    let timed = |work: &dyn Fn() -> Outcome<()>| -> Outcome<f64> {
-        let begun = Instant::now();
-        work()?;
-        Ok(begun.elapsed().as_secs_f64() * 1e3)
-    };
-    let seek = || -> Outcome<()> {
+    let seek = || {
         black_box(rustix::fs::seek(&file, rustix::fs::SeekFrom::Hole(0))?);
         Ok(())
     };
-    let stat = |length: u64| {
-        let mut range = cachestat_range { off: 0, len: length };
-        let mut found =
-            cachestat { nr_cache: 0, nr_dirty: 0, nr_writeback: 0, nr_evicted: 0, nr_recently_evicted: 0 };
-        let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
-        // SAFETY: both structures are live and those that the call wants.
-        black_box(unsafe { libc::syscall(451, fd, &mut range, &mut found, 0) });
+    let stat_all = || {
+        stat(&file, 1 << 30);
+        Ok(())
+    };
+    let stat_runs = || {
+        (0..4096).for_each(|_| stat(&file, CHUNK as u64));
+        Ok(())
+    };
+    let populated = |of: &Mapping| {
+        black_box(of.populated()?);
+        Ok(())
+    };
+    let digest = |threads| {
+        black_box(mapping.digest(threads)?);
+        Ok(())
     };
     compare(
         "asking for holes, 1 GiB",
         "ms",
         vec![
             ("SEEK_HOLE, all populated", Box::new(|| timed(&seek))),
-            (
-                "cachestat, all populated",
-                Box::new(|| {
-                    timed(&|| {
-                        stat(1 << 30);
-                        Ok(())
-                    })
-                }),
-            ),
-            (
-                "cachestat, 4096 runs of 256 KiB",
-                Box::new(|| {
-                    timed(&|| {
-                        (0..4096).for_each(|_| stat(CHUNK as u64));
-                        Ok(())
-                    })
-                }),
-            ),
-            (
-                "populated(), all populated",
-                Box::new(|| {
-                    timed(&|| {
-                        black_box(mapping.populated()?);
-                        Ok(())
-                    })
-                }),
-            ),
-            (
-                "populated(), every second page a hole",
-                Box::new(|| {
-                    timed(&|| {
-                        black_box(sparse.populated()?);
-                        Ok(())
-                    })
-                }),
-            ),
-            (
-                "digest(1), all populated",
-                Box::new(|| {
-                    timed(&|| {
-                        black_box(mapping.digest(1)?);
-                        Ok(())
-                    })
-                }),
-            ),
-            (
-                "digest(2), all populated",
-                Box::new(|| {
-                    timed(&|| {
-                        black_box(mapping.digest(2)?);
-                        Ok(())
-                    })
-                }),
-            ),
+            ("cachestat, all populated", Box::new(|| timed(&stat_all))),
+            ("cachestat, 4096 runs of 256 KiB", Box::new(|| timed(&stat_runs))),
+            ("populated(), all populated", Box::new(|| timed(&|| populated(&mapping)))),
+            ("populated(), every second page a hole", Box::new(|| timed(&|| populated(&sparse)))),
+            ("digest(1), all populated", Box::new(|| timed(&|| digest(1)))),
+            ("digest(2), all populated", Box::new(|| timed(&|| digest(2)))),
         ],
     )
+}
+
+/// Milliseconds.
+fn timed(work: &dyn Fn() -> Outcome<()>) -> Outcome<f64> {
+    let begun = Instant::now();
+    work()?;
+    Ok(begun.elapsed().as_secs_f64() * 1e3)
+}
+
+/// Asks how much of the first `length` bytes is in the page cache.
+fn stat(file: &std::fs::File, length: u64) {
+    let mut range = cachestat_range { off: 0, len: length };
+    let mut found =
+        cachestat { nr_cache: 0, nr_dirty: 0, nr_writeback: 0, nr_evicted: 0, nr_recently_evicted: 0 };
+    let fd = std::os::fd::AsRawFd::as_raw_fd(file);
+    // SAFETY: both structures are live and those that the call wants.
+    black_box(unsafe { libc::syscall(451, fd, &mut range, &mut found, 0) });
 }
