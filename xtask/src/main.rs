@@ -41,12 +41,13 @@ const UNSAFE_ALLOWED: &[&str] = &["crates/memory/", "crates/net/src/rdma/"];
 
 fn main() -> ExitCode {
     let result = match std::env::args().nth(1).as_deref() {
-        Some("check") => check(),
+        Some("check") => check().map(|()| true),
         Some("test") => suite::run(std::env::args().nth(2).as_deref()),
         _ => Err(anyhow::anyhow!("usage: xtask check | test [AT A TIME]")),
     };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("xtask: {error:#}");
             ExitCode::FAILURE
