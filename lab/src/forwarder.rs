@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::io::{ErrorKind, Read};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use nix::sys::socket::LinkAddr;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::error::io_error;
+use crate::lock::lock;
 use crate::{LabError, netns};
 
 /// How soon threads notice that they shall end.
@@ -44,7 +45,7 @@ struct Queue {
 
 impl Queue {
     fn frames(&self) -> MutexGuard<'_, VecDeque<(Instant, Vec<u8>)>> {
-        self.frames.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.frames)
     }
 }
 

@@ -2,13 +2,14 @@
 
 use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
 use crate::error::io_error;
+use crate::lock::lock;
 use crate::{Lab, LabError, netns, wait};
 
 const MAGIC: u64 = 0x3054_4145_4254_4c4c;
@@ -119,10 +120,6 @@ impl Drop for Observer {
             let _ = thread.join();
         }
     }
-}
-
-fn lock(beats: &Mutex<Vec<Beat>>) -> MutexGuard<'_, Vec<Beat>> {
-    beats.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn listen(socket: &UdpSocket, began: Instant, beats: &Mutex<Vec<Beat>>, stop: &AtomicBool) {

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use linerate_lab::{Cache, LabError, Machine, MachineKernel, MachineOutput, Side, Slot};
+use linerate_lab::{Cache, LabError, Machine, MachineKernel, MachineOutput, Side, Slot, lock};
 
 /// Machines at a time: each is emulated, and busy for a part of its time only.
 const MACHINES: usize = 2;
@@ -26,7 +26,7 @@ struct Places(usize);
 
 /// Waits until so many machines more may run.
 fn places(wanted: usize) -> Places {
-    let running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+    let running = lock(&RUNNING);
     let full = |running: &mut usize| *running + wanted > MACHINES;
     let mut running = ENDED.wait_while(running, full).unwrap_or_else(PoisonError::into_inner);
     *running += wanted;
@@ -35,7 +35,7 @@ fn places(wanted: usize) -> Places {
 
 impl Drop for Places {
     fn drop(&mut self) {
-        *RUNNING.lock().unwrap_or_else(PoisonError::into_inner) -= self.0;
+        *lock(&RUNNING) -= self.0;
         ENDED.notify_all();
     }
 }

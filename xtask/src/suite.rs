@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -44,12 +44,12 @@ pub fn run(jobs: Option<&str>) -> Result<bool> {
             scope.spawn(|| {
                 while let Some(program) = next(&waiting) {
                     let counted = run_one(&program, LIMIT);
-                    sum.lock().unwrap_or_else(PoisonError::into_inner).add(counted);
+                    lock(&sum).add(counted);
                 }
             });
         }
     });
-    let mut sum = sum.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut sum = std::mem::take(&mut *lock(&sum));
     sum.add(examples());
     say(&sum.to_string());
     Ok(sum.is_good())
@@ -83,8 +83,13 @@ fn cargo() -> std::ffi::OsString {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }
 
+/// A panic of one thread ends the run as a whole, behind the others.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn next(waiting: &Mutex<VecDeque<Program>>) -> Option<Program> {
-    waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    lock(waiting).pop_front()
 }
 
 fn build() -> Result<Vec<Program>> {

@@ -10,7 +10,7 @@ mod page;
 mod schema;
 
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use linerate_lab::{Agent, AgentOptions, Lab, LinkSpec, Lldpd, Switch};
 use serde_json::Value;
@@ -32,7 +32,7 @@ impl Room {
 
     /// With lines in the agents' configuration.
     fn with(hosts: usize, rates_mbps: &[u64], configuration: &str) -> Room {
-        let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let one = linerate_lab::lock(&ONE);
         let mut builder = Lab::builder().hosts(hosts);
         for rate in rates_mbps {
             builder = builder.link(LinkSpec::shaped(*rate));
@@ -42,7 +42,7 @@ impl Room {
 
     /// Agents on all hosts of a lab.
     fn of(lab: Lab, configuration: &str) -> Room {
-        Room::started(lab, configuration, ONE.lock().unwrap_or_else(PoisonError::into_inner))
+        Room::started(lab, configuration, linerate_lab::lock(&ONE))
     }
 
     fn started(lab: Lab, configuration: &str, one: MutexGuard<'static, ()>) -> Room {

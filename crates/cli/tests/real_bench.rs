@@ -5,7 +5,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use linerate_lab::{Agent, AgentOptions, Lab, LinkSpec};
@@ -25,7 +25,7 @@ struct Stage {
 
 impl Stage {
     fn new() -> Stage {
-        let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let one = linerate_lab::lock(&ONE);
         let links = [LinkSpec::shaped(1000).mtu(9000), LinkSpec::shaped(400).mtu(1500)];
         let lab = Lab::builder().links(links).build().unwrap();
         let options = || AgentOptions {

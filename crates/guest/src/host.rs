@@ -13,6 +13,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::description::{Disk, GuestDescription, ImageFormat};
+use crate::lock::lock;
 use crate::qcow2;
 use crate::qmp::QemuVersion;
 use crate::roots::is_allowed;
@@ -92,7 +93,7 @@ impl QemuCache {
     /// What the program says of itself.
     pub fn facts(&self, qemu: &QemuBinary, deadline: Instant) -> Result<QemuFacts, QemuFactsError> {
         let changed = fs::metadata(&qemu.path).and_then(|metadata| metadata.modified()).ok();
-        let mut known = self.known.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut known = lock(&self.known);
         if let Some((then, facts)) = known.get(&qemu.path)
             && *then == changed
         {

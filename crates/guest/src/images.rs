@@ -10,10 +10,11 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::description::{CopiedDisk, GuestDescription, ImageFormat};
 use crate::identity::{self, Compared};
+use crate::lock::lock;
 use crate::migrate::Export;
 use crate::qcow2;
 use crate::registry::remove_file;
@@ -57,7 +58,7 @@ pub struct Claims(Arc<Mutex<HashSet<Storage>>>);
 
 impl Claims {
     fn lock(&self) -> MutexGuard<'_, HashSet<Storage>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

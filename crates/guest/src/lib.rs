@@ -28,6 +28,7 @@ pub mod identity;
 pub mod images;
 pub mod in_use;
 pub mod left_ram;
+mod lock;
 pub mod migrate;
 pub mod options;
 pub mod process;

@@ -6,12 +6,13 @@
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
 use crate::description::{DescriptionError, check_name};
+use crate::lock::lock;
 use crate::procfs::{ProcessError, ProcessIdentity, boot_id};
 
 /// Version of the record's form.
@@ -170,7 +171,7 @@ impl Registry {
     /// Makes the folder of a new guest. Leftovers of a dead one are removed, a living one is an error.
     pub fn reserve(&self, name: &str) -> Result<PathBuf, RegistryError> {
         let folder = self.folder(name)?;
-        let _removing = self.removing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _removing = lock(&self.removing);
         match self.get(name) {
             Ok(record) if record.is_alive() => return Err(RegistryError::Exists(name.to_owned())),
             Ok(record) => self.remove(&record)?,
@@ -265,7 +266,7 @@ impl Registry {
     /// Frees the RAM of guests whose QEMU has ended: files in memory that nobody reads any more. Their records, logs and images stay
     /// for whoever looks at why it ended. Gives the names of the guests.
     pub fn free_ram_of_dead(&self) -> Vec<String> {
-        let _removing = self.removing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _removing = lock(&self.removing);
         let dead = self
             .list()
             .unwrap_or_default()

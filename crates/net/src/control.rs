@@ -5,9 +5,9 @@
 
 use std::io;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ use linerate_wire::frame::{Frame, HEADER_BYTES, Header, Tag};
 use linerate_wire::{DecodeError, EncodeError};
 use thiserror::Error;
 
+use crate::lock::{Condvar, Mutex};
 use crate::socket::{is_transient, receive_now, send_all, wait_readable};
 use crate::tcp::Stream;
 
@@ -111,7 +112,7 @@ pub struct ControlSender {
 impl ControlSender {
     /// Sends an encoded frame. After an error the path is closed, and its loss will be told.
     pub fn send(&self, frame: &[u8]) -> Result<(), ControlError> {
-        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut said = self.said.lock();
         self.send_locked(&mut said, frame)
     }
 
@@ -134,7 +135,7 @@ impl ControlSender {
 
     /// Says that the path lives if nothing was said since.
     fn keep_alive(&self, frame: &[u8], every: Duration) -> Result<(), ControlError> {
-        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut said = self.said.lock();
         if said.elapsed() < every { Ok(()) } else { self.send_locked(&mut said, frame) }
     }
 }
@@ -228,7 +229,7 @@ struct Stop {
 
 impl Stop {
     fn stop(&self) {
-        let _held = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let _held = self.lock.lock();
         self.wanted.store(true, Ordering::SeqCst);
         self.changed.notify_all();
     }
@@ -239,7 +240,7 @@ impl Stop {
 
     /// False when it is time to stop.
     fn sleep(&self, wait: Duration) -> bool {
-        let held = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = self.lock.lock();
         drop(self.changed.wait_timeout_while(held, wait, |()| !self.is_wanted()));
         !self.is_wanted()
     }

@@ -4,14 +4,15 @@
 //! land on a new one. [`Fence::close`] ends the connection *and waits until the thread that applied it is gone*; only the
 //! second makes it true.
 
+use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use linerate_wire::frame::REFUSED_MAX;
 use thiserror::Error;
 
 use crate::channel::Closer;
+use crate::lock::{Condvar, Mutex};
 
 /// What a channel applied before it was fenced.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -65,9 +66,8 @@ impl Fence {
             state
         };
         self.closer.close();
-        let waited = self.ended.wait_timeout_while(state, wait, |state| state.serving);
-        let (state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
-        if timeout.timed_out() && state.serving {
+        let (state, still_serving) = self.ended.wait_timeout_while(state, wait, |state| state.serving);
+        if still_serving {
             return Err(FenceError::StillServing { waited: wait });
         }
         Ok(state.fenced.clone())
@@ -89,7 +89,7 @@ impl Fence {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -14,6 +14,7 @@ pub mod control;
 pub mod fence;
 pub mod interfaces;
 pub mod links;
+mod lock;
 pub mod memory;
 pub mod monitor;
 pub mod netlink;

@@ -1,8 +1,9 @@
 //! The bandwidth limit of a migration: one token bucket that all channels draw from.
 
 use std::num::NonZeroU64;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use crate::lock::Mutex;
 
 /// Token bucket, pure: the time is passed in as nanoseconds of any steady clock.
 ///
@@ -78,12 +79,12 @@ impl Pacer {
     /// Takes `bytes`, and says how long to wait before sending them.
     pub fn take(&self, bytes: u64) -> Duration {
         let now_ns = u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.bucket.lock().unwrap_or_else(PoisonError::into_inner).take(bytes, now_ns)
+        self.bucket.lock().take(bytes, now_ns)
     }
 
     /// Gives back what was taken and not sent.
     pub fn give_back(&self, bytes: u64) {
-        self.bucket.lock().unwrap_or_else(PoisonError::into_inner).give_back(bytes);
+        self.bucket.lock().give_back(bytes);
     }
 }
 

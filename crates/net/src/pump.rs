@@ -5,14 +5,15 @@
 //! is lost. That is told once.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use linerate_core::{ChannelId, RegionId, Run};
 
 use crate::channel::{Acknowledged, Acks, ChannelError, Closer, Sender, WriteOrder, total};
+use crate::lock::{Condvar, Mutex};
 use crate::pacer::Pacer;
 use crate::stats::ChannelStats;
 use crate::table::RegionTable;
@@ -182,7 +183,7 @@ struct Shared {
 impl Shared {
     /// True for the first caller.
     fn end(&self) -> bool {
-        let first = !std::mem::replace(&mut *self.over.lock().unwrap_or_else(PoisonError::into_inner), true);
+        let first = !std::mem::replace(&mut *self.over.lock(), true);
         self.changed.notify_all();
         self.closer.close();
         first
@@ -195,14 +196,13 @@ impl Shared {
     }
 
     fn is_over(&self) -> bool {
-        *self.over.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.over.lock()
     }
 
     /// Sleeps, but not on after the end. False at the end.
     fn sleep(&self, wait: Duration) -> bool {
-        let over = self.over.lock().unwrap_or_else(PoisonError::into_inner);
-        let slept = self.changed.wait_timeout_while(over, wait, |over| !*over);
-        !*slept.unwrap_or_else(PoisonError::into_inner).0
+        let over = self.over.lock();
+        !*self.changed.wait_timeout_while(over, wait, |over| !*over).0
     }
 }
 

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, Weak};
+use std::sync::{Arc, RwLockReadGuard, Weak};
 
 use linerate_core::{RegionId, Run};
 
 use crate::channel::ChannelError;
+use crate::lock::{Mutex, RwLock};
 use crate::region::Region;
 use crate::region::held::HeldRegion;
 
@@ -64,7 +65,7 @@ impl RegionTable {
 
     /// Leave for one system call that writes.
     pub fn permit(&self) -> Result<WritePermit<'_>, ChannelError> {
-        let sealed = self.sealed.read().unwrap_or_else(PoisonError::into_inner);
+        let sealed = self.sealed.read();
         if *sealed { Err(ChannelError::Sealed) } else { Ok(WritePermit { _guard: sealed }) }
     }
 
@@ -72,7 +73,7 @@ impl RegionTable {
     pub fn attach(&self, writer: &Arc<dyn RemoteWriter>) -> Result<(), ChannelError> {
         // Under the permit: either the seal comes later and finds the writer, or this finds the seal.
         let _permit = self.permit()?;
-        let mut writers = self.writers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut writers = self.writers.lock();
         writers.retain(|known| known.strong_count() > 0);
         writers.push(Arc::downgrade(writer));
         Ok(())
@@ -81,8 +82,8 @@ impl RegionTable {
     /// Refuses every write from here on. When it returns, none is under way, no adapter can write, and what was filled
     /// only for adapters are holes again.
     pub fn seal(&self) {
-        *self.sealed.write().unwrap_or_else(PoisonError::into_inner) = true;
-        let writers = std::mem::take(&mut *self.writers.lock().unwrap_or_else(PoisonError::into_inner));
+        *self.sealed.write() = true;
+        let writers = std::mem::take(&mut *self.writers.lock());
         writers.iter().filter_map(Weak::upgrade).for_each(|writer| writer.stop());
         for (id, region) in &self.regions {
             if let Err(error) = region.settle() {
@@ -94,7 +95,7 @@ impl RegionTable {
 
     /// Whether it was sealed.
     pub fn is_sealed(&self) -> bool {
-        *self.sealed.read().unwrap_or_else(PoisonError::into_inner)
+        *self.sealed.read()
     }
 }
 

@@ -1,7 +1,6 @@
 //! Agents that stop exactly where they write their journal, and what is seen of a guest behind their backs.
 
 use std::path::{Path, PathBuf};
-use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use linerate_lab::{
@@ -17,7 +16,7 @@ const SMALL_DISK_MB: u64 = 4;
 const SOON: Duration = Duration::from_secs(40);
 
 fn gated_hosts(links_mbps: &[u64]) -> (Hosts, [Gate; 2]) {
-    let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let one = linerate_lab::lock(&ONE);
     let links =
         links_mbps.iter().fold(Lab::builder(), |lab, &mbps| lab.link(LinkSpec::shaped(mbps).mtu(9000)));
     let lab = links.build().unwrap();

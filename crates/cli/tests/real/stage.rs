@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use linerate_lab::{
@@ -341,7 +341,7 @@ fn hosts(links: &[u64]) -> Hosts {
 
 /// The first two hosts have agents.
 fn hosts_of(builder: LabBuilder, links: &[u64], configuration: impl FnOnce(&Lab) -> String) -> Hosts {
-    let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let one = linerate_lab::lock(&ONE);
     let builder = links.iter().fold(builder, |lab, &mbps| lab.link(LinkSpec::shaped(mbps).mtu(9000)));
     let lab = builder.build().unwrap();
     let hosts = lab.hosts().iter().take(2);

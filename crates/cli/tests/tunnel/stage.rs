@@ -6,7 +6,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use linerate_lab::{Agent, AgentOptions, Lab, LinkSpec};
@@ -31,7 +31,7 @@ pub struct Stage {
 impl Stage {
     /// Two links. The second host allows what is in a folder, and a TCP port.
     pub fn new() -> Stage {
-        let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let one = linerate_lab::lock(&ONE);
         let lab = Lab::builder().links([LinkSpec::shaped(1000).mtu(9000); 2]).build().unwrap();
         let targets = lab.directory().join("targets");
         std::fs::create_dir(&targets).unwrap();

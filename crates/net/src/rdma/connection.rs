@@ -2,8 +2,8 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
@@ -23,6 +23,7 @@ use super::memory::Buffer;
 use super::options::{INLINE_BYTES, MESSAGE_BYTES, MESSAGES, SEND_QUEUE};
 use super::release::CmEnd;
 use super::verbs::{Access, CompletionQueue, POLL_BATCH};
+use crate::lock::Mutex;
 use crate::table::RemoteWriter;
 
 /// Longest that a thread looks for a completion before it sleeps. Sleeping and waking costs some 10 µs, so that it is only
@@ -135,7 +136,7 @@ impl Connection {
             qp_type: IBV_QPT_RC,
             sq_sig_all: 0,
         };
-        let mut alive = self.alive.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut alive = self.alive.lock();
         let protection = self.domain.protection.pointer();
         // SAFETY: identifier, domain and queues are alive and on one device; the attributes are read during the call.
         check("making a queue pair", unsafe {
@@ -183,7 +184,7 @@ impl Connection {
         what: &'static str,
         call: impl FnOnce(NonNull<Qp>) -> Option<i32>,
     ) -> Result<(), RdmaError> {
-        let alive = self.alive.lock().unwrap_or_else(PoisonError::into_inner);
+        let alive = self.alive.lock();
         // SAFETY: the identifier is alive; its queue pair does not go while the lock is held.
         let pair = NonNull::new(unsafe { (*self.identifier().pointer()).qp });
         let (true, Some(pair)) = (*alive, pair) else { return Err(RdmaError::ClosedHere) };
@@ -418,7 +419,7 @@ impl Connection {
     pub(super) fn end(&self) {
         self.closed.store(true, Ordering::SeqCst);
         {
-            let mut alive = self.alive.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut alive = self.alive.lock();
             if std::mem::replace(&mut *alive, false) {
                 // SAFETY: identifier and pair are alive; the pair is destroyed once, under the lock that all its users
                 // take. Disconnecting tells the peer, if anything can; it fails only where there is no connection.

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use linerate_core::Run;
 
@@ -13,6 +13,7 @@ use super::abi::Context;
 use super::error::RdmaError;
 use super::library::Library;
 use super::verbs::{Access, ProtectionDomain, Registration};
+use crate::lock::Mutex;
 use crate::region::Mapped;
 
 /// A registration that is made by whoever needs it first.
@@ -41,7 +42,7 @@ impl Domain {
         let address = (mapped.base.as_ptr() as usize).wrapping_add(offset);
         let slot = self.slot((address, length, access));
         // Locking pages takes long: other channels register other windows meanwhile.
-        let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = slot.lock();
         if let Some(known) = &*slot {
             return Ok(Arc::clone(known));
         }
@@ -55,7 +56,7 @@ impl Domain {
     }
 
     fn slot(&self, place: (usize, usize, Access)) -> Slot {
-        let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut windows = self.windows.lock();
         Arc::clone(windows.entry(place).or_default())
     }
 }
@@ -72,7 +73,7 @@ impl Domains {
         library: &'static Library,
         context: NonNull<Context>,
     ) -> Result<Arc<Domain>, RdmaError> {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.lock();
         known.retain(|domain| domain.strong_count() > 0);
         let here = context.as_ptr() as usize;
         if let Some(domain) = known.iter().filter_map(Weak::upgrade).find(|domain| domain.context == here) {

@@ -5,7 +5,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -22,6 +22,7 @@ use super::domain::Domains;
 use super::error::{RdmaError, check};
 use super::library::Library;
 use super::options::RdmaOptions;
+use crate::lock::Mutex;
 
 /// Requests that wait in the kernel, per address.
 const BACKLOG: i32 = 128;
@@ -99,7 +100,7 @@ struct Shared {
 
 impl Shared {
     fn places(&self) -> MutexGuard<'_, Vec<Place>> {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+        self.places.lock()
     }
 
     /// Listens at those of the addresses at which it does not yet. Returns why the last of them cannot be used.

@@ -8,12 +8,12 @@
 use std::mem::ManuallyDrop;
 use std::net::IpAddr;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use super::abi::RDMA_CM_EVENT_DEVICE_REMOVAL;
 use super::cm::{EventChannel, Identifier};
 use super::devices;
+use crate::lock::Mutex;
 
 /// How often the ports of kept identifiers are looked at.
 const LOOK: Duration = Duration::from_millis(100);
@@ -95,7 +95,7 @@ fn is_up(root: &Path, interface: &str) -> bool {
 }
 
 fn keep(end: End) {
-    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut kept = KEPT.lock();
     if kept.ends.len() >= KEPT_MAX {
         kept.ends.remove(0);
     }
@@ -112,7 +112,7 @@ fn keep(end: End) {
 fn watch() {
     loop {
         std::thread::sleep(LOOK);
-        let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = KEPT.lock();
         kept.ends.retain(|end| !end.port_is_up() && !end.device_goes());
         if kept.ends.is_empty() {
             kept.watched = false;

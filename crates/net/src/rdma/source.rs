@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use linerate_core::Run;
@@ -15,6 +15,7 @@ use super::options::{CLAIMS_MAX, MESSAGES, SEND_QUEUE};
 use super::receive::split;
 use super::verbs::{POLL_BATCH, Registration};
 use crate::channel::{Acknowledged, ChannelError};
+use crate::lock::{Condvar, Mutex};
 
 /// Whoever waits for something looks for it itself this often, in case that nobody else does.
 const LOOK: Duration = Duration::from_millis(1);
@@ -114,11 +115,11 @@ impl SourceEnd {
     }
 
     fn inbox(&self) -> MutexGuard<'_, Inbox> {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inbox.lock()
     }
 
     fn outbox(&self) -> MutexGuard<'_, Outbox> {
-        self.outbox.lock().unwrap_or_else(PoisonError::into_inner)
+        self.outbox.lock()
     }
 
     pub(super) fn with_inbox<T>(&self, look: impl FnOnce(&mut Inbox) -> T) -> T {
@@ -149,7 +150,7 @@ impl SourceEnd {
                 return Err(RdmaError::TimedOut { what, milliseconds }.into());
             }
             // The other thread of the channel wakes this one; if there is none, this one looks by itself.
-            drop(self.changed.wait_timeout(inbox, LOOK).unwrap_or_else(PoisonError::into_inner));
+            drop(self.changed.wait_timeout(inbox, LOOK));
         }
     }
 

@@ -4,7 +4,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, MutexGuard, mpsc};
 use std::time::{Duration, Instant};
 
 use linerate_core::{Code, Fault, Run, SessionId, Side, Step, Token};
@@ -21,6 +21,7 @@ use super::source::SourceEnd;
 use super::{Connection, Domains, error::RdmaError};
 use crate::channel::{Acks, ChannelEnd, ChannelError, Closer, Receiver, Sender, WriteOrder};
 use crate::fence::Fence;
+use crate::lock::Mutex;
 use crate::region::held::WINDOW_BYTES;
 use crate::region::{Mapped, Region};
 use crate::table::RegionTable;
@@ -44,7 +45,7 @@ const FAR_2: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 9, 1, 2));
 static LINK: Mutex<()> = Mutex::new(());
 
 fn link() -> MutexGuard<'static, ()> {
-    LINK.lock().unwrap_or_else(PoisonError::into_inner)
+    LINK.lock()
 }
 
 fn run(offset: u64, length: u64) -> Run {

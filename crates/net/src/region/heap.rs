@@ -2,13 +2,14 @@
 
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{RwLockReadGuard, RwLockWriteGuard};
 
 use linerate_core::{PAGE_BYTES, Run};
 use linerate_wire::PayloadChecksum;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 
 use super::Region;
+use crate::lock::RwLock;
 
 /// A region on the heap.
 #[derive(Debug)]
@@ -35,11 +36,11 @@ impl HeapRegion {
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Vec<u8>> {
-        self.bytes.read().unwrap_or_else(PoisonError::into_inner)
+        self.bytes.read()
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, Vec<u8>> {
-        self.bytes.write().unwrap_or_else(PoisonError::into_inner)
+        self.bytes.write()
     }
 }
 

@@ -14,11 +14,12 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, RwLockReadGuard};
 
 use linerate_core::{PAGE_BYTES, Run};
 
 use super::{Mapped, Region};
+use crate::lock::RwLock;
 
 /// Bytes that are registered at a time. docs/rdma.md has the measurement that chose it.
 pub const WINDOW_BYTES: u64 = 2 << 20;
@@ -59,7 +60,7 @@ impl HeldRegion {
     }
 
     fn read(&self) -> RwLockReadGuard<'_, BTreeMap<u64, Box<Empty>>> {
-        self.windows.read().unwrap_or_else(PoisonError::into_inner)
+        self.windows.read()
     }
 
     fn mark(windows: &BTreeMap<u64, Box<Empty>>, runs: &[Run], empty: bool) {
@@ -191,7 +192,7 @@ impl Region for HeldRegion {
     }
 
     fn hold(&self, run: Run) -> io::Result<()> {
-        let mut windows = self.windows.write().unwrap_or_else(PoisonError::into_inner);
+        let mut windows = self.windows.write();
         for piece in pieces(run) {
             let number = piece.offset / WINDOW_BYTES;
             let Some(window) = window_of(piece.offset, self.size()) else {
@@ -213,7 +214,7 @@ impl Region for HeldRegion {
     }
 
     fn settle(&self) -> io::Result<()> {
-        let mut windows = self.windows.write().unwrap_or_else(PoisonError::into_inner);
+        let mut windows = self.windows.write();
         for (number, bits) in std::mem::take(&mut *windows) {
             for run in empty_runs(number, &bits) {
                 self.inner.clear(Run { length: run.length.min(self.size() - run.offset), ..run })?;

@@ -5,12 +5,13 @@ use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Weak};
 
 use linerate_core::Run;
 use linerate_core::stream::{Piece, StreamId, address, place};
 
 use super::session::StreamSession;
+use crate::lock::{Mutex, RwLock};
 use crate::region::held::{WINDOW_BYTES, window_of};
 use crate::region::{Mapped, Region};
 
@@ -38,7 +39,7 @@ impl RingMemory {
     }
 
     pub(super) fn ring(&self, bytes: u64) -> io::Result<Arc<Ring>> {
-        let mut kept = self.kept.as_ref().map(|kept| kept.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut kept = self.kept.as_ref().map(|kept| kept.lock());
         let memory = match kept.as_mut().and_then(|kept| kept.pop()) {
             Some(memory) => memory,
             None => (self.make)(bytes)?,
@@ -66,7 +67,7 @@ pub(super) struct Ring {
 impl Drop for Ring {
     fn drop(&mut self) {
         if let Some(kept) = &self.back_to {
-            kept.lock().unwrap_or_else(PoisonError::into_inner).push(self.memory.clone());
+            kept.lock().push(self.memory.clone());
         }
     }
 }
@@ -108,15 +109,15 @@ pub(super) struct Rings(RwLock<HashMap<StreamId, Arc<Ring>>>);
 
 impl Rings {
     pub fn insert(&self, stream: StreamId, ring: Arc<Ring>) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).insert(stream, ring);
+        self.0.write().insert(stream, ring);
     }
 
     pub fn remove(&self, stream: StreamId) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).remove(&stream);
+        self.0.write().remove(&stream);
     }
 
     pub fn get(&self, stream: StreamId) -> io::Result<Arc<Ring>> {
-        let rings = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let rings = self.0.read();
         rings.get(&stream).cloned().ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no such stream"))
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use linerate_core::scheduler::Next as Order;
@@ -15,6 +15,7 @@ use thiserror::Error;
 use super::endpoint::{self, Socket};
 use super::rings::{Receiving, Ring, RingMemory, Rings, Sending};
 use crate::channel::ChannelError;
+use crate::lock::{Condvar, Mutex};
 use crate::pump::{Next, WorkSource};
 use crate::region::Region;
 use crate::table::RegionTable;
@@ -120,7 +121,7 @@ impl StreamSession {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn now(&self) -> Time {
@@ -236,8 +237,8 @@ impl StreamSession {
 
     /// Waits until no stream's thread runs any more. False if the time was too short.
     pub fn wait_ended(&self, wait: Duration) -> bool {
-        let waited = self.ended.wait_timeout_while(self.lock(), wait, |state| state.serving > 0);
-        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+        let (_, still_serving) = self.ended.wait_timeout_while(self.lock(), wait, |state| state.serving > 0);
+        !still_serving
     }
 
     /// Streams that are not gone.
@@ -319,14 +320,14 @@ impl StreamSession {
     /// Waits until the reader of a local socket may do something, and says what; never [`Room::Wait`].
     pub(super) fn wait_room(&self, stream: StreamId, local: &Local) -> Room {
         let waited = local.changed.wait_while(self.lock(), |state| state.streams.room(stream) == Room::Wait);
-        waited.unwrap_or_else(PoisonError::into_inner).streams.room(stream)
+        waited.streams.room(stream)
     }
 
     /// Waits until the writer of a local socket may do something, and says what; never [`Readable::Wait`].
     pub(super) fn wait_readable(&self, stream: StreamId, local: &Local) -> Readable {
         let waited =
             local.changed.wait_while(self.lock(), |state| state.streams.readable(stream) == Readable::Wait);
-        waited.unwrap_or_else(PoisonError::into_inner).streams.readable(stream)
+        waited.streams.readable(stream)
     }
 
     /// Tells the state machine something of a local socket.
@@ -401,10 +402,7 @@ impl WorkSource for StreamSession {
                 }
                 Order::Ping { sequence } => return Next::Ping { sequence },
                 Order::Stop => return Next::Stop,
-                Order::Wait => {
-                    let waited = self.work.wait_timeout(state, LOOK_AGAIN);
-                    state = waited.unwrap_or_else(PoisonError::into_inner).0;
-                }
+                Order::Wait => state = self.work.wait_timeout(state, LOOK_AGAIN),
             }
         }
     }

@@ -7,7 +7,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,7 @@ use thiserror::Error;
 use super::Stream;
 use super::exchange::{self, ExchangeError};
 use super::options::TcpOptions;
+use crate::lock::{Condvar, Mutex};
 
 /// Connections that wait for the accept thread, per address.
 const BACKLOG: i32 = 256;
@@ -248,23 +249,22 @@ impl Slots {
 
     /// Waits for a free one. Each is given back within the handshake's deadline; `None` when the listener has stopped.
     fn take(slots: &Arc<Slots>) -> Option<Slot> {
-        let free = slots.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut free =
-            slots.changed.wait_while(free, |free| *free == Some(0)).unwrap_or_else(PoisonError::into_inner);
+        let free = slots.free.lock();
+        let mut free = slots.changed.wait_while(free, |free| *free == Some(0));
         let left = (*free)?;
         *free = Some(left.saturating_sub(1));
         Some(Slot(Arc::clone(slots)))
     }
 
     fn stop(&self) {
-        *self.free.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.free.lock() = None;
         self.changed.notify_all();
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        if let Some(free) = self.0.free.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
+        if let Some(free) = self.0.free.lock().as_mut() {
             *free += 1;
         }
         self.0.changed.notify_all();

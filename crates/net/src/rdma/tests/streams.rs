@@ -31,7 +31,7 @@ struct Side {
 
 impl Side {
     fn tell(&self, said: Said) {
-        let _ = self.inbox.lock().unwrap().send(said);
+        let _ = self.inbox.lock().send(said);
     }
 }
 
@@ -107,7 +107,7 @@ impl Between {
             RdmaReceiver::new(destination).refusals_max(REFUSED_MAX).serve(&table, &inner)
         });
         let (sender, acks, closer) = halves(source, options);
-        *self.closer.lock().unwrap() = Some(closer.clone());
+        *self.closer.lock() = Some(closer.clone());
         let carrier = Carrier { sender: Box::new(sender), acks: Box::new(acks), closer };
         let session = self.sessions[0].clone();
         session.channel_up(id, 0);
@@ -164,7 +164,7 @@ fn streams_pass_through_rings_again_and_again_and_a_lost_queue_pair_loses_nothin
             let mut heard = vec![0; bytes.len() / 2];
             there.read_exact(&mut heard).unwrap();
             if number == 1 {
-                closer.lock().unwrap().as_ref().unwrap().close();
+                closer.lock().as_ref().unwrap().close();
             }
             there.read_to_end(&mut heard).unwrap();
             assert!(heard == bytes, "stream {number} came as {} bytes of {}", heard.len(), bytes.len());
