@@ -40,7 +40,7 @@ pub fn processes(folder: &Path) -> Vec<u32> {
     pids.filter(|pid| *pid != std::process::id()).filter(names).collect()
 }
 
-/// QEMUs among them.
+/// Processes among them that run QEMU.
 pub fn hypervisors(folder: &Path) -> Vec<u32> {
     let is_qemu = |pid: &u32| {
         std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.starts_with("qemu-system"))

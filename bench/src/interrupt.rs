@@ -34,7 +34,6 @@ pub fn listen() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether to end.
 pub fn asked() -> bool {
     ASKED.load(Ordering::Relaxed)
 }

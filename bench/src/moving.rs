@@ -31,9 +31,7 @@ pub struct Moving {
 pub struct Ending {
     /// None if the client was cut off, or was refused before it began.
     pub outcome: Option<MigrationOutcome>,
-    /// Why not.
     pub error: Option<ErrorBody>,
-    /// All figures.
     pub report: Option<Box<Report>>,
     /// From the request until the destination had confirmed that it runs the guest.
     pub runs_after: Option<Duration>,
@@ -45,19 +43,17 @@ pub struct Ending {
     pub exit: Option<i32>,
     /// What it said on standard error.
     pub said: String,
-    /// Steps that began.
     pub steps: Vec<Step>,
     /// Links lost on the way.
     pub links_lost: usize,
 }
 
 impl Ending {
-    /// It worked.
     pub fn completed(&self) -> bool {
         self.outcome == Some(MigrationOutcome::Completed)
     }
 
-    /// In a line.
+    /// The outcome in one line.
     pub fn text(&self) -> String {
         let why = self.error.as_ref().map_or_else(
             || self.said.trim().to_owned(),
@@ -80,7 +76,7 @@ struct Failure {
 }
 
 impl Moving {
-    /// Asks for it.
+    /// Starts `linerate migrate --json`.
     pub fn begin(agent: &Agent, guest: &str, to: &str, flags: &[&str]) -> anyhow::Result<Moving> {
         let mut command = agent.client();
         command.args(["migrate", guest, "--to", to, "--json"]).args(flags);

@@ -139,7 +139,7 @@ impl Site {
         answer(list)
     }
 
-    /// One of them.
+    /// A guest of a host, by its name.
     pub fn guest(&self, host: usize, name: &str) -> anyhow::Result<Option<GuestSummary>> {
         Ok(self.guests(host)?.into_iter().find(|guest| guest.name == name))
     }

@@ -2,16 +2,13 @@
 
 use serde::Serialize;
 
-/// Of some figures.
+/// Median, smallest and largest of some figures.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Spread {
-    /// How many.
     pub count: usize,
-    /// Smallest.
     pub min: f64,
     /// The middle one, or the mean of the two in the middle.
     pub median: f64,
-    /// Largest.
     pub max: f64,
 }
 
@@ -26,7 +23,6 @@ pub fn spread(figures: impl IntoIterator<Item = f64>) -> Option<Spread> {
     Some(Spread { count: figures.len(), min, median, max })
 }
 
-/// The median alone.
 pub fn median(figures: impl IntoIterator<Item = f64>) -> Option<f64> {
     spread(figures).map(|spread| spread.median)
 }

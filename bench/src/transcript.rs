@@ -15,7 +15,6 @@ use crate::interrupt;
 
 const BAD: [&str; 5] = ["MEMBAD", "DISKBAD", "DISKERR", "GUESTERR", "Kernel panic"];
 
-/// See the module.
 #[derive(Debug)]
 pub struct Transcript {
     path: PathBuf,
@@ -56,7 +55,7 @@ impl Transcript {
         &self.text
     }
 
-    /// Complete lines.
+    /// Lines that it has ended; the one that it still writes is left out.
     pub fn lines(&mut self) -> Vec<&str> {
         let text = self.read();
         text.rfind('\n').map_or(Vec::new(), |end| text.get(..end).unwrap_or("").lines().collect())
@@ -67,7 +66,7 @@ impl Transcript {
         self.lines().len()
     }
 
-    /// Lines about damage.
+    /// Lines with which the guest says that memory or disk are not what it wrote.
     pub fn bad(&mut self) -> Vec<String> {
         let lines = self.lines().into_iter();
         let bad = lines.filter(|line| BAD.iter().any(|word| line.contains(word)) || has_bad(line));

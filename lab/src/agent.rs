@@ -98,7 +98,6 @@ impl Agent {
         &self.host
     }
 
-    /// Its local API.
     pub fn socket(&self) -> PathBuf {
         socket(&self.host)
     }
@@ -113,7 +112,6 @@ impl Agent {
         self.process.log()
     }
 
-    /// Process id.
     pub fn pid(&self) -> u32 {
         self.process.pid()
     }
@@ -123,7 +121,7 @@ impl Agent {
         &mut self.process
     }
 
-    /// SIGKILL: a crash.
+    /// Ends it by SIGKILL, as a crash does.
     pub fn kill(&mut self) -> Result<ExitStatus, LabError> {
         self.process.kill()
     }
@@ -138,7 +136,7 @@ impl Agent {
         self.process.signal(Signal::STOP)
     }
 
-    /// SIGCONT.
+    /// Lets it go on by SIGCONT.
     pub fn thaw(&mut self) -> Result<(), LabError> {
         self.process.signal(Signal::CONT)
     }

@@ -10,7 +10,6 @@ pub struct Cache {
     directory: PathBuf,
 }
 
-/// Which QEMU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QemuVersion {
     /// Debian 12's own, 7.2.
@@ -40,7 +39,6 @@ impl Cache {
         Cache { directory: directory.canonicalize().unwrap_or(directory) }
     }
 
-    /// The folder itself.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
@@ -52,7 +50,6 @@ impl Cache {
         tool::run("env", &[&[folder.as_str(), &script.to_string_lossy()], steps].concat())
     }
 
-    /// The guest's kernel.
     pub fn kernel(&self) -> Result<PathBuf, LabError> {
         self.file("kernel/vmlinuz")
     }
@@ -87,7 +84,6 @@ impl Cache {
         self.file("rdma-image/root.cpio")
     }
 
-    /// QEMU's binary.
     pub fn qemu(&self, version: QemuVersion) -> Result<PathBuf, LabError> {
         match version {
             QemuVersion::System => existing("/usr/bin/qemu-system-x86_64".into()),

@@ -32,14 +32,14 @@ impl Console {
         String::from_utf8_lossy(&bytes).replace('\r', "")
     }
 
-    /// Complete lines.
+    /// Lines that it has ended; the one that it still writes is left out.
     pub fn lines(&self) -> Vec<String> {
         let text = self.text();
         let whole = text.rfind('\n').map_or("", |end| text.get(..end).unwrap_or(""));
         whole.lines().map(str::to_owned).collect()
     }
 
-    /// Lines about damage.
+    /// Lines with which the guest says that memory or disk are not what it wrote.
     pub fn bad_lines(&self) -> Vec<String> {
         let is_bad = |line: &String| BAD.iter().any(|word| line.contains(word));
         self.lines().into_iter().filter(is_bad).collect()

@@ -33,7 +33,6 @@ impl BlockDevice {
         &self.name
     }
 
-    /// The device itself.
     pub fn device(&self) -> &Path {
         &self.device
     }

@@ -24,7 +24,7 @@ pub fn make_disk(path: &Path, mb: u64) -> Result<(), LabError> {
     file.sync_all().map_err(io_error("sync", path))
 }
 
-/// A slot's bytes.
+/// The bytes that the guest writes to a slot of its disk in this generation.
 pub fn slot(number: u64, generation: u64) -> Vec<u8> {
     let mut word = mix(number.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(generation)) | 1;
     let body: Vec<u64> = std::iter::repeat_with(|| {

@@ -11,9 +11,7 @@ pub enum LabError {
     /// A program could not be started at all.
     #[error("cannot start {program}: {source}; run lab/install.sh")]
     Spawn {
-        /// The program.
         program: String,
-        /// Why.
         #[source]
         source: io::Error,
     },
@@ -22,9 +20,7 @@ pub enum LabError {
     Command {
         /// The whole command line.
         command: String,
-        /// How it ended.
         status: ExitStatus,
-        /// What it said.
         stderr: String,
     },
     /// A file or socket operation failed.
@@ -32,16 +28,13 @@ pub enum LabError {
     Io {
         /// The attempt, as a verb.
         what: &'static str,
-        /// On which file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
     /// Something did not happen in time.
     #[error("{what} did not happen within {waited:?}{tail}")]
     Deadline {
-        /// The awaited event.
         what: String,
         /// How long was waited.
         waited: Duration,
@@ -51,19 +44,14 @@ pub enum LabError {
     /// A process ended that should have gone on.
     #[error("{name} ended early ({status}){tail}")]
     Ended {
-        /// Which process.
         name: String,
-        /// How it ended.
         status: ExitStatus,
         /// The end of its log.
         tail: String,
     },
     /// A prerequisite of the lab is not in place.
     #[error("{path} is missing: run lab/install.sh", path = path.display())]
-    Missing {
-        /// The file.
-        path: PathBuf,
-    },
+    Missing { path: PathBuf },
     /// The agent's binary was not found.
     #[error("no linerate binary: build it, or set LINERATE_BIN")]
     NoLinerate,
@@ -75,46 +63,28 @@ pub enum LabError {
     Unknown {
         /// What was looked for.
         kind: &'static str,
-        /// Under which name.
         name: String,
     },
     /// A link list or rate that cannot be read.
     #[error("'{text}' is not a list of link rates in Mb/s such as 2x2500, 2500,1000 or 2500/1000")]
-    LinkSpec {
-        /// What was given.
-        text: String,
-    },
+    LinkSpec { text: String },
     /// A number of hosts that a lab cannot have.
     #[error("a lab has 2 to 20 hosts and 1 to 100 links, not {hosts} and {links}")]
-    Size {
-        /// Hosts asked for.
-        hosts: usize,
-        /// Links asked for.
-        links: usize,
-    },
+    Size { hosts: usize, links: usize },
     /// QEMU refused a command.
     #[error("QEMU refused {command}: {answer}")]
-    Qmp {
-        /// The command.
-        command: String,
-        /// QEMU's error object.
-        answer: String,
-    },
+    Qmp { command: String, answer: String },
     /// A JSON document could not be read or written.
     #[error("{what} is not what was expected: {source}")]
     Json {
-        /// Which document.
         what: String,
-        /// Why.
         #[source]
         source: serde_json::Error,
     },
     /// A configuration file could not be rendered.
     #[error("cannot render {what}: {source}")]
     Toml {
-        /// Which file.
         what: &'static str,
-        /// Why.
         #[source]
         source: toml::ser::Error,
     },

@@ -21,7 +21,7 @@ const TURN: Duration = Duration::from_millis(50);
 const ALL_PROTOCOLS: u16 = 3;
 const FRAME_BYTES: usize = 70_000;
 
-/// One direction.
+/// One direction of a cable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Way {
     /// Every packet arrives so much later.

@@ -122,9 +122,7 @@ pub struct GuestSpec {
     pub name: String,
     /// RAM size, MiB: `mem_mb` of the parameters, an eighth of it and 100 more, for the kernel.
     pub memory_mb: u64,
-    /// Virtual CPUs.
     pub vcpus: u32,
-    /// What it does.
     pub parameters: GuestParameters,
     /// A raw image and how it is used.
     pub disk: Option<(PathBuf, DiskMode)>,
@@ -134,9 +132,7 @@ pub struct GuestSpec {
     pub bridge: Option<String>,
     /// RAM in explicit huge pages (see [`crate::LabBuilder::huge_mb`]).
     pub huge_pages: bool,
-    /// Which QEMU.
     pub qemu: QemuVersion,
-    /// What it runs.
     pub program: GuestProgram,
 }
 
@@ -178,7 +174,6 @@ impl GuestSpec {
         GuestSpec { program, memory_mb, ..GuestSpec::new(name, parameters) }
     }
 
-    /// With this disk.
     pub fn disk(mut self, image: &Path, mode: DiskMode) -> GuestSpec {
         self.disk = Some((image.to_owned(), mode));
         self
@@ -203,13 +198,11 @@ impl GuestSpec {
         self
     }
 
-    /// With this QEMU.
     pub fn qemu(mut self, version: QemuVersion) -> GuestSpec {
         self.qemu = version;
         self
     }
 
-    /// Kernel command line.
     pub fn command_line(&self) -> String {
         let p = &self.parameters;
         let mut words = vec![

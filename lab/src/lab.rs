@@ -28,11 +28,10 @@ pub fn root() -> PathBuf {
 pub struct Topology {
     /// `lr<pid>-<n>`, with the maker's process id.
     pub name: String,
-    /// The maker.
+    /// The process that made the lab: without it the lab is swept.
     pub pid: u32,
     /// Second octet of all its addresses.
     pub octet: u8,
-    /// Number of hosts.
     pub hosts: usize,
     /// The links, `l0` first.
     pub links: Vec<LinkSpec>,
@@ -84,7 +83,6 @@ impl Lab {
         &self.directory
     }
 
-    /// All hosts.
     pub fn hosts(&self) -> &[Host] {
         &self.hosts
     }

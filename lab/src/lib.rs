@@ -12,6 +12,7 @@
 //! id; nothing outside of its namespaces is changed except one directory under [`lab::root`] and the mounts in it, and block devices that
 //! a test asks for ([`BlockDevice`]).
 
+#![allow(missing_docs, reason = "a name that says everything has no comment")]
 #![forbid(unsafe_code)]
 
 pub mod agent;

@@ -185,7 +185,6 @@ impl Libvirt {
         self.images().join(format!("{guest}.serial"))
     }
 
-    /// The daemon's log.
     pub fn log(&self) -> &Path {
         self.process.log()
     }

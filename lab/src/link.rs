@@ -30,7 +30,6 @@ impl LinkSpec {
         LinkSpec { rate_mbps: None, reverse_rate_mbps: None, mtu: DEFAULT_MTU }
     }
 
-    /// With another MTU.
     pub fn mtu(self, mtu: u32) -> Self {
         LinkSpec { mtu, ..self }
     }

@@ -30,7 +30,7 @@ use wires::Wires;
 /// A machine that has not come to its command by then hangs: on a busy host one of its CPUs may never leave the kernel's start (seen with 6.1,
 /// "soft lockup" of swapper for minutes). Nothing of the command has run, so it is started again.
 const BOOT_LIMIT: Duration = Duration::from_secs(90);
-/// Starts in all.
+/// How often a machine is started until its kernel boots.
 const BOOTS: usize = 3;
 
 /// Which kernel the machine runs.
@@ -83,7 +83,6 @@ pub struct Machine {
 pub struct MachineOutput {
     /// Exit code of the command; 128 + N after signal N.
     pub code: i32,
-    /// Its standard output.
     pub stdout: String,
     /// Its standard error, and what QEMU itself had to say.
     pub stderr: String,

@@ -17,12 +17,11 @@ const WORDS: usize = 7;
 // How long the listener sleeps at most before it looks whether it is to stop.
 const NAP: Duration = Duration::from_millis(100);
 
-/// One packet.
+/// One heartbeat of a guest, as it arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Beat {
     /// Since the observer began.
     pub arrived: Duration,
-    /// Who sent it.
     pub from: Ipv4Addr,
     /// Counted by the guest from 1.
     pub sequence: u64,
@@ -41,7 +40,6 @@ pub struct Beat {
 /// What the network saw of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Blackout {
-    /// Packets that came.
     pub received: u64,
     /// Sequence numbers between the first and the last that never came.
     pub lost: u64,

@@ -31,7 +31,6 @@ impl Process {
         Ok(Process { name: name.to_owned(), log: log.to_owned(), child })
     }
 
-    /// Process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

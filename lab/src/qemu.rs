@@ -24,7 +24,7 @@ pub struct QemuOptions {
     pub incoming: Option<String>,
     /// Images are locked, as QEMU does by itself. Two QEMUs of the lab's own that share one have it open at once.
     pub locks: bool,
-    /// More arguments.
+    /// Arguments at the end of its command line.
     pub arguments: Vec<String>,
 }
 
@@ -66,7 +66,6 @@ impl Qemu {
         Qmp::connect(&self.socket)
     }
 
-    /// The process.
     pub fn process(&mut self) -> &mut Process {
         &mut self.process
     }

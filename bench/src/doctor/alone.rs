@@ -103,7 +103,6 @@ fn migrate(lab: &Lab) -> anyhow::Result<Ending> {
     }
 }
 
-/// Of all states.
 pub fn table(rows: &[Row]) -> String {
     let head = "| one link | completed | given up after 30 s | seconds, median (least to most) | sent, MB |\n|---|---|---|---|---|\n";
     let mut text = if rows.is_empty() { String::new() } else { head.to_owned() };

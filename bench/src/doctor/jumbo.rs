@@ -94,7 +94,6 @@ fn second_link_percent(ending: &Ending) -> Option<f64> {
     (all > 0).then(|| second as f64 * 100.0 / all as f64)
 }
 
-/// Of all states.
 pub fn table(rows: &[Row]) -> String {
     let head =
         "| links | ends | seconds, median (least to most) | over the second link |\n|---|---|---|---|\n";

@@ -106,7 +106,6 @@ impl Book<'_> {
         Book { flags, seed, progress: Progress::new(total), outcomes }
     }
 
-    /// One more outcome.
     pub fn add(&mut self, outcome: Outcome) -> anyhow::Result<()> {
         let verdict =
             if outcome.wrong.is_empty() { "ok".to_owned() } else { format!("WRONG {:?}", outcome.wrong) };

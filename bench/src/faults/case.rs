@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use linerate_api::{Side, Step};
 
-/// What breaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// The agent is killed and started again a second later.
@@ -31,9 +30,9 @@ pub enum Fault {
 
 /// `--link-timeout` of these migrations.
 pub const LIMIT: &str = "4s";
-/// Less than that.
+/// An outage shorter than that: the migration survives it.
 pub const SHORT: Duration = Duration::from_secs(2);
-/// More than that.
+/// An outage longer than that: the migration rolls back.
 pub const LONG: Duration = Duration::from_secs(10);
 
 impl Fault {
@@ -56,7 +55,6 @@ impl Fault {
 
 #[derive(Debug, Clone, Copy)]
 pub struct Case {
-    /// What breaks.
     pub fault: Fault,
     /// In which step; none if it is so from the beginning.
     pub step: Option<Step>,
@@ -106,7 +104,6 @@ impl Case {
         self.step.map_or("start".to_owned(), |step| step.text().replace(' ', "-"))
     }
 
-    /// The side's name.
     pub fn side_name(&self) -> String {
         self.side.map_or("both".to_owned(), |side| side.text().to_owned())
     }

@@ -15,7 +15,6 @@ use crate::random::{Random, seed_for};
 use crate::site::{BEATS, PORT, Site, SiteOptions, console_at};
 use crate::transcript::Transcript;
 
-/// The guest's name.
 pub const NAME: &str = "victim";
 const SETTLE: Duration = Duration::from_secs(120);
 /// The exit code of a migration that waits for its operator.

@@ -90,7 +90,6 @@ impl Method {
     /// In the order of the interleaving.
     pub const ALL: [Method; 4] = [Method::Linerate, Method::OneStream, Method::Multifd, Method::Mptcp];
 
-    /// For tables.
     pub fn title(self) -> &'static str {
         match self {
             Method::Linerate => "linerate",
@@ -104,9 +103,7 @@ impl Method {
 /// Channels of the multifd methods, chosen by trying.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Channels {
-    /// On one link.
     pub multifd: u32,
-    /// Over MPTCP.
     pub mptcp: u32,
 }
 

@@ -18,7 +18,6 @@ pub struct Figures {
     pub pair: usize,
     /// How it was moved.
     pub method: Method,
-    /// Channels of multifd.
     pub channels: Option<u32>,
     /// The guest runs at the destination.
     pub completed: bool,
@@ -43,9 +42,9 @@ pub struct Figures {
     pub wire_gbps: Option<f64>,
     /// The one over the other.
     pub wire_percent: Option<f64>,
-    /// By QEMU's word.
+    /// The downtime that QEMU itself counted.
     pub blackout_qemu_ms: Option<f64>,
-    /// By Linerate's report.
+    /// The blackout in Linerate's report.
     pub blackout_report_ms: Option<f64>,
     /// The parts of it, by Linerate's report.
     pub blackout_split: Option<BlackoutSplit>,
@@ -90,7 +89,7 @@ impl Figures {
         self.blackout_report_ms.or(self.blackout_qemu_ms)
     }
 
-    /// In a line.
+    /// The outcome in one line.
     pub fn text(&self) -> String {
         let show = |figure: Option<f64>, digits: usize| {
             figure.map_or("–".to_owned(), |figure| format!("{figure:.digits$}"))

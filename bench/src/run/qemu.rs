@@ -24,9 +24,7 @@ const DOWNTIME_MS: u64 = 300;
 pub struct Baseline {
     spec: GuestSpec,
     qemu: Qemu,
-    /// Where it is.
     pub at: usize,
-    /// What it said.
     pub console: Transcript,
 }
 
@@ -35,11 +33,9 @@ pub struct Baseline {
 pub struct Told {
     /// It reached the destination.
     pub completed: bool,
-    /// Why not.
     pub note: String,
     /// From `migrate` to running at the destination.
     pub total: Duration,
-    /// Starting the destination.
     pub start: Duration,
     /// `query-migrate` at the end.
     pub answer: Value,

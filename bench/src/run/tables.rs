@@ -30,7 +30,6 @@ fn first_link(run: &Figures) -> Option<f64> {
     Some(*first as f64 / all as f64 * 100.0)
 }
 
-/// The whole page.
 pub fn render(results: &Results) -> String {
     let mut page = format!("Measured on: {}. Linerate in {} mode.\n", results.machine.text(), results.mode);
     if results.quick {

@@ -11,11 +11,9 @@ use crate::statistics::{Spread, spread};
 pub struct Target {
     /// Name of the case.
     pub case: String,
-    /// Version of QEMU.
     pub qemu: &'static str,
     /// In words, with the figure.
     pub promise: String,
-    /// What was found.
     pub found: Option<Spread>,
     /// The median keeps the promise; None if it could not be told.
     pub met: Option<bool>,
@@ -27,7 +25,6 @@ type Figure = fn(&Figures) -> Option<f64>;
 pub struct Group<'a> {
     /// Name of the case.
     pub case: &'a str,
-    /// Version of QEMU.
     pub qemu: &'static str,
     runs: Vec<&'a Figures>,
 }
@@ -81,7 +78,6 @@ impl<'a> Group<'a> {
 pub enum Best {
     /// Of times and costs.
     Smallest,
-    /// Of rates.
     Largest,
 }
 

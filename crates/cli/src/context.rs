@@ -17,27 +17,22 @@ const WIDTH_UNKNOWN: usize = 100;
 /// More is no answer to a question.
 const ANSWER_BYTES_MAX: u64 = 1024;
 
-/// Where text goes.
+/// An output, and how text must look on it.
 #[derive(Clone, Copy, Debug)]
 pub struct Screen {
     /// Columns.
     pub width: usize,
-    /// Colours.
     pub paint: Paint,
     /// Text can be redrawn in place.
     pub live: bool,
 }
 
-/// The surroundings.
+/// What every command is given.
 #[derive(Debug)]
 pub struct Context {
-    /// The agent.
     pub client: Client,
-    /// Write JSON.
     pub json: bool,
-    /// Standard output.
     pub out: Screen,
-    /// Standard error.
     pub err: Screen,
 }
 

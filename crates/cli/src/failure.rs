@@ -78,7 +78,7 @@ impl Failure {
         Failure { exit: Exit::NotWatched, ..self }
     }
 
-    /// For people.
+    /// The message for people, in lines of this width.
     pub fn render(&self, width: usize, paint: Paint) -> String {
         let mut lines = entry(&paint.red("error:"), "error:", &self.message, width);
         for (label, text) in [("where:", self.place.as_deref()), ("guest:", self.guest.as_deref())] {

@@ -20,7 +20,6 @@ pub enum UnitError {
     /// Zero or too much.
     #[error("it has to be {0}")]
     OutOfRange(String),
-    /// Not a network.
     #[error("a network is written ADDRESS/PREFIX, such as 10.0.1.0/24 or fd00:1::/64")]
     NotANetwork,
     /// Not `HOST` or `HOST:PORT`.

@@ -3,7 +3,6 @@
 /// Whether an option takes a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arity {
-    /// It stands alone.
     Flag,
     /// The next argument is its value, whatever it looks like.
     Value,

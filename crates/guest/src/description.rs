@@ -46,7 +46,6 @@ pub struct GuestDescription {
     pub ram: Vec<RamBlock>,
     /// Files and devices opened as disks, backing files included.
     pub disks: Vec<Disk>,
-    /// Network ports.
     pub nics: Vec<Nic>,
     /// What decides about direct mode.
     pub traits: Traits,
@@ -96,7 +95,6 @@ pub struct CopiedDisk {
 pub enum ImageFormat {
     /// The disk, byte for byte.
     Raw,
-    /// QEMU's own.
     Qcow2,
 }
 
@@ -115,7 +113,6 @@ impl ImageFormat {
     }
 }
 
-/// One RAM block.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RamBlock {
@@ -127,7 +124,7 @@ pub struct RamBlock {
     pub page_bytes: u64,
     /// What is behind it.
     pub backend: Backend,
-    /// Mapped shared.
+    /// `share=on`: another process that maps the file sees what the guest writes.
     pub share: bool,
     /// The file's name, if the back end is a file.
     pub path: Option<String>,
@@ -178,15 +175,12 @@ pub struct Disk {
     pub flash: bool,
 }
 
-/// One network port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Nic {
     /// QEMU's name of the port.
     pub id: String,
-    /// Device model.
     pub model: String,
-    /// MAC address.
     pub mac: String,
     /// Name of the network back end.
     pub netdev: Option<String>,
@@ -229,7 +223,6 @@ pub struct Traits {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProcessFacts {
-    /// Process.
     pub pid: i32,
     /// Threads that run virtual CPUs.
     pub vcpu_threads: Vec<i32>,
@@ -240,7 +233,6 @@ pub struct ProcessFacts {
 /// Why a description that came from elsewhere is not taken.
 #[derive(Debug, thiserror::Error)]
 pub enum DescriptionError {
-    /// Too long.
     #[error("the guest description has {0} bytes, at most {JSON_BYTES_MAX} are taken")]
     TooLong(usize),
     /// Not JSON, or not of this form.

@@ -12,21 +12,16 @@ use crate::read::parsed;
 /// Why a guest cannot be found.
 #[derive(Debug, thiserror::Error)]
 pub enum DiscoverError {
-    /// /proc failed.
     #[error("the process could not be looked at")]
     Process(#[from] ProcessError),
     /// No QMP socket on the command line.
     #[error(
         "process {pid} has no QMP socket on its command line: give the path of one (--qmp), or start QEMU with -qmp unix:PATH,server=on,wait=off"
     )]
-    NoSocket {
-        /// The process.
-        pid: i32,
-    },
+    NoSocket { pid: i32 },
     /// None of the sockets could be used.
     #[error("none of the QMP sockets of process {pid} could be used")]
     Unusable {
-        /// The process.
         pid: i32,
         /// What the last one said.
         #[source]
@@ -35,7 +30,6 @@ pub enum DiscoverError {
     /// The socket belongs to another process.
     #[error("the QMP socket {path} belongs to process {found}, not to {pid}")]
     OtherProcess {
-        /// The socket.
         path: PathBuf,
         /// The process that was asked for.
         pid: i32,
@@ -50,11 +44,8 @@ pub enum DiscoverError {
 /// A guest that was found.
 #[derive(Debug)]
 pub struct Found {
-    /// Its process.
     pub pid: i32,
-    /// Its QMP socket.
     pub socket: PathBuf,
-    /// The connection.
     pub qmp: Qmp,
 }
 

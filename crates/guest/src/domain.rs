@@ -35,12 +35,9 @@ pub enum DomainError {
         /// Where it was looked for.
         path: PathBuf,
     },
-    /// Nobody answers there.
     #[error("the QEMU behind {path} does not answer")]
     Silent {
-        /// The socket.
         path: PathBuf,
-        /// Why.
         #[source]
         source: DiscoverError,
     },

@@ -18,10 +18,8 @@ use crate::shared::{DescribeError, check_names};
 /// Why the disks cannot go along. Nothing was touched.
 #[derive(Debug, thiserror::Error)]
 pub enum DrivesError {
-    /// QMP failed.
     #[error("the guest's QEMU could not be asked for its drives")]
     Qmp(#[from] QmpError),
-    /// More than can.
     #[error(transparent)]
     TooMany(#[from] DescriptionError),
     /// One was named that the guest does not have, or may not write.
@@ -29,21 +27,14 @@ pub enum DrivesError {
     Unknown(#[from] DescribeError),
     /// A format that no image is made of at the destination.
     #[error("the disk {id} is {found}: raw and qcow2 images can be copied")]
-    Format {
-        /// The drive.
-        id: String,
-        /// Its driver.
-        found: String,
-    },
+    Format { id: String, found: String },
     /// The image is a part of its file.
     #[error(
         "the disk {id} is a part of {path} ({} from byte {offset} on, by offset= or size=): the rest of the file would not be copied. Move the guest on shared storage, or give the disk a file of its own",
         exact_bytes(*size)
     )]
     Part {
-        /// The drive.
         id: String,
-        /// Its file.
         path: String,
         /// First byte in the file.
         offset: u64,
@@ -75,7 +66,6 @@ pub enum DrivesError {
 pub enum Choice<'a> {
     /// Every one that the guest may write.
     All,
-    /// These.
     Named(&'a [String]),
 }
 

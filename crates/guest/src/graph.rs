@@ -49,13 +49,11 @@ pub struct Drive {
     pub node: Option<usize>,
 }
 
-/// A block node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Node {
     /// Name, also an automatic one (`#block123`).
     pub name: String,
-    /// QEMU's driver.
     pub driver: String,
     /// File name of the image.
     pub path: String,
@@ -69,7 +67,6 @@ pub struct Node {
     /// Size that a raw node is limited to, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u64>,
-    /// Encrypted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub encrypted: bool,
     /// Dirty bitmaps with a name.
@@ -78,7 +75,6 @@ pub struct Node {
     /// Snapshots within the image; told to nobody.
     #[serde(skip)]
     pub snapshots: Vec<String>,
-    /// Nodes below.
     pub children: Vec<Child>,
 }
 
@@ -92,11 +88,9 @@ pub struct Child {
     pub node: usize,
 }
 
-/// A dirty bitmap.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Bitmap {
-    /// Its name.
     pub name: String,
     /// Kept in the image.
     pub persistent: bool,
@@ -106,7 +100,6 @@ pub struct Bitmap {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Job {
-    /// Its id.
     pub id: String,
     /// `mirror`, `commit`, `backup`, …
     pub kind: String,
@@ -115,7 +108,6 @@ pub struct Job {
 /// Why a graph that came from elsewhere is not taken.
 #[derive(Debug, thiserror::Error)]
 pub enum FormError {
-    /// Too long.
     #[error(
         "the disk graph has {0} bytes or too many nodes: at most {JSON_BYTES_MAX} bytes and {NODES_MAX} nodes are taken"
     )]

@@ -30,7 +30,6 @@ const SECTOR: u64 = 512;
 /// What a host offers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostFacts {
-    /// The local QEMU.
     pub qemu: QemuFacts,
     /// Bytes of memory available.
     pub memory_available: u64,
@@ -47,7 +46,6 @@ pub struct HostFacts {
 /// What a QEMU program says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QemuFacts {
-    /// Its version.
     pub version: QemuVersion,
     /// Machine types, versioned ones and aliases.
     pub machines: Vec<String>,
@@ -59,16 +57,13 @@ pub enum QemuFactsError {
     /// It cannot be run.
     #[error("cannot run {program}: check the path of this QEMU in the configuration")]
     Run {
-        /// The program.
         program: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
     /// It failed or said something else than expected.
     #[error("{program} {question} gave no usable answer: is it a QEMU system emulator?")]
     Answer {
-        /// The program.
         program: PathBuf,
         /// What it was asked.
         question: &'static str,
@@ -76,7 +71,6 @@ pub enum QemuFactsError {
     /// It did not end.
     #[error("{program} {question} did not end in time")]
     TimedOut {
-        /// The program.
         program: PathBuf,
         /// What it was asked.
         question: &'static str,

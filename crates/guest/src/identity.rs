@@ -32,9 +32,7 @@ const FILE: &str = "file system ";
 /// What two identities say of their storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compared {
-    /// It is one.
     Same,
-    /// It is not.
     Different,
     /// Both are devices, and one has no name, or their names are of different kinds; or both are files of one number, and of different
     /// file systems of which not both are local.

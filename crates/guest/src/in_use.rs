@@ -16,14 +16,7 @@ pub enum User {
     /// A loop device is made of it.
     Loop(String),
     /// A process has it open.
-    Process {
-        /// Its number.
-        pid: i32,
-        /// Its program's name.
-        name: String,
-        /// It may write.
-        writes: bool,
-    },
+    Process { pid: i32, name: String, writes: bool },
 }
 
 impl std::fmt::Display for User {
@@ -46,9 +39,7 @@ impl std::fmt::Display for User {
     path.display(), users.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 )]
 pub struct InUse {
-    /// The image.
     pub path: PathBuf,
-    /// Who.
     pub users: Vec<User>,
 }
 

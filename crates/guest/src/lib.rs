@@ -1,8 +1,8 @@
 //! Hypervisors: QMP, reading a running QEMU, judging whether it can be moved in direct mode.
 //! This crate also builds its twin, starts and ends guests, and has the operations of a migration as QEMU sees it.
 //!
-//! - [`qmp`]: the control protocol; [`run_state`] is what QEMU says of the guest. [`discover`] finds the socket, [`read`] makes a [`description::GuestDescription`] of what it
-//!   says, [`verdict`] judges it.
+//! - [`qmp`]: the control protocol; [`run_state`] is what QEMU says of the guest. [`discover`] finds the socket,
+//!   [`read`] makes a [`description::GuestDescription`] of what it says, [`verdict`] judges it.
 //! - [`twin`] makes the destination's command line from a description that came from another host; [`host`] checks that the
 //!   host has what the twin needs.
 //! - [`drives`] finds the disks that go along where hosts do not share them, [`images`] makes what they go into,
@@ -15,6 +15,8 @@
 //! - [`domain`] is for guests that libvirt drives and whose RAM Linerate copies.
 //! - [`migrate`] holds the operations of a migration on both sides, each of them small: who calls them in which order is
 //!   decided elsewhere.
+
+#![allow(missing_docs, reason = "a name that says everything has no comment")]
 
 pub mod argv;
 pub mod bytes;

@@ -43,19 +43,14 @@ use crate::run_state::RunState;
 /// Why an operation did not succeed.
 #[derive(Debug, thiserror::Error)]
 pub enum MigrateError {
-    /// QMP failed.
     #[error("QEMU could not be told what to do")]
     Qmp(#[from] QmpError),
-    /// A capability is missing.
     #[error("this QEMU has no migration capability {0}: QEMU 4.0 or later is needed")]
     CapabilityMissing(&'static str),
-    /// Another migration runs.
     #[error("another migration of this guest is under way (status {0}): wait for it or cancel it")]
     Busy(String),
-    /// QEMU's migration failed.
     #[error("QEMU's migration ended as {status}: {description}")]
     Failed {
-        /// QEMU's status.
         status: String,
         /// QEMU's sentence, or a word that there was none.
         description: String,
@@ -68,7 +63,6 @@ pub enum MigrateError {
     /// A migration that somebody else began is under way, or has moved the guest away.
     #[error("somebody else has begun a migration of this guest (status {0})")]
     Elsewhere(String),
-    /// QEMU would abort.
     #[error(
         "the guest stands in the state {0}: a snapshot of it is being saved or loaded, or could not be loaded. QEMU would end with the guest if it were told to migrate now. Load the snapshot again or let the guest run (QMP cont), and start the migration again"
     )]
@@ -77,10 +71,7 @@ pub enum MigrateError {
     #[error(
         "the guest's devices were changed during the migration: {change}. The destination was started with those of the beginning; start the migration again"
     )]
-    Devices {
-        /// Which.
-        change: String,
-    },
+    Devices { change: String },
     /// The process ended while it loaded the state.
     #[error(
         "the waiting QEMU ended while it loaded the guest's state: see its log for the device that differs"
@@ -89,23 +80,17 @@ pub enum MigrateError {
     /// The run state is not what the operation needs.
     #[error("the guest is {found}, {wanted} was expected")]
     RunState {
-        /// What QEMU said.
         found: RunState,
         /// What the operation needs.
         wanted: RunState,
     },
     /// The disks of a guest that is not to run cannot be taken over.
     #[error("the guest's disks cannot be taken over: {why}")]
-    CannotActivate {
-        /// Why.
-        why: String,
-    },
+    CannotActivate { why: String },
     /// Without the mark nobody would let the guest run again if this agent ended.
     #[error("the guest is not stopped for a moment, because that cannot be noted in {path}")]
     PauseMark {
-        /// Where.
         path: PathBuf,
-        /// Why not.
         #[source]
         source: std::io::Error,
     },
@@ -115,7 +100,6 @@ pub enum MigrateError {
     /// A disk cannot be copied any more.
     #[error("the disk {disk} could not be copied: {description}")]
     Mirror {
-        /// The drive.
         disk: String,
         /// QEMU's sentence, or what was seen.
         description: String,
@@ -125,18 +109,14 @@ pub enum MigrateError {
         "{path} is open for writing already: if it is the very image that the guest uses, both hosts see the same storage and the migration needs no copy of it; else end what has it open"
     )]
     ImageInUse {
-        /// The image.
         path: PathBuf,
-        /// What QEMU said.
         #[source]
         source: QmpError,
     },
     /// The image that a disk was to go into cannot be used.
     #[error("the waiting QEMU cannot write the image {path}")]
     Image {
-        /// The image.
         path: PathBuf,
-        /// What QEMU said.
         #[source]
         source: QmpError,
     },

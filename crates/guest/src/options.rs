@@ -49,7 +49,6 @@ impl Options {
         Ok(options)
     }
 
-    /// Options from pairs.
     pub fn from_pairs(pairs: &[(&str, &str)]) -> Options {
         let pairs = pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
         Options { pairs }

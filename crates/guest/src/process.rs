@@ -21,35 +21,25 @@ const LOG_BYTES_MAX: u64 = 8 << 10;
 /// Why a guest could not be started or ended.
 #[derive(Debug, thiserror::Error)]
 pub enum GuestError {
-    /// The registry refused.
     #[error(transparent)]
     Registry(#[from] RegistryError),
     /// The program could not be run.
     #[error("cannot run {program}: check the path of this QEMU in the configuration")]
     Spawn {
-        /// The program.
         program: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
     /// A file of the guest's folder could not be used.
     #[error("cannot use {path}")]
     File {
-        /// The file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
     /// QEMU refused to start.
     #[error("QEMU did not start ({status}): {said}")]
-    Start {
-        /// How it ended.
-        status: ExitStatus,
-        /// What it wrote.
-        said: String,
-    },
+    Start { status: ExitStatus, said: String },
     /// QEMU took too long to start.
     #[error("QEMU did not start in time: {said}")]
     StartTime {
@@ -70,9 +60,7 @@ pub enum GuestError {
 /// What is to be started.
 #[derive(Clone, Debug)]
 pub struct Launch<'a> {
-    /// The guest's name.
     pub name: &'a str,
-    /// The program.
     pub qemu: &'a QemuBinary,
     /// Its arguments, with `-daemonize`, `-pidfile` and `-qmp`.
     pub arguments: &'a [String],

@@ -16,31 +16,21 @@ pub const CMDLINE_BYTES_MAX: u64 = 2 << 20;
 pub enum ProcessError {
     /// There is no such process (any more).
     #[error("there is no process {pid}: the guest has ended")]
-    Gone {
-        /// Its number.
-        pid: i32,
-    },
+    Gone { pid: i32 },
     /// A file of /proc could not be read.
     #[error("cannot read {path}: linerate must run as root or as the user that QEMU runs as")]
     Read {
-        /// The file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
     /// A file of /proc has an unknown shape.
     #[error("{path} has not the shape that is expected of it")]
-    Shape {
-        /// The file.
-        path: PathBuf,
-    },
+    Shape { path: PathBuf },
     /// A signal could not be sent.
     #[error("cannot send a signal to process {pid}")]
     Signal {
-        /// Its number.
         pid: i32,
-        /// Why.
         #[source]
         source: io::Error,
     },
@@ -50,7 +40,6 @@ pub enum ProcessError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProcessIdentity {
-    /// Its number.
     pub pid: i32,
     /// When it started, in clock ticks since boot.
     pub start_ticks: u64,

@@ -26,9 +26,7 @@ pub enum QmpError {
     /// The socket cannot be connected to.
     #[error("cannot connect to the QMP socket {path}: check that the guest runs and that the path is right")]
     Connect {
-        /// The socket.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
@@ -36,27 +34,16 @@ pub enum QmpError {
     #[error(
         "the QMP socket {path} does not greet: another client is connected to it (QEMU serves one at a time), close that one or give the guest a second -qmp socket"
     )]
-    Busy {
-        /// The socket.
-        path: PathBuf,
-    },
+    Busy { path: PathBuf },
     /// QEMU answered with an error.
     #[error("QEMU refused {command}: {description} ({class})")]
-    Refused {
-        /// The command.
-        command: String,
-        /// QEMU's error class.
-        class: String,
-        /// QEMU's sentence.
-        description: String,
-    },
+    Refused { command: String, class: String, description: String },
     /// QEMU closed the connection: usually its process ended.
     #[error("QEMU closed the QMP connection while {doing}: its process has probably ended")]
     Closed {
         /// What was under way.
         doing: String,
     },
-    /// The deadline passed.
     #[error("QEMU did not answer in time while {doing}")]
     TimedOut {
         /// What was under way.
@@ -74,12 +61,10 @@ pub enum QmpError {
     /// An earlier failure left the stream in the middle of a message.
     #[error("the QMP connection is unusable after an earlier failure: connect again")]
     Broken,
-    /// The socket failed.
     #[error("the QMP socket failed while {doing}")]
     Socket {
         /// What was under way.
         doing: String,
-        /// Why.
         #[source]
         source: io::Error,
     },

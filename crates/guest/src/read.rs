@@ -30,16 +30,13 @@ use crate::run_state::RunState;
 /// Why a guest cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// QMP failed.
     #[error("the guest's QEMU could not be asked")]
     Qmp(#[from] QmpError),
-    /// /proc failed.
     #[error("the guest's process could not be looked at")]
     Process(#[from] ProcessError),
     /// QEMU's answer lacks something.
     #[error("QEMU's answer to {command} is not understood: {what}")]
     Answer {
-        /// The command.
         command: &'static str,
         /// What is missing in it.
         what: &'static str,

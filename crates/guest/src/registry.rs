@@ -23,7 +23,6 @@ const RECORD_BYTES_MAX: u64 = 1 << 20;
 /// Why the registry could not do what it was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {
-    /// No such guest.
     #[error("there is no guest {0} on this host: `linerate vm list` shows those there are")]
     Unknown(String),
     /// The name is taken.
@@ -35,24 +34,17 @@ pub enum RegistryError {
     /// A record that cannot be read.
     #[error("the record {path} is damaged: remove its folder if the guest is gone")]
     Damaged {
-        /// The file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: serde_json::Error,
     },
     /// A record of another version.
     #[error("the record {path} is of another version of linerate")]
-    Schema {
-        /// The file.
-        path: PathBuf,
-    },
+    Schema { path: PathBuf },
     /// A file could not be read or written.
     #[error("cannot read or write {path}")]
     File {
-        /// The file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
@@ -69,7 +61,6 @@ pub enum Origin {
     Started,
     /// Started by somebody else and adopted: its files are not ours to remove.
     Adopted,
-    /// Arrived by migration.
     Arrived,
 }
 
@@ -79,15 +70,12 @@ pub enum Origin {
 pub struct GuestRecord {
     /// Version of this form.
     pub schema: u32,
-    /// Name.
     pub name: String,
     /// How it came here.
     pub origin: Origin,
-    /// Its process.
     pub process: ProcessIdentity,
     /// The boot that the process belongs to.
     pub boot: String,
-    /// QMP socket.
     pub qmp: PathBuf,
     /// RAM files that were made for it.
     pub ram_files: Vec<PathBuf>,

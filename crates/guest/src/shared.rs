@@ -34,7 +34,6 @@ pub struct StorageFacts {
     pub boot: String,
     /// The source's agent, which has the images open as well.
     pub agent: u32,
-    /// Every image.
     pub images: Vec<ImageFacts>,
     /// Disks that are shared because the operator says so (`--shared-storage`).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -70,9 +69,7 @@ pub struct ImageFacts {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Storage {
-    /// A file.
     File(FileFacts),
-    /// A block device.
     Device(DeviceFacts),
     /// Nothing could be found out.
     Unknown,

@@ -21,7 +21,6 @@ pub enum SpecError {
     /// Not TOML, an unknown key, or a value of the wrong kind. The message shows the line.
     #[error("{0}")]
     Form(#[from] toml::de::Error),
-    /// Too long.
     #[error("the specification has {0} bytes, at most {SPEC_BYTES_MAX} are taken")]
     TooLong(usize),
     /// A name that cannot be used.
@@ -30,7 +29,6 @@ pub enum SpecError {
     /// A value that cannot be used.
     #[error("{key}: {why}")]
     Value {
-        /// The key.
         key: &'static str,
         /// What is wrong with it.
         why: &'static str,
@@ -45,7 +43,6 @@ pub struct GuestSpec {
     pub name: String,
     /// UUID; none by default.
     pub uuid: Option<String>,
-    /// RAM.
     pub memory: ByteSize,
     /// RAM in explicit huge pages, from the folder that the host has for them.
     #[serde(default)]
@@ -63,16 +60,12 @@ pub struct GuestSpec {
     pub cpu: Option<String>,
     /// Kernel to boot directly.
     pub kernel: Option<PathBuf>,
-    /// Its initrd.
     pub initrd: Option<PathBuf>,
-    /// Its command line.
     pub cmdline: Option<String>,
     /// File that the serial port is written to; `serial0.log` in the guest's run-time folder by default.
     pub serial: Option<PathBuf>,
-    /// Disks.
     #[serde(default)]
     pub disk: Vec<DiskSpec>,
-    /// Network ports.
     #[serde(default)]
     pub nic: Vec<NicSpec>,
     /// More arguments for QEMU, taken as they are.
@@ -82,7 +75,6 @@ pub struct GuestSpec {
     pub qemu: Option<String>,
 }
 
-/// A disk.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DiskSpec {
@@ -137,38 +129,32 @@ macro_rules! words {
 words! {
     /// What runs the guest's instructions.
     Accelerator {
-        /// The CPU.
         Kvm = "kvm",
-        /// QEMU's translator.
         Tcg = "tcg",
     }
 }
 words! {
-    /// Image format.
     DiskFormat {
         /// Bytes as they are.
         Raw = "raw",
-        /// QEMU's own format.
         Qcow2 = "qcow2",
     }
 }
 words! {
     /// Use of the page cache.
     DiskCache {
-        /// Used.
+        /// Disk I/O goes through the host's page cache.
         Writeback = "writeback",
-        /// Bypassed.
+        /// `O_DIRECT`: disk I/O goes past the host's page cache.
         None = "none",
     }
 }
 words! {
     /// How QEMU reads and writes.
     DiskAio {
-        /// Threads.
         Threads = "threads",
         /// Linux AIO; needs cache = "none".
         Native = "native",
-        /// io_uring.
         IoUring = "io_uring",
     }
 }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 /// Name of the attribute.
 pub const ATTRIBUTE: &str = "user.linerate.stale";
-/// Longest value read.
+/// Longest mark that is read.
 const BYTES_MAX: usize = 4096;
 
 /// What the mark says.

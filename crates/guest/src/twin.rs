@@ -27,7 +27,6 @@ pub(crate) use files::mapped;
 /// A QEMU of this host, from the local configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QemuBinary {
-    /// The program.
     pub path: PathBuf,
     /// Folders with firmware, for `-L`; empty if it finds its own.
     pub data_dirs: Vec<PathBuf>,
@@ -73,11 +72,9 @@ pub struct TwinOptions {
 /// The waiting guest's command line and what it needs of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Twin {
-    /// The guest's name.
     pub name: String,
     /// Arguments, without the program's name.
     pub arguments: Vec<String>,
-    /// QMP socket.
     pub qmp: PathBuf,
     /// File that QEMU writes its pid to.
     pub pid_file: PathBuf,
@@ -100,7 +97,6 @@ pub struct Twin {
 pub struct RamFile {
     /// Name of QEMU's memory object; the block's name, or its last part.
     pub object: String,
-    /// Where.
     pub path: PathBuf,
 }
 
@@ -109,9 +105,7 @@ pub struct RamFile {
 pub struct NeededFile {
     /// Name at the source.
     pub source: String,
-    /// Name here.
     pub path: PathBuf,
-    /// Opened for writing.
     pub writable: bool,
     /// Format in which it is opened; none if several, or if it cannot be told.
     pub format: Option<ImageFormat>,
@@ -124,16 +118,12 @@ pub struct NeededFile {
 pub enum NeededNetwork {
     /// A tap interface, and the bridge that its counterpart was in.
     Tap {
-        /// Interface here.
         name: String,
         /// Bridge at the source.
         bridge: Option<String>,
     },
     /// A bridge that QEMU's bridge helper makes a tap in.
-    Bridge {
-        /// Bridge here.
-        name: String,
-    },
+    Bridge { name: String },
 }
 
 impl TwinOptions {

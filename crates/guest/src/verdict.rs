@@ -11,7 +11,7 @@ use crate::twin::{TwinError, TwinOptions, attempt};
 /// First kernel with PAGEMAP_SCAN and asynchronous write protection.
 pub const KERNEL_NEEDED: (u32, u32) = (6, 7);
 
-/// The answer.
+/// Whether a guest can move in direct mode, and if not every reason against it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// Direct mode can be used.
@@ -27,41 +27,26 @@ pub enum Reason {
     #[error(
         "RAM block {block} is anonymous memory: start the guest with -object memory-backend-file,id=ram,size=…,mem-path=/dev/shm/NAME.ram,share=on,discard-data=off and -machine …,memory-backend=ram"
     )]
-    RamAnonymous {
-        /// The block.
-        block: String,
-    },
+    RamAnonymous { block: String },
     /// RAM in a file that is mapped privately.
     #[error("RAM block {block} is a private mapping: give its memory-backend the option share=on")]
-    RamNotShared {
-        /// The block.
-        block: String,
-    },
+    RamNotShared { block: String },
     /// RAM in a memfd under a QEMU that ignores named files only.
     #[error(
         "RAM block {block} is a memfd and QEMU {version} leaves only named files out of its stream: use memory-backend-file with a mem-path on a tmpfs or hugetlbfs"
     )]
-    RamMemfd {
-        /// The block.
-        block: String,
-        /// The version.
-        version: String,
-    },
+    RamMemfd { block: String, version: String },
     /// No descriptor of the memory found.
     #[error(
         "the file behind RAM block {block} cannot be told among the process's open files: give each guest one memory back end"
     )]
-    RamNotFound {
-        /// The block.
-        block: String,
-    },
+    RamNotFound { block: String },
     /// RAM that ends inside of a huge page: the file is longer than the block, and no other host can make it so.
     #[error(
         "RAM block {block} has {}, which are not whole huge pages of {}: give the guest a multiple of them",
         bytes(*size), bytes(*page_bytes)
     )]
     RamNotWholePages {
-        /// The block.
         block: String,
         /// Its bytes.
         size: u64,
@@ -75,16 +60,10 @@ pub enum Reason {
     #[error(
         "{device} is a vhost-user device, whose process writes RAM unseen: use kernel vhost or a device within QEMU"
     )]
-    VhostUser {
-        /// The device.
-        device: String,
-    },
+    VhostUser { device: String },
     /// A device writes RAM by DMA.
     #[error("{device} is a passed-through device, which writes RAM unseen: unplug it before the migration")]
-    Vfio {
-        /// The device.
-        device: String,
-    },
+    Vfio { device: String },
     /// The CPU writes pages of a nested guest's control structures by their physical address.
     #[error(
         "the guest has run virtual machines of its own, whose CPU state is written to RAM unseen: use stream mode, or restart the guest without nested virtualisation"
@@ -92,28 +71,14 @@ pub enum Reason {
     Nested,
     /// Memory that is not the guest's alone.
     #[error("{device} is memory shared with others or kept on a medium: unplug it before the migration")]
-    ForeignMemory {
-        /// The device.
-        device: String,
-    },
-    /// A capability is missing.
+    ForeignMemory { device: String },
     #[error("this QEMU lacks the migration capability {capability}: QEMU 4.0 or later is needed")]
-    CapabilityMissing {
-        /// The capability.
-        capability: &'static str,
-    },
+    CapabilityMissing { capability: &'static str },
     /// QEMU itself refuses to migrate.
     #[error("QEMU refuses to migrate this guest: {why}")]
-    Blocked {
-        /// QEMU's sentence.
-        why: String,
-    },
-    /// Another migration runs.
+    Blocked { why: String },
     #[error("another migration of this guest is under way (status {status}): wait for it or cancel it")]
-    Migrating {
-        /// Its status.
-        status: String,
-    },
+    Migrating { status: String },
     /// It is still on its way here.
     #[error("the guest has not arrived in this process yet (run state inmigrate)")]
     NotArrived,

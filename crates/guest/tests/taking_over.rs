@@ -202,7 +202,6 @@ fn a_guest_that_an_operator_paused_on_the_way_is_not_made_to_run_anywhere() {
 /// What becomes of the connection on which QEMU was told to let the guest run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Lost {
-    /// QEMU answers late.
     Late,
     /// It is another now, and the guest's CPUs have worked.
     Connection,

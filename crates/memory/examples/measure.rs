@@ -456,7 +456,6 @@ fn holes() -> Outcome<()> {
     )
 }
 
-/// Milliseconds.
 fn timed(work: &dyn Fn() -> Outcome<()>) -> Outcome<f64> {
     let begun = Instant::now();
     work()?;

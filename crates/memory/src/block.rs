@@ -68,7 +68,6 @@ impl RamBlock {
         Ok(RamBlock { pid, name: name.to_owned(), file, size, backing, segments })
     }
 
-    /// The process.
     pub fn pid(&self) -> i32 {
         self.pid
     }

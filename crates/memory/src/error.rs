@@ -9,16 +9,11 @@ use crate::probe::KernelUnfit;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FindError {
-    /// No such process.
     #[error("process {pid} does not exist: the guest has ended")]
-    NoProcess {
-        /// The process.
-        pid: i32,
-    },
+    NoProcess { pid: i32 },
     /// `/proc/PID/maps` could not be read.
     #[error("the mappings of process {pid} cannot be read: run the agent as root or with CAP_SYS_PTRACE")]
     MapsUnreadable {
-        /// The process.
         pid: i32,
         /// What the kernel said.
         #[source]
@@ -26,16 +21,12 @@ pub enum FindError {
     },
     /// `/proc/PID/maps` has a line that is not in the documented form.
     #[error("the list of mappings of process {pid} is not in the form that Linux documents")]
-    MapsMalformed {
-        /// The process.
-        pid: i32,
-    },
+    MapsMalformed { pid: i32 },
     /// The process maps no such file.
     #[error(
         "process {pid} maps no file {path:?}: give the guest memory-backend-file on a tmpfs or hugetlbfs, or a memfd"
     )]
     NotMapped {
-        /// The process.
         pid: i32,
         /// The file looked for.
         path: PathBuf,
@@ -52,14 +43,10 @@ pub enum FindError {
     },
     /// The file is mapped private, so writes never reach it.
     #[error("{path:?} is mapped private: the memory backend needs share=on")]
-    NotShared {
-        /// The file.
-        path: PathBuf,
-    },
+    NotShared { path: PathBuf },
     /// The file could not be opened through `/proc`.
     #[error("{path:?} cannot be opened for reading and writing through /proc: run the agent as root")]
     Open {
-        /// The file.
         path: PathBuf,
         /// What the kernel said.
         #[source]
@@ -67,26 +54,17 @@ pub enum FindError {
     },
     /// What was opened is not what is mapped.
     #[error("{path:?} changed while it was being opened: try again")]
-    Changed {
-        /// The file.
-        path: PathBuf,
-    },
+    Changed { path: PathBuf },
     /// The file is not in memory.
     #[error("{path:?} lies on a file system (type {magic:#x}) that is neither tmpfs nor hugetlbfs")]
     NotMemory {
-        /// The file.
         path: PathBuf,
         /// Magic number of its file system.
         magic: i64,
     },
     /// The file is empty or not a whole number of pages.
     #[error("{path:?} has {size} bytes, which is not a positive number of pages of 4096 bytes")]
-    OddSize {
-        /// The file.
-        path: PathBuf,
-        /// Its size.
-        size: u64,
-    },
+    OddSize { path: PathBuf, size: u64 },
 }
 
 /// Why a process could not be attached to. It runs as before, and nothing of it is write-protected.
@@ -98,14 +76,10 @@ pub enum AttachError {
     KernelUnfit(#[from] KernelUnfit),
     /// The process ended before or meanwhile.
     #[error("process {pid} has ended")]
-    TargetEnded {
-        /// The process.
-        pid: i32,
-    },
+    TargetEnded { pid: i32 },
     /// We may not trace the process.
     #[error("process {pid} may not be traced: run the agent as root or with CAP_SYS_PTRACE")]
     NoPermission {
-        /// The process.
         pid: i32,
         /// What the kernel said.
         #[source]
@@ -113,16 +87,10 @@ pub enum AttachError {
     },
     /// A debugger or tracer holds the thread.
     #[error("thread {thread} is already traced by process {tracer}: detach that debugger")]
-    AlreadyTraced {
-        /// The thread.
-        thread: i32,
-        /// Who traces it.
-        tracer: i32,
-    },
+    AlreadyTraced { thread: i32, tracer: i32 },
     /// Something in `/proc/PID` could not be read.
     #[error("{file} of process {pid} cannot be read")]
     Proc {
-        /// The process.
         pid: i32,
         /// Name below `/proc/PID`.
         file: &'static str,
@@ -134,16 +102,10 @@ pub enum AttachError {
     #[error(
         "process {pid} has no system call instruction in its vDSO: it was started with vdso=0 or is not a 64-bit process"
     )]
-    NoSyscallInstruction {
-        /// The process.
-        pid: i32,
-    },
+    NoSyscallInstruction { pid: i32 },
     /// Every thread is one to be avoided.
     #[error("process {pid} has no thread that may be stopped: all are virtual CPUs or kernel workers")]
-    NoThread {
-        /// The process.
-        pid: i32,
-    },
+    NoThread { pid: i32 },
     /// The helper process could not be made.
     #[error("the helper process that stops the guest's thread cannot be started")]
     HelperStart {
@@ -161,29 +123,19 @@ pub enum AttachError {
         "the helper process has not reported within {seconds} s: thread {thread} of the guest hangs inside the kernel"
     )]
     HelperSilent {
-        /// The thread.
         thread: i32,
         /// How long was waited.
         seconds: u64,
     },
     /// The thread did not stop in time.
     #[error("thread {thread} did not stop in time: it hangs inside the kernel, look at the guest's storage")]
-    ThreadNotStopping {
-        /// The thread.
-        thread: i32,
-    },
+    ThreadNotStopping { thread: i32 },
     /// The thread ended meanwhile.
     #[error("thread {thread} ended before it could be used")]
-    ThreadEnded {
-        /// The thread.
-        thread: i32,
-    },
+    ThreadEnded { thread: i32 },
     /// The thread runs code that is not 64-bit.
     #[error("thread {thread} does not run 64-bit code: only 64-bit hypervisors can be moved in direct mode")]
-    Not64Bit {
-        /// The thread.
-        thread: i32,
-    },
+    Not64Bit { thread: i32 },
     /// A system call filter of the process forbids userfaultfd.
     #[error(
         "the guest's sandbox (seccomp) forbids userfaultfd: give the agent CAP_SYS_ADMIN or relax the sandbox"
@@ -206,7 +158,6 @@ pub enum AttachError {
     /// The thread could not be handled while it was stopped.
     #[error("thread {thread} could not be handled while it was stopped")]
     Trace {
-        /// The thread.
         thread: i32,
         /// What the kernel said.
         #[source]
@@ -235,16 +186,11 @@ pub enum AttachError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrackError {
-    /// The process ended.
     #[error("process {pid} has ended")]
-    TargetEnded {
-        /// The process.
-        pid: i32,
-    },
+    TargetEnded { pid: i32 },
     /// The memory is no longer mapped as it was when it was found.
     #[error("process {pid} has remapped RAM block {block}: writes to it may have been missed")]
     Remapped {
-        /// The process.
         pid: i32,
         /// Name of the RAM block.
         block: String,

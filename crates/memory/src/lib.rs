@@ -14,6 +14,8 @@
 //!
 //! `docs/memory.md` has the figures behind the choices, and what the tracker cannot see.
 
+#![allow(missing_docs, reason = "a name that says everything has no comment")]
+
 #[cfg(not(target_os = "linux"))]
 compile_error!("linerate-memory works on Linux only");
 

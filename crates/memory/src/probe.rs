@@ -79,24 +79,13 @@ pub struct ScanSupport {
 pub enum KernelUnfit {
     /// The kernel lacks PAGEMAP_SCAN or asynchronous write protection.
     #[error("this kernel ({release}) lacks {missing}: direct mode needs Linux 6.7 or newer, use stream mode")]
-    TooOld {
-        /// The kernel's release.
-        release: String,
-        /// What it lacks.
-        missing: &'static str,
-    },
+    TooOld { release: String, missing: &'static str },
     /// A written page was missed.
     #[error("this kernel ({release}) loses written pages ({case}): use stream mode, or a newer kernel")]
-    LosesWrites {
-        /// The kernel's release.
-        release: String,
-        /// How.
-        case: Case,
-    },
+    LosesWrites { release: String, case: Case },
     /// The probe could not be made.
     #[error("whether this kernel ({release}) loses written pages cannot be probed: use stream mode")]
     Unprobed {
-        /// The kernel's release.
         release: String,
         /// What the kernel said.
         #[source]

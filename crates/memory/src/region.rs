@@ -42,7 +42,6 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps the block.
     pub fn new(block: &RamBlock) -> io::Result<Mapping> {
         Mapping::of_file(block.file().try_clone()?)
     }

@@ -41,7 +41,7 @@ pub struct ScanReport {
 #[derive(Debug)]
 pub struct Tracker {
     target: Target,
-    /// Closed once detached.
+    /// None once the process is let go: the kernel drops the protection then.
     uffd: Option<OwnedFd>,
     pagemap: File,
     blocks: Vec<Placement>,

@@ -79,7 +79,6 @@ pub trait Acks: Send {
     fn progress(&mut self) -> u64;
 }
 
-/// Destination side.
 pub trait Receiver: Send {
     /// Applies what comes until the channel ends. Runs in a thread of its own; [`Fence::close`] ends it.
     fn serve(self, regions: &RegionTable, fence: &Fence) -> ChannelEnd;
@@ -138,40 +137,25 @@ pub enum ChannelError {
     Encode(#[from] EncodeError),
     /// A frame that has no business on a data channel, or not in this direction.
     #[error("a {tag} frame has no place here")]
-    UnexpectedFrame {
-        /// What came.
-        tag: Tag,
-    },
+    UnexpectedFrame { tag: Tag },
     /// A frame number came that is not above the one before.
     #[error("frame {sequence} came after frame {after}; numbers must rise")]
-    SequenceOrder {
-        /// What came.
-        sequence: u64,
-        /// The one before.
-        after: u64,
-    },
+    SequenceOrder { sequence: u64, after: u64 },
     /// The peer acknowledged what was never sent, or took an acknowledgement back.
     #[error("the peer acknowledged frame {through}; {acknowledged} were acknowledged and {sent} sent")]
     AcknowledgedWrongly {
-        /// What it named.
         through: u64,
-        /// Acknowledged before.
         acknowledged: u64,
         /// Highest number that was sent.
         sent: u64,
     },
     /// No region has this number.
     #[error("no region {region} in this session")]
-    RegionUnknown {
-        /// What was named.
-        region: RegionId,
-    },
+    RegionUnknown { region: RegionId },
     /// A run is not inside its region.
     #[error("{length:#x} bytes at {offset:#x} are not inside region {region} of {size:#x} bytes", length = run.length, offset = run.offset)]
     RunOutside {
-        /// The region.
         region: RegionId,
-        /// The run.
         run: Run,
         /// Size of the region, bytes.
         size: u64,
@@ -179,7 +163,6 @@ pub enum ChannelError {
     /// Memory could not be read or written.
     #[error("memory of region {region} failed: {source}")]
     Memory {
-        /// The region.
         region: RegionId,
         /// What the system said.
         #[source]
@@ -193,10 +176,7 @@ pub enum ChannelError {
     Sealed,
     /// Nothing moved for too long.
     #[error("nothing moved for {} ms although something was under way", waited.as_millis())]
-    Stalled {
-        /// How long.
-        waited: Duration,
-    },
+    Stalled { waited: Duration },
     /// This side closed it.
     #[error("the channel was closed on this side")]
     ClosedHere,

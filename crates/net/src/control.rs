@@ -41,7 +41,6 @@ pub enum ControlError {
     /// The peer closed it.
     #[error("the peer closed the control connection")]
     Closed,
-    /// The connection failed.
     #[error("the control connection failed: {0}")]
     Socket(#[source] io::Error),
     /// Bytes that are no frame or message.
@@ -52,16 +51,9 @@ pub enum ControlError {
     Encode(#[from] EncodeError),
     /// A frame that has no business here.
     #[error("a {tag} frame has no place on a control connection")]
-    UnexpectedFrame {
-        /// What came.
-        tag: Tag,
-    },
-    /// Nothing heard.
+    UnexpectedFrame { tag: Tag },
     #[error("nothing was heard from the peer for {} ms", waited.as_millis())]
-    Silent {
-        /// How long.
-        waited: Duration,
-    },
+    Silent { waited: Duration },
     /// A thread could not be started.
     #[error("no thread for the control connection: {0}")]
     Thread(#[source] io::Error),
@@ -72,30 +64,21 @@ pub enum ControlError {
 pub enum ControlEvent {
     /// A message with its number. It may have come before over another path.
     Message {
-        /// Over which path.
         path: LinkId,
-        /// Its number.
         sequence: u64,
-        /// The message.
         message: Message,
     },
     /// The peer has all messages up to this number.
     Acknowledged {
-        /// Over which path.
         path: LinkId,
-        /// The number.
         through: u64,
     },
-    /// The path lives.
     Keepalive {
-        /// Which path.
         path: LinkId,
     },
     /// The path is lost; nothing more comes from it.
     Lost {
-        /// Which path.
         path: LinkId,
-        /// Why.
         error: ControlError,
     },
 }

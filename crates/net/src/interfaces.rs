@@ -30,7 +30,6 @@ pub struct Interface {
     pub up: bool,
     /// The cable has a signal.
     pub carrier: bool,
-    /// Loopback.
     pub loopback: bool,
     /// Bytes.
     pub mtu: u32,

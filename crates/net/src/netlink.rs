@@ -25,16 +25,13 @@ pub enum NetlinkError {
     /// No netlink socket could be had.
     #[error("no netlink socket: {0}; the agent needs access to the network configuration of its host")]
     Open(#[source] io::Error),
-    /// Asking failed.
     #[error("asking the kernel over netlink failed: {0}")]
     Ask(#[source] io::Error),
-    /// The kernel refused.
     #[error("the kernel refused a netlink request: {0}")]
     Refused(#[source] io::Error),
     /// The answer was not understood.
     #[error("the kernel's netlink answer could not be decoded: {0}")]
     Decode(#[source] netlink_packet_core::DecodeError),
-    /// No answer.
     #[error("the kernel did not answer a netlink request within 2 s")]
     Silent,
     /// A watcher thread could not be started.

@@ -25,7 +25,6 @@ pub enum NetworkError {
     /// The prefix is longer than the address.
     #[error("a prefix of {prefix} bits is longer than the address {address}")]
     TooLong {
-        /// The address.
         address: IpAddr,
         /// The prefix length given, bits.
         prefix: u8,

@@ -23,7 +23,7 @@ pub struct TokenBucket {
 const BURST_MS: u64 = 5;
 
 impl TokenBucket {
-    /// A full bucket.
+    /// Begins with a full bucket: the first burst is not delayed.
     pub fn new(bytes_per_second: NonZeroU64, now_ns: u64) -> TokenBucket {
         let burst = (bytes_per_second.get() / 1000).saturating_mul(BURST_MS).max(1);
         TokenBucket { bytes_per_second, burst, balance: i128::from(burst), updated_ns: now_ns }

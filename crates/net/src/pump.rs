@@ -28,7 +28,6 @@ pub enum Next {
     Work {
         /// Number of the frame on this channel.
         sequence: u64,
-        /// The region.
         region: RegionId,
         /// What to send, pages of zeroes among it.
         runs: Vec<Run>,
@@ -56,11 +55,9 @@ pub trait WorkSource: Send + Sync {
 
 /// The parts of a channel at the source.
 pub struct Carrier {
-    /// Sending half.
     pub sender: Box<dyn Sender>,
-    /// Acknowledging half.
     pub acks: Box<dyn Acks>,
-    /// Ends both.
+    /// Ends the sending and the acknowledging half.
     pub closer: Closer,
 }
 

@@ -18,7 +18,6 @@ use self::held::window_of;
 /// Where memory is mapped in this process: shared memory of a file, which stays mapped as long as the region lives.
 #[derive(Clone, Copy, Debug)]
 pub struct Mapped {
-    /// Its first byte.
     pub base: NonNull<u8>,
     /// Bytes.
     pub length: u64,

@@ -17,7 +17,7 @@ pub struct ChannelStats {
 /// The counters at one moment. Those of a link are the sum of its channels'.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Writes and probes.
+    /// Frames of both kinds, writes and probes.
     pub frames: u64,
     /// Bytes of content.
     pub data_bytes: u64,
@@ -32,7 +32,6 @@ pub struct Counters {
 }
 
 impl ChannelStats {
-    /// Counts a frame.
     pub fn frame(&self, data_bytes: u64, zero_bytes: u64, wire_bytes: u64) {
         self.frames.fetch_add(1, Ordering::Relaxed);
         self.data_bytes.fetch_add(data_bytes, Ordering::Relaxed);
@@ -45,7 +44,6 @@ impl ChannelStats {
         self.refused.fetch_add(frames, Ordering::Relaxed);
     }
 
-    /// Counts a stall.
     pub fn stall(&self) {
         self.stalls.fetch_add(1, Ordering::Relaxed);
     }

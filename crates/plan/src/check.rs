@@ -45,7 +45,6 @@ pub enum Property {
 }
 
 impl Property {
-    /// All of them.
     pub const ALL: [Property; 16] = [
         Property::OneRuns,
         Property::SameRam,
@@ -66,7 +65,7 @@ impl Property {
     ];
 }
 
-/// A broken promise.
+/// A promise of the brain that a run broke, and how.
 #[derive(Clone, Debug)]
 pub struct Violation {
     /// The seed that shows it.
@@ -77,9 +76,7 @@ pub struct Violation {
     pub histories: bool,
     /// What went wrong most.
     pub focus: Focus,
-    /// Which promise.
     pub property: Property,
-    /// How.
     pub what: String,
     /// When, in virtual time.
     pub at: Time,
@@ -144,7 +141,6 @@ pub enum Mutation {
     RunsAnothersGuest,
     /// The source leaves what it set in somebody else's hypervisor.
     SourceKeepsSetting,
-    /// The destination does.
     DestinationKeepsSetting,
     /// The tracker takes a page whose entry in the page table is empty for one that was not written.
     EmptiedMissed,
@@ -175,7 +171,6 @@ pub enum Mutation {
 }
 
 impl Mutation {
-    /// All of them.
     pub const ALL: [Mutation; 30] = [
         Mutation::FenceWithoutStopping,
         Mutation::FenceForgetsRefused,

@@ -63,9 +63,8 @@ pub struct DestinationBody {
     pub started: bool,
     /// What is asked next of the hypervisor fails.
     pub fails_next: bool,
-    /// The hypervisor.
     pub guest: Option<Guest>,
-    /// Actions begun.
+    /// How many actions of the brain were begun.
     pub actions: u64,
     /// A restarted agent is still busy with what its journal said.
     pub recovering: bool,

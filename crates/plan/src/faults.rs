@@ -6,12 +6,11 @@ use linerate_core::Side;
 
 use crate::random::Random;
 
-/// What goes wrong.
 #[derive(Clone, Debug)]
 pub enum Mishap {
     /// Both ends are told at once.
     LinkReset(usize),
-    /// Nobody is told.
+    /// It carries nothing any more, and neither end is told.
     LinkSilent(usize),
     /// Nothing goes in one direction, nobody is told.
     LinkOneWay(usize, Side),
@@ -19,7 +18,6 @@ pub enum Mishap {
     AllSilent,
     /// Nothing moves for a while, nothing is lost.
     LinkStalls(usize, Duration),
-    /// Every link stalls.
     AllStall(Duration),
     /// It carries this many percent of its rate.
     LinkSlows(usize, u64),
@@ -107,7 +105,6 @@ impl Mishap {
     }
 }
 
-/// When it does.
 #[derive(Clone, Debug)]
 pub enum Trigger {
     /// This long after the start.
@@ -129,9 +126,7 @@ pub enum Trigger {
 /// One entry of the script.
 #[derive(Clone, Debug)]
 pub struct Fault {
-    /// When.
     pub trigger: Trigger,
-    /// What.
     pub mishap: Mishap,
     /// A link comes back, a crashed agent or host starts again, after this long.
     pub back_after: Duration,

@@ -43,7 +43,7 @@ pub fn digest(ram: &Ram) -> u64 {
 /// How far the hypervisor is with sending the guest away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sending {
-    /// Nobody asked.
+    /// Nobody has asked for a migration.
     No,
     /// Asked: it sets up while the guest runs.
     SettingUp,
@@ -66,16 +66,13 @@ pub struct Habits {
     pub punch_permille: u64,
 }
 
-/// See the module.
 #[derive(Clone, Debug)]
 pub struct Guest {
-    /// RAM.
     pub ram: Ram,
-    /// vCPUs run.
+    /// Its virtual CPUs run.
     pub running: bool,
     /// The process is gone.
     pub gone: bool,
-    /// The hypervisor's migration.
     pub sending: Sending,
     /// Percent by which it is slowed down.
     pub throttle: u8,

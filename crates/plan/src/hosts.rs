@@ -49,9 +49,7 @@ pub struct Known {
 /// See [`Machine`].
 #[derive(Debug)]
 pub struct Case {
-    /// What decides.
     pub machine: Machine,
-    /// When it began.
     pub since: Time,
     /// The operator has spoken.
     pub resolved: bool,
@@ -60,11 +58,9 @@ pub struct Case {
 /// A host: what is on its disk, and its agent.
 #[derive(Debug, Default)]
 pub struct Host {
-    /// The agent runs.
     pub up: bool,
     /// Counts the agent's lives; what was begun in an earlier one is void.
     pub life: u64,
-    /// On disk.
     pub journal: BTreeMap<u64, Record>,
     /// Ends of sessions that the disk has not taken yet; in the agent's memory.
     pub unwritten: BTreeMap<u64, Record>,

@@ -29,7 +29,6 @@ enum Course {
     Back,
 }
 
-/// See the module.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Owner {
     course: Course,

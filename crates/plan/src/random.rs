@@ -22,7 +22,7 @@ impl Random {
         Random([splitmix(), splitmix(), splitmix(), splitmix()])
     }
 
-    /// The next number.
+    /// The next pseudo-random number of this seed.
     pub fn number(&mut self) -> u64 {
         let [a, b, c, d] = &mut self.0;
         let result = a.wrapping_add(*d).rotate_left(23).wrapping_add(*a);

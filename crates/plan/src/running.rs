@@ -16,19 +16,16 @@ impl World {
         here.into_iter().chain(&self.destination.guest).chain(&self.parked)
     }
 
-    /// A living process.
     pub fn find(&self, pid: u64) -> Option<&Guest> {
         self.all().find(|guest| guest.pid == pid)
     }
 
-    /// A living process.
     pub fn find_mut(&mut self, pid: u64) -> Option<&mut Guest> {
         let here = Some(&mut self.guest).filter(|guest| !guest.gone);
         let all = here.into_iter().chain(&mut self.destination.guest).chain(&mut self.parked);
         all.into_iter().find(|guest| guest.pid == pid)
     }
 
-    /// A process ends.
     pub fn remove(&mut self, pid: u64) {
         if self.find(pid).is_some_and(|guest| guest.owned) {
             self.check.died.insert(pid, self.now);

@@ -12,7 +12,6 @@ use crate::random::Random;
 use crate::streams::CHANNELS;
 use crate::wire::Link;
 
-/// See the module.
 #[derive(Clone, Debug)]
 pub struct Scenario {
     /// Pages of each region.
@@ -23,15 +22,14 @@ pub struct Scenario {
     pub populated: u64,
     /// Whether it runs when the migration begins.
     pub runs: bool,
-    /// The links.
     pub links: Vec<Link>,
     /// Channels on each link.
     pub channels: usize,
     /// Percent of writes that are torn while the guest runs.
     pub torn: u64,
-    /// Compare digests.
+    /// Both sides compare digests of all RAM in the blackout.
     pub verify: bool,
-    /// All limits.
+    /// All limits that the brain keeps to.
     pub limits: Limits,
     /// How long all links may be away.
     pub link_timeout: Duration,
@@ -39,13 +37,12 @@ pub struct Scenario {
     pub silence: Duration,
     /// Packets that outlive their link come at most this much later.
     pub late_max: Duration,
-    /// Pause between rounds.
+    /// How long the brain waits between two rounds.
     pub round_interval: Duration,
     /// How the guest goes.
     pub way: Way,
     /// The destination has an image of the same name that is another one.
     pub stale: bool,
-    /// What goes wrong.
     pub faults: Vec<Fault>,
 }
 

@@ -53,7 +53,7 @@ pub struct SourceBody {
     pub links_open: bool,
     /// The destination knows the session.
     pub greeted: bool,
-    /// Actions begun.
+    /// How many actions of the brain were begun.
     pub actions: u64,
     /// The hypervisor has written device state: RAM is scanned once more.
     pub written: bool,

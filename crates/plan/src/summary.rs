@@ -12,7 +12,6 @@ use crate::world::World;
 /// How the first session of a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The guest moved.
     Moved,
     /// It did not, and the guest is at the source; the fault's code if the agent lived to tell.
     Stayed(Option<Code>),
@@ -29,9 +28,9 @@ pub struct Report {
     pub retried: bool,
     /// Faults that happened, by [`Mishap::kind`].
     pub faults: [u64; Mishap::NAMES.len()],
-    /// Virtual time.
+    /// Time of the simulation.
     pub took: Duration,
-    /// Things that happened.
+    /// How many events the simulation went through.
     pub events: u64,
     /// The last lines of the trace, if one was kept.
     pub trace: Vec<String>,
@@ -75,7 +74,6 @@ fn end(world: &World) -> End {
     }
 }
 
-/// Many runs.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
     runs: u64,
@@ -89,7 +87,6 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Adds a run.
     pub fn add(&mut self, report: &Report) {
         self.runs += 1;
         self.retried += u64::from(report.retried);

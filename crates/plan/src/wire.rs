@@ -17,9 +17,7 @@ use crate::random::Random;
 pub struct Write {
     /// Frame number on its channel.
     pub sequence: u64,
-    /// The region.
     pub region: usize,
-    /// Its runs.
     pub runs: Vec<Run>,
     /// What the pages held when they were read, in order.
     pub pages: Vec<u64>,
@@ -29,26 +27,23 @@ pub struct Write {
     pub torn: bool,
 }
 
-/// What travels.
+/// What a wire carries.
 #[derive(Clone, Debug)]
 pub enum Packet {
     /// First on every connection.
     Hello,
-    /// On a path.
     Control(Outgoing),
     /// On a path: nothing but a sign of life.
     Heartbeat,
-    /// On a channel.
     Write(Write),
     /// The beginning of a write whose end was lost.
     Partial(Write),
-    /// On a channel.
     Ping(u64),
     /// On a channel, back.
     Acknowledgement {
         /// Applied up to here.
         through: u64,
-        /// But for these.
+        /// Writes up to there that were refused, by their number.
         refused: Vec<u64>,
     },
 }
@@ -69,9 +64,7 @@ impl Packet {
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// Control messages.
     Path,
-    /// Placed writes.
     Channel,
 }
 
@@ -107,7 +100,7 @@ pub struct Connection {
 pub struct Link {
     /// Bytes per second.
     pub rate: f64,
-    /// One way.
+    /// In one direction; there and back takes twice as long.
     pub latency: Duration,
     /// Whether it carries towards the destination, towards the source.
     pub alive: [bool; 2],
@@ -124,7 +117,6 @@ pub fn index(side: Side) -> usize {
     }
 }
 
-/// The other one.
 pub fn other(side: Side) -> Side {
     match side {
         Side::Source => Side::Destination,

@@ -45,7 +45,7 @@ impl World {
         }
     }
 
-    /// A try.
+    /// Tries once to have the other agent give the session up.
     pub fn withdraw(&mut self, host: usize, life: u64, session: u64) {
         if life != self.hosts[host].life {
             return;

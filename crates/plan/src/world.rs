@@ -88,68 +88,34 @@ pub enum Happening {
     OwnerGivesUp,
     /// A question about the outcome reaches the destination.
     Asked {
-        /// Who asks.
         host: usize,
-        /// Of the agent.
         life: u64,
-        /// The session.
         session: u64,
         /// Index of the link.
         link: usize,
     },
     /// The answer reaches the source.
     Answered {
-        /// Who asked.
         host: usize,
-        /// Of the agent.
         life: u64,
-        /// The session.
         session: u64,
         /// The answer; none if nobody answered.
         outcome: Option<Outcome>,
     },
     /// Something was done for a session that is brought to its end.
-    Recovers {
-        /// Where.
-        host: usize,
-        /// Of the agent.
-        life: u64,
-        /// The session.
-        session: u64,
-        /// What.
-        work: CaseWork,
-    },
+    Recovers { host: usize, life: u64, session: u64, work: CaseWork },
     /// A roll-back is told beside its session (again).
-    Withdraws {
-        /// Who tells.
-        host: usize,
-        /// Of the agent.
-        life: u64,
-        /// The session.
-        session: u64,
-    },
+    Withdraws { host: usize, life: u64, session: u64 },
     /// The word that the source rolled back reaches the destination.
     Withdrawn {
-        /// Who tells.
         host: usize,
-        /// Of the agent.
         life: u64,
-        /// The session.
         session: u64,
         /// Index of the link.
         link: usize,
     },
     /// The answer reaches the source; none if nobody was there.
-    WithdrawalAnswered {
-        /// Who told.
-        host: usize,
-        /// Of the agent.
-        life: u64,
-        /// The session.
-        session: u64,
-        /// The answer.
-        outcome: Option<Outcome>,
-    },
+    WithdrawalAnswered { host: usize, life: u64, session: u64, outcome: Option<Outcome> },
     /// Timers and signs of life.
     Tick,
     /// The guest has lived for so many milliseconds.
@@ -165,7 +131,7 @@ pub enum Happening {
 /// Everything that there is.
 #[derive(Debug)]
 pub struct World {
-    /// Virtual time.
+    /// Time of the simulation.
     pub now: Time,
     /// When this session began.
     pub began: Time,
@@ -175,25 +141,21 @@ pub struct World {
     pub scenario: Scenario,
     /// The guest at the source.
     pub guest: Guest,
-    /// The source's agent.
     pub source: SourceBody,
-    /// The destination's agent.
     pub destination: DestinationBody,
     /// Whose guest it is, where it is not the agents'.
     pub owner: Owner,
-    /// The links.
     pub links: Vec<Link>,
     /// Every connection of the session, dead ones too.
     pub connections: BTreeMap<u32, Connection>,
     /// Number of the next connection.
     pub next_connection: u32,
-    /// The watcher.
+    /// Checks every promise after each event.
     pub check: Check,
     /// How the run is made.
     pub options: Options,
     /// Entries of the script that have happened.
     pub fired: Vec<bool>,
-    /// The two hosts.
     pub hosts: [Host; 2],
     /// Which of them is the source, the destination, of the session.
     pub roles: [usize; 2],
@@ -222,7 +184,7 @@ pub struct World {
     pub happened: [u64; Mishap::NAMES.len()],
     /// The script is over: this is the retry.
     pub retrying: bool,
-    /// Things that happened.
+    /// How many events the simulation went through.
     pub events: u64,
     seed: u64,
     pub(crate) queue: BTreeMap<(Time, u64), Happening>,
@@ -382,7 +344,7 @@ impl World {
         if self.scenario.stale { stale } else { self.offered_image }
     }
 
-    /// Something will happen.
+    /// Puts an event into the queue.
     pub fn after(&mut self, span: Duration, happening: Happening) {
         self.at_time(self.now + span, happening);
     }

@@ -40,7 +40,6 @@ impl LabBuilder {
         self
     }
 
-    /// Adds several links.
     pub fn links(mut self, links: impl IntoIterator<Item = LinkSpec>) -> Self {
         self.links.extend(links);
         self

@@ -9,7 +9,7 @@ use crate::{LabError, lab};
 /// First number of machines' folders; labs of the same process count from 0.
 const FIRST: u32 = 10_000;
 
-/// Removed when dropped.
+/// The folder of one machine; it is removed when this is dropped.
 pub(super) struct Directory(PathBuf);
 
 impl Directory {

@@ -24,7 +24,6 @@ use crate::render::fix as render;
 const LOOKS: u32 = 3;
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 
-/// How it ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Outcome {
@@ -53,7 +52,6 @@ struct FixDocument<'a> {
 /// A port on trial, as its agent is asked about it.
 struct OnTrial(LinkConfirm);
 
-/// Shows the plan.
 pub fn dry_run(look: &Look, flags: &DoctorFlags, context: &Context) -> Result<Exit, Failure> {
     page(look, flags)?;
     let plan = plan(look, flags)?.0;
@@ -64,7 +62,7 @@ pub fn dry_run(look: &Look, flags: &DoctorFlags, context: &Context) -> Result<Ex
     Ok(exit(&look.findings, &look.unheard))
 }
 
-/// All of it.
+/// Shows the plan, asks, and sets it on trial: it stays if the doctor finds it good.
 pub async fn run(
     look: &Look,
     heard: &[Heard],

@@ -32,7 +32,7 @@ struct QosDocument<'a> {
     matches: bool,
 }
 
-/// Plans, compares, applies.
+/// Runs `linerate qos`: plans, compares with what is set, and applies.
 pub async fn run(command: &QosCommand, context: &Context) -> Result<Exit, Failure> {
     match command {
         QosCommand::Plan(flags) => {
@@ -51,7 +51,7 @@ pub async fn run(command: &QosCommand, context: &Context) -> Result<Exit, Failur
     }
 }
 
-/// The switch's side.
+/// Prints the commands for the switch.
 pub fn switch(flags: &QosSwitchFlags, context: &Context) -> Result<Exit, Failure> {
     let intent = intent(&text(&flags.file)?)?;
     let text = switch::write(&intent, flags.system.0).map_err(|error| refused(&error))?;

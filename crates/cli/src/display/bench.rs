@@ -10,13 +10,11 @@ use crate::render::paint::Paint;
 
 const BAR: usize = 30;
 
-/// See the module.
 pub enum BenchDisplay {
     /// Redrawn in place on standard error.
     Live(Box<Live>),
     /// Lines on standard error.
     Plain,
-    /// Nothing.
     Quiet,
 }
 
@@ -65,7 +63,7 @@ impl BenchDisplay {
         }
     }
 
-    /// Time has passed.
+    /// Draws again, as time has passed.
     pub fn tick(&mut self) {
         if let BenchDisplay::Live(live) = self {
             live.draw();

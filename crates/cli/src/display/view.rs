@@ -10,7 +10,7 @@ const NOTES_MAX: usize = 3;
 /// Where a step stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepView {
-    /// Not begun.
+    /// It has not begun.
     Ahead,
     /// Under way since this point in time, in microseconds since the migration began.
     Running(u64),
@@ -24,13 +24,10 @@ pub enum StepView {
 #[derive(Clone, Debug)]
 pub struct View {
     pub guest: String,
-    /// Where it goes.
     pub to: String,
     /// The blackout budget, if this command set it.
     pub budget_ms: Option<u32>,
-    /// The ten steps.
     pub steps: [StepView; 10],
-    /// The last figures.
     pub progress: Option<Progress>,
     /// Links lost and back, and warnings: when and what.
     pub notes: Vec<Note>,
@@ -43,11 +40,9 @@ pub struct View {
 /// A line that stays on the screen for a while.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
-    /// When.
     pub at_us: u64,
     /// Whether it is good news.
     pub good: bool,
-    /// What.
     pub text: String,
 }
 

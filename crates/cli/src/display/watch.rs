@@ -19,7 +19,7 @@ use crate::render::report::report;
 
 const REDRAW: Duration = Duration::from_millis(100);
 
-/// What to watch.
+/// A migration to watch, and how.
 pub struct Start {
     pub id: MigrationId,
     /// What is known of it.

@@ -8,7 +8,7 @@ use super::table::{Align, Table, wrap};
 use crate::context::Screen;
 use crate::render::paint::Paint;
 
-/// Everything.
+/// The doctor's whole report as text.
 pub fn report(
     room: &Room,
     findings: &[Finding],

@@ -59,7 +59,7 @@ pub fn gone(goals: &[Finding]) -> String {
     clean(&format!("looked again: {} gone, nothing else came", ids.join(", "))) + "\n"
 }
 
-/// The last question.
+/// The question that decides whether a fix is kept.
 pub fn keep(within_s: u32) -> String {
     format!("Keep it? (without an answer all is put back {within_s} s after it was set)")
 }

@@ -1,6 +1,6 @@
 //! Quantities for reading: three significant digits, the unit that fits.
 
-/// Three significant digits.
+/// A figure with three significant digits.
 pub fn three(value: f64) -> String {
     if value < 9.995 {
         format!("{value:.2}")

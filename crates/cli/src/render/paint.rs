@@ -3,7 +3,6 @@
 /// Puts colours around text, or leaves it as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Paint {
-    /// Whether to.
     pub colours: bool,
 }
 
@@ -15,32 +14,32 @@ impl Paint {
         if self.colours && !text.is_empty() { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
 
-    /// What stands out.
+    /// For what the reader is to see first.
     pub fn bold(self, text: &str) -> String {
         self.wrap("1", text)
     }
 
-    /// What stands back.
+    /// For what only explains.
     pub fn dim(self, text: &str) -> String {
         self.wrap("2", text)
     }
 
-    /// Good.
+    /// For a good outcome.
     pub fn green(self, text: &str) -> String {
         self.wrap("32", text)
     }
 
-    /// Under way.
+    /// For what is under way.
     pub fn cyan(self, text: &str) -> String {
         self.wrap("36", text)
     }
 
-    /// Worth a look.
+    /// For what is worth a look.
     pub fn yellow(self, text: &str) -> String {
         self.wrap("33", text)
     }
 
-    /// Bad.
+    /// For what needs an operator.
     pub fn red(self, text: &str) -> String {
         self.wrap("1;31", text)
     }

@@ -5,9 +5,9 @@ use console::measure_text_width;
 /// Which edge a column's cells stand at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Align {
-    /// Words.
+    /// For columns of words.
     Left,
-    /// Numbers.
+    /// For columns of numbers.
     Right,
 }
 

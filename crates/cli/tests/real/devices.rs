@@ -135,7 +135,7 @@ fn mount(arguments: &[&str]) {
     assert!(Command::new("mount").args(arguments).status().unwrap().success());
 }
 
-/// Unmounts when dropped.
+/// A mount that ends when this is dropped.
 struct Mounted(PathBuf);
 
 impl Mounted {

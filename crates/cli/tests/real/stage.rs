@@ -399,7 +399,7 @@ impl Migration {
         }
     }
 
-    /// As Ctrl-C.
+    /// Sends it what Ctrl-C sends.
     pub fn interrupt(&self) {
         let pid = self.child.id().to_string();
         assert!(std::process::Command::new("kill").args(["-INT", &pid]).status().unwrap().success());

@@ -12,7 +12,7 @@ struct Row {
     value: String,
 }
 
-/// Tables by type.
+/// The tables of docs/json.md, by type.
 pub struct Page(BTreeMap<String, Vec<Row>>);
 
 impl Page {

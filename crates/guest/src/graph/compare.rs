@@ -24,12 +24,10 @@ pub struct Mapping<'a> {
 /// Where two graphs differ. The first is the source's, or the earlier one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Difference {
-    /// A job runs.
     #[error(
         "the job {id} ({kind}) works on the guest's disks: wait for its end, or cancel it (block-job-cancel)"
     )]
     Job {
-        /// Its id.
         id: String,
         /// `mirror`, `commit`, …
         kind: String,
@@ -39,36 +37,13 @@ pub enum Difference {
     Missing(String),
     /// Another image, or none.
     #[error("the disk {disk} was {first}, and is {second}")]
-    Image {
-        /// The disk.
-        disk: String,
-        /// What it is in the first.
-        first: String,
-        /// What it is in the second.
-        second: String,
-    },
+    Image { disk: String, first: String, second: String },
     /// Another size or part.
     #[error("the disk {disk} ({path}): {what} was {}, and is {}", exact_bytes(*first), exact_bytes(*second))]
-    Size {
-        /// The disk.
-        disk: String,
-        /// The image.
-        path: String,
-        /// Of what.
-        what: &'static str,
-        /// In the first.
-        first: u64,
-        /// In the second.
-        second: u64,
-    },
+    Size { disk: String, path: String, what: &'static str, first: u64, second: u64 },
     /// Open for writing in one of them only.
     #[error("the disk {disk} ({path}) can be written in one of the two only")]
-    Access {
-        /// The disk.
-        disk: String,
-        /// The image.
-        path: String,
-    },
+    Access { disk: String, path: String },
 }
 
 impl DiskGraph {

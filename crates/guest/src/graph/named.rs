@@ -11,12 +11,10 @@ use crate::options::Options;
 /// What the command line does not say of a guest's disks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotNamed {
-    /// A job runs.
     #[error(
         "the job {id} ({kind}) works on the guest's disks: wait for its end or cancel it (QMP block-job-cancel), and try again"
     )]
     Job {
-        /// Its id.
         id: String,
         /// `mirror`, `commit`, …
         kind: String,
@@ -26,7 +24,6 @@ pub enum NotNamed {
         "the disk {disk} is {image} now, which the guest's command line does not name: a snapshot, a mirror or another medium has replaced what it was started with{named}. At the destination QEMU would open what the command line names. Undo it (block-commit, blockdev-change-medium), or restart the guest with the image it uses"
     )]
     Image {
-        /// The disk.
         disk: String,
         /// The image in use.
         image: String,
@@ -37,10 +34,7 @@ pub enum NotNamed {
     #[error(
         "the guest's command line names {path}, which is not open any more: it was ejected, replaced or unplugged. At the destination QEMU would open it again. Insert it again, or restart the guest without it"
     )]
-    Closed {
-        /// The file.
-        path: String,
-    },
+    Closed { path: String },
 }
 
 /// An option that opens an image.

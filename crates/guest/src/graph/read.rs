@@ -23,10 +23,8 @@ const FILES: &[&str] = &["file", "host_device", "host_cdrom"];
 /// Why the graph cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum GraphError {
-    /// QMP failed.
     #[error("the guest's QEMU could not be asked for its block nodes")]
     Qmp(#[from] QmpError),
-    /// More than fit.
     #[error("the guest has {0} block nodes, at most {NODES_MAX} can be compared")]
     TooMany(usize),
     /// The nodes changed between two questions.
@@ -38,12 +36,7 @@ pub enum GraphError {
     #[error(
         "the guest's disk {node} is not the file that is now called {path}: that one was renamed, replaced or deleted since the guest opened it. Put the guest's image back under this name, or restart the guest"
     )]
-    Replaced {
-        /// The node.
-        node: String,
-        /// The name.
-        path: String,
-    },
+    Replaced { node: String, path: String },
 }
 
 /// The disks of a guest, as they are now.

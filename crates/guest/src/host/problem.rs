@@ -13,36 +13,20 @@ pub enum Problem {
     #[error(
         "QEMU here is {here}, the guest comes from {source_version}: an older QEMU may not understand the newer one's state"
     )]
-    QemuOlder {
-        /// Version here.
-        here: QemuVersion,
-        /// Version there.
-        source_version: QemuVersion,
-    },
+    QemuOlder { here: QemuVersion, source_version: QemuVersion },
     /// The machine type is unknown.
     #[error("QEMU {here} here has no machine type {machine}: install the source's version of QEMU")]
-    MachineUnknown {
-        /// The type.
-        machine: String,
-        /// Version here.
-        here: QemuVersion,
-    },
-    /// KVM is missing.
+    MachineUnknown { machine: String, here: QemuVersion },
     #[error("the guest runs under KVM and this host has no usable /dev/kvm")]
     KvmMissing,
-    /// A file is missing.
     #[error("{path} is not here: share the disk, copy it along (--copy-storage all), or map its path")]
-    FileMissing {
-        /// The file.
-        path: PathBuf,
-    },
+    FileMissing { path: PathBuf },
     /// A file has another size.
     #[error(
         "{path} is a disk of {} here and of {} at the source: it is not the same disk, or it was enlarged and the guest's QEMU was not told (QMP block_resize)",
         exact_bytes(*here), exact_bytes(*there)
     )]
     FileSize {
-        /// The file.
         path: PathBuf,
         /// Bytes here.
         here: u64,
@@ -51,25 +35,16 @@ pub enum Problem {
     },
     /// A link leads out of the allowed folders.
     #[error("{path} is a link to {target}, which is in none of the folders that guests may open files in")]
-    FileOutside {
-        /// The file.
-        path: PathBuf,
-        /// Where it leads.
-        target: PathBuf,
-    },
+    FileOutside { path: PathBuf, target: PathBuf },
     /// A file is neither a regular file nor a block device.
     #[error("{path} is neither a file nor a block device")]
-    FileKind {
-        /// The file.
-        path: PathBuf,
-    },
+    FileKind { path: PathBuf },
     /// A device where the command line wants a file, or a file where it wants a device.
     #[error(
         "{path} is {} here, and the guest's command line opens it as {} (driver=): have the same here, or start the guest with -drive file=, which takes either",
         if *as_device { "a file" } else { "a block device" }, if *as_device { "a block device" } else { "a file" }
     )]
     FileDriver {
-        /// The file.
         path: PathBuf,
         /// What the command line wants.
         as_device: bool,
@@ -78,47 +53,23 @@ pub enum Problem {
     #[error(
         "{path} is on a file system without O_DIRECT, with which the guest opens it (cache=none): put it elsewhere, map its path, or start the guest with cache=writeback"
     )]
-    FileBuffered {
-        /// The file.
-        path: PathBuf,
-    },
+    FileBuffered { path: PathBuf },
     /// An image leads out of the allowed folders.
     #[error("the image {path} {reach}")]
-    Image {
-        /// The image.
-        path: PathBuf,
-        /// Where to.
-        reach: Reach,
-    },
-    /// Firmware is missing.
+    Image { path: PathBuf, reach: Reach },
     #[error("the firmware {name} is in none of the data folders of this host's QEMU")]
-    FirmwareMissing {
-        /// Its name.
-        name: String,
-    },
-    /// A tap is missing.
+    FirmwareMissing { name: String },
     #[error("the interface {name} is not here: create it (ip tuntap add {name} mode tap) or map its name")]
     TapMissing {
-        /// The interface.
         name: String,
         /// The bridge of its counterpart, if a bridge of that name is here.
         bridge: Option<String>,
     },
     /// A tap is here but not in the bridge that its counterpart is in.
     #[error("the interface {name} is not in the bridge {bridge} as at the source")]
-    TapUnbridged {
-        /// The interface.
-        name: String,
-        /// The bridge.
-        bridge: String,
-    },
-    /// A bridge is missing.
+    TapUnbridged { name: String, bridge: String },
     #[error("the bridge {name} is not here")]
-    BridgeMissing {
-        /// The bridge.
-        name: String,
-    },
-    /// Memory is short.
+    BridgeMissing { name: String },
     #[error("the guest needs {} of memory and {} are available here", bytes(*needed), bytes(*available))]
     MemoryShort {
         /// Bytes needed.
@@ -132,7 +83,6 @@ pub enum Problem {
         bytes(*needed), folder.display(), bytes(*available)
     )]
     RamFolderShort {
-        /// The folder.
         folder: PathBuf,
         /// Bytes needed.
         needed: u64,
@@ -152,18 +102,10 @@ pub enum Problem {
         /// Bytes of one page.
         page_bytes: u64,
     },
-    /// The name is taken.
     #[error("a guest named {name} is here already")]
-    NameTaken {
-        /// The name.
-        name: String,
-    },
-    /// The UUID is taken.
+    NameTaken { name: String },
     #[error("a guest with UUID {uuid} is here already")]
-    UuidTaken {
-        /// The UUID.
-        uuid: String,
-    },
+    UuidTaken { uuid: String },
 }
 
 impl Problem {

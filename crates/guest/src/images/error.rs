@@ -14,7 +14,6 @@ pub enum ImageError {
         "the disk {disk} ({path}) is not among the files of the guest's command line, so it has no place here"
     )]
     Unknown {
-        /// The drive.
         disk: String,
         /// The image at the source.
         path: String,
@@ -24,9 +23,7 @@ pub enum ImageError {
         "the disk {disk} is copied as a {} image, and the guest's command line opens {path} as {}: what the guest wrote into it would be taken for an image's header", copied.name(), opened.map_or("something that cannot be told", ImageFormat::name)
     )]
     OpenedAs {
-        /// The drive.
         disk: String,
-        /// The image.
         path: PathBuf,
         /// Format of the copy.
         copied: ImageFormat,
@@ -35,12 +32,7 @@ pub enum ImageError {
     },
     /// Its size cannot be a disk's.
     #[error("the disk {disk} is said to have {size} bytes, which no disk has")]
-    Size {
-        /// The drive.
-        disk: String,
-        /// As said.
-        size: u64,
-    },
+    Size { disk: String, size: u64 },
     /// The folder is missing, or elsewhere than it seems.
     #[error(
         "the image {0} cannot be made: its folder is not here, or leads out of the folders that guests may open files in. Create it, or map the disk's path (paths in the configuration)"
@@ -49,22 +41,14 @@ pub enum ImageError {
     /// The image cannot be made or looked at.
     #[error("the image {path} cannot be used")]
     File {
-        /// The image.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
-    /// qemu-img failed.
     #[error(
         "qemu-img could not make {path}: {said}. It makes qcow2 images (Debian: qemu-utils); an image that is there already needs none"
     )]
-    QemuImg {
-        /// The image.
-        path: PathBuf,
-        /// What it wrote.
-        said: String,
-    },
+    QemuImg { path: PathBuf, said: String },
     /// What is there is what the source has.
     #[error(
         "{0} is the very disk that the guest uses: both hosts see the same storage, and the migration needs no copy of it (no --copy-storage)"
@@ -97,7 +81,6 @@ pub enum ImageError {
     /// What is there is not an image of that format.
     #[error("{path} is here already and is no {} image as at the source: remove it, or map the disk's path", format.name())]
     Format {
-        /// The image.
         path: PathBuf,
         /// As at the source.
         format: ImageFormat,
@@ -108,7 +91,6 @@ pub enum ImageError {
         exact_bytes(*here), exact_bytes(*there)
     )]
     Other {
-        /// The image.
         path: PathBuf,
         /// Bytes of the disk in it.
         here: u64,
@@ -118,9 +100,7 @@ pub enum ImageError {
     /// The list of what was made cannot be kept.
     #[error("the list of images {path} cannot be written")]
     List {
-        /// The list.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },

@@ -32,9 +32,7 @@ fn name(index: usize) -> String {
 /// An image of the destination that a disk goes into.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Export {
-    /// The image.
     pub path: PathBuf,
-    /// Its format.
     pub format: ImageFormat,
     /// It is a block device.
     pub is_device: bool,

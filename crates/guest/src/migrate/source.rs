@@ -38,7 +38,6 @@ pub struct PreSwitchover {
     pub stopped_at: Instant,
 }
 
-/// The source's QEMU.
 #[derive(Debug)]
 pub struct SourceQemu {
     pub(super) qmp: Qmp,

@@ -40,7 +40,6 @@ pub enum Proof {
 pub struct Proved {
     /// Name of the drive.
     pub disk: String,
-    /// The image here.
     pub path: PathBuf,
     /// How it is known.
     pub by: Proof,
@@ -59,29 +58,18 @@ pub enum NotShared {
         left.guest,
         left.to
     )]
-    Stale {
-        /// The drive.
-        disk: String,
-        /// The image here.
-        path: PathBuf,
-        /// Who left it.
-        left: stale::Stale,
-    },
+    Stale { disk: String, path: PathBuf, left: stale::Stale },
     /// It is known to be another storage.
     #[error(
         "the disk {disk} is not shared: {} here ({here}) is not what {there} is at the source ({theirs}). \
          Copy the disk: --copy-disks {disk}, or --copy-storage all", path.display()
     )]
     Differs {
-        /// The drive.
         disk: String,
-        /// The image here.
         path: PathBuf,
-        /// What it is.
         here: String,
         /// The image at the source.
         there: String,
-        /// What that is.
         theirs: String,
     },
     /// It cannot be told.
@@ -91,15 +79,11 @@ pub enum NotShared {
          --shared-storage {disk}", path.display()
     )]
     Unproved {
-        /// The drive.
         disk: String,
-        /// The image here.
         path: PathBuf,
-        /// What it is.
         here: String,
         /// The image at the source.
         there: String,
-        /// What that is.
         theirs: String,
         /// What was looked for.
         why: String,

@@ -9,9 +9,7 @@ pub enum RecheckError {
     /// The descriptors of a QEMU.
     #[error("the files that process {pid} has open cannot be listed")]
     OpenFiles {
-        /// Of the QEMU.
         pid: i32,
-        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -22,7 +20,6 @@ pub enum RecheckError {
         disk: String,
         /// The image on this host.
         path: PathBuf,
-        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -34,7 +31,6 @@ pub enum RecheckError {
         /// The image on this host.
         path: PathBuf,
     },
-    /// At the source.
     #[error("the disk {disk}: {} was closed by the guest's QEMU since the migration began", path.display())]
     Closed {
         /// Name of the drive.
@@ -42,7 +38,6 @@ pub enum RecheckError {
         /// The image on this host.
         path: PathBuf,
     },
-    /// At the destination.
     #[error("the disk {disk}: the waiting QEMU has opened {} under another name, or not at all", path.display())]
     NotOpened {
         /// Name of the drive.

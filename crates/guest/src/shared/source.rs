@@ -24,9 +24,7 @@ pub enum DescribeError {
     /// The operator named a disk that the guest does not have.
     #[error("{flag} names {name}, and the guest has no such disk; it has {}", known.join(", "))]
     NoDisk {
-        /// The flag.
         flag: &'static str,
-        /// As named.
         name: String,
         /// Disks that it has.
         known: Vec<String>,
@@ -34,7 +32,6 @@ pub enum DescribeError {
     /// This host's boot id.
     #[error("the kernel does not say which boot this is")]
     Boot(#[from] procfs::ProcessError),
-    /// The process's descriptors.
     #[error("the files that the guest's QEMU has open cannot be listed")]
     OpenFiles(#[source] io::Error),
 }

@@ -21,11 +21,9 @@ pub struct SpecPlaces {
 pub struct SpecGuest {
     /// Arguments, without the program's name.
     pub arguments: Vec<String>,
-    /// QMP socket.
     pub qmp: PathBuf,
     /// File that QEMU writes its pid to.
     pub pid_file: PathBuf,
-    /// The RAM file.
     pub ram_file: PathBuf,
 }
 

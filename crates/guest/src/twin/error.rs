@@ -18,26 +18,21 @@ pub enum TwinError {
     /// An option string that cannot be read.
     #[error("the value of -{option} cannot be read")]
     Value {
-        /// The option.
         option: String,
-        /// Why.
         #[source]
         source: OptionsError,
     },
     /// Something that is not taken over from another host.
     #[error("-{option} {what}: another host does not take this over: {why}")]
     Refused {
-        /// The option.
         option: String,
         /// The part of it.
         what: String,
-        /// Why.
         why: &'static str,
     },
     /// An option that no host takes over.
     #[error("-{option}: another host does not take this over: {why}")]
     Option {
-        /// The option.
         option: String,
         /// Why, and what to do.
         why: &'static str,
@@ -46,39 +41,21 @@ pub enum TwinError {
     #[error(
         "-{option} names {path:?}, which is not the full path of a local file or device: network disks, protocols and names that count from QEMU's folder mean nothing on another host"
     )]
-    NotAPath {
-        /// The option.
-        option: String,
-        /// The name.
-        path: String,
-    },
+    NotAPath { option: String, path: String },
     /// A RAM block that would have no file.
     #[error(
         "RAM block {block} has no file of its own at the destination: give the guest one memory back end for each block"
     )]
-    NoRamFile {
-        /// The block.
-        block: String,
-    },
+    NoRamFile { block: String },
     /// A file outside of the folders that guests may use.
     #[error(
         "-{option} names {path}, which is in none of the folders that guests may open files in: add its folder to file_roots or map the path"
     )]
-    OutsideRoots {
-        /// The option.
-        option: String,
-        /// The file.
-        path: String,
-    },
-    /// No hugetlbfs configured.
+    OutsideRoots { option: String, path: String },
     #[error(
         "RAM block {block} is in huge pages and this host has no folder on a hugetlbfs configured: set huge_ram_dir there"
     )]
-    NoHugePages {
-        /// The block.
-        block: String,
-    },
-    /// User-mode network.
+    NoHugePages { block: String },
     #[error(
         "the guest uses QEMU's user-mode network, which this host does not allow for guests from elsewhere"
     )]

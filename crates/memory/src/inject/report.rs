@@ -14,7 +14,6 @@ pub(super) enum Failure {
     Seize = 1,
     /// The thread did not stop in time.
     NotStopping = 2,
-    /// The thread ended.
     Ended = 3,
     /// The thread does not run 64-bit code.
     Not64Bit = 4,

@@ -101,7 +101,7 @@ impl Ground {
         sys::uffd_write_protect(&self.uffd, self.view.address(), BYTES as u64)
     }
 
-    /// Writes every page.
+    /// Writes every page, so that none is a hole.
     pub fn fill(&self) {
         self.view.fill();
     }

@@ -181,7 +181,6 @@ impl Identifier {
         socket_address(unsafe { &(*self.id.as_ptr()).dst_storage })
     }
 
-    /// This end's address.
     pub(super) fn own(&self) -> Option<SocketAddr> {
         // SAFETY: as above; plain bytes.
         socket_address(unsafe { &(*self.id.as_ptr()).src_storage })

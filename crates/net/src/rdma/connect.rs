@@ -24,12 +24,9 @@ use crate::tcp::connect::Route;
 /// Why there is no connection.
 #[derive(Debug, Error)]
 pub enum ConnectError {
-    /// This host cannot.
     #[error("no RDMA connection to {remote}: {source}")]
     Here {
-        /// The destination.
         remote: SocketAddr,
-        /// Why.
         #[source]
         source: RdmaError,
     },
@@ -38,18 +35,15 @@ pub enum ConnectError {
         "no RDMA device leads to {remote}: {source}; check that the port is up, that its address is that of an RDMA device (`rdma link`), and that both ends have a GID of the same kind"
     )]
     Address {
-        /// The destination.
         remote: SocketAddr,
         /// What the system said.
         #[source]
         source: Errno,
     },
-    /// Nobody answers.
     #[error(
         "{remote} cannot be reached by RDMA: {source}; check that both ports are up, and on RoCE that UDP port 4791 passes between them"
     )]
     Unreachable {
-        /// The destination.
         remote: SocketAddr,
         /// What the system said.
         #[source]
@@ -58,7 +52,6 @@ pub enum ConnectError {
     /// Somebody is there, and no agent listens.
     #[error("{remote} takes no RDMA connection (reason {reason} of the connection manager)")]
     Rejected {
-        /// The destination.
         remote: SocketAddr,
         /// The connection manager's number.
         reason: i32,
@@ -66,18 +59,13 @@ pub enum ConnectError {
     /// The destination's agent refused.
     #[error("{remote} refused the connection: {fault}")]
     Refused {
-        /// The destination.
         remote: SocketAddr,
-        /// What it said.
         #[source]
         fault: Fault,
     },
     /// The answer is no WELCOME, or of a version that was not offered.
     #[error("{remote} answered with something that is no welcome")]
-    NoWelcome {
-        /// The destination.
-        remote: SocketAddr,
-    },
+    NoWelcome { remote: SocketAddr },
 }
 
 /// Connects, says HELLO, and returns the connection with the destination's WELCOME. The route's port is that of the

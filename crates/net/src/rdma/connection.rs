@@ -33,7 +33,7 @@ const SPIN: Duration = Duration::from_micros(30);
 /// Looks between two looks at the clock: about a microsecond.
 const LOOKS: usize = 32;
 
-/// An RDMA WRITE.
+/// Where an RDMA WRITE goes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub(super) from: u64,
@@ -61,7 +61,7 @@ pub struct Connection {
     inline_bytes: u32,
     /// This side closed it.
     closed: AtomicBool,
-    /// The peer did.
+    /// The peer has ended the connection.
     gone: AtomicBool,
     /// The last wait was a short one.
     brisk: AtomicBool,

@@ -14,9 +14,7 @@ pub struct PortCounters {
     pub sent_bytes: Option<u64>,
     /// Bytes received.
     pub received_bytes: Option<u64>,
-    /// Packets sent.
     pub sent_packets: Option<u64>,
-    /// Packets received.
     pub received_packets: Option<u64>,
     /// Packets sent again, or that the peer asked for again.
     pub retransmits: Option<u64>,

@@ -10,11 +10,10 @@ use std::path::{Path, PathBuf};
 /// What runs below RDMA on a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fabric {
-    /// InfiniBand.
     InfiniBand,
     /// RDMA over converged Ethernet: UDP (v2) or plain Ethernet frames (v1), which each GID says for itself.
     Roce,
-    /// RDMA over TCP.
+    /// iWARP, RDMA over TCP.
     Iwarp,
 }
 
@@ -66,7 +65,6 @@ pub struct Port {
     pub device: String,
     /// Counted from 1.
     pub number: u32,
-    /// What runs below.
     pub fabric: Fabric,
     /// Ready to carry data.
     pub active: bool,
@@ -78,7 +76,6 @@ pub struct Port {
     pub numa: i32,
     /// Its names, without empty places of the table.
     pub gids: Vec<Gid>,
-    /// Its counters.
     pub folder: PathBuf,
 }
 

@@ -9,7 +9,6 @@ use super::library::LibraryError;
 /// Why an RDMA channel is of no use. TCP on the same link can carry its work.
 #[derive(Clone, Debug, Error)]
 pub enum RdmaError {
-    /// No libraries.
     #[error("{0}")]
     Library(#[source] &'static LibraryError),
     /// The kernel has no RDMA connection manager for us, or there is no device.
@@ -20,7 +19,6 @@ pub enum RdmaError {
     /// A call of a library failed.
     #[error("{what} failed: {source}")]
     Call {
-        /// Which.
         what: &'static str,
         /// What the system said.
         #[source]
@@ -31,7 +29,6 @@ pub enum RdmaError {
         "{bytes} bytes of memory cannot be registered with the adapter: {source}; registered memory is locked, so raise the limit (LimitMEMLOCK=infinity, or CAP_IPC_LOCK)"
     )]
     Register {
-        /// How many.
         bytes: u64,
         /// What the system said.
         #[source]
@@ -39,25 +36,17 @@ pub enum RdmaError {
     },
     /// A region that no adapter can write to.
     #[error("region {region} is not in memory that an adapter can be given")]
-    NotMapped {
-        /// The region.
-        region: u16,
-    },
+    NotMapped { region: u16 },
     /// The other side's memory refused a write.
     #[error("the destination's adapter refused a write: the key or the address is wrong, or no longer good")]
     RemoteAccess,
-    /// Nothing came back.
     #[error("the peer's adapter does not answer any more ({retries})")]
-    Silent {
-        /// The adapter's words.
-        retries: String,
-    },
+    Silent { retries: String },
     /// An operation failed otherwise.
     #[error("{what} failed: {status} (vendor's code {vendor:#x})")]
     Completion {
         /// What was under way.
         what: &'static str,
-        /// The library's words.
         status: String,
         /// The adapter's own code.
         vendor: u32,
@@ -79,7 +68,6 @@ pub enum RdmaError {
     TimedOut {
         /// What was waited for.
         what: &'static str,
-        /// How long.
         milliseconds: u64,
     },
     /// A message that is longer than what was made ready for it, or more of them than were allowed.

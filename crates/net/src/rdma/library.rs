@@ -29,7 +29,6 @@ pub enum LibraryError {
     Function {
         /// Name of the library.
         name: &'static str,
-        /// The function.
         function: &'static str,
         /// What the loader said.
         #[source]
@@ -107,11 +106,10 @@ functions! { Cm, "librdmacm":
     rdma_get_src_port: fn(*mut CmId) -> u16;
 }
 
-/// Both libraries.
+/// libibverbs and librdmacm, loaded at run time.
 pub struct Library {
     /// Queues, memory and what moves between them.
     pub verbs: Verbs,
-    /// Connections.
     pub cm: Cm,
 }
 

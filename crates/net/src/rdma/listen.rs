@@ -32,9 +32,7 @@ const REJECTION_BYTES: usize = 148;
 /// A request with a HELLO that has no answer yet. Dropped without one, it is rejected.
 #[derive(Debug)]
 pub struct Accepted {
-    /// What it said.
     pub hello: Hello,
-    /// Who it is.
     pub peer: SocketAddr,
     identifier: Identifier,
 }

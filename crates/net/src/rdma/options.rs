@@ -26,7 +26,6 @@ pub(super) const SEND_QUEUE: usize = 1024 + MESSAGES;
 /// can do that. A cache line: acknowledgements, grants and short messages of a ping-pong.
 pub(super) const INLINE_BYTES: u32 = 64;
 
-/// Options of connections.
 #[derive(Clone, Debug)]
 pub struct RdmaOptions {
     /// Limit for each step of connecting. Longer delays the fall-back to TCP, shorter loses slow peers.

@@ -44,7 +44,6 @@ const LAST: u8 = 2;
 /// From the receiver of a stream.
 const CREDIT: u8 = 3;
 
-/// See the module.
 pub struct RdmaWire {
     // The drop ends the queue pair first, so that no adapter uses them; they go before the identifier, which keeps the device
     // open.

@@ -29,7 +29,6 @@ const WORDS: usize = (WINDOW_BYTES / PAGE_BYTES / WORD_PAGES) as usize;
 /// One bit for each page: nothing should be there.
 type Empty = [AtomicU64; WORDS];
 
-/// See the module.
 pub struct HeldRegion {
     inner: Arc<dyn Region>,
     /// By number of the window. Read during every call that writes, so that a window is not held in the middle of one.

@@ -49,7 +49,6 @@ pub enum AttachError {
     Socket(#[source] io::Error),
 }
 
-/// See the module.
 pub struct StreamSession {
     /// For threads that serve a stream.
     this: Weak<StreamSession>,

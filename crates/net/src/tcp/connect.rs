@@ -21,7 +21,6 @@ pub struct Route {
     pub local: Option<IpAddr>,
     /// Local interface; `None` where routing chooses.
     pub device: Option<String>,
-    /// The destination.
     pub remote: SocketAddr,
 }
 
@@ -37,7 +36,6 @@ pub enum ConnectError {
     /// No socket, or it did not take its options.
     #[error("no socket to {remote}: {source}")]
     Socket {
-        /// The destination.
         remote: SocketAddr,
         /// What the system said.
         #[source]
@@ -46,20 +44,16 @@ pub enum ConnectError {
     /// The source address is not there.
     #[error("cannot send from {local} to {remote}: {source}")]
     Bind {
-        /// The source address.
         local: IpAddr,
-        /// The destination.
         remote: SocketAddr,
         /// What the system said.
         #[source]
         source: io::Error,
     },
-    /// Nobody answers there.
     #[error(
         "cannot connect to {remote}: {source}; check that an agent runs there and that no firewall is between"
     )]
     Connect {
-        /// The destination.
         remote: SocketAddr,
         /// What the system said.
         #[source]
@@ -68,29 +62,19 @@ pub enum ConnectError {
     /// The handshake broke off.
     #[error("no handshake with {remote}: {source}")]
     Handshake {
-        /// The destination.
         remote: SocketAddr,
-        /// Why.
         #[source]
         source: ExchangeError,
     },
-    /// The destination refused.
     #[error("{remote} refused the connection: {fault}")]
     Refused {
-        /// The destination.
         remote: SocketAddr,
-        /// What it said.
         #[source]
         fault: Fault,
     },
     /// The destination chose a version that was not offered.
     #[error("{remote} chose protocol version {version}, which was not offered")]
-    Version {
-        /// The destination.
-        remote: SocketAddr,
-        /// What it chose.
-        version: u16,
-    },
+    Version { remote: SocketAddr, version: u16 },
 }
 
 /// Connects, says HELLO, and returns the connection with the destination's WELCOME.

@@ -53,7 +53,6 @@ pub enum ListenError {
     /// An address cannot be listened on.
     #[error("cannot listen on {address}: {source}")]
     Address {
-        /// The address.
         address: SocketAddr,
         /// What the system said.
         #[source]
@@ -67,9 +66,7 @@ pub enum ListenError {
 /// A connection that said HELLO and has no answer yet. Dropped without one, it is closed.
 #[derive(Debug)]
 pub struct Accepted {
-    /// What it said.
     pub hello: Hello,
-    /// Who it is.
     pub peer: SocketAddr,
     stream: Stream,
     deadline: Instant,
@@ -77,7 +74,6 @@ pub struct Accepted {
 }
 
 impl Accepted {
-    /// Takes the connection.
     pub fn welcome(self, welcome: Welcome) -> Result<Stream, ExchangeError> {
         exchange::send(&self.stream, &Frame::Welcome(welcome), self.deadline)?;
         Ok(self.stream)
@@ -88,7 +84,6 @@ impl Accepted {
         exchange::send(&self.stream, &Frame::Refuse(fault), self.deadline)
     }
 
-    /// Answers a query.
     pub fn outcome(self, outcome: Outcome) -> Result<(), ExchangeError> {
         exchange::send(&self.stream, &Frame::Outcome(outcome), self.deadline)
     }

@@ -60,10 +60,7 @@ pub enum WireError {
     Closed,
     /// Nothing moved for too long.
     #[error("nothing moved for {} s", waited.as_secs())]
-    Silent {
-        /// How long.
-        waited: Duration,
-    },
+    Silent { waited: Duration },
     /// The system says that the connection failed.
     #[error("the connection failed: {0}")]
     Socket(#[source] io::Error),
@@ -72,37 +69,20 @@ pub enum WireError {
     Rdma(RdmaError),
     /// A size over [`MESSAGE_BYTES_MAX`].
     #[error("a message of {bytes} bytes; at most {MESSAGE_BYTES_MAX} are taken")]
-    TooLarge {
-        /// The size.
-        bytes: usize,
-    },
+    TooLarge { bytes: usize },
     /// A block that is neither the last nor another one.
     #[error("a block begins with {mark:#04x}, which is no mark")]
-    Mark {
-        /// As it came.
-        mark: u8,
-    },
+    Mark { mark: u8 },
     /// The receiver of a stream said something else.
     #[error("the receiver of a stream says {mark:#04x}, which is no credit")]
-    Credit {
-        /// As it came.
-        mark: u8,
-    },
+    Credit { mark: u8 },
     /// The threads' limit was reached.
     #[error("it was not done within {} s", limit.as_secs())]
-    TimedOut {
-        /// The limit.
-        limit: Duration,
-    },
+    TimedOut { limit: Duration },
     /// A thread could not be started.
     #[error("no thread: {0}")]
     Thread(#[source] io::Error),
     /// A thread could not be put on its CPU.
     #[error("CPU {cpu} cannot be used: {source}")]
-    Cpu {
-        /// Which.
-        cpu: usize,
-        /// Why.
-        source: io::Error,
-    },
+    Cpu { cpu: usize, source: io::Error },
 }

@@ -8,24 +8,11 @@ use super::{BLOCK_BYTES, Wire, WireError};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// Sends a message and waits for the answer, again and again.
-    Ask {
-        /// Of a message.
-        bytes: usize,
-        /// How often.
-        repetitions: u32,
-    },
+    Ask { bytes: usize, repetitions: u32 },
     /// Waits for a message and answers.
-    Answer {
-        /// Of a message.
-        bytes: usize,
-        /// How often.
-        repetitions: u32,
-    },
+    Answer { bytes: usize, repetitions: u32 },
     /// Sends blocks for so long.
-    Send {
-        /// How long.
-        time: Duration,
-    },
+    Send { time: Duration },
     /// Takes blocks until the last.
     Receive,
 }
@@ -43,7 +30,7 @@ pub struct Played {
     pub timed_bytes: u64,
 }
 
-/// Does a part.
+/// Plays one part of a measurement to its end.
 pub fn play(wire: &mut dyn Wire, part: Part) -> Result<Played, WireError> {
     match part {
         Part::Ask { bytes, repetitions } => ask(wire, bytes, repetitions),

@@ -16,7 +16,6 @@ pub const DOCUMENT_BYTES_MAX: usize = 256 << 10;
 /// Why no document came or went.
 #[derive(Debug, Error)]
 pub enum TalkError {
-    /// The peer ended.
     #[error("the peer closed the connection")]
     Closed,
     /// The peer said nothing in time.
@@ -27,10 +26,7 @@ pub enum TalkError {
     Socket(#[source] io::Error),
     /// Longer than any document is.
     #[error("a document of {bytes} bytes; at most {DOCUMENT_BYTES_MAX} are taken")]
-    TooLong {
-        /// As named.
-        bytes: usize,
-    },
+    TooLong { bytes: usize },
 }
 
 /// One end of the conversation.
@@ -38,7 +34,7 @@ pub enum TalkError {
 pub struct Talk(Stream);
 
 impl Talk {
-    /// Over this connection.
+    /// Takes over a connection past its hello.
     pub fn new(stream: Stream) -> Talk {
         Talk(stream)
     }
@@ -48,7 +44,6 @@ impl Talk {
         self.0.closer()
     }
 
-    /// Sends a document.
     pub fn send(&self, document: &[u8], deadline: Instant) -> Result<(), TalkError> {
         let bytes = document.len();
         let too_long = TalkError::TooLong { bytes };

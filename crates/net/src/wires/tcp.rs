@@ -18,7 +18,6 @@ const MORE: u8 = 1;
 /// First byte of the last block.
 const LAST: u8 = 2;
 
-/// See the module.
 #[derive(Debug)]
 pub struct StreamWire {
     stream: Stream,

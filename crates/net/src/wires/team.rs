@@ -12,9 +12,7 @@ use crate::channel::Closer;
 
 /// A wire with what is to be done on it.
 pub struct Player {
-    /// The wire.
     pub wire: Box<dyn Wire>,
-    /// The part.
     pub part: Part,
     /// The only CPU that its thread may use.
     pub cpu: Option<usize>,

@@ -72,7 +72,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Decides.
+    /// Decides how the domain moves, from what virsh and the agents say.
     pub fn new(
         domain: &Target,
         flags: &MigrateFlags,

@@ -15,7 +15,7 @@ const EVERY: Duration = Duration::from_secs(5);
 /// Characters of the bar.
 const BAR: usize = 24;
 
-/// Shows it.
+/// Shows libvirt's own migration as it goes on.
 pub struct Progress<'a> {
     context: &'a Context,
     quiet: bool,
@@ -128,7 +128,6 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// It is done.
     pub fn completed(&self, domain: &str, to: &str, state: &str, job: Option<Job>) -> Result<(), Failure> {
         if self.context.json {
             let job = job.as_ref();

@@ -18,7 +18,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
 /// A libvirt that is started again answers within this, unless it has trouble.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Between two tries.
+/// Pause before a command is tried again.
 const AGAIN_AFTER: Duration = Duration::from_millis(500);
 
 /// A connection to one libvirt, named by its URI.
