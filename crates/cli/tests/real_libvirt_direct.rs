@@ -17,7 +17,7 @@ use linerate_lab::libvirt::IMAGES;
 use linerate_lab::{DiskMode, GuestParameters, GuestSpec, LibvirtVersion};
 use rustix::process::Signal;
 use serde_json::Value;
-use stage::{LONG, Moving, Stage};
+use stage::{LONG, Moving, Stage, quick};
 
 /// Slower than the guest writes, so that it is under way for long.
 const SLOW: [&str; 4] = ["--mode", "direct", "--bandwidth", "40M"];
@@ -93,7 +93,7 @@ fn direct(version: LibvirtVersion) -> Option<DiskMode> {
 
 /// There with a link that is lost on the way, saved and restored, and back with all RAM compared.
 fn moves_there_and_back(version: LibvirtVersion) {
-    let mut stage = Stage::shared(version, direct(version));
+    let mut stage = Stage::shared_emulated(version, direct(version));
     let moving = stage.start_bare(0, &["--mode", "direct", "--max-blackout", "100ms"]);
     copies(&moving);
     stage.lab.cut(0).unwrap();
@@ -326,9 +326,9 @@ fn an_agent_that_dies_after_the_stream_was_let_through_leaves_no_capability_behi
 #[test]
 fn a_domain_that_cannot_go_this_way_is_told_why_and_goes_by_libvirts_own() {
     let mut stage = Stage::empty(LibvirtVersion::Eleven);
-    let parameters = GuestParameters { mem_mb: 32, dirty_mbps: 4, ..GuestParameters::default() };
-    stage.libvirts[0].start_domain(&GuestSpec::new("g", parameters)).unwrap();
-    stage.console.wait_passes(1, LONG).unwrap();
+    let guest = quick(32);
+    stage.libvirts[0].start_domain(&guest).unwrap();
+    stage.knows(&guest);
     for (flags, code, words) in [
         (&["--mode", "direct"][..], 4, "g.sock"),
         (&["--verify"], 2, "g.sock"),

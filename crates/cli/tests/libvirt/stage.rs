@@ -4,14 +4,15 @@ use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use linerate_lab::guest::kvm_is_missing;
 use linerate_lab::libvirt::{IMAGES, SHARED};
 use linerate_lab::{
-    Agent, AgentOptions, Console, DiskMode, GuestParameters, GuestSpec, Lab, Libvirt, LibvirtVersion,
-    LinkSpec, make_disk,
+    Agent, AgentOptions, Console, DiskMode, GuestParameters, GuestProgram, GuestSpec, Lab, Libvirt,
+    LibvirtVersion, LinkSpec, make_disk,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -30,6 +31,8 @@ pub struct Stage {
     pub console: Console,
     /// What it said at hosts that it has left, in order.
     said: Vec<PathBuf>,
+    /// Passes in which the guest has checked all of its memory.
+    passes: u64,
     pub lab: Lab,
     _one: MutexGuard<'static, ()>,
 }
@@ -47,14 +50,22 @@ impl Stage {
         stage
     }
 
-    /// With a domain whose RAM is a shared file and that has a second monitor, and a disk that both hosts see, if one is given.
+    /// With a domain whose RAM is a shared file and that has a second monitor, and a disk that both hosts see, if one
+    /// is given. The guest has no kernel and begins at once, where there is KVM.
     pub fn shared(version: LibvirtVersion, disk: Option<DiskMode>) -> Stage {
+        Stage::shared_with(version, disk, quick(48))
+    }
+
+    /// The same with a guest that boots Linux in QEMU's emulation.
+    pub fn shared_emulated(version: LibvirtVersion, disk: Option<DiskMode>) -> Stage {
+        Stage::shared_with(version, disk, emulated(48))
+    }
+
+    fn shared_with(version: LibvirtVersion, disk: Option<DiskMode>, mut guest: GuestSpec) -> Stage {
         let mut stage = Stage::empty(version);
-        let parameters =
-            GuestParameters { mem_mb: 48, dirty_mbps: 16, disk_mbps: 4, ..GuestParameters::default() };
-        let mut guest = GuestSpec::new("g", parameters);
         if let Some(mode) = disk {
             make_disk(&stage.libvirts[0].shared().join("g.img"), DISK_MB).unwrap();
+            guest.parameters.disk_generation = Some(1);
             guest = guest.disk(&PathBuf::from(SHARED).join("g.img"), mode);
         }
         stage.begin(&guest);
@@ -69,7 +80,13 @@ impl Stage {
         }
         self.console = Console::new([self.libvirts[0].console("g")]);
         self.libvirts[0].start_shared_domain(guest).unwrap();
-        self.console.wait_passes(2, LONG).unwrap();
+        self.knows(guest);
+    }
+
+    /// The guest that is looked at from now on, once it has checked its memory.
+    pub fn knows(&mut self, guest: &GuestSpec) {
+        self.passes = if guest.program == GuestProgram::Linux { 2 } else { 9 };
+        self.console.wait_passes(self.passes, LONG).unwrap();
     }
 
     /// Ends the domain at the first host, for another one.
@@ -78,9 +95,8 @@ impl Stage {
         self.libvirts[0].virsh(&["undefine", "g"]).unwrap();
     }
 
-    /// Without a domain.
     pub fn empty(version: LibvirtVersion) -> Stage {
-        let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let one = linerate_lab::lock(&ONE);
         let lab = Lab::builder().links([LinkSpec::shaped(300); 2]).build().unwrap();
         let libvirts: Vec<Libvirt> =
             lab.hosts().iter().map(|host| Libvirt::start(host, version).unwrap()).collect();
@@ -89,7 +105,7 @@ impl Stage {
         let agents =
             libvirts.iter().map(|libvirt| Agent::start(libvirt.host(), options(allowed)).unwrap()).collect();
         let console = Console::new([libvirts[0].console("g")]);
-        Stage { agents, libvirts, console, said: Vec::new(), lab, _one: one }
+        Stage { agents, libvirts, console, said: Vec::new(), passes: 2, lab, _one: one }
     }
 
     /// A disk without content, for what comes to this host.
@@ -158,7 +174,7 @@ impl Stage {
             assert!(Instant::now() < deadline, "it stays at the other host and is {state}");
             std::thread::sleep(Duration::from_millis(200));
         }
-        self.console.wait_passes(2, LONG).unwrap();
+        self.console.wait_passes(self.passes, LONG).unwrap();
         assert!(self.console.bad_lines().is_empty(), "{}", self.console.text());
         assert!(self.console.passes_follow(), "{:?}", self.console.passes());
     }
@@ -185,6 +201,21 @@ impl Stage {
             }
         }
     }
+}
+
+fn emulated(mem_mb: u64) -> GuestSpec {
+    let parameters = GuestParameters { mem_mb, dirty_mbps: 16, disk_mbps: 4, ..GuestParameters::default() };
+    GuestSpec::new("g", parameters)
+}
+
+/// Writes part of its memory all the time, and checks all of it about twice a second.
+pub fn quick(mem_mb: u64) -> GuestSpec {
+    if kvm_is_missing().is_some() {
+        return emulated(mem_mb);
+    }
+    let parameters =
+        GuestParameters { mem_mb, dirty_ws_mb: Some(8), disk_mbps: 4, ..GuestParameters::default() };
+    GuestSpec::user_mode("g", parameters)
 }
 
 fn is_of_qemu(name: &OsStr) -> bool {
