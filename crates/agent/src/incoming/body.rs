@@ -152,7 +152,9 @@ impl Body {
         let name = self.shared.brain().guest().to_owned();
         *self.shared.guest.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = name;
         let mut waiting = self.worker.waiting();
-        (waiting.ran, waiting.mode) = (self.shared.brain().ran(), self.shared.brain().mode());
+        let brain = self.shared.brain();
+        (waiting.ran, waiting.mode) = (brain.ran(), brain.mode());
+        drop(brain);
         if phase == DestinationPhase::Committed && self.has_ended() {
             let detail = "its QEMU ended before it was handed over";
             return self.handle(Event::Failed(Fault::new(
