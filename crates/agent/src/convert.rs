@@ -1,11 +1,19 @@
 //! The brain's words in the API's.
 
 use linerate_api as api;
-use linerate_core::{Code, Fault, GuestState, Side, Step};
+use linerate_core::{Code, Fault, GuestState, ModeTag, Side, Step};
 
 pub fn step(step: Step) -> api::Step {
     // The numbers are the same; a test in this module holds them together.
     api::Step::from_number(step as u8).unwrap_or(api::Step::Resolve)
+}
+
+/// What carries RAM; the API names the owner of a domain elsewhere.
+pub fn mode(mode: ModeTag) -> api::Mode {
+    match mode {
+        ModeTag::Direct | ModeTag::Handover => api::Mode::Direct,
+        ModeTag::Streams => api::Mode::Stream,
+    }
 }
 
 fn side(side: Side) -> api::Side {

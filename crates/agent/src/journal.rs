@@ -11,18 +11,23 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use linerate_core::SessionId;
 use linerate_core::journal::{DestinationPhase, SourcePhase};
 use linerate_core::recovery::{Entry, Phase, Process, RETRY_AFTER};
+use linerate_core::{ModeTag, SessionId};
 use linerate_guest::migrate::Settings;
 use linerate_guest::procfs;
 use linerate_guest::registry::GuestRecord;
-use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
+use redb::{Database, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition};
 use serde::{Deserialize, Serialize};
 
 use crate::clock::unix_ms;
 use crate::faults::chain;
 
+/// The format of the records, under [`FORMAT_KEY`].
+const FORMATS: TableDefinition<'_, &str, u64> = TableDefinition::new("format");
+const FORMAT_KEY: &str = "records";
+/// Format of the records that this agent writes, and the only one that it reads. Format 1 had no number and no modes.
+const FORMAT: u64 = 2;
 /// Session id (16 bytes) to record (JSON).
 const SESSIONS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("sessions");
 /// Ended sessions kept to answer a source that asks late.
@@ -37,6 +42,17 @@ pub enum JournalError {
     /// The database refused (disk full, damaged, locked by another agent).
     #[error("the journal refused: {0}")]
     Database(#[from] redb::Error),
+    /// Another release wrote it.
+    #[error(
+        "the journal {} has format {found}, and this release reads format {FORMAT} only: let the release that wrote it end its \
+         migrations, then move the file away", path.display()
+    )]
+    Format {
+        /// The journal.
+        path: PathBuf,
+        /// 1 for a journal without a number.
+        found: u64,
+    },
     /// A record could not be written as JSON.
     #[error("a journal record could not be written: {0}")]
     Encode(#[source] serde_json::Error),
@@ -62,6 +78,9 @@ from_redb!(
 pub enum Role {
     /// The guest leaves this host.
     Source {
+        /// How it moves.
+        #[serde(with = "mode_name")]
+        mode: ModeTag,
         /// `started`, `commit_sent`, `taking_back`, `finished` or `rolled_back`.
         #[serde(with = "source_phase")]
         phase: SourcePhase,
@@ -94,8 +113,9 @@ pub enum Role {
         #[serde(flatten)]
         waiting: Waiting,
     },
-    /// A domain of libvirt leaves this host or comes to it. All that was set in its QEMU is one capability, and nothing is ended.
-    Domain {
+    /// A domain of libvirt leaves this host or comes to it in mode Handover. One capability of its QEMU was set, and recovery ends
+    /// nothing.
+    Handover {
         /// Its QEMU and the way to ask it; of no registry.
         qemu: GuestRecord,
         /// The capability is off again.
@@ -106,6 +126,9 @@ pub enum Role {
 /// What is known of a guest that comes, as the journal keeps it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waiting {
+    /// How it moves; none if no mode was offered that this agent knows.
+    #[serde(with = "mode_name::optional")]
+    pub mode: Option<ModeTag>,
     /// Its QEMU, once it was started: recovery acts on this very process and on no other.
     #[serde(default)]
     pub qemu: Option<GuestRecord>,
@@ -142,7 +165,7 @@ impl Waiting {
     /// The destination's part of a record.
     pub fn role(self, phase: DestinationPhase) -> Role {
         match self.domain {
-            Some((qemu, over)) => Role::Domain { qemu, over },
+            Some((qemu, over)) => Role::Handover { qemu, over },
             None => Role::Destination { phase, waiting: self },
         }
     }
@@ -177,7 +200,7 @@ impl Record {
                 phase,
                 DestinationPhase::Started | DestinationPhase::Loaded | DestinationPhase::Committed
             ),
-            Role::Domain { over, .. } => *over,
+            Role::Handover { over, .. } => *over,
         }
     }
 
@@ -186,9 +209,18 @@ impl Record {
         let (phase, qemu) = match &self.role {
             Role::Source { phase, qemu, .. } => (Phase::Source(*phase), Some(qemu)),
             Role::Destination { phase, waiting } => (Phase::Destination(*phase), waiting.qemu.as_ref()),
-            Role::Domain { .. } => return None,
+            Role::Handover { .. } => return None,
         };
         Some(Entry { session, order: self.order, phase, process: qemu.map(process) })
+    }
+
+    /// How the guest moves; none if no mode was offered that this agent knows.
+    pub fn mode(&self) -> Option<ModeTag> {
+        match &self.role {
+            Role::Source { mode, .. } => Some(*mode),
+            Role::Destination { waiting, .. } => waiting.mode,
+            Role::Handover { .. } => Some(ModeTag::Handover),
+        }
     }
 
     /// Puts another phase of the same side in.
@@ -204,6 +236,39 @@ impl Record {
 /// The process of a guest, as recovery names it.
 pub fn process(qemu: &GuestRecord) -> Process {
     Process { boot: qemu.boot.clone(), pid: qemu.process.pid, start_ticks: qemu.process.start_ticks }
+}
+
+/// A mode by its name. A record of a mode that this agent does not know is not read.
+mod mode_name {
+    use linerate_core::ModeTag;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub fn serialize<S: Serializer>(mode: &ModeTag, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(mode.name())
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ModeTag, D::Error> {
+        known(&String::deserialize(deserializer)?)
+    }
+
+    fn known<E: Error>(name: &str) -> Result<ModeTag, E> {
+        ModeTag::from_name(name).ok_or_else(|| E::custom(format!("this release does not know mode {name}")))
+    }
+
+    pub mod optional {
+        use super::{Deserialize, Deserializer, ModeTag, Serializer, known};
+
+        pub fn serialize<S: Serializer>(mode: &Option<ModeTag>, serializer: S) -> Result<S::Ok, S::Error> {
+            match mode {
+                Some(mode) => serializer.serialize_some(mode.name()),
+                None => serializer.serialize_none(),
+            }
+        }
+
+        pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<ModeTag>, D::Error> {
+            Option::<String>::deserialize(deserializer)?.as_deref().map(known).transpose()
+        }
+    }
 }
 
 macro_rules! phase_names {
@@ -270,10 +335,32 @@ impl Journal {
             unwritten: Mutex::default(),
             writing: AtomicBool::new(false),
         };
-        journal.write(|_| Ok(()))?;
+        journal.check_format()?;
         let newest = journal.all()?.iter().map(|(_, record)| record.order).max().unwrap_or(0);
         journal.next_order.store(newest + 1, Ordering::SeqCst);
         Ok(journal)
+    }
+
+    /// Refuses a journal of another format, and marks a new one.
+    fn check_format(&self) -> Result<(), JournalError> {
+        self.with(|database| {
+            let mut transaction = database.begin_write()?;
+            transaction.set_durability(redb::Durability::Immediate)?;
+            let is_new = transaction.open_table(SESSIONS)?.is_empty()?;
+            let mut formats = transaction.open_table(FORMATS)?;
+            let found = formats.get(FORMAT_KEY)?.map(|found| found.value());
+            match found {
+                Some(FORMAT) => {}
+                None if is_new => drop(formats.insert(FORMAT_KEY, FORMAT)?),
+                other => {
+                    let (path, found) = (self.path.clone(), other.unwrap_or(1));
+                    return Err(JournalError::Format { path, found });
+                }
+            }
+            drop(formats);
+            transaction.commit()?;
+            Ok(())
+        })
     }
 
     /// The place of a session that begins now.
@@ -483,174 +570,4 @@ impl Journal {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn record(order: u64, phase: DestinationPhase) -> Record {
-        Record::new("web", order, Waiting::default().role(phase))
-    }
-
-    fn qemu() -> GuestRecord {
-        let text = r#"{"schema":1,"name":"db","origin":"adopted","process":{"pid":7,"start_ticks":9},"boot":"b",
-            "qmp":"/run/x/db.sock","ram_files":[]}"#;
-        serde_json::from_str(text).unwrap()
-    }
-
-    const SETTINGS: &str = r#"{"capabilities":["xbzrle"],"parameters":{"max-bandwidth":134217728}}"#;
-
-    fn source(phase: SourcePhase) -> Record {
-        let role = Role::Source {
-            phase,
-            qemu: qemu(),
-            peers: vec!["10.0.0.2:7979".parse().unwrap()],
-            ran: true,
-            stood: None,
-            token: "aa".into(),
-            settings: Some(serde_json::from_str(SETTINGS).unwrap()),
-            copied: vec!["/srv/db.img".into()],
-            untold: false,
-        };
-        Record { changed_unix_ms: 7, ..Record::new("db", 4, role) }
-    }
-
-    #[test]
-    fn a_record_is_there_after_reopening_and_sessions_go_on_in_order() {
-        let dir = tempfile::tempdir().unwrap();
-        let session = SessionId([7; 16]);
-        let mut destination = record(9, DestinationPhase::Loaded);
-        let Role::Destination { waiting, .. } = &mut destination.role else { panic!("{destination:?}") };
-        *waiting = Waiting {
-            qemu: Some(qemu()),
-            token: "bb".into(),
-            ran: Some(false),
-            cpu_threads: vec![11, 12],
-            cpu_run_ns: Some(77),
-            ..Waiting::default()
-        };
-        let journal = Journal::open(dir.path()).unwrap();
-        journal.put(session, &source(SourcePhase::CommitSent)).unwrap();
-        journal.put(SessionId([9; 16]), &destination).unwrap();
-        drop(journal);
-        let journal = Journal::open(dir.path()).unwrap();
-        assert_eq!(journal.get(session).unwrap(), Some(source(SourcePhase::CommitSent)));
-        assert_eq!(journal.get(SessionId([9; 16])).unwrap(), Some(destination));
-        assert_eq!(journal.get(SessionId([8; 16])).unwrap(), None);
-        assert_eq!((journal.next_order(), journal.next_order()), (10, 11));
-    }
-
-    /// A folder in place of the database: redb can neither open nor make one there.
-    fn break_disk(journal: &Journal) {
-        *journal.database.lock().unwrap() = None;
-        std::fs::rename(&journal.path, journal.path.with_extension("away")).unwrap();
-        std::fs::create_dir(&journal.path).unwrap();
-    }
-
-    fn mend_disk(journal: &Journal) {
-        std::fs::remove_dir(&journal.path).unwrap();
-        std::fs::rename(journal.path.with_extension("away"), &journal.path).unwrap();
-    }
-
-    #[test]
-    fn an_end_that_the_disk_refuses_is_known_at_once_and_written_when_it_can_be() {
-        let dir = tempfile::tempdir().unwrap();
-        let session = SessionId([7; 16]);
-        let journal = Arc::new(Journal::open(dir.path()).unwrap());
-        journal.put(session, &source(SourcePhase::Started)).unwrap();
-        break_disk(&journal);
-        assert!(journal.put_end(session, &source(SourcePhase::RolledBack)).is_err());
-        assert_eq!(journal.get(session).unwrap(), Some(source(SourcePhase::RolledBack)));
-        assert_eq!(journal.unwritten_ends(), 1);
-        mend_disk(&journal);
-        while journal.unwritten_ends() > 0 {
-            std::thread::sleep(std::time::Duration::from_millis(20));
-        }
-        assert_eq!(journal.read(session).unwrap(), Some(source(SourcePhase::RolledBack)));
-        // And again, for the thread that tried has ended.
-        break_disk(&journal);
-        assert!(journal.put_end(session, &source(SourcePhase::Finished)).is_err());
-        mend_disk(&journal);
-        while journal.unwritten_ends() > 0 {
-            std::thread::sleep(std::time::Duration::from_millis(20));
-        }
-        assert_eq!(journal.read(session).unwrap(), Some(source(SourcePhase::Finished)));
-    }
-
-    #[test]
-    fn a_destination_is_told_of_a_roll_back_until_it_knows() {
-        let dir = tempfile::tempdir().unwrap();
-        let session = SessionId([7; 16]);
-        let journal = Journal::open(dir.path()).unwrap();
-        let mut record = source(SourcePhase::RolledBack);
-        let Role::Source { untold, .. } = &mut record.role else { panic!("{record:?}") };
-        *untold = true;
-        assert!(!record.is_over());
-        journal.put(session, &record).unwrap();
-        journal.destination_is_told(session).unwrap();
-        assert_eq!(
-            journal.get(session).unwrap().map(|record| record.role),
-            Some(source(SourcePhase::RolledBack).role)
-        );
-    }
-
-    #[test]
-    fn a_domain_is_kept_until_its_capability_is_off() {
-        let text = r#"{"guest":"db","order":1,"changed_unix_ms":1,"role":"domain","over":false,"qemu":{"schema":1,"name":"db",
-            "origin":"adopted","process":{"pid":7,"start_ticks":9},"boot":"b","qmp":"/run/x/db.sock","ram_files":[]}}"#;
-        let record: Record = serde_json::from_str(text).unwrap();
-        assert!(!record.is_over());
-        let Role::Domain { qemu, .. } = record.role.clone() else { panic!("{record:?}") };
-        // Whatever phase the session is in.
-        let waiting = |over| Waiting { domain: Some((qemu.clone(), over)), ..Waiting::default() };
-        assert_eq!(waiting(false).role(DestinationPhase::Aborted), record.role);
-        let over = Record { role: waiting(true).role(DestinationPhase::Started), ..record };
-        assert!(over.is_over());
-    }
-
-    #[test]
-    fn pruning_keeps_what_is_not_over() {
-        let dir = tempfile::tempdir().unwrap();
-        let journal = Journal::open(dir.path()).unwrap();
-        for n in 0..1005u64 {
-            let mut id = [0; 16];
-            id[..8].copy_from_slice(&n.to_le_bytes());
-            let phase = if n < 3 { DestinationPhase::Started } else { DestinationPhase::Aborted };
-            let json = serde_json::to_vec(&record(n, phase)).unwrap();
-            // Not through `put`: a thousand flushes take their time.
-            journal.write_for_test(&id, &json);
-        }
-        assert_eq!(journal.prune().unwrap(), 2);
-        let left = journal.all().unwrap();
-        assert_eq!(left.len(), 1003);
-        assert_eq!(left.iter().filter(|(_, record)| !record.is_over()).count(), 3);
-    }
-
-    #[test]
-    fn a_failure_is_not_for_ever() {
-        let dir = tempfile::tempdir().unwrap();
-        let journal = Journal::open(dir.path()).unwrap();
-        let full = || JournalError::Folder(std::io::ErrorKind::StorageFull.into());
-        assert!(journal.with(|_| Err::<(), _>(full())).is_err());
-        journal.put(SessionId([1; 16]), &record(1, DestinationPhase::Started)).unwrap();
-        assert!(journal.get(SessionId([1; 16])).unwrap().is_some());
-    }
-
-    #[test]
-    fn a_second_agent_on_the_same_journal_is_refused() {
-        let dir = tempfile::tempdir().unwrap();
-        let _first = Journal::open(dir.path()).unwrap();
-        assert!(Journal::open(dir.path()).is_err());
-    }
-
-    impl Journal {
-        fn write_for_test(&self, id: &[u8], json: &[u8]) {
-            self.with(|database| {
-                let mut transaction = database.begin_write()?;
-                transaction.set_durability(redb::Durability::None)?;
-                transaction.open_table(SESSIONS)?.insert(id, json)?;
-                transaction.commit()?;
-                Ok(())
-            })
-            .unwrap();
-        }
-    }
-}
+mod tests;

@@ -13,7 +13,7 @@
 //!   Loading --> Noting: the hypervisor loaded its state, and the disks are those of Stopped / journal Loaded
 //!   Streaming --> Noting
 //!   Noting --> Loaded: Journaled / Loaded
-//!   Loading --> Releasing: Finished, and no device state has come / let the hypervisor go
+//!   Loading --> Releasing: Finished, in mode Handover / let the hypervisor go
 //!   Releasing --> [*]: Released
 //!   Loaded --> Journaling: Commit / journal Committed
 //!   Journaling --> Resuming: Journaled / run
@@ -32,8 +32,7 @@
 //! may have committed, and its host may be lost: the guest is kept, however long nobody is heard (rule 12).
 //!
 //! Writes are applied from `Admitted` to `Sealing` (rule 5), while the waiting guest still starts. What its hypervisor touched
-//! meanwhile is told to the source, which copies it again. With an offer without regions no write is applied at all: RAM
-//! comes in the hypervisor's own streams.
+//! meanwhile is told to the source, which copies it again. In mode Streams no write is applied to RAM at all.
 
 mod ending;
 
@@ -44,8 +43,8 @@ use crate::control::{Control, Outgoing};
 use crate::journal::DestinationPhase;
 use crate::recovery::COPY_COUNTS_FOR;
 use crate::{
-    ChannelId, Code, Endpoint, Extent, Fault, Message, Outcome, PathId, RegionInfo, Side, Step,
-    StreamSettings, Time,
+    ChannelId, Code, Endpoint, Extent, Fault, Message, Mode, ModeTag, Outcome, PathId, RegionInfo, Side,
+    Step, StreamSettings, Time, UnknownMode,
 };
 
 /// Time limits of a destination.
@@ -172,14 +171,12 @@ pub enum Action {
         guest: String,
         /// Its description.
         description: String,
-        /// RAM blocks that placed writes will fill.
-        regions: Vec<RegionInfo>,
+        /// How it moves.
+        mode: Mode,
     },
-    /// Start the waiting guest. Then [`Event::Prepared`].
+    /// Start the waiting guest, for the mode that was admitted. Then [`Event::Prepared`]. In mode Streams
+    /// [`Event::StreamsPrepared`], and when all streams were taken [`Event::DeviceStateLoaded`].
     Prepare,
-    /// Start a guest that waits for the hypervisor's own streams, so many parallel ones at most. Then
-    /// [`Event::StreamsPrepared`], and when all of them were taken [`Event::DeviceStateLoaded`].
-    PrepareStreams(u16),
     /// The other side's streams say this: Stream or Fenced.
     Carriage(Message),
     /// Apply nothing more from the channel. Then [`Event::Fenced`].
@@ -204,7 +201,7 @@ pub enum Action {
         /// The guest ran at the source until it was stopped.
         ran: bool,
     },
-    /// Somebody else's hypervisor has the guest: put back what was set for its RAM, and keep nothing. Then [`Event::Released`].
+    /// libvirt runs the guest: put back what was set for its RAM, and keep nothing. Then [`Event::Released`].
     Release,
     /// End the waiting guest and remove what is left. Then [`Event::TornDown`].
     TearDown,
@@ -228,7 +225,7 @@ enum State {
     /// Loaded and checked; the journal does not have it yet.
     Noting,
     Loaded,
-    /// Somebody else runs the guest.
+    /// libvirt runs the guest.
     Releasing,
     /// `again`: the disk did not take it; it is written again then.
     Journaling {
@@ -310,8 +307,8 @@ pub struct Destination {
     stopped: Option<bool>,
     disks_checked: bool,
     state_loaded: bool,
-    /// RAM comes in the hypervisor's own streams.
-    streams: bool,
+    /// How the guest moves; `None` before a mode that this agent knows was offered.
+    mode: Option<ModeTag>,
     /// Device state that came before RAM was sealed.
     held_device_state: Vec<Vec<u8>>,
     device_state_bytes: u64,
@@ -339,7 +336,7 @@ impl Destination {
             stopped: None,
             disks_checked: false,
             state_loaded: false,
-            streams: false,
+            mode: None,
             held_device_state: Vec::new(),
             device_state_bytes: 0,
             device_state_complete: false,
@@ -448,6 +445,11 @@ impl Destination {
         &self.guest
     }
 
+    /// How the guest moves; `None` before a mode that this agent knows was offered.
+    pub fn mode(&self) -> Option<ModeTag> {
+        self.mode
+    }
+
     /// Living control connections.
     pub fn paths(&self) -> usize {
         self.control.paths()
@@ -468,28 +470,21 @@ impl Destination {
     }
 
     fn message(&mut self, now: Time, message: Message) {
-        match (&mut self.state, message) {
+        match (&self.state, message) {
             (_, Message::Fence { channel }) => self.actions.push_back(Action::Fence(channel)),
             (_, Message::RoundMark { .. }) => {}
             (_, Message::Abort(fault)) => self.peer_aborted(now, fault),
             (State::TearingDown { .. } | State::Parting { .. } | State::Ended, message) => {
                 self.message_after_abort(now, message);
             }
-            (State::Waiting, Message::Offer { guest, description, regions }) => {
-                self.state = State::Admitting;
-                self.streams = regions.is_empty();
+            (State::Waiting, Message::Offer { guest, description, mode }) => {
                 self.guest.clone_from(&guest);
-                self.actions.push_back(Action::Journal(DestinationPhase::Started));
-                self.actions.push_back(Action::Admit { guest, description, regions });
+                self.offered(now, guest, description, mode);
             }
-            (State::Admitted, Message::PrepareStreams { channels }) if self.streams => {
-                self.state = State::Preparing;
-                self.actions.push_back(Action::PrepareStreams(channels));
-            }
-            (_, message @ (Message::Stream { .. } | Message::Fenced { .. })) if self.streams => {
+            (_, message @ (Message::Stream { .. } | Message::Fenced { .. })) if self.carries_streams() => {
                 self.actions.push_back(Action::Carriage(message));
             }
-            (State::Admitted, Message::Prepare) if !self.streams => {
+            (State::Admitted, Message::Prepare) => {
                 self.state = State::Preparing;
                 self.actions.push_back(Action::Prepare);
             }
@@ -498,25 +493,24 @@ impl Destination {
                 self.actions.push_back(Action::Seal { digest: digest.is_some() });
             }
             (State::Receiving | State::Sealing { .. } | State::Loading, Message::DeviceState { bytes })
-                if !self.device_state_complete =>
+                if self.takes_device_state() =>
             {
                 self.device_state(now, bytes)
             }
             (
                 State::Receiving | State::Sealing { .. } | State::Loading,
                 Message::DeviceStateEnd { total },
-            ) if self.device_state_bytes == total && !self.device_state_complete => {
+            ) if self.device_state_bytes == total && self.takes_device_state() => {
                 self.device_state_complete = true;
                 self.finish_device_state();
             }
             (State::Receiving | State::Streaming, Message::Stopped { ran, disks })
-                if self.stopped.is_none() =>
+                if self.stopped.is_none() && self.commits() =>
             {
                 self.stopped = Some(ran);
                 self.actions.push_back(Action::CheckDisks(disks));
             }
-            // Where somebody else's stream brings the device state, the session never sees any.
-            (State::Loading, Message::Finished) if self.device_state_bytes == 0 => {
+            (State::Loading, Message::Finished) if !self.commits() => {
                 self.state = State::Releasing;
                 self.actions.push_back(Action::Release);
             }
@@ -526,6 +520,33 @@ impl Destination {
             (State::Running { .. }, Message::Finished) => self.finished(),
             (_, message) => self.violation(now, &message),
         }
+    }
+
+    fn offered(&mut self, now: Time, guest: String, description: String, mode: Result<Mode, UnknownMode>) {
+        match mode {
+            Ok(mode) => {
+                self.state = State::Admitting;
+                self.mode = Some(mode.tag());
+                self.actions.push_back(Action::Journal(DestinationPhase::Started));
+                self.actions.push_back(Action::Admit { guest, description, mode });
+            }
+            Err(unknown) => {
+                let detail = unknown.to_string();
+                self.fail(now, Fault::new(Code::NotMigratable, Step::Admit, Side::Destination, detail));
+            }
+        }
+    }
+
+    fn carries_streams(&self) -> bool {
+        self.mode.is_some_and(ModeTag::carries_streams)
+    }
+
+    fn commits(&self) -> bool {
+        self.mode.is_some_and(ModeTag::commits)
+    }
+
+    fn takes_device_state(&self) -> bool {
+        self.commits() && !self.device_state_complete
     }
 
     /// Rule 5: what comes before RAM is sealed (QEMU's set-up and ROMs) is held until it is.
@@ -590,16 +611,16 @@ impl Destination {
     }
 
     fn body_event(&mut self, now: Time, event: Event) {
-        match (&mut self.state, event) {
+        match (&self.state, event) {
             (State::Admitting, Event::Admitted(endpoints)) => {
                 self.state = State::Admitted;
                 self.control.send(now, Message::Admitted { endpoints });
             }
-            (State::Preparing, Event::Prepared { regions, touched }) if !self.streams => {
+            (State::Preparing, Event::Prepared { regions, touched }) if !self.carries_streams() => {
                 self.state = State::Receiving;
                 self.control.send(now, Message::Prepared { regions, touched });
             }
-            (State::Preparing, Event::StreamsPrepared(settings)) if self.streams => {
+            (State::Preparing, Event::StreamsPrepared(settings)) if self.carries_streams() => {
                 self.state = State::Streaming;
                 self.control.send(now, Message::StreamsPrepared(settings));
             }

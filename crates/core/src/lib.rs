@@ -28,7 +28,8 @@ pub mod withdrawal;
 pub use extent::Extent;
 pub use linerate_wire::fault::{Code, Fault, GuestState, Side, Step};
 pub use linerate_wire::message::{
-    Endpoint, Message, Outcome, RegionInfo, Run, SessionId, StreamNote, StreamSettings, Token,
+    Endpoint, Message, Mode, ModeTag, Outcome, RegionInfo, Run, SessionId, StreamNote, StreamSettings, Token,
+    UnknownMode,
 };
 pub use time::Time;
 

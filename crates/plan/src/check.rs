@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
+use linerate_core::ModeTag;
 use linerate_core::Time;
 
 use crate::faults::Focus;
@@ -71,8 +72,8 @@ impl Property {
 pub struct Violation {
     /// The seed that shows it.
     pub seed: u64,
-    /// How the guest went.
-    pub way: Way,
+    /// How the guest moved.
+    pub mode: ModeTag,
     /// It was one of several sessions.
     pub histories: bool,
     /// What went wrong most.
@@ -94,16 +95,16 @@ impl fmt::Display for Violation {
         }
         writeln!(f, "seed {}: {:?} broken at {:.6} s", self.seed, self.property, self.at.0 as f64 / 1e9)?;
         writeln!(f, "{}", self.what)?;
-        let way = match self.way {
-            Way::Direct => "",
-            Way::Streams => " --streams",
-            Way::HandedOver => " --handed-over",
+        let mode = match self.mode {
+            ModeTag::Direct => "",
+            ModeTag::Streams => " --streams",
+            ModeTag::Handover => " --handed-over",
         };
         let histories = if self.histories { " --histories" } else { "" };
         let focus = self.focus;
         write!(
             f,
-            "replay: cargo run -p linerate-plan --bin sim -- --seed {} --trace{way}{histories}{focus}",
+            "replay: cargo run -p linerate-plan --bin sim -- --seed {} --trace{mode}{histories}{focus}",
             self.seed
         )
     }
@@ -210,20 +211,8 @@ impl Mutation {
     ];
 }
 
-/// How a guest goes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Way {
-    /// RAM is copied by the agents, which decide who runs the guest.
-    #[default]
-    Direct,
-    /// RAM goes in the hypervisor's own streams.
-    Streams,
-    /// RAM is copied by the agents, and somebody else (libvirt) decides who runs the guest.
-    HandedOver,
-}
-
 /// How a run is made.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// A defect in the bodies.
     pub mutation: Option<Mutation>,
@@ -231,8 +220,8 @@ pub struct Options {
     pub only: Option<Property>,
     /// No fault is injected.
     pub faultless: bool,
-    /// How the guest goes.
-    pub way: Way,
+    /// How the guest moves.
+    pub mode: ModeTag,
     /// Several sessions, there and back.
     pub histories: bool,
     /// What goes wrong most.
@@ -241,10 +230,24 @@ pub struct Options {
     pub trace: bool,
 }
 
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            mutation: None,
+            only: None,
+            faultless: false,
+            mode: ModeTag::Direct,
+            histories: false,
+            focus: Focus::default(),
+            trace: false,
+        }
+    }
+}
+
 impl Options {
     /// What in them does not go together.
     pub fn contradiction(&self) -> Option<&'static str> {
-        (self.histories && self.way == Way::HandedOver).then_some(
+        (self.histories && self.mode == ModeTag::Handover).then_some(
             "--histories and --handed-over do not go together: what somebody else decides is modelled for one session",
         )
     }

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use linerate_core::destination::{Action, Destination, Event};
 use linerate_core::recovery::{RUN_AGAIN_AFTER, RUN_FOR, RunResult};
-use linerate_core::{Code, Extent, Fault, Outcome, PAGE_BYTES, Side, Step, Time};
+use linerate_core::{Code, Extent, Fault, ModeTag, Outcome, PAGE_BYTES, Side, Step, Time};
 
-use crate::check::{Mutation, Property, Way};
+use crate::check::{Mutation, Property};
 use crate::guest::{DEVICE, Guest, TOUCHED, digest};
 use crate::source_body::short;
 use crate::wire::Packet;
@@ -192,9 +192,12 @@ impl World {
         match action {
             Action::Transmit(..) | Action::End(_) => {}
             Action::Admit { .. } => self.admit(),
-            Action::Prepare => self.destination_will(3_000, 60_000, DestinationWork::Prepares),
-            Action::PrepareStreams(_) => {
-                self.destination_will(3_000, 60_000, DestinationWork::PreparesStreams);
+            Action::Prepare => {
+                let work = match self.scenario.mode {
+                    ModeTag::Direct | ModeTag::Handover => DestinationWork::Prepares,
+                    ModeTag::Streams => DestinationWork::PreparesStreams,
+                };
+                self.destination_will(3_000, 60_000, work);
             }
             Action::Carriage(_) => {}
             Action::Release => self.destination_will(100, 10_000, DestinationWork::Releases),
@@ -215,11 +218,9 @@ impl World {
     fn destination_action_fails(&mut self, action: &Action) -> bool {
         let (code, fails) = match action {
             Action::Admit { .. } => (Code::MemoryShort, true),
-            Action::Prepare
-            | Action::PrepareStreams(_)
-            | Action::Seal { .. }
-            | Action::LoadDeviceState(_)
-            | Action::Release => (Code::HypervisorFailed, true),
+            Action::Prepare | Action::Seal { .. } | Action::LoadDeviceState(_) | Action::Release => {
+                (Code::HypervisorFailed, true)
+            }
             Action::FinishDeviceState => (Code::HypervisorFailed, true),
             _ => (Code::Internal, false),
         };
@@ -351,7 +352,7 @@ impl World {
     fn admit(&mut self) {
         let host = self.at(Side::Destination);
         let left = self.all().any(|guest| guest.host == host);
-        let event = if self.scenario.way == Way::HandedOver {
+        let event = if self.scenario.mode == ModeTag::Handover {
             self.find_waiting()
         } else if left && !self.hosts[host].cases.is_empty() && self.now - self.began < Duration::from_secs(5)
         {

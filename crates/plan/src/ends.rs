@@ -1,8 +1,8 @@
 //! What must be so when a session is over on both sides.
 
-use linerate_core::{GuestState, Side};
+use linerate_core::{GuestState, ModeTag, Side};
 
-use crate::check::{Property, Way};
+use crate::check::Property;
 use crate::guest::Sending;
 use crate::world::World;
 
@@ -24,7 +24,7 @@ impl World {
             )
         });
         // Somebody else may have decided while the source gave up.
-        let unsure = decided == GuestState::Unknown && self.scenario.way == Way::HandedOver;
+        let unsure = decided == GuestState::Unknown && self.scenario.mode == ModeTag::Handover;
         // Its own copy has died: that is what it says, or an operator has let the other one run.
         let let_run = self.check.run_there.contains(&self.session);
         let died = self.guest.gone && (decided == GuestState::Gone || let_run);
@@ -66,7 +66,7 @@ impl World {
 
     /// The guest does what its operator wants, wherever it is.
     fn check_goes_on(&mut self) {
-        if self.scenario.way == Way::HandedOver {
+        if self.scenario.mode == ModeTag::Handover {
             return;
         }
         let wanted = self.wanted;
@@ -80,7 +80,7 @@ impl World {
 
     fn check_survived(&mut self) {
         let guest = &self.guest;
-        let handed_over = self.scenario.way == Way::HandedOver;
+        let handed_over = self.scenario.mode == ModeTag::Handover;
         let runs = if handed_over { self.scenario.runs } else { self.wanted };
         let as_before = guest.running == runs && guest.sending == Sending::No && !guest.gone;
         let free = !guest.protected && guest.throttle == 0;

@@ -1,8 +1,8 @@
 //! The source's hypervisor: it sets up, stops the guest, holds, and writes device state. It lives on when the agent dies.
 
+use linerate_core::ModeTag;
 use linerate_core::source::Event;
 
-use crate::check::Way;
 use crate::guest::Sending;
 use crate::source_body::SourceWork;
 use crate::world::{Happening, World};
@@ -17,7 +17,7 @@ impl World {
         self.source.switch_overs += 1;
         let asked = self.source.switch_overs;
         let span = self.micros(2_000, 60_000);
-        if self.scenario.way == Way::Direct && self.random.percent(50) {
+        if self.scenario.mode == ModeTag::Direct && self.random.percent(50) {
             let before = span.as_micros() as u64 / 2;
             self.source_will(10, before, SourceWork::Told(Event::DeviceState(vec![1; 100])));
         }

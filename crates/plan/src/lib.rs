@@ -36,6 +36,6 @@ pub mod wire;
 mod withdrawal;
 pub mod world;
 
-pub use check::{Mutation, Options, Property, Violation, Way};
+pub use check::{Mutation, Options, Property, Violation};
 pub use faults::Focus;
 pub use summary::{Report, Summary, simulate};

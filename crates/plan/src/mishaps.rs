@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use linerate_core::{Side, destination, source};
+use linerate_core::{ModeTag, Side, destination, source};
 
-use crate::check::Way;
 use crate::faults::{Mishap, Trigger};
 use crate::guest::Sending;
 use crate::wire::{Purpose, index};
@@ -55,7 +54,7 @@ impl World {
 
     /// A snapshot is taken or a medium changed: another image is on top of the guest's disk.
     fn disk_changes(&mut self) {
-        if self.scenario.way == Way::HandedOver
+        if self.scenario.mode == ModeTag::Handover
             || self.guest.gone
             || self.guest.sending == Sending::Holding
             || !self.guest.disks
@@ -121,7 +120,8 @@ impl World {
             Mishap::JournalFails(side, count) => self.hosts[self.at(side)].journal_fails = count,
             Mishap::JournalFull(side, span) => self.hosts[self.at(side)].journal_full_until = self.now + span,
             // His hypervisors are no business of the agents.
-            Mishap::DisksAway(..) | Mishap::HypervisorsAway(..) if self.scenario.way == Way::HandedOver => {}
+            Mishap::DisksAway(..) | Mishap::HypervisorsAway(..)
+                if self.scenario.mode == ModeTag::Handover => {}
             Mishap::DisksAway(side, span) => self.hosts[self.at(side)].disks_away_until = self.now + span,
             Mishap::HypervisorsAway(side, span) => {
                 self.hosts[self.at(side)].hypervisors_away_until = self.now + span;

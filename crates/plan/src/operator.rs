@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use linerate_core::journal::{DestinationPhase, SourcePhase};
 use linerate_core::recovery::{DestinationEvent, Phase, SourceEvent};
-use linerate_core::{Outcome, Time, destination, source};
+use linerate_core::{ModeTag, Outcome, Time, destination, source};
 
-use crate::check::{Mutation, Property, Way};
+use crate::check::{Mutation, Property};
 use crate::guest::Sending;
 use crate::hosts::Machine;
 use crate::world::World;
@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(40);
 impl World {
     /// Looks at everything that is undecided for too long.
     pub fn operator_looks(&mut self) {
-        if self.scenario.way == Way::HandedOver {
+        if self.scenario.mode == ModeTag::Handover {
             return;
         }
         self.looks_at_live_sessions();
@@ -209,7 +209,7 @@ impl World {
     /// Stops the guest where it runs.
     pub fn operator_pauses(&mut self) {
         let Some(pid) = self.all().find(|guest| guest.running).map(|guest| guest.pid) else { return };
-        if self.scenario.way == Way::HandedOver || self.destination.unsure {
+        if self.scenario.mode == ModeTag::Handover || self.destination.unsure {
             return;
         }
         self.wanted = false;

@@ -1,4 +1,4 @@
-//! Guests that are somebody else's ([`crate::Way::HandedOver`]: libvirt's domains). He has started the hypervisor at
+//! Guests that are somebody else's ([`linerate_core::ModeTag::Handover`]: libvirt's domains). He has started the hypervisor at
 //! the destination. His stream waits in a gate of the source's agent until RAM is sealed, and goes by both agents. He
 //! alone says who runs the guest. What he is told to wait for, and what is set in his hypervisors and put back, is the
 //! agents' part.
@@ -6,9 +6,9 @@
 use std::time::Duration;
 
 use linerate_core::source::Event;
-use linerate_core::{Code, Fault, GuestState, Side, Step, Time, destination};
+use linerate_core::{Code, Fault, GuestState, ModeTag, Side, Step, Time, destination};
 
-use crate::check::{Mutation, Property, Way};
+use crate::check::{Mutation, Property};
 use crate::guest::{DEVICE, Guest, Sending};
 use crate::source_body::SourceWork;
 use crate::wire::index;
@@ -58,7 +58,7 @@ impl Owner {
 impl World {
     /// His hypervisor waits at the destination, and his stream in the gate.
     pub fn owner_begins(&mut self) {
-        if self.scenario.way == Way::HandedOver {
+        if self.scenario.mode == ModeTag::Handover {
             self.owner = Owner { course: Course::Held, ..Owner::default() };
             self.owner.set(Side::Source);
             let (pid, host) = (self.new_pid(), self.at(Side::Destination));
@@ -90,7 +90,7 @@ impl World {
 
     /// His stream is let in, and his hypervisor stops the guest; not if he has given up.
     pub fn lets_in(&mut self) -> bool {
-        let waits = self.scenario.way != Way::HandedOver || self.owner.course == Course::Held;
+        let waits = self.scenario.mode != ModeTag::Handover || self.owner.course == Course::Held;
         if !waits {
             self.tell_given_up();
         }

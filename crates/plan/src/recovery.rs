@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use linerate_core::journal::{DestinationPhase, SourcePhase};
 use linerate_core::recovery::{DestinationEvent, Phase, SourceEvent, SourceRecovery};
-use linerate_core::{Code, Fault, GuestState, Outcome, Side, Step, destination, source};
+use linerate_core::{Code, Fault, GuestState, ModeTag, Outcome, Side, Step, destination, source};
 
-use crate::check::{Mutation, Property, Way};
+use crate::check::{Mutation, Property};
 use crate::destination_body::DestinationWork;
 use crate::guest::Sending;
 use crate::hosts::{Known, Machine};
@@ -220,7 +220,7 @@ impl World {
                 None => return,
             },
         };
-        if self.scenario.way == Way::HandedOver {
+        if self.scenario.mode == ModeTag::Handover {
             return;
         }
         let at = self.at(side);
@@ -260,7 +260,7 @@ impl World {
         self.guest.unprotect();
         // Its stream broken, the hypervisor may give up by itself, and then resumes the guest.
         let sends = matches!(self.guest.sending, Sending::SettingUp | Sending::Holding);
-        if self.scenario.way == Way::HandedOver {
+        if self.scenario.mode == ModeTag::Handover {
             return;
         }
         if !host && sends && self.random.percent(50) {
@@ -279,7 +279,7 @@ impl World {
     pub fn restart(&mut self, host: usize) {
         self.note(|| format!("the agent of host {host} starts"));
         self.hosts[host].up = true;
-        if self.scenario.way != Way::HandedOver {
+        if self.scenario.mode != ModeTag::Handover {
             self.read_journal(host);
             if host == self.at(Side::Source) && self.hosts[host].record(self.session).is_none() {
                 self.source.decided = Some(self.state_at_source());

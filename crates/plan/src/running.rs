@@ -1,9 +1,9 @@
 //! Where the guest runs: resuming, running and ending its processes, with the checks that belong to these moments.
 
 use linerate_core::recovery::RunResult;
-use linerate_core::{Extent, GuestState, PAGE_BYTES, Side};
+use linerate_core::{Extent, GuestState, ModeTag, PAGE_BYTES, Side};
 
-use crate::check::{Mutation, Property, Way};
+use crate::check::{Mutation, Property};
 use crate::guest::{DEVICE, Guest, HOLE, Sending, content};
 use crate::world::World;
 
@@ -106,7 +106,7 @@ impl World {
             self.guest.unprotect();
         }
         self.guest.throttle = 0;
-        if self.scenario.way == Way::HandedOver {
+        if self.scenario.mode == ModeTag::Handover {
             return (self.owner_undone(), true);
         }
         if self.options.mutation == Some(Mutation::RollBackForgetsGuest) {
@@ -212,7 +212,7 @@ impl World {
 
     /// The waiting guest of the session ends.
     pub fn tear_down(&mut self) {
-        if self.scenario.way == Way::HandedOver {
+        if self.scenario.mode == ModeTag::Handover {
             // What becomes of it is not ours to say.
             return self.owner.put_back(Side::Destination, self.options.mutation);
         }

@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use linerate_core::policy::Limits;
-use linerate_core::{PAGE_BYTES, RegionInfo, destination, scheduler, source};
+use linerate_core::{Mode, ModeTag, PAGE_BYTES, RegionInfo, destination, scheduler, source};
 
-use crate::check::Way;
 use crate::faults::{self, Fault, Focus};
 use crate::guest::Habits;
 use crate::random::Random;
@@ -41,8 +40,8 @@ pub struct Scenario {
     pub late_max: Duration,
     /// Pause between rounds.
     pub round_interval: Duration,
-    /// How the guest goes.
-    pub way: Way,
+    /// How the guest moves.
+    pub mode: ModeTag,
     /// The destination has an image of the same name that is another one.
     pub stale: bool,
     /// What goes wrong.
@@ -68,7 +67,7 @@ impl Scenario {
             silence: Duration::from_millis(random.between(300, 2_000)),
             late_max: Duration::from_millis([5, 300, 4_000][random.below(3) as usize]),
             round_interval: Duration::from_millis([0, 0, 50][random.below(3) as usize]),
-            way: Way::Direct,
+            mode: ModeTag::Direct,
             faults: faults::draw(random, links.len(), focus),
             stale: random.percent(4),
             links,
@@ -90,14 +89,14 @@ impl Scenario {
 
     /// The brain's configuration at the source.
     pub fn source(&self) -> source::Config {
-        let mut config = source::Config::new("guest", String::from("{}"), self.regions());
-        if self.way == Way::Streams {
-            config.regions.clear();
-            config.stream_channels = Some(CHANNELS);
-        }
+        let mode = match self.mode {
+            ModeTag::Direct => Mode::Direct { regions: self.regions() },
+            ModeTag::Streams => Mode::Streams { channels: CHANNELS },
+            ModeTag::Handover => Mode::Handover { regions: self.regions() },
+        };
+        let mut config = source::Config::new("guest", String::from("{}"), mode);
         config.limits = self.limits.clone();
-        config.handed_over = self.way == Way::HandedOver;
-        config.verify = self.verify && self.way != Way::Streams;
+        config.verify = self.verify && !self.mode.carries_streams();
         config.link_timeout = self.link_timeout;
         config.step_timeout = 2 * self.link_timeout + Duration::from_secs(2);
         config.round_interval_min = self.round_interval;

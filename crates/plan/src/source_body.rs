@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use linerate_core::source::{Action, Config, Ending, Event, Source};
-use linerate_core::{Code, Extent, Fault, GuestState, Side, Step};
+use linerate_core::{Code, Extent, Fault, GuestState, ModeTag, Side, Step};
 
-use crate::check::{Mutation, Way};
+use crate::check::Mutation;
 use crate::guest::digest;
 use crate::wire::{Packet, Purpose, Write};
 use crate::world::{Happening, World};
@@ -229,7 +229,7 @@ impl World {
             }
             SourceWork::Scans(last) => self.scan(last),
             SourceWork::Streams { left, carried } => self.stream_piece(left, carried),
-            SourceWork::Writes(left) if self.scenario.way == Way::Streams => self.rest_of_streams(left),
+            SourceWork::Writes(left) if self.scenario.mode == ModeTag::Streams => self.rest_of_streams(left),
             SourceWork::Writes(left) => self.device_state_piece(left),
             SourceWork::RollsBack if !self.owner_is_settled() => {
                 self.source_will(1_000, 5_000, SourceWork::RollsBack);

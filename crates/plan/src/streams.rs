@@ -1,4 +1,4 @@
-//! Guests whose RAM goes in the hypervisor's own streams ([`crate::Way::Streams`]). The bytes themselves have a
+//! Guests whose RAM goes in the hypervisor's own streams ([`linerate_core::ModeTag::Streams`]). The bytes themselves have a
 //! simulation of their own (`linerate-core`, `stream`). Here they are pieces that move while some link does, and what
 //! is looked at is the order of what follows: commit, roll-back and recovery.
 

@@ -4,9 +4,9 @@
 use linerate_core::journal::SourcePhase;
 use linerate_core::recovery::{DestinationEvent, Phase};
 use linerate_core::withdrawal::{Next, Withdrawal};
-use linerate_core::{Outcome, Side, destination, source};
+use linerate_core::{ModeTag, Outcome, Side, destination, source};
 
-use crate::check::{Mutation, Property, Way};
+use crate::check::{Mutation, Property};
 use crate::source_body::SourceWork;
 use crate::world::{Happening, World};
 
@@ -89,7 +89,7 @@ impl World {
             }
             Next::GivenUp => {
                 let pid = self.hosts[1 - host].record(session).and_then(|record| record.process);
-                let left = pid.is_some_and(|pid| self.lives(pid)) && self.scenario.way != Way::HandedOver;
+                let left = pid.is_some_and(|pid| self.lives(pid)) && self.scenario.mode != ModeTag::Handover;
                 self.check.that(!left, Property::Truthful, || {
                     String::from("a destination says that it gave up, and its guest is there")
                 });

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use linerate_core::{Outcome, Side, Time};
+use linerate_core::{ModeTag, Outcome, Side, Time};
 
 use crate::cases::CaseWork;
-use crate::check::{Check, Options, Violation, Way};
+use crate::check::{Check, Options, Violation};
 use crate::destination_body::{DestinationBody, DestinationWork, IMAGE_NAMES};
 use crate::faults::Mishap;
 use crate::guest::Guest;
@@ -240,10 +240,10 @@ impl World {
             scenario.faults.clear();
             scenario.stale = false;
         }
-        scenario.way = options.way;
+        scenario.mode = options.mode;
         // A domain that does not run is not taken, and none is slowed down.
-        scenario.runs |= options.way == Way::HandedOver;
-        scenario.limits.throttle &= options.way != Way::HandedOver;
+        scenario.runs |= options.mode == ModeTag::Handover;
+        scenario.limits.throttle &= options.mode != ModeTag::Handover;
         let populated = scenario.populated;
         let guest =
             Guest::new(&scenario.shape, scenario.habits.clone(), scenario.runs, || random.percent(populated));
@@ -316,7 +316,7 @@ impl World {
         let trace = std::mem::take(&mut self.trace).into();
         Err(Box::new(Violation {
             seed: self.seed,
-            way: self.options.way,
+            mode: self.options.mode,
             histories: self.options.histories,
             focus: self.options.focus,
             property,

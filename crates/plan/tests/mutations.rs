@@ -2,7 +2,8 @@
 
 #![allow(clippy::panic, clippy::expect_used, clippy::unwrap_used)] // Tests say what they expect.
 
-use linerate_plan::{Focus, Mutation, Options, Property, Way, simulate};
+use linerate_core::ModeTag;
+use linerate_plan::{Focus, Mutation, Options, Property, simulate};
 
 /// Asserts that some seed breaks exactly this promise, and that the same seed keeps it without the defect.
 #[track_caller]
@@ -23,12 +24,12 @@ fn noticed(mutation: Mutation, property: Property, seeds: u64) {
 /// The same, where RAM goes in the hypervisor's own streams.
 #[track_caller]
 fn noticed_by_streams(mutation: Mutation, property: Property, seeds: u64) {
-    noticed_on_way(Way::Streams, mutation, property, seeds);
+    noticed_in_mode(ModeTag::Streams, mutation, property, seeds);
 }
 
 #[track_caller]
-fn noticed_on_way(way: Way, mutation: Mutation, property: Property, seeds: u64) {
-    noticed_in(Options { way, ..Options::default() }, mutation, property, seeds);
+fn noticed_in_mode(mode: ModeTag, mutation: Mutation, property: Property, seeds: u64) {
+    noticed_in(Options { mode, ..Options::default() }, mutation, property, seeds);
 }
 
 /// The same over several sessions, there and back.
@@ -58,27 +59,27 @@ fn the_rules_of_commit_and_roll_back_are_watched_where_ram_goes_in_streams() {
 
 #[test]
 fn handed_over_a_stream_that_is_not_held() {
-    noticed_on_way(Way::HandedOver, Mutation::GateOpen, Property::SealedAndFenced, 100);
-    noticed_on_way(Way::HandedOver, Mutation::GateOpen, Property::SameRam, 100);
+    noticed_in_mode(ModeTag::Handover, Mutation::GateOpen, Property::SealedAndFenced, 100);
+    noticed_in_mode(ModeTag::Handover, Mutation::GateOpen, Property::SameRam, 100);
 }
 
 #[test]
 fn handed_over_a_scan_that_forgets_and_a_fence_that_does_not_stop() {
-    noticed_on_way(Way::HandedOver, Mutation::ScanForgets, Property::SameRam, 500);
-    noticed_on_way(Way::HandedOver, Mutation::FenceWithoutStopping, Property::SealedAndFenced, 1000);
-    noticed_on_way(Way::HandedOver, Mutation::TouchedForgotten, Property::SameRam, 500);
+    noticed_in_mode(ModeTag::Handover, Mutation::ScanForgets, Property::SameRam, 500);
+    noticed_in_mode(ModeTag::Handover, Mutation::FenceWithoutStopping, Property::SealedAndFenced, 1000);
+    noticed_in_mode(ModeTag::Handover, Mutation::TouchedForgotten, Property::SameRam, 500);
 }
 
 #[test]
 fn handed_over_a_guest_that_is_let_run_by_who_does_not_own_it() {
-    noticed_on_way(Way::HandedOver, Mutation::RunsAnothersGuest, Property::OneRuns, 6000);
+    noticed_in_mode(ModeTag::Handover, Mutation::RunsAnothersGuest, Property::OneRuns, 6000);
 }
 
 #[test]
 fn handed_over_what_is_left_set() {
-    noticed_on_way(Way::HandedOver, Mutation::SourceKeepsSetting, Property::PutBack, 100);
-    noticed_on_way(Way::HandedOver, Mutation::DestinationKeepsSetting, Property::PutBack, 100);
-    noticed_on_way(Way::HandedOver, Mutation::RollBackKeepsProtection, Property::SourceSurvives, 1000);
+    noticed_in_mode(ModeTag::Handover, Mutation::SourceKeepsSetting, Property::PutBack, 100);
+    noticed_in_mode(ModeTag::Handover, Mutation::DestinationKeepsSetting, Property::PutBack, 100);
+    noticed_in_mode(ModeTag::Handover, Mutation::RollBackKeepsProtection, Property::SourceSurvives, 1000);
 }
 
 #[test]

@@ -2,7 +2,8 @@
 
 #![allow(clippy::panic, clippy::expect_used, clippy::unwrap_used)] // Tests say what they expect.
 
-use linerate_plan::{Focus, Options, Summary, Violation, Way, simulate};
+use linerate_core::ModeTag;
+use linerate_plan::{Focus, Options, Summary, Violation, simulate};
 
 fn all(seeds: std::ops::Range<u64>, options: Options) -> Result<Summary, Box<Violation>> {
     let mut summary = Summary::default();
@@ -30,35 +31,35 @@ fn without_faults_every_guest_that_converges_moves() {
 
 #[test]
 fn with_faults_where_ram_goes_in_the_hypervisors_own_streams() {
-    let options = Options { way: Way::Streams, ..Options::default() };
+    let options = Options { mode: ModeTag::Streams, ..Options::default() };
     let summary = all(0..2000, options).unwrap_or_else(|violation| panic!("{violation}"));
     assert!(summary.moved() > 500, "hardly any guest moves\n{summary}");
 }
 
 #[test]
 fn every_guest_moves_by_streams_without_faults() {
-    let options = Options { faultless: true, way: Way::Streams, ..Options::default() };
+    let options = Options { faultless: true, mode: ModeTag::Streams, ..Options::default() };
     let summary = all(0..300, options).unwrap_or_else(|violation| panic!("{violation}"));
     assert_eq!(summary.moved(), 300);
 }
 
 #[test]
 fn with_faults_where_somebody_else_decides_who_runs_the_guest() {
-    let options = Options { way: Way::HandedOver, ..Options::default() };
+    let options = Options { mode: ModeTag::Handover, ..Options::default() };
     let summary = all(0..2000, options).unwrap_or_else(|violation| panic!("{violation}"));
     assert!(summary.moved() > 500, "hardly any guest moves\n{summary}");
 }
 
 #[test]
 fn every_guest_that_converges_is_handed_over_without_faults() {
-    let options = Options { faultless: true, way: Way::HandedOver, ..Options::default() };
+    let options = Options { faultless: true, mode: ModeTag::Handover, ..Options::default() };
     all(0..300, options).unwrap_or_else(|violation| panic!("{violation}"));
 }
 
 #[test]
 fn with_faults_over_several_sessions_there_and_back() {
-    for way in [Way::Direct, Way::Streams] {
-        let options = Options { histories: true, way, ..Options::default() };
+    for mode in [ModeTag::Direct, ModeTag::Streams] {
+        let options = Options { histories: true, mode, ..Options::default() };
         let summary = all(0..700, options).unwrap_or_else(|violation| panic!("{violation}"));
         assert!(summary.moved() > 200, "hardly any guest moves\n{summary}");
         // Five sessions meet more of everything.
@@ -75,8 +76,8 @@ fn with_faults_of_the_journal_and_of_whole_hosts_around_commit() {
         ["journal fails", "journal full", "agent crashes", "host crashes", "hypervisor dies", "commit"];
     let focus = names.iter().try_fold(Focus::default(), |focus, name| focus.on(name));
     let focus = focus.expect("all of them are known");
-    for way in [Way::Direct, Way::Streams] {
-        let options = Options { focus, way, ..Options::default() };
+    for mode in [ModeTag::Direct, ModeTag::Streams] {
+        let options = Options { focus, mode, ..Options::default() };
         all(0..1000, options).unwrap_or_else(|violation| panic!("{violation}"));
     }
 }

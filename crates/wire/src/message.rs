@@ -2,6 +2,7 @@
 //! when one is lost (see `linerate-core`'s `control`), so each arrives once and in order.
 
 mod codec;
+mod mode;
 mod parts;
 mod stream;
 mod tag;
@@ -9,6 +10,7 @@ mod tag;
 pub use codec::{
     DESCRIPTION_BYTES_MAX, DEVICE_STATE_BYTES_MAX, DISKS_BYTES_MAX, GUEST_NAME_BYTES_MAX, STREAM_CHANNELS_MAX,
 };
+pub use mode::{MODE_BYTES_MAX, Mode, ModeTag, UnknownMode};
 pub use parts::{ENDPOINTS_MAX, INTERFACE_BYTES_MAX, REGION_NAME_BYTES_MAX, REGIONS_MAX, TOUCHED_MAX};
 pub use stream::{REASON_BYTES_MAX, SERVICE_BYTES_MAX, StreamNote, StreamNoteTag};
 pub use tag::MessageTag;
@@ -159,15 +161,15 @@ pub enum Message {
         guest: String,
         /// The guest description, a JSON document (`linerate-guest`'s `GuestDescription`). At most 1 MiB.
         description: String,
-        /// RAM blocks that will be moved by placed writes.
-        regions: Vec<RegionInfo>,
+        /// How it is to move. An unknown mode is refused with a sentence.
+        mode: Result<Mode, UnknownMode>,
     },
     /// D>S: reserved. Where connections are taken.
     Admitted {
         /// Addresses to pair with the source's own.
         endpoints: Vec<Endpoint>,
     },
-    /// S>D step 4: start the waiting guest.
+    /// S>D step 4: start the waiting guest, for the mode that was offered.
     Prepare,
     /// D>S: the waiting guest stands, and these are its RAM blocks.
     Prepared {
@@ -176,13 +178,7 @@ pub enum Message {
         /// What its hypervisor may have written while it started: to be copied, again if it was copied before.
         touched: Vec<Extent>,
     },
-    /// S>D step 4, in place of Prepare if the offer named no region: start a guest whose RAM comes in the hypervisor's own
-    /// streams.
-    PrepareStreams {
-        /// Parallel channels that the source's hypervisor would use beside its main one; 0 for none.
-        channels: u16,
-    },
-    /// D>S: that guest stands and waits for its streams. Both hypervisors are set alike.
+    /// D>S, in place of Prepared for [`Mode::Streams`]: the waiting guest stands and waits for its streams. Both hypervisors are set alike.
     StreamsPrepared(StreamSettings),
     /// S>D step 7: a round begins. Informs only.
     RoundMark {

@@ -5,9 +5,9 @@
 //! replaced in the middle can still ask how a session ended.
 
 /// Oldest version that this crate speaks.
-pub const VERSION_MIN: u16 = 1;
+pub const VERSION_MIN: u16 = 2;
 /// Newest version that this crate speaks.
-pub const VERSION_MAX: u16 = 1;
+pub const VERSION_MAX: u16 = 2;
 
 /// The newest version that both speak, given the range that the peer's HELLO names; `None` if there is none.
 pub fn negotiate(min: u16, max: u16) -> Option<u16> {
@@ -21,15 +21,15 @@ mod tests {
 
     #[test]
     fn takes_the_newest_common_version() {
-        assert_eq!(negotiate(1, 1), Some(1));
+        assert_eq!(negotiate(2, 2), Some(2));
         assert_eq!(negotiate(1, 9), Some(VERSION_MAX));
-        assert_eq!(negotiate(0, 1), Some(1));
+        assert_eq!(negotiate(0, 2), Some(2));
     }
 
     #[test]
     fn no_common_version_is_none() {
         assert_eq!(negotiate(VERSION_MAX + 1, 9), None);
         assert_eq!(negotiate(0, VERSION_MIN - 1), None);
-        assert_eq!(negotiate(9, 1), None, "a range upside down is empty");
+        assert_eq!(negotiate(9, 2), None, "a range upside down is empty");
     }
 }

@@ -9,7 +9,7 @@
 
 use linerate_wire::error::DecodeError;
 use linerate_wire::frame::CONTROL_BODY_MAX;
-use linerate_wire::message::{Endpoint, Extent, Message, MessageTag, RegionInfo};
+use linerate_wire::message::{Endpoint, Extent, Message, MessageTag, Mode, RegionInfo, UnknownMode};
 
 /// Encodes with `length` of something; the cap is the longest that passes.
 fn check(what: &str, cap: usize, message: impl Fn(usize) -> Message) {
@@ -25,7 +25,12 @@ fn check(what: &str, cap: usize, message: impl Fn(usize) -> Message) {
 }
 
 fn offer(guest: usize, description: usize) -> Message {
-    Message::Offer { guest: "g".repeat(guest), description: "d".repeat(description), regions: vec![] }
+    let mode = Ok(Mode::Direct { regions: vec![] });
+    Message::Offer { guest: "g".repeat(guest), description: "d".repeat(description), mode }
+}
+
+fn offered(mode: Result<Mode, UnknownMode>) -> Message {
+    Message::Offer { guest: String::new(), description: String::new(), mode }
 }
 
 fn regions(count: usize, name: usize) -> Vec<RegionInfo> {
@@ -60,7 +65,11 @@ fn the_longest_passes_and_one_more_does_not() {
     check("endpoints", 256, |count| endpoints(count, 64));
     check("interface", 64, |length| endpoints(1, length));
     check("device state", 256 << 10, |length| Message::DeviceState { bytes: vec![7; length] });
-    check("stream channels", 255, |channels| Message::PrepareStreams { channels: channels as u16 });
+    check("stream channels", 255, |channels| offered(Ok(Mode::Streams { channels: channels as u16 })));
+    check("regions of an offer", 64, |count| offered(Ok(Mode::Handover { regions: regions(count, 255) })));
+    check("unknown mode", 64 << 10, |length| {
+        offered(Err(UnknownMode { number: 4, fields: vec![7; length] }))
+    });
     check("refused", 512, |count| Message::Fenced {
         channel: 0,
         applied: 513,
@@ -73,7 +82,7 @@ fn the_largest_offer_fits_into_a_frame() {
     let largest = Message::Offer {
         guest: "g".repeat(255),
         description: "d".repeat(1 << 20),
-        regions: regions(64, 255),
+        mode: Ok(Mode::Direct { regions: regions(64, 255) }),
     };
     let mut bytes = Vec::new();
     linerate_wire::frame::encode_control(&mut bytes, 1, &largest).unwrap();
@@ -102,6 +111,28 @@ fn counts_over_the_cap_are_refused_before_the_bytes_are_looked_for() {
     assert_eq!(named(MessageTag::DeviceState, &[1, 0, 4, 0]), over);
     let over = DecodeError::TooLong { what: "fault detail", length: 1025, max: 1024 };
     assert_eq!(named(MessageTag::Abort, &[1, 0, 1, 1, 1, 4]), over);
+}
+
+/// An offer of nothing in a mode with these fields.
+fn offer_with(number: u8, fields: &[u8]) -> Vec<u8> {
+    let length = (fields.len() as u32).to_le_bytes();
+    [&[1, 0, 0, 0, 0, 0, 0, 0, 0, 0, number][..], &length, fields].concat()
+}
+
+#[test]
+fn unknown_mode_is_read_and_named_and_a_known_one_has_its_own_fields_only() {
+    let Ok(Message::Offer { mode: Err(unknown), .. }) = Message::decode(&offer_with(4, &[1, 2, 3])) else {
+        panic!("an offer that can be refused with a sentence")
+    };
+    assert!(unknown.to_string().contains("in mode 4, which this agent does not know"), "{unknown}");
+    let none = DecodeError::UnknownNumber { what: "mode", number: 0 };
+    assert_eq!(Message::decode(&offer_with(0, &[])), Err(none));
+    let trailing = DecodeError::Trailing { what: "mode", left: 1 };
+    assert_eq!(Message::decode(&offer_with(2, &[1, 0, 9])), Err(trailing));
+    let short = DecodeError::Truncated { what: "regions", needed: 2, left: 1 };
+    assert_eq!(Message::decode(&offer_with(1, &[1])), Err(short));
+    let known = offered(Err(UnknownMode { number: 2, fields: vec![1, 0] }));
+    known.encode(&mut Vec::new()).expect_err("a known mode has one encoding");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use linerate_wire::fault::{Code, Side, Step};
 use linerate_wire::frame::{Role, SequenceRule, Tag};
-use linerate_wire::message::{MessageTag, Outcome, StreamNoteTag};
+use linerate_wire::message::{MessageTag, ModeTag, Outcome, StreamNoteTag};
 
 /// Rows of the one table that has this heading, as trimmed cells.
 fn table(heading: &str) -> Vec<Vec<String>> {
@@ -52,6 +52,14 @@ fn tags() {
 fn messages() {
     let rows = MessageTag::ALL.iter().map(|tag| [format!("`{:#04x}`", *tag as u16), tag.name().to_owned()]);
     expect(&table("| number | message | direction | fields |"), rows);
+}
+
+#[test]
+fn modes() {
+    let rows = ModeTag::ALL.iter().map(|tag| [(*tag as u8).to_string(), format!("{tag:?}")]);
+    let heading =
+        "| number | mode | fields | RAM | device state | who decides which hypervisor runs the guest |";
+    expect(&table(heading), rows);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use linerate_wire::fault::{Code, GuestState, Side, Step};
 use linerate_wire::frame::{Role, Tag};
-use linerate_wire::message::{MessageTag, Outcome, StreamNoteTag};
+use linerate_wire::message::{MessageTag, ModeTag, Outcome, StreamNoteTag};
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
 
 /// Number and name of everything that `from_number` knows.
@@ -24,7 +24,7 @@ fn expect(table: Vec<(u16, String)>, golden: &[(u16, &str)]) {
 
 #[test]
 fn versions() {
-    assert_eq!((VERSION_MIN, VERSION_MAX), (1, 1));
+    assert_eq!((VERSION_MIN, VERSION_MAX), (2, 2));
 }
 
 #[test]
@@ -68,7 +68,6 @@ fn messages() {
         (0x10, "Abort"),
         (0x11, "Aborted"),
         (0x12, "Stream"),
-        (0x13, "PrepareStreams"),
         (0x14, "StreamsPrepared"),
         (0x15, "Stopped"),
     ];
@@ -77,6 +76,19 @@ fn messages() {
         MessageTag::ALL.iter().map(|tag| *tag as u16).collect::<Vec<_>>(),
         golden.map(|(number, _)| number)
     );
+}
+
+#[test]
+fn modes() {
+    let golden = [(1, "Direct"), (2, "Streams"), (3, "Handover")];
+    expect(small_table(ModeTag::from_number), &golden);
+    assert_eq!(
+        ModeTag::ALL.iter().map(|tag| *tag as u16).collect::<Vec<_>>(),
+        golden.map(|(number, _)| number)
+    );
+    for tag in ModeTag::ALL {
+        assert_eq!(ModeTag::from_name(tag.name()), Some(*tag));
+    }
 }
 
 #[test]

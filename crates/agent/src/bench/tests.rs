@@ -13,6 +13,7 @@ use linerate_net::tcp::connect::{ConnectError, Route, connect};
 use linerate_net::tcp::options::TcpOptions;
 use linerate_net::wires::talk::{Talk, TalkError};
 use linerate_wire::frame::{Hello, Role};
+use linerate_wire::{VERSION_MAX, VERSION_MIN};
 
 use super::documents::{Answer, QUEUE_PAIRS_MAX, hear};
 use super::*;
@@ -121,7 +122,7 @@ fn answering(migrating: bool) -> (Arc<Host>, Listener) {
 
 fn hello(number: u8, role: Role, channel: u32) -> Hello {
     let (session, token) = (SessionId([number; 16]), Token([number; 32]));
-    Hello { version_min: 1, version_max: 1, session, role, link: 0, channel, token }
+    Hello { version_min: VERSION_MIN, version_max: VERSION_MAX, session, role, link: 0, channel, token }
 }
 
 fn dial(listener: &Listener, number: u8, role: Role, channel: u32) -> Stream {

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use linerate_core::{Code, Endpoint, Fault, RegionInfo, Side, Step};
+use linerate_core::{Code, Endpoint, Fault, Mode, RegionInfo, Side, Step};
 use linerate_guest::description::GuestDescription;
 use linerate_guest::host::{
     HostFacts, Problem, QemuFacts, check_host, folder_available, huge_available, memory_available,
@@ -90,25 +90,28 @@ fn make_region(region: &RegionInfo, twin: &Twin) -> Result<Mapping, Fault> {
 }
 
 /// The description in an offer, which must agree with the rest of it.
-pub(super) fn check_offer(
-    json: &str,
-    guest: &str,
-    regions: &[RegionInfo],
-) -> Result<GuestDescription, Fault> {
+pub(super) fn check_offer(json: &str, guest: &str, mode: &Mode) -> Result<GuestDescription, Fault> {
     let description =
         GuestDescription::from_json(json).map_err(|error| refuse_error(Code::ProtocolViolation, &error))?;
-    let described: Vec<(&str, u64)> =
-        description.regions().map(|block| (block.id.as_str(), block.size)).collect();
-    let offered: Vec<(&str, u64)> =
-        regions.iter().map(|region| (region.name.as_str(), region.size)).collect();
-    let numbered = regions.iter().enumerate().all(|(index, region)| usize::from(region.id) == index);
-    // No region: RAM comes in the hypervisor's own streams.
-    let streams = regions.is_empty();
-    let copied = !streams && !description.copied.is_empty();
-    if description.name != guest || !(streams || described == offered) || !numbered || copied {
+    let agrees = match mode {
+        Mode::Streams { .. } => !description.domain,
+        // Nobody would copy the disks.
+        _ if !description.copied.is_empty() => false,
+        Mode::Direct { regions } => !description.domain && has_ram(&description, regions),
+        Mode::Handover { regions } => description.domain && has_ram(&description, regions),
+    };
+    if description.name != guest || !agrees {
         return Err(refuse(Code::ProtocolViolation, "the offer and the guest description in it disagree"));
     }
     Ok(description)
+}
+
+/// Whether these are the RAM blocks of the guest, numbered from 0.
+fn has_ram(description: &GuestDescription, regions: &[RegionInfo]) -> bool {
+    let described = description.regions().map(|block| (block.id.as_str(), block.size));
+    let offered = regions.iter().map(|region| (region.name.as_str(), region.size));
+    let numbered = regions.iter().enumerate().all(|(index, region)| usize::from(region.id) == index);
+    !regions.is_empty() && described.eq(offered) && numbered
 }
 
 fn reserve(agent: &Agent, guest: &str) -> Result<PathBuf, Fault> {

@@ -120,12 +120,11 @@ impl Body {
                 self.handle(Event::GuestEnded(gone));
             }
             Action::Transmit(path, frame) => self.transmit(path, frame),
-            Action::Admit { guest, description, regions } => {
-                tracing::info!(session = %self.shared.session, guest, peer = %self.shared.peer, "a guest is offered");
-                self.worker.ask(Job::Admit { guest, description, regions });
+            Action::Admit { guest, description, mode } => {
+                tracing::info!(session = %self.shared.session, guest, mode = %mode.tag(), peer = %self.shared.peer, "a guest is offered");
+                self.worker.ask(Job::Admit { guest, description, mode });
             }
             Action::Prepare => self.worker.ask(Job::Prepare),
-            Action::PrepareStreams(channels) => self.worker.ask(Job::PrepareStreams { channels }),
             Action::Carriage(message) => self.shared.heard(message),
             Action::Fence(channel) => channels::fence(&self.shared, channel),
             Action::Seal { digest } => self.worker.ask(Job::Seal { digest }),
@@ -180,7 +179,9 @@ impl Body {
         let name = self.shared.brain().guest().to_owned();
         *self.shared.guest.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = name;
         let mut waiting = self.worker.waiting();
-        waiting.ran = self.shared.brain().ran();
+        let brain = self.shared.brain();
+        (waiting.ran, waiting.mode) = (brain.ran(), brain.mode());
+        drop(brain);
         if phase == DestinationPhase::Committed && self.has_ended() {
             let detail = "its QEMU ended before it was handed over";
             return self.handle(Event::Failed(Fault::new(

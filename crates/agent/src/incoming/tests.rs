@@ -4,7 +4,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use linerate_core::{Code, Message, RegionInfo, Side, StreamNote};
+use linerate_core::{Code, Message, Mode, RegionInfo, Side, StreamNote};
 use linerate_guest::description::{CopiedDisk, GuestDescription, ImageFormat};
 
 use super::streams::Services;
@@ -75,13 +75,41 @@ fn a_migration_has_no_service_but_the_hypervisor_and_its_images() {
     }
 }
 
+fn regions(guest: &GuestDescription) -> Vec<RegionInfo> {
+    let block = &guest.ram[0];
+    vec![RegionInfo { id: 0, name: block.id.clone(), size: block.size }]
+}
+
+#[test]
+fn mode_of_an_offer_agrees_with_the_guest_in_it() {
+    let domain = domain::tests::waits();
+    let guest = GuestDescription { domain: false, ..domain.clone() };
+    let regions = regions(&guest);
+    let refused = |guest: &GuestDescription, mode: Mode| {
+        admit::check_offer(&guest.to_json().unwrap(), &guest.name, &mode).err().map(|fault| fault.code)
+    };
+    let direct = |regions: &[RegionInfo]| Mode::Direct { regions: regions.to_vec() };
+    let handover = |regions: &[RegionInfo]| Mode::Handover { regions: regions.to_vec() };
+    assert_eq!(refused(&guest, direct(&regions)), None);
+    assert_eq!(refused(&guest, Mode::Streams { channels: 1 }), None);
+    assert_eq!(refused(&domain, handover(&regions)), None);
+    let violation = Some(Code::ProtocolViolation);
+    assert_eq!(refused(&guest, handover(&regions)), violation, "libvirt has not started it");
+    assert_eq!(refused(&domain, direct(&regions)), violation, "libvirt's guest is not run by this agent");
+    assert_eq!(refused(&domain, Mode::Streams { channels: 1 }), violation);
+    // No list of RAM blocks stands for another mode.
+    assert_eq!(refused(&guest, direct(&[])), violation);
+    assert_eq!(refused(&domain, handover(&[])), violation);
+    let none = GuestDescription { ram: Vec::new(), ..guest };
+    assert_eq!(refused(&none, direct(&[])), violation);
+}
+
 #[test]
 fn an_offer_of_ram_with_disks_that_go_along_is_refused() {
     let offer = |copied: Vec<CopiedDisk>| {
-        let guest = GuestDescription { copied, ..domain::tests::waits() };
-        let block = &guest.ram[0];
-        let region = RegionInfo { id: 0, name: block.id.clone(), size: block.size };
-        admit::check_offer(&guest.to_json().unwrap(), &guest.name, &[region])
+        let guest = GuestDescription { copied, domain: false, ..domain::tests::waits() };
+        let mode = Mode::Direct { regions: regions(&guest) };
+        admit::check_offer(&guest.to_json().unwrap(), &guest.name, &mode)
     };
     offer(Vec::new()).unwrap();
     let (id, path, format) = ("d".into(), "/srv/d".into(), ImageFormat::Raw);

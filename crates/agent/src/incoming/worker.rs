@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use linerate_core::destination::Event;
 use linerate_core::extent::join_nearest;
-use linerate_core::{Code, Extent, Fault, RegionInfo, Side, Step};
+use linerate_core::{Code, Extent, Fault, Mode, RegionInfo, Side, Step};
 use linerate_guest::description::GuestDescription;
 use linerate_guest::migrate::{DestinationQemu, MigrateError};
 use linerate_guest::registry::GuestRecord;
@@ -45,12 +45,9 @@ pub(super) enum Job {
     Admit {
         guest: String,
         description: String,
-        regions: Vec<RegionInfo>,
+        mode: Mode,
     },
     Prepare,
-    PrepareStreams {
-        channels: u16,
-    },
     Seal {
         digest: bool,
     },
@@ -73,7 +70,6 @@ impl Job {
         match self {
             Job::Admit { .. } => "admit",
             Job::Prepare => "prepare",
-            Job::PrepareStreams { .. } => "prepare for streams and take them",
             Job::Seal { .. } => "seal",
             Job::LoadDeviceState(_) => "load device state",
             Job::FinishDeviceState => "finish device state",
@@ -101,6 +97,7 @@ impl Worker {
         let state = State {
             agent,
             shared,
+            mode: None,
             admitted: None,
             domain: None,
             ram: Vec::new(),
@@ -156,6 +153,8 @@ struct Started {
 pub(super) struct State {
     pub agent: Arc<Agent>,
     pub shared: Arc<Incoming>,
+    /// How the guest moves, once it was admitted.
+    mode: Option<Mode>,
     admitted: Option<Admitted>,
     /// A guest that is libvirt's; then nothing was admitted that is ours.
     pub domain: Option<Domain>,
@@ -184,10 +183,8 @@ impl State {
 
     fn work(&mut self, job: Job) -> Result<(), Fault> {
         match job {
-            Job::Admit { guest, description, regions } => self.admit(&guest, &description, regions),
-            Job::Prepare if self.domain.is_some() => self.prepare_domain(),
+            Job::Admit { guest, description, mode } => self.admit(&guest, &description, mode),
             Job::Prepare => self.prepare(),
-            Job::PrepareStreams { channels } => self.prepare_streams(channels),
             Job::Seal { digest } => self.seal(digest),
             Job::LoadDeviceState(bytes) => self.load(&bytes),
             Job::FinishDeviceState => self.finish_device_state(),

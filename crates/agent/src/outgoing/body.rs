@@ -266,7 +266,7 @@ impl Body {
         let mut record = self.record.clone();
         match &mut record.role {
             Role::Source { phase, peers, .. } => (*phase, *peers) = (new, reachable),
-            Role::Domain { over, .. } => {
+            Role::Handover { over, .. } => {
                 *over = self.shared.domain.as_ref().is_some_and(Leaving::is_put_back)
             }
             Role::Destination { .. } => {}

@@ -1,15 +1,15 @@
-//! Which way a guest's RAM goes.
+//! In which mode a guest moves.
 
-use linerate_api::{MigrateRequest, Mode, ModeChoice};
-use linerate_core::{Code, Fault, Side, Step};
+use linerate_api::{MigrateRequest, ModeChoice};
+use linerate_core::{Code, Fault, ModeTag, Side, Step};
 use linerate_guest::description::GuestDescription;
 use linerate_guest::qmp::QemuVersion;
 use linerate_guest::verdict::{Reason, Verdict, judge_images, judge_streams};
 
-/// The way, and where it was not the operator's choice, why it is not direct.
+/// The mode, and where it was not the operator's choice, why RAM is not copied directly.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Choice {
-    pub mode: Mode,
+    pub mode: ModeTag,
     pub reason: Option<String>,
 }
 
@@ -29,7 +29,8 @@ pub(super) fn choose(
             Some("disks go along (--copy-storage, --copy-disks), by QEMU's own copying".into()),
         ),
         ModeChoice::Auto | ModeChoice::Direct if direct.direct => {
-            Ok(Choice { mode: Mode::Direct, reason: None })
+            let mode = if request.domain.is_some() { ModeTag::Handover } else { ModeTag::Direct };
+            Ok(Choice { mode, reason: None })
         }
         ModeChoice::Direct => Err(refused(direct.to_string())),
         ModeChoice::Auto => streams(request, guest, Some(direct.to_string())),
@@ -47,7 +48,7 @@ fn streams(
         against.push("guest RAM can be compared (--verify) in direct mode only".into());
     }
     if against.is_empty() {
-        return Ok(Choice { mode: Mode::Stream, reason });
+        return Ok(Choice { mode: ModeTag::Streams, reason });
     }
     let direct = reason.map(|reason| format!("{reason}; ")).unwrap_or_default();
     Err(refused(format!("{direct}stream: no, because {}", against.join("; "))))
@@ -70,7 +71,7 @@ fn refused(detail: String) -> Fault {
 /// What the operator should know of a guest that goes by streams.
 pub(super) fn caution(choice: &Choice, guest: &GuestDescription) -> Option<String> {
     let doubtful = guest.accelerator == "tcg" && guest.qemu < EMULATION_TRIED;
-    (choice.mode == Mode::Stream && doubtful).then(|| {
+    (choice.mode == ModeTag::Streams && doubtful).then(|| {
         format!(
             "QEMU {} may lose what an emulated guest (accel tcg) writes while QEMU migrates it, as 7.2 was seen to: \
              use direct mode, KVM or QEMU 10",
@@ -114,7 +115,7 @@ mod tests {
         let refused = choose(&asked(ModeChoice::Direct), &guest, &unfit).unwrap_err();
         assert!(refused.to_string().contains(&why), "{refused}");
         let chosen = choose(&asked(ModeChoice::Auto), &guest, &unfit).unwrap();
-        assert_eq!(chosen.mode, Mode::Stream);
+        assert_eq!(chosen.mode, ModeTag::Streams);
         assert!(chosen.reason.unwrap().contains(&why));
     }
 

@@ -143,7 +143,7 @@ fn report(shared: &Outgoing, ending: &Ending, cpu: CpuTime, downtime_ms: Option<
         guest: shared.request.guest.clone(),
         from: shared.from.clone(),
         to: shared.request.to.clone(),
-        mode: shared.choice.mode,
+        mode: convert::mode(shared.choice.mode),
         mode_reason: shared.choice.reason.clone(),
         stream_channels,
         outcome: outcome(ending),

@@ -7,11 +7,11 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use linerate_api::{EventKind, MigrateRequest, Mode};
+use linerate_api::{EventKind, MigrateRequest};
 use linerate_core::journal::SourcePhase;
 use linerate_core::policy::Limits;
 use linerate_core::source::{self, Event, Source};
-use linerate_core::{Code, Fault, RegionInfo, SessionId, Side, Step, Token};
+use linerate_core::{Code, Fault, Mode, ModeTag, RegionInfo, SessionId, Side, Step, Token};
 use linerate_guest::description::GuestDescription;
 use linerate_guest::migrate::{MigrateError, PauseMark, SourceQemu};
 use linerate_guest::qmp::Qmp;
@@ -76,7 +76,7 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
         let folder = folder(&agent.registry, &found.record)?;
         found.qemu.mark_pauses(PauseMark::new(&folder, &session.to_string()));
     }
-    let role = role(&request, &found, &contact);
+    let role = role(&found, &contact);
     let record = Record::new(&request.guest, agent.journal.next_order(), role);
     let (inbox, receiver) = channel();
     let (control, control_events) = channel();
@@ -89,7 +89,7 @@ pub fn start(agent: &Arc<Agent>, request: MigrateRequest) -> Result<Arc<Outgoing
     forward(&shared, control_events)?;
     run(agent, &shared, found, contact.control, record, receiver)?;
     let mode = shared.choice.mode;
-    tracing::info!(%session, guest = shared.request.guest, to = shared.request.to, ?mode, "migration begins");
+    tracing::info!(%session, guest = shared.request.guest, to = shared.request.to, %mode, "migration begins");
     Ok(shared)
 }
 
@@ -105,12 +105,14 @@ fn reach(agent: &Arc<Agent>, request: &MigrateRequest) -> Result<Contact, Fault>
     Ok(Contact { session, token, peers: first(peer, peers), control, kept })
 }
 
-fn role(request: &MigrateRequest, found: &Found, contact: &Contact) -> Role {
+fn role(found: &Found, contact: &Contact) -> Role {
     let qemu = found.record.clone();
-    if request.domain.is_some() {
-        return Role::Domain { qemu, over: false };
+    let mode = found.choice.mode;
+    if mode == ModeTag::Handover {
+        return Role::Handover { qemu, over: false };
     }
     Role::Source {
+        mode,
         phase: SourcePhase::Started,
         qemu,
         peers: contact.peers.clone(),
@@ -132,7 +134,7 @@ fn outgoing(
     before_brain: Duration,
     (inbox, control): (Sender<Input>, Sender<ControlEvent>),
 ) -> Result<Outgoing, Fault> {
-    let carriage = (found.choice.mode == Mode::Stream).then(|| {
+    let carriage = found.choice.mode.carries_streams().then(|| {
         let percent = request.storage_share_percent.unwrap_or(MigrateRequest::DEFAULT_STORAGE_SHARE_PERCENT);
         Arc::new(streams::carriage(inbox.clone(), percent))
     });
@@ -144,8 +146,8 @@ fn outgoing(
         started_unix_ms: unix_ms(),
         before_brain,
         ram_bytes: match found.choice.mode {
-            Mode::Direct => found.ram.iter().map(|ram| ram.mapping().size()).sum(),
-            Mode::Stream => found.description.memory_bytes,
+            ModeTag::Direct | ModeTag::Handover => found.ram.iter().map(|ram| ram.mapping().size()).sum(),
+            ModeTag::Streams => found.description.memory_bytes,
         },
         choice: found.choice.clone(),
         carriage: Mutex::new(carriage),
@@ -275,7 +277,7 @@ fn find(agent: &Agent, request: &MigrateRequest) -> Result<Found, Fault> {
     };
     let mut blocks = Vec::new();
     let mut ram = Vec::new();
-    for region in description.regions().filter(|_| choice.mode == Mode::Direct) {
+    for region in description.regions().filter(|_| !choice.mode.carries_streams()) {
         let path = PathBuf::from(region.path.clone().unwrap_or_default());
         let block = RamBlock::find(record.process.pid, &region.id, &path)
             .map_err(|error| here(Code::TrackingFailed, &error))?;
@@ -304,25 +306,32 @@ fn source_config(request: &MigrateRequest, found: &Found) -> Result<source::Conf
         .description
         .to_json()
         .map_err(|error| fault(Code::Internal, Step::Resolve, Side::Source, &error))?;
-    let mut regions = Vec::new();
-    for (index, block) in found.blocks.iter().enumerate() {
-        let id = u16::try_from(index)
-            .map_err(|error| fault(Code::NotMigratable, Step::Resolve, Side::Source, &error))?;
-        regions.push(RegionInfo { id, name: block.name().to_owned(), size: block.size() });
-    }
-    let mut config = source::Config::new(request.guest.clone(), description, regions);
-    if found.choice.mode == Mode::Stream {
-        config.stream_channels = Some(mode::stream_channels(port_speeds(request), cpus()));
-    }
+    let mut config = source::Config::new(request.guest.clone(), description, offered_mode(request, found)?);
     config.limits = Limits {
         max_blackout: Duration::from_millis(u64::from(request.blackout_budget_ms())),
         rounds_max: request.max_rounds.unwrap_or(Limits::default().rounds_max),
         throttle: request.throttle,
     };
     config.verify = request.verify;
-    config.handed_over = request.domain.is_some();
     config.link_timeout = Duration::from_secs(u64::from(request.link_timeout_s));
     Ok(config)
+}
+
+fn offered_mode(request: &MigrateRequest, found: &Found) -> Result<Mode, Fault> {
+    Ok(match found.choice.mode {
+        ModeTag::Direct => Mode::Direct { regions: regions(&found.blocks)? },
+        ModeTag::Streams => Mode::Streams { channels: mode::stream_channels(port_speeds(request), cpus()) },
+        ModeTag::Handover => Mode::Handover { regions: regions(&found.blocks)? },
+    })
+}
+
+fn regions(blocks: &[RamBlock]) -> Result<Vec<RegionInfo>, Fault> {
+    let region = |(index, block): (usize, &RamBlock)| {
+        let id = u16::try_from(index)
+            .map_err(|error| fault(Code::NotMigratable, Step::Resolve, Side::Source, &error))?;
+        Ok(RegionInfo { id, name: block.name().to_owned(), size: block.size() })
+    };
+    blocks.iter().enumerate().map(region).collect()
 }
 
 /// What the ports of this host that the migration may use could carry together, in megabits per second.

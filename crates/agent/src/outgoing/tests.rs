@@ -6,10 +6,9 @@ use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, channel};
 
-use linerate_api::Mode;
 use linerate_core::source::{Action, Config};
 use linerate_core::stream::StreamId;
-use linerate_core::{Code, Fault, Message, Side, StreamNote};
+use linerate_core::{Code, Fault, Message, Mode, ModeTag, Side, StreamNote};
 use linerate_net::stream::endpoint::Socket;
 
 use super::domain::Leaving;
@@ -29,7 +28,7 @@ fn outgoing() -> (Arc<Outgoing>, Receiver<Input>) {
 fn outgoing_of(domain: Option<Leaving>) -> (Arc<Outgoing>, Receiver<Input>) {
     let (inbox, inputs) = channel();
     let request = serde_json::from_value(serde_json::json!({ "guest": "g", "to": "beta" })).unwrap();
-    let config = Config { stream_channels: Some(2), ..Config::new("g", String::new(), Vec::new()) };
+    let config = Config::new("g", String::new(), Mode::Streams { channels: 2 });
     let outgoing = Outgoing {
         session: SessionId([1; 16]),
         token: Token([2; 32]),
@@ -46,7 +45,7 @@ fn outgoing_of(domain: Option<Leaving>) -> (Arc<Outgoing>, Receiver<Input>) {
         control: Mutex::new(None),
         pacer: None,
         hub: Hub::default(),
-        choice: mode::Choice { mode: Mode::Stream, reason: None },
+        choice: mode::Choice { mode: ModeTag::Streams, reason: None },
         ram: Mutex::default(),
         board: Board::default(),
         cancelling: AtomicBool::new(false),
@@ -122,7 +121,7 @@ fn streams_are_reset_before_the_hypervisor_is_asked_to_roll_back() {
 
 #[test]
 fn no_fence_of_a_lost_link_can_be_asked_for_before_the_streams_know_of_the_loss() {
-    let mut source = Source::new(Config::new("g", String::new(), Vec::new()));
+    let mut source = Source::new(Config::new("g", String::new(), Mode::Streams { channels: 0 }));
     for (channel, link) in [(0, 7), (1, 8), (2, 7)] {
         source.handle(Time::ZERO, Event::ChannelUp { channel, link });
     }

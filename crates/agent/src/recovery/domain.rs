@@ -16,7 +16,7 @@ const DOMAIN_WAIT: Duration = Duration::from_secs(30);
 const AGAIN_AFTER: Duration = Duration::from_secs(5);
 
 pub(super) fn put_back(agent: &Arc<Agent>, session: SessionId, record: Record) {
-    let Role::Domain { qemu, over: false } = record.role.clone() else { return };
+    let Role::Handover { qemu, over: false } = record.role.clone() else { return };
     let agent = agent.clone();
     let trying = move || {
         tracing::warn!(%session, guest = record.guest, "the agent ended while this domain was moved: putting its QEMU's setting back");
@@ -28,7 +28,7 @@ pub(super) fn put_back(agent: &Arc<Agent>, session: SessionId, record: Record) {
             );
             std::thread::sleep(AGAIN_AFTER);
         }
-        let role = Role::Domain { qemu: qemu.clone(), over: true };
+        let role = Role::Handover { qemu: qemu.clone(), over: true };
         let _ = agent.journal.put_end(session, &Record { role, ..record });
     };
     if let Err(error) = std::thread::Builder::new().name("put-back".into()).spawn(trying) {

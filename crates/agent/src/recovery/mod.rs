@@ -24,7 +24,7 @@ use linerate_core::journal::{DestinationPhase, SourcePhase};
 use linerate_core::recovery::{
     DestinationEvent, DestinationRecovery, Entry, Phase, Plan, Process, SourceEvent, SourceRecovery, plan,
 };
-use linerate_core::{GuestState, Outcome, SessionId, Token};
+use linerate_core::{GuestState, ModeTag, Outcome, SessionId, Token};
 use linerate_guest::procfs::{self, ProcessIdentity, boot_id};
 use linerate_guest::remains::clear_unfinished;
 
@@ -90,6 +90,8 @@ pub fn recover(agent: &Arc<Agent>) -> Result<(), JournalError> {
     let entries: Vec<Entry> =
         sessions.iter().filter_map(|(session, record)| record.entry(*session)).collect();
     for (session, record) in sessions {
+        let mode = record.mode().map(ModeTag::name);
+        tracing::debug!(%session, guest = record.guest, mode, "found in the journal");
         match record.entry(session) {
             Some(entry) => begin(agent, session, record, plan(&entry, &entries, lives)),
             None => domain::put_back(agent, session, record),
@@ -348,7 +350,7 @@ impl Unfinished {
         match &lock(&self.record).role {
             Role::Source { token: ours, .. } => parse_token(ours) == *token,
             Role::Destination { waiting, .. } => parse_token(&waiting.token) == *token,
-            Role::Domain { .. } => false,
+            Role::Handover { .. } => false,
         }
     }
 

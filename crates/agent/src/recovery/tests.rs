@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use linerate_api::{GuestRunState, StartGuest, StopGuest};
 use linerate_core::journal::{DestinationPhase, SourcePhase};
-use linerate_core::{GuestState, Outcome, SessionId};
+use linerate_core::{GuestState, ModeTag, Outcome, SessionId};
 use linerate_guest::registry::{GuestRecord, Origin};
 use tempfile::TempDir;
 
@@ -18,6 +18,7 @@ use crate::testing::{Ending, Hand, agent, arrived};
 /// Of a guest that leaves for a host that does not answer.
 fn leaves(qemu: &GuestRecord, phase: SourcePhase) -> Role {
     Role::Source {
+        mode: ModeTag::Direct,
         phase,
         qemu: qemu.clone(),
         peers: vec!["127.0.0.1:9".parse().unwrap()],

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use linerate_api::{TunnelPair, TunnelRequest};
 use linerate_net::tcp::listen::{Accepted, ListenOptions, Listener};
+use linerate_wire::VERSION_MAX;
 use linerate_wire::frame::{Role, Welcome};
 use tempfile::TempDir;
 
@@ -96,7 +97,7 @@ fn a_link_whose_channel_back_has_ended_is_opened_anew() {
     let mut stage = Stage::new(move |agent, accepted| {
         if accepted.hello.role == Role::DataBack && !closed.swap(true, Ordering::SeqCst) {
             // Taken, and of no use from then on.
-            drop(accepted.welcome(Welcome { version: 1, control_received: 0 }).unwrap());
+            drop(accepted.welcome(Welcome { version: VERSION_MAX, control_received: 0 }).unwrap());
         } else {
             takes(agent, accepted);
         }

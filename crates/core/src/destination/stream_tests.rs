@@ -11,19 +11,18 @@ struct Driver {
 }
 
 impl Driver {
-    fn offered(regions: Vec<RegionInfo>) -> Driver {
+    fn offered(mode: Mode) -> Driver {
         let mut brain = Destination::new(Time::ZERO, Config::default());
         brain.handle(Time::ZERO, Event::PathUp(PATH));
         let mut driver = Driver { brain, sequence: 0 };
-        driver.receive(Message::Offer { guest: "g".into(), description: "{}".into(), regions });
+        driver.receive(Message::Offer { guest: "g".into(), description: "{}".into(), mode: Ok(mode) });
         driver.tell(Event::Admitted(Vec::new()));
         driver
     }
 
     fn streaming() -> Driver {
-        let mut driver = Driver::offered(Vec::new());
-        let prepares = driver.receive(Message::PrepareStreams { channels: 3 });
-        assert!(prepares.contains(&Action::PrepareStreams(3)));
+        let mut driver = Driver::offered(Mode::Streams { channels: 3 });
+        assert!(driver.receive(Message::Prepare).contains(&Action::Prepare));
         assert!(says(
             &driver.tell(Event::StreamsPrepared(settings())),
             &Message::StreamsPrepared(settings())
@@ -84,13 +83,19 @@ fn a_guest_that_took_its_streams_runs_only_after_commit_is_in_the_journal() {
 }
 
 #[test]
-fn the_two_ways_are_not_mixed() {
-    let ram = vec![RegionInfo { id: 0, name: "ram".into(), size: 1 << 20 }];
-    for (regions, message) in [(ram, Message::PrepareStreams { channels: 1 }), (Vec::new(), Message::Prepare)]
-    {
-        let mut driver = Driver::offered(regions);
-        driver.receive(message.clone());
-        assert_eq!(driver.fault(), Some(Code::ProtocolViolation), "{message:?}");
+fn modes_are_not_mixed() {
+    let regions = vec![RegionInfo { id: 0, name: "ram".into(), size: 1 << 20 }];
+    let by_writes = Event::Prepared { regions: regions.clone(), touched: Vec::new() };
+    let by_streams = Event::StreamsPrepared(settings());
+    for (mode, event) in [
+        (Mode::Direct { regions: regions.clone() }, by_streams.clone()),
+        (Mode::Handover { regions }, by_streams),
+        (Mode::Streams { channels: 1 }, by_writes),
+    ] {
+        let mut driver = Driver::offered(mode.clone());
+        driver.receive(Message::Prepare);
+        driver.tell(event);
+        assert_eq!(driver.fault(), Some(Code::Internal), "{mode:?}");
     }
     for message in [Message::RamComplete { digest: None }, Message::DeviceState { bytes: vec![1] }] {
         let mut driver = Driver::streaming();

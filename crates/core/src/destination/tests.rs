@@ -138,8 +138,15 @@ impl Driver {
 }
 
 fn offer() -> Message {
-    let ram = RegionInfo { id: 0, name: "ram".into(), size: 1 << 20 };
-    Message::Offer { guest: "g".into(), description: "{}".into(), regions: vec![ram] }
+    offer_in(Ok(Mode::Direct { regions: regions() }))
+}
+
+fn regions() -> Vec<RegionInfo> {
+    vec![RegionInfo { id: 0, name: "ram".into(), size: 1 << 20 }]
+}
+
+fn offer_in(mode: Result<Mode, UnknownMode>) -> Message {
+    Message::Offer { guest: "g".into(), description: "{}".into(), mode }
 }
 
 fn stopped() -> Message {
@@ -173,14 +180,12 @@ fn messages() -> Vec<(Message, Vec<At>)> {
         (stopped(), vec![Receiving]),
         // Later: it was said on a connection of its own before.
         (Message::Commit, vec![Loaded, Journaling, Resuming, Running]),
-        // Loading: another's hypervisor has it, as no device state has come.
-        (Message::Finished, vec![Loading, Running]),
+        (Message::Finished, vec![Running]),
         (Message::Aborted, vec![]),
         (Message::Admitted { endpoints: vec![] }, vec![]),
         (Message::Prepared { regions: vec![], touched: vec![] }, vec![]),
         (Message::Fenced { channel: 3, applied: 0, refused: vec![] }, vec![]),
         (Message::RamSealed, vec![]),
-        (Message::PrepareStreams { channels: 1 }, vec![]),
         (Message::StreamsPrepared(StreamSettings::default()), vec![]),
         (Message::Stream { stream: 0, note: crate::StreamNote::Stop }, vec![]),
         (Message::Loaded, vec![]),

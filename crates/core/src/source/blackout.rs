@@ -13,7 +13,7 @@ const REPEATS_MAX: u32 = 8;
 const DEVICE_STATE_PIECE: usize = 256 << 10;
 /// With verification, digests over all RAM are computed while the guest is stopped: the time-out grows by this.
 const VERIFY_ALLOWANCE: Duration = Duration::from_secs(120);
-/// Somebody else (libvirt) is given so long to decide where the guest runs. Its keepalive gives up a dead peer after 30 s
+/// libvirt is given this long to decide where the guest runs. Its keepalive gives up a dead peer after 30 s
 /// (`keepalive_interval` 5 s, `keepalive_count` 5).
 pub(super) const DECIDES_WITHIN: Duration = Duration::from_secs(300);
 /// Commit's answer is waited for this long before the destination's journal is asked, and between two questions.
@@ -46,7 +46,7 @@ impl Source {
         self.guest_stopped(now);
         self.statistics.blackout.held = Some(now);
         self.ran = ran;
-        if self.config.handed_over {
+        if !self.mode().commits() {
             return self.scan_last();
         }
         self.control.send(now, Message::Stopped { ran, disks });
@@ -119,7 +119,7 @@ impl Source {
 
     pub(super) fn sealed(&mut self, now: Time) {
         self.statistics.blackout.sealed = Some(now);
-        if self.config.handed_over {
+        if !self.mode().commits() {
             self.statistics.end(now, Step::Blackout);
             self.enter_step(now, Step::Commit, DECIDES_WITHIN);
             self.state = State::HandingOver;

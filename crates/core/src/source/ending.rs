@@ -58,7 +58,7 @@ impl Source {
             // Nothing of it is needed here any more, and the destination may have the only complete copy. It says so, or fails,
             // or the step's time is over.
             State::Sealing | State::Journaling
-                if fault.code == Code::GuestGone && !self.config.handed_over =>
+                if fault.code == Code::GuestGone && self.config.mode.tag().commits() =>
             {
                 self.lost_copy = true;
             }
@@ -109,7 +109,7 @@ impl Source {
             peer_done: !tell_peer,
             tell_at: tell_peer.then_some(tell_at),
             unexplained,
-            held: self.may_be_held && !self.config.handed_over,
+            held: self.may_be_held && self.mode().commits(),
             until: tell_at + PEER_ABORTS_WITHIN,
         });
         self.tell_when_due(now);
@@ -157,7 +157,7 @@ impl Source {
             _ => {
                 let detail = "it does not know this migration any more";
                 let fault = Fault::new(Code::AgentRestarted, self.step, Side::Destination, detail);
-                self.roll_back(now, fault, self.may_be_held && !self.config.handed_over);
+                self.roll_back(now, fault, self.may_be_held && self.mode().commits());
             }
         }
     }

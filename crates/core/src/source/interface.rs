@@ -8,8 +8,7 @@ use crate::policy::Limits;
 use crate::scheduler;
 use crate::statistics::{Disks, Streamed};
 use crate::{
-    ChannelId, Endpoint, Extent, Fault, GuestState, LinkId, Message, Outcome, PathId, RegionInfo,
-    StreamSettings,
+    ChannelId, Endpoint, Extent, Fault, GuestState, LinkId, Message, Mode, Outcome, PathId, StreamSettings,
 };
 
 /// What a migration is to be like, as the source needs it.
@@ -19,19 +18,14 @@ pub struct Config {
     pub guest: String,
     /// The guest description for the destination.
     pub description: String,
-    /// RAM blocks that are moved by placed writes.
-    pub regions: Vec<RegionInfo>,
-    /// RAM goes in the hypervisor's own streams, of which it would use so many parallel ones; then there are no regions.
-    pub stream_channels: Option<u16>,
+    /// How it moves.
+    pub mode: Mode,
     /// Blackout budget, rounds, throttle.
     pub limits: Limits,
     /// The scheduler's knobs.
     pub scheduler: scheduler::Config,
     /// Compare whole RAM while the guest is paused.
     pub verify: bool,
-    /// Somebody else decides which of the two hypervisors runs the guest, by a stream that is held back until RAM is sealed.
-    /// There is no commit, and no device state goes through the session.
-    pub handed_over: bool,
     /// All links may be gone this long while the guest runs.
     pub link_timeout: Duration,
     /// Any one step before the copy may take this long.
@@ -44,16 +38,14 @@ pub struct Config {
 
 impl Config {
     /// A configuration with the defaults of everything but the guest.
-    pub fn new(guest: impl Into<String>, description: String, regions: Vec<RegionInfo>) -> Config {
+    pub fn new(guest: impl Into<String>, description: String, mode: Mode) -> Config {
         Config {
             guest: guest.into(),
             description,
-            regions,
-            stream_channels: None,
+            mode,
             limits: Limits::default(),
             scheduler: scheduler::Config::default(),
             verify: false,
-            handed_over: false,
             link_timeout: Duration::from_secs(30),
             step_timeout: Duration::from_secs(60),
             blackout_timeout: Duration::from_secs(10),

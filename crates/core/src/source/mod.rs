@@ -12,12 +12,12 @@
 //!   Scanning --> Copying: Scanned, another round
 //!   Scanning --> Switching: Scanned, it fits / ask QEMU
 //!   Switching --> Writing: QEMU holds, guest stopped / let QEMU write its device state
-//!   Switching --> LastScan: the same, and somebody else decides who runs the guest
+//!   Switching --> LastScan: the same, in mode Handover
 //!   Writing --> LastScan: written
 //!   LastScan --> LastCopy: Scanned, and the last round has arrived
 //!   LastCopy --> Sealing: drained / RamComplete (after the digest, with verification)
 //!   Sealing --> Loading: RamSealed
-//!   Sealing --> HandingOver: RamSealed, and somebody else decides who runs the guest / let his stream through
+//!   Sealing --> HandingOver: RamSealed, in mode Handover / let libvirt's stream through
 //!   HandingOver --> CleaningUp: the guest has left
 //!   Loading --> Journaling: Loaded + QEMU completed / journal CommitSent
 //!   Journaling --> Committing: Journaled / Send Commit
@@ -33,14 +33,13 @@
 //! admitted while the waiting guest still starts. `Prepared` names what that hypervisor may have written meanwhile,
 //! which is copied again in the next round. Nothing is scanned, and the guest not stopped, before it has come.
 //!
-//! Where RAM goes in the hypervisor's own streams ([`Config::stream_channels`]), the states from Protecting to Sealing
-//! are one, Streaming. The bytes are [`crate::stream::Streams`]' matter, whose messages go through this object's
+//! In [`Mode::Streams`] the states from Protecting to Sealing are one, Streaming. The bytes are [`crate::stream::Streams`]' matter, whose messages go through this object's
 //! control stream ([`Event::Carriage`], [`Action::Carriage`]). Everything from the guest's stop on is the same.
 //!
-//! Where somebody else decides which hypervisor runs the guest ([`Config::handed_over`]: libvirt), there is no commit.
-//! Until RAM is sealed nothing differs, and his stream is held back. Then it is let through, and his word is the end:
-//! neither a lost link nor the other agent's fault nor an operator changes anything in HandingOver. If he lets the
-//! guest run here again, or never decides, what is ours is rolled back. That neither stops the guest nor lets it run.
+//! In [`Mode::Handover`] libvirt decides which hypervisor runs the guest, and there is no commit. Until RAM is sealed
+//! nothing differs, and libvirt's stream is held back. Then it is let through, and only libvirt's decision ends the
+//! session: no lost link, no fault of the other agent and no operator changes anything in HandingOver. If libvirt
+//! resumes the guest here, or never decides, the agent rolls back its own settings and leaves the guest as it is.
 //!
 //! The guarantee: if it ends with a fault, the guest runs at the source as before (or is still paused there if it was
 //! paused before), unless the fault says otherwise in words. From [`Action::Journal`] of
@@ -73,7 +72,9 @@ use crate::journal::SourcePhase;
 use crate::policy::Policy;
 use crate::scheduler::{Next, Scheduler};
 use crate::statistics::Statistics;
-use crate::{ChannelId, Code, Fault, LinkId, Message, PathId, Side, Step, StreamNote, StreamSettings, Time};
+use crate::{
+    ChannelId, Code, Fault, LinkId, Message, ModeTag, PathId, Side, Step, StreamNote, StreamSettings, Time,
+};
 use prepare::Preparation;
 use state::State;
 
@@ -229,7 +230,7 @@ impl Source {
         let offer = Message::Offer {
             guest: self.config.guest.clone(),
             description: self.config.description.clone(),
-            regions: self.config.regions.clone(),
+            mode: Ok(self.config.mode.clone()),
         };
         self.control.send(now, offer);
     }
@@ -305,7 +306,7 @@ impl Source {
     fn body_event(&mut self, now: Time, event: Event) {
         match (&mut self.state, event) {
             (State::RollingBack(_) | State::Ended | State::Parting { .. }, _) => {}
-            (State::Preparing { ready }, Event::Attached) if self.config.stream_channels.is_none() => {
+            (State::Preparing { ready }, Event::Attached) if !self.config.mode.tag().carries_streams() => {
                 *ready = true;
                 self.copy_when_ready(now);
             }
@@ -390,6 +391,11 @@ impl Source {
     /// Where the time went.
     pub fn statistics(&self) -> &Statistics {
         &self.statistics
+    }
+
+    /// How the guest moves.
+    pub fn mode(&self) -> ModeTag {
+        self.config.mode.tag()
     }
 
     /// The step that is under way.

@@ -1,7 +1,9 @@
 //! Steps 3 to 5: the destination admits the guest and starts the one that waits, links come up, and copying begins.
 
 use super::{Action, Source, State};
-use crate::{ChannelId, Code, Endpoint, Extent, Fault, LinkId, Message, RegionInfo, Run, Side, Step, Time};
+use crate::{
+    ChannelId, Code, Endpoint, Extent, Fault, LinkId, Message, ModeTag, RegionInfo, Run, Side, Step, Time,
+};
 
 /// How far the waiting guest is.
 #[derive(Debug)]
@@ -23,17 +25,15 @@ impl Source {
         self.preparation = Preparation::Under { until: now + self.config.step_timeout };
         self.state = State::Preparing { ready: false };
         self.actions.push_back(Action::OpenLinks(endpoints));
-        match self.config.stream_channels {
-            Some(channels) => self.control.send(now, Message::PrepareStreams { channels }),
-            None => {
-                self.control.send(now, Message::Prepare);
-                self.actions.push_back(Action::Attach);
-            }
+        self.control.send(now, Message::Prepare);
+        match self.mode() {
+            ModeTag::Direct | ModeTag::Handover => self.actions.push_back(Action::Attach),
+            ModeTag::Streams => {}
         }
     }
 
     pub(super) fn prepared(&mut self, now: Time, regions: &[RegionInfo], touched: Vec<Extent>) {
-        if let Some(difference) = difference(&self.config.regions, regions) {
+        if let Some(difference) = difference(self.config.mode.regions(), regions) {
             return self
                 .fail(now, Fault::new(Code::GuestDiffers, Step::Prepare, Side::Destination, difference));
         }
@@ -49,7 +49,7 @@ impl Source {
     fn names_pages(&self, extent: &Extent) -> bool {
         let Run { offset, length } = extent.run;
         let inside = |region: &RegionInfo| extent.run.end() <= region.size;
-        let region = self.config.regions.iter().find(|region| region.id == extent.region);
+        let region = self.config.mode.regions().iter().find(|region| region.id == extent.region);
         region.is_some_and(inside)
             && offset.is_multiple_of(crate::PAGE_BYTES)
             && length.is_multiple_of(crate::PAGE_BYTES)

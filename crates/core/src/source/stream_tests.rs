@@ -3,10 +3,10 @@
 
 use super::ending::PEER_EXPLAINS_WITHIN;
 use super::*;
-use crate::GuestState;
 use crate::control::Outgoing;
 use crate::policy::Limits;
 use crate::statistics::Streamed;
+use crate::{GuestState, Mode};
 
 const PATH: PathId = 0;
 const OFFERED: u16 = 4;
@@ -38,8 +38,7 @@ pub(super) struct Driver {
 
 impl Driver {
     pub(super) fn new(limits: Limits) -> Driver {
-        let config =
-            Config { stream_channels: Some(OFFERED), limits, ..Config::new("g", "{}".into(), Vec::new()) };
+        let config = Config { limits, ..Config::new("g", "{}".into(), Mode::Streams { channels: OFFERED }) };
         let mut brain = Source::new(config);
         brain.handle(ms(0), Event::PathUp(PATH));
         Driver { brain, sequence: 0, now: ms(1) }
@@ -117,12 +116,12 @@ fn says(actions: &[Action], wanted: impl Fn(&Message) -> bool) -> bool {
 fn each_state_asks_for_what_leads_to_the_next() {
     let mut driver = Driver::new(Limits::default());
     let offered = driver.step(Offered);
-    assert!(says(
-        &offered,
-        |message| matches!(message, Message::Offer { regions, .. } if regions.is_empty())
-    ));
+    assert!(says(&offered, |message| matches!(
+        message,
+        Message::Offer { mode: Ok(Mode::Streams { channels: OFFERED }), .. }
+    )));
     let admitted = driver.step(Preparing);
-    assert!(says(&admitted, |message| *message == Message::PrepareStreams { channels: OFFERED }));
+    assert!(says(&admitted, |message| *message == Message::Prepare));
     assert!(!admitted.contains(&Action::Attach), "nothing is done to the guest's memory");
     assert!(driver.step(Streaming).contains(&Action::BeginStreams(settings(2))));
     assert!(driver.step(Loading).contains(&Action::WriteDeviceState));
@@ -218,7 +217,7 @@ fn every_failure_before_commit_rolls_back_and_none_after_it() {
 
 #[test]
 fn streams_that_nobody_takes_are_given_up_after_the_limit_and_not_before() {
-    let limit = Config::new("g", "{}".into(), Vec::new()).link_timeout;
+    let limit = Config::new("g", "{}".into(), Mode::Streams { channels: 0 }).link_timeout;
     let mut driver = Driver::at(Streaming);
     driver.tell(streamed(0, 1));
     for nth in 0..100 {
@@ -272,7 +271,7 @@ fn the_rounds_of_the_report_are_the_hypervisors() {
 #[test]
 fn the_blackout_has_its_limit() {
     let mut driver = Driver::at(Loading);
-    let config = Config::new("g", "{}".into(), Vec::new());
+    let config = Config::new("g", "{}".into(), Mode::Streams { channels: 0 });
     let limit = config.limits.max_blackout + config.blackout_timeout;
     driver.wait(limit - Duration::from_millis(1));
     assert_eq!(driver.fault(), None);

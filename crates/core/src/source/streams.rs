@@ -11,13 +11,13 @@ use crate::{Message, Step, StreamSettings, Time};
 impl Source {
     /// Whether RAM goes in the hypervisor's streams.
     pub(super) fn carries_streams(&self) -> bool {
-        self.config.stream_channels.is_some()
+        self.mode().carries_streams()
     }
 
     /// Whether the destination may answer so: it uses no more channels than it was offered.
     pub(super) fn may_be_set(&self, settings: StreamSettings) -> bool {
-        let offered = self.config.stream_channels.is_some_and(|offered| settings.channels <= offered);
-        offered && matches!(self.preparation, Preparation::Under { .. })
+        self.config.mode.allows_channels(settings.channels)
+            && matches!(self.preparation, Preparation::Under { .. })
     }
 
     pub(super) fn streams_prepared(&mut self, now: Time, settings: StreamSettings) {

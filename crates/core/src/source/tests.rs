@@ -10,7 +10,7 @@ use super::*;
 use crate::Extent;
 use crate::control::Outgoing;
 use crate::scheduler::Next;
-use crate::{GuestState, Outcome, RegionInfo};
+use crate::{GuestState, Mode, Outcome, RegionInfo};
 
 const PATH: PathId = 0;
 const CHANNEL: ChannelId = 0;
@@ -68,7 +68,8 @@ struct Driver {
 
 impl Driver {
     fn new() -> Driver {
-        let config = Config { verify: true, ..Config::new("g", "{}".into(), regions()) };
+        let mode = Mode::Direct { regions: regions() };
+        let config = Config { verify: true, ..Config::new("g", "{}".into(), mode) };
         let mut brain = Source::new(config);
         brain.handle(ms(0), Event::PathUp(PATH));
         Driver { brain, sequence: 0, now: ms(1) }
@@ -114,7 +115,7 @@ impl Driver {
             Switching => drop(self.tell(scanned(vec![]))),
             Writing => drop(self.tell(holding(true))),
             // No device state goes through the session: it scans already.
-            LastScan if self.brain.config.handed_over => {}
+            LastScan if !self.brain.mode().commits() => {}
             LastScan => drop(self.tell(Event::DeviceStateDone)),
             LastCopy => drop(self.tell(scanned(page(1)))),
             Digesting => drop(self.carry()),
@@ -197,7 +198,6 @@ fn messages() -> Vec<(Message, Vec<At>)> {
         (Message::Running { resume_us: 0, cpu_us: 0 }, vec![Committing, CleaningUp, Parting]),
         (Message::Aborted, vec![]),
         (Message::Prepare, vec![]),
-        (Message::PrepareStreams { channels: 1 }, vec![]),
         (Message::StreamsPrepared(StreamSettings::default()), vec![]),
         (Message::Stream { stream: 0, note: crate::StreamNote::Stop }, vec![]),
         (Message::RoundMark { round: 0, bytes: 0 }, vec![]),

@@ -1,8 +1,9 @@
 //! `sim --seeds 1000 [--from N]` runs seeds and prints what happened; `sim --seed N [--trace]` replays one.
 
+use linerate_core::ModeTag;
 use std::process::ExitCode;
 
-use linerate_plan::{Mutation, Options, Property, Summary, Way, simulate};
+use linerate_plan::{Mutation, Options, Property, Summary, simulate};
 
 const USAGE: &str = "usage: sim [--seeds COUNT] [--from SEED] | --seed SEED [--trace]
   --faultless          no fault is injected
@@ -32,8 +33,8 @@ fn parse(mut words: impl Iterator<Item = String>) -> Option<Arguments> {
             "--from" => arguments.from = words.next()?.parse().ok()?,
             "--seed" => (arguments.from, arguments.count) = (words.next()?.parse().ok()?, 1),
             "--trace" => arguments.options.trace = true,
-            "--streams" => arguments.options.way = Way::Streams,
-            "--handed-over" => arguments.options.way = Way::HandedOver,
+            "--streams" => arguments.options.mode = ModeTag::Streams,
+            "--handed-over" => arguments.options.mode = ModeTag::Handover,
             "--histories" => arguments.options.histories = true,
             "--often" => arguments.options.focus = arguments.options.focus.on(&words.next()?)?,
             "--mutation" => arguments.options.mutation = Some(named(&Mutation::ALL, &words.next()?)?),

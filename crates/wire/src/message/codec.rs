@@ -1,5 +1,6 @@
 //! Control messages on the wire: u16 number, u16 reserved, then the fields in the order of `docs/protocol.md`.
 
+use super::mode::{read_mode, write_mode};
 use super::parts::{
     read_endpoints, read_regions, read_touched, write_endpoints, write_regions, write_touched,
 };
@@ -74,7 +75,6 @@ impl Message {
             MessageTag::Finished => Message::Finished,
             MessageTag::Abort => Message::Abort(Fault::read(reader)?),
             MessageTag::Aborted => Message::Aborted,
-            MessageTag::PrepareStreams => Message::PrepareStreams { channels: read_stream_channels(reader)? },
             MessageTag::StreamsPrepared => Message::StreamsPrepared(read_stream_settings(reader)?),
             MessageTag::Stream => {
                 Message::Stream { stream: reader.u16("stream")?, note: StreamNote::read(reader)? }
@@ -86,10 +86,10 @@ impl Message {
         writer.u16(self.tag() as u16);
         writer.reserved::<2>();
         match self {
-            Message::Offer { guest, description, regions } => {
+            Message::Offer { guest, description, mode } => {
                 writer.short_text("guest name", guest, GUEST_NAME_BYTES_MAX)?;
                 writer.long_bytes("guest description", description.as_bytes(), DESCRIPTION_BYTES_MAX)?;
-                write_regions(regions, writer)?;
+                write_mode(mode, writer)?;
             }
             Message::Admitted { endpoints } => write_endpoints(endpoints, writer)?,
             Message::Prepared { regions, touched } => {
@@ -122,7 +122,6 @@ impl Message {
                 writer.u16(*stream);
                 note.write(writer)?;
             }
-            Message::PrepareStreams { channels } => write_stream_channels(*channels, writer)?,
             Message::StreamsPrepared(settings) => {
                 write_stream_channels(settings.channels, writer)?;
                 writer.u8(settings.return_path.into());
@@ -142,8 +141,8 @@ impl Message {
 fn read_offer(reader: &mut Reader<'_>) -> Result<Message, DecodeError> {
     let guest = reader.short_text("guest name", GUEST_NAME_BYTES_MAX)?;
     let description = reader.long_text("guest description", DESCRIPTION_BYTES_MAX)?;
-    let regions = read_regions(reader)?;
-    Ok(Message::Offer { guest, description, regions })
+    let mode = read_mode(reader)?;
+    Ok(Message::Offer { guest, description, mode })
 }
 
 fn read_fenced(reader: &mut Reader<'_>) -> Result<Message, DecodeError> {
@@ -180,13 +179,13 @@ fn write_digest(digest: Option<u64>, writer: &mut Writer<'_>) {
     }
 }
 
-fn read_stream_channels(reader: &mut Reader<'_>) -> Result<u16, DecodeError> {
+pub(super) fn read_stream_channels(reader: &mut Reader<'_>) -> Result<u16, DecodeError> {
     let channels = reader.u16("stream channels")?;
     check_stream_channels(channels)?;
     Ok(channels)
 }
 
-fn write_stream_channels(channels: u16, writer: &mut Writer<'_>) -> Result<(), DecodeError> {
+pub(super) fn write_stream_channels(channels: u16, writer: &mut Writer<'_>) -> Result<(), DecodeError> {
     check_stream_channels(channels)?;
     writer.u16(channels);
     Ok(())

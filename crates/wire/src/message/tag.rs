@@ -73,8 +73,7 @@ messages! {
     Aborted = 0x11, "Aborted";
     /// What a byte stream needs besides its bytes.
     Stream = 0x12, "Stream";
-    /// Start a guest whose RAM comes in the hypervisor's own streams.
-    PrepareStreams = 0x13, "PrepareStreams";
+    // 0x13 was PrepareStreams of version 1.
     /// It stands, and how both hypervisors are set.
     StreamsPrepared = 0x14, "StreamsPrepared";
     /// The guest has stopped; whether it ran, and its disks.

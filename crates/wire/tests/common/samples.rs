@@ -3,7 +3,8 @@
 use linerate_wire::fault::{Code, Fault, Side, Step};
 use linerate_wire::frame::{Ack, Claim, Frame, Grant, Hello, Role, Welcome, Write};
 use linerate_wire::message::{
-    Endpoint, Extent, Message, Outcome, RegionInfo, Run, SessionId, StreamNote, StreamSettings, Token,
+    Endpoint, Extent, Message, Mode, Outcome, RegionInfo, Run, SessionId, StreamNote, StreamSettings, Token,
+    UnknownMode,
 };
 
 use super::Sample;
@@ -46,7 +47,10 @@ pub fn frames() -> Vec<(&'static str, Sample)> {
 
 pub fn messages() -> Vec<(&'static str, Message)> {
     vec![
-        ("offer", offer()),
+        ("offer", offer(Ok(Mode::Direct { regions: regions() }))),
+        ("offer by streams", offer(Ok(Mode::Streams { channels: 4 }))),
+        ("offer to hand over", offer(Ok(Mode::Handover { regions: regions() }))),
+        ("offer in an unknown mode", offer(Err(UnknownMode { number: 9, fields: vec![1, 2] }))),
         ("admitted", Message::Admitted { endpoints: vec![endpoint_v4(), endpoint_v6()] }),
         ("prepare", Message::Prepare),
         ("prepared", Message::Prepared { regions: regions(), touched: vec![Extent::new(1, 0x3000, 0x2000)] }),
@@ -73,7 +77,6 @@ pub fn messages() -> Vec<(&'static str, Message)> {
         ("stream reset", stream(StreamNote::Reset)),
         ("stream stop", stream(StreamNote::Stop)),
         ("stream closed", stream(StreamNote::Closed)),
-        ("prepare streams", Message::PrepareStreams { channels: 4 }),
         ("streams prepared", Message::StreamsPrepared(settings(4, true, false))),
     ]
 }
@@ -130,8 +133,8 @@ fn write_of_zeroes() -> Write {
     Write { region: 0, data: vec![], zero: vec![Run { offset: 0, length: u64::MAX }], unsummed: false }
 }
 
-fn offer() -> Message {
-    Message::Offer { guest: "väb".into(), description: "{\"cpus\":4}".into(), regions: regions() }
+fn offer(mode: Result<Mode, UnknownMode>) -> Message {
+    Message::Offer { guest: "väb".into(), description: "{\"cpus\":4}".into(), mode }
 }
 
 fn regions() -> Vec<RegionInfo> {

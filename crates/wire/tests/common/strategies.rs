@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use linerate_wire::fault::{Code, Fault, Side, Step};
 use linerate_wire::frame::{Ack, Claim, Frame, Grant, Hello, PAYLOAD_BYTES_MAX, Role, Welcome, Write};
 use linerate_wire::message::{
-    Endpoint, Extent, Message, Outcome, RegionInfo, Run, STREAM_CHANNELS_MAX, SessionId, StreamNote,
-    StreamSettings, Token,
+    Endpoint, Extent, Message, Mode, Outcome, RegionInfo, Run, STREAM_CHANNELS_MAX, SessionId, StreamNote,
+    StreamSettings, Token, UnknownMode,
 };
 use proptest::collection::{btree_set, vec};
 use proptest::prelude::*;
@@ -39,10 +39,10 @@ pub fn message() -> impl Strategy<Value = Message> {
             Message::Finished,
             Message::Aborted,
         ]),
-        (text(63), text(500), regions()).prop_map(|(guest, description, regions)| Message::Offer {
+        (text(63), text(500), mode()).prop_map(|(guest, description, mode)| Message::Offer {
             guest,
             description,
-            regions
+            mode
         }),
         vec(endpoint(), 0..20).prop_map(|endpoints| Message::Admitted { endpoints }),
         (regions(), vec(extent(), 0..20))
@@ -60,9 +60,17 @@ pub fn message() -> impl Strategy<Value = Message> {
         any::<u64>().prop_map(|total| Message::DeviceStateEnd { total }),
         any::<(u64, u64)>().prop_map(|(resume_us, cpu_us)| Message::Running { resume_us, cpu_us }),
         fault().prop_map(Message::Abort),
-        (0..=STREAM_CHANNELS_MAX).prop_map(|channels| Message::PrepareStreams { channels }),
         (0..=STREAM_CHANNELS_MAX, any::<(bool, bool)>()).prop_map(settings),
         (any::<u16>(), note()).prop_map(|(stream, note)| Message::Stream { stream, note }),
+    ]
+}
+
+fn mode() -> impl Strategy<Value = Result<Mode, UnknownMode>> {
+    prop_oneof![
+        regions().prop_map(|regions| Ok(Mode::Direct { regions })),
+        (0..=STREAM_CHANNELS_MAX).prop_map(|channels| Ok(Mode::Streams { channels })),
+        regions().prop_map(|regions| Ok(Mode::Handover { regions })),
+        (4u8.., vec(any::<u8>(), 0..50)).prop_map(|(number, fields)| Err(UnknownMode { number, fields })),
     ]
 }
 

@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use linerate_core::destination::Event;
-use linerate_core::{Code, Fault, RegionInfo, Side, Step, StreamSettings};
+use linerate_core::{Code, Fault, Mode, Side, Step, StreamSettings};
+use linerate_guest::description::GuestDescription;
 use linerate_guest::migrate::{DestinationQemu, MigrateError};
 use linerate_guest::process::{self, Launch};
 use linerate_guest::read;
@@ -21,30 +22,31 @@ use crate::incoming::streams::{self, Services};
 use crate::ram::Ram;
 
 impl State {
-    pub(super) fn admit(
-        &mut self,
-        guest: &str,
-        description: &str,
-        regions: Vec<RegionInfo>,
-    ) -> Result<(), Fault> {
+    pub(super) fn admit(&mut self, guest: &str, description: &str, mode: Mode) -> Result<(), Fault> {
         self.make_room(guest)?;
-        let described = check_offer(description, guest, &regions)?;
-        if described.domain {
-            self.admit_domain(&described, &regions)?;
-            self.shared.tell(Event::Admitted(endpoints(&self.agent)?));
-            return Ok(());
+        let described = check_offer(description, guest, &mode)?;
+        self.waiting().mode = Some(mode.tag());
+        match &mode {
+            Mode::Direct { .. } | Mode::Streams { .. } => self.admit_twin(guest, described, &mode)?,
+            Mode::Handover { regions } => self.admit_domain(&described, regions)?,
         }
-        let mut admitted = admit(&self.agent, guest, described, regions)?;
+        self.mode = Some(mode);
+        self.shared.tell(Event::Admitted(endpoints(&self.agent)?));
+        Ok(())
+    }
+
+    /// Reserves for a QEMU that this agent will start.
+    fn admit_twin(&mut self, guest: &str, described: GuestDescription, mode: &Mode) -> Result<(), Fault> {
+        let mut admitted = admit(&self.agent, guest, described, mode.regions().to_vec())?;
         self.ram = admitted.ram.drain(..).map(|mapping| Arc::new(Ram::new(mapping))).collect();
         let regions = admitted.regions.iter().zip(&self.ram);
         let regions = regions.map(|(info, ram)| (info.id, ram.clone() as Arc<dyn Region>));
-        let _ = match self.ram.is_empty() {
+        let _ = match mode.tag().carries_streams() {
             false => self.shared.regions.set(Arc::new(RegionTable::new(regions))).map_err(drop),
             true => self.shared.carriage.set(streams::carriage(&self.shared)).map_err(drop),
         };
         self.shared.ram_folder.set(admitted.twin.ram_files.first().map(|file| file.path.as_path()));
         self.admitted = Some(admitted);
-        self.shared.tell(Event::Admitted(endpoints(&self.agent)?));
         Ok(())
     }
 
@@ -107,6 +109,15 @@ impl State {
     }
 
     pub(super) fn prepare(&mut self) -> Result<(), Fault> {
+        match self.mode {
+            Some(Mode::Direct { .. }) => self.prepare_direct(),
+            Some(Mode::Streams { channels }) => self.prepare_streams(channels),
+            Some(Mode::Handover { .. }) => self.prepare_domain(),
+            None => Err(internal("nothing was admitted")),
+        }
+    }
+
+    fn prepare_direct(&mut self) -> Result<(), Fault> {
         let deadline = Instant::now() + START_WAIT;
         let Started { pid, found, socket } = self.start_guest(true, deadline)?;
         let failed = |error: MigrateError| here(Code::HypervisorFailed, Step::Prepare, &error);
@@ -124,7 +135,7 @@ impl State {
     }
 
     /// The waiting QEMU takes its own streams, for as long as they come: whoever tears down ends that wait.
-    pub(super) fn prepare_streams(&mut self, channels: u16) -> Result<(), Fault> {
+    fn prepare_streams(&mut self, channels: u16) -> Result<(), Fault> {
         let deadline = Instant::now() + START_WAIT;
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let channels = channels.min(u16::try_from(cpus).unwrap_or(u16::MAX));
@@ -164,7 +175,7 @@ impl State {
     }
 
     pub(super) fn connect_streams(&self, services: Services) -> Result<(), Fault> {
-        let carriage = self.shared.carriage.get().ok_or_else(|| internal("the offer named regions"))?;
+        let carriage = self.shared.carriage.get().ok_or_else(|| internal("this mode has no streams"))?;
         let connector = streams::connector(carriage.streams.clone(), services)
             .map_err(|error| here(Code::Internal, Step::Prepare, &error))?;
         let _ = self.shared.connector.set(connector);

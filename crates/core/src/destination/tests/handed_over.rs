@@ -1,10 +1,23 @@
-//! Somebody else's stream brings the device state.
+//! Mode Handover: libvirt's own stream brings the device state.
 
 use super::*;
 
+/// RAM is sealed.
+fn loading() -> Driver {
+    let mut driver = Driver::new();
+    driver.receive(offer_in(Ok(Mode::Handover { regions: regions() })));
+    driver.tell(Event::Admitted(vec![]));
+    driver.receive(Message::Prepare);
+    driver.tell(Event::Prepared { regions: vec![], touched: vec![] });
+    driver.receive(Message::RamComplete { digest: None });
+    driver.tell(Event::Sealed(None));
+    assert_eq!(driver.brain.state, State::Loading);
+    driver
+}
+
 #[test]
-fn a_guest_that_somebody_else_runs_is_let_go_and_only_if_no_device_state_came() {
-    let mut driver = Driver::at(Loading);
+fn a_guest_that_libvirt_runs_is_let_go() {
+    let mut driver = loading();
     assert_eq!(driver.receive(Message::Finished).first(), Some(&Action::Release));
     assert_eq!(driver.brain.outcome(), Outcome::Pending);
     let actions = driver.tell(Event::Released);
@@ -12,19 +25,52 @@ fn a_guest_that_somebody_else_runs_is_let_go_and_only_if_no_device_state_came() 
         actions.starts_with(&[Action::Journal(DestinationPhase::Finished), Action::End(None)]),
         "{actions:?}"
     );
+}
 
+#[test]
+fn guest_of_another_mode_is_not_let_go() {
     let mut driver = Driver::at(Loading);
-    driver.receive(Message::DeviceState { bytes: vec![1] });
     let actions = driver.receive(Message::Finished);
     assert!(actions.contains(&Action::TearDown) && !actions.contains(&Action::Release), "{actions:?}");
 }
 
 #[test]
+fn session_brings_no_device_state_where_libvirt_does() {
+    let messages =
+        [Message::DeviceState { bytes: vec![1] }, Message::DeviceStateEnd { total: 0 }, Message::Commit];
+    for message in messages {
+        let mut driver = loading();
+        driver.receive(message.clone());
+        assert_eq!(driver.fault().map(|fault| fault.code), Some(Code::ProtocolViolation), "{message:?}");
+    }
+    let mut driver = Driver::new();
+    driver.receive(offer_in(Ok(Mode::Handover { regions: regions() })));
+    driver.tell(Event::Admitted(vec![]));
+    driver.receive(Message::Prepare);
+    driver.tell(Event::Prepared { regions: vec![], touched: vec![] });
+    assert!(!driver.receive(stopped()).iter().any(|action| matches!(action, Action::CheckDisks(_))));
+    assert_eq!(driver.fault().map(|fault| fault.code), Some(Code::ProtocolViolation));
+}
+
+#[test]
 fn what_cannot_be_let_go_is_torn_down() {
-    let mut driver = Driver::at(Loading);
+    let mut driver = loading();
     driver.receive(Message::Finished);
     let actions = driver.tell(Event::Failed(fault(Code::HypervisorFailed)));
     assert!(actions.contains(&Action::TearDown), "{actions:?}");
     // It is neither run nor let go any more.
     assert_eq!(driver.tell(Event::Released), []);
+}
+
+#[test]
+fn unknown_mode_is_refused_with_a_sentence() {
+    let mut driver = Driver::new();
+    let actions = driver.receive(offer_in(Err(UnknownMode { number: 9, fields: vec![1, 2] })));
+    assert!(!actions.iter().any(|action| matches!(action, Action::Admit { .. })), "{actions:?}");
+    let told = driver.tell(Event::TornDown);
+    let fault = driver.fault().cloned().unwrap();
+    assert!(says(&told, |message| *message == Message::Abort(fault.clone())), "{told:?}");
+    assert_eq!((fault.code, fault.side), (Code::NotMigratable, Side::Destination));
+    assert!(fault.detail.contains("in mode 9, which this agent does not know"), "{fault}");
+    assert_eq!(driver.brain.guest(), "g");
 }

@@ -5,7 +5,7 @@ use super::*;
 
 fn handed_over(state: At) -> Driver {
     let mut driver = Driver::new();
-    driver.brain.config.handed_over = true;
+    driver.brain.config.mode = Mode::Handover { regions: regions() };
     for reached in all().into_iter().filter(|reached| *reached <= state) {
         driver.step(reached);
     }

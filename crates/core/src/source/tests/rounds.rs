@@ -71,7 +71,7 @@ fn the_last_copy_waits_until_nothing_is_in_flight() {
 /// A body that polls only when it is told to must be told: otherwise the blackout waits for the next tick.
 #[test]
 fn what_a_channel_sets_off_wants_attention() {
-    let mut source = Source::new(Config::new("guest", String::new(), regions()));
+    let mut source = Source::new(Config::new("guest", String::new(), Mode::Direct { regions: regions() }));
     assert!(!source.wants_attention());
     source.handle(Time::ZERO, Event::PathUp(0));
     while source.poll_action(Time::ZERO).is_some() {}

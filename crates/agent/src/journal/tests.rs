@@ -1,0 +1,218 @@
+//! Records on disk, and journals that are refused.
+
+use super::*;
+
+fn record(order: u64, phase: DestinationPhase) -> Record {
+    Record::new("web", order, Waiting::default().role(phase))
+}
+
+fn qemu() -> GuestRecord {
+    let text = r#"{"schema":1,"name":"db","origin":"adopted","process":{"pid":7,"start_ticks":9},"boot":"b",
+        "qmp":"/run/x/db.sock","ram_files":[]}"#;
+    serde_json::from_str(text).unwrap()
+}
+
+const SETTINGS: &str = r#"{"capabilities":["xbzrle"],"parameters":{"max-bandwidth":134217728}}"#;
+
+fn source(phase: SourcePhase) -> Record {
+    let role = Role::Source {
+        mode: ModeTag::Streams,
+        phase,
+        qemu: qemu(),
+        peers: vec!["10.0.0.2:7979".parse().unwrap()],
+        ran: true,
+        stood: None,
+        token: "aa".into(),
+        settings: Some(serde_json::from_str(SETTINGS).unwrap()),
+        copied: vec!["/srv/db.img".into()],
+        untold: false,
+    };
+    Record { changed_unix_ms: 7, ..Record::new("db", 4, role) }
+}
+
+#[test]
+fn a_record_is_there_after_reopening_and_sessions_go_on_in_order() {
+    let dir = tempfile::tempdir().unwrap();
+    let session = SessionId([7; 16]);
+    let mut destination = record(9, DestinationPhase::Loaded);
+    let Role::Destination { waiting, .. } = &mut destination.role else { panic!("{destination:?}") };
+    *waiting = Waiting {
+        mode: Some(ModeTag::Direct),
+        qemu: Some(qemu()),
+        token: "bb".into(),
+        ran: Some(false),
+        cpu_threads: vec![11, 12],
+        cpu_run_ns: Some(77),
+        ..Waiting::default()
+    };
+    let journal = Journal::open(dir.path()).unwrap();
+    journal.put(session, &source(SourcePhase::CommitSent)).unwrap();
+    journal.put(SessionId([9; 16]), &destination).unwrap();
+    drop(journal);
+    let journal = Journal::open(dir.path()).unwrap();
+    assert_eq!(journal.get(session).unwrap(), Some(source(SourcePhase::CommitSent)));
+    assert_eq!(journal.get(SessionId([9; 16])).unwrap(), Some(destination));
+    assert_eq!(journal.get(SessionId([8; 16])).unwrap(), None);
+    assert_eq!((journal.next_order(), journal.next_order()), (10, 11));
+}
+
+/// A folder in place of the database: redb can neither open nor make one there.
+fn break_disk(journal: &Journal) {
+    *journal.database.lock().unwrap() = None;
+    std::fs::rename(&journal.path, journal.path.with_extension("away")).unwrap();
+    std::fs::create_dir(&journal.path).unwrap();
+}
+
+fn mend_disk(journal: &Journal) {
+    std::fs::remove_dir(&journal.path).unwrap();
+    std::fs::rename(journal.path.with_extension("away"), &journal.path).unwrap();
+}
+
+#[test]
+fn an_end_that_the_disk_refuses_is_known_at_once_and_written_when_it_can_be() {
+    let dir = tempfile::tempdir().unwrap();
+    let session = SessionId([7; 16]);
+    let journal = Arc::new(Journal::open(dir.path()).unwrap());
+    journal.put(session, &source(SourcePhase::Started)).unwrap();
+    break_disk(&journal);
+    assert!(journal.put_end(session, &source(SourcePhase::RolledBack)).is_err());
+    assert_eq!(journal.get(session).unwrap(), Some(source(SourcePhase::RolledBack)));
+    assert_eq!(journal.unwritten_ends(), 1);
+    mend_disk(&journal);
+    while journal.unwritten_ends() > 0 {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    assert_eq!(journal.read(session).unwrap(), Some(source(SourcePhase::RolledBack)));
+    // And again, for the thread that tried has ended.
+    break_disk(&journal);
+    assert!(journal.put_end(session, &source(SourcePhase::Finished)).is_err());
+    mend_disk(&journal);
+    while journal.unwritten_ends() > 0 {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    assert_eq!(journal.read(session).unwrap(), Some(source(SourcePhase::Finished)));
+}
+
+#[test]
+fn a_destination_is_told_of_a_roll_back_until_it_knows() {
+    let dir = tempfile::tempdir().unwrap();
+    let session = SessionId([7; 16]);
+    let journal = Journal::open(dir.path()).unwrap();
+    let mut record = source(SourcePhase::RolledBack);
+    let Role::Source { untold, .. } = &mut record.role else { panic!("{record:?}") };
+    *untold = true;
+    assert!(!record.is_over());
+    journal.put(session, &record).unwrap();
+    journal.destination_is_told(session).unwrap();
+    assert_eq!(
+        journal.get(session).unwrap().map(|record| record.role),
+        Some(source(SourcePhase::RolledBack).role)
+    );
+}
+
+#[test]
+fn a_domain_is_kept_until_its_capability_is_off() {
+    let text = r#"{"guest":"db","order":1,"changed_unix_ms":1,"role":"handover","over":false,"qemu":{"schema":1,"name":"db",
+        "origin":"adopted","process":{"pid":7,"start_ticks":9},"boot":"b","qmp":"/run/x/db.sock","ram_files":[]}}"#;
+    let record: Record = serde_json::from_str(text).unwrap();
+    assert!(!record.is_over());
+    let Role::Handover { qemu, .. } = record.role.clone() else { panic!("{record:?}") };
+    // Whatever phase the session is in.
+    let waiting = |over| Waiting { domain: Some((qemu.clone(), over)), ..Waiting::default() };
+    assert_eq!(waiting(false).role(DestinationPhase::Aborted), record.role);
+    let over = Record { role: waiting(true).role(DestinationPhase::Started), ..record };
+    assert!(over.is_over());
+}
+
+#[test]
+fn journal_of_another_format_is_refused_and_left_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let session = SessionId([7; 16]);
+    let journal = Journal::open(dir.path()).unwrap();
+    journal.put(session, &source(SourcePhase::CommitSent)).unwrap();
+    for (format, found) in [(None, 1), (Some(FORMAT + 1), FORMAT + 1)] {
+        let mut slot = journal.database.lock().unwrap();
+        let database = slot.take().unwrap_or_else(|| Database::create(&journal.path).unwrap());
+        let transaction = database.begin_write().unwrap();
+        match format {
+            None => drop(transaction.open_table(FORMATS).unwrap().remove(FORMAT_KEY).unwrap()),
+            Some(format) => {
+                drop(transaction.open_table(FORMATS).unwrap().insert(FORMAT_KEY, format).unwrap())
+            }
+        }
+        transaction.commit().unwrap();
+        drop((database, slot));
+        let refused = Journal::open(dir.path()).unwrap_err();
+        assert!(matches!(refused, JournalError::Format { found: is, .. } if is == found), "{refused}");
+        assert!(
+            refused.to_string().contains("let the release that wrote it end its migrations"),
+            "{refused}"
+        );
+        assert_eq!(journal.get(session).unwrap(), Some(source(SourcePhase::CommitSent)));
+    }
+}
+
+#[test]
+fn record_without_a_mode_or_of_an_unknown_one_is_not_read() {
+    let record = serde_json::to_value(source(SourcePhase::Started)).unwrap();
+    assert_eq!(record["mode"], "streams");
+    let read = |record: serde_json::Value| serde_json::from_value::<Record>(record);
+    assert_eq!(read(record.clone()).unwrap().mode(), Some(ModeTag::Streams));
+    for mode in [serde_json::Value::Null, "post_copy".into()] {
+        let mut record = record.clone();
+        record["mode"] = mode;
+        read(record).unwrap_err();
+    }
+    let mut destination = serde_json::to_value(super::tests::record(1, DestinationPhase::Loaded)).unwrap();
+    assert_eq!(read(destination.clone()).unwrap().mode(), None);
+    destination.as_object_mut().unwrap().remove("mode");
+    read(destination).unwrap_err();
+}
+
+#[test]
+fn pruning_keeps_what_is_not_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let journal = Journal::open(dir.path()).unwrap();
+    for n in 0..1005u64 {
+        let mut id = [0; 16];
+        id[..8].copy_from_slice(&n.to_le_bytes());
+        let phase = if n < 3 { DestinationPhase::Started } else { DestinationPhase::Aborted };
+        let json = serde_json::to_vec(&record(n, phase)).unwrap();
+        // Not through `put`: a thousand flushes take their time.
+        journal.write_for_test(&id, &json);
+    }
+    assert_eq!(journal.prune().unwrap(), 2);
+    let left = journal.all().unwrap();
+    assert_eq!(left.len(), 1003);
+    assert_eq!(left.iter().filter(|(_, record)| !record.is_over()).count(), 3);
+}
+
+#[test]
+fn a_failure_is_not_for_ever() {
+    let dir = tempfile::tempdir().unwrap();
+    let journal = Journal::open(dir.path()).unwrap();
+    let full = || JournalError::Folder(std::io::ErrorKind::StorageFull.into());
+    assert!(journal.with(|_| Err::<(), _>(full())).is_err());
+    journal.put(SessionId([1; 16]), &record(1, DestinationPhase::Started)).unwrap();
+    assert!(journal.get(SessionId([1; 16])).unwrap().is_some());
+}
+
+#[test]
+fn a_second_agent_on_the_same_journal_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let _first = Journal::open(dir.path()).unwrap();
+    assert!(Journal::open(dir.path()).is_err());
+}
+
+impl Journal {
+    fn write_for_test(&self, id: &[u8], json: &[u8]) {
+        self.with(|database| {
+            let mut transaction = database.begin_write()?;
+            transaction.set_durability(redb::Durability::None)?;
+            transaction.open_table(SESSIONS)?.insert(id, json)?;
+            transaction.commit()?;
+            Ok(())
+        })
+        .unwrap();
+    }
+}
