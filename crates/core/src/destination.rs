@@ -604,9 +604,8 @@ impl Destination {
     }
 
     fn violation(&mut self, now: Time, message: &Message) {
-        let what = format!("{message:?}");
-        let what = what.split([' ', '{', '(']).next().unwrap_or_default();
-        let detail = format!("the source sent {what} while the destination was {}", self.state.name());
+        let (what, state) = (message.name(), self.state.name());
+        let detail = format!("the source sent {what} while the destination was {state}");
         self.fail(now, Fault::new(Code::ProtocolViolation, self.state.step(), Side::Source, detail));
     }
 

@@ -290,10 +290,7 @@ impl Source {
                 self.running(now);
             }
             (State::CleaningUp { .. } | State::Parting { .. }, Message::Running { .. }) => {}
-            (_, message) => {
-                let what = format!("{message:?}");
-                self.violation(now, what.split([' ', '{', '(']).next().unwrap_or_default());
-            }
+            (_, message) => self.violation(now, message.name()),
         }
     }
 

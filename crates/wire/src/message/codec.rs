@@ -31,7 +31,7 @@ impl Message {
     pub fn decode(bytes: &[u8]) -> Result<Message, DecodeError> {
         let mut reader = Reader::new(bytes);
         let message = Message::read(&mut reader)?;
-        reader.finish(message.tag().name())?;
+        reader.finish(message.name())?;
         Ok(message)
     }
 

@@ -31,6 +31,11 @@ macro_rules! messages {
             pub fn tag(&self) -> MessageTag {
                 match self { $(Message::$tag { .. } => MessageTag::$tag,)* }
             }
+
+            /// See [`MessageTag::name`].
+            pub fn name(&self) -> &'static str {
+                self.tag().name()
+            }
         }
     };
 }

@@ -41,7 +41,10 @@ fn session_brings_no_device_state_where_libvirt_does() {
     for message in messages {
         let mut driver = loading();
         driver.receive(message.clone());
-        assert_eq!(driver.fault().map(|fault| fault.code), Some(Code::ProtocolViolation), "{message:?}");
+        let fault = driver.fault().unwrap();
+        assert_eq!(fault.code, Code::ProtocolViolation, "{message:?}");
+        let said = format!("the source sent {} while the destination was loading", message.name());
+        assert_eq!(fault.detail, said);
     }
     let mut driver = Driver::new();
     driver.receive(offer_in(Ok(Mode::Handover { regions: regions() })));
