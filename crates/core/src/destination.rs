@@ -35,6 +35,7 @@
 //! meanwhile is told to the source, which copies it again. In mode Streams no write is applied to RAM at all.
 
 mod ending;
+mod timers;
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -236,7 +237,7 @@ enum State {
         again: Option<Time>,
     },
     Running {
-        until: Option<Time>,
+        until: Time,
     },
     TearingDown {
         fault: Fault,
@@ -379,15 +380,6 @@ impl Destination {
             return Some(action);
         }
         self.control.poll_outgoing(now).map(|(path, outgoing)| Action::Transmit(path, outgoing))
-    }
-
-    /// When [`Event::Tick`] is wanted at the latest.
-    pub fn timeout(&self, now: Time) -> Option<Time> {
-        if self.state == State::Ended {
-            return None;
-        }
-        let housekeeping = now + Duration::from_millis(100);
-        [self.control.timeout(), Some(housekeeping)].into_iter().flatten().min()
     }
 
     /// What a source that asks is told.
@@ -656,7 +648,7 @@ impl Destination {
                 self.actions.push_back(Action::Run { ran: self.stopped.unwrap_or(true) });
             }
             (State::Resuming { .. }, Event::GuestRuns { took, cpu }) => {
-                self.state = State::Running { until: None };
+                self.state = State::Running { until: now + self.config.finish_timeout };
                 let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
                 self.control.send(now, Message::Running { resume_us: us(took), cpu_us: us(cpu) });
                 self.actions.push_back(Action::Journal(DestinationPhase::Running));

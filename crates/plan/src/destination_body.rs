@@ -154,7 +154,8 @@ impl World {
     /// Time passes at the destination.
     pub fn destination_tick(&mut self) {
         let now = self.now;
-        if let Some(brain) = self.destination.brain.as_mut() {
+        let brain = self.destination.brain.as_mut();
+        if let Some(brain) = brain.filter(|brain| brain.timeout().is_some_and(|at| at <= now)) {
             brain.handle(now, Event::Tick);
         }
         self.settle_destination();

@@ -122,7 +122,9 @@ impl World {
     /// Time passes at the source.
     pub fn source_tick(&mut self) {
         let now = self.now;
-        if let Some(brain) = self.source.brain.as_mut() {
+        let brain = self.source.brain.as_mut();
+        // As the agent: a moment that the brain does not name is not one for it.
+        if let Some(brain) = brain.filter(|brain| brain.timeout().is_some_and(|at| at <= now)) {
             brain.handle(now, Event::Tick);
         }
         self.settle_source();

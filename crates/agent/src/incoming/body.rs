@@ -18,6 +18,9 @@ use crate::faults::{chain, fault};
 use crate::journal::Record;
 use crate::session::paths::Paths;
 
+/// Where only events lead on; any length would do.
+const LONG: Duration = Duration::from_secs(3600);
+
 /// Everything that the loop has of its own.
 pub(super) struct Body {
     sessions: Arc<Sessions>,
@@ -38,8 +41,8 @@ impl Body {
     pub fn run(mut self, inbox: &Receiver<Input>) {
         while !self.over {
             let now = self.shared.clock.now();
-            let until = self.shared.brain().timeout(now).unwrap_or(now);
-            match inbox.recv_timeout(until.since(now)) {
+            let wait = self.shared.brain().timeout().map_or(LONG, |at| at.since(now));
+            match inbox.recv_timeout(wait) {
                 Ok(input) => self.take(input),
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => self.handle(Event::Tick),
             }

@@ -79,8 +79,9 @@ impl Body {
     /// Takes what is in the inbox, or lets time pass.
     fn wait(&mut self, inbox: &Receiver<Input>) {
         let now = self.shared.clock.now();
-        let until = self.shared.brain().timeout(now).unwrap_or(now);
-        match inbox.recv_timeout(until.since(now)) {
+        let shows = PROGRESS_EVERY.saturating_sub(self.progress_at.elapsed());
+        let wait = self.shared.brain().timeout().map_or(shows, |at| at.since(now).min(shows));
+        match inbox.recv_timeout(wait) {
             Ok(input) => self.take(input),
             Err(RecvTimeoutError::Timeout) => self.handle(Event::Tick),
             // Cannot be: we hold a sender.

@@ -348,3 +348,13 @@ fn socket(sessions: &Sessions, record: &GuestRecord, name: &str) -> Result<PathB
 fn folder(registry: &Registry, record: &GuestRecord) -> Result<PathBuf, Fault> {
     registry.folder(&record.name).map_err(|error| fault(Code::Internal, Step::Resolve, Side::Source, &error))
 }
+
+#[cfg(test)]
+#[test]
+fn defaults_of_the_api_are_those_of_the_brain() {
+    let request = MigrateRequest::new("g", "beta");
+    let brain = source::Config::new("g", String::new(), Mode::Streams { channels: 0 });
+    assert_eq!(Duration::from_millis(request.blackout_budget_ms().into()), brain.limits.max_blackout);
+    assert_eq!(Duration::from_secs(request.link_timeout_s.into()), brain.link_timeout);
+    assert_eq!(request.throttle, brain.limits.throttle);
+}

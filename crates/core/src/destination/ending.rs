@@ -102,49 +102,4 @@ impl Destination {
         self.actions.push_back(Action::End(None));
         self.state = State::Ended;
     }
-
-    pub(super) fn check_timers(&mut self, now: Time) {
-        match &mut self.state {
-            State::Parting { fault, until } if *until <= now || self.control.paths() == 0 => {
-                let fault = fault.clone();
-                self.state = State::Ended;
-                self.actions.push_back(Action::End(Some(fault)));
-            }
-            State::Running { until } => {
-                let until = *until.get_or_insert(now + self.config.finish_timeout);
-                if until <= now {
-                    self.finished();
-                }
-            }
-            State::Journaling { again } => {
-                if again.take_if(|at| *at <= now).is_some() {
-                    self.actions.push_back(Action::Journal(DestinationPhase::Committed));
-                }
-            }
-            State::Resuming { again } => {
-                if again.take_if(|at| *at <= now).is_some() {
-                    self.actions.push_back(Action::Run { ran: self.stopped.unwrap_or(true) });
-                }
-            }
-            _ => self.check_orphaned(now),
-        }
-    }
-
-    /// Nobody was heard for so long that the source must have given up; if it has not, it will ask. A loaded guest is kept:
-    /// the source may have committed, and its host may be lost with its own copy.
-    pub(super) fn check_orphaned(&mut self, now: Time) {
-        if matches!(self.state, State::Noting | State::Loaded) {
-            return;
-        }
-        let alone_since = match self.control.unreachable_since() {
-            Some(since) => Some(since),
-            None if self.control.paths() == 0 => Some(self.started),
-            None => None,
-        };
-        if alone_since.is_some_and(|since| now - since >= self.config.orphan_timeout) {
-            let seconds = self.config.orphan_timeout.as_secs();
-            let detail = format!("no control connection from the source for {seconds} s");
-            self.fail(now, self.fault(Code::PeerLost, &detail));
-        }
-    }
 }

@@ -62,6 +62,7 @@ mod stream_tests;
 mod streams;
 #[cfg(test)]
 mod tests;
+mod timers;
 
 pub use interface::{Action, Config, Ending, Event};
 
@@ -199,20 +200,6 @@ impl Source {
     /// Whether a channel's call left something to do, so that the body should poll now and not at the next event.
     pub fn wants_attention(&self) -> bool {
         !self.actions.is_empty() || self.control.has_outgoing() || self.scan_at.is_some()
-    }
-
-    /// When [`Event::Tick`] is wanted at the latest.
-    pub fn timeout(&self, now: Time) -> Option<Time> {
-        if self.state == State::Ended {
-            return None;
-        }
-        let housekeeping = now + Duration::from_millis(100);
-        let prepare = match self.preparation {
-            Preparation::Under { until } => Some(until),
-            Preparation::NotBegun | Preparation::Done { .. } => None,
-        };
-        let timers = [self.control.timeout(), self.step_deadline, prepare, self.scan_at, Some(housekeeping)];
-        timers.into_iter().flatten().min()
     }
 
     fn start(&mut self, now: Time) {
@@ -393,6 +380,11 @@ impl Source {
     /// How the guest moves.
     pub fn mode(&self) -> ModeTag {
         self.config.mode.tag()
+    }
+
+    /// What may be asked of the migration.
+    pub fn limits(&self) -> &crate::policy::Limits {
+        self.policy.limits()
     }
 
     /// The step that is under way.

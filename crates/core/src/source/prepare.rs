@@ -75,16 +75,6 @@ impl Source {
             self.actions.push_back(Action::Protect);
         }
     }
-
-    pub(super) fn check_preparation(&mut self, now: Time) {
-        if let Preparation::Under { until } = self.preparation
-            && until <= now
-        {
-            self.preparation = Preparation::NotBegun;
-            let detail = "the waiting guest did not come up";
-            self.fail(now, Fault::new(Code::TimedOut, Step::Prepare, Side::Destination, detail));
-        }
-    }
 }
 
 /// In words, how the destination's RAM blocks differ from ours.
