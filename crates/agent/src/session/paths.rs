@@ -126,10 +126,6 @@ impl Paths {
         self.0.iter().filter(|(_, (of, _))| *of == Some(link)).map(|(path, _)| *path).collect()
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     /// Closes all.
     pub fn clear(&mut self) {
         self.0.clear();
