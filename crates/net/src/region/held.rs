@@ -63,9 +63,9 @@ impl HeldRegion {
     }
 
     /// Makes these runs of a window holes. The kernel splits no huge page that is registered and only writes zeroes, so the
-    /// window is released first. Small pages and whole windows need no release, which the blackout would pay for.
+    /// window is released first. Small pages and whole huge pages need no release, which the blackout would pay for.
     fn punch(&self, window: Run, runs: &[Run], release: &dyn Fn(Run)) -> io::Result<()> {
-        if let Some(first) = runs.first().filter(|first| **first != window) {
+        if let Some(first) = runs.first().filter(|first| first.length < WINDOW_BYTES) {
             let page = Run { length: first.length.min(PAGE_BYTES), ..*first };
             self.inner.clear(page)?;
             let mut holes = Vec::new();
@@ -328,7 +328,8 @@ mod tests {
     impl Huge {
         fn is_locked(&self, run: Run) -> bool {
             let locked = self.locked.lock().unwrap();
-            locked.iter().any(|page| page.offset <= run.offset && run.end() <= page.end() && *page != run)
+            let part = |page: &Run| page.offset <= run.offset && run.end() <= page.end();
+            run.length < WINDOW_BYTES && locked.iter().any(part)
         }
     }
 
@@ -361,7 +362,7 @@ mod tests {
 
     #[test]
     fn a_huge_page_is_released_before_holes_are_punched_into_it_and_nothing_else_is() {
-        // Two huge pages, one of them without data, a window of small pages, a full one, and a huge page that ends early.
+        // Two huge pages, one of them without data, a window of small pages, a full one, and a huge page that reaches over the end.
         let inner = Arc::new(FileRegion::new(5 * WINDOW_BYTES - PAGE).unwrap());
         let windows = [run(0, 512), run(512, 512), run(2 * 512, 512), run(3 * 512, 512), run(4 * 512, 511)];
         let huge = vec![windows[0], windows[1], windows[4]];
@@ -369,7 +370,7 @@ mod tests {
         let held = HeldRegion::new(region.clone());
         held.hold(Run { offset: 0, length: inner.size() }).unwrap();
         windows.iter().for_each(|window| register(&inner, *window));
-        let data = [run(7, 1), run(2 * 512 + 9, 1), run(3 * 512, 512), run(4 * 512, 2)];
+        let data = [run(7, 1), run(2 * 512 + 9, 1), run(3 * 512, 512)];
         held.landed(&data);
         let released = Mutex::new(Vec::new());
         let release = |window: Run| {
@@ -378,7 +379,7 @@ mod tests {
         };
         held.settle(&release).unwrap();
         assert_eq!(released.into_inner().unwrap(), [windows[0], windows[4]]);
-        assert_eq!(inner.populated().unwrap(), (1 + 1 + 512 + 2) * PAGE);
+        assert_eq!(inner.populated().unwrap(), (1 + 1 + 512) * PAGE);
     }
 
     #[test]
