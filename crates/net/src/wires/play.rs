@@ -43,6 +43,14 @@ pub struct Played {
     pub timed_bytes: u64,
 }
 
+impl Played {
+    /// Megabits per second that arrived within `elapsed`; 0 if no time went by.
+    pub fn rate_mbps(&self) -> f64 {
+        let seconds = self.elapsed.as_secs_f64();
+        if seconds > 0.0 { self.timed_bytes as f64 * 8.0 / 1e6 / seconds } else { 0.0 }
+    }
+}
+
 /// Does a part.
 pub fn play(wire: &mut dyn Wire, part: Part) -> Result<Played, WireError> {
     match part {
