@@ -2,18 +2,15 @@
 //!
 //! A finding is mended as a whole or not at all: if one of its ports cannot be set, its other ports stay as they are.
 
-mod intents;
-
 use std::cmp::Reverse;
 
 use serde::Serialize;
 
 use crate::link::plan::plan as port_plan;
 use crate::link::{Plan, Wish};
-use crate::model::{Finding, Mend, Place, PortKind, PortRef, Room, Severity};
+use crate::model::{Finding, Fix, Inventory, Mend, Place, PortKind, PortRef, RdmaPort, Room, Severity};
 use crate::qos::intent::Intent;
-use crate::qos::plan::HostPlan;
-use intents::{apart, intended, marked_otherwise};
+use crate::qos::plan::{HostPlan, host as host_plan};
 
 /// Stacks of ports (VLAN on bond on port) are no deeper; a file from outside may claim anything.
 const DEPTH_MAX: usize = 8;
@@ -83,7 +80,7 @@ struct Wanted<'a> {
 
 /// What to do about the findings; those of priorities and shares need the operator's intent.
 pub fn mends(room: &Room, findings: &[Finding], intent: Option<&Intent>) -> Mends {
-    let hosts = intents::intents(room, findings, intent);
+    let hosts = host_mends(room, findings, intent);
     let mut left: Vec<Option<String>> =
         findings.iter().map(|one| why_not(room, one, intent, &hosts)).collect();
     loop {
@@ -107,7 +104,7 @@ pub fn mends(room: &Room, findings: &[Finding], intent: Option<&Intent>) -> Mend
         let ports: Vec<PortMend> = ports.map(|(one, plan)| port_mend(findings, one, plan)).collect();
         let open: Vec<Finding> =
             findings.iter().zip(&left).filter(|(_, why)| why.is_none()).map(|(one, _)| one.clone()).collect();
-        let intents = apart(intents::intents(room, &open, intent), &ports, findings, &mut left);
+        let intents = apart(host_mends(room, &open, intent), &ports, findings, &mut left);
         without_a_step(&wanted, &intents, findings, &mut left);
         let goals = findings.iter().zip(&left).filter(|(_, why)| why.is_none());
         return Mends {
@@ -269,6 +266,79 @@ pub fn verdict(before: &[Finding], goals: &[Finding], after: &[Finding]) -> Opti
         (false, _) => Some(format!("it is still there: {}", words(&still))),
         (true, false) => Some(format!("something else is wrong now: {}", words(&new))),
     }
+}
+
+/// Hosts that findings name, as the intent wants them.
+fn host_mends(room: &Room, findings: &[Finding], intent: Option<&Intent>) -> Vec<HostMend> {
+    let Some(intent) = intent else { return Vec::new() };
+    let of = |host: &str| -> Vec<String> {
+        let ids = findings.iter().filter(|finding| intended(finding, host));
+        let mut ids: Vec<String> = ids.map(|finding| finding.id.clone()).collect();
+        ids.dedup();
+        ids
+    };
+    let host = |host: &Inventory| HostMend { findings: of(&host.host), plan: host_plan(host, intent) };
+    room.hosts.iter().map(host).filter(|host| !host.findings.is_empty()).collect()
+}
+
+/// Hosts whose ports are not on trial for another finding already: a port has one trial at a time.
+fn apart(
+    hosts: Vec<HostMend>,
+    ports: &[PortMend],
+    findings: &[Finding],
+    left: &mut [Option<String>],
+) -> Vec<HostMend> {
+    let changing = |host: &HostMend| host.plan.ports.iter().any(|port| !port.plan.steps.is_empty());
+    let twice = |host: &HostMend| {
+        let names: Vec<&str> = host.plan.ports.iter().map(|port| port.port.as_str()).collect();
+        let both = |one: &PortMend| one.place.port.as_deref().is_some_and(|port| names.contains(&port));
+        ports.iter().any(|one| one.place.host == host.plan.host && both(one))
+    };
+    if !hosts.iter().any(|host| changing(host) && twice(host)) {
+        return hosts.into_iter().filter(changing).collect();
+    }
+    let later = |finding: &Finding| finding.fixes.iter().any(|fix| fix.mend == Some(Mend::Intent));
+    for (_, why) in findings.iter().zip(left).filter(|(finding, why)| why.is_none() && later(finding)) {
+        *why = Some("its ports are set for other findings first: run it once more".to_owned());
+    }
+    Vec::new()
+}
+
+/// The agent gives its RDMA connections another mark than the intent's class has: they would not be in it, and only
+/// the agent's configuration can change that.
+fn marked_otherwise(room: &Room, plan: &HostPlan) -> Option<String> {
+    let (host, wanted) = (room.host(&plan.host)?, plan.type_of_service?);
+    let own = host.agent.as_ref()?.rdma_type_of_service?;
+    let ours = |rdma: &&RdmaPort| plan.ports.iter().any(|one| rdma.port.as_ref() == Some(&one.port));
+    // Connections without a mark of the agent's get the system's, which the plan may set.
+    let set = |rdma: &RdmaPort| {
+        let ours = plan.ports.iter().filter(|one| rdma.port.as_ref() == Some(&one.port));
+        let mut defaults = ours.flat_map(|one| &one.plan.settings.dcb).flat_map(|dcb| &dcb.roce);
+        defaults.find_map(|default| default.traffic_class)
+    };
+    let other = |rdma: &RdmaPort| {
+        let class = match own {
+            0 => set(rdma).or(rdma.default_traffic_class).unwrap_or(0),
+            _ => own,
+        };
+        class >> 2 != wanted >> 2
+    };
+    let mut rdma = host.rdma.iter().flatten().flat_map(|device| &device.ports).filter(ours);
+    rdma.any(other).then(|| {
+        let name = &plan.host;
+        format!(
+            "the agent of {name} marks RDMA with the type of service {own}, the intent's is {wanted}: first \
+             `rdma_type_of_service = {wanted}` in its configuration"
+        )
+    })
+}
+
+/// The finding asks for the intent at this host.
+fn intended(finding: &Finding, host: &str) -> bool {
+    let here = |fix: &Fix| {
+        fix.mend == Some(Mend::Intent) && fix.place.as_ref().is_some_and(|place| place.host == host)
+    };
+    finding.fixes.iter().any(here)
 }
 
 #[cfg(test)]

@@ -120,10 +120,7 @@ impl Sums {
     fn add(&mut self, link: usize, out: bool, received: &Played) {
         let Some([outgoing, incoming]) = self.0.get_mut(link) else { return };
         let sum = if out { outgoing } else { incoming };
-        let seconds = received.elapsed.as_secs_f64();
-        if seconds > 0.0 {
-            sum.mbps += received.timed_bytes as f64 * 8.0 / 1e6 / seconds;
-        }
+        sum.mbps += received.rate_mbps();
         sum.bytes += received.received_bytes;
     }
 

@@ -1,4 +1,5 @@
 //! Connections as a measurement of the wires sees them: one that sends so many bytes and waits for so many bytes.
+//! `linerate bench` and the load of `linerate doctor` are made of it.
 //!
 //! * [`Wire`]: what a carrier gives; [`tcp`] is one, [`crate::rdma::wire`] the other.
 //! * [`rules`]: sizes and repetitions of a ping-pong.
@@ -29,9 +30,9 @@ pub const BLOCK_BYTES: usize = 256 << 10;
 
 /// A connection that is measured. One thread at each end uses it.
 ///
-/// Messages carry no content: both sides know before each which size comes next. A carrier that cannot send an empty message
-/// sends a byte instead ([`Wire::carried_bytes`]). Every wait ends: with an error when nothing moves for the carrier's
-/// silence limit, or when the [`Closer`] is used.
+/// Messages carry no content: both sides know before each which size comes next. A carrier that cannot send an empty
+/// message sends a byte instead ([`Wire::carried_bytes`]). Every wait ends: with an error when nothing moves for the
+/// carrier's silence limit, or when the [`Closer`] is used.
 pub trait Wire: Send {
     /// Sends a message of so many bytes. Its buffer may be used again when this returns.
     fn send(&mut self, bytes: usize) -> Result<(), WireError>;

@@ -30,6 +30,14 @@ pub struct Played {
     pub timed_bytes: u64,
 }
 
+impl Played {
+    /// Megabits per second that arrived within `elapsed`; 0 if no time went by.
+    pub fn rate_mbps(&self) -> f64 {
+        let seconds = self.elapsed.as_secs_f64();
+        if seconds > 0.0 { self.timed_bytes as f64 * 8.0 / 1e6 / seconds } else { 0.0 }
+    }
+}
+
 /// Plays one part of a measurement to its end.
 pub fn play(wire: &mut dyn Wire, part: Part) -> Result<Played, WireError> {
     match part {
