@@ -302,6 +302,19 @@ mod tests {
     }
 
     #[test]
+    fn the_next_life_of_the_agent_finds_what_has_not_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let agent = crate::testing::agent(&dir, &[]);
+        let key = SessionId([7; 16]);
+        let kept = Kept::new(&agent, key, "web", moved("a1")).unwrap();
+        let found = || agent.journal.get(key).unwrap().map(|record| (record.guest, record.role));
+        let role = |over| Role::Libvirt { domain: moved("a1"), over };
+        assert_eq!(found(), Some(("web".to_owned(), role(false))));
+        kept.close();
+        assert_eq!(found(), Some(("web".to_owned(), role(true))));
+    }
+
+    #[test]
     fn a_migration_is_listed_from_its_begin_to_long_after_its_end() {
         let moves = Moves::default();
         let one = Arc::new(Move::new("web", &moved("a1"), None));
