@@ -306,7 +306,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let agent = crate::testing::agent(&dir, &[]);
         let key = SessionId([7; 16]);
-        let kept = Kept::new(&agent, key, "web", moved("a1")).unwrap();
+        let kept = Kept::new(&agent.libvirt(), key, "web", moved("a1")).unwrap();
         let found = || agent.journal.get(key).unwrap().map(|record| (record.guest, record.role));
         let role = |over| Role::Libvirt { domain: moved("a1"), over };
         assert_eq!(found(), Some(("web".to_owned(), role(false))));
