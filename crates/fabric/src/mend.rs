@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::link::plan::plan as port_plan;
 use crate::link::{Plan, Wish};
-use crate::model::{Finding, Fix, Inventory, Mend, Place, PortKind, PortRef, RdmaPort, Room, Severity};
+use crate::model::{AutoFix, Finding, Fix, Inventory, Place, PortKind, PortRef, RdmaPort, Room, Severity};
 use crate::qos::intent::Intent;
 use crate::qos::plan::{HostPlan, host as host_plan};
 
@@ -17,11 +17,11 @@ const DEPTH_MAX: usize = 8;
 
 /// What can be done, and what cannot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Mends {
+pub struct FixPlan {
     /// Ports, in the order in which they are to be set.
-    pub ports: Vec<PortMend>,
+    pub ports: Vec<PortFix>,
     /// Hosts that need an intent, in the room's order.
-    pub intents: Vec<HostMend>,
+    pub intents: Vec<HostFix>,
     /// Findings that are not mended.
     pub left: Vec<Left>,
     /// Findings that shall be gone afterwards.
@@ -29,7 +29,7 @@ pub struct Mends {
     pub goals: Vec<Finding>,
 }
 
-impl Mends {
+impl FixPlan {
     /// There is nothing to do.
     pub fn is_empty(&self) -> bool {
         self.ports.is_empty() && self.intents.is_empty()
@@ -38,7 +38,7 @@ impl Mends {
 
 /// A port to be set.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct PortMend {
+pub struct PortFix {
     /// Where.
     pub place: Place,
     /// Ids of the findings that it is for.
@@ -52,7 +52,7 @@ pub struct PortMend {
 
 /// A host to be made as an intent says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct HostMend {
+pub struct HostFix {
     /// Ids of the findings that it is for.
     pub findings: Vec<String>,
     /// What changes.
@@ -79,7 +79,7 @@ struct Wanted<'a> {
 }
 
 /// What to do about the findings; those of priorities and shares need the operator's intent.
-pub fn mends(room: &Room, findings: &[Finding], intent: Option<&Intent>) -> Mends {
+pub fn mends(room: &Room, findings: &[Finding], intent: Option<&Intent>) -> FixPlan {
     let hosts = host_mends(room, findings, intent);
     let mut left: Vec<Option<String>> =
         findings.iter().map(|one| why_not(room, one, intent, &hosts)).collect();
@@ -101,13 +101,13 @@ pub fn mends(room: &Room, findings: &[Finding], intent: Option<&Intent>) -> Mend
         }
         let plans = planned.into_iter().filter_map(Result::ok);
         let ports = wanted.iter().zip(plans).filter(|(_, plan)| !plan.steps.is_empty());
-        let ports: Vec<PortMend> = ports.map(|(one, plan)| port_mend(findings, one, plan)).collect();
+        let ports: Vec<PortFix> = ports.map(|(one, plan)| port_mend(findings, one, plan)).collect();
         let open: Vec<Finding> =
             findings.iter().zip(&left).filter(|(_, why)| why.is_none()).map(|(one, _)| one.clone()).collect();
         let intents = apart(host_mends(room, &open, intent), &ports, findings, &mut left);
         without_a_step(&wanted, &intents, findings, &mut left);
         let goals = findings.iter().zip(&left).filter(|(_, why)| why.is_none());
-        return Mends {
+        return FixPlan {
             goals: goals.map(|(finding, _)| finding.clone()).collect(),
             left: findings
                 .iter()
@@ -130,7 +130,7 @@ fn refusal(host: &str) -> String {
 /// A finding for which nothing changes would still be there afterwards, and everything else would be put back.
 fn without_a_step(
     wanted: &[Wanted<'_>],
-    intents: &[HostMend],
+    intents: &[HostFix],
     findings: &[Finding],
     left: &mut [Option<String>],
 ) {
@@ -147,9 +147,9 @@ fn without_a_step(
 }
 
 /// Why a finding is not for `--fix`.
-fn why_not(room: &Room, finding: &Finding, intent: Option<&Intent>, plans: &[HostMend]) -> Option<String> {
-    let ways: Vec<&Mend> = finding.fixes.iter().filter_map(|fix| fix.mend.as_ref()).collect();
-    let by_intent = ways.contains(&&Mend::Intent);
+fn why_not(room: &Room, finding: &Finding, intent: Option<&Intent>, plans: &[HostFix]) -> Option<String> {
+    let ways: Vec<&AutoFix> = finding.fixes.iter().filter_map(|fix| fix.mend.as_ref()).collect();
+    let by_intent = ways.contains(&&AutoFix::Intent);
     if ways.is_empty() {
         return Some("it needs hands, or another tool".to_owned());
     }
@@ -167,11 +167,11 @@ fn left_over(finding: &Finding, why: String) -> Left {
     Left { finding: finding.id.clone(), places: finding.places.clone(), why }
 }
 
-fn port_mend(findings: &[Finding], one: &Wanted<'_>, plan: Plan) -> PortMend {
+fn port_mend(findings: &[Finding], one: &Wanted<'_>, plan: Plan) -> PortFix {
     let mut ids: Vec<String> =
         one.findings.iter().filter_map(|at| Some(findings.get(*at)?.id.clone())).collect();
     ids.dedup();
-    PortMend { place: one.at.place(), findings: ids, wish: one.wish.clone(), plan }
+    PortFix { place: one.at.place(), findings: ids, wish: one.wish.clone(), plan }
 }
 
 /// One wish for each port, in the order in which they can be done.
@@ -182,7 +182,7 @@ fn wanted<'a>(room: &'a Room, findings: &[Finding], left: &[Option<String>]) -> 
             continue;
         }
         for fix in &finding.fixes {
-            if let (Some(place), Some(Mend::Port(wish))) = (&fix.place, &fix.mend)
+            if let (Some(place), Some(AutoFix::Port(wish))) = (&fix.place, &fix.mend)
                 && let Some(at) = place.port.as_deref().and_then(|port| room.port(&place.host, port))
             {
                 want(room, &mut all, at, wish, number, DEPTH_MAX);
@@ -269,7 +269,7 @@ pub fn verdict(before: &[Finding], goals: &[Finding], after: &[Finding]) -> Opti
 }
 
 /// Hosts that findings name, as the intent wants them.
-fn host_mends(room: &Room, findings: &[Finding], intent: Option<&Intent>) -> Vec<HostMend> {
+fn host_mends(room: &Room, findings: &[Finding], intent: Option<&Intent>) -> Vec<HostFix> {
     let Some(intent) = intent else { return Vec::new() };
     let of = |host: &str| -> Vec<String> {
         let ids = findings.iter().filter(|finding| intended(finding, host));
@@ -277,27 +277,27 @@ fn host_mends(room: &Room, findings: &[Finding], intent: Option<&Intent>) -> Vec
         ids.dedup();
         ids
     };
-    let host = |host: &Inventory| HostMend { findings: of(&host.host), plan: host_plan(host, intent) };
+    let host = |host: &Inventory| HostFix { findings: of(&host.host), plan: host_plan(host, intent) };
     room.hosts.iter().map(host).filter(|host| !host.findings.is_empty()).collect()
 }
 
 /// Hosts whose ports are not on trial for another finding already: a port has one trial at a time.
 fn apart(
-    hosts: Vec<HostMend>,
-    ports: &[PortMend],
+    hosts: Vec<HostFix>,
+    ports: &[PortFix],
     findings: &[Finding],
     left: &mut [Option<String>],
-) -> Vec<HostMend> {
-    let changing = |host: &HostMend| host.plan.ports.iter().any(|port| !port.plan.steps.is_empty());
-    let twice = |host: &HostMend| {
+) -> Vec<HostFix> {
+    let changing = |host: &HostFix| host.plan.ports.iter().any(|port| !port.plan.steps.is_empty());
+    let twice = |host: &HostFix| {
         let names: Vec<&str> = host.plan.ports.iter().map(|port| port.port.as_str()).collect();
-        let both = |one: &PortMend| one.place.port.as_deref().is_some_and(|port| names.contains(&port));
+        let both = |one: &PortFix| one.place.port.as_deref().is_some_and(|port| names.contains(&port));
         ports.iter().any(|one| one.place.host == host.plan.host && both(one))
     };
     if !hosts.iter().any(|host| changing(host) && twice(host)) {
         return hosts.into_iter().filter(changing).collect();
     }
-    let later = |finding: &Finding| finding.fixes.iter().any(|fix| fix.mend == Some(Mend::Intent));
+    let later = |finding: &Finding| finding.fixes.iter().any(|fix| fix.mend == Some(AutoFix::Intent));
     for (_, why) in findings.iter().zip(left).filter(|(finding, why)| why.is_none() && later(finding)) {
         *why = Some("its ports are set for other findings first: run it once more".to_owned());
     }
@@ -336,7 +336,7 @@ fn marked_otherwise(room: &Room, plan: &HostPlan) -> Option<String> {
 /// The finding asks for the intent at this host.
 fn intended(finding: &Finding, host: &str) -> bool {
     let here = |fix: &Fix| {
-        fix.mend == Some(Mend::Intent) && fix.place.as_ref().is_some_and(|place| place.host == host)
+        fix.mend == Some(AutoFix::Intent) && fix.place.as_ref().is_some_and(|place| place.host == host)
     };
     finding.fixes.iter().any(here)
 }

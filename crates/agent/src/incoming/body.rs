@@ -76,7 +76,7 @@ impl Body {
                 let shared = self.shared.clone();
                 let notes = shared.carriage.get().map(|carriage| carriage.streams.take_notes());
                 for (stream, note) in notes.unwrap_or_default() {
-                    self.handle(Event::Carriage(Message::Stream { stream, note }));
+                    self.handle(Event::SendStreamMessage(Message::Stream { stream, note }));
                 }
             }
             Input::ChannelLost(channel, error) => {
@@ -84,7 +84,7 @@ impl Body {
                 let shared = self.shared.clone();
                 let Some(carriage) = shared.carriage.get() else { return };
                 if carriage.streams.channel_gone(channel) {
-                    self.handle(Event::Carriage(Message::Fence { channel }));
+                    self.handle(Event::SendStreamMessage(Message::Fence { channel }));
                 }
                 carriage.remove_pump(channel);
             }

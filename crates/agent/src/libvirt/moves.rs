@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 
 use super::Needs;
 use crate::clock::unix_ms;
-use crate::hub::Hub;
+use crate::hub::EventLog;
 use crate::journal::{Journal, JournalError, MovedDomain, Record, Role};
 use crate::outgoing::Outgoing;
 
@@ -130,7 +130,7 @@ pub struct Move {
     to: String,
     started_unix_ms: u64,
     /// Who watches.
-    pub hub: Hub,
+    pub hub: EventLog,
     /// In direct mode.
     copy: Option<Arc<Outgoing>>,
     known: Mutex<Known>,
@@ -146,7 +146,7 @@ impl Move {
             guest: name.to_owned(),
             to: domain.to.clone(),
             started_unix_ms: unix_ms(),
-            hub: Hub::default(),
+            hub: EventLog::default(),
             copy,
             known: Mutex::new(Known { step: Step::Resolve, job: Job::new(), recovering: false, note: None }),
             asked: AtomicU32::new(0),

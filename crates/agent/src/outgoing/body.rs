@@ -11,7 +11,7 @@ use linerate_core::source::{Action, Ending, Event};
 use linerate_core::{Code, Fault, Message, PathId, Side, Step};
 use linerate_guest::run_state::RunState;
 
-use super::domain::Leaving;
+use super::domain::OutgoingDomain;
 use super::links;
 use super::progress::{self, Told};
 use super::rejoin::rejoin;
@@ -121,7 +121,7 @@ impl Body {
             Input::StreamsSpeak => {
                 let notes = self.shared.carriage().map(|carriage| carriage.streams.take_notes());
                 for (stream, note) in notes.unwrap_or_default() {
-                    self.handle(Event::Carriage(Message::Stream { stream, note }));
+                    self.handle(Event::SendStreamMessage(Message::Stream { stream, note }));
                 }
             }
             Input::ChannelLost(channel, error) => {
@@ -229,7 +229,7 @@ impl Body {
         match &mut record.role {
             Role::Source { phase, peers, .. } => (*phase, *peers) = (new, reachable),
             Role::Handover { over, .. } => {
-                *over = self.shared.domain.as_ref().is_some_and(Leaving::is_put_back)
+                *over = self.shared.domain.as_ref().is_some_and(OutgoingDomain::is_put_back)
             }
             Role::Destination { .. } | Role::Libvirt { .. } => {}
         }

@@ -13,7 +13,7 @@ use linerate_core::{Code, Endpoint, Fault, Message, PathId, Side, Step};
 use super::{Input, Sessions, Tunnel, connect};
 use crate::convert;
 use crate::faults::chain;
-use crate::session::kept::Kept;
+use crate::session::kept::PendingNotice;
 use crate::session::links::Links;
 use crate::session::paths::{PathEvent, Paths};
 use crate::session::withdraw::withdraw;
@@ -40,7 +40,7 @@ pub(super) struct Body {
     /// Filters of links, at the host that asked.
     filter: Vec<String>,
     /// At the host that asked: what the next life of this agent would withdraw.
-    kept: Option<Kept>,
+    kept: Option<PendingNotice>,
     links: Option<Links<Tunnel>>,
     lifetime: Lifetime,
     /// What the peer is being told.
@@ -54,7 +54,7 @@ impl Body {
         tunnel: Arc<Tunnel>,
         connector: Sender<connect::Asked>,
         opening: Opening,
-        (filter, kept): (Vec<String>, Option<Kept>),
+        (filter, kept): (Vec<String>, Option<PendingNotice>),
     ) -> Body {
         let mut control = Control::default();
         let side = match opening {

@@ -47,7 +47,7 @@ impl Destination {
         match &self.state {
             // Tearing down: if the journal did not take it, the guest is ended all the same before anybody is told, and
             // after a crash the journal still says that nothing was committed, which is as good.
-            State::TearingDown { .. } | State::Parting { .. } | State::Ended => {}
+            State::Discarding { .. } | State::Closing { .. } | State::Ended => {}
             _ if self.committed => {}
             // The source may have committed, and is not there to have the guest back: only its word gives it up, or an operator's.
             State::Loaded if fault.code != Code::Cancelled && self.control.paths() == 0 => {}
@@ -72,18 +72,18 @@ impl Destination {
     fn end_guest(&mut self, phase: DestinationPhase, fault: Fault) {
         self.actions.clear();
         self.actions.push_back(Action::Journal(phase));
-        self.actions.push_back(Action::TearDown);
-        self.state = State::TearingDown { fault };
+        self.actions.push_back(Action::Discard);
+        self.state = State::Discarding { fault };
     }
 
     pub(super) fn part(&mut self, now: Time, fault: Fault) {
         self.control.send(now, Message::Abort(fault.clone()));
-        self.state = State::Parting { fault, until: now + self.config.abort_timeout };
+        self.state = State::Closing { fault, until: now + self.config.abort_timeout };
     }
 
     pub(super) fn peer_aborted(&mut self, now: Time, fault: Fault) {
         match &self.state {
-            State::TearingDown { .. } | State::Parting { .. } | State::Ended => {
+            State::Discarding { .. } | State::Closing { .. } | State::Ended => {
                 self.message_after_abort(now, Message::Aborted)
             }
             State::Loaded => self.give_up(fault),

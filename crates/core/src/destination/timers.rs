@@ -52,7 +52,7 @@ impl Destination {
             (Timer::Orphaned, state) if state.may_be_orphaned() => {
                 self.alone_since().map(|since| since + self.config.orphan_timeout)
             }
-            (Timer::Parted, State::Parting { until, .. }) => Some(*until),
+            (Timer::Parted, State::Closing { until, .. }) => Some(*until),
             _ => None,
         }
     }
@@ -79,7 +79,7 @@ impl Destination {
 
     /// The source is told, or cannot be.
     fn parted(&mut self) {
-        if let State::Parting { fault, .. } = &self.state {
+        if let State::Closing { fault, .. } = &self.state {
             let fault = fault.clone();
             self.state = State::Ended;
             self.actions.push_back(Action::End(Some(fault)));
@@ -105,14 +105,14 @@ impl State {
             | State::Streaming
             | State::Sealing { .. }
             | State::Loading
-            | State::Releasing => true,
-            State::Noting
+            | State::RestoringHypervisor => true,
+            State::JournalingLoaded
             | State::Loaded
             | State::Journaling { .. }
             | State::Resuming { .. }
             | State::Running { .. }
-            | State::TearingDown { .. }
-            | State::Parting { .. }
+            | State::Discarding { .. }
+            | State::Closing { .. }
             | State::Ended => false,
         }
     }

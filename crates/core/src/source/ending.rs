@@ -61,10 +61,10 @@ impl Source {
     /// Whether a fault ends it.
     pub(super) fn can_fail(&self) -> bool {
         match &self.state {
-            State::RollingBack(_) | State::Ended | State::Parting { .. } => false,
+            State::RollingBack(_) | State::Ended | State::Closing { .. } => false,
             State::Committing { .. } | State::CleaningUp { .. } => false,
             // What was let through goes on whatever becomes of this session.
-            State::HandingOver => false,
+            State::AwaitingOwner => false,
             _ => true,
         }
     }
@@ -88,7 +88,7 @@ impl Source {
                 self.journal_when_loaded(now);
             }
             // Letting through, of which it is the end.
-            State::HandingOver => self.roll_back(now, fault, true),
+            State::AwaitingOwner => self.roll_back(now, fault, true),
             _ => self.fail(now, fault),
         }
     }
@@ -96,7 +96,7 @@ impl Source {
     pub(super) fn cancel(&mut self, now: Time) {
         // Once the commit is on its way to the journal it is too late; the report will say that the guest moved. So it is where
         // somebody else decides.
-        if !matches!(self.state, State::Journaling | State::HandingOver) {
+        if !matches!(self.state, State::Journaling | State::AwaitingOwner) {
             self.fail(now, Fault::new(Code::Cancelled, self.step, Side::Source, ""));
         }
     }
@@ -141,9 +141,9 @@ impl Source {
         match self.state {
             // It could not commit: it has ended its guest before it said so.
             State::Committing { .. } => self.roll_back(now, fault, false),
-            State::CleaningUp { .. } | State::Parting { .. } => {}
+            State::CleaningUp { .. } | State::Closing { .. } => {}
             // It has let go of its part, and decides nothing.
-            State::HandingOver => self.control.send(now, Message::Aborted),
+            State::AwaitingOwner => self.control.send(now, Message::Aborted),
             _ => {
                 self.control.send(now, Message::Aborted);
                 self.roll_back(now, fault, false);
@@ -164,8 +164,8 @@ impl Source {
                 }
                 self.end_when_rolled_back(now);
             }
-            State::Committing { .. } | State::CleaningUp { .. } | State::Parting { .. } | State::Ended => {}
-            State::HandingOver => {}
+            State::Committing { .. } | State::CleaningUp { .. } | State::Closing { .. } | State::Ended => {}
+            State::AwaitingOwner => {}
             _ => {
                 let detail = "it does not know this migration any more";
                 let fault = Fault::new(Code::AgentRestarted, self.step, Side::Destination, detail);
@@ -189,7 +189,7 @@ impl Source {
             _ => return,
         }
         if roll_back.held && roll_back.guest.is_some() && !roll_back.peer_done {
-            self.actions.push_back(Action::Untold(false));
+            self.actions.push_back(Action::NoticeDue(false));
         }
         roll_back.peer_done = true;
         self.end_when_rolled_back(now);
@@ -204,7 +204,7 @@ impl Source {
             roll_back.peer_done |= !back && roll_back.held && roll_back.tell_at.is_some();
             if complete {
                 if roll_back.held && !roll_back.peer_done {
-                    self.actions.push_back(Action::Untold(true));
+                    self.actions.push_back(Action::NoticeDue(true));
                 }
                 self.actions.push_back(Action::Journal(SourcePhase::RolledBack));
             }
@@ -220,7 +220,7 @@ impl Source {
         if roll_back.peer_done || now >= roll_back.until || self.control.paths() == 0 {
             let fault = roll_back.fault.clone();
             if !roll_back.peer_done {
-                self.actions.push_back(Action::Withdraw { held: self.may_be_held });
+                self.actions.push_back(Action::NotifyRollBack { held: self.may_be_held });
             }
             self.end(now, Some(fault), guest);
         }

@@ -11,7 +11,7 @@ pub(super) enum Preparation {
     /// Not asked for.
     NotBegun,
     /// It starts; it must stand by then.
-    Under { until: Time },
+    InProgress { until: Time },
     /// It stands. These were touched while it started and are copied again.
     Done { touched: Vec<Extent> },
 }
@@ -22,7 +22,7 @@ impl Source {
         self.enter_step(now, Step::Prepare, self.config.step_timeout);
         self.statistics.begin(now, Step::Connect);
         self.no_channel_since = Some(now);
-        self.preparation = Preparation::Under { until: now + self.config.step_timeout };
+        self.preparation = Preparation::InProgress { until: now + self.config.step_timeout };
         self.state = State::Preparing { ready: false };
         self.actions.push_back(Action::OpenLinks(endpoints));
         self.control.send(now, Message::Prepare);

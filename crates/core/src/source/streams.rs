@@ -17,7 +17,7 @@ impl Source {
     /// Whether the destination may answer so: it uses no more channels than it was offered.
     pub(super) fn may_be_set(&self, settings: StreamSettings) -> bool {
         self.config.mode.allows_channels(settings.channels)
-            && matches!(self.preparation, Preparation::Under { .. })
+            && matches!(self.preparation, Preparation::InProgress { .. })
     }
 
     pub(super) fn streams_prepared(&mut self, now: Time, settings: StreamSettings) {

@@ -77,7 +77,7 @@ impl Source {
             Timer::Scan => self.scan_at.filter(|_| self.may_scan()),
             Timer::Step => self.step_deadline,
             Timer::Preparation => match self.preparation {
-                Preparation::Under { until } => Some(until),
+                Preparation::InProgress { until } => Some(until),
                 Preparation::NotBegun | Preparation::Done { .. } => None,
             },
             Timer::Unreachable if self.can_fail() => self.control.unreachable_since().map(|at| at + limit),
@@ -101,7 +101,7 @@ impl Source {
                 _ => None,
             },
             Timer::Parted => match self.state {
-                State::Parting { until } => Some(until),
+                State::Closing { until } => Some(until),
                 _ => None,
             },
         }
@@ -148,7 +148,7 @@ impl Source {
             // The journal still says that commit was sent: recovery asks once more and cleans up.
             self.unfinished = true;
             self.end(now, Some(fault), self.arrived());
-        } else if self.state == State::HandingOver {
+        } else if self.state == State::AwaitingOwner {
             self.roll_back(now, fault, true);
         } else {
             self.fail(now, fault);

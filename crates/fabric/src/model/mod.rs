@@ -13,7 +13,7 @@ mod rdma;
 mod room;
 mod switch;
 
-pub use finding::{Effect, Finding, Fix, Mend, Place, Seen, Severity};
+pub use finding::{AutoFix, Effect, Finding, Fix, Place, Seen, Severity};
 pub use host::{
     Agent, Cpu, Feature, Firewall, FirewallChain, Gateway, Governor, HugePages, Hypervisor, IdleState, Limit,
     Memory, NumaNode, Qemu, RamFolder, Resolved, Route, System, Time,

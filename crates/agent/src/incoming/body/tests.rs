@@ -51,7 +51,7 @@ fn streams_are_reset_before_the_waiting_hypervisor_is_torn_down() {
         shared.carriage.get().unwrap().streams.open("x", Socket::new(here).unwrap())
     };
     assert!(open().is_ok());
-    body.execute(Action::TearDown);
+    body.execute(Action::Discard);
     assert!(open().is_err(), "they go on");
     body.worker.finish();
 }

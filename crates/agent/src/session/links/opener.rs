@@ -14,14 +14,14 @@ use linerate_wire::frame::Role;
 
 use super::dialler::Dialler;
 use super::losses::Loss;
-use super::trust::Trust;
-use super::view::{ChannelView, describe};
+use super::trust::RdmaHealth;
+use super::view::{ChannelStatus, describe};
 use crate::faults::chain;
 use crate::session::probe::{OpenError, probe, tcp_carrier};
 
 /// A channel that has moved its probe.
 pub(super) struct Opened {
-    pub view: ChannelView,
+    pub view: ChannelStatus,
     pub carrier: Carrier,
 }
 
@@ -46,13 +46,13 @@ pub(crate) fn rdma_port(link: &Link) -> Option<RdmaPort> {
 pub(super) struct Opener {
     link: Link,
     rdma_here: bool,
-    trust: Trust,
+    trust: RdmaHealth,
     carries_rdma: bool,
 }
 
 impl Opener {
     pub fn new(link: Link, rdma_here: bool) -> Opener {
-        Opener { link, rdma_here, trust: Trust::default(), carries_rdma: false }
+        Opener { link, rdma_here, trust: RdmaHealth::default(), carries_rdma: false }
     }
 
     /// The link was lost while it carried.
@@ -136,13 +136,13 @@ impl Opener {
         let (sender, acks, closer) = rdma::send::halves(connection, dialler.rdma.clone());
         let mut carrier = Carrier { sender: Box::new(sender), acks: Box::new(acks), closer };
         probe(&mut carrier)?;
-        Ok(Opened { view: ChannelView::new(channel, carrier.sender.stats(), None), carrier })
+        Ok(Opened { view: ChannelStatus::new(channel, carrier.sender.stats(), None), carrier })
     }
 
     fn connection(&self, dialler: &Dialler) -> Result<Opened, OpenError> {
         let (channel, stream) = dialler.connect(&Route::from(&self.link), Role::Data, self.link.id)?;
         let carrier = tcp_carrier(&stream)?;
-        let view = ChannelView::new(channel, carrier.sender.stats(), TcpProgress::of(&stream));
+        let view = ChannelStatus::new(channel, carrier.sender.stats(), TcpProgress::of(&stream));
         Ok(Opened { view, carrier })
     }
 }

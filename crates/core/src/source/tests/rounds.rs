@@ -132,7 +132,7 @@ fn touched_memory_that_the_guest_does_not_have_is_refused() {
 fn a_waiting_guest_that_never_stands_ends_the_migration() {
     let mut driver = copying_early();
     driver.now = driver.now + driver.brain.config.step_timeout;
-    driver.tell(Event::Heard(PATH));
+    driver.tell(Event::PathAlive(PATH));
     let fault = driver.fault().map(|fault| (fault.code, fault.step, fault.side));
     assert_eq!(fault, Some((Code::TimedOut, Step::Prepare, Side::Destination)));
 }
