@@ -7,7 +7,7 @@ use linerate_api::{ErrorBody, LinkAnswer, LinkConfirm, LinkRequest, QosAnswer, Q
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::connect::{ConnectError, Route, connect};
 use linerate_net::tcp::options::TcpOptions;
-use linerate_net::wires::WireError;
+use linerate_net::wires::TestError;
 use linerate_wire::frame::{Hello, Role};
 use linerate_wire::message::{SessionId, Token};
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
@@ -204,7 +204,7 @@ pub enum AskError {
         peer: SocketAddr,
         /// What became of its connections.
         #[source]
-        source: WireError,
+        source: TestError,
     },
     /// What came was no question or answer.
     #[error("what came from the other agent was not understood: {0}; are both of the same version?")]

@@ -10,10 +10,10 @@ use linerate_net::links::channels_for;
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::connect::Route;
 use linerate_net::tcp::stats::Progress;
-use linerate_net::wires::WireError;
-use linerate_net::wires::play::{Part, Played};
+use linerate_net::wires::TestError;
+use linerate_net::wires::play::{Part, TestResult};
 use linerate_net::wires::tcp::StreamWire;
-use linerate_net::wires::team::{self, Player};
+use linerate_net::wires::team::{self, TestThread};
 
 use super::ask::{Answer, AskError, Question, Target, open, receive, send};
 
@@ -82,11 +82,11 @@ fn begin(target: &Target) -> Result<Stream, AskError> {
 }
 
 /// What the receiver counted.
-fn arrived(stream: &Stream, peer: SocketAddr, deadline: Instant) -> Result<Played, AskError> {
+fn arrived(stream: &Stream, peer: SocketAddr, deadline: Instant) -> Result<TestResult, AskError> {
     match receive(stream, peer, deadline)? {
         Answer::Sunk { bytes, took_us } => {
             let elapsed = Duration::from_micros(took_us);
-            Ok(Played { timed_bytes: bytes, elapsed, ..Played::default() })
+            Ok(TestResult { timed_bytes: bytes, elapsed, ..TestResult::default() })
         }
         _ => Err(AskError::Unexpected { peer }),
     }
@@ -97,18 +97,23 @@ pub fn sink(stream: &Stream, peer: SocketAddr) -> Result<(), AskError> {
     let deadline = Instant::now() + SINK_LONGEST;
     send(stream, &Answer::Ready, peer, deadline)?;
     let played = play(std::slice::from_ref(stream), peer, Part::Receive, SINK_LONGEST)?;
-    let Played { timed_bytes: bytes, elapsed, .. } = played.first().copied().unwrap_or_default();
+    let TestResult { timed_bytes: bytes, elapsed, .. } = played.first().copied().unwrap_or_default();
     let took_us = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
     send(stream, &Answer::Sunk { bytes, took_us }, peer, deadline)
 }
 
 /// Plays the part on all connections at once. They are cut off after `limit`.
-fn play(streams: &[Stream], peer: SocketAddr, part: Part, limit: Duration) -> Result<Vec<Played>, AskError> {
+fn play(
+    streams: &[Stream],
+    peer: SocketAddr,
+    part: Part,
+    limit: Duration,
+) -> Result<Vec<TestResult>, AskError> {
     let player = |stream: &Stream| {
-        let wire = StreamWire::new(stream.clone(), limit).map_err(WireError::Socket)?;
-        Ok(Player { wire: Box::new(wire), part, cpu: None })
+        let wire = StreamWire::new(stream.clone(), limit).map_err(TestError::Socket)?;
+        Ok(TestThread { wire: Box::new(wire), part, cpu: None })
     };
-    let players: Result<Vec<Player>, WireError> = streams.iter().map(player).collect();
+    let players: Result<Vec<TestThread>, TestError> = streams.iter().map(player).collect();
     let run = players.and_then(|players| team::run(players, limit));
     run.map(|(_, score)| score.played).map_err(|source| AskError::Load { peer, source })
 }
