@@ -24,6 +24,7 @@ use crate::render::fix as render;
 const LOOKS: u32 = 3;
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 
+/// What `doctor --fix` has done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Outcome {
