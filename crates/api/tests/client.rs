@@ -59,7 +59,7 @@ async fn a_refusal_that_is_no_json_is_shown_all_the_same() {
 #[tokio::test]
 async fn a_stream_that_ends_early_is_cut_and_says_how_to_attach_again() {
     let (_folder, path) = answer_once(
-        "HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n\n{\"at_us\":1,\"kind\":\"link_back\",\"link\":0}\n{\"at_us\":2,\"ki",
+        "HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n\n{\"at_us\":1,\"kind\":\"link_restored\",\"link\":0}\n{\"at_us\":2,\"ki",
     );
     let mut events = Client::new(path).events(&MigrationId("3f9a".into())).await.unwrap();
     assert_eq!(events.next().await.unwrap().unwrap().kind, EventKind::LinkRestored { link: 0 });

@@ -116,7 +116,10 @@ fn a_link_is_cut_and_used_again() {
     let report = ended(&events).completed();
     assert_eq!(report["verified"], true);
     assert_eq!(report["links"][1]["lost_count"], 1);
-    assert!(events.iter().any(|event| event["kind"] == "link_back"), "the link came back and is used again");
+    assert!(
+        events.iter().any(|event| event["kind"] == "link_restored"),
+        "the link came back and is used again"
+    );
     stage.arrived();
     stage.guest_goes_on();
 }

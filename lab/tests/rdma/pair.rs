@@ -241,10 +241,10 @@ fn leaves(agent: &Agent, side: Side, mode: &str, number: usize, cut: bool) -> Ve
 
 /// The second link carries again after its last loss. Where RDMA alone may be used, that is by RDMA.
 fn comes_back(events: &[Value]) -> bool {
-    let last = events
-        .iter()
-        .rfind(|event| event["link"] == 1 && (event["kind"] == "link_lost" || event["kind"] == "link_back"));
-    last.is_some_and(|event| event["kind"] == "link_back")
+    let last = events.iter().rfind(|event| {
+        event["link"] == 1 && (event["kind"] == "link_lost" || event["kind"] == "link_restored")
+    });
+    last.is_some_and(|event| event["kind"] == "link_restored")
 }
 
 #[test]
