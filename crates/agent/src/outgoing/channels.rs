@@ -11,6 +11,7 @@ use linerate_net::channel::ChannelError;
 use linerate_net::links::{Link, channels_for, queue_pairs_for};
 use linerate_net::pump::Carrier;
 use linerate_net::rdma;
+use linerate_net::round_trip::RoundTrip;
 use linerate_net::tcp::connect::{ConnectError, Route, connect};
 use linerate_net::tcp::send::{StreamAcks, StreamSender};
 use linerate_net::tcp::stats::Progress as TcpProgress;
@@ -117,8 +118,9 @@ impl Opener {
         self.trust.was_not_rdma();
     }
 
-    /// Opens the channels. A TCP connection over the link has just worked.
-    pub fn open(&mut self, shared: &Outgoing) -> Result<Vec<Opened>, OpenError> {
+    /// Opens the channels. A TCP connection over the link has just worked, and showed its round trip.
+    pub fn open(&mut self, shared: &Outgoing, round_trip: RoundTrip) -> Result<Vec<Opened>, OpenError> {
+        self.options.round_trip = round_trip;
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         self.carries_rdma = false;
         if let Some(remote) = self.wants_rdma()? {
@@ -213,7 +215,7 @@ fn proven(id: u32, mut carrier: Carrier, tcp: Option<TcpProgress>) -> Result<Ope
 
 /// Moves some bytes for a proof.
 pub(crate) fn probe(carrier: &mut Carrier) -> Result<(), OpenError> {
-    let end = Instant::now() + OPEN_WITHIN;
+    let end = Instant::now() + carrier.acks.round_trip().opening(OPEN_WITHIN);
     carrier.sender.probe(PROBE_SEQUENCE, PROBE_BYTES).map_err(OpenError::Probe)?;
     while Instant::now() < end {
         match carrier.acks.next(Duration::from_millis(50)).map_err(OpenError::Probe)? {

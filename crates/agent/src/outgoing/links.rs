@@ -19,6 +19,7 @@ use linerate_net::links::{Link, pair, parse_networks};
 use linerate_net::pacer::Pacer;
 use linerate_net::pump::{PumpHandle, PumpOptions};
 use linerate_net::region::Region;
+use linerate_net::round_trip::RoundTrip;
 use linerate_net::table::RegionTable;
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::connect::{ConnectError, Route, connect, query as ask};
@@ -36,7 +37,7 @@ use crate::journal::{Journal, Record, Role as JournalRole};
 
 /// A lost link is tried again this often.
 const RETRY: Duration = Duration::from_millis(250);
-/// Connection, handshake and probe of a link must be done within this.
+/// Connection and handshake must be done within this, and a probe too. A far link has longer.
 pub(super) const OPEN_WITHIN: Duration = Duration::from_secs(2);
 
 pub(crate) fn hello(session: SessionId, token: Token, role: Role, link: LinkId, channel: u32) -> Hello {
@@ -368,8 +369,9 @@ impl Supervisor {
         let join = hello(self.shared.session, self.shared.token, Role::ControlJoin, self.link.id, 0);
         let (control, _) =
             connect(&route, &join, &tcp_options()).inspect_err(|_| self.opener.unreachable())?;
+        let round_trip = RoundTrip::of(&control);
         let control = keep(control)?;
-        let opened = self.opener.open(&self.shared)?;
+        let opened = self.opener.open(&self.shared, round_trip)?;
         let back = self.open_back(&route, opened.len())?;
         attach_path(&self.shared, control, Some(self.link.id))?;
         let mut carriers = Vec::new();
