@@ -438,7 +438,8 @@ fn the_rdma_carrier_under_valgrind() {
         checked planted 2>/tmp/planted && {{ echo 'the planted fault was not found'; exit 1; }}
         grep -q 'definitely lost: [1-9]' /tmp/planted || {{ cat /tmp/planted; exit 1; }}
         checked rdma::tests --skip planted \
-            --skip measure --skip in_the_middle --skip registration_that --skip without_a_slot --skip staging_memory",
+            --skip measure --skip in_the_middle --skip registration_that --skip without_a_slot --skip staging_memory \
+            --skip with_huge_pages",
         program.display()
     );
     let machine = shell(MachineKernel::Backports, &script).share(program.parent().unwrap());

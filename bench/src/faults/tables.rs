@@ -43,16 +43,19 @@ fn verdict(one: &Outcome) -> String {
 const HEAD: &str = "\
 # Faults at each step
 
-Written by `linerate-bench faults --markdown`; do not edit. What each fault is, what is checked after it, and how to run a case again:
-[benchmarks.md](benchmarks.md#faults). A row is one migration of a guest that writes memory all the time, over two
-links, with the fault at a random instant of the step; then the fault is taken away and the guest moves again with `--verify`.
+Written by `linerate-bench faults --markdown`; do not edit. What each fault is, what is checked after it, and how to run
+a case again: [benchmarks.md](benchmarks.md#faults). A row is one migration over two links of a guest that writes memory
+all the time. The fault comes at a random instant of the step. Then it is taken away, and the guest moves again with
+`--verify`.
 
-- **step**: the one that the fault was meant for; *met* is the one that the client knew of when it came, where it is another (steps overlap, and some are
-  over in milliseconds).
-- **guest**: where it ran after the fault, its memory as it wrote it, without write protection, and no QEMU of it left elsewhere.
-- **client**: exit code of `linerate migrate` ([user-guide.md](user-guide.md#exit-codes)), the error's code, and the time from the fault's beginning to
-  that answer. Faults of 2 s and 10 s last that long whatever was answered meanwhile.
-- **settled**: from the answer, or the fault's end if that is later, until neither host had anything of the migration under way any more.
+- **step**: the one that the fault was meant for. *met* is the one that the client knew of, if it is another: steps
+  overlap, and some take milliseconds.
+- **guest**: where it ran after the fault. Its memory was as it wrote it, without write protection, and no QEMU of it
+  was left elsewhere.
+- **client**: exit code of `linerate migrate` ([user-guide.md](user-guide.md#exit-codes)), the error's code, and the
+  time from the fault's beginning to that answer. Faults of 2 s and 10 s last that long whatever was answered meanwhile.
+- **settled**: from the answer, or the fault's end if that is later, until neither host had anything of the migration in
+  progress.
 - **retry**: the next migration, there or back.
 ";
 

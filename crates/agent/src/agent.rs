@@ -19,7 +19,7 @@ use linerate_wire::negotiate;
 use crate::config::Config;
 use crate::doctor::{self, Doctor};
 use crate::faults::chain;
-use crate::gate::{Arrivals, Gates};
+use crate::gate::{ArrivalCount, StreamGates};
 use crate::incoming::Incoming;
 use crate::journal::{Journal, process};
 use crate::libvirt::Moves;
@@ -73,7 +73,7 @@ impl Agent {
         let bench = Arc::new(bench::Host::new(config.name.clone(), config.listen.clone()));
         let (config, journal) = (Arc::new(config), Arc::new(journal));
         let (rdma, qemu_cache) = (bench.rdma.clone(), Arc::<QemuCache>::default());
-        let (gates, arrivals) = (Arc::<Gates>::default(), Arc::<Arrivals>::default());
+        let (gates, arrivals) = (Arc::<StreamGates>::default(), Arc::<ArrivalCount>::default());
         let recovery = Arc::new(recovery::Sessions::new(journal.clone(), registry.clone()));
         let outgoing = Arc::new(outgoing::Sessions::new(
             config.clone(),
@@ -154,26 +154,26 @@ impl Agent {
     }
 
     /// The session that has to come to its end before this guest may be touched.
-    pub fn unsettled(&self, record: &GuestRecord) -> Option<Unsettled> {
+    pub fn unsettled(&self, record: &GuestRecord) -> Option<OpenSession> {
         let here = Some(process(record));
         self.unsettled_of(&record.name, |one| one.process == here)
     }
 
     /// The same for any guest of this name, also for one whose process has ended.
-    pub fn unsettled_name(&self, guest: &str) -> Option<Unsettled> {
+    pub fn unsettled_name(&self, guest: &str) -> Option<OpenSession> {
         self.unsettled_of(guest, |one| one.guest == guest)
     }
 
-    fn unsettled_of(&self, guest: &str, of_guest: impl Fn(&Unfinished) -> bool) -> Option<Unsettled> {
+    fn unsettled_of(&self, guest: &str, of_guest: impl Fn(&Unfinished) -> bool) -> Option<OpenSession> {
         let unfinished = self.unfinished().into_iter().find(|one| of_guest(one));
         if let Some(one) = unfinished {
-            return Some(Unsettled { session: one.session, undecided: one.is_undecided() });
+            return Some(OpenSession { session: one.session, undecided: one.is_undecided() });
         }
         let coming = self.coming().into_iter().find(|one| one.guest() == guest && one.is_held());
         let leaving =
             self.outgoing().into_iter().find(|one| one.request.guest == guest && one.is_undecided());
         let session = coming.map(|one| one.session).or(leaving.map(|one| one.session))?;
-        Some(Unsettled { session, undecided: true })
+        Some(OpenSession { session, undecided: true })
     }
 
     /// Guests are being moved from or to this host.
@@ -235,7 +235,7 @@ impl Agent {
         let (peer, hello) = (accepted.peer, accepted.hello.clone());
         let handled = match hello.role {
             Purpose::Query => self.committed_again(accepted, true),
-            Purpose::Withdraw => self.withdrawn(accepted),
+            Purpose::RolledBack => self.withdrawn(accepted),
             Purpose::CommitAgain => self.committed_again(accepted, false),
             Purpose::Bench | Purpose::BenchData => {
                 bench::accept(&self.bench, accepted, self.is_migrating());
@@ -244,7 +244,7 @@ impl Agent {
             Purpose::Doctor => doctor::serve::serve(&self.doctor, accepted, |change| {
                 settings::asked_by_another(&self.trials, change)
             }),
-            Purpose::StreamsNew => self.new_tunnel(accepted),
+            Purpose::TunnelNew => self.new_tunnel(accepted),
             _ => {
                 // Joining moves bytes: not under the lock.
                 let tunnel = self.tunnels.get(hello.session);
@@ -342,7 +342,7 @@ impl Agent {
         let stream = accepted.welcome(welcome).map_err(|error| chain(&error))?;
         let attached = match hello.role {
             Purpose::Data => session.attach_channel(hello.channel, stream),
-            Purpose::DataBack => return session.attach_back(hello.channel, hello.link, &stream),
+            Purpose::ReverseData => return session.attach_back(hello.channel, hello.link, &stream),
             _ => session.attach_path(hello.link, stream),
         };
         attached.map_err(|error| chain(&error))
@@ -380,13 +380,13 @@ impl Agent {
 
 /// A session that stands between a guest and whoever wants to do something with it.
 #[derive(Clone, Copy, Debug)]
-pub struct Unsettled {
+pub struct OpenSession {
     pub session: SessionId,
     /// The other host or an operator decides; otherwise recovery brings it to its end by itself.
     pub undecided: bool,
 }
 
-impl fmt::Display for Unsettled {
+impl fmt::Display for OpenSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = if self.undecided { "is not decided" } else { "is being brought to its end" };
         write!(f, "its migration {} {what}: `linerate migration list` says what it waits for", self.session)

@@ -20,8 +20,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use socket2::{Domain, SockAddr, Type};
 
-pub use self::arrivals::{Arrivals, Arriving};
-pub use self::job::{Ending, JobGate};
+pub use self::arrivals::{ArrivalCount, Arriving};
+pub use self::job::{Ending, LibvirtJob};
 use crate::faults::chain;
 
 /// Bytes read at a time.
@@ -35,40 +35,40 @@ const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// Gates of this host, by their sockets.
 #[derive(Default)]
-pub struct Gates {
-    streams: Mutex<BTreeMap<PathBuf, Arc<Gate>>>,
-    jobs: Mutex<BTreeMap<PathBuf, Arc<JobGate>>>,
+pub struct StreamGates {
+    streams: Mutex<BTreeMap<PathBuf, Arc<StreamGate>>>,
+    jobs: Mutex<BTreeMap<PathBuf, Arc<LibvirtJob>>>,
 }
 
-impl Gates {
+impl StreamGates {
     /// One more.
-    pub fn add(&self, gate: Arc<Gate>) {
+    pub fn add(&self, gate: Arc<StreamGate>) {
         lock(&self.streams).insert(gate.path.clone(), gate);
     }
 
     /// The one with this socket.
-    pub fn get(&self, path: &Path) -> Option<Arc<Gate>> {
+    pub fn get(&self, path: &Path) -> Option<Arc<StreamGate>> {
         lock(&self.streams).get(path).cloned()
     }
 
     /// One more, for libvirt's own connection.
-    pub fn add_job(&self, gate: Arc<JobGate>) {
+    pub fn add_job(&self, gate: Arc<LibvirtJob>) {
         lock(&self.jobs).insert(gate.path.clone(), gate);
     }
 
     /// The one with this socket.
-    pub fn job(&self, path: &Path) -> Option<Arc<JobGate>> {
+    pub fn job(&self, path: &Path) -> Option<Arc<LibvirtJob>> {
         lock(&self.jobs).get(path).cloned()
     }
 
     /// It is of no more use, and nobody may connect to its socket any more.
-    pub fn forget(&self, gate: &Gate) {
+    pub fn forget(&self, gate: &StreamGate) {
         lock(&self.streams).remove(&gate.path);
         gate.remove();
     }
 
     /// The same.
-    pub fn forget_job(&self, gate: &JobGate) {
+    pub fn forget_job(&self, gate: &LibvirtJob) {
         lock(&self.jobs).remove(&gate.path);
         gate.remove();
     }
@@ -78,7 +78,7 @@ impl Gates {
 pub(crate) type Connect = Box<dyn Fn(UnixStream) -> Result<(), String> + Send + Sync>;
 
 /// See the module.
-pub struct Gate {
+pub struct StreamGate {
     path: PathBuf,
     /// Until it is opened: the socket, and what fills its queue.
     waiting: Mutex<Option<(UnixListener, UnixStream)>>,
@@ -140,13 +140,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Gate {
+impl StreamGate {
     /// A socket at which connections wait. Each goes on by `connect` once it was let in.
-    pub fn new(path: &Path, connect: Connect) -> io::Result<Gate> {
-        Gate::with_room(path, connect, HELD_BYTES_MAX)
+    pub fn new(path: &Path, connect: Connect) -> io::Result<StreamGate> {
+        StreamGate::with_room(path, connect, HELD_BYTES_MAX)
     }
 
-    fn with_room(path: &Path, connect: Connect, held_max: u64) -> io::Result<Gate> {
+    fn with_room(path: &Path, connect: Connect, held_max: u64) -> io::Result<StreamGate> {
         let socket = socket2::Socket::new(Domain::UNIX, Type::STREAM, None)?;
         socket.bind(&SockAddr::unix(path)?)?;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
@@ -154,11 +154,11 @@ impl Gate {
         let ours = UnixStream::connect(path)?;
         let waiting = Mutex::new(Some((UnixListener::from(socket), ours)));
         let state = Shared { state: Mutex::default(), changed: Condvar::new(), held_max };
-        Ok(Gate { path: path.to_owned(), waiting, connect, state: Arc::new(state) })
+        Ok(StreamGate { path: path.to_owned(), waiting, connect, state: Arc::new(state) })
     }
 
     /// Lets connections in. What they write is kept.
-    pub fn admit(self: &Arc<Gate>) -> io::Result<()> {
+    pub fn admit(self: &Arc<StreamGate>) -> io::Result<()> {
         let waiting = lock(&self.waiting).take();
         let (listener, ours) = waiting.ok_or_else(|| io::Error::other("it was opened or shut before"))?;
         // The first in the queue is ours.
@@ -330,7 +330,7 @@ fn back(from: &mut UnixStream, to: &mut UnixStream) {
     let _ = to.shutdown(Shutdown::Write);
 }
 
-impl Drop for Gate {
+impl Drop for StreamGate {
     fn drop(&mut self) {
         self.shut("nobody uses it any more");
         self.remove();

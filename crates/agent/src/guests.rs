@@ -12,7 +12,7 @@ use linerate_api::{
 };
 use linerate_guest::description::{GuestDescription, check_name};
 use linerate_guest::discover;
-use linerate_guest::process::{self, Launch, StopHow};
+use linerate_guest::process::{self, Launch, StopMethod};
 use linerate_guest::read;
 use linerate_guest::registry::{GuestRecord, Origin, RegistryError};
 use linerate_guest::run_state::RunState;
@@ -21,7 +21,7 @@ use linerate_guest::stale;
 use linerate_guest::verdict::{Reason, judge_images, judge_streams, needs};
 use linerate_memory::{Mapping, RamBlock};
 
-use crate::agent::{Agent, Unsettled};
+use crate::agent::{Agent, OpenSession};
 use crate::disks;
 use crate::faults::chain;
 use crate::kernel;
@@ -60,7 +60,7 @@ fn refuse_stale(spec: &GuestSpec) -> Answer<()> {
     Err(ErrorBody { hint, ..ErrorBody::new("resource_missing", message) })
 }
 
-fn busy(name: &str, why: &str, unsettled: Unsettled) -> ErrorBody {
+fn busy(name: &str, why: &str, unsettled: OpenSession) -> ErrorBody {
     let error = ErrorBody::new("guest_busy", format!("{name}: {why}: {unsettled}"));
     if !unsettled.undecided {
         return error.with_hint("try again when it has come to its end");
@@ -320,7 +320,8 @@ pub fn stop(agent: &Agent, name: &str, request: StopGuest) -> Answer<GuestSummar
         return Err(ErrorBody::new("guest_busy", format!("{name} is being migrated"))
             .with_hint("cancel the migration first (linerate migration cancel)"));
     }
-    let (how, wait) = if request.force { (StopHow::Quit, QMP_WAIT) } else { (StopHow::PowerDown, STOP_WAIT) };
+    let (how, wait) =
+        if request.force { (StopMethod::Quit, QMP_WAIT) } else { (StopMethod::PowerDown, STOP_WAIT) };
     process::stop(&agent.registry, &record, None, how, Instant::now() + wait)
         .map_err(|error| failed("hypervisor_failed", &error))?;
     before.state = GuestRunState::Stopped;

@@ -17,7 +17,7 @@ struct Log {
 
 /// See the module.
 #[derive(Debug)]
-pub struct Hub {
+pub struct EventLog {
     began: Instant,
     log: Mutex<Log>,
     changed: watch::Sender<u64>,
@@ -25,19 +25,19 @@ pub struct Hub {
 
 /// How far a watcher has read.
 #[derive(Debug)]
-pub struct Cursor {
+pub struct EventCursor {
     history: usize,
     progress: u64,
     changed: watch::Receiver<u64>,
 }
 
-impl Default for Hub {
-    fn default() -> Hub {
-        Hub { began: Instant::now(), log: Mutex::default(), changed: watch::Sender::new(0) }
+impl Default for EventLog {
+    fn default() -> EventLog {
+        EventLog { began: Instant::now(), log: Mutex::default(), changed: watch::Sender::new(0) }
     }
 }
 
-impl Hub {
+impl EventLog {
     fn lock(&self) -> MutexGuard<'_, Log> {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -62,12 +62,12 @@ impl Hub {
     }
 
     /// Begins to watch, from the beginning.
-    pub fn watch(&self) -> Cursor {
-        Cursor { history: 0, progress: 0, changed: self.changed.subscribe() }
+    pub fn watch(&self) -> EventCursor {
+        EventCursor { history: 0, progress: 0, changed: self.changed.subscribe() }
     }
 
     /// What is new since the last call, in order; and whether that was all for ever.
-    pub fn news(&self, cursor: &mut Cursor) -> (Vec<Event>, bool) {
+    pub fn news(&self, cursor: &mut EventCursor) -> (Vec<Event>, bool) {
         cursor.changed.mark_unchanged();
         let log = self.lock();
         let mut events: Vec<Event> = log.history.iter().skip(cursor.history).cloned().collect();
@@ -95,7 +95,7 @@ impl Hub {
     }
 }
 
-impl Cursor {
+impl EventCursor {
     /// Waits for news.
     pub async fn changed(&mut self) {
         // An error means that the hub is gone: then the next look says so.
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn a_late_watcher_gets_everything_and_each_thing_once() {
-        let hub = Hub::default();
+        let hub = EventLog::default();
         hub.publish(warning("one"));
         let mut cursor = hub.watch();
         hub.publish(warning("two"));

@@ -23,7 +23,7 @@ use tokio_stream::StreamExt as _;
 
 use crate::agent::Agent;
 use crate::bench;
-use crate::hub::{Cursor, Hub};
+use crate::hub::{EventCursor, EventLog};
 use crate::outgoing::Outgoing;
 use crate::{convert, doctor, guests, libvirt, outgoing, settings, tunnel};
 
@@ -355,7 +355,7 @@ async fn events(State(agent): Shared, Path(id): Path<String>) -> Result<Response
 
 type Lines = tokio_stream::wrappers::ReceiverStream<Bytes>;
 
-fn follow<T: Send + Sync + 'static>(of: Arc<T>, hub: fn(&T) -> &Hub) -> Lines {
+fn follow<T: Send + Sync + 'static>(of: Arc<T>, hub: fn(&T) -> &EventLog) -> Lines {
     let (lines, received) = tokio::sync::mpsc::channel(16);
     let cursor = hub(&of).watch();
     tokio::spawn(feed(of, hub, cursor, lines));
@@ -364,8 +364,8 @@ fn follow<T: Send + Sync + 'static>(of: Arc<T>, hub: fn(&T) -> &Hub) -> Lines {
 
 async fn feed<T: Send + Sync + 'static>(
     of: Arc<T>,
-    hub: fn(&T) -> &Hub,
-    mut cursor: Cursor,
+    hub: fn(&T) -> &EventLog,
+    mut cursor: EventCursor,
     lines: tokio::sync::mpsc::Sender<Bytes>,
 ) {
     let silence = std::time::Duration::from_secs(linerate_api::KEEP_ALIVE_S);

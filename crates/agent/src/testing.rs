@@ -1,6 +1,7 @@
 //! What tests of several rooms need.
 
 use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -86,8 +87,9 @@ impl Hand {
             .spawn()
             .unwrap();
         let end = Instant::now() + Duration::from_secs(60);
-        while !socket.exists() {
-            assert!(Instant::now() < end, "QEMU made no socket");
+        // The file is there a moment before QEMU listens.
+        while UnixStream::connect(socket).is_err() {
+            assert!(Instant::now() < end, "QEMU does not listen");
             std::thread::sleep(Duration::from_millis(5));
         }
         Hand(child)

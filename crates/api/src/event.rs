@@ -44,7 +44,7 @@ pub enum EventKind {
         reason: String,
     },
     /// A lost link carries again.
-    LinkBack {
+    LinkRestored {
         /// Number of the link.
         link: u16,
     },

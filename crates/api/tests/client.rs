@@ -62,7 +62,7 @@ async fn a_stream_that_ends_early_is_cut_and_says_how_to_attach_again() {
         "HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n\n{\"at_us\":1,\"kind\":\"link_back\",\"link\":0}\n{\"at_us\":2,\"ki",
     );
     let mut events = Client::new(path).events(&MigrationId("3f9a".into())).await.unwrap();
-    assert_eq!(events.next().await.unwrap().unwrap().kind, EventKind::LinkBack { link: 0 });
+    assert_eq!(events.next().await.unwrap().unwrap().kind, EventKind::LinkRestored { link: 0 });
     let error = events.next().await.unwrap_err();
     assert!(matches!(error, ClientError::Cut { .. }), "{error}");
     assert!(error.hint().contains("linerate migration attach 3f9a"));

@@ -17,7 +17,7 @@ fn kinds_and_fields_of_a_newer_agent_are_passed_over() {
     assert_eq!(event.kind, EventKind::Unknown);
     let event: Event =
         serde_json::from_value(json!({"at_us": 1, "kind": "link_back", "link": 3, "moon": 1})).unwrap();
-    assert_eq!(event.kind, EventKind::LinkBack { link: 3 });
+    assert_eq!(event.kind, EventKind::LinkRestored { link: 3 });
 }
 
 #[test]

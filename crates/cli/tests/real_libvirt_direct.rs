@@ -325,6 +325,8 @@ fn an_agent_that_dies_after_the_stream_was_let_through_leaves_no_capability_behi
         at = now;
         stage.is_whole_at(at);
         wait_put_back(&stage, at);
+        stage.wait_known(0);
+        stage.wait_known(1);
     }
     let ended = stage.start_bare(at, &["--mode", "direct"]).end();
     assert_eq!(ended.code, Some(0), "after all of that: {ended:#?}");

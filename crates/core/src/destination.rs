@@ -35,6 +35,7 @@
 //! meanwhile is told to the source, which copies it again. In mode Streams no write is applied to RAM at all.
 
 mod ending;
+mod timers;
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -78,7 +79,7 @@ pub enum Event {
     /// A control connection is gone.
     PathLost(PathId),
     /// Anything came in on a control connection.
-    Heard(PathId),
+    PathAlive(PathId),
     /// A numbered message came in.
     Received {
         /// The control connection.
@@ -107,7 +108,7 @@ pub enum Event {
     /// The guest stands that waits for the hypervisor's own streams, and how both hypervisors are to be set.
     StreamsPrepared(StreamSettings),
     /// The streams say this to the other side's: Stream or Fence.
-    Carriage(Message),
+    SendStreamMessage(Message),
     /// [`Action::Fence`] is done.
     Fenced {
         /// The channel.
@@ -125,8 +126,8 @@ pub enum Event {
     DisksChecked,
     /// [`Action::Journal`] of this phase is on disk.
     Journaled(DestinationPhase),
-    /// [`Action::Release`] is done.
-    Released,
+    /// [`Action::RestoreHypervisor`] is done.
+    HypervisorRestored,
     /// The guest runs.
     GuestRuns {
         /// How long that took.
@@ -143,12 +144,12 @@ pub enum Event {
     /// What comes is of no more use: memory here does not take it, or the peer breaks the rules of the streams. Unlike
     /// [`Event::Failed`] it is of no action, and none is tried again for it.
     ReceivingFailed(Fault),
-    /// [`Action::TearDown`] is done: the waiting guest has ended and nothing is left of it.
-    TornDown,
+    /// [`Action::Discard`] is done: the waiting guest has ended and nothing is left of it.
+    Discarded,
     /// The operator of this host wants it to end.
     Cancel,
     /// The source has rolled back and says so on a connection of its own ([`crate::withdrawal`]).
-    Withdrawn,
+    RolledBackAtSource,
     /// The source has committed, and says so on a connection of its own.
     CommitAgain {
         /// Its own hypervisor lives: it can have the guest back.
@@ -178,7 +179,7 @@ pub enum Action {
     /// [`Event::StreamsPrepared`], and when all streams were taken [`Event::DeviceStateLoaded`].
     Prepare,
     /// The other side's streams say this: Stream or Fenced.
-    Carriage(Message),
+    DeliverStreamMessage(Message),
     /// Apply nothing more from the channel. Then [`Event::Fenced`].
     Fence(ChannelId),
     /// Refuse every further write; digest of all regions if `digest`. Then [`Event::Sealed`].
@@ -201,10 +202,10 @@ pub enum Action {
         /// The guest ran at the source until it was stopped.
         ran: bool,
     },
-    /// libvirt runs the guest: put back what was set for its RAM, and keep nothing. Then [`Event::Released`].
-    Release,
-    /// End the waiting guest and remove what is left. Then [`Event::TornDown`].
-    TearDown,
+    /// libvirt runs the guest: put back what was set for its RAM, and keep nothing. Then [`Event::HypervisorRestored`].
+    RestoreHypervisor,
+    /// End the waiting guest and remove what is left. Then [`Event::Discarded`].
+    Discard,
     /// It is over: `None` means that the guest is ours.
     End(Option<Fault>),
 }
@@ -223,10 +224,10 @@ enum State {
     },
     Loading,
     /// Loaded and checked; the journal does not have it yet.
-    Noting,
+    JournalingLoaded,
     Loaded,
     /// libvirt runs the guest.
-    Releasing,
+    RestoringHypervisor,
     /// `again`: the disk did not take it; it is written again then.
     Journaling {
         again: Option<Time>,
@@ -236,12 +237,12 @@ enum State {
         again: Option<Time>,
     },
     Running {
-        until: Option<Time>,
+        until: Time,
     },
-    TearingDown {
+    Discarding {
         fault: Fault,
     },
-    Parting {
+    Closing {
         fault: Fault,
         until: Time,
     },
@@ -259,14 +260,14 @@ impl State {
             State::Streaming => "streaming",
             State::Sealing { .. } => "sealing",
             State::Loading => "loading",
-            State::Noting => "noting",
+            State::JournalingLoaded => "noting",
             State::Loaded => "loaded",
-            State::Releasing => "releasing",
+            State::RestoringHypervisor => "releasing",
             State::Journaling { .. } => "journaling",
             State::Resuming { .. } => "resuming",
             State::Running { .. } => "running",
-            State::TearingDown { .. } => "tearing down",
-            State::Parting { .. } => "parting",
+            State::Discarding { .. } => "tearing down",
+            State::Closing { .. } => "parting",
             State::Ended => "ended",
         }
     }
@@ -276,12 +277,12 @@ impl State {
             State::Waiting | State::Admitting | State::Admitted => Step::Admit,
             State::Preparing => Step::Prepare,
             State::Receiving | State::Streaming => Step::Copy,
-            State::Sealing { .. } | State::Loading | State::Noting => Step::Blackout,
+            State::Sealing { .. } | State::Loading | State::JournalingLoaded => Step::Blackout,
             State::Loaded | State::Journaling { .. } | State::Resuming { .. } => Step::Commit,
             State::Running { .. }
-            | State::Releasing
-            | State::TearingDown { .. }
-            | State::Parting { .. }
+            | State::RestoringHypervisor
+            | State::Discarding { .. }
+            | State::Closing { .. }
             | State::Ended => Step::CleanUp,
         }
     }
@@ -348,13 +349,13 @@ impl Destination {
         match event {
             Event::PathUp(path) => self.control.path_up(now, path),
             Event::PathLost(path) => self.control.path_lost(now, path),
-            Event::Heard(path) => self.control.heard(now, path),
+            Event::PathAlive(path) => self.control.heard(now, path),
             Event::ControlAcknowledged { path, through } => self.control.acknowledged(now, path, through),
             Event::Received { path, sequence, message } => self.received(now, path, sequence, message),
             Event::Fenced { channel, applied, refused } => {
                 self.control.send(now, Message::Fenced { channel, applied, refused });
             }
-            Event::Carriage(message) => self.control.send(now, message),
+            Event::SendStreamMessage(message) => self.control.send(now, message),
             Event::Failed(fault) => self.fail(now, fault),
             Event::ReceivingFailed(fault) => self.fail(now, fault),
             Event::Cancel if !self.is_complete() => {
@@ -362,7 +363,7 @@ impl Destination {
             }
             // The source's copy may be lost: see `resolve`.
             Event::Cancel => {}
-            Event::Withdrawn => self.withdrawn(now),
+            Event::RolledBackAtSource => self.withdrawn(now),
             Event::CommitAgain { copy } => self.commit_aside(now, copy),
             Event::Resolve(run) => self.resolve(now, run),
             Event::CannotRun(fault) => self.cannot_run(now, fault),
@@ -381,23 +382,14 @@ impl Destination {
         self.control.poll_outgoing(now).map(|(path, outgoing)| Action::Transmit(path, outgoing))
     }
 
-    /// When [`Event::Tick`] is wanted at the latest.
-    pub fn timeout(&self, now: Time) -> Option<Time> {
-        if self.state == State::Ended {
-            return None;
-        }
-        let housekeeping = now + Duration::from_millis(100);
-        [self.control.timeout(), Some(housekeeping)].into_iter().flatten().min()
-    }
-
     /// What a source that asks is told.
     pub fn outcome(&self) -> Outcome {
         match &self.state {
             _ if self.gone => Outcome::Gone,
             State::Running { .. } => Outcome::Committed,
             State::Ended if self.committed => Outcome::Committed,
-            State::Parting { .. } | State::Ended if self.returned => Outcome::Returned,
-            State::Parting { .. } | State::Ended => Outcome::Aborted,
+            State::Closing { .. } | State::Ended if self.returned => Outcome::Returned,
+            State::Closing { .. } | State::Ended => Outcome::Aborted,
             _ => Outcome::Pending,
         }
     }
@@ -416,7 +408,7 @@ impl Destination {
     pub fn is_complete(&self) -> bool {
         matches!(
             self.state,
-            State::Noting
+            State::JournalingLoaded
                 | State::Loaded
                 | State::Journaling { .. }
                 | State::Resuming { .. }
@@ -474,7 +466,7 @@ impl Destination {
             (_, Message::Fence { channel }) => self.actions.push_back(Action::Fence(channel)),
             (_, Message::RoundMark { .. }) => {}
             (_, Message::Abort(fault)) => self.peer_aborted(now, fault),
-            (State::TearingDown { .. } | State::Parting { .. } | State::Ended, message) => {
+            (State::Discarding { .. } | State::Closing { .. } | State::Ended, message) => {
                 self.message_after_abort(now, message);
             }
             (State::Waiting, Message::Offer { guest, description, mode }) => {
@@ -482,7 +474,7 @@ impl Destination {
                 self.offered(now, guest, description, mode);
             }
             (_, message @ (Message::Stream { .. } | Message::Fenced { .. })) if self.carries_streams() => {
-                self.actions.push_back(Action::Carriage(message));
+                self.actions.push_back(Action::DeliverStreamMessage(message));
             }
             (State::Admitted, Message::Prepare) => {
                 self.state = State::Preparing;
@@ -511,8 +503,8 @@ impl Destination {
                 self.actions.push_back(Action::CheckDisks(disks));
             }
             (State::Loading, Message::Finished) if !self.commits() => {
-                self.state = State::Releasing;
-                self.actions.push_back(Action::Release);
+                self.state = State::RestoringHypervisor;
+                self.actions.push_back(Action::RestoreHypervisor);
             }
             (State::Loaded, Message::Commit) => self.commit(),
             // It was said on a connection of its own before.
@@ -572,7 +564,7 @@ impl Destination {
     fn note_when_loaded(&mut self) {
         let loads = matches!(self.state, State::Loading | State::Streaming);
         if loads && self.state_loaded && self.disks_checked {
-            self.state = State::Noting;
+            self.state = State::JournalingLoaded;
             self.actions.push_back(Action::Journal(DestinationPhase::Loaded));
         }
     }
@@ -598,7 +590,7 @@ impl Destination {
 
     /// The source cannot know yet that we gave up; the abort is on its way or will be found by asking.
     fn message_after_abort(&mut self, now: Time, message: Message) {
-        if let (State::Parting { until, .. }, Message::Aborted) = (&mut self.state, message) {
+        if let (State::Closing { until, .. }, Message::Aborted) = (&mut self.state, message) {
             *until = now;
         }
     }
@@ -646,7 +638,7 @@ impl Destination {
                 self.disks_checked = true;
                 self.note_when_loaded();
             }
-            (State::Noting, Event::Journaled(DestinationPhase::Loaded)) => {
+            (State::JournalingLoaded, Event::Journaled(DestinationPhase::Loaded)) => {
                 self.state = State::Loaded;
                 self.control.send(now, Message::Loaded);
             }
@@ -656,18 +648,18 @@ impl Destination {
                 self.actions.push_back(Action::Run { ran: self.stopped.unwrap_or(true) });
             }
             (State::Resuming { .. }, Event::GuestRuns { took, cpu }) => {
-                self.state = State::Running { until: None };
+                self.state = State::Running { until: now + self.config.finish_timeout };
                 let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
                 self.control.send(now, Message::Running { resume_us: us(took), cpu_us: us(cpu) });
                 self.actions.push_back(Action::Journal(DestinationPhase::Running));
             }
-            (State::Releasing, Event::Released) => self.finished(),
-            (State::TearingDown { fault }, Event::TornDown) => {
+            (State::RestoringHypervisor, Event::HypervisorRestored) => self.finished(),
+            (State::Discarding { fault }, Event::Discarded) => {
                 let fault = fault.clone();
                 self.part(now, fault);
             }
             (_, Event::Journaled(_)) => {}
-            (State::TearingDown { .. } | State::Parting { .. } | State::Ended, _) => {}
+            (State::Discarding { .. } | State::Closing { .. } | State::Ended, _) => {}
             (state, event) => {
                 let what = format!("{event:?}");
                 let what = what.split([' ', '{', '(']).next().unwrap_or_default();

@@ -7,6 +7,7 @@
 //! * [`policy`]: another round, switch over, throttle or give up.
 //! * [`control::Control`]: control messages numbered, acknowledged and sent again over whichever link lives.
 //! * [`stream::Streams`]: byte streams over placed writes: order, credits, turns, sending again.
+//! * [`tunnel`]: when a tunnel ends by itself.
 //! * [`journal`]: what is on disk, and what another host is answered from it.
 //! * [`recovery`]: sessions that were not brought to their end: after a crash, or where a hypervisor does not answer.
 //! * [`withdrawal`]: telling a destination of a roll-back that an abort could not reach.
@@ -23,6 +24,7 @@ pub mod source;
 pub mod statistics;
 pub mod stream;
 pub mod time;
+pub mod tunnel;
 pub mod withdrawal;
 
 pub use extent::Extent;

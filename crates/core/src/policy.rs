@@ -19,7 +19,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Limits {
-        // 300 ms is QEMU's own default for downtime-limit.
+        // 300 ms is QEMU's own default for downtime-limit. The API's default is the same; a test of the agent compares them.
         Limits { max_blackout: Duration::from_millis(300), rounds_max: 40, throttle: false }
     }
 }
@@ -57,7 +57,7 @@ const NEARLY: Duration = Duration::from_secs(1);
 
 /// How long the rest of RAM may take in the blackout where disks go along in the hypervisor's own streams: what those leave of it. `None`: the
 /// hypervisor must not stop the guest, because the disks would take more than half of the blackout, and RAM is nearly through.
-pub fn left_for_ram(
+pub(crate) fn left_for_ram(
     max_blackout: Duration,
     disks_left: u64,
     ram_left: u64,

@@ -2,29 +2,26 @@
 //!
 //! A finding is mended as a whole or not at all: if one of its ports cannot be set, its other ports stay as they are.
 
-mod intents;
-
 use std::cmp::Reverse;
 
 use serde::Serialize;
 
 use crate::link::plan::plan as port_plan;
 use crate::link::{Plan, Wish};
-use crate::model::{Finding, Mend, Place, PortKind, PortRef, Room, Severity};
+use crate::model::{AutoFix, Finding, Fix, Inventory, Place, PortKind, PortRef, RdmaPort, Room, Severity};
 use crate::qos::intent::Intent;
-use crate::qos::plan::HostPlan;
-use intents::{apart, intended, marked_otherwise};
+use crate::qos::plan::{HostPlan, host as host_plan};
 
 /// Stacks of ports (VLAN on bond on port) are no deeper; a file from outside may claim anything.
 const DEPTH_MAX: usize = 8;
 
 /// What can be done, and what cannot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Mends {
+pub struct FixPlan {
     /// Ports, in the order in which they are to be set.
-    pub ports: Vec<PortMend>,
+    pub ports: Vec<PortFix>,
     /// Hosts that need an intent, in the room's order.
-    pub intents: Vec<HostMend>,
+    pub intents: Vec<HostFix>,
     /// Findings that are not mended.
     pub left: Vec<Left>,
     /// Findings that shall be gone afterwards.
@@ -32,7 +29,7 @@ pub struct Mends {
     pub goals: Vec<Finding>,
 }
 
-impl Mends {
+impl FixPlan {
     /// There is nothing to do.
     pub fn is_empty(&self) -> bool {
         self.ports.is_empty() && self.intents.is_empty()
@@ -41,7 +38,7 @@ impl Mends {
 
 /// A port to be set.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct PortMend {
+pub struct PortFix {
     /// Where.
     pub place: Place,
     /// Ids of the findings that it is for.
@@ -55,7 +52,7 @@ pub struct PortMend {
 
 /// A host to be made as an intent says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct HostMend {
+pub struct HostFix {
     /// Ids of the findings that it is for.
     pub findings: Vec<String>,
     /// What changes.
@@ -82,8 +79,8 @@ struct Wanted<'a> {
 }
 
 /// What to do about the findings; those of priorities and shares need the operator's intent.
-pub fn mends(room: &Room, findings: &[Finding], intent: Option<&Intent>) -> Mends {
-    let hosts = intents::intents(room, findings, intent);
+pub fn mends(room: &Room, findings: &[Finding], intent: Option<&Intent>) -> FixPlan {
+    let hosts = host_mends(room, findings, intent);
     let mut left: Vec<Option<String>> =
         findings.iter().map(|one| why_not(room, one, intent, &hosts)).collect();
     loop {
@@ -104,13 +101,13 @@ pub fn mends(room: &Room, findings: &[Finding], intent: Option<&Intent>) -> Mend
         }
         let plans = planned.into_iter().filter_map(Result::ok);
         let ports = wanted.iter().zip(plans).filter(|(_, plan)| !plan.steps.is_empty());
-        let ports: Vec<PortMend> = ports.map(|(one, plan)| port_mend(findings, one, plan)).collect();
+        let ports: Vec<PortFix> = ports.map(|(one, plan)| port_mend(findings, one, plan)).collect();
         let open: Vec<Finding> =
             findings.iter().zip(&left).filter(|(_, why)| why.is_none()).map(|(one, _)| one.clone()).collect();
-        let intents = apart(intents::intents(room, &open, intent), &ports, findings, &mut left);
+        let intents = apart(host_mends(room, &open, intent), &ports, findings, &mut left);
         without_a_step(&wanted, &intents, findings, &mut left);
         let goals = findings.iter().zip(&left).filter(|(_, why)| why.is_none());
-        return Mends {
+        return FixPlan {
             goals: goals.map(|(finding, _)| finding.clone()).collect(),
             left: findings
                 .iter()
@@ -133,7 +130,7 @@ fn refusal(host: &str) -> String {
 /// A finding for which nothing changes would still be there afterwards, and everything else would be put back.
 fn without_a_step(
     wanted: &[Wanted<'_>],
-    intents: &[HostMend],
+    intents: &[HostFix],
     findings: &[Finding],
     left: &mut [Option<String>],
 ) {
@@ -150,9 +147,9 @@ fn without_a_step(
 }
 
 /// Why a finding is not for `--fix`.
-fn why_not(room: &Room, finding: &Finding, intent: Option<&Intent>, plans: &[HostMend]) -> Option<String> {
-    let ways: Vec<&Mend> = finding.fixes.iter().filter_map(|fix| fix.mend.as_ref()).collect();
-    let by_intent = ways.contains(&&Mend::Intent);
+fn why_not(room: &Room, finding: &Finding, intent: Option<&Intent>, plans: &[HostFix]) -> Option<String> {
+    let ways: Vec<&AutoFix> = finding.fixes.iter().filter_map(|fix| fix.mend.as_ref()).collect();
+    let by_intent = ways.contains(&&AutoFix::Intent);
     if ways.is_empty() {
         return Some("it needs hands, or another tool".to_owned());
     }
@@ -170,11 +167,11 @@ fn left_over(finding: &Finding, why: String) -> Left {
     Left { finding: finding.id.clone(), places: finding.places.clone(), why }
 }
 
-fn port_mend(findings: &[Finding], one: &Wanted<'_>, plan: Plan) -> PortMend {
+fn port_mend(findings: &[Finding], one: &Wanted<'_>, plan: Plan) -> PortFix {
     let mut ids: Vec<String> =
         one.findings.iter().filter_map(|at| Some(findings.get(*at)?.id.clone())).collect();
     ids.dedup();
-    PortMend { place: one.at.place(), findings: ids, wish: one.wish.clone(), plan }
+    PortFix { place: one.at.place(), findings: ids, wish: one.wish.clone(), plan }
 }
 
 /// One wish for each port, in the order in which they can be done.
@@ -185,7 +182,7 @@ fn wanted<'a>(room: &'a Room, findings: &[Finding], left: &[Option<String>]) -> 
             continue;
         }
         for fix in &finding.fixes {
-            if let (Some(place), Some(Mend::Port(wish))) = (&fix.place, &fix.mend)
+            if let (Some(place), Some(AutoFix::Port(wish))) = (&fix.place, &fix.mend)
                 && let Some(at) = place.port.as_deref().and_then(|port| room.port(&place.host, port))
             {
                 want(room, &mut all, at, wish, number, DEPTH_MAX);
@@ -269,6 +266,79 @@ pub fn verdict(before: &[Finding], goals: &[Finding], after: &[Finding]) -> Opti
         (false, _) => Some(format!("it is still there: {}", words(&still))),
         (true, false) => Some(format!("something else is wrong now: {}", words(&new))),
     }
+}
+
+/// Hosts that findings name, as the intent wants them.
+fn host_mends(room: &Room, findings: &[Finding], intent: Option<&Intent>) -> Vec<HostFix> {
+    let Some(intent) = intent else { return Vec::new() };
+    let of = |host: &str| -> Vec<String> {
+        let ids = findings.iter().filter(|finding| intended(finding, host));
+        let mut ids: Vec<String> = ids.map(|finding| finding.id.clone()).collect();
+        ids.dedup();
+        ids
+    };
+    let host = |host: &Inventory| HostFix { findings: of(&host.host), plan: host_plan(host, intent) };
+    room.hosts.iter().map(host).filter(|host| !host.findings.is_empty()).collect()
+}
+
+/// Hosts whose ports are not on trial for another finding already: a port has one trial at a time.
+fn apart(
+    hosts: Vec<HostFix>,
+    ports: &[PortFix],
+    findings: &[Finding],
+    left: &mut [Option<String>],
+) -> Vec<HostFix> {
+    let changing = |host: &HostFix| host.plan.ports.iter().any(|port| !port.plan.steps.is_empty());
+    let twice = |host: &HostFix| {
+        let names: Vec<&str> = host.plan.ports.iter().map(|port| port.port.as_str()).collect();
+        let both = |one: &PortFix| one.place.port.as_deref().is_some_and(|port| names.contains(&port));
+        ports.iter().any(|one| one.place.host == host.plan.host && both(one))
+    };
+    if !hosts.iter().any(|host| changing(host) && twice(host)) {
+        return hosts.into_iter().filter(changing).collect();
+    }
+    let later = |finding: &Finding| finding.fixes.iter().any(|fix| fix.mend == Some(AutoFix::Intent));
+    for (_, why) in findings.iter().zip(left).filter(|(finding, why)| why.is_none() && later(finding)) {
+        *why = Some("its ports are set for other findings first: run it once more".to_owned());
+    }
+    Vec::new()
+}
+
+/// The agent gives its RDMA connections another mark than the intent's class has: they would not be in it, and only
+/// the agent's configuration can change that.
+fn marked_otherwise(room: &Room, plan: &HostPlan) -> Option<String> {
+    let (host, wanted) = (room.host(&plan.host)?, plan.type_of_service?);
+    let own = host.agent.as_ref()?.rdma_type_of_service?;
+    let ours = |rdma: &&RdmaPort| plan.ports.iter().any(|one| rdma.port.as_ref() == Some(&one.port));
+    // Connections without a mark of the agent's get the system's, which the plan may set.
+    let set = |rdma: &RdmaPort| {
+        let ours = plan.ports.iter().filter(|one| rdma.port.as_ref() == Some(&one.port));
+        let mut defaults = ours.flat_map(|one| &one.plan.settings.dcb).flat_map(|dcb| &dcb.roce);
+        defaults.find_map(|default| default.traffic_class)
+    };
+    let other = |rdma: &RdmaPort| {
+        let class = match own {
+            0 => set(rdma).or(rdma.default_traffic_class).unwrap_or(0),
+            _ => own,
+        };
+        class >> 2 != wanted >> 2
+    };
+    let mut rdma = host.rdma.iter().flatten().flat_map(|device| &device.ports).filter(ours);
+    rdma.any(other).then(|| {
+        let name = &plan.host;
+        format!(
+            "the agent of {name} marks RDMA with the type of service {own}, the intent's is {wanted}: first \
+             `rdma_type_of_service = {wanted}` in its configuration"
+        )
+    })
+}
+
+/// The finding asks for the intent at this host.
+fn intended(finding: &Finding, host: &str) -> bool {
+    let here = |fix: &Fix| {
+        fix.mend == Some(AutoFix::Intent) && fix.place.as_ref().is_some_and(|place| place.host == host)
+    };
+    finding.fixes.iter().any(here)
 }
 
 #[cfg(test)]

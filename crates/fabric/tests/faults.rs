@@ -5,7 +5,7 @@
 mod mended;
 mod room;
 
-use linerate_fabric::checks::{ALL, Mending, run_all};
+use linerate_fabric::checks::{ALL, FixKind, run_all};
 use linerate_fabric::model::*;
 use room::{bonded, healthy, measured, tagged};
 
@@ -283,7 +283,7 @@ fn what_fix_plans_mends_the_finding() {
         if offered != check.mending {
             wrong.push(format!("{id}: declared {:?}, offered {offered:?}", check.mending));
         }
-        if offered == Mending::Hands {
+        if offered == FixKind::Hands {
             continue;
         }
         let after = mended::done(&mut room, &before);

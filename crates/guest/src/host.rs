@@ -17,7 +17,7 @@ use crate::lock::lock;
 use crate::qcow2;
 use crate::qmp::QemuVersion;
 use crate::roots::is_allowed;
-use crate::twin::{NeededFile, NeededNetwork, QemuBinary, Twin};
+use crate::twin::{IncomingQemu, NeededFile, NeededNetwork, QemuBinary};
 
 pub use needs::needs;
 pub use problem::Problem;
@@ -189,7 +189,7 @@ fn huge_available_in(folder: &Path) -> Option<(u64, u64)> {
 /// Everything that stands against taking the guest, fatal or not.
 pub fn check_host(
     guest: &GuestDescription,
-    twin: &Twin,
+    twin: &IncomingQemu,
     qemu: &QemuBinary,
     roots: &[PathBuf],
     host: &HostFacts,
@@ -229,7 +229,7 @@ fn machine_problems(guest: &GuestDescription, host: &HostFacts) -> Vec<Problem> 
 }
 
 /// The folder for RAM is a tmpfs, which may be smaller than what the host has free: half of its memory, unless it was told otherwise.
-fn ram_folder_problem(guest: &GuestDescription, twin: &Twin, host: &HostFacts) -> Option<Problem> {
+fn ram_folder_problem(guest: &GuestDescription, twin: &IncomingQemu, host: &HostFacts) -> Option<Problem> {
     let size = |object: &str| {
         let small = guest.ram.iter().filter(|block| block.page_bytes <= SMALL_PAGE);
         let of_file = small.filter(|block| block.id.rsplit('/').next() == Some(object));
@@ -302,7 +302,7 @@ fn unfit(file: &NeededFile, path: &Path, target: &Path, roots: &[PathBuf]) -> Op
 }
 
 /// What a destination would find of the images of a guest that runs here, if it has the same. Those that are copied are made anew.
-pub fn unfit_images(guest: &GuestDescription, twin: &Twin) -> Vec<Problem> {
+pub fn unfit_images(guest: &GuestDescription, twin: &IncomingQemu) -> Vec<Problem> {
     let anywhere = [PathBuf::from("/")];
     let stays = |file: &&NeededFile| !guest.copied.iter().any(|disk| disk.path == file.source);
     let look = |file: &NeededFile| {

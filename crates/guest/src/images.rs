@@ -19,7 +19,7 @@ use crate::migrate::Export;
 use crate::qcow2;
 use crate::registry::remove_file;
 use crate::roots::is_allowed;
-use crate::twin::Twin;
+use crate::twin::IncomingQemu;
 use crate::{in_use, shared, stale};
 
 use make::{format_new, make};
@@ -115,7 +115,7 @@ impl Drop for Prepared {
 /// is left.
 pub fn prepare(
     guest: &GuestDescription,
-    twin: &Twin,
+    twin: &IncomingQemu,
     roots: &[PathBuf],
     folder: &Path,
     claims: &Claims,
@@ -164,7 +164,7 @@ pub fn prepare(
 fn prepare_one(
     guest: &GuestDescription,
     disk: &CopiedDisk,
-    twin: &Twin,
+    twin: &IncomingQemu,
     roots: &[PathBuf],
     folder: &Path,
     made: &mut Vec<PathBuf>,

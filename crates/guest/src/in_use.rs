@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::description::GuestDescription;
 use crate::shared::open_files::{self, OpenFile};
-use crate::twin::Twin;
+use crate::twin::IncomingQemu;
 
 /// Somebody who uses an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,7 +55,7 @@ pub fn check_overwritten(path: &Path) -> Result<(), InUse> {
 
 /// Refuses shared images that something on this host writes. Other guests may, where they agree on it (`share-rw`),
 /// and the guest itself may still run on this very machine.
-pub fn check_shared(guest: &GuestDescription, twin: &Twin) -> Result<(), InUse> {
+pub fn check_shared(guest: &GuestDescription, twin: &IncomingQemu) -> Result<(), InUse> {
     if guest.arguments.iter().any(|argument| argument.contains("share-rw")) {
         return Ok(());
     }

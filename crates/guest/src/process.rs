@@ -157,7 +157,7 @@ pub fn connect(record: &GuestRecord, deadline: Instant) -> Result<Qmp, GuestErro
 
 /// How a guest is ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StopHow {
+pub enum StopMethod {
     /// The guest is asked to shut down (ACPI power button); what does not by the deadline is killed.
     PowerDown,
     /// QEMU is told to end at once.
@@ -169,7 +169,7 @@ pub fn stop(
     registry: &Registry,
     record: &GuestRecord,
     qmp: Option<&mut Qmp>,
-    how: StopHow,
+    how: StopMethod,
     deadline: Instant,
 ) -> Result<(), GuestError> {
     if record.is_alive() {
@@ -189,10 +189,10 @@ pub fn stop(
     Ok(())
 }
 
-fn ask_to_end(qmp: &mut Qmp, how: StopHow, deadline: Instant) -> bool {
+fn ask_to_end(qmp: &mut Qmp, how: StopMethod, deadline: Instant) -> bool {
     let command = match how {
-        StopHow::PowerDown => "system_powerdown",
-        StopHow::Quit => "quit",
+        StopMethod::PowerDown => "system_powerdown",
+        StopMethod::Quit => "quit",
     };
     matches!(qmp.execute(command, json!({}), deadline), Ok(_) | Err(QmpError::Closed { .. }))
 }

@@ -21,7 +21,7 @@ use crate::argv::{Argument, ArgvError, Rule, known, split};
 use crate::description::{GuestDescription, ImageFormat, check_name};
 use crate::options::Options;
 
-pub use error::TwinError;
+pub use error::IncomingError;
 pub(crate) use files::mapped;
 
 /// A QEMU of this host, from the local configuration.
@@ -46,7 +46,7 @@ impl QemuBinary {
 
 /// What the destination's own configuration says about twins.
 #[derive(Clone, Debug)]
-pub struct TwinOptions {
+pub struct IncomingOptions {
     /// The guest's own run-time folder; sockets, pid file and logs go there.
     pub runtime_dir: PathBuf,
     /// Folder on a tmpfs for RAM files.
@@ -71,7 +71,7 @@ pub struct TwinOptions {
 
 /// The waiting guest's command line and what it needs of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Twin {
+pub struct IncomingQemu {
     pub name: String,
     /// Arguments, without the program's name.
     pub arguments: Vec<String>,
@@ -126,10 +126,10 @@ pub enum NeededNetwork {
     Bridge { name: String },
 }
 
-impl TwinOptions {
+impl IncomingOptions {
     /// Of a host that has and allows everything: what is refused there is refused everywhere.
-    pub fn anywhere() -> TwinOptions {
-        TwinOptions {
+    pub fn anywhere() -> IncomingOptions {
+        IncomingOptions {
             runtime_dir: "/run".into(),
             ram_dir: "/dev/shm".into(),
             huge_ram_dir: Some("/dev/hugepages".into()),
@@ -143,33 +143,33 @@ impl TwinOptions {
     }
 }
 
-impl Twin {
+impl IncomingQemu {
     /// The RAM file of a block that Linerate moves itself.
-    pub fn ram_file(&self, block: &str) -> Result<&RamFile, TwinError> {
+    pub fn ram_file(&self, block: &str) -> Result<&RamFile, IncomingError> {
         let object = block.rsplit('/').next().unwrap_or_default();
         let found = self.ram_files.iter().find(|file| file.object == object);
-        found.ok_or_else(|| TwinError::NoRamFile { block: block.to_owned() })
+        found.ok_or_else(|| IncomingError::NoRamFile { block: block.to_owned() })
     }
 }
 
 /// Makes the twin of a guest.
-pub fn twin(guest: &GuestDescription, options: &TwinOptions) -> Result<Twin, TwinError> {
+pub fn twin(guest: &GuestDescription, options: &IncomingOptions) -> Result<IncomingQemu, IncomingError> {
     let (twin, refused) = attempt(guest, options);
     refused.into_iter().next().map_or(Ok(twin), Err)
 }
 
 /// The twin as far as it can be made, and everything that stands against it.
-pub fn attempt(guest: &GuestDescription, options: &TwinOptions) -> (Twin, Vec<TwinError>) {
+pub fn attempt(guest: &GuestDescription, options: &IncomingOptions) -> (IncomingQemu, Vec<IncomingError>) {
     let (arguments, unknown) = split(&guest.arguments);
     let mut builder = Builder::new(guest, options, &arguments);
-    let mut refused: Vec<TwinError> =
-        check_name(&guest.name).err().map(TwinError::from).into_iter().collect();
+    let mut refused: Vec<IncomingError> =
+        check_name(&guest.name).err().map(IncomingError::from).into_iter().collect();
     if !guest.traits.hot_plugged.is_empty() {
-        refused.push(TwinError::HotPlugged(guest.traits.hot_plugged.join(", ")));
+        refused.push(IncomingError::HotPlugged(guest.traits.hot_plugged.join(", ")));
     }
     refused.extend(builder.socket("qmp.sock").err());
     refused.extend(builder.machine_type().err());
-    refused.extend(unknown.into_iter().map(TwinError::from));
+    refused.extend(unknown.into_iter().map(IncomingError::from));
     builder.out.extend(options.qemu.data_arguments());
     for argument in &arguments {
         refused.extend(builder.take(argument).err());
@@ -183,10 +183,10 @@ pub fn attempt(guest: &GuestDescription, options: &TwinOptions) -> (Twin, Vec<Tw
 
 struct Builder<'a> {
     guest: &'a GuestDescription,
-    options: &'a TwinOptions,
+    options: &'a IncomingOptions,
     arguments: &'a [Argument],
     out: Vec<String>,
-    twin: Twin,
+    twin: IncomingQemu,
     machine_given: bool,
     name_given: bool,
     vnc: bool,
@@ -195,8 +195,12 @@ struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    fn new(guest: &'a GuestDescription, options: &'a TwinOptions, arguments: &'a [Argument]) -> Builder<'a> {
-        let twin = Twin {
+    fn new(
+        guest: &'a GuestDescription,
+        options: &'a IncomingOptions,
+        arguments: &'a [Argument],
+    ) -> Builder<'a> {
+        let twin = IncomingQemu {
             name: guest.name.clone(),
             arguments: Vec::new(),
             qmp: options.runtime_dir.join("qmp.sock"),
@@ -222,7 +226,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn take(&mut self, argument: &Argument) -> Result<(), TwinError> {
+    fn take(&mut self, argument: &Argument) -> Result<(), IncomingError> {
         let name = argument.name.as_str();
         let value = argument.value.as_deref().unwrap_or_default();
         let rule = known(name).map(|(_, rule)| rule).ok_or_else(|| ArgvError::Unknown(name.to_owned()))?;
@@ -238,11 +242,11 @@ impl<'a> Builder<'a> {
                 self.emit(name, value)
             }
             Rule::Special => self.special(name, value),
-            Rule::Refuse(why) => Err(TwinError::Option { option: name.to_owned(), why }),
+            Rule::Refuse(why) => Err(IncomingError::Option { option: name.to_owned(), why }),
         }
     }
 
-    fn special(&mut self, name: &str, value: &str) -> Result<(), TwinError> {
+    fn special(&mut self, name: &str, value: &str) -> Result<(), IncomingError> {
         match name {
             "machine" | "M" => self.machine(value),
             "name" | "boot" | "icount" | "global" | "smbios" | "fw_cfg" | "usbdevice" | "audiodev"
@@ -279,7 +283,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn finish(mut self) -> Twin {
+    fn finish(mut self) -> IncomingQemu {
         self.settle_formats();
         if !self.name_given {
             self.out.extend(["-name".into(), format!("guest={}", self.guest.name)]);
@@ -300,12 +304,12 @@ impl<'a> Builder<'a> {
         self.twin
     }
 
-    fn parse(&self, option: &str, value: &str, implied: Option<&str>) -> Result<Options, TwinError> {
+    fn parse(&self, option: &str, value: &str, implied: Option<&str>) -> Result<Options, IncomingError> {
         let option = option.to_owned();
-        Options::parse(value, implied).map_err(|source| TwinError::Value { option, source })
+        Options::parse(value, implied).map_err(|source| IncomingError::Value { option, source })
     }
 
-    fn emit(&mut self, option: &str, value: &str) -> Result<(), TwinError> {
+    fn emit(&mut self, option: &str, value: &str) -> Result<(), IncomingError> {
         self.out.extend([format!("-{option}"), value.to_owned()]);
         Ok(())
     }
@@ -314,9 +318,9 @@ impl<'a> Builder<'a> {
         self.twin.notes.push(note);
     }
 
-    fn socket(&self, name: &str) -> Result<PathBuf, TwinError> {
+    fn socket(&self, name: &str) -> Result<PathBuf, IncomingError> {
         let path = self.options.runtime_dir.join(name);
-        if path.as_os_str().len() > 107 { Err(TwinError::SocketPath(path)) } else { Ok(path) }
+        if path.as_os_str().len() > 107 { Err(IncomingError::SocketPath(path)) } else { Ok(path) }
     }
 }
 
@@ -332,15 +336,15 @@ pub(crate) fn own_arguments(qmp: &std::path::Path, pid_file: &std::path::Path) -
     ]
 }
 
-fn refused(option: &str, what: &str, why: &'static str) -> TwinError {
-    TwinError::Refused { option: option.to_owned(), what: what.chars().take(120).collect(), why }
+fn refused(option: &str, what: &str, why: &'static str) -> IncomingError {
+    IncomingError::Refused { option: option.to_owned(), what: what.chars().take(120).collect(), why }
 }
 
-fn no_file_name(option: &str, what: &str, value: &str) -> Result<(), TwinError> {
+fn no_file_name(option: &str, what: &str, value: &str) -> Result<(), IncomingError> {
     if value.contains('/') { Err(refused(option, what, "it looks like a file name")) } else { Ok(()) }
 }
 
-fn only_keys(option: &str, options: &Options, allowed: &[&str]) -> Result<(), TwinError> {
+fn only_keys(option: &str, options: &Options, allowed: &[&str]) -> Result<(), IncomingError> {
     for (key, value) in options.pairs() {
         if !allowed.contains(&key) {
             return Err(refused(option, key, "this key is not among the known ones"));
@@ -350,7 +354,7 @@ fn only_keys(option: &str, options: &Options, allowed: &[&str]) -> Result<(), Tw
     Ok(())
 }
 
-fn check_id(option: &str, id: &str) -> Result<(), TwinError> {
+fn check_id(option: &str, id: &str) -> Result<(), IncomingError> {
     let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     if !id.is_empty() && id.len() <= 64 && id.chars().all(legal) && !id.starts_with('.') {
         Ok(())

@@ -6,7 +6,7 @@ use crate::bytes::bytes;
 use crate::description::{Backend, DescriptionError, GuestDescription};
 use crate::host::{self, Problem};
 use crate::run_state::RunState;
-use crate::twin::{TwinError, TwinOptions, attempt};
+use crate::twin::{IncomingError, IncomingOptions, attempt};
 
 /// First kernel with PAGEMAP_SCAN and asynchronous write protection.
 pub const KERNEL_NEEDED: (u32, u32) = (6, 7);
@@ -179,8 +179,8 @@ fn not_taken_over(guest: &GuestDescription, direct: bool) -> Vec<Reason> {
     if guest.domain {
         return Vec::new();
     }
-    let (twin, refused) = attempt(guest, &TwinOptions::anywhere());
-    let mut errors: Vec<TwinError> = refused.into_iter().filter(|error| !error.is_of_host()).collect();
+    let (twin, refused) = attempt(guest, &IncomingOptions::anywhere());
+    let mut errors: Vec<IncomingError> = refused.into_iter().filter(|error| !error.is_of_host()).collect();
     if direct {
         errors.extend(guest.regions().filter_map(|block| twin.ram_file(&block.id).err()));
     }
@@ -195,7 +195,7 @@ pub fn judge_images(guest: &GuestDescription) -> Vec<Reason> {
     if guest.domain {
         return Vec::new();
     }
-    let (twin, _) = attempt(guest, &TwinOptions::anywhere());
+    let (twin, _) = attempt(guest, &IncomingOptions::anywhere());
     host::unfit_images(guest, &twin).into_iter().map(|problem| Reason::Image { problem }).collect()
 }
 
@@ -204,7 +204,7 @@ pub fn needs(guest: &GuestDescription) -> Vec<String> {
     if guest.domain {
         return Vec::new();
     }
-    host::needs(guest, &attempt(guest, &TwinOptions::anywhere()).0)
+    host::needs(guest, &attempt(guest, &IncomingOptions::anywhere()).0)
 }
 
 /// An error with its causes.

@@ -17,7 +17,7 @@ use linerate_guest::discover::qmp_sockets;
 use linerate_guest::options::Options;
 use linerate_guest::qmp::{QemuVersion, Qmp};
 use linerate_guest::read::{expand_config, read, traits_of_devices};
-use linerate_guest::twin::{QemuBinary, TwinOptions, attempt, twin};
+use linerate_guest::twin::{IncomingOptions, QemuBinary, attempt, twin};
 use linerate_guest::verdict::{Reason, judge, judge_streams, needs};
 
 const PLATFORMS: [(&str, &str); 5] = [
@@ -235,8 +235,8 @@ fn mode(line: &Line) -> (&'static str, Vec<String>) {
 }
 
 /// A host that takes whatever it can.
-fn generous() -> TwinOptions {
-    TwinOptions {
+fn generous() -> IncomingOptions {
+    IncomingOptions {
         runtime_dir: "/run/linerate/guests/x".into(),
         ram_dir: "/dev/shm/linerate".into(),
         huge_ram_dir: Some("/dev/hugepages".into()),
@@ -264,8 +264,12 @@ fn what_the_source_says_of_a_guest_is_what_a_destination_answers() {
         assert_eq!(by_twin, answer.len(), "{what}: {known:?}");
         assert_eq!(twin(&told, &generous()).is_ok(), by_twin == 0, "{what}");
         // A host that has and allows nothing refuses what the source says that it needs, and nothing of the guest itself.
-        let bare =
-            TwinOptions { file_roots: vec![], allow_user_network: false, huge_ram_dir: None, ..generous() };
+        let bare = IncomingOptions {
+            file_roots: vec![],
+            allow_user_network: false,
+            huge_ram_dir: None,
+            ..generous()
+        };
         let more: Vec<_> = attempt(&told, &bare).1;
         let of_host = more.iter().filter(|error| error.is_of_host()).count();
         assert_eq!(more.len() - of_host, answer.len(), "{what}: {more:?}");

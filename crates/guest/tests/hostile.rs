@@ -10,10 +10,10 @@ use linerate_guest::description::*;
 use linerate_guest::host::{HostFacts, Problem, QemuFacts, check_host};
 use linerate_guest::images::{self, Claims, ImageError};
 use linerate_guest::qmp::QemuVersion;
-use linerate_guest::twin::{QemuBinary, TwinError, TwinOptions, twin};
+use linerate_guest::twin::{IncomingError, IncomingOptions, QemuBinary, twin};
 
-fn options() -> TwinOptions {
-    TwinOptions {
+fn options() -> IncomingOptions {
+    IncomingOptions {
         runtime_dir: "/run/linerate/guests/web".into(),
         ram_dir: "/dev/shm/linerate".into(),
         huge_ram_dir: None,
@@ -137,17 +137,17 @@ fn what_could_run_programs_or_reach_files_is_refused_by_name() {
 fn descriptions_that_are_not_what_they_say_are_refused() {
     let mut guest = description(&["-nodefaults"]);
     guest.name = "../../etc".into();
-    assert!(matches!(twin(&guest, &options()), Err(TwinError::Name(_))));
+    assert!(matches!(twin(&guest, &options()), Err(IncomingError::Name(_))));
     let mut guest = description(&["-nodefaults"]);
     guest.machine = "pc,dumpdtb=/x".into();
-    assert!(matches!(twin(&guest, &options()), Err(TwinError::Refused { .. })));
+    assert!(matches!(twin(&guest, &options()), Err(IncomingError::Refused { .. })));
     let mut guest = description(&["-nodefaults"]);
     guest.traits.hot_plugged.push("disk7 plugged".into());
-    assert!(matches!(twin(&guest, &options()), Err(TwinError::HotPlugged(_))));
-    assert!(matches!(twin(&description(&[]), &options()), Err(TwinError::UserNetwork)));
+    assert!(matches!(twin(&guest, &options()), Err(IncomingError::HotPlugged(_))));
+    assert!(matches!(twin(&description(&[]), &options()), Err(IncomingError::UserNetwork)));
     let mut long = options();
     long.runtime_dir = format!("/run/{}", "x".repeat(100)).into();
-    assert!(matches!(twin(&description(&["-nodefaults"]), &long), Err(TwinError::SocketPath(_))));
+    assert!(matches!(twin(&description(&["-nodefaults"]), &long), Err(IncomingError::SocketPath(_))));
 }
 
 #[test]
@@ -201,7 +201,7 @@ fn huge_pages_are_counted_apart_from_other_memory() {
     guest.memory_bytes = 64 << 20;
     guest.ram.iter_mut().for_each(|block| (block.size, block.page_bytes) = (0, 4096));
     (guest.ram[0].size, guest.ram[0].page_bytes) = (64 << 20, 2 << 20);
-    let made = twin(&guest, &TwinOptions { huge_ram_dir: Some("/".into()), ..options() }).unwrap();
+    let made = twin(&guest, &IncomingOptions { huge_ram_dir: Some("/".into()), ..options() }).unwrap();
     let mut host = facts(&guest.machine);
     host.memory_available = 1 << 20;
     let check = |host: &HostFacts| check_host(&guest, &made, &options().qemu, &[], host);
@@ -343,7 +343,7 @@ fn two_guests_that_arrive_never_copy_into_one_image() {
     let (claims, folder) = (Claims::default(), place.path(""));
     let prepare = |path: &PathBuf| {
         let guest = arriving(path);
-        let made = twin(&guest, &TwinOptions { file_roots: roots.clone(), ..options() }).unwrap();
+        let made = twin(&guest, &IncomingOptions { file_roots: roots.clone(), ..options() }).unwrap();
         images::prepare(&guest, &made, &roots, &folder, &claims)
     };
     let first = prepare(&image).unwrap();
@@ -360,7 +360,7 @@ fn two_guests_that_arrive_never_copy_into_one_image() {
     two.arguments.extend(other.arguments.into_iter().map(|word| word.replace("id=d", "id=e")));
     two.disks.extend(other.disks);
     two.copied.extend(other.copied.into_iter().map(|disk| CopiedDisk { id: "e".into(), ..disk }));
-    let made = twin(&two, &TwinOptions { file_roots: roots.clone(), ..options() }).unwrap();
+    let made = twin(&two, &IncomingOptions { file_roots: roots.clone(), ..options() }).unwrap();
     let folder_of_two = tempfile::tempdir().unwrap();
     let refused = images::prepare(&two, &made, &roots, folder_of_two.path(), &claims);
     assert!(matches!(refused, Err(ImageError::Claimed(_))), "{refused:?}");

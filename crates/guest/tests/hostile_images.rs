@@ -13,7 +13,7 @@ use linerate_guest::host::{HostFacts, Problem, QemuFacts, check_host};
 use linerate_guest::images::{self, Claims, ImageError};
 use linerate_guest::qcow2::{Reach, check};
 use linerate_guest::qmp::QemuVersion;
-use linerate_guest::twin::{QemuBinary, Twin, TwinError, TwinOptions, twin};
+use linerate_guest::twin::{IncomingError, IncomingOptions, IncomingQemu, QemuBinary, twin};
 use proptest::prelude::*;
 
 const MIB: u64 = 1 << 20;
@@ -201,8 +201,8 @@ proptest! {
     }
 }
 
-fn options(f: &Folders) -> TwinOptions {
-    TwinOptions {
+fn options(f: &Folders) -> IncomingOptions {
+    IncomingOptions {
         runtime_dir: "/run/linerate/guests/web".into(),
         ram_dir: "/dev/shm/linerate".into(),
         huge_ram_dir: None,
@@ -219,7 +219,7 @@ fn guest_with(
     f: &Folders,
     arguments: &[&str],
     disks: &[(&str, &str)],
-) -> (GuestDescription, Result<Twin, TwinError>) {
+) -> (GuestDescription, Result<IncomingQemu, IncomingError>) {
     let (inside, _) = f.text();
     let arguments: Vec<String> = arguments.iter().map(|argument| argument.replace("DIR", &inside)).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -272,7 +272,7 @@ fn no_format_is_left_to_be_guessed() {
     ] {
         for format in ["vmdk", ""] {
             let refused = guest_with(&f, arguments, &[("DIR/a", format)]).1;
-            assert!(matches!(refused, Err(TwinError::Refused { .. })), "{arguments:?}: {refused:?}");
+            assert!(matches!(refused, Err(IncomingError::Refused { .. })), "{arguments:?}: {refused:?}");
         }
     }
 }

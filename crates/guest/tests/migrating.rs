@@ -14,7 +14,7 @@ use linerate_guest::migrate::{DestinationQemu, MigrateError, PauseMark, SourceQe
 use linerate_guest::qmp::Qmp;
 use linerate_guest::read::read;
 use linerate_guest::run_state::RunState;
-use linerate_guest::twin::{QemuBinary, Twin, twin};
+use linerate_guest::twin::{IncomingQemu, QemuBinary, twin};
 use serde_json::{Value, json};
 
 const SPEC: &str = "name = 'web'\nmemory = '64M'\nmachine = 'pc'\naccel = 'tcg'\n[[disk]]\npath = 'd.img'\n";
@@ -114,7 +114,7 @@ fn a_guest_moves_to_its_twin() {
 }
 
 /// A guest, and its twin, which listens at `m.sock`.
-fn twin_listens(place: &Place, qemu: &QemuBinary) -> (Running, Twin, Running, DestinationQemu) {
+fn twin_listens(place: &Place, qemu: &QemuBinary) -> (Running, IncomingQemu, Running, DestinationQemu) {
     place.disk("d.img", 4);
     let mut source = start_spec(place, qemu, SPEC);
     let pid = source.record.process.pid;
@@ -370,7 +370,7 @@ fn a_guest_that_its_operator_resumed_while_it_moved_runs_again_when_it_is_taken_
 }
 
 /// QEMU writes the whole state to this socket.
-fn write_state(from: &mut SourceQemu, socket: &Path, source: &Running, made: &Twin) {
+fn write_state(from: &mut SourceQemu, socket: &Path, source: &Running, made: &IncomingQemu) {
     from.prepare(soon()).unwrap();
     from.begin(socket, soon()).unwrap();
     assert!(!from.wait_pre_switchover(soon(), &|| false).unwrap().ran);

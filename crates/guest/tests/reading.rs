@@ -11,7 +11,7 @@ use linerate_guest::discover::{self, DiscoverError};
 use linerate_guest::graph;
 use linerate_guest::host::Problem;
 use linerate_guest::left_ram::LeftRam;
-use linerate_guest::process::{GuestError, Launch, StopHow, start, stop};
+use linerate_guest::process::{GuestError, Launch, StopMethod, start, stop};
 use linerate_guest::qmp::{QemuVersion, Qmp, QmpError};
 use linerate_guest::read::{Names, read};
 use linerate_guest::registry::{GuestRecord, Origin};
@@ -62,7 +62,7 @@ fn a_guest_from_a_specification_is_read_judged_and_stopped() {
         drop(again);
         let mut by_socket = discover::by_socket(&guest.record.qmp, soon()).unwrap();
         assert_eq!(by_socket.pid, pid);
-        stop(&place.registry, &guest.record, Some(&mut by_socket.qmp), StopHow::Quit, soon()).unwrap();
+        stop(&place.registry, &guest.record, Some(&mut by_socket.qmp), StopMethod::Quit, soon()).unwrap();
         assert!(!guest.record.is_alive() && !guest.record.ram_files[0].exists());
         assert!(place.registry.list().unwrap().is_empty());
     }
@@ -74,7 +74,7 @@ fn a_guest_that_ignores_the_power_button_is_killed() {
     let mut guest = start_spec(&place, &qemus()[0], "name = 'deaf'\nmemory = '64M'\naccel = 'tcg'");
     let mut qmp = guest.qmp.take();
     let limit = Instant::now() + Duration::from_millis(300);
-    stop(&place.registry, &guest.record, qmp.as_mut(), StopHow::PowerDown, limit).unwrap();
+    stop(&place.registry, &guest.record, qmp.as_mut(), StopMethod::PowerDown, limit).unwrap();
     assert!(!guest.record.is_alive());
 }
 
@@ -374,7 +374,7 @@ fn the_memory_that_an_adopted_guest_leaves_is_given_back_and_its_files_stay() {
     let left = LeftRam::of(&guest.record);
     assert_eq!(left.free(), 0, "its process lives");
     let qmp = guest.qmp.as_mut();
-    stop(&place.registry, &guest.record, qmp, StopHow::Quit, soon()).unwrap();
+    stop(&place.registry, &guest.record, qmp, StopMethod::Quit, soon()).unwrap();
     let mut other = reader(lent);
     assert_eq!(left.free(), before[0]);
     other.kill().unwrap();

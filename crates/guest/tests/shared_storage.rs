@@ -14,7 +14,7 @@ use linerate_guest::description::{Disk, GuestDescription, ImageFormat};
 use linerate_guest::in_use;
 use linerate_guest::shared::{self, Marks, NotShared, Proof, Proved, Storage};
 use linerate_guest::stale;
-use linerate_guest::twin::{NeededFile, Twin};
+use linerate_guest::twin::{IncomingQemu, NeededFile};
 
 /// Two hosts' folders, on a file system that one host alone sees.
 struct Hosts {
@@ -62,7 +62,7 @@ fn source(disks: Vec<Disk>, vouched: &[&str]) -> Source {
 }
 
 /// What opens these files, each with its name at the source.
-fn twin(files: &[(&Path, &Path)]) -> Twin {
+fn twin(files: &[(&Path, &Path)]) -> IncomingQemu {
     let needed = |(there, here): &(&Path, &Path)| NeededFile {
         source: there.to_str().unwrap().into(),
         path: here.to_path_buf(),
@@ -70,7 +70,7 @@ fn twin(files: &[(&Path, &Path)]) -> Twin {
         format: here.extension().is_none_or(|end| end != "qcow2").then_some(ImageFormat::Raw),
         as_device: None,
     };
-    Twin {
+    IncomingQemu {
         name: "web".into(),
         arguments: Vec::new(),
         qmp: "/run/q".into(),

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use linerate_core::Run;
-use linerate_net::channel::{Acks, Receiver, Sender, WriteOrder};
+use linerate_net::channel::{AckReader, Receiver, Sender, WriteOrder};
 use linerate_net::fence::Fence;
 use linerate_net::region::Region;
 use linerate_net::region::heap::HeapRegion;

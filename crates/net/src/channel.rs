@@ -73,7 +73,7 @@ pub struct Acknowledged {
 }
 
 /// Source side, acknowledging half.
-pub trait Acks: Send {
+pub trait AckReader: Send {
     /// The next acknowledgement; `None` when the wait is over.
     fn next(&mut self, wait: Duration) -> Result<Option<Acknowledged>, ChannelError>;
     /// Bytes that the peer's kernel or adapter has taken so far; 0 where the carrier cannot tell.

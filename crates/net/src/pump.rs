@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use linerate_core::{ChannelId, RegionId, Run};
 
-use crate::channel::{Acknowledged, Acks, ChannelError, Closer, Sender, WriteOrder, total};
+use crate::channel::{AckReader, Acknowledged, ChannelError, Closer, Sender, WriteOrder, total};
 use crate::lock::{Condvar, Mutex};
 use crate::pacer::Pacer;
 use crate::stats::ChannelStats;
@@ -49,14 +49,14 @@ pub trait WorkSource: Send + Sync {
     fn sent(&self, channel: ChannelId, sequence: u64, data_bytes: u64, zero_bytes: u64, wire_bytes: u64);
     /// All frames up to `through` are applied, but for `refused`.
     fn acknowledged(&self, channel: ChannelId, through: u64, refused: &[u64]);
-    /// The channel is of no more use; told at most once, and never after [`PumpHandle::stop`].
+    /// The channel is of no more use; told at most once, and never after [`ChannelHandle::stop`].
     fn lost(&self, channel: ChannelId, error: ChannelError);
 }
 
 /// The parts of a channel at the source.
 pub struct Carrier {
     pub sender: Box<dyn Sender>,
-    pub acks: Box<dyn Acks>,
+    pub acks: Box<dyn AckReader>,
     /// Ends the sending and the acknowledging half.
     pub closer: Closer,
 }
@@ -81,19 +81,19 @@ impl PumpOptions {
 }
 
 /// A running pump. Dropping it stops it.
-pub struct PumpHandle {
+pub struct ChannelHandle {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl PumpHandle {
+impl ChannelHandle {
     /// Starts the two threads of a channel.
     pub fn start(
         channel: ChannelId,
         carrier: Carrier,
         source: Arc<dyn WorkSource>,
         options: PumpOptions,
-    ) -> Result<PumpHandle, ChannelError> {
+    ) -> Result<ChannelHandle, ChannelError> {
         let Carrier { sender, acks, closer } = carrier;
         let stats = sender.stats();
         let shared = Arc::new(Shared {
@@ -106,7 +106,7 @@ impl PumpHandle {
             over: Mutex::new(false),
             changed: Condvar::new(),
         });
-        let mut handle = PumpHandle { shared: Arc::clone(&shared), threads: Vec::new() };
+        let mut handle = ChannelHandle { shared: Arc::clone(&shared), threads: Vec::new() };
         let sending = Sending {
             shared: Arc::clone(&shared),
             sender,
@@ -137,7 +137,7 @@ impl PumpHandle {
         self.shared.end();
     }
 
-    /// Waits for both threads, which end after [`PumpHandle::stop`], [`Next::Stop`] or a loss.
+    /// Waits for both threads, which end after [`ChannelHandle::stop`], [`Next::Stop`] or a loss.
     pub fn join(mut self) {
         self.join_threads();
     }
@@ -150,7 +150,7 @@ impl PumpHandle {
     }
 }
 
-impl Drop for PumpHandle {
+impl Drop for ChannelHandle {
     fn drop(&mut self) {
         if !self.threads.is_empty() {
             self.stop();
@@ -159,7 +159,7 @@ impl Drop for PumpHandle {
     }
 }
 
-impl fmt::Debug for PumpHandle {
+impl fmt::Debug for ChannelHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PumpHandle").field("channel", &self.shared.channel).finish_non_exhaustive()
     }
@@ -267,7 +267,7 @@ impl Sending {
 
 struct Watching {
     shared: Arc<Shared>,
-    acks: Box<dyn Acks>,
+    acks: Box<dyn AckReader>,
     stall_limit: Duration,
     acknowledged: u64,
 }

@@ -8,7 +8,7 @@ use linerate_core::{RegionId, Run};
 
 use crate::channel::ChannelError;
 use crate::lock::{Mutex, RwLock};
-use crate::region::held::HeldRegion;
+use crate::region::held::PinnedRegion;
 use crate::region::{Mapped, Region};
 
 /// Something that writes to regions without this process doing anything: an adapter with keys to them.
@@ -42,7 +42,7 @@ pub struct WritePermit<'a> {
 impl RegionTable {
     /// A table of these regions. Of two with the same number the later counts.
     pub fn new(regions: impl IntoIterator<Item = (RegionId, Arc<dyn Region>)>) -> RegionTable {
-        let held = |(id, region)| (id, Arc::new(HeldRegion::new(region)) as Arc<dyn Region>);
+        let held = |(id, region)| (id, Arc::new(PinnedRegion::new(region)) as Arc<dyn Region>);
         RegionTable {
             regions: regions.into_iter().map(held).collect(),
             sealed: RwLock::new(false),

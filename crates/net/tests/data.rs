@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use common::*;
 use linerate_core::Run;
-use linerate_net::channel::{Acks, ChannelEnd, ChannelError, Sender, WriteOrder};
+use linerate_net::channel::{AckReader, ChannelEnd, ChannelError, Sender, WriteOrder};
 use linerate_net::region::Region;
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::send::{StreamAcks, StreamSender};

@@ -12,7 +12,7 @@ use common::*;
 use linerate_core::{ChannelId, Run};
 use linerate_net::channel::{ChannelEnd, ChannelError};
 use linerate_net::pacer::Pacer;
-use linerate_net::pump::{Carrier, Next, PumpHandle, PumpOptions, WorkSource};
+use linerate_net::pump::{Carrier, ChannelHandle, Next, PumpOptions, WorkSource};
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::send::{StreamAcks, StreamSender};
 
@@ -93,7 +93,8 @@ fn everything_arrives_and_is_acknowledged() {
     let (source_end, destination_end) = tcp_pair();
     let destination = Destination::serve(destination_end, target);
     let list = List::new(extents(size, 256 << 10), false);
-    let pump = PumpHandle::start(3, carrier(&source_end), list.clone(), PumpOptions::new(regions)).unwrap();
+    let pump =
+        ChannelHandle::start(3, carrier(&source_end), list.clone(), PumpOptions::new(regions)).unwrap();
     pump.join();
     assert!(matches!(destination.end(), ChannelEnd::Closed));
     let state = list.state.lock().unwrap();
@@ -108,7 +109,8 @@ fn a_peer_that_reads_nothing_is_lost_as_stalled_and_told_once() {
     let (_, regions) = heap(vec![1; size]);
     let (source_end, _unread) = tcp_pair();
     let list = List::new(extents(size, 1 << 20), true);
-    let pump = PumpHandle::start(0, carrier(&source_end), list.clone(), PumpOptions::new(regions)).unwrap();
+    let pump =
+        ChannelHandle::start(0, carrier(&source_end), list.clone(), PumpOptions::new(regions)).unwrap();
     until("the loss", || !list.state.lock().unwrap().lost.is_empty());
     pump.join();
     let state = list.state.lock().unwrap();
@@ -121,7 +123,8 @@ fn an_idle_channel_pings_and_is_not_lost_and_a_stop_tells_no_loss() {
     let (source_end, destination_end) = tcp_pair();
     let destination = Destination::serve(destination_end, Arc::clone(&regions));
     let list = List::new([], true);
-    let pump = PumpHandle::start(0, carrier(&source_end), list.clone(), PumpOptions::new(regions)).unwrap();
+    let pump =
+        ChannelHandle::start(0, carrier(&source_end), list.clone(), PumpOptions::new(regions)).unwrap();
     until("twenty pings", || list.state.lock().unwrap().acknowledged >= 20);
     list.state.lock().unwrap().keep = false;
     pump.stop();
@@ -136,7 +139,8 @@ fn a_channel_that_breaks_is_lost_once() {
     let (source_end, destination_end) = tcp_pair();
     let destination = Destination::serve(destination_end, Arc::clone(&regions));
     let list = List::new(extents(1 << 20, 4096), true);
-    let pump = PumpHandle::start(0, carrier(&source_end), list.clone(), PumpOptions::new(regions)).unwrap();
+    let pump =
+        ChannelHandle::start(0, carrier(&source_end), list.clone(), PumpOptions::new(regions)).unwrap();
     until("an acknowledgement", || list.state.lock().unwrap().acknowledged > 0);
     destination.fence.close(WAIT).unwrap();
     until("the loss", || !list.state.lock().unwrap().lost.is_empty());
@@ -153,7 +157,7 @@ fn the_bandwidth_limit_holds() {
     let pacer = Arc::new(Pacer::new(NonZeroU64::new(16 << 20).unwrap()));
     let options = PumpOptions { pacer: Some(pacer), ..PumpOptions::new(regions) };
     let begun = Instant::now();
-    PumpHandle::start(0, carrier(&source_end), list.clone(), options).unwrap().join();
+    ChannelHandle::start(0, carrier(&source_end), list.clone(), options).unwrap().join();
     // Sixteen writes, the first on credit: the rate allows the last one no earlier than this. Slower machines pass too.
     assert!(begun.elapsed() >= Duration::from_millis(215), "{:?}", begun.elapsed());
     assert_eq!(list.state.lock().unwrap().acknowledged, 16);

@@ -9,7 +9,7 @@ use linerate_core::{GuestState, Outcome, Side, Time};
 
 use crate::check::Mutation;
 use crate::hosts::{Case, Known, Machine, Record, session};
-use crate::world::{Happening, World};
+use crate::world::{SimEvent, World};
 
 /// Something that is done for a session that is brought to its end.
 #[derive(Clone, Copy, Debug)]
@@ -174,7 +174,7 @@ impl World {
             return self.ask(host, session);
         }
         let span = self.micros(100, 30_000);
-        self.after(span, Happening::Recovers { host, life, session, work });
+        self.after(span, SimEvent::Recovers { host, life, session, work });
     }
 
     /// Something was done for a session that is brought to its end.

@@ -11,7 +11,7 @@ use crate::check::{Mutation, Property};
 use crate::guest::{DEVICE, Guest, TOUCHED, digest};
 use crate::source_body::short;
 use crate::wire::Packet;
-use crate::world::{Happening, World};
+use crate::world::{SimEvent, World};
 
 /// Something that the body does and that takes time.
 #[derive(Debug)]
@@ -142,7 +142,7 @@ impl World {
     /// The brain gets an event, and what follows from it is done.
     pub fn tell_destination(&mut self, event: Event) {
         let now = self.now;
-        if self.destination.brain.is_some() && !matches!(event, Event::Heard(_)) {
+        if self.destination.brain.is_some() && !matches!(event, Event::PathAlive(_)) {
             self.note(|| format!("D <- {}", short(&event)));
         }
         if let Some(brain) = self.destination.brain.as_mut() {
@@ -154,7 +154,8 @@ impl World {
     /// Time passes at the destination.
     pub fn destination_tick(&mut self) {
         let now = self.now;
-        if let Some(brain) = self.destination.brain.as_mut() {
+        let brain = self.destination.brain.as_mut();
+        if let Some(brain) = brain.filter(|brain| brain.timeout().is_some_and(|at| at <= now)) {
             brain.handle(now, Event::Tick);
         }
         self.settle_destination();
@@ -198,8 +199,8 @@ impl World {
                 };
                 self.destination_will(3_000, 60_000, work);
             }
-            Action::Carriage(_) => {}
-            Action::Release => self.destination_will(100, 10_000, DestinationWork::Releases),
+            Action::DeliverStreamMessage(_) => {}
+            Action::RestoreHypervisor => self.destination_will(100, 10_000, DestinationWork::Releases),
             Action::Fence(channel) => self.destination_will(0, 30_000, DestinationWork::Fences(channel)),
             Action::Seal { digest } => self.destination_will(0, 4_000, DestinationWork::Seals(digest)),
             Action::LoadDeviceState(_) => self.load_piece(),
@@ -207,7 +208,7 @@ impl World {
             Action::Journal(phase) => self.destination_journal(phase),
             Action::CheckDisks(disks) => self.check_disks(&disks),
             Action::Run { ran } => self.runs_over_here(ran),
-            Action::TearDown => {
+            Action::Discard => {
                 self.destination.operations += 1;
                 self.destination_will(500, 30_000, DestinationWork::TearsDown);
             }
@@ -217,9 +218,10 @@ impl World {
     fn destination_action_fails(&mut self, action: &Action) -> bool {
         let (code, fails) = match action {
             Action::Admit { .. } => (Code::MemoryShort, true),
-            Action::Prepare | Action::Seal { .. } | Action::LoadDeviceState(_) | Action::Release => {
-                (Code::HypervisorFailed, true)
-            }
+            Action::Prepare
+            | Action::Seal { .. }
+            | Action::LoadDeviceState(_)
+            | Action::RestoreHypervisor => (Code::HypervisorFailed, true),
             Action::FinishDeviceState => (Code::HypervisorFailed, true),
             _ => (Code::Internal, false),
         };
@@ -239,7 +241,7 @@ impl World {
     pub fn destination_will(&mut self, low: u64, high: u64, work: DestinationWork) {
         let span = self.micros(low, high);
         let operations = self.destination.operations;
-        self.after(span, Happening::Destination { operations, work });
+        self.after(span, SimEvent::Destination { operations, work });
     }
 
     /// The body has done something.
@@ -266,11 +268,11 @@ impl World {
             }
             DestinationWork::Releases => {
                 self.owner.put_back(Side::Destination, self.options.mutation);
-                self.tell_destination(Event::Released);
+                self.tell_destination(Event::HypervisorRestored);
             }
             DestinationWork::TearsDown => {
                 self.tear_down();
-                self.tell_destination(Event::TornDown);
+                self.tell_destination(Event::Discarded);
             }
             DestinationWork::Recovers => self.owner_is_let_go(),
             DestinationWork::Admits => self.admit(),
@@ -280,7 +282,7 @@ impl World {
     fn runs_over_here(&mut self, ran: bool) {
         let span = self.micros(50, 8_000);
         let (operations, since) = (self.destination.operations, self.now);
-        self.after(span, Happening::HypervisorRuns { operations, ran, since, unsure: false });
+        self.after(span, SimEvent::HypervisorRuns { operations, ran, since, unsure: false });
     }
 
     /// The hypervisor was told to take the guest over, and does, whether or not the agent that told it still lives. It is told
@@ -315,7 +317,7 @@ impl World {
             // A command whose answer is missing may have been carried out: a later refusal does not say that the guest never ran.
             RunResult::Refused | RunResult::Unknown => {
                 let unsure = unsure || result == RunResult::Unknown;
-                self.after(RUN_AGAIN_AFTER, Happening::HypervisorRuns { operations, ran, since, unsure });
+                self.after(RUN_AGAIN_AFTER, SimEvent::HypervisorRuns { operations, ran, since, unsure });
             }
         }
     }

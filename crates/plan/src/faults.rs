@@ -7,7 +7,7 @@ use linerate_core::Side;
 use crate::random::Random;
 
 #[derive(Clone, Debug)]
-pub enum Mishap {
+pub enum FaultKind {
     /// Both ends are told at once.
     LinkReset(usize),
     /// It carries nothing any more, and neither end is told.
@@ -51,8 +51,8 @@ pub enum Mishap {
     Paused,
 }
 
-impl Mishap {
-    /// Kinds in the order of [`Mishap::kind`].
+impl FaultKind {
+    /// Kinds in the order of [`FaultKind::kind`].
     pub const NAMES: [&'static str; 21] = [
         "link reset",
         "link silent",
@@ -80,27 +80,27 @@ impl Mishap {
     /// Index of its kind.
     pub fn kind(&self) -> usize {
         match self {
-            Mishap::LinkReset(_) => 0,
-            Mishap::LinkSilent(_) => 1,
-            Mishap::LinkOneWay(..) => 2,
-            Mishap::AllSilent => 3,
-            Mishap::LinkStalls(..) => 4,
-            Mishap::LinkSlows(..) => 5,
-            Mishap::PathBreaks => 6,
-            Mishap::ChannelBreaks => 7,
-            Mishap::AgentCrashes(_) => 8,
-            Mishap::HostCrashes(_) => 9,
-            Mishap::JournalFails(..) => 10,
-            Mishap::ActionFails(_) => 11,
-            Mishap::Cancelled(_) => 12,
-            Mishap::AllStall(_) => 13,
-            Mishap::JournalFull(..) => 14,
-            Mishap::DisksAway(..) => 15,
-            Mishap::HypervisorsAway(..) => 16,
-            Mishap::HypervisorDies(_) => 17,
-            Mishap::DiskChanges => 18,
-            Mishap::ClockSteps(..) => 19,
-            Mishap::Paused => 20,
+            FaultKind::LinkReset(_) => 0,
+            FaultKind::LinkSilent(_) => 1,
+            FaultKind::LinkOneWay(..) => 2,
+            FaultKind::AllSilent => 3,
+            FaultKind::LinkStalls(..) => 4,
+            FaultKind::LinkSlows(..) => 5,
+            FaultKind::PathBreaks => 6,
+            FaultKind::ChannelBreaks => 7,
+            FaultKind::AgentCrashes(_) => 8,
+            FaultKind::HostCrashes(_) => 9,
+            FaultKind::JournalFails(..) => 10,
+            FaultKind::ActionFails(_) => 11,
+            FaultKind::Cancelled(_) => 12,
+            FaultKind::AllStall(_) => 13,
+            FaultKind::JournalFull(..) => 14,
+            FaultKind::DisksAway(..) => 15,
+            FaultKind::HypervisorsAway(..) => 16,
+            FaultKind::HypervisorDies(_) => 17,
+            FaultKind::DiskChanges => 18,
+            FaultKind::ClockSteps(..) => 19,
+            FaultKind::Paused => 20,
         }
     }
 }
@@ -127,7 +127,7 @@ pub enum Trigger {
 #[derive(Clone, Debug)]
 pub struct Fault {
     pub trigger: Trigger,
-    pub mishap: Mishap,
+    pub mishap: FaultKind,
     /// A link comes back, a crashed agent or host starts again, after this long.
     pub back_after: Duration,
     /// A link comes back at all.
@@ -156,7 +156,7 @@ impl Trigger {
 /// What is looked at more closely: most faults are of these kinds, and come at these moments. Empty: all of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Focus {
-    /// One bit for each [`Mishap::kind`].
+    /// One bit for each [`FaultKind::kind`].
     mishaps: u64,
     /// One bit for each [`Trigger::kind`].
     moments: u64,
@@ -166,10 +166,10 @@ impl Focus {
     /// Percent of the faults that it is about.
     const SHARE: u64 = 75;
 
-    /// Also on what has this name in [`Mishap::NAMES`] or [`Trigger::NAMES`]; none if nothing has.
+    /// Also on what has this name in [`FaultKind::NAMES`] or [`Trigger::NAMES`]; none if nothing has.
     #[must_use]
     pub fn on(mut self, name: &str) -> Option<Focus> {
-        if let Some(kind) = Mishap::NAMES.iter().position(|known| *known == name) {
+        if let Some(kind) = FaultKind::NAMES.iter().position(|known| *known == name) {
             self.mishaps |= 1 << kind;
         } else {
             self.moments |= 1 << Trigger::NAMES.iter().position(|known| *known == name)?;
@@ -196,7 +196,7 @@ impl std::fmt::Display for Focus {
         let named = |bits: u64, names: &'static [&'static str]| {
             names.iter().enumerate().filter(move |(kind, _)| bits & (1 << kind) != 0)
         };
-        let mut all = named(self.mishaps, &Mishap::NAMES).chain(named(self.moments, &Trigger::NAMES));
+        let mut all = named(self.mishaps, &FaultKind::NAMES).chain(named(self.moments, &Trigger::NAMES));
         all.try_for_each(|(_, name)| write!(f, " --often '{name}'"))
     }
 }
@@ -213,7 +213,7 @@ fn one(random: &mut Random, links: usize, focus: Focus) -> Fault {
     let back_within = [100_000, 2_000_000, 20_000_000][random.below(3) as usize];
     Fault {
         trigger: Focus::draw(random, focus.moments, |random| trigger(random, links), Trigger::kind),
-        mishap: Focus::draw(random, focus.mishaps, |random| mishap(random, links), Mishap::kind),
+        mishap: Focus::draw(random, focus.mishaps, |random| mishap(random, links), FaultKind::kind),
         back_after: random.micros(1_000, back_within),
         comes_back: random.percent(70),
     }
@@ -245,29 +245,29 @@ fn span(random: &mut Random) -> Duration {
     random.micros(1_000, most)
 }
 
-fn mishap(random: &mut Random, links: usize) -> Mishap {
+fn mishap(random: &mut Random, links: usize) -> FaultKind {
     let link = random.below(links as u64) as usize;
     match random.below(28) {
-        21 => Mishap::JournalFull(side(random), span(random)),
-        22 => Mishap::DisksAway(side(random), span(random)),
-        23 => Mishap::HypervisorsAway(side(random), span(random)),
-        24 => Mishap::HypervisorDies(side(random)),
-        25 => Mishap::DiskChanges,
-        26 => Mishap::ClockSteps(side(random), random.below(7200) as i64 - 3600),
-        27 => Mishap::Paused,
-        20 => Mishap::AllStall(random.micros(500_000, 5_000_000)),
-        0 | 1 => Mishap::LinkReset(link),
-        2 | 3 => Mishap::LinkSilent(link),
-        4 | 5 => Mishap::LinkOneWay(link, side(random)),
-        6 => Mishap::AllSilent,
-        7 => Mishap::LinkStalls(link, random.micros(1_000, 3_000_000)),
-        8 => Mishap::LinkSlows(link, random.between(2, 50)),
-        9 => Mishap::PathBreaks,
-        10 | 11 => Mishap::ChannelBreaks,
-        12..=14 => Mishap::AgentCrashes(side(random)),
-        15 => Mishap::HostCrashes(side(random)),
-        16 => Mishap::JournalFails(side(random), random.between(1, 3)),
-        17 | 18 => Mishap::ActionFails(side(random)),
-        _ => Mishap::Cancelled(side(random)),
+        21 => FaultKind::JournalFull(side(random), span(random)),
+        22 => FaultKind::DisksAway(side(random), span(random)),
+        23 => FaultKind::HypervisorsAway(side(random), span(random)),
+        24 => FaultKind::HypervisorDies(side(random)),
+        25 => FaultKind::DiskChanges,
+        26 => FaultKind::ClockSteps(side(random), random.below(7200) as i64 - 3600),
+        27 => FaultKind::Paused,
+        20 => FaultKind::AllStall(random.micros(500_000, 5_000_000)),
+        0 | 1 => FaultKind::LinkReset(link),
+        2 | 3 => FaultKind::LinkSilent(link),
+        4 | 5 => FaultKind::LinkOneWay(link, side(random)),
+        6 => FaultKind::AllSilent,
+        7 => FaultKind::LinkStalls(link, random.micros(1_000, 3_000_000)),
+        8 => FaultKind::LinkSlows(link, random.between(2, 50)),
+        9 => FaultKind::PathBreaks,
+        10 | 11 => FaultKind::ChannelBreaks,
+        12..=14 => FaultKind::AgentCrashes(side(random)),
+        15 => FaultKind::HostCrashes(side(random)),
+        16 => FaultKind::JournalFails(side(random), random.between(1, 3)),
+        17 | 18 => FaultKind::ActionFails(side(random)),
+        _ => FaultKind::Cancelled(side(random)),
     }
 }

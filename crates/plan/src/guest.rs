@@ -55,7 +55,7 @@ pub enum Sending {
 
 /// How busy the guest is.
 #[derive(Clone, Debug)]
-pub struct Habits {
+pub struct Workload {
     /// Pages written per millisecond.
     pub writes_per_ms: f64,
     /// Pages at the start of each region that are written over and over.
@@ -107,20 +107,25 @@ pub struct Guest {
     pub image: u64,
     /// Pages whose entry in the page table has become empty since they were written.
     emptied: Flags,
-    habits: Habits,
+    habits: Workload,
     version: u64,
     debt: f64,
 }
 
 impl Guest {
     /// A guest that waits for another's RAM.
-    pub fn waiting(shape: &[usize], habits: Habits, pid: u64, host: usize) -> Guest {
+    pub fn waiting(shape: &[usize], habits: Workload, pid: u64, host: usize) -> Guest {
         let (loaded, owned, current, disks) = (false, false, false, false);
         Guest { pid, host, loaded, owned, current, disks, ..Guest::new(shape, habits, false, || false) }
     }
 
     /// A guest with the pages populated where `populated` says so.
-    pub fn new(shape: &[usize], habits: Habits, running: bool, mut populated: impl FnMut() -> bool) -> Guest {
+    pub fn new(
+        shape: &[usize],
+        habits: Workload,
+        running: bool,
+        mut populated: impl FnMut() -> bool,
+    ) -> Guest {
         let none: Flags = shape.iter().map(|&pages| vec![false; pages]).collect();
         let mut guest = Guest {
             ram: holes(shape),
@@ -292,7 +297,7 @@ mod tests {
     use super::*;
 
     fn guest() -> Guest {
-        let habits = Habits { writes_per_ms: 1.0, working_set: 4, stray_permille: 0, punch_permille: 0 };
+        let habits = Workload { writes_per_ms: 1.0, working_set: 4, stray_permille: 0, punch_permille: 0 };
         let mut odd = false;
         Guest::new(&[8], habits, true, || {
             odd = !odd;

@@ -6,9 +6,9 @@ use std::time::Duration;
 use linerate_core::Side;
 
 use crate::check::{Options, Property, Violation};
-use crate::faults::{self, Mishap};
+use crate::faults::{self, FaultKind};
 use crate::guest::Sending;
-use crate::world::{Happening, World};
+use crate::world::{SimEvent, World};
 
 /// A host comes back within this, and a full disk is looked after.
 const LATE: Duration = Duration::from_secs(1800);
@@ -49,9 +49,9 @@ impl World {
             let late = self.random.micros(30_000_000, LATE.as_micros() as u64);
             let fault = &mut self.scenario.faults[nth];
             fault.back_after = late;
-            if let Mishap::JournalFull(_, span)
-            | Mishap::DisksAway(_, span)
-            | Mishap::HypervisorsAway(_, span) = &mut fault.mishap
+            if let FaultKind::JournalFull(_, span)
+            | FaultKind::DisksAway(_, span)
+            | FaultKind::HypervisorsAway(_, span) = &mut fault.mishap
             {
                 *span = late;
             }
@@ -108,14 +108,14 @@ impl World {
         self.queue.retain(|_, happening| {
             matches!(
                 happening,
-                Happening::Asked { .. }
-                    | Happening::Answered { .. }
-                    | Happening::Recovers { .. }
-                    | Happening::Withdraws { .. }
-                    | Happening::Withdrawn { .. }
-                    | Happening::WithdrawalAnswered { .. }
-                    | Happening::Restart(_)
-                    | Happening::LinkBack(_)
+                SimEvent::Asked { .. }
+                    | SimEvent::Answered { .. }
+                    | SimEvent::Recovers { .. }
+                    | SimEvent::Withdraws { .. }
+                    | SimEvent::Withdrawn { .. }
+                    | SimEvent::WithdrawalAnswered { .. }
+                    | SimEvent::Restart(_)
+                    | SimEvent::LinkBack(_)
             )
         });
     }

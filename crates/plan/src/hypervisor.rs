@@ -5,7 +5,7 @@ use linerate_core::source::Event;
 
 use crate::guest::Sending;
 use crate::source_body::SourceWork;
-use crate::world::{Happening, World};
+use crate::world::{SimEvent, World};
 
 impl World {
     /// It sets up while the guest runs, and may already write the beginning of its stream.
@@ -21,7 +21,7 @@ impl World {
             let before = span.as_micros() as u64 / 2;
             self.source_will(10, before, SourceWork::Told(Event::DeviceState(vec![1; 100])));
         }
-        self.after(span, Happening::HypervisorStops { asked });
+        self.after(span, SimEvent::HypervisorStops { asked });
         self.blackout_faults();
     }
 
@@ -39,7 +39,7 @@ impl World {
         }
         self.owner_has_stopped();
         let disks = self.guest.image.to_string();
-        self.source_will(0, 2_000, SourceWork::Told(Event::Holding { ran, disks }));
+        self.source_will(0, 2_000, SourceWork::Told(Event::PreSwitchover { ran, disks }));
     }
 
     /// It writes device state, in some pieces.

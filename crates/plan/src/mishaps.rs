@@ -4,17 +4,17 @@ use std::time::Duration;
 
 use linerate_core::{ModeTag, Side, destination, source};
 
-use crate::faults::{Mishap, Trigger};
+use crate::faults::{FaultKind, Trigger};
 use crate::guest::Sending;
 use crate::wire::{Purpose, index};
-use crate::world::{Happening, World};
+use crate::world::{SimEvent, World};
 
 impl World {
     /// Entries with a time are put into the queue.
     pub fn schedule_faults(&mut self) {
         for entry in 0..self.scenario.faults.len() {
             if let Trigger::At(span) = self.scenario.faults[entry].trigger {
-                self.after(span, Happening::Fault(entry));
+                self.after(span, SimEvent::Fault(entry));
             }
         }
     }
@@ -83,7 +83,7 @@ impl World {
                 Some(Duration::ZERO) => self.mishap(entry),
                 Some(span) => {
                     self.fired[entry] = true;
-                    self.after(span, Happening::Fault(entry));
+                    self.after(span, SimEvent::Fault(entry));
                 }
                 None => {}
             }
@@ -97,51 +97,53 @@ impl World {
         self.happened[fault.mishap.kind()] += 1;
         self.note(|| format!("!! {:?}", fault.mishap));
         match fault.mishap {
-            Mishap::LinkReset(link) => self.link_down(link, [true; 2], true),
-            Mishap::LinkSilent(link) => self.link_down(link, [true; 2], false),
-            Mishap::LinkOneWay(link, from) => {
+            FaultKind::LinkReset(link) => self.link_down(link, [true; 2], true),
+            FaultKind::LinkSilent(link) => self.link_down(link, [true; 2], false),
+            FaultKind::LinkOneWay(link, from) => {
                 let mut directions = [false; 2];
                 directions[index(from)] = true;
                 self.link_down(link, directions, false);
             }
-            Mishap::AllSilent => {
+            FaultKind::AllSilent => {
                 for link in 0..self.links.len() {
                     self.link_down(link, [true; 2], false);
                     self.link_returns(link, &fault);
                 }
             }
-            Mishap::LinkStalls(link, span) => self.stall(link, span),
-            Mishap::AllStall(span) => (0..self.links.len()).for_each(|link| self.stall(link, span)),
-            Mishap::LinkSlows(link, percent) => self.links[link].rate *= percent as f64 / 100.0,
-            Mishap::PathBreaks => self.breaks(Purpose::Path),
-            Mishap::ChannelBreaks => self.breaks(Purpose::Channel),
-            Mishap::AgentCrashes(side) => self.crash(side, false, fault.back_after),
-            Mishap::HostCrashes(side) => self.crash(side, true, fault.back_after),
-            Mishap::JournalFails(side, count) => self.hosts[self.at(side)].journal_fails = count,
-            Mishap::JournalFull(side, span) => self.hosts[self.at(side)].journal_full_until = self.now + span,
+            FaultKind::LinkStalls(link, span) => self.stall(link, span),
+            FaultKind::AllStall(span) => (0..self.links.len()).for_each(|link| self.stall(link, span)),
+            FaultKind::LinkSlows(link, percent) => self.links[link].rate *= percent as f64 / 100.0,
+            FaultKind::PathBreaks => self.breaks(Purpose::Path),
+            FaultKind::ChannelBreaks => self.breaks(Purpose::Channel),
+            FaultKind::AgentCrashes(side) => self.crash(side, false, fault.back_after),
+            FaultKind::HostCrashes(side) => self.crash(side, true, fault.back_after),
+            FaultKind::JournalFails(side, count) => self.hosts[self.at(side)].journal_fails = count,
+            FaultKind::JournalFull(side, span) => {
+                self.hosts[self.at(side)].journal_full_until = self.now + span
+            }
             // His hypervisors are no business of the agents.
-            Mishap::DisksAway(..) | Mishap::HypervisorsAway(..)
+            FaultKind::DisksAway(..) | FaultKind::HypervisorsAway(..)
                 if self.scenario.mode == ModeTag::Handover => {}
-            Mishap::DisksAway(side, span) => self.hosts[self.at(side)].disks_away_until = self.now + span,
-            Mishap::HypervisorsAway(side, span) => {
+            FaultKind::DisksAway(side, span) => self.hosts[self.at(side)].disks_away_until = self.now + span,
+            FaultKind::HypervisorsAway(side, span) => {
                 self.hosts[self.at(side)].hypervisors_away_until = self.now + span;
             }
-            Mishap::HypervisorDies(side) => self.hypervisor_dies(side),
-            Mishap::DiskChanges => self.disk_changes(),
-            Mishap::ClockSteps(side, seconds) => self.hosts[self.at(side)].clock_off += seconds,
-            Mishap::Paused => {
+            FaultKind::HypervisorDies(side) => self.hypervisor_dies(side),
+            FaultKind::DiskChanges => self.disk_changes(),
+            FaultKind::ClockSteps(side, seconds) => self.hosts[self.at(side)].clock_off += seconds,
+            FaultKind::Paused => {
                 self.paused_since = true;
                 self.operator_pauses();
             }
-            Mishap::ActionFails(Side::Source) => self.source.fails_next = true,
-            Mishap::ActionFails(Side::Destination) => self.destination.fails_next = true,
-            Mishap::Cancelled(side) => self.cancelled(side),
+            FaultKind::ActionFails(Side::Source) => self.source.fails_next = true,
+            FaultKind::ActionFails(Side::Destination) => self.destination.fails_next = true,
+            FaultKind::Cancelled(side) => self.cancelled(side),
         }
         match fault.mishap {
-            Mishap::LinkReset(link)
-            | Mishap::LinkSilent(link)
-            | Mishap::LinkOneWay(link, _)
-            | Mishap::LinkSlows(link, _) => self.link_returns(link, &fault),
+            FaultKind::LinkReset(link)
+            | FaultKind::LinkSilent(link)
+            | FaultKind::LinkOneWay(link, _)
+            | FaultKind::LinkSlows(link, _) => self.link_returns(link, &fault),
             _ => {}
         }
     }
@@ -152,19 +154,19 @@ impl World {
             Side::Source => {
                 let (operations, work) =
                     (self.source.operations, crate::source_body::SourceWork::Told(source::Event::Cancel));
-                self.after(Duration::ZERO, Happening::Source { operations, work });
+                self.after(Duration::ZERO, SimEvent::Source { operations, work });
             }
             Side::Destination => {
                 let work = crate::destination_body::DestinationWork::Told(destination::Event::Cancel);
                 let operations = self.destination.operations;
-                self.after(Duration::ZERO, Happening::Destination { operations, work });
+                self.after(Duration::ZERO, SimEvent::Destination { operations, work });
             }
         }
     }
 
     fn link_returns(&mut self, link: usize, fault: &crate::faults::Fault) {
         if fault.comes_back {
-            self.after(fault.back_after, Happening::LinkBack(link));
+            self.after(fault.back_after, SimEvent::LinkBack(link));
         }
     }
 
@@ -199,13 +201,13 @@ impl World {
         for (direction, _) in directions.into_iter().enumerate().filter(|(_, cut)| *cut) {
             let Some(connection) = self.connections.get_mut(&id) else { return };
             let times = connection.cut(self.now, direction, &mut self.random, late_max);
-            times.into_iter().for_each(|at| self.at_time(at, Happening::Arrives(id, direction)));
+            times.into_iter().for_each(|at| self.at_time(at, SimEvent::Arrives(id, direction)));
         }
         if told {
             let soon = self.micros(0, 2_000);
-            self.after(soon, Happening::Lost(id, Side::Source));
+            self.after(soon, SimEvent::Lost(id, Side::Source));
             let late = self.micros(0, late_max.as_micros() as u64 * 2);
-            self.after(late, Happening::Lost(id, Side::Destination));
+            self.after(late, SimEvent::Lost(id, Side::Destination));
         }
     }
 
@@ -218,6 +220,6 @@ impl World {
                 times.extend(later.into_iter().map(|at| (at, connection.id, direction)));
             }
         }
-        times.into_iter().for_each(|(at, id, direction)| self.at_time(at, Happening::Arrives(id, direction)));
+        times.into_iter().for_each(|(at, id, direction)| self.at_time(at, SimEvent::Arrives(id, direction)));
     }
 }

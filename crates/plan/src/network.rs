@@ -6,7 +6,7 @@ use linerate_core::control::Outgoing;
 use linerate_core::{Side, destination, source};
 
 use crate::wire::{Connection, Packet, Purpose, index, other};
-use crate::world::{Happening, World};
+use crate::world::{SimEvent, World};
 
 impl World {
     /// Sends from a side; a packet to a dead end is gone.
@@ -14,7 +14,7 @@ impl World {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         let link = &mut self.links[connection.link];
         if let Some(at) = connection.send(self.now, link, from, packet) {
-            self.at_time(at, Happening::Arrives(id, index(from)));
+            self.at_time(at, SimEvent::Arrives(id, index(from)));
         }
     }
 
@@ -27,7 +27,7 @@ impl World {
     /// Will try to connect, after a while.
     pub fn will_connect(&mut self, link: usize, purpose: Purpose, span: Duration) {
         let life = self.source.life;
-        self.after(span, Happening::Connects { life, link, purpose });
+        self.after(span, SimEvent::Connects { life, link, purpose });
     }
 
     /// The source's attempt to connect comes to its end.
@@ -67,7 +67,7 @@ impl World {
         let peer_open = connection.open[index(other(side))];
         if audible && peer_open {
             let latency = self.links[link].latency;
-            self.after(latency, Happening::Lost(id, other(side)));
+            self.after(latency, SimEvent::Lost(id, other(side)));
         }
         self.note(|| format!("{side} lost {purpose:?} {id}"));
         match (side, purpose) {
@@ -117,7 +117,7 @@ impl World {
             Packet::Control(Outgoing::Acknowledgement { through }) => {
                 self.tell_source(source::Event::ControlAcknowledged { path: id, through });
             }
-            Packet::Heartbeat => self.tell_source(source::Event::Heard(id)),
+            Packet::Heartbeat => self.tell_source(source::Event::PathAlive(id)),
             Packet::Acknowledgement { through, refused } => {
                 let now = self.now;
                 if let Some(brain) = self.source.brain.as_mut() {
@@ -138,7 +138,7 @@ impl World {
             Packet::Control(Outgoing::Acknowledgement { through }) => {
                 self.tell_destination(destination::Event::ControlAcknowledged { path: id, through });
             }
-            Packet::Heartbeat => self.tell_destination(destination::Event::Heard(id)),
+            Packet::Heartbeat => self.tell_destination(destination::Event::PathAlive(id)),
             Packet::Write(write) => self.apply(id, write, false),
             Packet::Partial(write) => self.apply(id, write, true),
             Packet::Ping(sequence) => self.acknowledge(id, sequence, Vec::new()),

@@ -51,7 +51,7 @@ impl World {
             && self.destination.brain.as_ref().is_some_and(|brain| brain.is_held())
             && self.undecided_since.is_some_and(|since| self.now - since >= PATIENCE / 4)
         {
-            self.tell_destination(destination::Event::Withdrawn);
+            self.tell_destination(destination::Event::RolledBackAtSource);
         }
     }
 

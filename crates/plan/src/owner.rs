@@ -12,7 +12,7 @@ use crate::check::{Mutation, Property};
 use crate::guest::{DEVICE, Guest, Sending};
 use crate::source_body::SourceWork;
 use crate::wire::index;
-use crate::world::{Happening, World};
+use crate::world::{SimEvent, World};
 
 /// How far his migration is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -111,7 +111,7 @@ impl World {
         self.owner.course = Course::Passes;
         self.owner.let_through = true;
         let span = self.micros(500, 20_000);
-        self.after(span, Happening::OwnerLoads { since: None });
+        self.after(span, SimEvent::OwnerLoads { since: None });
     }
 
     fn tell_given_up(&mut self) {
@@ -131,7 +131,7 @@ impl World {
             if self.now - since >= self.scenario.link_timeout {
                 return self.owner_gives_up();
             }
-            return self.after(Duration::from_millis(5), Happening::OwnerLoads { since: Some(since) });
+            return self.after(Duration::from_millis(5), SimEvent::OwnerLoads { since: Some(since) });
         }
         self.check.that(self.check.sealed_told, Property::SealedAndFenced, || {
             String::from("device state is loaded before RAM is sealed")
@@ -146,14 +146,14 @@ impl World {
         self.check.taken_over.insert(self.session);
         self.guest.sending = Sending::Completed;
         self.guest.gone = true;
-        self.source_will(0, 20_000, SourceWork::Told(Event::Left));
+        self.source_will(0, 20_000, SourceWork::Told(Event::GuestLeft));
     }
 
     /// Nothing goes through any more: he notices, sooner or later.
     pub fn shut_gate(&mut self) {
         if !self.owner_is_settled() {
             let span = self.micros(0, 30_000);
-            self.after(span, Happening::OwnerGivesUp);
+            self.after(span, SimEvent::OwnerGivesUp);
         }
     }
 

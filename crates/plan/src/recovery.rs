@@ -12,7 +12,7 @@ use crate::guest::Sending;
 use crate::hosts::{Known, Machine};
 use crate::source_body::SourceWork;
 use crate::wire::index;
-use crate::world::{Happening, World};
+use crate::world::{SimEvent, World};
 
 /// A host out of reach is taken for silent after this long.
 const UNANSWERED_AFTER: Duration = Duration::from_millis(500);
@@ -104,10 +104,10 @@ impl World {
         }
         let life = self.hosts[host].life;
         let Some(link) = self.links.iter().position(|link| link.connects()) else {
-            return self.after(UNANSWERED_AFTER, Happening::Answered { host, life, session, outcome: None });
+            return self.after(UNANSWERED_AFTER, SimEvent::Answered { host, life, session, outcome: None });
         };
         let latency = self.links[link].latency;
-        self.after(latency, Happening::Asked { host, life, session, link });
+        self.after(latency, SimEvent::Asked { host, life, session, link });
     }
 
     /// The question arrives at the other host.
@@ -130,7 +130,7 @@ impl World {
         // It may have crashed over it.
         let outcome = outcome.filter(|_| self.hosts[other].up);
         let latency = if outcome.is_some() { self.links[link].latency } else { UNANSWERED_AFTER };
-        self.after(latency, Happening::Answered { host, life, session, outcome });
+        self.after(latency, SimEvent::Answered { host, life, session, outcome });
     }
 
     fn say_commit_again(&mut self, from: usize, host: usize, session: u64) {
@@ -199,7 +199,7 @@ impl World {
         if host {
             self.dies_with(at);
         }
-        self.after(back_after, Happening::Restart(at));
+        self.after(back_after, SimEvent::Restart(at));
     }
 
     /// Every process of the host is gone.
@@ -248,7 +248,7 @@ impl World {
             }
         }
         for (id, latency) in told {
-            self.after(latency, Happening::Lost(id, crate::wire::other(side)));
+            self.after(latency, SimEvent::Lost(id, crate::wire::other(side)));
         }
     }
 

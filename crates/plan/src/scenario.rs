@@ -6,7 +6,7 @@ use linerate_core::policy::Limits;
 use linerate_core::{Mode, ModeTag, PAGE_BYTES, RegionInfo, destination, scheduler, source};
 
 use crate::faults::{self, Fault, Focus};
-use crate::guest::Habits;
+use crate::guest::Workload;
 use crate::random::Random;
 use crate::streams::CHANNELS;
 use crate::wire::Link;
@@ -16,7 +16,7 @@ pub struct Scenario {
     /// Pages of each region.
     pub shape: Vec<usize>,
     /// What the guest does.
-    pub habits: Habits,
+    pub habits: Workload,
     /// Percent of pages populated at the start.
     pub populated: u64,
     /// Whether it runs when the migration begins.
@@ -129,10 +129,10 @@ fn link(random: &mut Random) -> Link {
     Link::new(random.between(2, 60) as f64 * 1e6, random.micros(20, latency_max))
 }
 
-fn habits(random: &mut Random, rate: f64) -> Habits {
+fn habits(random: &mut Random, rate: f64) -> Workload {
     let pages_per_ms = rate / PAGE_BYTES as f64 / 1000.0;
     let busy = [0.0, 0.05, 0.3, 0.8, 2.0][random.below(5) as usize];
-    Habits {
+    Workload {
         writes_per_ms: pages_per_ms * busy,
         working_set: [2, 6, 12, 240][random.below(4) as usize],
         stray_permille: random.below(20),

@@ -8,7 +8,7 @@ use linerate_core::{Code, Extent, Fault, GuestState, ModeTag, Side, Step};
 use crate::check::Mutation;
 use crate::guest::digest;
 use crate::wire::{Packet, Purpose, Write};
-use crate::world::{Happening, World};
+use crate::world::{SimEvent, World};
 
 /// Something that the body does and that takes time.
 #[derive(Debug)]
@@ -110,7 +110,7 @@ impl World {
     /// The brain gets an event, and what follows from it is done.
     pub fn tell_source(&mut self, event: Event) {
         let now = self.now;
-        if self.source.brain.is_some() && !matches!(event, Event::Heard(_)) {
+        if self.source.brain.is_some() && !matches!(event, Event::PathAlive(_)) {
             self.note(|| format!("S <- {}", short(&event)));
         }
         if let Some(brain) = self.source.brain.as_mut() {
@@ -122,7 +122,9 @@ impl World {
     /// Time passes at the source.
     pub fn source_tick(&mut self) {
         let now = self.now;
-        if let Some(brain) = self.source.brain.as_mut() {
+        let brain = self.source.brain.as_mut();
+        // As the agent: a moment that the brain does not name is not one for it.
+        if let Some(brain) = brain.filter(|brain| brain.timeout().is_some_and(|at| at <= now)) {
             brain.handle(now, Event::Tick);
         }
         self.settle_source();
@@ -165,8 +167,8 @@ impl World {
             Action::Throttle(percent) => self.guest.throttle = percent,
             Action::SwitchOver => self.switch_over(),
             Action::BeginStreams(_) => self.begin_streams(),
-            Action::Carriage(_) => {}
-            Action::LetThrough => self.let_through(),
+            Action::DeliverStreamMessage(_) => {}
+            Action::ReleaseStream => self.let_through(),
             Action::Digest => {
                 let digest = digest(&self.guest.ram);
                 self.source_will(500, 10_000, SourceWork::Told(Event::Digested(digest)));
@@ -178,9 +180,11 @@ impl World {
                 self.shut_gate();
                 self.source_will(100, 20_000, SourceWork::RollsBack);
             }
-            Action::Untold(is) => self.untold(is),
+            Action::NoticeDue(is) => self.untold(is),
             Action::Query => self.ask(self.at(Side::Source), self.session),
-            Action::Withdraw { held } => self.begin_withdrawal(self.at(Side::Source), self.session, held),
+            Action::NotifyRollBack { held } => {
+                self.begin_withdrawal(self.at(Side::Source), self.session, held)
+            }
             Action::CleanUp => self.source_will(500, 10_000, SourceWork::CleansUp),
             Action::End(ending) => self.source_ended(ending),
         }
@@ -196,7 +200,7 @@ impl World {
                 | Action::BeginStreams(_)
                 | Action::Digest
                 | Action::WriteDeviceState
-                | Action::LetThrough
+                | Action::ReleaseStream
                 | Action::CleanUp
         );
         if !can || !std::mem::take(&mut self.source.fails_next) {
@@ -212,7 +216,7 @@ impl World {
     pub fn source_will(&mut self, low: u64, high: u64, work: SourceWork) {
         let span = self.micros(low, high);
         let operations = self.source.operations;
-        self.after(span, Happening::Source { operations, work });
+        self.after(span, SimEvent::Source { operations, work });
     }
 
     /// The body has done something.
@@ -262,7 +266,7 @@ impl World {
         let took = self.micros(0, 2_000);
         let event = Event::Scanned { dirty, took, paused: Duration::ZERO };
         let operations = self.source.operations;
-        self.after(took, Happening::Source { operations, work: SourceWork::Told(event) });
+        self.after(took, SimEvent::Source { operations, work: SourceWork::Told(event) });
     }
 
     fn open_links(&mut self) {

@@ -10,7 +10,7 @@ use crate::check::Mutation;
 use crate::guest::{DEVICE, Sending};
 use crate::source_body::SourceWork;
 use crate::wire::Purpose;
-use crate::world::{Happening, World};
+use crate::world::{SimEvent, World};
 
 /// Parallel channels that the source offers.
 pub const CHANNELS: u16 = 2;
@@ -39,7 +39,7 @@ impl World {
         if left == 0 {
             let asked = self.source.switch_overs;
             let span = self.micros(10, 5_000);
-            self.after(span, Happening::HypervisorStops { asked });
+            self.after(span, SimEvent::HypervisorStops { asked });
             self.blackout_faults();
         } else {
             self.source_will(500, 15_000, SourceWork::Streams { left, carried });
@@ -60,7 +60,7 @@ impl World {
         self.guest.disks = false;
         let span = self.micros(0, 10_000);
         let operations = self.destination.operations;
-        self.after(span, Happening::StreamsTaken { operations });
+        self.after(span, SimEvent::StreamsTaken { operations });
         self.source_will(0, 10_000, SourceWork::Told(Event::DeviceStateDone));
     }
 
@@ -106,9 +106,9 @@ impl World {
     /// Notes and fences go through the brains in whatever state they are.
     fn streams_speak(&mut self) {
         let note = |stream| Message::Stream { stream, note: StreamNote::Credit { limit: 1 } };
-        self.tell_source(Event::Carriage(note(0)));
+        self.tell_source(Event::SendStreamMessage(note(0)));
         if self.destination.brain.is_some() {
-            self.tell_destination(destination::Event::Carriage(note(2)));
+            self.tell_destination(destination::Event::SendStreamMessage(note(2)));
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use linerate_core::{Code, GuestState, Time};
 
 use crate::check::{Options, Violation};
-use crate::faults::Mishap;
+use crate::faults::FaultKind;
 use crate::world::World;
 
 /// How the first session of a run ended.
@@ -26,8 +26,8 @@ pub struct Report {
     pub end: End,
     /// A second session was tried (and moved the guest, if it could).
     pub retried: bool,
-    /// Faults that happened, by [`Mishap::kind`].
-    pub faults: [u64; Mishap::NAMES.len()],
+    /// Faults that happened, by [`FaultKind::kind`].
+    pub faults: [u64; FaultKind::NAMES.len()],
     /// Time of the simulation.
     pub took: Duration,
     /// How many events the simulation went through.
@@ -81,7 +81,7 @@ pub struct Summary {
     died: u64,
     retried: u64,
     stayed: Vec<(Option<Code>, u64)>,
-    faults: [u64; Mishap::NAMES.len()],
+    faults: [u64; FaultKind::NAMES.len()],
     took: Duration,
     events: u64,
 }
@@ -112,7 +112,7 @@ impl Summary {
         self.moved
     }
 
-    /// Faults that happened, by [`Mishap::kind`].
+    /// Faults that happened, by [`FaultKind::kind`].
     pub fn faults(&self) -> &[u64] {
         &self.faults
     }
@@ -130,7 +130,7 @@ impl fmt::Display for Summary {
             writeln!(f, "{count:>9}  the guest stayed: {why}")?;
         }
         writeln!(f, "{:>9}  retries without faults", self.retried)?;
-        for (name, count) in Mishap::NAMES.iter().zip(self.faults) {
+        for (name, count) in FaultKind::NAMES.iter().zip(self.faults) {
             writeln!(f, "{count:>9}  {name}")?;
         }
         let hours = self.took.as_secs_f64() / 3600.0;

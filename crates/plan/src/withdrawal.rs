@@ -8,7 +8,7 @@ use linerate_core::{ModeTag, Outcome, Side, destination, source};
 
 use crate::check::{Mutation, Property};
 use crate::source_body::SourceWork;
-use crate::world::{Happening, World};
+use crate::world::{SimEvent, World};
 
 impl World {
     /// The first try comes at once.
@@ -52,7 +52,7 @@ impl World {
         }
         match self.links.iter().position(|link| link.connects()) {
             Some(link) => {
-                self.after(self.links[link].latency, Happening::Withdrawn { host, life, session, link });
+                self.after(self.links[link].latency, SimEvent::Withdrawn { host, life, session, link });
             }
             None => self.withdrawal_answered(host, life, session, None),
         }
@@ -65,14 +65,14 @@ impl World {
         let latency = self.links[link].latency;
         let outcome = hears.then(|| {
             if session == self.session && other == self.at(Side::Destination) {
-                self.tell_destination(destination::Event::Withdrawn);
+                self.tell_destination(destination::Event::RolledBackAtSource);
             }
             self.tell_destination_case(other, session, DestinationEvent::Withdrawn);
             self.outcome_at(other, session)
         });
         // It may have crashed over it.
         let outcome = outcome.filter(|_| self.hosts[other].up);
-        self.after(latency, Happening::WithdrawalAnswered { host, life, session, outcome });
+        self.after(latency, SimEvent::WithdrawalAnswered { host, life, session, outcome });
     }
 
     /// The answer, or that there is none.
@@ -84,7 +84,7 @@ impl World {
         let Some(withdrawal) = self.hosts[host].withdrawals.get_mut(&session) else { return };
         match withdrawal.answered(now, outcome) {
             Next::Again(at) => {
-                self.at_time(at, Happening::Withdraws { host, life, session });
+                self.at_time(at, SimEvent::Withdraws { host, life, session });
                 return;
             }
             Next::GivenUp => {
@@ -122,7 +122,7 @@ impl World {
             self.note(|| format!("{} does not know the session", Side::Destination));
             let operations = self.source.operations;
             let work = SourceWork::Told(source::Event::Forgotten);
-            self.after(self.links[link].latency, Happening::Source { operations, work });
+            self.after(self.links[link].latency, SimEvent::Source { operations, work });
         }
     }
 }

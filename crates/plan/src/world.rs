@@ -8,7 +8,7 @@ use linerate_core::{ModeTag, Outcome, Side, Time};
 use crate::cases::CaseWork;
 use crate::check::{Check, Options, Violation};
 use crate::destination_body::{DestinationBody, DestinationWork, IMAGE_NAMES};
-use crate::faults::Mishap;
+use crate::faults::FaultKind;
 use crate::guest::Guest;
 use crate::hosts::Host;
 use crate::owner::Owner;
@@ -30,7 +30,7 @@ const TRACE_LINES: usize = 60;
 
 /// Something that is going to happen.
 #[derive(Debug)]
-pub enum Happening {
+pub enum SimEvent {
     /// Something arrives at the end of a direction of a connection.
     Arrives(u32, usize),
     /// A side is told that its connection is gone.
@@ -180,14 +180,14 @@ pub struct World {
     /// Every session is waited for until nothing is left of it.
     pub patient: bool,
     next_pid: u64,
-    /// Faults that happened, by [`Mishap::kind`].
-    pub happened: [u64; Mishap::NAMES.len()],
+    /// Faults that happened, by [`FaultKind::kind`].
+    pub happened: [u64; FaultKind::NAMES.len()],
     /// The script is over: this is the retry.
     pub retrying: bool,
     /// How many events the simulation went through.
     pub events: u64,
     seed: u64,
-    pub(crate) queue: BTreeMap<(Time, u64), Happening>,
+    pub(crate) queue: BTreeMap<(Time, u64), SimEvent>,
     queued: u64,
     ticks: u64,
     trace: VecDeque<String>,
@@ -234,7 +234,7 @@ impl World {
             case_actions: 0,
             patient: true,
             next_pid: 1,
-            happened: [0; Mishap::NAMES.len()],
+            happened: [0; FaultKind::NAMES.len()],
             retrying: false,
             events: 0,
             random,
@@ -291,8 +291,8 @@ impl World {
     fn begin(&mut self) {
         self.began = self.now;
         self.offered_image = self.guest.image;
-        self.after(Duration::ZERO, Happening::Tick);
-        self.after(Duration::ZERO, Happening::GuestLives(0.0));
+        self.after(Duration::ZERO, SimEvent::Tick);
+        self.after(Duration::ZERO, SimEvent::GuestLives(0.0));
         self.schedule_faults();
         self.owner_begins();
         self.start_source();
@@ -345,12 +345,12 @@ impl World {
     }
 
     /// Puts an event into the queue.
-    pub fn after(&mut self, span: Duration, happening: Happening) {
+    pub fn after(&mut self, span: Duration, happening: SimEvent) {
         self.at_time(self.now + span, happening);
     }
 
     /// Something will happen then.
-    pub fn at_time(&mut self, at: Time, happening: Happening) {
+    pub fn at_time(&mut self, at: Time, happening: SimEvent) {
         self.queued += 1;
         self.queue.insert((at, self.queued), happening);
     }
@@ -376,35 +376,35 @@ impl World {
         self.trace.iter()
     }
 
-    fn happen(&mut self, happening: Happening) {
+    fn happen(&mut self, happening: SimEvent) {
         match happening {
-            Happening::Arrives(id, direction) => self.arrives(id, direction),
-            Happening::Lost(id, side) => self.connection_lost(id, side),
-            Happening::Connects { life, link, purpose } => self.connects(life, link, purpose),
-            Happening::Source { operations, work } => self.source_done(operations, work),
-            Happening::Destination { operations, work } => self.destination_done(operations, work),
-            Happening::HypervisorStops { asked } => self.hypervisor_stops(asked),
-            Happening::StreamsTaken { operations } => self.streams_taken(operations),
-            Happening::HypervisorRuns { operations, ran, since, unsure } => {
+            SimEvent::Arrives(id, direction) => self.arrives(id, direction),
+            SimEvent::Lost(id, side) => self.connection_lost(id, side),
+            SimEvent::Connects { life, link, purpose } => self.connects(life, link, purpose),
+            SimEvent::Source { operations, work } => self.source_done(operations, work),
+            SimEvent::Destination { operations, work } => self.destination_done(operations, work),
+            SimEvent::HypervisorStops { asked } => self.hypervisor_stops(asked),
+            SimEvent::StreamsTaken { operations } => self.streams_taken(operations),
+            SimEvent::HypervisorRuns { operations, ran, since, unsure } => {
                 self.hypervisor_runs(operations, ran, since, unsure);
             }
-            Happening::OwnerLoads { since } => self.owner_loads(since),
-            Happening::OwnerGivesUp => self.owner_gives_up(),
-            Happening::Asked { host, life, session, link } => self.asked(host, life, session, link),
-            Happening::Answered { host, life, session, outcome } => {
+            SimEvent::OwnerLoads { since } => self.owner_loads(since),
+            SimEvent::OwnerGivesUp => self.owner_gives_up(),
+            SimEvent::Asked { host, life, session, link } => self.asked(host, life, session, link),
+            SimEvent::Answered { host, life, session, outcome } => {
                 self.answered(host, life, session, outcome);
             }
-            Happening::Recovers { host, life, session, work } => self.recovers(host, life, session, work),
-            Happening::Withdraws { host, life, session } => self.withdraw(host, life, session),
-            Happening::Withdrawn { host, life, session, link } => self.withdrawn(host, life, session, link),
-            Happening::WithdrawalAnswered { host, life, session, outcome } => {
+            SimEvent::Recovers { host, life, session, work } => self.recovers(host, life, session, work),
+            SimEvent::Withdraws { host, life, session } => self.withdraw(host, life, session),
+            SimEvent::Withdrawn { host, life, session, link } => self.withdrawn(host, life, session, link),
+            SimEvent::WithdrawalAnswered { host, life, session, outcome } => {
                 self.withdrawal_answered(host, life, session, outcome);
             }
-            Happening::Tick => self.tick(),
-            Happening::GuestLives(ms) => self.guest_lives(ms),
-            Happening::Fault(entry) => self.mishap(entry),
-            Happening::LinkBack(link) => self.link_back(link),
-            Happening::Restart(host) => self.restart(host),
+            SimEvent::Tick => self.tick(),
+            SimEvent::GuestLives(ms) => self.guest_lives(ms),
+            SimEvent::Fault(entry) => self.mishap(entry),
+            SimEvent::LinkBack(link) => self.link_back(link),
+            SimEvent::Restart(host) => self.restart(host),
         }
     }
 
@@ -412,7 +412,7 @@ impl World {
         self.ticks += 1;
         // Where no session lives there is little to look at.
         let quiet = self.source.brain.is_none() && self.destination.is_idle();
-        self.after(if quiet { 20 * TICK } else { TICK }, Happening::Tick);
+        self.after(if quiet { 20 * TICK } else { TICK }, SimEvent::Tick);
         if self.now - self.began >= MENDED_BY {
             (0..self.links.len()).for_each(|link| self.link_back(link));
         }
@@ -463,7 +463,7 @@ impl World {
             false => 1_000_000,
         };
         let span = self.micros(micros / 2, micros);
-        self.after(span, Happening::GuestLives(span.as_secs_f64() * 1e3));
+        self.after(span, SimEvent::GuestLives(span.as_secs_f64() * 1e3));
     }
 
     fn is_over(&self) -> bool {

@@ -38,7 +38,7 @@ pub enum Frame {
     Welcome(Welcome),
     /// The destination does not; it closes the connection behind this.
     Refuse(Fault),
-    /// How a session ended, in answer to [`Role::Query`] and [`Role::Withdraw`].
+    /// How a session ended, in answer to [`Role::Query`] and [`Role::RolledBack`].
     Outcome(Outcome),
     /// A placed write. The payload is the data runs' bytes, one after the other.
     Write(Write),

@@ -83,7 +83,7 @@ impl Cable {
                 self.lost = self.lost.or(Some(Instant::now()));
                 self.reason.clone_from(reason);
             }
-            EventKind::LinkBack { .. } => self.used_again = self.used_again.or(Some(Instant::now())),
+            EventKind::LinkRestored { .. } => self.used_again = self.used_again.or(Some(Instant::now())),
             _ => {}
         }
         Ok(())

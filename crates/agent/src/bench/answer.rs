@@ -6,8 +6,8 @@ use std::time::Duration;
 use linerate_api::BenchCpu;
 use linerate_core::{SessionId, Token};
 use linerate_net::interfaces::{self, Interface};
-use linerate_net::wires::talk::{Talk, TalkError};
-use linerate_net::wires::team::{self, Player};
+use linerate_net::wires::talk::{DocumentChannel, DocumentError};
+use linerate_net::wires::team::{self, TestThread};
 
 use super::cpu::Cpus;
 use super::documents::{
@@ -15,7 +15,7 @@ use super::documents::{
 };
 use super::error::BenchError;
 use super::host::{Host, Measurement};
-use super::places::{Attached, Places};
+use super::places::{Attached, ConnectionSlots};
 use super::ports;
 use super::stop::{Reason, Stop};
 use crate::session::offer::endpoints;
@@ -26,7 +26,7 @@ const IDLE_MAX: Duration = Duration::from_secs(60);
 /// From the first document to the end.
 pub fn converse(
     host: &Arc<Host>,
-    talk: &Talk,
+    talk: &DocumentChannel,
     names: (SessionId, Token),
     migrating: bool,
 ) -> Result<(), BenchError> {
@@ -51,16 +51,16 @@ pub fn converse(
 }
 
 /// Tells the other side, if it still listens.
-fn refuse(talk: &Talk, error: BenchError) -> BenchError {
+fn refuse(talk: &DocumentChannel, error: BenchError) -> BenchError {
     let body = linerate_api::ErrorBody::from(&error);
     let _ = say(talk, &Answer::Refused { code: body.code, message: body.message });
     error
 }
 
 struct Serving<'a> {
-    talk: &'a Talk,
+    talk: &'a DocumentChannel,
     measurement: &'a Measurement,
-    places: &'a Places,
+    places: &'a ConnectionSlots,
     interfaces: Vec<Interface>,
     cpus: Cpus,
 }
@@ -73,7 +73,7 @@ impl Serving<'_> {
                 Ok(Ask::Open { .. }) => {
                     return Err(BenchError::Unexpected { asked: "ready", got: "open" });
                 }
-                Err(BenchError::Talk(TalkError::Closed)) => return Ok(()),
+                Err(BenchError::DocumentChannel(DocumentError::Closed)) => return Ok(()),
                 Err(error) => return Err(error),
             }
         }
@@ -94,7 +94,7 @@ impl Serving<'_> {
             let choice = self.cpus.choose(cpu, numa, number)?;
             notes.extend(choice.note.map(str::to_owned));
             owners.push((one.channel, attached.own));
-            players.push(Player { wire: attached.wire, part, cpu: choice.cpu });
+            players.push(TestThread { wire: attached.wire, part, cpu: choice.cpu });
         }
         notes.dedup();
         say(self.talk, &Answer::Playing {})?;
@@ -105,14 +105,14 @@ impl Serving<'_> {
         let cpu_us = u64::try_from(score.cpu.as_micros()).unwrap_or(u64::MAX);
         say(
             self.talk,
-            &Answer::Played { channels: score.played.iter().map(Into::into).collect(), cpu_us, notes },
+            &Answer::TestResult { channels: score.played.iter().map(Into::into).collect(), cpu_us, notes },
         )
     }
 
-    fn failed(&self, source: linerate_net::wires::WireError) -> BenchError {
+    fn failed(&self, source: linerate_net::wires::TestError) -> BenchError {
         match self.measurement.stop.reason() {
             Some(Reason::Migration) => BenchError::Migration { host: "this host".into() },
-            _ => BenchError::Wire { link: "a connection".into(), source },
+            _ => BenchError::TestConnection { link: "a connection".into(), source },
         }
     }
 }

@@ -15,10 +15,10 @@ use linerate_net::rdma::{self, options::RdmaOptions};
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::connect::{Route, connect};
 use linerate_net::tcp::options::TcpOptions;
-use linerate_net::wires::play::{Part, Played};
-use linerate_net::wires::talk::Talk;
-use linerate_net::wires::team::{self, Player};
-use linerate_net::wires::{Wire, WireError};
+use linerate_net::wires::play::{Part, TestResult};
+use linerate_net::wires::talk::DocumentChannel;
+use linerate_net::wires::team::{self, TestThread};
+use linerate_net::wires::{TestConnection, TestError};
 use linerate_wire::frame::{Hello, Role};
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
 
@@ -45,7 +45,7 @@ pub type Tell<'a> = &'a mut dyn FnMut(BenchEvent);
 pub struct Channel {
     /// Its number on both sides.
     pub number: u32,
-    wire: Box<dyn Wire>,
+    wire: Box<dyn TestConnection>,
     cpu: Option<usize>,
 }
 
@@ -76,9 +76,9 @@ pub struct Turn {
     /// The connections, in their order.
     pub channels: Vec<Channel>,
     /// On this side.
-    pub ours: Vec<Played>,
+    pub ours: Vec<TestResult>,
     /// On the other.
-    pub theirs: Vec<Played>,
+    pub theirs: Vec<TestResult>,
     /// CPU time here.
     pub our_cpu: Duration,
     /// CPU time there.
@@ -87,7 +87,7 @@ pub struct Turn {
 
 /// The other host during a measurement.
 pub struct Peer<'a> {
-    talk: Talk,
+    talk: DocumentChannel,
     name: String,
     stop: &'a Stop,
     cpu: BenchCpu,
@@ -113,7 +113,7 @@ pub fn measure(
     if migrating && !request.force {
         return Err(BenchError::Migration { host: "this host".into() });
     }
-    let talk = Talk::new(contact(&request.to, names)?);
+    let talk = DocumentChannel::new(contact(&request.to, names)?);
     stop.add(talk.closer());
     say(&talk, &Ask::Open { force: request.force })?;
     let answer: Answer = hear(&talk, ANSWER_WAIT).map_err(|error| stopped(stop).unwrap_or(error))?;
@@ -279,7 +279,7 @@ impl Peer<'_> {
         transport: BenchTransport,
         link: &Link,
         hello: &Hello,
-    ) -> Result<(Box<dyn Wire>, Option<IpAddr>), BenchError> {
+    ) -> Result<(Box<dyn TestConnection>, Option<IpAddr>), BenchError> {
         let failed = |error| self.wire_error(&link.remote.to_string(), error);
         match transport {
             BenchTransport::Tcp => {
@@ -328,12 +328,13 @@ impl Peer<'_> {
             other => return Err(BenchError::Unexpected { asked: ask.name(), got: other.name() }),
         }
         let owners: Vec<(u32, Option<usize>)> = jobs.iter().map(|(one, ..)| (one.number, one.cpu)).collect();
-        let players = jobs.into_iter().map(|(one, part, _)| Player { wire: one.wire, part, cpu: one.cpu });
+        let players =
+            jobs.into_iter().map(|(one, part, _)| TestThread { wire: one.wire, part, cpu: one.cpu });
         let (wires, score) =
             team::run(players.collect(), limit).map_err(|error| self.wire_error(what, error))?;
         let answer =
             self.hear(&ask, limit + ANSWER_WAIT).map_err(|error| stopped(self.stop).unwrap_or(error))?;
-        let Answer::Played { channels: theirs, cpu_us, notes } = answer else {
+        let Answer::TestResult { channels: theirs, cpu_us, notes } = answer else {
             return Err(BenchError::Unexpected { asked: ask.name(), got: answer.name() });
         };
         if theirs.len() != owners.len() {
@@ -357,17 +358,17 @@ impl Peer<'_> {
     }
 
     /// Why a wire is of no more use: what stopped it here, the peer's word if it closed, or what was seen of it.
-    fn wire_error(&self, what: &str, source: WireError) -> BenchError {
+    fn wire_error(&self, what: &str, source: TestError) -> BenchError {
         if let Some(error) = stopped(self.stop) {
             return error;
         }
-        if matches!(source, WireError::Closed)
+        if matches!(source, TestError::Closed)
             && let Ok(Err(error)) =
                 hear::<Answer>(&self.talk, WORD_WAIT).map(|answer| answer.or_refusal(&self.name))
         {
             return error;
         }
-        BenchError::Wire { link: format!("{what}, {}", self.name), source }
+        BenchError::TestConnection { link: format!("{what}, {}", self.name), source }
     }
 }
 
@@ -389,7 +390,7 @@ pub(super) fn connections(request: &BenchRequest, links: &[Link], stream: bool, 
 }
 
 /// Both sides count the same bytes, or something is very wrong.
-pub fn same(what: &str, sent: &Played, received: &Played) -> Result<(), BenchError> {
+pub fn same(what: &str, sent: &TestResult, received: &TestResult) -> Result<(), BenchError> {
     if sent.sent_bytes == received.received_bytes {
         return Ok(());
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use linerate_api::{Bandwidth, BenchDirection, BenchEvent, BenchLink, LinkBandwidth, Rates};
-use linerate_net::wires::play::{Part, Played};
+use linerate_net::wires::play::{Part, TestResult};
 
 use super::BenchError;
 use super::ask::{Channel, OpenLink, Peer, Tell, name, same};
@@ -117,13 +117,10 @@ impl Sums {
         Sums(vec![Default::default(); links])
     }
 
-    fn add(&mut self, link: usize, out: bool, received: &Played) {
+    fn add(&mut self, link: usize, out: bool, received: &TestResult) {
         let Some([outgoing, incoming]) = self.0.get_mut(link) else { return };
         let sum = if out { outgoing } else { incoming };
-        let seconds = received.elapsed.as_secs_f64();
-        if seconds > 0.0 {
-            sum.mbps += received.timed_bytes as f64 * 8.0 / 1e6 / seconds;
-        }
+        sum.mbps += received.rate_mbps();
         sum.bytes += received.received_bytes;
     }
 
@@ -162,8 +159,8 @@ mod tests {
         BenchLink { source: port.clone(), destination: port, speed_mbps, channels: 1 }
     }
 
-    fn received(bytes: u64) -> Played {
-        Played {
+    fn received(bytes: u64) -> TestResult {
+        TestResult {
             received_bytes: bytes + 100,
             timed_bytes: bytes,
             elapsed: Duration::from_secs(2),

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use linerate_api::{BenchCpu, BenchTransport};
 use linerate_net::rdma::wire::MEMORY_BYTES;
-use linerate_net::wires::play::{Part, Played};
-use linerate_net::wires::talk::Talk;
+use linerate_net::wires::play::{Part, TestResult};
+use linerate_net::wires::talk::DocumentChannel;
 use linerate_net::wires::{BLOCK_BYTES, MESSAGE_BYTES_MAX};
 use linerate_wire::message::{ENDPOINTS_MAX, Endpoint};
 use serde::de::DeserializeOwned;
@@ -95,7 +95,7 @@ pub enum Answer {
     /// To [`Ask::Play`]: it begins.
     Playing {},
     /// It is done.
-    Played {
+    TestResult {
         /// Of each channel, as asked.
         channels: Vec<ChannelPlayed>,
         /// CPU time of its threads.
@@ -151,7 +151,7 @@ impl Answer {
         match self {
             Answer::Ready { .. } => "ready",
             Answer::Playing {} => "playing",
-            Answer::Played { .. } => "played",
+            Answer::TestResult { .. } => "played",
             Answer::Refused { .. } => "refused",
         }
     }
@@ -259,8 +259,8 @@ pub fn endpoints(ports: Vec<Port>) -> Vec<Endpoint> {
     ports.into_iter().filter(fits).take(ENDPOINTS_MAX).map(endpoint).collect()
 }
 
-impl From<&Played> for ChannelPlayed {
-    fn from(played: &Played) -> ChannelPlayed {
+impl From<&TestResult> for ChannelPlayed {
+    fn from(played: &TestResult) -> ChannelPlayed {
         ChannelPlayed {
             sent_bytes: played.sent_bytes,
             received_bytes: played.received_bytes,
@@ -270,9 +270,9 @@ impl From<&Played> for ChannelPlayed {
     }
 }
 
-impl From<&ChannelPlayed> for Played {
-    fn from(played: &ChannelPlayed) -> Played {
-        Played {
+impl From<&ChannelPlayed> for TestResult {
+    fn from(played: &ChannelPlayed) -> TestResult {
+        TestResult {
             sent_bytes: played.sent_bytes,
             received_bytes: played.received_bytes,
             timed_bytes: played.timed_bytes,
@@ -281,12 +281,12 @@ impl From<&ChannelPlayed> for Played {
     }
 }
 
-pub fn say(talk: &Talk, document: &impl Serialize) -> Result<(), BenchError> {
+pub fn say(talk: &DocumentChannel, document: &impl Serialize) -> Result<(), BenchError> {
     let bytes = serde_json::to_vec(document)?;
     Ok(talk.send(&bytes, Instant::now() + ANSWER_WAIT)?)
 }
 
-pub fn hear<T: DeserializeOwned>(talk: &Talk, wait: Duration) -> Result<T, BenchError> {
+pub fn hear<T: DeserializeOwned>(talk: &DocumentChannel, wait: Duration) -> Result<T, BenchError> {
     let bytes = talk.receive(Instant::now() + wait)?;
     Ok(serde_json::from_slice(&bytes)?)
 }

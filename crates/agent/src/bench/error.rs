@@ -6,8 +6,8 @@ use linerate_net::netlink::NetlinkError;
 use linerate_net::rdma;
 use linerate_net::tcp::connect::ConnectError;
 use linerate_net::tcp::listen::ListenError;
-use linerate_net::wires::talk::TalkError;
-use linerate_net::wires::{MESSAGE_BYTES_MAX, WireError};
+use linerate_net::wires::talk::DocumentError;
+use linerate_net::wires::{MESSAGE_BYTES_MAX, TestError};
 
 use super::documents::{CONNECTIONS_MAX, MEMORY_BYTES_MAX, QUEUE_PAIRS_MAX, REPETITIONS_MAX, STREAM_MS_MAX};
 use crate::faults::chain;
@@ -91,7 +91,7 @@ pub enum BenchError {
     Listen(#[from] ListenError),
     /// The conversation broke off.
     #[error("the conversation with the other agent broke off: {0}")]
-    Talk(#[from] TalkError),
+    DocumentChannel(#[from] DocumentError),
     /// It says what cannot be understood.
     #[error("the other agent said what cannot be understood; are both of the same version? {0}")]
     Document(#[from] serde_json::Error),
@@ -136,11 +136,11 @@ pub enum BenchError {
     ConnectRdma(#[from] rdma::connect::ConnectError),
     /// A link failed.
     #[error("{link}: {source}")]
-    Wire {
+    TestConnection {
         /// Which.
         link: String,
         /// Why.
-        source: WireError,
+        source: TestError,
     },
     /// A link failed whose ports differ.
     #[error("{source}; {mtus}")]
@@ -197,9 +197,9 @@ impl BenchError {
             BenchError::LongPackets { source, .. } => source.code(),
             BenchError::Random(_) => "internal",
             BenchError::Listen(_)
-            | BenchError::Talk(_)
+            | BenchError::DocumentChannel(_)
             | BenchError::Ports(_)
-            | BenchError::Wire { .. }
+            | BenchError::TestConnection { .. }
             | BenchError::Lost { .. } => code::BENCH_FAILED,
         }
     }
@@ -209,7 +209,7 @@ impl BenchError {
     /// The same with this said, if it is of a link.
     pub(super) fn of_links_with(self, mtus: Option<String>) -> BenchError {
         match (self, mtus) {
-            (source @ (BenchError::Wire { .. } | BenchError::Peer { .. }), Some(mtus)) => {
+            (source @ (BenchError::TestConnection { .. } | BenchError::Peer { .. }), Some(mtus)) => {
                 BenchError::LongPackets { mtus, source: Box::new(source) }
             }
             (other, _) => other,

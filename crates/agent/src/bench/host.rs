@@ -8,11 +8,11 @@ use linerate_core::{Code, Fault, SessionId, Side, Step, Token};
 use linerate_net::rdma::{self, listen::Accepted as RdmaAccepted};
 use linerate_net::round_trip::RoundTrip;
 use linerate_net::tcp::listen::Accepted;
-use linerate_net::wires::talk::Talk;
+use linerate_net::wires::talk::DocumentChannel;
 use linerate_wire::frame::{Hello, Role, Welcome};
 use linerate_wire::negotiate;
 
-use super::places::{Attached, Places, Reserved};
+use super::places::{Attached, ConnectionSlots, Reserved};
 use super::stop::{Reason, Stop};
 use super::{BenchError, answer};
 use crate::faults::chain;
@@ -40,7 +40,7 @@ pub(super) struct Measurement {
     pub stop: Arc<Stop>,
     force: AtomicBool,
     /// Of its connections; `None` on the asking side, which takes none.
-    pub places: Option<Places>,
+    pub places: Option<ConnectionSlots>,
     /// What its queue pairs share on one device.
     pub domains: rdma::Domains,
 }
@@ -121,7 +121,7 @@ impl Host {
             token,
             stop: Arc::clone(stop),
             force: AtomicBool::new(false),
-            places: answering.then(Places::default),
+            places: answering.then(ConnectionSlots::default),
             domains: rdma::Domains::default(),
         });
         *active = Some(Arc::clone(&measurement));
@@ -186,7 +186,7 @@ fn converse(host: &Arc<Host>, accepted: Accepted, migrating: bool) -> Result<(),
         return accepted.refuse(fault).map_err(|error| chain(&error));
     };
     let stream = accepted.welcome(Welcome { version, control_received: 0 }).map_err(|error| chain(&error))?;
-    answer::converse(host, &Talk::new(stream), (hello.session, hello.token), migrating)
+    answer::converse(host, &DocumentChannel::new(stream), (hello.session, hello.token), migrating)
         .map_err(|error| chain(&error))
 }
 

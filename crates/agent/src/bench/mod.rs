@@ -34,7 +34,7 @@ use linerate_net::rdma::{self, wire::RdmaWire};
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::listen::{ListenOptions, Listener};
 use linerate_net::wires::tcp::StreamWire;
-use linerate_net::wires::{Wire, WireError};
+use linerate_net::wires::{TestConnection, TestError};
 
 pub use error::BenchError;
 pub use host::Host;
@@ -124,12 +124,12 @@ fn finished(measured: Result<BenchReport, BenchError>) -> BenchEvent {
 }
 
 /// The two places where a connection becomes a wire, the same on both sides.
-fn rdma_wire(connection: Arc<rdma::Connection>) -> Result<Box<dyn Wire>, WireError> {
+fn rdma_wire(connection: Arc<rdma::Connection>) -> Result<Box<dyn TestConnection>, TestError> {
     Ok(Box::new(RdmaWire::new(connection, SILENCE)?))
 }
 
-fn wire(stream: Stream) -> Result<Box<dyn Wire>, WireError> {
-    Ok(Box::new(StreamWire::new(stream, SILENCE).map_err(WireError::Socket)?))
+fn wire(stream: Stream) -> Result<Box<dyn TestConnection>, TestError> {
+    Ok(Box::new(StreamWire::new(stream, SILENCE).map_err(TestError::Socket)?))
 }
 
 #[cfg(test)]

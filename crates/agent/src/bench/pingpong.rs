@@ -79,7 +79,7 @@ fn play(
     bytes: u32,
     repetitions: u32,
     limit: Duration,
-) -> Result<Played, BenchError> {
+) -> Result<TestResult, BenchError> {
     let what = link.name();
     let ours = Part::Ask { bytes: bytes as usize, repetitions };
     let theirs = PeerPart::Answer { bytes, repetitions };
@@ -90,22 +90,22 @@ fn play(
         same(&what, here, there)?;
         same(&what, there, here)?;
     }
-    Ok(Played {
+    Ok(TestResult {
         slowest: ours.iter().map(|one| one.elapsed).max().unwrap_or_default(),
         moved_bytes: ours.iter().map(|one| one.sent_bytes).sum(),
     })
 }
 
-struct Played {
+struct TestResult {
     slowest: Duration,
     moved_bytes: u64,
 }
 
-fn slowest(played: &Played) -> Duration {
+fn slowest(played: &TestResult) -> Duration {
     played.slowest.max(Duration::from_nanos(1))
 }
 
-fn row(link: &OpenLink, bytes: u32, repetitions: u32, played: &Played) -> PingPongRow {
+fn row(link: &OpenLink, bytes: u32, repetitions: u32, played: &TestResult) -> PingPongRow {
     let half_s = slowest(played).as_secs_f64() / f64::from(repetitions) / 2.0;
     let bytes_per_s = f64::from(bytes) * f64::from(link.facts.channels) / half_s;
     let speed = f64::from(link.facts.speed_mbps) * 1e6;

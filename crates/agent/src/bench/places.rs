@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use linerate_net::channel::Closer;
-use linerate_net::wires::Wire;
+use linerate_net::wires::TestConnection;
 
 use super::documents::{CONNECTIONS_MAX, MEMORY_BYTES_MAX};
 use super::host::Measurement;
@@ -15,14 +15,14 @@ use super::stop::Ticket;
 
 /// A connection that is measured, at the answering side.
 pub struct Attached {
-    pub wire: Box<dyn Wire>,
+    pub wire: Box<dyn TestConnection>,
     /// Address of this end.
     pub own: Option<SocketAddr>,
 }
 
 /// See the module.
 #[derive(Default)]
-pub struct Places {
+pub struct ConnectionSlots {
     /// Until the measurement is over: also while the connection is in use, or still to come.
     taken: Mutex<BTreeMap<u32, Place>>,
     came: Condvar,
@@ -37,7 +37,7 @@ struct Place {
 
 /// Why there is no place.
 #[derive(Debug, PartialEq, thiserror::Error)]
-pub enum NoPlace {
+pub enum SlotRefused {
     #[error("this host is the one that asks")]
     Asking,
     #[error("a number twice")]
@@ -50,25 +50,25 @@ pub enum NoPlace {
     Mixed,
 }
 
-impl Places {
+impl ConnectionSlots {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Place>> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn reserve(&self, channel: u32, memory: usize) -> Result<(), NoPlace> {
+    fn reserve(&self, channel: u32, memory: usize) -> Result<(), SlotRefused> {
         let mut taken = self.lock();
         if taken.contains_key(&channel) {
-            return Err(NoPlace::Taken);
+            return Err(SlotRefused::Taken);
         }
         if taken.len() >= CONNECTIONS_MAX {
-            return Err(NoPlace::Connections);
+            return Err(SlotRefused::Connections);
         }
         // What is played over TCP has the same cap for itself.
         if taken.values().any(|place| place.memory != memory) {
-            return Err(NoPlace::Mixed);
+            return Err(SlotRefused::Mixed);
         }
         if memory.saturating_mul(taken.len() + 1) > MEMORY_BYTES_MAX {
-            return Err(NoPlace::Memory);
+            return Err(SlotRefused::Memory);
         }
         taken.insert(channel, Place { memory, attached: None });
         Ok(())
@@ -103,8 +103,8 @@ pub struct Reserved {
 
 impl Reserved {
     /// Takes a place for a connection that takes so much memory for messages as long as it is there.
-    pub fn new(measurement: Arc<Measurement>, channel: u32, memory: usize) -> Result<Reserved, NoPlace> {
-        measurement.places.as_ref().ok_or(NoPlace::Asking)?.reserve(channel, memory)?;
+    pub fn new(measurement: Arc<Measurement>, channel: u32, memory: usize) -> Result<Reserved, SlotRefused> {
+        measurement.places.as_ref().ok_or(SlotRefused::Asking)?.reserve(channel, memory)?;
         Ok(Reserved { measurement, channel, ticket: None, filled: false })
     }
 
@@ -145,14 +145,14 @@ mod tests {
 
     #[test]
     fn a_place_is_taken_once_and_so_many_are_given_as_there_is_memory_for() {
-        let places = Places::default();
+        let places = ConnectionSlots::default();
         let pairs = (MEMORY_BYTES_MAX / MEMORY_BYTES) as u32;
         assert!((0..pairs).all(|channel| places.reserve(channel, MEMORY_BYTES).is_ok()));
-        assert_eq!(places.reserve(0, MEMORY_BYTES), Err(NoPlace::Taken));
-        assert_eq!(places.reserve(pairs, MEMORY_BYTES), Err(NoPlace::Memory));
-        assert_eq!(places.reserve(pairs, 0), Err(NoPlace::Mixed));
-        let places = Places::default();
+        assert_eq!(places.reserve(0, MEMORY_BYTES), Err(SlotRefused::Taken));
+        assert_eq!(places.reserve(pairs, MEMORY_BYTES), Err(SlotRefused::Memory));
+        assert_eq!(places.reserve(pairs, 0), Err(SlotRefused::Mixed));
+        let places = ConnectionSlots::default();
         assert!((0..CONNECTIONS_MAX as u32).all(|channel| places.reserve(channel, 0).is_ok()));
-        assert_eq!(places.reserve(u32::MAX, 0), Err(NoPlace::Connections));
+        assert_eq!(places.reserve(u32::MAX, 0), Err(SlotRefused::Connections));
     }
 }

@@ -11,7 +11,7 @@ use linerate_net::links::Link;
 use linerate_net::rdma::wire::MEMORY_BYTES;
 use linerate_net::tcp::connect::{ConnectError, Route, connect};
 use linerate_net::tcp::options::TcpOptions;
-use linerate_net::wires::talk::{Talk, TalkError};
+use linerate_net::wires::talk::{DocumentChannel, DocumentError};
 use linerate_wire::frame::{Hello, Role};
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
 
@@ -134,14 +134,14 @@ fn try_dial(listener: &Listener, number: u8, role: Role, channel: u32) -> Result
     connect(&route, &hello(number, role, channel), &TcpOptions::default()).map(|(stream, _)| stream)
 }
 
-fn opened(listener: &Listener, number: u8, force: bool) -> (Talk, Answer) {
-    let talk = Talk::new(dial(listener, number, Role::Bench, 0));
+fn opened(listener: &Listener, number: u8, force: bool) -> (DocumentChannel, Answer) {
+    let talk = DocumentChannel::new(dial(listener, number, Role::Bench, 0));
     say(&talk, &format!(r#"{{"say":"open","force":{force}}}"#));
     let answer = hear(&talk, LONG).unwrap();
     (talk, answer)
 }
 
-fn say(talk: &Talk, text: &str) {
+fn say(talk: &DocumentChannel, text: &str) {
     talk.send(text.as_bytes(), Instant::now() + LONG).unwrap();
 }
 
@@ -190,7 +190,10 @@ fn the_answering_side_refuses_what_is_absurd() {
         );
         let Answer::Refused { code, message } = hear(&talk, LONG).unwrap() else { panic!("{part}") };
         assert!(code == code::BAD_REQUEST && message.contains(words), "{code}: {message}");
-        assert!(matches!(hear::<Answer>(&talk, LONG), Err(BenchError::Talk(TalkError::Closed))));
+        assert!(matches!(
+            hear::<Answer>(&talk, LONG),
+            Err(BenchError::DocumentChannel(DocumentError::Closed))
+        ));
     }
 }
 

@@ -21,7 +21,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use linerate_fabric::collect::lldp::listen::Listener;
+use linerate_fabric::collect::lldp::Listener;
 use linerate_fabric::collect::{Options, inventory, network};
 use linerate_fabric::model::{Agent as AgentFacts, Inventory, Neighbour, Qemu};
 use linerate_fabric::probe::Echoing;

@@ -8,7 +8,7 @@ use linerate_fabric::model::Probe;
 use linerate_fabric::probe::{Depth, Target};
 use linerate_net::rdma::connect::ConnectError;
 use linerate_net::rdma::error::RdmaError;
-use linerate_net::wires::WireError;
+use linerate_net::wires::TestError;
 use rustix::io::Errno;
 
 use super::Doctor;
@@ -43,9 +43,9 @@ fn is_blocked(error: &BenchError) -> bool {
             // Its agent's no came by RDMA.
             ConnectError::Here { .. } | ConnectError::Refused { .. } => false,
         },
-        BenchError::Wire { source, .. } => match source {
-            WireError::Rdma(error) => is_lost(error),
-            WireError::Silent { .. } | WireError::TimedOut { .. } => true,
+        BenchError::TestConnection { source, .. } => match source {
+            TestError::Rdma(error) => is_lost(error),
+            TestError::Silent { .. } | TestError::TimedOut { .. } => true,
             _ => false,
         },
         _ => false,
@@ -108,8 +108,8 @@ mod tests {
         ([10, 0, 0, 2], 4791).into()
     }
 
-    fn wire(source: WireError) -> BenchError {
-        BenchError::Wire { link: "l0".into(), source }
+    fn wire(source: TestError) -> BenchError {
+        BenchError::TestConnection { link: "l0".into(), source }
     }
 
     fn here(source: RdmaError) -> BenchError {
@@ -134,12 +134,12 @@ mod tests {
             here(lost()),
             here(RdmaError::TimedOut { what: "the route", milliseconds: 1 }),
             here(RdmaError::Call { what: "rdma_connect", source }),
-            wire(WireError::Rdma(lost())),
-            wire(WireError::Rdma(completion)),
-            wire(WireError::Rdma(RdmaError::RemoteAccess)),
-            wire(WireError::Rdma(RdmaError::DeviceGone)),
-            wire(WireError::Silent { waited }),
-            wire(WireError::TimedOut { limit: waited }),
+            wire(TestError::Rdma(lost())),
+            wire(TestError::Rdma(completion)),
+            wire(TestError::Rdma(RdmaError::RemoteAccess)),
+            wire(TestError::Rdma(RdmaError::DeviceGone)),
+            wire(TestError::Silent { waited }),
+            wire(TestError::TimedOut { limit: waited }),
         ] {
             assert!(is_blocked(&error), "{error:?}");
         }
@@ -169,13 +169,13 @@ mod tests {
             here(RdmaError::NoDevice(Errno::NODEV)),
             here(RdmaError::Rules("too long")),
             here(RdmaError::NotMapped { region: 0 }),
-            wire(WireError::Rdma(RdmaError::PeerClosed)),
-            wire(WireError::Rdma(RdmaError::ClosedHere)),
-            wire(WireError::Rdma(RdmaError::Refused(no()))),
-            wire(WireError::Closed),
-            wire(WireError::Socket(io())),
-            wire(WireError::Thread(io())),
-            wire(WireError::TooLarge { bytes: 1 }),
+            wire(TestError::Rdma(RdmaError::PeerClosed)),
+            wire(TestError::Rdma(RdmaError::ClosedHere)),
+            wire(TestError::Rdma(RdmaError::Refused(no()))),
+            wire(TestError::Closed),
+            wire(TestError::Socket(io())),
+            wire(TestError::Thread(io())),
+            wire(TestError::TooLarge { bytes: 1 }),
         ] {
             assert!(!is_blocked(&error), "{error:?}");
         }

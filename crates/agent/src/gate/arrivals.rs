@@ -15,13 +15,13 @@ const PIECE_BYTES: usize = 64 << 10;
 
 /// How many there are.
 #[derive(Default)]
-pub struct Arrivals {
+pub struct ArrivalCount {
     count: Mutex<usize>,
     changed: Condvar,
 }
 
 /// One of them, until it is dropped.
-pub struct Arriving(Arc<Arrivals>);
+pub struct Arriving(Arc<ArrivalCount>);
 
 impl Drop for Arriving {
     fn drop(&mut self) {
@@ -30,15 +30,15 @@ impl Drop for Arriving {
     }
 }
 
-impl Arrivals {
+impl ArrivalCount {
     /// One more.
-    pub fn begin(self: &Arc<Arrivals>) -> Arriving {
+    pub fn begin(self: &Arc<ArrivalCount>) -> Arriving {
         *lock(&self.count) += 1;
         Arriving(self.clone())
     }
 
     /// A connection to this host's libvirt: what comes for it waits as long as a domain arrives.
-    pub fn hold(self: &Arc<Arrivals>, libvirt: UnixStream) -> io::Result<UnixStream> {
+    pub fn hold(self: &Arc<ArrivalCount>, libvirt: UnixStream) -> io::Result<UnixStream> {
         let (ours, other) = UnixStream::pair()?;
         let (mut from, mut to) = (ours.try_clone()?, libvirt.try_clone()?);
         let arrivals = self.clone();
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn libvirt_hears_nothing_as_long_as_a_domain_arrives() {
-        let arrivals = Arc::<Arrivals>::default();
+        let arrivals = Arc::<ArrivalCount>::default();
         let (libvirt, mut daemon) = UnixStream::pair().unwrap();
         let mut other = arrivals.hold(libvirt).unwrap();
         other.write_all(b"prepare").unwrap();

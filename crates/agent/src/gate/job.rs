@@ -57,14 +57,14 @@ struct Shared {
 }
 
 /// See the module.
-pub struct JobGate {
+pub struct LibvirtJob {
     pub(super) path: PathBuf,
     shared: Arc<Shared>,
 }
 
-impl JobGate {
+impl LibvirtJob {
     /// Listens for the one connection. It goes on by `connect`.
-    pub fn new(path: &Path, connect: Connect) -> io::Result<JobGate> {
+    pub fn new(path: &Path, connect: Connect) -> io::Result<LibvirtJob> {
         let listener = UnixListener::bind(path)?;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
         listener.set_nonblocking(true)?;
@@ -76,7 +76,7 @@ impl JobGate {
                 serving.serve(libvirt, &connect);
             }
         })?;
-        Ok(JobGate { path: path.to_owned(), shared })
+        Ok(LibvirtJob { path: path.to_owned(), shared })
     }
 
     /// Whether libvirt has connected, so that its job has begun.
@@ -85,7 +85,7 @@ impl JobGate {
         lock(&self.shared.state).came
     }
 
-    /// From now on libvirt's job does not end before [`JobGate::let_end`], if it has begun and this says so.
+    /// From now on libvirt's job does not end before [`LibvirtJob::let_end`], if it has begun and this says so.
     pub fn hold(&self) -> bool {
         let mut state = lock(&self.shared.state);
         state.held = state.came && state.shut.is_none();
@@ -124,7 +124,7 @@ impl JobGate {
     }
 }
 
-impl Drop for JobGate {
+impl Drop for LibvirtJob {
     fn drop(&mut self) {
         self.shut("nobody uses it any more");
         self.let_end();
@@ -279,14 +279,14 @@ mod tests {
     }
 
     /// A gate, libvirt's end and the other host's end, with the first two frames gone through.
-    fn driven(dir: &tempfile::TempDir) -> (JobGate, UnixStream, UnixStream) {
+    fn driven(dir: &tempfile::TempDir) -> (LibvirtJob, UnixStream, UnixStream) {
         let (out, outs) = channel();
         let out = Mutex::new(out);
         let connect = move |socket: UnixStream| {
             let _ = lock(&out).send(socket);
             Ok(())
         };
-        let gate = JobGate::new(&dir.path().join("job.sock"), Box::new(connect)).unwrap();
+        let gate = LibvirtJob::new(&dir.path().join("job.sock"), Box::new(connect)).unwrap();
         assert!(!gate.has_come());
         let mut libvirt = UnixStream::connect(&gate.path).unwrap();
         libvirt.write_all(&frame(1, b"open")).unwrap();
@@ -364,14 +364,14 @@ mod tests {
     fn where_nothing_was_set_libvirt_is_refused_at_once() {
         let dir = tempfile::tempdir().unwrap();
         let connect = |_: UnixStream| Err("nobody lets it go on".to_owned());
-        let gate = JobGate::new(&dir.path().join("job.sock"), Box::new(connect)).unwrap();
+        let gate = LibvirtJob::new(&dir.path().join("job.sock"), Box::new(connect)).unwrap();
         let mut libvirt = UnixStream::connect(&gate.path).unwrap();
         wait("it comes", || gate.has_come());
         gate.shut("given up");
         assert!(!gate.hold(), "nothing may be set for it any more");
         assert_eq!(libvirt.read(&mut [0]).unwrap(), 0);
         // One that could not go on waits for its end as any other.
-        let gate = JobGate::new(&dir.path().join("again.sock"), Box::new(connect)).unwrap();
+        let gate = LibvirtJob::new(&dir.path().join("again.sock"), Box::new(connect)).unwrap();
         let mut libvirt = UnixStream::connect(&gate.path).unwrap();
         wait("it comes", || gate.hold());
         gate.open();

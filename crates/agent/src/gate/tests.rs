@@ -11,11 +11,11 @@ const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(200);
 
 /// A gate whose connections come out here.
-fn gate(dir: &tempfile::TempDir) -> (Arc<Gate>, Receiver<UnixStream>) {
+fn gate(dir: &tempfile::TempDir) -> (Arc<StreamGate>, Receiver<UnixStream>) {
     gate_with_room(dir, HELD_BYTES_MAX)
 }
 
-fn gate_with_room(dir: &tempfile::TempDir, held_max: u64) -> (Arc<Gate>, Receiver<UnixStream>) {
+fn gate_with_room(dir: &tempfile::TempDir, held_max: u64) -> (Arc<StreamGate>, Receiver<UnixStream>) {
     let (out, outs) = channel();
     let out = Mutex::new(out);
     let connect = move |socket: UnixStream| {
@@ -24,11 +24,11 @@ fn gate_with_room(dir: &tempfile::TempDir, held_max: u64) -> (Arc<Gate>, Receive
         Ok(())
     };
     let path = dir.path().join("gate.sock");
-    (Arc::new(Gate::with_room(&path, Box::new(connect), held_max).unwrap()), outs)
+    (Arc::new(StreamGate::with_room(&path, Box::new(connect), held_max).unwrap()), outs)
 }
 
 /// A hypervisor that connects, in a thread because it waits.
-fn hypervisor(gate: &Gate) -> std::thread::JoinHandle<io::Result<UnixStream>> {
+fn hypervisor(gate: &StreamGate) -> std::thread::JoinHandle<io::Result<UnixStream>> {
     let path = gate.path.clone();
     std::thread::spawn(move || UnixStream::connect(path))
 }
@@ -45,7 +45,7 @@ fn says_nothing(socket: &mut UnixStream) -> bool {
     socket.read(&mut [0]).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
 }
 
-fn wait_read(gate: &Gate, bytes: u64) {
+fn wait_read(gate: &StreamGate, bytes: u64) {
     while gate.mark() != [bytes] {
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -75,7 +75,7 @@ fn a_connection_waits_until_it_is_let_in_and_is_refused_when_the_gate_is_shut() 
     let refused = UnixStream::connect(&gate.path).unwrap_err();
     assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused, "its name is nobody else's to take");
     let path = gate.path.clone();
-    Gates::default().forget(&gate);
+    StreamGates::default().forget(&gate);
     assert!(!path.exists());
 }
 

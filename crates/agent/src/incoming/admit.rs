@@ -13,7 +13,7 @@ use linerate_guest::images::{self, Prepared};
 use linerate_guest::registry::RegistryError;
 use linerate_guest::remains;
 use linerate_guest::shared::Proved;
-use linerate_guest::twin::{QemuBinary, Twin, TwinOptions, attempt};
+use linerate_guest::twin::{IncomingOptions, IncomingQemu, QemuBinary, attempt};
 use linerate_memory::Mapping;
 
 use super::{Sessions, storage};
@@ -25,7 +25,7 @@ const QEMU_ANSWERS_WITHIN: Duration = Duration::from_secs(20);
 pub(super) struct Admitted {
     pub regions: Vec<RegionInfo>,
     pub qemu: QemuBinary,
-    pub twin: Twin,
+    pub twin: IncomingQemu,
     pub folder: PathBuf,
     /// RAM of each region, made and mapped, before the hypervisor that will use it is started.
     pub ram: Vec<Mapping>,
@@ -71,7 +71,7 @@ pub(super) fn admit(
 }
 
 /// RAM is made here and not by the hypervisor, so that copying need not wait for it.
-fn make_ram(folder: &Path, regions: &[RegionInfo], twin: &Twin) -> Result<Vec<Mapping>, Fault> {
+fn make_ram(folder: &Path, regions: &[RegionInfo], twin: &IncomingQemu) -> Result<Vec<Mapping>, Fault> {
     let files: Vec<PathBuf> = twin.ram_files.iter().map(|file| file.path.clone()).collect();
     let failed = |error: &(dyn std::error::Error + 'static)| refuse_error(Code::MemoryFailed, error);
     remains::announce(folder, &twin.pid_file, &files).map_err(|error| failed(&error))?;
@@ -82,7 +82,7 @@ fn make_ram(folder: &Path, regions: &[RegionInfo], twin: &Twin) -> Result<Vec<Ma
     regions.iter().map(|region| make_region(region, twin)).collect()
 }
 
-fn make_region(region: &RegionInfo, twin: &Twin) -> Result<Mapping, Fault> {
+fn make_region(region: &RegionInfo, twin: &IncomingQemu) -> Result<Mapping, Fault> {
     let file = twin.ram_file(&region.name).map_err(|error| refuse_error(Code::NotMigratable, &error))?;
     Mapping::make(&file.path, region.size).map_err(|error| refuse_error(Code::MemoryFailed, &error))
 }
@@ -156,8 +156,8 @@ fn check(
     qemu: &QemuBinary,
     facts: QemuFacts,
     folder: PathBuf,
-) -> Result<(Twin, Prepared, Vec<Proved>), Fault> {
-    let options = TwinOptions {
+) -> Result<(IncomingQemu, Prepared, Vec<Proved>), Fault> {
+    let options = IncomingOptions {
         runtime_dir: folder.clone(),
         ram_dir: sessions.config.ram_dir.clone(),
         huge_ram_dir: sessions.config.huge_ram_dir.clone(),

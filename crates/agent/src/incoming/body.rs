@@ -18,6 +18,9 @@ use crate::faults::{chain, fault};
 use crate::journal::Record;
 use crate::session::paths::Paths;
 
+/// Where only events lead on; any length would do.
+const LONG: Duration = Duration::from_secs(3600);
+
 /// Everything that the loop has of its own.
 pub(super) struct Body {
     sessions: Arc<Sessions>,
@@ -38,8 +41,8 @@ impl Body {
     pub fn run(mut self, inbox: &Receiver<Input>) {
         while !self.over {
             let now = self.shared.clock.now();
-            let until = self.shared.brain().timeout(now).unwrap_or(now);
-            match inbox.recv_timeout(until.since(now)) {
+            let wait = self.shared.brain().timeout().map_or(LONG, |at| at.since(now));
+            match inbox.recv_timeout(wait) {
                 Ok(input) => self.take(input),
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => self.handle(Event::Tick),
             }
@@ -73,7 +76,7 @@ impl Body {
                 let shared = self.shared.clone();
                 let notes = shared.carriage.get().map(|carriage| carriage.streams.take_notes());
                 for (stream, note) in notes.unwrap_or_default() {
-                    self.handle(Event::Carriage(Message::Stream { stream, note }));
+                    self.handle(Event::SendStreamMessage(Message::Stream { stream, note }));
                 }
             }
             Input::ChannelLost(channel, error) => {
@@ -81,7 +84,7 @@ impl Body {
                 let shared = self.shared.clone();
                 let Some(carriage) = shared.carriage.get() else { return };
                 if carriage.streams.channel_gone(channel) {
-                    self.handle(Event::Carriage(Message::Fence { channel }));
+                    self.handle(Event::SendStreamMessage(Message::Fence { channel }));
                 }
                 carriage.remove_pump(channel);
             }
@@ -152,7 +155,9 @@ impl Body {
         let name = self.shared.brain().guest().to_owned();
         *self.shared.guest.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = name;
         let mut waiting = self.worker.waiting();
-        (waiting.ran, waiting.mode) = (self.shared.brain().ran(), self.shared.brain().mode());
+        let brain = self.shared.brain();
+        (waiting.ran, waiting.mode) = (brain.ran(), brain.mode());
+        drop(brain);
         if phase == DestinationPhase::Committed && self.has_ended() {
             let detail = "its QEMU ended before it was handed over";
             return self.handle(Event::Failed(Fault::new(

@@ -163,7 +163,7 @@ impl State {
     /// libvirt runs the guest.
     pub(super) fn release(&mut self) -> Result<(), Fault> {
         self.let_go()?;
-        self.shared.tell(Event::Released);
+        self.shared.tell(Event::HypervisorRestored);
         Ok(())
     }
 
@@ -176,7 +176,7 @@ impl State {
                 "x-ignore-shared may still be on: do not save this domain; the next start of the agent tries again"
             );
         }
-        self.shared.tell(Event::TornDown);
+        self.shared.tell(Event::Discarded);
         Ok(())
     }
 }

@@ -47,7 +47,7 @@ use linerate_wire::frame::Welcome;
 use crate::clock::{Clock, unix_ms};
 use crate::convert;
 use crate::faults::chain;
-use crate::session::carriage::Carriage;
+use crate::session::carriage::StreamTransport;
 use crate::session::contact::keep;
 use crate::session::fences::Fences;
 use crate::session::identity::Identity;
@@ -93,7 +93,7 @@ pub struct Incoming {
     regions: OnceLock<Arc<RegionTable>>,
     fences: Arc<Fences>,
     /// The hypervisor's streams, if RAM comes in them.
-    carriage: OnceLock<Carriage>,
+    carriage: OnceLock<StreamTransport>,
     /// Who connects them to the waiting hypervisor, once it waits.
     connector: OnceLock<Sender<(StreamId, String)>>,
     /// Keys and registered memory of this session on every RDMA device.
@@ -210,7 +210,7 @@ impl Incoming {
 
     /// Its source has rolled back.
     pub fn withdraw(&self) {
-        self.tell(Event::Withdrawn);
+        self.tell(Event::RolledBackAtSource);
     }
 
     /// A line about it.

@@ -17,7 +17,7 @@ use super::Incoming;
 use crate::bench;
 use crate::config::Config;
 use crate::faults::{chain, fault};
-use crate::gate::Arrivals;
+use crate::gate::ArrivalCount;
 use crate::journal::{Journal, Record, Waiting};
 use crate::recovery::{self, can_run, lives};
 use crate::session::identity::Identity;
@@ -36,7 +36,7 @@ pub struct Sessions {
     /// Measurements give way to a guest that comes.
     pub(super) bench: Arc<bench::Host>,
     /// Domains whose stream goes through to this host.
-    pub(super) arrivals: Arc<Arrivals>,
+    pub(super) arrivals: Arc<ArrivalCount>,
     recovery: Arc<recovery::Sessions>,
     live: Mutex<BTreeMap<SessionId, Arc<Incoming>>>,
     past: Mutex<Vec<MigrationSummary>>,
@@ -49,7 +49,7 @@ pub struct Needs {
     pub registry: Registry,
     pub qemu_cache: Arc<QemuCache>,
     pub bench: Arc<bench::Host>,
-    pub arrivals: Arc<Arrivals>,
+    pub arrivals: Arc<ArrivalCount>,
     pub recovery: Arc<recovery::Sessions>,
 }
 
@@ -151,7 +151,7 @@ impl Sessions {
             (Some(session), _) if !session.knows(&hello.token) => {
                 Err(refusal(Code::NotAuthorised, "wrong token"))
             }
-            (Some(session), Role::ControlJoin | Role::Data | Role::DataBack) => Ok(session.clone()),
+            (Some(session), Role::ControlJoin | Role::Data | Role::ReverseData) => Ok(session.clone()),
             (Some(_), _) => Err(refusal(Code::ProtocolViolation, "this session exists already")),
             (None, Role::ControlNew) => {
                 let known = self.journal.get(hello.session);

@@ -12,7 +12,7 @@ impl Body {
         match action {
             // All steps: what the brain says to the source.
             Action::Transmit(path, frame) => self.transmit(path, frame),
-            Action::Carriage(message) => self.shared.heard(message),
+            Action::DeliverStreamMessage(message) => self.shared.heard(message),
             Action::Fence(channel) => channels::fence(&self.shared, channel),
             Action::Journal(phase) => self.write_journal(phase),
             // 3 admit
@@ -30,9 +30,9 @@ impl Body {
             Action::CheckDisks(disks) => self.worker.ask(Job::CheckDisks(disks)),
             // 9 commit
             Action::Run { ran } => self.worker.ask(Job::Run { ran, cpu_before: self.cpu_before }),
-            Action::Release => self.worker.ask(Job::Release),
+            Action::RestoreHypervisor => self.worker.ask(Job::Release),
             // 10 clean up, or instead of 9: nothing of the guest stays here
-            Action::TearDown => self.tear_down(),
+            Action::Discard => self.tear_down(),
             Action::End(fault) => self.end(fault),
         }
     }

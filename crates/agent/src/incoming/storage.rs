@@ -4,12 +4,12 @@ use linerate_core::{Code, Fault, Side, Step};
 use linerate_guest::description::GuestDescription;
 use linerate_guest::in_use;
 use linerate_guest::shared::{self, Proof, Proved};
-use linerate_guest::twin::Twin;
+use linerate_guest::twin::IncomingQemu;
 
 use crate::faults::fault;
 
 /// Refuses disks that are not shared, or that something else on this host writes.
-pub(super) fn check(guest: &GuestDescription, twin: &Twin) -> Result<Vec<Proved>, Fault> {
+pub(super) fn check(guest: &GuestDescription, twin: &IncomingQemu) -> Result<Vec<Proved>, Fault> {
     let refuse = |detail: String| Fault::new(Code::ResourceMissing, Step::Admit, Side::Destination, detail);
     let proved = shared::check(guest, twin).map_err(|refused| {
         let words: Vec<String> = refused.iter().map(ToString::to_string).collect();

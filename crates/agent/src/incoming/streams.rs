@@ -16,13 +16,13 @@ use linerate_net::stream::endpoint::Socket;
 use super::{Incoming, Input};
 use crate::faults::chain;
 use crate::local::{CONNECT_WAIT, connect_unix};
-use crate::session::carriage::{Carriage, DISKS_SERVICE, QEMU_SERVICE, migration_streams};
+use crate::session::carriage::{DISKS_SERVICE, QEMU_SERVICE, StreamTransport, migration_streams};
 use crate::session::notice::{Notice, ToLoop};
 
 /// The streams of a session that brings a guest, at the destination.
-pub(super) fn carriage(session: &Incoming) -> Carriage {
+pub(super) fn carriage(session: &Incoming) -> StreamTransport {
     let owner = ToLoop::new(session.inbox.clone());
-    Carriage::new(
+    StreamTransport::new(
         End::Destination,
         migration_streams(MigrateRequest::DEFAULT_STORAGE_SHARE_PERCENT),
         Box::new(owner),

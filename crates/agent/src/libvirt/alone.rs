@@ -6,14 +6,17 @@ use super::ending::{SEE_THERE, guest_state, place};
 use super::virsh::{HERE, Virsh};
 
 /// QEMU's setting with which a domain would be saved without its RAM.
-const PUT_BACK: &str = r#"{"execute":"migrate-set-capabilities","arguments":{"capabilities":[{"capability":"x-ignore-shared","state":false}]}}"#;
+const PUT_BACK: &str = concat!(
+    r#"{"execute":"migrate-set-capabilities","arguments":"#,
+    r#"{"capabilities":[{"capability":"x-ignore-shared","state":false}]}}"#
+);
 
 /// Where an agent is gone, what it set in QEMU may still be on.
 const DO_NOT_SAVE: &str =
     "Do not save this domain before the agent was started again: it would be saved without its RAM";
 
-/// Waits for libvirt, which gives the migration up without the agent's tunnel, and says where the domain is. In direct mode it takes
-/// back what the agent had set in QEMU. `lost` is what the command knows of the agent.
+/// Waits for libvirt, which gives the migration up without the agent's tunnel, and says where the domain is. In direct
+/// mode it takes back what the agent had set in QEMU. `lost` is what the command knows of the agent.
 pub async fn left_alone(uuid: &str, direct: bool, lost: &str, say: impl FnMut(&str)) -> ErrorBody {
     let here = Virsh::new(HERE);
     let found = here.find_at_rest(uuid, say).await;

@@ -1,4 +1,5 @@
-//! RAM from RAM to RAM, while libvirt's own migration waits: the agents copy and let its stream through when all of it is there.
+//! Domains that go from RAM to RAM: libvirt's own migration waits while the agents copy, and is let through when all of
+//! RAM is at the destination.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,8 +29,9 @@ const NOT_THIS_WAY: [&str; 4] = ["not_migratable", "hypervisor_failed", "trackin
 const VERDICT_WAIT: Duration = Duration::from_secs(5);
 
 /// Where libvirt has ended and the agents wait for what it does with the domain.
-const LOOK_AT_BOTH: &str = "It does not say where the domain runs: look at both hosts with `virsh domstate`. Where the destination's runs it, end the \
-one here (`virsh destroy`) and never resume it; where the destination's does not know it, `virsh resume` it here";
+const LOOK_AT_BOTH: &str = "It does not say where the domain runs: look at both hosts with `virsh domstate`. Where the \
+destination's runs it, end the one here (`virsh destroy`) and never resume it; where the destination's does not know it, \
+`virsh resume` it here";
 
 /// Which way it goes.
 pub enum Choice {
@@ -181,7 +183,8 @@ impl Waiting<'_> {
                 _ = way.next() => {}
                 () = over.notified(), if !self.is_over => {
                     self.is_over = true;
-                    // Where it has moved, libvirt has no job any more; where it has not, its job need not end by itself at once.
+                    // Where the domain has moved, libvirt has no job any more. Where it has not, libvirt's job need not
+                    // end by itself at once.
                     let _ = self.job.here.run(&["domjobabort", uuid]).await;
                 }
                 () = self.job.shared.cancelled.notified() => self.cancel().await,
@@ -194,7 +197,8 @@ impl Waiting<'_> {
         }
     }
 
-    /// The copy takes it, and libvirt once the copy has ended. A libvirt that does not answer then is left by the second.
+    /// Ends the copy; once that has ended, asks libvirt. virsh is ended by the second request after that, as libvirt does
+    /// not answer.
     async fn cancel(&mut self) {
         if !self.is_over {
             self.copy.cancel();

@@ -6,7 +6,8 @@ use super::target::Target;
 use super::virsh::Virsh;
 
 /// Where the way to the other libvirt was lost.
-pub const SEE_THERE: &str = "this host's libvirt did not hear how it ended there: see that the destination's does not run the domain too (`virsh domstate`) before you try again";
+pub const SEE_THERE: &str = "this host's libvirt did not hear how it ended there: see that the destination's does not \
+run the domain too (`virsh domstate`) before you try again";
 
 /// The domain as the destination's libvirt has it.
 pub struct Outcome {
@@ -35,8 +36,8 @@ impl Target {
     }
 }
 
-/// libvirt has moved the domain: what the destination's says of it. It is a success only if that is what was to be, and if there is
-/// no `fault` of the agents' own.
+/// libvirt says that it has moved the domain. It is a success only if the destination's libvirt has it in the state that
+/// it had, and if there is no `fault` of the copy.
 pub async fn arrived(
     there: &Virsh,
     domain: &Target,
@@ -119,8 +120,8 @@ pub fn place(found: &Result<Option<String>, ErrorBody>) -> String {
     }
 }
 
-/// What the domain does, whose state this host's libvirt says is this. It leaves one paused of which it did not hear that it runs at the
-/// destination.
+/// What the domain does if this host's libvirt says that it is in this state. libvirt leaves it paused here if it did
+/// not hear that it runs at the destination.
 pub fn guest_state(state: Option<&str>, cut_off: bool) -> GuestState {
     match state {
         Some("running") => GuestState::RunsAtSource,

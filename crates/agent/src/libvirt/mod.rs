@@ -1,5 +1,5 @@
-//! Domains of libvirt that leave this host: the agent has libvirt move them, and each of libvirt's sockets comes out at the other
-//! host through a tunnel over all links. `docs/libvirt.md` has the reasons.
+//! Domains of libvirt that leave this host. The agent has libvirt move them, and each of libvirt's sockets comes out at
+//! the other host through a tunnel over all links. `docs/libvirt.md` has the reasons.
 //!
 //! | room | what lives there |
 //! |---|---|
@@ -81,7 +81,7 @@ struct Job {
     claim: Claim,
 }
 
-/// Begins a migration. On an error the domain was not touched. It goes on whether or not the client waits for the answer.
+/// Begins a migration. On an error the domain was not touched. It goes on if the client does not wait for the answer.
 pub(crate) async fn begin(
     needs: Arc<Needs>,
     request: MigrateRequest,

@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 
 use super::Needs;
 use crate::clock::unix_ms;
-use crate::hub::Hub;
+use crate::hub::EventLog;
 use crate::journal::{Journal, JournalError, MovedDomain, Record, Role};
 use crate::outgoing::Outgoing;
 
@@ -130,7 +130,7 @@ pub struct Move {
     to: String,
     started_unix_ms: u64,
     /// Who watches.
-    pub hub: Hub,
+    pub hub: EventLog,
     /// In direct mode.
     copy: Option<Arc<Outgoing>>,
     known: Mutex<Known>,
@@ -146,7 +146,7 @@ impl Move {
             guest: name.to_owned(),
             to: domain.to.clone(),
             started_unix_ms: unix_ms(),
-            hub: Hub::default(),
+            hub: EventLog::default(),
             copy,
             known: Mutex::new(Known { step: Step::Resolve, job: Job::new(), recovering: false, note: None }),
             asked: AtomicU32::new(0),
@@ -299,6 +299,19 @@ mod tests {
         let other = moves.claim("0f0e8c9a-0000-4000-8000-000000000002", "web").unwrap();
         drop((claim, other));
         assert!(moves.claim(UUID, "web").is_ok());
+    }
+
+    #[test]
+    fn the_next_life_of_the_agent_finds_what_has_not_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let agent = crate::testing::agent(&dir, &[]);
+        let key = SessionId([7; 16]);
+        let kept = Kept::new(&agent.libvirt(), key, "web", moved("a1")).unwrap();
+        let found = || agent.journal.get(key).unwrap().map(|record| (record.guest, record.role));
+        let role = |over| Role::Libvirt { domain: moved("a1"), over };
+        assert_eq!(found(), Some(("web".to_owned(), role(false))));
+        kept.close();
+        assert_eq!(found(), Some(("web".to_owned(), role(true))));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Migrations during which the agent ended: nothing is decided here. libvirt gave them up or brought them to their end, and both
-//! libvirts are asked where the domain is.
+//! Migrations during which the agent ended. libvirt gave them up or brought them to their end; both libvirts are asked
+//! where the domain is, and nothing is decided here.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

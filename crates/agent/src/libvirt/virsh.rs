@@ -1,4 +1,4 @@
-//! libvirt's own client as a helper process: a host without libvirt runs the same binary, and errors are libvirt's words.
+//! libvirt's own client as a child process: a host without libvirt runs the same binary, and errors are libvirt's words.
 
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
@@ -166,6 +166,8 @@ mod tests {
         let job = numbers("operation: 5\ntime_elapsed: 1021\nerrmsg: x\nmemory_total: 285736960\n");
         assert_eq!(job.get("memory_total"), Some(&285_736_960));
         assert_eq!(job.len(), 3);
+        assert!(moves_away(&job));
+        assert!(!moves_away(&numbers("operation: 6\ntime_elapsed: 3\n")), "it is being saved");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use linerate_net::links::Link;
 use linerate_net::rdma::counters::{self, PortCounters};
 use linerate_net::stats::Counters;
 
-use crate::session::links::{ChannelView, RdmaPort};
+use crate::session::links::{ChannelStatus, RdmaPort};
 
 /// Of a link that has neither carried nor failed.
 const STILL_OPENING: &str = "it was still being opened when the migration ended";
@@ -17,7 +17,7 @@ const STILL_OPENING: &str = "it was still being opened when the migration ended"
 struct Entry {
     link: Link,
     state: LinkState,
-    living: Vec<ChannelView>,
+    living: Vec<ChannelStatus>,
     /// Of channels that are gone.
     past: Counters,
     past_retransmits: u64,
@@ -71,9 +71,9 @@ struct Inner {
 }
 
 #[derive(Default)]
-pub(super) struct Board(Mutex<Inner>);
+pub(super) struct LinkTable(Mutex<Inner>);
 
-impl Board {
+impl LinkTable {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -99,7 +99,7 @@ impl Board {
     }
 
     /// Its channels carry from now on. Says whether it had been lost before.
-    pub fn up(&self, link: LinkId, channels: Vec<ChannelView>, rdma: bool) -> bool {
+    pub fn up(&self, link: LinkId, channels: Vec<ChannelStatus>, rdma: bool) -> bool {
         let mut inner = self.lock();
         let Some(entry) = inner.links.iter_mut().find(|entry| entry.link.id == link) else { return false };
         entry.retire();
@@ -208,8 +208,8 @@ impl Board {
     }
 }
 
-fn sums(channels: &mut [ChannelView]) -> (Counters, u64) {
-    let looks: Vec<(Counters, u64)> = channels.iter_mut().map(ChannelView::look).collect();
+fn sums(channels: &mut [ChannelStatus]) -> (Counters, u64) {
+    let looks: Vec<(Counters, u64)> = channels.iter_mut().map(ChannelStatus::look).collect();
     (looks.iter().map(|(counters, _)| *counters).sum(), looks.iter().map(|(_, resent)| resent).sum())
 }
 
@@ -235,14 +235,14 @@ mod tests {
 
     use super::*;
 
-    fn carried(id: ChannelId, bytes: u64) -> ChannelView {
+    fn carried(id: ChannelId, bytes: u64) -> ChannelStatus {
         let stats = Arc::<ChannelStats>::default();
         stats.frame(bytes, 0, bytes + 64);
-        ChannelView::new(id, stats, None)
+        ChannelStatus::new(id, stats, None)
     }
 
-    fn board_of_a_link() -> Board {
-        let board = Board::default();
+    fn board_of_a_link() -> LinkTable {
+        let board = LinkTable::default();
         let link = Link {
             id: 1,
             local: None,

@@ -11,7 +11,7 @@ use linerate_core::source::{Action, Ending, Event};
 use linerate_core::{Code, Fault, Message, PathId, Side, Step};
 use linerate_guest::run_state::RunState;
 
-use super::domain::Leaving;
+use super::domain::OutgoingDomain;
 use super::links;
 use super::progress::{self, Told};
 use super::rejoin::rejoin;
@@ -79,8 +79,9 @@ impl Body {
     /// Takes what is in the inbox, or lets time pass.
     fn wait(&mut self, inbox: &Receiver<Input>) {
         let now = self.shared.clock.now();
-        let until = self.shared.brain().timeout(now).unwrap_or(now);
-        match inbox.recv_timeout(until.since(now)) {
+        let shows = PROGRESS_EVERY.saturating_sub(self.progress_at.elapsed());
+        let wait = self.shared.brain().timeout().map_or(shows, |at| at.since(now).min(shows));
+        match inbox.recv_timeout(wait) {
             Ok(input) => self.take(input),
             Err(RecvTimeoutError::Timeout) => self.handle(Event::Tick),
             // Cannot be: we hold a sender.
@@ -120,7 +121,7 @@ impl Body {
             Input::StreamsSpeak => {
                 let notes = self.shared.carriage().map(|carriage| carriage.streams.take_notes());
                 for (stream, note) in notes.unwrap_or_default() {
-                    self.handle(Event::Carriage(Message::Stream { stream, note }));
+                    self.handle(Event::SendStreamMessage(Message::Stream { stream, note }));
                 }
             }
             Input::ChannelLost(channel, error) => {
@@ -228,7 +229,7 @@ impl Body {
         match &mut record.role {
             Role::Source { phase, peers, .. } => (*phase, *peers) = (new, reachable),
             Role::Handover { over, .. } => {
-                *over = self.shared.domain.as_ref().is_some_and(Leaving::is_put_back)
+                *over = self.shared.domain.as_ref().is_some_and(OutgoingDomain::is_put_back)
             }
             Role::Destination { .. } | Role::Libvirt { .. } => {}
         }

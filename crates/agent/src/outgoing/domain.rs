@@ -21,10 +21,10 @@ use linerate_guest::run_state::RunState;
 use super::worker::{HOLD_WAIT, Order, State, qemu_fault};
 use super::{Input, Sessions};
 use crate::faults::fault;
-use crate::gate::{Ending, Gate, Gates, JobGate};
+use crate::gate::{Ending, LibvirtJob, StreamGate, StreamGates};
 use crate::journal::Record;
 use crate::session::identity::Identity;
-use crate::session::kept::Kept;
+use crate::session::kept::PendingNotice;
 
 /// From the session's begin to libvirt's own migration: it starts the QEMU at the destination meanwhile.
 const STREAM_WAIT: Duration = Duration::from_secs(300);
@@ -43,22 +43,22 @@ const WATCH: Duration = Duration::from_millis(200);
 const POLL: Duration = Duration::from_millis(1);
 
 /// What is known of a domain that leaves.
-pub(super) struct Leaving {
+pub(super) struct OutgoingDomain {
     asked: DomainMove,
-    gates: Arc<Gates>,
+    gates: Arc<StreamGates>,
     /// libvirt's own connection, once it has come: as long as it stands nobody else saves the domain.
-    job: OnceLock<Arc<JobGate>>,
+    job: OnceLock<Arc<LibvirtJob>>,
     /// The capability may be on.
     set: AtomicBool,
     put_back: AtomicBool,
     /// Until the stream goes through: what the next life of this agent would withdraw.
-    kept: Mutex<Option<Kept>>,
+    kept: Mutex<Option<PendingNotice>>,
     let_through: AtomicBool,
 }
 
-impl Leaving {
-    pub fn new(domain: &DomainMove, gates: Arc<Gates>, kept: Option<Kept>) -> Leaving {
-        Leaving {
+impl OutgoingDomain {
+    pub fn new(domain: &DomainMove, gates: Arc<StreamGates>, kept: Option<PendingNotice>) -> OutgoingDomain {
+        OutgoingDomain {
             asked: domain.clone(),
             gates,
             job: OnceLock::new(),
@@ -74,7 +74,7 @@ impl Leaving {
         self.put_back.load(Ordering::SeqCst)
     }
 
-    fn gate(&self) -> Option<Arc<Gate>> {
+    fn gate(&self) -> Option<Arc<StreamGate>> {
         self.gates.get(&self.asked.stream)
     }
 
@@ -148,8 +148,12 @@ pub(super) fn check(request: &MigrateRequest, description: &mut GuestDescription
 }
 
 /// What the next life of this agent withdraws.
-pub(super) fn keep(sessions: &Sessions, identity: &Identity, peers: &[SocketAddr]) -> Result<Kept, Fault> {
-    let kept = Kept::new(&sessions.config.state_dir, identity, peers);
+pub(super) fn keep(
+    sessions: &Sessions,
+    identity: &Identity,
+    peers: &[SocketAddr],
+) -> Result<PendingNotice, Fault> {
+    let kept = PendingNotice::new(&sessions.config.state_dir, identity, peers);
     kept.map_err(|error| fault(Code::JournalFailed, Step::Resolve, Side::Source, &error))
 }
 
@@ -165,7 +169,7 @@ fn ended(let_through: bool) -> GuestState {
 }
 
 impl State {
-    fn gate(&self, step: Step) -> Result<Arc<Gate>, Fault> {
+    fn gate(&self, step: Step) -> Result<Arc<StreamGate>, Fault> {
         let gone = || {
             Fault::new(
                 Code::HypervisorFailed,
@@ -174,7 +178,7 @@ impl State {
                 "the tunnel of libvirt's migration is gone",
             )
         };
-        let gate = self.shared.domain.as_ref().and_then(Leaving::gate).ok_or_else(gone)?;
+        let gate = self.shared.domain.as_ref().and_then(OutgoingDomain::gate).ok_or_else(gone)?;
         match gate.why_shut() {
             Some(why) => Err(Fault::new(Code::HypervisorFailed, step, Side::Source, why)),
             None => Ok(gate),
@@ -239,7 +243,7 @@ impl State {
 
     /// Whether libvirt still drives.
     fn check_job(&self, step: Step) -> Result<(), Fault> {
-        let detail = match self.shared.domain.as_ref().and_then(Leaving::ending) {
+        let detail = match self.shared.domain.as_ref().and_then(OutgoingDomain::ending) {
             None => return Ok(()),
             Some(Ending::Said) => "libvirt has ended its own migration: see what libvirt says".to_owned(),
             Some(Ending::LibvirtGone) => {
@@ -301,7 +305,7 @@ impl State {
                 let stopped_at: Time = self.shared.clock.at(ran_at);
                 let _ = self.shared.inbox.send(Input::EventAt(stopped_at, Event::GuestStopped));
                 self.check_domain(step)?;
-                self.shared.tell(Event::Holding { ran: true, disks: String::new() });
+                self.shared.tell(Event::PreSwitchover { ran: true, disks: String::new() });
                 return Ok(());
             }
             if runs {

@@ -2,7 +2,7 @@
 //!
 //! The kernel writes what such a disk reads (`pinned` says which ones do) into pages that it pinned when the read
 //! began. Protection that is applied meanwhile does not see that write, and the page would be lost. QMP's `stop`
-//! answers when all block I/O is done. That nobody forgets it, [`Guarded`] lets nobody protect without a [`Still`], and
+//! answers when all block I/O is done. That nobody forgets it, [`DrainingTracker`] lets nobody protect without a [`IoDrained`], and
 //! only this room makes one.
 
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use linerate_core::Run;
 use linerate_memory::{TrackError, Tracker};
 
 /// Shows that no read from a disk is under way that protection would not see.
-pub(super) struct Still(());
+pub(super) struct IoDrained(());
 
 /// What can be made to stand for a moment.
 pub(super) trait Guest {
@@ -30,17 +30,17 @@ pub(super) trait Guest {
 
 /// Runs `work` while no block I/O is under way. Returns how long the guest was stopped for it. Whatever comes of the work,
 /// the guest goes on, if it ran before. If its operator lets it run meanwhile, the work is done once more.
-pub(super) fn while_still<G: Guest>(
+pub(super) fn with_io_drained<G: Guest>(
     guest: &mut G,
-    mut work: impl FnMut(&mut G, &Still) -> Result<(), G::Error>,
+    mut work: impl FnMut(&mut G, &IoDrained) -> Result<(), G::Error>,
 ) -> Result<Duration, G::Error> {
     if !guest.must_stand() {
-        return work(guest, &Still(())).map(|()| Duration::ZERO);
+        return work(guest, &IoDrained(())).map(|()| Duration::ZERO);
     }
     loop {
         let began = Instant::now();
         let ran = guest.stop()?;
-        let done = work(guest, &Still(()));
+        let done = work(guest, &IoDrained(()));
         let gone_on = if ran { guest.go_on() } else { Ok(()) };
         let stood = began.elapsed();
         done?;
@@ -52,26 +52,26 @@ pub(super) fn while_still<G: Guest>(
 }
 
 /// QEMU holds the guest before the switch-over: it stands, and its block I/O is drained.
-pub(super) fn held() -> Still {
-    Still(())
+pub(super) fn held() -> IoDrained {
+    IoDrained(())
 }
 
 /// A tracker that protects only while block I/O is drained.
-pub(super) struct Guarded(Tracker);
+pub(super) struct DrainingTracker(Tracker);
 
-impl Guarded {
+impl DrainingTracker {
     /// Nothing is protected yet.
-    pub fn new(tracker: Tracker) -> Guarded {
-        Guarded(tracker)
+    pub fn new(tracker: Tracker) -> DrainingTracker {
+        DrainingTracker(tracker)
     }
 
     /// Protects everything.
-    pub fn protect(&self, _: &Still) -> Result<Duration, TrackError> {
+    pub fn protect(&self, _: &IoDrained) -> Result<Duration, TrackError> {
         self.0.protect()
     }
 
     /// What was written since; it is protected again.
-    pub fn scan(&self, _: &Still) -> Result<Vec<(usize, Run)>, TrackError> {
+    pub fn scan(&self, _: &IoDrained) -> Result<Vec<(usize, Run)>, TrackError> {
         let mut found = Vec::new();
         self.0.scan(true, &mut found)?;
         Ok(found)
@@ -135,7 +135,7 @@ mod tests {
         Reading { direct, suspended: false, let_run: false, under_way: true, refuses, seen: Vec::new() }
     }
 
-    fn protect(guest: &mut Reading, _: &Still) -> Result<(), &'static str> {
+    fn protect(guest: &mut Reading, _: &IoDrained) -> Result<(), &'static str> {
         guest.seen.push("protect");
         Ok(())
     }
@@ -143,25 +143,25 @@ mod tests {
     #[test]
     fn protection_is_applied_between_the_stop_and_the_going_on() {
         let mut guest = reading(true, false);
-        let look = |guest: &mut Reading, still: &Still| {
+        let look = |guest: &mut Reading, still: &IoDrained| {
             assert!(!guest.under_way, "a read is under way while protection is applied");
             protect(guest, still)
         };
-        while_still(&mut guest, look).unwrap();
+        with_io_drained(&mut guest, look).unwrap();
         assert_eq!(guest.seen, ["stop", "protect", "go on"]);
     }
 
     #[test]
     fn without_the_answer_to_stop_nothing_is_protected() {
         let mut guest = reading(true, true);
-        assert!(while_still(&mut guest, protect).is_err());
+        assert!(with_io_drained(&mut guest, protect).is_err());
         assert!(guest.seen.is_empty(), "{:?}", guest.seen);
     }
 
     #[test]
     fn a_guest_goes_on_although_protecting_failed() {
         let mut guest = reading(true, false);
-        let failed = while_still(&mut guest, |_, _| Err("no memory"));
+        let failed = with_io_drained(&mut guest, |_, _| Err("no memory"));
         assert_eq!(failed.unwrap_err(), "no memory");
         assert_eq!(guest.seen, ["stop", "go on"]);
     }
@@ -169,21 +169,21 @@ mod tests {
     #[test]
     fn a_guest_that_somebody_suspended_does_not_go_on() {
         let mut guest = Reading { suspended: true, ..reading(true, false) };
-        while_still(&mut guest, protect).unwrap();
+        with_io_drained(&mut guest, protect).unwrap();
         assert_eq!(guest.seen, ["stop", "protect"]);
     }
 
     #[test]
     fn a_guest_that_its_operator_lets_run_meanwhile_is_drained_and_protected_once_more() {
         let mut guest = Reading { suspended: true, let_run: true, ..reading(true, false) };
-        while_still(&mut guest, protect).unwrap();
+        with_io_drained(&mut guest, protect).unwrap();
         assert_eq!(guest.seen, ["stop", "protect", "stop", "protect", "go on"]);
     }
 
     #[test]
     fn a_guest_whose_disks_need_it_not_is_not_stopped() {
         let mut guest = reading(false, false);
-        while_still(&mut guest, protect).unwrap();
+        with_io_drained(&mut guest, protect).unwrap();
         assert_eq!(guest.seen, ["protect"]);
     }
 }

@@ -11,15 +11,15 @@ use linerate_core::{ChannelId, Endpoint, LinkId, PathId};
 use linerate_net::control::ControlPath;
 use linerate_net::links::Link;
 use linerate_net::pacer::Pacer;
-use linerate_net::pump::{Carrier, PumpHandle, PumpOptions};
+use linerate_net::pump::{Carrier, ChannelHandle, PumpOptions};
 use linerate_net::region::Region;
 use linerate_net::table::RegionTable;
 
 use super::{Input, Outgoing};
 use crate::journal::{Journal, Record, Role};
-use crate::session::carriage::Carriage;
+use crate::session::carriage::StreamTransport;
 use crate::session::contact::{ask_any, commit_any};
-use crate::session::links::{ChannelView, Dialler, Links, Losses, NotOpened, RdmaPort, Session, describe};
+use crate::session::links::{ChannelStatus, Dialler, Links, Losses, NotOpened, RdmaPort, Session, describe};
 use crate::session::probe::OpenError;
 use crate::session::withdraw;
 
@@ -87,7 +87,7 @@ impl Session for Outgoing {
         &self.losses
     }
 
-    fn streams(&self) -> Option<Arc<Carriage>> {
+    fn streams(&self) -> Option<Arc<StreamTransport>> {
         self.carriage()
     }
 
@@ -102,11 +102,11 @@ impl Session for Outgoing {
         channel: ChannelId,
         link: LinkId,
         carrier: Carrier,
-    ) -> Result<PumpHandle, OpenError> {
+    ) -> Result<ChannelHandle, OpenError> {
         self.tell_brain(Event::ChannelUp { channel, link });
         match self.carriage() {
             Some(carriage) => carriage.pump(channel, link, carrier, self.pacer.clone()),
-            None => Ok(PumpHandle::start(channel, carrier, self.clone(), pump_options(self))?),
+            None => Ok(ChannelHandle::start(channel, carrier, self.clone(), pump_options(self))?),
         }
     }
 
@@ -127,10 +127,10 @@ impl Session for Outgoing {
         self.warn(format!("{}: RDMA failed, TCP is used instead: {reason}", describe(link)));
     }
 
-    fn opened(&self, link: &Link, channels: Vec<ChannelView>, rdma: bool) {
+    fn opened(&self, link: &Link, channels: Vec<ChannelStatus>, rdma: bool) {
         if self.board.up(link.id, channels, rdma) {
             tracing::info!(link = describe(link), "a lost link carries again");
-            self.hub.publish(EventKind::LinkBack { link: link.id });
+            self.hub.publish(EventKind::LinkRestored { link: link.id });
         }
     }
 

@@ -55,12 +55,12 @@ use linerate_net::pacer::Pacer;
 
 use crate::clock::Clock;
 use crate::faults::fault;
-use crate::hub::Hub;
+use crate::hub::EventLog;
 use crate::ram::Ram;
-use crate::session::carriage::Carriage;
+use crate::session::carriage::StreamTransport;
 use crate::session::links::{Dialler, Losses};
 use crate::session::paths::Door;
-use board::Board;
+use board::LinkTable;
 
 pub use sessions::Sessions;
 pub use steps::start;
@@ -107,14 +107,14 @@ pub struct Outgoing {
     losses: Losses,
     pacer: Option<Arc<Pacer>>,
     /// Who watches.
-    pub hub: Hub,
+    pub hub: EventLog,
     /// How the guest's RAM goes, and why.
     choice: mode::Choice,
     /// The hypervisor's streams, if it goes in them; given back when it is over.
-    carriage: Mutex<Option<Arc<Carriage>>>,
+    carriage: Mutex<Option<Arc<StreamTransport>>>,
     /// The source's RAM; given back when it is over.
     ram: Mutex<Vec<Arc<Ram>>>,
-    board: Board,
+    board: LinkTable,
     cancelling: AtomicBool,
     /// Disks that go along.
     disks: u32,
@@ -123,7 +123,7 @@ pub struct Outgoing {
     /// Marks in the images that are not copied, by which the destination knows them; given back when it is over.
     marks: Mutex<Marks>,
     /// The guest is libvirt's.
-    domain: Option<domain::Leaving>,
+    domain: Option<domain::OutgoingDomain>,
 }
 
 impl Outgoing {
@@ -149,7 +149,7 @@ impl Outgoing {
         marks.recheck(pid).map_err(|error| fault(Code::GuestDiffers, Step::Blackout, Side::Source, &error))
     }
 
-    fn carriage(&self) -> Option<Arc<Carriage>> {
+    fn carriage(&self) -> Option<Arc<StreamTransport>> {
         self.carriage.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 

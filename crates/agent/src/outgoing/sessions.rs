@@ -8,7 +8,7 @@ use linerate_guest::registry::Registry;
 
 use super::Outgoing;
 use crate::config::Config;
-use crate::gate::Gates;
+use crate::gate::StreamGates;
 use crate::journal::Journal;
 use crate::recovery;
 
@@ -20,7 +20,7 @@ pub struct Sessions {
     pub(super) config: Arc<Config>,
     pub(super) journal: Arc<Journal>,
     pub(super) registry: Registry,
-    pub(super) gates: Arc<Gates>,
+    pub(super) gates: Arc<StreamGates>,
     /// What a session cannot end itself is handed over to.
     pub(super) recovery: Arc<recovery::Sessions>,
     live: Mutex<BTreeMap<SessionId, Arc<Outgoing>>>,
@@ -32,7 +32,7 @@ impl Sessions {
         config: Arc<Config>,
         journal: Arc<Journal>,
         registry: Registry,
-        gates: Arc<Gates>,
+        gates: Arc<StreamGates>,
         recovery: Arc<recovery::Sessions>,
     ) -> Sessions {
         Sessions { config, journal, registry, gates, recovery, live: Mutex::default() }

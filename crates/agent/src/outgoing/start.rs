@@ -27,21 +27,21 @@ use linerate_net::rdma::options::RdmaOptions;
 use linerate_wire::frame::Role as Purpose;
 
 use super::body::Body;
-use super::domain::{self, Leaving};
+use super::domain::{self, OutgoingDomain};
 use super::mode::{self, Choice};
 use super::worker::{Guest, Worker};
-use super::{Board, Input, Outgoing, Sessions, links, storage, streams};
+use super::{Input, LinkTable, Outgoing, Sessions, links, storage, streams};
 use crate::clock::{Clock, unix_ms};
 use crate::disks;
 use crate::faults::fault;
-use crate::hub::Hub;
+use crate::hub::EventLog;
 use crate::journal::{Record, Role};
 use crate::kernel;
 use crate::ram::Ram;
 use crate::session::address;
 use crate::session::contact::first_contact;
 use crate::session::identity::{Identity, token_text};
-use crate::session::kept::Kept;
+use crate::session::kept::PendingNotice;
 use crate::session::links::{Dialler, Losses, Session};
 use crate::session::paths::Door;
 
@@ -65,7 +65,7 @@ pub(super) struct Contact {
     peers: Vec<SocketAddr>,
     pub control: ControlPath,
     /// Of a domain: what the next life of this agent withdraws.
-    kept: Option<Kept>,
+    kept: Option<PendingNotice>,
 }
 
 /// Reaches the destination's agent, and marks the guest's pauses as this session's.
@@ -151,14 +151,17 @@ pub(super) fn outgoing(
         door,
         losses: Losses::default(),
         pacer: links::pacer(request.bandwidth_bytes_per_s),
-        hub: Hub::default(),
+        hub: EventLog::default(),
         ram: Mutex::new(found.ram.clone()),
-        board: Board::default(),
+        board: LinkTable::default(),
         cancelling: AtomicBool::new(false),
         disks: u32::try_from(found.description.copied.len()).unwrap_or(u32::MAX),
         disk_bytes: Arc::default(),
         marks: Mutex::new(std::mem::take(&mut found.marks)),
-        domain: request.domain.as_ref().map(|domain| Leaving::new(domain, sessions.gates.clone(), kept)),
+        domain: request
+            .domain
+            .as_ref()
+            .map(|domain| OutgoingDomain::new(domain, sessions.gates.clone(), kept)),
         request,
     })
 }
@@ -347,4 +350,14 @@ fn socket(sessions: &Sessions, record: &GuestRecord, name: &str) -> Result<PathB
 
 fn folder(registry: &Registry, record: &GuestRecord) -> Result<PathBuf, Fault> {
     registry.folder(&record.name).map_err(|error| fault(Code::Internal, Step::Resolve, Side::Source, &error))
+}
+
+#[cfg(test)]
+#[test]
+fn defaults_of_the_api_are_those_of_the_brain() {
+    let request = MigrateRequest::new("g", "beta");
+    let brain = source::Config::new("g", String::new(), Mode::Streams { channels: 0 });
+    assert_eq!(Duration::from_millis(request.blackout_budget_ms().into()), brain.limits.max_blackout);
+    assert_eq!(Duration::from_secs(request.link_timeout_s.into()), brain.link_timeout);
+    assert_eq!(request.throttle, brain.limits.throttle);
 }

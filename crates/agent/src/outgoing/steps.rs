@@ -61,7 +61,7 @@ impl Body {
         match action {
             // All steps: what the brain says to the destination.
             Action::Transmit(path, frame) => self.transmit(path, frame),
-            Action::Carriage(message) => self.shared.heard(message),
+            Action::DeliverStreamMessage(message) => self.shared.heard(message),
             Action::Journal(phase) => self.write_journal(phase),
             // 5 connect
             Action::OpenLinks(endpoints) => self.links = Some(links::open(&self.shared, &endpoints)),
@@ -80,7 +80,7 @@ impl Body {
             Action::WriteDeviceState => {
                 self.worker.ask("write device state", |guest| guest.write_device_state())
             }
-            Action::LetThrough => self.worker.ask("let through", |guest| guest.let_through()),
+            Action::ReleaseStream => self.worker.ask("let through", |guest| guest.let_through()),
             // 9 commit: its answer may have to be asked for
             Action::Query => self.ask_destination(),
             // 10 clean up
@@ -88,8 +88,8 @@ impl Body {
             Action::End(ending) => self.ending = Some(ending),
             // Instead of 9 and 10: the guest stays here.
             Action::RollBack => self.roll_back(),
-            Action::Untold(is) => self.untold(is),
-            Action::Withdraw { held } => {
+            Action::NoticeDue(is) => self.untold(is),
+            Action::NotifyRollBack { held } => {
                 links::withdraw(&self.shared, &self.sessions.journal, &self.record, held);
             }
         }

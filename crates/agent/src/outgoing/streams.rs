@@ -20,13 +20,15 @@ use rustix::pipe::{PipeFlags, pipe_with};
 
 use super::{Input, Outgoing};
 use crate::faults::chain;
-use crate::session::carriage::{Carriage, DISKS_SERVICE, MEMORY, QEMU_SERVICE, STORAGE, migration_streams};
+use crate::session::carriage::{
+    DISKS_SERVICE, MEMORY, QEMU_SERVICE, STORAGE, StreamTransport, migration_streams,
+};
 use crate::session::notice::{Notice, ToLoop};
 
 /// The streams of a session that moves a guest, at the source.
-pub(super) fn carriage(inbox: Sender<Input>, storage_percent: u8) -> Carriage {
+pub(super) fn carriage(inbox: Sender<Input>, storage_percent: u8) -> StreamTransport {
     let owner = Box::new(ToLoop::new(inbox));
-    Carriage::new(End::Source, migration_streams(storage_percent), owner, Arc::default())
+    StreamTransport::new(End::Source, migration_streams(storage_percent), owner, Arc::default())
 }
 
 impl From<Notice> for Input {
@@ -90,7 +92,7 @@ impl Outgoing {
                 let session = self.clone();
                 carriage.fence(channel, move |fenced| {
                     let (applied, refused) = (fenced.applied, fenced.refused);
-                    session.tell(Event::Carriage(Message::Fenced { channel, applied, refused }));
+                    session.tell(Event::SendStreamMessage(Message::Fenced { channel, applied, refused }));
                 });
             }
             message => {

@@ -12,7 +12,7 @@ use linerate_core::stream::StreamId;
 use linerate_core::{Code, Fault, Message, Mode, ModeTag, Side, StreamNote, Token};
 use linerate_net::stream::endpoint::Socket;
 
-use super::domain::Leaving;
+use super::domain::OutgoingDomain;
 use super::streams::{Accepting, Service};
 use super::worker::Worker;
 use super::*;
@@ -27,7 +27,7 @@ fn outgoing() -> (Arc<Outgoing>, Receiver<Input>) {
     outgoing_of(None)
 }
 
-fn outgoing_of(domain: Option<Leaving>) -> (Arc<Outgoing>, Receiver<Input>) {
+fn outgoing_of(domain: Option<OutgoingDomain>) -> (Arc<Outgoing>, Receiver<Input>) {
     let mode = if domain.is_some() { ModeTag::Handover } else { ModeTag::Streams };
     let (inbox, inputs) = channel();
     let request = serde_json::from_value(serde_json::json!({ "guest": "g", "to": "beta" })).unwrap();
@@ -48,10 +48,10 @@ fn outgoing_of(domain: Option<Leaving>) -> (Arc<Outgoing>, Receiver<Input>) {
         door: Door::closed(),
         losses: Losses::default(),
         pacer: None,
-        hub: Hub::default(),
+        hub: EventLog::default(),
         choice: mode::Choice { mode, reason: None },
         ram: Mutex::default(),
-        board: Board::default(),
+        board: LinkTable::default(),
         cancelling: AtomicBool::new(false),
         disks: 0,
         disk_bytes: Arc::default(),

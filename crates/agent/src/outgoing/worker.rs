@@ -21,7 +21,7 @@ use linerate_guest::migrate::{MigrateError, SourceQemu};
 use linerate_guest::registry::{GuestRecord, Registry};
 use linerate_memory::{RamBlock, TrackError, Tracker};
 
-use super::drain::{self, Guarded, Still, while_still};
+use super::drain::{self, DrainingTracker, IoDrained, with_io_drained};
 use super::driver::{self, Done, Driver};
 use super::pinned;
 use super::streams::Accepting;
@@ -146,7 +146,7 @@ fn work(mut driver: Box<dyn Driver>, orders: &Receiver<Order>) {
 pub(super) struct State {
     pub shared: Arc<Outgoing>,
     pub guest: Guest,
-    tracker: Option<Guarded>,
+    tracker: Option<DrainingTracker>,
     /// Rule 6: some disk reads into pinned pages, so protection is applied only while block I/O is drained.
     drained: bool,
     /// Rule 7: the guest may give memory back, so holes are looked for in the end.
@@ -177,7 +177,7 @@ impl State {
         let (tracker, report) = Tracker::attach(pid, &self.guest.blocks, avoid)
             .map_err(|error| fault(Code::TrackingFailed, Step::Track, Side::Source, &error))?;
         tracing::debug!(pid, thread = report.thread, stopped = ?report.stopped, "attached");
-        self.tracker = Some(Guarded::new(tracker));
+        self.tracker = Some(DrainingTracker::new(tracker));
         Ok(())
     }
 
@@ -190,14 +190,14 @@ impl State {
         self.tracker.is_some()
     }
 
-    fn tracker(&self) -> Result<&Guarded, Fault> {
+    fn tracker(&self) -> Result<&DrainingTracker, Fault> {
         self.tracker
             .as_ref()
             .ok_or_else(|| Fault::new(Code::Internal, Step::Track, Side::Source, "memory is not attached to"))
     }
 
     pub fn protect(&mut self) -> Result<(), Fault> {
-        let paused = while_still(self, |state, still| {
+        let paused = with_io_drained(self, |state, still| {
             let took = state.tracker()?.protect(still).map_err(|error| track_fault(Step::Track, &error))?;
             tracing::debug!(?took, "protected");
             Ok(())
@@ -219,7 +219,7 @@ impl State {
         let step = if last { Step::Blackout } else { Step::Copy };
         let began = Instant::now();
         let mut found = Vec::new();
-        let mut look = |state: &mut Self, still: &Still| {
+        let mut look = |state: &mut Self, still: &IoDrained| {
             let tracker = state.tracker()?;
             found.extend(tracker.scan(still).map_err(|error| track_fault(step, &error))?);
             if last { tracker.check_mapped().map_err(|error| track_fault(step, &error)) } else { Ok(()) }
@@ -228,7 +228,7 @@ impl State {
             look(self, &drain::held())?;
             Duration::ZERO
         } else {
-            while_still(self, look)?
+            with_io_drained(self, look)?
         };
         let mut dirty: Vec<Extent> =
             found.into_iter().flat_map(|(block, run)| extents(block, vec![run])).collect();
@@ -298,7 +298,7 @@ impl State {
     pub fn holds(&mut self, ran: bool) -> Result<(), Fault> {
         let stood = self.guest.qemu.stands().cloned();
         let _ = self.shared.inbox.send(Input::Stood(stood));
-        self.shared.tell(Event::Holding { ran, disks: disks::at_first(&self.guest.description)? });
+        self.shared.tell(Event::PreSwitchover { ran, disks: disks::at_first(&self.guest.description)? });
         Ok(())
     }
 

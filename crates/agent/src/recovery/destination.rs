@@ -8,7 +8,7 @@ use linerate_core::recovery::{
     DestinationAction, DestinationEvent, DestinationRecovery, Inspection, Phase, RunResult,
 };
 use linerate_guest::migrate::{DestinationQemu, TakeOver};
-use linerate_guest::process::{self, StopHow};
+use linerate_guest::process::{self, StopMethod};
 use linerate_guest::registry::Origin;
 use linerate_guest::{images, stale};
 
@@ -74,7 +74,7 @@ impl Unfinished {
             images::keep(folder);
         }
         let made = folder.map(|folder| images::made(&folder)).unwrap_or_default();
-        match process::stop(&sessions.registry, &qemu, None, StopHow::Quit, Instant::now() + QMP_WAIT) {
+        match process::stop(&sessions.registry, &qemu, None, StopMethod::Quit, Instant::now() + QMP_WAIT) {
             Ok(()) => {
                 images::discard(&made);
                 self.worked();

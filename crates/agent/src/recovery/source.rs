@@ -8,7 +8,7 @@ use linerate_core::recovery::{Phase, SourceAction, SourceEvent, SourceRecovery};
 use linerate_core::{GuestState, Outcome};
 use linerate_guest::left_ram::LeftRam;
 use linerate_guest::migrate::{PauseMark, SourceQemu};
-use linerate_guest::process::{self, StopHow};
+use linerate_guest::process::{self, StopMethod};
 use linerate_guest::registry::GuestRecord;
 
 use super::{
@@ -116,7 +116,7 @@ impl Unfinished {
             &peers.first().map_or(String::new(), ToString::to_string),
         );
         let left = LeftRam::of(&qemu);
-        match process::stop(&sessions.registry, &qemu, None, StopHow::Quit, Instant::now() + QMP_WAIT) {
+        match process::stop(&sessions.registry, &qemu, None, StopMethod::Quit, Instant::now() + QMP_WAIT) {
             Ok(()) => {
                 tracing::info!(
                     guest = self.guest,

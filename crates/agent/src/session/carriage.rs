@@ -11,7 +11,7 @@ use linerate_core::{ChannelId, LinkId, Message, SessionId};
 use linerate_net::channel::{ChannelEnd, Closer, Receiver};
 use linerate_net::fence::Fenced;
 use linerate_net::pacer::Pacer;
-use linerate_net::pump::{Carrier, PumpHandle, PumpOptions};
+use linerate_net::pump::{Carrier, ChannelHandle, PumpOptions};
 use linerate_net::rdma;
 use linerate_net::rdma::receive::RdmaReceiver;
 use linerate_net::region::Region;
@@ -61,23 +61,23 @@ pub(crate) fn migration_streams(storage_percent: u8) -> Config {
 /// Sockets of streams are reset within this.
 const STREAMS_END: Duration = Duration::from_secs(10);
 
-pub(crate) struct Carriage {
+pub(crate) struct StreamTransport {
     /// All streams of the session.
     pub streams: Arc<StreamSession>,
     /// The peer's channels.
     pub fences: Arc<Fences>,
     /// This side's channels, where the peer connected them; none in the place of one that has ended, whose number is
     /// used.
-    pumps: Mutex<HashMap<ChannelId, Option<PumpHandle>>>,
+    pumps: Mutex<HashMap<ChannelId, Option<ChannelHandle>>>,
 }
 
-impl Carriage {
+impl StreamTransport {
     /// No stream and no channel yet.
-    pub fn new(end: End, config: Config, owner: Box<dyn Owner>, fences: Arc<Fences>) -> Carriage {
+    pub fn new(end: End, config: Config, owner: Box<dyn Owner>, fences: Arc<Fences>) -> StreamTransport {
         // What adapters may know stays where it is.
         let memory = if config.numbers_once { ring_memory().keeping() } else { ring_memory() };
         let streams = StreamSession::new(end, config, memory, owner);
-        Carriage { streams, fences, pumps: Mutex::default() }
+        StreamTransport { streams, fences, pumps: Mutex::default() }
     }
 
     /// Puts a channel of this side to work.
@@ -87,10 +87,10 @@ impl Carriage {
         link: LinkId,
         carrier: Carrier,
         pacer: Option<Arc<Pacer>>,
-    ) -> Result<PumpHandle, OpenError> {
+    ) -> Result<ChannelHandle, OpenError> {
         self.streams.channel_up(channel, link);
         let options = PumpOptions { pacer, ..PumpOptions::new(self.streams.sending_table()) };
-        Ok(PumpHandle::start(channel, carrier, self.streams.clone(), options)?)
+        Ok(ChannelHandle::start(channel, carrier, self.streams.clone(), options)?)
     }
 
     /// The peer connected a channel for this side to write to.
@@ -104,7 +104,7 @@ impl Carriage {
     fn keep(
         &self,
         channel: ChannelId,
-        start: impl FnOnce() -> Result<PumpHandle, OpenError>,
+        start: impl FnOnce() -> Result<ChannelHandle, OpenError>,
     ) -> Result<(), OpenError> {
         let mut pumps = self.lock();
         if pumps.contains_key(&channel) {
@@ -184,7 +184,7 @@ impl Carriage {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<ChannelId, Option<PumpHandle>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<ChannelId, Option<ChannelHandle>>> {
         self.pumps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -205,7 +205,12 @@ impl Back {
     }
 
     /// One more.
-    pub fn serve(&mut self, carriage: &Carriage, channel: ChannelId, stream: Stream) -> io::Result<()> {
+    pub fn serve(
+        &mut self,
+        carriage: &StreamTransport,
+        channel: ChannelId,
+        stream: Stream,
+    ) -> io::Result<()> {
         self.streams.push(stream.clone());
         let lost = self.lost.clone();
         carriage.serve(channel, stream, move |_| {
@@ -265,10 +270,11 @@ mod tests {
     }
 
     /// A destination's carriage that takes its losses as a session's loop does.
-    fn carriage() -> Arc<Carriage> {
+    fn carriage() -> Arc<StreamTransport> {
         let (lost, losses) = channel();
         let owner = Box::new(Losses(Mutex::new(lost)));
-        let carriage = Arc::new(Carriage::new(End::Destination, Config::default(), owner, Arc::default()));
+        let carriage =
+            Arc::new(StreamTransport::new(End::Destination, Config::default(), owner, Arc::default()));
         let weak = Arc::downgrade(&carriage);
         std::thread::spawn(move || {
             for channel in losses {
@@ -293,7 +299,7 @@ mod tests {
         (Stream::new(here).unwrap(), Arc::new(closes))
     }
 
-    fn pumping(carriage: &Carriage) -> Vec<ChannelId> {
+    fn pumping(carriage: &StreamTransport) -> Vec<ChannelId> {
         let pumps = carriage.lock();
         pumps.iter().filter(|(_, pump)| pump.is_some()).map(|(channel, _)| *channel).collect()
     }
@@ -346,7 +352,7 @@ mod tests {
     fn a_peer_cannot_open_more_streams_than_a_migration_has() {
         let (lost, _losses) = channel();
         let owner = Box::new(Losses(Mutex::new(lost)));
-        let carriage = Carriage::new(
+        let carriage = StreamTransport::new(
             End::Destination,
             migration_streams(MigrateRequest::DEFAULT_STORAGE_SHARE_PERCENT),
             owner,

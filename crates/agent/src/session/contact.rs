@@ -77,7 +77,7 @@ pub(crate) fn commit_any(peers: &[SocketAddr], identity: &Identity) -> Option<Ou
 
 /// Tells any of a host's addresses that the session is rolled back; the answer is how it stands there.
 pub(super) fn withdraw_any(peers: &[SocketAddr], identity: &Identity) -> Option<Outcome> {
-    ask_as(Role::Withdraw, peers, identity)
+    ask_as(Role::RolledBack, peers, identity)
 }
 
 fn ask_as(role: Role, peers: &[SocketAddr], identity: &Identity) -> Option<Outcome> {

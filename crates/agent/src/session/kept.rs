@@ -26,11 +26,11 @@ struct Session {
 
 /// As long as it lives, a next life of the agent would withdraw the session.
 #[derive(Debug)]
-pub(crate) struct Kept(PathBuf);
+pub(crate) struct PendingNotice(PathBuf);
 
-impl Kept {
+impl PendingNotice {
     /// Written before the other host hears of the session.
-    pub fn new(state: &Path, identity: &Identity, peers: &[SocketAddr]) -> io::Result<Kept> {
+    pub fn new(state: &Path, identity: &Identity, peers: &[SocketAddr]) -> io::Result<PendingNotice> {
         let Identity { session, token } = *identity;
         let folder = state.join(FOLDER);
         fs::create_dir_all(&folder)?;
@@ -43,11 +43,11 @@ impl Kept {
             rustix::fs::open(&unfinished, options | rustix::fs::OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR)?;
         serde_json::to_writer(fs::File::from(file), &kept)?;
         fs::rename(&unfinished, &path)?;
-        Ok(Kept(path))
+        Ok(PendingNotice(path))
     }
 }
 
-impl Drop for Kept {
+impl Drop for PendingNotice {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_file(&self.0) {
             tracing::debug!(%error, path = %self.0.display(), "a session is withdrawn once more at the next start");
@@ -65,13 +65,13 @@ pub fn withdraw_left(state: &Path) {
     }
 }
 
-fn left(folder: &Path) -> Vec<(Kept, Session)> {
+fn left(folder: &Path) -> Vec<(PendingNotice, Session)> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let mut found = Vec::new();
     for path in entries.flatten().map(|entry| entry.path()) {
         let read = fs::read(&path).and_then(|text| Ok(serde_json::from_slice(&text)?));
         match read {
-            Ok(session) => found.push((Kept(path), session)),
+            Ok(session) => found.push((PendingNotice(path), session)),
             Err(error) => {
                 tracing::debug!(error = chain(&error), path = %path.display(), "it was being written, or is no session");
                 let _ = fs::remove_file(&path);
@@ -93,7 +93,7 @@ mod tests {
         let peers = ["10.0.0.2:7979".parse().unwrap()];
         let keep = |n: u8| {
             let identity = Identity { session: SessionId([n; 16]), token: Token([n; 32]) };
-            Kept::new(dir.path(), &identity, &peers).unwrap()
+            PendingNotice::new(dir.path(), &identity, &peers).unwrap()
         };
         drop(keep(1));
         std::mem::forget(keep(2));

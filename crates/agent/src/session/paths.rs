@@ -50,7 +50,7 @@ impl From<PathEvent> for source::Event {
                 source::Event::Received { path, sequence, message }
             }
             PathEvent::Acknowledged { path, through } => source::Event::ControlAcknowledged { path, through },
-            PathEvent::Heard(path) => source::Event::Heard(path),
+            PathEvent::Heard(path) => source::Event::PathAlive(path),
             PathEvent::Lost(path) => source::Event::PathLost(path),
         }
     }
@@ -65,7 +65,7 @@ impl From<PathEvent> for destination::Event {
             PathEvent::Acknowledged { path, through } => {
                 destination::Event::ControlAcknowledged { path, through }
             }
-            PathEvent::Heard(path) => destination::Event::Heard(path),
+            PathEvent::Heard(path) => destination::Event::PathAlive(path),
             PathEvent::Lost(path) => destination::Event::PathLost(path),
         }
     }
@@ -124,10 +124,6 @@ impl Paths {
 
     pub fn of_link(&self, link: LinkId) -> Vec<PathId> {
         self.0.iter().filter(|(_, (of, _))| *of == Some(link)).map(|(path, _)| *path).collect()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
     }
 
     /// Closes all.

@@ -3,26 +3,23 @@
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use linerate_api::TunnelEvent;
 use linerate_core::control::Control;
-use linerate_core::{Code, Endpoint, Fault, Message, PathId, Side, Step, Time};
+use linerate_core::tunnel::{End, Lifetime};
+use linerate_core::{Code, Endpoint, Fault, Message, PathId, Side, Step};
 
 use super::{Input, Sessions, Tunnel, connect};
 use crate::convert;
 use crate::faults::chain;
-use crate::session::kept::Kept;
+use crate::session::kept::PendingNotice;
 use crate::session::links::Links;
 use crate::session::paths::{PathEvent, Paths};
 use crate::session::withdraw::withdraw;
 
-/// Looks at the clock at least this often.
-const TICK: Duration = Duration::from_millis(200);
-/// The peer is told of the end within this.
-const PARTING: Duration = Duration::from_secs(2);
-/// The connection that opened the session is put to use within this.
-const FIRST_PATH: Duration = Duration::from_secs(10);
+/// Where only events lead on; any length would do.
+const LONG: Duration = Duration::from_secs(3600);
 
 /// What is said first.
 pub(super) enum Opening {
@@ -43,11 +40,11 @@ pub(super) struct Body {
     /// Filters of links, at the host that asked.
     filter: Vec<String>,
     /// At the host that asked: what the next life of this agent would withdraw.
-    kept: Option<Kept>,
+    kept: Option<PendingNotice>,
     links: Option<Links<Tunnel>>,
-    had_path: bool,
-    /// The peer is being told why it ends.
-    parting: Option<(Fault, Instant)>,
+    lifetime: Lifetime,
+    /// What the peer is being told.
+    parting: Option<Fault>,
     over: Option<Fault>,
 }
 
@@ -57,7 +54,7 @@ impl Body {
         tunnel: Arc<Tunnel>,
         connector: Sender<connect::Asked>,
         opening: Opening,
-        (filter, kept): (Vec<String>, Option<Kept>),
+        (filter, kept): (Vec<String>, Option<PendingNotice>),
     ) -> Body {
         let mut control = Control::default();
         let side = match opening {
@@ -67,6 +64,7 @@ impl Body {
                 Side::Destination
             }
         };
+        let lifetime = Lifetime::new(tunnel.clock.now(), tunnel.link_timeout);
         Body {
             sessions,
             tunnel,
@@ -77,7 +75,7 @@ impl Body {
             filter,
             kept,
             links: None,
-            had_path: false,
+            lifetime,
             parting: None,
             over: None,
         }
@@ -87,19 +85,11 @@ impl Body {
     pub fn run(mut self, inbox: &Receiver<Input>) {
         let fault = loop {
             self.turn(inbox);
-            if self.over.is_none() && self.has_parted() {
-                self.over = self.parting.take().map(|(fault, _)| fault);
-            }
             if let Some(fault) = self.over.take() {
                 break fault;
             }
-            let now = self.tunnel.clock.now();
-            if self.paths.is_empty() && !self.had_path && now - Time::ZERO > FIRST_PATH {
-                break Fault::new(Code::PeerLost, Step::Connect, self.side, "its first connection broke off");
-            }
-            if self.control.unreachable_since().is_some_and(|since| now - since > self.tunnel.link_timeout) {
-                let detail = format!("no link for {} s", self.tunnel.link_timeout.as_secs());
-                break Fault::new(Code::PeerLost, Step::Copy, self.side, detail);
+            if let Some(end) = self.lifetime.end(self.tunnel.clock.now(), &self.control) {
+                break self.why(end);
             }
         };
         tracing::info!(session = %self.tunnel.session, %fault, "a tunnel ends");
@@ -114,6 +104,16 @@ impl Body {
         self.sessions.forget(self.tunnel.session);
         self.tunnel.publish(TunnelEvent::Ended { error: convert::error(&fault, None) });
         *self.tunnel.events.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    fn why(&mut self, end: End) -> Fault {
+        let lost = |step, detail: &str| Fault::new(Code::PeerLost, step, self.side, detail);
+        let seconds = self.tunnel.link_timeout.as_secs();
+        match (end, self.parting.take()) {
+            (End::Parted, Some(told)) => told,
+            (End::NeverConnected, _) => lost(Step::Connect, "its first connection broke off"),
+            (End::NoLink | End::Parted, _) => lost(Step::Copy, &format!("no link for {seconds} s")),
+        }
     }
 
     /// The host that asked has ended it. If no link could say so, the other is told as soon as one works again.
@@ -131,7 +131,7 @@ impl Body {
 
     fn turn(&mut self, inbox: &Receiver<Input>) {
         let now = self.tunnel.clock.now();
-        let wait = self.control.timeout().map_or(TICK, |at| at.since(now).min(TICK));
+        let wait = self.lifetime.timeout(&self.control).map_or(LONG, |at| at.since(now));
         match inbox.recv_timeout(wait) {
             Ok(input) => self.take(input),
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
@@ -160,7 +160,7 @@ impl Body {
         match input {
             Input::Control(event) => self.heard(event),
             Input::Path(path, link, connection) => {
-                self.had_path = true;
+                self.lifetime.path_up();
                 self.paths.add(path, link, connection);
                 self.control.path_up(now, path);
             }
@@ -256,13 +256,10 @@ impl Body {
     /// Tells the peer, and ends when it knows or does not answer.
     fn part(&mut self, fault: Fault) {
         if self.over.is_none() && self.parting.is_none() {
-            self.control.send(self.tunnel.clock.now(), Message::Abort(fault.clone()));
-            self.parting = Some((fault, Instant::now() + PARTING));
+            let now = self.tunnel.clock.now();
+            self.control.send(now, Message::Abort(fault.clone()));
+            self.parting = Some(fault);
+            self.lifetime.part(now);
         }
-    }
-
-    fn has_parted(&self) -> bool {
-        let silent = self.control.unacknowledged() == 0 || self.paths.is_empty();
-        self.parting.as_ref().is_some_and(|(_, until)| silent || Instant::now() > *until)
     }
 }

@@ -7,11 +7,11 @@ use linerate_api::TunnelEvent;
 use linerate_core::{ChannelId, LinkId, PathId};
 use linerate_net::control::ControlPath;
 use linerate_net::links::Link;
-use linerate_net::pump::{Carrier, PumpHandle};
+use linerate_net::pump::{Carrier, ChannelHandle};
 
 use super::{Input, Tunnel};
-use crate::session::carriage::Carriage;
-use crate::session::links::{ChannelView, Dialler, Losses, NotOpened, Session, describe};
+use crate::session::carriage::StreamTransport;
+use crate::session::links::{ChannelStatus, Dialler, Losses, NotOpened, Session, describe};
 use crate::session::probe::OpenError;
 
 impl Session for Tunnel {
@@ -23,7 +23,7 @@ impl Session for Tunnel {
         &self.losses
     }
 
-    fn streams(&self) -> Option<Arc<Carriage>> {
+    fn streams(&self) -> Option<Arc<StreamTransport>> {
         Some(self.carriage.clone())
     }
 
@@ -38,7 +38,7 @@ impl Session for Tunnel {
         channel: ChannelId,
         link: LinkId,
         carrier: Carrier,
-    ) -> Result<PumpHandle, OpenError> {
+    ) -> Result<ChannelHandle, OpenError> {
         self.carriage.pump(channel, link, carrier, None)
     }
 
@@ -54,7 +54,7 @@ impl Session for Tunnel {
         self.warn(format!("{}: RDMA failed, TCP is used instead: {reason}", describe(link)));
     }
 
-    fn opened(&self, link: &Link, _channels: Vec<ChannelView>, _rdma: bool) {
+    fn opened(&self, link: &Link, _channels: Vec<ChannelStatus>, _rdma: bool) {
         self.publish(TunnelEvent::LinkUp { link: describe(link) });
     }
 

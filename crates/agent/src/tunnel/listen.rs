@@ -17,7 +17,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 
 use super::{Sessions, Tunnel, stale};
 use crate::faults::chain;
-use crate::gate::{Connect, Gate, JobGate};
+use crate::gate::{Connect, LibvirtJob, StreamGate};
 
 /// Out of descriptors, most likely: the connection stays in the queue, so do not spin.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(20);
@@ -176,11 +176,11 @@ impl Tunnel {
                 Socket::new(socket).map_err(|error| chain(&error)).and_then(|socket| tunnel.open(&to, socket))
             });
             if pair.drives {
-                let gate = Arc::new(JobGate::new(path, connect).map_err(failed)?);
+                let gate = Arc::new(LibvirtJob::new(path, connect).map_err(failed)?);
                 sessions.gates.add_job(gate.clone());
                 self.jobs.lock().unwrap_or_else(PoisonError::into_inner).push(gate);
             } else {
-                let gate = Arc::new(Gate::new(path, connect).map_err(failed)?);
+                let gate = Arc::new(StreamGate::new(path, connect).map_err(failed)?);
                 sessions.gates.add(gate.clone());
                 self.gates.lock().unwrap_or_else(PoisonError::into_inner).push(gate);
             }

@@ -36,8 +36,8 @@ use linerate_net::control::ControlPath;
 use linerate_net::fence::Fenced;
 
 use crate::clock::Clock;
-use crate::gate::{Gate, JobGate};
-use crate::session::carriage::Carriage;
+use crate::gate::{LibvirtJob, StreamGate};
+use crate::session::carriage::StreamTransport;
 use crate::session::links::{Dialler, Losses};
 use crate::session::notice::Notice;
 use crate::session::paths::{Door, PathEvent};
@@ -73,7 +73,7 @@ pub struct Tunnel {
     /// The other host.
     pub peer: SocketAddr,
     clock: Clock,
-    carriage: Arc<Carriage>,
+    carriage: Arc<StreamTransport>,
     inbox: Sender<Input>,
     door: Door,
     losses: Losses,
@@ -83,9 +83,9 @@ pub struct Tunnel {
     events: Mutex<Option<tokio::sync::mpsc::UnboundedSender<TunnelEvent>>>,
     over: AtomicBool,
     /// Where connections wait, at the host that asked.
-    gates: Mutex<Vec<Arc<Gate>>>,
+    gates: Mutex<Vec<Arc<StreamGate>>>,
     /// By which a libvirt drives.
-    jobs: Mutex<Vec<Arc<JobGate>>>,
+    jobs: Mutex<Vec<Arc<LibvirtJob>>>,
 }
 
 impl Tunnel {

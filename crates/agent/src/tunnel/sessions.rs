@@ -9,7 +9,7 @@ use linerate_wire::frame::Hello;
 
 use super::{Tunnel, start};
 use crate::config::Config;
-use crate::gate::{Arrivals, Gates};
+use crate::gate::{ArrivalCount, StreamGates};
 use crate::session::offer::RdmaPorts;
 
 /// Tunnels at a time: each has threads and connections.
@@ -18,8 +18,8 @@ const TUNNELS_MAX: usize = 64;
 /// See the module.
 pub struct Sessions {
     pub(super) config: Arc<Config>,
-    pub(super) gates: Arc<Gates>,
-    pub(super) arrivals: Arc<Arrivals>,
+    pub(super) gates: Arc<StreamGates>,
+    pub(super) arrivals: Arc<ArrivalCount>,
     pub(super) rdma: RdmaPorts,
     live: Mutex<BTreeMap<SessionId, Arc<Tunnel>>>,
 }
@@ -28,8 +28,8 @@ impl Sessions {
     /// None yet.
     pub(crate) fn new(
         config: Arc<Config>,
-        gates: Arc<Gates>,
-        arrivals: Arc<Arrivals>,
+        gates: Arc<StreamGates>,
+        arrivals: Arc<ArrivalCount>,
         rdma: RdmaPorts,
     ) -> Sessions {
         Sessions { config, gates, arrivals, rdma, live: Mutex::default() }

@@ -20,10 +20,10 @@ use super::{Input, Sessions, Tunnel, connect};
 use crate::clock::Clock;
 use crate::faults::{chain, fault};
 use crate::session::address::resolve;
-use crate::session::carriage::Carriage;
+use crate::session::carriage::StreamTransport;
 use crate::session::contact::{first_contact, keep};
 use crate::session::identity::Identity;
-use crate::session::kept::Kept;
+use crate::session::kept::PendingNotice;
 use crate::session::links::{Dialler, Losses, Session};
 use crate::session::notice::ToLoop;
 use crate::session::offer::offered;
@@ -61,9 +61,9 @@ pub fn begin(sessions: &Arc<Sessions>, request: &TunnelRequest) -> Result<Begun,
     let listeners = Listeners::open(&request.pairs).map_err(|error| here(Code::ResourceMissing, &error))?;
     let identity = Identity::random()?;
     let peers = resolve(&request.to)?;
-    let kept = Kept::new(&sessions.config.state_dir, &identity, &peers)
+    let kept = PendingNotice::new(&sessions.config.state_dir, &identity, &peers)
         .map_err(|error| here(Code::JournalFailed, &error))?;
-    let (control, peer) = first_contact(&peers, Role::StreamsNew, &identity)?;
+    let (control, peer) = first_contact(&peers, Role::TunnelNew, &identity)?;
     let (events_in, watched) = unbounded_channel();
     let timeout = Duration::from_secs(request.link_timeout_s.into());
     let (events, kept) = (Some(events_in), Some(kept));
@@ -113,7 +113,7 @@ struct Place {
     timeout: Duration,
     events: Option<UnboundedSender<TunnelEvent>>,
     /// At the host that asked.
-    kept: Option<Kept>,
+    kept: Option<PendingNotice>,
 }
 
 /// The session's loop, in a thread of its own.
@@ -137,7 +137,7 @@ fn run(
         dialler: Dialler::new(place.identity, Transport::Tcp, Default::default()),
         peer: place.peer,
         clock: Clock::start(),
-        carriage: Arc::new(Carriage::new(place.end, config, owner, Arc::default())),
+        carriage: Arc::new(StreamTransport::new(place.end, config, owner, Arc::default())),
         inbox,
         door,
         losses: Losses::default(),
@@ -160,11 +160,11 @@ impl Tunnel {
     pub fn attach(&self, hello: &Hello, stream: Stream) -> Result<(), String> {
         match hello.role {
             Role::Data => self.carriage.serve(hello.channel, stream, |_| {}).map_err(|error| chain(&error)),
-            Role::DataBack => {
+            Role::ReverseData => {
                 self.carriage.attach_back(hello.channel, hello.link, &stream).map_err(|error| chain(&error))
             }
             role => {
-                let link = (role != Role::StreamsNew).then_some(hello.link);
+                let link = (role != Role::TunnelNew).then_some(hello.link);
                 let attached = keep(stream).and_then(|control| self.attach_path(control, link));
                 attached.map(drop).map_err(|error| chain(&error))
             }

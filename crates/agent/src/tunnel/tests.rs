@@ -95,7 +95,7 @@ fn takes(agent: &Arc<Agent>, accepted: Accepted) {
 fn a_link_whose_channel_back_has_ended_is_opened_anew() {
     let closed = AtomicBool::new(false);
     let mut stage = Stage::new(move |agent, accepted| {
-        if accepted.hello.role == Role::DataBack && !closed.swap(true, Ordering::SeqCst) {
+        if accepted.hello.role == Role::ReverseData && !closed.swap(true, Ordering::SeqCst) {
             // Taken, and of no use from then on.
             drop(accepted.welcome(Welcome { version: VERSION_MAX, control_received: 0 }).unwrap());
         } else {
@@ -103,7 +103,7 @@ fn a_link_whose_channel_back_has_ended_is_opened_anew() {
         }
     });
     stage.wait_event(|event| matches!(event, TunnelEvent::LinkLost { .. }));
-    stage.wait_connected(Role::DataBack, 2);
+    stage.wait_connected(Role::ReverseData, 2);
     stage.wait_event(|event| matches!(event, TunnelEvent::LinkUp { .. }));
 }
 

@@ -8,7 +8,7 @@ use linerate_api::{
 };
 use linerate_fabric::checks::run_all;
 use linerate_fabric::link::Speed;
-use linerate_fabric::mend::{Mends, PortMend, mends, verdict};
+use linerate_fabric::mend::{FixPlan, PortFix, mends, verdict};
 use serde::Serialize;
 
 use super::doctor::{Look, exit, page, text, understood};
@@ -24,6 +24,7 @@ use crate::render::fix as render;
 const LOOKS: u32 = 3;
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 
+/// What `doctor --fix` has done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Outcome {
@@ -44,7 +45,7 @@ struct FixDocument<'a> {
     /// What was seen; after `kept`, what is seen now.
     look: &'a Look,
     /// What would be done, or was.
-    fix: &'a Mends,
+    fix: &'a FixPlan,
     /// Whether ports were set, and stayed so.
     outcome: Outcome,
 }
@@ -105,7 +106,7 @@ pub async fn run(
 }
 
 /// What to do, and the text of the intent.
-fn plan(look: &Look, flags: &DoctorFlags) -> Result<(Mends, Option<String>), Failure> {
+fn plan(look: &Look, flags: &DoctorFlags) -> Result<(FixPlan, Option<String>), Failure> {
     let text = flags.qos.as_deref().map(qos::text).transpose()?;
     let intent = text.as_deref().map(qos::intent).transpose()?;
     Ok((mends(&look.room, &look.findings, intent.as_ref()), text))
@@ -137,7 +138,7 @@ impl Job<'_> {
     async fn try_out(
         &self,
         before: &Look,
-        plan: &Mends,
+        plan: &FixPlan,
         intent: Option<&str>,
         trial: &mut Vec<OnTrial>,
     ) -> Result<Look, Failure> {
@@ -159,7 +160,7 @@ impl Job<'_> {
 
     async fn set_ports(
         &self,
-        plan: &Mends,
+        plan: &FixPlan,
         intent: Option<&str>,
         trial: &mut Vec<OnTrial>,
     ) -> Result<(), Failure> {
@@ -192,7 +193,7 @@ impl Job<'_> {
         Ok(())
     }
 
-    fn request(&self, one: &PortMend) -> Result<LinkRequest, Failure> {
+    fn request(&self, one: &PortFix) -> Result<LinkRequest, Failure> {
         let wish = &one.wish;
         Ok(LinkRequest {
             port: one.place.port.clone().unwrap_or_default(),
@@ -211,7 +212,7 @@ impl Job<'_> {
     }
 
     /// Looks again: the findings must be gone, and nothing grave may have come.
-    async fn judge(&self, before: &Look, plan: &Mends) -> Result<Look, Failure> {
+    async fn judge(&self, before: &Look, plan: &FixPlan) -> Result<Look, Failure> {
         let mut why = None;
         for look in 0..LOOKS {
             if look > 0 {

@@ -42,7 +42,7 @@ impl Plain {
                 self.view.link_name(*link),
                 clean(reason)
             )),
-            EventKind::LinkBack { link } => Some(format!("link {} is back", self.view.link_name(*link))),
+            EventKind::LinkRestored { link } => Some(format!("link {} is back", self.view.link_name(*link))),
             EventKind::Warning { text } => Some(format!("warning: {}", clean(text))),
             EventKind::Finished { report: Some(report), .. } if report.arrived_paused => Some(
                 "completed: the guest is at the destination and does not run, as it did not run here"

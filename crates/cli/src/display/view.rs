@@ -73,7 +73,7 @@ impl View {
                 let text = format!("link {} lost: {reason}; the others carry on", self.link_name(*link));
                 self.note(event.at_us, false, &text);
             }
-            EventKind::LinkBack { link } => {
+            EventKind::LinkRestored { link } => {
                 let text = format!("link {} is back", self.link_name(*link));
                 self.note(event.at_us, true, &text);
             }

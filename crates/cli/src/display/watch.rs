@@ -173,7 +173,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Without the agent nobody else asks libvirt what became of the domain. None if it is no domain, or if the agent is there.
+    /// Asks libvirt what became of the domain, as the agent cannot. None if it is no domain, or if the agent is there.
     async fn left_alone(&mut self, lost: &str) -> Option<Failure> {
         let Domain { uuid, direct, .. } = self.domain.as_ref()?;
         let goes_on = |state| matches!(state, MigrationState::Running | MigrationState::Cancelling);

@@ -2,7 +2,7 @@
 
 use linerate_api::LinkConfirm;
 use linerate_fabric::link::PortStep;
-use linerate_fabric::mend::{Left, Mends};
+use linerate_fabric::mend::{FixPlan, Left};
 use linerate_fabric::model::Finding;
 
 use super::format::clean;
@@ -14,7 +14,7 @@ use crate::context::Screen;
 pub const DRY_RUN: &str = "nothing was changed (dry run)\n";
 
 /// Ports with what changes, and what is left to the operator.
-pub fn plan(plan: &Mends, screen: Screen) -> String {
+pub fn plan(plan: &FixPlan, screen: Screen) -> String {
     let mut lines = vec![screen.paint.bold("to be set:")];
     if plan.is_empty() {
         lines.push("  nothing that Linerate can set".to_owned());
@@ -27,7 +27,7 @@ pub fn plan(plan: &Mends, screen: Screen) -> String {
     lines.join("\n") + "\n"
 }
 
-fn to_do(plan: &Mends) -> Vec<String> {
+fn to_do(plan: &FixPlan) -> Vec<String> {
     let mut lines = Vec::new();
     for one in &plan.ports {
         let ids = one.findings.join(", ");
@@ -100,6 +100,6 @@ mod tests {
             "{text}"
         );
         assert!(!text.contains('\x1b'), "{text:?}");
-        assert!(plan(&Mends::default(), SCREEN).contains("nothing that Linerate can set"));
+        assert!(plan(&FixPlan::default(), SCREEN).contains("nothing that Linerate can set"));
     }
 }

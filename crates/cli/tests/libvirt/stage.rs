@@ -179,6 +179,20 @@ impl Stage {
         }
     }
 
+    /// Waits until the agent of a host knows what became of migrations during which it ended.
+    pub fn wait_known(&self, host: usize) {
+        let deadline = Instant::now() + LONG;
+        loop {
+            let (_, list) = self.asks_agent(host, &["migration", "list"]);
+            let list = list.as_array().expect("a list");
+            if list.iter().all(|one| one["state"] != "recovering") {
+                return;
+            }
+            assert!(Instant::now() < deadline, "not known: {list:#?}");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
     /// Begins a move with its disk.
     pub fn start(&self, from: usize, more: &[&str]) -> Moving {
         self.start_bare(from, &[&["--copy-storage", "all"], more].concat())

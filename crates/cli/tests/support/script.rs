@@ -74,7 +74,7 @@ impl Tape {
                 self.push(EventKind::LinkLost { link: 1, reason: "no carrier at eth2".into() });
             } else if self.lost && done > total * 3 / 4 {
                 self.lost = false;
-                self.push(EventKind::LinkBack { link: 1 });
+                self.push(EventKind::LinkRestored { link: 1 });
             }
             let mut tick = 0;
             for (position, sent) in self.sent.iter_mut().enumerate() {

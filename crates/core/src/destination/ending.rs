@@ -47,7 +47,7 @@ impl Destination {
         match &self.state {
             // Tearing down: if the journal did not take it, the guest is ended all the same before anybody is told, and
             // after a crash the journal still says that nothing was committed, which is as good.
-            State::TearingDown { .. } | State::Parting { .. } | State::Ended => {}
+            State::Discarding { .. } | State::Closing { .. } | State::Ended => {}
             _ if self.committed => {}
             // The source may have committed, and is not there to have the guest back: only its word gives it up, or an operator's.
             State::Loaded if fault.code != Code::Cancelled && self.control.paths() == 0 => {}
@@ -72,18 +72,18 @@ impl Destination {
     fn end_guest(&mut self, phase: DestinationPhase, fault: Fault) {
         self.actions.clear();
         self.actions.push_back(Action::Journal(phase));
-        self.actions.push_back(Action::TearDown);
-        self.state = State::TearingDown { fault };
+        self.actions.push_back(Action::Discard);
+        self.state = State::Discarding { fault };
     }
 
     pub(super) fn part(&mut self, now: Time, fault: Fault) {
         self.control.send(now, Message::Abort(fault.clone()));
-        self.state = State::Parting { fault, until: now + self.config.abort_timeout };
+        self.state = State::Closing { fault, until: now + self.config.abort_timeout };
     }
 
     pub(super) fn peer_aborted(&mut self, now: Time, fault: Fault) {
         match &self.state {
-            State::TearingDown { .. } | State::Parting { .. } | State::Ended => {
+            State::Discarding { .. } | State::Closing { .. } | State::Ended => {
                 self.message_after_abort(now, Message::Aborted)
             }
             State::Loaded => self.give_up(fault),
@@ -101,50 +101,5 @@ impl Destination {
         self.actions.push_back(Action::Journal(DestinationPhase::Finished));
         self.actions.push_back(Action::End(None));
         self.state = State::Ended;
-    }
-
-    pub(super) fn check_timers(&mut self, now: Time) {
-        match &mut self.state {
-            State::Parting { fault, until } if *until <= now || self.control.paths() == 0 => {
-                let fault = fault.clone();
-                self.state = State::Ended;
-                self.actions.push_back(Action::End(Some(fault)));
-            }
-            State::Running { until } => {
-                let until = *until.get_or_insert(now + self.config.finish_timeout);
-                if until <= now {
-                    self.finished();
-                }
-            }
-            State::Journaling { again } => {
-                if again.take_if(|at| *at <= now).is_some() {
-                    self.actions.push_back(Action::Journal(DestinationPhase::Committed));
-                }
-            }
-            State::Resuming { again } => {
-                if again.take_if(|at| *at <= now).is_some() {
-                    self.actions.push_back(Action::Run { ran: self.stopped.unwrap_or(true) });
-                }
-            }
-            _ => self.check_orphaned(now),
-        }
-    }
-
-    /// Nobody was heard for so long that the source must have given up; if it has not, it will ask. A loaded guest is kept:
-    /// the source may have committed, and its host may be lost with its own copy.
-    pub(super) fn check_orphaned(&mut self, now: Time) {
-        if matches!(self.state, State::Noting | State::Loaded) {
-            return;
-        }
-        let alone_since = match self.control.unreachable_since() {
-            Some(since) => Some(since),
-            None if self.control.paths() == 0 => Some(self.started),
-            None => None,
-        };
-        if alone_since.is_some_and(|since| now - since >= self.config.orphan_timeout) {
-            let seconds = self.config.orphan_timeout.as_secs();
-            let detail = format!("no control connection from the source for {seconds} s");
-            self.fail(now, self.fault(Code::PeerLost, &detail));
-        }
     }
 }

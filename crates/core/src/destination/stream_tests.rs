@@ -52,7 +52,7 @@ impl Driver {
     }
 
     fn fault(&self) -> Option<Code> {
-        if let State::TearingDown { fault } = &self.brain.state { Some(fault.code) } else { None }
+        if let State::Discarding { fault } = &self.brain.state { Some(fault.code) } else { None }
     }
 }
 
@@ -110,11 +110,11 @@ fn what_the_streams_say_passes_both_ways() {
     let fenced = Message::Fenced { channel: 5, applied: 0, refused: Vec::new() };
     let mut driver = Driver::streaming();
     for message in [note.clone(), fenced] {
-        assert!(driver.receive(message.clone()).contains(&Action::Carriage(message)));
+        assert!(driver.receive(message.clone()).contains(&Action::DeliverStreamMessage(message)));
     }
     let fence = Message::Fence { channel: 5 };
     for message in [note, fence] {
-        assert!(says(&driver.tell(Event::Carriage(message.clone())), &message));
+        assert!(says(&driver.tell(Event::SendStreamMessage(message.clone())), &message));
     }
 }
 
@@ -123,8 +123,8 @@ fn a_fault_while_streams_come_ends_the_waiting_guest() {
     let mut driver = Driver::streaming();
     let fault = Fault::new(Code::HypervisorFailed, Step::Copy, Side::Destination, "injected");
     let actions = driver.tell(Event::Failed(fault.clone()));
-    assert_eq!(actions, [Action::Journal(DestinationPhase::Aborted), Action::TearDown]);
-    assert!(says(&driver.tell(Event::TornDown), &Message::Abort(fault)));
+    assert_eq!(actions, [Action::Journal(DestinationPhase::Aborted), Action::Discard]);
+    assert!(says(&driver.tell(Event::Discarded), &Message::Abort(fault)));
 }
 
 #[test]
@@ -143,5 +143,5 @@ fn a_peer_that_breaks_the_rules_of_streams_makes_nothing_run_twice() {
     driver.brain.handle(Time::ZERO + Duration::from_secs(2), Event::Tick);
     later.extend(std::iter::from_fn(|| driver.brain.poll_action(Time::ZERO)));
     assert!(!later.contains(&run), "the guest is being started already: {later:?}");
-    assert!(!later.contains(&Action::TearDown), "{later:?}");
+    assert!(!later.contains(&Action::Discard), "{later:?}");
 }

@@ -106,7 +106,7 @@ impl Driver {
         if matches!(state, TearingDown | Parting | Ended) {
             driver.tell(Event::Cancel);
             if state != TearingDown {
-                driver.tell(Event::TornDown);
+                driver.tell(Event::Discarded);
             }
             if state == Ended {
                 driver.receive(Message::Aborted);
@@ -131,7 +131,7 @@ impl Driver {
 
     fn fault(&self) -> Option<&Fault> {
         match &self.brain.state {
-            State::TearingDown { fault } | State::Parting { fault, .. } => Some(fault),
+            State::Discarding { fault } | State::Closing { fault, .. } => Some(fault),
             _ => None,
         }
     }
@@ -204,8 +204,8 @@ fn events() -> Vec<(Event, Vec<At>)> {
         // Once the source has said which they are.
         (Event::DisksChecked, vec![Sealing, Loading, Noting, Loaded, Journaling, Resuming, Running]),
         (runs(), vec![Resuming]),
-        (Event::TornDown, vec![TearingDown]),
-        (Event::Released, vec![]),
+        (Event::Discarded, vec![TearingDown]),
+        (Event::HypervisorRestored, vec![]),
         (Event::Journaled(DestinationPhase::Started), ALL.to_vec()),
         (Event::Journaled(DestinationPhase::Loaded), ALL.to_vec()),
         (Event::Journaled(DestinationPhase::Committed), ALL.to_vec()),
@@ -220,15 +220,15 @@ fn check_unexpected(mut driver: Driver, state: At, actions: &[Action], code: Cod
     match state {
         TearingDown | Parting | Ended | Resuming | Running => {
             assert!(driver.fault().is_none_or(|fault| fault.code == Code::Cancelled), "{what} in {state:?}");
-            assert!(!actions.contains(&Action::TearDown), "{what} in {state:?}: {actions:?}");
+            assert!(!actions.contains(&Action::Discard), "{what} in {state:?}: {actions:?}");
         }
         // The commit is with the body and may be on disk.
         Journaling => assert_eq!(driver.brain.state, State::Journaling { again: None }, "{what}"),
         _ => {
             assert_eq!(driver.fault().map(|fault| fault.code), Some(code), "{what} in {state:?}");
-            let expected = [Action::Journal(DestinationPhase::Aborted), Action::TearDown];
+            let expected = [Action::Journal(DestinationPhase::Aborted), Action::Discard];
             assert!(actions.starts_with(&expected), "{what} in {state:?}: {actions:?}");
-            driver.tell(Event::TornDown);
+            driver.tell(Event::Discarded);
             assert_eq!(driver.brain.outcome(), Outcome::Aborted);
         }
     }
@@ -244,7 +244,7 @@ fn every_message_in_every_state() {
             if expected.contains(&state) {
                 let before = Driver::at(state);
                 assert_eq!(driver.fault(), before.fault(), "{what} in {state:?}");
-                assert!(!actions.contains(&Action::TearDown), "{what} in {state:?}");
+                assert!(!actions.contains(&Action::Discard), "{what} in {state:?}");
             } else {
                 check_unexpected(driver, state, &actions, Code::ProtocolViolation, &what);
             }
@@ -260,7 +260,7 @@ fn every_event_in_every_state() {
             let mut driver = Driver::at(state);
             let actions = driver.tell(event);
             if expected.contains(&state) {
-                assert!(!actions.contains(&Action::TearDown), "{what} in {state:?}: {actions:?}");
+                assert!(!actions.contains(&Action::Discard), "{what} in {state:?}: {actions:?}");
             } else {
                 check_unexpected(driver, state, &actions, Code::Internal, &what);
             }
@@ -276,10 +276,10 @@ fn a_failure_in_each_state_before_commit_is_told_after_the_guest_is_gone() {
             driver.tell(Event::CommitAgain { copy: true });
         }
         let actions = driver.tell(Event::Failed(fault(Code::JournalFailed)));
-        let expected = [Action::Journal(DestinationPhase::Aborted), Action::TearDown];
+        let expected = [Action::Journal(DestinationPhase::Aborted), Action::Discard];
         assert!(actions.starts_with(&expected), "{state:?}: {actions:?}");
         assert_eq!(driver.brain.outcome(), Outcome::Pending, "{state:?}: not before the guest is gone");
-        let told = driver.tell(Event::TornDown);
+        let told = driver.tell(Event::Discarded);
         let abort = |action: &Action| {
             matches!(action, Action::Transmit(_, Outgoing::Message { message: Message::Abort(f), .. })
                 if *f == fault(Code::JournalFailed))
@@ -315,7 +315,7 @@ fn once_committed_nothing_but_its_hypervisors_word_ends_the_guest() {
     for (state, outcome) in [(Resuming, Outcome::Pending), (Running, Outcome::Committed)] {
         let mut driver = Driver::at(state);
         let mut actions = driver.tell(Event::Cancel);
-        actions.extend(driver.tell(Event::Withdrawn));
+        actions.extend(driver.tell(Event::RolledBackAtSource));
         actions.extend(driver.tell(Event::Resolve(false)));
         actions.extend(driver.receive(Message::Abort(fault(Code::Cancelled))));
         actions.extend(driver.tell(Event::Failed(fault(Code::HypervisorFailed))));
@@ -323,7 +323,7 @@ fn once_committed_nothing_but_its_hypervisors_word_ends_the_guest() {
         actions.extend(driver.tell(Event::Resolve(false)));
         driver.now = ms(3_600_000);
         actions.extend(driver.tell(Event::Tick));
-        assert!(!actions.contains(&Action::TearDown), "{state:?}: {actions:?}");
+        assert!(!actions.contains(&Action::Discard), "{state:?}: {actions:?}");
         assert_eq!(driver.brain.outcome(), outcome, "{state:?}");
     }
 }
@@ -343,7 +343,7 @@ fn a_commit_not_yet_with_the_journal_can_be_taken_back_and_is_then_never_written
     driver.sequence += 1;
     let commit = Event::Received { path: PATH, sequence: driver.sequence, message: Message::Commit };
     driver.brain.handle(driver.now, commit);
-    let actions = driver.tell(Event::Withdrawn);
+    let actions = driver.tell(Event::RolledBackAtSource);
     assert!(!actions.contains(&Action::Journal(DestinationPhase::Committed)), "{actions:?}");
     assert!(actions.contains(&Action::Journal(DestinationPhase::Aborted)), "{actions:?}");
 }
@@ -356,7 +356,7 @@ fn an_orphan_gives_up_unless_the_source_may_have_committed() {
         driver.now = driver.now + Config::default().orphan_timeout;
         let actions = driver.tell(Event::Tick);
         let gives_up = BEFORE_COMMIT.contains(&state) && !matches!(state, Noting | Loaded | Journaling);
-        assert_eq!(actions.contains(&Action::TearDown), gives_up, "{state:?}: {actions:?}");
+        assert_eq!(actions.contains(&Action::Discard), gives_up, "{state:?}: {actions:?}");
     }
 }
 
@@ -364,13 +364,13 @@ fn an_orphan_gives_up_unless_the_source_may_have_committed() {
 fn a_withdrawal_is_heeded_unless_it_is_committed() {
     for state in ALL {
         let mut driver = Driver::at(state);
-        let actions = driver.tell(Event::Withdrawn);
+        let actions = driver.tell(Event::RolledBackAtSource);
         let gives_up = BEFORE_COMMIT.contains(&state) && state != Journaling;
-        assert_eq!(actions.contains(&Action::TearDown), gives_up, "{state:?}: {actions:?}");
+        assert_eq!(actions.contains(&Action::Discard), gives_up, "{state:?}: {actions:?}");
         if gives_up {
             let fault = driver.fault().expect("gives up");
             assert_eq!((fault.code, fault.side), (Code::Cancelled, Side::Source), "{state:?}");
-            driver.tell(Event::TornDown);
+            driver.tell(Event::Discarded);
             assert_eq!(driver.brain.outcome(), Outcome::Aborted);
         }
     }

@@ -50,7 +50,7 @@ impl Source {
             return self.scan_last();
         }
         self.control.send(now, Message::Stopped { ran, disks });
-        self.state = State::Writing;
+        self.state = State::WritingDevices;
         self.actions.push_back(Action::WriteDeviceState);
     }
 
@@ -122,8 +122,8 @@ impl Source {
         if !self.mode().commits() {
             self.statistics.end(now, Step::Blackout);
             self.enter_step(now, Step::Commit, DECIDES_WITHIN);
-            self.state = State::HandingOver;
-            return self.actions.push_back(Action::LetThrough);
+            self.state = State::AwaitingOwner;
+            return self.actions.push_back(Action::ReleaseStream);
         }
         self.state = State::Loading { written: true, loaded: false };
     }
@@ -144,7 +144,7 @@ impl Source {
 
     pub(super) fn device_state_done(&mut self, now: Time) {
         self.statistics.blackout.state_written = Some(now);
-        if self.state == State::Writing {
+        if self.state == State::WritingDevices {
             let total = self.statistics.blackout.device_state_bytes;
             self.control.send(now, Message::DeviceStateEnd { total });
             return self.scan_last();
@@ -199,12 +199,12 @@ impl Source {
         self.actions.push_back(Action::Journal(SourcePhase::Finished));
         self.control.send(now, Message::Finished);
         self.step_deadline = None;
-        self.state = State::Parting { until: now + PARTING };
+        self.state = State::Closing { until: now + PARTING };
         self.part_when_heard(now);
     }
 
     pub(super) fn part_when_heard(&mut self, now: Time) {
-        let State::Parting { until } = self.state else { return };
+        let State::Closing { until } = self.state else { return };
         if self.control.unacknowledged() == 0 || now >= until || self.control.paths() == 0 {
             self.end(now, None, self.arrived());
         }

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use super::blackout::ASK_AFTER;
 use super::{Action, Ending, Source, State};
 use crate::journal::{SourcePhase, Verdict, verdict};
 use crate::{Code, Fault, GuestState, Message, Outcome, Side, Step, Time};
@@ -14,7 +13,7 @@ pub(super) const PEER_EXPLAINS_WITHIN: Duration = Duration::from_secs(1);
 /// A clean-up that failed is tried again after this long.
 const CLEAN_UP_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// After this long without an answer to commit, the operator is told that it is undecided.
-const UNDECIDED_AFTER: Duration = Duration::from_secs(3);
+pub(super) const UNDECIDED_AFTER: Duration = Duration::from_secs(3);
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct RollBack {
@@ -30,8 +29,22 @@ pub(super) struct RollBack {
     until: Time,
 }
 
-#[cfg(test)]
 impl RollBack {
+    /// The guest must be back here first if the destination may have it complete.
+    fn may_tell(&self) -> bool {
+        !self.peer_done && (!self.held || self.guest.is_some())
+    }
+
+    pub(super) fn tells_at(&self) -> Option<Time> {
+        self.tell_at.filter(|_| self.may_tell())
+    }
+
+    /// The guest is back, and the destination is waited for until then.
+    pub(super) fn ends_at(&self) -> Option<Time> {
+        self.guest.map(|_| self.until)
+    }
+
+    #[cfg(test)]
     pub(super) fn fault(&self) -> &Fault {
         &self.fault
     }
@@ -40,12 +53,19 @@ impl RollBack {
 impl Source {
     /// Any fault. Before commit: roll back. From the journal's CommitSent on, only the destination's word decides.
     pub(super) fn fail(&mut self, now: Time, fault: Fault) {
+        if self.can_fail() {
+            self.roll_back(now, fault, true);
+        }
+    }
+
+    /// Whether a fault ends it.
+    pub(super) fn can_fail(&self) -> bool {
         match &self.state {
-            State::RollingBack(_) | State::Ended | State::Parting { .. } => {}
-            State::Committing { .. } | State::CleaningUp { .. } => {}
+            State::RollingBack(_) | State::Ended | State::Closing { .. } => false,
+            State::Committing { .. } | State::CleaningUp { .. } => false,
             // What was let through goes on whatever becomes of this session.
-            State::HandingOver => {}
-            _ => self.roll_back(now, fault, true),
+            State::AwaitingOwner => false,
+            _ => true,
         }
     }
 
@@ -68,28 +88,20 @@ impl Source {
                 self.journal_when_loaded(now);
             }
             // Letting through, of which it is the end.
-            State::HandingOver => self.roll_back(now, fault, true),
+            State::AwaitingOwner => self.roll_back(now, fault, true),
             _ => self.fail(now, fault),
-        }
-    }
-
-    fn clean_up_when_due(&mut self, now: Time) {
-        let State::CleaningUp { again } = &mut self.state else { return };
-        if again.is_some_and(|at| at <= now) {
-            *again = None;
-            self.actions.push_back(Action::CleanUp);
         }
     }
 
     pub(super) fn cancel(&mut self, now: Time) {
         // Once the commit is on its way to the journal it is too late; the report will say that the guest moved. So it is where
         // somebody else decides.
-        if !matches!(self.state, State::Journaling | State::HandingOver) {
+        if !matches!(self.state, State::Journaling | State::AwaitingOwner) {
             self.fail(now, Fault::new(Code::Cancelled, self.step, Side::Source, ""));
         }
     }
 
-    fn roll_back(&mut self, now: Time, fault: Fault, tell_peer: bool) {
+    pub(super) fn roll_back(&mut self, now: Time, fault: Fault, tell_peer: bool) {
         self.scheduler.stop();
         self.step_deadline = None;
         self.scan_at = None;
@@ -116,10 +128,10 @@ impl Source {
     }
 
     /// The guest is back where it has to be first, and the destination has not explained itself.
-    fn tell_when_due(&mut self, now: Time) {
+    pub(super) fn tell_when_due(&mut self, now: Time) {
         let State::RollingBack(roll_back) = &mut self.state else { return };
-        let waits = roll_back.peer_done || roll_back.held && roll_back.guest.is_none();
-        if !waits && roll_back.tell_at.take_if(|at| *at <= now).is_some() {
+        if roll_back.tells_at().is_some_and(|at| at <= now) {
+            roll_back.tell_at = None;
             roll_back.until = now + PEER_ABORTS_WITHIN;
             self.control.send(now, Message::Abort(roll_back.fault.clone()));
         }
@@ -129,9 +141,9 @@ impl Source {
         match self.state {
             // It could not commit: it has ended its guest before it said so.
             State::Committing { .. } => self.roll_back(now, fault, false),
-            State::CleaningUp { .. } | State::Parting { .. } => {}
+            State::CleaningUp { .. } | State::Closing { .. } => {}
             // It has let go of its part, and decides nothing.
-            State::HandingOver => self.control.send(now, Message::Aborted),
+            State::AwaitingOwner => self.control.send(now, Message::Aborted),
             _ => {
                 self.control.send(now, Message::Aborted);
                 self.roll_back(now, fault, false);
@@ -152,8 +164,8 @@ impl Source {
                 }
                 self.end_when_rolled_back(now);
             }
-            State::Committing { .. } | State::CleaningUp { .. } | State::Parting { .. } | State::Ended => {}
-            State::HandingOver => {}
+            State::Committing { .. } | State::CleaningUp { .. } | State::Closing { .. } | State::Ended => {}
+            State::AwaitingOwner => {}
             _ => {
                 let detail = "it does not know this migration any more";
                 let fault = Fault::new(Code::AgentRestarted, self.step, Side::Destination, detail);
@@ -177,7 +189,7 @@ impl Source {
             _ => return,
         }
         if roll_back.held && roll_back.guest.is_some() && !roll_back.peer_done {
-            self.actions.push_back(Action::Untold(false));
+            self.actions.push_back(Action::NoticeDue(false));
         }
         roll_back.peer_done = true;
         self.end_when_rolled_back(now);
@@ -192,7 +204,7 @@ impl Source {
             roll_back.peer_done |= !back && roll_back.held && roll_back.tell_at.is_some();
             if complete {
                 if roll_back.held && !roll_back.peer_done {
-                    self.actions.push_back(Action::Untold(true));
+                    self.actions.push_back(Action::NoticeDue(true));
                 }
                 self.actions.push_back(Action::Journal(SourcePhase::RolledBack));
             }
@@ -202,13 +214,13 @@ impl Source {
         }
     }
 
-    fn end_when_rolled_back(&mut self, now: Time) {
+    pub(super) fn end_when_rolled_back(&mut self, now: Time) {
         let State::RollingBack(roll_back) = &self.state else { return };
         let Some(guest) = roll_back.guest else { return };
         if roll_back.peer_done || now >= roll_back.until || self.control.paths() == 0 {
             let fault = roll_back.fault.clone();
             if !roll_back.peer_done {
-                self.actions.push_back(Action::Withdraw { held: self.may_be_held });
+                self.actions.push_back(Action::NotifyRollBack { held: self.may_be_held });
             }
             self.end(now, Some(fault), guest);
         }
@@ -305,75 +317,5 @@ impl Source {
     pub(super) fn take_back(&mut self, now: Time) {
         let detail = "the operator decided that the guest stays at the source";
         self.roll_back(now, Fault::new(Code::Cancelled, Step::Commit, Side::Source, detail), true);
-    }
-
-    pub(super) fn check_timers(&mut self, now: Time) {
-        self.scan_when_due(now);
-        self.check_step(now);
-        self.check_preparation(now);
-        self.check_links(now);
-        self.ask_when_due(now);
-        self.clean_up_when_due(now);
-        self.tell_when_due(now);
-        self.end_when_rolled_back(now);
-        self.part_when_heard(now);
-    }
-
-    fn check_step(&mut self, now: Time) {
-        if self.step_deadline.is_some_and(|deadline| deadline <= now) {
-            self.step_deadline = None;
-            let detail = format!("while {}", self.state.name());
-            let fault = Fault::new(Code::TimedOut, self.step, Side::Source, detail);
-            if matches!(self.state, State::CleaningUp { .. }) {
-                // The journal still says that commit was sent: recovery asks once more and cleans up.
-                self.unfinished = true;
-                self.end(now, Some(fault), self.arrived());
-            } else if self.state == State::HandingOver {
-                self.roll_back(now, fault, true);
-            } else {
-                self.fail(now, fault);
-            }
-        }
-    }
-
-    /// The guest runs on while links are away; when they stay away, the migration is given up.
-    fn check_links(&mut self, now: Time) {
-        let limit = self.config.link_timeout;
-        let over = |since: Option<Time>| since.is_some_and(|since| now - since >= limit);
-        let copying = matches!(self.state, State::Copying { .. } | State::LastCopy { .. });
-        let streaming = matches!(self.state, State::Streaming { .. });
-        let moves = copying && !self.scheduler.is_drained() || streaming;
-        let stuck = moves && now - self.last_progress >= limit;
-        let (code, what) = if over(self.control.unreachable_since()) {
-            (Code::PeerLost, "no control connection")
-        } else if over(self.no_channel_since) {
-            (Code::NoLink, "no data channel")
-        } else if stuck {
-            (
-                Code::PeerLost,
-                if streaming { "nothing of QEMU's streams was taken" } else { "nothing was acknowledged" },
-            )
-        } else {
-            return;
-        };
-        let detail = format!("{what} for {} s", limit.as_secs());
-        self.fail(now, Fault::new(code, self.step, Side::Source, detail));
-    }
-
-    fn ask_when_due(&mut self, now: Time) {
-        let journaled = self.statistics.blackout.journaled;
-        let State::Committing { ask_at, undecided, .. } = &mut self.state else { return };
-        if *ask_at <= now {
-            *ask_at = now + ASK_AFTER;
-            *undecided |= journaled.is_some_and(|at| now - at >= UNDECIDED_AFTER);
-            match self.taking_back {
-                true => self.actions.push_back(Action::Journal(SourcePhase::TakingBack)),
-                false if self.asking => {}
-                false => {
-                    self.asking = true;
-                    self.actions.push_back(Action::Query);
-                }
-            }
-        }
     }
 }

@@ -64,7 +64,7 @@ pub enum Event {
     /// A control connection is gone.
     PathLost(PathId),
     /// Anything came in on a control connection.
-    Heard(PathId),
+    PathAlive(PathId),
     /// A numbered message came in.
     Received {
         /// The control connection.
@@ -112,11 +112,11 @@ pub enum Event {
     /// there.
     Disks(Disks),
     /// The streams say this to the other side's: Stream, Fence or Fenced.
-    Carriage(Message),
+    SendStreamMessage(Message),
     /// QEMU stopped the guest.
     GuestStopped,
     /// QEMU waits, stopped, before it writes device state.
-    Holding {
+    PreSwitchover {
         /// The guest ran until QEMU stopped it.
         ran: bool,
         /// The disks that it has used from the beginning, for the destination to compare. Whether they are unchanged is the body's
@@ -129,8 +129,8 @@ pub enum Event {
     DeviceState(Vec<u8>),
     /// QEMU has written all device state and the stream ended.
     DeviceStateDone,
-    /// What was let through by [`Action::LetThrough`] has come to its end: the guest has left this host.
-    Left,
+    /// What was let through by [`Action::ReleaseStream`] has come to its end: the guest has left this host.
+    GuestLeft,
     /// [`Action::Journal`] of this phase is on disk.
     Journaled(SourcePhase),
     /// An action failed, or QEMU or the guest did.
@@ -184,33 +184,33 @@ pub enum Action {
     /// Slow the guest down.
     Throttle(u8),
     /// Let the hypervisor begin its own streams, set like this. Then [`Event::Disks`]… if disks go along, [`Event::Streamed`]…,
-    /// [`Event::GuestStopped`] and [`Event::Holding`].
+    /// [`Event::GuestStopped`] and [`Event::PreSwitchover`].
     BeginStreams(StreamSettings),
     /// The other side's streams say this: Stream, Fence or Fenced.
-    Carriage(Message),
-    /// Have QEMU stop the guest and hold. Then [`Event::GuestStopped`] and [`Event::Holding`].
+    DeliverStreamMessage(Message),
+    /// Have QEMU stop the guest and hold. Then [`Event::GuestStopped`] and [`Event::PreSwitchover`].
     SwitchOver,
     /// Digest of all regions. Then [`Event::Digested`].
     Digest,
     /// Have disks that go along completed, then let QEMU write device state. Then [`Event::DeviceState`]… and
     /// [`Event::DeviceStateDone`].
     WriteDeviceState,
-    /// Let through what was held back of the hypervisor's stream, once, and see what becomes of the guest. Then [`Event::Left`], or
+    /// Let through what was held back of the hypervisor's stream, once, and see what becomes of the guest. Then [`Event::GuestLeft`], or
     /// [`Event::Failed`] if it did not leave.
-    LetThrough,
+    ReleaseStream,
     /// Put the phase on disk and flush. Then [`Event::Journaled`] or [`Event::Failed`].
     Journal(SourcePhase),
     /// Undo everything; the guest is to do what it did before. Then [`Event::RolledBack`].
     RollBack,
     /// Whether a later agent is to tell the destination of the roll-back, as the destination may have the guest complete. `true`
     /// comes before the record of the roll-back and goes to disk with it; `false` comes when the destination has answered.
-    Untold(bool),
+    NoticeDue(bool),
     /// Say commit once more on a connection of its own, and ask how the session stands: the destination's agent may have
     /// been started again before the message reached it, and holds the loaded guest then. Then [`Event::Answered`] or
     /// [`Event::Unanswered`].
     Query,
     /// The roll-back could not be told: tell it beside the session ([`crate::withdrawal`]). Nothing waits for it.
-    Withdraw {
+    NotifyRollBack {
         /// The destination may have the guest complete and keeps it until it is told.
         held: bool,
     },

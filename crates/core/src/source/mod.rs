@@ -34,7 +34,7 @@
 //! which is copied again in the next round. Nothing is scanned, and the guest not stopped, before it has come.
 //!
 //! In [`Mode::Streams`] the states from Protecting to Sealing are one, Streaming. The bytes are [`crate::stream::Streams`]' matter, whose messages go through this object's
-//! control stream ([`Event::Carriage`], [`Action::Carriage`]). Everything from the guest's stop on is the same.
+//! control stream ([`Event::SendStreamMessage`], [`Action::DeliverStreamMessage`]). Everything from the guest's stop on is the same.
 //!
 //! In [`Mode::Handover`] libvirt decides which hypervisor runs the guest, and there is no commit. Until RAM is sealed
 //! nothing differs, and libvirt's stream is held back. Then it is let through, and only libvirt's decision ends the
@@ -62,6 +62,7 @@ mod stream_tests;
 mod streams;
 #[cfg(test)]
 mod tests;
+mod timers;
 
 pub use interface::{Action, Config, Ending, Event};
 
@@ -167,7 +168,7 @@ impl Source {
             Event::Start => self.start(now),
             Event::PathUp(path) => self.control.path_up(now, path),
             Event::PathLost(path) => self.control.path_lost(now, path),
-            Event::Heard(path) => self.control.heard(now, path),
+            Event::PathAlive(path) => self.control.heard(now, path),
             Event::ControlAcknowledged { path, through } => self.control.acknowledged(now, path, through),
             Event::Received { path, sequence, message } => self.received(now, path, sequence, message),
             Event::ChannelUp { channel, link } => self.channel_up(now, channel, link),
@@ -179,7 +180,7 @@ impl Source {
             Event::Unanswered => self.answered(now, None),
             Event::Forgotten => self.forgotten(now),
             Event::Resolve(resume) => self.resolve(now, resume),
-            Event::Carriage(message) => self.say(now, message),
+            Event::SendStreamMessage(message) => self.say(now, message),
             Event::Streamed(streamed) => self.streamed(now, streamed),
             Event::Disks(disks) => self.disks_copied(now, disks),
             Event::Tick => {}
@@ -199,20 +200,6 @@ impl Source {
     /// Whether a channel's call left something to do, so that the body should poll now and not at the next event.
     pub fn wants_attention(&self) -> bool {
         !self.actions.is_empty() || self.control.has_outgoing() || self.scan_at.is_some()
-    }
-
-    /// When [`Event::Tick`] is wanted at the latest.
-    pub fn timeout(&self, now: Time) -> Option<Time> {
-        if self.state == State::Ended {
-            return None;
-        }
-        let housekeeping = now + Duration::from_millis(100);
-        let prepare = match self.preparation {
-            Preparation::Under { until } => Some(until),
-            Preparation::NotBegun | Preparation::Done { .. } => None,
-        };
-        let timers = [self.control.timeout(), self.step_deadline, prepare, self.scan_at, Some(housekeeping)];
-        timers.into_iter().flatten().min()
     }
 
     fn start(&mut self, now: Time) {
@@ -258,7 +245,7 @@ impl Source {
                 self.progress(now);
                 if self.carries_streams() {
                     let fenced = Message::Fenced { channel, applied, refused };
-                    self.actions.push_back(Action::Carriage(fenced));
+                    self.actions.push_back(Action::DeliverStreamMessage(fenced));
                 }
             }
             (_, message @ (Message::Stream { .. } | Message::Fence { .. })) if self.carries_streams() => {
@@ -269,14 +256,14 @@ impl Source {
                         ..
                     }
                 );
-                self.actions.push_back(Action::Carriage(message));
+                self.actions.push_back(Action::DeliverStreamMessage(message));
             }
             (_, Message::Abort(fault)) => self.peer_aborted(now, fault),
             (State::Offered, Message::Admitted { endpoints }) => self.admitted(now, endpoints),
             (
                 State::Preparing { .. } | State::Protecting | State::Copying { .. },
                 Message::Prepared { regions, touched },
-            ) if matches!(self.preparation, Preparation::Under { .. }) && !self.carries_streams() => {
+            ) if matches!(self.preparation, Preparation::InProgress { .. }) && !self.carries_streams() => {
                 self.prepared(now, &regions, touched);
             }
             (State::Preparing { .. }, Message::StreamsPrepared(settings)) if self.may_be_set(settings) => {
@@ -289,7 +276,7 @@ impl Source {
                 self.statistics.destination_cpu = Duration::from_micros(cpu_us);
                 self.running(now);
             }
-            (State::CleaningUp { .. } | State::Parting { .. }, Message::Running { .. }) => {}
+            (State::CleaningUp { .. } | State::Closing { .. }, Message::Running { .. }) => {}
             (_, message) => self.violation(now, message.name()),
         }
     }
@@ -302,7 +289,7 @@ impl Source {
     /// Events that belong to one state; elsewhere they come late (a roll-back has begun) or are a defect of the body.
     fn body_event(&mut self, now: Time, event: Event) {
         match (&mut self.state, event) {
-            (State::RollingBack(_) | State::Ended | State::Parting { .. }, _) => {}
+            (State::RollingBack(_) | State::Ended | State::Closing { .. }, _) => {}
             (State::Preparing { ready }, Event::Attached) if !self.config.mode.tag().carries_streams() => {
                 *ready = true;
                 self.copy_when_ready(now);
@@ -316,15 +303,19 @@ impl Source {
             (State::Streaming { .. } | State::Switching { .. }, Event::GuestStopped) => {
                 self.guest_stopped(now)
             }
-            (State::Streaming { .. }, Event::Holding { ran, disks }) => self.streams_holding(now, ran, disks),
-            (State::Switching { .. }, Event::Holding { ran, disks }) => self.holding(now, ran, disks),
+            (State::Streaming { .. }, Event::PreSwitchover { ran, disks }) => {
+                self.streams_holding(now, ran, disks)
+            }
+            (State::Switching { .. }, Event::PreSwitchover { ran, disks }) => self.holding(now, ran, disks),
             (State::LastScan { .. }, Event::Scanned { dirty, .. }) => self.last_scanned(now, dirty),
             (State::Digesting, Event::Digested(digest)) => self.seal(now, Some(digest)),
-            (State::Switching { .. } | State::Writing, Event::DeviceState(bytes)) => {
+            (State::Switching { .. } | State::WritingDevices, Event::DeviceState(bytes)) => {
                 self.device_state(now, bytes)
             }
-            (State::Writing | State::Loading { .. }, Event::DeviceStateDone) => self.device_state_done(now),
-            (State::HandingOver, Event::Left) => self.left(now),
+            (State::WritingDevices | State::Loading { .. }, Event::DeviceStateDone) => {
+                self.device_state_done(now)
+            }
+            (State::AwaitingOwner, Event::GuestLeft) => self.left(now),
             (State::Journaling, Event::Journaled(SourcePhase::CommitSent)) => self.commit(now),
             (State::Committing { .. }, Event::Journaled(SourcePhase::TakingBack)) => self.take_back(now),
             (_, Event::Journaled(_)) => {}
@@ -395,6 +386,11 @@ impl Source {
         self.config.mode.tag()
     }
 
+    /// What may be asked of the migration.
+    pub fn limits(&self) -> &crate::policy::Limits {
+        self.policy.limits()
+    }
+
     /// The step that is under way.
     pub fn step(&self) -> Step {
         self.step
@@ -422,7 +418,7 @@ impl Source {
 
     /// The guest is the destination's: links have nothing to carry any more but the last word.
     pub fn is_leaving(&self) -> bool {
-        matches!(self.state, State::CleaningUp { .. } | State::Parting { .. } | State::Ended)
+        matches!(self.state, State::CleaningUp { .. } | State::Closing { .. } | State::Ended)
     }
 
     /// Whether it is over.
@@ -434,7 +430,7 @@ impl Source {
     pub fn can_resume(&self) -> bool {
         !matches!(
             self.state,
-            State::Committing { .. } | State::CleaningUp { .. } | State::Parting { .. } | State::Ended
+            State::Committing { .. } | State::CleaningUp { .. } | State::Closing { .. } | State::Ended
         )
     }
 

@@ -11,7 +11,7 @@ pub(super) enum Preparation {
     /// Not asked for.
     NotBegun,
     /// It starts; it must stand by then.
-    Under { until: Time },
+    InProgress { until: Time },
     /// It stands. These were touched while it started and are copied again.
     Done { touched: Vec<Extent> },
 }
@@ -22,7 +22,7 @@ impl Source {
         self.enter_step(now, Step::Prepare, self.config.step_timeout);
         self.statistics.begin(now, Step::Connect);
         self.no_channel_since = Some(now);
-        self.preparation = Preparation::Under { until: now + self.config.step_timeout };
+        self.preparation = Preparation::InProgress { until: now + self.config.step_timeout };
         self.state = State::Preparing { ready: false };
         self.actions.push_back(Action::OpenLinks(endpoints));
         self.control.send(now, Message::Prepare);
@@ -73,16 +73,6 @@ impl Source {
             self.enter_step(now, Step::Track, self.config.step_timeout);
             self.state = State::Protecting;
             self.actions.push_back(Action::Protect);
-        }
-    }
-
-    pub(super) fn check_preparation(&mut self, now: Time) {
-        if let Preparation::Under { until } = self.preparation
-            && until <= now
-        {
-            self.preparation = Preparation::NotBegun;
-            let detail = "the waiting guest did not come up";
-            self.fail(now, Fault::new(Code::TimedOut, Step::Prepare, Side::Destination, detail));
         }
     }
 }

@@ -56,9 +56,12 @@ impl Source {
         }
     }
 
+    pub(super) fn may_scan(&self) -> bool {
+        matches!(self.state, State::Copying { .. }) && self.scheduler.is_drained()
+    }
+
     pub(super) fn scan_when_due(&mut self, now: Time) {
-        let due = self.scan_at.is_some_and(|at| at <= now);
-        if due && matches!(self.state, State::Copying { .. }) && self.scheduler.is_drained() {
+        if self.may_scan() && self.scan_at.is_some_and(|at| at <= now) {
             self.scan_at = None;
             self.state = State::Scanning;
             let also = match &self.preparation {

@@ -24,7 +24,7 @@ pub(super) enum State {
         holding: bool,
     },
     /// QEMU holds, and writes its device state. The destination keeps it until RAM is sealed.
-    Writing,
+    WritingDevices,
     LastScan {
         dirty: Option<Vec<Extent>>,
     },
@@ -37,7 +37,7 @@ pub(super) enum State {
         written: bool,
         loaded: bool,
     },
-    HandingOver,
+    AwaitingOwner,
     Journaling,
     Committing {
         ask_at: Time,
@@ -47,7 +47,7 @@ pub(super) enum State {
     CleaningUp {
         again: Option<Time>,
     },
-    Parting {
+    Closing {
         until: Time,
     },
     RollingBack(RollBack),
@@ -67,15 +67,15 @@ impl State {
             State::Switching { .. } => "switching",
             State::LastScan { .. } => "last scan",
             State::LastCopy { .. } => "last copy",
-            State::Writing => "writing",
+            State::WritingDevices => "writing",
             State::Digesting => "digesting",
             State::Sealing => "sealing",
             State::Loading { .. } => "loading",
-            State::HandingOver => "handing over",
+            State::AwaitingOwner => "handing over",
             State::Journaling => "journaling",
             State::Committing { .. } => "committing",
             State::CleaningUp { .. } => "cleaning up",
-            State::Parting { .. } => "parting",
+            State::Closing { .. } => "parting",
             State::RollingBack(_) => "rolling back",
             State::Ended => "ended",
         }

@@ -56,7 +56,7 @@ impl Driver {
 
     pub(super) fn wait(&mut self, time: Duration) -> Vec<Action> {
         self.now = self.now + time;
-        self.tell(Event::Heard(PATH))
+        self.tell(Event::PathAlive(PATH))
     }
 
     pub(super) fn step(&mut self, reached: At) -> Vec<Action> {
@@ -70,7 +70,7 @@ impl Driver {
             }
             Loading => {
                 let mut actions = self.tell(Event::GuestStopped);
-                actions.extend(self.tell(Event::Holding { ran: true, disks: "[]".into() }));
+                actions.extend(self.tell(Event::PreSwitchover { ran: true, disks: "[]".into() }));
                 actions
             }
             Journaling => {
@@ -161,15 +161,24 @@ fn what_the_streams_say_passes_in_every_state_and_in_order() {
         let mut driver = Driver::at(state);
         let fence = Message::Fence { channel: 7 };
         for message in [note(2), fence] {
-            assert!(driver.receive(message.clone()).contains(&Action::Carriage(message)), "{state:?}");
+            assert!(
+                driver.receive(message.clone()).contains(&Action::DeliverStreamMessage(message)),
+                "{state:?}"
+            );
         }
         let fenced = Message::Fenced { channel: 7, applied: 1, refused: Vec::new() };
-        assert!(driver.receive(fenced.clone()).contains(&Action::Carriage(fenced)), "{state:?}");
-        assert!(says(&driver.tell(Event::Carriage(note(4))), |message| *message == note(4)), "{state:?}");
+        assert!(driver.receive(fenced.clone()).contains(&Action::DeliverStreamMessage(fenced)), "{state:?}");
+        assert!(
+            says(&driver.tell(Event::SendStreamMessage(note(4))), |message| *message == note(4)),
+            "{state:?}"
+        );
     }
     let mut driver = Driver::at(Streaming);
     driver.tell(Event::Cancel);
-    assert!(!says(&driver.tell(Event::Carriage(note(4))), |message| *message == note(4)), "it is over");
+    assert!(
+        !says(&driver.tell(Event::SendStreamMessage(note(4))), |message| *message == note(4)),
+        "it is over"
+    );
 }
 
 #[test]
@@ -224,15 +233,15 @@ fn streams_that_nobody_takes_are_given_up_after_the_limit_and_not_before() {
         // It moves slowly, for much longer than the limit.
         driver.now = driver.now + limit / 2;
         driver.tell(streamed(0, 2 + nth));
-        driver.tell(Event::Heard(PATH));
+        driver.tell(Event::PathAlive(PATH));
     }
     assert_eq!(driver.fault(), None);
     driver.now = driver.now + limit / 2;
-    driver.tell(Event::Heard(PATH));
+    driver.tell(Event::PathAlive(PATH));
     driver.tell(streamed(0, 101));
     assert_eq!(driver.fault(), None);
     driver.now = driver.now + limit / 2;
-    driver.tell(Event::Heard(PATH));
+    driver.tell(Event::PathAlive(PATH));
     driver.tell(streamed(0, 101));
     assert_eq!(driver.fault().map(|fault| fault.code), Some(Code::PeerLost), "it stands still");
 }
@@ -256,7 +265,7 @@ fn the_rounds_of_the_report_are_the_hypervisors() {
         driver.now = driver.now + Duration::from_millis(100);
         driver.tell(Event::Streamed(Streamed { round, remaining_bytes, ..Streamed::default() }));
     }
-    driver.tell(Event::Holding { ran: true, disks: "[]".into() });
+    driver.tell(Event::PreSwitchover { ran: true, disks: "[]".into() });
     let rounds: Vec<(u32, u64, Option<u64>)> = driver
         .brain
         .statistics()

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use super::{Action, Preparation, Source, State};
-use crate::policy::RoundEnd;
-use crate::statistics::{Round, Streamed};
+use crate::policy::{RoundEnd, left_for_ram};
+use crate::statistics::{Disks, Round, Streamed};
 use crate::{Message, Step, StreamSettings, Time};
 
 impl Source {
@@ -17,7 +17,7 @@ impl Source {
     /// Whether the destination may answer so: it uses no more channels than it was offered.
     pub(super) fn may_be_set(&self, settings: StreamSettings) -> bool {
         self.config.mode.allows_channels(settings.channels)
-            && matches!(self.preparation, Preparation::Under { .. })
+            && matches!(self.preparation, Preparation::InProgress { .. })
     }
 
     pub(super) fn streams_prepared(&mut self, now: Time, settings: StreamSettings) {
@@ -94,6 +94,13 @@ impl Source {
         blackout.digested = Some(now);
         self.state = State::Loading { written: false, loaded: false };
         self.actions.push_back(Action::WriteDeviceState);
+    }
+
+    /// How long the rest of RAM may take in the blackout beside these disks, for the hypervisor to keep to. `None`: it must not stop
+    /// the guest now.
+    pub fn ram_blackout(&self, disks: Disks, streamed: Streamed) -> Option<Duration> {
+        let max_blackout = self.policy.limits().max_blackout;
+        left_for_ram(max_blackout, disks.left_bytes(), streamed.remaining_bytes, streamed.bytes_per_s)
     }
 
     /// What the streams say to the other side's.

@@ -162,7 +162,7 @@ fn scanned(dirty: Vec<Extent>) -> Event {
 }
 
 fn holding(ran: bool) -> Event {
-    Event::Holding { ran, disks: "[]".into() }
+    Event::PreSwitchover { ran, disks: "[]".into() }
 }
 
 fn rolled_back(complete: bool) -> Event {
@@ -172,7 +172,7 @@ fn rolled_back(complete: bool) -> Event {
 /// Whether a withdrawal is asked for, and of a guest that may be held.
 fn withdraws(actions: &[Action]) -> Option<bool> {
     actions.iter().find_map(|action| match action {
-        Action::Withdraw { held } => Some(*held),
+        Action::NotifyRollBack { held } => Some(*held),
         _ => None,
     })
 }

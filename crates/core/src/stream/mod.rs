@@ -17,21 +17,21 @@
 //! * a position is overwritten in the sender's ring only when it was acknowledged, in the receiver's only when it was read;
 //! * a number is given again only when no byte of its old stream is pending or in flight on either side.
 
+mod fair_queue;
 mod receive;
 mod send;
 mod spans;
 mod streams;
-mod turns;
 
 use std::time::Duration;
 
 use crate::scheduler;
 use crate::{RegionId, Run};
 
+pub use fair_queue::Class;
 pub use receive::Readable;
 pub use send::Room;
 pub use streams::{Event, Streams};
-pub use turns::Class;
 
 /// Number of a stream within a session.
 pub type StreamId = u16;

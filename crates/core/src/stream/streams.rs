@@ -4,9 +4,9 @@ mod opening;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use super::fair_queue::{Class, FairQueue};
 use super::receive::{Readable, ReceiveHalf};
 use super::send::{Room, SendHalf};
-use super::turns::{Class, Turns};
 use super::{Config, End, Piece, REGION, StreamId, StreamViolation, address};
 use crate::scheduler::{Next, Scheduler};
 use crate::{ChannelId, Extent, LinkId, StreamNote, Time};
@@ -72,7 +72,7 @@ pub struct Streams {
     streams: BTreeMap<StreamId, Stream>,
     /// None when all were given.
     next_number: Option<StreamId>,
-    turns: Turns,
+    turns: FairQueue,
     notes: VecDeque<(StreamId, StreamNote)>,
     events: VecDeque<Event>,
     over: bool,
@@ -85,7 +85,7 @@ impl Streams {
         scheduler.keep_settled();
         Streams {
             end,
-            turns: Turns::new(&config.weights),
+            turns: FairQueue::new(&config.weights),
             config,
             scheduler,
             streams: BTreeMap::new(),

@@ -519,7 +519,7 @@ mod tests {
             port(&mut room, "beta", "ens1f1").neighbours[0].autonegotiation = None;
             let fixes = only(&room, "speed-below-ability").fixes;
             let wish = crate::link::Wish { speed: Some(crate::link::Speed::Auto), ..Default::default() };
-            assert_eq!(fixes[0].mend, Some(crate::model::Mend::Port(wish)));
+            assert_eq!(fixes[0].mend, Some(crate::model::AutoFix::Port(wish)));
         }
 
         #[test]

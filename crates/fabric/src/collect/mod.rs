@@ -3,12 +3,12 @@
 //! Nothing here fails as a whole. What the kernel does not have is left out; what could not be read is a note in the
 //! inventory. Everything reads the network namespace of the calling thread.
 
-pub mod files;
-#[cfg(test)]
-pub(crate) mod fixture;
+pub mod host;
 pub mod kernel;
 pub mod lldp;
 mod names;
+pub mod pci;
+pub mod rdma;
 pub mod root;
 
 use std::path::PathBuf;
@@ -18,10 +18,9 @@ use crate::model::{
     Agent, Counters, CountersChange, Gateway, Hypervisor, Inventory, Neighbour, Note, Port, PortKind, Qemu,
     Route,
 };
-use files::interrupts::Interrupts;
-use files::{cpu, memory, pci, rdma, system};
 use kernel::links::Link;
-use kernel::{arp, dcb, devlink, ethtool, links, nftables, routes};
+use kernel::{arp, dcb, ethtool, links, nftables, routes};
+use pci::Interrupts;
 use root::Root;
 
 /// What the collector is told.
@@ -68,14 +67,14 @@ impl Options {
 pub fn inventory(options: &Options) -> Inventory {
     let root = &options.root;
     let (mut inventory, began) = begin(options);
-    inventory.cpu = cpu::read(root);
-    inventory.memory = memory::read(root);
+    inventory.cpu = host::cpu(root);
+    inventory.memory = host::memory(root);
     inventory.memory.ram_folders =
-        options.ram_folders.iter().map(|(at, huge)| memory::ram_folder(at, *huge)).collect();
-    inventory.time = system::time(root);
+        options.ram_folders.iter().map(|(at, huge)| host::ram_folder(at, *huge)).collect();
+    inventory.time = host::time(root);
     inventory.agent.clone_from(&options.agent);
     inventory.hypervisor =
-        Hypervisor { kvm: system::kvm(root), qemu: options.qemu.clone(), cpu_models: Vec::new() };
+        Hypervisor { kvm: host::kvm(root), qemu: options.qemu.clone(), cpu_models: Vec::new() };
     inventory.gateways = gateways(&inventory);
     if options.ask_networks {
         let questions = arp::questions(&inventory);
@@ -92,7 +91,8 @@ pub fn inventory(options: &Options) -> Inventory {
     inventory
 }
 
-/// Reads ports with their settings, and RDMA devices. Nothing is resolved and nothing is watched, so that it can be looked at often.
+/// Reads ports with their settings, and RDMA devices. Nothing is resolved and nothing is watched, so that it can be
+/// looked at often.
 pub fn network(options: &Options) -> Inventory {
     begin(options).0
 }
@@ -104,7 +104,7 @@ fn begin(options: &Options) -> (Inventory, Instant) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     inventory.collected_unix_ms = u64::try_from(now.as_millis()).ok();
     inventory.collector = Some(concat!("linerate ", env!("CARGO_PKG_VERSION")).to_owned());
-    inventory.system = system::read(root);
+    inventory.system = host::system(root);
     inventory.rdma = rdma::read(root);
     let began = Instant::now();
     ports(&mut inventory, root);
@@ -117,7 +117,7 @@ fn ports(inventory: &mut Inventory, root: &Root) {
         Ok(found) => found,
         Err(error) => return inventory.note("rtnetlink", error),
     };
-    let firmware = devlink::firmware().unwrap_or_else(|error| {
+    let firmware = ethtool::firmware().unwrap_or_else(|error| {
         inventory.note("devlink", error);
         Default::default()
     });
@@ -181,7 +181,7 @@ fn with_files(link: Link, root: &Root, interrupts: &Interrupts) -> Port {
 }
 
 fn add_neighbours(ports: &mut [Port], options: &Options, root: &Root) {
-    let told = lldp::networkd::read(root, ports);
+    let told = lldp::networkd(root, ports);
     for port in ports {
         let heard = options.neighbours.iter().chain(&told).filter(|(name, _)| *name == port.name);
         for (_, neighbour) in heard {

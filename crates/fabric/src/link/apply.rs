@@ -7,9 +7,7 @@ use netlink_sys::protocols::NETLINK_ROUTE;
 use thiserror::Error;
 
 use super::Settings;
-use crate::collect::kernel::ask::Asker;
-use crate::collect::kernel::attributes::Writer;
-use crate::collect::kernel::generic::Family;
+use crate::collect::kernel::netlink::{Asker, Family, Writer};
 use crate::collect::root::Root;
 use crate::model::Port;
 use crate::qos::apply::{self as qos, QosError};
@@ -55,8 +53,8 @@ pub fn apply(port: &str, index: u32, settings: &Settings) -> Result<(), ApplyErr
     Ok(())
 }
 
-/// Puts back what is `Some` and not so on the port as it is now: everything that can be, whatever is refused. Gives back what could
-/// not be.
+/// Puts back what is `Some` and not so on the port as it is now: everything that can be, whatever is refused. Gives
+/// back what could not be.
 pub fn put_back(now: &Port, undo: &Settings) -> Vec<ApplyError> {
     let (port, undo) = (now.name.as_str(), left(now, undo));
     let mut errors = Vec::new();
@@ -189,8 +187,7 @@ fn bits(all: &BTreeMap<String, bool>) -> Writer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collect::kernel::attributes::Attributes;
-    use crate::collect::kernel::bitset;
+    use crate::collect::kernel::netlink::{Attributes, named_bits};
     use crate::link::plan::plan;
     use crate::link::{Speed, Wish};
     use crate::model::Pause;
@@ -216,7 +213,7 @@ mod tests {
         let modes =
             BTreeMap::from([("1000baseT/Full".to_owned(), true), ("100baseT/Full".to_owned(), false)]);
         let bytes = bits(&modes).finish();
-        let mut named = bitset::named(Attributes::new(&bytes));
+        let mut named = named_bits(Attributes::new(&bytes));
         named.sort();
         assert_eq!(named, [("1000baseT/Full".to_owned(), true), ("100baseT/Full".to_owned(), false)]);
     }
@@ -227,7 +224,8 @@ mod tests {
         apply("no-such-port", 0, &Settings::default()).unwrap();
     }
 
-    /// A kernel that refuses everything, since the port is not there: each step is tried, lossless priorities before pause frames.
+    /// A kernel that refuses everything, since the port is not there: each step is tried, lossless priorities before
+    /// pause frames.
     #[test]
     fn every_step_back_is_tried_dcb_first() {
         let on = Pause { autonegotiation: Some(false), rx: Some(true), tx: Some(true) };

@@ -7,12 +7,12 @@ use crate::qos::intent::parse;
 use crate::qos::intent::tests::HEALTHY;
 use crate::testing::{healthy_room, port};
 
-fn of(room: &Room) -> Mends {
+fn of(room: &Room) -> FixPlan {
     mends(room, &run_all(room), None)
 }
 
-fn lines(mends: &Mends) -> Vec<String> {
-    let steps = |one: &PortMend| {
+fn lines(mends: &FixPlan) -> Vec<String> {
+    let steps = |one: &PortFix| {
         let step = |step: &crate::link::PortStep| {
             format!("{}: {} {} → {}", one.place, step.what, step.from, step.to)
         };

@@ -71,13 +71,13 @@ pub struct Fix {
     pub command: Option<String>,
     /// How `linerate doctor --fix` does it; `None` if it cannot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mend: Option<Mend>,
+    pub mend: Option<AutoFix>,
 }
 
 /// How Linerate itself puts it right.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Mend {
+pub enum AutoFix {
     /// Settings of the port, as `linerate link set` makes them.
     Port(Wish),
     /// The operator's intent, as `linerate qos apply` does.
@@ -175,7 +175,7 @@ impl Finding {
 
     /// Adds a command that puts a port right, and what `--fix` sets there.
     pub fn mend(mut self, place: Place, what: &str, command: impl Into<String>, wish: Wish) -> Finding {
-        let (what, mend) = (what.to_owned(), Some(Mend::Port(wish)));
+        let (what, mend) = (what.to_owned(), Some(AutoFix::Port(wish)));
         self.fixes.push(Fix { place: Some(place), what, command: Some(command.into()), mend });
         self
     }
@@ -184,7 +184,7 @@ impl Finding {
     pub fn by_intent(mut self, host: &str, what: &str) -> Finding {
         let command = Some("linerate qos apply FILE".to_owned());
         let place = Some(Place::host(host));
-        self.fixes.push(Fix { place, what: what.to_owned(), command, mend: Some(Mend::Intent) });
+        self.fixes.push(Fix { place, what: what.to_owned(), command, mend: Some(AutoFix::Intent) });
         self
     }
 

@@ -1,11 +1,11 @@
-//! A network port and how it is set.
+//! A network port and how it is set, with its slot, its interrupts, and its data centre bridging (DCB).
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Dcb, Irq, Neighbour, Pcie};
+use super::Neighbour;
 
 /// What sort of port it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -294,4 +294,150 @@ pub struct Bond {
     pub monitor_interval_ms: Option<u32>,
     /// LACP: how many members are aggregated with the switch.
     pub aggregated: Option<u32>,
+}
+
+/// One width and speed of a PCIe link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PcieLink {
+    /// Megatransfers per second and lane: 2500, 5000, 8000, 16000, 32000, 64000.
+    pub speed_mts: u32,
+    /// Lanes.
+    pub width: u32,
+}
+
+impl PcieLink {
+    /// What packets can move in one direction, megabits per second: the line code (8b/10b up to 5 GT/s, 128b/130b
+    /// from 8 GT/s) and about a tenth for the headers of transactions of 256 bytes.
+    pub fn throughput_mbps(&self) -> u64 {
+        let raw = u64::from(self.speed_mts) * u64::from(self.width);
+        let coded = if self.speed_mts <= 5000 { raw * 8 / 10 } else { raw * 128 / 130 };
+        coded * 9 / 10
+    }
+}
+
+/// The slot of an adapter.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Pcie {
+    /// Address, such as `0000:3b:00.0`. Ports whose addresses differ in the last digit only share a slot.
+    pub address: String,
+    /// Vendor and device numbers, such as `15b3:1015`.
+    pub id: Option<String>,
+    /// What the adapter is able to.
+    pub able: Option<PcieLink>,
+    /// What runs now.
+    pub running: Option<PcieLink>,
+    /// What the slot is able to (the bridge above), if it can be asked.
+    pub slot_able: Option<PcieLink>,
+}
+
+impl Pcie {
+    /// The slot: the address without the function's number.
+    pub fn slot(&self) -> &str {
+        self.address.rsplit_once('.').map_or(self.address.as_str(), |(slot, _)| slot)
+    }
+}
+
+/// An interrupt of a port.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Irq {
+    /// Its number.
+    pub number: u32,
+    /// Its name in the kernel, such as `mlx5_comp3@pci:0000:3b:00.0`.
+    pub name: Option<String>,
+    /// CPUs that may take it.
+    pub cpus_allowed: Vec<u32>,
+    /// CPUs that do take it.
+    pub cpus: Vec<u32>,
+    /// How often it came.
+    pub count: Option<u64>,
+}
+
+/// What dcbnl says of a port.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Dcb {
+    /// Shares.
+    pub ets: Option<Ets>,
+    /// Lossless priorities.
+    pub pfc: Option<Pfc>,
+    /// Which traffic gets which priority.
+    pub applications: Vec<Application>,
+    /// Who decides.
+    pub dcbx: Option<Dcbx>,
+}
+
+/// Enhanced transmission selection (IEEE 802.1Qaz).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Ets {
+    /// Takes the other side's settings.
+    pub willing: Option<bool>,
+    /// How many traffic classes the adapter has.
+    pub classes_max: Option<u8>,
+    /// Traffic class of each of the eight priorities.
+    pub priority_class: Vec<u8>,
+    /// Share of each of the eight traffic classes, percent.
+    pub share_percent: Vec<u8>,
+    /// How each of the eight traffic classes is served: `strict`, `ets`, `credit_shaper`, `vendor`.
+    pub selection: Vec<String>,
+}
+
+/// Priority flow control (IEEE 802.1Qbb).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Pfc {
+    /// Takes the other side's settings.
+    pub willing: Option<bool>,
+    /// How many priorities can be lossless.
+    pub lossless_max: Option<u8>,
+    /// Priorities that are lossless.
+    pub lossless: Vec<u8>,
+}
+
+/// What kind of number tells the traffic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Selector {
+    /// An Ethernet type; 0 is all that nothing else says.
+    EtherType,
+    /// A TCP or SCTP port.
+    Stream,
+    /// A UDP or DCCP port; RoCE v2 is 4791.
+    Datagram,
+    /// Any transport's port.
+    AnyPort,
+    /// The DSCP of the IP header.
+    Dscp,
+    /// Any other.
+    #[serde(other)]
+    Other,
+}
+
+/// One entry of the application priority table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Application {
+    /// What `protocol` is.
+    pub selector: Selector,
+    /// Number of the protocol.
+    pub protocol: u16,
+    /// Its priority.
+    pub priority: u8,
+}
+
+/// Who speaks DCBX, and which.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Dcbx {
+    /// The operating system decides (else the adapter's firmware).
+    pub host: bool,
+    /// The adapter's firmware speaks DCBX.
+    pub firmware: bool,
+    /// IEEE version.
+    pub ieee: bool,
+    /// Older CEE version.
+    pub cee: bool,
+    /// Nothing is exchanged.
+    pub fixed: bool,
 }

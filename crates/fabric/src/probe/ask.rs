@@ -7,6 +7,7 @@ use linerate_api::{ErrorBody, LinkAnswer, LinkConfirm, LinkRequest, QosAnswer, Q
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::connect::{ConnectError, Route, connect};
 use linerate_net::tcp::options::TcpOptions;
+use linerate_net::wires::TestError;
 use linerate_wire::frame::{Hello, Role};
 use linerate_wire::message::{SessionId, Token};
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
@@ -195,6 +196,15 @@ pub enum AskError {
         /// What the system said.
         #[source]
         source: std::io::Error,
+    },
+    /// A load broke off.
+    #[error("the load between here and {peer} broke off: {source}")]
+    Load {
+        /// The agent.
+        peer: SocketAddr,
+        /// What became of its connections.
+        #[source]
+        source: TestError,
     },
     /// What came was no question or answer.
     #[error("what came from the other agent was not understood: {0}; are both of the same version?")]

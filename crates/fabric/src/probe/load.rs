@@ -1,4 +1,5 @@
-//! TCP load to another agent: as many connections as a migration would have on the link, for half a second.
+//! TCP load to another agent: as many connections as a migration would have on the link, for half a second. The bytes are moved
+//! and counted by `linerate_net::wires`, as in `linerate bench`.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,6 +10,10 @@ use linerate_net::links::channels_for;
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::connect::Route;
 use linerate_net::tcp::stats::Progress;
+use linerate_net::wires::TestError;
+use linerate_net::wires::play::{Part, TestResult};
+use linerate_net::wires::tcp::StreamWire;
+use linerate_net::wires::team::{self, TestThread};
 
 use super::ask::{Answer, AskError, Question, Target, open, receive, send};
 
@@ -16,10 +21,6 @@ use super::ask::{Answer, AskError, Question, Target, open, receive, send};
 pub const LASTS: Duration = Duration::from_millis(500);
 /// A sink ends after this, whatever comes.
 const SINK_LONGEST: Duration = Duration::from_secs(20);
-const BLOCK_BYTES: usize = 256 << 10;
-/// First byte of each block.
-const MORE: u8 = 0;
-const LAST: u8 = 1;
 const CONNECT_WAIT: Duration = Duration::from_secs(2);
 const ANSWER_WAIT: Duration = Duration::from_secs(15);
 
@@ -30,13 +31,6 @@ pub struct Moved {
     pub throughput_mbps: u64,
     /// Segments that were sent again.
     pub retransmits: Option<u64>,
-}
-
-/// What one connection moved.
-struct Share {
-    bytes: u64,
-    took_us: u64,
-    retransmits: Option<u64>,
 }
 
 /// Sends on all connections at once; `meanwhile` runs on this thread until the load ends.
@@ -59,25 +53,21 @@ pub fn send_load<T>(
     })
 }
 
+/// Sends for [`LASTS`] and asks what came.
 fn all_connections(target: &Target, connections: usize) -> Result<Moved, AskError> {
     let streams = (0..connections).map(|_| begin(target)).collect::<Result<Vec<_>, _>>()?;
-    let results: Vec<Result<Share, AskError>> = thread::scope(|scope| {
-        let running: Vec<_> =
-            streams.iter().map(|stream| scope.spawn(move || one_connection(stream, target.agent))).collect();
-        let joined = running.into_iter();
-        joined.map(|one| one.join().unwrap_or_else(|cause| std::panic::resume_unwind(cause))).collect()
-    });
-    let mut total = Moved::default();
-    for result in results {
-        let Share { bytes, took_us, retransmits } = result?;
-        // Bits per microsecond are megabits per second.
-        total.throughput_mbps += (bytes * 8).checked_div(took_us).unwrap_or(0);
-        total.retransmits = match (total.retransmits, retransmits) {
-            (Some(sum), Some(one)) => Some(sum + one),
-            (sum, one) => sum.or(one),
-        };
+    let deadline = Instant::now() + ANSWER_WAIT;
+    play(&streams, target.agent, Part::Send { time: LASTS }, ANSWER_WAIT)?;
+    let mut rate = 0.0;
+    let mut retransmits: Option<u64> = None;
+    for stream in &streams {
+        rate += arrived(stream, target.agent, deadline)?.rate_mbps();
+        let one = Progress::of(stream).and_then(|mut progress| progress.read());
+        if let Some(one) = one.map(|info| u64::from(info.retransmits)) {
+            retransmits = Some(retransmits.unwrap_or(0) + one);
+        }
     }
-    Ok(total)
+    Ok(Moved { throughput_mbps: rate as u64, retransmits })
 }
 
 fn begin(target: &Target) -> Result<Stream, AskError> {
@@ -91,24 +81,13 @@ fn begin(target: &Target) -> Result<Stream, AskError> {
     }
 }
 
-/// Sends for [`LASTS`] and hears what came.
-fn one_connection(stream: &Stream, peer: SocketAddr) -> Result<Share, AskError> {
-    let broken = |source| AskError::Broken { peer, source };
-    let deadline = Instant::now() + ANSWER_WAIT;
-    let until = Instant::now() + LASTS;
-    let mut block = vec![MORE; BLOCK_BYTES];
-    while Instant::now() < until {
-        stream.send_all(&block, deadline).map_err(broken)?;
-    }
-    if let Some(first) = block.first_mut() {
-        *first = LAST;
-    }
-    stream.send_all(&block, deadline).map_err(broken)?;
-    let answer = receive(stream, peer, deadline)?;
-    let retransmits =
-        Progress::of(stream).and_then(|mut progress| progress.read()).map(|info| u64::from(info.retransmits));
-    match answer {
-        Answer::Sunk { bytes, took_us } => Ok(Share { bytes, took_us, retransmits }),
+/// What the receiver counted.
+fn arrived(stream: &Stream, peer: SocketAddr, deadline: Instant) -> Result<TestResult, AskError> {
+    match receive(stream, peer, deadline)? {
+        Answer::Sunk { bytes, took_us } => {
+            let elapsed = Duration::from_micros(took_us);
+            Ok(TestResult { timed_bytes: bytes, elapsed, ..TestResult::default() })
+        }
         _ => Err(AskError::Unexpected { peer }),
     }
 }
@@ -117,21 +96,50 @@ fn one_connection(stream: &Stream, peer: SocketAddr) -> Result<Share, AskError> 
 pub fn sink(stream: &Stream, peer: SocketAddr) -> Result<(), AskError> {
     let deadline = Instant::now() + SINK_LONGEST;
     send(stream, &Answer::Ready, peer, deadline)?;
-    let mut block = vec![0; BLOCK_BYTES];
-    let mut bytes = 0u64;
-    let mut began = None;
-    loop {
-        stream.receive_exact(&mut block, deadline).map_err(|source| AskError::Broken { peer, source })?;
-        match began {
-            // The clock runs from the end of the first block, which is then not counted.
-            None => began = Some(Instant::now()),
-            Some(_) => bytes += block.len() as u64,
-        }
-        if block.first() == Some(&LAST) {
-            break;
-        }
-    }
-    let took = began.map_or(Duration::ZERO, |began| began.elapsed());
-    let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+    let played = play(std::slice::from_ref(stream), peer, Part::Receive, SINK_LONGEST)?;
+    let TestResult { timed_bytes: bytes, elapsed, .. } = played.first().copied().unwrap_or_default();
+    let took_us = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
     send(stream, &Answer::Sunk { bytes, took_us }, peer, deadline)
+}
+
+/// Plays the part on all connections at once. They are cut off after `limit`.
+fn play(
+    streams: &[Stream],
+    peer: SocketAddr,
+    part: Part,
+    limit: Duration,
+) -> Result<Vec<TestResult>, AskError> {
+    let player = |stream: &Stream| {
+        let wire = StreamWire::new(stream.clone(), limit).map_err(TestError::Socket)?;
+        Ok(TestThread { wire: Box::new(wire), part, cpu: None })
+    };
+    let players: Result<Vec<TestThread>, TestError> = streams.iter().map(player).collect();
+    let run = players.and_then(|players| team::run(players, limit));
+    run.map(|(_, score)| score.played).map_err(|source| AskError::Load { peer, source })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use linerate_net::wires::BLOCK_BYTES;
+
+    use super::*;
+
+    #[test]
+    fn the_receiver_says_what_came_within_its_time() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let peer = listener.local_addr().unwrap();
+        let ours = Stream::new(TcpStream::connect(peer).unwrap()).unwrap();
+        let theirs = Stream::new(listener.accept().unwrap().0).unwrap();
+        let sunk = thread::spawn(move || sink(&theirs, peer));
+        let deadline = Instant::now() + SINK_LONGEST;
+        assert_eq!(receive::<Answer>(&ours, peer, deadline).unwrap(), Answer::Ready);
+        let part = Part::Send { time: Duration::from_millis(20) };
+        let sent = play(std::slice::from_ref(&ours), peer, part, SINK_LONGEST).unwrap();
+        let arrived = arrived(&ours, peer, deadline).unwrap();
+        sunk.join().unwrap().unwrap();
+        assert_eq!(arrived.timed_bytes, sent[0].sent_bytes - BLOCK_BYTES as u64, "all but the first block");
+        assert!(arrived.rate_mbps() > 0.0);
+    }
 }

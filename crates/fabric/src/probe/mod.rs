@@ -8,8 +8,9 @@
 //! ```
 //!
 //! * [`ask`]: questions and answers, one of each on a connection. * [`echo`]: the receiving side of datagrams.
-//! * [`datagram`]: their bytes. * [`sender`]: the sending side. * [`mtu`]: which sizes to try. * [`loss`]: which packets are lost. * [`load`]: TCP, both sides.
-//! * [`route`]: which port the kernel would choose. * [`run`]: all of it for one pair of ports.
+//! * [`datagram`]: their bytes. * [`sender`]: the sending side. * [`mtu`]: which sizes to try. * [`loss`]: which
+//!   packets are lost. * [`load`]: TCP, both sides.
+//! * [`run`]: all of it for one pair of ports, and which port the kernel would choose.
 
 pub mod ask;
 pub mod datagram;
@@ -17,7 +18,6 @@ pub mod echo;
 pub mod load;
 pub mod loss;
 pub mod mtu;
-pub mod route;
 pub mod run;
 pub mod sender;
 

@@ -1,17 +1,20 @@
-//! All probes for one pair of ports in one direction.
+//! All probes for one pair of ports in one direction, and which port the kernel would choose.
 
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use linerate_net::netlink::NetlinkError;
 use linerate_net::tcp::connect::Route;
+use netlink_sys::protocols::NETLINK_ROUTE;
 
-use super::ask::{Depth, Question, Target, ask};
-use super::load::send_load;
-use super::route::leaves_by;
-use super::sender::{Fate, Sender};
-use super::{loss, mtu};
 use crate::collect::kernel::links;
+use crate::collect::kernel::netlink::{Asker, Attributes, Writer};
 use crate::model::{Latency, Loss, PathMtu, Probe};
+use crate::probe::ask::{Depth, Question, Target, ask};
+use crate::probe::load::send_load;
+use crate::probe::sender::{Fate, Sender};
+use crate::probe::{loss, mtu};
 
 /// A reply on a local network takes some microseconds; a host whose CPUs are busy needs longer.
 const REPLY_WAIT: Duration = Duration::from_millis(150);
@@ -256,4 +259,43 @@ fn small_ones(sender: &mut Sender, over: &AtomicBool) -> (usize, Vec<Duration>) 
         std::thread::sleep(LOADED_GAP.saturating_sub(began.elapsed()));
     }
     (sent, times)
+}
+
+const GET_ROUTE: u16 = 26;
+/// `struct rtmsg`.
+const ROUTE_BYTES: usize = 12;
+const DESTINATION: u16 = 1;
+const SOURCE: u16 = 2;
+const OUT_PORT: u16 = 4;
+
+/// Number of the port by which packets from one address to another leave, if nothing binds them to a port.
+pub fn leaves_by(from: IpAddr, to: IpAddr) -> Result<Option<u32>, NetlinkError> {
+    let answers = Asker::open(NETLINK_ROUTE)?.ask(GET_ROUTE, 0, &route_request(from, to))?;
+    let first = answers.first().and_then(|answer| answer.payload.get(ROUTE_BYTES..));
+    Ok(first.and_then(|attributes| Attributes::new(attributes).u32(OUT_PORT)))
+}
+
+fn route_request(from: IpAddr, to: IpAddr) -> Vec<u8> {
+    let bytes = |ip: IpAddr| match ip {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    };
+    let (family, bits) = if to.is_ipv4() { (2, 32) } else { (10, 128) };
+    let mut message = vec![family, bits, bits, 0];
+    message.resize(ROUTE_BYTES, 0);
+    message.extend(Writer::new().bytes(DESTINATION, &bytes(to)).bytes(SOURCE, &bytes(from)).finish());
+    message
+}
+
+#[cfg(test)]
+mod tests {
+    mod route {
+        use super::super::*;
+
+        #[test]
+        fn to_itself_a_host_sends_by_loopback() {
+            let local = [127, 0, 0, 1].into();
+            assert_eq!(leaves_by(local, local).unwrap(), Some(1));
+        }
+    }
 }

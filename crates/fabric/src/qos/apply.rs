@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use super::{DcbSettings, RoceDefault};
-use crate::collect::kernel::dcb_write::{DcbError, SetDcb, Setter};
+use crate::collect::kernel::dcb::{DcbError, SetDcb, Setter};
 use crate::collect::root::Root;
 use crate::model::{Application, Dcb, Dcbx, Ets};
 
@@ -52,8 +52,8 @@ pub fn apply(port: &str, settings: &DcbSettings, root: &Root) -> Result<(), QosE
     set(&mut setter, port, settings, root)
 }
 
-/// Puts back what is there: every step that can be done, whatever was refused before it. What is as it was is left alone, so that an
-/// application of which a part was refused can be undone. Gives back what could not be put back.
+/// Puts back what is there: every step that can be done, whatever was refused before it. What is as it was is left
+/// alone, so that an application of which a part was refused can be undone. Gives back what could not be put back.
 pub fn put_back(port: &str, undo: &DcbSettings, root: &Root) -> Vec<QosError> {
     match open(port) {
         Ok(mut setter) => undo_with(&mut setter, port, undo, root),
@@ -99,8 +99,8 @@ enum Step<'a> {
     Roce { device: &'a str, path: PathBuf, value: String },
 }
 
-/// In an order in which nothing is lossless before it has a class of its own. Drivers take the others only while the host decides by
-/// the IEEE version: it takes over before them, and any other mode comes after them.
+/// In an order in which nothing is lossless before it has a class of its own. Drivers take the others only while the
+/// host decides by the IEEE version: it takes over before them, and any other mode comes after them.
 fn steps<'a>(settings: &'a DcbSettings, root: &Root) -> Vec<Step<'a>> {
     let takes_over = |mode: &Dcbx| mode.host && mode.ieee;
     let mut steps = Vec::new();

@@ -1,8 +1,7 @@
-//! What the doctor found, as a verdict and as a page: pure functions of a room and its findings. Text for terminals is the
-//! client's.
+//! What the doctor found, as a verdict and as a page: pure functions of a room and its findings. Text for terminals
+//! is the client's.
 
 mod html;
-mod picture;
 
 use serde::Serialize;
 

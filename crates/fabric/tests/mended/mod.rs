@@ -1,6 +1,6 @@
 //! What `--fix` plans, done to a room instead of a kernel.
 
-use linerate_fabric::checks::{Mending, run_all};
+use linerate_fabric::checks::{FixKind, run_all};
 use linerate_fabric::link::Settings;
 use linerate_fabric::mend::mends;
 use linerate_fabric::model::*;
@@ -28,12 +28,12 @@ const INTENT: &str = "ports = [\"l0\", \"l1\", \"l2\", \"l3\"]\nroce = \"v2\"\n\
                       [migration]\npriority = 3\nshare = 50\nlossless = true\ndscp = 26\n";
 
 /// What the finding offers.
-pub fn offered(finding: &Finding) -> Mending {
-    let ways: Vec<&Mend> = finding.fixes.iter().filter_map(|fix| fix.mend.as_ref()).collect();
+pub fn offered(finding: &Finding) -> FixKind {
+    let ways: Vec<&AutoFix> = finding.fixes.iter().filter_map(|fix| fix.mend.as_ref()).collect();
     match ways.first() {
-        None => Mending::Hands,
-        Some(Mend::Port(_)) => Mending::Port,
-        Some(Mend::Intent) => Mending::Intent,
+        None => FixKind::Hands,
+        Some(AutoFix::Port(_)) => FixKind::Port,
+        Some(AutoFix::Intent) => FixKind::Intent,
     }
 }
 

@@ -2,13 +2,13 @@
 
 use crate::bytes::bytes;
 use crate::description::GuestDescription;
-use crate::twin::{NeededFile, NeededNetwork, Twin};
+use crate::twin::{IncomingQemu, NeededFile, NeededNetwork};
 
 /// Bytes of a page that is not huge.
 const SMALL_PAGE: u64 = 4096;
 
 /// Everything that is checked there before anything is started.
-pub fn needs(guest: &GuestDescription, twin: &Twin) -> Vec<String> {
+pub fn needs(guest: &GuestDescription, twin: &IncomingQemu) -> Vec<String> {
     let mut needs = vec![format!(
         "QEMU {}.{} or later, with the machine type {}",
         guest.qemu.major, guest.qemu.minor, guest.machine

@@ -24,12 +24,12 @@ pub struct DestinationQemu {
     pub(super) activates_late: bool,
     /// QEMU has just said that the loaded guest is paused, so the first `cont` needs no look before it.
     just_loaded: bool,
-    has_run: HasRun,
+    has_run: RunEvidence,
 }
 
 /// What is known of a guest that was told to run, where the answer is lost.
 #[derive(Debug, Default)]
-struct HasRun {
+struct RunEvidence {
     /// QEMU's RESUME event has come.
     told: bool,
     /// Its virtual CPUs have used time since it was committed. A little of that may be QEMU's own work.
@@ -61,7 +61,7 @@ impl DestinationQemu {
             exports: 0,
             activates_late: true,
             just_loaded: false,
-            has_run: HasRun::default(),
+            has_run: RunEvidence::default(),
         }
     }
 

@@ -108,18 +108,18 @@ impl StreamProgress {
 
 /// How QEMU copies RAM beside disks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Pace {
+struct StreamRates {
     downtime_ms: u64,
     bytes_per_s: u64,
 }
 
-impl Pace {
-    fn of(left_for_ram: Option<Duration>) -> Pace {
-        let Some(left) = left_for_ram else { return Pace { downtime_ms: 1, bytes_per_s: HELD } };
+impl StreamRates {
+    fn of(left_for_ram: Option<Duration>) -> StreamRates {
+        let Some(left) = left_for_ram else { return StreamRates { downtime_ms: 1, bytes_per_s: HELD } };
         let left = u64::try_from(left.as_millis()).unwrap_or(DOWNTIME_MS_MAX).min(DOWNTIME_MS_MAX);
         // Of 0 older QEMUs make no limit at all.
         let downtime_ms = (left - left % DOWNTIME_MS_STEP).max(1);
-        Pace { downtime_ms, bytes_per_s: UNLIMITED }
+        StreamRates { downtime_ms, bytes_per_s: UNLIMITED }
     }
 
     fn parameters(self) -> Value {
@@ -170,7 +170,7 @@ impl SourceQemu {
             let progress = StreamProgress::read(&answer).map(|told| StreamProgress { disks, ..told });
             if let Some(progress) = progress {
                 let left = tell(progress);
-                let pace = Pace::of(left);
+                let pace = StreamRates::of(left);
                 if disks.is_some() && set != Some(pace) {
                     qemu.qmp.execute("migrate-set-parameters", pace.parameters(), command_deadline())?;
                     set = Some(pace);

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::description::{GuestDescription, ImageFormat};
 use crate::identity::is_local;
-use crate::twin::Twin;
+use crate::twin::IncomingQemu;
 use crate::{procfs, qcow2, stale};
 
 /// The type of every NFS version (linux/magic.h).
@@ -91,7 +91,7 @@ pub enum NotShared {
 }
 
 /// Looks at every image that the twin will open and that is not copied into. `Err` names all that are not proved.
-pub fn check(guest: &GuestDescription, twin: &Twin) -> Result<Vec<Proved>, Vec<NotShared>> {
+pub fn check(guest: &GuestDescription, twin: &IncomingQemu) -> Result<Vec<Proved>, Vec<NotShared>> {
     let nothing = StorageFacts::default();
     let view = View {
         facts: guest.storage.as_ref().unwrap_or(&nothing),
@@ -162,7 +162,7 @@ struct Image {
 }
 
 /// What is on the command line, and what those images name.
-fn images(guest: &GuestDescription, twin: &Twin) -> Vec<Image> {
+fn images(guest: &GuestDescription, twin: &IncomingQemu) -> Vec<Image> {
     let mut images = Vec::new();
     for file in &twin.files {
         let disk = guest.disks.iter().find(|disk| disk.path == file.source).map(|disk| disk.id.clone());

@@ -2,13 +2,13 @@
 //! Nothing connects outwards (a client of a monitor's socket, joined to the guest's serial port, would give the guest
 //! the monitor).
 
-use super::{Builder, TwinError, check_id, only_keys, refused};
+use super::{Builder, IncomingError, check_id, only_keys, refused};
 use crate::argv::Argument;
 use crate::options::{Options, escape};
 use crate::read::parsed;
 
 impl Builder<'_> {
-    pub(super) fn chardev(&mut self, value: &str) -> Result<(), TwinError> {
+    pub(super) fn chardev(&mut self, value: &str) -> Result<(), IncomingError> {
         let options = self.parse("chardev", value, Some("backend"))?;
         let id = options.get("id").unwrap_or_default().to_owned();
         check_id("chardev", &id)?;
@@ -23,7 +23,7 @@ impl Builder<'_> {
         self.emit("chardev", &made.to_string())
     }
 
-    fn back_end(&mut self, options: &Options, id: &str) -> Result<Options, TwinError> {
+    fn back_end(&mut self, options: &Options, id: &str) -> Result<Options, IncomingError> {
         let backend = options.get("backend").unwrap_or_default();
         match backend {
             "null" | "pty" | "vc" | "ringbuf" => Ok(Options::from_pairs(&[("backend", backend), ("id", id)])),
@@ -45,7 +45,7 @@ impl Builder<'_> {
         }
     }
 
-    fn socket_chardev(&mut self, options: &Options, id: &str) -> Result<Options, TwinError> {
+    fn socket_chardev(&mut self, options: &Options, id: &str) -> Result<Options, IncomingError> {
         if !options.is_on("server") {
             let why = "it connects to a socket of the source's host instead of serving one: start the guest without it, or with server=on,wait=off";
             return Err(refused("chardev", id, why));
@@ -60,7 +60,7 @@ impl Builder<'_> {
         Ok(Options::from_pairs(&pairs))
     }
 
-    pub(super) fn monitor_of_chardev(&mut self, value: &str) -> Result<(), TwinError> {
+    pub(super) fn monitor_of_chardev(&mut self, value: &str) -> Result<(), IncomingError> {
         let options = self.parse("mon", value, Some("chardev"))?;
         only_keys("mon", &options, &["chardev", "mode", "pretty", "id", "default"])?;
         let id = options.get("chardev").unwrap_or_default();
@@ -90,7 +90,7 @@ impl Builder<'_> {
     }
 
     /// `-serial`, `-parallel`, `-debugcon` in their short forms.
-    pub(super) fn serial(&mut self, option: &str, value: &str) -> Result<(), TwinError> {
+    pub(super) fn serial(&mut self, option: &str, value: &str) -> Result<(), IncomingError> {
         self.serials += 1;
         let name = format!("{option}{}", self.serials);
         if let Some(id) = value.strip_prefix("chardev:") {

@@ -1,6 +1,6 @@
 //! `-device`: drivers that live within QEMU; none that reaches into the host by itself.
 
-use super::{Builder, TwinError, no_file_name, refused};
+use super::{Builder, IncomingError, no_file_name, refused};
 
 /// Drivers taken over, by name.
 const DRIVERS: &[&str] = &[
@@ -176,7 +176,7 @@ const VIRTIO: &[&str] = &[
 ];
 
 impl Builder<'_> {
-    pub(super) fn device(&mut self, value: &str) -> Result<(), TwinError> {
+    pub(super) fn device(&mut self, value: &str) -> Result<(), IncomingError> {
         let mut options = self.parse("device", value, Some("driver"))?;
         // An open file of the source's process: QEMU opens its own.
         if options.get("driver").is_some_and(|driver| driver.starts_with("vhost-vsock")) {

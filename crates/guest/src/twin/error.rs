@@ -8,7 +8,7 @@ use crate::options::OptionsError;
 
 /// Why no twin can be made.
 #[derive(Debug, thiserror::Error)]
-pub enum TwinError {
+pub enum IncomingError {
     /// The command line has something that is not taken over.
     #[error(transparent)]
     Argv(#[from] ArgvError),
@@ -70,15 +70,15 @@ pub enum TwinError {
     SocketPath(PathBuf),
 }
 
-impl TwinError {
+impl IncomingError {
     /// Whether it is a matter of this host's configuration: another host may take the guest.
     pub fn is_of_host(&self) -> bool {
         matches!(
             self,
-            TwinError::OutsideRoots { .. }
-                | TwinError::NoHugePages { .. }
-                | TwinError::UserNetwork
-                | TwinError::SocketPath(_)
+            IncomingError::OutsideRoots { .. }
+                | IncomingError::NoHugePages { .. }
+                | IncomingError::UserNetwork
+                | IncomingError::SocketPath(_)
         )
     }
 }

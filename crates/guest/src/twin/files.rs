@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 
-use super::{Builder, NeededFile, TwinError, check_id, no_file_name, refused};
+use super::{Builder, IncomingError, NeededFile, check_id, no_file_name, refused};
 use crate::description::ImageFormat;
 use crate::options::Options;
 
@@ -101,13 +101,13 @@ fn why_not(driver: &str) -> &'static str {
 }
 
 impl Builder<'_> {
-    pub(super) fn drive(&mut self, value: &str) -> Result<(), TwinError> {
+    pub(super) fn drive(&mut self, value: &str) -> Result<(), IncomingError> {
         let options = self.parse("drive", value, None)?;
         self.drive_of(options)
     }
 
     /// `-cdrom`, `-hda`, …: the value is the file, and its format would be guessed.
-    pub(super) fn bare_drive(&mut self, name: &str, value: &str) -> Result<(), TwinError> {
+    pub(super) fn bare_drive(&mut self, name: &str, value: &str) -> Result<(), IncomingError> {
         let place: &[(&str, &str)] = match name {
             "cdrom" => &[("index", "2"), ("media", "cdrom")],
             "hda" => &[("index", "0"), ("media", "disk")],
@@ -121,7 +121,7 @@ impl Builder<'_> {
         self.drive_of(Options::from_pairs(&[place, &[("file", value)]].concat()))
     }
 
-    fn drive_of(&mut self, mut options: Options) -> Result<(), TwinError> {
+    fn drive_of(&mut self, mut options: Options) -> Result<(), IncomingError> {
         self.name_format(&mut options)?;
         let writable = !(options.is_on("readonly")
             || options.is_on("read-only")
@@ -136,7 +136,7 @@ impl Builder<'_> {
         self.emit("drive", &options.to_string())
     }
 
-    pub(super) fn blockdev(&mut self, value: &str) -> Result<(), TwinError> {
+    pub(super) fn blockdev(&mut self, value: &str) -> Result<(), IncomingError> {
         let mut options = self.parse("blockdev", value, Some("driver"))?;
         let writable = !(options.is_on("read-only") || options.is_on("file.read-only"));
         let first = self.twin.files.len();
@@ -153,13 +153,13 @@ impl Builder<'_> {
     }
 
     /// `-kernel`, `-initrd`: the value is the file.
-    pub(super) fn bare_file(&mut self, name: &str, value: &str) -> Result<(), TwinError> {
+    pub(super) fn bare_file(&mut self, name: &str, value: &str) -> Result<(), IncomingError> {
         let path = self.host_file(name, value, false, Some(ImageFormat::Raw))?;
         self.emit(name, &path)
     }
 
     /// `-bios`: firmware comes from this host's QEMU, so only the file's own name counts.
-    pub(super) fn bios(&mut self, value: &str) -> Result<(), TwinError> {
+    pub(super) fn bios(&mut self, value: &str) -> Result<(), IncomingError> {
         let name = value.rsplit('/').next().unwrap_or_default();
         check_id("bios", name)?;
         if name != value {
@@ -175,7 +175,7 @@ impl Builder<'_> {
         options: &mut Options,
         file_key: &str,
         writable: bool,
-    ) -> Result<(), TwinError> {
+    ) -> Result<(), IncomingError> {
         let pairs: Vec<(String, String)> =
             options.pairs().map(|(k, v)| (k.to_owned(), v.to_owned())).collect();
         // First, as other drivers have other keys.
@@ -216,10 +216,10 @@ impl Builder<'_> {
         source: &str,
         writable: bool,
         format: Option<ImageFormat>,
-    ) -> Result<String, TwinError> {
+    ) -> Result<String, IncomingError> {
         let not_a_path = |path: &str| {
             let shown = path.chars().take(200).collect();
-            TwinError::NotAPath { option: option.to_owned(), path: shown }
+            IncomingError::NotAPath { option: option.to_owned(), path: shown }
         };
         if !is_whole_path(source) {
             return Err(not_a_path(source));
@@ -229,7 +229,7 @@ impl Builder<'_> {
             return Err(not_a_path(path));
         }
         let plain = Path::new(path);
-        let outside = || TwinError::OutsideRoots { option: option.to_owned(), path: path.to_owned() };
+        let outside = || IncomingError::OutsideRoots { option: option.to_owned(), path: path.to_owned() };
         if !self.options.file_roots.iter().any(|root| plain.starts_with(root) && plain != root) {
             return Err(outside());
         }
@@ -276,7 +276,7 @@ fn as_device(options: &Options, key: &str) -> Option<bool> {
 }
 
 // A reference to another node, which has its own option. Empty: no backing file.
-fn node_name(option: &str, value: &str) -> Result<(), TwinError> {
+fn node_name(option: &str, value: &str) -> Result<(), IncomingError> {
     if value.is_empty() { Ok(()) } else { check_id(option, value) }
 }
 

@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-use super::{Builder, TwinError, refused};
+use super::{Builder, IncomingError, refused};
 use crate::description::ImageFormat;
 use crate::options::Options;
 
@@ -25,7 +25,7 @@ struct Used {
 
 impl Builder<'_> {
     /// Gives a `-drive` the format that its image had at the source, where the command line has none.
-    pub(super) fn name_format(&self, options: &mut Options) -> Result<(), TwinError> {
+    pub(super) fn name_format(&self, options: &mut Options) -> Result<(), IncomingError> {
         let file = options.get("file").filter(|file| !file.is_empty());
         let Some(file) = file.or(options.get("file.filename")) else { return Ok(()) };
         if ["format", "driver"].iter().any(|key| options.get(key).is_some()) {
@@ -47,7 +47,7 @@ impl Builder<'_> {
         option: &str,
         options: &Options,
         key: &str,
-    ) -> Result<Option<ImageFormat>, TwinError> {
+    ) -> Result<Option<ImageFormat>, IncomingError> {
         // `file.file.filename` is of the node `file.file`, below `file`, below the whole.
         let mut node = key.rsplit_once('.').map_or("", |(node, _)| node);
         let guessed = || refused(option, key, "its format would be guessed from what is in it");

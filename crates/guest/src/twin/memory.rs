@@ -1,7 +1,7 @@
 //! `-object`: memory back ends, each turned into a named shared file of this host where its content is moved from outside;
 //! I/O threads, random numbers, throttling.
 
-use super::{Builder, RamFile, TwinError, check_id, only_keys, refused};
+use super::{Builder, IncomingError, RamFile, check_id, only_keys, refused};
 use crate::options::Options;
 
 /// Keys that a memory back end may have; those that name places of the source (host-nodes, policy, mem-path) are left out.
@@ -33,7 +33,7 @@ const MEMORY_KEYS: &[&str] = &[
 const MEMORY_KEPT: &[&str] = &["size", "merge", "dump", "reserve", "x-use-canonical-path-for-ramblock-id"];
 
 impl Builder<'_> {
-    pub(super) fn object(&mut self, value: &str) -> Result<(), TwinError> {
+    pub(super) fn object(&mut self, value: &str) -> Result<(), IncomingError> {
         let options = self.parse("object", value, Some("qom-type"))?;
         let id = options.get("id").unwrap_or_default().to_owned();
         check_id("object", &id)?;
@@ -65,13 +65,13 @@ impl Builder<'_> {
     }
 
     /// `-mem-path`: RAM of the machine's default back end, in a file of ours.
-    pub(super) fn legacy_memory(&mut self) -> Result<(), TwinError> {
+    pub(super) fn legacy_memory(&mut self) -> Result<(), IncomingError> {
         let path = self.options.ram_dir.join(format!("{}.ram", self.guest.name));
         self.twin.ram_files.push(RamFile { object: "pc.ram".into(), path: path.clone() });
         self.emit("mem-path", &path.display().to_string())
     }
 
-    fn memory_in_file(&mut self, options: &Options, id: &str) -> Result<(), TwinError> {
+    fn memory_in_file(&mut self, options: &Options, id: &str) -> Result<(), IncomingError> {
         check_memory_keys(options)?;
         let huge = self
             .guest
@@ -81,7 +81,7 @@ impl Builder<'_> {
         let folder = match (huge, &self.options.huge_ram_dir) {
             (false, _) => &self.options.ram_dir,
             (true, Some(folder)) => folder,
-            (true, None) => return Err(TwinError::NoHugePages { block: id.to_owned() }),
+            (true, None) => return Err(IncomingError::NoHugePages { block: id.to_owned() }),
         };
         let path = folder.join(format!("{}-{id}.ram", self.guest.name));
         let share = if options.is_on("share") || options.get("qom-type") == Some("memory-backend-memfd") {
@@ -98,7 +98,7 @@ impl Builder<'_> {
         self.emit("object", &made.to_string())
     }
 
-    fn memory_anonymous(&mut self, options: &Options) -> Result<(), TwinError> {
+    fn memory_anonymous(&mut self, options: &Options) -> Result<(), IncomingError> {
         check_memory_keys(options)?;
         let mut made = Options::default();
         for key in ["qom-type", "id", "share"] {
@@ -110,12 +110,12 @@ impl Builder<'_> {
         self.emit("object", &made.to_string())
     }
 
-    fn checked_object(&mut self, options: &Options, keys: &[&str]) -> Result<(), TwinError> {
+    fn checked_object(&mut self, options: &Options, keys: &[&str]) -> Result<(), IncomingError> {
         only_keys("object", options, keys)?;
         self.emit("object", &options.to_string())
     }
 
-    fn throttle(&mut self, options: &Options) -> Result<(), TwinError> {
+    fn throttle(&mut self, options: &Options) -> Result<(), IncomingError> {
         for (key, value) in options.pairs() {
             let known =
                 matches!(key, "qom-type" | "id") || key.starts_with("limits.") || key.starts_with("x-");
@@ -127,7 +127,7 @@ impl Builder<'_> {
         self.emit("object", &options.to_string())
     }
 
-    fn random(&mut self, options: &Options) -> Result<(), TwinError> {
+    fn random(&mut self, options: &Options) -> Result<(), IncomingError> {
         match options.get("filename") {
             None | Some("/dev/urandom" | "/dev/random" | "/dev/hwrng") => {}
             Some(other) => return Err(refused("object", other, "it is not a source of random numbers")),
@@ -153,7 +153,7 @@ fn why_not(object: &str) -> &'static str {
     }
 }
 
-fn check_memory_keys(options: &Options) -> Result<(), TwinError> {
+fn check_memory_keys(options: &Options) -> Result<(), IncomingError> {
     match options.pairs().find(|(key, _)| !MEMORY_KEYS.contains(key) && !key.starts_with("host-nodes.")) {
         Some((key, _)) => Err(refused("object", key, "this key is not among the known ones")),
         None => Ok(()),

@@ -1,6 +1,6 @@
 //! Network back ends: taps and bridges of this host; no scripts, no helpers, no descriptors of the source's process.
 
-use super::{Builder, NeededNetwork, TwinError, check_id, only_keys, refused};
+use super::{Builder, IncomingError, NeededNetwork, check_id, only_keys, refused};
 use crate::options::Options;
 
 /// Keys of a tap that mean the same on any host.
@@ -53,7 +53,7 @@ fn why_not(kind: &str) -> &'static str {
 }
 
 impl Builder<'_> {
-    pub(super) fn network(&mut self, option: &str, value: &str) -> Result<(), TwinError> {
+    pub(super) fn network(&mut self, option: &str, value: &str) -> Result<(), IncomingError> {
         if value == "none" && option != "netdev" {
             return self.emit(option, value);
         }
@@ -71,7 +71,7 @@ impl Builder<'_> {
     }
 
     /// Without any network option QEMU makes a port with a user-mode network by itself.
-    pub(super) fn check_default_network(&mut self) -> Result<(), TwinError> {
+    pub(super) fn check_default_network(&mut self) -> Result<(), IncomingError> {
         let given = self
             .arguments
             .iter()
@@ -79,12 +79,12 @@ impl Builder<'_> {
         if given { Ok(()) } else { self.user_network() }
     }
 
-    fn user_network(&mut self) -> Result<(), TwinError> {
+    fn user_network(&mut self) -> Result<(), IncomingError> {
         self.twin.user_network = true;
-        if self.options.allow_user_network { Ok(()) } else { Err(TwinError::UserNetwork) }
+        if self.options.allow_user_network { Ok(()) } else { Err(IncomingError::UserNetwork) }
     }
 
-    fn tap(&mut self, option: &str, options: &Options) -> Result<(), TwinError> {
+    fn tap(&mut self, option: &str, options: &Options) -> Result<(), IncomingError> {
         let mut made = Options::default();
         for (key, value) in options.pairs() {
             if TAP_KEPT.contains(&key) {
@@ -119,7 +119,7 @@ impl Builder<'_> {
         (named.or_else(|| nic?.tap.clone()), nic.and_then(|nic| nic.bridge.clone()))
     }
 
-    fn bridge(&mut self, option: &str, options: &Options) -> Result<(), TwinError> {
+    fn bridge(&mut self, option: &str, options: &Options) -> Result<(), IncomingError> {
         let mut made = options.clone();
         made.remove("helper");
         only_keys(option, &made, &["type", "id", "br", "model", "mac", "addr", "vectors", "name"])?;
@@ -129,7 +129,7 @@ impl Builder<'_> {
         self.emit(option, &made.to_string())
     }
 
-    fn user(&mut self, option: &str, options: &Options) -> Result<(), TwinError> {
+    fn user(&mut self, option: &str, options: &Options) -> Result<(), IncomingError> {
         for (key, value) in options.pairs() {
             if let Some((_, why)) = USER_REFUSED.iter().find(|(refused, _)| *refused == key) {
                 return Err(refused(option, key, why));
@@ -147,7 +147,7 @@ impl Builder<'_> {
     }
 }
 
-fn check_interface(option: &str, name: &str) -> Result<(), TwinError> {
+fn check_interface(option: &str, name: &str) -> Result<(), IncomingError> {
     if name.len() > 15 {
         return Err(refused(option, name, "it is not the name of an interface"));
     }

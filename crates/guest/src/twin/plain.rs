@@ -1,6 +1,6 @@
 //! Options whose values are plain settings: machine, boot order, firmware tables, audio.
 
-use super::{Builder, TwinError, no_file_name, only_keys, refused};
+use super::{Builder, IncomingError, no_file_name, only_keys, refused};
 use crate::description::ImageFormat;
 use crate::options::Options;
 
@@ -51,7 +51,7 @@ const MACHINE_KEYS: &[&str] = &[
 
 impl Builder<'_> {
     /// The machine type must be one word: it stands in a command line.
-    pub(super) fn machine_type(&self) -> Result<(), TwinError> {
+    pub(super) fn machine_type(&self) -> Result<(), IncomingError> {
         let machine = &self.guest.machine;
         let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
         if machine.is_empty() || !machine.chars().all(legal) {
@@ -61,7 +61,7 @@ impl Builder<'_> {
     }
 
     /// `-machine`: an alias (`pc`, `q35`) means another machine in another version, so the versioned type replaces it.
-    pub(super) fn machine(&mut self, value: &str) -> Result<(), TwinError> {
+    pub(super) fn machine(&mut self, value: &str) -> Result<(), IncomingError> {
         let mut options = self.parse("machine", value, Some("type"))?;
         only_keys("machine", &options, MACHINE_KEYS)?;
         options.remove("type");
@@ -70,7 +70,7 @@ impl Builder<'_> {
         self.emit("machine", &format!("{}{rest}", self.guest.machine))
     }
 
-    pub(super) fn plain(&mut self, name: &str, value: &str) -> Result<(), TwinError> {
+    pub(super) fn plain(&mut self, name: &str, value: &str) -> Result<(), IncomingError> {
         match name {
             "name" => self.name(value),
             "run-with" => self.run_with(value),
@@ -94,14 +94,14 @@ impl Builder<'_> {
         value: &str,
         implied: Option<&str>,
         keys: &[&str],
-    ) -> Result<(), TwinError> {
+    ) -> Result<(), IncomingError> {
         let options = self.parse(name, value, implied)?;
         only_keys(name, &options, keys)?;
         self.emit(name, &options.to_string())
     }
 
     /// QEMU at the destination has the name by which the guest is known to Linerate.
-    fn name(&mut self, value: &str) -> Result<(), TwinError> {
+    fn name(&mut self, value: &str) -> Result<(), IncomingError> {
         let mut options = self.parse("name", value, Some("guest"))?;
         options.set("guest", &self.guest.name);
         only_keys("name", &options, &["guest", "debug-threads", "process"])?;
@@ -111,12 +111,12 @@ impl Builder<'_> {
     }
 
     /// How the source's process ends is of no concern here; as whom it runs is for this host to say.
-    fn run_with(&self, value: &str) -> Result<(), TwinError> {
+    fn run_with(&self, value: &str) -> Result<(), IncomingError> {
         let options = self.parse("run-with", value, None)?;
         only_keys("run-with", &options, &["async-teardown"])
     }
 
-    fn audio(&mut self, value: &str) -> Result<(), TwinError> {
+    fn audio(&mut self, value: &str) -> Result<(), IncomingError> {
         let options = self.parse("audio", value, Some("driver"))?;
         let mut made = Options::from_pairs(&[("driver", "none")]);
         for key in ["id", "model"] {
@@ -129,7 +129,7 @@ impl Builder<'_> {
         self.emit("audio", &made.to_string())
     }
 
-    fn boot(&mut self, value: &str) -> Result<(), TwinError> {
+    fn boot(&mut self, value: &str) -> Result<(), IncomingError> {
         let mut options = self.parse("boot", value, Some("order"))?;
         if options.get("splash").is_some() {
             options.remove("splash");
@@ -141,7 +141,7 @@ impl Builder<'_> {
     }
 
     /// Text, or a file of the folders for guests, that the guest reads.
-    fn fw_cfg(&mut self, value: &str) -> Result<(), TwinError> {
+    fn fw_cfg(&mut self, value: &str) -> Result<(), IncomingError> {
         let mut options = self.parse("fw_cfg", value, Some("name"))?;
         if let Some((key, _)) = options.pairs().find(|(key, _)| !matches!(*key, "name" | "string" | "file")) {
             return Err(refused("fw_cfg", key, "only name, string and file are"));
@@ -153,7 +153,7 @@ impl Builder<'_> {
         self.emit("fw_cfg", &options.to_string())
     }
 
-    fn smbios(&mut self, value: &str) -> Result<(), TwinError> {
+    fn smbios(&mut self, value: &str) -> Result<(), IncomingError> {
         let options = self.parse("smbios", value, None)?;
         match options.pairs().find(|(key, _)| matches!(*key, "file" | "path")) {
             Some((key, _)) => Err(refused("smbios", key, "it reads a file of this host")),
@@ -161,7 +161,7 @@ impl Builder<'_> {
         }
     }
 
-    fn global(&mut self, value: &str) -> Result<(), TwinError> {
+    fn global(&mut self, value: &str) -> Result<(), IncomingError> {
         no_file_name("global", value, value)?;
         let key = value.to_ascii_lowercase();
         if ["file", "path", "dir", "script", "helper", "memory-backend", "tls", "chardev"]
@@ -173,7 +173,7 @@ impl Builder<'_> {
         self.emit("global", value)
     }
 
-    fn audiodev(&mut self, value: &str) -> Result<(), TwinError> {
+    fn audiodev(&mut self, value: &str) -> Result<(), IncomingError> {
         let options = self.parse("audiodev", value, Some("driver"))?;
         let id = options.get("id").unwrap_or_default().to_owned();
         super::check_id("audiodev", &id)?;

@@ -11,7 +11,7 @@ use linerate_guest::qmp::{QemuVersion, Qmp};
 use linerate_guest::registry::{GuestRecord, Origin, Registry};
 use linerate_guest::run_state::RunState;
 use linerate_guest::spec::{GuestSpec, SpecPlaces};
-use linerate_guest::twin::{QemuBinary, Twin, TwinOptions};
+use linerate_guest::twin::{IncomingOptions, IncomingQemu, QemuBinary};
 
 pub const KERNEL: (u32, u32) = (6, 7);
 
@@ -57,8 +57,8 @@ impl Place {
         path
     }
 
-    pub fn twin_options(&self, qemu: &QemuBinary) -> TwinOptions {
-        TwinOptions {
+    pub fn twin_options(&self, qemu: &QemuBinary) -> IncomingOptions {
+        IncomingOptions {
             runtime_dir: self.path("run/guests/twin"),
             ram_dir: self.path("ram-twin"),
             huge_ram_dir: None,
@@ -114,7 +114,7 @@ pub fn start_spec(place: &Place, qemu: &QemuBinary, text: &str) -> Running {
 }
 
 /// Starts a twin in a registry of its own, as another host has one.
-pub fn start_twin(place: &Place, qemu: &QemuBinary, twin: &Twin) -> Running {
+pub fn start_twin(place: &Place, qemu: &QemuBinary, twin: &IncomingQemu) -> Running {
     let folder = twin.qmp.parent().unwrap();
     std::fs::create_dir_all(folder).unwrap();
     std::fs::create_dir_all(place.path("ram-twin")).unwrap();

@@ -64,7 +64,7 @@ pub struct Connection {
     /// The peer has ended the connection.
     gone: AtomicBool,
     /// The last wait was a short one.
-    brisk: AtomicBool,
+    last_wait_was_short: AtomicBool,
 }
 
 impl std::fmt::Debug for Connection {
@@ -109,7 +109,7 @@ impl Connection {
             inline_bytes: 0,
             closed: AtomicBool::new(false),
             gone: AtomicBool::new(false),
-            brisk: AtomicBool::new(false),
+            last_wait_was_short: AtomicBool::new(false),
         };
         connection.inline_bytes = match connection.make_queue_pair(INLINE_BYTES) {
             Ok(()) => INLINE_BYTES,
@@ -450,13 +450,13 @@ pub(super) struct Waiting<'a> {
 impl Waiting<'_> {
     /// It was worth while to look, or was not: the next wait on this connection goes by it.
     pub(super) fn found(&self) {
-        let brisk = self.begun.is_none_or(|begun| begun.elapsed() < self.spin);
-        self.connection.brisk.store(brisk, Ordering::Relaxed);
+        let last_wait_was_short = self.begun.is_none_or(|begun| begun.elapsed() < self.spin);
+        self.connection.last_wait_was_short.store(last_wait_was_short, Ordering::Relaxed);
     }
 
     /// Whether it is before its first sleep, and the last wait was short.
     fn looks(&self) -> bool {
-        self.begun.is_some() && !self.armed && self.connection.brisk.load(Ordering::Relaxed)
+        self.begun.is_some() && !self.armed && self.connection.last_wait_was_short.load(Ordering::Relaxed)
     }
 
     /// Lets some time pass, after a look that found nothing: look again, unless this says that the wait is over. What comes
@@ -470,7 +470,7 @@ impl Waiting<'_> {
         if self.armed {
             self.connection.sleep(self.queue, self.wait - waited)?;
             self.armed = false;
-        } else if self.connection.brisk.load(Ordering::Relaxed) && waited < self.spin {
+        } else if self.connection.last_wait_was_short.load(Ordering::Relaxed) && waited < self.spin {
             // An adapter in software may need this CPU to bring what is looked for.
             if waited >= SPIN {
                 std::thread::yield_now();

@@ -15,7 +15,7 @@ use super::options::{BYTES_MAX, CLAIM_AHEAD, FRAMES_MAX, RdmaOptions};
 use super::source::{Inbox, SourceEnd};
 use super::staging::Staging;
 use super::verbs::{Access, Registration};
-use crate::channel::{Acknowledged, Acks, ChannelError, Closer, Sender, WriteOrder, total};
+use crate::channel::{AckReader, Acknowledged, ChannelError, Closer, Sender, WriteOrder, total};
 use crate::region::Region;
 use crate::region::held::{WINDOW_BYTES, pieces, window_of};
 use crate::round_trip::RoundTrip;
@@ -280,7 +280,7 @@ impl Sender for RdmaSender {
     }
 }
 
-impl Acks for RdmaAcks {
+impl AckReader for RdmaAcks {
     fn next(&mut self, wait: Duration) -> Result<Option<Acknowledged>, ChannelError> {
         self.source.next_acknowledgement(wait)
     }

@@ -19,7 +19,7 @@ use super::receive::{RdmaReceiver, closer};
 use super::send::{RdmaAcks, RdmaSender, halves};
 use super::source::SourceEnd;
 use super::{Connection, Domains, error::RdmaError};
-use crate::channel::{Acks, ChannelEnd, ChannelError, Closer, Receiver, Sender, WriteOrder};
+use crate::channel::{AckReader, ChannelEnd, ChannelError, Closer, Receiver, Sender, WriteOrder};
 use crate::fence::Fence;
 use crate::lock::Mutex;
 use crate::region::held::WINDOW_BYTES;

@@ -17,7 +17,7 @@ use super::memory::Buffer;
 use super::options::MESSAGES;
 use super::verbs::{Access, CompletionQueue, POLL_BATCH};
 use crate::channel::Closer;
-use crate::wires::{BLOCK_BYTES, MESSAGE_BYTES_MAX, Wire, WireError};
+use crate::wires::{BLOCK_BYTES, MESSAGE_BYTES_MAX, TestConnection, TestError};
 
 /// Memory that a wire takes for messages, as many bytes to send from as to receive into, registered as long as it is there.
 pub const MEMORY_BYTES: usize = 2 * MESSAGE_BYTES_MAX;
@@ -83,7 +83,7 @@ enum Came {
 
 impl RdmaWire {
     /// Takes a connection on which nothing was sent yet; the peer must do the same. `silence` is how long nothing may move.
-    pub fn new(connection: Arc<Connection>, silence: Duration) -> Result<RdmaWire, WireError> {
+    pub fn new(connection: Arc<Connection>, silence: Duration) -> Result<RdmaWire, TestError> {
         let protection = &connection.domain.protection;
         let outgoing = Buffer::new(protection, MESSAGE_BYTES_MAX, Access::Send)?;
         let incoming = Buffer::new(protection, MESSAGE_BYTES_MAX, Access::RemoteWrite)?;
@@ -114,19 +114,19 @@ impl RdmaWire {
     }
 
     /// Takes completions of one queue until there is one.
-    fn wait(&self, queue: &CompletionQueue) -> Result<impl Iterator<Item = Wc> + use<>, WireError> {
+    fn wait(&self, queue: &CompletionQueue) -> Result<impl Iterator<Item = Wc> + use<>, TestError> {
         let mut done = [Wc::EMPTY; POLL_BATCH];
         let found = match self.streaming {
             true => self.connection.completions(queue, &mut done, self.silence)?,
             false => self.connection.completions_looked_for(queue, &mut done, self.silence, LOOK)?,
         };
         match found {
-            0 => Err(WireError::Silent { waited: self.silence }),
+            0 => Err(TestError::Silent { waited: self.silence }),
             found => Ok(done.into_iter().take(found)),
         }
     }
 
-    fn next(&mut self) -> Result<Came, WireError> {
+    fn next(&mut self) -> Result<Came, TestError> {
         if let Some(slot) = self.spent.take() {
             self.connection.ready(slot)?;
         }
@@ -149,7 +149,7 @@ impl RdmaWire {
         Ok(came)
     }
 
-    fn message(&mut self) -> Result<Vec<u8>, WireError> {
+    fn message(&mut self) -> Result<Vec<u8>, TestError> {
         match self.next()? {
             Came::Message(bytes) => Ok(bytes),
             Came::Write { .. } => Err(RdmaError::Rules("a write where a message was to come").into()),
@@ -157,7 +157,7 @@ impl RdmaWire {
     }
 
     /// Waits for so many bytes, and says what was told with them.
-    fn mark(&mut self, expected: usize) -> Result<u8, WireError> {
+    fn mark(&mut self, expected: usize) -> Result<u8, TestError> {
         let mark = match self.next()? {
             Came::Write { bytes, .. } if bytes != expected => {
                 return Err(RdmaError::Rules("a write of another length than was agreed").into());
@@ -167,23 +167,23 @@ impl RdmaWire {
         };
         match mark {
             MORE | LAST => Ok(mark),
-            mark => Err(WireError::Mark { mark }),
+            mark => Err(TestError::Mark { mark }),
         }
     }
 
     /// Waits until at most so many blocks are without credit.
-    fn credited(&mut self, most: usize) -> Result<(), WireError> {
+    fn credited(&mut self, most: usize) -> Result<(), TestError> {
         while self.uncredited > most {
             match self.message()?.as_slice() {
                 [CREDIT] => self.uncredited = self.uncredited.saturating_sub(CREDIT_BLOCKS),
-                other => return Err(WireError::Credit { mark: other.first().copied().unwrap_or(0) }),
+                other => return Err(TestError::Credit { mark: other.first().copied().unwrap_or(0) }),
             }
         }
         Ok(())
     }
 
     /// A slot that nothing is sent from.
-    fn slot(&mut self) -> Result<usize, WireError> {
+    fn slot(&mut self) -> Result<usize, TestError> {
         loop {
             match self.slots.pop() {
                 Some(slot) => return Ok(slot),
@@ -193,14 +193,14 @@ impl RdmaWire {
     }
 
     /// Sends a message behind what is written.
-    fn post(&mut self, places: &[Place], message: &[u8]) -> Result<(), WireError> {
+    fn post(&mut self, places: &[Place], message: &[u8]) -> Result<(), TestError> {
         let slot = self.slot()?;
         self.begun.push_back(slot);
         Ok(self.connection.post(places, slot, message, slot as u64)?)
     }
 
     /// Waits until more is out.
-    fn reap(&mut self) -> Result<(), WireError> {
+    fn reap(&mut self) -> Result<(), TestError> {
         for done in self.wait(&self.connection.sent)? {
             self.connection.judge("writing into the peer's memory", &done)?;
             // With it all that was begun before it.
@@ -215,15 +215,15 @@ impl RdmaWire {
     }
 
     /// Keeps at most so many under way.
-    fn under_way(&mut self, most: usize) -> Result<(), WireError> {
+    fn under_way(&mut self, most: usize) -> Result<(), TestError> {
         while self.begun.len() > most {
             self.reap()?;
         }
         Ok(())
     }
 
-    fn write(&mut self, at: usize, bytes: usize, mark: u8, signaled: bool) -> Result<(), WireError> {
-        let length = u32::try_from(bytes).map_err(|_| WireError::TooLarge { bytes })?;
+    fn write(&mut self, at: usize, bytes: usize, mark: u8, signaled: bool) -> Result<(), TestError> {
+        let length = u32::try_from(bytes).map_err(|_| TestError::TooLarge { bytes })?;
         let place = Place {
             from: self.outgoing.address() + at as u64,
             length,
@@ -244,10 +244,10 @@ impl RdmaWire {
     }
 }
 
-impl Wire for RdmaWire {
-    fn send(&mut self, bytes: usize) -> Result<(), WireError> {
+impl TestConnection for RdmaWire {
+    fn send(&mut self, bytes: usize) -> Result<(), TestError> {
         if bytes > MESSAGE_BYTES_MAX {
-            return Err(WireError::TooLarge { bytes });
+            return Err(TestError::TooLarge { bytes });
         }
         self.streaming = false;
         // The one before is out long ago: its answer has come.
@@ -255,15 +255,15 @@ impl Wire for RdmaWire {
         self.write(0, bytes, MORE, true)
     }
 
-    fn receive(&mut self, bytes: usize) -> Result<(), WireError> {
+    fn receive(&mut self, bytes: usize) -> Result<(), TestError> {
         if bytes > MESSAGE_BYTES_MAX {
-            return Err(WireError::TooLarge { bytes });
+            return Err(TestError::TooLarge { bytes });
         }
         self.streaming = false;
         self.mark(bytes).map(drop)
     }
 
-    fn send_block(&mut self, last: bool) -> Result<(), WireError> {
+    fn send_block(&mut self, last: bool) -> Result<(), TestError> {
         self.streaming = true;
         self.under_way(BLOCKS_MAX - 1)?;
         self.credited(UNCREDITED_MAX - 1)?;
@@ -276,7 +276,7 @@ impl Wire for RdmaWire {
         if last { self.credited(0) } else { Ok(()) }
     }
 
-    fn receive_block(&mut self) -> Result<bool, WireError> {
+    fn receive_block(&mut self) -> Result<bool, TestError> {
         self.streaming = true;
         let last = self.mark(BLOCK_BYTES)? == LAST;
         self.uncredited += 1;
@@ -303,11 +303,11 @@ impl Drop for RdmaWire {
     }
 }
 
-impl From<RdmaError> for WireError {
-    fn from(error: RdmaError) -> WireError {
+impl From<RdmaError> for TestError {
+    fn from(error: RdmaError) -> TestError {
         match error {
-            RdmaError::PeerClosed | RdmaError::ClosedHere => WireError::Closed,
-            other => WireError::Rdma(other),
+            RdmaError::PeerClosed | RdmaError::ClosedHere => TestError::Closed,
+            other => TestError::Rdma(other),
         }
     }
 }

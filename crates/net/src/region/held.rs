@@ -29,7 +29,7 @@ const WORDS: usize = (WINDOW_BYTES / PAGE_BYTES / WORD_PAGES) as usize;
 /// One bit for each page: nothing should be there.
 type Empty = [AtomicU64; WORDS];
 
-pub struct HeldRegion {
+pub struct PinnedRegion {
     inner: Arc<dyn Region>,
     /// By number of the window. Read during every call that writes, so that a window is not held in the middle of one.
     windows: RwLock<BTreeMap<u64, Box<Empty>>>,
@@ -52,10 +52,10 @@ pub fn pieces(run: Run) -> impl Iterator<Item = Run> {
     })
 }
 
-impl HeldRegion {
+impl PinnedRegion {
     /// Nothing of it is held yet.
-    pub fn new(inner: Arc<dyn Region>) -> HeldRegion {
-        HeldRegion { inner, windows: RwLock::default() }
+    pub fn new(inner: Arc<dyn Region>) -> PinnedRegion {
+        PinnedRegion { inner, windows: RwLock::default() }
     }
 
     fn read(&self) -> RwLockReadGuard<'_, BTreeMap<u64, Box<Empty>>> {
@@ -63,9 +63,9 @@ impl HeldRegion {
     }
 
     /// Makes these runs of a window holes. The kernel splits no huge page that is registered and only writes zeroes, so the
-    /// window is released first. Small pages and whole windows need no release, which the blackout would pay for.
+    /// window is released first. Small pages and whole huge pages need no release, which the blackout would pay for.
     fn punch(&self, window: Run, runs: &[Run], release: &dyn Fn(Run)) -> io::Result<()> {
-        if let Some(first) = runs.first().filter(|first| **first != window) {
+        if let Some(first) = runs.first().filter(|first| first.length < WINDOW_BYTES) {
             let page = Run { length: first.length.min(PAGE_BYTES), ..*first };
             self.inner.clear(page)?;
             let mut holes = Vec::new();
@@ -124,7 +124,7 @@ fn empty_runs(window: Run, bits: &Empty) -> Vec<Run> {
     runs
 }
 
-impl Region for HeldRegion {
+impl Region for PinnedRegion {
     fn size(&self) -> u64 {
         self.inner.size()
     }
@@ -144,7 +144,7 @@ impl Region for HeldRegion {
     fn receive(&self, socket: BorrowedFd<'_>, runs: &[Run], done: usize) -> io::Result<usize> {
         // Held until the bytes are there: a window that is held in between would take their pages for holes.
         let windows = self.read();
-        HeldRegion::mark(&windows, runs, false);
+        PinnedRegion::mark(&windows, runs, false);
         self.inner.receive(socket, runs, done)
     }
 
@@ -225,7 +225,7 @@ impl Region for HeldRegion {
     }
 
     fn landed(&self, runs: &[Run]) {
-        HeldRegion::mark(&self.read(), runs, false);
+        PinnedRegion::mark(&self.read(), runs, false);
     }
 
     fn settle(&self, release: &dyn Fn(Run)) -> io::Result<()> {
@@ -272,7 +272,7 @@ mod tests {
     #[test]
     fn holes_of_a_held_window_are_holes_again_when_it_is_settled_and_data_stays() {
         let inner = Arc::new(FileRegion::new(2 * WINDOW_BYTES).unwrap());
-        let held = HeldRegion::new(inner.clone());
+        let held = PinnedRegion::new(inner.clone());
         inner.store(10 * PAGE, &[7; PAGE as usize]).unwrap();
         held.hold(run(0, 1)).unwrap();
         register(&inner, run(0, 512));
@@ -295,7 +295,7 @@ mod tests {
     fn a_clear_over_held_and_free_windows_wipes_the_one_and_punches_the_others() {
         let inner = Arc::new(FileRegion::new(4 * WINDOW_BYTES).unwrap());
         inner.store(0, &vec![1; 4 * WINDOW_BYTES as usize]).unwrap();
-        let held = HeldRegion::new(inner.clone());
+        let held = PinnedRegion::new(inner.clone());
         held.hold(run(512, 1)).unwrap();
         held.clear(run(1, 4 * 512 - 2)).unwrap();
         assert_eq!(inner.populated().unwrap(), WINDOW_BYTES + 2 * PAGE);
@@ -310,7 +310,7 @@ mod tests {
         use std::os::fd::AsFd;
         use std::os::unix::net::UnixStream;
         let inner = Arc::new(FileRegion::new(WINDOW_BYTES).unwrap());
-        let held = HeldRegion::new(inner.clone());
+        let held = PinnedRegion::new(inner.clone());
         held.hold(run(0, 1)).unwrap();
         let (near, far) = UnixStream::pair().unwrap();
         rustix::net::send(&near, &[5; 64], rustix::net::SendFlags::empty()).unwrap();
@@ -328,7 +328,8 @@ mod tests {
     impl Huge {
         fn is_locked(&self, run: Run) -> bool {
             let locked = self.locked.lock().unwrap();
-            locked.iter().any(|page| page.offset <= run.offset && run.end() <= page.end() && *page != run)
+            let part = |page: &Run| page.offset <= run.offset && run.end() <= page.end();
+            run.length < WINDOW_BYTES && locked.iter().any(part)
         }
     }
 
@@ -361,15 +362,15 @@ mod tests {
 
     #[test]
     fn a_huge_page_is_released_before_holes_are_punched_into_it_and_nothing_else_is() {
-        // Two huge pages, one of them without data, a window of small pages, a full one, and a huge page that ends early.
+        // Two huge pages, one of them without data, a window of small pages, a full one, and a huge page that reaches over the end.
         let inner = Arc::new(FileRegion::new(5 * WINDOW_BYTES - PAGE).unwrap());
         let windows = [run(0, 512), run(512, 512), run(2 * 512, 512), run(3 * 512, 512), run(4 * 512, 511)];
         let huge = vec![windows[0], windows[1], windows[4]];
         let region = Arc::new(Huge { inner: inner.clone(), locked: Mutex::new(huge) });
-        let held = HeldRegion::new(region.clone());
+        let held = PinnedRegion::new(region.clone());
         held.hold(Run { offset: 0, length: inner.size() }).unwrap();
         windows.iter().for_each(|window| register(&inner, *window));
-        let data = [run(7, 1), run(2 * 512 + 9, 1), run(3 * 512, 512), run(4 * 512, 2)];
+        let data = [run(7, 1), run(2 * 512 + 9, 1), run(3 * 512, 512)];
         held.landed(&data);
         let released = Mutex::new(Vec::new());
         let release = |window: Run| {
@@ -378,12 +379,12 @@ mod tests {
         };
         held.settle(&release).unwrap();
         assert_eq!(released.into_inner().unwrap(), [windows[0], windows[4]]);
-        assert_eq!(inner.populated().unwrap(), (1 + 1 + 512 + 2) * PAGE);
+        assert_eq!(inner.populated().unwrap(), (1 + 1 + 512) * PAGE);
     }
 
     #[test]
     fn a_window_outside_is_refused() {
-        let held = HeldRegion::new(Arc::new(FileRegion::new(WINDOW_BYTES).unwrap()));
+        let held = PinnedRegion::new(Arc::new(FileRegion::new(WINDOW_BYTES).unwrap()));
         assert_eq!(held.hold(run(512, 1)).unwrap_err().kind(), io::ErrorKind::InvalidInput);
     }
 }

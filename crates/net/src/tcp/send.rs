@@ -10,7 +10,7 @@ use linerate_wire::payload_checksum;
 
 use super::Stream;
 use super::stats::Progress;
-use crate::channel::{Acknowledged, Acks, ChannelError, Sender, WriteOrder, total};
+use crate::channel::{AckReader, Acknowledged, ChannelError, Sender, WriteOrder, total};
 use crate::round_trip::RoundTrip;
 use crate::socket::{is_transient, receive_now, wait_readable, wait_writable};
 use crate::stats::ChannelStats;
@@ -154,7 +154,7 @@ impl StreamAcks {
     }
 }
 
-impl Acks for StreamAcks {
+impl AckReader for StreamAcks {
     fn next(&mut self, wait: Duration) -> Result<Option<Acknowledged>, ChannelError> {
         let deadline = Instant::now() + wait;
         loop {

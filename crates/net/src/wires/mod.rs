@@ -1,6 +1,7 @@
 //! Connections as a measurement of the wires sees them: one that sends so many bytes and waits for so many bytes.
+//! `linerate bench` and the load of `linerate doctor` are made of it.
 //!
-//! * [`Wire`]: what a carrier gives; [`tcp`] is one, [`crate::rdma::wire`] the other.
+//! * [`TestConnection`]: what a carrier gives; [`tcp`] is one, [`crate::rdma::wire`] the other.
 //! * [`rules`]: sizes and repetitions of a ping-pong.
 //! * [`play`]: the two sides of a ping-pong, and of a stream in one direction.
 //! * [`team`]: threads that play, with a limit over all of them and a way to stop them.
@@ -29,21 +30,21 @@ pub const BLOCK_BYTES: usize = 256 << 10;
 
 /// A connection that is measured. One thread at each end uses it.
 ///
-/// Messages carry no content: both sides know before each which size comes next. A carrier that cannot send an empty message
-/// sends a byte instead ([`Wire::carried_bytes`]). Every wait ends: with an error when nothing moves for the carrier's
-/// silence limit, or when the [`Closer`] is used.
-pub trait Wire: Send {
+/// Messages carry no content: both sides know before each which size comes next. A carrier that cannot send an empty
+/// message sends a byte instead ([`TestConnection::carried_bytes`]). Every wait ends: with an error when nothing moves for the
+/// carrier's silence limit, or when the [`Closer`] is used.
+pub trait TestConnection: Send {
     /// Sends a message of so many bytes. Its buffer may be used again when this returns.
-    fn send(&mut self, bytes: usize) -> Result<(), WireError>;
+    fn send(&mut self, bytes: usize) -> Result<(), TestError>;
 
     /// Waits until a message of so many bytes is there whole.
-    fn receive(&mut self, bytes: usize) -> Result<(), WireError>;
+    fn receive(&mut self, bytes: usize) -> Result<(), TestError>;
 
     /// Sends a block of [`BLOCK_BYTES`]; `last` tells the other side that it is the last of the stream.
-    fn send_block(&mut self, last: bool) -> Result<(), WireError>;
+    fn send_block(&mut self, last: bool) -> Result<(), TestError>;
 
     /// Waits for a block; true if it is the last.
-    fn receive_block(&mut self) -> Result<bool, WireError>;
+    fn receive_block(&mut self) -> Result<bool, TestError>;
 
     /// Bytes that really travel as a message of so many bytes, headers of lower layers left out.
     fn carried_bytes(&self, bytes: usize) -> usize;
@@ -54,7 +55,7 @@ pub trait Wire: Send {
 
 /// Why a wire is of no more use.
 #[derive(Debug, Error)]
-pub enum WireError {
+pub enum TestError {
     /// The other side ended, or was cut off.
     #[error("the peer closed the connection")]
     Closed,

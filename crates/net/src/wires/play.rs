@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{BLOCK_BYTES, Wire, WireError};
+use super::{BLOCK_BYTES, TestConnection, TestError};
 
 /// What one thread has to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub enum Part {
 
 /// What came of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Played {
+pub struct TestResult {
     /// Bytes sent, as the carrier really sent them.
     pub sent_bytes: u64,
     /// Bytes received.
@@ -30,8 +30,16 @@ pub struct Played {
     pub timed_bytes: u64,
 }
 
+impl TestResult {
+    /// Megabits per second that arrived within `elapsed`; 0 if no time went by.
+    pub fn rate_mbps(&self) -> f64 {
+        let seconds = self.elapsed.as_secs_f64();
+        if seconds > 0.0 { self.timed_bytes as f64 * 8.0 / 1e6 / seconds } else { 0.0 }
+    }
+}
+
 /// Plays one part of a measurement to its end.
-pub fn play(wire: &mut dyn Wire, part: Part) -> Result<Played, WireError> {
+pub fn play(wire: &mut dyn TestConnection, part: Part) -> Result<TestResult, TestError> {
     match part {
         Part::Ask { bytes, repetitions } => ask(wire, bytes, repetitions),
         Part::Answer { bytes, repetitions } => answer(wire, bytes, repetitions),
@@ -40,7 +48,7 @@ pub fn play(wire: &mut dyn Wire, part: Part) -> Result<Played, WireError> {
     }
 }
 
-fn ask(wire: &mut dyn Wire, bytes: usize, repetitions: u32) -> Result<Played, WireError> {
+fn ask(wire: &mut dyn TestConnection, bytes: usize, repetitions: u32) -> Result<TestResult, TestError> {
     let began = Instant::now();
     for _ in 0..repetitions {
         wire.send(bytes)?;
@@ -49,7 +57,7 @@ fn ask(wire: &mut dyn Wire, bytes: usize, repetitions: u32) -> Result<Played, Wi
     Ok(both_ways(wire, bytes, repetitions, began.elapsed()))
 }
 
-fn answer(wire: &mut dyn Wire, bytes: usize, repetitions: u32) -> Result<Played, WireError> {
+fn answer(wire: &mut dyn TestConnection, bytes: usize, repetitions: u32) -> Result<TestResult, TestError> {
     let began = Instant::now();
     for _ in 0..repetitions {
         wire.receive(bytes)?;
@@ -58,12 +66,12 @@ fn answer(wire: &mut dyn Wire, bytes: usize, repetitions: u32) -> Result<Played,
     Ok(both_ways(wire, bytes, repetitions, began.elapsed()))
 }
 
-fn both_ways(wire: &dyn Wire, bytes: usize, repetitions: u32, elapsed: Duration) -> Played {
+fn both_ways(wire: &dyn TestConnection, bytes: usize, repetitions: u32, elapsed: Duration) -> TestResult {
     let moved = wire.carried_bytes(bytes) as u64 * u64::from(repetitions);
-    Played { sent_bytes: moved, received_bytes: moved, elapsed, timed_bytes: moved }
+    TestResult { sent_bytes: moved, received_bytes: moved, elapsed, timed_bytes: moved }
 }
 
-fn send(wire: &mut dyn Wire, time: Duration) -> Result<Played, WireError> {
+fn send(wire: &mut dyn TestConnection, time: Duration) -> Result<TestResult, TestError> {
     let began = Instant::now();
     let mut blocks = 0u64;
     // The first starts the receiver's clock and the last may come at once behind it.
@@ -73,10 +81,10 @@ fn send(wire: &mut dyn Wire, time: Duration) -> Result<Played, WireError> {
     }
     wire.send_block(true)?;
     let sent_bytes = (blocks + 1) * BLOCK_BYTES as u64;
-    Ok(Played { sent_bytes, elapsed: began.elapsed(), ..Played::default() })
+    Ok(TestResult { sent_bytes, elapsed: began.elapsed(), ..TestResult::default() })
 }
 
-fn receive(wire: &mut dyn Wire) -> Result<Played, WireError> {
+fn receive(wire: &mut dyn TestConnection) -> Result<TestResult, TestError> {
     let mut last = wire.receive_block()?;
     let began = Instant::now();
     let mut timed_bytes = 0;
@@ -85,5 +93,5 @@ fn receive(wire: &mut dyn Wire) -> Result<Played, WireError> {
         timed_bytes += BLOCK_BYTES as u64;
     }
     let received_bytes = timed_bytes + BLOCK_BYTES as u64;
-    Ok(Played { received_bytes, elapsed: began.elapsed(), timed_bytes, ..Played::default() })
+    Ok(TestResult { received_bytes, elapsed: began.elapsed(), timed_bytes, ..TestResult::default() })
 }

@@ -15,7 +15,7 @@ pub const DOCUMENT_BYTES_MAX: usize = 256 << 10;
 
 /// Why no document came or went.
 #[derive(Debug, Error)]
-pub enum TalkError {
+pub enum DocumentError {
     #[error("the peer closed the connection")]
     Closed,
     /// The peer said nothing in time.
@@ -31,12 +31,12 @@ pub enum TalkError {
 
 /// One end of the conversation.
 #[derive(Clone, Debug)]
-pub struct Talk(Stream);
+pub struct DocumentChannel(Stream);
 
-impl Talk {
+impl DocumentChannel {
     /// Takes over a connection past its hello.
-    pub fn new(stream: Stream) -> Talk {
-        Talk(stream)
+    pub fn new(stream: Stream) -> DocumentChannel {
+        DocumentChannel(stream)
     }
 
     /// Ends it from any thread.
@@ -44,21 +44,21 @@ impl Talk {
         self.0.closer()
     }
 
-    pub fn send(&self, document: &[u8], deadline: Instant) -> Result<(), TalkError> {
+    pub fn send(&self, document: &[u8], deadline: Instant) -> Result<(), DocumentError> {
         let bytes = document.len();
-        let too_long = TalkError::TooLong { bytes };
+        let too_long = DocumentError::TooLong { bytes };
         let length = u32::try_from(bytes).ok().filter(|_| bytes <= DOCUMENT_BYTES_MAX).ok_or(too_long)?;
         let whole = [&length.to_le_bytes(), document].concat();
         send_all(self.0.as_fd(), &whole, deadline).map_err(error)
     }
 
     /// Waits for a document.
-    pub fn receive(&self, deadline: Instant) -> Result<Vec<u8>, TalkError> {
+    pub fn receive(&self, deadline: Instant) -> Result<Vec<u8>, DocumentError> {
         let mut length = [0; 4];
         receive_exact(self.0.as_fd(), &mut length, deadline).map_err(error)?;
         let bytes = u32::from_le_bytes(length) as usize;
         if bytes > DOCUMENT_BYTES_MAX {
-            return Err(TalkError::TooLong { bytes });
+            return Err(DocumentError::TooLong { bytes });
         }
         let mut document = vec![0; bytes];
         receive_exact(self.0.as_fd(), &mut document, deadline).map_err(error)?;
@@ -66,12 +66,12 @@ impl Talk {
     }
 }
 
-fn error(error: io::Error) -> TalkError {
+fn error(error: io::Error) -> DocumentError {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, TimedOut, UnexpectedEof};
     match error.kind() {
-        UnexpectedEof | ConnectionReset | BrokenPipe => TalkError::Closed,
-        TimedOut => TalkError::Silent,
-        _ => TalkError::Socket(error),
+        UnexpectedEof | ConnectionReset | BrokenPipe => DocumentError::Closed,
+        TimedOut => DocumentError::Silent,
+        _ => DocumentError::Socket(error),
     }
 }
 
@@ -90,16 +90,16 @@ mod tests {
     #[test]
     fn documents_come_as_they_went_and_absurd_lengths_are_refused() {
         let (one, mut other) = UnixStream::pair().unwrap();
-        let talk = Talk::new(Stream::new(one).unwrap());
+        let talk = DocumentChannel::new(Stream::new(one).unwrap());
         other.write_all(b"\x02\0\0\0{}\xff\xff\xff\xff").unwrap();
         assert_eq!(talk.receive(soon()).unwrap(), b"{}");
-        assert!(matches!(talk.receive(soon()), Err(TalkError::TooLong { bytes: 0xffff_ffff })));
+        assert!(matches!(talk.receive(soon()), Err(DocumentError::TooLong { bytes: 0xffff_ffff })));
         assert!(matches!(
             talk.send(&vec![0; DOCUMENT_BYTES_MAX + 1], soon()),
-            Err(TalkError::TooLong { .. })
+            Err(DocumentError::TooLong { .. })
         ));
-        assert!(matches!(talk.receive(Instant::now()), Err(TalkError::Silent)));
+        assert!(matches!(talk.receive(Instant::now()), Err(DocumentError::Silent)));
         drop(other);
-        assert!(matches!(talk.receive(soon()), Err(TalkError::Closed)));
+        assert!(matches!(talk.receive(soon()), Err(DocumentError::Closed)));
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use socket2::SockRef;
 
-use super::{BLOCK_BYTES, MESSAGE_BYTES_MAX, Wire, WireError};
+use super::{BLOCK_BYTES, MESSAGE_BYTES_MAX, TestConnection, TestError};
 use crate::channel::Closer;
 use crate::tcp::Stream;
 
@@ -36,19 +36,19 @@ impl StreamWire {
         Ok(StreamWire { stream, outgoing: Vec::new(), incoming: Vec::new(), silence })
     }
 
-    fn error(&self, error: rustix::io::Errno) -> WireError {
+    fn error(&self, error: rustix::io::Errno) -> TestError {
         use rustix::io::Errno;
         match error {
             // What a blocking socket says when its time is over.
-            Errno::AGAIN => WireError::Silent { waited: self.silence },
-            Errno::CONNRESET | Errno::PIPE => WireError::Closed,
-            other => WireError::Socket(other.into()),
+            Errno::AGAIN => TestError::Silent { waited: self.silence },
+            Errno::CONNRESET | Errno::PIPE => TestError::Closed,
+            other => TestError::Socket(other.into()),
         }
     }
 
-    fn send_bytes(&mut self, bytes: usize) -> Result<(), WireError> {
+    fn send_bytes(&mut self, bytes: usize) -> Result<(), TestError> {
         provide(&mut self.outgoing, bytes)?;
-        let mut rest = self.outgoing.get(..bytes).ok_or(WireError::TooLarge { bytes })?;
+        let mut rest = self.outgoing.get(..bytes).ok_or(TestError::TooLarge { bytes })?;
         while !rest.is_empty() {
             match send(&self.stream, rest, SendFlags::NOSIGNAL) {
                 Ok(sent) => rest = rest.get(sent..).unwrap_or_default(),
@@ -59,12 +59,12 @@ impl StreamWire {
         Ok(())
     }
 
-    fn receive_bytes(&mut self, bytes: usize) -> Result<(), WireError> {
+    fn receive_bytes(&mut self, bytes: usize) -> Result<(), TestError> {
         provide(&mut self.incoming, bytes)?;
-        let mut rest = self.incoming.get_mut(..bytes).ok_or(WireError::TooLarge { bytes })?;
+        let mut rest = self.incoming.get_mut(..bytes).ok_or(TestError::TooLarge { bytes })?;
         while !rest.is_empty() {
             match recv(&self.stream, &mut *rest, RecvFlags::empty()) {
-                Ok((0, _)) => return Err(WireError::Closed),
+                Ok((0, _)) => return Err(TestError::Closed),
                 Ok((came, _)) => rest = rest.get_mut(came..).unwrap_or_default(),
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(self.error(error)),
@@ -75,24 +75,24 @@ impl StreamWire {
 }
 
 /// Makes a buffer long enough. Not of zeroes: pages that were never written are all one page, which no cache misses.
-fn provide(buffer: &mut Vec<u8>, bytes: usize) -> Result<(), WireError> {
+fn provide(buffer: &mut Vec<u8>, bytes: usize) -> Result<(), TestError> {
     if bytes > MESSAGE_BYTES_MAX {
-        return Err(WireError::TooLarge { bytes });
+        return Err(TestError::TooLarge { bytes });
     }
     buffer.extend((buffer.len()..bytes).map(|at| (at % 251) as u8 | 1));
     Ok(())
 }
 
-impl Wire for StreamWire {
-    fn send(&mut self, bytes: usize) -> Result<(), WireError> {
+impl TestConnection for StreamWire {
+    fn send(&mut self, bytes: usize) -> Result<(), TestError> {
         self.send_bytes(self.carried_bytes(bytes))
     }
 
-    fn receive(&mut self, bytes: usize) -> Result<(), WireError> {
+    fn receive(&mut self, bytes: usize) -> Result<(), TestError> {
         self.receive_bytes(self.carried_bytes(bytes))
     }
 
-    fn send_block(&mut self, last: bool) -> Result<(), WireError> {
+    fn send_block(&mut self, last: bool) -> Result<(), TestError> {
         provide(&mut self.outgoing, BLOCK_BYTES)?;
         if let Some(mark) = self.outgoing.first_mut() {
             *mark = if last { LAST } else { MORE };
@@ -100,12 +100,12 @@ impl Wire for StreamWire {
         self.send_bytes(BLOCK_BYTES)
     }
 
-    fn receive_block(&mut self) -> Result<bool, WireError> {
+    fn receive_block(&mut self) -> Result<bool, TestError> {
         self.receive_bytes(BLOCK_BYTES)?;
         match self.incoming.first() {
             Some(&LAST) => Ok(true),
             Some(&MORE) => Ok(false),
-            other => Err(WireError::Mark { mark: other.copied().unwrap_or(0) }),
+            other => Err(TestError::Mark { mark: other.copied().unwrap_or(0) }),
         }
     }
 
@@ -156,9 +156,9 @@ mod tests {
     fn absurd_sizes_silence_the_end_and_nonsense_are_errors() {
         let (mut one, mut other) = pair(Duration::from_millis(30));
         let bytes = MESSAGE_BYTES_MAX + 1;
-        assert!(matches!(one.send(bytes), Err(WireError::TooLarge { .. })));
-        assert!(matches!(one.receive(bytes), Err(WireError::TooLarge { .. })));
-        assert!(matches!(other.receive(1), Err(WireError::Silent { .. })));
+        assert!(matches!(one.send(bytes), Err(TestError::TooLarge { .. })));
+        assert!(matches!(one.receive(bytes), Err(TestError::TooLarge { .. })));
+        assert!(matches!(other.receive(1), Err(TestError::Silent { .. })));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 provide(&mut one.outgoing, 1).unwrap();
@@ -167,9 +167,9 @@ mod tests {
             });
             // Patient, since the other thread may be late.
             SockRef::from(&other.stream).set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-            assert!(matches!(other.receive_block(), Err(WireError::Mark { mark: 9 })));
+            assert!(matches!(other.receive_block(), Err(TestError::Mark { mark: 9 })));
         });
         one.closer().close();
-        assert!(matches!(other.receive(1), Err(WireError::Closed)));
+        assert!(matches!(other.receive(1), Err(TestError::Closed)));
     }
 }

@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::play::{Part, Played, play};
-use super::{Wire, WireError};
+use super::play::{Part, TestResult, play};
+use super::{TestConnection, TestError};
 use crate::channel::Closer;
 
 /// A wire with what is to be done on it.
-pub struct Player {
-    pub wire: Box<dyn Wire>,
+pub struct TestThread {
+    pub wire: Box<dyn TestConnection>,
     pub part: Part,
     /// The only CPU that its thread may use.
     pub cpu: Option<usize>,
@@ -20,16 +20,19 @@ pub struct Player {
 
 /// What a team did.
 #[derive(Debug, Default)]
-pub struct Score {
+pub struct GroupResult {
     /// Of each player, in their order.
-    pub played: Vec<Played>,
+    pub played: Vec<TestResult>,
     /// CPU time of the threads, user and system.
     pub cpu: Duration,
 }
 
 /// Lets all play at once and gives the wires back in their order. If one fails or the limit is over, all are cut off and the
 /// first failure is the answer.
-pub fn run(players: Vec<Player>, limit: Duration) -> Result<(Vec<Box<dyn Wire>>, Score), WireError> {
+pub fn run(
+    players: Vec<TestThread>,
+    limit: Duration,
+) -> Result<(Vec<Box<dyn TestConnection>>, GroupResult), TestError> {
     let deadline = Instant::now() + limit;
     let closers: Vec<Closer> = players.iter().map(|player| player.wire.closer()).collect();
     let count = players.len();
@@ -43,7 +46,7 @@ pub fn run(players: Vec<Player>, limit: Duration) -> Result<(Vec<Box<dyn Wire>>,
             let _ = done.send((number, one(player, &opened)));
         };
         // Those before one that cannot be started see their gate go, and end.
-        threads.push(thread.spawn(playing).map_err(WireError::Thread)?);
+        threads.push(thread.spawn(playing).map_err(TestError::Thread)?);
         gates.push(gate);
     }
     drop(done);
@@ -59,11 +62,11 @@ pub fn run(players: Vec<Player>, limit: Duration) -> Result<(Vec<Box<dyn Wire>>,
     collected
 }
 
-type Result1 = Result<(Box<dyn Wire>, Played, Duration), WireError>;
+type Result1 = Result<(Box<dyn TestConnection>, TestResult, Duration), TestError>;
 
-fn one(mut player: Player, gate: &Receiver<()>) -> Result1 {
+fn one(mut player: TestThread, gate: &Receiver<()>) -> Result1 {
     player.cpu.map_or(Ok(()), pin)?;
-    gate.recv().map_err(|_| WireError::Closed)?;
+    gate.recv().map_err(|_| TestError::Closed)?;
     let before = thread_cpu();
     let played = play(player.wire.as_mut(), player.part)?;
     Ok((player.wire, played, thread_cpu().saturating_sub(before)))
@@ -75,16 +78,16 @@ fn collect(
     deadline: Instant,
     limit: Duration,
     closers: &[Closer],
-) -> Result<(Vec<Box<dyn Wire>>, Score), WireError> {
+) -> Result<(Vec<Box<dyn TestConnection>>, GroupResult), TestError> {
     let mut finished = Vec::with_capacity(count);
     let mut failed = None;
     while finished.len() < count && failed.is_none() {
         match results.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok((number, Ok(good))) => finished.push((number, good)),
             Ok((_, Err(error))) => failed = Some(error),
-            Err(RecvTimeoutError::Timeout) => failed = Some(WireError::TimedOut { limit }),
+            Err(RecvTimeoutError::Timeout) => failed = Some(TestError::TimedOut { limit }),
             // A thread panicked.
-            Err(RecvTimeoutError::Disconnected) => failed = Some(WireError::Closed),
+            Err(RecvTimeoutError::Disconnected) => failed = Some(TestError::Closed),
         }
     }
     if let Some(error) = failed {
@@ -92,7 +95,7 @@ fn collect(
         return Err(error);
     }
     finished.sort_by_key(|(number, _)| *number);
-    let mut score = Score::default();
+    let mut score = GroupResult::default();
     let mut wires = Vec::with_capacity(count);
     for (_, (wire, played, cpu)) in finished {
         wires.push(wire);
@@ -106,8 +109,8 @@ fn cut(closers: &[Closer]) {
     closers.iter().for_each(Closer::close);
 }
 
-fn pin(cpu: usize) -> Result<(), WireError> {
-    let refused = |source| WireError::Cpu { cpu, source };
+fn pin(cpu: usize) -> Result<(), TestError> {
+    let refused = |source| TestError::Cpu { cpu, source };
     if cpu >= CpuSet::MAX_CPU {
         return Err(refused(std::io::ErrorKind::InvalidInput.into()));
     }
@@ -132,15 +135,15 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    fn pair() -> [Box<dyn Wire>; 2] {
+    fn pair() -> [Box<dyn TestConnection>; 2] {
         let (one, other) = UnixStream::pair().unwrap();
-        [one, other].map(|socket| -> Box<dyn Wire> {
+        [one, other].map(|socket| -> Box<dyn TestConnection> {
             Box::new(StreamWire::new(Stream::new(socket).unwrap(), LONG).unwrap())
         })
     }
 
-    fn player(wire: Box<dyn Wire>, part: Part) -> Player {
-        Player { wire, part, cpu: None }
+    fn player(wire: Box<dyn TestConnection>, part: Part) -> TestThread {
+        TestThread { wire, part, cpu: None }
     }
 
     #[test]
@@ -178,7 +181,7 @@ mod tests {
         drop(gone);
         let part = Part::Ask { bytes: 1, repetitions: 3 };
         let error = run(vec![player(one, part), player(two, part)], LONG).err().unwrap();
-        assert!(matches!(error, WireError::Closed), "{error}");
+        assert!(matches!(error, TestError::Closed), "{error}");
     }
 
     #[test]
@@ -186,14 +189,14 @@ mod tests {
         let [near, _far] = pair();
         let limit = Duration::from_millis(30);
         let error = run(vec![player(near, Part::Receive)], limit).err().unwrap();
-        assert!(matches!(error, WireError::TimedOut { .. }), "{error}");
+        assert!(matches!(error, TestError::TimedOut { .. }), "{error}");
     }
 
     #[test]
     fn a_cpu_that_is_not_there_is_named() {
         let [near, _far] = pair();
-        let players = vec![Player { wire: near, part: Part::Receive, cpu: Some(100_000) }];
+        let players = vec![TestThread { wire: near, part: Part::Receive, cpu: Some(100_000) }];
         let error = run(players, LONG).err().unwrap();
-        assert!(matches!(error, WireError::Cpu { cpu: 100_000, .. }), "{error}");
+        assert!(matches!(error, TestError::Cpu { cpu: 100_000, .. }), "{error}");
     }
 }

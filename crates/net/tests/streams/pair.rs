@@ -12,7 +12,7 @@ use linerate_core::ChannelId;
 use linerate_core::stream::{Config, End, StreamId};
 use linerate_net::channel::{ChannelError, Closer, Receiver as _};
 use linerate_net::fence::Fence;
-use linerate_net::pump::{Carrier, PumpHandle, PumpOptions};
+use linerate_net::pump::{Carrier, ChannelHandle, PumpOptions};
 use linerate_net::region::Region;
 use linerate_net::region::heap::HeapRegion;
 use linerate_net::stream::endpoint::Socket;
@@ -181,7 +181,7 @@ impl Drop for Pair {
 
 struct Channel {
     from: usize,
-    _pump: PumpHandle,
+    _pump: ChannelHandle,
     fence: Arc<Fence>,
 }
 
@@ -257,7 +257,7 @@ impl Bridge {
         let session = self.sessions[from].clone();
         session.channel_up(id, from as u16);
         let options = PumpOptions { stall_limit: WAIT, ..PumpOptions::new(session.sending_table()) };
-        let pump = PumpHandle::start(id, carrier, session, options).unwrap();
+        let pump = ChannelHandle::start(id, carrier, session, options).unwrap();
         self.channels.insert(id, Channel { from, _pump: pump, fence });
     }
 }

@@ -25,11 +25,11 @@ pub enum Role {
     Query = 4,
     /// The source has rolled back: whatever waits for the session is to be given up, unless it is committed. Answered by an
     /// OUTCOME and closed.
-    Withdraw = 5,
+    RolledBack = 5,
     /// The first control connection of a new session that carries byte streams and moves no guest.
-    StreamsNew = 6,
+    TunnelNew = 6,
     /// A channel for placed writes of the destination to the source. The source connects all the same.
-    DataBack = 7,
+    ReverseData = 7,
     /// The same from a source whose own hypervisor has ended: nobody can have the guest back. Answered by an OUTCOME and closed.
     CommitAgain = 8,
     // Roles from 16 on have nothing to do with migrations.
@@ -48,9 +48,9 @@ impl Role {
         Role::ControlJoin,
         Role::Data,
         Role::Query,
-        Role::Withdraw,
-        Role::StreamsNew,
-        Role::DataBack,
+        Role::RolledBack,
+        Role::TunnelNew,
+        Role::ReverseData,
         Role::CommitAgain,
         Role::Bench,
         Role::BenchData,
@@ -76,7 +76,7 @@ pub struct Hello {
     pub role: Role,
     /// The link that the connection runs over.
     pub link: u16,
-    /// The channel, for [`Role::Data`], [`Role::DataBack`] and [`Role::BenchData`]; 0 for the others.
+    /// The channel, for [`Role::Data`], [`Role::ReverseData`] and [`Role::BenchData`]; 0 for the others.
     pub channel: u32,
     /// Shows that the peer belongs to the session. For the first connection of a session it is the one to be shown from then on.
     pub token: Token,

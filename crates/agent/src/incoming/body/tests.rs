@@ -3,7 +3,7 @@
 use std::sync::mpsc::channel;
 
 use linerate_core::destination::Action;
-use linerate_core::{SessionId, Token};
+use linerate_core::{Mode, ModeTag, SessionId, Token};
 use linerate_net::stream::endpoint::Socket;
 
 use super::super::streams;
@@ -51,7 +51,24 @@ fn streams_are_reset_before_the_waiting_hypervisor_is_torn_down() {
         shared.carriage.get().unwrap().streams.open("x", Socket::new(here).unwrap())
     };
     assert!(open().is_ok());
-    body.execute(Action::TearDown);
+    body.execute(Action::Discard);
     assert!(open().is_err(), "they go on");
+    body.worker.finish();
+}
+
+#[test]
+fn first_record_names_the_mode_that_was_offered() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = agent(&dir, &[]);
+    let (session, peer) = (SessionId([1; 16]), ([127, 0, 0, 1], 1).into());
+    let identity = Identity { session, token: Token([2; 32]) };
+    let incoming = Arc::new(Incoming::new(identity, 1, peer, channel().0, Door::closed()));
+    let mut body = Body::new(agent.incoming.clone(), incoming).unwrap();
+    let mode = Ok(Mode::Handover { regions: Vec::new() });
+    let message = Message::Offer { guest: "g".into(), description: "{}".into(), mode };
+    body.handle(Event::Received { path: 0, sequence: 1, message });
+    body.act();
+    let record = agent.journal.get(session).unwrap().unwrap();
+    assert_eq!((record.guest.as_str(), record.mode()), ("g", Some(ModeTag::Handover)));
     body.worker.finish();
 }

@@ -7,7 +7,7 @@ use linerate_core::destination::Event;
 use linerate_core::recovery::{RUN_AGAIN_AFTER, RUN_FOR};
 use linerate_core::{Code, Fault, Step};
 use linerate_guest::migrate::TakeOver;
-use linerate_guest::process::{self, StopHow};
+use linerate_guest::process::{self, StopMethod};
 use linerate_guest::{images, remains};
 
 use super::{QMP_WAIT, State, here, internal};
@@ -100,7 +100,7 @@ impl State {
                 }
                 let end = |qmp| {
                     let deadline = Instant::now() + QMP_WAIT;
-                    process::stop(&self.sessions.registry, &record, qmp, StopHow::Quit, deadline)
+                    process::stop(&self.sessions.registry, &record, qmp, StopMethod::Quit, deadline)
                 };
                 let mut ended = end(Some(qemu.qmp()));
                 // It must not be said that it is gone while it may be there, so this does not end before it is.
@@ -128,7 +128,7 @@ impl State {
         if let Some(admitted) = admitted {
             admitted.images.discard();
         }
-        self.shared.tell(Event::TornDown);
+        self.shared.tell(Event::Discarded);
         Ok(())
     }
 }

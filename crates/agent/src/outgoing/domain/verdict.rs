@@ -11,7 +11,7 @@ use linerate_guest::migrate::SourceQemu;
 use linerate_guest::process;
 use linerate_guest::run_state::RunState;
 
-use super::{ADVICE_WAIT, LET_GO_WAIT, LOOK, Leaving, POLL, VERDICT_WAIT, ended};
+use super::{ADVICE_WAIT, LET_GO_WAIT, LOOK, OutgoingDomain, POLL, VERDICT_WAIT, ended};
 use crate::faults::chain;
 use crate::gate::Ending;
 use crate::outgoing::worker::{State, qemu_fault};
@@ -43,7 +43,7 @@ impl State {
             let status = self.guest.qemu.migration_status(Self::deadline());
             completed |= status.as_ref().is_ok_and(|status| status == "completed");
             if completed
-                && !self.shared.domain.as_ref().is_some_and(Leaving::is_put_back)
+                && !self.shared.domain.as_ref().is_some_and(OutgoingDomain::is_put_back)
                 && let Err(error) = self.put_back_domain()
             {
                 tracing::debug!(error, "the capability is not off yet");
@@ -72,7 +72,7 @@ impl State {
                     if let Some(domain) = &self.shared.domain {
                         domain.is_off();
                     }
-                    self.shared.tell(Event::Left);
+                    self.shared.tell(Event::GuestLeft);
                     return Ok(());
                 }
             }
@@ -82,7 +82,9 @@ impl State {
 
     /// The guest stands. Says what to do as soon as libvirt cannot, or does not, say what becomes of it.
     fn check_verdict(&self, ended: &mut Option<(Instant, bool)>) -> Result<(), Fault> {
-        let Some(ending) = self.shared.domain.as_ref().and_then(Leaving::ending) else { return Ok(()) };
+        let Some(ending) = self.shared.domain.as_ref().and_then(OutgoingDomain::ending) else {
+            return Ok(());
+        };
         let what = match ending {
             Ending::Said => "libvirt has ended its migration".to_owned(),
             Ending::LibvirtGone => "this host's libvirt is gone".to_owned(),

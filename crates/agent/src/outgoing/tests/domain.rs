@@ -14,11 +14,11 @@ use linerate_guest::qmp::Qmp;
 use linerate_guest::registry::{GuestRecord, Origin, Registry};
 use serde_json::{Value, json};
 
-use super::super::domain::Leaving;
+use super::super::domain::OutgoingDomain;
 use super::super::worker::{Guest, Worker};
 use super::super::{Input, Outgoing};
 use super::{LONG, outgoing_of};
-use crate::gate::{Gate, Gates};
+use crate::gate::{StreamGate, StreamGates};
 
 /// What it answers, and how often it was asked for the run state.
 #[derive(Default)]
@@ -80,10 +80,10 @@ impl Fake {
 /// A domain of this hypervisor that is about to be handed over.
 fn leaving(dir: &Path, fake: &Fake) -> (Arc<Outgoing>, Receiver<Input>, Worker) {
     let stream = dir.join("mig.sock");
-    let gates = Arc::new(Gates::default());
+    let gates = Arc::new(StreamGates::default());
     let asked = DomainMove { stream: stream.clone(), job: dir.join("job.sock"), uuid: String::new() };
-    gates.add(Arc::new(Gate::new(&stream, Box::new(|_| Ok(()))).unwrap()));
-    let (outgoing, inputs) = outgoing_of(Some(Leaving::new(&asked, gates, None)));
+    gates.add(Arc::new(StreamGate::new(&stream, Box::new(|_| Ok(()))).unwrap()));
+    let (outgoing, inputs) = outgoing_of(Some(OutgoingDomain::new(&asked, gates, None)));
     let monitor = dir.join("qmp.sock");
     fake.serve(&monitor);
     let qmp = Qmp::connect(&monitor, Instant::now() + LONG).unwrap();
@@ -112,7 +112,7 @@ fn leaving(dir: &Path, fake: &Fake) -> (Arc<Outgoing>, Receiver<Input>, Worker) 
 }
 
 fn is_held(inputs: &Receiver<Input>) -> bool {
-    inputs.try_iter().any(|input| matches!(input, Input::Event(Event::Holding { .. })))
+    inputs.try_iter().any(|input| matches!(input, Input::Event(Event::PreSwitchover { .. })))
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn a_domain_that_somebody_suspended_is_not_taken_for_one_that_is_handed_over() {
     fake.says("finish-migrate", "pre-switchover");
     while !matches!(
         inputs.recv_timeout(LONG).expect("it is handed over"),
-        Input::Event(Event::Holding { .. })
+        Input::Event(Event::PreSwitchover { .. })
     ) {}
     worker.finish();
 }

@@ -109,7 +109,7 @@ impl State {
         let downtime = self.guest.qemu.downtime_ms(Self::deadline()).ok().flatten();
         *self.qemu_downtime_ms.lock().unwrap_or_else(PoisonError::into_inner) = downtime;
         let (registry, record) = (&self.guest.registry, &self.guest.record);
-        let how = process::StopHow::Quit;
+        let how = process::StopMethod::Quit;
         let left = LeftRam::of(record);
         let qmp = Some(self.guest.qemu.qmp());
         process::stop(registry, record, qmp, how, Self::deadline())

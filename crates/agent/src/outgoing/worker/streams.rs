@@ -1,9 +1,7 @@
 //! What the worker does where RAM goes in QEMU's own streams: disks that go along first, then RAM beside them.
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
-use linerate_core::policy::left_for_ram;
 use linerate_core::source::Event;
 use linerate_core::{Code, Fault, Side, Step, StreamSettings, Time};
 use linerate_guest::migrate::{MigrateError, StreamLimits, StreamOptions, StreamProgress, Writes};
@@ -20,11 +18,8 @@ impl State {
         self.accept(Service::Migration, usize::from(settings.channels) + 1)?;
         let failed = |error: MigrateError| qemu_fault(Step::Copy, &error);
         let Guest { qemu, state_socket, .. } = &mut self.guest;
-        let request = &self.shared.request;
-        let limits = StreamLimits {
-            downtime: Duration::from_millis(request.blackout_budget_ms().into()),
-            throttle: request.throttle,
-        };
+        let limits = self.shared.brain().limits().clone();
+        let limits = StreamLimits { downtime: limits.max_blackout, throttle: limits.throttle };
         let options = StreamOptions {
             channels: settings.channels,
             return_path: settings.return_path,
@@ -38,8 +33,7 @@ impl State {
             disks.into_iter().for_each(|disks| shared.tell(Event::Disks(disks)));
             let streamed = shared.streamed(progress);
             shared.tell(Event::Streamed(streamed));
-            let disks_left = disks.unwrap_or_default().left_bytes();
-            left_for_ram(limits.downtime, disks_left, streamed.remaining_bytes, streamed.bytes_per_s)
+            shared.brain().ram_blackout(disks.unwrap_or_default(), streamed)
         };
         let held = qemu.wait_streams_held(&|| abandon.load(Ordering::SeqCst), &mut tell).map_err(failed)?;
         let stopped_at: Time = self.shared.clock.at(held.stopped_at);

@@ -8,14 +8,14 @@ use linerate_net::monitor::{InterfaceEvent, Monitor};
 use crate::faults::chain;
 
 /// Watches until it is dropped.
-pub(crate) struct Carriers {
+pub(crate) struct CarrierWatch {
     monitor: Option<Monitor>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Carriers {
+impl CarrierWatch {
     /// Calls `down` with the name of an interface that loses its carrier: at once, without any time-out.
-    pub fn watch(down: impl Fn(&str) + Send + 'static) -> Carriers {
+    pub fn watch(down: impl Fn(&str) + Send + 'static) -> CarrierWatch {
         let (events, changes) = channel::<InterfaceEvent>();
         let monitor = Monitor::start(events)
             .inspect_err(|error| {
@@ -30,11 +30,11 @@ impl Carriers {
             }
         };
         let thread = std::thread::Builder::new().name("carrier".into()).spawn(watching).ok();
-        Carriers { monitor, thread }
+        CarrierWatch { monitor, thread }
     }
 }
 
-impl Drop for Carriers {
+impl Drop for CarrierWatch {
     fn drop(&mut self) {
         self.monitor = None;
         if let Some(thread) = self.thread.take() {

@@ -31,20 +31,20 @@ use linerate_net::interfaces;
 use linerate_net::links::{Link, pair, parse_networks};
 
 use crate::faults::fault;
-use carriers::Carriers;
+use carriers::CarrierWatch;
 pub(crate) use dialler::Dialler;
 pub(crate) use losses::Losses;
 pub(crate) use opener::RdmaPort;
 pub(crate) use session::{NotOpened, Session};
 use supervisor::Supervisor;
-pub(crate) use view::{ChannelView, describe};
+pub(crate) use view::{ChannelStatus, describe};
 
 /// All links of a session. Dropping it closes them.
 pub(crate) struct Links<S: Session> {
     session: Arc<S>,
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
-    carriers: Option<Carriers>,
+    carriers: Option<CarrierWatch>,
 }
 
 impl<S: Session> Links<S> {
@@ -69,7 +69,7 @@ impl<S: Session> Links<S> {
             links.start(link);
         }
         let told = session.clone();
-        links.carriers = Some(Carriers::watch(move |name| told.losses().interface_down(name)));
+        links.carriers = Some(CarrierWatch::watch(move |name| told.losses().interface_down(name)));
         Ok(links)
     }
 

@@ -15,14 +15,14 @@ use linerate_wire::frame::Role;
 
 use super::dialler::Dialler;
 use super::losses::Loss;
-use super::trust::Trust;
-use super::view::{ChannelView, describe};
+use super::trust::RdmaHealth;
+use super::view::{ChannelStatus, describe};
 use crate::faults::chain;
 use crate::session::probe::{OpenError, probe, tcp_carrier};
 
 /// A channel that has moved its probe.
 pub(super) struct Opened {
-    pub view: ChannelView,
+    pub view: ChannelStatus,
     pub carrier: Carrier,
 }
 
@@ -47,7 +47,7 @@ pub(crate) fn rdma_port(link: &Link) -> Option<RdmaPort> {
 pub(super) struct Opener {
     link: Link,
     rdma_here: bool,
-    trust: Trust,
+    trust: RdmaHealth,
     carries_rdma: bool,
     /// As the link's control connection showed it.
     round_trip: RoundTrip,
@@ -55,7 +55,7 @@ pub(super) struct Opener {
 
 impl Opener {
     pub fn new(link: Link, rdma_here: bool) -> Opener {
-        let (trust, round_trip) = (Trust::default(), RoundTrip::default());
+        let (trust, round_trip) = (RdmaHealth::default(), RoundTrip::default());
         Opener { link, rdma_here, trust, carries_rdma: false, round_trip }
     }
 
@@ -143,13 +143,13 @@ impl Opener {
         let (sender, acks, closer) = rdma::send::halves(connection, options);
         let mut carrier = Carrier { sender: Box::new(sender), acks: Box::new(acks), closer };
         probe(&mut carrier)?;
-        Ok(Opened { view: ChannelView::new(channel, carrier.sender.stats(), None), carrier })
+        Ok(Opened { view: ChannelStatus::new(channel, carrier.sender.stats(), None), carrier })
     }
 
     fn connection(&self, dialler: &Dialler) -> Result<Opened, OpenError> {
         let (channel, stream) = dialler.connect(&Route::from(&self.link), Role::Data, self.link.id)?;
         let carrier = tcp_carrier(&stream)?;
-        let view = ChannelView::new(channel, carrier.sender.stats(), TcpProgress::of(&stream));
+        let view = ChannelStatus::new(channel, carrier.sender.stats(), TcpProgress::of(&stream));
         Ok(Opened { view, carrier })
     }
 }

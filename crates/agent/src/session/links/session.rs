@@ -5,13 +5,13 @@ use std::sync::Arc;
 use linerate_core::{ChannelId, LinkId, PathId};
 use linerate_net::control::ControlPath;
 use linerate_net::links::Link;
-use linerate_net::pump::{Carrier, PumpHandle};
+use linerate_net::pump::{Carrier, ChannelHandle};
 
 use super::dialler::Dialler;
 use super::losses::Losses;
 use super::opener::RdmaPort;
-use super::view::ChannelView;
-use crate::session::carriage::Carriage;
+use super::view::ChannelStatus;
+use crate::session::carriage::StreamTransport;
 use crate::session::probe::OpenError;
 
 /// A session as the threads of its links know it.
@@ -21,7 +21,7 @@ pub(crate) trait Session: Send + Sync + 'static {
     fn losses(&self) -> &Losses;
 
     /// The streams of the session; a link then has channels back, too.
-    fn streams(&self) -> Option<Arc<Carriage>>;
+    fn streams(&self) -> Option<Arc<StreamTransport>>;
 
     /// Puts a welcomed control connection to use, and gives it to the loop.
     fn attach_path(&self, connection: ControlPath, link: Option<LinkId>) -> std::io::Result<PathId>;
@@ -32,7 +32,7 @@ pub(crate) trait Session: Send + Sync + 'static {
         channel: ChannelId,
         link: LinkId,
         carrier: Carrier,
-    ) -> Result<PumpHandle, OpenError>;
+    ) -> Result<ChannelHandle, OpenError>;
 
     /// All of it is about to end: what is lost now is no news.
     fn is_ending(&self) -> bool;
@@ -46,7 +46,7 @@ pub(crate) trait Session: Send + Sync + 'static {
     fn fell_back(&self, link: &Link, reason: &str);
 
     /// All channels of a link have moved their probes, and carry from now on.
-    fn opened(&self, link: &Link, channels: Vec<ChannelView>, rdma: bool);
+    fn opened(&self, link: &Link, channels: Vec<ChannelStatus>, rdma: bool);
 
     fn not_opened(&self, failure: &NotOpened<'_>);
 

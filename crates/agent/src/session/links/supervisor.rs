@@ -8,7 +8,7 @@ use std::time::Duration;
 use linerate_api::Transport;
 use linerate_core::{ChannelId, PathId};
 use linerate_net::links::Link;
-use linerate_net::pump::PumpHandle;
+use linerate_net::pump::ChannelHandle;
 use linerate_net::round_trip::RoundTrip;
 use linerate_net::tcp::connect::Route;
 use linerate_wire::frame::Role;
@@ -30,7 +30,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// An open link, or the part of it that is open.
 struct Open {
     channels: Vec<ChannelId>,
-    pumps: Vec<PumpHandle>,
+    pumps: Vec<ChannelHandle>,
     back: Back,
     path: Option<PathId>,
 }
@@ -132,7 +132,7 @@ impl<S: Session> Supervisor<S> {
     fn open_back(&self, back: &mut Back, route: &Route, count: usize) -> Result<(), OpenError> {
         let Some(carriage) = self.session.streams() else { return Ok(()) };
         for _ in 0..count {
-            let (channel, stream) = self.session.dialler().connect(route, Role::DataBack, self.link.id)?;
+            let (channel, stream) = self.session.dialler().connect(route, Role::ReverseData, self.link.id)?;
             back.serve(&carriage, channel, stream)?;
         }
         Ok(())

@@ -12,7 +12,7 @@ const FAILURES_MAX: u32 = 3;
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Default)]
-pub(super) struct Trust {
+pub(super) struct RdmaHealth {
     failures: u32,
     /// When it failed last, and why, if it has not connected since.
     last: Option<(Instant, String)>,
@@ -20,7 +20,7 @@ pub(super) struct Trust {
     told: bool,
 }
 
-impl Trust {
+impl RdmaHealth {
     /// It failed while the link may have worked.
     pub fn failed(&mut self, reason: &str, now: Instant) {
         self.failures += 1;
@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn rdma_is_tried_again_until_it_has_failed_some_times() {
-        let (mut trust, begun) = (Trust::default(), Instant::now());
+        let (mut trust, begun) = (RdmaHealth::default(), Instant::now());
         assert!(!trust.may_try(begun + TRY_AGAIN_AFTER), "it has not failed");
         for failure in 1..FAILURES_MAX {
             trust.failed("broken", begun);
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn a_link_that_is_cut_costs_no_trust() {
-        let mut trust = Trust::default();
+        let mut trust = RdmaHealth::default();
         for _ in 0..2 * FAILURES_MAX {
             trust.failed("silent", Instant::now());
             trust.was_not_rdma();

@@ -8,7 +8,7 @@ use linerate_net::stats::{ChannelStats, Counters};
 use linerate_net::tcp::stats::Progress as TcpProgress;
 
 /// What a channel carries.
-pub(crate) struct ChannelView {
+pub(crate) struct ChannelStatus {
     pub id: ChannelId,
     pub stats: Arc<ChannelStats>,
     tcp: Option<TcpProgress>,
@@ -16,9 +16,9 @@ pub(crate) struct ChannelView {
     resent: u64,
 }
 
-impl ChannelView {
-    pub fn new(id: ChannelId, stats: Arc<ChannelStats>, tcp: Option<TcpProgress>) -> ChannelView {
-        ChannelView { id, stats, tcp, resent: 0 }
+impl ChannelStatus {
+    pub fn new(id: ChannelId, stats: Arc<ChannelStats>, tcp: Option<TcpProgress>) -> ChannelStatus {
+        ChannelStatus { id, stats, tcp, resent: 0 }
     }
 
     /// What it carried, and the segments that TCP sent again.
@@ -46,7 +46,7 @@ mod tests {
         let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let tcp = TcpProgress::of(&linerate_net::tcp::Stream::new(stream.try_clone().unwrap()).unwrap());
         assert!(tcp.is_some(), "this kernel tells nothing of connections");
-        let mut view = ChannelView { resent: 7, ..ChannelView::new(0, Arc::default(), tcp) };
+        let mut view = ChannelStatus { resent: 7, ..ChannelStatus::new(0, Arc::default(), tcp) };
         assert_eq!(view.look().1, 0, "what the kernel says of a living one");
         view.resent = 7;
         drop((listener, stream));

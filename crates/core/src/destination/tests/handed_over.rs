@@ -18,9 +18,9 @@ fn loading() -> Driver {
 #[test]
 fn a_guest_that_libvirt_runs_is_let_go() {
     let mut driver = loading();
-    assert_eq!(driver.receive(Message::Finished).first(), Some(&Action::Release));
+    assert_eq!(driver.receive(Message::Finished).first(), Some(&Action::RestoreHypervisor));
     assert_eq!(driver.brain.outcome(), Outcome::Pending);
-    let actions = driver.tell(Event::Released);
+    let actions = driver.tell(Event::HypervisorRestored);
     assert!(
         actions.starts_with(&[Action::Journal(DestinationPhase::Finished), Action::End(None)]),
         "{actions:?}"
@@ -31,7 +31,10 @@ fn a_guest_that_libvirt_runs_is_let_go() {
 fn guest_of_another_mode_is_not_let_go() {
     let mut driver = Driver::at(Loading);
     let actions = driver.receive(Message::Finished);
-    assert!(actions.contains(&Action::TearDown) && !actions.contains(&Action::Release), "{actions:?}");
+    assert!(
+        actions.contains(&Action::Discard) && !actions.contains(&Action::RestoreHypervisor),
+        "{actions:?}"
+    );
 }
 
 #[test]
@@ -60,9 +63,9 @@ fn what_cannot_be_let_go_is_torn_down() {
     let mut driver = loading();
     driver.receive(Message::Finished);
     let actions = driver.tell(Event::Failed(fault(Code::HypervisorFailed)));
-    assert!(actions.contains(&Action::TearDown), "{actions:?}");
+    assert!(actions.contains(&Action::Discard), "{actions:?}");
     // It is neither run nor let go any more.
-    assert_eq!(driver.tell(Event::Released), []);
+    assert_eq!(driver.tell(Event::HypervisorRestored), []);
 }
 
 #[test]
@@ -70,7 +73,7 @@ fn unknown_mode_is_refused_with_a_sentence() {
     let mut driver = Driver::new();
     let actions = driver.receive(offer_in(Err(UnknownMode { number: 9, fields: vec![1, 2] })));
     assert!(!actions.iter().any(|action| matches!(action, Action::Admit { .. })), "{actions:?}");
-    let told = driver.tell(Event::TornDown);
+    let told = driver.tell(Event::Discarded);
     let fault = driver.fault().cloned().unwrap();
     assert!(says(&told, |message| *message == Message::Abort(fault.clone())), "{told:?}");
     assert_eq!((fault.code, fault.side), (Code::NotMigratable, Side::Destination));

@@ -17,7 +17,7 @@ fn commits(actions: &[Action]) -> bool {
 }
 
 fn aborts(actions: &[Action]) -> bool {
-    actions.contains(&Action::Journal(DestinationPhase::Aborted)) && actions.contains(&Action::TearDown)
+    actions.contains(&Action::Journal(DestinationPhase::Aborted)) && actions.contains(&Action::Discard)
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn the_disks_are_compared_before_anything_is_loaded() {
     assert_eq!(actions.first(), Some(&Action::CheckDisks("[7]".into())));
     let differs = Fault::new(Code::GuestDiffers, Step::Blackout, Side::Destination, "another image");
     assert!(aborts(&driver.tell(Event::Failed(differs.clone()))));
-    assert!(says(&driver.tell(Event::TornDown), |message| *message == Message::Abort(differs.clone())));
+    assert!(says(&driver.tell(Event::Discarded), |message| *message == Message::Abort(differs.clone())));
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn loaded_is_said_only_when_the_journal_has_it() {
     let mut driver = Driver::at(Noting);
     let mut actions = driver.tell(Event::Failed(fault(Code::JournalFailed)));
     assert!(aborts(&actions), "{actions:?}");
-    actions.extend(driver.tell(Event::TornDown));
+    actions.extend(driver.tell(Event::Discarded));
     assert!(!says(&actions, |message| *message == Message::Loaded), "{actions:?}");
 }
 
@@ -145,7 +145,7 @@ fn who_is_heard_again_decides_over_a_loaded_guest() {
         (|d| d.receive(Message::Commit), true),
         (|d| d.tell(Event::CommitAgain { copy: false }), true),
         (|d| d.receive(Message::Abort(fault(Code::Cancelled))), false),
-        (|d| d.tell(Event::Withdrawn), false),
+        (|d| d.tell(Event::RolledBackAtSource), false),
     ];
     for (n, (word, runs)) in words.into_iter().enumerate() {
         let mut driver = Driver::at(Loaded);
@@ -181,7 +181,7 @@ fn a_commit_said_again_is_taken_once_loaded_and_only_then() {
         let (fault, outcome) = (driver.fault().cloned(), driver.brain.outcome());
         let actions = driver.tell(Event::CommitAgain { copy: false });
         assert_eq!(commits(&actions), state == Loaded, "{state:?}: {actions:?}");
-        assert!(!actions.contains(&Action::TearDown), "{state:?}: {actions:?}");
+        assert!(!actions.contains(&Action::Discard), "{state:?}: {actions:?}");
         assert_eq!((driver.fault().cloned(), driver.brain.outcome()), (fault, outcome), "{state:?}");
         assert!(!commits(&driver.tell(Event::CommitAgain { copy: false })), "{state:?}: twice");
     }
@@ -235,14 +235,14 @@ fn a_guest_that_cannot_run_is_returned_after_it_is_gone() {
         let actions = driver.tell(Event::CannotRun(fault(Code::HypervisorFailed)));
         if state != Resuming {
             let ends = actions.contains(&Action::Journal(DestinationPhase::Returned))
-                || actions.contains(&Action::TearDown);
+                || actions.contains(&Action::Discard);
             assert!(!ends, "{state:?}: {actions:?}");
             continue;
         }
-        assert_eq!(actions, [Action::Journal(DestinationPhase::Returned), Action::TearDown]);
+        assert_eq!(actions, [Action::Journal(DestinationPhase::Returned), Action::Discard]);
         assert_eq!(driver.brain.outcome(), Outcome::Pending, "not before it is gone");
         assert!(!driver.brain.is_committed());
-        let told = driver.tell(Event::TornDown);
+        let told = driver.tell(Event::Discarded);
         let refused = Message::Abort(fault(Code::HypervisorFailed));
         assert!(says(&told, |message| *message == refused), "{told:?}");
         assert_eq!(driver.brain.outcome(), Outcome::Returned);
@@ -264,7 +264,7 @@ fn a_guest_whose_hypervisor_ended_after_commit_is_gone_and_given_back_to_nobody(
         }
         assert_eq!(actions, [Action::End(Some(fault(Code::GuestGone)))]);
         for event in [
-            Event::Withdrawn,
+            Event::RolledBackAtSource,
             Event::CommitAgain { copy: false },
             Event::Resolve(true),
             Event::Cancel,
@@ -302,7 +302,7 @@ fn a_commit_that_the_disk_does_not_take_gives_the_guest_back_only_to_a_source_th
         let mut driver = Driver::at(Loaded);
         assert!(commits(&word(&mut driver)), "{n}");
         for _ in 0..200 {
-            let mut actions = driver.tell(Event::Withdrawn);
+            let mut actions = driver.tell(Event::RolledBackAtSource);
             actions.extend(driver.tell(unwritten()));
             actions.extend(driver.tell(Event::Tick));
             assert!(
@@ -310,7 +310,7 @@ fn a_commit_that_the_disk_does_not_take_gives_the_guest_back_only_to_a_source_th
                 "{n}: this copy may be the only one: {actions:?}"
             );
             driver.now = driver.now + crate::recovery::RETRY_AFTER;
-            assert!(commits(&driver.tell(Event::Heard(PATH))), "{n}: it is written until it sticks");
+            assert!(commits(&driver.tell(Event::PathAlive(PATH))), "{n}: it is written until it sticks");
         }
         let runs = driver.tell(Event::Journaled(DestinationPhase::Committed));
         assert_eq!(runs, [Action::Run { ran: true }], "{n}");
@@ -322,7 +322,7 @@ fn a_commit_that_is_not_on_disk_is_taken_back_by_who_said_it() {
     let mut driver = Driver::at(Loaded);
     driver.tell(Event::CommitAgain { copy: false });
     driver.tell(Event::Failed(fault(Code::JournalFailed)));
-    let actions = driver.tell(Event::Withdrawn);
+    let actions = driver.tell(Event::RolledBackAtSource);
     assert!(aborts(&actions) && !commits(&actions), "{actions:?}");
     driver.now = ms(3_600_000);
     assert!(!commits(&driver.tell(Event::Tick)));
@@ -358,7 +358,7 @@ fn a_guest_that_cannot_run_is_kept_while_nobody_says_that_he_can_have_it_back() 
         |d| d.tell(Event::CommitAgain { copy: false }),
         |d| d.tell(Event::PathLost(PATH)),
         |d| d.tell(Event::PathUp(PATH + 1)),
-        |d| d.tell(Event::Heard(PATH)),
+        |d| d.tell(Event::PathAlive(PATH)),
     ];
     for (n, alone) in alone.into_iter().enumerate() {
         let mut driver = Driver::at(Resuming);

@@ -6,7 +6,7 @@ use super::*;
 fn the_destination_is_told_of_the_stop_before_anything_that_follows_from_it() {
     for ran in [true, false] {
         let mut driver = Driver::at(Switching);
-        let actions = driver.tell(Event::Holding { ran, disks: "[7]".into() });
+        let actions = driver.tell(Event::PreSwitchover { ran, disks: "[7]".into() });
         let wanted = Message::Stopped { ran, disks: "[7]".into() };
         assert!(says(&actions, |message| *message == wanted), "{actions:?}");
         assert!(actions.contains(&Action::WriteDeviceState), "{actions:?}");
@@ -106,7 +106,7 @@ fn a_roll_back_is_written_before_it_ends() {
 fn a_clean_up_that_never_ends_is_left_to_recovery_and_not_written() {
     let mut driver = Driver::at(CleaningUp);
     driver.now = driver.now + driver.brain.config.step_timeout;
-    let actions = driver.tell(Event::Heard(PATH));
+    let actions = driver.tell(Event::PathAlive(PATH));
     assert!(!actions.contains(&Action::Journal(SourcePhase::Finished)), "{actions:?}");
     let ends = actions.iter().any(|action| matches!(action, Action::End(ending) if ending.unfinished));
     assert!(ends, "{actions:?}");
@@ -164,7 +164,7 @@ fn a_hypervisor_that_ends_when_nothing_of_it_is_needed_any_more_does_not_end_the
         let mut driver = Driver::at(state);
         let mut actions = driver.tell(gone());
         driver.now = ms(3_600_000);
-        actions.extend(driver.tell(Event::Heard(PATH)));
+        actions.extend(driver.tell(Event::PathAlive(PATH)));
         actions.extend(driver.tell(Event::RolledBack { guest: GuestState::Gone, complete: true }));
         assert!(actions.contains(&Action::RollBack), "{state:?}: {actions:?}");
         assert!(!says(&actions, |message| matches!(message, Message::Abort(_))), "{state:?}: {actions:?}");
@@ -178,7 +178,7 @@ fn a_hypervisor_that_ends_when_nothing_of_it_is_needed_any_more_does_not_end_the
         assert!(actions.contains(&Action::RollBack), "{state:?}: {actions:?}");
         actions.extend(driver.tell(Event::RolledBack { guest: GuestState::Gone, complete: true }));
         driver.now = ms(3_600_000);
-        actions.extend(driver.tell(Event::Heard(PATH)));
+        actions.extend(driver.tell(Event::PathAlive(PATH)));
         assert!(
             !says(&actions, |message| matches!(message, Message::Abort(_) | Message::Commit)),
             "{actions:?}"

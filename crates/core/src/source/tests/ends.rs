@@ -50,9 +50,9 @@ fn a_later_agent_is_to_tell_of_a_roll_back_until_the_destination_has_answered() 
         let actions = driver.tell(rolled_back(true));
         let at = |wanted: Action| actions.iter().position(|action| *action == wanted);
         let record = at(Action::Journal(SourcePhase::RolledBack)).expect("it is written");
-        let untold = at(Action::Untold(true));
+        let untold = at(Action::NoticeDue(true));
         assert_eq!(untold.map(|at| at + 1 == record), (state >= Sealing).then_some(true), "{state:?}");
-        let told = driver.receive(Message::Aborted).contains(&Action::Untold(false));
+        let told = driver.receive(Message::Aborted).contains(&Action::NoticeDue(false));
         assert_eq!(told, state >= Sealing, "{state:?}");
         // One that answered first, and one that may have the only copy, need no word.
         for (heard, guest) in [(true, rolled_back(true)), (false, rolled_back(false))] {
@@ -61,7 +61,7 @@ fn a_later_agent_is_to_tell_of_a_roll_back_until_the_destination_has_answered() 
             if heard {
                 driver.receive(Message::Aborted);
             }
-            assert!(!driver.tell(guest).contains(&Action::Untold(true)), "{state:?}");
+            assert!(!driver.tell(guest).contains(&Action::NoticeDue(true)), "{state:?}");
         }
     }
 }

@@ -17,14 +17,14 @@ fn the_stream_is_let_through_only_after_ram_is_sealed_and_nothing_is_committed()
     for state in all().into_iter().filter(|state| *state < Sealing) {
         let mut driver = handed_over(state);
         let actions = driver.receive(Message::RamSealed);
-        assert!(!actions.contains(&Action::LetThrough), "{state:?}: {actions:?}");
+        assert!(!actions.contains(&Action::ReleaseStream), "{state:?}: {actions:?}");
     }
     let mut driver = handed_over(Sealing);
     let actions = driver.receive(Message::RamSealed);
-    assert_eq!(actions.first(), Some(&Action::LetThrough));
+    assert_eq!(actions.first(), Some(&Action::ReleaseStream));
     assert!(!actions.contains(&Action::WriteDeviceState), "{actions:?}");
     assert_eq!(driver.brain.step(), Step::Commit);
-    assert_eq!(driver.tell(Event::Left).first(), Some(&Action::CleanUp));
+    assert_eq!(driver.tell(Event::GuestLeft).first(), Some(&Action::CleanUp));
     let actions = driver.tell(Event::CleanedUp);
     assert!(actions.contains(&Action::Journal(SourcePhase::Finished)), "{actions:?}");
     assert!(says(&actions, |message| *message == Message::Finished), "{actions:?}");
@@ -50,7 +50,7 @@ fn only_his_word_or_that_he_has_none_ends_what_was_let_through() {
         assert!(!other(&mut driver).contains(&Action::RollBack), "{n}: somebody else decides");
     }
     driver.tell(Event::PathUp(PATH + 1));
-    assert_eq!(driver.tell(Event::Left).first(), Some(&Action::CleanUp));
+    assert_eq!(driver.tell(Event::GuestLeft).first(), Some(&Action::CleanUp));
 
     let mut driver = handed_over(Loading);
     let actions = driver.tell(Event::Failed(fault(Code::HypervisorFailed)));
@@ -62,7 +62,7 @@ fn only_his_word_or_that_he_has_none_ends_what_was_let_through() {
     // It is not waited for without end.
     let mut driver = handed_over(Loading);
     driver.now = driver.now + DECIDES_WITHIN;
-    driver.tell(Event::Heard(PATH));
+    driver.tell(Event::PathAlive(PATH));
     let State::RollingBack(roll_back) = &driver.brain.state else { panic!("{:?}", driver.brain.state) };
     assert_eq!(roll_back.fault().code, Code::TimedOut);
 }
@@ -71,7 +71,7 @@ fn only_his_word_or_that_he_has_none_ends_what_was_let_through() {
 fn that_the_guest_has_left_is_no_news_before_it_was_let_go() {
     for state in [Copying, Sealing] {
         let mut driver = handed_over(state);
-        let actions = driver.tell(Event::Left);
+        let actions = driver.tell(Event::GuestLeft);
         assert!(actions.contains(&Action::RollBack), "{state:?}: {actions:?}");
     }
 }

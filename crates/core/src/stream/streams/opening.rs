@@ -2,9 +2,9 @@
 
 use super::{Event, Phase, Stream, Streams};
 use crate::StreamNote;
+use crate::stream::fair_queue::Class;
 use crate::stream::receive::ReceiveHalf;
 use crate::stream::send::SendHalf;
-use crate::stream::turns::Class;
 use crate::stream::{End, OpenError, StreamId, StreamViolation};
 
 impl Streams {

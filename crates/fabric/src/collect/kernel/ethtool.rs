@@ -1,14 +1,14 @@
-//! Ethtool netlink: speed, negotiation, FEC, pause, rings, queues, offloads. One dump each for all ports.
+//! Ethtool netlink: speed, negotiation, FEC, pause, rings, queues, offloads. One dump each for all ports. And
+//! devlink: versions of the firmware that runs on adapters.
 //!
-//! Numbers are those of `linux/ethtool_netlink.h`.
+//! Numbers are those of `linux/ethtool_netlink.h` and `linux/devlink.h`.
+
+use std::collections::BTreeMap;
 
 use linerate_net::netlink::NetlinkError;
 use netlink_packet_core::NLM_F_DUMP;
 
-use super::ask::is_absent;
-use super::attributes::{Attributes, Writer};
-use super::bitset;
-use super::generic::Family;
+use super::netlink::{Attributes, Family, Writer, is_absent, named_bits, set_bits};
 use crate::model::{Duplex, Fec, Note, Pause, Port, Queues, Rings};
 
 /// First attribute of every message: which port.
@@ -82,12 +82,12 @@ fn link_modes(answer: Attributes<'_>, port: &mut Port) {
     link.autonegotiation = answer.u8(2).map(|on| on == 1);
     if let Some(ours) = answer.nested(3) {
         let modes: Vec<(String, bool)> =
-            bitset::named(ours).into_iter().filter(|(name, _)| name.contains("base")).collect();
+            named_bits(ours).into_iter().filter(|(name, _)| name.contains("base")).collect();
         link.supported = modes.iter().map(|(name, _)| name.clone()).collect();
         link.advertised = modes.into_iter().filter(|(_, offered)| *offered).map(|(name, _)| name).collect();
     }
     if let Some(peer) = answer.nested(4) {
-        link.peer = bitset::set(peer).into_iter().filter(|name| name.contains("base")).collect();
+        link.peer = set_bits(peer).into_iter().filter(|name| name.contains("base")).collect();
     }
     link.speed_mbps = answer.u32(5).filter(|speed| *speed != UNKNOWN_SPEED && *speed != 0);
     link.duplex = match answer.u8(6) {
@@ -122,10 +122,10 @@ fn link_state(answer: Attributes<'_>, port: &mut Port) {
 fn features(answer: Attributes<'_>, port: &mut Port) {
     const SWITCHABLE: u16 = 2;
     const ACTIVE: u16 = 4;
-    for name in answer.nested(SWITCHABLE).map(bitset::set).unwrap_or_default() {
+    for name in answer.nested(SWITCHABLE).map(set_bits).unwrap_or_default() {
         port.offloads.insert(name, false);
     }
-    for name in answer.nested(ACTIVE).map(bitset::set).unwrap_or_default() {
+    for name in answer.nested(ACTIVE).map(set_bits).unwrap_or_default() {
         port.offloads.insert(name, true);
     }
 }
@@ -162,7 +162,7 @@ fn fec(answer: Attributes<'_>, port: &mut Port) {
         Some(74) => Some("llrs"),
         _ => None,
     };
-    let configured = answer.nested(2).map(bitset::set).unwrap_or_default();
+    let configured = answer.nested(2).map(set_bits).unwrap_or_default();
     let fec = Fec {
         active: active.map(str::to_owned),
         configured: configured.into_iter().map(|name| name.to_ascii_lowercase()).collect(),
@@ -171,81 +171,135 @@ fn fec(answer: Attributes<'_>, port: &mut Port) {
     port.fec = (fec.active.is_some() || !fec.configured.is_empty()).then_some(fec);
 }
 
+const DEVLINK_INFO_GET: u8 = 51;
+/// What the field calls *the* firmware version, best first.
+const FIRMWARE_NAMES: [&str; 3] = ["fw", "fw.version", "fw.mgmt"];
+
+/// Firmware version by the device's address, such as `0000:3b:00.0`. Empty where the kernel has no devlink.
+pub fn firmware() -> Result<BTreeMap<String, String>, NetlinkError> {
+    let Some(mut family) = Family::find("devlink")? else { return Ok(BTreeMap::new()) };
+    let answers = family.ask(DEVLINK_INFO_GET, NLM_F_DUMP, Writer::new())?;
+    Ok(answers.iter().filter_map(|answer| firmware_version(Attributes::new(answer))).collect())
+}
+
+fn firmware_version(answer: Attributes<'_>) -> Option<(String, String)> {
+    const DEVICE: u16 = 2;
+    const RUNNING: u16 = 101;
+    const NAME: u16 = 103;
+    const VALUE: u16 = 104;
+    let running = answer.iter().filter(|(kind, _)| *kind == RUNNING).map(|(_, one)| Attributes::new(one));
+    let versions: BTreeMap<String, String> =
+        running.filter_map(|one| Some((one.text(NAME)?, one.text(VALUE)?))).collect();
+    let version = FIRMWARE_NAMES.iter().find_map(|name| versions.get(*name))?;
+    Some((answer.text(DEVICE)?, version.clone()))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::*;
+    mod ethtool {
+        use super::super::*;
 
-    fn bit(name: &str, set: bool) -> Writer {
-        let bit = Writer::new().u32(1, 0).text(2, name);
-        Writer::new().nest(1, if set { bit.bytes(3, &[]) } else { bit })
+        fn bit(name: &str, set: bool) -> Writer {
+            let bit = Writer::new().u32(1, 0).text(2, name);
+            Writer::new().nest(1, if set { bit.bytes(3, &[]) } else { bit })
+        }
+
+        fn bits(all: &[(&str, bool)]) -> Writer {
+            let bytes = all.iter().flat_map(|(name, set)| bit(name, *set).finish()).collect::<Vec<u8>>();
+            Writer::new().bytes(3, &bytes)
+        }
+
+        /// Form: Documentation/networking/ethtool-netlink.rst of Linux.
+        fn ask(command: u8, attributes: Writer) -> Port {
+            let mut ports = vec![Port { name: "ens1f0".into(), ..Port::default() }];
+            let question = QUESTIONS.iter().find(|question| question.command == command).unwrap();
+            let header = Writer::new().nest(HEADER, Writer::new().u32(1, 3).text(2, "ens1f0"));
+            answer_of(question, &[header.finish(), attributes.finish()].concat(), &mut ports);
+            ports.remove(0)
+        }
+
+        #[test]
+        fn a_25g_port_that_negotiates_with_a_10g_switch() {
+            let ours = bits(&[
+                ("Autoneg", true),
+                ("10000baseCR/Full", true),
+                ("25000baseCR/Full", false),
+                ("FIBRE", true),
+            ]);
+            let peer = bits(&[("10000baseCR/Full", true)]);
+            let peer = Writer::new().bytes(1, &[]).bytes(3, Attributes::new(&peer.finish()).get(3).unwrap());
+            let answer = Writer::new().u8(2, 1).nest(3, ours).nest(4, peer).u32(5, 10_000).u8(6, 1);
+            let link = ask(4, answer).link;
+            assert_eq!(link.autonegotiation, Some(true));
+            assert_eq!(link.supported, ["10000baseCR/Full", "25000baseCR/Full"]);
+            assert_eq!(link.advertised, ["10000baseCR/Full"]);
+            assert_eq!(link.peer, ["10000baseCR/Full"]);
+            assert_eq!((link.speed_mbps, link.duplex), (Some(10_000), Some(Duplex::Full)));
+            assert_eq!((link.speed_max_mbps(), link.peer_speed_max_mbps()), (Some(25_000), Some(10_000)));
+        }
+
+        #[test]
+        fn a_port_without_link_has_no_speed_and_says_why() {
+            let link = ask(4, Writer::new().u32(5, u32::MAX).u8(6, 0xff)).link;
+            assert_eq!((link.speed_mbps, link.duplex), (None, None));
+            let link = ask(6, Writer::new().u8(2, 0).u8(5, 4)).link;
+            assert_eq!(link.down_reason.as_deref(), Some("no cable"));
+            assert_eq!(ask(6, Writer::new().u8(2, 1).u8(5, 4)).link.down_reason, None);
+        }
+
+        #[test]
+        fn fec_rings_queues_pause() {
+            let modes = bits(&[("RS", true), ("BASER", false)]);
+            let fec = ask(29, Writer::new().nest(2, modes).u8(3, 0).u32(4, 50)).fec.unwrap();
+            assert_eq!(
+                fec,
+                Fec { active: Some("rs".into()), configured: vec!["rs".into()], auto: Some(false) }
+            );
+            let rings =
+                ask(15, Writer::new().u32(2, 8192).u32(5, 4096).u32(6, 1024).u32(9, 512)).rings.unwrap();
+            assert_eq!(
+                (rings.rx, rings.rx_max, rings.tx, rings.tx_max),
+                (Some(1024), Some(8192), Some(512), Some(4096))
+            );
+            let queues = ask(17, Writer::new().u32(5, 63).u32(9, 8)).queues.unwrap();
+            assert_eq!((queues.receiving(), queues.receiving_max()), (8, 63));
+            let pause = ask(21, Writer::new().u8(2, 0).u8(3, 1).u8(4, 0)).pause.unwrap();
+            assert_eq!(pause, Pause { autonegotiation: Some(false), rx: Some(true), tx: Some(false) });
+            assert_eq!(ask(21, Writer::new()).pause, None);
+        }
+
+        #[test]
+        fn offloads_that_are_off_are_told_too() {
+            let hardware = bits(&[("tx-tcp-segmentation", true), ("rx-gro", true)]);
+            let active = Writer::new().bytes(1, &[]).bytes(3, &bit("rx-gro", false).finish());
+            let port = ask(11, Writer::new().nest(2, hardware).nest(4, active));
+            assert_eq!(port.offloads.get("rx-gro"), Some(&true));
+            assert_eq!(port.offloads.get("tx-tcp-segmentation"), Some(&false));
+        }
     }
 
-    fn bits(all: &[(&str, bool)]) -> Writer {
-        let bytes = all.iter().flat_map(|(name, set)| bit(name, *set).finish()).collect::<Vec<u8>>();
-        Writer::new().bytes(3, &bytes)
-    }
+    mod devlink {
+        use super::super::*;
 
-    /// Form: Documentation/networking/ethtool-netlink.rst of Linux.
-    fn ask(command: u8, attributes: Writer) -> Port {
-        let mut ports = vec![Port { name: "ens1f0".into(), ..Port::default() }];
-        let question = QUESTIONS.iter().find(|question| question.command == command).unwrap();
-        let header = Writer::new().nest(HEADER, Writer::new().u32(1, 3).text(2, "ens1f0"));
-        answer_of(question, &[header.finish(), attributes.finish()].concat(), &mut ports);
-        ports.remove(0)
-    }
+        /// Form: Documentation/networking/devlink/devlink-info.rst of Linux.
+        #[test]
+        fn the_running_firmware_of_an_adapter() {
+            let one = |name: &str, value: &str| Writer::new().text(103, name).text(104, value);
+            let answer = Writer::new()
+                .text(1, "pci")
+                .text(2, "0000:3b:00.0")
+                .nest(101, one("fw.psid", "MT_0000000011"))
+                .nest(101, one("fw.version", "14.32.1900"))
+                .nest(102, one("fw.version", "14.33.0001"))
+                .finish();
+            let expected = ("0000:3b:00.0".to_owned(), "14.32.1900".to_owned());
+            assert_eq!(firmware_version(Attributes::new(&answer)), Some(expected));
+            assert_eq!(firmware_version(Attributes::new(b"")), None);
+        }
 
-    #[test]
-    fn a_25g_port_that_negotiates_with_a_10g_switch() {
-        let ours = bits(&[
-            ("Autoneg", true),
-            ("10000baseCR/Full", true),
-            ("25000baseCR/Full", false),
-            ("FIBRE", true),
-        ]);
-        let peer = bits(&[("10000baseCR/Full", true)]);
-        let peer = Writer::new().bytes(1, &[]).bytes(3, Attributes::new(&peer.finish()).get(3).unwrap());
-        let answer = Writer::new().u8(2, 1).nest(3, ours).nest(4, peer).u32(5, 10_000).u8(6, 1);
-        let link = ask(4, answer).link;
-        assert_eq!(link.autonegotiation, Some(true));
-        assert_eq!(link.supported, ["10000baseCR/Full", "25000baseCR/Full"]);
-        assert_eq!(link.advertised, ["10000baseCR/Full"]);
-        assert_eq!(link.peer, ["10000baseCR/Full"]);
-        assert_eq!((link.speed_mbps, link.duplex), (Some(10_000), Some(Duplex::Full)));
-        assert_eq!((link.speed_max_mbps(), link.peer_speed_max_mbps()), (Some(25_000), Some(10_000)));
-    }
-
-    #[test]
-    fn a_port_without_link_has_no_speed_and_says_why() {
-        let link = ask(4, Writer::new().u32(5, u32::MAX).u8(6, 0xff)).link;
-        assert_eq!((link.speed_mbps, link.duplex), (None, None));
-        let link = ask(6, Writer::new().u8(2, 0).u8(5, 4)).link;
-        assert_eq!(link.down_reason.as_deref(), Some("no cable"));
-        assert_eq!(ask(6, Writer::new().u8(2, 1).u8(5, 4)).link.down_reason, None);
-    }
-
-    #[test]
-    fn fec_rings_queues_pause() {
-        let modes = bits(&[("RS", true), ("BASER", false)]);
-        let fec = ask(29, Writer::new().nest(2, modes).u8(3, 0).u32(4, 50)).fec.unwrap();
-        assert_eq!(fec, Fec { active: Some("rs".into()), configured: vec!["rs".into()], auto: Some(false) });
-        let rings = ask(15, Writer::new().u32(2, 8192).u32(5, 4096).u32(6, 1024).u32(9, 512)).rings.unwrap();
-        assert_eq!(
-            (rings.rx, rings.rx_max, rings.tx, rings.tx_max),
-            (Some(1024), Some(8192), Some(512), Some(4096))
-        );
-        let queues = ask(17, Writer::new().u32(5, 63).u32(9, 8)).queues.unwrap();
-        assert_eq!((queues.receiving(), queues.receiving_max()), (8, 63));
-        let pause = ask(21, Writer::new().u8(2, 0).u8(3, 1).u8(4, 0)).pause.unwrap();
-        assert_eq!(pause, Pause { autonegotiation: Some(false), rx: Some(true), tx: Some(false) });
-        assert_eq!(ask(21, Writer::new()).pause, None);
-    }
-
-    #[test]
-    fn offloads_that_are_off_are_told_too() {
-        let hardware = bits(&[("tx-tcp-segmentation", true), ("rx-gro", true)]);
-        let active = Writer::new().bytes(1, &[]).bytes(3, &bit("rx-gro", false).finish());
-        let port = ask(11, Writer::new().nest(2, hardware).nest(4, active));
-        assert_eq!(port.offloads.get("rx-gro"), Some(&true));
-        assert_eq!(port.offloads.get("tx-tcp-segmentation"), Some(&false));
+        #[test]
+        fn a_kernel_without_devlink_is_no_failure() {
+            firmware().unwrap();
+        }
     }
 }

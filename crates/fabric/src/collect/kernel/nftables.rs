@@ -5,8 +5,7 @@ use linerate_net::netlink::NetlinkError;
 use netlink_packet_core::NLM_F_DUMP;
 use netlink_sys::protocols::NETLINK_NETFILTER;
 
-use super::ask::{Asker, is_absent};
-use super::attributes::Attributes;
+use super::netlink::{Asker, Attributes, is_absent};
 use crate::model::{Firewall, FirewallChain};
 
 /// Subsystem 10, message 4.
@@ -53,7 +52,7 @@ fn chain(payload: &[u8]) -> Option<FirewallChain> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::attributes::Writer;
+    use super::super::netlink::Writer;
     use super::*;
 
     fn answer(family: u8, hook: u32, policy: u32) -> Vec<u8> {

@@ -3,7 +3,7 @@
 use std::io::{Error, ErrorKind};
 
 use super::*;
-use crate::collect::fixture::files;
+use crate::collect::root::fixture::files;
 use crate::model::{Pfc, Selector};
 
 const PORT: &str = "ens1f0";

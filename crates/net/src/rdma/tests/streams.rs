@@ -11,7 +11,7 @@ use linerate_core::stream::{Config, End, StreamId};
 use linerate_wire::frame::REFUSED_MAX;
 
 use super::*;
-use crate::pump::{Carrier, PumpHandle, PumpOptions};
+use crate::pump::{Carrier, ChannelHandle, PumpOptions};
 use crate::stream::endpoint::Socket;
 use crate::stream::{Owner, RingMemory, StreamSession};
 
@@ -51,7 +51,7 @@ impl Owner for Side {
 }
 
 struct Open {
-    _pump: PumpHandle,
+    _pump: ChannelHandle,
     fence: Arc<Fence>,
 }
 
@@ -112,7 +112,7 @@ impl Between {
         let session = self.sessions[0].clone();
         session.channel_up(id, 0);
         let options = PumpOptions { stall_limit: WAIT, ..PumpOptions::new(session.sending_table()) };
-        let pump = PumpHandle::start(id, carrier, session, options).unwrap();
+        let pump = ChannelHandle::start(id, carrier, session, options).unwrap();
         self.channels.insert(id, Open { _pump: pump, fence });
     }
 }

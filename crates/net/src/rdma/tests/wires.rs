@@ -5,8 +5,8 @@ use std::sync::atomic::AtomicUsize;
 use super::super::options::MESSAGES;
 use super::super::wire::{RdmaWire, UNCREDITED_MAX};
 use super::*;
-use crate::wires::play::{Part, Played, play};
-use crate::wires::{MESSAGE_BYTES_MAX, Wire, WireError};
+use crate::wires::play::{Part, TestResult, play};
+use crate::wires::{MESSAGE_BYTES_MAX, TestConnection, TestError};
 
 fn wires() -> (RdmaWire, RdmaWire) {
     let (source, destination) = connected(&patient());
@@ -14,7 +14,7 @@ fn wires() -> (RdmaWire, RdmaWire) {
     (RdmaWire::new(source, WAIT).unwrap(), other.join().unwrap())
 }
 
-fn both(near: &mut RdmaWire, far: &mut RdmaWire, ask: Part, answer: Part) -> (Played, Played) {
+fn both(near: &mut RdmaWire, far: &mut RdmaWire, ask: Part, answer: Part) -> (TestResult, TestResult) {
     std::thread::scope(|scope| {
         let there = scope.spawn(|| play(far, answer).unwrap());
         (play(near, ask).unwrap(), there.join().unwrap())
@@ -91,6 +91,6 @@ fn a_wire_that_is_cut_off_ends_both_waits() {
         closer.close();
         [near.join().unwrap(), far.join().unwrap()]
     });
-    assert!(ended.iter().all(|error| matches!(error, WireError::Closed)), "{ended:?}");
-    assert!(matches!(near.send(MESSAGE_BYTES_MAX + 1), Err(WireError::TooLarge { .. })));
+    assert!(ended.iter().all(|error| matches!(error, TestError::Closed)), "{ended:?}");
+    assert!(matches!(near.send(MESSAGE_BYTES_MAX + 1), Err(TestError::TooLarge { .. })));
 }

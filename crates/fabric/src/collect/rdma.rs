@@ -78,7 +78,7 @@ fn rate_mbps(text: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collect::fixture::files;
+    use crate::collect::root::fixture::files;
 
     /// Recorded form: Documentation/ABI/stable/sysfs-class-infiniband of Linux.
     #[test]

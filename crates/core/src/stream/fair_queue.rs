@@ -22,19 +22,19 @@ struct Line {
 }
 
 #[derive(Debug)]
-pub(super) struct Turns {
+pub(super) struct FairQueue {
     /// By class.
     lines: Vec<Line>,
     /// The clock of the class that was next.
     now: u64,
 }
 
-impl Turns {
+impl FairQueue {
     /// A class for each weight; one if there is none.
-    pub fn new(weights: &[u16]) -> Turns {
+    pub fn new(weights: &[u16]) -> FairQueue {
         let line = |weight| Line { weight: u64::from(weight).max(1), streams: VecDeque::new(), clock: 0 };
         let weights = if weights.is_empty() { &[1] } else { weights };
-        Turns { lines: weights.iter().map(|weight| line(*weight)).collect(), now: 0 }
+        FairQueue { lines: weights.iter().map(|weight| line(*weight)).collect(), now: 0 }
     }
 
     /// Weight of a class.
