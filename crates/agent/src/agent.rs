@@ -343,7 +343,7 @@ impl Agent {
         let attached = match hello.role {
             Purpose::Data => session.attach_channel(hello.channel, stream),
             Purpose::ReverseData => return session.attach_back(hello.channel, hello.link, &stream),
-            _ => session.attach_path(stream),
+            _ => session.attach_path(hello.link, stream),
         };
         attached.map_err(|error| chain(&error))
     }

@@ -168,6 +168,37 @@ fn links_of_hosts_that_are_far_from_each_other_are_kept() {
     stage.guest_goes_on();
 }
 
+/// An acknowledgement takes longer than a near link may be silent. The guest goes in direct mode, and back in stream
+/// mode.
+#[test]
+fn a_guest_moves_over_a_single_link_with_a_round_trip_of_600_ms() {
+    let calm = GuestParameters { mem_mb: 48, dirty_mbps: 1, dirty_ws_mb: Some(1), ..busy() };
+    let mut stage = Stage::through_switches(&[1000], calm);
+    let way = Way { delay: Duration::from_millis(300), loses_one_of: 0 };
+    let _far = stage.lab.forward(0, [0, 1], [way, way]).unwrap();
+    for mode in ["direct", "stream"] {
+        let events = stage.migrate(&["--mode", mode, "--max-blackout", "3s"]).finish();
+        ended(&events).completed();
+        // A busy machine may lose it once, for another reason.
+        let lost = events.iter().filter(|event| lost(event)).count();
+        assert!(lost <= 1, "{mode}: {events:#?}");
+        stage.arrived();
+        stage.guest_goes_on();
+    }
+}
+
+#[test]
+fn a_host_that_is_too_far_is_refused_in_words() {
+    let stage = Stage::through_switches(&[1000], GuestParameters { mem_mb: 48, ..busy() });
+    let way = Way { delay: Duration::from_millis(1100), loses_one_of: 0 };
+    let _far = stage.lab.forward(0, [0, 1], [way, way]).unwrap();
+    let to = stage.destination_address();
+    let (exit, text) = stage.linerate_at_source(&["migrate", "g", "--to", &to, "--json"]);
+    assert_eq!(exit, 1, "{text}");
+    assert!(text.contains("did not answer within 2000 ms") && text.contains("round trip"), "{text}");
+    stage.guest_goes_on();
+}
+
 #[test]
 fn all_links_gone_for_too_long_fails_cleanly_and_the_retry_succeeds() {
     let mut stage = Stage::new(&[300, 300], busy());

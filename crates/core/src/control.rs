@@ -10,10 +10,13 @@ use std::time::Duration;
 
 use crate::{Message, PathId, Time};
 
-/// First wait for an acknowledgement; doubles with each repetition up to [`RESEND_WAIT_MAX`].
+/// First wait for an acknowledgement; doubles with each repetition up to [`RESEND_WAIT_MAX`]. A far path has
+/// [`RESEND_ROUND_TRIPS`], up to the same limit.
 const RESEND_WAIT: Duration = Duration::from_millis(200);
 /// Longest wait between repetitions.
 const RESEND_WAIT_MAX: Duration = Duration::from_secs(2);
+/// A message is not repeated before an acknowledgement can have come.
+const RESEND_ROUND_TRIPS: u32 = 2;
 /// Most messages held that came ahead of their turn; a peer that sends more is broken.
 const EARLY_MAX: u64 = 4096;
 
@@ -78,7 +81,9 @@ impl Path {
     }
 
     fn sent(&mut self, now: Time, sequence: u64) {
-        if self.timed.len() < TIMED_MAX {
+        // Of a message that is repeated nobody knows which copy is acknowledged: its time runs from the first.
+        let again = self.timed.iter().any(|(timed, _)| *timed == sequence);
+        if !again && self.timed.len() < TIMED_MAX {
             self.timed.push_back((sequence, now));
         }
     }
@@ -292,6 +297,8 @@ impl Control {
                 self.outgoing.push_back((path, Outgoing::Message { sequence, message }));
                 self.paths.get_mut(&path).into_iter().for_each(|path| path.sent(now, sequence));
             }
+            let known = targets.iter().filter_map(|path| self.paths.get(path)?.least());
+            let least = known.min().unwrap_or_default();
             let again = !unacknowledged.sent_on.is_empty();
             unacknowledged.sent_on.extend(targets);
             unacknowledged.sent_on.sort_unstable();
@@ -299,7 +306,8 @@ impl Control {
             if again {
                 unacknowledged.wait = (unacknowledged.wait * 2).min(RESEND_WAIT_MAX);
             }
-            unacknowledged.resend_at = now + unacknowledged.wait;
+            let far = (least * RESEND_ROUND_TRIPS).min(RESEND_WAIT_MAX);
+            unacknowledged.resend_at = now + unacknowledged.wait.max(far);
         }
     }
 }
@@ -417,6 +425,40 @@ mod tests {
         assert_eq!(drain(&mut a, ms(700)).len(), 1);
         a.acknowledged(ms(701), 0, 1);
         assert_eq!(a.timeout(), None);
+    }
+
+    #[test]
+    fn a_message_is_not_repeated_before_a_far_path_can_have_answered() {
+        let mut a = one_path();
+        a.send(ms(0), numbered(1));
+        assert_eq!(
+            [0, 199, 200].map(|now| drain(&mut a, ms(now)).len()),
+            [1, 0, 1],
+            "how far it is nobody knows yet"
+        );
+        a.acknowledged(ms(600), 0, 1);
+        a.send(ms(1000), chunk(2));
+        assert_eq!([1000, 2199, 2200].map(|now| drain(&mut a, ms(now)).len()), [1, 0, 1]);
+    }
+
+    #[test]
+    fn a_far_path_whose_messages_were_repeated_is_not_taken_for_a_near_one() {
+        let mut a = two_paths();
+        a.send(ms(0), numbered(1));
+        drain(&mut a, ms(0));
+        // Over the second path it goes a second time too, just before the first copy is acknowledged.
+        a.path_lost(ms(1), 0);
+        a.path_up(ms(1), 2);
+        drain(&mut a, ms(599));
+        a.acknowledged(ms(600), 1, 1);
+        assert_eq!(a.paths[&1].least(), Some(Duration::from_millis(600)));
+    }
+
+    fn one_path() -> Control {
+        let mut a = Control::default();
+        a.path_up(ms(0), 0);
+        drain(&mut a, ms(0));
+        a
     }
 
     fn two_paths() -> Control {

@@ -22,6 +22,7 @@ use thiserror::Error;
 use crate::fence::Fence;
 use crate::rdma::error::RdmaError;
 use crate::region::Region;
+use crate::round_trip::RoundTrip;
 use crate::stats::ChannelStats;
 use crate::table::RegionTable;
 
@@ -77,6 +78,8 @@ pub trait AckReader: Send {
     fn next(&mut self, wait: Duration) -> Result<Option<Acknowledged>, ChannelError>;
     /// Bytes that the peer's kernel or adapter has taken so far; 0 where the carrier cannot tell.
     fn progress(&mut self) -> u64;
+    /// Round trip of the link; zero where it is not known.
+    fn round_trip(&self) -> RoundTrip;
 }
 
 pub trait Receiver: Send {

@@ -1,7 +1,8 @@
 //! Control connections: frames out, events in. Numbers, order and sending again belong to `linerate-core`.
 //!
 //! Each connection is a *path*. It has a thread that reads and one that says KEEPALIVE when nothing else was said. A
-//! path on which nothing was heard for the silence limit is lost, and told so once.
+//! path on which nothing was heard for the silence limit is lost, and told so once. The limit is
+//! longer where the link is far.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -17,6 +18,7 @@ use linerate_wire::{DecodeError, EncodeError};
 use thiserror::Error;
 
 use crate::lock::{Condvar, Mutex};
+use crate::round_trip::RoundTrip;
 use crate::socket::{is_transient, receive_now, send_all, wait_readable};
 use crate::tcp::Stream;
 
@@ -26,6 +28,7 @@ pub struct ControlOptions {
     /// Something is said at least this often.
     pub keepalive: Duration,
     /// Nothing heard for this long: the path is lost. Shorter finds dead links earlier and loses paths to busy hosts.
+    /// A far link has longer.
     pub silence_max: Duration,
 }
 
@@ -149,11 +152,11 @@ impl ControlPath {
     /// handshake on: it takes the path for lost when this side is silent while it opens channels, which may take seconds.
     pub fn keep(stream: Stream, options: ControlOptions) -> Result<ControlPath, ControlError> {
         let said = Arc::new(Mutex::new(Instant::now()));
-        let sender = ControlSender { stream, limit: options.silence_max, said };
+        let silence_max = RoundTrip::of(&stream).silence(options.silence_max);
+        let sender = ControlSender { stream, limit: silence_max, said };
         let stop = Arc::new(Stop::default());
         let mut keepalive = Vec::new();
         Frame::Keepalive.encode(0, 0, 0, &mut keepalive)?;
-        let silence_max = options.silence_max;
         let mut this =
             ControlPath { sender: sender.clone(), silence_max, stop: Arc::clone(&stop), threads: Vec::new() };
         this.spawn("keepalive", move || {

@@ -4,6 +4,7 @@
 //! * [`channel`]: what a carrier gives to both sides; [`tcp`] and [`memory`] are carriers.
 //! * [`fence`], [`table`]: how a destination makes sure that nothing more is written.
 //! * [`pump`]: the source's data path; [`pacer`]: the bandwidth limit over all of it.
+//! * [`round_trip`]: limits that are longer where a link is far.
 //! * [`control`]: control connections.
 //! * [`stream`]: sockets in at one host and out at the other, over placed writes.
 //! * [`wires`]: connections that are measured instead of used.
@@ -26,6 +27,7 @@ pub mod pump;
 pub mod rdma;
 mod receipts;
 pub mod region;
+pub mod round_trip;
 mod socket;
 pub mod stats;
 pub mod stream;

@@ -2,7 +2,7 @@
 //!
 //! A free channel pulls its next extent from the [`WorkSource`], so fast links carry more by themselves. A channel that
 //! has something under way and sees neither an acknowledgement nor progress of the peer's kernel within the stall limit
-//! is lost. That is told once.
+//! is lost. That is told once. The limit is longer where the link is far.
 
 use std::fmt;
 use std::sync::Arc;
@@ -69,6 +69,7 @@ pub struct PumpOptions {
     /// Limit over all channels, if the operator set one.
     pub pacer: Option<Arc<Pacer>>,
     /// With something under way, nothing moved for this long: the channel is lost. Shorter loses channels to busy hosts.
+    /// A far link has longer.
     pub stall_limit: Duration,
 }
 
@@ -113,7 +114,8 @@ impl ChannelHandle {
             data: Vec::new(),
             zero: Vec::new(),
         };
-        let watching = Watching { shared, acks, stall_limit: options.stall_limit, acknowledged: 0 };
+        let stall_limit = acks.round_trip().silence(options.stall_limit);
+        let watching = Watching { shared, acks, stall_limit, acknowledged: 0 };
         handle.spawn("acknowledge", move || watching.run())?;
         handle.spawn("send", move || sending.run())?;
         Ok(handle)

@@ -87,6 +87,8 @@ impl std::iter::Sum for Counters {
 pub struct TcpInfo {
     /// Smoothed round-trip time.
     pub rtt: Duration,
+    /// The least round-trip time of the last minutes; `None` before the first.
+    pub rtt_min: Option<Duration>,
     /// Segments sent again since the beginning.
     pub retransmits: u32,
     /// Congestion window, segments.

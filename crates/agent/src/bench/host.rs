@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use linerate_core::{Code, Fault, SessionId, Side, Step, Token};
 use linerate_net::rdma::{self, listen::Accepted as RdmaAccepted};
+use linerate_net::round_trip::RoundTrip;
 use linerate_net::tcp::listen::Accepted;
 use linerate_net::wires::talk::DocumentChannel;
 use linerate_wire::frame::{Hello, Role, Welcome};
@@ -229,7 +230,9 @@ pub fn accept_rdma(host: &Host, accepted: RdmaAccepted) {
 fn attach_rdma(mut place: Reserved, version: u16, accepted: RdmaAccepted) -> Result<(), String> {
     let own = accepted.own_address();
     let welcome = Welcome { version, control_received: 0 };
-    let connection = accepted.welcome(welcome, &place.measurement.domains).map_err(|error| chain(&error))?;
+    let connection = accepted
+        .welcome(welcome, &place.measurement.domains, RoundTrip::default())
+        .map_err(|error| chain(&error))?;
     // Before it waits for the peer: it does so no longer than there is a measurement.
     place.closes(rdma::receive::closer(&connection));
     let wire = super::rdma_wire(connection).map_err(|error| chain(&error))?;

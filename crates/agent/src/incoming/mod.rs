@@ -25,18 +25,21 @@ mod streams;
 mod tests;
 mod worker;
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use linerate_api::{Direction, MigrationId, MigrationState, MigrationSummary};
 use linerate_core::destination::{Config, Destination, Event};
 use linerate_core::stream::StreamId;
 use linerate_core::{ChannelId, LinkId, Outcome, PathId, SessionId, Token};
 use linerate_net::channel::ChannelError;
-use linerate_net::control::ControlPath;
+use linerate_net::control::{ControlOptions, ControlPath};
 use linerate_net::rdma::{self, listen::Accepted};
+use linerate_net::round_trip::RoundTrip;
 use linerate_net::table::RegionTable;
 use linerate_net::tcp::Stream;
 use linerate_wire::frame::Welcome;
@@ -54,6 +57,9 @@ pub use sessions::{Needs, Sessions};
 
 /// What an operator is told of a guest that is held.
 const HELD: &str = "the guest is complete here and paused; its source may have handed it over and is not heard: it waits for the source's word, or for yours (`linerate resolve`)";
+
+/// After the last control connection was silent for too long, the session knows that its source is gone.
+const ORPHANED_AFTER: Duration = Duration::from_millis(1100);
 
 /// What the loop of a session receives.
 pub(crate) enum Input {
@@ -94,6 +100,8 @@ pub struct Incoming {
     domains: rdma::Domains,
     ram_folder: ram_folder::RamFolder,
     received_bytes: AtomicU64,
+    /// Of each link, as its control connection showed it.
+    round_trips: Mutex<BTreeMap<LinkId, RoundTrip>>,
 }
 
 impl Incoming {
@@ -136,6 +144,7 @@ impl Incoming {
             domains: rdma::Domains::default(),
             ram_folder: ram_folder::RamFolder::default(),
             received_bytes: AtomicU64::new(0),
+            round_trips: Mutex::default(),
         }
     }
 
@@ -240,16 +249,30 @@ impl Incoming {
 
     /// A request for a queue pair is taken: its writes are applied from now on.
     pub fn attach_rdma(self: &Arc<Incoming>, accepted: Accepted, welcome: Welcome) -> Result<(), String> {
-        let channel = accepted.hello.channel;
-        let connection = accepted.welcome(welcome, &self.domains).map_err(|error| chain(&error))?;
+        let (channel, link) = (accepted.hello.channel, accepted.hello.link);
+        let round_trip = self.round_trips().get(&link).copied().unwrap_or_default();
+        let connection =
+            accepted.welcome(welcome, &self.domains, round_trip).map_err(|error| chain(&error))?;
         channels::attach_rdma(self, channel, connection).map_err(|error| chain(&error))
     }
 
     /// A control connection was welcomed. The loop owns it from then on.
-    pub fn attach_path(&self, stream: Stream) -> std::io::Result<()> {
+    pub fn attach_path(&self, link: LinkId, stream: Stream) -> std::io::Result<()> {
+        self.round_trips().insert(link, RoundTrip::of(&stream));
         let mut connection = keep(stream)?;
         let path = self.door.listen(&mut connection)?;
         let _ = self.inbox.send(Input::Path(path, connection));
         Ok(())
+    }
+
+    fn round_trips(&self) -> MutexGuard<'_, BTreeMap<LinkId, RoundTrip>> {
+        self.round_trips.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// If its source is gone, [`Incoming::is_orphaned`] says so after this long.
+    pub fn orphaned_within(&self) -> Duration {
+        let near = ControlOptions::default().silence_max;
+        let silences = self.round_trips().values().map(|one| one.silence(near)).max();
+        silences.unwrap_or(near) + ORPHANED_AFTER
     }
 }

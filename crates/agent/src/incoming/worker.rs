@@ -36,8 +36,6 @@ const START_WAIT: Duration = Duration::from_secs(60);
 const LOAD_WAIT: Duration = Duration::from_secs(60);
 /// An orphaned session ends its guest and gives its place up.
 const ROOM_WAIT: Duration = Duration::from_secs(30);
-/// A session whose source is gone knows it by now: control connections are lost after 900 ms of silence.
-const ORPHANED_WITHIN: Duration = Duration::from_secs(2);
 
 /// What the worker is asked to do; the brain's actions that deal with the guest.
 pub(super) enum Job {

@@ -14,7 +14,7 @@ use linerate_wire::frame::Role;
 use super::identity::Identity;
 use crate::faults::{chain, fault};
 
-/// Connection, handshake and probe of a link must be done within this.
+/// Connection and handshake must be done within this, and a probe too. A far link has longer.
 pub(crate) const OPEN_WITHIN: Duration = Duration::from_secs(2);
 
 pub(crate) fn tcp_options() -> TcpOptions {

@@ -61,7 +61,7 @@ pub(crate) fn tcp_carrier(stream: &Stream) -> Result<Carrier, OpenError> {
 
 /// Moves some bytes for a proof.
 pub(crate) fn probe(carrier: &mut Carrier) -> Result<(), OpenError> {
-    let end = Instant::now() + OPEN_WITHIN;
+    let end = Instant::now() + carrier.acks.round_trip().opening(OPEN_WITHIN);
     carrier.sender.probe(PROBE_SEQUENCE, PROBE_BYTES).map_err(OpenError::Probe)?;
     while Instant::now() < end {
         match carrier.acks.next(Duration::from_millis(50)).map_err(OpenError::Probe)? {

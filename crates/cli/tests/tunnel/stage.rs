@@ -31,12 +31,24 @@ pub struct Stage {
 impl Stage {
     /// Two links. The second host allows what is in a folder, and a TCP port.
     pub fn new() -> Stage {
+        Stage::on(2, &[1000; 2])
+    }
+
+    /// The same over one link through a switch.
+    pub fn through_a_switch() -> Stage {
+        Stage::on(3, &[1000])
+    }
+
+    /// The first two hosts have agents.
+    fn on(hosts: usize, links_mbps: &[u64]) -> Stage {
         let one = linerate_lab::lock(&ONE);
-        let lab = Lab::builder().links([LinkSpec::shaped(1000).mtu(9000); 2]).build().unwrap();
+        let links = links_mbps.iter().map(|&mbps| LinkSpec::shaped(mbps).mtu(9000));
+        let lab = Lab::builder().hosts(hosts).links(links).build().unwrap();
         let targets = lab.directory().join("targets");
         std::fs::create_dir(&targets).unwrap();
         let allowed = format!("tunnel_targets = [\"unix:{}/\", \"tcp:127.0.0.1:7000\"]", targets.display());
-        let agents = lab.hosts().iter().map(|host| Agent::start(host, options(&allowed)).unwrap()).collect();
+        let hosts = lab.hosts().iter().take(2);
+        let agents = hosts.map(|host| Agent::start(host, options(&allowed)).unwrap()).collect();
         let target_path = targets.join("target.sock");
         let target = UnixListener::bind(&target_path).unwrap();
         let listen_path = lab.directory().join("listen.sock");
@@ -57,7 +69,7 @@ impl Stage {
     pub fn tunnel(&self, arguments: &[&str]) -> Tunnel {
         let tunnel = Tunnel::start(self.command(arguments));
         tunnel.wait("ready");
-        for _ in 0..2 {
+        for _ in 0..self.lab.topology().links.len() {
             tunnel.wait("link_up");
         }
         tunnel
@@ -140,6 +152,11 @@ impl Tunnel {
                 return event;
             }
         }
+    }
+
+    /// Events that came and were not waited for.
+    pub fn events(&self) -> impl Iterator<Item = Value> {
+        self.events.try_iter()
     }
 
     pub fn signal(&self, signal: Signal) {

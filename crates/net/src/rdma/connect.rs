@@ -84,7 +84,7 @@ pub fn connect(
     options.apply(&identifier).map_err(here)?;
     resolve(&identifier, &events, route, options)?;
     let connection = Connection::prepare(identifier, events, domains).map_err(here)?;
-    let welcome = greet(&connection, hello, remote, options.connect_wait)?;
+    let welcome = greet(&connection, hello, remote, options.step_wait())?;
     Ok((Arc::new(connection), welcome))
 }
 
@@ -98,13 +98,13 @@ fn resolve(
     let remote = route.remote;
     let here = |source| ConnectError::Here { remote, source };
     let local = route.local.map(|ip| SocketAddr::new(ip, 0));
-    let milliseconds = i32::try_from(options.connect_wait.as_millis()).unwrap_or(i32::MAX);
+    let milliseconds = i32::try_from(options.step_wait().as_millis()).unwrap_or(i32::MAX);
     identifier.resolve_address(local, remote, milliseconds).map_err(|error| match error {
         RdmaError::Call { source, .. } => ConnectError::Address { remote, source },
         other => here(other),
     })?;
     // The kernel ends each step in time; the deadline is for a kernel that does not.
-    let deadline = || Instant::now() + options.connect_wait + Duration::from_secs(1);
+    let deadline = || Instant::now() + options.step_wait() + Duration::from_secs(1);
     let event = events.wait("the address", deadline()).map_err(here)?;
     expect(&event, RDMA_CM_EVENT_ADDR_RESOLVED, remote)?;
     identifier.resolve_route(milliseconds).map_err(here)?;

@@ -23,6 +23,7 @@ use super::error::{RdmaError, check};
 use super::library::Library;
 use super::options::RdmaOptions;
 use crate::lock::Mutex;
+use crate::round_trip::RoundTrip;
 
 /// Requests that wait in the kernel, per address.
 const BACKLOG: i32 = 128;
@@ -38,8 +39,14 @@ pub struct Accepted {
 }
 
 impl Accepted {
-    /// Takes the connection; its windows are those of the session that the domains belong to.
-    pub fn welcome(self, welcome: Welcome, domains: &Domains) -> Result<Arc<Connection>, RdmaError> {
+    /// Takes the connection; its windows are those of the session that the domains belong to. The round trip is that of
+    /// the link.
+    pub fn welcome(
+        self,
+        welcome: Welcome,
+        domains: &Domains,
+        round_trip: RoundTrip,
+    ) -> Result<Arc<Connection>, RdmaError> {
         let mut answer = Vec::new();
         Frame::Welcome(welcome)
             .encode(0, 0, 0, &mut answer)
@@ -51,7 +58,7 @@ impl Accepted {
         let identifier = connection.identifier();
         // The adapter of this end sends acknowledgements and grants, which can be lost as well. The connection manager's own
         // time-out is longer than what a channel that is silent is given.
-        RdmaOptions::default().apply_time_out(identifier);
+        RdmaOptions { round_trip, ..RdmaOptions::default() }.apply_time_out(identifier);
         connection.check_port()?;
         // SAFETY: the identifier is that of a request, its queue pair is made and has its receives ready; the parameters
         // and the answer that they point to are read during the call.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::abi::{RDMA_OPTION_ID_ACK_TIMEOUT, RDMA_OPTION_ID_TOS};
 use super::cm::Identifier;
 use super::error::RdmaError;
+use crate::round_trip::RoundTrip;
 
 /// WRITEs and PROBEs that may be under way on a channel without acknowledgement.
 pub(super) const FRAMES_MAX: usize = 32;
@@ -28,11 +29,14 @@ pub(super) const INLINE_BYTES: u32 = 64;
 
 #[derive(Clone, Debug)]
 pub struct RdmaOptions {
-    /// Limit for each step of connecting. Longer delays the fall-back to TCP, shorter loses slow peers.
+    /// Limit for each step of connecting. Longer delays the fall-back to TCP, shorter loses slow peers. A far link
+    /// has longer.
     pub connect_wait: Duration,
     /// The adapter sends again what was not acknowledged within 4.096 µs times two to this power, seven times, before it
-    /// gives the connection up. 14 is 67 ms, half a second in all.
+    /// gives the connection up. 14 is 67 ms, half a second in all. A far link has longer.
     pub ack_timeout: u8,
+    /// Round trip of the link, measured over TCP.
+    pub round_trip: RoundTrip,
     /// Type of service (DSCP and ECN bits): the traffic class of RoCE v2 packets, from which switches choose the priority
     /// that they treat as lossless, and the service level on InfiniBand. `None` for the system's.
     pub type_of_service: Option<u8>,
@@ -49,6 +53,7 @@ impl Default for RdmaOptions {
         RdmaOptions {
             connect_wait: Duration::from_secs(2),
             ack_timeout: 14,
+            round_trip: RoundTrip::default(),
             type_of_service: None,
             checksums: true,
             zero_copy: true,
@@ -66,11 +71,41 @@ impl RdmaOptions {
         Ok(())
     }
 
+    /// Limit for each step of connecting over this link.
+    pub(super) fn step_wait(&self) -> Duration {
+        self.round_trip.silence(self.connect_wait)
+    }
+
+    /// The adapter's time-out, longer than the round trip. Otherwise it would retransmit what is only late, and
+    /// give up.
+    fn time_out(&self) -> u8 {
+        const UNIT_NS: u128 = 4096;
+        const LONGEST: u8 = 31;
+        let least_ns = (self.round_trip.get() * 5 / 4).as_nanos();
+        (self.ack_timeout..LONGEST).find(|power| UNIT_NS << power >= least_ns).unwrap_or(LONGEST)
+    }
+
     /// Sets what either end sets for its own adapter, before it connects or accepts.
     pub(super) fn apply_time_out(&self, identifier: &Identifier) {
         // Kernels before 5.2 do not know it; the default is some seconds there, and the pump's stall limit is shorter.
-        if let Err(error) = identifier.set(RDMA_OPTION_ID_ACK_TIMEOUT, self.ack_timeout) {
+        if let Err(error) = identifier.set(RDMA_OPTION_ID_ACK_TIMEOUT, self.time_out()) {
             tracing::debug!(%error, "the adapter's own time-out stays as it is");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_far_adapter_waits_longer_than_the_round_trip_and_a_near_one_as_ever() {
+        let power = |ms| {
+            let round_trip = RoundTrip::new(Duration::from_millis(ms));
+            RdmaOptions { round_trip, ..RdmaOptions::default() }.time_out()
+        };
+        assert_eq!([0, 1, 50].map(power), [14; 3]);
+        // 134 ms, 1.07 s and 4.3 s.
+        assert_eq!([60, 600, 2000].map(power), [15, 18, 20]);
     }
 }

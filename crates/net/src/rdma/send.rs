@@ -18,6 +18,7 @@ use super::verbs::{Access, Registration};
 use crate::channel::{AckReader, Acknowledged, ChannelError, Closer, Sender, WriteOrder, total};
 use crate::region::Region;
 use crate::region::held::{WINDOW_BYTES, pieces, window_of};
+use crate::round_trip::RoundTrip;
 use crate::stats::ChannelStats;
 
 /// Nothing moves for this long: the channel has failed. Who watches acknowledgements finds it far earlier.
@@ -41,21 +42,23 @@ pub struct RdmaSender {
 /// Receives acknowledgements over a queue pair.
 pub struct RdmaAcks {
     source: Arc<SourceEnd>,
+    round_trip: RoundTrip,
 }
 
 /// Both halves of a connection, and what ends them.
 pub fn halves(connection: Arc<Connection>, options: RdmaOptions) -> (RdmaSender, RdmaAcks, Closer) {
     let closer = super::receive::closer(&connection);
     let source = Arc::new(SourceEnd::new(connection));
+    let acks = RdmaAcks { source: Arc::clone(&source), round_trip: options.round_trip };
     let sender = RdmaSender {
-        source: Arc::clone(&source),
+        source,
         options,
         stats: Arc::default(),
         staging: None,
         frame: Vec::new(),
         places: Vec::new(),
     };
-    (sender, RdmaAcks { source }, closer)
+    (sender, acks, closer)
 }
 
 /// Where a payload lies, with what keeps it there until it was sent.
@@ -284,5 +287,9 @@ impl AckReader for RdmaAcks {
 
     fn progress(&mut self) -> u64 {
         self.source.progress()
+    }
+
+    fn round_trip(&self) -> RoundTrip {
+        self.round_trip
     }
 }

@@ -24,6 +24,7 @@ use crate::fence::Fence;
 use crate::lock::Mutex;
 use crate::region::held::WINDOW_BYTES;
 use crate::region::{Mapped, Region};
+use crate::round_trip::RoundTrip;
 use crate::table::RegionTable;
 use crate::tcp::connect::Route;
 
@@ -98,7 +99,7 @@ fn connected_in(
     std::thread::scope(|scope| {
         let destination = scope.spawn(move || {
             let welcome = Welcome { version: 1, control_received: 0 };
-            connections.recv_timeout(WAIT).unwrap().welcome(welcome, there).unwrap()
+            connections.recv_timeout(WAIT).unwrap().welcome(welcome, there, RoundTrip::default()).unwrap()
         });
         let (source, welcome) = connect(&route, &hello(), options, here).unwrap();
         assert_eq!(welcome.version, 1);

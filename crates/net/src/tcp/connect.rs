@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use linerate_core::{Fault, Outcome};
 use linerate_wire::frame::{Frame, Hello, Tag, Welcome};
@@ -13,6 +13,7 @@ use super::Stream;
 use super::exchange::{self, ExchangeError};
 use super::options::TcpOptions;
 use crate::links::Link;
+use crate::round_trip::{ROUND_TRIP_MAX, RoundTrip};
 
 /// Where a connection goes, and through which port.
 #[derive(Clone, Debug)]
@@ -59,6 +60,12 @@ pub enum ConnectError {
         #[source]
         source: io::Error,
     },
+    /// No answer of any kind.
+    #[error(
+        "{remote} did not answer within {} ms; check that an agent runs there and that no firewall is between. The \
+         round trip of a link may be {} ms at most", waited.as_millis(), ROUND_TRIP_MAX.as_millis()
+    )]
+    Silent { remote: SocketAddr, waited: Duration },
     /// The handshake broke off.
     #[error("no handshake with {remote}: {source}")]
     Handshake {
@@ -118,6 +125,7 @@ fn open(
     let remote = route.remote;
     let deadline = Instant::now() + options.connect_wait;
     let stream = connect_stream(route, options)?;
+    let deadline = deadline.max(Instant::now() + RoundTrip::of(&stream).silence(Duration::ZERO));
     exchange::send(&stream, &Frame::Hello(hello.clone()), deadline)
         .and_then(|()| exchange::receive(&stream, answers, deadline))
         .map(|answer| (stream, answer))
@@ -134,10 +142,18 @@ fn connect_stream(route: &Route, options: &TcpOptions) -> Result<Stream, Connect
     bind(&socket, route)?;
     socket
         .connect_timeout(&remote.into(), options.connect_wait)
-        .map_err(|source| ConnectError::Connect { remote, source })?;
+        .map_err(|source| not_connected(route, source, options.connect_wait))?;
     let stream = Stream::new(socket).map_err(failed)?;
     options.apply(&stream).map_err(failed)?;
     Ok(stream)
+}
+
+fn not_connected(route: &Route, source: io::Error, waited: Duration) -> ConnectError {
+    let remote = route.remote;
+    match source.kind() {
+        io::ErrorKind::TimedOut => ConnectError::Silent { remote, waited },
+        _ => ConnectError::Connect { remote, source },
+    }
 }
 
 fn bind(socket: &Socket, route: &Route) -> Result<(), ConnectError> {

@@ -6,13 +6,16 @@ use std::time::Duration;
 use socket2::{SockRef, TcpKeepalive};
 
 use super::Stream;
+use crate::round_trip::RoundTrip;
 
 /// Options of connections. The defaults are for ports of 10 to 200 Gb/s on a local network.
 #[derive(Clone, Debug)]
 pub struct TcpOptions {
     /// Limit for connecting and for the handshake behind it. Longer delays the loss of a link, shorter loses slow peers.
+    /// The handshake has longer where the link is far.
     pub connect_wait: Duration,
     /// `TCP_USER_TIMEOUT`: how long sent bytes may stay unacknowledged before the kernel gives the connection up.
+    /// A far link has longer.
     pub user_timeout: Duration,
     /// Send and receive buffer, bytes; 0 leaves them to the kernel, which sizes them by what is under way.
     pub buffer_bytes: usize,
@@ -46,7 +49,7 @@ impl TcpOptions {
         let socket = SockRef::from(stream);
         // ACKs and the last frame of a round must not wait for company.
         socket.set_tcp_nodelay(true)?;
-        socket.set_tcp_user_timeout(Some(self.user_timeout))?;
+        socket.set_tcp_user_timeout(Some(RoundTrip::of(stream).silence(self.user_timeout)))?;
         // Finds a peer that died while nothing was under way; the user time-out finds it while something is.
         let keepalive =
             TcpKeepalive::new().with_time(Duration::from_secs(1)).with_interval(Duration::from_secs(1));

@@ -11,6 +11,7 @@ use linerate_wire::payload_checksum;
 use super::Stream;
 use super::stats::Progress;
 use crate::channel::{AckReader, Acknowledged, ChannelError, Sender, WriteOrder, total};
+use crate::round_trip::RoundTrip;
 use crate::socket::{is_transient, receive_now, wait_readable, wait_writable};
 use crate::stats::ChannelStats;
 
@@ -173,5 +174,9 @@ impl AckReader for StreamAcks {
 
     fn progress(&mut self) -> u64 {
         self.progress.as_mut().and_then(Progress::read).map_or(0, |info| info.bytes_acknowledged)
+    }
+
+    fn round_trip(&self) -> RoundTrip {
+        RoundTrip::of(&self.stream)
     }
 }

@@ -121,5 +121,7 @@ fn fields(info: &[u8]) -> Option<TcpInfo> {
         congestion_window: word(80)?,
         retransmits: word(100)?,
         bytes_acknowledged: long(120)?,
+        // Not there before Linux 4.9, and all ones before the first sample.
+        rtt_min: word(148).filter(|least| *least < u32::MAX).map(|least| Duration::from_micros(least.into())),
     })
 }

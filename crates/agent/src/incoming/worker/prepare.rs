@@ -14,7 +14,7 @@ use linerate_guest::registry::Origin;
 use linerate_net::region::Region;
 use linerate_net::table::RegionTable;
 
-use super::{ORPHANED_WITHIN, QMP_WAIT, ROOM_WAIT, START_WAIT, Started, State, code_of, here, internal};
+use super::{QMP_WAIT, ROOM_WAIT, START_WAIT, Started, State, code_of, here, internal};
 use crate::device_state::Writer;
 use crate::incoming::admit::{admit, check_offer};
 use crate::incoming::storage;
@@ -58,7 +58,8 @@ impl State {
     /// An earlier session may hold this guest's place. One whose source is gone gives way (it was not committed, and
     /// the guest is being offered again), one that lives does not.
     fn make_room(&self, guest: &str) -> Result<(), Fault> {
-        let end = Instant::now() + ROOM_WAIT;
+        let begun = Instant::now();
+        let end = begun + ROOM_WAIT;
         while self.sessions.is_going(guest) && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -69,7 +70,7 @@ impl State {
                 other.cancel();
             }
             // One that is complete waits for its source's word, which may be on its way.
-            let patience = if orphaned || other.is_held() { end } else { end - ROOM_WAIT + ORPHANED_WITHIN };
+            let patience = if orphaned || other.is_held() { end } else { begun + other.orphaned_within() };
             if Instant::now() >= patience {
                 let detail = format!("migration {} brings {guest} here already", other.session);
                 return Err(Fault::new(Code::GuestBusy, Step::Admit, Side::Destination, detail));

@@ -7,6 +7,7 @@ use linerate_api::Transport;
 use linerate_core::{ChannelId, LinkId};
 use linerate_net::rdma::options::RdmaOptions;
 use linerate_net::rdma::{self, Domains};
+use linerate_net::round_trip::RoundTrip;
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::connect::{ConnectError, Route, connect};
 use linerate_wire::frame::Role;
@@ -18,7 +19,7 @@ use crate::session::identity::Identity;
 pub(crate) struct Dialler {
     pub identity: Identity,
     pub transport: Transport,
-    pub rdma: RdmaOptions,
+    rdma: RdmaOptions,
     /// Keys and registered memory of this session on every RDMA device.
     domains: Domains,
     next_channel: AtomicU32,
@@ -61,14 +62,20 @@ impl Dialler {
         Ok((channel, connect(route, &self.identity.hello(role, link, channel), &tcp_options())?.0))
     }
 
+    /// For queue pairs of a link with this round trip.
+    pub(super) fn rdma_options(&self, round_trip: RoundTrip) -> RdmaOptions {
+        RdmaOptions { round_trip, ..self.rdma.clone() }
+    }
+
     /// One more channel over RDMA.
     pub(super) fn connect_rdma(
         &self,
         route: &Route,
         link: LinkId,
+        options: &RdmaOptions,
     ) -> Result<(ChannelId, Arc<rdma::Connection>), rdma::connect::ConnectError> {
         let channel = self.next_channel();
         let hello = self.identity.hello(Role::Data, link, channel);
-        Ok((channel, rdma::connect::connect(route, &hello, &self.rdma, &self.domains)?.0))
+        Ok((channel, rdma::connect::connect(route, &hello, options, &self.domains)?.0))
     }
 }

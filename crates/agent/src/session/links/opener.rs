@@ -8,6 +8,7 @@ use linerate_api::Transport;
 use linerate_net::links::{Link, channels_for, queue_pairs_for};
 use linerate_net::pump::Carrier;
 use linerate_net::rdma;
+use linerate_net::round_trip::RoundTrip;
 use linerate_net::tcp::connect::Route;
 use linerate_net::tcp::stats::Progress as TcpProgress;
 use linerate_wire::frame::Role;
@@ -48,11 +49,14 @@ pub(super) struct Opener {
     rdma_here: bool,
     trust: RdmaHealth,
     carries_rdma: bool,
+    /// As the link's control connection showed it.
+    round_trip: RoundTrip,
 }
 
 impl Opener {
     pub fn new(link: Link, rdma_here: bool) -> Opener {
-        Opener { link, rdma_here, trust: RdmaHealth::default(), carries_rdma: false }
+        let (trust, round_trip) = (RdmaHealth::default(), RoundTrip::default());
+        Opener { link, rdma_here, trust, carries_rdma: false, round_trip }
     }
 
     /// The link was lost while it carried.
@@ -67,15 +71,17 @@ impl Opener {
         self.trust.was_not_rdma();
     }
 
-    /// Opens the channels. A TCP connection over the link has just worked. `fell_back` is told once why TCP is used
-    /// instead of RDMA.
+    /// Opens the channels. A TCP connection over the link has just worked, and showed its round trip. `fell_back` is
+    /// told once why TCP is used instead of RDMA.
     pub fn open(
         &mut self,
         dialler: &Dialler,
+        round_trip: RoundTrip,
         fell_back: impl FnOnce(&str),
     ) -> Result<Vec<Opened>, OpenError> {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         self.carries_rdma = false;
+        self.round_trip = round_trip;
         if let Some(remote) = self.wants_rdma(dialler)? {
             let count = queue_pairs_for(self.link.speed_mbps, cpus);
             match (0..count).map(|_| self.queue_pair(dialler, remote)).collect() {
@@ -132,8 +138,9 @@ impl Opener {
 
     fn queue_pair(&self, dialler: &Dialler, remote: SocketAddr) -> Result<Opened, OpenError> {
         let route = Route { remote, ..Route::from(&self.link) };
-        let (channel, connection) = dialler.connect_rdma(&route, self.link.id)?;
-        let (sender, acks, closer) = rdma::send::halves(connection, dialler.rdma.clone());
+        let options = dialler.rdma_options(self.round_trip);
+        let (channel, connection) = dialler.connect_rdma(&route, self.link.id, &options)?;
+        let (sender, acks, closer) = rdma::send::halves(connection, options);
         let mut carrier = Carrier { sender: Box::new(sender), acks: Box::new(acks), closer };
         probe(&mut carrier)?;
         Ok(Opened { view: ChannelStatus::new(channel, carrier.sender.stats(), None), carrier })

@@ -9,6 +9,7 @@ use linerate_api::Transport;
 use linerate_core::{ChannelId, PathId};
 use linerate_net::links::Link;
 use linerate_net::pump::ChannelHandle;
+use linerate_net::round_trip::RoundTrip;
 use linerate_net::tcp::connect::Route;
 use linerate_wire::frame::Role;
 
@@ -109,8 +110,10 @@ impl<S: Session> Supervisor<S> {
         let (session, link) = (self.session.clone(), self.link.id);
         let route = Route::from(&self.link);
         let control = session.dialler().join(&route, link).inspect_err(|_| self.opener.unreachable())?;
+        let round_trip = RoundTrip::of(&control);
         let control = keep(control)?;
-        let opened = self.opener.open(session.dialler(), |reason| session.fell_back(&self.link, reason))?;
+        let fell_back = |reason: &str| session.fell_back(&self.link, reason);
+        let opened = self.opener.open(session.dialler(), round_trip, fell_back)?;
         self.open_back(&mut open.back, &route, opened.len())?;
         open.path = Some(session.attach_path(control, Some(link))?);
         let (views, carriers): (Vec<_>, Vec<_>) =

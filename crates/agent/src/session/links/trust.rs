@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 /// Failures after which the link uses TCP for good. Two can be two cuts of the link.
 const FAILURES_MAX: u32 = 3;
 /// RDMA that could not be opened is tried again after this long. Often enough for an adapter that comes back; a try can
-/// take as long as [`OPEN_WITHIN`](crate::session::contact::OPEN_WITHIN).
+/// take as long as [`OPEN_WITHIN`](crate::session::contact::OPEN_WITHIN), and longer on a far link.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Default)]
