@@ -5,33 +5,34 @@
 //!   [*] --> Waiting
 //!   Waiting --> Admitting: Offer / check and reserve
 //!   Admitting --> Admitted: Admitted
-//!   Admitted --> Preparing: Prepare / start the waiting guest
+//!   Admitted --> Preparing: Prepare / start the incoming QEMU
 //!   Preparing --> Receiving: Prepared
 //!   Preparing --> Streaming: StreamsPrepared
 //!   Receiving --> Sealing: RamComplete / refuse further writes
 //!   Sealing --> Loading: Sealed, digests agree / RamSealed
-//!   Loading --> Noting: the hypervisor loaded its state, and the disks are those of Stopped / journal Loaded
-//!   Streaming --> Noting
-//!   Noting --> Loaded: Journaled / Loaded
-//!   Loading --> Releasing: Finished, in mode Handover / let the hypervisor go
-//!   Releasing --> [*]: Released
+//!   Loading --> JournalingLoaded: the hypervisor loaded its state, and the disks are those of Stopped / journal Loaded
+//!   Streaming --> JournalingLoaded
+//!   JournalingLoaded --> Loaded: Journaled / Loaded
+//!   Loading --> RestoringHypervisor: Finished, in mode Handover / put the capability back
+//!   RestoringHypervisor --> [*]: HypervisorRestored
 //!   Loaded --> Journaling: Commit / journal Committed
 //!   Journaling --> Resuming: Journaled / run
 //!   Resuming --> Running: the guest runs / journal Running, Running
-//!   Resuming --> TearingDown: it cannot be run and never ran, and the source has its copy / journal Returned, then end the guest
+//!   Resuming --> Discarding: it cannot be run and never ran, and the source has its copy / journal Returned, end it
 //!   Resuming --> Resuming: it cannot be run, and nobody can have it back / run
 //!   Resuming --> [*]: its hypervisor has ended
 //!   Running --> [*]: Finished
-//!   Waiting --> TearingDown: any fault before Loaded / journal Aborted, then end the guest
-//!   Loaded --> TearingDown: the source's word or an operator's
-//!   TearingDown --> [*]
+//!   Waiting --> Discarding: any fault before Loaded / journal Aborted, then end the guest
+//!   Loaded --> Discarding: the source or an operator decides so
+//!   Discarding --> Closing: Discarded / tell the source
+//!   Closing --> [*]: it is acknowledged, or not waited for any longer
 //! ```
 //!
 //! The guarantees: the guest runs only after [`DestinationPhase::Committed`] is on disk, and it never runs after
 //! [`DestinationPhase::Aborted`] or [`DestinationPhase::Returned`] is (rule 1). From [`DestinationPhase::Loaded`] on the source
 //! may have committed, and its host may be lost: the guest is kept, however long nobody is heard (rule 12).
 //!
-//! Writes are applied from `Admitted` to `Sealing` (rule 5), while the waiting guest still starts. What its hypervisor touched
+//! Writes are applied from `Admitted` to `Sealing` (rule 5), while the incoming QEMU still starts. What it touched
 //! meanwhile is told to the source, which copies it again. In mode Streams no write is applied to RAM at all.
 
 mod ending;
@@ -98,7 +99,7 @@ pub enum Event {
     },
     /// Checked and reserved.
     Admitted(Vec<Endpoint>),
-    /// The waiting guest stands.
+    /// The incoming QEMU waits.
     Prepared {
         /// Its RAM blocks.
         regions: Vec<RegionInfo>,
@@ -122,7 +123,7 @@ pub enum Event {
     Sealed(Option<u64>),
     /// The hypervisor has loaded all device state, or taken its own streams to their end.
     DeviceStateLoaded,
-    /// [`Action::CheckDisks`] found the disks of the waiting guest to be those of the source.
+    /// [`Action::CheckDisks`] found the disks of the incoming QEMU to be those of the source.
     DisksChecked,
     /// [`Action::Journal`] of this phase is on disk.
     Journaled(DestinationPhase),
@@ -144,7 +145,7 @@ pub enum Event {
     /// What comes is of no more use: memory here does not take it, or the peer breaks the rules of the streams. Unlike
     /// [`Event::Failed`] it is of no action, and none is tried again for it.
     ReceivingFailed(Fault),
-    /// [`Action::Discard`] is done: the waiting guest has ended and nothing is left of it.
+    /// [`Action::Discard`] is done: the incoming QEMU has ended and nothing is left of it.
     Discarded,
     /// The operator of this host wants it to end.
     Cancel,
@@ -175,7 +176,7 @@ pub enum Action {
         /// How it moves.
         mode: Mode,
     },
-    /// Start the waiting guest, for the mode that was admitted. Then [`Event::Prepared`]. In mode Streams
+    /// Start the incoming QEMU, for the mode that was admitted. Then [`Event::Prepared`]. In mode Streams
     /// [`Event::StreamsPrepared`], and when all streams were taken [`Event::DeviceStateLoaded`].
     Prepare,
     /// The other side's streams say this: Stream or Fenced.
@@ -191,7 +192,7 @@ pub enum Action {
     LoadDeviceState(Vec<u8>),
     /// The stream is complete. Then [`Event::DeviceStateLoaded`].
     FinishDeviceState,
-    /// Compare the disks that the source's guest uses with those of the waiting guest. Then [`Event::DisksChecked`].
+    /// Compare the disks that the source's guest uses with those of the incoming QEMU. Then [`Event::DisksChecked`].
     CheckDisks(String),
     /// Put the phase on disk and flush. Then [`Event::Journaled`] or [`Event::Failed`]. An end of the session (Running,
     /// Finished, Aborted, Returned) is written until the disk takes it, after the session if need be.
@@ -204,7 +205,7 @@ pub enum Action {
     },
     /// libvirt runs the guest: put back what was set for its RAM, and keep nothing. Then [`Event::HypervisorRestored`].
     RestoreHypervisor,
-    /// End the waiting guest and remove what is left. Then [`Event::Discarded`].
+    /// End the incoming QEMU and remove what is left. Then [`Event::Discarded`].
     Discard,
     /// It is over: `None` means that the guest is ours.
     End(Option<Fault>),
@@ -298,7 +299,7 @@ pub struct Destination {
     started: Time,
     guest: String,
     committed: bool,
-    /// Whether the source still has its own copy, as far as it was said beside the session.
+    /// Whether the source still has its own copy, as far as it was said on a connection of its own.
     copy: Option<(bool, Time)>,
     /// Committed, and it could not be run.
     returned: bool,
@@ -426,7 +427,7 @@ impl Destination {
         self.state == State::Ended
     }
 
-    /// The step that is under way.
+    /// The step that is in progress.
     pub fn step(&self) -> Step {
         self.state.step()
     }

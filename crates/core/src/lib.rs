@@ -1,12 +1,13 @@
-//! The brain: every decision of a migration, without I/O, clock or threads.
+//! Every decision of a migration, without I/O, clock or threads.
 //!
-//! Events with the time in them go in, actions come out. The agent is one body, the simulator in `linerate-plan` the other.
+//! Events with the time in them go in, actions come out. The agent is one driver, the simulator in `linerate-plan` the
+//! other.
 //!
 //! * [`source::Source`] and [`destination::Destination`]: the two state machines.
 //! * [`scheduler::Scheduler`]: which channel carries which extent next; what is in flight; fencing before requeue.
 //! * [`policy`]: another round, switch over, throttle or give up.
-//! * [`control::Control`]: control messages numbered, acknowledged and sent again over whichever link lives.
-//! * [`stream::Streams`]: byte streams over placed writes: order, credits, turns, sending again.
+//! * [`control::Control`]: control messages numbered, acknowledged and sent again over any link that works.
+//! * [`stream::Streams`]: byte streams over placed writes: order, credits, a fair queue, retransmission.
 //! * [`tunnel`]: when a tunnel ends by itself.
 //! * [`journal`]: what is on disk, and what another host is answered from it.
 //! * [`recovery`]: sessions that were not brought to their end: after a crash, or where a hypervisor does not answer.

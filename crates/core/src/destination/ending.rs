@@ -1,4 +1,4 @@
-//! Faults, the end of the waiting guest, and what happens when the source is gone.
+//! Faults, the end of the incoming QEMU, and what happens when the source is gone.
 
 use super::{Action, Destination, State};
 use crate::journal::DestinationPhase;
@@ -45,13 +45,14 @@ impl Destination {
     /// Any fault. Before commit: give up. After it the guest is ours and stays ours, whatever happens.
     pub(super) fn fail(&mut self, now: Time, fault: Fault) {
         match &self.state {
-            // Tearing down: if the journal did not take it, the guest is ended all the same before anybody is told, and
+            // Discarding: if the journal did not take it, the guest is ended all the same before anybody is told, and
             // after a crash the journal still says that nothing was committed, which is as good.
             State::Discarding { .. } | State::Closing { .. } | State::Ended => {}
             _ if self.committed => {}
-            // The source may have committed, and is not there to have the guest back: only its word gives it up, or an operator's.
+            // The source may have committed, and is not there to have the guest back: only the source gives it up, or
+            // an operator.
             State::Loaded if fault.code != Code::Cancelled && self.control.paths() == 0 => {}
-            // The body has the commit in its hands and it may be on disk: only its own failure can stop it.
+            // The driver has the commit and it may be on disk: only its own failure can stop it.
             State::Journaling { again: None }
                 if !matches!(fault.code, Code::JournalFailed | Code::GuestGone)
                     && !self.actions.contains(&Action::Journal(DestinationPhase::Committed)) => {}

@@ -107,8 +107,8 @@ impl Source {
         }
     }
 
-    /// Rule 5: nothing is written after this. The destination loads device state after it, and another's stream is let through
-    /// only when the destination has confirmed it.
+    /// Rule 5: nothing is written after this. The destination loads device state after it, and libvirt's stream is
+    /// released only when the destination has confirmed it.
     pub(super) fn seal(&mut self, now: Time, digest: Option<u64>) {
         self.statistics.blackout.digested = Some(now);
         self.scheduler.stop();
@@ -128,7 +128,7 @@ impl Source {
         self.state = State::Loading { written: true, loaded: false };
     }
 
-    /// Somebody else has run it at the destination and ended it here.
+    /// libvirt has run it at the destination and ended it here.
     pub(super) fn left(&mut self, now: Time) {
         self.statistics.blackout.loaded = Some(now);
         self.statistics.blackout.journaled = Some(now);

@@ -63,7 +63,7 @@ impl Source {
         match &self.state {
             State::RollingBack(_) | State::Ended | State::Closing { .. } => false,
             State::Committing { .. } | State::CleaningUp { .. } => false,
-            // What was let through goes on whatever becomes of this session.
+            // A released stream goes on whatever becomes of this session.
             State::AwaitingOwner => false,
             _ => true,
         }
@@ -95,7 +95,7 @@ impl Source {
 
     pub(super) fn cancel(&mut self, now: Time) {
         // Once the commit is on its way to the journal it is too late; the report will say that the guest moved. So it is where
-        // somebody else decides.
+        // libvirt decides.
         if !matches!(self.state, State::Journaling | State::AwaitingOwner) {
             self.fail(now, Fault::new(Code::Cancelled, self.step, Side::Source, ""));
         }
@@ -152,8 +152,8 @@ impl Source {
     }
 
     /// The destination's agent was restarted, or gave up while no link could carry its word. A guest that may be complete over
-    /// there is in its journal, and kept until the roll-back is told beside the session. After commit this is no answer: its journal
-    /// is asked.
+    /// there is in its journal, and kept until the roll-back is told on a connection of its own. After commit this is
+    /// no answer: its journal is asked.
     pub(super) fn forgotten(&mut self, now: Time) {
         match &mut self.state {
             State::RollingBack(roll_back) => {

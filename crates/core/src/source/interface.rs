@@ -108,8 +108,8 @@ pub enum Event {
     },
     /// How far the hypervisor is with its own streams; several times a second, or the migration is taken for stuck.
     Streamed(Streamed),
-    /// How far the hypervisor is with disks that go along, as often: before it copies RAM, beside that, and once more when all is over
-    /// there.
+    /// How far the hypervisor is with copied disks, as often: before it copies RAM, beside that, and once more when all
+    /// is over there.
     Disks(Disks),
     /// The streams say this to the other side's: Stream, Fence or Fenced.
     SendStreamMessage(Message),
@@ -119,8 +119,8 @@ pub enum Event {
     PreSwitchover {
         /// The guest ran until QEMU stopped it.
         ran: bool,
-        /// The disks that it has used from the beginning, for the destination to compare. Whether they are unchanged is the body's
-        /// to find before it says that [`SourcePhase::CommitSent`] is journaled.
+        /// The disks that it has used from the beginning, for the destination to compare. Whether they are unchanged is
+        /// the driver's to find before it says that [`SourcePhase::CommitSent`] is journaled.
         disks: String,
     },
     /// The digest over all regions.
@@ -129,21 +129,21 @@ pub enum Event {
     DeviceState(Vec<u8>),
     /// QEMU has written all device state and the stream ended.
     DeviceStateDone,
-    /// What was let through by [`Action::ReleaseStream`] has come to its end: the guest has left this host.
+    /// The stream that [`Action::ReleaseStream`] released has come to its end: the guest has left this host.
     GuestLeft,
     /// [`Action::Journal`] of this phase is on disk.
     Journaled(SourcePhase),
     /// An action failed, or QEMU or the guest did.
     Failed(Fault),
-    /// The streams are of no more use, or the peer breaks their rules. Unlike [`Event::Failed`] it is of no action, and none is tried
-    /// again for it.
+    /// The streams are of no more use, or the peer breaks their rules. Unlike [`Event::Failed`] it belongs to no
+    /// action, so nothing is tried again.
     StreamsFailed(Fault),
     /// [`Action::RollBack`] came to its end; what the guest does now.
     RolledBack {
         /// What the guest does.
         guest: GuestState,
-        /// It is as it was before. Otherwise the body goes on trying after the session ([`crate::recovery`]), and the journal
-        /// keeps saying that it has to.
+        /// It is as it was before. Otherwise the driver goes on trying after the session ([`crate::recovery`]), and the
+        /// journal keeps saying that it has to.
         complete: bool,
     },
     /// Answer to [`Action::Query`].
@@ -162,7 +162,7 @@ pub enum Event {
     Tick,
 }
 
-/// What the body is to do, in this order.
+/// What the driver is to do, in this order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Put this on a control connection; if it is gone, drop it (it is sent again).
@@ -183,8 +183,8 @@ pub enum Action {
     },
     /// Slow the guest down.
     Throttle(u8),
-    /// Let the hypervisor begin its own streams, set like this. Then [`Event::Disks`]… if disks go along, [`Event::Streamed`]…,
-    /// [`Event::GuestStopped`] and [`Event::PreSwitchover`].
+    /// Let the hypervisor begin its own streams, set like this. Then [`Event::Disks`]… if disks are copied,
+    /// [`Event::Streamed`]…, [`Event::GuestStopped`] and [`Event::PreSwitchover`].
     BeginStreams(StreamSettings),
     /// The other side's streams say this: Stream, Fence or Fenced.
     DeliverStreamMessage(Message),
@@ -192,11 +192,11 @@ pub enum Action {
     SwitchOver,
     /// Digest of all regions. Then [`Event::Digested`].
     Digest,
-    /// Have disks that go along completed, then let QEMU write device state. Then [`Event::DeviceState`]… and
+    /// Have copied disks completed, then let QEMU write device state. Then [`Event::DeviceState`]… and
     /// [`Event::DeviceStateDone`].
     WriteDeviceState,
-    /// Let through what was held back of the hypervisor's stream, once, and see what becomes of the guest. Then [`Event::GuestLeft`], or
-    /// [`Event::Failed`] if it did not leave.
+    /// Release the hypervisor's stream that was held back, once, and see what becomes of the guest. Then
+    /// [`Event::GuestLeft`], or [`Event::Failed`] if it did not leave.
     ReleaseStream,
     /// Put the phase on disk and flush. Then [`Event::Journaled`] or [`Event::Failed`].
     Journal(SourcePhase),
@@ -209,7 +209,8 @@ pub enum Action {
     /// been started again before the message reached it, and holds the loaded guest then. Then [`Event::Answered`] or
     /// [`Event::Unanswered`].
     Query,
-    /// The roll-back could not be told: tell it beside the session ([`crate::withdrawal`]). Nothing waits for it.
+    /// The roll-back could not be told: tell it on a connection of its own ([`crate::withdrawal`]). Nothing waits for
+    /// it.
     NotifyRollBack {
         /// The destination may have the guest complete and keeps it until it is told.
         held: bool,

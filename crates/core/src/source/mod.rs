@@ -11,41 +11,43 @@
 //!   Streaming --> Loading: the hypervisor holds, guest stopped / let it go on
 //!   Scanning --> Copying: Scanned, another round
 //!   Scanning --> Switching: Scanned, it fits / ask QEMU
-//!   Switching --> Writing: QEMU holds, guest stopped / let QEMU write its device state
+//!   Switching --> WritingDevices: pre-switchover, guest stopped / let QEMU write its device state
 //!   Switching --> LastScan: the same, in mode Handover
-//!   Writing --> LastScan: written
+//!   WritingDevices --> LastScan: written
 //!   LastScan --> LastCopy: Scanned, and the last round has arrived
 //!   LastCopy --> Sealing: drained / RamComplete (after the digest, with verification)
 //!   Sealing --> Loading: RamSealed
-//!   Sealing --> HandingOver: RamSealed, in mode Handover / let libvirt's stream through
-//!   HandingOver --> CleaningUp: the guest has left
+//!   Sealing --> AwaitingOwner: RamSealed, in mode Handover / release libvirt's stream
+//!   AwaitingOwner --> CleaningUp: the guest has left
 //!   Loading --> Journaling: Loaded + QEMU completed / journal CommitSent
 //!   Journaling --> Committing: Journaled / Send Commit
 //!   Committing --> CleaningUp: Running, or the journal over there says so
 //!   CleaningUp --> CleaningUp: it failed / again
-//!   CleaningUp --> [*]
+//!   CleaningUp --> Closing: the guest is gone here / journal Finished, Finished
+//!   Closing --> [*]: acknowledged, or not waited for any longer
 //!   Offered --> RollingBack: any fault before commit
 //!   RollingBack --> [*]: the guest runs at the source
 //!   Committing --> RollingBack: only if the destination says that it never ran the guest and never will
 //! ```
 //!
 //! The first pass does not wait for the destination's hypervisor: it fills the RAM that was made when the guest was
-//! admitted while the waiting guest still starts. `Prepared` names what that hypervisor may have written meanwhile,
+//! admitted while the incoming QEMU still starts. `Prepared` names what that hypervisor may have written meanwhile,
 //! which is copied again in the next round. Nothing is scanned, and the guest not stopped, before it has come.
 //!
-//! In [`Mode::Streams`] the states from Protecting to Sealing are one, Streaming. The bytes are [`crate::stream::Streams`]' matter, whose messages go through this object's
-//! control stream ([`Event::SendStreamMessage`], [`Action::DeliverStreamMessage`]). Everything from the guest's stop on is the same.
+//! In [`Mode::Streams`] the states from Protecting to Sealing are one, Streaming. [`crate::stream::Streams`] orders the
+//! bytes; its messages go through the control stream here ([`Event::SendStreamMessage`],
+//! [`Action::DeliverStreamMessage`]). Everything from the guest's stop on is the same.
 //!
 //! In [`Mode::Handover`] libvirt decides which hypervisor runs the guest, and there is no commit. Until RAM is sealed
-//! nothing differs, and libvirt's stream is held back. Then it is let through, and only libvirt's decision ends the
-//! session: no lost link, no fault of the other agent and no operator changes anything in HandingOver. If libvirt
+//! nothing differs, and libvirt's stream is held back. Then it is released, and only libvirt's decision ends the
+//! session: no lost link, no fault of the other agent and no operator changes anything in AwaitingOwner. If libvirt
 //! resumes the guest here, or never decides, the agent rolls back its own settings and leaves the guest as it is.
 //!
 //! The guarantee: if it ends with a fault, the guest runs at the source as before (or is still paused there if it was
 //! paused before), unless the fault says otherwise in words. From [`Action::Journal`] of
 //! [`SourcePhase::CommitSent`] on it never resumes by itself (rule 1).
 //!
-//! The body calls [`Source::handle`] with events, then [`Source::poll_action`] until it gives none, and
+//! The driver calls [`Source::handle`] with events, then [`Source::poll_action`] until it gives none, and
 //! [`Source::next_work`] and its fellows from the channels.
 
 mod blackout;
@@ -79,7 +81,7 @@ use crate::{
 use prepare::Preparation;
 use state::State;
 
-/// Pieces of the hypervisor's stream under way at a time while the guest runs: 1 MiB, some milliseconds at 1 Gb/s.
+/// Pieces of the hypervisor's stream in flight at a time while the guest runs: 1 MiB, some milliseconds at 1 Gb/s.
 const LIVE_PIECES_MAX: usize = 4;
 
 /// See the module.
@@ -99,7 +101,7 @@ pub struct Source {
     streams: Option<StreamSettings>,
     /// The destination's end of one of those streams has gone.
     peer_hung_up: bool,
-    /// The pass over disks that go along that is under way.
+    /// The pass over copied disks that is in progress.
     disk_pass: Option<disks::DiskPass>,
     /// Nothing of the disks has moved since then, as what is in use of them is looked for.
     disks_searched_since: Option<Time>,
@@ -119,9 +121,9 @@ pub struct Source {
     lost_copy: bool,
     /// The operator has decided that the guest stays; acted on when it is on disk.
     taking_back: bool,
-    /// An [`Action::Query`] is under way.
+    /// An [`Action::Query`] is in progress.
     asking: bool,
-    /// The operator's word, while a question is under way.
+    /// The operator's decision, while a question is in progress.
     decided: Option<bool>,
     /// What has to be done is not, and is left to recovery.
     unfinished: bool,
@@ -197,7 +199,7 @@ impl Source {
         self.control.poll_outgoing(now).map(|(path, outgoing)| Action::Transmit(path, outgoing))
     }
 
-    /// Whether a channel's call left something to do, so that the body should poll now and not at the next event.
+    /// Whether a channel's call left something to do, so that the driver should poll now and not at the next event.
     pub fn wants_attention(&self) -> bool {
         !self.actions.is_empty() || self.control.has_outgoing() || self.scan_at.is_some()
     }
@@ -286,7 +288,7 @@ impl Source {
         self.fail(now, Fault::new(Code::ProtocolViolation, self.step, Side::Destination, detail));
     }
 
-    /// Events that belong to one state; elsewhere they come late (a roll-back has begun) or are a defect of the body.
+    /// Events that belong to one state; elsewhere they come late (a roll-back has begun) or are a defect of the driver.
     fn body_event(&mut self, now: Time, event: Event) {
         match (&mut self.state, event) {
             (State::RollingBack(_) | State::Ended | State::Closing { .. }, _) => {}
@@ -336,7 +338,7 @@ impl Source {
         self.scheduler.next(now, channel)
     }
 
-    /// The channel gave a write to its carrier; `wire_bytes` is what it cost.
+    /// The channel gave a write to its transport; `wire_bytes` is what it cost.
     pub fn work_sent(&mut self, channel: ChannelId, sequence: u64, wire_bytes: u64) {
         self.scheduler.sent(channel, sequence, wire_bytes);
     }
@@ -391,12 +393,12 @@ impl Source {
         self.policy.limits()
     }
 
-    /// The step that is under way.
+    /// The step that is in progress.
     pub fn step(&self) -> Step {
         self.step
     }
 
-    /// Number of the round under way.
+    /// Number of the round in progress.
     pub fn round(&self) -> u32 {
         self.round
     }

@@ -5,7 +5,7 @@ use crate::{
     ChannelId, Code, Endpoint, Extent, Fault, LinkId, Message, ModeTag, RegionInfo, Run, Side, Step, Time,
 };
 
-/// How far the waiting guest is.
+/// How far the incoming QEMU is.
 #[derive(Debug)]
 pub(super) enum Preparation {
     /// Not asked for.

@@ -13,7 +13,7 @@ enum Timer {
     Scan,
     /// The step takes too long.
     Step,
-    /// The waiting guest does not come up.
+    /// The incoming QEMU does not come up.
     Preparation,
     /// No control connection.
     Unreachable,

@@ -172,7 +172,7 @@ impl Streams {
         }
     }
 
-    /// The local socket broke off; what was not sent yet is thrown away.
+    /// The local socket was reset; what was not sent yet is thrown away.
     pub fn broke_off(&mut self, stream: StreamId) {
         if self.stop_sending(stream) {
             self.notes.push_back((stream, StreamNote::Reset));

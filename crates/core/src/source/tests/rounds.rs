@@ -1,4 +1,4 @@
-//! What goes into which round and into the last copy, and a guest that is prepared while the first pass is under way.
+//! What goes into which round and into the last copy, and a guest that is prepared while the first pass is in progress.
 
 use super::*;
 
@@ -81,7 +81,7 @@ fn what_a_channel_sets_off_wants_attention() {
     assert!(source.wants_attention(), "a fence has to be asked for");
 }
 
-/// A source that copies while the waiting guest still starts.
+/// A source that copies while the incoming QEMU still starts.
 fn copying_early() -> Driver {
     let mut driver = Driver::at(Preparing);
     driver.tell(Event::Attached);
