@@ -273,7 +273,7 @@ impl Agent {
     }
 
     /// A source that has committed asks how the session stands, and says commit once more: the message may never have
-    /// arrived. Whether it is heeded is the brain's to decide. `copy`: it still has its own.
+    /// arrived. The core decides whether it counts. `copy`: it still has its own.
     fn committed_again(&self, accepted: Accepted, copy: bool) -> Result<(), String> {
         let (peer, session) = (accepted.peer, accepted.hello.session);
         let live = self.incoming.get(session);
@@ -297,7 +297,7 @@ impl Agent {
         accepted.outcome(outcome).map_err(|error| chain(&error))
     }
 
-    /// A source that rolled back says so. Whether it is heeded is the brain's to decide; what is over is the journal's
+    /// A source that rolled back says so. The core decides whether it counts; what is over is the journal's
     /// word.
     fn withdrawn(&self, accepted: Accepted) -> Result<(), String> {
         let (peer, session) = (accepted.peer, accepted.hello.session);

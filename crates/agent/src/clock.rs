@@ -1,4 +1,4 @@
-//! The body's clock: time as the brain wants it.
+//! The driver's clock: time as the core wants it.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 

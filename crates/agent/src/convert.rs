@@ -1,4 +1,4 @@
-//! The brain's words in the API's.
+//! The core's types as the API's.
 
 use linerate_api as api;
 use linerate_core::{Code, Fault, GuestState, ModeTag, Side, Step};

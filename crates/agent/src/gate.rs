@@ -1,9 +1,9 @@
-//! Connections of a hypervisor that wait until they are let in, and whose bytes wait until they are let through.
+//! Connections of a hypervisor that wait until they are let in, and whose bytes wait until they are released.
 //!
 //! A hypervisor that is told to migrate to a socket connects, and sleeps in the kernel: the socket has a queue of one,
 //! which a connection of ours fills. When it is let in it stops its guest soon. From then on what it writes is always
 //! read (a hypervisor may write with its big lock held) and kept here, but for what came while the guest still ran.
-//! Until it is let through, once, or never. What comes back from the other side always passes.
+//! Until it is released, once, or never. What comes back from the other side always passes.
 
 mod arrivals;
 mod job;
@@ -33,7 +33,7 @@ const CONNECTIONS_MAX: usize = 8;
 /// Between two looks at whether it was shut.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
-/// Gates of this host, by their sockets.
+/// Stream gates and libvirt jobs of this host, by their sockets.
 #[derive(Default)]
 pub struct StreamGates {
     streams: Mutex<BTreeMap<PathBuf, Arc<StreamGate>>>,

@@ -98,7 +98,7 @@ impl EventLog {
 impl EventCursor {
     /// Waits for news.
     pub async fn changed(&mut self) {
-        // An error means that the hub is gone: then the next look says so.
+        // An error means that the log is gone: then the next look says so.
         let _ = self.changed.changed().await;
     }
 }

@@ -1,11 +1,11 @@
 //! The agent: the daemon that runs on every host.
 //!
-//! | room | what lives there |
+//! | module | what it has |
 //! |---|---|
 //! | [`config`], [`journal`] | what the operator says, what must be known after a crash |
 //! | `agent` | what all parts share; who is told about a connection from another agent |
 //! | `session` | what every session between two agents has: connections, links, channels, streams |
-//! | `outgoing`, `incoming` | the bodies of the brain's two state machines |
+//! | `outgoing`, `incoming` | the drivers of the core's two state machines |
 //! | [mod@bench] | measuring the wires |
 //! | `recovery` | sessions that were not brought to their end: after a crash, or where a hypervisor does not answer |
 //! | `doctor` | inventory and probes, for this host and for other agents |
@@ -15,8 +15,8 @@
 //! | [mod@libvirt] | libvirt's domains: libvirt is asked to move them |
 //! | `tunnel` | sessions that carry byte streams between sockets of two hosts |
 //! | `gate` | connections of such a session that wait, and bytes that are held back |
-//! | `hub`, `convert` | events of a migration, and the brain's words in the API's |
-//! | `ram`, `digest`, `device_state`, `clock`, `faults`, `local` | small things that the bodies use |
+//! | `hub`, `convert` | events of a migration, and the core's types as the API's |
+//! | `ram`, `digest`, `device_state`, `clock`, `faults`, `local` | small things that the drivers use |
 
 mod agent;
 pub mod bench;

@@ -9,7 +9,7 @@ use super::BenchError;
 use super::ask::{Channel, OpenLink, Peer, Tell, name, same};
 use super::documents::{PeerPart, check_team};
 
-/// Allowed beyond what a measurement should take: what is under way when its time is over has to arrive.
+/// Allowed beyond what a measurement should take: what is in flight when its time is over has to arrive.
 const MARGIN: Duration = Duration::from_secs(60);
 
 /// A connection, its link and its direction.

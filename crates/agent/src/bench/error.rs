@@ -89,7 +89,7 @@ pub enum BenchError {
     /// An address of this host cannot be listened on.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// The conversation broke off.
+    /// The conversation was cut.
     #[error("the conversation with the other agent broke off: {0}")]
     DocumentChannel(#[from] DocumentError),
     /// It says what cannot be understood.

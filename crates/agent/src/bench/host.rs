@@ -91,7 +91,7 @@ impl Host {
         lock(&self.listen).clone()
     }
 
-    /// Whether the measurement under way is of this session, and answered here.
+    /// Whether the measurement in progress is of this session, and answered here.
     pub(crate) fn answers(&self, session: SessionId) -> bool {
         lock(&self.active).as_ref().is_some_and(|one| one.session == session && one.places.is_some())
     }
@@ -128,8 +128,8 @@ impl Host {
         Ok(Claim { host: Arc::clone(self), measurement })
     }
 
-    /// A place in the measurement under way for whoever knows it, and the version that both speak. `memory` is what the
-    /// connection will take for messages as long as it is there.
+    /// A slot in the measurement in progress for whoever knows it, and the version that both speak. `memory` is what
+    /// the connection will take for messages as long as it is there.
     pub(super) fn admit(&self, hello: &Hello, memory: usize) -> Result<(Reserved, u16), Fault> {
         let refusal = |code, detail: &str| Fault::new(code, Step::Connect, Side::Destination, detail);
         let active = lock(&self.active).clone().filter(|one| one.session == hello.session);
@@ -210,8 +210,8 @@ fn attach(host: &Host, accepted: Accepted) -> Result<(), String> {
     Ok(())
 }
 
-/// Takes a queue pair of the measurement under way. The two ends tell each other where they can be written to, so that this
-/// waits for the peer: in a thread of its own, once it has a place.
+/// Takes a queue pair of the measurement in progress. The two ends tell each other where they can be written to, so
+/// that this waits for the peer: in a thread of its own, once it has a place.
 pub fn accept_rdma(host: &Host, accepted: RdmaAccepted) {
     let peer = accepted.peer;
     let not_taken = move |error: String| {

@@ -1,12 +1,12 @@
-//! Measuring the wires to another host: `linerate bench`.
+//! Measuring the links to another host: `linerate bench`.
 //!
-//! | room | what lives there |
+//! | module | what it has |
 //! |---|---|
 //! | [`Host`] | one measurement at a time, whichever side of it this host is; gives way to migrations |
 //! | `ask` | the side that was asked by its operator: finds the links, opens the connections |
 //! | `pingpong`, `bandwidth` | the two measurements, seen from that side |
 //! | `answer` | the other side: does what it is told, within its caps |
-//! | `places` | places for its connections, given before anything is spent on one |
+//! | `places` | slots for its connections, given before anything is spent on one |
 //! | `documents` | what the two sides say to each other |
 //! | `ports`, `cpu` | what is known of a connection's port; where its thread runs |
 //! | `stop`, `error` | the way to end it from outside; why it did not come to its end |

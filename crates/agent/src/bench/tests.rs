@@ -288,7 +288,7 @@ fn queue_pairs_are_as_many_as_a_migration_would_open() {
     assert_eq!(ask::connections(&BenchRequest { channels: 4, ..rdma }, &links, true, 64), [4, 4]);
 }
 
-/// Begins a long stream and returns when it is under way.
+/// Begins a long stream and returns when it is in progress.
 fn under_way(listener: &Listener) -> (Arc<Host>, Arc<Stop>, std::thread::JoinHandle<BenchEvent>) {
     let stop = Arc::new(Stop::default());
     let asking = Arc::new(Host::new("alpha".into(), Vec::new()));

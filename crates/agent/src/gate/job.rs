@@ -1,6 +1,7 @@
 //! The connection by which the source's libvirt drives a migration at the other host. As long as it stands, libvirt's job for the domain
-//! does, and nobody else saves or migrates it: libvirt connects inside its job, and waits for the answer to its farewell before it ends
-//! it. So it is held twice: when it comes until the hypervisor is set, and when it ends until the hypervisor is put back.
+//! does, and nobody else saves or migrates it: libvirt connects inside its job, and waits for the answer to its closing
+//! message before it ends it. So it is held twice: when it comes until the hypervisor is set, and when it ends until
+//! the hypervisor is put back.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -29,7 +30,7 @@ const END_WAIT: Duration = Duration::from_secs(60);
 /// Why libvirt's job ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// libvirt says farewell: it is done, however it went.
+    /// libvirt closes the connection: it is done, however it went.
     Said,
     /// libvirt itself is gone.
     LibvirtGone,
@@ -206,7 +207,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Frame by frame, so that the farewell is known. Ends with an error.
+    /// Frame by frame, so that the closing message is known. Ends with an error.
     fn forward(&self, from: &mut UnixStream, to: &mut UnixStream) -> io::Result<()> {
         loop {
             let mut header = [0; HEADER_BYTES];

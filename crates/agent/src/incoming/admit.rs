@@ -1,5 +1,6 @@
-//! Step 3: may the guest come here? Its description is another host's word. So the twin's command line is made from
-//! this host's configuration and an allow-list (`linerate-guest`), and the host is checked for all that it needs.
+//! Step 3: may the guest come here? Its description comes from another host. So the incoming QEMU's command line is
+//! made from this host's configuration and an allow-list (`linerate-guest`), and the host is checked for all that it
+//! needs.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

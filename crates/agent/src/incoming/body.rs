@@ -1,4 +1,4 @@
-//! The loop of a session: events to the brain, its actions to the hands.
+//! The loop of a session: gives events to the core and has its actions executed.
 
 use std::io;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ impl Body {
         Ok(Body { sessions, shared, worker, paths: Paths::default(), cpu_before: cpu_time(), over: false })
     }
 
-    /// Runs until the brain says that it is over.
+    /// Runs until the core says that it is over.
     pub fn run(mut self, inbox: &Receiver<Input>) {
         while !self.over {
             let now = self.shared.clock.now();

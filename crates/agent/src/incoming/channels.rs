@@ -69,7 +69,7 @@ fn serve(
     shared.fences.serve(channel, closer, receiver, regions, ended)
 }
 
-/// Fences a channel, and tells the brain.
+/// Fences a channel, and tells the core.
 pub(super) fn fence(shared: &Arc<Incoming>, channel: ChannelId) {
     let session = shared.clone();
     shared.fences.fence(channel, move |fenced| {

@@ -136,7 +136,7 @@ impl State {
         matches!(self.waiting.lock().unwrap_or_else(PoisonError::into_inner).domain, Some((_, false)))
     }
 
-    /// What the next life of this agent must know, to put the capability back.
+    /// What the next start of this agent must know, to put the capability back.
     fn note_domain(&self, over: bool) -> Result<(), Fault> {
         let Some(domain) = &self.domain else { return Err(no_domain()) };
         let noted = Some((domain.record.clone(), over));

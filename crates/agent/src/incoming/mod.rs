@@ -1,15 +1,15 @@
-//! Migrations that come to this host: the body of `linerate-core`'s destination.
+//! Migrations that come to this host: the driver of `linerate-core`'s destination.
 //!
-//! | room | what lives there |
+//! | module | what it has |
 //! |---|---|
 //! | here | what all threads of a session share |
 //! | `sessions` | all of them, who may join one, and what they need of this host |
-//! | `steps` | what the brain says, in the order of the ten steps, and where each is done |
-//! | `body` | the loop that feeds events to the brain and does what it says |
-//! | `worker` | the one thread that deals with the waiting guest |
+//! | `steps` | actions of the core, in the order of the ten steps, and where each is done |
+//! | `body` | the loop that gives events to the core and executes its actions |
+//! | `worker` | the one thread that deals with the incoming QEMU |
 //! | `admit` | may it come here: memory, names, QEMU, disks, networks |
 //! | `domain` | a guest that libvirt has started and drives |
-//! | `streams` | streams of the session are connected to the waiting QEMU |
+//! | `streams` | streams of the session are connected to the incoming QEMU |
 //! | `channels` | what comes over the channels of the source |
 
 mod admit;
@@ -197,7 +197,7 @@ impl Incoming {
         self.tell(Event::Resolve(run));
     }
 
-    /// Its source says commit beside the session. `copy`: it still has its own.
+    /// Its source sends commit on a connection of its own. `copy`: it still has its own.
     pub fn commit_again(&self, copy: bool) {
         self.tell(Event::CommitAgain { copy });
     }

@@ -116,7 +116,7 @@ impl Sessions {
         records.into_iter().filter(|record| record.is_alive()).map(|record| (record.name, None)).collect()
     }
 
-    /// The waiting guest's process goes into the journal, so that a later life of the agent ends it and no other.
+    /// The incoming QEMU's process goes into the journal, so that a restarted agent ends it and no other.
     pub fn note_waiting(
         &self,
         session: SessionId,

@@ -7,10 +7,10 @@ use super::channels;
 use super::worker::Job;
 
 impl Body {
-    /// Has an action of the brain done. What the worker does comes back as an event.
+    /// Has an action of the core executed. What the worker does comes back as an event.
     pub(super) fn execute(&mut self, action: Action) {
         match action {
-            // All steps: what the brain says to the source.
+            // All steps: what the core sends to the source.
             Action::Transmit(path, frame) => self.transmit(path, frame),
             Action::DeliverStreamMessage(message) => self.shared.heard(message),
             Action::Fence(channel) => channels::fence(&self.shared, channel),

@@ -1,4 +1,4 @@
-//! The one thread that deals with the waiting guest.
+//! The one thread that deals with the incoming QEMU.
 
 mod ending;
 mod prepare;
@@ -37,7 +37,7 @@ const LOAD_WAIT: Duration = Duration::from_secs(60);
 /// An orphaned session ends its guest and gives its place up.
 const ROOM_WAIT: Duration = Duration::from_secs(30);
 
-/// What the worker is asked to do; the brain's actions that deal with the guest.
+/// What the worker is asked to do; the core's actions that deal with the guest.
 pub(super) enum Job {
     Admit {
         guest: String,
@@ -107,7 +107,7 @@ impl Worker {
         Ok(Worker { jobs, abandon, waiting, thread })
     }
 
-    /// Queues a job. A tear-down ends the waits of the job under way.
+    /// Queues a job. [`Job::TearDown`] ends the waits of the job in progress.
     pub fn ask(&self, job: Job) {
         if matches!(job, Job::TearDown) {
             self.abandon.store(true, Ordering::SeqCst);
@@ -115,7 +115,7 @@ impl Worker {
         let _ = self.jobs.send(job);
     }
 
-    /// The waiting guest, for the journal.
+    /// The incoming QEMU, for the journal.
     pub fn waiting(&self) -> Waiting {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

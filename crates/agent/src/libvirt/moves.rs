@@ -98,7 +98,7 @@ impl Kept {
         Kept { journal: needs.journal.clone(), key, record }
     }
 
-    /// The next life of the agent has nothing to do with it.
+    /// The next start of the agent has nothing to do with it.
     pub fn close(mut self) {
         if let Role::Libvirt { over, .. } = &mut self.record.role {
             *over = true;

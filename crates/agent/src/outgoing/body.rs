@@ -1,4 +1,4 @@
-//! The loop of a migration: events to the brain, its actions to the hands.
+//! The loop of a migration: gives events to the core and has its actions executed.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -61,7 +61,7 @@ impl Body {
         }
     }
 
-    /// Runs until the brain says that it is over.
+    /// Runs until the core says that it is over.
     pub fn run(mut self, inbox: &Receiver<Input>) {
         while self.ending.is_none() {
             self.wait(inbox);

@@ -1,5 +1,6 @@
-//! Domains of libvirt that leave this host: libvirt drives, QEMU's connection waits in a gate while RAM is copied, and is let through
-//! when all of it is sealed at the destination. Nothing is set in QEMU but one capability; the guest is neither run nor ended here.
+//! Domains of libvirt that leave this host: libvirt drives, QEMU's connection waits while RAM is copied, and is
+//! released when all of it is sealed at the destination. Nothing is set in QEMU but one capability; the guest is
+//! neither run nor ended here.
 
 mod verdict;
 
@@ -51,7 +52,7 @@ pub(super) struct OutgoingDomain {
     /// The capability may be on.
     set: AtomicBool,
     put_back: AtomicBool,
-    /// Until the stream goes through: what the next life of this agent would withdraw.
+    /// Until the stream is released: from this file the next start of this agent sends the roll-back notice.
     kept: Mutex<Option<PendingNotice>>,
     let_through: AtomicBool,
 }
@@ -89,7 +90,7 @@ impl OutgoingDomain {
         self.let_end();
     }
 
-    /// It is decided, or no longer this agent's to decide: the next life withdraws nothing.
+    /// It is decided, or no longer this agent's to decide: the next start sends no notice.
     fn forget(&self) {
         drop(self.kept.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
@@ -147,7 +148,7 @@ pub(super) fn check(request: &MigrateRequest, description: &mut GuestDescription
     Ok(())
 }
 
-/// What the next life of this agent withdraws.
+/// The file from which the next start of this agent sends the roll-back notice.
 pub(super) fn keep(
     sessions: &Sessions,
     identity: &Identity,

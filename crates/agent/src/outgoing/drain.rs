@@ -2,34 +2,34 @@
 //!
 //! The kernel writes what such a disk reads (`pinned` says which ones do) into pages that it pinned when the read
 //! began. Protection that is applied meanwhile does not see that write, and the page would be lost. QMP's `stop`
-//! answers when all block I/O is done. That nobody forgets it, [`DrainingTracker`] lets nobody protect without a [`IoDrained`], and
-//! only this room makes one.
+//! answers when all block I/O is done. [`DrainingTracker`] protects only for a caller that shows an [`IoDrained`], and
+//! only this module makes one.
 
 use std::time::{Duration, Instant};
 
 use linerate_core::Run;
 use linerate_memory::{TrackError, Tracker};
 
-/// Shows that no read from a disk is under way that protection would not see.
+/// Proof that no read from a disk is in flight that protection would not see.
 pub(super) struct IoDrained(());
 
-/// What can be made to stand for a moment.
+/// What can be paused for a moment.
 pub(super) trait Guest {
     /// Why it could not be stopped or did not go on.
     type Error;
 
-    /// Whether it has a disk that must be drained. One that stands may be let run by its operator at any time.
+    /// Whether it has a disk that must be drained. An operator may resume a paused guest at any time.
     fn must_stand(&self) -> bool;
-    /// Stops it; returns when all block I/O is done. False if it stood already: it is not ours to let it go on then.
+    /// Stops it; returns when all block I/O is done. False if it was paused already: then it is not ours to resume.
     fn stop(&mut self) -> Result<bool, Self::Error>;
-    /// Lets it go on.
+    /// Resumes it.
     fn go_on(&mut self) -> Result<(), Self::Error>;
-    /// Whether one that stood already has stood ever since.
+    /// Whether one that was paused already has been paused ever since.
     fn has_stood(&mut self) -> Result<bool, Self::Error>;
 }
 
-/// Runs `work` while no block I/O is under way. Returns how long the guest was stopped for it. Whatever comes of the work,
-/// the guest goes on, if it ran before. If its operator lets it run meanwhile, the work is done once more.
+/// Runs `work` while no block I/O is in flight. Returns how long the guest was stopped for it. Whatever comes of the
+/// work, the guest goes on, if it ran before. If its operator lets it run meanwhile, the work is done once more.
 pub(super) fn with_io_drained<G: Guest>(
     guest: &mut G,
     mut work: impl FnMut(&mut G, &IoDrained) -> Result<(), G::Error>,
@@ -51,7 +51,7 @@ pub(super) fn with_io_drained<G: Guest>(
     }
 }
 
-/// QEMU holds the guest before the switch-over: it stands, and its block I/O is drained.
+/// QEMU is in pre-switchover: the guest is stopped, and its block I/O is drained.
 pub(super) fn held() -> IoDrained {
     IoDrained(())
 }

@@ -1,5 +1,5 @@
-//! What a migration asks of the guest at the source. How it is done depends on how the guest moves: each way is a driver, and a new
-//! way is one more. All have [`State`], where what they share is written once.
+//! What a migration asks of the guest at the source. How it is done depends on how the guest moves: each mode is a
+//! driver, and a new mode is one more. All have [`State`], where what they share is written once.
 
 use std::sync::mpsc::Receiver;
 
@@ -10,7 +10,7 @@ use super::worker::{Order, State};
 
 pub(super) type Done = Result<(), Fault>;
 
-/// The brain's actions that deal with the guest, in the order of the ten steps. They answer by events.
+/// The core's actions that deal with the guest, in the order of the ten steps. They answer by events.
 pub(super) trait Driver: Send {
     fn state(&mut self) -> &mut State;
 

@@ -23,7 +23,7 @@ use crate::session::links::{ChannelStatus, Dialler, Links, Losses, NotOpened, Rd
 use crate::session::probe::OpenError;
 use crate::session::withdraw;
 
-/// Opens the links of a migration. Where none can be, the brain is told.
+/// Opens the links of a migration. Where none can be, the core is told.
 pub(super) fn open(shared: &Arc<Outgoing>, endpoints: &[Endpoint]) -> Links<Outgoing> {
     Links::open(shared, endpoints, &shared.request.links).unwrap_or_else(|fault| {
         shared.tell(Event::Failed(fault));
@@ -31,7 +31,7 @@ pub(super) fn open(shared: &Arc<Outgoing>, endpoints: &[Endpoint]) -> Links<Outg
     })
 }
 
-/// Asks the destination how the session stands, in a thread of its own; the answer goes to the brain if there is one.
+/// Asks the destination how the session stands, in a thread of its own; the answer goes to the core if there is one.
 /// The question says commit once more, for the message may not have come, and whether this host still has its copy.
 pub(super) fn query(shared: &Arc<Outgoing>, record: &Record) {
     let (asked, peers) = (shared.clone(), peers(shared, record));
@@ -47,7 +47,7 @@ pub(super) fn query(shared: &Arc<Outgoing>, record: &Record) {
     }
 }
 
-/// Tells the destination of a roll-back beside the session. `held`: it may have the guest complete.
+/// Tells the destination of a roll-back on a connection of its own. `held`: it may have the guest complete.
 pub(super) fn withdraw(shared: &Outgoing, journal: &Arc<Journal>, record: &Record, held: bool) {
     let (journal, session) = (journal.clone(), shared.session);
     withdraw::withdraw(peers(shared, record), shared.dialler.identity, held, move || {
@@ -169,7 +169,7 @@ impl Outgoing {
         let carriage = self.carriage();
         super::lose_link(&self.brain, self.clock.now(), link, |channel| {
             if let Some(carriage) = &carriage {
-                // The brain asks for its fence.
+                // The core asks for its fence.
                 let _ = carriage.streams.channel_gone(channel);
             }
         });

@@ -1,21 +1,21 @@
-//! Migrations that leave this host: the body of `linerate-core`'s source.
+//! Migrations that leave this host: the driver of `linerate-core`'s source.
 //!
-//! | room | what lives there |
+//! | module | what it has |
 //! |---|---|
-//! | here | what all threads of a migration share: the brain behind a lock, its inbox, its watchers |
+//! | here | what all threads of a migration share: the core behind a lock, its inbox, its watchers |
 //! | `sessions` | all of them, and what they need of this host |
 //! | `steps` | a migration from top to bottom: its ten steps, and where each is done |
 //! | `start` | the parts of steps 1 and 2: the guest is read and judged, the destination's agent is reached |
-//! | `body` | the loop that feeds events to the brain and does what it says |
+//! | `body` | the loop that gives events to the core and executes its actions |
 //! | `mode` | direct, or by QEMU's own streams |
 //! | `streams` | QEMU's connections become streams of the session |
-//! | `driver` | what a migration asks of the guest, for each way of moving: direct, streams, handed over by libvirt |
+//! | `driver` | what a migration asks of the guest, for each mode: direct, streams, handover |
 //! | `worker` | the one thread that deals with the guest: its memory and its QEMU |
 //! | `domain` | its part for libvirt's domains |
 //! | `drain` | rule 6: protection is applied only while block I/O is drained |
 //! | `pinned` | rule 6: for which disks |
 //! | `links` | what the links of [`crate::session`] are to a migration |
-//! | `work` | what the channels ask the brain |
+//! | `work` | what the channels ask the core |
 //! | `rejoin` | the first control connection is opened again while links are not known yet |
 //! | `board`, `progress` | what is seen of it |
 
@@ -68,7 +68,7 @@ pub use steps::start;
 /// What the loop of a migration receives.
 pub(crate) enum Input {
     Event(Event),
-    /// For the brain, of a moment that has passed.
+    /// For the core, of a moment that has passed.
     EventAt(Time, Event),
     /// QEMU holds the guest: in which run state it stood before, or none if it ran.
     Stood(Option<RunState>),
@@ -78,7 +78,7 @@ pub(crate) enum Input {
     LinkLost(LinkId),
     /// Whether the guest that has left stands here as it was left.
     Stands(bool),
-    /// The brain may have something to do: a channel changed it.
+    /// The core may have something to do: a channel changed it.
     Wake,
     /// The streams have notes for the other side's.
     StreamsSpeak,
@@ -95,7 +95,7 @@ pub struct Outgoing {
     pub request: MigrateRequest,
     from: String,
     started_unix_ms: u64,
-    /// Time from the request to the brain's start: steps 1 and 2.
+    /// Time from the request to the core's start: steps 1 and 2.
     before_brain: Duration,
     ram_bytes: u64,
     clock: Clock,
@@ -136,7 +136,7 @@ impl Outgoing {
         let _ = self.inbox.send(Input::Event(event));
     }
 
-    /// Gives the brain an event now, from a thread that must know that it has it.
+    /// Gives the core an event now, from a thread that must know that it has it.
     fn tell_brain(&self, event: Event) {
         self.brain().handle(self.clock.now(), event);
         let _ = self.inbox.send(Input::Wake);
@@ -220,7 +220,7 @@ impl Outgoing {
     }
 }
 
-/// Has the brain ask for the fences of a link's channels. The streams know each of them for `gone` before the brain's
+/// Has the core ask for the fences of a link's channels. The streams know each of them for `gone` before the core's
 /// lock is let go. The answer to a fence may come at once, and is of no use to streams that hold the channel for
 /// living.
 fn lose_link(brain: &Mutex<Source>, now: Time, link: LinkId, mut gone: impl FnMut(ChannelId)) {

@@ -52,7 +52,7 @@ impl Told {
 
 /// How far it is now.
 pub(super) fn progress(shared: &Outgoing) -> Progress {
-    // The board asks the kernel about connections: not while the channels wait for the brain.
+    // The table asks the kernel about connections: not while the channels wait for the core.
     let counters = shared.board.counters();
     let mut links = shared.board.progress();
     let brain = shared.brain();

@@ -64,7 +64,7 @@ pub(super) struct Contact {
     /// The address that answered comes first.
     peers: Vec<SocketAddr>,
     pub control: ControlPath,
-    /// Of a domain: what the next life of this agent withdraws.
+    /// Of a domain: the file from which the next start of this agent sends the roll-back notice.
     kept: Option<PendingNotice>,
 }
 

@@ -1,20 +1,20 @@
 //! A migration from top to bottom: its ten steps as the source takes them. Each line leads to the file that does the
 //! work.
 //!
-//! [`start`] takes the first two. Then the brain (`linerate-core`) says what is next, and [`Body::execute`] has it
-//! done. Its arms stand in the order of the steps. `incoming/steps.rs` is the same for the destination.
+//! [`start`] takes the first two. Then the core (`linerate-core`) says what is next, and [`Body::execute`] has it
+//! done. Its arms are in the order of the steps. `incoming/steps.rs` is the same for the destination.
 //!
 //! | | step | source | destination |
 //! |---|---|---|---|
 //! | 1 | resolve | `start`, `mode`, `storage`: the guest is read, its way is chosen | |
 //! | 2 | authorise | `session/contact`: first contact; `body`: the loop begins | `agent`: the session begins |
-//! | 3 | admit | the brain offers the guest | `incoming/admit`: checks and reserves |
-//! | 4 | prepare | the brain waits | `incoming/worker/prepare`: the waiting QEMU |
+//! | 3 | admit | the core offers the guest | `incoming/admit`: checks and reserves |
+//! | 4 | prepare | the core waits | `incoming/worker/prepare`: the incoming QEMU |
 //! | 5 | connect | `links`, `session/links`: paired, proven, carrying | `incoming/channels`: takes the channels |
 //! | 6 | track | `worker`: all RAM is write-protected | |
-//! | 7 | copy | `work`: channels ask the brain; `worker`: scans; `streams`: QEMU's own connections | `session/fences` |
+//! | 7 | copy | `work`: channels ask the core; `worker`: scans; `streams`: QEMU's own connections | `session/fences` |
 //! | 8 | blackout | `worker`: QEMU stops the guest, last scan, device state | `incoming/worker`: seals, loads |
-//! | 9 | commit | `body`: the journal, then the word | `incoming/body`: the journal; `incoming/worker/ending`: runs |
+//! | 9 | commit | `body`: the journal, then Commit | `incoming/body`: the journal; `incoming/worker/ending`: runs |
 //! | 10 | clean up | `worker/ending`: nothing of the guest stays here | |
 
 use std::sync::Arc;
@@ -48,7 +48,7 @@ pub fn start(sessions: &Arc<Sessions>, request: MigrateRequest) -> Result<Arc<Ou
     let ends = (inbox, door);
     let shared = Arc::new(outgoing(sessions, request, &mut found, &mut contact, began.elapsed(), ends)?);
     warn_of(&shared, &found.description);
-    // 3 to 10: the loop, by what the brain says
+    // 3 to 10: the loop, by what the core says
     run(sessions, &shared, found, contact.control, record, receiver)?;
     let (session, mode) = (shared.session, shared.choice.mode);
     tracing::info!(%session, guest = shared.request.guest, to = shared.request.to, %mode, "migration begins");
@@ -56,10 +56,10 @@ pub fn start(sessions: &Arc<Sessions>, request: MigrateRequest) -> Result<Arc<Ou
 }
 
 impl Body {
-    /// Has an action of the brain done. What the worker does comes back as an event.
+    /// Has an action of the core executed. What the worker does comes back as an event.
     pub(super) fn execute(&mut self, action: Action) {
         match action {
-            // All steps: what the brain says to the destination.
+            // All steps: what the core sends to the destination.
             Action::Transmit(path, frame) => self.transmit(path, frame),
             Action::DeliverStreamMessage(message) => self.shared.heard(message),
             Action::Journal(phase) => self.write_journal(phase),

@@ -1,6 +1,6 @@
-//! The one thread that deals with the guest: its memory and its QEMU. Orders come as the brain wants them done, and
-//! answer by events. A roll-back does not wait for an order under way: it raises a flag that every wait looks at. How an
-//! order is carried out is the driver's.
+//! The one thread that deals with the guest: its memory and its QEMU. Orders come as the core wants them done, and
+//! answer by events. A roll-back does not wait for an order in progress: it raises a flag that every wait looks at. How
+//! an order is carried out is the driver's.
 
 mod ending;
 mod streams;
@@ -110,7 +110,7 @@ impl Worker {
         let _ = self.orders.send(Order { name, rolls_back: false, run: Box::new(run) });
     }
 
-    /// Queues the roll-back, which ends the waits of the order under way. Nothing else is done any more.
+    /// Queues the roll-back, which ends the waits of the order in progress. Nothing else is done any more.
     pub fn roll_back(&self) {
         self.abandon.store(true, Ordering::SeqCst);
         let run: Call = Box::new(|guest| guest.roll_back());

@@ -1,4 +1,4 @@
-//! Hands of the destination's recovery.
+//! Executes the destination's recovery.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -62,7 +62,7 @@ impl Unfinished {
         }
     }
 
-    /// Ends a waiting guest that will never run: the very process of this session, and what was made for it.
+    /// Ends an incoming QEMU that will never run: the very process of this session, and what was made for it.
     fn discard(&self, sessions: &Sessions) -> bool {
         let Some(qemu) = self.waiting().qemu.filter(|qemu| qemu.origin == Origin::Arrived) else {
             return true;

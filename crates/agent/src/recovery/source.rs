@@ -1,4 +1,4 @@
-//! Hands of the source's recovery.
+//! Executes the source's recovery.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

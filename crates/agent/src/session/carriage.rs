@@ -39,7 +39,7 @@ const MIGRATION_STREAMS_MAX: usize = 64;
 /// predicts.
 const MIGRATION_BACKLOG: Duration = Duration::from_millis(50);
 
-/// Rings of a migration's streams. One that is smaller than what all links have under way leaves the faster ones idle,
+/// Rings of a migration's streams. One that is smaller than what all links have in flight leaves the faster ones idle,
 /// above all with QEMUs before 10.0, which make one stream. In a larger one more waits for a destination that loads
 /// slowly, in the blackout.
 const MIGRATION_WINDOW: u64 = 16 << 20;
@@ -269,7 +269,7 @@ mod tests {
         }
     }
 
-    /// A destination's carriage that takes its losses as a session's loop does.
+    /// A destination's transport of streams that takes its losses as a session's loop does.
     fn carriage() -> Arc<StreamTransport> {
         let (lost, losses) = channel();
         let owner = Box::new(Losses(Mutex::new(lost)));

@@ -1,4 +1,5 @@
-//! Connections to the other host's agent that belong to no link: first contact, join, questions beside a session.
+//! Connections to the other host's agent that belong to no link: first contact, join, questions on a connection of
+//! their own.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,5 +1,6 @@
-//! Sessions that the other host shall give up if this agent dies: kept in files, so that the next life of the agent
-//! withdraws them. Without that the other host holds sockets, and a hypervisor behind them, until its own limit.
+//! Sessions that the other host shall give up if this agent dies: kept in files, so that the next start of the agent
+//! sends the roll-back notice. Without that the other host holds sockets, and a hypervisor behind them, until its own
+//! limit.
 
 use std::fs;
 use std::io;
@@ -24,7 +25,7 @@ struct Session {
     peers: Vec<SocketAddr>,
 }
 
-/// As long as it lives, a next life of the agent would withdraw the session.
+/// As long as it exists, the next start of the agent sends the roll-back notice.
 #[derive(Debug)]
 pub(crate) struct PendingNotice(PathBuf);
 

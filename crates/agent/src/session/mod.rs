@@ -4,12 +4,12 @@
 //! |---|---|
 //! | `identity` | number and token of a session, and what a connection of it says first |
 //! | `address`, `offer` | addresses of a host name; addresses that this host offers |
-//! | `contact` | first contact, join, questions beside a session |
-//! | `withdraw` | the other host is told beside a session that it has ended |
-//! | `kept` | sessions that the next life of a killed agent withdraws |
+//! | `contact` | first contact, join, questions on a connection of their own |
+//! | `withdraw` | the roll-back notice: sent to the other host on a connection of its own |
+//! | `kept` | sessions for which a restarted agent sends the notice |
 //! | `paths` | control connections: numbers, what comes over them, what is sent on them |
-//! | `carriage`, `fences` | streams over the channels of a session; channels of the peer |
-//! | `notice` | what streams tell the loop of their session |
+//! | `carriage`, `fences` | streams over the channels of a session; channels of the peer and their fences |
+//! | `notice` | what streams report to the loop of their session |
 //! | `probe` | bytes that prove a channel; why a link could not be opened |
 //! | `links` | links: opened, kept, closed and opened again, over RDMA or TCP |
 

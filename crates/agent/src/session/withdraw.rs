@@ -1,6 +1,6 @@
-//! A roll-back that the destination could not be told of by an abort is told beside the session, in a thread of its
-//! own. Nothing waits for it, and a destination that is away costs a connection attempt now and then for a minute. When
-//! to try is `linerate-core`'s (`withdrawal`).
+//! A roll-back that the destination could not be told of by an abort is told on a connection of its own, in a thread of
+//! its own. Nothing waits for it, and a destination that is away costs a connection attempt now and then for a minute.
+//! When to try is `linerate-core`'s (`withdrawal`).
 
 use std::net::SocketAddr;
 

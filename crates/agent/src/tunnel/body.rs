@@ -39,7 +39,7 @@ pub(super) struct Body {
     paths: Paths,
     /// Filters of links, at the host that asked.
     filter: Vec<String>,
-    /// At the host that asked: what the next life of this agent would withdraw.
+    /// At the host that asked: the file from which the next start of this agent sends the roll-back notice.
     kept: Option<PendingNotice>,
     links: Option<Links<Tunnel>>,
     lifetime: Lifetime,

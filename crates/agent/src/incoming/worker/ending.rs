@@ -81,7 +81,7 @@ impl State {
         }
     }
 
-    /// Ends the waiting guest and removes everything of it. Nothing but this session's own is touched.
+    /// Ends the incoming QEMU and removes everything of it. Nothing but this session's own is touched.
     pub(super) fn tear_down(&mut self) -> Result<(), Fault> {
         self.writer = None;
         self.shared.fences.close_all();
@@ -91,7 +91,8 @@ impl State {
                 if self.shared.carriage.get().is_some()
                     && let Err(error) = record.kill()
                 {
-                    // One whose streams broke off may not answer for long. It has never run; the rest is tried all the same.
+                    // A QEMU whose streams were reset may not answer for long. It has never run; the rest is tried all
+                    // the same.
                     tracing::warn!(
                         error = chain(&error),
                         guest = record.name,

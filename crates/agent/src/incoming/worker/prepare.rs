@@ -173,7 +173,7 @@ impl State {
         Ok(())
     }
 
-    /// What the next life of this agent must know to end the waiting guest, or to put its settings back.
+    /// What the next start of this agent must know to end the incoming QEMU, or to put its settings back.
     pub fn note_waiting(&self) -> Result<(), Fault> {
         let settings = self.guest.as_ref().and_then(|(_, qemu)| qemu.found().cloned());
         self.waiting().settings = settings;

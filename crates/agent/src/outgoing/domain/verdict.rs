@@ -163,8 +163,8 @@ impl State {
         Ok(())
     }
 
-    /// What the guest does, once libvirt has had its time to let it run. One that stands here after its stream was let through may run at
-    /// the destination.
+    /// What the guest does, once libvirt has had its time to let it run. One that is paused here after its stream was
+    /// released may run at the destination.
     fn guest_again(&mut self, deadline: Instant, let_through: bool) -> GuestState {
         loop {
             match self.guest.qemu.status(Self::deadline()) {

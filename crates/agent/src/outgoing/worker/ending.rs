@@ -84,7 +84,7 @@ impl State {
     }
 
     /// The destination's copy is the only one, so it is not told to give it up. Nobody knows whether it has the right disks, so an
-    /// operator decides. The brain takes the first word as the loss of this copy, and the second as the end.
+    /// operator decides. The core takes the first answer as the loss of this copy, and the second as the end.
     fn ended_unchecked(&self, fault: &Fault) -> Fault {
         let record = &self.guest.record;
         let gone = format!(

@@ -1,4 +1,4 @@
-//! Carriers of this host's ports, while links are used.
+//! Whether the ports of this host have a carrier, while links are used.
 
 use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
