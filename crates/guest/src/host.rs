@@ -1,4 +1,4 @@
-//! Whether this host has what a twin needs: firmware, machine type, files, interfaces, memory, a free name.
+//! Whether this host has what an incoming QEMU needs: firmware, machine type, files, interfaces, memory, a free name.
 
 mod needs;
 mod problem;
@@ -355,7 +355,7 @@ fn network_problem(network: &NeededNetwork) -> Option<Problem> {
     }
 }
 
-// Names were checked by the twin; one with a slash would lead elsewhere.
+// Names were checked with the command line; one with a slash would lead elsewhere.
 fn interface(name: &str) -> PathBuf {
     Path::new("/sys/class/net").join(name.replace('/', "_"))
 }

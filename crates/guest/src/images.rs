@@ -1,6 +1,6 @@
 //! Images at the destination that copied disks go into. One that is not there is made, empty and sparse. One that is
 //! there must hold a disk of the same size in the same format, and is overwritten. What was made is listed in the
-//! guest's folder, so that it goes again if the guest does not come, also by the next life of an agent that died.
+//! guest's folder, so that it goes again if the guest does not come, also by the next start of an agent that died.
 
 mod error;
 mod make;

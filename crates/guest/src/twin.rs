@@ -1,4 +1,4 @@
-//! The twin: the command line of the waiting guest at the destination, made from the source's description.
+//! The command line of the incoming QEMU at the destination, made from the source's description.
 //!
 //! A description comes from another host and is not trusted. The program comes from the local configuration. Every
 //! option must be in the table of [`crate::argv`], every key and driver in the lists beside the rules here. Every file
@@ -69,7 +69,7 @@ pub struct IncomingOptions {
     pub keep_page_cache: bool,
 }
 
-/// The waiting guest's command line and what it needs of the host.
+/// The incoming QEMU's command line and what it needs of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IncomingQemu {
     pub name: String,
@@ -92,7 +92,7 @@ pub struct IncomingQemu {
     pub notes: Vec<String>,
 }
 
-/// A RAM file of the twin.
+/// A RAM file of the incoming QEMU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RamFile {
     /// Name of QEMU's memory object; the block's name, or its last part.
@@ -100,7 +100,7 @@ pub struct RamFile {
     pub path: PathBuf,
 }
 
-/// A file that the twin opens.
+/// A file that the incoming QEMU opens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NeededFile {
     /// Name at the source.
@@ -113,7 +113,7 @@ pub struct NeededFile {
     pub as_device: Option<bool>,
 }
 
-/// What a network port of the twin is connected to.
+/// What a network port of the incoming QEMU is connected to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NeededNetwork {
     /// A tap interface, and the bridge that its counterpart was in.
@@ -152,13 +152,13 @@ impl IncomingQemu {
     }
 }
 
-/// Makes the twin of a guest.
+/// Makes the incoming QEMU of a guest.
 pub fn twin(guest: &GuestDescription, options: &IncomingOptions) -> Result<IncomingQemu, IncomingError> {
     let (twin, refused) = attempt(guest, options);
     refused.into_iter().next().map_or(Ok(twin), Err)
 }
 
-/// The twin as far as it can be made, and everything that stands against it.
+/// The incoming QEMU as far as it can be made, and every reason against it.
 pub fn attempt(guest: &GuestDescription, options: &IncomingOptions) -> (IncomingQemu, Vec<IncomingError>) {
     let (arguments, unknown) = split(&guest.arguments);
     let mut builder = Builder::new(guest, options, &arguments);

@@ -128,7 +128,7 @@ pub enum Reason {
 const DISKS_WITH_DMA: &[&str] =
     &["nvme", "nvme-io_uring", "virtio-blk-vfio-pci", "virtio-blk-vhost-vdpa", "virtio-blk-vhost-user"];
 
-/// Migration statuses in which nothing is under way.
+/// Migration statuses in which nothing is in progress.
 const AT_REST: &[&str] = &["none", "completed", "failed", "cancelled"];
 
 /// Judges a guest on a host with that kernel.
@@ -166,15 +166,15 @@ impl Verdict {
 pub fn judge_streams(guest: &GuestDescription) -> Vec<Reason> {
     let mut reasons = lacking(guest, &["pause-before-switchover", "events"]);
     reasons.extend(not_taken_over(guest, false));
-    // QEMU could, but no twin is made of it: the socket of its back end is not taken over from another host.
+    // QEMU could, but no incoming QEMU is made of it: the socket of its back end is not taken over from another host.
     reasons.extend(guest.traits.vhost_user.iter().map(|device| Reason::VhostUser { device: device.clone() }));
     reasons.extend(guest.traits.blocked.iter().map(|why| Reason::Blocked { why: why.clone() }));
     reasons.extend(state_reasons(guest));
     reasons
 }
 
-/// What every destination refuses of the guest itself: the very function that makes its twin there is asked, for a host that has
-/// and allows everything. A domain is started by libvirt, from its own XML.
+/// What every destination refuses of the guest itself: the function that makes its incoming QEMU there is asked, for a
+/// host that has and allows everything. A domain is started by libvirt, from its own XML.
 fn not_taken_over(guest: &GuestDescription, direct: bool) -> Vec<Reason> {
     if guest.domain {
         return Vec::new();

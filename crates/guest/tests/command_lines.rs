@@ -314,7 +314,7 @@ const BY_HAND: [&str; 6] = [
      -blockdev driver=throttle,node-name=t,throttle-group=g,file=r -device virtio-blk-pci,drive=t",
 ];
 
-/// What the verdict says can go by streams must go: QEMU itself migrates it to its twin.
+/// What the verdict says can go by streams must go: QEMU itself migrates it to an incoming QEMU.
 #[test]
 fn guests_of_plain_scripts_load_in_their_twins() {
     let qemus = qemus();

@@ -1,4 +1,4 @@
-//! Whole migrations from a source to its twin, and their ends in each phase, with real QEMUs.
+//! Whole migrations from a source to an incoming QEMU, and their ends in each phase, with real QEMUs.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests, too, say what they expect
 
 mod common;
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 const SPEC: &str = "name = 'web'\nmemory = '64M'\nmachine = 'pc'\naccel = 'tcg'\n[[disk]]\npath = 'd.img'\n";
 
-// In place: the twin has the file mapped.
+// In place: the incoming QEMU has the file mapped.
 fn copy_ram(from: &Path, to: &Path) {
     let mut source = std::fs::File::open(from).unwrap();
     let mut target = OpenOptions::new().write(true).open(to).unwrap();
@@ -113,7 +113,7 @@ fn a_guest_moves_to_its_twin() {
     }
 }
 
-/// A guest, and its twin, which listens at `m.sock`.
+/// A guest, and its incoming QEMU, which listens at `m.sock`.
 fn twin_listens(place: &Place, qemu: &QemuBinary) -> (Running, IncomingQemu, Running, DestinationQemu) {
     place.disk("d.img", 4);
     let mut source = start_spec(place, qemu, SPEC);

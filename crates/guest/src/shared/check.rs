@@ -90,7 +90,8 @@ pub enum NotShared {
     },
 }
 
-/// Looks at every image that the twin will open and that is not copied into. `Err` names all that are not proved.
+/// Looks at every image that the incoming QEMU will open and that is not copied into. `Err` names all that are not
+/// proved.
 pub fn check(guest: &GuestDescription, twin: &IncomingQemu) -> Result<Vec<Proved>, Vec<NotShared>> {
     let nothing = StorageFacts::default();
     let view = View {

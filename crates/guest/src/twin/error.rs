@@ -1,4 +1,4 @@
-//! Why no twin can be made: of the guest itself, or of this host.
+//! Why no incoming QEMU can be made: of the guest itself, or of this host.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use crate::argv::ArgvError;
 use crate::description::DescriptionError;
 use crate::options::OptionsError;
 
-/// Why no twin can be made.
+/// Why no incoming QEMU can be made.
 #[derive(Debug, thiserror::Error)]
 pub enum IncomingError {
     /// The command line has something that is not taken over.

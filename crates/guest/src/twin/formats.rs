@@ -1,5 +1,5 @@
-//! In which format the twin opens an image. It is never left to QEMU to guess: what a guest wrote into a raw image could then name any
-//! file of the host as its backing file.
+//! In which format the incoming QEMU opens an image. It is never left to QEMU to guess: what a guest wrote into a raw
+//! image could then name any file of the host as its backing file.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;

@@ -29,7 +29,7 @@ const MEMORY_KEYS: &[&str] = &[
     "rom",
     "x-use-canonical-path-for-ramblock-id",
 ];
-/// Properties of a memory back end that the twin has as the source has them.
+/// Properties of a memory back end that the incoming QEMU has as the source has them.
 const MEMORY_KEPT: &[&str] = &["size", "merge", "dump", "reserve", "x-use-canonical-path-for-ramblock-id"];
 
 impl Builder<'_> {

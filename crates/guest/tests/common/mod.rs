@@ -113,7 +113,7 @@ pub fn start_spec(place: &Place, qemu: &QemuBinary, text: &str) -> Running {
     Running { record, qmp: Some(qmp) }
 }
 
-/// Starts a twin in a registry of its own, as another host has one.
+/// Starts an incoming QEMU in a registry of its own, as another host has one.
 pub fn start_twin(place: &Place, qemu: &QemuBinary, twin: &IncomingQemu) -> Running {
     let folder = twin.qmp.parent().unwrap();
     std::fs::create_dir_all(folder).unwrap();
