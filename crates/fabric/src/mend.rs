@@ -1,6 +1,6 @@
 //! What `linerate doctor --fix` would do about findings: which settings of which ports, and in which order. Pure.
 //!
-//! A finding is mended as a whole or not at all: if one of its ports cannot be set, its other ports stay as they are.
+//! A finding is fixed as a whole or not at all: if one of its ports cannot be set, its other ports stay as they are.
 
 use std::cmp::Reverse;
 
@@ -20,9 +20,9 @@ const DEPTH_MAX: usize = 8;
 pub struct FixPlan {
     /// Ports, in the order in which they are to be set.
     pub ports: Vec<PortFix>,
-    /// Hosts that need an intent, in the room's order.
+    /// Hosts that need an intent, in the survey's order.
     pub intents: Vec<HostFix>,
-    /// Findings that are not mended.
+    /// Findings that are not fixed.
     pub left: Vec<Left>,
     /// Findings that shall be gone afterwards.
     #[serde(skip)]
@@ -60,7 +60,7 @@ pub struct HostFix {
     pub plan: HostPlan,
 }
 
-/// A finding that is not mended.
+/// A finding that is not fixed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Left {
     /// Its id.
@@ -93,7 +93,7 @@ pub fn mends(room: &Room, findings: &[Finding], intent: Option<&Intent>) -> FixP
             Some((by_port.or_else(by_host)?, one))
         });
         if let Some((why, one)) = refused {
-            // Without these findings others may be mended all the same.
+            // Without these findings others may be fixed all the same.
             for number in &one.findings {
                 left.get_mut(*number).into_iter().for_each(|left| *left = Some(why.clone()));
             }

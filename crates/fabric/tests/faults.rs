@@ -267,7 +267,7 @@ fn every_fault_is_named_and_nothing_else() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Each finding that `--fix` says it mends is gone when what it plans was done, and nothing else comes.
+/// Each finding that `--fix` says it fixes is gone when what it plans was done, and nothing else comes.
 #[test]
 fn what_fix_plans_mends_the_finding() {
     let mut wrong = Vec::new();

@@ -3,7 +3,7 @@
 //! ```text
 //! source                                             destination
 //! Sender::write  -- WRITE 1, 2, 3 ...  -->           Receiver::serve: bounds, payload into the region, checksum, zero runs
-//! Acks::next     <-- ACK up to 3, but 2 refused --   (before it would wait, or every 8 frames or 2 MiB)
+//! AckReader::next <-- ACK up to 3, but 2 refused --  (before it would wait, or every 8 frames or 2 MiB)
 //! Closer::close  -- end of stream -->                ChannelEnd::Closed
 //! ```
 //! Frames of a channel are numbered upwards from 1. A number is never given twice, also not on a new connection: a lost

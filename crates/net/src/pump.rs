@@ -1,7 +1,7 @@
 //! The source's data path: two threads for each channel, one that sends and one that takes acknowledgements.
 //!
 //! A free channel pulls its next extent from the [`WorkSource`], so fast links carry more by themselves. A channel that
-//! has something under way and sees neither an acknowledgement nor progress of the peer's kernel within the stall limit
+//! has something in flight and sees neither an acknowledgement nor progress of the peer's kernel within the stall limit
 //! is lost. That is told once. The limit is longer where the link is far.
 
 use std::fmt;
@@ -37,7 +37,7 @@ pub enum Next {
         /// Number of the frame on this channel.
         sequence: u64,
     },
-    /// Nothing more; wait for the acknowledgements under way and end.
+    /// Nothing more; wait for the acknowledgements in flight and end.
     Stop,
 }
 
@@ -68,8 +68,8 @@ pub struct PumpOptions {
     pub regions: Arc<RegionTable>,
     /// Limit over all channels, if the operator set one.
     pub pacer: Option<Arc<Pacer>>,
-    /// With something under way, nothing moved for this long: the channel is lost. Shorter loses channels to busy hosts.
-    /// A far link has longer.
+    /// With something in flight, nothing moved for this long: the channel is lost. Shorter loses channels to busy
+    /// hosts. A far link has longer.
     pub stall_limit: Duration,
 }
 

@@ -18,9 +18,9 @@ use crate::world::{SimEvent, World};
 pub enum DestinationWork {
     /// Only to be told.
     Told(Event),
-    /// The waiting guest stands now.
+    /// The incoming QEMU waits now.
     Prepares,
-    /// The waiting guest stands now, and listens for its streams.
+    /// The incoming QEMU waits now, and listens for its streams.
     PreparesStreams,
     /// Nothing is applied from the channel from now on.
     Fences(u32),
@@ -28,11 +28,11 @@ pub enum DestinationWork {
     Seals(bool),
     /// The hypervisor has loaded now.
     Loads,
-    /// The waiting guest is gone now.
+    /// The incoming QEMU is gone now.
     TearsDown,
-    /// What was set for somebody else's stream is put back now.
+    /// What was set for libvirt's stream is put back now.
     Releases,
-    /// A restarted agent has done what its journal said of somebody else's guest.
+    /// A restarted agent has done what its journal said of libvirt's guest.
     Recovers,
     /// What an earlier session left may be gone now.
     Admits,
@@ -59,12 +59,12 @@ pub struct DestinationBody {
     pub brain: Option<Destination>,
     /// Counts what was begun; a roll-back or crash makes all that is under way void.
     pub operations: u64,
-    /// The process of the waiting guest was started.
+    /// The process of the incoming QEMU was started.
     pub started: bool,
     /// What is asked next of the hypervisor fails.
     pub fails_next: bool,
     pub guest: Option<Guest>,
-    /// How many actions of the brain were begun.
+    /// How many actions of the core were begun.
     pub actions: u64,
     /// A restarted agent is still busy with what its journal said.
     pub recovering: bool,
@@ -113,7 +113,7 @@ impl DestinationBody {
         *self = DestinationBody { operations, ..DestinationBody::new(&self.shape.clone()) };
     }
 
-    /// Nothing is under way.
+    /// Nothing is in progress.
     pub fn is_idle(&self) -> bool {
         self.brain.as_ref().is_none_or(Destination::is_ended) && !self.recovering
     }
@@ -139,7 +139,7 @@ impl World {
         self.destination.brain.as_ref().is_some_and(|brain| !brain.is_ended())
     }
 
-    /// The brain gets an event, and what follows from it is done.
+    /// The core gets an event, and what follows from it is done.
     pub fn tell_destination(&mut self, event: Event) {
         let now = self.now;
         if self.destination.brain.is_some() && !matches!(event, Event::PathAlive(_)) {
@@ -322,7 +322,7 @@ impl World {
         }
     }
 
-    /// The disks that the source's guest uses, against those of the waiting guest.
+    /// The disks that the source's guest uses, against those of the incoming QEMU.
     fn check_disks(&mut self, disks: &str) {
         let ours = self.destination.guest.as_ref().map(|guest| guest.image);
         let theirs = disks.parse().ok();
@@ -343,7 +343,7 @@ impl World {
         self.destination_will(50, 5_000, DestinationWork::Told(event));
     }
 
-    /// The journal does not take the process of the waiting guest.
+    /// The journal does not take the process of the incoming QEMU.
     pub fn cannot_note(&mut self) {
         let step = linerate_core::Step::Prepare;
         let fault = Fault::new(Code::JournalFailed, step, Side::Destination, "injected");

@@ -19,7 +19,7 @@ const SETTLES: Duration = Duration::from_secs(15);
 enum Seen {
     /// It is not in the list.
     Nothing,
-    /// It is under way, or being brought to its end.
+    /// It is in progress, or being brought to its end.
     Busy,
     /// It waits for the other side's word, or for his.
     Undecided,

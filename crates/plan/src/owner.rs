@@ -1,7 +1,6 @@
-//! Guests that are somebody else's ([`linerate_core::ModeTag::Handover`]: libvirt's domains). He has started the hypervisor at
-//! the destination. His stream waits in a gate of the source's agent until RAM is sealed, and goes by both agents. He
-//! alone says who runs the guest. What he is told to wait for, and what is set in his hypervisors and put back, is the
-//! agents' part.
+//! Domains of libvirt ([`linerate_core::ModeTag::Handover`]). libvirt has started the hypervisor at the destination.
+//! Its stream waits in the source's agent until RAM is sealed, and goes by both agents. libvirt alone decides who runs
+//! the guest. The agents tell it what to wait for, set its hypervisors, and put them back.
 
 use std::time::Duration;
 
@@ -14,32 +13,32 @@ use crate::source_body::SourceWork;
 use crate::wire::index;
 use crate::world::{SimEvent, World};
 
-/// How far his migration is.
+/// How far its migration is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Course {
     #[default]
     No,
-    /// His stream waits, or is held.
+    /// Its stream waits, or is held.
     Held,
-    /// It was let through.
+    /// It was released.
     Passes,
-    /// It came to its end: his guest runs at the destination.
+    /// It came to its end: the guest runs at the destination.
     Arrived,
-    /// He gave it up: his guest is at the source.
+    /// libvirt gave it up: the guest is at the source.
     Back,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Owner {
     course: Course,
-    /// His stream was let through once, whatever came of it.
+    /// Its stream was released once, whatever came of it.
     let_through: bool,
     /// What has the hypervisor leave RAM out, by side.
     set: [bool; 2],
 }
 
 impl Owner {
-    /// An agent sets his hypervisor, where there is one.
+    /// An agent sets its hypervisor, where there is one.
     pub fn set(&mut self, side: Side) {
         self.set[index(side)] = self.course != Course::No;
     }
@@ -55,7 +54,7 @@ impl Owner {
 }
 
 impl World {
-    /// His hypervisor waits at the destination, and his stream in the gate.
+    /// Its hypervisor waits at the destination, and its stream at the source.
     pub fn owner_begins(&mut self) {
         if self.scenario.mode == ModeTag::Handover {
             self.owner = Owner { course: Course::Held, ..Owner::default() };
@@ -66,12 +65,12 @@ impl World {
         }
     }
 
-    /// It is decided where his guest is. Until then nothing can be set in his hypervisors.
+    /// It is decided where the guest is. Until then nothing can be set in its hypervisors.
     pub fn owner_is_settled(&self) -> bool {
         !matches!(self.owner.course, Course::Held | Course::Passes)
     }
 
-    /// What the destination finds of him.
+    /// What the destination finds of libvirt.
     pub fn find_waiting(&self) -> destination::Event {
         match self.destination.guest.as_ref().is_some_and(|guest| !guest.loaded) {
             true => destination::Event::Admitted(Vec::new()),
@@ -87,7 +86,7 @@ impl World {
         }
     }
 
-    /// His stream is let in, and his hypervisor stops the guest; not if he has given up.
+    /// Its stream is let in, and its hypervisor stops the guest; not if libvirt has given up.
     pub fn lets_in(&mut self) -> bool {
         let waits = self.scenario.mode != ModeTag::Handover || self.owner.course == Course::Held;
         if !waits {
@@ -96,7 +95,7 @@ impl World {
         waits
     }
 
-    /// His hypervisor has stopped the guest, and writes.
+    /// Its hypervisor has stopped the guest, and writes.
     pub fn owner_has_stopped(&mut self) {
         if self.options.mutation == Some(Mutation::GateOpen) {
             self.let_through();
@@ -121,7 +120,8 @@ impl World {
         self.source_will(10, 5_000, SourceWork::Told(Event::Failed(fault)));
     }
 
-    /// His stream has come to its end if a link carries it: he runs his guest there and ends it here, both or none.
+    /// Its stream has come to its end if a link carries it: libvirt runs the guest there and ends it here, both or
+    /// none.
     pub fn owner_loads(&mut self, since: Option<Time>) {
         if self.owner.course != Course::Passes {
             return;
@@ -149,7 +149,7 @@ impl World {
         self.source_will(0, 20_000, SourceWork::Told(Event::GuestLeft));
     }
 
-    /// Nothing goes through any more: he notices, sooner or later.
+    /// Nothing goes through any more: libvirt notices, sooner or later.
     pub fn shut_gate(&mut self) {
         if !self.owner_is_settled() {
             let span = self.micros(0, 30_000);
@@ -157,7 +157,7 @@ impl World {
         }
     }
 
-    /// His guest goes on at the source, and what waited for it ends.
+    /// The guest goes on at the source, and what waited for it ends.
     pub fn owner_gives_up(&mut self) {
         if self.owner_is_settled() {
             return;
@@ -171,7 +171,7 @@ impl World {
         }
     }
 
-    /// The source's part is undone, and he has decided.
+    /// The source's part is undone, and libvirt has decided.
     pub fn owner_undone(&mut self) -> GuestState {
         self.owner.put_back(Side::Source, self.options.mutation);
         if self.options.mutation == Some(Mutation::RunsAnothersGuest) {

@@ -1,4 +1,4 @@
-//! Journals of sessions under way, questions about the outcome, crashes, and agents that start again.
+//! Journals of sessions in progress, questions about the outcome, crashes, and agents that start again.
 
 use std::time::Duration;
 
@@ -86,7 +86,8 @@ impl World {
         written
     }
 
-    /// The process of the waiting guest is known: it belongs into the journal, unless the session was given up meanwhile.
+    /// The process of the incoming QEMU is known: it belongs into the journal, unless the session was given up
+    /// meanwhile.
     pub fn note_waiting(&mut self) -> bool {
         self.destination.started = true;
         let host = self.at(Side::Destination);
@@ -294,7 +295,7 @@ impl World {
         }
     }
 
-    /// A restarted destination gives up what is somebody else's; it is written until the journal takes it.
+    /// A restarted destination gives up what is libvirt's; it is written until the journal takes it.
     pub fn owner_is_let_go(&mut self) {
         if !self.owner_is_settled() {
             return self.destination_will(1_000, 5_000, DestinationWork::Recovers);

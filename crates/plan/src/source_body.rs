@@ -1,4 +1,4 @@
-//! The source's body: does what the brain says with the virtual guest, tracker and journal.
+//! The source's driver: does what the core says with the virtual guest, tracker and journal.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ pub enum SourceWork {
     RollsBack,
     /// The guest is ended now.
     CleansUp,
-    /// A restarted agent is done with what its journal said of somebody else's guest.
+    /// A restarted agent is done with what its journal said of libvirt's guest.
     Recovers,
 }
 
@@ -53,7 +53,7 @@ pub struct SourceBody {
     pub links_open: bool,
     /// The destination knows the session.
     pub greeted: bool,
-    /// How many actions of the brain were begun.
+    /// How many actions of the core were begun.
     pub actions: u64,
     /// The hypervisor has written device state: RAM is scanned once more.
     pub written: bool,
@@ -107,7 +107,7 @@ impl World {
         self.tell_source(Event::Start);
     }
 
-    /// The brain gets an event, and what follows from it is done.
+    /// The core gets an event, and what follows from it is done.
     pub fn tell_source(&mut self, event: Event) {
         let now = self.now;
         if self.source.brain.is_some() && !matches!(event, Event::PathAlive(_)) {
@@ -123,14 +123,14 @@ impl World {
     pub fn source_tick(&mut self) {
         let now = self.now;
         let brain = self.source.brain.as_mut();
-        // As the agent: a moment that the brain does not name is not one for it.
+        // As the agent: a moment that the core does not name is not one for it.
         if let Some(brain) = brain.filter(|brain| brain.timeout().is_some_and(|at| at <= now)) {
             brain.handle(now, Event::Tick);
         }
         self.settle_source();
     }
 
-    /// Does everything that the brain wants done.
+    /// Does everything that the core wants done.
     pub fn settle_source(&mut self) {
         let now = self.now;
         while let Some(action) = self.source.brain.as_mut().and_then(|brain| brain.poll_action(now)) {

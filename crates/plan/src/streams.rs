@@ -64,7 +64,7 @@ impl World {
         self.source_will(0, 10_000, SourceWork::Told(Event::DeviceStateDone));
     }
 
-    /// The waiting guest stands and listens.
+    /// The incoming QEMU waits and listens.
     pub fn prepares_streams(&mut self) {
         if !self.note_waiting() {
             return self.cannot_note();

@@ -1,5 +1,5 @@
-//! A roll-back that no control connection could carry, told beside the session over any link that works; and what a
-//! destination that does not know the session says to whoever connects.
+//! A roll-back that no control connection could carry, told on a connection of its own over any link that works; and
+//! what a destination that does not know the session says to whoever connects.
 
 use linerate_core::journal::SourcePhase;
 use linerate_core::recovery::{DestinationEvent, Phase};

@@ -21,7 +21,7 @@ use crate::wire::{Connection, Link, Purpose};
 const BOUND: Duration = Duration::from_secs(400);
 /// And a session of a history, in which hosts come back late.
 const BOUND_OF_HISTORIES: Duration = Duration::from_secs(4 * 3600);
-/// Links that did not come back by themselves are mended by then.
+/// Links that did not come back by themselves are repaired by then.
 const MENDED_BY: Duration = Duration::from_secs(60);
 /// How often the agents look at their timers.
 const TICK: Duration = Duration::from_millis(25);
@@ -104,7 +104,7 @@ pub enum SimEvent {
     },
     /// Something was done for a session that is brought to its end.
     Recovers { host: usize, life: u64, session: u64, work: CaseWork },
-    /// A roll-back is told beside its session (again).
+    /// A roll-back is told on a connection of its own (again).
     Withdraws { host: usize, life: u64, session: u64 },
     /// The word that the source rolled back reaches the destination.
     Withdrawn {
@@ -338,7 +338,7 @@ impl World {
         self.next_pid
     }
 
-    /// The image that a waiting guest finds by the name that the source offered.
+    /// The image that an incoming QEMU finds by the name that the source offered.
     pub fn image_at(&self, _host: usize) -> u64 {
         let stale = self.offered_image % IMAGE_NAMES + 7 * IMAGE_NAMES;
         if self.scenario.stale { stale } else { self.offered_image }

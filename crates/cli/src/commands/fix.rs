@@ -261,7 +261,7 @@ impl Job<'_> {
         words.join(", ")
     }
 
-    /// All of it stays. At the first port that does not, the rest is put back: half of a mend may be worse than none.
+    /// All of it stays. At the first port that does not, the rest is put back: half of a fix may be worse than none.
     async fn keep(&self, trial: &[OnTrial]) -> Result<(), Failure> {
         for (at, OnTrial(port)) in trial.iter().enumerate() {
             let Err(error) = self.context.client.confirm_link(port).await else { continue };

@@ -197,7 +197,7 @@ pub enum AskError {
         #[source]
         source: std::io::Error,
     },
-    /// A load broke off.
+    /// A load was cut.
     #[error("the load between here and {peer} broke off: {source}")]
     Load {
         /// The agent.

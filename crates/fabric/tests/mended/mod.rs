@@ -9,7 +9,7 @@ use linerate_fabric::qos::intent::parse;
 /// What else is so in a room with this fault.
 type Circumstance = (&'static str, fn(&mut Room));
 
-/// Faults that can be mended under more circumstances than they can be seen.
+/// Faults that can be fixed under more circumstances than they can be seen.
 pub const CIRCUMSTANCES: &[Circumstance] = &[
     ("half-duplex", |room| room.hosts[1].ports[1].link.autonegotiation = Some(false)),
     ("half-duplex", |room| room.hosts[1].ports[1].neighbours[0].autonegotiation = None),
@@ -37,8 +37,8 @@ pub fn offered(finding: &Finding) -> FixKind {
     }
 }
 
-/// Does all that is planned, and gives back what is wrong then. Hints do not count unless they were to be mended: hosts that were lowered
-/// could have more by what they say themselves.
+/// Does all that is planned, and gives back what is wrong then. Hints do not count unless they were to be fixed: hosts
+/// that were lowered could have more by what they say themselves.
 pub fn done(room: &mut Room, findings: &[Finding]) -> Vec<Finding> {
     let intent = parse(INTENT).unwrap();
     let plan = mends(room, findings, Some(&intent));

@@ -1,6 +1,6 @@
-//! A queue pair as a wire that is measured: a message is one RDMA WRITE into the peer's memory, which tells the peer that it is
-//! there (WRITE with immediate). On iWARP, which does not have that, a message of one byte behind the WRITE says so, as the frame
-//! behind payloads of a migration does.
+//! A queue pair as a test connection: a message is one RDMA WRITE into the peer's memory, which tells the peer that it
+//! is there (WRITE with immediate). On iWARP, which does not have that, a message of one byte behind the WRITE says so,
+//! as the frame behind payloads of a migration does.
 //!
 //! Both sides begin by telling where they can be written to. A stream's receiver gives credit: its adapter takes
 //! messages only while there are slots for them. It is the receiving thread that makes them ready again, whatever the
@@ -22,7 +22,7 @@ use crate::wires::{BLOCK_BYTES, MESSAGE_BYTES_MAX, TestConnection, TestError};
 /// Memory that a wire takes for messages, as many bytes to send from as to receive into, registered as long as it is there.
 pub const MEMORY_BYTES: usize = 2 * MESSAGE_BYTES_MAX;
 
-/// Blocks of a stream that may be under way: what a migration lets be under way on a channel, twice over.
+/// Blocks of a stream that may be in flight: twice what a migration allows on a channel.
 const BLOCKS_MAX: usize = MESSAGE_BYTES_MAX / BLOCK_BYTES;
 /// Longest that an end of a ping-pong looks for the answer before it sleeps. What is measured is the wire, and not how
 /// soon this host wakes a thread, as perftest and MPI libraries have it. A stream waits as a migration does.
@@ -59,7 +59,7 @@ pub struct RdmaWire {
     /// A WRITE can tell the peer of itself.
     told: bool,
     slots: Vec<usize>,
-    /// Slots of what is under way, in the order in which it was begun.
+    /// Slots of what is in flight, in the order in which it was begun.
     begun: VecDeque<usize>,
     /// The slot of what came last. It is made ready again when the next is waited for, and not between a question and its answer.
     spent: Option<usize>,
@@ -214,7 +214,7 @@ impl RdmaWire {
         Ok(())
     }
 
-    /// Keeps at most so many under way.
+    /// Keeps at most so many in flight.
     fn under_way(&mut self, most: usize) -> Result<(), TestError> {
         while self.begun.len() > most {
             self.reap()?;

@@ -1,13 +1,13 @@
-//! Connections as a measurement of the wires sees them: one that sends so many bytes and waits for so many bytes.
+//! Test connections, as a measurement sees them: each sends `n` bytes and waits for `n` bytes.
 //! `linerate bench` and the load of `linerate doctor` are made of it.
 //!
-//! * [`TestConnection`]: what a carrier gives; [`tcp`] is one, [`crate::rdma::wire`] the other.
+//! * [`TestConnection`]: what a transport gives; [`tcp`] is one, [`crate::rdma::wire`] the other.
 //! * [`rules`]: sizes and repetitions of a ping-pong.
 //! * [`play`]: the two sides of a ping-pong, and of a stream in one direction.
-//! * [`team`]: threads that play, with a limit over all of them and a way to stop them.
+//! * [`team`]: threads that send and receive, with a limit over all of them and a way to stop them.
 //! * [`talk`]: documents between the two agents.
 //!
-//! No guest memory is near: a wire has buffers of its own, because an RDMA carrier needs them registered.
+//! No guest memory is used: a test connection has buffers of its own, because RDMA needs them registered.
 
 pub mod play;
 pub mod rules;
@@ -30,9 +30,9 @@ pub const BLOCK_BYTES: usize = 256 << 10;
 
 /// A connection that is measured. One thread at each end uses it.
 ///
-/// Messages carry no content: both sides know before each which size comes next. A carrier that cannot send an empty
-/// message sends a byte instead ([`TestConnection::carried_bytes`]). Every wait ends: with an error when nothing moves for the
-/// carrier's silence limit, or when the [`Closer`] is used.
+/// Messages carry no content: both sides know before each which size comes next. A transport that cannot send an empty
+/// message sends a byte instead ([`TestConnection::carried_bytes`]). Every wait ends: with an error when nothing moves
+/// for the transport's silence limit, or when the [`Closer`] is used.
 pub trait TestConnection: Send {
     /// Sends a message of so many bytes. Its buffer may be used again when this returns.
     fn send(&mut self, bytes: usize) -> Result<(), TestError>;

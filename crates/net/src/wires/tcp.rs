@@ -27,7 +27,7 @@ pub struct StreamWire {
 }
 
 impl StreamWire {
-    /// Takes a connection; nothing may be under way on it. `silence` is how long nothing may move.
+    /// Takes a connection; nothing may be in flight on it. `silence` is how long nothing may move.
     pub fn new(stream: Stream, silence: Duration) -> io::Result<StreamWire> {
         let socket = SockRef::from(&stream);
         socket.set_nonblocking(false)?;

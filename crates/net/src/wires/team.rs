@@ -1,4 +1,4 @@
-//! Threads that play at the same time, one for each wire.
+//! Threads that run at the same time, one for each test connection.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use super::play::{Part, TestResult, play};
 use super::{TestConnection, TestError};
 use crate::channel::Closer;
 
-/// A wire with what is to be done on it.
+/// A test connection with what is to be done on it.
 pub struct TestThread {
     pub wire: Box<dyn TestConnection>,
     pub part: Part,
@@ -18,17 +18,17 @@ pub struct TestThread {
     pub cpu: Option<usize>,
 }
 
-/// What a team did.
+/// What a group of threads did.
 #[derive(Debug, Default)]
 pub struct GroupResult {
-    /// Of each player, in their order.
+    /// Of each thread, in their order.
     pub played: Vec<TestResult>,
     /// CPU time of the threads, user and system.
     pub cpu: Duration,
 }
 
-/// Lets all play at once and gives the wires back in their order. If one fails or the limit is over, all are cut off and the
-/// first failure is the answer.
+/// Runs all at once and gives the connections back in their order. If one fails or the limit is over, all are cut off
+/// and the first failure is the answer.
 pub fn run(
     players: Vec<TestThread>,
     limit: Duration,
