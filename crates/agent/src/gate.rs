@@ -240,8 +240,8 @@ impl StreamGate {
         self.state.changed.notify_all();
     }
 
-    /// Nothing goes through any more, and who waits is refused. The socket's name stays as long as a hypervisor may still be told to
-    /// connect to it: whoever made one of that name would be sent the guest.
+    /// Nothing goes through any more, and who waits is refused. The socket's name stays as long as a hypervisor may
+    /// still be told to connect to it: whoever made one of that name would be sent the guest.
     pub fn shut(&self, why: &str) {
         drop(lock(&self.waiting).take());
         self.state.shut(why);

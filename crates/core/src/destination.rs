@@ -29,8 +29,8 @@
 //! ```
 //!
 //! The guarantees: the guest runs only after [`DestinationPhase::Committed`] is on disk, and it never runs after
-//! [`DestinationPhase::Aborted`] or [`DestinationPhase::Returned`] is (rule 1). From [`DestinationPhase::Loaded`] on the source
-//! may have committed, and its host may be lost: the guest is kept, however long nobody is heard (rule 12).
+//! [`DestinationPhase::Aborted`] or [`DestinationPhase::Returned`] is (rule 1). From [`DestinationPhase::Loaded`] on
+//! the source may have committed, and its host may be lost: the guest is kept, however long nobody is heard (rule 12).
 //!
 //! Writes are applied from `Admitted` to `Sealing` (rule 5), while the incoming QEMU still starts. What it touched
 //! meanwhile is told to the source, which copies it again. In mode Streams no write is applied to RAM at all.
@@ -52,8 +52,8 @@ use crate::{
 /// Time limits of a destination.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Without a control connection for this long, the session is given up, unless the guest is loaded: then the source may
-    /// have committed. Longer than the source's own limit, so that the source decides first.
+    /// Without a control connection for this long, the session is given up, unless the guest is loaded: then the source
+    /// may have committed. Longer than the source's own limit, so that the source decides first.
     pub orphan_timeout: Duration,
     /// The source's last word is waited for this long after the guest runs; then the session is forgotten in memory
     /// (the journal keeps it).
@@ -432,8 +432,8 @@ impl Destination {
         self.state.step()
     }
 
-    /// Name of the guest that was offered; empty before. Known before [`Action::Journal`] of the first phase is asked for: a
-    /// record without it cannot be recovered from.
+    /// Name of the guest that was offered; empty before. Known before [`Action::Journal`] of the first phase is asked
+    /// for: a record without it cannot be recovered from.
     pub fn guest(&self) -> &str {
         &self.guest
     }
@@ -583,8 +583,8 @@ impl Destination {
         self.commit();
     }
 
-    /// Whether somebody is there who can have the guest back. Otherwise the copy here may be the only one: a connection says
-    /// that the agent over there lives, and nothing of its hypervisor.
+    /// Whether somebody is there who can have the guest back. Otherwise the copy here may be the only one: a connection
+    /// says that the agent over there lives, and nothing of its hypervisor.
     pub(super) fn source_has_copy(&self, now: Time) -> bool {
         self.copy.is_some_and(|(copy, at)| copy && now - at <= COPY_COUNTS_FOR)
     }

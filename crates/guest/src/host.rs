@@ -159,8 +159,8 @@ pub fn memory_available() -> Option<u64> {
     line.trim().trim_end_matches(" kB").parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Bytes that new files in a folder can have, with the holes of those that are there filled; none if its file system has no limit of its
-/// own, or does not say.
+/// Bytes that new files in a folder can have, with the holes of those that are there filled; none if its file system
+/// has no limit of its own, or does not say.
 pub fn folder_available(folder: &Path) -> Option<u64> {
     let found = rustix::fs::statvfs(folder).ok()?;
     let free = (found.f_blocks > 0).then(|| found.f_bavail.saturating_mul(found.f_frsize))?;
@@ -170,8 +170,8 @@ pub fn folder_available(folder: &Path) -> Option<u64> {
     Some(holes.fold(free, u64::saturating_sub))
 }
 
-/// Sizes of explicit huge pages that the kernel has, and how many bytes of each new files can have: those that are free and not
-/// promised, and those that may be taken from other memory on demand.
+/// Sizes of explicit huge pages that the kernel has, and how many bytes of each new files can have: those that are free
+/// and not promised, and those that may be taken from other memory on demand.
 pub fn huge_available() -> Vec<(u64, u64)> {
     let folders = fs::read_dir("/sys/kernel/mm/hugepages").into_iter().flatten().flatten();
     folders.filter_map(|folder| huge_available_in(&folder.path())).collect()
@@ -228,7 +228,8 @@ fn machine_problems(guest: &GuestDescription, host: &HostFacts) -> Vec<Problem> 
     problems
 }
 
-/// The folder for RAM is a tmpfs, which may be smaller than what the host has free: half of its memory, unless it was told otherwise.
+/// The folder for RAM is a tmpfs, which may be smaller than what the host has free: half of its memory, unless it was
+/// told otherwise.
 fn ram_folder_problem(guest: &GuestDescription, twin: &IncomingQemu, host: &HostFacts) -> Option<Problem> {
     let size = |object: &str| {
         let small = guest.ram.iter().filter(|block| block.page_bytes <= SMALL_PAGE);
@@ -278,7 +279,8 @@ fn file_problem(guest: &GuestDescription, file: &NeededFile, roots: &[PathBuf]) 
     if disk.is_some_and(|disk| disk.direct) && !opens_directly(&target) {
         return Some(Problem::FileBuffered { path });
     }
-    // What is copied is looked at by whoever prepares its image: of an image that is not the disk itself the file may differ.
+    // What is copied is looked at by whoever prepares its image: of an image that is not the disk itself the file may
+    // differ.
     if guest.copied.iter().any(|disk| disk.path == file.source) {
         return None;
     }
@@ -301,7 +303,8 @@ fn unfit(file: &NeededFile, path: &Path, target: &Path, roots: &[PathBuf]) -> Op
     Some(Problem::Image { path, reach })
 }
 
-/// What a destination would find of the images of a guest that runs here, if it has the same. Those that are copied are made anew.
+/// What a destination would find of the images of a guest that runs here, if it has the same. Those that are copied are
+/// made anew.
 pub fn unfit_images(guest: &GuestDescription, twin: &IncomingQemu) -> Vec<Problem> {
     let anywhere = [PathBuf::from("/")];
     let stays = |file: &&NeededFile| !guest.copied.iter().any(|disk| disk.path == file.source);
@@ -312,8 +315,8 @@ pub fn unfit_images(guest: &GuestDescription, twin: &IncomingQemu) -> Vec<Proble
     twin.files.iter().filter(stays).filter_map(look).collect()
 }
 
-/// Bytes of the disk in the image here, and at the source. The file of a qcow2 image grows, and says nothing of the disk; QEMU counts
-/// the bytes of a raw file in sectors.
+/// Bytes of the disk in the image here, and at the source. The file of a qcow2 image grows, and says nothing of the
+/// disk; QEMU counts the bytes of a raw file in sectors.
 fn disk_sizes(guest: &GuestDescription, file: &NeededFile, here: &Path, there: &Disk) -> Option<(u64, u64)> {
     if file.format != Some(ImageFormat::Raw) && there.format == ImageFormat::Qcow2.name() {
         let there = guest.graph.as_ref()?.image_size(&file.source, ImageFormat::Qcow2.name())?;

@@ -51,8 +51,8 @@ impl Storage {
     }
 }
 
-/// The images that guests which are arriving copy into. QEMU's own locks do not do: an image that is offered over NBD may be offered
-/// by another QEMU too.
+/// The images that guests which are arriving copy into. QEMU's own locks do not do: an image that is offered over NBD
+/// may be offered by another QEMU too.
 #[derive(Clone, Debug, Default)]
 pub struct Claims(Arc<Mutex<HashSet<Storage>>>);
 
@@ -62,7 +62,8 @@ impl Claims {
     }
 }
 
-/// Images of one guest, and the claim to them until it is dropped: to be kept until the guest runs, or its images are discarded.
+/// Images of one guest, and the claim to them until it is dropped: to be kept until the guest runs, or its images are
+/// discarded.
 #[derive(Debug)]
 pub struct Prepared {
     /// In the order of the guest's disks.
@@ -78,8 +79,8 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// The guest does not come: removes what was made for it, and the list of it too, by which it would be removed again when another
-    /// guest may have made an image of that name. Its process must have ended.
+    /// The guest does not come: removes what was made for it, and the list of it too, by which it would be removed
+    /// again when another guest may have made an image of that name. Its process must have ended.
     pub fn discard(&self) {
         discard(&self.made);
         keep(&self.folder);
@@ -111,8 +112,8 @@ impl Drop for Prepared {
     }
 }
 
-/// Makes what is missing, looks at what is there, and claims both. Nothing that was there is changed, and on `Err` nothing that was made
-/// is left.
+/// Makes what is missing, looks at what is there, and claims both. Nothing that was there is changed, and on `Err`
+/// nothing that was made is left.
 pub fn prepare(
     guest: &GuestDescription,
     twin: &IncomingQemu,
@@ -279,7 +280,8 @@ pub fn discard(made: &[PathBuf]) {
     }
 }
 
-/// Nothing of what was made for a guest is to be removed any more: it runs here, and its images are its own, or they are gone.
+/// Nothing of what was made for a guest is to be removed any more: it runs here, and its images are its own, or they
+/// are gone.
 pub fn keep(folder: &Path) {
     if let Err(error) = remove_file(&folder.join(LIST)) {
         tracing::error!(%error, "the list of images that were made for a guest could not be removed");

@@ -57,15 +57,15 @@ pub struct IncomingOptions {
     pub qemu: QemuBinary,
     /// Folders whose files and devices a guest may open as disk, kernel, initrd or flash.
     pub file_roots: Vec<PathBuf>,
-    /// Source path to local path, where they differ: of a file, or of a folder if both end with a slash. Local paths must lie under a
-    /// root as well.
+    /// Source path to local path, where they differ: of a file, or of a folder if both end with a slash. Local paths
+    /// must lie under a root as well.
     pub paths: BTreeMap<String, String>,
     /// Source interface name to local interface name, where they differ.
     pub taps: BTreeMap<String, String>,
     /// Whether QEMU's user-mode network is allowed: with it the guest reaches services on the host's loopback.
     pub allow_user_network: bool,
-    /// Leave the page cache alone when the guest arrives: saves some 35 ms of blackout, right only where the disk is not
-    /// cached here from before (or storage is coherent).
+    /// Leave the page cache alone when the guest arrives: saves some 35 ms of blackout, right only where the disk is
+    /// not cached here from before (or storage is coherent).
     pub keep_page_cache: bool,
 }
 

@@ -256,7 +256,8 @@ fn memory_reasons(guest: &GuestDescription) -> Vec<Reason> {
 }
 
 fn state_reasons(guest: &GuestDescription) -> Option<Reason> {
-    // After a cancelled migration a guest may stand in "postmigrate" too; only after a completed one it may be elsewhere.
+    // After a cancelled migration a guest may stand in "postmigrate" too; only after a completed one it may be
+    // elsewhere.
     let completed = guest.traits.migration.as_deref() == Some("completed");
     match guest.run_state {
         RunState::PostMigrate if !completed => return Some(Reason::NotRunSince),

@@ -1,5 +1,5 @@
-//! Command lines as platforms and people write them: which way each goes, and why not the others. What the source says of a
-//! guest before it is moved must be what a destination answers.
+//! Command lines as platforms and people write them: which way each goes, and why not the others. What the source says
+//! of a guest before it is moved must be what a destination answers.
 //!
 //! `UPDATE_GOLDEN=1 cargo test -p linerate-guest --test command_lines` writes docs/command-lines.md anew.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests, too, say what they expect
@@ -263,7 +263,8 @@ fn what_the_source_says_of_a_guest_is_what_a_destination_answers() {
         let by_twin = by_twin.iter().filter(|reason| matches!(reason, Reason::NotTakenOver { .. })).count();
         assert_eq!(by_twin, answer.len(), "{what}: {known:?}");
         assert_eq!(twin(&told, &generous()).is_ok(), by_twin == 0, "{what}");
-        // A host that has and allows nothing refuses what the source says that it needs, and nothing of the guest itself.
+        // A host that has and allows nothing refuses what the source says that it needs, and nothing of the guest
+        // itself.
         let bare = IncomingOptions {
             file_roots: vec![],
             allow_user_network: false,

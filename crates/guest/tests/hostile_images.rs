@@ -1,4 +1,5 @@
-//! Images that name files of the host, and command lines that would have QEMU take a guest's bytes for an image's header.
+//! Images that name files of the host, and command lines that would have QEMU take a guest's bytes for an image's
+//! header.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests, too, say what they expect
 
 mod common;
@@ -171,8 +172,8 @@ proptest! {
         let _ = check(&path, &f.roots);
     }
 
-    /// An image that is taken names a file of the guests', whose path is a few bytes away from others. Some bytes of its header are
-    /// others: whatever is taken then names, as QEMU reads it, nothing outside.
+    /// An image that is taken names a file of the guests', whose path is a few bytes away from others. Some bytes of
+    /// its header are others: whatever is taken then names, as QEMU reads it, nothing outside.
     #[test]
     fn a_changed_header_never_reaches_out(
         changes in proptest::collection::vec((0_u64..160, 0_u64..64, prop_oneof![Just(b'.'), Just(b'/'), any::<u8>()]), 1..5)

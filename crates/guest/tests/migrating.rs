@@ -127,7 +127,8 @@ fn twin_listens(place: &Place, qemu: &QemuBinary) -> (Running, IncomingQemu, Run
     (source, made, waiting, to)
 }
 
-/// Loaded, the links gone before the commit: the source has its disks back at once, though the other QEMU still waits there.
+/// Loaded, the links gone before the commit: the source has its disks back at once, though the other QEMU still waits
+/// there.
 #[test]
 fn a_guest_that_is_loaded_and_not_committed_leaves_its_disks_to_the_source() {
     for qemu in qemus() {
@@ -171,7 +172,8 @@ fn cancel_in_each_phase_leaves_the_source_running() {
             assert_eq!(from.status(soon()).unwrap(), RunState::Running, "{phase:?}");
             ours_are_off(from.qmp());
         }
-        // An agent that died at pre-switchover: another connects and knows from the journal that the guest ran and how it was set.
+        // An agent that died at pre-switchover: another connects and knows from the journal that the guest ran and how
+        // it was set.
         let before = parameters(from.qmp());
         let channel = place.path("dead.sock");
         let listener = UnixListener::bind(&channel).unwrap();

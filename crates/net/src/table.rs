@@ -17,7 +17,8 @@ pub trait RemoteWriter: Send + Sync {
     fn stop(&self);
 }
 
-/// Memory that is registered with an adapter. The kernel keeps its pages where they are, and splits no huge page of them.
+/// Memory that is registered with an adapter. The kernel keeps its pages where they are, and splits no huge page of
+/// them.
 pub trait Registrations: Send + Sync {
     /// When it returns, this window of a mapping is not registered, and never will be again.
     fn release(&self, mapped: Mapped, window: Run);

@@ -1,4 +1,5 @@
-//! Sessions that were not brought to their end: what `linerate_core::recovery` decides is done here, as the agent does it.
+//! Sessions that were not brought to their end: what `linerate_core::recovery` decides is done here, as the agent does
+//! it.
 
 use linerate_core::journal::{DestinationPhase, SourcePhase, outcome};
 use linerate_core::recovery::{
@@ -253,8 +254,8 @@ impl World {
         self.hosts[host].write(now, session, phase, known)
     }
 
-    /// As the agent finds it: by the hypervisor's word, and by the run time of its virtual CPUs, which may have been used up by
-    /// something else than the guest, or not be known.
+    /// As the agent finds it: by the hypervisor's word, and by the run time of its virtual CPUs, which may have been
+    /// used up by something else than the guest, or not be known.
     fn inspect(&mut self, host: usize, pid: Option<u64>, ran: bool) -> Inspection {
         let always = self.options.mutation == Some(Mutation::RunOnEveryStart);
         let unsure = self.random.percent(10);

@@ -285,8 +285,8 @@ impl World {
         self.after(span, SimEvent::HypervisorRuns { operations, ran, since, unsure: false });
     }
 
-    /// The hypervisor was told to take the guest over, and does, whether or not the agent that told it still lives. It is told
-    /// again while it refuses.
+    /// The hypervisor was told to take the guest over, and does, whether or not the agent that told it still lives. It
+    /// is told again while it refuses.
     pub fn hypervisor_runs(&mut self, operations: u64, ran: bool, since: Time, unsure: bool) {
         let told = operations == self.destination.operations;
         // A try after a refusal is the agent's: one that has ended makes none.
@@ -314,7 +314,8 @@ impl World {
             RunResult::Refused if self.now - since >= RUN_FOR && !unsure => {
                 self.tell_destination(Event::CannotRun(fault(Code::HypervisorFailed)));
             }
-            // A command whose answer is missing may have been carried out: a later refusal does not say that the guest never ran.
+            // A command whose answer is missing may have been carried out: a later refusal does not say that the guest
+            // never ran.
             RunResult::Refused | RunResult::Unknown => {
                 let unsure = unsure || result == RunResult::Unknown;
                 self.after(RUN_AGAIN_AFTER, SimEvent::HypervisorRuns { operations, ran, since, unsure });

@@ -1,5 +1,5 @@
-//! Several sessions of one guest between the same two hosts, there and back. Both hosts keep their journals and what is left of
-//! earlier sessions: a session may begin while recovery is still busy with one before it.
+//! Several sessions of one guest between the same two hosts, there and back. Both hosts keep their journals and what is
+//! left of earlier sessions: a session may begin while recovery is still busy with one before it.
 
 use std::time::Duration;
 
@@ -69,7 +69,8 @@ impl World {
         self.mend();
     }
 
-    /// Whether a session may begin although an earlier one is not at its end on both hosts: nobody has hold of the guest.
+    /// Whether a session may begin although an earlier one is not at its end on both hosts: nobody has hold of the
+    /// guest.
     pub fn goes_on(&self) -> bool {
         let over = self.source.brain.is_none() && self.source.decided.is_some() && self.destination.is_idle();
         !self.patient

@@ -1,4 +1,5 @@
-//! The source's hypervisor: it sets up, stops the guest, holds, and writes device state. It lives on when the agent dies.
+//! The source's hypervisor: it sets up, stops the guest, holds, and writes device state. It lives on when the agent
+//! dies.
 
 use linerate_core::ModeTag;
 use linerate_core::source::Event;

@@ -142,8 +142,8 @@ impl World {
         }
     }
 
-    /// Commit was sent. If the other copy is gone, this one is all that is left; if it runs, this one is of no use. If it only
-    /// waits for a word, he may take either.
+    /// Commit was sent. If the other copy is gone, this one is all that is left; if it runs, this one is of no use. If
+    /// it only waits for a word, he may take either.
     fn word_at_source(&mut self, host: usize, session: u64) -> Option<bool> {
         if let Some(there) = self.process_of(1 - host, session) {
             if self.find(there).is_some_and(|guest| guest.running) {
@@ -179,7 +179,8 @@ impl World {
         });
     }
 
-    /// The guest is complete here. Whether it is run depends on whether the source's copy is left, and on what is told of it.
+    /// The guest is complete here. Whether it is run depends on whether the source's copy is left, and on what is told
+    /// of it.
     fn word_at_destination(&mut self, host: usize, session: u64) -> Option<bool> {
         let taken_back = self.check.resolved.contains(&session);
         let source = self.sees(1 - host, session);

@@ -1,6 +1,6 @@
-//! Guests whose RAM goes in the hypervisor's own streams ([`linerate_core::ModeTag::Streams`]). The bytes themselves have a
-//! simulation of their own (`linerate-core`, `stream`). Here they are pieces that move while some link does, and what
-//! is looked at is the order of what follows: commit, roll-back and recovery.
+//! Guests whose RAM goes in the hypervisor's own streams ([`linerate_core::ModeTag::Streams`]). The bytes themselves
+//! have a simulation of their own (`linerate-core`, `stream`). Here they are pieces that move while some link does, and
+//! what is looked at is the order of what follows: commit, roll-back and recovery.
 
 use linerate_core::source::Event;
 use linerate_core::statistics::Streamed;
@@ -46,8 +46,8 @@ impl World {
         }
     }
 
-    /// What is left of RAM, and device state, in some pieces; then the source's hypervisor is done, and the destination's a
-    /// moment later or before.
+    /// What is left of RAM, and device state, in some pieces; then the source's hypervisor is done, and the
+    /// destination's a moment later or before.
     pub fn rest_of_streams(&mut self, left: u64) {
         if self.guest.gone {
             return;

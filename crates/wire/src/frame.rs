@@ -1,12 +1,12 @@
 //! Frames: a fixed header, a body of known layout, and for some a payload of bulk bytes behind it.
 //!
-//! To read one: take [`HEADER_BYTES`] bytes, [`Header::decode`] them, take `body_length` bytes, [`Frame::decode`] them (it
-//! checks the body's checksum), then take `payload_length` bytes to where they belong. A header that decodes can be trusted
-//! and allocated for: its lengths are within the caps of its tag.
+//! To read one: take [`HEADER_BYTES`] bytes, [`Header::decode`] them, take `body_length` bytes, [`Frame::decode`] them
+//! (it checks the body's checksum), then take `payload_length` bytes to where they belong. A header that decodes can be
+//! trusted and allocated for: its lengths are within the caps of its tag.
 //!
-//! To write one: [`Frame::encode`], or [`encode_write`], [`encode_ack`] and [`encode_control`] where the parts are at hand
-//! and nothing should be copied. All of them clear the buffer first and leave header and body in it; the payload is sent
-//! behind it from where it lies.
+//! To write one: [`Frame::encode`], or [`encode_write`], [`encode_ack`] and [`encode_control`] where the parts are at
+//! hand and nothing should be copied. All of them clear the buffer first and leave header and body in it; the payload
+//! is sent behind it from where it lies.
 
 mod acknowledge;
 mod header;
@@ -99,8 +99,8 @@ impl Frame {
         Ok(frame)
     }
 
-    /// Clears `out` and puts header and body into it. `sequence` must be one that the tag allows ([`Tag::sequence_rule`]);
-    /// `payload_length` and `payload_checksum` are 0 but for WRITE and PROBE.
+    /// Clears `out` and puts header and body into it. `sequence` must be one that the tag allows
+    /// ([`Tag::sequence_rule`]); `payload_length` and `payload_checksum` are 0 but for WRITE and PROBE.
     pub fn encode(
         &self,
         sequence: u64,

@@ -156,8 +156,8 @@ impl Measurement {
     }
 }
 
-/// Takes a connection with a role of a measurement, and serves it until it is over. `migrating` says whether guests move from
-/// or to this host.
+/// Takes a connection with a role of a measurement, and serves it until it is over. `migrating` says whether guests
+/// move from or to this host.
 pub fn accept(host: &Arc<Host>, accepted: Accepted, migrating: bool) {
     let (peer, role) = (accepted.peer, accepted.hello.role);
     let served =

@@ -1,5 +1,5 @@
-//! Places of the answering side's connections, by channel. A place is taken before anything is spent on a connection, a thread
-//! or memory, so that whoever asks for more than is given costs nothing.
+//! Places of the answering side's connections, by channel. A place is taken before anything is spent on a connection, a
+//! thread or memory, so that whoever asks for more than is given costs nothing.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -221,8 +221,8 @@ fn a_channel_has_one_connection_also_while_that_is_in_use() {
     assert!(again().unwrap_err().contains("a number twice"), "{:?}", again());
 }
 
-/// What a queue pair costs is given with a place only, and the place is there again when nothing came of it. Both carriers
-/// go by this way.
+/// What a queue pair costs is given with a place only, and the place is there again when nothing came of it. Both
+/// carriers go by this way.
 #[test]
 fn a_flood_of_requests_gets_no_more_than_there_is_room_for() {
     let (host, listener) = answering(false);
@@ -242,7 +242,8 @@ fn a_flood_of_requests_gets_no_more_than_there_is_room_for() {
     assert!((0..QUEUE_PAIRS_MAX as u32).all(|channel| ask(channel).is_ok()));
 }
 
-/// A connection that is still being made is cut off with the measurement, and one of which nothing came is kept by nobody.
+/// A connection that is still being made is cut off with the measurement, and one of which nothing came is kept by
+/// nobody.
 #[test]
 fn a_connection_that_is_to_come_ends_with_the_measurement_and_is_let_go_if_it_fails() {
     let (host, listener) = answering(false);

@@ -1,4 +1,5 @@
-//! RDMA throughput of a link, by the measurement of `linerate bench`: one direction, some queue pairs, a third of a second.
+//! RDMA throughput of a link, by the measurement of `linerate bench`: one direction, some queue pairs, a third of a
+//! second.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -30,8 +31,8 @@ pub fn probe(doctor: &Doctor, target: &Target, depth: Depth, probe: &mut Probe) 
     }
 }
 
-/// RDMA does not get through. Whatever else keeps a measurement from being made (a guest that moves, another measurement, too little
-/// memory that may be locked, a no of the other agent) says nothing of the way.
+/// RDMA does not get through. Whatever else keeps a measurement from being made (a guest that moves, another
+/// measurement, too little memory that may be locked, a no of the other agent) says nothing of the way.
 fn is_blocked(error: &BenchError) -> bool {
     match error {
         BenchError::ConnectRdma(ConnectError::Here { source, .. }) => is_lost(source),

@@ -1,5 +1,6 @@
-//! Domains whose stream goes through to this host, and whose QEMU leaves RAM out until it has arrived. libvirt ends its job for such a
-//! domain, after which it can be saved, only when the other libvirt says so: what that says waits until QEMU is put back.
+//! Domains whose stream goes through to this host, and whose QEMU leaves RAM out until it has arrived. libvirt ends its
+//! job for such a domain, after which it can be saved, only when the other libvirt says so: what that says waits until
+//! QEMU is put back.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;

@@ -1,7 +1,7 @@
-//! The connection by which the source's libvirt drives a migration at the other host. As long as it stands, libvirt's job for the domain
-//! does, and nobody else saves or migrates it: libvirt connects inside its job, and waits for the answer to its closing
-//! message before it ends it. So it is held twice: when it comes until the hypervisor is set, and when it ends until
-//! the hypervisor is put back.
+//! The connection by which the source's libvirt drives a migration at the other host. As long as it stands, libvirt's
+//! job for the domain does, and nobody else saves or migrates it: libvirt connects inside its job, and waits for the
+//! answer to its closing message before it ends it. So it is held twice: when it comes until the hypervisor is set, and
+//! when it ends until the hypervisor is put back.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;

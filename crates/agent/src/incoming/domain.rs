@@ -1,5 +1,5 @@
-//! A domain that comes to this host: libvirt has started its QEMU, which waits for a stream that the source holds back. It is found by
-//! the domain's name, its RAM is filled, and it is let go: never run and never ended here.
+//! A domain that comes to this host: libvirt has started its QEMU, which waits for a stream that the source holds back.
+//! It is found by the domain's name, its RAM is filled, and it is let go: never run and never ended here.
 
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -93,9 +93,9 @@ impl State {
         Ok(())
     }
 
-    /// The next job. While there is none, the capability goes off as soon as QEMU has taken its stream, whatever becomes of the source:
-    /// libvirt runs the guest by then, and saves it without its RAM as long as it is on. Not before RAM is sealed: a QEMU that reads a
-    /// stream which is held may answer nothing (7.2 does not).
+    /// The next job. While there is none, the capability goes off as soon as QEMU has taken its stream, whatever
+    /// becomes of the source: libvirt runs the guest by then, and saves it without its RAM as long as it is on. Not
+    /// before RAM is sealed: a QEMU that reads a stream which is held may answer nothing (7.2 does not).
     pub(super) fn next_job(&mut self, inbox: &Receiver<Job>) -> Option<Job> {
         while self.domain.as_ref().is_some_and(|domain| domain.sealed && domain.qmp.is_some()) {
             match inbox.recv_timeout(WATCH) {

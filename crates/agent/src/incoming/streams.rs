@@ -1,5 +1,5 @@
-//! QEMU's own streams at the destination: what the source's QEMU connected is connected to the waiting one, one after the other
-//! in the order in which it was asked for.
+//! QEMU's own streams at the destination: what the source's QEMU connected is connected to the waiting one, one after
+//! the other in the order in which it was asked for.
 
 use std::io;
 use std::path::{Path, PathBuf};

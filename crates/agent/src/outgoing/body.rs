@@ -135,8 +135,8 @@ impl Body {
         }
     }
 
-    /// An operator or an I/O error stopped the guest on the way: nobody lets it run again by himself, a later agent neither.
-    /// It stands, so that nobody waits while this is written.
+    /// An operator or an I/O error stopped the guest on the way: nobody lets it run again by himself, a later agent
+    /// neither. It stands, so that nobody waits while this is written.
     fn note_stood(&mut self, state: Option<RunState>) {
         let Role::Source { ran, stood, .. } = &mut self.record.role else { return };
         if *stood == state && *ran == state.is_none() {

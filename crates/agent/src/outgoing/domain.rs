@@ -190,9 +190,9 @@ impl State {
         self.abandon.load(Ordering::SeqCst)
     }
 
-    /// Waits until libvirt has connected to the other: then its job for the domain has begun, which keeps the domain from being saved.
-    /// Only then QEMU is told to leave RAM out. Then waits until QEMU was told to migrate: the one at the destination waits, and nothing
-    /// is sent yet.
+    /// Waits until libvirt has connected to the other: then its job for the domain has begun, which keeps the domain
+    /// from being saved. Only then QEMU is told to leave RAM out. Then waits until QEMU was told to migrate: the one at
+    /// the destination waits, and nothing is sent yet.
     pub(super) fn await_stream(&mut self) -> Result<(), Fault> {
         let began = Instant::now();
         while !self.is_abandoned() {
@@ -284,8 +284,9 @@ impl State {
         self.check_job(step)
     }
 
-    /// Lets QEMU's connections in. It stops the guest within milliseconds, as it has no RAM to send. What it wrote while the guest ran
-    /// goes through, because newer ones wait for an answer to it before they stop; all else is held.
+    /// Lets QEMU's connections in. It stops the guest within milliseconds, as it has no RAM to send. What it wrote
+    /// while the guest ran goes through, because newer ones wait for an answer to it before they stop; all else is
+    /// held.
     pub(super) fn stop_domain(&mut self) -> Result<(), Fault> {
         self.throttle_percent = 0;
         let step = Step::Blackout;
@@ -323,8 +324,8 @@ impl State {
         Ok(())
     }
 
-    /// Whether QEMU itself has stopped the guest to hand it over. libvirt has it pause before that (`pause-before-switchover`), which is
-    /// a status of its own.
+    /// Whether QEMU itself has stopped the guest to hand it over. libvirt has it pause before that
+    /// (`pause-before-switchover`), which is a status of its own.
     fn has_stopped_for_good(&mut self) -> Result<bool, Fault> {
         let status = self.guest.qemu.migration_status(Self::deadline());
         let status = status.map_err(|error| qemu_fault(Step::Blackout, &error))?;

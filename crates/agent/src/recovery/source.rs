@@ -133,8 +133,8 @@ impl Unfinished {
         }
     }
 
-    /// Asks, which says commit again: the word may never have left this host. With it goes whether there is still a copy here
-    /// that a destination which cannot run the guest may return it to.
+    /// Asks, which says commit again: the word may never have left this host. With it goes whether there is still a
+    /// copy here that a destination which cannot run the guest may return it to.
     fn ask(&self) -> Option<Outcome> {
         let Role::Source { qemu, peers, token, .. } = lock(&self.record).role.clone() else { return None };
         if runs_here(&qemu) {

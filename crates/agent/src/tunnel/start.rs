@@ -29,7 +29,8 @@ use crate::session::notice::ToLoop;
 use crate::session::offer::offered;
 use crate::session::paths::Door;
 
-/// The other end waits for links this long: the host that asked decides by its own limit, which is not longer, and tells.
+/// The other end waits for links this long: the host that asked decides by its own limit, which is not longer, and
+/// tells.
 const LINK_TIMEOUT: Duration = Duration::from_secs(LINK_TIMEOUT_S as u64);
 const LINK_TIMEOUT_S: u32 = 120;
 

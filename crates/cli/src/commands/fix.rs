@@ -286,7 +286,8 @@ impl Job<'_> {
     }
 }
 
-/// The agent of the port itself said so. Without its word nobody knows what it did, but at the end of the trial it puts the port back.
+/// The agent of the port itself said so. Without its word nobody knows what it did, but at the end of the trial it puts
+/// the port back.
 fn is_answer(error: &ClientError) -> bool {
     match error {
         ClientError::Agent { body, .. } => !matches!(body.code.as_str(), "no_link" | code::ANSWER_LOST),

@@ -19,8 +19,8 @@ impl Destination {
         }
     }
 
-    /// Whether the guest ran is not known, or it did: nobody may resume it by himself, so the source is told by its next question.
-    /// That it runs is not said any more.
+    /// Whether the guest ran is not known, or it did: nobody may resume it by himself, so the source is told by its
+    /// next question. That it runs is not said any more.
     pub(super) fn guest_ended(&mut self, fault: Fault) {
         if matches!(self.state, State::Resuming { .. } | State::Running { .. }) {
             self.gone = true;
@@ -64,8 +64,8 @@ impl Destination {
         }
     }
 
-    /// First the journal, then the end of the guest, and only then the word to the source (which may resume on it). What
-    /// was not begun is not begun any more, a commit not yet written least of all.
+    /// First the journal, then the end of the guest, and only then the word to the source (which may resume on it).
+    /// What was not begun is not begun any more, a commit not yet written least of all.
     pub(super) fn give_up(&mut self, fault: Fault) {
         self.end_guest(DestinationPhase::Aborted, fault);
     }

@@ -93,8 +93,8 @@ impl Destination {
 }
 
 impl State {
-    /// The source gives up by itself when it hears nothing for so long. A guest that is loaded is kept: the source may have
-    /// committed, and its host may be lost with its own copy.
+    /// The source gives up by itself when it hears nothing for so long. A guest that is loaded is kept: the source may
+    /// have committed, and its host may be lost with its own copy.
     fn may_be_orphaned(&self) -> bool {
         match self {
             State::Waiting

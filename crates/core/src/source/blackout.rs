@@ -40,8 +40,8 @@ impl Source {
         self.enter_step(now, Step::Blackout, allowed);
     }
 
-    /// The hypervisor writes its device state first, while the last round is still in flight: its main loop runs until then, and
-    /// input to a console may go to guest RAM. The last scan comes behind it, and finds all.
+    /// The hypervisor writes its device state first, while the last round is still in flight: its main loop runs until
+    /// then, and input to a console may go to guest RAM. The last scan comes behind it, and finds all.
     pub(super) fn holding(&mut self, now: Time, ran: bool, disks: String) {
         self.guest_stopped(now);
         self.statistics.blackout.held = Some(now);

@@ -24,7 +24,8 @@ pub(super) struct RollBack {
     tell_at: Option<Time>,
     /// The fault may only be what the destination's cause looks like from here.
     unexplained: bool,
-    /// The destination may have the guest complete: it is told when the guest is back here, and not if it does not come back.
+    /// The destination may have the guest complete: it is told when the guest is back here, and not if it does not come
+    /// back.
     held: bool,
     until: Time,
 }
@@ -75,8 +76,8 @@ impl Source {
             State::CleaningUp { again } => {
                 again.get_or_insert(now + CLEAN_UP_AGAIN_AFTER);
             }
-            // Nothing of it is needed here any more, and the destination may have the only complete copy. It says so, or fails,
-            // or the step's time is over.
+            // Nothing of it is needed here any more, and the destination may have the only complete copy. It says so,
+            // or fails, or the step's time is over.
             State::Sealing | State::Journaling
                 if fault.code == Code::GuestGone && self.config.mode.tag().commits() =>
             {
@@ -94,8 +95,8 @@ impl Source {
     }
 
     pub(super) fn cancel(&mut self, now: Time) {
-        // Once the commit is on its way to the journal it is too late; the report will say that the guest moved. So it is where
-        // libvirt decides.
+        // Once the commit is on its way to the journal it is too late; the report will say that the guest moved. So it
+        // is where libvirt decides.
         if !matches!(self.state, State::Journaling | State::AwaitingOwner) {
             self.fail(now, Fault::new(Code::Cancelled, self.step, Side::Source, ""));
         }
@@ -151,9 +152,9 @@ impl Source {
         }
     }
 
-    /// The destination's agent was restarted, or gave up while no link could carry its word. A guest that may be complete over
-    /// there is in its journal, and kept until the roll-back is told on a connection of its own. After commit this is
-    /// no answer: its journal is asked.
+    /// The destination's agent was restarted, or gave up while no link could carry its word. A guest that may be
+    /// complete over there is in its journal, and kept until the roll-back is told on a connection of its own. After
+    /// commit this is no answer: its journal is asked.
     pub(super) fn forgotten(&mut self, now: Time) {
         match &mut self.state {
             State::RollingBack(roll_back) => {
@@ -198,8 +199,8 @@ impl Source {
     pub(super) fn rolled_back(&mut self, now: Time, guest: GuestState, complete: bool) {
         if let State::RollingBack(roll_back) = &mut self.state {
             roll_back.guest = Some(guest);
-            // What the destination has may be all that is left: it keeps that for its operator, or until recovery has the
-            // guest back here and tells it.
+            // What the destination has may be all that is left: it keeps that for its operator, or until recovery has
+            // the guest back here and tells it.
             let back = complete && guest != GuestState::Gone;
             roll_back.peer_done |= !back && roll_back.held && roll_back.tell_at.is_some();
             if complete {
@@ -238,7 +239,8 @@ impl Source {
     }
 
     /// An answer that decides weighs more than the word of an operator that came while the question was under way. A
-    /// destination that holds the guest takes the question for a commit, so that his word that the guest runs here is void.
+    /// destination that holds the guest takes the question for a commit, so that his word that the guest runs here is
+    /// void.
     pub(super) fn answered(&mut self, now: Time, answer: Option<Outcome>) {
         self.asking = false;
         let decided = self.decided.take();
@@ -268,8 +270,8 @@ impl Source {
         }
     }
 
-    /// The destination has answered and does not know better: the session ends, and recovery keeps the guest paused for the
-    /// operator.
+    /// The destination has answered and does not know better: the session ends, and recovery keeps the guest paused for
+    /// the operator.
     fn only_the_operator_decides(&mut self, now: Time, outcome: Outcome) {
         let (code, detail) = match outcome {
             Outcome::Gone => (
@@ -312,8 +314,8 @@ impl Source {
         }
     }
 
-    /// The operator's decision is on disk. A destination that was only out of reach may hold the guest complete: it must hear
-    /// that it is not wanted.
+    /// The operator's decision is on disk. A destination that was only out of reach may hold the guest complete: it
+    /// must hear that it is not wanted.
     pub(super) fn take_back(&mut self, now: Time) {
         let detail = "the operator decided that the guest stays at the source";
         self.roll_back(now, Fault::new(Code::Cancelled, Step::Commit, Side::Source, detail), true);

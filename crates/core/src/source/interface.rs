@@ -30,7 +30,8 @@ pub struct Config {
     pub link_timeout: Duration,
     /// Any one step before the copy may take this long.
     pub step_timeout: Duration,
-    /// From the guest's stop to commit, beyond the blackout that was allowed; when it is over, the guest resumes at the source.
+    /// From the guest's stop to commit, beyond the blackout that was allowed; when it is over, the guest resumes at the
+    /// source.
     pub blackout_timeout: Duration,
     /// A pause between rounds: scanning more often is felt by the guest.
     pub round_interval_min: Duration,
@@ -202,12 +203,13 @@ pub enum Action {
     Journal(SourcePhase),
     /// Undo everything; the guest is to do what it did before. Then [`Event::RolledBack`].
     RollBack,
-    /// Whether a later agent is to tell the destination of the roll-back, as the destination may have the guest complete. `true`
-    /// comes before the record of the roll-back and goes to disk with it; `false` comes when the destination has answered.
+    /// Whether a later agent is to tell the destination of the roll-back, as the destination may have the guest
+    /// complete. `true` comes before the record of the roll-back and goes to disk with it; `false` comes when the
+    /// destination has answered.
     NoticeDue(bool),
-    /// Say commit once more on a connection of its own, and ask how the session stands: the destination's agent may have
-    /// been started again before the message reached it, and holds the loaded guest then. Then [`Event::Answered`] or
-    /// [`Event::Unanswered`].
+    /// Say commit once more on a connection of its own, and ask how the session stands: the destination's agent may
+    /// have been started again before the message reached it, and holds the loaded guest then. Then [`Event::Answered`]
+    /// or [`Event::Unanswered`].
     Query,
     /// The roll-back could not be told: tell it on a connection of its own ([`crate::withdrawal`]). Nothing waits for
     /// it.

@@ -441,9 +441,9 @@ impl Source {
         self.control.paths()
     }
 
-    /// Whether the hypervisor's stream is not to be read on for now. While the guest still runs it carries what the hypervisor has
-    /// of RAM itself, a display adapter's memory: read no faster than the destination takes it, it is over there when the guest
-    /// stops. Once the guest stands nothing is held back.
+    /// Whether the hypervisor's stream is not to be read on for now. While the guest still runs it carries what the
+    /// hypervisor has of RAM itself, a display adapter's memory: read no faster than the destination takes it, it is
+    /// over there when the guest stops. Once the guest stands nothing is held back.
     pub fn holds_stream_back(&self) -> bool {
         matches!(self.state, State::Switching { .. }) && self.control.unacknowledged() >= LIVE_PIECES_MAX
     }

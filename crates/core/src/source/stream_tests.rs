@@ -1,5 +1,5 @@
-//! The way of a guest whose RAM goes in the hypervisor's own streams: its states, what ends it, and that from the guest's stop
-//! on it is the way of every guest.
+//! The way of a guest whose RAM goes in the hypervisor's own streams: its states, what ends it, and that from the
+//! guest's stop on it is the way of every guest.
 
 use super::ending::PEER_EXPLAINS_WITHIN;
 use super::*;

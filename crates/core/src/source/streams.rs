@@ -96,8 +96,8 @@ impl Source {
         self.actions.push_back(Action::WriteDeviceState);
     }
 
-    /// How long the rest of RAM may take in the blackout beside these disks, for the hypervisor to keep to. `None`: it must not stop
-    /// the guest now.
+    /// How long the rest of RAM may take in the blackout beside these disks, for the hypervisor to keep to. `None`: it
+    /// must not stop the guest now.
     pub fn ram_blackout(&self, disks: Disks, streamed: Streamed) -> Option<Duration> {
         let max_blackout = self.policy.limits().max_blackout;
         left_for_ram(max_blackout, disks.left_bytes(), streamed.remaining_bytes, streamed.bytes_per_s)

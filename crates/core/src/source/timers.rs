@@ -50,8 +50,8 @@ impl Timer {
 }
 
 impl Source {
-    /// When [`super::Event::Tick`] is wanted at the latest; `None` if only events lead on. Asked anew after every event and
-    /// every change by a channel.
+    /// When [`super::Event::Tick`] is wanted at the latest; `None` if only events lead on. Asked anew after every event
+    /// and every change by a channel.
     pub fn timeout(&self) -> Option<Time> {
         if self.state == State::Ended {
             return None;

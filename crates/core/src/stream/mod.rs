@@ -1,7 +1,7 @@
 //! Byte streams over placed writes; docs/streams.md has the design, and the diagram of both sides.
 //!
-//! A run of region [`REGION`] names bytes of a stream by their position in it ([`address`]). The receiver folds positions into
-//! a ring; where that lies is the body's affair.
+//! A run of region [`REGION`] names bytes of a stream by their position in it ([`address`]). The receiver folds
+//! positions into a ring; where that lies is the body's affair.
 //!
 //! ```text
 //! room, produced      socket --> ring    Streams::next --> channels --> check, landed   ring --> socket    readable, consumed
@@ -89,8 +89,8 @@ pub enum End {
 /// Knobs of streams.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Bytes of each ring: one for what is sent and one for what is received, per stream. A stream moves at most a window
-    /// per round trip, credit included. Larger costs memory while a stream is busy, none while it is not.
+    /// Bytes of each ring: one for what is sent and one for what is received, per stream. A stream moves at most a
+    /// window per round trip, credit included. Larger costs memory while a stream is busy, none while it is not.
     pub window_bytes: u64,
     /// Streams at a time. With the window it bounds the memory of a session: twice the window for each.
     pub streams_max: usize,
@@ -98,11 +98,11 @@ pub struct Config {
     pub piece_bytes: u64,
     /// Given to the scheduler ahead of need, in bytes per living channel. Less is fairer, more keeps channels busier.
     pub ahead_bytes: u64,
-    /// How much of all streams may wait in their rings for the peer, as time at the rate that the links carry; all of the rings
-    /// if absent. For writers that guess from their sockets how fast they are being read, and what is left.
+    /// How much of all streams may wait in their rings for the peer, as time at the rate that the links carry; all of
+    /// the rings if absent. For writers that guess from their sockets how fast they are being read, and what is left.
     pub backlog: Option<Duration>,
-    /// Weights of classes of streams ([`Streams::open_in`]): where all have something to send, each is carried by its weight over the sum,
-    /// however many streams it has. One class if empty.
+    /// Weights of classes of streams ([`Streams::open_in`]): where all have something to send, each is carried by its
+    /// weight over the sum, however many streams it has. One class if empty.
     pub weights: Vec<u16>,
     /// Never give a number twice in a session: for carriers that remember where a stream's ring is, by its number.
     pub numbers_once: bool,

@@ -59,8 +59,8 @@ struct Stream {
     heard_closed: bool,
 }
 
-/// However slow the links are, this much of a stream may wait: enough for a round trip of 10 ms at 100 MB/s. As much for each class where there
-/// are several.
+/// However slow the links are, this much of a stream may wait: enough for a round trip of 10 ms at 100 MB/s. As much
+/// for each class where there are several.
 const BACKLOG_BYTES_MIN: u64 = 1 << 20;
 
 /// See the module.
@@ -123,9 +123,9 @@ impl Streams {
         Some((self.scheduler.bytes_per_s() * seconds) as u64)
     }
 
-    /// What of a stream may wait however slow the links are. All that waits on slow links is under way, and nothing is left to take turns: classes
-    /// then have of the links what they have waiting. So where there are several it goes by weight too, in equal parts to the streams of a class
-    /// that use at least half of theirs.
+    /// What of a stream may wait however slow the links are. All that waits on slow links is under way, and nothing is
+    /// left to take turns: classes then have of the links what they have waiting. So where there are several it goes by
+    /// weight too, in equal parts to the streams of a class that use at least half of theirs.
     fn least(&self, class: Class) -> u64 {
         let classes = self.classes().len() as u64;
         if classes < 2 {
@@ -151,7 +151,8 @@ impl Streams {
         u64::try_from(share).unwrap_or(bytes)
     }
 
-    /// Bytes of the peer's ring for a stream: a position lies there at the remainder of its division by them. None if that is not known.
+    /// Bytes of the peer's ring for a stream: a position lies there at the remainder of its division by them. None if
+    /// that is not known.
     pub fn peer_window(&self, stream: StreamId) -> Option<u64> {
         self.streams.get(&stream).map(|one| one.peer_window).filter(|bytes| *bytes > 0)
     }

@@ -1,4 +1,5 @@
-//! What agents ask each other: a length in four bytes (little endian) and a JSON document, each way, then the connection ends.
+//! What agents ask each other: a length in four bytes (little endian) and a JSON document, each way, then the
+//! connection ends.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};

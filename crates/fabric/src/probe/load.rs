@@ -1,5 +1,5 @@
-//! TCP load to another agent: as many connections as a migration would have on the link, for half a second. The bytes are moved
-//! and counted by `linerate_net::wires`, as in `linerate bench`.
+//! TCP load to another agent: as many connections as a migration would have on the link, for half a second. The bytes
+//! are moved and counted by `linerate_net::wires`, as in `linerate bench`.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};

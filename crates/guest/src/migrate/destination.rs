@@ -65,8 +65,9 @@ impl DestinationQemu {
         }
     }
 
-    /// Goes on with another connection in place of one that broke. `cpus_worked`: the virtual CPUs have used time since the guest
-    /// was committed. A connection on which an answer is only late is kept: the next answer comes behind it, with the events.
+    /// Goes on with another connection in place of one that broke. `cpus_worked`: the virtual CPUs have used time since
+    /// the guest was committed. A connection on which an answer is only late is kept: the next answer comes behind it,
+    /// with the events.
     pub fn reconnect(&mut self, qmp: Qmp, cpus_worked: bool) {
         self.qmp = qmp;
         self.has_run.cpus_worked = cpus_worked;
@@ -87,10 +88,11 @@ impl DestinationQemu {
         Ok(RunState::ask(&mut self.qmp, deadline)?)
     }
 
-    /// Sets capabilities for direct mode. The announcement that QEMU makes by itself when it has loaded is put off: switches
-    /// must not learn the new port before the guest is committed. So are its disks (QEMU 3.0 and later): whoever holds an image's
-    /// lock while it waits keeps the guest from running at the source again. `runs`: the guest runs at the source. One that does
-    /// not is not let run here, and QEMU before 10.0 takes disks over only then or when it has loaded the state.
+    /// Sets capabilities for direct mode. The announcement that QEMU makes by itself when it has loaded is put off:
+    /// switches must not learn the new port before the guest is committed. So are its disks (QEMU 3.0 and later):
+    /// whoever holds an image's lock while it waits keeps the guest from running at the source again. `runs`: the guest
+    /// runs at the source. One that does not is not let run here, and QEMU before 10.0 takes disks over only then or
+    /// when it has loaded the state.
     pub fn prepare(&mut self, runs: bool, deadline: Instant) -> Result<(), MigrateError> {
         let found = self.status(deadline)?;
         if found != RunState::InMigrate {
@@ -162,8 +164,8 @@ impl DestinationQemu {
         Ok(())
     }
 
-    /// It has run here, and whatever keeps it from running now is its operator's business. QEMU takes the disks over before it lets a
-    /// guest run: without them its virtual CPUs have done nothing of the guest's.
+    /// It has run here, and whatever keeps it from running now is its operator's business. QEMU takes the disks over
+    /// before it lets a guest run: without them its virtual CPUs have done nothing of the guest's.
     fn has_run(&mut self, deadline: Instant) -> bool {
         self.has_run.told |= self.qmp.wait_event(|event| event.name == "RESUME", Instant::now()).is_ok();
         self.has_run.told || (self.has_run.cpus_worked && self.check_active(deadline).is_ok())
@@ -196,7 +198,8 @@ impl DestinationQemu {
         Err(MigrateError::CannotActivate { why })
     }
 
-    /// Lets QEMU announce the guest's addresses and puts the settings back. The guest runs: what fails here is only told.
+    /// Lets QEMU announce the guest's addresses and puts the settings back. The guest runs: what fails here is only
+    /// told.
     pub fn settle(&mut self, deadline: Instant) {
         let rounds = json!({ "initial": 50, "max": 550, "rounds": 5, "step": 100 });
         if let Err(error) = self.qmp.execute("announce-self", rounds, deadline) {
@@ -205,8 +208,9 @@ impl DestinationQemu {
         self.put_back(deadline);
     }
 
-    /// Has QEMU save RAM again. When the state is loaded nothing needs that setting any more; of a guest that runs, a snapshot or
-    /// another migration would leave RAM out. All settings are put back when nobody waits ([`DestinationQemu::settle`]).
+    /// Has QEMU save RAM again. When the state is loaded nothing needs that setting any more; of a guest that runs, a
+    /// snapshot or another migration would leave RAM out. All settings are put back when nobody waits
+    /// ([`DestinationQemu::settle`]).
     pub fn save_ram_again(&mut self, deadline: Instant) {
         if let Err(error) = settings::set_capabilities(&mut self.qmp, &[("x-ignore-shared", false)], deadline)
         {

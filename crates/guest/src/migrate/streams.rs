@@ -1,7 +1,7 @@
 //! Guests that QEMU moves in its own streams: how both sides are set, and what QEMU says of its copying.
 //!
-//! The settings are chosen at the destination, where both QEMUs are known: the source's by its description, the waiting one by
-//! what it answers itself.
+//! The settings are chosen at the destination, where both QEMUs are known: the source's by its description, the waiting
+//! one by what it answers itself.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -25,8 +25,8 @@ const DOWNTIME_MS_STEP: u64 = 10;
 /// Where pages of zeros are looked for; QEMU 9.0 and later.
 const ZERO_PAGES: &str = "zero-page-detection";
 
-/// First version whose parallel channels and return path are used (docs/stream-mode.md): 7.2 lost guests that it moved with the first, and with
-/// the second ended when its connection broke. Versions between have not been tried.
+/// First version whose parallel channels and return path are used (docs/stream-mode.md): 7.2 lost guests that it moved
+/// with the first, and with the second ended when its connection broke. Versions between have not been tried.
 const MORE_THAN_ONE_WAY_FROM: QemuVersion = QemuVersion { major: 10, minor: 0, micro: 0 };
 
 /// How the streams of two QEMUs are set.
@@ -150,10 +150,12 @@ impl SourceQemu {
         settings::set(&mut self.qmp, &wanted, Value::Object(parameters), deadline)
     }
 
-    /// Waits until QEMU has stopped the guest and waits for us. It copies until then, for as long as whoever gives up lets it.
+    /// Waits until QEMU has stopped the guest and waits for us. It copies until then, for as long as whoever gives up
+    /// lets it.
     ///
-    /// Where disks go along, whoever is told answers how long the rest of RAM may take when the guest stands; none if QEMU must not stop it
-    /// yet. A guest that writes nothing at all to its RAM is stopped all the same once that is over there: QEMU asks nobody then.
+    /// Where disks go along, whoever is told answers how long the rest of RAM may take when the guest stands; none if
+    /// QEMU must not stop it yet. A guest that writes nothing at all to its RAM is stopped all the same once that is
+    /// over there: QEMU asks nobody then.
     pub fn wait_streams_held(
         &mut self,
         give_up: &dyn Fn() -> bool,
@@ -183,8 +185,8 @@ impl SourceQemu {
 }
 
 impl DestinationQemu {
-    /// Chooses how both QEMUs are set, from what both can, and sets this one. The announcement of the guest's addresses is put
-    /// off as in direct mode.
+    /// Chooses how both QEMUs are set, from what both can, and sets this one. The announcement of the guest's addresses
+    /// is put off as in direct mode.
     pub fn prepare_streams(
         &mut self,
         channels: u16,
@@ -217,9 +219,9 @@ impl DestinationQemu {
         Ok(options)
     }
 
-    /// Waits until all streams were taken and the guest could run, for as long as whoever gives up lets it. QEMU is not asked
-    /// meanwhile: older ones answer late while their main thread waits for parallel channels. A state that does not fit ends the
-    /// process.
+    /// Waits until all streams were taken and the guest could run, for as long as whoever gives up lets it. QEMU is not
+    /// asked meanwhile: older ones answer late while their main thread waits for parallel channels. A state that does
+    /// not fit ends the process.
     pub fn wait_streams_taken(&mut self, give_up: &dyn Fn() -> bool) -> Result<(), MigrateError> {
         loop {
             if give_up() {

@@ -74,7 +74,8 @@ impl Builder<'_> {
         parsed(self.arguments, "chardev", Some("backend")).find(|chardev| chardev.get("id") == Some(id))
     }
 
-    /// A monitor names it, and nothing else does: what manages the guest at the source listens there (Proxmox's qmeventd).
+    /// A monitor names it, and nothing else does: what manages the guest at the source listens there (Proxmox's
+    /// qmeventd).
     fn is_for_monitors_only(&self, id: &str) -> bool {
         let names = |argument: &Argument| {
             let value = argument.value.as_deref().unwrap_or_default();

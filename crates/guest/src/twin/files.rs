@@ -251,7 +251,8 @@ fn is_whole_path(path: &str) -> bool {
     path.len() > 1 && path.starts_with('/') && straight && !path.starts_with("/dev/fdset")
 }
 
-/// The local name: that of the file itself, or else of the deepest folder above it that has one (both ends with a slash).
+/// The local name: that of the file itself, or else of the deepest folder above it that has one (both ends with a
+/// slash).
 pub(crate) fn mapped(paths: &BTreeMap<String, String>, source: &str) -> String {
     let folders = paths.iter().filter(|(from, _)| from.ends_with('/') && source.starts_with(from.as_str()));
     match (paths.get(source), folders.max_by_key(|(from, _)| from.len())) {

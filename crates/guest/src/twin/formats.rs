@@ -8,7 +8,8 @@ use super::{Builder, IncomingError, refused};
 use crate::description::ImageFormat;
 use crate::options::Options;
 
-/// What stands on what: an image that one option opens raw may be under a node of another that takes it for something else.
+/// What stands on what: an image that one option opens raw may be under a node of another that takes it for something
+/// else.
 #[derive(Debug, Default)]
 pub(super) struct Uses(Vec<Used>);
 
@@ -76,7 +77,8 @@ impl Builder<'_> {
         }
     }
 
-    /// Remembers what the nodes of a `-drive` or `-blockdev` are called and what they stand on; `files` are the numbers of those that it opens.
+    /// Remembers what the nodes of a `-drive` or `-blockdev` are called and what they stand on; `files` are the numbers
+    /// of those that it opens.
     pub(super) fn note_nodes(&mut self, options: &Options, file_key: &str, files: Range<usize>) {
         let mut used = Used { names: Vec::new(), below: Vec::new(), files };
         for (key, value) in options.pairs() {

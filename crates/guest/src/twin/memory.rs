@@ -1,10 +1,11 @@
-//! `-object`: memory back ends, each turned into a named shared file of this host where its content is moved from outside;
-//! I/O threads, random numbers, throttling.
+//! `-object`: memory back ends, each turned into a named shared file of this host where its content is moved from
+//! outside; I/O threads, random numbers, throttling.
 
 use super::{Builder, IncomingError, RamFile, check_id, only_keys, refused};
 use crate::options::Options;
 
-/// Keys that a memory back end may have; those that name places of the source (host-nodes, policy, mem-path) are left out.
+/// Keys that a memory back end may have; those that name places of the source (host-nodes, policy, mem-path) are left
+/// out.
 const MEMORY_KEYS: &[&str] = &[
     "qom-type",
     "id",

@@ -107,8 +107,8 @@ impl Builder<'_> {
         self.emit(option, &made.to_string())
     }
 
-    // QEMU may have got the interface as a descriptor, or have chosen its name itself: the description was read from the
-    // running process and knows it.
+    // QEMU may have got the interface as a descriptor, or have chosen its name itself: the description was read from
+    // the running process and knows it.
     fn source_tap(&self, options: &Options) -> (Option<String>, Option<String>) {
         let by_netdev = options.get("id");
         let nic = self.guest.nics.iter().find(|nic| {

@@ -26,8 +26,8 @@ use super::verbs::{Access, CompletionQueue, POLL_BATCH};
 use crate::lock::Mutex;
 use crate::table::RemoteWriter;
 
-/// Longest that a thread looks for a completion before it sleeps. Sleeping and waking costs some 10 µs, so that it is only
-/// worth while when completions come in about that time: looked for only if the last one came so soon.
+/// Longest that a thread looks for a completion before it sleeps. Sleeping and waking costs some 10 µs, so that it is
+/// only worth while when completions come in about that time: looked for only if the last one came so soon.
 const SPIN: Duration = Duration::from_micros(30);
 
 /// Looks between two looks at the clock: about a microsecond.
@@ -48,8 +48,8 @@ pub struct Connection {
     library: &'static Library,
     /// Whether the queue pair is there. Held during every call that uses it.
     alive: Mutex<bool>,
-    // In the order in which they are dropped, after the queue pair: queues, memory, domain, and last the identifier with its
-    // events, which keeps the device open.
+    // In the order in which they are dropped, after the queue pair: queues, memory, domain, and last the identifier
+    // with its events, which keeps the device open.
     pub(super) sent: CompletionQueue,
     pub(super) received: CompletionQueue,
     inbox: Buffer,
@@ -74,8 +74,8 @@ impl std::fmt::Debug for Connection {
 }
 
 impl Connection {
-    /// Makes the queue pair of an identifier whose device is known, with all its receives ready. The identifier's events
-    /// must come over this channel.
+    /// Makes the queue pair of an identifier whose device is known, with all its receives ready. The identifier's
+    /// events must come over this channel.
     pub(super) fn prepare(
         identifier: Identifier,
         events: EventChannel,
@@ -206,16 +206,16 @@ impl Connection {
             RecvWr { wr_id: slot as u64, next: std::ptr::null_mut(), sg_list: &mut piece, num_sge: 1 };
         let mut bad = std::ptr::null_mut();
         self.with_queue_pair("making a message slot ready", |pair| {
-            // SAFETY: the pair is alive under the lock; the work and what it points to are read during the call; the slot
-            // lies in the inbox, which lives until the pair is gone.
+            // SAFETY: the pair is alive under the lock; the work and what it points to are read during the call; the
+            // slot lies in the inbox, which lives until the pair is gone.
             unsafe {
                 (*(*pair.as_ptr()).context).ops.post_recv.map(|post| post(pair.as_ptr(), &mut work, &mut bad))
             }
         })
     }
 
-    /// Begins RDMA WRITEs, and then the message in the slot. Only the message makes a completion, with this number; by then
-    /// the writes are done too.
+    /// Begins RDMA WRITEs, and then the message in the slot. Only the message makes a completion, with this number; by
+    /// then the writes are done too.
     pub(super) fn post(
         &self,
         places: &[Place],
@@ -239,9 +239,9 @@ impl Connection {
         self.post_all(&mut works, &mut pieces)
     }
 
-    /// Begins one RDMA WRITE that the peer is told of: with `immediate` it makes a completion there, and takes a slot. It makes one
-    /// here too, with this number, if it is `signaled`; whatever was begun before it is done by then. Not every adapter can
-    /// ([`Connection::tells_of_writes`]).
+    /// Begins one RDMA WRITE that the peer is told of: with `immediate` it makes a completion there, and takes a slot.
+    /// It makes one here too, with this number, if it is `signaled`; whatever was begun before it is done by then. Not
+    /// every adapter can ([`Connection::tells_of_writes`]).
     pub(super) fn post_told(
         &self,
         place: &Place,
@@ -282,16 +282,17 @@ impl Connection {
         }
         let mut bad = std::ptr::null_mut();
         self.with_queue_pair("sending", |pair| {
-            // SAFETY: the pair is alive under the lock; the works and pieces that the list goes through are borrowed until the
-            // end of this function, so nobody else uses them, and they are read during the call. The memory that they name is
-            // registered, and whoever posts keeps the registration until the completion.
+            // SAFETY: the pair is alive under the lock; the works and pieces that the list goes through are borrowed
+            // until the end of this function, so nobody else uses them, and they are read during the call. The memory
+            // that they name is registered, and whoever posts keeps the registration until the completion.
             unsafe {
                 (*(*pair.as_ptr()).context).ops.post_send.map(|post| post(pair.as_ptr(), first, &mut bad))
             }
         })
     }
 
-    /// Bytes of a message that came into a slot. Of a WRITE there are none, and what lies in the slot is an older message.
+    /// Bytes of a message that came into a slot. Of a WRITE there are none, and what lies in the slot is an older
+    /// message.
     pub(super) fn message(&self, done: &Wc, bytes: &mut Vec<u8>) -> Result<(), RdmaError> {
         if Self::told(done).is_some() {
             return Err(RdmaError::Rules("a write where a message was to come"));
@@ -325,8 +326,8 @@ impl Connection {
         self.closed.load(Ordering::SeqCst)
     }
 
-    /// Takes completions, waiting for them if there are none. None after the wait is no error; the end of the connection
-    /// is one, but only when everything that came before it was taken.
+    /// Takes completions, waiting for them if there are none. None after the wait is no error; the end of the
+    /// connection is one, but only when everything that came before it was taken.
     pub(super) fn completions(
         &self,
         queue: &CompletionQueue,
@@ -435,7 +436,8 @@ impl Connection {
     }
 }
 
-/// A wait for completions, which somebody else takes out of the queue: look, [`again`](Waiting::again), look, and so on.
+/// A wait for completions, which somebody else takes out of the queue: look, [`again`](Waiting::again), look, and so
+/// on.
 pub(super) struct Waiting<'a> {
     connection: &'a Connection,
     queue: &'a CompletionQueue,
@@ -459,9 +461,9 @@ impl Waiting<'_> {
         self.begun.is_some() && !self.armed && self.connection.last_wait_was_short.load(Ordering::Relaxed)
     }
 
-    /// Lets some time pass, after a look that found nothing: look again, unless this says that the wait is over. What comes
-    /// between that look and the sleep is not missed: the queue is asked for an event, looked into once more, and only then
-    /// waited for.
+    /// Lets some time pass, after a look that found nothing: look again, unless this says that the wait is over. What
+    /// comes between that look and the sleep is not missed: the queue is asked for an event, looked into once more, and
+    /// only then waited for.
     pub(super) fn again(&mut self) -> Result<bool, RdmaError> {
         let waited = self.begun.get_or_insert_with(Instant::now).elapsed();
         if waited >= self.wait {

@@ -123,7 +123,8 @@ impl RdmaSender {
         Ok(())
     }
 
-    /// Where the pieces of the runs are, with the registered windows that they lie in, if the adapter may read them there.
+    /// Where the pieces of the runs are, with the registered windows that they lie in, if the adapter may read them
+    /// there.
     fn in_place(&self, order: &WriteOrder<'_>) -> Option<Vec<(u64, Arc<Registration>)>> {
         if !self.options.zero_copy {
             return None;

@@ -1,4 +1,5 @@
-//! The carrier over real adapters. These need a device: the lab runs them in its RDMA machine, whose first link leads from
+//! The carrier over real adapters. These need a device: the lab runs them in its RDMA machine, whose first link leads
+//! from
 //! 10.9.0.1 (device l0a) to 10.9.0.2 (l0b), its second from 10.9.1.1 to 10.9.1.2; everywhere else they are listed as ignored.
 
 use std::net::{IpAddr, SocketAddr};
@@ -165,7 +166,8 @@ fn region(size: u64) -> (Arc<FileRegion>, Arc<RegionTable>) {
     (region, Arc::new(table))
 }
 
-/// Bytes that differ everywhere, with every fourth page zero. Made word by word: a checker on an emulated CPU takes minutes for bytes.
+/// Bytes that differ everywhere, with every fourth page zero. Made word by word: a checker on an emulated CPU takes
+/// minutes for bytes.
 fn content(size: u64) -> Vec<u8> {
     let word = |n: u64| n.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 0x0101_0101_0101_0101;
     let mut bytes = vec![0; size as usize];
@@ -380,8 +382,8 @@ fn nothing_changes_after(end: impl FnOnce(&Channel)) {
     let stop = Arc::new(AtomicBool::new(false));
     let (sender, acks) = channel.take_halves();
     let sending = keep_sending(sender, acks, Arc::clone(&stop));
-    // Bytes land before the receiver's thread has seen their frames, but never more than 32 frames ahead of it: when the 41st
-    // is there, 8 at least were applied.
+    // Bytes land before the receiver's thread has seen their frames, but never more than 32 frames ahead of it: when
+    // the 41st is there, 8 at least were applied.
     until("some writes", || landed.snapshot().unwrap()[4 * PAGE as usize..].iter().any(|byte| *byte > 40));
     end(&channel);
     let after = landed.snapshot().unwrap();

@@ -19,7 +19,8 @@ use super::verbs::{Access, CompletionQueue, POLL_BATCH};
 use crate::channel::Closer;
 use crate::wires::{BLOCK_BYTES, MESSAGE_BYTES_MAX, TestConnection, TestError};
 
-/// Memory that a wire takes for messages, as many bytes to send from as to receive into, registered as long as it is there.
+/// Memory that a wire takes for messages, as many bytes to send from as to receive into, registered as long as it is
+/// there.
 pub const MEMORY_BYTES: usize = 2 * MESSAGE_BYTES_MAX;
 
 /// Blocks of a stream that may be in flight: twice what a migration allows on a channel.
@@ -34,8 +35,8 @@ const _: () = assert!(BLOCKS_MAX.is_multiple_of(BLOCKS_SIGNALED) && BLOCKS_SIGNA
 const CREDIT_BLOCKS: usize = 16;
 /// Blocks that may be sent without such a word.
 pub(super) const UNCREDITED_MAX: usize = 48;
-// There is a slot for each of them at the receiver, for the place that it was told first, and for what came last. A sender that a slot is missing
-// for tries again after most of a second, within the time that is measured.
+// There is a slot for each of them at the receiver, for the place that it was told first, and for what came last. A
+// sender that a slot is missing for tries again after most of a second, within the time that is measured.
 const _: () = assert!(UNCREDITED_MAX + 2 <= MESSAGES && CREDIT_BLOCKS <= UNCREDITED_MAX);
 /// Told with a message or a block that others follow.
 const MORE: u8 = 1;
@@ -45,8 +46,8 @@ const LAST: u8 = 2;
 const CREDIT: u8 = 3;
 
 pub struct RdmaWire {
-    // The drop ends the queue pair first, so that no adapter uses them; they go before the identifier, which keeps the device
-    // open.
+    // The drop ends the queue pair first, so that no adapter uses them; they go before the identifier, which keeps the
+    // device open.
     outgoing: Buffer,
     _incoming: Buffer,
     connection: Arc<Connection>,
@@ -61,7 +62,8 @@ pub struct RdmaWire {
     slots: Vec<usize>,
     /// Slots of what is in flight, in the order in which it was begun.
     begun: VecDeque<usize>,
-    /// The slot of what came last. It is made ready again when the next is waited for, and not between a question and its answer.
+    /// The slot of what came last. It is made ready again when the next is waited for, and not between a question and
+    /// its answer.
     spent: Option<usize>,
     /// Messages that came and were not asked for yet.
     came: VecDeque<Wc>,
@@ -82,7 +84,8 @@ enum Came {
 }
 
 impl RdmaWire {
-    /// Takes a connection on which nothing was sent yet; the peer must do the same. `silence` is how long nothing may move.
+    /// Takes a connection on which nothing was sent yet; the peer must do the same. `silence` is how long nothing may
+    /// move.
     pub fn new(connection: Arc<Connection>, silence: Duration) -> Result<RdmaWire, TestError> {
         let protection = &connection.domain.protection;
         let outgoing = Buffer::new(protection, MESSAGE_BYTES_MAX, Access::Send)?;

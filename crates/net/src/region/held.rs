@@ -62,8 +62,9 @@ impl PinnedRegion {
         self.windows.read()
     }
 
-    /// Makes these runs of a window holes. The kernel splits no huge page that is registered and only writes zeroes, so the
-    /// window is released first. Small pages and whole huge pages need no release, which the blackout would pay for.
+    /// Makes these runs of a window holes. The kernel splits no huge page that is registered and only writes zeroes, so
+    /// the window is released first. Small pages and whole huge pages need no release, which the blackout would pay
+    /// for.
     fn punch(&self, window: Run, runs: &[Run], release: &dyn Fn(Run)) -> io::Result<()> {
         if let Some(first) = runs.first().filter(|first| first.length < WINDOW_BYTES) {
             let page = Run { length: first.length.min(PAGE_BYTES), ..*first };
@@ -362,7 +363,8 @@ mod tests {
 
     #[test]
     fn a_huge_page_is_released_before_holes_are_punched_into_it_and_nothing_else_is() {
-        // Two huge pages, one of them without data, a window of small pages, a full one, and a huge page that reaches over the end.
+        // Two huge pages, one of them without data, a window of small pages, a full one, and a huge page that reaches
+        // over the end.
         let inner = Arc::new(FileRegion::new(5 * WINDOW_BYTES - PAGE).unwrap());
         let windows = [run(0, 512), run(512, 512), run(2 * 512, 512), run(3 * 512, 512), run(4 * 512, 511)];
         let huge = vec![windows[0], windows[1], windows[4]];

@@ -1,4 +1,5 @@
-//! Documents over a connection whose handshake is done: u32 length, then so many bytes, each within a cap and a deadline.
+//! Documents over a connection whose handshake is done: u32 length, then so many bytes, each within a cap and a
+//! deadline.
 
 use std::io;
 use std::os::fd::AsFd;

@@ -1,7 +1,7 @@
 //! A stream socket as a wire.
 //!
-//! The socket blocks, unlike those of a migration: one system call for each message, as in any plain ping-pong. A `poll` in
-//! front of each would be measured as latency. Time-outs of the socket keep every wait short of for ever.
+//! The socket blocks, unlike those of a migration: one system call for each message, as in any plain ping-pong. A
+//! `poll` in front of each would be measured as latency. Time-outs of the socket keep every wait short of for ever.
 
 use std::io;
 use std::time::Duration;

@@ -20,17 +20,18 @@ pub enum Role {
     ControlJoin = 2,
     /// A channel for placed writes.
     Data = 3,
-    /// A source that has committed, and still has its own copy, asks how the session stands. It says commit once more, for
-    /// the message may never have come. Answered by an OUTCOME and closed.
+    /// A source that has committed, and still has its own copy, asks how the session stands. It says commit once more,
+    /// for the message may never have come. Answered by an OUTCOME and closed.
     Query = 4,
-    /// The source has rolled back: whatever waits for the session is to be given up, unless it is committed. Answered by an
-    /// OUTCOME and closed.
+    /// The source has rolled back: whatever waits for the session is to be given up, unless it is committed. Answered
+    /// by an OUTCOME and closed.
     RolledBack = 5,
     /// The first control connection of a new session that carries byte streams and moves no guest.
     TunnelNew = 6,
     /// A channel for placed writes of the destination to the source. The source connects all the same.
     ReverseData = 7,
-    /// The same from a source whose own hypervisor has ended: nobody can have the guest back. Answered by an OUTCOME and closed.
+    /// The same from a source whose own hypervisor has ended: nobody can have the guest back. Answered by an OUTCOME
+    /// and closed.
     CommitAgain = 8,
     // Roles from 16 on have nothing to do with migrations.
     /// A measurement of the wires: its conversation. Not a session of a migration; `linerate-agent` has the documents.
@@ -78,7 +79,8 @@ pub struct Hello {
     pub link: u16,
     /// The channel, for [`Role::Data`], [`Role::ReverseData`] and [`Role::BenchData`]; 0 for the others.
     pub channel: u32,
-    /// Shows that the peer belongs to the session. For the first connection of a session it is the one to be shown from then on.
+    /// Shows that the peer belongs to the session. For the first connection of a session it is the one to be shown from
+    /// then on.
     pub token: Token,
 }
 
@@ -134,7 +136,8 @@ impl Hello {
         Some(bytes)
     }
 
-    /// Reads what [`Hello::to_request`] made, as [`Role::Data`]. Transports pad requests, so what is behind them is passed over.
+    /// Reads what [`Hello::to_request`] made, as [`Role::Data`]. Transports pad requests, so what is behind them is
+    /// passed over.
     pub fn from_request(bytes: &[u8]) -> Result<Hello, DecodeError> {
         let mut reader = Reader::new(bytes);
         let session = SessionId(reader.array("request session")?);
@@ -157,8 +160,8 @@ fn check_versions(min: u16, max: u16) -> Result<(), DecodeError> {
 pub struct Welcome {
     /// The version that is spoken from here on.
     pub version: u16,
-    /// Highest number of a control message that has come in this session, without a gap; 0 for a new one. The source sends
-    /// on from there.
+    /// Highest number of a control message that has come in this session, without a gap; 0 for a new one. The source
+    /// sends on from there.
     pub control_received: u64,
 }
 

@@ -13,7 +13,8 @@ use crate::session::identity::Identity;
 use crate::session::paths::Door;
 use crate::testing::{Ending, agent, arrived};
 
-/// Nobody waits in front of a source for a QEMU that takes its time to end: the word that the guest runs is held back at once.
+/// Nobody waits in front of a source for a QEMU that takes its time to end: the word that the guest runs is held back
+/// at once.
 #[test]
 fn a_guest_whose_qemu_is_ending_is_not_said_to_run() {
     let dir = tempfile::tempdir().unwrap();

@@ -35,7 +35,8 @@ impl State {
     /// Tries until the guest runs, or it is certain that it cannot and never did, or its QEMU has ended.
     fn take_over(&mut self, ran: bool) -> Result<(), Event> {
         let end = Instant::now() + RUN_FOR;
-        // A command whose answer is lost may have been carried out: a later refusal does not say that the guest never ran.
+        // A command whose answer is lost may have been carried out: a later refusal does not say that the guest never
+        // ran.
         let mut may_have_run = false;
         loop {
             let Some((record, qemu)) = &mut self.guest else {
@@ -68,8 +69,8 @@ impl State {
         }
     }
 
-    /// QEMU serves one QMP client at a time, and a session whose source died waits a minute for its last word: whoever wants to see
-    /// or move the guest must not wait for that.
+    /// QEMU serves one QMP client at a time, and a session whose source died waits a minute for its last word: whoever
+    /// wants to see or move the guest must not wait for that.
     pub(super) fn leave_running(&mut self) {
         if let Some((_, mut qemu)) = self.guest.take() {
             qemu.settle(Instant::now() + QMP_WAIT);
@@ -125,7 +126,8 @@ impl State {
             }
             (None, None) => {}
         }
-        // By what was admitted, as the list in the guest's folder goes with a QEMU that did not come up; the claim goes behind it.
+        // By what was admitted, as the list in the guest's folder goes with a QEMU that did not come up; the claim goes
+        // behind it.
         if let Some(admitted) = admitted {
             admitted.images.discard();
         }

@@ -21,7 +21,8 @@ impl State {
     pub(in crate::outgoing) fn let_through(&mut self) -> Result<(), Fault> {
         let step = Step::Commit;
         let gate = self.gate(step)?;
-        // QEMU may have completed long ago, as all that it writes is taken: libvirt may have given up since, and let the guest run.
+        // QEMU may have completed long ago, as all that it writes is taken: libvirt may have given up since, and let
+        // the guest run.
         let status = self.guest.qemu.status(Self::deadline()).map_err(|error| qemu_fault(step, &error))?;
         if status == RunState::Running || !self.has_stopped_for_good()? {
             let detail = "libvirt has given up its migration, and the guest does not stand any more";
@@ -105,8 +106,8 @@ impl State {
         Ok(())
     }
 
-    /// QEMU's migration fails when its connections are shut, and libvirt sees to the guest. Each part is tried whatever became of the
-    /// others.
+    /// QEMU's migration fails when its connections are shut, and libvirt sees to the guest. Each part is tried whatever
+    /// became of the others.
     pub(in crate::outgoing) fn roll_back_domain(&mut self) -> Result<(), Fault> {
         self.throttle_percent = 0;
         self.detach();

@@ -37,7 +37,8 @@ impl Fake {
         *self.0.0.lock().unwrap() = Answers { run_state, migration, asked: 0 };
     }
 
-    /// Waits until this answer has been looked at as a whole: the third question comes after all that followed from the first.
+    /// Waits until this answer has been looked at as a whole: the third question comes after all that followed from the
+    /// first.
     fn wait_seen(&self) {
         let answers = self.0.0.lock().unwrap();
         let (answers, late) =

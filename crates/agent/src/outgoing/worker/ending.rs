@@ -67,7 +67,8 @@ impl State {
     }
 
     /// Commit may be said of a guest that is still what the destination was prepared for. Nobody may have let
-    /// it run here: what it did then is not at the destination. A QEMU that has ended, or does not answer, lets nothing run.
+    /// it run here: what it did then is not at the destination. A QEMU that has ended, or does not answer, lets nothing
+    /// run.
     pub(in crate::outgoing) fn check_stands(&mut self) -> Result<(), Fault> {
         if let Err(fault) = self.check_unchanged() {
             if self.guest.record.can_run() {
@@ -83,8 +84,9 @@ impl State {
         Ok(())
     }
 
-    /// The destination's copy is the only one, so it is not told to give it up. Nobody knows whether it has the right disks, so an
-    /// operator decides. The core takes the first answer as the loss of this copy, and the second as the end.
+    /// The destination's copy is the only one, so it is not told to give it up. Nobody knows whether it has the right
+    /// disks, so an operator decides. The core takes the first answer as the loss of this copy, and the second as the
+    /// end.
     fn ended_unchecked(&self, fault: &Fault) -> Fault {
         let record = &self.guest.record;
         let gone = format!(

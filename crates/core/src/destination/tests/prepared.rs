@@ -1,5 +1,5 @@
-//! From the last of the device state to the guest's first instruction: what the journal has before what is said, who decides
-//! over a guest that is complete here, and what is told of one that cannot run.
+//! From the last of the device state to the guest's first instruction: what the journal has before what is said, who
+//! decides over a guest that is complete here, and what is told of one that cannot run.
 
 use super::*;
 

@@ -96,7 +96,8 @@ impl Between {
         }
     }
 
-    /// One more queue pair. All of a side are of one domain, as in a session: a window is registered once for all of them.
+    /// One more queue pair. All of a side are of one domain, as in a session: a window is registered once for all of
+    /// them.
     fn add(&mut self) {
         let (options, id) = (patient(), self.next);
         self.next += 1;
