@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use linerate_api::TunnelAddress;
-use linerate_guest::twin::QemuBinary;
+use linerate_guest::incoming_qemu::QemuBinary;
 use serde::Deserialize;
 
 /// Port that agents listen on unless the operator says otherwise.

@@ -23,7 +23,7 @@ use tokio_stream::StreamExt as _;
 
 use crate::agent::Agent;
 use crate::bench;
-use crate::hub::{EventCursor, EventLog};
+use crate::event_log::{EventCursor, EventLog};
 use crate::outgoing::Outgoing;
 use crate::{convert, doctor, guests, libvirt, outgoing, settings, tunnel};
 

@@ -261,14 +261,14 @@ impl State {
             State::Streaming => "streaming",
             State::Sealing { .. } => "sealing",
             State::Loading => "loading",
-            State::JournalingLoaded => "noting",
+            State::JournalingLoaded => "journaling loaded",
             State::Loaded => "loaded",
-            State::RestoringHypervisor => "releasing",
+            State::RestoringHypervisor => "restoring the hypervisor",
             State::Journaling { .. } => "journaling",
             State::Resuming { .. } => "resuming",
             State::Running { .. } => "running",
-            State::Discarding { .. } => "tearing down",
-            State::Closing { .. } => "parting",
+            State::Discarding { .. } => "discarding the incoming QEMU",
+            State::Closing { .. } => "closing",
             State::Ended => "ended",
         }
     }

@@ -13,11 +13,11 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::description::{Disk, GuestDescription, ImageFormat};
+use crate::incoming_qemu::{IncomingQemu, NeededFile, NeededNetwork, QemuBinary};
 use crate::lock::lock;
 use crate::qcow2;
 use crate::qmp::QemuVersion;
 use crate::roots::is_allowed;
-use crate::twin::{IncomingQemu, NeededFile, NeededNetwork, QemuBinary};
 
 pub use needs::needs;
 pub use problem::Problem;

@@ -14,12 +14,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::description::{CopiedDisk, GuestDescription, ImageFormat};
 use crate::identity::{self, Compared};
+use crate::incoming_qemu::IncomingQemu;
 use crate::lock::lock;
 use crate::migrate::Export;
 use crate::qcow2;
 use crate::registry::remove_file;
 use crate::roots::is_allowed;
-use crate::twin::IncomingQemu;
 use crate::{in_use, shared, stale};
 
 use make::{format_new, make};

@@ -7,8 +7,8 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use crate::description::GuestDescription;
+use crate::incoming_qemu::IncomingQemu;
 use crate::shared::open_files::{self, OpenFile};
-use crate::twin::IncomingQemu;
 
 /// Somebody who uses an image.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
+use crate::incoming_qemu::QemuBinary;
 use crate::procfs::{ProcessError, ProcessIdentity};
 use crate::qmp::{Qmp, QmpError};
 use crate::registry::{GuestRecord, Origin, Registry, RegistryError, remove_file};
 use crate::remains::{self, announce};
-use crate::twin::QemuBinary;
 
 const POLL: Duration = Duration::from_millis(5);
 /// How much of what a failed QEMU wrote is kept.

@@ -5,8 +5,8 @@ use std::fmt;
 use crate::bytes::bytes;
 use crate::description::{Backend, DescriptionError, GuestDescription};
 use crate::host::{self, Problem};
+use crate::incoming_qemu::{IncomingError, IncomingOptions, attempt};
 use crate::run_state::RunState;
-use crate::twin::{IncomingError, IncomingOptions, attempt};
 
 /// First kernel with PAGEMAP_SCAN and asynchronous write protection.
 pub const KERNEL_NEEDED: (u32, u32) = (6, 7);

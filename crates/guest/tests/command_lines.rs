@@ -14,10 +14,10 @@ use common::*;
 use linerate_guest::argv::{Argument, split_loose};
 use linerate_guest::description::*;
 use linerate_guest::discover::qmp_sockets;
+use linerate_guest::incoming_qemu::{IncomingOptions, QemuBinary, attempt, twin};
 use linerate_guest::options::Options;
 use linerate_guest::qmp::{QemuVersion, Qmp};
 use linerate_guest::read::{expand_config, read, traits_of_devices};
-use linerate_guest::twin::{IncomingOptions, QemuBinary, attempt, twin};
 use linerate_guest::verdict::{Reason, judge, judge_streams, needs};
 
 const PLATFORMS: [(&str, &str); 5] = [

@@ -13,8 +13,8 @@ use common::*;
 use linerate_guest::description::{CopiedDisk, ImageFormat};
 use linerate_guest::drives::{Choice, DrivesError, writable};
 use linerate_guest::graph::{Difference, DiskGraph, GraphError, Mapping, Node, NotNamed, check_files, read};
+use linerate_guest::incoming_qemu::QemuBinary;
 use linerate_guest::qmp::Qmp;
-use linerate_guest::twin::QemuBinary;
 use serde_json::{Value, json};
 
 const MIB: u64 = 1 << 20;

@@ -9,8 +9,8 @@ use common::*;
 use linerate_guest::description::*;
 use linerate_guest::host::{HostFacts, Problem, QemuFacts, check_host};
 use linerate_guest::images::{self, Claims, ImageError};
+use linerate_guest::incoming_qemu::{IncomingError, IncomingOptions, QemuBinary, twin};
 use linerate_guest::qmp::QemuVersion;
-use linerate_guest::twin::{IncomingError, IncomingOptions, QemuBinary, twin};
 
 fn options() -> IncomingOptions {
     IncomingOptions {

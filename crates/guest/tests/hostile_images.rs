@@ -12,9 +12,9 @@ use common::*;
 use linerate_guest::description::*;
 use linerate_guest::host::{HostFacts, Problem, QemuFacts, check_host};
 use linerate_guest::images::{self, Claims, ImageError};
+use linerate_guest::incoming_qemu::{IncomingError, IncomingOptions, IncomingQemu, QemuBinary, twin};
 use linerate_guest::qcow2::{Reach, check};
 use linerate_guest::qmp::QemuVersion;
-use linerate_guest::twin::{IncomingError, IncomingOptions, IncomingQemu, QemuBinary, twin};
 use proptest::prelude::*;
 
 const MIB: u64 = 1 << 20;

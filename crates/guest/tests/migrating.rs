@@ -10,11 +10,11 @@ use std::path::Path;
 
 use common::*;
 use linerate_guest::host::{HostFacts, QemuCache, check_host};
+use linerate_guest::incoming_qemu::{IncomingQemu, QemuBinary, twin};
 use linerate_guest::migrate::{DestinationQemu, MigrateError, PauseMark, SourceQemu, TakeOver};
 use linerate_guest::qmp::Qmp;
 use linerate_guest::read::read;
 use linerate_guest::run_state::RunState;
-use linerate_guest::twin::{IncomingQemu, QemuBinary, twin};
 use serde_json::{Value, json};
 
 const SPEC: &str = "name = 'web'\nmemory = '64M'\nmachine = 'pc'\naccel = 'tcg'\n[[disk]]\npath = 'd.img'\n";

@@ -11,11 +11,11 @@ use std::time::Duration;
 use common::*;
 use linerate_guest::description::{GuestDescription, ImageFormat};
 use linerate_guest::drives::{Choice, writable};
+use linerate_guest::incoming_qemu::{QemuBinary, twin};
 use linerate_guest::migrate::{DestinationQemu, Export, MigrateError, SourceQemu, StreamLimits, Writes};
 use linerate_guest::qmp::Qmp;
 use linerate_guest::read::read;
 use linerate_guest::run_state::RunState;
-use linerate_guest::twin::{QemuBinary, twin};
 use serde_json::{Value, json};
 
 const SPEC: &str = "name = 'web'\nmemory = '64M'\nmachine = 'pc'\naccel = 'tcg'\n[[disk]]\npath = 'd.img'\n";

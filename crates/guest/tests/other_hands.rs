@@ -4,10 +4,10 @@
 mod common;
 
 use common::*;
+use linerate_guest::incoming_qemu::QemuBinary;
 use linerate_guest::migrate::SourceQemu;
 use linerate_guest::qmp::Qmp;
 use linerate_guest::run_state::RunState;
-use linerate_guest::twin::QemuBinary;
 use serde_json::{Value, json};
 
 /// A guest that somebody else has a monitor of, too.

@@ -10,13 +10,13 @@ use linerate_guest::description::{Backend, CopiedDisk, GuestDescription, ImageFo
 use linerate_guest::discover::{self, DiscoverError};
 use linerate_guest::graph;
 use linerate_guest::host::Problem;
+use linerate_guest::incoming_qemu::{QemuBinary, twin};
 use linerate_guest::left_ram::LeftRam;
 use linerate_guest::process::{GuestError, Launch, StopMethod, start, stop};
 use linerate_guest::qmp::{QemuVersion, Qmp, QmpError};
 use linerate_guest::read::{Names, read};
 use linerate_guest::registry::{GuestRecord, Origin};
 use linerate_guest::run_state::RunState;
-use linerate_guest::twin::{QemuBinary, twin};
 use linerate_guest::verdict::{Reason, judge, judge_images, judge_streams};
 use serde_json::{Value, json};
 

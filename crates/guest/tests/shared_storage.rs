@@ -12,9 +12,9 @@ use std::process::Command;
 use common::description;
 use linerate_guest::description::{Disk, GuestDescription, ImageFormat};
 use linerate_guest::in_use;
+use linerate_guest::incoming_qemu::{IncomingQemu, NeededFile};
 use linerate_guest::shared::{self, Marks, NotShared, Proof, Proved, Storage};
 use linerate_guest::stale;
-use linerate_guest::twin::{IncomingQemu, NeededFile};
 
 /// Two hosts' folders, on a file system that one host alone sees.
 struct Hosts {

@@ -6,12 +6,12 @@ mod common;
 use std::process::{Child, Command, Stdio};
 
 use common::*;
+use linerate_guest::incoming_qemu::{QemuBinary, twin};
 use linerate_guest::migrate::{DestinationQemu, SourceQemu, TakeOver};
 use linerate_guest::procfs::run_time_ns;
 use linerate_guest::qmp::{Qmp, QmpError};
 use linerate_guest::read::read;
 use linerate_guest::run_state::RunState;
-use linerate_guest::twin::{QemuBinary, twin};
 use serde_json::json;
 
 const SPEC: &str = "name = 'web'\nmemory = '64M'\nmachine = 'pc'\naccel = 'tcg'\n[[disk]]\npath = 'd.img'\n";

@@ -5,7 +5,7 @@
 //! RDMA adapter is told where the region is mapped, and reads and writes it without anybody's help.
 
 pub mod heap;
-pub mod held;
+pub mod pinned;
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -13,7 +13,7 @@ use std::ptr::NonNull;
 
 use linerate_core::Run;
 
-use self::held::window_of;
+use self::pinned::window_of;
 
 /// Where memory is mapped in this process: shared memory of a file, which stays mapped as long as the region lives.
 #[derive(Clone, Copy, Debug)]

@@ -8,7 +8,7 @@ use linerate_core::{RegionId, Run};
 
 use crate::channel::ChannelError;
 use crate::lock::{Mutex, RwLock};
-use crate::region::held::PinnedRegion;
+use crate::region::pinned::PinnedRegion;
 use crate::region::{Mapped, Region};
 
 /// Something that writes to regions without this process doing anything: an adapter with keys to them.

@@ -11,10 +11,10 @@ use linerate_guest::host::{
     HostFacts, Problem, QemuFacts, check_host, folder_available, huge_available, memory_available,
 };
 use linerate_guest::images::{self, Prepared};
+use linerate_guest::incoming_qemu::{IncomingOptions, IncomingQemu, QemuBinary, attempt};
 use linerate_guest::registry::RegistryError;
 use linerate_guest::remains;
 use linerate_guest::shared::Proved;
-use linerate_guest::twin::{IncomingOptions, IncomingQemu, QemuBinary, attempt};
 use linerate_memory::Mapping;
 
 use super::{Sessions, storage};

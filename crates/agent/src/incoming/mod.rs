@@ -47,11 +47,11 @@ use linerate_wire::frame::Welcome;
 use crate::clock::{Clock, unix_ms};
 use crate::convert;
 use crate::faults::chain;
-use crate::session::carriage::StreamTransport;
 use crate::session::contact::keep;
 use crate::session::fences::Fences;
 use crate::session::identity::Identity;
 use crate::session::paths::Door;
+use crate::session::stream_transport::StreamTransport;
 
 pub use sessions::{Needs, Sessions};
 

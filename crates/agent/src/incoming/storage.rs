@@ -3,8 +3,8 @@
 use linerate_core::{Code, Fault, Side, Step};
 use linerate_guest::description::GuestDescription;
 use linerate_guest::in_use;
+use linerate_guest::incoming_qemu::IncomingQemu;
 use linerate_guest::shared::{self, Proof, Proved};
-use linerate_guest::twin::IncomingQemu;
 
 use crate::faults::fault;
 

@@ -16,8 +16,8 @@ use linerate_net::stream::endpoint::Socket;
 use super::{Incoming, Input};
 use crate::faults::chain;
 use crate::local::{CONNECT_WAIT, connect_unix};
-use crate::session::carriage::{DISKS_SERVICE, QEMU_SERVICE, StreamTransport, migration_streams};
 use crate::session::notice::{Notice, ToLoop};
+use crate::session::stream_transport::{DISKS_SERVICE, QEMU_SERVICE, StreamTransport, migration_streams};
 
 /// The streams of a session that brings a guest, at the destination.
 pub(super) fn carriage(session: &Incoming) -> StreamTransport {

@@ -9,7 +9,7 @@ use linerate_guest::description::{CopiedDisk, GuestDescription, ImageFormat};
 
 use super::streams::Services;
 use super::*;
-use crate::session::carriage::DISKS_SERVICE;
+use crate::session::stream_transport::DISKS_SERVICE;
 
 /// Only a hang meets it.
 const LONG: Duration = Duration::from_secs(60);

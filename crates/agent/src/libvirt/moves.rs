@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 
 use super::Needs;
 use crate::clock::unix_ms;
-use crate::hub::EventLog;
+use crate::event_log::EventLog;
 use crate::journal::{Journal, JournalError, MovedDomain, Record, Role};
 use crate::outgoing::Outgoing;
 

@@ -17,10 +17,10 @@ use linerate_net::table::RegionTable;
 
 use super::{Input, Outgoing};
 use crate::journal::{Journal, Record, Role};
-use crate::session::carriage::StreamTransport;
 use crate::session::contact::{ask_any, commit_any};
 use crate::session::links::{ChannelStatus, Dialler, Links, Losses, NotOpened, RdmaPort, Session, describe};
 use crate::session::probe::OpenError;
+use crate::session::stream_transport::StreamTransport;
 use crate::session::withdraw;
 
 /// Opens the links of a migration. Where none can be, the core is told.

@@ -19,11 +19,11 @@
 //! | `rejoin` | the first control connection is opened again while links are not known yet |
 //! | `board`, `progress` | what is seen of it |
 
-mod board;
 mod body;
 mod domain;
 mod drain;
 mod driver;
+mod link_table;
 mod links;
 mod mode;
 mod pinned;
@@ -54,13 +54,13 @@ use linerate_net::control::ControlPath;
 use linerate_net::pacer::Pacer;
 
 use crate::clock::Clock;
+use crate::event_log::EventLog;
 use crate::faults::fault;
-use crate::hub::EventLog;
 use crate::ram::Ram;
-use crate::session::carriage::StreamTransport;
 use crate::session::links::{Dialler, Losses};
 use crate::session::paths::Door;
-use board::LinkTable;
+use crate::session::stream_transport::StreamTransport;
+use link_table::LinkTable;
 
 pub use sessions::Sessions;
 pub use steps::start;

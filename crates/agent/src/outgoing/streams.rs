@@ -20,10 +20,10 @@ use rustix::pipe::{PipeFlags, pipe_with};
 
 use super::{Input, Outgoing};
 use crate::faults::chain;
-use crate::session::carriage::{
+use crate::session::notice::{Notice, ToLoop};
+use crate::session::stream_transport::{
     DISKS_SERVICE, MEMORY, QEMU_SERVICE, STORAGE, StreamTransport, migration_streams,
 };
-use crate::session::notice::{Notice, ToLoop};
 
 /// The streams of a session that moves a guest, at the source.
 pub(super) fn carriage(inbox: Sender<Input>, storage_percent: u8) -> StreamTransport {

@@ -14,7 +14,6 @@
 //! | `links` | links: opened, kept, closed and opened again, over RDMA or TCP |
 
 pub(crate) mod address;
-pub(crate) mod carriage;
 pub(crate) mod contact;
 pub(crate) mod fences;
 pub(crate) mod identity;
@@ -24,4 +23,5 @@ pub(crate) mod notice;
 pub(crate) mod offer;
 pub(crate) mod paths;
 pub(crate) mod probe;
+pub(crate) mod stream_transport;
 pub(crate) mod withdraw;

@@ -10,9 +10,9 @@ use linerate_net::links::Link;
 use linerate_net::pump::{Carrier, ChannelHandle};
 
 use super::{Input, Tunnel};
-use crate::session::carriage::StreamTransport;
 use crate::session::links::{ChannelStatus, Dialler, Losses, NotOpened, Session, describe};
 use crate::session::probe::OpenError;
+use crate::session::stream_transport::StreamTransport;
 
 impl Session for Tunnel {
     fn dialler(&self) -> &Dialler {

@@ -37,10 +37,10 @@ use linerate_net::fence::Fenced;
 
 use crate::clock::Clock;
 use crate::gate::{LibvirtJob, StreamGate};
-use crate::session::carriage::StreamTransport;
 use crate::session::links::{Dialler, Losses};
 use crate::session::notice::Notice;
 use crate::session::paths::{Door, PathEvent};
+use crate::session::stream_transport::StreamTransport;
 
 pub use sessions::Sessions;
 pub use stale::clear_folders;

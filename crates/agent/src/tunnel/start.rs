@@ -20,7 +20,6 @@ use super::{Input, Sessions, Tunnel, connect};
 use crate::clock::Clock;
 use crate::faults::{chain, fault};
 use crate::session::address::resolve;
-use crate::session::carriage::StreamTransport;
 use crate::session::contact::{first_contact, keep};
 use crate::session::identity::Identity;
 use crate::session::kept::PendingNotice;
@@ -28,6 +27,7 @@ use crate::session::links::{Dialler, Losses, Session};
 use crate::session::notice::ToLoop;
 use crate::session::offer::offered;
 use crate::session::paths::Door;
+use crate::session::stream_transport::StreamTransport;
 
 /// The other end waits for links this long: the host that asked decides by its own limit, which is not longer, and
 /// tells.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::{DiskGraph, Drive, Node};
 use crate::bytes::exact_bytes;
 use crate::description::CopiedDisk;
-use crate::twin::mapped;
+use crate::incoming_qemu::mapped;
 
 /// Drivers that open a file or device; which of them depends on what the path leads to.
 const OPENERS: &[&str] = &["file", "host_device", "host_cdrom"];

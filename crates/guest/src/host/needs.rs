@@ -2,7 +2,7 @@
 
 use crate::bytes::bytes;
 use crate::description::GuestDescription;
-use crate::twin::{IncomingQemu, NeededFile, NeededNetwork};
+use crate::incoming_qemu::{IncomingQemu, NeededFile, NeededNetwork};
 
 /// Bytes of a page that is not huge.
 const SMALL_PAGE: u64 = 4096;

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::description::{GuestDescription, ImageFormat};
 use crate::identity::is_local;
-use crate::twin::IncomingQemu;
+use crate::incoming_qemu::IncomingQemu;
 use crate::{procfs, qcow2, stale};
 
 /// The type of every NFS version (linux/magic.h).

@@ -4,8 +4,8 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 
 use super::{Accelerator, DiskCache, DiskSpec, GuestSpec, NicSpec};
+use crate::incoming_qemu::{QemuBinary, own_arguments};
 use crate::options::Options;
-use crate::twin::{QemuBinary, own_arguments};
 
 /// Where the things of a guest are put.
 #[derive(Clone, Debug)]

@@ -6,12 +6,12 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use linerate_guest::description::*;
+use linerate_guest::incoming_qemu::{IncomingOptions, IncomingQemu, QemuBinary};
 use linerate_guest::process::{Launch, start};
 use linerate_guest::qmp::{QemuVersion, Qmp};
 use linerate_guest::registry::{GuestRecord, Origin, Registry};
 use linerate_guest::run_state::RunState;
 use linerate_guest::spec::{GuestSpec, SpecPlaces};
-use linerate_guest::twin::{IncomingOptions, IncomingQemu, QemuBinary};
 
 pub const KERNEL: (u32, u32) = (6, 7);
 

@@ -17,7 +17,7 @@ use super::staging::Staging;
 use super::verbs::{Access, Registration};
 use crate::channel::{AckReader, Acknowledged, ChannelError, Closer, Sender, WriteOrder, total};
 use crate::region::Region;
-use crate::region::held::{WINDOW_BYTES, pieces, window_of};
+use crate::region::pinned::{WINDOW_BYTES, pieces, window_of};
 use crate::round_trip::RoundTrip;
 use crate::stats::ChannelStats;
 

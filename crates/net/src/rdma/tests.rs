@@ -23,7 +23,7 @@ use super::{Connection, Domains, error::RdmaError};
 use crate::channel::{AckReader, ChannelEnd, ChannelError, Closer, Receiver, Sender, WriteOrder};
 use crate::fence::Fence;
 use crate::lock::Mutex;
-use crate::region::held::WINDOW_BYTES;
+use crate::region::pinned::WINDOW_BYTES;
 use crate::region::{Mapped, Region};
 use crate::round_trip::RoundTrip;
 use crate::table::RegionTable;

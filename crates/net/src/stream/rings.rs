@@ -12,7 +12,7 @@ use linerate_core::stream::{Piece, StreamId, address, place};
 
 use super::session::StreamSession;
 use crate::lock::{Mutex, RwLock};
-use crate::region::held::{WINDOW_BYTES, window_of};
+use crate::region::pinned::{WINDOW_BYTES, window_of};
 use crate::region::{Mapped, Region};
 
 type Make = dyn Fn(u64) -> io::Result<Arc<dyn Region>> + Send + Sync;

@@ -17,9 +17,9 @@ mod carriers;
 mod dialler;
 mod losses;
 mod opener;
+mod rdma_health;
 mod session;
 mod supervisor;
-mod trust;
 mod view;
 
 use std::sync::Arc;

@@ -15,7 +15,7 @@ use linerate_wire::frame::Role;
 
 use super::dialler::Dialler;
 use super::losses::Loss;
-use super::trust::RdmaHealth;
+use super::rdma_health::RdmaHealth;
 use super::view::{ChannelStatus, describe};
 use crate::faults::chain;
 use crate::session::probe::{OpenError, probe, tcp_carrier};

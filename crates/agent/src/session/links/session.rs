@@ -11,8 +11,8 @@ use super::dialler::Dialler;
 use super::losses::Losses;
 use super::opener::RdmaPort;
 use super::view::ChannelStatus;
-use crate::session::carriage::StreamTransport;
 use crate::session::probe::OpenError;
+use crate::session::stream_transport::StreamTransport;
 
 /// A session as the threads of its links know it.
 pub(crate) trait Session: Send + Sync + 'static {

@@ -18,9 +18,9 @@ use super::opener::{Opened, Opener, rdma_port};
 use super::session::{NotOpened, Session};
 use super::view::describe;
 use crate::faults::chain;
-use crate::session::carriage::Back;
 use crate::session::contact::keep;
 use crate::session::probe::OpenError;
+use crate::session::stream_transport::Back;
 
 /// A lost link is tried again this often.
 const RETRY: Duration = Duration::from_millis(250);

@@ -250,7 +250,7 @@ mod tests {
     use linerate_core::stream::StreamId;
     use linerate_net::channel::{ChannelError, Receiver};
     use linerate_net::fence::Fence;
-    use linerate_net::region::held::WINDOW_BYTES;
+    use linerate_net::region::pinned::WINDOW_BYTES;
     use linerate_net::table::RegionTable;
 
     use super::*;
