@@ -267,7 +267,7 @@ impl State {
             State::Journaling { .. } => "journaling",
             State::Resuming { .. } => "resuming",
             State::Running { .. } => "running",
-            State::Discarding { .. } => "discarding the incoming QEMU",
+            State::Discarding { .. } => "discarding",
             State::Closing { .. } => "closing",
             State::Ended => "ended",
         }

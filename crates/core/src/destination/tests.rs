@@ -21,20 +21,30 @@ enum At {
     Receiving,
     Sealing,
     Loading,
-    Noting,
+    JournalingLoaded,
     Loaded,
     Journaling,
     Resuming,
     Running,
-    TearingDown,
-    Parting,
+    Discarding,
+    Closing,
     Ended,
 }
 
 use At::*;
 
-const BEFORE_COMMIT: [At; 10] =
-    [Waiting, Admitting, Admitted, Preparing, Receiving, Sealing, Loading, Noting, Loaded, Journaling];
+const BEFORE_COMMIT: [At; 10] = [
+    Waiting,
+    Admitting,
+    Admitted,
+    Preparing,
+    Receiving,
+    Sealing,
+    Loading,
+    JournalingLoaded,
+    Loaded,
+    Journaling,
+];
 const ALL: [At; 15] = [
     Waiting,
     Admitting,
@@ -43,13 +53,13 @@ const ALL: [At; 15] = [
     Receiving,
     Sealing,
     Loading,
-    Noting,
+    JournalingLoaded,
     Loaded,
     Journaling,
     Resuming,
     Running,
-    TearingDown,
-    Parting,
+    Discarding,
+    Closing,
     Ended,
 ];
 
@@ -97,15 +107,15 @@ impl Driver {
                 d.receive(Message::RamComplete { digest: None })
             }),
             (Loading, |d| d.tell(Event::Sealed(None))),
-            (Noting, |d| d.load()),
+            (JournalingLoaded, |d| d.load()),
             (Loaded, |d| d.tell(Event::Journaled(DestinationPhase::Loaded))),
             (Journaling, |d| d.receive(Message::Commit)),
             (Resuming, |d| d.tell(Event::Journaled(DestinationPhase::Committed))),
             (Running, |d| d.tell(Event::GuestRuns { took: Duration::ZERO, cpu: Duration::ZERO })),
         ];
-        if matches!(state, TearingDown | Parting | Ended) {
+        if matches!(state, Discarding | Closing | Ended) {
             driver.tell(Event::Cancel);
-            if state != TearingDown {
+            if state != Discarding {
                 driver.tell(Event::Discarded);
             }
             if state == Ended {
@@ -202,9 +212,12 @@ fn events() -> Vec<(Event, Vec<At>)> {
         (Event::Sealed(None), vec![Sealing]),
         (Event::DeviceStateLoaded, vec![]), // Only once the stream has ended.
         // Once the source has said which they are.
-        (Event::DisksChecked, vec![Sealing, Loading, Noting, Loaded, Journaling, Resuming, Running]),
+        (
+            Event::DisksChecked,
+            vec![Sealing, Loading, JournalingLoaded, Loaded, Journaling, Resuming, Running],
+        ),
         (runs(), vec![Resuming]),
-        (Event::Discarded, vec![TearingDown]),
+        (Event::Discarded, vec![Discarding]),
         (Event::HypervisorRestored, vec![]),
         (Event::Journaled(DestinationPhase::Started), ALL.to_vec()),
         (Event::Journaled(DestinationPhase::Loaded), ALL.to_vec()),
@@ -218,7 +231,7 @@ fn events() -> Vec<(Event, Vec<At>)> {
 /// What a destination does about something unexpected.
 fn check_unexpected(mut driver: Driver, state: At, actions: &[Action], code: Code, what: &str) {
     match state {
-        TearingDown | Parting | Ended | Resuming | Running => {
+        Discarding | Closing | Ended | Resuming | Running => {
             assert!(driver.fault().is_none_or(|fault| fault.code == Code::Cancelled), "{what} in {state:?}");
             assert!(!actions.contains(&Action::Discard), "{what} in {state:?}: {actions:?}");
         }
@@ -355,7 +368,8 @@ fn an_orphan_gives_up_unless_the_source_may_have_committed() {
         driver.tell(Event::PathLost(PATH));
         driver.now = driver.now + Config::default().orphan_timeout;
         let actions = driver.tell(Event::Tick);
-        let gives_up = BEFORE_COMMIT.contains(&state) && !matches!(state, Noting | Loaded | Journaling);
+        let gives_up =
+            BEFORE_COMMIT.contains(&state) && !matches!(state, JournalingLoaded | Loaded | Journaling);
         assert_eq!(actions.contains(&Action::Discard), gives_up, "{state:?}: {actions:?}");
     }
 }

@@ -30,7 +30,7 @@ enum At {
     Copying,
     Scanning,
     Switching,
-    Writing,
+    WritingDeviceState,
     LastScan,
     LastCopy,
     Digesting,
@@ -39,7 +39,7 @@ enum At {
     Journaling,
     Committing,
     CleaningUp,
-    Parting,
+    Closing,
     Ended,
     RollingBack,
 }
@@ -47,10 +47,22 @@ enum At {
 use At::*;
 
 const BEFORE_COMMIT: [At; 14] = [
-    Idle, Offered, Preparing, Protecting, Copying, Scanning, Switching, Writing, LastScan, LastCopy,
-    Digesting, Sealing, Loading, Journaling,
+    Idle,
+    Offered,
+    Preparing,
+    Protecting,
+    Copying,
+    Scanning,
+    Switching,
+    WritingDeviceState,
+    LastScan,
+    LastCopy,
+    Digesting,
+    Sealing,
+    Loading,
+    Journaling,
 ];
-const AFTER: [At; 4] = [Committing, CleaningUp, Parting, Ended];
+const AFTER: [At; 4] = [Committing, CleaningUp, Closing, Ended];
 
 fn all() -> Vec<At> {
     BEFORE_COMMIT.into_iter().chain(AFTER).chain([RollingBack]).collect()
@@ -113,7 +125,7 @@ impl Driver {
             Copying => drop(self.tell(Event::Protected { populated: page(0), paused: Duration::ZERO })),
             Scanning => drop(self.carry()),
             Switching => drop(self.tell(scanned(vec![]))),
-            Writing => drop(self.tell(holding(true))),
+            WritingDeviceState => drop(self.tell(holding(true))),
             // No device state goes through the session: it scans already.
             LastScan if !self.brain.mode().commits() => {}
             LastScan => drop(self.tell(Event::DeviceStateDone)),
@@ -124,7 +136,7 @@ impl Driver {
             Journaling => drop(self.receive(Message::Loaded)),
             Committing => drop(self.tell(Event::Journaled(SourcePhase::CommitSent))),
             CleaningUp => drop(self.receive(Message::Running { resume_us: 1, cpu_us: 0 })),
-            Parting => drop(self.tell(Event::CleanedUp)),
+            Closing => drop(self.tell(Event::CleanedUp)),
             Ended => drop(self.tell(Event::ControlAcknowledged { path: PATH, through: u64::MAX })),
         }
     }
@@ -195,7 +207,7 @@ fn messages() -> Vec<(Message, Vec<At>)> {
         (Message::Fenced { channel: 9, applied: 0, refused: vec![] }, all()),
         (Message::RamSealed, vec![Sealing]),
         (Message::Loaded, vec![Loading]),
-        (Message::Running { resume_us: 0, cpu_us: 0 }, vec![Committing, CleaningUp, Parting]),
+        (Message::Running { resume_us: 0, cpu_us: 0 }, vec![Committing, CleaningUp, Closing]),
         (Message::Aborted, vec![]),
         (Message::Prepare, vec![]),
         (Message::StreamsPrepared(StreamSettings::default()), vec![]),
@@ -213,7 +225,7 @@ fn messages() -> Vec<(Message, Vec<At>)> {
 
 /// Each event of the body and the states in which it is expected.
 fn events() -> Vec<(Event, Vec<At>)> {
-    let state_of_devices = vec![Switching, Writing];
+    let state_of_devices = vec![Switching, WritingDeviceState];
     vec![
         (Event::Attached, vec![Preparing]),
         (Event::Protected { populated: vec![], paused: Duration::ZERO }, vec![Protecting]),
@@ -222,7 +234,7 @@ fn events() -> Vec<(Event, Vec<At>)> {
         (holding(true), vec![Switching]),
         (Event::Digested(1), vec![Digesting]),
         (Event::DeviceState(vec![1]), state_of_devices),
-        (Event::DeviceStateDone, vec![Writing, Loading]),
+        (Event::DeviceStateDone, vec![WritingDeviceState, Loading]),
         (Event::Journaled(SourcePhase::Started), all()),
         (Event::CleanedUp, vec![CleaningUp]),
         (rolled_back(true), all()),

@@ -68,7 +68,7 @@ fn loaded_is_said_only_when_the_journal_has_it() {
     let after = driver.tell(Event::Journaled(DestinationPhase::Loaded));
     assert!(says(&after, |message| *message == Message::Loaded), "{after:?}");
     // And never if it cannot be written.
-    let mut driver = Driver::at(Noting);
+    let mut driver = Driver::at(JournalingLoaded);
     let mut actions = driver.tell(Event::Failed(fault(Code::JournalFailed)));
     assert!(aborts(&actions), "{actions:?}");
     actions.extend(driver.tell(Event::Discarded));
@@ -124,7 +124,7 @@ fn device_state_that_is_shorter_than_it_says_is_refused() {
 
 #[test]
 fn a_loaded_guest_whose_source_is_not_heard_is_kept_for_days() {
-    for state in [Noting, Loaded] {
+    for state in [JournalingLoaded, Loaded] {
         let mut driver = Driver::at(state);
         let mut actions = driver.tell(Event::PathLost(PATH));
         for _ in 0..3 * 24 {
@@ -331,7 +331,7 @@ fn a_commit_that_is_not_on_disk_is_taken_back_by_who_said_it() {
 #[test]
 fn a_complete_guest_is_given_up_by_no_cancel_as_the_sources_copy_may_be_lost() {
     for heard in [true, false] {
-        for state in [Noting, Loaded, Journaling] {
+        for state in [JournalingLoaded, Loaded, Journaling] {
             let mut driver = Driver::at(state);
             assert!(driver.brain.is_complete());
             if !heard {

@@ -17,7 +17,7 @@ fn the_destination_is_told_of_the_stop_before_anything_that_follows_from_it() {
 #[test]
 fn what_is_found_behind_the_device_state_is_copied_before_ram_is_sealed() {
     for verify in [false, true] {
-        let mut driver = Driver::at(Writing);
+        let mut driver = Driver::at(WritingDeviceState);
         driver.brain.config.verify = verify;
         driver.tell(Event::DeviceState(vec![1, 2]));
         let actions = driver.tell(Event::DeviceStateDone);
@@ -185,6 +185,6 @@ fn a_hypervisor_that_ends_when_nothing_of_it_is_needed_any_more_does_not_end_the
         );
         assert_eq!(withdraws(&actions), None, "{state:?}");
     }
-    let mut driver = Driver::at(Writing);
+    let mut driver = Driver::at(WritingDeviceState);
     assert!(driver.tell(gone()).contains(&Action::RollBack), "the destination cannot have it");
 }
