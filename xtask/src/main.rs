@@ -39,6 +39,12 @@ const PURE: &[(&str, &[&str])] = &[
     ("linerate-plan", &["linerate-core", "linerate-wire"]),
 ];
 
+/// Crates whose folders use each other in no circle: docs/house.md has their layers.
+const LAYERED: &[&str] = &["crates/agent", "crates/api", "crates/chart", "crates/core", "bench", "xtask"];
+
+/// Written from findings of a test, whose lists of values may be long.
+const PAGES_OF_LISTS: &[&str] = &["docs/findings.md"];
+
 /// Folders whose Rust may contain `unsafe`.
 const UNSAFE_ALLOWED: &[&str] = &["crates/memory/", "crates/net/src/rdma/"];
 
@@ -67,6 +73,8 @@ fn check() -> Result<()> {
     let files = tracked_files()?;
     check_unsafe(&files, &mut problems)?;
     check_links(&files, &mut problems)?;
+    check_layers(&files, &mut problems)?;
+    check_sentences(&files, &mut problems)?;
     if problems.is_empty() {
         println!("xtask check: {} crates, {} files: in order", dependencies.len(), files.len());
         return Ok(());
@@ -143,6 +151,27 @@ fn check_unsafe(files: &[PathBuf], problems: &mut Vec<String>) -> Result<()> {
                 "{} contains unsafe code; it lives in {UNSAFE_ALLOWED:?} only",
                 path.display()
             ));
+        }
+    }
+    Ok(())
+}
+
+/// No folder of a layered crate uses another that uses it, directly or by way of others.
+fn check_layers(files: &[PathBuf], problems: &mut Vec<String>) -> Result<()> {
+    let crates: Vec<String> = LAYERED.iter().map(|&name| name.to_owned()).collect();
+    for (name, circle) in imports::tangles(files, crates.iter())? {
+        let circle: Vec<String> = circle.into_iter().collect();
+        problems.push(format!("{name}: {} use each other in a circle", circle.join(", ")));
+    }
+    Ok(())
+}
+
+/// Pages are understood at first reading.
+fn check_sentences(files: &[PathBuf], problems: &mut Vec<String>) -> Result<()> {
+    let of_lists = |page: &Path| PAGES_OF_LISTS.iter().any(|name| page == Path::new(name));
+    for sentences::Long { page, text } in sentences::long_ones(files)? {
+        if !of_lists(&page) {
+            problems.push(format!("{}: over {} words: {text}", page.display(), sentences::WORDS_MAX));
         }
     }
     Ok(())

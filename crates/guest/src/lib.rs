@@ -3,7 +3,7 @@
 //!
 //! - [`qmp`]: the control protocol; [`run_state`] is what QEMU says of the guest. [`discover`] finds the socket,
 //!   [`read`] makes a [`description::GuestDescription`] of what it says, [`verdict`] judges it.
-//! - [`twin`] makes the destination's command line from a description that came from another host; [`host`] checks that the
+//! - [`incoming_qemu`] makes the destination's command line from a description that came from another host; [`host`] checks that the
 //!   host has what the twin needs.
 //! - [`drives`] finds the disks that go along where hosts do not share them, [`images`] makes what they go into,
 //!   [`identity`] keeps a disk from being copied onto itself. `roots` says which files guests may open.
