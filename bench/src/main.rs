@@ -19,7 +19,7 @@
 //! | [`site`], [`pair`], [`moving`], [`transcript`] | two hosts with agents; one guest between them; one migration; a guest's console over all its moves |
 //! | [`cpu`], [`statistics`], [`random`], [`output`], [`interrupt`] | small tools |
 //!
-//! All of it needs root and what `lab/install.sh` installs. docs/benchmarks.md says how to read and repeat the results.
+//! All of it needs root and what `lab/install.sh` installs. docs/benchmarking.md says how to run it, docs/benchmarks.md has results.
 
 #![forbid(unsafe_code)]
 

@@ -44,7 +44,7 @@ const HEAD: &str = "\
 # Faults at each step
 
 Written by `linerate-bench faults --markdown`; do not edit. What each fault is, what is checked after it, and how to run
-a case again: [benchmarks.md](benchmarks.md#faults). A row is one migration over two links of a guest that writes memory
+a case again: [benchmarking.md](benchmarking.md#faults). A row is one migration over two links of a guest that writes memory
 all the time. The fault comes at a random instant of the step. Then it is taken away, and the guest moves again with
 `--verify`.
 
