@@ -13,7 +13,9 @@ mod devices;
 mod images;
 
 use std::fs::File;
+use std::io::Read;
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -432,7 +434,7 @@ fn an_image_that_something_else_uses_is_not_overwritten() {
     let mut serve = Command::new("qemu-nbd");
     serve.args(["-t", "-f", "raw", "-k"]).args([&socket, &there]);
     let server = Ended(serve.spawn().unwrap());
-    wait_until(|| socket.exists());
+    wait_until(|| greets(&socket));
     let said = refusal(&stage, &COPY);
     assert!(said.contains("(qemu-nbd) has it open for writing"), "{said}");
     drop(server);
@@ -449,6 +451,13 @@ fn an_image_that_something_else_uses_is_not_overwritten() {
     assert!(std::fs::read(&there).unwrap() == before, "it was written to");
     std::fs::remove_file(&there).unwrap();
     retry(&mut stage);
+}
+
+/// Whether an NBD server speaks there: it does when it has opened its image.
+fn greets(socket: &Path) -> bool {
+    let mut magic = [0; 8];
+    let answer = UnixStream::connect(socket).and_then(|mut server| server.read_exact(&mut magic));
+    answer.is_ok() && &magic == b"NBDMAGIC"
 }
 
 fn wait_until(is: impl Fn() -> bool) {

@@ -14,7 +14,7 @@ mod stage;
 
 use std::time::Duration;
 
-use linerate_lab::{DiskMode, GuestParameters, QemuVersion, Way};
+use linerate_lab::{DiskMode, GuestParameters, QemuVersion, Way, wait};
 use stage::{Stage, ended, lost, round_began};
 
 /// Long enough for a slow machine; only a hang meets it.
@@ -120,6 +120,32 @@ fn a_link_is_cut_and_used_again() {
         events.iter().any(|event| event["kind"] == "link_restored"),
         "the link came back and is used again"
     );
+    stage.arrived();
+    stage.guest_goes_on();
+}
+
+/// The port of the other host goes down: this host's stays up, without a carrier. Nothing is sent into it.
+#[test]
+fn a_port_without_carrier_is_not_tried_until_it_has_one() {
+    let mut stage = Stage::new(&[300, 300], busy());
+    let mut migration = stage.migrate(&["--verify"]);
+    migration.wait(LONG, round_began);
+    let there = &stage.lab.hosts()[1 - stage.source];
+    let port = |state| there.command("ip").args(["link", "set", "l1", state]).status().unwrap();
+    assert!(port("down").success());
+    migration.wait(LONG, lost);
+    let log = stage.agents[stage.source].log().to_owned();
+    let tried = |text: &str| {
+        let lines = std::fs::read_to_string(&log).unwrap();
+        lines.lines().any(|line| line.contains("a link cannot be used") && line.contains(text))
+    };
+    wait::until("a try to open the link", LONG, String::new, || Ok(tried("").then_some(()))).unwrap();
+    assert!(tried("l1 has no carrier"));
+    assert!(port("up").success());
+    let events = migration.finish();
+    assert_eq!(ended(&events).completed()["verified"], true);
+    assert!(events.iter().any(|event| event["kind"] == "link_restored"));
+    assert!(!tried("did not answer"));
     stage.arrived();
     stage.guest_goes_on();
 }

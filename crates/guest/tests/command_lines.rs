@@ -336,7 +336,7 @@ fn guests_of_plain_scripts_load_in_their_twins() {
             .spawn()
             .unwrap();
         let hand = ByHand(child);
-        wait_for(&socket);
+        wait_until_listening(&socket);
         let mut source = Qmp::connect(&socket, soon()).unwrap();
         let guest = read(&mut source, hand.pid(), soon()).unwrap();
         assert_eq!(judge_streams(&guest), [], "{line:?}");

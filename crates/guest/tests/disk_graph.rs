@@ -35,7 +35,7 @@ fn start(place: &Place, qemu: &QemuBinary, name: &str, arguments: &str) -> Guest
         socket.display()
     );
     let process = ByHand::start(qemu, &line);
-    wait_for(&socket);
+    wait_until_listening(&socket);
     let end = soon();
     // The socket is there a moment before QEMU listens on it.
     let qmp = loop {

@@ -121,7 +121,7 @@ fn hand_run_guests_of_both_styles_are_found_and_judged() {
             qmp.display()
         );
         let guest = ByHand::start(&qemu, &line);
-        wait_for(&qmp);
+        wait_until_listening(&qmp);
         let mut found = discover::by_pid(guest.pid(), soon()).unwrap();
         let read_guest = read(&mut found.qmp, guest.pid(), soon()).unwrap();
         assert!(read_guest.machine.starts_with("pc-i440fx-"));
@@ -152,7 +152,7 @@ fn ordinary_guests_are_told_why_not() {
             qmp.display()
         );
         let guest = ByHand::start(&qemu, &line);
-        wait_for(&qmp);
+        wait_until_listening(&qmp);
         let mut found = discover::by_pid(guest.pid(), soon()).unwrap();
         let read_guest = read(&mut found.qmp, guest.pid(), soon()).unwrap();
         assert_eq!(read_guest.run_state, RunState::PreLaunch);
@@ -175,7 +175,7 @@ fn every_run_state_that_qemu_lists_is_known() {
             qmp.display()
         );
         let guest = ByHand::start(&qemu, &line);
-        wait_for(&qmp);
+        wait_until_listening(&qmp);
         let mut found = discover::by_pid(guest.pid(), soon()).unwrap();
         let schema = found.qmp.execute("query-qmp-schema", json!({}), soon()).unwrap();
         let lists = schema.as_array().unwrap().iter().filter_map(|one| one["values"].as_array());
@@ -259,11 +259,12 @@ fn in_its_folder(place: &Place, qemu: &QemuBinary, line: &str, detached: bool) -
         // Somebody takes its end when the record has ended it.
         std::thread::spawn(move || child.wait());
     }
-    wait_for(&qmp);
-    wait_for(&pid_file);
+    wait_until_listening(&qmp);
+    let deadline = soon();
     let mut pid = String::new();
     while !pid.ends_with('\n') {
-        pid = std::fs::read_to_string(&pid_file).unwrap();
+        assert!(Instant::now() < deadline, "QEMU wrote no process number");
+        pid = std::fs::read_to_string(&pid_file).unwrap_or_default();
     }
     let record =
         GuestRecord::new("hand", Origin::Adopted, pid.trim().parse().unwrap(), qmp, Vec::new()).unwrap();

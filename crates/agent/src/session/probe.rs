@@ -27,6 +27,8 @@ pub(crate) enum OpenError {
     Connect(#[from] ConnectError),
     #[error(transparent)]
     Rdma(#[from] rdma::connect::ConnectError),
+    #[error("{0} has no carrier")]
+    NoCarrier(String),
     #[error("RDMA alone was asked for, and {0}")]
     NoRdma(&'static str),
     #[error("small packets pass and a probe of {PROBE_KIB} KiB does not: {0}")]

@@ -161,13 +161,24 @@ impl Drop for ByHand {
     }
 }
 
-/// Waits for a socket that QEMU is about to make.
-pub fn wait_for(path: &Path) {
+/// Waits until QEMU listens at a socket. The file is there a moment earlier, from `bind` to `listen`.
+pub fn wait_until_listening(path: &Path) {
     let deadline = soon();
-    while !path.exists() {
-        assert!(Instant::now() < deadline, "{} did not appear", path.display());
+    while !is_listening(path) {
+        assert!(Instant::now() < deadline, "nothing listens at {}", path.display());
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// As the kernel says it (`proc(5)`, /proc/net/unix), so that no connection takes QEMU's only place.
+fn is_listening(path: &Path) -> bool {
+    const ACCEPTS: &str = "00010000"; // `__SO_ACCEPTCON`
+    let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
+    let name = path.to_str().unwrap();
+    sockets.lines().any(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        fields.get(3) == Some(&ACCEPTS) && fields.get(7) == Some(&name)
+    })
 }
 
 /// The option of the block that [`description`] has.

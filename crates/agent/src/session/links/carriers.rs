@@ -14,8 +14,8 @@ pub(crate) struct CarrierWatch {
 }
 
 impl CarrierWatch {
-    /// Calls `down` with the name of an interface that loses its carrier: at once, without any time-out.
-    pub fn watch(down: impl Fn(&str) + Send + 'static) -> CarrierWatch {
+    /// Calls `changed` with the name of an interface, and whether it has a carrier now: at once, without any time-out.
+    pub fn watch(changed: impl Fn(&str, bool) + Send + 'static) -> CarrierWatch {
         let (events, changes) = channel::<InterfaceEvent>();
         let monitor = Monitor::start(events)
             .inspect_err(|error| {
@@ -25,8 +25,8 @@ impl CarrierWatch {
             .ok();
         // Ends with the monitor.
         let watching = move || {
-            for change in changes.iter().filter(|change| !change.usable) {
-                down(&change.name);
+            for change in &changes {
+                changed(&change.name, change.usable);
             }
         };
         let thread = std::thread::Builder::new().name("carrier".into()).spawn(watching).ok();

@@ -1,4 +1,4 @@
-//! The threads of a session's links are told here what is lost of their links.
+//! The threads of a session's links are told here what is lost of their links, and when a port is up again.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -33,9 +33,17 @@ impl Loss {
     }
 }
 
+/// What the thread of a link is told.
+#[derive(Clone, Debug)]
+pub(super) enum News {
+    Lost(Loss),
+    /// The port of this host has a carrier again.
+    PortIsUp,
+}
+
 struct Entry {
     link: Link,
-    lost: Sender<Loss>,
+    news: Sender<News>,
     /// Those that this side writes to, since the link was opened last.
     channels: HashSet<ChannelId>,
 }
@@ -50,10 +58,10 @@ impl Losses {
     }
 
     /// A link is going to be used: its thread hears of losses.
-    pub(super) fn add(&self, link: &Link) -> Receiver<Loss> {
-        let (lost, losses) = channel();
-        self.lock().push(Entry { link: link.clone(), lost, channels: HashSet::new() });
-        losses
+    pub(super) fn add(&self, link: &Link) -> Receiver<News> {
+        let (news, told) = channel();
+        self.lock().push(Entry { link: link.clone(), news, channels: HashSet::new() });
+        told
     }
 
     /// A channel is about to carry.
@@ -70,38 +78,47 @@ impl Losses {
         }
     }
 
-    fn tell(&self, loss: &Loss, of: impl Fn(&Entry) -> bool) {
+    fn tell(&self, news: &News, of: impl Fn(&Entry) -> bool) {
         for entry in self.lock().iter().filter(|entry| of(entry)) {
-            let _ = entry.lost.send(loss.clone());
+            let _ = entry.news.send(news.clone());
         }
+    }
+
+    fn lose(&self, loss: Loss, of: impl Fn(&Entry) -> bool) {
+        self.tell(&News::Lost(loss), of);
     }
 
     /// The link as a whole is of no more use.
     pub(super) fn link_lost(&self, link: LinkId, reason: String) {
-        self.tell(&Loss::of_link(reason), |entry| entry.link.id == link);
+        self.lose(Loss::of_link(reason), |entry| entry.link.id == link);
     }
 
     /// A control connection of a link is lost, so all of the link is, unless it has been opened anew.
     pub fn path_lost(&self, link: LinkId, path: PathId, reason: &str) {
         let loss = Loss { path: Some(path), ..Loss::of_link(reason) };
-        self.tell(&loss, |entry| entry.link.id == link);
+        self.lose(loss, |entry| entry.link.id == link);
     }
 
     /// A channel is lost, so all of its link is.
     pub fn channel_lost(&self, channel: ChannelId, error: &ChannelError) {
         let loss = Loss { of_carrier: error.may_be_the_carriers(), ..Loss::of_link(chain(error)) };
-        self.tell(&loss, |entry| entry.channels.contains(&channel));
+        self.lose(loss, |entry| entry.channels.contains(&channel));
     }
 
     /// An interface of this host lost its carrier, and takes its links with it.
     pub(super) fn interface_down(&self, name: &str) {
         let loss = Loss::of_link(format!("{name} has no carrier"));
-        self.tell(&loss, |entry| entry.link.device.as_deref() == Some(name));
+        self.lose(loss, |entry| entry.link.device.as_deref() == Some(name));
+    }
+
+    /// An interface of this host has a carrier again: its links are worth a try at once.
+    pub(super) fn interface_up(&self, name: &str) {
+        self.tell(&News::PortIsUp, |entry| entry.link.device.as_deref() == Some(name));
     }
 
     /// The session is over.
     pub(super) fn end(&self) {
-        self.tell(&Loss::of_link("the session is over"), |_| true);
+        self.lose(Loss::of_link("the session is over"), |_| true);
     }
 
     /// Where the other host can be reached.
@@ -142,10 +159,21 @@ mod tests {
         let told = losses.add(&link());
         losses.carries(1, 4);
         losses.channel_lost(4, &ChannelError::Closed);
-        assert!(!told.try_recv().unwrap().of_carrier, "its peer closed it");
+        let News::Lost(loss) = told.try_recv().unwrap() else { panic!("no loss") };
+        assert!(!loss.of_carrier, "its peer closed it");
         losses.closed(1);
         losses.carries(1, 5);
         losses.channel_lost(4, &ChannelError::Closed);
         assert!(told.try_recv().is_err());
+    }
+
+    #[test]
+    fn links_of_a_port_that_is_up_again_are_told() {
+        let losses = Losses::default();
+        let of = |id, device: &str| losses.add(&Link { id, device: Some(device.into()), ..link() });
+        let (first, second) = (of(1, "eth1"), of(2, "eth2"));
+        losses.interface_up("eth1");
+        assert!(matches!(first.try_recv(), Ok(News::PortIsUp)));
+        assert!(second.try_recv().is_err());
     }
 }

@@ -7,11 +7,11 @@
 //! | here | all links of a session |
 //! | `session` | what a session is to its links |
 //! | `supervisor` | the thread of one link |
-//! | `opener`, `trust` | its channels: queue pairs or TCP; whether RDMA is trusted after it failed |
+//! | `opener`, `rdma_health` | its channels: queue pairs or TCP; whether RDMA is trusted after it failed |
 //! | `dialler` | connections and their numbers |
 //! | `losses` | who is told that something of a link is lost |
 //! | `view` | what a channel carries |
-//! | `carriers` | ports of this host that lose their carrier |
+//! | `carriers` | ports of this host that lose their carrier, or have it again |
 
 mod carriers;
 mod dialler;
@@ -69,7 +69,10 @@ impl<S: Session> Links<S> {
             links.start(link);
         }
         let told = session.clone();
-        links.carriers = Some(CarrierWatch::watch(move |name| told.losses().interface_down(name)));
+        links.carriers = Some(CarrierWatch::watch(move |name, has_carrier| match has_carrier {
+            true => told.losses().interface_up(name),
+            false => told.losses().interface_down(name),
+        }));
         Ok(links)
     }
 

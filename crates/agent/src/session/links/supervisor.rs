@@ -7,13 +7,15 @@ use std::time::Duration;
 
 use linerate_api::Transport;
 use linerate_core::{ChannelId, PathId};
+use linerate_net::interfaces;
 use linerate_net::links::Link;
 use linerate_net::pump::ChannelHandle;
 use linerate_net::round_trip::RoundTrip;
+use linerate_net::tcp::Stream;
 use linerate_net::tcp::connect::Route;
 use linerate_wire::frame::Role;
 
-use super::losses::Loss;
+use super::losses::{Loss, News};
 use super::opener::{Opened, Opener, rdma_port};
 use super::session::{NotOpened, Session};
 use super::view::describe;
@@ -22,7 +24,7 @@ use crate::session::contact::keep;
 use crate::session::probe::OpenError;
 use crate::session::stream_transport::Back;
 
-/// A lost link is tried again this often.
+/// A lost link is tried again this often, and when its port has a carrier again.
 const RETRY: Duration = Duration::from_millis(250);
 /// Looks this often whether it shall end, and whether RDMA works again.
 const LOOK: Duration = Duration::from_secs(1);
@@ -38,18 +40,18 @@ struct Open {
 pub(super) struct Supervisor<S: Session> {
     session: Arc<S>,
     stop: Arc<AtomicBool>,
-    losses: Receiver<Loss>,
+    news: Receiver<News>,
     opener: Opener,
     link: Link,
 }
 
 impl<S: Session> Supervisor<S> {
     pub fn new(session: Arc<S>, stop: Arc<AtomicBool>, link: Link) -> Supervisor<S> {
-        let losses = session.losses().add(&link);
+        let news = session.losses().add(&link);
         let rdma = if session.dialler().transport == Transport::Tcp { None } else { rdma_port(&link) };
         let opener = Opener::new(link.clone(), rdma.is_some());
         session.added(&link, rdma);
-        Supervisor { session, stop, losses, opener, link }
+        Supervisor { session, stop, news, opener, link }
     }
 
     pub fn run(mut self) {
@@ -57,7 +59,7 @@ impl<S: Session> Supervisor<S> {
         let mut was_up = false;
         while !self.stop.load(Ordering::SeqCst) {
             // What was told of the last opening is of no interest any more.
-            while self.losses.try_recv().is_ok() {}
+            while self.news.try_recv().is_ok() {}
             match self.open() {
                 Ok(open) => {
                     said.clear();
@@ -67,7 +69,7 @@ impl<S: Session> Supervisor<S> {
                 }
                 Err(error) => {
                     self.not_opened(&error, was_up, &mut said);
-                    let _ = self.losses.recv_timeout(RETRY);
+                    let _ = self.news.recv_timeout(RETRY);
                 }
             }
         }
@@ -109,7 +111,7 @@ impl<S: Session> Supervisor<S> {
     fn fill(&mut self, open: &mut Open) -> Result<(), OpenError> {
         let (session, link) = (self.session.clone(), self.link.id);
         let route = Route::from(&self.link);
-        let control = session.dialler().join(&route, link).inspect_err(|_| self.opener.unreachable())?;
+        let control = self.join(&route).inspect_err(|_| self.opener.unreachable())?;
         let round_trip = RoundTrip::of(&control);
         let control = keep(control)?;
         let fell_back = |reason: &str| session.fell_back(&self.link, reason);
@@ -128,6 +130,15 @@ impl<S: Session> Supervisor<S> {
         Ok(())
     }
 
+    /// The control connection. Without a carrier none is begun: it would wait for its second SYN, a second later (RFC
+    /// 6298), when the port has long been up again.
+    fn join(&self, route: &Route) -> Result<Stream, OpenError> {
+        if let Some(device) = self.link.device.as_deref().filter(|device| has_no_carrier(device)) {
+            return Err(OpenError::NoCarrier(device.to_owned()));
+        }
+        Ok(self.session.dialler().join(route, self.link.id)?)
+    }
+
     /// As many channels for what the other side answers, if there are streams.
     fn open_back(&self, back: &mut Back, route: &Route, count: usize) -> Result<(), OpenError> {
         let Some(carriage) = self.session.streams() else { return Ok(()) };
@@ -141,8 +152,8 @@ impl<S: Session> Supervisor<S> {
     /// Keeps the link until something of it is lost. `None`: nothing is, and RDMA can be used again.
     fn hold(&mut self, path: Option<PathId>) -> Option<Loss> {
         loop {
-            match self.losses.recv_timeout(LOOK) {
-                Ok(loss) if loss.concerns(path) => return Some(loss),
+            match self.news.recv_timeout(LOOK) {
+                Ok(News::Lost(loss)) if loss.concerns(path) => return Some(loss),
                 Ok(_) => {}
                 Err(RecvTimeoutError::Timeout) if !self.stop.load(Ordering::SeqCst) => {}
                 Err(_) => return Some(Loss::of_link("the session is over")),
@@ -177,4 +188,10 @@ impl<S: Session> Supervisor<S> {
         drop(open.pumps);
         drop(open.back);
     }
+}
+
+/// Whether a port of this host is known to have no carrier.
+fn has_no_carrier(device: &str) -> bool {
+    let known = interfaces::list().unwrap_or_default();
+    known.iter().any(|one| one.name == device && !one.usable())
 }
