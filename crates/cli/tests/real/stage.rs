@@ -278,6 +278,12 @@ impl Stage {
         rustix::process::Pid::from_raw(pid.unwrap()).unwrap()
     }
 
+    /// What the agent of the guest's host has logged.
+    #[allow(dead_code, reason = "not every test file asks")]
+    pub fn source_log(&self) -> String {
+        std::fs::read_to_string(self.agents[self.source].log()).unwrap()
+    }
+
     pub fn migrate(&self, arguments: &[&str]) -> Migration {
         let to = self.destination_address();
         let mut all = vec!["migrate", "g", "--to", &to, "--json"];
