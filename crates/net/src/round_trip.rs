@@ -5,8 +5,9 @@ use std::time::Duration;
 use crate::tcp::Stream;
 use crate::tcp::stats::tcp_info;
 
-/// The longest round trip of a link that is supported.
-pub const ROUND_TRIP_MAX: Duration = Duration::from_secs(2);
+/// The longest round trip of a link that is supported: two of them, to find the neighbour and to connect, fit into the
+/// 2 s of a first contact.
+pub const ROUND_TRIP_MAX: Duration = Duration::from_millis(800);
 
 /// A young connection repeats a lost segment after three round trips, and the answer takes a fourth. The fifth is
 /// spare.
