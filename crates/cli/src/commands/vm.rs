@@ -76,7 +76,7 @@ fn read_spec(path: &Path) -> Result<String, Failure> {
         File::open(path).and_then(read_capped)
     };
     read.map_err(|error| {
-        let hint = "give a TOML file, or - for standard input; docs/user-guide.md has an example";
+        let hint = "give a TOML file, or - for standard input; docs/guests.md has an example";
         Failure::new(Exit::Usage, format!("{} cannot be read: {error}", path.display()), hint)
     })
 }
