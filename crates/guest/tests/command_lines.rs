@@ -204,10 +204,12 @@ fn disks(option: &Argument) -> Vec<Disk> {
 /// For the page, on which most lines have plain memory.
 fn shown(reasons: &[Reason]) -> Vec<String> {
     let short = |reason: &Reason| match reason {
-        Reason::RamAnonymous { block } => format!("RAM block {block} is anonymous memory"),
-        other => other.to_string(),
+        Reason::RamAnonymous { .. } => "anonymous memory".to_owned(),
+        other => other.to_string().replace("another host does not take this over: ", ""),
     };
-    reasons.iter().map(short).collect()
+    let mut reasons: Vec<String> = reasons.iter().map(short).collect();
+    reasons.dedup();
+    reasons
 }
 
 fn said(reasons: &[Reason]) -> Vec<String> {
@@ -363,7 +365,7 @@ fn page() -> String {
          judges a guest. A test holds this page to it,\nand the judgement to what a destination answers. The lines were written from each platform's \
          documentation and for QEMU 9.2.\n\nGuests of libvirt (OpenStack and oVirt too) are moved as domains (`qemu:///system/NAME`): *stream* is libvirt's own \
          migration over Linerate's\nlinks, see [libvirt.md](libvirt.md). What depends on the destination (files, taps, memory, user-mode networks) is not \
-         judged here:\n`linerate vm show` lists it. *Anonymous memory* is plain `-m`: [guests.md](guests.md#what-direct-mode-needs) says what to add for direct mode.\n\n| platform | lines | direct | stream | none |\n|---|---|---|---|---|\n",
+         judged here:\n`linerate vm show` lists it. *Anonymous memory* is plain `-m`: [guests.md](guests.md#what-direct-mode-needs) says what to add for direct mode.\nA reason that begins with an option says why another host does not take that option over.\n\n| platform | lines | direct | stream | none |\n|---|---|---|---|---|\n",
     );
     for (platform, title) in PLATFORMS {
         let modes: Vec<&str> =
