@@ -7,7 +7,7 @@ Needs PowerShell 5.1 or later and no rights beyond those to read network setting
 Generated values follow the documented form; the script has not been run on every Windows version: read the file before you rely on it.
 
 .EXAMPLE
-.\Get-LinerateInventory.ps1 | Set-Content -Encoding UTF8 room\$env:COMPUTERNAME.json
+.\Get-LinerateInventory.ps1 | Set-Content -Encoding UTF8 survey\$env:COMPUTERNAME.json
 #>
 [CmdletBinding()]
 param()

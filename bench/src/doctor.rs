@@ -3,7 +3,7 @@
 
 mod alone;
 mod jumbo;
-mod room;
+mod survey;
 
 use std::path::Path;
 use std::process::Command;
@@ -88,7 +88,7 @@ fn timings(flags: &Flags, binary: &Path, progress: &mut Progress) -> anyhow::Res
     let saved = lab.directory().join("saved");
     let many = lab.directory().join("many");
     timed(here.client().args(["doctor", &other, "--quick", "--json", "--save"]).arg(&saved))?;
-    room::many(&saved, &many, SAVED).context("inventories of many hosts")?;
+    survey::many(&saved, &many, SAVED).context("inventories of many hosts")?;
 
     let whats = [
         ("two hosts, four links, in full", Some(20.0)),
@@ -131,7 +131,7 @@ fn timed(command: &mut Command) -> anyhow::Result<(usize, f64)> {
     let seconds = began.elapsed().as_secs_f64();
     let document: serde_json::Value = serde_json::from_slice(&done.stdout)
         .with_context(|| format!("linerate doctor: {}", String::from_utf8_lossy(&done.stderr)))?;
-    let hosts = document.pointer("/room/hosts").and_then(serde_json::Value::as_array);
+    let hosts = document.pointer("/survey/hosts").and_then(serde_json::Value::as_array);
     Ok((hosts.map_or(0, Vec::len), seconds))
 }
 

@@ -1,7 +1,7 @@
 //! `linerate-bench`: Linerate against QEMU's own migration on the same links in the same minutes; hundreds of moves back
 //! and forth that must not harm a guest; and every fault at every step.
 //!
-//! | room | what lives there |
+//! | module | contents |
 //! |---|---|
 //! | [`run`] | the comparison: cases, methods, figures, targets, tables, charts |
 //! | [`soak`] | back and forth, both QEMU versions, three cache modes |

@@ -163,21 +163,21 @@ impl Site {
         answer(list)
     }
 
-    /// Whether nothing is under way or undecided on a host.
+    /// Whether nothing is in progress or in doubt on a host.
     pub fn quiet(&self, host: usize) -> anyhow::Result<bool> {
         let busy = |migration: &MigrationSummary| {
             matches!(
                 migration.state,
                 MigrationState::Running
                     | MigrationState::Cancelling
-                    | MigrationState::Undecided
+                    | MigrationState::InDoubt
                     | MigrationState::Recovering
             )
         };
         Ok(!self.migrations(host)?.iter().any(busy))
     }
 
-    /// Waits until both agents answer and nothing is under way or undecided.
+    /// Waits until both agents answer and nothing is in progress or in doubt.
     pub fn settle(&self, limit: Duration) -> anyhow::Result<()> {
         let end = Instant::now() + limit;
         loop {

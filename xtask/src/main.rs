@@ -13,8 +13,8 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail};
 
-/// Floor of every crate of the house: a crate may depend only on crates of lower floors. docs/architecture.md draws it.
-const FLOORS: &[(&str, u8)] = &[
+/// Layer of every crate: a crate may depend only on crates of lower layers. docs/architecture.md draws it.
+const LAYERS: &[(&str, u8)] = &[
     ("linerate-wire", 1),
     ("linerate-api", 1),
     ("linerate-chart", 1),
@@ -68,7 +68,7 @@ fn main() -> ExitCode {
 fn check() -> Result<()> {
     let mut problems = Vec::new();
     let dependencies = dependencies()?;
-    check_floors(&dependencies, &mut problems);
+    check_crate_layers(&dependencies, &mut problems);
     check_pure(&dependencies, &mut problems);
     let files = tracked_files()?;
     check_unsafe(&files, &mut problems)?;
@@ -99,16 +99,16 @@ fn dependencies() -> Result<BTreeMap<String, Vec<String>>> {
     Ok(packages.iter().map(|package| (name(package), normal(package))).collect())
 }
 
-fn check_floors(dependencies: &BTreeMap<String, Vec<String>>, problems: &mut Vec<String>) {
-    let floors: BTreeMap<&str, u8> = FLOORS.iter().copied().collect();
+fn check_crate_layers(dependencies: &BTreeMap<String, Vec<String>>, problems: &mut Vec<String>) {
+    let layers: BTreeMap<&str, u8> = LAYERS.iter().copied().collect();
     for (package, needs) in dependencies {
-        let Some(&floor) = floors.get(package.as_str()) else {
-            problems.push(format!("{package} has no floor: add it to xtask and to docs/architecture.md"));
+        let Some(&layer) = layers.get(package.as_str()) else {
+            problems.push(format!("{package} has no layer: add it to xtask and to docs/architecture.md"));
             continue;
         };
         for need in needs {
-            if floors.get(need.as_str()).is_some_and(|&below| below >= floor) {
-                problems.push(format!("{package} (floor {floor}) depends on {need}, which is not below it"));
+            if layers.get(need.as_str()).is_some_and(|&below| below >= layer) {
+                problems.push(format!("{package} (layer {layer}) depends on {need}, which is not below it"));
             }
         }
     }

@@ -63,16 +63,16 @@ impl House {
         let mut look = Look { tests: is_test(path), ..Look::default() };
         look.visit_file(&file);
         look.docs(&text);
-        let room = self.crates.entry(crate_of(path)).or_default();
-        room.files += 1;
+        let counts = self.crates.entry(crate_of(path)).or_default();
+        counts.files += 1;
         for (number, line) in (1..).zip(text.lines()) {
             let line = line.trim();
             if line.starts_with("//") {
-                room.comments += 1;
+                counts.comments += 1;
             } else if !line.is_empty() && (look.tests || look.is_test_line(number)) {
-                room.tests += 1;
+                counts.tests += 1;
             } else if !line.is_empty() {
-                room.code += 1;
+                counts.code += 1;
             }
         }
         self.files.push((text.lines().count(), path.to_owned()));

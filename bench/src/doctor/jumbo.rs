@@ -29,14 +29,14 @@ enum State {
     Healthy,
     SmallBridge,
     SmallBridgeOnly,
-    Mended,
+    Fixed,
 }
 
 const ALL: [(State, &str); STATES] = [
     (State::Healthy, "both links pass 9000 bytes"),
     (State::SmallBridge, "a bridge of the second link passes 1500, nobody says a word"),
     (State::SmallBridgeOnly, "the same, and the migration may use this link only"),
-    (State::Mended, "the bridge as before, after `linerate doctor --fix`: its hosts send 1500"),
+    (State::Fixed, "the bridge as before, after `linerate doctor --fix`: its hosts send 1500"),
 ];
 
 /// Migrations in one state.
@@ -123,14 +123,14 @@ impl Stage {
     fn prepare(&self, state: State) -> anyhow::Result<()> {
         let bridge = if state == State::Healthy { "9000" } else { "1500" };
         set_mtu(&self.0.lab, 1, "9000", bridge)?;
-        if state == State::Mended {
-            self.mend()?;
+        if state == State::Fixed {
+            self.fix()?;
         }
         Ok(())
     }
 
     /// As an operator would.
-    fn mend(&self) -> anyhow::Result<()> {
+    fn fix(&self) -> anyhow::Result<()> {
         let other = self.0.to()?;
         let mut doctor = self.0.source()?.client();
         let done = doctor.args(["doctor", "--quick", "--fix", "--yes", &other]).output()?;

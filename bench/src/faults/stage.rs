@@ -18,7 +18,7 @@ use crate::transcript::Transcript;
 pub const NAME: &str = "victim";
 const SETTLE: Duration = Duration::from_secs(120);
 /// The exit code of a migration that waits for its operator.
-const UNDECIDED: i32 = 6;
+const IN_DOUBT: i32 = 6;
 
 pub(super) fn run(book: &mut Book<'_>, cases: &[Case]) -> anyhow::Result<()> {
     for case in cases {
@@ -95,7 +95,7 @@ fn act(site: &mut Site, case: &Case, outcome: &mut Outcome) -> anyhow::Result<()
         ending.report.as_ref().and_then(|report| Some(report.blackout?.total_us as f64 / 1e3));
     let answered = Instant::now();
     inject::undo(site, case)?;
-    if case.fault == Fault::QemuKill && ending.exit == Some(UNDECIDED) {
+    if case.fault == Fault::QemuKill && ending.exit == Some(IN_DOUBT) {
         give_up(site, outcome)?;
     }
     site.settle(SETTLE)?;
@@ -116,8 +116,8 @@ fn act(site: &mut Site, case: &Case, outcome: &mut Outcome) -> anyhow::Result<()
 
 /// The guest ran at the destination, and its QEMU there is dead: the source keeps its older copy for an operator, who wants none.
 fn give_up(site: &Site, outcome: &mut Outcome) -> anyhow::Result<()> {
-    let undecided = |migration: &MigrationSummary| migration.state == MigrationState::Undecided;
-    for migration in site.migrations(0)?.iter().filter(|one| undecided(one)) {
+    let in_doubt = |migration: &MigrationSummary| migration.state == MigrationState::InDoubt;
+    for migration in site.migrations(0)?.iter().filter(|one| in_doubt(one)) {
         let mut resolve = site.agent(0)?.client();
         resolve.args(["resolve", &migration.id.to_string(), "--give-up"]);
         inject::run(resolve)?;

@@ -1,4 +1,4 @@
-//! The agent: it makes the rooms and gives each what it needs, says who gets a connection from another agent, and
+//! The agent: it makes the modules and gives each what it needs, says who gets a connection from another agent, and
 //! answers what concerns sessions of all kinds.
 
 use std::collections::BTreeSet;
@@ -167,13 +167,12 @@ impl Agent {
     fn unsettled_of(&self, guest: &str, of_guest: impl Fn(&Unfinished) -> bool) -> Option<OpenSession> {
         let unfinished = self.unfinished().into_iter().find(|one| of_guest(one));
         if let Some(one) = unfinished {
-            return Some(OpenSession { session: one.session, undecided: one.is_undecided() });
+            return Some(OpenSession { session: one.session, in_doubt: one.is_in_doubt() });
         }
         let coming = self.coming().into_iter().find(|one| one.guest() == guest && one.is_held());
-        let leaving =
-            self.outgoing().into_iter().find(|one| one.request.guest == guest && one.is_undecided());
+        let leaving = self.outgoing().into_iter().find(|one| one.request.guest == guest && one.is_in_doubt());
         let session = coming.map(|one| one.session).or(leaving.map(|one| one.session))?;
-        Some(OpenSession { session, undecided: true })
+        Some(OpenSession { session, in_doubt: true })
     }
 
     /// Guests are being moved from or to this host.
@@ -383,12 +382,12 @@ impl Agent {
 pub struct OpenSession {
     pub session: SessionId,
     /// The other host or an operator decides; otherwise recovery brings it to its end by itself.
-    pub undecided: bool,
+    pub in_doubt: bool,
 }
 
 impl fmt::Display for OpenSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let what = if self.undecided { "is not decided" } else { "is being brought to its end" };
+        let what = if self.in_doubt { "is in doubt" } else { "is being brought to its end" };
         write!(f, "its migration {} {what}: `linerate migration list` says what it waits for", self.session)
     }
 }

@@ -21,7 +21,7 @@ fn side(side: Side) -> api::Side {
 }
 
 fn guest_state(state: GuestState) -> api::GuestState {
-    api::GuestState::from_number(state as u8).unwrap_or(api::GuestState::Undecided)
+    api::GuestState::from_number(state as u8).unwrap_or(api::GuestState::InDoubt)
 }
 
 /// `GuestUnknown` as `guest_unknown`.

@@ -62,7 +62,7 @@ fn refuse_stale(spec: &GuestSpec) -> Answer<()> {
 
 fn busy(name: &str, why: &str, unsettled: OpenSession) -> ErrorBody {
     let error = ErrorBody::new("guest_busy", format!("{name}: {why}: {unsettled}"));
-    if !unsettled.undecided {
+    if !unsettled.in_doubt {
         return error.with_hint("try again when it has come to its end");
     }
     let session = unsettled.session;
@@ -107,7 +107,7 @@ fn summary(agent: &Agent, record: &GuestRecord) -> (GuestSummary, Option<GuestDe
         stream: api::Verdict { possible: false, reasons: vec![reason] },
     };
     if let Some(unsettled) = agent.unsettled(record) {
-        let state = if unsettled.undecided { GuestRunState::Undecided } else { GuestRunState::Recovering };
+        let state = if unsettled.in_doubt { GuestRunState::InDoubt } else { GuestRunState::Recovering };
         return (bare(state, unsettled.to_string()), None);
     }
     if !record.is_alive() {

@@ -108,9 +108,9 @@ async fn status(State(agent): Shared) -> Json<AgentStatus> {
     let by_libvirt = moving.iter().filter(|one| one.copied().is_some() || one.copy().is_none()).count();
     let running = outgoing.iter().filter(|one| !one.is_over()).count() + agent.coming().len() + by_libvirt;
     let unfinished = agent.unfinished();
-    let undecided = outgoing.iter().filter(|one| one.is_undecided()).count()
+    let in_doubt = outgoing.iter().filter(|one| one.is_in_doubt()).count()
         + agent.coming().iter().filter(|one| one.is_held()).count()
-        + unfinished.iter().filter(|one| one.is_undecided()).count();
+        + unfinished.iter().filter(|one| one.is_in_doubt()).count();
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     Json(AgentStatus {
         name: agent.config.name.clone(),
@@ -119,7 +119,7 @@ async fn status(State(agent): Shared) -> Json<AgentStatus> {
         listen: agent.config.listen.iter().map(ToString::to_string).collect(),
         guests: count(agent.names_here().len()),
         migrations: count(running),
-        undecided: count(undecided),
+        in_doubt: count(in_doubt),
         unfinished: count(unfinished.len() + recovering.len()),
         unwritten: count(agent.journal.unwritten_ends()),
         protocol_versions: (VERSION_MIN..=VERSION_MAX).collect(),
@@ -261,7 +261,7 @@ async fn resolve(
 ) -> Result<Json<MigrationSummary>, Refusal> {
     let request: ResolveRequest = parse(&body)?;
     let resume_here = request.decision == Decision::ResumeHere;
-    let decided = || Refusal(ErrorBody::new(code::TOO_LATE, format!("migration {id} is not undecided")));
+    let decided = || Refusal(ErrorBody::new(code::TOO_LATE, format!("migration {id} is not in doubt")));
     if let Some(unfinished) = agent.unfinished().into_iter().find(|one| one.session.to_string() == id) {
         return if unfinished.resolve(resume_here) { Ok(Json(unfinished.summary())) } else { Err(decided()) };
     }
@@ -273,7 +273,7 @@ async fn resolve(
         return Ok(Json(coming.summary()));
     }
     let outgoing = find(&agent, &id)?;
-    if !outgoing.is_undecided() {
+    if !outgoing.is_in_doubt() {
         return Err(decided());
     }
     outgoing.resolve(resume_here);

@@ -11,7 +11,7 @@ use linerate_api::{ErrorBody, LinkAnswer, LinkRequest, LinkStep, code};
 use linerate_fabric::collect::kernel::{ethtool, links};
 use linerate_fabric::link::apply;
 use linerate_fabric::link::plan::plan;
-use linerate_fabric::link::{Plan, Settings, Speed, Wish};
+use linerate_fabric::link::{Plan, RequestedSettings, Settings, Speed};
 use linerate_fabric::model::Port;
 
 use crate::faults::chain;
@@ -32,8 +32,8 @@ const TRIALS_MAX: usize = 256;
 pub fn set(state: &Arc<Trials>, request: &LinkRequest) -> Result<LinkAnswer, ErrorBody> {
     within(request.confirm_within_s)?;
     let port = find(state, &request.port)?;
-    let wish = wish(request);
-    let plan = plan(&port, &wish).map_err(|error| refuse(error.to_string()))?;
+    let requested = requested(request);
+    let plan = plan(&port, &requested).map_err(|error| refuse(error.to_string()))?;
     let mut answer = LinkAnswer {
         port: port.name.clone(),
         steps: plan.steps.iter().map(step).collect(),
@@ -44,7 +44,8 @@ pub fn set(state: &Arc<Trials>, request: &LinkRequest) -> Result<LinkAnswer, Err
     if !request.dry_run && !plan.steps.is_empty() {
         let look = || {
             let now = find(state, &port.name)?;
-            let left = self::plan(&now, &wish).map_or_else(|error| error.to_string(), |plan| words(&plan));
+            let left =
+                self::plan(&now, &requested).map_or_else(|error| error.to_string(), |plan| words(&plan));
             Ok((now, left))
         };
         let begun = change(state, &port, &plan, &look)?;
@@ -108,7 +109,7 @@ pub fn put_back_now(state: &Trials, port: &str) -> Result<(), ErrorBody> {
     }
 }
 
-/// Looks at a port: as it is now, and in words what is still not as wished.
+/// Looks at a port: as it is now, and in words what is still not as requested.
 pub(crate) type Look<'a> = &'a dyn Fn() -> Result<(Port, String), ErrorBody>;
 
 /// A trial under way.
@@ -183,7 +184,7 @@ fn begin(state: &Trials, port: &str, undo: &Settings) -> Result<Begun, ErrorBody
     Ok(Begun { port: port.to_owned(), number })
 }
 
-/// The settings must be as wished, and a link that was there must come back.
+/// The settings must be as requested, and a link that was there must come back.
 fn look_again(before: &Port, look: Look<'_>) -> Result<(), ErrorBody> {
     let deadline = Instant::now() + LINK_WAIT;
     loop {
@@ -229,8 +230,8 @@ fn linked(name: &str) -> Result<Port, ErrorBody> {
     })
 }
 
-fn wish(request: &LinkRequest) -> Wish {
-    Wish {
+fn requested(request: &LinkRequest) -> RequestedSettings {
+    RequestedSettings {
         mtu: request.mtu,
         speed: request.speed_mbps.map(|mbps| if mbps == 0 { Speed::Auto } else { Speed::Forced(mbps) }),
         fec: request.fec.clone(),

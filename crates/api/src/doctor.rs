@@ -32,7 +32,7 @@ pub struct DoctorRequest {
 
 /// A host that could not be asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Unheard {
+pub struct UnreachableHost {
     /// As it was named in the request.
     pub host: String,
     /// Why.
@@ -41,7 +41,7 @@ pub struct Unheard {
 
 /// A host that was asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Heard {
+pub struct AnsweredHost {
     /// As it was named in the request.
     pub named: String,
     /// What it calls itself in its inventory.
@@ -52,10 +52,10 @@ pub struct Heard {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DoctorAnswer {
     /// Inventories and measurements, in the form of docs/inventory.md.
-    pub room: serde_json::Value,
+    pub survey: serde_json::Value,
     /// Other hosts that answered.
     #[serde(default)]
-    pub heard: Vec<Heard>,
+    pub answered: Vec<AnsweredHost>,
     /// Hosts that could not be asked.
-    pub unheard: Vec<Unheard>,
+    pub unreachable: Vec<UnreachableHost>,
 }

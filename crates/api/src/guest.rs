@@ -43,7 +43,7 @@ pub enum GuestRunState {
     /// An earlier migration of it is being brought to its end.
     Recovering,
     /// Nobody knows yet on which host it is to run: it stands, and its migration waits for the other host or an operator.
-    Undecided,
+    InDoubt,
 }
 
 /// Whether something can be done, and if not, everything that stands against it.

@@ -4,11 +4,11 @@
 //! Requests refuse fields that they do not know, so that a misspelt option is an error and not a surprise. Answers may
 //! grow fields, which older clients pass over.
 //!
-//! | room | what lives there |
+//! | module | contents |
 //! |---|---|
 //! | [`paths`] | the table of endpoints, used by both sides |
 //! | [`GuestSummary`], [`StartGuest`] … | guests |
-//! | [`MigrateRequest`], [`MigrationSummary`] … | migrations, and sessions that a crash left undecided |
+//! | [`MigrateRequest`], [`MigrationSummary`] … | migrations, and sessions that a crash left in doubt |
 //! | [`LibvirtRequest`], [`DomainEvent`] | domains of libvirt |
 //! | [`Event`] | what is seen while one runs: one JSON document a line, the last is [`EventKind::Finished`] |
 //! | [`BenchRequest`], [`BenchEvent`], [`BenchReport`] | measuring the wires |
@@ -42,7 +42,7 @@ pub use bench::{
     BenchTest, BenchTransport, LinkBandwidth, PingPong, PingPongRow, Rates,
 };
 pub use client::{BenchStream, Client, ClientError, EventStream, TunnelStream};
-pub use doctor::{DoctorAnswer, DoctorRequest, Heard, Probes, Unheard};
+pub use doctor::{AnsweredHost, DoctorAnswer, DoctorRequest, Probes, UnreachableHost};
 pub use domain::{domain_socket, is_domain_socket};
 pub use error::{ErrorBody, code};
 pub use event::{DiskProgress, Event, EventKind, LinkProgress, LinkState, Progress, StepState};

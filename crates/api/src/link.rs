@@ -60,7 +60,7 @@ pub struct LinkStep {
 pub struct LinkAnswer {
     /// Name of the port.
     pub port: String,
-    /// One by one; empty if all was as wished.
+    /// One by one; empty if all was as requested.
     pub steps: Vec<LinkStep>,
     /// What may go wrong, by what is known of the other side.
     pub warnings: Vec<String>,

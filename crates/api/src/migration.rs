@@ -195,7 +195,7 @@ pub enum MigrationOutcome {
     /// It did not work. The error says what the guest does now.
     Failed,
     /// Whether the destination took over is not known yet. The source is paused and goes on asking.
-    Undecided,
+    InDoubt,
 }
 
 /// Where a migration stands.
@@ -214,7 +214,7 @@ pub enum MigrationState {
     Failed,
     /// The guest is paused and it is not known where it is to run: the source asks the destination, the destination waits for
     /// the source's word; an operator may decide.
-    Undecided,
+    InDoubt,
     /// Decided, and being brought to its end: what does not succeed is tried again.
     Recovering,
 }
@@ -254,7 +254,7 @@ pub struct MigrationDetail {
     pub error: Option<ErrorBody>,
 }
 
-/// An operator's decision over an undecided session, when the other host will never answer.
+/// An operator's decision over a session in doubt, when the other host will never answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ResolveRequest {

@@ -18,8 +18,8 @@ pub struct AgentStatus {
     /// How many migrations are under way, both ways.
     pub migrations: u32,
     /// How many sessions wait for the other host or an operator to decide.
-    pub undecided: u32,
-    /// How many sessions of earlier migrations are being brought to their end, undecided ones among them.
+    pub in_doubt: u32,
+    /// How many sessions of earlier migrations are being brought to their end, those in doubt among them.
     #[serde(default)]
     pub unfinished: u32,
     /// How many ends of sessions the journal has not taken yet, because its disk is full or fails.

@@ -87,7 +87,7 @@ numbered! {
         /// It runs at the destination.
         RunsAtDestination = 3, "the guest runs at the destination";
         /// Commit was sent and its outcome is not known yet.
-        Undecided = 4, "the guest is paused at the source, which asks the destination whether it took over";
+        InDoubt = 4, "the guest is paused at the source, which asks the destination whether it took over";
         /// Its process ended by itself or with its host.
         Gone = 5, "the guest runs nowhere";
         /// libvirt was let decide, and has not said where it runs.

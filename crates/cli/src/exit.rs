@@ -30,7 +30,7 @@ exits! {
     /// On request.
     Cancelled = 5, "cancelled; the guest runs at the source as before";
     /// The worst case of a lost connection.
-    Undecided = 6, "undecided: the guest is paused at the source until the destination or an operator decides, see `linerate resolve`; of a domain: see `virsh domstate` on both hosts before anything is resumed";
+    InDoubt = 6, "in doubt: the guest is paused at the source until the destination or an operator decides, see `linerate resolve`; of a domain: see `virsh domstate` on both hosts before anything is resumed";
     /// It is nowhere.
     GuestGone = 7, "the guest ended by itself, or with its host";
     /// The migration goes on.
@@ -78,7 +78,7 @@ const REFUSALS: &[&str] = &[
 pub fn of_body(body: &ErrorBody) -> Exit {
     match body.guest_state {
         Some(GuestState::Gone) => Exit::GuestGone,
-        Some(GuestState::Undecided | GuestState::Unknown) => Exit::Undecided,
+        Some(GuestState::InDoubt | GuestState::Unknown) => Exit::InDoubt,
         Some(GuestState::PausedAtSource) => Exit::PausedAtSource,
         Some(GuestState::RunsAtDestination | GuestState::PausedAtDestination) => Exit::MovedWithFault,
         Some(GuestState::RunsAtSource) | None => match body.code.as_str() {
@@ -106,7 +106,7 @@ pub fn of_outcome(outcome: MigrationOutcome, error: Option<&ErrorBody>) -> Exit 
     match outcome {
         MigrationOutcome::Completed => Exit::Ok,
         MigrationOutcome::Cancelled => error.map_or(Exit::Cancelled, of_body),
-        MigrationOutcome::Undecided => Exit::Undecided,
+        MigrationOutcome::InDoubt => Exit::InDoubt,
         MigrationOutcome::Failed => error.map_or(Exit::Failed, of_body),
     }
 }
@@ -137,8 +137,8 @@ mod tests {
         assert_eq!(of_body(&body), Exit::Refused);
         body.guest_state = Some(GuestState::PausedAtSource);
         assert_eq!(of_body(&body), Exit::PausedAtSource);
-        body.guest_state = Some(GuestState::Undecided);
-        assert_eq!(of_outcome(MigrationOutcome::Failed, Some(&body)), Exit::Undecided);
+        body.guest_state = Some(GuestState::InDoubt);
+        assert_eq!(of_outcome(MigrationOutcome::Failed, Some(&body)), Exit::InDoubt);
         assert_eq!(of_outcome(MigrationOutcome::Cancelled, None), Exit::Cancelled);
         assert_eq!(of_outcome(MigrationOutcome::Failed, None), Exit::Failed);
     }

@@ -64,7 +64,7 @@ pub enum Command {
     Qos(QosCommand),
     /// Show the state of the agent: guests, migrations, kernel features
     Status,
-    /// Decide an undecided session by hand, when the other host will never answer
+    /// Decide a session in doubt by hand, when the other host will never answer
     Resolve(ResolveFlags),
     /// Print a completion script for a shell
     Completions {

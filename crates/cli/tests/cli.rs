@@ -329,18 +329,18 @@ async fn an_intent_is_compared_with_saved_hosts_and_written_for_switches_without
     let folder = lab.folder.path();
     let intent = "ports = [\"ens1f0\"]\nswitch_ports = [\"swp1\"]\nwindows_adapters = [\"Port 1\"]\n\
                   [migration]\npriority = 3\nshare = 50\nlossless = true\ndscp = 26\n";
-    std::fs::create_dir(folder.join("room")).unwrap();
-    std::fs::write(folder.join("room/alpha.json"), SAVED).unwrap();
+    std::fs::create_dir(folder.join("survey")).unwrap();
+    std::fs::write(folder.join("survey/alpha.json"), SAVED).unwrap();
     std::fs::write(folder.join("qos.toml"), intent).unwrap();
-    let (file, room) = (folder.join("qos.toml"), folder.join("room"));
-    let compared = |command: &str| format!("qos {command} {} --from {}", file.display(), room.display());
+    let (file, survey) = (folder.join("qos.toml"), folder.join("survey"));
+    let compared = |command: &str| format!("qos {command} {} --from {}", file.display(), survey.display());
 
     let run = lab.run(&compared("check")).await;
     assert_eq!(run.code, Some(0), "{run:?}");
     assert!(run.out.contains("alpha ens1f0: as the intent says"), "{}", run.out);
     assert!(run.out.contains("--bandwidth 12500M"), "{}", run.out);
 
-    std::fs::write(folder.join("room/alpha.json"), SAVED.replace("\"lossless\":[3]", "\"lossless\":[5]"))
+    std::fs::write(folder.join("survey/alpha.json"), SAVED.replace("\"lossless\":[3]", "\"lossless\":[5]"))
         .unwrap();
     let run = lab.run(&compared("check")).await;
     assert_eq!(run.code, Some(13), "{run:?}");

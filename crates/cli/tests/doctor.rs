@@ -18,41 +18,41 @@ use serde_json::Value;
 /// One lab at a time: loads would measure each other.
 static ONE: Mutex<()> = Mutex::new(());
 
-struct Room {
+struct Stage {
     agents: Vec<Agent>,
     // Behind the agents: dropped after them.
     lab: Lab,
     _one: MutexGuard<'static, ()>,
 }
 
-impl Room {
-    fn new(hosts: usize, rates_mbps: &[u64]) -> Room {
-        Room::with(hosts, rates_mbps, "")
+impl Stage {
+    fn new(hosts: usize, rates_mbps: &[u64]) -> Stage {
+        Stage::with(hosts, rates_mbps, "")
     }
 
     /// With lines in the agents' configuration.
-    fn with(hosts: usize, rates_mbps: &[u64], configuration: &str) -> Room {
+    fn with(hosts: usize, rates_mbps: &[u64], configuration: &str) -> Stage {
         let one = linerate_lab::lock(&ONE);
         let mut builder = Lab::builder().hosts(hosts);
         for rate in rates_mbps {
             builder = builder.link(LinkSpec::shaped(*rate));
         }
-        Room::started(builder.build().unwrap(), configuration, one)
+        Stage::started(builder.build().unwrap(), configuration, one)
     }
 
     /// Agents on all hosts of a lab.
-    fn of(lab: Lab, configuration: &str) -> Room {
-        Room::started(lab, configuration, linerate_lab::lock(&ONE))
+    fn of(lab: Lab, configuration: &str) -> Stage {
+        Stage::started(lab, configuration, linerate_lab::lock(&ONE))
     }
 
-    fn started(lab: Lab, configuration: &str, one: MutexGuard<'static, ()>) -> Room {
+    fn started(lab: Lab, configuration: &str, one: MutexGuard<'static, ()>) -> Stage {
         let options = || AgentOptions {
             binary: Some(env!("CARGO_BIN_EXE_linerate").into()),
             configuration: configuration.to_owned(),
             ..AgentOptions::default()
         };
         let agents = lab.hosts().iter().map(|host| Agent::start(host, options()).unwrap()).collect();
-        Room { agents, lab, _one: one }
+        Stage { agents, lab, _one: one }
     }
 
     fn linerate(&self, arguments: &[&str]) -> (i32, String) {
@@ -88,7 +88,7 @@ fn ids(document: &Value) -> Vec<&str> {
 
 /// The probe from a port of one host to another host.
 fn probe<'a>(document: &'a Value, from: &str, port: &str, to: &str) -> &'a Value {
-    let probes = document["room"]["matrix"]["probes"].as_array().unwrap();
+    let probes = document["survey"]["matrix"]["probes"].as_array().unwrap();
     let wanted = |probe: &&Value| {
         probe["from"]["host"] == from && probe["from"]["port"] == port && probe["to"]["host"] == to
     };
@@ -97,8 +97,8 @@ fn probe<'a>(document: &'a Value, from: &str, port: &str, to: &str) -> &'a Value
 
 #[test]
 fn two_healthy_hosts_and_then_one_port_with_another_mtu() {
-    let room = Room::new(2, &[1000, 200]);
-    let (_, healthy) = room.doctor(&[]);
+    let stage = Stage::new(2, &[1000, 200]);
+    let (_, healthy) = stage.doctor(&[]);
     assert!(!ids(&healthy).contains(&"mtu-between-hosts"), "{:?}", ids(&healthy));
     for (from, to) in [("a", "b"), ("b", "a")] {
         for port in ["l0", "l1"] {
@@ -118,8 +118,8 @@ fn two_healthy_hosts_and_then_one_port_with_another_mtu() {
         assert!(slow > 0 && slow < 300 && fast > slow, "{slow} and {fast} Mb/s");
     }
 
-    room.on(1, &["ip", "link", "set", "dev", "l1", "mtu", "1500"]);
-    let (exit, faulty) = room.doctor(&["--quick"]);
+    stage.on(1, &["ip", "link", "set", "dev", "l1", "mtu", "1500"]);
+    let (exit, faulty) = stage.doctor(&["--quick"]);
     assert_eq!(exit, 12, "{:?}", ids(&faulty));
     assert!(ids(&faulty).contains(&"mtu-between-hosts"), "{:?}", ids(&faulty));
     let there = probe(&faulty, "a", "l1", "b");
@@ -129,36 +129,36 @@ fn two_healthy_hosts_and_then_one_port_with_another_mtu() {
     assert_eq!(there["path_mtu"]["black_hole"], true, "a cable says nothing: {there}");
     assert_eq!(probe(&faulty, "b", "l1", "a")["path_mtu"]["passed"], 1500);
     assert_eq!(probe(&faulty, "a", "l0", "b")["path_mtu"]["passed"], 9000);
-    let (_, text) = room.linerate(&["doctor", "--quick", &room.agents[1].address(0).to_string()]);
+    let (_, text) = stage.linerate(&["doctor", "--quick", &stage.agents[1].address(0).to_string()]);
     assert!(text.contains("b l1: MTU 1500 and 9000") && text.contains("of 9000, silently"), "{text}");
 }
 
 #[test]
 fn a_firewall_and_a_wrong_route_are_seen() {
-    let room = Room::new(2, &[1000, 1000]);
+    let stage = Stage::new(2, &[1000, 1000]);
     let rules = "add table inet t; add chain inet t in { type filter hook input priority 0; policy accept; }; \
                  add rule inet t in iifname l1 udp dport 1-65535 drop";
-    room.on(1, &["nft", rules]);
-    let away = format!("{}/32", room.agents[1].address(0).ip());
-    room.on(0, &["ip", "route", "add", &away, "dev", "l1"]);
-    let (_, document) = room.doctor(&["--quick"]);
+    stage.on(1, &["nft", rules]);
+    let away = format!("{}/32", stage.agents[1].address(0).ip());
+    stage.on(0, &["ip", "route", "add", &away, "dev", "l1"]);
+    let (_, document) = stage.doctor(&["--quick"]);
     let dropped = probe(&document, "a", "l1", "b");
     assert_eq!(dropped["reachable"], false, "{dropped}");
     assert_eq!(dropped["path_mtu"], Value::Null, "unknown, and no black hole: {dropped}");
     let routed = probe(&document, "a", "l0", "b");
     assert_eq!(routed["leaves_by"], "l1", "{routed}");
     assert_eq!(routed["reachable"], true, "bound to its port it goes the right way: {routed}");
-    let chains = document["room"]["hosts"][1]["firewall"]["input"].as_array().unwrap();
+    let chains = document["survey"]["hosts"][1]["firewall"]["input"].as_array().unwrap();
     assert!(chains.iter().any(|chain| chain["table"] == "inet t" && chain["rules"] == 1), "{chains:?}");
 }
 
 #[test]
 fn three_hosts_on_a_switch_with_a_small_mtu_and_all_to_one() {
-    let room = Room::new(3, &[500]);
-    let (_, document) = room.doctor(&[]);
-    let probes = document["room"]["matrix"]["probes"].as_array().unwrap();
+    let stage = Stage::new(3, &[500]);
+    let (_, document) = stage.doctor(&[]);
+    let probes = document["survey"]["matrix"]["probes"].as_array().unwrap();
     assert_eq!(probes.len(), 6);
-    let incasts = document["room"]["matrix"]["incasts"].as_array().unwrap();
+    let incasts = document["survey"]["matrix"]["incasts"].as_array().unwrap();
     assert_eq!(incasts.len(), 3, "each host was sent to by both others");
     for incast in incasts {
         let each: Vec<u64> =
@@ -171,13 +171,13 @@ fn three_hosts_on_a_switch_with_a_small_mtu_and_all_to_one() {
     }
 
     // The bridge passes what its port to c passes: 1500 bytes, while all hosts believe in 9000.
-    let switch = format!("{}-sw", room.lab.name());
+    let switch = format!("{}-sw", stage.lab.name());
     let done = Command::new("ip")
         .args(["-n", &switch, "link", "set", "dev", "l0-c", "mtu", "1500"])
         .status()
         .unwrap();
     assert!(done.success());
-    let (_, document) = room.doctor(&["--quick"]);
+    let (_, document) = stage.doctor(&["--quick"]);
     let through = probe(&document, "a", "l0", "c");
     assert_eq!(through["path_mtu"]["passed"], 1500, "{through}");
     assert_eq!(through["path_mtu"]["black_hole"], true, "{through}");
@@ -186,23 +186,23 @@ fn three_hosts_on_a_switch_with_a_small_mtu_and_all_to_one() {
 
 #[test]
 fn saved_inventories_need_no_agent_and_silent_hosts_are_said() {
-    let room = Room::new(2, &[1000]);
-    room.on(1, &["ip", "link", "set", "dev", "l0", "mtu", "1500"]);
+    let stage = Stage::new(2, &[1000]);
+    stage.on(1, &["ip", "link", "set", "dev", "l0", "mtu", "1500"]);
     let folder = tempfile::tempdir().unwrap();
     let saved = folder.path().to_str().unwrap();
-    room.doctor(&["--quick", "--save", saved]);
-    let (_, text) = room.linerate(&["doctor", "--inventory"]);
+    stage.doctor(&["--quick", "--save", saved]);
+    let (_, text) = stage.linerate(&["doctor", "--inventory"]);
     let inventory: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(inventory["host"], "a");
     assert_eq!(inventory["schema"]["major"], 1);
     let port = inventory["ports"].as_array().unwrap().iter().find(|port| port["name"] == "l0").unwrap();
     assert_eq!((port["kind"].as_str(), port["mtu"].as_u64()), (Some("veth"), Some(9000)), "{port}");
 
-    let nowhere = format!("{}:1", room.agents[1].address(0).ip());
-    let (exit, text) = room.linerate(&["doctor", "--quick", &nowhere]);
+    let nowhere = format!("{}:1", stage.agents[1].address(0).ip());
+    let (exit, text) = stage.linerate(&["doctor", "--quick", &nowhere]);
     assert_eq!(exit, 12, "{text}");
     assert!(text.contains("could not be asked"), "{text}");
-    drop(room);
+    drop(stage);
 
     let mut command = Command::new(env!("CARGO_BIN_EXE_linerate"));
     let page = folder.path().join("page.html");
@@ -215,9 +215,9 @@ fn saved_inventories_need_no_agent_and_silent_hosts_are_said() {
 }
 
 /// What the kernel says of a port's MTU.
-fn mtu(room: &Room, host: usize, port: &str) -> String {
+fn mtu(stage: &Stage, host: usize, port: &str) -> String {
     let done =
-        room.lab.hosts()[host].command("cat").arg(format!("/sys/class/net/{port}/mtu")).output().unwrap();
+        stage.lab.hosts()[host].command("cat").arg(format!("/sys/class/net/{port}/mtu")).output().unwrap();
     String::from_utf8(done.stdout).unwrap().trim().to_owned()
 }
 
@@ -231,76 +231,76 @@ fn until(what: &str, mut reached: impl FnMut() -> bool) {
 
 #[test]
 fn a_port_is_set_on_trial_and_put_back_unless_confirmed() {
-    let mut room = Room::new(2, &[1000]);
-    let (exit, text) = room.linerate(&["link", "set", "l0", "--mtu", "4000", "--dry-run"]);
+    let mut stage = Stage::new(2, &[1000]);
+    let (exit, text) = stage.linerate(&["link", "set", "l0", "--mtu", "4000", "--dry-run"]);
     assert!(exit == 0 && text.contains("l0: MTU 9000 → 4000"), "{text}");
-    assert_eq!(mtu(&room, 0, "l0"), "9000", "a dry run changes nothing");
+    assert_eq!(mtu(&stage, 0, "l0"), "9000", "a dry run changes nothing");
 
-    let (exit, text) = room.linerate(&["link", "set", "l0", "--mtu", "4000", "--within", "2s"]);
+    let (exit, text) = stage.linerate(&["link", "set", "l0", "--mtu", "4000", "--within", "2s"]);
     assert!(exit == 0 && text.contains("on trial"), "{text}");
-    assert_eq!(mtu(&room, 0, "l0"), "4000");
-    until("put back without a word", || mtu(&room, 0, "l0") == "9000");
+    assert_eq!(mtu(&stage, 0, "l0"), "4000");
+    until("put back without a word", || mtu(&stage, 0, "l0") == "9000");
 
-    room.linerate(&["link", "set", "l0", "--mtu", "4000", "--within", "2s"]);
-    let (exit, text) = room.linerate(&["link", "confirm", "l0"]);
+    stage.linerate(&["link", "set", "l0", "--mtu", "4000", "--within", "2s"]);
+    let (exit, text) = stage.linerate(&["link", "confirm", "l0"]);
     assert_eq!(exit, 0, "{text}");
     std::thread::sleep(std::time::Duration::from_secs(3));
-    assert_eq!(mtu(&room, 0, "l0"), "4000", "confirmed, it stays");
-    let (exit, text) = room.linerate(&["link", "confirm", "l0"]);
+    assert_eq!(mtu(&stage, 0, "l0"), "4000", "confirmed, it stays");
+    let (exit, text) = stage.linerate(&["link", "confirm", "l0"]);
     assert_ne!(exit, 0, "there is nothing to confirm any more: {text}");
 
-    room.linerate(&["link", "set", "l0", "--mtu", "3000", "--within", "1h"]);
-    assert_eq!(mtu(&room, 0, "l0"), "3000");
-    room.agents[0].kill().unwrap();
-    assert_eq!(mtu(&room, 0, "l0"), "3000", "a killed agent cannot put it back");
-    room.agents[0].restart().unwrap();
-    until("put back by the next agent", || mtu(&room, 0, "l0") == "4000");
+    stage.linerate(&["link", "set", "l0", "--mtu", "3000", "--within", "1h"]);
+    assert_eq!(mtu(&stage, 0, "l0"), "3000");
+    stage.agents[0].kill().unwrap();
+    assert_eq!(mtu(&stage, 0, "l0"), "3000", "a killed agent cannot put it back");
+    stage.agents[0].restart().unwrap();
+    until("put back by the next agent", || mtu(&stage, 0, "l0") == "4000");
 }
 
 /// A port cannot be larger than the one that it stands on, and its time is over first.
 #[test]
 fn a_port_that_stands_on_another_is_put_back_when_that_one_is() {
-    let mut room = Room::new(2, &[1000]);
-    room.on(0, &["ip", "link", "add", "link", "l0", "name", "a7", "mtu", "9000", "type", "macvlan"]);
-    room.on(0, &["ip", "link", "set", "dev", "a7", "up"]);
-    let lower = |room: &Room, port: &str, within: &str| {
-        let (exit, text) = room.linerate(&["link", "set", port, "--mtu", "1500", "--within", within]);
+    let mut stage = Stage::new(2, &[1000]);
+    stage.on(0, &["ip", "link", "add", "link", "l0", "name", "a7", "mtu", "9000", "type", "macvlan"]);
+    stage.on(0, &["ip", "link", "set", "dev", "a7", "up"]);
+    let lower = |stage: &Stage, port: &str, within: &str| {
+        let (exit, text) = stage.linerate(&["link", "set", port, "--mtu", "1500", "--within", within]);
         assert_eq!(exit, 0, "{text}");
     };
-    let lowered = |room: &Room| {
-        let both = [mtu(room, 0, "a7"), mtu(room, 0, "l0")];
+    let lowered = |stage: &Stage| {
+        let both = [mtu(stage, 0, "a7"), mtu(stage, 0, "l0")];
         assert_eq!(both, ["1500", "1500"]);
     };
-    lower(&room, "a7", "5s");
-    lower(&room, "l0", "1h");
-    let list = room.lab.hosts()[0].state_directory().join("link-trials.json");
+    lower(&stage, "a7", "5s");
+    lower(&stage, "l0", "1h");
+    let list = stage.lab.hosts()[0].state_directory().join("link-trials.json");
     let stuck = "the MTU of a7 could not be set";
     until("its time is over", || std::fs::read_to_string(&list).is_ok_and(|text| text.contains(stuck)));
-    lowered(&room);
-    let (exit, text) = room.linerate(&["link", "put-back", "l0"]);
+    lowered(&stage);
+    let (exit, text) = stage.linerate(&["link", "put-back", "l0"]);
     assert_eq!(exit, 0, "{text}");
-    assert_eq!([mtu(&room, 0, "a7"), mtu(&room, 0, "l0")], ["9000", "9000"]);
+    assert_eq!([mtu(&stage, 0, "a7"), mtu(&stage, 0, "l0")], ["9000", "9000"]);
     assert!(!list.exists(), "nothing is left to put back");
 
     // The same at the agent's next beginning, by names in the wrong order.
-    lower(&room, "a7", "1h");
-    lower(&room, "l0", "1h");
-    room.agents[0].kill().unwrap();
-    lowered(&room);
-    room.agents[0].restart().unwrap();
-    until("both put back", || [mtu(&room, 0, "a7"), mtu(&room, 0, "l0")] == ["9000", "9000"]);
+    lower(&stage, "a7", "1h");
+    lower(&stage, "l0", "1h");
+    stage.agents[0].kill().unwrap();
+    lowered(&stage);
+    stage.agents[0].restart().unwrap();
+    until("both put back", || [mtu(&stage, 0, "a7"), mtu(&stage, 0, "l0")] == ["9000", "9000"]);
 }
 
 #[test]
 fn what_a_port_cannot_do_is_refused_and_changes_nothing() {
-    let room = Room::new(2, &[1000]);
+    let stage = Stage::new(2, &[1000]);
     for wish in [["--mtu", "70000"], ["--speed", "10G"], ["--fec", "rs"], ["--queues", "99999"]] {
-        let (exit, text) = room.linerate(&["link", "set", "l0", wish[0], wish[1]]);
+        let (exit, text) = stage.linerate(&["link", "set", "l0", wish[0], wish[1]]);
         assert_eq!(exit, 4, "{wish:?}: {text}");
     }
-    let (exit, text) = room.linerate(&["link", "set", "nowhere", "--mtu", "1500"]);
+    let (exit, text) = stage.linerate(&["link", "set", "nowhere", "--mtu", "1500"]);
     assert!(exit != 0 && text.contains("there is no port nowhere"), "{text}");
-    let (exit, text) = room.linerate(&["link", "show", "l0"]);
+    let (exit, text) = stage.linerate(&["link", "show", "l0"]);
     assert!(exit == 0 && text.contains("veth") && text.contains("9000"), "{text}");
 }
 
@@ -309,21 +309,21 @@ const INTENT: &str = "ports = [\"l0\"]\nswitch_ports = [\"Ethernet1\"]\n\
 
 #[test]
 fn quality_of_service_on_a_port_without_dcb_is_refused_with_a_sentence() {
-    let room = Room::new(2, &[1000]);
+    let stage = Stage::new(2, &[1000]);
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("qos.toml");
     let file = file.to_str().unwrap();
     std::fs::write(file, INTENT).unwrap();
     let sentence = "l0 of a (a veth) has no DCB";
     for (command, code) in [("plan", 4), ("check", 13), ("apply", 4)] {
-        let (exit, text) = room.linerate(&["qos", command, file]);
+        let (exit, text) = stage.linerate(&["qos", command, file]);
         assert!(exit == code && text.contains(sentence), "{command}: {exit}\n{text}");
     }
-    let (exit, text) = room.linerate(&["qos", "apply", file, "--dry-run", "--json"]);
+    let (exit, text) = stage.linerate(&["qos", "apply", file, "--dry-run", "--json"]);
     let said: Value = serde_json::from_str(&text).unwrap();
     assert!(exit == 4 && said["error"]["message"].as_str().unwrap().contains(sentence), "{text}");
-    let other = room.agents[1].address(0).to_string();
-    let (_, text) = room.linerate(&["qos", "check", file, &other, "--json"]);
+    let other = stage.agents[1].address(0).to_string();
+    let (_, text) = stage.linerate(&["qos", "check", file, &other, "--json"]);
     let document: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(document["matches"], false);
     let hosts: Vec<&str> =
@@ -332,7 +332,7 @@ fn quality_of_service_on_a_port_without_dcb_is_refused_with_a_sentence() {
 
     std::fs::write(file, INTENT.replace("priority = 3", "priority = 9")).unwrap();
     for command in ["plan", "apply"] {
-        let (exit, text) = room.linerate(&["qos", command, file]);
+        let (exit, text) = stage.linerate(&["qos", command, file]);
         assert!(exit == 4 && text.contains("priority 9 of [migration]"), "{command}: {exit}\n{text}");
     }
 }
@@ -353,7 +353,7 @@ fn answering(command: &mut Command, words: &str) -> (i32, String) {
     (done.status.code().unwrap(), String::from_utf8(text).unwrap())
 }
 
-impl Room {
+impl Stage {
     /// `linerate doctor OTHERS --quick --fix …` at the first host, with words for its questions.
     fn fix(&self, more: &[&str], words: &str) -> (i32, String) {
         let others: Vec<String> = self.agents[1..].iter().map(|agent| agent.address(0).to_string()).collect();
@@ -369,92 +369,92 @@ impl Room {
 }
 
 #[test]
-fn unequal_mtus_are_mended_on_both_hosts_and_the_findings_are_gone() {
-    let room = Room::with(2, &[1000, 1000], SETTABLE);
+fn unequal_mtus_are_fixed_on_both_hosts_and_the_findings_are_gone() {
+    let stage = Stage::with(2, &[1000, 1000], SETTABLE);
     // One fault at each host: each is the smaller one of a link.
-    room.on(0, &["ip", "link", "set", "dev", "l0", "mtu", "1500"]);
-    room.on(1, &["ip", "link", "set", "dev", "l1", "mtu", "1500"]);
-    let (_, text) = room.fix(&["--dry-run"], "");
+    stage.on(0, &["ip", "link", "set", "dev", "l0", "mtu", "1500"]);
+    stage.on(1, &["ip", "link", "set", "dev", "l1", "mtu", "1500"]);
+    let (_, text) = stage.fix(&["--dry-run"], "");
     for line in ["a l0: MTU 1500 → 9000  [mtu-between-hosts]", "b l1: MTU 1500 → 9000  [mtu-between-hosts]"]
     {
         assert!(text.contains(line), "{text}");
     }
-    assert_eq!([room.mtus("l0"), room.mtus("l1")], ["1500 9000", "9000 1500"]);
+    assert_eq!([stage.mtus("l0"), stage.mtus("l1")], ["1500 9000", "9000 1500"]);
 
-    let (exit, text) = room.fix(&[], "no\n");
+    let (exit, text) = stage.fix(&[], "no\n");
     assert!(text.contains("nothing was changed"), "{exit}: {text}");
-    assert_eq!(mtu(&room, 1, "l1"), "1500", "a no changes nothing");
+    assert_eq!(mtu(&stage, 1, "l1"), "1500", "a no changes nothing");
 
-    let (exit, text) = room.fix(&["--within", "5m"], "y\ny\n");
+    let (exit, text) = stage.fix(&["--within", "5m"], "y\ny\n");
     assert!(
         text.contains("looked again: mtu-between-hosts gone") && text.contains("it stays"),
         "{exit}: {text}"
     );
-    assert_eq!([room.mtus("l0"), room.mtus("l1")], ["9000 9000", "9000 9000"]);
-    let (_, healthy) = room.doctor(&["--quick"]);
+    assert_eq!([stage.mtus("l0"), stage.mtus("l1")], ["9000 9000", "9000 9000"]);
+    let (_, healthy) = stage.doctor(&["--quick"]);
     assert!(!ids(&healthy).contains(&"mtu-between-hosts"), "{:?}", ids(&healthy));
     // Nothing waits for a word any more, on either host.
-    for more in [&["l0"][..], &["l1", "--host", &room.agents[1].address(0).to_string()]] {
-        let (exit, text) = room.linerate(&[&["link", "confirm"], more].concat());
+    for more in [&["l0"][..], &["l1", "--host", &stage.agents[1].address(0).to_string()]] {
+        let (exit, text) = stage.linerate(&[&["link", "confirm"], more].concat());
         assert!(exit != 0 && text.contains("no change that waits"), "{text}");
     }
 }
 
 #[test]
 fn what_is_not_kept_is_put_back_at_once_or_by_the_agents_in_time() {
-    let room = Room::with(2, &[1000, 1000], SETTABLE);
-    room.on(1, &["ip", "link", "set", "dev", "l1", "mtu", "1500"]);
-    let (exit, text) = room.fix(&["--within", "1h"], "y\nn\n");
+    let stage = Stage::with(2, &[1000, 1000], SETTABLE);
+    stage.on(1, &["ip", "link", "set", "dev", "l1", "mtu", "1500"]);
+    let (exit, text) = stage.fix(&["--within", "1h"], "y\nn\n");
     assert!(exit == 1 && text.contains("not kept") && text.contains("is as before"), "{exit}: {text}");
-    assert_eq!(mtu(&room, 1, "l1"), "1500");
+    assert_eq!(mtu(&stage, 1, "l1"), "1500");
 
     // The command dies between its two questions, with the port on trial.
-    let mut command = room.agents[0].client();
-    command.args(["doctor", "--quick", "--fix", "--within", "20s", &room.agents[1].address(0).to_string()]);
+    let mut command = stage.agents[0].client();
+    command.args(["doctor", "--quick", "--fix", "--within", "20s", &stage.agents[1].address(0).to_string()]);
     let pipe = std::process::Stdio::piped;
     let mut child = command.stdin(pipe()).stdout(pipe()).spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
     std::io::Write::write_all(&mut stdin, b"y\n").unwrap();
-    until("on trial", || mtu(&room, 1, "l1") == "9000");
+    until("on trial", || mtu(&stage, 1, "l1") == "9000");
     child.kill().unwrap();
     child.wait().unwrap();
-    until("put back by the agent of that host", || mtu(&room, 1, "l1") == "1500");
+    until("put back by the agent of that host", || mtu(&stage, 1, "l1") == "1500");
 }
 
 #[test]
 fn what_does_not_help_is_put_back_and_other_hosts_must_allow_it() {
-    let room = Room::with(3, &[1000, 1000], SETTABLE);
+    let stage = Stage::with(3, &[1000, 1000], SETTABLE);
     // The bridge passes 1500 to c, so that a port of c that is raised to 9000 loses its large packets.
-    let switch = format!("{}-sw", room.lab.name());
+    let switch = format!("{}-sw", stage.lab.name());
     let small = ["-n", &switch, "link", "set", "dev", "l0-c", "mtu", "1500"];
     assert!(Command::new("ip").args(small).status().unwrap().success());
-    room.on(2, &["ip", "link", "set", "dev", "l0", "mtu", "1500"]);
-    let (exit, text) = room.fix(&["--yes", "--within", "5m"], "");
+    stage.on(2, &["ip", "link", "set", "dev", "l0", "mtu", "1500"]);
+    let (exit, text) = stage.fix(&["--yes", "--within", "5m"], "");
     assert!(exit == 1 && text.contains("it did not help") && text.contains("mtu-path"), "{exit}: {text}");
-    assert_eq!(room.mtus("l0"), "9000 9000 1500");
-    drop(room);
+    assert_eq!(stage.mtus("l0"), "9000 9000 1500");
+    drop(stage);
 
-    // What the other host would refuse is not planned; what is this host's own is mended all the same.
-    let room = Room::new(2, &[1000, 1000]);
-    room.on(0, &["ip", "link", "set", "dev", "l0", "mtu", "1500"]);
-    room.on(1, &["ip", "link", "set", "dev", "l1", "mtu", "1500"]);
-    let (exit, text) = room.fix(&["--yes"], "");
+    // What the other host would refuse is not planned; what is this host's own is fixed all the same.
+    let stage = Stage::new(2, &[1000, 1000]);
+    stage.on(0, &["ip", "link", "set", "dev", "l0", "mtu", "1500"]);
+    stage.on(1, &["ip", "link", "set", "dev", "l1", "mtu", "1500"]);
+    let (exit, text) = stage.fix(&["--yes"], "");
     assert!(exit == 12 && text.contains("b does not take settings from other hosts"), "{exit}: {text}");
     assert!(text.contains("settings_from_agents") && text.contains("it stays"), "{text}");
-    assert_eq!([room.mtus("l0"), room.mtus("l1")], ["9000 9000", "9000 1500"]);
-    let there = room.agents[1].address(0).to_string();
-    let (exit, _) = room.linerate(&["link", "set", "l1", "--mtu", "9000", "--host", &there]);
-    assert_eq!((exit, mtu(&room, 1, "l1")), (4, "1500".into()));
+    assert_eq!([stage.mtus("l0"), stage.mtus("l1")], ["9000 9000", "9000 1500"]);
+    let there = stage.agents[1].address(0).to_string();
+    let (exit, _) = stage.linerate(&["link", "set", "l1", "--mtu", "9000", "--host", &there]);
+    assert_eq!((exit, mtu(&stage, 1, "l1")), (4, "1500".into()));
 }
 
 /// Before it is kept everything goes back, also where nobody reads what is said; after that it is said, whatever else goes wrong.
 #[test]
 fn an_output_that_breaks_never_leaves_it_open_what_stays() {
     use std::io::{Read as _, Write as _};
-    let room = Room::with(2, &[1000, 1000], SETTABLE);
-    room.on(1, &["ip", "link", "set", "dev", "l1", "mtu", "1500"]);
-    let mut command = room.agents[0].client();
-    command.args(["doctor", "--quick", "--fix", "--within", "1h", &room.agents[1].address(0).to_string()]);
+    let stage = Stage::with(2, &[1000, 1000], SETTABLE);
+    stage.on(1, &["ip", "link", "set", "dev", "l1", "mtu", "1500"]);
+    let mut command = stage.agents[0].client();
+    command.args(["doctor", "--quick", "--fix", "--within", "1h", &stage.agents[1].address(0).to_string()]);
     let pipe = std::process::Stdio::piped;
     let mut child = command.stdin(pipe()).stdout(pipe()).stderr(pipe()).spawn().unwrap();
     let mut stdout = child.stdout.take().unwrap();
@@ -470,36 +470,37 @@ fn an_output_that_breaks_never_leaves_it_open_what_stays() {
     let done = child.wait_with_output().unwrap();
     let errors = String::from_utf8(done.stderr).unwrap();
     assert!(errors.contains("output cannot be written") && errors.contains("is as before"), "{errors}");
-    assert_eq!((done.status.code(), mtu(&room, 1, "l1")), (Some(1), "1500".into()));
+    assert_eq!((done.status.code(), mtu(&stage, 1, "l1")), (Some(1), "1500".into()));
 
-    let page = room.lab.hosts()[0].directory().join("no-such-folder/page.html");
-    let (exit, text) = room.fix(&["--json", "--yes", "--within", "5m", "--html", page.to_str().unwrap()], "");
+    let page = stage.lab.hosts()[0].directory().join("no-such-folder/page.html");
+    let (exit, text) =
+        stage.fix(&["--json", "--yes", "--within", "5m", "--html", page.to_str().unwrap()], "");
     let document = serde_json::Deserializer::from_str(&text).into_iter::<Value>().next().unwrap().unwrap();
     assert_eq!(document["outcome"], "kept", "{text}");
     assert!(exit == 1 && text.contains("page.html cannot be written"), "{exit}: {text}");
-    assert_eq!(mtu(&room, 1, "l1"), "9000");
+    assert_eq!(mtu(&stage, 1, "l1"), "9000");
 }
 
 /// What a program gets; and a path that nobody can raise is made to work by lowering both ends.
 #[test]
-fn a_path_through_a_small_bridge_is_mended_by_smaller_packets() {
-    let room = Room::with(3, &[1000, 1000], SETTABLE);
-    let switch = format!("{}-sw", room.lab.name());
+fn a_path_through_a_small_bridge_is_fixed_by_smaller_packets() {
+    let stage = Stage::with(3, &[1000, 1000], SETTABLE);
+    let switch = format!("{}-sw", stage.lab.name());
     for port in ["l1-a", "l1-b", "l1-c"] {
         let small = ["-n", &switch, "link", "set", "dev", port, "mtu", "1500"];
         assert!(Command::new("ip").args(small).status().unwrap().success());
     }
-    let (exit, text) = room.fix(&["--json"], "");
+    let (exit, text) = stage.fix(&["--json"], "");
     assert!(exit == 2 && text.contains("a program cannot answer"), "{text}");
-    let (_, text) = room.fix(&["--json", "--yes", "--within", "5m"], "");
+    let (_, text) = stage.fix(&["--json", "--yes", "--within", "5m"], "");
     let document: Value = serde_json::from_str(&text).unwrap_or_else(|_| panic!("{text}"));
     assert_eq!(document["outcome"], "kept", "{text}");
     assert_eq!(document["fix"]["ports"].as_array().unwrap().len(), 3);
     assert!(!ids(&document).contains(&"mtu-path"), "{:?}", ids(&document));
-    assert_eq!([room.mtus("l1"), room.mtus("l0")], ["1500 1500 1500", "9000 9000 9000"]);
+    assert_eq!([stage.mtus("l1"), stage.mtus("l0")], ["1500 1500 1500", "9000 9000 9000"]);
 }
 
-impl Room {
+impl Stage {
     /// lldpd at the other end of a host's port: between two hosts that is the other host's end of the cable.
     fn switch(&self, at: usize, system: &str, frame_bytes_max: u16, vlan: u16) -> Lldpd {
         let switch = Switch { system: system.into(), port: "Ethernet1/7".into(), frame_bytes_max, vlan };
@@ -507,9 +508,9 @@ impl Room {
     }
 
     /// What the first link's port of each host hears, as `SYSTEM PORT`.
-    fn heard(&self) -> Vec<String> {
+    fn neighbours(&self) -> Vec<String> {
         let (_, document) = self.doctor(&["--quick"]);
-        let hosts = document["room"]["hosts"].as_array().unwrap();
+        let hosts = document["survey"]["hosts"].as_array().unwrap();
         let port = |host: &Value| {
             host["ports"].as_array().unwrap().iter().find(|port| port["name"] == "l0").cloned()
         };
@@ -522,22 +523,22 @@ impl Room {
 /// A daemon that others wrote speaks at both ends of a cable, as two ports of switches that are set in different ways.
 #[test]
 fn what_lldpd_says_at_both_ends_is_heard_and_what_differs_is_found() {
-    let room = Room::new(2, &[1000]);
-    assert_eq!(room.heard(), ["", ""], "nobody speaks yet");
-    let (mut small, mut other) = (room.switch(0, "leaf0", 1518, 100), room.switch(1, "leaf1", 9234, 200));
-    until("both hosts hear their switch", || {
+    let stage = Stage::new(2, &[1000]);
+    assert_eq!(stage.neighbours(), ["", ""], "nobody speaks yet");
+    let (mut small, mut other) = (stage.switch(0, "leaf0", 1518, 100), stage.switch(1, "leaf1", 9234, 200));
+    until("both hosts receive their switch", || {
         small.must_run().unwrap();
         other.must_run().unwrap();
-        room.heard() == ["leaf0 Ethernet1/7", "leaf1 Ethernet1/7"]
+        stage.neighbours() == ["leaf0 Ethernet1/7", "leaf1 Ethernet1/7"]
     });
 
     let folder = tempfile::tempdir().unwrap();
     let saved = folder.path().to_str().unwrap();
-    let (exit, document) = room.doctor(&["--quick", "--save", saved]);
+    let (exit, document) = stage.doctor(&["--quick", "--save", saved]);
     let findings = document["findings"].as_array().unwrap();
     let found = findings.iter().find(|finding| finding["id"] == "mtu-against-switch").unwrap();
     assert_eq!(found["title"], "MTU 9000, but its switch port leaf0 Ethernet1/7 passes 1500", "{exit}");
-    assert_eq!(found["places"], serde_json::json!([{"host": "a", "port": "l0"}]));
+    assert_eq!(found["locations"], serde_json::json!([{"host": "a", "port": "l0"}]));
     assert_eq!(
         ids(&document).iter().filter(|id| **id == "mtu-against-switch").count(),
         1,
@@ -545,14 +546,14 @@ fn what_lldpd_says_at_both_ends_is_heard_and_what_differs_is_found() {
     );
     // Packets do arrive here, whatever the VLANs are called; files know nothing of that.
     assert!(!ids(&document).contains(&"vlan-between-hosts"), "{:?}", ids(&document));
-    let (_, text) = room.linerate(&["doctor", "--json", "--from", saved]);
+    let (_, text) = stage.linerate(&["doctor", "--json", "--from", saved]);
     let from_files: Value = serde_json::from_str(&text).unwrap();
     assert!(ids(&from_files).contains(&"vlan-between-hosts"), "{:?}", ids(&from_files));
-    let (_, text) = room.linerate(&["link", "set", "l0", "--mtu", "8000", "--dry-run"]);
+    let (_, text) = stage.linerate(&["link", "set", "l0", "--mtu", "8000", "--dry-run"]);
     assert!(text.contains("leaf0 passes packets of 1500 bytes only"), "{text}");
 
     // One that goes says so, and is forgotten.
     small.stop().unwrap();
-    until("a switch that went is forgotten", || room.heard() == ["", "leaf1 Ethernet1/7"]);
-    assert!(!ids(&room.doctor(&["--quick"]).1).contains(&"mtu-against-switch"));
+    until("a switch that went is forgotten", || stage.neighbours() == ["", "leaf1 Ethernet1/7"]);
+    assert!(!ids(&stage.doctor(&["--quick"]).1).contains(&"mtu-against-switch"));
 }

@@ -276,12 +276,12 @@ fn whatever_ends_while_debian_12s_libvirt_waits_leaves_the_domain_at_the_source(
 }
 
 /// libvirt decides within moments, if it can.
-const UNHEARD: Duration = Duration::from_secs(20);
+const UNANSWERED: Duration = Duration::from_secs(20);
 
 /// Where it runs once libvirt has decided. Where its answer from the other host was lost it leaves the domain paused at the source, and the
 /// rest to its operator, who looks at both hosts and ends that one.
 fn decided(stage: &Stage) -> usize {
-    let (deadline, mut unheard) = (Instant::now() + LONG, None);
+    let (deadline, mut unanswered) = (Instant::now() + LONG, None);
     loop {
         let states = [0, 1].map(|host| stage.state(host));
         match states.each_ref().map(Option::as_deref) {
@@ -289,7 +289,7 @@ fn decided(stage: &Stage) -> usize {
             [None, Some("running")] => return 1,
             [Some("paused" | "shut off"), Some("running")]
             | [Some("running"), Some("paused" | "shut off")]
-                if unheard.get_or_insert_with(Instant::now).elapsed() > UNHEARD =>
+                if unanswered.get_or_insert_with(Instant::now).elapsed() > UNANSWERED =>
             {
                 let stands = states.iter().position(|state| state.as_deref() != Some("running")).unwrap();
                 // What is left of a persistent domain that was ended is its definition.

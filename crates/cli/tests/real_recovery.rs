@@ -229,7 +229,7 @@ fn a_guest_that_its_operator_paused_stays_paused_when_the_agent_starts_again() {
     std::thread::sleep(Duration::from_millis(500));
     stage.tell(1, "stop");
     stage.agent(1).restart().unwrap();
-    let held = stage.only(1, "undecided");
+    let held = stage.only(1, "in_doubt");
     stage.stays(1, "paused");
     assert_eq!(stage.hypervisors(0).len(), 1);
     let (exit, text) = stage.linerate_at(1, &["resolve", held["id"].as_str().unwrap(), "--resume-here"]);
@@ -247,7 +247,7 @@ fn a_guest_that_its_operator_paused_stays_paused_when_the_agent_starts_again() {
     goes_on(&mut stage, 0);
 }
 
-/// The guest runs at the destination, whose QEMU ends before the source has heard of it, and its agent too or not.
+/// The guest runs at the destination, whose QEMU ends before the source knows of it, and its agent too or not.
 fn dies_behind_commit(stage: &mut Stage, gates: &[linerate_lab::Gate; 2], agent_ends: bool) -> String {
     let [from, to] = [stage.source, 1 - stage.source];
     let runs = gates[to].hold_after("destination.running").unwrap();
@@ -264,18 +264,18 @@ fn dies_behind_commit(stage: &mut Stage, gates: &[linerate_lab::Gate; 2], agent_
     }
     stage.cut_all(false);
     let failure = ended(&migration.finish()).failed(6);
-    assert_eq!(failure["guest_state"], "undecided", "{failure}");
+    assert_eq!(failure["guest_state"], "in_doubt", "{failure}");
     assert!(failure["message"].as_str().unwrap().contains("kept"), "{failure}");
-    let held = stage.only(from, "undecided");
+    let held = stage.only(from, "in_doubt");
     assert!(held["note"].as_str().unwrap().contains("linerate resolve"), "{held}");
     let (_, shown) = stage.linerate_at(from, &["status"]);
-    assert!(shown.contains("Undecided") && shown.contains("linerate migration list"), "{shown}");
+    assert!(shown.contains("In doubt") && shown.contains("linerate migration list"), "{shown}");
     let (_, shown) = stage.linerate_at(from, &["migration", "list"]);
     assert!(shown.contains("linerate resolve"), "{shown}");
     stage.stays(from, "postmigrate");
     stage.agent(from).kill().unwrap();
     stage.agent(from).restart().unwrap();
-    stage.only(from, "undecided")["id"].as_str().unwrap().to_owned()
+    stage.only(from, "in_doubt")["id"].as_str().unwrap().to_owned()
 }
 
 #[test]

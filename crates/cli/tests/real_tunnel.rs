@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use linerate_lab::Way;
 use rustix::process::Signal;
-use stage::{Bytes, LONG, Stage, gone, hear, say};
+use stage::{Bytes, LONG, Stage, gone, receive, say};
 
 /// Many streams in both directions, each half-closed by both of its ends, while something is done to the links.
 fn streams_while(stage: &Stage, streams: u64, blocks: usize, meanwhile: impl FnOnce() + Send) {
@@ -27,8 +27,8 @@ fn streams_while(stage: &Stage, streams: u64, blocks: usize, meanwhile: impl FnO
                     socket.shutdown(Shutdown::Write).unwrap();
                 });
             }
-            scope.spawn(move || hear(clones.0, seed + 1000, blocks));
-            scope.spawn(move || hear(clones.1, seed, blocks));
+            scope.spawn(move || receive(clones.0, seed + 1000, blocks));
+            scope.spawn(move || receive(clones.1, seed, blocks));
         }
         scope.spawn(meanwhile);
     });

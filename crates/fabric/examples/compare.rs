@@ -10,12 +10,12 @@ use linerate_fabric::{checks, report, saved};
 fn main() -> Result<(), Box<dyn Error>> {
     let folder = std::env::args().nth(1).ok_or("say a folder with saved inventories")?;
     let began = Instant::now();
-    let room = saved::read(Path::new(&folder))?;
+    let survey = saved::read(Path::new(&folder))?;
     let read = began.elapsed();
-    let findings = checks::run_all(&room);
+    let findings = checks::run_all(&survey);
     let checked = began.elapsed();
-    let page = report::html(&room, &findings);
-    println!("{} hosts, {} findings", room.hosts.len(), findings.len());
+    let page = report::html(&survey, &findings);
+    println!("{} hosts, {} findings", survey.hosts.len(), findings.len());
     println!(
         "read {read:?}, checked {:?}, page of {} bytes {:?}",
         checked - read,

@@ -1,4 +1,4 @@
-//! Inventories in files: collected earlier, or exported by other systems. One report covers a mixed room.
+//! Inventories in files: collected earlier, or exported by other systems. One report covers a mixed survey.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use crate::model::{INVENTORY_BYTES_MAX, Inventory, InventoryError, Room, Switch};
+use crate::model::{INVENTORY_BYTES_MAX, Inventory, InventoryError, Survey, Switch};
 
 /// Files of one folder.
 const FILES_MAX: usize = 4096;
 
-/// Why a folder is no room.
+/// Why a folder is no survey.
 #[derive(Debug, Error)]
 pub enum SavedError {
     /// It cannot be read.
@@ -50,7 +50,7 @@ pub enum SavedError {
 }
 
 /// All `*.json` of a folder, in the order of their names: inventories of hosts, and switches.
-pub fn read(folder: &Path) -> Result<Room, SavedError> {
+pub fn read(folder: &Path) -> Result<Survey, SavedError> {
     let failed = |source| SavedError::Read { path: folder.to_owned(), source };
     let mut paths = Vec::new();
     for entry in fs::read_dir(folder).map_err(failed)?.take(FILES_MAX) {
@@ -63,22 +63,22 @@ pub fn read(folder: &Path) -> Result<Room, SavedError> {
         return Err(SavedError::Empty { path: folder.to_owned() });
     }
     paths.sort();
-    let mut room = Room::default();
+    let mut survey = Survey::default();
     for path in paths {
         let bytes = read_file(&path).map_err(|source| SavedError::Read { path: path.clone(), source })?;
-        add(&bytes, &mut room).map_err(|source| SavedError::Inventory { path, source })?;
+        add(&bytes, &mut survey).map_err(|source| SavedError::Inventory { path, source })?;
     }
-    Ok(room)
+    Ok(survey)
 }
 
 /// Writes each host's inventory to `HOST.json`. A name that is no file name becomes one.
-pub fn write(room: &Room, folder: &Path) -> Result<(), SavedError> {
+pub fn write(survey: &Survey, folder: &Path) -> Result<(), SavedError> {
     let failed = |path: &Path| {
         let path = path.to_owned();
         move |source| SavedError::Write { path, source }
     };
     fs::create_dir_all(folder).map_err(failed(folder))?;
-    for host in &room.hosts {
+    for host in &survey.hosts {
         let path = folder.join(format!("{}.json", file_name(&host.host)));
         let text = host.to_json().map_err(|error| failed(&path)(error.into()))?;
         fs::write(&path, text + "\n").map_err(failed(&path))?;
@@ -100,12 +100,12 @@ fn read_file(path: &Path) -> io::Result<Vec<u8>> {
 }
 
 /// A file with a field `switch` is a switch, any other a host.
-fn add(bytes: &[u8], room: &mut Room) -> Result<(), InventoryError> {
+fn add(bytes: &[u8], survey: &mut Survey) -> Result<(), InventoryError> {
     match serde_json::from_slice::<Switch>(bytes) {
         Ok(switch) if bytes.len() <= INVENTORY_BYTES_MAX && !switch.switch.is_empty() => {
-            room.switches.push(switch)
+            survey.switches.push(switch)
         }
-        _ => room.hosts.push(Inventory::from_json(bytes)?),
+        _ => survey.hosts.push(Inventory::from_json(bytes)?),
     }
     Ok(())
 }
@@ -113,20 +113,20 @@ fn add(bytes: &[u8], room: &mut Room) -> Result<(), InventoryError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::healthy_room;
+    use crate::testing::healthy_survey;
 
     #[test]
     fn what_is_saved_can_be_read() {
         let folder = tempfile::tempdir().unwrap();
-        let room = healthy_room();
-        write(&room, folder.path()).unwrap();
+        let survey = healthy_survey();
+        write(&survey, folder.path()).unwrap();
         fs::write(
             folder.path().join("leaf0.json"),
             r#"{"switch":"leaf0","ports":[{"name":"Ethernet1/1","mtu":1500}]}"#,
         )
         .unwrap();
         let read = read(folder.path()).unwrap();
-        assert_eq!(read.hosts, room.hosts);
+        assert_eq!(read.hosts, survey.hosts);
         assert_eq!(read.switches[0].ports[0].mtu, Some(1500));
     }
 

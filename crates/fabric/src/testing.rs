@@ -1,4 +1,4 @@
-//! A healthy room for the tests of checks: three hosts, two 25G ports each for migration, one 1G port for management,
+//! A healthy survey for the tests of checks: three hosts, two 25G ports each for migration, one 1G port for management,
 //! a switch that speaks LLDP, RoCE with one lossless priority. Tests make one fault in it. And others made of it.
 
 use std::net::IpAddr;
@@ -7,33 +7,33 @@ use crate::checks::run_all;
 use crate::model::*;
 
 /// Three equal hosts, all well.
-pub(crate) fn healthy_room() -> Room {
-    Room::of((1..=3).zip(["alpha", "beta", "gamma"]).map(|(number, name)| host(number, name)).collect())
+pub(crate) fn healthy_survey() -> Survey {
+    Survey::of((1..=3).zip(["alpha", "beta", "gamma"]).map(|(number, name)| host(number, name)).collect())
 }
 
-/// The one finding of a room with one fault: the check speaks, once, and no other does.
-pub(crate) fn only(room: &Room, id: &str) -> Finding {
-    let mut findings = run_all(room);
+/// The one finding of a survey with one fault: the check speaks, once, and no other does.
+pub(crate) fn only(survey: &Survey, id: &str) -> Finding {
+    let mut findings = run_all(survey);
     let ids: Vec<&str> = findings.iter().map(|finding| finding.id.as_str()).collect();
     assert_eq!(ids, [id], "{findings:#?}");
     findings.remove(0)
 }
 
-/// A host of the room, to make a fault in.
-pub(crate) fn host_mut<'a>(room: &'a mut Room, name: &str) -> &'a mut Inventory {
-    room.hosts.iter_mut().find(|host| host.host == name).expect("a host of the healthy room")
+/// A host of the survey, to make a fault in.
+pub(crate) fn host_mut<'a>(survey: &'a mut Survey, name: &str) -> &'a mut Inventory {
+    survey.hosts.iter_mut().find(|host| host.host == name).expect("a host of the healthy survey")
 }
 
-/// A port of the room, to make a fault in.
-pub(crate) fn port<'a>(room: &'a mut Room, host: &str, port: &str) -> &'a mut Port {
-    let ports = &mut host_mut(room, host).ports;
-    ports.iter_mut().find(|one| one.name == port).expect("a port of the healthy room")
+/// A port of the survey, to make a fault in.
+pub(crate) fn port<'a>(survey: &'a mut Survey, host: &str, port: &str) -> &'a mut Port {
+    let ports = &mut host_mut(survey, host).ports;
+    ports.iter_mut().find(|one| one.name == port).expect("a port of the healthy survey")
 }
 
 /// The two fast ports of each host are members of `bond0`, by LACP.
-pub(crate) fn team_room() -> Room {
-    let mut room = healthy_room();
-    for host in &mut room.hosts {
+pub(crate) fn team_survey() -> Survey {
+    let mut survey = healthy_survey();
+    for host in &mut survey.hosts {
         let mut addresses = Vec::new();
         for port in host.ports.iter_mut().filter(|port| port.name.starts_with("ens1")) {
             addresses.append(&mut port.addresses);
@@ -73,13 +73,13 @@ pub(crate) fn team_room() -> Room {
             .filter(|route| route.port == "ens1f0")
             .for_each(|route| route.port = "bond0".into());
     }
-    room
+    survey
 }
 
 /// The first fast port of each host carries its address in VLAN 700.
-pub(crate) fn vlan_room() -> Room {
-    let mut room = healthy_room();
-    for host in &mut room.hosts {
+pub(crate) fn vlan_survey() -> Survey {
+    let mut survey = healthy_survey();
+    for host in &mut survey.hosts {
         let below = host.ports.iter_mut().find(|port| port.name == "ens1f0").unwrap();
         below.neighbours[0].vlans = vec![100, 700];
         let addresses = std::mem::take(&mut below.addresses);
@@ -99,7 +99,7 @@ pub(crate) fn vlan_room() -> Room {
             route.port = "ens1f0.700".into();
         }
     }
-    room
+    survey
 }
 
 /// A probe between the first fast ports of alpha and beta, as it should be.
@@ -120,8 +120,8 @@ pub(crate) fn reversed(probe: &Probe) -> Probe {
 }
 
 /// Another kernel on a host, its drivers with it.
-pub(crate) fn kernel(room: &mut Room, host: &str, release: &str) {
-    let host = host_mut(room, host);
+pub(crate) fn kernel(survey: &mut Survey, host: &str, release: &str) {
+    let host = host_mut(survey, host);
     host.system.kernel = Some(release.into());
     host.ports.iter_mut().filter(|port| port.driver_version.is_some()).for_each(|port| {
         port.driver_version = Some(release.into());
@@ -129,18 +129,18 @@ pub(crate) fn kernel(room: &mut Room, host: &str, release: &str) {
 }
 
 /// Rates of two links between alpha and beta, there and back, over ports whose speed means nothing.
-pub(crate) fn two_links(rates: [(u64, u64); 2]) -> Room {
-    let mut room = healthy_room();
-    room.hosts.iter_mut().flat_map(|host| &mut host.ports).for_each(|port| port.kind = PortKind::Veth);
+pub(crate) fn two_links(rates: [(u64, u64); 2]) -> Survey {
+    let mut survey = healthy_survey();
+    survey.hosts.iter_mut().flat_map(|host| &mut host.ports).for_each(|port| port.kind = PortKind::Veth);
     for (link, (there, back)) in (0u8..).zip(rates) {
         let mut one = Probe { throughput_mbps: Some(there), ..probe() };
         for (end, host) in [(&mut one.from, 1), (&mut one.to, 2)] {
             (end.port, end.ip) = (format!("ens1f{link}"), [10, 1, link, host].into());
         }
         let other = Probe { throughput_mbps: Some(back), ..reversed(&one) };
-        room.matrix.probes.extend([one, other]);
+        survey.matrix.probes.extend([one, other]);
     }
-    room
+    survey
 }
 
 fn host(number: u8, name: &str) -> Inventory {

@@ -22,14 +22,14 @@ enum Seen {
     /// It is in progress, or being brought to its end.
     Busy,
     /// It waits for the other side's word, or for his.
-    Undecided,
+    InDoubt,
 }
 
-/// What has been undecided for so long is looked into.
+/// Sessions in doubt for longer are looked into.
 const PATIENCE: Duration = Duration::from_secs(40);
 
 impl World {
-    /// Looks at everything that is undecided for too long.
+    /// Looks at everything that is in doubt for too long.
     pub fn operator_looks(&mut self) {
         if self.scenario.mode == ModeTag::Handover {
             return;
@@ -49,7 +49,7 @@ impl World {
     fn gives_up_loaded(&mut self) {
         if self.options.mutation == Some(Mutation::LoadedGivenUp)
             && self.destination.brain.as_ref().is_some_and(|brain| brain.is_held())
-            && self.undecided_since.is_some_and(|since| self.now - since >= PATIENCE / 4)
+            && self.in_doubt_since.is_some_and(|since| self.now - since >= PATIENCE / 4)
         {
             self.tell_destination(destination::Event::RolledBackAtSource);
         }
@@ -59,16 +59,16 @@ impl World {
         self.gives_up_loaded();
         let now = self.now;
         let [from, to] = self.roles;
-        let undecided = self.source.brain.as_ref().is_some_and(|brain| brain.is_undecided());
+        let in_doubt = self.source.brain.as_ref().is_some_and(|brain| brain.is_in_doubt());
         let held = self.destination.brain.as_ref().is_some_and(|brain| brain.is_held());
-        if !undecided && !held {
-            self.undecided_since = None;
+        if !in_doubt && !held {
+            self.in_doubt_since = None;
             return;
         }
-        if now - *self.undecided_since.get_or_insert(now) < PATIENCE {
+        if now - *self.in_doubt_since.get_or_insert(now) < PATIENCE {
             return;
         }
-        if undecided && let Some(resume) = self.word_at_source(from, self.session) {
+        if in_doubt && let Some(resume) = self.word_at_source(from, self.session) {
             self.check.resolved.insert(self.session);
             self.note(|| format!("the operator decides at the source: {resume}"));
             return self.tell_source(source::Event::Resolve(resume));
@@ -84,7 +84,7 @@ impl World {
         let Some(case) = self.hosts[host].cases.get(&session) else { return };
         match &case.machine {
             Machine::Source(machine)
-                if machine.is_undecided() && machine.answer() != Some(Outcome::Committed) =>
+                if machine.is_in_doubt() && machine.answer() != Some(Outcome::Committed) =>
             {
                 let Some(resume) = self.word_at_source(host, session) else { return };
                 self.check.resolved.insert(session);
@@ -125,18 +125,18 @@ impl World {
         if !self.hosts[host].up {
             return None;
         }
-        let undecided = |is: bool| Some(if is { Seen::Undecided } else { Seen::Busy });
+        let in_doubt = |is: bool| Some(if is { Seen::InDoubt } else { Seen::Busy });
         if let Some(case) = self.hosts[host].cases.get(&session) {
-            return undecided(match &case.machine {
-                Machine::Source(machine) => machine.is_undecided(),
+            return in_doubt(match &case.machine {
+                Machine::Source(machine) => machine.is_in_doubt(),
                 Machine::Destination(machine) => machine.is_waiting(),
             });
         }
         let [from, to] = self.roles;
         match (&self.source.brain, &self.destination.brain) {
-            (Some(brain), _) if (session, host) == (self.session, from) => undecided(brain.is_undecided()),
+            (Some(brain), _) if (session, host) == (self.session, from) => in_doubt(brain.is_in_doubt()),
             (_, Some(brain)) if (session, host) == (self.session, to) && !brain.is_ended() => {
-                undecided(brain.is_held())
+                in_doubt(brain.is_held())
             }
             _ => Some(Seen::Nothing),
         }
@@ -149,7 +149,7 @@ impl World {
             if self.find(there).is_some_and(|guest| guest.running) {
                 return Some(false);
             }
-            let waits = self.sees(1 - host, session) == Some(Seen::Undecided);
+            let waits = self.sees(1 - host, session) == Some(Seen::InDoubt);
             self.check_needed(waits);
             return (waits && self.random.percent(50)).then_some(true);
         }
@@ -200,7 +200,7 @@ impl World {
             }
             (Some(_), _) if runs_there && source == Some(Seen::Nothing) => Some(false),
             // The source waits, and hears of it.
-            (Some(_), _) if source == Some(Seen::Undecided) && !taken_back => {
+            (Some(_), _) if source == Some(Seen::InDoubt) && !taken_back => {
                 self.random.percent(50).then_some(true)
             }
             (Some(_), _) => None,

@@ -169,8 +169,8 @@ pub struct World {
     pub paused_since: bool,
     /// The hosts could not talk or work then.
     pub troubled_at: Time,
-    /// Something is undecided since then.
-    pub undecided_since: Option<Time>,
+    /// Something is in doubt since then.
+    pub in_doubt_since: Option<Time>,
     /// The image on top of the guest's disk.
     pub image: u64,
     /// And when the session began.
@@ -228,7 +228,7 @@ impl World {
             wanted: scenario.runs,
             paused_since: false,
             troubled_at: Time::ZERO,
-            undecided_since: None,
+            in_doubt_since: None,
             image: 0,
             offered_image: 0,
             case_actions: 0,
@@ -313,7 +313,7 @@ impl World {
         self.session += 1;
         self.check.fenced_told.clear();
         self.check.sealed_told = false;
-        (self.paused_since, self.undecided_since) = (false, None);
+        (self.paused_since, self.in_doubt_since) = (false, None);
         self.hosts.iter_mut().for_each(|host| host.crashed = false);
         self.source.renew(self.scenario.source());
         self.destination.renew();

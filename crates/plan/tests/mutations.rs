@@ -88,7 +88,7 @@ fn rule_1_resuming_although_commit_was_sent() {
 }
 
 #[test]
-fn rule_1_taking_undecided_for_given_up() {
+fn rule_1_taking_in_doubt_for_given_up() {
     noticed(Mutation::ResumeOnPending, Property::OneRuns, 30000);
 }
 

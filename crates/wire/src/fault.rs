@@ -117,7 +117,7 @@ pub enum GuestState {
     /// It runs at the destination.
     RunsAtDestination = 3,
     /// Commit was sent and its outcome is not known yet: the source stays paused and asks.
-    Undecided = 4,
+    InDoubt = 4,
     /// It runs nowhere: its process ended by itself or with its host.
     Gone = 5,
     /// Somebody else (libvirt) was let decide, and has not said where it runs.
@@ -133,7 +133,7 @@ impl GuestState {
             1 => Some(GuestState::RunsAtSource),
             2 => Some(GuestState::PausedAtSource),
             3 => Some(GuestState::RunsAtDestination),
-            4 => Some(GuestState::Undecided),
+            4 => Some(GuestState::InDoubt),
             5 => Some(GuestState::Gone),
             6 => Some(GuestState::Unknown),
             7 => Some(GuestState::PausedAtDestination),
@@ -150,7 +150,7 @@ impl GuestState {
             GuestState::PausedAtDestination => {
                 "the guest is at the destination and does not run, as it did not run at the source"
             }
-            GuestState::Undecided => {
+            GuestState::InDoubt => {
                 "the guest is paused at the source, which asks the destination whether it took over"
             }
             GuestState::Gone => "the guest runs nowhere",

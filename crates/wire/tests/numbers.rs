@@ -151,7 +151,7 @@ fn steps_sides_states_roles_outcomes() {
             (1, "RunsAtSource"),
             (2, "PausedAtSource"),
             (3, "RunsAtDestination"),
-            (4, "Undecided"),
+            (4, "InDoubt"),
             (5, "Gone"),
             (6, "Unknown"),
             (7, "PausedAtDestination"),

@@ -91,7 +91,7 @@ fn links_are_measured(agent: &Agent) {
 fn the_doctor_measures_rdma(agent: &Agent) {
     let output = agent.client().args(["doctor", "10.9.0.2:7979", "--json"]).output().unwrap();
     let document: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
-    let probes = document["room"]["matrix"]["probes"].as_array().unwrap();
+    let probes = document["survey"]["matrix"]["probes"].as_array().unwrap();
     assert_eq!(probes.len(), 2 * LINKS, "{document:#}");
     for probe in probes {
         assert!(probe["rdma_mbps"].as_u64() > Some(0), "{probe:#}");

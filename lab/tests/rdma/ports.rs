@@ -59,7 +59,7 @@ fn found(document: &Value, id: &str) -> Vec<(String, String)> {
     let findings = document["findings"].as_array().unwrap().iter().filter(|finding| finding["id"] == id);
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let place = |place: &Value| format!("{} {}", text(&place["host"]), text(&place["port"]));
-    findings.map(|finding| (place(&finding["places"][0]), text(&finding["title"]))).collect()
+    findings.map(|finding| (place(&finding["locations"][0]), text(&finding["title"]))).collect()
 }
 
 fn places(document: &Value, id: &str) -> Vec<String> {
@@ -67,7 +67,7 @@ fn places(document: &Value, id: &str) -> Vec<String> {
 }
 
 fn port<'a>(document: &'a Value, host: usize, name: &str) -> &'a Value {
-    let ports = document["room"]["hosts"][host]["ports"].as_array().unwrap();
+    let ports = document["survey"]["hosts"][host]["ports"].as_array().unwrap();
     ports.iter().find(|port| port["name"] == name).unwrap_or_else(|| panic!("no {name} in {ports:#?}"))
 }
 
@@ -123,15 +123,15 @@ fn bonds_vlans_and_slots() {
     let supported = single["link"]["supported"].as_array().unwrap();
     assert!(supported.contains(&json!("1000baseT/Full")), "{single:#}");
 
-    // The member's MTU is mended; what needs hands stays.
+    // The member's MTU is fixed; what needs hands stays.
     let allow =
         AgentOptions { configuration: "settings_from_agents = true\n".into(), ..AgentOptions::default() };
     let mut agents = agents;
     agents.truncate(1);
     agents.push(Agent::start(b, allow).unwrap());
-    let mended = doctor(&agents[0], &["--fix", "--yes", "--within", "10m", &there]);
-    assert_eq!(mended["outcome"], "kept", "{mended:#}");
-    assert!(found(&mended, "mtu-in-team").is_empty(), "{:#}", mended["findings"]);
-    assert_eq!(port(&mended, 1, "l2")["mtu"], 9000);
-    assert_eq!(places(&mended, "team-without-monitoring"), ["a bond0", "b bond0"]);
+    let fixed = doctor(&agents[0], &["--fix", "--yes", "--within", "10m", &there]);
+    assert_eq!(fixed["outcome"], "kept", "{fixed:#}");
+    assert!(found(&fixed, "mtu-in-team").is_empty(), "{:#}", fixed["findings"]);
+    assert_eq!(port(&fixed, 1, "l2")["mtu"], 9000);
+    assert_eq!(places(&fixed, "team-without-monitoring"), ["a bond0", "b bond0"]);
 }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use linerate_api::{DoctorAnswer, DoctorRequest, ErrorBody, Heard, Probes, Unheard};
+use linerate_api::{AnsweredHost, DoctorAnswer, DoctorRequest, ErrorBody, Probes, UnreachableHost};
 use linerate_fabric::checks::unequal;
-use linerate_fabric::model::{End, Incast, Inventory, Matrix, Probe, Room};
+use linerate_fabric::model::{End, Incast, Inventory, Matrix, Probe, Survey};
 use linerate_fabric::probe::{Answer, Depth, Echoing, Question, Target};
 
 use super::Doctor;
@@ -38,7 +38,7 @@ pub fn examine(doctor: &Arc<Doctor>, request: &DoctorRequest) -> Result<DoctorAn
         let hint = "collect inventories with `linerate doctor --inventory` and compare them with --from";
         return Err(ErrorBody::new(linerate_api::code::BAD_REQUEST, message).with_hint(hint));
     }
-    let (hosts, heard, unheard) = inventories(doctor, request);
+    let (hosts, answered, unreachable) = inventories(doctor, request);
     let probes = match request.probes {
         Probes::None => Vec::new(),
         Probes::Short => probe_at_once(&hosts),
@@ -47,21 +47,21 @@ pub fn examine(doctor: &Arc<Doctor>, request: &DoctorRequest) -> Result<DoctorAn
     let inventories = hosts.iter().map(|host| host.inventory.clone()).collect();
     let here = hosts.first().map(|host| host.inventory.host.clone());
     let matrix = Matrix { probes, incasts: Vec::new() };
-    let mut room = Room { hosts: inventories, here, matrix, switches: Vec::new() };
+    let mut survey = Survey { hosts: inventories, here, matrix, switches: Vec::new() };
     if request.probes == Probes::Full {
-        again(&hosts, &mut room);
-        room.matrix.incasts = incasts(&hosts, &room.matrix.probes);
+        again(&hosts, &mut survey);
+        survey.matrix.incasts = incasts(&hosts, &survey.matrix.probes);
     }
-    let room = serde_json::to_value(&room)
+    let survey = serde_json::to_value(&survey)
         .map_err(|error| ErrorBody::new("internal", format!("a defect in the agent: {error}")))?;
-    Ok(DoctorAnswer { room, heard, unheard })
+    Ok(DoctorAnswer { survey, answered, unreachable })
 }
 
 /// A host with its name, or why it could not be asked.
-type Found = Result<(Side, Answer), Unheard>;
+type Found = Result<(Side, Answer), UnreachableHost>;
 
 /// Hosts that answered, the others of them by the names that the operator gave, and those that did not.
-type Inventories = (Vec<Host>, Vec<Heard>, Vec<Unheard>);
+type Inventories = (Vec<Host>, Vec<AnsweredHost>, Vec<UnreachableHost>);
 
 fn inventories(doctor: &Arc<Doctor>, request: &DoctorRequest) -> Inventories {
     let question = Question::Inventory {
@@ -73,13 +73,14 @@ fn inventories(doctor: &Arc<Doctor>, request: &DoctorRequest) -> Inventories {
         let here =
             scope.spawn(|| Ok((Side::Here(doctor.clone()), super::serve::answer(doctor, question.clone()))));
         let ask = |name: &String| {
-            find(name, &question, wait).map_err(|error| Unheard { host: name.clone(), why: chain(&error) })
+            find(name, &question, wait)
+                .map_err(|error| UnreachableHost { host: name.clone(), why: chain(&error) })
         };
         let asking: Vec<_> = request.hosts.iter().map(|name| scope.spawn(move || ask(name))).collect();
         let all = std::iter::once(here).chain(asking);
         all.map(|one| one.join().unwrap_or_else(|cause| std::panic::resume_unwind(cause))).collect()
     });
-    let (mut hosts, mut names_given, mut unheard) = (Vec::<Host>::new(), Vec::new(), Vec::new());
+    let (mut hosts, mut names_given, mut unreachable) = (Vec::<Host>::new(), Vec::new(), Vec::new());
     let names = std::iter::once(None).chain(request.hosts.iter().map(Some));
     for (one, named) in found.into_iter().zip(names) {
         match one {
@@ -91,15 +92,15 @@ fn inventories(doctor: &Arc<Doctor>, request: &DoctorRequest) -> Inventories {
                 }
             }
             Ok(_) => {}
-            Err(one) => unheard.push(one),
+            Err(one) => unreachable.push(one),
         }
     }
     tell_apart(&mut hosts);
     let known = hosts.iter().zip(names_given);
-    let heard =
-        known.filter_map(|(host, named)| Some(Heard { named: named?, host: host.inventory.host.clone() }));
-    let heard = heard.collect();
-    (hosts, heard, unheard)
+    let answered = known
+        .filter_map(|(host, named)| Some(AnsweredHost { named: named?, host: host.inventory.host.clone() }));
+    let answered = answered.collect();
+    (hosts, answered, unreachable)
 }
 
 /// Two answers of one agent. Older agents are known by name only.
@@ -113,9 +114,9 @@ fn same(one: &Inventory, other: &Inventory) -> bool {
 
 /// Hosts of one name get names of their own.
 fn tell_apart(hosts: &mut [Host]) {
-    let mut room = Room::of(hosts.iter().map(|host| host.inventory.clone()).collect());
-    room.tell_apart();
-    for (host, inventory) in hosts.iter_mut().zip(room.hosts) {
+    let mut survey = Survey::of(hosts.iter().map(|host| host.inventory.clone()).collect());
+    survey.tell_apart();
+    for (host, inventory) in hosts.iter_mut().zip(survey.hosts) {
         host.inventory = inventory;
     }
 }
@@ -181,20 +182,20 @@ fn tell_heard(to: &Host, before: &Echoing, probes: &mut [Probe]) {
     let Some(now) = echo(to, 1).filter(|now| now.token == before.token) else { return };
     for probe in probes.iter_mut().filter(silent) {
         let count = |echoing: &Echoing| echoing.requests(probe.from.ip, probe.to.ip);
-        probe.heard = Some(count(&now) > count(before));
+        probe.received = Some(count(&now) > count(before));
     }
 }
 
 /// Throughputs that do not fit each other are measured again, in turn with what they are compared with. One time that fits is enough: a
 /// machine that does other work measures less now and then, a slow link always.
-fn again(hosts: &[Host], room: &mut Room) {
+fn again(hosts: &[Host], survey: &mut Survey) {
     const TIMES: usize = 2;
     for _ in 0..TIMES {
-        for (slow, other) in unequal(room) {
+        for (slow, other) in unequal(survey) {
             for number in [slow, other] {
-                let Some(known) = room.matrix.probes.get(number) else { continue };
+                let Some(known) = survey.matrix.probes.get(number) else { continue };
                 let rate = load_again(hosts, known);
-                if let Some(probe) = room.matrix.probes.get_mut(number)
+                if let Some(probe) = survey.matrix.probes.get_mut(number)
                     && let Some(rate) = rate
                 {
                     probe.throughput_mbps = Some(rate);

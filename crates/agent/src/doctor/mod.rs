@@ -1,6 +1,6 @@
 //! The doctor's part of the agent: it knows this host, answers other agents, and coordinates probes between hosts.
 //!
-//! | room | what lives there |
+//! | module | contents |
 //! |---|---|
 //! | here | what is kept between questions; the inventory with what only the agent knows |
 //! | `serve` | one question of another agent |

@@ -219,7 +219,7 @@ impl Incoming {
         let state = match (brain.is_ended(), brain.outcome()) {
             (_, Outcome::Committed) => MigrationState::Completed,
             (true, _) => MigrationState::Failed,
-            (false, _) if brain.is_held() => MigrationState::Undecided,
+            (false, _) if brain.is_held() => MigrationState::InDoubt,
             (false, _) => MigrationState::Running,
         };
         let note = brain.is_held().then(|| HELD.to_owned());

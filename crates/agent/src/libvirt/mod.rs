@@ -1,7 +1,7 @@
 //! Domains of libvirt that leave this host. The agent has libvirt move them, and each of libvirt's sockets comes out at
 //! the other host through a tunnel over all links. `docs/libvirt.md` has the reasons.
 //!
-//! | room | what lives there |
+//! | module | contents |
 //! |---|---|
 //! | here | from the request to the end of a migration |
 //! | `moves` | what is known of each migration; one at a time for a domain |

@@ -224,7 +224,7 @@ impl Move {
                 MigrationOutcome::Completed => MigrationState::Completed,
                 MigrationOutcome::Cancelled => MigrationState::Cancelled,
                 MigrationOutcome::Failed => MigrationState::Failed,
-                MigrationOutcome::Undecided => MigrationState::Undecided,
+                MigrationOutcome::InDoubt => MigrationState::InDoubt,
             },
             _ if known.recovering => MigrationState::Recovering,
             _ if self.is_asked() => MigrationState::Cancelling,

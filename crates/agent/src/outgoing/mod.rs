@@ -179,7 +179,7 @@ impl Outgoing {
         self.tell(Event::Cancel);
     }
 
-    /// The operator decides an undecided session.
+    /// The operator decides a session in doubt.
     pub fn resolve(&self, resume_here: bool) {
         self.tell(Event::Resolve(resume_here));
     }
@@ -190,8 +190,8 @@ impl Outgoing {
     }
 
     /// Whether it waits for the destination's word or the operator's.
-    pub fn is_undecided(&self) -> bool {
-        !self.is_over() && self.brain().is_undecided()
+    pub fn is_in_doubt(&self) -> bool {
+        !self.is_over() && self.brain().is_in_doubt()
     }
 
     /// Its name in the API.
@@ -210,8 +210,8 @@ impl Outgoing {
     }
 
     fn state(&self) -> MigrationState {
-        if self.is_undecided() {
-            MigrationState::Undecided
+        if self.is_in_doubt() {
+            MigrationState::InDoubt
         } else if self.cancelling.load(Ordering::Relaxed) {
             MigrationState::Cancelling
         } else {

@@ -61,7 +61,9 @@ pub(super) fn check_images(guest: &GuestDescription) -> Result<(), Fault> {
         return Ok(());
     }
     let why = reasons.join("; ");
-    Err(refused(format!("{why}. Mend the image, or copy the disk along (--copy-storage all, --copy-disks)")))
+    Err(refused(format!(
+        "{why}. Repair the image, or copy the disk along (--copy-storage all, --copy-disks)"
+    )))
 }
 
 fn refused(detail: String) -> Fault {

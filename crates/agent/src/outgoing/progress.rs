@@ -234,7 +234,7 @@ fn split(blackout: &Blackout, qemu_downtime_ms: Option<u64>) -> Option<BlackoutS
 }
 
 /// What an operator is told while the destination does not answer.
-const UNDECIDED: &str = "the guest is paused here until the destination says whether it runs there; it is asked every second, or you decide (`linerate resolve`)";
+const IN_DOUBT: &str = "the guest is paused here until the destination says whether it runs there; it is asked every second, or you decide (`linerate resolve`)";
 
 /// All that is known of it now.
 pub(super) fn detail(shared: &Outgoing) -> MigrationDetail {
@@ -244,7 +244,7 @@ pub(super) fn detail(shared: &Outgoing) -> MigrationDetail {
                 MigrationOutcome::Completed => MigrationState::Completed,
                 MigrationOutcome::Cancelled => MigrationState::Cancelled,
                 MigrationOutcome::Failed => MigrationState::Failed,
-                MigrationOutcome::Undecided => MigrationState::Undecided,
+                MigrationOutcome::InDoubt => MigrationState::InDoubt,
             };
             (state, report.map(|report| *report), error.map(|error| *error))
         }
@@ -260,7 +260,7 @@ pub(super) fn detail(shared: &Outgoing) -> MigrationDetail {
         step: convert::step(step),
         started_unix_ms: shared.started_unix_ms,
         sent_bytes: shared.board.counters().data_bytes,
-        note: (state == MigrationState::Undecided).then(|| UNDECIDED.to_owned()),
+        note: (state == MigrationState::InDoubt).then(|| IN_DOUBT.to_owned()),
     };
     MigrationDetail { summary, report, error }
 }

@@ -316,7 +316,7 @@ impl Unfinished {
     pub fn resolve(&self, resume_here: bool) -> bool {
         let now = self.clock.now();
         let decides = match &mut *lock(&self.machine) {
-            Machine::Source(machine) if machine.is_undecided() => {
+            Machine::Source(machine) if machine.is_in_doubt() => {
                 machine.handle(now, SourceEvent::Resolve(resume_here));
                 true
             }
@@ -367,9 +367,9 @@ impl Unfinished {
     }
 
     /// An operator may decide.
-    pub fn is_undecided(&self) -> bool {
+    pub fn is_in_doubt(&self) -> bool {
         match &*lock(&self.machine) {
-            Machine::Source(machine) => machine.is_undecided(),
+            Machine::Source(machine) => machine.is_in_doubt(),
             Machine::Destination(machine) => machine.is_waiting() || machine.is_held(),
         }
     }
@@ -394,7 +394,7 @@ impl Unfinished {
             guest: self.guest.clone(),
             direction,
             peer,
-            state: if self.is_undecided() { MigrationState::Undecided } else { MigrationState::Recovering },
+            state: if self.is_in_doubt() { MigrationState::InDoubt } else { MigrationState::Recovering },
             step: Step::Commit,
             started_unix_ms: record.changed_unix_ms,
             sent_bytes: 0,

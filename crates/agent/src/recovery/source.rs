@@ -28,7 +28,7 @@ pub(super) fn note(machine: &SourceRecovery) -> &'static str {
     if machine.takes_back() {
         return "the guest is being let run here again; it is tried until its QEMU answers";
     }
-    if !machine.is_undecided() {
+    if !machine.is_in_doubt() {
         return "decided; what is left to do here is tried until it is done";
     }
     match machine.answer() {

@@ -44,15 +44,15 @@ fn commit_sent(agent: &Agent) -> GuestRecord {
 }
 
 #[test]
-fn an_undecided_guest_is_shown_as_such_and_neither_stopped_nor_started_anew() {
+fn a_guest_in_doubt_is_shown_as_such_and_neither_stopped_nor_started_anew() {
     let dir = tempfile::tempdir().unwrap();
     let agent = agent(&dir, &[]);
     let qemu = commit_sent(&agent);
     recover(&agent.recovery).unwrap();
     let listed = guests::list(&agent).unwrap();
-    assert_eq!(listed[0].state, GuestRunState::Undecided, "{listed:?}");
+    assert_eq!(listed[0].state, GuestRunState::InDoubt, "{listed:?}");
     assert!(listed[0].direct.reasons[0].contains("linerate migration list"), "{listed:?}");
-    assert_eq!(guests::show(&agent, "g").unwrap().summary.state, GuestRunState::Undecided);
+    assert_eq!(guests::show(&agent, "g").unwrap().summary.state, GuestRunState::InDoubt);
     let error = guests::stop(&agent, "g", StopGuest { force: true }).unwrap_err();
     assert_eq!(error.code, "guest_busy");
     // Also when nothing of it is left here: it may run at the other host, with the same disks.
@@ -61,7 +61,7 @@ fn an_undecided_guest_is_shown_as_such_and_neither_stopped_nor_started_anew() {
         let error = guests::start(&agent, &StartGuest { spec_toml, spec_path: None }).unwrap_err();
         assert_eq!(error.code, "guest_busy", "{error:?}");
         assert!(
-            error.message.contains("is not decided") && error.hint.contains("linerate resolve"),
+            error.message.contains("is in doubt") && error.hint.contains("linerate resolve"),
             "{error:?}"
         );
         let _ = agent.registry.remove(&qemu);

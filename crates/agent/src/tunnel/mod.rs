@@ -1,6 +1,6 @@
 //! Sessions that carry byte streams between sockets of two hosts, and move no guest.
 //!
-//! | room | what lives there |
+//! | module | contents |
 //! |---|---|
 //! | here | what all threads of a session share |
 //! | `sessions` | all of them, and what they need of this host |

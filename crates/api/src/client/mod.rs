@@ -94,7 +94,7 @@ impl Client {
         self.request("DELETE", &paths::fill(paths::MIGRATION, &id.0), None, QUICK).await
     }
 
-    /// An operator's decision over an undecided session.
+    /// An operator's decision over a session in doubt.
     pub async fn resolve(
         &self,
         id: &MigrationId,

@@ -1,8 +1,8 @@
 //! `linerate doctor`
 
-use linerate_api::{DoctorAnswer, DoctorRequest, Probes, Unheard};
+use linerate_api::{DoctorAnswer, DoctorRequest, Probes, UnreachableHost};
 use linerate_fabric::checks::run_all;
-use linerate_fabric::model::{Finding, Room};
+use linerate_fabric::model::{Finding, Survey};
 use linerate_fabric::report::{Verdict, html, verdict};
 use linerate_fabric::saved;
 use serde::Serialize;
@@ -27,18 +27,18 @@ pub async fn run(flags: &DoctorFlags, context: &Context) -> Result<Exit, Failure
     };
     let what = waits_for(&request);
     let answer = progress::told(what, context.err, context.client.doctor(&request)).await;
-    let DoctorAnswer { room, heard, unheard } = answer?;
-    let room = understood(room)?;
+    let DoctorAnswer { survey, answered, unreachable } = answer?;
+    let survey = understood(survey)?;
     if flags.inventory {
-        return inventory(&room, context);
+        return inventory(&survey, context);
     }
     if let Some(folder) = &flags.save {
-        saved::write(&room, folder).map_err(|error| Failure::new(Exit::Failed, error.to_string(), ""))?;
+        saved::write(&survey, folder).map_err(|error| Failure::new(Exit::Failed, error.to_string(), ""))?;
     }
-    let look = Look { findings: run_all(&room), room, unheard };
+    let look = Look { findings: run_all(&survey), survey, unreachable };
     match flags.fix {
         false => report(&look, flags, context),
-        true => fix::run(&look, &heard, flags, context).await,
+        true => fix::run(&look, &answered, flags, context).await,
     }
 }
 
@@ -60,14 +60,14 @@ pub(super) struct Look {
     /// What is wrong, the worst first.
     pub(super) findings: Vec<Finding>,
     /// Hosts that could not be asked.
-    pub(super) unheard: Vec<Unheard>,
+    pub(super) unreachable: Vec<UnreachableHost>,
     /// The inventories of both hosts and what was measured between them.
-    pub(super) room: Room,
+    pub(super) survey: Survey,
 }
 
-/// The room of an answer.
-pub(super) fn understood(room: serde_json::Value) -> Result<Room, Failure> {
-    serde_json::from_value(room).map_err(|error| {
+/// The survey in an answer.
+pub(super) fn understood(survey: serde_json::Value) -> Result<Survey, Failure> {
+    serde_json::from_value(survey).map_err(|error| {
         let message = format!("the agent's answer was not understood: {error}");
         Failure::new(Exit::Failed, message, "use the client and the agent of one version")
     })
@@ -76,10 +76,10 @@ pub(super) fn understood(room: serde_json::Value) -> Result<Room, Failure> {
 /// Looks at saved inventories.
 pub fn saved(flags: &DoctorFlags, context: &Context) -> Result<Exit, Failure> {
     let folder = flags.from.clone().unwrap_or_default();
-    let room = saved::read(&folder).map_err(|error| {
+    let survey = saved::read(&folder).map_err(|error| {
         Failure::new(Exit::Failed, error.to_string(), "docs/inventory.md describes the files")
     })?;
-    let look = Look { findings: run_all(&room), room, unheard: Vec::new() };
+    let look = Look { findings: run_all(&survey), survey, unreachable: Vec::new() };
     match (flags.fix, flags.dry_run) {
         (false, _) => report(&look, flags, context),
         (true, true) => fix::dry_run(&look, flags, context),
@@ -90,8 +90,8 @@ pub fn saved(flags: &DoctorFlags, context: &Context) -> Result<Exit, Failure> {
     }
 }
 
-fn inventory(room: &Room, context: &Context) -> Result<Exit, Failure> {
-    let host = room
+fn inventory(survey: &Survey, context: &Context) -> Result<Exit, Failure> {
+    let host = survey
         .hosts
         .first()
         .ok_or_else(|| Failure::new(Exit::Failed, "the agent gave no inventory", "its log may say why"))?;
@@ -103,26 +103,26 @@ fn inventory(room: &Room, context: &Context) -> Result<Exit, Failure> {
 fn report(look: &Look, flags: &DoctorFlags, context: &Context) -> Result<Exit, Failure> {
     page(look, flags)?;
     context.answer(look, || text(look, flags, context))?;
-    Ok(exit(&look.findings, &look.unheard))
+    Ok(exit(&look.findings, &look.unreachable))
 }
 
 /// The page, if one is wanted.
 pub(super) fn page(look: &Look, flags: &DoctorFlags) -> Result<(), Failure> {
     let Some(file) = &flags.html else { return Ok(()) };
-    std::fs::write(file, html(&look.room, &look.findings)).map_err(|error| {
+    std::fs::write(file, html(&look.survey, &look.findings)).map_err(|error| {
         let message = format!("{} cannot be written: {error}", file.display());
         Failure::new(Exit::Failed, message, "")
     })
 }
 
 pub(super) fn text(look: &Look, flags: &DoctorFlags, context: &Context) -> String {
-    doctor::report(&look.room, &look.findings, &look.unheard, flags.details, context.out)
+    doctor::report(&look.survey, &look.findings, &look.unreachable, flags.details, context.out)
 }
 
 /// Hints are no reason to stop a script.
-pub(super) fn exit(findings: &[Finding], unheard: &[Unheard]) -> Exit {
+pub(super) fn exit(findings: &[Finding], unreachable: &[UnreachableHost]) -> Exit {
     match verdict(findings) {
-        _ if !unheard.is_empty() => Exit::DoctorErrors,
+        _ if !unreachable.is_empty() => Exit::DoctorErrors,
         Verdict::Errors => Exit::DoctorErrors,
         Verdict::Warnings => Exit::DoctorWarnings,
         Verdict::Clean => Exit::Ok,
@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(exit(&[finding(Severity::Hint)], &[]), Exit::Ok);
         assert_eq!(exit(&[finding(Severity::Hint), finding(Severity::Warning)], &[]), Exit::DoctorWarnings);
         assert_eq!(exit(&[finding(Severity::Error), finding(Severity::Warning)], &[]), Exit::DoctorErrors);
-        let silent = Unheard { host: "beta".into(), why: "no".into() };
+        let silent = UnreachableHost { host: "beta".into(), why: "no".into() };
         assert_eq!(exit(&[], &[silent]), Exit::DoctorErrors);
     }
 }

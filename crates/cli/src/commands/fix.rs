@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use linerate_api::{
-    ClientError, DoctorAnswer, DoctorRequest, Heard, LinkConfirm, LinkRequest, Probes, QosRequest, Unheard,
-    code,
+    AnsweredHost, ClientError, DoctorAnswer, DoctorRequest, LinkConfirm, LinkRequest, Probes, QosRequest,
+    UnreachableHost, code,
 };
 use linerate_fabric::checks::run_all;
+use linerate_fabric::fix::{FixPlan, PortFix, plan_fixes, verdict};
 use linerate_fabric::link::Speed;
-use linerate_fabric::mend::{FixPlan, PortFix, mends, verdict};
 use serde::Serialize;
 
 use super::doctor::{Look, exit, page, text, understood};
@@ -60,13 +60,13 @@ pub fn dry_run(look: &Look, flags: &DoctorFlags, context: &Context) -> Result<Ex
     context.answer(&FixDocument { look, fix: &plan, outcome }, || {
         text(look, flags, context) + "\n" + &render::plan(&plan, context.out) + render::DRY_RUN
     })?;
-    Ok(exit(&look.findings, &look.unheard))
+    Ok(exit(&look.findings, &look.unreachable))
 }
 
 /// Shows the plan, asks, and sets it on trial: it stays if the doctor finds it good.
 pub async fn run(
     look: &Look,
-    heard: &[Heard],
+    answered: &[AnsweredHost],
     flags: &DoctorFlags,
     context: &Context,
 ) -> Result<Exit, Failure> {
@@ -82,7 +82,7 @@ pub async fn run(
     let said_no = |outcome| {
         page(look, flags)?;
         context.programs(&FixDocument { look, fix: &plan, outcome })?;
-        Ok(exit(&look.findings, &look.unheard))
+        Ok(exit(&look.findings, &look.unreachable))
     };
     if plan.is_empty() {
         return said_no(Outcome::Nothing);
@@ -91,7 +91,8 @@ pub async fn run(
         context.people(|| "nothing was changed\n".to_owned())?;
         return said_no(Outcome::Declined);
     }
-    let job = Job { flags, context, heard, here: look.room.hosts.first().map(|host| host.host.as_str()) };
+    let job =
+        Job { flags, context, answered, here: look.survey.hosts.first().map(|host| host.host.as_str()) };
     let mut trial = Vec::new();
     let after = match job.try_out(look, &plan, intent.as_deref(), &mut trial).await {
         Ok(after) => after,
@@ -102,21 +103,21 @@ pub async fn run(
     context.people(|| "it stays\n".to_owned())?;
     context.programs(&FixDocument { look: &after, fix: &plan, outcome: Outcome::Kept })?;
     page(&after, flags)?;
-    Ok(exit(&after.findings, &after.unheard))
+    Ok(exit(&after.findings, &after.unreachable))
 }
 
 /// What to do, and the text of the intent.
 fn plan(look: &Look, flags: &DoctorFlags) -> Result<(FixPlan, Option<String>), Failure> {
     let text = flags.qos.as_deref().map(qos::text).transpose()?;
     let intent = text.as_deref().map(qos::intent).transpose()?;
-    Ok((mends(&look.room, &look.findings, intent.as_ref()), text))
+    Ok((plan_fixes(&look.survey, &look.findings, intent.as_ref()), text))
 }
 
 /// What every step needs.
 struct Job<'a> {
     flags: &'a DoctorFlags,
     context: &'a Context,
-    heard: &'a [Heard],
+    answered: &'a [AnsweredHost],
     here: Option<&'a str>,
 }
 
@@ -127,7 +128,7 @@ impl Job<'_> {
             return Ok(None);
         }
         // Without a name it would be this host's port of that name.
-        let named = self.heard.iter().find(|one| one.host == host).map(|one| one.named.clone());
+        let named = self.answered.iter().find(|one| one.host == host).map(|one| one.named.clone());
         named.map(Some).ok_or_else(|| {
             let message = format!("the agent does not say by which name it asked {host}");
             Failure::new(Exit::Failed, message, "use the client and the agent of one version")
@@ -194,18 +195,18 @@ impl Job<'_> {
     }
 
     fn request(&self, one: &PortFix) -> Result<LinkRequest, Failure> {
-        let wish = &one.wish;
+        let requested = &one.requested;
         Ok(LinkRequest {
-            port: one.place.port.clone().unwrap_or_default(),
-            host: self.named(&one.place.host)?,
-            mtu: wish.mtu,
-            speed_mbps: wish.speed.map(|speed| match speed {
+            port: one.location.port.clone().unwrap_or_default(),
+            host: self.named(&one.location.host)?,
+            mtu: requested.mtu,
+            speed_mbps: requested.speed.map(|speed| match speed {
                 Speed::Auto => 0,
                 Speed::Forced(mbps) => mbps,
             }),
-            fec: wish.fec.clone(),
-            pause: wish.pause,
-            queues: wish.queues,
+            fec: requested.fec.clone(),
+            pause: requested.pause,
+            queues: requested.queues,
             dry_run: false,
             confirm_within_s: self.flags.within,
         })
@@ -237,16 +238,16 @@ impl Job<'_> {
     async fn look(&self) -> Result<Look, Failure> {
         let hosts = self.flags.hosts.clone();
         let request = DoctorRequest { hosts, probes: Probes::Short, watch_ms: 0 };
-        let DoctorAnswer { room, unheard, .. } = self.context.client.doctor(&request).await?;
-        let room = understood(room)?;
-        Ok(Look { findings: run_all(&room), unheard, room })
+        let DoctorAnswer { survey, unreachable, .. } = self.context.client.doctor(&request).await?;
+        let survey = understood(survey)?;
+        Ok(Look { findings: run_all(&survey), unreachable, survey })
     }
 
     /// These ports, the last one first; what became of each, in words.
     async fn put_back(&self, trial: &[OnTrial]) -> String {
         let mut words = Vec::new();
         for OnTrial(port) in trial.iter().rev() {
-            let name = render::place(port);
+            let name = render::location(port);
             words.push(match self.context.client.put_back_link(port).await {
                 Ok(_) => format!("{name} is as before"),
                 Err(error) if is_answer(&error) => format!("{name}: {error}"),
@@ -271,13 +272,14 @@ impl Job<'_> {
             let stays = match kept {
                 [] => "none of it stays".to_owned(),
                 _ => {
-                    let names: Vec<String> = kept.iter().map(|OnTrial(port)| render::place(port)).collect();
+                    let names: Vec<String> =
+                        kept.iter().map(|OnTrial(port)| render::location(port)).collect();
                     format!("not all of it stays, only {}", names.join(", "))
                 }
             };
             let failure = Failure::new(
                 Exit::Failed,
-                format!("{stays}: {}: {error}", render::place(port)),
+                format!("{stays}: {}: {error}", render::location(port)),
                 "run it again, with a longer --within",
             );
             return Err(self.take_back(failure, left).await);
@@ -295,10 +297,10 @@ fn is_answer(error: &ClientError) -> bool {
     }
 }
 
-/// A host that was heard before and is not heard now.
+/// A host that answered before and does not answer now.
 fn fell_silent(before: &Look, after: &Look) -> Option<String> {
-    let known = |one: &&Unheard| before.unheard.iter().any(|before| before.host == one.host);
-    let lost = after.unheard.iter().find(|one| !known(one))?;
+    let known = |one: &&UnreachableHost| before.unreachable.iter().any(|before| before.host == one.host);
+    let lost = after.unreachable.iter().find(|one| !known(one))?;
     Some(format!("{} does not answer any more: {}", lost.host, lost.why))
 }
 

@@ -41,7 +41,7 @@ pub async fn run(command: LinkCommand, context: &Context) -> Result<Exit, Failur
 
 async fn show(name: Option<&str>, context: &Context) -> Result<Exit, Failure> {
     let answer = context.client.doctor(&DoctorRequest::default()).await?;
-    let ports = understood(answer.room)?.hosts.into_iter().flat_map(|host| host.ports);
+    let ports = understood(answer.survey)?.hosts.into_iter().flat_map(|host| host.ports);
     let ports: Vec<Port> =
         ports.filter(|port| name.map_or(port.kind != PortKind::Loopback, |name| port.name == name)).collect();
     if let (Some(name), true) = (name, ports.is_empty()) {

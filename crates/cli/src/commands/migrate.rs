@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use linerate_api::{DoctorRequest, MigrateRequest, MigrationId, MigrationStarted, Probes};
 use linerate_fabric::checks::run_all;
-use linerate_fabric::model::Room;
+use linerate_fabric::model::Survey;
 
 use crate::context::Context;
 use crate::display::view::View;
@@ -77,17 +77,18 @@ async fn look_first(to: &str, context: &Context) {
             LOOK_MAX.as_secs()
         )
     });
-    let found = probed.or(known).flatten().and_then(|room| doctor::brief(&run_all(&room), to, context.err));
+    let found =
+        probed.or(known).flatten().and_then(|survey| doctor::brief(&run_all(&survey), to, context.err));
     for text in found.into_iter().chain(silent) {
         context.say(&text);
     }
 }
 
 /// `None` if there was no answer in time, `Some(None)` if the agent could not look.
-async fn look(to: &str, probes: Probes, context: &Context) -> Option<Option<Room>> {
+async fn look(to: &str, probes: Probes, context: &Context) -> Option<Option<Survey>> {
     let request = DoctorRequest { hosts: vec![to.to_owned()], probes, watch_ms: 0 };
     let answer = tokio::time::timeout(LOOK_MAX, context.client.doctor(&request)).await.ok()?;
-    Some(answer.ok().and_then(|answer| serde_json::from_value(answer.room).ok()))
+    Some(answer.ok().and_then(|answer| serde_json::from_value(answer.survey).ok()))
 }
 
 /// Programs learn the name in the first line; people who detach, by how to come back.

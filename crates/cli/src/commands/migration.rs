@@ -96,7 +96,7 @@ async fn cancel_here(found: MigrationSummary, context: &Context) -> Result<Exit,
         _ => Err(Failure::new(
             Exit::Refused,
             format!(
-                "too late to cancel: {} is complete on this host, and its source is not heard",
+                "too late to cancel: {} is complete on this host, and its source does not answer",
                 last.guest
             ),
             format!("see whether it runs at the source, and decide: `linerate resolve {}`", last.id),

@@ -28,8 +28,8 @@ pub async fn told<T>(what: String, screen: Screen, answer: impl Future<Output = 
 /// One line, whatever is to be said.
 fn line(what: &str, elapsed: Duration, width: usize) -> String {
     let seconds = format!(" … {} s", elapsed.as_secs());
-    let room = width.saturating_sub(seconds.chars().count() + 1);
-    what.chars().take(room).chain(seconds.chars()).collect()
+    let space = width.saturating_sub(seconds.chars().count() + 1);
+    what.chars().take(space).chain(seconds.chars()).collect()
 }
 
 /// In place of what stands there. If nobody reads it, nothing is to be done.

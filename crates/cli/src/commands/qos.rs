@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-use linerate_api::{DoctorAnswer, DoctorRequest, QosRequest, Unheard};
-use linerate_fabric::model::Room;
+use linerate_api::{DoctorAnswer, DoctorRequest, QosRequest, UnreachableHost};
+use linerate_fabric::model::Survey;
 use linerate_fabric::qos::intent::{INTENT_BYTES_MAX, Intent, parse};
 use linerate_fabric::qos::plan::{HostPlan, host};
 use linerate_fabric::qos::{switch, windows};
@@ -27,7 +27,7 @@ struct QosDocument<'a> {
     /// Each host that was looked at.
     hosts: &'a [HostPlan],
     /// Hosts that could not be asked.
-    unheard: &'a [Unheard],
+    unreachable: &'a [UnreachableHost],
     /// Every host was asked, and all is as the intent says.
     matches: bool,
 }
@@ -36,14 +36,14 @@ struct QosDocument<'a> {
 pub async fn run(command: &QosCommand, context: &Context) -> Result<Exit, Failure> {
     match command {
         QosCommand::Plan(flags) => {
-            let (hosts, unheard) = hosts(flags, context).await?;
-            tell(&hosts, &unheard, context)?;
-            Ok(exit_of_plan(&hosts, &unheard))
+            let (hosts, unreachable) = hosts(flags, context).await?;
+            tell(&hosts, &unreachable, context)?;
+            Ok(exit_of_plan(&hosts, &unreachable))
         }
         QosCommand::Check(flags) => {
-            let (hosts, unheard) = hosts(flags, context).await?;
-            tell(&hosts, &unheard, context)?;
-            Ok(if matches(&hosts, &unheard) { Exit::Ok } else { Exit::Differs })
+            let (hosts, unreachable) = hosts(flags, context).await?;
+            tell(&hosts, &unreachable, context)?;
+            Ok(if matches(&hosts, &unreachable) { Exit::Ok } else { Exit::Differs })
         }
         QosCommand::Apply(flags) => apply(flags, context).await,
         QosCommand::Switch(flags) => switch(flags, context),
@@ -76,41 +76,44 @@ async fn apply(flags: &QosApplyFlags, context: &Context) -> Result<Exit, Failure
 }
 
 /// What the intent means for each host.
-async fn hosts(flags: &QosHostsFlags, context: &Context) -> Result<(Vec<HostPlan>, Vec<Unheard>), Failure> {
+async fn hosts(
+    flags: &QosHostsFlags,
+    context: &Context,
+) -> Result<(Vec<HostPlan>, Vec<UnreachableHost>), Failure> {
     let intent = intent(&text(&flags.file)?)?;
-    let (room, unheard) = match &flags.from {
+    let (survey, unreachable) = match &flags.from {
         Some(folder) => (saved(folder)?, Vec::new()),
         None => asked(&flags.hosts, context).await?,
     };
-    Ok((room.hosts.iter().map(|inventory| host(inventory, &intent)).collect(), unheard))
+    Ok((survey.hosts.iter().map(|inventory| host(inventory, &intent)).collect(), unreachable))
 }
 
-fn saved(folder: &Path) -> Result<Room, Failure> {
+fn saved(folder: &Path) -> Result<Survey, Failure> {
     saved::read(folder).map_err(|error| {
         Failure::new(Exit::Failed, error.to_string(), "docs/inventory.md describes the files")
     })
 }
 
-async fn asked(hosts: &[String], context: &Context) -> Result<(Room, Vec<Unheard>), Failure> {
+async fn asked(hosts: &[String], context: &Context) -> Result<(Survey, Vec<UnreachableHost>), Failure> {
     let request = DoctorRequest { hosts: hosts.to_vec(), ..DoctorRequest::default() };
-    let DoctorAnswer { room, unheard, .. } = context.client.doctor(&request).await?;
-    Ok((understood(room)?, unheard))
+    let DoctorAnswer { survey, unreachable, .. } = context.client.doctor(&request).await?;
+    Ok((understood(survey)?, unreachable))
 }
 
-fn tell(hosts: &[HostPlan], unheard: &[Unheard], context: &Context) -> Result<(), Failure> {
-    let document = QosDocument { hosts, unheard, matches: matches(hosts, unheard) };
-    context.answer(&document, || render::plans(hosts, unheard))
+fn tell(hosts: &[HostPlan], unreachable: &[UnreachableHost], context: &Context) -> Result<(), Failure> {
+    let document = QosDocument { hosts, unreachable, matches: matches(hosts, unreachable) };
+    context.answer(&document, || render::plans(hosts, unreachable))
 }
 
-/// A room without hosts shows nothing, so it is no match.
-fn matches(hosts: &[HostPlan], unheard: &[Unheard]) -> bool {
-    unheard.is_empty() && !hosts.is_empty() && hosts.iter().all(HostPlan::matches)
+/// A survey without hosts shows nothing, so it is no match.
+fn matches(hosts: &[HostPlan], unreachable: &[UnreachableHost]) -> bool {
+    unreachable.is_empty() && !hosts.is_empty() && hosts.iter().all(HostPlan::matches)
 }
 
-fn exit_of_plan(hosts: &[HostPlan], unheard: &[Unheard]) -> Exit {
+fn exit_of_plan(hosts: &[HostPlan], unreachable: &[UnreachableHost]) -> Exit {
     match hosts.iter().flat_map(|host| &host.ports).any(|port| port.problem.is_some()) {
         true => Exit::Refused,
-        false if !unheard.is_empty() => Exit::Failed,
+        false if !unreachable.is_empty() => Exit::Failed,
         false => Exit::Ok,
     }
 }
@@ -156,7 +159,7 @@ mod tests {
 
     #[test]
     fn a_host_that_was_not_heard_is_no_match() {
-        let silent = Unheard { host: "beta".into(), why: "no".into() };
+        let silent = UnreachableHost { host: "beta".into(), why: "no".into() };
         assert!(matches(&[plan(None)], &[]));
         assert!(!matches(&[plan(None)], std::slice::from_ref(&silent)));
         assert!(!matches(&[plan(Some("no DCB"))], &[]));

@@ -25,7 +25,7 @@ pub struct Live {
     fraction: f64,
     until: f64,
     expected: Duration,
-    heard: Instant,
+    updated: Instant,
     doing: String,
 }
 
@@ -42,7 +42,7 @@ impl BenchDisplay {
                 fraction: 0.0,
                 until: 0.0,
                 expected: Duration::ZERO,
-                heard: Instant::now(),
+                updated: Instant::now(),
                 doing: "finding the links".into(),
             })),
         }
@@ -54,7 +54,7 @@ impl BenchDisplay {
             BenchDisplay::Live(live) => {
                 let expected = Duration::from_millis(expected_ms.into());
                 (live.fraction, live.until, live.expected) = (fraction, until, expected);
-                (live.heard, live.doing) = (Instant::now(), doing);
+                (live.updated, live.doing) = (Instant::now(), doing);
             }
             BenchDisplay::Plain => {
                 eprintln_quietly(&format!("{:>3.0} %  {}", fraction * 100.0, clean(&doing)))
@@ -80,7 +80,7 @@ impl BenchDisplay {
 
 impl Live {
     fn draw(&mut self) {
-        let fraction = moved(self.fraction, self.until, self.heard.elapsed(), self.expected);
+        let fraction = moved(self.fraction, self.until, self.updated.elapsed(), self.expected);
         let width = self.canvas.width().saturating_sub(1);
         let line = line(fraction, &self.doing, width, self.paint);
         self.canvas.draw(&[line]);

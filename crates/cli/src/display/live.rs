@@ -16,24 +16,24 @@ const WIDTH_MAX: usize = 110;
 pub struct Live {
     view: View,
     canvas: Canvas,
-    heard: Instant,
+    updated: Instant,
     paint: Paint,
 }
 
 impl Live {
     /// Begins to draw on standard error.
     pub fn new(view: View, paint: Paint) -> Live {
-        Live { view, canvas: Canvas::new(), heard: Instant::now(), paint }
+        Live { view, canvas: Canvas::new(), updated: Instant::now(), paint }
     }
 
     /// Takes an event in. Drawn with the next tick: a history of many events is drawn once.
     pub fn event(&mut self, event: &Event) {
         self.view.apply(event);
-        self.heard = Instant::now();
+        self.updated = Instant::now();
     }
 
     pub fn draw(&mut self) {
-        let since = u64::try_from(self.heard.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let since = u64::try_from(self.updated.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.paint_at(self.view.at_us.saturating_add(since));
     }
 

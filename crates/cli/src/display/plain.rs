@@ -92,7 +92,7 @@ fn ending(outcome: MigrationOutcome) -> &'static str {
         MigrationOutcome::Completed => "completed: the guest runs at the destination",
         MigrationOutcome::Cancelled => "cancelled: the guest runs at the source as before",
         MigrationOutcome::Failed => "failed",
-        MigrationOutcome::Undecided => "undecided: the guest is paused at the source",
+        MigrationOutcome::InDoubt => "in doubt: the guest is paused at the source",
     }
 }
 

@@ -21,7 +21,7 @@ pub struct DoctorFlags {
     /// Probe without load and do not watch counters
     #[arg(long)]
     pub quick: bool,
-    /// Say for each finding what was seen, why it matters and how to mend it
+    /// Say for each finding what was seen, why it matters and how to fix it
     #[arg(long, short)]
     pub details: bool,
     /// Write a page with findings, measurements and a picture to this file
@@ -30,7 +30,7 @@ pub struct DoctorFlags {
     /// Write the inventory of each host to DIR/HOST.json, for --from
     #[arg(long, value_name = "DIR")]
     pub save: Option<PathBuf>,
-    /// Mend what port settings can mend: show the plan, ask, set the ports on trial, look again, ask whether to keep them
+    /// Fix what port settings can fix: show the plan, ask, set the ports on trial, look again, ask whether to keep them
     #[arg(long, conflicts_with = "inventory")]
     pub fix: bool,
     /// Only show what --fix would do

@@ -1,7 +1,7 @@
 //! What the doctor found, for a tired person: worst first, one line each; then the links with what they carry.
 
-use linerate_api::Unheard;
-use linerate_fabric::model::{Finding, Latency, Loss, Port, Probe, Room, Severity};
+use linerate_api::UnreachableHost;
+use linerate_fabric::model::{Finding, Latency, Loss, Port, Probe, Severity, Survey};
 
 use super::format::clean;
 use super::table::{Align, Table, wrap};
@@ -10,15 +10,15 @@ use crate::render::paint::Paint;
 
 /// The doctor's whole report as text.
 pub fn report(
-    room: &Room,
+    survey: &Survey,
     findings: &[Finding],
-    unheard: &[Unheard],
+    unreachable: &[UnreachableHost],
     details: bool,
     screen: Screen,
 ) -> String {
     let paint = screen.paint;
     let mut lines = Vec::new();
-    for silent in unheard {
+    for silent in unreachable {
         let text = format!("{} could not be asked: {}", clean(&silent.host), clean(&silent.why));
         lines.extend(entry(&paint.red("error  "), &text, screen.width));
     }
@@ -31,9 +31,9 @@ pub fn report(
     if !lines.is_empty() {
         lines.push(String::new());
     }
-    lines.extend(matrix(&room.matrix.probes, screen.width));
-    lines.extend(incasts(room));
-    lines.push(summary(room, findings, unheard, paint));
+    lines.extend(matrix(&survey.matrix.probes, screen.width));
+    lines.extend(incasts(survey));
+    lines.push(summary(survey, findings, unreachable, paint));
     if !details && !findings.is_empty() {
         lines.push(paint.dim("what was seen, why it matters and how to put it right: --details"));
     }
@@ -104,9 +104,9 @@ fn word(severity: Severity, paint: Paint) -> String {
 
 /// Where, what, and which finding it is.
 fn title(finding: &Finding) -> String {
-    let places: Vec<String> = finding.places.iter().map(ToString::to_string).collect();
-    let places = if places.is_empty() { String::new() } else { format!("{}: ", places.join(", ")) };
-    clean(&format!("{places}{} [{}]", finding.title, finding.id))
+    let locations: Vec<String> = finding.locations.iter().map(ToString::to_string).collect();
+    let locations = if locations.is_empty() { String::new() } else { format!("{}: ", locations.join(", ")) };
+    clean(&format!("{locations}{} [{}]", finding.title, finding.id))
 }
 
 /// Behind a label of seven columns.
@@ -121,20 +121,22 @@ fn entry(label: &str, text: &str, width: usize) -> Vec<String> {
 fn more(finding: &Finding, screen: Screen) -> Vec<String> {
     let mut table = Table::new(&[Align::Left, Align::Left, Align::Left]);
     for seen in &finding.seen {
-        table.row([seen.place.to_string(), seen.what.clone(), seen.value.clone()].map(|cell| clean(&cell)));
+        table
+            .row([seen.location.to_string(), seen.what.clone(), seen.value.clone()].map(|cell| clean(&cell)));
     }
     let mut lines: Vec<String> = table.lines(11);
     let mut add = |label: &str, text: &str| {
         lines.extend(entry("       ", &format!("{label} {}", clean(text)), screen.width));
     };
     for effect in &finding.effects {
-        let places: Vec<String> = effect.places.iter().map(ToString::to_string).collect();
-        add("follows:", &format!("{}: {} [{}]", places.join(", "), effect.title, effect.id));
+        let locations: Vec<String> = effect.locations.iter().map(ToString::to_string).collect();
+        add("follows:", &format!("{}: {} [{}]", locations.join(", "), effect.title, effect.id));
     }
     add("why:", &finding.why);
     for fix in &finding.fixes {
-        let place = fix.place.as_ref().map(|place| format!("{}: ", place.host)).unwrap_or_default();
-        add("do:", &format!("{place}{}", fix.what));
+        let location =
+            fix.location.as_ref().map(|location| format!("{}: ", location.host)).unwrap_or_default();
+        add("do:", &format!("{location}{}", fix.what));
         if let Some(command) = &fix.command {
             add("   ", &screen.paint.bold(&clean(command)));
         }
@@ -225,7 +227,7 @@ fn notes(probe: &Probe) -> String {
     notes.into_iter().flatten().collect::<Vec<_>>().join("; ")
 }
 
-fn incasts(room: &Room) -> Vec<String> {
+fn incasts(survey: &Survey) -> Vec<String> {
     let line = |incast: &linerate_fabric::model::Incast| {
         let sum: u64 = incast.throughput_mbps.iter().sum();
         let alone = incast.alone_mbps.map(|alone| format!(", one alone {alone} Mb/s")).unwrap_or_default();
@@ -235,18 +237,18 @@ fn incasts(room: &Room) -> Vec<String> {
             incast.to.host, incast.to.port
         ))
     };
-    let mut lines: Vec<String> = room.matrix.incasts.iter().map(line).collect();
+    let mut lines: Vec<String> = survey.matrix.incasts.iter().map(line).collect();
     if !lines.is_empty() {
         lines.push(String::new());
     }
     lines
 }
 
-fn summary(room: &Room, findings: &[Finding], unheard: &[Unheard], paint: Paint) -> String {
+fn summary(survey: &Survey, findings: &[Finding], unreachable: &[UnreachableHost], paint: Paint) -> String {
     let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
-    let errors = count(Severity::Error) + unheard.len();
+    let errors = count(Severity::Error) + unreachable.len();
     let (warnings, hints) = (count(Severity::Warning), count(Severity::Hint));
-    let hosts = room.hosts.len();
+    let hosts = survey.hosts.len();
     let plural = if hosts == 1 { "host" } else { "hosts" };
     if errors + warnings + hints == 0 {
         return paint.green(&format!("{hosts} {plural}: nothing found"));
@@ -256,7 +258,7 @@ fn summary(room: &Room, findings: &[Finding], unheard: &[Unheard], paint: Paint)
 
 #[cfg(test)]
 mod tests {
-    use linerate_fabric::model::{End, PathMtu, Place};
+    use linerate_fabric::model::{End, Location, PathMtu};
 
     use super::*;
 
@@ -271,7 +273,7 @@ mod tests {
     #[test]
     fn before_a_migration_only_what_is_grave_is_said() {
         let finding = |severity, title: &str| {
-            Finding::new("mtu-between-hosts", severity, title).at(Place::port("beta", "ens1f1"))
+            Finding::new("mtu-between-hosts", severity, title).at(Location::port("beta", "ens1f1"))
         };
         assert_eq!(brief(&[finding(Severity::Hint, "a hint")], "beta", SCREEN), None);
         let both = [finding(Severity::Warning, "MTU 1500 and 9000"), finding(Severity::Hint, "a hint")];
@@ -283,20 +285,20 @@ mod tests {
 
     #[test]
     fn one_line_each_and_more_on_demand() {
-        let place = Place::port("beta", "ens1f1");
+        let location = Location::port("beta", "ens1f1");
         let finding = Finding::new("mtu-between-hosts", Severity::Error, "MTU 1500 and 9000")
-            .at(place.clone())
-            .seen(place.clone(), "MTU", 1500)
+            .at(location.clone())
+            .seen(location.clone(), "MTU", 1500)
             .why("it hangs")
-            .command(place, "raise it", "ip link set dev ens1f1 mtu 9000");
-        let room = Room::default();
-        let short = report(&room, std::slice::from_ref(&finding), &[], false, SCREEN);
+            .command(location, "raise it", "ip link set dev ens1f1 mtu 9000");
+        let survey = Survey::default();
+        let short = report(&survey, std::slice::from_ref(&finding), &[], false, SCREEN);
         assert!(
             short.starts_with("error    beta ens1f1: MTU 1500 and 9000 [mtu-between-hosts]\n\n"),
             "{short}"
         );
         assert!(!short.contains("it hangs"));
-        let long = report(&room, &[finding], &[], true, SCREEN);
+        let long = report(&survey, &[finding], &[], true, SCREEN);
         for words in [
             "why: it hangs",
             "do: beta: raise it",
@@ -349,12 +351,15 @@ mod tests {
 
     #[test]
     fn what_follows_from_a_finding_is_told_under_it() {
-        let mut finding = Finding::new("packet-loss", Severity::Error, "30 %").at(Place::port("b", "l0"));
-        let places = vec![Place::port("b", "l0")];
-        let effect =
-            linerate_fabric::model::Effect { id: "drops-rising".into(), title: "9 packets".into(), places };
+        let mut finding = Finding::new("packet-loss", Severity::Error, "30 %").at(Location::port("b", "l0"));
+        let locations = vec![Location::port("b", "l0")];
+        let effect = linerate_fabric::model::Effect {
+            id: "drops-rising".into(),
+            title: "9 packets".into(),
+            locations,
+        };
         finding.effects = vec![effect];
-        let text = report(&Room::default(), &[finding], &[], true, SCREEN);
+        let text = report(&Survey::default(), &[finding], &[], true, SCREEN);
         assert!(text.contains("follows: b l0: 9 packets [drops-rising]"), "{text}");
     }
 
@@ -362,13 +367,14 @@ mod tests {
     fn what_comes_from_other_hosts_cannot_steer_the_terminal() {
         let mut one = probe();
         one.failure = Some("\x1b[2Jgone".into());
-        let silent = Unheard { host: "b\x1b[2J".into(), why: "x".into() };
-        let text = report(&Room::default(), &[], &[silent], false, SCREEN) + &matrix(&[one], 100).join("\n");
+        let silent = UnreachableHost { host: "b\x1b[2J".into(), why: "x".into() };
+        let text =
+            report(&Survey::default(), &[], &[silent], false, SCREEN) + &matrix(&[one], 100).join("\n");
         assert!(!text.contains('\x1b'), "{text:?}");
     }
 
     #[test]
     fn nothing_found_is_said_too() {
-        assert_eq!(report(&Room::default(), &[], &[], false, SCREEN), "0 hosts: nothing found\n");
+        assert_eq!(report(&Survey::default(), &[], &[], false, SCREEN), "0 hosts: nothing found\n");
     }
 }

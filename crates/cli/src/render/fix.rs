@@ -1,8 +1,8 @@
 //! What `linerate doctor --fix` would do and did, for people.
 
 use linerate_api::LinkConfirm;
+use linerate_fabric::fix::{FixPlan, Unfixed};
 use linerate_fabric::link::PortStep;
-use linerate_fabric::mend::{FixPlan, Left};
 use linerate_fabric::model::Finding;
 
 use super::format::clean;
@@ -20,10 +20,10 @@ pub fn plan(plan: &FixPlan, screen: Screen) -> String {
         lines.push("  nothing that Linerate can set".to_owned());
     }
     lines.extend(to_do(plan).iter().map(|line| clean(line)));
-    if !plan.left.is_empty() {
+    if !plan.unfixed.is_empty() {
         lines.push(screen.paint.bold("left as it is:"));
     }
-    lines.extend(plan.left.iter().flat_map(|left| self::left(left, screen.width)));
+    lines.extend(plan.unfixed.iter().flat_map(|unfixed| self::unfixed(unfixed, screen.width)));
     lines.join("\n") + "\n"
 }
 
@@ -31,8 +31,9 @@ fn to_do(plan: &FixPlan) -> Vec<String> {
     let mut lines = Vec::new();
     for one in &plan.ports {
         let ids = one.findings.join(", ");
-        let step =
-            |step: &PortStep| format!("  {}: {} {} → {}  [{ids}]", one.place, step.what, step.from, step.to);
+        let step = |step: &PortStep| {
+            format!("  {}: {} {} → {}  [{ids}]", one.location, step.what, step.from, step.to)
+        };
         lines.extend(one.plan.steps.iter().map(step));
         lines.extend(one.plan.warnings.iter().map(|warning| format!("    warning: {warning}")));
     }
@@ -44,9 +45,9 @@ fn to_do(plan: &FixPlan) -> Vec<String> {
     lines
 }
 
-fn left(left: &Left, width: usize) -> Vec<String> {
-    let places: Vec<String> = left.places.iter().map(ToString::to_string).collect();
-    let text = clean(&format!("{} [{}]: {}", places.join(", "), left.finding, left.why));
+fn unfixed(unfixed: &Unfixed, width: usize) -> Vec<String> {
+    let locations: Vec<String> = unfixed.locations.iter().map(ToString::to_string).collect();
+    let text = clean(&format!("{} [{}]: {}", locations.join(", "), unfixed.finding, unfixed.why));
     let indent = ["  "].into_iter().chain(std::iter::repeat("    "));
     let lines = wrap(&text, width.saturating_sub(4).max(20));
     lines.iter().zip(indent).map(|(line, indent)| format!("{indent}{line}")).collect()
@@ -65,7 +66,7 @@ pub fn keep(within_s: u32) -> String {
 }
 
 /// A port on trial.
-pub fn place(port: &LinkConfirm) -> String {
+pub fn location(port: &LinkConfirm) -> String {
     clean(&match &port.host {
         Some(host) => format!("{} of {host}", port.port),
         None => port.port.clone(),
@@ -75,8 +76,8 @@ pub fn place(port: &LinkConfirm) -> String {
 #[cfg(test)]
 mod tests {
     use linerate_fabric::checks::run_all;
-    use linerate_fabric::mend::mends;
-    use linerate_fabric::model::{Address, Inventory, Port, PortKind, Room};
+    use linerate_fabric::fix::plan_fixes;
+    use linerate_fabric::model::{Address, Inventory, Port, PortKind, Survey};
 
     use super::*;
     use crate::render::paint::Paint;
@@ -92,8 +93,8 @@ mod tests {
             let port = Port { name: "l0".into(), kind, mtu: Some(mtu), addresses, ..Port::default() };
             Inventory { ports: vec![port], ..Inventory::new(name) }
         };
-        let room = Room::of(vec![host("a\x1b[2J", 1, 9000), host("b", 2, 1500)]);
-        let text = plan(&mends(&room, &run_all(&room), None), SCREEN);
+        let survey = Survey::of(vec![host("a\x1b[2J", 1, 9000), host("b", 2, 1500)]);
+        let text = plan(&plan_fixes(&survey, &run_all(&survey), None), SCREEN);
         assert!(text.contains("  b l0: MTU 1500 → 9000  [mtu-between-hosts]"), "{text}");
         assert!(
             text.contains("left as it is:") && text.contains("[no-second-link]: it needs hands"),

@@ -49,7 +49,7 @@ fn run_state(state: GuestRunState, paint: Paint) -> String {
         GuestRunState::Stopped => paint.dim("stopped"),
         GuestRunState::Migrating => paint.cyan("migrating"),
         GuestRunState::Recovering => paint.yellow("recovering"),
-        GuestRunState::Undecided => paint.red("undecided"),
+        GuestRunState::InDoubt => paint.red("in doubt"),
     }
 }
 
@@ -174,7 +174,7 @@ fn migration_state(state: MigrationState, paint: Paint) -> String {
         MigrationState::Completed => paint.green("completed"),
         MigrationState::Cancelled => paint.yellow("cancelled"),
         MigrationState::Failed => paint.red("failed"),
-        MigrationState::Undecided => paint.red("undecided"),
+        MigrationState::InDoubt => paint.red("in doubt"),
         MigrationState::Recovering => paint.yellow("recovering"),
     }
 }
@@ -193,11 +193,11 @@ pub fn status(status: &AgentStatus, paint: Paint) -> String {
     row("Protocol", versions.join(", "));
     row("Guests", status.guests.to_string());
     row("Migrations", format!("{} under way", status.migrations));
-    if status.undecided > 0 {
-        row("Undecided", paint.red(&format!("{}; see `linerate migration list`", status.undecided)));
+    if status.in_doubt > 0 {
+        row("In doubt", paint.red(&format!("{}; see `linerate migration list`", status.in_doubt)));
     }
-    if status.unfinished > status.undecided {
-        let others = status.unfinished - status.undecided;
+    if status.unfinished > status.in_doubt {
+        let others = status.unfinished - status.in_doubt;
         row("Recovering", paint.yellow(&format!("{others}; see `linerate migration list`")));
     }
     if status.unwritten > 0 {

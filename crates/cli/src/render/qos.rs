@@ -1,14 +1,14 @@
 //! `linerate qos plan` and `check` for people: a line for each thing that changes, or that cannot be.
 
-use linerate_api::Unheard;
+use linerate_api::UnreachableHost;
 use linerate_fabric::qos::plan::{HostPlan, PortPlan};
 
 use super::format::clean;
 
 /// Each host with its ports, then hosts that could not be asked.
-pub fn plans(hosts: &[HostPlan], unheard: &[Unheard]) -> String {
+pub fn plans(hosts: &[HostPlan], unreachable: &[UnreachableHost]) -> String {
     let mut lines: Vec<String> = hosts.iter().flat_map(host).collect();
-    lines.extend(unheard.iter().map(|one| format!("{}: could not be asked: {}", one.host, one.why)));
+    lines.extend(unreachable.iter().map(|one| format!("{}: could not be asked: {}", one.host, one.why)));
     lines.iter().map(|line| clean(line) + "\n").collect()
 }
 
@@ -72,7 +72,7 @@ mod tests {
             migration_bytes_per_s: Some(3_125_000_000),
             type_of_service: Some(104),
         }];
-        let silent = Unheard { host: "beta".into(), why: "no route".into() };
+        let silent = UnreachableHost { host: "beta".into(), why: "no route".into() };
         let text = plans(&hosts, &[silent]);
         assert!(!text.contains('\x1b'), "{text:?}");
         let lines: Vec<&str> = text.lines().collect();

@@ -41,8 +41,8 @@ fn headline(report: &Report, paint: Paint) -> Vec<String> {
         (MigrationOutcome::Completed, None) => format!("{guest} moved from {from} to {to} in {total}"),
         (MigrationOutcome::Cancelled, _) => format!("{guest} was not moved to {to}: cancelled after {total}"),
         (MigrationOutcome::Failed, _) => format!("the migration of {guest} to {to} failed after {total}"),
-        (MigrationOutcome::Undecided, _) => {
-            format!("the migration of {guest} to {to} is undecided after {total}; it is paused at {from}")
+        (MigrationOutcome::InDoubt, _) => {
+            format!("the migration of {guest} to {to} is in doubt after {total}; it is paused at {from}")
         }
     };
     vec![String::new(), format!("{mark} {words}")]

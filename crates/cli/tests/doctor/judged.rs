@@ -3,14 +3,14 @@
 use linerate_lab::{Lab, LinkSpec, Way};
 use serde_json::Value;
 
-use crate::Room;
+use crate::Stage;
 
-impl Room {
+impl Stage {
     /// Two agents on links through switches, so that what happens on the way happens outside of both hosts. The third host has no agent.
-    fn through_switches(rates_mbps: &[u64]) -> Room {
-        let mut room = Room::new(3, rates_mbps);
-        room.agents.truncate(2);
-        room
+    fn through_switches(rates_mbps: &[u64]) -> Stage {
+        let mut stage = Stage::new(3, rates_mbps);
+        stage.agents.truncate(2);
+        stage
     }
 
     /// What is wrong, hints left out: id, title, places.
@@ -19,7 +19,7 @@ impl Room {
         let grave = document["findings"].as_array().unwrap().iter().filter(|one| one["severity"] != "hint");
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let place = |place: &Value| format!("{} {}", text(&place["host"]), text(&place["port"]));
-        let places = |one: &Value| one["places"].as_array().unwrap().iter().map(place).collect();
+        let places = |one: &Value| one["locations"].as_array().unwrap().iter().map(place).collect();
         grave.map(|one| (text(&one["id"]), text(&one["title"]), places(one))).collect()
     }
 }
@@ -33,14 +33,14 @@ fn only(wrong: Vec<(String, String, Vec<String>)>, id: &str, about: &str) -> (St
 
 #[test]
 fn loss_in_each_direction_is_named_and_nothing_else() {
-    let room = Room::through_switches(&[1000, 1000]);
-    assert_eq!(room.wrong(&["--quick"]), []);
+    let stage = Stage::through_switches(&[1000, 1000]);
+    assert_eq!(stage.wrong(&["--quick"]), []);
     for percent in [1, 30] {
         for (there, back) in [(percent, 0), (0, percent), (percent, percent)] {
             let about = format!("{there} % there, {back} % back");
-            room.lab.lose(1, 0, there).unwrap();
-            room.lab.lose(1, 1, back).unwrap();
-            let (title, mut places) = only(room.wrong(&["--quick"]), "packet-loss", &about);
+            stage.lab.lose(1, 0, there).unwrap();
+            stage.lab.lose(1, 1, back).unwrap();
+            let (title, mut places) = only(stage.wrong(&["--quick"]), "packet-loss", &about);
             places.sort();
             assert_eq!(places, ["a l1", "b l1"], "{about}: {title}");
             let one_way = if there == 0 { "to a l1" } else { "to b l1" };
@@ -48,19 +48,19 @@ fn loss_in_each_direction_is_named_and_nothing_else() {
             assert!(fits, "{about}: {title}");
         }
     }
-    room.lab.lose(1, 0, 0).unwrap();
-    room.lab.lose(1, 1, 0).unwrap();
-    assert_eq!(room.wrong(&["--quick"]), []);
+    stage.lab.lose(1, 0, 0).unwrap();
+    stage.lab.lose(1, 1, 0).unwrap();
+    assert_eq!(stage.wrong(&["--quick"]), []);
 }
 
 #[test]
 fn a_slow_link_is_named_beside_a_fast_one_and_its_slow_direction() {
-    let room = Room::through_switches(&[1000, 1000]);
+    let stage = Stage::through_switches(&[1000, 1000]);
     for (there, back) in [(1, 0), (0, 10), (25, 25), (50, 0)] {
         let about = format!("{there} ms there, {back} ms back");
         let way = |ms| Way { delay: std::time::Duration::from_millis(ms), loses_one_of: 0 };
-        let _forwarder = room.lab.forward(1, [0, 1], [way(there), way(back)]).unwrap();
-        let (title, mut places) = only(room.wrong(&["--quick"]), "round-trip-long", &about);
+        let _forwarder = stage.lab.forward(1, [0, 1], [way(there), way(back)]).unwrap();
+        let (title, mut places) = only(stage.wrong(&["--quick"]), "round-trip-long", &about);
         places.sort();
         assert_eq!(places, ["a l1", "b l1"], "{about}: {title}");
         let slow =
@@ -72,7 +72,7 @@ fn a_slow_link_is_named_beside_a_fast_one_and_its_slow_direction() {
 
 #[test]
 fn what_a_firewall_takes_is_named_at_its_host_and_one_cause_is_one_finding() {
-    let room = Room::through_switches(&[1000, 1000]);
+    let stage = Stage::through_switches(&[1000, 1000]);
     for (rule, id) in [
         ("iifname l1 udp dport 1-65535 drop", "firewall-drops"),
         ("iifname l1 udp dport 7979 drop", "firewall-drops"),
@@ -85,60 +85,60 @@ fn what_a_firewall_takes_is_named_at_its_host_and_one_cause_is_one_finding() {
             "add table inet t; add chain inet t in {{ type filter hook input priority 0; policy accept; }}; \
                              add rule inet t in {rule}"
         );
-        room.on(1, &["nft", &rules]);
-        let (title, places) = only(room.wrong(&["--quick"]), id, rule);
+        stage.on(1, &["nft", &rules]);
+        let (title, places) = only(stage.wrong(&["--quick"]), id, rule);
         assert_eq!(places, ["b l1"], "{rule}: {title}");
-        room.on(1, &["nft", "delete table inet t"]);
+        stage.on(1, &["nft", "delete table inet t"]);
     }
-    let away = format!("{}/32", room.agents[1].address(0).ip());
-    room.on(0, &["ip", "route", "add", &away, "dev", "l1"]);
-    let (title, places) = only(room.wrong(&["--quick"]), "asymmetric-routing", "a route");
+    let away = format!("{}/32", stage.agents[1].address(0).ip());
+    stage.on(0, &["ip", "route", "add", &away, "dev", "l1"]);
+    let (title, places) = only(stage.wrong(&["--quick"]), "asymmetric-routing", "a route");
     assert_eq!(places, ["a l0"], "{title}");
-    room.on(0, &["ip", "route", "del", &away, "dev", "l1"]);
-    assert_eq!(room.wrong(&["--quick"]), []);
+    stage.on(0, &["ip", "route", "del", &away, "dev", "l1"]);
+    assert_eq!(stage.wrong(&["--quick"]), []);
 }
 
 #[test]
 fn names_and_addresses_that_are_there_twice_are_named_and_no_host_vanishes() {
-    let mut room = Room::through_switches(&[1000, 1000]);
-    // The third machine is no host of the room.
-    let address = room.agents[1].address(1).ip();
-    room.on(2, &["ip", "address", "add", &format!("{address}/24"), "dev", "l1"]);
-    let (title, places) = only(room.wrong(&["--quick"]), "address-taken", "a third machine");
+    let mut stage = Stage::through_switches(&[1000, 1000]);
+    // The third machine is no host of the survey.
+    let address = stage.agents[1].address(1).ip();
+    stage.on(2, &["ip", "address", "add", &format!("{address}/24"), "dev", "l1"]);
+    let (title, places) = only(stage.wrong(&["--quick"]), "address-taken", "a third machine");
     assert!(places == ["b l1"] && title.contains(&address.to_string()), "{places:?}: {title}");
-    room.on(2, &["ip", "address", "del", &format!("{address}/24"), "dev", "l1"]);
+    stage.on(2, &["ip", "address", "del", &format!("{address}/24"), "dev", "l1"]);
     // It is still known where the address was.
-    room.on(0, &["ip", "neighbour", "flush", "dev", "l1"]);
+    stage.on(0, &["ip", "neighbour", "flush", "dev", "l1"]);
 
-    room.on(1, &["ip", "route", "add", "default", "via", &nobody(&room), "dev", "l0"]);
-    let (title, places) = only(room.wrong(&["--quick"]), "gateway-dead", "a route to nobody");
+    stage.on(1, &["ip", "route", "add", "default", "via", &nobody(&stage), "dev", "l0"]);
+    let (title, places) = only(stage.wrong(&["--quick"]), "gateway-dead", "a route to nobody");
     assert_eq!(places, ["b l0"], "{title}");
-    room.on(1, &["ip", "route", "del", "default"]);
+    stage.on(1, &["ip", "route", "del", "default"]);
 
-    let file = room.lab.hosts()[1].directory().join("agent.toml");
+    let file = stage.lab.hosts()[1].directory().join("agent.toml");
     let text = std::fs::read_to_string(&file).unwrap();
-    let ram = room.lab.directory().join("on-a-disk");
+    let ram = stage.lab.directory().join("on-a-disk");
     std::fs::create_dir_all(&ram).unwrap();
     std::fs::write(&file, text.replace("name = \"b\"", "name = \"a\"")).unwrap();
-    room.agents[1].kill().unwrap();
-    room.agents[1].restart().unwrap();
-    let (_, document) = room.doctor(&["--quick"]);
-    assert_eq!(document["room"]["hosts"].as_array().unwrap().len(), 2, "both are there");
-    assert_eq!(document["room"]["matrix"]["probes"].as_array().unwrap().len(), 4);
-    let (title, _) = only(room.wrong(&["--quick"]), "equal-names", "two hosts of one name");
+    stage.agents[1].kill().unwrap();
+    stage.agents[1].restart().unwrap();
+    let (_, document) = stage.doctor(&["--quick"]);
+    assert_eq!(document["survey"]["hosts"].as_array().unwrap().len(), 2, "both are there");
+    assert_eq!(document["survey"]["matrix"]["probes"].as_array().unwrap().len(), 4);
+    let (title, _) = only(stage.wrong(&["--quick"]), "equal-names", "two hosts of one name");
     assert_eq!(title, "2 hosts call themselves a");
 
-    let old = format!("ram_dir = \"{}\"", room.lab.hosts()[1].ram_directory().display());
+    let old = format!("ram_dir = \"{}\"", stage.lab.hosts()[1].ram_directory().display());
     std::fs::write(&file, text.replace(&old, &format!("ram_dir = \"{}\"", ram.display()))).unwrap();
-    room.agents[1].kill().unwrap();
-    room.agents[1].restart().unwrap();
-    let (title, _) = only(room.wrong(&["--quick"]), "ram-folder-unfit", "a folder on a disk");
+    stage.agents[1].kill().unwrap();
+    stage.agents[1].restart().unwrap();
+    let (title, _) = only(stage.wrong(&["--quick"]), "ram-folder-unfit", "a folder on a disk");
     assert!(title.ends_with("not on tmpfs"), "{title}");
 }
 
 /// An address of the first link that no host has.
-pub(crate) fn nobody(room: &Room) -> String {
-    let ours = room.agents[0].address(0).ip().to_string();
+pub(crate) fn nobody(stage: &Stage) -> String {
+    let ours = stage.agents[0].address(0).ip().to_string();
     let (network, _) = ours.rsplit_once('.').unwrap();
     format!("{network}.250")
 }
@@ -174,19 +174,19 @@ impl Drop for Busy {
 }
 
 #[test]
-fn a_healthy_room_is_silent_every_time_also_on_a_busy_machine() {
-    let room = Room::through_switches(&[1000, 1000, 1000, 1000]);
-    (0..10).for_each(|time| assert_eq!(room.wrong(&["--quick"]), [], "look {time}"));
+fn a_healthy_survey_is_silent_every_time_also_on_a_busy_machine() {
+    let stage = Stage::through_switches(&[1000, 1000, 1000, 1000]);
+    (0..10).for_each(|time| assert_eq!(stage.wrong(&["--quick"]), [], "look {time}"));
     let _busy = Busy::start();
-    (0..10).for_each(|time| assert_eq!(room.wrong(&["--quick"]), [], "busy look {time}"));
-    assert_eq!(room.wrong(&[]), [], "a full look on a busy machine");
+    (0..10).for_each(|time| assert_eq!(stage.wrong(&["--quick"]), [], "busy look {time}"));
+    assert_eq!(stage.wrong(&[]), [], "a full look on a busy machine");
 }
 
 #[test]
 fn a_direction_and_a_link_that_move_less_than_what_is_beside_them_are_named() {
     let build = |slow: LinkSpec| {
         let lab = Lab::builder().hosts(2).link(LinkSpec::shaped(1000)).link(slow).build().unwrap();
-        Room::of(lab, "")
+        Stage::of(lab, "")
     };
     let one_way = build(LinkSpec { reverse_rate_mbps: Some(500), ..LinkSpec::shaped(1000) });
     let (title, places) = only(one_way.wrong(&[]), "throughput-one-way", "half of it back");

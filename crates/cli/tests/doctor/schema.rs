@@ -3,15 +3,15 @@
 use serde_json::Value;
 
 use crate::page::Page;
-use crate::{INTENT, Room, SETTABLE, judged::nobody};
+use crate::{INTENT, SETTABLE, Stage, judged::nobody};
 
 #[test]
 fn every_document_is_as_its_schema_says() {
-    let room = Room::with(2, &[1000, 1000], SETTABLE);
-    room.on(1, &["ip", "link", "set", "dev", "l1", "mtu", "1500"]);
-    room.on(1, &["ip", "route", "add", "default", "via", &nobody(&room), "dev", "l0"]);
-    let other = room.agents[1].address(0).to_string();
-    let file = room.lab.directory().join("qos.toml");
+    let stage = Stage::with(2, &[1000, 1000], SETTABLE);
+    stage.on(1, &["ip", "link", "set", "dev", "l1", "mtu", "1500"]);
+    stage.on(1, &["ip", "route", "add", "default", "via", &nobody(&stage), "dev", "l0"]);
+    let other = stage.agents[1].address(0).to_string();
+    let file = stage.lab.directory().join("qos.toml");
     std::fs::write(&file, INTENT).unwrap();
     let intent = file.to_str().unwrap();
     let (page, mut wrong) = (Page::read(), Vec::new());
@@ -33,7 +33,7 @@ fn every_document_is_as_its_schema_says() {
         ("list of [GuestSummary]", vec!["vm", "list"]),
         ("[ErrorLine]", vec!["vm", "show", "nobody"]),
     ] {
-        let (exit, text) = room.linerate(&[&arguments[..], &["--json"]].concat());
+        let (exit, text) = stage.linerate(&[&arguments[..], &["--json"]].concat());
         let Ok(document) = serde_json::from_str::<Value>(&text) else {
             panic!("{arguments:?}: {exit}: {text}")
         };

@@ -162,7 +162,7 @@ impl Stage {
         assert_eq!(exit, 0, "{text}");
         let list: Vec<Value> = serde_json::from_str(&text).unwrap();
         let open = |one: &Value| {
-            matches!(one["state"].as_str(), Some("undecided" | "recovering" | "running" | "cancelling"))
+            matches!(one["state"].as_str(), Some("in_doubt" | "recovering" | "running" | "cancelling"))
         };
         list.into_iter().filter(open).collect()
     }

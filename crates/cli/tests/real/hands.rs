@@ -36,15 +36,15 @@ fn a_guest_that_somebody_lets_run_at_the_source_before_commit_runs_there_only() 
     drop(sent);
     drop(migration);
     stage.agent(0).restart().unwrap();
-    stage.only(0, "undecided");
+    stage.only(0, "in_doubt");
     cont(&monitor);
     stage.cut_all(false);
     let held = stage.until("it is told", || {
-        let shown = stage.only(0, "undecided");
+        let shown = stage.only(0, "in_doubt");
         shown["note"].as_str()?.contains("lets the guest run here").then_some(shown)
     });
     stage.stays(0, "running");
-    stage.only(1, "undecided");
+    stage.only(1, "in_doubt");
     let (exit, text) = stage.linerate_at(0, &["resolve", held["id"].as_str().unwrap(), "--resume-here"]);
     assert_eq!(exit, 0, "{text}");
     stage.settles_at(0);

@@ -1,7 +1,7 @@
 //! An agent that moves nothing: it plays recorded migrations over a UNIX socket.
 //!
 //! The guest's name says what happens: `web` is moved while a link is lost and comes back, `full` finds too little memory,
-//! `stuck` ends undecided, `cut` breaks the stream off, `long` goes on until it is cancelled, `deaf` even then, `pinned` is refused.
+//! `stuck` ends in doubt, `cut` breaks the stream off, `long` goes on until it is cancelled, `deaf` even then, `pinned` is refused.
 
 pub mod script;
 
@@ -20,7 +20,7 @@ use linerate_api::{
     GuestRunState, GuestState, GuestSummary, KernelFeature, MigrateRequest, MigrationId, MigrationOutcome,
     MigrationStarted, MigrationState, MigrationSummary, NDJSON, Probes, ResolveRequest, Step, Verdict, paths,
 };
-use linerate_fabric::model::{Duplex, Inventory, Port, Room};
+use linerate_fabric::model::{Duplex, Inventory, Port, Survey};
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
@@ -86,7 +86,7 @@ async fn status() -> Json<AgentStatus> {
         listen: vec!["0.0.0.0:7979".into()],
         guests: 3,
         migrations: 1,
-        undecided: 0,
+        in_doubt: 0,
         unfinished: 0,
         unwritten: 0,
         protocol_versions: vec![1],
@@ -126,9 +126,9 @@ async fn examine(Json(request): Json<DoctorRequest>) -> Result<Json<DoctorAnswer
     let mut port = Port { name: "ens1f1".into(), ..Port::default() };
     port.link.duplex = Some(Duplex::Half);
     let host = Inventory { host: "alpha".into(), ports: vec![port], ..Inventory::default() };
-    let room = Room { hosts: vec![host], ..Room::default() };
-    let room = serde_json::to_value(room).map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;
-    Ok(Json(DoctorAnswer { room, heard: Vec::new(), unheard: Vec::new() }))
+    let survey = Survey { hosts: vec![host], ..Survey::default() };
+    let survey = serde_json::to_value(survey).map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;
+    Ok(Json(DoctorAnswer { survey, answered: Vec::new(), unreachable: Vec::new() }))
 }
 
 async fn migrate(State(agent): State<Arc<Agent>>, Json(request): Json<MigrateRequest>) -> Response {

@@ -256,7 +256,7 @@ impl Tape {
             step: Some(Step::Commit),
             side: Some(Side::Source),
             retry_can_help: true,
-            guest_state: Some(GuestState::Undecided),
+            guest_state: Some(GuestState::InDoubt),
             ..ErrorBody::new(
                 "peer_lost",
                 "all links to the peer were lost for too long: no answer to the commit",
@@ -265,7 +265,7 @@ impl Tape {
                 "bring beta or a link back; if beta will never come back, decide with `linerate resolve`",
             )
         };
-        self.failed(MigrationOutcome::Undecided, error);
+        self.failed(MigrationOutcome::InDoubt, error);
     }
 
     fn long(&mut self) {

@@ -208,7 +208,7 @@ pub fn say(mut socket: impl Write, seed: u64, blocks: usize) {
 }
 
 /// Reads to the end and compares every byte.
-pub fn hear(mut socket: impl Read, seed: u64, blocks: usize) {
+pub fn receive(mut socket: impl Read, seed: u64, blocks: usize) {
     let (mut bytes, mut wanted, mut got) = (Bytes(seed), vec![0; BLOCK], vec![0; BLOCK]);
     for block in 0..blocks {
         bytes.fill(&mut wanted);

@@ -78,7 +78,7 @@ impl SourceRecovery {
     }
 
     /// Commit was sent and nothing is decided.
-    pub fn is_undecided(&self) -> bool {
+    pub fn is_in_doubt(&self) -> bool {
         self.state == State::Asking
     }
 

@@ -263,10 +263,10 @@ mod at_the_source {
     fn it_asks_until_the_answer_decides() {
         let mut driver = asking();
         driver.action();
-        let undecided = [None, Some(Outcome::Pending), Some(Outcome::Unknown), Some(Outcome::Gone), None];
-        for answer in undecided {
+        let in_doubt = [None, Some(Outcome::Pending), Some(Outcome::Unknown), Some(Outcome::Gone), None];
+        for answer in in_doubt {
             assert_eq!(driver.tell(SourceEvent::Answered(answer)), None, "{answer:?}");
-            assert!(driver.recovery.is_undecided());
+            assert!(driver.recovery.is_in_doubt());
             driver.again(SourceAction::Ask);
         }
         assert_eq!(driver.recovery.answer(), Some(Outcome::Gone), "the last that there was");

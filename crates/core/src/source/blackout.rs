@@ -182,7 +182,7 @@ impl Source {
     pub(super) fn commit(&mut self, now: Time) {
         self.statistics.blackout.journaled = Some(now);
         self.step_deadline = None;
-        self.state = State::Committing { ask_at: now + ASK_AFTER, undecided: false };
+        self.state = State::Committing { ask_at: now + ASK_AFTER, in_doubt: false };
         self.control.send(now, Message::Commit);
     }
 

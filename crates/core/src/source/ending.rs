@@ -12,8 +12,8 @@ const PEER_ABORTS_WITHIN: Duration = Duration::from_secs(2);
 pub(super) const PEER_EXPLAINS_WITHIN: Duration = Duration::from_secs(1);
 /// A clean-up that failed is tried again after this long.
 const CLEAN_UP_AGAIN_AFTER: Duration = Duration::from_secs(1);
-/// After this long without an answer to commit, the operator is told that it is undecided.
-pub(super) const UNDECIDED_AFTER: Duration = Duration::from_secs(3);
+/// After this long without an answer to commit, the operator is told that it is in doubt.
+pub(super) const IN_DOUBT_AFTER: Duration = Duration::from_secs(3);
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct RollBack {
@@ -286,7 +286,7 @@ impl Source {
         };
         self.unfinished = true;
         let fault = Fault::new(code, Step::Commit, Side::Destination, detail);
-        self.end(now, Some(fault), GuestState::Undecided);
+        self.end(now, Some(fault), GuestState::InDoubt);
     }
 
     /// The operator knows better: the destination's host is gone for good, or the guest is known to run there.

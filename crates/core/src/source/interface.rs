@@ -157,7 +157,7 @@ pub enum Event {
     CleanedUp,
     /// The operator wants it to end.
     Cancel,
-    /// The operator decides an undecided session: `true` resumes here, `false` gives the guest up.
+    /// The operator decides a session in doubt: `true` resumes here, `false` gives the guest up.
     Resolve(bool),
     /// Time passed.
     Tick,

@@ -414,8 +414,8 @@ impl Source {
     }
 
     /// Commit was sent and the answer is missing for so long that the operator should know.
-    pub fn is_undecided(&self) -> bool {
-        matches!(self.state, State::Committing { undecided: true, .. }) && !self.taking_back
+    pub fn is_in_doubt(&self) -> bool {
+        matches!(self.state, State::Committing { in_doubt: true, .. }) && !self.taking_back
     }
 
     /// The guest is the destination's: links have nothing to carry any more but the last word.

@@ -41,7 +41,7 @@ pub(super) enum State {
     Journaling,
     Committing {
         ask_at: Time,
-        undecided: bool,
+        in_doubt: bool,
     },
     /// `again`: it failed and is tried again then.
     CleaningUp {

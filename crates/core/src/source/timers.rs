@@ -1,7 +1,7 @@
 //! What the source waits for: one table of timers. A timer is due at a time that follows from the state.
 
 use super::blackout::ASK_AFTER;
-use super::ending::UNDECIDED_AFTER;
+use super::ending::IN_DOUBT_AFTER;
 use super::{Action, Preparation, Source, State};
 use crate::journal::SourcePhase;
 use crate::{Code, Fault, Side, Step, Time};
@@ -169,9 +169,9 @@ impl Source {
 
     fn ask(&mut self, now: Time) {
         let journaled = self.statistics.blackout.journaled;
-        let State::Committing { ask_at, undecided } = &mut self.state else { return };
+        let State::Committing { ask_at, in_doubt } = &mut self.state else { return };
         *ask_at = now + ASK_AFTER;
-        *undecided |= journaled.is_some_and(|at| now - at >= UNDECIDED_AFTER);
+        *in_doubt |= journaled.is_some_and(|at| now - at >= IN_DOUBT_AFTER);
         match self.taking_back {
             true => self.actions.push_back(Action::Journal(SourcePhase::TakingBack)),
             false if self.asking => {}

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::link::Wish;
-use crate::model::{Finding, Pcie, PcieLink, Place, PortKind, PortRef, Room, Severity};
+use crate::link::RequestedSettings;
+use crate::model::{Finding, Location, Pcie, PcieLink, PortKind, PortRef, Severity, Survey};
 
 use super::common::{differ, finding, migration_ports, numbers, values_of};
 
@@ -14,10 +14,10 @@ struct Slot<'a> {
     pcie: &'a Pcie,
 }
 
-/// All slots of a room.
-fn slots(room: &Room) -> Vec<Slot<'_>> {
+/// All slots of a survey.
+fn slots(survey: &Survey) -> Vec<Slot<'_>> {
     let mut slots: BTreeMap<(&str, &str), Slot<'_>> = BTreeMap::new();
-    for at in room.ports() {
+    for at in survey.ports() {
         let Some(pcie) = &at.port.pcie else { continue };
         let slot = slots.entry((at.host.host.as_str(), pcie.slot()));
         slot.or_insert_with(|| Slot { ports: Vec::new(), pcie }).ports.push(at);
@@ -44,8 +44,8 @@ const PCIE_BELOW_CARD_WHY: &str = "Everything that the adapter moves goes throug
     report with ConnectX-4, on Windows).";
 
 /// An adapter whose slot is narrower or slower than the adapter.
-pub(super) fn pcie_below_card(room: &Room) -> Vec<Finding> {
-    slots(room).iter().filter_map(pcie_below_card_finding).collect()
+pub(super) fn pcie_below_card(survey: &Survey) -> Vec<Finding> {
+    slots(survey).iter().filter_map(pcie_below_card_finding).collect()
 }
 
 fn pcie_below_card_finding(slot: &Slot<'_>) -> Option<Finding> {
@@ -57,30 +57,30 @@ fn pcie_below_card_finding(slot: &Slot<'_>) -> Option<Finding> {
         format!("slot {} runs {}, the adapter can {}", slot.pcie.slot(), link_text(running), link_text(able));
     let mut finding = finding(severity, title).why(PCIE_BELOW_CARD_WHY);
     for at in &slot.ports {
-        finding = finding.at(at.place());
+        finding = finding.at(at.location());
     }
     finding = finding
-        .seen(first.place(), "slot runs", link_text(running))
-        .seen(first.place(), "adapter can", link_text(able))
-        .seen(first.place(), "its ports together", format!("{} Mb/s", slot.ports_mbps()));
+        .seen(first.location(), "slot runs", link_text(running))
+        .seen(first.location(), "adapter can", link_text(able))
+        .seen(first.location(), "its ports together", format!("{} Mb/s", slot.ports_mbps()));
     if let Some(slot_able) = slot.pcie.slot_able {
-        finding = finding.seen(first.place(), "slot can", link_text(slot_able));
+        finding = finding.seen(first.location(), "slot can", link_text(slot_able));
     }
-    let place = Some(Place::host(&first.host.host));
+    let location = Some(Location::host(&first.host.host));
     let slot_is_less =
         slot.pcie.slot_able.is_some_and(|slot| slot.width < able.width || slot.speed_mts < able.speed_mts);
     finding = match slot_is_less {
         true => finding.step(
-            place,
+            location,
             "put the adapter into a slot that is wired for it; a long slot may have half the lanes",
         ),
         false => finding.step(
-            place,
+            location,
             "seat the adapter anew, and look for the slot's width and speed in the firmware's setup",
         ),
     };
     let command = format!("lspci -vv -s {} | grep -E 'LnkCap|LnkSta'", slot.pcie.address);
-    Some(finding.command(first.place(), "see it", command))
+    Some(finding.command(first.location(), "see it", command))
 }
 
 /// The slot runs below what its adapter can do.
@@ -93,9 +93,9 @@ const PCIE_BELOW_PORTS_WHY: &str = "Each port alone reaches its speed, all toget
     all of them is bounded by the slot.";
 
 /// An adapter whose ports move more together than its slot.
-pub(super) fn pcie_below_ports(room: &Room) -> Vec<Finding> {
+pub(super) fn pcie_below_ports(survey: &Survey) -> Vec<Finding> {
     // A slot that is less than its adapter has a finding of its own.
-    slots(room).iter().filter(|slot| !runs_below_card(slot)).filter_map(pcie_below_ports_finding).collect()
+    slots(survey).iter().filter(|slot| !runs_below_card(slot)).filter_map(pcie_below_ports_finding).collect()
 }
 
 fn pcie_below_ports_finding(slot: &Slot<'_>) -> Option<Finding> {
@@ -112,10 +112,10 @@ fn pcie_below_ports_finding(slot: &Slot<'_>) -> Option<Finding> {
     let mut finding = finding(Severity::Warning, title).why(PCIE_BELOW_PORTS_WHY);
     for at in &slot.ports {
         let speed = at.port.link.speed_mbps.map_or("unknown".to_owned(), |speed| format!("{speed} Mb/s"));
-        finding = finding.at(at.place()).seen(at.place(), "speed", speed);
+        finding = finding.at(at.location()).seen(at.location(), "speed", speed);
     }
     let first = slot.ports.first()?;
-    Some(finding.seen(first.place(), "slot runs", link_text(running)).step(
+    Some(finding.seen(first.location(), "slot runs", link_text(running)).step(
         None,
         "spread the links over two adapters in two slots, or count on the slot's figure when you plan",
     ))
@@ -126,21 +126,21 @@ const INTERRUPTS_ON_ONE_CPU_WHY: &str = "One processor fetches the packets of al
     limit.";
 
 /// All interrupts of a port on one processor.
-pub(super) fn interrupts_on_one_cpu(room: &Room) -> Vec<Finding> {
-    migration_ports(room).into_iter().filter_map(interrupts_on_one_cpu_finding).collect()
+pub(super) fn interrupts_on_one_cpu(survey: &Survey) -> Vec<Finding> {
+    migration_ports(survey).into_iter().filter_map(interrupts_on_one_cpu_finding).collect()
 }
 
 fn interrupts_on_one_cpu_finding(at: PortRef<'_>) -> Option<Finding> {
     let cpu = only_one(at)?;
     let count = at.port.irqs.len();
     let finding = finding(Severity::Warning, format!("all {count} interrupts on CPU {cpu}"))
-        .at(at.place())
-        .seen(at.place(), "interrupts", count)
-        .seen(at.place(), "taken by CPUs", cpu)
+        .at(at.location())
+        .seen(at.location(), "interrupts", count)
+        .seen(at.location(), "taken by CPUs", cpu)
         .why(INTERRUPTS_ON_ONE_CPU_WHY)
-        .command(at.place(), "let a daemon spread them", "systemctl enable --now irqbalance")
+        .command(at.location(), "let a daemon spread them", "systemctl enable --now irqbalance")
         .step(
-            Some(at.place()),
+            Some(at.location()),
             "or write one CPU of the adapter's NUMA node into /proc/irq/NUMBER/smp_affinity_list of each",
         );
     Some(finding)
@@ -165,8 +165,8 @@ const INTERRUPTS_FAR_NODE_WHY: &str = "Every packet crosses from one processor s
     from 1.9 to 1.4 µs in a published comparison.";
 
 /// Interrupts of a port on processors of another NUMA node than the adapter's.
-pub(super) fn interrupts_far_node(room: &Room) -> Vec<Finding> {
-    migration_ports(room).into_iter().filter_map(interrupts_far_node_finding).collect()
+pub(super) fn interrupts_far_node(survey: &Survey) -> Vec<Finding> {
+    migration_ports(survey).into_iter().filter_map(interrupts_far_node_finding).collect()
 }
 
 fn interrupts_far_node_finding(at: PortRef<'_>) -> Option<Finding> {
@@ -184,19 +184,19 @@ fn interrupts_far_node_finding(at: PortRef<'_>) -> Option<Finding> {
         Severity::Warning,
         format!("on NUMA node {number}, all interrupts on CPUs of another"),
     )
-    .at(at.place())
-    .seen(at.place(), "NUMA node", number)
-    .seen(at.place(), "CPUs of this node", numbers(near))
-    .seen(at.place(), "interrupts taken by CPUs", numbers(&taken))
+    .at(at.location())
+    .seen(at.location(), "NUMA node", number)
+    .seen(at.location(), "CPUs of this node", numbers(near))
+    .seen(at.location(), "interrupts taken by CPUs", numbers(&taken))
     .why(INTERRUPTS_FAR_NODE_WHY)
     .step(
-        Some(at.place()),
+        Some(at.location()),
         format!(
             "write CPUs of node {number} into /proc/irq/NUMBER/smp_affinity_list of each interrupt of {name}"
         ),
     )
     .step(
-        Some(at.place()),
+        Some(at.location()),
         "if irqbalance runs: see that it is not told to keep away from this node (IRQBALANCE_BANNED_CPULIST)",
     );
     Some(finding)
@@ -212,8 +212,8 @@ const SPEED_MIN_MBPS: u32 = 10_000;
 const QUEUES_ENOUGH: u32 = 8;
 
 /// A fast port with fewer queues than there are cores for it.
-pub(super) fn queues_few(room: &Room) -> Vec<Finding> {
-    migration_ports(room).into_iter().filter_map(queues_few_finding).collect()
+pub(super) fn queues_few(survey: &Survey) -> Vec<Finding> {
+    migration_ports(survey).into_iter().filter_map(queues_few_finding).collect()
 }
 
 fn queues_few_finding(at: PortRef<'_>) -> Option<Finding> {
@@ -229,16 +229,16 @@ fn queues_few_finding(at: PortRef<'_>) -> Option<Finding> {
     let severity = if now == 1 { Severity::Warning } else { Severity::Hint };
     let kind = if queues.combined_max.unwrap_or(0) > 0 { "combined" } else { "rx" };
     let finding = finding(severity, format!("{now} receive queues at {speed} Mb/s, {wanted} are of use"))
-        .at(at.place())
-        .seen(at.place(), "receive queues", now)
-        .seen(at.place(), "most that the adapter can", queues.receiving_max())
-        .seen(at.place(), "cores", cores)
+        .at(at.location())
+        .seen(at.location(), "receive queues", now)
+        .seen(at.location(), "most that the adapter can", queues.receiving_max())
+        .seen(at.location(), "cores", cores)
         .why(QUEUES_FEW_WHY)
-        .mend(
-            at.place(),
+        .fix(
+            at.location(),
             "more queues",
             format!("ethtool -L {} {kind} {wanted}", at.port.name),
-            Wish { queues: Some(wanted), ..Wish::default() },
+            RequestedSettings { queues: Some(wanted), ..RequestedSettings::default() },
         );
     Some(finding)
 }
@@ -247,8 +247,8 @@ const DRIVER_DIFFERS_WHY: &str = "The kernel's driver and the vendor's have othe
     offloads and DCB: equal hosts are no longer equal.";
 
 /// Equal adapters with different drivers.
-pub(super) fn driver_differs(room: &Room) -> Vec<Finding> {
-    let models = equals(room);
+pub(super) fn driver_differs(survey: &Survey) -> Vec<Finding> {
+    let models = equals(survey);
     models.iter().filter_map(|(model, ports)| driver_differs_finding(model, ports)).collect()
 }
 
@@ -273,8 +273,8 @@ const FIRMWARE_DIFFERS_WHY: &str = "Faults and defaults change with the firmware
     hosts fails between two others, and nobody thinks of this.";
 
 /// Equal adapters with different firmware.
-pub(super) fn firmware_differs(room: &Room) -> Vec<Finding> {
-    let models = equals(room);
+pub(super) fn firmware_differs(survey: &Survey) -> Vec<Finding> {
+    let models = equals(survey);
     models.iter().filter_map(|(model, ports)| firmware_differs_finding(model, ports)).collect()
 }
 
@@ -292,10 +292,10 @@ fn firmware_text(at: PortRef<'_>) -> Option<String> {
     at.port.firmware.clone()
 }
 
-/// Ports of the room by the model of their adapter, where there are at least two.
-fn equals(room: &Room) -> BTreeMap<&str, Vec<PortRef<'_>>> {
+/// Ports of the survey by the model of their adapter, where there are at least two.
+fn equals(survey: &Survey) -> BTreeMap<&str, Vec<PortRef<'_>>> {
     let mut models: BTreeMap<&str, Vec<PortRef<'_>>> = BTreeMap::new();
-    for at in room.ports() {
+    for at in survey.ports() {
         if let Some(id) = at.port.pcie.as_ref().and_then(|pcie| pcie.id.as_deref()) {
             models.entry(id).or_default().push(at);
         }
@@ -308,99 +308,99 @@ fn equals(room: &Room) -> BTreeMap<&str, Vec<PortRef<'_>>> {
 mod tests {
     mod pcie_below_card {
         use crate::model::{PcieLink, Severity};
-        use crate::testing::{healthy_room, only, port};
+        use crate::testing::{healthy_survey, only, port};
 
         #[test]
         fn a_slot_with_half_the_lanes() {
-            let mut room = healthy_room();
+            let mut survey = healthy_survey();
             for name in ["ens1f0", "ens1f1"] {
-                port(&mut room, "beta", name).pcie.as_mut().unwrap().running =
+                port(&mut survey, "beta", name).pcie.as_mut().unwrap().running =
                     Some(PcieLink { speed_mts: 8000, width: 4 });
             }
-            let finding = only(&room, "pcie-below-card");
+            let finding = only(&survey, "pcie-below-card");
             assert_eq!(finding.severity, Severity::Warning);
             assert_eq!(
                 finding.title,
                 "slot 0000:3b:00 runs x4 at 8 GT/s (28.3 Gb/s), the adapter can x8 at 8 GT/s (56.7 Gb/s)"
             );
-            let places: Vec<String> = finding.places.iter().map(ToString::to_string).collect();
-            assert_eq!(places, ["beta ens1f0", "beta ens1f1"], "one finding for the slot");
+            let locations: Vec<String> = finding.locations.iter().map(ToString::to_string).collect();
+            assert_eq!(locations, ["beta ens1f0", "beta ens1f1"], "one finding for the slot");
         }
 
         #[test]
         fn a_slot_that_is_enough_all_the_same_is_a_hint() {
-            let mut room = healthy_room();
-            port(&mut room, "beta", "ens1f0").pcie.as_mut().unwrap().able =
+            let mut survey = healthy_survey();
+            port(&mut survey, "beta", "ens1f0").pcie.as_mut().unwrap().able =
                 Some(PcieLink { speed_mts: 16_000, width: 8 });
-            assert_eq!(only(&room, "pcie-below-card").severity, Severity::Hint);
+            assert_eq!(only(&survey, "pcie-below-card").severity, Severity::Hint);
         }
     }
 
     mod pcie_below_ports {
         use crate::model::PcieLink;
-        use crate::testing::{healthy_room, only, port};
+        use crate::testing::{healthy_survey, only, port};
 
         #[test]
         fn two_25g_ports_on_four_lanes() {
-            let mut room = healthy_room();
+            let mut survey = healthy_survey();
             for name in ["ens1f0", "ens1f1"] {
-                let pcie = port(&mut room, "beta", name).pcie.as_mut().unwrap();
+                let pcie = port(&mut survey, "beta", name).pcie.as_mut().unwrap();
                 let four = Some(PcieLink { speed_mts: 8000, width: 4 });
                 (pcie.running, pcie.able) = (four, four);
             }
-            let finding = only(&room, "pcie-below-ports");
+            let finding = only(&survey, "pcie-below-ports");
             assert_eq!(
                 finding.title,
                 "ports of 50000 Mb/s together in slot 0000:3b:00 that runs x4 at 8 GT/s (28.3 Gb/s)"
             );
-            assert_eq!(finding.places.len(), 2);
-            assert_eq!(finding.places[0].host, "beta");
+            assert_eq!(finding.locations.len(), 2);
+            assert_eq!(finding.locations[0].host, "beta");
         }
     }
 
     mod interrupts_on_one_cpu {
-        use crate::testing::{healthy_room, only, port};
+        use crate::testing::{healthy_survey, only, port};
 
         #[test]
         fn the_processor_is_named() {
-            let mut room = healthy_room();
-            for irq in &mut port(&mut room, "beta", "ens1f1").irqs {
+            let mut survey = healthy_survey();
+            for irq in &mut port(&mut survey, "beta", "ens1f1").irqs {
                 irq.cpus = vec![0];
             }
-            let finding = only(&room, "interrupts-on-one-cpu");
+            let finding = only(&survey, "interrupts-on-one-cpu");
             assert_eq!(finding.title, "all 8 interrupts on CPU 0");
-            assert_eq!(finding.places[0].to_string(), "beta ens1f1");
+            assert_eq!(finding.locations[0].to_string(), "beta ens1f1");
         }
     }
 
     mod interrupts_far_node {
-        use crate::testing::{healthy_room, only, port};
+        use crate::testing::{healthy_survey, only, port};
 
         #[test]
         fn node_and_processors_are_named() {
-            let mut room = healthy_room();
-            for (number, irq) in (8..).zip(&mut port(&mut room, "beta", "ens1f1").irqs) {
+            let mut survey = healthy_survey();
+            for (number, irq) in (8..).zip(&mut port(&mut survey, "beta", "ens1f1").irqs) {
                 irq.cpus = vec![number];
             }
-            let finding = only(&room, "interrupts-far-node");
+            let finding = only(&survey, "interrupts-far-node");
             assert_eq!(finding.title, "on NUMA node 0, all interrupts on CPUs of another");
-            assert_eq!(finding.places[0].to_string(), "beta ens1f1");
+            assert_eq!(finding.locations[0].to_string(), "beta ens1f1");
             assert_eq!(finding.seen[2].value, "8, 9, 10, 11, 12, 13, 14, 15");
         }
     }
 
     mod queues_few {
         use crate::model::Severity;
-        use crate::testing::{healthy_room, only, port};
+        use crate::testing::{healthy_survey, only, port};
 
         #[test]
         fn one_queue_for_25_gigabits() {
-            let mut room = healthy_room();
-            port(&mut room, "beta", "ens1f1").queues.as_mut().unwrap().combined = Some(1);
-            let finding = only(&room, "queues-few");
+            let mut survey = healthy_survey();
+            port(&mut survey, "beta", "ens1f1").queues.as_mut().unwrap().combined = Some(1);
+            let finding = only(&survey, "queues-few");
             assert_eq!(finding.title, "1 receive queues at 25000 Mb/s, 8 are of use");
             assert_eq!(
-                (finding.places[0].to_string().as_str(), finding.severity),
+                (finding.locations[0].to_string().as_str(), finding.severity),
                 ("beta ens1f1", Severity::Warning)
             );
             assert_eq!(finding.fixes[0].command.as_deref(), Some("ethtool -L ens1f1 combined 8"));
@@ -408,39 +408,39 @@ mod tests {
     }
 
     mod driver_differs {
-        use crate::testing::{healthy_room, only, port};
+        use crate::testing::{healthy_survey, only, port};
 
         #[test]
         fn the_vendors_among_the_kernels() {
-            let mut room = healthy_room();
-            port(&mut room, "beta", "ens1f1").driver_version = Some("5.8-1.1.2".into());
-            let finding = only(&room, "driver-differs");
+            let mut survey = healthy_survey();
+            port(&mut survey, "beta", "ens1f1").driver_version = Some("5.8-1.1.2".into());
+            let finding = only(&survey, "driver-differs");
             assert_eq!(
                 finding.title,
                 "driver mlx5_core 5.8-1.1.2 and mlx5_core on equal adapters (15b3:1015)"
             );
-            assert_eq!(finding.places[0].to_string(), "beta ens1f1");
+            assert_eq!(finding.locations[0].to_string(), "beta ens1f1");
         }
 
         #[test]
         fn another_kernel_is_no_other_driver() {
-            let mut room = healthy_room();
-            crate::testing::kernel(&mut room, "beta", "6.12.30-amd64");
-            assert_eq!(crate::checks::run_all(&room), Vec::new());
+            let mut survey = healthy_survey();
+            crate::testing::kernel(&mut survey, "beta", "6.12.30-amd64");
+            assert_eq!(crate::checks::run_all(&survey), Vec::new());
         }
     }
 
     mod firmware_differs {
-        use crate::testing::{healthy_room, only, port};
+        use crate::testing::{healthy_survey, only, port};
 
         #[test]
         fn the_one_that_was_forgotten() {
-            let mut room = healthy_room();
-            port(&mut room, "beta", "ens1f1").firmware = Some("14.20.1010".into());
-            let finding = only(&room, "firmware-differs");
+            let mut survey = healthy_survey();
+            port(&mut survey, "beta", "ens1f1").firmware = Some("14.20.1010".into());
+            let finding = only(&survey, "firmware-differs");
             assert_eq!(finding.title, "firmware 14.20.1010 and 14.32.1900 on equal adapters (15b3:1015)");
-            assert_eq!(finding.places.len(), 1);
-            assert_eq!(finding.places[0].to_string(), "beta ens1f1");
+            assert_eq!(finding.locations.len(), 1);
+            assert_eq!(finding.locations[0].to_string(), "beta ens1f1");
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use crate::model::{
-    End, Finding, Gateway, Inventory, Network, Place, PortKind, PortRef, Probe, Room, Severity, Taken,
+    End, Finding, Gateway, Inventory, Location, Network, PortKind, PortRef, Probe, Severity, Survey, Taken,
 };
 
 use super::common::{finding, merged, migration_ports, migration_segments, outward, segments, speed};
@@ -14,8 +14,8 @@ const DUPLICATE_ADDRESS_WHY: &str = "Packets reach now one host, now the other: 
     random, and a migration may be offered to the wrong host.";
 
 /// One address on two hosts.
-pub(super) fn duplicate_address(room: &Room) -> Vec<Finding> {
-    doubles(room).into_iter().map(|(ip, ports)| duplicate_address_finding(ip, &ports)).collect()
+pub(super) fn duplicate_address(survey: &Survey) -> Vec<Finding> {
+    doubles(survey).into_iter().map(|(ip, ports)| duplicate_address_finding(ip, &ports)).collect()
 }
 
 fn duplicate_address_finding(ip: IpAddr, ports: &[PortRef<'_>]) -> Finding {
@@ -23,22 +23,25 @@ fn duplicate_address_finding(ip: IpAddr, ports: &[PortRef<'_>]) -> Finding {
         finding(Severity::Error, format!("{ip} is on more than one host")).why(DUPLICATE_ADDRESS_WHY);
     for at in ports {
         let mac = at.port.mac.as_deref().unwrap_or("unknown");
-        finding = finding.at(at.place()).seen(at.place(), "address", format!("{ip}, MAC {mac}"));
+        finding = finding.at(at.location()).seen(at.location(), "address", format!("{ip}, MAC {mac}"));
     }
     for at in ports {
         let prefix =
             at.port.addresses.iter().find(|address| address.ip == ip).map_or(0, |address| address.prefix);
         let command = format!("ip address del {ip}/{prefix} dev {}", at.port.name);
-        finding =
-            finding.command(at.place(), "take it away from one of them, and from its configuration", command);
+        finding = finding.command(
+            at.location(),
+            "take it away from one of them, and from its configuration",
+            command,
+        );
     }
     finding
 }
 
 /// Addresses that more than one host has.
-fn doubles(room: &Room) -> BTreeMap<IpAddr, Vec<PortRef<'_>>> {
+fn doubles(survey: &Survey) -> BTreeMap<IpAddr, Vec<PortRef<'_>>> {
     let mut owners: BTreeMap<IpAddr, Vec<PortRef<'_>>> = BTreeMap::new();
-    for at in room.carrying_ports().filter(|at| outward(room, *at)) {
+    for at in survey.carrying_ports().filter(|at| outward(survey, *at)) {
         for address in at.port.addresses.iter().filter(|address| address.shared()) {
             owners.entry(address.ip).or_default().push(at);
         }
@@ -51,17 +54,17 @@ fn doubles(room: &Room) -> BTreeMap<IpAddr, Vec<PortRef<'_>>> {
 }
 
 /// More than one host has this address.
-fn is_double(room: &Room, ip: IpAddr) -> bool {
-    doubles(room).contains_key(&ip)
+fn is_double(survey: &Survey, ip: IpAddr) -> bool {
+    doubles(survey).contains_key(&ip)
 }
 
 const DUPLICATE_MAC_WHY: &str = "The switch learns the address now on one port, now on another, and sends \
     packets to the wrong host. It comes from cloned virtual machines and copied configurations.";
 
 /// One hardware address on two hosts of a network.
-pub(super) fn duplicate_mac(room: &Room) -> Vec<Finding> {
+pub(super) fn duplicate_mac(survey: &Survey) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for segment in segments(room) {
+    for segment in segments(survey) {
         let mut owners: BTreeMap<&str, Vec<PortRef<'_>>> = BTreeMap::new();
         for (at, _) in &segment.members {
             if let Some(mac) = at.port.mac.as_deref() {
@@ -76,7 +79,7 @@ pub(super) fn duplicate_mac(room: &Room) -> Vec<Finding> {
             let title = format!("MAC {mac} on more than one host of {}", segment.network);
             let mut finding = finding(Severity::Error, title).why(DUPLICATE_MAC_WHY);
             for at in &ports {
-                finding = finding.at(at.place()).seen(at.place(), "MAC", mac);
+                finding = finding.at(at.location()).seen(at.location(), "MAC", mac);
             }
             findings.push(finding.step(
                 None,
@@ -90,18 +93,20 @@ pub(super) fn duplicate_mac(room: &Room) -> Vec<Finding> {
 const ADDRESS_TAKEN_WHY: &str = "Packets reach now this host, now the other machine: connections break off \
     at random, and bytes of guests go to somebody else.";
 
-/// An address of a host that a machine outside of the room has too.
-pub(super) fn address_taken(room: &Room) -> Vec<Finding> {
-    room.ports()
-        .flat_map(|at| at.port.taken.iter().filter_map(move |taken| address_taken_finding(room, at, taken)))
+/// An address of a host that a machine outside of the survey has too.
+pub(super) fn address_taken(survey: &Survey) -> Vec<Finding> {
+    survey
+        .ports()
+        .flat_map(|at| at.port.taken.iter().filter_map(move |taken| address_taken_finding(survey, at, taken)))
         .collect()
 }
 
-fn address_taken_finding(room: &Room, at: PortRef<'_>, taken: &Taken) -> Option<Finding> {
-    // Two hosts of the room have a finding that names both.
-    let ours =
-        room.ports().any(|one| one.port.mac.as_ref().is_some_and(|mac| mac.eq_ignore_ascii_case(&taken.mac)));
-    if ours || is_double(room, taken.ip) {
+fn address_taken_finding(survey: &Survey, at: PortRef<'_>, taken: &Taken) -> Option<Finding> {
+    // Two hosts of the survey have a finding that names both.
+    let ours = survey
+        .ports()
+        .any(|one| one.port.mac.as_ref().is_some_and(|mac| mac.eq_ignore_ascii_case(&taken.mac)));
+    if ours || is_double(survey, taken.ip) {
         return None;
     }
     let (ip, mac) = (taken.ip, &taken.mac);
@@ -109,11 +114,11 @@ fn address_taken_finding(room: &Room, at: PortRef<'_>, taken: &Taken) -> Option<
     let own = at.port.mac.as_deref().unwrap_or("unknown");
     let command = format!("arping -D -c 3 -I {} {ip}", at.port.name);
     let finding = finding(Severity::Error, title)
-        .at(at.place())
-        .seen(at.place(), "own MAC", own)
-        .seen(at.place(), &format!("who answers for {ip}"), mac)
+        .at(at.location())
+        .seen(at.location(), "own MAC", own)
+        .seen(at.location(), &format!("who answers for {ip}"), mac)
         .why(ADDRESS_TAKEN_WHY)
-        .command(at.place(), "see who answers", command)
+        .command(at.location(), "see who answers", command)
         .step(
             None,
             "find the machine by its MAC in the switch's table, and give one of the two another address",
@@ -126,11 +131,11 @@ const TWO_PORTS_ONE_NETWORK_WHY: &str = "The kernel sends everything for this ne
     not expected.";
 
 /// Two ports of one host in the same network.
-pub(super) fn two_ports_one_network(room: &Room) -> Vec<Finding> {
-    room.hosts.iter().flat_map(|host| two_ports_one_network_findings(room, host)).collect()
+pub(super) fn two_ports_one_network(survey: &Survey) -> Vec<Finding> {
+    survey.hosts.iter().flat_map(|host| two_ports_one_network_findings(survey, host)).collect()
 }
 
-fn two_ports_one_network_findings(room: &Room, host: &Inventory) -> Vec<Finding> {
+fn two_ports_one_network_findings(survey: &Survey, host: &Inventory) -> Vec<Finding> {
     let finding = |(network, ports): (Network, Vec<PortRef<'_>>)| {
         let names: Vec<&str> = ports.iter().map(|at| at.port.name.as_str()).collect();
         let title = format!("{} in one network {network}", names.join(" and "));
@@ -138,24 +143,24 @@ fn two_ports_one_network_findings(room: &Room, host: &Inventory) -> Vec<Finding>
         for at in &ports {
             let ips = at.port.addresses.iter().filter(|address| address.network() == network);
             let ips: Vec<String> = ips.map(|address| address.ip.to_string()).collect();
-            finding = finding.at(at.place()).seen(at.place(), "address", ips.join(", "));
+            finding = finding.at(at.location()).seen(at.location(), "address", ips.join(", "));
         }
         finding.step(
-            Some(Place::host(&host.host)),
+            Some(Location::host(&host.host)),
             "give each port a network of its own, or make one team of them",
         )
     };
-    shared_networks(room, host).into_iter().map(finding).collect()
+    shared_networks(survey, host).into_iter().map(finding).collect()
 }
 
 /// The ports of a host by network.
-fn shared_networks<'a>(room: &'a Room, host: &'a Inventory) -> BTreeMap<Network, Vec<PortRef<'a>>> {
+fn shared_networks<'a>(survey: &'a Survey, host: &'a Inventory) -> BTreeMap<Network, Vec<PortRef<'a>>> {
     let mut networks: BTreeMap<Network, Vec<PortRef<'a>>> = BTreeMap::new();
     for port in &host.ports {
         let at = PortRef { host, port };
         for address in port.addresses.iter().filter(|address| address.shared()) {
             let ports = networks.entry(address.network()).or_default();
-            if !ports.iter().any(|one| one.port.name == port.name) && outward(room, at) {
+            if !ports.iter().any(|one| one.port.name == port.name) && outward(survey, at) {
                 ports.push(at);
             }
         }
@@ -165,9 +170,9 @@ fn shared_networks<'a>(room: &'a Room, host: &'a Inventory) -> BTreeMap<Network,
 }
 
 /// The host of this end has two ports in the end's network.
-fn shares_network(room: &Room, end: &End) -> bool {
-    let host = room.host(&end.host);
-    host.is_some_and(|host| shared_networks(room, host).keys().any(|network| network.contains(end.ip)))
+fn shares_network(survey: &Survey, end: &End) -> bool {
+    let host = survey.host(&end.host);
+    host.is_some_and(|host| shared_networks(survey, host).keys().any(|network| network.contains(end.ip)))
 }
 
 const ASYMMETRIC_ROUTING_WHY: &str = "The wrong network, silently: traffic meant for the fast link takes \
@@ -175,22 +180,24 @@ const ASYMMETRIC_ROUTING_WHY: &str = "The wrong network, silently: traffic meant
     path filter the packets are thrown away.";
 
 /// Packets that leave or arrive by another port than the link's.
-pub(super) fn asymmetric_routing(room: &Room) -> Vec<Finding> {
+pub(super) fn asymmetric_routing(survey: &Survey) -> Vec<Finding> {
     // Two ports of a host in one network are the cause, and have a finding of their own.
-    let own = |probe: &&Probe| !shares_network(room, &probe.from) && !shares_network(room, &probe.to);
+    let own = |probe: &&Probe| !shares_network(survey, &probe.from) && !shares_network(survey, &probe.to);
     let findings =
-        room.matrix.probes.iter().filter(own).flat_map(|probe| asymmetric_routing_findings(room, probe));
+        survey.matrix.probes.iter().filter(own).flat_map(|probe| asymmetric_routing_findings(survey, probe));
     // The same port towards several hosts is one fault.
-    merged(findings, |one, other| one.places.first() == other.places.first() && one.title == other.title)
+    merged(findings, |one, other| {
+        one.locations.first() == other.locations.first() && one.title == other.title
+    })
 }
 
-fn asymmetric_routing_findings(room: &Room, probe: &Probe) -> Vec<Finding> {
+fn asymmetric_routing_findings(survey: &Survey, probe: &Probe) -> Vec<Finding> {
     let (from, to) =
-        (Place::port(&probe.from.host, &probe.from.port), Place::port(&probe.to.host, &probe.to.port));
+        (Location::port(&probe.from.host, &probe.from.port), Location::port(&probe.to.host, &probe.to.port));
     let mut findings = Vec::new();
     if let Some(other) = &probe.leaves_by {
         let title =
-            format!("packets to {} leave by {other}, not by {}", far_network(room, probe), probe.from.port);
+            format!("packets to {} leave by {other}, not by {}", far_network(survey, probe), probe.from.port);
         let finding = finding(Severity::Warning, title)
             .at(from.clone())
             .seen(from.clone(), &format!("way to {}", probe.to.ip), format!("by {other}"))
@@ -204,7 +211,7 @@ fn asymmetric_routing_findings(room: &Room, probe: &Probe) -> Vec<Finding> {
     }
     if let Some(other) = &probe.arrives_at {
         let title = format!("packets for {} arrive at {other}", probe.to.port);
-        let filter = room.host(&probe.to.host).and_then(|host| host.port(other)?.reverse_path_filter);
+        let filter = survey.host(&probe.to.host).and_then(|host| host.port(other)?.reverse_path_filter);
         let mut finding = finding(Severity::Warning, title)
             .at(to.clone())
             .seen(to.clone(), &format!("from {}", probe.from.ip), format!("at {other}"))
@@ -216,7 +223,7 @@ fn asymmetric_routing_findings(room: &Room, probe: &Probe) -> Vec<Finding> {
             )
             .step(None, "look whether both ports hang on one switch without a VLAN between them");
         if let Some(filter) = filter {
-            finding = finding.seen(Place::port(&probe.to.host, other), "rp_filter", filter);
+            finding = finding.seen(Location::port(&probe.to.host, other), "rp_filter", filter);
         }
         findings.push(finding);
     }
@@ -224,8 +231,8 @@ fn asymmetric_routing_findings(room: &Room, probe: &Probe) -> Vec<Finding> {
 }
 
 /// The network of the far end, or its address.
-fn far_network(room: &Room, probe: &Probe) -> String {
-    let from = room.port(&probe.from.host, &probe.from.port);
+fn far_network(survey: &Survey, probe: &Probe) -> String {
+    let from = survey.port(&probe.from.host, &probe.from.port);
     let mut networks = from.into_iter().flat_map(|at| &at.port.addresses).map(|address| address.network());
     networks
         .find(|network| network.contains(probe.to.ip))
@@ -236,31 +243,32 @@ const GATEWAY_DEAD_WHY: &str = "Nothing of this host reaches other networks: tim
     management. Migrations whose agents are in other networks do not begin.";
 
 /// A default gateway that does not answer.
-pub(super) fn gateway_dead(room: &Room) -> Vec<Finding> {
-    room.hosts
+pub(super) fn gateway_dead(survey: &Survey) -> Vec<Finding> {
+    survey
+        .hosts
         .iter()
-        .flat_map(|host| host.gateways.iter().filter_map(move |one| gateway_dead_finding(room, host, one)))
+        .flat_map(|host| host.gateways.iter().filter_map(move |one| gateway_dead_finding(survey, host, one)))
         .collect()
 }
 
-fn gateway_dead_finding(room: &Room, host: &Inventory, gateway: &Gateway) -> Option<Finding> {
+fn gateway_dead_finding(survey: &Survey, host: &Inventory, gateway: &Gateway) -> Option<Finding> {
     let at = host.port(&gateway.port).map(|port| PortRef { host, port });
-    if gateway.answers != Some(false) || at.is_some_and(|at| is_down(room, at)) {
+    if gateway.answers != Some(false) || at.is_some_and(|at| is_down(survey, at)) {
         return None;
     }
-    let place = Place::port(&host.host, &gateway.port);
+    let location = Location::port(&host.host, &gateway.port);
     let (ip, port) = (gateway.ip, &gateway.port);
     let finding = finding(Severity::Warning, format!("the default gateway {ip} does not answer"))
-        .at(place.clone())
-        .seen(place.clone(), "default route", format!("via {ip} dev {port}"))
-        .seen(place.clone(), "ARP requests", "no answer")
+        .at(location.clone())
+        .seen(location.clone(), "default route", format!("via {ip} dev {port}"))
+        .seen(location.clone(), "ARP requests", "no answer")
         .why(GATEWAY_DEAD_WHY)
         .command(
-            place.clone(),
+            location.clone(),
             "try it by hand",
             format!("arping -c 3 -I {port} {ip}; ip neighbour show {ip}"),
         )
-        .step(Some(place), "correct the route, or look whether the router is up and in this VLAN");
+        .step(Some(location), "correct the route, or look whether the router is up and in this VLAN");
     Some(finding)
 }
 
@@ -269,8 +277,8 @@ const MIGRATION_ON_MANAGEMENT_WHY: &str = "A migration takes all that a link has
     management port.";
 
 /// Migrations over the management network.
-pub(super) fn migration_on_management(room: &Room) -> Vec<Finding> {
-    let segments = migration_segments(room);
+pub(super) fn migration_on_management(survey: &Survey) -> Vec<Finding> {
+    let segments = migration_segments(survey);
     let mut findings = Vec::new();
     for segment in &segments {
         // Without an agent it is not known what migrations use.
@@ -287,14 +295,14 @@ pub(super) fn migration_on_management(room: &Room) -> Vec<Finding> {
         let mut finding =
             finding(severity, format!("{how}: {}", segment.network)).why(MIGRATION_ON_MANAGEMENT_WHY);
         for at in ports {
-            let rate = speed(room, at).map_or("unknown".to_owned(), |rate| format!("{rate} Mb/s"));
-            finding = finding.at(at.place()).seen(at.place(), "default route, speed", rate);
+            let rate = speed(survey, at).map_or("unknown".to_owned(), |rate| format!("{rate} Mb/s"));
+            finding = finding.at(at.location()).seen(at.location(), "default route, speed", rate);
             let step = format!(
                 "leave this address out of listen in the agent's configuration, or bound migrations with \
                      --links (not {})",
                 segment.network
             );
-            finding = finding.step(Some(Place::host(&at.host.host)), step);
+            finding = finding.step(Some(Location::host(&at.host.host)), step);
         }
         findings.push(finding);
     }
@@ -311,14 +319,14 @@ const NO_SECOND_LINK_WHY: &str = "When this cable, its port or its switch fails,
     still until it is back, or fails. A second link also makes migrations faster: all are used at once.";
 
 /// Hosts with one cable for migrations.
-pub(super) fn no_second_link(room: &Room) -> Vec<Finding> {
-    let ports = migration_ports(room);
+pub(super) fn no_second_link(survey: &Survey) -> Vec<Finding> {
+    let ports = migration_ports(survey);
     let joined = |host: &Inventory| {
         let on = |(at, _): &(PortRef<'_>, _)| at.host.host == host.host;
-        migration_segments(room).iter().any(|segment| segment.members.iter().any(on))
+        migration_segments(survey).iter().any(|segment| segment.members.iter().any(on))
     };
     let mut lonely: Vec<PortRef<'_>> = Vec::new();
-    for host in &room.hosts {
+    for host in &survey.hosts {
         let mut own =
             ports.iter().filter(|at| at.host.host == host.host && at.port.kind != PortKind::Loopback);
         if let (Some(only), None) = (own.next(), own.next())
@@ -334,7 +342,7 @@ fn no_second_link_finding(lonely: &[PortRef<'_>]) -> Option<Finding> {
     lonely.first()?;
     let mut finding = finding(Severity::Hint, "the only port for migrations").why(NO_SECOND_LINK_WHY);
     for at in lonely {
-        finding = finding.at(at.place()).seen(at.place(), "ports for migrations", 1);
+        finding = finding.at(at.location()).seen(at.location(), "ports for migrations", 1);
     }
     Some(finding.step(
         None,
@@ -347,184 +355,184 @@ fn no_second_link_finding(lonely: &[PortRef<'_>]) -> Option<Finding> {
 mod tests {
     mod duplicate_address {
         use crate::model::{Address, Port, PortKind};
-        use crate::testing::{healthy_room, host_mut, only, port};
+        use crate::testing::{healthy_survey, host_mut, only, port};
 
         #[test]
         fn both_owners_are_named() {
-            let mut room = healthy_room();
-            port(&mut room, "beta", "eno1").addresses[0].ip = [192, 168, 0, 1].into();
-            let finding = only(&room, "duplicate-address");
+            let mut survey = healthy_survey();
+            port(&mut survey, "beta", "eno1").addresses[0].ip = [192, 168, 0, 1].into();
+            let finding = only(&survey, "duplicate-address");
             assert_eq!(finding.title, "192.168.0.1 is on more than one host");
-            let places: Vec<String> = finding.places.iter().map(ToString::to_string).collect();
-            assert_eq!(places, ["alpha eno1", "beta eno1"]);
+            let locations: Vec<String> = finding.locations.iter().map(ToString::to_string).collect();
+            assert_eq!(locations, ["alpha eno1", "beta eno1"]);
         }
 
         #[test]
         fn a_bridge_for_guests_has_the_same_address_everywhere() {
-            let mut room = healthy_room();
+            let mut survey = healthy_survey();
             for host in ["alpha", "beta", "gamma"] {
-                host_mut(&mut room, host).ports.push(Port {
+                host_mut(&mut survey, host).ports.push(Port {
                     name: "virbr0".into(),
                     kind: PortKind::Bridge,
                     addresses: vec![Address { ip: [192, 168, 122, 1].into(), prefix: 24 }],
                     ..Port::default()
                 });
             }
-            assert_eq!(crate::checks::run_all(&room), Vec::new());
+            assert_eq!(crate::checks::run_all(&survey), Vec::new());
         }
     }
 
     mod duplicate_mac {
-        use crate::testing::{healthy_room, only, port};
+        use crate::testing::{healthy_survey, only, port};
 
         #[test]
         fn both_owners_are_named() {
-            let mut room = healthy_room();
-            let mac = port(&mut room, "alpha", "ens1f1").mac.clone();
-            port(&mut room, "beta", "ens1f1").mac = mac;
-            let finding = only(&room, "duplicate-mac");
+            let mut survey = healthy_survey();
+            let mac = port(&mut survey, "alpha", "ens1f1").mac.clone();
+            port(&mut survey, "beta", "ens1f1").mac = mac;
+            let finding = only(&survey, "duplicate-mac");
             assert_eq!(finding.title, "MAC 02:00:00:00:02:01 on more than one host of 10.1.1.0/24");
-            assert_eq!(finding.places.len(), 2);
+            assert_eq!(finding.locations.len(), 2);
         }
     }
 
     mod address_taken {
         use crate::model::Taken;
-        use crate::testing::{healthy_room, only, port};
+        use crate::testing::{healthy_survey, only, port};
 
         #[test]
         fn host_address_and_stranger_are_named() {
-            let mut room = healthy_room();
+            let mut survey = healthy_survey();
             let taken = Taken { ip: [10, 1, 0, 2].into(), mac: "02:de:ad:00:00:01".into() };
-            port(&mut room, "beta", "ens1f0").taken = vec![taken];
-            let finding = only(&room, "address-taken");
+            port(&mut survey, "beta", "ens1f0").taken = vec![taken];
+            let finding = only(&survey, "address-taken");
             assert_eq!(finding.title, "10.1.0.2 is answered by another machine too, 02:de:ad:00:00:01");
-            assert_eq!(finding.places[0].to_string(), "beta ens1f0");
+            assert_eq!(finding.locations[0].to_string(), "beta ens1f0");
         }
 
         #[test]
-        fn two_hosts_of_the_room_are_named_by_another_check() {
-            let mut room = healthy_room();
-            let mac = port(&mut room, "alpha", "eno1").mac.clone().unwrap();
-            let double = port(&mut room, "beta", "eno1");
+        fn two_hosts_of_the_survey_are_named_by_another_check() {
+            let mut survey = healthy_survey();
+            let mac = port(&mut survey, "alpha", "eno1").mac.clone().unwrap();
+            let double = port(&mut survey, "beta", "eno1");
             double.addresses[0].ip = [192, 168, 0, 1].into();
             double.taken = vec![Taken { ip: [192, 168, 0, 1].into(), mac }];
-            only(&room, "duplicate-address");
+            only(&survey, "duplicate-address");
         }
     }
 
     mod two_ports_one_network {
         use crate::model::Address;
         use crate::testing::probe;
-        use crate::testing::{healthy_room, only, port};
+        use crate::testing::{healthy_survey, only, port};
 
         #[test]
         fn both_ports_are_named_and_what_follows_is_not_said_twice() {
-            let mut room = healthy_room();
+            let mut survey = healthy_survey();
             let more = Address { ip: [10, 1, 0, 22].into(), prefix: 24 };
-            let second = port(&mut room, "beta", "ens1f1");
+            let second = port(&mut survey, "beta", "ens1f1");
             second.addresses.push(more);
             second.neighbours[0].vlan_untagged = None;
             let mut astray = probe();
             astray.arrives_at = Some("ens1f1".into());
-            room.matrix.probes = vec![astray];
-            let finding = only(&room, "two-ports-one-network");
+            survey.matrix.probes = vec![astray];
+            let finding = only(&survey, "two-ports-one-network");
             assert_eq!(finding.title, "ens1f0 and ens1f1 in one network 10.1.0.0/24");
-            let places: Vec<String> = finding.places.iter().map(ToString::to_string).collect();
-            assert_eq!(places, ["beta ens1f0", "beta ens1f1"]);
+            let locations: Vec<String> = finding.locations.iter().map(ToString::to_string).collect();
+            assert_eq!(locations, ["beta ens1f0", "beta ens1f1"]);
         }
     }
 
     mod asymmetric_routing {
         use crate::testing::probe;
-        use crate::testing::{healthy_room, only};
+        use crate::testing::{healthy_survey, only};
 
         #[test]
         fn leaving_by_the_management_port() {
-            let mut room = healthy_room();
+            let mut survey = healthy_survey();
             let mut faulty = probe();
             faulty.leaves_by = Some("eno1".into());
             let mut again = faulty.clone();
             (again.to.host, again.to.ip) = ("gamma".into(), [10, 1, 0, 3].into());
-            room.matrix.probes = vec![faulty, again];
-            let finding = only(&room, "asymmetric-routing");
+            survey.matrix.probes = vec![faulty, again];
+            let finding = only(&survey, "asymmetric-routing");
             assert_eq!(finding.title, "packets to 10.1.0.0/24 leave by eno1, not by ens1f0");
-            assert_eq!(finding.places[0].to_string(), "alpha ens1f0");
+            assert_eq!(finding.locations[0].to_string(), "alpha ens1f0");
             assert_eq!(finding.seen.len(), 2, "one fault towards two hosts");
         }
 
         #[test]
         fn arriving_at_another_port() {
-            let mut room = healthy_room();
+            let mut survey = healthy_survey();
             let mut faulty = probe();
             faulty.arrives_at = Some("ens1f1".into());
-            room.matrix.probes = vec![faulty];
-            let finding = only(&room, "asymmetric-routing");
+            survey.matrix.probes = vec![faulty];
+            let finding = only(&survey, "asymmetric-routing");
             assert_eq!(finding.title, "packets for ens1f0 arrive at ens1f1");
-            assert_eq!(finding.places[0].to_string(), "beta ens1f0");
+            assert_eq!(finding.locations[0].to_string(), "beta ens1f0");
         }
     }
 
     mod gateway_dead {
         use crate::model::Gateway;
-        use crate::testing::{healthy_room, host_mut, only};
+        use crate::testing::{healthy_survey, host_mut, only};
 
         #[test]
         fn host_port_and_address_are_named() {
-            let mut room = healthy_room();
+            let mut survey = healthy_survey();
             let mut gateway =
                 Gateway { ip: [192, 168, 0, 254].into(), port: "eno1".into(), answers: Some(true) };
-            host_mut(&mut room, "beta").gateways = vec![gateway.clone()];
-            assert_eq!(crate::checks::run_all(&room), Vec::new());
+            host_mut(&mut survey, "beta").gateways = vec![gateway.clone()];
+            assert_eq!(crate::checks::run_all(&survey), Vec::new());
             gateway.answers = Some(false);
-            host_mut(&mut room, "beta").gateways = vec![gateway];
-            let finding = only(&room, "gateway-dead");
+            host_mut(&mut survey, "beta").gateways = vec![gateway];
+            let finding = only(&survey, "gateway-dead");
             assert_eq!(finding.title, "the default gateway 192.168.0.254 does not answer");
-            assert_eq!(finding.places[0].to_string(), "beta eno1");
+            assert_eq!(finding.locations[0].to_string(), "beta eno1");
         }
     }
 
     mod migration_on_management {
         use crate::model::Severity;
-        use crate::testing::healthy_room;
+        use crate::testing::healthy_survey;
         use crate::testing::only;
 
         #[test]
         fn beside_others_it_is_a_hint_and_alone_a_warning() {
-            let mut room = healthy_room();
-            for (number, host) in (1..).zip(&mut room.hosts) {
+            let mut survey = healthy_survey();
+            for (number, host) in (1..).zip(&mut survey.hosts) {
                 host.agent.as_mut().unwrap().listen.push(format!("192.168.0.{number}:7979"));
             }
-            let finding = only(&room, "migration-on-management");
+            let finding = only(&survey, "migration-on-management");
             assert_eq!(finding.severity, Severity::Hint);
             assert_eq!(finding.title, "the management network is used for migrations too: 192.168.0.0/24");
-            assert_eq!(finding.places[1].to_string(), "beta eno1");
+            assert_eq!(finding.locations[1].to_string(), "beta eno1");
 
-            for host in &mut room.hosts {
+            for host in &mut survey.hosts {
                 host.agent.as_mut().unwrap().listen.drain(..2);
             }
-            let findings = crate::checks::run_all(&room);
+            let findings = crate::checks::run_all(&survey);
             let found = findings.iter().find(|finding| finding.id == "migration-on-management").unwrap();
             assert_eq!(found.severity, Severity::Warning, "it is the only one");
         }
     }
 
     mod no_second_link {
-        use crate::testing::{healthy_room, host_mut, only};
+        use crate::testing::{healthy_survey, host_mut, only};
 
         #[test]
         fn the_host_with_one_port_is_named() {
-            let mut room = healthy_room();
-            host_mut(&mut room, "beta").agent.as_mut().unwrap().listen.truncate(1);
-            let finding = only(&room, "no-second-link");
-            assert_eq!(finding.places.len(), 1);
-            assert_eq!(finding.places[0].to_string(), "beta ens1f0");
+            let mut survey = healthy_survey();
+            host_mut(&mut survey, "beta").agent.as_mut().unwrap().listen.truncate(1);
+            let finding = only(&survey, "no-second-link");
+            assert_eq!(finding.locations.len(), 1);
+            assert_eq!(finding.locations[0].to_string(), "beta ens1f0");
         }
 
         #[test]
         fn a_team_of_two_is_two() {
-            assert_eq!(crate::checks::run_all(&crate::testing::team_room()), Vec::new());
-            assert_eq!(crate::checks::run_all(&crate::testing::vlan_room()), Vec::new());
+            assert_eq!(crate::checks::run_all(&crate::testing::team_survey()), Vec::new());
+            assert_eq!(crate::checks::run_all(&crate::testing::vlan_survey()), Vec::new());
         }
     }
 }

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use crate::model::{
-    Address, End, Ets, Finding, Inventory, Neighbour, Pfc, Place, PortKind, PortRef, Probe, Room, Segment,
-    Severity, SwitchPort,
+    Address, End, Ets, Finding, Inventory, Location, Neighbour, Pfc, PortKind, PortRef, Probe, Segment,
+    Severity, Survey, SwitchPort,
 };
 
 /// A finding of the check that is running: [`super::Check::findings`] gives it the check's id.
@@ -14,15 +14,15 @@ pub(super) fn finding(severity: Severity, title: impl Into<String>) -> Finding {
     Finding::new("", severity, title)
 }
 
-/// A place with what was seen there, as an operator writes it.
-pub(super) type Value = (Place, String);
+/// A location with what was seen there, as an operator writes it.
+pub(super) type Value = (Location, String);
 
 /// Ports with what is known of them.
 pub(super) fn values_of(ports: &[PortRef<'_>], text: impl Fn(PortRef<'_>) -> Option<String>) -> Vec<Value> {
-    ports.iter().filter_map(|at| Some((at.place(), text(*at)?))).collect()
+    ports.iter().filter_map(|at| Some((at.location(), text(*at)?))).collect()
 }
 
-/// The places that are not like most. `None` if all are alike; all of them if no value is the most frequent.
+/// The locations that are not like most. `None` if all are alike; all of them if no value is the most frequent.
 pub(super) fn odd(values: &[Value]) -> Option<Vec<&Value>> {
     let mut counts: Vec<(&str, usize)> = Vec::new();
     for (_, value) in values {
@@ -49,11 +49,11 @@ pub(super) fn differ(severity: Severity, what: &str, whereabouts: &str, values: 
     distinct.extend(values.iter().map(|(_, value)| value.as_str()));
     let title = format!("{what} {} {whereabouts}", join(distinct, " and "));
     let mut finding = finding(severity, title);
-    for (place, _) in odd {
-        finding = finding.at(place.clone());
+    for (location, _) in odd {
+        finding = finding.at(location.clone());
     }
-    for (place, value) in values {
-        finding = finding.seen(place.clone(), what, value);
+    for (location, value) in values {
+        finding = finding.seen(location.clone(), what, value);
     }
     Some(finding)
 }
@@ -102,17 +102,17 @@ pub(super) fn numbers<T: ToString>(all: &[T]) -> String {
 
 /// Networks that at least two hosts are on and that leave the hosts. Bridges for guests only, which have the same
 /// address on every host, are none.
-pub(super) fn segments(room: &Room) -> Vec<Segment<'_>> {
-    narrowed(room, |at, _| outward(room, at))
+pub(super) fn segments(survey: &Survey) -> Vec<Segment<'_>> {
+    narrowed(survey, |at, _| outward(survey, at))
 }
 
 /// Those of them that migrations use: the agents listen there. A host without an agent uses all.
-pub(super) fn migration_segments(room: &Room) -> Vec<Segment<'_>> {
-    narrowed(room, |at, ip| used(at.host, ip) && outward(room, at))
+pub(super) fn migration_segments(survey: &Survey) -> Vec<Segment<'_>> {
+    narrowed(survey, |at, ip| used(at.host, ip) && outward(survey, at))
 }
 
-fn narrowed<'a>(room: &'a Room, wanted: impl Fn(PortRef<'a>, IpAddr) -> bool) -> Vec<Segment<'a>> {
-    let mut segments = room.segments();
+fn narrowed<'a>(survey: &'a Survey, wanted: impl Fn(PortRef<'a>, IpAddr) -> bool) -> Vec<Segment<'a>> {
+    let mut segments = survey.segments();
     for segment in &mut segments {
         segment.members.retain(|(at, ip)| wanted(*at, *ip));
     }
@@ -120,18 +120,18 @@ fn narrowed<'a>(room: &'a Room, wanted: impl Fn(PortRef<'a>, IpAddr) -> bool) ->
     segments
 }
 
-/// The lowest ports that carry migrations, each once, also in a room of one host.
-pub(super) fn migration_ports(room: &Room) -> Vec<PortRef<'_>> {
+/// The lowest ports that carry migrations, each once, also in a survey of one host.
+pub(super) fn migration_ports(survey: &Survey) -> Vec<PortRef<'_>> {
     let carries = |address: &Address, host| address.shared() && used(host, address.ip);
-    let upper = room
-        .carrying_ports()
-        .filter(|at| at.port.addresses.iter().any(|address| carries(address, at.host)) && outward(room, *at));
-    unique(upper.flat_map(|at| room.below(at)))
+    let upper = survey.carrying_ports().filter(|at| {
+        at.port.addresses.iter().any(|address| carries(address, at.host)) && outward(survey, *at)
+    });
+    unique(upper.flat_map(|at| survey.below(at)))
 }
 
 /// The lowest ports that carry a network.
-pub(super) fn carriers<'a>(room: &'a Room, segment: &Segment<'a>) -> Vec<PortRef<'a>> {
-    unique(segment.members.iter().flat_map(|(at, _)| room.below(*at)))
+pub(super) fn carriers<'a>(survey: &'a Survey, segment: &Segment<'a>) -> Vec<PortRef<'a>> {
+    unique(segment.members.iter().flat_map(|(at, _)| survey.below(*at)))
 }
 
 fn unique<'a>(ports: impl Iterator<Item = PortRef<'a>>) -> Vec<PortRef<'a>> {
@@ -145,8 +145,8 @@ fn unique<'a>(ports: impl Iterator<Item = PortRef<'a>>) -> Vec<PortRef<'a>> {
 }
 
 /// Bonds and teams with more than one member.
-pub(super) fn teams(room: &Room) -> Vec<(PortRef<'_>, Vec<PortRef<'_>>)> {
-    room.teams().into_iter().filter(|(_, members)| members.len() > 1).collect()
+pub(super) fn teams(survey: &Survey) -> Vec<(PortRef<'_>, Vec<PortRef<'_>>)> {
+    survey.teams().into_iter().filter(|(_, members)| members.len() > 1).collect()
 }
 
 /// The agent takes migrations at this address.
@@ -154,48 +154,48 @@ fn used(host: &Inventory, ip: IpAddr) -> bool {
     let Some(agent) = host.agent.as_ref().filter(|agent| !agent.listen.is_empty()) else { return true };
     let narrowed = agent.links.is_empty() || agent.links.iter().any(|network| network.contains(ip));
     let at = |text: &String| text.parse().map(|address: SocketAddr| address.ip());
-    let listens = |heard: IpAddr| heard == ip || heard.is_unspecified();
+    let listens = |received: IpAddr| received == ip || received.is_unspecified();
     narrowed && agent.listen.iter().filter_map(|text| at(text).ok()).any(listens)
 }
 
 /// It leads out of the host: anything but a bridge that only guests and containers hang on.
-pub(super) fn outward(room: &Room, at: PortRef<'_>) -> bool {
+pub(super) fn outward(survey: &Survey, at: PortRef<'_>) -> bool {
     let inner = |below: &PortRef<'_>| {
         matches!(below.port.kind, PortKind::Bridge | PortKind::Tun | PortKind::Veth | PortKind::Loopback)
     };
-    at.port.kind != PortKind::Tun && (at.port.kind != PortKind::Bridge || !room.below(at).iter().all(inner))
+    at.port.kind != PortKind::Tun && (at.port.kind != PortKind::Bridge || !survey.below(at).iter().all(inner))
 }
 
 /// What it runs at, megabits per second: what it says itself, or all that is below it.
-pub(super) fn speed(room: &Room, at: PortRef<'_>) -> Option<u32> {
+pub(super) fn speed(survey: &Survey, at: PortRef<'_>) -> Option<u32> {
     let own = |at: &PortRef<'_>| at.port.link.speed_mbps.filter(|speed| *speed > 0);
-    own(&at).or_else(|| room.below(at).iter().map(own).try_fold(0, |sum, one| Some(sum + one?)))
+    own(&at).or_else(|| survey.below(at).iter().map(own).try_fold(0, |sum, one| Some(sum + one?)))
 }
 
 /// What is known of the other end of a port's cable.
 pub(super) struct SwitchSide<'a> {
-    heard: &'a [Neighbour],
+    received: &'a [Neighbour],
     exported: Option<(&'a str, &'a SwitchPort)>,
 }
 
 /// The other end of a port's cable.
-pub(super) fn switch_side<'a>(room: &'a Room, at: PortRef<'a>) -> SwitchSide<'a> {
-    let heard = at.port.neighbours.as_slice();
+pub(super) fn switch_side<'a>(survey: &'a Survey, at: PortRef<'a>) -> SwitchSide<'a> {
+    let received = at.port.neighbours.as_slice();
     let ours = |name: &str, port: &SwitchPort| {
         let told =
             port.host.as_ref() == Some(&at.host.host) && port.host_port.as_ref() == Some(&at.port.name);
         let same =
             |one: &Neighbour| one.system.as_deref() == Some(name) && one.port.as_ref() == Some(&port.name);
-        told || heard.iter().any(same)
+        told || received.iter().any(same)
     };
     let mut all =
-        room.switches.iter().flat_map(|one| one.ports.iter().map(|port| (one.switch.as_str(), port)));
-    SwitchSide { heard, exported: all.find(|(name, port)| ours(name, port)) }
+        survey.switches.iter().flat_map(|one| one.ports.iter().map(|port| (one.switch.as_str(), port)));
+    SwitchSide { received, exported: all.find(|(name, port)| ours(name, port)) }
 }
 
 impl<'a> SwitchSide<'a> {
-    fn heard<T>(&self, of: impl Fn(&'a Neighbour) -> Option<T>) -> Option<T> {
-        self.heard.iter().find_map(of)
+    fn received<T>(&self, of: impl Fn(&'a Neighbour) -> Option<T>) -> Option<T> {
+        self.received.iter().find_map(of)
     }
 
     fn exported<T>(&self, of: impl Fn(&'a SwitchPort) -> Option<T>) -> Option<T> {
@@ -204,10 +204,10 @@ impl<'a> SwitchSide<'a> {
 
     /// `leaf0 Ethernet1/2`.
     pub(super) fn name(&self) -> String {
-        let heard =
-            self.heard(|one| Some((one.system.as_deref().or(one.chassis.as_deref())?, one.port.as_deref())));
+        let received = self
+            .received(|one| Some((one.system.as_deref().or(one.chassis.as_deref())?, one.port.as_deref())));
         let exported = self.exported.map(|(name, port)| (name, Some(port.name.as_str())));
-        match exported.or(heard) {
+        match exported.or(received) {
             Some((name, Some(port))) => format!("{name} {port}"),
             Some((name, None)) => name.to_owned(),
             None => "the switch".to_owned(),
@@ -216,12 +216,12 @@ impl<'a> SwitchSide<'a> {
 
     /// Largest packet, bytes.
     pub(super) fn mtu(&self) -> Option<u32> {
-        self.heard(Neighbour::mtu).or_else(|| self.exported(|port| port.mtu))
+        self.received(Neighbour::mtu).or_else(|| self.exported(|port| port.mtu))
     }
 
     /// It negotiates the speed.
     pub(super) fn autonegotiation(&self) -> Option<bool> {
-        self.heard(|one| one.autonegotiation).or_else(|| self.exported(|port| port.autonegotiation))
+        self.received(|one| one.autonegotiation).or_else(|| self.exported(|port| port.autonegotiation))
     }
 
     /// Forward error correction.
@@ -231,28 +231,29 @@ impl<'a> SwitchSide<'a> {
 
     /// VLAN of untagged frames.
     pub(super) fn vlan_untagged(&self) -> Option<u16> {
-        let told = self.heard(|one| one.vlan_untagged).or_else(|| self.exported(|port| port.vlan_untagged));
+        let told =
+            self.received(|one| one.vlan_untagged).or_else(|| self.exported(|port| port.vlan_untagged));
         told.filter(|vlan| *vlan != 0)
     }
 
     /// VLANs that pass; `None` if it says none.
     pub(super) fn vlans(&self) -> Option<&'a [u16]> {
         let some = |vlans: &'a Vec<u16>| (!vlans.is_empty()).then_some(vlans.as_slice());
-        self.exported(|port| some(&port.vlans)).or_else(|| self.heard(|one| some(&one.vlans)))
+        self.exported(|port| some(&port.vlans)).or_else(|| self.received(|one| some(&one.vlans)))
     }
 
     /// Link aggregation is on.
     pub(super) fn aggregated(&self) -> Option<bool> {
-        self.heard(|one| one.aggregation.map(|aggregation| aggregation.on))
+        self.received(|one| one.aggregation.map(|aggregation| aggregation.on))
     }
 
     /// Lossless priorities.
     pub(super) fn pfc(&self) -> Option<&'a Pfc> {
-        self.heard(|one| one.pfc.as_ref()).or_else(|| self.exported(|port| port.pfc.as_ref()))
+        self.received(|one| one.pfc.as_ref()).or_else(|| self.exported(|port| port.pfc.as_ref()))
     }
 
     pub(super) fn ets(&self) -> Option<&'a Ets> {
-        self.heard(|one| one.ets.as_ref())
+        self.received(|one| one.ets.as_ref())
     }
 }
 
@@ -299,10 +300,10 @@ pub(super) struct Way<'a> {
 }
 
 /// All links that were probed, in the order of their first probes.
-pub(super) fn pairs(room: &Room) -> Vec<Pair<'_>> {
+pub(super) fn pairs(survey: &Survey) -> Vec<Pair<'_>> {
     let mut pairs: Vec<Pair<'_>> = Vec::new();
     let mut known: BTreeMap<(&End, &End), usize> = BTreeMap::new();
-    for probe in &room.matrix.probes {
+    for probe in &survey.matrix.probes {
         let back = known.get(&(&probe.to, &probe.from)).and_then(|at| pairs.get_mut(*at));
         if let Some(pair) = back.filter(|pair| pair.back.is_none()) {
             pair.back = Some(probe);
@@ -314,29 +315,29 @@ pub(super) fn pairs(room: &Room) -> Vec<Pair<'_>> {
     pairs
 }
 
-/// An end as a place.
-pub(super) fn place(end: &End) -> Place {
-    Place::port(&end.host, &end.port)
+/// An end as a location.
+pub(super) fn location(end: &End) -> Location {
+    Location::port(&end.host, &end.port)
 }
 
-/// One fault makes several links bad: where they share one port, that port is the place. Findings without a shared
+/// One fault makes several links bad: where they share one port, that port is the location. Findings without a shared
 /// port stay as they are.
 pub(super) fn by_shared_port(findings: Vec<Finding>) -> Vec<Finding> {
-    let mut count: BTreeMap<Place, usize> = BTreeMap::new();
-    findings.iter().flat_map(|finding| &finding.places).for_each(|place| {
-        *count.entry(place.clone()).or_default() += 1;
+    let mut count: BTreeMap<Location, usize> = BTreeMap::new();
+    findings.iter().flat_map(|finding| &finding.locations).for_each(|location| {
+        *count.entry(location.clone()).or_default() += 1;
     });
-    let most = |finding: &Finding| -> Option<Place> {
-        let mut places: Vec<(&Place, usize)> =
-            finding.places.iter().filter_map(|place| Some((place, *count.get(place)?))).collect();
-        places.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
-        match places.as_slice() {
-            [(place, most), (_, next), ..] if most > next => Some((*place).clone()),
+    let most = |finding: &Finding| -> Option<Location> {
+        let mut locations: Vec<(&Location, usize)> =
+            finding.locations.iter().filter_map(|location| Some((location, *count.get(location)?))).collect();
+        locations.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+        match locations.as_slice() {
+            [(location, most), (_, next), ..] if most > next => Some((*location).clone()),
             _ => None,
         }
     };
-    let shared: Vec<Option<Place>> = findings.iter().map(most).collect();
-    let mut merged: Vec<(Option<Place>, Finding)> = Vec::new();
+    let shared: Vec<Option<Location>> = findings.iter().map(most).collect();
+    let mut merged: Vec<(Option<Location>, Finding)> = Vec::new();
     for (finding, shared) in findings.into_iter().zip(shared) {
         match merged.iter_mut().find(|(known, _)| shared.is_some() && *known == shared) {
             Some((_, one)) => {
@@ -346,8 +347,8 @@ pub(super) fn by_shared_port(findings: Vec<Finding>) -> Vec<Finding> {
             None => merged.push((shared, finding)),
         }
     }
-    let named = |(shared, finding): (Option<Place>, Finding)| match shared {
-        Some(place) => Finding { places: vec![place], ..finding },
+    let named = |(shared, finding): (Option<Location>, Finding)| match shared {
+        Some(location) => Finding { locations: vec![location], ..finding },
         None => finding,
     };
     merged.into_iter().map(named).collect()
@@ -358,8 +359,8 @@ mod tests {
     use super::*;
 
     fn values(all: &[&str]) -> Vec<Value> {
-        let place = |number| Place::host(&format!("h{number}"));
-        all.iter().enumerate().map(|(number, value)| (place(number), value.to_string())).collect()
+        let location = |number| Location::host(&format!("h{number}"));
+        all.iter().enumerate().map(|(number, value)| (location(number), value.to_string())).collect()
     }
 
     #[test]
@@ -367,7 +368,7 @@ mod tests {
         let all = values(&["9000", "1500", "9000"]);
         let finding = differ(Severity::Error, "MTU", "on the network", &all).unwrap();
         assert_eq!(finding.title, "MTU 1500 and 9000 on the network");
-        assert_eq!(finding.places, [Place::host("h1")]);
+        assert_eq!(finding.locations, [Location::host("h1")]);
         assert_eq!(finding.seen.len(), 3);
     }
 

@@ -1,7 +1,7 @@
 //! One cause is one finding. A fault has many effects, and many of them look like faults of their own: what follows
 //! from a finding on the same ports is told under it.
 
-use crate::model::{Effect, Finding, Place, Room};
+use crate::model::{Effect, Finding, Location, Survey};
 
 /// Bytes move slowly.
 const SLOW: &[&str] = &[
@@ -63,7 +63,7 @@ const CAUSES: &[(&str, &[&[&str]])] = &[
 ];
 
 /// Takes effects out of the findings and tells them under their causes.
-pub(super) fn under_their_causes(room: &Room, findings: Vec<Finding>) -> Vec<Finding> {
+pub(super) fn under_their_causes(survey: &Survey, findings: Vec<Finding>) -> Vec<Finding> {
     let mut left: Vec<Option<Finding>> = findings.into_iter().map(Some).collect();
     for (cause, effects) in CAUSES {
         for at in 0..left.len() {
@@ -71,9 +71,9 @@ pub(super) fn under_their_causes(room: &Room, findings: Vec<Finding>) -> Vec<Fin
             let Some(mut root) = left.get_mut(at).filter(|_| is_cause).and_then(Option::take) else {
                 continue;
             };
-            let mut ports = lowest(room, &root);
-            while let Some(effect) = next_effect(room, &root, effects, &ports, &mut left) {
-                ports.extend(lowest(room, &effect));
+            let mut ports = lowest(survey, &root);
+            while let Some(effect) = next_effect(survey, &root, effects, &ports, &mut left) {
+                ports.extend(lowest(survey, &effect));
                 tell(&mut root, effect);
             }
             if let Some(slot) = left.get_mut(at) {
@@ -86,14 +86,14 @@ pub(super) fn under_their_causes(room: &Room, findings: Vec<Finding>) -> Vec<Fin
 
 /// An effect on one of these ports, taken out of the findings.
 fn next_effect(
-    room: &Room,
+    survey: &Survey,
     root: &Finding,
     effects: &[&[&str]],
-    ports: &[Place],
+    ports: &[Location],
     left: &mut [Option<Finding>],
 ) -> Option<Finding> {
     let follows = |one: &Finding| {
-        let touches = || lowest(room, one).iter().any(|place| ports.contains(place));
+        let touches = || lowest(survey, one).iter().any(|location| ports.contains(location));
         effects.concat().contains(&one.id.as_str()) && one.id != root.id && touches()
     };
     left.iter_mut().find(|one| one.as_ref().is_some_and(follows))?.take()
@@ -102,18 +102,22 @@ fn next_effect(
 /// What it leads to is as bad as that.
 fn tell(root: &mut Finding, effect: Finding) {
     root.severity = root.severity.max(effect.severity);
-    let Finding { id, title, places, effects, .. } = effect;
-    root.effects.push(Effect { id, title, places });
+    let Finding { id, title, locations, effects, .. } = effect;
+    root.effects.push(Effect { id, title, locations });
     root.effects.extend(effects);
 }
 
-/// Places of a finding; of ports that stand on others, those.
-fn lowest(room: &Room, finding: &Finding) -> Vec<Place> {
-    let below = |place: &Place| match place.port.as_deref().and_then(|port| room.port(&place.host, port)) {
-        Some(at) => room.below(at).iter().map(|at| at.place()).chain([place.clone()]).collect(),
-        None => vec![place.clone()],
+/// Locations of a finding; of ports that stand on others, those.
+fn lowest(survey: &Survey, finding: &Finding) -> Vec<Location> {
+    let below = |location: &Location| match location
+        .port
+        .as_deref()
+        .and_then(|port| survey.port(&location.host, port))
+    {
+        Some(at) => survey.below(at).iter().map(|at| at.location()).chain([location.clone()]).collect(),
+        None => vec![location.clone()],
     };
-    finding.places.iter().flat_map(below).collect()
+    finding.locations.iter().flat_map(below).collect()
 }
 
 #[cfg(test)]
@@ -121,7 +125,7 @@ mod tests {
     use super::*;
     use crate::checks::ALL;
     use crate::model::Severity;
-    use crate::testing::{healthy_room, only, port, probe, reversed};
+    use crate::testing::{healthy_survey, only, port, probe, reversed};
 
     #[test]
     fn every_name_in_the_table_is_a_check() {
@@ -132,14 +136,14 @@ mod tests {
 
     #[test]
     fn effects_are_told_under_their_cause_and_make_it_as_bad_as_they_are() {
-        let mut room = healthy_room();
+        let mut survey = healthy_survey();
         let mut lost = probe();
         (lost.reachable, lost.tcp, lost.throughput_mbps, lost.path_mtu) =
             (Some(false), Some(false), None, None);
         lost.leaves_by = Some("eno1".into());
-        room.matrix.probes = vec![lost.clone(), reversed(&probe())];
-        port(&mut room, "beta", "ens1f0").counters_change.as_mut().unwrap().gained.rx_missed = 400;
-        let finding = only(&room, "asymmetric-routing");
+        survey.matrix.probes = vec![lost.clone(), reversed(&probe())];
+        port(&mut survey, "beta", "ens1f0").counters_change.as_mut().unwrap().gained.rx_missed = 400;
+        let finding = only(&survey, "asymmetric-routing");
         assert_eq!(finding.severity, Severity::Error);
         let effects: Vec<&str> = finding.effects.iter().map(|one| one.id.as_str()).collect();
         assert_eq!(effects, ["unreachable", "drops-rising"]);
@@ -147,12 +151,12 @@ mod tests {
 
     #[test]
     fn a_fault_of_another_port_stays_a_finding() {
-        let mut room = healthy_room();
-        port(&mut room, "beta", "ens1f1").carrier = Some(false);
+        let mut survey = healthy_survey();
+        port(&mut survey, "beta", "ens1f1").carrier = Some(false);
         let mut lost = probe();
         (lost.reachable, lost.throughput_mbps, lost.path_mtu) = (Some(false), None, None);
-        room.matrix.probes = vec![lost];
-        let ids: Vec<String> = crate::checks::run_all(&room).into_iter().map(|one| one.id).collect();
+        survey.matrix.probes = vec![lost];
+        let ids: Vec<String> = crate::checks::run_all(&survey).into_iter().map(|one| one.id).collect();
         assert_eq!(ids, ["link-down", "unreachable"]);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::model::{Finding, Inventory, Limit, Place, RamFolder, Room, Severity};
+use crate::model::{Finding, Inventory, Limit, Location, RamFolder, Severity, Survey};
 
 use super::common::{finding, join};
 use super::hosts::is_short;
@@ -11,39 +11,39 @@ const KVM_MISSING_WHY: &str = "A guest that runs with KVM cannot go to a host wi
     Without KVM guests are emulated, many times slower.";
 
 /// Hosts without KVM.
-pub(super) fn kvm_missing(room: &Room) -> Vec<Finding> {
-    let without: Vec<_> = room.hosts.iter().filter(|host| host.hypervisor.kvm == Some(false)).collect();
+pub(super) fn kvm_missing(survey: &Survey) -> Vec<Finding> {
+    let without: Vec<_> = survey.hosts.iter().filter(|host| host.hypervisor.kvm == Some(false)).collect();
     if without.is_empty() {
         return Vec::new();
     }
     // Where nobody has it, nobody has a guest that needs it.
-    let nobody = room.hosts.iter().all(|host| host.hypervisor.kvm == Some(false));
+    let nobody = survey.hosts.iter().all(|host| host.hypervisor.kvm == Some(false));
     let (severity, title) = match nobody {
         true => (Severity::Hint, "no KVM: guests are emulated"),
         false => (Severity::Error, "no KVM, which guests of other hosts use"),
     };
     let mut finding = finding(severity, title).why(KVM_MISSING_WHY);
-    for host in &room.hosts {
-        let place = Place::host(&host.host);
+    for host in &survey.hosts {
+        let location = Location::host(&host.host);
         if host.hypervisor.kvm == Some(false) {
-            finding = finding.at(place.clone());
+            finding = finding.at(location.clone());
         }
         let usable = match host.hypervisor.kvm {
             Some(true) => "usable",
             Some(false) => "missing, or it cannot be opened",
             None => "unknown",
         };
-        finding = finding.seen(place, "/dev/kvm", usable);
+        finding = finding.seen(location, "/dev/kvm", usable);
     }
-    let first = without.first().map(|host| Place::host(&host.host));
+    let first = without.first().map(|host| Location::host(&host.host));
     let finding = finding.step(
         None,
         "switch virtualisation (VT-x, AMD-V) on in the firmware; in a virtual \
          machine, let its host nest guests",
     );
     match first {
-        Some(place) => vec![finding.command(
-            place,
+        Some(location) => vec![finding.command(
+            location,
             "load the module, and see what the kernel says",
             "modprobe kvm_intel || modprobe kvm_amd; dmesg | grep -i kvm",
         )],
@@ -54,9 +54,9 @@ pub(super) fn kvm_missing(room: &Room) -> Vec<Finding> {
 const QEMU_MISSING_WHY: &str = "No guest can run on this host, and none can go to it.";
 
 /// A host whose agent has no QEMU that runs.
-pub(super) fn qemu_missing(room: &Room) -> Vec<Finding> {
+pub(super) fn qemu_missing(survey: &Survey) -> Vec<Finding> {
     // Without an agent nobody asked for them.
-    let with_agent = room.hosts.iter().filter(|host| host.agent.is_some());
+    let with_agent = survey.hosts.iter().filter(|host| host.agent.is_some());
     with_agent.filter_map(qemu_missing_finding).collect()
 }
 
@@ -66,7 +66,7 @@ fn qemu_missing_finding(host: &Inventory) -> Option<Finding> {
     if usable > 0 && usable == all.len() {
         return None;
     }
-    let place = Place::host(&host.host);
+    let location = Location::host(&host.host);
     let missing: Vec<&str> =
         all.iter().filter(|qemu| qemu.version.is_none()).map(|qemu| qemu.path.as_str()).collect();
     let (severity, title) = match (all.is_empty(), usable) {
@@ -76,21 +76,21 @@ fn qemu_missing_finding(host: &Inventory) -> Option<Finding> {
             (Severity::Hint, format!("of the configured QEMUs these do not run: {}", missing.join(", ")))
         }
     };
-    let mut finding = finding(severity, title).at(place.clone()).why(QEMU_MISSING_WHY);
+    let mut finding = finding(severity, title).at(location.clone()).why(QEMU_MISSING_WHY);
     for qemu in all {
         finding =
-            finding.seen(place.clone(), &qemu.path, qemu.version.as_deref().unwrap_or("does not answer"));
+            finding.seen(location.clone(), &qemu.path, qemu.version.as_deref().unwrap_or("does not answer"));
     }
     if all.is_empty() {
-        finding = finding.seen(place.clone(), "QEMU", "none");
+        finding = finding.seen(location.clone(), "QEMU", "none");
     }
     let finding = finding.step(
-        Some(place.clone()),
+        Some(location.clone()),
         "install QEMU (Debian: qemu-system-x86), or correct `qemu` in the agent's configuration",
     );
     let command = missing.first().map(|path| format!("{path} --version"));
     Some(match command {
-        Some(command) => finding.command(place, "try it by hand", command),
+        Some(command) => finding.command(location, "try it by hand", command),
         None => finding,
     })
 }
@@ -102,26 +102,25 @@ const QEMU_TOO_OLD_WHY: &str = "Migrations were never tried with a QEMU of that 
 const QEMU_OLDEST: (u32, u32) = (7, 2);
 
 /// A QEMU that is older than what Linerate is made for.
-pub(super) fn qemu_too_old(room: &Room) -> Vec<Finding> {
+pub(super) fn qemu_too_old(survey: &Survey) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for host in &room.hosts {
-        let place = Place::host(&host.host);
+    for host in &survey.hosts {
+        let location = Location::host(&host.host);
         let versions: Vec<(u32, u32)> =
             host.hypervisor.qemu.iter().filter_map(|qemu| version_number(qemu.version.as_deref()?)).collect();
         // One that is new enough takes the guests.
         let Some(newest) = versions.iter().max().filter(|newest| **newest < QEMU_OLDEST) else { continue };
         let (oldest_major, oldest_minor) = QEMU_OLDEST;
         let title = format!("QEMU {}.{} is older than {oldest_major}.{oldest_minor}", newest.0, newest.1);
-        let mut finding = finding(Severity::Error, title).at(place.clone()).why(QEMU_TOO_OLD_WHY);
+        let mut finding = finding(Severity::Error, title).at(location.clone()).why(QEMU_TOO_OLD_WHY);
         for qemu in &host.hypervisor.qemu {
-            finding = finding.seen(place.clone(), &qemu.path, qemu.version.as_deref().unwrap_or("unknown"));
+            finding =
+                finding.seen(location.clone(), &qemu.path, qemu.version.as_deref().unwrap_or("unknown"));
         }
-        findings.push(
-            finding.step(
-                Some(place),
-                "install a newer QEMU, and name it in `qemu` of the agent's configuration",
-            ),
-        );
+        findings.push(finding.step(
+            Some(location),
+            "install a newer QEMU, and name it in `qemu` of the agent's configuration",
+        ));
     }
     findings
 }
@@ -135,8 +134,8 @@ const QEMU_MACHINE_TYPES_WHY: &str = "A guest keeps the machine type that it was
     QEMU does not know it cannot take the guest; older types run on newer QEMUs, not the other way round.";
 
 /// Machine types that not every host's QEMU has.
-pub(super) fn qemu_machine_types(room: &Room) -> Vec<Finding> {
-    let all: Vec<(&Inventory, BTreeSet<&str>)> = room
+pub(super) fn qemu_machine_types(survey: &Survey) -> Vec<Finding> {
+    let all: Vec<(&Inventory, BTreeSet<&str>)> = survey
         .hosts
         .iter()
         .map(|host| (host, machines(host)))
@@ -164,12 +163,12 @@ fn qemu_machine_types_finding(all: &[(&Inventory, BTreeSet<&str>)]) -> Option<Fi
     };
     let mut finding = finding(severity, title).why(QEMU_MACHINE_TYPES_WHY);
     for (host, has) in all.iter().filter(|(_, has)| !lacks(has).is_empty()) {
-        let place = Place::host(&host.host);
-        finding = finding.at(place.clone()).seen(place, "does not know", join(lacks(has), ", "));
+        let location = Location::host(&host.host);
+        finding = finding.at(location.clone()).seen(location, "does not know", join(lacks(has), ", "));
     }
     for (host, _) in all {
         let versions = host.hypervisor.qemu.iter().filter_map(|qemu| qemu.version.as_deref());
-        finding = finding.seen(Place::host(&host.host), "QEMU", join(versions, ", "));
+        finding = finding.seen(Location::host(&host.host), "QEMU", join(versions, ", "));
     }
     let step = match common.is_empty() {
         true => "install the same QEMU on all hosts".to_owned(),
@@ -193,26 +192,26 @@ const RAM_FOLDER_UNFIT_WHY: &str = "The memory of guests that arrive is a file i
 const ROOM_MIN: u64 = 512 << 20;
 
 /// A folder for guest memory that is no memory, or has no room.
-pub(super) fn ram_folder_unfit(room: &Room) -> Vec<Finding> {
+pub(super) fn ram_folder_unfit(survey: &Survey) -> Vec<Finding> {
     let folders =
-        room.hosts.iter().flat_map(|host| host.memory.ram_folders.iter().map(move |one| (host, one)));
+        survey.hosts.iter().flat_map(|host| host.memory.ram_folders.iter().map(move |one| (host, one)));
     folders.filter_map(|(host, folder)| ram_folder_unfit_finding(host, folder)).collect()
 }
 
 fn ram_folder_unfit_finding(host: &Inventory, folder: &RamFolder) -> Option<Finding> {
     let (severity, title) = ram_folder_fault(host, folder)?;
-    let place = Place::host(&host.host);
+    let location = Location::host(&host.host);
     let mib = |bytes: Option<u64>| {
         bytes.map_or_else(|| "unknown".to_owned(), |bytes| format!("{} MiB", bytes >> 20))
     };
     let key = if folder.huge_pages { "huge_ram_dir" } else { "ram_dir" };
     let finding = finding(severity, title)
-        .at(place.clone())
-        .seen(place.clone(), key, &folder.path)
-        .seen(place.clone(), "file system", folder.filesystem.as_deref().unwrap_or("unknown"))
-        .seen(place.clone(), "size", mib(folder.size_bytes))
-        .seen(place.clone(), "available", mib(folder.available_bytes))
-        .seen(place.clone(), "memory available", mib(host.memory.available_bytes))
+        .at(location.clone())
+        .seen(location.clone(), key, &folder.path)
+        .seen(location.clone(), "file system", folder.filesystem.as_deref().unwrap_or("unknown"))
+        .seen(location.clone(), "size", mib(folder.size_bytes))
+        .seen(location.clone(), "available", mib(folder.available_bytes))
+        .seen(location.clone(), "memory available", mib(host.memory.available_bytes))
         .why(RAM_FOLDER_UNFIT_WHY);
     let command = match (folder.huge_pages, severity) {
         (true, _) => format!("mount -t hugetlbfs hugetlbfs {}", folder.path),
@@ -222,7 +221,7 @@ fn ram_folder_unfit_finding(host: &Inventory, folder: &RamFolder) -> Option<Find
         (false, _) => format!("mount -o remount,size=80% {}", folder.path),
     };
     Some(finding.command(
-        place,
+        location,
         &format!("mount memory there, and keep it in /etc/fstab; or name another folder as `{key}`"),
         command,
     ))
@@ -259,9 +258,9 @@ const MEMLOCK_LIMIT_WHY: &str = "RDMA moves memory that stays where it is: the a
     whole memory. It may not, so RDMA is refused and migrations fall back to TCP.";
 
 /// An agent that may not lock the memory that RDMA needs.
-pub(super) fn memlock_limit(room: &Room) -> Vec<Finding> {
+pub(super) fn memlock_limit(survey: &Survey) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for host in &room.hosts {
+    for host in &survey.hosts {
         let (Some(Limit::Bytes(limit)), Some(total)) = (host.memory.memlock, host.memory.total_bytes) else {
             continue;
         };
@@ -270,14 +269,14 @@ pub(super) fn memlock_limit(room: &Room) -> Vec<Finding> {
         if !has_rdma || limit >= total / 2 {
             continue;
         }
-        let place = Place::host(&host.host);
+        let location = Location::host(&host.host);
         let finding = finding(Severity::Warning, format!("the agent may lock {} MiB of memory", limit >> 20))
-            .at(place.clone())
-            .seen(place.clone(), "may lock", format!("{} MiB", limit >> 20))
-            .seen(place.clone(), "memory", format!("{} MiB", total >> 20))
+            .at(location.clone())
+            .seen(location.clone(), "may lock", format!("{} MiB", limit >> 20))
+            .seen(location.clone(), "memory", format!("{} MiB", total >> 20))
             .why(MEMLOCK_LIMIT_WHY)
             .command(
-                place,
+                location,
                 "add LimitMEMLOCK=infinity to [Service] and restart the agent",
                 "systemctl edit linerate-agent",
             );
@@ -290,124 +289,127 @@ pub(super) fn memlock_limit(room: &Room) -> Vec<Finding> {
 mod tests {
     mod kvm_missing {
         use crate::model::Severity;
-        use crate::testing::{healthy_room, host_mut, only};
+        use crate::testing::{healthy_survey, host_mut, only};
 
         #[test]
         fn the_host_without_it_is_named() {
-            let mut room = healthy_room();
-            host_mut(&mut room, "beta").hypervisor.kvm = Some(false);
-            let finding = only(&room, "kvm-missing");
-            assert_eq!((finding.places.len(), finding.places[0].to_string().as_str()), (1, "beta"));
+            let mut survey = healthy_survey();
+            host_mut(&mut survey, "beta").hypervisor.kvm = Some(false);
+            let finding = only(&survey, "kvm-missing");
+            assert_eq!((finding.locations.len(), finding.locations[0].to_string().as_str()), (1, "beta"));
             assert_eq!(finding.severity, Severity::Error);
-            room.hosts.iter_mut().for_each(|host| host.hypervisor.kvm = Some(false));
-            let finding = only(&room, "kvm-missing");
-            assert_eq!((finding.places.len(), finding.severity), (3, Severity::Hint));
+            survey.hosts.iter_mut().for_each(|host| host.hypervisor.kvm = Some(false));
+            let finding = only(&survey, "kvm-missing");
+            assert_eq!((finding.locations.len(), finding.severity), (3, Severity::Hint));
         }
     }
 
     mod qemu_missing {
         use crate::model::Severity;
-        use crate::testing::{healthy_room, host_mut, only};
+        use crate::testing::{healthy_survey, host_mut, only};
 
         #[test]
         fn host_and_program_are_named() {
-            let mut room = healthy_room();
-            let qemu = &mut host_mut(&mut room, "beta").hypervisor.qemu;
+            let mut survey = healthy_survey();
+            let qemu = &mut host_mut(&mut survey, "beta").hypervisor.qemu;
             (qemu[0].version, qemu[0].machines) = (None, Vec::new());
-            let finding = only(&room, "qemu-missing");
+            let finding = only(&survey, "qemu-missing");
             assert_eq!(finding.title, "no QEMU that runs: /usr/bin/qemu-system-x86_64");
-            assert_eq!((finding.places[0].to_string().as_str(), finding.severity), ("beta", Severity::Error));
-            host_mut(&mut room, "beta").hypervisor.qemu.clear();
-            assert_eq!(only(&room, "qemu-missing").title, "no QEMU is configured");
+            assert_eq!(
+                (finding.locations[0].to_string().as_str(), finding.severity),
+                ("beta", Severity::Error)
+            );
+            host_mut(&mut survey, "beta").hypervisor.qemu.clear();
+            assert_eq!(only(&survey, "qemu-missing").title, "no QEMU is configured");
         }
     }
 
     mod qemu_too_old {
-        use crate::testing::{healthy_room, host_mut, only};
+        use crate::testing::{healthy_survey, host_mut, only};
 
         #[test]
         fn host_and_version_are_named() {
-            let mut room = healthy_room();
-            host_mut(&mut room, "beta").hypervisor.qemu[0].version = Some("6.2.0".into());
-            let finding = only(&room, "qemu-too-old");
+            let mut survey = healthy_survey();
+            host_mut(&mut survey, "beta").hypervisor.qemu[0].version = Some("6.2.0".into());
+            let finding = only(&survey, "qemu-too-old");
             assert_eq!(finding.title, "QEMU 6.2 is older than 7.2");
-            assert_eq!(finding.places[0].to_string(), "beta");
-            host_mut(&mut room, "beta").hypervisor.qemu[0].version = Some("7.2.15".into());
-            assert_eq!(crate::checks::run_all(&room), Vec::new());
+            assert_eq!(finding.locations[0].to_string(), "beta");
+            host_mut(&mut survey, "beta").hypervisor.qemu[0].version = Some("7.2.15".into());
+            assert_eq!(crate::checks::run_all(&survey), Vec::new());
         }
     }
 
     mod qemu_machine_types {
         use crate::model::Severity;
-        use crate::testing::{healthy_room, host_mut, only};
+        use crate::testing::{healthy_survey, host_mut, only};
 
         #[test]
         fn an_older_qemu() {
-            let mut room = healthy_room();
-            host_mut(&mut room, "beta").hypervisor.qemu[0].machines = vec!["pc-q35-9.2".into()];
-            let finding = only(&room, "qemu-machine-types");
+            let mut survey = healthy_survey();
+            host_mut(&mut survey, "beta").hypervisor.qemu[0].machines = vec!["pc-q35-9.2".into()];
+            let finding = only(&survey, "qemu-machine-types");
             assert_eq!(finding.title, "QEMU does not know pc-q35-10.0 on all hosts");
-            assert_eq!((finding.places.len(), finding.places[0].to_string().as_str()), (1, "beta"));
-            host_mut(&mut room, "beta").hypervisor.qemu[0].machines = vec!["pc-q35-7.2".into()];
-            assert_eq!(only(&room, "qemu-machine-types").severity, Severity::Error);
+            assert_eq!((finding.locations.len(), finding.locations[0].to_string().as_str()), (1, "beta"));
+            host_mut(&mut survey, "beta").hypervisor.qemu[0].machines = vec!["pc-q35-7.2".into()];
+            assert_eq!(only(&survey, "qemu-machine-types").severity, Severity::Error);
         }
     }
 
     mod ram_folder_unfit {
-        use crate::model::{RamFolder, Room, Severity};
-        use crate::testing::{healthy_room, host_mut, only};
+        use crate::model::{RamFolder, Severity, Survey};
+        use crate::testing::{healthy_survey, host_mut, only};
 
-        fn room(filesystem: Option<&str>, available_mib: u64) -> Room {
-            let mut room = healthy_room();
+        fn survey(filesystem: Option<&str>, available_mib: u64) -> Survey {
+            let mut survey = healthy_survey();
             let filesystem = filesystem.map(str::to_owned);
-            host_mut(&mut room, "beta").memory.ram_folders = vec![RamFolder {
+            host_mut(&mut survey, "beta").memory.ram_folders = vec![RamFolder {
                 path: "/srv/ram".into(),
                 filesystem,
                 size_bytes: Some(1 << 40),
                 available_bytes: Some(available_mib << 20),
                 huge_pages: false,
             }];
-            room
+            survey
         }
 
         #[test]
         fn a_folder_on_a_disk_and_one_that_is_not_there() {
-            let finding = only(&room(Some("ext4"), 9000), "ram-folder-unfit");
+            let finding = only(&survey(Some("ext4"), 9000), "ram-folder-unfit");
             assert_eq!(
                 (finding.title.as_str(), finding.severity),
                 ("/srv/ram is on ext4, not on tmpfs", Severity::Error)
             );
-            assert_eq!(finding.places[0].to_string(), "beta");
+            assert_eq!(finding.locations[0].to_string(), "beta");
             assert_eq!(
-                only(&room(None, 0), "ram-folder-unfit").title,
+                only(&survey(None, 0), "ram-folder-unfit").title,
                 "/srv/ram is not there, or cannot be read"
             );
         }
 
         #[test]
         fn a_folder_without_room() {
-            let finding = only(&room(Some("tmpfs"), 64), "ram-folder-unfit");
+            let finding = only(&survey(Some("tmpfs"), 64), "ram-folder-unfit");
             assert_eq!(finding.title, "/srv/ram has room for 64 MiB more (of 1048576 MiB)");
-            assert_eq!(crate::checks::run_all(&room(Some("tmpfs"), 8192)), Vec::new());
-            assert_eq!(crate::checks::run_all(&room(Some("hugetlbfs"), 0)), Vec::new());
+            assert_eq!(crate::checks::run_all(&survey(Some("tmpfs"), 8192)), Vec::new());
+            assert_eq!(crate::checks::run_all(&survey(Some("hugetlbfs"), 0)), Vec::new());
         }
     }
 
     mod memlock_limit {
         use crate::model::Limit;
-        use crate::testing::{healthy_room, host_mut, only};
+        use crate::testing::{healthy_survey, host_mut, only};
 
         #[test]
         fn the_default_of_8_mib() {
-            let mut room = healthy_room();
-            host_mut(&mut room, "beta").memory.memlock = Some(Limit::Bytes(8 << 20));
-            let finding = only(&room, "memlock-limit");
+            let mut survey = healthy_survey();
+            host_mut(&mut survey, "beta").memory.memlock = Some(Limit::Bytes(8 << 20));
+            let finding = only(&survey, "memlock-limit");
             assert_eq!(finding.title, "the agent may lock 8 MiB of memory");
-            assert_eq!(finding.places[0].to_string(), "beta");
+            assert_eq!(finding.locations[0].to_string(), "beta");
             for host in ["alpha", "beta", "gamma"] {
-                host_mut(&mut room, host).rdma = None;
+                host_mut(&mut survey, host).rdma = None;
             }
-            assert_eq!(crate::checks::run_all(&room), Vec::new(), "TCP locks nothing");
+            assert_eq!(crate::checks::run_all(&survey), Vec::new(), "TCP locks nothing");
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::model::{Feature, Finding, HugePages, IdleState, Inventory, Place, Probe, Room, Severity};
+use crate::model::{Feature, Finding, HugePages, IdleState, Inventory, Location, Probe, Severity, Survey};
 
 use super::common::{Value, differ, finding, join};
 
@@ -11,9 +11,9 @@ const EQUAL_NAMES_WHY: &str = "Reports, journals and commands name hosts: of two
     have one name.";
 
 /// Several hosts that call themselves the same.
-pub(super) fn equal_names(room: &Room) -> Vec<Finding> {
+pub(super) fn equal_names(survey: &Survey) -> Vec<Finding> {
     let mut by_name: BTreeMap<&str, Vec<&Inventory>> = BTreeMap::new();
-    for host in &room.hosts {
+    for host in &survey.hosts {
         by_name.entry(host.calls_itself()).or_default().push(host);
     }
     by_name
@@ -27,12 +27,12 @@ fn equal_names_finding(name: &str, hosts: &[&Inventory]) -> Finding {
     let title = format!("{} hosts call themselves {name}", hosts.len());
     let mut finding = finding(Severity::Warning, title).why(EQUAL_NAMES_WHY);
     for host in hosts {
-        let place = Place::host(&host.host);
+        let location = Location::host(&host.host);
         let addresses = host.ports.iter().flat_map(|port| &port.addresses).filter(|address| address.shared());
         let addresses: Vec<String> = addresses.map(|address| address.ip.to_string()).collect();
-        finding = finding.at(place.clone()).seen(place, "addresses", addresses.join(", "));
+        finding = finding.at(location.clone()).seen(location, "addresses", addresses.join(", "));
     }
-    let first = hosts.first().map(|host| Place::host(&host.host));
+    let first = hosts.first().map(|host| Location::host(&host.host));
     finding.step(
         first,
         "give one of them another name: `hostnamectl hostname NAME`, or `name` in the \
@@ -44,16 +44,16 @@ const CLOCK_NOT_STEERED_WHY: &str = "It will be wrong sooner or later: logs of t
     and guests see their time jump when they move.";
 
 /// A clock that nothing steers.
-pub(super) fn clock_not_steered(room: &Room) -> Vec<Finding> {
+pub(super) fn clock_not_steered(survey: &Survey) -> Vec<Finding> {
     let finding = |host: &Inventory| {
-        let place = Place::host(&host.host);
+        let location = Location::host(&host.host);
         finding(Severity::Hint, "nothing steers the clock")
-            .at(place.clone())
-            .seen(place.clone(), "synchronised", "no")
+            .at(location.clone())
+            .seen(location.clone(), "synchronised", "no")
             .why(CLOCK_NOT_STEERED_WHY)
-            .command(place, "steer it (or chrony)", "timedatectl set-ntp true")
+            .command(location, "steer it (or chrony)", "timedatectl set-ntp true")
     };
-    room.hosts.iter().filter(|host| host.time.synchronised == Some(false)).map(finding).collect()
+    survey.hosts.iter().filter(|host| host.time.synchronised == Some(false)).map(finding).collect()
 }
 
 const CLOCK_SKEW_WHY: &str = "Logs of both hosts cannot be put side by side, certificates may be refused, \
@@ -63,9 +63,9 @@ const CLOCK_SKEW_WHY: &str = "Logs of both hosts cannot be put side by side, cer
 const AHEAD_MIN_US: u64 = 100_000;
 
 /// Clocks that do not agree.
-pub(super) fn clock_skew(room: &Room) -> Vec<Finding> {
+pub(super) fn clock_skew(survey: &Survey) -> Vec<Finding> {
     let mut wrong: Vec<(&str, &str, i64)> = Vec::new();
-    for Probe { from, to, clock_ahead_us, .. } in &room.matrix.probes {
+    for Probe { from, to, clock_ahead_us, .. } in &survey.matrix.probes {
         let Some(ahead) = clock_ahead_us.filter(|ahead| ahead.unsigned_abs() >= AHEAD_MIN_US) else {
             continue;
         };
@@ -90,15 +90,18 @@ fn clock_skew_finding(wrong: &[(&str, &str, i64)]) -> Option<Finding> {
     let title = format!("clocks are up to {} ms apart", most / 1000);
     let mut finding = finding(Severity::Warning, title).why(CLOCK_SKEW_WHY);
     for host in hosts.iter().filter(|host| count(host) == top) {
-        finding = finding.at(Place::host(host));
+        finding = finding.at(Location::host(host));
     }
     for (from, to, ahead) in wrong {
-        finding =
-            finding.seen(Place::host(to), &format!("clock against {from}"), format!("{:+} ms", ahead / 1000));
+        finding = finding.seen(
+            Location::host(to),
+            &format!("clock against {from}"),
+            format!("{:+} ms", ahead / 1000),
+        );
     }
     for host in hosts.iter().filter(|host| count(host) == top) {
         finding =
-            finding.command(Place::host(host), "steer the clock (or chrony)", "timedatectl set-ntp true");
+            finding.command(Location::host(host), "steer the clock (or chrony)", "timedatectl set-ntp true");
     }
     Some(finding)
 }
@@ -107,21 +110,21 @@ const KERNEL_TOO_OLD_WHY: &str = "Guests of this host cannot be moved in direct 
     which pages were written, without stopping the guest.";
 
 /// A kernel without what direct mode needs.
-pub(super) fn kernel_too_old(room: &Room) -> Vec<Finding> {
+pub(super) fn kernel_too_old(survey: &Survey) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for host in &room.hosts {
-        let place = Place::host(&host.host);
+    for host in &survey.hosts {
+        let location = Location::host(&host.host);
         let kernel = host.system.kernel.as_deref().unwrap_or("unknown");
         // Others, such as encryption in the kernel, are a matter of speed.
         let needed = |feature: &&Feature| feature.needed_for.contains("direct mode");
         for feature in host.system.features.iter().filter(needed).filter(|feature| !feature.present) {
             let title = format!("kernel {kernel} has no {}, needed for {}", feature.name, feature.needed_for);
             let finding = finding(Severity::Error, title)
-                .at(place.clone())
-                .seen(place.clone(), "kernel", kernel)
+                .at(location.clone())
+                .seen(location.clone(), "kernel", kernel)
                 .why(KERNEL_TOO_OLD_WHY)
                 .step(
-                    Some(place.clone()),
+                    Some(location.clone()),
                     "boot Linux 6.7 or newer; Debian 12 has one in its backports \
                      (linux-image-amd64/bookworm-backports)",
                 );
@@ -136,15 +139,15 @@ const CPU_DIFFERS_WHY: &str = "A guest that was started with everything its proc
     has moved.";
 
 /// Processors that do not offer guests the same instructions.
-pub(super) fn cpu_differs(room: &Room) -> Vec<Finding> {
-    let arch = |host: &Inventory| Some((Place::host(&host.host), host.system.architecture.clone()?));
-    let values: Vec<Value> = room.hosts.iter().filter_map(arch).collect();
-    let architectures = differ(Severity::Error, "architecture", "in one room", &values);
+pub(super) fn cpu_differs(survey: &Survey) -> Vec<Finding> {
+    let arch = |host: &Inventory| Some((Location::host(&host.host), host.system.architecture.clone()?));
+    let values: Vec<Value> = survey.hosts.iter().filter_map(arch).collect();
+    let architectures = differ(Severity::Error, "architecture", "among these hosts", &values);
     match architectures {
         Some(finding) => {
             vec![finding.why(CPU_DIFFERS_WHY).step(None, "guests of one architecture run there only")]
         }
-        None => [cpu_flags_finding(room), cpu_models_finding(room)].into_iter().flatten().collect(),
+        None => [cpu_flags_finding(survey), cpu_models_finding(survey)].into_iter().flatten().collect(),
     }
 }
 
@@ -166,8 +169,8 @@ fn lacking<'a>(all: &[(&'a Inventory, &'a [String])]) -> Vec<(&'a Inventory, Vec
     lacking.filter(|(_, missing)| !missing.is_empty()).collect()
 }
 
-fn cpu_flags_finding(room: &Room) -> Option<Finding> {
-    let hosts = room.hosts.iter().filter(|host| !host.cpu.flags.is_empty());
+fn cpu_flags_finding(survey: &Survey) -> Option<Finding> {
+    let hosts = survey.hosts.iter().filter(|host| !host.cpu.flags.is_empty());
     let all: Vec<(&Inventory, &[String])> = hosts.map(|host| (host, host.cpu.flags.as_slice())).collect();
     let lacking = lacking(&all);
     let title = format!(
@@ -176,12 +179,12 @@ fn cpu_flags_finding(room: &Room) -> Option<Finding> {
     );
     let mut finding = finding(Severity::Warning, title).why(CPU_DIFFERS_WHY);
     for (host, words) in &lacking {
-        let place = Place::host(&host.host);
-        finding = finding.at(place.clone()).seen(place, "lacks", join(words.iter().copied(), ", "));
+        let location = Location::host(&host.host);
+        finding = finding.at(location.clone()).seen(location, "lacks", join(words.iter().copied(), ", "));
     }
     for (host, _) in &all {
         finding = finding.seen(
-            Place::host(&host.host),
+            Location::host(&host.host),
             "processor",
             host.cpu.model.as_deref().unwrap_or("unknown"),
         );
@@ -195,8 +198,8 @@ fn cpu_flags_finding(room: &Room) -> Option<Finding> {
     (!lacking.is_empty()).then_some(finding)
 }
 
-fn cpu_models_finding(room: &Room) -> Option<Finding> {
-    let hosts = room.hosts.iter().filter(|host| !host.hypervisor.cpu_models.is_empty());
+fn cpu_models_finding(survey: &Survey) -> Option<Finding> {
+    let hosts = survey.hosts.iter().filter(|host| !host.hypervisor.cpu_models.is_empty());
     let all: Vec<(&Inventory, &[String])> =
         hosts.map(|host| (host, host.hypervisor.cpu_models.as_slice())).collect();
     let lacking = lacking(&all);
@@ -206,8 +209,9 @@ fn cpu_models_finding(room: &Room) -> Option<Finding> {
     );
     let mut finding = finding(Severity::Warning, title).why(CPU_DIFFERS_WHY);
     for (host, words) in &lacking {
-        let place = Place::host(&host.host);
-        finding = finding.at(place.clone()).seen(place, "cannot run", join(words.iter().copied(), ", "));
+        let location = Location::host(&host.host);
+        finding =
+            finding.at(location.clone()).seen(location, "cannot run", join(words.iter().copied(), ", "));
     }
     (!lacking.is_empty()).then(|| finding.step(None, "start guests with a CPU model that all hosts can"))
 }
@@ -217,8 +221,8 @@ const CPU_GOVERNOR_WHY: &str = "Clocks that follow the load come too late for bu
     (field report).";
 
 /// Processors that save power while packets wait.
-pub(super) fn cpu_governor(room: &Room) -> Vec<Finding> {
-    room.hosts.iter().filter_map(cpu_governor_finding).collect()
+pub(super) fn cpu_governor(survey: &Survey) -> Vec<Finding> {
+    survey.hosts.iter().filter_map(cpu_governor_finding).collect()
 }
 
 fn cpu_governor_finding(host: &Inventory) -> Option<Finding> {
@@ -232,17 +236,21 @@ fn cpu_governor_finding(host: &Inventory) -> Option<Finding> {
         .collect();
     let worst = saving.iter().map(|(_, _, severity)| *severity).max()?;
     let (name, _, _) = saving.first()?;
-    let place = Place::host(&host.host);
+    let location = Location::host(&host.host);
     let cpus: u32 = saving.iter().map(|(_, cpus, _)| cpus).sum();
     let title = format!("power saving: governor {name} on {cpus} CPUs");
-    let mut finding = finding(worst, title).at(place.clone()).why(CPU_GOVERNOR_WHY);
+    let mut finding = finding(worst, title).at(location.clone()).why(CPU_GOVERNOR_WHY);
     for governor in &host.cpu.governors {
-        finding = finding.seen(place.clone(), &format!("CPUs with {}", governor.name), governor.cpus);
+        finding = finding.seen(location.clone(), &format!("CPUs with {}", governor.name), governor.cpus);
     }
     Some(if host.system.os.as_deref() == Some("windows") {
-        finding.command(place, "plan for high performance", "powercfg /setactive SCHEME_MIN")
+        finding.command(location, "plan for high performance", "powercfg /setactive SCHEME_MIN")
     } else {
-        finding.command(place, "full speed (package linux-cpupower)", "cpupower frequency-set -g performance")
+        finding.command(
+            location,
+            "full speed (package linux-cpupower)",
+            "cpupower frequency-set -g performance",
+        )
     })
 }
 
@@ -263,26 +271,26 @@ const CPU_IDLE_STATES_WHY: &str = "A processor that sleeps deeply wakes after th
 const LATENCY_MIN_US: u32 = 100;
 
 /// Idle states that take long to leave.
-pub(super) fn cpu_idle_states(room: &Room) -> Vec<Finding> {
-    room.hosts.iter().filter_map(cpu_idle_states_finding).collect()
+pub(super) fn cpu_idle_states(survey: &Survey) -> Vec<Finding> {
+    survey.hosts.iter().filter_map(cpu_idle_states_finding).collect()
 }
 
 fn cpu_idle_states_finding(host: &Inventory) -> Option<Finding> {
     let deep = |state: &&IdleState| state.enabled && state.latency_us >= LATENCY_MIN_US;
     let deepest = host.cpu.idle_states.iter().filter(deep).max_by_key(|state| state.latency_us)?;
-    let place = Place::host(&host.host);
+    let location = Location::host(&host.host);
     let title = format!("idle state {} takes {} µs to leave", deepest.name, deepest.latency_us);
-    let mut finding = finding(Severity::Hint, title).at(place.clone()).why(CPU_IDLE_STATES_WHY);
+    let mut finding = finding(Severity::Hint, title).at(location.clone()).why(CPU_IDLE_STATES_WHY);
     for state in &host.cpu.idle_states {
         let may = if state.enabled { "" } else { ", not used" };
         finding = finding.seen(
-            place.clone(),
+            location.clone(),
             &format!("idle state {}", state.name),
             format!("{} µs{may}", state.latency_us),
         );
     }
     let command = format!("cpupower idle-set -D {}", LATENCY_MIN_US - 1);
-    Some(finding.command(place, "leave out the deep ones (package linux-cpupower)", command))
+    Some(finding.command(location, "leave out the deep ones (package linux-cpupower)", command))
 }
 
 const MEMORY_SHORT_WHY: &str = "No guest can go to this host: it is refused for want of memory. Agent and \
@@ -295,28 +303,28 @@ const AVAILABLE_MIN: u64 = 512 << 20;
 const PART_MIN: u64 = 100;
 
 /// A host whose memory is all but used up.
-pub(super) fn memory_short(room: &Room) -> Vec<Finding> {
-    room.hosts.iter().filter_map(memory_short_finding).collect()
+pub(super) fn memory_short(survey: &Survey) -> Vec<Finding> {
+    survey.hosts.iter().filter_map(memory_short_finding).collect()
 }
 
 fn memory_short_finding(host: &Inventory) -> Option<Finding> {
     let available = host.memory.available_bytes.filter(|_| is_short(host))?;
-    let place = Place::host(&host.host);
+    let location = Location::host(&host.host);
     let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
     let total = host.memory.total_bytes.map_or_else(|| "unknown".into(), mib);
     let title = format!("{} of memory are available", mib(available));
     let finding = finding(Severity::Warning, title)
-        .at(place.clone())
-        .seen(place.clone(), "available", mib(available))
-        .seen(place.clone(), "in all", total)
+        .at(location.clone())
+        .seen(location.clone(), "available", mib(available))
+        .seen(location.clone(), "in all", total)
         .why(MEMORY_SHORT_WHY)
         .step(
-            Some(place.clone()),
+            Some(location.clone()),
             "move guests away, or stop what does not belong here; huge pages that \
              are set aside and not used count as used",
         )
         .command(
-            place,
+            location,
             "see what has it",
             "ps -eo rss,comm --sort -rss | head; grep -i huge /proc/meminfo; \
              df -h -t tmpfs",
@@ -334,17 +342,19 @@ const HUGE_PAGES_DENIED_WHY: &str = "Guests' memory lies in shared memory for di
     everywhere, the guest itself is slower, and so are scans for what was written.";
 
 /// Transparent huge pages that are forbidden for shared memory.
-pub(super) fn huge_pages_denied(room: &Room) -> Vec<Finding> {
-    let denied =
-        room.hosts.iter().filter(|host| host.memory.transparent_huge_pages_shared.as_deref() == Some("deny"));
+pub(super) fn huge_pages_denied(survey: &Survey) -> Vec<Finding> {
+    let denied = survey
+        .hosts
+        .iter()
+        .filter(|host| host.memory.transparent_huge_pages_shared.as_deref() == Some("deny"));
     let finding = |host: &Inventory| {
-        let place = Place::host(&host.host);
+        let location = Location::host(&host.host);
         finding(Severity::Hint, "transparent huge pages are denied for shared memory")
-            .at(place.clone())
-            .seen(place.clone(), "shmem_enabled", "deny")
+            .at(location.clone())
+            .seen(location.clone(), "shmem_enabled", "deny")
             .why(HUGE_PAGES_DENIED_WHY)
             .command(
-                place,
+                location,
                 "allow them where they are asked for",
                 "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
             )
@@ -356,23 +366,24 @@ const HUGE_PAGES_MISSING_WHY: &str = "A guest whose memory is made of huge pages
     the destination, free, before it is started there. Without them the migration ends before it began.";
 
 /// Huge pages that guests use on one host and that another does not have.
-pub(super) fn huge_pages_missing(room: &Room) -> Vec<Finding> {
+pub(super) fn huge_pages_missing(survey: &Survey) -> Vec<Finding> {
     let mut used: BTreeMap<u64, u64> = BTreeMap::new();
-    for pool in room.hosts.iter().flat_map(|host| &host.memory.huge_pages) {
+    for pool in survey.hosts.iter().flat_map(|host| &host.memory.huge_pages) {
         let most = used.entry(pool.size_bytes).or_default();
         *most = (*most).max(pages_in_use(pool));
     }
     used.retain(|_, pages| *pages > 0);
-    used.into_keys().filter_map(|size| huge_pages_missing_finding(room, size)).collect()
+    used.into_keys().filter_map(|size| huge_pages_missing_finding(survey, size)).collect()
 }
 
 /// Hosts that have no page of this size, while others use it.
-fn huge_pages_missing_finding(room: &Room, size_bytes: u64) -> Option<Finding> {
+fn huge_pages_missing_finding(survey: &Survey, size_bytes: u64) -> Option<Finding> {
     let size_kib = size_bytes / 1024;
     let pool =
         |host: &Inventory| host.memory.huge_pages.iter().find(|pool| pool.size_bytes == size_bytes).copied();
     // A host of which nothing about memory is known says nothing.
-    let known: Vec<&Inventory> = room.hosts.iter().filter(|host| host.memory.total_bytes.is_some()).collect();
+    let known: Vec<&Inventory> =
+        survey.hosts.iter().filter(|host| host.memory.total_bytes.is_some()).collect();
     let total = |host: &Inventory| pool(host).map_or(0, |pool| pool.total);
     let without: Vec<&&Inventory> = known.iter().filter(|host| total(host) == 0).collect();
     if without.is_empty() {
@@ -383,14 +394,14 @@ fn huge_pages_missing_finding(room: &Room, size_bytes: u64) -> Option<Finding> {
         format!("no huge pages of {size_kib} KiB, which guests of other hosts use"),
     );
     for host in &without {
-        finding = finding.at(Place::host(&host.host));
+        finding = finding.at(Location::host(&host.host));
     }
     let mut most = 0;
     for host in &known {
         let pool = pool(host).unwrap_or_default();
         most = most.max(pages_in_use(&pool));
         finding = finding.seen(
-            Place::host(&host.host),
+            Location::host(&host.host),
             &format!("pages of {size_kib} KiB"),
             format!("{} of {} free", pool.free, pool.total),
         );
@@ -398,7 +409,7 @@ fn huge_pages_missing_finding(room: &Room, size_bytes: u64) -> Option<Finding> {
     for host in &without {
         let command = format!("echo {most} > /sys/kernel/mm/hugepages/hugepages-{size_kib}kB/nr_hugepages");
         finding =
-            finding.command(Place::host(&host.host), "reserve them, best at boot (hugepages=)", command);
+            finding.command(Location::host(&host.host), "reserve them, best at boot (hugepages=)", command);
     }
     Some(finding.why(HUGE_PAGES_MISSING_WHY))
 }
@@ -410,112 +421,112 @@ fn pages_in_use(pool: &HugePages) -> u64 {
 #[cfg(test)]
 mod tests {
     mod equal_names {
-        use crate::model::Room;
-        use crate::testing::{healthy_room, host_mut, only};
+        use crate::model::Survey;
+        use crate::testing::{healthy_survey, host_mut, only};
 
         #[test]
         fn both_are_there_and_named() {
-            let mut room = healthy_room();
-            host_mut(&mut room, "beta").host = "alpha".into();
-            let finding = only(&room, "equal-names");
+            let mut survey = healthy_survey();
+            host_mut(&mut survey, "beta").host = "alpha".into();
+            let finding = only(&survey, "equal-names");
             assert_eq!(finding.title, "2 hosts call themselves alpha");
             assert_eq!(
-                finding.places.iter().map(ToString::to_string).collect::<Vec<_>>(),
+                finding.locations.iter().map(ToString::to_string).collect::<Vec<_>>(),
                 ["alpha", "alpha (2)"]
             );
         }
 
         #[test]
         fn what_the_second_one_has_is_found_at_the_second_one() {
-            let mut room = healthy_room();
-            host_mut(&mut room, "beta").ports[1].carrier = Some(false);
-            host_mut(&mut room, "beta").host = "alpha".into();
-            let findings = crate::checks::run_all(&Room::of(room.hosts));
+            let mut survey = healthy_survey();
+            host_mut(&mut survey, "beta").ports[1].carrier = Some(false);
+            host_mut(&mut survey, "beta").host = "alpha".into();
+            let findings = crate::checks::run_all(&Survey::of(survey.hosts));
             assert_eq!(
                 findings.iter().map(|one| one.id.as_str()).collect::<Vec<_>>(),
                 ["link-down", "equal-names"]
             );
-            assert_eq!(findings[0].places[0].to_string(), "alpha (2) ens1f0");
+            assert_eq!(findings[0].locations[0].to_string(), "alpha (2) ens1f0");
         }
     }
 
     mod clock_not_steered {
-        use crate::testing::{healthy_room, host_mut, only};
+        use crate::testing::{healthy_survey, host_mut, only};
 
         #[test]
         fn the_host_is_named() {
-            let mut room = healthy_room();
-            host_mut(&mut room, "beta").time.synchronised = Some(false);
-            assert_eq!(only(&room, "clock-not-steered").places[0].to_string(), "beta");
+            let mut survey = healthy_survey();
+            host_mut(&mut survey, "beta").time.synchronised = Some(false);
+            assert_eq!(only(&survey, "clock-not-steered").locations[0].to_string(), "beta");
         }
     }
 
     mod clock_skew {
         use crate::testing::probe;
-        use crate::testing::{healthy_room, only};
+        use crate::testing::{healthy_survey, only};
 
         #[test]
         fn the_clock_that_disagrees_with_all_is_named() {
-            let mut room = healthy_room();
+            let mut survey = healthy_survey();
             let mut near = probe();
             near.clock_ahead_us = Some(2_500_000);
             let mut far = near.clone();
             far.from.host = "gamma".into();
-            room.matrix.probes = vec![near, far];
-            let finding = only(&room, "clock-skew");
+            survey.matrix.probes = vec![near, far];
+            let finding = only(&survey, "clock-skew");
             assert_eq!(finding.title, "clocks are up to 2500 ms apart");
-            assert_eq!(finding.places.len(), 1);
-            assert_eq!(finding.places[0].to_string(), "beta");
+            assert_eq!(finding.locations.len(), 1);
+            assert_eq!(finding.locations[0].to_string(), "beta");
         }
     }
 
     mod kernel_too_old {
-        use crate::testing::{healthy_room, host_mut, only};
+        use crate::testing::{healthy_survey, host_mut, only};
 
         #[test]
         fn host_and_kernel_are_named() {
-            let mut room = healthy_room();
-            crate::testing::kernel(&mut room, "beta", "6.1.0-18-amd64");
-            host_mut(&mut room, "beta").system.features[0].present = false;
-            let finding = only(&room, "kernel-too-old");
+            let mut survey = healthy_survey();
+            crate::testing::kernel(&mut survey, "beta", "6.1.0-18-amd64");
+            host_mut(&mut survey, "beta").system.features[0].present = false;
+            let finding = only(&survey, "kernel-too-old");
             assert_eq!(finding.title, "kernel 6.1.0-18-amd64 has no pagemap_scan, needed for direct mode");
-            assert_eq!(finding.places[0].to_string(), "beta");
+            assert_eq!(finding.locations[0].to_string(), "beta");
         }
     }
 
     mod cpu_differs {
         use crate::model::Severity;
-        use crate::testing::{healthy_room, host_mut, only};
+        use crate::testing::{healthy_survey, host_mut, only};
 
         #[test]
         fn what_is_lacking_is_named() {
-            let mut room = healthy_room();
-            host_mut(&mut room, "beta").cpu.flags.retain(|flag| flag != "avx2");
-            let finding = only(&room, "cpu-differs");
+            let mut survey = healthy_survey();
+            host_mut(&mut survey, "beta").cpu.flags.retain(|flag| flag != "avx2");
+            let finding = only(&survey, "cpu-differs");
             assert_eq!(finding.title, "processors lack avx2 that others have");
-            assert_eq!(finding.places.len(), 1);
-            assert_eq!(finding.places[0].to_string(), "beta");
+            assert_eq!(finding.locations.len(), 1);
+            assert_eq!(finding.locations[0].to_string(), "beta");
         }
 
         #[test]
         fn models_by_qemu_and_architectures() {
-            let mut room = healthy_room();
+            let mut survey = healthy_survey();
             for (host, models) in [("alpha", vec!["Haswell", "Skylake-Server"]), ("beta", vec!["Haswell"])] {
-                host_mut(&mut room, host).hypervisor.cpu_models =
+                host_mut(&mut survey, host).hypervisor.cpu_models =
                     models.into_iter().map(String::from).collect();
             }
             assert_eq!(
-                only(&room, "cpu-differs").title,
+                only(&survey, "cpu-differs").title,
                 "CPU models that run on some hosts only: Skylake-Server"
             );
-            host_mut(&mut room, "beta").system.architecture = Some("aarch64".into());
-            assert_eq!(only(&room, "cpu-differs").severity, Severity::Error);
+            host_mut(&mut survey, "beta").system.architecture = Some("aarch64".into());
+            assert_eq!(only(&survey, "cpu-differs").severity, Severity::Error);
         }
     }
 
     mod cpu_governor {
         use crate::model::Severity;
-        use crate::testing::{healthy_room, host_mut, only};
+        use crate::testing::{healthy_survey, host_mut, only};
 
         #[test]
         fn host_and_governor_are_named() {
@@ -524,82 +535,82 @@ mod tests {
                 ("schedutil", Severity::Hint),
                 ("Balanced", Severity::Warning),
             ] {
-                let mut room = healthy_room();
-                host_mut(&mut room, "beta").cpu.governors[0].name = name.into();
-                let finding = only(&room, "cpu-governor");
+                let mut survey = healthy_survey();
+                host_mut(&mut survey, "beta").cpu.governors[0].name = name.into();
+                let finding = only(&survey, "cpu-governor");
                 assert_eq!(finding.title, format!("power saving: governor {name} on 16 CPUs"));
-                assert_eq!((finding.places[0].to_string().as_str(), finding.severity), ("beta", severity));
+                assert_eq!((finding.locations[0].to_string().as_str(), finding.severity), ("beta", severity));
             }
         }
     }
 
     mod cpu_idle_states {
         use crate::model::IdleState;
-        use crate::testing::{healthy_room, host_mut, only};
+        use crate::testing::{healthy_survey, host_mut, only};
 
         #[test]
         fn the_deepest_is_named_unless_it_is_not_used() {
-            let mut room = healthy_room();
+            let mut survey = healthy_survey();
             let deep = IdleState { name: "C6".into(), latency_us: 133, enabled: true };
-            host_mut(&mut room, "beta").cpu.idle_states.push(deep);
-            let finding = only(&room, "cpu-idle-states");
+            host_mut(&mut survey, "beta").cpu.idle_states.push(deep);
+            let finding = only(&survey, "cpu-idle-states");
             assert_eq!(finding.title, "idle state C6 takes 133 µs to leave");
-            assert_eq!(finding.places[0].to_string(), "beta");
-            host_mut(&mut room, "beta").cpu.idle_states[2].enabled = false;
-            assert_eq!(crate::checks::run_all(&room), Vec::new());
+            assert_eq!(finding.locations[0].to_string(), "beta");
+            host_mut(&mut survey, "beta").cpu.idle_states[2].enabled = false;
+            assert_eq!(crate::checks::run_all(&survey), Vec::new());
         }
     }
 
     mod memory_short {
-        use crate::testing::{healthy_room, host_mut, only};
+        use crate::testing::{healthy_survey, host_mut, only};
 
         #[test]
         fn host_and_rest_are_named() {
-            let mut room = healthy_room();
-            let memory = &mut host_mut(&mut room, "beta").memory;
+            let mut survey = healthy_survey();
+            let memory = &mut host_mut(&mut survey, "beta").memory;
             (memory.total_bytes, memory.available_bytes) = (Some(8 << 30), Some(200 << 20));
-            let finding = only(&room, "memory-short");
+            let finding = only(&survey, "memory-short");
             assert_eq!(finding.title, "200 MiB of memory are available");
-            assert_eq!(finding.places[0].to_string(), "beta");
-            host_mut(&mut room, "beta").memory.available_bytes = Some(900 << 20);
-            assert_eq!(crate::checks::run_all(&room), Vec::new());
+            assert_eq!(finding.locations[0].to_string(), "beta");
+            host_mut(&mut survey, "beta").memory.available_bytes = Some(900 << 20);
+            assert_eq!(crate::checks::run_all(&survey), Vec::new());
         }
     }
 
     mod huge_pages_denied {
-        use crate::testing::{healthy_room, host_mut, only};
+        use crate::testing::{healthy_survey, host_mut, only};
 
         #[test]
         fn the_host_is_named() {
-            let mut room = healthy_room();
-            host_mut(&mut room, "beta").memory.transparent_huge_pages_shared = Some("deny".into());
-            assert_eq!(only(&room, "huge-pages-denied").places[0].to_string(), "beta");
+            let mut survey = healthy_survey();
+            host_mut(&mut survey, "beta").memory.transparent_huge_pages_shared = Some("deny".into());
+            assert_eq!(only(&survey, "huge-pages-denied").locations[0].to_string(), "beta");
         }
     }
 
     mod huge_pages_missing {
         use crate::model::HugePages;
-        use crate::testing::{healthy_room, host_mut, only};
+        use crate::testing::{healthy_survey, host_mut, only};
 
         #[test]
         fn size_and_hosts_are_named() {
-            let mut room = healthy_room();
+            let mut survey = healthy_survey();
             for host in ["alpha", "gamma"] {
-                host_mut(&mut room, host).memory.huge_pages =
+                host_mut(&mut survey, host).memory.huge_pages =
                     vec![HugePages { size_bytes: 2 << 20, total: 4096, free: 0 }];
             }
-            let finding = only(&room, "huge-pages-missing");
+            let finding = only(&survey, "huge-pages-missing");
             assert_eq!(finding.title, "no huge pages of 2048 KiB, which guests of other hosts use");
-            assert_eq!(finding.places.len(), 1);
-            assert_eq!(finding.places[0].to_string(), "beta");
+            assert_eq!(finding.locations.len(), 1);
+            assert_eq!(finding.locations[0].to_string(), "beta");
         }
 
         #[test]
         fn pools_that_nobody_uses_are_no_matter() {
-            let mut room = healthy_room();
-            host_mut(&mut room, "alpha").memory.huge_pages =
+            let mut survey = healthy_survey();
+            host_mut(&mut survey, "alpha").memory.huge_pages =
                 vec![HugePages { size_bytes: 2 << 20, total: 64, free: 64 }];
-            assert_eq!(crate::checks::run_all(&room), Vec::new());
+            assert_eq!(crate::checks::run_all(&survey), Vec::new());
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Ports and their cables: link, speed, negotiation, error correction, counters.
 
-use crate::link::{Speed, Wish};
-use crate::model::{Counters, Duplex, Finding, Place, PortKind, PortRef, Room, Segment, Severity};
+use crate::link::{RequestedSettings, Speed};
+use crate::model::{Counters, Duplex, Finding, Location, PortKind, PortRef, Segment, Severity, Survey};
 
 use super::common::{
     Value, differ, finding, migration_ports, migration_segments, outward, speed, switch_side,
@@ -11,12 +11,12 @@ const LINK_DOWN_WHY: &str = "Migrations do without this link. If it is the only 
     they cannot migrate to each other at all.";
 
 /// A port that has something to carry, and no link.
-pub(super) fn link_down(room: &Room) -> Vec<Finding> {
-    room.ports().filter_map(|at| link_down_finding(room, at)).collect()
+pub(super) fn link_down(survey: &Survey) -> Vec<Finding> {
+    survey.ports().filter_map(|at| link_down_finding(survey, at)).collect()
 }
 
-fn link_down_finding(room: &Room, at: PortRef<'_>) -> Option<Finding> {
-    if !is_down(room, at) {
+fn link_down_finding(survey: &Survey, at: PortRef<'_>) -> Option<Finding> {
+    if !is_down(survey, at) {
         return None;
     }
     let carrying = !at.port.addresses.is_empty();
@@ -24,31 +24,32 @@ fn link_down_finding(room: &Room, at: PortRef<'_>) -> Option<Finding> {
     let port = &at.port.name;
     if at.port.up == Some(false) {
         let finding = finding(severity, "switched off, though it is set up to carry something")
-            .at(at.place())
-            .seen(at.place(), "state", "down")
+            .at(at.location())
+            .seen(at.location(), "state", "down")
             .why(LINK_DOWN_WHY)
-            .command(at.place(), "switch it on", format!("ip link set dev {port} up"));
+            .command(at.location(), "switch it on", format!("ip link set dev {port} up"));
         return Some(finding);
     }
     let reason = at.port.link.down_reason.as_deref();
     let title = format!("no link{}", reason.map(|reason| format!(": {reason}")).unwrap_or_default());
     let mut finding = finding(severity, title)
-        .at(at.place())
-        .seen(at.place(), "carrier", "none")
+        .at(at.location())
+        .seen(at.location(), "carrier", "none")
         .why(LINK_DOWN_WHY)
         .step(None, "look at cable, transceiver and switch port");
     if at.port.link.speed_max_mbps().is_some_and(|able| able >= 25_000) {
         let command = format!("ethtool -s {port} speed 10000 duplex full autoneg off");
-        finding = finding.command(at.place(), "if the switch port is 10G: force both sides to it", command);
+        finding =
+            finding.command(at.location(), "if the switch port is 10G: force both sides to it", command);
     }
     Some(finding)
 }
 
 /// Switched off or without a carrier, though it has an address or a team that counts on it.
-pub(super) fn is_down(room: &Room, at: PortRef<'_>) -> bool {
+pub(super) fn is_down(survey: &Survey, at: PortRef<'_>) -> bool {
     let off = at.port.up == Some(false) || (at.port.up == Some(true) && at.port.carrier == Some(false));
-    let carrying = at.port.addresses.iter().any(|address| address.shared()) && outward(room, at);
-    let teams = || room.teams().into_iter().flat_map(|(_, members)| members);
+    let carrying = at.port.addresses.iter().any(|address| address.shared()) && outward(survey, at);
+    let teams = || survey.teams().into_iter().flat_map(|(_, members)| members);
     off && (carrying || (at.port.master.is_some() && teams().any(|one| std::ptr::eq(one.port, at.port))))
 }
 
@@ -60,23 +61,23 @@ const LINK_FLAPPING_WHY: &str = "Each time, the channels of a running migration 
 const CHANGES_MIN: u32 = 40;
 
 /// A carrier that came and went often.
-pub(super) fn link_flapping(room: &Room) -> Vec<Finding> {
+pub(super) fn link_flapping(survey: &Survey) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for at in room.ports().filter(|at| matches!(at.port.kind, PortKind::Physical | PortKind::Veth)) {
+    for at in survey.ports().filter(|at| matches!(at.port.kind, PortKind::Physical | PortKind::Veth)) {
         let Some(changes) = at.port.carrier_changes.filter(|changes| *changes >= CHANGES_MIN) else {
             continue;
         };
         let title = format!("the link came or went {changes} times");
         let finding = finding(Severity::Warning, title)
-            .at(at.place())
-            .seen(at.place(), "carrier changes", changes)
+            .at(at.location())
+            .seen(at.location(), "carrier changes", changes)
             .why(LINK_FLAPPING_WHY)
             .step(
                 None,
                 "change cable and transceiver, then the switch port; set speed, negotiation and FEC \
                  alike on both sides",
             )
-            .command(at.place(), "see when", format!("journalctl -k | grep {}", at.port.name));
+            .command(at.location(), "see when", format!("journalctl -k | grep {}", at.port.name));
         findings.push(finding);
     }
     findings
@@ -87,23 +88,24 @@ const HALF_DUPLEX_WHY: &str = "One direction at a time, and collisions with the 
     failed negotiation.";
 
 /// A port that sends or receives, not both at once.
-pub(super) fn half_duplex(room: &Room) -> Vec<Finding> {
-    let half =
-        room.ports().filter(|at| at.port.link.duplex == Some(Duplex::Half) && at.port.carrier != Some(false));
+pub(super) fn half_duplex(survey: &Survey) -> Vec<Finding> {
+    let half = survey
+        .ports()
+        .filter(|at| at.port.link.duplex == Some(Duplex::Half) && at.port.carrier != Some(false));
     let finding = |at: PortRef<'_>| {
         let speed = at.port.link.speed_mbps.map(|speed| format!(" at {speed} Mb/s")).unwrap_or_default();
         finding(Severity::Warning, format!("half duplex{speed}"))
-            .at(at.place())
-            .seen(at.place(), "duplex", "half")
+            .at(at.location())
+            .seen(at.location(), "duplex", "half")
             .why(HALF_DUPLEX_WHY)
             .step(None, "set the switch port to negotiate, or both sides to the same speed and full duplex")
     };
     let finding = |at: PortRef<'_>| {
-        let (place, command) = (at.place(), format!("ethtool -s {} autoneg on", at.port.name));
-        let wish = Wish { speed: Some(Speed::Auto), ..Wish::default() };
+        let (location, command) = (at.location(), format!("ethtool -s {} autoneg on", at.port.name));
+        let requested = RequestedSettings { speed: Some(Speed::Auto), ..RequestedSettings::default() };
         match at.port.link.autonegotiation {
-            Some(false) => finding(at).mend(place, "negotiate", command, wish),
-            _ => finding(at).command(place, "negotiate", command),
+            Some(false) => finding(at).fix(location, "negotiate", command, requested),
+            _ => finding(at).command(location, "negotiate", command),
         }
     };
     half.map(finding).collect()
@@ -114,42 +116,44 @@ const AUTONEGOTIATION_MISMATCH_WHY: &str = "A side that negotiates with one that
     not at all, until both sides were forced (field report on ConnectX-4 Lx).";
 
 /// Speed forced on one side of a cable and negotiated on the other.
-pub(super) fn autonegotiation_mismatch(room: &Room) -> Vec<Finding> {
-    room.ports().filter_map(|at| autonegotiation_mismatch_finding(room, at)).collect()
+pub(super) fn autonegotiation_mismatch(survey: &Survey) -> Vec<Finding> {
+    survey.ports().filter_map(|at| autonegotiation_mismatch_finding(survey, at)).collect()
 }
 
-fn autonegotiation_mismatch_finding(room: &Room, at: PortRef<'_>) -> Option<Finding> {
-    let (ours, theirs) = negotiation_mismatch(room, at)?;
-    let switch = switch_side(room, at);
+fn autonegotiation_mismatch_finding(survey: &Survey, at: PortRef<'_>) -> Option<Finding> {
+    let (ours, theirs) = negotiation_mismatch(survey, at)?;
+    let switch = switch_side(survey, at);
     let word = |auto| if auto { "negotiated" } else { "forced" };
     let name = switch.name();
     let speed = at.port.link.speed_mbps.filter(|speed| *speed > 0);
     let title = format!("speed {} here and {} on {name}", word(ours), word(theirs));
     let mut finding = finding(Severity::Warning, title)
-        .at(at.place())
-        .seen(at.place(), "speed is", word(ours))
-        .seen(Place::host(&name), "speed is", word(theirs))
+        .at(at.location())
+        .seen(at.location(), "speed is", word(ours))
+        .seen(Location::host(&name), "speed is", word(theirs))
         .why(AUTONEGOTIATION_MISMATCH_WHY);
     if let Some(speed) = speed {
-        finding = finding.seen(at.place(), "speed", format!("{speed} Mb/s"));
+        finding = finding.seen(at.location(), "speed", format!("{speed} Mb/s"));
     }
     let port = &at.port.name;
     let fastest =
         at.port.link.speed_max_mbps().or(speed).map_or("SPEED".to_owned(), |speed| speed.to_string());
-    let (place, what) = (at.place(), "do as the switch port does (its speed, if it is forced)");
-    let negotiate = Wish { speed: Some(Speed::Auto), ..Wish::default() };
+    let (location, what) = (at.location(), "do as the switch port does (its speed, if it is forced)");
+    let negotiate = RequestedSettings { speed: Some(Speed::Auto), ..RequestedSettings::default() };
     Some(match ours {
         // Nobody says to which speed the switch is forced.
-        true => {
-            finding.command(place, what, format!("ethtool -s {port} speed {fastest} duplex full autoneg off"))
-        }
-        false => finding.mend(place, what, format!("ethtool -s {port} autoneg on"), negotiate),
+        true => finding.command(
+            location,
+            what,
+            format!("ethtool -s {port} speed {fastest} duplex full autoneg off"),
+        ),
+        false => finding.fix(location, what, format!("ethtool -s {port} autoneg on"), negotiate),
     })
 }
 
 /// Whether the port and the switch negotiate, if only one of them does.
-fn negotiation_mismatch(room: &Room, at: PortRef<'_>) -> Option<(bool, bool)> {
-    let both = at.port.link.autonegotiation.zip(switch_side(room, at).autonegotiation());
+fn negotiation_mismatch(survey: &Survey, at: PortRef<'_>) -> Option<(bool, bool)> {
+    let both = at.port.link.autonegotiation.zip(switch_side(survey, at).autonegotiation());
     both.filter(|(ours, theirs)| ours != theirs)
 }
 
@@ -157,12 +161,12 @@ const FEC_AGAINST_SWITCH_WHY: &str = "Both sides must correct errors in the same
     link, or one whose packets are damaged now and then.";
 
 /// Forward error correction that is not the switch port's.
-pub(super) fn fec_against_switch(room: &Room) -> Vec<Finding> {
-    room.ports().filter_map(|at| fec_against_switch_finding(room, at)).collect()
+pub(super) fn fec_against_switch(survey: &Survey) -> Vec<Finding> {
+    survey.ports().filter_map(|at| fec_against_switch_finding(survey, at)).collect()
 }
 
-fn fec_against_switch_finding(room: &Room, at: PortRef<'_>) -> Option<Finding> {
-    let switch = switch_side(room, at);
+fn fec_against_switch_finding(survey: &Survey, at: PortRef<'_>) -> Option<Finding> {
+    let switch = switch_side(survey, at);
     let (ours, theirs) = (at.port.fec.as_ref()?.active.as_deref()?, switch.fec()?);
     if ours == theirs || theirs == "auto" {
         return None;
@@ -171,25 +175,25 @@ fn fec_against_switch_finding(room: &Room, at: PortRef<'_>) -> Option<Finding> {
     let title = format!("FEC {ours} here and {theirs} on {name}");
     let command = format!("ethtool --set-fec {} encoding {theirs}", at.port.name);
     let finding = finding(Severity::Warning, title)
-        .at(at.place())
-        .seen(at.place(), "FEC", ours)
-        .seen(Place::host(&name), "FEC", theirs)
+        .at(at.location())
+        .seen(at.location(), "FEC", ours)
+        .seen(Location::host(&name), "FEC", theirs)
         .why(FEC_AGAINST_SWITCH_WHY);
     let what = "do as the switch port does";
     Some(match fec_wish(theirs) {
-        Some(wish) => finding.mend(at.place(), what, command, wish),
-        None => finding.command(at.place(), what, command),
+        Some(requested) => finding.fix(at.location(), what, command, requested),
+        None => finding.command(at.location(), what, command),
     })
 }
 
 /// The switch's word, if it is one that a port can be set to.
-fn fec_wish(theirs: &str) -> Option<Wish> {
+fn fec_wish(theirs: &str) -> Option<RequestedSettings> {
     let fec = match theirs {
         "none" | "off" => "off",
         "rs" | "baser" | "llrs" => theirs,
         _ => return None,
     };
-    Some(Wish { fec: Some(fec.to_owned()), ..Wish::default() })
+    Some(RequestedSettings { fec: Some(fec.to_owned()), ..RequestedSettings::default() })
 }
 
 const SPEED_BELOW_ABILITY_WHY: &str = "The link works and moves a part of what was paid for; a migration \
@@ -197,67 +201,70 @@ const SPEED_BELOW_ABILITY_WHY: &str = "The link works and moves a part of what w
     switch ports: there, both sides must be forced to 10 Gb/s.";
 
 /// A port that runs slower than it could.
-pub(super) fn speed_below_ability(room: &Room) -> Vec<Finding> {
-    migration_ports(room).into_iter().filter_map(|at| speed_below_ability_finding(room, at)).collect()
+pub(super) fn speed_below_ability(survey: &Survey) -> Vec<Finding> {
+    migration_ports(survey).into_iter().filter_map(|at| speed_below_ability_finding(survey, at)).collect()
 }
 
-fn speed_below_ability_finding(room: &Room, at: PortRef<'_>) -> Option<Finding> {
-    let (speed, able) = below_ability(room, at)?;
+fn speed_below_ability_finding(survey: &Survey, at: PortRef<'_>) -> Option<Finding> {
+    let (speed, able) = below_ability(survey, at)?;
     let forced = at.port.link.autonegotiation == Some(false);
     let how = if forced { "forced to" } else { "runs at" };
     let title = format!("{how} {speed} Mb/s, could run at {able} Mb/s");
     let name = &at.port.name;
     let mut finding = finding(Severity::Warning, title)
-        .at(at.place())
-        .seen(at.place(), "speed", format!("{speed} Mb/s"))
-        .seen(at.place(), "fastest mode of the adapter", format!("{able} Mb/s"))
+        .at(at.location())
+        .seen(at.location(), "speed", format!("{speed} Mb/s"))
+        .seen(at.location(), "fastest mode of the adapter", format!("{able} Mb/s"))
         .why(SPEED_BELOW_ABILITY_WHY);
     if let Some(peer) = at.port.link.peer_speed_max_mbps() {
-        finding = finding.seen(at.place(), "fastest mode of the other side", format!("{peer} Mb/s"));
+        finding = finding.seen(at.location(), "fastest mode of the other side", format!("{peer} Mb/s"));
     }
     if forced {
-        let wish = Wish { speed: Some(Speed::Auto), ..Wish::default() };
-        finding = finding.mend(at.place(), "negotiate", format!("ethtool -s {name} autoneg on"), wish);
+        let requested = RequestedSettings { speed: Some(Speed::Auto), ..RequestedSettings::default() };
+        finding = finding.fix(at.location(), "negotiate", format!("ethtool -s {name} autoneg on"), requested);
     }
     let command = format!("ethtool -s {name} speed {able} duplex full autoneg off");
     Some(finding.step(None, "look at cable and transceiver: they bound the speed as well").command(
-        at.place(),
+        at.location(),
         "or force both sides, the switch port too, to one speed",
         command,
     ))
 }
 
 /// Speed as running and as able, if a port is slower than it could be and nothing else explains it.
-fn below_ability(room: &Room, at: PortRef<'_>) -> Option<(u32, u32)> {
+fn below_ability(survey: &Survey, at: PortRef<'_>) -> Option<(u32, u32)> {
     let link = &at.port.link;
     let (speed, able) = (link.speed_mbps.filter(|speed| *speed > 0)?, link.speed_max_mbps()?);
     let slower = speed < able && at.port.carrier != Some(false);
     // Both are told as what they are: `switch-port-slower`, `autonegotiation-mismatch`.
     let peer_slower = link.peer_speed_max_mbps().is_some_and(|peer| peer <= speed);
-    (slower && !peer_slower && negotiation_mismatch(room, at).is_none()).then_some((speed, able))
+    (slower && !peer_slower && negotiation_mismatch(survey, at).is_none()).then_some((speed, able))
 }
 
 const SPEED_BETWEEN_HOSTS_WHY: &str = "A link is as fast as its slower end. The faster end sends bursts that \
     the switch must hold back or throw away, and migrations to and from the slower host take longer.";
 
 /// Ports of one network with different speeds.
-pub(super) fn speed_between_hosts(room: &Room) -> Vec<Finding> {
-    migration_segments(room).iter().filter_map(|segment| speed_between_hosts_finding(room, segment)).collect()
+pub(super) fn speed_between_hosts(survey: &Survey) -> Vec<Finding> {
+    migration_segments(survey)
+        .iter()
+        .filter_map(|segment| speed_between_hosts_finding(survey, segment))
+        .collect()
 }
 
-fn speed_between_hosts_finding(room: &Room, segment: &Segment<'_>) -> Option<Finding> {
+fn speed_between_hosts_finding(survey: &Survey, segment: &Segment<'_>) -> Option<Finding> {
     let mut values: Vec<Value> = Vec::new();
     for (at, _) in &segment.members {
-        let ports = room.below(*at);
+        let ports = survey.below(*at);
         // A port that runs below its ability has a finding of its own, and so has one whose link is down.
         let told = ports.iter().any(|one| {
             let down = one.port.carrier == Some(false);
-            down || below_ability(room, *one).is_some()
+            down || below_ability(survey, *one).is_some()
                 || switch_is_slower(*one).is_some()
-                || negotiation_mismatch(room, *one).is_some()
+                || negotiation_mismatch(survey, *one).is_some()
         });
-        if let Some(speed) = speed(room, *at).filter(|_| !told) {
-            values.push((at.place(), format!("{speed} Mb/s")));
+        if let Some(speed) = speed(survey, *at).filter(|_| !told) {
+            values.push((at.location(), format!("{speed} Mb/s")));
         }
     }
     let whereabouts = format!("on the same network {}", segment.network);
@@ -275,17 +282,17 @@ const SWITCH_PORT_SLOWER_WHY: &str = "The adapter could move more than its switc
     one side negotiates and the other is forced.";
 
 /// An adapter that is faster than the switch port it hangs on.
-pub(super) fn switch_port_slower(room: &Room) -> Vec<Finding> {
-    migration_ports(room).into_iter().filter_map(switch_port_slower_finding).collect()
+pub(super) fn switch_port_slower(survey: &Survey) -> Vec<Finding> {
+    migration_ports(survey).into_iter().filter_map(switch_port_slower_finding).collect()
 }
 
 fn switch_port_slower_finding(at: PortRef<'_>) -> Option<Finding> {
     let (peer, able) = switch_is_slower(at)?;
     let title = format!("could run at {able} Mb/s, but the switch port offers {peer} Mb/s at most");
     let finding = finding(Severity::Hint, title)
-        .at(at.place())
-        .seen(at.place(), "fastest mode of the adapter", format!("{able} Mb/s"))
-        .seen(at.place(), "fastest mode of the other side", format!("{peer} Mb/s"))
+        .at(at.location())
+        .seen(at.location(), "fastest mode of the adapter", format!("{able} Mb/s"))
+        .seen(at.location(), "fastest mode of the other side", format!("{peer} Mb/s"))
         .why(SWITCH_PORT_SLOWER_WHY)
         .step(
             None,
@@ -311,8 +318,8 @@ const DROPS_RISING_WHY: &str = "The host does not fetch packets as fast as they 
 const OTHERS_MAX: u64 = 10;
 
 /// Counters of dropped packets that rise.
-pub(super) fn drops_rising(room: &Room) -> Vec<Finding> {
-    room.ports().filter_map(drops_rising_finding).collect()
+pub(super) fn drops_rising(survey: &Survey) -> Vec<Finding> {
+    survey.ports().filter_map(drops_rising_finding).collect()
 }
 
 fn drops_rising_finding(at: PortRef<'_>) -> Option<Finding> {
@@ -320,16 +327,16 @@ fn drops_rising_finding(at: PortRef<'_>) -> Option<Finding> {
     let rising = rising_drops(&change.gained);
     let (what, count) = rising.first()?;
     let title = format!("{count} packets {what} in {} ms", change.over_ms);
-    let mut finding = finding(Severity::Warning, title).at(at.place()).why(DROPS_RISING_WHY);
+    let mut finding = finding(Severity::Warning, title).at(at.location()).why(DROPS_RISING_WHY);
     for (what, count) in &rising {
-        finding = finding.seen(at.place(), what, count);
+        finding = finding.seen(at.location(), what, count);
     }
     let port = &at.port.name;
     if let Some((size, max)) =
         at.port.rings.and_then(|rings| rings.rx.zip(rings.rx_max)).filter(|(size, max)| size < max)
     {
-        finding = finding.seen(at.place(), "receive ring", format!("{size} of {max}")).command(
-            at.place(),
+        finding = finding.seen(at.location(), "receive ring", format!("{size} of {max}")).command(
+            at.location(),
             "larger receive ring",
             format!("ethtool -G {port} rx {max}"),
         );
@@ -359,8 +366,8 @@ const ERRORS_RISING_WHY: &str = "Damaged packets are thrown away and sent again 
     them for congestion and slows down far more than what was lost.";
 
 /// Counters of errors that rise.
-pub(super) fn errors_rising(room: &Room) -> Vec<Finding> {
-    room.ports().filter_map(errors_rising_finding).collect()
+pub(super) fn errors_rising(survey: &Survey) -> Vec<Finding> {
+    survey.ports().filter_map(errors_rising_finding).collect()
 }
 
 fn errors_rising_finding(at: PortRef<'_>) -> Option<Finding> {
@@ -368,16 +375,16 @@ fn errors_rising_finding(at: PortRef<'_>) -> Option<Finding> {
     let rising = rising_errors(&change.gained);
     let (what, count) = rising.first()?;
     let title = format!("{count} {what} in {} ms", change.over_ms);
-    let mut finding = finding(Severity::Warning, title).at(at.place()).why(ERRORS_RISING_WHY);
+    let mut finding = finding(Severity::Warning, title).at(at.location()).why(ERRORS_RISING_WHY);
     for (what, count) in &rising {
-        finding = finding.seen(at.place(), what, count);
+        finding = finding.seen(at.location(), what, count);
     }
     let port = &at.port.name;
     Some(
         finding
             .step(None, "change cable and transceiver; compare FEC and speed on both sides")
-            .command(at.place(), "see FEC and what it corrects", format!("ethtool -I --show-fec {port}"))
-            .command(at.place(), "see all counters", format!("ethtool -S {port}")),
+            .command(at.location(), "see FEC and what it corrects", format!("ethtool -I --show-fec {port}"))
+            .command(at.location(), "see all counters", format!("ethtool -S {port}")),
     )
 }
 
@@ -395,216 +402,219 @@ fn rising_errors(gained: &Counters) -> Vec<(&'static str, u64)> {
 mod tests {
     mod link_down {
         use crate::model::Severity;
-        use crate::testing::{healthy_room, only, port};
+        use crate::testing::{healthy_survey, only, port};
 
         #[test]
         fn no_carrier() {
-            let mut room = healthy_room();
-            port(&mut room, "beta", "ens1f1").carrier = Some(false);
-            port(&mut room, "beta", "ens1f1").link.down_reason = Some("no cable".into());
-            let finding = only(&room, "link-down");
+            let mut survey = healthy_survey();
+            port(&mut survey, "beta", "ens1f1").carrier = Some(false);
+            port(&mut survey, "beta", "ens1f1").link.down_reason = Some("no cable".into());
+            let finding = only(&survey, "link-down");
             assert_eq!((finding.title.as_str(), finding.severity), ("no link: no cable", Severity::Error));
-            assert_eq!(finding.places[0].to_string(), "beta ens1f1");
+            assert_eq!(finding.locations[0].to_string(), "beta ens1f1");
         }
 
         #[test]
         fn switched_off() {
-            let mut room = healthy_room();
-            port(&mut room, "beta", "ens1f1").up = Some(false);
-            let finding = only(&room, "link-down");
+            let mut survey = healthy_survey();
+            port(&mut survey, "beta", "ens1f1").up = Some(false);
+            let finding = only(&survey, "link-down");
             assert_eq!(finding.fixes[0].command.as_deref(), Some("ip link set dev ens1f1 up"));
         }
 
         #[test]
         fn a_member_of_a_team_and_a_port_without_use() {
-            let mut room = crate::testing::team_room();
-            port(&mut room, "beta", "ens1f1").carrier = Some(false);
-            assert_eq!(only(&room, "link-down").severity, Severity::Warning);
-            let mut room = healthy_room();
-            let unused = port(&mut room, "beta", "eno1");
+            let mut survey = crate::testing::team_survey();
+            port(&mut survey, "beta", "ens1f1").carrier = Some(false);
+            assert_eq!(only(&survey, "link-down").severity, Severity::Warning);
+            let mut survey = healthy_survey();
+            let unused = port(&mut survey, "beta", "eno1");
             unused.addresses.clear();
             unused.carrier = Some(false);
-            assert_eq!(crate::checks::run_all(&room), Vec::new());
+            assert_eq!(crate::checks::run_all(&survey), Vec::new());
         }
     }
 
     mod link_flapping {
-        use crate::testing::{healthy_room, only, port};
+        use crate::testing::{healthy_survey, only, port};
 
         #[test]
         fn often_is_more_than_a_restart_of_the_switch() {
-            let mut room = healthy_room();
-            port(&mut room, "beta", "ens1f1").carrier_changes = Some(12);
-            assert_eq!(crate::checks::run_all(&room), Vec::new());
-            port(&mut room, "beta", "ens1f1").carrier_changes = Some(412);
-            let finding = only(&room, "link-flapping");
+            let mut survey = healthy_survey();
+            port(&mut survey, "beta", "ens1f1").carrier_changes = Some(12);
+            assert_eq!(crate::checks::run_all(&survey), Vec::new());
+            port(&mut survey, "beta", "ens1f1").carrier_changes = Some(412);
+            let finding = only(&survey, "link-flapping");
             assert_eq!(finding.title, "the link came or went 412 times");
-            assert_eq!(finding.places[0].to_string(), "beta ens1f1");
+            assert_eq!(finding.locations[0].to_string(), "beta ens1f1");
         }
     }
 
     mod half_duplex {
         use crate::model::Duplex;
-        use crate::testing::{healthy_room, only, port};
+        use crate::testing::{healthy_survey, only, port};
 
         #[test]
         fn named_with_host_and_port() {
-            let mut room = healthy_room();
-            port(&mut room, "beta", "eno1").link.duplex = Some(Duplex::Half);
-            let finding = only(&room, "half-duplex");
+            let mut survey = healthy_survey();
+            port(&mut survey, "beta", "eno1").link.duplex = Some(Duplex::Half);
+            let finding = only(&survey, "half-duplex");
             assert_eq!(finding.title, "half duplex at 1000 Mb/s");
-            assert_eq!(finding.places[0].to_string(), "beta eno1");
+            assert_eq!(finding.locations[0].to_string(), "beta eno1");
         }
     }
 
     mod autonegotiation_mismatch {
-        use crate::testing::{healthy_room, only, port};
+        use crate::testing::{healthy_survey, only, port};
 
         #[test]
         fn negotiated_against_forced_and_only_a_tenth_of_the_speed() {
-            let mut room = healthy_room();
-            let faulty = port(&mut room, "beta", "ens1f1");
+            let mut survey = healthy_survey();
+            let faulty = port(&mut survey, "beta", "ens1f1");
             faulty.neighbours[0].autonegotiation = Some(false);
             faulty.link.speed_mbps = Some(1000);
-            let finding = only(&room, "autonegotiation-mismatch");
+            let finding = only(&survey, "autonegotiation-mismatch");
             assert_eq!(finding.title, "speed negotiated here and forced on leaf1 Ethernet1/2");
-            assert_eq!(finding.places[0].to_string(), "beta ens1f1");
+            assert_eq!(finding.locations[0].to_string(), "beta ens1f1");
         }
 
         #[test]
         fn forced_here() {
-            let mut room = healthy_room();
-            port(&mut room, "beta", "ens1f1").link.autonegotiation = Some(false);
-            let finding = only(&room, "autonegotiation-mismatch");
+            let mut survey = healthy_survey();
+            port(&mut survey, "beta", "ens1f1").link.autonegotiation = Some(false);
+            let finding = only(&survey, "autonegotiation-mismatch");
             assert_eq!(finding.fixes[0].command.as_deref(), Some("ethtool -s ens1f1 autoneg on"));
         }
     }
 
     mod fec_against_switch {
         use crate::model::{Switch, SwitchPort};
-        use crate::testing::{healthy_room, only};
+        use crate::testing::{healthy_survey, only};
 
         #[test]
         fn both_sides_are_shown() {
-            let mut room = healthy_room();
+            let mut survey = healthy_survey();
             let mut exported =
                 SwitchPort { name: "Ethernet1/2".into(), fec: Some("rs".into()), ..SwitchPort::default() };
-            room.switches = vec![Switch { switch: "leaf1".into(), ports: vec![exported.clone()] }];
-            assert_eq!(crate::checks::run_all(&room), Vec::new());
+            survey.switches = vec![Switch { switch: "leaf1".into(), ports: vec![exported.clone()] }];
+            assert_eq!(crate::checks::run_all(&survey), Vec::new());
             exported.fec = Some("none".into());
-            room.switches[0].ports = vec![exported];
-            let finding = only(&room, "fec-against-switch");
+            survey.switches[0].ports = vec![exported];
+            let finding = only(&survey, "fec-against-switch");
             assert_eq!(finding.title, "FEC rs here and none on leaf1 Ethernet1/2");
-            assert_eq!(finding.places[0].to_string(), "beta ens1f1");
+            assert_eq!(finding.locations[0].to_string(), "beta ens1f1");
         }
     }
 
     mod speed_below_ability {
-        use crate::testing::{healthy_room, only, port};
+        use crate::testing::{healthy_survey, only, port};
 
         #[test]
         fn one_gigabit_instead_of_25_is_named_once() {
-            let mut room = healthy_room();
-            port(&mut room, "beta", "ens1f1").link.speed_mbps = Some(1000);
-            let finding = only(&room, "speed-below-ability");
+            let mut survey = healthy_survey();
+            port(&mut survey, "beta", "ens1f1").link.speed_mbps = Some(1000);
+            let finding = only(&survey, "speed-below-ability");
             assert_eq!(finding.title, "runs at 1000 Mb/s, could run at 25000 Mb/s");
-            assert_eq!(finding.places[0].to_string(), "beta ens1f1");
+            assert_eq!(finding.locations[0].to_string(), "beta ens1f1");
         }
 
         #[test]
         fn a_forced_port_can_be_told_to_negotiate() {
-            let mut room = healthy_room();
-            let link = &mut port(&mut room, "beta", "ens1f1").link;
+            let mut survey = healthy_survey();
+            let link = &mut port(&mut survey, "beta", "ens1f1").link;
             (link.autonegotiation, link.speed_mbps) = (Some(false), Some(10_000));
-            port(&mut room, "beta", "ens1f1").neighbours[0].autonegotiation = None;
-            let fixes = only(&room, "speed-below-ability").fixes;
-            let wish = crate::link::Wish { speed: Some(crate::link::Speed::Auto), ..Default::default() };
-            assert_eq!(fixes[0].mend, Some(crate::model::AutoFix::Port(wish)));
+            port(&mut survey, "beta", "ens1f1").neighbours[0].autonegotiation = None;
+            let fixes = only(&survey, "speed-below-ability").fixes;
+            let requested = crate::link::RequestedSettings {
+                speed: Some(crate::link::Speed::Auto),
+                ..Default::default()
+            };
+            assert_eq!(fixes[0].auto_fix, Some(crate::model::AutoFix::Port(requested)));
         }
 
         #[test]
         fn ports_that_migrations_do_not_use_are_left_alone() {
-            let mut room = healthy_room();
-            port(&mut room, "beta", "eno1").link.speed_mbps = Some(100);
-            assert_eq!(crate::checks::run_all(&room), Vec::new());
+            let mut survey = healthy_survey();
+            port(&mut survey, "beta", "eno1").link.speed_mbps = Some(100);
+            assert_eq!(crate::checks::run_all(&survey), Vec::new());
         }
     }
 
     mod speed_between_hosts {
-        use crate::testing::{healthy_room, only, port};
+        use crate::testing::{healthy_survey, only, port};
 
         #[test]
         fn a_10g_card_among_25g_cards() {
-            let mut room = healthy_room();
-            let slow = port(&mut room, "beta", "ens1f1");
+            let mut survey = healthy_survey();
+            let slow = port(&mut survey, "beta", "ens1f1");
             slow.link.speed_mbps = Some(10_000);
             slow.link.supported = vec!["10000baseCR/Full".into()];
-            let finding = only(&room, "speed-between-hosts");
+            let finding = only(&survey, "speed-between-hosts");
             assert_eq!(finding.title, "speed 10000 Mb/s and 25000 Mb/s on the same network 10.1.1.0/24");
-            assert_eq!(finding.places.len(), 1);
-            assert_eq!(finding.places[0].to_string(), "beta ens1f1");
+            assert_eq!(finding.locations.len(), 1);
+            assert_eq!(finding.locations[0].to_string(), "beta ens1f1");
         }
     }
 
     mod switch_port_slower {
-        use crate::testing::{healthy_room, only, port};
+        use crate::testing::{healthy_survey, only, port};
 
         #[test]
         fn a_25g_adapter_in_a_10g_port() {
-            let mut room = healthy_room();
-            let link = &mut port(&mut room, "beta", "ens1f1").link;
+            let mut survey = healthy_survey();
+            let link = &mut port(&mut survey, "beta", "ens1f1").link;
             link.speed_mbps = Some(10_000);
             link.peer = vec!["10000baseCR/Full".into()];
-            let finding = only(&room, "switch-port-slower");
+            let finding = only(&survey, "switch-port-slower");
             assert_eq!(
                 finding.title,
                 "could run at 25000 Mb/s, but the switch port offers 10000 Mb/s at most"
             );
-            assert_eq!(finding.places[0].to_string(), "beta ens1f1");
+            assert_eq!(finding.locations[0].to_string(), "beta ens1f1");
         }
     }
 
     mod drops_rising {
-        use crate::testing::{healthy_room, only, port};
+        use crate::testing::{healthy_survey, only, port};
 
         #[test]
         fn a_ring_that_runs_over() {
-            let mut room = healthy_room();
-            port(&mut room, "beta", "ens1f1").counters_change.as_mut().unwrap().gained.rx_missed = 230;
-            let finding = only(&room, "drops-rising");
+            let mut survey = healthy_survey();
+            port(&mut survey, "beta", "ens1f1").counters_change.as_mut().unwrap().gained.rx_missed = 230;
+            let finding = only(&survey, "drops-rising");
             assert_eq!(finding.title, "230 packets missed by the adapter in 300 ms");
-            assert_eq!(finding.places[0].to_string(), "beta ens1f1");
+            assert_eq!(finding.locations[0].to_string(), "beta ens1f1");
             assert_eq!(finding.fixes[0].command.as_deref(), Some("ethtool -G ens1f1 rx 8192"));
         }
 
         #[test]
         fn packets_that_nobody_listens_for_are_no_finding() {
-            let mut room = healthy_room();
-            port(&mut room, "beta", "ens1f1").counters_change.as_mut().unwrap().gained.rx_dropped = 3;
-            assert_eq!(crate::checks::run_all(&room), Vec::new());
+            let mut survey = healthy_survey();
+            port(&mut survey, "beta", "ens1f1").counters_change.as_mut().unwrap().gained.rx_dropped = 3;
+            assert_eq!(crate::checks::run_all(&survey), Vec::new());
         }
     }
 
     mod errors_rising {
-        use crate::testing::{healthy_room, only, port};
+        use crate::testing::{healthy_survey, only, port};
 
         #[test]
         fn a_bad_cable() {
-            let mut room = healthy_room();
-            let gained = &mut port(&mut room, "beta", "ens1f1").counters_change.as_mut().unwrap().gained;
+            let mut survey = healthy_survey();
+            let gained = &mut port(&mut survey, "beta", "ens1f1").counters_change.as_mut().unwrap().gained;
             gained.rx_crc_errors = 17;
             gained.rx_errors = 17;
-            let finding = only(&room, "errors-rising");
+            let finding = only(&survey, "errors-rising");
             assert_eq!(finding.title, "17 check sum errors in 300 ms");
-            assert_eq!(finding.places[0].to_string(), "beta ens1f1");
+            assert_eq!(finding.locations[0].to_string(), "beta ens1f1");
             assert_eq!(finding.seen.len(), 2);
         }
 
         #[test]
         fn old_errors_are_no_finding() {
-            let mut room = healthy_room();
-            port(&mut room, "beta", "ens1f1").counters.as_mut().unwrap().rx_errors = 4000;
-            assert_eq!(crate::checks::run_all(&room), Vec::new());
+            let mut survey = healthy_survey();
+            port(&mut survey, "beta", "ens1f1").counters.as_mut().unwrap().rx_errors = 4000;
+            assert_eq!(crate::checks::run_all(&survey), Vec::new());
         }
     }
 }

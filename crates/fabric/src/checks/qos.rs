@@ -1,6 +1,6 @@
 //! Priorities, shares and lossless traffic (DCB).
 
-use crate::model::{Ets, Finding, Place, PortRef, Room, Segment, Selector, Severity};
+use crate::model::{Ets, Finding, Location, PortRef, Segment, Selector, Severity, Survey};
 use crate::qos::intent::parse;
 use crate::qos::plan::port_plan;
 
@@ -38,7 +38,7 @@ fn suggest_intent(finding: Finding, ports: &[PortRef<'_>], priority: Option<u8>)
     for at in ports {
         match port_plan(at.host, at.port, &intent) {
             Ok(_) => able.push(*at),
-            Err(why) => unable.push((at.place(), why.to_string())),
+            Err(why) => unable.push((at.location(), why.to_string())),
         }
     }
     let mut finding = finding;
@@ -49,7 +49,7 @@ fn suggest_intent(finding: Finding, ports: &[PortRef<'_>], priority: Option<u8>)
             format!("`rdma_type_of_service = {}` for the agents, so that their RDMA has the mark", dscp << 2);
         finding = advise_intent(finding.step(None, file), &able).step(None, marked);
     }
-    unable.into_iter().fold(finding, |finding, (place, why)| finding.step(Some(place), why))
+    unable.into_iter().fold(finding, |finding, (location, why)| finding.step(Some(location), why))
 }
 
 /// The mark that RoCE has already, or that some port gives a priority to.
@@ -71,14 +71,14 @@ const PFC_DIFFERS_WHY: &str = "A priority is lossless only if every port on the 
     does not, RDMA loses packets under load: throughput falls to a part, and connections may break.";
 
 /// Lossless priorities that differ between hosts, or from the switch.
-pub(super) fn pfc_differs(room: &Room) -> Vec<Finding> {
-    migration_segments(room).iter().filter_map(|segment| pfc_differs_finding(room, segment)).collect()
+pub(super) fn pfc_differs(survey: &Survey) -> Vec<Finding> {
+    migration_segments(survey).iter().filter_map(|segment| pfc_differs_finding(survey, segment)).collect()
 }
 
-fn pfc_differs_finding(room: &Room, segment: &Segment<'_>) -> Option<Finding> {
-    let ports = carriers(room, segment);
+fn pfc_differs_finding(survey: &Survey, segment: &Segment<'_>) -> Option<Finding> {
+    let ports = carriers(survey, segment);
     let mut values = values_of(&ports, lossless_text);
-    values.extend(lossless_of_switches(room, &ports));
+    values.extend(lossless_of_switches(survey, &ports));
     let whereabouts = format!("on {}", segment.network);
     let finding = differ(Severity::Warning, "lossless priorities", &whereabouts, &values)?;
     Some(advise_intent(finding.why(PFC_DIFFERS_WHY), &ports))
@@ -89,19 +89,19 @@ fn lossless_text(at: PortRef<'_>) -> Option<String> {
 }
 
 /// What the switch ports say.
-fn lossless_of_switches(room: &Room, ports: &[PortRef<'_>]) -> Vec<Value> {
+fn lossless_of_switches(survey: &Survey, ports: &[PortRef<'_>]) -> Vec<Value> {
     let said = ports.iter().filter_map(|at| {
-        let switch = switch_side(room, *at);
-        Some((Place::host(&switch.name()), numbers(&switch.pfc()?.lossless)))
+        let switch = switch_side(survey, *at);
+        Some((Location::host(&switch.name()), numbers(&switch.pfc()?.lossless)))
     });
     said.collect()
 }
 
 /// The priorities differ somewhere on this network.
-fn lossless_differ(room: &Room, segment: &Segment<'_>) -> bool {
-    let ports = carriers(room, segment);
+fn lossless_differ(survey: &Survey, segment: &Segment<'_>) -> bool {
+    let ports = carriers(survey, segment);
     let mut values = values_of(&ports, lossless_text);
-    values.extend(lossless_of_switches(room, &ports));
+    values.extend(lossless_of_switches(survey, &ports));
     odd(&values).is_some()
 }
 
@@ -109,14 +109,14 @@ const ETS_DIFFERS_WHY: &str = "Each side gives traffic classes other shares: und
     in one direction than was planned, or take from storage.";
 
 /// Bandwidth shares that differ between hosts, or from the switch.
-pub(super) fn ets_differs(room: &Room) -> Vec<Finding> {
-    migration_segments(room).iter().filter_map(|segment| ets_differs_finding(room, segment)).collect()
+pub(super) fn ets_differs(survey: &Survey) -> Vec<Finding> {
+    migration_segments(survey).iter().filter_map(|segment| ets_differs_finding(survey, segment)).collect()
 }
 
-fn ets_differs_finding(room: &Room, segment: &Segment<'_>) -> Option<Finding> {
-    let ports = carriers(room, segment);
+fn ets_differs_finding(survey: &Survey, segment: &Segment<'_>) -> Option<Finding> {
+    let ports = carriers(survey, segment);
     let mut values = values_of(&ports, port_ets);
-    values.extend(ets_of_switches(room, &ports));
+    values.extend(ets_of_switches(survey, &ports));
     let whereabouts = format!("on {}", segment.network);
     let finding = differ(Severity::Warning, "shares (ETS)", &whereabouts, &values)?;
     Some(advise_intent(finding.why(ETS_DIFFERS_WHY), &ports))
@@ -139,10 +139,10 @@ fn port_ets(at: PortRef<'_>) -> Option<String> {
 }
 
 /// What the switch ports say.
-fn ets_of_switches(room: &Room, ports: &[PortRef<'_>]) -> Vec<Value> {
+fn ets_of_switches(survey: &Survey, ports: &[PortRef<'_>]) -> Vec<Value> {
     let said = ports.iter().filter_map(|at| {
-        let switch = switch_side(room, *at);
-        Some((Place::host(&switch.name()), ets_text(switch.ets()?)?))
+        let switch = switch_side(survey, *at);
+        Some((Location::host(&switch.name()), ets_text(switch.ets()?)?))
     });
     said.collect()
 }
@@ -151,12 +151,12 @@ const DCB_WILLING_WHY: &str = "A willing side takes over whatever the switch say
     the same switch gives two hosts different lossless priorities and shares.";
 
 /// Some hosts take DCB settings from the switch, others do not.
-pub(super) fn dcb_willing(room: &Room) -> Vec<Finding> {
-    migration_segments(room).iter().filter_map(|segment| dcb_willing_finding(room, segment)).collect()
+pub(super) fn dcb_willing(survey: &Survey) -> Vec<Finding> {
+    migration_segments(survey).iter().filter_map(|segment| dcb_willing_finding(survey, segment)).collect()
 }
 
-fn dcb_willing_finding(room: &Room, segment: &Segment<'_>) -> Option<Finding> {
-    let ports = carriers(room, segment);
+fn dcb_willing_finding(survey: &Survey, segment: &Segment<'_>) -> Option<Finding> {
+    let ports = carriers(survey, segment);
     let values = values_of(&ports, willing_text);
     let whereabouts = format!("on {}", segment.network);
     let finding = differ(Severity::Warning, "takes settings from the switch:", &whereabouts, &values)?;
@@ -181,12 +181,12 @@ const DCBX_DIFFERS_WHY: &str = "One side takes its settings from the network and
     switch changes.";
 
 /// DCBX in different modes.
-pub(super) fn dcbx_differs(room: &Room) -> Vec<Finding> {
-    migration_segments(room).iter().filter_map(|segment| dcbx_differs_finding(room, segment)).collect()
+pub(super) fn dcbx_differs(survey: &Survey) -> Vec<Finding> {
+    migration_segments(survey).iter().filter_map(|segment| dcbx_differs_finding(survey, segment)).collect()
 }
 
-fn dcbx_differs_finding(room: &Room, segment: &Segment<'_>) -> Option<Finding> {
-    let ports = carriers(room, segment);
+fn dcbx_differs_finding(survey: &Survey, segment: &Segment<'_>) -> Option<Finding> {
+    let ports = carriers(survey, segment);
     let values = values_of(&ports, dcbx_text);
     let whereabouts = format!("on {}", segment.network);
     let finding = differ(Severity::Warning, "DCBX", &whereabouts, &values)?;
@@ -215,15 +215,15 @@ const ROCE_PRIORITY_DIFFERS_WHY: &str = "Switches keep a priority lossless, not 
     TCP.";
 
 /// Priorities of RoCE that differ between hosts.
-pub(super) fn roce_priority_differs(room: &Room) -> Vec<Finding> {
-    migration_segments(room)
+pub(super) fn roce_priority_differs(survey: &Survey) -> Vec<Finding> {
+    migration_segments(survey)
         .iter()
-        .filter_map(|segment| roce_priority_differs_finding(room, segment))
+        .filter_map(|segment| roce_priority_differs_finding(survey, segment))
         .collect()
 }
 
-fn roce_priority_differs_finding(room: &Room, segment: &Segment<'_>) -> Option<Finding> {
-    let ports = carriers(room, segment);
+fn roce_priority_differs_finding(survey: &Survey, segment: &Segment<'_>) -> Option<Finding> {
+    let ports = carriers(survey, segment);
     let values = values_of(&ports, roce_priority_text);
     let whereabouts = format!("on {}", segment.network);
     let finding = differ(Severity::Warning, "priority of RoCE", &whereabouts, &values)?;
@@ -252,8 +252,8 @@ fn usual_priority(ports: &[PortRef<'_>]) -> Option<u8> {
 }
 
 /// The priorities differ somewhere on this network.
-fn roce_priorities_differ(room: &Room, segment: &Segment<'_>) -> bool {
-    let ports = carriers(room, segment);
+fn roce_priorities_differ(survey: &Survey, segment: &Segment<'_>) -> bool {
+    let ports = carriers(survey, segment);
     let values = values_of(&ports, roce_priority_text);
     odd(&values).is_some()
 }
@@ -263,14 +263,14 @@ const ROCE_NOT_LOSSLESS_WHY: &str = "RoCE takes a lost packet badly: everything 
     have.";
 
 /// RoCE in a priority that is not lossless.
-pub(super) fn roce_not_lossless(room: &Room) -> Vec<Finding> {
+pub(super) fn roce_not_lossless(survey: &Survey) -> Vec<Finding> {
     // What differs on a network has a finding of its own.
-    let told: Vec<PortRef<'_>> = migration_segments(room)
+    let told: Vec<PortRef<'_>> = migration_segments(survey)
         .iter()
-        .filter(|segment| lossless_differ(room, segment) || roce_priorities_differ(room, segment))
-        .flat_map(|segment| carriers(room, segment))
+        .filter(|segment| lossless_differ(survey, segment) || roce_priorities_differ(survey, segment))
+        .flat_map(|segment| carriers(survey, segment))
         .collect();
-    let mut ports = migration_ports(room);
+    let mut ports = migration_ports(survey);
     ports.retain(|at| !told.iter().any(|one| std::ptr::eq(one.port, at.port)));
     let faulty: Vec<(PortRef<'_>, String)> =
         ports.into_iter().filter_map(|at| Some((at, not_lossless_text(at)?))).collect();
@@ -281,7 +281,7 @@ fn roce_not_lossless_finding(faulty: &[(PortRef<'_>, String)]) -> Option<Finding
     let (_, first) = faulty.first()?;
     let mut finding = finding(Severity::Warning, first).why(ROCE_NOT_LOSSLESS_WHY);
     for (at, seen) in faulty {
-        finding = finding.at(at.place()).seen(at.place(), "priorities", seen);
+        finding = finding.at(at.location()).seen(at.location(), "priorities", seen);
     }
     let ports: Vec<PortRef<'_>> = faulty.iter().map(|(at, _)| *at).collect();
     let named = ports.iter().find_map(|at| roce_priority(*at, roce_of(*at)?.1)?.named());
@@ -301,152 +301,153 @@ fn not_lossless_text(at: PortRef<'_>) -> Option<String> {
 #[cfg(test)]
 mod tests {
     mod pfc_differs {
-        use crate::testing::{healthy_room, only, port};
+        use crate::testing::{healthy_survey, only, port};
 
         #[test]
         fn a_host_without() {
-            let mut room = healthy_room();
-            port(&mut room, "beta", "ens1f1").dcb.as_mut().unwrap().pfc.as_mut().unwrap().lossless.clear();
-            let finding = only(&room, "pfc-differs");
+            let mut survey = healthy_survey();
+            port(&mut survey, "beta", "ens1f1").dcb.as_mut().unwrap().pfc.as_mut().unwrap().lossless.clear();
+            let finding = only(&survey, "pfc-differs");
             assert_eq!(finding.title, "lossless priorities none and 3 on 10.1.1.0/24");
-            assert_eq!(finding.places.len(), 1);
-            assert_eq!(finding.places[0].to_string(), "beta ens1f1");
+            assert_eq!(finding.locations.len(), 1);
+            assert_eq!(finding.locations[0].to_string(), "beta ens1f1");
         }
 
         #[test]
         fn a_switch_port_with_another() {
-            let mut room = healthy_room();
-            port(&mut room, "beta", "ens1f1").neighbours[0].pfc.as_mut().unwrap().lossless = vec![5];
-            let finding = only(&room, "pfc-differs");
-            assert_eq!(finding.places[0].to_string(), "leaf1 Ethernet1/2");
+            let mut survey = healthy_survey();
+            port(&mut survey, "beta", "ens1f1").neighbours[0].pfc.as_mut().unwrap().lossless = vec![5];
+            let finding = only(&survey, "pfc-differs");
+            assert_eq!(finding.locations[0].to_string(), "leaf1 Ethernet1/2");
         }
     }
 
     mod ets_differs {
-        use crate::testing::{healthy_room, only, port};
+        use crate::testing::{healthy_survey, only, port};
 
         #[test]
         fn other_shares_on_one_host() {
-            let mut room = healthy_room();
-            port(&mut room, "beta", "ens1f1").dcb.as_mut().unwrap().ets.as_mut().unwrap().share_percent =
+            let mut survey = healthy_survey();
+            port(&mut survey, "beta", "ens1f1").dcb.as_mut().unwrap().ets.as_mut().unwrap().share_percent =
                 vec![90, 10, 0, 0, 0, 0, 0, 0];
-            let finding = only(&room, "ets-differs");
+            let finding = only(&survey, "ets-differs");
             assert!(
                 finding.title.contains("90, 10, 0") && finding.title.contains("50, 50, 0"),
                 "{finding:?}"
             );
-            assert_eq!(finding.places.len(), 1);
-            assert_eq!(finding.places[0].to_string(), "beta ens1f1");
+            assert_eq!(finding.locations.len(), 1);
+            assert_eq!(finding.locations[0].to_string(), "beta ens1f1");
         }
 
         #[test]
         fn other_shares_on_the_switch() {
-            let mut room = healthy_room();
-            let faulty = port(&mut room, "beta", "ens1f1");
+            let mut survey = healthy_survey();
+            let faulty = port(&mut survey, "beta", "ens1f1");
             let mut ets = faulty.dcb.as_ref().unwrap().ets.clone().unwrap();
             ets.share_percent = vec![100, 0, 0, 0, 0, 0, 0, 0];
             faulty.neighbours[0].ets = Some(ets);
-            let finding = only(&room, "ets-differs");
-            assert_eq!(finding.places[0].to_string(), "leaf1 Ethernet1/2");
+            let finding = only(&survey, "ets-differs");
+            assert_eq!(finding.locations[0].to_string(), "leaf1 Ethernet1/2");
         }
     }
 
     mod dcb_willing {
-        use crate::testing::{healthy_room, only, port};
+        use crate::testing::{healthy_survey, only, port};
 
         #[test]
         fn one_side_is_willing() {
-            let mut room = healthy_room();
-            port(&mut room, "beta", "ens1f1").dcb.as_mut().unwrap().pfc.as_mut().unwrap().willing =
+            let mut survey = healthy_survey();
+            port(&mut survey, "beta", "ens1f1").dcb.as_mut().unwrap().pfc.as_mut().unwrap().willing =
                 Some(true);
-            let finding = only(&room, "dcb-willing");
+            let finding = only(&survey, "dcb-willing");
             assert_eq!(
                 finding.title,
                 "takes settings from the switch: PFC yes, ETS no and PFC no, ETS no on 10.1.1.0/24"
             );
-            assert_eq!(finding.places[0].to_string(), "beta ens1f1");
+            assert_eq!(finding.locations[0].to_string(), "beta ens1f1");
         }
     }
 
     mod dcbx_differs {
-        use crate::testing::{healthy_room, only, port};
+        use crate::testing::{healthy_survey, only, port};
 
         #[test]
         fn the_firmware_decides_on_one_host() {
-            let mut room = healthy_room();
-            let dcbx = port(&mut room, "beta", "ens1f1").dcb.as_mut().unwrap().dcbx.as_mut().unwrap();
+            let mut survey = healthy_survey();
+            let dcbx = port(&mut survey, "beta", "ens1f1").dcb.as_mut().unwrap().dcbx.as_mut().unwrap();
             (dcbx.host, dcbx.firmware) = (false, true);
-            let finding = only(&room, "dcbx-differs");
+            let finding = only(&survey, "dcbx-differs");
             assert_eq!(finding.title, "DCBX by the firmware, IEEE and by the host, IEEE on 10.1.1.0/24");
-            assert_eq!(finding.places[0].to_string(), "beta ens1f1");
+            assert_eq!(finding.locations[0].to_string(), "beta ens1f1");
         }
     }
 
     mod roce_priority_differs {
         use crate::checks::run_all;
-        use crate::model::{Application, Room, Selector};
-        use crate::testing::{healthy_room, host_mut, only, port};
+        use crate::model::{Application, Selector, Survey};
+        use crate::testing::{healthy_survey, host_mut, only, port};
 
         #[test]
         fn by_the_application_table() {
-            let mut room = healthy_room();
-            port(&mut room, "beta", "ens1f1").dcb.as_mut().unwrap().applications.clear();
-            let finding = only(&room, "roce-priority-differs");
+            let mut survey = healthy_survey();
+            port(&mut survey, "beta", "ens1f1").dcb.as_mut().unwrap().applications.clear();
+            let finding = only(&survey, "roce-priority-differs");
             assert_eq!(finding.title, "priority of RoCE none and priority 3 on 10.1.1.0/24");
-            assert_eq!(finding.places[0].to_string(), "beta ens1f1");
+            assert_eq!(finding.locations[0].to_string(), "beta ens1f1");
         }
 
         #[test]
         fn by_the_default_traffic_class() {
-            let mut room = healthy_room();
-            host_mut(&mut room, "beta").rdma.as_mut().unwrap()[1].ports[0].default_traffic_class = Some(106);
-            let finding = only(&room, "roce-priority-differs");
+            let mut survey = healthy_survey();
+            host_mut(&mut survey, "beta").rdma.as_mut().unwrap()[1].ports[0].default_traffic_class =
+                Some(106);
+            let finding = only(&survey, "roce-priority-differs");
             assert!(finding.title.contains("traffic class 106"), "{finding:?}");
         }
 
         /// Drivers mlx5_core and ice refuse an entry for a protocol: what is advised must be possible.
         #[test]
         fn the_advice_is_an_intent_that_the_driver_takes() {
-            let mut room = healthy_room();
-            port(&mut room, "beta", "ens1f1").dcb.as_mut().unwrap().applications[0].priority = 5;
-            let finding = only(&room, "roce-priority-differs");
+            let mut survey = healthy_survey();
+            port(&mut survey, "beta", "ens1f1").dcb.as_mut().unwrap().applications[0].priority = 5;
+            let finding = only(&survey, "roce-priority-differs");
             let fixes = format!("{:?}", finding.fixes);
             assert!(fixes.contains("linerate qos apply FILE") && !fixes.contains("4791"), "{fixes}");
             assert!(fixes.contains("priority = 3") && fixes.contains("dscp = 26"), "{fixes}");
             assert!(fixes.contains("rdma_type_of_service = 104"), "{fixes}");
 
             for port in
-                room.hosts.iter_mut().flat_map(|host| &mut host.ports).filter(|port| port.dcb.is_some())
+                survey.hosts.iter_mut().flat_map(|host| &mut host.ports).filter(|port| port.dcb.is_some())
             {
                 port.driver = Some("ice".into());
             }
-            let fixes = only(&room, "roce-priority-differs").fixes;
+            let fixes = only(&survey, "roce-priority-differs").fixes;
             assert!(
-                fixes.iter().all(|fix| fix.mend.is_none() && fix.what.contains("driver ice")),
+                fixes.iter().all(|fix| fix.auto_fix.is_none() && fix.what.contains("driver ice")),
                 "{fixes:#?}"
             );
             assert_eq!(fixes.len(), 3);
         }
 
         /// Adapters that know marks only.
-        fn marked_room() -> Room {
-            let mut room = healthy_room();
-            for host in &mut room.hosts {
+        fn marked_survey() -> Survey {
+            let mut survey = healthy_survey();
+            for host in &mut survey.hosts {
                 host.agent.as_mut().unwrap().rdma_type_of_service = Some(104);
                 for dcb in host.ports.iter_mut().filter_map(|port| port.dcb.as_mut()) {
                     dcb.applications =
                         vec![Application { selector: Selector::Dscp, protocol: 26, priority: 3 }];
                 }
             }
-            room
+            survey
         }
 
         #[test]
         fn marks_of_the_application_table_are_understood() {
-            let mut room = marked_room();
-            assert_eq!(run_all(&room), Vec::new());
-            host_mut(&mut room, "beta").agent.as_mut().unwrap().rdma_type_of_service = Some(96);
-            let found = run_all(&room);
+            let mut survey = marked_survey();
+            assert_eq!(run_all(&survey), Vec::new());
+            host_mut(&mut survey, "beta").agent.as_mut().unwrap().rdma_type_of_service = Some(96);
+            let found = run_all(&survey);
             assert!(found.iter().all(|finding| finding.id == "roce-priority-differs"), "{found:#?}");
             assert_eq!(
                 found[0].title,
@@ -456,32 +457,32 @@ mod tests {
 
         #[test]
         fn an_unknown_mark_is_never_wrong() {
-            let mut room = marked_room();
-            for host in &mut room.hosts {
+            let mut survey = marked_survey();
+            for host in &mut survey.hosts {
                 host.agent.as_mut().unwrap().rdma_type_of_service = None;
             }
-            port(&mut room, "beta", "ens1f1").dcb.as_mut().unwrap().applications[0].protocol = 30;
-            assert_eq!(run_all(&room), Vec::new());
+            port(&mut survey, "beta", "ens1f1").dcb.as_mut().unwrap().applications[0].protocol = 30;
+            assert_eq!(run_all(&survey), Vec::new());
         }
     }
 
     mod roce_not_lossless {
         use crate::model::{Application, Selector};
-        use crate::testing::{healthy_room, only};
+        use crate::testing::{healthy_survey, only};
 
         #[test]
         fn nobody_stops_for_it() {
-            let mut room = healthy_room();
-            for host in &mut room.hosts {
+            let mut survey = healthy_survey();
+            for host in &mut survey.hosts {
                 for port in host.ports.iter_mut().filter(|port| port.name == "ens1f1") {
                     port.dcb.as_mut().unwrap().pfc.as_mut().unwrap().lossless = vec![5];
                     port.neighbours[0].pfc.as_mut().unwrap().lossless = vec![5];
                 }
             }
-            let finding = only(&room, "roce-not-lossless");
+            let finding = only(&survey, "roce-not-lossless");
             assert_eq!(finding.title, "RoCE in priority 3, lossless: 5");
-            let places: Vec<String> = finding.places.iter().map(ToString::to_string).collect();
-            assert_eq!(places, ["alpha ens1f1", "beta ens1f1", "gamma ens1f1"]);
+            let locations: Vec<String> = finding.locations.iter().map(ToString::to_string).collect();
+            assert_eq!(locations, ["alpha ens1f1", "beta ens1f1", "gamma ens1f1"]);
             let fixes = format!("{:?}", finding.fixes);
             assert!(fixes.contains("linerate qos apply FILE") && fixes.contains("priority = 3"), "{fixes}");
             assert!(!fixes.contains("4791"), "an entry that drivers mlx5_core and ice refuse: {fixes}");
@@ -490,26 +491,26 @@ mod tests {
         /// The switch keeps DSCP 26 lossless and the agents do not mark their packets.
         #[test]
         fn a_mark_that_no_packet_has() {
-            let mut room = healthy_room();
-            for host in &mut room.hosts {
+            let mut survey = healthy_survey();
+            for host in &mut survey.hosts {
                 host.agent.as_mut().unwrap().rdma_type_of_service = Some(0);
                 for dcb in host.ports.iter_mut().filter_map(|port| port.dcb.as_mut()) {
                     dcb.applications =
                         vec![Application { selector: Selector::Dscp, protocol: 26, priority: 3 }];
                 }
             }
-            let finding = only(&room, "roce-not-lossless");
+            let finding = only(&survey, "roce-not-lossless");
             assert_eq!(finding.title, "RoCE in priority 0, lossless: 3");
-            for host in &mut room.hosts {
+            for host in &mut survey.hosts {
                 host.agent.as_mut().unwrap().rdma_type_of_service = Some(104);
             }
-            assert_eq!(crate::checks::run_all(&room), Vec::new());
+            assert_eq!(crate::checks::run_all(&survey), Vec::new());
         }
 
         #[test]
         fn pause_for_everything_is_lossless_too() {
-            let mut room = healthy_room();
-            for host in &mut room.hosts {
+            let mut survey = healthy_survey();
+            for host in &mut survey.hosts {
                 for port in host.ports.iter_mut().filter(|port| port.name == "ens1f1") {
                     port.dcb.as_mut().unwrap().pfc.as_mut().unwrap().lossless.clear();
                     port.neighbours[0].pfc = None;
@@ -520,7 +521,7 @@ mod tests {
                     });
                 }
             }
-            assert_eq!(crate::checks::run_all(&room), Vec::new());
+            assert_eq!(crate::checks::run_all(&survey), Vec::new());
         }
     }
 }

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::model::{End, Finding, Incast, Place, PortKind, PortRef, Probe, Room, Severity};
+use crate::model::{End, Finding, Incast, Location, PortKind, PortRef, Probe, Severity, Survey};
 
-use super::common::{Pair, Way, by_shared_port, finding, pairs, place, speed};
+use super::common::{Pair, Way, by_shared_port, finding, location, pairs, speed};
 
 /// Percent of the other rate. What the same machine measures on equal links at the same time is less far apart. Less
 /// was measured three times, in turn with the other one.
@@ -32,23 +32,23 @@ fn is_less(moved: u64, other: u64) -> bool {
 }
 
 /// What an end promises, megabits per second: its speed, bounded by its slot. Speeds of virtual ports mean nothing.
-fn promise(room: &Room, end: &End) -> Option<u64> {
-    let host = room.host(&end.host)?;
+fn promise(survey: &Survey, end: &End) -> Option<u64> {
+    let host = survey.host(&end.host)?;
     let at = PortRef { host, port: host.port(&end.port)? };
-    let below = room.below(at);
+    let below = survey.below(at);
     if below.iter().any(|at| at.port.kind != PortKind::Physical) {
         return None;
     }
     let slots =
         below.iter().filter_map(|at| at.port.pcie.as_ref()?.running.map(|link| link.throughput_mbps()));
-    let speed = u64::from(speed(room, at)?);
+    let speed = u64::from(speed(survey, at)?);
     Some(slots.min().map_or(speed, |slot| speed.min(slot)))
 }
 
 /// Directions that move far less than the other direction of the same link.
-fn one_way(room: &Room) -> Vec<Slow<'_>> {
+fn one_way(survey: &Survey) -> Vec<Slow<'_>> {
     let mut found = Vec::new();
-    for pair in pairs(room) {
+    for pair in pairs(survey) {
         let [there, back] = pair.ways();
         let (Some(one), Some(other)) = (rate(&there), rate(&back)) else { continue };
         if is_less(one, other) {
@@ -61,9 +61,9 @@ fn one_way(room: &Room) -> Vec<Slow<'_>> {
 }
 
 /// Links that move far less, both ways, than another link between the same hosts that promises the same.
-fn below_sibling(room: &Room) -> Vec<Slow<'_>> {
-    let all = pairs(room);
-    let promised = |pair: &Pair<'_>| Some(promise(room, pair.ends[0])?.min(promise(room, pair.ends[1])?));
+fn below_sibling(survey: &Survey) -> Vec<Slow<'_>> {
+    let all = pairs(survey);
+    let promised = |pair: &Pair<'_>| Some(promise(survey, pair.ends[0])?.min(promise(survey, pair.ends[1])?));
     let best = |pair: &Pair<'_>, from: &str| {
         let siblings =
             all.iter().filter(|one| one.hosts() == pair.hosts() && promised(one) == promised(pair));
@@ -88,12 +88,12 @@ fn below_sibling(room: &Room) -> Vec<Slow<'_>> {
 
 /// Pairs of probes, by their numbers in the matrix, of which the first moves far less than the second. One that is to
 /// be measured again beside one that it is compared with.
-pub fn unequal(room: &Room) -> Vec<(usize, usize)> {
+pub fn unequal(survey: &Survey) -> Vec<(usize, usize)> {
     let number = |way: &Way<'_>| {
-        let probes = &room.matrix.probes;
+        let probes = &survey.matrix.probes;
         way.probe.and_then(|probe| probes.iter().position(|one| std::ptr::eq(one, probe)))
     };
-    let slow = one_way(room).into_iter().chain(below_sibling(room));
+    let slow = one_way(survey).into_iter().chain(below_sibling(survey));
     let mut pairs: Vec<(usize, usize)> =
         slow.filter_map(|slow| Some((number(&slow.way)?, number(&slow.other)?))).collect();
     pairs.sort_unstable();
@@ -104,14 +104,14 @@ pub fn unequal(room: &Room) -> Vec<(usize, usize)> {
 impl Slow<'_> {
     /// With both rates, and where the sender looks first.
     fn finding(&self, title: String, why: &'static str, step: &str) -> Finding {
-        let [from, to] = [place(self.way.from), place(self.way.to)];
+        let [from, to] = [location(self.way.from), location(self.way.to)];
         let mut finding = finding(Severity::Warning, title)
             .at(from.clone())
             .at(to.clone())
             .seen(from.clone(), &format!("arrives at {to}"), format!("{} Mb/s", self.moved))
             .seen(
-                place(self.other.from),
-                &format!("arrives at {}", place(self.other.to)),
+                location(self.other.from),
+                &format!("arrives at {}", location(self.other.to)),
                 format!("{} Mb/s", self.faster),
             )
             .why(why);
@@ -131,20 +131,20 @@ const THROUGHPUT_BELOW_PROMISE_WHY: &str = "Ports and switches say that all is w
 const PROMISE_PERCENT_MIN: u64 = 50;
 
 /// A link that moves far less than its ports promise.
-pub(super) fn throughput_below_promise(room: &Room) -> Vec<Finding> {
-    room.matrix.probes.iter().filter_map(|probe| throughput_below_promise_finding(room, probe)).collect()
+pub(super) fn throughput_below_promise(survey: &Survey) -> Vec<Finding> {
+    survey.matrix.probes.iter().filter_map(|probe| throughput_below_promise_finding(survey, probe)).collect()
 }
 
-fn throughput_below_promise_finding(room: &Room, probe: &Probe) -> Option<Finding> {
+fn throughput_below_promise_finding(survey: &Survey, probe: &Probe) -> Option<Finding> {
     let moved = probe.throughput_mbps?;
-    let promised = promise(room, &probe.from)?.min(promise(room, &probe.to)?);
+    let promised = promise(survey, &probe.from)?.min(promise(survey, &probe.to)?);
     // A path that loses full packets has a finding of its own.
     let hole = probe.path_mtu.is_some_and(|path| path.passed < path.promised);
     if hole || moved.saturating_mul(100) >= promised.saturating_mul(PROMISE_PERCENT_MIN) {
         return None;
     }
     let (from, to) =
-        (Place::port(&probe.from.host, &probe.from.port), Place::port(&probe.to.host, &probe.to.port));
+        (Location::port(&probe.from.host, &probe.from.port), Location::port(&probe.to.host, &probe.to.port));
     let mut finding = finding(Severity::Warning, format!("moves {moved} of {promised} Mb/s to {to}"))
         .at(from.clone())
         .at(to.clone())
@@ -172,13 +172,13 @@ const ONE_WAY_STEP: &str = "look for a rate limit at the sender and at the switc
     errors of this direction, and for a busy processor at the receiver";
 
 /// A link that moves far less in one direction than in the other.
-pub(super) fn throughput_one_way(room: &Room) -> Vec<Finding> {
-    by_shared_port(one_way(room).iter().map(throughput_one_way_finding).collect())
+pub(super) fn throughput_one_way(survey: &Survey) -> Vec<Finding> {
+    by_shared_port(one_way(survey).iter().map(throughput_one_way_finding).collect())
 }
 
 fn throughput_one_way_finding(slow: &Slow<'_>) -> Finding {
     let title =
-        format!("moves {} Mb/s to {}, {} Mb/s come back", slow.moved, place(slow.way.to), slow.faster);
+        format!("moves {} Mb/s to {}, {} Mb/s come back", slow.moved, location(slow.way.to), slow.faster);
     slow.finding(title, THROUGHPUT_ONE_WAY_WHY, ONE_WAY_STEP)
 }
 
@@ -190,15 +190,15 @@ const SIBLING_STEP: &str = "look for a rate limit (tc qdisc show), for a negotia
     what else uses this link";
 
 /// A link that moves far less than one beside it.
-pub(super) fn throughput_below_sibling(room: &Room) -> Vec<Finding> {
-    by_shared_port(below_sibling(room).iter().map(throughput_below_sibling_finding).collect())
+pub(super) fn throughput_below_sibling(survey: &Survey) -> Vec<Finding> {
+    by_shared_port(below_sibling(survey).iter().map(throughput_below_sibling_finding).collect())
 }
 
 fn throughput_below_sibling_finding(slow: &Slow<'_>) -> Finding {
     let title = format!(
         "moves {} Mb/s to {}, {} moves {} Mb/s",
         slow.moved,
-        place(slow.way.to),
+        location(slow.way.to),
         slow.other.from.port,
         slow.faster
     );
@@ -213,8 +213,8 @@ const INCAST_COLLAPSE_WHY: &str = "When a host is filled from several others, th
 const INCAST_PERCENT_MIN: u64 = 60;
 
 /// Several hosts that send to one get less together than one of them alone.
-pub(super) fn incast_collapse(room: &Room) -> Vec<Finding> {
-    room.matrix.incasts.iter().filter_map(incast_collapse_finding).collect()
+pub(super) fn incast_collapse(survey: &Survey) -> Vec<Finding> {
+    survey.matrix.incasts.iter().filter_map(incast_collapse_finding).collect()
 }
 
 fn incast_collapse_finding(incast: &Incast) -> Option<Finding> {
@@ -223,12 +223,12 @@ fn incast_collapse_finding(incast: &Incast) -> Option<Finding> {
     if together.saturating_mul(100) >= alone.saturating_mul(INCAST_PERCENT_MIN) {
         return None;
     }
-    let to = Place::port(&incast.to.host, &incast.to.port);
+    let to = Location::port(&incast.to.host, &incast.to.port);
     let title =
         format!("{} hosts at once move {together} Mb/s to it, one alone {alone} Mb/s", incast.from.len());
     let mut finding = finding(Severity::Warning, title).at(to.clone()).why(INCAST_COLLAPSE_WHY);
     for (from, rate) in incast.from.iter().zip(&incast.throughput_mbps) {
-        finding = finding.seen(Place::port(&from.host, &from.port), "sent", format!("{rate} Mb/s"));
+        finding = finding.seen(Location::port(&from.host, &from.port), "sent", format!("{rate} Mb/s"));
     }
     Some(
         finding
@@ -244,7 +244,7 @@ const ROUND_TRIP_LONG_WHY: &str = "What the source asks while the guest stands s
     much, and one TCP connection moves no more than its window in each round trip. The least round trip of \
     many is told: a busy host does not make it long.";
 
-/// Hosts of one room answer within 20 to 200 µs, also where both are busy: the least of some twenty is judged. 100 km
+/// Hosts in one machine room answer within 20 to 200 µs, also where both are busy: the least of some twenty is judged. 100 km
 /// of fibre are 1 ms.
 const LONG_NS: u64 = 500_000;
 
@@ -254,9 +254,9 @@ const LONG_TIMES: u64 = 3;
 const LONG_MORE_NS: u64 = 250_000;
 
 /// A link over which packets take long.
-pub(super) fn round_trip_long(room: &Room) -> Vec<Finding> {
+pub(super) fn round_trip_long(survey: &Survey) -> Vec<Finding> {
     let mut between: BTreeMap<(&str, &str), Vec<(Pair<'_>, u64)>> = BTreeMap::new();
-    for pair in pairs(room) {
+    for pair in pairs(survey) {
         if let Some(least) = least_round_trip(&pair) {
             between.entry(pair.hosts()).or_default().push((pair, least));
         }
@@ -284,31 +284,31 @@ fn far_hosts_finding(links: &[(Pair<'_>, u64)]) -> Option<Finding> {
     let mut finding = finding(Severity::Warning, title).why(ROUND_TRIP_LONG_WHY);
     for (pair, least) in links {
         for end in pair.ends {
-            finding = finding.at(place(end));
+            finding = finding.at(location(end));
         }
-        finding = finding.seen(place(pair.ends[0]), "least round trip", time_text(*least));
+        finding = finding.seen(location(pair.ends[0]), "least round trip", time_text(*least));
     }
     Some(finding.step(None, "look what is between the hosts: a tunnel, a router, a shaper, another site"))
 }
 
 fn long_round_trip_finding((pair, least): &(Pair<'_>, u64), best: &(Pair<'_>, u64)) -> Finding {
     let [from, to] = pair.ends;
-    let mut title = format!("the round trip to {} is {}", place(to), time_text(*least));
+    let mut title = format!("the round trip to {} is {}", location(to), time_text(*least));
     if best.1 < *least {
         title += &format!(", over {} {}", best.0.ends[0].port, time_text(best.1));
     }
     title += &slow_direction(pair, &best.0, least - best.1);
     finding(Severity::Warning, title)
-        .at(place(from))
-        .at(place(to))
-        .seen(place(from), "least round trip", time_text(*least))
-        .seen(place(best.0.ends[0]), "least round trip", time_text(best.1))
+        .at(location(from))
+        .at(location(to))
+        .seen(location(from), "least round trip", time_text(*least))
+        .seen(location(best.0.ends[0]), "least round trip", time_text(best.1))
         .why(ROUND_TRIP_LONG_WHY)
         .step(
             None,
             "look what is on this way and not on the other: a tunnel, a router, a shaper, a long detour",
         )
-        .command(place(from), "try it by hand", format!("ping -c 20 -i 0.2 -I {} {}", from.port, to.ip))
+        .command(location(from), "try it by hand", format!("ping -c 20 -i 0.2 -I {} {}", from.port, to.ip))
 }
 
 /// The least round trip of a link, nanoseconds.
@@ -346,77 +346,77 @@ fn time_text(ns: u64) -> String {
 mod tests {
     mod throughput_below_promise {
         use crate::testing::probe;
-        use crate::testing::{healthy_room, only};
+        use crate::testing::{healthy_survey, only};
 
         #[test]
         fn a_wire_that_moves_a_tenth() {
-            let mut room = healthy_room();
-            room.matrix.probes = vec![probe()];
-            assert_eq!(crate::checks::run_all(&room), Vec::new());
-            room.matrix.probes[0].throughput_mbps = Some(2400);
-            let finding = only(&room, "throughput-below-promise");
+            let mut survey = healthy_survey();
+            survey.matrix.probes = vec![probe()];
+            assert_eq!(crate::checks::run_all(&survey), Vec::new());
+            survey.matrix.probes[0].throughput_mbps = Some(2400);
+            let finding = only(&survey, "throughput-below-promise");
             assert_eq!(finding.title, "moves 2400 of 25000 Mb/s to beta ens1f0");
-            assert_eq!(finding.places[0].to_string(), "alpha ens1f0");
+            assert_eq!(finding.locations[0].to_string(), "alpha ens1f0");
         }
     }
 
     mod throughput_one_way {
         use crate::model::Probe;
-        use crate::testing::{healthy_room, only};
-        use crate::testing::{probe, reversed, two_links as room};
+        use crate::testing::{healthy_survey, only};
+        use crate::testing::{probe, reversed, two_links as survey};
 
         #[test]
         fn the_slow_direction_is_named() {
-            let finding = only(&room([(992, 992), (100, 992)]), "throughput-one-way");
+            let finding = only(&survey([(992, 992), (100, 992)]), "throughput-one-way");
             assert_eq!(finding.title, "moves 100 Mb/s to beta ens1f1, 992 Mb/s come back");
-            assert_eq!(finding.places[0].to_string(), "alpha ens1f1");
-            let finding = only(&room([(992, 496), (992, 992)]), "throughput-one-way");
-            assert_eq!(finding.places[0].to_string(), "beta ens1f0");
+            assert_eq!(finding.locations[0].to_string(), "alpha ens1f1");
+            let finding = only(&survey([(992, 496), (992, 992)]), "throughput-one-way");
+            assert_eq!(finding.locations[0].to_string(), "beta ens1f0");
         }
 
         #[test]
         fn what_a_busy_machine_measures_is_no_finding() {
-            assert_eq!(crate::checks::run_all(&room([(14_000, 19_000), (18_000, 15_000)])), Vec::new());
+            assert_eq!(crate::checks::run_all(&survey([(14_000, 19_000), (18_000, 15_000)])), Vec::new());
         }
 
         #[test]
         fn what_the_port_promises_and_does_not_hold_is_said_once() {
-            let mut room = healthy_room();
+            let mut survey = healthy_survey();
             let slow = Probe { throughput_mbps: Some(2400), ..probe() };
-            room.matrix.probes = vec![slow, reversed(&probe())];
-            only(&room, "throughput-below-promise");
+            survey.matrix.probes = vec![slow, reversed(&probe())];
+            only(&survey, "throughput-below-promise");
         }
     }
 
     mod throughput_below_sibling {
         use crate::model::PortKind;
         use crate::testing::only;
-        use crate::testing::two_links as room;
+        use crate::testing::two_links as survey;
 
         #[test]
         fn the_slow_link_is_named_beside_the_fast_one() {
-            let finding = only(&room([(992, 990), (100, 101)]), "throughput-below-sibling");
+            let finding = only(&survey([(992, 990), (100, 101)]), "throughput-below-sibling");
             assert_eq!(finding.title, "moves 100 Mb/s to beta ens1f1, ens1f0 moves 992 Mb/s");
-            assert_eq!(finding.places[0].to_string(), "alpha ens1f1");
+            assert_eq!(finding.locations[0].to_string(), "alpha ens1f1");
         }
 
         #[test]
         fn links_that_promise_different_rates_are_not_compared() {
-            let mut room = room([(22_000, 22_000), (9400, 9400)]);
-            for port in room.hosts.iter_mut().flat_map(|host| &mut host.ports) {
+            let mut survey = survey([(22_000, 22_000), (9400, 9400)]);
+            for port in survey.hosts.iter_mut().flat_map(|host| &mut host.ports) {
                 port.kind = PortKind::Physical;
                 if port.name == "ens1f1" {
                     port.link.speed_mbps = Some(10_000);
                     port.link.supported = vec!["10000baseCR/Full".into()];
                 }
             }
-            assert_eq!(crate::checks::run_all(&room), Vec::new());
+            assert_eq!(crate::checks::run_all(&survey), Vec::new());
         }
     }
 
     mod incast_collapse {
         use crate::model::{End, Incast};
-        use crate::testing::{healthy_room, only};
+        use crate::testing::{healthy_survey, only};
 
         #[test]
         fn the_receiver_is_named() {
@@ -431,50 +431,50 @@ mod tests {
                 throughput_mbps: vec![12_000, 11_000],
                 alone_mbps: Some(23_500),
             };
-            let mut room = healthy_room();
-            room.matrix.incasts = vec![incast.clone()];
-            assert_eq!(crate::checks::run_all(&room), Vec::new());
+            let mut survey = healthy_survey();
+            survey.matrix.incasts = vec![incast.clone()];
+            assert_eq!(crate::checks::run_all(&survey), Vec::new());
             incast.throughput_mbps = vec![3000, 2000];
-            room.matrix.incasts = vec![incast];
-            let finding = only(&room, "incast-collapse");
+            survey.matrix.incasts = vec![incast];
+            let finding = only(&survey, "incast-collapse");
             assert_eq!(finding.title, "2 hosts at once move 5000 Mb/s to it, one alone 23500 Mb/s");
-            assert_eq!(finding.places[0].to_string(), "beta ens1f0");
+            assert_eq!(finding.locations[0].to_string(), "beta ens1f0");
         }
     }
 
     mod round_trip_long {
-        use crate::model::{Latency, Probe, Room};
-        use crate::testing::{healthy_room, only};
+        use crate::model::{Latency, Probe, Survey};
+        use crate::testing::{healthy_survey, only};
         use crate::testing::{probe, reversed};
 
         /// Round trips of the two links between alpha and beta.
-        fn room(first_us: u64, second_us: u64) -> Room {
-            let mut room = healthy_room();
+        fn survey(first_us: u64, second_us: u64) -> Survey {
+            let mut survey = healthy_survey();
             for (link, least) in [(0u8, first_us), (1, second_us)] {
                 let latency = Latency { min_ns: least * 1000, median_ns: least * 1500, max_ns: least * 9000 };
                 let mut one = Probe { latency: Some(latency), ..probe() };
                 for (end, host) in [(&mut one.from, 1), (&mut one.to, 2)] {
                     (end.port, end.ip) = (format!("ens1f{link}"), [10, 1, link, host].into());
                 }
-                room.matrix.probes.extend([reversed(&one), one]);
+                survey.matrix.probes.extend([reversed(&one), one]);
             }
-            room
+            survey
         }
 
         #[test]
         fn the_slow_link_is_named_beside_the_fast_one() {
-            let finding = only(&room(70, 50_300), "round-trip-long");
+            let finding = only(&survey(70, 50_300), "round-trip-long");
             assert_eq!(finding.title, "the round trip to alpha ens1f1 is 50.3 ms, over ens1f0 70 µs");
-            assert_eq!(only(&room(1100, 80), "round-trip-long").places[0].to_string(), "beta ens1f0");
-            assert!(only(&room(60, 450), "round-trip-long").title.contains("450 µs, over ens1f0 60 µs"));
+            assert_eq!(only(&survey(1100, 80), "round-trip-long").locations[0].to_string(), "beta ens1f0");
+            assert!(only(&survey(60, 450), "round-trip-long").title.contains("450 µs, over ens1f0 60 µs"));
         }
 
         #[test]
         fn the_slow_direction_is_named_where_the_clocks_tell() {
             for (ahead, slow) in [(25_000 + 120, "alpha"), (-25_000 + 120, "beta")] {
-                let mut room = room(70, 50_070);
-                room.matrix.probes[2].clock_ahead_us = Some(ahead);
-                let finding = only(&room, "round-trip-long");
+                let mut survey = survey(70, 50_070);
+                survey.matrix.probes[2].clock_ahead_us = Some(ahead);
+                let finding = only(&survey, "round-trip-long");
                 assert!(
                     finding.title.ends_with(&format!("; the way to {slow} is the slow one")),
                     "{}",
@@ -485,14 +485,14 @@ mod tests {
 
         #[test]
         fn hosts_that_are_far_apart_are_one_finding() {
-            let finding = only(&room(10_000, 10_400), "round-trip-long");
+            let finding = only(&survey(10_000, 10_400), "round-trip-long");
             assert_eq!(finding.title, "the round trip to beta over every link is 10.0 ms");
-            assert_eq!(finding.places.len(), 4);
+            assert_eq!(finding.locations.len(), 4);
         }
 
         #[test]
         fn busy_hosts_are_no_finding() {
-            assert_eq!(crate::checks::run_all(&room(190, 420)), Vec::new());
+            assert_eq!(crate::checks::run_all(&survey(190, 420)), Vec::new());
         }
     }
 }

@@ -3,8 +3,8 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 use crate::model::{
-    End, Finding, Gid, GidKind, Inventory, LinkLayer, Place, Port, PortRef, Probe, RdmaDevice, RdmaPort,
-    Room, Segment, Selector, Severity,
+    End, Finding, Gid, GidKind, Inventory, LinkLayer, Location, Port, PortRef, Probe, RdmaDevice, RdmaPort,
+    Segment, Selector, Severity, Survey,
 };
 
 use super::common::{carriers, differ, finding, merged, migration_ports, migration_segments, values_of};
@@ -94,10 +94,10 @@ const INFINIBAND_MODE_WHY: &str = "The adapter can do both and waits for an Infi
     is.";
 
 /// An adapter in InfiniBand mode where all others speak Ethernet.
-pub(super) fn infiniband_mode(room: &Room) -> Vec<Finding> {
+pub(super) fn infiniband_mode(survey: &Survey) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let ethernet_plan = room.hosts.iter().any(|host| host.rdma.is_some() && !has_infiniband(host));
-    for host in &room.hosts {
+    let ethernet_plan = survey.hosts.iter().any(|host| host.rdma.is_some() && !has_infiniband(host));
+    for host in &survey.hosts {
         for device in host.rdma.iter().flatten() {
             let lost = |port: &&RdmaPort| {
                 let down = port.state.as_deref().is_some_and(|state| !state.contains("ACTIVE"));
@@ -113,29 +113,30 @@ pub(super) fn infiniband_mode(room: &Room) -> Vec<Finding> {
 }
 
 fn infiniband_mode_finding(host: &Inventory, device: &RdmaDevice, ports: &[&RdmaPort]) -> Finding {
-    let place = Place::port(&host.host, &device.name);
+    let location = Location::port(&host.host, &device.name);
     let title = "in InfiniBand mode, while other hosts speak Ethernet or no InfiniBand switch answers";
-    let mut finding = finding(Severity::Error, title).at(place.clone()).why(INFINIBAND_MODE_WHY);
+    let mut finding = finding(Severity::Error, title).at(location.clone()).why(INFINIBAND_MODE_WHY);
     for port in ports {
         let state = port.state.as_deref().unwrap_or("unknown");
         let what = format!("port {}", port.number);
-        finding = finding.seen(place.clone(), &what, format!("InfiniBand, state {state}"));
+        finding = finding.seen(location.clone(), &what, format!("InfiniBand, state {state}"));
     }
     if host.system.secure_boot == Some(true) {
         let step =
             "Secure Boot is on, and firmware tools do not see the adapter then: switch it off for the change";
-        finding = finding.seen(Place::host(&host.host), "Secure Boot", "on").step(Some(place.clone()), step);
+        finding =
+            finding.seen(Location::host(&host.host), "Secure Boot", "on").step(Some(location.clone()), step);
     }
     let address = device.pcie_address.as_deref().unwrap_or("ADDRESS");
     let types: Vec<String> = ports.iter().map(|port| format!("LINK_TYPE_P{}=2", port.number)).collect();
     let command = format!("mstconfig -d {address} set {}", types.join(" "));
     finding
         .command(
-            place.clone(),
+            location.clone(),
             "change the adapter to Ethernet (package mstflint; mlxconfig of the vendor does the same)",
             command,
         )
-        .step(Some(place), "restart the host")
+        .step(Some(location), "restart the host")
 }
 
 const RDMA_OFF_WHY: &str = "RDMA moves memory without the processors of both hosts; it is there and not \
@@ -152,12 +153,12 @@ const RDMA_MODULES: [(&str, &str); 6] = [
 ];
 
 /// Adapters that could do RDMA on a network where nobody does.
-pub(super) fn rdma_off(room: &Room) -> Vec<Finding> {
-    migration_segments(room).iter().filter_map(|segment| rdma_off_finding(room, segment)).collect()
+pub(super) fn rdma_off(survey: &Survey) -> Vec<Finding> {
+    migration_segments(survey).iter().filter_map(|segment| rdma_off_finding(survey, segment)).collect()
 }
 
-fn rdma_off_finding(room: &Room, segment: &Segment<'_>) -> Option<Finding> {
-    let ports = carriers(room, segment);
+fn rdma_off_finding(survey: &Survey, segment: &Segment<'_>) -> Option<Finding> {
+    let ports = carriers(survey, segment);
     let off = |at: &PortRef<'_>| at.host.rdma.is_some() && rdma_of(*at).is_none() && !has_infiniband(at.host);
     // On one side only is `rdma-one-sided`.
     if ports.is_empty() || !ports.iter().all(|at| off(at) && rdma_module(at).is_some()) {
@@ -166,11 +167,12 @@ fn rdma_off_finding(room: &Room, segment: &Segment<'_>) -> Option<Finding> {
     let title = format!("no RDMA on {}, though all adapters can", segment.network);
     let mut finding = finding(Severity::Hint, title).why(RDMA_OFF_WHY);
     for at in &ports {
-        finding = finding.at(at.place()).seen(at.place(), "RDMA device", "none");
+        finding = finding.at(at.location()).seen(at.location(), "RDMA device", "none");
     }
     for at in &ports {
         let command = format!("modprobe {}", rdma_module(at).unwrap_or("MODULE"));
-        finding = finding.command(at.place(), "load the adapter's RDMA module (package rdma-core)", command);
+        finding =
+            finding.command(at.location(), "load the adapter's RDMA module (package rdma-core)", command);
     }
     Some(finding)
 }
@@ -186,14 +188,14 @@ const RDMA_ONE_SIDED_WHY: &str = "RDMA needs both ends: migrations between these
     with 25 Gb/s, migrations took 60 % less time with RDMA.";
 
 /// RDMA on some hosts of a network and not on others.
-pub(super) fn rdma_one_sided(room: &Room) -> Vec<Finding> {
-    migration_segments(room).iter().filter_map(|segment| rdma_one_sided_finding(room, segment)).collect()
+pub(super) fn rdma_one_sided(survey: &Survey) -> Vec<Finding> {
+    migration_segments(survey).iter().filter_map(|segment| rdma_one_sided_finding(survey, segment)).collect()
 }
 
-fn rdma_one_sided_finding(room: &Room, segment: &Segment<'_>) -> Option<Finding> {
+fn rdma_one_sided_finding(survey: &Survey, segment: &Segment<'_>) -> Option<Finding> {
     // An adapter in InfiniBand mode has a finding of its own.
     let known = |at: &PortRef<'_>| at.host.rdma.is_some() && !has_infiniband(at.host);
-    let ports: Vec<PortRef<'_>> = carriers(room, segment).into_iter().filter(known).collect();
+    let ports: Vec<PortRef<'_>> = carriers(survey, segment).into_iter().filter(known).collect();
     let (with, without): (Vec<&PortRef<'_>>, Vec<&PortRef<'_>>) =
         ports.iter().partition(|at| rdma_of(**at).is_some());
     if with.is_empty() || without.is_empty() {
@@ -202,15 +204,15 @@ fn rdma_one_sided_finding(room: &Room, segment: &Segment<'_>) -> Option<Finding>
     let title = format!("no RDMA here, but on {} other ports of {}", with.len(), segment.network);
     let mut finding = finding(Severity::Warning, title).why(RDMA_ONE_SIDED_WHY);
     for at in &without {
-        finding = finding.at(at.place()).seen(at.place(), "RDMA device", "none");
+        finding = finding.at(at.location()).seen(at.location(), "RDMA device", "none");
     }
     for at in &with {
         let device = rdma_of(**at).map_or("", |(device, _)| device.name.as_str());
-        finding = finding.seen(at.place(), "RDMA device", device);
+        finding = finding.seen(at.location(), "RDMA device", device);
     }
     for at in &without {
         finding = finding.command(
-            at.place(),
+            at.location(),
             "see which RDMA devices there are (package iproute2)",
             "rdma link show",
         );
@@ -225,8 +227,8 @@ const RDMA_PORT_DOWN_WHY: &str = "The network port works, so everything looks we
     fail, and migrations fall back to TCP.";
 
 /// An RDMA port that is down while its network port has a link.
-pub(super) fn rdma_port_down(room: &Room) -> Vec<Finding> {
-    migration_ports(room).into_iter().filter_map(rdma_port_down_finding).collect()
+pub(super) fn rdma_port_down(survey: &Survey) -> Vec<Finding> {
+    migration_ports(survey).into_iter().filter_map(rdma_port_down_finding).collect()
 }
 
 fn rdma_port_down_finding(at: PortRef<'_>) -> Option<Finding> {
@@ -237,11 +239,11 @@ fn rdma_port_down_finding(at: PortRef<'_>) -> Option<Finding> {
     }
     let name = &device.name;
     let finding = finding(Severity::Warning, format!("the link is up, but RDMA device {name} is {state}"))
-        .at(at.place())
-        .seen(at.place(), "carrier", "there")
-        .seen(at.place(), &format!("state of {name}"), state)
+        .at(at.location())
+        .seen(at.location(), "carrier", "there")
+        .seen(at.location(), &format!("state of {name}"), state)
         .why(RDMA_PORT_DOWN_WHY)
-        .command(at.place(), "see what the device says", format!("rdma link show {name}/{}", port.number))
+        .command(at.location(), "see what the device says", format!("rdma link show {name}/{}", port.number))
         .step(None, "load the driver's RDMA module anew; look into the kernel's log for the device");
     Some(finding)
 }
@@ -250,21 +252,21 @@ const RDMA_BLOCKED_WHY: &str = "TCP works and RDMA does not: each migration trie
     time with it, and falls back to TCP.";
 
 /// RDMA that gets nothing through between ports that both have it.
-pub(super) fn rdma_blocked(room: &Room) -> Vec<Finding> {
-    let findings = room.matrix.probes.iter().filter_map(|probe| rdma_blocked_finding(room, probe));
+pub(super) fn rdma_blocked(survey: &Survey) -> Vec<Finding> {
+    let findings = survey.matrix.probes.iter().filter_map(|probe| rdma_blocked_finding(survey, probe));
     // Both directions between two ports are one fault.
-    merged(findings, |one, other| one.places.iter().all(|place| other.places.contains(place)))
+    merged(findings, |one, other| one.locations.iter().all(|location| other.locations.contains(location)))
 }
 
-fn rdma_blocked_finding(room: &Room, probe: &Probe) -> Option<Finding> {
+fn rdma_blocked_finding(survey: &Survey, probe: &Probe) -> Option<Finding> {
     let why = probe.rdma_failure.as_ref()?;
     // What TCP cannot do either is no matter of RDMA.
     probe.throughput_mbps?;
-    if is_explained(room, &probe.from) || is_explained(room, &probe.to) {
+    if is_explained(survey, &probe.from) || is_explained(survey, &probe.to) {
         return None;
     }
     let (from, to) =
-        (Place::port(&probe.from.host, &probe.from.port), Place::port(&probe.to.host, &probe.to.port));
+        (Location::port(&probe.from.host, &probe.from.port), Location::port(&probe.to.host, &probe.to.port));
     let finding = finding(Severity::Warning, format!("TCP reaches {to}, RDMA does not"))
         .at(from.clone())
         .at(to)
@@ -276,26 +278,26 @@ fn rdma_blocked_finding(room: &Room, probe: &Probe) -> Option<Finding> {
 }
 
 /// Ports and GIDs that cannot work have findings of their own.
-fn is_explained(room: &Room, end: &End) -> bool {
+fn is_explained(survey: &Survey, end: &End) -> bool {
     let faulty = |rdma: &RdmaPort| {
         let active = rdma.state.as_deref().is_none_or(|state| state.contains("ACTIVE"));
         !active || has_roce_v2(rdma) == Some(false)
     };
-    room.port(&end.host, &end.port).and_then(roce_of).is_some_and(|(_, rdma)| faulty(rdma))
+    survey.port(&end.host, &end.port).and_then(roce_of).is_some_and(|(_, rdma)| faulty(rdma))
 }
 
 const ROCE_GID_MISSING_WHY: &str = "RoCE finds the other side by the GID that belongs to its address. \
     Without one, RDMA connections to this address fail, and migrations fall back to TCP.";
 
 /// An RDMA port without a GID of RoCE v2 for its address.
-pub(super) fn roce_gid_missing(room: &Room) -> Vec<Finding> {
+pub(super) fn roce_gid_missing(survey: &Survey) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for segment in migration_segments(room) {
+    for segment in migration_segments(survey) {
         for (at, ip) in &segment.members {
-            for below in room.below(*at) {
+            for below in survey.below(*at) {
                 let Some((device, port)) = roce_of(below) else { continue };
                 if has_gid_of(port, *ip) == Some(false) {
-                    findings.push(roce_gid_missing_finding(at.place(), &device.name, port, *ip));
+                    findings.push(roce_gid_missing_finding(at.location(), &device.name, port, *ip));
                 }
             }
         }
@@ -303,22 +305,24 @@ pub(super) fn roce_gid_missing(room: &Room) -> Vec<Finding> {
     findings
 }
 
-fn roce_gid_missing_finding(place: Place, device: &str, port: &RdmaPort, ip: IpAddr) -> Finding {
+fn roce_gid_missing_finding(location: Location, device: &str, port: &RdmaPort, ip: IpAddr) -> Finding {
     let title = format!("RDMA device {device} has no GID of RoCE v2 for {ip}");
-    let mut finding = finding(Severity::Warning, title).at(place.clone()).seen(place.clone(), "address", ip);
+    let mut finding =
+        finding(Severity::Warning, title).at(location.clone()).seen(location.clone(), "address", ip);
     for gid in &port.gids {
         let kind = if gid.kind == GidKind::RoceV2 { "RoCE v2" } else { "RoCE v1" };
-        finding = finding.seen(place.clone(), &format!("GID {}", gid.index), format!("{kind} {}", gid.gid));
+        finding =
+            finding.seen(location.clone(), &format!("GID {}", gid.index), format!("{kind} {}", gid.gid));
     }
     finding
         .why(ROCE_GID_MISSING_WHY)
         .step(
-            Some(place.clone()),
+            Some(location.clone()),
             "allow RoCE v2 in the adapter's firmware (mstconfig: ROCE_CONTROL), or \
              use an adapter that speaks it",
         )
         .command(
-            place,
+            location,
             "see the table",
             format!(
                 "grep . \
@@ -343,15 +347,15 @@ const ROCE_VERSION_DIFFERS_WHY: &str = "RoCE v1 and v2 do not understand each ot
     name a version fail, and migrations fall back to TCP.";
 
 /// Default versions of RoCE that differ.
-pub(super) fn roce_version_differs(room: &Room) -> Vec<Finding> {
-    migration_segments(room)
+pub(super) fn roce_version_differs(survey: &Survey) -> Vec<Finding> {
+    migration_segments(survey)
         .iter()
-        .filter_map(|segment| roce_version_differs_finding(room, segment))
+        .filter_map(|segment| roce_version_differs_finding(survey, segment))
         .collect()
 }
 
-fn roce_version_differs_finding(room: &Room, segment: &Segment<'_>) -> Option<Finding> {
-    let ports = carriers(room, segment);
+fn roce_version_differs_finding(survey: &Survey, segment: &Segment<'_>) -> Option<Finding> {
+    let ports = carriers(survey, segment);
     let values = values_of(&ports, roce_version_text);
     let whereabouts = format!("on {}", segment.network);
     let finding = differ(Severity::Warning, "default RoCE version", &whereabouts, &values)?;
@@ -367,11 +371,11 @@ fn roce_version_text(at: PortRef<'_>) -> Option<String> {
 #[cfg(test)]
 mod tests {
     mod infiniband_mode {
-        use crate::model::{LinkLayer, Room};
-        use crate::testing::{healthy_room, host_mut, only};
+        use crate::model::{LinkLayer, Survey};
+        use crate::testing::{healthy_survey, host_mut, only};
 
-        fn turned(room: &mut Room, host: &str) {
-            let host = host_mut(room, host);
+        fn turned(survey: &mut Survey, host: &str) {
+            let host = host_mut(survey, host);
             host.system.secure_boot = Some(true);
             let port = &mut host.rdma.as_mut().unwrap()[1].ports[0];
             port.link_layer = Some(LinkLayer::Infiniband);
@@ -381,10 +385,10 @@ mod tests {
 
         #[test]
         fn adapter_command_and_secure_boot_are_named() {
-            let mut room = healthy_room();
-            turned(&mut room, "beta");
-            let finding = only(&room, "infiniband-mode");
-            assert_eq!(finding.places[0].to_string(), "beta mlx5_1");
+            let mut survey = healthy_survey();
+            turned(&mut survey, "beta");
+            let finding = only(&survey, "infiniband-mode");
+            assert_eq!(finding.locations[0].to_string(), "beta mlx5_1");
             assert!(finding.fixes[0].what.contains("Secure Boot is on"), "{finding:?}");
             assert_eq!(
                 finding.fixes[1].command.as_deref(),
@@ -393,98 +397,98 @@ mod tests {
         }
 
         #[test]
-        fn a_room_that_runs_infiniband_is_no_fault() {
-            let mut room = healthy_room();
+        fn a_survey_that_runs_infiniband_is_no_fault() {
+            let mut survey = healthy_survey();
             for host in ["alpha", "beta", "gamma"] {
-                turned(&mut room, host);
-                host_mut(&mut room, host).rdma.as_mut().unwrap()[1].ports[0].state = Some("ACTIVE".into());
+                turned(&mut survey, host);
+                host_mut(&mut survey, host).rdma.as_mut().unwrap()[1].ports[0].state = Some("ACTIVE".into());
             }
-            assert_eq!(crate::checks::run_all(&room), Vec::new());
+            assert_eq!(crate::checks::run_all(&survey), Vec::new());
         }
     }
 
     mod rdma_off {
-        use crate::testing::{healthy_room, only, port};
+        use crate::testing::{healthy_survey, only, port};
 
         #[test]
         fn all_can_and_none_does() {
-            let mut room = healthy_room();
-            for host in &mut room.hosts {
+            let mut survey = healthy_survey();
+            for host in &mut survey.hosts {
                 host.rdma.as_mut().unwrap().remove(1);
             }
-            let finding = only(&room, "rdma-off");
+            let finding = only(&survey, "rdma-off");
             assert_eq!(finding.title, "no RDMA on 10.1.1.0/24, though all adapters can");
             assert_eq!(finding.fixes[0].command.as_deref(), Some("modprobe mlx5_ib"));
             for host in ["alpha", "beta", "gamma"] {
-                let other = port(&mut room, host, "ens1f1");
+                let other = port(&mut survey, host, "ens1f1");
                 (other.driver, other.pcie) = (Some("e1000e".into()), None);
             }
-            assert_eq!(crate::checks::run_all(&room), Vec::new());
+            assert_eq!(crate::checks::run_all(&survey), Vec::new());
         }
     }
 
     mod rdma_one_sided {
-        use crate::testing::{healthy_room, host_mut, only};
+        use crate::testing::{healthy_survey, host_mut, only};
 
         #[test]
         fn the_side_without_is_named() {
-            let mut room = healthy_room();
-            host_mut(&mut room, "beta").rdma.as_mut().unwrap().remove(1);
-            let finding = only(&room, "rdma-one-sided");
+            let mut survey = healthy_survey();
+            host_mut(&mut survey, "beta").rdma.as_mut().unwrap().remove(1);
+            let finding = only(&survey, "rdma-one-sided");
             assert_eq!(finding.title, "no RDMA here, but on 2 other ports of 10.1.1.0/24");
-            assert_eq!(finding.places.len(), 1);
-            assert_eq!(finding.places[0].to_string(), "beta ens1f1");
+            assert_eq!(finding.locations.len(), 1);
+            assert_eq!(finding.locations[0].to_string(), "beta ens1f1");
         }
 
         #[test]
         fn a_host_of_which_it_is_not_known_says_nothing() {
-            let mut room = healthy_room();
-            host_mut(&mut room, "beta").rdma = None;
-            assert_eq!(crate::checks::run_all(&room), Vec::new());
+            let mut survey = healthy_survey();
+            host_mut(&mut survey, "beta").rdma = None;
+            assert_eq!(crate::checks::run_all(&survey), Vec::new());
         }
     }
 
     mod rdma_port_down {
-        use crate::testing::{healthy_room, host_mut, only};
+        use crate::testing::{healthy_survey, host_mut, only};
 
         #[test]
         fn device_and_state_are_named() {
-            let mut room = healthy_room();
-            host_mut(&mut room, "beta").rdma.as_mut().unwrap()[1].ports[0].state = Some("DOWN".into());
-            let finding = only(&room, "rdma-port-down");
+            let mut survey = healthy_survey();
+            host_mut(&mut survey, "beta").rdma.as_mut().unwrap()[1].ports[0].state = Some("DOWN".into());
+            let finding = only(&survey, "rdma-port-down");
             assert_eq!(finding.title, "the link is up, but RDMA device mlx5_1 is DOWN");
-            assert_eq!(finding.places[0].to_string(), "beta ens1f1");
+            assert_eq!(finding.locations[0].to_string(), "beta ens1f1");
         }
     }
 
     mod rdma_blocked {
         use crate::checks::run_all;
         use crate::testing::probe;
-        use crate::testing::{healthy_room, only};
+        use crate::testing::{healthy_survey, only};
 
         #[test]
         fn only_where_tcp_works() {
-            let mut room = healthy_room();
+            let mut survey = healthy_survey();
             let mut blocked = probe();
             blocked.rdma_failure = Some("no answer".into());
-            room.matrix.probes = vec![blocked];
-            let finding = only(&room, "rdma-blocked");
+            survey.matrix.probes = vec![blocked];
+            let finding = only(&survey, "rdma-blocked");
             assert_eq!(finding.title, "TCP reaches beta ens1f0, RDMA does not");
-            assert_eq!(finding.places[0].to_string(), "alpha ens1f0");
-            room.matrix.probes[0].throughput_mbps = None;
-            assert_eq!(run_all(&room), Vec::new());
+            assert_eq!(finding.locations[0].to_string(), "alpha ens1f0");
+            survey.matrix.probes[0].throughput_mbps = None;
+            assert_eq!(run_all(&survey), Vec::new());
         }
 
         #[test]
         fn both_directions_are_one_fault() {
-            let mut room = healthy_room();
+            let mut survey = healthy_survey();
             let mut there = probe();
             there.rdma_failure = Some("no answer".into());
             let mut back = there.clone();
             (back.from, back.to) = (there.to.clone(), there.from.clone());
-            room.matrix.probes = vec![there, back];
-            let finding = only(&room, "rdma-blocked");
-            let seen: Vec<String> = finding.seen.iter().map(|seen| seen.place.to_string()).collect();
+            survey.matrix.probes = vec![there, back];
+            let finding = only(&survey, "rdma-blocked");
+            let seen: Vec<String> = finding.seen.iter().map(|seen| seen.location.to_string()).collect();
             assert_eq!(seen, ["alpha ens1f0", "beta ens1f0"]);
             let commands = finding.fixes.iter().filter(|fix| fix.command.is_some());
             assert_eq!(
@@ -497,38 +501,38 @@ mod tests {
 
     mod roce_gid_missing {
         use crate::model::GidKind;
-        use crate::testing::{healthy_room, host_mut, only};
+        use crate::testing::{healthy_survey, host_mut, only};
 
         #[test]
         fn only_version_1() {
-            let mut room = healthy_room();
-            let port = &mut host_mut(&mut room, "beta").rdma.as_mut().unwrap()[1].ports[0];
+            let mut survey = healthy_survey();
+            let port = &mut host_mut(&mut survey, "beta").rdma.as_mut().unwrap()[1].ports[0];
             port.gids.retain(|gid| gid.kind == GidKind::RoceV1);
-            let finding = only(&room, "roce-gid-missing");
+            let finding = only(&survey, "roce-gid-missing");
             assert_eq!(finding.title, "RDMA device mlx5_1 has no GID of RoCE v2 for 10.1.1.2");
-            assert_eq!(finding.places[0].to_string(), "beta ens1f1");
+            assert_eq!(finding.locations[0].to_string(), "beta ens1f1");
         }
 
         #[test]
         fn a_gid_of_another_address() {
-            let mut room = healthy_room();
-            let port = &mut host_mut(&mut room, "beta").rdma.as_mut().unwrap()[1].ports[0];
+            let mut survey = healthy_survey();
+            let port = &mut host_mut(&mut survey, "beta").rdma.as_mut().unwrap()[1].ports[0];
             port.gids[1].gid = "0000:0000:0000:0000:0000:ffff:0a01:0163".into();
-            only(&room, "roce-gid-missing");
+            only(&survey, "roce-gid-missing");
         }
     }
 
     mod roce_version_differs {
-        use crate::testing::{healthy_room, host_mut, only};
+        use crate::testing::{healthy_survey, host_mut, only};
 
         #[test]
         fn the_other_version_is_named() {
-            let mut room = healthy_room();
-            host_mut(&mut room, "beta").rdma.as_mut().unwrap()[1].ports[0].default_roce =
+            let mut survey = healthy_survey();
+            host_mut(&mut survey, "beta").rdma.as_mut().unwrap()[1].ports[0].default_roce =
                 Some("IB/RoCE v1".into());
-            let finding = only(&room, "roce-version-differs");
+            let finding = only(&survey, "roce-version-differs");
             assert_eq!(finding.title, "default RoCE version IB/RoCE v1 and RoCE v2 on 10.1.1.0/24");
-            assert_eq!(finding.places[0].to_string(), "beta ens1f1");
+            assert_eq!(finding.locations[0].to_string(), "beta ens1f1");
         }
     }
 }

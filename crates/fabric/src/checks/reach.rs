@@ -1,19 +1,19 @@
 //! What probes found of reachability: nothing arrives, a firewall, packets that are lost.
 
-use crate::model::{Finding, FirewallChain, Place, Probe, Room, Severity};
+use crate::model::{Finding, FirewallChain, Location, Probe, Severity, Survey};
 
-use super::common::{Pair, Way, by_shared_port, finding, pairs, place};
+use super::common::{Pair, Way, by_shared_port, finding, location, pairs};
 
 const UNREACHABLE_WHY: &str = "Both hosts say that they are on one network, and packets do not arrive. \
     Migrations lose time with trying, and go over what is left.";
 
 /// A link over which nothing arrives.
-pub(super) fn unreachable(room: &Room) -> Vec<Finding> {
+pub(super) fn unreachable(survey: &Survey) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for pair in pairs(room) {
+    for pair in pairs(survey) {
         let dead: Vec<Way<'_>> = pair.ways().into_iter().filter(is_dead).collect();
         // A firewall of one end explains the link.
-        if dead.iter().any(|way| suspects(room, way)) {
+        if dead.iter().any(|way| suspects(survey, way)) {
             continue;
         }
         if let Some(first) = dead.first() {
@@ -24,9 +24,10 @@ pub(super) fn unreachable(room: &Room) -> Vec<Finding> {
 }
 
 fn unreachable_finding(way: &Way<'_>, both: bool) -> Finding {
-    let (from, to) = (place(way.from), place(way.to));
-    let heard = way.reverse.is_some_and(|probe| probe.reachable == Some(true) || probe.heard == Some(true));
-    let title = match (both, heard) {
+    let (from, to) = (location(way.from), location(way.to));
+    let received =
+        way.reverse.is_some_and(|probe| probe.reachable == Some(true) || probe.received == Some(true));
+    let title = match (both, received) {
         (true, _) => format!("no packet arrives at {to} ({}), nor the other way", way.to.ip),
         (false, true) => format!("no packet arrives at {to} ({}); the other way they do", way.to.ip),
         (false, false) => format!("no packet arrives at {to} ({})", way.to.ip),
@@ -50,25 +51,25 @@ fn unreachable_finding(way: &Way<'_>, both: bool) -> Finding {
         .command(from, "try it by hand", ping)
 }
 
-const FIREWALL_DROPS_WHY: &str = "The agents cannot hear each other on this link: migrations leave it out, \
+const FIREWALL_DROPS_WHY: &str = "The agents cannot reach each other on this link: migrations leave it out, \
     or wait for connections that never come.";
 
 /// A firewall between two agents.
-pub(super) fn firewall_drops(room: &Room) -> Vec<Finding> {
+pub(super) fn firewall_drops(survey: &Survey) -> Vec<Finding> {
     let mut findings: Vec<Finding> = Vec::new();
-    for pair in pairs(room) {
+    for pair in pairs(survey) {
         let suspected: Vec<Way<'_>> =
-            pair.ways().into_iter().filter(|way| is_dead(way) && suspects(room, way)).collect();
+            pair.ways().into_iter().filter(|way| is_dead(way) && suspects(survey, way)).collect();
         // Where one end has a firewall and the other has none, it is that.
-        let walled = suspected.iter().filter(|way| !chains(room, &way.to.host).is_empty());
+        let walled = suspected.iter().filter(|way| !chains(survey, &way.to.host).is_empty());
         let walled: Vec<Way<'_>> = walled.copied().collect();
         let culprits = if walled.len() == 1 { walled } else { suspected };
         for way in culprits {
-            let finding = firewall_drops_finding(room, &way);
+            let finding = firewall_drops_finding(survey, &way);
             // One firewall, many senders.
-            match findings.iter_mut().find(|one| one.places == finding.places) {
+            match findings.iter_mut().find(|one| one.locations == finding.locations) {
                 Some(one) => {
-                    let new = finding.seen.into_iter().filter(|seen| seen.what == "not heard");
+                    let new = finding.seen.into_iter().filter(|seen| seen.what == "nothing received from");
                     one.seen.extend(new);
                     one.severity = one.severity.max(finding.severity);
                 }
@@ -79,25 +80,26 @@ pub(super) fn firewall_drops(room: &Room) -> Vec<Finding> {
     findings
 }
 
-fn firewall_drops_finding(room: &Room, way: &Way<'_>) -> Finding {
-    let to = place(way.to);
+fn firewall_drops_finding(survey: &Survey, way: &Way<'_>) -> Finding {
+    let to = location(way.to);
     let (severity, title) = match tcp_passes(way) {
         true => (Severity::Warning, "TCP passes, datagrams of the doctor do not"),
         false => (Severity::Error, "nothing that other agents send arrives, and the firewall has rules"),
     };
     let mut finding = finding(severity, title).at(to.clone()).why(FIREWALL_DROPS_WHY);
-    finding = finding.seen(to.clone(), "not heard", place(way.from));
-    let chains = chains(room, &way.to.host);
+    finding = finding.seen(to.clone(), "nothing received from", location(way.from));
+    let chains = chains(survey, &way.to.host);
     for chain in &chains {
         let policy = if chain.drops { "drops what no rule accepts" } else { "accepts what no rule drops" };
         let what = format!("chain {} {} ({})", chain.table, chain.name, chain.hook);
-        finding = finding.seen(Place::host(&way.to.host), &what, format!("{policy}, {} rules", chain.rules));
+        finding =
+            finding.seen(Location::host(&way.to.host), &what, format!("{policy}, {} rules", chain.rules));
     }
     let chain = match chains.first() {
         Some(chain) => format!("{} {}", chain.table, chain.name),
         None => "inet filter input".to_owned(),
     };
-    let port = agent_port(room, &way.to.host);
+    let port = agent_port(survey, &way.to.host);
     let command = format!(
         "nft insert rule {chain} iifname {} meta l4proto '{{ tcp, udp }}' th dport {port} accept",
         way.to.port
@@ -118,21 +120,21 @@ fn is_dead(way: &Way<'_>) -> bool {
 
 /// The probe that shows it.
 fn witness<'a>(way: &Way<'a>) -> Option<&'a Probe> {
-    let unheard = |probe: &&Probe| probe.reachable == Some(false) && probe.heard != Some(true);
-    let without_reply = |probe: &&Probe| probe.reachable == Some(false) && probe.heard == Some(true);
-    way.probe.filter(unheard).or(way.reverse.filter(without_reply))
+    let unanswered = |probe: &&Probe| probe.reachable == Some(false) && probe.received != Some(true);
+    let without_reply = |probe: &&Probe| probe.reachable == Some(false) && probe.received == Some(true);
+    way.probe.filter(unanswered).or(way.reverse.filter(without_reply))
 }
 
 /// Chains of a host that may drop packets.
-fn chains<'a>(room: &'a Room, host: &str) -> Vec<&'a FirewallChain> {
-    let firewall = room.host(host).and_then(|host| host.firewall.as_ref());
+fn chains<'a>(survey: &'a Survey, host: &str) -> Vec<&'a FirewallChain> {
+    let firewall = survey.host(host).and_then(|host| host.firewall.as_ref());
     let all = firewall.into_iter().flat_map(|firewall| &firewall.input);
     all.filter(|chain| chain.drops || chain.rules > 0).collect()
 }
 
 /// Port of a host's agent.
-fn agent_port<'a>(room: &'a Room, host: &str) -> &'a str {
-    let agent = room.host(host).and_then(|host| host.agent.as_ref());
+fn agent_port<'a>(survey: &'a Survey, host: &str) -> &'a str {
+    let agent = survey.host(host).and_then(|host| host.agent.as_ref());
     agent.and_then(|agent| agent.listen.first()?.rsplit_once(':')).map_or("7979", |(_, port)| port)
 }
 
@@ -143,26 +145,26 @@ fn tcp_passes(way: &Way<'_>) -> bool {
 }
 
 /// A firewall may be the reason that nothing arrives: the receiver has one, or TCP passes where datagrams do not.
-fn suspects(room: &Room, way: &Way<'_>) -> bool {
-    tcp_passes(way) || !chains(room, &way.to.host).is_empty()
+fn suspects(survey: &Survey, way: &Way<'_>) -> bool {
+    tcp_passes(way) || !chains(survey, &way.to.host).is_empty()
 }
 
 const TCP_BLOCKED_WHY: &str = "A migration moves its bytes over TCP to the agent's port: over this link it \
     cannot, though everything else looks well. It goes over what is left, or fails.";
 
 /// Datagrams pass, and TCP does not.
-pub(super) fn tcp_blocked(room: &Room) -> Vec<Finding> {
+pub(super) fn tcp_blocked(survey: &Survey) -> Vec<Finding> {
     let mut findings: Vec<Finding> = Vec::new();
-    for pair in pairs(room) {
+    for pair in pairs(survey) {
         let ways = pair.ways();
         let blocked: Vec<&Way<'_>> = ways.iter().filter(|way| is_blocked(way)).collect();
         // One firewall makes both directions fail: where only one host has one, it is that.
         let walled: Vec<&&Way<'_>> =
-            blocked.iter().filter(|way| !chains(room, &way.to.host).is_empty()).collect();
+            blocked.iter().filter(|way| !chains(survey, &way.to.host).is_empty()).collect();
         let culprits: Vec<&Way<'_>> =
             if walled.len() == 1 { walled.into_iter().copied().collect() } else { blocked };
-        if let Some(finding) = tcp_blocked_finding(room, &culprits) {
-            match findings.iter_mut().find(|one| one.places == finding.places) {
+        if let Some(finding) = tcp_blocked_finding(survey, &culprits) {
+            match findings.iter_mut().find(|one| one.locations == finding.locations) {
                 Some(one) => one.seen.extend(finding.seen),
                 None => findings.push(finding),
             }
@@ -171,17 +173,17 @@ pub(super) fn tcp_blocked(room: &Room) -> Vec<Finding> {
     findings
 }
 
-fn tcp_blocked_finding(room: &Room, ways: &[&Way<'_>]) -> Option<Finding> {
+fn tcp_blocked_finding(survey: &Survey, ways: &[&Way<'_>]) -> Option<Finding> {
     let first = ways.first()?;
-    let port = agent_port(room, &first.to.host);
+    let port = agent_port(survey, &first.to.host);
     let title = format!("datagrams to the agent at {} pass, TCP to its port {port} does not", first.to.ip);
     let mut finding = finding(Severity::Error, title).why(TCP_BLOCKED_WHY);
     for way in ways {
-        let (from, to) = (place(way.from), place(way.to));
+        let (from, to) = (location(way.from), location(way.to));
         let why =
             way.probe.and_then(|probe| probe.tcp_failure.clone()).unwrap_or_else(|| "no connection".into());
         finding = finding.at(to.clone()).seen(to.clone(), &format!("TCP from {from}"), why);
-        for chain in chains(room, &way.to.host) {
+        for chain in chains(survey, &way.to.host) {
             let what = format!("chain {} {} ({})", chain.table, chain.name, chain.hook);
             finding = finding.seen(to.clone(), &what, format!("{} rules", chain.rules));
             let command = format!(
@@ -220,8 +222,8 @@ const PERMILLE_MIN: u32 = 2;
 const PERMILLE_GRAVE: u32 = 50;
 
 /// A link that loses packets, in one direction or both.
-pub(super) fn packet_loss(room: &Room) -> Vec<Finding> {
-    by_shared_port(pairs(room).iter().filter_map(packet_loss_of_pair).collect())
+pub(super) fn packet_loss(survey: &Survey) -> Vec<Finding> {
+    by_shared_port(pairs(survey).iter().filter_map(packet_loss_of_pair).collect())
 }
 
 fn packet_loss_of_pair(pair: &Pair<'_>) -> Option<Finding> {
@@ -237,19 +239,21 @@ fn packet_loss_of_pair(pair: &Pair<'_>) -> Option<Finding> {
         [] => None,
         [(way, lost)] => {
             let title =
-                format!("{} of packets to {} are lost, the other way none", percent(*lost), place(way.to));
+                format!("{} of packets to {} are lost, the other way none", percent(*lost), location(way.to));
             let other = known.iter().flatten().min().copied().unwrap_or(0);
             let title = if other == 0 {
                 title
             } else {
-                format!("{} of packets to {} are lost", percent(*lost), place(way.to))
+                format!("{} of packets to {} are lost", percent(*lost), location(way.to))
             };
             Some(packet_loss_finding(title, way, &[(*way, *lost)]))
         }
         [(way, lost), (_, back), ..] => {
             let (lost_there, lost_back) = (percent(*lost), percent(*back));
-            let title =
-                format!("{lost_there} of packets to {} are lost, {lost_back} of those back", place(way.to));
+            let title = format!(
+                "{lost_there} of packets to {} are lost, {lost_back} of those back",
+                location(way.to)
+            );
             Some(packet_loss_finding(title, way, &bad))
         }
     }
@@ -263,17 +267,21 @@ fn packet_loss_somewhere(pair: &Pair<'_>) -> Option<Finding> {
     };
     let lost = pair.probes().filter_map(permille).max().filter(|lost| *lost >= PERMILLE_MIN)?;
     let way = pair.ways()[0];
-    let title = format!("{} of packets to {} or of their replies are lost", percent(lost), place(way.to));
+    let title = format!("{} of packets to {} or of their replies are lost", percent(lost), location(way.to));
     Some(packet_loss_finding(title, &way, &[(way, lost)]))
 }
 
 fn packet_loss_finding(title: String, way: &Way<'_>, bad: &[(Way<'_>, u32)]) -> Finding {
     let worst = bad.iter().map(|(_, lost)| *lost).max().unwrap_or(0);
     let severity = if worst >= PERMILLE_GRAVE { Severity::Error } else { Severity::Warning };
-    let mut finding = finding(severity, title).at(place(way.from)).at(place(way.to)).why(PACKET_LOSS_WHY);
+    let mut finding =
+        finding(severity, title).at(location(way.from)).at(location(way.to)).why(PACKET_LOSS_WHY);
     for (way, lost) in bad {
-        finding =
-            finding.seen(place(way.from), &format!("lost on the way to {}", place(way.to)), percent(*lost));
+        finding = finding.seen(
+            location(way.from),
+            &format!("lost on the way to {}", location(way.to)),
+            percent(*lost),
+        );
     }
     let port = &way.from.port;
     finding
@@ -282,7 +290,7 @@ fn packet_loss_finding(title: String, way: &Way<'_>, bad: &[(Way<'_>, u32)]) -> 
             "look at cable, transceivers and both switch ports: errors and drops that rise, a full \
              buffer, a rate limit",
         )
-        .command(place(way.from), "counters of the port", format!("ip -s -s link show dev {port}"))
+        .command(location(way.from), "counters of the port", format!("ip -s -s link show dev {port}"))
 }
 
 /// Packets of a thousand that are lost in a direction, by either side's count. `None` if nobody knows the direction.
@@ -306,36 +314,36 @@ fn percent(permille: u32) -> String {
 mod tests {
     mod unreachable {
         use crate::checks::run_all;
-        use crate::testing::{healthy_room, only, port};
+        use crate::testing::{healthy_survey, only, port};
         use crate::testing::{probe, reversed};
 
         #[test]
         fn both_ends_are_named() {
-            let mut room = healthy_room();
+            let mut survey = healthy_survey();
             let mut lost = probe();
             (lost.reachable, lost.path_mtu, lost.throughput_mbps) = (Some(false), None, None);
-            room.matrix.probes = vec![lost];
-            let finding = only(&room, "unreachable");
+            survey.matrix.probes = vec![lost];
+            let finding = only(&survey, "unreachable");
             assert_eq!(finding.title, "no packet arrives at beta ens1f0 (10.1.0.2)");
-            assert_eq!(finding.places[0].to_string(), "alpha ens1f0");
-            let there = room.matrix.probes[0].clone();
-            room.matrix.probes.push(reversed(&there));
-            let finding = only(&room, "unreachable");
+            assert_eq!(finding.locations[0].to_string(), "alpha ens1f0");
+            let there = survey.matrix.probes[0].clone();
+            survey.matrix.probes.push(reversed(&there));
+            let finding = only(&survey, "unreachable");
             assert!(finding.title.ends_with("nor the other way"), "{}", finding.title);
-            port(&mut room, "beta", "ens1f0").carrier = Some(false);
-            let ids: Vec<String> = run_all(&room).into_iter().map(|finding| finding.id).collect();
+            port(&mut survey, "beta", "ens1f0").carrier = Some(false);
+            let ids: Vec<String> = run_all(&survey).into_iter().map(|finding| finding.id).collect();
             assert_eq!(ids, ["link-down"], "the cause is said, not what follows");
         }
     }
 
     mod firewall_drops {
         use crate::model::{Firewall, FirewallChain, Severity};
-        use crate::testing::{healthy_room, host_mut, only};
+        use crate::testing::{healthy_survey, host_mut, only};
         use crate::testing::{probe, reversed};
 
         #[test]
         fn host_port_and_chain_are_named() {
-            let mut room = healthy_room();
+            let mut survey = healthy_survey();
             let chain = FirewallChain {
                 table: "inet filter".into(),
                 name: "input".into(),
@@ -343,14 +351,14 @@ mod tests {
                 drops: true,
                 rules: 4,
             };
-            host_mut(&mut room, "beta").firewall = Some(Firewall { input: vec![chain] });
-            assert_eq!(crate::checks::run_all(&room), Vec::new(), "a firewall alone is no fault");
+            host_mut(&mut survey, "beta").firewall = Some(Firewall { input: vec![chain] });
+            assert_eq!(crate::checks::run_all(&survey), Vec::new(), "a firewall alone is no fault");
             let mut lost = probe();
             (lost.reachable, lost.path_mtu, lost.throughput_mbps) = (Some(false), None, None);
-            room.matrix.probes = vec![lost.clone(), lost];
-            let finding = only(&room, "firewall-drops");
+            survey.matrix.probes = vec![lost.clone(), lost];
+            let finding = only(&survey, "firewall-drops");
             assert_eq!(
-                (finding.places[0].to_string().as_str(), finding.severity),
+                (finding.locations[0].to_string().as_str(), finding.severity),
                 ("beta ens1f0", Severity::Error)
             );
             assert!(
@@ -362,17 +370,17 @@ mod tests {
         /// Requests from the host with the firewall arrive; it drops the replies, as it drops requests of others.
         #[test]
         fn the_host_with_the_firewall_is_named_and_not_the_other() {
-            let mut room = healthy_room();
-            let mut unheard = probe();
-            (unheard.reachable, unheard.heard, unheard.tcp, unheard.path_mtu) =
+            let mut survey = healthy_survey();
+            let mut unanswered = probe();
+            (unanswered.reachable, unanswered.received, unanswered.tcp, unanswered.path_mtu) =
                 (Some(false), Some(false), Some(true), None);
-            let mut without_reply = reversed(&unheard);
-            without_reply.heard = Some(true);
-            for probes in [vec![unheard.clone(), without_reply.clone()], vec![without_reply, unheard]] {
-                room.matrix.probes = probes;
-                let finding = only(&room, "firewall-drops");
+            let mut without_reply = reversed(&unanswered);
+            without_reply.received = Some(true);
+            for probes in [vec![unanswered.clone(), without_reply.clone()], vec![without_reply, unanswered]] {
+                survey.matrix.probes = probes;
+                let finding = only(&survey, "firewall-drops");
                 assert_eq!(
-                    finding.places.iter().map(ToString::to_string).collect::<Vec<_>>(),
+                    finding.locations.iter().map(ToString::to_string).collect::<Vec<_>>(),
                     ["beta ens1f0"]
                 );
             }
@@ -380,48 +388,54 @@ mod tests {
 
         #[test]
         fn datagrams_only() {
-            let mut room = healthy_room();
+            let mut survey = healthy_survey();
             let mut lost = probe();
             (lost.reachable, lost.path_mtu) = (Some(false), None);
-            room.matrix.probes = vec![lost];
-            assert_eq!(only(&room, "firewall-drops").severity, Severity::Warning);
+            survey.matrix.probes = vec![lost];
+            assert_eq!(only(&survey, "firewall-drops").severity, Severity::Warning);
         }
     }
 
     mod tcp_blocked {
         use crate::model::{Firewall, FirewallChain};
-        use crate::testing::{healthy_room, host_mut, only};
+        use crate::testing::{healthy_survey, host_mut, only};
         use crate::testing::{probe, reversed};
 
         #[test]
         fn the_host_whose_port_takes_no_connection_is_named() {
-            let mut room = healthy_room();
+            let mut survey = healthy_survey();
             let mut blocked = probe();
             (blocked.tcp, blocked.tcp_failure) = (Some(false), Some("timed out".into()));
             blocked.throughput_mbps = None;
             let mut back = reversed(&probe());
             back.tcp = Some(true);
-            room.matrix.probes = vec![blocked.clone(), back];
-            let finding = only(&room, "tcp-blocked");
+            survey.matrix.probes = vec![blocked.clone(), back];
+            let finding = only(&survey, "tcp-blocked");
             assert_eq!(
                 finding.title,
                 "datagrams to the agent at 10.1.0.2 pass, TCP to its port 7979 does not"
             );
-            assert_eq!(finding.places.iter().map(ToString::to_string).collect::<Vec<_>>(), ["beta ens1f0"]);
+            assert_eq!(
+                finding.locations.iter().map(ToString::to_string).collect::<Vec<_>>(),
+                ["beta ens1f0"]
+            );
             // Both ways: the host with a firewall, or both.
-            room.matrix.probes[1] = reversed(&blocked);
-            assert_eq!(only(&room, "tcp-blocked").places.len(), 2);
+            survey.matrix.probes[1] = reversed(&blocked);
+            assert_eq!(only(&survey, "tcp-blocked").locations.len(), 2);
             let chain =
                 FirewallChain { table: "inet t".into(), name: "in".into(), rules: 1, ..Default::default() };
-            host_mut(&mut room, "alpha").firewall = Some(Firewall { input: vec![chain] });
-            let finding = only(&room, "tcp-blocked");
-            assert_eq!(finding.places.iter().map(ToString::to_string).collect::<Vec<_>>(), ["alpha ens1f0"]);
+            host_mut(&mut survey, "alpha").firewall = Some(Firewall { input: vec![chain] });
+            let finding = only(&survey, "tcp-blocked");
+            assert_eq!(
+                finding.locations.iter().map(ToString::to_string).collect::<Vec<_>>(),
+                ["alpha ens1f0"]
+            );
         }
     }
 
     mod packet_loss {
         use crate::model::{Loss, Probe, Severity};
-        use crate::testing::{healthy_room, only};
+        use crate::testing::{healthy_survey, only};
         use crate::testing::{probe, reversed};
 
         fn losing(there: u32, back: u32) -> Option<Loss> {
@@ -429,55 +443,58 @@ mod tests {
             Some(Loss { sent: 2000, lost_there: Some(there), lost_back: Some(back), lost })
         }
 
-        fn room(there: u32, back: u32) -> crate::model::Room {
-            let mut room = healthy_room();
+        fn survey(there: u32, back: u32) -> crate::model::Survey {
+            let mut survey = healthy_survey();
             let (one, other) = (probe(), reversed(&probe()));
-            room.matrix.probes = vec![
+            survey.matrix.probes = vec![
                 Probe { loss: losing(there, back), ..one },
                 Probe { loss: losing(back, there), ..other },
             ];
-            room
+            survey
         }
 
         #[test]
         fn the_direction_and_both_ends_are_named() {
-            let finding = only(&room(600, 0), "packet-loss");
+            let finding = only(&survey(600, 0), "packet-loss");
             assert_eq!(finding.title, "30 % of packets to beta ens1f0 are lost, the other way none");
             assert_eq!(
-                (finding.places[0].to_string().as_str(), finding.severity),
+                (finding.locations[0].to_string().as_str(), finding.severity),
                 ("alpha ens1f0", Severity::Error)
             );
-            let finding = only(&room(0, 22), "packet-loss");
+            let finding = only(&survey(0, 22), "packet-loss");
             assert_eq!(finding.title, "1.1 % of packets to alpha ens1f0 are lost, the other way none");
             assert_eq!(
-                (finding.places[0].to_string().as_str(), finding.severity),
+                (finding.locations[0].to_string().as_str(), finding.severity),
                 ("beta ens1f0", Severity::Warning)
             );
-            let finding = only(&room(100, 90), "packet-loss");
+            let finding = only(&survey(100, 90), "packet-loss");
             assert_eq!(finding.title, "5 % of packets to beta ens1f0 are lost, 4.5 % of those back");
         }
 
         #[test]
         fn a_packet_or_two_are_no_finding() {
-            assert_eq!(crate::checks::run_all(&room(2, 1)), Vec::new());
+            assert_eq!(crate::checks::run_all(&survey(2, 1)), Vec::new());
         }
 
         #[test]
         fn of_three_hosts_the_port_that_all_bad_links_share_is_named() {
-            let mut room = room(100, 0);
-            let mut third = room.matrix.probes[0].clone();
+            let mut survey = survey(100, 0);
+            let mut third = survey.matrix.probes[0].clone();
             (third.from.host, third.from.ip) = ("gamma".into(), [10, 1, 0, 3].into());
-            room.matrix.probes.push(third);
-            let finding = only(&room, "packet-loss");
-            assert_eq!(finding.places.iter().map(ToString::to_string).collect::<Vec<_>>(), ["beta ens1f0"]);
+            survey.matrix.probes.push(third);
+            let finding = only(&survey, "packet-loss");
+            assert_eq!(
+                finding.locations.iter().map(ToString::to_string).collect::<Vec<_>>(),
+                ["beta ens1f0"]
+            );
         }
 
         #[test]
         fn a_receiver_that_does_not_count_leaves_the_direction_open() {
-            let mut room = room(0, 0);
-            room.matrix.probes.truncate(1);
-            room.matrix.probes[0].loss = Some(Loss { sent: 1000, lost: 50, ..Loss::default() });
-            let finding = only(&room, "packet-loss");
+            let mut survey = survey(0, 0);
+            survey.matrix.probes.truncate(1);
+            survey.matrix.probes[0].loss = Some(Loss { sent: 1000, lost: 50, ..Loss::default() });
+            let finding = only(&survey, "packet-loss");
             assert_eq!(finding.title, "5 % of packets to beta ens1f0 or of their replies are lost");
         }
     }

@@ -1,6 +1,6 @@
 //! Teams of ports, and VLANs.
 
-use crate::model::{Bond, End, Finding, Place, PortKind, PortRef, Room, Segment, Severity};
+use crate::model::{Bond, End, Finding, Location, PortKind, PortRef, Segment, Severity, Survey};
 
 use super::common::{Value, differ, finding, migration_ports, numbers, segments, switch_side, teams};
 use super::ports::is_down;
@@ -9,17 +9,20 @@ const LACP_INCOMPLETE_WHY: &str = "Members that are not aggregated carry nothing
     up: the team is slower than it looks, and without a spare.";
 
 /// A team by LACP that the switch aggregates only in part.
-pub(super) fn lacp_incomplete(room: &Room) -> Vec<Finding> {
-    teams(room).iter().filter_map(|(team, members)| lacp_incomplete_finding(room, *team, members)).collect()
+pub(super) fn lacp_incomplete(survey: &Survey) -> Vec<Finding> {
+    teams(survey)
+        .iter()
+        .filter_map(|(team, members)| lacp_incomplete_finding(survey, *team, members))
+        .collect()
 }
 
-fn lacp_incomplete_finding(room: &Room, team: PortRef<'_>, members: &[PortRef<'_>]) -> Option<Finding> {
+fn lacp_incomplete_finding(survey: &Survey, team: PortRef<'_>, members: &[PortRef<'_>]) -> Option<Finding> {
     let bond =
         team.port.bond.as_ref().filter(|bond| matches!(bond.mode.as_deref(), Some("802.3ad" | "lacp")))?;
     let off: Vec<&PortRef<'_>> =
-        members.iter().filter(|at| switch_side(room, **at).aggregated() == Some(false)).collect();
+        members.iter().filter(|at| switch_side(survey, **at).aggregated() == Some(false)).collect();
     // Members without a link have a finding of their own.
-    let up = members.iter().filter(|at| !is_down(room, **at)).count();
+    let up = members.iter().filter(|at| !is_down(survey, **at)).count();
     let aggregated = bond.aggregated.map(|count| count as usize);
     if off.is_empty() && aggregated.is_none_or(|count| count >= up) {
         return None;
@@ -27,15 +30,15 @@ fn lacp_incomplete_finding(room: &Room, team: PortRef<'_>, members: &[PortRef<'_
     let count = aggregated.unwrap_or(up).min(members.len() - off.len());
     let title = format!("the switch aggregates {count} of {up} members");
     let mut finding = finding(Severity::Warning, title)
-        .at(team.place())
-        .seen(team.place(), "members", members.len())
+        .at(team.location())
+        .seen(team.location(), "members", members.len())
         .why(LACP_INCOMPLETE_WHY);
     if let Some(count) = aggregated {
-        finding = finding.seen(team.place(), "aggregated", count);
+        finding = finding.seen(team.location(), "aggregated", count);
     }
     for at in off {
-        let name = switch_side(room, *at).name();
-        finding = finding.at(at.place()).seen(at.place(), "not aggregated by", name);
+        let name = switch_side(survey, *at).name();
+        finding = finding.at(at.location()).seen(at.location(), "not aggregated by", name);
     }
     let command = format!("cat /proc/net/bonding/{}", team.port.name);
     Some(
@@ -45,7 +48,7 @@ fn lacp_incomplete_finding(room: &Room, team: PortRef<'_>, members: &[PortRef<'_
                 "put the switch ports of all members into one aggregate with LACP; two switches \
                  need MLAG between them",
             )
-            .command(team.place(), "see the partner of each member", command),
+            .command(team.location(), "see the partner of each member", command),
     )
 }
 
@@ -54,12 +57,12 @@ const TEAM_CANNOT_SPREAD_WHY: &str = "A migration is many connections between th
     each with an address of its own, are used all at once.";
 
 /// A team that sends one migration over one of its members only.
-pub(super) fn team_cannot_spread(room: &Room) -> Vec<Finding> {
-    let carrying = migration_ports(room);
+pub(super) fn team_cannot_spread(survey: &Survey) -> Vec<Finding> {
+    let carrying = migration_ports(survey);
     let carries = |members: &[PortRef<'_>]| {
         members.iter().any(|member| carrying.iter().any(|at| std::ptr::eq(at.port, member.port)))
     };
-    let wanted = teams(room).into_iter().filter(|(_, members)| carries(members));
+    let wanted = teams(survey).into_iter().filter(|(_, members)| carries(members));
     wanted.filter_map(|(team, members)| team_cannot_spread_finding(team, members.len())).collect()
 }
 
@@ -68,23 +71,21 @@ fn team_cannot_spread_finding(at: PortRef<'_>, members: usize) -> Option<Finding
     let (severity, title) = obstacle(bond)?;
     let name = &at.port.name;
     let mut finding = finding(severity, title)
-        .at(at.place())
-        .seen(at.place(), "members", members)
-        .seen(at.place(), "mode", bond.mode.as_deref().unwrap_or("unknown"))
+        .at(at.location())
+        .seen(at.location(), "members", members)
+        .seen(at.location(), "mode", bond.mode.as_deref().unwrap_or("unknown"))
         .why(TEAM_CANNOT_SPREAD_WHY);
     if let Some(hash) = &bond.hash {
-        finding = finding.seen(at.place(), "hash", hash);
+        finding = finding.seen(at.location(), "hash", hash);
     }
     if severity == Severity::Warning {
         let command = format!("ip link set dev {name} type bond xmit_hash_policy layer3+4");
-        finding = finding.command(at.place(), "hash by address and port, and on the switch too", command);
+        finding = finding.command(at.location(), "hash by address and port, and on the switch too", command);
     }
-    Some(
-        finding.step(
-            Some(at.place()),
-            "or dissolve the team and give each port an address in a network of its own",
-        ),
-    )
+    Some(finding.step(
+        Some(at.location()),
+        "or dissolve the team and give each port an address in a network of its own",
+    ))
 }
 
 /// How many connections between two hosts are spread, if they are not.
@@ -108,7 +109,7 @@ const TEAM_WITHOUT_MONITORING_WHY: &str = "A member whose cable is pulled goes o
     connections hang until somebody looks.";
 
 /// A team that does not look whether its members have a link.
-pub(super) fn team_without_monitoring(room: &Room) -> Vec<Finding> {
+pub(super) fn team_without_monitoring(survey: &Survey) -> Vec<Finding> {
     let blind = |at: &PortRef<'_>| {
         at.port.kind == PortKind::Bond
             && at.port.bond.as_ref().is_some_and(|bond| bond.monitor_interval_ms == Some(0))
@@ -116,28 +117,28 @@ pub(super) fn team_without_monitoring(room: &Room) -> Vec<Finding> {
     let finding = |at: PortRef<'_>| {
         let command = format!("ip link set dev {} type bond miimon 100", at.port.name);
         finding(Severity::Warning, "the links of its members are never looked at (miimon 0)")
-            .at(at.place())
-            .seen(at.place(), "miimon", "0 ms")
+            .at(at.location())
+            .seen(at.location(), "miimon", "0 ms")
             .why(TEAM_WITHOUT_MONITORING_WHY)
-            .command(at.place(), "look ten times a second", command)
+            .command(at.location(), "look ten times a second", command)
     };
-    teams(room).into_iter().map(|(at, _)| at).filter(blind).map(finding).collect()
+    teams(survey).into_iter().map(|(at, _)| at).filter(blind).map(finding).collect()
 }
 
 const VLAN_BETWEEN_HOSTS_WHY: &str = "The addresses say one network, the cables lead into different ones: \
     these hosts cannot reach each other over this link, or only through a router.";
 
 /// Ports of one IP network in different VLANs.
-pub(super) fn vlan_between_hosts(room: &Room) -> Vec<Finding> {
-    segments(room).iter().filter_map(|segment| vlan_between_hosts_finding(room, segment)).collect()
+pub(super) fn vlan_between_hosts(survey: &Survey) -> Vec<Finding> {
+    segments(survey).iter().filter_map(|segment| vlan_between_hosts_finding(survey, segment)).collect()
 }
 
-fn vlan_between_hosts_finding(room: &Room, segment: &Segment<'_>) -> Option<Finding> {
-    let value = |at: PortRef<'_>| Some((at.place(), vlan_of(room, at)?.to_string()));
+fn vlan_between_hosts_finding(survey: &Survey, segment: &Segment<'_>) -> Option<Finding> {
+    let value = |at: PortRef<'_>| Some((at.location(), vlan_of(survey, at)?.to_string()));
     let values: Vec<Value> = segment.members.iter().filter_map(|(at, _)| value(*at)).collect();
     // Numbers are local to a switch where an overlay joins them: a probe that arrived is proof.
     let here = |end: &End| segment.network.contains(end.ip);
-    let all = room.matrix.probes.iter().filter(|probe| here(&probe.from) && here(&probe.to));
+    let all = survey.matrix.probes.iter().filter(|probe| here(&probe.from) && here(&probe.to));
     let mut reached = all.map(|probe| probe.reachable).peekable();
     if reached.peek().is_some() && reached.all(|reached| reached == Some(true)) {
         return None;
@@ -152,12 +153,13 @@ fn vlan_between_hosts_finding(room: &Room, segment: &Segment<'_>) -> Option<Find
 }
 
 /// The VLAN that packets of a port are in on the switch, if it is the same for all ports below.
-fn vlan_of(room: &Room, at: PortRef<'_>) -> Option<u16> {
+fn vlan_of(survey: &Survey, at: PortRef<'_>) -> Option<u16> {
     if at.port.kind == PortKind::Vlan {
         return at.port.vlan;
     }
-    let below = room.below(at);
-    let mut vlans: Vec<u16> = below.iter().filter_map(|at| switch_side(room, *at).vlan_untagged()).collect();
+    let below = survey.below(at);
+    let mut vlans: Vec<u16> =
+        below.iter().filter_map(|at| switch_side(survey, *at).vlan_untagged()).collect();
     vlans.dedup();
     match vlans.as_slice() {
         [one] => Some(*one),
@@ -169,12 +171,12 @@ const VLAN_IN_TEAM_WHY: &str = "Whether a connection works depends on the member
     migrations run, others hang, and pings prove nothing.";
 
 /// Members of one team whose switch ports are in different VLANs.
-pub(super) fn vlan_in_team(room: &Room) -> Vec<Finding> {
+pub(super) fn vlan_in_team(survey: &Survey) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for (team, members) in teams(room) {
+    for (team, members) in teams(survey) {
         let values: Vec<Value> =
-            members.iter().filter_map(|at| Some((at.place(), vlans_text(room, *at)?))).collect();
-        let whereabouts = format!("in {}", team.place());
+            members.iter().filter_map(|at| Some((at.location(), vlans_text(survey, *at)?))).collect();
+        let whereabouts = format!("in {}", team.location());
         let finding = differ(Severity::Error, "VLANs", &whereabouts, &values);
         findings.extend(finding.map(|finding| {
             finding
@@ -186,8 +188,8 @@ pub(super) fn vlan_in_team(room: &Room) -> Vec<Finding> {
 }
 
 /// What the switch says of the port.
-fn vlans_text(room: &Room, at: PortRef<'_>) -> Option<String> {
-    let switch = switch_side(room, at);
+fn vlans_text(survey: &Survey, at: PortRef<'_>) -> Option<String> {
+    let switch = switch_side(survey, at);
     let untagged = switch.vlan_untagged().map(|vlan| format!("{vlan} untagged"));
     let tagged = switch.vlans().map(|vlans| {
         let mut vlans = vlans.to_vec();
@@ -202,26 +204,29 @@ const VLAN_NOT_ON_SWITCH_WHY: &str = "The switch throws away frames of VLANs tha
     nothing arrives, and nothing says so.";
 
 /// A VLAN port whose VLAN the switch does not pass.
-pub(super) fn vlan_not_on_switch(room: &Room) -> Vec<Finding> {
-    let upper = room.carrying_ports().filter(|at| at.port.kind == PortKind::Vlan);
+pub(super) fn vlan_not_on_switch(survey: &Survey) -> Vec<Finding> {
+    let upper = survey.carrying_ports().filter(|at| at.port.kind == PortKind::Vlan);
     upper
         .flat_map(|at| {
-            room.below(at).into_iter().filter_map(move |below| vlan_not_on_switch_finding(room, at, below))
+            survey
+                .below(at)
+                .into_iter()
+                .filter_map(move |below| vlan_not_on_switch_finding(survey, at, below))
         })
         .collect()
 }
 
-fn vlan_not_on_switch_finding(room: &Room, upper: PortRef<'_>, below: PortRef<'_>) -> Option<Finding> {
-    let switch = switch_side(room, below);
+fn vlan_not_on_switch_finding(survey: &Survey, upper: PortRef<'_>, below: PortRef<'_>) -> Option<Finding> {
+    let switch = switch_side(survey, below);
     let (vlan, passed) = (upper.port.vlan?, switch.vlans()?);
     if passed.contains(&vlan) {
         return None;
     }
     let name = switch.name();
     let finding = finding(Severity::Warning, format!("VLAN {vlan} is not on its switch port {name}"))
-        .at(upper.place())
-        .seen(upper.place(), "VLAN", vlan)
-        .seen(Place::host(&name), "VLANs", numbers(passed))
+        .at(upper.location())
+        .seen(upper.location(), "VLAN", vlan)
+        .seen(Location::host(&name), "VLANs", numbers(passed))
         .why(VLAN_NOT_ON_SWITCH_WHY)
         .step(None, format!("add VLAN {vlan} to {name}, tagged"));
     Some(finding)
@@ -230,40 +235,40 @@ fn vlan_not_on_switch_finding(room: &Room, upper: PortRef<'_>, below: PortRef<'_
 #[cfg(test)]
 mod tests {
     mod lacp_incomplete {
-        use crate::testing::team_room;
+        use crate::testing::team_survey;
         use crate::testing::{only, port};
 
         #[test]
         fn by_the_count_of_the_bond() {
-            let mut room = team_room();
-            port(&mut room, "beta", "bond0").bond.as_mut().unwrap().aggregated = Some(1);
-            let finding = only(&room, "lacp-incomplete");
+            let mut survey = team_survey();
+            port(&mut survey, "beta", "bond0").bond.as_mut().unwrap().aggregated = Some(1);
+            let finding = only(&survey, "lacp-incomplete");
             assert_eq!(finding.title, "the switch aggregates 1 of 2 members");
-            assert_eq!(finding.places[0].to_string(), "beta bond0");
+            assert_eq!(finding.locations[0].to_string(), "beta bond0");
         }
 
         #[test]
         fn by_what_the_switch_says() {
-            let mut room = team_room();
-            port(&mut room, "beta", "ens1f1").neighbours[0].aggregation.as_mut().unwrap().on = false;
-            let finding = only(&room, "lacp-incomplete");
-            assert_eq!(finding.places[1].to_string(), "beta ens1f1");
+            let mut survey = team_survey();
+            port(&mut survey, "beta", "ens1f1").neighbours[0].aggregation.as_mut().unwrap().on = false;
+            let finding = only(&survey, "lacp-incomplete");
+            assert_eq!(finding.locations[1].to_string(), "beta ens1f1");
         }
     }
 
     mod team_cannot_spread {
         use crate::model::Severity;
-        use crate::testing::team_room;
+        use crate::testing::team_survey;
         use crate::testing::{only, port};
 
         #[test]
         fn a_hash_that_knows_hosts_only() {
-            let mut room = team_room();
-            port(&mut room, "beta", "bond0").bond.as_mut().unwrap().hash = Some("layer2".into());
-            let finding = only(&room, "team-cannot-spread");
+            let mut survey = team_survey();
+            port(&mut survey, "beta", "bond0").bond.as_mut().unwrap().hash = Some("layer2".into());
+            let finding = only(&survey, "team-cannot-spread");
             assert_eq!(finding.title, "802.3ad with hash layer2 puts two hosts on one member");
             assert_eq!(
-                (finding.places[0].to_string().as_str(), finding.severity),
+                (finding.locations[0].to_string().as_str(), finding.severity),
                 ("beta bond0", Severity::Warning)
             );
             assert_eq!(
@@ -274,75 +279,78 @@ mod tests {
 
         #[test]
         fn a_mode_with_a_spare() {
-            let mut room = team_room();
-            port(&mut room, "beta", "bond0").bond.as_mut().unwrap().mode = Some("active-backup".into());
-            assert_eq!(only(&room, "team-cannot-spread").severity, Severity::Hint);
+            let mut survey = team_survey();
+            port(&mut survey, "beta", "bond0").bond.as_mut().unwrap().mode = Some("active-backup".into());
+            assert_eq!(only(&survey, "team-cannot-spread").severity, Severity::Hint);
         }
     }
 
     mod team_without_monitoring {
-        use crate::testing::team_room;
+        use crate::testing::team_survey;
         use crate::testing::{only, port};
 
         #[test]
         fn named_with_host_and_team() {
-            let mut room = team_room();
-            port(&mut room, "beta", "bond0").bond.as_mut().unwrap().monitor_interval_ms = Some(0);
-            let finding = only(&room, "team-without-monitoring");
-            assert_eq!(finding.places[0].to_string(), "beta bond0");
+            let mut survey = team_survey();
+            port(&mut survey, "beta", "bond0").bond.as_mut().unwrap().monitor_interval_ms = Some(0);
+            let finding = only(&survey, "team-without-monitoring");
+            assert_eq!(finding.locations[0].to_string(), "beta bond0");
         }
     }
 
     mod vlan_between_hosts {
-        use crate::testing::{healthy_room, only, port};
-        use crate::testing::{probe, vlan_room};
+        use crate::testing::{healthy_survey, only, port};
+        use crate::testing::{probe, vlan_survey};
 
         #[test]
         fn by_the_number_of_the_port() {
-            let mut room = vlan_room();
-            port(&mut room, "beta", "ens1f0").neighbours[0].vlans.push(701);
-            port(&mut room, "beta", "ens1f0.700").vlan = Some(701);
-            let finding = only(&room, "vlan-between-hosts");
+            let mut survey = vlan_survey();
+            port(&mut survey, "beta", "ens1f0").neighbours[0].vlans.push(701);
+            port(&mut survey, "beta", "ens1f0.700").vlan = Some(701);
+            let finding = only(&survey, "vlan-between-hosts");
             assert_eq!(finding.title, "VLAN 701 and 700 on the same network 10.1.0.0/24");
-            assert_eq!(finding.places[0].to_string(), "beta ens1f0.700");
+            assert_eq!(finding.locations[0].to_string(), "beta ens1f0.700");
         }
 
         #[test]
         fn by_what_the_switch_says_of_untagged_frames() {
-            let mut room = healthy_room();
-            port(&mut room, "beta", "ens1f0").neighbours[0].vlan_untagged = Some(1);
-            let finding = only(&room, "vlan-between-hosts");
+            let mut survey = healthy_survey();
+            port(&mut survey, "beta", "ens1f0").neighbours[0].vlan_untagged = Some(1);
+            let finding = only(&survey, "vlan-between-hosts");
             assert_eq!(finding.title, "VLAN 1 and 100 on the same network 10.1.0.0/24");
-            room.matrix.probes = vec![probe()];
-            assert_eq!(crate::checks::run_all(&room), Vec::new(), "packets arrive");
+            survey.matrix.probes = vec![probe()];
+            assert_eq!(crate::checks::run_all(&survey), Vec::new(), "packets arrive");
         }
     }
 
     mod vlan_in_team {
-        use crate::testing::team_room;
+        use crate::testing::team_survey;
         use crate::testing::{only, port};
 
         #[test]
         fn both_members_are_shown() {
-            let mut room = team_room();
-            port(&mut room, "beta", "ens1f1").neighbours[0].vlan_untagged = Some(1);
-            let finding = only(&room, "vlan-in-team");
+            let mut survey = team_survey();
+            port(&mut survey, "beta", "ens1f1").neighbours[0].vlan_untagged = Some(1);
+            let finding = only(&survey, "vlan-in-team");
             assert_eq!(finding.title, "VLANs 100 untagged and 1 untagged in beta bond0");
-            assert!(finding.places.iter().any(|place| place.to_string() == "beta ens1f1"), "{finding:?}");
+            assert!(
+                finding.locations.iter().any(|location| location.to_string() == "beta ens1f1"),
+                "{finding:?}"
+            );
         }
     }
 
     mod vlan_not_on_switch {
-        use crate::testing::vlan_room;
+        use crate::testing::vlan_survey;
         use crate::testing::{only, port};
 
         #[test]
         fn port_and_switch_are_named() {
-            let mut room = vlan_room();
-            port(&mut room, "beta", "ens1f0").neighbours[0].vlans = vec![100, 200];
-            let finding = only(&room, "vlan-not-on-switch");
+            let mut survey = vlan_survey();
+            port(&mut survey, "beta", "ens1f0").neighbours[0].vlans = vec![100, 200];
+            let finding = only(&survey, "vlan-not-on-switch");
             assert_eq!(finding.title, "VLAN 700 is not on its switch port leaf0 Ethernet1/2");
-            assert_eq!(finding.places[0].to_string(), "beta ens1f0.700");
+            assert_eq!(finding.locations[0].to_string(), "beta ens1f0.700");
         }
     }
 }

@@ -38,7 +38,7 @@ pub struct Options {
     pub qemu: Vec<Qemu>,
     /// The agent, if it collects.
     pub agent: Option<Agent>,
-    /// What was heard by LLDP, with the name of the port.
+    /// What was received by LLDP, with the name of the port.
     pub neighbours: Vec<(String, Neighbour)>,
     /// Folders for the memory of guests, and whether they are for explicit huge pages.
     pub ram_folders: Vec<(PathBuf, bool)>,
@@ -183,8 +183,8 @@ fn with_files(link: Link, root: &Root, interrupts: &Interrupts) -> Port {
 fn add_neighbours(ports: &mut [Port], options: &Options, root: &Root) {
     let told = lldp::networkd(root, ports);
     for port in ports {
-        let heard = options.neighbours.iter().chain(&told).filter(|(name, _)| *name == port.name);
-        for (_, neighbour) in heard {
+        let received = options.neighbours.iter().chain(&told).filter(|(name, _)| *name == port.name);
+        for (_, neighbour) in received {
             let same = |one: &Neighbour| (&one.chassis, &one.port) == (&neighbour.chassis, &neighbour.port);
             if !port.neighbours.iter().any(same) {
                 port.neighbours.push(neighbour.clone());

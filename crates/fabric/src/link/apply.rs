@@ -189,10 +189,10 @@ mod tests {
     use super::*;
     use crate::collect::kernel::netlink::{Attributes, named_bits};
     use crate::link::plan::plan;
-    use crate::link::{Speed, Wish};
+    use crate::link::{RequestedSettings, Speed};
     use crate::model::Pause;
     use crate::qos::DcbSettings;
-    use crate::testing::healthy_room;
+    use crate::testing::healthy_survey;
 
     #[test]
     fn a_forced_speed_is_one_request() {
@@ -247,16 +247,16 @@ mod tests {
 
     #[test]
     fn what_never_changed_is_not_put_back() {
-        let room = healthy_room();
-        let before = room.hosts[0].port("ens1f1").unwrap();
-        let wish = Wish {
+        let survey = healthy_survey();
+        let before = survey.hosts[0].port("ens1f1").unwrap();
+        let requested = RequestedSettings {
             mtu: Some(1500),
             speed: Some(Speed::Forced(10_000)),
             fec: Some("off".into()),
             pause: Some(true),
             queues: Some(4),
         };
-        let undo = plan(before, &wish).unwrap().undo;
+        let undo = plan(before, &requested).unwrap().undo;
         assert_eq!(ethtool("x", &undo).len(), 4, "{undo:?}");
         let nothing = left(before, &undo);
         assert!(ethtool("x", &nothing).is_empty() && nothing.mtu.is_none(), "{nothing:?}");

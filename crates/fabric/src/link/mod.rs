@@ -1,6 +1,6 @@
 //! Changes the settings of a port: what would change, doing it, undoing it.
 //!
-//! * here: a wish, and what it changes. * [`plan`]: wish and port make steps, warnings or a refusal (pure).
+//! * here: requested settings, and what they change. * [`plan`]: request and port make steps, warnings or a refusal (pure).
 //! * [`apply`]: settings go to the kernel.
 
 pub mod apply;
@@ -16,7 +16,7 @@ use crate::qos::DcbSettings;
 /// What an operator wants of a port. What is `None` stays as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Wish {
+pub struct RequestedSettings {
     /// Largest packet, bytes.
     pub mtu: Option<u32>,
     /// Speed.
@@ -78,10 +78,10 @@ pub struct PortStep {
     pub to: String,
 }
 
-/// What a wish changes.
+/// What requested settings change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// One by one; empty if all is as wished.
+    /// One by one; empty if all is as requested.
     pub steps: Vec<PortStep>,
     /// What may go wrong, by what is known of the other side.
     pub warnings: Vec<String>,

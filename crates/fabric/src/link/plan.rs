@@ -1,8 +1,8 @@
-//! From a wish and a port: what changes, what undoes it, and what speaks against it. Pure.
+//! From requested settings and a port: what changes, what undoes it, and what speaks against it. Pure.
 
 use thiserror::Error;
 
-use super::{Plan, PortStep, Settings, Speed, Wish};
+use super::{Plan, PortStep, RequestedSettings, Settings, Speed};
 use crate::model::{Pause, Port};
 
 /// The least that IPv6 takes. Where a port gets less, the kernel takes its IPv6 addresses away and does not give them back.
@@ -18,7 +18,7 @@ pub enum Impossible {
         port: String,
         /// The driver's limit, bytes.
         most: u32,
-        /// Wished, bytes.
+        /// Requested, bytes.
         wanted: u32,
     },
     /// No mode of this speed.
@@ -26,7 +26,7 @@ pub enum Impossible {
     Speed {
         /// The port.
         port: String,
-        /// Wished, megabits per second.
+        /// Requested, megabits per second.
         wanted: u32,
         /// Its modes.
         able: String,
@@ -48,13 +48,13 @@ pub enum Impossible {
         port: String,
         /// Its most.
         most: u32,
-        /// Wished.
+        /// Requested.
         wanted: u32,
     },
     /// Not a FEC.
     #[error("{wanted:?} is no FEC; there are auto, off, rs, baser, llrs")]
     Fec {
-        /// Wished.
+        /// Requested.
         wanted: String,
     },
     /// The port does not have such a setting.
@@ -67,22 +67,22 @@ pub enum Impossible {
     },
 }
 
-/// What the wish changes on this port.
-pub fn plan(port: &Port, wish: &Wish) -> Result<Plan, Impossible> {
+/// What the request changes on this port.
+pub fn plan(port: &Port, requested: &RequestedSettings) -> Result<Plan, Impossible> {
     let mut plan = Plan::default();
-    if let Some(mtu) = wish.mtu {
+    if let Some(mtu) = requested.mtu {
         self::mtu(port, mtu, &mut plan)?;
     }
-    if let Some(speed) = wish.speed {
+    if let Some(speed) = requested.speed {
         self::speed(port, speed, &mut plan)?;
     }
-    if let Some(name) = &wish.fec {
+    if let Some(name) = &requested.fec {
         fec(port, name, &mut plan)?;
     }
-    if let Some(on) = wish.pause {
+    if let Some(on) = requested.pause {
         pause(port, on, &mut plan)?;
     }
-    if let Some(count) = wish.queues {
+    if let Some(count) = requested.queues {
         queues(port, count, &mut plan)?;
     }
     Ok(plan)
@@ -253,19 +253,19 @@ fn queues(port: &Port, wanted: u32, plan: &mut Plan) -> Result<(), Impossible> {
 mod tests {
     use super::*;
     use crate::model::{Neighbour, Queues};
-    use crate::testing::{healthy_room, port};
+    use crate::testing::{healthy_survey, port};
 
-    fn wish() -> Wish {
-        Wish::default()
+    fn requested() -> RequestedSettings {
+        RequestedSettings::default()
     }
 
     fn fast_port() -> Port {
-        port(&mut healthy_room(), "alpha", "ens1f0").clone()
+        port(&mut healthy_survey(), "alpha", "ens1f0").clone()
     }
 
     #[test]
     fn what_is_as_wished_changes_nothing() {
-        let all = Wish {
+        let all = RequestedSettings {
             mtu: Some(9000),
             speed: Some(Speed::Auto),
             fec: Some("auto".into()),
@@ -277,7 +277,9 @@ mod tests {
 
     #[test]
     fn a_25g_port_is_forced_to_10g_and_back() {
-        let plan = plan(&fast_port(), &Wish { speed: Some(Speed::Forced(10_000)), ..wish() }).unwrap();
+        let plan =
+            plan(&fast_port(), &RequestedSettings { speed: Some(Speed::Forced(10_000)), ..requested() })
+                .unwrap();
         assert_eq!(
             plan.steps[0],
             PortStep { what: "speed".into(), from: "negotiated".into(), to: "10000 Mb/s, forced".into() }
@@ -297,7 +299,7 @@ mod tests {
             frame_bytes_max: Some(1518),
             ..Neighbour::default()
         }];
-        let plan = plan(&port, &Wish { mtu: Some(9000), ..wish() }).unwrap();
+        let plan = plan(&port, &RequestedSettings { mtu: Some(9000), ..requested() }).unwrap();
         assert_eq!((plan.settings.mtu, plan.undo.mtu), (Some(9000), Some(1500)));
         assert!(plan.warnings[0].contains("leaf0 passes packets of 1500 bytes only"), "{:?}", plan.warnings);
     }
@@ -306,7 +308,7 @@ mod tests {
     fn too_small_for_ipv6_is_a_warning() {
         let warnings = |now: u32, wanted: u32| {
             let port = Port { mtu: Some(now), ..fast_port() };
-            plan(&port, &Wish { mtu: Some(wanted), ..wish() }).unwrap().warnings
+            plan(&port, &RequestedSettings { mtu: Some(wanted), ..requested() }).unwrap().warnings
         };
         assert!(warnings(1500, 1279)[0].starts_with("IPv6 needs 1280: ens1f0 loses its IPv6 addresses"));
         assert_eq!(warnings(1500, 1280), [""; 0]);
@@ -316,17 +318,20 @@ mod tests {
     #[test]
     fn what_the_port_cannot_do_is_refused() {
         let cases = [
-            Wish { mtu: Some(20_000), ..wish() },
-            Wish { speed: Some(Speed::Forced(100_000)), ..wish() },
-            Wish { fec: Some("magic".into()), ..wish() },
-            Wish { queues: Some(0), ..wish() },
-            Wish { queues: Some(17), ..wish() },
+            RequestedSettings { mtu: Some(20_000), ..requested() },
+            RequestedSettings { speed: Some(Speed::Forced(100_000)), ..requested() },
+            RequestedSettings { fec: Some("magic".into()), ..requested() },
+            RequestedSettings { queues: Some(0), ..requested() },
+            RequestedSettings { queues: Some(17), ..requested() },
         ];
         for case in cases {
             assert!(plan(&fast_port(), &case).is_err(), "{case:?}");
         }
         let bare = Port { name: "veth0".into(), ..Port::default() };
-        for case in [Wish { speed: Some(Speed::Auto), ..wish() }, Wish { pause: Some(true), ..wish() }] {
+        for case in [
+            RequestedSettings { speed: Some(Speed::Auto), ..requested() },
+            RequestedSettings { pause: Some(true), ..requested() },
+        ] {
             assert!(plan(&bare, &case).is_err(), "{case:?}");
         }
     }
@@ -336,7 +341,7 @@ mod tests {
         let mut port = fast_port();
         port.queues =
             Some(Queues { rx: Some(1), tx: Some(1), rx_max: Some(4), tx_max: Some(4), ..Queues::default() });
-        let plan = plan(&port, &Wish { queues: Some(4), ..wish() }).unwrap();
+        let plan = plan(&port, &RequestedSettings { queues: Some(4), ..requested() }).unwrap();
         assert_eq!(
             (plan.settings.queues_rx, plan.settings.queues_tx, plan.settings.queues_combined),
             (Some(4), Some(4), None)

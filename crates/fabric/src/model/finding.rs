@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::link::Wish;
+use crate::link::RequestedSettings;
 
 /// How bad it is. Worst last, so that `max` is the worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -20,7 +20,7 @@ pub enum Severity {
 
 /// Where: a host, or one of its ports.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Place {
+pub struct Location {
     /// Host.
     pub host: String,
     /// Port; `None` is the host as a whole.
@@ -28,19 +28,19 @@ pub struct Place {
     pub port: Option<String>,
 }
 
-impl Place {
+impl Location {
     /// A host as a whole.
-    pub fn host(host: &str) -> Place {
-        Place { host: host.to_owned(), port: None }
+    pub fn host(host: &str) -> Location {
+        Location { host: host.to_owned(), port: None }
     }
 
     /// A port of a host.
-    pub fn port(host: &str, port: &str) -> Place {
-        Place { host: host.to_owned(), port: Some(port.to_owned()) }
+    pub fn port(host: &str, port: &str) -> Location {
+        Location { host: host.to_owned(), port: Some(port.to_owned()) }
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.port {
             Some(port) => write!(f, "{} {port}", self.host),
@@ -49,11 +49,11 @@ impl fmt::Display for Place {
     }
 }
 
-/// A value that was seen at a place. A finding shows them side by side.
+/// A value that was seen at a location. A finding shows them side by side.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Seen {
+pub struct Observation {
     /// Where.
-    pub place: Place,
+    pub location: Location,
     /// What, such as `MTU`.
     pub what: String,
     /// Its value with its unit, as an operator writes it.
@@ -64,14 +64,14 @@ pub struct Seen {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fix {
     /// Where to do it; `None` is anywhere, or on the switch.
-    pub place: Option<Place>,
+    pub location: Option<Location>,
     /// What to do, one sentence.
     pub what: String,
     /// The command, ready to be pasted; `None` if hands are needed.
     pub command: Option<String>,
     /// How `linerate doctor --fix` does it; `None` if it cannot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mend: Option<AutoFix>,
+    pub auto_fix: Option<AutoFix>,
 }
 
 /// How Linerate itself puts it right.
@@ -79,7 +79,7 @@ pub struct Fix {
 #[serde(rename_all = "snake_case")]
 pub enum AutoFix {
     /// Settings of the port, as `linerate link set` makes them.
-    Port(Wish),
+    Port(RequestedSettings),
     /// The operator's intent, as `linerate qos apply` does.
     Intent,
 }
@@ -92,7 +92,7 @@ pub struct Effect {
     /// What it saw.
     pub title: String,
     /// Where.
-    pub places: Vec<Place>,
+    pub locations: Vec<Location>,
 }
 
 /// Something that is wrong.
@@ -105,9 +105,9 @@ pub struct Finding {
     /// One line with the values in it, for a tired person.
     pub title: String,
     /// Where, the culprits first.
-    pub places: Vec<Place>,
+    pub locations: Vec<Location>,
     /// What was seen, side by side.
-    pub seen: Vec<Seen>,
+    pub seen: Vec<Observation>,
     /// What else was seen that follows from it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub effects: Vec<Effect>,
@@ -126,7 +126,7 @@ impl Finding {
             id: String::new(),
             severity,
             title: title.into(),
-            places: Vec::new(),
+            locations: Vec::new(),
             seen: Vec::new(),
             effects: Vec::new(),
             why: String::new(),
@@ -142,17 +142,17 @@ impl Finding {
         self
     }
 
-    /// Names a place.
-    pub fn at(mut self, place: Place) -> Finding {
-        if !self.places.contains(&place) {
-            self.places.push(place);
+    /// Names a location.
+    pub fn at(mut self, location: Location) -> Finding {
+        if !self.locations.contains(&location) {
+            self.locations.push(location);
         }
         self
     }
 
     /// Shows a value.
-    pub fn seen(mut self, place: Place, what: &str, value: impl ToString) -> Finding {
-        self.seen.push(Seen { place, what: what.to_owned(), value: value.to_string() });
+    pub fn seen(mut self, location: Location, what: &str, value: impl ToString) -> Finding {
+        self.seen.push(Observation { location, what: what.to_owned(), value: value.to_string() });
         self
     }
 
@@ -163,34 +163,40 @@ impl Finding {
     }
 
     /// Adds a command that puts it right.
-    pub fn command(mut self, place: Place, what: &str, command: impl Into<String>) -> Finding {
+    pub fn command(mut self, location: Location, what: &str, command: impl Into<String>) -> Finding {
         self.fixes.push(Fix {
-            place: Some(place),
+            location: Some(location),
             what: what.to_owned(),
             command: Some(command.into()),
-            mend: None,
+            auto_fix: None,
         });
         self
     }
 
     /// Adds a command that puts a port right, and what `--fix` sets there.
-    pub fn mend(mut self, place: Place, what: &str, command: impl Into<String>, wish: Wish) -> Finding {
-        let (what, mend) = (what.to_owned(), Some(AutoFix::Port(wish)));
-        self.fixes.push(Fix { place: Some(place), what, command: Some(command.into()), mend });
+    pub fn fix(
+        mut self,
+        location: Location,
+        what: &str,
+        command: impl Into<String>,
+        requested: RequestedSettings,
+    ) -> Finding {
+        let (what, auto_fix) = (what.to_owned(), Some(AutoFix::Port(requested)));
+        self.fixes.push(Fix { location: Some(location), what, command: Some(command.into()), auto_fix });
         self
     }
 
     /// Adds the command that makes a host as the operator's intent says.
     pub fn by_intent(mut self, host: &str, what: &str) -> Finding {
         let command = Some("linerate qos apply FILE".to_owned());
-        let place = Some(Place::host(host));
-        self.fixes.push(Fix { place, what: what.to_owned(), command, mend: Some(AutoFix::Intent) });
+        let location = Some(Location::host(host));
+        self.fixes.push(Fix { location, what: what.to_owned(), command, auto_fix: Some(AutoFix::Intent) });
         self
     }
 
     /// Adds a step that needs hands or another system.
-    pub fn step(mut self, place: Option<Place>, what: impl Into<String>) -> Finding {
-        self.fixes.push(Fix { place, what: what.into(), command: None, mend: None });
+    pub fn step(mut self, location: Option<Location>, what: impl Into<String>) -> Finding {
+        self.fixes.push(Fix { location, what: what.into(), command: None, auto_fix: None });
         self
     }
 }

@@ -41,7 +41,7 @@ pub struct Inventory {
     pub schema: Schema,
     /// Name of the host; how findings call it.
     pub host: String,
-    /// What it calls itself, where another host of the room has that name too.
+    /// What it calls itself, where another host of the survey has that name too.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub own_name: Option<String>,
     /// When it was collected, milliseconds since 1970.
@@ -179,11 +179,11 @@ fn drop_unknown(value: &mut serde_json::Value) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::healthy_room;
+    use crate::testing::healthy_survey;
 
     #[test]
     fn the_json_form_gives_back_what_was_written() {
-        for host in healthy_room().hosts {
+        for host in healthy_survey().hosts {
             let text = host.to_json().unwrap();
             assert_eq!(Inventory::from_json(text.as_bytes()).unwrap(), host);
         }

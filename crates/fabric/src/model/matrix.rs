@@ -81,7 +81,7 @@ pub struct Probe {
     pub reachable: Option<bool>,
     /// Packets did arrive, whatever became of the replies; told where none came.
     #[serde(default)]
-    pub heard: Option<bool>,
+    pub received: Option<bool>,
     /// The agent's TCP port takes connections over this link.
     #[serde(default)]
     pub tcp: Option<bool>,
@@ -136,7 +136,7 @@ impl Probe {
             from,
             to,
             reachable: None,
-            heard: None,
+            received: None,
             tcp: None,
             tcp_failure: None,
             loss: None,

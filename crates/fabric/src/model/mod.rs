@@ -1,4 +1,4 @@
-//! What is known of a room full of hosts.
+//! What is known of several hosts and of the network between them.
 //!
 //! Every type here has a JSON form, described in `docs/inventory.md`. A host that does not know something leaves it
 //! out: `None` is "not known", never "no". Unknown fields are ignored, so that a newer minor version can be read by
@@ -10,10 +10,10 @@ mod inventory;
 mod matrix;
 mod port;
 mod rdma;
-mod room;
+mod survey;
 mod switch;
 
-pub use finding::{AutoFix, Effect, Finding, Fix, Place, Seen, Severity};
+pub use finding::{AutoFix, Effect, Finding, Fix, Location, Observation, Severity};
 pub use host::{
     Agent, Cpu, Feature, Firewall, FirewallChain, Gateway, Governor, HugePages, Hypervisor, IdleState, Limit,
     Memory, NumaNode, Qemu, RamFolder, Resolved, Route, System, Time,
@@ -25,5 +25,5 @@ pub use port::{
     Pause, Pcie, PcieLink, Pfc, Port, PortKind, Queues, Rings, Selector, Taken,
 };
 pub use rdma::{Gid, GidKind, LinkLayer, RdmaDevice, RdmaPort};
-pub use room::{Network, PortRef, Room, Segment};
+pub use survey::{Network, PortRef, Segment, Survey};
 pub use switch::{Aggregation, Neighbour, Switch, SwitchPort};

@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use crate::model::{Finding, PortRef, Probe, Room, Severity};
+use crate::model::{Finding, PortRef, Probe, Severity, Survey};
 use crate::report::{clean, headline, summary, word};
 
 const STYLE: &str = "body{font:15px/1.45 sans-serif;margin:2em auto;max-width:75em;padding:0 \
@@ -12,7 +12,7 @@ const STYLE: &str = "body{font:15px/1.45 sans-serif;margin:2em auto;max-width:75
     .3em}.error{color:#b00020}.warning{color:#9a6700}.hint{color:#0550ae}svg text{font:12px sans-serif}";
 
 /// The whole report.
-pub fn html(room: &Room, findings: &[Finding]) -> String {
+pub fn html(survey: &Survey, findings: &[Finding]) -> String {
     let mut sorted: Vec<&Finding> = findings.iter().collect();
     sorted.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     let list: String = sorted.into_iter().map(entry).collect();
@@ -21,9 +21,9 @@ pub fn html(room: &Room, findings: &[Finding]) -> String {
          <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n\
          <title>linerate doctor</title><style>{STYLE}</style></head><body>\n<h1>linerate doctor</h1>\n<p>{}</p>\n\
          <h2>Findings</h2>\n{list}<h2>Hosts, links, switches</h2>\n{}{}</body></html>\n",
-        escape(&summary(room, findings)),
-        picture(room, findings),
-        matrix(&room.matrix.probes),
+        escape(&summary(survey, findings)),
+        picture(survey, findings),
+        matrix(&survey.matrix.probes),
     )
 }
 
@@ -48,14 +48,15 @@ fn entry(finding: &Finding) -> String {
     let seen: String = finding
         .seen
         .iter()
-        .map(|seen| row("td", &[seen.place.to_string(), seen.what.clone(), seen.value.clone()]))
+        .map(|seen| row("td", &[seen.location.to_string(), seen.what.clone(), seen.value.clone()]))
         .collect();
     let follows = |effect: &crate::model::Effect| format!("<li>follows: {}</li>", escape(&effect.title));
     let follows: String = finding.effects.iter().map(follows).collect();
     let fix = |fix: &crate::model::Fix| {
-        let place = fix.place.as_ref().map(|place| format!("{}: ", place.host)).unwrap_or_default();
+        let location =
+            fix.location.as_ref().map(|location| format!("{}: ", location.host)).unwrap_or_default();
         let command = fix.command.as_ref().map(|command| format!("<br><code>{}</code>", escape(command)));
-        format!("<li>{}{}</li>", escape(&format!("{place}{}", fix.what)), command.unwrap_or_default())
+        format!("<li>{}{}</li>", escape(&format!("{location}{}", fix.what)), command.unwrap_or_default())
     };
     let fixes: String = finding.fixes.iter().map(fix).collect();
     format!(
@@ -120,22 +121,27 @@ const HOST_RIGHT: usize = 300;
 const HUB_LEFT: usize = 640;
 
 /// What a port hangs on: its switch, or the network of its address.
-fn hub(room: &Room, at: PortRef<'_>) -> Option<String> {
-    let heard = at.port.neighbours.iter().find_map(|one| one.system.clone().or_else(|| one.chassis.clone()));
+fn hub(survey: &Survey, at: PortRef<'_>) -> Option<String> {
+    let neighbour =
+        at.port.neighbours.iter().find_map(|one| one.system.clone().or_else(|| one.chassis.clone()));
     let exported = || {
         let ours = |port: &crate::model::SwitchPort| {
             port.host.as_ref() == Some(&at.host.host) && port.host_port.as_ref() == Some(&at.port.name)
         };
-        room.switches.iter().find(|switch| switch.ports.iter().any(ours)).map(|switch| switch.switch.clone())
+        survey
+            .switches
+            .iter()
+            .find(|switch| switch.ports.iter().any(ours))
+            .map(|switch| switch.switch.clone())
     };
     let network =
         || at.port.addresses.iter().find(|address| address.shared()).map(|one| one.network().to_string());
-    heard.or_else(exported).or_else(network)
+    neighbour.or_else(exported).or_else(network)
 }
 
 fn color(findings: &[Finding], at: PortRef<'_>) -> &'static str {
-    let place = at.place();
-    let here = findings.iter().filter(|finding| finding.places.contains(&place));
+    let location = at.location();
+    let here = findings.iter().filter(|finding| finding.locations.contains(&location));
     match here.map(|finding| finding.severity).max() {
         Some(Severity::Error) => "#b00020",
         Some(Severity::Warning) => "#d29922",
@@ -144,16 +150,16 @@ fn color(findings: &[Finding], at: PortRef<'_>) -> &'static str {
 }
 
 /// The picture as inline SVG.
-fn picture(room: &Room, findings: &[Finding]) -> String {
+fn picture(survey: &Survey, findings: &[Finding]) -> String {
     let mut hubs: Vec<String> = Vec::new();
     let mut body = String::new();
     let mut lines: Vec<(usize, usize, &'static str, String)> = Vec::new();
     let mut y = 10;
-    for host in &room.hosts {
+    for host in &survey.hosts {
         let cables: Vec<(PortRef<'_>, String)> = host
             .ports
             .iter()
-            .filter_map(|port| Some((PortRef { host, port }, hub(room, PortRef { host, port })?)))
+            .filter_map(|port| Some((PortRef { host, port }, hub(survey, PortRef { host, port })?)))
             .collect();
         let height = ROW * (cables.len() + 1) + 6;
         let _ = write!(
@@ -214,21 +220,21 @@ mod tests {
         use super::super::*;
         use crate::checks::run_all;
         use crate::model::{End, PathMtu};
-        use crate::testing::{healthy_room, port};
+        use crate::testing::{healthy_survey, port};
 
         #[test]
         fn nothing_from_outside_becomes_markup_and_nothing_is_loaded() {
             let evil = "<script>alert('x')</script>\"><img src=http://x>";
-            let mut room = healthy_room();
-            room.hosts[1].host = evil.into();
-            room.hosts[1].ports[1].name = evil.into();
-            room.hosts[1].ports[1].carrier_changes = Some(500);
-            room.hosts[1].ports[1].neighbours[0].system = Some(evil.into());
+            let mut survey = healthy_survey();
+            survey.hosts[1].host = evil.into();
+            survey.hosts[1].ports[1].name = evil.into();
+            survey.hosts[1].ports[1].carrier_changes = Some(500);
+            survey.hosts[1].ports[1].neighbours[0].system = Some(evil.into());
             let end = End { host: evil.into(), port: evil.into(), ip: [10, 1, 0, 1].into() };
             let mut probe = Probe::new(end.clone(), end);
             probe.failure = Some(evil.into());
-            room.matrix.probes = vec![probe];
-            let page = html(&room, &run_all(&room));
+            survey.matrix.probes = vec![probe];
+            let page = html(&survey, &run_all(&survey));
             assert!(page.contains("&lt;script&gt;"), "the name is shown");
             for forbidden in ["<script", "<img", "<link", "@import", "src=\"", "url("] {
                 assert!(!page.contains(forbidden), "{forbidden}");
@@ -237,13 +243,13 @@ mod tests {
 
         #[test]
         fn findings_picture_and_matrix_are_there() {
-            let mut room = healthy_room();
-            port(&mut room, "beta", "ens1f1").mtu = Some(1500);
+            let mut survey = healthy_survey();
+            port(&mut survey, "beta", "ens1f1").mtu = Some(1500);
             let end = |host: &str| End { host: host.into(), port: "ens1f1".into(), ip: [10, 1, 1, 1].into() };
             let mut probe = Probe::new(end("alpha"), end("beta"));
             probe.path_mtu = Some(PathMtu { promised: 9000, passed: 1500, black_hole: true });
-            room.matrix.probes = vec![probe];
-            let page = html(&room, &run_all(&room));
+            survey.matrix.probes = vec![probe];
+            let page = html(&survey, &run_all(&survey));
             for words in [
                 "<b class=\"error\">error</b> beta ens1f1: MTU 1500 and 9000",
                 "<svg",
@@ -259,18 +265,18 @@ mod tests {
     mod picture {
         use super::super::*;
         use crate::checks::run_all;
-        use crate::testing::{healthy_room, port};
+        use crate::testing::{healthy_survey, port};
 
         #[test]
         fn a_line_for_each_cable_and_the_faulty_one_is_red() {
-            let mut room = healthy_room();
-            let healthy = picture(&room, &[]);
+            let mut survey = healthy_survey();
+            let healthy = picture(&survey, &[]);
             // Three hosts with three ports each; two switches and the management network.
             assert_eq!((healthy.matches("<line").count(), healthy.matches("<rect").count()), (9, 6));
             assert!(healthy.contains("leaf0") && healthy.contains("192.168.0.0/24"));
             assert!(!healthy.contains("#b00020"));
-            port(&mut room, "beta", "ens1f1").mtu = Some(1500);
-            let faulty = picture(&room, &run_all(&room));
+            port(&mut survey, "beta", "ens1f1").mtu = Some(1500);
+            let faulty = picture(&survey, &run_all(&survey));
             assert_eq!(faulty.matches("#b00020").count(), 1);
         }
     }

@@ -1,11 +1,11 @@
-//! What the doctor found, as a verdict and as a page: pure functions of a room and its findings. Text for terminals
+//! What the doctor found, as a verdict and as a page: pure functions of a survey and its findings. Text for terminals
 //! is the client's.
 
 mod html;
 
 use serde::Serialize;
 
-use crate::model::{Finding, Room, Severity};
+use crate::model::{Finding, Severity, Survey};
 
 pub use html::html;
 
@@ -30,14 +30,14 @@ pub fn verdict(findings: &[Finding]) -> Verdict {
     }
 }
 
-/// Where, what, and which finding it is. Long lists of places are cut: the details have them all.
+/// Where, what, and which finding it is. Long lists of locations are cut: the details have them all.
 fn headline(finding: &Finding) -> String {
-    let mut places: Vec<String> = finding.places.iter().take(3).map(ToString::to_string).collect();
-    if finding.places.len() > 3 {
-        places.push(format!("{} more", finding.places.len() - 3));
+    let mut locations: Vec<String> = finding.locations.iter().take(3).map(ToString::to_string).collect();
+    if finding.locations.len() > 3 {
+        locations.push(format!("{} more", finding.locations.len() - 3));
     }
-    let places = if places.is_empty() { String::new() } else { format!("{}: ", places.join(", ")) };
-    format!("{places}{} [{}]", finding.title, finding.id)
+    let locations = if locations.is_empty() { String::new() } else { format!("{}: ", locations.join(", ")) };
+    format!("{locations}{} [{}]", finding.title, finding.id)
 }
 
 /// Without characters that steer a terminal: names come from other hosts and from files.
@@ -54,8 +54,8 @@ fn word(severity: Severity) -> &'static str {
 }
 
 /// `2 hosts: errors 1, warnings 0, hints 3`.
-fn summary(room: &Room, findings: &[Finding]) -> String {
-    let hosts = room.hosts.len();
+fn summary(survey: &Survey, findings: &[Finding]) -> String {
+    let hosts = survey.hosts.len();
     let plural = if hosts == 1 { "host" } else { "hosts" };
     if findings.is_empty() {
         return format!("{hosts} {plural}: nothing found");

@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
 use linerate_api::{Client, ErrorBody, LinkAnswer, LinkStep, paths};
-use linerate_fabric::model::{Address, Inventory, Port, PortKind, Room};
+use linerate_fabric::model::{Address, Inventory, Port, PortKind, Survey};
 
 use super::*;
 use crate::context::Screen;
@@ -16,8 +16,8 @@ use crate::render::paint::Paint;
 
 /// What the agent does.
 struct Script {
-    /// The rooms that it sees, one after the other, the last one again and again; and hosts that do not answer then.
-    looks: Vec<(Room, Vec<Unheard>)>,
+    /// The surveys that it returns, one after the other, the last one again and again; and hosts that do not answer then.
+    looks: Vec<(Survey, Vec<UnreachableHost>)>,
     /// What it says of a command instead of doing it, such as `confirm l1`.
     refuses: fn(&str) -> Option<ErrorBody>,
 }
@@ -71,8 +71,9 @@ async fn look(State((script, asked)): State<Shared>) -> Response {
     let mut asked = asked.lock().unwrap();
     let before = asked.iter().filter(|line| *line == "look").count();
     asked.push("look".into());
-    let (room, unheard) = script.looks[before.min(script.looks.len() - 1)].clone();
-    Json(DoctorAnswer { room: serde_json::to_value(room).unwrap(), heard: vec![], unheard }).into_response()
+    let (survey, unreachable) = script.looks[before.min(script.looks.len() - 1)].clone();
+    Json(DoctorAnswer { survey: serde_json::to_value(survey).unwrap(), answered: vec![], unreachable })
+        .into_response()
 }
 
 impl Agent {
@@ -91,7 +92,11 @@ impl Agent {
     }
 
     /// `linerate doctor --fix --yes --json`, begun with what the script sees first.
-    async fn fix(&self, begun: (Room, Vec<Unheard>), heard: &[Heard]) -> Result<Exit, Failure> {
+    async fn fix(
+        &self,
+        begun: (Survey, Vec<UnreachableHost>),
+        answered: &[AnsweredHost],
+    ) -> Result<Exit, Failure> {
         let screen = Screen { width: 100, paint: Paint::PLAIN, live: false };
         let client = Client::new(self.folder.path().join("agent.sock"));
         let context = Context { client, json: true, out: screen, err: screen };
@@ -109,9 +114,9 @@ impl Agent {
             qos: None,
             within: 60,
         };
-        let (room, unheard) = begun;
-        let look = Look { findings: run_all(&room), room, unheard };
-        run(&look, heard, &flags, &context).await
+        let (survey, unreachable) = begun;
+        let look = Look { findings: run_all(&survey), survey, unreachable };
+        run(&look, answered, &flags, &context).await
     }
 
     fn asked(&self) -> Vec<String> {
@@ -120,7 +125,7 @@ impl Agent {
 }
 
 /// alpha and beta on two networks, with these MTUs of alpha's and beta's ports.
-fn room(alpha: [u32; 2], beta: [u32; 2]) -> Room {
+fn survey(alpha: [u32; 2], beta: [u32; 2]) -> Survey {
     let host = |name: &str, last: u8, mtus: [u32; 2]| {
         let port = |at: u8, mtu: u32| {
             let addresses = vec![Address { ip: [10, 0, at, last].into(), prefix: 24 }];
@@ -130,24 +135,24 @@ fn room(alpha: [u32; 2], beta: [u32; 2]) -> Room {
         let ports = vec![port(0, mtus[0]), port(1, mtus[1])];
         Inventory { ports, ..Inventory::new(name) }
     };
-    Room::of(vec![host("alpha", 1, alpha), host("beta", 2, beta)])
+    Survey::of(vec![host("alpha", 1, alpha), host("beta", 2, beta)])
 }
 
 /// A fault at each of beta's ports.
-fn faulty() -> Room {
-    room([9000; 2], [1500; 2])
+fn faulty() -> Survey {
+    survey([9000; 2], [1500; 2])
 }
 
-fn mended() -> Room {
-    room([9000; 2], [9000; 2])
+fn fixed() -> Survey {
+    survey([9000; 2], [9000; 2])
 }
 
-fn heard() -> Vec<Heard> {
-    vec![Heard { named: "beta.example".into(), host: "beta".into() }]
+fn answered() -> Vec<AnsweredHost> {
+    vec![AnsweredHost { named: "beta.example".into(), host: "beta".into() }]
 }
 
-fn silent(host: &str) -> Unheard {
-    Unheard { host: host.into(), why: "no answer".into() }
+fn silent(host: &str) -> UnreachableHost {
+    UnreachableHost { host: host.into(), why: "no answer".into() }
 }
 
 const SETS: [&str; 3] = ["set l0 of beta.example", "set l1 of beta.example", "look"];
@@ -155,8 +160,8 @@ const BOTH_BACK: [&str; 2] = ["put back l1 of beta.example", "put back l0 of bet
 
 #[tokio::test]
 async fn what_helps_is_kept() {
-    let agent = Agent::new(Script { looks: vec![(mended(), vec![])], refuses: |_| None });
-    agent.fix((faulty(), vec![]), &heard()).await.unwrap();
+    let agent = Agent::new(Script { looks: vec![(fixed(), vec![])], refuses: |_| None });
+    agent.fix((faulty(), vec![]), &answered()).await.unwrap();
     let kept = ["confirm l0 of beta.example", "confirm l1 of beta.example"];
     assert_eq!(agent.asked(), [&SETS[..], &kept].concat());
 }
@@ -164,10 +169,10 @@ async fn what_helps_is_kept() {
 #[tokio::test]
 async fn a_host_that_falls_silent_is_missed_also_where_another_was_silent_before() {
     // With beta's inventory its findings go.
-    let alone = Room::of(faulty().hosts.into_iter().take(1).collect());
+    let alone = Survey::of(faulty().hosts.into_iter().take(1).collect());
     let after = vec![silent("gamma"), silent("beta.example")];
     let agent = Agent::new(Script { looks: vec![(alone, after)], refuses: |_| None });
-    let failure = agent.fix((faulty(), vec![silent("gamma")]), &heard()).await.unwrap_err();
+    let failure = agent.fix((faulty(), vec![silent("gamma")]), &answered()).await.unwrap_err();
     assert!(failure.message().contains("beta.example does not answer any more"), "{failure:?}");
     assert!(failure.message().contains("l0 of beta.example is as before"), "{failure:?}");
     assert_eq!(agent.asked()[5..], BOTH_BACK);
@@ -176,7 +181,7 @@ async fn a_host_that_falls_silent_is_missed_also_where_another_was_silent_before
 
 #[tokio::test]
 async fn a_host_without_a_name_is_not_taken_for_this_one() {
-    let agent = Agent::new(Script { looks: vec![(mended(), vec![])], refuses: |_| None });
+    let agent = Agent::new(Script { looks: vec![(fixed(), vec![])], refuses: |_| None });
     let failure = agent.fix((faulty(), vec![]), &[]).await.unwrap_err();
     assert!(failure.message().contains("by which name it asked beta"), "{failure:?}");
     assert_eq!(agent.asked(), [""; 0]);
@@ -186,8 +191,8 @@ async fn a_host_without_a_name_is_not_taken_for_this_one() {
 async fn where_the_first_port_came_too_late_the_rest_is_put_back() {
     let late =
         |line: &str| (line == "confirm l0 of beta.example").then(|| ErrorBody::new("too_late", "late"));
-    let agent = Agent::new(Script { looks: vec![(mended(), vec![])], refuses: late });
-    let failure = agent.fix((faulty(), vec![]), &heard()).await.unwrap_err();
+    let agent = Agent::new(Script { looks: vec![(fixed(), vec![])], refuses: late });
+    let failure = agent.fix((faulty(), vec![]), &answered()).await.unwrap_err();
     let said = "none of it stays: l0 of beta.example: late; l1 of beta.example is as before";
     assert_eq!(failure.message(), said);
     let then = ["confirm l0 of beta.example", "put back l1 of beta.example"];
@@ -195,11 +200,11 @@ async fn where_the_first_port_came_too_late_the_rest_is_put_back() {
 }
 
 #[tokio::test]
-async fn what_stays_of_half_a_mend_is_named_and_a_lost_answer_is_put_back_too() {
+async fn what_stays_of_half_a_fix_is_named_and_a_lost_answer_is_put_back_too() {
     let lost =
         |line: &str| (line == "confirm l1 of beta.example").then(|| ErrorBody::new("answer_lost", "lost"));
-    let agent = Agent::new(Script { looks: vec![(mended(), vec![])], refuses: lost });
-    let failure = agent.fix((faulty(), vec![]), &heard()).await.unwrap_err();
+    let agent = Agent::new(Script { looks: vec![(fixed(), vec![])], refuses: lost });
+    let failure = agent.fix((faulty(), vec![]), &answered()).await.unwrap_err();
     let said = "not all of it stays, only l0 of beta.example: l1 of beta.example: lost; l1 of beta.example is as before";
     assert_eq!(failure.message(), said);
     assert_eq!(agent.asked()[5..], ["put back l1 of beta.example"]);
@@ -208,8 +213,8 @@ async fn what_stays_of_half_a_mend_is_named_and_a_lost_answer_is_put_back_too() 
 #[tokio::test]
 async fn a_second_port_that_is_refused_takes_the_first_one_back() {
     let no = |line: &str| (line == "set l1 of beta.example").then(|| ErrorBody::new("link_failed", "no"));
-    let agent = Agent::new(Script { looks: vec![(mended(), vec![])], refuses: no });
-    let failure = agent.fix((faulty(), vec![]), &heard()).await.unwrap_err();
+    let agent = Agent::new(Script { looks: vec![(fixed(), vec![])], refuses: no });
+    let failure = agent.fix((faulty(), vec![]), &answered()).await.unwrap_err();
     assert_eq!(failure.message(), "no; l0 of beta.example is as before");
     let json: serde_json::Value = serde_json::from_str(&failure.json()).unwrap();
     assert_eq!(json["error"]["message"], "no; l0 of beta.example is as before");
@@ -219,7 +224,7 @@ async fn a_second_port_that_is_refused_takes_the_first_one_back() {
 async fn that_the_agent_puts_it_back_by_itself_is_said_only_where_it_can_be_so() {
     let failure_of = async |refuses: fn(&str) -> Option<ErrorBody>| {
         let agent = Agent::new(Script { looks: vec![(faulty(), vec![])], refuses });
-        let failure = agent.fix((faulty(), vec![]), &heard()).await.unwrap_err();
+        let failure = agent.fix((faulty(), vec![]), &answered()).await.unwrap_err();
         failure.message().to_owned()
     };
     let stuck = |line: &str| line.starts_with("put back").then(|| ErrorBody::new("link_failed", "could NOT"));
@@ -235,6 +240,6 @@ async fn that_the_agent_puts_it_back_by_itself_is_said_only_where_it_can_be_so()
 async fn an_answer_that_was_lost_does_not_say_that_nothing_changed() {
     let lost = |line: &str| line.starts_with("set").then(|| ErrorBody::new("answer_lost", "lost"));
     let agent = Agent::new(Script { looks: vec![(faulty(), vec![])], refuses: lost });
-    let failure = agent.fix((faulty(), vec![]), &heard()).await.unwrap_err();
+    let failure = agent.fix((faulty(), vec![]), &answered()).await.unwrap_err();
     assert_eq!(failure.message(), "lost");
 }

@@ -120,7 +120,7 @@ fn a_guest_that_is_gone_or_unknown_over_there_is_left_paused_for_the_operator() 
         assert!(!actions.contains(&Action::RollBack) && !actions.contains(&Action::CleanUp), "{actions:?}");
         let left = actions.iter().any(|action| {
             matches!(action, Action::End(ending)
-                if ending.unfinished && ending.guest == GuestState::Undecided && ending.fault.is_some())
+                if ending.unfinished && ending.guest == GuestState::InDoubt && ending.fault.is_some())
         });
         assert!(left, "{outcome:?}: {actions:?}");
     }

@@ -110,7 +110,7 @@ fn after_commit_it_never_resumes_by_itself() {
     assert!(!actions.contains(&Action::RollBack), "{actions:?}");
     assert!(withdraws(&actions).is_none(), "{actions:?}");
     assert!(actions.iter().filter(|action| **action == Action::Query).count() > 3000, "it keeps asking");
-    assert!(driver.brain.is_undecided() && !driver.brain.can_resume());
+    assert!(driver.brain.is_in_doubt() && !driver.brain.can_resume());
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn a_destination_that_gives_up_by_itself_meanwhile_is_answered() {
 /// A question is a commit, and so is the message that a link which comes back would carry.
 #[test]
 fn an_operators_word_waits_for_the_question_under_way_and_takes_the_commit_back() {
-    let undecided = || {
+    let in_doubt = || {
         let mut driver = Driver::at(Committing);
         driver.tell(Event::PathLost(PATH));
         driver.now = driver.now + Duration::from_secs(1);
@@ -177,15 +177,15 @@ fn an_operators_word_waits_for_the_question_under_way_and_takes_the_commit_back(
         assert!(!driver.tell(Event::Resolve(true)).contains(&Action::Journal(SourcePhase::TakingBack)));
         driver
     };
-    let mut driver = undecided();
+    let mut driver = in_doubt();
     assert!(driver.tell(Event::Answered(Outcome::Committed)).contains(&Action::CleanUp), "it knows better");
-    let mut driver = undecided();
+    let mut driver = in_doubt();
     let actions = driver.tell(Event::Answered(Outcome::Pending));
     assert!(
         !actions.contains(&Action::Journal(SourcePhase::TakingBack)),
         "it has committed now: {actions:?}"
     );
-    let mut driver = undecided();
+    let mut driver = in_doubt();
     let actions = driver.tell(Event::Unanswered);
     assert!(actions.contains(&Action::Journal(SourcePhase::TakingBack)), "{actions:?}");
     let actions = driver.tell(Event::PathUp(PATH));

@@ -16,7 +16,7 @@ const REQUEST: u16 = 1;
 const REPLY: u16 = 2;
 /// Requests follow each other after this.
 const GAP: Duration = Duration::from_millis(70);
-/// As long as nobody may answer: another owner of an address is heard within.
+/// As long as nobody may answer: another owner of an address answers within it.
 const LISTEN: Duration = Duration::from_millis(280);
 /// A gateway that is busy is given more time.
 const PATIENCE: Duration = Duration::from_millis(450);
@@ -34,12 +34,12 @@ pub struct Questions {
     gateways: Vec<Ipv4Addr>,
 }
 
-/// What was heard on one port.
+/// The replies on one port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Answers {
     port: String,
     /// Who answered for an address.
-    heard: BTreeMap<Ipv4Addr, Mac>,
+    replies: BTreeMap<Ipv4Addr, Mac>,
     /// Requests were sent.
     asked: bool,
 }
@@ -73,16 +73,16 @@ pub fn ask(questions: &[Questions]) -> Vec<Answers> {
     })
 }
 
-/// Writes what was heard into the inventory.
+/// Writes the replies into the inventory.
 pub fn tell(answers: &[Answers], inventory: &mut Inventory) {
     let ours: Vec<Mac> = inventory.ports.iter().filter_map(|port| mac(port.mac.as_deref()?)).collect();
-    for Answers { port, heard, .. } in answers.iter().filter(|one| one.asked) {
+    for Answers { port, replies, .. } in answers.iter().filter(|one| one.asked) {
         for gateway in inventory.gateways.iter_mut().filter(|one| one.port == *port) {
-            gateway.answers = v4(gateway.ip).map(|ip| heard.contains_key(&ip));
+            gateway.answers = v4(gateway.ip).map(|ip| replies.contains_key(&ip));
         }
         let Some(port) = inventory.ports.iter_mut().find(|one| one.name == *port) else { continue };
         let own: Vec<Ipv4Addr> = port.addresses.iter().filter_map(|address| v4(address.ip)).collect();
-        let taken = heard.iter().filter(|(ip, mac)| own.contains(ip) && !ours.contains(mac));
+        let taken = replies.iter().filter(|(ip, mac)| own.contains(ip) && !ours.contains(mac));
         port.taken = taken.map(|(ip, mac)| Taken { ip: (*ip).into(), mac: text(*mac) }).collect();
     }
     // A port that is set by hand to a hardware address is not asked for it.
@@ -115,17 +115,17 @@ fn ask_port(questions: &Questions) -> Option<Answers> {
     let protocol = Protocol::from(i32::from(ARP.to_be()));
     let socket = Socket::new(Domain::PACKET, Type::RAW, Some(protocol)).ok()?;
     nix::sys::socket::bind(socket.as_raw_fd(), &link_address(&questions.port)?).ok()?;
-    let mut answers = Answers { port: questions.port.clone(), heard: BTreeMap::new(), asked: true };
+    let mut answers = Answers { port: questions.port.clone(), replies: BTreeMap::new(), asked: true };
     let began = Instant::now();
     let mut next = began;
     loop {
-        let silent = questions.gateways.iter().any(|ip| !answers.heard.contains_key(ip));
+        let silent = questions.gateways.iter().any(|ip| !answers.replies.contains_key(ip));
         let limit = if silent { PATIENCE } else { LISTEN };
         let now = Instant::now();
         if now >= began + limit {
             // What came while this thread waited for a CPU.
             socket.set_nonblocking(true).ok()?;
-            while hear(&socket, questions, &mut answers).is_some() {}
+            while receive(&socket, questions, &mut answers).is_some() {}
             return Some(answers);
         }
         if now >= next {
@@ -134,25 +134,25 @@ fn ask_port(questions: &Questions) -> Option<Answers> {
             let gateways = questions.gateways.iter().map(|ip| (source, *ip));
             // After its first time an address was asked for often enough.
             let wanted = own.filter(|_| now < began + LISTEN).chain(gateways);
-            for (source, target) in wanted.filter(|(_, target)| !answers.heard.contains_key(target)) {
+            for (source, target) in wanted.filter(|(_, target)| !answers.replies.contains_key(target)) {
                 socket.send(&request(questions.mac, source, target)).ok()?;
             }
             next = now + GAP;
         }
         let wait = next.min(began + limit).saturating_duration_since(Instant::now());
         socket.set_read_timeout(Some(wait.max(Duration::from_millis(1)))).ok()?;
-        hear(&socket, questions, &mut answers);
+        receive(&socket, questions, &mut answers);
     }
 }
 
 /// One frame; `None` if there was none.
-fn hear(socket: &Socket, questions: &Questions, answers: &mut Answers) -> Option<()> {
+fn receive(socket: &Socket, questions: &Questions, answers: &mut Answers) -> Option<()> {
     let mut frame = [0; 128];
     let bytes = std::io::Read::read(&mut &*socket, &mut frame).ok()?;
     let said = reply(frame.get(..bytes).unwrap_or_default());
     let wanted = |ip: &Ipv4Addr| questions.own.contains(ip) || questions.gateways.contains(ip);
     if let Some((ip, mac)) = said.filter(|(ip, mac)| wanted(ip) && *mac != questions.mac) {
-        answers.heard.insert(ip, mac);
+        answers.replies.insert(ip, mac);
     }
     Some(())
 }
@@ -209,7 +209,7 @@ fn text(mac: Mac) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::healthy_room;
+    use crate::testing::healthy_survey;
 
     const OURS: Mac = [2, 0, 0, 0, 1, 1];
 
@@ -226,14 +226,14 @@ mod tests {
 
     #[test]
     fn strangers_take_addresses_and_own_ports_do_not() {
-        let mut host = healthy_room().hosts.remove(0);
+        let mut host = healthy_survey().hosts.remove(0);
         host.gateways = vec![Gateway { ip: [192, 168, 0, 254].into(), port: "eno1".into(), answers: None }];
         let questions = questions(&host);
         assert_eq!(questions.len(), 3);
         assert_eq!(questions[0].gateways, [Ipv4Addr::new(192, 168, 0, 254)]);
-        let of = |port: &str, heard: &[([u8; 4], Mac)]| Answers {
+        let of = |port: &str, replies: &[([u8; 4], Mac)]| Answers {
             port: port.into(),
-            heard: heard.iter().map(|(ip, mac)| ((*ip).into(), *mac)).collect(),
+            replies: replies.iter().map(|(ip, mac)| ((*ip).into(), *mac)).collect(),
             asked: true,
         };
         let stranger = [2, 0xde, 0xad, 0, 0, 1];

@@ -44,14 +44,14 @@ pub enum ListenError {
     Thread(#[source] io::Error),
 }
 
-struct Heard {
+struct ReceivedNeighbour {
     neighbour: Neighbour,
     until: Instant,
 }
 
 /// Port, chassis and port of the neighbour.
 type Key = (u32, String, String);
-type Table = Arc<Mutex<BTreeMap<Key, Heard>>>;
+type Table = Arc<Mutex<BTreeMap<Key, ReceivedNeighbour>>>;
 
 /// Listens until it is dropped.
 pub struct Listener {
@@ -69,10 +69,10 @@ impl Listener {
         socket.set_read_timeout(Some(TURN)).map_err(ListenError::Socket)?;
         let table = Table::default();
         let stop = Arc::new(AtomicBool::new(false));
-        let (heard, ended) = (table.clone(), stop.clone());
+        let (received, ended) = (table.clone(), stop.clone());
         let listen = move || {
             while !ended.load(Ordering::Relaxed) {
-                receive(&socket, &heard);
+                receive(&socket, &received);
             }
         };
         let thread =
@@ -82,7 +82,7 @@ impl Listener {
         Ok(Listener { table, stop, thread: Some(thread), _memberships })
     }
 
-    /// What was heard and still holds, with the name of the port.
+    /// What was received and still holds, with the name of the port.
     pub fn neighbours(&self) -> Vec<(String, Neighbour)> {
         let names: BTreeMap<u32, String> = links::read()
             .unwrap_or_default()
@@ -91,9 +91,10 @@ impl Listener {
             .collect();
         let now = Instant::now();
         let mut table = lock(&self.table);
-        table.retain(|_, heard| heard.until > now);
-        let named =
-            |(key, heard): (&Key, &Heard)| Some((names.get(&key.0)?.clone(), heard.neighbour.clone()));
+        table.retain(|_, received| received.until > now);
+        let named = |(key, received): (&Key, &ReceivedNeighbour)| {
+            Some((names.get(&key.0)?.clone(), received.neighbour.clone()))
+        };
         table.iter().filter_map(named).collect()
     }
 }
@@ -117,7 +118,7 @@ fn receive(socket: &Socket, table: &Table) {
         Ok((length, from)) => {
             let port = from.and_then(|from| u32::try_from(from.ifindex()).ok());
             if let Some(port) = port {
-                heard(port, frame.get(..length).unwrap_or_default(), &mut lock(table));
+                received(port, frame.get(..length).unwrap_or_default(), &mut lock(table));
             }
         }
         Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EINTR) => {}
@@ -126,7 +127,7 @@ fn receive(socket: &Socket, table: &Table) {
     }
 }
 
-fn heard(port: u32, frame: &[u8], table: &mut BTreeMap<Key, Heard>) {
+fn received(port: u32, frame: &[u8], table: &mut BTreeMap<Key, ReceivedNeighbour>) {
     let Some(said) = frame::read(frame) else { return };
     let neighbour = said.neighbour;
     let key =
@@ -135,7 +136,7 @@ fn heard(port: u32, frame: &[u8], table: &mut BTreeMap<Key, Heard>) {
         table.remove(&key);
     } else if table.len() < NEIGHBOURS_MAX || table.contains_key(&key) {
         let until = Instant::now() + Duration::from_secs(said.holds_s.into());
-        table.insert(key, Heard { neighbour, until });
+        table.insert(key, ReceivedNeighbour { neighbour, until });
     }
 }
 
@@ -210,13 +211,13 @@ mod tests {
         #[test]
         fn a_neighbour_that_leaves_is_forgotten() {
             let mut table = BTreeMap::new();
-            heard(3, &switch_frame("leaf1", 9234, 120), &mut table);
-            heard(3, &switch_frame("leaf1-renamed", 9234, 120), &mut table);
+            received(3, &switch_frame("leaf1", 9234, 120), &mut table);
+            received(3, &switch_frame("leaf1-renamed", 9234, 120), &mut table);
             assert_eq!(table.len(), 1);
             assert_eq!(table.values().next().unwrap().neighbour.system.as_deref(), Some("leaf1-renamed"));
-            heard(4, &switch_frame("leaf1", 9234, 120), &mut table);
+            received(4, &switch_frame("leaf1", 9234, 120), &mut table);
             assert_eq!(table.len(), 2);
-            heard(3, &switch_frame("leaf1", 9234, 0), &mut table);
+            received(3, &switch_frame("leaf1", 9234, 0), &mut table);
             assert_eq!(table.keys().map(|key| key.0).collect::<Vec<_>>(), [4]);
         }
     }

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What the healthy room of the tests has.
+/// What the healthy survey of the tests has.
 pub(crate) const HEALTHY: &str = r#"
     ports = ["ens1f0", "ens1f1"]
     roce = "v2"

@@ -7,12 +7,12 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Address, Inventory, Matrix, Place, Port, PortKind, Switch};
+use super::{Address, Inventory, Location, Matrix, Port, PortKind, Switch};
 
 /// Hosts that migrate to each other, what was measured between them, and switches that were exported.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Room {
+pub struct Survey {
     /// The hosts.
     pub hosts: Vec<Inventory>,
     /// The host whose agent asked the others; `None` for saved inventories.
@@ -34,16 +34,16 @@ pub struct PortRef<'a> {
 }
 
 impl PortRef<'_> {
-    /// As a place of a finding.
-    pub fn place(&self) -> Place {
-        Place::port(&self.host.host, &self.port.name)
+    /// As a location of a finding.
+    pub fn location(&self) -> Location {
+        Location::port(&self.host.host, &self.port.name)
     }
 }
 
-impl Room {
-    /// A room of hosts without probes.
-    pub fn of(hosts: Vec<Inventory>) -> Room {
-        Room { hosts, ..Room::default() }
+impl Survey {
+    /// A survey of hosts without probes.
+    pub fn of(hosts: Vec<Inventory>) -> Survey {
+        Survey { hosts, ..Survey::default() }
     }
 
     /// Gives every host a name of its own: of several with one name the second is `NAME (2)`. It keeps its own name
@@ -246,12 +246,12 @@ impl Address {
     }
 }
 
-/// The ports of a room that are on one network: a migration between two of its hosts can use it as a link.
+/// The ports of a survey that are on one network: a migration between two of its hosts can use it as a link.
 #[derive(Clone, Debug)]
 pub struct Segment<'a> {
     /// The network.
     pub network: Network,
-    /// Its ports, at most one entry for each address, in the room's order of hosts.
+    /// Its ports, at most one entry for each address, in the survey's order of hosts.
     pub members: Vec<(PortRef<'a>, IpAddr)>,
 }
 

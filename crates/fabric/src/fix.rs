@@ -7,8 +7,10 @@ use std::cmp::Reverse;
 use serde::Serialize;
 
 use crate::link::plan::plan as port_plan;
-use crate::link::{Plan, Wish};
-use crate::model::{AutoFix, Finding, Fix, Inventory, Place, PortKind, PortRef, RdmaPort, Room, Severity};
+use crate::link::{Plan, RequestedSettings};
+use crate::model::{
+    AutoFix, Finding, Fix, Inventory, Location, PortKind, PortRef, RdmaPort, Severity, Survey,
+};
 use crate::qos::intent::Intent;
 use crate::qos::plan::{HostPlan, host as host_plan};
 
@@ -23,7 +25,7 @@ pub struct FixPlan {
     /// Hosts that need an intent, in the survey's order.
     pub intents: Vec<HostFix>,
     /// Findings that are not fixed.
-    pub left: Vec<Left>,
+    pub unfixed: Vec<Unfixed>,
     /// Findings that shall be gone afterwards.
     #[serde(skip)]
     pub goals: Vec<Finding>,
@@ -40,11 +42,11 @@ impl FixPlan {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PortFix {
     /// Where.
-    pub place: Place,
+    pub location: Location,
     /// Ids of the findings that it is for.
     pub findings: Vec<String>,
     /// What is wanted of it.
-    pub wish: Wish,
+    pub requested: RequestedSettings,
     /// What changes.
     #[serde(flatten)]
     pub plan: Plan,
@@ -62,57 +64,61 @@ pub struct HostFix {
 
 /// A finding that is not fixed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Left {
+pub struct Unfixed {
     /// Its id.
     pub finding: String,
-    /// Its places.
-    pub places: Vec<Place>,
+    /// Its locations.
+    pub locations: Vec<Location>,
     /// Why, in words.
     pub why: String,
 }
 
-/// A wish for a port, and which of the findings have it.
+/// Settings requested of a port, and the findings that they are for.
 struct Wanted<'a> {
     at: PortRef<'a>,
-    wish: Wish,
+    requested: RequestedSettings,
     findings: Vec<usize>,
 }
 
 /// What to do about the findings; those of priorities and shares need the operator's intent.
-pub fn mends(room: &Room, findings: &[Finding], intent: Option<&Intent>) -> FixPlan {
-    let hosts = host_mends(room, findings, intent);
-    let mut left: Vec<Option<String>> =
-        findings.iter().map(|one| why_not(room, one, intent, &hosts)).collect();
+pub fn plan_fixes(survey: &Survey, findings: &[Finding], intent: Option<&Intent>) -> FixPlan {
+    let hosts = host_fixes(survey, findings, intent);
+    let mut unfixed: Vec<Option<String>> =
+        findings.iter().map(|one| why_not(survey, one, intent, &hosts)).collect();
     loop {
-        let wanted = wanted(room, findings, &left);
-        let planned: Vec<_> = wanted.iter().map(|one| port_plan(one.at.port, &one.wish)).collect();
+        let wanted = wanted(survey, findings, &unfixed);
+        let planned: Vec<_> = wanted.iter().map(|one| port_plan(one.at.port, &one.requested)).collect();
         let refused = planned.iter().zip(&wanted).find_map(|(plan, one)| {
             let host = &one.at.host.host;
-            let by_host = || room.refuses_settings(host).then(|| refusal(host));
+            let by_host = || survey.refuses_settings(host).then(|| refusal(host));
             let by_port = plan.as_ref().err().map(|why| format!("{host}: {why}"));
             Some((by_port.or_else(by_host)?, one))
         });
         if let Some((why, one)) = refused {
             // Without these findings others may be fixed all the same.
             for number in &one.findings {
-                left.get_mut(*number).into_iter().for_each(|left| *left = Some(why.clone()));
+                unfixed.get_mut(*number).into_iter().for_each(|unfixed| *unfixed = Some(why.clone()));
             }
             continue;
         }
         let plans = planned.into_iter().filter_map(Result::ok);
         let ports = wanted.iter().zip(plans).filter(|(_, plan)| !plan.steps.is_empty());
-        let ports: Vec<PortFix> = ports.map(|(one, plan)| port_mend(findings, one, plan)).collect();
-        let open: Vec<Finding> =
-            findings.iter().zip(&left).filter(|(_, why)| why.is_none()).map(|(one, _)| one.clone()).collect();
-        let intents = apart(host_mends(room, &open, intent), &ports, findings, &mut left);
-        without_a_step(&wanted, &intents, findings, &mut left);
-        let goals = findings.iter().zip(&left).filter(|(_, why)| why.is_none());
+        let ports: Vec<PortFix> = ports.map(|(one, plan)| port_fix(findings, one, plan)).collect();
+        let open: Vec<Finding> = findings
+            .iter()
+            .zip(&unfixed)
+            .filter(|(_, why)| why.is_none())
+            .map(|(one, _)| one.clone())
+            .collect();
+        let intents = apart(host_fixes(survey, &open, intent), &ports, findings, &mut unfixed);
+        without_a_step(&wanted, &intents, findings, &mut unfixed);
+        let goals = findings.iter().zip(&unfixed).filter(|(_, why)| why.is_none());
         return FixPlan {
             goals: goals.map(|(finding, _)| finding.clone()).collect(),
-            left: findings
+            unfixed: findings
                 .iter()
-                .zip(&left)
-                .filter_map(|(one, why)| Some(left_over(one, why.clone()?)))
+                .zip(&unfixed)
+                .filter_map(|(one, why)| Some(unfixed_finding(one, why.clone()?)))
                 .collect(),
             ports,
             intents,
@@ -132,11 +138,11 @@ fn without_a_step(
     wanted: &[Wanted<'_>],
     intents: &[HostFix],
     findings: &[Finding],
-    left: &mut [Option<String>],
+    unfixed: &mut [Option<String>],
 ) {
     let changes =
-        |one: &&Wanted<'_>| port_plan(one.at.port, &one.wish).is_ok_and(|plan| !plan.steps.is_empty());
-    for (number, (finding, why)) in findings.iter().zip(left).enumerate() {
+        |one: &&Wanted<'_>| port_plan(one.at.port, &one.requested).is_ok_and(|plan| !plan.steps.is_empty());
+    for (number, (finding, why)) in findings.iter().zip(unfixed).enumerate() {
         let by_port = wanted.iter().filter(changes).any(|one| one.findings.contains(&number));
         let by_intent = intents.iter().any(|host| intended(finding, &host.plan.host));
         if why.is_none() && !by_port && !by_intent {
@@ -147,8 +153,8 @@ fn without_a_step(
 }
 
 /// Why a finding is not for `--fix`.
-fn why_not(room: &Room, finding: &Finding, intent: Option<&Intent>, plans: &[HostFix]) -> Option<String> {
-    let ways: Vec<&AutoFix> = finding.fixes.iter().filter_map(|fix| fix.mend.as_ref()).collect();
+fn why_not(survey: &Survey, finding: &Finding, intent: Option<&Intent>, plans: &[HostFix]) -> Option<String> {
+    let ways: Vec<&AutoFix> = finding.fixes.iter().filter_map(|fix| fix.auto_fix.as_ref()).collect();
     let by_intent = ways.contains(&&AutoFix::Intent);
     if ways.is_empty() {
         return Some("it needs hands, or another tool".to_owned());
@@ -159,39 +165,39 @@ fn why_not(room: &Room, finding: &Finding, intent: Option<&Intent>, plans: &[Hos
     let ours = || plans.iter().filter(|host| by_intent && intended(finding, &host.plan.host));
     let problem = ours().flat_map(|host| &host.plan.ports).find_map(|port| port.problem.clone());
     let refuses =
-        || ours().find(|host| room.refuses_settings(&host.plan.host)).map(|host| refusal(&host.plan.host));
-    problem.or_else(refuses).or_else(|| ours().find_map(|host| marked_otherwise(room, &host.plan)))
+        || ours().find(|host| survey.refuses_settings(&host.plan.host)).map(|host| refusal(&host.plan.host));
+    problem.or_else(refuses).or_else(|| ours().find_map(|host| marked_otherwise(survey, &host.plan)))
 }
 
-fn left_over(finding: &Finding, why: String) -> Left {
-    Left { finding: finding.id.clone(), places: finding.places.clone(), why }
+fn unfixed_finding(finding: &Finding, why: String) -> Unfixed {
+    Unfixed { finding: finding.id.clone(), locations: finding.locations.clone(), why }
 }
 
-fn port_mend(findings: &[Finding], one: &Wanted<'_>, plan: Plan) -> PortFix {
+fn port_fix(findings: &[Finding], one: &Wanted<'_>, plan: Plan) -> PortFix {
     let mut ids: Vec<String> =
         one.findings.iter().filter_map(|at| Some(findings.get(*at)?.id.clone())).collect();
     ids.dedup();
-    PortFix { place: one.at.place(), findings: ids, wish: one.wish.clone(), plan }
+    PortFix { location: one.at.location(), findings: ids, requested: one.requested.clone(), plan }
 }
 
-/// One wish for each port, in the order in which they can be done.
-fn wanted<'a>(room: &'a Room, findings: &[Finding], left: &[Option<String>]) -> Vec<Wanted<'a>> {
+/// One request for each port, in the order in which they can be done.
+fn wanted<'a>(survey: &'a Survey, findings: &[Finding], unfixed: &[Option<String>]) -> Vec<Wanted<'a>> {
     let mut all = Vec::new();
     for (number, finding) in findings.iter().enumerate() {
-        if left.get(number).is_some_and(Option::is_some) {
+        if unfixed.get(number).is_some_and(Option::is_some) {
             continue;
         }
         for fix in &finding.fixes {
-            if let (Some(place), Some(AutoFix::Port(wish))) = (&fix.place, &fix.mend)
-                && let Some(at) = place.port.as_deref().and_then(|port| room.port(&place.host, port))
+            if let (Some(location), Some(AutoFix::Port(requested))) = (&fix.location, &fix.auto_fix)
+                && let Some(at) = location.port.as_deref().and_then(|port| survey.port(&location.host, port))
             {
-                want(room, &mut all, at, wish, number, DEPTH_MAX);
+                want(survey, &mut all, at, requested, number, DEPTH_MAX);
             }
         }
     }
     all.sort_by_cached_key(|one| {
-        let (now, depth) = (one.at.port.mtu.unwrap_or(0), depth(room, one.at, DEPTH_MAX));
-        match one.wish.mtu {
+        let (now, depth) = (one.at.port.mtu.unwrap_or(0), depth(survey, one.at, DEPTH_MAX));
+        match one.requested.mtu {
             // A port cannot be larger than the one that it stands on: from above when it gets smaller, from below else.
             Some(mtu) if mtu < now => (1, Reverse(depth), 0),
             _ => (0, Reverse(0), depth),
@@ -200,36 +206,36 @@ fn wanted<'a>(room: &'a Room, findings: &[Finding], left: &[Option<String>]) -> 
     all
 }
 
-/// Adds a wish; a larger MTU needs one at least as large in all that is below. The worst finding's word counts.
+/// Adds a request; a larger MTU needs one at least as large in all that is below. The worst finding's word counts.
 fn want<'a>(
-    room: &'a Room,
+    survey: &'a Survey,
     all: &mut Vec<Wanted<'a>>,
     at: PortRef<'a>,
-    wish: &Wish,
+    requested: &RequestedSettings,
     finding: usize,
     deep: usize,
 ) {
     match all.iter_mut().find(|one| std::ptr::eq(one.at.port, at.port)) {
         Some(one) => {
-            join(&mut one.wish, wish);
+            join(&mut one.requested, requested);
             one.findings.push(finding);
             one.findings.dedup();
         }
-        None => all.push(Wanted { at, wish: wish.clone(), findings: vec![finding] }),
+        None => all.push(Wanted { at, requested: requested.clone(), findings: vec![finding] }),
     }
-    let Some(mtu) = wish.mtu.filter(|_| deep > 0) else { return };
+    let Some(mtu) = requested.mtu.filter(|_| deep > 0) else { return };
     // Below a bridge these lead to guests, which are not asked; packets for them keep their size.
     let of_guest = |below: &PortRef<'_>| {
         at.port.kind == PortKind::Bridge && matches!(below.port.kind, PortKind::Tun | PortKind::Veth)
     };
     let smaller = |below: &PortRef<'_>| below.port.mtu.is_some_and(|now| now < mtu);
-    for below in room.directly_below(at).filter(|below| smaller(below) && !of_guest(below)) {
-        let wish = Wish { mtu: Some(mtu), ..Wish::default() };
-        want(room, all, below, &wish, finding, deep - 1);
+    for below in survey.directly_below(at).filter(|below| smaller(below) && !of_guest(below)) {
+        let requested = RequestedSettings { mtu: Some(mtu), ..RequestedSettings::default() };
+        want(survey, all, below, &requested, finding, deep - 1);
     }
 }
 
-fn join(first: &mut Wish, other: &Wish) {
+fn join(first: &mut RequestedSettings, other: &RequestedSettings) {
     first.mtu = first.mtu.or(other.mtu);
     first.speed = first.speed.or(other.speed);
     first.fec = first.fec.take().or_else(|| other.fec.clone());
@@ -237,18 +243,18 @@ fn join(first: &mut Wish, other: &Wish) {
     first.queues = first.queues.or(other.queues);
 }
 
-fn depth(room: &Room, at: PortRef<'_>, deep: usize) -> usize {
+fn depth(survey: &Survey, at: PortRef<'_>, deep: usize) -> usize {
     if deep == 0 {
         return 0;
     }
-    room.directly_below(at).map(|below| 1 + depth(room, below, deep - 1)).max().unwrap_or(0)
+    survey.directly_below(at).map(|below| 1 + depth(survey, below, deep - 1)).max().unwrap_or(0)
 }
 
 /// What the findings after a change say of it. `None`: the goals are gone, and nothing grave came.
 pub fn verdict(before: &[Finding], goals: &[Finding], after: &[Finding]) -> Option<String> {
     let grave = |finding: &&Finding| finding.severity != Severity::Hint;
     let same = |one: &Finding, other: &Finding| {
-        one.id == other.id && one.places.iter().any(|place| other.places.contains(place))
+        one.id == other.id && one.locations.iter().any(|location| other.locations.contains(location))
     };
     let still: Vec<&Finding> =
         goals.iter().filter(|finding| after.iter().any(|other| same(finding, other))).collect();
@@ -269,7 +275,7 @@ pub fn verdict(before: &[Finding], goals: &[Finding], after: &[Finding]) -> Opti
 }
 
 /// Hosts that findings name, as the intent wants them.
-fn host_mends(room: &Room, findings: &[Finding], intent: Option<&Intent>) -> Vec<HostFix> {
+fn host_fixes(survey: &Survey, findings: &[Finding], intent: Option<&Intent>) -> Vec<HostFix> {
     let Some(intent) = intent else { return Vec::new() };
     let of = |host: &str| -> Vec<String> {
         let ids = findings.iter().filter(|finding| intended(finding, host));
@@ -278,7 +284,7 @@ fn host_mends(room: &Room, findings: &[Finding], intent: Option<&Intent>) -> Vec
         ids
     };
     let host = |host: &Inventory| HostFix { findings: of(&host.host), plan: host_plan(host, intent) };
-    room.hosts.iter().map(host).filter(|host| !host.findings.is_empty()).collect()
+    survey.hosts.iter().map(host).filter(|host| !host.findings.is_empty()).collect()
 }
 
 /// Hosts whose ports are not on trial for another finding already: a port has one trial at a time.
@@ -286,19 +292,19 @@ fn apart(
     hosts: Vec<HostFix>,
     ports: &[PortFix],
     findings: &[Finding],
-    left: &mut [Option<String>],
+    unfixed: &mut [Option<String>],
 ) -> Vec<HostFix> {
     let changing = |host: &HostFix| host.plan.ports.iter().any(|port| !port.plan.steps.is_empty());
     let twice = |host: &HostFix| {
         let names: Vec<&str> = host.plan.ports.iter().map(|port| port.port.as_str()).collect();
-        let both = |one: &PortFix| one.place.port.as_deref().is_some_and(|port| names.contains(&port));
-        ports.iter().any(|one| one.place.host == host.plan.host && both(one))
+        let both = |one: &PortFix| one.location.port.as_deref().is_some_and(|port| names.contains(&port));
+        ports.iter().any(|one| one.location.host == host.plan.host && both(one))
     };
     if !hosts.iter().any(|host| changing(host) && twice(host)) {
         return hosts.into_iter().filter(changing).collect();
     }
-    let later = |finding: &Finding| finding.fixes.iter().any(|fix| fix.mend == Some(AutoFix::Intent));
-    for (_, why) in findings.iter().zip(left).filter(|(finding, why)| why.is_none() && later(finding)) {
+    let later = |finding: &Finding| finding.fixes.iter().any(|fix| fix.auto_fix == Some(AutoFix::Intent));
+    for (_, why) in findings.iter().zip(unfixed).filter(|(finding, why)| why.is_none() && later(finding)) {
         *why = Some("its ports are set for other findings first: run it once more".to_owned());
     }
     Vec::new()
@@ -306,8 +312,8 @@ fn apart(
 
 /// The agent gives its RDMA connections another mark than the intent's class has: they would not be in it, and only
 /// the agent's configuration can change that.
-fn marked_otherwise(room: &Room, plan: &HostPlan) -> Option<String> {
-    let (host, wanted) = (room.host(&plan.host)?, plan.type_of_service?);
+fn marked_otherwise(survey: &Survey, plan: &HostPlan) -> Option<String> {
+    let (host, wanted) = (survey.host(&plan.host)?, plan.type_of_service?);
     let own = host.agent.as_ref()?.rdma_type_of_service?;
     let ours = |rdma: &&RdmaPort| plan.ports.iter().any(|one| rdma.port.as_ref() == Some(&one.port));
     // Connections without a mark of the agent's get the system's, which the plan may set.
@@ -336,7 +342,8 @@ fn marked_otherwise(room: &Room, plan: &HostPlan) -> Option<String> {
 /// The finding asks for the intent at this host.
 fn intended(finding: &Finding, host: &str) -> bool {
     let here = |fix: &Fix| {
-        fix.mend == Some(AutoFix::Intent) && fix.place.as_ref().is_some_and(|place| place.host == host)
+        fix.auto_fix == Some(AutoFix::Intent)
+            && fix.location.as_ref().is_some_and(|location| location.host == host)
     };
     finding.fixes.iter().any(here)
 }

@@ -1,35 +1,35 @@
-//! What `--fix` plans, done to a room instead of a kernel.
+//! What `--fix` plans, done to a survey instead of a kernel.
 
 use linerate_fabric::checks::{FixKind, run_all};
+use linerate_fabric::fix::plan_fixes;
 use linerate_fabric::link::Settings;
-use linerate_fabric::mend::mends;
 use linerate_fabric::model::*;
 use linerate_fabric::qos::intent::parse;
 
-/// What else is so in a room with this fault.
-type Circumstance = (&'static str, fn(&mut Room));
+/// What else is so in a survey with this fault.
+type Circumstance = (&'static str, fn(&mut Survey));
 
 /// Faults that can be fixed under more circumstances than they can be seen.
 pub const CIRCUMSTANCES: &[Circumstance] = &[
-    ("half-duplex", |room| room.hosts[1].ports[1].link.autonegotiation = Some(false)),
-    ("half-duplex", |room| room.hosts[1].ports[1].neighbours[0].autonegotiation = None),
-    ("autonegotiation-mismatch", |room| {
-        room.hosts[1].ports[1].link.autonegotiation = Some(false);
-        room.hosts[1].ports[1].neighbours[0].autonegotiation = Some(true);
+    ("half-duplex", |survey| survey.hosts[1].ports[1].link.autonegotiation = Some(false)),
+    ("half-duplex", |survey| survey.hosts[1].ports[1].neighbours[0].autonegotiation = None),
+    ("autonegotiation-mismatch", |survey| {
+        survey.hosts[1].ports[1].link.autonegotiation = Some(false);
+        survey.hosts[1].ports[1].neighbours[0].autonegotiation = Some(true);
     }),
-    ("speed-below-ability", |room| {
-        room.hosts[1].ports[1].link.autonegotiation = Some(false);
-        room.hosts[1].ports[1].neighbours[0].autonegotiation = None;
+    ("speed-below-ability", |survey| {
+        survey.hosts[1].ports[1].link.autonegotiation = Some(false);
+        survey.hosts[1].ports[1].neighbours[0].autonegotiation = None;
     }),
 ];
 
-/// As the hosts of the healthy room are.
+/// As the hosts of the healthy survey are.
 const INTENT: &str = "ports = [\"l0\", \"l1\", \"l2\", \"l3\"]\nroce = \"v2\"\n\
                       [migration]\npriority = 3\nshare = 50\nlossless = true\ndscp = 26\n";
 
 /// What the finding offers.
 pub fn offered(finding: &Finding) -> FixKind {
-    let ways: Vec<&AutoFix> = finding.fixes.iter().filter_map(|fix| fix.mend.as_ref()).collect();
+    let ways: Vec<&AutoFix> = finding.fixes.iter().filter_map(|fix| fix.auto_fix.as_ref()).collect();
     match ways.first() {
         None => FixKind::Hands,
         Some(AutoFix::Port(_)) => FixKind::Port,
@@ -39,30 +39,31 @@ pub fn offered(finding: &Finding) -> FixKind {
 
 /// Does all that is planned, and gives back what is wrong then. Hints do not count unless they were to be fixed: hosts
 /// that were lowered could have more by what they say themselves.
-pub fn done(room: &mut Room, findings: &[Finding]) -> Vec<Finding> {
+pub fn done(survey: &mut Survey, findings: &[Finding]) -> Vec<Finding> {
     let intent = parse(INTENT).unwrap();
-    let plan = mends(room, findings, Some(&intent));
-    assert_eq!(plan.goals.len(), findings.len(), "{:?}", plan.left);
+    let plan = plan_fixes(survey, findings, Some(&intent));
+    assert_eq!(plan.goals.len(), findings.len(), "{:?}", plan.unfixed);
     assert!(!plan.is_empty());
     for one in &plan.ports {
-        set(port(room, &one.place.host, one.place.port.as_deref().unwrap()), &one.plan.settings);
+        set(port(survey, &one.location.host, one.location.port.as_deref().unwrap()), &one.plan.settings);
     }
     let by_intent = !plan.intents.is_empty();
     for host in &plan.intents {
         for one in &host.plan.ports {
-            set(port(room, &host.plan.host, &one.port), &one.plan.settings);
-            roce(room, &host.plan.host, &one.plan.settings);
+            set(port(survey, &host.plan.host, &one.port), &one.plan.settings);
+            roce(survey, &host.plan.host, &one.plan.settings);
         }
     }
     // The switch's side is the operator's.
-    for host in room.hosts.iter_mut().filter(|_| by_intent) {
+    for host in survey.hosts.iter_mut().filter(|_| by_intent) {
         for neighbour in host.ports.iter_mut().flat_map(|port| &mut port.neighbours) {
             neighbour.pfc.iter_mut().for_each(|pfc| pfc.lossless = vec![3]);
         }
     }
     // Probes measure what is there now.
-    for probe in &mut room.matrix.probes {
-        let mtu = room.hosts.iter().find(|host| host.host == probe.from.host).unwrap().port(&probe.from.port);
+    for probe in &mut survey.matrix.probes {
+        let mtu =
+            survey.hosts.iter().find(|host| host.host == probe.from.host).unwrap().port(&probe.from.port);
         let promised = mtu.unwrap().mtu.unwrap();
         probe.path_mtu = probe.path_mtu.map(|path| PathMtu {
             promised,
@@ -70,13 +71,13 @@ pub fn done(room: &mut Room, findings: &[Finding]) -> Vec<Finding> {
             black_hole: path.passed < promised,
         });
     }
-    let mended = |id: &str| findings.iter().any(|finding| finding.id == id);
-    let after = run_all(room).into_iter();
-    after.filter(|finding| finding.severity != Severity::Hint || mended(&finding.id)).collect()
+    let fixed = |id: &str| findings.iter().any(|finding| finding.id == id);
+    let after = run_all(survey).into_iter();
+    after.filter(|finding| finding.severity != Severity::Hint || fixed(&finding.id)).collect()
 }
 
-fn port<'a>(room: &'a mut Room, host: &str, port: &str) -> &'a mut Port {
-    let host = room.hosts.iter_mut().find(|one| one.host == host).unwrap();
+fn port<'a>(survey: &'a mut Survey, host: &str, port: &str) -> &'a mut Port {
+    let host = survey.hosts.iter_mut().find(|one| one.host == host).unwrap();
     host.ports.iter_mut().find(|one| one.name == port).unwrap()
 }
 
@@ -105,8 +106,8 @@ fn set(port: &mut Port, settings: &Settings) {
     }
 }
 
-fn roce(room: &mut Room, host: &str, settings: &Settings) {
-    let host = room.hosts.iter_mut().find(|one| one.host == host).unwrap();
+fn roce(survey: &mut Survey, host: &str, settings: &Settings) {
+    let host = survey.hosts.iter_mut().find(|one| one.host == host).unwrap();
     for default in settings.dcb.iter().flat_map(|set| &set.roce) {
         let devices = host.rdma.iter_mut().flatten().filter(|device| device.name == default.device);
         for port in devices.flat_map(|device| &mut device.ports) {

@@ -1,12 +1,12 @@
-//! A healthy room of two hosts with four links, for tests from outside.
+//! A healthy survey of two hosts with four links, for tests from outside.
 
 use linerate_fabric::model::*;
 
 /// Number of links.
 pub const LINKS: u8 = 4;
 
-pub fn healthy() -> Room {
-    Room::of(vec![host(1, "alpha"), host(2, "beta")])
+pub fn healthy() -> Survey {
+    Survey::of(vec![host(1, "alpha"), host(2, "beta")])
 }
 
 pub fn host(number: u8, name: &str) -> Inventory {
@@ -183,9 +183,9 @@ fn rdma(number: u8, link: u8) -> RdmaDevice {
 }
 
 /// Links l2 and l3 of each host as members of `bond0`.
-pub fn bonded() -> Room {
-    let mut room = healthy();
-    for (number, host) in (1..).zip(&mut room.hosts) {
+pub fn bonded() -> Survey {
+    let mut survey = healthy();
+    for (number, host) in (1..).zip(&mut survey.hosts) {
         for port in host.ports.iter_mut().filter(|port| port.name == "l2" || port.name == "l3") {
             port.addresses.clear();
             port.master = Some("bond0".into());
@@ -214,13 +214,13 @@ pub fn bonded() -> Room {
             ..Port::default()
         });
     }
-    room
+    survey
 }
 
 /// Link l0 of each host in VLAN 700.
-pub fn tagged() -> Room {
-    let mut room = healthy();
-    for host in &mut room.hosts {
+pub fn tagged() -> Survey {
+    let mut survey = healthy();
+    for host in &mut survey.hosts {
         let addresses = std::mem::take(&mut host.ports[0].addresses);
         host.ports.push(Port {
             name: "l0.700".into(),
@@ -232,12 +232,12 @@ pub fn tagged() -> Room {
             ..Port::default()
         });
     }
-    room
+    survey
 }
 
 /// Probes over every link, both directions, as they should be.
-pub fn measured() -> Room {
-    let mut room = healthy();
+pub fn measured() -> Survey {
+    let mut survey = healthy();
     for link in 0..LINKS {
         let end = |host: &str, number| End {
             host: host.into(),
@@ -253,8 +253,8 @@ pub fn measured() -> Room {
             probe.latency = Some(Latency { min_ns: 41_000, median_ns: 70_000, max_ns: 900_000 });
             probe.throughput_mbps = Some(22_000);
             probe.clock_ahead_us = Some(80);
-            room.matrix.probes.push(probe);
+            survey.matrix.probes.push(probe);
         }
     }
-    room
+    survey
 }
