@@ -1,5 +1,5 @@
-//! How memory and a disk that goes along share the links, with both always wanting more: what `--storage-share` asks for against what the
-//! links carried.
+//! How memory and a copied disk share the links, with both always wanting more: what `--storage-share` asks for against
+//! what the links carried.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

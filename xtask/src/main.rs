@@ -1,5 +1,5 @@
 //! Project chores that are too long for make. `cargo run -p xtask -- check` runs the checks that clippy cannot:
-//! dependency direction between crates, the brain's dependency list, where `unsafe` may stand, links between documents.
+//! dependency direction between crates, the core's dependency list, where `unsafe` may stand, links between documents.
 //! `cargo run -p xtask -- test` runs all tests, two programs of them at a time; `measure` tells the house in numbers.
 
 mod imports;
@@ -31,7 +31,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("xtask", 9),
 ];
 
-/// All that the brain and the wire format may be made of: nothing that touches the system.
+/// All that the core and the wire format may be made of: nothing that touches the system.
 const PURE: &[(&str, &[&str])] = &[
     ("linerate-wire", &["crc-fast", "thiserror"]),
     ("linerate-core", &["linerate-wire", "thiserror"]),

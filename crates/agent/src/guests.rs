@@ -16,7 +16,7 @@ use linerate_guest::process::{self, Launch, StopMethod};
 use linerate_guest::read;
 use linerate_guest::registry::{GuestRecord, Origin, RegistryError};
 use linerate_guest::run_state::RunState;
-use linerate_guest::spec::{GuestSpec, SpecPlaces};
+use linerate_guest::spec::{GuestSpec, SpecFolders};
 use linerate_guest::stale;
 use linerate_guest::verdict::{Reason, judge_images, judge_streams, needs};
 use linerate_memory::{Mapping, RamBlock};
@@ -237,7 +237,7 @@ pub fn start(agent: &Agent, request: &StartGuest) -> Answer<GuestSummary> {
     refuse_stale(&spec)?;
     let folder = agent.registry.reserve(&spec.name).map_err(|error| registry_error(&error))?;
     let program = qemu.program();
-    let places = SpecPlaces { folder: folder.clone(), ram_dir };
+    let places = SpecFolders { folder: folder.clone(), ram_dir };
     let guest = spec.launch(&program, &places);
     let launch = Launch {
         name: &spec.name,

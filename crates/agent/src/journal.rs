@@ -321,7 +321,7 @@ phase_names!(
     SourcePhase,
     Started = "started",
     CommitSent = "commit_sent",
-    TakingBack = "taking_back",
+    ResumingHere = "taking_back",
     Finished = "finished",
     RolledBack = "rolled_back"
 );

@@ -75,10 +75,10 @@ pub(crate) fn arrived(agent: &Agent, pid: i32) -> GuestRecord {
 }
 
 /// A QEMU that ends with its test.
-pub(crate) struct Hand(Child);
+pub(crate) struct TestQemu(Child);
 
-impl Hand {
-    pub fn start(socket: &Path, arguments: &[&str]) -> Hand {
+impl TestQemu {
+    pub fn start(socket: &Path, arguments: &[&str]) -> TestQemu {
         let child = Command::new("qemu-system-x86_64")
             .args(["-M", "pc", "-accel", "tcg", "-m", "16", "-nodefaults", "-display", "none", "-S", "-qmp"])
             .arg(format!("unix:{},server=on,wait=off", socket.display()))
@@ -92,7 +92,7 @@ impl Hand {
             assert!(Instant::now() < end, "QEMU does not listen");
             std::thread::sleep(Duration::from_millis(5));
         }
-        Hand(child)
+        TestQemu(child)
     }
 
     pub fn pid(&self) -> u32 {
@@ -100,7 +100,7 @@ impl Hand {
     }
 }
 
-impl Drop for Hand {
+impl Drop for TestQemu {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();

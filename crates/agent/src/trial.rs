@@ -2,7 +2,7 @@
 //! changes, so that an agent that dies meanwhile puts it back when it begins again.
 
 mod end;
-mod kept;
+mod store;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,8 +18,8 @@ use crate::faults::chain;
 pub(crate) use end::give_up;
 pub use end::recover;
 use end::{Ended, end, end_all};
-pub use kept::Trials;
-use kept::{Trial, save};
+pub use store::Trials;
+use store::{Trial, save};
 
 /// A port that had a link must have it again within this, or all is put back at once.
 const LINK_WAIT: Duration = Duration::from_secs(8);

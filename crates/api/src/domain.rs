@@ -1,6 +1,6 @@
 //! Sockets of migrations of libvirt's domains: names by which an agent's next life knows what was left behind.
 
-/// What they are for: libvirt's own protocol, the migration, disks that go along.
+/// What they are for: libvirt's own protocol, the migration, copied disks.
 const KINDS: [&str; 4] = ["rpc", "job", "mig", "nbd"];
 /// Digits of a migration's own part of the name.
 const ID_DIGITS: usize = 32;

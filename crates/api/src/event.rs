@@ -127,14 +127,14 @@ pub struct Progress {
     pub predicted_blackout_us: Option<u64>,
     /// How long until the destination runs it.
     pub predicted_left_us: Option<u64>,
-    /// Disks that go along; absent if none does. They are copied first, and beside RAM from then on.
+    /// Copied disks; absent if there are none. They are copied first, and beside RAM from then on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disks: Option<DiskProgress>,
     /// Every link that was ever used.
     pub links: Vec<LinkProgress>,
 }
 
-/// How far disks that go along are, all together.
+/// How far copied disks are, all together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskProgress {
     /// What has to be looked at: what they hold, and what the guest wrote meanwhile.

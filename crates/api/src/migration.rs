@@ -42,7 +42,7 @@ pub struct MigrateRequest {
     /// How long all links may be gone before the migration is given up.
     #[serde(default = "default_link_timeout_s")]
     pub link_timeout_s: u32,
-    /// Slow the guest's CPUs down if it writes faster than the links carry, and let its writes to disks that go along
+    /// Slow the guest's CPUs down if it writes faster than the links carry, and let its writes to copied disks
     /// wait for the copy. Otherwise such a migration is given up.
     #[serde(default)]
     pub throttle: bool,

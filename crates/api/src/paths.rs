@@ -11,8 +11,9 @@ pub const GUESTS_ADOPT: &str = "/v1/guests/adopt";
 pub const GUEST: &str = "/v1/guests/{name}";
 /// `POST` [`StopGuest`](crate::StopGuest): 200, [`GuestSummary`](crate::GuestSummary) as it is then.
 pub const GUEST_STOP: &str = "/v1/guests/{name}/stop";
-/// `GET`: list of [`MigrationSummary`](crate::MigrationSummary), newest first, with sessions in doubt of earlier incarnations of
-/// the agent. `POST` [`MigrateRequest`](crate::MigrateRequest): 202, [`MigrationStarted`](crate::MigrationStarted).
+/// `GET`: list of [`MigrationSummary`](crate::MigrationSummary), newest first, with sessions in doubt of earlier
+/// incarnations of the agent. `POST` [`MigrateRequest`](crate::MigrateRequest): 202,
+/// [`MigrationStarted`](crate::MigrationStarted).
 pub const MIGRATIONS: &str = "/v1/migrations";
 /// `GET`: [`MigrationDetail`](crate::MigrationDetail). `DELETE` cancels: 202,
 /// [`MigrationSummary`](crate::MigrationSummary); it is over once the event stream says so.

@@ -59,7 +59,7 @@ pub struct Report {
     pub verified: Option<bool>,
     /// Writes whose checksum did not match at the destination and which were sent again. While the guest runs that is
     /// nearly always the guest itself, which wrote a page between its checksum and its sending.
-    pub checksum_refusals: u64,
+    pub damaged_writes: u64,
 }
 
 /// How a guest's RAM is moved.

@@ -97,7 +97,7 @@ impl Context {
     }
 
     /// A line on standard error. If nobody reads it, nothing is to be done.
-    pub fn say(&self, line: &str) {
+    pub fn print_line(&self, line: &str) {
         let _ = writeln!(std::io::stderr().lock(), "{line}");
     }
 }

@@ -36,5 +36,5 @@ fn tell(failure: &Failure, context: &Context) {
     if context.json {
         let _ = context.print(&(failure.json() + "\n"));
     }
-    context.say(failure.render(context.err.width, context.err.paint).trim_end());
+    context.print_line(failure.render(context.err.width, context.err.paint).trim_end());
 }

@@ -281,15 +281,15 @@ fn links_are_silent(stage: &mut Stage) {
 fn whatever_goes_wrong_leaves_the_guest_and_its_disk_as_they_were() {
     // Slow enough to be met in the middle of its disk.
     let mut stage = Stage::unshared(&[100, 100], guest(), None, raw);
-    let mishaps: [fn(&mut Stage); 5] = [
+    let faults: [fn(&mut Stage); 5] = [
         |stage| cancelled(stage, disk_began),
         |stage| cancelled(stage, memory_began),
         the_destinations_agent_is_killed,
         the_sources_agent_is_killed,
         links_are_silent,
     ];
-    for mishap in mishaps {
-        mishap(&mut stage);
+    for fault in faults {
+        fault(&mut stage);
         as_before(&stage);
     }
     retry(&mut stage);

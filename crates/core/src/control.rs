@@ -20,7 +20,8 @@ const RESEND_ROUND_TRIPS: u32 = 2;
 /// Most messages held that came ahead of their turn; a peer that sends more is broken.
 const EARLY_MAX: u64 = 4096;
 
-/// A path that lives is heard at least this often, with time to spare for a busy host: keep-alives come 100 to 150 ms apart.
+/// A path that works brings something at least this often, with time to spare for a busy host: keep-alives come 100 to
+/// 150 ms apart.
 const FRESH: Duration = Duration::from_millis(250);
 /// A path answers much sooner than another: in a third of its time, and this less.
 const SOONER_TIMES: u32 = 3;
@@ -50,7 +51,7 @@ pub enum Outgoing {
 impl Outgoing {
     /// Whether it tells the source to give its copy up.
     pub fn says_running(&self) -> bool {
-        matches!(self, Outgoing::Message { message: Message::Running { .. }, .. })
+        matches!(self, Outgoing::Message { message: Message::TakenOver { .. }, .. })
     }
 }
 
@@ -66,7 +67,7 @@ struct Unacknowledged {
 
 #[derive(Debug)]
 struct Path {
-    last_heard: Time,
+    last_received_at: Time,
     acknowledge: bool,
     /// Numbers that were sent on it, and when.
     timed: VecDeque<(u64, Time)>,
@@ -77,7 +78,12 @@ struct Path {
 
 impl Path {
     fn new(now: Time) -> Path {
-        Path { last_heard: now, acknowledge: true, timed: VecDeque::new(), round_trips: VecDeque::new() }
+        Path {
+            last_received_at: now,
+            acknowledge: true,
+            timed: VecDeque::new(),
+            round_trips: VecDeque::new(),
+        }
     }
 
     fn sent(&mut self, now: Time, sequence: u64) {
@@ -106,9 +112,9 @@ impl Path {
     }
 
     /// How long an answer takes: as long as the quickest did lately, or as long as nothing at all came while one is waited for. What is
-    /// heard meanwhile shows that the path lives: the acknowledgement waits for an earlier message, on another path.
+    /// received meanwhile shows that the path works: the acknowledgement waits for an earlier message, on another path.
     fn takes(&self, now: Time) -> Option<Duration> {
-        let silent = self.timed.front().map(|(_, sent)| now - (*sent).max(self.last_heard));
+        let silent = self.timed.front().map(|(_, sent)| now - (*sent).max(self.last_received_at));
         self.least().map(|least| least.max(silent.unwrap_or_default()))
     }
 
@@ -154,7 +160,7 @@ impl Control {
 
     /// A message that has not been acknowledged is not repeated any more; what comes after it takes its place. It may have
     /// arrived all the same.
-    pub fn recall(&mut self, now: Time, message: &Message) {
+    pub fn replace_unacknowledged(&mut self, now: Time, message: &Message) {
         let Some(at) = self.unacknowledged.iter().position(|one| one.message == *message) else { return };
         let Some(recalled) = self.unacknowledged.remove(at) else { return };
         for later in self.unacknowledged.iter_mut().skip(at) {
@@ -196,16 +202,16 @@ impl Control {
     }
 
     /// Anything at all came in on the path.
-    pub fn heard(&mut self, now: Time, path: PathId) {
+    pub fn note_activity(&mut self, now: Time, path: PathId) {
         if let Some(path) = self.paths.get_mut(&path) {
-            path.last_heard = now;
+            path.last_received_at = now;
         }
     }
 
     /// A numbered message came in. Returns false if the peer runs further ahead than any sane one would.
     #[must_use]
     pub fn received(&mut self, now: Time, path: PathId, sequence: u64, message: Message) -> bool {
-        self.heard(now, path);
+        self.note_activity(now, path);
         if let Some(path) = self.paths.get_mut(&path) {
             path.acknowledge = true;
         }
@@ -224,7 +230,7 @@ impl Control {
 
     /// The peer has everything up to `through`.
     pub fn acknowledged(&mut self, now: Time, path: PathId, through: u64) {
-        self.heard(now, path);
+        self.note_activity(now, path);
         if let Some(path) = self.paths.get_mut(&path) {
             path.acknowledged(now, through);
         }
@@ -319,8 +325,8 @@ fn targets(now: Time, paths: &BTreeMap<PathId, Path>, tried: &[PathId], message:
     }
     let best = |filter: &dyn Fn(&PathId) -> bool| {
         let allowed = || paths.iter().filter(|(id, _)| filter(id));
-        let (&freshest, newest) = allowed().max_by_key(|(_, path)| path.last_heard)?;
-        let lives = |path: &Path| newest.last_heard - path.last_heard <= FRESH;
+        let (&freshest, newest) = allowed().max_by_key(|(_, path)| path.last_received_at)?;
+        let lives = |path: &Path| newest.last_received_at - path.last_received_at <= FRESH;
         let sooner = allowed().filter(|(_, path)| lives(path) && path.is_sooner(newest, now));
         Some(sooner.min_by_key(|(_, path)| path.takes(now)).map_or(freshest, |(&id, _)| id))
     };
@@ -358,7 +364,7 @@ mod tests {
         drain(&mut a, ms(0));
         a.acknowledged(ms(1), 0, 1);
         a.path_lost(ms(1), 0);
-        a.recall(ms(1), &Message::Commit);
+        a.replace_unacknowledged(ms(1), &Message::Commit);
         a.path_up(ms(2), 1);
         a.send(ms(2), numbered(3));
         b.path_up(ms(2), 1);
@@ -370,7 +376,7 @@ mod tests {
         }
         let delivered: Vec<Message> = std::iter::from_fn(|| b.poll_delivered()).collect();
         assert_eq!(delivered, [numbered(1), numbered(2), numbered(3)]);
-        a.recall(ms(3), &Message::Commit);
+        a.replace_unacknowledged(ms(3), &Message::Commit);
         assert_eq!(a.unacknowledged(), 2, "nothing else is recalled");
     }
 
@@ -483,7 +489,7 @@ mod tests {
     fn device_state_goes_where_it_arrives_soonest() {
         let mut a = near_and_far();
         a.send(ms(60), chunk(1));
-        assert_eq!(drain(&mut a, ms(60))[0].0, 0, "path 1 was heard last, and is far");
+        assert_eq!(drain(&mut a, ms(60))[0].0, 0, "path 1 received last, and is far");
     }
 
     #[test]
@@ -506,7 +512,7 @@ mod tests {
         a.send(ms(1), numbered(1));
         drain(&mut a, ms(1));
         a.acknowledged(ms(2), 0, 1);
-        a.heard(ms(9), 1);
+        a.note_activity(ms(9), 1);
         a.send(ms(10), chunk(1));
         assert_eq!(drain(&mut a, ms(10))[0].0, 0);
     }
@@ -520,10 +526,10 @@ mod tests {
         drain(&mut a, ms(1));
         a.acknowledged(ms(2), 0, 1);
         a.path_up(ms(10), 1);
-        a.heard(ms(90), 0);
-        a.heard(ms(100), 1);
+        a.note_activity(ms(90), 0);
+        a.note_activity(ms(100), 1);
         a.send(ms(101), chunk(1));
-        assert_eq!(drain(&mut a, ms(101))[0].0, 0, "path 1 was heard last, and has answered nothing");
+        assert_eq!(drain(&mut a, ms(101))[0].0, 0, "path 1 received last, and has answered nothing");
     }
 
     #[test]
@@ -534,8 +540,8 @@ mod tests {
         // It has come over the near path, and cannot be acknowledged: one before it is still on its way.
         a.acknowledged(ms(61), 0, 1);
         for now in [100, 150] {
-            a.heard(ms(now), 0);
-            a.heard(ms(now), 1);
+            a.note_activity(ms(now), 0);
+            a.note_activity(ms(now), 1);
         }
         a.send(ms(151), chunk(1));
         assert_eq!(drain(&mut a, ms(151))[0].0, 0);
@@ -547,7 +553,7 @@ mod tests {
             let mut a = near_and_far();
             a.send(ms(60), numbered(2));
             drain(&mut a, ms(60));
-            a.heard(ms(60 + waited), 1);
+            a.note_activity(ms(60 + waited), 1);
             a.send(ms(60 + waited), chunk(1));
             drain(&mut a, ms(60 + waited))[0].0
         };
@@ -557,7 +563,7 @@ mod tests {
     #[test]
     fn a_keepalive_that_is_late_does_not_make_a_near_path_silent() {
         let mut a = near_and_far();
-        a.heard(ms(200), 1);
+        a.note_activity(ms(200), 1);
         a.send(ms(201), chunk(1));
         assert_eq!(drain(&mut a, ms(201))[0].0, 0);
     }
@@ -565,7 +571,7 @@ mod tests {
     #[test]
     fn a_path_that_fell_silent_is_not_near_any_more() {
         let mut a = near_and_far();
-        a.heard(ms(400), 1);
+        a.note_activity(ms(400), 1);
         a.send(ms(401), chunk(1));
         assert_eq!(drain(&mut a, ms(401))[0].0, 1);
     }

@@ -30,7 +30,7 @@
 //!
 //! The guarantees: the guest runs only after [`DestinationPhase::Committed`] is on disk, and it never runs after
 //! [`DestinationPhase::Aborted`] or [`DestinationPhase::Returned`] is (rule 1). From [`DestinationPhase::Loaded`] on
-//! the source may have committed, and its host may be lost: the guest is kept, however long nobody is heard (rule 12).
+//! the source may have committed, and its host may be lost: the guest is kept, however long nobody answers (rule 12).
 //!
 //! Writes are applied from `Admitted` to `Sealing` (rule 5), while the incoming QEMU still starts. What it touched
 //! meanwhile is told to the source, which copies it again. In mode Streams no write is applied to RAM at all.
@@ -117,7 +117,7 @@ pub enum Event {
         /// Everything up to here was applied.
         applied: u64,
         /// Except these.
-        refused: Vec<u64>,
+        damaged: Vec<u64>,
     },
     /// No write will be applied any more; the digest if one was asked for.
     Sealed(Option<u64>),
@@ -149,14 +149,14 @@ pub enum Event {
     Discarded,
     /// The operator of this host wants it to end.
     Cancel,
-    /// The source has rolled back and says so on a connection of its own ([`crate::withdrawal`]).
+    /// The source has rolled back and says so on a connection of its own ([`crate::roll_back_notice`]).
     RolledBackAtSource,
     /// The source has committed, and says so on a connection of its own.
     CommitAgain {
-        /// Its own hypervisor lives: it can have the guest back.
+        /// Its own hypervisor runs: it can have the guest back.
         copy: bool,
     },
-    /// The operator of this host decides over a loaded guest whose source is not heard: `true` runs it here.
+    /// The operator of this host decides over a loaded guest whose source does not answer: `true` runs it here.
     Resolve(bool),
     /// Time passed.
     Tick,
@@ -201,7 +201,7 @@ pub enum Action {
     /// [`Event::GuestRuns`], [`Event::CannotRun`] or [`Event::GuestEnded`].
     Run {
         /// The guest ran at the source until it was stopped.
-        ran: bool,
+        was_running: bool,
     },
     /// libvirt runs the guest: put back what was set for its RAM, and keep nothing. Then [`Event::HypervisorRestored`].
     RestoreHypervisor,
@@ -229,13 +229,13 @@ enum State {
     Loaded,
     /// libvirt runs the guest.
     RestoringHypervisor,
-    /// `again`: the disk did not take it; it is written again then.
+    /// `retry_at`: the disk did not take it; it is written again then.
     Journaling {
-        again: Option<Time>,
+        retry_at: Option<Time>,
     },
-    /// `again`: it could not be run, and nobody can have it back; it is tried again then.
+    /// `retry_at`: it could not be run, and nobody can have it back; it is tried again then.
     Resuming {
-        again: Option<Time>,
+        retry_at: Option<Time>,
     },
     Running {
         until: Time,
@@ -300,13 +300,13 @@ pub struct Destination {
     guest: String,
     committed: bool,
     /// Whether the source still has its own copy, as far as it was said on a connection of its own.
-    copy: Option<(bool, Time)>,
+    source_copy: Option<(bool, Time)>,
     /// Committed, and it could not be run.
     returned: bool,
     /// Committed, and its hypervisor has ended.
     gone: bool,
     /// The source's word that its guest has stopped; whether it ran until then.
-    stopped: Option<bool>,
+    was_running: Option<bool>,
     disks_checked: bool,
     state_loaded: bool,
     /// How the guest moves; `None` before a mode that this agent knows was offered.
@@ -332,10 +332,10 @@ impl Destination {
             started: now,
             guest: String::new(),
             committed: false,
-            copy: None,
+            source_copy: None,
             returned: false,
             gone: false,
-            stopped: None,
+            was_running: None,
             disks_checked: false,
             state_loaded: false,
             mode: None,
@@ -350,11 +350,11 @@ impl Destination {
         match event {
             Event::PathUp(path) => self.control.path_up(now, path),
             Event::PathLost(path) => self.control.path_lost(now, path),
-            Event::PathAlive(path) => self.control.heard(now, path),
+            Event::PathAlive(path) => self.control.note_activity(now, path),
             Event::ControlAcknowledged { path, through } => self.control.acknowledged(now, path, through),
             Event::Received { path, sequence, message } => self.received(now, path, sequence, message),
-            Event::Fenced { channel, applied, refused } => {
-                self.control.send(now, Message::Fenced { channel, applied, refused });
+            Event::Fenced { channel, applied, damaged } => {
+                self.control.send(now, Message::Fenced { channel, applied, damaged });
             }
             Event::SendStreamMessage(message) => self.control.send(now, message),
             Event::Failed(fault) => self.fail(now, fault),
@@ -364,7 +364,7 @@ impl Destination {
             }
             // The source's copy may be lost: see `resolve`.
             Event::Cancel => {}
-            Event::RolledBackAtSource => self.withdrawn(now),
+            Event::RolledBackAtSource => self.rolled_back_at_source(now),
             Event::CommitAgain { copy } => self.commit_aside(now, copy),
             Event::Resolve(run) => self.resolve(now, run),
             Event::CannotRun(fault) => self.cannot_run(now, fault),
@@ -400,7 +400,7 @@ impl Destination {
         self.committed || matches!(self.state, State::Journaling { .. })
     }
 
-    /// The guest is complete and the source, which may have committed, is not heard: an operator may decide.
+    /// The guest is complete and the source, which may have committed, does not answer: an operator may decide.
     pub fn is_held(&self) -> bool {
         matches!(self.state, State::Loaded) && self.control.paths() == 0
     }
@@ -418,8 +418,8 @@ impl Destination {
     }
 
     /// Whether the guest ran at the source when it was stopped, once the source has said it.
-    pub fn ran(&self) -> Option<bool> {
-        self.stopped
+    pub fn was_running(&self) -> Option<bool> {
+        self.was_running
     }
 
     /// Whether it is over.
@@ -497,10 +497,10 @@ impl Destination {
                 self.device_state_complete = true;
                 self.finish_device_state();
             }
-            (State::Receiving | State::Streaming, Message::Stopped { ran, disks })
-                if self.stopped.is_none() && self.commits() =>
+            (State::Receiving | State::Streaming, Message::Stopped { was_running, disks })
+                if self.was_running.is_none() && self.commits() =>
             {
-                self.stopped = Some(ran);
+                self.was_running = Some(was_running);
                 self.actions.push_back(Action::CheckDisks(disks));
             }
             (State::Loading, Message::Finished) if !self.commits() => {
@@ -572,21 +572,21 @@ impl Destination {
 
     fn commit(&mut self) {
         if self.state == State::Loaded {
-            self.state = State::Journaling { again: None };
+            self.state = State::Journaling { retry_at: None };
             self.actions.push_back(Action::Journal(DestinationPhase::Committed));
         }
     }
 
     /// Not by the session.
     pub(super) fn commit_aside(&mut self, now: Time, copy: bool) {
-        self.copy = Some((copy, now));
+        self.source_copy = Some((copy, now));
         self.commit();
     }
 
     /// Whether somebody is there who can have the guest back. Otherwise the copy here may be the only one: a connection
-    /// says that the agent over there lives, and nothing of its hypervisor.
+    /// says that the agent over there runs, and nothing of its hypervisor.
     pub(super) fn source_has_copy(&self, now: Time) -> bool {
-        self.copy.is_some_and(|(copy, at)| copy && now - at <= COPY_COUNTS_FOR)
+        self.source_copy.is_some_and(|(copy, at)| copy && now - at <= COPY_COUNTS_FOR)
     }
 
     /// The source cannot know yet that we gave up; the abort is on its way or will be found by asking.
@@ -635,7 +635,7 @@ impl Destination {
                 self.state_loaded = true;
                 self.note_when_loaded();
             }
-            (_, Event::DisksChecked) if self.stopped.is_some() => {
+            (_, Event::DisksChecked) if self.was_running.is_some() => {
                 self.disks_checked = true;
                 self.note_when_loaded();
             }
@@ -645,19 +645,19 @@ impl Destination {
             }
             (State::Journaling { .. }, Event::Journaled(DestinationPhase::Committed)) => {
                 self.committed = true;
-                self.state = State::Resuming { again: None };
-                self.actions.push_back(Action::Run { ran: self.stopped.unwrap_or(true) });
+                self.state = State::Resuming { retry_at: None };
+                self.actions.push_back(Action::Run { was_running: self.was_running.unwrap_or(true) });
             }
             (State::Resuming { .. }, Event::GuestRuns { took, cpu }) => {
                 self.state = State::Running { until: now + self.config.finish_timeout };
                 let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-                self.control.send(now, Message::Running { resume_us: us(took), cpu_us: us(cpu) });
+                self.control.send(now, Message::TakenOver { resume_us: us(took), cpu_us: us(cpu) });
                 self.actions.push_back(Action::Journal(DestinationPhase::Running));
             }
             (State::RestoringHypervisor, Event::HypervisorRestored) => self.finished(),
             (State::Discarding { fault }, Event::Discarded) => {
                 let fault = fault.clone();
-                self.part(now, fault);
+                self.close(now, fault);
             }
             (_, Event::Journaled(_)) => {}
             (State::Discarding { .. } | State::Closing { .. } | State::Ended, _) => {}

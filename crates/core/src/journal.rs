@@ -21,7 +21,7 @@ pub enum SourcePhase {
     CommitSent,
     /// Commit was sent, and an operator has decided that the guest runs here. Written before anything is done about it: from
     /// here on the destination is not asked, for it takes a question for a commit.
-    TakingBack,
+    ResumingHere,
     /// The guest is the destination's and the source has ended its own copy.
     Finished,
     /// The guest stayed, and does again what it did before.
@@ -50,9 +50,9 @@ pub enum DestinationPhase {
 
 /// What became of the process that a destination's record names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
-    /// It lives here.
-    Lives,
+pub enum ProcessFate {
+    /// It runs here.
+    Alive,
     /// It ended, and a newer record says that its guest moved on to another host.
     MovedOn,
     /// It ended, and no record says why.
@@ -60,16 +60,18 @@ pub enum Fate {
 }
 
 /// What a destination without a live session answers to a source that asks.
-pub fn outcome(phase: Option<DestinationPhase>, fate: Fate) -> Outcome {
+pub fn outcome(phase: Option<DestinationPhase>, fate: ProcessFate) -> Outcome {
     match (phase, fate) {
         (None, _) => Outcome::Unknown,
         (Some(DestinationPhase::Started | DestinationPhase::Loaded), _) => Outcome::Pending,
         (Some(DestinationPhase::Aborted), _) => Outcome::Aborted,
         (Some(DestinationPhase::Returned), _) => Outcome::Returned,
-        (Some(_), Fate::MovedOn) => Outcome::Committed,
-        (Some(_), Fate::Ended) => Outcome::Gone,
-        (Some(DestinationPhase::Committed), Fate::Lives) => Outcome::Pending,
-        (Some(DestinationPhase::Running | DestinationPhase::Finished), Fate::Lives) => Outcome::Committed,
+        (Some(_), ProcessFate::MovedOn) => Outcome::Committed,
+        (Some(_), ProcessFate::Ended) => Outcome::Gone,
+        (Some(DestinationPhase::Committed), ProcessFate::Alive) => Outcome::Pending,
+        (Some(DestinationPhase::Running | DestinationPhase::Finished), ProcessFate::Alive) => {
+            Outcome::Committed
+        }
     }
 }
 
@@ -77,19 +79,19 @@ pub fn outcome(phase: Option<DestinationPhase>, fate: Fate) -> Outcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The guest runs at the destination: end the copy here.
-    GiveUpGuest,
+    EndSource,
     /// The destination never ran it and never will: resume.
     Resume,
     /// Not decided, or not known: keep the guest paused and ask again.
-    AskAgain,
+    QueryAgain,
 }
 
 /// The only rule by which a source resumes or gives up a guest after it sent commit.
 pub fn verdict(outcome: Outcome) -> Verdict {
     match outcome {
-        Outcome::Committed => Verdict::GiveUpGuest,
+        Outcome::Committed => Verdict::EndSource,
         Outcome::Aborted | Outcome::Returned => Verdict::Resume,
-        Outcome::Pending | Outcome::Unknown | Outcome::Gone => Verdict::AskAgain,
+        Outcome::Pending | Outcome::Unknown | Outcome::Gone => Verdict::QueryAgain,
     }
 }
 
@@ -97,7 +99,7 @@ pub fn verdict(outcome: Outcome) -> Verdict {
 mod tests {
     use super::*;
 
-    const FATES: [Fate; 3] = [Fate::Lives, Fate::MovedOn, Fate::Ended];
+    const FATES: [ProcessFate; 3] = [ProcessFate::Alive, ProcessFate::MovedOn, ProcessFate::Ended];
 
     #[test]
     fn only_a_guest_that_never_runs_elsewhere_lets_the_source_resume_after_commit() {
@@ -111,12 +113,12 @@ mod tests {
     #[test]
     fn only_a_guest_that_was_taken_over_lets_the_source_give_up_its_copy() {
         for phase in [DestinationPhase::Running, DestinationPhase::Finished] {
-            assert_eq!(outcome(Some(phase), Fate::Lives), Outcome::Committed);
-            assert_eq!(outcome(Some(phase), Fate::MovedOn), Outcome::Committed);
-            assert_eq!(outcome(Some(phase), Fate::Ended), Outcome::Gone);
+            assert_eq!(outcome(Some(phase), ProcessFate::Alive), Outcome::Committed);
+            assert_eq!(outcome(Some(phase), ProcessFate::MovedOn), Outcome::Committed);
+            assert_eq!(outcome(Some(phase), ProcessFate::Ended), Outcome::Gone);
         }
-        assert_eq!(outcome(Some(DestinationPhase::Committed), Fate::Lives), Outcome::Pending);
-        assert_eq!(outcome(Some(DestinationPhase::Committed), Fate::Ended), Outcome::Gone);
+        assert_eq!(outcome(Some(DestinationPhase::Committed), ProcessFate::Alive), Outcome::Pending);
+        assert_eq!(outcome(Some(DestinationPhase::Committed), ProcessFate::Ended), Outcome::Gone);
     }
 
     #[test]

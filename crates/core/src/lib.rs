@@ -11,7 +11,7 @@
 //! * [`tunnel`]: when a tunnel ends by itself.
 //! * [`journal`]: what is on disk, and what another host is answered from it.
 //! * [`recovery`]: sessions that were not brought to their end: after a crash, or where a hypervisor does not answer.
-//! * [`withdrawal`]: telling a destination of a roll-back that an abort could not reach.
+//! * [`roll_back_notice`]: telling a destination of a roll-back that an abort could not reach.
 
 pub mod control;
 pub mod destination;
@@ -20,13 +20,13 @@ pub mod journal;
 pub mod policy;
 pub mod rate;
 pub mod recovery;
+pub mod roll_back_notice;
 pub mod scheduler;
 pub mod source;
 pub mod statistics;
 pub mod stream;
 pub mod time;
 pub mod tunnel;
-pub mod withdrawal;
 
 pub use extent::Extent;
 pub use linerate_wire::fault::{Code, Fault, GuestState, Side, Step};

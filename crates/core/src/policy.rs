@@ -55,8 +55,9 @@ pub fn predict(bytes: u64, bytes_per_s: f64, fixed: Duration) -> Option<Duration
 /// RAM is nearly through when the rest of it takes no longer than the blackout may and this.
 const NEARLY: Duration = Duration::from_secs(1);
 
-/// How long the rest of RAM may take in the blackout where disks go along in the hypervisor's own streams: what those leave of it. `None`: the
-/// hypervisor must not stop the guest, because the disks would take more than half of the blackout, and RAM is nearly through.
+/// How long the rest of RAM may take in the blackout where disks are copied in the hypervisor's own streams: what those
+/// leave of it. `None`: the hypervisor must not stop the guest, because the disks would take more than half of the
+/// blackout, and RAM is nearly through.
 pub(crate) fn left_for_ram(
     max_blackout: Duration,
     disks_left: u64,

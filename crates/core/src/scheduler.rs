@@ -9,7 +9,7 @@
 //! Invariants (tests and the simulator check them):
 //! * an extent is pending or in flight on one channel or settled, never two of these (rule 3);
 //! * what was in flight on a lost channel stays in flight until the destination has fenced that channel;
-//! * a refused extent (checksum) is not settled: it is kept for the next round (rule 4).
+//! * a damaged extent (checksum) is not delivered: it is kept for the next round (rule 4).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -69,7 +69,7 @@ const FAR_PAYS: f64 = 2.0;
 pub enum Next {
     /// Carry these runs of a region.
     Work(Work),
-    /// Show that the link lives.
+    /// Show that the link works.
     Ping {
         /// Frame number.
         sequence: u64,
@@ -115,7 +115,7 @@ struct Channel {
     latency_min: Option<Duration>,
     /// The same of the last seconds.
     latency: Recent,
-    last_handed_out: Time,
+    last_assigned_at: Time,
     acknowledged_bytes: u64,
 }
 
@@ -152,7 +152,7 @@ impl Channel {
             rate: Rate::default(),
             latency_min: None,
             latency: Recent::default(),
-            last_handed_out: now,
+            last_assigned_at: now,
             acknowledged_bytes: 0,
         }
     }
@@ -166,26 +166,26 @@ impl Channel {
     fn take_sequence(&mut self, now: Time) -> u64 {
         let sequence = self.next_sequence;
         self.next_sequence += 1;
-        self.last_handed_out = now;
+        self.last_assigned_at = now;
         sequence
     }
 
     /// Removes and returns everything up to `through`.
     fn settle(&mut self, now: Time, through: u64) -> Vec<InFlight> {
-        let mut settled = Vec::new();
+        let mut delivered = Vec::new();
         while self.in_flight.front().is_some_and(|write| write.sequence <= through) {
             let Some(write) = self.in_flight.pop_front() else { break };
             self.in_flight_wire_bytes = self.in_flight_wire_bytes.saturating_sub(write.wire_bytes);
-            settled.push(write);
+            delivered.push(write);
         }
-        let wire_bytes = settled.iter().map(|write| write.wire_bytes).sum();
-        if let Some(latency) = settled.iter().map(|write| now - write.sent_at).min() {
+        let wire_bytes = delivered.iter().map(|write| write.wire_bytes).sum();
+        if let Some(latency) = delivered.iter().map(|write| now - write.sent_at).min() {
             self.latency_min = Some(self.latency_min.map_or(latency, |least| least.min(latency)));
             self.latency.add(now, latency);
         }
         self.acknowledged_bytes += wire_bytes;
         self.rate.acknowledged(now, wire_bytes, self.in_flight.is_empty());
-        settled
+        delivered
     }
 }
 
@@ -221,10 +221,10 @@ pub struct Scheduler {
     pending: VecDeque<Extent>,
     pending_bytes: u64,
     in_flight_bytes: u64,
-    refused: Vec<Extent>,
+    damaged: Vec<Extent>,
     /// What was settled since it was last taken; not kept unless somebody wants it.
-    settled: Option<Vec<Extent>>,
-    refusals: u64,
+    delivered: Option<Vec<Extent>>,
+    damaged_count: u64,
     acknowledged_bytes: u64,
     stopped: bool,
 }
@@ -238,9 +238,9 @@ impl Scheduler {
             pending: VecDeque::new(),
             pending_bytes: 0,
             in_flight_bytes: 0,
-            refused: Vec::new(),
-            settled: None,
-            refusals: 0,
+            damaged: Vec::new(),
+            delivered: None,
+            damaged_count: 0,
             acknowledged_bytes: 0,
             stopped: false,
         }
@@ -274,7 +274,7 @@ impl Scheduler {
         }
         if self.pending.is_empty() {
             let idle =
-                channel.in_flight.is_empty() && now - channel.last_handed_out >= self.config.ping_interval;
+                channel.in_flight.is_empty() && now - channel.last_assigned_at >= self.config.ping_interval;
             return if idle { self.ping(now, channel_id) } else { Next::Wait };
         }
         if behind || channel.in_flight_wire_bytes >= channel.window_bytes(&self.config) {
@@ -387,18 +387,18 @@ impl Scheduler {
         write.wire_bytes = wire_bytes;
     }
 
-    /// The destination applied everything up to `through` on the channel, except `refused`.
-    pub fn acknowledged(&mut self, now: Time, channel_id: ChannelId, through: u64, refused: &[u64]) {
+    /// The destination applied everything up to `through` on the channel, except `damaged`.
+    pub fn acknowledged(&mut self, now: Time, channel_id: ChannelId, through: u64, damaged: &[u64]) {
         let Some(channel) = self.channels.get_mut(&channel_id) else { return };
         for write in channel.settle(now, through) {
             self.in_flight_bytes -= write.bytes;
-            if refused.contains(&write.sequence) {
-                self.refusals += 1;
-                self.refused.extend(write.runs.iter().map(|&run| Extent { region: write.region, run }));
+            if damaged.contains(&write.sequence) {
+                self.damaged_count += 1;
+                self.damaged.extend(write.runs.iter().map(|&run| Extent { region: write.region, run }));
             } else {
                 self.acknowledged_bytes += write.bytes;
-                if let Some(settled) = &mut self.settled {
-                    settled.extend(write.runs.iter().map(|&run| Extent { region: write.region, run }));
+                if let Some(delivered) = &mut self.delivered {
+                    delivered.extend(write.runs.iter().map(|&run| Extent { region: write.region, run }));
                 }
             }
         }
@@ -416,11 +416,11 @@ impl Scheduler {
     }
 
     /// The destination will apply nothing more from a lost channel: what it had not applied is pending again.
-    pub fn fenced(&mut self, now: Time, channel_id: ChannelId, applied: u64, refused: &[u64]) {
+    pub fn fenced(&mut self, now: Time, channel_id: ChannelId, applied: u64, damaged: &[u64]) {
         if self.channels.get(&channel_id).is_none_or(|channel| !channel.lost) {
             return;
         }
-        self.acknowledged(now, channel_id, applied, refused);
+        self.acknowledged(now, channel_id, applied, damaged);
         let Some(channel) = self.channels.remove(&channel_id) else { return };
         for write in channel.in_flight.iter().rev() {
             self.in_flight_bytes -= write.bytes;
@@ -436,14 +436,14 @@ impl Scheduler {
         self.pending.is_empty() && self.in_flight_bytes == 0
     }
 
-    /// From now on keeps what is settled for [`Scheduler::take_settled`].
-    pub fn keep_settled(&mut self) {
-        self.settled.get_or_insert_default();
+    /// From now on keeps what is settled for [`Scheduler::take_delivered`].
+    pub fn record_delivered(&mut self) {
+        self.delivered.get_or_insert_default();
     }
 
     /// Extents that were applied since the last call.
-    pub fn take_settled(&mut self) -> Vec<Extent> {
-        self.settled.as_mut().map(std::mem::take).unwrap_or_default()
+    pub fn take_delivered(&mut self) -> Vec<Extent> {
+        self.delivered.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// Takes back what is pending and begins in this range of a region; returns its bytes. What is in flight stays so.
@@ -454,19 +454,19 @@ impl Scheduler {
         before - self.pending_bytes
     }
 
-    /// Extents that the destination refused since the last call; they must go into the next round.
-    pub fn take_refused(&mut self) -> Vec<Extent> {
-        std::mem::take(&mut self.refused)
+    /// Extents that arrived damaged since the last call; they must go into the next round.
+    pub fn take_damaged(&mut self) -> Vec<Extent> {
+        std::mem::take(&mut self.damaged)
     }
 
-    /// Whether refused extents wait to be taken.
-    pub fn has_refused(&self) -> bool {
-        !self.refused.is_empty()
+    /// Whether damaged extents wait to be taken.
+    pub fn has_damaged(&self) -> bool {
+        !self.damaged.is_empty()
     }
 
-    /// Writes refused so far.
-    pub fn refusals(&self) -> u64 {
-        self.refusals
+    /// Writes that arrived damaged so far.
+    pub fn damaged_count(&self) -> u64 {
+        self.damaged_count
     }
 
     /// Bytes not handed out yet.
@@ -502,7 +502,7 @@ impl Scheduler {
     }
 
     /// Channels that can carry work.
-    pub fn living_channels(&self) -> usize {
+    pub fn active_channels(&self) -> usize {
         self.channels.values().filter(|channel| !channel.lost).count()
     }
 

@@ -27,7 +27,7 @@ pub struct Blackout {
     /// The guest stopped.
     pub stopped: Option<Time>,
     /// QEMU holds at pre-switchover.
-    pub held: Option<Time>,
+    pub pre_switchover: Option<Time>,
     /// The last scan ended.
     pub scanned: Option<Time>,
     /// All RAM is acknowledged.
@@ -82,7 +82,7 @@ pub struct Streamed {
     pub bytes_per_s: f64,
 }
 
-/// What a hypervisor says of copying disks that go along.
+/// What a hypervisor says of copying disks.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Disks {
     /// Bytes to look at, with what the guest wrote meanwhile.
@@ -94,7 +94,7 @@ pub struct Disks {
     /// How fast the links carry them.
     pub bytes_per_s: f64,
     /// Of some disk the hypervisor still looks for what is in use, in which nothing moves.
-    pub searching: bool,
+    pub scanning_allocation: bool,
 }
 
 impl Disks {
@@ -137,10 +137,10 @@ pub struct Statistics {
     pub predicted_blackout: Option<Duration>,
     /// The hypervisor's own last word, where RAM goes in its streams.
     pub streamed: Streamed,
-    /// The same of disks that go along; none if none does.
+    /// The same of copied disks; none if there are none.
     pub disks: Option<Disks>,
     /// How long those were copied before the RAM was begun.
-    pub disks_alone: Duration,
+    pub disks_only_phase: Duration,
     /// Passes over what the guest wrote to them meanwhile, 0 for the first one over all of them.
     pub disk_pass: u32,
     /// How fast it writes to what is the same over there; none before a second of a pass.

@@ -1,4 +1,4 @@
-//! Time as the brain sees it: what the body says it is.
+//! Time as the core sees it: what the driver says it is.
 
 use std::ops::{Add, Sub};
 use std::time::Duration;

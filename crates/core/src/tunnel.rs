@@ -18,7 +18,7 @@ pub enum End {
     /// All links were gone for too long.
     NoLink,
     /// The peer was told why, or could not be.
-    Parted,
+    Closed,
 }
 
 /// See the module.
@@ -41,7 +41,7 @@ impl Lifetime {
     }
 
     /// The peer is being told why it ends.
-    pub fn part(&mut self, now: Time) {
+    pub fn close(&mut self, now: Time) {
         self.parting_until.get_or_insert(now + PARTING);
     }
 
@@ -55,7 +55,7 @@ impl Lifetime {
         let over = |until: Option<Time>| until.is_some_and(|until| now >= until);
         let told = control.unacknowledged() == 0 || control.paths() == 0;
         if self.is_parting() && (told || over(self.parting_until)) {
-            Some(End::Parted)
+            Some(End::Closed)
         } else if over(self.first_path_until) {
             Some(End::NeverConnected)
         } else if over(self.link_until(control)) {
@@ -117,12 +117,12 @@ mod tests {
         lifetime.path_up();
         control.path_up(s(1), 0);
         control.send(s(1), Message::Abort(Fault::new(Code::Cancelled, Step::Copy, Side::Source, "")));
-        lifetime.part(s(1));
-        lifetime.part(s(2));
+        lifetime.close(s(1));
+        lifetime.close(s(2));
         assert_eq!(lifetime.end(Time(s(3).0 - 1), &control), None, "the peer has not confirmed it");
-        assert_eq!(lifetime.end(s(3), &control), Some(End::Parted));
+        assert_eq!(lifetime.end(s(3), &control), Some(End::Closed));
         let mut confirmed = control;
         confirmed.acknowledged(s(2), 0, 1);
-        assert_eq!(lifetime.end(s(2), &confirmed), Some(End::Parted));
+        assert_eq!(lifetime.end(s(2), &confirmed), Some(End::Closed));
     }
 }

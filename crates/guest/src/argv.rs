@@ -8,7 +8,7 @@ pub enum Arity {
     Value,
 }
 
-/// What is done with an option when a twin is built from another host's description.
+/// What is done with an option when an incoming QEMU is built from another host's description.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// Taken over; its value names no file.
@@ -17,7 +17,7 @@ pub enum Rule {
     Text,
     /// Left out: it concerns the source's process only, or is set by Linerate itself.
     Drop,
-    /// Taken over after its own check and rewriting, see `twin`.
+    /// Taken over after its own check and rewriting, see `incoming_qemu`.
     Special,
     /// Never taken over; the words say why and what to do.
     Refuse(&'static str),
@@ -27,8 +27,8 @@ use Arity::{Flag, Value};
 use Rule::{Drop, Keep, Refuse, Special, Text};
 
 /// Every option that may stand in a description. An option that is not here is refused by name. Nothing that runs
-/// programs, reads configuration, or opens files other than those that the twin's rules know can get in by being new or
-/// forgotten.
+/// programs, reads configuration, or opens files other than those that the incoming QEMU's rules know can get in by
+/// being new or forgotten.
 pub const KNOWN: &[(&str, Arity, Rule)] = &[
     ("name", Value, Special),
     ("uuid", Value, Keep),

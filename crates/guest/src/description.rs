@@ -1,4 +1,5 @@
-//! What a guest is: everything that its twin on another host must agree in, and what decides whether it can be moved.
+//! What a guest is: everything that its incoming QEMU on another host must agree in, and what decides whether it can be
+//! moved.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +14,7 @@ pub const SCHEMA: u32 = 1;
 pub const JSON_BYTES_MAX: usize = 1 << 20;
 /// Most arguments of a command line.
 pub const ARGUMENTS_MAX: usize = 2048;
-/// Most disks that go along: their connections and those of the memory share one session.
+/// Most copied disks: their connections and those of the memory share one session.
 pub const COPIED_MAX: usize = 24;
 /// Longest argument, in bytes: the kernel's own limit (MAX_ARG_STRLEN).
 pub const ARGUMENT_BYTES_MAX: usize = 128 << 10;
@@ -53,7 +54,7 @@ pub struct GuestDescription {
     pub run_state: RunState,
     /// Process and threads at the source.
     pub process: ProcessFacts,
-    /// Disks whose content goes along, because the hosts do not share them; empty where they do.
+    /// Disks whose content is copied, because the hosts do not share them; empty where they do.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub copied: Vec<CopiedDisk>,
     /// What the other disks are stored on ([`crate::shared`]); none for domains of libvirt, which looks after that itself.
@@ -72,7 +73,7 @@ fn is_no(it: &bool) -> bool {
     !it
 }
 
-/// A disk that goes along: what the guest sees of it, whatever its image looks like.
+/// A copied disk: what the guest sees of it, whatever its image looks like.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CopiedDisk {
@@ -263,7 +264,8 @@ impl GuestDescription {
         serde_json::to_string(self).map_err(DescriptionError::Form)
     }
 
-    /// Reads a description that another host wrote. Its lengths are checked, its content is not trusted: see `twin`.
+    /// Reads a description that another host wrote. Its lengths are checked, its content is not trusted: see
+    /// `incoming_qemu`.
     pub fn from_json(text: &str) -> Result<GuestDescription, DescriptionError> {
         if text.len() > JSON_BYTES_MAX {
             return Err(DescriptionError::TooLong(text.len()));
@@ -292,7 +294,7 @@ impl GuestDescription {
         self.ram.iter().filter(|block| block.ignored_when_shared)
     }
 
-    /// Whether no more disks go along than can.
+    /// Whether no more disks are copied than possible.
     pub fn check_copied(&self) -> Result<(), DescriptionError> {
         let count = self.copied.len();
         if count > COPIED_MAX { Err(DescriptionError::Copied(count)) } else { Ok(()) }

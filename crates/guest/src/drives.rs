@@ -1,5 +1,6 @@
-//! Which disks of a guest go along where the hosts do not share them: every drive that the guest may write. Drives for reading
-//! only (CD images, backing files) must be at the destination already, as for `virsh migrate --copy-storage-all`.
+//! Which disks of a guest are copied where the hosts do not share them: every drive that the guest may write. Drives
+//! for reading only (CD images, backing files) must be at the destination already, as for `virsh migrate
+//! --copy-storage-all`.
 
 use std::path::Path;
 use std::time::Instant;
@@ -15,7 +16,7 @@ use crate::read::Names;
 use crate::read::disks::node_file;
 use crate::shared::{DescribeError, check_names};
 
-/// Why the disks cannot go along. Nothing was touched.
+/// Why the disks cannot be copied. Nothing was touched.
 #[derive(Debug, thiserror::Error)]
 pub enum DrivesError {
     #[error("the guest's QEMU could not be asked for its drives")]
@@ -63,7 +64,7 @@ pub enum DrivesError {
 
 /// Which disks are to be copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Choice<'a> {
+pub enum DiskSelection<'a> {
     /// Every one that the guest may write.
     All,
     Named(&'a [String]),
@@ -73,7 +74,7 @@ pub enum Choice<'a> {
 pub fn writable(
     qmp: &mut Qmp,
     guest: &GuestDescription,
-    choice: Choice<'_>,
+    choice: DiskSelection<'_>,
     deadline: Instant,
 ) -> Result<Vec<CopiedDisk>, DrivesError> {
     check_arguments(&guest.arguments)?;
@@ -99,20 +100,20 @@ pub fn writable(
 fn choose(
     drives: &[Value],
     graph: Option<&DiskGraph>,
-    choice: Choice<'_>,
+    choice: DiskSelection<'_>,
 ) -> Result<Vec<CopiedDisk>, DrivesError> {
     let writable = || drives.iter().filter(|drive| is_writable(drive));
     let nodes = || graph.into_iter().flat_map(DiskGraph::unused_nodes);
-    if let Choice::Named(names) = choice {
+    if let DiskSelection::Named(names) = choice {
         let known = writable().filter_map(name_of).chain(nodes().map(|node| node.name.as_str()));
         check_names("--copy-disks", names, known)?;
     }
     let is_chosen = |name: &str| match choice {
-        Choice::All => true,
-        Choice::Named(names) => names.iter().any(|named| named == name),
+        DiskSelection::All => true,
+        DiskSelection::Named(names) => names.iter().any(|named| named == name),
     };
     let drives: Vec<&Value> = writable()
-        .filter(|drive| matches!(choice, Choice::All) || name_of(drive).is_some_and(is_chosen))
+        .filter(|drive| matches!(choice, DiskSelection::All) || name_of(drive).is_some_and(is_chosen))
         .collect();
     let nodes: Vec<&Node> = nodes().filter(|node| is_chosen(&node.name)).collect();
     if drives.len() + nodes.len() > COPIED_MAX {
@@ -241,20 +242,20 @@ mod tests {
         let mut cd = drive(json!({ "ro": true }));
         cd["device"] = "cd0".into();
         let drives = [named("vda"), named("vdb"), cd, named("")];
-        let ids = |choice: Choice<'_>| {
+        let ids = |choice: DiskSelection<'_>| {
             choose(&drives, None, choice).map(|all| all.into_iter().map(|d| d.id).collect::<Vec<_>>())
         };
-        assert_eq!(ids(Choice::All).unwrap(), ["vda", "vdb", "#block1"]);
-        assert_eq!(ids(Choice::Named(&["vdb".into(), "#block1".into()])).unwrap(), ["vdb", "#block1"]);
+        assert_eq!(ids(DiskSelection::All).unwrap(), ["vda", "vdb", "#block1"]);
+        assert_eq!(ids(DiskSelection::Named(&["vdb".into(), "#block1".into()])).unwrap(), ["vdb", "#block1"]);
         for wrong in ["vdc", "cd0", ""] {
-            let refused = ids(Choice::Named(&["vda".into(), wrong.into()])).unwrap_err().to_string();
+            let refused = ids(DiskSelection::Named(&["vda".into(), wrong.into()])).unwrap_err().to_string();
             assert!(refused.contains("#block1, vda, vdb"), "{refused}");
         }
         let many: Vec<Value> = (0..=COPIED_MAX).map(|number| named(&format!("d{number}"))).collect();
-        let refused = choose(&many, None, Choice::All).unwrap_err().to_string();
+        let refused = choose(&many, None, DiskSelection::All).unwrap_err().to_string();
         assert!(refused.contains("25 disks") && refused.contains("at most 24"), "{refused}");
-        assert_eq!(choose(&many[1..], None, Choice::All).unwrap().len(), COPIED_MAX);
-        assert_eq!(choose(&many, None, Choice::Named(&["d3".into()])).unwrap().len(), 1);
+        assert_eq!(choose(&many[1..], None, DiskSelection::All).unwrap().len(), COPIED_MAX);
+        assert_eq!(choose(&many, None, DiskSelection::Named(&["d3".into()])).unwrap().len(), 1);
     }
 
     #[test]

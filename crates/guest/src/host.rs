@@ -189,17 +189,17 @@ fn huge_available_in(folder: &Path) -> Option<(u64, u64)> {
 /// Everything that stands against taking the guest, fatal or not.
 pub fn check_host(
     guest: &GuestDescription,
-    twin: &IncomingQemu,
+    incoming: &IncomingQemu,
     qemu: &QemuBinary,
     roots: &[PathBuf],
     host: &HostFacts,
 ) -> Vec<Problem> {
     let mut problems = machine_problems(guest, host);
-    problems.extend(ram_folder_problem(guest, twin, host));
-    problems.extend(twin.files.iter().filter_map(|file| file_problem(guest, file, roots)));
-    problems.extend(twin.networks.iter().filter_map(network_problem));
+    problems.extend(ram_folder_problem(guest, incoming, host));
+    problems.extend(incoming.files.iter().filter_map(|file| file_problem(guest, file, roots)));
+    problems.extend(incoming.networks.iter().filter_map(network_problem));
     let found = |name: &&String| qemu.data_dirs.iter().any(|dir| dir.join(name).exists());
-    let missing = twin.firmware.iter().filter(|name| !qemu.data_dirs.is_empty() && !found(name));
+    let missing = incoming.firmware.iter().filter(|name| !qemu.data_dirs.is_empty() && !found(name));
     problems.extend(missing.map(|name| Problem::FirmwareMissing { name: name.clone() }));
     problems
 }
@@ -230,15 +230,19 @@ fn machine_problems(guest: &GuestDescription, host: &HostFacts) -> Vec<Problem> 
 
 /// The folder for RAM is a tmpfs, which may be smaller than what the host has free: half of its memory, unless it was
 /// told otherwise.
-fn ram_folder_problem(guest: &GuestDescription, twin: &IncomingQemu, host: &HostFacts) -> Option<Problem> {
+fn ram_folder_problem(
+    guest: &GuestDescription,
+    incoming: &IncomingQemu,
+    host: &HostFacts,
+) -> Option<Problem> {
     let size = |object: &str| {
         let small = guest.ram.iter().filter(|block| block.page_bytes <= SMALL_PAGE);
         let of_file = small.filter(|block| block.id.rsplit('/').next() == Some(object));
         of_file.map(|block| block.size).fold(0, u64::saturating_add)
     };
-    let needed = twin.ram_files.iter().map(|file| size(&file.object)).fold(0, u64::saturating_add);
+    let needed = incoming.ram_files.iter().map(|file| size(&file.object)).fold(0, u64::saturating_add);
     let available = host.ram_folder_available.filter(|available| needed > *available)?;
-    let folder = twin.ram_files.first()?.path.parent()?.to_path_buf();
+    let folder = incoming.ram_files.first()?.path.parent()?.to_path_buf();
     Some(Problem::RamFolderShort { folder, needed, available })
 }
 
@@ -305,14 +309,14 @@ fn unfit(file: &NeededFile, path: &Path, target: &Path, roots: &[PathBuf]) -> Op
 
 /// What a destination would find of the images of a guest that runs here, if it has the same. Those that are copied are
 /// made anew.
-pub fn unfit_images(guest: &GuestDescription, twin: &IncomingQemu) -> Vec<Problem> {
+pub fn unfit_images(guest: &GuestDescription, incoming: &IncomingQemu) -> Vec<Problem> {
     let anywhere = [PathBuf::from("/")];
     let stays = |file: &&NeededFile| !guest.copied.iter().any(|disk| disk.path == file.source);
     let look = |file: &NeededFile| {
         let target = fs::canonicalize(&file.path).ok()?;
         unfit(file, &file.path, &target, &anywhere)
     };
-    twin.files.iter().filter(stays).filter_map(look).collect()
+    incoming.files.iter().filter(stays).filter_map(look).collect()
 }
 
 /// Bytes of the disk in the image here, and at the source. The file of a qcow2 image grows, and says nothing of the

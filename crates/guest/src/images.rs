@@ -116,7 +116,7 @@ impl Drop for Prepared {
 /// nothing that was made is left.
 pub fn prepare(
     guest: &GuestDescription,
-    twin: &IncomingQemu,
+    incoming: &IncomingQemu,
     roots: &[PathBuf],
     folder: &Path,
     claims: &Claims,
@@ -132,7 +132,7 @@ pub fn prepare(
     for disk in &guest.copied {
         // While nobody else looks: what one guest makes and removes again must not be found by another in between.
         let mut all = claims.lock();
-        let done = prepare_one(guest, disk, twin, roots, folder, &mut prepared.made).and_then(|export| {
+        let done = prepare_one(guest, disk, incoming, roots, folder, &mut prepared.made).and_then(|export| {
             if export.is_device {
                 prepared.held.push(hold(&export.path)?);
             }
@@ -165,12 +165,12 @@ pub fn prepare(
 fn prepare_one(
     guest: &GuestDescription,
     disk: &CopiedDisk,
-    twin: &IncomingQemu,
+    incoming: &IncomingQemu,
     roots: &[PathBuf],
     folder: &Path,
     made: &mut Vec<PathBuf>,
 ) -> Result<Export, ImageError> {
-    let needed = twin.files.iter().find(|file| file.source == disk.path && file.writable);
+    let needed = incoming.files.iter().find(|file| file.source == disk.path && file.writable);
     let Some(needed) = needed else {
         return Err(ImageError::Unknown { disk: disk.id.clone(), path: disk.path.clone() });
     };

@@ -55,12 +55,12 @@ pub fn check_overwritten(path: &Path) -> Result<(), InUse> {
 
 /// Refuses shared images that something on this host writes. Other guests may, where they agree on it (`share-rw`),
 /// and the guest itself may still run on this very machine.
-pub fn check_shared(guest: &GuestDescription, twin: &IncomingQemu) -> Result<(), InUse> {
+pub fn check_shared(guest: &GuestDescription, incoming: &IncomingQemu) -> Result<(), InUse> {
     if guest.arguments.iter().any(|argument| argument.contains("share-rw")) {
         return Ok(());
     }
     let own = own_processes(guest);
-    for file in twin.files.iter().filter(|file| file.writable) {
+    for file in incoming.files.iter().filter(|file| file.writable) {
         let Some(disk) = guest.disks.iter().find(|disk| disk.path == file.source) else { continue };
         let copied = guest.copied.iter().any(|copied| copied.path == file.source);
         if disk.read_only || copied {

@@ -153,9 +153,12 @@ impl IncomingQemu {
 }
 
 /// Makes the incoming QEMU of a guest.
-pub fn twin(guest: &GuestDescription, options: &IncomingOptions) -> Result<IncomingQemu, IncomingError> {
-    let (twin, refused) = attempt(guest, options);
-    refused.into_iter().next().map_or(Ok(twin), Err)
+pub fn build_incoming(
+    guest: &GuestDescription,
+    options: &IncomingOptions,
+) -> Result<IncomingQemu, IncomingError> {
+    let (incoming, refused) = attempt(guest, options);
+    refused.into_iter().next().map_or(Ok(incoming), Err)
 }
 
 /// The incoming QEMU as far as it can be made, and every reason against it.
@@ -186,7 +189,7 @@ struct Builder<'a> {
     options: &'a IncomingOptions,
     arguments: &'a [Argument],
     out: Vec<String>,
-    twin: IncomingQemu,
+    incoming: IncomingQemu,
     machine_given: bool,
     name_given: bool,
     vnc: bool,
@@ -200,7 +203,7 @@ impl<'a> Builder<'a> {
         options: &'a IncomingOptions,
         arguments: &'a [Argument],
     ) -> Builder<'a> {
-        let twin = IncomingQemu {
+        let incoming = IncomingQemu {
             name: guest.name.clone(),
             arguments: Vec::new(),
             qmp: options.runtime_dir.join("qmp.sock"),
@@ -217,7 +220,7 @@ impl<'a> Builder<'a> {
             options,
             arguments,
             out: Vec::new(),
-            twin,
+            incoming,
             machine_given: false,
             name_given: false,
             vnc: false,
@@ -298,10 +301,10 @@ impl<'a> Builder<'a> {
             let value = format!("unix:{}", crate::options::escape(&socket.display().to_string()));
             self.out.extend(["-vnc".into(), value]);
         }
-        self.out.extend(own_arguments(&self.twin.qmp, &self.twin.pid_file));
+        self.out.extend(own_arguments(&self.incoming.qmp, &self.incoming.pid_file));
         self.out.extend(["-S", "-incoming", "defer"].map(str::to_owned));
-        self.twin.arguments = self.out;
-        self.twin
+        self.incoming.arguments = self.out;
+        self.incoming
     }
 
     fn parse(&self, option: &str, value: &str, implied: Option<&str>) -> Result<Options, IncomingError> {
@@ -315,7 +318,7 @@ impl<'a> Builder<'a> {
     }
 
     fn note(&mut self, note: String) {
-        self.twin.notes.push(note);
+        self.incoming.notes.push(note);
     }
 
     fn socket(&self, name: &str) -> Result<PathBuf, IncomingError> {

@@ -1,16 +1,17 @@
 //! Hypervisors: QMP, reading a running QEMU, judging whether it can be moved in direct mode.
-//! This crate also builds its twin, starts and ends guests, and has the operations of a migration as QEMU sees it.
+//! This crate also builds its incoming QEMU, starts and ends guests, and has the operations of a migration as QEMU sees
+//! it.
 //!
 //! - [`qmp`]: the control protocol; [`run_state`] is what QEMU says of the guest. [`discover`] finds the socket,
 //!   [`read`] makes a [`description::GuestDescription`] of what it says, [`verdict`] judges it.
 //! - [`incoming_qemu`] makes the destination's command line from a description that came from another host; [`host`] checks that the
-//!   host has what the twin needs.
-//! - [`drives`] finds the disks that go along where hosts do not share them, [`images`] makes what they go into,
+//!   host has what the incoming QEMU needs.
+//! - [`drives`] finds the disks to copy where hosts do not share them, [`images`] makes what they go into,
 //!   [`identity`] keeps a disk from being copied onto itself. `roots` says which files guests may open.
 //! - [`graph`] is the live disk graph: the images in use, against the command line and the destination's QEMU.
 //! - [`shared`] proves that a disk which is not copied is on shared storage; [`stale`] marks images that a copy left
 //!   behind. [`in_use`] finds who else uses an image.
-//! - [`left_ram`] gives back the memory in files that an adopted guest leaves behind.
+//! - [`leftover_ram`] gives back the memory in files that an adopted guest leaves behind.
 //! - [`spec`] makes a command line from an operator's file; [`process`] starts and ends QEMU; [`registry`] remembers guests.
 //! - [`domain`] is for guests that libvirt drives and whose RAM Linerate copies.
 //! - [`migrate`] holds the operations of a migration on both sides, each of them small: who calls them in which order is
@@ -30,7 +31,8 @@ pub mod identity;
 pub mod images;
 pub mod in_use;
 pub mod incoming_qemu;
-pub mod left_ram;
+pub mod leftover_ram;
+pub mod leftovers;
 mod lock;
 pub mod migrate;
 pub mod options;
@@ -40,7 +42,6 @@ pub mod qcow2;
 pub mod qmp;
 pub mod read;
 pub mod registry;
-pub mod remains;
 mod roots;
 pub mod run_state;
 pub mod shared;

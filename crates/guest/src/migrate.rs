@@ -16,6 +16,7 @@
 //! Capabilities and parameters that `prepare` changed are put back by `cancel` at the source and by `settle` at the destination,
 //! so that the survivor is as it was. How it was is read before anything is changed, and kept in the agent's journal.
 
+mod cancel_and_resume;
 mod destination;
 mod mirrors;
 mod pause_mark;
@@ -23,9 +24,8 @@ mod plugged;
 mod settings;
 mod source;
 mod streams;
-mod take_back;
 
-pub use destination::{DestinationQemu, TakeOver};
+pub use destination::{DestinationQemu, TakeOverResult};
 pub use mirrors::{Export, MirrorProgress, Writes};
 pub use pause_mark::PauseMark;
 pub use settings::Settings;

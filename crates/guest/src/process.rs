@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use crate::incoming_qemu::QemuBinary;
+use crate::leftovers::{self, announce};
 use crate::procfs::{ProcessError, ProcessIdentity};
 use crate::qmp::{Qmp, QmpError};
 use crate::registry::{GuestRecord, Origin, Registry, RegistryError, remove_file};
-use crate::remains::{self, announce};
 
 const POLL: Duration = Duration::from_millis(5);
 /// How much of what a failed QEMU wrote is kept.
@@ -110,7 +110,7 @@ fn try_start(
         GuestRecord::new(launch.name, launch.origin, pid, launch.qmp.to_owned(), launch.ram_files.clone())?;
     let record = GuestRecord { session: launch.session.clone(), ..record };
     registry.put(&record)?;
-    remains::finished(launch.folder)?;
+    leftovers::finished(launch.folder)?;
     let qmp = connect(&record, deadline)?;
     Ok((record, qmp))
 }

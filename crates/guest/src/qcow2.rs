@@ -30,7 +30,7 @@ const CHAIN_MAX: usize = 64;
 
 /// Why an image is not opened.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Reach {
+pub enum ReferenceError {
     /// The header cannot be understood.
     #[error("has a qcow2 header that cannot be understood ({0})")]
     Header(&'static str),
@@ -71,31 +71,31 @@ pub(crate) fn disk_size(image: &mut File) -> io::Result<Option<u64>> {
 }
 
 /// Follows what an image names, if it is a qcow2 image: everything must lie under the roots, in a format that is said.
-pub fn check(image: &Path, roots: &[PathBuf]) -> Result<(), Reach> {
+pub fn check(image: &Path, roots: &[PathBuf]) -> Result<(), ReferenceError> {
     let mut image = image.to_owned();
     for _ in 0..CHAIN_MAX {
         let Some(header) = read(&image)? else { return Ok(()) };
         if let Some(data) = &header.data {
             // QEMU looks for a relative one in its own working directory.
             let path = plain(data).filter(|path| path.is_absolute());
-            inside(path.ok_or_else(|| Reach::Name(data.clone()))?, roots)?;
+            inside(path.ok_or_else(|| ReferenceError::Name(data.clone()))?, roots)?;
         }
         let Some(backing) = header.backing else { return Ok(()) };
-        let path = plain(&backing).ok_or_else(|| Reach::Name(backing.clone()))?;
+        let path = plain(&backing).ok_or_else(|| ReferenceError::Name(backing.clone()))?;
         // A relative one begins at the image as it was named, not where a link leads.
         let path = inside(image.parent().unwrap_or(Path::new("/")).join(path), roots)?;
         match header.backing_format.as_deref().and_then(ImageFormat::from_name) {
             Some(ImageFormat::Raw) => return Ok(()),
             Some(ImageFormat::Qcow2) => image = path,
-            None => return Err(Reach::Guessed(backing)),
+            None => return Err(ReferenceError::Guessed(backing)),
         }
     }
-    Err(Reach::Endless)
+    Err(ReferenceError::Endless)
 }
 
 /// What an image names, as [`check`] follows it: each file here, and the name that the same file has for a QEMU that opened the image as
 /// `there`.
-pub(crate) fn named(image: &Path, there: &Path) -> Result<Vec<(PathBuf, PathBuf)>, Reach> {
+pub(crate) fn named(image: &Path, there: &Path) -> Result<Vec<(PathBuf, PathBuf)>, ReferenceError> {
     let (mut image, mut there) = (image.to_owned(), there.to_owned());
     let mut found = Vec::new();
     for _ in 0..CHAIN_MAX {
@@ -109,7 +109,7 @@ pub(crate) fn named(image: &Path, there: &Path) -> Result<Vec<(PathBuf, PathBuf)
             return Ok(found);
         }
     }
-    Err(Reach::Endless)
+    Err(ReferenceError::Endless)
 }
 
 /// A file's name that QEMU takes for nothing else: `json:` and `nbd:` are protocols, as is any word with a colon before the first slash.
@@ -119,17 +119,17 @@ fn plain(name: &str) -> Option<PathBuf> {
     usable.then(|| PathBuf::from(name))
 }
 
-fn inside(path: PathBuf, roots: &[PathBuf]) -> Result<PathBuf, Reach> {
+fn inside(path: PathBuf, roots: &[PathBuf]) -> Result<PathBuf, ReferenceError> {
     let target = fs::canonicalize(&path).ok().filter(|target| is_allowed(&path, target, roots));
     let kind = target.and_then(|target| fs::metadata(target).ok()).map(|facts| facts.file_type());
     let usable =
         kind.is_some_and(|kind| kind.is_file() || std::os::unix::fs::FileTypeExt::is_block_device(&kind));
-    if usable { Ok(path) } else { Err(Reach::Outside(path)) }
+    if usable { Ok(path) } else { Err(ReferenceError::Outside(path)) }
 }
 
 /// None if it is no qcow2 image.
-fn read(image: &Path) -> Result<Option<Header>, Reach> {
-    let unreadable = |error: io::Error| Reach::Unreadable(error.to_string());
+fn read(image: &Path) -> Result<Option<Header>, ReferenceError> {
+    let unreadable = |error: io::Error| ReferenceError::Unreadable(error.to_string());
     let mut file = File::open(image).map_err(unreadable)?;
     let mut head = Vec::new();
     file.by_ref().take(EXTENSIONS_BYTES_MAX as u64).read_to_end(&mut head).map_err(unreadable)?;
@@ -140,7 +140,7 @@ fn read(image: &Path) -> Result<Option<Header>, Reach> {
     let (offset, length) = (long(&head, 8)?, word(&head, 16)? as usize);
     if offset != 0 && length != 0 {
         if length > NAME_BYTES_MAX {
-            return Err(Reach::Header("the backing file's name is too long"));
+            return Err(ReferenceError::Header("the backing file's name is too long"));
         }
         let mut name = vec![0; length];
         file.read_exact_at(&mut name, offset).map_err(unreadable)?;
@@ -150,26 +150,27 @@ fn read(image: &Path) -> Result<Option<Header>, Reach> {
 }
 
 /// All but the backing file's name, which may lie anywhere.
-fn parse(head: &[u8]) -> Result<Header, Reach> {
+fn parse(head: &[u8]) -> Result<Header, ReferenceError> {
     let mut header = Header::default();
     let (mut at, features) = match word(head, 4)? {
         2 => (HEADER_BYTES, 0),
         3 => (word(head, 100)? as usize, long(head, 72)?),
-        _ => return Err(Reach::Header("its version is neither 2 nor 3")),
+        _ => return Err(ReferenceError::Header("its version is neither 2 nor 3")),
     };
     if at != HEADER_BYTES && at < HEADER_BYTES_3 || !at.is_multiple_of(8) {
-        return Err(Reach::Header("its length"));
+        return Err(ReferenceError::Header("its length"));
     }
     // As QEMU reads them: up to the backing file's name, or to the end of the first cluster.
     let end = match (long(head, 8)?, word(head, 20)?) {
         (0, cluster_bits @ 9..=21) => 1 << cluster_bits,
-        (0, _) => return Err(Reach::Header("its cluster size")),
+        (0, _) => return Err(ReferenceError::Header("its cluster size")),
         (name, _) => name,
     };
     while (at as u64) < end {
         let (kind, length) = (word(head, at)?, word(head, at + 4)? as usize);
         let body = at.checked_add(8).and_then(|from| Some(from..from.checked_add(length)?));
-        let body = body.and_then(|range| head.get(range)).ok_or(Reach::Header("an extension's length"))?;
+        let body =
+            body.and_then(|range| head.get(range)).ok_or(ReferenceError::Header("an extension's length"))?;
         match kind {
             END => break,
             BACKING_FORMAT => header.backing_format = Some(text(body)?),
@@ -181,13 +182,13 @@ fn parse(head: &[u8]) -> Result<Header, Reach> {
     if features & EXTERNAL_DATA == 0 {
         header.data = None;
     } else if header.data.is_none() {
-        return Err(Reach::Header("its data is in a file without a name"));
+        return Err(ReferenceError::Header("its data is in a file without a name"));
     }
     Ok(header)
 }
 
-fn text(bytes: &[u8]) -> Result<String, Reach> {
-    let text = std::str::from_utf8(bytes).map_err(|_| Reach::Header("a name is no text"))?;
+fn text(bytes: &[u8]) -> Result<String, ReferenceError> {
+    let text = std::str::from_utf8(bytes).map_err(|_| ReferenceError::Header("a name is no text"))?;
     Ok(text.to_owned())
 }
 
@@ -195,10 +196,10 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at.checked_add(N)?)?.try_into().ok()
 }
 
-fn word(bytes: &[u8], at: usize) -> Result<u32, Reach> {
-    number::<4>(bytes, at).map(u32::from_be_bytes).ok_or(Reach::Header("it is cut off"))
+fn word(bytes: &[u8], at: usize) -> Result<u32, ReferenceError> {
+    number::<4>(bytes, at).map(u32::from_be_bytes).ok_or(ReferenceError::Header("it is cut off"))
 }
 
-fn long(bytes: &[u8], at: usize) -> Result<u64, Reach> {
-    number::<8>(bytes, at).map(u64::from_be_bytes).ok_or(Reach::Header("it is cut off"))
+fn long(bytes: &[u8], at: usize) -> Result<u64, ReferenceError> {
+    number::<8>(bytes, at).map(u64::from_be_bytes).ok_or(ReferenceError::Header("it is cut off"))
 }

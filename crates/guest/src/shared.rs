@@ -37,7 +37,7 @@ pub struct StorageFacts {
     pub images: Vec<ImageFacts>,
     /// Disks that are shared because the operator says so (`--shared-storage`).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub vouched: Vec<String>,
+    pub asserted_shared: Vec<String>,
 }
 
 /// One image that the source's QEMU has open.

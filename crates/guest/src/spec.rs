@@ -3,7 +3,7 @@
 
 mod launch;
 
-pub use launch::{SpecGuest, SpecPlaces};
+pub use launch::{SpecFolders, SpecGuest};
 
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -179,10 +179,10 @@ fn not_taken_over(guest: &GuestDescription, direct: bool) -> Vec<Reason> {
     if guest.domain {
         return Vec::new();
     }
-    let (twin, refused) = attempt(guest, &IncomingOptions::anywhere());
+    let (incoming, refused) = attempt(guest, &IncomingOptions::anywhere());
     let mut errors: Vec<IncomingError> = refused.into_iter().filter(|error| !error.is_of_host()).collect();
     if direct {
-        errors.extend(guest.regions().filter_map(|block| twin.ram_file(&block.id).err()));
+        errors.extend(guest.regions().filter_map(|block| incoming.ram_file(&block.id).err()));
     }
     let form = guest.to_json().and_then(|text| GuestDescription::from_json(&text)).err();
     let form = form.filter(|error| !matches!(error, DescriptionError::Name(_)));
@@ -195,8 +195,8 @@ pub fn judge_images(guest: &GuestDescription) -> Vec<Reason> {
     if guest.domain {
         return Vec::new();
     }
-    let (twin, _) = attempt(guest, &IncomingOptions::anywhere());
-    host::unfit_images(guest, &twin).into_iter().map(|problem| Reason::Image { problem }).collect()
+    let (incoming, _) = attempt(guest, &IncomingOptions::anywhere());
+    host::unfit_images(guest, &incoming).into_iter().map(|problem| Reason::Image { problem }).collect()
 }
 
 /// What the destination must have and allow, as far as it is known here: a verdict cannot know it.

@@ -14,7 +14,7 @@ use common::*;
 use linerate_guest::argv::{Argument, split_loose};
 use linerate_guest::description::*;
 use linerate_guest::discover::qmp_sockets;
-use linerate_guest::incoming_qemu::{IncomingOptions, QemuBinary, attempt, twin};
+use linerate_guest::incoming_qemu::{IncomingOptions, QemuBinary, attempt, build_incoming};
 use linerate_guest::options::Options;
 use linerate_guest::qmp::{QemuVersion, Qmp};
 use linerate_guest::read::{expand_config, read, traits_of_devices};
@@ -261,10 +261,11 @@ fn what_the_source_says_of_a_guest_is_what_a_destination_answers() {
             attempt(&told, &generous()).1.iter().map(ToString::to_string).collect();
         let known = said(&judge_streams(&line.guest));
         assert!(answer.iter().all(|one| known.contains(one)), "{what}: {answer:?} is not in {known:?}");
-        let by_twin = judge_streams(&line.guest);
-        let by_twin = by_twin.iter().filter(|reason| matches!(reason, Reason::NotTakenOver { .. })).count();
-        assert_eq!(by_twin, answer.len(), "{what}: {known:?}");
-        assert_eq!(twin(&told, &generous()).is_ok(), by_twin == 0, "{what}");
+        let by_incoming = judge_streams(&line.guest);
+        let by_incoming =
+            by_incoming.iter().filter(|reason| matches!(reason, Reason::NotTakenOver { .. })).count();
+        assert_eq!(by_incoming, answer.len(), "{what}: {known:?}");
+        assert_eq!(build_incoming(&told, &generous()).is_ok(), by_incoming == 0, "{what}");
         // A host that has and allows nothing refuses what the source says that it needs, and nothing of the guest
         // itself.
         let bare = IncomingOptions {
@@ -283,7 +284,7 @@ fn what_the_source_says_of_a_guest_is_what_a_destination_answers() {
 #[test]
 fn every_twin_of_a_platforms_command_line_has_nothing_of_its_host() {
     for line in lines().iter().filter(|line| !line.guest.domain) {
-        let Ok(made) = twin(&line.guest, &generous()) else { continue };
+        let Ok(made) = build_incoming(&line.guest, &generous()) else { continue };
         let text = made.arguments.join(" ");
         for gone in [
             "qemu-server",
@@ -342,8 +343,8 @@ fn guests_of_plain_scripts_load_in_their_twins() {
         let mut source = Qmp::connect(&socket, soon()).unwrap();
         let guest = read(&mut source, hand.pid(), soon()).unwrap();
         assert_eq!(judge_streams(&guest), [], "{line:?}");
-        let made = twin(&guest, &place.twin_options(qemu)).unwrap();
-        let mut waiting = start_twin(&place, qemu, &made);
+        let made = build_incoming(&guest, &place.incoming_options(qemu)).unwrap();
+        let mut waiting = start_incoming(&place, qemu, &made);
         let channel = serde_json::json!({ "uri": format!("unix:{}", place.path("m.sock").display()) });
         waiting.qmp().execute("migrate-incoming", channel.clone(), soon()).unwrap();
         source.execute("migrate", channel, soon()).unwrap();

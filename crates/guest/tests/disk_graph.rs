@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use linerate_guest::description::{CopiedDisk, ImageFormat};
-use linerate_guest::drives::{Choice, DrivesError, writable};
+use linerate_guest::drives::{DiskSelection, DrivesError, writable};
 use linerate_guest::graph::{Difference, DiskGraph, GraphError, Mapping, Node, NotNamed, check_files, read};
 use linerate_guest::incoming_qemu::QemuBinary;
 use linerate_guest::qmp::Qmp;
@@ -435,7 +435,7 @@ fn nodes_without_a_device_are_copied_and_parts_of_files_are_not() {
             let mut guest = start(&place, &qemu, &name, line);
             let mut described = description(&[]);
             described.graph = Some(guest.graph());
-            writable(&mut guest.qmp, &described, Choice::All, soon())
+            writable(&mut guest.qmp, &described, DiskSelection::All, soon())
         };
         let [part, tail, spare] = ["part.img", "a.img", "b.img"].map(|image| {
             let end = PART.find(image).unwrap();

@@ -9,7 +9,7 @@ use common::*;
 use linerate_guest::description::*;
 use linerate_guest::host::{HostFacts, Problem, QemuFacts, check_host};
 use linerate_guest::images::{self, Claims, ImageError};
-use linerate_guest::incoming_qemu::{IncomingError, IncomingOptions, QemuBinary, twin};
+use linerate_guest::incoming_qemu::{IncomingError, IncomingOptions, QemuBinary, build_incoming};
 use linerate_guest::qmp::QemuVersion;
 
 fn options() -> IncomingOptions {
@@ -128,7 +128,7 @@ fn what_could_run_programs_or_reach_files_is_refused_by_name() {
         let mut words = vec!["-nodefaults"];
         // Only JSON values hold no blanks, so that a split at the first blank is right.
         words.extend(line.splitn(2, ' '));
-        let made = twin(&description(&words), &options());
+        let made = build_incoming(&description(&words), &options());
         assert!(made.is_err(), "{line} was taken: {:?}", made.unwrap().arguments);
     }
 }
@@ -137,17 +137,20 @@ fn what_could_run_programs_or_reach_files_is_refused_by_name() {
 fn descriptions_that_are_not_what_they_say_are_refused() {
     let mut guest = description(&["-nodefaults"]);
     guest.name = "../../etc".into();
-    assert!(matches!(twin(&guest, &options()), Err(IncomingError::Name(_))));
+    assert!(matches!(build_incoming(&guest, &options()), Err(IncomingError::Name(_))));
     let mut guest = description(&["-nodefaults"]);
     guest.machine = "pc,dumpdtb=/x".into();
-    assert!(matches!(twin(&guest, &options()), Err(IncomingError::Refused { .. })));
+    assert!(matches!(build_incoming(&guest, &options()), Err(IncomingError::Refused { .. })));
     let mut guest = description(&["-nodefaults"]);
     guest.traits.hot_plugged.push("disk7 plugged".into());
-    assert!(matches!(twin(&guest, &options()), Err(IncomingError::HotPlugged(_))));
-    assert!(matches!(twin(&description(&[]), &options()), Err(IncomingError::UserNetwork)));
+    assert!(matches!(build_incoming(&guest, &options()), Err(IncomingError::HotPlugged(_))));
+    assert!(matches!(build_incoming(&description(&[]), &options()), Err(IncomingError::UserNetwork)));
     let mut long = options();
     long.runtime_dir = format!("/run/{}", "x".repeat(100)).into();
-    assert!(matches!(twin(&description(&["-nodefaults"]), &long), Err(IncomingError::SocketPath(_))));
+    assert!(matches!(
+        build_incoming(&description(&["-nodefaults"]), &long),
+        Err(IncomingError::SocketPath(_))
+    ));
 }
 
 #[test]
@@ -168,7 +171,7 @@ fn a_typical_command_line_is_rewritten() {
     let mut local = options();
     local.qemu.data_dirs = vec!["/opt/qemu/share".into()];
     local.keep_page_cache = true;
-    let made = twin(&guest, &local).unwrap();
+    let made = build_incoming(&guest, &local).unwrap();
     let text = made.arguments.join(" ");
     for wanted in [
         "-machine pc-q35-7.2,usb=off,memory-backend=pc.ram",
@@ -201,7 +204,8 @@ fn huge_pages_are_counted_apart_from_other_memory() {
     guest.memory_bytes = 64 << 20;
     guest.ram.iter_mut().for_each(|block| (block.size, block.page_bytes) = (0, 4096));
     (guest.ram[0].size, guest.ram[0].page_bytes) = (64 << 20, 2 << 20);
-    let made = twin(&guest, &IncomingOptions { huge_ram_dir: Some("/".into()), ..options() }).unwrap();
+    let made =
+        build_incoming(&guest, &IncomingOptions { huge_ram_dir: Some("/".into()), ..options() }).unwrap();
     let mut host = facts(&guest.machine);
     host.memory_available = 1 << 20;
     let check = |host: &HostFacts| check_host(&guest, &made, &options().qemu, &[], host);
@@ -218,7 +222,7 @@ fn huge_pages_are_counted_apart_from_other_memory() {
 fn a_folder_for_ram_that_is_too_small_is_told_by_its_name() {
     let memory = "memory-backend-file,id=ram,size=64M,mem-path=/dev/shm/x,share=on";
     let guest = description(&["-nodefaults", "-object", memory]);
-    let made = twin(&guest, &options()).unwrap();
+    let made = build_incoming(&guest, &options()).unwrap();
     let needed = guest.ram.iter().map(|block| block.size).sum::<u64>();
     assert!(needed > 0 && !made.ram_files.is_empty());
     let check = |available| {
@@ -288,7 +292,7 @@ fn what_the_host_lacks_is_listed() {
     });
     let mut local = options();
     local.file_roots = vec![place.path("disks")];
-    let made = twin(&guest, &local).unwrap();
+    let made = build_incoming(&guest, &local).unwrap();
     let mut host = facts("pc-q35-7.2");
     host.memory_available = 1;
     host.guests.push(("web".into(), Some("u".into())));
@@ -343,7 +347,8 @@ fn two_guests_that_arrive_never_copy_into_one_image() {
     let (claims, folder) = (Claims::default(), place.path(""));
     let prepare = |path: &PathBuf| {
         let guest = arriving(path);
-        let made = twin(&guest, &IncomingOptions { file_roots: roots.clone(), ..options() }).unwrap();
+        let made =
+            build_incoming(&guest, &IncomingOptions { file_roots: roots.clone(), ..options() }).unwrap();
         images::prepare(&guest, &made, &roots, &folder, &claims)
     };
     let first = prepare(&image).unwrap();
@@ -360,7 +365,7 @@ fn two_guests_that_arrive_never_copy_into_one_image() {
     two.arguments.extend(other.arguments.into_iter().map(|word| word.replace("id=d", "id=e")));
     two.disks.extend(other.disks);
     two.copied.extend(other.copied.into_iter().map(|disk| CopiedDisk { id: "e".into(), ..disk }));
-    let made = twin(&two, &IncomingOptions { file_roots: roots.clone(), ..options() }).unwrap();
+    let made = build_incoming(&two, &IncomingOptions { file_roots: roots.clone(), ..options() }).unwrap();
     let folder_of_two = tempfile::tempdir().unwrap();
     let refused = images::prepare(&two, &made, &roots, folder_of_two.path(), &claims);
     assert!(matches!(refused, Err(ImageError::Claimed(_))), "{refused:?}");

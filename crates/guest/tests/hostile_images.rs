@@ -12,8 +12,10 @@ use common::*;
 use linerate_guest::description::*;
 use linerate_guest::host::{HostFacts, Problem, QemuFacts, check_host};
 use linerate_guest::images::{self, Claims, ImageError};
-use linerate_guest::incoming_qemu::{IncomingError, IncomingOptions, IncomingQemu, QemuBinary, twin};
-use linerate_guest::qcow2::{Reach, check};
+use linerate_guest::incoming_qemu::{
+    IncomingError, IncomingOptions, IncomingQemu, QemuBinary, build_incoming,
+};
+use linerate_guest::qcow2::{ReferenceError, check};
 use linerate_guest::qmp::QemuVersion;
 use proptest::prelude::*;
 
@@ -47,7 +49,7 @@ impl Folders {
         path
     }
 
-    fn reach(&self, name: &str, options: &[&str]) -> Result<(), Reach> {
+    fn reach(&self, name: &str, options: &[&str]) -> Result<(), ReferenceError> {
         check(&self.image(name, options), &self.roots)
     }
 
@@ -94,9 +96,9 @@ fn images_that_name_files_of_the_host_are_not() {
     std::os::unix::fs::symlink(&f.secret, f.inside.join("link")).unwrap();
     std::os::unix::fs::symlink(f.secret.parent().unwrap(), f.inside.join("folder")).unwrap();
     f.image("bad", &["-b", &secret, "-F", "raw"]);
-    let outside = |reach: &Reach| matches!(reach, Reach::Outside(_));
-    let name = |reach: &Reach| matches!(reach, Reach::Name(_));
-    type Told = fn(&Reach) -> bool;
+    let outside = |reach: &ReferenceError| matches!(reach, ReferenceError::Outside(_));
+    let name = |reach: &ReferenceError| matches!(reach, ReferenceError::Name(_));
+    type Told = fn(&ReferenceError) -> bool;
     let cases: [(&str, &[&str], Told); 13] = [
         ("absolute", &["-b", &secret, "-F", "raw"], outside),
         ("old", &["-b", &secret, "-F", "raw", "-o", "compat=0.10"], outside),
@@ -114,14 +116,14 @@ fn images_that_name_files_of_the_host_are_not() {
         ),
         ("nbd", &["-b", "nbd:unix:/run/x.sock", "-F", "raw"], name),
         ("file", &["-b", &format!("file:{secret}"), "-F", "raw"], name),
-        ("vmdk", &["-b", "bad", "-F", "vmdk"], |reach| matches!(reach, Reach::Guessed(_))),
+        ("vmdk", &["-b", "bad", "-F", "vmdk"], |reach| matches!(reach, ReferenceError::Guessed(_))),
     ];
     for (image, options, told) in cases {
         let refused = f.reach(image, options).unwrap_err();
         assert!(told(&refused), "{image}: {refused:?}");
     }
     let itself = f.image("itself", &["-b", "itself", "-F", "qcow2"]);
-    assert_eq!(check(&itself, &f.roots), Err(Reach::Endless));
+    assert_eq!(check(&itself, &f.roots), Err(ReferenceError::Endless));
 }
 
 #[test]
@@ -136,16 +138,20 @@ fn data_files_are_files_of_the_guests_too() {
         put(&image, at, format!("{}{name}", "/".repeat(length - name.len())).as_bytes());
         check(&image, &f.roots).unwrap_err()
     };
-    assert!(matches!(named(&secret, name.len()), Reach::Outside(_)));
+    assert!(matches!(named(&secret, name.len()), ReferenceError::Outside(_)));
     let relative = "d".repeat(name.len());
     put(&image, at, relative.as_bytes());
-    assert_eq!(check(&image, &f.roots), Err(Reach::Name(relative)), "QEMU looks for it where it was started");
+    assert_eq!(
+        check(&image, &f.roots),
+        Err(ReferenceError::Name(relative)),
+        "QEMU looks for it where it was started"
+    );
     let json = format!("{:<width$}", "json:{\"driver\":\"file\"}", width = name.len());
     put(&image, at, json.as_bytes());
-    assert!(matches!(check(&image, &f.roots), Err(Reach::Name(_))));
+    assert!(matches!(check(&image, &f.roots), Err(ReferenceError::Name(_))));
     // Without a name.
     put(&image, at - 8, &0x1234_5678_u32.to_be_bytes());
-    assert!(matches!(check(&image, &f.roots), Err(Reach::Header(_))));
+    assert!(matches!(check(&image, &f.roots), Err(ReferenceError::Header(_))));
 }
 
 #[test]
@@ -154,7 +160,7 @@ fn a_backing_file_whose_format_would_be_guessed_is_not_opened() {
     f.image("base", &[]);
     let image = f.image("top", &["-b", "base", "-F", "qcow2"]);
     put(&image, find(&image, &0xe279_2aca_u32.to_be_bytes()), &0x1234_5678_u32.to_be_bytes());
-    assert_eq!(check(&image, &f.roots), Err(Reach::Guessed("base".into())));
+    assert_eq!(check(&image, &f.roots), Err(ReferenceError::Guessed("base".into())));
 }
 
 proptest! {
@@ -241,7 +247,7 @@ fn guest_with(
             flash: false,
         })
         .collect();
-    let made = twin(&guest, &options(f));
+    let made = build_incoming(&guest, &options(f));
     (guest, made)
 }
 

@@ -10,8 +10,8 @@ use std::path::Path;
 
 use common::*;
 use linerate_guest::host::{HostFacts, QemuCache, check_host};
-use linerate_guest::incoming_qemu::{IncomingQemu, QemuBinary, twin};
-use linerate_guest::migrate::{DestinationQemu, MigrateError, PauseMark, SourceQemu, TakeOver};
+use linerate_guest::incoming_qemu::{IncomingQemu, QemuBinary, build_incoming};
+use linerate_guest::migrate::{DestinationQemu, MigrateError, PauseMark, SourceQemu, TakeOverResult};
 use linerate_guest::qmp::Qmp;
 use linerate_guest::read::read;
 use linerate_guest::run_state::RunState;
@@ -49,8 +49,8 @@ fn migrate(place: &Place, qemu: &QemuBinary) {
     let mut source = start_spec(place, qemu, SPEC);
     let pid = source.record.process.pid;
     let guest = read(source.qmp(), pid, soon()).unwrap();
-    let options = place.twin_options(qemu);
-    let made = twin(&guest, &options).unwrap();
+    let options = place.incoming_options(qemu);
+    let made = build_incoming(&guest, &options).unwrap();
     let facts = HostFacts {
         qemu: QemuCache::default().facts(qemu, soon()).unwrap(),
         memory_available: 1 << 40,
@@ -60,7 +60,7 @@ fn migrate(place: &Place, qemu: &QemuBinary) {
         kvm: true,
     };
     assert_eq!(check_host(&guest, &made, qemu, &options.file_roots, &facts), []);
-    let mut waiting = start_twin(place, qemu, &made);
+    let mut waiting = start_incoming(place, qemu, &made);
     let mut from = SourceQemu::new(source.qmp.take().unwrap(), soon()).unwrap();
     let mut to = DestinationQemu::new(waiting.qmp.take().unwrap());
     let channel = place.path("m.sock");
@@ -81,7 +81,7 @@ fn migrate(place: &Place, qemu: &QemuBinary) {
     let sent = from.qmp().execute("query-migrate", json!({}), soon()).unwrap();
     let pages = |kind: &str| sent["ram"][kind].as_u64().unwrap();
     assert!(pages("normal") + pages("duplicate") < 8192, "{sent}");
-    assert!(matches!(to.take_over(true, soon()), TakeOver::Done));
+    assert!(matches!(to.take_over(true, soon()), TakeOverResult::Done));
     // Its agent dies before it has put the settings back.
     let journal = serde_json::to_string(&to.found()).unwrap();
     drop(to);
@@ -100,8 +100,8 @@ fn migrate(place: &Place, qemu: &QemuBinary) {
     let mut qmp = to.into_qmp();
     let arrived = read(&mut qmp, waiting.record.process.pid, soon()).unwrap();
     assert_eq!((&arrived.machine, arrived.memory_bytes), (&guest.machine, guest.memory_bytes));
-    let next = twin(&arrived, &options).unwrap();
-    assert_eq!(next.arguments, made.arguments, "a twin of a twin is the same");
+    let next = build_incoming(&arrived, &options).unwrap();
+    assert_eq!(next.arguments, made.arguments, "an incoming QEMU of an incoming QEMU is the same");
     from.quit(soon()).unwrap();
     assert!(source.record.process.wait_end(soon()));
 }
@@ -119,8 +119,8 @@ fn twin_listens(place: &Place, qemu: &QemuBinary) -> (Running, IncomingQemu, Run
     let mut source = start_spec(place, qemu, SPEC);
     let pid = source.record.process.pid;
     let guest = read(source.qmp(), pid, soon()).unwrap();
-    let made = twin(&guest, &place.twin_options(qemu)).unwrap();
-    let mut waiting = start_twin(place, qemu, &made);
+    let made = build_incoming(&guest, &place.incoming_options(qemu)).unwrap();
+    let mut waiting = start_incoming(place, qemu, &made);
     let mut to = DestinationQemu::new(waiting.qmp.take().unwrap());
     to.prepare(true, soon()).unwrap();
     to.incoming(&place.path("m.sock"), soon()).unwrap();
@@ -143,7 +143,7 @@ fn a_guest_that_is_loaded_and_not_committed_leaves_its_disks_to_the_source() {
         from.cont_switchover(soon()).unwrap();
         from.wait_completed(soon(), &|| false).unwrap();
         to.wait_loaded(soon(), &|| false).unwrap();
-        from.take_back(soon()).unwrap();
+        from.cancel_and_resume(soon()).unwrap();
         assert_eq!(from.status(soon()).unwrap(), RunState::Running);
         assert_ne!(to.status(soon()).unwrap(), RunState::Running);
         ours_are_off(from.qmp());
@@ -260,7 +260,7 @@ fn a_paused_guest_that_is_taken_back_is_paused_and_can_be_migrated_again() {
         let mut from = SourceQemu::new(source.qmp.take().unwrap(), soon()).unwrap();
         write_state(&mut from, &place.path("m.sock"), &source, &made);
         to.wait_loaded(soon(), &|| false).unwrap();
-        from.take_back(soon()).unwrap();
+        from.cancel_and_resume(soon()).unwrap();
         assert_eq!(from.status(soon()).unwrap(), RunState::Paused);
         ours_are_off(from.qmp());
         let blocks = from.qmp().execute("query-block", json!({}), soon()).unwrap();
@@ -274,7 +274,7 @@ fn a_paused_guest_that_is_taken_back_is_paused_and_can_be_migrated_again() {
             drop(from);
             let qmp = Qmp::connect(&source.record.qmp, soon()).unwrap();
             from = SourceQemu::recovered(qmp, false, None, true).stood(Some(stood));
-            from.take_back(soon()).unwrap();
+            from.cancel_and_resume(soon()).unwrap();
             assert_eq!(from.status(soon()).unwrap(), RunState::Paused);
         }
     }
@@ -308,7 +308,7 @@ fn a_guest_that_did_not_run_is_not_run_when_it_is_taken_back() {
             drop(from);
             let qmp = Qmp::connect(&source.record.qmp, soon()).unwrap();
             let mut heir = SourceQemu::recovered(qmp, stood.is_some(), None, true).stood(stood.clone());
-            heir.take_back(soon()).unwrap();
+            heir.cancel_and_resume(soon()).unwrap();
             assert_eq!(heir.status(soon()).unwrap(), wanted, "{stood:?}");
         }
     }
@@ -329,7 +329,7 @@ fn the_next_agent_resumes_a_guest_that_the_agent_stopped_and_none_that_its_opera
             let mark = mark(session);
             let mut heir = SourceQemu::recovered(connect(), true, None, mark.is_set());
             heir.mark_pauses(mark);
-            heir.take_back(soon()).unwrap();
+            heir.cancel_and_resume(soon()).unwrap();
             heir.status(soon()).unwrap()
         };
         let agent = || {
@@ -366,7 +366,7 @@ fn a_guest_that_its_operator_resumed_while_it_moved_runs_again_when_it_is_taken_
         assert!(from.wait_pre_switchover(soon(), &|| false).unwrap().ran);
         from.cont_switchover(soon()).unwrap();
         from.wait_completed(soon(), &|| false).unwrap();
-        from.take_back(soon()).unwrap();
+        from.cancel_and_resume(soon()).unwrap();
         assert_eq!(from.status(soon()).unwrap(), RunState::Running);
     }
 }

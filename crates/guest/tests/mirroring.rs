@@ -1,4 +1,4 @@
-//! Disks that go along, between two real QEMUs. What is left when the guest stands is carried over before anything else
+//! Copied disks, between two real QEMUs. What is left when the guest stands is carried over before anything else
 //! happens, and whoever takes a guest back leaves nothing of the copy.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests, too, say what they expect
 
@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use common::*;
 use linerate_guest::description::{GuestDescription, ImageFormat};
-use linerate_guest::drives::{Choice, writable};
-use linerate_guest::incoming_qemu::{QemuBinary, twin};
+use linerate_guest::drives::{DiskSelection, writable};
+use linerate_guest::incoming_qemu::{QemuBinary, build_incoming};
 use linerate_guest::migrate::{DestinationQemu, Export, MigrateError, SourceQemu, StreamLimits, Writes};
 use linerate_guest::qmp::Qmp;
 use linerate_guest::read::read;
@@ -51,7 +51,7 @@ fn export(path: &Path) -> Export {
 }
 
 fn mirrored(qemu: &QemuBinary) -> Pair {
-    mirrored_by(qemu, Writes::AreCopiedLater)
+    mirrored_by(qemu, Writes::Background)
 }
 
 fn mirrored_by(qemu: &QemuBinary, writes: Writes) -> Pair {
@@ -61,11 +61,11 @@ fn mirrored_by(qemu: &QemuBinary, writes: Writes) -> Pair {
     let mut guest = start_spec(&place, qemu, SPEC);
     let pid = guest.record.process.pid;
     let mut description = read(guest.qmp(), pid, soon()).unwrap();
-    description.copied = writable(guest.qmp(), &description, Choice::All, soon()).unwrap();
-    let mut options = place.twin_options(qemu);
+    description.copied = writable(guest.qmp(), &description, DiskSelection::All, soon()).unwrap();
+    let mut options = place.incoming_options(qemu);
     let [from, to] = images.each_ref().map(|path| path.to_str().unwrap().to_owned());
     options.paths.insert(from, to);
-    let mut waiting = start_twin(&place, qemu, &twin(&description, &options).unwrap());
+    let mut waiting = start_incoming(&place, qemu, &build_incoming(&description, &options).unwrap());
     let mut source = SourceQemu::new(guest.qmp.take().unwrap(), soon()).unwrap();
     let mut destination = DestinationQemu::new(waiting.qmp.take().unwrap());
     let socket = place.path("disks.sock");
@@ -138,8 +138,8 @@ fn is_there_when_it_is_written(qemu: &QemuBinary, writes: Writes) -> bool {
 #[test]
 fn a_guest_whose_writes_wait_is_never_ahead_of_the_copy() {
     for qemu in qemus() {
-        assert!(is_there_when_it_is_written(&qemu, Writes::WaitForCopy));
-        assert!(!is_there_when_it_is_written(&qemu, Writes::AreCopiedLater));
+        assert!(is_there_when_it_is_written(&qemu, Writes::WriteBlocking));
+        assert!(!is_there_when_it_is_written(&qemu, Writes::Background));
     }
 }
 
@@ -214,7 +214,11 @@ fn an_image_that_the_guest_has_open_is_not_offered() {
         let mut guest = start_spec(&place, &qemu, SPEC);
         let pid = guest.record.process.pid;
         let description = read(guest.qmp(), pid, soon()).unwrap();
-        let mut waiting = start_twin(&place, &qemu, &twin(&description, &place.twin_options(&qemu)).unwrap());
+        let mut waiting = start_incoming(
+            &place,
+            &qemu,
+            &build_incoming(&description, &place.incoming_options(&qemu)).unwrap(),
+        );
         let mut destination = DestinationQemu::new(waiting.qmp.take().unwrap());
         let refused = destination.export_disks(&[export(&image)], &place.path("disks.sock"), soon());
         assert!(matches!(refused, Err(MigrateError::ImageInUse { .. })), "{refused:?}");

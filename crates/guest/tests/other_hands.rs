@@ -87,7 +87,7 @@ fn somebody_else(qemu: &QemuBinary, agent: Agent, bytes_per_s: u64, comes_to: &s
         }
     }
     for _ in 0..2 {
-        from.take_back(soon()).unwrap();
+        from.cancel_and_resume(soon()).unwrap();
     }
     (migration(&mut hands), from.status(soon()).unwrap())
 }
@@ -119,7 +119,7 @@ fn a_guest_that_is_reset_while_it_stands_for_a_moment_goes_on() {
         assert_eq!(from.status(soon()).unwrap(), RunState::Running);
         assert!(from.pause(soon()).unwrap());
         reset();
-        from.take_back(soon()).unwrap();
+        from.cancel_and_resume(soon()).unwrap();
         assert_eq!(from.status(soon()).unwrap(), RunState::Running);
     }
 }
@@ -130,7 +130,7 @@ fn a_guest_whose_record_somebody_removed_is_not_ended() {
         let place = Place::new();
         let (source, mut from, _hands) = guest(&place, &qemu);
         std::fs::remove_file(place.registry.folder("web").unwrap().join("record.json")).unwrap();
-        assert!(linerate_guest::remains::clear_unfinished(&place.registry).unwrap().is_empty());
+        assert!(linerate_guest::leftovers::clear_unfinished(&place.registry).unwrap().is_empty());
         assert!(source.record.is_alive());
         assert_eq!(from.status(soon()).unwrap(), RunState::Running);
     }
@@ -166,7 +166,7 @@ fn a_guest_whose_snapshot_could_not_be_loaded_is_not_lost() {
         let _listener = std::os::unix::net::UnixListener::bind(&channel).unwrap();
         let refused = from.begin(&channel, soon()).unwrap_err().to_string();
         assert!(refused.contains("restore-vm"), "{refused}");
-        from.take_back(soon()).unwrap();
+        from.cancel_and_resume(soon()).unwrap();
         drop(from);
         let again = SourceQemu::new(Qmp::connect(&source.record.qmp, soon()).unwrap(), soon());
         assert!(again.is_err() && source.record.is_alive());
@@ -194,7 +194,7 @@ fn a_guest_that_is_let_run_on_the_way_runs_when_it_is_taken_back() {
         from.cont_switchover(soon()).unwrap();
         from.wait_completed(soon(), &|| false).unwrap();
         assert!(taken.join().unwrap() > 0);
-        from.take_back(soon()).unwrap();
+        from.cancel_and_resume(soon()).unwrap();
         assert_eq!(from.status(soon()).unwrap(), RunState::Running);
     }
 }

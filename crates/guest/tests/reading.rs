@@ -10,8 +10,8 @@ use linerate_guest::description::{Backend, CopiedDisk, GuestDescription, ImageFo
 use linerate_guest::discover::{self, DiscoverError};
 use linerate_guest::graph;
 use linerate_guest::host::Problem;
-use linerate_guest::incoming_qemu::{QemuBinary, twin};
-use linerate_guest::left_ram::LeftRam;
+use linerate_guest::incoming_qemu::{QemuBinary, build_incoming};
+use linerate_guest::leftover_ram::LeftoverRam;
 use linerate_guest::process::{GuestError, Launch, StopMethod, start, stop};
 use linerate_guest::qmp::{QemuVersion, Qmp, QmpError};
 use linerate_guest::read::{Names, read};
@@ -196,7 +196,10 @@ fn devices_and_states_that_stand_against_direct_mode() {
     assert!(judge(&guest, KERNEL).direct);
     assert_eq!(judge_streams(&guest), []);
     guest.traits.vhost_user.push("vhost-user-blk-pci".into());
-    assert!(matches!(judge_streams(&guest)[..], [Reason::VhostUser { .. }]), "no twin is made of it");
+    assert!(
+        matches!(judge_streams(&guest)[..], [Reason::VhostUser { .. }]),
+        "no incoming QEMU is built for it"
+    );
     guest.traits.vfio.push("vfio-pci (gpu)".into());
     guest.traits.foreign_memory.push("nvdimm".into());
     guest.traits.blocked.push("a disk of the old kind".into());
@@ -300,10 +303,10 @@ fn a_guest_started_in_a_folder_with_options_from_a_file_gets_a_twin() {
         live.check_named(&guest.arguments).unwrap();
         graph::check_files(&live, pid).unwrap();
         assert_eq!(judge_streams(&guest), []);
-        let made = twin(&guest, &place.twin_options(&qemu)).unwrap();
+        let made = build_incoming(&guest, &place.incoming_options(&qemu)).unwrap();
         let text = made.arguments.join(" ");
         assert!(text.contains("-name guest=chosen") && text.contains("driver=ich9-usb-ehci1"), "{text}");
-        let mut waiting = start_twin(&place, &qemu, &made);
+        let mut waiting = start_incoming(&place, &qemu, &made);
         let there = graph::read(waiting.qmp(), soon()).unwrap();
         let mapping = graph::Mapping { paths: &Default::default(), copied: &[] };
         assert_eq!(live.difference(&there, mapping), None);
@@ -372,7 +375,7 @@ fn the_memory_that_an_adopted_guest_leaves_is_given_back_and_its_files_stay() {
         |name: &str| std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(file(name)).unwrap()) * 512;
     let before = [own, lent, template].map(bytes);
     assert!(before.iter().all(|bytes| *bytes > 0), "{before:?}");
-    let left = LeftRam::of(&guest.record);
+    let left = LeftoverRam::of(&guest.record);
     assert_eq!(left.free(), 0, "its process lives");
     let qmp = guest.qmp.as_mut();
     stop(&place.registry, &guest.record, qmp, StopMethod::Quit, soon()).unwrap();

@@ -52,17 +52,17 @@ fn disk(id: &str, path: &Path, read_only: bool) -> Disk {
     }
 }
 
-fn source(disks: Vec<Disk>, vouched: &[&str]) -> Source {
+fn source(disks: Vec<Disk>, asserted_shared: &[&str]) -> Source {
     let open = disks.iter().filter_map(|disk| File::open(&disk.path).ok()).collect();
     let mut source =
         Source { guest: GuestDescription { disks, ..description(&[]) }, marks: Marks::default(), open };
     source.guest.process.pid = i32::try_from(std::process::id()).unwrap();
-    source.describe(vouched);
+    source.describe(asserted_shared);
     source
 }
 
 /// What opens these files, each with its name at the source.
-fn twin(files: &[(&Path, &Path)]) -> IncomingQemu {
+fn incoming(files: &[(&Path, &Path)]) -> IncomingQemu {
     let needed = |(there, here): &(&Path, &Path)| NeededFile {
         source: there.to_str().unwrap().into(),
         path: here.to_path_buf(),
@@ -85,16 +85,16 @@ fn twin(files: &[(&Path, &Path)]) -> IncomingQemu {
 }
 
 impl Source {
-    fn describe(&mut self, vouched: &[&str]) {
-        let vouched: Vec<String> = vouched.iter().map(|&disk| disk.into()).collect();
-        let (facts, marks) = shared::describe(&self.guest, &vouched).unwrap();
+    fn describe(&mut self, asserted_shared: &[&str]) {
+        let asserted_shared: Vec<String> = asserted_shared.iter().map(|&disk| disk.into()).collect();
+        let (facts, marks) = shared::describe(&self.guest, &asserted_shared).unwrap();
         (self.guest.storage, self.marks) = (Some(facts), marks);
     }
 
     /// The offer goes over the wire, and the destination opens these files, each with its name at the source.
     fn check(&self, files: &[(&Path, &Path)]) -> Result<Vec<Proved>, Vec<NotShared>> {
         let guest = GuestDescription::from_json(&self.guest.to_json().unwrap()).unwrap();
-        shared::check(&guest, &twin(files))
+        shared::check(&guest, &incoming(files))
     }
 }
 
@@ -138,24 +138,26 @@ fn the_operators_word_counts_where_nothing_is_known_and_not_against_what_is_know
     let copy = hosts.there.join("d.img");
     fs::copy(&original, &copy).unwrap();
     fs::write(&copy, "another disk").unwrap();
-    let of = |read_only: bool, vouched: &[&str]| source(vec![disk("vda", &original, read_only)], vouched);
-    for vouched in [&[][..], &["vda"]] {
-        let refused = of(false, vouched).check(&[(&original, &copy)]).unwrap_err();
+    let of = |read_only: bool, asserted_shared: &[&str]| {
+        source(vec![disk("vda", &original, read_only)], asserted_shared)
+    };
+    for asserted_shared in [&[][..], &["vda"]] {
+        let refused = of(false, asserted_shared).check(&[(&original, &copy)]).unwrap_err();
         assert!(matches!(&refused[..], [NotShared::Differs { .. }]), "{refused:?}");
     }
     assert!(of(true, &[]).check(&[(&original, &copy)]).is_err());
     let proved = of(true, &["vda"]).check(&[(&original, &copy)]).unwrap();
-    assert_eq!(proved[0].by, Proof::OperatorsWord);
+    assert_eq!(proved[0].by, Proof::OperatorAsserted);
     // The very file, of which the mark is not seen.
     let unseen = without_marks(of(false, &[])).check(&[(&original, &original)]).unwrap_err();
     assert!(matches!(&unseen[..], [NotShared::Unproved { .. }]), "{unseen:?}");
     assert!(unseen[0].to_string().contains("--shared-storage vda"), "{unseen:?}");
     let proved = without_marks(of(false, &["vda"])).check(&[(&original, &original)]).unwrap();
-    assert_eq!(proved[0].by, Proof::OperatorsWord);
+    assert_eq!(proved[0].by, Proof::OperatorAsserted);
     // A stale copy is refused with the better sentence, whatever the operator says.
     stale::mark(&copy, "web", "beta").unwrap();
-    for vouched in [&[][..], &["vda"]] {
-        let refused = of(false, vouched).check(&[(&original, &copy)]).unwrap_err();
+    for asserted_shared in [&[][..], &["vda"]] {
+        let refused = of(false, asserted_shared).check(&[(&original, &copy)]).unwrap_err();
         assert!(matches!(&refused[..], [NotShared::Stale { .. }]), "{refused:?}");
         assert!(refused[0].to_string().contains("copied to beta"), "{refused:?}");
     }
@@ -249,7 +251,7 @@ fn a_file_of_flash_need_not_be_shared() {
     let other = hosts.there.join("vars.fd");
     fs::write(&other, vec![9; 4096]).unwrap();
     let source = source(vec![Disk { flash: true, ..disk("pflash1", &original, false) }], &[]);
-    assert_eq!(source.check(&[(&original, &other)]).unwrap()[0].by, Proof::Carried);
+    assert_eq!(source.check(&[(&original, &other)]).unwrap()[0].by, Proof::CarriedByQemu);
     assert_eq!(source.check(&[(&original, &original)]).unwrap()[0].by, Proof::Mark);
 }
 
@@ -274,17 +276,17 @@ fn a_shared_image_that_something_else_writes_is_refused() {
     };
     let files = [(path.as_path(), path.as_path())];
     let reader = open(File::open(&path).unwrap());
-    in_use::check_shared(&source.guest, &twin(&files)).unwrap();
+    in_use::check_shared(&source.guest, &incoming(&files)).unwrap();
     drop(reader);
     let writer = open(File::options().write(true).open(&path).unwrap());
-    let refused = in_use::check_shared(&source.guest, &twin(&files)).unwrap_err().to_string();
+    let refused = in_use::check_shared(&source.guest, &incoming(&files)).unwrap_err().to_string();
     assert!(refused.contains("(sleep) has it open for writing"), "{refused}");
     // As the guest itself, where both hosts are one machine.
     source.guest.process.pid = i32::try_from(writer.0.id()).unwrap();
-    in_use::check_shared(&source.guest, &twin(&files)).unwrap();
+    in_use::check_shared(&source.guest, &incoming(&files)).unwrap();
     source.guest.process.pid = 1;
     source.guest.arguments = vec!["virtio-blk-pci,drive=d,share-rw=on".into()];
-    in_use::check_shared(&source.guest, &twin(&files)).unwrap();
+    in_use::check_shared(&source.guest, &incoming(&files)).unwrap();
 }
 
 #[test]

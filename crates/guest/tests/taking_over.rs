@@ -6,8 +6,8 @@ mod common;
 use std::process::{Child, Command, Stdio};
 
 use common::*;
-use linerate_guest::incoming_qemu::{QemuBinary, twin};
-use linerate_guest::migrate::{DestinationQemu, SourceQemu, TakeOver};
+use linerate_guest::incoming_qemu::{QemuBinary, build_incoming};
+use linerate_guest::migrate::{DestinationQemu, SourceQemu, TakeOverResult};
 use linerate_guest::procfs::run_time_ns;
 use linerate_guest::qmp::{Qmp, QmpError};
 use linerate_guest::read::read;
@@ -44,11 +44,11 @@ fn load(place: &Place, qemu: &QemuBinary, pause: Pause) -> Loaded {
     }
     let pid = source.record.process.pid;
     let guest = read(source.qmp(), pid, soon()).unwrap();
-    let made = twin(&guest, &place.twin_options(qemu)).unwrap();
-    let mut waiting = start_twin(place, qemu, &made);
+    let made = build_incoming(&guest, &place.incoming_options(qemu)).unwrap();
+    let mut waiting = start_incoming(place, qemu, &made);
     let mut from = SourceQemu::new(source.qmp.take().unwrap(), soon()).unwrap();
     let pid = waiting.record.process.pid;
-    let twin = read(waiting.qmp(), pid, soon()).unwrap();
+    let incoming = read(waiting.qmp(), pid, soon()).unwrap();
     let mut to = DestinationQemu::new(waiting.qmp.take().unwrap());
     let channel = place.path("m.sock");
     to.prepare(guest.is_running(), soon()).unwrap();
@@ -65,7 +65,7 @@ fn load(place: &Place, qemu: &QemuBinary, pause: Pause) -> Loaded {
     from.cont_switchover(soon()).unwrap();
     from.wait_completed(soon(), &|| false).unwrap();
     to.wait_loaded(soon(), &|| false).unwrap();
-    Loaded { source, waiting, from, to, threads: twin.process.vcpu_threads, ran }
+    Loaded { source, waiting, from, to, threads: incoming.process.vcpu_threads, ran }
 }
 
 /// Has the image open for writing, and its locks, until it is dropped.
@@ -125,7 +125,7 @@ fn a_guest_that_ran_runs_and_its_cpus_tell_whether_it_ever_did() {
         let on = loaded.to.qmp().execute("query-migrate-capabilities", json!({}), soon()).unwrap();
         let on = on.as_array().unwrap().iter().filter(|one| one["state"] == true);
         assert!(on.clone().next().is_none(), "{:?}", on.collect::<Vec<_>>());
-        assert!(matches!(loaded.to.take_over(true, soon()), TakeOver::Done));
+        assert!(matches!(loaded.to.take_over(true, soon()), TakeOverResult::Done));
         assert_eq!(loaded.to.status(soon()).unwrap(), RunState::Running);
         // Also if it is paused at once.
         loaded.to.qmp().execute("stop", json!({}), soon()).unwrap();
@@ -142,14 +142,14 @@ fn a_guest_whose_disk_is_locked_is_refused_has_not_run_and_the_source_has_it_bac
         let before = Some(rested(&loaded));
         let holder = Holder::of(&place.path("disks/d.img"));
         let refused = loaded.to.take_over(true, soon());
-        assert!(matches!(refused, TakeOver::Refused(_)), "{refused:?}");
+        assert!(matches!(refused, TakeOverResult::Refused(_)), "{refused:?}");
         assert_ne!(loaded.to.status(soon()).unwrap(), RunState::Running);
         assert_eq!(run_time_ns(pid, &loaded.threads), before, "it has not run");
         drop(holder);
         drop(loaded.to);
         loaded.waiting.record.kill().unwrap();
         loaded.waiting.record.process.wait_end(soon());
-        loaded.from.take_back(soon()).unwrap();
+        loaded.from.cancel_and_resume(soon()).unwrap();
         assert_eq!(loaded.from.status(soon()).unwrap(), RunState::Running);
     }
 }
@@ -160,7 +160,7 @@ fn a_guest_that_was_paused_before_arrives_paused_with_its_disks_or_not_at_all() 
         let place = Place::new();
         let mut loaded = load(&place, &qemu, Pause::Before);
         assert!(!loaded.ran);
-        assert!(matches!(loaded.to.take_over(loaded.ran, soon()), TakeOver::Done));
+        assert!(matches!(loaded.to.take_over(loaded.ran, soon()), TakeOverResult::Done));
         assert_eq!(loaded.to.status(soon()).unwrap(), RunState::Paused);
         let pid = loaded.waiting.record.process.pid;
         assert!(linerate_guest::procfs::holds_locks(pid, &place.path("disks/d.img")), "it has its disk");
@@ -173,7 +173,7 @@ fn a_guest_that_was_paused_before_arrives_paused_with_its_disks_or_not_at_all() 
         if !linerate_guest::procfs::holds_locks(loaded.waiting.record.process.pid, &image) {
             let _holder = Holder::of(&image);
             let refused = loaded.to.take_over(false, soon());
-            assert!(matches!(refused, TakeOver::Refused(_)), "{refused:?}");
+            assert!(matches!(refused, TakeOverResult::Refused(_)), "{refused:?}");
         }
     }
 }
@@ -186,12 +186,12 @@ fn a_guest_that_an_operator_paused_on_the_way_is_not_made_to_run_anywhere() {
         assert!(!loaded.ran, "it did not run when it was stopped");
         let taken = loaded.to.take_over(false, soon());
         // QEMU 7.2 cannot take disks over without running the guest unless it was told before: then it is said.
-        assert!(matches!(taken, TakeOver::Done | TakeOver::Refused(_)), "{taken:?}");
+        assert!(matches!(taken, TakeOverResult::Done | TakeOverResult::Refused(_)), "{taken:?}");
         assert_ne!(loaded.to.status(soon()).unwrap(), RunState::Running);
         drop(loaded.to);
         loaded.waiting.record.kill().unwrap();
         loaded.waiting.record.process.wait_end(soon());
-        loaded.from.take_back(soon()).unwrap();
+        loaded.from.cancel_and_resume(soon()).unwrap();
         assert!(!loaded.from.runs(soon()).unwrap(), "the pause is the operator's to end");
         drop(loaded.from);
         let mut qmp = Qmp::connect(&loaded.source.record.qmp, soon()).unwrap();
@@ -239,7 +239,7 @@ fn a_guest_that_was_paused_behind_a_lost_answer_is_not_let_run_again() {
             let place = Place::new();
             let mut loaded = paused_behind_a_lost_answer(&place, &qemu, lost);
             for _ in 0..2 {
-                assert!(matches!(loaded.to.take_over(true, soon()), TakeOver::Done));
+                assert!(matches!(loaded.to.take_over(true, soon()), TakeOverResult::Done));
                 assert_eq!(loaded.to.status(soon()).unwrap(), RunState::Paused, "{lost:?}");
             }
         }
@@ -251,7 +251,7 @@ fn a_guest_that_never_heard_of_it_is_told_again_to_run() {
     for qemu in qemus() {
         let place = Place::new();
         let mut loaded = paused_behind_a_lost_answer(&place, &qemu, Lost::Command);
-        assert!(matches!(loaded.to.take_over(true, soon()), TakeOver::Done));
+        assert!(matches!(loaded.to.take_over(true, soon()), TakeOverResult::Done));
         assert_eq!(loaded.to.status(soon()).unwrap(), RunState::Running);
         drop(loaded);
         // Whatever its CPUs' threads did: the guest has not run without its disk.
@@ -259,7 +259,7 @@ fn a_guest_that_never_heard_of_it_is_told_again_to_run() {
         let mut loaded = load(&place, &qemu, Pause::Never);
         loaded.to.qmp().hang_up();
         loaded.to.reconnect(Qmp::connect(&loaded.waiting.record.qmp, soon()).unwrap(), true);
-        assert!(matches!(loaded.to.take_over(true, soon()), TakeOver::Done));
+        assert!(matches!(loaded.to.take_over(true, soon()), TakeOverResult::Done));
         assert_eq!(loaded.to.status(soon()).unwrap(), RunState::Running);
     }
 }

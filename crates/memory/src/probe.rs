@@ -4,7 +4,7 @@
 //! pages become a huge one, under memory pressure, when the page moves to another node. A page that was written before
 //! must be reported all the same. Whether it is depends on the kernel and on how it is asked.
 
-mod ground;
+mod memory;
 
 use std::fmt;
 use std::io;
@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 
 use crate::scan::Scans;
 use crate::sys;
-use ground::{Ground, PAGES};
+use memory::{PAGES, ProbeMemory};
 
 /// Pages that are written before their entries are emptied: in the first part and the last part of a huge page.
 const WRITTEN: [u64; 2] = [7, 300];
@@ -142,8 +142,8 @@ fn check_calls() -> Result<(), KernelUnfit> {
     let too_old = |missing| KernelUnfit::TooOld { release: release(), missing };
     let uffd = sys::userfaultfd().map_err(|_| too_old("userfaultfd"))?;
     sys::uffd_api(&uffd).map_err(|_| too_old("asynchronous userfaultfd write protection"))?;
-    let pagemap = ground::pagemap().map_err(|source| KernelUnfit::Unprobed { release: release(), source })?;
-    match sys::pagemap_scan(&pagemap, 0, 0, sys::Look::Peek, &mut []) {
+    let pagemap = memory::pagemap().map_err(|source| KernelUnfit::Unprobed { release: release(), source })?;
+    match sys::pagemap_scan(&pagemap, 0, 0, sys::ScanKind::Peek, &mut []) {
         Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => Err(too_old("PAGEMAP_SCAN")),
         _ => Ok(()),
     }
@@ -154,68 +154,68 @@ fn all_cases(scans: Scans) -> io::Result<Vec<(Case, Finding)>> {
 }
 
 fn try_case(case: Case, scans: Scans) -> io::Result<Finding> {
-    let mut ground = Ground::new(scans)?;
+    let mut memory = ProbeMemory::new(scans)?;
     match case {
         Case::Untouched => {
-            ground.protect()?;
-            let confused = !ground.written()?.is_empty();
+            memory.protect()?;
+            let confused = !memory.written()?.is_empty();
             return Ok(if confused { Finding::Missed } else { Finding::Reported });
         }
         Case::HoleInHugePage => {
-            ground.fill();
-            let huge = ground.collapse();
-            ground.protect()?;
-            ground.write(&WRITTEN);
-            ground.punch(GIVEN_BACK, 1)?;
+            memory.fill();
+            let huge = memory.collapse();
+            memory.protect()?;
+            memory.write(&WRITTEN);
+            memory.punch(GIVEN_BACK, 1)?;
             if !huge {
                 return Ok(Finding::NotProbed);
             }
         }
         Case::Collapse => {
-            ground.fill();
-            ground.protect()?;
-            ground.write(&WRITTEN);
-            ground.collapse();
+            memory.fill();
+            memory.protect()?;
+            memory.write(&WRITTEN);
+            memory.collapse();
         }
         Case::Refill => {
-            ground.protect()?;
-            ground.fill();
-            ground.give_back()?;
-            let huge = ground.fill_elsewhere()?;
-            ground.write(&WRITTEN);
-            ground.punch(GIVEN_BACK, 1)?;
+            memory.protect()?;
+            memory.fill();
+            memory.give_back()?;
+            let huge = memory.fill_elsewhere()?;
+            memory.write(&WRITTEN);
+            memory.punch(GIVEN_BACK, 1)?;
             if !huge {
                 return Ok(Finding::NotProbed);
             }
         }
         Case::Reclaim => {
-            ground.fill();
-            ground.protect()?;
-            ground.write(&WRITTEN);
-            ground.reclaim();
+            memory.fill();
+            memory.protect()?;
+            memory.write(&WRITTEN);
+            memory.reclaim();
         }
         Case::Move => {
-            ground.fill();
-            ground.protect()?;
-            ground.write(&WRITTEN);
-            if !ground.move_away(&WRITTEN) {
+            memory.fill();
+            memory.protect()?;
+            memory.write(&WRITTEN);
+            if !memory.move_away(&WRITTEN) {
                 return Ok(Finding::NotProbed);
             }
         }
     }
-    judge(&mut ground, case)
+    judge(&mut memory, case)
 }
 
 /// Whether scans report what was written, clearing or not, and what is written after that.
-fn judge(ground: &mut Ground, case: Case) -> io::Result<Finding> {
-    let emptied = ground.empty()?.iter().any(|page| WRITTEN.contains(page));
+fn judge(memory: &mut ProbeMemory, case: Case) -> io::Result<Finding> {
+    let emptied = memory.empty()?.iter().any(|page| WRITTEN.contains(page));
     let holds = |found: &[u64]| WRITTEN.iter().all(|page| found.contains(page));
-    if !holds(&ground.written()?) || !holds(&ground.clear()?) {
+    if !holds(&memory.written()?) || !holds(&memory.clear()?) {
         return Ok(Finding::Missed);
     }
-    ground.write(&WRITTEN);
-    ground.write(&[PAGES - 1]);
-    let again = ground.written()?;
+    memory.write(&WRITTEN);
+    memory.write(&[PAGES - 1]);
+    let again = memory.written()?;
     if !holds(&again) || !again.contains(&(PAGES - 1)) {
         return Ok(Finding::Missed);
     }
@@ -249,8 +249,8 @@ mod tests {
     fn is_left() -> bool {
         let open = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
         let mut links = open.filter_map(|fd| std::fs::read_link(fd.path()).ok());
-        links.any(|link| link.to_string_lossy().contains(ground::NAME))
-            || std::fs::read_to_string("/proc/self/maps").unwrap().contains(ground::NAME)
+        links.any(|link| link.to_string_lossy().contains(memory::NAME))
+            || std::fs::read_to_string("/proc/self/maps").unwrap().contains(memory::NAME)
     }
 
     /// Two scans are for kernels that this machine has not; here they must change nothing.

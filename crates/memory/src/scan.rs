@@ -8,7 +8,7 @@ use linerate_core::{PAGE_BYTES, Run};
 
 use crate::block::Segment;
 use crate::holes::push_run;
-use crate::sys::{Look, PageRegion, pagemap_scan};
+use crate::sys::{PageRegion, ScanKind, pagemap_scan};
 
 /// Entries that one call may report: 1.5 MiB of them, enough for a badly scattered 512 MiB.
 const REPORTED_MAX: usize = 1 << 16;
@@ -88,7 +88,7 @@ pub(crate) fn scan_job(
     pagemap: &File,
     buffer: &mut [PageRegion],
     job: &Job,
-    look: Look,
+    look: ScanKind,
 ) -> io::Result<Vec<Run>> {
     let piece = job.piece;
     let end = piece.address + piece.length;
@@ -129,12 +129,12 @@ pub(crate) enum Scans {
 impl Scans {
     /// The pages of one job that were written, in order; they are write-protected again.
     pub(crate) fn clear(self, pagemap: &File, buffer: &mut [PageRegion], job: &Job) -> io::Result<Vec<Run>> {
-        self.look(pagemap, buffer, job, [Look::Clear, Look::ClearAnyOf])
+        self.look(pagemap, buffer, job, [ScanKind::Clear, ScanKind::ClearAnyOf])
     }
 
     /// The pages of one job that were written, in order.
     pub(crate) fn peek(self, pagemap: &File, buffer: &mut [PageRegion], job: &Job) -> io::Result<Vec<Run>> {
-        self.look(pagemap, buffer, job, [Look::Peek, Look::PeekAnyOf])
+        self.look(pagemap, buffer, job, [ScanKind::Peek, ScanKind::PeekAnyOf])
     }
 
     fn look(
@@ -142,11 +142,11 @@ impl Scans {
         pagemap: &File,
         buffer: &mut [PageRegion],
         job: &Job,
-        [written, any_of]: [Look; 2],
+        [written, any_of]: [ScanKind; 2],
     ) -> io::Result<Vec<Run>> {
         let (first, second) = match self {
             Scans::Written => (written, None),
-            Scans::WrittenAndEmpty => (written, Some(Look::Empty)),
+            Scans::WrittenAndEmpty => (written, Some(ScanKind::Empty)),
             Scans::AnyOfAndWritten => (any_of, Some(written)),
             #[cfg(test)]
             Scans::AnyOf => (any_of, None),

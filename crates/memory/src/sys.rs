@@ -94,7 +94,7 @@ pub(crate) fn uffd_write_protect(uffd: impl AsFd, start: u64, length: u64) -> io
 
 /// Which pages a scan looks for, and what it does with them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Look {
+pub(crate) enum ScanKind {
     /// Written pages: report and leave as they are.
     Peek,
     /// Written pages: report and write-protect again, in one step for each page.
@@ -123,12 +123,12 @@ struct Query {
     returned: u32,
 }
 
-impl Look {
+impl ScanKind {
     fn flags(self) -> u32 {
         match self {
-            Look::Clear | Look::ClearAnyOf => raw::PM_SCAN_WP_MATCHING | raw::PM_SCAN_CHECK_WPASYNC,
-            Look::Peek | Look::PeekAnyOf | Look::Empty => raw::PM_SCAN_CHECK_WPASYNC,
-            Look::Mapped | Look::Present => 0,
+            ScanKind::Clear | ScanKind::ClearAnyOf => raw::PM_SCAN_WP_MATCHING | raw::PM_SCAN_CHECK_WPASYNC,
+            ScanKind::Peek | ScanKind::PeekAnyOf | ScanKind::Empty => raw::PM_SCAN_CHECK_WPASYNC,
+            ScanKind::Mapped | ScanKind::Present => 0,
         }
     }
 
@@ -137,17 +137,19 @@ impl Look {
     fn query(self) -> Query {
         let (written, present, swapped) = (raw::PAGE_IS_WRITTEN, raw::PAGE_IS_PRESENT, raw::PAGE_IS_SWAPPED);
         match self {
-            Look::Peek | Look::Clear => Query { all: written, returned: written, ..Query::default() },
-            Look::PeekAnyOf | Look::ClearAnyOf => {
+            ScanKind::Peek | ScanKind::Clear => Query { all: written, returned: written, ..Query::default() },
+            ScanKind::PeekAnyOf | ScanKind::ClearAnyOf => {
                 Query { any: written, returned: written, ..Query::default() }
             }
             // What stands for the protection of an absent page counts as swapped.
-            Look::Empty => {
+            ScanKind::Empty => {
                 let entry = present | swapped;
                 Query { all: entry, inverted: entry, returned: present, ..Query::default() }
             }
-            Look::Mapped => Query { any: present | swapped, returned: present | swapped, ..Query::default() },
-            Look::Present => Query { all: present, returned: present, ..Query::default() },
+            ScanKind::Mapped => {
+                Query { any: present | swapped, returned: present | swapped, ..Query::default() }
+            }
+            ScanKind::Present => Query { all: present, returned: present, ..Query::default() },
         }
     }
 }
@@ -158,13 +160,13 @@ pub(crate) fn pagemap_scan(
     pagemap: impl AsFd,
     start: u64,
     end: u64,
-    look: Look,
+    kind: ScanKind,
     found: &mut [PageRegion],
 ) -> io::Result<(usize, u64)> {
-    let query = look.query();
+    let query = kind.query();
     let mut argument = raw::pm_scan_arg {
         size: size_of::<raw::pm_scan_arg>() as u64,
-        flags: u64::from(look.flags()),
+        flags: u64::from(kind.flags()),
         start,
         end,
         walk_end: 0,

@@ -9,7 +9,7 @@ use crate::block::{Backing, RamBlock};
 use crate::holes::push_run;
 use crate::region::Mapping;
 use crate::scan::{Job, report_buffer, scan_job};
-use crate::sys::Look;
+use crate::sys::ScanKind;
 
 impl RamBlock {
     /// All pages that the process has in its page tables, as runs of the block in order: those that it read or wrote, and
@@ -18,7 +18,9 @@ impl RamBlock {
     ///
     /// A kernel without PAGEMAP_SCAN (before Linux 6.7) does not tell: then it is the whole block.
     pub fn touched(&self) -> io::Result<Vec<Run>> {
-        Ok(self.in_page_tables(Look::Mapped)?.unwrap_or_else(|| vec![Run { offset: 0, length: self.size() }]))
+        Ok(self
+            .in_page_tables(ScanKind::Mapped)?
+            .unwrap_or_else(|| vec![Run { offset: 0, length: self.size() }]))
     }
 
     /// Everything that the block's file, mapped as `mapping`, holds: the same as [`Mapping::populated`], and on 4 KiB
@@ -28,7 +30,7 @@ impl RamBlock {
         if self.backing() == Backing::Hugetlbfs {
             return mapping.populated();
         }
-        let Some(present) = self.in_page_tables(Look::Present)? else { return mapping.populated() };
+        let Some(present) = self.in_page_tables(ScanKind::Present)? else { return mapping.populated() };
         let mut found = Vec::new();
         let mut at = 0;
         let end = Run { offset: mapping.size(), length: 0 };
@@ -49,7 +51,7 @@ impl RamBlock {
     }
 
     /// The pages looked for, as runs of the block in order; `None` if the kernel cannot tell.
-    fn in_page_tables(&self, look: Look) -> io::Result<Option<Vec<Run>>> {
+    fn in_page_tables(&self, look: ScanKind) -> io::Result<Option<Vec<Run>>> {
         let pagemap = File::open(format!("/proc/{}/pagemap", self.pid()))?;
         let mut buffer = report_buffer();
         let mut runs = Vec::new();

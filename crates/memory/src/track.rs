@@ -13,7 +13,7 @@ use crate::given_back::GivenBack;
 use crate::inject;
 use crate::probe::{KernelUnfit, release, scan_support};
 use crate::scan::{Job, Scans, in_parallel, jobs, pages, report_buffer, scan_job, threads_for, union};
-use crate::sys::{self, Look, PageRegion};
+use crate::sys::{self, PageRegion, ScanKind};
 use crate::target::Target;
 
 /// How an attachment went.
@@ -165,7 +165,7 @@ impl Tracker {
     }
 
     fn given_back(&self, buffer: &mut [PageRegion], job: &Job, keep: bool) -> io::Result<Vec<Run>> {
-        let now = scan_job(&self.pagemap, buffer, job, Look::Present)?;
+        let now = scan_job(&self.pagemap, buffer, job, ScanKind::Present)?;
         Ok(self.given_back.since(job.piece.address, now, keep))
     }
 

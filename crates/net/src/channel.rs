@@ -3,7 +3,7 @@
 //! ```text
 //! source                                             destination
 //! Sender::write  -- WRITE 1, 2, 3 ...  -->           Receiver::serve: bounds, payload into the region, checksum, zero runs
-//! AckReader::next <-- ACK up to 3, but 2 refused --  (before it would wait, or every 8 frames or 2 MiB)
+//! AckReader::next <-- ACK up to 3, but 2 damaged --  (before it would wait, or every 8 frames or 2 MiB)
 //! Closer::close  -- end of stream -->                ChannelEnd::Closed
 //! ```
 //! Frames of a channel are numbered upwards from 1. A number is never given twice, also not on a new connection: a lost
@@ -63,13 +63,13 @@ pub trait Sender: Send {
     fn stats(&self) -> Arc<ChannelStats>;
 }
 
-/// What the destination said: all frames up to `through` are applied, but for `refused`.
+/// What the destination said: all frames up to `through` are applied, but for `damaged`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Acknowledged {
     /// Highest frame number that was dealt with.
     pub through: u64,
     /// Frames that arrived damaged and count as not sent; ascending.
-    pub refused: Vec<u64>,
+    pub damaged: Vec<u64>,
 }
 
 /// Source side, acknowledging half.

@@ -1,7 +1,7 @@
 //! Control connections: frames out, events in. Numbers, order and sending again belong to `linerate-core`.
 //!
 //! Each connection is a *path*. It has a thread that reads and one that says KEEPALIVE when nothing else was said. A
-//! path on which nothing was heard for the silence limit is lost, and told so once. The limit is
+//! path on which nothing was received for the silence limit is lost, and told so once. The limit is
 //! longer where the link is far.
 
 use std::io;
@@ -27,8 +27,8 @@ use crate::tcp::Stream;
 pub struct ControlOptions {
     /// Something is said at least this often.
     pub keepalive: Duration,
-    /// Nothing heard for this long: the path is lost. Shorter finds dead links earlier and loses paths to busy hosts.
-    /// A far link has longer.
+    /// Nothing received for this long: the path is lost. Shorter finds dead links earlier and loses paths to busy
+    /// hosts. A far link has longer.
     pub silence_max: Duration,
 }
 
@@ -55,7 +55,7 @@ pub enum ControlError {
     /// A frame that has no business here.
     #[error("a {tag} frame has no place on a control connection")]
     UnexpectedFrame { tag: Tag },
-    #[error("nothing was heard from the peer for {} ms", waited.as_millis())]
+    #[error("nothing was received from the peer for {} ms", waited.as_millis())]
     Silent { waited: Duration },
     /// A thread could not be started.
     #[error("no thread for the control connection: {0}")]
@@ -178,7 +178,7 @@ impl ControlPath {
             events,
             silence_max: self.silence_max,
             stop: Arc::clone(&self.stop),
-            heard: Instant::now(),
+            last_received_at: Instant::now(),
         };
         self.spawn("control", move || reader.run())
     }
@@ -239,7 +239,7 @@ struct Reader {
     silence_max: Duration,
     stop: Arc<Stop>,
     /// When a byte came last.
-    heard: Instant,
+    last_received_at: Instant,
 }
 
 impl Reader {
@@ -290,7 +290,7 @@ impl Reader {
                 Ok(0) => return Err(ControlError::Closed),
                 Ok(bytes) => {
                     done += bytes;
-                    self.heard = Instant::now();
+                    self.last_received_at = Instant::now();
                     // A delayed acknowledgement (40 ms) in the middle of a device state is as much of blackout. The option
                     // lasts for the next few segments only, so it is set again and again.
                     let _ = rustix::net::sockopt::set_tcp_quickack(&self.stream, true);
@@ -303,7 +303,7 @@ impl Reader {
     }
 
     fn wait(&self) -> Result<(), ControlError> {
-        let waited = self.heard.elapsed();
+        let waited = self.last_received_at.elapsed();
         let left = self.silence_max.saturating_sub(waited);
         if !left.is_zero() && wait_readable(self.stream.as_fd(), left).map_err(ControlError::Socket)? {
             return Ok(());
@@ -311,7 +311,7 @@ impl Reader {
         // The clock may have run while this thread did not: only what is really not there counts as silence.
         match wait_readable(self.stream.as_fd(), Duration::ZERO).map_err(ControlError::Socket)? {
             true => Ok(()),
-            false => Err(ControlError::Silent { waited: self.heard.elapsed() }),
+            false => Err(ControlError::Silent { waited: self.last_received_at.elapsed() }),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use linerate_wire::frame::REFUSED_MAX;
+use linerate_wire::frame::DAMAGED_MAX;
 use thiserror::Error;
 
 use crate::channel::Closer;
@@ -17,12 +17,12 @@ use crate::lock::{Condvar, Mutex};
 /// What a channel applied before it was fenced.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fenced {
-    /// All frames up to this number were applied, but for those refused. Frames above it were not, or not in full.
+    /// All frames up to this number were applied, but for damaged ones. Frames above it were not, or not in full.
     pub applied: u64,
-    /// All frames up to `applied` that were refused, also those that an acknowledgement told of: it may have been lost
-    /// with the link. If there were more than a message can tell, `applied` is 0 and this empty, so that the source sends
-    /// everything again that it has no acknowledgement for.
-    pub refused: Vec<u64>,
+    /// All frames up to `applied` that arrived damaged, also those that an acknowledgement told of: it may have been
+    /// lost with the link. If there were more than a message can tell, `applied` is 0 and this empty, so that the
+    /// source sends everything again that it has no acknowledgement for.
+    pub damaged: Vec<u64>,
 }
 
 /// The fence did not close in time.
@@ -85,7 +85,7 @@ impl Fence {
             return None;
         }
         state.serving = true;
-        Some(Serving { fence: self, applied: 0, refused: Vec::new(), refused_too_many: false })
+        Some(Serving { fence: self, applied: 0, damaged: Vec::new(), damaged_too_many: false })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -98,8 +98,8 @@ impl Fence {
 pub struct Serving<'a> {
     fence: &'a Fence,
     applied: u64,
-    refused: Vec<u64>,
-    refused_too_many: bool,
+    damaged: Vec<u64>,
+    damaged_too_many: bool,
 }
 
 impl Serving<'_> {
@@ -116,18 +116,18 @@ impl Serving<'_> {
     /// The frame was dealt with, but arrived damaged.
     pub fn refuse(&mut self, sequence: u64) {
         self.applied = sequence;
-        if self.refused.len() < REFUSED_MAX {
-            self.refused.push(sequence);
+        if self.damaged.len() < DAMAGED_MAX {
+            self.damaged.push(sequence);
         } else {
-            self.refused_too_many = true;
+            self.damaged_too_many = true;
         }
     }
 }
 
 impl Drop for Serving<'_> {
     fn drop(&mut self) {
-        let fenced = match self.refused_too_many {
-            false => Fenced { applied: self.applied, refused: std::mem::take(&mut self.refused) },
+        let fenced = match self.damaged_too_many {
+            false => Fenced { applied: self.applied, damaged: std::mem::take(&mut self.damaged) },
             true => Fenced::default(),
         };
         let mut state = self.fence.lock();
@@ -169,14 +169,14 @@ mod tests {
         serving.refuse(2);
         serving.apply(3);
         drop(serving);
-        assert_eq!(fence.close(Duration::ZERO).unwrap(), Fenced { applied: 3, refused: vec![2] });
+        assert_eq!(fence.close(Duration::ZERO).unwrap(), Fenced { applied: 3, damaged: vec![2] });
     }
 
     #[test]
     fn more_refused_than_can_be_told_means_that_nothing_is_claimed() {
         let fence = fence();
         let mut serving = fence.enter().unwrap();
-        (1..=REFUSED_MAX as u64 + 1).for_each(|sequence| serving.refuse(sequence));
+        (1..=DAMAGED_MAX as u64 + 1).for_each(|sequence| serving.refuse(sequence));
         drop(serving);
         assert_eq!(fence.close(Duration::ZERO).unwrap(), Fenced::default());
     }

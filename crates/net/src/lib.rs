@@ -3,16 +3,18 @@
 //! * [`interfaces`], [`monitor`], [`links`]: which ports there are, when one dies, and how two hosts' ports pair.
 //! * [`channel`]: what a carrier gives to both sides; [`tcp`] and [`memory`] are carriers.
 //! * [`fence`], [`table`]: how a destination makes sure that nothing more is written.
-//! * [`pump`]: the source's data path; [`pacer`]: the bandwidth limit over all of it.
+//! * [`channel_thread`]: the source's data path; [`pacer`]: the bandwidth limit over all of it.
 //! * [`round_trip`]: limits that are longer where a link is far.
 //! * [`control`]: control connections.
 //! * [`stream`]: sockets in at one host and out at the other, over placed writes.
-//! * [`wires`]: connections that are measured instead of used.
+//! * [`bench`]: connections that are measured instead of used.
 //! * [`region`]: what a carrier needs of the memory that it moves.
 
 #![allow(missing_docs, reason = "a name that says everything has no comment")]
 
+pub mod bench;
 pub mod channel;
+pub mod channel_thread;
 pub mod control;
 pub mod fence;
 pub mod interfaces;
@@ -23,7 +25,6 @@ pub mod monitor;
 pub mod netlink;
 pub mod network;
 pub mod pacer;
-pub mod pump;
 pub mod rdma;
 mod receipts;
 pub mod region;
@@ -33,4 +34,3 @@ pub mod stats;
 pub mod stream;
 pub mod table;
 pub mod tcp;
-pub mod wires;

@@ -26,14 +26,14 @@ pub enum NetlinkError {
     #[error("no netlink socket: {0}; the agent needs access to the network configuration of its host")]
     Open(#[source] io::Error),
     #[error("asking the kernel over netlink failed: {0}")]
-    Ask(#[source] io::Error),
+    Request(#[source] io::Error),
     #[error("the kernel refused a netlink request: {0}")]
     Refused(#[source] io::Error),
     /// The answer was not understood.
     #[error("the kernel's netlink answer could not be decoded: {0}")]
     Decode(#[source] netlink_packet_core::DecodeError),
     #[error("the kernel did not answer a netlink request within 2 s")]
-    Silent,
+    NoAnswer,
     /// A watcher thread could not be started.
     #[error("no thread for the interface watcher: {0}")]
     Thread(#[source] io::Error),
@@ -58,10 +58,10 @@ pub fn receive(socket: &Socket, wait: Duration) -> Result<Option<Vec<u8>>, Netli
                 return Ok(Some(buffer));
             }
             Err(Errno::AGAIN | Errno::INTR) => {}
-            Err(error) => return Err(NetlinkError::Ask(error.into())),
+            Err(error) => return Err(NetlinkError::Request(error.into())),
         }
         let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() || !wait_readable(socket.as_fd(), left).map_err(NetlinkError::Ask)? {
+        if left.is_zero() || !wait_readable(socket.as_fd(), left).map_err(NetlinkError::Request)? {
             return Ok(None);
         }
     }
@@ -79,9 +79,9 @@ pub fn dump(
     message.finalize();
     let mut bytes = vec![0; message.buffer_len()];
     message.serialize(&mut bytes);
-    socket.send_to(&bytes, &SocketAddr::new(0, 0), 0).map_err(NetlinkError::Ask)?;
+    socket.send_to(&bytes, &SocketAddr::new(0, 0), 0).map_err(NetlinkError::Request)?;
     loop {
-        let datagram = receive(&socket, ANSWER_WAIT)?.ok_or(NetlinkError::Silent)?;
+        let datagram = receive(&socket, ANSWER_WAIT)?.ok_or(NetlinkError::NoAnswer)?;
         for message in decode(&datagram)? {
             match message.payload {
                 NetlinkPayload::Done(_) => return Ok(()),

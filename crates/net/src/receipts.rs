@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use linerate_wire::frame::{Header, REFUSED_MAX, encode_ack};
+use linerate_wire::frame::{DAMAGED_MAX, Header, encode_ack};
 
 use crate::channel::ChannelError;
 use crate::fence::Serving;
@@ -22,16 +22,16 @@ pub(crate) struct Receipts<'a> {
     stats: &'a ChannelStats,
     frames: u32,
     bytes: u64,
-    refused: Vec<u64>,
+    damaged: Vec<u64>,
     refusals_left: usize,
 }
 
 impl<'a> Receipts<'a> {
     pub(crate) fn new(serving: Serving<'a>, stats: &'a ChannelStats) -> Receipts<'a> {
-        Receipts { serving, stats, frames: 0, bytes: 0, refused: Vec::new(), refusals_left: usize::MAX }
+        Receipts { serving, stats, frames: 0, bytes: 0, damaged: Vec::new(), refusals_left: usize::MAX }
     }
 
-    /// More refused frames than these end the channel.
+    /// More damaged frames than these end the channel.
     pub(crate) fn refuse_at_most(self, frames: usize) -> Receipts<'a> {
         Receipts { refusals_left: frames, ..self }
     }
@@ -44,19 +44,19 @@ impl<'a> Receipts<'a> {
         }
     }
 
-    /// Books a frame that was applied, or refused because its payload is not intact. True if the source should be told now.
+    /// Books a frame that was applied, or damaged. True if the source should be told now.
     pub(crate) fn book(&mut self, header: &Header, intact: bool) -> Result<bool, ChannelError> {
         if intact {
             self.serving.apply(header.sequence);
         } else {
             self.serving.refuse(header.sequence);
             self.stats.refuse(1);
-            self.refused.push(header.sequence);
+            self.damaged.push(header.sequence);
             self.refusals_left = self.refusals_left.checked_sub(1).ok_or(ChannelError::Damaged)?;
         }
         self.frames += 1;
         self.bytes += u64::from(header.payload_length);
-        Ok(self.frames >= FRAMES || self.bytes >= BYTES || self.refused.len() >= REFUSED_MAX)
+        Ok(self.frames >= FRAMES || self.bytes >= BYTES || self.damaged.len() >= DAMAGED_MAX)
     }
 
     /// Writes the acknowledgement of all that was booked since the one before. False if there is nothing to tell.
@@ -64,9 +64,9 @@ impl<'a> Receipts<'a> {
         if self.frames == 0 {
             return Ok(false);
         }
-        encode_ack(answer, self.serving.applied(), &self.refused)?;
+        encode_ack(answer, self.serving.applied(), &self.damaged)?;
         (self.frames, self.bytes) = (0, 0);
-        self.refused.clear();
+        self.damaged.clear();
         Ok(true)
     }
 }
@@ -101,11 +101,11 @@ mod tests {
         let (head, body) = answer.split_first_chunk::<HEADER_BYTES>().unwrap();
         let head = Header::decode(head).unwrap();
         let Frame::Ack(ack) = Frame::decode(&head, body).unwrap() else { panic!("{head:?}") };
-        assert_eq!((head.sequence, ack.refused, stats.counters().refused), (4, vec![4], 1));
+        assert_eq!((head.sequence, ack.damaged, stats.counters().damaged), (4, vec![4], 1));
         assert!(!receipts.write(&mut answer).unwrap());
         drop(receipts);
         assert_eq!(
-            fence.close(Duration::ZERO).unwrap().refused,
+            fence.close(Duration::ZERO).unwrap().damaged,
             [4],
             "a lost acknowledgement is told by the fence"
         );

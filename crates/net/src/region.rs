@@ -99,13 +99,13 @@ pub trait Region: Send + Sync {
 
     /// From now on an adapter may write into this run at any time: its pages must stay the ones that they are. Told
     /// *before* it is registered.
-    fn hold(&self, run: Run) -> io::Result<()> {
+    fn pin(&self, run: Run) -> io::Result<()> {
         let _ = run;
         Ok(())
     }
 
     /// An adapter has written these runs.
-    fn landed(&self, runs: &[Run]) {
+    fn written_by_adapter(&self, runs: &[Run]) {
         let _ = runs;
     }
 

@@ -10,7 +10,7 @@ pub struct ChannelStats {
     data_bytes: AtomicU64,
     zero_bytes: AtomicU64,
     wire_bytes: AtomicU64,
-    refused: AtomicU64,
+    damaged: AtomicU64,
     stalls: AtomicU64,
 }
 
@@ -26,7 +26,7 @@ pub struct Counters {
     /// Bytes on the wire above TCP: headers, run lists and payloads.
     pub wire_bytes: u64,
     /// Frames that arrived damaged.
-    pub refused: u64,
+    pub damaged: u64,
     /// Waits of more than a slice in which nothing moved although something was under way.
     pub stalls: u64,
 }
@@ -39,9 +39,9 @@ impl ChannelStats {
         self.wire_bytes.fetch_add(wire_bytes, Ordering::Relaxed);
     }
 
-    /// Counts frames that were refused.
+    /// Counts frames that arrived damaged.
     pub fn refuse(&self, frames: u64) {
-        self.refused.fetch_add(frames, Ordering::Relaxed);
+        self.damaged.fetch_add(frames, Ordering::Relaxed);
     }
 
     pub fn stall(&self) {
@@ -55,7 +55,7 @@ impl ChannelStats {
             data_bytes: self.data_bytes.load(Ordering::Relaxed),
             zero_bytes: self.zero_bytes.load(Ordering::Relaxed),
             wire_bytes: self.wire_bytes.load(Ordering::Relaxed),
-            refused: self.refused.load(Ordering::Relaxed),
+            damaged: self.damaged.load(Ordering::Relaxed),
             stalls: self.stalls.load(Ordering::Relaxed),
         }
     }
@@ -70,7 +70,7 @@ impl std::ops::Add for Counters {
             data_bytes: self.data_bytes + other.data_bytes,
             zero_bytes: self.zero_bytes + other.zero_bytes,
             wire_bytes: self.wire_bytes + other.wire_bytes,
-            refused: self.refused + other.refused,
+            damaged: self.damaged + other.damaged,
             stalls: self.stalls + other.stalls,
         }
     }

@@ -61,8 +61,8 @@ fn messages_and_acknowledgements_arrive_with_their_path() {
 fn an_idle_path_is_kept_alive() {
     let (one, other) = tcp_pair();
     let (sent, events) = mpsc::channel();
-    let (unheard, _own_events) = mpsc::channel();
-    let _source = ControlPath::start(0, one, patient(), unheard).unwrap();
+    let (unread_events, _own_events) = mpsc::channel();
+    let _source = ControlPath::start(0, one, patient(), unread_events).unwrap();
     let _destination = ControlPath::start(1, other, patient(), sent).unwrap();
     for _ in 0..5 {
         assert!(matches!(events.recv_timeout(WAIT).unwrap(), ControlEvent::Keepalive { path: 1 }));
@@ -80,7 +80,7 @@ fn silence_loses_a_path_once() {
 
 /// Opening a link's channels takes longer than the peer bears silence: far hosts, slow adapters.
 #[test]
-fn a_path_that_is_not_yet_listened_to_is_not_lost_and_what_came_meanwhile_is_heard() {
+fn a_path_that_is_not_yet_listened_to_is_not_lost_and_what_came_meanwhile_is_received() {
     let (one, other) = tcp_pair();
     let (sent, events) = mpsc::channel();
     let (back, answers) = mpsc::channel();

@@ -21,12 +21,12 @@ fn order<'a>(sequence: u64, region: &'a dyn Region, data: &'a [Run], zero: &'a [
     WriteOrder { sequence, region_id: 0, region, data, zero }
 }
 
-/// Acknowledgements until one reaches `through`; returns all that was refused.
+/// Acknowledgements until one reaches `through`; returns all that arrived damaged.
 fn acknowledged(acks: &mut StreamAcks, through: u64) -> Vec<u64> {
     let mut refused = Vec::new();
     loop {
         let ack = acks.next(WAIT).unwrap().expect("an acknowledgement");
-        refused.extend(ack.refused);
+        refused.extend(ack.damaged);
         if ack.through == through {
             return refused;
         }
@@ -106,7 +106,7 @@ fn proxy(flip: usize) -> (Stream, Stream) {
 }
 
 #[test]
-fn a_damaged_payload_is_refused_and_can_be_sent_again() {
+fn a_damaged_payload_is_reported_and_can_be_sent_again() {
     let (source_end, destination_end) = proxy(9000);
     let (source, _) = heap(vec![0x55; 64 << 10]);
     let (landed, regions) = heap(vec![0; 64 << 10]);
@@ -122,7 +122,7 @@ fn a_damaged_payload_is_refused_and_can_be_sent_again() {
     assert!(landed.snapshot() == source.snapshot());
     let fenced = destination.fence.close(WAIT).unwrap();
     assert_eq!(
-        (fenced.applied, fenced.refused),
+        (fenced.applied, fenced.damaged),
         (5, vec![1]),
         "told again: the first telling may have been lost"
     );
@@ -184,7 +184,7 @@ fn a_cut_inside_a_frame_leaves_a_consistent_fence() {
     let fence = std::sync::Arc::clone(&destination.fence);
     assert!(matches!(destination.end(), ChannelEnd::Failed(ChannelError::ClosedInFrame)));
     let fenced = fence.close(WAIT).unwrap();
-    assert_eq!((fenced.applied, fenced.refused), (3, vec![]));
+    assert_eq!((fenced.applied, fenced.damaged), (3, vec![]));
     assert!(landed.snapshot()[..3 * PAGE as usize].iter().all(|byte| *byte == 0x55));
 }
 

@@ -10,7 +10,7 @@ use crate::world::World;
 impl World {
     /// A write, or its beginning, came in on a channel.
     pub fn apply(&mut self, channel: u32, write: Write, partial: bool) {
-        if self.destination.brain.is_none() || self.destination.guest.is_none() || self.destination.sealed {
+        if self.destination.machine.is_none() || self.destination.guest.is_none() || self.destination.sealed {
             return;
         }
         let obeys = self.options.mutation != Some(Mutation::FenceWithoutStopping);
@@ -23,13 +23,13 @@ impl World {
         }
         let received = self.destination.received.entry(channel).or_default();
         received.applied = write.sequence;
-        let mut refused = Vec::new();
+        let mut damaged = Vec::new();
         if write.torn {
-            received.refused.push(write.sequence);
-            refused.push(write.sequence);
+            received.damaged.push(write.sequence);
+            damaged.push(write.sequence);
         }
-        received.refused_told = received.refused.len();
-        self.acknowledge(channel, write.sequence, refused);
+        received.damaged_told = received.damaged.len();
+        self.acknowledge(channel, write.sequence, damaged);
     }
 
     /// Bytes land in RAM before anybody can look at their checksum.
@@ -63,12 +63,12 @@ impl World {
     }
 
     /// Tells the source on the channel.
-    pub fn acknowledge(&mut self, channel: u32, through: u64, refused: Vec<u64>) {
-        if self.destination.brain.is_none() {
+    pub fn acknowledge(&mut self, channel: u32, through: u64, damaged: Vec<u64>) {
+        if self.destination.machine.is_none() {
             return;
         }
         let received = self.destination.received.entry(channel).or_default();
         received.applied = received.applied.max(through);
-        self.send(channel, Side::Destination, Packet::Acknowledgement { through, refused });
+        self.send(channel, Side::Destination, Packet::Acknowledgement { through, damaged });
     }
 }

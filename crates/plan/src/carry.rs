@@ -1,4 +1,4 @@
-//! The source's channels: what the brain gives them is read from guest RAM and sent.
+//! The source's channels: what the core gives them is read from guest RAM and sent.
 
 use linerate_core::scheduler::{Next, Work};
 use linerate_core::{PAGE_BYTES, Side};
@@ -8,13 +8,13 @@ use crate::wire::{Packet, Purpose, Write};
 use crate::world::World;
 
 impl World {
-    /// Every channel takes what the brain gives it while its link is not busy far ahead.
+    /// Every channel takes what the core gives it while its link is not busy far ahead.
     pub fn pump(&mut self) {
         let now = self.now;
         for id in self.open(Side::Source, Purpose::Channel) {
             loop {
-                let Some(brain) = self.source.brain.as_mut() else { return };
-                match brain.next_work(now, id) {
+                let Some(machine) = self.source.machine.as_mut() else { return };
+                match machine.next_work(now, id) {
                     Next::Work(work) => self.carry(id, work),
                     Next::Ping { sequence } => self.send(id, Side::Source, Packet::Ping(sequence)),
                     Next::Wait | Next::Stop => break,
@@ -40,8 +40,8 @@ impl World {
             self.source.stray = Some((write.clone(), id));
         }
         let packet = Packet::Write(write);
-        if let Some(brain) = self.source.brain.as_mut() {
-            brain.work_sent(id, work.sequence, packet.bytes());
+        if let Some(machine) = self.source.machine.as_mut() {
+            machine.work_sent(id, work.sequence, packet.bytes());
         }
         self.send(id, Side::Source, packet);
         self.carried_faults();

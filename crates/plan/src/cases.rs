@@ -4,12 +4,12 @@
 use linerate_core::journal::{DestinationPhase, SourcePhase, outcome};
 use linerate_core::recovery::{
     DestinationAction, DestinationEvent, DestinationRecovery, Entry, Inspection, Phase, Plan, RunResult,
-    SourceAction, SourceEvent, SourceRecovery, fate, plan,
+    SourceAction, SourceEvent, SourceRecovery, plan, process_fate,
 };
 use linerate_core::{GuestState, Outcome, Side, Time};
 
 use crate::check::Mutation;
-use crate::hosts::{Case, Known, Machine, Record, session};
+use crate::hosts::{Known, Machine, Record, RecoveryCase, session};
 use crate::world::{SimEvent, World};
 
 /// Something that is done for a session that is brought to its end.
@@ -22,8 +22,8 @@ pub enum CaseWork {
 }
 
 impl World {
-    /// Whether a process of a host lives.
-    pub fn lives(&self, pid: u64) -> bool {
+    /// Whether a process of a host is alive.
+    pub fn is_alive(&self, pid: u64) -> bool {
         self.find(pid).is_some()
     }
 
@@ -50,11 +50,11 @@ impl World {
         let by_name = mutation == Some(Mutation::RecoverByName);
         let any_here = self.all().any(|guest| guest.host == host);
         for entry in &entries {
-            let lives = |process: &linerate_core::recovery::Process| {
-                if by_name { any_here } else { self.lives(process.start_ticks) }
+            let is_alive = |process: &linerate_core::recovery::Process| {
+                if by_name { any_here } else { self.is_alive(process.start_ticks) }
             };
             let all = if by_name { std::slice::from_ref(entry) } else { &entries };
-            let plan = plan(entry, all, lives);
+            let plan = plan(entry, all, is_alive);
             self.begin_plan(host, session(entry.session), entry.phase, plan);
         }
         self.poll_cases(host);
@@ -69,55 +69,57 @@ impl World {
         match plan {
             Plan::RollBack => {
                 // Told when the guest is back: until then the destination's copy may be the only one.
-                self.set_untold(host, session, true);
-                self.add_case(host, session, Machine::Source(SourceRecovery::take_back(now)));
+                self.set_notice_due(host, session, true);
+                self.add_case(host, session, Machine::Source(SourceRecovery::resume_here(now)));
             }
-            Plan::Ask => self.add_case(host, session, Machine::Source(SourceRecovery::ask(now))),
+            Plan::Query => self.add_case(host, session, Machine::Source(SourceRecovery::query(now))),
             Plan::Discard => {
                 let Phase::Destination(phase) = phase else { return };
                 // What was removed and written before needs no second time.
                 let done = matches!(phase, DestinationPhase::Aborted | DestinationPhase::Returned)
-                    && self.named(host, session).is_none_or(|pid| !self.lives(pid));
+                    && self.named(host, session).is_none_or(|pid| !self.is_alive(pid));
                 if !done {
                     let machine = DestinationRecovery::discard(now, phase);
                     self.add_case(host, session, Machine::Destination(machine));
                 }
             }
             Plan::Wait => self.add_case(host, session, Machine::Destination(DestinationRecovery::wait())),
-            Plan::See => self.add_case(host, session, Machine::Destination(DestinationRecovery::see(now))),
-            Plan::Died => {
+            Plan::Inspect => {
+                self.add_case(host, session, Machine::Destination(DestinationRecovery::inspect(now)))
+            }
+            Plan::RecordLoss => {
                 let phase = Phase::Source(SourcePhase::RolledBack);
                 self.hosts[host].write(now, session, phase, Known::default());
                 self.source_settled(host, session, Some(GuestState::Gone));
                 return;
             }
-            Plan::Close(phase) => {
+            Plan::RecordEnd(phase) => {
                 let told = phase == Phase::Source(SourcePhase::RolledBack);
                 if told {
-                    self.set_untold(host, session, true);
+                    self.set_notice_due(host, session, true);
                 }
                 self.hosts[host].write(now, session, phase, Known::default());
                 self.source_settled(host, session, None);
                 if told {
-                    self.begin_withdrawal(host, session, true);
+                    self.begin_roll_back_notice(host, session, true);
                 }
             }
             Plan::Nothing => self.source_settled(host, session, None),
         }
-        if record.untold && matches!(phase, Phase::Source(SourcePhase::RolledBack)) {
-            self.begin_withdrawal(host, session, true);
+        if record.notice_due && matches!(phase, Phase::Source(SourcePhase::RolledBack)) {
+            self.begin_roll_back_notice(host, session, true);
         }
     }
 
     /// A session is to be brought to its end.
     pub fn add_case(&mut self, host: usize, session: u64, machine: Machine) {
-        let case = Case { machine, since: self.now, resolved: false };
+        let case = RecoveryCase { machine, since: self.now, resolved: false };
         self.hosts[host].cases.insert(session, case);
     }
 
     /// It is known where the guest is.
     fn source_settled(&mut self, host: usize, session: u64, state: Option<GuestState>) {
-        if session == self.session && host == self.at(Side::Source) && self.source.brain.is_none() {
+        if session == self.session && host == self.at(Side::Source) && self.source.machine.is_none() {
             let gone = self.hosts[host].record(session).map(|record: &Record| record.phase)
                 == Some(Phase::Source(SourcePhase::Finished));
             let state =
@@ -160,27 +162,27 @@ impl World {
 
     /// The guest is back, or lost: then what the destination has is left to its operator.
     fn tell_of_roll_back(&mut self, host: usize, session: u64, state: Option<GuestState>) {
-        let untold = self.hosts[host].record(session).is_some_and(|record| record.untold);
+        let notice_due = self.hosts[host].record(session).is_some_and(|record| record.notice_due);
         match state {
-            Some(GuestState::Gone) => self.set_untold(host, session, false),
-            _ if untold => self.begin_withdrawal(host, session, true),
+            Some(GuestState::Gone) => self.set_notice_due(host, session, false),
+            _ if notice_due => self.begin_roll_back_notice(host, session, true),
             _ => {}
         }
     }
 
     fn begin_case_work(&mut self, host: usize, session: u64, work: CaseWork) {
         self.case_faults();
-        let life = self.hosts[host].life;
-        if work == CaseWork::Source(SourceAction::Ask) {
+        let incarnation = self.hosts[host].incarnation;
+        if work == CaseWork::Source(SourceAction::Query) {
             return self.ask(host, session);
         }
         let span = self.micros(100, 30_000);
-        self.after(span, SimEvent::Recovers { host, life, session, work });
+        self.after(span, SimEvent::Recovers { host, incarnation, session, work });
     }
 
     /// Something was done for a session that is brought to its end.
-    pub fn recovers(&mut self, host: usize, life: u64, session: u64, work: CaseWork) {
-        if self.hosts[host].life != life || !self.hosts[host].up {
+    pub fn recovers(&mut self, host: usize, incarnation: u64, session: u64, work: CaseWork) {
+        if self.hosts[host].incarnation != incarnation || !self.hosts[host].up {
             return;
         }
         match work {
@@ -199,17 +201,17 @@ impl World {
     fn source_recovers(&mut self, host: usize, session: u64, action: SourceAction) -> Option<SourceEvent> {
         let pid = self.named(host, session);
         Some(match action {
-            SourceAction::Ask => return None,
-            SourceAction::TakeBack => {
-                let state = pid.map_or(Some(GuestState::Gone), |pid| self.take_back(pid));
-                SourceEvent::TookBack(state)
+            SourceAction::Query => return None,
+            SourceAction::ResumeHere => {
+                let state = pid.map_or(Some(GuestState::Gone), |pid| self.resume_here(pid));
+                SourceEvent::ResumedHere(state)
             }
-            SourceAction::GiveUp if self.hypervisors_are_away(host) => SourceEvent::GaveUp(false),
-            SourceAction::GiveUp => {
+            SourceAction::EndSource if self.hypervisors_are_away(host) => SourceEvent::SourceEnded(false),
+            SourceAction::EndSource => {
                 if let Some(pid) = pid {
                     self.give_up(pid, session);
                 }
-                SourceEvent::GaveUp(true)
+                SourceEvent::SourceEnded(true)
             }
             SourceAction::Write(phase) => {
                 SourceEvent::Written(self.case_writes(host, session, Phase::Source(phase)))
@@ -282,13 +284,13 @@ impl World {
     /// An event for a session that is brought to its end.
     pub fn tell_destination_case(&mut self, host: usize, session: u64, event: DestinationEvent) {
         let now = self.now;
-        let lives = self.named(host, session).is_some_and(|pid| self.lives(pid));
+        let is_alive = self.named(host, session).is_some_and(|pid| self.is_alive(pid));
         let Some(case) = self.hosts[host].cases.get_mut(&session) else { return };
         if let Machine::Destination(machine) = &mut case.machine {
             // Its process ended while it waited: it never ran, and cannot be handed over any more.
             let late =
-                matches!(event, DestinationEvent::CommitAgain { .. }) && machine.is_waiting() && !lives;
-            let event = if late { DestinationEvent::Withdrawn } else { event };
+                matches!(event, DestinationEvent::CommitAgain { .. }) && machine.is_waiting() && !is_alive;
+            let event = if late { DestinationEvent::RolledBackAtSource } else { event };
             machine.handle(now, event);
             self.poll_cases(host);
         }
@@ -297,11 +299,11 @@ impl World {
     /// What a host answers about a session: the live session knows best, then recovery, then the journal.
     pub fn outcome_at(&self, host: usize, session: u64) -> Outcome {
         let here = session == self.session && host == self.at(Side::Destination);
-        let live = self.destination.brain.as_ref().filter(|_| here).map(|brain| brain.outcome());
+        let live = self.destination.machine.as_ref().filter(|_| here).map(|machine| machine.outcome());
         if let Some(outcome) = live.filter(|outcome| *outcome != Outcome::Committed) {
             return outcome;
         }
-        if let Some(Case { machine: Machine::Destination(machine), .. }) =
+        if let Some(RecoveryCase { machine: Machine::Destination(machine), .. }) =
             self.hosts[host].cases.get(&session)
             && let Some(outcome) = machine.outcome()
         {
@@ -312,9 +314,9 @@ impl World {
             return live.unwrap_or(Outcome::Unknown);
         };
         let Phase::Destination(phase) = entry.phase else { return Outcome::Unknown };
-        let fate = fate(entry, &entries, |process| self.lives(process.start_ticks));
+        let fate = process_fate(entry, &entries, |process| self.is_alive(process.start_ticks));
         match live {
-            Some(_) if fate == linerate_core::journal::Fate::Ended => Outcome::Gone,
+            Some(_) if fate == linerate_core::journal::ProcessFate::Ended => Outcome::Gone,
             Some(outcome) => outcome,
             None => outcome(Some(phase), fate),
         }

@@ -29,9 +29,9 @@ pub enum Property {
     HolesStay,
     /// Without faults a guest that converges moves.
     FaultlessSucceeds,
-    /// What the brain says at the end is so.
+    /// What the core says at the end is so.
     Truthful,
-    /// What was set in a hypervisor that is somebody else's is put back.
+    /// What was set in a hypervisor of libvirt is put back.
     PutBack,
     /// The disk that ran is the disk that runs, and one process at a time uses it.
     DiskRuns,
@@ -66,7 +66,7 @@ impl Property {
     ];
 }
 
-/// A promise of the brain that a run broke, and how.
+/// A promise of the core that a run broke, and how.
 #[derive(Clone, Debug)]
 pub struct Violation {
     /// The seed that shows it.
@@ -95,7 +95,7 @@ impl fmt::Display for Violation {
         let mode = match self.mode {
             ModeTag::Direct => "",
             ModeTag::Streams => " --streams",
-            ModeTag::Handover => " --handed-over",
+            ModeTag::Handover => " --handover",
         };
         let histories = if self.histories { " --histories" } else { "" };
         let focus = self.focus;
@@ -112,7 +112,7 @@ impl fmt::Display for Violation {
 pub enum Mutation {
     /// The destination answers a fence and goes on applying (rule 3).
     FenceWithoutStopping,
-    /// The destination tells with the fence only the refusals of writes that it has not acknowledged (rule 4).
+    /// The destination tells with the fence only the damaged writes that it has not acknowledged (rule 4).
     FenceForgetsRefused,
     /// A scan clears now and then a mark that it does not report (rule 4).
     ScanForgets,
@@ -136,11 +136,11 @@ pub enum Mutation {
     TearDownLeavesGuest,
     /// The destination says that the hypervisor has taken its streams before it has.
     LoadedTooEarly,
-    /// The stream of somebody else's hypervisor is not held (rule 5).
+    /// The stream of libvirt's hypervisor is not held (rule 5).
     GateOpen,
-    /// The source lets a guest of somebody else's run when it rolls back (rule 1).
+    /// The source lets a guest of libvirt run when it rolls back (rule 1).
     RunsAnothersGuest,
-    /// The source leaves what it set in somebody else's hypervisor.
+    /// The source leaves what it set in libvirt's hypervisor.
     SourceKeepsSetting,
     DestinationKeepsSetting,
     /// The tracker takes a page whose entry in the page table is empty for one that was not written.
@@ -165,10 +165,10 @@ pub enum Mutation {
     RollBackWrittenAnyway,
     /// Who asks for the outcome does not say commit once more.
     CommitNotSaidAgain,
-    /// A loaded guest whose source is not heard is given up after a while.
+    /// A loaded guest whose source does not answer is given up after a while.
     LoadedGivenUp,
     /// A roll-back that no abort could tell is not told beside the session either.
-    NeverWithdrawn,
+    NeverNotified,
 }
 
 impl Mutation {
@@ -202,7 +202,7 @@ impl Mutation {
         Mutation::RollBackWrittenAnyway,
         Mutation::CommitNotSaidAgain,
         Mutation::LoadedGivenUp,
-        Mutation::NeverWithdrawn,
+        Mutation::NeverNotified,
     ];
 }
 
@@ -243,7 +243,7 @@ impl Options {
     /// What in them does not go together.
     pub fn contradiction(&self) -> Option<&'static str> {
         (self.histories && self.mode == ModeTag::Handover).then_some(
-            "--histories and --handed-over do not go together: what somebody else decides is modelled for one session",
+            "--histories and --handover do not go together: libvirt's part is modelled for one session",
         )
     }
 }

@@ -40,7 +40,7 @@ impl World {
             self.check_survived();
         }
         self.check.that(
-            moved || !self.source.commit_journaled || fault.is_some() || self.source.life > 0,
+            moved || !self.source.commit_journaled || fault.is_some() || self.source.incarnation > 0,
             Property::Truthful,
             || String::from("a session without fault left the guest"),
         );
@@ -80,8 +80,8 @@ impl World {
 
     fn check_survived(&mut self) {
         let guest = &self.guest;
-        let handed_over = self.scenario.mode == ModeTag::Handover;
-        let runs = if handed_over { self.scenario.runs } else { self.wanted };
+        let handover = self.scenario.mode == ModeTag::Handover;
+        let runs = if handover { self.scenario.runs } else { self.wanted };
         let as_before = guest.running == runs && guest.sending == Sending::No && !guest.gone;
         let free = !guest.protected && guest.throttle == 0;
         let state = (guest.running, guest.sending, guest.protected, guest.throttle);
@@ -92,9 +92,13 @@ impl World {
 
     /// For the report of a run that does not end.
     pub fn describe(&self) -> String {
-        let source =
-            self.source.brain.as_ref().map(|brain| (brain.step(), brain.can_resume(), brain.is_ended()));
-        let destination = self.destination.brain.as_ref().map(|brain| (brain.step(), brain.outcome()));
+        let source = self
+            .source
+            .machine
+            .as_ref()
+            .map(|machine| (machine.step(), machine.can_resume(), machine.is_ended()));
+        let destination =
+            self.destination.machine.as_ref().map(|machine| (machine.step(), machine.outcome()));
         let cases: Vec<_> = self.hosts.iter().map(|host| &host.cases).collect();
         let processes: Vec<_> = self.all().map(|g| (g.pid, g.host, g.running, g.owned, g.current)).collect();
         let idle = self.destination.is_idle();

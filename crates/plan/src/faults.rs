@@ -21,9 +21,9 @@ pub enum FaultKind {
     AllStall(Duration),
     /// It carries this many percent of its rate.
     LinkSlows(usize, u64),
-    /// One control connection breaks, its link lives.
+    /// One control connection breaks, its link works.
     PathBreaks,
-    /// One channel breaks, its link lives.
+    /// One channel breaks, its link works.
     ChannelBreaks,
     /// The agent's process is gone; its hypervisor stays.
     AgentCrashes(Side),
@@ -127,7 +127,7 @@ pub enum Trigger {
 #[derive(Clone, Debug)]
 pub struct Fault {
     pub trigger: Trigger,
-    pub mishap: FaultKind,
+    pub kind: FaultKind,
     /// A link comes back, a crashed agent or host starts again, after this long.
     pub back_after: Duration,
     /// A link comes back at all.
@@ -157,7 +157,7 @@ impl Trigger {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Focus {
     /// One bit for each [`FaultKind::kind`].
-    mishaps: u64,
+    faults: u64,
     /// One bit for each [`Trigger::kind`].
     moments: u64,
 }
@@ -170,7 +170,7 @@ impl Focus {
     #[must_use]
     pub fn on(mut self, name: &str) -> Option<Focus> {
         if let Some(kind) = FaultKind::NAMES.iter().position(|known| *known == name) {
-            self.mishaps |= 1 << kind;
+            self.faults |= 1 << kind;
         } else {
             self.moments |= 1 << Trigger::NAMES.iter().position(|known| *known == name)?;
         }
@@ -196,7 +196,7 @@ impl std::fmt::Display for Focus {
         let named = |bits: u64, names: &'static [&'static str]| {
             names.iter().enumerate().filter(move |(kind, _)| bits & (1 << kind) != 0)
         };
-        let mut all = named(self.mishaps, &FaultKind::NAMES).chain(named(self.moments, &Trigger::NAMES));
+        let mut all = named(self.faults, &FaultKind::NAMES).chain(named(self.moments, &Trigger::NAMES));
         all.try_for_each(|(_, name)| write!(f, " --often '{name}'"))
     }
 }
@@ -213,7 +213,7 @@ fn one(random: &mut Random, links: usize, focus: Focus) -> Fault {
     let back_within = [100_000, 2_000_000, 20_000_000][random.below(3) as usize];
     Fault {
         trigger: Focus::draw(random, focus.moments, |random| trigger(random, links), Trigger::kind),
-        mishap: Focus::draw(random, focus.mishaps, |random| mishap(random, links), FaultKind::kind),
+        kind: Focus::draw(random, focus.faults, |random| fault_kind(random, links), FaultKind::kind),
         back_after: random.micros(1_000, back_within),
         comes_back: random.percent(70),
     }
@@ -245,7 +245,7 @@ fn span(random: &mut Random) -> Duration {
     random.micros(1_000, most)
 }
 
-fn mishap(random: &mut Random, links: usize) -> FaultKind {
+fn fault_kind(random: &mut Random, links: usize) -> FaultKind {
     let link = random.below(links as u64) as usize;
     match random.below(28) {
         21 => FaultKind::JournalFull(side(random), span(random)),

@@ -51,7 +51,7 @@ impl World {
             fault.back_after = late;
             if let FaultKind::JournalFull(_, span)
             | FaultKind::DisksAway(_, span)
-            | FaultKind::HypervisorsAway(_, span) = &mut fault.mishap
+            | FaultKind::HypervisorsAway(_, span) = &mut fault.kind
             {
                 *span = late;
             }
@@ -66,13 +66,14 @@ impl World {
         self.scenario.stale = false;
         self.fired.clear();
         (self.retrying, self.patient) = (true, true);
-        self.mend();
+        self.repair_all();
     }
 
     /// Whether a session may begin although an earlier one is not at its end on both hosts: nobody has hold of the
     /// guest.
     pub fn goes_on(&self) -> bool {
-        let over = self.source.brain.is_none() && self.source.decided.is_some() && self.destination.is_idle();
+        let over =
+            self.source.machine.is_none() && self.source.decided.is_some() && self.destination.is_idle();
         !self.patient
             && over
             && self.owner().is_some_and(|(pid, host)| self.hosts[host].up && !self.hosts[host].claims(pid))
@@ -112,11 +113,11 @@ impl World {
                 SimEvent::Asked { .. }
                     | SimEvent::Answered { .. }
                     | SimEvent::Recovers { .. }
-                    | SimEvent::Withdraws { .. }
-                    | SimEvent::Withdrawn { .. }
-                    | SimEvent::WithdrawalAnswered { .. }
+                    | SimEvent::SendRollBackNotice { .. }
+                    | SimEvent::RollBackNoticeArrives { .. }
+                    | SimEvent::RollBackNoticeAnswered { .. }
                     | SimEvent::Restart(_)
-                    | SimEvent::LinkBack(_)
+                    | SimEvent::LinkRestored(_)
             )
         });
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use linerate_core::journal::{DestinationPhase, SourcePhase};
 use linerate_core::recovery::{DestinationRecovery, Entry, Phase, Process, RETRY_AFTER, SourceRecovery};
-use linerate_core::withdrawal::Withdrawal;
+use linerate_core::roll_back_notice::RollBackNotice;
 use linerate_core::{SessionId, Time};
 
 use crate::check::Mutation;
@@ -21,7 +21,7 @@ pub struct Record {
     /// The guest ran at the source when it was stopped.
     pub ran: bool,
     /// Rolled back, and the destination may hold the guest and has not been told.
-    pub untold: bool,
+    pub notice_due: bool,
     /// What the host's clock showed. Nothing may depend on it.
     pub clock: i64,
 }
@@ -48,7 +48,7 @@ pub struct Known {
 
 /// See [`Machine`].
 #[derive(Debug)]
-pub struct Case {
+pub struct RecoveryCase {
     pub machine: Machine,
     pub since: Time,
     /// The operator has spoken.
@@ -59,8 +59,8 @@ pub struct Case {
 #[derive(Debug, Default)]
 pub struct Host {
     pub up: bool,
-    /// Counts the agent's lives; what was begun in an earlier one is void.
-    pub life: u64,
+    /// Counts the agent's incarnations; what was begun in an earlier one is void.
+    pub incarnation: u64,
     pub journal: BTreeMap<u64, Record>,
     /// Ends of sessions that the disk has not taken yet; in the agent's memory.
     pub unwritten: BTreeMap<u64, Record>,
@@ -71,11 +71,11 @@ pub struct Host {
     /// The agent tries again to write what the disk did not take.
     pub writes_again_at: Time,
     /// Sessions that are brought to their end.
-    pub cases: BTreeMap<u64, Case>,
+    pub cases: BTreeMap<u64, RecoveryCase>,
     /// Roll-backs that are told beside their sessions.
-    pub withdrawals: BTreeMap<u64, Withdrawal>,
-    /// [`Record::untold`] where the disk did not take it: it goes with the session's next record.
-    pub untold: BTreeMap<u64, bool>,
+    pub roll_back_notices: BTreeMap<u64, RollBackNotice>,
+    /// [`Record::notice_due`] where the disk did not take it: it goes with the session's next record.
+    pub notice_due: BTreeMap<u64, bool>,
     /// Disks cannot be activated here until then.
     pub disks_away_until: Time,
     /// No hypervisor here answers until then.
@@ -126,15 +126,15 @@ impl Host {
             Some(record) => record.clone(),
             None => {
                 self.next_order += 1;
-                Record { order: self.next_order, phase, process: None, ran: true, untold: false, clock }
+                Record { order: self.next_order, phase, process: None, ran: true, notice_due: false, clock }
             }
         };
         record.phase = phase;
         record.process = known.process.or(record.process);
         record.ran = known.ran.unwrap_or(record.ran);
-        record.untold = self.untold.get(&session).copied().unwrap_or(record.untold);
-        // The brain of a living session says so itself.
-        record.untold |= known.recovers && phase == Phase::Source(SourcePhase::TakingBack);
+        record.notice_due = self.notice_due.get(&session).copied().unwrap_or(record.notice_due);
+        // The state machine of an active session says so itself.
+        record.notice_due |= known.recovers && phase == Phase::Source(SourcePhase::ResumingHere);
         self.put(now, session, record, !known.recovers)
     }
 
@@ -142,7 +142,7 @@ impl Host {
     pub fn put(&mut self, now: Time, session: u64, record: Record, keep: bool) -> bool {
         if self.takes(now) {
             self.unwritten.remove(&session);
-            self.untold.remove(&session);
+            self.notice_due.remove(&session);
             self.journal.insert(session, record);
             return true;
         }
@@ -175,11 +175,11 @@ impl Host {
     /// The agent is gone with all that is in its memory.
     pub fn forget(&mut self) {
         self.up = false;
-        self.life += 1;
+        self.incarnation += 1;
         self.unwritten.clear();
         self.cases.clear();
-        self.withdrawals.clear();
-        self.untold.clear();
+        self.roll_back_notices.clear();
+        self.notice_due.clear();
     }
 
     /// The journal as recovery sees it.
@@ -214,7 +214,7 @@ impl Host {
     }
 }
 
-/// A session's number as the brain knows it.
+/// A session's number as the core knows it.
 pub fn id(session: u64) -> SessionId {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&session.to_le_bytes());

@@ -1,11 +1,11 @@
-//! The source's hypervisor: it sets up, stops the guest, holds, and writes device state. It lives on when the agent
+//! The source's hypervisor: it sets up, stops the guest, holds, and writes device state. It runs on when the agent
 //! dies.
 
 use linerate_core::ModeTag;
 use linerate_core::source::Event;
 
 use crate::guest::Sending;
-use crate::source_body::SourceWork;
+use crate::source_driver::SourceWork;
 use crate::world::{SimEvent, World};
 
 impl World {
@@ -20,7 +20,7 @@ impl World {
         let span = self.micros(2_000, 60_000);
         if self.scenario.mode == ModeTag::Direct && self.random.percent(50) {
             let before = span.as_micros() as u64 / 2;
-            self.source_will(10, before, SourceWork::Told(Event::DeviceState(vec![1; 100])));
+            self.source_will(10, before, SourceWork::Deliver(Event::DeviceState(vec![1; 100])));
         }
         self.after(span, SimEvent::HypervisorStops { asked });
         self.blackout_faults();
@@ -40,7 +40,7 @@ impl World {
         }
         self.owner_has_stopped();
         let disks = self.guest.image.to_string();
-        self.source_will(0, 2_000, SourceWork::Told(Event::PreSwitchover { ran, disks }));
+        self.source_will(0, 2_000, SourceWork::Deliver(Event::PreSwitchover { was_running: ran, disks }));
     }
 
     /// It writes device state, in some pieces.

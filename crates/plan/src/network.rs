@@ -26,14 +26,14 @@ impl World {
 
     /// Will try to connect, after a while.
     pub fn will_connect(&mut self, link: usize, purpose: Purpose, span: Duration) {
-        let life = self.source.life;
-        self.after(span, SimEvent::Connects { life, link, purpose });
+        let incarnation = self.source.incarnation;
+        self.after(span, SimEvent::Connects { incarnation, link, purpose });
     }
 
     /// The source's attempt to connect comes to its end.
-    pub fn connects(&mut self, life: u64, link: usize, purpose: Purpose) {
-        let wanted = self.source.brain.as_ref().is_some_and(|brain| !brain.is_ended());
-        if life != self.source.life || !wanted {
+    pub fn connects(&mut self, incarnation: u64, link: usize, purpose: Purpose) {
+        let wanted = self.source.machine.as_ref().is_some_and(|machine| !machine.is_ended());
+        if incarnation != self.source.incarnation || !wanted {
             return;
         }
         if !self.links[link].connects() || !self.destination_accepts() {
@@ -84,8 +84,8 @@ impl World {
             Purpose::Path => self.tell_source(source::Event::PathLost(id)),
             Purpose::Channel => {
                 let now = self.now;
-                if let Some(brain) = self.source.brain.as_mut() {
-                    brain.channel_lost(now, id);
+                if let Some(machine) = self.source.machine.as_mut() {
+                    machine.channel_lost(now, id);
                 }
                 self.settle_source();
             }
@@ -100,7 +100,7 @@ impl World {
             let Some(packet) = connection.arrived(now, direction) else { return };
             let receiver = if direction == 0 { Side::Destination } else { Side::Source };
             if connection.open[index(receiver)] {
-                connection.heard[index(receiver)] = now;
+                connection.last_received_at[index(receiver)] = now;
                 match receiver {
                     Side::Source => self.source_receives(id, packet),
                     Side::Destination => self.destination_receives(id, packet),
@@ -118,10 +118,10 @@ impl World {
                 self.tell_source(source::Event::ControlAcknowledged { path: id, through });
             }
             Packet::Heartbeat => self.tell_source(source::Event::PathAlive(id)),
-            Packet::Acknowledgement { through, refused } => {
+            Packet::Acknowledgement { through, damaged } => {
                 let now = self.now;
-                if let Some(brain) = self.source.brain.as_mut() {
-                    brain.acknowledged(now, id, through, &refused);
+                if let Some(machine) = self.source.machine.as_mut() {
+                    machine.acknowledged(now, id, through, &damaged);
                 }
                 self.settle_source();
             }
@@ -174,7 +174,7 @@ impl World {
     pub fn find_silent(&mut self) {
         let (now, limit) = (self.now, self.scenario.silence);
         let silent = |world: &World, id: &u32, end: usize| {
-            world.connections.get(id).is_some_and(|connection| now - connection.heard[end] > limit)
+            world.connections.get(id).is_some_and(|connection| now - connection.last_received_at[end] > limit)
         };
         let sides = [
             (Side::Source, Purpose::Path),

@@ -16,7 +16,7 @@ const SETTLES: Duration = Duration::from_secs(15);
 
 /// What `migration list` tells of a session at a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Seen {
+enum OperatorView {
     /// It is not in the list.
     Nothing,
     /// It is in progress, or being brought to its end.
@@ -45,10 +45,10 @@ impl World {
         }
     }
 
-    /// A loaded guest is given up after a while if its source is not heard.
+    /// A loaded guest is given up after a while if its source does not answer.
     fn gives_up_loaded(&mut self) {
         if self.options.mutation == Some(Mutation::LoadedGivenUp)
-            && self.destination.brain.as_ref().is_some_and(|brain| brain.is_held())
+            && self.destination.machine.as_ref().is_some_and(|machine| machine.is_held())
             && self.in_doubt_since.is_some_and(|since| self.now - since >= PATIENCE / 4)
         {
             self.tell_destination(destination::Event::RolledBackAtSource);
@@ -59,8 +59,8 @@ impl World {
         self.gives_up_loaded();
         let now = self.now;
         let [from, to] = self.roles;
-        let in_doubt = self.source.brain.as_ref().is_some_and(|brain| brain.is_in_doubt());
-        let held = self.destination.brain.as_ref().is_some_and(|brain| brain.is_held());
+        let in_doubt = self.source.machine.as_ref().is_some_and(|machine| machine.is_in_doubt());
+        let held = self.destination.machine.as_ref().is_some_and(|machine| machine.is_held());
         if !in_doubt && !held {
             self.in_doubt_since = None;
             return;
@@ -68,12 +68,12 @@ impl World {
         if now - *self.in_doubt_since.get_or_insert(now) < PATIENCE {
             return;
         }
-        if in_doubt && let Some(resume) = self.word_at_source(from, self.session) {
+        if in_doubt && let Some(resume) = self.decision_at_source(from, self.session) {
             self.check.resolved.insert(self.session);
             self.note(|| format!("the operator decides at the source: {resume}"));
             return self.tell_source(source::Event::Resolve(resume));
         }
-        if held && let Some(run) = self.word_at_destination(to, self.session) {
+        if held && let Some(run) = self.decision_at_destination(to, self.session) {
             self.decided_there(self.session, run);
             self.note(|| format!("the operator decides at the destination: {run}"));
             self.tell_destination(destination::Event::Resolve(run));
@@ -86,13 +86,13 @@ impl World {
             Machine::Source(machine)
                 if machine.is_in_doubt() && machine.answer() != Some(Outcome::Committed) =>
             {
-                let Some(resume) = self.word_at_source(host, session) else { return };
+                let Some(resume) = self.decision_at_source(host, session) else { return };
                 self.check.resolved.insert(session);
                 self.note(|| format!("host {host}, session {session}: the operator decides: {resume}"));
                 self.tell_source_case(host, session, SourceEvent::Resolve(resume));
             }
             Machine::Destination(machine) if machine.is_waiting() => {
-                let Some(run) = self.word_at_destination(host, session) else { return };
+                let Some(run) = self.decision_at_destination(host, session) else { return };
                 self.decided_there(session, run);
                 self.note(|| format!("host {host}, session {session}: the operator decides: {run}"));
                 self.tell_destination_case(host, session, DestinationEvent::Resolve(run));
@@ -117,15 +117,15 @@ impl World {
 
     fn process_of(&self, host: usize, session: u64) -> Option<u64> {
         let pid = self.hosts[host].record(session).and_then(|record| record.process);
-        pid.filter(|pid| self.lives(*pid))
+        pid.filter(|pid| self.is_alive(*pid))
     }
 
     /// What he sees of a session at a host whose agent answers.
-    fn sees(&self, host: usize, session: u64) -> Option<Seen> {
+    fn sees(&self, host: usize, session: u64) -> Option<OperatorView> {
         if !self.hosts[host].up {
             return None;
         }
-        let in_doubt = |is: bool| Some(if is { Seen::InDoubt } else { Seen::Busy });
+        let in_doubt = |is: bool| Some(if is { OperatorView::InDoubt } else { OperatorView::Busy });
         if let Some(case) = self.hosts[host].cases.get(&session) {
             return in_doubt(match &case.machine {
                 Machine::Source(machine) => machine.is_in_doubt(),
@@ -133,23 +133,23 @@ impl World {
             });
         }
         let [from, to] = self.roles;
-        match (&self.source.brain, &self.destination.brain) {
-            (Some(brain), _) if (session, host) == (self.session, from) => in_doubt(brain.is_in_doubt()),
-            (_, Some(brain)) if (session, host) == (self.session, to) && !brain.is_ended() => {
-                in_doubt(brain.is_held())
+        match (&self.source.machine, &self.destination.machine) {
+            (Some(machine), _) if (session, host) == (self.session, from) => in_doubt(machine.is_in_doubt()),
+            (_, Some(machine)) if (session, host) == (self.session, to) && !machine.is_ended() => {
+                in_doubt(machine.is_held())
             }
-            _ => Some(Seen::Nothing),
+            _ => Some(OperatorView::Nothing),
         }
     }
 
     /// Commit was sent. If the other copy is gone, this one is all that is left; if it runs, this one is of no use. If
     /// it only waits for a word, he may take either.
-    fn word_at_source(&mut self, host: usize, session: u64) -> Option<bool> {
+    fn decision_at_source(&mut self, host: usize, session: u64) -> Option<bool> {
         if let Some(there) = self.process_of(1 - host, session) {
             if self.find(there).is_some_and(|guest| guest.running) {
                 return Some(false);
             }
-            let waits = self.sees(1 - host, session) == Some(Seen::InDoubt);
+            let waits = self.sees(1 - host, session) == Some(OperatorView::InDoubt);
             self.check_needed(waits);
             return (waits && self.random.percent(50)).then_some(true);
         }
@@ -166,12 +166,13 @@ impl World {
         });
     }
 
-    /// A source that has its guest back goes on telling the destination until it is heard.
+    /// A source that has its guest back goes on notifying the destination until it answers.
     fn check_told(&mut self, host: usize, session: u64) {
         let source = &self.hosts[host];
-        let untold = source.record(session).is_some_and(|record| record.untold);
-        let tells =
-            untold || source.untold.contains_key(&session) || source.withdrawals.contains_key(&session);
+        let notice_due = source.record(session).is_some_and(|record| record.notice_due);
+        let tells = notice_due
+            || source.notice_due.contains_key(&session)
+            || source.roll_back_notices.contains_key(&session);
         self.check.that(tells, Property::Ends, || {
             String::from(
                 "a source rolled back, and nobody tells the destination, which keeps a complete guest",
@@ -181,8 +182,8 @@ impl World {
 
     /// The guest is complete here. Whether it is run depends on whether the source's copy is left, and on what is told
     /// of it.
-    fn word_at_destination(&mut self, host: usize, session: u64) -> Option<bool> {
-        let taken_back = self.check.resolved.contains(&session);
+    fn decision_at_destination(&mut self, host: usize, session: u64) -> Option<bool> {
+        let resumed_here = self.check.resolved.contains(&session);
         let source = self.sees(1 - host, session);
         let runs_there = self
             .process_of(1 - host, session)
@@ -198,9 +199,9 @@ impl World {
                 self.check_told(1 - host, session);
                 Some(false)
             }
-            (Some(_), _) if runs_there && source == Some(Seen::Nothing) => Some(false),
+            (Some(_), _) if runs_there && source == Some(OperatorView::Nothing) => Some(false),
             // The source waits, and hears of it.
-            (Some(_), _) if source == Some(Seen::InDoubt) && !taken_back => {
+            (Some(_), _) if source == Some(OperatorView::InDoubt) && !resumed_here => {
                 self.random.percent(50).then_some(true)
             }
             (Some(_), _) => None,

@@ -7,10 +7,10 @@ use linerate_core::recovery::{DestinationEvent, Phase, SourceEvent, SourceRecove
 use linerate_core::{Code, Fault, GuestState, ModeTag, Outcome, Side, Step, destination, source};
 
 use crate::check::{Mutation, Property};
-use crate::destination_body::DestinationWork;
+use crate::destination_driver::DestinationWork;
 use crate::guest::Sending;
 use crate::hosts::{Known, Machine};
-use crate::source_body::SourceWork;
+use crate::source_driver::SourceWork;
 use crate::wire::index;
 use crate::world::{SimEvent, World};
 
@@ -34,8 +34,8 @@ impl World {
         if phase == SourcePhase::CommitSent {
             self.commit_faults();
         }
-        if let Some(brain) = self.source.brain.as_mut() {
-            brain.handle(now, event);
+        if let Some(machine) = self.source.machine.as_mut() {
+            machine.handle(now, event);
         }
     }
 
@@ -55,8 +55,8 @@ impl World {
         if phase == DestinationPhase::Committed {
             self.committed_faults();
         }
-        if let Some(brain) = self.destination.brain.as_mut() {
-            brain.handle(now, event);
+        if let Some(machine) = self.destination.machine.as_mut() {
+            machine.handle(now, event);
         }
     }
 
@@ -69,7 +69,7 @@ impl World {
                 .as_ref()
                 .filter(|_| self.destination.started)
                 .map(|guest| guest.pid),
-            ran: self.destination.brain.as_ref().and_then(|brain| brain.ran()),
+            ran: self.destination.machine.as_ref().and_then(|machine| machine.was_running()),
             recovers: false,
         };
         let written = self.hosts[host].write(now, session, Phase::Destination(phase), known);
@@ -103,16 +103,17 @@ impl World {
         if self.options.mutation == Some(Mutation::ResumeAfterCommit) {
             self.resume_source_guest();
         }
-        let life = self.hosts[host].life;
+        let incarnation = self.hosts[host].incarnation;
         let Some(link) = self.links.iter().position(|link| link.connects()) else {
-            return self.after(UNANSWERED_AFTER, SimEvent::Answered { host, life, session, outcome: None });
+            return self
+                .after(UNANSWERED_AFTER, SimEvent::Answered { host, incarnation, session, outcome: None });
         };
         let latency = self.links[link].latency;
-        self.after(latency, SimEvent::Asked { host, life, session, link });
+        self.after(latency, SimEvent::Asked { host, incarnation, session, link });
     }
 
     /// The question arrives at the other host.
-    pub fn asked(&mut self, host: usize, life: u64, session: u64, link: usize) {
+    pub fn asked(&mut self, host: usize, incarnation: u64, session: u64, link: usize) {
         let other = 1 - host;
         let hears = self.hosts[other].up && !self.destination.recovering && self.links[link].connects();
         let outcome = hears.then(|| {
@@ -131,12 +132,12 @@ impl World {
         // It may have crashed over it.
         let outcome = outcome.filter(|_| self.hosts[other].up);
         let latency = if outcome.is_some() { self.links[link].latency } else { UNANSWERED_AFTER };
-        self.after(latency, SimEvent::Answered { host, life, session, outcome });
+        self.after(latency, SimEvent::Answered { host, incarnation, session, outcome });
     }
 
     fn say_commit_again(&mut self, from: usize, host: usize, session: u64) {
         let pid = self.hosts[from].record(session).and_then(|record| record.process);
-        let copy = pid.is_some_and(|pid| self.lives(pid));
+        let copy = pid.is_some_and(|pid| self.is_alive(pid));
         if session == self.session && host == self.at(Side::Destination) {
             self.tell_destination(destination::Event::CommitAgain { copy });
         }
@@ -166,8 +167,8 @@ impl World {
     }
 
     /// The answer arrives, at a live session or at recovery; none if nobody answered.
-    pub fn answered(&mut self, host: usize, life: u64, session: u64, outcome: Option<Outcome>) {
-        if life != self.hosts[host].life || !self.hosts[host].up {
+    pub fn answered(&mut self, host: usize, incarnation: u64, session: u64, outcome: Option<Outcome>) {
+        if incarnation != self.hosts[host].incarnation || !self.hosts[host].up {
             return;
         }
         let rash =
@@ -230,9 +231,9 @@ impl World {
         self.remove(pid);
         let fault = Fault::new(Code::GuestGone, Step::Copy, side, "injected");
         match side {
-            Side::Source => self.source_will(10, 5_000, SourceWork::Told(source::Event::Failed(fault))),
+            Side::Source => self.source_will(10, 5_000, SourceWork::Deliver(source::Event::Failed(fault))),
             Side::Destination => {
-                let told = DestinationWork::Told(destination::Event::Failed(fault));
+                let told = DestinationWork::Deliver(destination::Event::Failed(fault));
                 self.destination_will(10, 5_000, told);
             }
         }
@@ -254,9 +255,9 @@ impl World {
     }
 
     fn source_crashes(&mut self, host: bool) {
-        self.source.brain = None;
+        self.source.machine = None;
         self.shut_gate();
-        self.source.life += 1;
+        self.source.incarnation += 1;
         self.source.operations += 1;
         self.guest.unprotect();
         // Its stream broken, the hypervisor may give up by itself, and then resumes the guest.
@@ -270,7 +271,7 @@ impl World {
     }
 
     fn destination_crashes(&mut self, _host: bool) {
-        self.destination.brain = None;
+        self.destination.machine = None;
         self.destination.operations += 1;
         // His stream came by this agent.
         self.shut_gate();
@@ -297,7 +298,7 @@ impl World {
 
     /// A restarted destination gives up what is libvirt's; it is written until the journal takes it.
     pub fn owner_is_let_go(&mut self) {
-        if !self.owner_is_settled() {
+        if !self.libvirt_is_settled() {
             return self.destination_will(1_000, 5_000, DestinationWork::Recovers);
         }
         self.tear_down();
@@ -317,10 +318,10 @@ impl World {
                 return self.source.decided = Some(guest);
             }
             _ if matches!(guest, GuestState::PausedAtSource | GuestState::RunsAtSource) => {
-                self.set_untold(host, session, true);
-                SourceRecovery::take_back(now)
+                self.set_notice_due(host, session, true);
+                SourceRecovery::resume_here(now)
             }
-            _ => SourceRecovery::ask(now),
+            _ => SourceRecovery::query(now),
         };
         self.add_case(host, session, Machine::Source(machine));
         self.poll_cases(host);

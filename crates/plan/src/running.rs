@@ -110,12 +110,12 @@ impl World {
             return (self.state_at_source(), true);
         }
         let rash = self.options.mutation == Some(Mutation::RollBackWrittenAnyway);
-        let done = self.take_back(self.guest.pid);
+        let done = self.resume_here(self.guest.pid);
         (self.state_at_source(), done.is_some() || rash)
     }
 
     /// The hypervisor's migration is cancelled, the guest goes on if it ran before. None if it has to be tried again.
-    pub fn take_back(&mut self, pid: u64) -> Option<GuestState> {
+    pub fn resume_here(&mut self, pid: u64) -> Option<GuestState> {
         let Some(host) = self.find(pid).map(|guest| guest.host) else { return Some(GuestState::Gone) };
         let away = self.hypervisors_are_away(host);
         let disks_away = self.hosts[host].disks_away_until > self.now;
@@ -142,7 +142,7 @@ impl World {
 
     /// The source's hypervisor goes on by itself, or is made to.
     pub fn resume_source_guest(&mut self) {
-        self.take_back(self.guest.pid);
+        self.resume_here(self.guest.pid);
     }
 
     /// The guest is another host's: the source's process ends.
@@ -211,7 +211,7 @@ impl World {
     pub fn tear_down(&mut self) {
         if self.scenario.mode == ModeTag::Handover {
             // What becomes of it is not ours to say.
-            return self.owner.put_back(Side::Destination, self.options.mutation);
+            return self.libvirt.put_back(Side::Destination, self.options.mutation);
         }
         if let Some(pid) = self.destination.guest.as_ref().map(|guest| guest.pid) {
             self.discard(pid);
@@ -264,8 +264,8 @@ impl World {
 
     /// Rule 3, seen from the scheduler: what is in flight names no page twice, and only pages that the tracker named.
     pub fn check_in_flight(&mut self) {
-        let Some(brain) = self.source.brain.as_ref() else { return };
-        let mut flying: Vec<Extent> = brain.scheduler().in_flight().map(|(_, _, extent)| extent).collect();
+        let Some(machine) = self.source.machine.as_ref() else { return };
+        let mut flying: Vec<Extent> = machine.scheduler().in_flight().map(|(_, _, extent)| extent).collect();
         flying.sort_unstable();
         let twice = flying
             .windows(2)

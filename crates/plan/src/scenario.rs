@@ -28,7 +28,7 @@ pub struct Scenario {
     pub torn: u64,
     /// Both sides compare digests of all RAM in the blackout.
     pub verify: bool,
-    /// All limits that the brain keeps to.
+    /// All limits that the core keeps to.
     pub limits: Limits,
     /// How long all links may be away.
     pub link_timeout: Duration,
@@ -36,7 +36,7 @@ pub struct Scenario {
     pub silence: Duration,
     /// Packets that outlive their link come at most this much later.
     pub late_max: Duration,
-    /// How long the brain waits between two rounds.
+    /// How long the core waits between two rounds.
     pub round_interval: Duration,
     /// How the guest moves.
     pub mode: ModeTag,
@@ -84,7 +84,7 @@ impl Scenario {
             < self.limits.max_blackout
     }
 
-    /// The brain's configuration at the source.
+    /// The core's configuration at the source.
     pub fn source(&self) -> source::Config {
         let mode = match self.mode {
             ModeTag::Direct => Mode::Direct { regions: self.regions() },
@@ -107,12 +107,12 @@ impl Scenario {
         config
     }
 
-    /// The brain's configuration at the destination.
+    /// The core's configuration at the destination.
     pub fn destination(&self) -> destination::Config {
         destination::Config { orphan_timeout: 2 * self.link_timeout, ..destination::Config::default() }
     }
 
-    /// The regions as the brain sees them.
+    /// The regions as the core sees them.
     pub fn regions(&self) -> Vec<RegionInfo> {
         let region = |(id, &pages): (usize, &usize)| RegionInfo {
             id: id as u16,

@@ -8,7 +8,7 @@ use linerate_core::{Message, Side, StreamNote, StreamSettings, destination};
 
 use crate::check::Mutation;
 use crate::guest::{DEVICE, Sending};
-use crate::source_body::SourceWork;
+use crate::source_driver::SourceWork;
 use crate::wire::Purpose;
 use crate::world::{SimEvent, World};
 
@@ -61,7 +61,7 @@ impl World {
         let span = self.micros(0, 10_000);
         let operations = self.destination.operations;
         self.after(span, SimEvent::StreamsTaken { operations });
-        self.source_will(0, 10_000, SourceWork::Told(Event::DeviceStateDone));
+        self.source_will(0, 10_000, SourceWork::Deliver(Event::DeviceStateDone));
     }
 
     /// The incoming QEMU waits and listens.
@@ -73,7 +73,7 @@ impl World {
         if self.options.mutation == Some(Mutation::LoadedTooEarly) {
             let (low, high) = (20_000, 200_000);
             let told = destination::Event::DeviceStateLoaded;
-            self.destination_will(low, high, crate::destination_body::DestinationWork::Told(told));
+            self.destination_will(low, high, crate::destination_driver::DestinationWork::Deliver(told));
         }
     }
 
@@ -103,11 +103,11 @@ impl World {
         peer && self.open(Side::Source, Purpose::Channel).iter().any(living)
     }
 
-    /// Notes and fences go through the brains in whatever state they are.
+    /// Notes and fences go through the state machines in whatever state they are.
     fn streams_speak(&mut self) {
         let note = |stream| Message::Stream { stream, note: StreamNote::Credit { limit: 1 } };
         self.tell_source(Event::SendStreamMessage(note(0)));
-        if self.destination.brain.is_some() {
+        if self.destination.machine.is_some() {
             self.tell_destination(destination::Event::SendStreamMessage(note(2)));
         }
     }

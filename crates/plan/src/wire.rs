@@ -43,8 +43,8 @@ pub enum Packet {
     Acknowledgement {
         /// Applied up to here.
         through: u64,
-        /// Writes up to there that were refused, by their number.
-        refused: Vec<u64>,
+        /// Writes up to there that arrived damaged, by their number.
+        damaged: Vec<u64>,
     },
 }
 
@@ -91,8 +91,8 @@ pub struct Connection {
     pub pipes: [Pipe; 2],
     /// Whether the end at the source, at the destination, is open.
     pub open: [bool; 2],
-    /// When the end at the source, at the destination, last heard anything.
-    pub heard: [Time; 2],
+    /// When the end at the source, at the destination, last received anything.
+    pub last_received_at: [Time; 2],
 }
 
 /// A pair of ports.
@@ -154,7 +154,7 @@ impl Connection {
     /// A connection that stands at both ends.
     pub fn new(now: Time, id: u32, purpose: Purpose, link: usize) -> Connection {
         let pipes = [Pipe::default(), Pipe::default()];
-        Connection { id, purpose, link, pipes, open: [true; 2], heard: [now; 2] }
+        Connection { id, purpose, link, pipes, open: [true; 2], last_received_at: [now; 2] }
     }
 
     /// Sends from a side; gives when it arrives, if it does.

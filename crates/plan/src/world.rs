@@ -7,14 +7,14 @@ use linerate_core::{ModeTag, Outcome, Side, Time};
 
 use crate::cases::CaseWork;
 use crate::check::{Check, Options, Violation};
-use crate::destination_body::{DestinationBody, DestinationWork, IMAGE_NAMES};
+use crate::destination_driver::{DestinationDriver, DestinationWork, IMAGE_NAMES};
 use crate::faults::FaultKind;
 use crate::guest::Guest;
 use crate::hosts::Host;
-use crate::owner::Owner;
+use crate::libvirt_model::LibvirtModel;
 use crate::random::Random;
 use crate::scenario::Scenario;
-use crate::source_body::{SourceBody, SourceWork};
+use crate::source_driver::{SourceDriver, SourceWork};
 use crate::wire::{Connection, Link, Purpose};
 
 /// Every run must have ended by then.
@@ -38,22 +38,22 @@ pub enum SimEvent {
     /// The source tries to connect; belongs to one life of its agent.
     Connects {
         /// Of the source's agent.
-        life: u64,
+        incarnation: u64,
         /// Index of the link.
         link: usize,
         /// What the connection will be for.
         purpose: Purpose,
     },
-    /// The source's body has done something.
+    /// The source's driver has done something.
     Source {
-        /// Void if the body counts another number by then.
+        /// Void if the driver counts another number by then.
         operations: u64,
         /// What it has done.
         work: SourceWork,
     },
-    /// The destination's body has done something.
+    /// The destination's driver has done something.
     Destination {
-        /// Void if the body counts another number by then.
+        /// Void if the driver counts another number by then.
         operations: u64,
         /// What it has done.
         work: DestinationWork,
@@ -65,12 +65,12 @@ pub enum SimEvent {
     },
     /// The destination's hypervisor has taken its streams.
     StreamsTaken {
-        /// Nobody waits for it if the body counts another number by then.
+        /// Nobody waits for it if the driver counts another number by then.
         operations: u64,
     },
     /// The destination's hypervisor runs the guest that it was told to run.
     HypervisorRuns {
-        /// Nobody waits for the answer if the body counts another number by then.
+        /// Nobody waits for the answer if the driver counts another number by then.
         operations: u64,
         /// It ran at the source.
         ran: bool,
@@ -89,7 +89,7 @@ pub enum SimEvent {
     /// A question about the outcome reaches the destination.
     Asked {
         host: usize,
-        life: u64,
+        incarnation: u64,
         session: u64,
         /// Index of the link.
         link: usize,
@@ -97,25 +97,25 @@ pub enum SimEvent {
     /// The answer reaches the source.
     Answered {
         host: usize,
-        life: u64,
+        incarnation: u64,
         session: u64,
         /// The answer; none if nobody answered.
         outcome: Option<Outcome>,
     },
     /// Something was done for a session that is brought to its end.
-    Recovers { host: usize, life: u64, session: u64, work: CaseWork },
+    Recovers { host: usize, incarnation: u64, session: u64, work: CaseWork },
     /// A roll-back is told on a connection of its own (again).
-    Withdraws { host: usize, life: u64, session: u64 },
+    SendRollBackNotice { host: usize, incarnation: u64, session: u64 },
     /// The word that the source rolled back reaches the destination.
-    Withdrawn {
+    RollBackNoticeArrives {
         host: usize,
-        life: u64,
+        incarnation: u64,
         session: u64,
         /// Index of the link.
         link: usize,
     },
     /// The answer reaches the source; none if nobody was there.
-    WithdrawalAnswered { host: usize, life: u64, session: u64, outcome: Option<Outcome> },
+    RollBackNoticeAnswered { host: usize, incarnation: u64, session: u64, outcome: Option<Outcome> },
     /// Timers and signs of life.
     Tick,
     /// The guest has lived for so many milliseconds.
@@ -123,7 +123,7 @@ pub enum SimEvent {
     /// An entry of the script.
     Fault(usize),
     /// A link works again, at its rate.
-    LinkBack(usize),
+    LinkRestored(usize),
     /// The agent of a host starts.
     Restart(usize),
 }
@@ -141,10 +141,10 @@ pub struct World {
     pub scenario: Scenario,
     /// The guest at the source.
     pub guest: Guest,
-    pub source: SourceBody,
-    pub destination: DestinationBody,
+    pub source: SourceDriver,
+    pub destination: DestinationDriver,
     /// Whose guest it is, where it is not the agents'.
-    pub owner: Owner,
+    pub libvirt: LibvirtModel,
     pub links: Vec<Link>,
     /// Every connection of the session, dead ones too.
     pub connections: BTreeMap<u32, Connection>,
@@ -213,9 +213,9 @@ impl World {
             now: Time::ZERO,
             began: Time::ZERO,
             guest,
-            source: SourceBody::new(scenario.source()),
-            destination: DestinationBody::new(&scenario.shape),
-            owner: Owner::default(),
+            source: SourceDriver::new(scenario.source()),
+            destination: DestinationDriver::new(&scenario.shape),
+            libvirt: LibvirtModel::default(),
             links: scenario.links.clone(),
             connections: BTreeMap::new(),
             next_connection: 0,
@@ -320,7 +320,7 @@ impl World {
     }
 
     /// Whatever is broken on the hosts works again.
-    pub fn mend(&mut self) {
+    pub fn repair_all(&mut self) {
         let now = self.now;
         for host in &mut self.hosts {
             host.journal_fails = 0;
@@ -380,7 +380,7 @@ impl World {
         match happening {
             SimEvent::Arrives(id, direction) => self.arrives(id, direction),
             SimEvent::Lost(id, side) => self.connection_lost(id, side),
-            SimEvent::Connects { life, link, purpose } => self.connects(life, link, purpose),
+            SimEvent::Connects { incarnation, link, purpose } => self.connects(incarnation, link, purpose),
             SimEvent::Source { operations, work } => self.source_done(operations, work),
             SimEvent::Destination { operations, work } => self.destination_done(operations, work),
             SimEvent::HypervisorStops { asked } => self.hypervisor_stops(asked),
@@ -390,31 +390,39 @@ impl World {
             }
             SimEvent::OwnerLoads { since } => self.owner_loads(since),
             SimEvent::OwnerGivesUp => self.owner_gives_up(),
-            SimEvent::Asked { host, life, session, link } => self.asked(host, life, session, link),
-            SimEvent::Answered { host, life, session, outcome } => {
-                self.answered(host, life, session, outcome);
+            SimEvent::Asked { host, incarnation, session, link } => {
+                self.asked(host, incarnation, session, link)
             }
-            SimEvent::Recovers { host, life, session, work } => self.recovers(host, life, session, work),
-            SimEvent::Withdraws { host, life, session } => self.withdraw(host, life, session),
-            SimEvent::Withdrawn { host, life, session, link } => self.withdrawn(host, life, session, link),
-            SimEvent::WithdrawalAnswered { host, life, session, outcome } => {
-                self.withdrawal_answered(host, life, session, outcome);
+            SimEvent::Answered { host, incarnation, session, outcome } => {
+                self.answered(host, incarnation, session, outcome);
+            }
+            SimEvent::Recovers { host, incarnation, session, work } => {
+                self.recovers(host, incarnation, session, work)
+            }
+            SimEvent::SendRollBackNotice { host, incarnation, session } => {
+                self.send_roll_back_notice(host, incarnation, session)
+            }
+            SimEvent::RollBackNoticeArrives { host, incarnation, session, link } => {
+                self.roll_back_notice_arrives(host, incarnation, session, link)
+            }
+            SimEvent::RollBackNoticeAnswered { host, incarnation, session, outcome } => {
+                self.roll_back_notice_answered(host, incarnation, session, outcome);
             }
             SimEvent::Tick => self.tick(),
-            SimEvent::GuestLives(ms) => self.guest_lives(ms),
-            SimEvent::Fault(entry) => self.mishap(entry),
-            SimEvent::LinkBack(link) => self.link_back(link),
+            SimEvent::GuestLives(ms) => self.guest_is_alive(ms),
+            SimEvent::Fault(entry) => self.inject_fault(entry),
+            SimEvent::LinkRestored(link) => self.link_restored(link),
             SimEvent::Restart(host) => self.restart(host),
         }
     }
 
     fn tick(&mut self) {
         self.ticks += 1;
-        // Where no session lives there is little to look at.
-        let quiet = self.source.brain.is_none() && self.destination.is_idle();
+        // Where no session is active there is little to look at.
+        let quiet = self.source.machine.is_none() && self.destination.is_idle();
         self.after(if quiet { 20 * TICK } else { TICK }, SimEvent::Tick);
         if self.now - self.began >= MENDED_BY {
-            (0..self.links.len()).for_each(|link| self.link_back(link));
+            (0..self.links.len()).for_each(|link| self.link_restored(link));
         }
         if self.ticks.is_multiple_of(4) {
             self.heartbeats();
@@ -454,9 +462,9 @@ impl World {
     }
 
     /// In small steps while there is something to see.
-    fn guest_lives(&mut self, ms: f64) {
+    fn guest_is_alive(&mut self, ms: f64) {
         self.guest.live(&mut self.random, ms);
-        let session = self.source.brain.is_some();
+        let session = self.source.machine.is_some();
         let micros = match self.now - self.began < Duration::from_secs(4) {
             true => 1_500,
             false if session => 20_000,
@@ -469,9 +477,9 @@ impl World {
     fn is_over(&self) -> bool {
         let settled = |host: &Host| host.up && host.cases.is_empty() && host.unwritten.is_empty();
         self.source.decided.is_some()
-            && self.source.brain.is_none()
+            && self.source.machine.is_none()
             && self.destination.is_idle()
-            && self.owner_is_settled()
+            && self.libvirt_is_settled()
             && self.hosts.iter().all(settled)
     }
 }

@@ -58,25 +58,25 @@ fn the_rules_of_commit_and_roll_back_are_watched_where_ram_goes_in_streams() {
 }
 
 #[test]
-fn handed_over_a_stream_that_is_not_held() {
+fn handover_a_stream_that_is_not_held() {
     noticed_in_mode(ModeTag::Handover, Mutation::GateOpen, Property::SealedAndFenced, 100);
     noticed_in_mode(ModeTag::Handover, Mutation::GateOpen, Property::SameRam, 100);
 }
 
 #[test]
-fn handed_over_a_scan_that_forgets_and_a_fence_that_does_not_stop() {
+fn handover_a_scan_that_forgets_and_a_fence_that_does_not_stop() {
     noticed_in_mode(ModeTag::Handover, Mutation::ScanForgets, Property::SameRam, 500);
     noticed_in_mode(ModeTag::Handover, Mutation::FenceWithoutStopping, Property::SealedAndFenced, 1000);
     noticed_in_mode(ModeTag::Handover, Mutation::TouchedForgotten, Property::SameRam, 500);
 }
 
 #[test]
-fn handed_over_a_guest_that_is_let_run_by_who_does_not_own_it() {
+fn handover_a_guest_that_is_resumed_by_who_does_not_own_it() {
     noticed_in_mode(ModeTag::Handover, Mutation::RunsAnothersGuest, Property::OneRuns, 6000);
 }
 
 #[test]
-fn handed_over_what_is_left_set() {
+fn handover_what_is_left_set() {
     noticed_in_mode(ModeTag::Handover, Mutation::SourceKeepsSetting, Property::PutBack, 100);
     noticed_in_mode(ModeTag::Handover, Mutation::DestinationKeepsSetting, Property::PutBack, 100);
     noticed_in_mode(ModeTag::Handover, Mutation::RollBackKeepsProtection, Property::SourceSurvives, 1000);
@@ -124,7 +124,7 @@ fn rule_4_a_scan_that_clears_without_reporting() {
 }
 
 #[test]
-fn rule_4_a_fence_that_does_not_repeat_refusals() {
+fn rule_4_a_fence_that_does_not_repeat_damaged_writes() {
     noticed(Mutation::FenceForgetsRefused, Property::SameRam, 6000);
 }
 
@@ -150,7 +150,7 @@ fn retry_a_waiting_guest_that_is_left() {
 }
 
 #[test]
-fn withdrawing_a_waiting_guest_that_is_left_although_the_destination_says_otherwise() {
+fn a_roll_back_notice_after_which_the_incoming_qemu_is_left_although_the_destination_says_otherwise() {
     noticed(Mutation::TearDownLeavesGuest, Property::Truthful, 1000);
 }
 
@@ -187,8 +187,8 @@ fn rule_12_a_loaded_guest_that_is_given_up_for_silence() {
 }
 
 #[test]
-fn rule_12_a_roll_back_that_is_not_told_beside_the_session() {
-    noticed_in(often(&["agent crashes", "commit"]), Mutation::NeverWithdrawn, Property::Ends, 1000);
+fn rule_12_a_roll_back_that_is_not_notified_on_a_connection_of_its_own() {
+    noticed_in(often(&["agent crashes", "commit"]), Mutation::NeverNotified, Property::Ends, 1000);
 }
 
 #[test]

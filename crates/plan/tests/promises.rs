@@ -83,13 +83,13 @@ fn with_faults_of_the_journal_and_of_whole_hosts_around_commit() {
 }
 
 #[test]
-fn histories_of_guests_that_are_somebody_elses_are_refused_with_a_reason() {
+fn histories_of_libvirts_guests_are_refused_with_a_reason() {
     let sim =
-        std::process::Command::new(env!("CARGO_BIN_EXE_sim")).args(["--histories", "--handed-over"]).output();
+        std::process::Command::new(env!("CARGO_BIN_EXE_sim")).args(["--histories", "--handover"]).output();
     let sim = sim.expect("it runs");
     assert_eq!(sim.status.code(), Some(2));
     let said = String::from_utf8_lossy(&sim.stderr);
-    assert!(said.contains("--histories and --handed-over do not go together"), "{said}");
+    assert!(said.contains("--histories and --handover do not go together"), "{said}");
 }
 
 #[test]

@@ -197,8 +197,8 @@ pub enum DecodeError {
         runs: u64,
     },
     /// Refused frame numbers are not ascending, or not within what was acknowledged.
-    #[error("refused frame {sequence} is out of order, or not in 1 to {applied}")]
-    RefusedOrder {
+    #[error("damaged frame {sequence} is out of order, or not in 1 to {applied}")]
+    DamagedOrder {
         /// The first that is wrong.
         sequence: u64,
         /// Highest acknowledged frame number.

@@ -15,14 +15,14 @@ mod tag;
 mod window;
 mod write;
 
-pub use acknowledge::{Ack, REFUSED_MAX, encode_ack};
-pub(crate) use acknowledge::{check_refused, read_refused};
+pub use acknowledge::{Ack, DAMAGED_MAX, encode_ack};
+pub(crate) use acknowledge::{check_damaged, read_damaged};
 pub use header::{HEADER_BYTES, Header};
 pub use opening::{HELLO_MAGIC, Hello, REQUEST_BYTES, Role, Welcome};
 pub use tag::{CONTROL_BODY_MAX, PAYLOAD_BYTES_MAX, RUNS_MAX, SequenceRule, Tag};
 pub use window::{Claim, Grant, SCRATCH_REGION};
 pub(crate) use write::check_run;
-pub use write::{Write, encode_unsummed_write, encode_write};
+pub use write::{Write, encode_write, encode_write_without_checksum};
 
 use crate::codec::{Reader, Writer};
 use crate::error::{DecodeError, EncodeError};
@@ -115,7 +115,7 @@ impl Frame {
             Frame::Refuse(fault) => fault.write(writer),
             Frame::Outcome(outcome) => opening::write_outcome(*outcome, writer),
             Frame::Write(write) => write.write(writer, payload_length),
-            Frame::Ack(ack) => acknowledge::write_refused(&ack.refused, sequence, writer),
+            Frame::Ack(ack) => acknowledge::write_damaged(&ack.damaged, sequence, writer),
             Frame::Claim(claim) => claim.write(writer),
             Frame::Grant(grant) => grant.write(writer),
             Frame::Control(message) => message.write(writer),

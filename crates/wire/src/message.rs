@@ -196,16 +196,16 @@ pub enum Message {
     Fenced {
         /// The channel.
         channel: u32,
-        /// Highest frame number that was applied; all up to it were, except those refused.
+        /// Highest frame number that was applied; all up to it were, except those that arrived damaged.
         applied: u64,
-        /// All frame numbers up to `applied` that were refused (checksum), told by an acknowledgement before or not: that
-        /// acknowledgement may have died with the link.
-        refused: Vec<u64>,
+        /// All frame numbers up to `applied` that arrived damaged (checksum), told by an acknowledgement before or not:
+        /// that acknowledgement may have died with the link.
+        damaged: Vec<u64>,
     },
     /// S>D step 8: the source's hypervisor has stopped the guest and holds.
     Stopped {
         /// The guest ran until then. One that did not (paused, I/O error) is not run at the destination either.
-        ran: bool,
+        was_running: bool,
         /// The disks that the guest has used from the beginning, a JSON document (`linerate-guest`'s `DiskGraph`); empty if there is
         /// nothing to compare. At most 1 MiB.
         disks: String,
@@ -233,7 +233,7 @@ pub enum Message {
     /// S>D step 9: take the guest over. The source will not resume by itself any more.
     Commit,
     /// D>S: the guest runs, or has been taken over in the state in which it stopped, if it did not run at the source.
-    Running {
+    TakenOver {
         /// Microseconds from the reading of the commit to the guest's first instruction, as the destination saw it.
         resume_us: u64,
         /// CPU time that the destination's agent spent on the session so far, microseconds.

@@ -70,10 +70,10 @@ fn the_longest_passes_and_one_more_does_not() {
     check("unknown mode", 64 << 10, |length| {
         offered(Err(UnknownMode { number: 4, fields: vec![7; length] }))
     });
-    check("refused", 512, |count| Message::Fenced {
+    check("damaged", 512, |count| Message::Fenced {
         channel: 0,
         applied: 513,
-        refused: (1..=count as u64).collect(),
+        damaged: (1..=count as u64).collect(),
     });
 }
 

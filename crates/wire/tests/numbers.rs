@@ -63,7 +63,7 @@ fn messages() {
         (0x0b, "DeviceStateEnd"),
         (0x0c, "Loaded"),
         (0x0d, "Commit"),
-        (0x0e, "Running"),
+        (0x0e, "TakenOver"),
         (0x0f, "Finished"),
         (0x10, "Abort"),
         (0x11, "Aborted"),

@@ -5,7 +5,8 @@ mod common;
 use common::strategies;
 use linerate_wire::fault::{Code, Fault, Side, Step};
 use linerate_wire::frame::{
-    Frame, HEADER_BYTES, Header, Write, encode_ack, encode_control, encode_unsummed_write, encode_write,
+    Frame, HEADER_BYTES, Header, Write, encode_ack, encode_control, encode_write,
+    encode_write_without_checksum,
 };
 use linerate_wire::message::Message;
 use proptest::prelude::*;
@@ -28,14 +29,14 @@ proptest! {
         let mut out = vec![0xee; 100];
         match &sample.frame {
             Frame::Write(write) => {
-                let Write { region, data, zero, unsummed } = write;
+                let Write { region, data, zero, without_checksum } = write;
                 let (sequence, checksum) = (sample.sequence, sample.payload_checksum);
-                match unsummed {
+                match without_checksum {
                     false => encode_write(&mut out, sequence, *region, data, zero, checksum).unwrap(),
-                    true => encode_unsummed_write(&mut out, sequence, *region, data, zero).unwrap(),
+                    true => encode_write_without_checksum(&mut out, sequence, *region, data, zero).unwrap(),
                 }
             }
-            Frame::Ack(ack) => encode_ack(&mut out, sample.sequence, &ack.refused).unwrap(),
+            Frame::Ack(ack) => encode_ack(&mut out, sample.sequence, &ack.damaged).unwrap(),
             Frame::Control(message) => encode_control(&mut out, sample.sequence, message).unwrap(),
             _ => return Ok(()),
         }

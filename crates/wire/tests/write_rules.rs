@@ -84,7 +84,7 @@ fn a_payload_goes_with_writes_and_probes_only() {
         region: 0,
         data: vec![Run { offset: 0, length: 10 }],
         zero: vec![],
-        unsummed: false,
+        without_checksum: false,
     });
     assert!(write.encode(1, 10, 3, &mut out).is_ok());
     assert!(write.encode(1, 11, 3, &mut out).is_err());
@@ -93,7 +93,7 @@ fn a_payload_goes_with_writes_and_probes_only() {
 }
 
 #[test]
-fn refused_frames_out_of_order_are_refused() {
+fn damaged_frames_out_of_order_are_refused() {
     // The sample ACK of 9 refuses 3 and 9: repeated, descending, 0, beyond what was applied.
     for (first, second) in [(3u64, 3u64), (9, 3), (0, 9), (3, 10)] {
         let bytes = changed("ack", |bytes| {
@@ -101,23 +101,23 @@ fn refused_frames_out_of_order_are_refused() {
             bytes[48..56].copy_from_slice(&second.to_le_bytes());
         });
         let refused = error(&bytes);
-        assert!(matches!(refused, DecodeError::RefusedOrder { .. }), "{first} {second}: {refused}");
+        assert!(matches!(refused, DecodeError::DamagedOrder { .. }), "{first} {second}: {refused}");
         assert!(encode_ack(&mut Vec::new(), 9, &[first, second]).is_err());
     }
-    let fenced = Message::Fenced { channel: 0, applied: 4, refused: vec![5] };
+    let fenced = Message::Fenced { channel: 0, applied: 4, damaged: vec![5] };
     assert!(fenced.encode(&mut Vec::new()).is_err());
 }
 
 #[test]
-fn more_refused_frames_than_the_cap_are_refused() {
-    let refused: Vec<u64> = (1..=512).collect();
-    let ack = Frame::Ack(Ack { refused: refused.clone() });
+fn more_damaged_frames_than_the_cap_are_refused() {
+    let damaged: Vec<u64> = (1..=512).collect();
+    let ack = Frame::Ack(Ack { damaged: damaged.clone() });
     let mut out = Vec::new();
     ack.encode(512, 0, 0, &mut out).unwrap();
     assert_eq!(common::decode(&out).unwrap().frame, ack);
     let over: Vec<u64> = (1..=513).collect();
     assert!(encode_ack(&mut out, 513, &over).is_err());
-    assert!(Message::Fenced { channel: 0, applied: 513, refused: over }.encode(&mut out).is_err());
+    assert!(Message::Fenced { channel: 0, applied: 513, damaged: over }.encode(&mut out).is_err());
     let named = error(&changed("ack", put(32, 513u16.to_le_bytes())));
-    assert_eq!(named, DecodeError::TooMany { what: "refused frames", count: 513, max: 512 });
+    assert_eq!(named, DecodeError::TooMany { what: "damaged frames", count: 513, max: 512 });
 }

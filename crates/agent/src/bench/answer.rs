@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use linerate_api::BenchCpu;
 use linerate_core::{SessionId, Token};
+use linerate_net::bench::document_channel::{DocumentChannel, DocumentError};
+use linerate_net::bench::group::{self, TestThread};
 use linerate_net::interfaces::{self, Interface};
-use linerate_net::wires::talk::{DocumentChannel, DocumentError};
-use linerate_net::wires::team::{self, TestThread};
 
 use super::cpu::Cpus;
 use super::documents::{
@@ -15,8 +15,8 @@ use super::documents::{
 };
 use super::error::BenchError;
 use super::host::{Host, Measurement};
-use super::places::{Attached, ConnectionSlots};
 use super::ports;
+use super::slots::{Attached, ConnectionSlots};
 use super::stop::{Reason, Stop};
 use crate::session::offer::endpoints;
 
@@ -98,7 +98,7 @@ impl Serving<'_> {
         }
         notes.dedup();
         say(self.talk, &Answer::Playing {})?;
-        let (wires, score) = team::run(players, limit).map_err(|source| self.failed(source))?;
+        let (wires, score) = group::run(players, limit).map_err(|source| self.failed(source))?;
         for ((channel, own), wire) in owners.into_iter().zip(wires) {
             self.places.put(channel, Attached { wire, own });
         }
@@ -109,7 +109,7 @@ impl Serving<'_> {
         )
     }
 
-    fn failed(&self, source: linerate_net::wires::TestError) -> BenchError {
+    fn failed(&self, source: linerate_net::bench::TestError) -> BenchError {
         match self.measurement.stop.reason() {
             Some(Reason::Migration) => BenchError::Migration { host: "this host".into() },
             _ => BenchError::TestConnection { link: "a connection".into(), source },

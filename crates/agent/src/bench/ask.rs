@@ -9,16 +9,16 @@ use linerate_api::{
     BenchCpu, BenchDirection, BenchEvent, BenchLink, BenchReport, BenchRequest, BenchTest, BenchTransport,
 };
 use linerate_core::{LinkId, SessionId, Token};
+use linerate_net::bench::document_channel::DocumentChannel;
+use linerate_net::bench::group::{self, TestThread};
+use linerate_net::bench::role::{TestResult, TestRole};
+use linerate_net::bench::{TestConnection, TestError};
 use linerate_net::interfaces;
 use linerate_net::links::{Link, channels_for, pair, parse_networks, queue_pairs_for};
 use linerate_net::rdma::{self, options::RdmaOptions};
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::connect::{Route, connect};
 use linerate_net::tcp::options::TcpOptions;
-use linerate_net::wires::play::{Part, TestResult};
-use linerate_net::wires::talk::DocumentChannel;
-use linerate_net::wires::team::{self, TestThread};
-use linerate_net::wires::{TestConnection, TestError};
 use linerate_wire::frame::{Hello, Role};
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
 
@@ -30,7 +30,7 @@ use super::documents::{
 use super::error::BenchError;
 use super::host::{Claim, Host};
 use super::stop::{Reason, Stop};
-use super::{Place, bandwidth, pingpong, ports};
+use super::{PeerKind, bandwidth, pingpong, ports};
 use crate::clock::unix_ms;
 
 /// Most sizes of a ping-pong.
@@ -72,7 +72,7 @@ pub fn name(link: &BenchLink) -> String {
 }
 
 /// What both sides did.
-pub struct Turn {
+pub struct BothResults {
     /// The connections, in their order.
     pub channels: Vec<Channel>,
     /// On this side.
@@ -99,7 +99,7 @@ pub struct Peer<'a> {
 pub fn measure(
     host: &Arc<Host>,
     request: &BenchRequest,
-    place: &Place,
+    peer_kind: &PeerKind,
     migrating: bool,
     stop: &Arc<Stop>,
     directions: &[BenchDirection],
@@ -122,7 +122,7 @@ pub fn measure(
     };
     let ports = endpoints(ports);
     let mut peer = Peer { talk, name, stop, cpu: request.cpu, notes: BTreeSet::new(), claim };
-    let links = found(request, place, &ports)?;
+    let links = found(request, peer_kind, &ports)?;
     let links = peer.open(request, &links, &ports, names)?;
     let facts: Vec<BenchLink> = links.iter().map(|link| link.facts.clone()).collect();
     let measured = match &request.test {
@@ -185,15 +185,15 @@ fn contact(to: &str, names: (SessionId, Token)) -> Result<Stream, BenchError> {
 
 fn found(
     request: &BenchRequest,
-    place: &Place,
+    peer_kind: &PeerKind,
     ports: &[linerate_core::Endpoint],
 ) -> Result<Vec<Link>, BenchError> {
-    let links = match place {
-        Place::Agent => {
+    let links = match peer_kind {
+        PeerKind::Agent => {
             let filter = parse_networks(&request.links.join(","))?;
             pair(&interfaces::list()?, ports, &filter)
         }
-        Place::Here => here(ports),
+        PeerKind::Local => here(ports),
     };
     let offered: Vec<String> =
         ports.iter().map(|one| format!("{} ({})", one.address, one.interface)).collect();
@@ -314,9 +314,9 @@ impl Peer<'_> {
     pub fn play(
         &mut self,
         what: &str,
-        jobs: Vec<(Channel, Part, PeerPart)>,
+        jobs: Vec<(Channel, TestRole, PeerPart)>,
         limit: Duration,
-    ) -> Result<Turn, BenchError> {
+    ) -> Result<BothResults, BenchError> {
         let limit = limit.min(Duration::from_millis(LIMIT_MS_MAX.into()));
         let limit_ms = u32::try_from(limit.as_millis()).unwrap_or(LIMIT_MS_MAX);
         let parts =
@@ -331,7 +331,7 @@ impl Peer<'_> {
         let players =
             jobs.into_iter().map(|(one, part, _)| TestThread { wire: one.wire, part, cpu: one.cpu });
         let (wires, score) =
-            team::run(players.collect(), limit).map_err(|error| self.wire_error(what, error))?;
+            group::run(players.collect(), limit).map_err(|error| self.wire_error(what, error))?;
         let answer =
             self.hear(&ask, limit + ANSWER_WAIT).map_err(|error| stopped(self.stop).unwrap_or(error))?;
         let Answer::TestResult { channels: theirs, cpu_us, notes } = answer else {
@@ -342,7 +342,7 @@ impl Peer<'_> {
         }
         self.notes.extend(notes.iter().take(4).map(|note| format!("there {}", super::documents::cut(note))));
         let channel = |((number, cpu), wire)| Channel { number, wire, cpu };
-        Ok(Turn {
+        Ok(BothResults {
             channels: owners.into_iter().zip(wires).map(channel).collect(),
             ours: score.played,
             theirs: theirs.iter().map(Into::into).collect(),

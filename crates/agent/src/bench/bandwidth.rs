@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use linerate_api::{Bandwidth, BenchDirection, BenchEvent, BenchLink, LinkBandwidth, Rates};
-use linerate_net::wires::play::{Part, TestResult};
+use linerate_net::bench::role::{TestResult, TestRole};
 
 use super::BenchError;
 use super::ask::{Channel, OpenLink, Peer, Tell, name, same};
@@ -13,7 +13,7 @@ use super::documents::{PeerPart, check_team};
 const MARGIN: Duration = Duration::from_secs(60);
 
 /// A connection, its link and its direction.
-struct Lane {
+struct Direction {
     link: usize,
     out: bool,
     channel: Channel,
@@ -28,7 +28,7 @@ pub fn measure(
     tell: Tell<'_>,
 ) -> Result<Vec<Bandwidth>, BenchError> {
     let facts: Vec<BenchLink> = links.iter().map(|link| link.facts.clone()).collect();
-    let mut lanes: Vec<Lane> =
+    let mut lanes: Vec<Direction> =
         links.into_iter().enumerate().flat_map(|(number, link)| of(number, link)).collect();
     check_team(&vec![PeerPart::Receive {}; lanes.len()])?;
     let mut found = Vec::new();
@@ -36,12 +36,12 @@ pub fn measure(
         let step = directions.len() as f64;
         let (fraction, until) = (number as f64 / step, (number + 1) as f64 / step);
         tell(BenchEvent::Progress { fraction, until, expected_ms: time_ms, doing: doing(direction).into() });
-        let wanted = |lane: &Lane| match direction {
+        let wanted = |lane: &Direction| match direction {
             BenchDirection::Out => lane.out,
             BenchDirection::In => !lane.out,
             BenchDirection::Both => true,
         };
-        let (used, idle): (Vec<Lane>, Vec<Lane>) = lanes.into_iter().partition(wanted);
+        let (used, idle): (Vec<Direction>, Vec<Direction>) = lanes.into_iter().partition(wanted);
         let (used, bandwidth) = stream(peer, &facts, used, direction, time_ms)?;
         found.push(bandwidth);
         lanes = idle;
@@ -50,9 +50,9 @@ pub fn measure(
     Ok(found)
 }
 
-fn of(link: usize, open: OpenLink) -> impl Iterator<Item = Lane> {
-    let out = open.forward.into_iter().map(move |channel| Lane { link, out: true, channel });
-    out.chain(open.backward.into_iter().map(move |channel| Lane { link, out: false, channel }))
+fn of(link: usize, open: OpenLink) -> impl Iterator<Item = Direction> {
+    let out = open.forward.into_iter().map(move |channel| Direction { link, out: true, channel });
+    out.chain(open.backward.into_iter().map(move |channel| Direction { link, out: false, channel }))
 }
 
 fn doing(direction: BenchDirection) -> &'static str {
@@ -66,15 +66,15 @@ fn doing(direction: BenchDirection) -> &'static str {
 fn stream(
     peer: &mut Peer<'_>,
     facts: &[BenchLink],
-    lanes: Vec<Lane>,
+    lanes: Vec<Direction>,
     direction: BenchDirection,
     ms: u32,
-) -> Result<(Vec<Lane>, Bandwidth), BenchError> {
+) -> Result<(Vec<Direction>, Bandwidth), BenchError> {
     let time = Duration::from_millis(ms.into());
     let places: Vec<(usize, bool)> = lanes.iter().map(|lane| (lane.link, lane.out)).collect();
-    let job = |lane: Lane| match lane.out {
-        true => (lane.channel, Part::Send { time }, PeerPart::Receive {}),
-        false => (lane.channel, Part::Receive, PeerPart::Send { ms }),
+    let job = |lane: Direction| match lane.out {
+        true => (lane.channel, TestRole::Send { time }, PeerPart::Receive {}),
+        false => (lane.channel, TestRole::Receive, PeerPart::Send { ms }),
     };
     let jobs = lanes.into_iter().map(job).collect();
     let turn = peer.play(doing(direction), jobs, time + MARGIN)?;
@@ -99,7 +99,7 @@ fn stream(
         destination_cpu,
         cpu_s_per_gbit: if carried > 0.0 { (source_cpu + destination_cpu) * 1000.0 / carried } else { 0.0 },
     };
-    let lane = |((link, out), channel)| Lane { link, out, channel };
+    let lane = |((link, out), channel)| Direction { link, out, channel };
     Ok((places.into_iter().zip(turn.channels).map(lane).collect(), bandwidth))
 }
 

@@ -16,7 +16,7 @@ pub struct Cpus(Vec<(i32, Vec<usize>)>);
 
 /// Where a thread goes, and what there is to say about it.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Choice {
+pub struct CpuChoice {
     /// The only CPU, if it is to have one.
     pub cpu: Option<usize>,
     /// Why not as asked.
@@ -30,13 +30,13 @@ impl Cpus {
     }
 
     /// For the `number`th thread of a connection on a port of this node.
-    pub fn choose(&self, wish: BenchCpu, port: i32, number: usize) -> Result<Choice, BenchError> {
+    pub fn choose(&self, wanted: BenchCpu, port: i32, number: usize) -> Result<CpuChoice, BenchError> {
         let near = |(node, _): &&(i32, Vec<usize>)| *node == port;
-        let node = match (wish, self.0.as_slice()) {
-            (BenchCpu::Any, _) => return Ok(Choice::default()),
+        let node = match (wanted, self.0.as_slice()) {
+            (BenchCpu::Any, _) => return Ok(CpuChoice::default()),
             (BenchCpu::Number(cpu), nodes) => {
                 let there = nodes.iter().any(|(_, cpus)| cpus.contains(&(cpu as usize)));
-                let chosen = Choice { cpu: Some(cpu as usize), note: None };
+                let chosen = CpuChoice { cpu: Some(cpu as usize), note: None };
                 return if there { Ok(chosen) } else { Err(BenchError::Cpu { cpu }) };
             }
             (BenchCpu::Near, [only]) => Some(only),
@@ -50,12 +50,12 @@ impl Cpus {
         let cpus = node.map(|(_, cpus)| cpus.as_slice()).unwrap_or_default();
         let cpu = cpus.get(number.checked_rem(cpus.len()).unwrap_or(0)).copied();
         let note = (self.0.len() == 1).then_some("there is one NUMA node, so every CPU is near");
-        Ok(Choice { cpu, note })
+        Ok(CpuChoice { cpu, note })
     }
 }
 
-fn note(note: &'static str) -> Choice {
-    Choice { cpu: None, note: Some(note) }
+fn note(note: &'static str) -> CpuChoice {
+    CpuChoice { cpu: None, note: Some(note) }
 }
 
 fn allowed() -> Vec<usize> {
@@ -94,8 +94,8 @@ mod tests {
         Cpus(vec![(0, vec![0, 1]), (1, vec![2, 3])])
     }
 
-    fn cpu(cpus: &Cpus, wish: BenchCpu, port: i32, number: usize) -> Option<usize> {
-        cpus.choose(wish, port, number).unwrap().cpu
+    fn cpu(cpus: &Cpus, wanted: BenchCpu, port: i32, number: usize) -> Option<usize> {
+        cpus.choose(wanted, port, number).unwrap().cpu
     }
 
     #[test]

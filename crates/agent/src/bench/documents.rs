@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use linerate_api::{BenchCpu, BenchTransport};
-use linerate_net::rdma::wire::MEMORY_BYTES;
-use linerate_net::wires::play::{Part, TestResult};
-use linerate_net::wires::talk::DocumentChannel;
-use linerate_net::wires::{BLOCK_BYTES, MESSAGE_BYTES_MAX};
+use linerate_net::bench::document_channel::DocumentChannel;
+use linerate_net::bench::role::{TestResult, TestRole};
+use linerate_net::bench::{BLOCK_BYTES, MESSAGE_BYTES_MAX};
+use linerate_net::rdma::test_connection::MEMORY_BYTES;
 use linerate_wire::message::{ENDPOINTS_MAX, Endpoint};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -174,17 +174,17 @@ pub fn cut(text: &str) -> &str {
 
 impl PeerPart {
     /// The part, if it is one that this side takes.
-    pub fn checked(self) -> Result<Part, BenchError> {
+    pub fn checked(self) -> Result<TestRole, BenchError> {
         match self {
             PeerPart::Answer { bytes, repetitions } => {
                 check_message(bytes, repetitions)?;
-                Ok(Part::Answer { bytes: bytes as usize, repetitions })
+                Ok(TestRole::Answer { bytes: bytes as usize, repetitions })
             }
             PeerPart::Send { ms } => {
                 check_time(ms)?;
-                Ok(Part::Send { time: Duration::from_millis(ms.into()) })
+                Ok(TestRole::Send { time: Duration::from_millis(ms.into()) })
             }
-            PeerPart::Receive {} => Ok(Part::Receive),
+            PeerPart::Receive {} => Ok(TestRole::Receive),
         }
     }
 }

@@ -1,13 +1,13 @@
 //! Why a measurement did not come to its end.
 
 use linerate_api::{ErrorBody, code};
+use linerate_net::bench::document_channel::DocumentError;
+use linerate_net::bench::{MESSAGE_BYTES_MAX, TestError};
 use linerate_net::links::NetworkError;
 use linerate_net::netlink::NetlinkError;
 use linerate_net::rdma;
 use linerate_net::tcp::connect::ConnectError;
 use linerate_net::tcp::listen::ListenError;
-use linerate_net::wires::talk::DocumentError;
-use linerate_net::wires::{MESSAGE_BYTES_MAX, TestError};
 
 use super::documents::{CONNECTIONS_MAX, MEMORY_BYTES_MAX, QUEUE_PAIRS_MAX, REPETITIONS_MAX, STREAM_MS_MAX};
 use crate::faults::chain;
@@ -51,7 +51,7 @@ pub enum BenchError {
     /// Too many connections by RDMA.
     #[error(
         "{connections} queue pairs, each with {} MiB of memory: at most {QUEUE_PAIRS_MAX} can be used; ask for fewer channels",
-        rdma::wire::MEMORY_BYTES >> 20
+        rdma::test_connection::MEMORY_BYTES >> 20
     )]
     QueuePairs {
         /// As asked for.

@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use linerate_core::{Code, Fault, SessionId, Side, Step, Token};
+use linerate_net::bench::document_channel::DocumentChannel;
 use linerate_net::rdma::{self, listen::Accepted as RdmaAccepted};
 use linerate_net::round_trip::RoundTrip;
 use linerate_net::tcp::listen::Accepted;
-use linerate_net::wires::talk::DocumentChannel;
 use linerate_wire::frame::{Hello, Role, Welcome};
 use linerate_wire::negotiate;
 
-use super::places::{Attached, ConnectionSlots, Reserved};
+use super::slots::{Attached, ConnectionSlots, Reserved};
 use super::stop::{Reason, Stop};
 use super::{BenchError, answer};
 use crate::faults::chain;
@@ -217,7 +217,7 @@ pub fn accept_rdma(host: &Host, accepted: RdmaAccepted) {
     let not_taken = move |error: String| {
         tracing::warn!(%peer, error, "an RDMA connection of a measurement was not taken");
     };
-    let (place, version) = match host.admit(&accepted.hello, rdma::wire::MEMORY_BYTES) {
+    let (place, version) = match host.admit(&accepted.hello, rdma::test_connection::MEMORY_BYTES) {
         Ok(admitted) => admitted,
         Err(fault) => return not_taken(refuse(fault, |fault| accepted.refuse(fault))),
     };

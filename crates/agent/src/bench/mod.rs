@@ -21,8 +21,8 @@ mod documents;
 mod error;
 mod host;
 mod pingpong;
-mod places;
 mod ports;
+mod slots;
 mod stop;
 
 use std::net::SocketAddr;
@@ -30,11 +30,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use linerate_api::{BenchDirection, BenchEvent, BenchReport, BenchRequest, BenchTransport, ErrorBody};
-use linerate_net::rdma::{self, wire::RdmaWire};
+use linerate_net::bench::tcp::TcpTestConnection;
+use linerate_net::bench::{TestConnection, TestError};
+use linerate_net::rdma::{self, test_connection::RdmaTestConnection};
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::listen::{ListenOptions, Listener};
-use linerate_net::wires::tcp::StreamWire;
-use linerate_net::wires::{TestConnection, TestError};
 
 pub use error::BenchError;
 pub use host::Host;
@@ -48,11 +48,11 @@ const SILENCE: Duration = Duration::from_secs(5);
 const DIRECTIONS: [BenchDirection; 3] = [BenchDirection::Out, BenchDirection::In, BenchDirection::Both];
 
 /// Where links come from.
-pub(crate) enum Place {
+pub(crate) enum PeerKind {
     /// From pairing the other agent's ports with ours.
     Agent,
     /// Both ends are here: each address is a link.
-    Here,
+    Local,
 }
 
 /// Measures, and tells how far it is. Blocks; `stop` ends it.
@@ -63,7 +63,7 @@ pub fn measure(
     stop: &Arc<Stop>,
     tell: &mut dyn FnMut(BenchEvent),
 ) -> BenchEvent {
-    finished(ask::measure(host, request, &Place::Agent, migrating, stop, &DIRECTIONS, tell))
+    finished(ask::measure(host, request, &PeerKind::Agent, migrating, stop, &DIRECTIONS, tell))
 }
 
 /// A stream from here over all links that the request names, and nothing else. Blocks; `stop` ends it.
@@ -72,7 +72,7 @@ pub(crate) fn send(
     request: &BenchRequest,
     stop: &Arc<Stop>,
 ) -> Result<BenchReport, BenchError> {
-    ask::measure(host, request, &Place::Agent, false, stop, &[BenchDirection::Out], &mut |_| {})
+    ask::measure(host, request, &PeerKind::Agent, false, stop, &[BenchDirection::Out], &mut |_| {})
 }
 
 /// Measures over addresses of this host, both sides in this process. `request.to` names nothing then.
@@ -104,7 +104,7 @@ fn both_sides(
     let to = listener.addresses().first().map(ToString::to_string).unwrap_or_default();
     let asking = Arc::new(Host::new(name, Vec::new()));
     let request = BenchRequest { to, links: Vec::new(), ..request.clone() };
-    ask::measure(&asking, &request, &Place::Here, false, stop, &DIRECTIONS, tell)
+    ask::measure(&asking, &request, &PeerKind::Local, false, stop, &DIRECTIONS, tell)
 }
 
 /// Takes RDMA connections for a measurement in this process.
@@ -125,11 +125,11 @@ fn finished(measured: Result<BenchReport, BenchError>) -> BenchEvent {
 
 /// The two places where a connection becomes a wire, the same on both sides.
 fn rdma_wire(connection: Arc<rdma::Connection>) -> Result<Box<dyn TestConnection>, TestError> {
-    Ok(Box::new(RdmaWire::new(connection, SILENCE)?))
+    Ok(Box::new(RdmaTestConnection::new(connection, SILENCE)?))
 }
 
 fn wire(stream: Stream) -> Result<Box<dyn TestConnection>, TestError> {
-    Ok(Box::new(StreamWire::new(stream, SILENCE).map_err(TestError::Socket)?))
+    Ok(Box::new(TcpTestConnection::new(stream, SILENCE).map_err(TestError::Socket)?))
 }
 
 #[cfg(test)]

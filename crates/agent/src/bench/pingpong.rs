@@ -3,19 +3,19 @@
 use std::time::Duration;
 
 use linerate_api::{BenchEvent, PingPong, PingPongRow};
-use linerate_net::wires::MESSAGE_BYTES_MAX;
-use linerate_net::wires::play::Part;
-use linerate_net::wires::rules::{by_time, by_volume, sizes as all_sizes, warm_up};
+use linerate_net::bench::MESSAGE_BYTES_MAX;
+use linerate_net::bench::role::TestRole;
+use linerate_net::bench::rules::{by_time, by_volume, sizes as all_sizes, warm_up};
 
 use super::BenchError;
-use super::ask::{Channel, OpenLink, Peer, Tell, Turn, same};
+use super::ask::{BothResults, Channel, OpenLink, Peer, Tell, same};
 use super::documents::{PeerPart, check_team};
 
 /// Allowed beyond what a measurement should take.
 const MARGIN: Duration = Duration::from_secs(30);
 
 /// What is asked for.
-struct Wish {
+struct PingPongLimits {
     repetitions: u32,
     time: Duration,
 }
@@ -29,7 +29,7 @@ pub fn measure(
     time: Duration,
     tell: Tell<'_>,
 ) -> Result<Vec<PingPong>, BenchError> {
-    let wish = Wish { repetitions, time };
+    let limits = PingPongLimits { repetitions, time };
     let all = all_sizes(MESSAGE_BYTES_MAX).into_iter().filter_map(|size| u32::try_from(size).ok()).collect();
     let sizes: Vec<u32> = if sizes.is_empty() { all } else { sizes.to_vec() };
     let largest = sizes.iter().copied().max().unwrap_or(0);
@@ -45,7 +45,7 @@ pub fn measure(
             let fraction = (number * sizes.len() + index) as f64 / steps;
             let doing = format!("{}, {bytes} bytes", link.name());
             tell(BenchEvent::Progress { fraction, until: fraction, expected_ms: 0, doing });
-            let row = size(peer, &mut link, bytes, before, &wish)?;
+            let row = size(peer, &mut link, bytes, before, &limits)?;
             // Longer messages are never repeated more often than shorter ones.
             before = if sizes.is_sorted() { row.repetitions } else { repetitions };
             rows.push(row);
@@ -61,14 +61,14 @@ fn size(
     link: &mut OpenLink,
     bytes: u32,
     most: u32,
-    wish: &Wish,
+    limits: &PingPongLimits,
 ) -> Result<PingPongRow, BenchError> {
-    let wanted = by_volume(bytes as usize, most.min(wish.repetitions));
+    let wanted = by_volume(bytes as usize, most.min(limits.repetitions));
     let first = play(peer, link, bytes, 1, MARGIN * 4)?;
-    let trial = by_time(warm_up(wanted), slowest(&first), wish.time);
+    let trial = by_time(warm_up(wanted), slowest(&first), limits.time);
     let warm = play(peer, link, bytes, trial, slowest(&first) * trial * 4 + MARGIN)?;
     let each = slowest(&warm) / trial;
-    let repetitions = by_time(wanted, each, wish.time);
+    let repetitions = by_time(wanted, each, limits.time);
     let turn = play(peer, link, bytes, repetitions, each * repetitions * 4 + MARGIN)?;
     Ok(row(link, bytes, repetitions, &turn))
 }
@@ -81,10 +81,10 @@ fn play(
     limit: Duration,
 ) -> Result<TestResult, BenchError> {
     let what = link.name();
-    let ours = Part::Ask { bytes: bytes as usize, repetitions };
+    let ours = TestRole::Ask { bytes: bytes as usize, repetitions };
     let theirs = PeerPart::Answer { bytes, repetitions };
     let jobs = std::mem::take(&mut link.forward).into_iter().map(|channel: Channel| (channel, ours, theirs));
-    let Turn { channels, ours, theirs, .. } = peer.play(&what, jobs.collect(), limit)?;
+    let BothResults { channels, ours, theirs, .. } = peer.play(&what, jobs.collect(), limit)?;
     link.forward = channels;
     for (here, there) in ours.iter().zip(&theirs) {
         same(&what, here, there)?;

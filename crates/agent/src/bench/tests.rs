@@ -6,12 +6,12 @@ use std::time::Instant;
 
 use linerate_api::{BenchCpu, BenchTest, BenchTransport, code};
 use linerate_core::{SessionId, Token};
+use linerate_net::bench::document_channel::{DocumentChannel, DocumentError};
 use linerate_net::channel::Closer;
 use linerate_net::links::Link;
-use linerate_net::rdma::wire::MEMORY_BYTES;
+use linerate_net::rdma::test_connection::MEMORY_BYTES;
 use linerate_net::tcp::connect::{ConnectError, Route, connect};
 use linerate_net::tcp::options::TcpOptions;
-use linerate_net::wires::talk::{DocumentChannel, DocumentError};
 use linerate_wire::frame::{Hello, Role};
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
 

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use linerate_api::{BenchCpu, BenchRequest, BenchTest, BenchTransport};
 use linerate_fabric::model::Probe;
 use linerate_fabric::probe::{Depth, Target};
+use linerate_net::bench::TestError;
 use linerate_net::rdma::connect::ConnectError;
 use linerate_net::rdma::error::RdmaError;
-use linerate_net::wires::TestError;
 use rustix::io::Errno;
 
 use super::Doctor;

@@ -1,16 +1,16 @@
 //! Adoption with real QEMUs that run nothing.
 
 use super::*;
-use crate::testing::Hand;
+use crate::testing::TestQemu;
 
 #[test]
 fn a_qemu_is_adopted_under_any_free_name_and_under_one_only() {
     let dir = tempfile::tempdir().unwrap();
     let agent = crate::testing::agent(&dir, &[]);
-    let adopted = |hand: &Hand, name: Option<&str>| {
+    let adopted = |hand: &TestQemu, name: Option<&str>| {
         adopt(&agent, &AdoptGuest { pid: Some(hand.pid()), qmp: None, name: name.map(str::to_owned) })
     };
-    let nameless = Hand::start(&dir.path().join("a.qmp"), &[]);
+    let nameless = TestQemu::start(&dir.path().join("a.qmp"), &[]);
     let bad = adopted(&nameless, Some("../x")).unwrap_err();
     assert!(bad.hint.contains("--name"), "{bad:?}");
     let guest = adopted(&nameless, Some("shop")).unwrap();
@@ -18,11 +18,11 @@ fn a_qemu_is_adopted_under_any_free_name_and_under_one_only() {
     let again = adopted(&nameless, Some("shop2")).unwrap_err();
     assert!(again.code == "guest_exists" && again.message.contains("the guest shop already"), "{again:?}");
     // QEMU does not mind two of one name.
-    let other = Hand::start(&dir.path().join("b.qmp"), &["-name", "shop"]);
+    let other = TestQemu::start(&dir.path().join("b.qmp"), &["-name", "shop"]);
     let taken = adopted(&other, None).unwrap_err();
     assert!(taken.code == "guest_exists" && taken.hint.contains("--name"), "{taken:?}");
     assert_eq!(adopted(&other, Some("shop-b")).unwrap().name, "shop-b");
-    let odd = Hand::start(&dir.path().join("c.qmp"), &["-name", "my old guest"]);
+    let odd = TestQemu::start(&dir.path().join("c.qmp"), &["-name", "my old guest"]);
     assert!(adopted(&odd, None).unwrap_err().hint.contains("--name"));
     adopted(&odd, Some("odd")).unwrap();
     let shown = show(&agent, "odd").unwrap();
@@ -39,7 +39,7 @@ fn what_is_done_to_the_disks_meanwhile_is_in_both_verdicts() {
     let image = dir.path().join("d.img");
     std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
     let drive = format!("file={},format=raw,if=virtio", image.display());
-    let hand = Hand::start(&dir.path().join("a.qmp"), &["-name", "web", "-drive", &drive]);
+    let hand = TestQemu::start(&dir.path().join("a.qmp"), &["-name", "web", "-drive", &drive]);
     let guest = adopt(&agent, &AdoptGuest { pid: Some(hand.pid()), qmp: None, name: None }).unwrap();
     assert!(guest.stream.possible, "{:?}", guest.stream);
     std::fs::rename(&image, dir.path().join("other.img")).unwrap();

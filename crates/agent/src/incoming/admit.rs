@@ -12,8 +12,8 @@ use linerate_guest::host::{
 };
 use linerate_guest::images::{self, Prepared};
 use linerate_guest::incoming_qemu::{IncomingOptions, IncomingQemu, QemuBinary, attempt};
+use linerate_guest::leftovers;
 use linerate_guest::registry::RegistryError;
-use linerate_guest::remains;
 use linerate_guest::shared::Proved;
 use linerate_memory::Mapping;
 
@@ -65,7 +65,7 @@ pub(super) fn admit(
             Ok(Admitted { regions, qemu, twin, folder, ram, description, images, proved })
         }
         Err(fault) => {
-            let _ = remains::give_up(&sessions.registry, guest);
+            let _ = leftovers::remove_reserved(&sessions.registry, guest);
             Err(fault)
         }
     }
@@ -75,7 +75,7 @@ pub(super) fn admit(
 fn make_ram(folder: &Path, regions: &[RegionInfo], twin: &IncomingQemu) -> Result<Vec<Mapping>, Fault> {
     let files: Vec<PathBuf> = twin.ram_files.iter().map(|file| file.path.clone()).collect();
     let failed = |error: &(dyn std::error::Error + 'static)| refuse_error(Code::MemoryFailed, error);
-    remains::announce(folder, &twin.pid_file, &files).map_err(|error| failed(&error))?;
+    leftovers::announce(folder, &twin.pid_file, &files).map_err(|error| failed(&error))?;
     // What a crash left behind must not give the new guest old memory.
     for file in files.iter().filter(|file| file.exists()) {
         std::fs::remove_file(file).map_err(|error| failed(&error))?;
@@ -178,7 +178,7 @@ fn check(
         tracing::info!(guest = description.name, note, "the twin differs");
     }
     // Before the host is looked at: what is missing is made, and is looked at with the rest.
-    remains::announce(&folder, &made.pid_file, &[])
+    leftovers::announce(&folder, &made.pid_file, &[])
         .map_err(|error| refuse_error(Code::ResourceMissing, &error))?;
     let images =
         images::prepare(description, &made, &sessions.config.file_roots, &folder, &sessions.image_claims)

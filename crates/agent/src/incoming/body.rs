@@ -156,7 +156,7 @@ impl Body {
         *self.shared.guest.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = name;
         let mut waiting = self.worker.waiting();
         let brain = self.shared.brain();
-        (waiting.ran, waiting.mode) = (brain.ran(), brain.mode());
+        (waiting.ran, waiting.mode) = (brain.was_running(), brain.mode());
         drop(brain);
         if phase == DestinationPhase::Committed && self.has_ended() {
             let detail = "its QEMU ended before it was handed over";

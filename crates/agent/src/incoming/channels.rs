@@ -73,6 +73,6 @@ fn serve(
 pub(super) fn fence(shared: &Arc<Incoming>, channel: ChannelId) {
     let session = shared.clone();
     shared.fences.fence(channel, move |fenced| {
-        session.tell(Event::Fenced { channel, applied: fenced.applied, refused: fenced.refused });
+        session.tell(Event::Fenced { channel, applied: fenced.applied, damaged: fenced.damaged });
     });
 }

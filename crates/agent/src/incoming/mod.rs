@@ -182,7 +182,7 @@ impl Incoming {
         brain.paths() == 0 && !brain.is_committed() && !brain.is_held()
     }
 
-    /// The guest is complete, and its source, which may have committed, is not heard.
+    /// The guest is complete, and its source, which may have committed, does not answer.
     pub fn is_held(&self) -> bool {
         self.brain().is_held()
     }

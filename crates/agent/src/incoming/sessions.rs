@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use linerate_api::MigrationSummary;
-use linerate_core::journal::{DestinationPhase, Fate, outcome};
-use linerate_core::recovery::{Entry, Phase, fate};
+use linerate_core::journal::{DestinationPhase, ProcessFate, outcome};
+use linerate_core::recovery::{Entry, Phase, process_fate};
 use linerate_core::{Code, Fault, Outcome, SessionId, Side, Step};
 use linerate_guest::host::QemuCache;
 use linerate_guest::images::Claims;
@@ -199,9 +199,9 @@ impl Sessions {
 /// at here.
 fn from_journal(entry: &Entry, all: &[Entry], live: Option<Outcome>) -> Outcome {
     let Phase::Destination(phase) = entry.phase else { return Outcome::Unknown };
-    let fate = fate(entry, all, can_run);
+    let fate = process_fate(entry, all, can_run);
     let found = match live {
-        Some(Outcome::Committed) if fate == Fate::Ended => Outcome::Gone,
+        Some(Outcome::Committed) if fate == ProcessFate::Ended => Outcome::Gone,
         Some(outcome) => outcome,
         None => outcome(Some(phase), fate),
     };

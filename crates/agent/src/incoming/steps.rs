@@ -29,7 +29,9 @@ impl Body {
             Action::FinishDeviceState => self.worker.ask(Job::FinishDeviceState),
             Action::CheckDisks(disks) => self.worker.ask(Job::CheckDisks(disks)),
             // 9 commit
-            Action::Run { ran } => self.worker.ask(Job::Run { ran, cpu_before: self.cpu_before }),
+            Action::Run { was_running: ran } => {
+                self.worker.ask(Job::Run { ran, cpu_before: self.cpu_before })
+            }
             Action::RestoreHypervisor => self.worker.ask(Job::Release),
             // 10 clean up, or instead of 9: nothing of the guest stays here
             Action::Discard => self.tear_down(),

@@ -18,7 +18,7 @@ pub(super) fn check(guest: &GuestDescription, twin: &IncomingQemu) -> Result<Vec
     for one in &proved {
         let (disk, path, by) = (&one.disk, one.path.display(), one.by);
         match by {
-            Proof::OperatorsWord => {
+            Proof::OperatorAsserted => {
                 tracing::warn!(guest = guest.name, disk, %path, "shared storage on the operator's word")
             }
             by => tracing::info!(guest = guest.name, disk, %path, ?by, "shared storage"),

@@ -45,7 +45,7 @@ impl From<Notice> for Input {
 pub(super) struct Services {
     /// Its migration.
     pub state: PathBuf,
-    /// The images of disks that go along; none if none does.
+    /// The images of copied disks; none if there are none.
     pub disks: Option<PathBuf>,
 }
 

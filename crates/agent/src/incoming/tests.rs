@@ -68,7 +68,7 @@ fn a_migration_has_no_service_but_the_hypervisor_and_its_images() {
     for service in ["/run/other", DISKS_SERVICE] {
         let (session, _inputs) = with_streams();
         let streams = session.carriage.get().unwrap().streams.clone();
-        // No disk goes along with this guest.
+        // No disk of this guest is copied.
         let services = Services { state: socket.clone(), disks: None };
         let connector = streams::connector(streams, services).unwrap();
         connector.send((0, service.to_owned())).unwrap();

@@ -307,7 +307,7 @@ impl State {
                 let stopped_at: Time = self.shared.clock.at(ran_at);
                 let _ = self.shared.inbox.send(Input::EventAt(stopped_at, Event::GuestStopped));
                 self.check_domain(step)?;
-                self.shared.tell(Event::PreSwitchover { ran: true, disks: String::new() });
+                self.shared.tell(Event::PreSwitchover { was_running: true, disks: String::new() });
                 return Ok(());
             }
             if runs {

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use linerate_api::EventKind;
 use linerate_core::source::Event;
 use linerate_core::{ChannelId, Endpoint, LinkId, PathId};
+use linerate_net::channel_thread::{ChannelEnds, ChannelHandle, ChannelThreadOptions};
 use linerate_net::control::ControlPath;
 use linerate_net::links::Link;
 use linerate_net::pacer::Pacer;
-use linerate_net::pump::{Carrier, ChannelHandle, PumpOptions};
 use linerate_net::region::Region;
 use linerate_net::table::RegionTable;
 
@@ -72,10 +72,13 @@ pub(super) fn pacer(bytes_per_s: Option<u64>) -> Option<Arc<Pacer>> {
     NonZeroU64::new(bytes_per_s?).map(|rate| Arc::new(Pacer::new(rate)))
 }
 
-fn pump_options(shared: &Outgoing) -> PumpOptions {
+fn pump_options(shared: &Outgoing) -> ChannelThreadOptions {
     let regions = shared.ram().into_iter().enumerate();
     let regions = regions.filter_map(|(id, ram)| Some((u16::try_from(id).ok()?, ram as Arc<dyn Region>)));
-    PumpOptions { pacer: shared.pacer.clone(), ..PumpOptions::new(Arc::new(RegionTable::new(regions))) }
+    ChannelThreadOptions {
+        pacer: shared.pacer.clone(),
+        ..ChannelThreadOptions::new(Arc::new(RegionTable::new(regions)))
+    }
 }
 
 impl Session for Outgoing {
@@ -101,7 +104,7 @@ impl Session for Outgoing {
         self: &Arc<Self>,
         channel: ChannelId,
         link: LinkId,
-        carrier: Carrier,
+        carrier: ChannelEnds,
     ) -> Result<ChannelHandle, OpenError> {
         self.tell_brain(Event::ChannelUp { channel, link });
         match self.carriage() {

@@ -116,7 +116,7 @@ pub struct Outgoing {
     ram: Mutex<Vec<Arc<Ram>>>,
     board: LinkTable,
     cancelling: AtomicBool,
-    /// Disks that go along.
+    /// Copied disks.
     disks: u32,
     /// What their connections have carried.
     disk_bytes: Arc<AtomicU64>,

@@ -26,7 +26,7 @@ pub(super) fn choose(
         ModeChoice::Auto if direct.direct && request.copies_disks() => streams(
             request,
             guest,
-            Some("disks go along (--copy-storage, --copy-disks), by QEMU's own copying".into()),
+            Some("disks are copied (--copy-storage, --copy-disks), by QEMU's own copying".into()),
         ),
         ModeChoice::Auto | ModeChoice::Direct if direct.direct => {
             let mode = if request.domain.is_some() { ModeTag::Handover } else { ModeTag::Direct };

@@ -133,8 +133,8 @@ fn report(shared: &Outgoing, ending: &Ending, cpu: CpuTime, downtime_ms: Option<
     let brain = shared.brain();
     let statistics = brain.statistics().clone();
     let (refusals, acknowledged) = match shared.carriage() {
-        Some(carriage) => (carriage.streams.refusals(), carriage.streams.acknowledged_bytes()),
-        None => (brain.scheduler().refusals(), brain.scheduler().acknowledged_bytes()),
+        Some(carriage) => (carriage.streams.damaged_count(), carriage.streams.acknowledged_bytes()),
+        None => (brain.scheduler().damaged_count(), brain.scheduler().acknowledged_bytes()),
     };
     let stream_channels = brain.stream_channels();
     drop(brain);
@@ -162,7 +162,7 @@ fn report(shared: &Outgoing, ending: &Ending, cpu: CpuTime, downtime_ms: Option<
             count: shared.disks,
             copied_bytes: disks.done_bytes,
             sent_bytes: shared.disk_bytes.load(Ordering::Relaxed),
-            alone_us: us(statistics.disks_alone),
+            alone_us: us(statistics.disks_only_phase),
         }),
         shared_on_operators_word: shared.request.shared_storage.clone(),
         goodput_bytes_per_s: goodput(&statistics, acknowledged),
@@ -172,7 +172,7 @@ fn report(shared: &Outgoing, ending: &Ending, cpu: CpuTime, downtime_ms: Option<
         pauses_us: us(statistics.pauses),
         device_state_bytes: statistics.blackout.device_state_bytes,
         verified: (shared.request.verify && statistics.blackout.sealed.is_some()).then_some(true),
-        checksum_refusals: refusals,
+        damaged_writes: refusals,
     }
 }
 
@@ -181,7 +181,7 @@ fn goodput(statistics: &Statistics, acknowledged: u64) -> u64 {
     let copy = statistics.span(Step::Copy);
     let ended = copy.ended.or(statistics.ended);
     let time = copy.began.zip(ended).map_or(Duration::ZERO, |(began, ended)| ended - began);
-    let seconds = time.saturating_sub(statistics.disks_alone).as_secs_f64();
+    let seconds = time.saturating_sub(statistics.disks_only_phase).as_secs_f64();
     // Of a round that was broken off only a part was carried.
     let carried = statistics.rounds.iter().map(|round| round.bytes).sum::<u64>().min(acknowledged);
     if seconds > 0.0 { (carried as f64 / seconds) as u64 } else { 0 }
@@ -218,14 +218,15 @@ fn split(blackout: &Blackout, qemu_downtime_ms: Option<u64>) -> Option<BlackoutS
     let total = blackout.total()?;
     let commit = between(blackout.journaled, blackout.running);
     // In direct mode QEMU writes its state before the last scan, in stream mode after all else.
-    let scans_from = blackout.state_written.filter(|at| Some(*at) <= blackout.scanned).or(blackout.held);
+    let scans_from =
+        blackout.state_written.filter(|at| Some(*at) <= blackout.scanned).or(blackout.pre_switchover);
     Some(BlackoutSplit {
         total_us: us(total),
-        stop_us: between(blackout.stopped, blackout.held),
+        stop_us: between(blackout.stopped, blackout.pre_switchover),
         scan_us: between(scans_from, blackout.scanned),
         last_copy_us: between(blackout.scanned, blackout.copied),
         verify_us: between(blackout.copied, blackout.digested),
-        device_state_us: between(blackout.held, scans_from)
+        device_state_us: between(blackout.pre_switchover, scans_from)
             + between(blackout.digested, blackout.loaded.max(blackout.state_written)),
         journal_us: between(blackout.loaded.max(blackout.state_written), blackout.journaled),
         resume_us: commit,

@@ -89,7 +89,7 @@ impl Body {
             // Instead of 9 and 10: the guest stays here.
             Action::RollBack => self.roll_back(),
             Action::NoticeDue(is) => self.untold(is),
-            Action::NotifyRollBack { held } => {
+            Action::NotifyRollBack { may_be_loaded: held } => {
                 links::withdraw(&self.shared, &self.sessions.journal, &self.record, held);
             }
         }

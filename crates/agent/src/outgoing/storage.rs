@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use linerate_api::MigrateRequest;
 use linerate_core::{Code, Fault, Side, Step};
 use linerate_guest::description::GuestDescription;
-use linerate_guest::drives::{self, Choice};
+use linerate_guest::drives::{self, DiskSelection};
 use linerate_guest::qmp::Qmp;
 use linerate_guest::registry::GuestRecord;
 use linerate_guest::shared::{self, Marks};
@@ -28,8 +28,8 @@ pub(super) fn look(
     };
     if request.copies_disks() {
         let choice = match request.copy_disks.as_slice() {
-            [] => Choice::All,
-            named => Choice::Named(named),
+            [] => DiskSelection::All,
+            named => DiskSelection::Named(named),
         };
         guest.copied = drives::writable(qmp, guest, choice, deadline).map_err(|error| here(&error))?;
     }

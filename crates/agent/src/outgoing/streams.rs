@@ -69,13 +69,13 @@ impl Outgoing {
         }
     }
 
-    /// The same of disks that go along.
+    /// The same of copied disks.
     pub(super) fn mirrored(&self, progress: MirrorProgress) -> Disks {
         let streams = self.carriage().map(|carriage| carriage.streams.clone());
         Disks {
             total_bytes: progress.total_bytes,
             done_bytes: progress.done_bytes,
-            searching: progress.searching,
+            scanning_allocation: progress.searching,
             carried_bytes: streams.as_ref().map_or(0, |streams| streams.acknowledged_bytes()),
             bytes_per_s: streams.as_ref().map_or(0.0, |streams| streams.bytes_per_s(None)),
         }
@@ -91,8 +91,8 @@ impl Outgoing {
             Message::Fence { channel } => {
                 let session = self.clone();
                 carriage.fence(channel, move |fenced| {
-                    let (applied, refused) = (fenced.applied, fenced.refused);
-                    session.tell(Event::SendStreamMessage(Message::Fenced { channel, applied, refused }));
+                    let (applied, damaged) = (fenced.applied, fenced.damaged);
+                    session.tell(Event::SendStreamMessage(Message::Fenced { channel, applied, damaged }));
                 });
             }
             message => {

@@ -139,5 +139,5 @@ fn no_fence_of_a_lost_link_can_be_asked_for_before_the_streams_know_of_the_loss(
         told.push(channel);
     });
     assert_eq!(told, [0, 2]);
-    assert_eq!(brain.into_inner().unwrap().scheduler().living_channels(), 1);
+    assert_eq!(brain.into_inner().unwrap().scheduler().active_channels(), 1);
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use linerate_core::ChannelId;
 use linerate_core::scheduler;
 use linerate_net::channel::ChannelError;
-use linerate_net::pump::{Next, WorkSource};
+use linerate_net::channel_thread::{Next, WorkSource};
 
 use super::{Input, Outgoing};
 
@@ -35,9 +35,9 @@ impl WorkSource for Outgoing {
         self.brain().work_sent(channel, sequence, wire_bytes);
     }
 
-    fn acknowledged(&self, channel: ChannelId, through: u64, refused: &[u64]) {
+    fn acknowledged(&self, channel: ChannelId, through: u64, damaged: &[u64]) {
         let mut brain = self.brain();
-        brain.acknowledged(self.clock.now(), channel, through, refused);
+        brain.acknowledged(self.clock.now(), channel, through, damaged);
         let attention = brain.wants_attention();
         drop(brain);
         self.work.notify_all();

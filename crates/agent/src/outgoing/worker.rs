@@ -154,7 +154,7 @@ pub(super) struct State {
     /// All that was ever found populated, where holes have to be looked for.
     seen: Vec<Extent>,
     stream: Option<device_state::Reader>,
-    /// Take the connections of QEMU's own streams, and of disks that go along.
+    /// Take the connections of QEMU's own streams, and of copied disks.
     pub accepting: Vec<Accepting>,
     /// Part of the time, in percent, that the guest is stopped to slow it down.
     pub throttle_percent: u8,
@@ -276,7 +276,7 @@ impl State {
         let (shared, abandon) = (self.shared.clone(), self.abandon.clone());
         let stream = device_state::Reader::start(listener, move |bytes| {
             shared.tell(Event::DeviceState(bytes));
-            while shared.brain().holds_stream_back() && !abandon.load(Ordering::SeqCst) {
+            while shared.brain().pauses_stream() && !abandon.load(Ordering::SeqCst) {
                 std::thread::sleep(LIVE_PAUSE);
             }
         });
@@ -298,7 +298,10 @@ impl State {
     pub fn holds(&mut self, ran: bool) -> Result<(), Fault> {
         let stood = self.guest.qemu.stands().cloned();
         let _ = self.shared.inbox.send(Input::Stood(stood));
-        self.shared.tell(Event::PreSwitchover { ran, disks: disks::at_first(&self.guest.description)? });
+        self.shared.tell(Event::PreSwitchover {
+            was_running: ran,
+            disks: disks::at_first(&self.guest.description)?,
+        });
         Ok(())
     }
 

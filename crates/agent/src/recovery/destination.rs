@@ -7,7 +7,7 @@ use linerate_core::journal::DestinationPhase;
 use linerate_core::recovery::{
     DestinationAction, DestinationEvent, DestinationRecovery, Inspection, Phase, RunResult,
 };
-use linerate_guest::migrate::{DestinationQemu, TakeOver};
+use linerate_guest::migrate::{DestinationQemu, TakeOverResult};
 use linerate_guest::process::{self, StopMethod};
 use linerate_guest::registry::Origin;
 use linerate_guest::{images, stale};
@@ -130,7 +130,7 @@ impl Unfinished {
             }
         };
         match destination.take_over(waiting.ran.unwrap_or(true), deadline) {
-            TakeOver::Done => {
+            TakeOverResult::Done => {
                 destination.settle(deadline);
                 for path in &waiting.copied {
                     if let Err(error) = stale::clear(path) {
@@ -143,12 +143,12 @@ impl Unfinished {
                 self.worked();
                 RunResult::Runs
             }
-            TakeOver::Refused(error) => {
+            TakeOverResult::Refused(error) => {
                 self.failed(chain(&error));
                 RunResult::Refused
             }
-            TakeOver::Unknown(_) if !qemu.is_alive() => RunResult::Ended,
-            TakeOver::Unknown(error) => {
+            TakeOverResult::Unknown(_) if !qemu.is_alive() => RunResult::Ended,
+            TakeOverResult::Unknown(error) => {
                 self.failed(chain(&error));
                 RunResult::Unknown
             }

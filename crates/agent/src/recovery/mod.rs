@@ -27,8 +27,8 @@ use linerate_core::recovery::{
     DestinationEvent, DestinationRecovery, Entry, Phase, Plan, Process, SourceEvent, SourceRecovery, plan,
 };
 use linerate_core::{GuestState, ModeTag, Outcome, SessionId, Token};
+use linerate_guest::leftovers::clear_unfinished;
 use linerate_guest::procfs::{self, ProcessIdentity, boot_id};
-use linerate_guest::remains::clear_unfinished;
 
 use crate::clock::Clock;
 use crate::faults::chain;
@@ -136,11 +136,11 @@ fn begin(sessions: &Arc<Sessions>, session: SessionId, mut record: Record, plan:
     let machine = match plan {
         Plan::RollBack => {
             tracing::warn!(%session, guest, "the agent ended during this migration: rolling back");
-            Machine::Source(SourceRecovery::take_back(now))
+            Machine::Source(SourceRecovery::resume_here(now))
         }
-        Plan::Ask => {
+        Plan::Query => {
             tracing::warn!(%session, guest, "commit was sent before the agent ended: asking the destination");
-            Machine::Source(SourceRecovery::ask(now))
+            Machine::Source(SourceRecovery::query(now))
         }
         Plan::Discard => {
             let Phase::Destination(phase) = phase_of(&record, session) else { return };
@@ -153,11 +153,11 @@ fn begin(sessions: &Arc<Sessions>, session: SessionId, mut record: Record, plan:
             tracing::warn!(%session, guest, "the guest is complete here and its source may have committed: waiting for its word");
             Machine::Destination(DestinationRecovery::wait())
         }
-        Plan::See => {
+        Plan::Inspect => {
             tracing::warn!(%session, guest, "the guest was committed to this host: seeing that it runs");
-            Machine::Destination(DestinationRecovery::see(now))
+            Machine::Destination(DestinationRecovery::inspect(now))
         }
-        Plan::Close(phase) => {
+        Plan::RecordEnd(phase) => {
             record.set_phase(phase);
             tracing::info!(%session, guest, ?phase, "closed: its process ended, or a later migration decides about it");
             if phase == Phase::Source(SourcePhase::RolledBack) {
@@ -166,7 +166,7 @@ fn begin(sessions: &Arc<Sessions>, session: SessionId, mut record: Record, plan:
             let _ = sessions.journal.put_end(session, &record);
             return tell_destination(sessions, session, record);
         }
-        Plan::Died => {
+        Plan::RecordLoss => {
             tracing::error!(
                 %session,
                 guest,
@@ -218,9 +218,9 @@ pub fn hand_over(sessions: &Arc<Sessions>, session: SessionId, mut record: Recor
     let machine = match guest {
         GuestState::PausedAtSource | GuestState::RunsAtSource => {
             set_untold(&mut record, true);
-            SourceRecovery::take_back(now)
+            SourceRecovery::resume_here(now)
         }
-        _ => SourceRecovery::ask(now),
+        _ => SourceRecovery::query(now),
     };
     start(sessions, session, record, Machine::Source(machine));
 }
@@ -293,13 +293,13 @@ impl Unfinished {
             (Machine::Destination(machine), Told::CommitAgain { .. })
                 if machine.is_waiting() && !self.lives() =>
             {
-                machine.handle(now, DestinationEvent::Withdrawn);
+                machine.handle(now, DestinationEvent::RolledBackAtSource);
             }
             (Machine::Destination(machine), Told::CommitAgain { copy }) => {
                 machine.handle(now, DestinationEvent::CommitAgain { copy: *copy });
             }
             (Machine::Destination(machine), Told::Withdrawn) => {
-                machine.handle(now, DestinationEvent::Withdrawn)
+                machine.handle(now, DestinationEvent::RolledBackAtSource)
             }
         }
     }
@@ -432,7 +432,7 @@ impl Unfinished {
         let mut record = lock(&self.record).clone();
         record.set_phase(phase);
         match (&mut record.role, phase) {
-            (Role::Source { untold, .. }, Phase::Source(SourcePhase::TakingBack)) => *untold = true,
+            (Role::Source { untold, .. }, Phase::Source(SourcePhase::ResumingHere)) => *untold = true,
             (Role::Destination { waiting, .. }, Phase::Destination(DestinationPhase::Committed)) => {
                 let pid = waiting.qemu.as_ref().map(|qemu| qemu.process.pid);
                 waiting.cpu_run_ns = pid.and_then(|pid| procfs::run_time_ns(pid, &waiting.cpu_threads));

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use linerate_core::journal::SourcePhase;
 use linerate_core::recovery::{Phase, SourceAction, SourceEvent, SourceRecovery};
 use linerate_core::{GuestState, Outcome};
-use linerate_guest::left_ram::LeftRam;
+use linerate_guest::leftover_ram::LeftoverRam;
 use linerate_guest::migrate::{PauseMark, SourceQemu};
 use linerate_guest::process::{self, StopMethod};
 use linerate_guest::registry::GuestRecord;
@@ -54,9 +54,9 @@ impl Unfinished {
         };
         let Some(action) = action else { return false };
         let event = match action {
-            SourceAction::TakeBack => SourceEvent::TookBack(self.take_back(sessions)),
-            SourceAction::GiveUp => SourceEvent::GaveUp(self.give_up(sessions)),
-            SourceAction::Ask => SourceEvent::Answered(self.ask()),
+            SourceAction::ResumeHere => SourceEvent::ResumedHere(self.take_back(sessions)),
+            SourceAction::EndSource => SourceEvent::SourceEnded(self.give_up(sessions)),
+            SourceAction::Query => SourceEvent::Answered(self.ask()),
             SourceAction::Write(phase) => {
                 let written = self.write(sessions, Phase::Source(phase));
                 if written && phase == SourcePhase::RolledBack {
@@ -89,7 +89,10 @@ impl Unfinished {
             let mark = PauseMark::new(&folder, &self.session.to_string());
             let mut source = SourceQemu::recovered(qmp, ran, settings, mark.is_set()).stood(stood);
             source.mark_pauses(mark);
-            source.take_back(deadline).and_then(|()| source.runs(deadline)).map_err(|error| chain(&error))
+            source
+                .cancel_and_resume(deadline)
+                .and_then(|()| source.runs(deadline))
+                .map_err(|error| chain(&error))
         });
         match done {
             Ok(runs) => {
@@ -115,7 +118,7 @@ impl Unfinished {
             &self.guest,
             &peers.first().map_or(String::new(), ToString::to_string),
         );
-        let left = LeftRam::of(&qemu);
+        let left = LeftoverRam::of(&qemu);
         match process::stop(&sessions.registry, &qemu, None, StopMethod::Quit, Instant::now() + QMP_WAIT) {
             Ok(()) => {
                 tracing::info!(

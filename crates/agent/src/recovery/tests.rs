@@ -13,7 +13,7 @@ use super::{hand_over, recover};
 use crate::agent::Agent;
 use crate::guests;
 use crate::journal::{Record, Role, Waiting};
-use crate::testing::{Ending, Hand, agent, arrived};
+use crate::testing::{Ending, TestQemu, agent, arrived};
 
 /// Of a guest that leaves for a host that does not answer.
 fn leaves(qemu: &GuestRecord, phase: SourcePhase) -> Role {
@@ -91,9 +91,9 @@ fn a_source_that_asks_while_the_destinations_qemu_is_ending_is_told_to_ask_again
 }
 
 /// A guest with a QEMU of its own, which ends with the first of the two.
-fn runs(dir: &TempDir) -> (Hand, GuestRecord) {
+fn runs(dir: &TempDir) -> (TestQemu, GuestRecord) {
     let socket = dir.path().join("g.qmp");
-    let hand = Hand::start(&socket, &[]);
+    let hand = TestQemu::start(&socket, &[]);
     let pid = i32::try_from(hand.pid()).unwrap();
     let qemu = GuestRecord::new("g", Origin::Started, pid, socket, vec![]).unwrap();
     (hand, qemu)
@@ -148,8 +148,8 @@ fn wait_written(agent: &Agent, session: SessionId, wanted: (SourcePhase, bool)) 
 /// The destination may hold the guest complete, and keeps it until it is told.
 #[test]
 fn a_destination_is_told_of_every_roll_back_until_it_knows() {
-    use SourcePhase::{RolledBack, Started, TakingBack};
-    for (phase, untold) in [(RolledBack, true), (Started, false), (TakingBack, true)] {
+    use SourcePhase::{ResumingHere, RolledBack, Started};
+    for (phase, untold) in [(RolledBack, true), (Started, false), (ResumingHere, true)] {
         let dir = tempfile::tempdir().unwrap();
         let (agent, peer) = (agent(&dir, &[]), Peer::new());
         let (_hand, qemu) = runs(&dir);
@@ -204,7 +204,7 @@ fn a_destination_is_not_told_that_an_operator_keeps_a_guest_before_it_is_back() 
         assert!(!comes || before == SourcePhase::CommitSent, "it is told, and the guest is not back");
         match before {
             SourcePhase::CommitSent => resolved |= !resolved && comes && agent.unfinished()[0].resolve(true),
-            SourcePhase::TakingBack => ending.end(),
+            SourcePhase::ResumingHere => ending.end(),
             _ => break,
         }
         assert!(Instant::now() < end, "{before:?}");

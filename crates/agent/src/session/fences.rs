@@ -268,7 +268,7 @@ mod tests {
             );
             std::thread::sleep(Duration::from_millis(5));
         }
-        assert_eq!(fenced(&channels, 4), Some(Fenced { applied: 9, refused: Vec::new() }));
+        assert_eq!(fenced(&channels, 4), Some(Fenced { applied: 9, damaged: Vec::new() }));
         assert_eq!(
             serve(&channels, 4, Short).unwrap_err().kind(),
             io::ErrorKind::AlreadyExists,

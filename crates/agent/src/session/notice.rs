@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use linerate_core::ChannelId;
 use linerate_core::stream::StreamId;
 use linerate_net::channel::ChannelError;
-use linerate_net::stream::Owner;
+use linerate_net::stream::StreamEvents;
 
 /// Something that the loop has to do for the streams.
 pub(crate) enum Notice {
@@ -34,7 +34,7 @@ impl<I: From<Notice>> ToLoop<I> {
     }
 }
 
-impl<I: From<Notice> + Send> Owner for ToLoop<I> {
+impl<I: From<Notice> + Send> StreamEvents for ToLoop<I> {
     fn attention(&self) {
         self.tell(Notice::Speak);
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use linerate_core::Code;
 use linerate_net::channel::ChannelError;
-use linerate_net::pump::Carrier;
+use linerate_net::channel_thread::ChannelEnds;
 use linerate_net::rdma;
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::connect::ConnectError;
@@ -51,8 +51,8 @@ impl OpenError {
 }
 
 /// A connection that this side writes to, once bytes have moved over it for a proof.
-pub(crate) fn tcp_carrier(stream: &Stream) -> Result<Carrier, OpenError> {
-    let mut carrier = Carrier {
+pub(crate) fn tcp_carrier(stream: &Stream) -> Result<ChannelEnds, OpenError> {
+    let mut carrier = ChannelEnds {
         sender: Box::new(StreamSender::new(stream.clone())),
         acks: Box::new(StreamAcks::new(stream.clone())),
         closer: stream.closer(),
@@ -62,13 +62,13 @@ pub(crate) fn tcp_carrier(stream: &Stream) -> Result<Carrier, OpenError> {
 }
 
 /// Moves some bytes for a proof.
-pub(crate) fn probe(carrier: &mut Carrier) -> Result<(), OpenError> {
+pub(crate) fn probe(carrier: &mut ChannelEnds) -> Result<(), OpenError> {
     let end = Instant::now() + carrier.acks.round_trip().opening(OPEN_WITHIN);
     carrier.sender.probe(PROBE_SEQUENCE, PROBE_BYTES).map_err(OpenError::Probe)?;
     while Instant::now() < end {
         match carrier.acks.next(Duration::from_millis(50)).map_err(OpenError::Probe)? {
             // A refused probe did not arrive as it was sent.
-            Some(told) if told.through >= PROBE_SEQUENCE && told.refused.is_empty() => return Ok(()),
+            Some(told) if told.through >= PROBE_SEQUENCE && told.damaged.is_empty() => return Ok(()),
             _ => {}
         }
     }

@@ -9,16 +9,16 @@ use std::time::Duration;
 use linerate_core::stream::{Class, Config, End, StreamViolation};
 use linerate_core::{ChannelId, LinkId, Message, SessionId};
 use linerate_net::channel::{ChannelEnd, Closer, Receiver};
+use linerate_net::channel_thread::{ChannelEnds, ChannelHandle, ChannelThreadOptions};
 use linerate_net::fence::Fenced;
 use linerate_net::pacer::Pacer;
-use linerate_net::pump::{Carrier, ChannelHandle, PumpOptions};
 use linerate_net::rdma;
 use linerate_net::rdma::receive::RdmaReceiver;
 use linerate_net::region::Region;
-use linerate_net::stream::{Owner, RingMemory, StreamSession};
+use linerate_net::stream::{RingMemory, StreamEvents, StreamSession};
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::receive::StreamReceiver;
-use linerate_wire::frame::REFUSED_MAX;
+use linerate_wire::frame::DAMAGED_MAX;
 
 use super::fences::Fences;
 use super::probe::{OpenError, tcp_carrier};
@@ -26,13 +26,13 @@ use crate::ram::Ram;
 
 /// What a migration's streams are opened to: the other side's hypervisor.
 pub(crate) const QEMU_SERVICE: &str = "qemu";
-/// The images of disks that go along, which it offers over NBD.
+/// The images of copied disks, which it offers over NBD.
 pub(crate) const DISKS_SERVICE: &str = "disks";
 /// Classes of a migration's streams.
 pub(crate) const MEMORY: Class = 0;
-/// Disks that go along.
+/// Copied disks.
 pub(crate) const STORAGE: Class = 1;
-/// More than the connections of any hypervisor's migration, and of as many disks as may go along.
+/// More than the connections of any hypervisor's migration, and of as many copied disks as are allowed.
 const MIGRATION_STREAMS_MAX: usize = 64;
 
 /// What QEMU has written counts for it as sent: it must not be much more than was, or the blackout is longer than QEMU
@@ -44,7 +44,7 @@ const MIGRATION_BACKLOG: Duration = Duration::from_millis(50);
 /// slowly, in the blackout.
 const MIGRATION_WINDOW: u64 = 16 << 20;
 
-/// Streams of a migration, of which disks that go along have so many percent of the links where memory wants the rest.
+/// Streams of a migration, of which copied disks have so many percent of the links where memory wants the rest.
 pub(crate) fn migration_streams(storage_percent: u8) -> Config {
     let storage = u16::from(storage_percent.clamp(1, 99));
     Config {
@@ -53,7 +53,7 @@ pub(crate) fn migration_streams(storage_percent: u8) -> Config {
         streams_max: MIGRATION_STREAMS_MAX,
         backlog: Some(MIGRATION_BACKLOG),
         // Adapters know rings by their streams' numbers.
-        numbers_once: true,
+        never_reuse_numbers: true,
         ..Config::default()
     }
 }
@@ -73,9 +73,14 @@ pub(crate) struct StreamTransport {
 
 impl StreamTransport {
     /// No stream and no channel yet.
-    pub fn new(end: End, config: Config, owner: Box<dyn Owner>, fences: Arc<Fences>) -> StreamTransport {
+    pub fn new(
+        end: End,
+        config: Config,
+        owner: Box<dyn StreamEvents>,
+        fences: Arc<Fences>,
+    ) -> StreamTransport {
         // What adapters may know stays where it is.
-        let memory = if config.numbers_once { ring_memory().keeping() } else { ring_memory() };
+        let memory = if config.never_reuse_numbers { ring_memory().keeping() } else { ring_memory() };
         let streams = StreamSession::new(end, config, memory, owner);
         StreamTransport { streams, fences, pumps: Mutex::default() }
     }
@@ -85,11 +90,12 @@ impl StreamTransport {
         &self,
         channel: ChannelId,
         link: LinkId,
-        carrier: Carrier,
+        carrier: ChannelEnds,
         pacer: Option<Arc<Pacer>>,
     ) -> Result<ChannelHandle, OpenError> {
         self.streams.channel_up(channel, link);
-        let options = PumpOptions { pacer, ..PumpOptions::new(self.streams.sending_table()) };
+        let options =
+            ChannelThreadOptions { pacer, ..ChannelThreadOptions::new(self.streams.sending_table()) };
         Ok(ChannelHandle::start(channel, carrier, self.streams.clone(), options)?)
     }
 
@@ -123,7 +129,7 @@ impl StreamTransport {
         ended: impl FnOnce(u64) + Send + 'static,
     ) -> io::Result<()> {
         let closer = stream.closer();
-        let receiver = StreamReceiver::new(stream).refusals_max(REFUSED_MAX);
+        let receiver = StreamReceiver::new(stream).refusals_max(DAMAGED_MAX);
         let stats = receiver.stats();
         self.receive(channel, closer, receiver, move |_| ended(stats.counters().data_bytes))
     }
@@ -136,7 +142,7 @@ impl StreamTransport {
         ended: impl FnOnce(u64) + Send + 'static,
     ) -> io::Result<()> {
         let closer = rdma::receive::closer(&connection);
-        let receiver = RdmaReceiver::new(connection).refusals_max(REFUSED_MAX);
+        let receiver = RdmaReceiver::new(connection).refusals_max(DAMAGED_MAX);
         let stats = receiver.stats();
         self.receive(channel, closer, receiver, move |_| ended(stats.counters().data_bytes))
     }
@@ -166,7 +172,7 @@ impl StreamTransport {
     pub fn heard(&self, message: Message) -> Result<(), StreamViolation> {
         match message {
             Message::Stream { stream, note } => self.streams.note(stream, note)?,
-            Message::Fenced { channel, applied, refused } => self.streams.fenced(channel, applied, &refused),
+            Message::Fenced { channel, applied, damaged } => self.streams.fenced(channel, applied, &damaged),
             // Nothing else concerns them.
             _ => {}
         }
@@ -260,7 +266,7 @@ mod tests {
 
     struct Losses(Mutex<Sender<ChannelId>>);
 
-    impl Owner for Losses {
+    impl StreamEvents for Losses {
         fn attention(&self) {}
         fn asked(&self, _stream: StreamId, _service: String) {}
         fn refused(&self, _stream: StreamId, _reason: String) {}
@@ -317,7 +323,7 @@ mod tests {
     fn what_adapters_know_of_a_migrations_rings_stays_true() {
         let config = migration_streams(MigrateRequest::DEFAULT_STORAGE_SHARE_PERCENT);
         assert_eq!(migration_streams(20).weights, [80, 20], "memory, storage");
-        assert!(config.numbers_once, "a key is known by the stream's number");
+        assert!(config.never_reuse_numbers, "a key is known by the stream's number");
         assert!(config.window_bytes.is_multiple_of(WINDOW_BYTES), "windows would lie across a ring's end");
     }
 

@@ -1,11 +1,11 @@
 //! A roll-back that the destination could not be told of by an abort is told on a connection of its own, in a thread of
 //! its own. Nothing waits for it, and a destination that is away costs a connection attempt now and then for a minute.
-//! When to try is `linerate-core`'s (`withdrawal`).
+//! When to try is `linerate-core`'s (`notice`).
 
 use std::net::SocketAddr;
 
 use linerate_core::Outcome;
-use linerate_core::withdrawal::{Next, Withdrawal};
+use linerate_core::roll_back_notice::{Next, RollBackNotice};
 
 use super::contact::withdraw_any;
 use super::identity::Identity;
@@ -29,12 +29,12 @@ pub(crate) fn withdraw(
 fn tell(peers: &[SocketAddr], identity: &Identity, held: bool, told: impl FnOnce()) {
     let session = identity.session;
     let clock = Clock::start();
-    let mut withdrawal = Withdrawal::new(clock.now(), held);
+    let mut notice = RollBackNotice::new(clock.now(), held);
     loop {
         let outcome = withdraw_any(peers, identity);
         let now = clock.now();
-        match withdrawal.answered(now, outcome) {
-            Next::Again(at) => std::thread::sleep(at.since(now)),
+        match notice.answered(now, outcome) {
+            Next::RetryAt(at) => std::thread::sleep(at.since(now)),
             Next::GivenUp => {
                 told();
                 return tracing::info!(%session, "the destination knows of the roll-back and holds nothing any more");
@@ -47,11 +47,11 @@ fn tell(peers: &[SocketAddr], identity: &Identity, held: bool, told: impl FnOnce
                 told();
                 return tracing::error!(%session, "rolled back here, and the destination says that it has committed: see that the guest does not run twice");
             }
-            Next::Heard => {
+            Next::Acknowledged => {
                 told();
                 return tracing::info!(%session, "the destination has heard of the roll-back, and was still ending its waiting guest when it last answered");
             }
-            Next::Unheard => {
+            Next::NoAnswer => {
                 told();
                 return tracing::warn!(%session, "the destination could not be told of the roll-back; by now it has given up by itself");
             }

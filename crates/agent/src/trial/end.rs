@@ -6,7 +6,7 @@ use linerate_api::ErrorBody;
 use linerate_fabric::collect::kernel::ethtool;
 use linerate_fabric::link::{Settings, apply};
 
-use super::kept::{Trial, Trials, file, save};
+use super::store::{Trial, Trials, file, save};
 use super::{Begun, linked};
 use crate::faults::chain;
 

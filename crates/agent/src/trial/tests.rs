@@ -7,7 +7,7 @@ use linerate_wire::message::{SessionId, Token};
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
 use tempfile::TempDir;
 
-use super::kept::file;
+use super::store::file;
 use super::*;
 use crate::agent::Agent;
 use crate::config::Config;

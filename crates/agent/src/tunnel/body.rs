@@ -110,9 +110,9 @@ impl Body {
         let lost = |step, detail: &str| Fault::new(Code::PeerLost, step, self.side, detail);
         let seconds = self.tunnel.link_timeout.as_secs();
         match (end, self.parting.take()) {
-            (End::Parted, Some(told)) => told,
+            (End::Closed, Some(told)) => told,
             (End::NeverConnected, _) => lost(Step::Connect, "its first connection broke off"),
-            (End::NoLink | End::Parted, _) => lost(Step::Copy, &format!("no link for {seconds} s")),
+            (End::NoLink | End::Closed, _) => lost(Step::Copy, &format!("no link for {seconds} s")),
         }
     }
 
@@ -178,8 +178,8 @@ impl Body {
             }
             Input::Fence(channel) => self.control.send(now, Message::Fence { channel }),
             Input::Fenced(channel, fenced) => {
-                let (applied, refused) = (fenced.applied, fenced.refused);
-                self.control.send(now, Message::Fenced { channel, applied, refused });
+                let (applied, damaged) = (fenced.applied, fenced.damaged);
+                self.control.send(now, Message::Fenced { channel, applied, damaged });
             }
             Input::Asked(stream, service) => {
                 // Its thread ends with this loop.
@@ -203,7 +203,7 @@ impl Body {
     fn heard(&mut self, event: PathEvent) {
         let now = self.tunnel.clock.now();
         match event {
-            PathEvent::Heard(path) => self.control.heard(now, path),
+            PathEvent::Heard(path) => self.control.note_activity(now, path),
             PathEvent::Acknowledged { path, through } => self.control.acknowledged(now, path, through),
             PathEvent::Lost(path) => self.path_lost(path),
             PathEvent::Received { path, sequence, message } => {
@@ -259,7 +259,7 @@ impl Body {
             let now = self.tunnel.clock.now();
             self.control.send(now, Message::Abort(fault.clone()));
             self.parting = Some(fault);
-            self.lifetime.part(now);
+            self.lifetime.close(now);
         }
     }
 }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use linerate_api::TunnelEvent;
 use linerate_core::{ChannelId, LinkId, PathId};
+use linerate_net::channel_thread::{ChannelEnds, ChannelHandle};
 use linerate_net::control::ControlPath;
 use linerate_net::links::Link;
-use linerate_net::pump::{Carrier, ChannelHandle};
 
 use super::{Input, Tunnel};
 use crate::session::links::{ChannelStatus, Dialler, Losses, NotOpened, Session, describe};
@@ -37,7 +37,7 @@ impl Session for Tunnel {
         self: &Arc<Self>,
         channel: ChannelId,
         link: LinkId,
-        carrier: Carrier,
+        carrier: ChannelEnds,
     ) -> Result<ChannelHandle, OpenError> {
         self.carriage.pump(channel, link, carrier, None)
     }

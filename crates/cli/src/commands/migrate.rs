@@ -80,7 +80,7 @@ async fn look_first(to: &str, context: &Context) {
     let found =
         probed.or(known).flatten().and_then(|survey| doctor::brief(&run_all(&survey), to, context.err));
     for text in found.into_iter().chain(silent) {
-        context.say(&text);
+        context.print_line(&text);
     }
 }
 

@@ -68,6 +68,6 @@ fn notify_ready(context: &Context) {
         socket.send_to_addr(b"READY=1", &address)
     });
     if let Err(error) = sent {
-        context.say(&format!("the service manager could not be told: {error}"));
+        context.print_line(&format!("the service manager could not be told: {error}"));
     }
 }

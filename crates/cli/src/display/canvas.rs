@@ -37,7 +37,7 @@ impl Canvas {
     }
 
     /// A line that stays, above the next picture.
-    pub fn say(&mut self, text: &str) {
+    pub fn print_line(&mut self, text: &str) {
         self.clear();
         self.write(&format!("{text}\n"));
     }

@@ -23,9 +23,9 @@ pub struct Line {
 
 impl Line {
     /// A line for people beside it.
-    pub fn say(&mut self, text: &str, context: &Context) {
+    pub fn print_line(&mut self, text: &str, context: &Context) {
         self.clear(context);
-        context.say(text);
+        context.print_line(text);
     }
 
     /// New numbers of the job.
@@ -34,7 +34,7 @@ impl Line {
             self.draw(&line(job), context);
         } else if self.last.is_none_or(|last| last.elapsed() >= EVERY) {
             self.last = Some(Instant::now());
-            context.say(&line(job));
+            context.print_line(&line(job));
         }
     }
 

@@ -49,8 +49,8 @@ impl Live {
     }
 
     /// A line above the picture.
-    pub fn say(&mut self, text: &str) {
-        self.canvas.say(text);
+    pub fn print_line(&mut self, text: &str) {
+        self.canvas.print_line(text);
         self.draw();
     }
 

@@ -49,7 +49,7 @@ impl Display {
         match &event.kind {
             EventKind::Domain(event) => self.domain(event, context),
             EventKind::Tunnel(event) => {
-                domain::tunnel_text(event).into_iter().for_each(|text| self.say(&text, context));
+                domain::tunnel_text(event).into_iter().for_each(|text| self.print_line(&text, context));
             }
             _ => self.migration(event, context),
         }
@@ -62,7 +62,7 @@ impl Display {
             // libvirt has other figures, and no steps.
             std::mem::replace(self, Display::Domain(Line::default())).close(true, context);
         }
-        domain::text(event).into_iter().for_each(|text| self.say(&text, context));
+        domain::text(event).into_iter().for_each(|text| self.print_line(&text, context));
         if let (Display::Domain(line), DomainEvent::Progress { job }) = (self, event) {
             line.job(job, context);
         }
@@ -71,7 +71,7 @@ impl Display {
     fn migration(&mut self, event: &Event, context: &Context) {
         match self {
             Display::Live(live) => live.event(event),
-            Display::Plain(plain) => plain.event(event).iter().for_each(|line| context.say(line)),
+            Display::Plain(plain) => plain.event(event).iter().for_each(|line| context.print_line(line)),
             Display::Domain(_) | Display::Json | Display::Quiet => {}
         }
     }
@@ -87,18 +87,18 @@ impl Display {
         match self {
             Display::Live(live) => live.cancelling(),
             Display::Plain(_) | Display::Domain(_) => {
-                self.say("cancelling; Ctrl-C again stops watching", context);
+                self.print_line("cancelling; Ctrl-C again stops watching", context);
             }
             Display::Json | Display::Quiet => {}
         }
     }
 
     /// A line for people beside what is shown.
-    fn say(&mut self, text: &str, context: &Context) {
+    fn print_line(&mut self, text: &str, context: &Context) {
         match self {
-            Display::Live(live) => live.say(text),
-            Display::Domain(line) => line.say(text, context),
-            Display::Plain(_) => context.say(text),
+            Display::Live(live) => live.print_line(text),
+            Display::Domain(line) => line.print_line(text, context),
+            Display::Plain(_) => context.print_line(text),
             Display::Json | Display::Quiet => {}
         }
     }

@@ -11,13 +11,13 @@ const NOTES_MAX: usize = 3;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepView {
     /// It has not begun.
-    Ahead,
+    Pending,
     /// Under way since this point in time, in microseconds since the migration began.
     Running(u64),
     /// Ended after so many microseconds.
     Done(u64),
     /// Under way when the migration ended otherwise.
-    Broken,
+    Failed,
 }
 
 /// A migration on the screen.
@@ -53,7 +53,7 @@ impl View {
             guest: clean(guest),
             to: clean(to),
             budget_ms,
-            steps: [StepView::Ahead; 10],
+            steps: [StepView::Pending; 10],
             progress: None,
             notes: Vec::new(),
             cancelling: false,
@@ -108,7 +108,7 @@ impl View {
     fn finish(&mut self, outcome: MigrationOutcome) {
         for step in &mut self.steps {
             if matches!(step, StepView::Running(_)) && outcome != MigrationOutcome::Completed {
-                *step = StepView::Broken;
+                *step = StepView::Failed;
             }
         }
     }

@@ -137,7 +137,7 @@ impl<'a> Watch<'a> {
                 Next::Interrupt if self.cancelled => return Ok(None),
                 Next::Interrupt => self.begin_cancel(),
                 Next::CancelAnswered(Some(error)) => {
-                    self.display.say(&format!("it cannot be cancelled: {error}"), self.context);
+                    self.display.print_line(&format!("it cannot be cancelled: {error}"), self.context);
                 }
                 Next::CancelAnswered(None) => {}
                 Next::Tick => self.display.tick(),
@@ -181,7 +181,7 @@ impl<'a> Watch<'a> {
             return None;
         }
         let (display, context) = (&mut self.display, self.context);
-        let body = left_alone(uuid, *direct, lost, |text| display.say(text, context)).await;
+        let body = left_alone(uuid, *direct, lost, |text| display.print_line(text, context)).await;
         Some(Failure::of_body(exit::of_body(&body), &body))
     }
 

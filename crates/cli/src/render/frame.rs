@@ -57,7 +57,7 @@ fn steps(view: &View, now_us: u64, width: usize, paint: Paint) -> Vec<String> {
 fn step_cell(step: Step, state: StepView, now_us: u64, paint: Paint) -> String {
     let name = format!("{:>2} {:<10}", step.number(), step.text());
     match state {
-        StepView::Ahead => format!("{} {}", paint.dim("·"), paint.dim(name.trim_end())),
+        StepView::Pending => format!("{} {}", paint.dim("·"), paint.dim(name.trim_end())),
         StepView::Running(since) => {
             let turn = usize::try_from(now_us / SPIN_US).unwrap_or(0) % SPINNER.len();
             let mark = SPINNER.get(turn).copied().unwrap_or("◐");
@@ -65,7 +65,7 @@ fn step_cell(step: Step, state: StepView, now_us: u64, paint: Paint) -> String {
             format!("{} {}{}", paint.cyan(mark), paint.bold(&name), paint.cyan(&time))
         }
         StepView::Done(us) => format!("{} {name}{:>10}", paint.green("✓"), time_us(us)),
-        StepView::Broken => format!("{} {}", paint.red("✗"), paint.red(name.trim_end())),
+        StepView::Failed => format!("{} {}", paint.red("✗"), paint.red(name.trim_end())),
     }
 }
 
@@ -86,7 +86,7 @@ fn total(progress: &Progress, width: usize, paint: Paint) -> String {
     format!("  {} {}  {text}", paint.bold(&label), bar(share / 100.0, room, paint))
 }
 
-/// Disks that go along: how far they are, apart from the memory.
+/// Copied disks: how far they are, apart from the memory.
 fn disks_line(disks: DiskProgress, width: usize, paint: Paint) -> String {
     let share = percent(disks.done_bytes, disks.total_bytes);
     let text = format!(

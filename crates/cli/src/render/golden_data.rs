@@ -138,6 +138,6 @@ pub fn report() -> Report {
         pauses_us: 0,
         device_state_bytes: 312 << 10,
         verified: Some(true),
-        checksum_refusals: 0,
+        damaged_writes: 0,
     }
 }

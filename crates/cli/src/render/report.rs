@@ -220,10 +220,10 @@ fn totals(report: &Report, paint: Paint) -> Vec<String> {
             format!("{} before the blackout, to drain disks opened with O_DIRECT", time_us(report.pauses_us)),
         );
     }
-    if report.checksum_refusals > 0 {
+    if report.damaged_writes > 0 {
         row(
             "Torn",
-            format!("{} extents changed while they were sent, and went again", report.checksum_refusals),
+            format!("{} extents changed while they were sent, and went again", report.damaged_writes),
         );
     }
     match report.verified {

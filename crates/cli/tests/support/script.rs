@@ -201,7 +201,7 @@ impl Tape {
             pauses_us: 14_200,
             device_state_bytes: 312 << 10,
             verified: None,
-            checksum_refusals: 0,
+            damaged_writes: 0,
         }
     }
 

@@ -7,19 +7,19 @@ use crate::{Code, Fault, Message, Side, Time};
 
 impl Destination {
     /// The hypervisor cannot run the committed guest and never did: the source is to have it back. The order is that of
-    /// [`Destination::give_up`]. Nobody can have it back if the source is not heard: then it is tried again.
+    /// [`Destination::give_up`]. Nobody can have it back if the source does not answer: then it is tried again.
     pub(super) fn cannot_run(&mut self, now: Time, fault: Fault) {
         let has_copy = self.source_has_copy(now);
-        let State::Resuming { again } = &mut self.state else { return };
+        let State::Resuming { retry_at } = &mut self.state else { return };
         if !has_copy {
-            *again = Some(now + RETRY_AFTER);
+            *retry_at = Some(now + RETRY_AFTER);
         } else {
             (self.committed, self.returned) = (false, true);
             self.end_guest(DestinationPhase::Returned, fault);
         }
     }
 
-    /// Whether the guest ran is not known, or it did: nobody may resume it by himself, so the source is told by its
+    /// Whether the guest ran is not known, or it did: nobody may resume it without asking, so the source is told by its
     /// next question. That it runs is not said any more.
     pub(super) fn guest_ended(&mut self, fault: Fault) {
         if matches!(self.state, State::Resuming { .. } | State::Running { .. }) {
@@ -29,7 +29,7 @@ impl Destination {
         }
     }
 
-    /// The operator's decision over a loaded guest whose source is not heard.
+    /// The operator's decision over a loaded guest whose source does not answer.
     pub(super) fn resolve(&mut self, now: Time, run: bool) {
         if !self.is_held() {
             return;
@@ -53,12 +53,12 @@ impl Destination {
             // an operator.
             State::Loaded if fault.code != Code::Cancelled && self.control.paths() == 0 => {}
             // The driver has the commit and it may be on disk: only its own failure can stop it.
-            State::Journaling { again: None }
+            State::Journaling { retry_at: None }
                 if !matches!(fault.code, Code::JournalFailed | Code::GuestGone)
                     && !self.actions.contains(&Action::Journal(DestinationPhase::Committed)) => {}
-            // A source that is heard has its copy, and resumes on our word. Otherwise this one may be the only one.
+            // A source that answers has its copy, and resumes on our message. Otherwise this one may be the only one.
             State::Journaling { .. } if fault.code == Code::JournalFailed && !self.source_has_copy(now) => {
-                self.state = State::Journaling { again: Some(now + RETRY_AFTER) };
+                self.state = State::Journaling { retry_at: Some(now + RETRY_AFTER) };
             }
             _ => self.give_up(fault),
         }
@@ -77,7 +77,7 @@ impl Destination {
         self.state = State::Discarding { fault };
     }
 
-    pub(super) fn part(&mut self, now: Time, fault: Fault) {
+    pub(super) fn close(&mut self, now: Time, fault: Fault) {
         self.control.send(now, Message::Abort(fault.clone()));
         self.state = State::Closing { fault, until: now + self.config.abort_timeout };
     }
@@ -93,8 +93,8 @@ impl Destination {
     }
 
     /// As good as an abort: the source will not send commit any more, and if it has, the journal decides.
-    pub(super) fn withdrawn(&mut self, now: Time) {
-        let detail = "the source has rolled back and withdrawn the guest";
+    pub(super) fn rolled_back_at_source(&mut self, now: Time) {
+        let detail = "the source has rolled back";
         self.fail(now, Fault::new(Code::Cancelled, self.state.step(), Side::Source, detail));
     }
 

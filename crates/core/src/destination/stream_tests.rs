@@ -6,15 +6,15 @@ use crate::StreamNote;
 const PATH: PathId = 0;
 
 struct Driver {
-    brain: Destination,
+    machine: Destination,
     sequence: u64,
 }
 
 impl Driver {
     fn offered(mode: Mode) -> Driver {
-        let mut brain = Destination::new(Time::ZERO, Config::default());
-        brain.handle(Time::ZERO, Event::PathUp(PATH));
-        let mut driver = Driver { brain, sequence: 0 };
+        let mut machine = Destination::new(Time::ZERO, Config::default());
+        machine.handle(Time::ZERO, Event::PathUp(PATH));
+        let mut driver = Driver { machine, sequence: 0 };
         driver.receive(Message::Offer { guest: "g".into(), description: "{}".into(), mode: Ok(mode) });
         driver.tell(Event::Admitted(Vec::new()));
         driver
@@ -31,8 +31,8 @@ impl Driver {
     }
 
     fn tell(&mut self, event: Event) -> Vec<Action> {
-        self.brain.handle(Time::ZERO, event);
-        std::iter::from_fn(|| self.brain.poll_action(Time::ZERO)).collect()
+        self.machine.handle(Time::ZERO, event);
+        std::iter::from_fn(|| self.machine.poll_action(Time::ZERO)).collect()
     }
 
     fn receive(&mut self, message: Message) -> Vec<Action> {
@@ -42,7 +42,7 @@ impl Driver {
 
     /// The source's guest has stopped, its disks are the same, and everything was taken.
     fn load(&mut self) {
-        let checks = self.receive(Message::Stopped { ran: true, disks: "[]".into() });
+        let checks = self.receive(Message::Stopped { was_running: true, disks: "[]".into() });
         assert!(checks.contains(&Action::CheckDisks("[]".into())), "{checks:?}");
         self.tell(Event::DisksChecked);
         let notes = self.tell(Event::DeviceStateLoaded);
@@ -52,7 +52,7 @@ impl Driver {
     }
 
     fn fault(&self) -> Option<Code> {
-        if let State::Discarding { fault } = &self.brain.state { Some(fault.code) } else { None }
+        if let State::Discarding { fault } = &self.machine.state { Some(fault.code) } else { None }
     }
 }
 
@@ -77,7 +77,7 @@ fn a_guest_that_took_its_streams_runs_only_after_commit_is_in_the_journal() {
     driver.load();
     let commits = driver.receive(Message::Commit);
     assert!(commits.contains(&Action::Journal(DestinationPhase::Committed)), "{commits:?}");
-    let run = Action::Run { ran: true };
+    let run = Action::Run { was_running: true };
     assert!(!commits.contains(&run), "{commits:?}");
     assert!(driver.tell(Event::Journaled(DestinationPhase::Committed)).contains(&run));
 }
@@ -107,7 +107,7 @@ fn modes_are_not_mixed() {
 #[test]
 fn what_the_streams_say_passes_both_ways() {
     let note = Message::Stream { stream: 2, note: StreamNote::Stop };
-    let fenced = Message::Fenced { channel: 5, applied: 0, refused: Vec::new() };
+    let fenced = Message::Fenced { channel: 5, applied: 0, damaged: Vec::new() };
     let mut driver = Driver::streaming();
     for message in [note.clone(), fenced] {
         assert!(driver.receive(message.clone()).contains(&Action::DeliverStreamMessage(message)));
@@ -137,11 +137,11 @@ fn a_peer_that_breaks_the_rules_of_streams_makes_nothing_run_twice() {
     let mut driver = Driver::streaming();
     driver.load();
     driver.receive(Message::Commit);
-    let run = Action::Run { ran: true };
+    let run = Action::Run { was_running: true };
     assert!(driver.tell(Event::Journaled(DestinationPhase::Committed)).contains(&run));
     let mut later = driver.tell(Event::ReceivingFailed(violation()));
-    driver.brain.handle(Time::ZERO + Duration::from_secs(2), Event::Tick);
-    later.extend(std::iter::from_fn(|| driver.brain.poll_action(Time::ZERO)));
+    driver.machine.handle(Time::ZERO + Duration::from_secs(2), Event::Tick);
+    later.extend(std::iter::from_fn(|| driver.machine.poll_action(Time::ZERO)));
     assert!(!later.contains(&run), "the guest is being started already: {later:?}");
     assert!(!later.contains(&Action::Discard), "{later:?}");
 }

@@ -1,6 +1,6 @@
 //! Every message and event in every state; what a fault, a cancellation and a restart do in each.
 
-mod handed_over;
+mod handover;
 mod prepared;
 
 use super::*;
@@ -67,20 +67,20 @@ const ALL: [At; 15] = [
 type Onward = fn(&mut Driver) -> Vec<Action>;
 
 struct Driver {
-    brain: Destination,
+    machine: Destination,
     sequence: u64,
     now: Time,
 }
 
 impl Driver {
     fn new() -> Driver {
-        let mut brain = Destination::new(ms(0), Config::default());
-        brain.handle(ms(0), Event::PathUp(PATH));
-        Driver { brain, sequence: 0, now: ms(1) }
+        let mut machine = Destination::new(ms(0), Config::default());
+        machine.handle(ms(0), Event::PathUp(PATH));
+        Driver { machine, sequence: 0, now: ms(1) }
     }
 
     fn tell(&mut self, event: Event) -> Vec<Action> {
-        self.brain.handle(self.now, event);
+        self.machine.handle(self.now, event);
         self.actions()
     }
 
@@ -90,7 +90,7 @@ impl Driver {
     }
 
     fn actions(&mut self) -> Vec<Action> {
-        std::iter::from_fn(|| self.brain.poll_action(self.now)).collect()
+        std::iter::from_fn(|| self.machine.poll_action(self.now)).collect()
     }
 
     /// A destination in the state.
@@ -129,7 +129,7 @@ impl Driver {
                 }
             }
         }
-        assert_eq!(driver.brain.state.name().replace(' ', ""), format!("{state:?}").to_lowercase());
+        assert_eq!(driver.machine.state.name().replace(' ', ""), format!("{state:?}").to_lowercase());
         driver
     }
 
@@ -140,7 +140,7 @@ impl Driver {
     }
 
     fn fault(&self) -> Option<&Fault> {
-        match &self.brain.state {
+        match &self.machine.state {
             State::Discarding { fault } | State::Closing { fault, .. } => Some(fault),
             _ => None,
         }
@@ -160,7 +160,7 @@ fn offer_in(mode: Result<Mode, UnknownMode>) -> Message {
 }
 
 fn stopped() -> Message {
-    Message::Stopped { ran: true, disks: "[]".into() }
+    Message::Stopped { was_running: true, disks: "[]".into() }
 }
 
 fn runs() -> Event {
@@ -194,12 +194,12 @@ fn messages() -> Vec<(Message, Vec<At>)> {
         (Message::Aborted, vec![]),
         (Message::Admitted { endpoints: vec![] }, vec![]),
         (Message::Prepared { regions: vec![], touched: vec![] }, vec![]),
-        (Message::Fenced { channel: 3, applied: 0, refused: vec![] }, vec![]),
+        (Message::Fenced { channel: 3, applied: 0, damaged: vec![] }, vec![]),
         (Message::RamSealed, vec![]),
         (Message::StreamsPrepared(StreamSettings::default()), vec![]),
         (Message::Stream { stream: 0, note: crate::StreamNote::Stop }, vec![]),
         (Message::Loaded, vec![]),
-        (Message::Running { resume_us: 0, cpu_us: 0 }, vec![]),
+        (Message::TakenOver { resume_us: 0, cpu_us: 0 }, vec![]),
     ]
 }
 
@@ -223,7 +223,7 @@ fn events() -> Vec<(Event, Vec<At>)> {
         (Event::Journaled(DestinationPhase::Loaded), ALL.to_vec()),
         (Event::Journaled(DestinationPhase::Committed), ALL.to_vec()),
         (Event::Journaled(DestinationPhase::Running), ALL.to_vec()),
-        (Event::Fenced { channel: 3, applied: 0, refused: vec![] }, ALL.to_vec()),
+        (Event::Fenced { channel: 3, applied: 0, damaged: vec![] }, ALL.to_vec()),
         (Event::Tick, ALL.to_vec()),
     ]
 }
@@ -236,13 +236,13 @@ fn check_unexpected(mut driver: Driver, state: At, actions: &[Action], code: Cod
             assert!(!actions.contains(&Action::Discard), "{what} in {state:?}: {actions:?}");
         }
         // The commit is with the body and may be on disk.
-        Journaling => assert_eq!(driver.brain.state, State::Journaling { again: None }, "{what}"),
+        Journaling => assert_eq!(driver.machine.state, State::Journaling { retry_at: None }, "{what}"),
         _ => {
             assert_eq!(driver.fault().map(|fault| fault.code), Some(code), "{what} in {state:?}");
             let expected = [Action::Journal(DestinationPhase::Aborted), Action::Discard];
             assert!(actions.starts_with(&expected), "{what} in {state:?}: {actions:?}");
             driver.tell(Event::Discarded);
-            assert_eq!(driver.brain.outcome(), Outcome::Aborted);
+            assert_eq!(driver.machine.outcome(), Outcome::Aborted);
         }
     }
 }
@@ -291,14 +291,14 @@ fn a_failure_in_each_state_before_commit_is_told_after_the_guest_is_gone() {
         let actions = driver.tell(Event::Failed(fault(Code::JournalFailed)));
         let expected = [Action::Journal(DestinationPhase::Aborted), Action::Discard];
         assert!(actions.starts_with(&expected), "{state:?}: {actions:?}");
-        assert_eq!(driver.brain.outcome(), Outcome::Pending, "{state:?}: not before the guest is gone");
+        assert_eq!(driver.machine.outcome(), Outcome::Pending, "{state:?}: not before the guest is gone");
         let told = driver.tell(Event::Discarded);
         let abort = |action: &Action| {
             matches!(action, Action::Transmit(_, Outgoing::Message { message: Message::Abort(f), .. })
                 if *f == fault(Code::JournalFailed))
         };
         assert!(told.iter().any(abort), "{state:?}: {told:?}");
-        assert_eq!(driver.brain.outcome(), Outcome::Aborted, "{state:?}");
+        assert_eq!(driver.machine.outcome(), Outcome::Aborted, "{state:?}");
     }
 }
 
@@ -324,7 +324,7 @@ fn a_cancellation_names_the_step_and_the_side() {
 }
 
 #[test]
-fn once_committed_nothing_but_its_hypervisors_word_ends_the_guest() {
+fn once_committed_only_what_its_hypervisor_reports_ends_the_guest() {
     for (state, outcome) in [(Resuming, Outcome::Pending), (Running, Outcome::Committed)] {
         let mut driver = Driver::at(state);
         let mut actions = driver.tell(Event::Cancel);
@@ -337,17 +337,17 @@ fn once_committed_nothing_but_its_hypervisors_word_ends_the_guest() {
         driver.now = ms(3_600_000);
         actions.extend(driver.tell(Event::Tick));
         assert!(!actions.contains(&Action::Discard), "{state:?}: {actions:?}");
-        assert_eq!(driver.brain.outcome(), outcome, "{state:?}");
+        assert_eq!(driver.machine.outcome(), outcome, "{state:?}");
     }
 }
 
 #[test]
-fn without_the_sources_last_word_the_session_is_closed_all_the_same() {
+fn without_the_sources_last_message_the_session_is_closed_all_the_same() {
     let mut driver = Driver::at(Running);
     driver.now = driver.now + Config::default().finish_timeout;
     let actions = driver.tell(Event::Tick);
     assert!(actions.contains(&Action::Journal(DestinationPhase::Finished)), "{actions:?}");
-    assert_eq!(driver.brain.outcome(), Outcome::Committed);
+    assert_eq!(driver.machine.outcome(), Outcome::Committed);
 }
 
 #[test]
@@ -355,7 +355,7 @@ fn a_commit_not_yet_with_the_journal_can_be_taken_back_and_is_then_never_written
     let mut driver = Driver::at(Loaded);
     driver.sequence += 1;
     let commit = Event::Received { path: PATH, sequence: driver.sequence, message: Message::Commit };
-    driver.brain.handle(driver.now, commit);
+    driver.machine.handle(driver.now, commit);
     let actions = driver.tell(Event::RolledBackAtSource);
     assert!(!actions.contains(&Action::Journal(DestinationPhase::Committed)), "{actions:?}");
     assert!(actions.contains(&Action::Journal(DestinationPhase::Aborted)), "{actions:?}");
@@ -375,7 +375,7 @@ fn an_orphan_gives_up_unless_the_source_may_have_committed() {
 }
 
 #[test]
-fn a_withdrawal_is_heeded_unless_it_is_committed() {
+fn a_roll_back_notice_is_heeded_unless_it_is_committed() {
     for state in ALL {
         let mut driver = Driver::at(state);
         let actions = driver.tell(Event::RolledBackAtSource);
@@ -385,7 +385,7 @@ fn a_withdrawal_is_heeded_unless_it_is_committed() {
             let fault = driver.fault().expect("gives up");
             assert_eq!((fault.code, fault.side), (Code::Cancelled, Side::Source), "{state:?}");
             driver.tell(Event::Discarded);
-            assert_eq!(driver.brain.outcome(), Outcome::Aborted);
+            assert_eq!(driver.machine.outcome(), Outcome::Aborted);
         }
     }
 }
@@ -393,11 +393,11 @@ fn a_withdrawal_is_heeded_unless_it_is_committed() {
 #[test]
 fn the_guests_name_is_known_when_the_journal_is_first_written() {
     let mut driver = Driver::at(Waiting);
-    assert_eq!(driver.brain.guest(), "");
+    assert_eq!(driver.machine.guest(), "");
     let actions = driver.receive(offer());
     let first = actions.iter().find(|action| !matches!(action, Action::Transmit(..)));
     assert_eq!(first, Some(&Action::Journal(DestinationPhase::Started)), "before anything is made for it");
-    assert_eq!(driver.brain.guest(), "g");
+    assert_eq!(driver.machine.guest(), "g");
 }
 
 #[test]
@@ -422,7 +422,7 @@ fn the_guest_runs_only_when_the_journal_has_it() {
     let mut driver = Driver::at(Loaded);
     let before = driver.receive(Message::Commit);
     assert!(before.contains(&Action::Journal(DestinationPhase::Committed)), "{before:?}");
-    assert!(!before.contains(&Action::Run { ran: true }), "{before:?}");
+    assert!(!before.contains(&Action::Run { was_running: true }), "{before:?}");
     let after = driver.tell(Event::Journaled(DestinationPhase::Committed));
-    assert!(after.contains(&Action::Run { ran: true }), "{after:?}");
+    assert!(after.contains(&Action::Run { was_running: true }), "{after:?}");
 }

@@ -13,14 +13,14 @@ enum Timer {
     Journal,
     /// The guest is run again.
     Run,
-    /// Nobody was heard for so long that the source must have given up.
+    /// Nothing was received for so long that the source must have given up.
     Orphaned,
     /// The answer to an abort is not waited for any longer.
-    Parted,
+    Closed,
 }
 
 impl Timer {
-    const ALL: [Timer; 5] = [Timer::Finish, Timer::Journal, Timer::Run, Timer::Orphaned, Timer::Parted];
+    const ALL: [Timer; 5] = [Timer::Finish, Timer::Journal, Timer::Run, Timer::Orphaned, Timer::Closed];
 }
 
 impl Destination {
@@ -40,19 +40,19 @@ impl Destination {
             }
         }
         if self.control.paths() == 0 {
-            self.parted();
+            self.closed();
         }
     }
 
     fn due(&self, timer: Timer) -> Option<Time> {
         match (timer, &self.state) {
             (Timer::Finish, State::Running { until }) => Some(*until),
-            (Timer::Journal, State::Journaling { again }) => *again,
-            (Timer::Run, State::Resuming { again }) => *again,
+            (Timer::Journal, State::Journaling { retry_at }) => *retry_at,
+            (Timer::Run, State::Resuming { retry_at }) => *retry_at,
             (Timer::Orphaned, state) if state.may_be_orphaned() => {
                 self.alone_since().map(|since| since + self.config.orphan_timeout)
             }
-            (Timer::Parted, State::Closing { until, .. }) => Some(*until),
+            (Timer::Closed, State::Closing { until, .. }) => Some(*until),
             _ => None,
         }
     }
@@ -61,24 +61,24 @@ impl Destination {
         match timer {
             Timer::Finish => self.finished(),
             Timer::Journal => {
-                self.state = State::Journaling { again: None };
+                self.state = State::Journaling { retry_at: None };
                 self.actions.push_back(Action::Journal(DestinationPhase::Committed));
             }
             Timer::Run => {
-                self.state = State::Resuming { again: None };
-                self.actions.push_back(Action::Run { ran: self.stopped.unwrap_or(true) });
+                self.state = State::Resuming { retry_at: None };
+                self.actions.push_back(Action::Run { was_running: self.was_running.unwrap_or(true) });
             }
             Timer::Orphaned => {
                 let seconds = self.config.orphan_timeout.as_secs();
                 let detail = format!("no control connection from the source for {seconds} s");
                 self.fail(now, self.fault(Code::PeerLost, &detail));
             }
-            Timer::Parted => self.parted(),
+            Timer::Closed => self.closed(),
         }
     }
 
     /// The source is told, or cannot be.
-    fn parted(&mut self) {
+    fn closed(&mut self) {
         if let State::Closing { fault, .. } = &self.state {
             let fault = fault.clone();
             self.state = State::Ended;
@@ -93,8 +93,8 @@ impl Destination {
 }
 
 impl State {
-    /// The source gives up by itself when it hears nothing for so long. A guest that is loaded is kept: the source may
-    /// have committed, and its host may be lost with its own copy.
+    /// The source gives up by itself when it receives nothing for so long. A guest that is loaded is kept: the source
+    /// may have committed, and its host may be lost with its own copy.
     fn may_be_orphaned(&self) -> bool {
         match self {
             State::Waiting

@@ -57,11 +57,11 @@ pub enum DestinationEvent {
     Written(bool),
     /// The source has committed, and says so on a connection of its own.
     CommitAgain {
-        /// Its own process lives: it can have the guest back.
+        /// Its own process is alive: it can have the guest back.
         copy: bool,
     },
     /// The source has rolled back.
-    Withdrawn,
+    RolledBackAtSource,
     /// The operator decides: `true` runs the guest here, `false` gives it up.
     Resolve(bool),
     /// Time passed.
@@ -105,7 +105,7 @@ pub struct DestinationRecovery {
     state: State,
     due: Option<Time>,
     /// When the source said last that it still has its own copy.
-    copy: Option<Time>,
+    source_copy: Option<Time>,
     /// It may have run here before: a refusal of the hypervisor does not say that it never did.
     may_have_run: bool,
 }
@@ -117,17 +117,27 @@ impl DestinationRecovery {
             DestinationPhase::Returned => DestinationPhase::Returned,
             _ => DestinationPhase::Aborted,
         };
-        DestinationRecovery { state: State::Discarding(end), due: Some(now), copy: None, may_have_run: false }
+        DestinationRecovery {
+            state: State::Discarding(end),
+            due: Some(now),
+            source_copy: None,
+            may_have_run: false,
+        }
     }
 
     /// The guest is complete and the source may have committed.
     pub fn wait() -> DestinationRecovery {
-        DestinationRecovery { state: State::Waiting, due: None, copy: None, may_have_run: false }
+        DestinationRecovery { state: State::Waiting, due: None, source_copy: None, may_have_run: false }
     }
 
     /// The guest is committed.
-    pub fn see(now: Time) -> DestinationRecovery {
-        DestinationRecovery { state: State::Inspecting, due: Some(now), copy: None, may_have_run: false }
+    pub fn inspect(now: Time) -> DestinationRecovery {
+        DestinationRecovery {
+            state: State::Inspecting,
+            due: Some(now),
+            source_copy: None,
+            may_have_run: false,
+        }
     }
 
     /// The phase once all is done and written.
@@ -183,11 +193,11 @@ impl DestinationRecovery {
     pub fn handle(&mut self, now: Time, event: DestinationEvent) {
         use DestinationEvent as E;
         if let E::CommitAgain { copy } = event {
-            self.copy = copy.then_some(now);
+            self.source_copy = copy.then_some(now);
         }
         match (self.state, event) {
             (State::Waiting, E::CommitAgain { .. } | E::Resolve(true)) => self.enter(now, State::Committing),
-            (State::Waiting, E::Withdrawn | E::Resolve(false)) => {
+            (State::Waiting, E::RolledBackAtSource | E::Resolve(false)) => {
                 self.enter(now, State::Discarding(DestinationPhase::Aborted));
             }
             (State::Holding, E::Resolve(true)) => self.enter(now, State::Running { since: now }),
@@ -198,7 +208,7 @@ impl DestinationRecovery {
             (State::Holding, E::Inspected(found)) => self.looked_again(now, found),
             (State::Discarding(DestinationPhase::Committed), E::Discarded(true)) => self.ended(),
             // It is not on disk, and who said commit takes it back.
-            (State::Committing, E::Withdrawn | E::Resolve(false)) if self.due.is_some() => {
+            (State::Committing, E::RolledBackAtSource | E::Resolve(false)) if self.due.is_some() => {
                 self.enter(now, State::Discarding(DestinationPhase::Aborted));
             }
             (State::Committing, E::Written(true)) => self.enter(now, State::Running { since: now }),
@@ -244,7 +254,7 @@ impl DestinationRecovery {
     }
 
     fn source_has_copy(&self, now: Time) -> bool {
-        self.copy.is_some_and(|at| now - at <= COPY_COUNTS_FOR)
+        self.source_copy.is_some_and(|at| now - at <= COPY_COUNTS_FOR)
     }
 
     /// An operator decides, here or by letting the guest run himself: it is looked at now and then.

@@ -23,7 +23,7 @@ pub use source::{SourceAction, SourceEvent, SourceRecovery};
 use std::time::Duration;
 
 use crate::SessionId;
-use crate::journal::{DestinationPhase, Fate, SourcePhase};
+use crate::journal::{DestinationPhase, ProcessFate, SourcePhase};
 
 /// Between two tries of anything that failed, and between two questions.
 pub const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -64,48 +64,48 @@ pub struct Entry {
 /// What is to be done about a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plan {
-    /// Source: let the guest run as before, write that, and tell the destination ([`SourceRecovery::take_back`]).
+    /// Source: let the guest run as before, write that, and tell the destination ([`SourceRecovery::resume_here`]).
     RollBack,
-    /// Source: ask until the outcome is known ([`SourceRecovery::ask`]). The guest stays paused.
-    Ask,
+    /// Source: ask until the outcome is known ([`SourceRecovery::query`]). The guest stays paused.
+    Query,
     /// Destination: end the waiting guest and write that ([`DestinationRecovery::discard`]).
     Discard,
     /// Destination: keep the complete guest until the source or an operator decides ([`DestinationRecovery::wait`]).
     Wait,
-    /// Destination: find out whether the guest runs ([`DestinationRecovery::see`]).
-    See,
+    /// Destination: find out whether the guest runs ([`DestinationRecovery::inspect`]).
+    Inspect,
     /// Source: commit was not sent, and its process has ended with the host or by itself: only write that it was rolled back.
     /// The destination is not told: if it has the guest complete, that copy is the only one, and an operator decides about it.
-    Died,
+    RecordLoss,
     /// The process is none of this session's business any more: only write this phase.
-    Close(Phase),
+    RecordEnd(Phase),
     /// Nothing.
     Nothing,
 }
 
-/// What is to be done about `entry`, given all records of the host and whether a process lives.
+/// What is to be done about `entry`, given all records of the host and whether a process is alive.
 pub fn plan(entry: &Entry, all: &[Entry], lives: impl Fn(&Process) -> bool) -> Plan {
     use DestinationPhase as To;
     use SourcePhase as From;
     let superseded = is_superseded(entry, all);
     let lives = !superseded && entry.process.as_ref().is_some_and(lives);
     match entry.phase {
-        Phase::Source(From::Started | From::TakingBack) if lives => Plan::RollBack,
-        Phase::Source(From::Started | From::TakingBack) if !superseded => Plan::Died,
+        Phase::Source(From::Started | From::ResumingHere) if lives => Plan::RollBack,
+        Phase::Source(From::Started | From::ResumingHere) if !superseded => Plan::RecordLoss,
         // A newer session of the same process began, so this one was rolled back: the guest ran here again.
-        Phase::Source(From::Started | From::TakingBack | From::CommitSent) if superseded => {
-            Plan::Close(Phase::Source(From::RolledBack))
+        Phase::Source(From::Started | From::ResumingHere | From::CommitSent) if superseded => {
+            Plan::RecordEnd(Phase::Source(From::RolledBack))
         }
-        Phase::Source(From::Started | From::TakingBack | From::CommitSent) => Plan::Ask,
+        Phase::Source(From::Started | From::ResumingHere | From::CommitSent) => Plan::Query,
         Phase::Source(From::Finished | From::RolledBack) => Plan::Nothing,
         // Also with the process gone: files that were made for it may be left.
         Phase::Destination(To::Started | To::Aborted | To::Returned) if !superseded => Plan::Discard,
         Phase::Destination(To::Loaded) if lives => Plan::Wait,
         Phase::Destination(To::Loaded) if !superseded => Plan::Discard,
-        Phase::Destination(To::Committed) if lives => Plan::See,
+        Phase::Destination(To::Committed) if lives => Plan::Inspect,
         // It has been leaving since, so it ran here.
         Phase::Destination(To::Started | To::Loaded | To::Committed | To::Running) if superseded => {
-            Plan::Close(Phase::Destination(To::Finished))
+            Plan::RecordEnd(Phase::Destination(To::Finished))
         }
         Phase::Destination(_) => Plan::Nothing,
     }
@@ -117,16 +117,16 @@ fn is_superseded(entry: &Entry, all: &[Entry]) -> bool {
 }
 
 /// What became of a destination's process.
-pub fn fate(entry: &Entry, all: &[Entry], lives: impl Fn(&Process) -> bool) -> Fate {
+pub fn process_fate(entry: &Entry, all: &[Entry], lives: impl Fn(&Process) -> bool) -> ProcessFate {
     let left = |one: &Entry| {
         one.order > entry.order
             && one.process == entry.process
             && one.phase == Phase::Source(SourcePhase::Finished)
     };
     match &entry.process {
-        Some(process) if lives(process) => Fate::Lives,
-        Some(_) if all.iter().any(left) => Fate::MovedOn,
-        _ => Fate::Ended,
+        Some(process) if lives(process) => ProcessFate::Alive,
+        Some(_) if all.iter().any(left) => ProcessFate::MovedOn,
+        _ => ProcessFate::Ended,
     }
 }
 

@@ -7,11 +7,11 @@ use crate::{GuestState, Outcome, Time};
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceEvent {
-    /// [`SourceAction::TakeBack`] came to an end: what the guest does now, or none if it has to be tried again.
-    TookBack(Option<GuestState>),
-    /// [`SourceAction::GiveUp`] came to an end: whether the process is gone.
-    GaveUp(bool),
-    /// [`SourceAction::Ask`] came to an end; none if nobody answered.
+    /// [`SourceAction::ResumeHere`] came to an end: what the guest does now, or none if it has to be tried again.
+    ResumedHere(Option<GuestState>),
+    /// [`SourceAction::EndSource`] came to an end: whether the process is gone.
+    SourceEnded(bool),
+    /// [`SourceAction::Query`] came to an end; none if nobody answered.
     Answered(Option<Outcome>),
     /// [`SourceAction::Write`] came to an end: whether it is on disk.
     Written(bool),
@@ -25,23 +25,24 @@ pub enum SourceEvent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceAction {
     /// Cancel what the hypervisor was told and let the guest do what it did before.
-    TakeBack,
+    ResumeHere,
     /// End the guest's process here: it runs at the destination.
-    GiveUp,
-    /// Say commit once more on a connection of its own, and ask how the session ended. Whether the process here lives or
-    /// not: the message may never have arrived, and a destination that holds the loaded guest gives it up for nobody.
-    Ask,
+    EndSource,
+    /// Say commit once more on a connection of its own, and ask how the session ended. Whether the process here is
+    /// alive or not: the message may never have arrived, and a destination that holds the loaded guest gives it up for
+    /// nobody.
+    Query,
     /// Put the phase on disk.
     Write(SourcePhase),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    Asking,
+    Querying,
     /// The operator's word that the guest runs here, not on disk yet.
     Deciding,
-    TakingBack,
-    GivingUp,
+    ResumingHere,
+    EndingSource,
     Writing(SourcePhase, GuestState),
     Over(GuestState),
 }
@@ -54,22 +55,22 @@ pub struct SourceRecovery {
     due: Option<Time>,
     answer: Option<Outcome>,
     /// The operator's word, while a question is under way.
-    decided: Option<bool>,
+    operator_decision: Option<bool>,
 }
 
 impl SourceRecovery {
     /// Commit was not sent, or the destination will never run the guest: it runs here again.
-    pub fn take_back(now: Time) -> SourceRecovery {
-        SourceRecovery::new(now, State::TakingBack)
+    pub fn resume_here(now: Time) -> SourceRecovery {
+        SourceRecovery::new(now, State::ResumingHere)
     }
 
     /// Commit was sent: only the destination or an operator decides.
-    pub fn ask(now: Time) -> SourceRecovery {
-        SourceRecovery::new(now, State::Asking)
+    pub fn query(now: Time) -> SourceRecovery {
+        SourceRecovery::new(now, State::Querying)
     }
 
     fn new(now: Time, state: State) -> SourceRecovery {
-        SourceRecovery { state, due: Some(now), answer: None, decided: None }
+        SourceRecovery { state, due: Some(now), answer: None, operator_decision: None }
     }
 
     /// The guest's state once all is done and written.
@@ -79,12 +80,12 @@ impl SourceRecovery {
 
     /// Commit was sent and nothing is decided.
     pub fn is_in_doubt(&self) -> bool {
-        self.state == State::Asking
+        self.state == State::Querying
     }
 
-    /// The guest is being taken back.
+    /// The guest is being resumed here.
     pub fn takes_back(&self) -> bool {
-        matches!(self.state, State::Deciding | State::TakingBack)
+        matches!(self.state, State::Deciding | State::ResumingHere)
     }
 
     /// The destination's last answer.
@@ -101,10 +102,10 @@ impl SourceRecovery {
     pub fn poll_action(&mut self, now: Time) -> Option<SourceAction> {
         self.due.take_if(|due| *due <= now)?;
         match self.state {
-            State::Asking => Some(SourceAction::Ask),
-            State::Deciding => Some(SourceAction::Write(SourcePhase::TakingBack)),
-            State::TakingBack => Some(SourceAction::TakeBack),
-            State::GivingUp => Some(SourceAction::GiveUp),
+            State::Querying => Some(SourceAction::Query),
+            State::Deciding => Some(SourceAction::Write(SourcePhase::ResumingHere)),
+            State::ResumingHere => Some(SourceAction::ResumeHere),
+            State::EndingSource => Some(SourceAction::EndSource),
             State::Writing(phase, _) => Some(SourceAction::Write(phase)),
             State::Over(_) => None,
         }
@@ -113,23 +114,23 @@ impl SourceRecovery {
     /// Takes an event.
     pub fn handle(&mut self, now: Time, event: SourceEvent) {
         match (self.state, event) {
-            (State::Asking, SourceEvent::Answered(answer)) => self.answered(now, answer),
-            (State::Deciding, SourceEvent::Written(true)) => self.enter(now, State::TakingBack),
-            (State::TakingBack, SourceEvent::TookBack(Some(guest))) => {
+            (State::Querying, SourceEvent::Answered(answer)) => self.answered(now, answer),
+            (State::Deciding, SourceEvent::Written(true)) => self.enter(now, State::ResumingHere),
+            (State::ResumingHere, SourceEvent::ResumedHere(Some(guest))) => {
                 self.enter(now, State::Writing(SourcePhase::RolledBack, guest));
             }
-            (State::GivingUp, SourceEvent::GaveUp(true)) => {
+            (State::EndingSource, SourceEvent::SourceEnded(true)) => {
                 self.enter(now, State::Writing(SourcePhase::Finished, GuestState::RunsAtDestination));
             }
             (State::Writing(_, guest), SourceEvent::Written(true)) => {
                 (self.state, self.due) = (State::Over(guest), None);
             }
-            (State::TakingBack, SourceEvent::TookBack(None))
-            | (State::GivingUp, SourceEvent::GaveUp(false))
+            (State::ResumingHere, SourceEvent::ResumedHere(None))
+            | (State::EndingSource, SourceEvent::SourceEnded(false))
             | (State::Deciding | State::Writing(..), SourceEvent::Written(false)) => {
                 self.due = Some(now + RETRY_AFTER)
             }
-            (State::Asking, SourceEvent::Resolve(resume)) => self.resolve(now, resume),
+            (State::Querying, SourceEvent::Resolve(resume)) => self.resolve(now, resume),
             _ => {}
         }
     }
@@ -139,22 +140,22 @@ impl SourceRecovery {
     /// that the guest runs here is void.
     fn answered(&mut self, now: Time, answer: Option<Outcome>) {
         self.answer = answer.or(self.answer);
-        let decided = self.decided.take();
-        match (answer.map(verdict), decided) {
-            (Some(Verdict::GiveUpGuest), _) => self.enter(now, State::GivingUp),
-            (Some(Verdict::Resume), _) => self.enter(now, State::TakingBack),
+        let operator_decision = self.operator_decision.take();
+        match (answer.map(verdict), operator_decision) {
+            (Some(Verdict::EndSource), _) => self.enter(now, State::EndingSource),
+            (Some(Verdict::Resume), _) => self.enter(now, State::ResumingHere),
             (_, Some(resume)) if !resume || answer != Some(Outcome::Pending) => self.decide(now, resume),
-            (Some(Verdict::AskAgain) | None, _) => self.due = Some(now + RETRY_AFTER),
+            (Some(Verdict::QueryAgain) | None, _) => self.due = Some(now + RETRY_AFTER),
         }
     }
 
     fn resolve(&mut self, now: Time, resume: bool) {
-        if self.due.is_some() { self.decide(now, resume) } else { self.decided = Some(resume) }
+        if self.due.is_some() { self.decide(now, resume) } else { self.operator_decision = Some(resume) }
     }
 
     /// The operator's word.
     fn decide(&mut self, now: Time, resume: bool) {
-        self.enter(now, if resume { State::Deciding } else { State::GivingUp });
+        self.enter(now, if resume { State::Deciding } else { State::EndingSource });
     }
 
     fn enter(&mut self, now: Time, state: State) {

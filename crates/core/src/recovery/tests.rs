@@ -6,7 +6,8 @@ use crate::journal::DestinationPhase as To;
 use crate::journal::SourcePhase as From;
 use crate::{GuestState, Outcome, Time};
 
-const FROM: [From; 5] = [From::Started, From::CommitSent, From::TakingBack, From::Finished, From::RolledBack];
+const FROM: [From; 5] =
+    [From::Started, From::CommitSent, From::ResumingHere, From::Finished, From::RolledBack];
 const TO: [To; 7] =
     [To::Started, To::Loaded, To::Committed, To::Running, To::Finished, To::Aborted, To::Returned];
 
@@ -32,7 +33,7 @@ fn every_phase() -> Vec<Phase> {
 
 /// What is done to a process or written about it.
 fn acts(plan: Plan) -> bool {
-    !matches!(plan, Plan::Nothing | Plan::Died | Plan::Close(_))
+    !matches!(plan, Plan::Nothing | Plan::RecordLoss | Plan::RecordEnd(_))
 }
 
 mod journals {
@@ -45,16 +46,16 @@ mod journals {
     }
 
     #[test]
-    fn each_phase_of_a_process_that_lives() {
+    fn each_phase_of_a_process_that_is_alive() {
         let plans = [
             (Phase::Source(From::Started), Plan::RollBack),
-            (Phase::Source(From::CommitSent), Plan::Ask),
-            (Phase::Source(From::TakingBack), Plan::RollBack),
+            (Phase::Source(From::CommitSent), Plan::Query),
+            (Phase::Source(From::ResumingHere), Plan::RollBack),
             (Phase::Source(From::Finished), Plan::Nothing),
             (Phase::Source(From::RolledBack), Plan::Nothing),
             (Phase::Destination(To::Started), Plan::Discard),
             (Phase::Destination(To::Loaded), Plan::Wait),
-            (Phase::Destination(To::Committed), Plan::See),
+            (Phase::Destination(To::Committed), Plan::Inspect),
             (Phase::Destination(To::Running), Plan::Nothing),
             (Phase::Destination(To::Finished), Plan::Nothing),
             (Phase::Destination(To::Aborted), Plan::Discard),
@@ -69,9 +70,9 @@ mod journals {
     fn each_phase_of_a_process_that_has_ended() {
         let plans = [
             // Not told: a copy over there may be the only one.
-            (Phase::Source(From::Started), Plan::Died),
+            (Phase::Source(From::Started), Plan::RecordLoss),
             // Its only copy may be the destination's: that is asked, and told to run.
-            (Phase::Source(From::CommitSent), Plan::Ask),
+            (Phase::Source(From::CommitSent), Plan::Query),
             (Phase::Destination(To::Started), Plan::Discard),
             (Phase::Destination(To::Loaded), Plan::Discard),
             (Phase::Destination(To::Committed), Plan::Nothing),
@@ -104,8 +105,10 @@ mod journals {
                 true
             });
             assert!(!asked.get(), "{phase:?}");
-            let harmless =
-                matches!(what, Plan::Nothing | Plan::Died | Plan::Close(_) | Plan::Discard | Plan::Ask);
+            let harmless = matches!(
+                what,
+                Plan::Nothing | Plan::RecordLoss | Plan::RecordEnd(_) | Plan::Discard | Plan::Query
+            );
             assert!(harmless, "{phase:?}: {what:?}");
         }
     }
@@ -139,8 +142,8 @@ mod journals {
     #[test]
     fn a_superseded_record_is_closed_with_what_the_newer_one_proves() {
         let left = source(9, From::Started, 1);
-        let back = Plan::Close(Phase::Source(From::RolledBack));
-        let ours = Plan::Close(Phase::Destination(To::Finished));
+        let back = Plan::RecordEnd(Phase::Source(From::RolledBack));
+        let ours = Plan::RecordEnd(Phase::Destination(To::Finished));
         for phase in [From::Started, From::CommitSent] {
             assert_eq!(plan_of(&[source(1, phase, 1), left.clone()], &[1]), back, "{phase:?}");
         }
@@ -162,25 +165,25 @@ mod journals {
         ];
         let lives = |one: &Process| one.pid == 2;
         let plans: Vec<Plan> = history.iter().map(|one| plan(one, &history, lives)).collect();
-        let closed = Plan::Close(Phase::Destination(To::Finished));
-        assert_eq!(plans, [Plan::Ask, closed, Plan::RollBack]);
+        let closed = Plan::RecordEnd(Phase::Destination(To::Finished));
+        assert_eq!(plans, [Plan::Query, closed, Plan::RollBack]);
     }
 
     #[test]
     fn the_fate_of_a_process_is_told_by_the_records_of_that_process() {
-        let of = |all: &[Entry], lives: bool| fate(&all[0], all, |_| lives);
+        let of = |all: &[Entry], lives: bool| process_fate(&all[0], all, |_| lives);
         let came = destination(1, To::Running, 1);
-        assert_eq!(of(std::slice::from_ref(&came), true), Fate::Lives);
-        assert_eq!(of(std::slice::from_ref(&came), false), Fate::Ended);
-        assert_eq!(of(&[came.clone(), source(2, From::Finished, 1)], false), Fate::MovedOn);
+        assert_eq!(of(std::slice::from_ref(&came), true), ProcessFate::Alive);
+        assert_eq!(of(std::slice::from_ref(&came), false), ProcessFate::Ended);
+        assert_eq!(of(&[came.clone(), source(2, From::Finished, 1)], false), ProcessFate::MovedOn);
         for other in
             [source(2, From::Finished, 2), source(2, From::CommitSent, 1), source(2, From::RolledBack, 1)]
         {
-            assert_eq!(of(&[came.clone(), other.clone()], false), Fate::Ended, "{other:?}");
+            assert_eq!(of(&[came.clone(), other.clone()], false), ProcessFate::Ended, "{other:?}");
         }
         let older = [destination(2, To::Running, 1), source(1, From::Finished, 1)];
-        assert_eq!(of(&older, false), Fate::Ended, "an older record says nothing of it");
-        assert_eq!(of(&[entry(1, Phase::Destination(To::Started), None)], true), Fate::Ended);
+        assert_eq!(of(&older, false), ProcessFate::Ended, "an older record says nothing of it");
+        assert_eq!(of(&[entry(1, Phase::Destination(To::Started), None)], true), ProcessFate::Ended);
     }
 }
 
@@ -217,25 +220,25 @@ mod at_the_source {
         }
     }
 
-    fn taking_back() -> Driver {
-        Driver::new(SourceRecovery::take_back(Time::ZERO))
+    fn resuming() -> Driver {
+        Driver::new(SourceRecovery::resume_here(Time::ZERO))
     }
 
-    fn asking() -> Driver {
-        Driver::new(SourceRecovery::ask(Time::ZERO))
+    fn querying() -> Driver {
+        Driver::new(SourceRecovery::query(Time::ZERO))
     }
 
     #[test]
     fn a_guest_is_taken_back_until_it_is_back_and_the_end_written_until_it_sticks() {
-        let mut driver = taking_back();
+        let mut driver = resuming();
         assert!(driver.recovery.takes_back());
-        assert_eq!(driver.action(), Some(SourceAction::TakeBack));
+        assert_eq!(driver.action(), Some(SourceAction::ResumeHere));
         for _ in 0..1000 {
-            assert_eq!(driver.tell(SourceEvent::TookBack(None)), None, "nothing is written for a failure");
-            driver.again(SourceAction::TakeBack);
+            assert_eq!(driver.tell(SourceEvent::ResumedHere(None)), None, "nothing is written for a failure");
+            driver.again(SourceAction::ResumeHere);
         }
         let writes = SourceAction::Write(From::RolledBack);
-        assert_eq!(driver.tell(SourceEvent::TookBack(Some(GuestState::RunsAtSource))), Some(writes));
+        assert_eq!(driver.tell(SourceEvent::ResumedHere(Some(GuestState::RunsAtSource))), Some(writes));
         for _ in 0..1000 {
             assert_eq!(driver.tell(SourceEvent::Written(false)), None);
             assert_eq!(driver.recovery.is_over(), None);
@@ -248,34 +251,34 @@ mod at_the_source {
 
     #[test]
     fn a_guest_is_given_up_until_it_is_gone_and_only_then_is_it_written() {
-        let mut driver = asking();
-        assert_eq!(driver.action(), Some(SourceAction::Ask));
+        let mut driver = querying();
+        assert_eq!(driver.action(), Some(SourceAction::Query));
         let gives_up = driver.tell(SourceEvent::Answered(Some(Outcome::Committed)));
-        assert_eq!(gives_up, Some(SourceAction::GiveUp));
-        assert_eq!(driver.tell(SourceEvent::GaveUp(false)), None);
-        driver.again(SourceAction::GiveUp);
-        assert_eq!(driver.tell(SourceEvent::GaveUp(true)), Some(SourceAction::Write(From::Finished)));
+        assert_eq!(gives_up, Some(SourceAction::EndSource));
+        assert_eq!(driver.tell(SourceEvent::SourceEnded(false)), None);
+        driver.again(SourceAction::EndSource);
+        assert_eq!(driver.tell(SourceEvent::SourceEnded(true)), Some(SourceAction::Write(From::Finished)));
         driver.tell(SourceEvent::Written(true));
         assert_eq!(driver.recovery.is_over(), Some(GuestState::RunsAtDestination));
     }
 
     #[test]
     fn it_asks_until_the_answer_decides() {
-        let mut driver = asking();
+        let mut driver = querying();
         driver.action();
         let in_doubt = [None, Some(Outcome::Pending), Some(Outcome::Unknown), Some(Outcome::Gone), None];
         for answer in in_doubt {
             assert_eq!(driver.tell(SourceEvent::Answered(answer)), None, "{answer:?}");
             assert!(driver.recovery.is_in_doubt());
-            driver.again(SourceAction::Ask);
+            driver.again(SourceAction::Query);
         }
         assert_eq!(driver.recovery.answer(), Some(Outcome::Gone), "the last that there was");
         for (answer, follows) in [
-            (Outcome::Committed, SourceAction::GiveUp),
-            (Outcome::Aborted, SourceAction::TakeBack),
-            (Outcome::Returned, SourceAction::TakeBack),
+            (Outcome::Committed, SourceAction::EndSource),
+            (Outcome::Aborted, SourceAction::ResumeHere),
+            (Outcome::Returned, SourceAction::ResumeHere),
         ] {
-            let mut driver = asking();
+            let mut driver = querying();
             driver.action();
             assert_eq!(driver.tell(SourceEvent::Answered(Some(answer))), Some(follows), "{answer:?}");
         }
@@ -283,13 +286,13 @@ mod at_the_source {
 
     #[test]
     fn the_operator_decides_between_two_questions_and_after_one_that_is_under_way() {
-        let decided = SourceAction::Write(From::TakingBack);
-        for (resume, follows) in [(true, decided), (false, SourceAction::GiveUp)] {
-            let mut driver = asking();
+        let decided = SourceAction::Write(From::ResumingHere);
+        for (resume, follows) in [(true, decided), (false, SourceAction::EndSource)] {
+            let mut driver = querying();
             driver.action();
             assert_eq!(driver.tell(SourceEvent::Resolve(resume)), None, "one action at a time");
             assert_eq!(driver.tell(SourceEvent::Answered(None)), Some(follows));
-            let mut driver = asking();
+            let mut driver = querying();
             driver.action();
             driver.tell(SourceEvent::Answered(Some(Outcome::Pending)));
             assert_eq!(driver.tell(SourceEvent::Resolve(resume)), Some(follows));
@@ -298,38 +301,41 @@ mod at_the_source {
 
     /// It takes the question for a commit.
     #[test]
-    fn a_word_to_resume_is_void_if_the_question_under_way_finds_the_guest_over_there() {
-        let mut driver = asking();
+    fn a_decision_to_resume_is_void_if_the_query_in_progress_finds_the_guest_over_there() {
+        let mut driver = querying();
         driver.action();
         driver.tell(SourceEvent::Resolve(true));
         assert_eq!(driver.tell(SourceEvent::Answered(Some(Outcome::Pending))), None);
-        driver.again(SourceAction::Ask);
-        assert_eq!(driver.tell(SourceEvent::Answered(Some(Outcome::Committed))), Some(SourceAction::GiveUp));
+        driver.again(SourceAction::Query);
+        assert_eq!(
+            driver.tell(SourceEvent::Answered(Some(Outcome::Committed))),
+            Some(SourceAction::EndSource)
+        );
     }
 
     #[test]
-    fn the_operators_word_is_on_disk_before_the_guest_runs_and_nobody_is_asked_meanwhile() {
-        let mut driver = asking();
+    fn the_operators_decision_is_on_disk_before_the_guest_runs_and_nobody_is_asked_meanwhile() {
+        let mut driver = querying();
         driver.action();
         driver.tell(SourceEvent::Answered(None));
-        let writes = SourceAction::Write(From::TakingBack);
+        let writes = SourceAction::Write(From::ResumingHere);
         assert_eq!(driver.tell(SourceEvent::Resolve(true)), Some(writes));
         for _ in 0..100 {
             assert_eq!(driver.tell(SourceEvent::Written(false)), None);
             driver.again(writes);
         }
-        assert_eq!(driver.tell(SourceEvent::Written(true)), Some(SourceAction::TakeBack));
+        assert_eq!(driver.tell(SourceEvent::Written(true)), Some(SourceAction::ResumeHere));
     }
 
     #[test]
-    fn an_answer_that_decides_weighs_more_than_the_operators_word() {
+    fn an_answer_that_decides_weighs_more_than_the_operators_decision() {
         for (answer, follows) in [
-            (Outcome::Committed, SourceAction::GiveUp),
-            (Outcome::Aborted, SourceAction::TakeBack),
-            (Outcome::Returned, SourceAction::TakeBack),
+            (Outcome::Committed, SourceAction::EndSource),
+            (Outcome::Aborted, SourceAction::ResumeHere),
+            (Outcome::Returned, SourceAction::ResumeHere),
         ] {
             for resume in [true, false] {
-                let mut driver = asking();
+                let mut driver = querying();
                 driver.action();
                 driver.tell(SourceEvent::Resolve(resume));
                 let next = driver.tell(SourceEvent::Answered(Some(answer)));
@@ -340,12 +346,12 @@ mod at_the_source {
 
     #[test]
     fn what_is_decided_is_not_decided_again() {
-        let mut driver = taking_back();
+        let mut driver = resuming();
         driver.action();
         for event in [
             SourceEvent::Resolve(false),
             SourceEvent::Answered(Some(Outcome::Committed)),
-            SourceEvent::GaveUp(true),
+            SourceEvent::SourceEnded(true),
             SourceEvent::Written(true),
             SourceEvent::Tick,
         ] {
@@ -399,7 +405,7 @@ mod at_the_destination {
     }
 
     fn seeing() -> Driver {
-        let mut driver = Driver::new(DestinationRecovery::see(Time::ZERO));
+        let mut driver = Driver::new(DestinationRecovery::inspect(Time::ZERO));
         assert_eq!(driver.action(), Some(Do::Inspect));
         driver
     }
@@ -436,7 +442,7 @@ mod at_the_destination {
         for (event, follows) in [
             (Did::CommitAgain { copy: false }, Do::Write(To::Committed)),
             (Did::Resolve(true), Do::Write(To::Committed)),
-            (Did::Withdrawn, Do::Discard),
+            (Did::RolledBackAtSource, Do::Discard),
             (Did::Resolve(false), Do::Discard),
         ] {
             let mut driver = waiting();
@@ -457,7 +463,7 @@ mod at_the_destination {
             assert_eq!(driver.recovery.outcome(), Some(Outcome::Pending));
             driver.again(Do::Write(To::Committed));
         }
-        assert_eq!(driver.tell(Did::Withdrawn), None, "it may be on disk");
+        assert_eq!(driver.tell(Did::RolledBackAtSource), None, "it may be on disk");
         assert_eq!(driver.tell(Did::Written(true)), Some(Do::Run));
         assert_eq!(driver.recovery.outcome(), Some(Outcome::Pending));
         assert_eq!(driver.tell(Did::Ran(RunResult::Runs)), Some(Do::Write(To::Running)));
@@ -468,7 +474,7 @@ mod at_the_destination {
 
     #[test]
     fn a_commit_that_is_not_on_disk_is_taken_back_by_who_said_it() {
-        for word in [Did::Withdrawn, Did::Resolve(false)] {
+        for word in [Did::RolledBackAtSource, Did::Resolve(false)] {
             let mut driver = waiting();
             driver.tell(Did::CommitAgain { copy: false });
             assert_eq!(driver.tell(word), None, "it may be on disk: {word:?}");
@@ -514,7 +520,9 @@ mod at_the_destination {
         };
         let mut driver = held();
         driver.now = Time::ZERO + Duration::from_secs(86_400);
-        for event in [Did::Tick, Did::CommitAgain { copy: false }, Did::Withdrawn, Did::Written(true)] {
+        for event in
+            [Did::Tick, Did::CommitAgain { copy: false }, Did::RolledBackAtSource, Did::Written(true)]
+        {
             let next = driver.tell(event);
             assert!(next.is_none_or(|next| next == Do::Inspect), "{event:?}: somebody may have paused it");
         }
@@ -524,7 +532,7 @@ mod at_the_destination {
     }
 
     #[test]
-    fn a_held_guest_that_its_operator_lets_run_is_done_and_one_that_is_given_up_is_gone_and_not_returned() {
+    fn a_loaded_guest_that_its_operator_lets_run_is_done_and_one_that_is_given_up_is_gone_and_not_returned() {
         let held = || {
             let mut driver = seeing();
             driver.tell(Did::Inspected(Inspection::MayHaveRun));
@@ -592,7 +600,7 @@ mod at_the_destination {
             let mut driver = seeing();
             end(&mut driver);
             assert_eq!(driver.recovery.is_over(), Some(To::Committed));
-            assert_eq!(crate::journal::outcome(Some(To::Committed), Fate::Ended), Outcome::Gone);
+            assert_eq!(crate::journal::outcome(Some(To::Committed), ProcessFate::Ended), Outcome::Gone);
         }
     }
 
@@ -614,7 +622,7 @@ mod at_the_destination {
     }
 
     #[test]
-    fn a_source_that_is_not_heard_any_more_does_not_get_the_guest_back() {
+    fn a_source_that_does_not_answer_any_more_does_not_get_the_guest_back() {
         let mut driver = seeing();
         driver.tell(Did::CommitAgain { copy: true });
         driver.now = driver.now + COPY_COUNTS_FOR + RETRY_AFTER;

@@ -63,19 +63,19 @@ fn a_living_channel_cannot_be_fenced_away() {
     work(scheduler.next(ms(0), 0));
     scheduler.fenced(ms(1), 0, 0, &[]);
     assert_eq!(scheduler.pending_bytes(), 0);
-    assert_eq!(scheduler.living_channels(), 1);
+    assert_eq!(scheduler.active_channels(), 1);
 }
 
 #[test]
-fn a_refused_write_is_kept_for_the_next_round() {
+fn a_damaged_write_is_kept_for_the_next_round() {
     let mut scheduler = with_channels(1);
     scheduler.add_work(vec![Extent::new(0, 0, 4096)]);
     let write = work(scheduler.next(ms(0), 0));
     scheduler.acknowledged(ms(1), 0, write.sequence, &[write.sequence]);
     assert!(scheduler.is_drained());
     assert_eq!(scheduler.acknowledged_bytes(), 0);
-    assert_eq!(scheduler.take_refused(), vec![Extent::new(0, 0, 4096)]);
-    assert!(scheduler.take_refused().is_empty());
+    assert_eq!(scheduler.take_damaged(), vec![Extent::new(0, 0, 4096)]);
+    assert!(scheduler.take_damaged().is_empty());
 }
 
 #[test]
@@ -147,7 +147,7 @@ proptest! {
         let total = total_bytes(&all);
         scheduler.add_work(all);
         let mut handed = [0u64; 4];
-        let mut refused = 0;
+        let mut damaged = 0;
         for (at, op) in ops.into_iter().enumerate() {
             let now = ms(at as u64);
             match op {
@@ -166,13 +166,13 @@ proptest! {
                     scheduler.fenced(now, c, handed[c as usize].saturating_sub(u64::from(n % 3)), &[]);
                 }
             }
-            refused += total_bytes(&scheduler.take_refused());
+            damaged += total_bytes(&scheduler.take_damaged());
             let flying: Vec<Extent> = scheduler.in_flight().map(|(_, _, extent)| extent).collect();
             let bytes = total_bytes(&flying);
             prop_assert_eq!(bytes, scheduler.in_flight_bytes());
             prop_assert_eq!(total_bytes(&normalise(flying)), bytes, "an extent is in flight twice");
             prop_assert_eq!(
-                scheduler.pending_bytes() + scheduler.in_flight_bytes() + scheduler.acknowledged_bytes() + refused,
+                scheduler.pending_bytes() + scheduler.in_flight_bytes() + scheduler.acknowledged_bytes() + damaged,
                 total
             );
         }

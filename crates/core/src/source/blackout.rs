@@ -28,7 +28,7 @@ impl Source {
         self.scheduler.add_work(extents);
         self.last_progress = now;
         self.step_deadline = Some(now + self.config.step_timeout);
-        self.state = State::Switching { holding: false };
+        self.state = State::Switching { pre_switchover: false };
         self.actions.push_back(Action::SwitchOver);
     }
 
@@ -42,14 +42,14 @@ impl Source {
 
     /// The hypervisor writes its device state first, while the last round is still in flight: its main loop runs until
     /// then, and input to a console may go to guest RAM. The last scan comes behind it, and finds all.
-    pub(super) fn holding(&mut self, now: Time, ran: bool, disks: String) {
+    pub(super) fn pre_switchover(&mut self, now: Time, was_running: bool, disks: String) {
         self.guest_stopped(now);
-        self.statistics.blackout.held = Some(now);
-        self.ran = ran;
+        self.statistics.blackout.pre_switchover = Some(now);
+        self.was_running = was_running;
         if !self.mode().commits() {
             return self.scan_last();
         }
-        self.control.send(now, Message::Stopped { ran, disks });
+        self.control.send(now, Message::Stopped { was_running, disks });
         self.state = State::WritingDevices;
         self.actions.push_back(Action::WriteDeviceState);
     }
@@ -73,7 +73,7 @@ impl Source {
         }
         let State::LastScan { dirty } = &mut self.state else { return };
         let Some(mut extents) = dirty.take() else { return };
-        extents.extend(self.scheduler.take_refused());
+        extents.extend(self.scheduler.take_damaged());
         let extents = normalise(extents);
         self.statistics.blackout.last_copy_bytes = total_bytes(&extents);
         self.state = State::LastCopy { repeats: 0 };
@@ -86,16 +86,17 @@ impl Source {
         if !self.scheduler.is_drained() {
             return;
         }
-        if self.scheduler.has_refused() {
+        if self.scheduler.has_damaged() {
             *repeats += 1;
             if *repeats > REPEATS_MAX {
-                let detail = format!("a write was refused {REPEATS_MAX} times although the guest is stopped");
+                let detail =
+                    format!("a write arrived damaged {REPEATS_MAX} times although the guest is stopped");
                 return self.fail(
                     now,
                     Fault::new(Code::ChecksumMismatch, Step::Blackout, Side::Destination, detail),
                 );
             }
-            let again = normalise(self.scheduler.take_refused());
+            let again = normalise(self.scheduler.take_damaged());
             return self.scheduler.add_work(again);
         }
         self.statistics.blackout.copied = Some(now);
@@ -112,7 +113,7 @@ impl Source {
     pub(super) fn seal(&mut self, now: Time, digest: Option<u64>) {
         self.statistics.blackout.digested = Some(now);
         self.scheduler.stop();
-        self.may_be_held = true;
+        self.may_be_loaded = true;
         self.state = State::Sealing;
         self.control.send(now, Message::RamComplete { digest });
     }
@@ -129,7 +130,7 @@ impl Source {
     }
 
     /// libvirt has run it at the destination and ended it here.
-    pub(super) fn left(&mut self, now: Time) {
+    pub(super) fn guest_left(&mut self, now: Time) {
         self.statistics.blackout.loaded = Some(now);
         self.statistics.blackout.journaled = Some(now);
         self.running(now);
@@ -190,7 +191,7 @@ impl Source {
         self.statistics.blackout.running.get_or_insert(now);
         self.statistics.end(now, Step::Commit);
         self.enter_step(now, Step::CleanUp, self.config.step_timeout);
-        self.state = State::CleaningUp { again: None };
+        self.state = State::CleaningUp { retry_at: None };
         self.actions.push_back(Action::CleanUp);
     }
 
@@ -200,10 +201,10 @@ impl Source {
         self.control.send(now, Message::Finished);
         self.step_deadline = None;
         self.state = State::Closing { until: now + PARTING };
-        self.part_when_heard(now);
+        self.close_when_acknowledged(now);
     }
 
-    pub(super) fn part_when_heard(&mut self, now: Time) {
+    pub(super) fn close_when_acknowledged(&mut self, now: Time) {
         let State::Closing { until } = self.state else { return };
         if self.control.unacknowledged() == 0 || now >= until || self.control.paths() == 0 {
             self.end(now, None, self.arrived());

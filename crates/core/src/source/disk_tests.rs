@@ -1,4 +1,4 @@
-//! Disks that go along with a guest whose RAM goes in the hypervisor's own streams.
+//! Copied disks with a guest whose RAM goes in the hypervisor's own streams.
 
 use std::time::Duration;
 
@@ -8,7 +8,13 @@ use crate::policy::Limits;
 use crate::statistics::{Disks, Streamed};
 
 fn disks(done_bytes: u64, total_bytes: u64, carried_bytes: u64) -> Event {
-    Event::Disks(Disks { total_bytes, done_bytes, carried_bytes, bytes_per_s: 1e6, searching: false })
+    Event::Disks(Disks {
+        total_bytes,
+        done_bytes,
+        carried_bytes,
+        bytes_per_s: 1e6,
+        scanning_allocation: false,
+    })
 }
 
 #[test]
@@ -20,7 +26,7 @@ fn a_large_disk_whose_use_is_looked_for_is_no_stall_but_not_without_end() {
             done_bytes: 7,
             carried_bytes: carried,
             bytes_per_s: 1e6,
-            searching: true,
+            scanning_allocation: true,
         };
         Event::Disks(disks)
     };
@@ -49,14 +55,14 @@ fn disks_that_are_copied_before_ram_are_no_round_and_their_time_is_not_the_first
         driver.wait(Duration::from_secs(1));
         driver.tell(disks(done, 9, done));
     }
-    assert!(driver.brain.statistics().rounds.is_empty());
+    assert!(driver.machine.statistics().rounds.is_empty());
     driver.tell(Event::Streamed(Streamed { remaining_bytes: 100, ..Streamed::default() }));
     driver.wait(Duration::from_secs(2));
     driver.tell(disks(10, 10, 50));
     driver.tell(Event::Streamed(Streamed { round: 1, carried_bytes: 60, ..Streamed::default() }));
-    let statistics = driver.brain.statistics();
+    let statistics = driver.machine.statistics();
     assert_eq!(statistics.disks.map(|disks| (disks.done_bytes, disks.left_bytes())), Some((10, 0)));
-    assert_eq!(statistics.disks_alone, Duration::from_secs(3));
+    assert_eq!(statistics.disks_only_phase, Duration::from_secs(3));
     assert_eq!(statistics.rounds[0].took, Some(Duration::from_secs(2)));
 }
 
@@ -106,8 +112,8 @@ fn disks_that_the_guest_writes_too_fast_are_given_up_after_so_many_passes() {
     assert!(fault.detail.contains("after 4 passes") && fault.detail.contains("--throttle"), "{fault}");
     // One pass of 100 bytes and three of the 50 that are left, at 50 a second.
     assert_eq!(after, Some(5));
-    assert_eq!(driver.brain.statistics().disk_pass, 4);
-    assert_eq!(driver.brain.statistics().disk_write_bytes_per_s.map(f64::round), Some(50.0));
+    assert_eq!(driver.machine.statistics().disk_pass, 4);
+    assert_eq!(driver.machine.statistics().disk_write_bytes_per_s.map(f64::round), Some(50.0));
     let patient = Limits { rounds_max: 30, ..limits };
     assert_eq!(given_up_after(patient.clone(), 60, 50, 1000).1, Some(32));
     assert_eq!(given_up_after(patient, 60, 50, 32).1, None);
@@ -156,10 +162,10 @@ fn what_is_left_of_disks_is_in_the_predicted_blackout() {
     let mut driver = beside_ram(Limits::default());
     driver.tell(disks(100_000, 110_000, 1));
     driver.tell(ram(0, 1));
-    assert_eq!(driver.brain.statistics().predicted_blackout, Some(Duration::from_millis(50)));
+    assert_eq!(driver.machine.statistics().predicted_blackout, Some(Duration::from_millis(50)));
     driver.tell(disks(100_000, 2_100_000, 1));
     driver.tell(ram(0, 1));
-    assert_eq!(driver.brain.statistics().predicted_blackout, Some(Duration::from_millis(2040)));
+    assert_eq!(driver.machine.statistics().predicted_blackout, Some(Duration::from_millis(2040)));
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Disks that go along where RAM goes in the hypervisor's own streams: the hypervisor copies them before RAM, and keeps them the same
-//! from then on.
+//! Copied disks where RAM goes in the hypervisor's own streams: the hypervisor copies them before RAM, and keeps them
+//! the same from then on.
 //!
 //! It does so without rounds: what the guest writes is copied in its turn, until nothing is left at some moment. Whether that comes
 //! nearer is judged by passes all the same: a pass is over when as many bytes were done as were left when it began. What is left then,
@@ -26,39 +26,39 @@ pub(super) struct DiskPass {
     /// What was to be looked at in all when it began: it is over when so much is done.
     total_bytes: u64,
     /// At some moment of it the disks did not keep the guest from being stopped.
-    fitted: bool,
+    fitted_budget: bool,
 }
 
 impl DiskPass {
     fn begin(now: Time, disks: Disks) -> DiskPass {
-        DiskPass { began: now, total_bytes: disks.total_bytes, fitted: false }
+        DiskPass { began: now, total_bytes: disks.total_bytes, fitted_budget: false }
     }
 }
 
 impl Source {
-    /// What the hypervisor says of disks that go along. Until RAM is begun they are all that moves.
+    /// What the hypervisor says of copied disks. Until RAM is begun they are all that moves.
     pub(super) fn disks_copied(&mut self, now: Time, disks: Disks) {
         let done = self.statistics.disks.map_or(0, |before| before.done_bytes);
         let moved = disks.carried_bytes != self.statistics.streamed.carried_bytes || disks.done_bytes > done;
         let since = *self.disks_searched_since.get_or_insert(now);
-        if moved || !disks.searching {
+        if moved || !disks.scanning_allocation {
             self.disks_searched_since = None;
         }
-        if moved || disks.searching && now - since < SEARCH_MAX {
+        if moved || disks.scanning_allocation && now - since < SEARCH_MAX {
             self.last_progress = now;
         }
         self.statistics.disks = Some(disks);
         self.statistics.streamed.carried_bytes = disks.carried_bytes;
         let State::Streaming { round_began } = &mut self.state else { return };
         if self.statistics.rounds.is_empty() {
-            self.statistics.disks_alone += now - *round_began;
+            self.statistics.disks_only_phase += now - *round_began;
             *round_began = now;
         }
         self.judge_disks(now, disks);
     }
 
     /// Whether the hypervisor is kept from stopping the guest, because so much of the disks is left.
-    pub(super) fn disks_hold(&self, streamed: Streamed) -> bool {
+    pub(super) fn disks_block_switch_over(&self, streamed: Streamed) -> bool {
         let max_blackout = self.policy.limits().max_blackout;
         self.statistics.disks.is_some_and(|disks| {
             left_for_ram(max_blackout, disks.left_bytes(), streamed.remaining_bytes, disks.bytes_per_s)
@@ -75,12 +75,13 @@ impl Source {
     /// Gives disks up that the guest writes faster than the links carry: before RAM is begun, or while they keep it from its end.
     fn judge_disks(&mut self, now: Time, disks: Disks) {
         // At first the hypervisor looks for what is in use.
-        if disks.total_bytes == 0 || disks.searching {
+        if disks.total_bytes == 0 || disks.scanning_allocation {
             return;
         }
-        let fits = !self.statistics.rounds.is_empty() && !self.disks_hold(self.statistics.streamed);
+        let fits =
+            !self.statistics.rounds.is_empty() && !self.disks_block_switch_over(self.statistics.streamed);
         let pass = self.disk_pass.get_or_insert(DiskPass::begin(now, disks));
-        pass.fitted |= fits;
+        pass.fitted_budget |= fits;
         let pass = *pass;
         let took = now - pass.began;
         if took < PASS_MIN {
@@ -92,7 +93,7 @@ impl Source {
             return;
         }
         self.disk_pass = Some(DiskPass::begin(now, disks));
-        self.statistics.disk_pass = if pass.fitted { 0 } else { self.statistics.disk_pass + 1 };
+        self.statistics.disk_pass = if pass.fitted_budget { 0 } else { self.statistics.disk_pass + 1 };
         if self.statistics.disk_pass > self.policy.limits().rounds_max {
             self.give_disks_up(now, disks);
         }

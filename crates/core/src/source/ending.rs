@@ -12,7 +12,7 @@ const PEER_ABORTS_WITHIN: Duration = Duration::from_secs(2);
 pub(super) const PEER_EXPLAINS_WITHIN: Duration = Duration::from_secs(1);
 /// A clean-up that failed is tried again after this long.
 const CLEAN_UP_AGAIN_AFTER: Duration = Duration::from_secs(1);
-/// After this long without an answer to commit, the operator is told that it is in doubt.
+/// After this long without an answer to commit, the operator sees that it is in doubt.
 pub(super) const IN_DOUBT_AFTER: Duration = Duration::from_secs(3);
 
 #[derive(Clone, Debug, PartialEq)]
@@ -26,14 +26,14 @@ pub(super) struct RollBack {
     unexplained: bool,
     /// The destination may have the guest complete: it is told when the guest is back here, and not if it does not come
     /// back.
-    held: bool,
+    may_be_loaded: bool,
     until: Time,
 }
 
 impl RollBack {
     /// The guest must be back here first if the destination may have it complete.
     fn may_tell(&self) -> bool {
-        !self.peer_done && (!self.held || self.guest.is_some())
+        !self.peer_done && (!self.may_be_loaded || self.guest.is_some())
     }
 
     pub(super) fn tells_at(&self) -> Option<Time> {
@@ -73,19 +73,19 @@ impl Source {
     /// An action failed. The clean-up is tried again: the guest has moved, and its process here must go.
     pub(super) fn action_failed(&mut self, now: Time, fault: Fault) {
         match &mut self.state {
-            State::CleaningUp { again } => {
-                again.get_or_insert(now + CLEAN_UP_AGAIN_AFTER);
+            State::CleaningUp { retry_at } => {
+                retry_at.get_or_insert(now + CLEAN_UP_AGAIN_AFTER);
             }
             // Nothing of it is needed here any more, and the destination may have the only complete copy. It says so,
             // or fails, or the step's time is over.
             State::Sealing | State::Journaling
                 if fault.code == Code::GuestGone && self.config.mode.tag().commits() =>
             {
-                self.lost_copy = true;
+                self.source_copy_lost = true;
             }
             State::Loading { written, .. } if fault.code == Code::GuestGone => {
                 *written = true;
-                self.lost_copy = true;
+                self.source_copy_lost = true;
                 self.journal_when_loaded(now);
             }
             // Letting through, of which it is the end.
@@ -107,7 +107,7 @@ impl Source {
         self.step_deadline = None;
         self.scan_at = None;
         // A destination that has the guest complete keeps it for its operator: there is no other copy.
-        let tell_peer = tell_peer && !self.lost_copy;
+        let tell_peer = tell_peer && !self.source_copy_lost;
         // What was not begun is not begun any more, a journal entry that says commit least of all.
         self.actions.clear();
         // All that a hypervisor knows whose peer hung up is a broken pipe.
@@ -122,7 +122,7 @@ impl Source {
             peer_done: !tell_peer,
             tell_at: tell_peer.then_some(tell_at),
             unexplained,
-            held: self.may_be_held && self.mode().commits(),
+            may_be_loaded: self.may_be_loaded && self.mode().commits(),
             until: tell_at + PEER_ABORTS_WITHIN,
         });
         self.tell_when_due(now);
@@ -158,7 +158,7 @@ impl Source {
     pub(super) fn forgotten(&mut self, now: Time) {
         match &mut self.state {
             State::RollingBack(roll_back) => {
-                if roll_back.held {
+                if roll_back.may_be_loaded {
                     roll_back.until = now; // An abort is not answered any more.
                 } else {
                     roll_back.peer_done = true;
@@ -170,7 +170,7 @@ impl Source {
             _ => {
                 let detail = "it does not know this migration any more";
                 let fault = Fault::new(Code::AgentRestarted, self.step, Side::Destination, detail);
-                self.roll_back(now, fault, self.may_be_held && self.mode().commits());
+                self.roll_back(now, fault, self.may_be_loaded && self.mode().commits());
             }
         }
     }
@@ -189,7 +189,7 @@ impl Source {
             }
             _ => return,
         }
-        if roll_back.held && roll_back.guest.is_some() && !roll_back.peer_done {
+        if roll_back.may_be_loaded && roll_back.guest.is_some() && !roll_back.peer_done {
             self.actions.push_back(Action::NoticeDue(false));
         }
         roll_back.peer_done = true;
@@ -202,9 +202,9 @@ impl Source {
             // What the destination has may be all that is left: it keeps that for its operator, or until recovery has
             // the guest back here and tells it.
             let back = complete && guest != GuestState::Gone;
-            roll_back.peer_done |= !back && roll_back.held && roll_back.tell_at.is_some();
+            roll_back.peer_done |= !back && roll_back.may_be_loaded && roll_back.tell_at.is_some();
             if complete {
-                if roll_back.held && !roll_back.peer_done {
+                if roll_back.may_be_loaded && !roll_back.peer_done {
                     self.actions.push_back(Action::NoticeDue(true));
                 }
                 self.actions.push_back(Action::Journal(SourcePhase::RolledBack));
@@ -221,7 +221,7 @@ impl Source {
         if roll_back.peer_done || now >= roll_back.until || self.control.paths() == 0 {
             let fault = roll_back.fault.clone();
             if !roll_back.peer_done {
-                self.actions.push_back(Action::NotifyRollBack { held: self.may_be_held });
+                self.actions.push_back(Action::NotifyRollBack { may_be_loaded: self.may_be_loaded });
             }
             self.end(now, Some(fault), guest);
         }
@@ -235,21 +235,21 @@ impl Source {
 
     /// What the guest does at the destination, once that has taken it over.
     pub(super) fn arrived(&self) -> GuestState {
-        if self.ran { GuestState::RunsAtDestination } else { GuestState::PausedAtDestination }
+        if self.was_running { GuestState::RunsAtDestination } else { GuestState::PausedAtDestination }
     }
 
     /// An answer that decides weighs more than the word of an operator that came while the question was under way. A
     /// destination that holds the guest takes the question for a commit, so that his word that the guest runs here is
     /// void.
     pub(super) fn answered(&mut self, now: Time, answer: Option<Outcome>) {
-        self.asking = false;
-        let decided = self.decided.take();
+        self.querying = false;
+        let operator_decision = self.operator_decision.take();
         if !matches!(self.state, State::Committing { .. }) {
             return;
         }
-        let decides = answer.is_some_and(|outcome| verdict(outcome) != Verdict::AskAgain);
+        let decides = answer.is_some_and(|outcome| verdict(outcome) != Verdict::QueryAgain);
         let void = |resume_here| resume_here && answer == Some(Outcome::Pending);
-        match (answer, decided) {
+        match (answer, operator_decision) {
             (_, Some(resume_here)) if !decides && !void(resume_here) => self.decide(now, resume_here),
             (Some(outcome), _) => self.told(now, outcome),
             (None, _) => {}
@@ -258,7 +258,7 @@ impl Source {
 
     fn told(&mut self, now: Time, outcome: Outcome) {
         match verdict(outcome) {
-            Verdict::GiveUpGuest => self.running(now),
+            Verdict::EndSource => self.running(now),
             Verdict::Resume => {
                 let (code, detail) = match outcome {
                     Outcome::Returned => (Code::HypervisorFailed, "the destination could not run the guest"),
@@ -266,7 +266,7 @@ impl Source {
                 };
                 self.roll_back(now, Fault::new(code, Step::Commit, Side::Destination, detail), false);
             }
-            Verdict::AskAgain => self.only_the_operator_decides(now, outcome),
+            Verdict::QueryAgain => self.only_the_operator_decides(now, outcome),
         }
     }
 
@@ -295,8 +295,8 @@ impl Source {
             return;
         }
         // A question is a commit: one that is under way comes to its end first.
-        if self.asking {
-            self.decided = Some(resume_here);
+        if self.querying {
+            self.operator_decision = Some(resume_here);
         } else {
             self.decide(now, resume_here);
         }
@@ -305,18 +305,18 @@ impl Source {
     fn decide(&mut self, now: Time, resume_here: bool) {
         if resume_here {
             // Nor is the message itself repeated over a link that comes back.
-            self.control.recall(now, &Message::Commit);
+            self.control.replace_unacknowledged(now, &Message::Commit);
             // On disk first: a question that a later agent asks is a commit to a destination that holds the guest.
-            self.taking_back = true;
-            self.actions.push_back(Action::Journal(SourcePhase::TakingBack));
+            self.resuming = true;
+            self.actions.push_back(Action::Journal(SourcePhase::ResumingHere));
         } else {
             self.running(now);
         }
     }
 
     /// The operator's decision is on disk. A destination that was only out of reach may hold the guest complete: it
-    /// must hear that it is not wanted.
-    pub(super) fn take_back(&mut self, now: Time) {
+    /// must be notified that it is not wanted.
+    pub(super) fn resume_here(&mut self, now: Time) {
         let detail = "the operator decided that the guest stays at the source";
         self.roll_back(now, Fault::new(Code::Cancelled, Step::Commit, Side::Source, detail), true);
     }

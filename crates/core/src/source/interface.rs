@@ -119,7 +119,7 @@ pub enum Event {
     /// QEMU waits, stopped, before it writes device state.
     PreSwitchover {
         /// The guest ran until QEMU stopped it.
-        ran: bool,
+        was_running: bool,
         /// The disks that it has used from the beginning, for the destination to compare. Whether they are unchanged is
         /// the driver's to find before it says that [`SourcePhase::CommitSent`] is journaled.
         disks: String,
@@ -211,11 +211,11 @@ pub enum Action {
     /// have been started again before the message reached it, and holds the loaded guest then. Then [`Event::Answered`]
     /// or [`Event::Unanswered`].
     Query,
-    /// The roll-back could not be told: tell it on a connection of its own ([`crate::withdrawal`]). Nothing waits for
-    /// it.
+    /// The roll-back could not be told: tell it on a connection of its own ([`crate::roll_back_notice`]). Nothing waits
+    /// for it.
     NotifyRollBack {
         /// The destination may have the guest complete and keeps it until it is told.
-        held: bool,
+        may_be_loaded: bool,
     },
     /// The guest is the destination's: end the source's QEMU and remove what is left. Then [`Event::CleanedUp`].
     CleanUp,

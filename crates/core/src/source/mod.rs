@@ -21,7 +21,7 @@
 //!   AwaitingOwner --> CleaningUp: the guest has left
 //!   Loading --> Journaling: Loaded + QEMU completed / journal CommitSent
 //!   Journaling --> Committing: Journaled / Send Commit
-//!   Committing --> CleaningUp: Running, or the journal over there says so
+//!   Committing --> CleaningUp: TakenOver, or the journal over there says so
 //!   CleaningUp --> CleaningUp: it failed / again
 //!   CleaningUp --> Closing: the guest is gone here / journal Finished, Finished
 //!   Closing --> [*]: acknowledged, or not waited for any longer
@@ -114,17 +114,17 @@ pub struct Source {
     no_channel_since: Option<Time>,
     last_progress: Time,
     /// The guest ran until QEMU stopped it.
-    ran: bool,
+    was_running: bool,
     /// The destination may have the guest complete; then it keeps it until it is told that it is not wanted.
-    may_be_held: bool,
+    may_be_loaded: bool,
     /// The hypervisor here ended while the destination may have had the guest complete.
-    lost_copy: bool,
+    source_copy_lost: bool,
     /// The operator has decided that the guest stays; acted on when it is on disk.
-    taking_back: bool,
+    resuming: bool,
     /// An [`Action::Query`] is in progress.
-    asking: bool,
+    querying: bool,
     /// The operator's decision, while a question is in progress.
-    decided: Option<bool>,
+    operator_decision: Option<bool>,
     /// What has to be done is not, and is left to recovery.
     unfinished: bool,
 }
@@ -153,12 +153,12 @@ impl Source {
             scan_at: None,
             no_channel_since: None,
             last_progress: Time::ZERO,
-            ran: true,
-            may_be_held: false,
-            lost_copy: false,
-            taking_back: false,
-            asking: false,
-            decided: None,
+            was_running: true,
+            may_be_loaded: false,
+            source_copy_lost: false,
+            resuming: false,
+            querying: false,
+            operator_decision: None,
             unfinished: false,
             config,
         }
@@ -170,7 +170,7 @@ impl Source {
             Event::Start => self.start(now),
             Event::PathUp(path) => self.control.path_up(now, path),
             Event::PathLost(path) => self.control.path_lost(now, path),
-            Event::PathAlive(path) => self.control.heard(now, path),
+            Event::PathAlive(path) => self.control.note_activity(now, path),
             Event::ControlAcknowledged { path, through } => self.control.acknowledged(now, path, through),
             Event::Received { path, sequence, message } => self.received(now, path, sequence, message),
             Event::ChannelUp { channel, link } => self.channel_up(now, channel, link),
@@ -242,11 +242,11 @@ impl Source {
     fn message(&mut self, now: Time, message: Message) {
         match (&self.state, message) {
             (State::RollingBack(_) | State::Ended, message) => self.message_while_ending(now, message),
-            (_, Message::Fenced { channel, applied, refused }) => {
-                self.scheduler.fenced(now, channel, applied, &refused);
+            (_, Message::Fenced { channel, applied, damaged }) => {
+                self.scheduler.fenced(now, channel, applied, &damaged);
                 self.progress(now);
                 if self.carries_streams() {
-                    let fenced = Message::Fenced { channel, applied, refused };
+                    let fenced = Message::Fenced { channel, applied, damaged };
                     self.actions.push_back(Action::DeliverStreamMessage(fenced));
                 }
             }
@@ -273,12 +273,12 @@ impl Source {
             }
             (State::Sealing, Message::RamSealed) => self.sealed(now),
             (State::Loading { .. }, Message::Loaded) => self.loaded(now),
-            (State::Committing { .. }, Message::Running { resume_us, cpu_us }) => {
+            (State::Committing { .. }, Message::TakenOver { resume_us, cpu_us }) => {
                 self.statistics.blackout.resume = Duration::from_micros(resume_us);
                 self.statistics.destination_cpu = Duration::from_micros(cpu_us);
                 self.running(now);
             }
-            (State::CleaningUp { .. } | State::Closing { .. }, Message::Running { .. }) => {}
+            (State::CleaningUp { .. } | State::Closing { .. }, Message::TakenOver { .. }) => {}
             (_, message) => self.violation(now, message.name()),
         }
     }
@@ -305,10 +305,12 @@ impl Source {
             (State::Streaming { .. } | State::Switching { .. }, Event::GuestStopped) => {
                 self.guest_stopped(now)
             }
-            (State::Streaming { .. }, Event::PreSwitchover { ran, disks }) => {
-                self.streams_holding(now, ran, disks)
+            (State::Streaming { .. }, Event::PreSwitchover { was_running, disks }) => {
+                self.streams_pre_switchover(now, was_running, disks)
             }
-            (State::Switching { .. }, Event::PreSwitchover { ran, disks }) => self.holding(now, ran, disks),
+            (State::Switching { .. }, Event::PreSwitchover { was_running, disks }) => {
+                self.pre_switchover(now, was_running, disks)
+            }
             (State::LastScan { .. }, Event::Scanned { dirty, .. }) => self.last_scanned(now, dirty),
             (State::Digesting, Event::Digested(digest)) => self.seal(now, Some(digest)),
             (State::Switching { .. } | State::WritingDevices, Event::DeviceState(bytes)) => {
@@ -317,9 +319,9 @@ impl Source {
             (State::WritingDevices | State::Loading { .. }, Event::DeviceStateDone) => {
                 self.device_state_done(now)
             }
-            (State::AwaitingOwner, Event::GuestLeft) => self.left(now),
+            (State::AwaitingOwner, Event::GuestLeft) => self.guest_left(now),
             (State::Journaling, Event::Journaled(SourcePhase::CommitSent)) => self.commit(now),
-            (State::Committing { .. }, Event::Journaled(SourcePhase::TakingBack)) => self.take_back(now),
+            (State::Committing { .. }, Event::Journaled(SourcePhase::ResumingHere)) => self.resume_here(now),
             (_, Event::Journaled(_)) => {}
             (State::CleaningUp { .. }, Event::CleanedUp) => self.cleaned_up(now),
             (state, event) => {
@@ -343,10 +345,10 @@ impl Source {
         self.scheduler.sent(channel, sequence, wire_bytes);
     }
 
-    /// The destination applied everything on the channel up to `through`, except `refused`.
-    pub fn acknowledged(&mut self, now: Time, channel: ChannelId, through: u64, refused: &[u64]) {
+    /// The destination applied everything on the channel up to `through`, except `damaged`.
+    pub fn acknowledged(&mut self, now: Time, channel: ChannelId, through: u64, damaged: &[u64]) {
         let before = self.scheduler.acknowledged_bytes();
-        self.scheduler.acknowledged(now, channel, through, refused);
+        self.scheduler.acknowledged(now, channel, through, damaged);
         if self.scheduler.acknowledged_bytes() != before {
             self.last_progress = now;
         }
@@ -358,7 +360,7 @@ impl Source {
         if !self.scheduler.lost(channel) {
             return;
         }
-        if self.scheduler.living_channels() == 0 {
+        if self.scheduler.active_channels() == 0 {
             self.no_channel_since.get_or_insert(now);
         }
         self.control.send(now, Message::Fence { channel });
@@ -415,7 +417,7 @@ impl Source {
 
     /// Commit was sent and the answer is missing for so long that the operator should know.
     pub fn is_in_doubt(&self) -> bool {
-        matches!(self.state, State::Committing { in_doubt: true, .. }) && !self.taking_back
+        matches!(self.state, State::Committing { in_doubt: true, .. }) && !self.resuming
     }
 
     /// The guest is the destination's: links have nothing to carry any more but the last word.
@@ -444,7 +446,7 @@ impl Source {
     /// Whether the hypervisor's stream is not to be read on for now. While the guest still runs it carries what the
     /// hypervisor has of RAM itself, a display adapter's memory: read no faster than the destination takes it, it is
     /// over there when the guest stops. Once the guest stands nothing is held back.
-    pub fn holds_stream_back(&self) -> bool {
+    pub fn pauses_stream(&self) -> bool {
         matches!(self.state, State::Switching { .. }) && self.control.unacknowledged() >= LIVE_PIECES_MAX
     }
 }

@@ -64,7 +64,7 @@ impl Source {
 
     /// Copying begins when the guest's RAM is held, or its streams are awaited, and there is a channel.
     pub(super) fn copy_when_ready(&mut self, now: Time) {
-        if self.state != (State::Preparing { ready: true }) || self.scheduler.living_channels() == 0 {
+        if self.state != (State::Preparing { ready: true }) || self.scheduler.active_channels() == 0 {
             return;
         }
         if let Some(settings) = self.streams {

@@ -75,7 +75,7 @@ impl Source {
     pub(super) fn scanned(&mut self, now: Time, dirty: Vec<Extent>, took: Duration, paused: Duration) {
         let mut extents = dirty;
         let found = total_bytes(&extents);
-        extents.extend(self.scheduler.take_refused());
+        extents.extend(self.scheduler.take_damaged());
         if let Preparation::Done { touched } = &mut self.preparation {
             extents.append(touched);
         }

@@ -21,7 +21,7 @@ pub(super) enum State {
         round_began: Time,
     },
     Switching {
-        holding: bool,
+        pre_switchover: bool,
     },
     /// QEMU holds, and writes its device state. The destination keeps it until RAM is sealed.
     WritingDevices,
@@ -43,9 +43,9 @@ pub(super) enum State {
         ask_at: Time,
         in_doubt: bool,
     },
-    /// `again`: it failed and is tried again then.
+    /// `retry_at`: it failed and is tried again then.
     CleaningUp {
-        again: Option<Time>,
+        retry_at: Option<Time>,
     },
     Closing {
         until: Time,

@@ -31,7 +31,7 @@ use At::*;
 pub(super) const ALL: [At; 7] = [Offered, Preparing, Streaming, Loading, Journaling, Committing, CleaningUp];
 
 pub(super) struct Driver {
-    pub(super) brain: Source,
+    pub(super) machine: Source,
     sequence: u64,
     pub(super) now: Time,
 }
@@ -39,14 +39,14 @@ pub(super) struct Driver {
 impl Driver {
     pub(super) fn new(limits: Limits) -> Driver {
         let config = Config { limits, ..Config::new("g", "{}".into(), Mode::Streams { channels: OFFERED }) };
-        let mut brain = Source::new(config);
-        brain.handle(ms(0), Event::PathUp(PATH));
-        Driver { brain, sequence: 0, now: ms(1) }
+        let mut machine = Source::new(config);
+        machine.handle(ms(0), Event::PathUp(PATH));
+        Driver { machine, sequence: 0, now: ms(1) }
     }
 
     pub(super) fn tell(&mut self, event: Event) -> Vec<Action> {
-        self.brain.handle(self.now, event);
-        std::iter::from_fn(|| self.brain.poll_action(self.now)).collect()
+        self.machine.handle(self.now, event);
+        std::iter::from_fn(|| self.machine.poll_action(self.now)).collect()
     }
 
     fn receive(&mut self, message: Message) -> Vec<Action> {
@@ -70,7 +70,7 @@ impl Driver {
             }
             Loading => {
                 let mut actions = self.tell(Event::GuestStopped);
-                actions.extend(self.tell(Event::PreSwitchover { ran: true, disks: "[]".into() }));
+                actions.extend(self.tell(Event::PreSwitchover { was_running: true, disks: "[]".into() }));
                 actions
             }
             Journaling => {
@@ -79,7 +79,7 @@ impl Driver {
                 actions
             }
             Committing => self.tell(Event::Journaled(SourcePhase::CommitSent)),
-            CleaningUp => self.receive(Message::Running { resume_us: 1, cpu_us: 0 }),
+            CleaningUp => self.receive(Message::TakenOver { resume_us: 1, cpu_us: 0 }),
         }
     }
 
@@ -88,13 +88,13 @@ impl Driver {
         for reached in ALL.into_iter().take_while(|reached| *reached <= state) {
             driver.step(reached);
         }
-        let name = driver.brain.state.name().replace(' ', "");
+        let name = driver.machine.state.name().replace(' ', "");
         assert_eq!(name, format!("{state:?}").to_lowercase());
         driver
     }
 
     pub(super) fn fault(&self) -> Option<&Fault> {
-        if let State::RollingBack(roll_back) = &self.brain.state { Some(roll_back.fault()) } else { None }
+        if let State::RollingBack(roll_back) = &self.machine.state { Some(roll_back.fault()) } else { None }
     }
 }
 
@@ -144,7 +144,7 @@ fn the_streams_wait_for_a_channel_and_for_the_waiting_guest() {
 }
 
 #[test]
-fn commit_needs_both_sides_words_in_whatever_order() {
+fn commit_needs_the_confirmations_of_both_sides_in_whatever_order() {
     let commits = |actions: &[Action]| actions.contains(&Action::Journal(SourcePhase::CommitSent));
     let mut driver = Driver::at(Loading);
     assert!(!commits(&driver.tell(Event::DeviceStateDone)), "the destination has not loaded it");
@@ -166,7 +166,7 @@ fn what_the_streams_say_passes_in_every_state_and_in_order() {
                 "{state:?}"
             );
         }
-        let fenced = Message::Fenced { channel: 7, applied: 1, refused: Vec::new() };
+        let fenced = Message::Fenced { channel: 7, applied: 1, damaged: Vec::new() };
         assert!(driver.receive(fenced.clone()).contains(&Action::DeliverStreamMessage(fenced)), "{state:?}");
         assert!(
             says(&driver.tell(Event::SendStreamMessage(note(4))), |message| *message == note(4)),
@@ -184,7 +184,7 @@ fn what_the_streams_say_passes_in_every_state_and_in_order() {
 #[test]
 fn a_lost_channel_is_fenced() {
     let mut driver = Driver::at(Streaming);
-    driver.brain.channel_lost(driver.now, 0);
+    driver.machine.channel_lost(driver.now, 0);
     assert!(says(&driver.tell(Event::Tick), |message| *message == Message::Fence { channel: 0 }));
 }
 
@@ -219,7 +219,7 @@ fn every_failure_before_commit_rolls_back_and_none_after_it() {
             let rolls_back = driver.tell(event).contains(&Action::RollBack);
             let before = state <= Journaling && !(cancels && state == Journaling);
             assert_eq!(rolls_back, before, "{state:?}");
-            assert_eq!(driver.brain.can_resume(), state <= Journaling, "{state:?}");
+            assert_eq!(driver.machine.can_resume(), state <= Journaling, "{state:?}");
         }
     }
 }
@@ -265,16 +265,16 @@ fn the_rounds_of_the_report_are_the_hypervisors() {
         driver.now = driver.now + Duration::from_millis(100);
         driver.tell(Event::Streamed(Streamed { round, remaining_bytes, ..Streamed::default() }));
     }
-    driver.tell(Event::PreSwitchover { ran: true, disks: "[]".into() });
+    driver.tell(Event::PreSwitchover { was_running: true, disks: "[]".into() });
     let rounds: Vec<(u32, u64, Option<u64>)> = driver
-        .brain
+        .machine
         .statistics()
         .rounds
         .iter()
         .map(|round| (round.number, round.bytes, round.dirty_bytes_after))
         .collect();
     assert_eq!(rounds, [(0, 900, Some(300)), (1, 300, Some(50)), (2, 50, None)]);
-    assert!(driver.brain.statistics().rounds.iter().all(|round| round.took.is_some()));
+    assert!(driver.machine.statistics().rounds.iter().all(|round| round.took.is_some()));
 }
 
 #[test]

@@ -57,7 +57,7 @@ impl Source {
             self.statistics.rounds.push(Round { number: streamed.round, bytes, ..Round::default() });
         }
         // While disks keep it from its end, the hypervisor goes through what little is left of RAM again and again.
-        if self.disks_hold(streamed) {
+        if self.disks_block_switch_over(streamed) {
             self.rounds_held += streamed.round.saturating_sub(self.round);
         }
         self.round = streamed.round;
@@ -78,18 +78,18 @@ impl Source {
     }
 
     /// The hypervisor has stopped the guest. What is left of RAM goes with the device state, in its streams.
-    pub(super) fn streams_holding(&mut self, now: Time, ran: bool, disks: String) {
+    pub(super) fn streams_pre_switchover(&mut self, now: Time, was_running: bool, disks: String) {
         let State::Streaming { round_began } = self.state else { return };
         self.guest_stopped(now);
-        self.control.send(now, Message::Stopped { ran, disks });
-        (self.ran, self.may_be_held) = (ran, true);
+        self.control.send(now, Message::Stopped { was_running, disks });
+        (self.was_running, self.may_be_loaded) = (was_running, true);
         if let Some(round) = self.statistics.rounds.last_mut() {
             round.took = Some(now - round_began);
         }
         let blackout = &mut self.statistics.blackout;
         blackout.last_copy_bytes = self.statistics.streamed.remaining_bytes;
         // There is no last scan and no last copy of ours: those parts have no length.
-        let moments = [&mut blackout.held, &mut blackout.scanned, &mut blackout.copied];
+        let moments = [&mut blackout.pre_switchover, &mut blackout.scanned, &mut blackout.copied];
         moments.into_iter().for_each(|moment| *moment = Some(now));
         blackout.digested = Some(now);
         self.state = State::Loading { written: false, loaded: false };

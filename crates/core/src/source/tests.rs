@@ -3,7 +3,7 @@
 
 mod blackout;
 mod ends;
-mod handed_over;
+mod handover;
 mod rounds;
 
 use super::*;
@@ -73,7 +73,7 @@ fn regions() -> Vec<RegionInfo> {
 }
 
 struct Driver {
-    brain: Source,
+    machine: Source,
     sequence: u64,
     now: Time,
 }
@@ -82,13 +82,13 @@ impl Driver {
     fn new() -> Driver {
         let mode = Mode::Direct { regions: regions() };
         let config = Config { verify: true, ..Config::new("g", "{}".into(), mode) };
-        let mut brain = Source::new(config);
-        brain.handle(ms(0), Event::PathUp(PATH));
-        Driver { brain, sequence: 0, now: ms(1) }
+        let mut machine = Source::new(config);
+        machine.handle(ms(0), Event::PathUp(PATH));
+        Driver { machine, sequence: 0, now: ms(1) }
     }
 
     fn tell(&mut self, event: Event) -> Vec<Action> {
-        self.brain.handle(self.now, event);
+        self.machine.handle(self.now, event);
         self.actions()
     }
 
@@ -98,14 +98,14 @@ impl Driver {
     }
 
     fn actions(&mut self) -> Vec<Action> {
-        std::iter::from_fn(|| self.brain.poll_action(self.now)).collect()
+        std::iter::from_fn(|| self.machine.poll_action(self.now)).collect()
     }
 
     /// Carries all there is; gives what follows.
     fn carry(&mut self) -> Vec<Action> {
-        while let Next::Work(work) = self.brain.next_work(self.now, CHANNEL) {
+        while let Next::Work(work) = self.machine.next_work(self.now, CHANNEL) {
             self.now = self.now + Duration::from_millis(1);
-            self.brain.acknowledged(self.now, CHANNEL, work.sequence, &[]);
+            self.machine.acknowledged(self.now, CHANNEL, work.sequence, &[]);
         }
         self.actions()
     }
@@ -125,9 +125,9 @@ impl Driver {
             Copying => drop(self.tell(Event::Protected { populated: page(0), paused: Duration::ZERO })),
             Scanning => drop(self.carry()),
             Switching => drop(self.tell(scanned(vec![]))),
-            WritingDeviceState => drop(self.tell(holding(true))),
+            WritingDeviceState => drop(self.tell(pre_switchover(true))),
             // No device state goes through the session: it scans already.
-            LastScan if !self.brain.mode().commits() => {}
+            LastScan if !self.machine.mode().commits() => {}
             LastScan => drop(self.tell(Event::DeviceStateDone)),
             LastCopy => drop(self.tell(scanned(page(1)))),
             Digesting => drop(self.carry()),
@@ -135,7 +135,7 @@ impl Driver {
             Loading => drop(self.receive(Message::RamSealed)),
             Journaling => drop(self.receive(Message::Loaded)),
             Committing => drop(self.tell(Event::Journaled(SourcePhase::CommitSent))),
-            CleaningUp => drop(self.receive(Message::Running { resume_us: 1, cpu_us: 0 })),
+            CleaningUp => drop(self.receive(Message::TakenOver { resume_us: 1, cpu_us: 0 })),
             Closing => drop(self.tell(Event::CleanedUp)),
             Ended => drop(self.tell(Event::ControlAcknowledged { path: PATH, through: u64::MAX })),
         }
@@ -151,13 +151,13 @@ impl Driver {
         if state == RollingBack {
             driver.tell(Event::Cancel);
         }
-        let name = driver.brain.state.name().replace(' ', "");
+        let name = driver.machine.state.name().replace(' ', "");
         assert_eq!(name, format!("{state:?}").to_lowercase());
         driver
     }
 
     fn fault(&self) -> Option<&Fault> {
-        if let State::RollingBack(roll_back) = &self.brain.state { Some(roll_back.fault()) } else { None }
+        if let State::RollingBack(roll_back) = &self.machine.state { Some(roll_back.fault()) } else { None }
     }
 }
 
@@ -173,18 +173,18 @@ fn scanned(dirty: Vec<Extent>) -> Event {
     Event::Scanned { dirty, took: Duration::ZERO, paused: Duration::ZERO }
 }
 
-fn holding(ran: bool) -> Event {
-    Event::PreSwitchover { ran, disks: "[]".into() }
+fn pre_switchover(was_running: bool) -> Event {
+    Event::PreSwitchover { was_running, disks: "[]".into() }
 }
 
 fn rolled_back(complete: bool) -> Event {
     Event::RolledBack { guest: GuestState::RunsAtSource, complete }
 }
 
-/// Whether a withdrawal is asked for, and of a guest that may be held.
+/// Whether a roll-back notice is requested, and for a guest that may be loaded.
 fn withdraws(actions: &[Action]) -> Option<bool> {
     actions.iter().find_map(|action| match action {
-        Action::NotifyRollBack { held } => Some(*held),
+        Action::NotifyRollBack { may_be_loaded } => Some(*may_be_loaded),
         _ => None,
     })
 }
@@ -204,10 +204,10 @@ fn messages() -> Vec<(Message, Vec<At>)> {
     vec![
         (Message::Admitted { endpoints: vec![] }, vec![Offered]),
         (prepared(vec![]), vec![Preparing]),
-        (Message::Fenced { channel: 9, applied: 0, refused: vec![] }, all()),
+        (Message::Fenced { channel: 9, applied: 0, damaged: vec![] }, all()),
         (Message::RamSealed, vec![Sealing]),
         (Message::Loaded, vec![Loading]),
-        (Message::Running { resume_us: 0, cpu_us: 0 }, vec![Committing, CleaningUp, Closing]),
+        (Message::TakenOver { resume_us: 0, cpu_us: 0 }, vec![Committing, CleaningUp, Closing]),
         (Message::Aborted, vec![]),
         (Message::Prepare, vec![]),
         (Message::StreamsPrepared(StreamSettings::default()), vec![]),
@@ -218,7 +218,7 @@ fn messages() -> Vec<(Message, Vec<At>)> {
         (Message::DeviceState { bytes: vec![] }, vec![]),
         (Message::DeviceStateEnd { total: 0 }, vec![]),
         (Message::Commit, vec![]),
-        (Message::Stopped { ran: true, disks: String::new() }, vec![]),
+        (Message::Stopped { was_running: true, disks: String::new() }, vec![]),
         (Message::Finished, vec![]),
     ]
 }
@@ -231,7 +231,7 @@ fn events() -> Vec<(Event, Vec<At>)> {
         (Event::Protected { populated: vec![], paused: Duration::ZERO }, vec![Protecting]),
         (scanned(vec![]), vec![Scanning, LastScan]),
         (Event::GuestStopped, vec![Switching]),
-        (holding(true), vec![Switching]),
+        (pre_switchover(true), vec![Switching]),
         (Event::Digested(1), vec![Digesting]),
         (Event::DeviceState(vec![1]), state_of_devices),
         (Event::DeviceStateDone, vec![WritingDeviceState, Loading]),
@@ -301,11 +301,11 @@ fn every_event_in_every_state() {
 fn a_failure_in_each_state_before_commit_rolls_back_and_names_step_and_side() {
     for state in BEFORE_COMMIT {
         let mut driver = Driver::at(state);
-        let wanted = Fault::new(Code::HypervisorFailed, driver.brain.step(), Side::Source, "injected");
+        let wanted = Fault::new(Code::HypervisorFailed, driver.machine.step(), Side::Source, "injected");
         let actions = driver.tell(Event::Failed(wanted.clone()));
         assert_eq!(actions.first(), Some(&Action::RollBack), "{state:?}: {actions:?}");
         let abort = |message: &Message| *message == Message::Abort(wanted.clone());
-        assert!(driver.brain.can_resume());
+        assert!(driver.machine.can_resume());
         let actions = if state >= Sealing {
             assert!(!says(&actions, is_abort), "{state:?}: {actions:?}");
             let mut actions = driver.tell(rolled_back(true));
@@ -315,7 +315,7 @@ fn a_failure_in_each_state_before_commit_rolls_back_and_names_step_and_side() {
         } else {
             assert!(says(&actions, abort), "{state:?}: {actions:?}");
             let mut actions = driver.receive(Message::Aborted);
-            assert!(!driver.brain.is_ended(), "{state:?}: not before the guest is back");
+            assert!(!driver.machine.is_ended(), "{state:?}: not before the guest is back");
             actions.extend(driver.tell(rolled_back(true)));
             actions
         };
@@ -330,7 +330,7 @@ fn a_failure_in_each_state_before_commit_rolls_back_and_names_step_and_side() {
 fn a_cancellation_in_each_state() {
     for state in all() {
         let mut driver = Driver::at(state);
-        let step = driver.brain.step();
+        let step = driver.machine.step();
         let actions = driver.tell(Event::Cancel);
         let heeded = BEFORE_COMMIT.contains(&state) && state != Journaling;
         assert_eq!(actions.contains(&Action::RollBack), heeded, "{state:?}: {actions:?}");

@@ -30,7 +30,7 @@ enum Timer {
     /// The destination's answer to the roll-back is not waited for any longer.
     RolledBack,
     /// The last acknowledgement is not waited for any longer.
-    Parted,
+    Closed,
 }
 
 impl Timer {
@@ -45,7 +45,7 @@ impl Timer {
         Timer::CleanUp,
         Timer::Tell,
         Timer::RolledBack,
-        Timer::Parted,
+        Timer::Closed,
     ];
 }
 
@@ -66,9 +66,9 @@ impl Source {
                 self.fire(now, timer);
             }
         }
-        // Both may be reached without a timer: the peer has answered, or is not heard any more.
+        // Both may be reached without a timer: the peer has answered, or does not answer any more.
         self.end_when_rolled_back(now);
-        self.part_when_heard(now);
+        self.close_when_acknowledged(now);
     }
 
     fn due(&self, timer: Timer) -> Option<Time> {
@@ -89,7 +89,7 @@ impl Source {
                 _ => None,
             },
             Timer::CleanUp => match self.state {
-                State::CleaningUp { again } => again,
+                State::CleaningUp { retry_at } => retry_at,
                 _ => None,
             },
             Timer::Tell => match &self.state {
@@ -100,7 +100,7 @@ impl Source {
                 State::RollingBack(roll_back) => roll_back.ends_at(),
                 _ => None,
             },
-            Timer::Parted => match self.state {
+            Timer::Closed => match self.state {
                 State::Closing { until } => Some(until),
                 _ => None,
             },
@@ -122,12 +122,12 @@ impl Source {
             }
             Timer::Ask => self.ask(now),
             Timer::CleanUp => {
-                self.state = State::CleaningUp { again: None };
+                self.state = State::CleaningUp { retry_at: None };
                 self.actions.push_back(Action::CleanUp);
             }
             Timer::Tell => self.tell_when_due(now),
             Timer::RolledBack => self.end_when_rolled_back(now),
-            Timer::Parted => self.part_when_heard(now),
+            Timer::Closed => self.close_when_acknowledged(now),
         }
     }
 
@@ -172,11 +172,11 @@ impl Source {
         let State::Committing { ask_at, in_doubt } = &mut self.state else { return };
         *ask_at = now + ASK_AFTER;
         *in_doubt |= journaled.is_some_and(|at| now - at >= IN_DOUBT_AFTER);
-        match self.taking_back {
-            true => self.actions.push_back(Action::Journal(SourcePhase::TakingBack)),
-            false if self.asking => {}
+        match self.resuming {
+            true => self.actions.push_back(Action::Journal(SourcePhase::ResumingHere)),
+            false if self.querying => {}
             false => {
-                self.asking = true;
+                self.querying = true;
                 self.actions.push_back(Action::Query);
             }
         }

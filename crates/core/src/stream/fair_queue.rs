@@ -15,7 +15,7 @@ pub type Class = usize;
 const UNITS: u64 = 1 << 10;
 
 #[derive(Debug)]
-struct Line {
+struct ClassQueue {
     weight: u64,
     streams: VecDeque<StreamId>,
     clock: u64,
@@ -24,7 +24,7 @@ struct Line {
 #[derive(Debug)]
 pub(super) struct FairQueue {
     /// By class.
-    lines: Vec<Line>,
+    classes: Vec<ClassQueue>,
     /// The clock of the class that was next.
     now: u64,
 }
@@ -32,38 +32,39 @@ pub(super) struct FairQueue {
 impl FairQueue {
     /// A class for each weight; one if there is none.
     pub fn new(weights: &[u16]) -> FairQueue {
-        let line = |weight| Line { weight: u64::from(weight).max(1), streams: VecDeque::new(), clock: 0 };
+        let queue =
+            |weight| ClassQueue { weight: u64::from(weight).max(1), streams: VecDeque::new(), clock: 0 };
         let weights = if weights.is_empty() { &[1] } else { weights };
-        FairQueue { lines: weights.iter().map(|weight| line(*weight)).collect(), now: 0 }
+        FairQueue { classes: weights.iter().map(|weight| queue(*weight)).collect(), now: 0 }
     }
 
     /// Weight of a class.
     pub fn weight(&self, class: Class) -> u64 {
-        self.lines.get(class).map_or(1, |line| line.weight)
+        self.classes.get(class).map_or(1, |queue| queue.weight)
     }
 
     /// A stream has something to send.
     pub fn push(&mut self, class: Class, stream: StreamId) {
         let now = self.now;
-        let Some(line) = self.lines.get_mut(class) else { return };
-        if line.streams.is_empty() {
-            line.clock = line.clock.max(now);
+        let Some(queue) = self.classes.get_mut(class) else { return };
+        if queue.streams.is_empty() {
+            queue.clock = queue.clock.max(now);
         }
-        line.streams.push_back(stream);
+        queue.streams.push_back(stream);
     }
 
     /// The stream whose turn it is.
     pub fn pop(&mut self) -> Option<StreamId> {
-        let waiting = self.lines.iter_mut().filter(|line| !line.streams.is_empty());
-        let line = waiting.min_by_key(|line| line.clock)?;
-        self.now = line.clock;
-        line.streams.pop_front()
+        let waiting = self.classes.iter_mut().filter(|queue| !queue.streams.is_empty());
+        let queue = waiting.min_by_key(|queue| queue.clock)?;
+        self.now = queue.clock;
+        queue.streams.pop_front()
     }
 
     /// A class was given so many bytes.
-    pub fn given(&mut self, class: Class, bytes: u64) {
-        if let Some(line) = self.lines.get_mut(class) {
-            line.clock = line.clock.saturating_add(bytes.saturating_mul(UNITS) / line.weight);
+    pub fn charge(&mut self, class: Class, bytes: u64) {
+        if let Some(queue) = self.classes.get_mut(class) {
+            queue.clock = queue.clock.saturating_add(bytes.saturating_mul(UNITS) / queue.weight);
         }
     }
 }

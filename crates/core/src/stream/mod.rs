@@ -30,7 +30,7 @@ use crate::{RegionId, Run};
 
 pub use fair_queue::Class;
 pub use receive::Readable;
-pub use send::Room;
+pub use send::SendSpace;
 pub use streams::{Event, Streams};
 
 /// Number of a stream within a session.
@@ -49,7 +49,7 @@ pub fn address(stream: StreamId, position: u64) -> u64 {
 }
 
 /// Stream and position of an offset in [`REGION`].
-pub fn place(offset: u64) -> (StreamId, u64) {
+pub fn position_of(offset: u64) -> (StreamId, u64) {
     ((offset >> POSITION_BITS) as StreamId, offset & POSITION_MAX)
 }
 
@@ -67,7 +67,7 @@ pub struct Piece {
 impl Piece {
     /// The piece that a run names.
     pub fn of(run: Run) -> Piece {
-        let (stream, position) = place(run.offset);
+        let (stream, position) = position_of(run.offset);
         Piece { stream, position, bytes: run.length }
     }
 
@@ -97,7 +97,7 @@ pub struct Config {
     /// Most bytes of one turn.
     pub piece_bytes: u64,
     /// Given to the scheduler ahead of need, in bytes per living channel. Less is fairer, more keeps channels busier.
-    pub ahead_bytes: u64,
+    pub lookahead_bytes: u64,
     /// How much of all streams may wait in their rings for the peer, as time at the rate that the links carry; all of
     /// the rings if absent. For writers that guess from their sockets how fast they are being read, and what is left.
     pub backlog: Option<Duration>,
@@ -105,7 +105,7 @@ pub struct Config {
     /// weight over the sum, however many streams it has. One class if empty.
     pub weights: Vec<u16>,
     /// Never give a number twice in a session: for carriers that remember where a stream's ring is, by its number.
-    pub numbers_once: bool,
+    pub never_reuse_numbers: bool,
     /// Channels and their windows.
     pub scheduler: scheduler::Config,
 }
@@ -116,10 +116,10 @@ impl Default for Config {
             window_bytes: 8 << 20,
             streams_max: 256,
             piece_bytes: 256 << 10,
-            ahead_bytes: 512 << 10,
+            lookahead_bytes: 512 << 10,
             backlog: None,
             weights: Vec::new(),
-            numbers_once: false,
+            never_reuse_numbers: false,
             scheduler: scheduler::Config { write_bytes_min: 64 << 10, ..scheduler::Config::default() },
         }
     }
@@ -133,10 +133,10 @@ pub enum StreamViolation {
     Unknown(StreamId),
     /// An Open with a number that is taken or not the peer's to give.
     #[error("stream {0} cannot be opened by the peer")]
-    NotYours(StreamId),
+    NumberNotAllowed(StreamId),
     /// A note that has no place in the stream's state.
     #[error("stream {0}: a note came that has no place there")]
-    OutOfPlace(StreamId),
+    UnexpectedNote(StreamId),
     /// A write of bytes that were read already or that no credit was given for.
     #[error("stream {stream}: bytes {from} to {to} are not inside the window")]
     OutsideWindow {
@@ -152,7 +152,7 @@ pub enum StreamViolation {
     TooManyGaps(StreamId),
     /// Bytes behind the end, an end before bytes that have come, or two ends.
     #[error("stream {0}: its end does not fit its bytes")]
-    WrongEnd(StreamId),
+    ConflictingEnd(StreamId),
 }
 
 /// A stream cannot be opened here.

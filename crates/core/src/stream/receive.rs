@@ -21,7 +21,7 @@ pub enum Readable {
     /// All was written: shut the socket for writing, and say [`super::Streams::finished`].
     End,
     /// It broke off: reset the socket, and say [`super::Streams::finished`].
-    Broken,
+    Reset,
     /// It is over here.
     Done,
 }
@@ -65,13 +65,13 @@ impl ReceiveHalf {
             return Err(StreamViolation::OutsideWindow { stream, from: position, to: end });
         }
         match self.total {
-            Some(total) if end > total => Err(StreamViolation::WrongEnd(stream)),
+            Some(total) if end > total => Err(StreamViolation::ConflictingEnd(stream)),
             _ => Ok(()),
         }
     }
 
     /// These bytes are in the ring.
-    pub fn landed(&mut self, stream: StreamId, position: u64, bytes: u64) -> Result<(), StreamViolation> {
+    pub fn received(&mut self, stream: StreamId, position: u64, bytes: u64) -> Result<(), StreamViolation> {
         if self.is_over() {
             return Ok(());
         }
@@ -82,10 +82,10 @@ impl ReceiveHalf {
     }
 
     pub fn readable(&self) -> Readable {
-        let bytes = self.arrived.through() - self.consumed;
+        let bytes = self.arrived.contiguous_end() - self.consumed;
         match self.total {
             _ if self.done => Readable::Done,
-            _ if self.broken => Readable::Broken,
+            _ if self.broken => Readable::Reset,
             _ if bytes > 0 => Readable::Bytes { position: self.consumed, bytes },
             Some(total) if total == self.consumed => Readable::End,
             _ => Readable::Wait,
@@ -94,7 +94,7 @@ impl ReceiveHalf {
 
     /// So many bytes were written out. Returns the credit to be told, if it is worth telling.
     pub fn consumed(&mut self, bytes: u64) -> Option<u64> {
-        self.consumed = (self.consumed + bytes).min(self.arrived.through());
+        self.consumed = (self.consumed + bytes).min(self.arrived.contiguous_end());
         let limit = self.consumed + self.window_bytes;
         let enough = self.total.is_some_and(|total| total <= self.announced);
         if enough || self.is_over() || limit - self.announced < self.window_bytes.div_ceil(4) {
@@ -107,14 +107,14 @@ impl ReceiveHalf {
     /// The peer has said where it ends. That may lie beyond what it has credit for.
     pub fn end(&mut self, stream: StreamId, total: u64) -> Result<(), StreamViolation> {
         if self.total.is_some() || self.broken || total < self.farthest {
-            return Err(StreamViolation::WrongEnd(stream));
+            return Err(StreamViolation::ConflictingEnd(stream));
         }
         self.total = Some(total);
         Ok(())
     }
 
     /// The peer's bytes break off.
-    pub fn break_off(&mut self) {
+    pub fn reset(&mut self) {
         self.broken = true;
     }
 

@@ -10,7 +10,7 @@ const SMALL_PIECES_MAX: usize = 64;
 
 /// What a reader of the local socket may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Room {
+pub enum SendSpace {
     /// Put up to so many bytes into the ring at this position.
     Space {
         /// Where they go.
@@ -40,10 +40,10 @@ pub(super) struct SendHalf {
     /// Bytes put into the ring since the beginning.
     produced: u64,
     /// Bytes given to the scheduler.
-    fed: u64,
+    scheduled: u64,
     /// The peer takes nothing from here on.
     limit: u64,
-    settled: Spans,
+    delivered: Spans,
     /// Ends of the pieces that are not settled, for the rule of small pieces.
     pieces: VecDeque<u64>,
     /// Bytes pending or in flight.
@@ -56,34 +56,34 @@ impl SendHalf {
         SendHalf {
             ring_bytes,
             produced: 0,
-            fed: 0,
+            scheduled: 0,
             limit: 0,
-            settled: Spans::default(),
+            delivered: Spans::default(),
             pieces: VecDeque::new(),
             outstanding: 0,
             ending: Ending::Open,
         }
     }
 
-    pub fn room(&self) -> Room {
+    pub fn send_space(&self) -> SendSpace {
         // Before the first credit the ring can be filled all the same.
-        let free = self.ring_bytes - (self.produced - self.settled.through());
+        let free = self.ring_bytes - (self.produced - self.delivered.contiguous_end());
         let free = free.min(POSITION_MAX - self.produced);
         match self.ending {
-            Ending::Open if free > 0 => Room::Space { position: self.produced, bytes: free },
-            Ending::Open => Room::Wait,
-            Ending::Ended | Ending::Stopped => Room::Stopped,
+            Ending::Open if free > 0 => SendSpace::Space { position: self.produced, bytes: free },
+            Ending::Open => SendSpace::Wait,
+            Ending::Ended | Ending::Stopped => SendSpace::Stopped,
         }
     }
 
     /// Bytes in the ring that the peer does not have.
     pub fn waiting(&self) -> u64 {
-        self.produced - self.settled.through()
+        self.produced - self.delivered.contiguous_end()
     }
 
-    /// Bytes were put where [`Room::Space`] said.
+    /// Bytes were put where [`SendSpace::Space`] said.
     pub fn produced(&mut self, bytes: u64) {
-        if let Room::Space { bytes: free, .. } = self.room() {
+        if let SendSpace::Space { bytes: free, .. } = self.send_space() {
             self.produced += bytes.min(free);
         }
     }
@@ -114,40 +114,40 @@ impl SendHalf {
 
     /// Bytes that may go now.
     fn ready(&self) -> u64 {
-        let bytes = self.produced.min(self.limit).saturating_sub(self.fed);
+        let bytes = self.produced.min(self.limit).saturating_sub(self.scheduled);
         if self.ending == Ending::Stopped { 0 } else { bytes }
     }
 
-    /// Whether [`SendHalf::feed`] would give a piece.
+    /// Whether [`SendHalf::next_piece`] would give a piece.
     pub fn is_ready(&self, piece_bytes: u64) -> bool {
         let bytes = self.ready();
         bytes > 0 && (bytes >= piece_bytes || self.pieces.len() < SMALL_PIECES_MAX)
     }
 
     /// The next piece for the scheduler.
-    pub fn feed(&mut self, stream: StreamId, piece_bytes: u64) -> Option<Piece> {
+    pub fn next_piece(&mut self, stream: StreamId, piece_bytes: u64) -> Option<Piece> {
         if !self.is_ready(piece_bytes) {
             return None;
         }
         let bytes = self.ready().min(piece_bytes);
-        let piece = Piece { stream, position: self.fed, bytes };
-        self.fed += bytes;
+        let piece = Piece { stream, position: self.scheduled, bytes };
+        self.scheduled += bytes;
         self.outstanding += bytes;
-        self.pieces.push_back(self.fed);
+        self.pieces.push_back(self.scheduled);
         Some(piece)
     }
 
     /// The peer has these bytes.
-    pub fn settled(&mut self, position: u64, bytes: u64) {
-        self.settled.insert(position, position + bytes);
-        self.dropped(bytes);
-        while self.pieces.front().is_some_and(|end| *end <= self.settled.through()) {
+    pub fn delivered(&mut self, position: u64, bytes: u64) {
+        self.delivered.insert(position, position + bytes);
+        self.forget(bytes);
+        while self.pieces.front().is_some_and(|end| *end <= self.delivered.contiguous_end()) {
             self.pieces.pop_front();
         }
     }
 
     /// The scheduler has forgotten so many bytes.
-    pub fn dropped(&mut self, bytes: u64) {
+    pub fn forget(&mut self, bytes: u64) {
         self.outstanding = self.outstanding.saturating_sub(bytes);
     }
 
@@ -155,7 +155,7 @@ impl SendHalf {
     pub fn is_done(&self) -> bool {
         match self.ending {
             Ending::Open => false,
-            Ending::Ended => self.settled.through() == self.produced,
+            Ending::Ended => self.delivered.contiguous_end() == self.produced,
             Ending::Stopped => self.outstanding == 0,
         }
     }

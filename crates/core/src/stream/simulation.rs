@@ -37,8 +37,8 @@ struct Channel {
     from: usize,
     wire: VecDeque<Frame>,
     applied: u64,
-    refused: Vec<u64>,
-    told_refused: usize,
+    damaged: Vec<u64>,
+    told_damaged: usize,
     lost: bool,
     fenced: bool,
 }
@@ -55,7 +55,7 @@ struct Rings {
     receive: Vec<u8>,
     /// All that the local socket said, and all that it was given.
     said: Vec<u8>,
-    heard: Vec<u8>,
+    received: Vec<u8>,
     writes_left: u64,
     /// The end was given out, not a break.
     clean: bool,
@@ -83,7 +83,7 @@ impl World {
         let config = Config {
             window_bytes: WINDOW,
             piece_bytes: 512,
-            ahead_bytes: 1024,
+            lookahead_bytes: 1024,
             weights: vec![3, 1],
             ..Config::default()
         };
@@ -122,14 +122,14 @@ impl World {
         self.next_channel += 1;
         self.sides[from].streams.channel_up(self.now, id, from as u16);
         let wire = VecDeque::new();
-        let refused = Vec::new();
+        let damaged = Vec::new();
         self.channels.push(Channel {
             id,
             from,
             wire,
             applied: 1,
-            refused,
-            told_refused: 0,
+            damaged,
+            told_damaged: 0,
             lost: false,
             fenced: false,
         });
@@ -138,7 +138,7 @@ impl World {
     fn events(&mut self, at: usize) {
         while let Some(event) = self.sides[at].streams.poll_event() {
             match event {
-                Event::Asked { stream, .. } => {
+                Event::OpenRequested { stream, .. } => {
                     let rings = self.new_rings();
                     self.sides[at].rings.insert(stream, rings);
                     self.sides[at].streams.accept(stream);
@@ -159,18 +159,18 @@ impl World {
         let Some(said) = self.sides[at].inbox.pop_front() else { return };
         match said {
             Said::Note(stream, note) => {
-                let heard = self.sides[at].streams.note(stream, note.clone());
-                assert!(heard.is_ok(), "{at}: {stream} {note:?}: {heard:?}");
+                let received = self.sides[at].streams.note(stream, note.clone());
+                assert!(received.is_ok(), "{at}: {stream} {note:?}: {received:?}");
             }
             Said::Fence(id) => {
                 let channel = self.channels.iter_mut().find(|one| one.id == id).expect("known");
                 channel.fenced = true;
                 channel.wire.clear();
-                let (applied, refused) = (channel.applied, channel.refused.clone());
-                self.sides[1 - at].inbox.push_back(Said::Fenced(id, applied, refused));
+                let (applied, damaged) = (channel.applied, channel.damaged.clone());
+                self.sides[1 - at].inbox.push_back(Said::Fenced(id, applied, damaged));
             }
-            Said::Fenced(id, applied, refused) => {
-                self.sides[at].streams.fenced(self.now, id, applied, &refused);
+            Said::Fenced(id, applied, damaged) => {
+                self.sides[at].streams.fenced(self.now, id, applied, &damaged);
                 self.channels.retain(|one| one.id != id);
             }
         }
@@ -190,13 +190,13 @@ impl World {
         let wanted = 1 + self.random.below(if self.random.0.is_multiple_of(3) { 3 } else { 900 });
         let side = &mut self.sides[at];
         let rings = side.rings.get_mut(&stream).expect("it has rings");
-        match side.streams.room(stream) {
-            Room::Space { .. } if abort => {
+        match side.streams.send_space(stream) {
+            SendSpace::Space { .. } if abort => {
                 rings.aborted = true;
-                side.streams.broke_off(stream);
+                side.streams.reset_locally(stream);
             }
-            Room::Space { .. } if rings.writes_left == 0 => side.streams.ended(stream),
-            Room::Space { position, bytes } => {
+            SendSpace::Space { .. } if rings.writes_left == 0 => side.streams.ended(stream),
+            SendSpace::Space { position, bytes } => {
                 let bytes = bytes.min(wanted).min(rings.writes_left);
                 for at in position..position + bytes {
                     let byte = (self.random.below(256)) as u8;
@@ -206,7 +206,7 @@ impl World {
                 rings.writes_left -= bytes;
                 side.streams.produced(stream, bytes);
             }
-            Room::Wait | Room::Stopped => {}
+            SendSpace::Wait | SendSpace::Stopped => {}
         }
         self.events(at);
     }
@@ -225,14 +225,14 @@ impl World {
             Readable::Bytes { position, bytes } => {
                 let bytes = bytes.min(wanted);
                 let taken = (position..position + bytes).map(|at| rings.receive[(at % WINDOW) as usize]);
-                rings.heard.extend(taken);
+                rings.received.extend(taken);
                 side.streams.consumed(stream, bytes);
             }
             Readable::End => {
                 rings.clean = true;
                 side.streams.finished(stream);
             }
-            Readable::Broken => side.streams.finished(stream),
+            Readable::Reset => side.streams.finished(stream),
             Readable::Wait | Readable::Done => {}
         }
         self.events(at);
@@ -272,11 +272,11 @@ impl World {
         }
         channel.applied = frame.sequence;
         if damage {
-            channel.refused.push(frame.sequence);
+            channel.damaged.push(frame.sequence);
         } else {
             for (piece, _) in &frame.pieces {
-                let landed = side.streams.landed(*piece);
-                assert!(landed.is_ok(), "{piece:?}: {landed:?}");
+                let received = side.streams.received(*piece);
+                assert!(received.is_ok(), "{piece:?}: {received:?}");
             }
         }
     }
@@ -286,11 +286,11 @@ impl World {
         if channel.lost {
             return;
         }
-        let refused = channel.refused.split_off(channel.told_refused);
-        channel.refused.extend(&refused);
-        channel.told_refused = channel.refused.len();
+        let damaged = channel.damaged.split_off(channel.told_damaged);
+        channel.damaged.extend(&damaged);
+        channel.told_damaged = channel.damaged.len();
         let (id, from, applied) = (channel.id, channel.from, channel.applied);
-        self.sides[from].streams.acknowledged(self.now, id, applied, &refused);
+        self.sides[from].streams.acknowledged(self.now, id, applied, &damaged);
         self.events(from);
     }
 
@@ -336,14 +336,17 @@ impl World {
         assert_eq!(a.gone.len(), b.gone.len());
         for (stream, one) in &a.gone {
             let other = &b.gone[stream];
-            for (said, heard) in [(one, other), (other, one)] {
+            for (said, received) in [(one, other), (other, one)] {
                 assert!(
-                    said.said.starts_with(&heard.heard),
+                    said.said.starts_with(&received.received),
                     "stream {stream}: other bytes came than were said"
                 );
-                let broken = said.aborted || heard.aborted;
-                assert!(heard.clean || broken, "stream {stream} broke off without a reason");
-                assert!(!heard.clean || said.said == heard.heard, "stream {stream} ended before its end");
+                let broken = said.aborted || received.aborted;
+                assert!(received.clean || broken, "stream {stream} broke off without a reason");
+                assert!(
+                    !received.clean || said.said == received.received,
+                    "stream {stream} ended before its end"
+                );
             }
         }
     }

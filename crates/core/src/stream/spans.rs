@@ -11,7 +11,7 @@ pub(super) struct Spans {
 
 impl Spans {
     /// First position that is not done.
-    pub fn through(&self) -> u64 {
+    pub fn contiguous_end(&self) -> u64 {
         self.through
     }
 
@@ -59,7 +59,7 @@ mod tests {
                 spans.insert(from, from + length);
                 all.extend(from..from + length);
                 let through = (0..).find(|position| !all.contains(position)).unwrap();
-                prop_assert_eq!(spans.through(), through);
+                prop_assert_eq!(spans.contiguous_end(), through);
                 let beyond: BTreeSet<u64> = spans.beyond.iter().flat_map(|(from, to)| *from..*to).collect();
                 let wanted: BTreeSet<u64> = all.iter().copied().filter(|position| *position > through).collect();
                 prop_assert_eq!(beyond, wanted);

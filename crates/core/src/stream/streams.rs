@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::fair_queue::{Class, FairQueue};
 use super::receive::{Readable, ReceiveHalf};
-use super::send::{Room, SendHalf};
+use super::send::{SendHalf, SendSpace};
 use super::{Config, End, Piece, REGION, StreamId, StreamViolation, address};
 use crate::scheduler::{Next, Scheduler};
 use crate::{ChannelId, Extent, LinkId, StreamNote, Time};
@@ -15,7 +15,7 @@ use crate::{ChannelId, Extent, LinkId, StreamNote, Time};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The peer wants a stream to a service: [`Streams::accept`] or [`Streams::refuse`] it.
-    Asked {
+    OpenRequested {
         /// Its number.
         stream: StreamId,
         /// The service's name.
@@ -41,7 +41,7 @@ enum Phase {
     /// Opened here, not answered.
     Opening,
     /// Opened there, not answered.
-    Asked,
+    OpenRequested,
     Open,
 }
 
@@ -55,8 +55,8 @@ struct Stream {
     peer_window: u64,
     /// It stands in the queue of turns.
     queued: bool,
-    said_closed: bool,
-    heard_closed: bool,
+    sent_closed: bool,
+    peer_closed: bool,
 }
 
 /// However slow the links are, this much of a stream may wait: enough for a round trip of 10 ms at 100 MB/s. As much
@@ -82,7 +82,7 @@ impl Streams {
     /// No stream yet.
     pub fn new(end: End, config: Config) -> Streams {
         let mut scheduler = Scheduler::new(config.scheduler.clone());
-        scheduler.keep_settled();
+        scheduler.record_delivered();
         Streams {
             end,
             turns: FairQueue::new(&config.weights),
@@ -99,10 +99,12 @@ impl Streams {
     // ---- the local sockets ----
 
     /// What the reader of the local socket may do.
-    pub fn room(&self, stream: StreamId) -> Room {
-        let Some(one) = self.streams.get(&stream) else { return Room::Stopped };
-        let room = one.send.room();
-        let (Some(most), Room::Space { position, bytes }) = (self.backlog_bytes(), room) else { return room };
+    pub fn send_space(&self, stream: StreamId) -> SendSpace {
+        let Some(one) = self.streams.get(&stream) else { return SendSpace::Stopped };
+        let space = one.send.send_space();
+        let (Some(most), SendSpace::Space { position, bytes }) = (self.backlog_bytes(), space) else {
+            return space;
+        };
         let waiting = one.send.waiting();
         let sum = |streams: &mut dyn Iterator<Item = &Stream>| -> u64 {
             streams.map(|one| one.send.waiting()).sum()
@@ -112,8 +114,8 @@ impl Streams {
         let same_class = &mut self.streams.values().filter(|other| other.class == one.class);
         let kept = self.share_of(one.class, most).saturating_sub(sum(same_class) - waiting);
         match left.max(kept).max(self.least(one.class)).saturating_sub(waiting) {
-            0 => Room::Wait,
-            free => Room::Space { position, bytes: bytes.min(free) },
+            0 => SendSpace::Wait,
+            free => SendSpace::Space { position, bytes: bytes.min(free) },
         }
     }
 
@@ -157,7 +159,7 @@ impl Streams {
         self.streams.get(&stream).map(|one| one.peer_window).filter(|bytes| *bytes > 0)
     }
 
-    /// Bytes were put into the ring where [`Room::Space`] said.
+    /// Bytes were put into the ring where [`SendSpace::Space`] said.
     pub fn produced(&mut self, stream: StreamId, bytes: u64) {
         if let Some(one) = self.streams.get_mut(&stream) {
             one.send.produced(bytes);
@@ -174,7 +176,7 @@ impl Streams {
     }
 
     /// The local socket was reset; what was not sent yet is thrown away.
-    pub fn broke_off(&mut self, stream: StreamId) {
+    pub fn reset_locally(&mut self, stream: StreamId) {
         if self.stop_sending(stream) {
             self.notes.push_back((stream, StreamNote::Reset));
             self.look_at(stream);
@@ -185,7 +187,7 @@ impl Streams {
     pub fn readable(&self, stream: StreamId) -> Readable {
         self.streams.get(&stream).map_or(Readable::Done, |one| match one.phase {
             Phase::Open => one.receive.readable(),
-            Phase::Opening | Phase::Asked => Readable::Wait,
+            Phase::Opening | Phase::OpenRequested => Readable::Wait,
         })
     }
 
@@ -196,11 +198,11 @@ impl Streams {
         }
     }
 
-    /// The local socket takes no more: after [`Readable::End`] or [`Readable::Broken`], or because it broke.
+    /// The local socket takes no more: after [`Readable::End`] or [`Readable::Reset`], or because it broke.
     pub fn finished(&mut self, stream: StreamId) {
         let Some(one) = self.streams.get_mut(&stream) else { return };
-        let ended = matches!(one.receive.readable(), Readable::End | Readable::Broken);
-        if one.receive.finish() && !ended && !one.heard_closed {
+        let ended = matches!(one.receive.readable(), Readable::End | Readable::Reset);
+        if one.receive.finish() && !ended && !one.peer_closed {
             self.notes.push_back((stream, StreamNote::Stop));
         }
         self.look_at(stream);
@@ -213,7 +215,7 @@ impl Streams {
         for (&stream, one) in &mut self.streams {
             one.phase = Phase::Open;
             one.send.stop();
-            one.receive.break_off();
+            one.receive.reset();
             self.events.push_back(Event::Changed(stream));
         }
         self.notes.clear();
@@ -235,10 +237,10 @@ impl Streams {
             return Ok(());
         }
         if let StreamNote::Open { service, window } = note {
-            return self.asked(stream, service, window);
+            return self.open_requested(stream, service, window);
         }
         let one = self.streams.get_mut(&stream).ok_or(StreamViolation::Unknown(stream))?;
-        let open = one.phase == Phase::Open && !one.heard_closed;
+        let open = one.phase == Phase::Open && !one.peer_closed;
         match (one.phase, note) {
             (Phase::Opening, StreamNote::Opened { window }) => {
                 one.phase = Phase::Open;
@@ -257,14 +259,14 @@ impl Streams {
                 self.queue(stream);
             }
             (_, StreamNote::End { total }) if open => one.receive.end(stream, total)?,
-            (_, StreamNote::Reset) if open || one.phase == Phase::Asked => one.receive.break_off(),
-            (_, StreamNote::Stop) if open || one.phase == Phase::Asked => {
+            (_, StreamNote::Reset) if open || one.phase == Phase::OpenRequested => one.receive.reset(),
+            (_, StreamNote::Stop) if open || one.phase == Phase::OpenRequested => {
                 self.stop_sending(stream);
             }
             (_, StreamNote::Closed) if open && (one.receive.has_ended() || one.receive.is_done()) => {
-                one.heard_closed = true;
+                one.peer_closed = true;
             }
-            _ => return Err(StreamViolation::OutOfPlace(stream)),
+            _ => return Err(StreamViolation::UnexpectedNote(stream)),
         }
         self.look_at(stream);
         Ok(())
@@ -272,17 +274,19 @@ impl Streams {
 
     /// Whether a write of these bytes may land. Asked before they are received.
     pub fn check(&self, piece: Piece) -> Result<(), StreamViolation> {
-        let one =
-            self.streams.get(&piece.stream).filter(|one| one.phase != Phase::Asked && !one.heard_closed);
+        let one = self
+            .streams
+            .get(&piece.stream)
+            .filter(|one| one.phase != Phase::OpenRequested && !one.peer_closed);
         let one = one.ok_or(StreamViolation::Unknown(piece.stream))?;
         one.receive.check(piece.stream, piece.position, piece.bytes)
     }
 
     /// A write has landed and fitted its checksum.
-    pub fn landed(&mut self, piece: Piece) -> Result<(), StreamViolation> {
+    pub fn received(&mut self, piece: Piece) -> Result<(), StreamViolation> {
         let one = self.streams.get_mut(&piece.stream).ok_or(StreamViolation::Unknown(piece.stream))?;
         let before = one.receive.readable();
-        one.receive.landed(piece.stream, piece.position, piece.bytes)?;
+        one.receive.received(piece.stream, piece.position, piece.bytes)?;
         if one.receive.readable() != before {
             self.events.push_back(Event::Changed(piece.stream));
         }
@@ -303,13 +307,13 @@ impl Streams {
 
     /// What the channel does next.
     pub fn next(&mut self, now: Time, channel: ChannelId) -> Next {
-        let ahead = self.config.ahead_bytes * self.scheduler.living_channels().max(1) as u64;
+        let ahead = self.config.lookahead_bytes * self.scheduler.active_channels().max(1) as u64;
         while self.scheduler.pending_bytes() < ahead {
             let Some(stream) = self.turns.pop() else { break };
             let Some(one) = self.streams.get_mut(&stream) else { continue };
             one.queued = false;
-            if let Some(piece) = one.send.feed(stream, self.config.piece_bytes) {
-                self.turns.given(one.class, piece.bytes);
+            if let Some(piece) = one.send.next_piece(stream, self.config.piece_bytes) {
+                self.turns.charge(one.class, piece.bytes);
                 self.scheduler.add_work(vec![Extent { region: REGION, run: piece.run() }]);
                 self.queue(stream);
             }
@@ -323,14 +327,14 @@ impl Streams {
     }
 
     /// The peer has applied frames of the channel.
-    pub fn acknowledged(&mut self, now: Time, channel: ChannelId, through: u64, refused: &[u64]) {
-        self.scheduler.acknowledged(now, channel, through, refused);
+    pub fn acknowledged(&mut self, now: Time, channel: ChannelId, through: u64, damaged: &[u64]) {
+        self.scheduler.acknowledged(now, channel, through, damaged);
         self.settle();
     }
 
     /// The peer applies nothing more from a lost channel.
-    pub fn fenced(&mut self, now: Time, channel: ChannelId, applied: u64, refused: &[u64]) {
-        self.scheduler.fenced(now, channel, applied, refused);
+    pub fn fenced(&mut self, now: Time, channel: ChannelId, applied: u64, damaged: &[u64]) {
+        self.scheduler.fenced(now, channel, applied, damaged);
         // What a stopped stream had on it is pending again, and nobody wants it.
         let stopped: Vec<StreamId> =
             self.streams.iter().filter(|(_, one)| one.send.is_stopped()).map(|(id, _)| *id).collect();
@@ -342,19 +346,19 @@ impl Streams {
     }
 
     fn settle(&mut self) {
-        for extent in self.scheduler.take_settled() {
+        for extent in self.scheduler.take_delivered() {
             let piece = Piece::of(extent.run);
             let Some(one) = self.streams.get_mut(&piece.stream) else { continue };
-            one.send.settled(piece.position, piece.bytes);
+            one.send.delivered(piece.position, piece.bytes);
             self.events.push_back(Event::Changed(piece.stream));
             self.queue(piece.stream);
             self.look_at(piece.stream);
         }
-        for extent in self.scheduler.take_refused() {
+        for extent in self.scheduler.take_damaged() {
             let piece = Piece::of(extent.run);
             match self.streams.get_mut(&piece.stream) {
                 Some(one) if one.send.is_stopped() => {
-                    one.send.dropped(piece.bytes);
+                    one.send.forget(piece.bytes);
                     self.look_at(piece.stream);
                 }
                 Some(_) => self.scheduler.add_work(vec![extent]),
@@ -367,7 +371,7 @@ impl Streams {
         let range = address(stream, 0)..address(stream, super::POSITION_MAX);
         let dropped = self.scheduler.discard(REGION, range);
         if let Some(one) = self.streams.get_mut(&stream) {
-            one.send.dropped(dropped);
+            one.send.forget(dropped);
         }
     }
 
@@ -384,11 +388,11 @@ impl Streams {
         self.events.push_back(Event::Changed(stream));
         let Some(one) = self.streams.get_mut(&stream) else { return };
         let through = one.phase == Phase::Open && one.send.is_done() && one.receive.is_done();
-        if through && !one.said_closed {
-            one.said_closed = true;
+        if through && !one.sent_closed {
+            one.sent_closed = true;
             self.notes.push_back((stream, StreamNote::Closed));
         }
-        if one.said_closed && one.heard_closed || self.over && one.receive.is_done() {
+        if one.sent_closed && one.peer_closed || self.over && one.receive.is_done() {
             self.streams.remove(&stream);
             self.events.push_back(Event::Gone(stream));
         }

@@ -9,7 +9,7 @@ mod classes;
 const CHANNEL: u32 = 7;
 
 fn config() -> Config {
-    Config { window_bytes: 1000, streams_max: 3, piece_bytes: 100, ahead_bytes: 200, ..Config::default() }
+    Config { window_bytes: 1000, streams_max: 3, piece_bytes: 100, lookahead_bytes: 200, ..Config::default() }
 }
 
 fn source() -> Streams {
@@ -45,7 +45,7 @@ fn piece(stream: StreamId, position: u64, bytes: u64) -> Piece {
 
 #[test]
 fn an_address_is_the_stream_and_the_position() {
-    assert_eq!(place(address(0xfffe, POSITION_MAX)), (0xfffe, POSITION_MAX));
+    assert_eq!(position_of(address(0xfffe, POSITION_MAX)), (0xfffe, POSITION_MAX));
     assert_eq!(piece(3, 17, 5).run().offset, (3 << 48) + 17);
 }
 
@@ -67,11 +67,11 @@ fn the_ring_is_full_until_the_peer_has_it() {
     let mut streams = source();
     let stream = opened(&mut streams, 10_000);
     streams.produced(stream, 1000);
-    assert_eq!(streams.room(stream), Room::Wait);
+    assert_eq!(streams.send_space(stream), SendSpace::Wait);
     let pieces = pulled(&mut streams);
-    assert_eq!(streams.room(stream), Room::Wait, "sent is not acknowledged");
+    assert_eq!(streams.send_space(stream), SendSpace::Wait, "sent is not acknowledged");
     streams.acknowledged(Time::ZERO, CHANNEL, 1 + pieces.len() as u64, &[]);
-    assert_eq!(streams.room(stream), Room::Space { position: 1000, bytes: 1000 });
+    assert_eq!(streams.send_space(stream), SendSpace::Space { position: 1000, bytes: 1000 });
 }
 
 /// Most bytes that wait for the peer, once a rate is known, where every piece of 256 KiB takes `each` and another stream has
@@ -84,10 +84,14 @@ fn most_that_wait(each: Duration, other: u64) -> u64 {
     let stuck = opened(&mut streams, 0);
     streams.produced(stuck, other);
     let stream = opened(&mut streams, 1 << 30);
-    assert_eq!(streams.room(stream), Room::Space { position: 0, bytes: 1 << 20 }, "no rate is known yet");
+    assert_eq!(
+        streams.send_space(stream),
+        SendSpace::Space { position: 0, bytes: 1 << 20 },
+        "no rate is known yet"
+    );
     let (mut now, mut position, mut most) = (Time::ZERO, 0, 0);
     for turn in 0..200 {
-        if let Room::Space { position: at, bytes } = streams.room(stream) {
+        if let SendSpace::Space { position: at, bytes } = streams.send_space(stream) {
             assert_eq!(at, position);
             streams.produced(stream, bytes);
             position += bytes;
@@ -170,7 +174,7 @@ fn many_small_writes_become_few_pieces() {
 fn credit_is_told_by_the_quarter() {
     let mut streams = source();
     let stream = opened(&mut streams, 1000);
-    streams.landed(piece(stream, 0, 600)).unwrap();
+    streams.received(piece(stream, 0, 600)).unwrap();
     streams.consumed(stream, 249);
     assert!(notes(&mut streams).is_empty());
     streams.consumed(stream, 1);
@@ -181,9 +185,9 @@ fn credit_is_told_by_the_quarter() {
 fn what_comes_early_waits_for_its_turn() {
     let mut streams = source();
     let stream = opened(&mut streams, 1000);
-    streams.landed(piece(stream, 100, 50)).unwrap();
+    streams.received(piece(stream, 100, 50)).unwrap();
     assert_eq!(streams.readable(stream), Readable::Wait);
-    streams.landed(piece(stream, 0, 100)).unwrap();
+    streams.received(piece(stream, 0, 100)).unwrap();
     assert_eq!(streams.readable(stream), Readable::Bytes { position: 0, bytes: 150 });
 }
 
@@ -193,10 +197,10 @@ fn the_end_comes_after_the_last_byte_also_beyond_the_credit() {
     let stream = opened(&mut streams, 1000);
     streams.note(stream, StreamNote::End { total: 1400 }).unwrap();
     assert_eq!(streams.readable(stream), Readable::Wait);
-    streams.landed(piece(stream, 0, 1000)).unwrap();
+    streams.received(piece(stream, 0, 1000)).unwrap();
     streams.consumed(stream, 1000);
     assert_eq!(notes(&mut streams), [StreamNote::Credit { limit: 2000 }]);
-    streams.landed(piece(stream, 1000, 400)).unwrap();
+    streams.received(piece(stream, 1000, 400)).unwrap();
     streams.consumed(stream, 400);
     assert_eq!(streams.readable(stream), Readable::End);
     streams.finished(stream);
@@ -211,7 +215,7 @@ fn a_stopped_stream_is_closed_only_when_nothing_is_in_flight() {
     let stream = opened(&mut streams, 1000);
     streams.produced(stream, 1000);
     let Next::Work(_) = streams.next(Time::ZERO, CHANNEL) else { panic!("nothing to do") };
-    streams.broke_off(stream);
+    streams.reset_locally(stream);
     streams.finished(stream);
     assert_eq!(notes(&mut streams), [StreamNote::Reset, StreamNote::Stop]);
     assert_eq!(streams.next(Time::ZERO, CHANNEL), Next::Wait, "what was pending is forgotten");
@@ -225,7 +229,7 @@ fn a_stopped_stream_is_closed_only_when_nothing_is_in_flight() {
 }
 
 #[test]
-fn a_refused_frame_is_sent_again_at_once() {
+fn a_damaged_frame_is_sent_again_at_once() {
     let mut streams = source();
     let stream = opened(&mut streams, 1000);
     streams.produced(stream, 80);
@@ -257,7 +261,7 @@ fn numbers_rest_before_they_are_given_again() {
 
 #[test]
 fn where_numbers_are_given_once_none_comes_again() {
-    let mut streams = Streams::new(End::Destination, Config { numbers_once: true, ..config() });
+    let mut streams = Streams::new(End::Destination, Config { never_reuse_numbers: true, ..config() });
     let mut given = 0;
     while let Ok(stream) = streams.open("x") {
         assert_eq!(usize::from(stream), 2 * given + 1, "a number of this end that was not given before");
@@ -287,7 +291,7 @@ fn a_failed_session_breaks_every_stream_and_lets_it_go() {
     streams.produced(stream, 500);
     let Next::Work(_) = streams.next(Time::ZERO, CHANNEL) else { panic!("nothing to do") };
     streams.fail_all();
-    assert_eq!((streams.room(stream), streams.readable(stream)), (Room::Stopped, Readable::Broken));
+    assert_eq!((streams.send_space(stream), streams.readable(stream)), (SendSpace::Stopped, Readable::Reset));
     streams.finished(stream);
     assert!(!streams.has_notes() && streams.poll_note().is_none(), "sockets that are reset are no news");
     assert_eq!(streams.count(), 0);
@@ -299,7 +303,7 @@ fn a_failed_session_breaks_every_stream_and_lets_it_go() {
 fn what_breaks_the_rules_is_a_violation() {
     let mut streams = source();
     let stream = opened(&mut streams, 1000);
-    streams.landed(piece(stream, 0, 400)).unwrap();
+    streams.received(piece(stream, 0, 400)).unwrap();
     streams.consumed(stream, 400);
     let open = |number| (number, StreamNote::Open { service: String::new(), window: 1 });
     for (number, note) in [
@@ -325,6 +329,6 @@ fn what_breaks_the_rules_is_a_violation() {
 fn a_peer_cannot_make_us_keep_gaps_without_bound() {
     let mut streams = Streams::new(End::Source, Config { window_bytes: 1 << 20, ..config() });
     let stream = opened(&mut streams, 1);
-    let failed = (0..10_000u64).find_map(|n| streams.landed(piece(stream, 1 + 2 * n, 1)).err());
+    let failed = (0..10_000u64).find_map(|n| streams.received(piece(stream, 1 + 2 * n, 1)).err());
     assert_eq!(failed, Some(StreamViolation::TooManyGaps(stream)));
 }

@@ -26,11 +26,11 @@
 //!    where there is one.
 //! 3. Add a row to [`ALL`]; the table gives findings their id. The tests then demand that the function has the id's
 //!    name, that `docs/findings.md` has a section with the id, and that the healthy survey of `testing` has no finding.
-//! 4. If `linerate doctor --fix` can repair it: name a [`FixKind`] in the row, add the setting by [`Finding::auto_fix`],
+//! 4. If `linerate doctor --fix` can repair it: name a [`FixKind`] in the row, add the setting by [`Finding::fix`],
 //!    and say so in the section. The tests then demand that a survey with that setting has no finding.
-//! 5. Add a test at the end of the same file. It makes one fault in the healthy survey and calls `testing::only(&survey,
-//!    "id")`: this check finds it, and **no other check does**. If other checks find the same fault, add a row to
-//!    `effects`: their findings are then told under their cause.
+//! 5. Add a test at the end of the same file. It makes one fault in the healthy survey and calls
+//!    `testing::only(&survey, "id")`: this check finds it, and **no other check does**. If other checks find the same
+//!    fault, add a row to `effects`: their findings are then told under their cause.
 
 mod adapters;
 mod addresses;

@@ -244,8 +244,8 @@ const ROUND_TRIP_LONG_WHY: &str = "What the source asks while the guest stands s
     much, and one TCP connection moves no more than its window in each round trip. The least round trip of \
     many is told: a busy host does not make it long.";
 
-/// Hosts in one machine room answer within 20 to 200 µs, also where both are busy: the least of some twenty is judged. 100 km
-/// of fibre are 1 ms.
+/// Hosts in one machine room answer within 20 to 200 µs, also where both are busy: the least of some twenty is judged.
+/// 100 km of fibre are 1 ms.
 const LONG_NS: u64 = 500_000;
 
 /// Against the fastest link between the same hosts: so many times its round trip, and as much more.

@@ -1,6 +1,7 @@
 //! Changes the settings of a port: what would change, doing it, undoing it.
 //!
-//! * here: requested settings, and what they change. * [`plan`]: request and port make steps, warnings or a refusal (pure).
+//! * here: requested settings, and what they change. * [`plan`]: request and port make steps, warnings or a refusal
+//!   (pure).
 //! * [`apply`]: settings go to the kernel.
 
 pub mod apply;

@@ -5,10 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use linerate_api::{ErrorBody, LinkAnswer, LinkConfirm, LinkRequest, QosAnswer, QosRequest};
+use linerate_net::bench::TestError;
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::connect::{ConnectError, Route, connect};
 use linerate_net::tcp::options::TcpOptions;
-use linerate_net::wires::TestError;
 use linerate_wire::frame::{Hello, Role};
 use linerate_wire::message::{SessionId, Token};
 use linerate_wire::{VERSION_MAX, VERSION_MIN};

@@ -1,19 +1,19 @@
 //! TCP load to another agent: as many connections as a migration would have on the link, for half a second. The bytes
-//! are moved and counted by `linerate_net::wires`, as in `linerate bench`.
+//! are moved and counted by `linerate_net::bench`, as in `linerate bench`.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use linerate_net::bench::TestError;
+use linerate_net::bench::group::{self, TestThread};
+use linerate_net::bench::role::{TestResult, TestRole};
+use linerate_net::bench::tcp::TcpTestConnection;
 use linerate_net::links::channels_for;
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::connect::Route;
 use linerate_net::tcp::stats::Progress;
-use linerate_net::wires::TestError;
-use linerate_net::wires::play::{Part, TestResult};
-use linerate_net::wires::tcp::StreamWire;
-use linerate_net::wires::team::{self, TestThread};
 
 use super::ask::{Answer, AskError, Question, Target, open, receive, send};
 
@@ -57,7 +57,7 @@ pub fn send_load<T>(
 fn all_connections(target: &Target, connections: usize) -> Result<Moved, AskError> {
     let streams = (0..connections).map(|_| begin(target)).collect::<Result<Vec<_>, _>>()?;
     let deadline = Instant::now() + ANSWER_WAIT;
-    play(&streams, target.agent, Part::Send { time: LASTS }, ANSWER_WAIT)?;
+    play(&streams, target.agent, TestRole::Send { time: LASTS }, ANSWER_WAIT)?;
     let mut rate = 0.0;
     let mut retransmits: Option<u64> = None;
     for stream in &streams {
@@ -96,7 +96,7 @@ fn arrived(stream: &Stream, peer: SocketAddr, deadline: Instant) -> Result<TestR
 pub fn sink(stream: &Stream, peer: SocketAddr) -> Result<(), AskError> {
     let deadline = Instant::now() + SINK_LONGEST;
     send(stream, &Answer::Ready, peer, deadline)?;
-    let played = play(std::slice::from_ref(stream), peer, Part::Receive, SINK_LONGEST)?;
+    let played = play(std::slice::from_ref(stream), peer, TestRole::Receive, SINK_LONGEST)?;
     let TestResult { timed_bytes: bytes, elapsed, .. } = played.first().copied().unwrap_or_default();
     let took_us = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
     send(stream, &Answer::Sunk { bytes, took_us }, peer, deadline)
@@ -106,15 +106,15 @@ pub fn sink(stream: &Stream, peer: SocketAddr) -> Result<(), AskError> {
 fn play(
     streams: &[Stream],
     peer: SocketAddr,
-    part: Part,
+    part: TestRole,
     limit: Duration,
 ) -> Result<Vec<TestResult>, AskError> {
     let player = |stream: &Stream| {
-        let wire = StreamWire::new(stream.clone(), limit).map_err(TestError::Socket)?;
+        let wire = TcpTestConnection::new(stream.clone(), limit).map_err(TestError::Socket)?;
         Ok(TestThread { wire: Box::new(wire), part, cpu: None })
     };
     let players: Result<Vec<TestThread>, TestError> = streams.iter().map(player).collect();
-    let run = players.and_then(|players| team::run(players, limit));
+    let run = players.and_then(|players| group::run(players, limit));
     run.map(|(_, score)| score.played).map_err(|source| AskError::Load { peer, source })
 }
 
@@ -122,7 +122,7 @@ fn play(
 mod tests {
     use std::net::{TcpListener, TcpStream};
 
-    use linerate_net::wires::BLOCK_BYTES;
+    use linerate_net::bench::BLOCK_BYTES;
 
     use super::*;
 
@@ -135,7 +135,7 @@ mod tests {
         let sunk = thread::spawn(move || sink(&theirs, peer));
         let deadline = Instant::now() + SINK_LONGEST;
         assert_eq!(receive::<Answer>(&ours, peer, deadline).unwrap(), Answer::Ready);
-        let part = Part::Send { time: Duration::from_millis(20) };
+        let part = TestRole::Send { time: Duration::from_millis(20) };
         let sent = play(std::slice::from_ref(&ours), peer, part, SINK_LONGEST).unwrap();
         let arrived = arrived(&ours, peer, deadline).unwrap();
         sunk.join().unwrap().unwrap();

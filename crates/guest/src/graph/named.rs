@@ -38,7 +38,7 @@ pub enum NotNamed {
 }
 
 /// An option that opens an image.
-struct Given {
+struct NamedDisk {
     /// Id of the drive, or name of the node.
     name: Option<String>,
     /// Whether `name` is a drive's: the disk must still be this file.
@@ -52,7 +52,7 @@ impl DiskGraph {
         if let Some(job) = self.jobs.first() {
             return Err(NotNamed::Job { id: job.id.clone(), kind: job.kind.clone() });
         }
-        let given: Vec<Given> = split_loose(arguments).iter().filter_map(given).collect();
+        let given: Vec<NamedDisk> = split_loose(arguments).iter().filter_map(given).collect();
         let named: HashSet<&str> = given.iter().flat_map(|one| &one.files).map(String::as_str).collect();
         given.iter().try_for_each(|one| self.check_drive(one))?;
         for (disk, top) in self.tops() {
@@ -68,7 +68,7 @@ impl DiskGraph {
     }
 
     /// A drive with an id has the file that was given with it.
-    fn check_drive(&self, given: &Given) -> Result<(), NotNamed> {
+    fn check_drive(&self, given: &NamedDisk) -> Result<(), NotNamed> {
         let (Some(id), Some(path)) = (given.name.as_ref().filter(|_| given.is_drive), given.files.first())
         else {
             return Ok(());
@@ -105,14 +105,14 @@ fn shown(opener: &Node, top: &Node) -> String {
     format!("{} ({})", opener.path, top.driver)
 }
 
-fn given(argument: &Argument) -> Option<Given> {
+fn given(argument: &Argument) -> Option<NamedDisk> {
     let value = argument.value.as_deref()?;
     let is_drive = argument.name == "drive";
     let options = match argument.name.as_str() {
         "drive" => Options::parse(value, None).ok()?,
         "blockdev" => Options::parse(value, Some("driver")).ok()?,
         "cdrom" | "hda" | "hdb" | "hdc" | "hdd" | "pflash" | "fda" | "fdb" | "mtdblock" | "sd" => {
-            return Some(Given { name: None, is_drive: false, files: vec![value.to_owned()] });
+            return Some(NamedDisk { name: None, is_drive: false, files: vec![value.to_owned()] });
         }
         _ => return None,
     };
@@ -120,5 +120,5 @@ fn given(argument: &Argument) -> Option<Given> {
     let files = options.pairs().filter(|(key, value)| is_file(key) && !value.is_empty());
     let files = files.map(|(_, value)| value.to_owned()).collect();
     let name = options.get(if is_drive { "id" } else { "node-name" }).map(str::to_owned);
-    Some(Given { name, is_drive, files })
+    Some(NamedDisk { name, is_drive, files })
 }

@@ -8,7 +8,7 @@ use crate::incoming_qemu::{IncomingQemu, NeededFile, NeededNetwork};
 const SMALL_PAGE: u64 = 4096;
 
 /// Everything that is checked there before anything is started.
-pub fn needs(guest: &GuestDescription, twin: &IncomingQemu) -> Vec<String> {
+pub fn needs(guest: &GuestDescription, incoming: &IncomingQemu) -> Vec<String> {
     let mut needs = vec![format!(
         "QEMU {}.{} or later, with the machine type {}",
         guest.qemu.major, guest.qemu.minor, guest.machine
@@ -21,14 +21,16 @@ pub fn needs(guest: &GuestDescription, twin: &IncomingQemu) -> Vec<String> {
     let memory = guest.memory_bytes.saturating_sub(huge);
     needs.extend((memory > 0).then(|| format!("{} of free memory", bytes(memory))));
     needs.extend((huge > 0).then(|| format!("{} of free huge pages (huge_ram_dir)", bytes(huge))));
-    needs.extend(twin.files.iter().map(|file| of_file(guest, file)));
-    needs.extend(twin.networks.iter().map(|network| match network {
+    needs.extend(incoming.files.iter().map(|file| of_file(guest, file)));
+    needs.extend(incoming.networks.iter().map(|network| match network {
         NeededNetwork::Tap { name, .. } => format!("the interface {name}"),
         NeededNetwork::Bridge { name } => format!("the bridge {name}"),
     }));
-    needs.extend(twin.firmware.iter().map(|name| format!("the firmware {name}")));
+    needs.extend(incoming.firmware.iter().map(|name| format!("the firmware {name}")));
     needs.extend(
-        twin.user_network.then(|| "leave to use QEMU's user-mode network (allow_user_network)".to_owned()),
+        incoming
+            .user_network
+            .then(|| "leave to use QEMU's user-mode network (allow_user_network)".to_owned()),
     );
     needs
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::bytes::{bytes, exact_bytes};
-use crate::qcow2::Reach;
+use crate::qcow2::ReferenceError;
 use crate::qmp::QemuVersion;
 
 /// Something that is missing or differs. `is_fatal` tells whether the guest can be taken all the same.
@@ -56,7 +56,7 @@ pub enum Problem {
     FileBuffered { path: PathBuf },
     /// An image leads out of the allowed folders.
     #[error("the image {path} {reach}")]
-    Image { path: PathBuf, reach: Reach },
+    Image { path: PathBuf, reach: ReferenceError },
     #[error("the firmware {name} is in none of the data folders of this host's QEMU")]
     FirmwareMissing { name: String },
     #[error("the interface {name} is not here: create it (ip tuntap add {name} mode tap) or map its name")]

@@ -126,9 +126,9 @@ impl Builder<'_> {
         let writable = !(options.is_on("readonly")
             || options.is_on("read-only")
             || options.get("media") == Some("cdrom"));
-        let first = self.twin.files.len();
+        let first = self.incoming.files.len();
         self.block_options("drive", &mut options, "file", writable)?;
-        self.note_nodes(&options, "file", first..self.twin.files.len());
+        self.note_nodes(&options, "file", first..self.incoming.files.len());
         let plain = matches!(options.get("file.driver"), None | Some("file" | "host_device"));
         if self.options.keep_page_cache && options.get("file").is_some() && plain {
             options.set("file.drop-cache", "off");
@@ -139,9 +139,9 @@ impl Builder<'_> {
     pub(super) fn blockdev(&mut self, value: &str) -> Result<(), IncomingError> {
         let mut options = self.parse("blockdev", value, Some("driver"))?;
         let writable = !(options.is_on("read-only") || options.is_on("file.read-only"));
-        let first = self.twin.files.len();
+        let first = self.incoming.files.len();
         self.block_options("blockdev", &mut options, "filename", writable)?;
-        self.note_nodes(&options, "filename", first..self.twin.files.len());
+        self.note_nodes(&options, "filename", first..self.incoming.files.len());
         if self.options.keep_page_cache {
             for (key, set) in [("driver", "drop-cache"), ("file.driver", "file.drop-cache")] {
                 if matches!(options.get(key), Some("file" | "host_device")) {
@@ -165,7 +165,7 @@ impl Builder<'_> {
         if name != value {
             self.note(format!("firmware {name} is taken from this host's QEMU instead of {value}"));
         }
-        self.twin.firmware.push(name.to_owned());
+        self.incoming.firmware.push(name.to_owned());
         self.emit("bios", name)
     }
 
@@ -192,7 +192,7 @@ impl Builder<'_> {
                 if !value.is_empty() {
                     let format = self.format_of(option, options, &key)?;
                     let path = self.host_file(option, &value, writable, format)?;
-                    if let Some(file) = self.twin.files.last_mut() {
+                    if let Some(file) = self.incoming.files.last_mut() {
                         file.as_device = as_device(options, &key);
                     }
                     options.set(&key, &path);
@@ -233,7 +233,7 @@ impl Builder<'_> {
         if !self.options.file_roots.iter().any(|root| plain.starts_with(root) && plain != root) {
             return Err(outside());
         }
-        self.twin.files.push(NeededFile {
+        self.incoming.files.push(NeededFile {
             source: source.to_owned(),
             path: PathBuf::from(path.as_str()),
             writable,

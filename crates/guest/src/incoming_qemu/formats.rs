@@ -103,7 +103,7 @@ impl Builder<'_> {
         let on_top = uses.on_top();
         for used in &uses.0 {
             let above = Uses::formats_above(used, &on_top);
-            for file in self.twin.files.get_mut(used.files.clone()).unwrap_or_default() {
+            for file in self.incoming.files.get_mut(used.files.clone()).unwrap_or_default() {
                 let mut formats = above.iter().copied().chain(file.format);
                 // What nothing of a format stands on is seen as it is.
                 let first = formats.next().unwrap_or(ImageFormat::Raw);

@@ -68,7 +68,7 @@ impl Builder<'_> {
     /// `-mem-path`: RAM of the machine's default back end, in a file of ours.
     pub(super) fn legacy_memory(&mut self) -> Result<(), IncomingError> {
         let path = self.options.ram_dir.join(format!("{}.ram", self.guest.name));
-        self.twin.ram_files.push(RamFile { object: "pc.ram".into(), path: path.clone() });
+        self.incoming.ram_files.push(RamFile { object: "pc.ram".into(), path: path.clone() });
         self.emit("mem-path", &path.display().to_string())
     }
 
@@ -95,7 +95,7 @@ impl Builder<'_> {
         made.set("mem-path", &path.display().to_string());
         made.set("share", share);
         made.set("discard-data", "off");
-        self.twin.ram_files.push(RamFile { object: id.to_owned(), path });
+        self.incoming.ram_files.push(RamFile { object: id.to_owned(), path });
         self.emit("object", &made.to_string())
     }
 

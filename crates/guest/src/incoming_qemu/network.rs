@@ -80,7 +80,7 @@ impl Builder<'_> {
     }
 
     fn user_network(&mut self) -> Result<(), IncomingError> {
-        self.twin.user_network = true;
+        self.incoming.user_network = true;
         if self.options.allow_user_network { Ok(()) } else { Err(IncomingError::UserNetwork) }
     }
 
@@ -103,7 +103,7 @@ impl Builder<'_> {
         made.set("ifname", &name);
         made.set("script", "no");
         made.set("downscript", "no");
-        self.twin.networks.push(NeededNetwork::Tap { name, bridge });
+        self.incoming.networks.push(NeededNetwork::Tap { name, bridge });
         self.emit(option, &made.to_string())
     }
 
@@ -125,7 +125,7 @@ impl Builder<'_> {
         only_keys(option, &made, &["type", "id", "br", "model", "mac", "addr", "vectors", "name"])?;
         let name = options.get("br").unwrap_or("br0").to_owned();
         check_interface(option, &name)?;
-        self.twin.networks.push(NeededNetwork::Bridge { name });
+        self.incoming.networks.push(NeededNetwork::Bridge { name });
         self.emit(option, &made.to_string())
     }
 

@@ -18,7 +18,7 @@ pub struct DestinationQemu {
     pub(super) qmp: Qmp,
     /// How it was set at the beginning; none if that is not known.
     pub(super) found: Option<Settings>,
-    /// Images that it offers for disks that go along.
+    /// Images that it offers for copied disks.
     pub(super) exports: usize,
     /// Disks are taken over when the guest is let run, and not when its state is loaded.
     pub(super) activates_late: bool,
@@ -38,7 +38,7 @@ struct RunEvidence {
 
 /// What became of taking the guest over.
 #[derive(Debug)]
-pub enum TakeOver {
+pub enum TakeOverResult {
     /// It runs, or its disks were taken over if it was not to run.
     Done,
     /// QEMU refused, and the guest has not run here.
@@ -130,19 +130,19 @@ impl DestinationQemu {
 
     /// Commits: runs the guest, or only takes its disks over if it did not run (`ran`) at the source.
     /// [`DestinationQemu::settle`] comes after it, when nobody waits any more.
-    pub fn take_over(&mut self, ran: bool, deadline: Instant) -> TakeOver {
+    pub fn take_over(&mut self, ran: bool, deadline: Instant) -> TakeOverResult {
         let done = if ran { self.run(deadline) } else { self.activate(deadline) };
         match done {
-            Ok(()) => TakeOver::Done,
+            Ok(()) => TakeOverResult::Done,
             Err(
                 error @ (MigrateError::Qmp(QmpError::Refused { .. }) | MigrateError::CannotActivate { .. }),
             ) => match self.status(deadline) {
                 // Somebody else let it run meanwhile.
-                Ok(status) if status.is_live() => TakeOver::Done,
-                Ok(_) => TakeOver::Refused(error),
-                Err(error) => TakeOver::Unknown(error),
+                Ok(status) if status.is_live() => TakeOverResult::Done,
+                Ok(_) => TakeOverResult::Refused(error),
+                Err(error) => TakeOverResult::Unknown(error),
             },
-            Err(error) => TakeOver::Unknown(error),
+            Err(error) => TakeOverResult::Unknown(error),
         }
     }
 

@@ -40,21 +40,21 @@ pub struct Export {
     pub direct: bool,
 }
 
-/// When what the guest writes to a disk that goes along is copied.
+/// When what the guest writes to a copied disk is copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writes {
     /// In its turn. The guest does not notice; if it writes faster than the links carry, that has no end.
-    AreCopiedLater,
+    Background,
     /// Before the write is done for the guest: it cannot write faster than the links carry, and waits while there is none.
-    WaitForCopy,
+    WriteBlocking,
 }
 
 impl Writes {
     /// QEMU's name for it.
     fn copy_mode(self) -> &'static str {
         match self {
-            Writes::AreCopiedLater => "background",
-            Writes::WaitForCopy => "write-blocking",
+            Writes::Background => "background",
+            Writes::WriteBlocking => "write-blocking",
         }
     }
 }
@@ -154,7 +154,7 @@ impl SourceQemu {
         }
     }
 
-    /// How far the mirrors are; none if no disk goes along.
+    /// How far the mirrors are; none if no disk is copied.
     pub(super) fn look_at_mirrors(&mut self) -> Result<Option<MirrorProgress>, MigrateError> {
         Ok(if self.copied.is_empty() { None } else { Some(sum(&self.living_mirrors()?)) })
     }

@@ -30,9 +30,9 @@ pub enum Proof {
     /// Another file with the same bytes, which the guest only reads.
     SameContent,
     /// A flash device's file: QEMU carries what is in it.
-    Carried,
+    CarriedByQemu,
     /// The operator says so.
-    OperatorsWord,
+    OperatorAsserted,
 }
 
 /// An image that may be opened here.
@@ -92,7 +92,7 @@ pub enum NotShared {
 
 /// Looks at every image that the incoming QEMU will open and that is not copied into. `Err` names all that are not
 /// proved.
-pub fn check(guest: &GuestDescription, twin: &IncomingQemu) -> Result<Vec<Proved>, Vec<NotShared>> {
+pub fn check(guest: &GuestDescription, incoming: &IncomingQemu) -> Result<Vec<Proved>, Vec<NotShared>> {
     let nothing = StorageFacts::default();
     let view = View {
         facts: guest.storage.as_ref().unwrap_or(&nothing),
@@ -103,7 +103,7 @@ pub fn check(guest: &GuestDescription, twin: &IncomingQemu) -> Result<Vec<Proved
         mounts: fs::read_to_string("/proc/self/mountinfo").unwrap_or_default(),
     };
     let (mut proved, mut refused) = (Vec::new(), Vec::new());
-    for image in images(guest, twin) {
+    for image in images(guest, incoming) {
         match view.prove(&image) {
             Ok(one) => proved.push(one),
             Err(error) => refused.push(*error),
@@ -163,9 +163,9 @@ struct Image {
 }
 
 /// What is on the command line, and what those images name.
-fn images(guest: &GuestDescription, twin: &IncomingQemu) -> Vec<Image> {
+fn images(guest: &GuestDescription, incoming: &IncomingQemu) -> Vec<Image> {
     let mut images = Vec::new();
-    for file in &twin.files {
+    for file in &incoming.files {
         let disk = guest.disks.iter().find(|disk| disk.path == file.source).map(|disk| disk.id.clone());
         // Kernels and the like are read once, at the start. A disk of the command line that is not open there is not
         // the guest's any more.
@@ -220,20 +220,20 @@ impl View<'_> {
             Some(theirs) => self.compare(theirs, &here, &file),
             None => Verdict::Unknown("the source's QEMU does not have it open".into()),
         };
-        let vouched = self.facts.vouched.contains(&image.disk);
+        let asserted_shared = self.facts.asserted_shared.contains(&image.disk);
         let read_only = theirs.is_some_and(|theirs| theirs.read_only);
         let flash = theirs.is_some_and(|theirs| theirs.flash);
         let left = stale::read(&file);
         let by = match (verdict, left) {
             (Verdict::Same(by), _) => by,
-            _ if flash => Proof::Carried,
+            _ if flash => Proof::CarriedByQemu,
             (_, Some(left)) => return Err(Box::new(NotShared::Stale { disk, path, left })),
-            (Verdict::Different, _) if vouched && read_only => Proof::OperatorsWord,
+            (Verdict::Different, _) if asserted_shared && read_only => Proof::OperatorAsserted,
             (Verdict::Different, _) => {
                 let (here, theirs) = (here.to_string(), their_storage.to_string());
                 return Err(Box::new(NotShared::Differs { disk, path, here, there, theirs }));
             }
-            (Verdict::Unknown(_), _) if vouched => Proof::OperatorsWord,
+            (Verdict::Unknown(_), _) if asserted_shared => Proof::OperatorAsserted,
             (Verdict::Unknown(why), _) => return Err(unproved(here.to_string(), why)),
         };
         let mark = match (by, their_storage) {

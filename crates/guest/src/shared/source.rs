@@ -55,14 +55,14 @@ pub(crate) fn check_names<'a>(
 /// be marked. The marks stay as long as what is returned.
 pub fn describe(
     guest: &GuestDescription,
-    vouched: &[String],
+    asserted_shared: &[String],
 ) -> Result<(StorageFacts, Marks), DescribeError> {
-    check_names("--shared-storage", vouched, guest.disks.iter().map(|disk| disk.id.as_str()))?;
+    check_names("--shared-storage", asserted_shared, guest.disks.iter().map(|disk| disk.id.as_str()))?;
     let mut facts = StorageFacts {
         boot: procfs::boot_id()?,
         agent: std::process::id(),
         images: Vec::new(),
-        vouched: vouched.to_vec(),
+        asserted_shared: asserted_shared.to_vec(),
     };
     let mut marks = Marks::default();
     let pid = guest.process.pid;

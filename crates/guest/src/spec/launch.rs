@@ -9,7 +9,7 @@ use crate::options::Options;
 
 /// Where the things of a guest are put.
 #[derive(Clone, Debug)]
-pub struct SpecPlaces {
+pub struct SpecFolders {
     /// The guest's run-time folder.
     pub folder: PathBuf,
     /// Folder for RAM files, on a tmpfs or hugetlbfs.
@@ -30,7 +30,7 @@ pub struct SpecGuest {
 impl GuestSpec {
     /// The command line. RAM is a named file that is not filled beforehand: pages come into being as the guest touches them, and
     /// holes are moved for nothing.
-    pub fn launch(&self, qemu: &QemuBinary, places: &SpecPlaces) -> SpecGuest {
+    pub fn launch(&self, qemu: &QemuBinary, places: &SpecFolders) -> SpecGuest {
         let qmp = places.folder.join("qmp.sock");
         let pid_file = places.folder.join("pid");
         let ram_file = places.ram_dir.join(format!("{}-ram.ram", self.name));

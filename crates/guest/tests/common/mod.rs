@@ -11,7 +11,7 @@ use linerate_guest::process::{Launch, start};
 use linerate_guest::qmp::{QemuVersion, Qmp};
 use linerate_guest::registry::{GuestRecord, Origin, Registry};
 use linerate_guest::run_state::RunState;
-use linerate_guest::spec::{GuestSpec, SpecPlaces};
+use linerate_guest::spec::{GuestSpec, SpecFolders};
 
 pub const KERNEL: (u32, u32) = (6, 7);
 
@@ -57,10 +57,10 @@ impl Place {
         path
     }
 
-    pub fn twin_options(&self, qemu: &QemuBinary) -> IncomingOptions {
+    pub fn incoming_options(&self, qemu: &QemuBinary) -> IncomingOptions {
         IncomingOptions {
-            runtime_dir: self.path("run/guests/twin"),
-            ram_dir: self.path("ram-twin"),
+            runtime_dir: self.path("run/guests/incoming"),
+            ram_dir: self.path("ram-incoming"),
             huge_ram_dir: None,
             qemu: qemu.clone(),
             file_roots: vec![self.path("disks")],
@@ -96,7 +96,7 @@ pub fn start_spec(place: &Place, qemu: &QemuBinary, text: &str) -> Running {
     let folder = place.registry.reserve(&spec.name).unwrap();
     let ram_dir = place.path("ram");
     std::fs::create_dir_all(&ram_dir).unwrap();
-    let guest = spec.launch(qemu, &SpecPlaces { folder: folder.clone(), ram_dir });
+    let guest = spec.launch(qemu, &SpecFolders { folder: folder.clone(), ram_dir });
     let launch = Launch {
         name: &spec.name,
         qemu,
@@ -114,19 +114,19 @@ pub fn start_spec(place: &Place, qemu: &QemuBinary, text: &str) -> Running {
 }
 
 /// Starts an incoming QEMU in a registry of its own, as another host has one.
-pub fn start_twin(place: &Place, qemu: &QemuBinary, twin: &IncomingQemu) -> Running {
-    let folder = twin.qmp.parent().unwrap();
+pub fn start_incoming(place: &Place, qemu: &QemuBinary, incoming: &IncomingQemu) -> Running {
+    let folder = incoming.qmp.parent().unwrap();
     std::fs::create_dir_all(folder).unwrap();
-    std::fs::create_dir_all(place.path("ram-twin")).unwrap();
+    std::fs::create_dir_all(place.path("ram-incoming")).unwrap();
     let registry = Registry::open(&place.path("other")).unwrap();
     let launch = Launch {
-        name: &twin.name,
+        name: &incoming.name,
         qemu,
-        arguments: &twin.arguments,
+        arguments: &incoming.arguments,
         folder,
-        qmp: &twin.qmp,
-        pid_file: &twin.pid_file,
-        ram_files: twin.ram_files.iter().map(|file| file.path.clone()).collect(),
+        qmp: &incoming.qmp,
+        pid_file: &incoming.pid_file,
+        ram_files: incoming.ram_files.iter().map(|file| file.path.clone()).collect(),
         ram_is_made: false,
         origin: Origin::Arrived,
         session: None,

@@ -34,7 +34,7 @@ pub(super) struct Event {
     /// A request's new identifier.
     pub(super) request: Option<Identifier>,
     /// The identifier that it is told to, for [`Identifier::is`]: of a request, the one that listens.
-    pub(super) told_to: usize,
+    pub(super) target_id: usize,
 }
 
 impl EventChannel {
@@ -78,9 +78,9 @@ impl EventChannel {
             .then(|| NonNull::new(taken.id))
             .flatten()
             .map(|id| Identifier { library: self.library, id });
-        let told_to = if request.is_some() { taken.listen_id } else { taken.id };
+        let target_id = if request.is_some() { taken.listen_id } else { taken.id };
         let copied =
-            Event { kind: taken.event, status: taken.status, data, request, told_to: told_to.addr() };
+            Event { kind: taken.event, status: taken.status, data, request, target_id: target_id.addr() };
         // SAFETY: acknowledged once, and not used after.
         unsafe { (self.library.cm.rdma_ack_cm_event)(event) };
         Ok(Some(copied))
@@ -164,9 +164,9 @@ impl Identifier {
         self.id.as_ptr()
     }
 
-    /// Whether an event names it in [`Event::told_to`].
-    pub(super) fn is(&self, told_to: usize) -> bool {
-        self.id.addr().get() == told_to
+    /// Whether an event names it in [`Event::target_id`].
+    pub(super) fn is(&self, target_id: usize) -> bool {
+        self.id.addr().get() == target_id
     }
 
     /// The device, once an address has decided which.

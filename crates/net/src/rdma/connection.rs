@@ -35,7 +35,7 @@ const LOOKS: usize = 32;
 
 /// Where an RDMA WRITE goes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct RdmaWrite {
     pub(super) from: u64,
     pub(super) length: u32,
     pub(super) local_key: u32,
@@ -218,7 +218,7 @@ impl Connection {
     /// then the writes are done too.
     pub(super) fn post(
         &self,
-        places: &[Place],
+        writes: &[RdmaWrite],
         slot: usize,
         message: &[u8],
         number: u64,
@@ -226,33 +226,33 @@ impl Connection {
         if message.len() > MESSAGE_BYTES || !self.outbox.put(slot * MESSAGE_BYTES, message) {
             return Err(RdmaError::Rules("a message is too long"));
         }
-        let piece = |place: &Place| Sge { addr: place.from, length: place.length, lkey: place.local_key };
+        let piece = |write: &RdmaWrite| Sge { addr: write.from, length: write.length, lkey: write.local_key };
         let last = Sge {
             addr: self.outbox.address() + (slot * MESSAGE_BYTES) as u64,
             length: message.len() as u32,
             lkey: self.outbox.local_key(),
         };
-        let mut pieces: Vec<Sge> = places.iter().map(piece).chain([last]).collect();
-        let write = |place: &Place| work(number, IBV_WR_RDMA_WRITE, 0, (place.to, place.remote_key));
+        let mut pieces: Vec<Sge> = writes.iter().map(piece).chain([last]).collect();
+        let write = |write: &RdmaWrite| work(number, IBV_WR_RDMA_WRITE, 0, (write.to, write.remote_key));
         let send = work(number, IBV_WR_SEND, IBV_SEND_SIGNALED | self.inline(last.length), (0, 0));
-        let mut works: Vec<SendWr> = places.iter().map(write).chain([send]).collect();
+        let mut works: Vec<SendWr> = writes.iter().map(write).chain([send]).collect();
         self.post_all(&mut works, &mut pieces)
     }
 
     /// Begins one RDMA WRITE that the peer is told of: with `immediate` it makes a completion there, and takes a slot.
     /// It makes one here too, with this number, if it is `signaled`; whatever was begun before it is done by then. Not
     /// every adapter can ([`Connection::tells_of_writes`]).
-    pub(super) fn post_told(
+    pub(super) fn post_write_with_immediate(
         &self,
-        place: &Place,
+        write: &RdmaWrite,
         immediate: u32,
         number: u64,
         signaled: bool,
     ) -> Result<(), RdmaError> {
-        let flags = self.inline(place.length) | if signaled { IBV_SEND_SIGNALED } else { 0 };
-        let mut told = work(number, IBV_WR_RDMA_WRITE_WITH_IMM, flags, (place.to, place.remote_key));
+        let flags = self.inline(write.length) | if signaled { IBV_SEND_SIGNALED } else { 0 };
+        let mut told = work(number, IBV_WR_RDMA_WRITE_WITH_IMM, flags, (write.to, write.remote_key));
         told.imm_data = immediate.to_be();
-        let piece = Sge { addr: place.from, length: place.length, lkey: place.local_key };
+        let piece = Sge { addr: write.from, length: write.length, lkey: write.local_key };
         self.post_all(&mut [told], &mut [piece])
     }
 
@@ -264,7 +264,7 @@ impl Connection {
     }
 
     /// What the peer was told by a WRITE that a completion is of; `None` if it is of a message.
-    pub(super) fn told(done: &Wc) -> Option<u32> {
+    pub(super) fn immediate_of(done: &Wc) -> Option<u32> {
         (done.wc_flags & IBV_WC_WITH_IMM != 0).then(|| u32::from_be(done.imm_data))
     }
 
@@ -294,7 +294,7 @@ impl Connection {
     /// Bytes of a message that came into a slot. Of a WRITE there are none, and what lies in the slot is an older
     /// message.
     pub(super) fn message(&self, done: &Wc, bytes: &mut Vec<u8>) -> Result<(), RdmaError> {
-        if Self::told(done).is_some() {
+        if Self::immediate_of(done).is_some() {
             return Err(RdmaError::Rules("a write where a message was to come"));
         }
         let length = done.byte_len as usize;
@@ -388,7 +388,7 @@ impl Connection {
         if fds.first().is_none_or(|events| events.revents().is_empty()) {
             return Ok(());
         }
-        self.hear()
+        self.receive()
     }
 
     /// Whether the peer has closed, for those who do not wait for completions.
@@ -396,12 +396,12 @@ impl Connection {
         let mut fds = [PollFd::from_borrowed_fd(self.events().descriptor(), PollFlags::IN)];
         poll(&mut fds, Duration::ZERO)?;
         if fds.iter().any(|events| !events.revents().is_empty()) {
-            self.hear()?;
+            self.receive()?;
         }
         Ok(self.gone.load(Ordering::SeqCst))
     }
 
-    fn hear(&self) -> Result<(), RdmaError> {
+    fn receive(&self) -> Result<(), RdmaError> {
         while let Some(event) = self.events().next()? {
             match event.kind {
                 // Of a bond: its address has gone over to another port, and packets leave by the old one.

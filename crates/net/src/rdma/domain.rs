@@ -28,14 +28,14 @@ enum Slot {
 }
 
 /// By address, length and access.
-type Place = (usize, usize, Access);
+type WindowKey = (usize, usize, Access);
 
 /// The windows of a domain. A session's regions may know them for longer than the domain is there; then none is registered.
 #[derive(Default)]
-struct Windows(Mutex<HashMap<Place, Arc<Mutex<Slot>>>>);
+struct Windows(Mutex<HashMap<WindowKey, Arc<Mutex<Slot>>>>);
 
 impl Windows {
-    fn slot(&self, place: Place) -> Arc<Mutex<Slot>> {
+    fn slot(&self, place: WindowKey) -> Arc<Mutex<Slot>> {
         let mut windows = self.0.lock();
         Arc::clone(windows.entry(place).or_default())
     }

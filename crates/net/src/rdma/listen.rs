@@ -88,7 +88,7 @@ impl Accepted {
 }
 
 /// An address that belongs to a device.
-struct Place {
+struct BoundAddress {
     address: IpAddr,
     port: u16,
     identifier: Identifier,
@@ -99,25 +99,27 @@ struct Shared {
     library: &'static Library,
     wanted: Vec<SocketAddr>,
     // Before the channel that their events come over.
-    places: Mutex<Vec<Place>>,
+    bound: Mutex<Vec<BoundAddress>>,
     events: EventChannel,
 }
 
 impl Shared {
-    fn places(&self) -> MutexGuard<'_, Vec<Place>> {
-        self.places.lock()
+    fn bound(&self) -> MutexGuard<'_, Vec<BoundAddress>> {
+        self.bound.lock()
     }
 
     /// Listens at those of the addresses at which it does not yet. Returns why the last of them cannot be used.
     fn listen(&self) -> Option<RdmaError> {
-        let mut places = self.places();
+        let mut bound = self.bound();
         let mut last = None;
         for &address in &self.wanted {
-            if places.iter().any(|place| place.address == address.ip()) {
+            if bound.iter().any(|place| place.address == address.ip()) {
                 continue;
             }
             match listen(self.library, &self.events, address) {
-                Ok((identifier, port)) => places.push(Place { address: address.ip(), port, identifier }),
+                Ok((identifier, port)) => {
+                    bound.push(BoundAddress { address: address.ip(), port, identifier })
+                }
                 Err(error) => {
                     tracing::trace!(%address, %error, "no RDMA at this address");
                     last = Some(error);
@@ -128,8 +130,8 @@ impl Shared {
     }
 
     /// A device can be taken away only when nothing uses it.
-    fn leave(&self, told_to: usize) {
-        self.places().retain(|place| !place.identifier.is(told_to));
+    fn leave(&self, target_id: usize) {
+        self.bound().retain(|place| !place.identifier.is(target_id));
     }
 }
 
@@ -157,9 +159,9 @@ impl Listener {
     ) -> Result<Listener, RdmaError> {
         let library = Library::get().map_err(RdmaError::Library)?;
         let events = EventChannel::new(library)?;
-        let shared = Shared { library, wanted: addresses.to_vec(), places: Mutex::default(), events };
+        let shared = Shared { library, wanted: addresses.to_vec(), bound: Mutex::default(), events };
         let last = shared.listen();
-        if shared.places().is_empty() {
+        if shared.bound().is_empty() {
             return Err(match last {
                 Some(RdmaError::Call { source, .. }) => RdmaError::NoDevice(source),
                 Some(other) => other,
@@ -184,7 +186,7 @@ impl Listener {
 
     /// Where RDMA connections are taken now.
     pub fn addresses(&self) -> Vec<SocketAddr> {
-        self.shared.places().iter().map(|place| SocketAddr::new(place.address, place.port)).collect()
+        self.shared.bound().iter().map(|place| SocketAddr::new(place.address, place.port)).collect()
     }
 }
 
@@ -224,7 +226,7 @@ fn hear(shared: &Shared, stopped: &OwnedFd, handler: &impl Fn(Accepted)) {
                     (Some(identifier), _) => begin(identifier, &event.data, handler),
                     (None, RDMA_CM_EVENT_DEVICE_REMOVAL | RDMA_CM_EVENT_ADDR_CHANGE) => {
                         tracing::info!("an RDMA device or its address is taken away; it is let go");
-                        shared.leave(event.told_to);
+                        shared.leave(event.target_id);
                     }
                     (None, kind) => tracing::trace!(kind, "an event of what listens"),
                 }

@@ -37,10 +37,10 @@ mod release;
 pub mod send;
 mod source;
 mod staging;
+pub mod test_connection;
 #[cfg(test)]
 mod tests;
 mod verbs;
-pub mod wire;
 
 pub use connection::Connection;
 pub use domain::Domains;

@@ -169,10 +169,10 @@ impl Server<'_> {
         let region = self.regions.checked(write.region, write.data.iter().chain(&write.zero))?;
         let memory = |source| ChannelError::Memory { region: write.region, source };
         let intact = write.data.is_empty()
-            || write.unsummed
+            || write.without_checksum
             || region.checksum(&write.data).map_err(memory)? == header.payload_checksum;
         if intact {
-            region.landed(&write.data);
+            region.written_by_adapter(&write.data);
             region.placed(&write.data).map_err(memory)?;
             for run in &write.zero {
                 let _permit = self.regions.permit()?;
@@ -231,7 +231,7 @@ impl Server<'_> {
         let (mapped, at) = region.mapped_at(window).ok_or(RdmaError::NotMapped { region: id })?;
         {
             let _permit = self.regions.permit()?;
-            region.hold(window).map_err(|source| ChannelError::Memory { region: id, source })?;
+            region.pin(window).map_err(|source| ChannelError::Memory { region: id, source })?;
         }
         let made = self.connection.domain.register(mapped, at, Access::RemoteWrite)?;
         let address = (mapped.base.as_ptr() as u64).wrapping_add(at.offset);

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use linerate_core::Run;
 use linerate_wire::frame::{
-    Frame, HEADER_BYTES, PAYLOAD_BYTES_MAX, SCRATCH_REGION, encode_unsummed_write, encode_write,
+    Frame, HEADER_BYTES, PAYLOAD_BYTES_MAX, SCRATCH_REGION, encode_write, encode_write_without_checksum,
 };
 use linerate_wire::payload_checksum;
 
-use super::connection::{Connection, Place};
+use super::connection::{Connection, RdmaWrite};
 use super::error::RdmaError;
 use super::options::{BYTES_MAX, CLAIM_AHEAD, FRAMES_MAX, RdmaOptions};
 use super::source::{Inbox, SourceEnd};
@@ -36,7 +36,7 @@ pub struct RdmaSender {
     stats: Arc<ChannelStats>,
     staging: Option<Staging>,
     frame: Vec<u8>,
-    places: Vec<Place>,
+    writes: Vec<RdmaWrite>,
 }
 
 /// Receives acknowledgements over a queue pair.
@@ -56,7 +56,7 @@ pub fn halves(connection: Arc<Connection>, options: RdmaOptions) -> (RdmaSender,
         stats: Arc::default(),
         staging: None,
         frame: Vec::new(),
-        places: Vec::new(),
+        writes: Vec::new(),
     };
     (sender, acks, closer)
 }
@@ -144,7 +144,7 @@ impl RdmaSender {
 
     /// Makes the payload ready where it lies, or copies it, and plans the writes.
     fn place(&mut self, order: &WriteOrder<'_>) -> Result<Payload, ChannelError> {
-        self.places.clear();
+        self.writes.clear();
         if order.data.is_empty() {
             return Ok(Payload::default());
         }
@@ -215,13 +215,13 @@ impl RdmaSender {
         // Windows begin at multiples of their size in every region, and in every ring that streams are folded into.
         let to = grant.address + piece.offset % WINDOW_BYTES;
         let length = u32::try_from(piece.length).map_err(|_| RdmaError::Rules("a run is too long"))?;
-        self.places.push(Place { from, length, local_key, to, remote_key: grant.key });
+        self.writes.push(RdmaWrite { from, length, local_key, to, remote_key: grant.key });
         Ok(())
     }
 
     fn post(&mut self, sequence: u64, bytes: u64, payload: Payload) -> Result<u64, ChannelError> {
         let Payload { windows, staged, .. } = payload;
-        self.source.post(&self.places, &self.frame, Some((sequence, bytes)), windows, staged)?;
+        self.source.post(&self.writes, &self.frame, Some((sequence, bytes)), windows, staged)?;
         Ok(self.frame.len() as u64 + bytes)
     }
 }
@@ -236,7 +236,7 @@ impl Sender for RdmaSender {
         let WriteOrder { sequence, region_id, data, zero, .. } = *order;
         match self.options.checksums || data.is_empty() {
             true => encode_write(&mut self.frame, sequence, region_id, data, zero, payload.checksum)?,
-            false => encode_unsummed_write(&mut self.frame, sequence, region_id, data, zero)?,
+            false => encode_write_without_checksum(&mut self.frame, sequence, region_id, data, zero)?,
         }
         let sent = self.post(sequence, bytes, payload)?;
         self.stats.frame(bytes, total(zero), sent);
@@ -245,7 +245,7 @@ impl Sender for RdmaSender {
 
     fn probe(&mut self, sequence: u64, bytes: usize) -> Result<u64, ChannelError> {
         self.wait_for_room(bytes as u64)?;
-        self.places.clear();
+        self.writes.clear();
         let mut staged = 0;
         // Not all zero, so that nothing on the way can make less of it.
         let payload: Vec<u8> =
@@ -267,7 +267,7 @@ impl Sender for RdmaSender {
             let grant = grant.ok_or(RdmaError::Rules("memory for a probe without a key"))?;
             let (from, local_key, used) = self.put(&payload)?;
             staged = used;
-            self.places.push(Place { from, length, local_key, to: grant.address, remote_key: grant.key });
+            self.writes.push(RdmaWrite { from, length, local_key, to: grant.address, remote_key: grant.key });
         }
         let payload = Payload { staged, ..Payload::default() };
         let sent = self.post(sequence, bytes as u64, payload)?;

@@ -9,7 +9,7 @@ use linerate_core::Run;
 use linerate_wire::frame::{Claim, Frame, Grant};
 
 use super::abi::Wc;
-use super::connection::{Connection, Place};
+use super::connection::{Connection, RdmaWrite};
 use super::error::RdmaError;
 use super::options::{CLAIMS_MAX, MESSAGES, SEND_QUEUE};
 use super::receive::split;
@@ -68,7 +68,7 @@ impl Inbox {
                     self.bytes = self.bytes.saturating_sub(bytes);
                     self.under_way.pop_front();
                 }
-                self.acknowledged.push_back(Acknowledged { through: sequence, refused: ack.refused });
+                self.acknowledged.push_back(Acknowledged { through: sequence, damaged: ack.damaged });
             }
             Frame::Refuse(fault) => return Err(RdmaError::Refused(fault).into()),
             other => return Err(ChannelError::UnexpectedFrame { tag: other.tag() }),
@@ -231,7 +231,7 @@ impl SourceEnd {
     /// Sends a frame behind its payload, once there is room in the adapter's queue.
     pub(super) fn post(
         &self,
-        places: &[Place],
+        writes: &[RdmaWrite],
         frame: &[u8],
         numbered: Option<(u64, u64)>,
         windows: Vec<Arc<Registration>>,
@@ -240,7 +240,7 @@ impl SourceEnd {
         let bytes = numbered.map_or(0, |(_, bytes)| bytes);
         let mut windows = Some(windows);
         self.wait_until("room in the adapter's queue", Duration::from_secs(30), |inbox| {
-            if !self.has_room(places.len()) {
+            if !self.has_room(writes.len()) {
                 return Ok(false);
             }
             // Noted first: the acknowledgement may come before the call is back.
@@ -248,33 +248,33 @@ impl SourceEnd {
                 inbox.under_way.push_back((sequence, bytes));
                 inbox.bytes += bytes;
             }
-            self.try_post(places, frame, bytes, windows.take().unwrap_or_default(), staged)
+            self.try_post(writes, frame, bytes, windows.take().unwrap_or_default(), staged)
         })
     }
 
-    fn has_room(&self, places: usize) -> bool {
+    fn has_room(&self, writes: usize) -> bool {
         let outbox = self.outbox();
-        !outbox.slots.is_empty() && outbox.operations + places < SEND_QUEUE
+        !outbox.slots.is_empty() && outbox.operations + writes < SEND_QUEUE
     }
 
     /// False if there is no room.
     fn try_post(
         &self,
-        places: &[Place],
+        writes: &[RdmaWrite],
         frame: &[u8],
         bytes: u64,
         windows: Vec<Arc<Registration>>,
         staged: u64,
     ) -> Result<bool, ChannelError> {
         let mut outbox = self.outbox();
-        if outbox.operations + places.len() >= SEND_QUEUE {
+        if outbox.operations + writes.len() >= SEND_QUEUE {
             return Ok(false);
         }
         let Some(slot) = outbox.slots.pop() else { return Ok(false) };
-        let operations = places.len() + 1;
+        let operations = writes.len() + 1;
         outbox.operations += operations;
         outbox.pending.push_back(Pending { slot, operations, staged, bytes, _windows: windows });
-        self.connection.post(places, slot, frame, slot as u64)?;
+        self.connection.post(writes, slot, frame, slot as u64)?;
         Ok(true)
     }
 

@@ -12,7 +12,7 @@ use linerate_core::{Code, Fault, Run, SessionId, Side, Step, Token};
 use linerate_wire::frame::{Hello, Role, Welcome, encode_write};
 
 use super::connect::{ConnectError, connect};
-use super::connection::Place;
+use super::connection::RdmaWrite;
 use super::listen::{Accepted, Listener};
 use super::memory::FileRegion;
 use super::options::RdmaOptions;
@@ -135,12 +135,12 @@ impl Channel {
         Channel { sender, acks, closer, fence, regions: Arc::clone(regions), serving: Some(serving) }
     }
 
-    /// Acknowledgements until one reaches `through`; returns all that was refused.
+    /// Acknowledgements until one reaches `through`; returns all that arrived damaged.
     fn acknowledged(&mut self, through: u64) -> Vec<u64> {
         let mut refused = Vec::new();
         loop {
             let told = self.acks.next(WAIT).unwrap().expect("an acknowledgement");
-            refused.extend(told.refused);
+            refused.extend(told.damaged);
             if told.through == through {
                 return refused;
             }
@@ -339,7 +339,7 @@ impl Region for Damaged {
 
 #[test]
 #[ignore = "needs an RDMA device; the lab runs it in its RDMA machine"]
-fn a_damaged_payload_is_refused_and_can_be_sent_again() {
+fn a_damaged_payload_is_reported_and_can_be_sent_again() {
     let _link = link();
     let (source, _) = region(WINDOW_BYTES);
     source.store(0, &[0x44; 8 * PAGE as usize]).unwrap();
@@ -352,7 +352,7 @@ fn a_damaged_payload_is_refused_and_can_be_sent_again() {
     channel.sender.write(&order(2, source.as_ref(), &data, &[])).unwrap();
     assert_eq!(channel.acknowledged(2), []);
     let fenced = channel.fence.close(WAIT).unwrap();
-    assert_eq!((fenced.applied, fenced.refused), (2, vec![1]));
+    assert_eq!((fenced.applied, fenced.damaged), (2, vec![1]));
 }
 
 /// Sends ever new content to every page until it is told to stop or cannot.
@@ -418,7 +418,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
 fn no_byte_changes_after_the_fence_closed() {
     nothing_changes_after(|channel| {
         let fenced = channel.fence.close(WAIT).unwrap();
-        assert!(fenced.applied >= 2 && fenced.refused.len() < 20, "{fenced:?}");
+        assert!(fenced.applied >= 2 && fenced.damaged.len() < 20, "{fenced:?}");
     });
 }
 
@@ -482,7 +482,7 @@ fn a_cut_in_the_middle_is_told_and_what_was_not_applied_goes_over_another_link()
     }
     assert!(lost.is_some(), "a third of the frames cannot be under way without acknowledgement");
     let fenced = channel.fence.close(WAIT).unwrap();
-    assert!(fenced.applied < frames && fenced.refused.is_empty(), "{fenced:?}");
+    assert!(fenced.applied < frames && fenced.damaged.is_empty(), "{fenced:?}");
     let mut next = Channel::over(connected_over((NEAR_2, FAR_2), &patient()), patient(), &table);
     for frame in fenced.applied..frames {
         let (mut data, mut zero) = (Vec::new(), Vec::new());

@@ -207,7 +207,7 @@ impl Region for PinnedRegion {
         self.inner.is_whole(run)
     }
 
-    fn hold(&self, run: Run) -> io::Result<()> {
+    fn pin(&self, run: Run) -> io::Result<()> {
         let mut windows = self.windows.write();
         for piece in pieces(run) {
             let number = piece.offset / WINDOW_BYTES;
@@ -225,7 +225,7 @@ impl Region for PinnedRegion {
         Ok(())
     }
 
-    fn landed(&self, runs: &[Run]) {
+    fn written_by_adapter(&self, runs: &[Run]) {
         PinnedRegion::mark(&self.read(), runs, false);
     }
 
@@ -271,17 +271,17 @@ mod tests {
     }
 
     #[test]
-    fn holes_of_a_held_window_are_holes_again_when_it_is_settled_and_data_stays() {
+    fn holes_of_a_pinned_window_are_holes_again_when_it_is_settled_and_data_stays() {
         let inner = Arc::new(FileRegion::new(2 * WINDOW_BYTES).unwrap());
         let held = PinnedRegion::new(inner.clone());
         inner.store(10 * PAGE, &[7; PAGE as usize]).unwrap();
-        held.hold(run(0, 1)).unwrap();
+        held.pin(run(0, 1)).unwrap();
         register(&inner, run(0, 512));
         assert_eq!(inner.populated().unwrap(), WINDOW_BYTES);
         // An adapter writes pages 20 to 22 and 100, then 21 and the page that was there before become zero.
         inner.store(20 * PAGE, &[9; 3 * PAGE as usize]).unwrap();
         inner.store(100 * PAGE, &[9; PAGE as usize]).unwrap();
-        held.landed(&[run(20, 3), run(100, 1)]);
+        held.written_by_adapter(&[run(20, 3), run(100, 1)]);
         held.clear(run(21, 1)).unwrap();
         held.clear(run(10, 1)).unwrap();
         assert_eq!(inner.populated().unwrap(), WINDOW_BYTES, "no page may be punched out under the adapter");
@@ -297,7 +297,7 @@ mod tests {
         let inner = Arc::new(FileRegion::new(4 * WINDOW_BYTES).unwrap());
         inner.store(0, &vec![1; 4 * WINDOW_BYTES as usize]).unwrap();
         let held = PinnedRegion::new(inner.clone());
-        held.hold(run(512, 1)).unwrap();
+        held.pin(run(512, 1)).unwrap();
         held.clear(run(1, 4 * 512 - 2)).unwrap();
         assert_eq!(inner.populated().unwrap(), WINDOW_BYTES + 2 * PAGE);
         held.settle(&|_| {}).unwrap();
@@ -312,7 +312,7 @@ mod tests {
         use std::os::unix::net::UnixStream;
         let inner = Arc::new(FileRegion::new(WINDOW_BYTES).unwrap());
         let held = PinnedRegion::new(inner.clone());
-        held.hold(run(0, 1)).unwrap();
+        held.pin(run(0, 1)).unwrap();
         let (near, far) = UnixStream::pair().unwrap();
         rustix::net::send(&near, &[5; 64], rustix::net::SendFlags::empty()).unwrap();
         held.receive(far.as_fd(), &[run(3, 1)], 0).unwrap();
@@ -370,10 +370,10 @@ mod tests {
         let huge = vec![windows[0], windows[1], windows[4]];
         let region = Arc::new(Huge { inner: inner.clone(), locked: Mutex::new(huge) });
         let held = PinnedRegion::new(region.clone());
-        held.hold(Run { offset: 0, length: inner.size() }).unwrap();
+        held.pin(Run { offset: 0, length: inner.size() }).unwrap();
         windows.iter().for_each(|window| register(&inner, *window));
         let data = [run(7, 1), run(2 * 512 + 9, 1), run(3 * 512, 512)];
-        held.landed(&data);
+        held.written_by_adapter(&data);
         let released = Mutex::new(Vec::new());
         let release = |window: Run| {
             region.locked.lock().unwrap().retain(|page| *page != window);
@@ -387,6 +387,6 @@ mod tests {
     #[test]
     fn a_window_outside_is_refused() {
         let held = PinnedRegion::new(Arc::new(FileRegion::new(WINDOW_BYTES).unwrap()));
-        assert_eq!(held.hold(run(512, 1)).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(held.pin(run(512, 1)).unwrap_err().kind(), io::ErrorKind::InvalidInput);
     }
 }

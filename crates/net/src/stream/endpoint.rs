@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use linerate_core::stream::{Readable, Room, StreamId};
+use linerate_core::stream::{Readable, SendSpace, StreamId};
 use rustix::net::{AddressFamily, Shutdown};
 use socket2::SockRef;
 
@@ -98,14 +98,14 @@ pub(super) fn serve(
         let reader = std::thread::Builder::new().name(format!("stream-{stream}-in"));
         if let Err(error) = reader.spawn_scoped(scope, || read(session, stream, local, sending)) {
             tracing::error!(%error, stream, "no thread for a stream");
-            session.tell(|streams| streams.broke_off(stream));
+            session.tell(|streams| streams.reset_locally(stream));
         }
         write(session, stream, local, receiving);
     });
 }
 
 fn read(session: &StreamSession, stream: StreamId, local: &Local, ring: &Ring) {
-    while let Room::Space { position, bytes } = session.wait_room(stream, local) {
+    while let SendSpace::Space { position, bytes } = session.wait_space(stream, local) {
         match ring.fill(local.socket.fd(), position, bytes.min(RECEIVE_BYTES_MAX)) {
             Ok(0) => session.tell(|streams| streams.ended(stream)),
             Ok(bytes) => {
@@ -121,7 +121,7 @@ fn read(session: &StreamSession, stream: StreamId, local: &Local, ring: &Ring) {
                 tracing::debug!(%error, stream, "a local socket broke off");
                 // An error of a socket ends both its directions.
                 session.tell(|streams| {
-                    streams.broke_off(stream);
+                    streams.reset_locally(stream);
                     streams.finished(stream);
                 });
                 local.socket.abort();
@@ -148,11 +148,11 @@ fn write(session: &StreamSession, stream: StreamId, local: &Local, ring: &Ring) 
                 local.socket.end();
                 session.tell(|streams| streams.finished(stream));
             }
-            Readable::Broken => {
+            Readable::Reset => {
                 local.socket.abort();
                 session.tell(|streams| {
                     streams.finished(stream);
-                    streams.broke_off(stream);
+                    streams.reset_locally(stream);
                 });
             }
             Readable::Wait => {}

@@ -9,4 +9,4 @@ pub mod rings;
 pub mod session;
 
 pub use rings::RingMemory;
-pub use session::{Owner, StreamSession};
+pub use session::{StreamEvents, StreamSession};

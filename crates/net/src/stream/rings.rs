@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use linerate_core::Run;
-use linerate_core::stream::{Piece, StreamId, address, place};
+use linerate_core::stream::{Piece, StreamId, address, position_of};
 
 use super::session::StreamSession;
 use crate::lock::{Mutex, RwLock};
@@ -245,7 +245,7 @@ impl Region for Sending {
 
     /// Where it lands in the peer's ring: so a window has the same name each time that the stream comes around.
     fn window(&self, offset: u64) -> Option<Run> {
-        let (stream, position) = place(offset);
+        let (stream, position) = position_of(offset);
         let ring = self.0.get(stream).ok()?;
         folded(stream, position, ring.peer_window.load(Ordering::SeqCst))
     }
@@ -293,7 +293,7 @@ impl Region for Receiving {
 
     /// Only by the names that an honest peer uses, so that there are no more windows than rings have.
     fn window(&self, offset: u64) -> Option<Run> {
-        let (stream, position) = place(offset);
+        let (stream, position) = position_of(offset);
         let ring = self.rings.get(stream).ok()?;
         folded(stream, position, ring.size).filter(|_| position < ring.size)
     }
@@ -304,7 +304,7 @@ impl Region for Receiving {
     }
 
     fn placed(&self, runs: &[Run]) -> io::Result<()> {
-        self.session()?.landed(runs)
+        self.session()?.received(runs)
     }
 }
 

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use linerate_core::scheduler::Next as Order;
 use linerate_core::stream::{
-    Class, Config, End, Event, OpenError, Piece, REGION, Readable, Room, StreamId, StreamViolation, Streams,
+    Class, Config, End, Event, OpenError, Piece, REGION, Readable, SendSpace, StreamId, StreamViolation,
+    Streams,
 };
 use linerate_core::{ChannelId, LinkId, Run, StreamNote, Time};
 use thiserror::Error;
@@ -15,8 +16,8 @@ use thiserror::Error;
 use super::endpoint::{self, Socket};
 use super::rings::{Receiving, Ring, RingMemory, Rings, Sending};
 use crate::channel::ChannelError;
+use crate::channel_thread::{Next, WorkSource};
 use crate::lock::{Condvar, Mutex};
-use crate::pump::{Next, WorkSource};
 use crate::region::Region;
 use crate::table::RegionTable;
 
@@ -24,7 +25,7 @@ use crate::table::RegionTable;
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Who owns the session. Called without any lock held; must not wait.
-pub trait Owner: Send + Sync {
+pub trait StreamEvents: Send + Sync {
     /// Notes wait for the peer: [`StreamSession::take_notes`].
     fn attention(&self);
     /// The peer wants a stream: [`StreamSession::accept`] or [`StreamSession::refuse`] it, from any thread.
@@ -63,7 +64,7 @@ pub struct StreamSession {
     sending: Arc<Rings>,
     receiving: Arc<Rings>,
     receiving_table: Arc<RegionTable>,
-    owner: Box<dyn Owner>,
+    owner: Box<dyn StreamEvents>,
 }
 
 pub(super) struct State {
@@ -83,7 +84,12 @@ pub(super) struct Local {
 
 impl StreamSession {
     /// A session without streams.
-    pub fn new(end: End, config: Config, memory: RingMemory, owner: Box<dyn Owner>) -> Arc<StreamSession> {
+    pub fn new(
+        end: End,
+        config: Config,
+        memory: RingMemory,
+        owner: Box<dyn StreamEvents>,
+    ) -> Arc<StreamSession> {
         Arc::new_cyclic(|session| {
             let receiving = Arc::new(Rings::default());
             let region = Receiving { rings: receiving.clone(), session: session.clone() };
@@ -196,19 +202,19 @@ impl StreamSession {
         let Some(session) = self.this.upgrade() else { return };
         let serving = move || {
             endpoint::serve(&session, stream, &local, &sending, &receiving);
-            session.let_go(stream, local);
+            session.finish_stream(stream, local);
         };
         state.serving += 1;
         if let Err(error) = std::thread::Builder::new().name(format!("stream-{stream}")).spawn(serving) {
             tracing::error!(%error, stream, "no thread for a stream");
             state.serving -= 1;
-            state.streams.broke_off(stream);
+            state.streams.reset_locally(stream);
             state.streams.finished(stream);
         }
     }
 
     /// A stream's threads are through: its socket is closed before anybody who waits for that is told.
-    fn let_go(&self, stream: StreamId, local: Arc<Local>) {
+    fn finish_stream(&self, stream: StreamId, local: Arc<Local>) {
         let mut state = self.lock();
         // The number may be another stream's by now.
         if state.sockets.get(&stream).is_some_and(|other| Arc::ptr_eq(other, &local)) {
@@ -257,9 +263,9 @@ impl StreamSession {
     /// The peer said something. After an error the session is of no more use.
     pub fn note(&self, stream: StreamId, note: StreamNote) -> Result<(), StreamViolation> {
         let mut state = self.lock();
-        let heard = state.streams.note(stream, note);
+        let result = state.streams.note(stream, note);
         self.settle(state);
-        heard
+        result
     }
 
     // ---- channels ----
@@ -278,9 +284,9 @@ impl StreamSession {
     }
 
     /// The peer has fenced a channel of this side.
-    pub fn fenced(&self, channel: ChannelId, applied: u64, refused: &[u64]) {
+    pub fn fenced(&self, channel: ChannelId, applied: u64, damaged: &[u64]) {
         let mut state = self.lock();
-        state.streams.fenced(self.now(), channel, applied, refused);
+        state.streams.fenced(self.now(), channel, applied, damaged);
         self.settle(state);
         self.work.notify_all();
     }
@@ -298,8 +304,8 @@ impl StreamSession {
     }
 
     /// Writes that arrived damaged and were sent again.
-    pub fn refusals(&self) -> u64 {
-        self.lock().streams.scheduler().refusals()
+    pub fn damaged_count(&self) -> u64 {
+        self.lock().streams.scheduler().damaged_count()
     }
 
     pub(super) fn check(&self, runs: &[Run]) -> io::Result<()> {
@@ -307,20 +313,22 @@ impl StreamSession {
         runs.iter().try_for_each(|run| state.streams.check(Piece::of(*run)).map_err(io::Error::other))
     }
 
-    pub(super) fn landed(&self, runs: &[Run]) -> io::Result<()> {
+    pub(super) fn received(&self, runs: &[Run]) -> io::Result<()> {
         let mut state = self.lock();
-        let landed =
-            runs.iter().try_for_each(|run| state.streams.landed(Piece::of(*run)).map_err(io::Error::other));
+        let received =
+            runs.iter().try_for_each(|run| state.streams.received(Piece::of(*run)).map_err(io::Error::other));
         self.settle(state);
-        landed
+        received
     }
 
     // ---- local sockets ----
 
-    /// Waits until the reader of a local socket may do something, and says what; never [`Room::Wait`].
-    pub(super) fn wait_room(&self, stream: StreamId, local: &Local) -> Room {
-        let waited = local.changed.wait_while(self.lock(), |state| state.streams.room(stream) == Room::Wait);
-        waited.streams.room(stream)
+    /// Waits until the reader of a local socket may do something, and says what; never [`SendSpace::Wait`].
+    pub(super) fn wait_space(&self, stream: StreamId, local: &Local) -> SendSpace {
+        let waited = local
+            .changed
+            .wait_while(self.lock(), |state| state.streams.send_space(stream) == SendSpace::Wait);
+        waited.streams.send_space(stream)
     }
 
     /// Waits until the writer of a local socket may do something, and says what; never [`Readable::Wait`].
@@ -344,7 +352,7 @@ impl StreamSession {
         let mut refused = Vec::new();
         while let Some(event) = state.streams.poll_event() {
             match event {
-                Event::Asked { stream, service } => asked.push((stream, service)),
+                Event::OpenRequested { stream, service } => asked.push((stream, service)),
                 Event::Opened(stream) => {
                     state.unanswered.remove(&stream);
                     if let Some(local) = state.sockets.get(&stream).cloned() {
@@ -384,9 +392,9 @@ impl StreamSession {
 
 /// Threads that wait for the session look again; those that wait for the socket are let go if there is nothing to wait for.
 fn wake(streams: &Streams, stream: StreamId, local: &Local) {
-    match (streams.readable(stream), streams.room(stream)) {
-        (Readable::Broken, _) => local.socket.abort(),
-        (_, Room::Stopped) => local.socket.stop_reading(),
+    match (streams.readable(stream), streams.send_space(stream)) {
+        (Readable::Reset, _) => local.socket.abort(),
+        (_, SendSpace::Stopped) => local.socket.stop_reading(),
         _ => {}
     }
     local.changed.notify_all();
@@ -411,9 +419,9 @@ impl WorkSource for StreamSession {
         self.lock().streams.sent(channel, sequence, wire_bytes);
     }
 
-    fn acknowledged(&self, channel: ChannelId, through: u64, refused: &[u64]) {
+    fn acknowledged(&self, channel: ChannelId, through: u64, damaged: &[u64]) {
         let mut state = self.lock();
-        state.streams.acknowledged(self.now(), channel, through, refused);
+        state.streams.acknowledged(self.now(), channel, through, damaged);
         self.settle(state);
         self.work.notify_all();
     }

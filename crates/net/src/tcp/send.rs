@@ -132,7 +132,7 @@ impl StreamAcks {
         let frame = Frame::decode(&header, body)?;
         self.partial.clear();
         match frame {
-            Frame::Ack(ack) => Ok(Some(Acknowledged { through: header.sequence, refused: ack.refused })),
+            Frame::Ack(ack) => Ok(Some(Acknowledged { through: header.sequence, damaged: ack.damaged })),
             other => Err(ChannelError::UnexpectedFrame { tag: other.tag() }),
         }
     }

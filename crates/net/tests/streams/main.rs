@@ -44,7 +44,7 @@ fn say(mut socket: impl Write, seed: u64, total: usize) {
 }
 
 /// Reads to the end and compares.
-fn hear(mut socket: impl Read, seed: u64, total: usize) {
+fn receive(mut socket: impl Read, seed: u64, total: usize) {
     let (mut bytes, mut seen) = (Bytes(seed), 0);
     let (mut place, mut wanted) = (vec![0; 50_000], vec![0; 50_000]);
     loop {
@@ -107,7 +107,7 @@ fn many_streams_both_ways_survive_cuts_and_leave_nothing() {
                     }));
                 }
                 for (socket, seed) in clones.into_iter().zip([seed + 1000, seed]) {
-                    threads.push(scope.spawn(move || hear(socket, seed, total)));
+                    threads.push(scope.spawn(move || receive(socket, seed, total)));
                 }
             }
             let joined: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
@@ -209,7 +209,7 @@ fn a_stream_that_nobody_reads_holds_up_no_other() {
             say(&near, 5, 4_000_000);
             near.shutdown(Shutdown::Write).unwrap();
         });
-        hear(&far, 5, 4_000_000);
+        receive(&far, 5, 4_000_000);
     });
 }
 

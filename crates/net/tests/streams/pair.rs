@@ -11,16 +11,16 @@ use std::time::Duration;
 use linerate_core::ChannelId;
 use linerate_core::stream::{Config, End, StreamId};
 use linerate_net::channel::{ChannelError, Closer, Receiver as _};
+use linerate_net::channel_thread::{ChannelEnds, ChannelHandle, ChannelThreadOptions};
 use linerate_net::fence::Fence;
-use linerate_net::pump::{Carrier, ChannelHandle, PumpOptions};
 use linerate_net::region::Region;
 use linerate_net::region::heap::HeapRegion;
 use linerate_net::stream::endpoint::Socket;
-use linerate_net::stream::{Owner, RingMemory, StreamSession};
+use linerate_net::stream::{RingMemory, StreamEvents, StreamSession};
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::receive::StreamReceiver;
 use linerate_net::tcp::send::{StreamAcks, StreamSender};
-use linerate_wire::frame::REFUSED_MAX;
+use linerate_wire::frame::DAMAGED_MAX;
 
 pub const WAIT: Duration = Duration::from_secs(60);
 const A: usize = 0;
@@ -45,7 +45,7 @@ impl Side {
     }
 }
 
-impl Owner for Side {
+impl StreamEvents for Side {
     fn attention(&self) {
         self.tell(Said::Attention(self.number));
     }
@@ -209,7 +209,7 @@ impl Bridge {
                         let channel = self.channels.remove(&id).unwrap();
                         assert_eq!(channel.from, side);
                         let fenced = channel.fence.close(WAIT).unwrap();
-                        self.sessions[side].fenced(id, fenced.applied, &fenced.refused);
+                        self.sessions[side].fenced(id, fenced.applied, &fenced.damaged);
                         drop(channel);
                         self.add(side);
                     }
@@ -246,18 +246,19 @@ impl Bridge {
         let (x, y) = (Stream::new(x).unwrap(), Stream::new(y).unwrap());
         let fence = Arc::new(Fence::new(y.closer()));
         let (table, inner) = (self.sessions[1 - from].receiving_table(), fence.clone());
-        std::thread::spawn(move || StreamReceiver::new(y).refusals_max(REFUSED_MAX).serve(&table, &inner));
+        std::thread::spawn(move || StreamReceiver::new(y).refusals_max(DAMAGED_MAX).serve(&table, &inner));
         let closer = x.closer();
         self.cutters.lock().unwrap().insert(id, closer.clone());
-        let carrier = Carrier {
+        let ends = ChannelEnds {
             sender: Box::new(StreamSender::new(x.clone())),
             acks: Box::new(StreamAcks::new(x)),
             closer,
         };
         let session = self.sessions[from].clone();
         session.channel_up(id, from as u16);
-        let options = PumpOptions { stall_limit: WAIT, ..PumpOptions::new(session.sending_table()) };
-        let pump = ChannelHandle::start(id, carrier, session, options).unwrap();
+        let options =
+            ChannelThreadOptions { stall_limit: WAIT, ..ChannelThreadOptions::new(session.sending_table()) };
+        let pump = ChannelHandle::start(id, ends, session, options).unwrap();
         self.channels.insert(id, Channel { from, _pump: pump, fence });
     }
 }

@@ -9,7 +9,7 @@ const USAGE: &str = "usage: sim [--seeds COUNT] [--from SEED] | --seed SEED [--t
   --faultless          no fault is injected
   --histories          several sessions of one guest, there and back
   --streams            RAM in the hypervisor's own streams
-  --handed-over        somebody else decides who runs the guest; not with --histories
+  --handover        libvirt owns the switch-over; not with --histories
   --often FAULT        most faults are of this kind, or at this moment; repeatable
   --mutation DEFECT    a defect in the bodies, to see that it is noticed
   --only PROMISE       look at this promise alone";
@@ -34,7 +34,7 @@ fn parse(mut words: impl Iterator<Item = String>) -> Option<Arguments> {
             "--seed" => (arguments.from, arguments.count) = (words.next()?.parse().ok()?, 1),
             "--trace" => arguments.options.trace = true,
             "--streams" => arguments.options.mode = ModeTag::Streams,
-            "--handed-over" => arguments.options.mode = ModeTag::Handover,
+            "--handover" => arguments.options.mode = ModeTag::Handover,
             "--histories" => arguments.options.histories = true,
             "--often" => arguments.options.focus = arguments.options.focus.on(&words.next()?)?,
             "--mutation" => arguments.options.mutation = Some(named(&Mutation::ALL, &words.next()?)?),

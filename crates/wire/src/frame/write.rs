@@ -20,7 +20,7 @@ pub struct Write {
     /// Runs that become zero, and holes where they can. They cost nothing on the wire and may be of any length.
     pub zero: Vec<Run>,
     /// The payload was not summed: the transport's own checks have to do. On RDMA channels only, where the operator chose it.
-    pub unsummed: bool,
+    pub without_checksum: bool,
 }
 
 impl Write {
@@ -46,7 +46,7 @@ impl Write {
         self.data.clear();
         self.zero.clear();
         self.region = reader.u16("WRITE region")?;
-        self.unsummed = reader.flag("WRITE unsummed")?;
+        self.without_checksum = reader.flag("WRITE without_checksum")?;
         reader.reserved::<1>("WRITE reserved")?;
         let data_runs = usize::from(reader.u16("WRITE data_runs")?);
         let zero_runs = usize::from(reader.u16("WRITE zero_runs")?);
@@ -59,7 +59,7 @@ impl Write {
 
     pub(super) fn write(&self, writer: &mut Writer<'_>, payload_length: u32) -> Result<(), DecodeError> {
         check_sum(&self.data, payload_length)?;
-        put_body(writer, self.region, &self.data, &self.zero, self.unsummed)
+        put_body(writer, self.region, &self.data, &self.zero, self.without_checksum)
     }
 }
 
@@ -79,7 +79,7 @@ pub fn encode_write(
 }
 
 /// [`encode_write`] of a payload that nobody summed.
-pub fn encode_unsummed_write(
+pub fn encode_write_without_checksum(
     out: &mut Vec<u8>,
     sequence: u64,
     region: u16,
@@ -96,11 +96,11 @@ fn put_body(
     region: u16,
     data: &[Run],
     zero: &[Run],
-    unsummed: bool,
+    without_checksum: bool,
 ) -> Result<(), DecodeError> {
     check_count(data.len().saturating_add(zero.len()))?;
     writer.u16(region);
-    writer.u8(unsummed.into());
+    writer.u8(without_checksum.into());
     writer.reserved::<1>();
     writer.count("WRITE data runs", data.len(), RUNS_MAX)?;
     writer.count("WRITE zero runs", zero.len(), RUNS_MAX)?;

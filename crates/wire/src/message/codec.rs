@@ -8,7 +8,7 @@ use super::{Message, MessageTag, StreamNote, StreamSettings};
 use crate::codec::{Reader, Writer};
 use crate::error::{DecodeError, EncodeError};
 use crate::fault::Fault;
-use crate::frame::{REFUSED_MAX, check_refused, read_refused};
+use crate::frame::{DAMAGED_MAX, check_damaged, read_damaged};
 
 /// Most bytes of a guest's name.
 pub const GUEST_NAME_BYTES_MAX: usize = 255;
@@ -56,7 +56,7 @@ impl Message {
             MessageTag::Fence => Message::Fence { channel: reader.u32("channel")? },
             MessageTag::Fenced => read_fenced(reader)?,
             MessageTag::Stopped => Message::Stopped {
-                ran: reader.flag("ran")?,
+                was_running: reader.flag("ran")?,
                 disks: reader.long_text("disks", DISKS_BYTES_MAX)?,
             },
             MessageTag::RamComplete => Message::RamComplete { digest: read_digest(reader)? },
@@ -69,8 +69,8 @@ impl Message {
             }
             MessageTag::Loaded => Message::Loaded,
             MessageTag::Commit => Message::Commit,
-            MessageTag::Running => {
-                Message::Running { resume_us: reader.u64("resume_us")?, cpu_us: reader.u64("cpu_us")? }
+            MessageTag::TakenOver => {
+                Message::TakenOver { resume_us: reader.u64("resume_us")?, cpu_us: reader.u64("cpu_us")? }
             }
             MessageTag::Finished => Message::Finished,
             MessageTag::Abort => Message::Abort(Fault::read(reader)?),
@@ -101,11 +101,11 @@ impl Message {
                 writer.u64(*bytes);
             }
             Message::Fence { channel } => writer.u32(*channel),
-            Message::Fenced { channel, applied, refused } => {
-                write_fenced(*channel, *applied, refused, writer)?;
+            Message::Fenced { channel, applied, damaged } => {
+                write_fenced(*channel, *applied, damaged, writer)?;
             }
-            Message::Stopped { ran, disks } => {
-                writer.u8((*ran).into());
+            Message::Stopped { was_running, disks } => {
+                writer.u8((*was_running).into());
                 writer.long_bytes("disks", disks.as_bytes(), DISKS_BYTES_MAX)?;
             }
             Message::RamComplete { digest } => write_digest(*digest, writer),
@@ -113,7 +113,7 @@ impl Message {
                 writer.long_bytes("device state", bytes, DEVICE_STATE_BYTES_MAX)?;
             }
             Message::DeviceStateEnd { total } => writer.u64(*total),
-            Message::Running { resume_us, cpu_us } => {
+            Message::TakenOver { resume_us, cpu_us } => {
                 writer.u64(*resume_us);
                 writer.u64(*cpu_us);
             }
@@ -148,22 +148,22 @@ fn read_offer(reader: &mut Reader<'_>) -> Result<Message, DecodeError> {
 fn read_fenced(reader: &mut Reader<'_>) -> Result<Message, DecodeError> {
     let channel = reader.u32("channel")?;
     let applied = reader.u64("applied")?;
-    let count = reader.u16("refused count")?;
-    let refused = read_refused(reader, count, applied)?;
-    Ok(Message::Fenced { channel, applied, refused })
+    let count = reader.u16("damaged count")?;
+    let damaged = read_damaged(reader, count, applied)?;
+    Ok(Message::Fenced { channel, applied, damaged })
 }
 
 fn write_fenced(
     channel: u32,
     applied: u64,
-    refused: &[u64],
+    damaged: &[u64],
     writer: &mut Writer<'_>,
 ) -> Result<(), DecodeError> {
-    check_refused(refused, applied)?;
+    check_damaged(damaged, applied)?;
     writer.u32(channel);
     writer.u64(applied);
-    writer.count("refused frames", refused.len(), REFUSED_MAX)?;
-    refused.iter().for_each(|sequence| writer.u64(*sequence));
+    writer.count("damaged frames", damaged.len(), DAMAGED_MAX)?;
+    damaged.iter().for_each(|sequence| writer.u64(*sequence));
     Ok(())
 }
 

@@ -69,7 +69,7 @@ messages! {
     /// Run.
     Commit = 0x0d, "Commit";
     /// The guest runs.
-    Running = 0x0e, "Running";
+    TakenOver = 0x0e, "TakenOver";
     /// The session can be forgotten.
     Finished = 0x0f, "Finished";
     /// It is over.

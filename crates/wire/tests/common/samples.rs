@@ -31,13 +31,13 @@ pub fn frames() -> Vec<(&'static str, Sample)> {
             Sample { frame: Frame::Probe, sequence: 1, payload_length: 9, payload_checksum: 0xe306_9283 },
         ),
         ("ping", Sample::bare(Frame::Probe, 2)),
-        ("ack", Sample::bare(Frame::Ack(Ack { refused: vec![3, 9] }), 9)),
+        ("ack", Sample::bare(Frame::Ack(Ack { damaged: vec![3, 9] }), 9)),
         ("ack of nothing", Sample::bare(Frame::Ack(Ack::default()), 0)),
         ("control", Sample::bare(Frame::Control(Message::Fence { channel: 5 }), 12)),
         ("control ack", Sample::bare(Frame::ControlAck, 12)),
         ("keepalive", Sample::bare(Frame::Keepalive, 0)),
-        ("unsummed write", {
-            let write = Write { unsummed: true, zero: vec![], ..write() };
+        ("write without checksum", {
+            let write = Write { without_checksum: true, zero: vec![], ..write() };
             Sample { frame: Frame::Write(write), sequence: 8, payload_length: 0x3000, payload_checksum: 0 }
         }),
         ("claim", Sample::bare(Frame::Claim(Claim { region: 1, window: window() }), 0)),
@@ -56,8 +56,8 @@ pub fn messages() -> Vec<(&'static str, Message)> {
         ("prepared", Message::Prepared { regions: regions(), touched: vec![Extent::new(1, 0x3000, 0x2000)] }),
         ("round mark", Message::RoundMark { round: 3, bytes: 0x0123_4567_89ab }),
         ("fence", Message::Fence { channel: 5 }),
-        ("fenced", Message::Fenced { channel: 5, applied: 1000, refused: vec![1, 999, 1000] }),
-        ("stopped", Message::Stopped { ran: true, disks: "{}".into() }),
+        ("fenced", Message::Fenced { channel: 5, applied: 1000, damaged: vec![1, 999, 1000] }),
+        ("stopped", Message::Stopped { was_running: true, disks: "{}".into() }),
         ("ram complete", Message::RamComplete { digest: None }),
         ("ram complete with digest", Message::RamComplete { digest: Some(0xfedc_ba98_7654_3210) }),
         ("ram sealed", Message::RamSealed),
@@ -65,7 +65,7 @@ pub fn messages() -> Vec<(&'static str, Message)> {
         ("device state end", Message::DeviceStateEnd { total: 65_536 }),
         ("loaded", Message::Loaded),
         ("commit", Message::Commit),
-        ("running", Message::Running { resume_us: 1234, cpu_us: 567_890 }),
+        ("taken over", Message::TakenOver { resume_us: 1234, cpu_us: 567_890 }),
         ("finished", Message::Finished),
         ("abort", Message::Abort(fault())),
         ("aborted", Message::Aborted),
@@ -125,12 +125,17 @@ pub fn write() -> Write {
         region: 1,
         data: vec![Run { offset: 0x1000, length: 0x2000 }, Run { offset: 0x1_0000_0000, length: 0x1000 }],
         zero: vec![Run { offset: 0x8000, length: 1 << 40 }],
-        unsummed: false,
+        without_checksum: false,
     }
 }
 
 fn write_of_zeroes() -> Write {
-    Write { region: 0, data: vec![], zero: vec![Run { offset: 0, length: u64::MAX }], unsummed: false }
+    Write {
+        region: 0,
+        data: vec![],
+        zero: vec![Run { offset: 0, length: u64::MAX }],
+        without_checksum: false,
+    }
 }
 
 fn offer(mode: Result<Mode, UnknownMode>) -> Message {

@@ -22,7 +22,7 @@ pub fn sample() -> impl Strategy<Value = Sample> {
         (0..=PAYLOAD_BYTES_MAX, 1u64.., any::<u32>()).prop_map(|(length, sequence, checksum)| {
             with_payload(Frame::Probe, sequence, length, checksum)
         }),
-        refused().prop_map(|(applied, refused)| Sample::bare(Frame::Ack(Ack { refused }), applied)),
+        damaged().prop_map(|(applied, damaged)| Sample::bare(Frame::Ack(Ack { damaged }), applied)),
         (message(), 1u64..).prop_map(|(message, sequence)| Sample::bare(Frame::Control(message), sequence)),
         any::<u64>().prop_map(|sequence| Sample::bare(Frame::ControlAck, sequence)),
     ]
@@ -49,16 +49,16 @@ pub fn message() -> impl Strategy<Value = Message> {
             .prop_map(|(regions, touched)| Message::Prepared { regions, touched }),
         any::<(u32, u64)>().prop_map(|(round, bytes)| Message::RoundMark { round, bytes }),
         any::<u32>().prop_map(|channel| Message::Fence { channel }),
-        (any::<u32>(), refused()).prop_map(|(channel, (applied, refused))| Message::Fenced {
+        (any::<u32>(), damaged()).prop_map(|(channel, (applied, damaged))| Message::Fenced {
             channel,
             applied,
-            refused
+            damaged
         }),
-        (any::<bool>(), text(500)).prop_map(|(ran, disks)| Message::Stopped { ran, disks }),
+        (any::<bool>(), text(500)).prop_map(|(was_running, disks)| Message::Stopped { was_running, disks }),
         any::<Option<u64>>().prop_map(|digest| Message::RamComplete { digest }),
         vec(any::<u8>(), 0..5000).prop_map(|bytes| Message::DeviceState { bytes }),
         any::<u64>().prop_map(|total| Message::DeviceStateEnd { total }),
-        any::<(u64, u64)>().prop_map(|(resume_us, cpu_us)| Message::Running { resume_us, cpu_us }),
+        any::<(u64, u64)>().prop_map(|(resume_us, cpu_us)| Message::TakenOver { resume_us, cpu_us }),
         fault().prop_map(Message::Abort),
         (0..=STREAM_CHANNELS_MAX, any::<(bool, bool)>()).prop_map(settings),
         (any::<u16>(), note()).prop_map(|(stream, note)| Message::Stream { stream, note }),
@@ -134,7 +134,7 @@ fn write() -> impl Strategy<Value = Write> {
     let zero = vec(run(1..=u64::MAX), 0..=256);
     (any::<(u16, bool)>(), data, zero)
         .prop_filter("a write names something", |(_, data, zero)| data.len() + zero.len() > 0)
-        .prop_map(|((region, unsummed), data, zero)| Write { region, data, zero, unsummed })
+        .prop_map(|((region, without_checksum), data, zero)| Write { region, data, zero, without_checksum })
 }
 
 fn run(length: std::ops::RangeInclusive<u64>) -> impl Strategy<Value = Run> {
@@ -143,7 +143,7 @@ fn run(length: std::ops::RangeInclusive<u64>) -> impl Strategy<Value = Run> {
 
 fn write_sample((write, sequence, checksum): (Write, u64, u32)) -> Sample {
     let length: u64 = write.data.iter().map(|run| run.length).sum();
-    let checksum = if write.unsummed { 0 } else { checksum };
+    let checksum = if write.without_checksum { 0 } else { checksum };
     with_payload(Frame::Write(write), sequence, length as u32, checksum)
 }
 
@@ -152,10 +152,10 @@ fn with_payload(frame: Frame, sequence: u64, payload_length: u32, checksum: u32)
     Sample { frame, sequence, payload_length, payload_checksum }
 }
 
-fn refused() -> impl Strategy<Value = (u64, Vec<u64>)> {
-    (btree_set(1u64.., 0..40), any::<u64>()).prop_map(|(refused, applied)| {
-        let last = refused.last().copied().unwrap_or(0);
-        (applied.max(last), refused.into_iter().collect())
+fn damaged() -> impl Strategy<Value = (u64, Vec<u64>)> {
+    (btree_set(1u64.., 0..40), any::<u64>()).prop_map(|(damaged, applied)| {
+        let last = damaged.last().copied().unwrap_or(0);
+        (applied.max(last), damaged.into_iter().collect())
     })
 }
 

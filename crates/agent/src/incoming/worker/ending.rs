@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use linerate_core::destination::Event;
 use linerate_core::recovery::{RUN_AGAIN_AFTER, RUN_FOR};
 use linerate_core::{Code, Fault, Step};
-use linerate_guest::migrate::TakeOver;
+use linerate_guest::migrate::TakeOverResult;
 use linerate_guest::process::{self, StopMethod};
-use linerate_guest::{images, remains};
+use linerate_guest::{images, leftovers};
 
 use super::{QMP_WAIT, State, here, internal};
 use crate::clock::cpu_time;
@@ -43,14 +43,14 @@ impl State {
                 return Err(Event::CannotRun(internal("no hypervisor holds the guest")));
             };
             let error = match qemu.take_over(ran, Instant::now() + QMP_WAIT) {
-                TakeOver::Done => return Ok(()),
-                TakeOver::Refused(error) if Instant::now() >= end && !may_have_run => {
+                TakeOverResult::Done => return Ok(()),
+                TakeOverResult::Refused(error) if Instant::now() >= end && !may_have_run => {
                     return Err(Event::CannotRun(here(Code::HypervisorFailed, Step::Commit, &error)));
                 }
-                TakeOver::Unknown(error) if !record.is_alive() => {
+                TakeOverResult::Unknown(error) if !record.is_alive() => {
                     return Err(Event::GuestEnded(here(Code::GuestGone, Step::Commit, &error)));
                 }
-                TakeOver::Unknown(error) => {
+                TakeOverResult::Unknown(error) => {
                     may_have_run = true;
                     if !error.is_late() {
                         qemu.qmp().hang_up();
@@ -62,7 +62,7 @@ impl State {
                     }
                     error
                 }
-                TakeOver::Refused(error) => error,
+                TakeOverResult::Refused(error) => error,
             };
             tracing::error!(error = chain(&error), "the guest is ours and cannot be run yet");
             std::thread::sleep(RUN_AGAIN_AFTER);
@@ -117,7 +117,7 @@ impl State {
                 }
             }
             (None, Some(admitted)) => {
-                if let Err(error) = remains::give_up(&self.sessions.registry, &admitted.twin.name) {
+                if let Err(error) = leftovers::remove_reserved(&self.sessions.registry, &admitted.twin.name) {
                     tracing::error!(
                         error = chain(&error),
                         "what was made for the guest could not be removed"

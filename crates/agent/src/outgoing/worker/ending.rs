@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use linerate_core::source::Event;
 use linerate_core::{Code, Fault, GuestState, Side, Step};
-use linerate_guest::left_ram::LeftRam;
+use linerate_guest::leftover_ram::LeftoverRam;
 use linerate_guest::process;
 
 use super::State;
@@ -22,7 +22,7 @@ impl State {
     pub(in crate::outgoing) fn roll_back(&mut self) -> Result<(), Fault> {
         self.throttle_percent = 0;
         self.detach();
-        let mut done = self.guest.qemu.take_back(Self::deadline());
+        let mut done = self.guest.qemu.cancel_and_resume(Self::deadline());
         for number in 0..TAKE_BACK_TRIES {
             let Err(error) = &done else { break };
             let is_answer = error.is_answer();
@@ -31,7 +31,7 @@ impl State {
                 std::thread::sleep(Duration::from_secs(1));
             }
             if is_answer || self.connect_again() {
-                done = self.guest.qemu.take_back(Self::deadline());
+                done = self.guest.qemu.cancel_and_resume(Self::deadline());
             }
         }
         let runs = done.and_then(|()| self.guest.qemu.runs(Self::deadline()));
@@ -112,7 +112,7 @@ impl State {
         *self.qemu_downtime_ms.lock().unwrap_or_else(PoisonError::into_inner) = downtime;
         let (registry, record) = (&self.guest.registry, &self.guest.record);
         let how = process::StopMethod::Quit;
-        let left = LeftRam::of(record);
+        let left = LeftoverRam::of(record);
         let qmp = Some(self.guest.qemu.qmp());
         process::stop(registry, record, qmp, how, Self::deadline())
             .map_err(|error| fault(Code::HypervisorFailed, Step::CleanUp, Side::Source, &error))?;

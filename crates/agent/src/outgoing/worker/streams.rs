@@ -1,4 +1,4 @@
-//! What the worker does where RAM goes in QEMU's own streams: disks that go along first, then RAM beside them.
+//! What the worker does where RAM goes in QEMU's own streams: copied disks first, then RAM beside them.
 
 use std::sync::atomic::Ordering;
 
@@ -50,7 +50,7 @@ impl State {
         self.accept(Service::Disks, self.guest.description.copied.len())?;
         let failed = |error: MigrateError| qemu_fault(Step::Copy, &error);
         let Guest { qemu, description, disks_socket, .. } = &mut self.guest;
-        let writes = if self.shared.request.throttle { Writes::WaitForCopy } else { Writes::AreCopiedLater };
+        let writes = if self.shared.request.throttle { Writes::WriteBlocking } else { Writes::Background };
         qemu.begin_mirrors(&description.copied, disks_socket, writes, Self::deadline()).map_err(failed)?;
         let (shared, abandon) = (&self.shared, &self.abandon);
         let mut tell = |progress| shared.tell(Event::Disks(shared.mirrored(progress)));

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use linerate_api::Transport;
+use linerate_net::channel_thread::ChannelEnds;
 use linerate_net::links::{Link, channels_for, queue_pairs_for};
-use linerate_net::pump::Carrier;
 use linerate_net::rdma;
 use linerate_net::round_trip::RoundTrip;
 use linerate_net::tcp::connect::Route;
@@ -23,7 +23,7 @@ use crate::session::probe::{OpenError, probe, tcp_carrier};
 /// A channel that has moved its probe.
 pub(super) struct Opened {
     pub view: ChannelStatus,
-    pub carrier: Carrier,
+    pub carrier: ChannelEnds,
 }
 
 /// The RDMA side of a link's port at this host.
@@ -141,7 +141,7 @@ impl Opener {
         let options = dialler.rdma_options(self.round_trip);
         let (channel, connection) = dialler.connect_rdma(&route, self.link.id, &options)?;
         let (sender, acks, closer) = rdma::send::halves(connection, options);
-        let mut carrier = Carrier { sender: Box::new(sender), acks: Box::new(acks), closer };
+        let mut carrier = ChannelEnds { sender: Box::new(sender), acks: Box::new(acks), closer };
         probe(&mut carrier)?;
         Ok(Opened { view: ChannelStatus::new(channel, carrier.sender.stats(), None), carrier })
     }

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use linerate_core::{ChannelId, LinkId, PathId};
+use linerate_net::channel_thread::{ChannelEnds, ChannelHandle};
 use linerate_net::control::ControlPath;
 use linerate_net::links::Link;
-use linerate_net::pump::{Carrier, ChannelHandle};
 
 use super::dialler::Dialler;
 use super::losses::Losses;
@@ -31,7 +31,7 @@ pub(crate) trait Session: Send + Sync + 'static {
         self: &Arc<Self>,
         channel: ChannelId,
         link: LinkId,
-        carrier: Carrier,
+        carrier: ChannelEnds,
     ) -> Result<ChannelHandle, OpenError>;
 
     /// All of it is about to end: what is lost now is no news.

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use linerate_api::Transport;
 use linerate_core::{ChannelId, PathId};
+use linerate_net::channel_thread::ChannelHandle;
 use linerate_net::interfaces;
 use linerate_net::links::Link;
-use linerate_net::pump::ChannelHandle;
 use linerate_net::round_trip::RoundTrip;
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::connect::Route;

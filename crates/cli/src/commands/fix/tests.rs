@@ -16,7 +16,8 @@ use crate::render::paint::Paint;
 
 /// What the agent does.
 struct Script {
-    /// The surveys that it returns, one after the other, the last one again and again; and hosts that do not answer then.
+    /// The surveys that it returns, one after the other, the last one again and again; and hosts that do not answer
+    /// then.
     looks: Vec<(Survey, Vec<UnreachableHost>)>,
     /// What it says of a command instead of doing it, such as `confirm l1`.
     refuses: fn(&str) -> Option<ErrorBody>,

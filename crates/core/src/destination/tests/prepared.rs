@@ -4,9 +4,9 @@
 use super::*;
 
 /// A destination that has been told of the stop, with RAM sealed.
-fn sealed(ran: bool) -> Driver {
+fn sealed(was_running: bool) -> Driver {
     let mut driver = Driver::at(Receiving);
-    driver.receive(Message::Stopped { ran, disks: "[]".into() });
+    driver.receive(Message::Stopped { was_running, disks: "[]".into() });
     driver.receive(Message::RamComplete { digest: None });
     driver.tell(Event::Sealed(None));
     driver
@@ -34,7 +34,7 @@ fn a_guest_is_loaded_when_its_state_and_its_disks_are_in_whatever_order() {
 #[test]
 fn the_disks_are_compared_before_anything_is_loaded() {
     let mut driver = Driver::at(Receiving);
-    let actions = driver.receive(Message::Stopped { ran: true, disks: "[7]".into() });
+    let actions = driver.receive(Message::Stopped { was_running: true, disks: "[7]".into() });
     assert_eq!(actions.first(), Some(&Action::CheckDisks("[7]".into())));
     let differs = Fault::new(Code::GuestDiffers, Step::Blackout, Side::Destination, "another image");
     assert!(aborts(&driver.tell(Event::Failed(differs.clone()))));
@@ -42,7 +42,7 @@ fn the_disks_are_compared_before_anything_is_loaded() {
 }
 
 #[test]
-fn a_guest_without_word_of_its_stop_is_never_loaded() {
+fn a_guest_without_the_message_of_its_stop_is_never_loaded() {
     let mut driver = Driver::at(Receiving);
     driver.receive(Message::RamComplete { digest: None });
     driver.tell(Event::Sealed(None));
@@ -52,7 +52,7 @@ fn a_guest_without_word_of_its_stop_is_never_loaded() {
 }
 
 #[test]
-fn a_second_word_of_its_stop_is_refused() {
+fn a_second_message_of_its_stop_is_refused() {
     let mut driver = Driver::at(Receiving);
     driver.receive(stopped());
     driver.receive(stopped());
@@ -123,7 +123,7 @@ fn device_state_that_is_shorter_than_it_says_is_refused() {
 }
 
 #[test]
-fn a_loaded_guest_whose_source_is_not_heard_is_kept_for_days() {
+fn a_loaded_guest_whose_source_does_not_answer_is_kept_for_days() {
     for state in [JournalingLoaded, Loaded] {
         let mut driver = Driver::at(state);
         let mut actions = driver.tell(Event::PathLost(PATH));
@@ -133,14 +133,14 @@ fn a_loaded_guest_whose_source_is_not_heard_is_kept_for_days() {
         }
         assert!(!aborts(&actions), "{state:?}: {actions:?}");
         actions.extend(driver.tell(Event::Journaled(DestinationPhase::Loaded)));
-        assert!(driver.brain.is_held(), "{state:?}: {:?}", driver.brain.state);
-        assert_eq!(driver.brain.outcome(), Outcome::Pending, "{state:?}");
+        assert!(driver.machine.is_held(), "{state:?}: {:?}", driver.machine.state);
+        assert_eq!(driver.machine.outcome(), Outcome::Pending, "{state:?}");
         assert!(commits(&driver.tell(Event::CommitAgain { copy: false })), "{state:?}");
     }
 }
 
 #[test]
-fn who_is_heard_again_decides_over_a_loaded_guest() {
+fn a_source_that_answers_again_decides_over_a_loaded_guest() {
     let words: [(Onward, bool); 4] = [
         (|d| d.receive(Message::Commit), true),
         (|d| d.tell(Event::CommitAgain { copy: false }), true),
@@ -158,13 +158,13 @@ fn who_is_heard_again_decides_over_a_loaded_guest() {
 }
 
 #[test]
-fn the_operator_decides_over_a_loaded_guest_only_if_its_source_is_not_heard() {
+fn the_operator_decides_over_a_loaded_guest_only_if_its_source_does_not_answer() {
     for run in [true, false] {
         for state in ALL {
             for heard in [true, false] {
                 let mut driver = Driver::at(state);
                 let mut actions = if heard { vec![] } else { driver.tell(Event::PathLost(PATH)) };
-                assert_eq!(driver.brain.is_held(), state == Loaded && !heard, "{state:?}");
+                assert_eq!(driver.machine.is_held(), state == Loaded && !heard, "{state:?}");
                 actions.extend(driver.tell(Event::Resolve(run)));
                 let decides = state == Loaded && !heard;
                 assert_eq!(commits(&actions), decides && run, "{state:?}, {heard}: {actions:?}");
@@ -178,11 +178,11 @@ fn the_operator_decides_over_a_loaded_guest_only_if_its_source_is_not_heard() {
 fn a_commit_said_again_is_taken_once_loaded_and_only_then() {
     for state in ALL {
         let mut driver = Driver::at(state);
-        let (fault, outcome) = (driver.fault().cloned(), driver.brain.outcome());
+        let (fault, outcome) = (driver.fault().cloned(), driver.machine.outcome());
         let actions = driver.tell(Event::CommitAgain { copy: false });
         assert_eq!(commits(&actions), state == Loaded, "{state:?}: {actions:?}");
         assert!(!actions.contains(&Action::Discard), "{state:?}: {actions:?}");
-        assert_eq!((driver.fault().cloned(), driver.brain.outcome()), (fault, outcome), "{state:?}");
+        assert_eq!((driver.fault().cloned(), driver.machine.outcome()), (fault, outcome), "{state:?}");
         assert!(!commits(&driver.tell(Event::CommitAgain { copy: false })), "{state:?}: twice");
     }
 }
@@ -198,15 +198,15 @@ fn a_commit_that_was_said_aside_may_come_once_more_by_the_session() {
 
 #[test]
 fn a_guest_that_did_not_run_at_the_source_is_not_run_here() {
-    for ran in [true, false] {
-        let mut driver = sealed(ran);
-        assert_eq!(driver.brain.ran(), Some(ran));
+    for was_running in [true, false] {
+        let mut driver = sealed(was_running);
+        assert_eq!(driver.machine.was_running(), Some(was_running));
         driver.tell(Event::DisksChecked);
         driver.load();
         driver.tell(Event::Journaled(DestinationPhase::Loaded));
         driver.receive(Message::Commit);
         let actions = driver.tell(Event::Journaled(DestinationPhase::Committed));
-        assert_eq!(actions, [Action::Run { ran }]);
+        assert_eq!(actions, [Action::Run { was_running }]);
     }
 }
 
@@ -215,14 +215,14 @@ fn committed_is_told_only_once_the_guest_runs() {
     let mut driver = Driver::at(Loaded);
     driver.receive(Message::Commit);
     driver.tell(Event::Journaled(DestinationPhase::Committed));
-    assert_eq!(driver.brain.outcome(), Outcome::Pending, "the hypervisor may refuse");
+    assert_eq!(driver.machine.outcome(), Outcome::Pending, "the hypervisor may refuse");
     let actions = driver.tell(runs());
-    assert!(says(&actions, |message| matches!(message, Message::Running { .. })), "{actions:?}");
+    assert!(says(&actions, |message| matches!(message, Message::TakenOver { .. })), "{actions:?}");
     assert!(actions.contains(&Action::Journal(DestinationPhase::Running)), "{actions:?}");
-    assert_eq!(driver.brain.outcome(), Outcome::Committed);
+    assert_eq!(driver.machine.outcome(), Outcome::Committed);
     // A record that is missing changes nothing of that: the body writes it until the disk takes it.
     driver.tell(Event::Failed(fault(Code::JournalFailed)));
-    assert_eq!(driver.brain.outcome(), Outcome::Committed);
+    assert_eq!(driver.machine.outcome(), Outcome::Committed);
 }
 
 #[test]
@@ -240,15 +240,15 @@ fn a_guest_that_cannot_run_is_returned_after_it_is_gone() {
             continue;
         }
         assert_eq!(actions, [Action::Journal(DestinationPhase::Returned), Action::Discard]);
-        assert_eq!(driver.brain.outcome(), Outcome::Pending, "not before it is gone");
-        assert!(!driver.brain.is_committed());
+        assert_eq!(driver.machine.outcome(), Outcome::Pending, "not before it is gone");
+        assert!(!driver.machine.is_committed());
         let told = driver.tell(Event::Discarded);
         let refused = Message::Abort(fault(Code::HypervisorFailed));
         assert!(says(&told, |message| *message == refused), "{told:?}");
-        assert_eq!(driver.brain.outcome(), Outcome::Returned);
+        assert_eq!(driver.machine.outcome(), Outcome::Returned);
         driver.receive(Message::Aborted);
-        assert!(driver.brain.is_ended());
-        assert_eq!(driver.brain.outcome(), Outcome::Returned);
+        assert!(driver.machine.is_ended());
+        assert_eq!(driver.machine.outcome(), Outcome::Returned);
     }
 }
 
@@ -256,10 +256,10 @@ fn a_guest_that_cannot_run_is_returned_after_it_is_gone() {
 fn a_guest_whose_hypervisor_ended_after_commit_is_gone_and_given_back_to_nobody() {
     for state in ALL {
         let mut driver = Driver::at(state);
-        let before = driver.brain.outcome();
+        let before = driver.machine.outcome();
         let mut actions = driver.tell(Event::GuestEnded(fault(Code::GuestGone)));
         if !matches!(state, Resuming | Running) {
-            assert_eq!(driver.brain.outcome(), before, "{state:?}");
+            assert_eq!(driver.machine.outcome(), before, "{state:?}");
             continue;
         }
         assert_eq!(actions, [Action::End(Some(fault(Code::GuestGone)))]);
@@ -274,7 +274,7 @@ fn a_guest_whose_hypervisor_ended_after_commit_is_gone_and_given_back_to_nobody(
         }
         let says_abort = says(&actions, |message| matches!(message, Message::Abort(_)));
         assert!(!says_abort && !aborts(&actions), "the source may resume on it: {actions:?}");
-        assert_eq!(driver.brain.outcome(), Outcome::Gone);
+        assert_eq!(driver.machine.outcome(), Outcome::Gone);
     }
 }
 
@@ -313,7 +313,7 @@ fn a_commit_that_the_disk_does_not_take_gives_the_guest_back_only_to_a_source_th
             assert!(commits(&driver.tell(Event::PathAlive(PATH))), "{n}: it is written until it sticks");
         }
         let runs = driver.tell(Event::Journaled(DestinationPhase::Committed));
-        assert_eq!(runs, [Action::Run { ran: true }], "{n}");
+        assert_eq!(runs, [Action::Run { was_running: true }], "{n}");
     }
 }
 
@@ -333,7 +333,7 @@ fn a_complete_guest_is_given_up_by_no_cancel_as_the_sources_copy_may_be_lost() {
     for heard in [true, false] {
         for state in [JournalingLoaded, Loaded, Journaling] {
             let mut driver = Driver::at(state);
-            assert!(driver.brain.is_complete());
+            assert!(driver.machine.is_complete());
             if !heard {
                 driver.tell(Event::PathLost(PATH));
             }
@@ -353,7 +353,7 @@ fn a_complete_guest_is_given_up_by_no_cancel_as_the_sources_copy_may_be_lost() {
 #[test]
 fn a_guest_that_cannot_run_is_kept_while_nobody_says_that_he_can_have_it_back() {
     let refused = || Event::CannotRun(fault(Code::HypervisorFailed));
-    // A connection says that the agent over there lives, and nothing of its hypervisor.
+    // A connection says that the agent over there runs, and nothing of its hypervisor.
     let alone: [Onward; 4] = [
         |d| d.tell(Event::CommitAgain { copy: false }),
         |d| d.tell(Event::PathLost(PATH)),
@@ -366,9 +366,9 @@ fn a_guest_that_cannot_run_is_kept_while_nobody_says_that_he_can_have_it_back() 
         for _ in 0..3600 {
             let actions = driver.tell(refused());
             assert_eq!(actions, [], "{n}: this copy may be the only one");
-            assert_eq!(driver.brain.outcome(), Outcome::Pending);
+            assert_eq!(driver.machine.outcome(), Outcome::Pending);
             driver.now = driver.now + crate::recovery::RETRY_AFTER;
-            assert!(driver.tell(Event::Tick).contains(&Action::Run { ran: true }), "{n}");
+            assert!(driver.tell(Event::Tick).contains(&Action::Run { was_running: true }), "{n}");
         }
         driver.tell(Event::CommitAgain { copy: true });
         let actions = driver.tell(refused());

@@ -1,13 +1,13 @@
-//! The order of the blackout, the run state and the disks that go along, and roll-backs that do not come to their end.
+//! The order of the blackout, the run state and the copied disks, and roll-backs that do not come to their end.
 
 use super::*;
 
 #[test]
 fn the_destination_is_told_of_the_stop_before_anything_that_follows_from_it() {
-    for ran in [true, false] {
+    for was_running in [true, false] {
         let mut driver = Driver::at(Switching);
-        let actions = driver.tell(Event::PreSwitchover { ran, disks: "[7]".into() });
-        let wanted = Message::Stopped { ran, disks: "[7]".into() };
+        let actions = driver.tell(Event::PreSwitchover { was_running, disks: "[7]".into() });
+        let wanted = Message::Stopped { was_running, disks: "[7]".into() };
         assert!(says(&actions, |message| *message == wanted), "{actions:?}");
         assert!(actions.contains(&Action::WriteDeviceState), "{actions:?}");
         assert!(!actions.iter().any(|action| matches!(action, Action::Scan { .. })), "{actions:?}");
@@ -18,7 +18,7 @@ fn the_destination_is_told_of_the_stop_before_anything_that_follows_from_it() {
 fn what_is_found_behind_the_device_state_is_copied_before_ram_is_sealed() {
     for verify in [false, true] {
         let mut driver = Driver::at(WritingDeviceState);
-        driver.brain.config.verify = verify;
+        driver.machine.config.verify = verify;
         driver.tell(Event::DeviceState(vec![1, 2]));
         let actions = driver.tell(Event::DeviceStateDone);
         assert!(says(&actions, |message| *message == Message::DeviceStateEnd { total: 2 }), "{actions:?}");
@@ -31,9 +31,9 @@ fn what_is_found_behind_the_device_state_is_copied_before_ram_is_sealed() {
             if verify { digests } else { seals }
         };
         assert!(!seals(&actions), "{actions:?}");
-        let Next::Work(work) = driver.brain.next_work(driver.now, CHANNEL) else { panic!("not copied") };
+        let Next::Work(work) = driver.machine.next_work(driver.now, CHANNEL) else { panic!("not copied") };
         assert_eq!(work.runs.iter().map(|run| run.offset / PAGE).collect::<Vec<_>>(), [7]);
-        driver.brain.acknowledged(driver.now, CHANNEL, work.sequence, &[work.sequence]);
+        driver.machine.acknowledged(driver.now, CHANNEL, work.sequence, &[work.sequence]);
         assert!(!seals(&driver.actions()), "it was refused");
         let actions = driver.carry();
         assert!(seals(&actions), "{actions:?}");
@@ -52,16 +52,18 @@ fn device_state_that_ends_out_of_its_turn_ends_the_migration() {
 
 #[test]
 fn a_guest_that_did_not_run_arrives_paused() {
-    for (ran, arrived) in [(true, GuestState::RunsAtDestination), (false, GuestState::PausedAtDestination)] {
+    for (was_running, arrived) in
+        [(true, GuestState::RunsAtDestination), (false, GuestState::PausedAtDestination)]
+    {
         let mut driver = Driver::at(Switching);
-        driver.tell(holding(ran));
+        driver.tell(pre_switchover(was_running));
         driver.tell(Event::DeviceStateDone);
         driver.tell(scanned(vec![]));
         driver.tell(Event::Digested(1));
         driver.receive(Message::RamSealed);
         driver.receive(Message::Loaded);
         driver.tell(Event::Journaled(SourcePhase::CommitSent));
-        driver.receive(Message::Running { resume_us: 1, cpu_us: 0 });
+        driver.receive(Message::TakenOver { resume_us: 1, cpu_us: 0 });
         driver.tell(Event::CleanedUp);
         let actions = driver.tell(Event::ControlAcknowledged { path: PATH, through: u64::MAX });
         let ending = Ending { fault: None, guest: arrived, unfinished: false };
@@ -105,7 +107,7 @@ fn a_roll_back_is_written_before_it_ends() {
 #[test]
 fn a_clean_up_that_never_ends_is_left_to_recovery_and_not_written() {
     let mut driver = Driver::at(CleaningUp);
-    driver.now = driver.now + driver.brain.config.step_timeout;
+    driver.now = driver.now + driver.machine.config.step_timeout;
     let actions = driver.tell(Event::PathAlive(PATH));
     assert!(!actions.contains(&Action::Journal(SourcePhase::Finished)), "{actions:?}");
     let ends = actions.iter().any(|action| matches!(action, Action::End(ending) if ending.unfinished));
@@ -127,17 +129,17 @@ fn a_guest_that_is_gone_or_unknown_over_there_is_left_paused_for_the_operator() 
 }
 
 #[test]
-fn what_the_operator_takes_back_after_commit_is_withdrawn() {
+fn what_the_operator_resumes_here_after_commit_sends_a_roll_back_notice() {
     let mut driver = Driver::at(Committing);
     driver.tell(Event::PathLost(PATH));
-    let decided = Action::Journal(SourcePhase::TakingBack);
+    let decided = Action::Journal(SourcePhase::ResumingHere);
     assert!(driver.tell(Event::Resolve(true)).contains(&decided));
     // The disk does not take it: nothing is done, and the destination is not asked, for that would be a commit.
     driver.tell(Event::Failed(fault(Code::JournalFailed)));
     driver.now = driver.now + Duration::from_secs(1);
     let later = driver.tell(Event::Tick);
     assert!(later.contains(&decided) && !later.contains(&Action::Query), "{later:?}");
-    assert!(driver.tell(Event::Journaled(SourcePhase::TakingBack)).contains(&Action::RollBack));
+    assert!(driver.tell(Event::Journaled(SourcePhase::ResumingHere)).contains(&Action::RollBack));
     let actions = driver.tell(rolled_back(true));
     assert_eq!(withdraws(&actions), Some(true), "a guest may be held over there: {actions:?}");
 }
@@ -159,7 +161,7 @@ fn a_hypervisor_that_ends_when_nothing_of_it_is_needed_any_more_does_not_end_the
         let commits = driver.tell(Event::Journaled(SourcePhase::CommitSent));
         assert!(says(&commits, |message| *message == Message::Commit), "{state:?}");
     }
-    // If it is never heard whether the destination has it, nobody tells it to give it up.
+    // If it stays unknown whether the destination has it, nobody tells it to give it up.
     for state in [Sealing, Loading] {
         let mut driver = Driver::at(state);
         let mut actions = driver.tell(gone());

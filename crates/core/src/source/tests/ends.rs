@@ -22,7 +22,7 @@ fn a_destination_that_has_forgotten_the_session_rolls_it_back_before_commit() {
 }
 
 #[test]
-fn a_roll_back_that_nobody_could_be_told_of_is_withdrawn_and_no_other() {
+fn only_a_roll_back_that_no_abort_could_report_sends_a_notice() {
     for state in BEFORE_COMMIT {
         for told in [false, true] {
             let mut driver = Driver::at(state);
@@ -68,7 +68,7 @@ fn a_later_agent_is_to_tell_of_a_roll_back_until_the_destination_has_answered() 
 
 /// Nobody answers the abort any more.
 #[test]
-fn a_destination_that_forgets_the_session_during_the_roll_back_is_told_beside_it() {
+fn a_destination_that_forgets_the_session_during_the_roll_back_is_notified_on_a_connection_of_its_own() {
     for state in BEFORE_COMMIT {
         let mut driver = Driver::at(state);
         driver.tell(Event::Failed(fault(Code::HypervisorFailed)));
@@ -85,12 +85,12 @@ fn torment(driver: &mut Driver) -> Vec<Action> {
     actions.extend(driver.tell(Event::Forgotten));
     actions.extend(driver.tell(Event::Failed(fault(Code::HypervisorFailed))));
     for (message, _) in messages() {
-        if !matches!(message, Message::Running { .. }) {
+        if !matches!(message, Message::TakenOver { .. }) {
             actions.extend(driver.receive(message));
         }
     }
     actions.extend(driver.tell(Event::Answered(Outcome::Pending)));
-    driver.brain.channel_lost(driver.now, CHANNEL);
+    driver.machine.channel_lost(driver.now, CHANNEL);
     actions.extend(driver.tell(Event::PathLost(PATH)));
     for _ in 0..3600 {
         driver.now = driver.now + Duration::from_secs(1);
@@ -110,7 +110,7 @@ fn after_commit_it_never_resumes_by_itself() {
     assert!(!actions.contains(&Action::RollBack), "{actions:?}");
     assert!(withdraws(&actions).is_none(), "{actions:?}");
     assert!(actions.iter().filter(|action| **action == Action::Query).count() > 3000, "it keeps asking");
-    assert!(driver.brain.is_in_doubt() && !driver.brain.can_resume());
+    assert!(driver.machine.is_in_doubt() && !driver.machine.can_resume());
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn after_commit_only_the_destination_or_the_operator_decides() {
         |d| d.receive(Message::Abort(fault(Code::Cancelled))),
         |d| {
             d.tell(Event::Resolve(true));
-            d.tell(Event::Journaled(SourcePhase::TakingBack))
+            d.tell(Event::Journaled(SourcePhase::ResumingHere))
         },
     ];
     for word in back {
@@ -129,7 +129,7 @@ fn after_commit_only_the_destination_or_the_operator_decides() {
     }
     let away: [fn(&mut Driver) -> Vec<Action>; 3] = [
         |d| d.tell(Event::Answered(Outcome::Committed)),
-        |d| d.receive(Message::Running { resume_us: 1, cpu_us: 0 }),
+        |d| d.receive(Message::TakenOver { resume_us: 1, cpu_us: 0 }),
         |d| d.tell(Event::Resolve(false)),
     ];
     for word in away {
@@ -149,7 +149,7 @@ fn a_destination_that_may_have_the_guest_complete_is_not_told_if_the_guest_does_
         let actions = driver.tell(Event::RolledBack { guest, complete });
         assert!(!says(&actions, is_abort), "{state:?}, {guest:?}: {actions:?}");
         assert!(withdraws(&actions).is_none(), "{state:?}, {guest:?}: {actions:?}");
-        assert!(driver.brain.is_ended(), "{state:?}, {guest:?}: {actions:?}");
+        assert!(driver.machine.is_ended(), "{state:?}, {guest:?}: {actions:?}");
     }
 }
 
@@ -168,13 +168,13 @@ fn a_destination_that_gives_up_by_itself_meanwhile_is_answered() {
 
 /// A question is a commit, and so is the message that a link which comes back would carry.
 #[test]
-fn an_operators_word_waits_for_the_question_under_way_and_takes_the_commit_back() {
+fn an_operators_decision_waits_for_the_query_in_progress_and_revokes_the_commit() {
     let in_doubt = || {
         let mut driver = Driver::at(Committing);
         driver.tell(Event::PathLost(PATH));
         driver.now = driver.now + Duration::from_secs(1);
         assert!(driver.tell(Event::Tick).contains(&Action::Query));
-        assert!(!driver.tell(Event::Resolve(true)).contains(&Action::Journal(SourcePhase::TakingBack)));
+        assert!(!driver.tell(Event::Resolve(true)).contains(&Action::Journal(SourcePhase::ResumingHere)));
         driver
     };
     let mut driver = in_doubt();
@@ -182,15 +182,15 @@ fn an_operators_word_waits_for_the_question_under_way_and_takes_the_commit_back(
     let mut driver = in_doubt();
     let actions = driver.tell(Event::Answered(Outcome::Pending));
     assert!(
-        !actions.contains(&Action::Journal(SourcePhase::TakingBack)),
+        !actions.contains(&Action::Journal(SourcePhase::ResumingHere)),
         "it has committed now: {actions:?}"
     );
     let mut driver = in_doubt();
     let actions = driver.tell(Event::Unanswered);
-    assert!(actions.contains(&Action::Journal(SourcePhase::TakingBack)), "{actions:?}");
+    assert!(actions.contains(&Action::Journal(SourcePhase::ResumingHere)), "{actions:?}");
     let actions = driver.tell(Event::PathUp(PATH));
     assert!(!says(&actions, |message| *message == Message::Commit), "{actions:?}");
-    driver.tell(Event::Journaled(SourcePhase::TakingBack));
+    driver.tell(Event::Journaled(SourcePhase::ResumingHere));
     let actions = driver.tell(rolled_back(true));
     assert!(says(&actions, is_abort), "{actions:?}");
 }
@@ -211,7 +211,7 @@ fn a_commit_not_yet_with_the_journal_is_not_written_if_the_peer_gave_up() {
     for message in [Message::Loaded, Message::Abort(fault(Code::Cancelled))] {
         driver.sequence += 1;
         let received = Event::Received { path: PATH, sequence: driver.sequence, message };
-        driver.brain.handle(driver.now, received);
+        driver.machine.handle(driver.now, received);
     }
     let actions = driver.actions();
     assert!(actions.contains(&Action::RollBack));

@@ -3,72 +3,72 @@
 use super::*;
 
 #[test]
-fn what_the_destination_refused_is_sent_again_before_ram_is_sealed() {
+fn what_arrived_damaged_is_sent_again_before_ram_is_sealed() {
     let mut driver = Driver::at(LastCopy);
-    let Next::Work(work) = driver.brain.next_work(driver.now, CHANNEL) else { panic!("no work") };
-    driver.brain.acknowledged(driver.now, CHANNEL, work.sequence, &[work.sequence]);
+    let Next::Work(work) = driver.machine.next_work(driver.now, CHANNEL) else { panic!("no work") };
+    driver.machine.acknowledged(driver.now, CHANNEL, work.sequence, &[work.sequence]);
     assert!(!driver.actions().contains(&Action::Digest));
-    let Next::Work(again) = driver.brain.next_work(driver.now, CHANNEL) else { panic!("not sent again") };
+    let Next::Work(again) = driver.machine.next_work(driver.now, CHANNEL) else { panic!("not sent again") };
     assert_eq!(again.runs, work.runs);
-    driver.brain.acknowledged(driver.now, CHANNEL, again.sequence, &[]);
+    driver.machine.acknowledged(driver.now, CHANNEL, again.sequence, &[]);
     assert!(driver.actions().contains(&Action::Digest));
 }
 
 #[test]
 fn ram_is_not_sealed_while_a_lost_channel_is_not_fenced() {
     let mut driver = Driver::at(LastCopy);
-    let Next::Work(work) = driver.brain.next_work(driver.now, CHANNEL) else { panic!("no work") };
-    driver.brain.channel_lost(driver.now, CHANNEL);
+    let Next::Work(work) = driver.machine.next_work(driver.now, CHANNEL) else { panic!("no work") };
+    driver.machine.channel_lost(driver.now, CHANNEL);
     driver.tell(Event::ChannelUp { channel: 1, link: 0 });
-    assert_eq!(driver.brain.next_work(driver.now, 1), Next::Wait, "it is in flight on the lost channel");
-    driver.receive(Message::Fenced { channel: CHANNEL, applied: 0, refused: vec![] });
-    let Next::Work(again) = driver.brain.next_work(driver.now, 1) else { panic!("not sent again") };
+    assert_eq!(driver.machine.next_work(driver.now, 1), Next::Wait, "it is in flight on the lost channel");
+    driver.receive(Message::Fenced { channel: CHANNEL, applied: 0, damaged: vec![] });
+    let Next::Work(again) = driver.machine.next_work(driver.now, 1) else { panic!("not sent again") };
     assert_eq!(again.runs, work.runs);
 }
 
 /// Carries the one write that there is; the destination refuses it.
 fn refuse(driver: &mut Driver) -> Vec<crate::Run> {
-    let Next::Work(work) = driver.brain.next_work(driver.now, CHANNEL) else { panic!("no work") };
-    driver.brain.acknowledged(driver.now, CHANNEL, work.sequence, &[work.sequence]);
+    let Next::Work(work) = driver.machine.next_work(driver.now, CHANNEL) else { panic!("no work") };
+    driver.machine.acknowledged(driver.now, CHANNEL, work.sequence, &[work.sequence]);
     work.runs
 }
 
 #[test]
-fn what_was_refused_in_a_round_goes_into_the_next() {
+fn what_arrived_damaged_in_a_round_goes_into_the_next() {
     let mut driver = Driver::at(Copying);
-    let refused = refuse(&mut driver);
+    let damaged = refuse(&mut driver);
     driver.actions();
     driver.tell(scanned(vec![]));
-    let Next::Work(again) = driver.brain.next_work(driver.now, CHANNEL) else { panic!("not sent again") };
-    assert_eq!(again.runs, refused);
+    let Next::Work(again) = driver.machine.next_work(driver.now, CHANNEL) else { panic!("not sent again") };
+    assert_eq!(again.runs, damaged);
 }
 
 #[test]
-fn what_was_refused_in_the_last_round_goes_into_the_last_copy() {
+fn what_arrived_damaged_in_the_last_round_goes_into_the_last_copy() {
     let mut driver = Driver::at(Scanning);
     driver.tell(scanned(page(2)));
-    let refused = refuse(&mut driver);
-    driver.tell(holding(true));
+    let damaged = refuse(&mut driver);
+    driver.tell(pre_switchover(true));
     driver.tell(Event::DeviceStateDone);
     driver.tell(scanned(vec![]));
-    let Next::Work(again) = driver.brain.next_work(driver.now, CHANNEL) else { panic!("not sent again") };
-    assert_eq!(again.runs, refused);
+    let Next::Work(again) = driver.machine.next_work(driver.now, CHANNEL) else { panic!("not sent again") };
+    assert_eq!(again.runs, damaged);
 }
 
 #[test]
 fn the_last_copy_waits_until_nothing_is_in_flight() {
     let mut driver = Driver::at(Scanning);
     driver.tell(scanned(page(2)));
-    let Next::Work(last_round) = driver.brain.next_work(driver.now, CHANNEL) else { panic!("no work") };
-    driver.tell(holding(true));
+    let Next::Work(last_round) = driver.machine.next_work(driver.now, CHANNEL) else { panic!("no work") };
+    driver.tell(pre_switchover(true));
     driver.tell(Event::DeviceStateDone);
     driver.tell(scanned(page(2)));
-    assert_eq!(driver.brain.next_work(driver.now, CHANNEL), Next::Wait, "the page is in flight");
-    driver.brain.acknowledged(driver.now, CHANNEL, last_round.sequence, &[]);
-    assert!(matches!(driver.brain.next_work(driver.now, CHANNEL), Next::Work(_)));
+    assert_eq!(driver.machine.next_work(driver.now, CHANNEL), Next::Wait, "the page is in flight");
+    driver.machine.acknowledged(driver.now, CHANNEL, last_round.sequence, &[]);
+    assert!(matches!(driver.machine.next_work(driver.now, CHANNEL), Next::Work(_)));
 }
 
-/// A body that polls only when it is told to must be told: otherwise the blackout waits for the next tick.
+/// A driver that polls only when it is told to must be told: otherwise the blackout waits for the next tick.
 #[test]
 fn what_a_channel_sets_off_wants_attention() {
     let mut source = Source::new(Config::new("guest", String::new(), Mode::Direct { regions: regions() }));
@@ -94,12 +94,12 @@ fn copying_early() -> Driver {
 fn the_first_pass_does_not_wait_for_the_waiting_guest_but_rounds_do() {
     let mut driver = copying_early();
     assert!(driver.carry().iter().all(|action| !matches!(action, Action::Scan { .. })));
-    assert!(driver.brain.timeout().is_some_and(|at| at > driver.now), "the body would spin");
+    assert!(driver.machine.timeout().is_some_and(|at| at > driver.now), "the body would spin");
     assert!(driver.receive(prepared(vec![])).contains(&Action::Scan { last: false, also: vec![] }));
 }
 
 #[test]
-fn a_waiting_guest_that_stands_in_the_middle_of_the_first_pass_interrupts_nothing() {
+fn an_incoming_qemu_that_is_ready_in_the_middle_of_the_first_pass_interrupts_nothing() {
     let mut driver = copying_early();
     assert!(!driver.receive(prepared(vec![])).contains(&Action::Scan { last: false, also: vec![] }));
     assert!(driver.carry().contains(&Action::Scan { last: false, also: vec![] }));
@@ -114,7 +114,7 @@ fn what_was_touched_while_the_waiting_guest_started_is_copied_again() {
     // What of them is given back meanwhile is a hole that only the last scan finds, if it knows of them.
     assert!(scan.contains(&Action::Scan { last: false, also: touched }), "{scan:?}");
     driver.tell(scanned(page(3)));
-    let Next::Work(again) = driver.brain.next_work(driver.now, CHANNEL) else { panic!("not copied again") };
+    let Next::Work(again) = driver.machine.next_work(driver.now, CHANNEL) else { panic!("not copied again") };
     let offsets: Vec<u64> = again.runs.iter().map(|run| run.offset / PAGE).collect();
     assert_eq!(offsets, [0, 3, 7]);
 }
@@ -129,16 +129,16 @@ fn touched_memory_that_the_guest_does_not_have_is_refused() {
 }
 
 #[test]
-fn a_waiting_guest_that_never_stands_ends_the_migration() {
+fn an_incoming_qemu_that_is_never_ready_ends_the_migration() {
     let mut driver = copying_early();
-    driver.now = driver.now + driver.brain.config.step_timeout;
+    driver.now = driver.now + driver.machine.config.step_timeout;
     driver.tell(Event::PathAlive(PATH));
     let fault = driver.fault().map(|fault| (fault.code, fault.step, fault.side));
     assert_eq!(fault, Some((Code::TimedOut, Step::Prepare, Side::Destination)));
 }
 
 #[test]
-fn a_second_word_that_the_guest_stands_is_refused() {
+fn a_second_message_that_the_incoming_qemu_is_ready_is_refused() {
     let mut driver = copying_early();
     driver.receive(prepared(vec![]));
     driver.receive(prepared(vec![]));
@@ -148,17 +148,17 @@ fn a_second_word_that_the_guest_stands_is_refused() {
 #[test]
 fn the_hypervisors_stream_waits_for_the_destination_only_while_the_guest_runs() {
     let mut driver = Driver::at(Switching);
-    while !driver.brain.holds_stream_back() {
+    while !driver.machine.pauses_stream() {
         driver.tell(Event::DeviceState(vec![1]));
-        assert!(driver.brain.control.unacknowledged() < 100, "it is never held back");
+        assert!(driver.machine.control.unacknowledged() < 100, "it is never held back");
     }
-    let through = driver.brain.control.unacknowledged() as u64 + driver.sequence;
+    let through = driver.machine.control.unacknowledged() as u64 + driver.sequence;
     driver.tell(Event::ControlAcknowledged { path: PATH, through: through + 100 });
-    assert!(!driver.brain.holds_stream_back(), "the destination has it");
+    assert!(!driver.machine.pauses_stream(), "the destination has it");
     for _ in 0..100 {
         driver.tell(Event::DeviceState(vec![1]));
     }
-    assert!(driver.brain.holds_stream_back());
-    driver.tell(holding(true));
-    assert!(!driver.brain.holds_stream_back(), "the guest stands: QEMU must not wait for anybody");
+    assert!(driver.machine.pauses_stream());
+    driver.tell(pre_switchover(true));
+    assert!(!driver.machine.pauses_stream(), "the guest stands: QEMU must not wait for anybody");
 }

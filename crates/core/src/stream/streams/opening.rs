@@ -33,7 +33,7 @@ impl Streams {
     fn free_number(&mut self) -> Option<StreamId> {
         for _ in 0..=StreamId::MAX / 2 {
             let number = self.next_number?;
-            self.next_number = match self.config.numbers_once {
+            self.next_number = match self.config.never_reuse_numbers {
                 true => number.checked_add(2),
                 false => Some(number.wrapping_add(2)),
             };
@@ -53,15 +53,15 @@ impl Streams {
             receive: ReceiveHalf::new(window),
             peer_window: 0,
             queued: false,
-            said_closed: false,
-            heard_closed: false,
+            sent_closed: false,
+            peer_closed: false,
         };
         self.streams.insert(stream, made);
     }
 
-    /// The service of [`Event::Asked`] is there, and rings for the stream.
+    /// The service of [`Event::OpenRequested`] is there, and rings for the stream.
     pub fn accept(&mut self, stream: StreamId) {
-        if let Some(one) = self.streams.get_mut(&stream).filter(|one| one.phase == Phase::Asked) {
+        if let Some(one) = self.streams.get_mut(&stream).filter(|one| one.phase == Phase::OpenRequested) {
             one.phase = Phase::Open;
             self.notes.push_back((stream, StreamNote::Opened { window: self.config.window_bytes }));
             self.look_at(stream);
@@ -70,7 +70,7 @@ impl Streams {
 
     /// It is not.
     pub fn refuse(&mut self, stream: StreamId, reason: &str) {
-        if self.streams.get(&stream).is_some_and(|one| one.phase == Phase::Asked) {
+        if self.streams.get(&stream).is_some_and(|one| one.phase == Phase::OpenRequested) {
             self.streams.remove(&stream);
             let mut reason = reason.to_owned();
             let cut =
@@ -81,7 +81,7 @@ impl Streams {
     }
 
     /// The peer opens one. What goes back on it is of the first class.
-    pub(super) fn asked(
+    pub(super) fn open_requested(
         &mut self,
         stream: StreamId,
         service: String,
@@ -89,10 +89,10 @@ impl Streams {
     ) -> Result<(), StreamViolation> {
         let theirs = (stream % 2 == 1) == (self.end == End::Source);
         if !theirs || self.streams.contains_key(&stream) {
-            return Err(StreamViolation::NotYours(stream));
+            return Err(StreamViolation::NumberNotAllowed(stream));
         }
         let full = self.streams.len() >= self.config.streams_max;
-        self.insert(stream, 0, Phase::Asked);
+        self.insert(stream, 0, Phase::OpenRequested);
         if let Some(one) = self.streams.get_mut(&stream) {
             one.peer_window = window;
             one.send.credit(window);
@@ -100,7 +100,7 @@ impl Streams {
         if full {
             self.refuse(stream, &OpenError::TooMany { max: self.config.streams_max }.to_string());
         } else {
-            self.events.push_back(Event::Asked { stream, service });
+            self.events.push_back(Event::OpenRequested { stream, service });
         }
         Ok(())
     }

@@ -23,7 +23,7 @@ fn share_of_the_second(weights: [u16; 2], streams_of_first: usize, idle: bool) -
     let (mut all, mut of_second) = (0, 0);
     for turn in 0..4000 {
         for stream in ids.iter().filter(|stream| !idle || turn >= 2000 || **stream != second) {
-            if let Room::Space { bytes, .. } = streams.room(*stream) {
+            if let SendSpace::Space { bytes, .. } = streams.send_space(*stream) {
                 streams.produced(*stream, bytes);
             }
         }
@@ -67,18 +67,18 @@ fn kept_for_the_second(weights: [u16; 2]) -> u64 {
     let (first, second) = (open(0), open(1));
     let mut now = Time::ZERO;
     for _ in 0..200 {
-        if let Room::Space { bytes, .. } = streams.room(first) {
+        if let SendSpace::Space { bytes, .. } = streams.send_space(first) {
             streams.produced(first, bytes);
         }
         let Next::Work(work) = streams.next(now, CHANNEL) else { break };
         now = now + Duration::from_micros(500);
         streams.acknowledged(now, CHANNEL, work.sequence, &[]);
     }
-    let Room::Space { bytes: before, .. } = streams.room(second) else { panic!("no room") };
-    while let Room::Space { bytes, .. } = streams.room(first) {
+    let SendSpace::Space { bytes: before, .. } = streams.send_space(second) else { panic!("no space") };
+    while let SendSpace::Space { bytes, .. } = streams.send_space(first) {
         streams.produced(first, bytes);
     }
-    let Room::Space { bytes, .. } = streams.room(second) else { panic!("no room") };
+    let SendSpace::Space { bytes, .. } = streams.send_space(second) else { panic!("no space") };
     bytes * 100 / (before.max(streams.scheduler().bytes_per_s() as u64 / 20))
 }
 
@@ -102,7 +102,7 @@ fn share_of_a_slow_link(weights: [u16; 2], streams_of_first: usize) -> u64 {
     let (mut all, mut of_second) = (0, 0);
     for turn in 0..2000 {
         for stream in &ids {
-            if let Room::Space { bytes, .. } = streams.room(*stream) {
+            if let SendSpace::Space { bytes, .. } = streams.send_space(*stream) {
                 streams.produced(*stream, bytes);
             }
         }

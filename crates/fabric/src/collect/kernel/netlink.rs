@@ -41,15 +41,15 @@ impl Asker {
     pub fn ask(&mut self, kind: u16, flags: u16, payload: &[u8]) -> Result<Vec<Answer>, NetlinkError> {
         self.sequence = self.sequence.wrapping_add(1);
         let request = message(kind, flags | NLM_F_REQUEST | NLM_F_ACK, self.sequence, payload);
-        self.socket.send_to(&request, &SocketAddr::new(0, 0), 0).map_err(NetlinkError::Ask)?;
+        self.socket.send_to(&request, &SocketAddr::new(0, 0), 0).map_err(NetlinkError::Request)?;
         let mut answers = Vec::new();
         loop {
-            let datagram = receive(&self.socket, ANSWER_WAIT)?.ok_or(NetlinkError::Silent)?;
+            let datagram = receive(&self.socket, ANSWER_WAIT)?.ok_or(NetlinkError::NoAnswer)?;
             if collect(&datagram, self.sequence, &mut answers)? {
                 return Ok(answers);
             }
             if answers.len() > ANSWERS_MAX {
-                return Err(NetlinkError::Silent);
+                return Err(NetlinkError::NoAnswer);
             }
         }
     }

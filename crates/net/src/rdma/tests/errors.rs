@@ -99,7 +99,7 @@ fn a_wrong_key_writes_nothing_and_ends_the_channel() {
     .unwrap();
     assert!(buffer.put(0, &[0x66; PAGE as usize]));
     let to = landed.mapped().unwrap().base.as_ptr() as u64;
-    let place = Place {
+    let place = RdmaWrite {
         from: buffer.address(),
         length: PAGE as u32,
         local_key: buffer.local_key(),
@@ -155,14 +155,14 @@ fn a_write_that_tells_of_itself_is_no_message() {
     let serving = std::thread::spawn(move || RdmaReceiver::new(destination).serve(&table, &fence));
     assert!(source.tells_of_writes());
     // Of nothing, for which no key is looked at.
-    let nothing = Place {
+    let nothing = RdmaWrite {
         from: 0,
         length: 0,
         local_key: 0,
         to: landed.mapped().unwrap().base.as_ptr() as u64,
         remote_key: 0,
     };
-    source.post_told(&nothing, 1, 0, true).unwrap();
+    source.post_write_with_immediate(&nothing, 1, 0, true).unwrap();
     let ended = serving.join().unwrap();
     assert!(matches!(ended, ChannelEnd::Failed(ChannelError::Rdma(RdmaError::Rules(_)))), "{ended:?}");
 }

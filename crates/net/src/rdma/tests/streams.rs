@@ -8,12 +8,12 @@ use std::sync::atomic::AtomicUsize;
 
 use linerate_core::ChannelId;
 use linerate_core::stream::{Config, End, StreamId};
-use linerate_wire::frame::REFUSED_MAX;
+use linerate_wire::frame::DAMAGED_MAX;
 
 use super::*;
-use crate::pump::{Carrier, ChannelHandle, PumpOptions};
+use crate::channel_thread::{ChannelEnds, ChannelHandle, ChannelThreadOptions};
 use crate::stream::endpoint::Socket;
-use crate::stream::{Owner, RingMemory, StreamSession};
+use crate::stream::{RingMemory, StreamEvents, StreamSession};
 
 const RING: u64 = 2 * WINDOW_BYTES;
 
@@ -35,7 +35,7 @@ impl Side {
     }
 }
 
-impl Owner for Side {
+impl StreamEvents for Side {
     fn attention(&self) {
         self.tell(Said::Notes(self.number));
     }
@@ -83,7 +83,7 @@ impl Between {
                 Said::Lost(channel) if self.sessions[0].channel_gone(channel) => {
                     let lost = self.channels.remove(&channel).unwrap();
                     let fenced = lost.fence.close(WAIT).unwrap();
-                    self.sessions[0].fenced(channel, fenced.applied, &fenced.refused);
+                    self.sessions[0].fenced(channel, fenced.applied, &fenced.damaged);
                     drop(lost);
                     self.add();
                 }
@@ -105,14 +105,15 @@ impl Between {
         let fence = Arc::new(Fence::new(closer(&destination)));
         let (inner, table) = (Arc::clone(&fence), self.sessions[1].receiving_table());
         std::thread::spawn(move || {
-            RdmaReceiver::new(destination).refusals_max(REFUSED_MAX).serve(&table, &inner)
+            RdmaReceiver::new(destination).refusals_max(DAMAGED_MAX).serve(&table, &inner)
         });
         let (sender, acks, closer) = halves(source, options);
         *self.closer.lock() = Some(closer.clone());
-        let carrier = Carrier { sender: Box::new(sender), acks: Box::new(acks), closer };
+        let carrier = ChannelEnds { sender: Box::new(sender), acks: Box::new(acks), closer };
         let session = self.sessions[0].clone();
         session.channel_up(id, 0);
-        let options = PumpOptions { stall_limit: WAIT, ..PumpOptions::new(session.sending_table()) };
+        let options =
+            ChannelThreadOptions { stall_limit: WAIT, ..ChannelThreadOptions::new(session.sending_table()) };
         let pump = ChannelHandle::start(id, carrier, session, options).unwrap();
         self.channels.insert(id, Open { _pump: pump, fence });
     }
@@ -130,7 +131,7 @@ fn streams_pass_through_rings_again_and_again_and_a_lost_queue_pair_loses_nothin
     let (inbox, said) = mpsc::channel();
     let (arrived, arrivals) = mpsc::channel();
     let made = Arc::new(AtomicUsize::new(0));
-    let config = Config { window_bytes: RING, numbers_once: true, ..Config::default() };
+    let config = Config { window_bytes: RING, never_reuse_numbers: true, ..Config::default() };
     let sessions = [End::Source, End::Destination].map(|end| {
         let side = Side { number: usize::from(end == End::Destination), inbox: Mutex::new(inbox.clone()) };
         let made = made.clone();

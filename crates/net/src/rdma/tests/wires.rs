@@ -3,21 +3,26 @@
 use std::sync::atomic::AtomicUsize;
 
 use super::super::options::MESSAGES;
-use super::super::wire::{RdmaWire, UNCREDITED_MAX};
+use super::super::test_connection::{RdmaTestConnection, UNCREDITED_MAX};
 use super::*;
-use crate::wires::play::{Part, TestResult, play};
-use crate::wires::{MESSAGE_BYTES_MAX, TestConnection, TestError};
+use crate::bench::role::{TestResult, TestRole, run_role};
+use crate::bench::{MESSAGE_BYTES_MAX, TestConnection, TestError};
 
-fn wires() -> (RdmaWire, RdmaWire) {
+fn wires() -> (RdmaTestConnection, RdmaTestConnection) {
     let (source, destination) = connected(&patient());
-    let other = std::thread::spawn(move || RdmaWire::new(destination, WAIT).unwrap());
-    (RdmaWire::new(source, WAIT).unwrap(), other.join().unwrap())
+    let other = std::thread::spawn(move || RdmaTestConnection::new(destination, WAIT).unwrap());
+    (RdmaTestConnection::new(source, WAIT).unwrap(), other.join().unwrap())
 }
 
-fn both(near: &mut RdmaWire, far: &mut RdmaWire, ask: Part, answer: Part) -> (TestResult, TestResult) {
+fn both(
+    near: &mut RdmaTestConnection,
+    far: &mut RdmaTestConnection,
+    ask: TestRole,
+    answer: TestRole,
+) -> (TestResult, TestResult) {
     std::thread::scope(|scope| {
-        let there = scope.spawn(|| play(far, answer).unwrap());
-        (play(near, ask).unwrap(), there.join().unwrap())
+        let there = scope.spawn(|| run_role(far, answer).unwrap());
+        (run_role(near, ask).unwrap(), there.join().unwrap())
     })
 }
 
@@ -27,19 +32,22 @@ fn messages_of_all_sizes_and_streams_go_over_a_wire() {
     let _link = link();
     let (mut near, mut far) = wires();
     for bytes in [0, 1, 4096, MESSAGE_BYTES_MAX] {
-        let (ask, answer) = (Part::Ask { bytes, repetitions: 3 }, Part::Answer { bytes, repetitions: 3 });
+        let (ask, answer) =
+            (TestRole::Ask { bytes, repetitions: 3 }, TestRole::Answer { bytes, repetitions: 3 });
         let (here, there) = both(&mut near, &mut far, ask, answer);
         assert_eq!((here.sent_bytes, here.received_bytes), (there.received_bytes, there.sent_bytes));
         assert_eq!(here.sent_bytes, 3 * (bytes as u64).max(1));
     }
     // More blocks than are under way at a time, and then back.
-    let (here, there) = both(&mut near, &mut far, Part::Send { time: Duration::from_secs(3) }, Part::Receive);
+    let (here, there) =
+        both(&mut near, &mut far, TestRole::Send { time: Duration::from_secs(3) }, TestRole::Receive);
     assert_eq!(here.sent_bytes, there.received_bytes);
     let time = Duration::from_millis(100);
-    let (back, forth) = both(&mut near, &mut far, Part::Receive, Part::Send { time });
+    let (back, forth) = both(&mut near, &mut far, TestRole::Receive, TestRole::Send { time });
     assert_eq!(back.received_bytes, forth.sent_bytes);
     // Nothing of the streams is left on the wire.
-    let (ask, answer) = (Part::Ask { bytes: 4, repetitions: 3 }, Part::Answer { bytes: 4, repetitions: 3 });
+    let (ask, answer) =
+        (TestRole::Ask { bytes: 4, repetitions: 3 }, TestRole::Answer { bytes: 4, repetitions: 3 });
     let (here, there) = both(&mut near, &mut far, ask, answer);
     assert_eq!((here.sent_bytes, here.received_bytes), (there.received_bytes, there.sent_bytes));
 }

@@ -1,4 +1,4 @@
-//! The destination's body: applies writes, fences, seals, loads and runs, with a journal.
+//! The destination's driver: applies writes, fences, seals, loads and runs, with a journal.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -9,15 +9,15 @@ use linerate_core::{Code, Extent, Fault, ModeTag, Outcome, PAGE_BYTES, Side, Ste
 
 use crate::check::{Mutation, Property};
 use crate::guest::{DEVICE, Guest, TOUCHED, digest};
-use crate::source_body::short;
+use crate::source_driver::short;
 use crate::wire::Packet;
 use crate::world::{SimEvent, World};
 
-/// Something that the body does and that takes time.
+/// Something that the driver does and that takes time.
 #[derive(Debug)]
 pub enum DestinationWork {
     /// Only to be told.
-    Told(Event),
+    Deliver(Event),
     /// The incoming QEMU waits now.
     Prepares,
     /// The incoming QEMU waits now, and listens for its streams.
@@ -46,17 +46,17 @@ pub const IMAGE_NAMES: u64 = 100;
 pub struct Received {
     /// Everything up to here has landed.
     pub applied: u64,
-    /// But for these, all that were ever refused: an acknowledgement that told of one may have been lost.
-    pub refused: Vec<u64>,
+    /// But for these, all that were ever damaged: an acknowledgement that told of one may have been lost.
+    pub damaged: Vec<u64>,
     /// How many of them an acknowledgement told of.
-    pub refused_told: usize,
+    pub damaged_told: usize,
 }
 
 /// The destination's agent, its disk, and its hypervisor.
 #[derive(Debug)]
-pub struct DestinationBody {
-    /// Its session, if it lives.
-    pub brain: Option<Destination>,
+pub struct DestinationDriver {
+    /// Its session, if it is active.
+    pub machine: Option<Destination>,
     /// Counts what was begun; a roll-back or crash makes all that is under way void.
     pub operations: u64,
     /// The process of the incoming QEMU was started.
@@ -85,11 +85,11 @@ pub struct DestinationBody {
     pub read_at: Vec<Vec<Time>>,
 }
 
-impl DestinationBody {
+impl DestinationDriver {
     /// An agent without a session.
-    pub fn new(shape: &[usize]) -> DestinationBody {
-        DestinationBody {
-            brain: None,
+    pub fn new(shape: &[usize]) -> DestinationDriver {
+        DestinationDriver {
+            machine: None,
             operations: 0,
             started: false,
             fails_next: false,
@@ -110,12 +110,12 @@ impl DestinationBody {
     /// A new session on the same host: what is left of a guest is still there.
     pub fn renew(&mut self) {
         let operations = self.operations + 1;
-        *self = DestinationBody { operations, ..DestinationBody::new(&self.shape.clone()) };
+        *self = DestinationDriver { operations, ..DestinationDriver::new(&self.shape.clone()) };
     }
 
     /// Nothing is in progress.
     pub fn is_idle(&self) -> bool {
-        self.brain.as_ref().is_none_or(Destination::is_ended) && !self.recovering
+        self.machine.as_ref().is_none_or(Destination::is_ended) && !self.recovering
     }
 
     /// The guest is the destination's and alive.
@@ -132,21 +132,21 @@ impl World {
             return false;
         }
         let known = host.record(self.session).is_some();
-        if self.destination.brain.is_none() && !known && !self.source.greeted {
+        if self.destination.machine.is_none() && !known && !self.source.greeted {
             let config = self.scenario.destination();
-            self.destination.brain = Some(Destination::new(self.now, config));
+            self.destination.machine = Some(Destination::new(self.now, config));
         }
-        self.destination.brain.as_ref().is_some_and(|brain| !brain.is_ended())
+        self.destination.machine.as_ref().is_some_and(|machine| !machine.is_ended())
     }
 
     /// The core gets an event, and what follows from it is done.
     pub fn tell_destination(&mut self, event: Event) {
         let now = self.now;
-        if self.destination.brain.is_some() && !matches!(event, Event::PathAlive(_)) {
+        if self.destination.machine.is_some() && !matches!(event, Event::PathAlive(_)) {
             self.note(|| format!("D <- {}", short(&event)));
         }
-        if let Some(brain) = self.destination.brain.as_mut() {
-            brain.handle(now, event);
+        if let Some(machine) = self.destination.machine.as_mut() {
+            machine.handle(now, event);
         }
         self.settle_destination();
     }
@@ -154,16 +154,18 @@ impl World {
     /// Time passes at the destination.
     pub fn destination_tick(&mut self) {
         let now = self.now;
-        let brain = self.destination.brain.as_mut();
-        if let Some(brain) = brain.filter(|brain| brain.timeout().is_some_and(|at| at <= now)) {
-            brain.handle(now, Event::Tick);
+        let machine = self.destination.machine.as_mut();
+        if let Some(machine) = machine.filter(|machine| machine.timeout().is_some_and(|at| at <= now)) {
+            machine.handle(now, Event::Tick);
         }
         self.settle_destination();
     }
 
     fn settle_destination(&mut self) {
         let now = self.now;
-        while let Some(action) = self.destination.brain.as_mut().and_then(|brain| brain.poll_action(now)) {
+        while let Some(action) =
+            self.destination.machine.as_mut().and_then(|machine| machine.poll_action(now))
+        {
             self.destination_action(action);
         }
     }
@@ -186,7 +188,7 @@ impl World {
         self.note(|| format!("D -> {}", short(&action)));
         self.destination.actions += 1;
         self.action_faults(Side::Destination, self.destination.actions);
-        if self.destination.brain.is_none() || self.destination_action_fails(&action) {
+        if self.destination.machine.is_none() || self.destination_action_fails(&action) {
             return;
         }
         match action {
@@ -207,7 +209,7 @@ impl World {
             Action::FinishDeviceState => self.destination_will(500, 15_000, DestinationWork::Loads),
             Action::Journal(phase) => self.destination_journal(phase),
             Action::CheckDisks(disks) => self.check_disks(&disks),
-            Action::Run { ran } => self.runs_over_here(ran),
+            Action::Run { was_running: ran } => self.runs_over_here(ran),
             Action::Discard => {
                 self.destination.operations += 1;
                 self.destination_will(500, 30_000, DestinationWork::TearsDown);
@@ -231,9 +233,9 @@ impl World {
         if let (Action::LoadDeviceState(_), Some(guest)) = (action, self.destination.guest.as_mut()) {
             guest.broken = true;
         }
-        let step = self.destination.brain.as_ref().map_or(linerate_core::Step::Admit, Destination::step);
+        let step = self.destination.machine.as_ref().map_or(linerate_core::Step::Admit, Destination::step);
         let fault = Fault::new(code, step, Side::Destination, "injected");
-        self.destination_will(10, 5_000, DestinationWork::Told(Event::Failed(fault)));
+        self.destination_will(10, 5_000, DestinationWork::Deliver(Event::Failed(fault)));
         true
     }
 
@@ -244,13 +246,13 @@ impl World {
         self.after(span, SimEvent::Destination { operations, work });
     }
 
-    /// The body has done something.
+    /// The driver has done something.
     pub fn destination_done(&mut self, operations: u64, work: DestinationWork) {
         if operations != self.destination.operations || !self.hosts[self.at(Side::Destination)].up {
             return;
         }
         match work {
-            DestinationWork::Told(event) => self.tell_destination(event),
+            DestinationWork::Deliver(event) => self.tell_destination(event),
             DestinationWork::Prepares => self.prepares(),
             DestinationWork::PreparesStreams => self.prepares_streams(),
             DestinationWork::Fences(channel) => self.fences(channel),
@@ -263,11 +265,11 @@ impl World {
                 }
                 self.tell_destination(Event::DeviceStateLoaded);
             }
-            DestinationWork::TearsDown | DestinationWork::Releases if !self.owner_is_settled() => {
+            DestinationWork::TearsDown | DestinationWork::Releases if !self.libvirt_is_settled() => {
                 self.destination_will(1_000, 5_000, work);
             }
             DestinationWork::Releases => {
-                self.owner.put_back(Side::Destination, self.options.mutation);
+                self.libvirt.put_back(Side::Destination, self.options.mutation);
                 self.tell_destination(Event::HypervisorRestored);
             }
             DestinationWork::TearsDown => {
@@ -341,7 +343,7 @@ impl World {
             let step = linerate_core::Step::Blackout;
             Event::Failed(Fault::new(Code::GuestDiffers, step, Side::Destination, "another image"))
         };
-        self.destination_will(50, 5_000, DestinationWork::Told(event));
+        self.destination_will(50, 5_000, DestinationWork::Deliver(event));
     }
 
     /// The journal does not take the process of the incoming QEMU.
@@ -372,7 +374,7 @@ impl World {
             self.destination.guest = Some(waiting);
             Event::Admitted(Vec::new())
         };
-        self.destination_will(500, 15_000, DestinationWork::Told(event));
+        self.destination_will(500, 15_000, DestinationWork::Deliver(event));
     }
 
     fn prepares(&mut self) {
@@ -380,7 +382,7 @@ impl World {
             return self.cannot_note();
         }
         let touched = self.hypervisor_touches();
-        self.owner.set(Side::Destination);
+        self.libvirt.set(Side::Destination);
         let told =
             if self.options.mutation == Some(Mutation::TouchedForgotten) { Vec::new() } else { touched };
         let regions = self.scenario.regions();
@@ -408,12 +410,12 @@ impl World {
         self.check.fenced_told.insert(channel);
         let received = self.destination.received.entry(channel).or_default();
         let told = if self.options.mutation == Some(Mutation::FenceForgetsRefused) {
-            received.refused_told
+            received.damaged_told
         } else {
             0
         };
-        let refused = received.refused.get(told..).unwrap_or_default().to_vec();
-        let event = Event::Fenced { channel, applied: received.applied, refused };
+        let damaged = received.damaged.get(told..).unwrap_or_default().to_vec();
+        let event = Event::Fenced { channel, applied: received.applied, damaged };
         self.tell_destination(event);
     }
 

@@ -6,7 +6,7 @@ use super::{BLOCK_BYTES, TestConnection, TestError};
 
 /// What one thread has to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum TestRole {
     /// Sends a message and waits for the answer, again and again.
     Ask { bytes: usize, repetitions: u32 },
     /// Waits for a message and answers.
@@ -39,12 +39,12 @@ impl TestResult {
 }
 
 /// Plays one part of a measurement to its end.
-pub fn play(wire: &mut dyn TestConnection, part: Part) -> Result<TestResult, TestError> {
+pub fn run_role(wire: &mut dyn TestConnection, part: TestRole) -> Result<TestResult, TestError> {
     match part {
-        Part::Ask { bytes, repetitions } => ask(wire, bytes, repetitions),
-        Part::Answer { bytes, repetitions } => answer(wire, bytes, repetitions),
-        Part::Send { time } => send(wire, time),
-        Part::Receive => receive(wire),
+        TestRole::Ask { bytes, repetitions } => ask(wire, bytes, repetitions),
+        TestRole::Answer { bytes, repetitions } => answer(wire, bytes, repetitions),
+        TestRole::Send { time } => send(wire, time),
+        TestRole::Receive => receive(wire),
     }
 }
 

@@ -11,13 +11,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::abi::Wc;
-use super::connection::{Connection, Place};
+use super::connection::{Connection, RdmaWrite};
 use super::error::RdmaError;
 use super::memory::Buffer;
 use super::options::MESSAGES;
 use super::verbs::{Access, CompletionQueue, POLL_BATCH};
+use crate::bench::{BLOCK_BYTES, MESSAGE_BYTES_MAX, TestConnection, TestError};
 use crate::channel::Closer;
-use crate::wires::{BLOCK_BYTES, MESSAGE_BYTES_MAX, TestConnection, TestError};
 
 /// Memory that a wire takes for messages, as many bytes to send from as to receive into, registered as long as it is
 /// there.
@@ -45,7 +45,7 @@ const LAST: u8 = 2;
 /// From the receiver of a stream.
 const CREDIT: u8 = 3;
 
-pub struct RdmaWire {
+pub struct RdmaTestConnection {
     // The drop ends the queue pair first, so that no adapter uses them; they go before the identifier, which keeps the
     // device open.
     outgoing: Buffer,
@@ -83,16 +83,16 @@ enum Came {
     Message(Vec<u8>),
 }
 
-impl RdmaWire {
+impl RdmaTestConnection {
     /// Takes a connection on which nothing was sent yet; the peer must do the same. `silence` is how long nothing may
     /// move.
-    pub fn new(connection: Arc<Connection>, silence: Duration) -> Result<RdmaWire, TestError> {
+    pub fn new(connection: Arc<Connection>, silence: Duration) -> Result<RdmaTestConnection, TestError> {
         let protection = &connection.domain.protection;
         let outgoing = Buffer::new(protection, MESSAGE_BYTES_MAX, Access::Send)?;
         let incoming = Buffer::new(protection, MESSAGE_BYTES_MAX, Access::RemoteWrite)?;
         let told = connection.tells_of_writes();
-        let place = [&incoming.address().to_le_bytes()[..], &incoming.remote_key().to_le_bytes()].concat();
-        let mut wire = RdmaWire {
+        let target = [&incoming.address().to_le_bytes()[..], &incoming.remote_key().to_le_bytes()].concat();
+        let mut wire = RdmaTestConnection {
             outgoing,
             _incoming: incoming,
             connection,
@@ -108,7 +108,7 @@ impl RdmaWire {
             turn: 0,
             uncredited: 0,
         };
-        wire.post(&[], &place)?;
+        wire.post(&[], &target)?;
         let told = wire.message()?;
         let (address, key) = told.split_first_chunk::<8>().ok_or(RdmaError::Rules("a place is cut short"))?;
         let key = key.first_chunk::<4>().ok_or(RdmaError::Rules("a place is cut short"))?;
@@ -140,7 +140,7 @@ impl RdmaWire {
             }
         };
         self.connection.judge("receiving", &done)?;
-        let came = match Connection::told(&done) {
+        let came = match Connection::immediate_of(&done) {
             Some(immediate) => Came::Write { immediate, bytes: done.byte_len as usize },
             None => {
                 let mut bytes = Vec::new();
@@ -196,10 +196,10 @@ impl RdmaWire {
     }
 
     /// Sends a message behind what is written.
-    fn post(&mut self, places: &[Place], message: &[u8]) -> Result<(), TestError> {
+    fn post(&mut self, writes: &[RdmaWrite], message: &[u8]) -> Result<(), TestError> {
         let slot = self.slot()?;
         self.begun.push_back(slot);
-        Ok(self.connection.post(places, slot, message, slot as u64)?)
+        Ok(self.connection.post(writes, slot, message, slot as u64)?)
     }
 
     /// Waits until more is out.
@@ -227,7 +227,7 @@ impl RdmaWire {
 
     fn write(&mut self, at: usize, bytes: usize, mark: u8, signaled: bool) -> Result<(), TestError> {
         let length = u32::try_from(bytes).map_err(|_| TestError::TooLarge { bytes })?;
-        let place = Place {
+        let write = RdmaWrite {
             from: self.outgoing.address() + at as u64,
             length,
             local_key: self.outgoing.local_key(),
@@ -240,14 +240,14 @@ impl RdmaWire {
             _ if self.told => {
                 let slot = self.slot()?;
                 self.begun.push_back(slot);
-                Ok(self.connection.post_told(&place, mark.into(), slot as u64, signaled)?)
+                Ok(self.connection.post_write_with_immediate(&write, mark.into(), slot as u64, signaled)?)
             }
-            _ => self.post(&[place], &[mark]),
+            _ => self.post(&[write], &[mark]),
         }
     }
 }
 
-impl TestConnection for RdmaWire {
+impl TestConnection for RdmaTestConnection {
     fn send(&mut self, bytes: usize) -> Result<(), TestError> {
         if bytes > MESSAGE_BYTES_MAX {
             return Err(TestError::TooLarge { bytes });
@@ -300,7 +300,7 @@ impl TestConnection for RdmaWire {
     }
 }
 
-impl Drop for RdmaWire {
+impl Drop for RdmaTestConnection {
     fn drop(&mut self) {
         self.connection.end();
     }

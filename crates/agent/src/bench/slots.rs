@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use linerate_net::bench::TestConnection;
 use linerate_net::channel::Closer;
-use linerate_net::wires::TestConnection;
 
 use super::documents::{CONNECTIONS_MAX, MEMORY_BYTES_MAX};
 use super::host::Measurement;
@@ -24,11 +24,11 @@ pub struct Attached {
 #[derive(Default)]
 pub struct ConnectionSlots {
     /// Until the measurement is over: also while the connection is in use, or still to come.
-    taken: Mutex<BTreeMap<u32, Place>>,
+    taken: Mutex<BTreeMap<u32, ConnectionSlot>>,
     came: Condvar,
 }
 
-struct Place {
+struct ConnectionSlot {
     /// What the connection takes for messages as long as it is there.
     memory: usize,
     /// It has come and is not in use.
@@ -51,7 +51,7 @@ pub enum SlotRefused {
 }
 
 impl ConnectionSlots {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Place>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, ConnectionSlot>> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -64,28 +64,28 @@ impl ConnectionSlots {
             return Err(SlotRefused::Connections);
         }
         // What is played over TCP has the same cap for itself.
-        if taken.values().any(|place| place.memory != memory) {
+        if taken.values().any(|slot| slot.memory != memory) {
             return Err(SlotRefused::Mixed);
         }
         if memory.saturating_mul(taken.len() + 1) > MEMORY_BYTES_MAX {
             return Err(SlotRefused::Memory);
         }
-        taken.insert(channel, Place { memory, attached: None });
+        taken.insert(channel, ConnectionSlot { memory, attached: None });
         Ok(())
     }
 
     /// A connection is there, or free again.
     pub fn put(&self, channel: u32, attached: Attached) {
-        if let Some(place) = self.lock().get_mut(&channel) {
-            place.attached = Some(attached);
+        if let Some(slot) = self.lock().get_mut(&channel) {
+            slot.attached = Some(attached);
         }
         self.came.notify_all();
     }
 
     /// A connection, to be used. It may come a moment later than the request to use it, over another connection.
     pub fn take(&self, channel: u32, wait: Duration) -> Option<Attached> {
-        let absent = |taken: &mut BTreeMap<u32, Place>| {
-            taken.get(&channel).is_none_or(|place| place.attached.is_none())
+        let absent = |taken: &mut BTreeMap<u32, ConnectionSlot>| {
+            taken.get(&channel).is_none_or(|slot| slot.attached.is_none())
         };
         let waited = self.came.wait_timeout_while(self.lock(), wait, absent);
         let (mut taken, _) = waited.unwrap_or_else(PoisonError::into_inner);
@@ -139,12 +139,12 @@ impl Drop for Reserved {
 
 #[cfg(test)]
 mod tests {
-    use linerate_net::rdma::wire::MEMORY_BYTES;
+    use linerate_net::rdma::test_connection::MEMORY_BYTES;
 
     use super::*;
 
     #[test]
-    fn a_place_is_taken_once_and_so_many_are_given_as_there_is_memory_for() {
+    fn a_slot_is_taken_once_and_only_as_many_are_given_as_there_is_memory_for() {
         let places = ConnectionSlots::default();
         let pairs = (MEMORY_BYTES_MAX / MEMORY_BYTES) as u32;
         assert!((0..pairs).all(|channel| places.reserve(channel, MEMORY_BYTES).is_ok()));

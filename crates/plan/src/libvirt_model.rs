@@ -9,38 +9,38 @@ use linerate_core::{Code, Fault, GuestState, ModeTag, Side, Step, Time, destinat
 
 use crate::check::{Mutation, Property};
 use crate::guest::{DEVICE, Guest, Sending};
-use crate::source_body::SourceWork;
+use crate::source_driver::SourceWork;
 use crate::wire::index;
 use crate::world::{SimEvent, World};
 
 /// How far its migration is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Course {
+enum StreamState {
     #[default]
     No,
     /// Its stream waits, or is held.
     Held,
     /// It was released.
-    Passes,
+    Released,
     /// It came to its end: the guest runs at the destination.
     Arrived,
     /// libvirt gave it up: the guest is at the source.
-    Back,
+    Returned,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Owner {
-    course: Course,
+pub struct LibvirtModel {
+    stream: StreamState,
     /// Its stream was released once, whatever came of it.
-    let_through: bool,
+    released: bool,
     /// What has the hypervisor leave RAM out, by side.
     set: [bool; 2],
 }
 
-impl Owner {
+impl LibvirtModel {
     /// An agent sets its hypervisor, where there is one.
     pub fn set(&mut self, side: Side) {
-        self.set[index(side)] = self.course != Course::No;
+        self.set[index(side)] = self.stream != StreamState::No;
     }
 
     /// And puts it back.
@@ -57,8 +57,8 @@ impl World {
     /// Its hypervisor waits at the destination, and its stream at the source.
     pub fn owner_begins(&mut self) {
         if self.scenario.mode == ModeTag::Handover {
-            self.owner = Owner { course: Course::Held, ..Owner::default() };
-            self.owner.set(Side::Source);
+            self.libvirt = LibvirtModel { stream: StreamState::Held, ..LibvirtModel::default() };
+            self.libvirt.set(Side::Source);
             let (pid, host) = (self.new_pid(), self.at(Side::Destination));
             let habits = self.scenario.habits.clone();
             self.destination.guest = Some(Guest::waiting(&self.scenario.shape, habits, pid, host));
@@ -66,8 +66,8 @@ impl World {
     }
 
     /// It is decided where the guest is. Until then nothing can be set in its hypervisors.
-    pub fn owner_is_settled(&self) -> bool {
-        !matches!(self.owner.course, Course::Held | Course::Passes)
+    pub fn libvirt_is_settled(&self) -> bool {
+        !matches!(self.libvirt.stream, StreamState::Held | StreamState::Released)
     }
 
     /// What the destination finds of libvirt.
@@ -88,7 +88,7 @@ impl World {
 
     /// Its stream is let in, and its hypervisor stops the guest; not if libvirt has given up.
     pub fn lets_in(&mut self) -> bool {
-        let waits = self.scenario.mode != ModeTag::Handover || self.owner.course == Course::Held;
+        let waits = self.scenario.mode != ModeTag::Handover || self.libvirt.stream == StreamState::Held;
         if !waits {
             self.tell_given_up();
         }
@@ -98,32 +98,32 @@ impl World {
     /// Its hypervisor has stopped the guest, and writes.
     pub fn owner_has_stopped(&mut self) {
         if self.options.mutation == Some(Mutation::GateOpen) {
-            self.let_through();
+            self.release_stream();
         }
     }
 
     /// What was held goes through.
-    pub fn let_through(&mut self) {
-        if self.owner.course != Course::Held || self.guest.sending != Sending::Holding {
+    pub fn release_stream(&mut self) {
+        if self.libvirt.stream != StreamState::Held || self.guest.sending != Sending::Holding {
             return self.tell_given_up();
         }
-        self.owner.course = Course::Passes;
-        self.owner.let_through = true;
+        self.libvirt.stream = StreamState::Released;
+        self.libvirt.released = true;
         let span = self.micros(500, 20_000);
         self.after(span, SimEvent::OwnerLoads { since: None });
     }
 
     fn tell_given_up(&mut self) {
         let detail = "he has given up his migration";
-        let step = self.source.brain.as_ref().map_or(Step::Commit, |brain| brain.step());
+        let step = self.source.machine.as_ref().map_or(Step::Commit, |machine| machine.step());
         let fault = Fault::new(Code::HypervisorFailed, step, Side::Source, detail);
-        self.source_will(10, 5_000, SourceWork::Told(Event::Failed(fault)));
+        self.source_will(10, 5_000, SourceWork::Deliver(Event::Failed(fault)));
     }
 
     /// Its stream has come to its end if a link carries it: libvirt runs the guest there and ends it here, both or
     /// none.
     pub fn owner_loads(&mut self, since: Option<Time>) {
-        if self.owner.course != Course::Passes {
+        if self.libvirt.stream != StreamState::Released {
             return;
         }
         if !self.links.iter().any(|link| link.connects()) {
@@ -142,16 +142,16 @@ impl World {
         }
         guest.loaded = true;
         self.run_guest();
-        self.owner.course = Course::Arrived;
+        self.libvirt.stream = StreamState::Arrived;
         self.check.taken_over.insert(self.session);
         self.guest.sending = Sending::Completed;
         self.guest.gone = true;
-        self.source_will(0, 20_000, SourceWork::Told(Event::GuestLeft));
+        self.source_will(0, 20_000, SourceWork::Deliver(Event::GuestLeft));
     }
 
     /// Nothing goes through any more: libvirt notices, sooner or later.
     pub fn shut_gate(&mut self) {
-        if !self.owner_is_settled() {
+        if !self.libvirt_is_settled() {
             let span = self.micros(0, 30_000);
             self.after(span, SimEvent::OwnerGivesUp);
         }
@@ -159,11 +159,11 @@ impl World {
 
     /// The guest goes on at the source, and what waited for it ends.
     pub fn owner_gives_up(&mut self) {
-        if self.owner_is_settled() {
+        if self.libvirt_is_settled() {
             return;
         }
-        let passed = self.owner.course == Course::Passes;
-        self.owner.course = Course::Back;
+        let passed = self.libvirt.stream == StreamState::Released;
+        self.libvirt.stream = StreamState::Returned;
         self.destination.guest = None;
         self.resume_source_guest();
         if passed {
@@ -173,12 +173,12 @@ impl World {
 
     /// The source's part is undone, and libvirt has decided.
     pub fn owner_undone(&mut self) -> GuestState {
-        self.owner.put_back(Side::Source, self.options.mutation);
+        self.libvirt.put_back(Side::Source, self.options.mutation);
         if self.options.mutation == Some(Mutation::RunsAnothersGuest) {
             self.guest.gone = false;
             self.resume_source_guest();
         }
-        match (self.guest.gone, self.owner.let_through) {
+        match (self.guest.gone, self.libvirt.released) {
             (true, true) => GuestState::Unknown,
             _ => self.state_at_source(),
         }
@@ -186,18 +186,18 @@ impl World {
 
     /// A restarted source puts back what its journal says, and asks nobody: who runs the guest is not its to say.
     pub fn owner_outlived(&mut self) {
-        if !self.owner_is_settled() {
+        if !self.libvirt_is_settled() {
             return self.source_will(1_000, 5_000, SourceWork::Recovers);
         }
         let state = self.owner_undone();
-        let arrived = self.owner.course == Course::Arrived;
+        let arrived = self.libvirt.stream == StreamState::Arrived;
         self.source.decided = Some(if arrived { GuestState::RunsAtDestination } else { state });
     }
 
     /// A hypervisor that still leaves RAM out is one whose guest cannot be saved.
     pub fn check_put_back(&mut self) {
-        let here = self.owner.set[0] && !self.guest.gone;
-        let there = self.owner.set[1] && self.destination.guest.is_some();
+        let here = self.libvirt.set[0] && !self.guest.gone;
+        let there = self.libvirt.set[1] && self.destination.guest.is_some();
         self.check.that(!here && !there, Property::PutBack, || {
             format!("left set at the source, at the destination: {:?}", [here, there])
         });

@@ -59,7 +59,7 @@ pub fn finished(folder: &Path) -> Result<(), RegistryError> {
 }
 
 /// Ends and removes what was made for a reserved guest that never came to have a record; one that has is left alone.
-pub fn give_up(registry: &Registry, name: &str) -> Result<(), GuestError> {
+pub fn remove_reserved(registry: &Registry, name: &str) -> Result<(), GuestError> {
     match registry.get(name) {
         Err(RegistryError::Unknown(_)) => clear(&registry.folder(name)?).map(drop),
         Ok(_) => Ok(()),
@@ -168,7 +168,7 @@ mod tests {
         };
         let folder = registry.reserve("a").unwrap();
         make();
-        give_up(&registry, "a").unwrap();
+        remove_reserved(&registry, "a").unwrap();
         assert!(!ram.exists() && !folder.exists());
 
         registry.reserve("a").unwrap();
@@ -177,7 +177,7 @@ mod tests {
         registry
             .put(&GuestRecord::new("a", Origin::Started, own, folder.join("qmp"), vec![]).unwrap())
             .unwrap();
-        give_up(&registry, "a").unwrap();
+        remove_reserved(&registry, "a").unwrap();
         assert!(ram.exists() && registry.get("a").is_ok());
     }
 

@@ -23,7 +23,7 @@ const OF_RAM: &[&str] = &["pc-dimm", "virtio-mem-pci", "virtio-mem-device"];
 
 /// The files of a guest that is about to end here.
 #[derive(Debug, Default)]
-pub struct LeftRam(Vec<RamFile>);
+pub struct LeftoverRam(Vec<RamFile>);
 
 #[derive(Debug)]
 struct RamFile {
@@ -38,13 +38,13 @@ impl RamFile {
     }
 }
 
-impl LeftRam {
+impl LeftoverRam {
     /// To be asked while the process lives. What Linerate made itself is removed with the guest, and is not among them.
-    pub fn of(record: &GuestRecord) -> LeftRam {
+    pub fn of(record: &GuestRecord) -> LeftoverRam {
         let adopted = record.origin == Origin::Adopted && record.is_alive();
         let pid = record.process.pid;
         let Some((arguments, _)) = adopted.then(|| command_line(pid).ok()).flatten() else {
-            return LeftRam::default();
+            return LeftoverRam::default();
         };
         let maps = fs::read_to_string(procfs::proc_path(pid, "maps")).unwrap_or_default();
         let file = |path: String| {
@@ -53,7 +53,7 @@ impl LeftRam {
             let file = RamFile { path, device: facts.dev(), inode: facts.ino() };
             maps.lines().any(|line| maps_shared(line, &file)).then_some(file)
         };
-        LeftRam(ram_paths(&arguments).into_iter().filter_map(file).collect())
+        LeftoverRam(ram_paths(&arguments).into_iter().filter_map(file).collect())
     }
 
     /// Gives the memory back, once the process has ended. A file that anybody else uses is left alone. Gives the bytes that

@@ -19,21 +19,21 @@ const MORE: u8 = 1;
 const LAST: u8 = 2;
 
 #[derive(Debug)]
-pub struct StreamWire {
+pub struct TcpTestConnection {
     stream: Stream,
     outgoing: Vec<u8>,
     incoming: Vec<u8>,
     silence: Duration,
 }
 
-impl StreamWire {
+impl TcpTestConnection {
     /// Takes a connection; nothing may be in flight on it. `silence` is how long nothing may move.
-    pub fn new(stream: Stream, silence: Duration) -> io::Result<StreamWire> {
+    pub fn new(stream: Stream, silence: Duration) -> io::Result<TcpTestConnection> {
         let socket = SockRef::from(&stream);
         socket.set_nonblocking(false)?;
         socket.set_read_timeout(Some(silence))?;
         socket.set_write_timeout(Some(silence))?;
-        Ok(StreamWire { stream, outgoing: Vec::new(), incoming: Vec::new(), silence })
+        Ok(TcpTestConnection { stream, outgoing: Vec::new(), incoming: Vec::new(), silence })
     }
 
     fn error(&self, error: rustix::io::Errno) -> TestError {
@@ -83,7 +83,7 @@ fn provide(buffer: &mut Vec<u8>, bytes: usize) -> Result<(), TestError> {
     Ok(())
 }
 
-impl TestConnection for StreamWire {
+impl TestConnection for TcpTestConnection {
     fn send(&mut self, bytes: usize) -> Result<(), TestError> {
         self.send_bytes(self.carried_bytes(bytes))
     }
@@ -125,9 +125,10 @@ mod tests {
 
     use super::*;
 
-    fn pair(silence: Duration) -> (StreamWire, StreamWire) {
+    fn pair(silence: Duration) -> (TcpTestConnection, TcpTestConnection) {
         let (one, other) = UnixStream::pair().unwrap();
-        let wire = |socket: UnixStream| StreamWire::new(Stream::new(socket).unwrap(), silence).unwrap();
+        let wire =
+            |socket: UnixStream| TcpTestConnection::new(Stream::new(socket).unwrap(), silence).unwrap();
         (wire(one), wire(other))
     }
 

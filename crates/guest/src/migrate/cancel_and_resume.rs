@@ -29,7 +29,7 @@ impl SourceQemu {
     /// Undoes a migration that the destination will never complete, in whatever phase it is: also after QEMU has written all
     /// of its state, as long as it is certain that the guest will not run elsewhere. On `Ok` the guest does what it did
     /// before.
-    pub fn take_back(&mut self, deadline: Instant) -> Result<(), MigrateError> {
+    pub fn cancel_and_resume(&mut self, deadline: Instant) -> Result<(), MigrateError> {
         match self.cancel_migration(deadline) {
             Ok(()) => self.as_before(false, deadline),
             Err(MigrateError::AlreadyCompleted) => self.as_before(true, deadline),

@@ -80,7 +80,7 @@ impl World {
                 continue;
             }
             match due(&self.scenario.faults[entry].trigger) {
-                Some(Duration::ZERO) => self.mishap(entry),
+                Some(Duration::ZERO) => self.inject_fault(entry),
                 Some(span) => {
                     self.fired[entry] = true;
                     self.after(span, SimEvent::Fault(entry));
@@ -91,12 +91,12 @@ impl World {
     }
 
     /// An entry of the script happens.
-    pub fn mishap(&mut self, entry: usize) {
+    pub fn inject_fault(&mut self, entry: usize) {
         let Some(fault) = self.scenario.faults.get(entry).cloned() else { return };
         self.fired[entry] = true;
-        self.happened[fault.mishap.kind()] += 1;
-        self.note(|| format!("!! {:?}", fault.mishap));
-        match fault.mishap {
+        self.happened[fault.kind.kind()] += 1;
+        self.note(|| format!("!! {:?}", fault.kind));
+        match fault.kind {
             FaultKind::LinkReset(link) => self.link_down(link, [true; 2], true),
             FaultKind::LinkSilent(link) => self.link_down(link, [true; 2], false),
             FaultKind::LinkOneWay(link, from) => {
@@ -139,7 +139,7 @@ impl World {
             FaultKind::ActionFails(Side::Destination) => self.destination.fails_next = true,
             FaultKind::Cancelled(side) => self.cancelled(side),
         }
-        match fault.mishap {
+        match fault.kind {
             FaultKind::LinkReset(link)
             | FaultKind::LinkSilent(link)
             | FaultKind::LinkOneWay(link, _)
@@ -152,12 +152,14 @@ impl World {
     fn cancelled(&mut self, side: Side) {
         match side {
             Side::Source => {
-                let (operations, work) =
-                    (self.source.operations, crate::source_body::SourceWork::Told(source::Event::Cancel));
+                let (operations, work) = (
+                    self.source.operations,
+                    crate::source_driver::SourceWork::Deliver(source::Event::Cancel),
+                );
                 self.after(Duration::ZERO, SimEvent::Source { operations, work });
             }
             Side::Destination => {
-                let work = crate::destination_body::DestinationWork::Told(destination::Event::Cancel);
+                let work = crate::destination_driver::DestinationWork::Deliver(destination::Event::Cancel);
                 let operations = self.destination.operations;
                 self.after(Duration::ZERO, SimEvent::Destination { operations, work });
             }
@@ -166,12 +168,12 @@ impl World {
 
     fn link_returns(&mut self, link: usize, fault: &crate::faults::Fault) {
         if fault.comes_back {
-            self.after(fault.back_after, SimEvent::LinkBack(link));
+            self.after(fault.back_after, SimEvent::LinkRestored(link));
         }
     }
 
     /// A link works again. Connections that it cut stay cut.
-    pub fn link_back(&mut self, link: usize) {
+    pub fn link_restored(&mut self, link: usize) {
         self.links[link].alive = [true; 2];
         self.links[link].rate = self.scenario.links[link].rate;
     }

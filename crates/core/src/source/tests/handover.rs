@@ -3,9 +3,9 @@
 use super::super::blackout::DECIDES_WITHIN;
 use super::*;
 
-fn handed_over(state: At) -> Driver {
+fn handover(state: At) -> Driver {
     let mut driver = Driver::new();
-    driver.brain.config.mode = Mode::Handover { regions: regions() };
+    driver.machine.config.mode = Mode::Handover { regions: regions() };
     for reached in all().into_iter().filter(|reached| *reached <= state) {
         driver.step(reached);
     }
@@ -15,15 +15,15 @@ fn handed_over(state: At) -> Driver {
 #[test]
 fn the_stream_is_let_through_only_after_ram_is_sealed_and_nothing_is_committed() {
     for state in all().into_iter().filter(|state| *state < Sealing) {
-        let mut driver = handed_over(state);
+        let mut driver = handover(state);
         let actions = driver.receive(Message::RamSealed);
         assert!(!actions.contains(&Action::ReleaseStream), "{state:?}: {actions:?}");
     }
-    let mut driver = handed_over(Sealing);
+    let mut driver = handover(Sealing);
     let actions = driver.receive(Message::RamSealed);
     assert_eq!(actions.first(), Some(&Action::ReleaseStream));
     assert!(!actions.contains(&Action::WriteDeviceState), "{actions:?}");
-    assert_eq!(driver.brain.step(), Step::Commit);
+    assert_eq!(driver.machine.step(), Step::Commit);
     assert_eq!(driver.tell(Event::GuestLeft).first(), Some(&Action::CleanUp));
     let actions = driver.tell(Event::CleanedUp);
     assert!(actions.contains(&Action::Journal(SourcePhase::Finished)), "{actions:?}");
@@ -34,15 +34,15 @@ fn the_stream_is_let_through_only_after_ram_is_sealed_and_nothing_is_committed()
 }
 
 #[test]
-fn only_his_word_or_that_he_has_none_ends_what_was_let_through() {
-    let mut driver = handed_over(Loading);
+fn only_libvirts_decision_or_that_it_has_none_ends_a_released_stream() {
+    let mut driver = handover(Loading);
     let others: [fn(&mut Driver) -> Vec<Action>; 4] = [
         |driver| driver.tell(Event::Cancel),
         |driver| driver.receive(Message::Abort(fault(Code::Cancelled))),
         |driver| driver.tell(Event::Forgotten),
         |driver| {
             driver.tell(Event::PathLost(PATH));
-            driver.now = driver.now + 2 * driver.brain.config.link_timeout;
+            driver.now = driver.now + 2 * driver.machine.config.link_timeout;
             driver.tell(Event::Tick)
         },
     ];
@@ -52,7 +52,7 @@ fn only_his_word_or_that_he_has_none_ends_what_was_let_through() {
     driver.tell(Event::PathUp(PATH + 1));
     assert_eq!(driver.tell(Event::GuestLeft).first(), Some(&Action::CleanUp));
 
-    let mut driver = handed_over(Loading);
+    let mut driver = handover(Loading);
     let actions = driver.tell(Event::Failed(fault(Code::HypervisorFailed)));
     assert!(actions.contains(&Action::RollBack), "{actions:?}");
     assert!(says(&actions, |message| matches!(message, Message::Abort(_))), "{actions:?}");
@@ -60,17 +60,17 @@ fn only_his_word_or_that_he_has_none_ends_what_was_let_through() {
     assert!(actions.contains(&Action::Journal(SourcePhase::RolledBack)), "{actions:?}");
 
     // It is not waited for without end.
-    let mut driver = handed_over(Loading);
+    let mut driver = handover(Loading);
     driver.now = driver.now + DECIDES_WITHIN;
     driver.tell(Event::PathAlive(PATH));
-    let State::RollingBack(roll_back) = &driver.brain.state else { panic!("{:?}", driver.brain.state) };
+    let State::RollingBack(roll_back) = &driver.machine.state else { panic!("{:?}", driver.machine.state) };
     assert_eq!(roll_back.fault().code, Code::TimedOut);
 }
 
 #[test]
 fn that_the_guest_has_left_is_no_news_before_it_was_let_go() {
     for state in [Copying, Sealing] {
-        let mut driver = handed_over(state);
+        let mut driver = handover(state);
         let actions = driver.tell(Event::GuestLeft);
         assert!(actions.contains(&Action::RollBack), "{state:?}: {actions:?}");
     }

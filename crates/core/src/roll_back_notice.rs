@@ -1,9 +1,9 @@
-//! The word of a source that rolled back to a destination that could not be told by an abort: the source's agent was killed
+//! The notice of a roll-back to a destination that an abort could not reach: the source's agent was killed
 //! and found the session in its journal, or no control connection was left.
 //!
-//! A destination that is not told keeps memory and a waiting guest. Before the guest is loaded it gives them up by itself
-//! after its orphan time-out, so that the source need not try for longer. A loaded guest it keeps until it is told, for all
-//! it knows the source has committed and is lost: then the source tries until it is heard.
+//! A destination that is not notified keeps memory and an incoming QEMU. Before the guest is loaded it gives them up by
+//! itself after its orphan time-out, so that the source need not try for longer. A loaded guest it keeps until it is
+//! told, for all it knows the source has committed and is lost: then the source tries until it is acknowledged.
 
 use std::time::Duration;
 
@@ -21,53 +21,54 @@ const WAIT_HELD_MAX: Duration = Duration::from_secs(30);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// Try again then.
-    Again(Time),
+    RetryAt(Time),
     /// The destination has given the guest up, or never knew it.
     GivenUp,
     /// The destination says that it has committed: an operator let the guest run there, or a journal was lost. It may run twice.
     Committed,
     /// Nobody answered in time: by now the destination has given up by itself.
-    Unheard,
-    /// The destination has heard it, and was still ending its guest when it last answered.
-    Heard,
+    NoAnswer,
+    /// The destination acknowledged it, and was still ending its guest when it last answered.
+    Acknowledged,
 }
 
 /// See the module.
 #[derive(Clone, Debug)]
-pub struct Withdrawal {
+pub struct RollBackNotice {
     until: Time,
     /// The destination keeps the guest until it is told.
-    held: bool,
-    heard: bool,
+    may_be_loaded: bool,
+    acknowledged: bool,
     wait: Duration,
 }
 
-impl Withdrawal {
-    /// Begins now; the first try is due at once. `held`: the destination may have the guest complete.
-    pub fn new(now: Time, held: bool) -> Withdrawal {
-        Withdrawal { until: now + Config::default().orphan_timeout, held, heard: false, wait: WAIT }
+impl RollBackNotice {
+    /// Begins now; the first try is due at once. `may_be_loaded`: the destination may have the guest complete.
+    pub fn new(now: Time, may_be_loaded: bool) -> RollBackNotice {
+        RollBackNotice {
+            until: now + Config::default().orphan_timeout,
+            may_be_loaded,
+            acknowledged: false,
+            wait: WAIT,
+        }
     }
 
     /// A try came to its end; `None` if nobody answered.
     pub fn answered(&mut self, now: Time, outcome: Option<Outcome>) -> Next {
-        self.heard |= outcome.is_some();
+        self.acknowledged |= outcome.is_some();
         match outcome {
             Some(Outcome::Aborted | Outcome::Returned | Outcome::Unknown) => Next::GivenUp,
             Some(Outcome::Committed | Outcome::Gone) => Next::Committed,
-            Some(Outcome::Pending) | None if now >= self.until && !self.held => {
-                if self.heard {
-                    Next::Heard
-                } else {
-                    Next::Unheard
-                }
+            Some(Outcome::Pending) | None if now >= self.until && !self.may_be_loaded => {
+                if self.acknowledged { Next::Acknowledged } else { Next::NoAnswer }
             }
-            // It has heard and is ending its guest, which does not take long.
-            Some(Outcome::Pending) => Next::Again(now + WAIT),
+            // It has acknowledged and is ending its guest, which does not take long.
+            Some(Outcome::Pending) => Next::RetryAt(now + WAIT),
             None => {
                 let wait = self.wait;
                 let longest = if now >= self.until { WAIT_HELD_MAX } else { WAIT_MAX };
                 self.wait = (wait * 2).min(longest);
-                Next::Again(now + wait)
+                Next::RetryAt(now + wait)
             }
         }
     }
@@ -79,40 +80,40 @@ mod tests {
 
     #[test]
     fn it_ends_when_the_destination_has_given_up_or_committed() {
-        let mut withdrawal = Withdrawal::new(Time::ZERO, false);
-        assert!(matches!(withdrawal.answered(Time::ZERO, Some(Outcome::Pending)), Next::Again(_)));
+        let mut notice = RollBackNotice::new(Time::ZERO, false);
+        assert!(matches!(notice.answered(Time::ZERO, Some(Outcome::Pending)), Next::RetryAt(_)));
         for outcome in [Outcome::Aborted, Outcome::Returned, Outcome::Unknown] {
-            assert_eq!(withdrawal.answered(Time::ZERO, Some(outcome)), Next::GivenUp);
+            assert_eq!(notice.answered(Time::ZERO, Some(outcome)), Next::GivenUp);
         }
         for outcome in [Outcome::Committed, Outcome::Gone] {
-            assert_eq!(withdrawal.answered(Time::ZERO, Some(outcome)), Next::Committed);
+            assert_eq!(notice.answered(Time::ZERO, Some(outcome)), Next::Committed);
         }
     }
 
     #[test]
     fn tries_are_bounded_whatever_is_answered_while_the_destination_gives_up_by_itself() {
-        for (outcome, end) in [(None, Next::Unheard), (Some(Outcome::Pending), Next::Heard)] {
-            let mut withdrawal = Withdrawal::new(Time::ZERO, false);
+        for (outcome, end) in [(None, Next::NoAnswer), (Some(Outcome::Pending), Next::Acknowledged)] {
+            let mut notice = RollBackNotice::new(Time::ZERO, false);
             let (mut now, mut tries) = (Time::ZERO, 1);
-            while let Next::Again(at) = withdrawal.answered(now, outcome) {
+            while let Next::RetryAt(at) = notice.answered(now, outcome) {
                 assert!(at > now && at - now <= WAIT_MAX);
                 (now, tries) = (at, tries + 1);
                 assert!(tries < 1000, "{outcome:?}");
             }
-            assert_eq!(withdrawal.answered(now, outcome), end);
+            assert_eq!(notice.answered(now, outcome), end);
             assert!(now - Time::ZERO >= Config::default().orphan_timeout, "{outcome:?}");
         }
     }
 
     #[test]
     fn a_destination_that_keeps_a_loaded_guest_is_told_however_late_it_comes_back() {
-        let mut withdrawal = Withdrawal::new(Time::ZERO, true);
+        let mut notice = RollBackNotice::new(Time::ZERO, true);
         let (mut now, day) = (Time::ZERO, Time::ZERO + Duration::from_secs(86_400));
         while now < day {
-            let Next::Again(at) = withdrawal.answered(now, None) else { panic!("given up at {now:?}") };
+            let Next::RetryAt(at) = notice.answered(now, None) else { panic!("given up at {now:?}") };
             assert!(at > now && at - now <= WAIT_HELD_MAX);
             now = at;
         }
-        assert_eq!(withdrawal.answered(now, Some(Outcome::Aborted)), Next::GivenUp);
+        assert_eq!(notice.answered(now, Some(Outcome::Aborted)), Next::GivenUp);
     }
 }

@@ -47,14 +47,14 @@ pub trait WorkSource: Send + Sync {
     fn next(&self, channel: ChannelId) -> Next;
     /// The carrier took the frame. The acknowledgement can be told before this.
     fn sent(&self, channel: ChannelId, sequence: u64, data_bytes: u64, zero_bytes: u64, wire_bytes: u64);
-    /// All frames up to `through` are applied, but for `refused`.
-    fn acknowledged(&self, channel: ChannelId, through: u64, refused: &[u64]);
+    /// All frames up to `through` are applied, but for `damaged`.
+    fn acknowledged(&self, channel: ChannelId, through: u64, damaged: &[u64]);
     /// The channel is of no more use; told at most once, and never after [`ChannelHandle::stop`].
     fn lost(&self, channel: ChannelId, error: ChannelError);
 }
 
 /// The parts of a channel at the source.
-pub struct Carrier {
+pub struct ChannelEnds {
     pub sender: Box<dyn Sender>,
     pub acks: Box<dyn AckReader>,
     /// Ends the sending and the acknowledging half.
@@ -63,7 +63,7 @@ pub struct Carrier {
 
 /// What all pumps of a migration share.
 #[derive(Clone)]
-pub struct PumpOptions {
+pub struct ChannelThreadOptions {
     /// Where runs are read from.
     pub regions: Arc<RegionTable>,
     /// Limit over all channels, if the operator set one.
@@ -73,10 +73,10 @@ pub struct PumpOptions {
     pub stall_limit: Duration,
 }
 
-impl PumpOptions {
+impl ChannelThreadOptions {
     /// No bandwidth limit, and a stall limit of 400 ms.
-    pub fn new(regions: Arc<RegionTable>) -> PumpOptions {
-        PumpOptions { regions, pacer: None, stall_limit: Duration::from_millis(400) }
+    pub fn new(regions: Arc<RegionTable>) -> ChannelThreadOptions {
+        ChannelThreadOptions { regions, pacer: None, stall_limit: Duration::from_millis(400) }
     }
 }
 
@@ -90,11 +90,11 @@ impl ChannelHandle {
     /// Starts the two threads of a channel.
     pub fn start(
         channel: ChannelId,
-        carrier: Carrier,
+        ends: ChannelEnds,
         source: Arc<dyn WorkSource>,
-        options: PumpOptions,
+        options: ChannelThreadOptions,
     ) -> Result<ChannelHandle, ChannelError> {
-        let Carrier { sender, acks, closer } = carrier;
+        let ChannelEnds { sender, acks, closer } = ends;
         let stats = sender.stats();
         let shared = Arc::new(Shared {
             channel,
@@ -208,7 +208,7 @@ impl Shared {
 struct Sending {
     shared: Arc<Shared>,
     sender: Box<dyn Sender>,
-    options: PumpOptions,
+    options: ChannelThreadOptions,
     data: Vec<Run>,
     zero: Vec<Run>,
 }
@@ -320,8 +320,8 @@ impl Watching {
             return Err(ChannelError::AcknowledgedWrongly { through, acknowledged, sent });
         }
         self.acknowledged = through;
-        self.shared.stats.refuse(told.refused.len() as u64);
-        self.shared.source.acknowledged(self.shared.channel, through, &told.refused);
+        self.shared.stats.refuse(told.damaged.len() as u64);
+        self.shared.source.acknowledged(self.shared.channel, through, &told.damaged);
         Ok(())
     }
 }

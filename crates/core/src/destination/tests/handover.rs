@@ -11,7 +11,7 @@ fn loading() -> Driver {
     driver.tell(Event::Prepared { regions: vec![], touched: vec![] });
     driver.receive(Message::RamComplete { digest: None });
     driver.tell(Event::Sealed(None));
-    assert_eq!(driver.brain.state, State::Loading);
+    assert_eq!(driver.machine.state, State::Loading);
     driver
 }
 
@@ -19,7 +19,7 @@ fn loading() -> Driver {
 fn a_guest_that_libvirt_runs_is_let_go() {
     let mut driver = loading();
     assert_eq!(driver.receive(Message::Finished).first(), Some(&Action::RestoreHypervisor));
-    assert_eq!(driver.brain.outcome(), Outcome::Pending);
+    assert_eq!(driver.machine.outcome(), Outcome::Pending);
     let actions = driver.tell(Event::HypervisorRestored);
     assert!(
         actions.starts_with(&[Action::Journal(DestinationPhase::Finished), Action::End(None)]),
@@ -78,5 +78,5 @@ fn unknown_mode_is_refused_with_a_sentence() {
     assert!(says(&told, |message| *message == Message::Abort(fault.clone())), "{told:?}");
     assert_eq!((fault.code, fault.side), (Code::NotMigratable, Side::Destination));
     assert!(fault.detail.contains("in mode 9, which this agent does not know"), "{fault}");
-    assert_eq!(driver.brain.guest(), "g");
+    assert_eq!(driver.machine.guest(), "g");
 }

@@ -10,11 +10,11 @@ use crate::guest::digest;
 use crate::wire::{Packet, Purpose, Write};
 use crate::world::{SimEvent, World};
 
-/// Something that the body does and that takes time.
+/// Something that the driver does and that takes time.
 #[derive(Debug)]
 pub enum SourceWork {
     /// Only to be told.
-    Told(Event),
+    Deliver(Event),
     /// All pages are protected now.
     Protects,
     /// The scan looks now.
@@ -38,11 +38,11 @@ pub enum SourceWork {
 
 /// The source's agent, and its disk.
 #[derive(Debug)]
-pub struct SourceBody {
-    /// Its session, if it lives.
-    pub brain: Option<Source>,
-    /// Counts the lives of the process.
-    pub life: u64,
+pub struct SourceDriver {
+    /// Its session, if it is active.
+    pub machine: Option<Source>,
+    /// Counts the incarnations of the process.
+    pub incarnation: u64,
     /// Counts what was begun; a roll-back or crash makes all that is under way void.
     pub operations: u64,
     /// It once said that commit was sent.
@@ -67,12 +67,12 @@ pub struct SourceBody {
     pub stray: Option<(Write, u32)>,
 }
 
-impl SourceBody {
+impl SourceDriver {
     /// An agent with a session that has not begun.
-    pub fn new(config: Config) -> SourceBody {
-        SourceBody {
-            brain: Some(Source::new(config)),
-            life: 0,
+    pub fn new(config: Config) -> SourceDriver {
+        SourceDriver {
+            machine: Some(Source::new(config)),
+            incarnation: 0,
             operations: 0,
             commit_journaled: false,
             fails_next: false,
@@ -94,9 +94,9 @@ impl SourceBody {
 
     /// A new session on the same host.
     pub fn renew(&mut self, config: Config) {
-        let (life, operations) = (self.life + 1, self.operations + 1);
+        let (incarnation, operations) = (self.incarnation + 1, self.operations + 1);
         let switch_overs = self.switch_overs;
-        *self = SourceBody { life, operations, switch_overs, ..SourceBody::new(config) };
+        *self = SourceDriver { incarnation, operations, switch_overs, ..SourceDriver::new(config) };
     }
 }
 
@@ -110,11 +110,11 @@ impl World {
     /// The core gets an event, and what follows from it is done.
     pub fn tell_source(&mut self, event: Event) {
         let now = self.now;
-        if self.source.brain.is_some() && !matches!(event, Event::PathAlive(_)) {
+        if self.source.machine.is_some() && !matches!(event, Event::PathAlive(_)) {
             self.note(|| format!("S <- {}", short(&event)));
         }
-        if let Some(brain) = self.source.brain.as_mut() {
-            brain.handle(now, event);
+        if let Some(machine) = self.source.machine.as_mut() {
+            machine.handle(now, event);
         }
         self.settle_source();
     }
@@ -122,10 +122,10 @@ impl World {
     /// Time passes at the source.
     pub fn source_tick(&mut self) {
         let now = self.now;
-        let brain = self.source.brain.as_mut();
+        let machine = self.source.machine.as_mut();
         // As the agent: a moment that the core does not name is not one for it.
-        if let Some(brain) = brain.filter(|brain| brain.timeout().is_some_and(|at| at <= now)) {
-            brain.handle(now, Event::Tick);
+        if let Some(machine) = machine.filter(|machine| machine.timeout().is_some_and(|at| at <= now)) {
+            machine.handle(now, Event::Tick);
         }
         self.settle_source();
     }
@@ -133,12 +133,12 @@ impl World {
     /// Does everything that the core wants done.
     pub fn settle_source(&mut self) {
         let now = self.now;
-        while let Some(action) = self.source.brain.as_mut().and_then(|brain| brain.poll_action(now)) {
+        while let Some(action) = self.source.machine.as_mut().and_then(|machine| machine.poll_action(now)) {
             self.source_action(action);
         }
         self.pump();
-        if self.source.brain.as_ref().is_some_and(Source::is_ended) {
-            self.source.brain = None;
+        if self.source.machine.as_ref().is_some_and(Source::is_ended) {
+            self.source.machine = None;
         }
     }
 
@@ -149,7 +149,7 @@ impl World {
         self.note(|| format!("S -> {}", short(&action)));
         self.source.actions += 1;
         self.action_faults(Side::Source, self.source.actions);
-        if self.source.brain.is_none() {
+        if self.source.machine.is_none() {
             return;
         }
         if self.source_action_fails(&action) {
@@ -158,7 +158,7 @@ impl World {
         match action {
             Action::Transmit(..) => {}
             Action::OpenLinks(_) => self.open_links(),
-            Action::Attach => self.source_will(1_000, 40_000, SourceWork::Told(Event::Attached)),
+            Action::Attach => self.source_will(1_000, 40_000, SourceWork::Deliver(Event::Attached)),
             Action::Protect => self.source_will(100, 5_000, SourceWork::Protects),
             Action::Scan { last, also } => {
                 self.guest.name(&also);
@@ -168,10 +168,10 @@ impl World {
             Action::SwitchOver => self.switch_over(),
             Action::BeginStreams(_) => self.begin_streams(),
             Action::DeliverStreamMessage(_) => {}
-            Action::ReleaseStream => self.let_through(),
+            Action::ReleaseStream => self.release_stream(),
             Action::Digest => {
                 let digest = digest(&self.guest.ram);
-                self.source_will(500, 10_000, SourceWork::Told(Event::Digested(digest)));
+                self.source_will(500, 10_000, SourceWork::Deliver(Event::Digested(digest)));
             }
             Action::WriteDeviceState => self.write_device_state(),
             Action::Journal(phase) => self.source_journal(phase),
@@ -180,10 +180,10 @@ impl World {
                 self.shut_gate();
                 self.source_will(100, 20_000, SourceWork::RollsBack);
             }
-            Action::NoticeDue(is) => self.untold(is),
+            Action::NoticeDue(is) => self.notice_due(is),
             Action::Query => self.ask(self.at(Side::Source), self.session),
-            Action::NotifyRollBack { held } => {
-                self.begin_withdrawal(self.at(Side::Source), self.session, held)
+            Action::NotifyRollBack { may_be_loaded } => {
+                self.begin_roll_back_notice(self.at(Side::Source), self.session, may_be_loaded)
             }
             Action::CleanUp => self.source_will(500, 10_000, SourceWork::CleansUp),
             Action::End(ending) => self.source_ended(ending),
@@ -206,9 +206,9 @@ impl World {
         if !can || !std::mem::take(&mut self.source.fails_next) {
             return false;
         }
-        let step = self.source.brain.as_ref().map_or(Step::Copy, Source::step);
+        let step = self.source.machine.as_ref().map_or(Step::Copy, Source::step);
         let fault = Fault::new(Code::HypervisorFailed, step, Side::Source, "injected");
-        self.source_will(10, 5_000, SourceWork::Told(Event::Failed(fault)));
+        self.source_will(10, 5_000, SourceWork::Deliver(Event::Failed(fault)));
         true
     }
 
@@ -219,23 +219,23 @@ impl World {
         self.after(span, SimEvent::Source { operations, work });
     }
 
-    /// The body has done something.
+    /// The driver has done something.
     pub fn source_done(&mut self, operations: u64, work: SourceWork) {
         if operations != self.source.operations || !self.hosts[self.at(Side::Source)].up {
             return;
         }
         match work {
-            SourceWork::Told(event) => self.tell_source(event),
+            SourceWork::Deliver(event) => self.tell_source(event),
             SourceWork::Protects => {
                 let populated = self.guest.protect();
                 let event = Event::Protected { populated, paused: Duration::ZERO };
-                self.source_will(0, 2_000, SourceWork::Told(event));
+                self.source_will(0, 2_000, SourceWork::Deliver(event));
             }
             SourceWork::Scans(last) => self.scan(last),
             SourceWork::Streams { left, carried } => self.stream_piece(left, carried),
             SourceWork::Writes(left) if self.scenario.mode == ModeTag::Streams => self.rest_of_streams(left),
             SourceWork::Writes(left) => self.device_state_piece(left),
-            SourceWork::RollsBack if !self.owner_is_settled() => {
+            SourceWork::RollsBack if !self.libvirt_is_settled() => {
                 self.source_will(1_000, 5_000, SourceWork::RollsBack);
             }
             SourceWork::RollsBack => {
@@ -266,7 +266,7 @@ impl World {
         let took = self.micros(0, 2_000);
         let event = Event::Scanned { dirty, took, paused: Duration::ZERO };
         let operations = self.source.operations;
-        self.after(took, SimEvent::Source { operations, work: SourceWork::Told(event) });
+        self.after(took, SimEvent::Source { operations, work: SourceWork::Deliver(event) });
     }
 
     fn open_links(&mut self) {

@@ -11,7 +11,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use crate::block::Segment;
 use crate::scan::{Job, Scans, report_buffer, scan_job};
-use crate::sys::{self, Look};
+use crate::sys::{self, ScanKind};
 
 /// Small pages in a huge one.
 pub(super) const PAGES: u64 = 512;
@@ -77,7 +77,7 @@ impl Drop for View {
 }
 
 /// The memory, the file behind it, and what tracks it.
-pub(super) struct Ground {
+pub(super) struct ProbeMemory {
     view: View,
     file: File,
     uffd: OwnedFd,
@@ -86,14 +86,14 @@ pub(super) struct Ground {
     scans: Scans,
 }
 
-impl Ground {
-    pub fn new(scans: Scans) -> io::Result<Ground> {
+impl ProbeMemory {
+    pub fn new(scans: Scans) -> io::Result<ProbeMemory> {
         let file = File::from(memfd_create(NAME, MemfdFlags::CLOEXEC | MemfdFlags::NOEXEC_SEAL)?);
         file.set_len(BYTES as u64)?;
         let uffd = sys::userfaultfd()?;
         sys::uffd_api(&uffd)?;
         let buffer = report_buffer().into_iter().take(BYTES / PAGE_BYTES as usize).collect();
-        Ok(Ground { view: View::new(&file)?, file, uffd, pagemap: pagemap()?, buffer, scans })
+        Ok(ProbeMemory { view: View::new(&file)?, file, uffd, pagemap: pagemap()?, buffer, scans })
     }
 
     pub fn protect(&self) -> io::Result<()> {
@@ -168,7 +168,7 @@ impl Ground {
     /// The pages without an entry in the page tables.
     pub fn empty(&mut self) -> io::Result<Vec<u64>> {
         let job = self.job();
-        Ok(in_pages(&scan_job(&self.pagemap, &mut self.buffer, &job, Look::Empty)?))
+        Ok(in_pages(&scan_job(&self.pagemap, &mut self.buffer, &job, ScanKind::Empty)?))
     }
 
     fn job(&self) -> Job {

@@ -3,17 +3,17 @@
 //!
 //! * [`TestConnection`]: what a transport gives; [`tcp`] is one, [`crate::rdma::wire`] the other.
 //! * [`rules`]: sizes and repetitions of a ping-pong.
-//! * [`play`]: the two sides of a ping-pong, and of a stream in one direction.
+//! * [`run_role`]: the two sides of a ping-pong, and of a stream in one direction.
 //! * [`team`]: threads that send and receive, with a limit over all of them and a way to stop them.
 //! * [`talk`]: documents between the two agents.
 //!
 //! No guest memory is used: a test connection has buffers of its own, because RDMA needs them registered.
 
-pub mod play;
+pub mod document_channel;
+pub mod group;
+pub mod role;
 pub mod rules;
-pub mod talk;
 pub mod tcp;
-pub mod team;
 
 use std::io;
 use std::time::Duration;

@@ -3,63 +3,66 @@
 
 use linerate_core::journal::SourcePhase;
 use linerate_core::recovery::{DestinationEvent, Phase};
-use linerate_core::withdrawal::{Next, Withdrawal};
+use linerate_core::roll_back_notice::{Next, RollBackNotice};
 use linerate_core::{ModeTag, Outcome, Side, destination, source};
 
 use crate::check::{Mutation, Property};
-use crate::source_body::SourceWork;
+use crate::source_driver::SourceWork;
 use crate::world::{SimEvent, World};
 
 impl World {
     /// The first try comes at once.
-    pub fn begin_withdrawal(&mut self, host: usize, session: u64, held: bool) {
-        if self.options.mutation == Some(Mutation::NeverWithdrawn) {
-            return self.set_untold(host, session, false);
+    pub fn begin_roll_back_notice(&mut self, host: usize, session: u64, may_be_loaded: bool) {
+        if self.options.mutation == Some(Mutation::NeverNotified) {
+            return self.set_notice_due(host, session, false);
         }
-        self.set_untold(host, session, held);
-        self.hosts[host].withdrawals.insert(session, Withdrawal::new(self.now, held));
-        self.withdraw(host, self.hosts[host].life, session);
+        self.set_notice_due(host, session, may_be_loaded);
+        self.hosts[host].roll_back_notices.insert(session, RollBackNotice::new(self.now, may_be_loaded));
+        self.send_roll_back_notice(host, self.hosts[host].incarnation, session);
     }
 
     /// Whether a later agent is to tell it.
-    pub fn set_untold(&mut self, host: usize, session: u64, untold: bool) {
+    pub fn set_notice_due(&mut self, host: usize, session: u64, notice_due: bool) {
         let now = self.now;
         let Some(mut record) = self.hosts[host].record(session).cloned() else { return };
-        if record.untold != untold {
-            record.untold = untold;
+        if record.notice_due != notice_due {
+            record.notice_due = notice_due;
             if !self.hosts[host].put(now, session, record, true) {
-                self.hosts[host].untold.insert(session, untold);
+                self.hosts[host].notice_due.insert(session, notice_due);
             }
         }
     }
 
     /// Before the record of the roll-back it goes to disk with it.
-    pub fn untold(&mut self, untold: bool) {
+    pub fn notice_due(&mut self, notice_due: bool) {
         let (host, session) = (self.at(Side::Source), self.session);
         let rolled_back = Phase::Source(SourcePhase::RolledBack);
         match self.hosts[host].record(session).is_some_and(|record| record.phase == rolled_back) {
-            true => self.set_untold(host, session, untold),
+            true => self.set_notice_due(host, session, notice_due),
             false => {
-                self.hosts[host].untold.insert(session, untold);
+                self.hosts[host].notice_due.insert(session, notice_due);
             }
         }
     }
 
     /// Tries once to have the other agent give the session up.
-    pub fn withdraw(&mut self, host: usize, life: u64, session: u64) {
-        if life != self.hosts[host].life {
+    pub fn send_roll_back_notice(&mut self, host: usize, incarnation: u64, session: u64) {
+        if incarnation != self.hosts[host].incarnation {
             return;
         }
         match self.links.iter().position(|link| link.connects()) {
             Some(link) => {
-                self.after(self.links[link].latency, SimEvent::Withdrawn { host, life, session, link });
+                self.after(
+                    self.links[link].latency,
+                    SimEvent::RollBackNoticeArrives { host, incarnation, session, link },
+                );
             }
-            None => self.withdrawal_answered(host, life, session, None),
+            None => self.roll_back_notice_answered(host, incarnation, session, None),
         }
     }
 
     /// The word reaches the destination, which answers as it does to a question.
-    pub fn withdrawn(&mut self, host: usize, life: u64, session: u64, link: usize) {
+    pub fn roll_back_notice_arrives(&mut self, host: usize, incarnation: u64, session: u64, link: usize) {
         let other = 1 - host;
         let hears = self.hosts[other].up && !self.destination.recovering && self.links[link].connects();
         let latency = self.links[link].latency;
@@ -67,29 +70,36 @@ impl World {
             if session == self.session && other == self.at(Side::Destination) {
                 self.tell_destination(destination::Event::RolledBackAtSource);
             }
-            self.tell_destination_case(other, session, DestinationEvent::Withdrawn);
+            self.tell_destination_case(other, session, DestinationEvent::RolledBackAtSource);
             self.outcome_at(other, session)
         });
         // It may have crashed over it.
         let outcome = outcome.filter(|_| self.hosts[other].up);
-        self.after(latency, SimEvent::WithdrawalAnswered { host, life, session, outcome });
+        self.after(latency, SimEvent::RollBackNoticeAnswered { host, incarnation, session, outcome });
     }
 
     /// The answer, or that there is none.
-    pub fn withdrawal_answered(&mut self, host: usize, life: u64, session: u64, outcome: Option<Outcome>) {
+    pub fn roll_back_notice_answered(
+        &mut self,
+        host: usize,
+        incarnation: u64,
+        session: u64,
+        outcome: Option<Outcome>,
+    ) {
         let now = self.now;
-        if life != self.hosts[host].life {
+        if incarnation != self.hosts[host].incarnation {
             return;
         }
-        let Some(withdrawal) = self.hosts[host].withdrawals.get_mut(&session) else { return };
-        match withdrawal.answered(now, outcome) {
-            Next::Again(at) => {
-                self.at_time(at, SimEvent::Withdraws { host, life, session });
+        let Some(notice) = self.hosts[host].roll_back_notices.get_mut(&session) else { return };
+        match notice.answered(now, outcome) {
+            Next::RetryAt(at) => {
+                self.at_time(at, SimEvent::SendRollBackNotice { host, incarnation, session });
                 return;
             }
             Next::GivenUp => {
                 let pid = self.hosts[1 - host].record(session).and_then(|record| record.process);
-                let left = pid.is_some_and(|pid| self.lives(pid)) && self.scenario.mode != ModeTag::Handover;
+                let left =
+                    pid.is_some_and(|pid| self.is_alive(pid)) && self.scenario.mode != ModeTag::Handover;
                 self.check.that(!left, Property::Truthful, || {
                     String::from("a destination says that it gave up, and its guest is there")
                 });
@@ -99,17 +109,17 @@ impl World {
             // The copy here may have ended since, and an operator have decided for the other.
             Next::Committed => {
                 let pid = self.hosts[host].record(session).and_then(|record| record.process);
-                let ended = pid.is_some_and(|pid| !self.lives(pid));
+                let ended = pid.is_some_and(|pid| !self.is_alive(pid));
                 let let_run = self.check.run_there.contains(&session);
                 self.check.that(ended && let_run, Property::OneRuns, || {
                     String::from("a source rolled back, and the destination has committed")
                 });
             }
-            Next::Unheard | Next::Heard => {}
+            Next::NoAnswer | Next::Acknowledged => {}
         }
         self.note(|| String::from("the roll-back is told"));
-        self.set_untold(host, session, false);
-        self.hosts[host].withdrawals.remove(&session);
+        self.set_notice_due(host, session, false);
+        self.hosts[host].roll_back_notices.remove(&session);
     }
 
     /// Somebody connects to a session that the destination's living agent does not know any more.
@@ -117,11 +127,11 @@ impl World {
         let up = self.hosts[self.at(Side::Destination)].up;
         let body = &self.destination;
         let alive = self.links[link].connects() && up && !body.recovering;
-        let known = body.brain.as_ref().is_some_and(|brain| !brain.is_ended());
+        let known = body.machine.as_ref().is_some_and(|machine| !machine.is_ended());
         if alive && !known && self.source.greeted {
             self.note(|| format!("{} does not know the session", Side::Destination));
             let operations = self.source.operations;
-            let work = SourceWork::Told(source::Event::Forgotten);
+            let work = SourceWork::Deliver(source::Event::Forgotten);
             self.after(self.links[link].latency, SimEvent::Source { operations, work });
         }
     }

@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::play::{Part, TestResult, play};
+use super::role::{TestResult, TestRole, run_role};
 use super::{TestConnection, TestError};
 use crate::channel::Closer;
 
 /// A test connection with what is to be done on it.
 pub struct TestThread {
     pub wire: Box<dyn TestConnection>,
-    pub part: Part,
+    pub part: TestRole,
     /// The only CPU that its thread may use.
     pub cpu: Option<usize>,
 }
@@ -68,7 +68,7 @@ fn one(mut player: TestThread, gate: &Receiver<()>) -> Result1 {
     player.cpu.map_or(Ok(()), pin)?;
     gate.recv().map_err(|_| TestError::Closed)?;
     let before = thread_cpu();
-    let played = play(player.wire.as_mut(), player.part)?;
+    let played = run_role(player.wire.as_mut(), player.part)?;
     Ok((player.wire, played, thread_cpu().saturating_sub(before)))
 }
 
@@ -129,20 +129,20 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
+    use crate::bench::BLOCK_BYTES;
+    use crate::bench::tcp::TcpTestConnection;
     use crate::tcp::Stream;
-    use crate::wires::BLOCK_BYTES;
-    use crate::wires::tcp::StreamWire;
 
     const LONG: Duration = Duration::from_secs(60);
 
     fn pair() -> [Box<dyn TestConnection>; 2] {
         let (one, other) = UnixStream::pair().unwrap();
         [one, other].map(|socket| -> Box<dyn TestConnection> {
-            Box::new(StreamWire::new(Stream::new(socket).unwrap(), LONG).unwrap())
+            Box::new(TcpTestConnection::new(Stream::new(socket).unwrap(), LONG).unwrap())
         })
     }
 
-    fn player(wire: Box<dyn TestConnection>, part: Part) -> TestThread {
+    fn player(wire: Box<dyn TestConnection>, part: TestRole) -> TestThread {
         TestThread { wire, part, cpu: None }
     }
 
@@ -151,8 +151,8 @@ mod tests {
         let [mut near, mut far] = pair();
         for (bytes, carried) in [(0, 1), (1, 1), (70_000, 70_000)] {
             let players = vec![
-                player(near, Part::Ask { bytes, repetitions: 7 }),
-                player(far, Part::Answer { bytes, repetitions: 7 }),
+                player(near, TestRole::Ask { bytes, repetitions: 7 }),
+                player(far, TestRole::Answer { bytes, repetitions: 7 }),
             ];
             let (wires, score) = run(players, LONG).unwrap();
             for played in &score.played {
@@ -165,8 +165,10 @@ mod tests {
     #[test]
     fn a_stream_is_counted_to_the_byte_on_both_sides() {
         let [near, far] = pair();
-        let players =
-            vec![player(near, Part::Send { time: Duration::from_millis(20) }), player(far, Part::Receive)];
+        let players = vec![
+            player(near, TestRole::Send { time: Duration::from_millis(20) }),
+            player(far, TestRole::Receive),
+        ];
         let (_, score) = run(players, LONG).unwrap();
         let [sent, received] = score.played.try_into().unwrap();
         assert!(sent.sent_bytes >= 2 * BLOCK_BYTES as u64);
@@ -179,7 +181,7 @@ mod tests {
     fn one_that_fails_ends_all() {
         let ([one, gone], [two, _still_there]) = (pair(), pair());
         drop(gone);
-        let part = Part::Ask { bytes: 1, repetitions: 3 };
+        let part = TestRole::Ask { bytes: 1, repetitions: 3 };
         let error = run(vec![player(one, part), player(two, part)], LONG).err().unwrap();
         assert!(matches!(error, TestError::Closed), "{error}");
     }
@@ -188,14 +190,14 @@ mod tests {
     fn a_limit_ends_what_waits_for_ever() {
         let [near, _far] = pair();
         let limit = Duration::from_millis(30);
-        let error = run(vec![player(near, Part::Receive)], limit).err().unwrap();
+        let error = run(vec![player(near, TestRole::Receive)], limit).err().unwrap();
         assert!(matches!(error, TestError::TimedOut { .. }), "{error}");
     }
 
     #[test]
     fn a_cpu_that_is_not_there_is_named() {
         let [near, _far] = pair();
-        let players = vec![TestThread { wire: near, part: Part::Receive, cpu: Some(100_000) }];
+        let players = vec![TestThread { wire: near, part: TestRole::Receive, cpu: Some(100_000) }];
         let error = run(players, LONG).err().unwrap();
         assert!(matches!(error, TestError::Cpu { cpu: 100_000, .. }), "{error}");
     }

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use common::*;
 use linerate_core::{ChannelId, Run};
 use linerate_net::channel::{ChannelEnd, ChannelError};
+use linerate_net::channel_thread::{ChannelEnds, ChannelHandle, ChannelThreadOptions, Next, WorkSource};
 use linerate_net::pacer::Pacer;
-use linerate_net::pump::{Carrier, ChannelHandle, Next, PumpOptions, WorkSource};
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::send::{StreamAcks, StreamSender};
 
@@ -63,8 +63,8 @@ impl WorkSource for List {
         state.data += data_bytes;
         state.zero += zero_bytes;
     }
-    fn acknowledged(&self, _channel: ChannelId, through: u64, refused: &[u64]) {
-        assert_eq!(refused, []);
+    fn acknowledged(&self, _channel: ChannelId, through: u64, damaged: &[u64]) {
+        assert_eq!(damaged, []);
         self.state.lock().unwrap().acknowledged = through;
     }
     fn lost(&self, _channel: ChannelId, error: ChannelError) {
@@ -73,8 +73,8 @@ impl WorkSource for List {
     }
 }
 
-fn carrier(stream: &Stream) -> Carrier {
-    Carrier {
+fn ends(stream: &Stream) -> ChannelEnds {
+    ChannelEnds {
         sender: Box::new(StreamSender::new(stream.clone())),
         acks: Box::new(StreamAcks::new(stream.clone())),
         closer: stream.closer(),
@@ -94,7 +94,7 @@ fn everything_arrives_and_is_acknowledged() {
     let destination = Destination::serve(destination_end, target);
     let list = List::new(extents(size, 256 << 10), false);
     let pump =
-        ChannelHandle::start(3, carrier(&source_end), list.clone(), PumpOptions::new(regions)).unwrap();
+        ChannelHandle::start(3, ends(&source_end), list.clone(), ChannelThreadOptions::new(regions)).unwrap();
     pump.join();
     assert!(matches!(destination.end(), ChannelEnd::Closed));
     let state = list.state.lock().unwrap();
@@ -110,7 +110,7 @@ fn a_peer_that_reads_nothing_is_lost_as_stalled_and_told_once() {
     let (source_end, _unread) = tcp_pair();
     let list = List::new(extents(size, 1 << 20), true);
     let pump =
-        ChannelHandle::start(0, carrier(&source_end), list.clone(), PumpOptions::new(regions)).unwrap();
+        ChannelHandle::start(0, ends(&source_end), list.clone(), ChannelThreadOptions::new(regions)).unwrap();
     until("the loss", || !list.state.lock().unwrap().lost.is_empty());
     pump.join();
     let state = list.state.lock().unwrap();
@@ -124,7 +124,7 @@ fn an_idle_channel_pings_and_is_not_lost_and_a_stop_tells_no_loss() {
     let destination = Destination::serve(destination_end, Arc::clone(&regions));
     let list = List::new([], true);
     let pump =
-        ChannelHandle::start(0, carrier(&source_end), list.clone(), PumpOptions::new(regions)).unwrap();
+        ChannelHandle::start(0, ends(&source_end), list.clone(), ChannelThreadOptions::new(regions)).unwrap();
     until("twenty pings", || list.state.lock().unwrap().acknowledged >= 20);
     list.state.lock().unwrap().keep = false;
     pump.stop();
@@ -140,7 +140,7 @@ fn a_channel_that_breaks_is_lost_once() {
     let destination = Destination::serve(destination_end, Arc::clone(&regions));
     let list = List::new(extents(1 << 20, 4096), true);
     let pump =
-        ChannelHandle::start(0, carrier(&source_end), list.clone(), PumpOptions::new(regions)).unwrap();
+        ChannelHandle::start(0, ends(&source_end), list.clone(), ChannelThreadOptions::new(regions)).unwrap();
     until("an acknowledgement", || list.state.lock().unwrap().acknowledged > 0);
     destination.fence.close(WAIT).unwrap();
     until("the loss", || !list.state.lock().unwrap().lost.is_empty());
@@ -155,9 +155,9 @@ fn the_bandwidth_limit_holds() {
     let _destination = Destination::serve(destination_end, Arc::clone(&regions));
     let list = List::new(extents(4 << 20, 256 << 10), false);
     let pacer = Arc::new(Pacer::new(NonZeroU64::new(16 << 20).unwrap()));
-    let options = PumpOptions { pacer: Some(pacer), ..PumpOptions::new(regions) };
+    let options = ChannelThreadOptions { pacer: Some(pacer), ..ChannelThreadOptions::new(regions) };
     let begun = Instant::now();
-    ChannelHandle::start(0, carrier(&source_end), list.clone(), options).unwrap().join();
+    ChannelHandle::start(0, ends(&source_end), list.clone(), options).unwrap().join();
     // Sixteen writes, the first on credit: the rate allows the last one no earlier than this. Slower machines pass too.
     assert!(begun.elapsed() >= Duration::from_millis(215), "{:?}", begun.elapsed());
     assert_eq!(list.state.lock().unwrap().acknowledged, 16);
