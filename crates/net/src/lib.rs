@@ -7,7 +7,7 @@
 //! * [`round_trip`]: limits that are longer where a link is far.
 //! * [`control`]: control connections.
 //! * [`stream`]: sockets in at one host and out at the other, over placed writes.
-//! * [`bench`]: connections that are measured instead of used.
+//! * [`mod@bench`]: connections that are measured instead of used.
 //! * [`region`]: what a carrier needs of the memory that it moves.
 
 #![allow(missing_docs, reason = "a name that says everything has no comment")]

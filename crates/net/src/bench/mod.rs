@@ -1,11 +1,11 @@
 //! Test connections, as a measurement sees them: each sends `n` bytes and waits for `n` bytes.
 //! `linerate bench` and the load of `linerate doctor` are made of it.
 //!
-//! * [`TestConnection`]: what a transport gives; [`tcp`] is one, [`crate::rdma::wire`] the other.
+//! * [`TestConnection`]: what a transport gives; [`tcp`] is one, [`crate::rdma::test_connection`] the other.
 //! * [`rules`]: sizes and repetitions of a ping-pong.
-//! * [`run_role`]: the two sides of a ping-pong, and of a stream in one direction.
-//! * [`team`]: threads that send and receive, with a limit over all of them and a way to stop them.
-//! * [`talk`]: documents between the two agents.
+//! * [`role`]: the two sides of a ping-pong, and of a stream in one direction.
+//! * [`group`]: threads that send and receive, with a limit over all of them and a way to stop them.
+//! * [`document_channel`]: documents between the two agents.
 //!
 //! No guest memory is used: a test connection has buffers of its own, because RDMA needs them registered.
 

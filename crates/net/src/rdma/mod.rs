@@ -5,7 +5,7 @@
 //!   payloads are copied to that cannot be sent from where they lie.
 //! * [`devices`], [`counters`]: what this host's adapters are and count. * [`memory`]: memory that adapters work on.
 //! * `connection`, `domain`, `verbs`, `cm`: queue pairs and what belongs to them, each released by its drop; `release`: when the port is down.
-//! * [`wire`]: a queue pair that is measured instead of used.
+//! * [`test_connection`]: a queue pair that is measured instead of used.
 //! * [`library`], [`abi`]: the system's libraries, loaded when needed. * [`error`]: what can go wrong.
 //!
 //! ```text

@@ -38,7 +38,7 @@ impl StreamReceiver {
 
     /// Ends the channel when so many frames arrived damaged. For memory that nobody writes but the channels, where each
     /// is damage on the way, and where nothing that has landed may be sent again. A fence can name
-    /// [`DAMAGED_MAX`](linerate_wire::frame::REFUSED_MAX) of them.
+    /// [`DAMAGED_MAX`](linerate_wire::frame::DAMAGED_MAX) of them.
     pub fn refusals_max(self, refusals_max: usize) -> StreamReceiver {
         StreamReceiver { refusals_max, ..self }
     }
