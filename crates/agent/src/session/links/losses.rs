@@ -2,12 +2,13 @@
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
+use std::sync::MutexGuard;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use linerate_core::{ChannelId, LinkId, PathId};
 use linerate_net::channel::ChannelError;
 use linerate_net::links::Link;
+use linerate_net::lock::Mutex;
 
 use crate::faults::chain;
 
@@ -54,7 +55,7 @@ pub(crate) struct Losses(Mutex<Vec<Entry>>);
 
 impl Losses {
     fn lock(&self) -> MutexGuard<'_, Vec<Entry>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// A link is going to be used: its thread hears of losses.
