@@ -61,7 +61,7 @@ fn serve(
         if let ChannelEnd::Failed(error @ ChannelError::Memory { .. }) = end {
             // No other channel could do better, and a link that is opened again and again would hide it.
             let fault =
-                Fault::new(Code::MemoryFailed, session.brain().step(), Side::Destination, chain(error));
+                Fault::new(Code::MemoryFailed, session.machine().step(), Side::Destination, chain(error));
             session.tell(Event::ReceivingFailed(session.ram_folder.explain(fault)));
         }
         session.received_bytes.fetch_add(stats.counters().data_bytes, Ordering::Relaxed);

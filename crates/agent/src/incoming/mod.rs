@@ -5,7 +5,7 @@
 //! | here | what all threads of a session share |
 //! | `sessions` | all of them, who may join one, and what they need of this host |
 //! | `steps` | actions of the core, in the order of the ten steps, and where each is done |
-//! | `body` | the loop that gives events to the core and executes its actions |
+//! | `session_loop` | the loop that gives events to the core and executes its actions |
 //! | `worker` | the one thread that deals with the incoming QEMU |
 //! | `admit` | may it come here: memory, names, QEMU, disks, networks |
 //! | `domain` | a guest that libvirt has started and drives |
@@ -13,10 +13,10 @@
 //! | `channels` | what comes over the channels of the source |
 
 mod admit;
-mod body;
 mod channels;
 pub(crate) mod domain;
 mod ram_folder;
+mod session_loop;
 mod sessions;
 mod steps;
 mod storage;
@@ -87,7 +87,7 @@ pub struct Incoming {
     order: u64,
     started_unix_ms: u64,
     clock: Clock,
-    brain: Mutex<Destination>,
+    machine: Mutex<Destination>,
     inbox: Sender<Input>,
     door: Door,
     regions: OnceLock<Arc<RegionTable>>,
@@ -116,10 +116,10 @@ impl Incoming {
         let told = inbox.clone();
         let door = Door::open(move |event| drop(told.send(Input::Event(event.into()))))?;
         let shared = Arc::new(Incoming::new(identity, order, peer, inbox, door));
-        let body = body::Body::new(sessions.clone(), shared.clone())?;
+        let session_loop = session_loop::SessionLoop::new(sessions.clone(), shared.clone())?;
         std::thread::Builder::new()
             .name(format!("in-{}", identity.session))
-            .spawn(move || body.run(&receiver))?;
+            .spawn(move || session_loop.run(&receiver))?;
         Ok(shared)
     }
 
@@ -134,7 +134,7 @@ impl Incoming {
             order,
             started_unix_ms: unix_ms(),
             clock,
-            brain: Mutex::new(Destination::new(clock.now(), Config::default())),
+            machine: Mutex::new(Destination::new(clock.now(), Config::default())),
             inbox,
             door,
             regions: OnceLock::new(),
@@ -148,8 +148,8 @@ impl Incoming {
         }
     }
 
-    fn brain(&self) -> MutexGuard<'_, Destination> {
-        self.brain.lock().unwrap_or_else(PoisonError::into_inner)
+    fn machine(&self) -> MutexGuard<'_, Destination> {
+        self.machine.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn tell(&self, event: Event) {
@@ -168,28 +168,28 @@ impl Incoming {
 
     /// What a source that asks is told.
     pub fn outcome(&self) -> Outcome {
-        self.brain().outcome()
+        self.machine().outcome()
     }
 
     /// Highest control message received; said in a WELCOME.
     pub fn received_through(&self) -> u64 {
-        self.brain().received_through()
+        self.machine().received_through()
     }
 
     /// Its source cannot be heard, and cannot have committed.
     pub fn is_orphaned(&self) -> bool {
-        let brain = self.brain();
-        brain.paths() == 0 && !brain.is_committed() && !brain.is_held()
+        let machine = self.machine();
+        machine.paths() == 0 && !machine.is_committed() && !machine.is_held()
     }
 
     /// The guest is complete, and its source, which may have committed, is not heard.
     pub fn is_held(&self) -> bool {
-        self.brain().is_held()
+        self.machine().is_held()
     }
 
     /// The guest was taken over.
     pub fn is_arrived(&self) -> bool {
-        self.brain().outcome() == Outcome::Committed
+        self.machine().outcome() == Outcome::Committed
     }
 
     /// The operator of this host decides over a guest that is held.
@@ -205,7 +205,7 @@ impl Incoming {
     /// The operator of this host wants it to end. Says whether it is not too late.
     pub fn cancel(&self) -> bool {
         self.tell(Event::Cancel);
-        !self.brain().is_complete()
+        !self.machine().is_complete()
     }
 
     /// Its source has rolled back.
@@ -215,21 +215,21 @@ impl Incoming {
 
     /// A line about it.
     pub fn summary(&self) -> MigrationSummary {
-        let brain = self.brain();
-        let state = match (brain.is_ended(), brain.outcome()) {
+        let machine = self.machine();
+        let state = match (machine.is_ended(), machine.outcome()) {
             (_, Outcome::Committed) => MigrationState::Completed,
             (true, _) => MigrationState::Failed,
-            (false, _) if brain.is_held() => MigrationState::Undecided,
+            (false, _) if machine.is_held() => MigrationState::Undecided,
             (false, _) => MigrationState::Running,
         };
-        let note = brain.is_held().then(|| HELD.to_owned());
+        let note = machine.is_held().then(|| HELD.to_owned());
         MigrationSummary {
             id: MigrationId(self.session.to_string()),
             guest: self.guest(),
             direction: Direction::Incoming,
             peer: self.peer.to_string(),
             state,
-            step: convert::step(brain.step()),
+            step: convert::step(machine.step()),
             started_unix_ms: self.started_unix_ms,
             sent_bytes: self.received_bytes.load(Ordering::Relaxed),
             note,

@@ -2,11 +2,11 @@
 
 use linerate_core::destination::Action;
 
-use super::body::Body;
 use super::channels;
+use super::session_loop::SessionLoop;
 use super::worker::Job;
 
-impl Body {
+impl SessionLoop {
     /// Has an action of the core executed. What the worker does comes back as an event.
     pub(super) fn execute(&mut self, action: Action) {
         match action {
@@ -19,18 +19,18 @@ impl Body {
             Action::Admit { guest, description, mode } => {
                 let (session, peer) = (self.shared.session, self.shared.peer);
                 tracing::info!(%session, guest, mode = %mode.tag(), %peer, "a guest is offered");
-                self.worker.ask(Job::Admit { guest, description, mode });
+                self.worker.submit(Job::Admit { guest, description, mode });
             }
             // 4 prepare
-            Action::Prepare => self.worker.ask(Job::Prepare),
+            Action::Prepare => self.worker.submit(Job::Prepare),
             // 8 blackout
-            Action::Seal { digest } => self.worker.ask(Job::Seal { digest }),
-            Action::LoadDeviceState(bytes) => self.worker.ask(Job::LoadDeviceState(bytes)),
-            Action::FinishDeviceState => self.worker.ask(Job::FinishDeviceState),
-            Action::CheckDisks(disks) => self.worker.ask(Job::CheckDisks(disks)),
+            Action::Seal { digest } => self.worker.submit(Job::Seal { digest }),
+            Action::LoadDeviceState(bytes) => self.worker.submit(Job::LoadDeviceState(bytes)),
+            Action::FinishDeviceState => self.worker.submit(Job::FinishDeviceState),
+            Action::CheckDisks(disks) => self.worker.submit(Job::CheckDisks(disks)),
             // 9 commit
-            Action::Run { ran } => self.worker.ask(Job::Run { ran, cpu_before: self.cpu_before }),
-            Action::RestoreHypervisor => self.worker.ask(Job::Release),
+            Action::Run { ran } => self.worker.submit(Job::Run { ran, cpu_before: self.cpu_before }),
+            Action::RestoreHypervisor => self.worker.submit(Job::Release),
             // 10 clean up, or instead of 9: nothing of the guest stays here
             Action::Discard => self.tear_down(),
             Action::End(fault) => self.end(fault),

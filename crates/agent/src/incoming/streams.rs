@@ -91,7 +91,7 @@ impl Incoming {
     pub(super) fn heard(&self, message: Message) {
         let Some(carriage) = self.carriage.get() else { return };
         if let Err(violation) = carriage.heard(message) {
-            let step = self.brain().step();
+            let step = self.machine().step();
             let fault = Fault::new(Code::ProtocolViolation, step, Side::Source, violation.to_string());
             self.tell(Event::ReceivingFailed(fault));
         }

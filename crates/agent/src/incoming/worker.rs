@@ -108,7 +108,7 @@ impl Worker {
     }
 
     /// Queues a job. [`Job::TearDown`] ends the waits of the job in progress.
-    pub fn ask(&self, job: Job) {
+    pub fn submit(&self, job: Job) {
         if matches!(job, Job::TearDown) {
             self.abandon.store(true, Ordering::SeqCst);
         }

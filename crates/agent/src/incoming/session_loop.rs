@@ -22,7 +22,7 @@ use crate::session::paths::Paths;
 const LONG: Duration = Duration::from_secs(3600);
 
 /// Everything that the loop has of its own.
-pub(super) struct Body {
+pub(super) struct SessionLoop {
     sessions: Arc<Sessions>,
     pub shared: Arc<Incoming>,
     pub worker: Worker,
@@ -31,17 +31,24 @@ pub(super) struct Body {
     over: bool,
 }
 
-impl Body {
-    pub fn new(sessions: Arc<Sessions>, shared: Arc<Incoming>) -> io::Result<Body> {
+impl SessionLoop {
+    pub fn new(sessions: Arc<Sessions>, shared: Arc<Incoming>) -> io::Result<SessionLoop> {
         let worker = Worker::start(sessions.clone(), shared.clone())?;
-        Ok(Body { sessions, shared, worker, paths: Paths::default(), cpu_before: cpu_time(), over: false })
+        Ok(SessionLoop {
+            sessions,
+            shared,
+            worker,
+            paths: Paths::default(),
+            cpu_before: cpu_time(),
+            over: false,
+        })
     }
 
     /// Runs until the core says that it is over.
     pub fn run(mut self, inbox: &Receiver<Input>) {
         while !self.over {
             let now = self.shared.clock.now();
-            let wait = self.shared.brain().timeout().map_or(LONG, |at| at.since(now));
+            let wait = self.shared.machine().timeout().map_or(LONG, |at| at.since(now));
             match inbox.recv_timeout(wait) {
                 Ok(input) => self.take(input),
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => self.handle(Event::Tick),
@@ -101,13 +108,13 @@ impl Body {
 
     fn handle(&mut self, event: Event) {
         let now = self.shared.clock.now();
-        self.shared.brain().handle(now, event);
+        self.shared.machine().handle(now, event);
     }
 
     fn act(&mut self) {
         loop {
             let now = self.shared.clock.now();
-            let Some(action) = self.shared.brain().poll_action(now) else { return };
+            let Some(action) = self.shared.machine().poll_action(now) else { return };
             self.execute(action);
         }
     }
@@ -128,7 +135,7 @@ impl Body {
         if let Some(carriage) = self.shared.carriage.get() {
             carriage.streams.fail_all();
         }
-        self.worker.ask(Job::TearDown);
+        self.worker.submit(Job::TearDown);
     }
 
     pub(super) fn end(&mut self, fault: Option<Fault>) {
@@ -152,12 +159,12 @@ impl Body {
     }
 
     pub(super) fn write_journal(&mut self, phase: DestinationPhase) {
-        let name = self.shared.brain().guest().to_owned();
+        let name = self.shared.machine().guest().to_owned();
         *self.shared.guest.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = name;
         let mut waiting = self.worker.waiting();
-        let brain = self.shared.brain();
-        (waiting.ran, waiting.mode) = (brain.ran(), brain.mode());
-        drop(brain);
+        let machine = self.shared.machine();
+        (waiting.ran, waiting.mode) = (machine.ran(), machine.mode());
+        drop(machine);
         if phase == DestinationPhase::Committed && self.has_ended() {
             let detail = "its QEMU ended before it was handed over";
             return self.handle(Event::Failed(Fault::new(
@@ -183,7 +190,7 @@ impl Body {
         match put {
             Ok(()) => self.handle(Event::Journaled(phase)),
             Err(error) => {
-                let step = self.shared.brain().step();
+                let step = self.shared.machine().step();
                 self.handle(Event::Failed(fault(Code::JournalFailed, step, Side::Destination, &error)));
             }
         }
