@@ -6,15 +6,18 @@
 //! | `sessions` | all of them, who may join one, and what they need of this host |
 //! | `steps` | actions of the core, in the order of the ten steps, and where each is done |
 //! | `session_loop` | the loop that gives events to the core and executes its actions |
-//! | `worker` | the one thread that deals with the incoming QEMU |
+//! | `worker` | the one thread that deals with the incoming QEMU: it gives tasks to the driver |
+//! | `driver` | what each mode does with the incoming QEMU; `context`: what every driver needs |
 //! | `admit` | may it come here: memory, names, QEMU, disks, networks |
-//! | `domain` | a guest that libvirt has started and drives |
+//! | `domain` | finds the QEMU that libvirt has started |
 //! | `streams` | streams of the session are connected to the incoming QEMU |
 //! | `channels` | what comes over the channels of the source |
 
 mod admit;
 mod channels;
+mod context;
 pub(crate) mod domain;
+mod driver;
 mod ram_folder;
 mod session_loop;
 mod sessions;
@@ -76,6 +79,14 @@ pub(crate) enum Input {
     Refused(StreamId),
 }
 
+/// What the source's channels fill.
+enum ChannelTarget {
+    /// RAM of the guest.
+    Ram(Arc<RegionTable>),
+    /// Rings of the hypervisor's own streams.
+    Streams(StreamTransport),
+}
+
 /// A migration that comes to this host.
 pub struct Incoming {
     /// Names it on both hosts.
@@ -90,10 +101,9 @@ pub struct Incoming {
     machine: Mutex<Destination>,
     inbox: Sender<Input>,
     door: Door,
-    regions: OnceLock<Arc<RegionTable>>,
+    /// Set by the driver when the guest is admitted.
+    target: OnceLock<ChannelTarget>,
     fences: Arc<Fences>,
-    /// The hypervisor's streams, if RAM comes in them.
-    carriage: OnceLock<StreamTransport>,
     /// Who connects them to the waiting hypervisor, once it waits.
     connector: OnceLock<Sender<(StreamId, String)>>,
     /// Keys and registered memory of this session on every RDMA device.
@@ -137,9 +147,8 @@ impl Incoming {
             machine: Mutex::new(Destination::new(clock.now(), Config::default())),
             inbox,
             door,
-            regions: OnceLock::new(),
+            target: OnceLock::new(),
             fences: Arc::default(),
-            carriage: OnceLock::new(),
             connector: OnceLock::new(),
             domains: rdma::Domains::default(),
             ram_folder: ram_folder::RamFolder::default(),
@@ -150,6 +159,14 @@ impl Incoming {
 
     fn machine(&self) -> MutexGuard<'_, Destination> {
         self.machine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The hypervisor's streams, if RAM comes in them.
+    fn carriage(&self) -> Option<&StreamTransport> {
+        match self.target.get()? {
+            ChannelTarget::Streams(carriage) => Some(carriage),
+            ChannelTarget::Ram(_) => None,
+        }
     }
 
     fn tell(&self, event: Event) {
@@ -243,7 +260,7 @@ impl Incoming {
 
     /// A data connection for this side to write to was welcomed.
     pub fn attach_back(&self, channel: ChannelId, link: LinkId, stream: &Stream) -> Result<(), String> {
-        let carriage = self.carriage.get().ok_or("this session has no streams")?;
+        let carriage = self.carriage().ok_or("this session has no streams")?;
         carriage.attach_back(channel, link, stream).map_err(|error| chain(&error))
     }
 

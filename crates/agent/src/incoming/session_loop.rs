@@ -11,9 +11,8 @@ use linerate_core::journal::DestinationPhase;
 use linerate_core::{Code, Fault, Message, Outcome, PathId, Side, Step};
 use linerate_guest::procfs;
 
-use super::worker::{Job, Worker};
+use super::worker::Worker;
 use super::{Incoming, Input, Sessions};
-use crate::clock::cpu_time;
 use crate::faults::{chain, fault};
 use crate::journal::Record;
 use crate::session::paths::Paths;
@@ -27,21 +26,13 @@ pub(super) struct SessionLoop {
     pub shared: Arc<Incoming>,
     pub worker: Worker,
     paths: Paths,
-    pub cpu_before: Duration,
     over: bool,
 }
 
 impl SessionLoop {
     pub fn new(sessions: Arc<Sessions>, shared: Arc<Incoming>) -> io::Result<SessionLoop> {
         let worker = Worker::start(sessions.clone(), shared.clone())?;
-        Ok(SessionLoop {
-            sessions,
-            shared,
-            worker,
-            paths: Paths::default(),
-            cpu_before: cpu_time(),
-            over: false,
-        })
+        Ok(SessionLoop { sessions, shared, worker, paths: Paths::default(), over: false })
     }
 
     /// Runs until the core says that it is over.
@@ -58,7 +49,7 @@ impl SessionLoop {
             }
             self.act();
         }
-        if let Some(carriage) = self.shared.carriage.get() {
+        if let Some(carriage) = self.shared.carriage() {
             carriage.end(self.shared.session);
         }
         self.shared.fences.close_all();
@@ -81,7 +72,7 @@ impl SessionLoop {
             }
             Input::StreamsSpeak => {
                 let shared = self.shared.clone();
-                let notes = shared.carriage.get().map(|carriage| carriage.streams.take_notes());
+                let notes = shared.carriage().map(|carriage| carriage.streams.take_notes());
                 for (stream, note) in notes.unwrap_or_default() {
                     self.handle(Event::SendStreamMessage(Message::Stream { stream, note }));
                 }
@@ -89,7 +80,7 @@ impl SessionLoop {
             Input::ChannelLost(channel, error) => {
                 tracing::debug!(channel, error = chain(&error), "a channel is lost");
                 let shared = self.shared.clone();
-                let Some(carriage) = shared.carriage.get() else { return };
+                let Some(carriage) = shared.carriage() else { return };
                 if carriage.streams.channel_gone(channel) {
                     self.handle(Event::SendStreamMessage(Message::Fence { channel }));
                 }
@@ -130,12 +121,12 @@ impl SessionLoop {
         }
     }
 
-    pub(super) fn tear_down(&self) {
+    pub(super) fn discard(&self) {
         // First: a QEMU that waits for its streams may not answer.
-        if let Some(carriage) = self.shared.carriage.get() {
+        if let Some(carriage) = self.shared.carriage() {
             carriage.streams.fail_all();
         }
-        self.worker.submit(Job::TearDown);
+        self.worker.discard();
     }
 
     pub(super) fn end(&mut self, fault: Option<Fault>) {

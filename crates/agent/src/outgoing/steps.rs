@@ -9,12 +9,12 @@
 //! | 1 | resolve | `start`, `mode`, `storage`: the guest is read, its way is chosen | |
 //! | 2 | authorise | `session/contact`: first contact; `session_loop`: the loop begins | `agent`: the session begins |
 //! | 3 | admit | the core offers the guest | `incoming/admit`: checks and reserves |
-//! | 4 | prepare | the core waits | `incoming/worker/prepare`: the incoming QEMU |
+//! | 4 | prepare | the core waits | `incoming/driver`: the incoming QEMU |
 //! | 5 | connect | `links`, `session/links`: paired, proven, carrying | `incoming/channels`: takes the channels |
 //! | 6 | track | `worker`: all RAM is write-protected | |
 //! | 7 | copy | `work`: channels ask the core; `worker`: scans; `streams`: QEMU's own connections | `session/fences` |
-//! | 8 | blackout | `worker`: QEMU stops the guest, last scan, device state | `incoming/worker`: seals, loads |
-//! | 9 | commit | `session_loop`: the journal, then Commit | `incoming/session_loop`: the journal; `incoming/worker/ending`: runs |
+//! | 8 | blackout | `worker`: QEMU stops the guest, last scan, device state | `incoming/driver`: seals, loads |
+//! | 9 | commit | `session_loop`: the journal, then Commit | `incoming/session_loop`: the journal; `incoming/driver/own_qemu`: runs |
 //! | 10 | clean up | `worker/ending`: nothing of the guest stays here | |
 
 use std::sync::Arc;

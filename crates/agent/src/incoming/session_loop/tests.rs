@@ -6,7 +6,7 @@ use linerate_core::destination::Action;
 use linerate_core::{Mode, ModeTag, SessionId, Token};
 use linerate_net::stream::endpoint::Socket;
 
-use super::super::streams;
+use super::super::{ChannelTarget, streams};
 use super::*;
 use crate::journal::Waiting;
 use crate::session::identity::Identity;
@@ -45,11 +45,11 @@ fn streams_are_reset_before_the_waiting_hypervisor_is_torn_down() {
     let identity = Identity { session: SessionId([1; 16]), token: Token([2; 32]) };
     let (inbox, _inputs) = channel();
     let shared = Arc::new(Incoming::new(identity, 1, peer, inbox, Door::closed()));
-    shared.carriage.set(streams::carriage(&shared)).ok().unwrap();
+    shared.target.set(ChannelTarget::Streams(streams::carriage(&shared))).ok().unwrap();
     let mut session_loop = SessionLoop::new(agent(&dir, &[]).incoming.clone(), shared.clone()).unwrap();
     let open = || {
         let (here, _there) = std::os::unix::net::UnixStream::pair().unwrap();
-        shared.carriage.get().unwrap().streams.open("x", Socket::new(here).unwrap())
+        shared.carriage().unwrap().streams.open("x", Socket::new(here).unwrap())
     };
     assert!(open().is_ok());
     session_loop.execute(Action::Discard);
