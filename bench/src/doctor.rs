@@ -1,5 +1,6 @@
-//! How long the doctor takes: two hosts with four links in full and in short form, 64 saved inventories compared. And what its
-//! advice is worth where a bridge in the middle passes less than the hosts send ([`jumbo`]), also to QEMU by itself ([`alone`]). Reports; asserts no time.
+//! How long the doctor takes: two hosts with four links in full and in short form, with two links in short form, 64 saved
+//! inventories compared. And what its advice is worth where a bridge in the middle passes less than the hosts send
+//! ([`jumbo`]), also to QEMU by itself ([`alone`]). Reports; asserts no time.
 
 mod alone;
 mod jumbo;
@@ -19,7 +20,15 @@ use crate::{Common, interrupt};
 
 /// What issue and documentation speak of.
 const LINKS: usize = 4;
+const FEW_LINKS: usize = 2;
 const SAVED: usize = 64;
+/// What is timed, and how long it may take.
+const TIMED: [(&str, Option<f64>); 4] = [
+    ("two hosts, four links, in full", Some(20.0)),
+    ("the same, `--quick`", Some(1.0)),
+    ("two hosts, two links, `--quick`", Some(1.0)),
+    ("64 saved inventories", Some(1.0)),
+];
 
 /// `linerate-bench doctor`
 #[derive(Debug, clap::Args)]
@@ -55,7 +64,7 @@ struct Results {
 /// Does all of it, and prints medians. True: nothing is asserted here.
 pub fn run(flags: Flags, json: bool) -> anyhow::Result<bool> {
     let binary = flags.common.binary()?;
-    let steps = 3 + if flags.no_migrations { 0 } else { jumbo::STATES + alone::COUNT };
+    let steps = TIMED.len() + if flags.no_migrations { 0 } else { jumbo::STATES + alone::COUNT };
     let mut progress = Progress::new(flags.rounds * steps);
     let doctor = timings(&flags, &binary, &mut progress)?;
     let migrations = match flags.no_migrations {
@@ -78,40 +87,56 @@ pub fn run(flags: Flags, json: bool) -> anyhow::Result<bool> {
     Ok(true)
 }
 
+/// Two hosts with agents.
+struct Hosts {
+    agents: Vec<Agent>,
+    // Behind the agents: dropped after them.
+    lab: Lab,
+}
+
+impl Hosts {
+    fn new(flags: &Flags, links: usize, binary: &Path) -> anyhow::Result<Hosts> {
+        let lab = Lab::builder().links(vec![LinkSpec::shaped(flags.mbps); links]).build()?;
+        let options = AgentOptions { binary: Some(binary.to_owned()), ..AgentOptions::default() };
+        let agents = lab.hosts().iter().map(|host| Agent::start(host, options.clone()));
+        Ok(Hosts { agents: agents.collect::<Result<_, _>>()?, lab })
+    }
+
+    /// `linerate doctor` about both.
+    fn doctor(&self) -> anyhow::Result<Command> {
+        let (here, there) =
+            (self.agents.first().context("no agent")?, self.agents.get(1).context("no second agent")?);
+        let mut command = here.client();
+        command.args(["doctor", "--json"]).arg(there.address(0).to_string());
+        Ok(command)
+    }
+}
+
 fn timings(flags: &Flags, binary: &Path, progress: &mut Progress) -> anyhow::Result<Vec<Row>> {
-    let lab = Lab::builder().links([LinkSpec::shaped(flags.mbps); LINKS]).build()?;
-    let options = AgentOptions { binary: Some(binary.to_owned()), ..AgentOptions::default() };
-    let agents: Vec<Agent> =
-        lab.hosts().iter().map(|host| Agent::start(host, options.clone())).collect::<Result<_, _>>()?;
-    let (here, there) = (agents.first().context("no agent")?, agents.get(1).context("no second agent")?);
-    let other = there.address(0).to_string();
-    let saved = lab.directory().join("saved");
-    let many = lab.directory().join("many");
-    timed(here.client().args(["doctor", &other, "--quick", "--json", "--save"]).arg(&saved))?;
+    let hosts = Hosts::new(flags, LINKS, binary)?;
+    let few_links = Hosts::new(flags, FEW_LINKS, binary)?;
+    let saved = hosts.lab.directory().join("saved");
+    let many = hosts.lab.directory().join("many");
+    timed(hosts.doctor()?.args(["--quick", "--save"]).arg(&saved))?;
     survey::many(&saved, &many, SAVED).context("inventories of many hosts")?;
 
-    let whats = [
-        ("two hosts, four links, in full", Some(20.0)),
-        ("the same, `--quick`", Some(1.0)),
-        ("64 saved inventories", Some(1.0)),
-    ];
-    let mut figures = vec![Vec::new(); whats.len()];
+    let mut figures = vec![Vec::new(); TIMED.len()];
     for _ in 0..flags.rounds {
-        for ((place, (what, _)), figures) in whats.iter().enumerate().zip(&mut figures) {
+        for ((place, (what, _)), figures) in TIMED.iter().enumerate().zip(&mut figures) {
             ensure!(!interrupt::asked(), "interrupted");
             progress.doing(what);
             let mut command = match place {
-                2 => Command::new(binary),
-                _ => here.client(),
+                0 | 1 => hosts.doctor()?,
+                2 => few_links.doctor()?,
+                _ => Command::new(binary),
             };
-            command.arg("doctor").arg("--json");
             match place {
-                0 => command.arg(&other),
-                1 => command.args([other.as_str(), "--quick"]),
-                _ => command.arg("--from").arg(&many),
+                0 => &mut command,
+                1 | 2 => command.arg("--quick"),
+                _ => command.args(["doctor", "--json", "--from"]).arg(&many),
             };
-            let (hosts, seconds) = timed(&mut command)?;
-            ensure!(hosts == if place == 2 { SAVED } else { 2 }, "{hosts} hosts were looked at");
+            let (seen, seconds) = timed(&mut command)?;
+            ensure!(seen == if place == 3 { SAVED } else { 2 }, "{seen} hosts were looked at");
             progress.done(&format!("{what}: {seconds:.3} s"));
             figures.push(seconds);
         }
@@ -121,7 +146,7 @@ fn timings(flags: &Flags, binary: &Path, progress: &mut Progress) -> anyhow::Res
         target_s,
         seconds: spread(figures),
     };
-    Ok(whats.into_iter().zip(figures).map(row).collect())
+    Ok(TIMED.into_iter().zip(figures).map(row).collect())
 }
 
 /// How many hosts were looked at, and how long it took.

@@ -4,13 +4,14 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use linerate_api::{MigrateRequest, MigrationSummary};
 use linerate_core::{Code, Fault, SessionId, Side, Step};
 use linerate_guest::host::QemuCache;
 use linerate_guest::registry::{GuestRecord, Registry};
+use linerate_net::lock::Mutex;
 use linerate_net::rdma::listen::Accepted as RdmaAccepted;
 use linerate_net::tcp::listen::Accepted;
 use linerate_wire::frame::{Hello, Role as Purpose, Welcome};
@@ -61,10 +62,6 @@ pub struct Agent {
     pub tunnels: Arc<tunnel::Sessions>,
     /// Domains that libvirt is asked to move.
     pub(crate) moves: Arc<Moves>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Agent {
@@ -131,12 +128,12 @@ impl Agent {
         if let Ok(begun) = &begun {
             self.outgoing.add(begun.clone());
         }
-        lock(&self.starting).remove(guest);
+        self.starting.lock().remove(guest);
         begun
     }
 
     fn claim(&self, guest: &str) -> Result<(), Fault> {
-        let mut starting = lock(&self.starting);
+        let mut starting = self.starting.lock();
         let outgoing = self.outgoing().into_iter().find(|one| one.request.guest == guest && !one.is_over());
         let coming = self.coming().into_iter().find(|one| one.guest() == guest && !one.is_arrived());
         let here = self.registry.get(guest).ok().map(|record| process(&record));

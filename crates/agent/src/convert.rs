@@ -20,7 +20,7 @@ fn side(side: Side) -> api::Side {
     api::Side::from_number(side as u8).unwrap_or(api::Side::Source)
 }
 
-fn guest_state(state: GuestState) -> api::GuestState {
+pub fn guest_state(state: GuestState) -> api::GuestState {
     api::GuestState::from_number(state as u8).unwrap_or(api::GuestState::InDoubt)
 }
 

@@ -1,9 +1,10 @@
 //! Events of one migration, for everybody who watches it: what happened so far first, then what happens now.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 use std::time::Instant;
 
 use linerate_api::{DomainEvent, Event, EventKind};
+use linerate_net::lock::Mutex;
 use tokio::sync::watch;
 
 #[derive(Debug, Default)]
@@ -39,7 +40,7 @@ impl Default for EventLog {
 
 impl EventLog {
     fn lock(&self) -> MutexGuard<'_, Log> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+        self.log.lock()
     }
 
     /// Something happened. After [`EventKind::Finished`] nothing does.

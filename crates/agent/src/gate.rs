@@ -15,8 +15,9 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use linerate_net::lock::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use socket2::{Domain, SockAddr, Type};
 
@@ -43,33 +44,33 @@ pub struct StreamGates {
 impl StreamGates {
     /// One more.
     pub fn add(&self, gate: Arc<StreamGate>) {
-        lock(&self.streams).insert(gate.path.clone(), gate);
+        self.streams.lock().insert(gate.path.clone(), gate);
     }
 
     /// The one with this socket.
     pub fn get(&self, path: &Path) -> Option<Arc<StreamGate>> {
-        lock(&self.streams).get(path).cloned()
+        self.streams.lock().get(path).cloned()
     }
 
     /// One more, for libvirt's own connection.
     pub fn add_job(&self, gate: Arc<LibvirtJob>) {
-        lock(&self.jobs).insert(gate.path.clone(), gate);
+        self.jobs.lock().insert(gate.path.clone(), gate);
     }
 
     /// The one with this socket.
     pub fn job(&self, path: &Path) -> Option<Arc<LibvirtJob>> {
-        lock(&self.jobs).get(path).cloned()
+        self.jobs.lock().get(path).cloned()
     }
 
     /// It is of no more use, and nobody may connect to its socket any more.
     pub fn forget(&self, gate: &StreamGate) {
-        lock(&self.streams).remove(&gate.path);
+        self.streams.lock().remove(&gate.path);
         gate.remove();
     }
 
     /// The same.
     pub fn forget_job(&self, gate: &LibvirtJob) {
-        lock(&self.jobs).remove(&gate.path);
+        self.jobs.lock().remove(&gate.path);
         gate.remove();
     }
 }
@@ -136,10 +137,6 @@ impl Connection {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl StreamGate {
     /// A socket at which connections wait. Each goes on by `connect` once it was let in.
     pub fn new(path: &Path, connect: Connect) -> io::Result<StreamGate> {
@@ -159,7 +156,7 @@ impl StreamGate {
 
     /// Lets connections in. What they write is kept.
     pub fn admit(self: &Arc<StreamGate>) -> io::Result<()> {
-        let waiting = lock(&self.waiting).take();
+        let waiting = self.waiting.lock().take();
         let (listener, ours) = waiting.ok_or_else(|| io::Error::other("it was opened or shut before"))?;
         // The first in the queue is ours.
         drop(listener.accept()?);
@@ -192,7 +189,7 @@ impl StreamGate {
         let (mut from, mut back_to) = (clone(&hypervisor)?, clone(&hypervisor)?);
         let (mut to, mut back_from) = (clone(&onward)?, clone(&onward)?);
         let index = {
-            let mut state = lock(&self.state.state);
+            let mut state = self.state.state.lock();
             // Nobody would end one that came while it was shut.
             if let Some(why) = &state.shut {
                 return Err(why.clone());
@@ -220,12 +217,12 @@ impl StreamGate {
 
     /// How much of each connection has come so far.
     pub fn mark(&self) -> Vec<u64> {
-        lock(&self.state.state).connections.iter().map(|connection| connection.read).collect()
+        self.state.state.lock().connections.iter().map(|connection| connection.read).collect()
     }
 
     /// Lets through what had come at the mark: the guest ran after that.
     pub fn pass(&self, mark: &[u64]) {
-        let mut state = lock(&self.state.state);
+        let mut state = self.state.state.lock();
         for (connection, mark) in state.connections.iter_mut().zip(mark) {
             connection.allowed = connection.allowed.max(*mark);
         }
@@ -234,7 +231,7 @@ impl StreamGate {
 
     /// Lets everything through, for good.
     pub fn release(&self) {
-        let mut state = lock(&self.state.state);
+        let mut state = self.state.state.lock();
         state.released = true;
         state.connections.iter_mut().for_each(|connection| connection.allowed = u64::MAX);
         self.state.changed.notify_all();
@@ -243,7 +240,7 @@ impl StreamGate {
     /// Nothing goes through any more, and who waits is refused. The socket's name stays as long as a hypervisor may
     /// still be told to connect to it: whoever made one of that name would be sent the guest.
     pub fn shut(&self, why: &str) {
-        drop(lock(&self.waiting).take());
+        drop(self.waiting.lock().take());
         self.state.shut(why);
     }
 
@@ -252,18 +249,18 @@ impl StreamGate {
     }
 
     fn is_shut(&self) -> bool {
-        lock(&self.state.state).shut.is_some()
+        self.state.state.lock().shut.is_some()
     }
 
     /// Why nothing goes through any more, if so.
     pub fn why_shut(&self) -> Option<String> {
-        lock(&self.state.state).shut.clone()
+        self.state.state.lock().shut.clone()
     }
 }
 
 impl Shared {
     fn shut(&self, why: &str) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.shut.get_or_insert_with(|| why.to_owned());
         state.connections.iter().for_each(Connection::cut);
         self.changed.notify_all();
@@ -274,7 +271,7 @@ impl Shared {
         let mut buffer = vec![0; PIECE_BYTES];
         loop {
             let came = from.read(&mut buffer);
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             let Some(connection) = state.connections.get_mut(index) else { return };
             match came {
                 Ok(0) | Err(_) => {
@@ -297,7 +294,7 @@ impl Shared {
 
     /// Gives on what may be given on.
     fn write(&self, index: usize, to: &mut UnixStream) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         loop {
             if state.shut.is_some() {
                 return;
@@ -308,12 +305,12 @@ impl Shared {
                     let _ = to.shutdown(Shutdown::Write);
                     return;
                 }
-                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state = self.changed.wait(state);
                 continue;
             };
             drop(state);
             let gone = to.write_all(&piece).is_err();
-            state = lock(&self.state);
+            state = self.state.lock();
             if gone {
                 state.connections.get(index).into_iter().for_each(Connection::cut);
                 return;

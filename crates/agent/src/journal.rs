@@ -6,22 +6,22 @@
 //! A record that ends a session is kept in memory until the disk takes it ([`Journal::put_end`]); whoever asks meanwhile gets
 //! what is in memory. If the agent ends before, the next one finds the record before it, and recovers from that.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use linerate_core::journal::{DestinationPhase, SourcePhase};
-use linerate_core::recovery::{Entry, Phase, Process, RETRY_AFTER};
-use linerate_core::{ModeTag, SessionId};
+use linerate_core::recovery::{Entry, Phase, Process, UnwrittenEnds};
+use linerate_core::{ModeTag, SessionId, Time};
 use linerate_guest::migrate::Settings;
 use linerate_guest::procfs;
 use linerate_guest::registry::GuestRecord;
 use linerate_guest::run_state::RunState;
+use linerate_net::lock::Mutex;
 use redb::{Database, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition};
 use serde::{Deserialize, Serialize};
 
-use crate::clock::unix_ms;
+use crate::clock::{Clock, unix_ms};
 use crate::faults::chain;
 
 /// The format of the records, under [`FORMAT_KEY`].
@@ -344,10 +344,16 @@ pub struct Journal {
     /// `None` after a failure: redb refuses everything after an I/O error (a full disk) until it is opened anew.
     database: Mutex<Option<Database>>,
     next_order: AtomicU64,
-    /// Ends that the disk has not taken yet.
-    unwritten: Mutex<BTreeMap<SessionId, Record>>,
+    unwritten: Mutex<Unwritten>,
+    clock: Clock,
+}
+
+/// Ends that the disk has not taken yet.
+#[derive(Debug, Default)]
+struct Unwritten {
+    ends: UnwrittenEnds<Record>,
     /// A thread tries to write them.
-    writing: AtomicBool,
+    has_thread: bool,
 }
 
 impl Journal {
@@ -359,7 +365,7 @@ impl Journal {
             database: Mutex::new(None),
             next_order: AtomicU64::new(1),
             unwritten: Mutex::default(),
-            writing: AtomicBool::new(false),
+            clock: Clock::start(),
         };
         journal.check_format()?;
         let newest = journal.all()?.iter().map(|(_, record)| record.order).max().unwrap_or(0);
@@ -394,76 +400,59 @@ impl Journal {
         self.next_order.fetch_add(1, Ordering::SeqCst)
     }
 
-    fn unwritten(&self) -> MutexGuard<'_, BTreeMap<SessionId, Record>> {
-        self.unwritten.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Ends of sessions that the disk has not taken yet.
     pub fn unwritten_ends(&self) -> usize {
-        self.unwritten().len()
+        self.unwritten.lock().ends.len()
     }
 
     /// Puts a record on disk that ends a session. If the disk does not take it now, it is tried until it does, and an
     /// error is logged. The result says whether it is on disk already.
     pub fn put_end(self: &Arc<Journal>, session: SessionId, record: &Record) -> Result<(), JournalError> {
-        let done = self.put(session, record);
+        let mut unwritten = self.unwritten.lock();
+        let done = self.put_newest(&mut unwritten, session, record);
         if let Err(error) = &done {
             tracing::error!(%session, guest = record.guest, error = chain(error), "the end of this session is not in the journal yet; it is tried until the disk takes it");
-            self.unwritten().insert(session, record.clone());
-            self.write_ends();
+            unwritten.ends.refused(self.clock.now(), session, record.clone());
+            self.write_ends(&mut unwritten);
         }
         done
     }
 
     /// One thread tries all of them, until none is left.
-    fn write_ends(self: &Arc<Journal>) {
-        if self.writing.swap(true, Ordering::SeqCst) {
+    fn write_ends(self: &Arc<Journal>, unwritten: &mut Unwritten) {
+        if unwritten.has_thread {
             return;
         }
         let journal = self.clone();
         let trying = move || {
-            loop {
-                std::thread::sleep(RETRY_AFTER);
-                if journal.try_ends() {
-                    return;
-                }
+            while let Some(due) = journal.write_due_end() {
+                std::thread::sleep(due.since(journal.clock.now()));
             }
         };
-        if let Err(error) = std::thread::Builder::new().name("journal".into()).spawn(trying) {
-            self.writing.store(false, Ordering::SeqCst);
-            tracing::error!(%error, "no thread to write the journal");
+        match std::thread::Builder::new().name("journal".into()).spawn(trying) {
+            Ok(_) => unwritten.has_thread = true,
+            Err(error) => tracing::error!(%error, "no thread to write the journal"),
         }
     }
 
-    /// Whether none is left.
-    fn try_ends(&self) -> bool {
-        let waiting: Vec<_> =
-            self.unwritten().iter().map(|(session, record)| (*session, record.clone())).collect();
-        for (session, record) in waiting {
-            if self.put_if_waiting(session, &record).is_ok() {
+    /// Tries the end that is due, if there is one. Gives the time of the next try; none if nothing is left.
+    fn write_due_end(&self) -> Option<Time> {
+        // Held while it is written, so that no newer record of the session is overwritten.
+        let mut unwritten = self.unwritten.lock();
+        if let Some((session, record)) = unwritten.ends.due(self.clock.now()) {
+            let written = self.insert(session, record).is_ok();
+            if let Some(record) = unwritten.ends.tried(self.clock.now(), session, written) {
                 tracing::info!(%session, guest = record.guest, "the end of this session is in the journal now");
             }
         }
-        let unwritten = self.unwritten();
-        if unwritten.is_empty() {
-            self.writing.store(false, Ordering::SeqCst);
-        }
-        unwritten.is_empty()
-    }
-
-    /// A newer record of the session may have been put meanwhile: then there is nothing to write.
-    fn put_if_waiting(&self, session: SessionId, record: &Record) -> Result<(), JournalError> {
-        let mut unwritten = self.unwritten();
-        if unwritten.get(&session) == Some(record) {
-            self.insert(session, record)?;
-            unwritten.remove(&session);
-        }
-        Ok(())
+        let next = unwritten.ends.timeout();
+        unwritten.has_thread = next.is_some();
+        next
     }
 
     /// Uses the database, opening it first if it has to be; after any failure it is opened anew the next time.
     fn with<T>(&self, work: impl FnOnce(&Database) -> Result<T, JournalError>) -> Result<T, JournalError> {
-        let mut slot = self.database.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = self.database.lock();
         let database = match slot.take() {
             Some(database) => database,
             None => Database::create(&self.path)?,
@@ -482,11 +471,8 @@ impl Journal {
         record: &Record,
         refused: impl FnOnce(&Record) -> bool,
     ) -> Result<bool, JournalError> {
-        let unwritten = self.unwritten();
-        let now = match unwritten.get(&session) {
-            Some(record) => Some(record.clone()),
-            None => self.read(session)?,
-        };
+        let unwritten = self.unwritten.lock();
+        let now = self.newest(&unwritten, session)?;
         if now.as_ref().is_some_and(refused) {
             return Ok(false);
         }
@@ -495,9 +481,17 @@ impl Journal {
 
     /// Puts a record on disk; returns when it is flushed.
     pub fn put(&self, session: SessionId, record: &Record) -> Result<(), JournalError> {
-        let mut unwritten = self.unwritten();
+        self.put_newest(&mut self.unwritten.lock(), session, record)
+    }
+
+    fn put_newest(
+        &self,
+        unwritten: &mut Unwritten,
+        session: SessionId,
+        record: &Record,
+    ) -> Result<(), JournalError> {
         self.insert(session, record)?;
-        unwritten.remove(&session);
+        unwritten.ends.superseded(session);
         Ok(())
     }
 
@@ -510,12 +504,8 @@ impl Journal {
 
     /// The destination knows that the session was rolled back.
     pub fn destination_is_told(&self, session: SessionId) -> Result<(), JournalError> {
-        let unwritten = self.unwritten();
-        let found = match unwritten.get(&session) {
-            Some(record) => Some(record.clone()),
-            None => self.read(session)?,
-        };
-        let Some(mut record) = found else { return Ok(()) };
+        let unwritten = self.unwritten.lock();
+        let Some(mut record) = self.newest(&unwritten, session)? else { return Ok(()) };
         match &mut record.role {
             Role::Source { phase: SourcePhase::RolledBack, untold, .. } if *untold => *untold = false,
             _ => return Ok(()),
@@ -533,10 +523,14 @@ impl Journal {
 
     /// The record of a session.
     pub fn get(&self, session: SessionId) -> Result<Option<Record>, JournalError> {
-        if let Some(record) = self.unwritten().get(&session) {
-            return Ok(Some(record.clone()));
+        self.newest(&self.unwritten.lock(), session)
+    }
+
+    fn newest(&self, unwritten: &Unwritten, session: SessionId) -> Result<Option<Record>, JournalError> {
+        match unwritten.ends.get(session) {
+            Some(record) => Ok(Some(record.clone())),
+            None => self.read(session),
         }
-        self.read(session)
     }
 
     fn read(&self, session: SessionId) -> Result<Option<Record>, JournalError> {
@@ -549,10 +543,10 @@ impl Journal {
 
     /// All sessions. A record that cannot be read is reported in the log and left alone.
     pub fn all(&self) -> Result<Vec<(SessionId, Record)>, JournalError> {
-        let unwritten = self.unwritten().clone();
+        let unwritten = self.unwritten.lock();
         let mut sessions = self.on_disk()?;
-        sessions.retain(|(session, _)| !unwritten.contains_key(session));
-        sessions.extend(unwritten);
+        sessions.retain(|(session, _)| unwritten.ends.get(*session).is_none());
+        sessions.extend(unwritten.ends.iter().map(|(session, record)| (session, record.clone())));
         Ok(sessions)
     }
 

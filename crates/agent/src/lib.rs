@@ -76,6 +76,7 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
     start_log();
     let runtime = tokio::runtime::Runtime::new().context("cannot start the runtime")?;
     let _alone = alone(&config.run_dir)?;
+    end_on_panic();
     let agent = Arc::new(open(config)?);
     // First: it waits for nobody, and what follows may.
     session::kept::withdraw_left(&agent.config.state_dir);
@@ -101,6 +102,16 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
     runtime.block_on(server::serve(&agent))?;
     tracing::info!("the agent ends; guests run on");
     Ok(())
+}
+
+/// A defect ends the agent at once, also in a build without `panic = "abort"`: no thread goes on with what the one that
+/// panicked has left half changed. The next start recovers from the journal.
+fn end_on_panic() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panicked| {
+        report(panicked);
+        std::process::abort();
+    }));
 }
 
 /// Two agents with one list of guests would end each other's guests while they are started. Let go when it is dropped.
@@ -221,6 +232,27 @@ mod tests {
         assert!(!folder("state").exists(), "it has touched nothing");
         drop(first);
         assert!(alone(&folder("run")).is_ok());
+    }
+
+    #[test]
+    fn a_panic_in_any_thread_ends_the_agent() {
+        use std::os::unix::process::ExitStatusExt;
+        const INSIDE: &str = "LINERATE_TEST_PANICS";
+        if std::env::var_os(INSIDE).is_some() {
+            end_on_panic();
+            let panicked = std::thread::spawn(|| panic!("on purpose")).join();
+            println!("it goes on: {panicked:?}");
+            return;
+        }
+        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+        again.args(["--exact", "tests::a_panic_in_any_thread_ends_the_agent", "--nocapture"]);
+        let ended = again.env(INSIDE, "1").output().unwrap();
+        let abort = rustix::process::Signal::ABORT.as_raw();
+        assert_eq!(ended.status.signal(), Some(abort), "{ended:?}");
+        assert!(
+            String::from_utf8_lossy(&ended.stderr).contains("on purpose"),
+            "the cause is told: {ended:?}"
+        );
     }
 
     #[test]

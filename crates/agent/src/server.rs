@@ -232,23 +232,13 @@ async fn cancel(State(agent): Shared, Path(id): Path<String>) -> Result<Response
         }
         return Ok((StatusCode::ACCEPTED, Json(coming.summary())).into_response());
     }
-    let is_over = || Refusal(ErrorBody::new(code::TOO_LATE, format!("migration {id} is over")));
     if let Some(moving) = agent.moves.by_id(&id) {
-        if moving.is_over() {
-            return Err(is_over());
-        }
-        if moving.is_recovering() {
-            let text = format!(
-                "too late to cancel: the agent has ended during migration {id}, and libvirt's part of it too"
-            );
-            return Err(Refusal(ErrorBody::new(code::TOO_LATE, text)));
-        }
-        moving.cancel();
+        moving.cancel().map_err(Refusal)?;
         return Ok((StatusCode::ACCEPTED, Json(moving.summary())).into_response());
     }
     let outgoing = find(&agent, &id)?;
     if outgoing.is_over() {
-        return Err(is_over());
+        return Err(Refusal(ErrorBody::new(code::TOO_LATE, format!("migration {id} is over"))));
     }
     outgoing.cancel();
     Ok((StatusCode::ACCEPTED, Json(outgoing.summary())).into_response())

@@ -194,6 +194,52 @@ fn a_migration_is_listed_and_outlives_its_command() {
     stage.nothing_is_left();
 }
 
+/// Before the copy, while libvirt switches over, and after it. The middle is tried above.
+#[test]
+fn a_cancellation_at_any_moment_leaves_the_domain_at_one_host() {
+    let mut stage = Stage::new(LibvirtVersion::Eleven);
+    let begin = |stage: &Stage, flags: &[&str]| {
+        let told = stage.start(0, &[&["--detach"], flags].concat()).end();
+        assert_eq!(told.code, Some(0), "{told:#?}");
+        told.last()["id"].as_str().unwrap().to_owned()
+    };
+    let cancel = |stage: &Stage, id: &str| stage.asks_agent(0, &["migration", "cancel", id]);
+    let id = begin(&stage, &["--bandwidth", "40M"]);
+    let (code, said) = cancel(&stage, &id);
+    assert_eq!(code, Some(0), "{said:#}");
+    assert_eq!(stage.wait_listed(0, "cancelled")["id"], id.as_str());
+    stage.is_whole_at(0);
+    stage.nothing_is_left();
+
+    // With so much time libvirt stops it while much of its memory is still to be sent.
+    let id = begin(&stage, &["--bandwidth", "200M", "--max-blackout", "2s"]);
+    stage.wait_stands(0);
+    let (code, said) = cancel(&stage, &id);
+    let at = match code {
+        Some(0) => 0,
+        // libvirt was faster.
+        Some(4) => 1,
+        _ => panic!("{code:?} {said:#}"),
+    };
+    stage.wait_listed(0, ["cancelled", "completed"][at]);
+    if at == 1 {
+        stage.arrived(1);
+    }
+    stage.is_whole_at(at);
+    stage.nothing_is_left();
+
+    if at == 0 {
+        let ended = stage.start(0, &[]).end();
+        assert_eq!(ended.code, Some(0), "{ended:#?}");
+        stage.arrived(1);
+    }
+    let id = stage.wait_listed(0, "completed")["id"].as_str().unwrap().to_owned();
+    let (code, said) = cancel(&stage, &id);
+    assert_eq!(code, Some(4), "{said:#}");
+    stage.wait_listed(0, "completed");
+    stage.is_whole_at(1);
+}
+
 #[test]
 fn what_cannot_work_is_refused_before_anything_is_touched() {
     let stage = Stage::new(LibvirtVersion::Eleven);

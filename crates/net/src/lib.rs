@@ -8,7 +8,8 @@
 //! * [`control`]: control connections.
 //! * [`stream`]: sockets in at one host and out at the other, over placed writes.
 //! * [`mod@bench`]: connections that are measured instead of used.
-//! * [`region`]: what a carrier needs of the memory that it moves.
+//! * [`region`]: what a transport needs of the memory that it moves.
+//! * [`lock`]: the locks of `std` without poisoning, for this crate and the agent.
 
 #![allow(missing_docs, reason = "a name that says everything has no comment")]
 
@@ -19,7 +20,7 @@ pub mod control;
 pub mod fence;
 pub mod interfaces;
 pub mod links;
-mod lock;
+pub mod lock;
 pub mod memory;
 pub mod monitor;
 pub mod netlink;

@@ -1,11 +1,12 @@
-//! The locks of `std` without poisoning. A panic ends the agent (`panic = "abort"`): no thread finds a poisoned lock
-//! there. In a test the panic has failed the test already, and whoever waits for the lock is to end as usual.
+//! The locks of `std` without poisoning. A panic ends the agent at once, in whichever thread it comes: no thread finds a
+//! poisoned lock there. In a test the panic has failed the test already, and whoever waits for the lock is to end as
+//! usual.
 
-use std::sync::{self, MutexGuard, PoisonError, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{self, MutexGuard, PoisonError, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 use std::time::Duration;
 
 #[derive(Debug, Default)]
-pub(crate) struct Mutex<T>(sync::Mutex<T>);
+pub struct Mutex<T>(sync::Mutex<T>);
 
 impl<T> Mutex<T> {
     pub const fn new(value: T) -> Mutex<T> {
@@ -15,10 +16,19 @@ impl<T> Mutex<T> {
     pub fn lock(&self) -> MutexGuard<'_, T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// None if somebody holds it.
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        match self.0.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct RwLock<T>(sync::RwLock<T>);
+pub struct RwLock<T>(sync::RwLock<T>);
 
 impl<T> RwLock<T> {
     pub const fn new(value: T) -> RwLock<T> {
@@ -35,7 +45,7 @@ impl<T> RwLock<T> {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Condvar(sync::Condvar);
+pub struct Condvar(sync::Condvar);
 
 impl Condvar {
     pub const fn new() -> Condvar {
@@ -47,6 +57,11 @@ impl Condvar {
     }
 
     /// Waits once: whoever calls it looks again whether what it waits for is there.
+    pub fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        self.0.wait(guard).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The same for at most `wait`.
     pub fn wait_timeout<'a, T>(&self, guard: MutexGuard<'a, T>, wait: Duration) -> MutexGuard<'a, T> {
         self.0.wait_timeout(guard, wait).unwrap_or_else(PoisonError::into_inner).0
     }
@@ -91,6 +106,10 @@ mod tests {
         assert!(panicked.join().is_err());
         let moment = Duration::from_millis(1);
         assert_eq!((*both.0.lock(), *both.1.read()), (10, 20));
+        assert_eq!(both.0.try_lock().as_deref(), Some(&10));
+        let first = both.0.lock();
+        assert!(both.0.try_lock().is_none(), "it is held");
+        drop(first);
         assert_eq!(*both.2.wait_timeout(both.0.lock(), moment), 10);
         assert_eq!(*both.2.wait_while(both.0.lock(), |number| *number != 10), 10);
         let (_guard, still) = both.2.wait_timeout_while(both.0.lock(), moment, |number| *number == 10);

@@ -1,11 +1,12 @@
 //! A host as measurements see it: one of them at a time, whichever side of it this host is.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use linerate_core::{Code, Fault, SessionId, Side, Step, Token};
 use linerate_net::bench::document_channel::DocumentChannel;
+use linerate_net::lock::Mutex;
 use linerate_net::rdma::{self, listen::Accepted as RdmaAccepted};
 use linerate_net::round_trip::RoundTrip;
 use linerate_net::tcp::listen::Accepted;
@@ -61,12 +62,8 @@ pub(super) struct Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         self.measurement.stop.stop(Reason::Over);
-        *lock(&self.host.active) = None;
+        *self.host.active.lock() = None;
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Host {
@@ -83,22 +80,22 @@ impl Host {
 
     /// The addresses are known only now.
     pub(super) fn listen_at(&self, listen: Vec<SocketAddr>) {
-        *lock(&self.listen) = listen;
+        *self.listen.lock() = listen;
     }
 
     /// Where it takes connections.
     pub(super) fn listens(&self) -> Vec<SocketAddr> {
-        lock(&self.listen).clone()
+        self.listen.lock().clone()
     }
 
     /// Whether the measurement in progress is of this session, and answered here.
     pub(crate) fn answers(&self, session: SessionId) -> bool {
-        lock(&self.active).as_ref().is_some_and(|one| one.session == session && one.places.is_some())
+        self.active.lock().as_ref().is_some_and(|one| one.session == session && one.places.is_some())
     }
 
     /// A migration begins: a measurement that was not forced ends.
     pub fn give_way(&self) {
-        let active = lock(&self.active).clone();
+        let active = self.active.lock().clone();
         if let Some(measurement) = active.filter(|one| !one.force.load(Ordering::SeqCst)) {
             tracing::info!(?measurement, "a measurement gives way to a migration");
             measurement.stop.stop(Reason::Migration);
@@ -112,7 +109,7 @@ impl Host {
         stop: &Arc<Stop>,
         answering: bool,
     ) -> Result<Claim, BenchError> {
-        let mut active = lock(&self.active);
+        let mut active = self.active.lock();
         if active.is_some() {
             return Err(BenchError::Busy { host: "this host".into() });
         }
@@ -132,7 +129,7 @@ impl Host {
     /// the connection will take for messages as long as it is there.
     pub(super) fn admit(&self, hello: &Hello, memory: usize) -> Result<(Reserved, u16), Fault> {
         let refusal = |code, detail: &str| Fault::new(code, Step::Connect, Side::Destination, detail);
-        let active = lock(&self.active).clone().filter(|one| one.session == hello.session);
+        let active = self.active.lock().clone().filter(|one| one.session == hello.session);
         let measurement = active.ok_or_else(|| refusal(Code::SessionUnknown, "no such measurement"))?;
         if !measurement.knows(&hello.token) {
             return Err(refusal(Code::NotAuthorised, "no such measurement"));

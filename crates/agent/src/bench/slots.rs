@@ -3,11 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use linerate_net::bench::TestConnection;
 use linerate_net::channel::Closer;
+use linerate_net::lock::{Condvar, Mutex};
 
 use super::documents::{CONNECTIONS_MAX, MEMORY_BYTES_MAX};
 use super::host::Measurement;
@@ -52,7 +53,7 @@ pub enum SlotRefused {
 
 impl ConnectionSlots {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, ConnectionSlot>> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+        self.taken.lock()
     }
 
     fn reserve(&self, channel: u32, memory: usize) -> Result<(), SlotRefused> {
@@ -87,8 +88,7 @@ impl ConnectionSlots {
         let absent = |taken: &mut BTreeMap<u32, ConnectionSlot>| {
             taken.get(&channel).is_none_or(|slot| slot.attached.is_none())
         };
-        let waited = self.came.wait_timeout_while(self.lock(), wait, absent);
-        let (mut taken, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let (mut taken, _) = self.came.wait_timeout_while(self.lock(), wait, absent);
         taken.get_mut(&channel)?.attached.take()
     }
 }

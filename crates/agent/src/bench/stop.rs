@@ -1,9 +1,10 @@
 //! Ending a measurement from outside: connections are cut, and whoever waits on one learns why.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
 use linerate_net::channel::Closer;
+use linerate_net::lock::Mutex;
 
 /// Why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +34,7 @@ pub(super) struct Ticket(u64);
 
 impl Stop {
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Cuts everything off, now and what is added later. The first reason stays.

@@ -19,11 +19,11 @@ use crate::faults::chain;
 const HOSTS_MAX: usize = 64;
 /// How long an inventory may take beside the watching: on a host whose QEMUs do not answer, some times as long as for one of them.
 const INVENTORY_WAIT: Duration = Duration::from_secs(60);
-/// How long the probes between two hosts may take: every link dead and black holes everywhere included.
-const PROBES_WAIT: Duration = Duration::from_secs(60);
+/// How long the probes of one question may take: every link dead, far or with black holes included.
+const PROBES_WAIT: Duration = Duration::from_secs(120);
 
-/// Targets of one question.
-const AT_A_TIME: usize = 512;
+/// Targets of one question, without load.
+const AT_A_TIME: usize = 128;
 
 /// A host that answered.
 struct Host {
@@ -128,18 +128,19 @@ fn host_part(name: &str) -> String {
     host.trim_matches(['[', ']']).to_owned()
 }
 
-/// One pair of hosts after the other: loads would measure each other.
+/// One link after the other: loads would measure each other.
 fn probe_in_turn(hosts: &[Host]) -> Vec<Probe> {
     let mut probes = Vec::new();
     for to in hosts {
-        let Some(echoing) = echo(to, hosts.len()) else { continue };
-        let from = || hosts.iter().filter(|from| from.inventory.host != to.inventory.host);
-        let mut own: Vec<Probe> = Vec::new();
-        for from in from() {
-            own.extend(probe(from, targets(&from.inventory, &to.inventory, &echoing), Depth::Full));
+        for from in hosts.iter().filter(|from| from.inventory.host != to.inventory.host) {
+            // Asked for each host anew: an echo does not live as long as a large room takes.
+            let Some(echoing) = echo(to, hosts.len()) else { continue };
+            let links = targets(&from.inventory, &to.inventory, &echoing);
+            let links = links.into_iter().flat_map(|link| probe(from, vec![link], Depth::Full));
+            let mut own: Vec<Probe> = links.collect();
+            tell_heard(to, &echoing, &mut own);
+            probes.extend(own);
         }
-        tell_heard(to, &echoing, &mut own);
-        probes.extend(own);
     }
     probes
 }

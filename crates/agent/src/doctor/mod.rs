@@ -18,7 +18,7 @@ pub(crate) mod sides;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use linerate_fabric::collect::lldp::Listener;
@@ -27,6 +27,7 @@ use linerate_fabric::model::{Agent as AgentFacts, Inventory, Neighbour, Qemu};
 use linerate_fabric::probe::Echoing;
 use linerate_fabric::probe::echo::{Echo, EchoError};
 use linerate_guest::host::QemuCache;
+use linerate_net::lock::Mutex;
 
 use crate::bench;
 use crate::config::Config;
@@ -111,7 +112,7 @@ impl Doctor {
 
     /// Datagrams to these addresses are answered for this long; the sockets of an earlier question are used again.
     fn echo(&self, addresses: &[SocketAddr], last: Duration) -> Result<Echoing, EchoError> {
-        let mut echo = self.echo.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut echo = self.echo.lock();
         match echo.as_ref() {
             Some(running) if running.extend(last) => Ok(running.echoing()),
             _ => Ok(echo.insert(Echo::start(addresses, last)?).echoing()),

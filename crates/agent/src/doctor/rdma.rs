@@ -19,9 +19,15 @@ use crate::faults::chain;
 /// How long bytes flow. Queue pairs have no slow start.
 const LASTS_MS: u32 = 300;
 
-/// Measures it if both ends have RDMA, into the probe. A host that migrates is left alone.
+/// The adapters of a measurement wait 67 ms for an acknowledgement.
+const ROUND_TRIP_MAX_NS: u64 = 50_000_000;
+
+/// Measures it if both ends have RDMA, into the probe. A host that migrates is left alone, and so is a far link.
 pub fn probe(doctor: &Doctor, target: &Target, depth: Depth, probe: &mut Probe) {
     if depth != Depth::Full || !target.rdma || doctor.is_migrating() {
+        return;
+    }
+    if probe.latency.is_some_and(|latency| latency.median_ns > ROUND_TRIP_MAX_NS) {
         return;
     }
     match measure(doctor, target) {

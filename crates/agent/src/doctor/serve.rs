@@ -77,7 +77,7 @@ pub(super) fn answer(doctor: &Doctor, question: Question) -> Answer {
 }
 
 fn probe(doctor: &Doctor, targets: &[Target], depth: Depth) -> Answer {
-    let Ok(_one_at_a_time) = doctor.probing.try_lock() else {
+    let Some(_one_at_a_time) = doctor.probing.try_lock() else {
         return Answer::Refused {
             why: "this host probes for somebody else; try again in some seconds".into(),
         };

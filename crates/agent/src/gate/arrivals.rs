@@ -5,10 +5,10 @@
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::lock;
+use linerate_net::lock::{Condvar, Mutex};
 
 /// QEMU takes its stream within milliseconds; what goes wrong with it ends sooner elsewhere.
 const WAIT: Duration = Duration::from_secs(10);
@@ -26,7 +26,7 @@ pub struct Arriving(Arc<ArrivalCount>);
 
 impl Drop for Arriving {
     fn drop(&mut self) {
-        *lock(&self.0.count) -= 1;
+        *self.0.count.lock() -= 1;
         self.0.changed.notify_all();
     }
 }
@@ -34,7 +34,7 @@ impl Drop for Arriving {
 impl ArrivalCount {
     /// One more.
     pub fn begin(self: &Arc<ArrivalCount>) -> Arriving {
-        *lock(&self.count) += 1;
+        *self.count.lock() += 1;
         Arriving(self.clone())
     }
 
@@ -59,7 +59,7 @@ impl ArrivalCount {
         let mut piece = vec![0; PIECE_BYTES];
         loop {
             let came = from.read(&mut piece)?;
-            drop(self.changed.wait_timeout_while(lock(&self.count), WAIT, |count| *count > 0));
+            drop(self.changed.wait_timeout_while(self.count.lock(), WAIT, |count| *count > 0));
             if came == 0 {
                 return Ok(());
             }

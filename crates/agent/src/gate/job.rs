@@ -9,12 +9,13 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
+use linerate_net::lock::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::{Connect, LOOK, lock};
+use super::{Connect, LOOK};
 use crate::faults::chain;
 
 /// libvirt's own protocol: length, program, version, procedure, kind, serial, status; four bytes each.
@@ -83,12 +84,12 @@ impl LibvirtJob {
     /// Whether libvirt has connected, so that its job has begun.
     #[cfg(test)]
     pub fn has_come(&self) -> bool {
-        lock(&self.shared.state).came
+        self.shared.state.lock().came
     }
 
     /// From now on libvirt's job does not end before [`LibvirtJob::let_end`], if it has begun and this says so.
     pub fn hold(&self) -> bool {
-        let mut state = lock(&self.shared.state);
+        let mut state = self.shared.state.lock();
         state.held = state.came && state.shut.is_none();
         state.held
     }
@@ -100,7 +101,7 @@ impl LibvirtJob {
 
     /// Why libvirt's job ends, if it does.
     pub fn ending(&self) -> Option<Ending> {
-        lock(&self.shared.state).ending.clone()
+        self.shared.state.lock().ending.clone()
     }
 
     /// The hypervisor is put back: libvirt's job may end.
@@ -135,12 +136,12 @@ impl Drop for LibvirtJob {
 
 impl Shared {
     fn change(&self, change: impl FnOnce(&mut State)) {
-        change(&mut lock(&self.state));
+        change(&mut self.state.lock());
         self.changed.notify_all();
     }
 
     fn accept(&self, listener: &UnixListener) -> Option<UnixStream> {
-        while lock(&self.state).shut.is_none() {
+        while self.state.lock().shut.is_none() {
             let mut fds = [PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN)];
             let _ = poll(&mut fds, Some(&LOOK));
             match listener.accept() {
@@ -159,8 +160,8 @@ impl Shared {
         self.change(|state| state.came = true);
         {
             let waits = |state: &mut State| !state.opened && state.shut.is_none();
-            let state = self.changed.wait_while(lock(&self.state), waits);
-            if state.is_ok_and(|state| !state.opened && !state.held) {
+            let state = self.changed.wait_while(self.state.lock(), waits);
+            if !state.opened && !state.held {
                 return;
             }
         }
@@ -174,7 +175,7 @@ impl Shared {
     }
 
     fn may_go_on(&self) -> Result<(), String> {
-        lock(&self.state).shut.clone().map_or(Ok(()), Err)
+        self.state.lock().shut.clone().map_or(Ok(()), Err)
     }
 
     /// Both ways, until either end is gone.
@@ -230,8 +231,9 @@ impl Shared {
     }
 
     fn wait_may_end(&self) {
-        let state = self.changed.wait_timeout_while(lock(&self.state), END_WAIT, |state| !state.may_end);
-        if state.is_ok_and(|(_, waited)| waited.timed_out()) {
+        let waits = |state: &mut State| !state.may_end;
+        let (_state, still_waits) = self.changed.wait_timeout_while(self.state.lock(), END_WAIT, waits);
+        if still_waits {
             tracing::error!(
                 "libvirt's job ends although its hypervisor may not be put back: do not save this domain"
             );
@@ -284,7 +286,7 @@ mod tests {
         let (out, outs) = channel();
         let out = Mutex::new(out);
         let connect = move |socket: UnixStream| {
-            let _ = lock(&out).send(socket);
+            let _ = out.lock().send(socket);
             Ok(())
         };
         let gate = LibvirtJob::new(&dir.path().join("job.sock"), Box::new(connect)).unwrap();

@@ -20,7 +20,7 @@ fn gate_with_room(dir: &tempfile::TempDir, held_max: u64) -> (Arc<StreamGate>, R
     let out = Mutex::new(out);
     let connect = move |socket: UnixStream| {
         let _ = socket.set_read_timeout(Some(SHORT));
-        let _ = lock(&out).send(socket);
+        let _ = out.lock().send(socket);
         Ok(())
     };
     let path = dir.path().join("gate.sock");

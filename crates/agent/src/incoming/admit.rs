@@ -17,19 +17,21 @@ use linerate_guest::registry::RegistryError;
 use linerate_guest::shared::Proved;
 use linerate_memory::Mapping;
 
+use super::context::Context;
 use super::{Sessions, storage};
 use crate::faults::fault;
 
 const QEMU_ANSWERS_WITHIN: Duration = Duration::from_secs(20);
+/// An orphaned session ends its guest and gives its place up.
+const ROOM_WAIT: Duration = Duration::from_secs(30);
+/// Between two looks at whether it has.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// What is reserved for a guest that may come.
 pub(super) struct Admitted {
-    pub regions: Vec<RegionInfo>,
     pub qemu: QemuBinary,
     pub twin: IncomingQemu,
     pub folder: PathBuf,
-    /// RAM of each region, made and mapped, before the hypervisor that will use it is started.
-    pub ram: Vec<Mapping>,
     /// The guest at the source.
     pub description: GuestDescription,
     /// Images that its disks are copied into, and the claim to them.
@@ -46,26 +48,52 @@ fn refuse_error(code: Code, error: &(dyn std::error::Error + 'static)) -> Fault 
     fault(code, Step::Admit, Side::Destination, error)
 }
 
-/// Checks and reserves. On `Err` nothing of it is left here.
+/// Another session may hold this guest's place. One whose source is gone gives way (it was not committed, and the guest
+/// is being offered again), one that lives does not.
+pub(super) fn make_room(context: &Context, guest: &str) -> Result<(), Fault> {
+    let (sessions, session) = (&context.sessions, context.shared.session);
+    let begun = Instant::now();
+    let end = begun + ROOM_WAIT;
+    while sessions.is_going(guest) && Instant::now() < end {
+        std::thread::sleep(LOOK_AGAIN);
+    }
+    while let Some(other) = sessions.comes_already(guest, session) {
+        let orphaned = other.is_orphaned();
+        if orphaned {
+            tracing::info!(session = %other.session, guest, "its source is gone and the guest is offered again: giving it up");
+            other.cancel();
+        }
+        // One that is complete waits for its source's word, which may be on its way.
+        let patience = if orphaned || other.is_held() { end } else { begun + other.orphaned_within() };
+        if Instant::now() >= patience {
+            let detail = format!("migration {} brings {guest} here already", other.session);
+            return Err(refuse(Code::GuestBusy, detail));
+        }
+        std::thread::sleep(LOOK_AGAIN);
+    }
+    Ok(())
+}
+
+/// Checks and reserves, and makes RAM for these regions before the hypervisor that will use it is started. On `Err`
+/// nothing of it is left here.
 pub(super) fn admit(
     sessions: &Sessions,
-    guest: &str,
     description: GuestDescription,
-    regions: Vec<RegionInfo>,
-) -> Result<Admitted, Fault> {
+    regions: &[RegionInfo],
+) -> Result<(Admitted, Vec<Mapping>), Fault> {
     let (qemu, facts) = choose_qemu(sessions, &description)?;
-    let folder = reserve(sessions, guest)?;
+    let folder = reserve(sessions, &description.name)?;
     let checked = check(sessions, &description, &qemu, facts, folder.clone());
-    let made = checked.and_then(|(twin, images, proved)| match make_ram(&folder, &regions, &twin) {
+    let made = checked.and_then(|(twin, images, proved)| match make_ram(&folder, regions, &twin) {
         Ok(ram) => Ok((ram, twin, images, proved)),
         Err(fault) => Err(undone(images, fault)),
     });
     match made {
         Ok((ram, twin, images, proved)) => {
-            Ok(Admitted { regions, qemu, twin, folder, ram, description, images, proved })
+            Ok((Admitted { qemu, twin, folder, description, images, proved }, ram))
         }
         Err(fault) => {
-            let _ = leftovers::remove_reserved(&sessions.registry, guest);
+            let _ = leftovers::remove_reserved(&sessions.registry, &description.name);
             Err(fault)
         }
     }

@@ -9,23 +9,23 @@ use linerate_core::{ChannelId, Code, Fault, Side};
 use linerate_net::channel::{ChannelEnd, ChannelError, Closer, Receiver};
 use linerate_net::rdma::{self, receive::RdmaReceiver};
 use linerate_net::stats::ChannelStats;
+use linerate_net::table::RegionTable;
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::receive::StreamReceiver;
 
-use super::Incoming;
+use super::{ChannelTarget, Incoming};
 use crate::faults::chain;
 
 /// Serves a TCP connection.
 pub(super) fn attach(shared: &Arc<Incoming>, channel: ChannelId, stream: Stream) -> io::Result<()> {
-    if let Some(carriage) = shared.carriage.get() {
-        let session = shared.clone();
-        return carriage.serve(channel, stream, move |bytes| {
-            session.received_bytes.fetch_add(bytes, Ordering::Relaxed);
-        });
+    match shared.target.get().ok_or_else(not_admitted)? {
+        ChannelTarget::Streams(carriage) => carriage.serve(channel, stream, count(shared)),
+        ChannelTarget::Ram(regions) => {
+            let (closer, receiver) = (stream.closer(), StreamReceiver::new(stream));
+            let stats = receiver.stats();
+            fill(shared, regions, channel, closer, receiver, stats)
+        }
     }
-    let (closer, receiver) = (stream.closer(), StreamReceiver::new(stream));
-    let stats = receiver.stats();
-    serve(shared, channel, closer, receiver, stats)
 }
 
 /// Serves a queue pair.
@@ -34,39 +34,48 @@ pub(super) fn attach_rdma(
     channel: ChannelId,
     connection: Arc<rdma::Connection>,
 ) -> io::Result<()> {
-    if let Some(carriage) = shared.carriage.get() {
-        let session = shared.clone();
-        return carriage.serve_rdma(channel, connection, move |bytes| {
-            session.received_bytes.fetch_add(bytes, Ordering::Relaxed);
-        });
+    match shared.target.get().ok_or_else(not_admitted)? {
+        ChannelTarget::Streams(carriage) => carriage.serve_rdma(channel, connection, count(shared)),
+        ChannelTarget::Ram(regions) => {
+            let (closer, receiver) = (rdma::receive::closer(&connection), RdmaReceiver::new(connection));
+            let stats = receiver.stats();
+            fill(shared, regions, channel, closer, receiver, stats)
+        }
     }
-    let (closer, receiver) = (rdma::receive::closer(&connection), RdmaReceiver::new(connection));
-    let stats = receiver.stats();
-    serve(shared, channel, closer, receiver, stats)
+}
+
+fn not_admitted() -> io::Error {
+    io::Error::new(io::ErrorKind::NotConnected, "a data channel before the guest was admitted")
+}
+
+/// Counts what came over a channel.
+fn count(shared: &Arc<Incoming>) -> impl FnOnce(u64) + Send + use<> {
+    let session = shared.clone();
+    move |bytes| {
+        session.received_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
 }
 
 /// Applies what comes to the guest's RAM.
-fn serve(
+fn fill(
     shared: &Arc<Incoming>,
+    regions: &Arc<RegionTable>,
     channel: ChannelId,
     closer: Closer,
     receiver: impl Receiver + 'static,
     stats: Arc<ChannelStats>,
 ) -> io::Result<()> {
-    let regions = shared.regions.get().cloned().ok_or_else(|| {
-        io::Error::new(io::ErrorKind::NotConnected, "a data channel before the guest was admitted")
-    })?;
     let session = shared.clone();
     let ended = move |end: &ChannelEnd| {
         if let ChannelEnd::Failed(error @ ChannelError::Memory { .. }) = end {
             // No other channel could do better, and a link that is opened again and again would hide it.
             let fault =
-                Fault::new(Code::MemoryFailed, session.brain().step(), Side::Destination, chain(error));
+                Fault::new(Code::MemoryFailed, session.machine().step(), Side::Destination, chain(error));
             session.tell(Event::ReceivingFailed(session.ram_folder.explain(fault)));
         }
         session.received_bytes.fetch_add(stats.counters().data_bytes, Ordering::Relaxed);
     };
-    shared.fences.serve(channel, closer, receiver, regions, ended)
+    shared.fences.serve(channel, closer, receiver, regions.clone(), ended)
 }
 
 /// Fences a channel, and tells the core.

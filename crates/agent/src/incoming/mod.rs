@@ -5,18 +5,21 @@
 //! | here | what all threads of a session share |
 //! | `sessions` | all of them, who may join one, and what they need of this host |
 //! | `steps` | actions of the core, in the order of the ten steps, and where each is done |
-//! | `body` | the loop that gives events to the core and executes its actions |
-//! | `worker` | the one thread that deals with the incoming QEMU |
+//! | `session_loop` | the loop that gives events to the core and executes its actions |
+//! | `worker` | the one thread that deals with the incoming QEMU: it gives tasks to the driver |
+//! | `driver` | what each mode does with the incoming QEMU; `context`: what every driver needs |
 //! | `admit` | may it come here: memory, names, QEMU, disks, networks |
-//! | `domain` | a guest that libvirt has started and drives |
+//! | `domain` | finds the QEMU that libvirt has started |
 //! | `streams` | streams of the session are connected to the incoming QEMU |
 //! | `channels` | what comes over the channels of the source |
 
 mod admit;
-mod body;
 mod channels;
+mod context;
 pub(crate) mod domain;
+mod driver;
 mod ram_folder;
+mod session_loop;
 mod sessions;
 mod steps;
 mod storage;
@@ -76,6 +79,14 @@ pub(crate) enum Input {
     Refused(StreamId),
 }
 
+/// What the source's channels fill.
+enum ChannelTarget {
+    /// RAM of the guest.
+    Ram(Arc<RegionTable>),
+    /// Rings of the hypervisor's own streams.
+    Streams(StreamTransport),
+}
+
 /// A migration that comes to this host.
 pub struct Incoming {
     /// Names it on both hosts.
@@ -87,13 +98,12 @@ pub struct Incoming {
     order: u64,
     started_unix_ms: u64,
     clock: Clock,
-    brain: Mutex<Destination>,
+    machine: Mutex<Destination>,
     inbox: Sender<Input>,
     door: Door,
-    regions: OnceLock<Arc<RegionTable>>,
+    /// Set by the driver when the guest is admitted.
+    target: OnceLock<ChannelTarget>,
     fences: Arc<Fences>,
-    /// The hypervisor's streams, if RAM comes in them.
-    carriage: OnceLock<StreamTransport>,
     /// Who connects them to the waiting hypervisor, once it waits.
     connector: OnceLock<Sender<(StreamId, String)>>,
     /// Keys and registered memory of this session on every RDMA device.
@@ -116,10 +126,10 @@ impl Incoming {
         let told = inbox.clone();
         let door = Door::open(move |event| drop(told.send(Input::Event(event.into()))))?;
         let shared = Arc::new(Incoming::new(identity, order, peer, inbox, door));
-        let body = body::Body::new(sessions.clone(), shared.clone())?;
+        let session_loop = session_loop::SessionLoop::new(sessions.clone(), shared.clone())?;
         std::thread::Builder::new()
             .name(format!("in-{}", identity.session))
-            .spawn(move || body.run(&receiver))?;
+            .spawn(move || session_loop.run(&receiver))?;
         Ok(shared)
     }
 
@@ -134,12 +144,11 @@ impl Incoming {
             order,
             started_unix_ms: unix_ms(),
             clock,
-            brain: Mutex::new(Destination::new(clock.now(), Config::default())),
+            machine: Mutex::new(Destination::new(clock.now(), Config::default())),
             inbox,
             door,
-            regions: OnceLock::new(),
+            target: OnceLock::new(),
             fences: Arc::default(),
-            carriage: OnceLock::new(),
             connector: OnceLock::new(),
             domains: rdma::Domains::default(),
             ram_folder: ram_folder::RamFolder::default(),
@@ -148,8 +157,16 @@ impl Incoming {
         }
     }
 
-    fn brain(&self) -> MutexGuard<'_, Destination> {
-        self.brain.lock().unwrap_or_else(PoisonError::into_inner)
+    fn machine(&self) -> MutexGuard<'_, Destination> {
+        self.machine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The hypervisor's streams, if RAM comes in them.
+    fn carriage(&self) -> Option<&StreamTransport> {
+        match self.target.get()? {
+            ChannelTarget::Streams(carriage) => Some(carriage),
+            ChannelTarget::Ram(_) => None,
+        }
     }
 
     fn tell(&self, event: Event) {
@@ -168,28 +185,28 @@ impl Incoming {
 
     /// What a source that asks is told.
     pub fn outcome(&self) -> Outcome {
-        self.brain().outcome()
+        self.machine().outcome()
     }
 
     /// Highest control message received; said in a WELCOME.
     pub fn received_through(&self) -> u64 {
-        self.brain().received_through()
+        self.machine().received_through()
     }
 
     /// Its source cannot be heard, and cannot have committed.
     pub fn is_orphaned(&self) -> bool {
-        let brain = self.brain();
-        brain.paths() == 0 && !brain.is_committed() && !brain.is_held()
+        let machine = self.machine();
+        machine.paths() == 0 && !machine.is_committed() && !machine.is_held()
     }
 
     /// The guest is complete, and its source, which may have committed, does not answer.
     pub fn is_held(&self) -> bool {
-        self.brain().is_held()
+        self.machine().is_held()
     }
 
     /// The guest was taken over.
     pub fn is_arrived(&self) -> bool {
-        self.brain().outcome() == Outcome::Committed
+        self.machine().outcome() == Outcome::Committed
     }
 
     /// The operator of this host decides over a guest that is held.
@@ -205,7 +222,7 @@ impl Incoming {
     /// The operator of this host wants it to end. Says whether it is not too late.
     pub fn cancel(&self) -> bool {
         self.tell(Event::Cancel);
-        !self.brain().is_complete()
+        !self.machine().is_complete()
     }
 
     /// Its source has rolled back.
@@ -215,21 +232,21 @@ impl Incoming {
 
     /// A line about it.
     pub fn summary(&self) -> MigrationSummary {
-        let brain = self.brain();
-        let state = match (brain.is_ended(), brain.outcome()) {
+        let machine = self.machine();
+        let state = match (machine.is_ended(), machine.outcome()) {
             (_, Outcome::Committed) => MigrationState::Completed,
             (true, _) => MigrationState::Failed,
-            (false, _) if brain.is_held() => MigrationState::InDoubt,
+            (false, _) if machine.is_held() => MigrationState::InDoubt,
             (false, _) => MigrationState::Running,
         };
-        let note = brain.is_held().then(|| HELD.to_owned());
+        let note = machine.is_held().then(|| HELD.to_owned());
         MigrationSummary {
             id: MigrationId(self.session.to_string()),
             guest: self.guest(),
             direction: Direction::Incoming,
             peer: self.peer.to_string(),
             state,
-            step: convert::step(brain.step()),
+            step: convert::step(machine.step()),
             started_unix_ms: self.started_unix_ms,
             sent_bytes: self.received_bytes.load(Ordering::Relaxed),
             note,
@@ -243,7 +260,7 @@ impl Incoming {
 
     /// A data connection for this side to write to was welcomed.
     pub fn attach_back(&self, channel: ChannelId, link: LinkId, stream: &Stream) -> Result<(), String> {
-        let carriage = self.carriage.get().ok_or("this session has no streams")?;
+        let carriage = self.carriage().ok_or("this session has no streams")?;
         carriage.attach_back(channel, link, stream).map_err(|error| chain(&error))
     }
 

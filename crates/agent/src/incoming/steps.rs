@@ -2,11 +2,10 @@
 
 use linerate_core::destination::Action;
 
-use super::body::Body;
 use super::channels;
-use super::worker::Job;
+use super::session_loop::SessionLoop;
 
-impl Body {
+impl SessionLoop {
     /// Has an action of the core executed. What the worker does comes back as an event.
     pub(super) fn execute(&mut self, action: Action) {
         match action {
@@ -19,22 +18,28 @@ impl Body {
             Action::Admit { guest, description, mode } => {
                 let (session, peer) = (self.shared.session, self.shared.peer);
                 tracing::info!(%session, guest, mode = %mode.tag(), %peer, "a guest is offered");
-                self.worker.ask(Job::Admit { guest, description, mode });
+                self.worker.admit(guest, description, mode);
             }
             // 4 prepare
-            Action::Prepare => self.worker.ask(Job::Prepare),
+            Action::Prepare => self.worker.submit("prepare", |guest| guest.prepare()),
             // 8 blackout
-            Action::Seal { digest } => self.worker.ask(Job::Seal { digest }),
-            Action::LoadDeviceState(bytes) => self.worker.ask(Job::LoadDeviceState(bytes)),
-            Action::FinishDeviceState => self.worker.ask(Job::FinishDeviceState),
-            Action::CheckDisks(disks) => self.worker.ask(Job::CheckDisks(disks)),
-            // 9 commit
-            Action::Run { was_running: ran } => {
-                self.worker.ask(Job::Run { ran, cpu_before: self.cpu_before })
+            Action::Seal { digest } => self.worker.submit("seal", move |guest| guest.seal(digest)),
+            Action::LoadDeviceState(bytes) => {
+                self.worker.submit("load device state", move |guest| guest.load_device_state(&bytes));
             }
-            Action::RestoreHypervisor => self.worker.ask(Job::Release),
+            Action::FinishDeviceState => {
+                self.worker.submit("finish device state", |guest| guest.finish_device_state());
+            }
+            Action::CheckDisks(disks) => {
+                self.worker.submit("check disks", move |guest| guest.check_disks(&disks));
+            }
+            // 9 commit
+            Action::Run { was_running: ran } => self.worker.submit("run", move |guest| guest.run(ran)),
+            Action::RestoreHypervisor => {
+                self.worker.submit("restore hypervisor", |guest| guest.restore_hypervisor());
+            }
             // 10 clean up, or instead of 9: nothing of the guest stays here
-            Action::Discard => self.tear_down(),
+            Action::Discard => self.discard(),
             Action::End(fault) => self.end(fault),
         }
     }

@@ -89,9 +89,9 @@ pub(super) fn connector(
 impl Incoming {
     /// What the source's streams said.
     pub(super) fn heard(&self, message: Message) {
-        let Some(carriage) = self.carriage.get() else { return };
+        let Some(carriage) = self.carriage() else { return };
         if let Err(violation) = carriage.heard(message) {
-            let step = self.brain().step();
+            let step = self.machine().step();
             let fault = Fault::new(Code::ProtocolViolation, step, Side::Source, violation.to_string());
             self.tell(Event::ReceivingFailed(fault));
         }
@@ -101,7 +101,7 @@ impl Incoming {
     pub(super) fn asked(&self, stream: StreamId, service: String) {
         let connector = self.connector.get();
         let asked = connector.is_some_and(|connector| connector.send((stream, service)).is_ok());
-        if let Some(carriage) = self.carriage.get().filter(|_| !asked) {
+        if let Some(carriage) = self.carriage().filter(|_| !asked) {
             carriage.streams.refuse(stream, "no hypervisor waits for it");
         }
     }

@@ -25,7 +25,7 @@ fn session() -> (Arc<Incoming>, Receiver<Input>) {
 /// A session whose guest comes in streams, of which the source has opened the first.
 fn with_streams() -> (Arc<Incoming>, Receiver<Input>) {
     let (session, inputs) = session();
-    session.carriage.set(streams::carriage(&session)).ok().unwrap();
+    session.target.set(ChannelTarget::Streams(streams::carriage(&session))).ok().unwrap();
     let note = StreamNote::Open { service: "qemu".into(), window: 1 << 20 };
     session.heard(Message::Stream { stream: 0, note });
     (session, inputs)
@@ -35,7 +35,7 @@ fn with_streams() -> (Arc<Incoming>, Receiver<Input>) {
 fn refusal(session: &Incoming) -> String {
     let end = Instant::now() + LONG;
     loop {
-        let said = session.carriage.get().unwrap().streams.take_notes().into_iter().next();
+        let said = session.carriage().unwrap().streams.take_notes().into_iter().next();
         if let Some((stream, note)) = said {
             let StreamNote::Refused { reason } = note else { panic!("stream {stream}: {note:?}") };
             return reason;
@@ -67,7 +67,7 @@ fn a_migration_has_no_service_but_the_hypervisor_and_its_images() {
     let _qemu = UnixListener::bind(&socket).unwrap();
     for service in ["/run/other", DISKS_SERVICE] {
         let (session, _inputs) = with_streams();
-        let streams = session.carriage.get().unwrap().streams.clone();
+        let streams = session.carriage().unwrap().streams.clone();
         // No disk of this guest is copied.
         let services = Services { state: socket.clone(), disks: None };
         let connector = streams::connector(streams, services).unwrap();

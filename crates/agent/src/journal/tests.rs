@@ -56,16 +56,18 @@ fn a_record_is_there_after_reopening_and_sessions_go_on_in_order() {
     assert_eq!((journal.next_order(), journal.next_order()), (10, 11));
 }
 
-/// A folder in place of the database: redb can neither open nor make one there.
-fn break_disk(journal: &Journal) {
-    *journal.database.lock().unwrap() = None;
-    std::fs::rename(&journal.path, journal.path.with_extension("away")).unwrap();
-    std::fs::create_dir(&journal.path).unwrap();
-}
+impl Journal {
+    /// A folder in place of the database: redb can neither open nor make one there.
+    pub(crate) fn break_disk(&self) {
+        *self.database.lock() = None;
+        std::fs::rename(&self.path, self.path.with_extension("away")).unwrap();
+        std::fs::create_dir(&self.path).unwrap();
+    }
 
-fn mend_disk(journal: &Journal) {
-    std::fs::remove_dir(&journal.path).unwrap();
-    std::fs::rename(journal.path.with_extension("away"), &journal.path).unwrap();
+    pub(crate) fn mend_disk(&self) {
+        std::fs::remove_dir(&self.path).unwrap();
+        std::fs::rename(self.path.with_extension("away"), &self.path).unwrap();
+    }
 }
 
 #[test]
@@ -74,23 +76,38 @@ fn an_end_that_the_disk_refuses_is_known_at_once_and_written_when_it_can_be() {
     let session = SessionId([7; 16]);
     let journal = Arc::new(Journal::open(dir.path()).unwrap());
     journal.put(session, &source(SourcePhase::Started)).unwrap();
-    break_disk(&journal);
+    journal.break_disk();
     assert!(journal.put_end(session, &source(SourcePhase::RolledBack)).is_err());
     assert_eq!(journal.get(session).unwrap(), Some(source(SourcePhase::RolledBack)));
     assert_eq!(journal.unwritten_ends(), 1);
-    mend_disk(&journal);
+    journal.mend_disk();
     while journal.unwritten_ends() > 0 {
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
     assert_eq!(journal.read(session).unwrap(), Some(source(SourcePhase::RolledBack)));
     // And again, for the thread that tried has ended.
-    break_disk(&journal);
+    journal.break_disk();
     assert!(journal.put_end(session, &source(SourcePhase::Finished)).is_err());
-    mend_disk(&journal);
+    journal.mend_disk();
     while journal.unwritten_ends() > 0 {
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
     assert_eq!(journal.read(session).unwrap(), Some(source(SourcePhase::Finished)));
+}
+
+#[test]
+fn an_end_that_waits_for_the_disk_never_overwrites_a_newer_record() {
+    let dir = tempfile::tempdir().unwrap();
+    let session = SessionId([7; 16]);
+    let journal = Arc::new(Journal::open(dir.path()).unwrap());
+    journal.put(session, &source(SourcePhase::Started)).unwrap();
+    journal.break_disk();
+    assert!(journal.put_end(session, &source(SourcePhase::RolledBack)).is_err());
+    journal.mend_disk();
+    journal.put(session, &source(SourcePhase::Finished)).unwrap();
+    assert_eq!(journal.unwritten_ends(), 0);
+    std::thread::sleep(linerate_core::recovery::RETRY_AFTER * 2);
+    assert_eq!(journal.get(session).unwrap(), Some(source(SourcePhase::Finished)));
 }
 
 #[test]
@@ -131,7 +148,7 @@ fn journal_of_another_format_is_refused_and_left_as_it_is() {
     let journal = Journal::open(dir.path()).unwrap();
     journal.put(session, &source(SourcePhase::CommitSent)).unwrap();
     for (format, found) in [(None, 1), (Some(FORMAT + 1), FORMAT + 1)] {
-        let mut slot = journal.database.lock().unwrap();
+        let mut slot = journal.database.lock();
         let database = slot.take().unwrap_or_else(|| Database::create(&journal.path).unwrap());
         let transaction = database.begin_write().unwrap();
         match format {

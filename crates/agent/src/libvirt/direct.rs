@@ -96,7 +96,7 @@ struct Driven {
 struct Waiting<'a> {
     job: &'a Job,
     child: Child,
-    copy: &'a Outgoing,
+    cancel_copy: &'a (dyn Fn() + Sync),
     /// The copy has ended.
     is_over: bool,
     /// libvirt was asked by the operator since then.
@@ -113,7 +113,7 @@ impl Job {
         };
         let ((), driven) = tokio::join!(watching, self.drive_beside(copy, &over));
         let Driven { way, said, first } = driven?;
-        let (uuid, warn) = (&self.domain.uuid, |text: &str| self.shared.warn(text));
+        let warn = |text: &str| self.shared.warn(text);
         let Some(said) = said else {
             let there = Virsh::new(self.plan.destination());
             return Ok(arrived(&there, &self.domain, self.fault(), warn).await);
@@ -125,7 +125,7 @@ impl Job {
             _ => {
                 let (trouble, cut_off) = (way.trouble(), way.cut_off);
                 let broken = Broken { said: &said, trouble: &trouble, asked: false, cut_off };
-                Ok(failed(&self.here, uuid, broken, warn).await)
+                Ok(failed(&self.here, &self.domain, broken, warn).await)
             }
         }
     }
@@ -159,7 +159,9 @@ impl Job {
         check_there(&self.domain, &there).await?;
         self.changes.parse_at(&there).await?;
         let child = self.here.start(&self.plan.arguments())?;
-        let mut waiting = Waiting { job: self, child, copy, is_over: false, asked: false };
+        let cancel_copy = || copy.cancel();
+        let mut waiting =
+            Waiting { job: self, child, cancel_copy: &cancel_copy, is_over: false, asked: false };
         let Some(said) = waiting.watch(&mut way, over).await else {
             return Ok(Driven { way, said: None, first: false });
         };
@@ -185,7 +187,7 @@ impl Waiting<'_> {
                     self.is_over = true;
                     // Where the domain has moved, libvirt has no job any more. Where it has not, libvirt's job need not
                     // end by itself at once.
-                    let _ = self.job.here.run(&["domjobabort", uuid]).await;
+                    let _ = self.job.here.abort_migration(uuid).await;
                 }
                 () = self.job.shared.cancelled.notified() => self.cancel().await,
             }
@@ -201,13 +203,13 @@ impl Waiting<'_> {
     /// not answer.
     async fn cancel(&mut self) {
         if !self.is_over {
-            self.copy.cancel();
+            (self.cancel_copy)();
         } else if std::mem::replace(&mut self.asked, true) {
             if let Err(error) = self.child.start_kill() {
                 tracing::warn!(%error, "virsh cannot be ended");
             }
         } else {
-            let _ = timeout(VERDICT_WAIT, self.job.here.run(&["domjobabort", &self.job.domain.uuid])).await;
+            let _ = timeout(VERDICT_WAIT, self.job.here.abort_migration(&self.job.domain.uuid)).await;
         }
     }
 }
@@ -241,3 +243,6 @@ fn with_words(copied: Copied, said: &str, cut_off: bool) -> Ended {
     }
     Ended::failed(error, outcome)
 }
+
+#[cfg(test)]
+mod tests;

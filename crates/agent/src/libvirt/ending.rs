@@ -86,9 +86,9 @@ pub struct Broken<'a> {
 }
 
 /// What became of it, and of the domain, by this host's libvirt.
-pub async fn failed(here: &Virsh, uuid: &str, broken: Broken<'_>, warn: impl FnMut(&str)) -> Ended {
+pub async fn failed(here: &Virsh, domain: &Target, broken: Broken<'_>, warn: impl FnMut(&str)) -> Ended {
     let Broken { said, trouble, asked, cut_off } = broken;
-    let found = here.find(uuid, warn).await;
+    let found = here.find(&domain.uuid, warn).await;
     let guest = guest_state(found.as_ref().ok().and_then(|state| state.as_deref()), cut_off);
     let place = place(&found);
     let hint =
@@ -104,7 +104,7 @@ pub async fn failed(here: &Virsh, uuid: &str, broken: Broken<'_>, warn: impl FnM
         )
         .with_hint(hint)
     };
-    let is_cancelled = asked && guest == GuestState::RunsAtSource;
+    let is_cancelled = asked && guest == domain.guest_state();
     Ended::failed(error, if is_cancelled { MigrationOutcome::Cancelled } else { MigrationOutcome::Failed })
 }
 

@@ -87,7 +87,7 @@ pub(crate) async fn begin(
     request: MigrateRequest,
     libvirt: LibvirtRequest,
 ) -> Result<MigrationId, ErrorBody> {
-    let begun = tokio::spawn(prepare(needs, request, libvirt)).await;
+    let begun = tokio::spawn(prepare(needs, request, libvirt, Virsh::new(HERE))).await;
     begun.map_err(|error| internal(format!("a defect in the agent: {error}")))?
 }
 
@@ -99,9 +99,9 @@ async fn prepare(
     needs: Arc<Needs>,
     request: MigrateRequest,
     libvirt: LibvirtRequest,
+    here: Virsh,
 ) -> Result<MigrationId, ErrorBody> {
     plan::check(&request, &libvirt)?;
-    let here = Virsh::new(HERE);
     let found = Target::look_up(&request.guest, &here).await?;
     // Before it is asked whether libvirt moves it already: of two requests the second finds the first.
     let claim = needs.moves.claim(&found.0, &found.1)?;
@@ -200,18 +200,6 @@ impl Move {
 }
 
 #[cfg(test)]
-mod testing {
-    use linerate_api::{LibvirtRequest, MigrateRequest};
-
-    use super::target::Target;
-
-    /// A domain that runs.
-    pub fn target() -> Target {
-        let uuid = "0f0e8c9a-0000-4000-8000-000000000001".into();
-        Target { name: "web".into(), uuid, paused: false }
-    }
-
-    pub fn request() -> (MigrateRequest, LibvirtRequest) {
-        (MigrateRequest::new("web", "beta"), LibvirtRequest::default())
-    }
-}
+mod testing;
+#[cfg(test)]
+mod tests;

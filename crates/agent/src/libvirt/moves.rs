@@ -1,14 +1,15 @@
 //! What is known of each migration of a domain, and that there is one at a time for each.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use linerate_api::{
     Direction, ErrorBody, EventKind, Job, MigrationDetail, MigrationId, MigrationOutcome, MigrationState,
-    MigrationSummary, Report, Step,
+    MigrationSummary, Report, Step, code,
 };
 use linerate_core::SessionId;
+use linerate_net::lock::Mutex;
 use tokio::sync::Notify;
 
 use super::Needs;
@@ -19,10 +20,6 @@ use crate::outgoing::Outgoing;
 
 /// Ended migrations that are shown.
 const ENDED_SHOWN: usize = 100;
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Migrations of domains that leave this host.
 #[derive(Default)]
@@ -40,14 +37,14 @@ pub struct Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        lock(&self.moves.claimed).remove(&self.uuid);
+        self.moves.claimed.lock().remove(&self.uuid);
     }
 }
 
 impl Moves {
     /// Refuses a domain that another migration has.
     pub fn claim(self: &Arc<Moves>, uuid: &str, name: &str) -> Result<Claim, ErrorBody> {
-        if lock(&self.claimed).insert(uuid.to_owned()) {
+        if self.claimed.lock().insert(uuid.to_owned()) {
             return Ok(Claim { moves: self.clone(), uuid: uuid.to_owned() });
         }
         let text = format!(
@@ -58,7 +55,7 @@ impl Moves {
     }
 
     pub fn add(&self, one: Arc<Move>) {
-        let mut all = lock(&self.all);
+        let mut all = self.all.lock();
         let mut surplus = all.iter().filter(|one| one.is_over()).count().saturating_sub(ENDED_SHOWN);
         all.retain(|one| {
             let goes = surplus > 0 && one.is_over();
@@ -70,11 +67,11 @@ impl Moves {
 
     /// All of them, ended ones too.
     pub fn all(&self) -> Vec<Arc<Move>> {
-        lock(&self.all).clone()
+        self.all.lock().clone()
     }
 
     pub fn by_id(&self, id: &str) -> Option<Arc<Move>> {
-        lock(&self.all).iter().find(|one| one.id.0 == id).cloned()
+        self.all.lock().iter().find(|one| one.id.0 == id).cloned()
     }
 }
 
@@ -156,9 +153,9 @@ impl Move {
 
     /// One during which the agent has ended.
     pub fn recovering(name: &str, domain: &MovedDomain, record: &Record) -> Move {
-        let mut one = Move { started_unix_ms: record.changed_unix_ms, ..Move::new(name, domain, None) };
-        let known = one.known.get_mut().unwrap_or_else(PoisonError::into_inner);
-        (known.recovering, known.step) = (true, Step::Copy);
+        let one = Move { started_unix_ms: record.changed_unix_ms, ..Move::new(name, domain, None) };
+        one.known.lock().recovering = true;
+        one.set_step(Step::Copy);
         one
     }
 
@@ -192,13 +189,25 @@ impl Move {
 
     /// Whether it is of an earlier life of the agent, and not over.
     pub fn is_recovering(&self) -> bool {
-        lock(&self.known).recovering && !self.is_over()
+        self.known.lock().recovering && !self.is_over()
     }
 
-    /// Asks for its end. It has ended when the last event says so.
-    pub fn cancel(&self) {
+    /// Asks for its end. It has ended when the last event says so. Refused once it is over, and after a restart of the
+    /// agent: libvirt's part has ended then.
+    pub fn cancel(&self) -> Result<(), ErrorBody> {
+        let id = &self.id.0;
+        if self.is_over() {
+            return Err(ErrorBody::new(code::TOO_LATE, format!("migration {id} is over")));
+        }
+        if self.is_recovering() {
+            let text = format!(
+                "too late to cancel: the agent has ended during migration {id}, and libvirt's part of it too"
+            );
+            return Err(ErrorBody::new(code::TOO_LATE, text));
+        }
         self.asked.fetch_add(1, Ordering::SeqCst);
         self.cancelled.notify_one();
+        Ok(())
     }
 
     pub fn is_asked(&self) -> bool {
@@ -206,16 +215,16 @@ impl Move {
     }
 
     pub fn set_step(&self, step: Step) {
-        lock(&self.known).step = step;
+        self.known.lock().step = step;
     }
 
     pub fn set_job(&self, job: &Job) {
-        lock(&self.known).job.clone_from(job);
+        self.known.lock().job.clone_from(job);
     }
 
     /// What keeps it from its end.
     pub fn set_note(&self, note: String) {
-        lock(&self.known).note = Some(note);
+        self.known.lock().note = Some(note);
     }
 
     fn state(&self, known: &Known) -> MigrationState {
@@ -235,7 +244,7 @@ impl Move {
     /// A line about it.
     pub fn summary(&self) -> MigrationSummary {
         let copy = self.copy.as_ref().map(|copy| copy.summary());
-        let known = lock(&self.known);
+        let known = self.known.lock();
         let state = self.state(&known);
         MigrationSummary {
             id: self.id.clone(),
@@ -273,20 +282,10 @@ impl Move {
 
 #[cfg(test)]
 mod tests {
+    use super::super::testing::moved;
     use super::*;
 
     const UUID: &str = "0f0e8c9a-0000-4000-8000-000000000001";
-
-    fn moved(id: &str) -> MovedDomain {
-        MovedDomain {
-            id: id.into(),
-            uuid: UUID.into(),
-            paused: false,
-            to: "beta".into(),
-            remote_socket: "/run/libvirt/libvirt-sock".into(),
-            links: Vec::new(),
-        }
-    }
 
     #[test]
     fn a_domain_has_one_migration_at_a_time_whatever_it_is_called() {
@@ -324,12 +323,13 @@ mod tests {
         one.set_step(Step::Copy);
         one.set_job(&Job::from([("data_processed".to_owned(), 7)]));
         assert_eq!((one.summary().step, one.summary().sent_bytes), (Step::Copy, 7));
-        one.cancel();
+        assert!(one.cancel().is_ok());
         assert_eq!(state("a1"), Some(MigrationState::Cancelling));
         let error = Some(Box::new(ErrorBody::new("cancelled", "no")));
         one.hub.publish(EventKind::Finished { outcome: MigrationOutcome::Cancelled, error, report: None });
         assert_eq!(state("a1"), Some(MigrationState::Cancelled));
         assert_eq!(one.detail().error.map(|error| error.code).as_deref(), Some("cancelled"));
+        assert_eq!(one.cancel().unwrap_err().code, code::TOO_LATE, "it is over");
         for number in 0..=ENDED_SHOWN {
             let more = Move::new("web", &moved(&number.to_string()), None);
             more.hub.publish(one.hub.finished().unwrap());

@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use super::ending::{Broken, Ended, arrived, failed};
 use super::target::check_there;
-use super::virsh::{Virsh, moves_away, words};
+use super::virsh::{Virsh, words};
 use super::way::Way;
 use super::{Job, not_begun};
 
@@ -35,9 +35,13 @@ impl Job {
     pub(super) async fn drive(&self) -> Result<Ended, ErrorBody> {
         let mut way = Way::open(&self.needs, self.plan.tunnel()).await?;
         way.ready(|event| self.show(event)).await?;
-        let there = Virsh::new(self.plan.destination());
-        check_there(&self.domain, &there).await?;
-        self.changes.parse_at(&there).await?;
+        self.drive_through(&mut way, &Virsh::new(self.plan.destination())).await
+    }
+
+    /// The same with a tunnel that stands, and the destination's libvirt behind it.
+    async fn drive_through(&self, way: &mut Way, there: &Virsh) -> Result<Ended, ErrorBody> {
+        check_there(&self.domain, there).await?;
+        self.changes.parse_at(there).await?;
         if self.shared.is_asked() {
             return Ok(not_begun(&self.domain));
         }
@@ -45,13 +49,13 @@ impl Job {
         self.shared.set_step(Step::Copy);
         let mut driving = Driving { job: self, child, max_blackout_ms: self.max_blackout_ms, warned: false };
         let warn = |text: &str| self.shared.warn(text);
-        Ok(match driving.watch(&mut way).await {
+        Ok(match driving.watch(way).await {
             // The tunnel still stands: the destination's libvirt knows how it went, and where the domain is.
-            None => arrived(&there, &self.domain, None, warn).await,
+            None => arrived(there, &self.domain, None, warn).await,
             Some(said) => {
                 let (asked, cut_off) = (self.shared.is_asked(), way.cut_off);
                 let broken = Broken { said: &said, trouble: &way.trouble(), asked, cut_off };
-                failed(&self.here, &self.domain.uuid, broken, warn).await
+                failed(&self.here, &self.domain, broken, warn).await
             }
         })
     }
@@ -99,12 +103,7 @@ impl Driving<'_> {
 
     /// Asks libvirt for the job's end. Where that does not work, it is asked again with the next look.
     async fn abort(&mut self) {
-        let (here, uuid) = (&self.job.here, &self.job.domain.uuid);
-        // Another job of the domain is not ours to end.
-        if !here.job(uuid, false).await.is_some_and(|job| moves_away(&job)) {
-            return;
-        }
-        if let Err(refused) = here.run(&["domjobabort", uuid]).await
+        if let Err(refused) = self.job.here.abort_migration(&self.job.domain.uuid).await
             && !std::mem::replace(&mut self.warned, true)
         {
             self.job.shared.warn(&format!("not cancelled yet: {}", refused.message));
@@ -121,3 +120,6 @@ pub async fn said(child: &mut Child) -> String {
     }
     format!("libvirt says: {}", words(&text))
 }
+
+#[cfg(test)]
+mod tests;

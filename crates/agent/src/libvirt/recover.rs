@@ -1,45 +1,53 @@
-//! Migrations during which the agent ended. libvirt gave them up or brought them to their end; both libvirts are asked
-//! where the domain is, and nothing is decided here.
+//! Migrations during which the agent ended. libvirt gave them up or brought them to their end. Both libvirts are asked
+//! where the domain is; `linerate-core` judges their answers (`recovery::DomainRecovery`), and nothing is changed.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use linerate_api::{
     ErrorBody, GuestState, MigrationOutcome, Side, Step, TunnelAddress, TunnelPair, TunnelRequest, code,
     domain_socket,
 };
 use linerate_core::SessionId;
+use linerate_core::recovery::{
+    DomainAction, DomainDoubt, DomainEnd, DomainEvent, DomainRecovery, DomainState, SourceAnswer,
+};
 
 use super::Needs;
-use super::ending::{Ended, SEE_THERE, guest_state};
+use super::ending::{Ended, SEE_THERE};
 use super::moves::{Claim, Kept, Move};
 use super::virsh::{HERE, Virsh, moves_away};
 use super::way::Way;
 use super::{plan, xml};
+use crate::clock::Clock;
 use crate::convert;
 use crate::journal::{JournalError, MovedDomain, Record, Role};
 use crate::session::identity::random;
 
-/// Between two looks.
-const AGAIN_AFTER: Duration = Duration::from_secs(2);
-/// A domain that is here need not wait longer for the word of a destination that does not answer.
-const THERE_WAIT: Duration = Duration::from_secs(60);
-
 /// Lists what is in the journal, and looks after it in the background.
 pub(crate) fn recover(needs: &Arc<Needs>) -> Result<(), JournalError> {
     xml::clear(&needs.config.state_dir);
-    for (key, record) in needs.journal.all()? {
+    let mut found = needs.journal.all()?;
+    found.sort_by_key(|(_, record)| Reverse(record.order));
+    let mut recovering = Vec::new();
+    for (key, record) in found {
         let Role::Libvirt { domain, over: false } = record.role.clone() else { continue };
+        let Ok(claim) = needs.moves.claim(&domain.uuid, &record.guest) else {
+            // A newer migration of the domain began, so the end of this one was known. The disk had not taken it.
+            Kept::again(needs, key, record).close();
+            continue;
+        };
         tracing::warn!(
             id = domain.id,
             guest = record.guest,
             "the agent ended while libvirt moved this domain: asking both libvirts where it is"
         );
         let shared = Arc::new(Move::recovering(&record.guest, &domain, &record));
-        needs.moves.add(shared.clone());
-        // No two records are of one domain: the second was refused.
-        let Ok(claim) = needs.moves.claim(&domain.uuid, &record.guest) else { continue };
-        tokio::spawn(Seeing { needs: needs.clone(), shared, domain, claim }.run(key, record));
+        recovering.push((key, record, Seeing { needs: needs.clone(), shared, domain, claim }));
+    }
+    for (key, record, seeing) in recovering.into_iter().rev() {
+        needs.moves.add(seeing.shared.clone());
+        tokio::spawn(seeing.run(key, record));
     }
     Ok(())
 }
@@ -51,12 +59,23 @@ struct Seeing {
     claim: Claim,
 }
 
-/// What a libvirt says of the domain: its state, none if it does not know it, or why it cannot be asked.
-type Said = Result<Option<String>, String>;
+/// The last answers, for people.
+#[derive(Default)]
+struct Heard {
+    here: Answer,
+    there: Answer,
+}
+
+/// The domain's state in libvirt's words, or why it cannot be asked.
+#[derive(Default)]
+struct Answer {
+    state: Option<String>,
+    trouble: String,
+}
 
 impl Seeing {
     async fn run(self, key: SessionId, record: Record) {
-        let ended = self.see().await;
+        let ended = self.see(&Virsh::new(HERE)).await;
         let Seeing { needs, shared, claim, domain } = self;
         tracing::info!(id = domain.id, outcome = ?ended.outcome, "it is known where this domain is");
         Kept::again(&needs, key, record).close();
@@ -64,38 +83,46 @@ impl Seeing {
         shared.finish(ended);
     }
 
-    async fn see(&self) -> Ended {
-        let (here, began) = (Virsh::new(HERE), Instant::now());
+    async fn see(&self, here: &Virsh) -> Ended {
+        let (clock, mut heard) = (Clock::start(), Heard::default());
+        let mut machine = DomainRecovery::new(clock.now(), self.domain.paused);
         loop {
-            let known = match self.ask_here(&here).await {
-                Err(note) => Err(note),
-                Ok(here) => {
-                    judge(&here, &self.ask_there().await, self.domain.paused, began.elapsed() > THERE_WAIT)
+            if let Some(end) = machine.end() {
+                return ended(end, &heard.here);
+            }
+            let wait = machine.timeout().map(|due| due.since(clock.now()));
+            tokio::time::sleep(wait.unwrap_or_default()).await;
+            let Some(action) = machine.poll_action(clock.now()) else { continue };
+            let event = match action {
+                DomainAction::AskSource => DomainEvent::Source(self.ask_here(here, &mut heard.here).await),
+                DomainAction::AskDestination => {
+                    let found = self.ask_there().await;
+                    DomainEvent::Destination(note_answer(found, &mut heard.there))
                 }
             };
-            match known {
-                Ok(ended) => return ended,
-                Err(note) => self.shared.set_note(note),
+            machine.handle(clock.now(), event);
+            if let Some(doubt) = machine.doubt() {
+                self.shared.set_note(note(doubt, &heard));
             }
-            tokio::time::sleep(AGAIN_AFTER).await;
         }
     }
 
-    /// The state here, once libvirt has no migration of it any more; before that, why it is not known.
-    async fn ask_here(&self, here: &Virsh) -> Result<Option<String>, String> {
-        let note = |text: &str| self.shared.set_note(text.to_owned());
-        let found = here.find(&self.domain.uuid, note).await;
-        let state = found.map_err(|dead| format!("this host's libvirt cannot be asked: {}", dead.message))?;
-        match here.job(&self.domain.uuid, false).await {
-            Some(job) if moves_away(&job) => {
-                Err("this host's libvirt still has a migration of the domain; `virsh domjobinfo` shows it"
-                    .into())
-            }
-            _ => Ok(state),
+    async fn ask_here(&self, here: &Virsh, heard: &mut Answer) -> SourceAnswer {
+        let uuid = &self.domain.uuid;
+        let waits = |text: &str| self.shared.set_note(text.to_owned());
+        if let Err(dead) = here.find(uuid, waits).await {
+            heard.trouble = dead.message;
+            return SourceAnswer::Silent;
         }
+        if here.job(uuid, false).await.is_some_and(|job| moves_away(&job)) {
+            return SourceAnswer::Migrating;
+        }
+        // Only now: a migration that ended since the first look may have moved it.
+        let found = here.look_up(uuid).await.map_err(|dead| dead.message);
+        note_answer(found, heard).map_or(SourceAnswer::Silent, SourceAnswer::At)
     }
 
-    async fn ask_there(&self) -> Said {
+    async fn ask_there(&self) -> Result<Option<String>, String> {
         let key = random::<16>().map_err(|fault| convert::error(&fault, None).message)?;
         let listen = format!("{}/{}", plan::FOLDER, domain_socket(&SessionId(key).to_string(), "rpc"));
         let request = TunnelRequest {
@@ -120,36 +147,72 @@ impl Seeing {
 /// How long all links may be gone while the destination's libvirt is asked.
 const LINK_TIMEOUT_S: u32 = 10;
 
-/// What follows from what both say; an error is why nothing does yet.
-fn judge(here: &Option<String>, there: &Said, was_paused: bool, waited: bool) -> Result<Ended, String> {
-    // What is shut off is a definition.
-    let is = |state: &Option<String>| state.as_deref().is_some_and(|state| state != "shut off");
-    match (is(here), there) {
-        (true, Ok(state)) if !is(state) => Ok(stayed(here, false)),
-        (false, Ok(state)) if state.as_deref() == Some(if was_paused { "paused" } else { "running" }) => {
-            Ok(Ended { outcome: MigrationOutcome::Completed, error: None, arrived: None })
+/// What a libvirt says of the domain; none without an answer.
+fn note_answer(found: Result<Option<String>, String>, heard: &mut Answer) -> Option<DomainState> {
+    match found {
+        Ok(state) => {
+            heard.state = state;
+            Some(domain_state(heard.state.as_deref()))
         }
-        (false, Ok(state)) if is(state) => Err(format!(
-            "the domain is {} at the destination and not here: see whether it is to run there",
-            state.as_deref().unwrap_or_default()
-        )),
-        (false, Ok(_)) => Ok(gone()),
-        // What waits there for its stream goes with its tunnel. What runs there was not heard of here.
-        (true, Ok(state)) => Err(format!(
-            "the domain is {} here and {} at the destination. Only one may run: end the other (`virsh destroy`), and never resume one that \
-             is paused",
-            here.as_deref().unwrap_or_default(),
-            state.as_deref().unwrap_or_default()
-        )),
-        (true, Err(_)) if waited => Ok(stayed(here, true)),
-        (is_here, Err(why)) => Err(format!(
-            "the domain is {}; the destination's libvirt cannot be asked: {why}",
-            if is_here {
-                here.as_deref().unwrap_or_default().to_owned() + " here"
+        Err(trouble) => {
+            heard.trouble = trouble;
+            None
+        }
+    }
+}
+
+fn domain_state(state: Option<&str>) -> DomainState {
+    match state {
+        // What is shut off is a definition.
+        None | Some("shut off") => DomainState::Absent,
+        Some("running") => DomainState::Running,
+        Some("paused") => DomainState::Paused,
+        Some(_) => DomainState::Other,
+    }
+}
+
+/// Why it is not known yet where the domain is, and what an operator can do.
+fn note(doubt: DomainDoubt, heard: &Heard) -> String {
+    let state = |of: &Answer| of.state.clone().unwrap_or_else(|| "not".into());
+    let (here, there) = (state(&heard.here), state(&heard.there));
+    match doubt {
+        DomainDoubt::SourceSilent => format!("this host's libvirt cannot be asked: {}", heard.here.trouble),
+        DomainDoubt::SourceMigrating => {
+            "this host's libvirt still has a migration of the domain; `virsh domjobinfo` shows it".into()
+        }
+        DomainDoubt::DestinationSilent => {
+            let trouble = &heard.there.trouble;
+            format!("the domain is {here} here; the destination's libvirt cannot be asked: {trouble}")
+        }
+        DomainDoubt::OtherStateThere => {
+            format!("the domain is {there} at the destination and not here: see whether it is to run there")
+        }
+        DomainDoubt::AtBoth => format!(
+            "the domain is {here} here and {there} at the destination. Only one may run: end the other (`virsh \
+             destroy`), and never resume one that is paused"
+        ),
+    }
+}
+
+fn ended(end: DomainEnd, here: &Answer) -> Ended {
+    match end {
+        DomainEnd::Arrived => Ended { outcome: MigrationOutcome::Completed, error: None, arrived: None },
+        DomainEnd::Stayed { guest, destination_silent } => {
+            let state = here.state.as_deref().unwrap_or_default();
+            let text = format!("the agent ended during this migration; the domain is {state} here");
+            let error = error(text, convert::guest_state(guest));
+            let error = if destination_silent {
+                error.with_hint(SEE_THERE)
             } else {
-                "not here".into()
-            }
-        )),
+                ErrorBody { retry_can_help: true, ..error }
+            };
+            Ended::failed(error, MigrationOutcome::Failed)
+        }
+        DomainEnd::Gone => {
+            let text =
+                "the agent ended during this migration; neither libvirt has the domain running or paused";
+            Ended::failed(error(text.to_owned(), GuestState::Gone), MigrationOutcome::Failed)
+        }
     }
 }
 
@@ -162,67 +225,5 @@ fn error(text: String, guest: GuestState) -> ErrorBody {
     }
 }
 
-/// `unheard`: the destination's libvirt could not be asked.
-fn stayed(here: &Option<String>, unheard: bool) -> Ended {
-    let state = here.as_deref();
-    let text =
-        format!("the agent ended during this migration; the domain is {} here", state.unwrap_or_default());
-    let error = error(text, guest_state(state, unheard));
-    let error =
-        if unheard { error.with_hint(SEE_THERE) } else { ErrorBody { retry_can_help: true, ..error } };
-    Ended::failed(error, MigrationOutcome::Failed)
-}
-
-fn gone() -> Ended {
-    let text = "the agent ended during this migration; neither libvirt has the domain running or paused";
-    Ended::failed(error(text.to_owned(), GuestState::Gone), MigrationOutcome::Failed)
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn said(state: &str) -> Option<String> {
-        (state != "-").then(|| state.to_owned())
-    }
-
-    /// Outcome, and what the guest does then; none as long as both have to be asked again.
-    fn verdict(
-        here: &str,
-        there: Result<&str, &str>,
-        waited: bool,
-    ) -> Option<(MigrationOutcome, Option<GuestState>)> {
-        let there = there.map(said).map_err(str::to_owned);
-        let ended = judge(&said(here), &there, false, waited).ok()?;
-        Some((ended.outcome, ended.error.and_then(|error| error.guest_state)))
-    }
-
-    #[test]
-    fn the_end_is_told_only_of_a_domain_that_one_of_both_has() {
-        use GuestState::{Gone, PausedAtSource, RunsAtSource, Unknown};
-        use MigrationOutcome::{Completed, Failed};
-        for (here, there, end) in [
-            ("running", Ok("-"), Some((Failed, Some(RunsAtSource)))),
-            ("running", Ok("shut off"), Some((Failed, Some(RunsAtSource)))),
-            ("paused", Ok("-"), Some((Failed, Some(PausedAtSource)))),
-            ("-", Ok("running"), Some((Completed, None))),
-            ("shut off", Ok("running"), Some((Completed, None))),
-            ("-", Ok("-"), Some((Failed, Some(Gone)))),
-            // A copy that waits there, or a success that was not heard of here.
-            ("running", Ok("paused"), None),
-            ("paused", Ok("running"), None),
-            ("running", Ok("running"), None),
-            ("-", Ok("paused"), None),
-            ("-", Err("no link"), None),
-        ] {
-            assert_eq!(verdict(here, there, false), end, "{here} {there:?}");
-            assert_eq!(verdict(here, there, true), end, "{here} {there:?}, later");
-        }
-        assert_eq!(verdict("running", Err("no link"), false), None);
-        assert_eq!(verdict("running", Err("no link"), true), Some((Failed, Some(RunsAtSource))));
-        let suspended = judge(&said("-"), &Ok(said("paused")), true, false);
-        assert_eq!(suspended.ok().map(|ended| ended.outcome), Some(Completed));
-        // It may run there: this host's libvirt leaves such a domain paused.
-        assert_eq!(verdict("paused", Err("no link"), true), Some((Failed, Some(Unknown))));
-    }
-}
+mod tests;

@@ -1,5 +1,6 @@
 //! libvirt's own client as a child process: a host without libvirt runs the same binary, and errors are libvirt's words.
 
+use std::ffi::OsString;
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -23,17 +24,24 @@ const AGAIN_AFTER: Duration = Duration::from_millis(500);
 /// A connection to one libvirt, named by its URI.
 #[derive(Clone, Debug)]
 pub struct Virsh {
+    program: OsString,
     uri: String,
 }
 
 impl Virsh {
     /// Nothing is connected yet.
     pub fn new(uri: impl Into<String>) -> Virsh {
-        Virsh { uri: uri.into() }
+        Virsh { program: "virsh".into(), uri: uri.into() }
+    }
+
+    /// Another program in its place.
+    #[cfg(test)]
+    pub fn by(program: impl Into<OsString>, uri: impl Into<String>) -> Virsh {
+        Virsh { program: program.into(), uri: uri.into() }
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new("virsh");
+        let mut command = Command::new(&self.program);
         // Its texts are read, so they must be the same everywhere.
         command.env("LC_ALL", "C").args(["--quiet", "--connect", &self.uri]).args(arguments);
         command.stdin(Stdio::null()).kill_on_drop(true);
@@ -116,6 +124,14 @@ impl Virsh {
         self.find(uuid, say).await
     }
 
+    /// Asks libvirt to end its migration of a domain. Another job of the domain is left alone, and none is no error.
+    pub async fn abort_migration(&self, uuid: &str) -> Result<(), ErrorBody> {
+        if self.job(uuid, false).await.is_some_and(|job| moves_away(&job)) {
+            self.run(&["domjobabort", uuid]).await?;
+        }
+        Ok(())
+    }
+
     /// Numbers of the domain's job, or of the last one that was completed. None without a job.
     pub async fn job(&self, domain: &str, completed: bool) -> Option<Job> {
         let mut arguments = vec!["domjobinfo", domain, "--rawstats"];
@@ -159,6 +175,7 @@ fn absent(error: &std::io::Error) -> ErrorBody {
 
 #[cfg(test)]
 mod tests {
+    use super::super::testing::{FakeLibvirt, target};
     use super::*;
 
     #[test]
@@ -168,6 +185,20 @@ mod tests {
         assert_eq!(job.len(), 3);
         assert!(moves_away(&job));
         assert!(!moves_away(&numbers("operation: 6\ntime_elapsed: 3\n")), "it is being saved");
+    }
+
+    #[tokio::test]
+    async fn a_libvirt_that_does_not_answer_is_not_one_that_does_not_know_the_domain() {
+        let (fake, uuid) = (FakeLibvirt::new(None), target().uuid);
+        let virsh = fake.virsh();
+        assert_eq!(virsh.look_up(&uuid).await.ok(), Some(None));
+        fake.says("state", "running");
+        assert_eq!(virsh.look_up(&uuid).await.ok(), Some(Some("running".to_owned())));
+        for trouble in ["busy", "dead"] {
+            fake.says(trouble, "");
+            assert!(virsh.look_up(&uuid).await.is_err(), "{trouble}");
+            fake.forgets(trouble);
+        }
     }
 
     #[test]

@@ -27,6 +27,12 @@ impl Way {
         Ok(Way { begun: Some(begun), trouble: None, cut_off: false })
     }
 
+    /// One that stands until its test ends it.
+    #[cfg(test)]
+    pub fn standing() -> Way {
+        Way { begun: None, trouble: None, cut_off: false }
+    }
+
     /// The next event. After the tunnel's end there is none, ever. May be dropped while it waits without losing an event.
     pub async fn next(&mut self) -> TunnelEvent {
         let event = match &mut self.begun {

@@ -19,7 +19,7 @@ use linerate_guest::qmp::Qmp;
 use linerate_guest::registry::GuestRecord;
 use linerate_guest::run_state::RunState;
 
-use super::worker::{HOLD_WAIT, Order, State, qemu_fault};
+use super::worker::{HOLD_WAIT, State, Task, qemu_fault};
 use super::{Input, Sessions};
 use crate::faults::fault;
 use crate::gate::{Ending, LibvirtJob, StreamGate, StreamGates};
@@ -255,15 +255,15 @@ impl State {
         Err(Fault::new(Code::HypervisorFailed, step, Side::Source, detail))
     }
 
-    /// The next order, while libvirt's migration waits and can be given up by others; none if it is, or does not wait.
-    pub(super) fn next_of_domain(&mut self, orders: &Receiver<Order>) -> Option<Order> {
+    /// The next task, while libvirt's migration waits and can be given up by others; none if it is, or does not wait.
+    pub(super) fn next_of_domain(&mut self, tasks: &Receiver<Task>) -> Option<Task> {
         while self.is_attached() {
-            match orders.recv_timeout(WATCH) {
-                Ok(order) => return Some(order),
+            match tasks.recv_timeout(WATCH) {
+                Ok(task) => return Some(task),
                 Err(RecvTimeoutError::Disconnected) => return None,
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            let step = self.shared.brain().step();
+            let step = self.shared.machine().step();
             if let Err(fault) = self.check_domain(step) {
                 self.shared.tell(Event::Failed(fault));
                 return None;

@@ -6,7 +6,7 @@ use std::sync::mpsc::Receiver;
 use linerate_core::source::Event;
 use linerate_core::{Code, Extent, Fault, ModeTag, Side, Step, StreamSettings};
 
-use super::worker::{Order, State};
+use super::worker::{State, Task};
 
 pub(super) type Done = Result<(), Fault>;
 
@@ -14,9 +14,9 @@ pub(super) type Done = Result<(), Fault>;
 pub(super) trait Driver: Send {
     fn state(&mut self) -> &mut State;
 
-    /// The next order. What is to be done meanwhile is done here.
-    fn next(&mut self, orders: &Receiver<Order>) -> Option<Order> {
-        self.state().next_order(orders)
+    /// The next task. What is to be done meanwhile is done here.
+    fn next(&mut self, tasks: &Receiver<Task>) -> Option<Task> {
+        self.state().next_task(tasks)
     }
 
     /// Before the migration starts: whoever drives the hypervisor has begun.
@@ -156,8 +156,8 @@ impl Driver for Handover {
         &mut self.0
     }
 
-    fn next(&mut self, orders: &Receiver<Order>) -> Option<Order> {
-        self.0.next_of_domain(orders).or_else(|| orders.recv().ok())
+    fn next(&mut self, tasks: &Receiver<Task>) -> Option<Task> {
+        self.0.next_of_domain(tasks).or_else(|| tasks.recv().ok())
     }
 
     fn await_stream(&mut self) -> Done {

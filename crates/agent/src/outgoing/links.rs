@@ -106,7 +106,7 @@ impl Session for Outgoing {
         link: LinkId,
         carrier: ChannelEnds,
     ) -> Result<ChannelHandle, OpenError> {
-        self.tell_brain(Event::ChannelUp { channel, link });
+        self.tell_machine(Event::ChannelUp { channel, link });
         match self.carriage() {
             Some(carriage) => carriage.pump(channel, link, carrier, self.pacer.clone()),
             None => Ok(ChannelHandle::start(channel, carrier, self.clone(), pump_options(self))?),
@@ -114,7 +114,7 @@ impl Session for Outgoing {
     }
 
     fn is_ending(&self) -> bool {
-        self.brain().is_leaving()
+        self.machine().is_leaving()
     }
 
     fn added(&self, link: &Link, rdma: Option<RdmaPort>) {
@@ -170,7 +170,7 @@ impl Outgoing {
     /// All of a link is gone: no more work for its channels, and the destination is asked to fence them.
     fn link_lost(&self, link: LinkId) {
         let carriage = self.carriage();
-        super::lose_link(&self.brain, self.clock.now(), link, |channel| {
+        super::lose_link(&self.machine, self.clock.now(), link, |channel| {
             if let Some(carriage) = &carriage {
                 // The core asks for its fence.
                 let _ = carriage.streams.channel_gone(channel);

@@ -6,7 +6,7 @@
 //! | `sessions` | all of them, and what they need of this host |
 //! | `steps` | a migration from top to bottom: its ten steps, and where each is done |
 //! | `start` | the parts of steps 1 and 2: the guest is read and judged, the destination's agent is reached |
-//! | `body` | the loop that gives events to the core and executes its actions |
+//! | `session_loop` | the loop that gives events to the core and executes its actions |
 //! | `mode` | direct, or by QEMU's own streams |
 //! | `streams` | QEMU's connections become streams of the session |
 //! | `driver` | what a migration asks of the guest, for each mode: direct, streams, handover |
@@ -19,7 +19,6 @@
 //! | `rejoin` | the first control connection is opened again while links are not known yet |
 //! | `board`, `progress` | what is seen of it |
 
-mod body;
 mod domain;
 mod drain;
 mod driver;
@@ -29,6 +28,7 @@ mod mode;
 mod pinned;
 mod progress;
 mod rejoin;
+mod session_loop;
 mod sessions;
 mod start;
 mod steps;
@@ -96,10 +96,10 @@ pub struct Outgoing {
     from: String,
     started_unix_ms: u64,
     /// Time from the request to the core's start: steps 1 and 2.
-    before_brain: Duration,
+    before_machine: Duration,
     ram_bytes: u64,
     clock: Clock,
-    brain: Mutex<Source>,
+    machine: Mutex<Source>,
     /// Told when there may be work for a channel that found none.
     work: Condvar,
     inbox: Sender<Input>,
@@ -127,8 +127,8 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
-    fn brain(&self) -> MutexGuard<'_, Source> {
-        self.brain.lock().unwrap_or_else(PoisonError::into_inner)
+    fn machine(&self) -> MutexGuard<'_, Source> {
+        self.machine.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Puts an event into the inbox. After the end nobody reads it, which is as well.
@@ -137,8 +137,8 @@ impl Outgoing {
     }
 
     /// Gives the core an event now, from a thread that must know that it has it.
-    fn tell_brain(&self, event: Event) {
-        self.brain().handle(self.clock.now(), event);
+    fn tell_machine(&self, event: Event) {
+        self.machine().handle(self.clock.now(), event);
         let _ = self.inbox.send(Input::Wake);
         self.work.notify_all();
     }
@@ -191,7 +191,7 @@ impl Outgoing {
 
     /// Whether it waits for the destination's word or the operator's.
     pub fn is_in_doubt(&self) -> bool {
-        !self.is_over() && self.brain().is_in_doubt()
+        !self.is_over() && self.machine().is_in_doubt()
     }
 
     /// Its name in the API.
@@ -223,8 +223,8 @@ impl Outgoing {
 /// Has the core ask for the fences of a link's channels. The streams know each of them for `gone` before the core's
 /// lock is let go. The answer to a fence may come at once, and is of no use to streams that hold the channel for
 /// living.
-fn lose_link(brain: &Mutex<Source>, now: Time, link: LinkId, mut gone: impl FnMut(ChannelId)) {
-    let mut brain = brain.lock().unwrap_or_else(PoisonError::into_inner);
-    brain.scheduler().channels_of(link).into_iter().for_each(&mut gone);
-    brain.link_lost(now, link);
+fn lose_link(machine: &Mutex<Source>, now: Time, link: LinkId, mut gone: impl FnMut(ChannelId)) {
+    let mut machine = machine.lock().unwrap_or_else(PoisonError::into_inner);
+    machine.scheduler().channels_of(link).into_iter().for_each(&mut gone);
+    machine.link_lost(now, link);
 }

@@ -33,7 +33,7 @@ pub(super) struct Told {
 impl Told {
     /// Publishes what has begun and ended since the last call.
     pub fn steps(&mut self, shared: &Outgoing) {
-        let statistics = shared.brain().statistics().clone();
+        let statistics = shared.machine().statistics().clone();
         for (index, step) in Step::ALL.into_iter().enumerate() {
             let span = statistics.span(step);
             let (Some(began), Some(ended)) = (self.began.get_mut(index), self.ended.get_mut(index)) else {
@@ -55,9 +55,9 @@ pub(super) fn progress(shared: &Outgoing) -> Progress {
     // The table asks the kernel about connections: not while the channels wait for the core.
     let counters = shared.board.counters();
     let mut links = shared.board.progress();
-    let brain = shared.brain();
-    let statistics = brain.statistics();
-    let scheduler = brain.scheduler();
+    let machine = shared.machine();
+    let statistics = machine.statistics();
+    let scheduler = machine.scheduler();
     let round = statistics.rounds.last().copied().unwrap_or_default();
     let streams = shared.carriage().map(|carriage| carriage.streams.clone());
     let (remaining, rate) = match &streams {
@@ -71,10 +71,10 @@ pub(super) fn progress(shared: &Outgoing) -> Progress {
         };
         link.rate_bytes_per_s = rate as u64;
     }
-    let scanned = statistics.rounds.iter().any(|round| round.scan > Duration::ZERO) || brain.round() > 0;
+    let scanned = statistics.rounds.iter().any(|round| round.scan > Duration::ZERO) || machine.round() > 0;
     Progress {
-        step: convert::step(brain.step()),
-        round: brain.round(),
+        step: convert::step(machine.step()),
+        round: machine.round(),
         populated_bytes: statistics.populated_bytes,
         round_bytes_total: round.bytes,
         round_bytes_done: round.bytes.saturating_sub(remaining),
@@ -130,14 +130,14 @@ pub(super) fn finished(
 
 fn report(shared: &Outgoing, ending: &Ending, cpu: CpuTime, downtime_ms: Option<u64>) -> Report {
     let counters = shared.board.counters();
-    let brain = shared.brain();
-    let statistics = brain.statistics().clone();
+    let machine = shared.machine();
+    let statistics = machine.statistics().clone();
     let (refusals, acknowledged) = match shared.carriage() {
         Some(carriage) => (carriage.streams.damaged_count(), carriage.streams.acknowledged_bytes()),
-        None => (brain.scheduler().damaged_count(), brain.scheduler().acknowledged_bytes()),
+        None => (machine.scheduler().damaged_count(), machine.scheduler().acknowledged_bytes()),
     };
-    let stream_channels = brain.stream_channels();
-    drop(brain);
+    let stream_channels = machine.stream_channels();
+    drop(machine);
     Report {
         id: shared.id(),
         guest: shared.request.guest.clone(),
@@ -149,7 +149,7 @@ fn report(shared: &Outgoing, ending: &Ending, cpu: CpuTime, downtime_ms: Option<
         outcome: outcome(ending),
         arrived_paused: ending.guest == GuestState::PausedAtDestination,
         total_us: us(statistics.ended.unwrap_or(shared.clock.now()) - statistics.started)
-            + us(shared.before_brain),
+            + us(shared.before_machine),
         steps: steps(&statistics),
         rounds: rounds(&statistics),
         ram: RamTotals {
@@ -251,7 +251,7 @@ pub(super) fn detail(shared: &Outgoing) -> MigrationDetail {
         }
         _ => (shared.state(), None, None),
     };
-    let step = shared.brain().step();
+    let step = shared.machine().step();
     let summary = MigrationSummary {
         id: shared.id(),
         guest: shared.request.guest.clone(),

@@ -16,11 +16,11 @@ use crate::session::links::Session;
 /// Between two tries.
 const RETRY: Duration = Duration::from_millis(250);
 
-/// Tries in a thread of its own until it is joined, refused or over; the brain's link time-out bounds it.
+/// Tries in a thread of its own until it is joined, refused or over; the machine's link time-out bounds it.
 pub(super) fn rejoin(shared: &Arc<Outgoing>, peers: Vec<SocketAddr>) {
     let outgoing = shared.clone();
     let trying = move || {
-        while !outgoing.brain().is_ended() && outgoing.brain().paths() == 0 {
+        while !outgoing.machine().is_ended() && outgoing.machine().paths() == 0 {
             if try_once(&outgoing, &peers) {
                 return;
             }

@@ -26,9 +26,9 @@ use linerate_net::links::{parse_networks, speed_of_all};
 use linerate_net::rdma::options::RdmaOptions;
 use linerate_wire::frame::Role as Purpose;
 
-use super::body::Body;
 use super::domain::{self, OutgoingDomain};
 use super::mode::{self, Choice};
+use super::session_loop::SessionLoop;
 use super::worker::{Guest, Worker};
 use super::{Input, LinkTable, Outgoing, Sessions, links, storage, streams};
 use crate::clock::{Clock, unix_ms};
@@ -124,7 +124,7 @@ pub(super) fn outgoing(
     request: MigrateRequest,
     found: &mut Found,
     contact: &mut Contact,
-    before_brain: Duration,
+    before_machine: Duration,
     (inbox, door): (std::sync::mpsc::Sender<Input>, Door),
 ) -> Result<Outgoing, Fault> {
     let carriage = found.choice.mode.carries_streams().then(|| {
@@ -137,7 +137,7 @@ pub(super) fn outgoing(
         dialler: dialler(sessions, &request, found, contact.identity),
         from: sessions.config.name.clone(),
         started_unix_ms: unix_ms(),
-        before_brain,
+        before_machine,
         ram_bytes: match found.choice.mode {
             ModeTag::Direct | ModeTag::Handover => found.ram.iter().map(|ram| ram.mapping().size()).sum(),
             ModeTag::Streams => found.description.memory_bytes,
@@ -145,7 +145,7 @@ pub(super) fn outgoing(
         choice: found.choice.clone(),
         carriage: Mutex::new(carriage),
         clock: Clock::start(),
-        brain: Mutex::new(Source::new(source_config(&request, found)?)),
+        machine: Mutex::new(Source::new(source_config(&request, found)?)),
         work: Condvar::new(),
         inbox,
         door,
@@ -210,15 +210,15 @@ pub(super) fn run(
     };
     let worker = Worker::start(shared.clone(), guest).map_err(failed)?;
     if shared.domain.is_some() {
-        worker.ask("await stream", |guest| guest.await_stream());
+        worker.submit("await stream", |guest| guest.await_stream());
     }
-    let body = Body::new(shared.clone(), worker, sessions.clone(), record);
+    let session_loop = SessionLoop::new(shared.clone(), worker, sessions.clone(), record);
     shared.attach_path(control, None).map_err(failed)?;
     if shared.domain.is_none() {
         shared.tell(Event::Start);
     }
     let name = format!("out-{}", shared.request.guest);
-    std::thread::Builder::new().name(name).spawn(move || body.run(&receiver)).map_err(failed)?;
+    std::thread::Builder::new().name(name).spawn(move || session_loop.run(&receiver)).map_err(failed)?;
     Ok(())
 }
 
@@ -356,8 +356,8 @@ fn folder(registry: &Registry, record: &GuestRecord) -> Result<PathBuf, Fault> {
 #[test]
 fn defaults_of_the_api_are_those_of_the_brain() {
     let request = MigrateRequest::new("g", "beta");
-    let brain = source::Config::new("g", String::new(), Mode::Streams { channels: 0 });
-    assert_eq!(Duration::from_millis(request.blackout_budget_ms().into()), brain.limits.max_blackout);
-    assert_eq!(Duration::from_secs(request.link_timeout_s.into()), brain.link_timeout);
-    assert_eq!(request.throttle, brain.limits.throttle);
+    let machine = source::Config::new("g", String::new(), Mode::Streams { channels: 0 });
+    assert_eq!(Duration::from_millis(request.blackout_budget_ms().into()), machine.limits.max_blackout);
+    assert_eq!(Duration::from_secs(request.link_timeout_s.into()), machine.link_timeout);
+    assert_eq!(request.throttle, machine.limits.throttle);
 }

@@ -1,20 +1,20 @@
 //! A migration from top to bottom: its ten steps as the source takes them. Each line leads to the file that does the
 //! work.
 //!
-//! [`start`] takes the first two. Then the core (`linerate-core`) says what is next, and [`Body::execute`] has it
+//! [`start`] takes the first two. Then the core (`linerate-core`) says what is next, and [`SessionLoop::execute`] has it
 //! done. Its arms are in the order of the steps. `incoming/steps.rs` is the same for the destination.
 //!
 //! | | step | source | destination |
 //! |---|---|---|---|
 //! | 1 | resolve | `start`, `mode`, `storage`: the guest is read, its way is chosen | |
-//! | 2 | authorise | `session/contact`: first contact; `body`: the loop begins | `agent`: the session begins |
+//! | 2 | authorise | `session/contact`: first contact; `session_loop`: the loop begins | `agent`: the session begins |
 //! | 3 | admit | the core offers the guest | `incoming/admit`: checks and reserves |
-//! | 4 | prepare | the core waits | `incoming/worker/prepare`: the incoming QEMU |
+//! | 4 | prepare | the core waits | `incoming/driver`: the incoming QEMU |
 //! | 5 | connect | `links`, `session/links`: paired, proven, carrying | `incoming/channels`: takes the channels |
 //! | 6 | track | `worker`: all RAM is write-protected | |
 //! | 7 | copy | `work`: channels ask the core; `worker`: scans; `streams`: QEMU's own connections | `session/fences` |
-//! | 8 | blackout | `worker`: QEMU stops the guest, last scan, device state | `incoming/worker`: seals, loads |
-//! | 9 | commit | `body`: the journal, then Commit | `incoming/body`: the journal; `incoming/worker/ending`: runs |
+//! | 8 | blackout | `worker`: QEMU stops the guest, last scan, device state | `incoming/driver`: seals, loads |
+//! | 9 | commit | `session_loop`: the journal, then Commit | `incoming/session_loop`: the journal; `incoming/driver/own_qemu`: runs |
 //! | 10 | clean up | `worker/ending`: nothing of the guest stays here | |
 
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use linerate_api::MigrateRequest;
 use linerate_core::source::Action;
 use linerate_core::{Code, Fault, Side, Step};
 
-use super::body::Body;
+use super::session_loop::SessionLoop;
 use super::start::{authorise, check_request, outgoing, record, resolve, run, warn_of};
 use super::{Input, Outgoing, Sessions, links};
 use crate::faults::fault;
@@ -55,7 +55,7 @@ pub fn start(sessions: &Arc<Sessions>, request: MigrateRequest) -> Result<Arc<Ou
     Ok(shared)
 }
 
-impl Body {
+impl SessionLoop {
     /// Has an action of the core executed. What the worker does comes back as an event.
     pub(super) fn execute(&mut self, action: Action) {
         match action {
@@ -66,25 +66,25 @@ impl Body {
             // 5 connect
             Action::OpenLinks(endpoints) => self.links = Some(links::open(&self.shared, &endpoints)),
             // 6 track
-            Action::Attach => self.worker.ask("attach", |guest| guest.attach()),
-            Action::Protect => self.worker.ask("protect", |guest| guest.protect()),
+            Action::Attach => self.worker.submit("attach", |guest| guest.attach()),
+            Action::Protect => self.worker.submit("protect", |guest| guest.protect()),
             // 7 copy: by Linerate, or by QEMU's own streams
-            Action::Scan { last, also } => self.worker.ask("scan", move |guest| guest.scan(last, &also)),
-            Action::Throttle(percent) => self.worker.ask("throttle", move |guest| guest.throttle(percent)),
+            Action::Scan { last, also } => self.worker.submit("scan", move |guest| guest.scan(last, &also)),
+            Action::Throttle(percent) => self.worker.submit("throttle", move |guest| guest.throttle(percent)),
             Action::BeginStreams(settings) => {
-                self.worker.ask("begin streams", move |guest| guest.begin_streams(settings));
+                self.worker.submit("begin streams", move |guest| guest.begin_streams(settings));
             }
             // 8 blackout
-            Action::SwitchOver => self.worker.ask("switch over", |guest| guest.switch_over()),
-            Action::Digest => self.worker.ask("digest", |guest| guest.digest()),
+            Action::SwitchOver => self.worker.submit("switch over", |guest| guest.switch_over()),
+            Action::Digest => self.worker.submit("digest", |guest| guest.digest()),
             Action::WriteDeviceState => {
-                self.worker.ask("write device state", |guest| guest.write_device_state())
+                self.worker.submit("write device state", |guest| guest.write_device_state())
             }
-            Action::ReleaseStream => self.worker.ask("let through", |guest| guest.let_through()),
+            Action::ReleaseStream => self.worker.submit("let through", |guest| guest.let_through()),
             // 9 commit: its answer may have to be asked for
             Action::Query => self.ask_destination(),
             // 10 clean up
-            Action::CleanUp => self.worker.ask("clean up", |guest| guest.clean_up()),
+            Action::CleanUp => self.worker.submit("clean up", |guest| guest.clean_up()),
             Action::End(ending) => self.ending = Some(ending),
             // Instead of 9 and 10: the guest stays here.
             Action::RollBack => self.roll_back(),

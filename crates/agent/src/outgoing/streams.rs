@@ -104,7 +104,7 @@ impl Outgoing {
     }
 
     fn violated(&self, detail: String) {
-        let step = self.brain().step();
+        let step = self.machine().step();
         let fault = Fault::new(Code::ProtocolViolation, step, Side::Destination, detail);
         self.tell(Event::StreamsFailed(fault));
     }

@@ -38,10 +38,10 @@ fn outgoing_of(domain: Option<OutgoingDomain>) -> (Arc<Outgoing>, Receiver<Input
         request,
         from: "alpha".into(),
         started_unix_ms: 0,
-        before_brain: Duration::ZERO,
+        before_machine: Duration::ZERO,
         ram_bytes: 0,
         clock: Clock::start(),
-        brain: Mutex::new(Source::new(config)),
+        machine: Mutex::new(Source::new(config)),
         work: Condvar::new(),
         carriage: Mutex::new(Some(Arc::new(streams::carriage(inbox.clone(), 50)))),
         inbox,
@@ -115,13 +115,14 @@ fn streams_are_reset_before_the_hypervisor_is_asked_to_roll_back() {
     let agent = crate::testing::agent(&dir, &[]);
     let role = Waiting::default().role(linerate_core::journal::DestinationPhase::Started);
     let record = Record::new("g", 1, role);
-    let mut body = body::Body::new(outgoing.clone(), worker, agent.outgoing.clone(), record);
+    let mut session_loop =
+        session_loop::SessionLoop::new(outgoing.clone(), worker, agent.outgoing.clone(), record);
     let open = || {
         let (here, _there) = UnixStream::pair().unwrap();
         outgoing.carriage().unwrap().streams.open("x", Socket::new(here).unwrap())
     };
     assert!(open().is_ok());
-    body.execute(Action::RollBack);
+    session_loop.execute(Action::RollBack);
     assert!(open().is_err(), "they go on");
     assert_eq!(jobs.recv().unwrap().name, "roll back");
 }
@@ -132,12 +133,12 @@ fn no_fence_of_a_lost_link_can_be_asked_for_before_the_streams_know_of_the_loss(
     for (channel, link) in [(0, 7), (1, 8), (2, 7)] {
         source.handle(Time::ZERO, Event::ChannelUp { channel, link });
     }
-    let brain = Mutex::new(source);
+    let machine = Mutex::new(source);
     let mut told = Vec::new();
-    lose_link(&brain, Time::ZERO, 7, |channel| {
-        assert!(brain.try_lock().is_err(), "the loop can send the fence now, and hear its answer");
+    lose_link(&machine, Time::ZERO, 7, |channel| {
+        assert!(machine.try_lock().is_err(), "the loop can send the fence now, and hear its answer");
         told.push(channel);
     });
     assert_eq!(told, [0, 2]);
-    assert_eq!(brain.into_inner().unwrap().scheduler().active_channels(), 1);
+    assert_eq!(machine.into_inner().unwrap().scheduler().active_channels(), 1);
 }

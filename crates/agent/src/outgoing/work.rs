@@ -1,4 +1,4 @@
-//! What the channels ask the brain: the pump's work source.
+//! What the channels ask the machine: the pump's work source.
 
 use std::sync::PoisonError;
 use std::time::Duration;
@@ -15,31 +15,31 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 impl WorkSource for Outgoing {
     fn next(&self, channel: ChannelId) -> Next {
-        let mut brain = self.brain();
+        let mut machine = self.machine();
         loop {
-            match brain.next_work(self.clock.now(), channel) {
+            match machine.next_work(self.clock.now(), channel) {
                 scheduler::Next::Work(work) => {
                     return Next::Work { sequence: work.sequence, region: work.region, runs: work.runs };
                 }
                 scheduler::Next::Ping { sequence } => return Next::Ping { sequence },
                 scheduler::Next::Stop => return Next::Stop,
                 scheduler::Next::Wait => {
-                    let waited = self.work.wait_timeout(brain, LOOK_AGAIN);
-                    brain = waited.unwrap_or_else(PoisonError::into_inner).0;
+                    let waited = self.work.wait_timeout(machine, LOOK_AGAIN);
+                    machine = waited.unwrap_or_else(PoisonError::into_inner).0;
                 }
             }
         }
     }
 
     fn sent(&self, channel: ChannelId, sequence: u64, _data_bytes: u64, _zero_bytes: u64, wire_bytes: u64) {
-        self.brain().work_sent(channel, sequence, wire_bytes);
+        self.machine().work_sent(channel, sequence, wire_bytes);
     }
 
     fn acknowledged(&self, channel: ChannelId, through: u64, damaged: &[u64]) {
-        let mut brain = self.brain();
-        brain.acknowledged(self.clock.now(), channel, through, damaged);
-        let attention = brain.wants_attention();
-        drop(brain);
+        let mut machine = self.machine();
+        machine.acknowledged(self.clock.now(), channel, through, damaged);
+        let attention = machine.wants_attention();
+        drop(machine);
         self.work.notify_all();
         if attention {
             let _ = self.inbox.send(Input::Wake);
@@ -48,9 +48,9 @@ impl WorkSource for Outgoing {
 
     fn lost(&self, channel: ChannelId, error: ChannelError) {
         let complete = {
-            let mut brain = self.brain();
-            brain.channel_lost(self.clock.now(), channel);
-            brain.statistics().blackout.copied.is_some()
+            let mut machine = self.machine();
+            machine.channel_lost(self.clock.now(), channel);
+            machine.statistics().blackout.copied.is_some()
         };
         if complete {
             // All RAM is over, and the destination's seal ends queue pairs: the link and its control path are sound.

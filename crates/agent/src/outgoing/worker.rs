@@ -1,6 +1,6 @@
 //! The one thread that deals with the guest: its memory and its QEMU. Orders come as the core wants them done, and
-//! answer by events. A roll-back does not wait for an order in progress: it raises a flag that every wait looks at. How
-//! an order is carried out is the driver's.
+//! answer by events. A roll-back does not wait for a task in progress: it raises a flag that every wait looks at. How
+//! a task is carried out is the driver's.
 
 mod ending;
 mod streams;
@@ -39,7 +39,7 @@ pub(super) const HOLD_WAIT: Duration = Duration::from_secs(30);
 const LIVE_PAUSE: Duration = Duration::from_millis(1);
 
 /// What the worker is asked to do.
-pub(super) struct Order {
+pub(super) struct Task {
     /// For the log.
     pub name: &'static str,
     rolls_back: bool,
@@ -63,7 +63,7 @@ pub(super) struct Guest {
 }
 
 pub(super) struct Worker {
-    orders: Sender<Order>,
+    tasks: Sender<Task>,
     abandon: Arc<AtomicBool>,
     /// QEMU's own word on the blackout, once it has one.
     pub qemu_downtime_ms: Arc<Mutex<Option<u64>>>,
@@ -73,7 +73,7 @@ pub(super) struct Worker {
 impl Worker {
     /// Starts the thread.
     pub fn start(shared: Arc<Outgoing>, guest: Guest) -> std::io::Result<Worker> {
-        let (orders, inbox) = channel();
+        let (tasks, inbox) = channel();
         let abandon = Arc::new(AtomicBool::new(false));
         let qemu_downtime_ms = Arc::new(Mutex::new(None));
         let state = State {
@@ -94,32 +94,32 @@ impl Worker {
         let thread = std::thread::Builder::new()
             .name("guest".into())
             .spawn(move || work(driver::of(state), &inbox))?;
-        Ok(Worker { orders, abandon, qemu_downtime_ms, thread })
+        Ok(Worker { tasks, abandon, qemu_downtime_ms, thread })
     }
 
     /// One that does nothing, and whoever looks at what it is asked.
     #[cfg(test)]
-    pub fn for_test() -> (Worker, Receiver<Order>) {
-        let (orders, inbox) = channel();
+    pub fn for_test() -> (Worker, Receiver<Task>) {
+        let (tasks, inbox) = channel();
         let thread = std::thread::spawn(|| {});
-        (Worker { orders, abandon: Arc::default(), qemu_downtime_ms: Arc::default(), thread }, inbox)
+        (Worker { tasks, abandon: Arc::default(), qemu_downtime_ms: Arc::default(), thread }, inbox)
     }
 
-    /// Queues an order.
-    pub fn ask(&self, name: &'static str, run: impl FnOnce(&mut dyn Driver) -> Done + Send + 'static) {
-        let _ = self.orders.send(Order { name, rolls_back: false, run: Box::new(run) });
+    /// Queues a task.
+    pub fn submit(&self, name: &'static str, run: impl FnOnce(&mut dyn Driver) -> Done + Send + 'static) {
+        let _ = self.tasks.send(Task { name, rolls_back: false, run: Box::new(run) });
     }
 
-    /// Queues the roll-back, which ends the waits of the order in progress. Nothing else is done any more.
+    /// Queues the roll-back, which ends the waits of the task in progress. Nothing else is done any more.
     pub fn roll_back(&self) {
         self.abandon.store(true, Ordering::SeqCst);
         let run: Call = Box::new(|guest| guest.roll_back());
-        let _ = self.orders.send(Order { name: "roll back", rolls_back: true, run });
+        let _ = self.tasks.send(Task { name: "roll back", rolls_back: true, run });
     }
 
-    /// Waits for the thread's end, after the last order.
+    /// Waits for the thread's end, after the last task.
     pub fn finish(self) {
-        drop(self.orders);
+        drop(self.tasks);
         if self.thread.join().is_err() {
             tracing::error!("the guest's worker thread panicked");
         }
@@ -127,14 +127,14 @@ impl Worker {
 }
 
 /// The thread.
-fn work(mut driver: Box<dyn Driver>, orders: &Receiver<Order>) {
-    while let Some(Order { name, rolls_back, run }) = driver.next(orders) {
+fn work(mut driver: Box<dyn Driver>, tasks: &Receiver<Task>) {
+    while let Some(Task { name, rolls_back, run }) = driver.next(tasks) {
         if driver.state().abandon.load(Ordering::SeqCst) && !rolls_back {
             continue;
         }
         let began = Instant::now();
         let done = run(&mut *driver);
-        tracing::debug!(order = name, took = ?began.elapsed(), ok = done.is_ok(), "guest order");
+        tracing::debug!(task = name, took = ?began.elapsed(), ok = done.is_ok(), "guest task");
         if let Err(fault) = done {
             let state = driver.state();
             let fault = storage::unless_gone(fault, &state.guest.record);
@@ -276,7 +276,7 @@ impl State {
         let (shared, abandon) = (self.shared.clone(), self.abandon.clone());
         let stream = device_state::Reader::start(listener, move |bytes| {
             shared.tell(Event::DeviceState(bytes));
-            while shared.brain().pauses_stream() && !abandon.load(Ordering::SeqCst) {
+            while shared.machine().pauses_stream() && !abandon.load(Ordering::SeqCst) {
                 std::thread::sleep(LIVE_PAUSE);
             }
         });
@@ -388,17 +388,17 @@ impl drain::Guest for State {
     }
 
     fn stop(&mut self) -> Result<bool, Fault> {
-        let step = self.shared.brain().step();
+        let step = self.shared.machine().step();
         self.guest.qemu.pause(Self::deadline()).map_err(|error| qemu_fault(step, &error))
     }
 
     fn go_on(&mut self) -> Result<(), Fault> {
-        let step = self.shared.brain().step();
+        let step = self.shared.machine().step();
         self.guest.qemu.resume(Self::deadline()).map_err(|error| qemu_fault(step, &error))
     }
 
     fn has_stood(&mut self) -> Result<bool, Fault> {
-        let step = self.shared.brain().step();
+        let step = self.shared.machine().step();
         self.guest.qemu.has_stood(Self::deadline()).map_err(|error| qemu_fault(step, &error))
     }
 }

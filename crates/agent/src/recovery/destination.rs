@@ -12,7 +12,7 @@ use linerate_guest::process::{self, StopMethod};
 use linerate_guest::registry::Origin;
 use linerate_guest::{images, stale};
 
-use super::{Machine, QMP_WAIT, Sessions, Unfinished, is_registered, lock, remove_sockets};
+use super::{Machine, QMP_WAIT, Sessions, Unfinished, is_registered, remove_sockets};
 use crate::faults::chain;
 use crate::journal::{Role, Waiting};
 
@@ -31,7 +31,7 @@ impl Unfinished {
     /// Carries the next action out; false if none is due.
     pub(super) fn act_destination(&self, sessions: &Arc<Sessions>) -> bool {
         let now = self.clock.now();
-        let action = match &mut *lock(&self.machine) {
+        let action = match &mut *self.machine.lock() {
             Machine::Destination(machine) => machine.poll_action(now),
             Machine::Source(_) => None,
         };
@@ -45,18 +45,18 @@ impl Unfinished {
             }
         };
         let now = self.clock.now();
-        if let Machine::Destination(machine) = &mut *lock(&self.machine) {
+        if let Machine::Destination(machine) = &mut *self.machine.lock() {
             machine.handle(now, event);
         }
         true
     }
 
     fn is_committed(&self) -> bool {
-        matches!(&lock(&self.record).role, Role::Destination { phase: DestinationPhase::Committed, .. })
+        matches!(&self.record.lock().role, Role::Destination { phase: DestinationPhase::Committed, .. })
     }
 
     fn waiting(&self) -> Waiting {
-        match &lock(&self.record).role {
+        match &self.record.lock().role {
             Role::Destination { waiting, .. } => waiting.clone(),
             _ => Waiting::default(),
         }

@@ -17,8 +17,8 @@ mod source;
 mod tests;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use linerate_api::{Direction, MigrationId, MigrationState, MigrationSummary, Step};
@@ -29,6 +29,7 @@ use linerate_core::recovery::{
 use linerate_core::{GuestState, ModeTag, Outcome, SessionId, Token};
 use linerate_guest::leftovers::clear_unfinished;
 use linerate_guest::procfs::{self, ProcessIdentity, boot_id};
+use linerate_net::lock::Mutex;
 
 use crate::clock::Clock;
 use crate::faults::chain;
@@ -69,10 +70,6 @@ pub struct Unfinished {
     /// Why the last try came to nothing.
     trouble: Mutex<Option<String>>,
     clock: Clock,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Looks at every session of the journal. Returns before anything is carried out that may take long: by then each unfinished
@@ -252,7 +249,7 @@ fn start(sessions: &Arc<Sessions>, session: SessionId, record: Record, machine: 
 impl Unfinished {
     fn run(&self, sessions: &Arc<Sessions>, inbox: &Receiver<Told>) {
         loop {
-            let done = match &*lock(&self.machine) {
+            let done = match &*self.machine.lock() {
                 Machine::Source(machine) => machine.is_over().is_some(),
                 Machine::Destination(machine) => machine.is_over().is_some(),
             };
@@ -275,11 +272,11 @@ impl Unfinished {
     }
 
     fn is_source(&self) -> bool {
-        matches!(&*lock(&self.machine), Machine::Source(_))
+        matches!(&*self.machine.lock(), Machine::Source(_))
     }
 
     fn timeout(&self) -> Option<linerate_core::Time> {
-        match &*lock(&self.machine) {
+        match &*self.machine.lock() {
             Machine::Source(machine) => machine.timeout(),
             Machine::Destination(machine) => machine.timeout(),
         }
@@ -287,7 +284,7 @@ impl Unfinished {
 
     fn hear(&self, told: &Told) {
         let now = self.clock.now();
-        match (&mut *lock(&self.machine), told) {
+        match (&mut *self.machine.lock(), told) {
             (Machine::Source(_), _) | (_, Told::Wake) => {}
             // Its process ended while it waited: it never ran, and cannot be handed over any more.
             (Machine::Destination(machine), Told::CommitAgain { .. })
@@ -309,13 +306,13 @@ impl Unfinished {
     }
 
     fn tell(&self, told: Told) {
-        let _ = lock(&self.told).send(told);
+        let _ = self.told.lock().send(told);
     }
 
     /// The operator decides: `true` runs the guest here. Says whether there was something to decide.
     pub fn resolve(&self, resume_here: bool) -> bool {
         let now = self.clock.now();
-        let decides = match &mut *lock(&self.machine) {
+        let decides = match &mut *self.machine.lock() {
             Machine::Source(machine) if machine.is_in_doubt() => {
                 machine.handle(now, SourceEvent::Resolve(resume_here));
                 true
@@ -351,7 +348,7 @@ impl Unfinished {
 
     /// Whether this is the token of the session.
     pub fn knows(&self, token: &Token) -> bool {
-        match &lock(&self.record).role {
+        match &self.record.lock().role {
             Role::Source { token: ours, .. } => parse_token(ours) == *token,
             Role::Destination { waiting, .. } => parse_token(&waiting.token) == *token,
             Role::Handover { .. } | Role::Libvirt { .. } => false,
@@ -360,7 +357,7 @@ impl Unfinished {
 
     /// What the source of a guest that comes is told; none if the journal knows.
     pub fn outcome(&self) -> Option<Outcome> {
-        match &*lock(&self.machine) {
+        match &*self.machine.lock() {
             Machine::Source(_) => None,
             Machine::Destination(machine) => machine.outcome(),
         }
@@ -368,7 +365,7 @@ impl Unfinished {
 
     /// An operator may decide.
     pub fn is_in_doubt(&self) -> bool {
-        match &*lock(&self.machine) {
+        match &*self.machine.lock() {
             Machine::Source(machine) => machine.is_in_doubt(),
             Machine::Destination(machine) => machine.is_waiting() || machine.is_held(),
         }
@@ -376,13 +373,13 @@ impl Unfinished {
 
     /// Nothing of the guest is to stay here.
     pub fn is_going(&self) -> bool {
-        matches!(&*lock(&self.machine), Machine::Destination(machine)
+        matches!(&*self.machine.lock(), Machine::Destination(machine)
             if !machine.is_waiting() && !machine.is_held() && machine.outcome() == Some(Outcome::Pending))
     }
 
     /// A line about it.
     pub fn summary(&self) -> MigrationSummary {
-        let record = lock(&self.record);
+        let record = self.record.lock();
         let (direction, peer) = match &record.role {
             Role::Source { peers, .. } => {
                 (Direction::Outgoing, peers.first().map(ToString::to_string).unwrap_or_default())
@@ -404,11 +401,11 @@ impl Unfinished {
 
     /// What is unfinished, what happens next, and what an operator can do.
     fn note(&self) -> String {
-        let what = match &*lock(&self.machine) {
+        let what = match &*self.machine.lock() {
             Machine::Source(machine) => source::note(machine),
             Machine::Destination(machine) => destination::note(machine),
         };
-        match &*lock(&self.trouble) {
+        match &*self.trouble.lock() {
             Some(trouble) => format!("{what} (last try: {trouble})"),
             None => what.to_owned(),
         }
@@ -416,7 +413,7 @@ impl Unfinished {
 
     /// A try came to nothing: logged when the reason is a new one.
     fn failed(&self, trouble: String) {
-        let mut last = lock(&self.trouble);
+        let mut last = self.trouble.lock();
         if last.as_ref() != Some(&trouble) {
             tracing::error!(session = %self.session, guest = self.guest, trouble, "not done yet; it is tried until it is");
         }
@@ -424,12 +421,12 @@ impl Unfinished {
     }
 
     fn worked(&self) {
-        *lock(&self.trouble) = None;
+        *self.trouble.lock() = None;
     }
 
     /// Puts a phase on disk; says whether it is.
     fn write(&self, sessions: &Sessions, phase: Phase) -> bool {
-        let mut record = lock(&self.record).clone();
+        let mut record = self.record.lock().clone();
         record.set_phase(phase);
         match (&mut record.role, phase) {
             (Role::Source { untold, .. }, Phase::Source(SourcePhase::ResumingHere)) => *untold = true,
@@ -442,7 +439,7 @@ impl Unfinished {
         record.changed_unix_ms = crate::clock::unix_ms();
         match sessions.journal.put(self.session, &record) {
             Ok(()) => {
-                *lock(&self.record) = record;
+                *self.record.lock() = record;
                 self.worked();
                 true
             }

@@ -1,12 +1,13 @@
 //! All sessions that are being brought to their end, and what that needs of this host.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use linerate_core::SessionId;
 use linerate_guest::registry::Registry;
+use linerate_net::lock::Mutex;
 
-use super::{Unfinished, lock};
+use super::Unfinished;
 use crate::journal::Journal;
 
 /// See the module.
@@ -23,20 +24,20 @@ impl Sessions {
     }
 
     pub fn all(&self) -> Vec<Arc<Unfinished>> {
-        lock(&self.live).values().cloned().collect()
+        self.live.lock().values().cloned().collect()
     }
 
     pub fn get(&self, session: SessionId) -> Option<Arc<Unfinished>> {
-        lock(&self.live).get(&session).cloned()
+        self.live.lock().get(&session).cloned()
     }
 
     pub(super) fn add(&self, unfinished: Arc<Unfinished>) {
-        lock(&self.live).insert(unfinished.session, unfinished);
+        self.live.lock().insert(unfinished.session, unfinished);
     }
 
     /// It has come to its end.
     pub(super) fn forget(&self, session: SessionId) {
-        lock(&self.live).remove(&session);
+        self.live.lock().remove(&session);
     }
 
     /// An earlier session is removing what it left of this guest.

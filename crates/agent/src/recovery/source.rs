@@ -12,8 +12,7 @@ use linerate_guest::process::{self, StopMethod};
 use linerate_guest::registry::GuestRecord;
 
 use super::{
-    Machine, QMP_WAIT, Sessions, Unfinished, is_registered, lock, remove_sockets, set_untold,
-    tell_destination,
+    Machine, QMP_WAIT, Sessions, Unfinished, is_registered, remove_sockets, set_untold, tell_destination,
 };
 use crate::faults::chain;
 use crate::journal::Role;
@@ -48,7 +47,7 @@ impl Unfinished {
     /// Carries the next action out; false if none is due.
     pub(super) fn act_source(&self, sessions: &Arc<Sessions>) -> bool {
         let now = self.clock.now();
-        let action = match &mut *lock(&self.machine) {
+        let action = match &mut *self.machine.lock() {
             Machine::Source(machine) => machine.poll_action(now),
             Machine::Destination(_) => None,
         };
@@ -60,13 +59,13 @@ impl Unfinished {
             SourceAction::Write(phase) => {
                 let written = self.write(sessions, Phase::Source(phase));
                 if written && phase == SourcePhase::RolledBack {
-                    tell_destination(sessions, self.session, lock(&self.record).clone());
+                    tell_destination(sessions, self.session, self.record.lock().clone());
                 }
                 SourceEvent::Written(written)
             }
         };
         let now = self.clock.now();
-        if let Machine::Source(machine) = &mut *lock(&self.machine) {
+        if let Machine::Source(machine) = &mut *self.machine.lock() {
             machine.handle(now, event);
         }
         true
@@ -74,13 +73,13 @@ impl Unfinished {
 
     /// Cancels what QEMU was told, puts its settings back and lets the guest run if it ran.
     fn take_back(&self, sessions: &Sessions) -> Option<GuestState> {
-        let Role::Source { qemu, ran, stood, settings, .. } = lock(&self.record).role.clone() else {
+        let Role::Source { qemu, ran, stood, settings, .. } = self.record.lock().role.clone() else {
             return None;
         };
         if !qemu.is_alive() {
             tracing::error!(session = %self.session, guest = self.guest, "its QEMU has ended");
             // What the destination has may be the only copy: it keeps that for its operator.
-            set_untold(&mut lock(&self.record), false);
+            set_untold(&mut self.record.lock(), false);
             return Some(GuestState::Gone);
         }
         let Ok(folder) = sessions.registry.folder(&qemu.name) else { return None };
@@ -112,7 +111,7 @@ impl Unfinished {
 
     /// The guest runs at the destination: its process here ends.
     fn give_up(&self, sessions: &Sessions) -> bool {
-        let Role::Source { qemu, copied, peers, .. } = lock(&self.record).role.clone() else { return true };
+        let Role::Source { qemu, copied, peers, .. } = self.record.lock().role.clone() else { return true };
         crate::disks::leave_stale(
             &copied,
             &self.guest,
@@ -139,7 +138,7 @@ impl Unfinished {
     /// Asks, which says commit again: the word may never have left this host. With it goes whether there is still a
     /// copy here that a destination which cannot run the guest may return it to.
     fn ask(&self) -> Option<Outcome> {
-        let Role::Source { qemu, peers, token, .. } = lock(&self.record).role.clone() else { return None };
+        let Role::Source { qemu, peers, token, .. } = self.record.lock().role.clone() else { return None };
         if runs_here(&qemu) {
             self.failed(
                 "somebody lets the guest run here: the destination is not asked, which would let it run there too".into(),

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use linerate_core::ChannelId;
 use linerate_net::channel::{ChannelEnd, Closer, Receiver};
 use linerate_net::fence::{Fence, Fenced};
+use linerate_net::lock::Mutex;
 use linerate_net::table::RegionTable;
 
 use crate::faults::chain;
@@ -64,7 +65,7 @@ enum Asked {
 
 impl Fences {
     fn lock(&self) -> MutexGuard<'_, Slots> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Registers a new channel. A number that is taken or fenced already is refused.

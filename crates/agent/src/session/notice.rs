@@ -1,11 +1,11 @@
 //! What the streams of a session tell its loop.
 
 use std::sync::mpsc::Sender;
-use std::sync::{Mutex, PoisonError};
 
 use linerate_core::ChannelId;
 use linerate_core::stream::StreamId;
 use linerate_net::channel::ChannelError;
+use linerate_net::lock::Mutex;
 use linerate_net::stream::StreamEvents;
 
 /// Something that the loop has to do for the streams.
@@ -30,7 +30,7 @@ impl<I: From<Notice>> ToLoop<I> {
 
     fn tell(&self, notice: Notice) {
         // After the end nobody reads it.
-        let _ = self.0.lock().unwrap_or_else(PoisonError::into_inner).send(notice.into());
+        let _ = self.0.lock().send(notice.into());
     }
 }
 

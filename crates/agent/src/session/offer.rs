@@ -1,10 +1,11 @@
 //! Addresses at which this host takes connections, with what is known of the ports behind them.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use linerate_core::{Code, Fault, Side, Step};
 use linerate_net::interfaces::{self, Interface, InterfaceAddress};
+use linerate_net::lock::RwLock;
 use linerate_wire::message::Endpoint;
 
 use crate::faults::fault;
@@ -16,7 +17,7 @@ pub(crate) struct RdmaPorts(Arc<RwLock<Vec<SocketAddr>>>);
 impl RdmaPorts {
     /// They are taken here from now on. Says whether that is new.
     pub fn tell(&self, addresses: &[SocketAddr]) -> bool {
-        let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.write();
         let new = *known != addresses;
         addresses.clone_into(&mut known);
         new
@@ -24,7 +25,7 @@ impl RdmaPorts {
 
     /// The port at an address; 0 if there is none.
     fn at(&self, ip: IpAddr) -> u16 {
-        let addresses = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let addresses = self.0.read();
         addresses.iter().find(|address| address.ip() == ip).map_or(0, SocketAddr::port)
     }
 }

@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use linerate_core::control::Outgoing as Frame;
 use linerate_core::{LinkId, Message, PathId, destination, source};
 use linerate_net::control::{ControlError, ControlEvent, ControlPath};
+use linerate_net::lock::Mutex;
 use linerate_wire::frame::encode_control;
 
 use crate::faults::chain;
@@ -96,7 +96,7 @@ impl Door {
     pub fn listen(&self, connection: &mut ControlPath) -> io::Result<PathId> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let path = u16::try_from(number).map_err(io::Error::other)?;
-        let events = self.events.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let events = self.events.lock().clone();
         let events = events.ok_or_else(|| io::Error::other("the session is over"))?;
         connection.listen(path, events).map_err(io::Error::other)?;
         Ok(number)
@@ -104,7 +104,7 @@ impl Door {
 
     /// The session is over: no connection is put to use any more.
     pub fn close(&self) {
-        *self.events.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.events.lock() = None;
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use linerate_core::stream::{Class, Config, End, StreamViolation};
@@ -11,6 +11,7 @@ use linerate_core::{ChannelId, LinkId, Message, SessionId};
 use linerate_net::channel::{ChannelEnd, Closer, Receiver};
 use linerate_net::channel_thread::{ChannelEnds, ChannelHandle, ChannelThreadOptions};
 use linerate_net::fence::Fenced;
+use linerate_net::lock::Mutex;
 use linerate_net::pacer::Pacer;
 use linerate_net::rdma;
 use linerate_net::rdma::receive::RdmaReceiver;
@@ -190,8 +191,8 @@ impl StreamTransport {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<ChannelId, Option<ChannelHandle>>> {
-        self.pumps.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, HashMap<ChannelId, Option<ChannelHandle>>> {
+        self.pumps.lock()
     }
 }
 
@@ -220,7 +221,7 @@ impl Back {
         self.streams.push(stream.clone());
         let lost = self.lost.clone();
         carriage.serve(channel, stream, move |_| {
-            if let Some(tell) = &*lost.lock().unwrap_or_else(PoisonError::into_inner) {
+            if let Some(tell) = &*lost.lock() {
                 tell(format!("channel {channel}, which the other side writes to, has ended"));
             }
         })
@@ -229,7 +230,7 @@ impl Back {
 
 impl Drop for Back {
     fn drop(&mut self) {
-        *self.lost.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.lost.lock() = None;
         self.streams.iter().for_each(|stream| stream.closer().close());
     }
 }
@@ -271,7 +272,7 @@ mod tests {
         fn asked(&self, _stream: StreamId, _service: String) {}
         fn refused(&self, _stream: StreamId, _reason: String) {}
         fn channel_lost(&self, channel: ChannelId, _error: ChannelError) {
-            let _ = self.0.lock().unwrap().send(channel);
+            let _ = self.0.lock().send(channel);
         }
     }
 
@@ -348,7 +349,7 @@ mod tests {
     fn a_channel_back_that_is_lost_at_once_is_found_by_whoever_is_told() {
         let carriage = carriage();
         let started = carriage.keep(5, || {
-            assert!(carriage.pumps.try_lock().is_err(), "its loss can be dealt with before it is kept");
+            assert!(carriage.pumps.try_lock().is_none(), "its loss can be dealt with before it is kept");
             Err(io::Error::other("no threads").into())
         });
         assert!(started.is_err() && pumping(&carriage).is_empty());

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
 use linerate_api::ErrorBody;
 use linerate_fabric::link::Settings;
+use linerate_net::lock::{Condvar, Mutex};
 use serde::{Deserialize, Serialize};
 
 use super::{Begun, failed};
@@ -43,7 +44,7 @@ impl Trials {
 
     /// Held while something is put back, so that nobody confirms it meanwhile.
     pub(super) fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Trial>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+        self.all.lock()
     }
 
     /// Some of them ended: whoever waits for their time need not wait longer.
@@ -62,7 +63,7 @@ impl Trials {
             if left.is_zero() {
                 return true;
             }
-            all = self.ended.wait_timeout(all, left).unwrap_or_else(PoisonError::into_inner).0;
+            all = self.ended.wait_timeout(all, left);
         }
         false
     }

@@ -5,17 +5,17 @@
 //! | here | what all threads of a session share |
 //! | `sessions` | all of them, and what they need of this host |
 //! | `start` | both ends: a request becomes a session, a connection becomes one |
-//! | `body` | the loop: control messages to the streams, notes of the streams to control messages |
+//! | `session_loop` | the loop: control messages to the streams, notes of the streams to control messages |
 //! | `links` | what the links of [`crate::session`] are to a tunnel |
 //! | `stale` | sockets that a killed agent or hypervisor left in the file system |
 //! | `listen`, `connect` | local sockets: where streams come from, and where they go |
 //!
 //! Both ends are the same but for who connects, who listens and whose numbers are even.
 
-mod body;
 mod connect;
 mod links;
 mod listen;
+mod session_loop;
 mod sessions;
 mod stale;
 mod start;

@@ -14,8 +14,8 @@ use linerate_net::tcp::Stream;
 use linerate_wire::frame::{Hello, Role};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::body::{Body, Opening};
 use super::listen::{Accepting, Listeners};
+use super::session_loop::{Opening, SessionLoop};
 use super::{Input, Sessions, Tunnel, connect};
 use crate::clock::Clock;
 use crate::faults::{chain, fault};
@@ -149,10 +149,11 @@ fn run(
         jobs: Mutex::default(),
     });
     let connector = connect::start(sessions.clone(), tunnel.clone())?;
-    let body = Body::new(sessions.clone(), tunnel.clone(), connector, opening, (filter, place.kept));
+    let session_loop =
+        SessionLoop::new(sessions.clone(), tunnel.clone(), connector, opening, (filter, place.kept));
     std::thread::Builder::new()
         .name(format!("tunnel-{}", place.identity.session))
-        .spawn(move || body.run(&receiver))?;
+        .spawn(move || session_loop.run(&receiver))?;
     Ok(tunnel)
 }
 

@@ -116,7 +116,11 @@ pub(super) fn page(look: &Look, flags: &DoctorFlags) -> Result<(), Failure> {
 }
 
 pub(super) fn text(look: &Look, flags: &DoctorFlags, context: &Context) -> String {
-    doctor::report(&look.survey, &look.findings, &look.unreachable, flags.details, context.out)
+    let report = doctor::report(&look.survey, &look.findings, &look.unreachable, flags.details, context.out);
+    match doctor::too_far(&look.survey.matrix.probes).filter(|_| flags.quick) {
+        Some(links) => report + &links,
+        None => report,
+    }
 }
 
 /// Hints are no reason to stop a script.

@@ -40,6 +40,21 @@ pub fn report(
     lines.join("\n") + "\n"
 }
 
+/// Links that a look of one second was too short for: it took as many round trips as it needs. `None` if there are none.
+pub fn too_far(probes: &[Probe]) -> Option<String> {
+    let far = probes.iter().filter_map(|probe| {
+        let median_ms = probe.latency?.median_ns / 1_000_000;
+        let (from, to) = (&probe.from, &probe.to);
+        let text = || format!("{} {} to {} {} ({median_ms} ms)", from.host, from.port, to.host, to.port);
+        (median_ms >= FAR_MS).then(text)
+    });
+    let far: Vec<String> = far.collect();
+    (!far.is_empty()).then(|| clean(&format!("too far for a look of one second: {}", far.join(", "))) + "\n")
+}
+
+/// Round trip, milliseconds. A short look takes a dozen of them.
+const FAR_MS: u64 = 80;
+
 /// Errors and warnings in a line each, and where to read on; `None` if there are none.
 pub fn brief(findings: &[Finding], to: &str, screen: Screen) -> Option<String> {
     let grave = findings.iter().filter(|finding| finding.severity != Severity::Hint);
@@ -268,6 +283,17 @@ mod tests {
         let end =
             |host: &str, last: u8| End { host: host.into(), port: "l0".into(), ip: [10, 0, 0, last].into() };
         Probe::new(end("a", 1), end("b", 2))
+    }
+
+    #[test]
+    fn links_that_a_second_is_too_short_for_are_told() {
+        let with = |ms: u64| {
+            let ns = ms * 1_000_000;
+            Probe { latency: Some(Latency { min_ns: ns, median_ns: ns, max_ns: ns }), ..probe() }
+        };
+        assert_eq!(too_far(&[probe(), with(1)]), None);
+        let told = "too far for a look of one second: a l0 to b l0 (600 ms)\n";
+        assert_eq!(too_far(&[with(1), with(600)]).unwrap(), told);
     }
 
     #[test]

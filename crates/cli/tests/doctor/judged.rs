@@ -15,13 +15,17 @@ impl Stage {
 
     /// What is wrong, hints left out: id, title, places.
     fn wrong(&self, more: &[&str]) -> Vec<(String, String, Vec<String>)> {
-        let (_, document) = self.doctor(more);
-        let grave = document["findings"].as_array().unwrap().iter().filter(|one| one["severity"] != "hint");
-        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        let place = |place: &Value| format!("{} {}", text(&place["host"]), text(&place["port"]));
-        let places = |one: &Value| one["locations"].as_array().unwrap().iter().map(place).collect();
-        grave.map(|one| (text(&one["id"]), text(&one["title"]), places(one))).collect()
+        wrong(&self.doctor(more).1)
     }
+}
+
+/// Findings of a document, hints left out: id, title, places.
+fn wrong(document: &Value) -> Vec<(String, String, Vec<String>)> {
+    let grave = document["findings"].as_array().unwrap().iter().filter(|one| one["severity"] != "hint");
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let place = |place: &Value| format!("{} {}", text(&place["host"]), text(&place["port"]));
+    let places = |one: &Value| one["locations"].as_array().unwrap().iter().map(place).collect();
+    grave.map(|one| (text(&one["id"]), text(&one["title"]), places(one))).collect()
 }
 
 /// The one thing that is wrong.
@@ -67,6 +71,84 @@ fn a_slow_link_is_named_beside_a_fast_one_and_its_slow_direction() {
             [("b", there > back), ("a", back > there)].iter().find(|(_, slow)| *slow).map(|(host, _)| *host);
         let named = slow.is_none_or(|host| title.ends_with(&format!("the way to {host} is the slow one")));
         assert!(title.contains("over l0") && named, "{about}: {title}");
+    }
+}
+
+fn far(there_ms: u64, back_ms: u64, loses_one_of: u32) -> [Way; 2] {
+    [there_ms, back_ms].map(|ms| Way { delay: std::time::Duration::from_millis(ms), loses_one_of })
+}
+
+/// Probes of the second link, both directions.
+fn second_link(document: &Value) -> [&Value; 2] {
+    [crate::probe(document, "a", "l1", "b"), crate::probe(document, "b", "l1", "a")]
+}
+
+/// All but the round trip is as on a near link.
+fn only_far(document: &Value, ms: u64, about: &str) {
+    for probe in second_link(document) {
+        let least = probe["latency"]["min_us"].as_f64().unwrap();
+        assert!((ms as f64..ms as f64 + 100.0).contains(&(least / 1000.0)), "{about}: {probe}");
+        assert_eq!((&probe["reachable"], &probe["tcp"]), (&Value::from(true), &Value::from(true)), "{probe}");
+        assert_eq!((&probe["loss"]["sent"], &probe["loss"]["lost"]), (&1000.into(), &0.into()), "{probe}");
+        assert_eq!(probe["path_mtu"]["passed"], 9000, "{about}: {probe}");
+        assert_eq!(probe["failure"], Value::Null, "{about}: {probe}");
+    }
+}
+
+#[test]
+fn a_far_link_is_reachable_and_only_its_round_trip_is_named() {
+    let stage = Stage::through_switches(&[1000, 1000]);
+    for (there, back) in [(100, 100), (200, 200), (300, 300), (600, 0)] {
+        let about = format!("{there} ms there, {back} ms back");
+        let _forwarder = stage.lab.forward(1, [0, 1], far(there, back, 0)).unwrap();
+        // As after a pause: ARP takes one round trip more.
+        (0..2).for_each(|host| stage.on(host, &["ip", "neighbour", "flush", "dev", "l1"]));
+        let (_, document) = stage.doctor(&["--quick"]);
+        only_far(&document, there + back, &about);
+        let (title, mut places) = only(wrong(&document), "round-trip-long", &about);
+        places.sort();
+        assert_eq!(places, ["a l1", "b l1"], "{about}: {title}");
+        let told = format!("is {}.", there + back);
+        let slow = there == back || title.ends_with("the way to b is the slow one");
+        assert!(title.contains(&told) && title.contains("over l0") && slow, "{about}: {title}");
+    }
+    let _forwarder = stage.lab.forward(1, [0, 1], far(200, 200, 0)).unwrap();
+    let (_, document) = stage.doctor(&[]);
+    only_far(&document, 400, "in full");
+    only(wrong(&document), "round-trip-long", "in full");
+    for probe in second_link(&document) {
+        assert!(probe["throughput_mbps"].as_u64().unwrap() > 0, "{probe}");
+        assert!(probe["latency_loaded"]["min_us"].as_f64().unwrap() >= 400_000.0, "{probe}");
+        assert!(probe["loss_permille"].as_u64().unwrap() < 500, "late packets are not lost: {probe}");
+    }
+}
+
+#[test]
+fn the_only_link_may_be_far() {
+    let stage = Stage::through_switches(&[1000]);
+    let _forwarder = stage.lab.forward(0, [0, 1], far(300, 300, 0)).unwrap();
+    let (title, _) = only(stage.wrong(&["--quick"]), "round-trip-long", "the only link");
+    assert!(title.starts_with("the round trip to b over the only link is 60"), "{title}");
+}
+
+#[test]
+fn a_far_link_that_loses_packets_has_both_findings_and_its_loss_is_measured_right() {
+    let stage = Stage::through_switches(&[1000, 1000]);
+    let _forwarder = stage.lab.forward(1, [0, 1], far(300, 300, 20)).unwrap();
+    let (_, document) = stage.doctor(&["--quick"]);
+    let wrong = wrong(&document);
+    let mut ids: Vec<&str> = wrong.iter().map(|(id, ..)| id.as_str()).collect();
+    ids.sort_unstable();
+    assert_eq!(ids, ["packet-loss", "round-trip-long"], "{wrong:#?}");
+    for (_, title, places) in &wrong {
+        assert!(places.iter().all(|place| place.ends_with(" l1")), "{title}: {places:?}");
+    }
+    for probe in second_link(&document) {
+        let loss = &probe["loss"];
+        let permille = |lost: &Value| lost.as_u64().unwrap() * 1000 / loss["sent"].as_u64().unwrap();
+        for lost in [&loss["lost_there"], &loss["lost_back"]] {
+            assert!((40..=60).contains(&permille(lost)), "one of 20 is lost each way: {probe}");
+        }
     }
 }
 

@@ -207,6 +207,14 @@ impl Stage {
         self.libvirts[host].virsh(&["domstate", "g"]).ok().map(|text| text.trim().to_owned())
     }
 
+    /// Waits until libvirt has stopped the domain for its switch-over, or has moved it already.
+    pub fn wait_stands(&self, from: usize) {
+        let deadline = Instant::now() + LONG;
+        while self.state(from).as_deref() == Some("running") {
+            assert!(Instant::now() < deadline, "it is not stopped");
+        }
+    }
+
     /// Waits until libvirt's job has begun to move something.
     pub fn job_moves(&self, from: usize) {
         let deadline = Instant::now() + LONG;

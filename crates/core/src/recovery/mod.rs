@@ -6,18 +6,29 @@
 //! | here | what a journal as a whole says: which record decides about which process |
 //! | `source` | one session at the source, until its guest runs here or has left |
 //! | `destination` | one session at the destination, until its guest runs here or is gone |
+//! | `domain` | one domain that libvirt moves, until it is known where it is |
+//! | `setting` | a capability of a domain's QEMU, until it is off again |
+//! | `ends` | ends of sessions that the disk has not taken yet |
 //!
 //! The rules (13): a record decides about the process that it names and about no other; of several records that name one
 //! process the newest decides, by the journal's own order and never by a clock; an end is written until it sticks.
 //! Everything here is pure: the agent and the simulator carry out the same actions.
 
 mod destination;
+mod domain;
+mod ends;
+mod setting;
 mod source;
 
 pub(crate) use destination::COPY_COUNTS_FOR;
 pub use destination::{
     DestinationAction, DestinationEvent, DestinationRecovery, Inspection, RUN_AGAIN_AFTER, RUN_FOR, RunResult,
 };
+pub use domain::{
+    DomainAction, DomainDoubt, DomainEnd, DomainEvent, DomainRecovery, DomainState, SourceAnswer,
+};
+pub use ends::UnwrittenEnds;
+pub use setting::{PUT_BACK_FOR, SettingAction, SettingRecovery};
 pub use source::{SourceAction, SourceEvent, SourceRecovery};
 
 use std::time::Duration;

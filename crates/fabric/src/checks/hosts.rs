@@ -65,10 +65,11 @@ const AHEAD_MIN_US: u64 = 100_000;
 /// Clocks that do not agree.
 pub(super) fn clock_skew(survey: &Survey) -> Vec<Finding> {
     let mut wrong: Vec<(&str, &str, i64)> = Vec::new();
-    for Probe { from, to, clock_ahead_us, .. } in &survey.matrix.probes {
-        let Some(ahead) = clock_ahead_us.filter(|ahead| ahead.unsigned_abs() >= AHEAD_MIN_US) else {
-            continue;
-        };
+    for Probe { from, to, clock_ahead_us, latency, .. } in &survey.matrix.probes {
+        // Of a link whose directions differ, half of the round trip may be the way and not the clock.
+        let of_the_way_us = latency.map_or(0, |latency| latency.min_ns / 2000);
+        let is_apart = |ahead: &i64| ahead.unsigned_abs() >= AHEAD_MIN_US + of_the_way_us;
+        let Some(ahead) = clock_ahead_us.filter(is_apart) else { continue };
         let known = |(a, b, _): &(&str, &str, i64)| {
             (*a == from.host && *b == to.host) || (*a == to.host && *b == from.host)
         };
@@ -477,6 +478,21 @@ mod tests {
             assert_eq!(finding.title, "clocks are up to 2500 ms apart");
             assert_eq!(finding.locations.len(), 1);
             assert_eq!(finding.locations[0].to_string(), "beta");
+        }
+
+        #[test]
+        fn a_way_that_is_longer_than_the_way_back_is_no_clock() {
+            use crate::model::Latency;
+            let (round_trip, ahead) = (600_000_000, 300_100);
+            let mut survey = healthy_survey();
+            let mut far = probe();
+            far.latency = Some(Latency { min_ns: round_trip, median_ns: round_trip, max_ns: round_trip });
+            far.clock_ahead_us = Some(ahead);
+            survey.matrix.probes = vec![far];
+            only(&survey, "round-trip-long");
+            survey.matrix.probes[0].clock_ahead_us = Some(ahead + 100_000);
+            let ids = crate::checks::run_all(&survey).into_iter().map(|finding| finding.id);
+            assert_eq!(ids.collect::<Vec<_>>(), ["clock-skew", "round-trip-long"]);
         }
     }
 

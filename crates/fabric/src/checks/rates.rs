@@ -86,14 +86,19 @@ fn below_sibling(survey: &Survey) -> Vec<Slow<'_>> {
     found
 }
 
+/// A link with this round trip moves less than its siblings, whatever else it is. Its loads are long.
+const FAR_NS: u64 = 40_000_000;
+
 /// Pairs of probes, by their numbers in the matrix, of which the first moves far less than the second. One that is to
-/// be measured again beside one that it is compared with.
+/// be measured again beside one that it is compared with. Far links are left out.
 pub fn unequal(survey: &Survey) -> Vec<(usize, usize)> {
     let number = |way: &Way<'_>| {
         let probes = &survey.matrix.probes;
         way.probe.and_then(|probe| probes.iter().position(|one| std::ptr::eq(one, probe)))
     };
-    let slow = one_way(survey).into_iter().chain(below_sibling(survey));
+    let is_far =
+        |way: &Way<'_>| way.probe.and_then(|probe| probe.latency).is_some_and(|one| one.min_ns >= FAR_NS);
+    let slow = one_way(survey).into_iter().chain(below_sibling(survey)).filter(|slow| !is_far(&slow.way));
     let mut pairs: Vec<(usize, usize)> =
         slow.filter_map(|slow| Some((number(&slow.way)?, number(&slow.other)?))).collect();
     pairs.sort_unstable();
@@ -488,6 +493,22 @@ mod tests {
             let finding = only(&survey(10_000, 10_400), "round-trip-long");
             assert_eq!(finding.title, "the round trip to beta over every link is 10.0 ms");
             assert_eq!(finding.locations.len(), 4);
+        }
+
+        #[test]
+        fn the_rate_of_a_far_link_is_told_under_its_round_trip_and_not_measured_again() {
+            let mut survey = survey(70, 50_000);
+            for probe in &mut survey.matrix.probes {
+                let far = probe.latency.is_some_and(|latency| latency.min_ns > 70_000);
+                probe.throughput_mbps = Some(if far { 14_000 } else { 24_000 });
+            }
+            let finding = only(&survey, "round-trip-long");
+            assert_eq!(finding.effects[0].id, "throughput-below-sibling");
+            assert_eq!(crate::checks::unequal(&survey), Vec::new());
+            for latency in survey.matrix.probes.iter_mut().filter_map(|probe| probe.latency.as_mut()) {
+                latency.min_ns = latency.min_ns.min(30_000_000);
+            }
+            assert!(!crate::checks::unequal(&survey).is_empty());
         }
 
         #[test]

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use linerate_api::{ErrorBody, LinkAnswer, LinkConfirm, LinkRequest, QosAnswer, QosRequest};
 use linerate_net::bench::TestError;
+use linerate_net::round_trip::RoundTrip;
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::connect::{ConnectError, Route, connect};
 use linerate_net::tcp::options::TcpOptions;
@@ -249,7 +250,7 @@ pub fn open(route: &Route, question: &Question, wait: Duration) -> Result<Stream
     Ok(stream)
 }
 
-/// Asks and waits for the answer.
+/// Asks and waits for the answer: longer than `wait` where the link is far.
 pub fn ask(
     route: &Route,
     question: &Question,
@@ -258,6 +259,7 @@ pub fn ask(
 ) -> Result<Answer, AskError> {
     let deadline = Instant::now() + wait;
     let stream = open(route, question, connect)?;
+    let deadline = deadline.max(Instant::now() + RoundTrip::of(&stream).silence(Duration::ZERO));
     match receive(&stream, route.remote, deadline)? {
         Answer::Refused { why } => Err(AskError::Refused { peer: route.remote, why }),
         answer => Ok(answer),

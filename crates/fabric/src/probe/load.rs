@@ -11,17 +11,21 @@ use linerate_net::bench::group::{self, TestThread};
 use linerate_net::bench::role::{TestResult, TestRole};
 use linerate_net::bench::tcp::TcpTestConnection;
 use linerate_net::links::channels_for;
+use linerate_net::round_trip::RoundTrip;
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::connect::Route;
 use linerate_net::tcp::stats::Progress;
 
 use super::ask::{Answer, AskError, Question, Target, open, receive, send};
 
-/// How long bytes flow. Long enough for TCP to fill a link of 100 Gb/s on a local network.
+/// How long bytes flow. Long enough for TCP to fill a link of 100 Gb/s on a local network; on a far link longer, so that
+/// its windows have grown.
 pub const LASTS: Duration = Duration::from_millis(500);
-/// A sink ends after this, whatever comes.
-const SINK_LONGEST: Duration = Duration::from_secs(20);
+/// A sink ends after this, whatever comes. A load of [`ROUND_TRIP_MAX`](linerate_net::round_trip::ROUND_TRIP_MAX) needs
+/// that long.
+const SINK_LONGEST: Duration = Duration::from_secs(45);
 const CONNECT_WAIT: Duration = Duration::from_secs(2);
+/// How long the last bytes and the receiver's answer may take after a load.
 const ANSWER_WAIT: Duration = Duration::from_secs(15);
 
 /// What a load moved.
@@ -53,11 +57,13 @@ pub fn send_load<T>(
     })
 }
 
-/// Sends for [`LASTS`] and asks what came.
+/// Sends for [`LASTS`] or longer, and asks what came.
 fn all_connections(target: &Target, connections: usize) -> Result<Moved, AskError> {
     let streams = (0..connections).map(|_| begin(target)).collect::<Result<Vec<_>, _>>()?;
-    let deadline = Instant::now() + ANSWER_WAIT;
-    play(&streams, target.agent, TestRole::Send { time: LASTS }, ANSWER_WAIT)?;
+    let time = streams.first().map_or(LASTS, |stream| RoundTrip::of(stream).opening(LASTS));
+    let limit = ANSWER_WAIT + time;
+    let deadline = Instant::now() + limit;
+    play(&streams, target.agent, TestRole::Send { time }, limit)?;
     let mut rate = 0.0;
     let mut retransmits: Option<u64> = None;
     for stream in &streams {
@@ -74,7 +80,7 @@ fn begin(target: &Target) -> Result<Stream, AskError> {
     let route =
         Route { local: Some(target.from.ip), device: Some(target.from.port.clone()), remote: target.agent };
     let stream = open(&route, &Question::Sink, CONNECT_WAIT)?;
-    match receive(&stream, target.agent, Instant::now() + CONNECT_WAIT)? {
+    match receive(&stream, target.agent, Instant::now() + RoundTrip::of(&stream).silence(CONNECT_WAIT))? {
         Answer::Ready => Ok(stream),
         Answer::Refused { why } => Err(AskError::Refused { peer: target.agent, why }),
         _ => Err(AskError::Unexpected { peer: target.agent }),

@@ -10,22 +10,24 @@ use crate::model::Loss;
 const BURST: u32 = 200;
 /// Replies that come are fetched after so many packets.
 const FETCH: u32 = 16;
-/// A burst waits so long for its last replies, and so many round trips.
+/// A packet waits so long for its reply, and two round trips.
 const QUIET: Duration = Duration::from_millis(20);
+/// A burst waits no longer for its last replies: those of a far link come while the next bursts are sent.
+const BURST_GAP_MAX: Duration = Duration::from_millis(50);
 
-/// Sends so many packets, in bursts. What comes within `late` of the last one is not lost: a busy machine may not run the other side for
-/// as long. `round_trip` is what the path takes.
+/// Sends so many packets, in bursts. What comes within `late` of the last one, and two round trips, is not lost: a busy machine may not
+/// run the other side for as long. `round_trip` is what the path takes.
 pub fn count(sender: &mut Sender, packets: u32, round_trip: Duration, late: Duration) -> Option<Loss> {
     let quiet = QUIET + round_trip * 2;
     let first = answered(sender, quiet)?;
     let mut came = Came { first: first.sequence, seen: vec![false; packets as usize] };
     let mut left = packets;
     while left > 0 {
-        burst(sender, &mut came, left.min(BURST), quiet)?;
+        burst(sender, &mut came, left.min(BURST), quiet.min(BURST_GAP_MAX))?;
         left -= left.min(BURST);
     }
     if came.missing() > 0 {
-        wait(sender, &mut came, late)?;
+        wait(sender, &mut came, late + round_trip * 2)?;
     }
     let last = answered(sender, quiet);
     let lost = came.missing();

@@ -1,10 +1,13 @@
 //! All probes for one pair of ports in one direction, and which port the kernel would choose.
 
+use std::io::ErrorKind;
 use std::net::IpAddr;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use linerate_net::netlink::NetlinkError;
+use linerate_net::round_trip::{ROUND_TRIP_MAX, RoundTrip};
 use linerate_net::tcp::connect::Route;
 use netlink_sys::protocols::NETLINK_ROUTE;
 
@@ -13,23 +16,36 @@ use crate::collect::kernel::netlink::{Asker, Attributes, Writer};
 use crate::model::{Latency, Loss, PathMtu, Probe};
 use crate::probe::ask::{Depth, Question, Target, ask};
 use crate::probe::load::send_load;
-use crate::probe::sender::{Fate, Sender};
+use crate::probe::sender::{Fate, InFlight, Sender};
 use crate::probe::{loss, mtu};
 
-/// A reply on a local network takes some microseconds; a host whose CPUs are busy needs longer.
+/// A reply on a local network takes some microseconds; a host whose CPUs are busy needs longer. Where the link is far,
+/// a reply may take two round trips more.
 const REPLY_WAIT: Duration = Duration::from_millis(150);
+/// The first packet is repeated after this.
+const FIRST_GAP: Duration = Duration::from_millis(300);
+/// How long a link without any reply is tried if TCP shows that it is near.
+const NEAR_WAIT: Duration = Duration::from_millis(1200);
+/// The same if nothing is known of the link: ARP takes one round trip and the packet another.
+const FAR_WAIT: Duration = ROUND_TRIP_MAX.saturating_mul(2).saturating_add(FIRST_GAP);
 /// A packet counts as lost when this many in a row had no reply.
 const TRIES: usize = 3;
 const ROUND_TRIPS: usize = 21;
 /// A local network answers sooner; a longer round trip is measured again.
 const ROUND_TRIP_LONG: Duration = Duration::from_micros(300);
+/// Round trips are measured one after the other for this long, what is left of them at the same time.
+const IN_TURN: Duration = Duration::from_millis(100);
 /// Packets whose loss is counted: of 1 % none would be seen once in 20 000 times.
 const PACKETS: u32 = 1000;
-/// A packet that is later is lost.
+/// A packet that is later is lost. On a far link it may be two round trips later.
 const LATE: Duration = Duration::from_millis(350);
 /// A connection of a local network takes some milliseconds.
 const TCP_WAIT: Duration = Duration::from_millis(900);
 const LOSSY_TRIES: usize = 4;
+/// The look at this link is over after this.
+const ECHO_MS: u64 = 120_000;
+/// No other try begins after this: those of a far link are long.
+const TRIES_WAIT: Duration = Duration::from_secs(15);
 /// Between two packets under load.
 const LOADED_GAP: Duration = Duration::from_millis(2);
 
@@ -48,23 +64,20 @@ pub fn probe(target: &Target, depth: Depth) -> Probe {
         load(&mut sender, target, false, &mut probe);
         return probe;
     }
+    let by_tcp = OnceLock::new();
     let reached = std::thread::scope(|scope| {
-        let connecting = scope.spawn(|| connects(target));
-        let reached = reach(&mut sender, target, &mut probe);
+        let connecting = scope.spawn(|| connects(target, TCP_WAIT, &by_tcp));
+        let reached = reach(&mut sender, target, &by_tcp, &mut probe);
         probe.tcp_failure = connecting.join().unwrap_or_else(|cause| std::panic::resume_unwind(cause));
         reached
     });
     probe.reachable = Some(reached);
+    let round_trip = Duration::from_nanos(probe.latency.map_or(0, |latency| latency.median_ns));
     if reached {
-        let round_trip = probe.latency.map_or(0, |latency| latency.median_ns);
-        let round_trip = Duration::from_nanos(round_trip).min(REPLY_WAIT);
-        let wait = REPLY_WAIT + round_trip * 2;
         probe.loss = lost(&mut sender, round_trip, depth);
-        probe.path_mtu = path_mtu(&mut sender, target.mtu, wait, copies(probe.loss));
-        if probe.tcp_failure.is_some() && probe.loss.is_some_and(|loss| loss.lost > 0) {
-            // Its first packets may have been among those that are lost.
-            probe.tcp_failure =
-                (0..LOSSY_TRIES).map(|_| connects(target)).find(Option::is_none).unwrap_or(probe.tcp_failure);
+        probe.path_mtu = path_mtu(&mut sender, target.mtu, reply_wait(round_trip), copies(probe.loss));
+        if probe.tcp_failure.is_some() {
+            probe.tcp_failure = connects_after_all(target, round_trip, &probe);
         }
     }
     probe.tcp = Some(probe.tcp_failure.is_none());
@@ -75,21 +88,55 @@ pub fn probe(target: &Target, depth: Depth) -> Probe {
     probe
 }
 
-/// Why the agent's TCP port takes no connection over this link; `None` if it does.
-fn connects(target: &Target) -> Option<String> {
+/// How long a reply may take on a link with this round trip.
+fn reply_wait(round_trip: Duration) -> Duration {
+    REPLY_WAIT + RoundTrip::new(round_trip).get() * 2
+}
+
+/// Why the agent's TCP port takes no connection over this link; `None` if it does. Then the round trip is known.
+fn connects(target: &Target, wait: Duration, by_tcp: &OnceLock<Duration>) -> Option<String> {
+    /// The connection, HELLO, the question.
+    const ROUND_TRIPS: u32 = 3;
     let once = || {
         let route = Route {
             local: Some(target.from.ip),
             device: Some(target.from.port.clone()),
             remote: target.agent,
         };
-        ask(&route, &Question::Echo { for_ms: 0 }, TCP_WAIT, TCP_WAIT).err().map(|error| error.to_string())
+        let began = Instant::now();
+        let answer = ask(&route, &Question::Echo { for_ms: ECHO_MS }, wait, wait);
+        if answer.is_ok() {
+            by_tcp.get_or_init(|| began.elapsed() / ROUND_TRIPS);
+        }
+        answer.err().map(|error| error.to_string())
     };
     once().and_then(|_| once())
 }
 
+/// The same once more, where the link is one that needs more patience: it is far, or the first packets may have been
+/// among those that are lost.
+fn connects_after_all(target: &Target, round_trip: Duration, probe: &Probe) -> Option<String> {
+    let wait = RoundTrip::new(round_trip).silence(TCP_WAIT);
+    let is_lossy = probe.loss.is_some_and(|loss| loss.lost > 0);
+    let tries = match (is_lossy, wait > TCP_WAIT) {
+        (true, _) => LOSSY_TRIES,
+        (false, true) => 1,
+        (false, false) => 0,
+    };
+    let began = Instant::now();
+    let mut failure = probe.tcp_failure.clone();
+    for _ in 0..tries {
+        if failure.is_none() || began.elapsed() > TRIES_WAIT {
+            break;
+        }
+        failure = connects(target, wait, &OnceLock::new());
+    }
+    failure
+}
+
 /// How many packets are lost; where some are, again and with more patience: what is told was seen twice.
 fn lost(sender: &mut Sender, round_trip: Duration, depth: Depth) -> Option<Loss> {
+    let round_trip = RoundTrip::new(round_trip).get();
     let first = loss::count(sender, PACKETS, round_trip, LATE)?;
     if first.lost == 0 {
         return Some(first);
@@ -115,34 +162,49 @@ fn other_port(target: &Target) -> Option<String> {
 }
 
 /// Reachable, latency, clock, port of arrival.
-fn reach(sender: &mut Sender, target: &Target, probe: &mut Probe) -> bool {
-    // The first ones wait for ARP; the many of the second round are for a path that loses most.
-    let first = (0..TRIES)
-        .map(|_| sender.try_small(REPLY_WAIT * 2))
-        .find(|fate| !matches!(fate, Fate::Lost))
-        .or_else(|| one_of_many(sender));
-    match first {
-        Some(Fate::Came { reply, .. }) => {
+fn reach(sender: &mut Sender, target: &Target, by_tcp: &OnceLock<Duration>, probe: &mut Probe) -> bool {
+    let first = match first_answer(sender, by_tcp) {
+        Fate::Came { reply, round_trip, .. } => {
             probe.arrives_at = (!reply.port.is_empty() && reply.port != target.to.port).then_some(reply.port);
+            round_trip
         }
         other => {
-            probe.failure = Some(why_not(other.as_ref(), target));
+            probe.failure = Some(why_not(&other, target));
             return false;
         }
-    }
-    let mut times = Times::default();
-    (0..ROUND_TRIPS).for_each(|_| times.add(sender));
-    // A busy machine has quick moments: the least of many is the link's.
-    for _ in 0..ROUND_TRIPS * 2 {
-        if times.least().is_none_or(|least| least < ROUND_TRIP_LONG) {
-            break;
-        }
-        std::thread::sleep(LOADED_GAP);
-        times.add(sender);
-    }
+    };
+    let times = Times::measure(sender, reply_wait(first));
     probe.clock_ahead_us = times.best.map(|(_, ahead)| ahead);
     probe.latency = latency(times.all);
     true
+}
+
+/// The first reply, to any packet. The first packets may wait for ARP. From the fourth on there are many of them, for a
+/// path that loses most.
+fn first_answer(sender: &mut Sender, by_tcp: &OnceLock<Duration>) -> Fate {
+    const MANY: usize = 32;
+    let mut flight = InFlight::default();
+    let began = Instant::now();
+    for number in 0.. {
+        let limit = by_tcp.get().map_or(FAR_WAIT, |near| RoundTrip::new(*near).silence(NEAR_WAIT));
+        if began.elapsed() >= limit {
+            break;
+        }
+        let copies = if number == TRIES { MANY } else { 1 };
+        let answer = (0..copies).find_map(|_| flight.send(sender).err()).map_or_else(
+            || flight.next(sender, FIRST_GAP),
+            |fate| {
+                std::thread::sleep(FIRST_GAP);
+                Some(fate)
+            },
+        );
+        match answer {
+            // Nobody answers ARP so far.
+            None | Some(Fate::Unsendable(ErrorKind::HostUnreachable)) => {}
+            Some(fate) => return fate,
+        }
+    }
+    Fate::Lost
 }
 
 /// Round trips, and how far the other clock was ahead in the fastest of them, microseconds.
@@ -153,12 +215,60 @@ struct Times {
 }
 
 impl Times {
-    fn add(&mut self, sender: &mut Sender) {
-        if let Fate::Came { reply, round_trip, clock } = sender.try_small(REPLY_WAIT) {
+    /// A busy machine has quick moments: the least of many is the link's.
+    fn measure(sender: &mut Sender, wait: Duration) -> Times {
+        const MOST: usize = ROUND_TRIPS * 3;
+        let mut times = Times::default();
+        let began = Instant::now();
+        for number in 0..MOST {
+            if number >= ROUND_TRIPS {
+                if times.least().is_none_or(|least| least < ROUND_TRIP_LONG) {
+                    break;
+                }
+                std::thread::sleep(LOADED_GAP);
+            }
+            if began.elapsed() > IN_TURN {
+                let mut left = MOST - number;
+                times.add_at_once(sender, wait, || left.checked_sub(1).map(|less| left = less).is_some());
+                break;
+            }
+            times.add(sender.try_small(wait));
+        }
+        times
+    }
+
+    fn add(&mut self, fate: Fate) {
+        if let Fate::Came { reply, round_trip, clock } = fate {
             self.all.push(round_trip);
             if self.best.is_none_or(|(least, _)| round_trip < least) {
                 self.best = Some((round_trip, microseconds(reply.clock) - microseconds(clock)));
             }
+        }
+    }
+
+    /// Sends packets as long as it shall, and waits for the replies of all. Gives the count of those that were sent.
+    fn add_at_once(&mut self, sender: &mut Sender, wait: Duration, mut more: impl FnMut() -> bool) -> usize {
+        let mut flight = InFlight::default();
+        let mut sent = 0;
+        while more() {
+            let began = Instant::now();
+            sent += 1;
+            // What cannot be sent counts as lost.
+            let _ = flight.send(sender);
+            self.fetch(sender, &mut flight, began + LOADED_GAP);
+            std::thread::sleep(LOADED_GAP.saturating_sub(began.elapsed()));
+        }
+        self.fetch(sender, &mut flight, Instant::now() + wait);
+        sent
+    }
+
+    /// Replies that come until then.
+    fn fetch(&mut self, sender: &mut Sender, flight: &mut InFlight, until: Instant) {
+        while !flight.is_empty() {
+            let Some(fate) = flight.next(sender, until.saturating_duration_since(Instant::now())) else {
+                break;
+            };
+            self.add(fate);
         }
     }
 
@@ -167,28 +277,14 @@ impl Times {
     }
 }
 
-/// Many at once, of which one reply is enough.
-fn one_of_many(sender: &mut Sender) -> Option<Fate> {
-    const MANY: usize = 32;
-    let sent = (0..MANY).filter(|_| sender.send(sender.small()).is_ok()).count();
-    match sender.next_reply(REPLY_WAIT * 2) {
-        Ok(Some(reply)) if sent > 0 => {
-            let clock = reply.clock;
-            Some(Fate::Came { reply, round_trip: REPLY_WAIT, clock })
-        }
-        Err(fate) => Some(fate),
-        _ => None,
-    }
-}
-
-fn why_not(fate: Option<&Fate>, target: &Target) -> String {
+fn why_not(fate: &Fate, target: &Target) -> String {
     let (from, to, echo) = (&target.from.port, &target.to.ip, target.echo);
     match fate {
-        Some(Fate::Refused) => {
+        Fate::Refused => {
             format!("{to} refuses datagrams at {echo}: a firewall, or another host has the address")
         }
-        Some(Fate::TooLarge) => format!("{from} does not even pass small packets"),
-        Some(Fate::Unsendable(kind)) => format!("nothing can be sent by {from}: {kind}"),
+        Fate::TooLarge => format!("{from} does not even pass small packets"),
+        Fate::Unsendable(kind) => format!("nothing can be sent by {from}: {kind}"),
         _ => format!(
             "no reply from {echo} over {from}: wrong cable or VLAN, a firewall that drops UDP, or a wrong route back"
         ),
@@ -226,8 +322,9 @@ fn path_mtu(sender: &mut Sender, promised: u32, wait: Duration, copies: usize) -
 
 /// TCP load, with small datagrams meanwhile.
 fn load(sender: &mut Sender, target: &Target, reached: bool, probe: &mut Probe) {
+    let wait = reply_wait(Duration::from_nanos(probe.latency.map_or(0, |latency| latency.median_ns)));
     let (moved, small) =
-        send_load(target, |over| if reached { small_ones(sender, over) } else { (0, Vec::new()) });
+        send_load(target, |over| if reached { small_ones(sender, wait, over) } else { (0, Vec::new()) });
     match moved {
         Ok(moved) => {
             probe.throughput_mbps = Some(moved.throughput_mbps);
@@ -245,20 +342,12 @@ fn load(sender: &mut Sender, target: &Target, reached: bool, probe: &mut Probe) 
 }
 
 /// Small datagrams until the load is over: how many were sent, and how long the replies took.
-fn small_ones(sender: &mut Sender, over: &AtomicBool) -> (usize, Vec<Duration>) {
+fn small_ones(sender: &mut Sender, wait: Duration, over: &AtomicBool) -> (usize, Vec<Duration>) {
     // Begins when the load has filled the queues.
     std::thread::sleep(Duration::from_millis(50));
-    let mut times = Vec::new();
-    let mut sent = 0;
-    while !over.load(Ordering::Relaxed) {
-        let began = Instant::now();
-        sent += 1;
-        if let Fate::Came { round_trip, .. } = sender.try_small(REPLY_WAIT) {
-            times.push(round_trip);
-        }
-        std::thread::sleep(LOADED_GAP.saturating_sub(began.elapsed()));
-    }
-    (sent, times)
+    let mut times = Times::default();
+    let sent = times.add_at_once(sender, wait, || !over.load(Ordering::Relaxed));
+    (sent, times.all)
 }
 
 const GET_ROUTE: u16 = 26;

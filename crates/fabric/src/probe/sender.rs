@@ -1,5 +1,6 @@
 //! The sending side of datagrams, on one port.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -41,6 +42,43 @@ pub enum Fate {
     Refused,
     /// It could not be sent.
     Unsendable(io::ErrorKind),
+}
+
+/// Small packets that had no reply yet.
+#[derive(Debug, Default)]
+pub struct InFlight(BTreeMap<u32, (Instant, Duration)>);
+
+impl InFlight {
+    /// Sends one.
+    pub fn send(&mut self, sender: &mut Sender) -> Result<(), Fate> {
+        let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let began = Instant::now();
+        let number = sender.send(sender.small())?;
+        self.0.insert(number, (began, clock));
+        Ok(())
+    }
+
+    /// What became of the next one that has a reply; `None` when the time is over. An error is nobody's of them.
+    pub fn next(&mut self, sender: &mut Sender, wait: Duration) -> Option<Fate> {
+        let deadline = Instant::now() + wait;
+        loop {
+            match sender.next_reply(deadline.saturating_duration_since(Instant::now())) {
+                Ok(reply) => {
+                    let reply = reply?;
+                    if let Some((began, clock)) = self.0.remove(&reply.sequence) {
+                        let round_trip = began.elapsed();
+                        return Some(Fate::Came { reply, round_trip, clock: clock + round_trip / 2 });
+                    }
+                }
+                Err(fate) => return Some(fate),
+            }
+        }
+    }
+
+    /// All have a reply.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
 }
 
 impl Sender {

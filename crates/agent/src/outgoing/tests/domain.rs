@@ -122,7 +122,7 @@ fn a_domain_that_somebody_suspended_is_not_taken_for_one_that_is_handed_over() {
     let fake = Fake::default();
     fake.says("paused", "setup");
     let (_outgoing, inputs, worker) = leaving(dir.path(), &fake);
-    worker.ask("switch over", |guest| guest.switch_over());
+    worker.submit("switch over", |guest| guest.switch_over());
     for (run_state, migration) in
         [("paused", "setup"), ("paused", "active"), ("running", "active"), ("finish-migrate", "active")]
     {
@@ -145,7 +145,7 @@ fn what_is_held_of_a_domain_that_libvirt_lets_run_again_is_not_let_through() {
         let fake = Fake::default();
         fake.says(run_state, migration);
         let (_outgoing, inputs, worker) = leaving(dir.path(), &fake);
-        worker.ask("let through", |guest| guest.let_through());
+        worker.submit("let through", |guest| guest.let_through());
         let told = inputs.recv_timeout(LONG).expect("it is given up");
         let Input::Event(Event::Failed(fault)) = told else { panic!("{run_state}, {migration}") };
         assert!(fault.detail.contains("does not stand any more"), "{run_state}, {migration}: {fault}");
@@ -162,7 +162,7 @@ fn each_state_in_which_qemu_hands_a_domain_over_is_known() {
         let fake = Fake::default();
         fake.says(run_state, migration);
         let (_outgoing, inputs, worker) = leaving(dir.path(), &fake);
-        worker.ask("switch over", |guest| guest.switch_over());
+        worker.submit("switch over", |guest| guest.switch_over());
         worker.finish();
         assert!(is_held(&inputs), "{run_state}, {migration}");
     }

@@ -12,13 +12,13 @@ use crate::outgoing::Input;
 use crate::outgoing::streams::{Accepting, Service};
 
 impl State {
-    /// QEMU copies disks and then RAM in its own streams until little enough is left, and stops the guest; all of that is one order.
+    /// QEMU copies disks and then RAM in its own streams until little enough is left, and stops the guest; all of that is one task.
     pub(in crate::outgoing) fn begin_streams(&mut self, settings: StreamSettings) -> Result<(), Fault> {
         self.copy_disks()?;
         self.accept(Service::Migration, usize::from(settings.channels) + 1)?;
         let failed = |error: MigrateError| qemu_fault(Step::Copy, &error);
         let Guest { qemu, state_socket, .. } = &mut self.guest;
-        let limits = self.shared.brain().limits().clone();
+        let limits = self.shared.machine().limits().clone();
         let limits = StreamLimits { downtime: limits.max_blackout, throttle: limits.throttle };
         let options = StreamOptions {
             channels: settings.channels,
@@ -33,7 +33,7 @@ impl State {
             disks.into_iter().for_each(|disks| shared.tell(Event::Disks(disks)));
             let streamed = shared.streamed(progress);
             shared.tell(Event::Streamed(streamed));
-            shared.brain().ram_blackout(disks.unwrap_or_default(), streamed)
+            shared.machine().ram_blackout(disks.unwrap_or_default(), streamed)
         };
         let held = qemu.wait_streams_held(&|| abandon.load(Ordering::SeqCst), &mut tell).map_err(failed)?;
         let stopped_at: Time = self.shared.clock.at(held.stopped_at);

@@ -2,12 +2,13 @@
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
+use std::sync::MutexGuard;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use linerate_core::{ChannelId, LinkId, PathId};
 use linerate_net::channel::ChannelError;
 use linerate_net::links::Link;
+use linerate_net::lock::Mutex;
 
 use crate::faults::chain;
 
@@ -19,12 +20,14 @@ pub(super) struct Loss {
     pub reason: String,
     /// A channel ended that its peer did not close: if the link works, its carrier failed.
     pub of_carrier: bool,
+    /// The port of this host lost its carrier.
+    pub of_port: bool,
 }
 
 impl Loss {
     /// Of the link as a whole.
     pub fn of_link(reason: impl Into<String>) -> Loss {
-        Loss { path: None, reason: reason.into(), of_carrier: false }
+        Loss { path: None, reason: reason.into(), of_carrier: false, of_port: false }
     }
 
     /// Whether it is of the opening with this control connection. That of an earlier opening may be told late.
@@ -54,7 +57,7 @@ pub(crate) struct Losses(Mutex<Vec<Entry>>);
 
 impl Losses {
     fn lock(&self) -> MutexGuard<'_, Vec<Entry>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// A link is going to be used: its thread hears of losses.
@@ -107,7 +110,7 @@ impl Losses {
 
     /// An interface of this host lost its carrier, and takes its links with it.
     pub(super) fn interface_down(&self, name: &str) {
-        let loss = Loss::of_link(format!("{name} has no carrier"));
+        let loss = Loss { of_port: true, ..Loss::of_link(format!("{name} has no carrier")) };
         self.lose(loss, |entry| entry.link.device.as_deref() == Some(name));
     }
 

@@ -101,6 +101,11 @@ impl Opener {
         (0..channels_for(self.link.speed_mbps, cpus)).map(|_| self.connection(dialler)).collect()
     }
 
+    /// Whether RDMA is tried when the link is opened next.
+    pub fn tries_rdma(&self, dialler: &Dialler) -> bool {
+        matches!(self.wants_rdma(dialler), Ok(Some(_)))
+    }
+
     /// Whether the channels that were opened last carry over RDMA.
     pub fn carries_rdma(&self) -> bool {
         self.carries_rdma

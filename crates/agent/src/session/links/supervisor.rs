@@ -26,6 +26,9 @@ use crate::session::stream_transport::Back;
 
 /// A lost link is tried again this often, and when its port has a carrier again.
 const RETRY: Duration = Duration::from_millis(250);
+/// A port's RDMA addresses follow its carrier this soon. soft-RoCE fails for good if it must send without one
+/// (docs/rdma.md).
+const RDMA_FOLLOWS: Duration = Duration::from_millis(500);
 /// Looks this often whether it shall end, and whether RDMA works again.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -43,6 +46,8 @@ pub(super) struct Supervisor<S: Session> {
     news: Receiver<News>,
     opener: Opener,
     link: Link,
+    /// It had no carrier since the link was opened last.
+    port_was_down: bool,
 }
 
 impl<S: Session> Supervisor<S> {
@@ -51,7 +56,7 @@ impl<S: Session> Supervisor<S> {
         let rdma = if session.dialler().transport == Transport::Tcp { None } else { rdma_port(&link) };
         let opener = Opener::new(link.clone(), rdma.is_some());
         session.added(&link, rdma);
-        Supervisor { session, stop, news, opener, link }
+        Supervisor { session, stop, news, opener, link, port_was_down: false }
     }
 
     pub fn run(mut self) {
@@ -132,11 +137,21 @@ impl<S: Session> Supervisor<S> {
 
     /// The control connection. Without a carrier none is begun: it would wait for its second SYN, a second later (RFC
     /// 6298), when the port has long been up again.
-    fn join(&self, route: &Route) -> Result<Stream, OpenError> {
-        if let Some(device) = self.link.device.as_deref().filter(|device| has_no_carrier(device)) {
-            return Err(OpenError::NoCarrier(device.to_owned()));
+    fn join(&mut self, route: &Route) -> Result<Stream, OpenError> {
+        self.check_carrier()?;
+        if std::mem::take(&mut self.port_was_down) && self.opener.tries_rdma(self.session.dialler()) {
+            std::thread::sleep(RDMA_FOLLOWS);
+            self.check_carrier()?;
         }
         Ok(self.session.dialler().join(route, self.link.id)?)
+    }
+
+    fn check_carrier(&mut self) -> Result<(), OpenError> {
+        let Some(device) = self.link.device.as_deref().filter(|device| has_no_carrier(device)) else {
+            return Ok(());
+        };
+        self.port_was_down = true;
+        Err(OpenError::NoCarrier(device.to_owned()))
     }
 
     /// As many channels for what the other side answers, if there are streams.
@@ -166,6 +181,7 @@ impl<S: Session> Supervisor<S> {
 
     fn close(&mut self, open: Open, loss: Option<Loss>) {
         if let Some(loss) = &loss {
+            self.port_was_down |= loss.of_port;
             self.opener.lost(loss);
         }
         self.session.closing(self.link.id);

@@ -6,7 +6,7 @@ use linerate_core::destination::Action;
 use linerate_core::{Mode, ModeTag, SessionId, Token};
 use linerate_net::stream::endpoint::Socket;
 
-use super::super::streams;
+use super::super::{ChannelTarget, streams};
 use super::*;
 use crate::journal::Waiting;
 use crate::session::identity::Identity;
@@ -23,19 +23,19 @@ fn a_guest_whose_qemu_is_ending_is_not_said_to_run() {
     let (session, peer) = (SessionId([1; 16]), ([127, 0, 0, 1], 1).into());
     let identity = Identity { session, token: Token([2; 32]) };
     let incoming = Arc::new(Incoming::new(identity, 1, peer, channel().0, Door::closed()));
-    let body = Body::new(agent.incoming.clone(), incoming).unwrap();
+    let session_loop = SessionLoop::new(agent.incoming.clone(), incoming).unwrap();
     let own = i32::try_from(std::process::id()).unwrap();
     let is_gone = |pid: i32| {
         let waiting = Waiting { qemu: Some(arrived(&agent, pid)), ..Waiting::default() };
-        body.worker.set_waiting(waiting.clone());
+        session_loop.worker.set_waiting(waiting.clone());
         let record = Record::new("g", 1, waiting.role(DestinationPhase::Running));
         agent.journal.put(session, &record).unwrap();
-        body.is_gone()
+        session_loop.is_gone()
     };
     assert!(!is_gone(own));
     assert!(is_gone(ending.pid()), "it runs no code any more, and the source would give its copy up");
     ending.end();
-    assert!(body.is_gone());
+    assert!(session_loop.is_gone());
 }
 
 #[test]
@@ -45,16 +45,16 @@ fn streams_are_reset_before_the_waiting_hypervisor_is_torn_down() {
     let identity = Identity { session: SessionId([1; 16]), token: Token([2; 32]) };
     let (inbox, _inputs) = channel();
     let shared = Arc::new(Incoming::new(identity, 1, peer, inbox, Door::closed()));
-    shared.carriage.set(streams::carriage(&shared)).ok().unwrap();
-    let mut body = Body::new(agent(&dir, &[]).incoming.clone(), shared.clone()).unwrap();
+    shared.target.set(ChannelTarget::Streams(streams::carriage(&shared))).ok().unwrap();
+    let mut session_loop = SessionLoop::new(agent(&dir, &[]).incoming.clone(), shared.clone()).unwrap();
     let open = || {
         let (here, _there) = std::os::unix::net::UnixStream::pair().unwrap();
-        shared.carriage.get().unwrap().streams.open("x", Socket::new(here).unwrap())
+        shared.carriage().unwrap().streams.open("x", Socket::new(here).unwrap())
     };
     assert!(open().is_ok());
-    body.execute(Action::Discard);
+    session_loop.execute(Action::Discard);
     assert!(open().is_err(), "they go on");
-    body.worker.finish();
+    session_loop.worker.finish();
 }
 
 #[test]
@@ -64,12 +64,12 @@ fn first_record_names_the_mode_that_was_offered() {
     let (session, peer) = (SessionId([1; 16]), ([127, 0, 0, 1], 1).into());
     let identity = Identity { session, token: Token([2; 32]) };
     let incoming = Arc::new(Incoming::new(identity, 1, peer, channel().0, Door::closed()));
-    let mut body = Body::new(agent.incoming.clone(), incoming).unwrap();
+    let mut session_loop = SessionLoop::new(agent.incoming.clone(), incoming).unwrap();
     let mode = Ok(Mode::Handover { regions: Vec::new() });
     let message = Message::Offer { guest: "g".into(), description: "{}".into(), mode };
-    body.handle(Event::Received { path: 0, sequence: 1, message });
-    body.act();
+    session_loop.handle(Event::Received { path: 0, sequence: 1, message });
+    session_loop.act();
     let record = agent.journal.get(session).unwrap().unwrap();
     assert_eq!((record.guest.as_str(), record.mode()), ("g", Some(ModeTag::Handover)));
-    body.worker.finish();
+    session_loop.worker.finish();
 }

@@ -11,9 +11,8 @@ use linerate_core::journal::DestinationPhase;
 use linerate_core::{Code, Fault, Message, Outcome, PathId, Side, Step};
 use linerate_guest::procfs;
 
-use super::worker::{Job, Worker};
+use super::worker::Worker;
 use super::{Incoming, Input, Sessions};
-use crate::clock::cpu_time;
 use crate::faults::{chain, fault};
 use crate::journal::Record;
 use crate::session::paths::Paths;
@@ -22,26 +21,25 @@ use crate::session::paths::Paths;
 const LONG: Duration = Duration::from_secs(3600);
 
 /// Everything that the loop has of its own.
-pub(super) struct Body {
+pub(super) struct SessionLoop {
     sessions: Arc<Sessions>,
     pub shared: Arc<Incoming>,
     pub worker: Worker,
     paths: Paths,
-    pub cpu_before: Duration,
     over: bool,
 }
 
-impl Body {
-    pub fn new(sessions: Arc<Sessions>, shared: Arc<Incoming>) -> io::Result<Body> {
+impl SessionLoop {
+    pub fn new(sessions: Arc<Sessions>, shared: Arc<Incoming>) -> io::Result<SessionLoop> {
         let worker = Worker::start(sessions.clone(), shared.clone())?;
-        Ok(Body { sessions, shared, worker, paths: Paths::default(), cpu_before: cpu_time(), over: false })
+        Ok(SessionLoop { sessions, shared, worker, paths: Paths::default(), over: false })
     }
 
     /// Runs until the core says that it is over.
     pub fn run(mut self, inbox: &Receiver<Input>) {
         while !self.over {
             let now = self.shared.clock.now();
-            let wait = self.shared.brain().timeout().map_or(LONG, |at| at.since(now));
+            let wait = self.shared.machine().timeout().map_or(LONG, |at| at.since(now));
             match inbox.recv_timeout(wait) {
                 Ok(input) => self.take(input),
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => self.handle(Event::Tick),
@@ -51,7 +49,7 @@ impl Body {
             }
             self.act();
         }
-        if let Some(carriage) = self.shared.carriage.get() {
+        if let Some(carriage) = self.shared.carriage() {
             carriage.end(self.shared.session);
         }
         self.shared.fences.close_all();
@@ -74,7 +72,7 @@ impl Body {
             }
             Input::StreamsSpeak => {
                 let shared = self.shared.clone();
-                let notes = shared.carriage.get().map(|carriage| carriage.streams.take_notes());
+                let notes = shared.carriage().map(|carriage| carriage.streams.take_notes());
                 for (stream, note) in notes.unwrap_or_default() {
                     self.handle(Event::SendStreamMessage(Message::Stream { stream, note }));
                 }
@@ -82,7 +80,7 @@ impl Body {
             Input::ChannelLost(channel, error) => {
                 tracing::debug!(channel, error = chain(&error), "a channel is lost");
                 let shared = self.shared.clone();
-                let Some(carriage) = shared.carriage.get() else { return };
+                let Some(carriage) = shared.carriage() else { return };
                 if carriage.streams.channel_gone(channel) {
                     self.handle(Event::SendStreamMessage(Message::Fence { channel }));
                 }
@@ -101,13 +99,13 @@ impl Body {
 
     fn handle(&mut self, event: Event) {
         let now = self.shared.clock.now();
-        self.shared.brain().handle(now, event);
+        self.shared.machine().handle(now, event);
     }
 
     fn act(&mut self) {
         loop {
             let now = self.shared.clock.now();
-            let Some(action) = self.shared.brain().poll_action(now) else { return };
+            let Some(action) = self.shared.machine().poll_action(now) else { return };
             self.execute(action);
         }
     }
@@ -123,12 +121,12 @@ impl Body {
         }
     }
 
-    pub(super) fn tear_down(&self) {
+    pub(super) fn discard(&self) {
         // First: a QEMU that waits for its streams may not answer.
-        if let Some(carriage) = self.shared.carriage.get() {
+        if let Some(carriage) = self.shared.carriage() {
             carriage.streams.fail_all();
         }
-        self.worker.ask(Job::TearDown);
+        self.worker.discard();
     }
 
     pub(super) fn end(&mut self, fault: Option<Fault>) {
@@ -152,12 +150,12 @@ impl Body {
     }
 
     pub(super) fn write_journal(&mut self, phase: DestinationPhase) {
-        let name = self.shared.brain().guest().to_owned();
+        let name = self.shared.machine().guest().to_owned();
         *self.shared.guest.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = name;
         let mut waiting = self.worker.waiting();
-        let brain = self.shared.brain();
-        (waiting.ran, waiting.mode) = (brain.was_running(), brain.mode());
-        drop(brain);
+        let machine = self.shared.machine();
+        (waiting.ran, waiting.mode) = (machine.was_running(), machine.mode());
+        drop(machine);
         if phase == DestinationPhase::Committed && self.has_ended() {
             let detail = "its QEMU ended before it was handed over";
             return self.handle(Event::Failed(Fault::new(
@@ -183,7 +181,7 @@ impl Body {
         match put {
             Ok(()) => self.handle(Event::Journaled(phase)),
             Err(error) => {
-                let step = self.shared.brain().step();
+                let step = self.shared.machine().step();
                 self.handle(Event::Failed(fault(Code::JournalFailed, step, Side::Destination, &error)));
             }
         }

@@ -28,7 +28,7 @@ use crate::session::paths::Paths;
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
 /// Everything that the loop has of its own.
-pub(super) struct Body {
+pub(super) struct SessionLoop {
     pub shared: Arc<Outgoing>,
     pub worker: Worker,
     pub sessions: Arc<Sessions>,
@@ -43,10 +43,15 @@ pub(super) struct Body {
     asks: bool,
 }
 
-impl Body {
-    /// A body that has not begun.
-    pub fn new(shared: Arc<Outgoing>, worker: Worker, sessions: Arc<Sessions>, record: Record) -> Body {
-        Body {
+impl SessionLoop {
+    /// A loop that has not begun.
+    pub fn new(
+        shared: Arc<Outgoing>,
+        worker: Worker,
+        sessions: Arc<Sessions>,
+        record: Record,
+    ) -> SessionLoop {
+        SessionLoop {
             shared,
             worker,
             sessions,
@@ -80,7 +85,7 @@ impl Body {
     fn wait(&mut self, inbox: &Receiver<Input>) {
         let now = self.shared.clock.now();
         let shows = PROGRESS_EVERY.saturating_sub(self.progress_at.elapsed());
-        let wait = self.shared.brain().timeout().map_or(shows, |at| at.since(now).min(shows));
+        let wait = self.shared.machine().timeout().map_or(shows, |at| at.since(now).min(shows));
         match inbox.recv_timeout(wait) {
             Ok(input) => self.take(input),
             Err(RecvTimeoutError::Timeout) => self.handle(Event::Tick),
@@ -105,7 +110,7 @@ impl Body {
             }
             Input::Event(event) => self.handle(event),
             Input::Stood(state) => self.note_stood(state),
-            Input::EventAt(at, event) => self.shared.brain().handle(at, event),
+            Input::EventAt(at, event) => self.shared.machine().handle(at, event),
             Input::Path(id, link, path) => {
                 self.paths.add(id, link, path);
                 self.handle(Event::PathUp(id));
@@ -126,7 +131,7 @@ impl Body {
             }
             Input::ChannelLost(channel, error) => {
                 let now = self.shared.clock.now();
-                self.shared.brain().channel_lost(now, channel);
+                self.shared.machine().channel_lost(now, channel);
                 if let Some(carriage) = self.shared.carriage() {
                     carriage.streams.channel_gone(channel);
                 }
@@ -150,13 +155,13 @@ impl Body {
 
     fn handle(&mut self, event: Event) {
         let now = self.shared.clock.now();
-        self.shared.brain().handle(now, event);
+        self.shared.machine().handle(now, event);
     }
 
     fn act(&mut self) {
         loop {
             let now = self.shared.clock.now();
-            let Some(action) = self.shared.brain().poll_action(now) else { break };
+            let Some(action) = self.shared.machine().poll_action(now) else { break };
             if !matches!(action, Action::Transmit(..)) {
                 tracing::debug!(?action, "action");
             }
@@ -169,7 +174,7 @@ impl Body {
     /// Asked when it is known that the guest stands here.
     pub(super) fn ask_destination(&mut self) {
         if !std::mem::replace(&mut self.asks, true) {
-            self.worker.ask("check stands", |guest| guest.check_stands());
+            self.worker.submit("check stands", |guest| guest.check_stands());
         }
     }
 
@@ -184,7 +189,7 @@ impl Body {
     /// What was to be done if the guest stands here as it was left: commit, or the question that says commit again.
     fn stands(&mut self, stands: bool) {
         let asks = std::mem::take(&mut self.asks);
-        let commits = self.shared.brain().is_to_commit();
+        let commits = self.shared.machine().is_to_commit();
         match stands {
             true if commits => self.handle(Event::Journaled(SourcePhase::CommitSent)),
             true if asks => links::query(&self.shared, &self.record),
@@ -244,11 +249,11 @@ impl Body {
         match put {
             // Said when it is known that the guest still stands here.
             Ok(()) if new == SourcePhase::CommitSent => {
-                self.worker.ask("check stands", |guest| guest.check_stands())
+                self.worker.submit("check stands", |guest| guest.check_stands())
             }
             Ok(()) => self.handle(Event::Journaled(new)),
             Err(error) => {
-                let step = self.shared.brain().step();
+                let step = self.shared.machine().step();
                 self.handle(Event::Failed(fault(Code::JournalFailed, step, Side::Source, &error)));
             }
         }
@@ -274,7 +279,7 @@ impl Body {
         let downtime = self.worker.qemu_downtime_ms.clone();
         self.worker.finish();
         let downtime_ms = *downtime.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let destination = self.shared.brain().statistics().destination_cpu;
+        let destination = self.shared.machine().statistics().destination_cpu;
         let cpu = CpuTime {
             source_agent_us: progress::us(cpu_time().saturating_sub(self.cpu_before)),
             destination_agent_us: progress::us(destination),

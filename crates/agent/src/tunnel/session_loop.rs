@@ -30,7 +30,7 @@ pub(super) enum Opening {
 }
 
 /// Everything that the loop has of its own.
-pub(super) struct Body {
+pub(super) struct SessionLoop {
     sessions: Arc<Sessions>,
     tunnel: Arc<Tunnel>,
     side: Side,
@@ -48,14 +48,14 @@ pub(super) struct Body {
     over: Option<Fault>,
 }
 
-impl Body {
+impl SessionLoop {
     pub fn new(
         sessions: Arc<Sessions>,
         tunnel: Arc<Tunnel>,
         connector: Sender<connect::Asked>,
         opening: Opening,
         (filter, kept): (Vec<String>, Option<PendingNotice>),
-    ) -> Body {
+    ) -> SessionLoop {
         let mut control = Control::default();
         let side = match opening {
             Opening::Ask => Side::Source,
@@ -65,7 +65,7 @@ impl Body {
             }
         };
         let lifetime = Lifetime::new(tunnel.clock.now(), tunnel.link_timeout);
-        Body {
+        SessionLoop {
             sessions,
             tunnel,
             side,

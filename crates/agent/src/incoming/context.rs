@@ -1,0 +1,55 @@
+//! What every driver of a guest needs: its session, this host, and what the journal is told.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use linerate_core::Fault;
+
+use super::{Incoming, Sessions};
+use crate::clock::cpu_time;
+use crate::journal::Waiting;
+use crate::session::identity::token_text;
+
+/// See the module. Clones share everything.
+#[derive(Clone)]
+pub(super) struct Context {
+    pub sessions: Arc<Sessions>,
+    pub shared: Arc<Incoming>,
+    cpu_before: Duration,
+    abandon: Arc<AtomicBool>,
+    waiting: Arc<Mutex<Waiting>>,
+}
+
+impl Context {
+    pub fn new(sessions: Arc<Sessions>, shared: Arc<Incoming>) -> Context {
+        let token = token_text(&shared.identity.token);
+        let waiting = Arc::new(Mutex::new(Waiting { token, ..Waiting::default() }));
+        Context { sessions, shared, cpu_before: cpu_time(), abandon: Arc::default(), waiting }
+    }
+
+    /// The incoming QEMU, for the journal.
+    pub fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes what the next start of this agent must know, to end the incoming QEMU or to put its settings back.
+    pub fn write_journal(&self) -> Result<(), Fault> {
+        let shared = &self.shared;
+        self.sessions.note_waiting(shared.session, &shared.guest(), shared.order, &self.waiting)
+    }
+
+    /// The session is given up: every wait of its driver ends.
+    pub fn abandon(&self) {
+        self.abandon.store(true, Ordering::SeqCst);
+    }
+
+    pub fn is_abandoned(&self) -> bool {
+        self.abandon.load(Ordering::SeqCst)
+    }
+
+    /// CPU time that this agent used since the session began.
+    pub fn cpu_used(&self) -> Duration {
+        cpu_time().saturating_sub(self.cpu_before)
+    }
+}

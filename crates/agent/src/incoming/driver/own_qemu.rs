@@ -1,0 +1,229 @@
+//! The incoming QEMU that this agent starts, from its reservation until the guest runs in it or nothing of it is left.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use linerate_core::destination::Event;
+use linerate_core::recovery::{RUN_AGAIN_AFTER, RUN_FOR};
+use linerate_core::{Code, Fault, RegionInfo, Step};
+use linerate_guest::description::GuestDescription;
+use linerate_guest::migrate::{DestinationQemu, TakeOverResult};
+use linerate_guest::process::{self, Launch, StopMethod};
+use linerate_guest::registry::{GuestRecord, Origin};
+use linerate_guest::{images, leftovers, read};
+use linerate_memory::Mapping;
+
+use super::{Done, QMP_WAIT, here, internal};
+use crate::disks;
+use crate::faults::chain;
+use crate::incoming::admit::{Admitted, admit};
+use crate::incoming::context::Context;
+use crate::incoming::storage;
+
+pub(super) const START_WAIT: Duration = Duration::from_secs(60);
+/// A QEMU loads its state.
+pub(super) const LOAD_WAIT: Duration = Duration::from_secs(60);
+/// Between two tries to end a QEMU.
+const END_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+pub(super) struct OwnQemu {
+    pub context: Context,
+    pub admitted: Admitted,
+    /// From its start until the guest runs in it.
+    process: Option<(GuestRecord, DestinationQemu)>,
+}
+
+/// A QEMU that was started and waits.
+pub(super) struct Started {
+    pub pid: i32,
+    pub found: GuestDescription,
+}
+
+impl OwnQemu {
+    /// Reserves for a QEMU, and makes RAM for these regions. On `Err` nothing of it is left.
+    pub fn admit(
+        context: Context,
+        description: GuestDescription,
+        regions: &[RegionInfo],
+    ) -> Result<(OwnQemu, Vec<Mapping>), Fault> {
+        let (admitted, ram) = admit(&context.sessions, description, regions)?;
+        context.shared.ram_folder.set(admitted.twin.ram_files.first().map(|file| file.path.as_path()));
+        Ok((OwnQemu { context, admitted, process: None }, ram))
+    }
+
+    /// Where it is to listen for its state.
+    pub fn state_socket(&self) -> PathBuf {
+        self.admitted.folder.join("state.sock")
+    }
+
+    /// What was admitted, and the monitor of the QEMU that was started for it.
+    pub fn parts(&mut self) -> Result<(&Admitted, &mut DestinationQemu), Fault> {
+        let (_, monitor) = self.process.as_mut().ok_or_else(no_hypervisor)?;
+        Ok((&self.admitted, monitor))
+    }
+
+    pub fn monitor(&mut self) -> Result<&mut DestinationQemu, Fault> {
+        Ok(self.parts()?.1)
+    }
+
+    /// Starts it. `ram_is_made`: in files that are there.
+    pub fn start(&mut self, ram_is_made: bool, deadline: Instant) -> Result<Started, Fault> {
+        let failed =
+            |error: &(dyn std::error::Error + 'static)| here(Code::HypervisorFailed, Step::Prepare, error);
+        let twin = &self.admitted.twin;
+        let launch = Launch {
+            name: &twin.name,
+            qemu: &self.admitted.qemu,
+            arguments: &twin.arguments,
+            folder: &self.admitted.folder,
+            qmp: &twin.qmp,
+            pid_file: &twin.pid_file,
+            ram_files: twin.ram_files.iter().map(|file| file.path.clone()).collect(),
+            ram_is_made,
+            origin: Origin::Arrived,
+            session: Some(self.context.shared.session.to_string()),
+        };
+        let started = process::start(&self.context.sessions.registry, &launch, deadline);
+        let (record, mut qmp) = started.map_err(|error| failed(&error))?;
+        let pid = record.process.pid;
+        self.context.waiting().qemu = Some(record.clone());
+        let found = read::read(&mut qmp, pid, deadline);
+        self.process = Some((record, DestinationQemu::new(qmp)));
+        let found = found.map_err(|error| failed(&error))?;
+        self.context.waiting().cpu_threads.clone_from(&found.process.vcpu_threads);
+        let copied = self.admitted.images.exports.iter().map(|one| one.path.clone());
+        self.context.waiting().copied = copied.collect();
+        self.check_graph(deadline)?;
+        storage::recheck(&self.admitted.proved, pid, Step::Prepare)?;
+        Ok(Started { pid, found })
+    }
+
+    /// QEMU must have opened the disks that the guest uses at the source.
+    fn check_graph(&mut self, deadline: Instant) -> Done {
+        let (_, monitor) = self.process.as_mut().ok_or_else(no_hypervisor)?;
+        let (description, paths) = (&self.admitted.description, &self.context.sessions.config.paths);
+        let Some(source) = &description.graph else { return Ok(()) };
+        disks::check_same(monitor.qmp(), description, source, paths, Step::Prepare, deadline)
+    }
+
+    /// What the next start of this agent must know to end it, or to put its settings back.
+    pub fn write_journal(&self) -> Done {
+        self.context.waiting().settings = self.process.as_ref().and_then(|(_, qemu)| qemu.found().cloned());
+        self.context.write_journal()
+    }
+
+    /// The disks that the source's guest uses against those that this QEMU has opened.
+    pub fn check_disks(&mut self, told: &str) -> Done {
+        let (record, monitor) = self.process.as_mut().ok_or_else(no_hypervisor)?;
+        let (description, paths) = (&self.admitted.description, &self.context.sessions.config.paths);
+        disks::check_told(monitor.qmp(), description, told, paths, Instant::now() + QMP_WAIT)?;
+        storage::recheck(&self.admitted.proved, record.process.pid, Step::Blackout)?;
+        self.context.shared.tell(Event::DisksChecked);
+        Ok(())
+    }
+
+    /// The journal says that the guest is ours. What becomes of that is told in one of three events.
+    pub fn run(&mut self, ran: bool) {
+        // Its images are its own before it can write to them: whatever becomes of it, nobody removes them any more.
+        images::keep(&self.admitted.folder);
+        let began = Instant::now();
+        match self.take_over(ran) {
+            Ok(()) => {
+                let (took, cpu) = (began.elapsed(), self.context.cpu_used());
+                self.context.shared.tell(Event::GuestRuns { took, cpu });
+                self.leave_running();
+            }
+            Err(event) => self.context.shared.tell(event),
+        }
+    }
+
+    /// Tries until the guest runs, or it is certain that it cannot and never did, or its QEMU has ended.
+    fn take_over(&mut self, ran: bool) -> Result<(), Event> {
+        let end = Instant::now() + RUN_FOR;
+        // A command whose answer is lost may have been carried out: a later refusal does not say that the guest never
+        // ran.
+        let mut may_have_run = false;
+        loop {
+            let Some((record, qemu)) = &mut self.process else {
+                return Err(Event::CannotRun(internal("no hypervisor holds the guest")));
+            };
+            let error = match qemu.take_over(ran, Instant::now() + QMP_WAIT) {
+                TakeOverResult::Done => return Ok(()),
+                TakeOverResult::Refused(error) if Instant::now() >= end && !may_have_run => {
+                    return Err(Event::CannotRun(here(Code::HypervisorFailed, Step::Commit, &error)));
+                }
+                TakeOverResult::Unknown(error) if !record.is_alive() => {
+                    return Err(Event::GuestEnded(here(Code::GuestGone, Step::Commit, &error)));
+                }
+                TakeOverResult::Unknown(error) => {
+                    may_have_run = true;
+                    if !error.is_late() {
+                        qemu.qmp().hang_up();
+                        if let Ok(qmp) = process::connect(record, Instant::now() + QMP_WAIT) {
+                            let ran = self.context.waiting().ran_since_commit(record.process.pid);
+                            qemu.reconnect(qmp, ran == Some(true));
+                        }
+                    }
+                    error
+                }
+                TakeOverResult::Refused(error) => error,
+            };
+            tracing::error!(error = chain(&error), "the guest is ours and cannot be run yet");
+            std::thread::sleep(RUN_AGAIN_AFTER);
+        }
+    }
+
+    /// QEMU serves one QMP client at a time, and a session whose source died waits a minute for its last word: whoever
+    /// wants to see or move the guest must not wait for that.
+    fn leave_running(&mut self) {
+        if let Some((_, mut qemu)) = self.process.take() {
+            qemu.settle(Instant::now() + QMP_WAIT);
+        }
+        self.admitted.images.are_the_guests();
+        let _ = std::fs::remove_file(self.state_socket());
+    }
+
+    /// Kills the process, before it is discarded.
+    pub fn kill(&self) {
+        if let Some((record, _)) = &self.process
+            && let Err(error) = record.kill()
+        {
+            // The rest is tried all the same.
+            tracing::warn!(error = chain(&error), guest = record.name, "the waiting guest was not killed");
+        }
+    }
+
+    /// Ends it and removes everything of it. Nothing but this session's own is touched.
+    pub fn discard(self) {
+        let registry = &self.context.sessions.registry;
+        match self.process {
+            Some((record, mut qemu)) => {
+                let end =
+                    |qmp| process::stop(registry, &record, qmp, StopMethod::Quit, Instant::now() + QMP_WAIT);
+                let mut ended = end(Some(qemu.qmp()));
+                // It must not be said that it is gone while it may be there, so this does not end before it is.
+                while let Err(error) = ended {
+                    let (error, guest) = (chain(&error), &record.name);
+                    tracing::error!(error, guest, "the waiting guest could not be ended yet");
+                    std::thread::sleep(END_AGAIN_AFTER);
+                    ended = end(None);
+                }
+            }
+            None => {
+                if let Err(error) = leftovers::remove_reserved(registry, &self.admitted.twin.name) {
+                    tracing::error!(
+                        error = chain(&error),
+                        "what was made for the guest could not be removed"
+                    );
+                }
+            }
+        }
+        // By what was admitted, as the list in the guest's folder goes with a QEMU that did not come up; the claim goes
+        // behind it.
+        self.admitted.images.discard();
+    }
+}
+
+fn no_hypervisor() -> Fault {
+    internal("no hypervisor waits")
+}

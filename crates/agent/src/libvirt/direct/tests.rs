@@ -1,0 +1,105 @@
+//! A cancellation in each state of a migration in direct mode, with a libvirt that says what the test wants.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::super::testing::{FakeLibvirt, LONG, MIGRATES, SAVES, job, target, wait};
+use super::*;
+
+struct Stage {
+    here: FakeLibvirt,
+    job: Arc<Job>,
+    over: Notify,
+    /// Cancellations of the copy.
+    copy: AtomicUsize,
+    _dir: tempfile::TempDir,
+}
+
+impl Stage {
+    fn new() -> Stage {
+        let dir = tempfile::tempdir().unwrap();
+        let here = FakeLibvirt::new(Some("running"));
+        let job = job(&crate::testing::agent(&dir, &[]).libvirt(), target(), &here);
+        Stage { here, job, over: Notify::new(), copy: AtomicUsize::new(0), _dir: dir }
+    }
+
+    /// Until virsh has ended. What it said, if it failed.
+    async fn watch(&self) -> Option<String> {
+        let cancel_copy = || {
+            self.copy.fetch_add(1, Ordering::SeqCst);
+        };
+        let child = self.job.here.start(&self.job.plan.arguments()).map_err(|error| error.message).unwrap();
+        let mut waiting =
+            Waiting { job: &self.job, child, cancel_copy: &cancel_copy, is_over: false, asked: false };
+        timeout(LONG, waiting.watch(&mut Way::standing(), &self.over)).await.expect("it ends")
+    }
+
+    async fn begun(&self) {
+        wait("virsh migrates", || self.here.asked("migrate") == 1).await;
+    }
+
+    fn cancel(&self) {
+        self.job.shared.cancel().map_err(|refused| refused.message).unwrap();
+    }
+
+    fn copies_cancelled(&self) -> usize {
+        self.copy.load(Ordering::SeqCst)
+    }
+}
+
+#[tokio::test]
+async fn a_cancellation_ends_the_copy_first_and_libvirts_migration_after_it() {
+    let stage = Stage::new();
+    stage.here.says("job", MIGRATES);
+    // Before virsh runs.
+    stage.cancel();
+    let cancelling = async {
+        stage.begun().await;
+        wait("the copy is cancelled", || stage.copies_cancelled() == 1).await;
+        assert_eq!(stage.here.asked("domjobabort"), 0, "the copy ends first");
+        // Once more, in the middle.
+        stage.cancel();
+        wait("the copy is cancelled", || stage.copies_cancelled() == 2).await;
+        assert_eq!(stage.here.asked("domjobabort"), 0, "the copy ends first");
+        stage.over.notify_one();
+    };
+    let (said, ()) = tokio::join!(stage.watch(), cancelling);
+    assert!(said.is_some_and(|said| said.contains("canceled by client")));
+    assert_eq!(stage.here.asked("domjobabort"), 1);
+}
+
+#[tokio::test]
+async fn a_cancellation_during_the_switch_over_asks_libvirt_and_ends_virsh_the_second_time() {
+    let stage = Stage::new();
+    stage.here.says("job", MIGRATES);
+    stage.here.says("refuses", "");
+    let cancelling = async {
+        stage.begun().await;
+        stage.over.notify_one();
+        wait("libvirt is asked", || stage.here.asked("domjobabort") == 1).await;
+        stage.cancel();
+        wait("libvirt is asked", || stage.here.asked("domjobabort") == 2).await;
+        assert_eq!(stage.copies_cancelled(), 0, "the copy is over");
+        stage.cancel();
+    };
+    let (said, ()) = tokio::join!(stage.watch(), cancelling);
+    assert!(said.is_some(), "virsh is said to have succeeded");
+    assert_eq!(stage.here.asked("domjobabort"), 2);
+}
+
+#[tokio::test]
+async fn a_cancellation_after_the_switch_over_ends_no_other_job_of_the_domain() {
+    let stage = Stage::new();
+    stage.here.says("job", SAVES);
+    let cancelling = async {
+        stage.begun().await;
+        stage.over.notify_one();
+        wait("libvirt is asked what it does", || stage.here.asked("domjobinfo") == 1).await;
+        stage.cancel();
+        wait("libvirt is asked what it does", || stage.here.asked("domjobinfo") == 2).await;
+        stage.here.says("moved", "");
+    };
+    let (said, ()) = tokio::join!(stage.watch(), cancelling);
+    assert_eq!(said, None, "libvirt has moved it");
+    assert_eq!(stage.here.asked("domjobabort"), 0, "somebody saves it");
+}

@@ -1,0 +1,98 @@
+use super::super::testing::{FakeLibvirt, MIGRATES, moved, target, wait};
+use super::*;
+
+#[test]
+fn states_are_read_by_libvirts_words() {
+    for (words, state) in [
+        (None, DomainState::Absent),
+        (Some("shut off"), DomainState::Absent),
+        (Some("running"), DomainState::Running),
+        (Some("paused"), DomainState::Paused),
+        (Some("in shutdown"), DomainState::Other),
+    ] {
+        assert_eq!(domain_state(words), state, "{words:?}");
+    }
+}
+
+#[test]
+fn an_operator_is_told_what_to_do_where_the_agents_may_not_decide() {
+    let answer = |state: &str| Answer { state: Some(state.into()), trouble: "no link".into() };
+    let heard = Heard { here: answer("paused"), there: answer("running") };
+    let both = note(DomainDoubt::AtBoth, &heard);
+    assert!(both.contains("paused here and running at the destination") && both.contains("virsh destroy"));
+    assert!(note(DomainDoubt::DestinationSilent, &heard).ends_with("cannot be asked: no link"));
+    let absent = Heard { here: Answer::default(), ..heard };
+    assert!(note(DomainDoubt::DestinationSilent, &absent).starts_with("the domain is not here"));
+}
+
+fn seeing(needs: &Arc<Needs>) -> Seeing {
+    let domain = moved("a1");
+    let record = Record::new("web", 1, Role::Libvirt { domain: domain.clone(), over: false });
+    let shared = Arc::new(Move::recovering("web", &domain, &record));
+    let claim = needs.moves.claim(&domain.uuid, "web").map_err(|error| error.message).unwrap();
+    Seeing { needs: needs.clone(), shared, domain, claim }
+}
+
+#[tokio::test]
+async fn a_migration_that_goes_on_is_waited_for_and_its_end_is_looked_at_afresh() {
+    let dir = tempfile::tempdir().unwrap();
+    let seeing = seeing(&crate::testing::agent(&dir, &[]).libvirt());
+    let (here, mut heard) = (FakeLibvirt::new(Some("running")), Answer::default());
+    let virsh = here.virsh();
+    here.says("job", MIGRATES);
+    assert_eq!(seeing.ask_here(&virsh, &mut heard).await, SourceAnswer::Migrating);
+    here.forgets("job");
+    assert_eq!(seeing.ask_here(&virsh, &mut heard).await, SourceAnswer::At(DomainState::Running));
+    assert_eq!(heard.state.as_deref(), Some("running"));
+    // It leaves between the first look and the question for its job.
+    here.leaves_after_first_look();
+    assert_eq!(seeing.ask_here(&virsh, &mut heard).await, SourceAnswer::At(DomainState::Absent));
+}
+
+#[tokio::test]
+async fn a_recovering_migration_has_its_domain_and_says_what_it_waits_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    let needs = agent.libvirt();
+    let (shared, seeing) = {
+        let seeing = seeing(&needs);
+        (seeing.shared.clone(), seeing)
+    };
+    assert!(needs.moves.claim(&target().uuid, "web").is_err(), "nobody else moves it meanwhile");
+    let here = FakeLibvirt::new(Some("running"));
+    here.says("job", MIGRATES);
+    let virsh = here.virsh();
+    let see = seeing.see(&virsh);
+    let noted = wait("it says why", || {
+        shared.summary().note.is_some_and(|note| note.contains("still has a migration"))
+    });
+    tokio::select! {
+        _ = see => panic!("nothing is known"),
+        () = noted => {}
+    }
+    drop(seeing);
+    assert!(needs.moves.claim(&target().uuid, "web").is_ok());
+}
+
+/// One migration under way when the agent ended, one that had ended, and one whose end the disk had not taken.
+#[tokio::test]
+async fn a_restarted_agent_lists_what_has_not_ended_and_lets_nobody_touch_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    for (number, over) in [(1, false), (2, true), (3, false)] {
+        let role = Role::Libvirt { domain: moved(&format!("a{number}")), over };
+        let order = 9 - u64::from(number);
+        agent.journal.put(SessionId([number; 16]), &Record::new("web", order, role)).unwrap();
+    }
+    let needs = agent.libvirt();
+    recover(&needs).unwrap();
+    let listed: Vec<_> = needs.moves.all().iter().map(|one| one.id().0.clone()).collect();
+    assert_eq!(listed, ["a1"], "the newest of this domain");
+    let older = agent.journal.get(SessionId([3; 16])).unwrap().unwrap();
+    assert!(matches!(older.role, Role::Libvirt { over: true, .. }), "{older:?}");
+    let one = needs.moves.by_id("a1").unwrap();
+    assert!(one.is_recovering());
+    assert_eq!(one.cancel().unwrap_err().code, code::TOO_LATE);
+    assert!(!one.is_asked());
+    assert_eq!(needs.moves.claim(&target().uuid, "web").map(drop).unwrap_err().code, "guest_busy");
+}

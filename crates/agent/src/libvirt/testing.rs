@@ -1,0 +1,164 @@
+//! What tests of this room need: a domain, and a libvirt that says what the test wants.
+
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use linerate_api::{DomainEvent, EventKind, LibvirtRequest, MigrateRequest};
+use linerate_core::SessionId;
+use tempfile::TempDir;
+
+use super::moves::{Kept, Move};
+use super::plan::Plan;
+use super::target::Target;
+use super::virsh::Virsh;
+use super::xml::Changes;
+use super::{Job, Needs};
+use crate::journal::MovedDomain;
+
+/// Only a hang meets it.
+pub const LONG: Duration = Duration::from_secs(60);
+
+/// A job that moves a domain away, as virsh prints it.
+pub const MIGRATES: &str = "operation: 5\ntime_elapsed: 1000\nmemory_total: 4096\n";
+/// One that saves it.
+pub const SAVES: &str = "operation: 6\ntime_elapsed: 1000\n";
+
+/// A domain that runs.
+pub fn target() -> Target {
+    let uuid = "0f0e8c9a-0000-4000-8000-000000000001".into();
+    Target { name: "web".into(), uuid, paused: false }
+}
+
+pub fn request() -> (MigrateRequest, LibvirtRequest) {
+    (MigrateRequest::new("web", "beta"), LibvirtRequest::default())
+}
+
+pub fn moved(id: &str) -> MovedDomain {
+    MovedDomain {
+        id: id.into(),
+        uuid: target().uuid,
+        paused: false,
+        to: "beta".into(),
+        remote_socket: "/run/libvirt/libvirt-sock".into(),
+        links: Vec::new(),
+    }
+}
+
+/// A libvirt in a folder, of which each file is an answer. `state`: the domain's, if it knows the domain. `job`: what it
+/// does with it. `refuses`: it does not end that. `moved`: its migration succeeds. `leaves`: the domain is
+/// gone once its state was asked for. `dead`: nobody answers. `busy`: it does not tell the state. `asked` has what was asked.
+pub struct FakeLibvirt(TempDir);
+
+const SCRIPT: &str = r#"#!/bin/sh
+cd "$3" || exit 9
+shift 3
+echo "$*" >> asked
+fail() { echo "error: $1" >&2; exit 1; }
+test ! -e dead || fail "nobody listens"
+case "$*" in list*|*UUID*) ;; *) fail "not asked by UUID: $*" ;; esac
+case $1 in
+  list)
+    test -e state || exit 0
+    case "$*" in *--name) echo "UUID web" ;; *) echo UUID ;; esac ;;
+  domstate)
+    test ! -e busy || fail "the domain is busy"
+    cat state 2>/dev/null || fail "Domain not found"
+    test ! -e leaves || rm state ;;
+  domjobinfo) cat job 2>/dev/null || echo "Job type: None" ;;
+  domjobabort)
+    test ! -e refuses || fail "it is too late"
+    echo > aborted ;;
+  dominfo)
+    test -e state || fail "Domain not found"
+    echo "Persistent: yes" ;;
+  migrate)
+    until test -e moved; do
+      test ! -e aborted || fail "migration job: canceled by client"
+      sleep 0.02
+    done ;;
+  *) fail "not known here: $1" ;;
+esac
+"#;
+
+impl FakeLibvirt {
+    /// It has the domain in this state; none if it does not know it.
+    pub fn new(state: Option<&str>) -> FakeLibvirt {
+        let fake = FakeLibvirt(tempfile::tempdir().unwrap());
+        fake.says("virsh", &SCRIPT.replace("UUID", &target().uuid));
+        let program = fake.0.path().join("virsh");
+        std::fs::set_permissions(program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        state.iter().for_each(|state| fake.says("state", state));
+        fake
+    }
+
+    pub fn virsh(&self) -> Virsh {
+        Virsh::by(self.0.path().join("virsh"), self.0.path().display().to_string())
+    }
+
+    /// At once, as a whole.
+    pub fn says(&self, file: &str, text: &str) {
+        let made = self.0.path().join("new");
+        std::fs::write(&made, text).unwrap();
+        std::fs::rename(made, self.0.path().join(file)).unwrap();
+    }
+
+    pub fn leaves_after_first_look(&self) {
+        self.says("leaves", "");
+    }
+
+    pub fn forgets(&self, file: &str) {
+        std::fs::remove_file(self.0.path().join(file)).unwrap();
+    }
+
+    /// How often it was asked for this.
+    pub fn asked(&self, command: &str) -> usize {
+        let asked = std::fs::read_to_string(self.0.path().join("asked")).unwrap_or_default();
+        asked.lines().filter(|line| line.split(' ').next() == Some(command)).count()
+    }
+
+    /// Waits until it is asked for this once more, `times` times.
+    pub async fn wait_asked(&self, command: &str, times: usize) {
+        let enough = self.asked(command) + times;
+        wait(&format!("{command} is asked for"), || self.asked(command) >= enough).await;
+    }
+}
+
+pub async fn wait(what: &str, is: impl Fn() -> bool) {
+    let waiting = async {
+        while !is() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    assert!(tokio::time::timeout(LONG, waiting).await.is_ok(), "waited in vain until {what}");
+}
+
+/// A migration that nobody drives yet.
+pub fn job(needs: &Arc<Needs>, domain: Target, here: &FakeLibvirt) -> Arc<Job> {
+    let (request, libvirt) = request();
+    let (key, changes) = (SessionId([7; 16]), Changes::default());
+    let plan = Plan::new(&domain, (&request, &libvirt), &changes, false, "x").unwrap();
+    let claim = needs.moves.claim(&domain.uuid, &domain.name).map_err(|error| error.message).unwrap();
+    let kept = Kept::new(needs, key, &domain.name, moved("a1")).unwrap();
+    Arc::new(Job {
+        needs: needs.clone(),
+        shared: Arc::new(Move::new(&domain.name, &moved("a1"), None)),
+        here: here.virsh(),
+        domain,
+        plan,
+        changes,
+        max_blackout_ms: None,
+        kept,
+        claim,
+    })
+}
+
+/// What the operator was told.
+pub fn warnings(of: &Move) -> Vec<String> {
+    let (events, _) = of.hub.news(&mut of.hub.watch());
+    let texts = events.into_iter().filter_map(|event| match event.kind {
+        EventKind::Domain(DomainEvent::Warning { text }) => Some(text),
+        _ => None,
+    });
+    texts.collect()
+}

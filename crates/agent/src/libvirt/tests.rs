@@ -1,0 +1,48 @@
+//! A migration from the request to its record in the journal, with a libvirt that says what the test wants.
+
+use linerate_api::{MigrationState, ModeChoice};
+
+use super::testing::{FakeLibvirt, LONG, request, target, wait};
+use super::*;
+use crate::journal::Role;
+
+async fn ask(needs: &Arc<Needs>, here: &FakeLibvirt) -> Result<MigrationId, ErrorBody> {
+    let (request, libvirt) = request();
+    let request = MigrateRequest { mode: ModeChoice::Stream, ..request };
+    tokio::time::timeout(LONG, prepare(needs.clone(), request, libvirt, here.virsh())).await.expect("it ends")
+}
+
+#[tokio::test]
+async fn nothing_is_begun_that_is_not_in_the_journal() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    let (needs, here) = (agent.libvirt(), FakeLibvirt::new(Some("running")));
+    agent.journal.break_disk();
+    assert_eq!(ask(&needs, &here).await.unwrap_err().code, "journal_failed");
+    assert!(needs.moves.all().is_empty() && here.asked("migrate") == 0);
+    agent.journal.mend_disk();
+    // The domain is free again. The next one ends too, as there is no way to the other host, and frees it as well.
+    let id = ask(&needs, &here).await.map_err(|error| error.message).unwrap();
+    let one = needs.moves.by_id(&id.0).unwrap();
+    wait("it is over", || one.is_over()).await;
+    assert_eq!((one.summary().state, here.asked("migrate")), (MigrationState::Failed, 0));
+    let records = agent.journal.all().unwrap();
+    assert!(!records.is_empty());
+    for (_, record) in records {
+        assert!(matches!(record.role, Role::Libvirt { over: true, .. }), "{record:?}");
+    }
+    assert!(needs.moves.claim(&target().uuid, "web").is_ok());
+}
+
+#[tokio::test]
+async fn a_domain_that_libvirt_moves_already_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    let (needs, here) = (agent.libvirt(), FakeLibvirt::new(Some("running")));
+    here.says("job", super::testing::MIGRATES);
+    assert_eq!(ask(&needs, &here).await.unwrap_err().code, "guest_busy");
+    assert!(agent.journal.all().unwrap().is_empty() && here.asked("migrate") == 0);
+    here.forgets("job");
+    here.says("state", "crashed");
+    assert_eq!(ask(&needs, &here).await.unwrap_err().code, code::REFUSED);
+}
