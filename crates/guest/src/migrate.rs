@@ -1,4 +1,4 @@
-//! The operations of a migration on QEMU's side, each of them small. Who calls which when is the brain's matter.
+//! The operations of a migration on QEMU's side, each of them small. Who calls which when is the core's matter.
 //!
 //! ```mermaid
 //! stateDiagram-v2
