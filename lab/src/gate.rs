@@ -57,7 +57,7 @@ impl Gate {
 
     /// From now on the disk refuses this record (`disk`: the guest's image) in this way; `None`: it takes everything.
     pub fn refuse(&self, place: &str, how: Option<Refusal>) -> Result<(), LabError> {
-        for ending in ["full", "unsynced"] {
+        for ending in ["full", "full.met", "unsynced"] {
             let path = self.folder.join(format!("{place}.{ending}"));
             match std::fs::remove_file(&path) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -78,6 +78,12 @@ impl Gate {
 }
 
 impl Gate {
+    /// Until the disk has refused a write to the guest's image since it is full.
+    pub fn wait_refused(&self, limit: Duration) -> Result<(), LabError> {
+        let met = self.folder.join("disk.full.met");
+        wait::until("a write that is refused", limit, String::new, || Ok(met.exists().then_some(())))
+    }
+
     /// The wall clock of agents that are started from now on is so far back.
     pub fn set_clock_back(&self, by: Duration) -> Result<(), LabError> {
         let path = self.folder.join("clock.back");

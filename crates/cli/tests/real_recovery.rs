@@ -441,7 +441,7 @@ fn paused_while(stage: &mut Stage, migration: &mut Migration, gates: &[linerate_
     let from = stage.source;
     migration.wait(LONG, round_began);
     gates[from].fill("disk", true).unwrap();
-    stage.wait_state(from, "io-error");
+    gates[from].wait_refused(LONG).unwrap();
 }
 
 #[test]
