@@ -39,6 +39,13 @@ impl Host {
         Ok(host)
     }
 
+    /// Lets guests of this host have so many MiB of RAM in explicit huge pages, in [`Host::huge_directory`]. For a host
+    /// that is a machine of its own; a lab does it for its hosts.
+    pub fn give_huge_pages(&self, mb: u64) -> Result<(), LabError> {
+        crate::huge::claim_pages(&self.directory, mb)?;
+        crate::huge::mount(&self.huge_directory())
+    }
+
     /// Short name: `a`, `b`, …
     pub fn name(&self) -> &str {
         &self.name

@@ -1,8 +1,10 @@
 //! The RDMA lab: machines with both kernels, what they offer, and a whole migration inside of one.
-//! With what lab/install.sh installs. Those of `inside`, `pair` and `ports` run in the machine: this program starts itself there.
+//! With what lab/install.sh installs. Those of `huge`, `inside`, `pair` and `ports` run in the machine: this program starts itself there.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Tests say what they expect.
 
+#[path = "rdma/huge.rs"]
+mod huge;
 #[path = "rdma/inside.rs"]
 mod inside;
 #[path = "rdma/pair.rs"]
@@ -308,6 +310,12 @@ fn the_doctor_finds_faults_of_bonds_vlans_and_pcie_slots() {
 #[test]
 fn a_guest_moves_between_two_machines_by_rdma_survives_a_cut_and_falls_back_to_tcp() {
     pair_of_machines(MachineKernel::Backports, ["pair::host_a", "pair::host_b"]);
+}
+
+/// Its huge pages are there once at the destination, and given back at the source.
+#[test]
+fn a_guest_in_huge_pages_moves_between_two_machines_by_rdma_and_its_memory_is_there_once() {
+    pair_of_machines(MachineKernel::Backports, ["huge::leaves_in_huge_pages", "huge::comes_in_huge_pages"]);
 }
 
 /// A benchmark by RDMA fails there and says of which ports the MTUs differ. A migration, whose bytes go one way, arrives with a warning.

@@ -28,13 +28,22 @@ fn stage() -> Stage {
 
 /// Starts the guest; returns when it has checked all of its memory some times.
 pub(crate) fn start_guest(agent: &Agent) -> GuestSpec {
+    let spec = guest();
+    start(agent, &spec);
+    spec
+}
+
+pub(crate) fn guest() -> GuestSpec {
     let parameters = GuestParameters { mem_mb: 32, dirty_ws_mb: Some(1), ..GuestParameters::default() };
-    let spec = GuestSpec::bare("g", parameters);
+    GuestSpec::bare("g", parameters)
+}
+
+/// The same with this guest.
+pub(crate) fn start(agent: &Agent, spec: &GuestSpec) {
     let file = spec.write_toml(agent.host()).unwrap();
     let output = agent.client().args(["vm", "start"]).arg(file).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     Console::new([spec.serial(agent.host())]).wait_passes(3, LONG).unwrap();
-    spec
 }
 
 /// How a migration went: exit code, events, and what was said besides.

@@ -13,19 +13,19 @@ use serde_json::Value;
 
 use super::inside::{Moved, migrate, migrate_with, runs_unharmed, start_guest};
 
-const LINKS: usize = 2;
-const RAM_MB: u64 = 128;
+pub(super) const LINKS: usize = 2;
+pub(super) const RAM_MB: u64 = 128;
 
-fn mark(name: &str) -> PathBuf {
+pub(super) fn mark(name: &str) -> PathBuf {
     PathBuf::from(std::env::var_os("PAIR_FOLDER").unwrap()).join(name)
 }
 
-fn say(name: &str) {
+pub(super) fn say(name: &str) {
     fs::write(mark(name), "").unwrap();
 }
 
 /// As long as this machine may run.
-fn wait_for(name: &str) {
+pub(super) fn wait_for(name: &str) {
     while !mark(name).exists() {
         assert!(!mark(FAILED).exists(), "the other machine failed; it says why");
         thread::sleep(Duration::from_millis(100));
@@ -40,11 +40,11 @@ fn tool(words: &[&str]) {
 pub const FAILED: &str = "failed";
 
 /// Tells the other machine of a panic, which would wait in vain.
-struct TellFailure(PathBuf);
+pub(super) struct TellFailure(PathBuf);
 
 impl TellFailure {
     /// Ends a program that was not started by the test next door before it changes anything.
-    fn new() -> TellFailure {
+    pub(super) fn new() -> TellFailure {
         TellFailure(mark(FAILED))
     }
 }
@@ -63,7 +63,7 @@ fn host(side: Side) -> (Host, Agent) {
     (host, agent)
 }
 
-fn arrived(host: &Host) -> Console {
+pub(super) fn arrived(host: &Host) -> Console {
     Console::new([GuestSpec::bare("g", GuestParameters::default()).arrived_serial(host)])
 }
 
