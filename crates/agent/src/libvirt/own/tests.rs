@@ -78,7 +78,7 @@ async fn a_cancellation_that_comes_before_libvirts_job_is_repeated_until_there_i
     };
     let (ended, ()) = tokio::join!(stage.drive(), cancelling);
     assert_eq!(said(&ended), cancelled(GuestState::RunsAtSource));
-    assert_eq!(stage.here.asked("domjobabort"), 1);
+    assert!(stage.here.asked("domjobabort") >= 1);
     assert!(warnings(&stage.job.shared).is_empty());
 }
 
