@@ -1,7 +1,7 @@
 //! The journal: what must be known after a crash, in redb under `state_dir`.
 //!
 //! Each change of phase is one durable transaction (flushed before it returns). The phases and what follows from them
-//! are `linerate-core`'s; this room only keeps them, with what the body needs to find its guest again.
+//! are `linerate-core`'s; this module only keeps them, with what the drivers need to find its guest again.
 //!
 //! A record that ends a session is kept in memory until the disk takes it ([`Journal::put_end`]); whoever asks meanwhile gets
 //! what is in memory. If the agent ends before, the next one finds the record before it, and recovers from that.

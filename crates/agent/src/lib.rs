@@ -6,7 +6,7 @@
 //! | `agent` | what all parts share; who is told about a connection from another agent |
 //! | `session` | what every session between two agents has: connections, links, channels, streams |
 //! | `outgoing`, `incoming` | the drivers of the core's two state machines |
-//! | [mod@bench] | measuring the wires |
+//! | [mod@bench] | measuring the links |
 //! | `recovery` | sessions that were not brought to their end: after a crash, or where a hypervisor does not answer |
 //! | `doctor` | inventory and probes, for this host and for other agents |
 //! | `trial`, `qos` | changes of ports that are put back unless confirmed; those of an intent |
@@ -15,7 +15,7 @@
 //! | [mod@libvirt] | libvirt's domains: libvirt is asked to move them |
 //! | `tunnel` | sessions that carry byte streams between sockets of two hosts |
 //! | `gate` | connections of such a session that wait, and bytes that are held back |
-//! | `hub`, `convert` | events of a migration, and the core's types as the API's |
+//! | `event_log`, `convert` | events of a migration, and the core's types as the API's |
 //! | `ram`, `digest`, `device_state`, `clock`, `faults`, `local` | small things that the drivers use |
 
 mod agent;

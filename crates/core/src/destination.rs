@@ -162,7 +162,7 @@ pub enum Event {
     Tick,
 }
 
-/// What the body is to do, in this order.
+/// What the driver is to do, in this order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Put this on a control connection; if it is gone, drop it.

@@ -51,7 +51,7 @@ pub enum DestinationPhase {
 /// What became of the process that a destination's record names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessFate {
-    /// It runs here.
+    /// The process is there, with the identity of the record.
     Alive,
     /// It ended, and a newer record says that its guest moved on to another host.
     MovedOn,

@@ -3,7 +3,7 @@
 use std::ops::{Add, Sub};
 use std::time::Duration;
 
-/// A point in time: nanoseconds since some start that the body chose. Never goes back.
+/// A point in time: nanoseconds since some start that the driver chose. Never goes back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(pub u64);
 

@@ -67,7 +67,7 @@ pub struct HostFix {
 pub struct Unfixed {
     /// Its id.
     pub finding: String,
-    /// Its locations.
+    /// The hosts, ports and links that it is about.
     pub locations: Vec<Location>,
     /// Why, in words.
     pub why: String,

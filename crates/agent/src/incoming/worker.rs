@@ -18,7 +18,6 @@ use crate::session::offer::offered;
 
 /// What the worker is asked to do.
 pub(super) struct Task {
-    /// For the log.
     name: &'static str,
     discards: bool,
     run: Call,
@@ -33,7 +32,6 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Starts the thread.
     pub fn start(sessions: Arc<Sessions>, shared: Arc<Incoming>) -> std::io::Result<Worker> {
         let (tasks, inbox) = channel();
         let context = Context::new(sessions, shared);
@@ -100,7 +98,6 @@ impl Worker {
     }
 }
 
-/// The thread.
 fn work(mut driver: Box<dyn Driver>, tasks: &Receiver<Task>) {
     while let Some(Task { name, discards, run }) = driver.next(tasks) {
         if driver.context().is_abandoned() && !discards {

@@ -105,7 +105,6 @@ impl Worker {
         (Worker { tasks, abandon: Arc::default(), qemu_downtime_ms: Arc::default(), thread }, inbox)
     }
 
-    /// Queues a task.
     pub fn submit(&self, name: &'static str, run: impl FnOnce(&mut dyn Driver) -> Done + Send + 'static) {
         let _ = self.tasks.send(Task { name, rolls_back: false, run: Box::new(run) });
     }

@@ -203,7 +203,7 @@ fn messages() -> Vec<(Message, Vec<At>)> {
     ]
 }
 
-/// Each event of the body and the states in which it is expected.
+/// Each event of the driver and the states in which it is expected.
 fn events() -> Vec<(Event, Vec<At>)> {
     vec![
         (Event::Admitted(vec![]), vec![Admitting]),
@@ -235,7 +235,7 @@ fn check_unexpected(mut driver: Driver, state: At, actions: &[Action], code: Cod
             assert!(driver.fault().is_none_or(|fault| fault.code == Code::Cancelled), "{what} in {state:?}");
             assert!(!actions.contains(&Action::Discard), "{what} in {state:?}: {actions:?}");
         }
-        // The commit is with the body and may be on disk.
+        // The commit is with the driver and may be on disk.
         Journaling => assert_eq!(driver.machine.state, State::Journaling { retry_at: None }, "{what}"),
         _ => {
             assert_eq!(driver.fault().map(|fault| fault.code), Some(code), "{what} in {state:?}");

@@ -68,7 +68,7 @@ pub enum DestinationEvent {
     Tick,
 }
 
-/// What the body is to do; each is answered by one event.
+/// What the driver is to do; each is answered by one event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DestinationAction {
     /// End the guest's process and remove what was made for it.

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use crate::{GuestState, Time};
 
-/// Between two looks.
+/// From an answer that decides nothing to the next question.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(2);
 /// A domain that is at the source waits no longer for the word of a destination that does not answer.
 const DESTINATION_SILENT_MAX: Duration = Duration::from_secs(60);
@@ -24,9 +24,9 @@ const DESTINATION_SILENT_MAX: Duration = Duration::from_secs(60);
 pub enum DomainState {
     /// It does not know the domain, or has only its definition.
     Absent,
-    /// It runs.
+    /// Its virtual CPUs run.
     Running,
-    /// It is paused.
+    /// Its virtual CPUs are paused.
     Paused,
     /// It has a process, in another state.
     Other,
@@ -49,7 +49,7 @@ pub enum SourceAnswer {
     At(DomainState),
 }
 
-/// What the body is to do; each is answered by the event of its name.
+/// What the agent is to do; each is answered by the event of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DomainAction {
     /// Ask this host's libvirt.
@@ -58,7 +58,7 @@ pub enum DomainAction {
     AskDestination,
 }
 
-/// What happened.
+/// The answer to one of the questions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DomainEvent {
     /// [`DomainAction::AskSource`] came to its end.
@@ -72,7 +72,7 @@ pub enum DomainEvent {
 pub enum DomainEnd {
     /// At the destination, in the state that it had.
     Arrived,
-    /// At the source.
+    /// At the source, as before or in another state.
     Stayed {
         /// What it does there. Unknown if it may run at the destination.
         guest: GuestState,
@@ -98,7 +98,7 @@ pub enum DomainDoubt {
     AtBoth,
 }
 
-/// See the module.
+/// The recovery of one domain: questions to both libvirts, until their answers say where it is.
 #[derive(Clone, Debug)]
 pub struct DomainRecovery {
     /// It was paused when the migration began.
@@ -126,7 +126,7 @@ impl DomainRecovery {
         Some(if self.source.is_none() { DomainAction::AskSource } else { DomainAction::AskDestination })
     }
 
-    /// Takes an event.
+    /// Takes an answer. One to a question that is not under way changes nothing.
     pub fn handle(&mut self, now: Time, event: DomainEvent) {
         match (event, self.source) {
             _ if self.end.is_some() => {}

@@ -7,7 +7,7 @@ use crate::{SessionId, Time};
 
 /// Records `R` that end a session and are not on disk.
 ///
-/// The body holds one lock from [`UnwrittenEnds::due`] to [`UnwrittenEnds::tried`], so that no record of the session
+/// The agent holds one lock from [`UnwrittenEnds::due`] to [`UnwrittenEnds::tried`], so that no record of the session
 /// comes between them.
 #[derive(Clone, Debug)]
 pub struct UnwrittenEnds<R> {
@@ -59,17 +59,17 @@ impl<R> UnwrittenEnds<R> {
         self.waiting.get(&session).map(|(_, record)| record)
     }
 
-    /// All that wait.
+    /// All ends that are not on disk, by session.
     pub fn iter(&self) -> impl Iterator<Item = (SessionId, &R)> {
         self.waiting.iter().map(|(session, (_, record))| (*session, record))
     }
 
-    /// How many wait.
+    /// Number of ends that are not on disk.
     pub fn len(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Whether none waits.
+    /// Whether every end is on disk.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }

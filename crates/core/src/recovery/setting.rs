@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use crate::Time;
 
-/// How long the body may wait for that QEMU within one try: libvirt's migration fails and lets it go.
+/// How long the agent may wait for that QEMU within one try: libvirt's migration fails and lets it go.
 pub const PUT_BACK_FOR: Duration = Duration::from_secs(30);
-/// Between two tries.
+/// From a try that failed to the next one.
 const AGAIN_AFTER: Duration = Duration::from_secs(5);
 
-/// What the body is to do.
+/// What the agent is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SettingAction {
     /// Switch the capability off. Answered by [`SettingRecovery::tried`].
@@ -26,7 +26,7 @@ enum State {
     Closed,
 }
 
-/// See the module.
+/// The recovery of one setting: it is tried until it is off, then the record is closed.
 #[derive(Clone, Debug)]
 pub struct SettingRecovery {
     state: State,

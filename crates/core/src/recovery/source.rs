@@ -21,7 +21,7 @@ pub enum SourceEvent {
     Tick,
 }
 
-/// What the body is to do; each is answered by one event.
+/// What the driver is to do; each is answered by one event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceAction {
     /// Cancel what the hypervisor was told and let the guest do what it did before.

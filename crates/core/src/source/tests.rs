@@ -223,7 +223,7 @@ fn messages() -> Vec<(Message, Vec<At>)> {
     ]
 }
 
-/// Each event of the body and the states in which it is expected.
+/// Each event of the driver and the states in which it is expected.
 fn events() -> Vec<(Event, Vec<At>)> {
     let state_of_devices = vec![Switching, WritingDeviceState];
     vec![

@@ -1,7 +1,7 @@
 //! Byte streams over placed writes; docs/streams.md has the design, and the diagram of both sides.
 //!
 //! A run of region [`REGION`] names bytes of a stream by their position in it ([`address`]). The receiver folds
-//! positions into a ring; where that lies is the body's affair.
+//! positions into a ring; where that lies is the driver's affair.
 //!
 //! ```text
 //! room, produced      socket --> ring    Streams::next --> channels --> check, landed   ring --> socket    readable, consumed

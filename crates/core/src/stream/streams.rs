@@ -11,7 +11,7 @@ use super::{Config, End, Piece, REGION, StreamId, StreamViolation, address};
 use crate::scheduler::{Next, Scheduler};
 use crate::{ChannelId, Extent, LinkId, StreamNote, Time};
 
-/// Something that the body must see to.
+/// Something that the driver must see to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The peer wants a stream to a service: [`Streams::accept`] or [`Streams::refuse`] it.
@@ -410,7 +410,7 @@ impl Streams {
         !self.over && !self.notes.is_empty()
     }
 
-    /// The next thing for the body.
+    /// The next thing for the driver.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }

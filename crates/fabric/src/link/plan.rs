@@ -18,7 +18,7 @@ pub enum Impossible {
         port: String,
         /// The driver's limit, bytes.
         most: u32,
-        /// Requested, bytes.
+        /// The MTU that was requested, bytes.
         wanted: u32,
     },
     /// No mode of this speed.
@@ -26,7 +26,7 @@ pub enum Impossible {
     Speed {
         /// The port.
         port: String,
-        /// Requested, megabits per second.
+        /// The speed that was requested, megabits per second.
         wanted: u32,
         /// Its modes.
         able: String,
@@ -48,13 +48,13 @@ pub enum Impossible {
         port: String,
         /// Its most.
         most: u32,
-        /// Requested.
+        /// The number of queues that was requested.
         wanted: u32,
     },
     /// Not a FEC.
     #[error("{wanted:?} is no FEC; there are auto, off, rs, baser, llrs")]
     Fec {
-        /// Requested.
+        /// The name that was requested.
         wanted: String,
     },
     /// The port does not have such a setting.

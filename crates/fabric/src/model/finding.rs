@@ -142,7 +142,7 @@ impl Finding {
         self
     }
 
-    /// Names a location.
+    /// Adds a location, unless the finding has it already.
     pub fn at(mut self, location: Location) -> Finding {
         if !self.locations.contains(&location) {
             self.locations.push(location);

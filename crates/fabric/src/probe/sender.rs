@@ -49,7 +49,7 @@ pub enum Fate {
 pub struct InFlight(BTreeMap<u32, (Instant, Duration)>);
 
 impl InFlight {
-    /// Sends one.
+    /// Sends a small probe and notes when.
     pub fn send(&mut self, sender: &mut Sender) -> Result<(), Fate> {
         let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let began = Instant::now();

@@ -220,7 +220,7 @@ fn committed_is_told_only_once_the_guest_runs() {
     assert!(says(&actions, |message| matches!(message, Message::TakenOver { .. })), "{actions:?}");
     assert!(actions.contains(&Action::Journal(DestinationPhase::Running)), "{actions:?}");
     assert_eq!(driver.machine.outcome(), Outcome::Committed);
-    // A record that is missing changes nothing of that: the body writes it until the disk takes it.
+    // A record that is missing changes nothing of that: the driver writes it until the disk takes it.
     driver.tell(Event::Failed(fault(Code::JournalFailed)));
     assert_eq!(driver.machine.outcome(), Outcome::Committed);
 }

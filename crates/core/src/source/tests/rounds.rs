@@ -94,7 +94,7 @@ fn copying_early() -> Driver {
 fn the_first_pass_does_not_wait_for_the_waiting_guest_but_rounds_do() {
     let mut driver = copying_early();
     assert!(driver.carry().iter().all(|action| !matches!(action, Action::Scan { .. })));
-    assert!(driver.machine.timeout().is_some_and(|at| at > driver.now), "the body would spin");
+    assert!(driver.machine.timeout().is_some_and(|at| at > driver.now), "the driver would spin");
     assert!(driver.receive(prepared(vec![])).contains(&Action::Scan { last: false, also: vec![] }));
 }
 
