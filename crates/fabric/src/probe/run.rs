@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use linerate_net::netlink::NetlinkError;
-use linerate_net::round_trip::{ROUND_TRIP_MAX, RoundTrip};
+use linerate_net::round_trip::RoundTrip;
 use linerate_net::tcp::connect::Route;
 use netlink_sys::protocols::NETLINK_ROUTE;
 
@@ -26,8 +26,9 @@ const REPLY_WAIT: Duration = Duration::from_millis(150);
 const FIRST_GAP: Duration = Duration::from_millis(300);
 /// How long a link without any reply is tried if TCP shows that it is near.
 const NEAR_WAIT: Duration = Duration::from_millis(1200);
-/// The same if nothing is known of the link: ARP takes one round trip and the packet another.
-const FAR_WAIT: Duration = ROUND_TRIP_MAX.saturating_mul(2).saturating_add(FIRST_GAP);
+/// The same if nothing is known of the link: ARP takes one round trip and the packet another. Enough for 2 s each: a link
+/// that is too far to carry a migration is far, and not dead.
+const FAR_WAIT: Duration = Duration::from_millis(4300);
 /// A packet counts as lost when this many in a row had no reply.
 const TRIES: usize = 3;
 const ROUND_TRIPS: usize = 21;
