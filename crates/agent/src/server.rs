@@ -337,7 +337,7 @@ async fn feed_tunnel(mut begun: tunnel::Begun, lines: tokio::sync::mpsc::Sender<
 async fn events(State(agent): Shared, Path(id): Path<String>) -> Result<Response, Refusal> {
     let stream = match agent.moves.by_id(&id) {
         Some(moving) => follow(moving, |moving| &moving.hub),
-        None => follow(find(&agent, &id)?, |outgoing| &outgoing.hub),
+        None => follow(find(&agent, &id)?, |outgoing| &outgoing.event_log),
     };
     let stream = stream.map(Ok::<_, std::convert::Infallible>);
     Ok(([(header::CONTENT_TYPE, NDJSON)], Body::from_stream(stream)).into_response())

@@ -216,9 +216,9 @@ impl Waiting<'_> {
 
 /// What the copy says becomes the migration's, until its end.
 async fn follow(copy: &Outgoing, shared: &Move) {
-    let mut cursor = copy.hub.watch();
+    let mut cursor = copy.event_log.watch();
     loop {
-        let (events, over) = copy.hub.news(&mut cursor);
+        let (events, over) = copy.event_log.news(&mut cursor);
         for event in events {
             if !matches!(event.kind, EventKind::Finished { .. }) {
                 shared.hub.publish(event.kind);

@@ -177,7 +177,7 @@ impl Move {
 
     /// How the copy of RAM ended, once it has.
     pub fn copied(&self) -> Option<Copied> {
-        match self.copy.as_ref()?.hub.finished()? {
+        match self.copy.as_ref()?.event_log.finished()? {
             EventKind::Finished { outcome, error, report } => Some(Copied { outcome, error, report }),
             _ => None,
         }

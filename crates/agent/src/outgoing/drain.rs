@@ -14,39 +14,38 @@ use linerate_memory::{TrackError, Tracker};
 pub(super) struct IoDrained(());
 
 /// What can be paused for a moment.
-pub(super) trait Guest {
-    /// Why it could not be stopped or did not go on.
+pub(super) trait Pausable {
+    /// Why it could not be paused or resumed.
     type Error;
 
     /// Whether it has a disk that must be drained. An operator may resume a paused guest at any time.
-    fn must_stand(&self) -> bool;
-    /// Stops it; returns when all block I/O is done. False if it was paused already: then it is not ours to resume.
-    fn stop(&mut self) -> Result<bool, Self::Error>;
-    /// Resumes it.
-    fn go_on(&mut self) -> Result<(), Self::Error>;
+    fn must_pause(&self) -> bool;
+    /// Returns when all block I/O is done. False if it was paused already: then it is not ours to resume.
+    fn pause(&mut self) -> Result<bool, Self::Error>;
+    fn resume(&mut self) -> Result<(), Self::Error>;
     /// Whether one that was paused already has been paused ever since.
-    fn has_stood(&mut self) -> Result<bool, Self::Error>;
+    fn stayed_paused(&mut self) -> Result<bool, Self::Error>;
 }
 
-/// Runs `work` while no block I/O is in flight. Returns how long the guest was stopped for it. Whatever comes of the
-/// work, the guest goes on, if it ran before. If its operator lets it run meanwhile, the work is done once more.
-pub(super) fn with_io_drained<G: Guest>(
+/// Runs `work` while no block I/O is in flight. Returns how long the guest was paused for it. Whatever comes of the
+/// work, the guest is resumed, if it ran before. If its operator lets it run meanwhile, the work is done once more.
+pub(super) fn with_io_drained<G: Pausable>(
     guest: &mut G,
     mut work: impl FnMut(&mut G, &IoDrained) -> Result<(), G::Error>,
 ) -> Result<Duration, G::Error> {
-    if !guest.must_stand() {
+    if !guest.must_pause() {
         return work(guest, &IoDrained(())).map(|()| Duration::ZERO);
     }
     loop {
         let began = Instant::now();
-        let ran = guest.stop()?;
+        let ran = guest.pause()?;
         let done = work(guest, &IoDrained(()));
-        let gone_on = if ran { guest.go_on() } else { Ok(()) };
-        let stood = began.elapsed();
+        let resumed = if ran { guest.resume() } else { Ok(()) };
+        let paused = began.elapsed();
         done?;
-        gone_on?;
-        if ran || guest.has_stood()? {
-            return Ok(stood);
+        resumed?;
+        if ran || guest.stayed_paused()? {
+            return Ok(paused);
         }
     }
 }
@@ -98,41 +97,41 @@ mod tests {
         suspended: bool,
         /// Its operator lets it run while it is worked on.
         let_run: bool,
-        under_way: bool,
+        in_flight: bool,
         refuses: bool,
         seen: Vec<&'static str>,
     }
 
-    impl Guest for Reading {
+    impl Pausable for Reading {
         type Error = &'static str;
 
-        fn must_stand(&self) -> bool {
+        fn must_pause(&self) -> bool {
             self.direct
         }
 
-        fn stop(&mut self) -> Result<bool, &'static str> {
+        fn pause(&mut self) -> Result<bool, &'static str> {
             if self.refuses {
                 return Err("QEMU does not answer");
             }
-            self.under_way = false;
+            self.in_flight = false;
             self.seen.push("stop");
             Ok(!self.suspended)
         }
 
-        fn go_on(&mut self) -> Result<(), &'static str> {
-            self.under_way = true;
+        fn resume(&mut self) -> Result<(), &'static str> {
+            self.in_flight = true;
             self.seen.push("go on");
             Ok(())
         }
 
-        fn has_stood(&mut self) -> Result<bool, &'static str> {
+        fn stayed_paused(&mut self) -> Result<bool, &'static str> {
             self.suspended &= !self.let_run;
             Ok(!std::mem::take(&mut self.let_run))
         }
     }
 
     fn reading(direct: bool, refuses: bool) -> Reading {
-        Reading { direct, suspended: false, let_run: false, under_way: true, refuses, seen: Vec::new() }
+        Reading { direct, suspended: false, let_run: false, in_flight: true, refuses, seen: Vec::new() }
     }
 
     fn protect(guest: &mut Reading, _: &IoDrained) -> Result<(), &'static str> {
@@ -144,7 +143,7 @@ mod tests {
     fn protection_is_applied_between_the_stop_and_the_going_on() {
         let mut guest = reading(true, false);
         let look = |guest: &mut Reading, still: &IoDrained| {
-            assert!(!guest.under_way, "a read is under way while protection is applied");
+            assert!(!guest.in_flight, "a read is in flight while protection is applied");
             protect(guest, still)
         };
         with_io_drained(&mut guest, look).unwrap();

@@ -1,27 +1,52 @@
 //! What a migration asks of the guest at the source. How it is done depends on how the guest moves: each mode is a
-//! driver, and a new mode is one more. All have [`State`], where what they share is written once.
+//! driver, and a new mode is one more. The driver is made when the migration begins, and has the state of its mode.
+//!
+//! | module | what it has |
+//! |---|---|
+//! | here | the actions, and the choice |
+//! | `direct`, `streams`, `handover` | one driver each |
+//! | `own_qemu` | a guest that this agent lets run again or ends: of `direct` and `streams` |
+//! | `tracked_ram` | RAM that Linerate copies: of `direct` and `handover` |
+
+mod direct;
+mod handover;
+mod own_qemu;
+mod streams;
+mod tracked_ram;
 
 use std::sync::mpsc::Receiver;
 
 use linerate_core::source::Event;
 use linerate_core::{Code, Extent, Fault, ModeTag, Side, Step, StreamSettings};
+use linerate_guest::shared::Marks;
 
-use super::worker::{State, Task};
+use super::Sessions;
+use super::guest::Guest;
+use super::worker::Task;
+use crate::faults::fault;
+use direct::Direct;
+use handover::Handover;
+use own_qemu::OwnQemu;
+use streams::Streams;
+
+pub(super) use handover::OutgoingDomain;
+pub(super) use tracked_ram::GuestRam;
 
 pub(super) type Done = Result<(), Fault>;
 
 /// The core's actions that deal with the guest, in the order of the ten steps. They answer by events.
 pub(super) trait Driver: Send {
-    fn state(&mut self) -> &mut State;
+    fn guest(&self) -> &Guest;
 
     /// The next task. What is to be done meanwhile is done here.
     fn next(&mut self, tasks: &Receiver<Task>) -> Option<Task> {
-        self.state().next_task(tasks)
+        tasks.recv().ok()
     }
 
-    /// Before the migration starts: whoever drives the hypervisor has begun.
-    fn await_stream(&mut self) -> Done {
-        not_this_way("await a stream")
+    /// Starts the core.
+    fn begin(&mut self) -> Done {
+        self.guest().send(Event::Start);
+        Ok(())
     }
 
     fn attach(&mut self) -> Done {
@@ -58,31 +83,60 @@ pub(super) trait Driver: Send {
     }
 
     /// RAM is complete: the held stream goes to the destination.
-    fn let_through(&mut self) -> Done {
-        not_this_way("let through")
+    fn release_stream(&mut self) -> Done {
+        not_this_way("release a stream")
     }
 
-    /// Whether the guest that has left stands here as it was left.
-    fn check_stands(&mut self) -> Done {
-        self.state().check_stands()
+    /// Whether the source's paused guest is as it was when QEMU stopped it.
+    fn check_source_intact(&mut self) -> Done {
+        not_this_way("check the source's guest")
     }
 
-    fn roll_back(&mut self) -> Done {
-        self.state().roll_back()
-    }
+    /// Rule 2: the guest does what it did before. Each part is tried whatever became of the others.
+    fn roll_back(&mut self) -> Done;
 
-    fn clean_up(&mut self) -> Done {
-        self.state().clean_up()
+    /// Nothing of the guest stays here.
+    fn clean_up(&mut self) -> Done;
+
+    /// The downtime that QEMU itself counted, once it is known.
+    fn qemu_downtime_ms(&self) -> Option<u64> {
+        None
     }
 }
 
-/// The driver of the guest that the worker holds.
-pub(super) fn of(state: State) -> Box<dyn Driver> {
-    match state.shared.choice.mode {
-        ModeTag::Direct => Box::new(Direct(state)),
-        ModeTag::Streams => Box::new(Streams(state)),
-        ModeTag::Handover => Box::new(Handover(state)),
+/// How the guest moves, with what the mode's driver needs and was found before the migration begins.
+pub(super) enum ModeParts {
+    Direct {
+        ram: GuestRam,
+        /// In the images that are not copied.
+        marks: Marks,
+    },
+    Streams {
+        marks: Marks,
+    },
+    Handover {
+        ram: GuestRam,
+        domain: OutgoingDomain,
+    },
+}
+
+impl ModeParts {
+    pub fn tag(&self) -> ModeTag {
+        match self {
+            ModeParts::Direct { .. } => ModeTag::Direct,
+            ModeParts::Streams { .. } => ModeTag::Streams,
+            ModeParts::Handover { .. } => ModeTag::Handover,
+        }
     }
+}
+
+/// Makes the driver of the guest's mode. The channels can send from now on.
+pub(super) fn of(sessions: &Sessions, guest: Guest, mode: ModeParts) -> Result<Box<dyn Driver>, Fault> {
+    Ok(match mode {
+        ModeParts::Direct { ram, marks } => Box::new(Direct::new(OwnQemu::new(sessions, guest, marks)?, ram)),
+        ModeParts::Streams { marks } => Box::new(Streams::new(OwnQemu::new(sessions, guest, marks)?)),
+        ModeParts::Handover { ram, domain } => Box::new(Handover::new(guest, ram, domain)),
+    })
 }
 
 fn not_this_way(what: &str) -> Done {
@@ -90,112 +144,6 @@ fn not_this_way(what: &str) -> Done {
     Err(Fault::new(Code::Internal, Step::Copy, Side::Source, detail))
 }
 
-/// Linerate copies RAM, QEMU sends its device state only.
-struct Direct(State);
-
-impl Driver for Direct {
-    fn state(&mut self) -> &mut State {
-        &mut self.0
-    }
-
-    fn attach(&mut self) -> Done {
-        self.0.attach()?;
-        self.0.prepare_qemu()?;
-        self.0.shared.tell(Event::Attached);
-        Ok(())
-    }
-
-    fn protect(&mut self) -> Done {
-        self.0.protect()
-    }
-
-    fn scan(&mut self, last: bool, also: &[Extent]) -> Done {
-        self.0.scan(last, also)
-    }
-
-    fn throttle(&mut self, percent: u8) -> Done {
-        self.0.throttle_percent = percent;
-        Ok(())
-    }
-
-    fn switch_over(&mut self) -> Done {
-        self.0.switch_over()
-    }
-
-    fn digest(&mut self) -> Done {
-        self.0.digest()
-    }
-
-    fn write_device_state(&mut self) -> Done {
-        self.0.write_device_state()
-    }
-}
-
-/// QEMU copies RAM, and disks that are copied, by its own streams.
-struct Streams(State);
-
-impl Driver for Streams {
-    fn state(&mut self) -> &mut State {
-        &mut self.0
-    }
-
-    fn begin_streams(&mut self, settings: StreamSettings) -> Done {
-        self.0.begin_streams(settings)
-    }
-
-    fn write_device_state(&mut self) -> Done {
-        self.0.write_device_state()
-    }
-}
-
-/// Linerate copies RAM, and libvirt hands the guest over.
-struct Handover(State);
-
-impl Driver for Handover {
-    fn state(&mut self) -> &mut State {
-        &mut self.0
-    }
-
-    fn next(&mut self, tasks: &Receiver<Task>) -> Option<Task> {
-        self.0.next_of_domain(tasks).or_else(|| tasks.recv().ok())
-    }
-
-    fn await_stream(&mut self) -> Done {
-        self.0.await_stream()
-    }
-
-    fn attach(&mut self) -> Done {
-        self.0.attach()?;
-        self.0.shared.tell(Event::Attached);
-        Ok(())
-    }
-
-    fn protect(&mut self) -> Done {
-        self.0.protect()
-    }
-
-    fn scan(&mut self, last: bool, also: &[Extent]) -> Done {
-        self.0.check_domain(if last { Step::Blackout } else { Step::Copy })?;
-        self.0.scan(last, also)
-    }
-
-    fn switch_over(&mut self) -> Done {
-        self.0.stop_domain()
-    }
-
-    fn digest(&mut self) -> Done {
-        self.0.digest()
-    }
-
-    fn let_through(&mut self) -> Done {
-        self.0.let_through()
-    }
-
-    fn roll_back(&mut self) -> Done {
-        self.0.roll_back_domain()
-    }
-
-    fn clean_up(&mut self) -> Done {
-        self.0.forget_domain()
-    }
+fn here(code: Code, step: Step, error: &(dyn std::error::Error + 'static)) -> Fault {
+    fault(code, step, Side::Source, error)
 }

@@ -1,11 +1,12 @@
 //! What is seen of a migration's links: state, counters, losses.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use linerate_api::{LinkProgress, LinkState, LinkTotals, RdmaPortTotals};
 use linerate_core::LinkId;
 use linerate_net::links::Link;
+use linerate_net::lock::Mutex;
 use linerate_net::rdma::counters::{self, PortCounters};
 use linerate_net::stats::Counters;
 
@@ -14,10 +15,10 @@ use crate::session::links::{ChannelStatus, RdmaPort};
 /// Of a link that has neither carried nor failed.
 const STILL_OPENING: &str = "it was still being opened when the migration ended";
 
-struct Entry {
+struct LinkEntry {
     link: Link,
     state: LinkState,
-    living: Vec<ChannelStatus>,
+    active: Vec<ChannelStatus>,
     /// Of channels that are gone.
     past: Counters,
     past_retransmits: u64,
@@ -34,17 +35,17 @@ struct Entry {
     failure: Option<String>,
 }
 
-impl Entry {
+impl LinkEntry {
     /// What its channels counted stays when they go.
     fn retire(&mut self) {
-        let (counters, retransmits) = sums(&mut self.living);
+        let (counters, retransmits) = sums(&mut self.active);
         self.past = self.past + counters;
         self.past_retransmits += retransmits;
-        self.living.clear();
+        self.active.clear();
         self.up_for += self.up_since.take().map(|since| since.elapsed()).unwrap_or_default();
     }
 
-    /// No link carries nothing without a word.
+    /// A link that carries nothing has a reason.
     fn failure(&self) -> Option<String> {
         let opening = || (self.state == LinkState::Probing).then(|| STILL_OPENING.to_owned());
         self.failure.clone().or_else(opening)
@@ -67,7 +68,7 @@ impl Entry {
 
 #[derive(Default)]
 struct Inner {
-    links: Vec<Entry>,
+    links: Vec<LinkEntry>,
 }
 
 #[derive(Default)]
@@ -75,16 +76,16 @@ pub(super) struct LinkTable(Mutex<Inner>);
 
 impl LinkTable {
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// A link is going to be used.
     pub fn add(&self, link: Link, rdma: Option<RdmaPort>) {
         let rdma = rdma.map(|port| (counters::read(&port.folder), port)).map(|(before, port)| (port, before));
-        self.lock().links.push(Entry {
+        self.lock().links.push(LinkEntry {
             link,
             state: LinkState::Probing,
-            living: Vec::new(),
+            active: Vec::new(),
             past: Counters::default(),
             past_retransmits: 0,
             lost_count: 0,
@@ -103,7 +104,7 @@ impl LinkTable {
         let mut inner = self.lock();
         let Some(entry) = inner.links.iter_mut().find(|entry| entry.link.id == link) else { return false };
         entry.retire();
-        entry.living = channels;
+        entry.active = channels;
         entry.carries_rdma = rdma;
         entry.carried_rdma |= rdma;
         entry.fallback = entry.fallback.take().filter(|_| !rdma);
@@ -123,7 +124,7 @@ impl LinkTable {
     /// Its channels are about to close: what the kernel counted of them is read while it still knows.
     pub fn closes(&self, link: LinkId) {
         if let Some(entry) = self.lock().links.iter_mut().find(|entry| entry.link.id == link) {
-            sums(&mut entry.living);
+            sums(&mut entry.active);
         }
     }
 
@@ -147,8 +148,8 @@ impl LinkTable {
     /// All links, for displays; their rates are the scheduler's to say.
     pub fn progress(&self) -> Vec<LinkProgress> {
         let mut inner = self.lock();
-        let entry = |entry: &mut Entry| {
-            let (counters, retransmits) = sums(&mut entry.living);
+        let entry = |entry: &mut LinkEntry| {
+            let (counters, retransmits) = sums(&mut entry.active);
             let (local, remote) = ends(&entry.link);
             let rdma_port = entry.rdma_port();
             LinkProgress {
@@ -160,7 +161,7 @@ impl LinkTable {
                 rate_bytes_per_s: 0,
                 sent_bytes: (entry.past + counters).wire_bytes,
                 speed_mbps: entry.link.speed_mbps,
-                channels: u32::try_from(entry.living.len()).unwrap_or(u32::MAX),
+                channels: u32::try_from(entry.active.len()).unwrap_or(u32::MAX),
                 retransmits: entry.past_retransmits + retransmits + resent(rdma_port.as_ref()),
                 rdma: entry.carries_rdma,
                 rdma_port,
@@ -172,8 +173,8 @@ impl LinkTable {
     /// All links, for the report.
     pub fn totals(&self) -> Vec<LinkTotals> {
         let mut inner = self.lock();
-        let entry = |entry: &mut Entry| {
-            let (counters, retransmits) = sums(&mut entry.living);
+        let entry = |entry: &mut LinkEntry| {
+            let (counters, retransmits) = sums(&mut entry.active);
             let (local, remote) = ends(&entry.link);
             let sent_bytes = (entry.past + counters).wire_bytes;
             let up = entry.up_for + entry.up_since.map(|since| since.elapsed()).unwrap_or_default();
@@ -198,13 +199,13 @@ impl LinkTable {
 
     /// It is over: what was counted stays, what it was asked of is given back.
     pub fn close(&self) {
-        self.lock().links.iter_mut().for_each(Entry::retire);
+        self.lock().links.iter_mut().for_each(LinkEntry::retire);
     }
 
     /// Sum over all links.
     pub fn counters(&self) -> Counters {
         let mut inner = self.lock();
-        inner.links.iter_mut().map(|entry| entry.past + sums(&mut entry.living).0).sum()
+        inner.links.iter_mut().map(|entry| entry.past + sums(&mut entry.active).0).sum()
     }
 }
 
@@ -241,8 +242,8 @@ mod tests {
         ChannelStatus::new(id, stats, None)
     }
 
-    fn board_of_a_link() -> LinkTable {
-        let board = LinkTable::default();
+    fn table_of_a_link() -> LinkTable {
+        let table = LinkTable::default();
         let link = Link {
             id: 1,
             local: None,
@@ -255,42 +256,42 @@ mod tests {
             rdma: None,
             mtu_differs: false,
         };
-        board.add(link, None);
-        board
+        table.add(link, None);
+        table
     }
 
     #[test]
     fn a_link_that_does_not_carry_says_why() {
-        let board = board_of_a_link();
-        let failure = || board.totals().first().and_then(|link| link.failure.clone());
+        let table = table_of_a_link();
+        let failure = || table.totals().first().and_then(|link| link.failure.clone());
         assert_eq!(failure().as_deref(), Some(STILL_OPENING));
-        board.not_opened(1, "no RDMA");
+        table.not_opened(1, "no RDMA");
         assert_eq!(failure().as_deref(), Some("no RDMA"));
-        board.up(1, vec![carried(0, 1000)], false);
+        table.up(1, vec![carried(0, 1000)], false);
         assert_eq!(failure(), None);
-        board.down(1, "cut");
+        table.down(1, "cut");
         assert_eq!(failure().as_deref(), Some("cut"));
-        board.not_opened(1, "unreachable");
+        table.not_opened(1, "unreachable");
         assert_eq!(failure().as_deref(), Some("unreachable"));
-        board.up(1, vec![carried(1, 20)], true);
-        board.close();
+        table.up(1, vec![carried(1, 20)], true);
+        table.close();
         assert_eq!(failure(), None);
     }
 
     #[test]
     fn what_gone_channels_carried_stays_counted_whether_their_loss_was_told_or_not() {
-        let board = board_of_a_link();
-        assert!(!board.up(1, vec![carried(0, 1000)], false));
+        let table = table_of_a_link();
+        assert!(!table.up(1, vec![carried(0, 1000)], false));
         // The destination closes first when all is done: the link is opened once more without having been lost.
-        assert!(!board.up(1, vec![carried(1, 20)], false));
-        board.down(1, "cut");
-        assert!(board.up(1, vec![carried(2, 3)], false), "it had been lost");
-        assert_eq!(board.counters().data_bytes, 1023);
-        board.close();
-        assert_eq!(board.counters().data_bytes, 1023);
-        assert!(board.lock().links.iter().all(|link| link.living.is_empty()), "each holds a socket");
+        assert!(!table.up(1, vec![carried(1, 20)], false));
+        table.down(1, "cut");
+        assert!(table.up(1, vec![carried(2, 3)], false), "it had been lost");
+        assert_eq!(table.counters().data_bytes, 1023);
+        table.close();
+        assert_eq!(table.counters().data_bytes, 1023);
+        assert!(table.lock().links.iter().all(|link| link.active.is_empty()), "each holds a socket");
         assert_eq!(
-            board.totals().first().map(|link| (link.sent_bytes, link.lost_count)),
+            table.totals().first().map(|link| (link.sent_bytes, link.lost_count)),
             Some((1023 + 192, 1))
         );
     }

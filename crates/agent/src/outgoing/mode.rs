@@ -1,16 +1,18 @@
 //! In which mode a guest moves.
 
 use linerate_api::{MigrateRequest, ModeChoice};
-use linerate_core::{Code, Fault, ModeTag, Side, Step};
+use linerate_core::{Code, Fault, Side, Step};
 use linerate_guest::description::GuestDescription;
 use linerate_guest::qmp::QemuVersion;
 use linerate_guest::verdict::{Reason, Verdict, judge_images, judge_streams};
 
-/// The mode, and where it was not the operator's choice, why RAM is not copied directly.
+/// What copies RAM.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Choice {
-    pub mode: ModeTag,
-    pub reason: Option<String>,
+pub(super) enum RamChoice {
+    /// Linerate, from RAM to RAM.
+    Direct,
+    /// QEMU's own streams. The reason is why RAM is not copied directly, where that was not the operator's choice.
+    Streams { reason: Option<String> },
 }
 
 /// Chooses, or says why the guest cannot go the way that was asked for.
@@ -18,37 +20,40 @@ pub(super) fn choose(
     request: &MigrateRequest,
     guest: &GuestDescription,
     direct: &Verdict,
-) -> Result<Choice, Fault> {
+) -> Result<RamChoice, Fault> {
     match request.mode {
-        ModeChoice::Direct if request.copies_disks() => {
-            Err(refused("disks are copied along (--copy-storage, --copy-disks) in stream mode only".into()))
-        }
+        ModeChoice::Direct => check_direct(request, direct).map(|()| RamChoice::Direct),
         ModeChoice::Auto if direct.direct && request.copies_disks() => streams(
             request,
             guest,
             Some("disks are copied (--copy-storage, --copy-disks), by QEMU's own copying".into()),
         ),
-        ModeChoice::Auto | ModeChoice::Direct if direct.direct => {
-            let mode = if request.domain.is_some() { ModeTag::Handover } else { ModeTag::Direct };
-            Ok(Choice { mode, reason: None })
-        }
-        ModeChoice::Direct => Err(refused(direct.to_string())),
+        ModeChoice::Auto if direct.direct => Ok(RamChoice::Direct),
         ModeChoice::Auto => streams(request, guest, Some(direct.to_string())),
         ModeChoice::Stream => streams(request, guest, None),
     }
+}
+
+/// Whether Linerate can copy RAM from RAM to RAM.
+pub(super) fn check_direct(request: &MigrateRequest, direct: &Verdict) -> Result<(), Fault> {
+    if request.copies_disks() {
+        let detail = "disks are copied along (--copy-storage, --copy-disks) in stream mode only";
+        return Err(refused(detail.into()));
+    }
+    if direct.direct { Ok(()) } else { Err(refused(direct.to_string())) }
 }
 
 fn streams(
     request: &MigrateRequest,
     guest: &GuestDescription,
     reason: Option<String>,
-) -> Result<Choice, Fault> {
+) -> Result<RamChoice, Fault> {
     let mut against: Vec<String> = judge_streams(guest).iter().map(Reason::to_string).collect();
     if request.verify {
         against.push("guest RAM can be compared (--verify) in direct mode only".into());
     }
     if against.is_empty() {
-        return Ok(Choice { mode: ModeTag::Streams, reason });
+        return Ok(RamChoice::Streams { reason });
     }
     let direct = reason.map(|reason| format!("{reason}; ")).unwrap_or_default();
     Err(refused(format!("{direct}stream: no, because {}", against.join("; "))))
@@ -71,9 +76,9 @@ fn refused(detail: String) -> Fault {
 }
 
 /// What the operator should know of a guest that goes by streams.
-pub(super) fn caution(choice: &Choice, guest: &GuestDescription) -> Option<String> {
+pub(super) fn stream_caution(guest: &GuestDescription) -> Option<String> {
     let doubtful = guest.accelerator == "tcg" && guest.qemu < EMULATION_TRIED;
-    (choice.mode == ModeTag::Streams && doubtful).then(|| {
+    doubtful.then(|| {
         format!(
             "QEMU {} may lose what an emulated guest (accel tcg) writes while QEMU migrates it, as 7.2 was seen to: \
              use direct mode, KVM or QEMU 10",
@@ -119,8 +124,8 @@ mod tests {
         let refused = choose(&asked(ModeChoice::Direct), &guest, &unfit).unwrap_err();
         assert!(refused.to_string().contains(&why), "{refused}");
         let chosen = choose(&asked(ModeChoice::Auto), &guest, &unfit).unwrap();
-        assert_eq!(chosen.mode, ModeTag::Streams);
-        assert!(chosen.reason.unwrap().contains(&why));
+        let RamChoice::Streams { reason: Some(reason) } = chosen else { panic!("{chosen:?}") };
+        assert!(reason.contains(&why));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What is told of a migration: steps as they begin and end, progress a few times a second, the report in the end.
+//! What is published of a migration: steps as they begin and end, progress a few times a second, the report in the end.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -13,6 +13,7 @@ use linerate_core::statistics::{Blackout, Statistics};
 use linerate_core::{Code, GuestState, Step, Time};
 
 use super::Outgoing;
+use super::streams::MigrationStreams;
 use crate::convert;
 
 pub(super) fn us(duration: Duration) -> u64 {
@@ -23,16 +24,16 @@ fn between(from: Option<Time>, to: Option<Time>) -> u64 {
     from.zip(to).map_or(0, |(from, to)| us(to - from))
 }
 
-/// Which steps have been told of.
+/// Steps whose begin and end have been published.
 #[derive(Default)]
-pub(super) struct Told {
+pub(super) struct ReportedSteps {
     began: [bool; 10],
     ended: [bool; 10],
 }
 
-impl Told {
+impl ReportedSteps {
     /// Publishes what has begun and ended since the last call.
-    pub fn steps(&mut self, shared: &Outgoing) {
+    pub fn publish(&mut self, shared: &Outgoing) {
         let statistics = shared.machine().statistics().clone();
         for (index, step) in Step::ALL.into_iter().enumerate() {
             let span = statistics.span(step);
@@ -40,11 +41,11 @@ impl Told {
                 continue;
             };
             if span.began.is_some() && !std::mem::replace(began, span.began.is_some()) {
-                shared.hub.publish(EventKind::step_started(convert::step(step)));
+                shared.event_log.publish(EventKind::step_started(convert::step(step)));
             }
             if span.ended.is_some() && !std::mem::replace(ended, span.ended.is_some()) {
                 let duration = between(span.began, span.ended);
-                shared.hub.publish(EventKind::step_done(convert::step(step), duration));
+                shared.event_log.publish(EventKind::step_done(convert::step(step), duration));
             }
         }
     }
@@ -53,19 +54,20 @@ impl Told {
 /// How far it is now.
 pub(super) fn progress(shared: &Outgoing) -> Progress {
     // The table asks the kernel about connections: not while the channels wait for the core.
-    let counters = shared.board.counters();
-    let mut links = shared.board.progress();
+    let counters = shared.link_table.counters();
+    let mut links = shared.link_table.progress();
     let machine = shared.machine();
     let statistics = machine.statistics();
     let scheduler = machine.scheduler();
     let round = statistics.rounds.last().copied().unwrap_or_default();
-    let streams = shared.carriage().map(|carriage| carriage.streams.clone());
-    let (remaining, rate) = match &streams {
+    let streams = shared.migration_streams();
+    let transport = streams.as_ref().map(|streams| &streams.transport.streams);
+    let (remaining, rate) = match transport {
         Some(streams) => (statistics.streamed.remaining_bytes, streams.bytes_per_s(None)),
         None => (scheduler.pending_bytes() + scheduler.in_flight_bytes(), scheduler.bytes_per_s()),
     };
     for link in &mut links {
-        let rate = match &streams {
+        let rate = match transport {
             Some(streams) => streams.bytes_per_s(Some(link.id)),
             None => scheduler.link_bytes_per_s(link.id),
         };
@@ -79,7 +81,7 @@ pub(super) fn progress(shared: &Outgoing) -> Progress {
         round_bytes_total: round.bytes,
         round_bytes_done: round.bytes.saturating_sub(remaining),
         remaining_bytes: remaining,
-        sent_bytes: shared.ram_sent(counters.data_bytes),
+        sent_bytes: ram_sent(streams.as_ref(), counters.data_bytes),
         zero_bytes: counters.zero_bytes + statistics.streamed.zero_bytes,
         rate_bytes_per_s: rate as u64,
         dirty_rate_bytes_per_s: scanned.then_some(statistics.dirty_bytes_per_s as u64),
@@ -129,11 +131,12 @@ pub(super) fn finished(
 }
 
 fn report(shared: &Outgoing, ending: &Ending, cpu: CpuTime, downtime_ms: Option<u64>) -> Report {
-    let counters = shared.board.counters();
+    let counters = shared.link_table.counters();
     let machine = shared.machine();
     let statistics = machine.statistics().clone();
-    let (refusals, acknowledged) = match shared.carriage() {
-        Some(carriage) => (carriage.streams.damaged_count(), carriage.streams.acknowledged_bytes()),
+    let streams = shared.migration_streams();
+    let (damaged, acknowledged) = match streams.as_ref().map(|streams| &streams.transport.streams) {
+        Some(streams) => (streams.damaged_count(), streams.acknowledged_bytes()),
         None => (machine.scheduler().damaged_count(), machine.scheduler().acknowledged_bytes()),
     };
     let stream_channels = machine.stream_channels();
@@ -143,8 +146,8 @@ fn report(shared: &Outgoing, ending: &Ending, cpu: CpuTime, downtime_ms: Option<
         guest: shared.request.guest.clone(),
         from: shared.from.clone(),
         to: shared.request.to.clone(),
-        mode: convert::mode(shared.choice.mode),
-        mode_reason: shared.choice.reason.clone(),
+        mode: convert::mode(shared.mode),
+        mode_reason: shared.mode_reason.clone(),
         stream_channels,
         outcome: outcome(ending),
         arrived_paused: ending.guest == GuestState::PausedAtDestination,
@@ -154,25 +157,25 @@ fn report(shared: &Outgoing, ending: &Ending, cpu: CpuTime, downtime_ms: Option<
         rounds: rounds(&statistics),
         ram: RamTotals {
             total_bytes: shared.ram_bytes,
-            sent_bytes: shared.ram_sent(counters.data_bytes),
+            sent_bytes: ram_sent(streams.as_ref(), counters.data_bytes),
             zero_bytes: counters.zero_bytes + statistics.streamed.zero_bytes,
             hole_bytes: shared.ram_bytes.saturating_sub(statistics.populated_bytes),
         },
-        disks: statistics.disks.map(|disks| DiskTotals {
-            count: shared.disks,
+        disks: streams.as_ref().zip(statistics.disks).map(|(streams, disks)| DiskTotals {
+            count: u32::try_from(streams.disks).unwrap_or(u32::MAX),
             copied_bytes: disks.done_bytes,
-            sent_bytes: shared.disk_bytes.load(Ordering::Relaxed),
+            sent_bytes: streams.disk_bytes.load(Ordering::Relaxed),
             alone_us: us(statistics.disks_only_phase),
         }),
         shared_on_operators_word: shared.request.shared_storage.clone(),
         goodput_bytes_per_s: goodput(&statistics, acknowledged),
-        links: shared.board.totals(),
+        links: shared.link_table.totals(),
         cpu,
         blackout: split(&statistics.blackout, downtime_ms),
         pauses_us: us(statistics.pauses),
         device_state_bytes: statistics.blackout.device_state_bytes,
         verified: (shared.request.verify && statistics.blackout.sealed.is_some()).then_some(true),
-        damaged_writes: refusals,
+        damaged_writes: damaged,
     }
 }
 
@@ -187,11 +190,9 @@ fn goodput(statistics: &Statistics, acknowledged: u64) -> u64 {
     if seconds > 0.0 { (carried as f64 / seconds) as u64 } else { 0 }
 }
 
-impl Outgoing {
-    /// What the links carried of guest RAM.
-    fn ram_sent(&self, data_bytes: u64) -> u64 {
-        data_bytes.saturating_sub(self.disk_bytes.load(Ordering::Relaxed))
-    }
+/// What the links carried of guest RAM.
+fn ram_sent(streams: Option<&MigrationStreams>, data_bytes: u64) -> u64 {
+    data_bytes.saturating_sub(streams.map_or(0, |streams| streams.disk_bytes.load(Ordering::Relaxed)))
 }
 
 fn steps(statistics: &Statistics) -> Vec<StepTime> {
@@ -234,12 +235,12 @@ fn split(blackout: &Blackout, qemu_downtime_ms: Option<u64>) -> Option<BlackoutS
     })
 }
 
-/// What an operator is told while the destination does not answer.
+/// What an operator reads while the destination does not answer.
 const IN_DOUBT: &str = "the guest is paused here until the destination says whether it runs there; it is asked every second, or you decide (`linerate resolve`)";
 
 /// All that is known of it now.
 pub(super) fn detail(shared: &Outgoing) -> MigrationDetail {
-    let (state, report, error) = match shared.hub.finished() {
+    let (state, report, error) = match shared.event_log.finished() {
         Some(EventKind::Finished { outcome, error, report }) => {
             let state = match outcome {
                 MigrationOutcome::Completed => MigrationState::Completed,
@@ -260,7 +261,7 @@ pub(super) fn detail(shared: &Outgoing) -> MigrationDetail {
         state,
         step: convert::step(step),
         started_unix_ms: shared.started_unix_ms,
-        sent_bytes: shared.board.counters().data_bytes,
+        sent_bytes: shared.link_table.counters().data_bytes,
         note: (state == MigrationState::InDoubt).then(|| IN_DOUBT.to_owned()),
     };
     MigrationDetail { summary, report, error }

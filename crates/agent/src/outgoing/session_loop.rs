@@ -11,9 +11,8 @@ use linerate_core::source::{Action, Ending, Event};
 use linerate_core::{Code, Fault, Message, PathId, Side, Step};
 use linerate_guest::run_state::RunState;
 
-use super::domain::OutgoingDomain;
 use super::links;
-use super::progress::{self, Told};
+use super::progress::{self, ReportedSteps};
 use super::rejoin::rejoin;
 use super::worker::Worker;
 use super::{Input, Outgoing, Sessions};
@@ -24,7 +23,7 @@ use crate::recovery;
 use crate::session::links::Links;
 use crate::session::paths::Paths;
 
-/// Progress is told this often.
+/// Progress is published this often.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
 /// Everything that the loop has of its own.
@@ -35,11 +34,11 @@ pub(super) struct SessionLoop {
     pub record: Record,
     paths: Paths,
     pub links: Option<Links<Outgoing>>,
-    told: Told,
+    reported: ReportedSteps,
     progress_at: Instant,
     cpu_before: Duration,
     pub ending: Option<Ending>,
-    /// The destination is to be asked when it is known that the guest stands here.
+    /// The destination is to be asked when it is known that the source's guest is intact.
     asks: bool,
 }
 
@@ -58,7 +57,7 @@ impl SessionLoop {
             record,
             paths: Paths::default(),
             links: None,
-            told: Told::default(),
+            reported: ReportedSteps::default(),
             progress_at: Instant::now(),
             cpu_before: cpu_time(),
             ending: None,
@@ -71,11 +70,11 @@ impl SessionLoop {
         while self.ending.is_none() {
             self.wait(inbox);
             self.act();
-            self.told.steps(&self.shared);
+            self.reported.publish(&self.shared);
             if self.progress_at.elapsed() >= PROGRESS_EVERY {
                 self.progress_at = Instant::now();
                 let progress = progress::progress(&self.shared);
-                self.shared.hub.publish(linerate_api::EventKind::Progress(Box::new(progress)));
+                self.shared.event_log.publish(linerate_api::EventKind::Progress(Box::new(progress)));
             }
         }
         self.end();
@@ -109,7 +108,7 @@ impl SessionLoop {
                 }
             }
             Input::Event(event) => self.handle(event),
-            Input::Stood(state) => self.note_stood(state),
+            Input::PriorRunState(state) => self.note_prior_run_state(state),
             Input::EventAt(at, event) => self.shared.machine().handle(at, event),
             Input::Path(id, link, path) => {
                 self.paths.add(id, link, path);
@@ -121,10 +120,15 @@ impl SessionLoop {
                     self.handle(Event::PathLost(path));
                 }
             }
-            Input::Stands(stands) => self.stands(stands),
+            Input::SourceIntact(intact) => self.source_intact(intact),
+            Input::HypervisorRestored => {
+                if let Role::Handover { over, .. } = &mut self.record.role {
+                    *over = true;
+                }
+            }
             Input::Wake => self.handle(Event::Tick),
             Input::StreamsSpeak => {
-                let notes = self.shared.carriage().map(|carriage| carriage.streams.take_notes());
+                let notes = self.shared.stream_transport().map(|transport| transport.streams.take_notes());
                 for (stream, note) in notes.unwrap_or_default() {
                     self.handle(Event::SendStreamMessage(Message::Stream { stream, note }));
                 }
@@ -132,17 +136,17 @@ impl SessionLoop {
             Input::ChannelLost(channel, error) => {
                 let now = self.shared.clock.now();
                 self.shared.machine().channel_lost(now, channel);
-                if let Some(carriage) = self.shared.carriage() {
-                    carriage.streams.channel_gone(channel);
+                if let Some(transport) = self.shared.stream_transport() {
+                    transport.streams.channel_gone(channel);
                 }
                 self.shared.losses.channel_lost(channel, &error);
             }
         }
     }
 
-    /// An operator or an I/O error stopped the guest on the way: nobody lets it run again by himself, a later agent
-    /// neither. It stands, so that nobody waits while this is written.
-    fn note_stood(&mut self, state: Option<RunState>) {
+    /// An operator or an I/O error paused the guest during the copy: no agent resumes it, a later one neither. The
+    /// guest does not run, so nothing waits while this is written.
+    fn note_prior_run_state(&mut self, state: Option<RunState>) {
         let Role::Source { ran, stood, .. } = &mut self.record.role else { return };
         if *stood == state && *ran == state.is_none() {
             return;
@@ -171,26 +175,26 @@ impl SessionLoop {
         self.shared.work.notify_all();
     }
 
-    /// Asked when it is known that the guest stands here.
+    /// Asks when it is known that the source's guest is intact.
     pub(super) fn ask_destination(&mut self) {
         if !std::mem::replace(&mut self.asks, true) {
-            self.worker.submit("check stands", |guest| guest.check_stands());
+            self.worker.submit("check source intact", |guest| guest.check_source_intact());
         }
     }
 
     pub(super) fn roll_back(&self) {
         // First: a QEMU whose connections nobody reads may not answer, and holds its guest.
-        if let Some(carriage) = self.shared.carriage() {
-            carriage.streams.fail_all();
+        if let Some(transport) = self.shared.stream_transport() {
+            transport.streams.fail_all();
         }
         self.worker.roll_back();
     }
 
-    /// What was to be done if the guest stands here as it was left: commit, or the question that says commit again.
-    fn stands(&mut self, stands: bool) {
+    /// What was to be done if the source's paused guest is as it was: commit, or the question that is commit again.
+    fn source_intact(&mut self, intact: bool) {
         let asks = std::mem::take(&mut self.asks);
         let commits = self.shared.machine().is_to_commit();
-        match stands {
+        match intact {
             true if commits => self.handle(Event::Journaled(SourcePhase::CommitSent)),
             true if asks => links::query(&self.shared, &self.record),
             true => {}
@@ -218,8 +222,8 @@ impl SessionLoop {
         }
     }
 
-    /// Whether a later agent is to tell the destination of the roll-back.
-    pub(super) fn untold(&mut self, is: bool) {
+    /// Whether a later agent is to send the destination the roll-back notice.
+    pub(super) fn notice_due(&mut self, is: bool) {
         if let Role::Source { untold, .. } = &mut self.record.role {
             *untold = is;
         }
@@ -233,10 +237,7 @@ impl SessionLoop {
         let mut record = self.record.clone();
         match &mut record.role {
             Role::Source { phase, peers, .. } => (*phase, *peers) = (new, reachable),
-            Role::Handover { over, .. } => {
-                *over = self.shared.domain.as_ref().is_some_and(OutgoingDomain::is_put_back)
-            }
-            Role::Destination { .. } | Role::Libvirt { .. } => {}
+            Role::Handover { .. } | Role::Destination { .. } | Role::Libvirt { .. } => {}
         }
         record.changed_unix_ms = crate::clock::unix_ms();
         let (journal, session) = (&self.sessions.journal, self.shared.session);
@@ -247,9 +248,9 @@ impl SessionLoop {
             self.record = record;
         }
         match put {
-            // Said when it is known that the guest still stands here.
+            // The core commits when it is known that the source's guest is intact.
             Ok(()) if new == SourcePhase::CommitSent => {
-                self.worker.submit("check stands", |guest| guest.check_stands())
+                self.worker.submit("check source intact", |guest| guest.check_source_intact())
             }
             Ok(()) => self.handle(Event::Journaled(new)),
             Err(error) => {
@@ -264,8 +265,8 @@ impl SessionLoop {
         self.act();
         let Some(ending) = self.ending.take() else { return };
         drop(self.links.take());
-        if let Some(carriage) = self.shared.carriage() {
-            carriage.end(self.shared.session);
+        if let Some(transport) = self.shared.stream_transport() {
+            transport.end(self.shared.session);
         }
         if ending.unfinished {
             recovery::hand_over(
@@ -276,9 +277,7 @@ impl SessionLoop {
             );
         }
         self.paths.clear();
-        let downtime = self.worker.qemu_downtime_ms.clone();
-        self.worker.finish();
-        let downtime_ms = *downtime.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let downtime_ms = self.worker.finish();
         let destination = self.shared.machine().statistics().destination_cpu;
         let cpu = CpuTime {
             source_agent_us: progress::us(cpu_time().saturating_sub(self.cpu_before)),
@@ -293,9 +292,9 @@ impl SessionLoop {
                 tracing::warn!(session = %self.shared.session, guest = self.shared.request.guest, %fault, guest_state = guest, "not moved");
             }
         }
-        self.told.steps(&self.shared);
+        self.reported.publish(&self.shared);
         let finished = progress::finished(&self.shared, &ending, cpu, downtime_ms);
         self.shared.release();
-        self.shared.hub.publish(finished);
+        self.shared.event_log.publish(finished);
     }
 }

@@ -1,10 +1,11 @@
 //! All migrations that leave, and what they need of this host.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use linerate_core::SessionId;
 use linerate_guest::registry::Registry;
+use linerate_net::lock::Mutex;
 
 use super::Outgoing;
 use crate::config::Config;
@@ -39,7 +40,7 @@ impl Sessions {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<SessionId, Arc<Outgoing>>> {
-        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+        self.live.lock()
     }
 
     /// Ended ones too.

@@ -2,42 +2,40 @@
 //! started.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::Receiver;
-use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use linerate_api::{EventKind, MigrateRequest};
+use linerate_api::{DomainMove, EventKind, MigrateRequest};
 use linerate_core::journal::SourcePhase;
 use linerate_core::policy::Limits;
-use linerate_core::source::{self, Event, Source};
-use linerate_core::{Code, Fault, Mode, ModeTag, RegionInfo, Side, Step};
+use linerate_core::source::{self, Source};
+use linerate_core::{Code, Fault, Mode, Side, Step};
 use linerate_guest::description::GuestDescription;
 use linerate_guest::migrate::{MigrateError, PauseMark, SourceQemu};
 use linerate_guest::qmp::Qmp;
-use linerate_guest::registry::{GuestRecord, Registry};
-use linerate_guest::shared::Marks;
+use linerate_guest::registry::GuestRecord;
 use linerate_guest::{process, read};
-use linerate_memory::{Mapping, RamBlock};
 use linerate_net::control::ControlPath;
 use linerate_net::interfaces;
 use linerate_net::links::{parse_networks, speed_of_all};
+use linerate_net::lock::{Condvar, Mutex};
 use linerate_net::rdma::options::RdmaOptions;
 use linerate_wire::frame::Role as Purpose;
 
-use super::domain::{self, OutgoingDomain};
-use super::mode::{self, Choice};
+use super::driver::{self, GuestRam, ModeParts, OutgoingDomain};
+use super::guest::Guest;
+use super::mode::{self, RamChoice};
 use super::session_loop::SessionLoop;
-use super::worker::{Guest, Worker};
-use super::{Input, LinkTable, Outgoing, Sessions, links, storage, streams};
+use super::worker::Worker;
+use super::{Input, LinkTable, Outgoing, Sessions, domain, links, storage};
 use crate::clock::{Clock, unix_ms};
 use crate::disks;
 use crate::event_log::EventLog;
 use crate::faults::fault;
 use crate::journal::{Record, Role};
 use crate::kernel;
-use crate::ram::Ram;
 use crate::session::address;
 use crate::session::contact::first_contact;
 use crate::session::identity::{Identity, token_text};
@@ -52,40 +50,40 @@ pub(super) struct Found {
     record: GuestRecord,
     pub description: GuestDescription,
     qemu: SourceQemu,
-    choice: Choice,
-    blocks: Vec<RamBlock>,
-    ram: Vec<Arc<Ram>>,
-    marks: Marks,
+    mode: ModeParts,
+    /// Where the mode was not the operator's choice.
+    mode_reason: Option<String>,
 }
 
 /// The destination's agent, as it was reached first, and what names the session there.
-pub(super) struct Contact {
+pub(super) struct OpenedSession {
     identity: Identity,
     /// The address that answered comes first.
     peers: Vec<SocketAddr>,
     pub control: ControlPath,
-    /// Of a domain: the file from which the next start of this agent sends the roll-back notice.
-    kept: Option<PendingNotice>,
 }
 
-/// Reaches the destination's agent, and marks the guest's pauses as this session's.
+/// Reaches the destination's agent. Before that, what stays of the session if this agent dies gets its name.
 pub(super) fn authorise(
-    sessions: &Arc<Sessions>,
+    sessions: &Sessions,
     request: &MigrateRequest,
     found: &mut Found,
-) -> Result<Contact, Fault> {
+) -> Result<OpenedSession, Fault> {
     let identity = Identity::random()?;
     let peers = address::resolve(&request.to)?;
-    let kept = match &request.domain {
-        Some(_) => Some(domain::keep(sessions, &identity, &peers)?),
-        None => None,
-    };
-    let (control, peer) = first_contact(&peers, Purpose::ControlNew, &identity)?;
-    if request.domain.is_none() {
-        let folder = folder(&sessions.registry, &found.record)?;
-        found.qemu.mark_pauses(PauseMark::new(&folder, &identity.session.to_string()));
+    match &mut found.mode {
+        ModeParts::Direct { .. } | ModeParts::Streams { .. } => {
+            let folder = sessions.registry.folder(&found.record.name);
+            let folder = folder.map_err(|error| here(Code::Internal, &error))?;
+            found.qemu.mark_pauses(PauseMark::new(&folder, &identity.session.to_string()));
+        }
+        ModeParts::Handover { domain, .. } => {
+            let notice = PendingNotice::new(&sessions.config.state_dir, &identity, &peers);
+            domain.keep_notice(notice.map_err(|error| here(Code::JournalFailed, &error))?);
+        }
     }
-    Ok(Contact { identity, peers: first(peer, peers), control, kept })
+    let (control, peer) = first_contact(&peers, Purpose::ControlNew, &identity)?;
+    Ok(OpenedSession { identity, peers: first(peer, peers), control })
 }
 
 /// The session's record.
@@ -93,28 +91,27 @@ pub(super) fn record(
     sessions: &Sessions,
     request: &MigrateRequest,
     found: &Found,
-    contact: &Contact,
+    opened: &OpenedSession,
 ) -> Record {
-    Record::new(&request.guest, sessions.journal.next_order(), role(found, contact))
+    Record::new(&request.guest, sessions.journal.next_order(), role(found, opened))
 }
 
-fn role(found: &Found, contact: &Contact) -> Role {
+fn role(found: &Found, opened: &OpenedSession) -> Role {
     let qemu = found.record.clone();
-    let mode = found.choice.mode;
-    if mode == ModeTag::Handover {
-        return Role::Handover { qemu, over: false };
-    }
-    Role::Source {
-        mode,
-        phase: SourcePhase::Started,
-        qemu,
-        peers: contact.peers.clone(),
-        ran: found.qemu.ran(),
-        stood: found.qemu.stands().cloned(),
-        token: token_text(&contact.identity.token),
-        settings: found.qemu.found().cloned(),
-        copied: found.description.copied.iter().map(|disk| disk.path.clone().into()).collect(),
-        untold: false,
+    match &found.mode {
+        ModeParts::Direct { .. } | ModeParts::Streams { .. } => Role::Source {
+            mode: found.mode.tag(),
+            phase: SourcePhase::Started,
+            qemu,
+            peers: opened.peers.clone(),
+            ran: found.qemu.ran(),
+            stood: found.qemu.stands().cloned(),
+            token: token_text(&opened.identity.token),
+            settings: found.qemu.found().cloned(),
+            copied: found.description.copied.iter().map(|disk| disk.path.clone().into()).collect(),
+            untold: false,
+        },
+        ModeParts::Handover { .. } => Role::Handover { qemu, over: false },
     }
 }
 
@@ -122,28 +119,21 @@ fn role(found: &Found, contact: &Contact) -> Role {
 pub(super) fn outgoing(
     sessions: &Sessions,
     request: MigrateRequest,
-    found: &mut Found,
-    contact: &mut Contact,
+    found: &Found,
+    opened: &OpenedSession,
     before_machine: Duration,
     (inbox, door): (std::sync::mpsc::Sender<Input>, Door),
 ) -> Result<Outgoing, Fault> {
-    let carriage = found.choice.mode.carries_streams().then(|| {
-        let percent = request.storage_share_percent.unwrap_or(MigrateRequest::DEFAULT_STORAGE_SHARE_PERCENT);
-        Arc::new(streams::carriage(inbox.clone(), percent))
-    });
-    let kept = contact.kept.take();
     Ok(Outgoing {
-        session: contact.identity.session,
-        dialler: dialler(sessions, &request, found, contact.identity),
+        session: opened.identity.session,
+        dialler: dialler(sessions, &request, found, opened.identity),
         from: sessions.config.name.clone(),
         started_unix_ms: unix_ms(),
         before_machine,
-        ram_bytes: match found.choice.mode {
-            ModeTag::Direct | ModeTag::Handover => found.ram.iter().map(|ram| ram.mapping().size()).sum(),
-            ModeTag::Streams => found.description.memory_bytes,
+        ram_bytes: match &found.mode {
+            ModeParts::Direct { ram, .. } | ModeParts::Handover { ram, .. } => ram.bytes(),
+            ModeParts::Streams { .. } => found.description.memory_bytes,
         },
-        choice: found.choice.clone(),
-        carriage: Mutex::new(carriage),
         clock: Clock::start(),
         machine: Mutex::new(Source::new(source_config(&request, found)?)),
         work: Condvar::new(),
@@ -151,26 +141,22 @@ pub(super) fn outgoing(
         door,
         losses: Losses::default(),
         pacer: links::pacer(request.bandwidth_bytes_per_s),
-        hub: EventLog::default(),
-        ram: Mutex::new(found.ram.clone()),
-        board: LinkTable::default(),
+        event_log: EventLog::default(),
+        mode: found.mode.tag(),
+        mode_reason: found.mode_reason.clone(),
+        channel_source: Mutex::default(),
+        link_table: LinkTable::default(),
         cancelling: AtomicBool::new(false),
-        disks: u32::try_from(found.description.copied.len()).unwrap_or(u32::MAX),
-        disk_bytes: Arc::default(),
-        marks: Mutex::new(std::mem::take(&mut found.marks)),
-        domain: request
-            .domain
-            .as_ref()
-            .map(|domain| OutgoingDomain::new(domain, sessions.gates.clone(), kept)),
         request,
     })
 }
 
-/// Warns of what the migration leaves behind or takes on the operator's word.
+/// Warns of what the migration leaves behind, and of what the operator asserts.
 pub(super) fn warn_of(shared: &Outgoing, guest: &GuestDescription) {
-    let cautions = [storage::caution(&shared.request), mode::caution(&shared.choice, guest)];
+    let by_mode = shared.mode.carries_streams().then(|| mode::stream_caution(guest)).flatten();
+    let cautions = [storage::caution(&shared.request), by_mode];
     for text in cautions.into_iter().flatten().chain(disks::cautions(guest)) {
-        shared.hub.publish(EventKind::Warning { text });
+        shared.event_log.publish(EventKind::Warning { text });
     }
 }
 
@@ -180,7 +166,7 @@ fn dialler(sessions: &Sessions, request: &MigrateRequest, found: &Found, identit
         checksums: request.rdma_checksums,
         // A guest that gives pages back gets other ones for them, which the adapter would not know of. Rings of streams
         // keep theirs.
-        zero_copy: found.choice.mode.carries_streams() || !found.description.traits.may_discard,
+        zero_copy: found.mode.tag().carries_streams() || !found.description.traits.may_discard,
         ..RdmaOptions::default()
     };
     Dialler::new(identity, request.transport, rdma)
@@ -195,28 +181,16 @@ pub(super) fn run(
     receiver: Receiver<Input>,
 ) -> Result<(), Fault> {
     let failed = |error: std::io::Error| fault(Code::Internal, Step::Authorise, Side::Source, &error);
-    if shared.domain.is_some() {
-        domain::note(sessions, shared.session, &record)?;
+    if let Role::Handover { .. } = record.role {
+        // Before the capability is set.
+        let written = sessions.journal.put(shared.session, &record);
+        written.map_err(|error| here(Code::JournalFailed, &error))?;
     }
-    let guest = Guest {
-        state_socket: socket(sessions, &found.record, "state.sock")?,
-        disks_socket: socket(sessions, &found.record, "disks.sock")?,
-        registry: sessions.registry.clone(),
-        record: found.record,
-        description: found.description,
-        qemu: found.qemu,
-        blocks: found.blocks,
-        ram: found.ram,
-    };
-    let worker = Worker::start(shared.clone(), guest).map_err(failed)?;
-    if shared.domain.is_some() {
-        worker.submit("await stream", |guest| guest.await_stream());
-    }
+    let guest = Guest::new(shared.clone(), found.description, found.record, found.qemu);
+    let worker = Worker::start(driver::of(sessions, guest, found.mode)?).map_err(failed)?;
     let session_loop = SessionLoop::new(shared.clone(), worker, sessions.clone(), record);
     shared.attach_path(control, None).map_err(failed)?;
-    if shared.domain.is_none() {
-        shared.tell(Event::Start);
-    }
+    session_loop.worker.submit("begin", |guest| guest.begin());
     let name = format!("out-{}", shared.request.guest);
     std::thread::Builder::new().name(name).spawn(move || session_loop.run(&receiver)).map_err(failed)?;
     Ok(())
@@ -233,60 +207,68 @@ pub(super) fn check_request(request: &MigrateRequest) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Reads the guest and judges whether direct mode can move it.
+/// Reads the guest and chooses its mode.
 pub(super) fn resolve(sessions: &Sessions, request: &MigrateRequest) -> Result<Found, Fault> {
-    let name = &request.guest;
-    let here =
-        |code, error: &(dyn std::error::Error + 'static)| fault(code, Step::Resolve, Side::Source, error);
-    let deadline = Instant::now() + QMP_WAIT;
-    let (record, mut qmp) = match &request.domain {
-        Some(_) => domain::open(sessions, name, deadline)?,
-        None => connect(sessions, name, deadline)?,
-    };
-    let mut description = read::read(&mut qmp, record.process.pid, deadline)
-        .map_err(|error| here(Code::HypervisorFailed, &error))?;
-    if request.domain.is_some() {
-        domain::check(request, &mut description)?;
+    match &request.domain {
+        Some(domain) => resolve_domain(sessions, request, domain),
+        None => resolve_own(sessions, request),
     }
-    if request.domain.is_none() {
-        description.name.clone_from(&record.name);
-        let changes = disks::at_start(&mut qmp, &mut description, deadline)?.join("; ");
-        if !changes.is_empty() {
-            tracing::info!(guest = record.name, changes, "the destination gets the images in use");
-        }
+}
+
+/// A guest of this host's registry: in mode direct or streams.
+fn resolve_own(sessions: &Sessions, request: &MigrateRequest) -> Result<Found, Fault> {
+    let deadline = Instant::now() + QMP_WAIT;
+    let (record, mut qmp) = connect(sessions, &request.guest, deadline)?;
+    let mut description = describe(&mut qmp, &record, deadline)?;
+    description.name.clone_from(&record.name);
+    let changes = disks::at_start(&mut qmp, &mut description, deadline)?.join("; ");
+    if !changes.is_empty() {
+        tracing::info!(guest = record.name, changes, "the destination gets the images in use");
     }
     let choice = mode::choose(request, &description, &kernel::judge(&description))?;
-    let marks = match request.domain {
-        // Their storage is libvirt's to look after.
-        Some(_) => Marks::default(),
-        None => storage::look(request, &mut qmp, &mut description, deadline)?,
-    };
+    let marks = storage::read(request, &mut qmp, &mut description, deadline)?;
     mode::check_images(&description)?;
-    let qemu = match &request.domain {
-        // What libvirt sets is libvirt's to put back.
-        Some(_) => SourceQemu::recovered(qmp, true, None, false),
-        None => SourceQemu::new(qmp, deadline).map_err(|error| match error {
-            MigrateError::Snapshot(_) => here(Code::NotMigratable, &error),
-            error => here(Code::HypervisorFailed, &error),
-        })?,
+    let qemu = SourceQemu::new(qmp, deadline).map_err(|error| match error {
+        MigrateError::Snapshot(_) => here(Code::NotMigratable, &error),
+        error => here(Code::HypervisorFailed, &error),
+    })?;
+    let (mode, mode_reason) = match choice {
+        RamChoice::Direct => (ModeParts::Direct { ram: GuestRam::find(&description)?, marks }, None),
+        RamChoice::Streams { reason } => (ModeParts::Streams { marks }, reason),
     };
-    let mut blocks = Vec::new();
-    let mut ram = Vec::new();
-    for region in description.regions().filter(|_| !choice.mode.carries_streams()) {
-        let path = PathBuf::from(region.path.clone().unwrap_or_default());
-        let block = RamBlock::find(record.process.pid, &region.id, &path)
-            .map_err(|error| here(Code::TrackingFailed, &error))?;
-        let mapping = Mapping::new(&block).map_err(|error| here(Code::MemoryFailed, &error))?;
-        ram.push(Arc::new(Ram::new(mapping)));
-        blocks.push(block);
-    }
-    Ok(Found { record, description, qemu, choice, blocks, ram, marks })
+    Ok(Found { record, description, qemu, mode, mode_reason })
+}
+
+/// A domain of libvirt: handed over. Its storage and the settings of its QEMU are libvirt's.
+fn resolve_domain(
+    sessions: &Sessions,
+    request: &MigrateRequest,
+    domain: &DomainMove,
+) -> Result<Found, Fault> {
+    let deadline = Instant::now() + QMP_WAIT;
+    let (record, mut qmp) = domain::open(sessions, &request.guest, deadline)?;
+    let mut description = describe(&mut qmp, &record, deadline)?;
+    description.domain = true;
+    domain::check(request, domain, &description)?;
+    mode::check_direct(request, &kernel::judge(&description))?;
+    mode::check_images(&description)?;
+    let qemu = SourceQemu::recovered(qmp, true, None, false);
+    let domain = OutgoingDomain::new(domain, sessions.gates.clone());
+    let mode = ModeParts::Handover { ram: GuestRam::find(&description)?, domain };
+    Ok(Found { record, description, qemu, mode, mode_reason: None })
+}
+
+fn here(code: Code, error: &(dyn std::error::Error + 'static)) -> Fault {
+    fault(code, Step::Resolve, Side::Source, error)
+}
+
+fn describe(qmp: &mut Qmp, record: &GuestRecord, deadline: Instant) -> Result<GuestDescription, Fault> {
+    let described = read::read(qmp, record.process.pid, deadline);
+    described.map_err(|error| here(Code::HypervisorFailed, &error))
 }
 
 /// The monitor of a guest of this host's registry.
 fn connect(sessions: &Sessions, name: &str, deadline: Instant) -> Result<(GuestRecord, Qmp), Fault> {
-    let here =
-        |code, error: &(dyn std::error::Error + 'static)| fault(code, Step::Resolve, Side::Source, error);
     let record = sessions.registry.get(name).map_err(|error| here(Code::GuestUnknown, &error))?;
     if !record.is_alive() {
         let detail = format!("the QEMU of {name} has ended");
@@ -313,20 +295,13 @@ fn source_config(request: &MigrateRequest, found: &Found) -> Result<source::Conf
 }
 
 fn offered_mode(request: &MigrateRequest, found: &Found) -> Result<Mode, Fault> {
-    Ok(match found.choice.mode {
-        ModeTag::Direct => Mode::Direct { regions: regions(&found.blocks)? },
-        ModeTag::Streams => Mode::Streams { channels: mode::stream_channels(port_speeds(request), cpus()) },
-        ModeTag::Handover => Mode::Handover { regions: regions(&found.blocks)? },
+    Ok(match &found.mode {
+        ModeParts::Direct { ram, .. } => Mode::Direct { regions: ram.regions()? },
+        ModeParts::Streams { .. } => {
+            Mode::Streams { channels: mode::stream_channels(port_speeds(request), cpus()) }
+        }
+        ModeParts::Handover { ram, .. } => Mode::Handover { regions: ram.regions()? },
     })
-}
-
-fn regions(blocks: &[RamBlock]) -> Result<Vec<RegionInfo>, Fault> {
-    let region = |(index, block): (usize, &RamBlock)| {
-        let id = u16::try_from(index)
-            .map_err(|error| fault(Code::NotMigratable, Step::Resolve, Side::Source, &error))?;
-        Ok(RegionInfo { id, name: block.name().to_owned(), size: block.size() })
-    };
-    blocks.iter().enumerate().map(region).collect()
 }
 
 /// What the ports of this host that the migration may use could carry together, in megabits per second.
@@ -342,14 +317,6 @@ fn cpus() -> usize {
 
 fn first(peer: SocketAddr, others: Vec<SocketAddr>) -> Vec<SocketAddr> {
     std::iter::once(peer).chain(others.into_iter().filter(|other| *other != peer)).collect()
-}
-
-fn socket(sessions: &Sessions, record: &GuestRecord, name: &str) -> Result<PathBuf, Fault> {
-    Ok(folder(&sessions.registry, record)?.join(name))
-}
-
-fn folder(registry: &Registry, record: &GuestRecord) -> Result<PathBuf, Fault> {
-    registry.folder(&record.name).map_err(|error| fault(Code::Internal, Step::Resolve, Side::Source, &error))
 }
 
 #[cfg(test)]

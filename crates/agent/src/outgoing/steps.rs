@@ -6,16 +6,16 @@
 //!
 //! | | step | source | destination |
 //! |---|---|---|---|
-//! | 1 | resolve | `start`, `mode`, `storage`: the guest is read, its way is chosen | |
+//! | 1 | resolve | `start`, `mode`, `storage`: the guest is read, its mode is chosen | |
 //! | 2 | authorise | `session/contact`: first contact; `session_loop`: the loop begins | `agent`: the session begins |
 //! | 3 | admit | the core offers the guest | `incoming/admit`: checks and reserves |
 //! | 4 | prepare | the core waits | `incoming/driver`: the incoming QEMU |
 //! | 5 | connect | `links`, `session/links`: paired, proven, carrying | `incoming/channels`: takes the channels |
-//! | 6 | track | `worker`: all RAM is write-protected | |
-//! | 7 | copy | `work`: channels ask the core; `worker`: scans; `streams`: QEMU's own connections | `session/fences` |
-//! | 8 | blackout | `worker`: QEMU stops the guest, last scan, device state | `incoming/driver`: seals, loads |
+//! | 6 | track | `driver/tracked_ram`: all RAM is write-protected | |
+//! | 7 | copy | `work`: channels ask the core; `driver/tracked_ram`: scans; `streams`: QEMU's streams | `session/fences` |
+//! | 8 | blackout | `driver`: QEMU stops the guest, last scan, device state | `incoming/driver`: seals, loads |
 //! | 9 | commit | `session_loop`: the journal, then Commit | `incoming/session_loop`: the journal; `incoming/driver/own_qemu`: runs |
-//! | 10 | clean up | `worker/ending`: nothing of the guest stays here | |
+//! | 10 | clean up | `driver/own_qemu`, `driver/handover`: nothing of the guest stays here | |
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -39,18 +39,18 @@ pub fn start(sessions: &Arc<Sessions>, request: MigrateRequest) -> Result<Arc<Ou
     // 1 resolve
     let mut found = resolve(sessions, &request)?;
     // 2 authorise
-    let mut contact = authorise(sessions, &request, &mut found)?;
+    let opened = authorise(sessions, &request, &mut found)?;
     let (inbox, receiver) = channel();
     let sender = inbox.clone();
     let door = Door::open(move |event| drop(sender.send(Input::Event(event.into()))))
         .map_err(|error| fault(Code::Internal, Step::Authorise, Side::Source, &error))?;
-    let record = record(sessions, &request, &found, &contact);
+    let record = record(sessions, &request, &found, &opened);
     let ends = (inbox, door);
-    let shared = Arc::new(outgoing(sessions, request, &mut found, &mut contact, began.elapsed(), ends)?);
+    let shared = Arc::new(outgoing(sessions, request, &found, &opened, began.elapsed(), ends)?);
     warn_of(&shared, &found.description);
     // 3 to 10: the loop, by what the core says
-    run(sessions, &shared, found, contact.control, record, receiver)?;
-    let (session, mode) = (shared.session, shared.choice.mode);
+    run(sessions, &shared, found, opened.control, record, receiver)?;
+    let (session, mode) = (shared.session, shared.mode);
     tracing::info!(%session, guest = shared.request.guest, to = shared.request.to, %mode, "migration begins");
     Ok(shared)
 }
@@ -61,7 +61,7 @@ impl SessionLoop {
         match action {
             // All steps: what the core sends to the destination.
             Action::Transmit(path, frame) => self.transmit(path, frame),
-            Action::DeliverStreamMessage(message) => self.shared.heard(message),
+            Action::DeliverStreamMessage(message) => self.shared.deliver_stream_message(message),
             Action::Journal(phase) => self.write_journal(phase),
             // 5 connect
             Action::OpenLinks(endpoints) => self.links = Some(links::open(&self.shared, &endpoints)),
@@ -80,7 +80,7 @@ impl SessionLoop {
             Action::WriteDeviceState => {
                 self.worker.submit("write device state", |guest| guest.write_device_state())
             }
-            Action::ReleaseStream => self.worker.submit("let through", |guest| guest.let_through()),
+            Action::ReleaseStream => self.worker.submit("release stream", |guest| guest.release_stream()),
             // 9 commit: its answer may have to be asked for
             Action::Query => self.ask_destination(),
             // 10 clean up
@@ -88,9 +88,9 @@ impl SessionLoop {
             Action::End(ending) => self.ending = Some(ending),
             // Instead of 9 and 10: the guest stays here.
             Action::RollBack => self.roll_back(),
-            Action::NoticeDue(is) => self.untold(is),
+            Action::NoticeDue(is) => self.notice_due(is),
             Action::NotifyRollBack { may_be_loaded: held } => {
-                links::withdraw(&self.shared, &self.sessions.journal, &self.record, held);
+                links::send_roll_back_notice(&self.shared, &self.sessions.journal, &self.record, held);
             }
         }
     }

@@ -17,7 +17,7 @@ const END_WAIT: Duration = Duration::from_millis(100);
 
 /// Puts into the description which disks are copied and what the others are stored on. The marks stay until they are
 /// dropped.
-pub(super) fn look(
+pub(super) fn read(
     request: &MigrateRequest,
     qmp: &mut Qmp,
     guest: &mut GuestDescription,
@@ -43,7 +43,7 @@ pub(super) fn look(
     Ok(marks)
 }
 
-/// What the operator should know who vouches for disks.
+/// A warning where the operator asserts that disks are shared.
 pub(super) fn caution(request: &MigrateRequest) -> Option<String> {
     let named = request.shared_storage.join(", ");
     (!named.is_empty()).then(|| {

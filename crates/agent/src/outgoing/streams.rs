@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
 
@@ -25,10 +26,67 @@ use crate::session::stream_transport::{
     DISKS_SERVICE, MEMORY, QEMU_SERVICE, STORAGE, StreamTransport, migration_streams,
 };
 
-/// The streams of a session that moves a guest, at the source.
-pub(super) fn carriage(inbox: Sender<Input>, storage_percent: u8) -> StreamTransport {
-    let owner = Box::new(ToLoop::new(inbox));
-    StreamTransport::new(End::Source, migration_streams(storage_percent), owner, Arc::default())
+/// The streams of a session that moves a guest, at the source. Clones share everything.
+#[derive(Clone)]
+pub(super) struct MigrationStreams {
+    pub transport: Arc<StreamTransport>,
+    /// Disks that are copied.
+    pub disks: usize,
+    /// What their connections have carried.
+    pub disk_bytes: Arc<AtomicU64>,
+}
+
+impl MigrationStreams {
+    /// QEMU has not connected yet.
+    pub fn new(inbox: Sender<Input>, storage_percent: u8, disks: usize) -> MigrationStreams {
+        let owner = Box::new(ToLoop::new(inbox));
+        let transport =
+            StreamTransport::new(End::Source, migration_streams(storage_percent), owner, Arc::default());
+        MigrationStreams { transport: Arc::new(transport), disks, disk_bytes: Arc::default() }
+    }
+
+    /// What QEMU says of its copying, and what the links have carried of it.
+    pub fn streamed(&self, progress: StreamProgress) -> Streamed {
+        let streams = &self.transport.streams;
+        Streamed {
+            round: progress.round,
+            total_bytes: progress.total_bytes,
+            remaining_bytes: progress.remaining_bytes,
+            zero_bytes: progress.zero_bytes,
+            dirty_bytes_per_s: progress.dirty_bytes_per_s as f64,
+            expected_downtime: progress.expected_downtime,
+            throttle_percent: progress.throttle_percent,
+            carried_bytes: streams.acknowledged_bytes(),
+            bytes_per_s: streams.bytes_per_s(None),
+        }
+    }
+
+    /// The same of copied disks.
+    pub fn mirrored(&self, progress: MirrorProgress) -> Disks {
+        let streams = &self.transport.streams;
+        Disks {
+            total_bytes: progress.total_bytes,
+            done_bytes: progress.done_bytes,
+            scanning_allocation: progress.searching,
+            carried_bytes: streams.acknowledged_bytes(),
+            bytes_per_s: streams.bytes_per_s(None),
+        }
+    }
+
+    /// A connection that is not taken is closed, and QEMU's migration fails by it.
+    fn take(&self, service: Service, connection: OwnedFd) {
+        let socket = Socket::new(connection).map_err(|error| chain(&error));
+        let opened = socket.and_then(|socket| {
+            let (class, name, socket) = match service {
+                Service::Migration => (MEMORY, QEMU_SERVICE, socket),
+                Service::Disks => (STORAGE, DISKS_SERVICE, socket.counted(self.disk_bytes.clone())),
+            };
+            self.transport.streams.open_in(class, name, socket).map_err(|error| chain(&error))
+        });
+        if let Err(reason) = opened {
+            tracing::warn!(reason, "a connection of QEMU's was not taken");
+        }
+    }
 }
 
 impl From<Notice> for Input {
@@ -53,50 +111,22 @@ fn failed(code: Code, detail: String) -> Input {
 }
 
 impl Outgoing {
-    /// What QEMU says of its copying, and what the links have carried of it.
-    pub(super) fn streamed(&self, progress: StreamProgress) -> Streamed {
-        let streams = self.carriage().map(|carriage| carriage.streams.clone());
-        Streamed {
-            round: progress.round,
-            total_bytes: progress.total_bytes,
-            remaining_bytes: progress.remaining_bytes,
-            zero_bytes: progress.zero_bytes,
-            dirty_bytes_per_s: progress.dirty_bytes_per_s as f64,
-            expected_downtime: progress.expected_downtime,
-            throttle_percent: progress.throttle_percent,
-            carried_bytes: streams.as_ref().map_or(0, |streams| streams.acknowledged_bytes()),
-            bytes_per_s: streams.as_ref().map_or(0.0, |streams| streams.bytes_per_s(None)),
-        }
-    }
-
-    /// The same of copied disks.
-    pub(super) fn mirrored(&self, progress: MirrorProgress) -> Disks {
-        let streams = self.carriage().map(|carriage| carriage.streams.clone());
-        Disks {
-            total_bytes: progress.total_bytes,
-            done_bytes: progress.done_bytes,
-            scanning_allocation: progress.searching,
-            carried_bytes: streams.as_ref().map_or(0, |streams| streams.acknowledged_bytes()),
-            bytes_per_s: streams.as_ref().map_or(0.0, |streams| streams.bytes_per_s(None)),
-        }
-    }
-
-    /// What the destination's streams said.
-    pub(super) fn heard(self: &Arc<Outgoing>, message: Message) {
-        let Some(carriage) = self.carriage() else { return };
+    /// What the destination's streams sent.
+    pub(super) fn deliver_stream_message(self: &Arc<Outgoing>, message: Message) {
+        let Some(transport) = self.stream_transport() else { return };
         match message {
             Message::Fence { channel } if !self.dialler.has_opened(channel) => {
                 self.violated(format!("it asks for a fence of channel {channel}, which nobody has opened"));
             }
             Message::Fence { channel } => {
                 let session = self.clone();
-                carriage.fence(channel, move |fenced| {
+                transport.fence(channel, move |fenced| {
                     let (applied, damaged) = (fenced.applied, fenced.damaged);
-                    session.tell(Event::SendStreamMessage(Message::Fenced { channel, applied, damaged }));
+                    session.send(Event::SendStreamMessage(Message::Fenced { channel, applied, damaged }));
                 });
             }
             message => {
-                if let Err(violation) = carriage.heard(message) {
+                if let Err(violation) = transport.heard(message) {
                     self.violated(violation.to_string());
                 }
             }
@@ -106,7 +136,7 @@ impl Outgoing {
     fn violated(&self, detail: String) {
         let step = self.machine().step();
         let fault = Fault::new(Code::ProtocolViolation, step, Side::Destination, detail);
-        self.tell(Event::StreamsFailed(fault));
+        self.send(Event::StreamsFailed(fault));
     }
 }
 
@@ -129,7 +159,7 @@ impl Accepting {
     /// Listens; `most` is how many connections QEMU makes, and more are not taken.
     pub fn start(
         socket: &Path,
-        shared: Arc<Outgoing>,
+        streams: MigrationStreams,
         service: Service,
         most: usize,
     ) -> io::Result<Accepting> {
@@ -141,7 +171,7 @@ impl Accepting {
             for nth in 0.. {
                 let Some(connection) = next(&listener, &stopped) else { return };
                 if nth < most {
-                    take(&shared, service, connection);
+                    streams.take(service, connection);
                 } else {
                     tracing::warn!(
                         most,
@@ -185,21 +215,5 @@ fn next(listener: &UnixListener, stopped: &OwnedFd) -> Option<OwnedFd> {
                 return None;
             }
         }
-    }
-}
-
-/// A connection that is not taken is closed, and QEMU's migration fails by it.
-fn take(shared: &Outgoing, service: Service, connection: OwnedFd) {
-    let Some(carriage) = shared.carriage() else { return };
-    let socket = Socket::new(connection).map_err(|error| chain(&error));
-    let opened = socket.and_then(|socket| {
-        let (class, name, socket) = match service {
-            Service::Migration => (MEMORY, QEMU_SERVICE, socket),
-            Service::Disks => (STORAGE, DISKS_SERVICE, socket.counted(shared.disk_bytes.clone())),
-        };
-        carriage.streams.open_in(class, name, socket).map_err(|error| chain(&error))
-    });
-    if let Err(reason) = opened {
-        tracing::warn!(reason, "a connection of QEMU's was not taken");
     }
 }

@@ -9,11 +9,10 @@ use std::sync::mpsc::{Receiver, channel};
 use linerate_api::Transport;
 use linerate_core::source::{Action, Config};
 use linerate_core::stream::StreamId;
-use linerate_core::{Code, Fault, Message, Mode, ModeTag, Side, StreamNote, Token};
+use linerate_core::{Code, Fault, Message, Mode, Side, StreamNote, Token};
 use linerate_net::stream::endpoint::Socket;
 
-use super::domain::OutgoingDomain;
-use super::streams::{Accepting, Service};
+use super::streams::{Accepting, MigrationStreams, Service};
 use super::worker::Worker;
 use super::*;
 use crate::journal::{Record, Waiting};
@@ -22,13 +21,16 @@ use crate::session::identity::Identity;
 /// Only a hang meets it.
 const LONG: Duration = Duration::from_secs(60);
 
-/// A migration whose loop is the test.
+/// A migration by streams whose loop is the test.
 fn outgoing() -> (Arc<Outgoing>, Receiver<Input>) {
-    outgoing_of(None)
+    let (outgoing, inputs) = outgoing_of(ModeTag::Streams);
+    let streams = MigrationStreams::new(outgoing.inbox.clone(), 50, 0);
+    outgoing.set_channel_source(ChannelSource::Streams(streams));
+    (outgoing, inputs)
 }
 
-fn outgoing_of(domain: Option<OutgoingDomain>) -> (Arc<Outgoing>, Receiver<Input>) {
-    let mode = if domain.is_some() { ModeTag::Handover } else { ModeTag::Streams };
+/// One that has no driver yet.
+fn outgoing_of(mode: ModeTag) -> (Arc<Outgoing>, Receiver<Input>) {
     let (inbox, inputs) = channel();
     let request = serde_json::from_value(serde_json::json!({ "guest": "g", "to": "beta" })).unwrap();
     let config = Config::new("g", String::new(), Mode::Streams { channels: 2 });
@@ -43,20 +45,16 @@ fn outgoing_of(domain: Option<OutgoingDomain>) -> (Arc<Outgoing>, Receiver<Input
         clock: Clock::start(),
         machine: Mutex::new(Source::new(config)),
         work: Condvar::new(),
-        carriage: Mutex::new(Some(Arc::new(streams::carriage(inbox.clone(), 50)))),
         inbox,
         door: Door::closed(),
         losses: Losses::default(),
         pacer: None,
-        hub: EventLog::default(),
-        choice: mode::Choice { mode, reason: None },
-        ram: Mutex::default(),
-        board: LinkTable::default(),
+        event_log: EventLog::default(),
+        mode,
+        mode_reason: None,
+        channel_source: Mutex::default(),
+        link_table: LinkTable::default(),
         cancelling: AtomicBool::new(false),
-        disks: 0,
-        disk_bytes: Arc::default(),
-        marks: Mutex::default(),
-        domain,
     };
     (Arc::new(outgoing), inputs)
 }
@@ -83,12 +81,12 @@ fn a_destination_that_lies_ends_the_migration() {
     let lies = [stop(40), Message::Stream { stream: 1, note: open }, Message::Fence { channel: 4 }];
     for lie in lies {
         let (outgoing, inputs) = outgoing();
-        outgoing.heard(lie.clone());
+        outgoing.deliver_stream_message(lie.clone());
         let fault = violation(&inputs).unwrap_or_else(|| panic!("{lie:?} is taken"));
         assert_eq!((fault.code, fault.side), (Code::ProtocolViolation, Side::Destination), "{lie:?}");
     }
     let (outgoing, inputs) = outgoing();
-    outgoing.heard(Message::Fence { channel: 3 });
+    outgoing.deliver_stream_message(Message::Fence { channel: 3 });
     assert_eq!(violation(&inputs), None, "that one may have been opened");
 }
 
@@ -96,9 +94,10 @@ fn a_destination_that_lies_ends_the_migration() {
 fn no_more_connections_of_the_hypervisor_are_taken_than_it_was_set_to_make() {
     let dir = tempfile::tempdir().unwrap();
     let (outgoing, _inputs) = outgoing();
-    let streams = outgoing.carriage().unwrap().streams.clone();
+    let migration = outgoing.migration_streams().unwrap();
+    let streams = migration.transport.streams.clone();
     let socket = dir.path().join("state.sock");
-    let accepting = Accepting::start(&socket, outgoing, Service::Migration, 2).unwrap();
+    let accepting = Accepting::start(&socket, migration, Service::Migration, 2).unwrap();
     let mut connections: Vec<UnixStream> = (0..3).map(|_| UnixStream::connect(&socket).unwrap()).collect();
     // They are accepted in order, so with the last the others were, too.
     connections[2].set_read_timeout(Some(LONG)).unwrap();
@@ -119,7 +118,7 @@ fn streams_are_reset_before_the_hypervisor_is_asked_to_roll_back() {
         session_loop::SessionLoop::new(outgoing.clone(), worker, agent.outgoing.clone(), record);
     let open = || {
         let (here, _there) = UnixStream::pair().unwrap();
-        outgoing.carriage().unwrap().streams.open("x", Socket::new(here).unwrap())
+        outgoing.stream_transport().unwrap().streams.open("x", Socket::new(here).unwrap())
     };
     assert!(open().is_ok());
     session_loop.execute(Action::RollBack);
@@ -134,11 +133,11 @@ fn no_fence_of_a_lost_link_can_be_asked_for_before_the_streams_know_of_the_loss(
         source.handle(Time::ZERO, Event::ChannelUp { channel, link });
     }
     let machine = Mutex::new(source);
-    let mut told = Vec::new();
+    let mut gone = Vec::new();
     lose_link(&machine, Time::ZERO, 7, |channel| {
-        assert!(machine.try_lock().is_err(), "the loop can send the fence now, and hear its answer");
-        told.push(channel);
+        assert!(machine.try_lock().is_none(), "the loop can send the fence now, and receive its answer");
+        gone.push(channel);
     });
-    assert_eq!(told, [0, 2]);
-    assert_eq!(machine.into_inner().unwrap().scheduler().active_channels(), 1);
+    assert_eq!(gone, [0, 2]);
+    assert_eq!(machine.lock().scheduler().active_channels(), 1);
 }

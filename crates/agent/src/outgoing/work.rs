@@ -1,6 +1,5 @@
 //! What the channels ask the machine: the pump's work source.
 
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use linerate_core::ChannelId;
@@ -24,8 +23,7 @@ impl WorkSource for Outgoing {
                 scheduler::Next::Ping { sequence } => return Next::Ping { sequence },
                 scheduler::Next::Stop => return Next::Stop,
                 scheduler::Next::Wait => {
-                    let waited = self.work.wait_timeout(machine, LOOK_AGAIN);
-                    machine = waited.unwrap_or_else(PoisonError::into_inner).0;
+                    machine = self.work.wait_timeout(machine, LOOK_AGAIN);
                 }
             }
         }

@@ -3,19 +3,23 @@
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::mpsc::Receiver;
-use std::sync::{Arc, Condvar, Mutex};
 use std::time::Instant;
 
 use linerate_api::DomainMove;
+use linerate_core::ModeTag;
 use linerate_core::source::Event;
 use linerate_guest::migrate::SourceQemu;
 use linerate_guest::qmp::Qmp;
-use linerate_guest::registry::{GuestRecord, Origin, Registry};
+use linerate_guest::registry::{GuestRecord, Origin};
+use linerate_net::lock::{Condvar, Mutex};
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
-use super::super::domain::OutgoingDomain;
-use super::super::worker::{Guest, Worker};
+use super::super::driver::{self, GuestRam, ModeParts, OutgoingDomain};
+use super::super::guest::Guest;
+use super::super::worker::Worker;
 use super::super::{Input, Outgoing};
 use super::{LONG, outgoing_of};
 use crate::gate::{StreamGate, StreamGates};
@@ -34,16 +38,15 @@ struct Fake(Arc<(Mutex<Answers>, Condvar)>);
 
 impl Fake {
     fn says(&self, run_state: &'static str, migration: &'static str) {
-        *self.0.0.lock().unwrap() = Answers { run_state, migration, asked: 0 };
+        *self.0.0.lock() = Answers { run_state, migration, asked: 0 };
     }
 
     /// Waits until this answer has been looked at as a whole: the third question comes after all that followed from the
     /// first.
     fn wait_seen(&self) {
-        let answers = self.0.0.lock().unwrap();
-        let (answers, late) =
-            self.0.1.wait_timeout_while(answers, LONG, |answers| answers.asked < 3).unwrap();
-        assert!(!late.timed_out(), "asked {} times", answers.asked);
+        let answers = self.0.0.lock();
+        let (answers, late) = self.0.1.wait_timeout_while(answers, LONG, |answers| answers.asked < 3);
+        assert!(!late, "asked {} times", answers.asked);
     }
 
     fn serve(&self, path: &Path) {
@@ -65,7 +68,7 @@ impl Fake {
     }
 
     fn answer(&self, question: &Value) -> Value {
-        let mut answers = self.0.0.lock().unwrap();
+        let mut answers = self.0.0.lock();
         match question.as_str() {
             Some("query-status") => {
                 answers.asked += 1;
@@ -79,12 +82,14 @@ impl Fake {
 }
 
 /// A domain of this hypervisor that is about to be handed over.
-fn leaving(dir: &Path, fake: &Fake) -> (Arc<Outgoing>, Receiver<Input>, Worker) {
+fn leaving(dir: &TempDir, fake: &Fake) -> (Arc<Outgoing>, Receiver<Input>, Worker) {
+    let sessions = crate::testing::agent(dir, &[]).outgoing.clone();
+    let dir = dir.path();
     let stream = dir.join("mig.sock");
     let gates = Arc::new(StreamGates::default());
     let asked = DomainMove { stream: stream.clone(), job: dir.join("job.sock"), uuid: String::new() };
     gates.add(Arc::new(StreamGate::new(&stream, Box::new(|_| Ok(()))).unwrap()));
-    let (outgoing, inputs) = outgoing_of(Some(OutgoingDomain::new(&asked, gates, None)));
+    let (outgoing, inputs) = outgoing_of(ModeTag::Handover);
     let monitor = dir.join("qmp.sock");
     fake.serve(&monitor);
     let qmp = Qmp::connect(&monitor, Instant::now() + LONG).unwrap();
@@ -98,17 +103,15 @@ fn leaving(dir: &Path, fake: &Fake) -> (Arc<Outgoing>, Receiver<Input>, Worker) 
         },
         "run_state": "running", "process": {"pid": pid, "vcpu_threads": [], "executable": "qemu"}, "domain": true
     });
-    let guest = Guest {
-        description: serde_json::from_value(description).unwrap(),
-        record: GuestRecord::new("g", Origin::Adopted, pid, monitor, Vec::new()).unwrap(),
-        registry: Registry::open(dir).unwrap(),
-        qemu: SourceQemu::recovered(qmp, true, None, false),
-        blocks: Vec::new(),
-        ram: Vec::new(),
-        state_socket: dir.join("state.sock"),
-        disks_socket: dir.join("disks.sock"),
-    };
-    let worker = Worker::start(outgoing.clone(), guest).unwrap();
+    let guest = Guest::new(
+        outgoing.clone(),
+        serde_json::from_value(description).unwrap(),
+        GuestRecord::new("g", Origin::Adopted, pid, monitor, Vec::new()).unwrap(),
+        SourceQemu::recovered(qmp, true, None, false),
+    );
+    let domain = OutgoingDomain::new(&asked, gates);
+    let mode = ModeParts::Handover { ram: GuestRam::default(), domain };
+    let worker = Worker::start(driver::of(&sessions, guest, mode).unwrap()).unwrap();
     (outgoing, inputs, worker)
 }
 
@@ -121,7 +124,7 @@ fn a_domain_that_somebody_suspended_is_not_taken_for_one_that_is_handed_over() {
     let dir = tempfile::tempdir().unwrap();
     let fake = Fake::default();
     fake.says("paused", "setup");
-    let (_outgoing, inputs, worker) = leaving(dir.path(), &fake);
+    let (_outgoing, inputs, worker) = leaving(&dir, &fake);
     worker.submit("switch over", |guest| guest.switch_over());
     for (run_state, migration) in
         [("paused", "setup"), ("paused", "active"), ("running", "active"), ("finish-migrate", "active")]
@@ -139,16 +142,19 @@ fn a_domain_that_somebody_suspended_is_not_taken_for_one_that_is_handed_over() {
 }
 
 #[test]
-fn what_is_held_of_a_domain_that_libvirt_lets_run_again_is_not_let_through() {
+fn what_is_held_of_a_domain_that_libvirt_lets_run_again_is_not_released() {
     for (run_state, migration) in [("running", "completed"), ("paused", "failed")] {
         let dir = tempfile::tempdir().unwrap();
         let fake = Fake::default();
         fake.says(run_state, migration);
-        let (_outgoing, inputs, worker) = leaving(dir.path(), &fake);
-        worker.submit("let through", |guest| guest.let_through());
-        let told = inputs.recv_timeout(LONG).expect("it is given up");
-        let Input::Event(Event::Failed(fault)) = told else { panic!("{run_state}, {migration}") };
-        assert!(fault.detail.contains("does not stand any more"), "{run_state}, {migration}: {fault}");
+        let (_outgoing, inputs, worker) = leaving(&dir, &fake);
+        worker.submit("release stream", |guest| guest.release_stream());
+        let input = inputs.recv_timeout(LONG).expect("it is given up");
+        let Input::Event(Event::Failed(fault)) = input else { panic!("{run_state}, {migration}") };
+        assert!(
+            fault.detail.contains("does not hold the guest any more"),
+            "{run_state}, {migration}: {fault}"
+        );
         worker.finish();
     }
 }
@@ -161,7 +167,7 @@ fn each_state_in_which_qemu_hands_a_domain_over_is_known() {
         let dir = tempfile::tempdir().unwrap();
         let fake = Fake::default();
         fake.says(run_state, migration);
-        let (_outgoing, inputs, worker) = leaving(dir.path(), &fake);
+        let (_outgoing, inputs, worker) = leaving(&dir, &fake);
         worker.submit("switch over", |guest| guest.switch_over());
         worker.finish();
         assert!(is_held(&inputs), "{run_state}, {migration}");

@@ -1,0 +1,201 @@
+//! A guest of this host's registry: it is compared with what the destination was prepared for, and in the end it runs
+//! here as before, or its process is ended.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use linerate_core::source::Event;
+use linerate_core::{Code, Fault, GuestState, Side, Step};
+use linerate_guest::leftover_ram::LeftoverRam;
+use linerate_guest::migrate::{MigrateError, PreSwitchover};
+use linerate_guest::process;
+use linerate_guest::registry::Registry;
+use linerate_guest::shared::Marks;
+
+use super::{Done, here};
+use crate::disks;
+use crate::faults::chain;
+use crate::outgoing::guest::{Guest, HOLD_WAIT, qemu_fault};
+use crate::outgoing::{Input, Sessions};
+
+/// Further tries to let a guest run again if QEMU did not do it at once.
+const RESUME_TRIES: u32 = 5;
+
+pub(super) struct OwnQemu {
+    pub guest: Guest,
+    registry: Registry,
+    /// Where QEMU's migration connects to.
+    pub state_socket: PathBuf,
+    /// In the images that are not copied, by which the destination knows them. They stay until this is dropped.
+    marks: Marks,
+    /// [`OwnQemu::check_unchanged`] has passed.
+    is_unchanged: bool,
+    downtime_ms: Option<u64>,
+}
+
+impl OwnQemu {
+    pub fn new(sessions: &Sessions, guest: Guest, marks: Marks) -> Result<OwnQemu, Fault> {
+        let registry = sessions.registry.clone();
+        let folder = registry.folder(&guest.record.name);
+        let folder = folder.map_err(|error| here(Code::Internal, Step::Resolve, &error))?;
+        let state_socket = folder.join("state.sock");
+        Ok(OwnQemu { guest, registry, state_socket, marks, is_unchanged: false, downtime_ms: None })
+    }
+
+    /// The downtime that QEMU itself counted, once it is known.
+    pub fn downtime_ms(&self) -> Option<u64> {
+        self.downtime_ms
+    }
+
+    /// QEMU has stopped the guest and holds. The disks of the beginning go to the destination, which compares them with
+    /// what it has opened. [`Self::check_unchanged`] finds later whether the guest has others now, when nothing waits
+    /// for it.
+    pub fn held(&self, held: &PreSwitchover) -> Done {
+        self.guest.send_stopped(held.stopped_at);
+        let prior = self.guest.qemu.stands().cloned();
+        let _ = self.guest.shared.inbox.send(Input::PriorRunState(prior));
+        self.guest.send(Event::PreSwitchover {
+            was_running: held.ran,
+            disks: disks::at_first(&self.guest.description)?,
+        });
+        Ok(())
+    }
+
+    /// The guest's disks, devices and files on shared storage are those of the beginning, for which the destination was
+    /// prepared. Compared when QEMU has written its state: until then another monitor can change them.
+    pub fn check_unchanged(&mut self) -> Done {
+        if self.is_unchanged {
+            return Ok(());
+        }
+        let Guest { qemu, description, record, .. } = &mut self.guest;
+        disks::check_unchanged(qemu.qmp(), description, Guest::deadline())?;
+        qemu.check_devices(Guest::deadline()).map_err(|error| differs(&error))?;
+        self.marks
+            .recheck(record.process.pid)
+            .map_err(|error| here(Code::GuestDiffers, Step::Blackout, &error))?;
+        self.is_unchanged = true;
+        Ok(())
+    }
+
+    /// Has QEMU write its device state, and waits until it has.
+    pub fn write_state(&mut self) -> Result<(), MigrateError> {
+        let is_abandoned = self.guest.abandon_check();
+        let qemu = &mut self.guest.qemu;
+        qemu.cont_switchover(Guest::deadline())?;
+        qemu.wait_completed(Instant::now() + HOLD_WAIT, &is_abandoned)
+    }
+
+    /// QEMU does not hand over a disk that a job of another monitor uses, and does not say why.
+    pub fn explain(&mut self, error: &MigrateError) -> Fault {
+        match self.check_unchanged() {
+            Err(changed) if changed.code == Code::GuestDiffers => {
+                Fault { detail: format!("{}; QEMU said: {}", changed.detail, chain(error)), ..changed }
+            }
+            _ => qemu_fault(Step::Blackout, error),
+        }
+    }
+
+    /// Commit may be sent for a guest that is still what the destination was prepared for. Nobody may have let it run
+    /// here: what it did then is not at the destination. A QEMU that has ended, or does not answer, lets nothing run.
+    pub fn check_source_intact(&mut self) -> Done {
+        if let Err(fault) = self.check_unchanged() {
+            if self.guest.record.can_run() {
+                return Err(fault);
+            }
+            return Err(self.ended_unchecked(&fault));
+        }
+        let intact = self.guest.qemu.still_stands(Guest::deadline());
+        if let Err(error) = &intact {
+            tracing::debug!(error = chain(error), "the source's QEMU does not say what its guest does");
+        }
+        let _ = self.guest.shared.inbox.send(Input::SourceIntact(intact.unwrap_or(true)));
+        Ok(())
+    }
+
+    /// The destination's copy is the only one, so it is not told to give it up. Nobody knows whether it has the right
+    /// disks, so an operator decides. The core takes the first answer as the loss of this copy, and the second as the
+    /// end.
+    fn ended_unchecked(&self, fault: &Fault) -> Fault {
+        let record = &self.guest.record;
+        let gone = format!(
+            "the QEMU of {} (process {}) has ended: {}",
+            record.name, record.process.pid, fault.detail
+        );
+        self.guest.send(Event::Failed(Fault::new(Code::GuestGone, Step::Commit, Side::Source, gone)));
+        let detail = format!(
+            "the source's QEMU ended before its disks and devices were compared with those of the beginning; {} keeps the guest \
+             complete and paused: see there that its disks are the right ones, then `linerate resolve --resume-here`, or --give-up",
+            self.guest.shared.request.to
+        );
+        Fault::new(Code::GuestDiffers, Step::Commit, Side::Source, detail)
+    }
+
+    /// Lets the guest do what it did before, and says how that went.
+    pub fn resume_at_source(&mut self) -> Event {
+        let mut done = self.guest.qemu.cancel_and_resume(Guest::deadline());
+        for number in 0..RESUME_TRIES {
+            let Err(error) = &done else { break };
+            let is_answer = error.is_answer();
+            tracing::warn!(
+                error = chain(error),
+                "the guest could not be resumed at the source; trying again"
+            );
+            if number > 0 || is_answer {
+                std::thread::sleep(Duration::from_secs(1));
+            }
+            if is_answer || self.connect_again() {
+                done = self.guest.qemu.cancel_and_resume(Guest::deadline());
+            }
+        }
+        let runs = done.and_then(|()| self.guest.qemu.runs(Guest::deadline()));
+        let alive = self.guest.record.is_alive();
+        let (guest, complete) = match runs {
+            Ok(true) => (GuestState::RunsAtSource, true),
+            Ok(false) => (GuestState::PausedAtSource, true),
+            Err(_) if !alive => (GuestState::Gone, true),
+            Err(error) => {
+                tracing::error!(
+                    error = chain(&error),
+                    "the guest could not be rolled back; it is tried until it can"
+                );
+                (GuestState::PausedAtSource, false)
+            }
+        };
+        Event::RolledBack { guest, complete }
+    }
+
+    /// A connection that broke in the middle of a command is of no use: a fresh one may be.
+    fn connect_again(&mut self) -> bool {
+        self.guest.qemu.qmp().hang_up();
+        match process::connect(&self.guest.record, Guest::deadline()) {
+            Ok(qmp) => self.guest.qemu.reconnect(qmp),
+            Err(error) => {
+                tracing::warn!(error = chain(&error), "its QEMU does not answer");
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Ends the process of a guest that has left.
+    pub fn clean_up(&mut self) -> Done {
+        let Guest { qemu, record, .. } = &mut self.guest;
+        self.downtime_ms = qemu.downtime_ms(Guest::deadline()).ok().flatten();
+        let left = LeftoverRam::of(record);
+        let (how, qmp) = (process::StopMethod::Quit, Some(qemu.qmp()));
+        process::stop(&self.registry, record, qmp, how, Guest::deadline())
+            .map_err(|error| here(Code::HypervisorFailed, Step::CleanUp, &error))?;
+        tracing::info!(guest = record.name, bytes = left.free(), "memory given back that the guest has left");
+        self.guest.send(Event::CleanedUp);
+        Ok(())
+    }
+}
+
+/// What the source's QEMU has is not what the destination was started with.
+fn differs(error: &MigrateError) -> Fault {
+    let code = match error {
+        MigrateError::Devices { .. } => Code::GuestDiffers,
+        _ => Code::HypervisorFailed,
+    };
+    here(code, Step::Blackout, error)
+}

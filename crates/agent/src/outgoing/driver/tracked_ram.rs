@@ -1,0 +1,246 @@
+//! RAM of the guest that Linerate copies: what is populated, what was written since, and what has become a hole again.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use linerate_core::source::Event;
+use linerate_core::{Code, Extent, Fault, RegionId, RegionInfo, Run, Side, Step};
+use linerate_guest::description::GuestDescription;
+use linerate_memory::{Mapping, RamBlock, TrackError, Tracker};
+
+use super::{Done, here};
+use crate::outgoing::ChannelSource;
+use crate::outgoing::drain::{self, DrainingTracker, IoDrained, with_io_drained};
+use crate::outgoing::guest::{Guest, qemu_fault};
+use crate::outgoing::pinned;
+use crate::ram::Ram;
+
+/// The guest's RAM blocks, mapped here, by the number of their region.
+#[derive(Default)]
+pub(in crate::outgoing) struct GuestRam {
+    blocks: Vec<RamBlock>,
+    mapped: Vec<Arc<Ram>>,
+}
+
+impl GuestRam {
+    /// Finds and maps it. Nothing is tracked yet.
+    pub fn find(guest: &GuestDescription) -> Result<GuestRam, Fault> {
+        let mut ram = GuestRam::default();
+        for region in guest.regions() {
+            let path = PathBuf::from(region.path.clone().unwrap_or_default());
+            let block = RamBlock::find(guest.process.pid, &region.id, &path)
+                .map_err(|error| here(Code::TrackingFailed, Step::Resolve, &error))?;
+            let mapping =
+                Mapping::new(&block).map_err(|error| here(Code::MemoryFailed, Step::Resolve, &error))?;
+            ram.mapped.push(Arc::new(Ram::new(mapping)));
+            ram.blocks.push(block);
+        }
+        Ok(ram)
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.mapped.iter().map(|ram| ram.mapping().size()).sum()
+    }
+
+    /// What the destination is offered.
+    pub fn regions(&self) -> Result<Vec<RegionInfo>, Fault> {
+        let region = |(index, block): (usize, &RamBlock)| {
+            let id =
+                u16::try_from(index).map_err(|error| here(Code::NotMigratable, Step::Resolve, &error))?;
+            Ok(RegionInfo { id, name: block.name().to_owned(), size: block.size() })
+        };
+        self.blocks.iter().enumerate().map(region).collect()
+    }
+}
+
+pub(super) struct TrackedRam {
+    ram: GuestRam,
+    /// From attach to detach.
+    tracker: Option<DrainingTracker>,
+    /// Rule 6: some disk reads into pinned pages, so protection is applied only while block I/O is drained.
+    must_pause: bool,
+    /// Rule 7: the guest may give memory back, so holes are looked for in the end.
+    may_discard: bool,
+    /// All that was ever found populated, where holes have to be looked for.
+    seen: Vec<Extent>,
+}
+
+impl TrackedRam {
+    /// The channels send it from now on, as the core says.
+    pub fn new(guest: &Guest, ram: GuestRam) -> TrackedRam {
+        guest.shared.set_channel_source(ChannelSource::Ram(ram.mapped.clone()));
+        TrackedRam {
+            ram,
+            tracker: None,
+            must_pause: pinned::reads_into_pinned_pages(&guest.description),
+            may_discard: guest.description.traits.may_discard,
+            seen: Vec::new(),
+        }
+    }
+
+    pub fn attach(&mut self, guest: &Guest) -> Done {
+        let process = &guest.description.process;
+        let (tracker, report) = Tracker::attach(process.pid, &self.ram.blocks, &process.vcpu_threads)
+            .map_err(|error| here(Code::TrackingFailed, Step::Track, &error))?;
+        tracing::debug!(pid = process.pid, thread = report.thread, stopped = ?report.stopped, "attached");
+        self.tracker = Some(DrainingTracker::new(tracker));
+        Ok(())
+    }
+
+    pub fn is_attached(&self) -> bool {
+        self.tracker.is_some()
+    }
+
+    /// Takes the protection off.
+    pub fn detach(&mut self) {
+        if let Some(tracker) = self.tracker.take()
+            && let Err(error) = tracker.detach()
+        {
+            // Closing the descriptor has taken the protection off all the same.
+            tracing::warn!(error = crate::faults::chain(&error), "write protection was taken off by closing");
+        }
+    }
+
+    fn tracker(&self) -> Result<&DrainingTracker, Fault> {
+        self.tracker
+            .as_ref()
+            .ok_or_else(|| Fault::new(Code::Internal, Step::Track, Side::Source, "memory is not attached to"))
+    }
+
+    fn drained(
+        &self,
+        guest: &mut Guest,
+        mut work: impl FnMut(&IoDrained) -> Done,
+    ) -> Result<Duration, Fault> {
+        let mut guest = Pausable { guest, must_pause: self.must_pause };
+        with_io_drained(&mut guest, |_, drained| work(drained))
+    }
+
+    pub fn protect(&mut self, guest: &mut Guest) -> Done {
+        let tracker = self.tracker()?;
+        let paused = self.drained(guest, |drained| {
+            let took = tracker.protect(drained).map_err(|error| track_fault(Step::Track, &error))?;
+            tracing::debug!(?took, "protected");
+            Ok(())
+        })?;
+        let began = Instant::now();
+        let mut populated = Vec::new();
+        for (region, (ram, block)) in self.ram.mapped.iter().zip(&self.ram.blocks).enumerate() {
+            let runs = block.populated(ram.mapping());
+            let runs = runs.map_err(|error| here(Code::MemoryFailed, Step::Track, &error))?;
+            populated.extend(extents(region, runs));
+        }
+        tracing::debug!(took = ?began.elapsed(), runs = populated.len(), "found what is populated");
+        self.note_seen(&populated);
+        guest.send(Event::Protected { populated, paused });
+        Ok(())
+    }
+
+    /// What was written since the last scan. `last`: QEMU has stopped the guest. `also`: what was sent besides.
+    pub fn scan(&mut self, guest: &mut Guest, last: bool, also: &[Extent]) -> Done {
+        let step = if last { Step::Blackout } else { Step::Copy };
+        let began = Instant::now();
+        let tracker = self.tracker()?;
+        let mut found = Vec::new();
+        let mut scan = |drained: &IoDrained| {
+            found.extend(tracker.scan(drained).map_err(|error| track_fault(step, &error))?);
+            if last { tracker.check_mapped().map_err(|error| track_fault(step, &error)) } else { Ok(()) }
+        };
+        let paused = if last {
+            scan(&drain::held())?;
+            Duration::ZERO
+        } else {
+            self.drained(guest, scan)?
+        };
+        let mut dirty: Vec<Extent> =
+            found.into_iter().flat_map(|(block, run)| extents(block, vec![run])).collect();
+        self.note_seen(&dirty);
+        self.note_seen(also);
+        if last {
+            dirty.extend(self.new_holes()?);
+        }
+        guest.send(Event::Scanned { dirty, took: began.elapsed(), paused });
+        Ok(())
+    }
+
+    fn note_seen(&mut self, extents: &[Extent]) {
+        if self.may_discard {
+            self.seen.extend_from_slice(extents);
+        }
+    }
+
+    /// What was sent once and has been given back since: it is sent again, as zero runs.
+    fn new_holes(&mut self) -> Result<Vec<Extent>, Fault> {
+        let seen = linerate_core::extent::normalise(std::mem::take(&mut self.seen));
+        let mut holes = Vec::new();
+        for (region, ram) in self.ram.mapped.iter().enumerate() {
+            let runs: Vec<Run> = seen
+                .iter()
+                .filter(|extent| usize::from(extent.region) == region)
+                .map(|extent| extent.run)
+                .collect();
+            let found = ram.mapping().holes_among(&runs);
+            let found = found.map_err(|error| here(Code::MemoryFailed, Step::Blackout, &error))?;
+            holes.extend(extents(region, found));
+        }
+        Ok(holes)
+    }
+
+    pub fn digest(&self, guest: &Guest) -> Done {
+        let digest = crate::digest::of(&self.ram.mapped)
+            .map_err(|error| here(Code::MemoryFailed, Step::Blackout, &error))?;
+        guest.send(Event::Digested(digest));
+        Ok(())
+    }
+}
+
+/// The guest, as rule 6 pauses it.
+struct Pausable<'a> {
+    guest: &'a mut Guest,
+    must_pause: bool,
+}
+
+impl Pausable<'_> {
+    fn step(&self) -> Step {
+        self.guest.shared.machine().step()
+    }
+}
+
+impl drain::Pausable for Pausable<'_> {
+    type Error = Fault;
+
+    fn must_pause(&self) -> bool {
+        self.must_pause
+    }
+
+    fn pause(&mut self) -> Result<bool, Fault> {
+        let step = self.step();
+        self.guest.qemu.pause(Guest::deadline()).map_err(|error| qemu_fault(step, &error))
+    }
+
+    fn resume(&mut self) -> Done {
+        let step = self.step();
+        self.guest.qemu.resume(Guest::deadline()).map_err(|error| qemu_fault(step, &error))
+    }
+
+    fn stayed_paused(&mut self) -> Result<bool, Fault> {
+        let step = self.step();
+        self.guest.qemu.has_stood(Guest::deadline()).map_err(|error| qemu_fault(step, &error))
+    }
+}
+
+/// Runs of the region with this index, as extents.
+fn extents(region: usize, runs: Vec<Run>) -> impl Iterator<Item = Extent> {
+    // There are at most 64 regions (the protocol's cap).
+    let region = RegionId::try_from(region).unwrap_or(RegionId::MAX);
+    runs.into_iter().map(move |run| Extent { region, run })
+}
+
+fn track_fault(step: Step, error: &TrackError) -> Fault {
+    let code = match error {
+        TrackError::TargetEnded { .. } => Code::GuestGone,
+        _ => Code::TrackingFailed,
+    };
+    here(code, step, error)
+}

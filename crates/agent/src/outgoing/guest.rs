@@ -1,0 +1,69 @@
+//! What every driver has of the guest that leaves: its QEMU, and the migration.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use linerate_core::source::Event;
+use linerate_core::{Code, Fault, Side, Step};
+use linerate_guest::description::GuestDescription;
+use linerate_guest::migrate::{MigrateError, SourceQemu};
+use linerate_guest::registry::GuestRecord;
+
+use super::{Input, Outgoing};
+use crate::faults::fault;
+
+/// A QMP command that does not wait for anything.
+const QMP_WAIT: Duration = Duration::from_secs(10);
+/// QEMU stops the guest and holds, or writes its device state.
+pub(super) const HOLD_WAIT: Duration = Duration::from_secs(30);
+
+/// See the module.
+pub(super) struct Guest {
+    pub shared: Arc<Outgoing>,
+    pub description: GuestDescription,
+    pub record: GuestRecord,
+    pub qemu: SourceQemu,
+    /// The migration is rolled back: every wait of the driver ends.
+    pub abandon: Arc<AtomicBool>,
+}
+
+impl Guest {
+    /// Nothing is done to it yet.
+    pub fn new(
+        shared: Arc<Outgoing>,
+        description: GuestDescription,
+        record: GuestRecord,
+        qemu: SourceQemu,
+    ) -> Guest {
+        Guest { shared, description, record, qemu, abandon: Arc::default() }
+    }
+
+    pub fn deadline() -> Instant {
+        Instant::now() + QMP_WAIT
+    }
+
+    pub fn is_abandoned(&self) -> bool {
+        self.abandon.load(Ordering::SeqCst)
+    }
+
+    /// The same question, for a wait that borrows the guest or has a thread of its own.
+    pub fn abandon_check(&self) -> impl Fn() -> bool + Send + 'static {
+        let abandon = self.abandon.clone();
+        move || abandon.load(Ordering::SeqCst)
+    }
+
+    pub fn send(&self, event: Event) {
+        self.shared.send(event);
+    }
+
+    /// Its virtual CPUs have executed nothing since then.
+    pub fn send_stopped(&self, at: Instant) {
+        let at = self.shared.clock.at(at);
+        let _ = self.shared.inbox.send(Input::EventAt(at, Event::GuestStopped));
+    }
+}
+
+pub(super) fn qemu_fault(step: Step, error: &MigrateError) -> Fault {
+    fault(Code::HypervisorFailed, step, Side::Source, error)
+}
