@@ -15,6 +15,7 @@ use linerate_net::channel::{AckReader, ChannelEnd, ChannelError, Sender, WriteOr
 use linerate_net::region::Region;
 use linerate_net::region::heap::HeapRegion;
 use linerate_net::tcp::Stream;
+use linerate_net::tcp::options::TcpOptions;
 use linerate_net::tcp::send::{StreamAcks, StreamSender};
 
 /// Lets time pass between the moment that a receive was called and the moment that it writes, as a page fault does.
@@ -101,18 +102,24 @@ fn no_byte_changes_after_the_fence_closed() {
 fn no_byte_changes_after_the_seal() {
     let region = SlowRegion::new((PAGES * PAGE) as usize);
     let regions = table(Arc::clone(&region) as Arc<dyn Region>);
-    let (source_end, destination_end) = tcp_pair();
+    // A region this slow opens its window again after a second or more, and the seal waits for a write on a busy host.
+    let patient = TcpOptions { user_timeout: WAIT, ..TcpOptions::default() };
+    let (source_end, destination_end) = tcp_pair_with(&patient);
     let destination = Destination::serve(destination_end, Arc::clone(&regions));
     let stop = Arc::new(AtomicBool::new(false));
-    let sending = keep_sending(source_end, Arc::clone(&stop));
+    // Its end stays open here: closed with acknowledgements that nobody read, it would reset the connection.
+    let sending = keep_sending(source_end.clone(), Arc::clone(&stop));
     until("some writes", || region.receives.load(Ordering::SeqCst) > 3);
     regions.seal();
     let after = region.inner.snapshot();
     std::thread::sleep(Duration::from_millis(300));
     assert!(region.inner.snapshot() == after, "a byte changed after the seal");
     stop.store(true, Ordering::SeqCst);
+    // It may be waiting for room.
+    source_end.closer().close();
     sending.join().unwrap();
-    assert!(matches!(destination.end(), ChannelEnd::Failed(ChannelError::Sealed)));
+    let end = destination.end();
+    assert!(matches!(end, ChannelEnd::Failed(ChannelError::Sealed)), "{end:?}");
 }
 
 #[test]

@@ -78,9 +78,13 @@ pub fn listener() -> (Listener, mpsc::Receiver<Stream>) {
 
 /// Both ends of a TCP connection that has shaken hands.
 pub fn tcp_pair() -> (Stream, Stream) {
+    tcp_pair_with(&TcpOptions::default())
+}
+
+/// As [`tcp_pair`], with these options of the source's end.
+pub fn tcp_pair_with(options: &TcpOptions) -> (Stream, Stream) {
     let (listener, streams) = listener();
-    let (source, _) =
-        connect(&route(listener.addresses()[0]), &hello(Role::Data), &TcpOptions::default()).unwrap();
+    let (source, _) = connect(&route(listener.addresses()[0]), &hello(Role::Data), options).unwrap();
     (source, streams.recv_timeout(WAIT).unwrap())
 }
 
