@@ -8,6 +8,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use common::description;
 use linerate_guest::description::{Disk, GuestDescription, ImageFormat};
@@ -125,9 +126,20 @@ fn the_same_file_is_proved_under_any_name_and_a_copy_of_it_is_not() {
     drop(source.marks);
 }
 
+/// Waits for a mark to go with its files: a child that another test forks has them too, until it runs its own program.
+fn until(mut gone: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !gone() {
+        assert!(Instant::now() < deadline, "a mark stays although its file was closed");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// As on a file system without locks.
-fn without_marks(mut source: Source) -> Source {
+fn without_marks(mut source: Source, path: &Path) -> Source {
     source.marks = Marks::default();
+    let by_mark = |proved: Vec<Proved>| proved.iter().any(|proved| proved.by == Proof::Mark);
+    until(|| !source.check(&[(path, path)]).is_ok_and(by_mark));
     source
 }
 
@@ -149,10 +161,10 @@ fn the_operators_word_counts_where_nothing_is_known_and_not_against_what_is_know
     let proved = of(true, &["vda"]).check(&[(&original, &copy)]).unwrap();
     assert_eq!(proved[0].by, Proof::OperatorAsserted);
     // The very file, of which the mark is not seen.
-    let unseen = without_marks(of(false, &[])).check(&[(&original, &original)]).unwrap_err();
+    let unseen = without_marks(of(false, &[]), &original).check(&[(&original, &original)]).unwrap_err();
     assert!(matches!(&unseen[..], [NotShared::Unproved { .. }]), "{unseen:?}");
     assert!(unseen[0].to_string().contains("--shared-storage vda"), "{unseen:?}");
-    let proved = without_marks(of(false, &["vda"])).check(&[(&original, &original)]).unwrap();
+    let proved = without_marks(of(false, &["vda"]), &original).check(&[(&original, &original)]).unwrap();
     assert_eq!(proved[0].by, Proof::OperatorAsserted);
     // A stale copy is refused with the better sentence, whatever the operator says.
     stale::mark(&copy, "web", "beta").unwrap();
@@ -240,7 +252,8 @@ fn what_is_replaced_between_admission_and_blackout_is_noticed_on_both_sides() {
     fs::rename(&aside, &path).unwrap();
     shared::recheck(&proved, Some(own)).unwrap();
     drop((source.marks, source.open));
-    assert!(shared::recheck(&proved, None).unwrap_err().to_string().contains("no longer marked"));
+    let lost = |error: shared::RecheckError| error.to_string().contains("no longer marked");
+    until(|| shared::recheck(&proved, None).is_err_and(lost));
 }
 
 /// QEMU writes all of a flash device into its file when the guest arrives (tried with QEMU 7.2).
