@@ -18,7 +18,7 @@ const QMP_WAIT: Duration = Duration::from_secs(10);
 /// QEMU stops the guest and holds, or writes its device state.
 pub(super) const HOLD_WAIT: Duration = Duration::from_secs(30);
 
-/// See the module.
+/// The guest's QEMU, what was read of it, and the migration that it belongs to.
 pub(super) struct Guest {
     pub shared: Arc<Outgoing>,
     pub description: GuestDescription,

@@ -1,6 +1,7 @@
 //! The source of a migration in streams, whose hypervisor or destination does what it should not.
 
 mod domain;
+mod own;
 
 use std::io::Read;
 use std::os::unix::net::UnixStream;

@@ -34,10 +34,10 @@ struct Answers {
 
 /// A hypervisor that is told what to say.
 #[derive(Clone, Default)]
-struct Fake(Arc<(Mutex<Answers>, Condvar)>);
+pub(super) struct Fake(Arc<(Mutex<Answers>, Condvar)>);
 
 impl Fake {
-    fn says(&self, run_state: &'static str, migration: &'static str) {
+    pub fn says(&self, run_state: &'static str, migration: &'static str) {
         *self.0.0.lock() = Answers { run_state, migration, asked: 0 };
     }
 
@@ -81,15 +81,8 @@ impl Fake {
     }
 }
 
-/// A domain of this hypervisor that is about to be handed over.
-fn leaving(dir: &TempDir, fake: &Fake) -> (Arc<Outgoing>, Receiver<Input>, Worker) {
-    let sessions = crate::testing::agent(dir, &[]).outgoing.clone();
-    let dir = dir.path();
-    let stream = dir.join("mig.sock");
-    let gates = Arc::new(StreamGates::default());
-    let asked = DomainMove { stream: stream.clone(), job: dir.join("job.sock"), uuid: String::new() };
-    gates.add(Arc::new(StreamGate::new(&stream, Box::new(|_| Ok(()))).unwrap()));
-    let (outgoing, inputs) = outgoing_of(ModeTag::Handover);
+/// A guest of this hypervisor whose process is this one. `is_domain`: it is libvirt's.
+pub(super) fn guest_of(fake: &Fake, dir: &Path, outgoing: &Arc<Outgoing>, is_domain: bool) -> Guest {
     let monitor = dir.join("qmp.sock");
     fake.serve(&monitor);
     let qmp = Qmp::connect(&monitor, Instant::now() + LONG).unwrap();
@@ -101,14 +94,26 @@ fn leaving(dir: &TempDir, fake: &Fake) -> (Arc<Outgoing>, Receiver<Input>, Worke
             "vhost_user": [], "vfio": [], "foreign_memory": [], "may_discard": false, "tpm": false, "hot_plugged": [],
             "capabilities": [], "blocked": [], "migration": null
         },
-        "run_state": "running", "process": {"pid": pid, "vcpu_threads": [], "executable": "qemu"}, "domain": true
+        "run_state": "running", "process": {"pid": pid, "vcpu_threads": [], "executable": "qemu"}, "domain": is_domain
     });
-    let guest = Guest::new(
+    Guest::new(
         outgoing.clone(),
         serde_json::from_value(description).unwrap(),
         GuestRecord::new("g", Origin::Adopted, pid, monitor, Vec::new()).unwrap(),
         SourceQemu::recovered(qmp, true, None, false),
-    );
+    )
+}
+
+/// A domain of this hypervisor that is about to be handed over.
+fn leaving(dir: &TempDir, fake: &Fake) -> (Arc<Outgoing>, Receiver<Input>, Worker) {
+    let sessions = crate::testing::agent(dir, &[]).outgoing.clone();
+    let dir = dir.path();
+    let stream = dir.join("mig.sock");
+    let gates = Arc::new(StreamGates::default());
+    let asked = DomainMove { stream: stream.clone(), job: dir.join("job.sock"), uuid: String::new() };
+    gates.add(Arc::new(StreamGate::new(&stream, Box::new(|_| Ok(()))).unwrap()));
+    let (outgoing, inputs) = outgoing_of(ModeTag::Handover);
+    let guest = guest_of(fake, dir, &outgoing, true);
     let domain = OutgoingDomain::new(&asked, gates);
     let mode = ModeParts::Handover { ram: GuestRam::default(), domain };
     let worker = Worker::start(driver::of(&sessions, guest, mode).unwrap()).unwrap();
