@@ -36,15 +36,18 @@ fn there_and_back(version: QemuVersion, disk: DiskMode) {
 }
 
 fn there_and_back_with(parameters: GuestParameters, version: QemuVersion, disk: DiskMode) {
-    goes_there_and_back(&mut Stage::with_disk(&[2500, 2500], parameters, version, disk));
+    let is_drained = disk == DiskMode::Direct;
+    goes_there_and_back(&mut Stage::with_disk(&[2500, 2500], parameters, version, disk), is_drained);
 }
 
-/// Over both links each way, every byte of RAM compared while paused.
-fn goes_there_and_back(stage: &mut Stage) {
+/// Over both links each way, every byte of RAM compared while paused. Rule 6: where `is_drained`, and only there, the
+/// guest is paused while protection is applied.
+fn goes_there_and_back(stage: &mut Stage, is_drained: bool) {
     for leg in 0..2 {
         let events = stage.migrate(&["--verify"]).finish();
         let report = ended(&events).completed();
         assert_eq!(report["verified"], true, "leg {leg}");
+        assert_eq!(report["pauses_us"].as_u64() > Some(0), is_drained, "leg {leg}: {report:#}");
         assert!(
             report["links"]
                 .as_array()

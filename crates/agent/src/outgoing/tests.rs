@@ -1,6 +1,6 @@
 //! The source of a migration in streams, whose hypervisor or destination does what it should not.
 
-mod domain;
+pub(super) mod domain;
 mod own;
 
 use std::io::Read;
@@ -31,7 +31,7 @@ fn outgoing() -> (Arc<Outgoing>, Receiver<Input>) {
 }
 
 /// One that has no driver yet.
-fn outgoing_of(mode: ModeTag) -> (Arc<Outgoing>, Receiver<Input>) {
+pub(super) fn outgoing_of(mode: ModeTag) -> (Arc<Outgoing>, Receiver<Input>) {
     let (inbox, inputs) = channel();
     let request = serde_json::from_value(serde_json::json!({ "guest": "g", "to": "beta" })).unwrap();
     let config = Config::new("g", String::new(), Mode::Streams { channels: 2 });

@@ -32,7 +32,7 @@ fn there_and_back(version: QemuVersion) {
     let mut stage = stage(HUGE_MB, version);
     let (page, before) = ram(&stage);
     assert_eq!(page, PAGE);
-    goes_there_and_back(&mut stage);
+    goes_there_and_back(&mut stage, false);
     let (page, after) = ram(&stage);
     assert_eq!(page, PAGE, "it is in huge pages again");
     // What it touched on the way may have grown; what it never touched takes no page anywhere.

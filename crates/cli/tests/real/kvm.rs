@@ -17,7 +17,7 @@ fn there_and_back(version: QemuVersion) {
     }
     let mut stage = Stage::with_guest(&[2500, 2500], GuestSpec::user_mode("g", writing()).qemu(version));
     assert_eq!(stage.description()["accelerator"], "kvm");
-    goes_there_and_back(&mut stage);
+    goes_there_and_back(&mut stage, false);
     assert_eq!(stage.description()["accelerator"], "kvm");
 }
 

@@ -244,3 +244,51 @@ fn track_fault(step: Step, error: &TrackError) -> Fault {
     };
     here(code, step, error)
 }
+
+#[cfg(test)]
+mod tests {
+    use linerate_core::{ModeTag, PAGE_BYTES};
+    use linerate_guest::description::{Backend, RamBlock};
+
+    use super::*;
+    use crate::outgoing::tests::domain::{Fake, guest_of};
+    use crate::outgoing::tests::outgoing_of;
+
+    fn page(number: u64) -> Extent {
+        Extent { region: 0, run: Run { offset: number * PAGE_BYTES, length: PAGE_BYTES } }
+    }
+
+    /// What is sent again of four pages that were sent, when the guest gives the second and third back.
+    fn sent_again(may_discard: bool) -> Vec<Extent> {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let file = dir.path().join("ram");
+        // Mapped by this process, which stands for the guest's QEMU.
+        let memory = Mapping::make(&file, 8 * PAGE_BYTES).unwrap();
+        std::fs::write(&file, [7; 4 * PAGE_BYTES as usize]).unwrap();
+        std::fs::File::options().write(true).open(&file).unwrap().set_len(8 * PAGE_BYTES).unwrap();
+        let mut guest = guest_of(&Fake::default(), dir.path(), &outgoing_of(ModeTag::Direct).0, false);
+        guest.description.traits.may_discard = may_discard;
+        guest.description.ram = vec![RamBlock {
+            id: "ram".into(),
+            size: 8 * PAGE_BYTES,
+            page_bytes: PAGE_BYTES,
+            backend: Backend::File,
+            share: true,
+            path: Some(file.to_str().unwrap().into()),
+            descriptor: None,
+            ignored_when_shared: true,
+        }];
+        let mut ram = TrackedRam::new(&guest, GuestRam::find(&guest.description).unwrap());
+        ram.note_seen(&[page(0), page(1)]);
+        ram.note_seen(&[page(2), page(3)]);
+        memory.clear(Run { offset: PAGE_BYTES, length: 2 * PAGE_BYTES }).unwrap();
+        ram.new_holes().unwrap()
+    }
+
+    #[test]
+    fn pages_that_the_guest_gave_back_after_they_were_sent_are_sent_again_as_holes() {
+        let run = Run { offset: PAGE_BYTES, length: 2 * PAGE_BYTES };
+        assert_eq!(sent_again(true), [Extent { region: 0, run }]);
+        assert_eq!(sent_again(false), [], "nothing is noted of a guest that cannot give memory back");
+    }
+}

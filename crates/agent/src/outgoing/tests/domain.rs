@@ -34,7 +34,7 @@ struct Answers {
 
 /// A hypervisor that is told what to say.
 #[derive(Clone, Default)]
-pub(super) struct Fake(Arc<(Mutex<Answers>, Condvar)>);
+pub(in crate::outgoing) struct Fake(Arc<(Mutex<Answers>, Condvar)>);
 
 impl Fake {
     pub fn says(&self, run_state: &'static str, migration: &'static str) {
@@ -82,7 +82,12 @@ impl Fake {
 }
 
 /// A guest of this hypervisor whose process is this one. `is_domain`: it is libvirt's.
-pub(super) fn guest_of(fake: &Fake, dir: &Path, outgoing: &Arc<Outgoing>, is_domain: bool) -> Guest {
+pub(in crate::outgoing) fn guest_of(
+    fake: &Fake,
+    dir: &Path,
+    outgoing: &Arc<Outgoing>,
+    is_domain: bool,
+) -> Guest {
     let monitor = dir.join("qmp.sock");
     fake.serve(&monitor);
     let qmp = Qmp::connect(&monitor, Instant::now() + LONG).unwrap();
