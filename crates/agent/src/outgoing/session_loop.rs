@@ -96,7 +96,7 @@ impl SessionLoop {
         }
     }
 
-    fn take(&mut self, input: Input) {
+    pub(super) fn take(&mut self, input: Input) {
         match input {
             Input::Event(Event::PathLost(path)) => {
                 if let Some(link) = self.paths.remove(path) {

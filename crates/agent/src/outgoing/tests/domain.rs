@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use linerate_api::DomainMove;
 use linerate_core::ModeTag;
+use linerate_core::journal::SourcePhase;
 use linerate_core::source::Event;
 use linerate_guest::migrate::SourceQemu;
 use linerate_guest::qmp::Qmp;
@@ -19,10 +20,12 @@ use tempfile::TempDir;
 
 use super::super::driver::{self, GuestRam, ModeParts, OutgoingDomain};
 use super::super::guest::Guest;
+use super::super::session_loop::SessionLoop;
 use super::super::worker::Worker;
 use super::super::{Input, Outgoing};
 use super::{LONG, outgoing_of};
 use crate::gate::{StreamGate, StreamGates};
+use crate::journal::{Record, Role};
 
 /// What it answers, and how often it was asked for the run state.
 #[derive(Default)]
@@ -182,4 +185,30 @@ fn each_state_in_which_qemu_hands_a_domain_over_is_known() {
         worker.finish();
         assert!(is_held(&inputs), "{run_state}, {migration}");
     }
+}
+
+#[test]
+fn a_capability_that_is_off_is_so_in_the_record_that_ends_the_session() {
+    let dir = tempfile::tempdir().unwrap();
+    let fake = Fake::default();
+    fake.says("running", "failed");
+    let (outgoing, inputs, worker) = leaving(&dir, &fake);
+    let state = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&state, &[]);
+    let pid = i32::try_from(std::process::id()).unwrap();
+    let qemu = GuestRecord::new("g", Origin::Adopted, pid, dir.path().join("qmp.sock"), Vec::new()).unwrap();
+    let record = Record::new("g", 1, Role::Handover { qemu, over: false });
+    let mut session_loop = SessionLoop::new(outgoing.clone(), worker, agent.outgoing.clone(), record);
+    session_loop.roll_back();
+    loop {
+        let input = inputs.recv_timeout(LONG).expect("it is rolled back");
+        let is_last = matches!(input, Input::Event(Event::RolledBack { .. }));
+        session_loop.take(input);
+        if is_last {
+            break;
+        }
+    }
+    session_loop.write_journal(SourcePhase::RolledBack);
+    let record = agent.outgoing.journal.get(outgoing.session).unwrap().unwrap();
+    assert!(matches!(record.role, Role::Handover { over: true, .. }), "{:?}", record.role);
 }
