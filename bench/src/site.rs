@@ -231,7 +231,7 @@ fn tail(file: &Path) -> String {
 
 fn mount_small(directory: &Path) -> anyhow::Result<()> {
     let mut mount = Command::new("mount");
-    mount.args(["-t", "tmpfs", "-o", "size=4m", "linerate-bench"]).arg(directory);
+    mount.args(["-t", "tmpfs", "-o", "size=4m,mode=0700", "linerate-bench"]).arg(directory);
     let done = mount.output()?;
     ensure!(
         done.status.success(),

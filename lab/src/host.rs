@@ -1,6 +1,7 @@
 //! One host of a lab.
 
 use std::net::Ipv4Addr;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -144,7 +145,8 @@ impl Host {
 
     fn make_directories(&self, ram_mb: u64) -> Result<(), LabError> {
         for directory in [self.run_directory(), self.state_directory(), self.ram_directory()] {
-            std::fs::create_dir_all(&directory).map_err(io_error("create", &directory))?;
+            let mut private = std::fs::DirBuilder::new();
+            private.recursive(true).mode(0o700).create(&directory).map_err(io_error("create", &directory))?;
         }
         mount_ram(&self.ram_directory(), ram_mb)
     }

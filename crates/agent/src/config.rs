@@ -41,7 +41,8 @@ pub struct Config {
     #[serde(default)]
     pub huge_ram_dir: Option<PathBuf>,
     /// Folders whose files and devices an arriving guest may open as disk, kernel or firmware. A guest's description
-    /// comes from another host: what is not under one of these is refused.
+    /// comes from another host: what is not under one of these is refused. No folder of devices is among the defaults:
+    /// `/dev/mapper` would give every device of this host to any host that may send guests.
     #[serde(default = "default_file_roots")]
     pub file_roots: Vec<PathBuf>,
     /// Path of a disk, kernel or flash file at the source to its path here, where they differ: `"/srv/a.img" = "/srv/b.img"`, or of
@@ -131,9 +132,7 @@ fn default_domain_sockets() -> PathBuf {
 }
 
 fn default_file_roots() -> Vec<PathBuf> {
-    ["/var/lib/linerate", "/var/lib/libvirt/images", "/srv", "/mnt", "/dev/mapper", "/dev/disk"]
-        .map(PathBuf::from)
-        .to_vec()
+    ["/var/lib/linerate", "/var/lib/libvirt/images", "/srv", "/mnt"].map(PathBuf::from).to_vec()
 }
 
 fn default_reserve_mib() -> u64 {

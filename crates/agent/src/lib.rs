@@ -37,6 +37,7 @@ mod kernel;
 pub mod libvirt;
 mod local;
 mod outgoing;
+mod private_folder;
 mod qos;
 mod ram;
 mod rdma_ports;
@@ -62,6 +63,7 @@ use linerate_net::tcp::listen::{ListenOptions, Listener};
 use crate::agent::Agent;
 use crate::config::Config;
 use crate::journal::Journal;
+use crate::private_folder::private_folder;
 
 /// Where the configuration is if nothing else is said.
 pub const DEFAULT_CONFIG: &str = "/etc/linerate/agent.toml";
@@ -116,7 +118,7 @@ fn end_on_panic() {
 
 /// Two agents with one list of guests would end each other's guests while they are started. Let go when it is dropped.
 fn alone(run_dir: &Path) -> Result<File> {
-    std::fs::create_dir_all(run_dir).with_context(|| format!("cannot make {}", run_dir.display()))?;
+    private_folder(run_dir)?;
     let path = run_dir.join("agent.lock");
     let file = File::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
     rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).with_context(|| {
@@ -126,8 +128,10 @@ fn alone(run_dir: &Path) -> Result<File> {
 }
 
 fn open(config: Config) -> Result<Agent> {
-    for folder in [&config.run_dir, &config.ram_dir] {
-        std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    for folder in
+        [&config.run_dir, &config.ram_dir, &config.state_dir].into_iter().chain(&config.huge_ram_dir)
+    {
+        private_folder(folder)?;
     }
     make_socket_folders(&config)?;
     make_domain_folder(&config);
@@ -232,6 +236,31 @@ mod tests {
         assert!(!folder("state").exists(), "it has touched nothing");
         drop(first);
         assert!(alone(&folder("run")).is_ok());
+    }
+
+    #[test]
+    fn an_agent_does_not_start_with_a_folder_of_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = |name: &str| dir.path().join(name);
+        let text = format!(
+            "name = \"a\"\nstate_dir = {:?}\nrun_dir = {:?}\nram_dir = {:?}\nhuge_ram_dir = {:?}\n",
+            folder("state"),
+            folder("run"),
+            folder("ram"),
+            folder("huge")
+        );
+        let starts = || open(toml::from_str(&text).unwrap()).map(drop);
+        let mode = |name: &str, mode| {
+            std::fs::set_permissions(folder(name), Permissions::from_mode(mode)).unwrap();
+        };
+        starts().unwrap();
+        for name in ["state", "run", "ram", "huge"] {
+            mode(name, 0o755);
+            let said = format!("{:#}", starts().unwrap_err());
+            assert!(said.contains(&format!("chmod 700 {}", folder(name).display())), "{said}");
+            mode(name, 0o700);
+        }
+        starts().unwrap();
     }
 
     #[test]

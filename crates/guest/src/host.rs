@@ -13,6 +13,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::description::{Disk, GuestDescription, ImageFormat};
+use crate::in_use;
 use crate::incoming_qemu::{IncomingQemu, NeededFile, NeededNetwork, QemuBinary};
 use crate::lock::lock;
 use crate::qcow2;
@@ -287,6 +288,9 @@ fn file_problem(guest: &GuestDescription, file: &NeededFile, roots: &[PathBuf]) 
     // differ.
     if guest.copied.iter().any(|disk| disk.path == file.source) {
         return None;
+    }
+    if let Some(by) = in_use::held_by(&target) {
+        return Some(Problem::DeviceHeld { path, by });
     }
     let (here, there) = disk_sizes(guest, file, &target, disk?)?;
     (there != 0 && here != there).then_some(Problem::FileSize { path, here, there })

@@ -3,8 +3,10 @@
 //! opening them with O_EXCL.
 
 use std::fs::{self, Metadata};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
 
 use crate::description::GuestDescription;
 use crate::incoming_qemu::IncomingQemu;
@@ -83,6 +85,29 @@ fn own_processes(guest: &GuestDescription) -> Vec<i32> {
     let here = crate::procfs::boot_id().is_ok_and(|boot| boot == facts.boot);
     let agent = i32::try_from(facts.agent).unwrap_or(0);
     if here { vec![guest.process.pid, agent] } else { Vec::new() }
+}
+
+/// Who has claimed a block device for itself, if somebody has: a mount, swap, LVM, RAID, multipath. QEMU claims none.
+pub(crate) fn held_by(device: &Path) -> Option<String> {
+    let facts = fs::metadata(device).ok().filter(|facts| facts.file_type().is_block_device())?;
+    let exclusive = (OFlags::EXCL | OFlags::NONBLOCK).bits().cast_signed();
+    let busy = rustix::io::Errno::BUSY.raw_os_error();
+    let opened = fs::OpenOptions::new().read(true).custom_flags(exclusive).open(device);
+    if !opened.is_err_and(|error| error.raw_os_error() == Some(busy)) {
+        return None;
+    }
+    let number = format!("{}:{}", rustix::fs::major(facts.rdev()), rustix::fs::minor(facts.rdev()));
+    let mut by = mounts_of(&fs::read_to_string("/proc/self/mountinfo").unwrap_or_default(), &number);
+    let holders = fs::read_dir(format!("/sys/dev/block/{number}/holders")).into_iter().flatten().flatten();
+    by.extend(holders.map(|holder| format!("part of {}", holder.file_name().display())));
+    Some(if by.is_empty() { "a program or the kernel has claimed it".into() } else { by.join(", ") })
+}
+
+/// Where a device is mounted, by the lines of mountinfo (proc_pid_mountinfo(5)): the third field is its number.
+fn mounts_of(mountinfo: &str, number: &str) -> Vec<String> {
+    let fields = mountinfo.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let here = fields.filter(|fields| fields.get(2) == Some(&number));
+    here.filter_map(|fields| Some(format!("mounted at {}", fields.get(4)?))).collect()
 }
 
 /// Everybody who uses it but these processes and this one.
@@ -188,6 +213,36 @@ mod tests {
         assert!(matches!(&writer[..], [User::Process { writes: true, .. }]), "{writer:?}");
         let said = InUse { path: path.clone(), users: writer }.to_string();
         assert!(said.contains("has it open for writing"), "{said}");
+    }
+
+    #[test]
+    fn mounts_of_a_device_are_found_by_its_number() {
+        let mounts = "36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw\n\
+            37 35 98:1 / /srv rw - ext4 /dev/sdb rw\n38 35 98:0 / /a\\040b rw - ext3 /dev/root rw\n";
+        assert_eq!(mounts_of(mounts, "98:0"), ["mounted at /mnt2", "mounted at /a\\040b"]);
+        assert!(mounts_of(mounts, "98:2").is_empty());
+    }
+
+    #[test]
+    fn a_device_that_is_claimed_is_held_and_one_that_is_merely_open_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("d");
+        fs::File::create(&file).unwrap().set_len(1 << 20).unwrap();
+        assert_eq!(held_by(&file), None, "a file is no device");
+        let made = Command::new("losetup").args(["--find", "--show"]).arg(&file).output().unwrap();
+        let device = String::from_utf8(made.stdout).unwrap();
+        let device = Path::new(device.trim());
+        let open = fs::File::open(device).unwrap();
+        let merely_open = held_by(device);
+        drop(open);
+        let exclusive = OFlags::EXCL.bits().cast_signed();
+        let claimed = fs::OpenOptions::new().read(true).custom_flags(exclusive).open(device).unwrap();
+        let held = held_by(device);
+        drop(claimed);
+        let released = held_by(device);
+        Command::new("losetup").arg("--detach").arg(device).status().unwrap();
+        assert_eq!((merely_open, released), (None, None));
+        assert!(held.is_some_and(|by| by.contains("claimed")));
     }
 
     #[test]

@@ -223,6 +223,27 @@ fn block_devices_go_to_devices_and_files_and_back() {
     stage.guest_goes_on();
 }
 
+/// Both hosts are one machine here, so whoever claims the device does so at the destination too.
+#[test]
+fn a_shared_device_that_the_destination_host_uses_is_refused() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    let file = folder.path().join("shared");
+    make_disk(&file, BUSY_MB).unwrap();
+    let device = BlockDevice::over(&file, "shared").unwrap();
+    let parameters = GuestParameters { disk_generation: Some(1), disk_mbps: 4, ..parameters() };
+    let guest = GuestSpec::new("g", parameters).qemu(QemuVersion::Ten).disk(device.name(), DiskMode::Direct);
+    let mut stage = Stage::with_guest(&[1000], guest);
+    let claimed = File::options().read(true).custom_flags(O_EXCL).open(device.name()).unwrap();
+    let failure = ended(&stage.migrate(&[]).finish()).failed(REFUSED);
+    assert!(failure["message"].as_str().unwrap().contains("has claimed it"), "{failure}");
+    assert_eq!(failure["guest_state"], "runs_at_source");
+    stage.guest_goes_on();
+    drop(claimed);
+    ended(&stage.migrate(&[]).finish()).completed();
+    stage.arrived();
+    stage.guest_goes_on();
+}
+
 fn unnamed_or_wrong_devices_are_refused(devices: &Devices, stage: &mut Stage) {
     let [busy, idle] = &devices.here;
     let [busy_there, idle_there] = &devices.there;

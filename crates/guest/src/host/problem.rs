@@ -49,6 +49,16 @@ pub enum Problem {
         /// What the command line wants.
         as_device: bool,
     },
+    /// A block device that this host itself uses.
+    #[error(
+        "{path} is in use on this host ({by}), and a guest that writes it would destroy what is on it: end that use, or map \
+         the disk's path to the device that is the guest's"
+    )]
+    DeviceHeld {
+        path: PathBuf,
+        /// Mount points, devices on top of it, or that a program has it open exclusively.
+        by: String,
+    },
     /// The file system has no O_DIRECT.
     #[error(
         "{path} is on a file system without O_DIRECT, with which the guest opens it (cache=none): put it elsewhere, map its path, or start the guest with cache=writeback"
