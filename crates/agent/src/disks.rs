@@ -62,7 +62,7 @@ pub(crate) fn cautions(guest: &GuestDescription) -> Vec<String> {
 }
 
 /// The source's disks at the beginning, as JSON. Empty for a domain of libvirt, whose disks are libvirt's.
-pub(crate) fn at_first(guest: &GuestDescription) -> Result<String, Fault> {
+pub(crate) fn initial_disks(guest: &GuestDescription) -> Result<String, Fault> {
     let Some(graph) = &guest.graph else { return Ok(String::new()) };
     graph.to_json().map_err(|error| fault(Code::NotMigratable, Step::Blackout, Side::Source, &error))
 }
@@ -86,7 +86,7 @@ pub(crate) fn check_unchanged(
 }
 
 /// The same with what the source says of its disks when its guest has stopped.
-pub(crate) fn check_told(
+pub(crate) fn check_reported(
     qmp: &mut Qmp,
     guest: &GuestDescription,
     told: &str,
@@ -127,7 +127,7 @@ fn not_read(error: &GraphError, step: Step, side: Side) -> Fault {
 }
 
 /// The guest runs elsewhere with copies of these disks: what is left here grows old.
-pub(crate) fn leave_stale(copied: &[PathBuf], guest: &str, to: &str) {
+pub(crate) fn mark_stale(copied: &[PathBuf], guest: &str, to: &str) {
     for path in copied {
         if let Err(error) = stale::mark(path, guest, to) {
             tracing::warn!(

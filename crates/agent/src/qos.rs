@@ -13,7 +13,7 @@ use crate::trial::{self, Begun, Trials};
 
 /// Does what the intent says; nothing at all if one port cannot have it.
 pub fn apply(trials: &Arc<Trials>, request: &QosRequest) -> Result<QosAnswer, ErrorBody> {
-    trial::within(request.confirm_within_s)?;
+    trial::check_time_limit(request.confirm_within_s)?;
     let intent = intent::parse(&request.intent).map_err(|error| {
         trial::refuse(error.to_string()).with_hint("docs/qos.md describes the file, with an example")
     })?;
@@ -70,7 +70,7 @@ fn change(
 }
 
 fn left(now: &Inventory, port: &Port, intent: &Intent) -> String {
-    port_plan(now, port, intent).map_or_else(|error| error.to_string(), |plan| trial::words(&plan))
+    port_plan(now, port, intent).map_or_else(|error| error.to_string(), |plan| trial::describe(&plan))
 }
 
 fn answer(one: &PortPlan, confirm_within_s: Option<u32>) -> LinkAnswer {

@@ -23,11 +23,11 @@ pub(crate) fn listen(agent: &Arc<Agent>) {
         return;
     }
     let mut ports = Ports { agent: agent.clone(), listener: None, said: String::new() };
-    ports.look();
+    ports.refresh();
     let looking = move || {
         loop {
             std::thread::sleep(LOOK);
-            ports.look();
+            ports.refresh();
         }
     };
     if let Err(error) = std::thread::Builder::new().name("rdma-ports".into()).spawn(looking) {
@@ -36,13 +36,13 @@ pub(crate) fn listen(agent: &Arc<Agent>) {
 }
 
 impl Ports {
-    fn look(&mut self) {
+    fn refresh(&mut self) {
         match &self.listener {
-            Some(listener) => listener.look_again(),
+            Some(listener) => listener.check_again(),
             None => self.start(),
         }
         let addresses = self.listener.as_ref().map(Listener::addresses).unwrap_or_default();
-        if self.agent.rdma.tell(&addresses) {
+        if self.agent.rdma.set(&addresses) {
             tracing::info!(?addresses, "RDMA connections are taken");
         }
     }

@@ -79,7 +79,8 @@ fn done(host: &str, change: Change) -> Result<(), ErrorBody> {
 fn ask(host: &str, change: Change) -> Result<Changed, ErrorBody> {
     let confirms = matches!(change, Change::Confirm(_));
     let question = Question::Change { change: Box::new(change) };
-    let (_, answer) = find(host, &question, CHANGE_WAIT).map_err(|error| unheard(host, confirms, &error))?;
+    let (_, answer) =
+        find(host, &question, CHANGE_WAIT).map_err(|error| no_answer(host, confirms, &error))?;
     let Answer::Changed { changed } = answer else { return Err(mismatch(host)) };
     match *changed {
         Changed::Failed(error) => {
@@ -91,7 +92,7 @@ fn ask(host: &str, change: Change) -> Result<Changed, ErrorBody> {
 }
 
 /// No answer: that nothing was done, or that it may have been.
-fn unheard(host: &str, confirms: bool, error: &FindError) -> ErrorBody {
+fn no_answer(host: &str, confirms: bool, error: &FindError) -> ErrorBody {
     let (code, hint) = match (error.nothing_done(), confirms) {
         (true, false) => {
             ("no_link", "nothing was changed there; check the name, and that an agent runs there")
@@ -129,7 +130,7 @@ mod tests {
         };
         let (lost, nowhere) = (FindError::Ask(broken), FindError::NoAddress);
         let said = |confirms, error| {
-            let body = unheard("beta", confirms, error);
+            let body = no_answer("beta", confirms, error);
             format!("{}: {}", body.code, body.hint)
         };
         assert!(said(false, &nowhere).starts_with("no_link: nothing was changed there"));

@@ -30,7 +30,7 @@ const TRIALS_MAX: usize = 256;
 
 /// Does what was asked, on trial.
 pub fn set(state: &Arc<Trials>, request: &LinkRequest) -> Result<LinkAnswer, ErrorBody> {
-    within(request.confirm_within_s)?;
+    check_time_limit(request.confirm_within_s)?;
     let port = find(state, &request.port)?;
     let requested = requested(request);
     let plan = plan(&port, &requested).map_err(|error| refuse(error.to_string()))?;
@@ -45,7 +45,7 @@ pub fn set(state: &Arc<Trials>, request: &LinkRequest) -> Result<LinkAnswer, Err
         let look = || {
             let now = find(state, &port.name)?;
             let left =
-                self::plan(&now, &requested).map_or_else(|error| error.to_string(), |plan| words(&plan));
+                self::plan(&now, &requested).map_or_else(|error| error.to_string(), |plan| describe(&plan));
             Ok((now, left))
         };
         let begun = change(state, &port, &plan, &look)?;
@@ -57,7 +57,7 @@ pub fn set(state: &Arc<Trials>, request: &LinkRequest) -> Result<LinkAnswer, Err
 }
 
 /// A trial has an end.
-pub(crate) fn within(seconds: u32) -> Result<(), ErrorBody> {
+pub(crate) fn check_time_limit(seconds: u32) -> Result<(), ErrorBody> {
     match seconds {
         1..=WITHIN_S_MAX => Ok(()),
         _ => Err(refuse(format!("confirm_within_s must be 1 to {WITHIN_S_MAX}"))),
@@ -105,7 +105,7 @@ pub fn put_back_now(state: &Trials, port: &str) -> Result<(), ErrorBody> {
     match end(state, &begun) {
         Ended::PutBack => Ok(()),
         Ended::Confirmed => Err(nothing_waits(port)),
-        stuck @ Ended::Stuck(_) => Err(failed(stuck.words(port))),
+        stuck @ Ended::Stuck(_) => Err(failed(stuck.describe(port))),
     }
 }
 
@@ -123,7 +123,7 @@ pub(crate) struct Begun {
 pub(crate) fn change(state: &Trials, port: &Port, plan: &Plan, look: Look<'_>) -> Result<Begun, ErrorBody> {
     let begun = begin(state, &port.name, &plan.undo)?;
     let done = apply::apply(&port.name, port.index.unwrap_or(0), &plan.settings);
-    match done.map_err(|error| failed(chain(&error))).and_then(|()| look_again(port, look)) {
+    match done.map_err(|error| failed(chain(&error))).and_then(|()| check_again(port, look)) {
         Ok(()) => Ok(begun),
         Err(error) => Err(give_up(state, &[begun], error)),
     }
@@ -185,7 +185,7 @@ fn begin(state: &Trials, port: &str, undo: &Settings) -> Result<Begun, ErrorBody
 }
 
 /// The settings must be as requested, and a link that was there must come back.
-fn look_again(before: &Port, look: Look<'_>) -> Result<(), ErrorBody> {
+fn check_again(before: &Port, look: Look<'_>) -> Result<(), ErrorBody> {
     let deadline = Instant::now() + LINK_WAIT;
     loop {
         let (now, left) = look()?;
@@ -206,7 +206,7 @@ fn look_again(before: &Port, look: Look<'_>) -> Result<(), ErrorBody> {
 }
 
 /// What a plan still has to change.
-pub(crate) fn words(plan: &Plan) -> String {
+pub(crate) fn describe(plan: &Plan) -> String {
     let words: Vec<String> =
         plan.steps.iter().map(|step| format!("{} is {}, not {}", step.what, step.from, step.to)).collect();
     words.join(", ")

@@ -24,8 +24,8 @@ use linerate_wire::{VERSION_MAX, VERSION_MIN};
 
 use super::cpu::Cpus;
 use super::documents::{
-    ANSWER_WAIT, Answer, Ask, ChannelPart, LIMIT_MS_MAX, PeerPart, check_connections, check_message,
-    check_time, endpoints, hear, say,
+    ANSWER_WAIT, ChannelPart, LIMIT_MS_MAX, PeerPart, PeerReply, PeerRequest, check_connections,
+    check_message, check_time, endpoints, receive, send,
 };
 use super::error::BenchError;
 use super::host::{Claim, Host};
@@ -115,9 +115,9 @@ pub fn measure(
     }
     let talk = DocumentChannel::new(contact(&request.to, names)?);
     stop.add(talk.closer());
-    say(&talk, &Ask::Open { force: request.force })?;
-    let answer: Answer = hear(&talk, ANSWER_WAIT).map_err(|error| stopped(stop).unwrap_or(error))?;
-    let Answer::Ready { name, ports } = answer.or_refusal(&request.to)? else {
+    send(&talk, &PeerRequest::Open { force: request.force })?;
+    let answer: PeerReply = receive(&talk, ANSWER_WAIT).map_err(|error| stopped(stop).unwrap_or(error))?;
+    let PeerReply::Ready { name, ports } = answer.into_result(&request.to)? else {
         return Err(BenchError::Unexpected { asked: "open", got: "another document" });
     };
     let ports = endpoints(ports);
@@ -321,10 +321,10 @@ impl Peer<'_> {
         let limit_ms = u32::try_from(limit.as_millis()).unwrap_or(LIMIT_MS_MAX);
         let parts =
             jobs.iter().map(|(channel, _, part)| ChannelPart { channel: channel.number, part: *part });
-        let ask = Ask::Play { parts: parts.collect(), cpu: self.cpu, limit_ms };
-        let said = say(&self.talk, &ask).and_then(|()| self.hear(&ask, ANSWER_WAIT * 2));
+        let ask = PeerRequest::Play { parts: parts.collect(), cpu: self.cpu, limit_ms };
+        let said = send(&self.talk, &ask).and_then(|()| self.receive(&ask, ANSWER_WAIT * 2));
         match said.map_err(|error| stopped(self.stop).unwrap_or(error))? {
-            Answer::Playing {} => {}
+            PeerReply::Playing {} => {}
             other => return Err(BenchError::Unexpected { asked: ask.name(), got: other.name() }),
         }
         let owners: Vec<(u32, Option<usize>)> = jobs.iter().map(|(one, ..)| (one.number, one.cpu)).collect();
@@ -333,8 +333,8 @@ impl Peer<'_> {
         let (wires, score) =
             group::run(players.collect(), limit).map_err(|error| self.wire_error(what, error))?;
         let answer =
-            self.hear(&ask, limit + ANSWER_WAIT).map_err(|error| stopped(self.stop).unwrap_or(error))?;
-        let Answer::TestResult { channels: theirs, cpu_us, notes } = answer else {
+            self.receive(&ask, limit + ANSWER_WAIT).map_err(|error| stopped(self.stop).unwrap_or(error))?;
+        let PeerReply::TestResult { channels: theirs, cpu_us, notes } = answer else {
             return Err(BenchError::Unexpected { asked: ask.name(), got: answer.name() });
         };
         if theirs.len() != owners.len() {
@@ -351,10 +351,10 @@ impl Peer<'_> {
         })
     }
 
-    fn hear(&self, ask: &Ask, wait: Duration) -> Result<Answer, BenchError> {
-        let answer: Answer = hear(&self.talk, wait)?;
+    fn receive(&self, ask: &PeerRequest, wait: Duration) -> Result<PeerReply, BenchError> {
+        let answer: PeerReply = receive(&self.talk, wait)?;
         tracing::trace!(asked = ask.name(), got = answer.name(), "the peer answers");
-        answer.or_refusal(&self.name)
+        answer.into_result(&self.name)
     }
 
     /// Why a wire is of no more use: what stopped it here, the peer's word if it closed, or what was seen of it.
@@ -364,7 +364,7 @@ impl Peer<'_> {
         }
         if matches!(source, TestError::Closed)
             && let Ok(Err(error)) =
-                hear::<Answer>(&self.talk, WORD_WAIT).map(|answer| answer.or_refusal(&self.name))
+                receive::<PeerReply>(&self.talk, WORD_WAIT).map(|answer| answer.into_result(&self.name))
         {
             return error;
         }

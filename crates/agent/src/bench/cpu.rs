@@ -40,9 +40,11 @@ impl Cpus {
                 return if there { Ok(chosen) } else { Err(BenchError::Cpu { cpu }) };
             }
             (BenchCpu::Near, [only]) => Some(only),
-            (BenchCpu::Far, [_]) => return Ok(note("there is one NUMA node, so no CPU is far: not pinned")),
+            (BenchCpu::Far, [_]) => {
+                return Ok(not_pinned("there is one NUMA node, so no CPU is far: not pinned"));
+            }
             (_, nodes) if !nodes.iter().any(|node| near(&node)) => {
-                return Ok(note("the NUMA node of a port is not known: not pinned"));
+                return Ok(not_pinned("the NUMA node of a port is not known: not pinned"));
             }
             (BenchCpu::Near, nodes) => nodes.iter().find(near),
             (BenchCpu::Far, nodes) => nodes.iter().find(|node| !near(node)),
@@ -54,7 +56,7 @@ impl Cpus {
     }
 }
 
-fn note(note: &'static str) -> CpuChoice {
+fn not_pinned(note: &'static str) -> CpuChoice {
     CpuChoice { cpu: None, note: Some(note) }
 }
 

@@ -34,7 +34,7 @@ pub const ANSWER_WAIT: Duration = Duration::from_secs(10);
 /// The asking side.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case", deny_unknown_fields)]
-pub enum Ask {
+pub enum PeerRequest {
     /// First of all.
     Open {
         /// Also beside a migration.
@@ -84,15 +84,15 @@ pub enum PeerPart {
 /// The answering side.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case", deny_unknown_fields)]
-pub enum Answer {
-    /// To [`Ask::Open`].
+pub enum PeerReply {
+    /// To [`PeerRequest::Open`].
     Ready {
         /// Name of its host.
         name: String,
         /// Where it takes connections.
         ports: Vec<Port>,
     },
-    /// To [`Ask::Play`]: it begins.
+    /// To [`PeerRequest::Play`]: it begins.
     Playing {},
     /// It is done.
     TestResult {
@@ -137,28 +137,28 @@ pub struct ChannelPlayed {
     elapsed_ns: u64,
 }
 
-impl Ask {
+impl PeerRequest {
     pub fn name(&self) -> &'static str {
         match self {
-            Ask::Open { .. } => "open",
-            Ask::Play { .. } => "play",
+            PeerRequest::Open { .. } => "open",
+            PeerRequest::Play { .. } => "play",
         }
     }
 }
 
-impl Answer {
+impl PeerReply {
     pub fn name(&self) -> &'static str {
         match self {
-            Answer::Ready { .. } => "ready",
-            Answer::Playing {} => "playing",
-            Answer::TestResult { .. } => "played",
-            Answer::Refused { .. } => "refused",
+            PeerReply::Ready { .. } => "ready",
+            PeerReply::Playing {} => "playing",
+            PeerReply::TestResult { .. } => "played",
+            PeerReply::Refused { .. } => "refused",
         }
     }
 
     /// A refusal of the other side becomes an error of that host.
-    pub fn or_refusal(self, host: &str) -> Result<Answer, BenchError> {
-        let Answer::Refused { code, message } = self else { return Ok(self) };
+    pub fn into_result(self, host: &str) -> Result<PeerReply, BenchError> {
+        let PeerReply::Refused { code, message } = self else { return Ok(self) };
         let plain = code.len() <= 40 && code.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
         let code = if plain { code } else { linerate_api::code::BENCH_FAILED.to_owned() };
         let message = cut(&message).to_owned();
@@ -281,12 +281,12 @@ impl From<&ChannelPlayed> for TestResult {
     }
 }
 
-pub fn say(talk: &DocumentChannel, document: &impl Serialize) -> Result<(), BenchError> {
+pub fn send(talk: &DocumentChannel, document: &impl Serialize) -> Result<(), BenchError> {
     let bytes = serde_json::to_vec(document)?;
     Ok(talk.send(&bytes, Instant::now() + ANSWER_WAIT)?)
 }
 
-pub fn hear<T: DeserializeOwned>(talk: &DocumentChannel, wait: Duration) -> Result<T, BenchError> {
+pub fn receive<T: DeserializeOwned>(talk: &DocumentChannel, wait: Duration) -> Result<T, BenchError> {
     let bytes = talk.receive(Instant::now() + wait)?;
     Ok(serde_json::from_slice(&bytes)?)
 }
@@ -299,11 +299,13 @@ mod tests {
     fn a_document_is_what_the_protocol_page_says() {
         let text = r#"{"say":"play","parts":[{"channel":3,"part":{"answer":{"bytes":4,"repetitions":10}}},
             {"channel":4,"part":{"send":{"ms":500}}},{"channel":5,"part":{"receive":{}}}],"cpu":"near","limit_ms":30000}"#;
-        let Ask::Play { parts, cpu, limit_ms } = serde_json::from_str(text).unwrap() else { panic!() };
+        let PeerRequest::Play { parts, cpu, limit_ms } = serde_json::from_str(text).unwrap() else {
+            panic!()
+        };
         assert_eq!((parts.len(), cpu, limit_ms), (3, BenchCpu::Near, 30_000));
         assert_eq!(parts[0].part, PeerPart::Answer { bytes: 4, repetitions: 10 });
         for bad in [r#"{"say":"open"}"#, r#"{"say":"open","force":false,"fast":true}"#, r#"{"say":"jump"}"#] {
-            assert!(serde_json::from_str::<Ask>(bad).is_err(), "{bad}");
+            assert!(serde_json::from_str::<PeerRequest>(bad).is_err(), "{bad}");
         }
     }
 
@@ -339,10 +341,10 @@ mod tests {
     #[test]
     fn a_refusal_keeps_to_what_can_be_shown() {
         let refused =
-            |code: &str, message: &str| Answer::Refused { code: code.into(), message: message.into() };
-        let error = refused("bench_busy", "busy").or_refusal("beta").unwrap_err();
+            |code: &str, message: &str| PeerReply::Refused { code: code.into(), message: message.into() };
+        let error = refused("bench_busy", "busy").into_result("beta").unwrap_err();
         assert_eq!((error.code(), error.to_string().as_str()), ("bench_busy", "beta: busy"));
-        let error = refused("\x1b[2J", &"ü".repeat(5000)).or_refusal("beta").unwrap_err();
+        let error = refused("\x1b[2J", &"ü".repeat(5000)).into_result("beta").unwrap_err();
         assert_eq!(error.code(), "bench_failed");
         assert!(error.to_string().len() < 1100);
     }

@@ -94,7 +94,7 @@ impl Host {
     }
 
     /// A migration begins: a measurement that was not forced ends.
-    pub fn give_way(&self) {
+    pub fn yield_to_migration(&self) {
         let active = self.active.lock().clone();
         if let Some(measurement) = active.filter(|one| !one.force.load(Ordering::SeqCst)) {
             tracing::info!(?measurement, "a measurement gives way to a migration");
@@ -157,15 +157,14 @@ impl Measurement {
 /// move from or to this host.
 pub fn accept(host: &Arc<Host>, accepted: Accepted, migrating: bool) {
     let (peer, role) = (accepted.peer, accepted.hello.role);
-    let served =
-        if role == Role::Bench { converse(host, accepted, migrating) } else { attach(host, accepted) };
+    let served = if role == Role::Bench { serve(host, accepted, migrating) } else { attach(host, accepted) };
     match served {
         Ok(()) => tracing::debug!(%peer, ?role, "a connection of a measurement is done"),
         Err(error) => tracing::warn!(%peer, ?role, error, "a connection of a measurement ended"),
     }
 }
 
-fn converse(host: &Arc<Host>, accepted: Accepted, migrating: bool) -> Result<(), String> {
+fn serve(host: &Arc<Host>, accepted: Accepted, migrating: bool) -> Result<(), String> {
     struct Seat<'a>(&'a AtomicUsize);
     impl Drop for Seat<'_> {
         fn drop(&mut self) {
@@ -183,7 +182,7 @@ fn converse(host: &Arc<Host>, accepted: Accepted, migrating: bool) -> Result<(),
         return accepted.refuse(fault).map_err(|error| chain(&error));
     };
     let stream = accepted.welcome(Welcome { version, control_received: 0 }).map_err(|error| chain(&error))?;
-    answer::converse(host, &DocumentChannel::new(stream), (hello.session, hello.token), migrating)
+    answer::serve(host, &DocumentChannel::new(stream), (hello.session, hello.token), migrating)
         .map_err(|error| chain(&error))
 }
 

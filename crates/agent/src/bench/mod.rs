@@ -112,7 +112,7 @@ fn listen_rdma(host: &Arc<Host>, addresses: &[SocketAddr]) -> Result<rdma::liste
     let other = Arc::clone(host);
     let listener = rdma::listen::Listener::start(addresses, move |accepted| accept_rdma(&other, accepted))
         .map_err(BenchError::Rdma)?;
-    host.rdma.tell(&listener.addresses());
+    host.rdma.set(&listener.addresses());
     Ok(listener)
 }
 

@@ -15,7 +15,7 @@ use linerate_net::tcp::options::TcpOptions;
 use linerate_wire::frame::{Hello, Role};
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
 
-use super::documents::{Answer, QUEUE_PAIRS_MAX, hear};
+use super::documents::{PeerReply, QUEUE_PAIRS_MAX, receive};
 use super::*;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -134,20 +134,20 @@ fn try_dial(listener: &Listener, number: u8, role: Role, channel: u32) -> Result
     connect(&route, &hello(number, role, channel), &TcpOptions::default()).map(|(stream, _)| stream)
 }
 
-fn opened(listener: &Listener, number: u8, force: bool) -> (DocumentChannel, Answer) {
+fn opened(listener: &Listener, number: u8, force: bool) -> (DocumentChannel, PeerReply) {
     let talk = DocumentChannel::new(dial(listener, number, Role::Bench, 0));
-    say(&talk, &format!(r#"{{"say":"open","force":{force}}}"#));
-    let answer = hear(&talk, LONG).unwrap();
+    send(&talk, &format!(r#"{{"say":"open","force":{force}}}"#));
+    let answer = receive(&talk, LONG).unwrap();
     (talk, answer)
 }
 
-fn say(talk: &DocumentChannel, text: &str) {
+fn send(talk: &DocumentChannel, text: &str) {
     talk.send(text.as_bytes(), Instant::now() + LONG).unwrap();
 }
 
-fn refusal(answer: Answer) -> String {
+fn refusal(answer: PeerReply) -> String {
     match answer {
-        Answer::Refused { code, .. } => code,
+        PeerReply::Refused { code, .. } => code,
         other => panic!("{other:?}"),
     }
 }
@@ -156,18 +156,18 @@ fn refusal(answer: Answer) -> String {
 fn one_measurement_at_a_time_and_none_beside_a_migration_unless_forced() {
     let (_host, listener) = answering(false);
     let (first, ready) = opened(&listener, 1, false);
-    assert!(matches!(ready, Answer::Ready { .. }), "{ready:?}");
+    assert!(matches!(ready, PeerReply::Ready { .. }), "{ready:?}");
     assert_eq!(refusal(opened(&listener, 2, true).1), code::BENCH_BUSY);
     drop(first);
     // The place is free as soon as the other side has seen the end.
     let end = Instant::now() + LONG;
-    while !matches!(opened(&listener, 3, false).1, Answer::Ready { .. }) {
+    while !matches!(opened(&listener, 3, false).1, PeerReply::Ready { .. }) {
         assert!(Instant::now() < end);
     }
     let (_host, listener) = answering(true);
     assert_eq!(refusal(opened(&listener, 1, false).1), code::MIGRATION_UNDER_WAY);
     let end = Instant::now() + LONG;
-    while !matches!(opened(&listener, 2, true).1, Answer::Ready { .. }) {
+    while !matches!(opened(&listener, 2, true).1, PeerReply::Ready { .. }) {
         assert!(Instant::now() < end);
     }
 }
@@ -182,16 +182,16 @@ fn the_answering_side_refuses_what_is_absurd() {
         let (_host, listener) = answering(false);
         let (talk, _) = opened(&listener, 1, false);
         let _data = dial(&listener, 1, Role::BenchData, 7);
-        say(
+        send(
             &talk,
             &format!(
                 r#"{{"say":"play","parts":[{{"channel":7,"part":{part}}}],"cpu":"any","limit_ms":1000}}"#
             ),
         );
-        let Answer::Refused { code, message } = hear(&talk, LONG).unwrap() else { panic!("{part}") };
+        let PeerReply::Refused { code, message } = receive(&talk, LONG).unwrap() else { panic!("{part}") };
         assert!(code == code::BAD_REQUEST && message.contains(words), "{code}: {message}");
         assert!(matches!(
-            hear::<Answer>(&talk, LONG),
+            receive::<PeerReply>(&talk, LONG),
             Err(BenchError::DocumentChannel(DocumentError::Closed))
         ));
     }
@@ -216,8 +216,8 @@ fn a_channel_has_one_connection_also_while_that_is_in_use() {
     let again = || try_dial(&listener, 1, Role::BenchData, 7).map(drop).map_err(|error| error.to_string());
     assert!(again().unwrap_err().contains("a number twice"), "{:?}", again());
     let part = r#"{"say":"play","parts":[{"channel":7,"part":{"receive":{}}}],"cpu":"any","limit_ms":60000}"#;
-    say(&talk, part);
-    assert!(matches!(hear(&talk, LONG).unwrap(), Answer::Playing {}));
+    send(&talk, part);
+    assert!(matches!(receive(&talk, LONG).unwrap(), PeerReply::Playing {}));
     assert!(again().unwrap_err().contains("a number twice"), "{:?}", again());
 }
 
@@ -316,7 +316,7 @@ fn a_measurement_that_is_stopped_ends_at_once_on_both_sides() {
     stop.stop(Reason::Cancelled);
     assert_eq!(error_of(thread.join().unwrap()).code, "cancelled");
     let end = Instant::now() + LONG;
-    while !matches!(opened(&listener, 3, false).1, Answer::Ready { .. }) {
+    while !matches!(opened(&listener, 3, false).1, PeerReply::Ready { .. }) {
         assert!(Instant::now() < end, "the other side goes on");
     }
 }
@@ -325,11 +325,11 @@ fn a_measurement_that_is_stopped_ends_at_once_on_both_sides() {
 fn a_migration_that_begins_on_either_side_ends_it_and_is_named() {
     let (host, listener) = answering(false);
     let (_asking, _stop, thread) = under_way(&listener);
-    host.give_way();
+    host.yield_to_migration();
     let error = error_of(thread.join().unwrap());
     assert!(error.code == code::MIGRATION_UNDER_WAY && error.message.starts_with("beta: "), "{error:?}");
     let (_host, listener) = answering(false);
     let (asking, _stop, thread) = under_way(&listener);
-    asking.give_way();
+    asking.yield_to_migration();
     assert_eq!(error_of(thread.join().unwrap()).code, code::MIGRATION_UNDER_WAY);
 }

@@ -27,8 +27,8 @@ pub(super) trait Pausable {
     fn stayed_paused(&mut self) -> Result<bool, Self::Error>;
 }
 
-/// Runs `work` while no block I/O is in flight. Returns how long the guest was paused for it. Whatever comes of the
-/// work, the guest is resumed, if it ran before. If its operator lets it run meanwhile, the work is done once more.
+/// Runs `work` while no block I/O is in flight. Returns how long the guest was paused for it. The guest is resumed, if
+/// it ran before, also if the work fails. If its operator resumes it meanwhile, the work is done once more.
 pub(super) fn with_io_drained<G: Pausable>(
     guest: &mut G,
     mut work: impl FnMut(&mut G, &IoDrained) -> Result<(), G::Error>,

@@ -145,7 +145,7 @@ impl LinkTable {
         entry.lost_count += 1;
     }
 
-    /// All links, for displays; their rates are the scheduler's to say.
+    /// All links, for displays; their rates are the scheduler's.
     pub fn progress(&self) -> Vec<LinkProgress> {
         let mut inner = self.lock();
         let entry = |entry: &mut LinkEntry| {
@@ -210,7 +210,7 @@ impl LinkTable {
 }
 
 fn sums(channels: &mut [ChannelStatus]) -> (Counters, u64) {
-    let looks: Vec<(Counters, u64)> = channels.iter_mut().map(ChannelStatus::look).collect();
+    let looks: Vec<(Counters, u64)> = channels.iter_mut().map(ChannelStatus::read).collect();
     (looks.iter().map(|(counters, _)| *counters).sum(), looks.iter().map(|(_, resent)| resent).sum())
 }
 

@@ -92,7 +92,7 @@ pub(crate) enum Input {
 /// What the channels of a migration send.
 #[derive(Clone)]
 enum ChannelSource {
-    /// RAM of the guest, by the number of its region: the core says what of it.
+    /// RAM of the guest, by the number of its region: the core decides what of it.
     Ram(Vec<Arc<Ram>>),
     /// The streams of its QEMU.
     Streams(MigrationStreams),
@@ -133,7 +133,7 @@ impl Outgoing {
         self.machine.lock()
     }
 
-    /// Puts an event into the inbox. After the end nobody reads it, which is as well.
+    /// Puts an event into the inbox. After the session's end the inbox has no reader, and none is needed.
     fn send(&self, event: Event) {
         let _ = self.inbox.send(Input::Event(event));
     }
@@ -227,7 +227,7 @@ impl Outgoing {
 }
 
 /// Has the core ask for the fences of a link's channels. The streams know by `gone` that each is lost before the core's
-/// lock is released. The answer to a fence may come at once, and is of no use to streams that take the channel for
+/// lock is released. The answer to a fence may arrive at once, and is of no use to streams that take the channel for
 /// active.
 fn lose_link(machine: &Mutex<Source>, now: Time, link: LinkId, mut gone: impl FnMut(ChannelId)) {
     let mut machine = machine.lock();

@@ -15,7 +15,7 @@ pub(super) enum RamChoice {
     Streams { reason: Option<String> },
 }
 
-/// Chooses, or says why the guest cannot go the way that was asked for.
+/// Chooses, or returns why the guest cannot move as was asked for.
 pub(super) fn choose(
     request: &MigrateRequest,
     guest: &GuestDescription,

@@ -9,9 +9,9 @@ use linerate_net::lock::Mutex;
 
 use super::Outgoing;
 use crate::config::Config;
-use crate::gate::StreamGates;
 use crate::journal::Journal;
 use crate::recovery;
+use crate::stream_gate::StreamGates;
 
 /// Ended migrations that are shown.
 const ENDED_SHOWN: usize = 100;

@@ -16,7 +16,7 @@ use linerate_net::stream::endpoint::Socket;
 use super::streams::{Accepting, MigrationStreams, Service};
 use super::worker::Worker;
 use super::*;
-use crate::journal::{Record, Waiting};
+use crate::journal::{IncomingRecord, Record};
 use crate::session::identity::Identity;
 
 /// Only a hang meets it.
@@ -113,7 +113,7 @@ fn streams_are_reset_before_the_hypervisor_is_asked_to_roll_back() {
     let (outgoing, _inputs) = outgoing();
     let (worker, jobs) = Worker::for_test();
     let agent = crate::testing::agent(&dir, &[]);
-    let role = Waiting::default().role(linerate_core::journal::DestinationPhase::Started);
+    let role = IncomingRecord::default().role(linerate_core::journal::DestinationPhase::Started);
     let record = Record::new("g", 1, role);
     let mut session_loop =
         session_loop::SessionLoop::new(outgoing.clone(), worker, agent.outgoing.clone(), record);

@@ -14,12 +14,12 @@ use linerate_guest::{images, stale};
 
 use super::{Machine, QMP_WAIT, Sessions, Unfinished, is_registered, remove_sockets};
 use crate::faults::chain;
-use crate::journal::{Role, Waiting};
+use crate::journal::{IncomingRecord, Role};
 
 /// What is unfinished, and what follows.
-pub(super) fn note(machine: &DestinationRecovery) -> &'static str {
+pub(super) fn describe(machine: &DestinationRecovery) -> &'static str {
     if machine.is_waiting() {
-        "the guest is complete here and paused; its source may have handed it over: it waits for the source's word, or for yours (`linerate resolve`)"
+        "the guest is complete here and paused; its source may have committed it: it waits for the source's decision, or for yours (`linerate resolve`)"
     } else if machine.is_held() {
         "the guest was handed over, is paused, and may have run here already: it stays paused until you decide (`linerate resolve`, or let it run yourself). Given up, it is ended, and the source keeps its own copy paused"
     } else {
@@ -55,10 +55,10 @@ impl Unfinished {
         matches!(&self.record.lock().role, Role::Destination { phase: DestinationPhase::Committed, .. })
     }
 
-    fn waiting(&self) -> Waiting {
+    fn waiting(&self) -> IncomingRecord {
         match &self.record.lock().role {
             Role::Destination { waiting, .. } => waiting.clone(),
-            _ => Waiting::default(),
+            _ => IncomingRecord::default(),
         }
     }
 

@@ -35,7 +35,7 @@ impl Sessions {
         self.live.lock().insert(unfinished.session, unfinished);
     }
 
-    /// It has come to its end.
+    /// Removes a session that has ended.
     pub(super) fn forget(&self, session: SessionId) {
         self.live.lock().remove(&session);
     }

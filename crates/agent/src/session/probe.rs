@@ -13,8 +13,8 @@ use linerate_net::tcp::send::{StreamAcks, StreamSender};
 
 use super::contact::OPEN_WITHIN;
 
-/// Bytes really moved before a link is trusted: more than a path with a broken MTU lets through, and little enough to
-/// take some milliseconds at 1 Gb/s.
+/// Bytes really moved before a link is trusted: more than a path with a broken MTU carries, and little enough to take
+/// some milliseconds at 1 Gb/s.
 const PROBE_BYTES: usize = PROBE_KIB << 10;
 const PROBE_KIB: usize = 512;
 /// Number of the frame that a probe is: the one before the scheduler's first.
@@ -34,7 +34,7 @@ pub(crate) enum OpenError {
     #[error("small packets pass and a probe of {PROBE_KIB} KiB does not: {0}")]
     Probe(#[source] ChannelError),
     #[error(
-        "small packets pass and a probe of {PROBE_KIB} KiB was not answered in time; check that the MTU is the same along the way"
+        "small packets pass and a probe of {PROBE_KIB} KiB was not answered in time; check that the MTU is the same along the path"
     )]
     ProbeSilent,
     #[error(transparent)]
@@ -44,7 +44,7 @@ pub(crate) enum OpenError {
 }
 
 impl OpenError {
-    /// The destination's agent lives and does not know the session.
+    /// The destination's agent answers and does not know the session.
     pub fn is_forgotten(&self) -> bool {
         matches!(self, OpenError::Connect(ConnectError::Refused { fault, .. }) if fault.code == Code::SessionUnknown)
     }
@@ -68,7 +68,7 @@ pub(crate) fn probe(carrier: &mut ChannelEnds) -> Result<(), OpenError> {
     while Instant::now() < end {
         match carrier.acks.next(Duration::from_millis(50)).map_err(OpenError::Probe)? {
             // A refused probe did not arrive as it was sent.
-            Some(told) if told.through >= PROBE_SEQUENCE && told.damaged.is_empty() => return Ok(()),
+            Some(reply) if reply.through >= PROBE_SEQUENCE && reply.damaged.is_empty() => return Ok(()),
             _ => {}
         }
     }

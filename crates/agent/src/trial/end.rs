@@ -26,7 +26,7 @@ pub fn recover(state: &Trials) {
     put_back_stuck(&mut trials);
     for (port, trial) in trials.iter() {
         let why = trial.stuck.clone().unwrap_or_default();
-        tracing::error!("{}", Ended::Stuck(why).words(port));
+        tracing::error!("{}", Ended::Stuck(why).describe(port));
     }
     if let Err(error) = save(state, &trials) {
         tracing::error!(error = error.message, "the list of trials");
@@ -45,7 +45,7 @@ pub(super) enum Ended {
 
 impl Ended {
     /// What the operator has to know of the port.
-    pub(super) fn words(&self, port: &str) -> String {
+    pub(super) fn describe(&self, port: &str) -> String {
         match self {
             Ended::PutBack => format!("{port} was put back"),
             Ended::Stuck(why) => format!(
@@ -60,7 +60,7 @@ impl Ended {
 /// Puts back all of them: the error, and then what became of each port.
 pub(crate) fn give_up(state: &Trials, begun: &[Begun], error: ErrorBody) -> ErrorBody {
     let ended = end_all(state, begun);
-    let words = begun.iter().zip(ended).map(|(one, ended)| ended.words(&one.port));
+    let words = begun.iter().zip(ended).map(|(one, ended)| ended.describe(&one.port));
     let message = std::iter::once(error.message).chain(words).collect::<Vec<_>>().join("; ");
     ErrorBody { message, ..error }
 }
@@ -90,7 +90,7 @@ pub(super) fn end(state: &Trials, begun: &Begun) -> Ended {
         Ok(()) => Ended::PutBack,
         Err(why) => Ended::Stuck(why),
     };
-    let words = ended.words(port);
+    let words = ended.describe(port);
     match &ended {
         Ended::Stuck(why) => {
             trial.stuck = Some(why.clone());
@@ -119,7 +119,7 @@ fn put_back_stuck(trials: &mut BTreeMap<String, Trial>) {
                 return true;
             }
             let Err(why) = put_back(port, &trial.undo) else {
-                tracing::warn!("{}", Ended::PutBack.words(port));
+                tracing::warn!("{}", Ended::PutBack.describe(port));
                 return false;
             };
             trial.stuck = Some(why);

@@ -67,7 +67,7 @@ pub(super) struct TrackedRam {
 }
 
 impl TrackedRam {
-    /// The channels send it from now on, as the core says.
+    /// The channels send it from now on, as the core decides.
     pub fn new(guest: &Guest, ram: GuestRam) -> TrackedRam {
         guest.shared.set_channel_source(ChannelSource::Ram(ram.mapped.clone()));
         TrackedRam {
@@ -170,7 +170,7 @@ impl TrackedRam {
         }
     }
 
-    /// What was sent once and has been given back since: it is sent again, as zero runs.
+    /// What was sent once and freed since: it is sent again, as zero runs.
     fn new_holes(&mut self) -> Result<Vec<Extent>, Fault> {
         let seen = linerate_core::extent::normalise(std::mem::take(&mut self.seen));
         let mut holes = Vec::new();
@@ -262,7 +262,7 @@ mod tests {
     fn sent_again(may_discard: bool) -> Vec<Extent> {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
         let file = dir.path().join("ram");
-        // Mapped by this process, which stands for the guest's QEMU.
+        // Mapped by this process, which takes the place of the guest's QEMU.
         let memory = Mapping::make(&file, 8 * PAGE_BYTES).unwrap();
         std::fs::write(&file, [7; 4 * PAGE_BYTES as usize]).unwrap();
         std::fs::File::options().write(true).open(&file).unwrap().set_len(8 * PAGE_BYTES).unwrap();

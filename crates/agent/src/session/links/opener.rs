@@ -14,7 +14,7 @@ use linerate_net::tcp::stats::Progress as TcpProgress;
 use linerate_wire::frame::Role;
 
 use super::dialler::Dialler;
-use super::losses::Loss;
+use super::losses::LinkLoss;
 use super::rdma_health::RdmaHealth;
 use super::view::{ChannelStatus, describe};
 use crate::faults::chain;
@@ -60,8 +60,8 @@ impl Opener {
     }
 
     /// The link was lost while it carried.
-    pub fn lost(&mut self, loss: &Loss) {
-        if self.carries_rdma && loss.of_carrier {
+    pub fn lost(&mut self, loss: &LinkLoss) {
+        if self.carries_rdma && loss.of_transport {
             self.trust.failed(&loss.reason, Instant::now());
         }
     }
@@ -72,7 +72,7 @@ impl Opener {
     }
 
     /// Opens the channels. A TCP connection over the link has just worked, and showed its round trip. `fell_back` is
-    /// told once why TCP is used instead of RDMA.
+    /// warned once why TCP is used instead of RDMA.
     pub fn open(
         &mut self,
         dialler: &Dialler,
@@ -94,7 +94,7 @@ impl Opener {
                 Err(error) => self.trust.failed(&chain(&error), Instant::now()),
             }
         }
-        if let Some(reason) = self.trust.news() {
+        if let Some(reason) = self.trust.take_reason() {
             tracing::warn!(link = describe(&self.link), reason, "RDMA failed; the link carries over TCP");
             fell_back(&reason);
         }

@@ -34,7 +34,7 @@ pub(crate) trait Session: Send + Sync + 'static {
         carrier: ChannelEnds,
     ) -> Result<ChannelHandle, OpenError>;
 
-    /// All of it is about to end: what is lost now is no news.
+    /// All of it is about to end: what is lost now is not reported.
     fn is_ending(&self) -> bool;
 
     /// A link is going to be used.
@@ -63,7 +63,7 @@ pub(crate) trait Session: Send + Sync + 'static {
 pub(crate) struct NotOpened<'a> {
     pub link: &'a Link,
     pub reason: &'a str,
-    /// The other host's agent lives and does not know the session.
+    /// The other host's agent answers and does not know the session.
     pub is_forgotten: bool,
     /// Not the reason of the try before.
     pub is_news: bool,
