@@ -1,7 +1,7 @@
 //! The agent's configuration file.
 //!
-//! TOML; unknown keys are refused. `linerate agent --check` reads it and says what is wrong. Every path has a default
-//! that suits a systemd service; `listen` has none, because it decides who can reach this host.
+//! TOML; unknown keys are refused. `linerate agent --check` reads it and reports what is wrong. Every path has a
+//! default that suits a systemd service; `listen` has none, because it decides who can reach this host.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -64,7 +64,7 @@ fn read(listener: &UnixListener, stop: &AtomicBool, mut piece: impl FnMut(Vec<u8
             Err(error) if is_wait(&error) => {}
             Err(error) => return Err(error),
         }
-        // While QEMU holds at pre-switchover nothing comes; that wait has its own limit, by which this is stopped.
+        // While QEMU waits at pre-switchover it writes nothing; that wait has its own limit, by which this is stopped.
         if last.elapsed() > 20 * SILENCE_MAX {
             return Err(io::Error::new(io::ErrorKind::TimedOut, "QEMU writes no device state"));
         }

@@ -63,7 +63,7 @@ fn refuse_stale(spec: &GuestSpec) -> Answer<()> {
 fn busy(name: &str, why: &str, open: OpenSession) -> ErrorBody {
     let error = ErrorBody::new("guest_busy", format!("{name}: {why}: {open}"));
     if !open.in_doubt {
-        return error.with_hint("try again when it has come to its end");
+        return error.with_hint("try again when it has ended");
     }
     let session = open.session;
     let either = format!("`linerate resolve {session} --resume-here` or `--give-up`");
@@ -126,7 +126,7 @@ fn summary(agent: &Agent, record: &GuestRecord) -> (GuestSummary, Option<GuestDe
     }
 }
 
-/// The guest as a migration would find it, and what it would say against its disks.
+/// The guest as a migration would find it, and its warnings about the disks.
 fn read_now(record: &GuestRecord) -> Result<(GuestDescription, Option<Reason>), String> {
     let deadline = Instant::now() + QMP_WAIT;
     let mut qmp = process::connect(record, deadline).map_err(|error| chain(&error))?;
@@ -228,7 +228,7 @@ pub fn start(agent: &Agent, request: &StartGuest) -> Answer<GuestSummary> {
     })?;
     let ram_dir = ram_dir(agent, &spec)?;
     if let Some(open) = agent.open_session_of_name(&spec.name) {
-        return Err(busy(&spec.name, "a guest of this name may run, or come back, on either host", open));
+        return Err(busy(&spec.name, "a guest of this name may run, or be resumed, on either host", open));
     }
     refuse_stale(&spec)?;
     let folder = agent.registry.reserve(&spec.name).map_err(|error| registry_error(&error))?;
@@ -271,8 +271,8 @@ fn ram_dir(agent: &Agent, spec: &GuestSpec) -> Answer<PathBuf> {
 /// One name for each process, and one process for each name: with two names, two migrations could have one guest.
 fn refuse_known(agent: &Agent, name: &str, pid: i32) -> Answer<()> {
     let records = agent.registry.list().map_err(|error| registry_error(&error))?;
-    let living = records.into_iter().filter(GuestRecord::is_alive);
-    let Some(known) = living.into_iter().find(|known| known.name == name || known.process.pid == pid) else {
+    let alive = records.into_iter().filter(GuestRecord::is_alive);
+    let Some(known) = alive.into_iter().find(|known| known.name == name || known.process.pid == pid) else {
         return Ok(());
     };
     if known.process.pid != pid {

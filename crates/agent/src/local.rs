@@ -16,7 +16,7 @@ pub(crate) fn connect_unix(path: &Path, wait: Duration) -> io::Result<Socket> {
     socket.set_write_timeout(Some(wait))?;
     socket.connect(&SockAddr::unix(path)?).map_err(|error| match error.kind() {
         io::ErrorKind::WouldBlock => {
-            let text = format!("nobody has accepted a connection to {} for {wait:?}", path.display());
+            let text = format!("no process has accepted a connection to {} for {wait:?}", path.display());
             io::Error::new(io::ErrorKind::TimedOut, text)
         }
         _ => error,

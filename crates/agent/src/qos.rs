@@ -1,4 +1,5 @@
-//! `linerate qos apply`: this host's ports become as an intent says, each on trial like those of `linerate link set`.
+//! `linerate qos apply`: this host's ports get the settings of an intent, each on trial like those of `linerate link
+//! set`.
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use linerate_fabric::qos::plan::{HostPlan, PortPlan, host, port_plan};
 use crate::doctor::network_here;
 use crate::trial::{self, Begun, Trials};
 
-/// Does what the intent says; nothing at all if one port cannot have it.
+/// Sets what the intent has for this host; nothing at all if one port cannot have it.
 pub fn apply(trials: &Arc<Trials>, request: &QosRequest) -> Result<QosAnswer, ErrorBody> {
     trial::check_time_limit(request.confirm_within_s)?;
     let intent = intent::parse(&request.intent).map_err(|error| {
@@ -61,12 +62,12 @@ fn change(
     let missing = |name: &str| trial::refuse(format!("{name} is gone from {}", trials.doctor.config.name));
     let port = inventory.port(&one.port).ok_or_else(|| missing(&one.port))?;
     // What the driver passed over in silence is seen here.
-    let look = || -> Result<(Port, String), ErrorBody> {
+    let read = || -> Result<(Port, String), ErrorBody> {
         let now = network_here(&trials.doctor);
         let port = now.port(&one.port).ok_or_else(|| missing(&one.port))?;
         Ok((port.clone(), left(&now, port, intent)))
     };
-    trial::change(trials, port, &one.plan, &look)
+    trial::change(trials, port, &one.plan, &read)
 }
 
 fn left(now: &Inventory, port: &Port, intent: &Intent) -> String {
@@ -87,7 +88,7 @@ fn answer(one: &PortPlan, confirm_within_s: Option<u32>) -> LinkAnswer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trial::tests::{agent, begin_nothing, under_way};
+    use crate::trial::tests::{agent, begin_nothing, on_trial};
 
     fn ports(names: [&str; 2]) -> [PortPlan; 2] {
         names.map(|name| PortPlan { port: name.into(), plan: Plan::default(), problem: None })
@@ -100,7 +101,7 @@ mod tests {
         all(&agent.trials, &[&first, &second], 1, |one| {
             if one.port == "other" {
                 std::thread::sleep(std::time::Duration::from_secs(3));
-                assert!(under_way(&agent.trials, "lo"), "put back while the next port was being set");
+                assert!(on_trial(&agent.trials, "lo"), "put back while the next port was being set");
             }
             Ok(begin_nothing(&agent.trials, &one.port))
         })
@@ -117,9 +118,12 @@ mod tests {
             name => Ok(begin_nothing(&agent.trials, name)),
         })
         .unwrap_err();
-        let said = error.message;
-        assert!(said.starts_with("third does not take it; lo was put back; "), "{said}");
-        assert!(said.contains("no-such-port could NOT be put back: there is no port no-such-port"), "{said}");
-        assert!(!under_way(&agent.trials, "lo"));
+        let message = error.message;
+        assert!(message.starts_with("third does not take it; lo was put back; "), "{message}");
+        assert!(
+            message.contains("no-such-port could NOT be put back: there is no port no-such-port"),
+            "{message}"
+        );
+        assert!(!on_trial(&agent.trials, "lo"));
     }
 }

@@ -84,7 +84,7 @@ fn routes(agent: Arc<Agent>) -> Router {
         .with_state(agent)
 }
 
-/// A request's body; what is wrong with it is said in the API's own form.
+/// A request's body; an error in it is answered in the API's own form.
 fn parse<T: serde::de::DeserializeOwned>(body: &Bytes) -> Result<T, Refusal> {
     serde_json::from_slice(body)
         .map_err(|error| Refusal(ErrorBody::new(code::BAD_REQUEST, error.to_string())))
@@ -298,7 +298,7 @@ async fn apply_qos(State(agent): Shared, body: Bytes) -> Result<Response, Refusa
     Ok(Json(blocking(move || settings::apply_qos(&agent.trials, &request)).await?).into_response())
 }
 
-/// Makes a tunnel that lives as long as its events are read.
+/// Makes a tunnel that is open as long as its events are read.
 async fn make_tunnel(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
     let request: TunnelRequest = parse(&body)?;
     if request.pairs.is_empty() {
@@ -312,7 +312,7 @@ async fn make_tunnel(State(agent): Shared, body: Bytes) -> Result<Response, Refu
     Ok(([(header::CONTENT_TYPE, NDJSON)], Body::from_stream(stream)).into_response())
 }
 
-/// Until the tunnel ends or nobody reads any more, which ends it.
+/// Until the tunnel ends, or its events are not read any more, which ends it.
 async fn feed_tunnel(mut begun: tunnel::Begun, lines: tokio::sync::mpsc::Sender<Bytes>) {
     let silence = std::time::Duration::from_secs(linerate_api::KEEP_ALIVE_S);
     let mut over = false;
@@ -388,9 +388,9 @@ async fn measure(State(agent): Shared, body: Bytes) -> Result<Response, Refusal>
     let stop = Arc::new(bench::Stop::default());
     tokio::spawn(watch_client(lines.clone(), stop.clone(), ended));
     tokio::task::spawn_blocking(move || {
-        let mut tell = |event: BenchEvent| send_line(&lines, &event);
+        let mut report = |event: BenchEvent| send_line(&lines, &event);
         let migrating = agent.is_migrating();
-        let last = bench::measure(&agent.bench, &request, migrating, &stop, &mut tell);
+        let last = bench::measure(&agent.bench, &request, migrating, &stop, &mut report);
         send_line(&lines, &last);
         drop(over);
     });

@@ -14,7 +14,7 @@ use crate::faults::chain;
 use crate::trial::Trials;
 use crate::{qos, trial};
 
-/// All ports of an intent, each with a link that may be slow to come back.
+/// All ports of an intent, each with a link that may be slow to work again.
 const CHANGE_WAIT: Duration = Duration::from_secs(60);
 
 /// `linerate link set`.
@@ -59,7 +59,7 @@ pub fn asked_by_another(trials: &Arc<Trials>, change: Change) -> Changed {
             "`settings_from_agents = true` in its agent's configuration allows it; or run the command there";
         return Changed::Failed(ErrorBody::new("not_authorised", message).with_hint(hint));
     }
-    // Nothing goes on to a third host.
+    // Nothing is passed on to a third host.
     let changed = match change {
         Change::Link(request) => trial::set(trials, &request).map(Changed::Link),
         Change::Qos(request) => qos::apply(trials, &request).map(Changed::Qos),
@@ -104,7 +104,7 @@ fn no_answer(host: &str, confirms: bool, error: &FindError) -> ErrorBody {
             (code::ANSWER_LOST, "what it may have changed is put back by its agent unless it is confirmed")
         }
         (false, true) => {
-            (code::ANSWER_LOST, "it may stay or be put back: `linerate link show` there says which")
+            (code::ANSWER_LOST, "it may stay or be put back: `linerate link show` there shows which")
         }
     };
     ErrorBody::new(code, format!("{host}: {}", chain(error))).with_hint(hint)
@@ -113,7 +113,7 @@ fn no_answer(host: &str, confirms: bool, error: &FindError) -> ErrorBody {
 fn mismatch(host: &str) -> ErrorBody {
     let message = format!("{host}: the other agent gave an answer that does not belong to the question");
     ErrorBody::new(code::ANSWER_LOST, message)
-        .with_hint("`linerate link show` there says how its ports are now")
+        .with_hint("`linerate link show` there shows how its ports are now")
 }
 
 #[cfg(test)]
@@ -129,13 +129,13 @@ mod tests {
             source: std::io::ErrorKind::TimedOut.into(),
         };
         let (lost, nowhere) = (FindError::Ask(broken), FindError::NoAddress);
-        let said = |confirms, error| {
+        let hint = |confirms, error| {
             let body = no_answer("beta", confirms, error);
             format!("{}: {}", body.code, body.hint)
         };
-        assert!(said(false, &nowhere).starts_with("no_link: nothing was changed there"));
-        assert!(said(false, &lost).starts_with("answer_lost: what it may have changed is put back"));
-        assert!(said(true, &lost).starts_with("answer_lost: it may stay or be put back"));
-        assert!(said(true, &nowhere).starts_with("no_link: what waits there is put back"));
+        assert!(hint(false, &nowhere).starts_with("no_link: nothing was changed there"));
+        assert!(hint(false, &lost).starts_with("answer_lost: what it may have changed is put back"));
+        assert!(hint(true, &lost).starts_with("answer_lost: it may stay or be put back"));
+        assert!(hint(true, &nowhere).starts_with("no_link: what waits there is put back"));
     }
 }

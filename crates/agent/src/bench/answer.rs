@@ -1,4 +1,4 @@
-//! The answering side: does what it is told, within its caps.
+//! The answering side: plays the parts that it is asked for, within its caps.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -94,13 +94,13 @@ impl Serving<'_> {
             let choice = self.cpus.choose(cpu, numa, number)?;
             notes.extend(choice.note.map(str::to_owned));
             owners.push((one.channel, attached.own));
-            players.push(TestThread { wire: attached.wire, part, cpu: choice.cpu });
+            players.push(TestThread { wire: attached.connection, part, cpu: choice.cpu });
         }
         notes.dedup();
         send(self.talk, &PeerReply::Playing {})?;
-        let (wires, score) = group::run(players, limit).map_err(|source| self.failed(source))?;
-        for ((channel, own), wire) in owners.into_iter().zip(wires) {
-            self.places.put(channel, Attached { wire, own });
+        let (connections, score) = group::run(players, limit).map_err(|source| self.failed(source))?;
+        for ((channel, own), connection) in owners.into_iter().zip(connections) {
+            self.places.put(channel, Attached { connection, own });
         }
         let cpu_us = u64::try_from(score.cpu.as_micros()).unwrap_or(u64::MAX);
         send(

@@ -14,7 +14,7 @@ const NODES: &str = "/sys/devices/system/node";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cpus(Vec<(i32, Vec<usize>)>);
 
-/// Where a thread goes, and what there is to say about it.
+/// The CPU of a thread, and a note about it.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct CpuChoice {
     /// The only CPU, if it is to have one.
@@ -24,7 +24,7 @@ pub struct CpuChoice {
 }
 
 impl Cpus {
-    /// As sysfs and the scheduler say.
+    /// As sysfs and the scheduler report.
     pub fn read() -> Cpus {
         Cpus(read_nodes(Path::new(NODES), &allowed()))
     }

@@ -1,4 +1,4 @@
-//! What the two sides of a measurement say to each other: JSON, unknown fields refused, every number within a cap.
+//! The messages between the two sides of a measurement: JSON, unknown fields refused, every number within a cap.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -37,7 +37,7 @@ pub const ANSWER_WAIT: Duration = Duration::from_secs(10);
 pub enum PeerRequest {
     /// First of all.
     Open {
-        /// Also beside a migration.
+        /// Also during a migration.
         force: bool,
     },
     /// All of these at once.
@@ -107,7 +107,7 @@ pub enum PeerReply {
     Refused {
         /// For programs.
         code: String,
-        /// In words.
+        /// For people.
         message: String,
     },
 }
@@ -296,7 +296,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_document_is_what_the_protocol_page_says() {
+    fn a_document_has_the_form_of_the_protocol_page() {
         let text = r#"{"say":"play","parts":[{"channel":3,"part":{"answer":{"bytes":4,"repetitions":10}}},
             {"channel":4,"part":{"send":{"ms":500}}},{"channel":5,"part":{"receive":{}}}],"cpu":"near","limit_ms":30000}"#;
         let PeerRequest::Play { parts, cpu, limit_ms } = serde_json::from_str(text).unwrap() else {

@@ -1,4 +1,4 @@
-//! Why a measurement did not come to its end.
+//! Why a measurement failed.
 
 use linerate_api::{ErrorBody, code};
 use linerate_net::bench::document_channel::DocumentError;
@@ -69,7 +69,7 @@ pub enum BenchError {
         source: std::io::Error,
     },
     /// One at a time.
-    #[error("a measurement is under way on {host}; there is one at a time")]
+    #[error("a measurement is in progress on {host}; there is one at a time")]
     Busy {
         /// Which host.
         host: String,
@@ -90,27 +90,27 @@ pub enum BenchError {
     #[error(transparent)]
     Listen(#[from] ListenError),
     /// The conversation was cut.
-    #[error("the conversation with the other agent broke off: {0}")]
+    #[error("the conversation with the other agent failed: {0}")]
     DocumentChannel(#[from] DocumentError),
-    /// It says what cannot be understood.
-    #[error("the other agent said what cannot be understood; are both of the same version? {0}")]
+    /// Its message cannot be understood.
+    #[error("the other agent's message cannot be understood; are both of the same version? {0}")]
     Document(#[from] serde_json::Error),
-    /// It says what it may not, or not now.
+    /// Its message is not allowed, or not now.
     #[error("the other agent answered {got} to {asked}")]
     Unexpected {
         /// What was asked.
         asked: &'static str,
-        /// What came.
+        /// What was received.
         got: &'static str,
     },
-    /// It says no, or that it failed.
+    /// It refuses, or has failed.
     #[error("{host}: {message}")]
     Peer {
         /// Its name, or its address.
         host: String,
         /// For programs.
         code: String,
-        /// In words.
+        /// For people.
         message: String,
     },
     /// The ports of this host cannot be listed.
@@ -206,7 +206,7 @@ impl BenchError {
 }
 
 impl BenchError {
-    /// The same with this said, if it is of a link.
+    /// The same with this text, if it is of a link.
     pub(super) fn of_links_with(self, mtus: Option<String>) -> BenchError {
         match (self, mtus) {
             (source @ (BenchError::TestConnection { .. } | BenchError::Peer { .. }), Some(mtus)) => {
@@ -221,7 +221,7 @@ impl From<&BenchError> for ErrorBody {
     fn from(error: &BenchError) -> ErrorBody {
         let hint = match error.code() {
             code::BENCH_BUSY => "wait until it is over",
-            code::MIGRATION_UNDER_WAY => "wait for the migration, or measure beside it with --force",
+            code::MIGRATION_UNDER_WAY => "wait for the migration, or measure during it with --force",
             "no_link" => "check cables, switch ports and `listen` of both agents",
             code::BENCH_FAILED => "look into the log of the other host's agent, then try again",
             "protocol_violation" => "install the same version of linerate on both hosts",

@@ -174,7 +174,7 @@ fn one_measurement_at_a_time_and_none_beside_a_migration_unless_forced() {
 
 #[test]
 fn the_answering_side_refuses_what_is_absurd() {
-    for (part, words) in [
+    for (part, wanted) in [
         (r#"{"answer":{"bytes":4194305,"repetitions":1}}"#, "4194305 bytes"),
         (r#"{"answer":{"bytes":1,"repetitions":100001}}"#, "100001 repetitions"),
         (r#"{"send":{"ms":300001}}"#, "300001 ms"),
@@ -189,7 +189,7 @@ fn the_answering_side_refuses_what_is_absurd() {
             ),
         );
         let PeerReply::Refused { code, message } = receive(&talk, LONG).unwrap() else { panic!("{part}") };
-        assert!(code == code::BAD_REQUEST && message.contains(words), "{code}: {message}");
+        assert!(code == code::BAD_REQUEST && message.contains(wanted), "{code}: {message}");
         assert!(matches!(
             receive::<PeerReply>(&talk, LONG),
             Err(BenchError::DocumentChannel(DocumentError::Closed))
@@ -207,7 +207,8 @@ fn data_connections_without_the_token_are_refused() {
     assert!(error.contains("refused who we are"), "{error}");
 }
 
-/// The channel of a place is taken until the measurement is over, whether its connection is to come, idle or in use.
+/// The channel of a place is taken until the measurement is over, whether its connection is not there yet, idle or in
+/// use.
 #[test]
 fn a_channel_has_one_connection_also_while_that_is_in_use() {
     let (_host, listener) = answering(false);
@@ -221,8 +222,8 @@ fn a_channel_has_one_connection_also_while_that_is_in_use() {
     assert!(again().unwrap_err().contains("a number twice"), "{:?}", again());
 }
 
-/// What a queue pair costs is given with a place only, and the place is there again when nothing came of it. Both
-/// carriers go by this way.
+/// What a queue pair costs is reserved with its place only, and the place is free again if the connection fails. Both
+/// transports are admitted like this.
 #[test]
 fn a_flood_of_requests_gets_no_more_than_there_is_room_for() {
     let (host, listener) = answering(false);
@@ -233,7 +234,7 @@ fn a_flood_of_requests_gets_no_more_than_there_is_room_for() {
         Err(fault) => fault.detail,
     };
     let first = ask(0).unwrap();
-    // None of them has come yet, and each waits for its peer in a thread of its own.
+    // None of them is connected yet, and each waits for its peer in a thread of its own.
     assert!((0..1000).all(|_| refused(0).contains("a number twice")));
     let others: Vec<_> = (1..QUEUE_PAIRS_MAX as u32).map(|channel| ask(channel).unwrap()).collect();
     assert!((1000..2000).all(|channel| refused(channel).contains("256 MiB")));
@@ -242,10 +243,9 @@ fn a_flood_of_requests_gets_no_more_than_there_is_room_for() {
     assert!((0..QUEUE_PAIRS_MAX as u32).all(|channel| ask(channel).is_ok()));
 }
 
-/// A connection that is still being made is cut off with the measurement, and one of which nothing came is kept by
-/// nobody.
+/// A connection that is still being made is closed with the measurement, and one that failed is not kept.
 #[test]
-fn a_connection_that_is_to_come_ends_with_the_measurement_and_is_let_go_if_it_fails() {
+fn a_connection_being_made_ends_with_the_measurement_and_is_dropped_if_it_fails() {
     let (host, listener) = answering(false);
     let (talk, _) = opened(&listener, 1, false);
     let connection = Arc::new(AtomicBool::new(false));
@@ -257,8 +257,8 @@ fn a_connection_that_is_to_come_ends_with_the_measurement_and_is_let_go_if_it_fa
     failed.closes(closer());
     drop(failed);
     assert_eq!(Arc::strong_count(&connection), 1);
-    let (mut coming, _) = host.admit(&hello(1, Role::BenchData, 1), MEMORY_BYTES).unwrap();
-    coming.closes(closer());
+    let (mut pending, _) = host.admit(&hello(1, Role::BenchData, 1), MEMORY_BYTES).unwrap();
+    pending.closes(closer());
     drop(talk);
     let end = Instant::now() + LONG;
     while !connection.load(Ordering::SeqCst) {
@@ -297,8 +297,8 @@ fn under_way(listener: &Listener) -> (Arc<Host>, Arc<Stop>, std::thread::JoinHan
     let (begun, beginning) = channel();
     let (host, stopping) = (Arc::clone(&asking), Arc::clone(&stop));
     let thread = std::thread::spawn(move || {
-        let mut tell = |_| begun.send(()).unwrap_or_default();
-        measure(&host, &request, false, &stopping, &mut tell)
+        let mut report = |_| begun.send(()).unwrap_or_default();
+        measure(&host, &request, false, &stopping, &mut report)
     });
     beginning.recv_timeout(LONG).unwrap();
     (asking, stop, thread)
@@ -317,7 +317,7 @@ fn a_measurement_that_is_stopped_ends_at_once_on_both_sides() {
     assert_eq!(error_of(thread.join().unwrap()).code, "cancelled");
     let end = Instant::now() + LONG;
     while !matches!(opened(&listener, 3, false).1, PeerReply::Ready { .. }) {
-        assert!(Instant::now() < end, "the other side goes on");
+        assert!(Instant::now() < end, "the other side continues");
     }
 }
 

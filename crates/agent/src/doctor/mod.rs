@@ -87,14 +87,14 @@ impl Doctor {
     fn instance(&self) -> String {
         let draw = || {
             let mut bytes = [0; 16];
-            // Without random numbers hosts are told apart by name.
+            // Without random numbers hosts are distinguished by name.
             let drawn = getrandom::fill(&mut bytes).is_ok();
             if drawn { bytes.iter().map(|byte| format!("{byte:02x}")).collect() } else { String::new() }
         };
         self.instance.get_or_init(draw).clone()
     }
 
-    /// Hears what switches say from now on. Without the privilege that stays unknown.
+    /// Receives LLDP of the switches from now on. Without the privilege that stays unknown.
     pub fn begin_to_listen(&self) {
         match Listener::start() {
             Ok(listener) => {
@@ -104,8 +104,8 @@ impl Doctor {
         }
     }
 
-    /// What was heard by LLDP on a port.
-    pub fn heard(&self, port: &str) -> Vec<Neighbour> {
+    /// The neighbours of a port, by LLDP.
+    pub fn neighbours(&self, port: &str) -> Vec<Neighbour> {
         let all = self.lldp.get().map(Listener::neighbours).unwrap_or_default();
         all.into_iter().filter(|(name, _)| name == port).map(|(_, neighbour)| neighbour).collect()
     }

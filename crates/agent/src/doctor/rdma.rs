@@ -37,8 +37,8 @@ pub fn probe(doctor: &Doctor, target: &Target, depth: Depth, probe: &mut Probe) 
     }
 }
 
-/// RDMA does not get through. Whatever else keeps a measurement from being made (a guest that moves, another
-/// measurement, too little memory that may be locked, a no of the other agent) says nothing of the way.
+/// RDMA packets are lost. Other reasons why a measurement cannot be made show nothing about the path: a guest that
+/// moves, another measurement, too little memory that may be locked, a refusal of the other agent.
 fn is_blocked(error: &BenchError) -> bool {
     match error {
         BenchError::ConnectRdma(ConnectError::Here { source, .. }) => is_lost(source),
@@ -47,7 +47,7 @@ fn is_blocked(error: &BenchError) -> bool {
             | ConnectError::Unreachable { .. }
             | ConnectError::Rejected { .. }
             | ConnectError::NoWelcome { .. } => true,
-            // Its agent's no came by RDMA.
+            // Its agent's refusal arrived by RDMA.
             ConnectError::Here { .. } | ConnectError::Refused { .. } => false,
         },
         BenchError::TestConnection { source, .. } => match source {
@@ -59,7 +59,7 @@ fn is_blocked(error: &BenchError) -> bool {
     }
 }
 
-/// The adapters did not hear each other, or not understand.
+/// The adapters got no answer from each other, or a wrong one.
 fn is_lost(error: &RdmaError) -> bool {
     match error {
         // The limit of locked memory, by another call.
@@ -93,7 +93,7 @@ fn measure(doctor: &Doctor, target: &Target) -> Result<u64, BenchError> {
     };
     let report = bench::send(&doctor.bench, &request, &Arc::new(Stop::default()))?;
     let rate = report.bandwidth.first().map(|one| one.sum.out_mbps);
-    // From a rate that is no number comes 0.
+    // A rate that is no number becomes 0.
     Ok(rate.unwrap_or_default() as u64)
 }
 
